@@ -1,0 +1,300 @@
+//! The objects that policy is made of, reduced to what NetworkPolicy reads of them.
+//!
+//! Whether a field was absent or empty is decided where objects are converted (the agent's
+//! `source/convert.rs`), so that here every value has one meaning.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+/// Namespace and name of a namespaced object.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Key {
+    /// `metadata.namespace`
+    pub namespace: String,
+    /// `metadata.name`
+    pub name: String,
+}
+
+impl Key {
+    /// Key of `namespace/name`.
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// `metadata.labels`
+pub type Labels = BTreeMap<String, String>;
+
+/// A Namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Namespace {
+    /// `metadata.name`
+    pub name: String,
+    /// `metadata.labels`; the converter adds `kubernetes.io/metadata.name` where it is missing, as
+    /// the API server does.
+    pub labels: Labels,
+}
+
+/// A Node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Node {
+    /// `metadata.name`
+    pub name: String,
+    /// `status.addresses` of every type that is an address (InternalIP, ExternalIP).
+    pub addresses: Vec<IpAddr>,
+}
+
+/// A Pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pod {
+    /// `metadata.namespace` and `metadata.name`
+    pub key: Key,
+    /// `metadata.uid`; from files without one, a name derived from the key.
+    pub uid: String,
+    /// `metadata.labels`
+    pub labels: Labels,
+    /// `spec.nodeName`; empty: not scheduled.
+    pub node: String,
+    /// `status.podIPs`, else `status.podIP`; sorted, without duplicates.
+    pub addresses: Vec<IpAddr>,
+    /// `spec.hostNetwork`: the pod is its node, it is not selected and no peer.
+    pub host_network: bool,
+    /// `status.phase` is Succeeded or Failed: ignored, its address may belong to another pod.
+    pub finished: bool,
+    /// `metadata.deletionTimestamp` is set. Such a pod still counts; it only yields its address to
+    /// another pod that claims it.
+    pub terminating: bool,
+    /// `metadata.creationTimestamp`, seconds since the epoch; 0 where absent. Of two pods that
+    /// claim one address, the one that is not terminating, then the younger, then the greater key
+    /// has it.
+    pub created: i64,
+    /// `spec.containers[].ports[]` that have a name, and those of `initContainers` that are
+    /// sidecars (`restartPolicy: Always`).
+    pub ports: Vec<NamedPort>,
+}
+
+/// A container port with a name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct NamedPort {
+    /// `name`
+    pub name: String,
+    /// `protocol`; absent: TCP
+    pub protocol: Protocol,
+    /// `containerPort`
+    pub port: u16,
+}
+
+/// A protocol that has ports in the NetworkPolicy API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Protocol {
+    /// IP protocol 6
+    Tcp,
+    /// IP protocol 17
+    Udp,
+    /// IP protocol 132
+    Sctp,
+}
+
+impl Protocol {
+    /// IP protocol number.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+            Self::Sctp => 132,
+        }
+    }
+}
+
+impl std::fmt::Display for Protocol {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
+        })
+    }
+}
+
+/// As the pod sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Direction {
+    /// Into the pod; the remote side is the source.
+    Ingress,
+    /// Out of the pod; the remote side is the destination.
+    Egress,
+}
+
+impl Direction {
+    /// Both, in the order of the API.
+    pub const BOTH: [Self; 2] = [Self::Ingress, Self::Egress];
+}
+
+impl std::fmt::Display for Direction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Ingress => "ingress",
+            Self::Egress => "egress",
+        })
+    }
+}
+
+/// A NetworkPolicy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Policy {
+    /// `metadata.namespace` and `metadata.name`
+    pub key: Key,
+    /// `spec.podSelector`
+    pub pod_selector: Selector,
+    /// `Some` if the policy isolates ingress (`policyTypes`, given or defaulted); the rules it then
+    /// grants, in the order of `spec.ingress`.
+    pub ingress: Option<Vec<Rule>>,
+    /// `Some` if the policy isolates egress.
+    pub egress: Option<Vec<Rule>>,
+    /// What could not be understood, as `spec.ingress[0].ports[1]: endPort …`, empty if all was.
+    /// The parts concerned grant nothing; a `podSelector` that cannot be understood selects every
+    /// pod of the namespace.
+    pub problems: Vec<String>,
+}
+
+impl Policy {
+    /// The rules of a direction, `None` if the policy does not isolate it.
+    #[must_use]
+    pub fn rules(&self, direction: Direction) -> Option<&[Rule]> {
+        match direction {
+            Direction::Ingress => self.ingress.as_deref(),
+            Direction::Egress => self.egress.as_deref(),
+        }
+    }
+}
+
+/// One item of `spec.ingress` or `spec.egress`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Rule {
+    /// `from` or `to`; `None` (absent or empty in the API): everyone.
+    pub peers: Option<Vec<Peer>>,
+    /// `ports`; `None` (absent or empty in the API): every protocol and port.
+    pub ports: Option<Vec<PortRule>>,
+}
+
+/// One item of `from` or `to`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Peer {
+    /// `podSelector` and `namespaceSelector`, at least one given.
+    Pods {
+        /// `namespaceSelector`; `None`: the policy's own namespace.
+        namespaces: Option<Selector>,
+        /// `podSelector`; absent in the API with a `namespaceSelector`: the empty selector.
+        pods: Selector,
+    },
+    /// `ipBlock`
+    Block(IpBlock),
+}
+
+/// `ipBlock`
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct IpBlock {
+    /// `cidr`, host bits masked off.
+    pub cidr: IpNet,
+    /// `except`, host bits masked off; cuts this block only.
+    pub except: Vec<IpNet>,
+}
+
+impl IpBlock {
+    /// Whether the block holds an address: in `cidr` and in no `except`.
+    #[must_use]
+    pub fn contains(&self, address: IpAddr) -> bool {
+        self.cidr.contains(&address) && !self.except.iter().any(|e| e.contains(&address))
+    }
+}
+
+/// One item of `ports`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PortRule {
+    /// `protocol`; absent in the API: TCP
+    pub protocol: Protocol,
+    /// `port` and `endPort`
+    pub port: PortMatch,
+}
+
+/// `port` and `endPort`
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum PortMatch {
+    /// `port` absent: every port of the protocol.
+    Any,
+    /// A number, or a number with `endPort`: both ends included.
+    Range(u16, u16),
+    /// A name: resolved on the selected pod for ingress, on each destination pod for egress, where
+    /// the protocol matches too; every number of that name.
+    Named(String),
+}
+
+/// A LabelSelector: all requirements hold. Empty: everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Selector {
+    /// `matchLabels` (as [`Requirement::In`] with one value) and `matchExpressions`; sorted, without
+    /// duplicates.
+    pub requirements: Vec<Requirement>,
+}
+
+/// One requirement of a LabelSelector.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Requirement {
+    /// `In`: the key is present with one of the values (sorted, without duplicates).
+    In(String, Vec<String>),
+    /// `NotIn`: the key is absent, or present with none of the values.
+    NotIn(String, Vec<String>),
+    /// `Exists`
+    Exists(String),
+    /// `DoesNotExist`
+    DoesNotExist(String),
+}
+
+/// A change of one object: what a source yields and what the cluster state takes in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Change {
+    /// A Namespace now is this.
+    Namespace(Namespace),
+    /// A Namespace is gone.
+    NamespaceGone(String),
+    /// A Node now is this.
+    Node(Node),
+    /// A Node is gone.
+    NodeGone(String),
+    /// A Pod now is this.
+    Pod(Pod),
+    /// A Pod is gone.
+    PodGone(Key),
+    /// A NetworkPolicy now is this.
+    Policy(Policy),
+    /// A NetworkPolicy is gone.
+    PolicyGone(Key),
+    /// A veth in the node's namespace now is this.
+    Interface(Interface),
+    /// A veth, by interface index, is gone.
+    InterfaceGone(u32),
+}
+
+/// The host side of a veth whose other side is in another network namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interface {
+    /// Interface index of the host side.
+    pub index: u32,
+    /// Number that tells a reused index from the former interface.
+    pub incarnation: u64,
+    /// Global addresses of the other side, sorted. A local pod that has one of them is the
+    /// interface's endpoint.
+    pub addresses: Vec<IpAddr>,
+}

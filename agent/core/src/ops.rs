@@ -1,0 +1,96 @@
+//! What an update writes: operations on the dataplane's tables, in the order they must happen.
+//!
+//! Each operation is either a write to a place that no packet reads yet, or one aligned word (or
+//! one atomic map element) that flips from the old meaning to the new. Applying a list in order,
+//! with any packets in between, never shows a mixture.
+
+use std::net::Ipv6Addr;
+
+use ipnet::Ipv6Net;
+use netpold_ebpf::layout::{ClassId, Endpoint, PortBitmap, PortSet, Row, RowBlock, TrieBlock};
+
+/// One operation. Indexes are element numbers of the map concerned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Fill a bitmap that is not in use.
+    Bitmap(u32, Box<PortBitmap>),
+    /// Fill a port set that is not in use.
+    PortSet(u32, PortSet),
+    /// Fill a row block that is not in use.
+    RowBlock(u32, Box<RowBlock>),
+    /// Flip one column of a row block in use: block, column, port set.
+    RowBlockWord(u32, u8, u32),
+    /// Fill a row that is not in use.
+    Row(u32, Box<Row>),
+    /// Flip one word of a row in use: row, `class >> 8`, row block.
+    RowWord(u32, u8, u32),
+    /// Fill a trie block that is not in use.
+    TrieBlock(u32, Box<TrieBlock>),
+    /// Flip one word of a trie block in use: block, index, trie word.
+    TrieWord(u32, u8, u32),
+    /// Flip one word of the trie's root: upper 16 address bits, trie word.
+    TrieRootWord(u16, u32),
+    /// Set the class of one IPv6 address (exact table).
+    Host6(Ipv6Addr, ClassId),
+    /// Remove an IPv6 address from the exact table.
+    Host6Gone(Ipv6Addr),
+    /// Set the class of an IPv6 prefix (longest match, asked when the exact table has no entry).
+    Cidr6(Ipv6Net, ClassId),
+    /// Remove an IPv6 prefix.
+    Cidr6Gone(Ipv6Net),
+    /// Say whether the IPv6 prefix table has entries.
+    HasCidr6(bool),
+    /// Fill a free endpoint slot; `ifindex` is written last.
+    Endpoint(u32, Box<Endpoint>),
+    /// Flip the rows word of an endpoint slot.
+    EndpointRows(u32, u64),
+    /// Change addresses and flags of an endpoint slot: the new element; only address slots that are
+    /// not valid before may differ, and the flags word is flipped last.
+    EndpointAddrs(u32, Box<Endpoint>),
+    /// Free an endpoint slot.
+    EndpointGone(u32),
+}
+
+/// Where operations go: the kernel's maps, or plain memory in tests.
+pub trait Apply {
+    /// Why an operation was refused.
+    type Error: std::error::Error;
+    /// Carry out one operation.
+    ///
+    /// # Errors
+    /// The table is full or the kernel refused; nothing of this operation is in effect then.
+    fn apply(&mut self, op: &Op) -> Result<(), Self::Error>;
+}
+
+/// Sizes of the tables in elements; a delta that would need more is refused as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Port bitmaps, the two reserved ones included.
+    pub bitmaps: u32,
+    /// Port sets, the two reserved ones included.
+    pub port_sets: u32,
+    /// Row blocks, the empty one included.
+    pub row_blocks: u32,
+    /// Rows, number 0 included.
+    pub rows: u32,
+    /// Trie blocks.
+    pub trie_blocks: u32,
+    /// IPv6 addresses.
+    pub hosts6: u32,
+    /// IPv6 prefixes.
+    pub cidrs6: u32,
+}
+
+impl Default for Capacity {
+    fn default() -> Self {
+        Self {
+            bitmaps: 1024,
+            port_sets: 4096,
+            row_blocks: 8192,
+            rows: 2048,
+            trie_blocks: 16_384,
+            hosts6: 131_072,
+            cidrs6: 65_536,
+        }
+    }
+}

@@ -1,0 +1,2 @@
+//! netpold.
+fn main() {}

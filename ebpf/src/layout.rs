@@ -1,0 +1,338 @@
+//! The maps' contents, word for word as the kernel program and the agent both see them.
+//!
+//! Everything here is `repr(C)`, has no implicit padding and a size that is asserted below, because
+//! the agent writes most of these tables with plain aligned stores through mmap (BPF_F_MMAPABLE,
+//! kernel 5.5) while packets are being judged. A change to anything in this file is a new
+//! [`LAYOUT_VERSION`]: another version's maps are never reused, they are replaced as a generation.
+//!
+//! Reading order for one packet: [`Endpoint`] by interface index, class of the remote address
+//! ([`TrieRoot`] and [`TrieBlock`], or the IPv6 tables), [`Row`] and [`RowBlock`] of the endpoint's
+//! direction, [`PortSet`], [`PortBitmap`]. Identifiers never change meaning while they are in use.
+
+/// Version of everything in this file; part of the pin path.
+pub const LAYOUT_VERSION: u32 = 1;
+
+/// Number of the set of peers an address belongs to. Class 0 is "no set at all".
+pub type ClassId = u32;
+/// Highest number of classes: 256 blocks of 256 columns in a [`Row`].
+pub const MAX_CLASSES: u32 = 65_536;
+
+/// First level of the IPv4 trie: indexed by the upper 16 address bits.
+pub type TrieRoot = [u32; 65_536];
+/// Second and third level of the IPv4 trie: indexed by the next 8 address bits.
+pub type TrieBlock = [u32; 256];
+/// A trie word with this bit set points to the [`TrieBlock`] in its other bits; without it the
+/// word is the [`ClassId`].
+pub const TRIE_POINTER: u32 = 1 << 31;
+
+/// Key of the IPv6 prefix table (BPF_MAP_TYPE_LPM_TRIE): prefix length in bits, host byte order,
+/// then the address in network byte order.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lpm6Key {
+    /// Prefix length, 0 to 128.
+    pub prefix_len: u32,
+    /// Address, network byte order.
+    pub addr: [u8; 16],
+}
+
+/// What one distinct policy allows, by class: word `class >> 8` is the index of a [`RowBlock`].
+/// Block 0 is always empty: nothing allowed.
+pub type Row = [u32; 256];
+/// Word `class & 255` is the port set that is allowed.
+pub type RowBlock = [u32; 256];
+/// Row number that means "this direction is not isolated".
+pub const ROW_NOT_ISOLATED: u32 = 0;
+
+/// Port set number that allows nothing. Reserved; its content is all [`PORTS_NONE`].
+pub const PORT_SET_NONE: u32 = 0;
+/// Port set number that allows every protocol and port. Reserved.
+pub const PORT_SET_ALL: u32 = 1;
+/// First port set number that may be allocated.
+pub const PORT_SET_FIRST: u32 = 2;
+
+/// No port of the protocol.
+pub const PORTS_NONE: u32 = 0;
+/// Every port of the protocol.
+pub const PORTS_ALL: u32 = 1;
+/// First [`PortBitmap`] index that may be allocated; smaller numbers are the two words above.
+pub const PORTS_FIRST_BITMAP: u32 = 2;
+
+/// What is allowed of each protocol: [`PORTS_NONE`], [`PORTS_ALL`] or the index of a
+/// [`PortBitmap`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortSet {
+    /// TCP destination ports.
+    pub tcp: u32,
+    /// UDP destination ports.
+    pub udp: u32,
+    /// SCTP destination ports.
+    pub sctp: u32,
+    /// Every other protocol, ICMP included: [`PORTS_NONE`] or [`PORTS_ALL`].
+    pub other: u32,
+}
+
+/// One bit a port: bit `port & 63` of word `port >> 6`.
+pub type PortBitmap = [u64; 1024];
+
+/// Number of address slots in an [`Endpoint`], per family. A pod uses at most half of them, so
+/// that a changed address is written beside the old one before it is flipped in.
+pub const ENDPOINT_ADDRS: usize = 4;
+/// [`Endpoint::flags`]: bit n says that `addr4[n]` is one of the endpoint's addresses.
+pub const EP_ADDR4_SHIFT: u32 = 0;
+/// [`Endpoint::flags`]: bit 4 + n says that `addr6[n]` is one of the endpoint's addresses.
+pub const EP_ADDR6_SHIFT: u32 = 4;
+/// [`Endpoint::flags`]: drop what the pod sends from an address that is not its own.
+pub const EP_CHECK_SOURCE: u32 = 1 << 8;
+
+/// Highest number of endpoint slots; see [`endpoint_slot`].
+pub const ENDPOINT_SLOTS: u32 = 8192;
+/// How many consecutive slots are probed for an interface index.
+pub const ENDPOINT_PROBES: u32 = 4;
+
+/// A local pod's interface under policy. Free slots are all zero (interface index 0 is no
+/// interface). `rows` is one aligned word so that both directions change at once.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Interface index of the host side of the veth; 0: free slot. Written last, cleared first.
+    pub ifindex: u32,
+    /// Number of this pod instance, never reused within one conntrack table: conntrack keys carry
+    /// it, so that nothing is inherited with an address or an interface index.
+    pub id: u32,
+    /// Row of pod ingress in the low half, row of pod egress in the high half;
+    /// [`ROW_NOT_ISOLATED`] in a half: that direction is not isolated.
+    pub rows: u64,
+    /// `EP_*` bits.
+    pub flags: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// First half of the pod's UID hash: lets a new agent recognise the pod, see `id`.
+    pub uid_hash: u64,
+    /// The pod's IPv4 addresses, as `u32::from_be_bytes`.
+    pub addr4: [u32; ENDPOINT_ADDRS],
+    /// The pod's IPv6 addresses, network byte order.
+    pub addr6: [[u8; 16]; ENDPOINT_ADDRS],
+}
+
+impl Endpoint {
+    /// The `rows` word of an ingress and an egress row number.
+    #[must_use]
+    pub const fn pack_rows(ingress: u32, egress: u32) -> u64 {
+        ingress as u64 | (egress as u64) << 32
+    }
+}
+
+/// First slot to probe for an interface index. Indexes are handed out in sequence, so live ones
+/// rarely share a slot; [`ENDPOINT_PROBES`] consecutive slots are tried.
+#[must_use]
+#[inline(always)]
+pub const fn endpoint_slot(ifindex: u32, probe: u32) -> u32 {
+    ifindex.wrapping_add(probe) & (ENDPOINT_SLOTS - 1)
+}
+
+/// Settings the program reads, one element, written by the agent before anything is attached.
+/// Times are in jiffies.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Seed of the conntrack hash; as old as the conntrack table, never changed while it lives.
+    pub hash_seed: u64,
+    /// Buckets in the IPv4 conntrack table less one (a power of two less one).
+    pub ct4_mask: u32,
+    /// Buckets in the IPv6 conntrack table less one.
+    pub ct6_mask: u32,
+    /// Idle time after which a flow is forgotten, indexed by `TIMEOUT_*`.
+    pub timeouts: [u32; TIMEOUTS],
+    /// Age of an entry's time stamp from which a packet refreshes it.
+    pub refresh_after: u32,
+    /// Events a CPU may emit per `event_window`.
+    pub event_burst: u32,
+    /// Length of the event rate window.
+    pub event_window: u32,
+    /// Not zero if the IPv6 prefix table has entries.
+    pub has_cidr6: u32,
+}
+
+/// [`Settings::timeouts`]: TCP, no reply seen (SYN sent or an adopted flow).
+pub const TIMEOUT_TCP_OPENING: usize = 0;
+/// [`Settings::timeouts`]: TCP, both directions seen.
+pub const TIMEOUT_TCP_ESTABLISHED: usize = 1;
+/// [`Settings::timeouts`]: TCP, both sides sent FIN, or either RST.
+pub const TIMEOUT_TCP_CLOSED: usize = 2;
+/// [`Settings::timeouts`]: UDP and other protocols, no reply seen.
+pub const TIMEOUT_ONE_WAY: usize = 3;
+/// [`Settings::timeouts`]: UDP and other protocols, both directions seen.
+pub const TIMEOUT_TWO_WAY: usize = 4;
+/// [`Settings::timeouts`]: SCTP, both directions seen.
+pub const TIMEOUT_SCTP_ESTABLISHED: usize = 5;
+/// [`Settings::timeouts`]: ICMP echo.
+pub const TIMEOUT_ECHO: usize = 6;
+/// [`Settings::timeouts`]: the first fragment's ports.
+pub const TIMEOUT_FRAGMENT: usize = 7;
+/// Number of timeouts.
+pub const TIMEOUTS: usize = 8;
+
+/// Conntrack key of an IPv4 flow, as the endpoint sees it: one key for both directions.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ct4Key {
+    /// [`Endpoint::id`].
+    pub endpoint: u32,
+    /// Remote address, as `u32::from_be_bytes`.
+    pub remote: u32,
+    /// The pod's port; for ICMP echo the identifier.
+    pub local_port: u16,
+    /// The other side's port; for ICMP echo 0.
+    pub remote_port: u16,
+    /// IP protocol number (8 bits; the rest zero).
+    pub protocol: u32,
+}
+
+/// Conntrack key of an IPv6 flow.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ct6Key {
+    /// [`Endpoint::id`].
+    pub endpoint: u32,
+    /// The pod's port; for ICMPv6 echo the identifier.
+    pub local_port: u16,
+    /// The other side's port; for ICMPv6 echo 0.
+    pub remote_port: u16,
+    /// Remote address, network byte order.
+    pub remote: [u8; 16],
+    /// IP protocol number (8 bits; the rest zero).
+    pub protocol: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// One way of an IPv4 conntrack bucket. `control` holds, from the top: 32 bits last-seen jiffies,
+/// 16 bits incarnation, 16 bits flags (`CT_*`); it is only ever changed by compare-and-swap.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ct4Way {
+    /// State; see above. 0: free.
+    pub control: u64,
+    /// The flow.
+    pub key: Ct4Key,
+    /// Zero.
+    pub reserved: u64,
+}
+
+/// One way of an IPv6 conntrack bucket; as [`Ct4Way`].
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ct6Way {
+    /// State; 0: free.
+    pub control: u64,
+    /// The flow.
+    pub key: Ct6Key,
+    /// Zero.
+    pub reserved: [u64; 3],
+}
+
+/// Ways in a conntrack bucket.
+pub const CT_WAYS: usize = 4;
+/// A bucket of the IPv4 conntrack table: two cache lines.
+pub type Ct4Bucket = [Ct4Way; CT_WAYS];
+/// A bucket of the IPv6 conntrack table: four cache lines.
+pub type Ct6Bucket = [Ct6Way; CT_WAYS];
+
+/// Conntrack flag: the key may be compared.
+pub const CT_VALID: u16 = 1 << 0;
+/// Conntrack flag: claimed by a writer, the key is being written.
+pub const CT_BUSY: u16 = 1 << 1;
+/// Conntrack flag: pod ingress was allowed by policy and seen; pod egress of this flow is a reply.
+pub const CT_INGRESS: u16 = 1 << 2;
+/// Conntrack flag: pod egress was allowed by policy and seen; pod ingress of this flow is a reply.
+pub const CT_EGRESS: u16 = 1 << 3;
+/// Conntrack flag: both directions were seen. Such a flow is never evicted by one without.
+pub const CT_REPLIED: u16 = 1 << 4;
+/// Conntrack flag: the ingress side came from the node itself, which no policy can deny.
+pub const CT_NODE: u16 = 1 << 5;
+/// Conntrack flag: FIN seen in pod ingress.
+pub const CT_FIN_INGRESS: u16 = 1 << 6;
+/// Conntrack flag: FIN seen in pod egress.
+pub const CT_FIN_EGRESS: u16 = 1 << 7;
+/// Conntrack flag: RST seen.
+pub const CT_RST: u16 = 1 << 8;
+/// Conntrack flag: a SYN opened it (else it was adopted mid-flow or seeded).
+pub const CT_SYN: u16 = 1 << 9;
+
+/// Key of the fragment table (LRU hash): the datagram as the endpoint sees it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FragmentKey {
+    /// [`Endpoint::id`].
+    pub endpoint: u32,
+    /// 0 pod ingress, 1 pod egress; 2 is added for IPv6.
+    pub direction: u32,
+    /// Remote address, network byte order; IPv4 in the first four bytes.
+    pub remote: [u8; 16],
+    /// Local address, network byte order; IPv4 in the first four bytes.
+    pub local: [u8; 16],
+    /// Fragment identification.
+    pub ident: u32,
+    /// IP protocol number.
+    pub protocol: u32,
+}
+
+/// What the first fragment said, for those that follow.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FragmentPorts {
+    /// As in [`Ct4Key`].
+    pub local_port: u16,
+    /// As in [`Ct4Key`].
+    pub remote_port: u16,
+    /// Jiffies of the first fragment, low 32 bits.
+    pub seen: u32,
+}
+
+/// A dropped packet, in the ring buffer. Rate limited per CPU.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DropEvent {
+    /// Host-side interface index.
+    pub ifindex: u32,
+    /// [`Endpoint::id`].
+    pub endpoint: u32,
+    /// `crate::verdict::Reason` as a number.
+    pub reason: u8,
+    /// 0 pod ingress, 1 pod egress.
+    pub direction: u8,
+    /// 4 or 6; 0 if the packet was not parsed that far.
+    pub family: u8,
+    /// IP protocol number, valid if `family` is not 0.
+    pub protocol: u8,
+    /// The pod's port, or ICMP type << 8 | code.
+    pub local_port: u16,
+    /// The other side's port.
+    pub remote_port: u16,
+    /// The pod's address in this packet; IPv4 in the first four bytes.
+    pub local: [u8; 16],
+    /// The other side's address; IPv4 in the first four bytes.
+    pub remote: [u8; 16],
+    /// Packet length in bytes.
+    pub length: u32,
+    /// Events this CPU suppressed since its last one.
+    pub suppressed: u32,
+}
+
+const _: () = {
+    assert!(size_of::<Lpm6Key>() == 20);
+    assert!(size_of::<Row>() == 1024 && size_of::<RowBlock>() == 1024);
+    assert!(size_of::<PortSet>() == 16);
+    assert!(size_of::<PortBitmap>() == 8192);
+    assert!(size_of::<Endpoint>() == 112 && align_of::<Endpoint>() == 8);
+    assert!(size_of::<Settings>() == 64);
+    assert!(size_of::<Ct4Key>() == 16 && size_of::<Ct4Way>() == 32);
+    assert!(size_of::<Ct4Bucket>() == 128);
+    assert!(size_of::<Ct6Key>() == 32 && size_of::<Ct6Way>() == 64);
+    assert!(size_of::<Ct6Bucket>() == 256);
+    assert!(size_of::<FragmentKey>() == 48 && size_of::<FragmentPorts>() == 8);
+    assert!(size_of::<DropEvent>() == 56);
+    assert!(ENDPOINT_SLOTS.is_power_of_two());
+};
