@@ -1,1 +1,3 @@
 //! Nothing yet.
+
+pub mod dataplane;

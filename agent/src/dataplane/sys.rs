@@ -1,0 +1,214 @@
+//! The few bpf(2) calls that aya keeps to itself.
+//!
+//! aya attaches by interface name only (a renamed interface would be missed, a reused name hit)
+//! and does not tell which interface a link is on; here both go by index.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+const BPF_OBJ_PIN: u32 = 6;
+const BPF_OBJ_GET: u32 = 7;
+const BPF_OBJ_GET_INFO_BY_FD: u32 = 15;
+const BPF_LINK_CREATE: u32 = 28;
+const BPF_LINK_UPDATE: u32 = 29;
+
+const BPF_LINK_TYPE_TCX: u32 = 11;
+/// In front of every other program at the hook.
+const BPF_F_BEFORE: u32 = 1 << 3;
+
+/// What the kernel says of a TCX link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TcxInfo {
+    /// Program identifier.
+    pub(super) program: u32,
+    /// Interface; 0 once it is gone.
+    pub(super) ifindex: u32,
+    /// `BPF_TCX_INGRESS` or `BPF_TCX_EGRESS`.
+    pub(super) attach_type: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct LinkCreate {
+    prog_fd: u32,
+    ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+    relative_fd: u32,
+    reserved: u32,
+    expected_revision: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct LinkUpdate {
+    link_fd: u32,
+    new_prog_fd: u32,
+    flags: u32,
+    old_prog_fd: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Obj {
+    pathname: u64,
+    bpf_fd: u32,
+    file_flags: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct InfoByFd {
+    bpf_fd: u32,
+    info_len: u32,
+    info: u64,
+}
+
+/// `struct bpf_link_info` with the `tcx` member of its union.
+#[repr(C)]
+#[derive(Default)]
+struct LinkInfo {
+    kind: u32,
+    id: u32,
+    program: u32,
+    reserved: u32,
+    ifindex: u32,
+    attach_type: u32,
+}
+
+/// Calls bpf(2) with an attribute block; shorter blocks than the kernel's are zero-extended by it.
+///
+/// # Safety
+/// `A` is the `repr(C)` attribute block of `command`, and what its pointers point to is valid.
+pub(super) unsafe fn bpf<A>(command: u32, attributes: &mut A) -> io::Result<i32> {
+    let (attributes, size) = (std::ptr::from_mut(attributes), size_of::<A>());
+    // SAFETY: a valid block of that size, the rest is the caller's promise.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, attributes, size) };
+    i32::try_from(result).ok().filter(|&fd| fd >= 0).ok_or_else(io::Error::last_os_error)
+}
+
+fn raw(fd: BorrowedFd<'_>) -> u32 {
+    fd.as_raw_fd().cast_unsigned()
+}
+
+/// Attaches a program in front of all others at a TCX hook; the link is detached when its last
+/// descriptor and pin are gone.
+pub(super) fn tcx_link_create(
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    attach_type: u32,
+) -> io::Result<OwnedFd> {
+    let mut attributes = LinkCreate {
+        prog_fd: raw(program),
+        ifindex,
+        attach_type,
+        flags: BPF_F_BEFORE,
+        ..LinkCreate::default()
+    };
+    // SAFETY: the block of BPF_LINK_CREATE, without pointers; the result is a new descriptor.
+    unsafe { bpf(BPF_LINK_CREATE, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+}
+
+/// Replaces a link's program; packets meet the one or the other, never none.
+pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attributes =
+        LinkUpdate { link_fd: raw(link), new_prog_fd: raw(program), ..LinkUpdate::default() };
+    // SAFETY: the block of BPF_LINK_UPDATE, without pointers.
+    unsafe { bpf(BPF_LINK_UPDATE, &mut attributes).map(drop) }
+}
+
+/// Pins an object at a path on bpffs.
+pub(super) fn obj_pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut attributes =
+        Obj { pathname: path.as_ptr() as u64, bpf_fd: raw(object), ..Obj::default() };
+    // SAFETY: the block of BPF_OBJ_PIN; the path outlives the call.
+    unsafe { bpf(BPF_OBJ_PIN, &mut attributes).map(drop) }
+}
+
+/// Opens a pinned object.
+pub(super) fn obj_get(path: &Path) -> io::Result<OwnedFd> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut attributes = Obj { pathname: path.as_ptr() as u64, ..Obj::default() };
+    // SAFETY: the block of BPF_OBJ_GET; the path outlives the call; a new descriptor comes back.
+    unsafe { bpf(BPF_OBJ_GET, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+}
+
+/// What a link is; an error of kind InvalidData if it is no TCX link.
+pub(super) fn tcx_info(link: BorrowedFd<'_>) -> io::Result<TcxInfo> {
+    let mut info = LinkInfo::default();
+    let mut attributes = InfoByFd {
+        bpf_fd: raw(link),
+        info_len: size_of::<LinkInfo>() as u32,
+        info: std::ptr::from_mut(&mut info) as u64,
+    };
+    // SAFETY: the block of BPF_OBJ_GET_INFO_BY_FD; the kernel writes at most info_len bytes.
+    unsafe { bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attributes)? };
+    if info.kind != BPF_LINK_TYPE_TCX {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "not a TCX link"));
+    }
+    Ok(TcxInfo { program: info.program, ifindex: info.ifindex, attach_type: info.attach_type })
+}
+
+#[cfg(test)]
+pub(super) mod test_objects {
+    //! Objects for tests, made by hand so that they need no compiled eBPF.
+
+    use super::*;
+
+    #[repr(C)]
+    #[derive(Default)]
+    struct MapCreate {
+        kind: u32,
+        key_size: u32,
+        value_size: u32,
+        max_entries: u32,
+        flags: u32,
+    }
+
+    #[repr(C)]
+    #[derive(Default)]
+    struct ProgLoad {
+        kind: u32,
+        instructions: u32,
+        code: u64,
+        license: u64,
+        log_level: u32,
+        log_size: u32,
+        log: u64,
+        kernel_version: u32,
+        flags: u32,
+    }
+
+    /// An array map.
+    pub(crate) fn array(value_size: u32, max_entries: u32, flags: u32) -> OwnedFd {
+        const BPF_MAP_TYPE_ARRAY: u32 = 2;
+        let mut attributes =
+            MapCreate { kind: BPF_MAP_TYPE_ARRAY, key_size: 4, value_size, max_entries, flags };
+        // SAFETY: the block of BPF_MAP_CREATE, without pointers.
+        let fd = unsafe { bpf(0, &mut attributes) }.expect("creating a map needs root");
+        // SAFETY: a new descriptor.
+        unsafe { OwnedFd::from_raw_fd(fd) }
+    }
+
+    /// A classifier that returns a constant: `r0 = verdict; exit`.
+    pub(crate) fn classifier(verdict: i32) -> OwnedFd {
+        const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
+        let code = [0xb7 | u64::from(verdict.cast_unsigned()) << 32, 0x95];
+        let license = c"GPL";
+        let mut attributes = ProgLoad {
+            kind: BPF_PROG_TYPE_SCHED_CLS,
+            instructions: code.len() as u32,
+            code: code.as_ptr() as u64,
+            license: license.as_ptr() as u64,
+            ..ProgLoad::default()
+        };
+        // SAFETY: the block of BPF_PROG_LOAD; code and license outlive the call.
+        let fd = unsafe { bpf(5, &mut attributes) }.expect("loading a program needs root");
+        // SAFETY: a new descriptor.
+        unsafe { OwnedFd::from_raw_fd(fd) }
+    }
+}
