@@ -1,3 +1,5 @@
 //! Nothing yet.
 
 pub mod dataplane;
+pub mod endpoint;
+mod netlink;

@@ -1,0 +1,348 @@
+//! Endpoint discovery: which interface leads to which addresses, by netlink alone.
+//!
+//! An endpoint's interface is a veth in our network namespace whose peer is in another one; the
+//! peer's global addresses say whose it is. No interface naming, no container runtime is asked.
+//!
+//! One thread listens to three sources, all in the namespace that [`Discovery::start`] is called
+//! in:
+//! - link events of our namespace: veths come, go and change;
+//! - address events of every namespace that has an identifier in ours (the kernel gives one as soon
+//!   as it tells us of a veth that leads there), so that a pod's address is seen without polling;
+//!   needs CAP_NET_BROADCAST;
+//! - time: an interface without address is asked again in growing intervals, and everything is
+//!   listed anew every [`Settings::rescan`], in case an event did not reach us.
+//!
+//! Only differences are sent. Lost events (the socket's buffer was full) lead to a new listing at
+//! once. A thread and not a task: a listing waits for the kernel's configuration lock, which the
+//! removal of a namespace holds for tens of milliseconds.
+
+mod message;
+mod table;
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use netpold_core::model::Change;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tokio::sync::mpsc;
+use tracing::warn;
+
+use self::message::{LinkEvent, addresses_request, link_event, links_request, peer_address};
+use self::table::{Table, Veth};
+use crate::netlink::{Connection, Listener, Received};
+
+/// `RTNLGRP_LINK`, `RTNLGRP_IPV4_IFADDR`, `RTNLGRP_IPV6_IFADDR`
+const LINK_GROUP: u32 = 1;
+const ADDRESS_GROUPS: [u32; 2] = [5, 9];
+/// After a listing that failed.
+const RETRY_SCAN: Duration = Duration::from_millis(100);
+
+/// What discovery tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// An interface came, changed or went.
+    Interface(InterfaceEvent),
+    /// Everything that was there at the start has been sent.
+    InSync,
+}
+
+/// A change of one interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InterfaceEvent {
+    /// [`Change::Interface`] or [`Change::InterfaceGone`]. An interface is told as soon as it is
+    /// there, its addresses may follow.
+    pub change: Change,
+    /// The interface's name, for people; a new name alone is told too.
+    pub name: String,
+}
+
+/// How discovery goes about it.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Interval of full listings.
+    pub rescan: Duration,
+    /// Receive buffer of each event socket, in bytes.
+    pub receive_buffer: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { rescan: Duration::from_secs(5), receive_buffer: 4 << 20 }
+    }
+}
+
+/// Discovery could not start.
+#[derive(Debug, thiserror::Error)]
+#[error("endpoint discovery: {operation}: {source}")]
+pub struct Error {
+    operation: &'static str,
+    source: io::Error,
+}
+
+/// What discovery has been through, for metrics.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Full listings.
+    pub scans: AtomicU64,
+    /// Listings that failed and were repeated.
+    pub failed_scans: AtomicU64,
+    /// Times that the kernel dropped events for want of buffer.
+    pub overruns: AtomicU64,
+    /// Events received.
+    pub events: AtomicU64,
+}
+
+/// A running discovery; stops on drop.
+#[derive(Debug)]
+pub struct Discovery {
+    counters: Arc<Counters>,
+    /// Closed to stop the thread.
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Discovery {
+    /// Starts discovery in the network namespace of the calling thread. It ends when the receiver
+    /// is dropped or the returned value is.
+    ///
+    /// # Errors
+    /// The netlink sockets or the thread cannot be made.
+    pub fn start(settings: Settings, events: mpsc::Sender<Event>) -> Result<Self, Error> {
+        let failed = |operation| move |source| Error { operation, source };
+        let buffer = settings.receive_buffer;
+        let (stop, stopped) = UnixStream::pair().map_err(failed("making a socket pair"))?;
+        let counters = Arc::new(Counters::default());
+        let worker = Worker {
+            requests: Connection::open().map_err(failed("opening a netlink socket"))?,
+            links: Listener::open(&[LINK_GROUP], false, buffer)
+                .map_err(failed("listening to link events"))?,
+            addresses: Listener::open(&ADDRESS_GROUPS, true, buffer)
+                .map_err(failed("listening to address events of all namespaces"))?,
+            table: Table::default(),
+            counters: Arc::clone(&counters),
+            settings,
+            events,
+            stopped,
+        };
+        let thread = std::thread::Builder::new()
+            .name("endpoints".into())
+            .spawn(move || worker.run())
+            .map_err(failed("starting a thread"))?;
+        Ok(Self { counters, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// What it has been through.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Whether it still runs; it only ends by itself when the receiver is gone.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+}
+
+impl Drop for Discovery {
+    fn drop(&mut self) {
+        // Not joined: the thread may be waiting for room in the channel, and owns all it uses.
+        drop(self.stop.take());
+        drop(self.thread.take());
+    }
+}
+
+/// The receiver is gone, or discovery was told to stop.
+struct Stop;
+
+/// The thread's state.
+struct Worker {
+    requests: Connection,
+    links: Listener,
+    addresses: Listener,
+    table: Table,
+    counters: Arc<Counters>,
+    settings: Settings,
+    events: mpsc::Sender<Event>,
+    stopped: UnixStream,
+}
+
+impl Worker {
+    fn run(mut self) {
+        // Ends with Stop only.
+        let _ = self.work();
+    }
+
+    fn work(&mut self) -> Result<(), Stop> {
+        let mut next_scan = Instant::now();
+        let mut synced = false;
+        loop {
+            if self.take_events() || next_scan <= Instant::now() {
+                let complete = self.scan();
+                let pause = if complete { self.settings.rescan } else { RETRY_SCAN };
+                next_scan = Instant::now() + pause;
+                self.tell()?;
+                if complete && !std::mem::replace(&mut synced, true) {
+                    self.send(Event::InSync)?;
+                }
+            }
+            self.ask_for_addresses();
+            self.tell()?;
+            self.wait(next_scan)?;
+        }
+    }
+
+    /// Takes in what is waiting; whether something was lost.
+    fn take_events(&mut self) -> bool {
+        let links = self.take_link_events();
+        let addresses = self.take_address_events();
+        let lost = links.and_then(|links| addresses.map(|addresses| links || addresses));
+        let lost = lost.unwrap_or_else(|error| {
+            warn!(%error, "reading netlink events failed");
+            true
+        });
+        if lost {
+            self.counters.overruns.fetch_add(1, Ordering::Relaxed);
+        }
+        lost
+    }
+
+    fn take_link_events(&mut self) -> io::Result<bool> {
+        let (table, counters) = (&mut self.table, &self.counters);
+        drain(&mut self.links, |_, message| {
+            counters.events.fetch_add(1, Ordering::Relaxed);
+            match link_event(message) {
+                Some(LinkEvent::Now(veth)) => table.link_is(veth),
+                Some(LinkEvent::Gone(index)) => table.link_gone(index),
+                None => {}
+            }
+        })
+    }
+
+    fn take_address_events(&mut self) -> io::Result<bool> {
+        let (table, counters) = (&mut self.table, &self.counters);
+        drain(&mut self.addresses, |namespace, message| {
+            counters.events.fetch_add(1, Ordering::Relaxed);
+            // struct ifaddrmsg: the interface index is its second word.
+            if let (Some(namespace), Some(peer)) = (namespace, message.word(4)) {
+                table.peer_changed(namespace, peer);
+            }
+        })
+    }
+
+    /// Lists all veths anew; whether that worked. Addresses are due after it.
+    fn scan(&mut self) -> bool {
+        self.counters.scans.fetch_add(1, Ordering::Relaxed);
+        let found = self.requests.dump(&links_request(None), |message| match link_event(message) {
+            Some(LinkEvent::Now(veth)) => Some(veth),
+            _ => None,
+        });
+        let known = found.map(|veths| self.table.links_are(veths));
+        match known.and_then(|()| self.list_addresses()) {
+            Ok(()) => true,
+            Err(error) => {
+                warn!(%error, "listing interfaces failed");
+                self.counters.failed_scans.fetch_add(1, Ordering::Relaxed);
+                false
+            }
+        }
+    }
+
+    fn list_addresses(&mut self) -> io::Result<()> {
+        for index in self.table.outside() {
+            self.ask(index)?;
+        }
+        // Asked just now; those without address have a time to be asked again.
+        self.table.nothing_due_at_once();
+        Ok(())
+    }
+
+    /// Asks for what is due: links that may have moved, addresses that may have changed.
+    fn ask_for_addresses(&mut self) {
+        for index in self.table.uncertain() {
+            let mut answer = None;
+            let asked = self.requests.request(links_request(Some(index)), 0, |message| {
+                answer = link_event(message).or(answer.take());
+            });
+            match (answer, asked.map_err(|error| error.raw_os_error())) {
+                (Some(LinkEvent::Now(veth)), _) => self.table.link_is(veth),
+                (_, Err(Some(libc::ENODEV))) => self.table.link_gone(index),
+                _ => {}
+            }
+        }
+        for index in self.table.due(Instant::now()) {
+            if let Err(error) = self.ask(index) {
+                warn!(index, %error, "listing the addresses behind an interface failed");
+            }
+        }
+    }
+
+    /// Asks for the addresses behind one interface.
+    fn ask(&mut self, index: u32) -> io::Result<()> {
+        let Some(&Veth { peer, namespace: Some(namespace), .. }) = self.table.veth(index) else {
+            return Ok(());
+        };
+        let request = addresses_request(namespace, peer);
+        let found = self.requests.dump(&request, |message| peer_address(message, peer));
+        match found {
+            Ok(addresses) => self.table.addresses_are(index, addresses, Instant::now()),
+            // The namespace or the peer is just going: the link's own event follows.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENODEV)) => {
+                self.table.addresses_unknown(index, Instant::now());
+            }
+            Err(error) => {
+                self.table.addresses_unknown(index, Instant::now());
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self) -> Result<(), Stop> {
+        for event in self.table.differences() {
+            self.send(Event::Interface(event))?;
+        }
+        Ok(())
+    }
+
+    fn send(&self, event: Event) -> Result<(), Stop> {
+        self.events.blocking_send(event).map_err(|_| Stop)
+    }
+
+    /// Waits for an event, the next question that is due, or the next scan.
+    fn wait(&self, next_scan: Instant) -> Result<(), Stop> {
+        let until = self.table.next_due().map_or(next_scan, |due| due.min(next_scan));
+        // Rounded up: poll counts milliseconds, and zero would spin.
+        let millis = until.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000);
+        let timeout = PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX);
+        let mut ready = [
+            PollFd::new(self.stopped.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.links.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.addresses.as_fd(), PollFlags::POLLIN),
+        ];
+        // EINTR and the like: look again.
+        let _ = poll(&mut ready, timeout);
+        let told = ready[0].revents().is_some_and(|events| !events.is_empty());
+        if told || self.events.is_closed() { Err(Stop) } else { Ok(()) }
+    }
+}
+
+/// Receives until nothing is waiting; whether something was lost.
+fn drain(
+    listener: &mut Listener,
+    mut each: impl FnMut(Option<i32>, crate::netlink::Message<'_>),
+) -> io::Result<bool> {
+    let mut lost = false;
+    loop {
+        match listener.receive(&mut each)? {
+            Received::Messages => {}
+            Received::Overrun => lost = true,
+            Received::Nothing => return Ok(lost),
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Netlink's words for links and addresses (linux/if_link.h, linux/if_addr.h).
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+
+use super::table::Veth;
+use crate::netlink::{Message, attributes, word};
+
+const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
+const RTM_NEWADDR: u16 = 20;
+
+const LINK_HEADER: usize = 16;
+const IFLA_ADDRESS: u16 = 1;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_LINK: u16 = 5;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_LINK_NETNSID: u16 = 37;
+const IFLA_INFO_KIND: u16 = 1;
+
+const ADDRESS_HEADER: usize = 8;
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+const RT_SCOPE_LINK: u8 = 253;
+
+/// What a link message says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum LinkEvent {
+    /// A veth is this.
+    Now(Veth),
+    /// A link, of whatever kind, is gone from the namespace.
+    Gone(u32),
+}
+
+/// A request for one link, or for all veths.
+pub(super) fn links_request(index: Option<u32>) -> RouteNetlinkMessage {
+    let mut message = LinkMessage::default();
+    match index {
+        Some(index) => message.header.index = index,
+        None => {
+            message.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Veth)]))
+        }
+    }
+    RouteNetlinkMessage::GetLink(message)
+}
+
+/// A request for the addresses of an interface in another namespace.
+pub(super) fn addresses_request(namespace: i32, index: u32) -> RouteNetlinkMessage {
+    let mut message = AddressMessage::default();
+    message.header.family = AddressFamily::Unspec;
+    message.header.index = index;
+    message.attributes.push(AddressAttribute::TargetNetNsId(namespace));
+    RouteNetlinkMessage::GetAddress(message)
+}
+
+/// Reads a link message; `None` for what is of no interest.
+pub(super) fn link_event(message: Message<'_>) -> Option<LinkEvent> {
+    let family = *message.payload.first()?;
+    let index = message.word(4)?;
+    // A bridge tells of its ports in the same words (AF_BRIDGE): a port that leaves the bridge is
+    // not a link that is gone.
+    if i32::from(family) != libc::AF_UNSPEC {
+        return None;
+    }
+    match message.kind {
+        RTM_NEWLINK => veth(message, index).map(LinkEvent::Now),
+        RTM_DELLINK => Some(LinkEvent::Gone(index)),
+        _ => None,
+    }
+}
+
+fn veth(message: Message<'_>, index: u32) -> Option<Veth> {
+    let mut is_veth = false;
+    let mut veth =
+        Veth { index, peer: 0, namespace: None, name: String::new(), hardware: Vec::new() };
+    for (kind, value) in message.attributes(LINK_HEADER) {
+        match kind {
+            IFLA_ADDRESS => veth.hardware = value.to_vec(),
+            IFLA_IFNAME => veth.name = text(value),
+            IFLA_LINK => veth.peer = word(value)?,
+            IFLA_LINK_NETNSID => veth.namespace = word(value).map(u32::cast_signed),
+            IFLA_LINKINFO => {
+                is_veth = attributes(value)
+                    .any(|(kind, value)| kind == IFLA_INFO_KIND && text(value) == "veth");
+            }
+            _ => {}
+        }
+    }
+    // A negative identifier stands for a namespace that could not be given one.
+    veth.namespace = veth.namespace.filter(|&id| id >= 0);
+    is_veth.then_some(veth)
+}
+
+fn text(value: &[u8]) -> String {
+    let end = value.iter().position(|&byte| byte == 0).unwrap_or(value.len());
+    String::from_utf8_lossy(&value[..end]).into_owned()
+}
+
+/// The global address in an address message about the given interface. Tentative addresses count:
+/// the pod will use them in a moment.
+pub(super) fn peer_address(message: Message<'_>, index: u32) -> Option<IpAddr> {
+    let (family, scope) = (*message.payload.first()?, *message.payload.get(3)?);
+    if message.kind != RTM_NEWADDR || message.word(4) != Some(index) || scope >= RT_SCOPE_LINK {
+        return None;
+    }
+    // IFA_ADDRESS is the other end's where the interface is point-to-point; IFA_LOCAL is ours then.
+    let mut found = (None, None);
+    for (kind, value) in message.attributes(ADDRESS_HEADER) {
+        match kind {
+            IFA_LOCAL => found.0 = address(family, value),
+            IFA_ADDRESS => found.1 = address(family, value),
+            _ => {}
+        }
+    }
+    found.0.or(found.1)
+}
+
+fn address(family: u8, value: &[u8]) -> Option<IpAddr> {
+    match i32::from(family) {
+        libc::AF_INET => Some(Ipv4Addr::from(*value.first_chunk::<4>()?).into()),
+        libc::AF_INET6 => Some(Ipv6Addr::from(*value.first_chunk::<16>()?).into()),
+        _ => None,
+    }
+}

@@ -1,0 +1,373 @@
+//! What is known of the interfaces, and what of it has been told. No I/O, no clock.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use netpold_core::model::{Change, Interface};
+
+use super::InterfaceEvent;
+
+/// When an interface without address is asked again, after the first time, in milliseconds.
+const ASK_AGAIN: [u64; 11] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 1000];
+/// How many interfaces are remembered after they are gone.
+const REMEMBERED: usize = 1024;
+
+/// A veth in our namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Veth {
+    /// Interface index.
+    pub(super) index: u32,
+    /// The other side's interface index, in its own namespace.
+    pub(super) peer: u32,
+    /// Identifier of the other side's namespace; `None`: ours.
+    pub(super) namespace: Option<i32>,
+    /// Name.
+    pub(super) name: String,
+    /// Hardware address.
+    pub(super) hardware: Vec<u8>,
+}
+
+impl Veth {
+    /// A number that is most likely another one for an interface that takes over the index, and
+    /// the same for this one after a restart of the agent. Netlink tells no time or number of
+    /// creation; what it tells that differs is the hardware address (random, unless the CNI sets
+    /// one) and where the other side is. The name is left out: CNIs rename. FNV-1a.
+    fn identity(&self) -> u64 {
+        let namespace = self.namespace.unwrap_or(-1);
+        let bytes = self.index.to_le_bytes().into_iter().chain(self.peer.to_le_bytes());
+        bytes
+            .chain(namespace.to_le_bytes())
+            .chain(self.hardware.iter().copied())
+            .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+            })
+    }
+}
+
+#[derive(Debug)]
+struct Known {
+    veth: Veth,
+    /// Fixed when the interface is first seen outside; later changes of what it is made from (a CNI
+    /// setting the hardware address) do not make another interface of it.
+    incarnation: u64,
+    addresses: Vec<IpAddr>,
+    /// When to ask for the addresses.
+    due: Option<Instant>,
+    /// Questions asked without finding an address.
+    fruitless: usize,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    links: BTreeMap<u32, Known>,
+    told: BTreeMap<u32, (Interface, String)>,
+    /// Indexes and incarnations of interfaces that are gone, for telling a reused index.
+    gone: VecDeque<(u32, u64)>,
+    /// Links to ask about: their peer left our namespace.
+    uncertain: Vec<u32>,
+    /// Addresses to ask for at once.
+    changed: Vec<u32>,
+}
+
+impl Table {
+    /// A link event, or an answer about one link.
+    pub(super) fn link_is(&mut self, veth: Veth) {
+        let index = veth.index;
+        match self.links.get_mut(&index) {
+            Some(known) => {
+                let moved = (known.veth.peer, known.veth.namespace) != (veth.peer, veth.namespace);
+                known.veth = veth;
+                if moved {
+                    known.incarnation = fresh(&self.gone, &known.veth);
+                    known.addresses.clear();
+                    known.fruitless = 0;
+                }
+                if moved || known.addresses.is_empty() {
+                    self.changed.push(index);
+                }
+            }
+            None => self.add(veth),
+        }
+    }
+
+    fn add(&mut self, veth: Veth) {
+        let index = veth.index;
+        let incarnation = fresh(&self.gone, &veth);
+        let known = Known { veth, incarnation, addresses: Vec::new(), due: None, fruitless: 0 };
+        self.links.insert(index, known);
+        self.changed.push(index);
+    }
+
+    /// A link is gone from our namespace. If it was the other side of a veth that stays, it moved to
+    /// another namespace, and no event tells that of the side that stays.
+    pub(super) fn link_gone(&mut self, index: u32) {
+        if let Some(known) = self.links.remove(&index) {
+            self.gone.push_back((index, known.incarnation));
+            if self.gone.len() > REMEMBERED {
+                self.gone.pop_front();
+            }
+        }
+        let peers = self
+            .links
+            .values()
+            .filter(|known| known.veth.namespace.is_none() && known.veth.peer == index);
+        self.uncertain.extend(peers.map(|known| known.veth.index));
+    }
+
+    /// A complete list of veths. Events may have been lost before it, so a link that differs in
+    /// what its incarnation is made from counts as another one.
+    pub(super) fn links_are(&mut self, veths: Vec<Veth>) {
+        let found: BTreeMap<u32, Veth> = veths.into_iter().map(|veth| (veth.index, veth)).collect();
+        let missing: Vec<u32> = self
+            .links
+            .values()
+            .filter(|known| {
+                let now = found.get(&known.veth.index);
+                now.is_none_or(|now| now.identity() != known.veth.identity())
+            })
+            .map(|known| known.veth.index)
+            .collect();
+        for index in missing {
+            self.link_gone(index);
+        }
+        for veth in found.into_values() {
+            self.link_is(veth);
+        }
+    }
+
+    /// Addresses changed at an interface of another namespace.
+    pub(super) fn peer_changed(&mut self, namespace: i32, peer: u32) {
+        let behind = self
+            .links
+            .values()
+            .filter(|known| known.veth.namespace == Some(namespace) && known.veth.peer == peer);
+        self.changed.extend(behind.map(|known| known.veth.index));
+    }
+
+    /// The addresses behind an interface.
+    pub(super) fn addresses_are(&mut self, index: u32, mut addresses: Vec<IpAddr>, now: Instant) {
+        addresses.sort_unstable();
+        addresses.dedup();
+        if let Some(known) = self.links.get_mut(&index) {
+            known.addresses = addresses;
+            if known.addresses.is_empty() {
+                known.ask_again(now);
+            } else {
+                (known.due, known.fruitless) = (None, 0);
+            }
+        }
+    }
+
+    /// The addresses behind an interface could not be found out: what was known stays.
+    pub(super) fn addresses_unknown(&mut self, index: u32, now: Instant) {
+        if let Some(known) = self.links.get_mut(&index) {
+            known.ask_again(now);
+        }
+    }
+
+    /// A link.
+    pub(super) fn veth(&self, index: u32) -> Option<&Veth> {
+        self.links.get(&index).map(|known| &known.veth)
+    }
+
+    /// All links that lead to other namespaces.
+    pub(super) fn outside(&self) -> Vec<u32> {
+        let outside = self.links.values().filter(|known| known.veth.namespace.is_some());
+        outside.map(|known| known.veth.index).collect()
+    }
+
+    /// Links to ask about, once.
+    pub(super) fn uncertain(&mut self) -> Vec<u32> {
+        distinct(std::mem::take(&mut self.uncertain))
+    }
+
+    /// Links to ask for addresses now, once.
+    pub(super) fn due(&mut self, now: Instant) -> Vec<u32> {
+        let mut due = std::mem::take(&mut self.changed);
+        for (&index, known) in &mut self.links {
+            if known.due.is_some_and(|at| at <= now) {
+                known.due = None;
+                due.push(index);
+            }
+        }
+        distinct(due)
+    }
+
+    /// All addresses were asked for.
+    pub(super) fn nothing_due_at_once(&mut self) {
+        self.changed.clear();
+    }
+
+    /// When the next question is due.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.links.values().filter_map(|known| known.due).min()
+    }
+
+    /// What differs from what was told; it counts as told then.
+    pub(super) fn differences(&mut self) -> Vec<InterfaceEvent> {
+        let now = self.links.values().filter(|known| known.veth.namespace.is_some());
+        let now: BTreeMap<u32, (Interface, String)> = now.map(Known::told).collect();
+        let gone = self.told.iter().filter(|(index, _)| !now.contains_key(index)).map(
+            |(&index, (_, name))| InterfaceEvent {
+                change: Change::InterfaceGone(index),
+                name: name.clone(),
+            },
+        );
+        let new = now.iter().filter(|(index, new)| self.told.get(index) != Some(new)).map(
+            |(_, (interface, name))| InterfaceEvent {
+                change: Change::Interface(interface.clone()),
+                name: name.clone(),
+            },
+        );
+        let differences = gone.chain(new).collect();
+        self.told = now;
+        differences
+    }
+}
+
+impl Known {
+    fn ask_again(&mut self, now: Instant) {
+        let pause = ASK_AGAIN.get(self.fruitless).map(|&millis| Duration::from_millis(millis));
+        self.due = pause.map(|pause| now + pause);
+        self.fruitless += 1;
+    }
+
+    fn told(&self) -> (u32, (Interface, String)) {
+        let interface = Interface {
+            index: self.veth.index,
+            incarnation: self.incarnation,
+            addresses: self.addresses.clone(),
+        };
+        (self.veth.index, (interface, self.veth.name.clone()))
+    }
+}
+
+/// An incarnation that no interface with this index had before, as far as remembered.
+fn fresh(gone: &VecDeque<(u32, u64)>, veth: &Veth) -> u64 {
+    let mut incarnation = veth.identity();
+    while gone.contains(&(veth.index, incarnation)) {
+        incarnation = incarnation.wrapping_add(1);
+    }
+    incarnation
+}
+
+fn distinct(mut indexes: Vec<u32>) -> Vec<u32> {
+    indexes.sort_unstable();
+    indexes.dedup();
+    indexes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn veth(index: u32, peer: u32, namespace: Option<i32>) -> Veth {
+        Veth {
+            index,
+            peer,
+            namespace,
+            name: format!("veth{index}"),
+            hardware: vec![2, 0, 0, 0, 0, 1],
+        }
+    }
+
+    fn interface(event: &InterfaceEvent) -> &Interface {
+        match &event.change {
+            Change::Interface(interface) => interface,
+            other => panic!("not an interface: {other:?}"),
+        }
+    }
+
+    fn told(table: &mut Table) -> Interface {
+        let events = table.differences();
+        assert_eq!(events.len(), 1, "{events:?}");
+        interface(&events[0]).clone()
+    }
+
+    #[test]
+    fn only_differences_are_told() {
+        let (mut table, now) = (Table::default(), Instant::now());
+        table.link_is(veth(7, 2, Some(0)));
+        assert!(told(&mut table).addresses.is_empty());
+        let addresses = ["10.0.0.2", "10.0.0.1", "10.0.0.2"].map(|a| a.parse().unwrap());
+        table.addresses_are(7, addresses.to_vec(), now);
+        assert_eq!(told(&mut table).addresses, [addresses[1], addresses[0]], "sorted, once each");
+        table.link_is(veth(7, 2, Some(0)));
+        table.addresses_are(7, addresses.to_vec(), now);
+        table.addresses_unknown(7, now);
+        assert_eq!(table.differences(), []);
+        table.links_are(vec![]);
+        assert_eq!(table.differences()[0].change, Change::InterfaceGone(7));
+        assert_eq!(table.differences(), []);
+    }
+
+    #[test]
+    fn a_reused_index_is_another_incarnation() {
+        let mut table = Table::default();
+        table.link_is(veth(7, 2, Some(0)));
+        let first = told(&mut table).incarnation;
+        table.link_gone(7);
+        table.link_is(veth(7, 2, Some(0)));
+        assert_ne!(told(&mut table).incarnation, first, "though nothing else differs");
+        // Gone and back between two lists, the events lost: the hardware address tells.
+        let mut other = veth(7, 2, Some(0));
+        other.hardware[5] = 9;
+        let before = table.told[&7].0.incarnation;
+        table.links_are(vec![other]);
+        assert_ne!(told(&mut table).incarnation, before);
+    }
+
+    #[test]
+    fn an_incarnation_survives_restart_and_the_hardware_address() {
+        let (mut table, mut restarted) = (Table::default(), Table::default());
+        table.link_is(veth(7, 2, Some(0)));
+        restarted.links_are(vec![veth(7, 2, Some(0))]);
+        let first = told(&mut table);
+        assert_eq!(first, told(&mut restarted));
+        let mut changed = veth(7, 2, Some(0));
+        changed.hardware[5] = 9;
+        changed.name = "renamed".into();
+        table.link_is(changed);
+        let events = table.differences();
+        assert_eq!((interface(&events[0]), events[0].name.as_str()), (&first, "renamed"));
+    }
+
+    #[test]
+    fn a_peer_that_leaves_our_namespace_makes_its_other_side_uncertain() {
+        let mut table = Table::default();
+        table.link_is(veth(7, 8, None));
+        table.link_is(veth(8, 7, None));
+        assert_eq!(table.differences(), [], "a pair within one namespace is nobody's");
+        table.link_gone(8);
+        assert_eq!((table.uncertain(), table.uncertain()), (vec![7], vec![]));
+        table.link_is(veth(7, 8, Some(3)));
+        assert_eq!(told(&mut table).index, 7);
+        table.link_is(veth(7, 8, None));
+        assert_eq!(table.differences()[0].change, Change::InterfaceGone(7));
+    }
+
+    #[test]
+    fn an_interface_without_address_is_asked_again_until_it_has_one() {
+        let (mut table, start) = (Table::default(), Instant::now());
+        table.link_is(veth(7, 2, Some(0)));
+        assert_eq!((table.due(start), table.due(start)), (vec![7], vec![]));
+        let (mut now, mut asked) = (start, 0);
+        table.addresses_are(7, vec![], now);
+        while let Some(due) = table.next_due() {
+            now = due;
+            assert_eq!(table.due(now), [7]);
+            table.addresses_are(7, vec![], now);
+            asked += 1;
+        }
+        assert_eq!(asked, ASK_AGAIN.len());
+        assert!(now - start > Duration::from_secs(2));
+        table.peer_changed(1, 2);
+        assert_eq!(table.due(now), [], "another namespace");
+        table.peer_changed(0, 2);
+        assert_eq!(table.due(now), [7]);
+        table.addresses_are(7, vec!["fd00::1".parse().unwrap()], now);
+        assert_eq!(table.next_due(), None);
+    }
+}

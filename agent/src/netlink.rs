@@ -1,0 +1,269 @@
+//! Route netlink, blocking: one connection for requests, listeners for events.
+//!
+//! Requests are the library's typed messages. Answers are only split into attributes: a typed
+//! parse fails as a whole where a newer kernel words one attribute differently, and of all of them
+//! we need a handful. Sockets stay in the network namespace they were opened in.
+
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use netlink_packet_route::RouteNetlinkMessage;
+use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
+use rtnetlink::packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer,
+    NetlinkHeader, NetlinkMessage, NetlinkPayload, NlasIterator,
+};
+use rtnetlink::sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+
+/// The kernel's dumps come in pieces of up to 32 KiB.
+const BUFFER: usize = 64 * 1024;
+/// Dumps that changed under our eyes are asked for again this often.
+const DUMP_ATTEMPTS: u32 = 8;
+
+/// One message of an answer or event: its type, and what follows the netlink header.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Message<'a> {
+    /// `RTM_*`
+    pub(crate) kind: u16,
+    /// Fixed header and attributes.
+    pub(crate) payload: &'a [u8],
+}
+
+impl<'a> Message<'a> {
+    /// 32 bits of the fixed header.
+    pub(crate) fn word(&self, offset: usize) -> Option<u32> {
+        word(self.payload.get(offset..)?)
+    }
+
+    /// The attributes after a fixed header of `header` bytes: type without flags, and value.
+    pub(crate) fn attributes(&self, header: usize) -> impl Iterator<Item = (u16, &'a [u8])> {
+        attributes(self.payload.get(header..).unwrap_or_default())
+    }
+}
+
+/// The attributes in a buffer, up to the first malformed one.
+pub(crate) fn attributes(buffer: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    NlasIterator::new(buffer).map_while(Result::ok).map(|nla| {
+        let (kind, length) = (nla.kind(), nla.value_length());
+        let value = nla.into_inner();
+        (kind, value.get(4..4 + length).unwrap_or_default())
+    })
+}
+
+/// The first 32 bits, host byte order.
+pub(crate) fn word(bytes: &[u8]) -> Option<u32> {
+    bytes.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
+}
+
+/// Asks and awaits the answer.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    socket: Socket,
+    sequence: u32,
+    buffer: Vec<u8>,
+}
+
+impl Connection {
+    /// Opens a connection to the network namespace of the calling thread.
+    pub(crate) fn open() -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.bind_auto()?;
+        // Without it the kernel ignores what a dump request filters by (kernel 4.20).
+        socket.set_netlink_get_strict_chk(true)?;
+        Ok(Self { socket, sequence: 0, buffer: Vec::with_capacity(BUFFER) })
+    }
+
+    /// A request that is acknowledged, with what comes before the acknowledgement.
+    pub(crate) fn request(
+        &mut self,
+        message: RouteNetlinkMessage,
+        flags: u16,
+        mut each: impl FnMut(Message<'_>),
+    ) -> io::Result<()> {
+        self.send(message, NLM_F_REQUEST | NLM_F_ACK | flags)?;
+        self.answers(&mut each).map(drop)
+    }
+
+    /// Everything the kernel lists. `collect` gets an empty list first whenever the kernel says
+    /// that what it listed so far is inconsistent.
+    pub(crate) fn dump<T>(
+        &mut self,
+        message: &RouteNetlinkMessage,
+        mut item: impl FnMut(Message<'_>) -> Option<T>,
+    ) -> io::Result<Vec<T>> {
+        for _ in 0..DUMP_ATTEMPTS {
+            let mut items = Vec::new();
+            self.send(message.clone(), NLM_F_REQUEST | NLM_F_DUMP)?;
+            if self.answers(&mut |message| items.extend(item(message)))? {
+                return Ok(items);
+            }
+        }
+        Err(io::Error::new(ErrorKind::Interrupted, "the list kept changing while it was read"))
+    }
+
+    fn send(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut header = NetlinkHeader::default();
+        header.sequence_number = self.sequence;
+        header.flags = flags;
+        let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        self.socket.send_to(&bytes, &SocketAddr::new(0, 0), 0).map(drop)
+    }
+
+    /// Feeds the answers to the last request to `each`; whether they are consistent.
+    fn answers(&mut self, each: &mut dyn FnMut(Message<'_>)) -> io::Result<bool> {
+        let mut consistent = true;
+        loop {
+            self.buffer.clear();
+            self.socket.recv(&mut self.buffer, 0)?;
+            for (header, message) in messages(&self.buffer) {
+                if header.sequence != self.sequence {
+                    continue;
+                }
+                consistent &= header.flags & NLM_F_DUMP_INTR == 0;
+                match message.kind {
+                    NLMSG_DONE | NLMSG_ERROR => return status(message).map(|()| consistent),
+                    _ => each(message),
+                }
+            }
+        }
+    }
+}
+
+/// Where an answer belongs.
+struct Header {
+    sequence: u32,
+    flags: u16,
+}
+
+/// The error in an acknowledgement or at the end of a dump: a negative errno, or 0.
+fn status(message: Message<'_>) -> io::Result<()> {
+    match message.word(0).map(u32::cast_signed) {
+        Some(code) if code < 0 => Err(io::Error::from_raw_os_error(-code)),
+        _ => Ok(()),
+    }
+}
+
+/// Splits what was received into messages.
+fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (Header, Message<'_>)> {
+    std::iter::from_fn(move || {
+        let buffer = NetlinkBuffer::new_checked(bytes).ok()?;
+        let header = Header { sequence: buffer.sequence_number(), flags: buffer.flags() };
+        let message = Message { kind: buffer.message_type(), payload: buffer.payload() };
+        let length = (buffer.length() as usize).next_multiple_of(4);
+        bytes = bytes.get(length..).unwrap_or_default();
+        Some((header, message))
+    })
+}
+
+/// Receives what happens.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    socket: Socket,
+    buffer: Vec<u8>,
+}
+
+/// What one attempt to receive brought.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Received {
+    /// Messages were handed over.
+    Messages,
+    /// Nothing is waiting.
+    Nothing,
+    /// Events were lost: the receive buffer was full.
+    Overrun,
+}
+
+impl Listener {
+    /// Subscribes to multicast groups (`RTNLGRP_*`) of the calling thread's network namespace;
+    /// with `all_namespaces` also of those that have an identifier in it (CAP_NET_BROADCAST).
+    pub(crate) fn open(
+        groups: &[u32],
+        all_namespaces: bool,
+        receive_buffer: usize,
+    ) -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.bind_auto()?;
+        socket.set_non_blocking(true)?;
+        // Beyond net.core.rmem_max needs CAP_NET_ADMIN in the initial user namespace.
+        if setsockopt(&socket, RcvBufForce, &receive_buffer).is_err() {
+            socket.set_rx_buf_sz(i32::try_from(receive_buffer).unwrap_or(i32::MAX))?;
+        }
+        if all_namespaces {
+            socket.set_listen_all_namespaces(true)?;
+        }
+        for &group in groups {
+            socket.add_membership(group)?;
+        }
+        Ok(Self { socket, buffer: vec![0; BUFFER] })
+    }
+
+    /// Receives once without waiting. `each` also gets the identifier of the namespace the message
+    /// is from, `None` for our own.
+    pub(crate) fn receive(
+        &mut self,
+        mut each: impl FnMut(Option<i32>, Message<'_>),
+    ) -> io::Result<Received> {
+        let (length, namespace) = match self.receive_raw() {
+            Ok(received) => received,
+            Err(error) => {
+                return match error.raw_os_error() {
+                    Some(libc::EAGAIN | libc::EINTR) => Ok(Received::Nothing),
+                    Some(libc::ENOBUFS) => Ok(Received::Overrun),
+                    _ => Err(error),
+                };
+            }
+        };
+        for (_, message) in messages(&self.buffer[..length.min(BUFFER)]) {
+            each(namespace, message);
+        }
+        Ok(Received::Messages)
+    }
+
+    fn receive_raw(&mut self) -> io::Result<(usize, Option<i32>)> {
+        // Room for one control message with an int, aligned as cmsghdr must be.
+        let mut control = [0u64; 8];
+        let mut data =
+            libc::iovec { iov_base: self.buffer.as_mut_ptr().cast(), iov_len: self.buffer.len() };
+        // SAFETY: all fields of msghdr may be zero.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        header.msg_iov = &raw mut data;
+        header.msg_iovlen = 1;
+        header.msg_control = control.as_mut_ptr().cast();
+        header.msg_controllen = size_of_val(&control);
+        // SAFETY: the header describes buffers that outlive the call.
+        let length = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut header, 0) };
+        let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
+        // SAFETY: the kernel filled in a valid header and control messages.
+        Ok((length, unsafe { namespace_id(&header) }))
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// The identifier in the ancillary data of a message from another namespace.
+///
+/// # Safety
+/// `header` was filled in by recvmsg, its control buffer is still there.
+unsafe fn namespace_id(header: &libc::msghdr) -> Option<i32> {
+    // SAFETY: the caller's promise; CMSG_NXTHDR stays within msg_controllen.
+    unsafe {
+        let mut next = libc::CMSG_FIRSTHDR(header);
+        while let Some(control) = next.as_ref() {
+            if control.cmsg_level == libc::SOL_NETLINK
+                && control.cmsg_type == libc::NETLINK_LISTEN_ALL_NSID
+            {
+                return Some(libc::CMSG_DATA(control).cast::<i32>().read_unaligned());
+            }
+            next = libc::CMSG_NXTHDR(header, control);
+        }
+    }
+    None
+}

@@ -1,0 +1,350 @@
+//! Endpoint discovery in real network namespaces. Needs root.
+
+use std::fs::File;
+use std::net::IpAddr;
+use std::process::Command;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use netpold::endpoint::{Discovery, Event, InterfaceEvent, Settings};
+use netpold_core::model::{Change, Interface};
+use nix::sched::{CloneFlags, setns};
+use tokio::sync::mpsc;
+
+/// Far beyond what anything here takes.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// No help from the periodic listing.
+const EVENTS_ONLY: Settings =
+    Settings { rescan: Duration::from_secs(3600), receive_buffer: 1 << 20 };
+
+fn ip(arguments: &str) {
+    assert!(try_ip(arguments), "ip {arguments}");
+}
+
+fn try_ip(arguments: &str) -> bool {
+    Command::new("ip").args(arguments.split_whitespace()).status().expect("ip is there").success()
+}
+
+/// A network namespace that goes with the test.
+struct Namespace(String);
+
+impl Namespace {
+    fn new(name: &str) -> Self {
+        let namespace = Self(format!("np-{}-{name}", std::process::id()));
+        ip(&format!("netns add {namespace}", namespace = namespace.0));
+        namespace
+    }
+
+    fn ip(&self, arguments: &str) {
+        ip(&format!("-n {} {arguments}", self.0));
+    }
+
+    fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        let handle = File::open(format!("/run/netns/{}", self.0)).unwrap();
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                setns(handle, CloneFlags::CLONE_NEWNET).unwrap();
+                work()
+            });
+            thread.join().unwrap()
+        })
+    }
+
+    fn discover(&self, settings: Settings) -> Observer {
+        let (sender, events) = mpsc::channel(4096);
+        let discovery = self.inside(|| Discovery::start(settings, sender).unwrap());
+        Observer { discovery, events }
+    }
+
+    /// A veth with its other side in `pod`, made as CNIs do: both ends at their place at once.
+    fn veth(&self, name: &str, pod: &Self) {
+        self.ip(&format!("link add {name} type veth peer name eth0 netns {}", pod.0));
+        pod.ip("link set eth0 up");
+        self.ip(&format!("link set {name} up"));
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        try_ip(&format!("netns del {}", self.0));
+    }
+}
+
+/// Removes namespaces of test processes that died.
+fn sweep() {
+    for entry in std::fs::read_dir("/run/netns").into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let owner = name.strip_prefix("np-").and_then(|rest| rest.split('-').next());
+        if owner.is_some_and(|pid| !std::fs::exists(format!("/proc/{pid}")).unwrap_or(true)) {
+            try_ip(&format!("netns del {name}"));
+        }
+    }
+}
+
+struct Observer {
+    discovery: Discovery,
+    events: mpsc::Receiver<Event>,
+}
+
+impl Observer {
+    fn next(&mut self) -> Event {
+        self.within(PATIENCE).expect("an event")
+    }
+
+    fn within(&mut self, time: Duration) -> Option<Event> {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            match self.events.try_recv() {
+                Ok(event) => return Some(event),
+                Err(_) => std::thread::sleep(Duration::from_micros(50)),
+            }
+        }
+        None
+    }
+
+    /// What is told up to the first sign of being in sync.
+    fn initial(&mut self) -> Vec<InterfaceEvent> {
+        let mut events = Vec::new();
+        loop {
+            match self.next() {
+                Event::Interface(event) => events.push(event),
+                Event::InSync => return events,
+            }
+        }
+    }
+
+    /// Waits for the interface of that name to have these addresses.
+    fn until(&mut self, name: &str, addresses: &[&str]) -> Interface {
+        let wanted: Vec<IpAddr> = addresses.iter().map(|a| a.parse().unwrap()).collect();
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end {
+            if let Event::Interface(event) = self.next()
+                && let Change::Interface(interface) = event.change
+                && event.name == name
+                && interface.addresses == wanted
+            {
+                return interface;
+            }
+        }
+        panic!("{name} never had {addresses:?}");
+    }
+
+    fn until_gone(&mut self, index: u32) {
+        while self.next_change() != Change::InterfaceGone(index) {}
+    }
+
+    fn next_change(&mut self) -> Change {
+        match self.next() {
+            Event::Interface(event) => event.change,
+            Event::InSync => panic!("in sync twice"),
+        }
+    }
+}
+
+#[test]
+fn pods_that_are_there_at_the_start_come_before_in_sync() {
+    sweep();
+    let (node, one, two) = (Namespace::new("s-n"), Namespace::new("s-1"), Namespace::new("s-2"));
+    node.veth("pod1", &one);
+    node.veth("pod2", &two);
+    one.ip("addr add 10.1.0.1/24 dev eth0");
+    one.ip("addr add 10.1.0.1/32 dev lo");
+    two.ip("addr add fd00:1::2/64 dev eth0");
+    two.ip("addr add 10.1.0.2 peer 10.1.0.254 dev eth0");
+    two.ip("addr add 10.1.0.7/32 dev eth0 scope host");
+    let mut events = node.discover(EVENTS_ONLY).initial();
+    events.sort_by(|a, b| a.name.cmp(&b.name));
+    let found: Vec<_> = events
+        .iter()
+        .map(|event| match &event.change {
+            Change::Interface(interface) => (event.name.as_str(), interface.addresses.clone()),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let addresses = |list: &[&str]| list.iter().map(|a| a.parse().unwrap()).collect::<Vec<_>>();
+    assert_eq!(
+        found,
+        [("pod1", addresses(&["10.1.0.1"])), ("pod2", addresses(&["10.1.0.2", "fd00:1::2"]))],
+        "no link-local, no host scope, one's own side of a point-to-point address"
+    );
+}
+
+#[test]
+fn a_pod_comes_changes_address_and_goes() {
+    sweep();
+    let (node, pod) = (Namespace::new("c-n"), Namespace::new("c-1"));
+    let mut observer = node.discover(EVENTS_ONLY);
+    assert_eq!(observer.initial(), []);
+    node.veth("pod1", &pod);
+    let without = observer.until("pod1", &[]);
+    // Let the questions in growing intervals run out, so that only events can tell.
+    std::thread::sleep(Duration::from_secs(3));
+    let assigned = Instant::now();
+    pod.ip("addr add 10.1.0.1/24 dev eth0");
+    let with = observer.until("pod1", &["10.1.0.1"]);
+    println!("address to event, `ip` included: {:?}", assigned.elapsed());
+    assert!(assigned.elapsed() < Duration::from_millis(500));
+    assert_eq!((with.index, with.incarnation), (without.index, without.incarnation));
+    pod.ip("addr add fd00:1::1/64 dev eth0");
+    observer.until("pod1", &["10.1.0.1", "fd00:1::1"]);
+    pod.ip("addr del 10.1.0.1/24 dev eth0");
+    observer.until("pod1", &["fd00:1::1"]);
+    node.ip("link set pod1 name renamed");
+    observer.until("renamed", &["fd00:1::1"]);
+    node.ip("link del renamed");
+    observer.until_gone(with.index);
+}
+
+#[test]
+fn events_arrive_within_milliseconds_of_the_address() {
+    sweep();
+    let (node, pod) = (Namespace::new("t-n"), Namespace::new("t-1"));
+    node.veth("pod1", &pod);
+    let mut observer = node.discover(EVENTS_ONLY);
+    observer.initial();
+    std::thread::sleep(Duration::from_secs(3));
+    // A netlink socket of our own, so that no process start is measured.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let index = pod.inside(|| nix::net::if_::if_nametoindex("eth0").unwrap());
+    let (connection, handle, _) =
+        pod.inside(|| runtime.block_on(async { rtnetlink::new_connection().unwrap() }));
+    runtime.spawn(connection);
+    let mut times = Vec::new();
+    for last in 1..=20u8 {
+        let address = IpAddr::from([10, 1, 0, last]);
+        let start = Instant::now();
+        runtime.block_on(handle.address().add(index, address, 32).execute()).unwrap();
+        while !matches!(observer.next_change(), Change::Interface(i) if i.addresses.contains(&address))
+        {
+        }
+        times.push(start.elapsed());
+    }
+    times.sort_unstable();
+    println!("address to event: median {:?}, worst {:?}", times[10], times[19]);
+    assert!(times[10] < Duration::from_millis(50));
+}
+
+#[test]
+fn a_veth_whose_peer_is_moved_out_later_is_seen_at_once() {
+    sweep();
+    let (node, pod) = (Namespace::new("m-n"), Namespace::new("m-1"));
+    let mut observer = node.discover(EVENTS_ONLY);
+    observer.initial();
+    node.ip("link add pod1 type veth peer name tmp");
+    assert_eq!(observer.within(Duration::from_millis(300)), None, "a pair in one namespace");
+    node.ip(&format!("link set tmp netns {} name eth0", pod.0));
+    observer.until("pod1", &[]);
+    pod.ip("addr add 10.1.0.1/24 dev eth0");
+    pod.ip("link set eth0 up");
+    observer.until("pod1", &["10.1.0.1"]);
+}
+
+#[test]
+fn a_removed_namespace_takes_its_interface_along() {
+    sweep();
+    let (node, pod) = (Namespace::new("d-n"), Namespace::new("d-1"));
+    let mut observer = node.discover(EVENTS_ONLY);
+    node.veth("pod1", &pod);
+    pod.ip("addr add 10.1.0.1/24 dev eth0");
+    let interface = observer.until("pod1", &["10.1.0.1"]);
+    drop(pod);
+    observer.until_gone(interface.index);
+    // The namespace's identifier is free now; the next pod gets it.
+    let next = Namespace::new("d-2");
+    node.veth("pod2", &next);
+    next.ip("addr add 10.1.0.1/24 dev eth0");
+    observer.until("pod2", &["10.1.0.1"]);
+}
+
+#[test]
+fn a_reused_index_has_another_incarnation() {
+    sweep();
+    let (node, pod) = (Namespace::new("r-n"), Namespace::new("r-1"));
+    let mut observer = node.discover(EVENTS_ONLY);
+    let mut incarnations = Vec::new();
+    for _ in 0..2 {
+        // As alike as can be: the same index, name, hardware address and namespace.
+        node.ip(&format!(
+            "link add pod1 index 77 address 02:00:00:00:00:01 type veth peer name eth0 netns {}",
+            pod.0
+        ));
+        pod.ip("addr add 10.1.0.1/24 dev eth0");
+        let interface = observer.until("pod1", &["10.1.0.1"]);
+        assert_eq!(interface.index, 77);
+        incarnations.push(interface.incarnation);
+        node.ip("link del pod1");
+        observer.until_gone(77);
+    }
+    assert_ne!(incarnations[0], incarnations[1]);
+}
+
+#[test]
+fn a_restarted_agent_gives_the_same_incarnation() {
+    sweep();
+    let (node, pod) = (Namespace::new("a-n"), Namespace::new("a-1"));
+    node.veth("pod1", &pod);
+    pod.ip("addr add 10.1.0.1/24 dev eth0");
+    let first = node.discover(EVENTS_ONLY).initial();
+    assert_eq!(first.len(), 1);
+    assert_eq!(node.discover(EVENTS_ONLY).initial(), first);
+}
+
+#[test]
+fn a_bridge_port_is_an_interface_and_leaving_the_bridge_is_not_its_end() {
+    sweep();
+    let (node, pod) = (Namespace::new("b-n"), Namespace::new("b-1"));
+    let mut observer = node.discover(EVENTS_ONLY);
+    observer.initial();
+    node.ip("link add br0 type bridge");
+    node.veth("pod1", &pod);
+    pod.ip("addr add 10.1.0.1/24 dev eth0");
+    node.ip("link set pod1 master br0");
+    let interface = observer.until("pod1", &["10.1.0.1"]);
+    node.ip("link set pod1 nomaster");
+    assert_eq!(observer.within(Duration::from_millis(500)), None);
+    node.ip("link del pod1");
+    observer.until_gone(interface.index);
+}
+
+#[test]
+fn lost_events_lead_to_a_new_listing() {
+    sweep();
+    let (node, pod) = (Namespace::new("o-n"), Namespace::new("o-1"));
+    // The smallest buffer there is: room for about one link event.
+    let mut observer = node.discover(Settings { receive_buffer: 1, ..EVENTS_ONLY });
+    observer.initial();
+    let batch = tempfile::NamedTempFile::new().unwrap();
+    let lines: String = (0..100)
+        .map(|n| format!("link add v{n} type veth peer name e{n} netns {}\n", pod.0))
+        .collect();
+    std::fs::write(batch.path(), lines).unwrap();
+    node.ip(&format!("-batch {}", batch.path().display()));
+    let end = Instant::now() + PATIENCE;
+    let mut seen = std::collections::BTreeSet::new();
+    while seen.len() < 100 && Instant::now() < end {
+        match observer.within(Duration::from_secs(1)) {
+            Some(Event::Interface(event)) => seen.insert(event.name),
+            _ => break,
+        };
+    }
+    let overruns = observer.discovery.counters().overruns.load(Ordering::Relaxed);
+    println!("overruns: {overruns}");
+    assert!(overruns > 0, "nothing was lost: the test shows nothing");
+    assert_eq!(seen.len(), 100);
+}
+
+#[test]
+fn discovery_ends_with_its_receiver_and_with_its_handle() {
+    sweep();
+    let node = Namespace::new("e-n");
+    let mut observer = node.discover(EVENTS_ONLY);
+    observer.initial();
+    let Observer { discovery, mut events } = observer;
+    assert!(discovery.is_running());
+    drop(discovery);
+    let end = Instant::now() + PATIENCE;
+    while events.try_recv() != Err(mpsc::error::TryRecvError::Disconnected) {
+        assert!(Instant::now() < end, "the thread still holds its channel");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
