@@ -30,7 +30,7 @@ struct Namespace(String);
 
 impl Namespace {
     fn new(name: &str) -> Self {
-        let namespace = Self(format!("np-{}-{name}", std::process::id()));
+        let namespace = Self(format!("npe-{}-{name}", std::process::id()));
         ip(&format!("netns add {namespace}", namespace = namespace.0));
         namespace
     }
@@ -74,7 +74,7 @@ impl Drop for Namespace {
 fn sweep() {
     for entry in std::fs::read_dir("/run/netns").into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let owner = name.strip_prefix("np-").and_then(|rest| rest.split('-').next());
+        let owner = name.strip_prefix("npe-").and_then(|rest| rest.split('-').next());
         if owner.is_some_and(|pid| !std::fs::exists(format!("/proc/{pid}")).unwrap_or(true)) {
             try_ip(&format!("netns del {name}"));
         }
