@@ -1,5 +1,6 @@
-//! Nothing yet.
+//! Kubernetes NetworkPolicy enforced in eBPF at every pod's veth: the agent's parts.
 
-pub mod dataplane;
 pub mod endpoint;
-mod netlink;
+pub mod netlink;
+pub mod source;
+pub mod dataplane;
