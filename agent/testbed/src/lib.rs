@@ -1,1 +1,83 @@
-//! Nodes and pods as network namespaces.
+//! Nodes and pods as network namespaces, with real servers and probes.
+//!
+//! ```text
+//! Node (namespace, forwarding)          Node
+//!  ├─ veth ── Pod (namespace)            ├─ cni0 ─┬─ veth ── Pod
+//!  ├─ veth ── Pod                        │        └─ veth ── Pod
+//!  └─ link ──────────────────────────────┘
+//!    Cni::Ptp: host routes                 Cni::Bridge
+//! ```
+//!
+//! Everything happens in namespaces that the process makes itself and that have no way out; they
+//! go when their owner is dropped, on panic too, and [`sweep`] removes what a killed process left.
+//! No part of netpold is used here, so what the tests see does not depend on what they test.
+
+mod agent;
+mod flow;
+mod frame;
+mod host;
+mod icmp;
+mod manifests;
+mod message;
+mod netns;
+mod node;
+mod pod;
+mod probe;
+mod sctp;
+mod server;
+
+pub use agent::{Agent, AgentOptions};
+pub use flow::Flow;
+pub use frame::{ethernet, udp_frame};
+pub use host::Host;
+pub use manifests::{Manifests, namespace};
+pub use netns::{Netns, sweep};
+pub use node::{Cni, Node, link_nodes};
+pub use pod::{Pod, PodSpec};
+pub use probe::{Probe, ProbeResult, probe_all};
+
+/// What a probe speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protocol {
+    /// A connection, a request and its answer.
+    Tcp,
+    /// A request and its answer.
+    Udp,
+    /// An INIT chunk and its INIT ACK, over raw sockets (this works on kernels without SCTP).
+    Sctp,
+    /// An echo request and its reply; the port has no meaning.
+    Icmp,
+}
+
+impl Protocol {
+    /// The three protocols that NetworkPolicy ports know.
+    pub const WITH_PORTS: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
+}
+
+impl std::fmt::Display for Protocol {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
+            Self::Icmp => "ICMP",
+        })
+    }
+}
+
+/// Whether the test may run: true as root, after a [`sweep`]. Otherwise says loudly that the test
+/// is skipped; under CI, where it must not be, it panics.
+#[must_use]
+#[expect(clippy::panic, clippy::print_stderr, reason = "speaks to whoever runs the tests")]
+pub fn require_root(test: &str) -> bool {
+    if nix::unistd::geteuid().is_root() {
+        sweep();
+        return true;
+    }
+    let skipped = format!("SKIPPED {test}: needs root (network namespaces)");
+    if std::env::var("CI").is_ok_and(|v| v == "true") {
+        panic!("{skipped}, and CI=true allows no skipping");
+    }
+    eprintln!("{skipped}");
+    false
+}

@@ -1,0 +1,205 @@
+//! A netpold agent as a process in a node's namespace.
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::mount::{MntFlags, umount2};
+use nix::sys::prctl;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::host::Host;
+
+/// What an agent is started with.
+#[derive(Clone, Debug)]
+pub struct AgentOptions {
+    /// The `netpold` binary.
+    pub binary: PathBuf,
+    /// `--manifests`
+    pub manifests: PathBuf,
+    /// Further arguments of `netpold run`.
+    pub arguments: Vec<String>,
+}
+
+/// The agent of a node, with pin root, control socket and log in a directory of their own. Dropped,
+/// it is ended and everything it pinned goes. It also ends with the thread that started it, so that
+/// a killed test leaves no agent behind.
+#[derive(Debug)]
+pub struct Agent {
+    options: AgentOptions,
+    node: String,
+    directory: PathBuf,
+    child: Child,
+}
+
+/// How often a condition is looked at again.
+const INTERVAL: Duration = Duration::from_millis(20);
+const GRACE: Duration = Duration::from_secs(3);
+
+impl Agent {
+    /// Starts `netpold run` in the node's namespace.
+    ///
+    /// # Errors
+    /// When the binary cannot be run.
+    pub fn start(node: &Host, options: AgentOptions) -> Result<Self> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("np-{}-{number}-{}", std::process::id(), node.name());
+        let directory = std::env::temp_dir().join(name);
+        fs::create_dir_all(directory.join("bpf"))
+            .with_context(|| format!("cannot make {}", directory.display()))?;
+        let spawned = spawn(node, &options, &directory);
+        if spawned.is_err() {
+            clean(&directory);
+        }
+        Ok(Self { node: node.name().into(), child: spawned?, options, directory })
+    }
+
+    /// Starts it again, over what it pinned, after [`Agent::signal`] ended it.
+    ///
+    /// # Errors
+    /// When the binary cannot be run.
+    pub fn restart(&mut self, node: &Host) -> Result<()> {
+        self.end(Signal::SIGTERM);
+        self.child = spawn(node, &self.options, &self.directory)?;
+        Ok(())
+    }
+
+    /// Sends a signal and waits for the process to end; what it pinned stays.
+    pub fn end(&mut self, signal: Signal) {
+        let _ = kill(Pid::from_raw(self.child.id() as i32), signal);
+        let deadline = Instant::now() + GRACE;
+        while Instant::now() < deadline {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(INTERVAL);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Name of the node that it serves.
+    #[must_use]
+    pub fn node(&self) -> &str {
+        &self.node
+    }
+
+    /// Process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Pin root (`--bpffs`).
+    #[must_use]
+    pub fn bpffs(&self) -> PathBuf {
+        self.directory.join("bpf")
+    }
+
+    /// Control socket (`--socket`).
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.directory.join("control.sock")
+    }
+
+    /// What it has logged so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.directory.join("log")).unwrap_or_default()
+    }
+
+    /// What `netpold status -o json` says.
+    ///
+    /// # Errors
+    /// When it does not answer, which is so while it starts.
+    pub fn status(&self) -> Result<Value> {
+        let output = Command::new(&self.options.binary)
+            .args(["status", "-o", "json", "--socket"])
+            .arg(self.socket())
+            .output()
+            .with_context(|| format!("cannot run {}", self.options.binary.display()))?;
+        serde_json::from_slice(&output.stdout).with_context(|| {
+            format!("no status of {}: {}", self.node, String::from_utf8_lossy(&output.stderr))
+        })
+    }
+
+    /// Waits until its status fulfils a condition, and returns that status.
+    ///
+    /// # Errors
+    /// When the agent ends or the time is over, with the end of its log.
+    pub fn wait_for(
+        &mut self,
+        what: &str,
+        timeout: Duration,
+        mut condition: impl FnMut(&Value) -> bool,
+    ) -> Result<Value> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("the agent of {} ended ({status}):\n{}", self.node, self.log_end());
+            }
+            let answer = self.status();
+            match answer {
+                Ok(status) if condition(&status) => return Ok(status),
+                _ if Instant::now() < deadline => std::thread::sleep(INTERVAL),
+                Ok(last) => bail!(
+                    "the agent of {} is not {what} after {timeout:?}: {last}\n{}",
+                    self.node,
+                    self.log_end()
+                ),
+                Err(e) => bail!(
+                    "the agent of {} is not {what} after {timeout:?}: {e:#}\n{}",
+                    self.node,
+                    self.log_end()
+                ),
+            }
+        }
+    }
+
+    fn log_end(&self) -> String {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.end(Signal::SIGTERM);
+        clean(&self.directory);
+    }
+}
+
+fn spawn(node: &Host, options: &AgentOptions, directory: &Path) -> Result<Child> {
+    let die_with_parent = || prctl::set_pdeathsig(Signal::SIGTERM).map_err(std::io::Error::from);
+    let log = File::options().create(true).append(true).open(directory.join("log"))?;
+    let mut command = node.command(&options.binary)?;
+    // SAFETY: the closure only makes the prctl system call, which is async-signal-safe.
+    unsafe { command.pre_exec(die_with_parent) };
+    command
+        .args(["run", "--node-name", node.name(), "--manifests"])
+        .arg(&options.manifests)
+        .arg("--bpffs")
+        .arg(directory.join("bpf"))
+        .arg("--socket")
+        .arg(directory.join("control.sock"))
+        .args(&options.arguments)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+        .with_context(|| format!("cannot run {}", options.binary.display()))
+}
+
+/// Whether the agent mounted its pin root or only wrote to it: both go.
+pub(crate) fn clean(directory: &Path) {
+    while umount2(&directory.join("bpf"), MntFlags::MNT_DETACH).is_ok() {}
+    let _ = fs::remove_dir_all(directory);
+}

@@ -1,0 +1,95 @@
+//! Flows that stay open while policies change around them.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use socket2::{Domain, Socket, Type};
+
+use crate::Protocol;
+use crate::host::Host;
+use crate::probe::nonce;
+
+/// An open TCP connection, or a UDP socket that keeps its port.
+#[derive(Debug)]
+pub struct Flow {
+    socket: Socket,
+    protocol: Protocol,
+    pending: Vec<u8>,
+}
+
+impl Flow {
+    pub(crate) fn open(
+        from: &Host,
+        protocol: Protocol,
+        to: SocketAddr,
+        timeout: Duration,
+    ) -> Result<Self> {
+        let kind = match protocol {
+            Protocol::Tcp => Type::STREAM,
+            Protocol::Udp => Type::DGRAM,
+            Protocol::Sctp | Protocol::Icmp => bail!("{protocol} has no flows that stay open here"),
+        };
+        let socket = from.run(|| Socket::new(Domain::for_address(to), kind, None))?;
+        let socket = socket.context("socket")?;
+        socket
+            .connect_timeout(&to.into(), timeout)
+            .with_context(|| format!("{} cannot connect to {to}", from.name()))?;
+        socket.set_nonblocking(false)?;
+        if protocol == Protocol::Tcp {
+            socket.set_tcp_nodelay(true)?;
+        }
+        Ok(Self { socket, protocol, pending: Vec::new() })
+    }
+
+    /// One request, and whether its answer came in time. A request over TCP that was lost is sent
+    /// again by the kernel (at least once a second where it can be told so), so a flow that is
+    /// allowed again takes that long to go on; one over UDP is sent twice.
+    pub fn ping(&mut self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        let request = format!("{}\n", nonce());
+        if self.protocol == Protocol::Udp {
+            let middle = Instant::now() + timeout / 2;
+            return self.ask(&request, middle) || self.ask(&request, deadline);
+        }
+        self.ask(&request, deadline)
+    }
+
+    /// Local address and port.
+    ///
+    /// # Errors
+    /// Of getsockname(2).
+    pub fn local(&self) -> Result<SocketAddr> {
+        self.socket.local_addr()?.as_socket().context("not an IP socket")
+    }
+
+    fn ask(&mut self, request: &str, deadline: Instant) -> bool {
+        if self.socket.send(request.as_bytes()).is_err() {
+            return false;
+        }
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.socket.set_read_timeout(Some(left)).is_err() {
+                return false;
+            }
+            let mut buffer = [0; 4096];
+            match std::io::Read::read(&mut &self.socket, &mut buffer) {
+                Ok(0) => return false,
+                Ok(n) => self.pending.extend(&buffer[..n]),
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(_) => return false,
+            }
+            if self.answers().any(|line| line.ends_with(request.as_bytes())) {
+                return true;
+            }
+        }
+    }
+
+    /// Takes the complete lines out of what came in.
+    fn answers(&mut self) -> impl Iterator<Item = Vec<u8>> + use<> {
+        let end = self.pending.iter().rposition(|b| *b == b'\n').map_or(0, |i| i + 1);
+        let lines: Vec<u8> = self.pending.drain(..end).collect();
+        lines.split_inclusive(|b| *b == b'\n').map(<[u8]>::to_vec).collect::<Vec<_>>().into_iter()
+    }
+}

@@ -1,0 +1,136 @@
+//! What a node and a pod have in common: a namespace with a name, servers and probes.
+
+use std::ffi::OsStr;
+use std::net::{IpAddr, SocketAddr};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::Protocol;
+use crate::flow::Flow;
+use crate::frame;
+use crate::netns::Netns;
+use crate::probe::{Probe, ProbeResult, probe_all};
+use crate::server::Servers;
+
+/// A network namespace that serves and probes. Its servers end before it does.
+#[derive(Debug)]
+pub struct Host {
+    name: String,
+    servers: Servers,
+    netns: Arc<Netns>,
+}
+
+impl Host {
+    pub(crate) fn new(name: String, label: &str) -> Result<Self> {
+        let netns = Arc::new(Netns::create(label)?);
+        netns.sysctls(SETTINGS)?;
+        for (key, value) in OPTIONAL_SETTINGS {
+            let _ = netns.sysctl(key, value);
+        }
+        Ok(Self { servers: Servers::new(&name), name, netns })
+    }
+
+    /// Node name, or `namespace/name` of a pod: what its servers answer with.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The network namespace.
+    #[must_use]
+    pub fn netns(&self) -> &Arc<Netns> {
+        &self.netns
+    }
+
+    /// Runs a closure inside, see [`Netns::run`].
+    ///
+    /// # Errors
+    /// When the namespace cannot be entered.
+    pub fn run<T: Send>(&self, body: impl FnOnce() -> T + Send) -> Result<T> {
+        self.netns.run(body)
+    }
+
+    /// A command that will run inside, see [`Netns::command`].
+    ///
+    /// # Errors
+    /// When out of file descriptors.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Result<Command> {
+        self.netns.command(program)
+    }
+
+    /// Serves a port on every address of both families until the host is dropped. TCP and UDP
+    /// answer each request line or datagram with `<name> <request>`, SCTP an INIT with an INIT ACK,
+    /// or with an ABORT at a port that is not served.
+    ///
+    /// # Errors
+    /// When the port is taken, and for ICMP, which the kernel answers.
+    pub fn serve(&self, protocol: Protocol, port: u16) -> Result<()> {
+        self.servers.serve(&self.netns, protocol, port)
+    }
+
+    /// One probe; for many at once see [`probe_all`].
+    #[must_use]
+    pub fn probe(
+        &self,
+        protocol: Protocol,
+        to: IpAddr,
+        port: u16,
+        timeout: Duration,
+    ) -> ProbeResult {
+        let probe = Probe { from: self, protocol, to, port };
+        let failed = || ProbeResult::Failed("no answer from the prober".into());
+        probe_all(&[probe], timeout).pop().unwrap_or_else(failed)
+    }
+
+    /// Opens a flow that stays, over TCP or UDP.
+    ///
+    /// # Errors
+    /// When the connection is not established in time.
+    pub fn open_flow(&self, protocol: Protocol, to: SocketAddr, timeout: Duration) -> Result<Flow> {
+        Flow::open(self, protocol, to, timeout)
+    }
+
+    /// Sends one Ethernet frame out of an interface (`eth0` of a pod), as it is.
+    ///
+    /// # Errors
+    /// When there is no such interface or the frame is longer than its MTU allows.
+    pub fn send_frame(&self, interface: &str, frame: &[u8]) -> Result<()> {
+        self.run(|| frame::send(interface, frame))?
+    }
+
+    /// Index of an interface in this namespace, `None` if there is none of that name.
+    ///
+    /// # Errors
+    /// When the namespace cannot be entered.
+    pub fn ifindex(&self, interface: &str) -> Result<Option<u32>> {
+        self.run(|| nix::net::if_::if_nametoindex(interface).ok())
+    }
+}
+
+/// Without duplicate address detection an IPv6 address works at once; without rate limits a
+/// refused probe is told from a dropped one however many there are.
+const SETTINGS: &[(&str, &str)] = &[
+    ("ipv4/conf/all/rp_filter", "0"),
+    ("ipv4/conf/default/rp_filter", "0"),
+    ("ipv4/conf/all/send_redirects", "0"),
+    ("ipv4/conf/default/send_redirects", "0"),
+    ("ipv4/icmp_ratelimit", "0"),
+    ("ipv6/icmp/ratelimit", "0"),
+    ("ipv6/conf/all/disable_ipv6", "0"),
+    ("ipv6/conf/default/disable_ipv6", "0"),
+    ("ipv6/conf/default/accept_dad", "0"),
+    ("ipv6/conf/default/dad_transmits", "0"),
+    ("ipv6/conf/default/accept_ra", "0"),
+    ("ipv6/conf/default/router_solicitations", "0"),
+];
+
+/// Newer kernels: limits per namespace (6.12), and retransmissions at least once a second (6.15),
+/// so that a flow which is allowed again goes on soon.
+const OPTIONAL_SETTINGS: &[(&str, &str)] = &[
+    ("ipv4/icmp_msgs_per_sec", "1000000"),
+    ("ipv4/icmp_msgs_burst", "1000000"),
+    ("ipv4/tcp_rto_max_ms", "1000"),
+];

@@ -1,0 +1,197 @@
+//! One network namespace: made, entered, configured and removed.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+use anyhow::{Context, Result, bail};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, setns, unshare};
+
+/// Not `/run/netns`: the first `ip netns add` on a machine binds that directory over itself, and
+/// what was mounted in it before could never be unmounted. For a look inside while a test runs:
+/// `nsenter --net=/run/netpold-testbed/NAME`.
+const DIRECTORY: &str = "/run/netpold-testbed";
+
+/// A network namespace with a name, removed when dropped.
+#[derive(Debug)]
+pub struct Netns {
+    name: String,
+    handle: OwnedFd,
+}
+
+impl Netns {
+    /// Makes a namespace named `np-<pid>-<number>-<label>`, its loopback down.
+    ///
+    /// # Errors
+    /// Without the capabilities for it (CAP_SYS_ADMIN), or when `/run` cannot be written.
+    pub fn create(label: &str) -> Result<Self> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("np-{}-{number}-{label}", std::process::id());
+        fs::create_dir_all(DIRECTORY).with_context(|| format!("cannot make {DIRECTORY}"))?;
+        let path = Path::new(DIRECTORY).join(&name);
+        File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        let handle = thread::scope(|s| s.spawn(|| bind_new(&path)).join())
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        match handle {
+            Ok(handle) => Ok(Self { name, handle }),
+            Err(error) => {
+                let _ = fs::remove_file(&path);
+                Err(error).with_context(|| format!("cannot make network namespace {name}"))
+            }
+        }
+    }
+
+    /// Name, unique on this machine while the process lives.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A file that names the namespace, for `nsenter --net=` and setns(2).
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        Path::new(DIRECTORY).join(&self.name)
+    }
+
+    /// Runs a closure on a thread of its own inside the namespace. A socket opened there stays in
+    /// the namespace wherever it is used afterwards.
+    ///
+    /// # Errors
+    /// When the namespace cannot be entered. A panic of the closure is passed on.
+    pub fn run<T: Send>(&self, body: impl FnOnce() -> T + Send) -> Result<T> {
+        let inside = || -> Result<T> {
+            setns(&self.handle, CloneFlags::CLONE_NEWNET)
+                .with_context(|| format!("cannot enter {}", self.name))?;
+            Ok(body())
+        };
+        thread::scope(|s| s.spawn(inside).join())
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    /// A command that will run inside the namespace. Only the network namespace is entered: unlike
+    /// `ip netns exec`, which remounts /sys, the child sees the same bpffs as we do.
+    ///
+    /// # Errors
+    /// When out of file descriptors.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Result<Command> {
+        let handle = self.handle.try_clone().context("cannot duplicate a namespace handle")?;
+        let mut command = Command::new(program);
+        let enter = move || setns(&handle, CloneFlags::CLONE_NEWNET).map_err(io::Error::from);
+        // SAFETY: the closure only makes the setns system call, which is async-signal-safe, and
+        // allocates nothing.
+        unsafe { command.pre_exec(enter) };
+        Ok(command)
+    }
+
+    /// Feeds lines to `ip -batch` inside the namespace, one command a line without the word `ip`.
+    ///
+    /// # Errors
+    /// With what `ip` printed, at the first line it refuses.
+    pub fn ip(&self, batch: &str) -> Result<()> {
+        let mut child = self
+            .command("ip")?
+            .args(["-batch", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("cannot run ip (Debian package iproute2)")?;
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(batch.as_bytes()).context("cannot write to ip -batch")?;
+        }
+        let output = child.wait_with_output().context("cannot wait for ip")?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            bail!("ip -batch in {} failed: {}\n{batch}", self.name, said.trim());
+        }
+        Ok(())
+    }
+
+    /// Sets a value below `/proc/sys/net`, such as `ipv4/ip_forward`.
+    ///
+    /// # Errors
+    /// When this kernel has no such setting or refuses the value.
+    pub fn sysctl(&self, key: &str, value: &str) -> Result<()> {
+        self.sysctls(&[(key, value)])
+    }
+
+    /// Sets several values below `/proc/sys/net`.
+    ///
+    /// # Errors
+    /// As [`Netns::sysctl`], at the first one.
+    pub fn sysctls(&self, settings: &[(&str, &str)]) -> Result<()> {
+        self.run(|| {
+            settings.iter().try_for_each(|(key, value)| {
+                fs::write(Path::new("/proc/sys/net").join(key), value)
+                    .with_context(|| format!("cannot set net/{key} to {value}"))
+            })
+        })?
+    }
+}
+
+impl Drop for Netns {
+    fn drop(&mut self) {
+        remove(&self.path());
+    }
+}
+
+/// On a thread that ends afterwards: leaves for a new namespace and pins it on `path`.
+fn bind_new(path: &Path) -> Result<OwnedFd> {
+    unshare(CloneFlags::CLONE_NEWNET).context("unshare(CLONE_NEWNET)")?;
+    let own = Path::new("/proc/thread-self/ns/net");
+    mount(Some(own), path, None::<&str>, MsFlags::MS_BIND, None::<&str>).context("bind mount")?;
+    Ok(File::open(path)?.into())
+}
+
+fn remove(path: &Path) {
+    while umount2(path, MntFlags::MNT_DETACH).is_ok() {}
+    let _ = fs::remove_file(path);
+}
+
+/// Removes the namespaces and agent directories that processes which no longer live have left
+/// behind. Called at the start of a test it keeps a killed run from leaking into the next; it
+/// touches nothing of a living process, so parallel runs do not disturb each other.
+pub fn sweep() {
+    for path in stale(Path::new(DIRECTORY)) {
+        remove(&path);
+    }
+    for path in stale(&std::env::temp_dir()) {
+        crate::agent::clean(&path);
+    }
+}
+
+/// Entries of a directory whose names carry the id of a process that is gone.
+fn stale(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    let dead = |pid: u32| !Path::new("/proc").join(pid.to_string()).exists();
+    entries
+        .flatten()
+        .filter(|entry| entry.file_name().to_str().and_then(owner).is_some_and(dead))
+        .map(|entry| entry.path())
+        .collect()
+}
+
+/// The process that made the namespace of this name; `None` if it is not one of ours.
+fn owner(name: &str) -> Option<u32> {
+    name.strip_prefix("np-")?.split('-').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::owner;
+
+    #[test]
+    fn only_our_names_have_an_owner() {
+        assert_eq!(owner("np-4711-0-node-a"), Some(4711));
+        assert_eq!(owner("np-x-0"), None);
+        assert_eq!(owner("cni-4711"), None);
+        assert_eq!(owner("np-"), None);
+    }
+}

@@ -1,0 +1,190 @@
+//! Probes: does a packet get there and its answer back?
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollTimeout, poll};
+
+use crate::Protocol;
+use crate::host::Host;
+
+mod attempt;
+
+use attempt::Attempt;
+
+/// One question: does `from` reach that address and port?
+#[derive(Clone, Copy, Debug)]
+pub struct Probe<'a> {
+    /// Pod or node that asks.
+    pub from: &'a Host,
+    /// What it speaks.
+    pub protocol: Protocol,
+    /// Whom it asks.
+    pub to: IpAddr,
+    /// Port that it asks; without meaning for ICMP.
+    pub port: u16,
+}
+
+/// What came of a probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProbeResult {
+    /// Answered, by the host of this name (ICMP does not tell it: empty).
+    Connected(String),
+    /// No answer: what a dropped packet looks like.
+    Timeout,
+    /// Nobody serves the port (RST, ABORT, ICMP port or protocol unreachable): it was not dropped.
+    Refused,
+    /// No route, or the router says that the host is not there.
+    Unreachable,
+    /// Could not be tried.
+    Failed(String),
+}
+
+impl ProbeResult {
+    /// Whether an answer came.
+    #[must_use]
+    pub const fn connected(&self) -> bool {
+        matches!(self, Self::Connected(_))
+    }
+
+    /// Whether the packet or its answer disappeared.
+    #[must_use]
+    pub const fn dropped(&self) -> bool {
+        matches!(self, Self::Timeout)
+    }
+}
+
+impl std::fmt::Display for ProbeResult {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Connected(name) if name.is_empty() => f.write_str("connected"),
+            Self::Connected(name) => write!(f, "connected to {name}"),
+            Self::Timeout => f.write_str("timed out"),
+            Self::Refused => f.write_str("refused"),
+            Self::Unreachable => f.write_str("unreachable"),
+            Self::Failed(why) => write!(f, "failed: {why}"),
+        }
+    }
+}
+
+/// Asks many questions at the same time and answers in their order. Takes about as long as one
+/// probe that times out. Requests that have no connection to repeat them are sent again once, at
+/// half the time.
+#[must_use]
+pub fn probe_all(probes: &[Probe<'_>], timeout: Duration) -> Vec<ProbeResult> {
+    raise_file_limit();
+    let mut by_host: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (index, probe) in probes.iter().enumerate() {
+        by_host.entry(probe.from.netns().name()).or_default().push(index);
+    }
+    let mut results = vec![ProbeResult::Timeout; probes.len()];
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = by_host
+            .values()
+            .map(|indexes| {
+                let mine: Vec<Probe<'_>> = indexes.iter().map(|i| probes[*i]).collect();
+                (indexes, scope.spawn(move || probe_from_one(&mine, timeout)))
+            })
+            .collect();
+        for (indexes, thread) in threads {
+            let answers = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            for (index, answer) in indexes.iter().zip(answers) {
+                results[*index] = answer;
+            }
+        }
+    });
+    results
+}
+
+/// All probes of one host: sockets opened inside its namespace, then one poll loop.
+fn probe_from_one(probes: &[Probe<'_>], timeout: Duration) -> Vec<ProbeResult> {
+    let Some(first) = probes.first() else { return Vec::new() };
+    let open = || -> Vec<io::Result<Attempt>> {
+        probes.iter().map(|p| Attempt::open(p.protocol, SocketAddr::new(p.to, p.port))).collect()
+    };
+    let opened = match first.from.run(open) {
+        Ok(opened) => opened,
+        Err(e) => return vec![ProbeResult::Failed(format!("{e:#}")); probes.len()],
+    };
+    let mut results: Vec<Option<ProbeResult>> = Vec::with_capacity(probes.len());
+    let mut running = Vec::with_capacity(probes.len());
+    for (index, attempt) in opened.into_iter().enumerate() {
+        let started = attempt.and_then(|mut a| a.start().map(|()| a));
+        results.push(started.as_ref().err().map(from_error));
+        running.extend(started.ok().map(|attempt| (index, attempt)));
+    }
+    wait(running, &mut results, timeout);
+    results.into_iter().map(|r| r.unwrap_or(ProbeResult::Timeout)).collect()
+}
+
+fn wait(
+    mut running: Vec<(usize, Attempt)>,
+    results: &mut [Option<ProbeResult>],
+    timeout: Duration,
+) {
+    let start = Instant::now();
+    let (middle, end) = (start + timeout / 2, start + timeout);
+    let mut repeated = false;
+    while !running.is_empty() {
+        let now = Instant::now();
+        let until = if repeated { end } else { middle };
+        let left = until.saturating_duration_since(now).as_millis();
+        let mut fds: Vec<PollFd<'_>> =
+            running.iter().map(|(_, a)| PollFd::new(a.socket().as_fd(), a.interest())).collect();
+        let count = poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO));
+        let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(true)).collect();
+        let mut ready = ready.into_iter();
+        running.retain_mut(|(index, attempt)| {
+            if ready.next() == Some(true) {
+                results[*index] = attempt.turn().unwrap_or_else(|e| Some(from_error(&e)));
+            }
+            results[*index].is_none()
+        });
+        // Judged only after a look at the sockets that was not cut short: if this thread did not
+        // run for a while, its answers are there all the same.
+        if count == Ok(0) && now >= end {
+            return;
+        }
+        if !repeated && now >= middle {
+            repeated = true;
+            for (_, attempt) in &mut running {
+                let _ = attempt.repeat();
+            }
+        }
+    }
+}
+
+fn from_error(error: &io::Error) -> ProbeResult {
+    match error.raw_os_error() {
+        Some(libc::ECONNREFUSED | libc::ECONNRESET | libc::ENOPROTOOPT | libc::EPROTO) => {
+            ProbeResult::Refused
+        }
+        Some(libc::EHOSTUNREACH | libc::ENETUNREACH | libc::EHOSTDOWN) => ProbeResult::Unreachable,
+        _ => ProbeResult::Failed(error.to_string()),
+    }
+}
+
+/// A text that no other request of this process has.
+pub(crate) fn nonce() -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    format!("{:x}-{:x}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// A matrix of probes holds a thousand sockets open, where 1,024 is the usual soft limit.
+fn raise_file_limit() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the pointer is to a local of the right type.
+        if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            // SAFETY: as above.
+            unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+        }
+    });
+}
