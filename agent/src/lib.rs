@@ -1,1 +1,4 @@
-//! Nothing yet.
+//! netpold's agent.
+
+pub mod dataplane;
+pub mod object;

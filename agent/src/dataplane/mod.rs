@@ -1,0 +1,3 @@
+//! The kernel's side of the agent.
+
+pub mod test_run;
