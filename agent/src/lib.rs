@@ -2,5 +2,6 @@
 
 pub mod endpoint;
 pub mod netlink;
+pub mod object;
 pub mod source;
 pub mod dataplane;
