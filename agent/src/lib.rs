@@ -1,6 +1,7 @@
 //! Kubernetes NetworkPolicy enforced in eBPF at every pod's veth: the agent's parts.
 
 pub mod endpoint;
+pub mod engine;
 pub mod netlink;
 pub mod object;
 pub mod source;

@@ -4,3 +4,5 @@
 pub mod layout;
 pub mod policy;
 pub mod reason;
+#[cfg(feature = "user")]
+mod user;

@@ -1,0 +1,135 @@
+//! The pin root: where maps and links outlive the agent, and who owns it.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use netpold_ebpf::layout::LAYOUT_VERSION;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::mount::{MsFlags, mount};
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+
+/// What can go wrong with the pin root; each message says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum BpffsError {
+    /// The directory could not be made.
+    #[error("--bpffs {}: cannot create the directory: {source}", path.display())]
+    Create {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// No bpffs there and none could be mounted.
+    #[error(
+        "--bpffs {}: not on a BPF file system, and mounting one there failed: {errno}. Run as root \
+         with CAP_SYS_ADMIN, or mount it beforehand: mount -t bpf bpf {}",
+        path.display(), path.display()
+    )]
+    Mount {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        errno: Errno,
+    },
+    /// Another agent is at work on the same pins.
+    #[error(
+        "--bpffs {}: another netpold agent is running on this pin root; nothing was changed. Stop \
+         it first, or give this one a --bpffs of its own",
+        path.display()
+    )]
+    Busy {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Locking failed for another reason.
+    #[error("--bpffs {}: cannot lock the directory: {errno}", path.display())]
+    Lock {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        errno: Errno,
+    },
+}
+
+/// A pin root that this process owns until it is dropped.
+#[derive(Debug)]
+pub struct PinRoot {
+    root: PathBuf,
+    versioned: PathBuf,
+    _lock: Flock<File>,
+}
+
+impl PinRoot {
+    /// Makes sure that `root` is on a bpffs (mounting one there if need be), locks it against other
+    /// agents and creates the folder of this layout version.
+    ///
+    /// # Errors
+    /// See [`BpffsError`]; nothing that is pinned is touched in any case.
+    pub fn open(root: &Path) -> Result<Self, BpffsError> {
+        ensure_bpffs(root)?;
+        let lock = lock(root)?;
+        let versioned = root.join(format!("v{LAYOUT_VERSION}"));
+        create(&versioned.join("links"))?;
+        Ok(Self { root: root.to_owned(), versioned, _lock: lock })
+    }
+
+    /// The directory given by `--bpffs`.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Where a map of this layout version is pinned.
+    #[must_use]
+    pub fn map(&self, name: &str) -> PathBuf {
+        self.versioned.join(name)
+    }
+
+    /// Where links are pinned.
+    #[must_use]
+    pub fn links(&self) -> PathBuf {
+        self.versioned.join("links")
+    }
+}
+
+fn create(path: &Path) -> Result<(), BpffsError> {
+    fs::create_dir_all(path)
+        .map_err(|source| BpffsError::Create { path: path.to_owned(), source })
+}
+
+/// bpffs is not mounted on every node. Where the nearest existing ancestor is not one, mount it: on
+/// `/sys/fs/bpf` if the root lies there (sysfs allows no folders), else on the root itself.
+fn ensure_bpffs(root: &Path) -> Result<(), BpffsError> {
+    if is_bpffs(nearest_existing(root)) {
+        return create(root);
+    }
+    let standard = Path::new("/sys/fs/bpf");
+    let target = if root.starts_with(standard) { standard } else { root };
+    if target == root {
+        create(root)?;
+    }
+    mount(Some("bpf"), target, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
+        .map_err(|errno| BpffsError::Mount { path: target.to_owned(), errno })?;
+    create(root)
+}
+
+fn nearest_existing(path: &Path) -> &Path {
+    path.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"))
+}
+
+fn is_bpffs(path: &Path) -> bool {
+    statfs(path).is_ok_and(|s| s.filesystem_type() == BPF_FS_MAGIC)
+}
+
+/// bpffs holds no regular files, but a directory can be locked as well; the kernel lets go of the
+/// lock with the process, however it ends.
+fn lock(root: &Path) -> Result<Flock<File>, BpffsError> {
+    let directory = File::open(root)
+        .map_err(|source| BpffsError::Create { path: root.to_owned(), source })?;
+    Flock::lock(directory, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+        Errno::EWOULDBLOCK => BpffsError::Busy { path: root.to_owned() },
+        errno => BpffsError::Lock { path: root.to_owned(), errno },
+    })
+}

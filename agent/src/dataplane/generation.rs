@@ -1,0 +1,284 @@
+//! One generation: a set of tables with the programs that read them.
+//!
+//! Agent start, restart, upgrade and growth are one path: a new generation is loaded and filled
+//! while the old one goes on judging, then each link's program is replaced. Conntrack, fragments,
+//! counters and events are shared by pins; everything else belongs to its generation and goes with
+//! the last program that uses it.
+
+use aya::maps::{Map, MapData, MapError, RingBuf};
+use aya::programs::{ProgramError, SchedClassifier};
+use aya::{Ebpf, EbpfError, EbpfLoader, Pod};
+use netpold_core::model::Direction;
+use netpold_core::ops::{Apply, Capacity, Op};
+use netpold_ebpf::layout::{Ct4Bucket, Ct6Bucket, Endpoint, Settings};
+
+use super::bpffs::PinRoot;
+use super::mmap::MappedArray;
+use super::tables::{TableError, Tables, mapped};
+use crate::object::{ObjectMissing, object};
+
+/// Why a generation could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum GenerationError {
+    /// This binary holds no eBPF object.
+    #[error(transparent)]
+    Object(#[from] ObjectMissing),
+    /// The kernel refused a map or the object is not understood.
+    #[error(
+        "cannot create the eBPF maps: {} (needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; \
+         kernel 5.15 or later)",
+        chain(source)
+    )]
+    Load {
+        /// Why.
+        source: Box<EbpfError>,
+    },
+    /// The kernel refused a program.
+    #[error("cannot load the eBPF program {name}: {}", chain(source))]
+    Program {
+        /// Program.
+        name: &'static str,
+        /// Why, with the verifier's words.
+        source: Box<ProgramError>,
+    },
+    /// The object has no such program.
+    #[error("the eBPF object has no program {0}; agent and object are of different versions")]
+    NoProgram(&'static str),
+    /// A table could not be written.
+    #[error(transparent)]
+    Table(#[from] TableError),
+    /// A map could not be pinned or read back.
+    #[error("map {name} at {path}: {reason}")]
+    Pin {
+        /// Map.
+        name: &'static str,
+        /// Pin.
+        path: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// An error with its causes on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        if !text.contains(&next) {
+            text = format!("{text}: {next}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// Programs by hook.
+const PROGRAMS: [(Direction, &str); 2] =
+    [(Direction::Ingress, "netpold_ingress"), (Direction::Egress, "netpold_egress")];
+/// Maps that outlive their generation, by pin.
+const SHARED: [&str; 5] = ["CT4", "CT6", "FRAGMENTS", "COUNTERS", "EVENTS"];
+
+/// A loaded generation.
+pub struct Generation {
+    bpf: Ebpf,
+    tables: Tables,
+}
+
+impl Generation {
+    /// Creates the maps with the given sizes and loads the programs. Nothing is attached and
+    /// nothing that is in force changes.
+    ///
+    /// # Errors
+    /// See [`GenerationError`].
+    pub fn load(
+        pins: &PinRoot,
+        capacity: &Capacity,
+        conntrack_buckets: u32,
+    ) -> Result<Self, GenerationError> {
+        let object = object()?;
+        let mut loader = EbpfLoader::new();
+        for (name, size) in sizes(capacity) {
+            loader.map_max_entries(name, size);
+        }
+        loader.map_max_entries("CT4", conntrack_buckets);
+        loader.map_max_entries("CT6", (conntrack_buckets / 2).max(1));
+        for name in SHARED {
+            loader.map_pin_path(name, pins.map(name));
+        }
+        let mut bpf =
+            loader.load(object).map_err(|e| GenerationError::Load { source: Box::new(e) })?;
+        for (_, name) in PROGRAMS {
+            classifier(&mut bpf, name)?
+                .load()
+                .map_err(|e| GenerationError::Program { name, source: Box::new(e) })?;
+        }
+        let tables = Tables::open(&mut bpf)?;
+        Ok(Self { bpf, tables })
+    }
+
+    /// The program for a direction.
+    ///
+    /// # Errors
+    /// The object has no such program.
+    pub fn program(
+        &mut self,
+        direction: Direction,
+    ) -> Result<&mut SchedClassifier, GenerationError> {
+        let name = match direction {
+            Direction::Ingress => PROGRAMS[0].1,
+            Direction::Egress => PROGRAMS[1].1,
+        };
+        classifier(&mut self.bpf, name)
+    }
+
+    /// Writes operations in order.
+    ///
+    /// # Errors
+    /// The first one the kernel refused; those before it are in effect.
+    pub fn apply(&mut self, ops: &[Op]) -> Result<(), TableError> {
+        ops.iter().try_for_each(|op| self.tables.apply(op))
+    }
+
+    /// Writes the settings; before anything is attached. The bucket masks are set here, from the
+    /// size that the conntrack maps really have.
+    ///
+    /// # Errors
+    /// A map is missing or cannot be mapped.
+    pub fn write_settings(&mut self, mut settings: Settings) -> Result<(), GenerationError> {
+        settings.ct4_mask = self.conntrack4()?.elements().saturating_sub(1);
+        settings.ct6_mask = self.conntrack6()?.elements().saturating_sub(1);
+        Ok(self.tables.write_settings(&settings)?)
+    }
+
+    /// The IPv4 conntrack table.
+    ///
+    /// # Errors
+    /// It cannot be mapped.
+    pub fn conntrack4(&self) -> Result<MappedArray<Ct4Bucket>, TableError> {
+        mapped(&self.bpf, "CT4")
+    }
+
+    /// The IPv6 conntrack table.
+    ///
+    /// # Errors
+    /// It cannot be mapped.
+    pub fn conntrack6(&self) -> Result<MappedArray<Ct6Bucket>, TableError> {
+        mapped(&self.bpf, "CT6")
+    }
+
+    /// The ring buffer of drop events, shared by generations; once a generation.
+    ///
+    /// # Errors
+    /// The map is missing or of another kind.
+    pub fn events(&mut self) -> Result<RingBuf<MapData>, TableError> {
+        let name = "EVENTS";
+        RingBuf::try_from(self.bpf.take_map(name).ok_or(TableError::Missing(name))?)
+            .map_err(|source| TableError::Map { name, source })
+    }
+
+    /// The drop counters, shared by generations; once a generation.
+    ///
+    /// # Errors
+    /// The map is missing or of another kind.
+    pub fn counters(&mut self) -> Result<aya::maps::PerCpuArray<MapData, u64>, TableError> {
+        let name = "COUNTERS";
+        aya::maps::PerCpuArray::try_from(self.bpf.take_map(name).ok_or(TableError::Missing(name))?)
+            .map_err(|source| TableError::Map { name, source })
+    }
+
+    /// Makes this generation's endpoints and settings the pinned ones: what a later agent reads to
+    /// recognise endpoints and to go on with the conntrack hash.
+    ///
+    /// # Errors
+    /// bpffs refused.
+    pub fn publish(&self, pins: &PinRoot) -> Result<(), GenerationError> {
+        for name in ["ENDPOINTS", "SETTINGS"] {
+            let Some(Map::Array(map)) = self.bpf.map(name) else {
+                return Err(TableError::Missing(name).into());
+            };
+            let path = pins.map(name);
+            let fresh = pins.map(&format!("{name}_NEW"));
+            let failed = |reason: String| GenerationError::Pin {
+                name,
+                path: path.display().to_string(),
+                reason,
+            };
+            remove_if_there(&fresh).map_err(|e| failed(e.to_string()))?;
+            map.pin(&fresh).map_err(|e| failed(chain(&e)))?;
+            std::fs::rename(&fresh, &path).map_err(|e| failed(e.to_string()))?;
+        }
+        Ok(())
+    }
+}
+
+fn remove_if_there(path: &std::path::Path) -> std::io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
+fn classifier<'a>(
+    bpf: &'a mut Ebpf,
+    name: &'static str,
+) -> Result<&'a mut SchedClassifier, GenerationError> {
+    bpf.program_mut(name)
+        .ok_or(GenerationError::NoProgram(name))?
+        .try_into()
+        .map_err(|e| GenerationError::Program { name, source: Box::new(e) })
+}
+
+fn sizes(capacity: &Capacity) -> [(&'static str, u32); 7] {
+    [
+        ("PORT_BITMAPS", capacity.bitmaps),
+        ("PORT_SETS", capacity.port_sets),
+        ("ROW_BLOCKS", capacity.row_blocks),
+        ("ROWS", capacity.rows),
+        ("TRIE_BLOCKS", capacity.trie_blocks),
+        ("HOSTS6", capacity.hosts6),
+        ("CIDRS6", capacity.cidrs6),
+    ]
+}
+
+/// What the agent before this one left pinned.
+#[derive(Debug, Default)]
+pub struct Predecessor {
+    /// Seed of the conntrack hash in the shared tables.
+    pub hash_seed: Option<u64>,
+    /// Endpoints it had, by interface index.
+    pub endpoints: Vec<Endpoint>,
+}
+
+impl Predecessor {
+    /// Reads the pins of this layout version. What is not there was never made: a first start.
+    ///
+    /// # Errors
+    /// A pin is there but cannot be read.
+    pub fn read(pins: &PinRoot) -> Result<Self, GenerationError> {
+        let settings = pinned::<Settings>(pins, "SETTINGS")?;
+        let endpoints = pinned::<Endpoint>(pins, "ENDPOINTS")?;
+        let hash_seed = settings.and_then(|s| s.read(0).ok()).map(|s| s.hash_seed);
+        let endpoints = endpoints
+            .map(|map| (0..map.elements()).filter_map(|i| map.read(i).ok()).collect::<Vec<_>>())
+            .unwrap_or_default()
+            .into_iter()
+            .filter(|e| e.ifindex != 0)
+            .collect();
+        Ok(Self { hash_seed, endpoints })
+    }
+}
+
+fn pinned<T: Pod>(
+    pins: &PinRoot,
+    name: &'static str,
+) -> Result<Option<MappedArray<T>>, GenerationError> {
+    let path = pins.map(name);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let failed =
+        |reason: String| GenerationError::Pin { name, path: path.display().to_string(), reason };
+    let map = MapData::from_pin(&path).map_err(|e: MapError| failed(chain(&e)))?;
+    MappedArray::new(&map).map(Some).map_err(|e| failed(chain(&e)))
+}

@@ -1,0 +1,188 @@
+//! The kernel's maps as a place for [`Op`]s: plain aligned stores through mmap for the arrays,
+//! system calls for the two IPv6 tables.
+
+use aya::{Ebpf, Pod};
+use aya::maps::lpm_trie::Key;
+use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError};
+use netpold_core::ops::{Apply, Op};
+use netpold_ebpf::layout::{
+    Endpoint, PortBitmap, PortSet, Row, RowBlock, Settings, TrieBlock, TrieRoot,
+};
+
+use super::mmap::{MappedArray, MmapError};
+
+/// Why a table could not be opened or written.
+#[derive(Debug, thiserror::Error)]
+pub enum TableError {
+    /// The eBPF object has no such map: object and agent do not belong together.
+    #[error("the eBPF object has no map {0}; agent and object are of different versions")]
+    Missing(&'static str),
+    /// The kernel refused.
+    #[error("map {name}: {source}")]
+    Map {
+        /// Map.
+        name: &'static str,
+        /// Why.
+        source: MapError,
+    },
+    /// mmap or an access through it failed.
+    #[error("map {name}: {source}")]
+    Mapped {
+        /// Map.
+        name: &'static str,
+        /// Why.
+        source: MmapError,
+    },
+}
+
+/// All tables that policy is written to, of one generation.
+pub struct Tables {
+    settings: MappedArray<Settings>,
+    endpoints: MappedArray<Endpoint>,
+    trie_root: MappedArray<TrieRoot>,
+    trie_blocks: MappedArray<TrieBlock>,
+    rows: MappedArray<Row>,
+    row_blocks: MappedArray<RowBlock>,
+    port_sets: MappedArray<PortSet>,
+    bitmaps: MappedArray<PortBitmap>,
+    hosts6: HashMap<MapData, [u8; 16], u32>,
+    cidrs6: LpmTrie<MapData, [u8; 16], u32>,
+}
+
+impl Tables {
+    /// Takes the tables out of a loaded object.
+    ///
+    /// # Errors
+    /// A map is missing or cannot be mapped.
+    pub fn open(bpf: &mut Ebpf) -> Result<Self, TableError> {
+        let name = "HOSTS6";
+        let hosts6 = HashMap::try_from(bpf.take_map(name).ok_or(TableError::Missing(name))?)
+            .map_err(|source| TableError::Map { name, source })?;
+        let name = "CIDRS6";
+        let cidrs6 = LpmTrie::try_from(bpf.take_map(name).ok_or(TableError::Missing(name))?)
+            .map_err(|source| TableError::Map { name, source })?;
+        Ok(Self {
+            settings: mapped(bpf, "SETTINGS")?,
+            endpoints: mapped(bpf, "ENDPOINTS")?,
+            trie_root: mapped(bpf, "TRIE_ROOT")?,
+            trie_blocks: mapped(bpf, "TRIE_BLOCKS")?,
+            rows: mapped(bpf, "ROWS")?,
+            row_blocks: mapped(bpf, "ROW_BLOCKS")?,
+            port_sets: mapped(bpf, "PORT_SETS")?,
+            bitmaps: mapped(bpf, "PORT_BITMAPS")?,
+            hosts6,
+            cidrs6,
+        })
+    }
+
+    /// Writes the settings; before anything is attached.
+    ///
+    /// # Errors
+    /// The map is smaller than one element.
+    pub fn write_settings(&self, settings: &Settings) -> Result<(), TableError> {
+        self.settings.write_element(0, settings).map_err(at("SETTINGS"))
+    }
+}
+
+/// Maps the array `name` of a loaded object, which keeps the map itself.
+///
+/// # Errors
+/// The map is missing, no array, or cannot be mapped.
+pub fn mapped<T: Pod>(
+    bpf: &Ebpf,
+    name: &'static str,
+) -> Result<MappedArray<T>, TableError> {
+    let Some(Map::Array(data)) = bpf.map(name) else { return Err(TableError::Missing(name)) };
+    MappedArray::new(data).map_err(at(name))
+}
+
+fn at(name: &'static str) -> impl Fn(MmapError) -> TableError {
+    move |source| TableError::Mapped { name, source }
+}
+
+impl Apply for Tables {
+    type Error = TableError;
+
+    fn apply(&mut self, op: &Op) -> Result<(), TableError> {
+        match op {
+            Op::Bitmap(i, bits) => self.bitmaps.write_element(*i, bits).map_err(at("PORT_BITMAPS")),
+            Op::PortSet(i, set) => self.port_sets.write_element(*i, set).map_err(at("PORT_SETS")),
+            Op::RowBlock(i, block) => self.row_blocks.write_element(*i, block).map_err(at("ROW_BLOCKS")),
+            Op::RowBlockWord(i, column, word) => self
+                .row_blocks
+                .store_u32(*i, usize::from(*column) * 4, *word)
+                .map_err(at("ROW_BLOCKS")),
+            Op::Row(i, row) => self.rows.write_element(*i, row).map_err(at("ROWS")),
+            Op::RowWord(i, index, word) => {
+                self.rows.store_u32(*i, usize::from(*index) * 4, *word).map_err(at("ROWS"))
+            }
+            Op::TrieBlock(i, block) => {
+                self.trie_blocks.write_element(*i, block).map_err(at("TRIE_BLOCKS"))
+            }
+            Op::TrieWord(i, index, word) => self
+                .trie_blocks
+                .store_u32(*i, usize::from(*index) * 4, *word)
+                .map_err(at("TRIE_BLOCKS")),
+            Op::TrieRootWord(index, word) => self
+                .trie_root
+                .store_u32(0, usize::from(*index) * 4, *word)
+                .map_err(at("TRIE_ROOT")),
+            Op::Host6(..) | Op::Host6Gone(_) | Op::Cidr6(..) | Op::Cidr6Gone(_) => {
+                self.apply_v6(op)
+            }
+            Op::HasCidr6(has) => self
+                .settings
+                .store_u32(0, std::mem::offset_of!(Settings, has_cidr6), u32::from(*has))
+                .map_err(at("SETTINGS")),
+            Op::Endpoint(..)
+            | Op::EndpointRows(..)
+            | Op::EndpointAddrs(..)
+            | Op::EndpointGone(_) => self.apply_endpoint(op).map_err(at("ENDPOINTS")),
+        }
+    }
+}
+
+impl Tables {
+    fn apply_v6(&mut self, op: &Op) -> Result<(), TableError> {
+        let (name, result) = match op {
+            Op::Host6(address, class) => {
+                ("HOSTS6", self.hosts6.insert(address.octets(), class, 0))
+            }
+            Op::Host6Gone(address) => ("HOSTS6", self.hosts6.remove(&address.octets())),
+            Op::Cidr6(net, class) => ("CIDRS6", self.cidrs6.insert(&lpm_key(net), class, 0)),
+            Op::Cidr6Gone(net) => ("CIDRS6", self.cidrs6.remove(&lpm_key(net))),
+            _ => return Ok(()),
+        };
+        result.map_err(|source| TableError::Map { name, source })
+    }
+
+    /// The order of the stores is what `layout::Endpoint` promises: the interface index last when a
+    /// slot is filled, first when it is freed; flags after the addresses they make valid.
+    fn apply_endpoint(&mut self, op: &Op) -> Result<(), MmapError> {
+        const IFINDEX: usize = std::mem::offset_of!(Endpoint, ifindex);
+        const FLAGS: usize = std::mem::offset_of!(Endpoint, flags);
+        match op {
+            Op::Endpoint(slot, endpoint) => {
+                self.endpoints.write_element(*slot, &Endpoint { ifindex: 0, ..**endpoint })?;
+                self.endpoints.store_u32(*slot, IFINDEX, endpoint.ifindex)
+            }
+            Op::EndpointRows(slot, rows) => {
+                self.endpoints.store_u64(*slot, std::mem::offset_of!(Endpoint, rows), *rows)
+            }
+            Op::EndpointAddrs(slot, endpoint) => {
+                let now = self.endpoints.read(*slot)?;
+                self.endpoints.write_element(*slot, &Endpoint { flags: now.flags, ..**endpoint })?;
+                self.endpoints.store_u32(*slot, FLAGS, endpoint.flags)
+            }
+            Op::EndpointGone(slot) => {
+                self.endpoints.store_u32(*slot, IFINDEX, 0)?;
+                self.endpoints.write_element(*slot, &Endpoint::default())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn lpm_key(net: &ipnet::Ipv6Net) -> Key<[u8; 16]> {
+    Key::new(u32::from(net.prefix_len()), net.trunc().network().octets())
+}

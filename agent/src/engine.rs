@@ -1,0 +1,171 @@
+//! From changes to an enforced revision: compile, write, attach; retry what failed.
+//!
+//! Nothing is written before every source is in sync. A failed write never leaves a mixture (the
+//! operations are ordered so that any prefix of them is one), but what is installed is then no
+//! longer known, so the next try is a new generation, with a growing pause between tries.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use netpold_core::compile::{CompileError, Compiler};
+use netpold_core::model::Change;
+use netpold_core::ops::Capacity;
+
+use crate::dataplane::Dataplane;
+use crate::dataplane::generation::GenerationError;
+use crate::dataplane::tables::TableError;
+
+/// Shortest and longest pause before a failed update is tried again.
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+
+/// Why an update is not enforced yet.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The desired state does not fit or cannot be compiled.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// A new generation could not be made.
+    #[error(transparent)]
+    Generation(#[from] GenerationError),
+    /// The kernel refused a write.
+    #[error(transparent)]
+    Table(#[from] TableError),
+}
+
+/// Keeps the dataplane equal to the cluster state.
+pub struct Engine {
+    compiler: Compiler,
+    dataplane: Dataplane,
+    capacity: Capacity,
+    names: BTreeMap<u32, String>,
+    desired: u64,
+    enforced: u64,
+    /// The tables hold what the compiler believes they hold.
+    installed: bool,
+    failure: Option<Failure>,
+    attach_problems: BTreeMap<u32, String>,
+}
+
+struct Failure {
+    reason: String,
+    pause: Duration,
+    retry_at: Instant,
+}
+
+impl Engine {
+    /// An engine that has written nothing yet.
+    #[must_use]
+    pub fn new(compiler: Compiler, dataplane: Dataplane, capacity: Capacity) -> Self {
+        Self {
+            compiler,
+            dataplane,
+            capacity,
+            names: BTreeMap::new(),
+            desired: 0,
+            enforced: 0,
+            installed: false,
+            failure: None,
+            attach_problems: BTreeMap::new(),
+        }
+    }
+
+    /// Takes a change in; nothing is written before [`Engine::step`].
+    pub fn apply(&mut self, change: Change) {
+        self.compiler.apply(change);
+        self.desired += 1;
+    }
+
+    /// Remembers an interface's name, for people.
+    pub fn name_interface(&mut self, index: u32, name: String) {
+        self.names.insert(index, name);
+    }
+
+    /// Brings the kernel to the desired state. Says when to be called again if that failed.
+    pub fn step(&mut self) -> Option<Instant> {
+        if self.failure.as_ref().is_some_and(|f| Instant::now() < f.retry_at) {
+            return self.failure.as_ref().map(|f| f.retry_at);
+        }
+        match self.write() {
+            Ok(()) => {
+                self.enforced = self.desired;
+                if self.failure.take().is_some() {
+                    tracing::info!(revision = self.enforced, "update enforced after a failure");
+                }
+            }
+            Err(error) => self.failed(&error),
+        }
+        self.attach();
+        self.failure.as_ref().map(|f| f.retry_at).or_else(|| {
+            (!self.attach_problems.is_empty()).then(|| Instant::now() + Duration::from_secs(1))
+        })
+    }
+
+    fn write(&mut self) -> Result<(), EngineError> {
+        if !self.installed {
+            return self.new_generation();
+        }
+        match self.compiler.update() {
+            Ok(ops) => {
+                self.installed = false;
+                self.dataplane.apply(&ops)?;
+                self.installed = true;
+                Ok(())
+            }
+            Err(error) => {
+                tracing::info!(%error, "the update needs larger tables: a new generation");
+                self.new_generation()
+            }
+        }
+    }
+
+    /// Installs everything into new tables, grown until it fits.
+    fn new_generation(&mut self) -> Result<(), EngineError> {
+        self.installed = false;
+        let ops = loop {
+            match self.compiler.reinstall(self.capacity) {
+                Ok(ops) => break ops,
+                Err(error) => match grown(self.capacity, &error) {
+                    Some(capacity) => self.capacity = capacity,
+                    None => return Err(error.into()),
+                },
+            }
+        };
+        self.dataplane.install(&self.capacity, &ops)?;
+        self.installed = true;
+        Ok(())
+    }
+
+    /// Attaches to endpoints that are new and leaves those that are gone, once their tables are
+    /// written.
+    fn attach(&mut self) {
+        if !self.installed {
+            return;
+        }
+        let wanted: BTreeSet<u32> = self.compiler.endpoints().map(|e| e.ifindex).collect();
+        let problems = self.dataplane.attach(&wanted);
+        for (index, problem) in &problems {
+            if self.attach_problems.get(index) != Some(problem) {
+                tracing::error!(ifindex = index, problem, "a pod's interface is not enforced");
+            }
+        }
+        self.attach_problems = problems;
+    }
+
+    fn failed(&mut self, error: &EngineError) {
+        let pause = self.failure.as_ref().map_or(RETRY.0, |f| (f.pause * 2).min(RETRY.1));
+        let reason = error.to_string();
+        tracing::error!(%reason, retry_in = ?pause, "update not enforced; what was enforced stays");
+        self.failure = Some(Failure { reason, pause, retry_at: Instant::now() + pause });
+    }
+}
+
+/// Twice the size of the table that was full, at least what was needed.
+fn grown(mut capacity: Capacity, error: &CompileError) -> Option<Capacity> {
+    let CompileError::Full { table, needed, capacity: had } = error;
+    let size = needed.max(&had.saturating_mul(2)).checked_next_power_of_two()?;
+    if size > MAX_TABLE {
+        return None;
+    }
+    *table.size(&mut capacity) = size;
+    Some(capacity)
+}
