@@ -1,5 +1,15 @@
 //! netpold's pure core: from cluster state to table contents. No I/O, no clock, no Kubernetes types.
+//!
+//! [`cluster::Cluster`] holds the current objects, [`compile::Compiler`] turns them into table
+//! contents and into the ordered [`ops::Op`]s that lead there, [`memory::MemoryTables`] is the
+//! kernel's maps in plain memory.
 #![forbid(unsafe_code)]
 
+pub mod cluster;
+pub mod compile;
+mod delta;
+pub mod image;
+pub mod memory;
 pub mod model;
 pub mod ops;
+mod selector;
