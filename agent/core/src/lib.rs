@@ -1,6 +1,11 @@
 //! netpold's pure core: from cluster state to table contents. No I/O, no clock, no Kubernetes types.
+//!
+//! [`cluster::Cluster`] holds the current objects, [`compile::Compiler`] turns them into table
+//! contents and into the ordered [`ops::Op`]s that lead there, [`memory::MemoryTables`] is the
+//! kernel's maps in plain memory.
 #![forbid(unsafe_code)]
 
+<<<<<<< HEAD
 pub mod explain;
 #[cfg(any(test, feature = "generate"))]
 pub mod generate;
@@ -8,3 +13,13 @@ pub mod model;
 pub mod ops;
 pub mod oracle;
 pub mod probe;
+=======
+pub mod cluster;
+pub mod compile;
+mod delta;
+pub mod image;
+pub mod memory;
+pub mod model;
+pub mod ops;
+mod selector;
+>>>>>>> compile
