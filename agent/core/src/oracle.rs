@@ -279,11 +279,16 @@ impl Oracle {
         false
     }
 
-    /// A namespace that is not (yet) known matches no selector, not even the empty one.
+    /// A namespace that is not known (yet) has the one label that the API server gives to all.
     fn selects_namespace(&self, selector: &Selector, pod: &Pod) -> bool {
-        self.namespaces
-            .iter()
-            .any(|ns| ns.name == pod.key.namespace && selects(selector, &ns.labels))
+        let name = &pod.key.namespace;
+        match self.namespaces.iter().find(|namespace| namespace.name == *name) {
+            Some(namespace) => selects(selector, &namespace.labels),
+            None => {
+                let label = ("kubernetes.io/metadata.name".to_owned(), name.clone());
+                selects(selector, &Labels::from([label]))
+            }
+        }
     }
 }
 
