@@ -1,1 +1,3 @@
-//! Nothing yet.
+//! netpold, the agent: everything around the pure core.
+
+pub mod source;

@@ -1,0 +1,272 @@
+//! Kubernetes objects to netpold's model: the only place that names Kubernetes types.
+//!
+//! Here it is decided what an absent field means and what an empty one, as the API has it, and what
+//! is refused; beyond this every value has one meaning.
+
+mod fields;
+mod policy;
+mod selector;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use netpold_core::model::{Change, Key, Labels, NamedPort, Namespace, Node, Pod, Protocol};
+
+pub use self::policy::network_policy;
+use super::decode::decode;
+use super::document::{self, ReadError};
+
+/// Label that every namespace carries with its own name (set by the API server since 1.21).
+const NAME_LABEL: &str = "kubernetes.io/metadata.name";
+
+/// A part of an object that could not be understood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Path of the field, as `spec.ingress[0].ports[1].endPort`.
+    pub path: String,
+    /// What is wrong with it.
+    pub text: String,
+}
+
+impl Problem {
+    fn new(path: impl Into<String>, text: impl Into<String>) -> Self {
+        Self { path: path.into(), text: text.into() }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path, self.text)
+    }
+}
+
+/// A field that the API does not know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unknown {
+    /// Path of what contains the field.
+    pub inside: String,
+    /// The field's own path, and what is there instead.
+    pub problem: Problem,
+}
+
+/// An object in netpold's terms.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Converted {
+    /// The object, as one of the changes that say what now is.
+    pub change: Change,
+    /// What of it could not be understood.
+    pub problems: Vec<Problem>,
+}
+
+/// What a manifest holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Manifest {
+    /// An object that policy is made of.
+    Object(Box<Converted>),
+    /// An object of another kind, by `apiVersion` and `kind`.
+    Other(String, String),
+}
+
+/// Convert a manifest's object.
+///
+/// # Errors
+/// It is no Kubernetes object, or a value has the wrong type.
+pub fn manifest(node: &document::Node) -> Result<Manifest, ReadError> {
+    let needed = |field: &str| {
+        node.text(field).ok_or_else(|| {
+            ReadError::new(node.line, format!("not a Kubernetes object: no `{field}`"))
+        })
+    };
+    let (kind, version) = (needed("kind")?, needed("apiVersion")?);
+    let at = |problem: Problem| ReadError::new(node.line_of(&problem.path), problem.to_string());
+    let mut converted = match (version, kind) {
+        ("networking.k8s.io/v1", "NetworkPolicy") => {
+            return network_policy(&decode(node)?, &fields::unknown(node))
+                .map(|c| Manifest::Object(Box::new(c)))
+                .map_err(at);
+        }
+        ("v1", "Namespace") => namespace(&decode(node)?),
+        ("v1", "Node") => self::node(&decode(node)?),
+        ("v1", "Pod") => pod(&decode(node)?),
+        _ => return other(node, version, kind),
+    }
+    .map_err(at)?;
+    converted.problems.extend(fields::unknown_metadata(node).into_iter().map(|u| u.problem));
+    Ok(Manifest::Object(Box::new(converted)))
+}
+
+/// Objects of other kinds are ignored, unless they can only be a kind above with a slip in its name.
+fn other(node: &document::Node, version: &str, kind: &str) -> Result<Manifest, ReadError> {
+    let group = version.split_once('/').map_or("", |(group, _)| group);
+    let expected = match kind {
+        "NetworkPolicy" if !group.contains('.') || group.ends_with("k8s.io") => {
+            "networking.k8s.io/v1"
+        }
+        "Namespace" | "Node" | "Pod" if group.is_empty() => "v1",
+        _ if group == "networking.k8s.io" && kind.starts_with("Network") => {
+            let reason = format!("kind: there is no {kind} in {version}, but NetworkPolicy");
+            return Err(ReadError::new(node.line_of("kind"), reason));
+        }
+        _ => return Ok(Manifest::Other(version.to_owned(), kind.to_owned())),
+    };
+    let reason = format!("apiVersion: {kind} is read as {expected}, not {version}");
+    Err(ReadError::new(node.line_of("apiVersion"), reason))
+}
+
+/// Convert a Namespace.
+///
+/// # Errors
+/// It has no name.
+pub fn namespace(namespace: &core::Namespace) -> Result<Converted, Problem> {
+    let name = name(&namespace.metadata)?;
+    let mut labels = labels(&namespace.metadata);
+    labels.insert(NAME_LABEL.into(), name.clone());
+    let change = Change::Namespace(Namespace { name, labels });
+    Ok(Converted { change, problems: Vec::new() })
+}
+
+/// Convert a Node.
+///
+/// # Errors
+/// It has no name.
+pub fn node(node: &core::Node) -> Result<Converted, Problem> {
+    let name = name(&node.metadata)?;
+    let mut problems = Vec::new();
+    let given = node.status.iter().flat_map(|s| s.addresses.iter().flatten()).enumerate();
+    let addresses = given
+        .filter(|(_, a)| a.type_ == "InternalIP" || a.type_ == "ExternalIP")
+        .map(|(n, a)| (format!("status.addresses[{n}].address"), a.address.as_str()));
+    let addresses = parse_addresses(addresses, &mut problems);
+    Ok(Converted { change: Change::Node(Node { name, addresses }), problems })
+}
+
+/// Convert a Pod.
+///
+/// # Errors
+/// It has no name.
+pub fn pod(pod: &core::Pod) -> Result<Converted, Problem> {
+    let key = key(&pod.metadata)?;
+    let uid = pod.metadata.uid.clone().unwrap_or_else(|| key.to_string());
+    let mut problems = Vec::new();
+    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+    let created = pod.metadata.creation_timestamp.as_ref();
+    let change = Change::Pod(Pod {
+        uid,
+        labels: labels(&pod.metadata),
+        node: pod.spec.as_ref().and_then(|s| s.node_name.clone()).unwrap_or_default(),
+        addresses: pod_addresses(pod, &mut problems),
+        host_network: pod.spec.as_ref().and_then(|s| s.host_network).unwrap_or(false),
+        finished: matches!(phase, Some("Succeeded" | "Failed")),
+        terminating: pod.metadata.deletion_timestamp.is_some(),
+        created: created.map_or(0, |t| t.0.as_second()),
+        ports: named_ports(pod, &mut problems),
+        key,
+    });
+    Ok(Converted { change, problems })
+}
+
+/// `status.podIPs`, and only where that is absent or empty `status.podIP`.
+fn pod_addresses(pod: &core::Pod, problems: &mut Vec<Problem>) -> Vec<IpAddr> {
+    let Some(status) = &pod.status else { return Vec::new() };
+    match status.pod_ips.as_deref() {
+        Some(ips) if !ips.is_empty() => {
+            let given = ips.iter().enumerate();
+            let given = given.map(|(n, a)| (format!("status.podIPs[{n}].ip"), a.ip.as_str()));
+            parse_addresses(given, problems)
+        }
+        _ => {
+            let given = status.pod_ip.as_deref().filter(|ip| !ip.is_empty());
+            parse_addresses(given.map(|ip| ("status.podIP".into(), ip)).into_iter(), problems)
+        }
+    }
+}
+
+fn parse_addresses<'a>(
+    given: impl Iterator<Item = (String, &'a str)>,
+    problems: &mut Vec<Problem>,
+) -> Vec<IpAddr> {
+    let mut addresses = Vec::new();
+    for (path, text) in given {
+        match text.parse::<IpAddr>() {
+            // On the wire an IPv4-mapped address is an IPv4 one.
+            Ok(address) => addresses.push(address.to_canonical()),
+            Err(_) => problems.push(Problem::new(path, format!("`{text}` is not an address"))),
+        }
+    }
+    addresses.sort();
+    addresses.dedup();
+    addresses
+}
+
+/// The named ports of containers, and of init containers that run beside them: sidecars.
+fn named_ports(pod: &core::Pod, problems: &mut Vec<Problem>) -> Vec<NamedPort> {
+    let Some(spec) = &pod.spec else { return Vec::new() };
+    let sidecars = spec.init_containers.iter().flatten().enumerate();
+    let sidecars = sidecars
+        .filter(|(_, c)| c.restart_policy.as_deref() == Some("Always"))
+        .map(|(n, c)| (format!("spec.initContainers[{n}]"), c));
+    let containers = spec.containers.iter().enumerate();
+    let containers = containers.map(|(n, c)| (format!("spec.containers[{n}]"), c));
+    let mut ports = Vec::new();
+    for (path, container) in containers.chain(sidecars) {
+        for (index, port) in container.ports.iter().flatten().enumerate() {
+            let path = format!("{path}.ports[{index}]");
+            ports.extend(named_port(port, &path, problems));
+        }
+    }
+    ports.sort();
+    ports.dedup();
+    ports
+}
+
+fn named_port(
+    port: &core::ContainerPort,
+    path: &str,
+    problems: &mut Vec<Problem>,
+) -> Option<NamedPort> {
+    let name = port.name.clone().filter(|name| !name.is_empty())?;
+    let protocol = protocol(port.protocol.as_deref());
+    let number = u16::try_from(port.container_port).ok().filter(|n| *n > 0);
+    let mut check = |valid: bool, field: &str, text: String| {
+        if !valid {
+            problems.push(Problem::new(format!("{path}.{field}"), text));
+        }
+    };
+    let given = port.protocol.as_deref().unwrap_or_default();
+    check(protocol.is_some(), "protocol", format!("`{given}` is not TCP, UDP or SCTP"));
+    let given = port.container_port;
+    check(number.is_some(), "containerPort", format!("{given} is not a port, 1 to 65535"));
+    check(policy::is_port_name(&name), "name", format!("`{name}` is not a port name"));
+    Some(NamedPort { name, protocol: protocol?, port: number? })
+}
+
+/// `protocol`: absent means TCP; `None` if there is no such protocol in the API.
+fn protocol(name: Option<&str>) -> Option<Protocol> {
+    match name {
+        None | Some("TCP") => Some(Protocol::Tcp),
+        Some("UDP") => Some(Protocol::Udp),
+        Some("SCTP") => Some(Protocol::Sctp),
+        Some(_) => None,
+    }
+}
+
+fn name(metadata: &ObjectMeta) -> Result<String, Problem> {
+    let name = metadata.name.clone().filter(|name| !name.is_empty());
+    name.ok_or_else(|| Problem::new("metadata.name", "the object has no name"))
+}
+
+/// Key of a namespaced object; without a namespace it is in `default`, as with `kubectl`.
+fn key(metadata: &ObjectMeta) -> Result<Key, Problem> {
+    let namespace = metadata.namespace.clone().filter(|namespace| !namespace.is_empty());
+    Ok(Key::new(namespace.unwrap_or_else(|| "default".into()), name(metadata)?))
+}
+
+fn labels(metadata: &ObjectMeta) -> Labels {
+    metadata.labels.clone().unwrap_or_else(BTreeMap::new)
+}
+
+#[cfg(test)]
+mod tests;

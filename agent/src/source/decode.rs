@@ -1,0 +1,204 @@
+//! Typed values out of a [`Node`], with the path and line of what does not fit.
+
+use std::fmt;
+
+use serde::de::value::StrDeserializer;
+use serde::de::{self, DeserializeSeed, Deserializer, IntoDeserializer, Visitor};
+
+use super::document::{Entry, Node, ReadError, Value};
+
+/// Decode a node.
+///
+/// # Errors
+/// The first value of the wrong type, by its path and line.
+pub fn decode<'n, T: de::Deserialize<'n>>(node: &'n Node) -> Result<T, ReadError> {
+    T::deserialize(Typed { node, is_struct: false }).map_err(|e| {
+        let reason = match e.path.as_str() {
+            "" => e.reason,
+            path => format!("{path}: {}", e.reason),
+        };
+        ReadError::new(e.line.unwrap_or(node.line), reason)
+    })
+}
+
+/// A decoding error that collects its path on the way out.
+#[derive(Debug)]
+struct Mismatch {
+    path: String,
+    line: Option<u32>,
+    reason: String,
+}
+
+impl Mismatch {
+    fn within(mut self, step: &str, line: u32) -> Self {
+        let dot = if self.path.is_empty() || self.path.starts_with('[') { "" } else { "." };
+        self.path = format!("{step}{dot}{}", self.path);
+        self.line.get_or_insert(line);
+        self
+    }
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+impl std::error::Error for Mismatch {}
+
+impl de::Error for Mismatch {
+    fn custom<T: fmt::Display>(message: T) -> Self {
+        Self { path: String::new(), line: None, reason: message.to_string() }
+    }
+
+    fn invalid_type(found: de::Unexpected<'_>, expected: &dyn de::Expected) -> Self {
+        use de::Unexpected::{Bool, Float, Signed, Unit};
+        let expected = expected.to_string();
+        let hint = match found {
+            Bool(_) | Float(_) | Signed(_) if expected == "a string" => "; put it in quotes",
+            _ => "",
+        };
+        match found {
+            Unit => Self::custom(format_args!("is empty, expected {expected}")),
+            found => Self::custom(format_args!("is {found}, expected {expected}{hint}")),
+        }
+    }
+}
+
+/// A node being decoded. In a struct a null field counts as absent, as in the API; in a map (such
+/// as labels) it is a value of the wrong type.
+struct Typed<'n> {
+    node: &'n Node,
+    is_struct: bool,
+}
+
+impl<'de> Deserializer<'de> for Typed<'de> {
+    type Error = Mismatch;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Mismatch> {
+        match &self.node.value {
+            Value::Null => visitor.visit_unit(),
+            Value::Bool(value) => visitor.visit_bool(*value),
+            Value::Int(value) => visitor.visit_i64(*value),
+            Value::Float(value) => visitor.visit_f64(*value),
+            Value::Text(value) => visitor.visit_borrowed_str(value),
+            Value::List(items) => visitor.visit_seq(Items { items: items.iter(), index: 0 }),
+            Value::Map(entries) => visitor.visit_map(Entries {
+                entries: entries.iter(),
+                value: None,
+                skip_null: self.is_struct,
+            }),
+        }
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Mismatch> {
+        match self.node.value {
+            Value::Null => visitor.visit_none(),
+            _ => visitor.visit_some(self),
+        }
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Mismatch> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        _fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Mismatch> {
+        Self { is_struct: true, ..self }.deserialize_any(visitor)
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
+        unit_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
+
+struct Items<'n> {
+    items: std::slice::Iter<'n, Node>,
+    index: usize,
+}
+
+impl<'n> de::SeqAccess<'n> for Items<'n> {
+    type Error = Mismatch;
+
+    fn next_element_seed<T: DeserializeSeed<'n>>(
+        &mut self,
+        seed: T,
+    ) -> Result<Option<T::Value>, Mismatch> {
+        let Some(node) = self.items.next() else { return Ok(None) };
+        let step = format_args!("[{}]", self.index).to_string();
+        self.index += 1;
+        seed.deserialize(Typed { node, is_struct: false })
+            .map(Some)
+            .map_err(|e| e.within(&step, node.line))
+    }
+}
+
+struct Entries<'n> {
+    entries: std::slice::Iter<'n, Entry>,
+    value: Option<&'n Entry>,
+    skip_null: bool,
+}
+
+impl<'n> de::MapAccess<'n> for Entries<'n> {
+    type Error = Mismatch;
+
+    fn next_key_seed<K: DeserializeSeed<'n>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, Mismatch> {
+        let skip_null = self.skip_null;
+        self.value = self.entries.find(|e| !(skip_null && e.node.value == Value::Null));
+        let Some(entry) = self.value else { return Ok(None) };
+        let key: StrDeserializer<'_, Mismatch> = entry.key.as_str().into_deserializer();
+        seed.deserialize(key).map(Some)
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'n>>(&mut self, seed: V) -> Result<V::Value, Mismatch> {
+        let entry = self.value.take().ok_or_else(|| de::Error::custom("a value without a key"))?;
+        seed.deserialize(Typed { node: &entry.node, is_struct: false })
+            .map_err(|e| e.within(&entry.key, entry.node.line))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::source::document::parse;
+
+    #[derive(Debug, Default, serde::Deserialize)]
+    #[serde(default)]
+    struct Sample {
+        list: Vec<Sample>,
+        labels: BTreeMap<String, String>,
+        port: Option<i32>,
+    }
+
+    fn sample(text: &str) -> Result<Sample, String> {
+        decode(&parse(text).unwrap()[0]).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn null_fields_are_absent_but_null_labels_are_wrong() {
+        let value = sample("list:\nport:\nlabels: {}\n").unwrap();
+        assert!(value.list.is_empty() && value.port.is_none());
+        let error = sample("list:\n- port: 1\n- labels:\n    app:\n").unwrap_err();
+        assert_eq!(error, "line 4: list[1].labels.app: is empty, expected a string");
+    }
+
+    #[test]
+    fn a_wrong_type_is_named_by_path_and_line() {
+        let error = sample("list:\n- list:\n  - port: eighty\n").unwrap_err();
+        assert!(error.starts_with("line 3: list[0].list[0].port: is string"), "{error}");
+    }
+}
