@@ -219,7 +219,8 @@ impl Oracle {
     /// The pod that an address belongs to: not a hostNetwork pod (that is the node), not a finished
     /// one. Of several that claim it the one that is not terminating, then the younger, then the
     /// one with the greater key.
-    fn pod_at(&self, address: IpAddr) -> Option<&Pod> {
+    #[must_use]
+    pub fn pod_at(&self, address: IpAddr) -> Option<&Pod> {
         let mut best: Option<&Pod> = None;
         for pod in &self.pods {
             if pod.host_network || pod.finished || !pod.addresses.contains(&address) {
