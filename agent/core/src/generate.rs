@@ -91,7 +91,8 @@ impl Cluster {
     #[must_use]
     pub fn changes_to(&self, next: &Self) -> Vec<Change> {
         let gone = self.objects.iter().map(gone);
-        let gone = gone.filter(|gone| !next.objects.iter().any(|object| self::gone(object) == *gone));
+        let gone =
+            gone.filter(|gone| !next.objects.iter().any(|object| self::gone(object) == *gone));
         let new = next.objects.iter().filter(|object| !self.objects.contains(object));
         gone.chain(new.cloned()).collect()
     }

@@ -6,8 +6,8 @@ use ipnet::IpNet;
 
 use super::{Choices, NODE};
 use crate::model::{
-    Change, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy, PortMatch, PortRule,
-    Protocol, Requirement, Rule, Selector,
+    Change, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy, PortMatch,
+    PortRule, Protocol, Requirement, Rule, Selector,
 };
 
 pub(super) const NAMESPACES: [&str; 3] = ["x", "y", "z"];
@@ -147,7 +147,9 @@ pub(super) fn changed(choices: &mut Choices<'_>, object: &Change) -> Change {
             let uid = format!("{}+", old.uid);
             Change::Pod(Pod { key: old.key.clone(), uid, ..new })
         }
-        Change::Policy(old) => Change::Policy(Policy { key: old.key.clone(), ..policy(choices, 0) }),
+        Change::Policy(old) => {
+            Change::Policy(Policy { key: old.key.clone(), ..policy(choices, 0) })
+        }
         other => other.clone(),
     }
 }

@@ -1,0 +1,302 @@
+//! The current state of the cluster's objects: no history, and the indexes that compiling needs.
+
+use std::borrow::Cow;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::model::{Change, Interface, Key, Labels, Namespace, Node, Pod, Policy};
+
+/// The label that the API server puts on every namespace.
+const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
+
+/// What changed since the last update, in terms of what has to be looked at again.
+#[derive(Debug, Default)]
+pub(crate) struct Dirty {
+    /// Addresses whose owner, or something of their owner that policy reads, changed.
+    pub(crate) addresses: BTreeSet<IpAddr>,
+    /// Namespaces in which a policy changed.
+    pub(crate) policies: BTreeSet<String>,
+    /// Interfaces that changed, came or went.
+    pub(crate) interfaces: BTreeSet<u32>,
+    /// Some namespace's labels changed.
+    pub(crate) namespaces: bool,
+}
+
+/// Everything known about the cluster, as seen from one node.
+#[derive(Debug, Default)]
+pub struct Cluster {
+    node: String,
+    namespaces: BTreeMap<String, Namespace>,
+    pods: BTreeMap<Key, Arc<Pod>>,
+    policies: BTreeMap<Key, Arc<Policy>>,
+    nodes: BTreeMap<String, Node>,
+    interfaces: BTreeMap<u32, Interface>,
+    /// Pods that claim an address, without order; almost always one.
+    claims: HashMap<IpAddr, Vec<Key>>,
+    /// The own node's addresses and how many objects say so.
+    own: BTreeMap<IpAddr, u32>,
+    /// Interfaces by the addresses behind them.
+    links: BTreeMap<IpAddr, BTreeSet<u32>>,
+}
+
+impl Cluster {
+    /// An empty cluster as seen from the node of this name.
+    #[must_use]
+    pub fn new(node: impl Into<String>) -> Self {
+        Self { node: node.into(), ..Self::default() }
+    }
+
+    /// Name of the own node.
+    #[must_use]
+    pub fn node_name(&self) -> &str {
+        &self.node
+    }
+
+    /// Namespaces by name.
+    #[must_use]
+    pub fn namespaces(&self) -> &BTreeMap<String, Namespace> {
+        &self.namespaces
+    }
+
+    /// Pods by key, those that policy ignores included.
+    #[must_use]
+    pub fn pods(&self) -> &BTreeMap<Key, Arc<Pod>> {
+        &self.pods
+    }
+
+    /// Policies by key.
+    #[must_use]
+    pub fn policies(&self) -> &BTreeMap<Key, Arc<Policy>> {
+        &self.policies
+    }
+
+    /// Nodes by name.
+    #[must_use]
+    pub fn nodes(&self) -> &BTreeMap<String, Node> {
+        &self.nodes
+    }
+
+    /// Interfaces by index.
+    #[must_use]
+    pub fn interfaces(&self) -> &BTreeMap<u32, Interface> {
+        &self.interfaces
+    }
+
+    /// The policies of a namespace, by name.
+    pub fn policies_in<'a>(&'a self, namespace: &str) -> impl Iterator<Item = &'a Arc<Policy>> {
+        in_namespace(&self.policies, namespace)
+    }
+
+    /// The pods of a namespace, by name.
+    pub fn pods_in<'a>(&'a self, namespace: &str) -> impl Iterator<Item = &'a Arc<Pod>> {
+        in_namespace(&self.pods, namespace)
+    }
+
+    /// The policies that select a pod: of its namespace, matching its labels.
+    pub fn policies_selecting<'a>(&'a self, pod: &'a Pod) -> impl Iterator<Item = &'a Arc<Policy>> {
+        self.policies_in(&pod.key.namespace)
+            .filter(|policy| is_subject(pod) && policy.pod_selector.matches(&pod.labels))
+    }
+
+    /// Labels of a namespace. Pods and namespaces arrive on different watches, so a pod can be
+    /// known before its namespace; until then the namespace has the one label that every namespace
+    /// has. A selector that asks for any other label fails to match, which grants nothing.
+    #[must_use]
+    pub fn namespace_labels(&self, name: &str) -> Cow<'_, Labels> {
+        self.namespaces.get(name).map_or_else(
+            || Cow::Owned(Labels::from([(NAMESPACE_NAME_LABEL.to_owned(), name.to_owned())])),
+            |namespace| Cow::Borrowed(&namespace.labels),
+        )
+    }
+
+    /// The pod that has an address, as [`Pod::created`] says; never one that is hostNetwork or
+    /// finished.
+    #[must_use]
+    pub fn owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
+        self.claims
+            .get(&address)?
+            .iter()
+            .filter_map(|key| self.pods.get(key))
+            .max_by_key(|pod| (Reverse(pod.terminating), pod.created, &pod.key))
+    }
+
+    /// Whether an address is one of the own node's: of its Node object or of a hostNetwork pod that
+    /// runs here.
+    #[must_use]
+    pub fn is_own_node(&self, address: IpAddr) -> bool {
+        self.own.contains_key(&address)
+    }
+
+    /// The own node's addresses.
+    pub fn own_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.own.keys().copied()
+    }
+
+    /// The local pod behind an interface: the one that has one of its addresses.
+    #[must_use]
+    pub fn pod_behind(&self, interface: &Interface) -> Option<&Arc<Pod>> {
+        interface
+            .addresses
+            .iter()
+            .filter_map(|address| self.owner(*address))
+            .find(|pod| pod.node == self.node)
+    }
+
+    /// The interfaces that have an address behind them.
+    pub(crate) fn interfaces_with(&self, address: IpAddr) -> impl Iterator<Item = u32> {
+        self.links.get(&address).into_iter().flatten().copied()
+    }
+
+    /// Takes in a change; `dirty` grows by what has to be looked at again.
+    pub(crate) fn apply(&mut self, change: Change, dirty: &mut Dirty) {
+        match change {
+            Change::Namespace(new) => self.namespace(&new.name.clone(), Some(new), dirty),
+            Change::NamespaceGone(name) => self.namespace(&name, None, dirty),
+            Change::Node(new) => self.set_node(&new.name.clone(), Some(new), dirty),
+            Change::NodeGone(name) => self.set_node(&name, None, dirty),
+            Change::Pod(new) => self.pod(&new.key.clone(), Some(new), dirty),
+            Change::PodGone(key) => self.pod(&key, None, dirty),
+            Change::Policy(new) => self.policy(&new.key.clone(), Some(new), dirty),
+            Change::PolicyGone(key) => self.policy(&key, None, dirty),
+            Change::Interface(new) => self.interface(new.index, Some(new), dirty),
+            Change::InterfaceGone(index) => self.interface(index, None, dirty),
+        }
+    }
+
+    fn namespace(&mut self, name: &str, new: Option<Namespace>, dirty: &mut Dirty) {
+        let before = self.namespace_labels(name).into_owned();
+        match new {
+            Some(new) => self.namespaces.insert(name.to_owned(), new),
+            None => self.namespaces.remove(name),
+        };
+        if *self.namespace_labels(name) != before {
+            dirty.namespaces = true;
+            for pod in self.pods_in(name) {
+                dirty.addresses.extend(&pod.addresses);
+            }
+        }
+    }
+
+    fn set_node(&mut self, name: &str, new: Option<Node>, dirty: &mut Dirty) {
+        let after: Vec<IpAddr> = new.as_ref().map_or_else(Vec::new, |node| node.addresses.clone());
+        let before = match new {
+            Some(new) => self.nodes.insert(name.to_owned(), new),
+            None => self.nodes.remove(name),
+        };
+        if name == self.node {
+            self.own_changed(
+                before.as_ref().map_or(&[][..], |node| &node.addresses),
+                &after,
+                dirty,
+            );
+        }
+    }
+
+    /// Own addresses are counted, because a Node and several pods can name the same one.
+    fn own_changed(&mut self, before: &[IpAddr], after: &[IpAddr], dirty: &mut Dirty) {
+        for address in after {
+            *self.own.entry(*address).or_default() += 1;
+        }
+        for address in before {
+            if let Some(count) = self.own.get_mut(address) {
+                *count -= 1;
+                if *count == 0 {
+                    self.own.remove(address);
+                }
+            }
+        }
+        dirty.addresses.extend(before.iter().chain(after));
+    }
+
+    fn pod(&mut self, key: &Key, new: Option<Pod>, dirty: &mut Dirty) {
+        let old = self.pods.get(key).cloned();
+        if old.as_deref() == new.as_ref() {
+            return;
+        }
+        let new = new.map(Arc::new);
+        for pod in old.iter().chain(new.as_ref()) {
+            dirty.addresses.extend(&pod.addresses);
+        }
+        let is_own = |pod: &&Arc<Pod>| pod.host_network && !pod.finished && pod.node == self.node;
+        let before = old.as_ref().filter(is_own).map_or_else(Vec::new, |p| p.addresses.clone());
+        let after = new.as_ref().filter(is_own).map_or_else(Vec::new, |p| p.addresses.clone());
+        self.own_changed(&before, &after, dirty);
+        if let Some(pod) = old.filter(|pod| is_subject(pod)) {
+            self.unclaim(&pod);
+        }
+        match new {
+            Some(pod) => {
+                if is_subject(&pod) {
+                    for address in &pod.addresses {
+                        self.claims.entry(*address).or_default().push(key.clone());
+                    }
+                }
+                self.pods.insert(key.clone(), pod);
+            }
+            None => {
+                self.pods.remove(key);
+            }
+        }
+    }
+
+    fn unclaim(&mut self, pod: &Pod) {
+        for address in &pod.addresses {
+            if let Some(keys) = self.claims.get_mut(address) {
+                keys.retain(|key| *key != pod.key);
+                if keys.is_empty() {
+                    self.claims.remove(address);
+                }
+            }
+        }
+    }
+
+    fn policy(&mut self, key: &Key, new: Option<Policy>, dirty: &mut Dirty) {
+        if self.policies.get(key).map(|policy| &**policy) == new.as_ref() {
+            return;
+        }
+        match new {
+            Some(new) => self.policies.insert(key.clone(), Arc::new(new)),
+            None => self.policies.remove(key),
+        };
+        dirty.policies.insert(key.namespace.clone());
+    }
+
+    fn interface(&mut self, index: u32, new: Option<Interface>, dirty: &mut Dirty) {
+        if self.interfaces.get(&index) == new.as_ref() {
+            return;
+        }
+        for address in new.iter().flat_map(|interface| &interface.addresses) {
+            self.links.entry(*address).or_default().insert(index);
+        }
+        let old = match &new {
+            Some(new) => self.interfaces.insert(index, new.clone()),
+            None => self.interfaces.remove(&index),
+        };
+        let stays = |a: &IpAddr| new.as_ref().is_some_and(|new| new.addresses.contains(a));
+        for address in old.iter().flat_map(|old| &old.addresses).filter(|a| !stays(a)) {
+            if let Some(indexes) = self.links.get_mut(address) {
+                indexes.remove(&index);
+                if indexes.is_empty() {
+                    self.links.remove(address);
+                }
+            }
+        }
+        dirty.interfaces.insert(index);
+    }
+}
+
+/// Whether policy can select a pod or match it as a peer.
+#[must_use]
+pub fn is_subject(pod: &Pod) -> bool {
+    !pod.host_network && !pod.finished
+}
+
+fn in_namespace<'a, T>(map: &'a BTreeMap<Key, T>, namespace: &str) -> impl Iterator<Item = &'a T> {
+    let first = Key::new(namespace, "");
+    let namespace = first.namespace.clone();
+    map.range(first..)
+        .take_while(move |(key, _)| key.namespace == namespace)
+        .map(|(_, object)| object)
+}

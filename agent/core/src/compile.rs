@@ -1,0 +1,189 @@
+//! From cluster state to table contents, incrementally.
+//!
+//! The rules of all policies that select a local endpoint in a direction make a [`spec::Spec`]; the
+//! peers that specs name are atoms ([`peers`]); the atoms partition the address space ([`space`])
+//! into classes ([`classes`]); a row ([`rows`]) holds what its spec allows each class. A change is
+//! followed along exactly these lines: an endpoint's new spec brings and drops atoms, these touch
+//! addresses, these change class, and [`crate::delta`] orders the flips.
+
+pub(crate) mod classes;
+mod endpoints;
+pub(crate) mod ids;
+pub(crate) mod peers;
+mod ports;
+pub(crate) mod prefix;
+mod report;
+pub(crate) mod rows;
+mod sets;
+pub(crate) mod space;
+pub(crate) mod spec;
+mod update;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use crate::cluster::{Cluster, Dirty};
+use crate::delta::AddressTables;
+use crate::image::Table;
+use crate::model::Change;
+use crate::ops::{Capacity, Op};
+use classes::Classes;
+use endpoints::Endpoints;
+use peers::Atoms;
+use rows::Rows;
+use sets::Sets;
+use space::Space;
+use spec::Spec;
+
+pub use peers::Atom;
+pub use ports::{Ports, Ranges};
+pub use report::{EndpointInfo, Problem};
+
+/// Which endpoints drop what they send from addresses that are not theirs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CheckSource {
+    /// None.
+    Off,
+    /// Those that are isolated in a direction.
+    #[default]
+    Isolated,
+    /// All.
+    All,
+}
+
+/// What a compiler has to know beside the cluster's state.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// `metadata.name` of the own node.
+    pub node: String,
+    /// Sizes of the tables.
+    pub capacity: Capacity,
+    /// Source address check.
+    pub check_source: CheckSource,
+    /// First endpoint number to hand out; greater than any that conntrack still knows.
+    pub first_endpoint_id: u32,
+    /// Numbers of endpoints that an earlier agent installed, by interface index and
+    /// `Endpoint::uid_hash`.
+    pub known_endpoints: BTreeMap<(u32, u64), u32>,
+}
+
+/// Why an update was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CompileError {
+    /// A table is too small. Nothing was written; no update is possible before
+    /// [`Compiler::reinstall`].
+    #[error("{table}: {needed} needed, {capacity} available")]
+    Full {
+        /// The first table that is too small.
+        table: Table,
+        /// Elements it must have.
+        needed: u32,
+        /// Elements it has.
+        capacity: u32,
+    },
+}
+
+/// The cluster's state, what it compiles to, and what of it is installed.
+#[derive(Debug)]
+pub struct Compiler {
+    options: Options,
+    cluster: Cluster,
+    dirty: Dirty,
+    atoms: Atoms,
+    /// Specs in use and the number of endpoint directions that use them.
+    specs: HashMap<Arc<Spec>, u32>,
+    space: Space,
+    classes: Classes,
+    sets: Sets,
+    rows: Rows,
+    endpoints: Endpoints,
+    tables: AddressTables,
+    /// An update failed half-way: what is known of the tables is not what is installed.
+    failed: Option<CompileError>,
+}
+
+impl Compiler {
+    /// A compiler with nothing in the cluster and nothing installed.
+    #[must_use]
+    pub fn new(options: Options) -> Self {
+        Self {
+            cluster: Cluster::new(options.node.clone()),
+            dirty: Dirty::default(),
+            atoms: Atoms::default(),
+            specs: HashMap::new(),
+            space: Space::new(),
+            classes: Classes::new(),
+            sets: Sets::new(),
+            rows: Rows::new(),
+            endpoints: Endpoints::new(&options),
+            tables: AddressTables::new(),
+            failed: None,
+            options,
+        }
+    }
+
+    /// Takes in a change. Cheap: the work is done by the next update, once for all changes.
+    pub fn apply(&mut self, change: Change) {
+        self.cluster.apply(change, &mut self.dirty);
+    }
+
+    /// The cluster's state.
+    #[must_use]
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// The operations that lead from what is installed to what the cluster's state asks for, in the
+    /// order in which they must be applied. They count as applied from here on.
+    ///
+    /// # Errors
+    /// A table is too small. What is installed stays as it is; only [`Compiler::reinstall`] leads
+    /// on, with a greater capacity or a smaller cluster.
+    pub fn update(&mut self) -> Result<Vec<Op>, CompileError> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let ops = self.run();
+        match self.overflow() {
+            None => Ok(ops),
+            Some(error) => {
+                self.failed = Some(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// Starts over with new, empty tables of this capacity: the operations that fill them.
+    /// Endpoints keep their numbers.
+    ///
+    /// # Errors
+    /// As [`Compiler::update`].
+    pub fn reinstall(&mut self, capacity: Capacity) -> Result<Vec<Op>, CompileError> {
+        self.options.capacity = capacity;
+        self.atoms = Atoms::default();
+        self.specs.clear();
+        self.space = Space::new();
+        self.classes = Classes::new();
+        self.sets = Sets::new();
+        self.rows = Rows::new();
+        self.tables = AddressTables::new();
+        self.endpoints.forget();
+        self.failed = None;
+        // Atoms, and with them addresses, follow from the endpoints.
+        self.dirty = Dirty::default();
+        self.dirty.interfaces.extend(self.cluster.interfaces().keys());
+        self.update()
+    }
+
+    /// The operations of the last update are applied and no packet that was judged before is still
+    /// on its way: numbers that fell free may be used again.
+    pub fn grace_passed(&mut self) {
+        self.classes.ids.grace_passed();
+        self.sets.ids.grace_passed();
+        self.sets.bitmap_ids.grace_passed();
+        self.rows.ids.grace_passed();
+        self.rows.block_ids.grace_passed();
+        self.tables.trie4.ids.grace_passed();
+        self.endpoints.grace_passed();
+    }
+}

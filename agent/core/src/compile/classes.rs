@@ -1,0 +1,107 @@
+//! Classes: numbers of the distinct sets of atoms that addresses belong to.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use netpold_ebpf::layout::ClassId;
+
+use crate::compile::ids::Ids;
+use crate::compile::peers::AtomId;
+
+/// A sorted set of atoms.
+pub(crate) type Signature = Arc<[AtomId]>;
+
+/// The classes in use. Class 0 is the empty set, always there.
+#[derive(Debug)]
+pub(crate) struct Classes {
+    pub(crate) ids: Ids,
+    by_signature: HashMap<Signature, ClassId>,
+    /// Signature and number of nodes.
+    live: BTreeMap<ClassId, (Signature, u32)>,
+    /// Classes that came to be in this update, temporary ones not included.
+    new: BTreeSet<ClassId>,
+    /// Classes that lost their last node in this update (some may have got another since).
+    idle: BTreeSet<ClassId>,
+    temporary: Vec<ClassId>,
+}
+
+impl Classes {
+    pub(crate) fn new() -> Self {
+        let empty: Signature = Arc::from([]);
+        Self {
+            ids: Ids::new(1),
+            by_signature: HashMap::from([(empty.clone(), 0)]),
+            live: BTreeMap::from([(0, (empty, 1))]),
+            new: BTreeSet::new(),
+            idle: BTreeSet::new(),
+            temporary: Vec::new(),
+        }
+    }
+
+    /// The class of a signature, for one node more.
+    pub(crate) fn acquire(&mut self, signature: Signature) -> ClassId {
+        if let Some(class) = self.by_signature.get(&signature) {
+            if let Some((_, nodes)) = self.live.get_mut(class) {
+                *nodes += 1;
+            }
+            return *class;
+        }
+        let class = self.ids.take();
+        self.by_signature.insert(signature.clone(), class);
+        self.live.insert(class, (signature, 1));
+        self.new.insert(class);
+        class
+    }
+
+    /// One node less.
+    pub(crate) fn release(&mut self, class: ClassId) {
+        if let Some((_, nodes)) = self.live.get_mut(&class) {
+            *nodes -= 1;
+            if *nodes == 0 {
+                self.idle.insert(class);
+            }
+        }
+    }
+
+    /// A class for the time of this update.
+    pub(crate) fn temporary(&mut self) -> ClassId {
+        let class = self.ids.take();
+        self.temporary.push(class);
+        class
+    }
+
+    /// Classes that came to be in this update and their signatures.
+    pub(crate) fn take_new(&mut self) -> Vec<(ClassId, Signature)> {
+        let new = std::mem::take(&mut self.new);
+        new.into_iter()
+            .filter_map(|class| Some((class, self.live.get(&class)?.0.clone())))
+            .collect()
+    }
+
+    /// All classes and their signatures, those that end with this update included.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ClassId, &Signature)> {
+        self.live.iter().map(|(class, (signature, _))| (*class, signature))
+    }
+
+    /// Atoms of a class.
+    pub(crate) fn signature(&self, class: ClassId) -> Option<&Signature> {
+        self.live.get(&class).map(|(signature, _)| signature)
+    }
+
+    /// Ends the update: retires the classes without nodes and the temporary ones, and returns them.
+    pub(crate) fn sweep(&mut self) -> Vec<ClassId> {
+        let mut retired = std::mem::take(&mut self.temporary);
+        for class in std::mem::take(&mut self.idle) {
+            if self.live.get(&class).is_some_and(|(_, nodes)| *nodes == 0)
+                && let Some((signature, _)) = self.live.remove(&class)
+            {
+                self.by_signature.remove(&signature);
+                retired.push(class);
+            }
+        }
+        for class in &retired {
+            self.ids.retire(*class);
+        }
+        retired
+    }
+}

@@ -1,0 +1,270 @@
+//! Endpoints: which local pod is behind which interface, and its record in the tables.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use netpold_ebpf::layout::{
+    ENDPOINT_ADDRS, ENDPOINT_PROBES, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, EP_CHECK_SOURCE, Endpoint,
+    endpoint_slot,
+};
+
+use crate::cluster::Cluster;
+use crate::compile::peers::Atoms;
+use crate::compile::spec::Spec;
+use crate::compile::{CheckSource, Options};
+use crate::model::{Direction, Interface, Key, Pod};
+use crate::ops::Op;
+
+/// Addresses of a family that an endpoint's record has room for beside those it replaces.
+const MAX_ADDRESSES: usize = ENDPOINT_ADDRS / 2;
+
+/// A pod's instance behind an instance of an interface.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Identity {
+    pub(crate) pod: Key,
+    pub(crate) uid_hash: u64,
+    pub(crate) incarnation: u64,
+}
+
+/// An endpoint.
+#[derive(Clone, Debug)]
+pub(crate) struct Live {
+    pub(crate) identity: Identity,
+    pub(crate) id: u32,
+    addr4: Vec<u32>,
+    addr6: Vec<[u8; 16]>,
+    /// More addresses of a family than the record holds.
+    pub(crate) crowded: bool,
+    check_source: bool,
+    /// Ingress and egress; `None`: not isolated.
+    pub(crate) specs: [Option<Arc<Spec>>; 2],
+    /// Where the record is, and the record; `None`: no slot was free.
+    pub(crate) record: Option<(u32, Endpoint)>,
+}
+
+impl Live {
+    /// Whether a direction is isolated.
+    pub(crate) fn isolated(&self, direction: Direction) -> bool {
+        self.specs[direction as usize].is_some()
+    }
+
+    /// The installed rows, if there is a record.
+    pub(crate) fn installed_rows(&self) -> Option<(u32, u32)> {
+        self.record.as_ref().map(|(_, record)| (record.rows as u32, (record.rows >> 32) as u32))
+    }
+
+    /// The record as it is to be, given the one that is installed.
+    fn desired(&self, ifindex: u32, rows: u64, installed: Option<&Endpoint>) -> Endpoint {
+        let mut record = Endpoint {
+            ifindex,
+            id: self.id,
+            rows,
+            uid_hash: self.identity.uid_hash,
+            ..Endpoint::default()
+        };
+        let (old4, old6, flags) =
+            installed.map_or_else(Default::default, |old| (old.addr4, old.addr6, old.flags));
+        let (addr4, valid4) = place(&self.addr4, old4, flags >> EP_ADDR4_SHIFT);
+        let (addr6, valid6) = place(&self.addr6, old6, flags >> EP_ADDR6_SHIFT);
+        record.addr4 = addr4;
+        record.addr6 = addr6;
+        record.flags = valid4 << EP_ADDR4_SHIFT | valid6 << EP_ADDR6_SHIFT;
+        if self.check_source {
+            record.flags |= EP_CHECK_SOURCE;
+        }
+        record
+    }
+}
+
+/// Places addresses: those that are there keep their slot, new ones take slots that are not valid,
+/// and slots that fall free keep their content.
+fn place<T: Copy + PartialEq>(
+    wanted: &[T],
+    mut slots: [T; ENDPOINT_ADDRS],
+    valid: u32,
+) -> ([T; ENDPOINT_ADDRS], u32) {
+    let is_valid = |slot: usize| valid >> slot & 1 != 0;
+    let mut now = 0u32;
+    let mut new = Vec::new();
+    for address in wanted {
+        match (0..ENDPOINT_ADDRS).find(|slot| is_valid(*slot) && slots[*slot] == *address) {
+            Some(slot) => now |= 1 << slot,
+            None => new.push(*address),
+        }
+    }
+    let free = (0..ENDPOINT_ADDRS).filter(|slot| !is_valid(*slot));
+    for (address, slot) in new.into_iter().zip(free) {
+        slots[slot] = address;
+        now |= 1 << slot;
+    }
+    (slots, now)
+}
+
+/// All endpoints by interface index.
+#[derive(Debug)]
+pub(crate) struct Endpoints {
+    pub(crate) live: BTreeMap<u32, Live>,
+    next_id: u32,
+    /// Numbers given by an earlier agent, or before the tables were forgotten.
+    known: BTreeMap<(u32, u64), u32>,
+    kept: BTreeMap<(u32, Identity), u32>,
+    slots: BTreeSet<u32>,
+    quarantine: BTreeSet<u32>,
+}
+
+impl Endpoints {
+    pub(crate) fn new(options: &Options) -> Self {
+        let known = options.known_endpoints.values().map(|id| id + 1).max().unwrap_or(1);
+        Self {
+            live: BTreeMap::new(),
+            next_id: options.first_endpoint_id.max(known).max(1),
+            known: options.known_endpoints.clone(),
+            kept: BTreeMap::new(),
+            slots: BTreeSet::new(),
+            quarantine: BTreeSet::new(),
+        }
+    }
+
+    /// Forgets everything but the numbers.
+    pub(crate) fn forget(&mut self) {
+        for (ifindex, live) in std::mem::take(&mut self.live) {
+            self.kept.insert((ifindex, live.identity), live.id);
+        }
+        self.slots.clear();
+        self.quarantine.clear();
+    }
+
+    pub(crate) fn grace_passed(&mut self) {
+        for slot in std::mem::take(&mut self.quarantine) {
+            self.slots.remove(&slot);
+        }
+    }
+
+    /// Interfaces whose pod is in one of these namespaces.
+    pub(crate) fn in_namespaces(&self, namespaces: &BTreeSet<String>) -> impl Iterator<Item = u32> {
+        self.live
+            .iter()
+            .filter(|(_, live)| namespaces.contains(&live.identity.pod.namespace))
+            .map(|(ifindex, _)| *ifindex)
+    }
+
+    /// What an interface's endpoint is to be.
+    pub(crate) fn build(
+        &mut self,
+        interface: &Interface,
+        cluster: &Cluster,
+        check: CheckSource,
+        atoms: &mut Atoms,
+    ) -> Option<Live> {
+        let pod = cluster.pod_behind(interface)?;
+        let (addr4, addr6) = split(pod);
+        let crowded = addr4.len() > MAX_ADDRESSES || addr6.len() > MAX_ADDRESSES;
+        let specs = Direction::BOTH.map(|direction| {
+            let spec = Spec::of_pod(cluster, pod, direction, atoms)?;
+            // Judging by some of its addresses would be wrong for the others.
+            Some(if crowded { Spec::nothing() } else { spec })
+        });
+        let isolated = specs.iter().any(Option::is_some);
+        let identity = Identity {
+            pod: pod.key.clone(),
+            uid_hash: uid_hash(&pod.uid),
+            incarnation: interface.incarnation,
+        };
+        let before = self.live.get(&interface.index).filter(|live| live.identity == identity);
+        let known = before.map(|live| (live.id, live.record));
+        let (id, record) = known.unwrap_or_else(|| (self.number(interface.index, &identity), None));
+        Some(Live {
+            identity,
+            id,
+            addr4: addr4.into_iter().take(MAX_ADDRESSES).collect(),
+            addr6: addr6.into_iter().take(MAX_ADDRESSES).collect(),
+            crowded,
+            check_source: !crowded
+                && match check {
+                    CheckSource::Off => false,
+                    CheckSource::Isolated => isolated,
+                    CheckSource::All => true,
+                },
+            specs,
+            record,
+        })
+    }
+
+    /// The number of a pod instance that is seen for the first time.
+    fn number(&mut self, ifindex: u32, identity: &Identity) -> u32 {
+        if let Some(id) = self.kept.remove(&(ifindex, identity.clone())) {
+            return id;
+        }
+        if let Some(id) = self.known.remove(&(ifindex, identity.uid_hash)) {
+            return id;
+        }
+        self.next_id += 1;
+        self.next_id - 1
+    }
+
+    /// A free slot for an interface. A slot whose last use packets may still see is not free.
+    fn slot(&self, ifindex: u32) -> Option<u32> {
+        (0..ENDPOINT_PROBES)
+            .map(|probe| endpoint_slot(ifindex, probe))
+            .find(|slot| !self.slots.contains(slot))
+    }
+
+    /// Writes the record of an endpoint that has none.
+    /// Says whether a slot was free for it.
+    pub(crate) fn appear(&mut self, ifindex: u32, rows: u64, ops: &mut Vec<Op>) -> bool {
+        let Some(slot) = self.slot(ifindex) else { return false };
+        let Some(live) = self.live.get_mut(&ifindex) else { return false };
+        let record = live.desired(ifindex, rows, None);
+        live.record = Some((slot, record));
+        self.slots.insert(slot);
+        ops.push(Op::Endpoint(slot, Box::new(record)));
+        true
+    }
+
+    /// Endpoints for which no slot was free.
+    pub(crate) fn without_record(&self) -> impl Iterator<Item = u32> {
+        self.live.iter().filter(|(_, live)| live.record.is_none()).map(|(ifindex, _)| *ifindex)
+    }
+
+    /// Frees a record's slot.
+    pub(crate) fn vanish(&mut self, slot: u32, ops: &mut Vec<Op>) {
+        ops.push(Op::EndpointGone(slot));
+        self.quarantine.insert(slot);
+    }
+
+    /// Brings an installed record up to date.
+    pub(crate) fn flip(&mut self, ifindex: u32, rows: u64, ops: &mut Vec<Op>) {
+        let Some(live) = self.live.get_mut(&ifindex) else { return };
+        let Some((slot, installed)) = live.record else { return };
+        let desired = live.desired(ifindex, rows, Some(&installed));
+        let addresses = Endpoint { rows: installed.rows, ..desired };
+        if addresses != installed {
+            ops.push(Op::EndpointAddrs(slot, Box::new(addresses)));
+        }
+        if desired.rows != installed.rows {
+            ops.push(Op::EndpointRows(slot, rows));
+        }
+        live.record = Some((slot, desired));
+    }
+}
+
+/// A pod's addresses by family.
+fn split(pod: &Pod) -> (Vec<u32>, Vec<[u8; 16]>) {
+    let mut addr4 = Vec::new();
+    let mut addr6 = Vec::new();
+    for address in &pod.addresses {
+        match address {
+            IpAddr::V4(v4) => addr4.push(v4.to_bits()),
+            IpAddr::V6(v6) => addr6.push(v6.octets()),
+        }
+    }
+    (addr4, addr6)
+}
+
+/// FNV-1a, 64 bits: stable across builds, unlike the standard hasher.
+pub(crate) fn uid_hash(uid: &str) -> u64 {
+    uid.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}

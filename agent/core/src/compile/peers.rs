@@ -1,0 +1,312 @@
+//! Atoms: the sets of addresses that rules in use speak of. An address's class is the set of atoms
+//! it belongs to, so an atom exists only while some local endpoint's rules name it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::cluster::{Cluster, is_subject};
+use crate::model::{IpBlock, Peer, Pod, Protocol, Selector};
+
+/// Number of an atom; never reused.
+pub(crate) type AtomId = u32;
+/// Number of a named port that egress rules ask for; never reused.
+pub(crate) type NameId = u32;
+
+/// A set of addresses.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub enum Atom {
+    /// The own node's addresses.
+    OwnNode,
+    /// Addresses of the pods of one namespace that a selector matches.
+    PodsIn(String, Selector),
+    /// Addresses of the pods that the second selector matches, in the namespaces that the first
+    /// matches.
+    Pods(Selector, Selector),
+    /// Addresses in a block.
+    Block(IpBlock),
+    /// Addresses of the pods that have this container port name with this number.
+    Named(Protocol, String, u16),
+}
+
+impl Atom {
+    /// The addresses that a peer of a policy in `namespace` stands for. Written so that equal sets
+    /// are likely equal atoms: of an ipBlock's exceptions only those inside the block count.
+    pub(crate) fn of_peer(peer: &Peer, namespace: &str) -> Self {
+        match peer {
+            Peer::Pods { namespaces: None, pods } => {
+                Self::PodsIn(namespace.to_owned(), pods.clone())
+            }
+            Peer::Pods { namespaces: Some(namespaces), pods } => {
+                Self::Pods(namespaces.clone(), pods.clone())
+            }
+            Peer::Block(block) => {
+                let cidr = block.cidr.trunc();
+                let inside = |e: &ipnet::IpNet| cidr.contains(e) || e.contains(&cidr);
+                let mut except: Vec<_> =
+                    block.except.iter().map(ipnet::IpNet::trunc).filter(inside).collect();
+                except.sort_unstable();
+                except.dedup();
+                Self::Block(IpBlock { cidr, except })
+            }
+        }
+    }
+}
+
+/// The atoms in use.
+#[derive(Debug, Default)]
+pub(crate) struct Atoms {
+    next: u32,
+    ids: HashMap<Atom, AtomId>,
+    users: HashMap<AtomId, (Atom, u32)>,
+    names: HashMap<(Protocol, String), Name>,
+    /// Number of the name and port that a [`Atom::Named`] stands for.
+    named: HashMap<AtomId, (NameId, Protocol, u16)>,
+    own_namespace: HashMap<String, BTreeSet<AtomId>>,
+    any_namespace: BTreeSet<AtomId>,
+    /// By namespace, the pod atoms whose namespace part matches it.
+    candidates: HashMap<String, Arc<[AtomId]>>,
+}
+
+/// A named port that egress rules ask for.
+#[derive(Debug)]
+struct Name {
+    id: NameId,
+    users: u32,
+    numbers: BTreeMap<u16, AtomId>,
+}
+
+impl Atoms {
+    /// The number of an atom; it is dropped by [`Atoms::sweep`] unless it is acquired before.
+    pub(crate) fn intern(&mut self, atom: Atom) -> AtomId {
+        if let Some(id) = self.ids.get(&atom) {
+            return *id;
+        }
+        let id = self.next;
+        self.next += 1;
+        self.ids.insert(atom.clone(), id);
+        self.users.insert(id, (atom, 0));
+        id
+    }
+
+    /// The number of a named port.
+    pub(crate) fn intern_name(&mut self, protocol: Protocol, name: &str) -> NameId {
+        let next = &mut self.next;
+        let entry = self.names.entry((protocol, name.to_owned())).or_insert_with(|| {
+            *next += 1;
+            Name { id: *next - 1, users: 0, numbers: BTreeMap::new() }
+        });
+        entry.id
+    }
+
+    /// Counts a user more of an atom; true if it is the first.
+    pub(crate) fn acquire(&mut self, id: AtomId) -> bool {
+        let Some((atom, users)) = self.users.get_mut(&id) else { return false };
+        *users += 1;
+        if *users != 1 {
+            return false;
+        }
+        match atom {
+            Atom::PodsIn(namespace, _) => {
+                self.own_namespace.entry(namespace.clone()).or_default().insert(id);
+                self.candidates.remove(namespace);
+            }
+            Atom::Pods(..) => {
+                self.any_namespace.insert(id);
+                self.candidates.clear();
+            }
+            _ => {}
+        }
+        true
+    }
+
+    /// Counts a user less of an atom; true if it was the last.
+    pub(crate) fn release(&mut self, id: AtomId) -> bool {
+        let Some((atom, users)) = self.users.get_mut(&id) else { return false };
+        *users -= 1;
+        if *users != 0 {
+            return false;
+        }
+        match atom {
+            Atom::PodsIn(namespace, _) => {
+                if let Some(ids) = self.own_namespace.get_mut(namespace) {
+                    ids.remove(&id);
+                }
+                self.candidates.remove(namespace);
+            }
+            Atom::Pods(..) => {
+                self.any_namespace.remove(&id);
+                self.candidates.clear();
+            }
+            _ => {}
+        }
+        true
+    }
+
+    /// Counts a user more of a name; true if it is the first.
+    pub(crate) fn acquire_name(&mut self, id: NameId) -> bool {
+        self.names.values_mut().find(|name| name.id == id).is_some_and(|name| {
+            name.users += 1;
+            name.users == 1
+        })
+    }
+
+    /// Counts a user less of a name; true if it was the last.
+    pub(crate) fn release_name(&mut self, id: NameId) -> bool {
+        self.names.values_mut().find(|name| name.id == id).is_some_and(|name| {
+            name.users -= 1;
+            name.users == 0
+        })
+    }
+
+    /// Protocol and name of a named port.
+    pub(crate) fn name(&self, id: NameId) -> Option<&(Protocol, String)> {
+        self.names.iter().find(|(_, name)| name.id == id).map(|(key, _)| key)
+    }
+
+    /// Forgets what has no user.
+    pub(crate) fn sweep(&mut self) {
+        self.names.retain(|_, name| {
+            if name.users != 0 {
+                return true;
+            }
+            for id in name.numbers.values() {
+                if let Some((atom, _)) = self.users.remove(id) {
+                    self.ids.remove(&atom);
+                }
+                self.named.remove(id);
+            }
+            false
+        });
+        let named = &self.named;
+        let unused = |id: &AtomId, users: u32| users == 0 && !named.contains_key(id);
+        self.ids.retain(|_, id| {
+            let users = self.users.get(id).map_or(0, |(_, users)| *users);
+            !unused(id, users)
+        });
+        self.users.retain(|id, (_, users)| !unused(id, *users));
+    }
+
+    /// What an atom stands for.
+    pub(crate) fn atom(&self, id: AtomId) -> Option<&Atom> {
+        self.users.get(&id).map(|(atom, _)| atom)
+    }
+
+    /// What a [`Atom::Named`] stands for.
+    pub(crate) fn named(&self, id: AtomId) -> Option<(NameId, Protocol, u16)> {
+        self.named.get(&id).copied()
+    }
+
+    /// Namespace labels changed: forget what was derived from them.
+    pub(crate) fn namespaces_changed(&mut self) {
+        self.candidates.clear();
+    }
+
+    /// The atoms an address belongs to for its own sake (not through a block), sorted.
+    pub(crate) fn of_address(&mut self, cluster: &Cluster, address: IpAddr) -> Vec<AtomId> {
+        let mut atoms = Vec::new();
+        if cluster.is_own_node(address)
+            && let Some(id) = self.ids.get(&Atom::OwnNode)
+            && self.users.get(id).is_some_and(|(_, users)| *users != 0)
+        {
+            atoms.push(*id);
+        }
+        if let Some(pod) = cluster.owner(address) {
+            for id in &*self.candidates(cluster, &pod.key.namespace) {
+                if self.selects(*id, pod) {
+                    atoms.push(*id);
+                }
+            }
+            self.ports_of(pod, &mut atoms);
+        }
+        atoms.sort_unstable();
+        atoms.dedup();
+        atoms
+    }
+
+    /// The pod atoms whose namespace part matches a namespace.
+    fn candidates(&mut self, cluster: &Cluster, namespace: &str) -> Arc<[AtomId]> {
+        if let Some(known) = self.candidates.get(namespace) {
+            return known.clone();
+        }
+        let labels = cluster.namespace_labels(namespace);
+        let matching = self.any_namespace.iter().copied().filter(|id| {
+            matches!(self.atom(*id), Some(Atom::Pods(namespaces, _)) if namespaces.matches(&labels))
+        });
+        let own = self.own_namespace.get(namespace).into_iter().flatten().copied();
+        let found: Arc<[AtomId]> = own.chain(matching).collect();
+        self.candidates.insert(namespace.to_owned(), found.clone());
+        found
+    }
+
+    /// Whether an atom's pod selector matches.
+    fn selects(&self, id: AtomId, pod: &Pod) -> bool {
+        matches!(
+            self.atom(id),
+            Some(Atom::PodsIn(_, pods) | Atom::Pods(_, pods)) if pods.matches(&pod.labels)
+        )
+    }
+
+    /// The atoms of a pod's port names, as far as rules ask for these names.
+    fn ports_of(&mut self, pod: &Pod, atoms: &mut Vec<AtomId>) {
+        if self.names.is_empty() {
+            return;
+        }
+        for port in &pod.ports {
+            let key = (port.protocol, port.name.clone());
+            let Some(name) = self.names.get(&key).filter(|name| name.users != 0) else { continue };
+            if let Some(id) = name.numbers.get(&port.port) {
+                atoms.push(*id);
+                continue;
+            }
+            let name_id = name.id;
+            let id = self.intern(Atom::Named(key.0, key.1.clone(), port.port));
+            self.named.insert(id, (name_id, port.protocol, port.port));
+            if let Some(name) = self.names.get_mut(&key) {
+                name.numbers.insert(port.port, id);
+            }
+            atoms.push(id);
+        }
+    }
+
+    /// Addresses that may belong to an atom that is not a block.
+    pub(crate) fn members(&self, cluster: &Cluster, id: AtomId) -> Vec<IpAddr> {
+        let addresses = |pods: &mut dyn Iterator<Item = &Arc<Pod>>, selector: &Selector| {
+            pods.filter(|pod| is_subject(pod) && selector.matches(&pod.labels))
+                .flat_map(|pod| pod.addresses.iter().copied())
+                .collect()
+        };
+        match self.atom(id) {
+            Some(Atom::OwnNode) => cluster.own_addresses().collect(),
+            Some(Atom::PodsIn(namespace, pods)) => addresses(&mut cluster.pods_in(namespace), pods),
+            Some(Atom::Pods(namespaces, pods)) => {
+                // Namespaces are judged once each, not once a pod; pods come sorted by namespace.
+                let mut last: Option<(&str, bool)> = None;
+                let mut matching = cluster.pods().values().filter(|pod| {
+                    let name = pod.key.namespace.as_str();
+                    if let Some((known, matches)) = last
+                        && known == name
+                    {
+                        return matches;
+                    }
+                    let matches = namespaces.matches(&cluster.namespace_labels(name));
+                    last = Some((name, matches));
+                    matches
+                });
+                addresses(&mut matching, pods)
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Addresses of the pods that have a port of this name.
+    pub(crate) fn members_of_name(&self, cluster: &Cluster, id: NameId) -> Vec<IpAddr> {
+        let Some((protocol, name)) = self.name(id) else { return Vec::new() };
+        let has = |pod: &&Arc<Pod>| {
+            is_subject(pod) && pod.ports.iter().any(|p| p.protocol == *protocol && p.name == *name)
+        };
+        cluster.pods().values().filter(has).flat_map(|pod| pod.addresses.iter().copied()).collect()
+    }
+}

@@ -1,0 +1,188 @@
+//! Rows: what each distinct spec allows each class, as the tables hold it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use netpold_ebpf::layout::{ClassId, PORT_SET_ALL, PORT_SET_NONE, ROW_NOT_ISOLATED, RowBlock};
+
+use crate::compile::ids::Ids;
+use crate::compile::sets::Sets;
+use crate::compile::spec::Spec;
+use crate::ops::Op;
+
+/// Column of a class that has ended: whatever the table holds there, no packet reads it.
+const STALE: u32 = u32::MAX;
+
+/// A row and its blocks. A block belongs to one row, so that a column can be filled in place.
+#[derive(Debug)]
+struct Row {
+    spec: Arc<Spec>,
+    words: Box<[u32; 256]>,
+    blocks: BTreeMap<u8, Box<RowBlock>>,
+    /// The tables hold it; until then changes need no operation.
+    written: bool,
+}
+
+/// The rows in use.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    pub(crate) ids: Ids,
+    pub(crate) block_ids: Ids,
+    rows: BTreeMap<u32, Row>,
+    by_spec: HashMap<Arc<Spec>, u32>,
+}
+
+impl Rows {
+    pub(crate) fn new() -> Self {
+        Self {
+            ids: Ids::new(ROW_NOT_ISOLATED + 1),
+            block_ids: Ids::new(1),
+            rows: BTreeMap::new(),
+            by_spec: HashMap::new(),
+        }
+    }
+
+    /// The row of a spec.
+    pub(crate) fn of_spec(&self, spec: &Arc<Spec>) -> Option<u32> {
+        self.by_spec.get(spec).copied()
+    }
+
+    /// Whether the tables hold a spec's row already.
+    pub(crate) fn is_written(&self, spec: &Arc<Spec>) -> bool {
+        self.of_spec(spec).is_some_and(|row| !self.is_new(row))
+    }
+
+    /// Whether the tables do not hold a row yet.
+    pub(crate) fn is_new(&self, row: u32) -> bool {
+        self.rows.get(&row).is_some_and(|row| !row.written)
+    }
+
+    /// A new, empty row for a spec; from now on it is the spec's row, also if it had another.
+    pub(crate) fn create(&mut self, spec: &Arc<Spec>) -> u32 {
+        let id = self.ids.take();
+        let row = Row {
+            spec: spec.clone(),
+            words: Box::new([0; 256]),
+            blocks: BTreeMap::new(),
+            written: false,
+        };
+        self.rows.insert(id, row);
+        self.by_spec.insert(spec.clone(), id);
+        id
+    }
+
+    /// All rows and their specs.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Arc<Spec>)> {
+        self.rows.iter().map(|(id, row)| (*id, &row.spec))
+    }
+
+    /// What a row holds for a class. A direction that is not isolated allows everything.
+    pub(crate) fn column(&self, row: u32, class: ClassId) -> u32 {
+        if row == ROW_NOT_ISOLATED {
+            return PORT_SET_ALL;
+        }
+        let block = self.rows.get(&row).and_then(|row| row.blocks.get(&high(class)));
+        block.map_or(PORT_SET_NONE, |block| block[low(class)])
+    }
+
+    /// Fills the column of a class that no packet sees yet.
+    pub(crate) fn set_column(
+        &mut self,
+        id: u32,
+        class: ClassId,
+        set: u32,
+        sets: &mut Sets,
+        ops: &mut Vec<Op>,
+    ) {
+        let Some(row) = self.rows.get_mut(&id) else { return };
+        let Some(block) = row.blocks.get_mut(&high(class)) else {
+            if set == PORT_SET_NONE {
+                return;
+            }
+            let mut block = Box::new([PORT_SET_NONE; 256]);
+            block[low(class)] = set;
+            sets.acquire(set);
+            let block_id = self.block_ids.take();
+            row.words[usize::from(high(class))] = block_id;
+            if row.written {
+                ops.push(Op::RowBlock(block_id, block.clone()));
+                ops.push(Op::RowWord(id, high(class), block_id));
+            }
+            row.blocks.insert(high(class), block);
+            return;
+        };
+        let column = &mut block[low(class)];
+        if *column == set {
+            return;
+        }
+        sets.acquire(set);
+        sets.release(*column);
+        *column = set;
+        if row.written {
+            let block_id = row.words[usize::from(high(class))];
+            ops.push(Op::RowBlockWord(block_id, low(class) as u8, set));
+        }
+    }
+
+    /// Writes the rows that the tables do not hold yet.
+    pub(crate) fn write(&mut self, ops: &mut Vec<Op>) {
+        for (id, row) in self.rows.iter_mut().filter(|(_, row)| !row.written) {
+            for (high, block) in &row.blocks {
+                ops.push(Op::RowBlock(row.words[usize::from(*high)], block.clone()));
+            }
+            ops.push(Op::Row(*id, row.words.clone()));
+            row.written = true;
+        }
+    }
+
+    /// Ends the update: retires the rows that are not in `used` and the columns of retired classes.
+    pub(crate) fn sweep(
+        &mut self,
+        used: &BTreeSet<u32>,
+        retired: &[ClassId],
+        sets: &mut Sets,
+        ops: &mut Vec<Op>,
+    ) {
+        let unused: Vec<u32> = self.rows.keys().filter(|id| !used.contains(id)).copied().collect();
+        for id in unused {
+            self.retire(id, sets);
+        }
+        let highs: BTreeSet<u8> = retired.iter().map(|class| high(*class)).collect();
+        for (id, row) in &mut self.rows {
+            for class in retired {
+                if let Some(block) = row.blocks.get_mut(&high(*class)) {
+                    sets.release(std::mem::replace(&mut block[low(*class)], STALE));
+                }
+            }
+            for high in &highs {
+                let dead = |set: &u32| matches!(*set, PORT_SET_NONE | STALE);
+                if row.blocks.get(high).is_some_and(|block| block.iter().all(dead)) {
+                    row.blocks.remove(high);
+                    let word = &mut row.words[usize::from(*high)];
+                    self.block_ids.retire(std::mem::take(word));
+                    ops.push(Op::RowWord(*id, *high, 0));
+                }
+            }
+        }
+    }
+
+    fn retire(&mut self, id: u32, sets: &mut Sets) {
+        let Some(row) = self.rows.remove(&id) else { return };
+        if self.by_spec.get(&row.spec) == Some(&id) {
+            self.by_spec.remove(&row.spec);
+        }
+        for (high, block) in &row.blocks {
+            block.iter().for_each(|set| sets.release(*set));
+            self.block_ids.retire(row.words[usize::from(*high)]);
+        }
+        self.ids.retire(id);
+    }
+}
+
+fn high(class: ClassId) -> u8 {
+    (class >> 8) as u8
+}
+
+fn low(class: ClassId) -> usize {
+    (class & 255) as usize
+}

@@ -1,0 +1,139 @@
+//! What the policies that isolate a pod in one direction allow: the input of a row.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::cluster::Cluster;
+use crate::compile::peers::{Atom, AtomId, Atoms, NameId};
+use crate::compile::ports::Ports;
+use crate::model::{Direction, Pod, PortMatch, PortRule, Rule};
+
+/// Ports granted to a set of addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Grant {
+    pub(crate) ports: Ports,
+    /// Port names that each destination resolves for itself (egress).
+    pub(crate) names: BTreeSet<NameId>,
+}
+
+/// The union of all rules of a direction: equal rules are equal values, whichever policies they
+/// come from. An address is allowed the union of what `everyone` and each of its atoms are granted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Spec {
+    pub(crate) everyone: Grant,
+    pub(crate) peers: BTreeMap<AtomId, Grant>,
+}
+
+impl Spec {
+    /// What a pod's policies allow in a direction; `None` if none isolates it.
+    pub(crate) fn of_pod(
+        cluster: &Cluster,
+        pod: &Pod,
+        direction: Direction,
+        atoms: &mut Atoms,
+    ) -> Option<Arc<Self>> {
+        let mut spec = Self::default();
+        let mut isolated = false;
+        for policy in cluster.policies_selecting(pod) {
+            let Some(rules) = policy.rules(direction) else { continue };
+            isolated = true;
+            for rule in rules {
+                spec.add(rule, &policy.key.namespace, pod, direction, atoms);
+            }
+        }
+        if !isolated {
+            return None;
+        }
+        if direction == Direction::Egress {
+            let own = atoms.intern(Atom::OwnNode);
+            spec.peers.entry(own).or_default().ports = Ports::all();
+        }
+        Some(Arc::new(spec))
+    }
+
+    /// Isolated, and nothing allowed.
+    pub(crate) fn nothing() -> Arc<Self> {
+        Arc::new(Self::default())
+    }
+
+    fn add(
+        &mut self,
+        rule: &Rule,
+        namespace: &str,
+        pod: &Pod,
+        direction: Direction,
+        atoms: &mut Atoms,
+    ) {
+        let mut grant = Grant::default();
+        match &rule.ports {
+            None => grant.ports = Ports::all(),
+            Some(ports) => {
+                for port in ports {
+                    grant.add(port, pod, direction, atoms);
+                }
+            }
+        }
+        if grant.ports.is_none() && grant.names.is_empty() {
+            return;
+        }
+        match &rule.peers {
+            None => self.everyone.union(&grant),
+            Some(peers) => {
+                for peer in peers {
+                    let atom = atoms.intern(Atom::of_peer(peer, namespace));
+                    self.peers.entry(atom).or_default().union(&grant);
+                }
+            }
+        }
+    }
+
+    /// The port names that the grants ask for.
+    pub(crate) fn names(&self) -> BTreeSet<NameId> {
+        let grants = self.peers.values().chain([&self.everyone]);
+        grants.flat_map(|grant| grant.names.iter().copied()).collect()
+    }
+
+    /// What addresses with these atoms are allowed.
+    pub(crate) fn allowed(&self, signature: &[AtomId], atoms: &Atoms) -> Ports {
+        let mut ports = self.everyone.ports.clone();
+        let peers = signature.iter().filter_map(|atom| self.peers.get(atom));
+        for grant in peers.clone() {
+            ports.union(&grant.ports);
+        }
+        let has_names =
+            !self.everyone.names.is_empty() || peers.clone().any(|g| !g.names.is_empty());
+        if has_names {
+            for (name, protocol, number) in signature.iter().filter_map(|id| atoms.named(*id)) {
+                let granted = self.everyone.names.contains(&name)
+                    || peers.clone().any(|grant| grant.names.contains(&name));
+                if granted {
+                    ports.of_mut(protocol).add(number, number);
+                }
+            }
+        }
+        ports
+    }
+}
+
+impl Grant {
+    fn add(&mut self, rule: &PortRule, pod: &Pod, direction: Direction, atoms: &mut Atoms) {
+        let ranges = self.ports.of_mut(rule.protocol);
+        match (&rule.port, direction) {
+            (PortMatch::Any, _) => ranges.add(0, u16::MAX),
+            (PortMatch::Range(first, last), _) => ranges.add(*first, *last),
+            (PortMatch::Named(name), Direction::Ingress) => {
+                let same =
+                    pod.ports.iter().filter(|p| p.protocol == rule.protocol && p.name == *name);
+                same.for_each(|port| ranges.add(port.port, port.port));
+            }
+            (PortMatch::Named(name), Direction::Egress) => {
+                self.names.insert(atoms.intern_name(rule.protocol, name));
+            }
+        }
+    }
+
+    fn union(&mut self, other: &Self) {
+        self.ports.union(&other.ports);
+        self.names.extend(&other.names);
+    }
+}

@@ -1,0 +1,302 @@
+//! One update: from what is dirty to ordered operations.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use netpold_ebpf::layout::{ClassId, Endpoint, ROW_NOT_ISOLATED};
+
+use crate::cluster::Dirty;
+use crate::compile::Compiler;
+use crate::compile::endpoints::Live;
+use crate::compile::peers::{Atom, AtomId, NameId};
+use crate::compile::prefix::Prefix;
+use crate::compile::spec::Spec;
+use crate::delta::{Plan, RowPair};
+use crate::ops::Op;
+
+/// What an update does to an endpoint that had a record before.
+#[derive(Debug)]
+struct Replaced {
+    slot: u32,
+    rows: RowPair,
+}
+
+/// The endpoints that an update concerns.
+#[derive(Debug, Default)]
+struct EndpointChanges {
+    /// There is no endpoint any more: slots to free.
+    gone: Vec<u32>,
+    /// Another pod, or another interface, under the same index.
+    replaced: BTreeMap<u32, Replaced>,
+    /// No record so far.
+    new: Vec<u32>,
+}
+
+/// Atoms and names whose use began or ended.
+#[derive(Debug, Default)]
+struct Usage {
+    atoms: BTreeMap<AtomId, i32>,
+    names: BTreeMap<NameId, i32>,
+}
+
+impl Compiler {
+    /// Carries out an update on everything but the kernel, regardless of capacity.
+    pub(super) fn run(&mut self) -> Vec<Op> {
+        let mut ops = Vec::new();
+        let dirty = std::mem::take(&mut self.dirty);
+        if dirty.namespaces {
+            self.atoms.namespaces_changed();
+        }
+        let (changes, usage) = self.refresh_endpoints(&dirty);
+        self.refresh_addresses(dirty.addresses, &usage);
+        let touched = self.space.settle(&mut self.classes);
+        self.fill_rows(&mut ops);
+
+        let moves = self.tables.moves(&self.space, &touched);
+        let words = self.changing_words(&changes);
+        let (plan, through) = Plan::new(moves, &words, &self.rows, &mut self.classes);
+        if !through.is_empty() {
+            self.separate_rows(&changes, &mut ops);
+            self.fill_temporary(&through, &mut ops);
+        }
+        self.rows.write(&mut ops);
+
+        for slot in &changes.gone {
+            self.endpoints.vanish(*slot, &mut ops);
+        }
+        if !words.is_empty() {
+            plan.before_rows(&mut self.tables, &mut ops);
+        }
+        self.flip_endpoints(&changes, &mut ops);
+        plan.after_rows(&mut self.tables, &mut ops);
+        for ifindex in &changes.new {
+            let rows = self.desired_rows(*ifindex);
+            self.endpoints.appear(*ifindex, pack(rows), &mut ops);
+        }
+        self.sweep(&mut ops);
+        ops
+    }
+
+    /// Builds the endpoints that may have changed anew and counts the use of specs.
+    fn refresh_endpoints(&mut self, dirty: &Dirty) -> (EndpointChanges, Usage) {
+        let mut indexes = dirty.interfaces.clone();
+        indexes.extend(dirty.addresses.iter().flat_map(|a| self.cluster.interfaces_with(*a)));
+        indexes.extend(self.endpoints.in_namespaces(&dirty.policies));
+        // Those that found no slot may find one now.
+        indexes.extend(self.endpoints.without_record());
+        let mut changes = EndpointChanges::default();
+        let mut released: Vec<Arc<Spec>> = Vec::new();
+        let mut usage = Usage::default();
+        for ifindex in indexes {
+            let new = self.cluster.interfaces().get(&ifindex).and_then(|interface| {
+                let check = self.options.check_source;
+                self.endpoints.build(interface, &self.cluster, check, &mut self.atoms)
+            });
+            for spec in new.iter().flat_map(|live| live.specs.iter().flatten()) {
+                self.acquire_spec(spec, &mut usage);
+            }
+            let old = match new {
+                Some(new) => self.endpoints.live.insert(ifindex, new),
+                None => self.endpoints.live.remove(&ifindex),
+            };
+            changes.note(ifindex, old.as_ref(), self.endpoints.live.get(&ifindex));
+            released.extend(old.into_iter().flat_map(|live| live.specs.into_iter().flatten()));
+        }
+        // Only now, so that what moves from one endpoint to another stays in use.
+        for spec in released {
+            self.release_spec(&spec, &mut usage);
+        }
+        (changes, usage)
+    }
+
+    fn acquire_spec(&mut self, spec: &Arc<Spec>, usage: &mut Usage) {
+        let users = self.specs.entry(spec.clone()).or_default();
+        *users += 1;
+        if *users != 1 {
+            return;
+        }
+        for atom in spec.peers.keys().filter(|atom| self.atoms.acquire(**atom)) {
+            *usage.atoms.entry(*atom).or_default() += 1;
+        }
+        for name in spec.names().into_iter().filter(|name| self.atoms.acquire_name(*name)) {
+            *usage.names.entry(name).or_default() += 1;
+        }
+    }
+
+    fn release_spec(&mut self, spec: &Arc<Spec>, usage: &mut Usage) {
+        let Some(users) = self.specs.get_mut(spec) else { return };
+        *users -= 1;
+        if *users != 0 {
+            return;
+        }
+        self.specs.remove(spec);
+        for atom in spec.peers.keys().filter(|atom| self.atoms.release(**atom)) {
+            *usage.atoms.entry(*atom).or_default() -= 1;
+        }
+        for name in spec.names().into_iter().filter(|name| self.atoms.release_name(*name)) {
+            *usage.names.entry(name).or_default() -= 1;
+        }
+    }
+
+    /// Brings the address space up to date: blocks that came or went, and the addresses that are
+    /// dirty or may belong to an atom that came or went.
+    fn refresh_addresses(&mut self, mut addresses: BTreeSet<IpAddr>, usage: &Usage) {
+        for (id, change) in usage.atoms.iter().filter(|(_, change)| **change != 0) {
+            match self.atoms.atom(*id) {
+                Some(Atom::Block(block)) if *change > 0 => self.space.add_block(block, *id),
+                Some(Atom::Block(block)) => self.space.remove_block(block, *id),
+                _ => addresses.extend(self.atoms.members(&self.cluster, *id)),
+            }
+        }
+        for (id, _) in usage.names.iter().filter(|(_, change)| **change != 0) {
+            addresses.extend(self.atoms.members_of_name(&self.cluster, *id));
+        }
+        // Before addresses are looked at: what is not in use must not be found.
+        let dropped = usage.names.values().chain(usage.atoms.values()).any(|change| *change <= 0);
+        if dropped {
+            self.atoms.sweep();
+        }
+        for address in addresses {
+            let own = self.atoms.of_address(&self.cluster, address);
+            self.space.set_host(Prefix::host(address), own);
+        }
+    }
+
+    /// Fills the columns of new classes in the rows there are, then the rows of new specs.
+    fn fill_rows(&mut self, ops: &mut Vec<Op>) {
+        let new = self.classes.take_new();
+        let rows: Vec<_> = self.rows.iter().map(|(id, spec)| (id, spec.clone())).collect();
+        for (row, spec) in &rows {
+            for (class, signature) in &new {
+                let set = self.sets.intern(&spec.allowed(signature, &self.atoms), ops);
+                self.rows.set_column(*row, *class, set, &mut self.sets, ops);
+            }
+        }
+        let mut missing: Vec<Arc<Spec>> = Vec::new();
+        for live in self.endpoints.live.values() {
+            for spec in live.specs.iter().flatten() {
+                if self.rows.of_spec(spec).is_none() && !missing.contains(spec) {
+                    missing.push(spec.clone());
+                }
+            }
+        }
+        for spec in &missing {
+            self.create_row(spec, ops);
+        }
+    }
+
+    /// A new row with the columns of all classes.
+    fn create_row(&mut self, spec: &Arc<Spec>, ops: &mut Vec<Op>) {
+        let row = self.rows.create(spec);
+        for (class, signature) in self.classes.iter() {
+            let set = self.sets.intern(&spec.allowed(signature, &self.atoms), ops);
+            self.rows.set_column(row, class, set, &mut self.sets, ops);
+        }
+    }
+
+    /// The rows that an endpoint is to have.
+    fn desired_rows(&self, ifindex: u32) -> RowPair {
+        let row = |spec: &Option<Arc<Spec>>| {
+            spec.as_ref().and_then(|spec| self.rows.of_spec(spec)).unwrap_or(ROW_NOT_ISOLATED)
+        };
+        self.endpoints
+            .live
+            .get(&ifindex)
+            .map_or((0, 0), |live| (row(&live.specs[0]), row(&live.specs[1])))
+    }
+
+    /// Rows before and after of the endpoints that exist before and after.
+    fn words(&self, changes: &EndpointChanges) -> BTreeMap<u32, (RowPair, RowPair)> {
+        let stay = self.endpoints.live.iter().filter_map(|(ifindex, live)| {
+            let before = match changes.replaced.get(ifindex) {
+                Some(replaced) => replaced.rows,
+                None => live.installed_rows()?,
+            };
+            Some((*ifindex, (before, self.desired_rows(*ifindex))))
+        });
+        stay.collect()
+    }
+
+    fn changing_words(&self, changes: &EndpointChanges) -> BTreeSet<(RowPair, RowPair)> {
+        self.words(changes).into_values().filter(|(old, new)| old != new).collect()
+    }
+
+    /// Where temporary classes are needed, a row must not be both an endpoint's old and an
+    /// endpoint's new one: gives every spec of an endpoint that changes rows a new row, and the
+    /// other endpoints with these specs along with it.
+    fn separate_rows(&mut self, changes: &EndpointChanges, ops: &mut Vec<Op>) {
+        loop {
+            let changing = self.words(changes).into_iter().filter(|(_, (old, new))| old != new);
+            let specs = changing.flat_map(|(ifindex, _)| {
+                let live = self.endpoints.live.get(&ifindex);
+                live.map(|live| live.specs.clone()).into_iter().flatten().flatten()
+            });
+            let shared: Vec<_> = specs.filter(|spec| self.rows.is_written(spec)).collect();
+            if shared.is_empty() {
+                return;
+            }
+            for spec in shared {
+                if self.rows.is_written(&spec) {
+                    self.create_row(&spec, ops);
+                }
+            }
+        }
+    }
+
+    /// Fills the columns of temporary classes: as before in the rows that are in use, as after in
+    /// the new ones.
+    fn fill_temporary(&mut self, through: &[(ClassId, ClassId, ClassId)], ops: &mut Vec<Op>) {
+        let rows: Vec<_> = self.rows.iter().map(|(id, _)| id).collect();
+        for row in rows {
+            for (from, to, temporary) in through {
+                let like = if self.rows.is_new(row) { *to } else { *from };
+                let set = self.rows.column(row, like);
+                self.rows.set_column(row, *temporary, set, &mut self.sets, ops);
+            }
+        }
+    }
+
+    /// Flips the endpoints that exist before and after.
+    fn flip_endpoints(&mut self, changes: &EndpointChanges, ops: &mut Vec<Op>) {
+        for (ifindex, (_, rows)) in self.words(changes) {
+            match changes.replaced.get(&ifindex) {
+                None => self.endpoints.flip(ifindex, pack(rows), ops),
+                Some(replaced) => {
+                    // Both records are there for a moment; a packet finds one of them. Where no
+                    // other slot is free, the next update finds this one.
+                    self.endpoints.appear(ifindex, pack(rows), ops);
+                    self.endpoints.vanish(replaced.slot, ops);
+                }
+            }
+        }
+    }
+
+    /// Ends the update: retires what nothing uses any more.
+    fn sweep(&mut self, ops: &mut Vec<Op>) {
+        let pairs = self.endpoints.live.values().filter_map(Live::installed_rows);
+        let used = pairs.flat_map(|(ingress, egress)| [ingress, egress]).collect();
+        let retired = self.classes.sweep();
+        self.rows.sweep(&used, &retired, &mut self.sets, ops);
+        self.sets.sweep();
+    }
+}
+
+impl EndpointChanges {
+    fn note(&mut self, ifindex: u32, old: Option<&Live>, new: Option<&Live>) {
+        let installed = old.and_then(|old| Some((old.record?.0, old.installed_rows()?)));
+        match (installed, new) {
+            (None, None) => {}
+            (None, Some(_)) => self.new.push(ifindex),
+            (Some((slot, _)), None) => self.gone.push(slot),
+            (Some((slot, rows)), Some(new)) if new.record.is_none() => {
+                self.replaced.insert(ifindex, Replaced { slot, rows });
+            }
+            (Some(_), Some(_)) => {}
+        }
+    }
+}
+
+fn pack((ingress, egress): RowPair) -> u64 {
+    Endpoint::pack_rows(ingress, egress)
+}

@@ -1,0 +1,201 @@
+//! From installed to desired without an in-between: which addresses flip before the endpoints'
+//! rows, which after, and which by way of a temporary class.
+//!
+//! A packet's stateless verdict is `f(row, class)`. Let an address go from class `a` to `b` while
+//! endpoints go from rows `A` to `B`. Classes first shows `A(b)` for a moment, rows first shows
+//! `B(a)`; each is fine if it equals `A(a)` or `B(b)` for every endpoint whose rows change, both
+//! directions taken together. If neither is, the address takes a temporary class whose column is
+//! `A(a)` in the old rows and `B(b)` in the new ones: it flips there, the rows flip, it flips on.
+
+pub(crate) mod trie4;
+
+use std::collections::{BTreeSet, HashMap};
+
+use netpold_ebpf::layout::ClassId;
+
+use crate::compile::classes::Classes;
+use crate::compile::prefix::{Family, Prefix, PrefixMap};
+use crate::compile::rows::Rows;
+use crate::compile::space::Space;
+use crate::ops::Op;
+use trie4::Trie4;
+
+/// The addresses of one prefix (those that no longer prefix of the update holds) change class.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Move {
+    prefix: Prefix,
+    pub(crate) from: ClassId,
+    pub(crate) to: ClassId,
+    /// Whether the tables hold the prefix at the end.
+    stays: bool,
+}
+
+/// Row numbers of an endpoint's two directions.
+pub(crate) type RowPair = (u32, u32);
+
+/// When addresses of a [`Move`] flip.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    BeforeRows,
+    AfterRows,
+    /// To this temporary class before the rows flip, on to the final one after.
+    Through(ClassId),
+}
+
+/// The tables that map addresses to classes, as installed.
+#[derive(Debug)]
+pub(crate) struct AddressTables {
+    prefixes: PrefixMap<ClassId>,
+    pub(crate) trie4: Trie4,
+    /// Most IPv6 addresses and prefixes held at once.
+    pub(crate) peak6: (u32, u32),
+}
+
+impl AddressTables {
+    pub(crate) fn new() -> Self {
+        Self { prefixes: PrefixMap::new(), trie4: Trie4::new(), peak6: (0, 0) }
+    }
+
+    /// What has to move for the touched prefixes to be as `space` says.
+    pub(crate) fn moves(&self, space: &Space, touched: &BTreeSet<Prefix>) -> Vec<Move> {
+        let moves = touched.iter().filter_map(|prefix| {
+            let to = space.class(*prefix);
+            let stays = space.nodes.get(*prefix).is_some() && to != space.parent_class(*prefix);
+            let installed = self.prefixes.get(*prefix).is_some();
+            let from = self.prefixes.longest(*prefix).copied().unwrap_or(0);
+            let concerns = installed || stays;
+            let same = installed == stays && from == to;
+            (concerns && !same).then_some(Move { prefix: *prefix, from, to, stays })
+        });
+        moves.collect()
+    }
+
+    /// Writes classes and then removes prefixes. New prefixes come longest first, so that none ever
+    /// covers addresses that a longer one is still to take; they go shortest first, for the same
+    /// reason.
+    fn write(&mut self, mut set: Vec<(Prefix, ClassId)>, mut gone: Vec<Prefix>, ops: &mut Vec<Op>) {
+        let had_cidr6 = self.prefixes.count(Family::V6).1 != 0;
+        set.sort_by_key(|(prefix, _)| (std::cmp::Reverse(prefix.len), *prefix));
+        gone.sort_by_key(|prefix| (prefix.len, *prefix));
+        if !had_cidr6 && set.iter().any(|(prefix, _)| is_cidr6(*prefix)) {
+            ops.push(Op::HasCidr6(true));
+        }
+        let mut changed = Vec::new();
+        for (prefix, class) in set {
+            if self.prefixes.insert(prefix, class) == Some(class) {
+                continue;
+            }
+            match prefix.family {
+                Family::V4 => changed.push(prefix),
+                Family::V6 if prefix.is_host() => ops.push(Op::Host6(prefix.v6(), class)),
+                Family::V6 => ops.push(Op::Cidr6(prefix.net6(), class)),
+            }
+        }
+        let (hosts, cidrs) = self.prefixes.count(Family::V6);
+        self.peak6 = (self.peak6.0.max(hosts), self.peak6.1.max(cidrs));
+        for prefix in &gone {
+            if self.prefixes.remove(*prefix).is_none() {
+                continue;
+            }
+            match prefix.family {
+                Family::V4 => changed.push(*prefix),
+                Family::V6 if prefix.is_host() => ops.push(Op::Host6Gone(prefix.v6())),
+                Family::V6 => ops.push(Op::Cidr6Gone(prefix.net6())),
+            }
+        }
+        if self.prefixes.count(Family::V6).1 == 0 && gone.iter().any(|prefix| is_cidr6(*prefix)) {
+            ops.push(Op::HasCidr6(false));
+        }
+        self.trie4.repaint(&self.prefixes, &changed, ops);
+    }
+
+    /// Number of IPv6 addresses and prefixes.
+    pub(crate) fn count6(&self) -> (u32, u32) {
+        self.prefixes.count(Family::V6)
+    }
+}
+
+fn is_cidr6(prefix: Prefix) -> bool {
+    prefix.family == Family::V6 && !prefix.is_host()
+}
+
+/// The moves of one update, each with its turn.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    moves: Vec<(Move, Turn)>,
+}
+
+/// Whether and how the moves between two classes can be ordered against the rows.
+struct Judge<'a> {
+    rows: &'a Rows,
+    words: &'a BTreeSet<(RowPair, RowPair)>,
+}
+
+impl Judge<'_> {
+    fn pair(&self, word: RowPair, class: ClassId) -> (u32, u32) {
+        (self.rows.column(word.0, class), self.rows.column(word.1, class))
+    }
+
+    /// Whether seeing `row_of` the changing endpoints with `class` is seeing before or after.
+    fn safe(&self, from: ClassId, to: ClassId, rows_first: bool) -> bool {
+        self.words.iter().all(|(old, new)| {
+            let seen = if rows_first { self.pair(*new, from) } else { self.pair(*old, to) };
+            seen == self.pair(*old, from) || seen == self.pair(*new, to)
+        })
+    }
+}
+
+impl Plan {
+    /// Orders moves against the change of `words`: rows of the endpoints before and after. Returns
+    /// the pairs of classes that need a temporary one.
+    pub(crate) fn new(
+        moves: Vec<Move>,
+        words: &BTreeSet<(RowPair, RowPair)>,
+        rows: &Rows,
+        classes: &mut Classes,
+    ) -> (Self, Vec<(ClassId, ClassId, ClassId)>) {
+        let judge = Judge { rows, words };
+        let mut turns: HashMap<(ClassId, ClassId), Turn> = HashMap::new();
+        let mut through = Vec::new();
+        let moves = moves.into_iter().map(|step| {
+            let (from, to) = (step.from, step.to);
+            let turn = *turns.entry((from, to)).or_insert_with(|| {
+                if from == to || judge.safe(from, to, false) {
+                    Turn::BeforeRows
+                } else if judge.safe(from, to, true) {
+                    Turn::AfterRows
+                } else {
+                    let class = classes.temporary();
+                    through.push((from, to, class));
+                    Turn::Through(class)
+                }
+            });
+            (step, turn)
+        });
+        let moves = moves.collect();
+        (Self { moves }, through)
+    }
+
+    /// The flips before the rows'. Prefixes that end do so only in [`Plan::after_rows`]; so do new
+    /// ones whose addresses wait, but they are written with their old class, lest a wider prefix
+    /// take them along.
+    pub(crate) fn before_rows(&self, tables: &mut AddressTables, ops: &mut Vec<Op>) {
+        let set = self.moves.iter().map(|(step, turn)| {
+            let class = match turn {
+                Turn::BeforeRows => step.to,
+                Turn::AfterRows => step.from,
+                Turn::Through(class) => *class,
+            };
+            (step.prefix, class)
+        });
+        tables.write(set.collect(), Vec::new(), ops);
+    }
+
+    /// The flips after the rows'.
+    pub(crate) fn after_rows(&self, tables: &mut AddressTables, ops: &mut Vec<Op>) {
+        let (stay, go): (Vec<_>, Vec<_>) = self.moves.iter().partition(|(step, _)| step.stays);
+        let set = stay.iter().map(|(step, _)| (step.prefix, step.to)).collect();
+        let gone = go.iter().map(|(step, _)| step.prefix).collect();
+        tables.write(set, gone, ops);
+    }
+}

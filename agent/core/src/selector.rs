@@ -1,0 +1,71 @@
+//! Label matching: LabelSelector of `meta/v1`.
+
+use crate::model::{Labels, Requirement, Selector};
+
+impl Selector {
+    /// Whether all requirements hold; the empty selector matches everything.
+    #[must_use]
+    pub fn matches(&self, labels: &Labels) -> bool {
+        self.requirements.iter().all(|requirement| requirement.matches(labels))
+    }
+}
+
+impl Requirement {
+    /// Whether the requirement holds. `NotIn` and `DoesNotExist` hold for an absent key.
+    #[must_use]
+    pub fn matches(&self, labels: &Labels) -> bool {
+        match self {
+            Self::In(key, values) => labels.get(key).is_some_and(|value| values.contains(value)),
+            Self::NotIn(key, values) => labels.get(key).is_none_or(|value| !values.contains(value)),
+            Self::Exists(key) => labels.contains_key(key),
+            Self::DoesNotExist(key) => !labels.contains_key(key),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(pairs: &[(&str, &str)]) -> Labels {
+        pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+    }
+
+    fn values(list: &[&str]) -> Vec<String> {
+        list.iter().map(|v| (*v).to_owned()).collect()
+    }
+
+    #[test]
+    fn operators() {
+        let web = labels(&[("app", "web")]);
+        let none = labels(&[]);
+        let app = || "app".to_owned();
+        let cases = [
+            (Requirement::In(app(), values(&["db", "web"])), true, false),
+            (Requirement::In(app(), values(&["db"])), false, false),
+            (Requirement::In(app(), vec![]), false, false),
+            (Requirement::NotIn(app(), values(&["web"])), false, true),
+            (Requirement::NotIn(app(), values(&["db"])), true, true),
+            (Requirement::Exists(app()), true, false),
+            (Requirement::DoesNotExist(app()), false, true),
+        ];
+        for (requirement, on_web, on_none) in cases {
+            assert_eq!(requirement.matches(&web), on_web, "{requirement:?}");
+            assert_eq!(requirement.matches(&none), on_none, "{requirement:?} without the key");
+        }
+    }
+
+    #[test]
+    fn empty_selector_matches_everything_and_requirements_are_anded() {
+        assert!(Selector::default().matches(&labels(&[])));
+        let both = Selector {
+            requirements: vec![
+                Requirement::Exists("app".into()),
+                Requirement::NotIn("app".into(), values(&["db"])),
+            ],
+        };
+        assert!(both.matches(&labels(&[("app", "web")])));
+        assert!(!both.matches(&labels(&[("app", "db")])));
+        assert!(!both.matches(&labels(&[])));
+    }
+}
