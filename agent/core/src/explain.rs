@@ -8,12 +8,13 @@
 mod rule;
 mod text;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use serde::Serialize;
 
-use crate::model::{Change, Direction, Key, Namespace, Pod, Policy};
+use crate::model::{Change, Direction, Key, Labels, Namespace, Pod, Policy};
 use crate::probe::{IpProtocol, Party, Probe};
 use rule::Traffic;
 
@@ -210,6 +211,17 @@ impl Explainer {
     fn is_own_node(&self, pod: &Pod, address: IpAddr) -> bool {
         !pod.node.is_empty()
             && self.nodes.get(&pod.node).is_some_and(|addresses| addresses.contains(&address))
+    }
+
+    /// Labels of a namespace; one that is not known has the label that the API server gives to all.
+    fn namespace_labels(&self, name: &str) -> Cow<'_, Labels> {
+        match self.namespaces.get(name) {
+            Some(namespace) => Cow::Borrowed(&namespace.labels),
+            None => {
+                let label = ("kubernetes.io/metadata.name".to_owned(), name.to_owned());
+                Cow::Owned(Labels::from([label]))
+            }
+        }
     }
 
     /// Answer a probe.

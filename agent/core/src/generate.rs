@@ -60,6 +60,43 @@ impl Cluster {
         Self::generate(&mut Choices::from_seed(seed))
     }
 
+    /// What this cluster may become next: some objects dropped, changed or new.
+    #[must_use]
+    pub fn mutate(&self, choices: &mut Choices<'_>) -> Self {
+        let mut objects = Vec::new();
+        for object in &self.objects {
+            match choices.below(10) {
+                _ if matches!(object, Change::Interface(_)) => {}
+                0 => {}
+                1 => objects.push(objects::changed(choices, object)),
+                _ => objects.push(object.clone()),
+            }
+        }
+        let mut number = u32::try_from(self.objects.len()).unwrap_or(0);
+        while choices.chance(40) {
+            number += 1;
+            objects.push(if choices.chance(50) {
+                Change::Pod(objects::pod(choices, number))
+            } else {
+                Change::Policy(objects::policy(choices, number))
+            });
+        }
+        let mut next = Self { objects };
+        let pods: Vec<Pod> = next.pods().cloned().collect();
+        next.objects.extend(interfaces(&pods).into_iter().map(Change::Interface));
+        next
+    }
+
+    /// The changes that lead from this cluster to another one.
+    #[must_use]
+    pub fn changes_to(&self, next: &Self) -> Vec<Change> {
+        let gone = self.objects.iter().map(gone);
+        let gone =
+            gone.filter(|gone| !next.objects.iter().any(|object| self::gone(object) == *gone));
+        let new = next.objects.iter().filter(|object| !self.objects.contains(object));
+        gone.chain(new.cloned()).collect()
+    }
+
     /// The pods.
     pub fn pods(&self) -> impl Iterator<Item = &Pod> {
         self.objects.iter().filter_map(|object| match object {
@@ -87,6 +124,19 @@ impl fmt::Display for Cluster {
     }
 }
 
+/// The change that takes an object away.
+#[must_use]
+pub fn gone(object: &Change) -> Change {
+    match object {
+        Change::Namespace(namespace) => Change::NamespaceGone(namespace.name.clone()),
+        Change::Node(node) => Change::NodeGone(node.name.clone()),
+        Change::Pod(pod) => Change::PodGone(pod.key.clone()),
+        Change::Policy(policy) => Change::PolicyGone(policy.key.clone()),
+        Change::Interface(interface) => Change::InterfaceGone(interface.index),
+        gone => gone.clone(),
+    }
+}
+
 /// An interface for each pod of [`NODE`] that may have one, with the addresses that no other pod
 /// took from it.
 fn interfaces(pods: &[Pod]) -> Vec<Interface> {
@@ -102,7 +152,9 @@ fn interfaces(pods: &[Pod]) -> Vec<Interface> {
         }
         let own: Vec<IpAddr> = pod.addresses.iter().copied().filter(|a| taken.insert(*a)).collect();
         if pod.node == NODE && !own.is_empty() {
-            let index = 10 + u32::try_from(n).unwrap_or(0);
+            // Named after the pod, so that it stays while the pod does.
+            let number: String = pod.key.name.chars().filter(char::is_ascii_digit).collect();
+            let index = 10 + number.parse::<u32>().unwrap_or(0);
             interfaces.push(Interface { index, incarnation: 1, addresses: own });
         }
     }
@@ -112,11 +164,30 @@ fn interfaces(pods: &[Pod]) -> Vec<Interface> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::oracle::Oracle;
 
     #[test]
     fn same_seed_same_cluster() {
         assert_eq!(Cluster::from_seed(7), Cluster::from_seed(7));
         assert_ne!(Cluster::from_seed(7), Cluster::from_seed(8));
+    }
+
+    #[test]
+    fn changes_lead_from_one_cluster_to_the_other() {
+        for seed in 0..200 {
+            let before = Cluster::from_seed(seed);
+            let after = before.mutate(&mut Choices::from_seed(!seed));
+            let mut oracle: Oracle = before.objects.iter().cloned().collect();
+            before.changes_to(&after).into_iter().for_each(|change| oracle.apply(change));
+            let sorted = |mut oracle: Oracle| {
+                oracle.pods.sort_by(|a, b| a.key.cmp(&b.key));
+                oracle.policies.sort_by(|a, b| a.key.cmp(&b.key));
+                oracle.nodes.sort_by(|a, b| a.name.cmp(&b.name));
+                oracle.namespaces.sort_by(|a, b| a.name.cmp(&b.name));
+                oracle
+            };
+            assert_eq!(sorted(oracle), sorted(after.objects.into_iter().collect()));
+        }
     }
 
     #[test]

@@ -2,9 +2,11 @@
 //!
 //! [`cluster::Cluster`] holds the current objects, [`compile::Compiler`] turns them into table
 //! contents and into the ordered [`ops::Op`]s that lead there, [`memory::MemoryTables`] is the
-//! kernel's maps in plain memory.
+//! kernel's maps in plain memory. [`oracle::Oracle`] is the literal reading of the API that all of it is
+//! held against, [`explain::Explainer`] says why.
 #![forbid(unsafe_code)]
 
+<<<<<<< HEAD
 <<<<<<< HEAD
 pub mod explain;
 #[cfg(any(test, feature = "generate"))]
@@ -14,12 +16,22 @@ pub mod ops;
 pub mod oracle;
 pub mod probe;
 =======
+=======
+>>>>>>> oracle
 pub mod cluster;
 pub mod compile;
 mod delta;
+pub mod explain;
+#[cfg(any(test, feature = "generate"))]
+pub mod generate;
 pub mod image;
 pub mod memory;
 pub mod model;
 pub mod ops;
+pub mod oracle;
+pub mod probe;
 mod selector;
+<<<<<<< HEAD
 >>>>>>> compile
+=======
+>>>>>>> oracle

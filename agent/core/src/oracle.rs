@@ -219,7 +219,8 @@ impl Oracle {
     /// The pod that an address belongs to: not a hostNetwork pod (that is the node), not a finished
     /// one. Of several that claim it the one that is not terminating, then the younger, then the
     /// one with the greater key.
-    fn pod_at(&self, address: IpAddr) -> Option<&Pod> {
+    #[must_use]
+    pub fn pod_at(&self, address: IpAddr) -> Option<&Pod> {
         let mut best: Option<&Pod> = None;
         for pod in &self.pods {
             if pod.host_network || pod.finished || !pod.addresses.contains(&address) {
@@ -279,11 +280,16 @@ impl Oracle {
         false
     }
 
-    /// A namespace that is not (yet) known matches no selector, not even the empty one.
+    /// A namespace that is not known (yet) has the one label that the API server gives to all.
     fn selects_namespace(&self, selector: &Selector, pod: &Pod) -> bool {
-        self.namespaces
-            .iter()
-            .any(|ns| ns.name == pod.key.namespace && selects(selector, &ns.labels))
+        let name = &pod.key.namespace;
+        match self.namespaces.iter().find(|namespace| namespace.name == *name) {
+            Some(namespace) => selects(selector, &namespace.labels),
+            None => {
+                let label = ("kubernetes.io/metadata.name".to_owned(), name.clone());
+                selects(selector, &Labels::from([label]))
+            }
+        }
     }
 }
 

@@ -97,11 +97,10 @@ impl Traffic<'_> {
     fn namespace_matches(&self, policy: &Policy, wanted: Option<&Selector>, remote: &Pod) -> bool {
         match wanted {
             None => remote.key.namespace == policy.key.namespace,
-            Some(selector) => self
-                .explainer
-                .namespaces
-                .get(&remote.key.namespace)
-                .is_some_and(|namespace| unmet(selector, &namespace.labels).is_none()),
+            Some(selector) => {
+                let labels = self.explainer.namespace_labels(&remote.key.namespace);
+                unmet(selector, &labels).is_none()
+            }
         }
     }
 
@@ -181,17 +180,13 @@ impl Traffic<'_> {
         };
         let name = &remote.key.namespace;
         if !self.namespace_matches(policy, namespaces.as_ref(), remote) {
-            let known = self.explainer.namespaces.get(name);
-            return Some(match (namespaces, known) {
-                (None, _) => {
-                    format!("pod {} is not in namespace {}", remote.key, policy.key.namespace)
-                }
-                (Some(_), None) => format!("namespace {name} is not known"),
-                (Some(selector), Some(namespace)) => {
-                    let unmet = unmet(selector, &namespace.labels)?;
-                    text::unmet(&format!("namespace {name}"), unmet, &namespace.labels)
-                }
-            });
+            let Some(selector) = namespaces else {
+                let wanted = &policy.key.namespace;
+                return Some(format!("pod {} is not in namespace {wanted}", remote.key));
+            };
+            let labels = self.explainer.namespace_labels(name);
+            let unmet = unmet(selector, &labels)?;
+            return Some(text::unmet(&format!("namespace {name}"), unmet, &labels));
         }
         let unmet = unmet(pods, &remote.labels)?;
         Some(text::unmet(&format!("pod {}", remote.key), unmet, &remote.labels))

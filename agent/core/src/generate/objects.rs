@@ -6,8 +6,8 @@ use ipnet::IpNet;
 
 use super::{Choices, NODE};
 use crate::model::{
-    IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy, PortMatch, PortRule,
-    Protocol, Requirement, Rule, Selector,
+    Change, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy, PortMatch,
+    PortRule, Protocol, Requirement, Rule, Selector,
 };
 
 pub(super) const NAMESPACES: [&str; 3] = ["x", "y", "z"];
@@ -130,6 +130,27 @@ pub(super) fn pod(choices: &mut Choices<'_>, number: u32) -> Pod {
         terminating: choices.chance(10),
         created: i64::from(choices.below(3)),
         ports: choices.list(4, named_port),
+    }
+}
+
+/// The object of the same name, made anew.
+pub(super) fn changed(choices: &mut Choices<'_>, object: &Change) -> Change {
+    match object {
+        Change::Namespace(old) => Change::Namespace(namespace(choices, &old.name)),
+        Change::Node(old) => Change::Node(node(choices, &old.name)),
+        Change::Pod(old) => {
+            let new = pod(choices, 0);
+            // A container's labels change while it runs; the rest means that it was made anew.
+            if choices.chance(50) {
+                return Change::Pod(Pod { labels: new.labels, ..old.clone() });
+            }
+            let uid = format!("{}+", old.uid);
+            Change::Pod(Pod { key: old.key.clone(), uid, ..new })
+        }
+        Change::Policy(old) => {
+            Change::Policy(Policy { key: old.key.clone(), ..policy(choices, 0) })
+        }
+        other => other.clone(),
     }
 }
 

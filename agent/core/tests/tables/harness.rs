@@ -1,0 +1,162 @@
+//! A compiler with its tables in memory beside an oracle, led through states of a cluster.
+
+use std::fmt::Write;
+
+use netpold_core::compile::{Compiler, Options};
+use netpold_core::explain::{Explainer, Verdict};
+use netpold_core::generate::{Cluster, NODE, Packet, shrink};
+use netpold_core::memory::MemoryTables;
+use netpold_core::model::{Change, Direction, Key, Pod};
+use netpold_core::ops::Apply;
+use netpold_core::oracle::Oracle;
+use netpold_core::probe::IpProtocol;
+
+use crate::coverage::Coverage;
+
+/// What is compared.
+pub(crate) struct Subject {
+    pub(crate) state: Cluster,
+    pub(crate) compiler: Compiler,
+    pub(crate) tables: MemoryTables,
+    pub(crate) oracle: Oracle,
+}
+
+/// A seed on which tables and oracle disagree.
+pub(crate) struct Disagreement {
+    pub(crate) seed: u64,
+    /// The states that lead there; they disagree in the last.
+    pub(crate) states: Vec<Cluster>,
+    pub(crate) packet: Packet,
+}
+
+impl Subject {
+    /// With nothing in the cluster.
+    pub(crate) fn new() -> Self {
+        Self {
+            state: Cluster::default(),
+            compiler: compiler(),
+            tables: MemoryTables::new(),
+            oracle: Oracle::default(),
+        }
+    }
+
+    /// Lead all of it to another state in one update.
+    pub(crate) fn become_state(&mut self, next: &Cluster) {
+        for change in self.state.changes_to(next) {
+            self.compiler.apply(change.clone());
+            self.oracle.apply(change);
+        }
+        self.state = next.clone();
+        for op in self.compiler.update().expect("the tables are large enough") {
+            self.tables.apply(&op).expect("operations are in order");
+        }
+        self.compiler.grace_passed();
+    }
+
+    /// The local pods that have an interface, and its index.
+    fn endpoints(&self) -> impl Iterator<Item = (&Pod, u32)> {
+        self.state.interfaces().filter_map(|interface| {
+            let mut pods = interface.addresses.iter().filter_map(|a| self.oracle.pod_at(*a));
+            pods.find(|pod| pod.node == NODE).map(|pod| (pod, interface.index))
+        })
+    }
+
+    /// The local pods that have an interface.
+    pub(crate) fn pods(&self) -> Vec<Key> {
+        self.endpoints().map(|(pod, _)| pod.key.clone()).collect()
+    }
+
+    /// What the oracle and the tables say; `None` about a pod's traffic with itself, which the
+    /// packet path passes before it reads a table.
+    pub(crate) fn verdicts(&self, packet: &Packet) -> Option<(bool, Option<bool>)> {
+        let (pod, ifindex) = self.endpoints().find(|(pod, _)| pod.key == packet.pod)?;
+        if pod.addresses.contains(&packet.remote) {
+            return None;
+        }
+        let Packet { direction, remote, protocol, port, .. } = *packet;
+        let expected = self.oracle.judge(pod, direction, remote, protocol, port);
+        Some((expected, self.tables.allows(ifindex, direction, remote, protocol, port)))
+    }
+
+    /// Whether a direction of a pod's endpoint is isolated.
+    pub(crate) fn is_isolated(&self, pod: &Key, direction: Direction) -> bool {
+        let index = self.endpoints().find(|(p, _)| p.key == *pod).map(|(_, index)| index);
+        let rows = index.and_then(|i| self.tables.endpoint(i)).map_or(0, |e| e.rows);
+        match direction {
+            Direction::Ingress => rows as u32 != 0,
+            Direction::Egress => rows >> 32 != 0,
+        }
+    }
+}
+
+/// A compiler for the generated clusters' node.
+pub(crate) fn compiler() -> Compiler {
+    Compiler::new(Options { node: NODE.to_owned(), ..Options::default() })
+}
+
+/// How many packets are explained too.
+const EXPLAIN_EVERY: usize = 20;
+
+/// The first packet on which tables, or explain, and oracle disagree.
+pub(crate) fn compare(
+    subject: &Subject,
+    packets: &[Packet],
+    coverage: &mut Coverage,
+) -> Option<Packet> {
+    let explainer = Explainer::new(subject.state.objects.iter().cloned());
+    for (number, packet) in packets.iter().enumerate() {
+        let Some((expected, found)) = subject.verdicts(packet) else { continue };
+        if found != Some(expected) {
+            return Some(packet.clone());
+        }
+        coverage.packet(packet, expected, subject.is_isolated(&packet.pod, packet.direction));
+        if number % EXPLAIN_EVERY == 0 {
+            let Packet { direction, remote, port, .. } = *packet;
+            let protocol = IpProtocol(packet.protocol);
+            let explained = explainer.judge(&packet.pod, direction, remote, protocol, port)?;
+            if (explained.verdict == Verdict::Allow) != expected {
+                return Some(packet.clone());
+            }
+            coverage.explained(&subject.state, &explained);
+        }
+    }
+    None
+}
+
+/// Whether the packet is judged wrongly after these states.
+fn disagree(states: &[Cluster], packet: &Packet) -> bool {
+    let mut subject = Subject::new();
+    states.iter().for_each(|state| subject.become_state(state));
+    subject.verdicts(packet).is_some_and(|(expected, found)| found != Some(expected))
+}
+
+/// The smallest states that show the disagreement, and what is said about it.
+pub(crate) fn shrunk(found: Disagreement) -> String {
+    let Disagreement { seed, mut states, packet } = found;
+    if let Some(last) = states.last().filter(|last| disagree(&[(*last).clone()], &packet)) {
+        states = vec![last.clone()];
+    }
+    for _ in 0..2 {
+        for number in 0..states.len() {
+            let smallest = shrink(&states[number], |candidate| {
+                let mut states = states.clone();
+                states[number] = candidate.clone();
+                disagree(&states, &packet)
+            });
+            states[number] = smallest;
+        }
+    }
+    let mut subject = Subject::new();
+    states.iter().for_each(|state| subject.become_state(state));
+    let mut text = format!("seed {seed}: {packet:?}\n(oracle, tables): ");
+    let changes: Vec<Change> = subject.state.objects.clone();
+    let protocol = IpProtocol(packet.protocol);
+    let explained = Explainer::new(changes)
+        .judge(&packet.pod, packet.direction, packet.remote, protocol, packet.port)
+        .map(|judgement| judgement.lines().join("\n"));
+    let _ = writeln!(text, "{:?}\n{}", subject.verdicts(&packet), explained.unwrap_or_default());
+    for (number, state) in states.iter().enumerate() {
+        let _ = writeln!(text, "state {}:\n{state}", number + 1);
+    }
+    text
+}

@@ -1,0 +1,258 @@
+//! Named states of a cluster, reached along different paths: the image is the same at the end.
+
+use netpold_core::generate::{Choices, Cluster, NODE, gone};
+use netpold_core::image::Image;
+use netpold_core::memory::MemoryTables;
+use netpold_core::model::{
+    Change, Interface, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy,
+    PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
+};
+use netpold_core::ops::Apply;
+
+use crate::harness::compiler;
+
+fn labels(pairs: &[(&str, &str)]) -> Labels {
+    pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+}
+
+fn namespace(name: &str, pairs: &[(&str, &str)]) -> Change {
+    Change::Namespace(Namespace { name: name.to_owned(), labels: labels(pairs) })
+}
+
+fn node(name: &str, addresses: &[&str]) -> Change {
+    let addresses = addresses.iter().map(|a| a.parse().unwrap()).collect();
+    Change::Node(Node { name: name.to_owned(), addresses })
+}
+
+fn plain_pod(name: &str, addresses: &[&str], app: &str) -> Pod {
+    Pod {
+        key: Key::new("x", name),
+        uid: name.to_owned(),
+        labels: labels(&[("app", app)]),
+        node: NODE.to_owned(),
+        addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
+        host_network: false,
+        finished: false,
+        terminating: false,
+        created: 0,
+        ports: vec![NamedPort { name: "web".to_owned(), protocol: Protocol::Tcp, port: 80 }],
+    }
+}
+
+fn pod(name: &str, addresses: &[&str], app: &str) -> Change {
+    Change::Pod(plain_pod(name, addresses, app))
+}
+
+fn interface(index: u32, addresses: &[&str]) -> Change {
+    let addresses = addresses.iter().map(|a| a.parse().unwrap()).collect();
+    Change::Interface(Interface { index, incarnation: 1, addresses })
+}
+
+fn app(value: &str) -> Selector {
+    Selector { requirements: vec![Requirement::In("app".to_owned(), vec![value.to_owned()])] }
+}
+
+fn pods(value: &str) -> Peer {
+    Peer::Pods { namespaces: None, pods: app(value) }
+}
+
+fn block(cidr: &str, except: &[&str]) -> Peer {
+    let except = except.iter().map(|e| e.parse().unwrap()).collect();
+    Peer::Block(IpBlock { cidr: cidr.parse().unwrap(), except })
+}
+
+fn port(port: PortMatch) -> PortRule {
+    PortRule { protocol: Protocol::Tcp, port }
+}
+
+fn rule(peers: &[Peer], ports: &[PortRule]) -> Rule {
+    let given = |empty: bool| (!empty).then_some(());
+    Rule {
+        peers: given(peers.is_empty()).map(|()| peers.to_vec()),
+        ports: given(ports.is_empty()).map(|()| ports.to_vec()),
+    }
+}
+
+fn policy(name: &str, selects: Selector, ingress: &[Rule], egress: Option<&[Rule]>) -> Change {
+    Change::Policy(Policy {
+        key: Key::new("x", name),
+        pod_selector: selects,
+        ingress: Some(ingress.to_vec()),
+        egress: egress.map(<[Rule]>::to_vec),
+        problems: Vec::new(),
+    })
+}
+
+/// Two pods here, one elsewhere, both families.
+fn three_pods() -> Vec<Change> {
+    let elsewhere = Pod { node: "n2".to_owned(), ..plain_pod("c", &["10.0.1.1"], "c") };
+    vec![
+        namespace("x", &[("team", "a")]),
+        node(NODE, &["192.168.0.1", "fd01::1"]),
+        node("n2", &["192.168.0.2"]),
+        pod("a", &["10.0.0.1", "fd00::1"], "a"),
+        pod("b", &["10.0.0.2", "fd00::2"], "b"),
+        Change::Pod(elsewhere),
+        interface(11, &["10.0.0.1", "fd00::1"]),
+        interface(12, &["10.0.0.2", "fd00::2"]),
+    ]
+}
+
+fn with(more: impl IntoIterator<Item = Change>) -> Vec<Change> {
+    three_pods().into_iter().chain(more).collect()
+}
+
+/// States by name.
+fn states() -> Vec<(String, Vec<Change>)> {
+    let all = Selector::default;
+    let web = || port(PortMatch::Named("web".to_owned()));
+    let named: Vec<(&str, Vec<Change>)> = vec![
+        ("no policy", three_pods()),
+        ("default deny", with([policy("deny", all(), &[], Some(&[]))])),
+        ("allow all", with([policy("all", all(), &[rule(&[], &[])], None)])),
+        (
+            "two policies on one pod",
+            with([
+                policy("one", all(), &[rule(&[pods("b")], &[])], None),
+                policy(
+                    "two",
+                    app("a"),
+                    &[rule(&[pods("c")], &[port(PortMatch::Range(80, 90))])],
+                    None,
+                ),
+            ]),
+        ),
+        (
+            "equal rules of two policies",
+            with([
+                policy("one", app("a"), &[rule(&[pods("c")], &[web()])], Some(&[])),
+                policy("two", app("b"), &[rule(&[pods("c")], &[web()])], Some(&[])),
+            ]),
+        ),
+        (
+            "named port in egress",
+            with([policy(
+                "out",
+                all(),
+                &[],
+                Some(&[rule(&[], &[web()]), rule(&[pods("b")], &[])]),
+            )]),
+        ),
+        (
+            "blocks around pods and nodes",
+            with([policy(
+                "blocks",
+                all(),
+                &[
+                    rule(&[block("10.0.0.0/8", &["10.0.0.0/24", "10.0.1.1/32"])], &[]),
+                    rule(&[block("10.0.0.2/32", &[]), block("::/0", &["fd00::/64"])], &[]),
+                ],
+                Some(&[rule(&[block("0.0.0.0/0", &["192.168.0.0/24"])], &[])]),
+            )]),
+        ),
+        (
+            "one address, two pods",
+            with([
+                Change::Pod(Pod { terminating: true, ..plain_pod("old", &["10.0.0.1"], "c") }),
+                policy("from-c", all(), &[rule(&[pods("c")], &[])], None),
+            ]),
+        ),
+        (
+            "hostNetwork and finished pods",
+            with([
+                Change::Pod(Pod { host_network: true, ..plain_pod("host", &["192.168.0.9"], "c") }),
+                Change::Pod(Pod { finished: true, ..plain_pod("done", &["10.0.0.2"], "c") }),
+                policy("to-c", all(), &[], Some(&[rule(&[pods("c")], &[])])),
+            ]),
+        ),
+        ("interface without a pod", with([interface(13, &["10.0.0.9"])])),
+        (
+            "pod without an interface",
+            with([
+                pod("d", &["10.0.0.4"], "a"),
+                policy("from-a", all(), &[rule(&[pods("a")], &[])], None),
+            ]),
+        ),
+    ];
+    let generated = (0..300).map(|seed| (format!("seed {seed}"), Cluster::from_seed(seed).objects));
+    let named = named.into_iter().map(|(name, state)| (name.to_owned(), state));
+    named.chain(generated).collect()
+}
+
+/// Paths to a state: batches of changes with an update after each.
+fn expanded(state: &[Change]) -> Vec<(&'static str, Vec<Vec<Change>>)> {
+    let one_by_one = |changes: &[Change]| changes.iter().map(|c| vec![c.clone()]).collect();
+    let mut reversed = state.to_vec();
+    reversed.reverse();
+    let mut twice = state.to_vec();
+    twice.extend(reversed.clone());
+    let away = state.iter().step_by(2).map(gone).collect();
+    let back = state.iter().step_by(2).cloned().collect();
+    let there_and_back = state.iter().flat_map(|c| [gone(c), c.clone()]).collect();
+    let other = Cluster::from_seed(4711);
+    let detour = other.changes_to(&Cluster { objects: state.to_vec() });
+    vec![
+        ("reversed", vec![reversed.clone()]),
+        ("one by one", one_by_one(state)),
+        ("one by one, reversed", one_by_one(&reversed)),
+        ("everything twice", vec![twice.clone(), twice]),
+        ("updates without changes", vec![vec![], state.to_vec(), vec![], vec![]]),
+        ("half of it removed and added again", vec![state.to_vec(), away, back]),
+        ("everything replaced in one update", vec![state.to_vec(), there_and_back]),
+        ("from another cluster, squashed", vec![other.objects.clone(), detour.clone()]),
+        ("from another cluster, one by one", {
+            let mut batches = vec![other.objects];
+            batches.extend(detour.into_iter().map(|change| vec![change]));
+            batches
+        }),
+    ]
+}
+
+/// The image at the end of a path, whose operations are applied on the way.
+fn image(batches: &[Vec<Change>]) -> Image {
+    let (mut compiler, mut tables) = (compiler(), MemoryTables::new());
+    for (number, batch) in batches.iter().enumerate() {
+        batch.iter().for_each(|change| compiler.apply(change.clone()));
+        for op in compiler.update().expect("the tables are large enough") {
+            tables.apply(&op).expect("operations are in order");
+        }
+        // The grace period sometimes takes longer.
+        if number % 3 != 0 {
+            compiler.grace_passed();
+        }
+    }
+    compiler.image()
+}
+
+#[test]
+fn the_image_depends_on_the_state_not_on_the_path() {
+    for (name, state) in states() {
+        let direct = image(&[state.clone()]);
+        for (path, batches) in expanded(&state) {
+            assert!(image(&batches) == direct, "{name}, {path}: the image differs");
+        }
+    }
+}
+
+#[test]
+fn an_update_without_changes_writes_nothing() {
+    for (name, state) in states() {
+        let mut compiler = compiler();
+        state.iter().for_each(|change| compiler.apply(change.clone()));
+        compiler.update().unwrap();
+        compiler.grace_passed();
+        state.iter().for_each(|change| compiler.apply(change.clone()));
+        assert_eq!(compiler.update().unwrap(), [], "{name}");
+    }
+}
+
+#[test]
+fn mutated_clusters_have_the_image_of_fresh_ones() {
+    for seed in 0..300 {
+        let mut choices = Choices::from_seed(seed);
+        let before = Cluster::generate(&mut choices);
+        let after = before.mutate(&mut choices);
+        let path = [before.objects.clone(), before.changes_to(&after)];
+        assert!(image(&path) == image(&[after.objects]), "seed {seed}");
+    }
+}

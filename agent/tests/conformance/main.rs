@@ -1,0 +1,101 @@
+//! The conformance cases in process: their expectations against the oracle, explain and the
+//! compiled tables.
+
+mod case;
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, anyhow, bail};
+use case::{Case, Check, Step};
+use netpold::source::convert::{self, Manifest};
+use netpold::source::document;
+use netpold_core::explain::{Explainer, Verdict};
+use netpold_core::model::Change;
+use netpold_core::oracle::Oracle;
+use netpold_core::probe::{Party, Probe};
+
+/// Cases whose point is that something of a policy is not understood.
+const INVALID: &str = "invalid-";
+
+fn convert(step: &Step) -> Result<(Vec<Change>, usize)> {
+    let mut changes = Vec::new();
+    let mut problems = 0;
+    for object in &step.objects {
+        let nodes = document::parse(&object.to_string()).map_err(|error| anyhow!("{error}"))?;
+        for node in nodes {
+            match convert::manifest(&node).map_err(|error| anyhow!("{error}"))? {
+                Manifest::Object(converted) => {
+                    problems += converted.problems.len();
+                    changes.push(converted.change);
+                }
+                other => bail!("not an object netpold reads: {other:?}"),
+            }
+        }
+    }
+    Ok((changes, problems))
+}
+
+fn probe(check: &Check) -> Probe {
+    let (from, to) = (Party::Address(check.from.address), Party::Address(check.to.address));
+    Probe { from, to, protocol: check.protocol, port: check.port }
+}
+
+/// What one step gets wrong, as lines.
+fn failures(case: &Case, number: usize, step: &Step) -> Result<Vec<String>> {
+    let (changes, problems) = convert(step)?;
+    if (problems > 0) != case.name.starts_with(INVALID) {
+        bail!("{problems} problems in step {number}");
+    }
+    let oracle: Oracle = changes.iter().cloned().collect();
+    let explainer = Explainer::new(changes);
+    let mut wrong = Vec::new();
+    for check in &step.checks {
+        let probe = probe(check);
+        let explained = explainer.explain(&probe);
+        let oracle = oracle.verdict(&probe).allowed();
+        if oracle != Some(check.allow) {
+            wrong.push(format!("step {number}: {check}: oracle {oracle:?}\n{explained}"));
+        } else if (explained.verdict == Verdict::Allow) != check.allow {
+            wrong.push(format!("step {number}: {check}: explain\n{explained}"));
+        }
+    }
+    Ok(wrong)
+}
+
+#[test]
+fn cases_hold_in_process() -> Result<()> {
+    let cases = case::load_all()?;
+    let mut wrong = Vec::new();
+    let (mut allowed, mut denied) = (0, 0);
+    for case in &cases {
+        for (number, step) in (1..).zip(&case.steps) {
+            let failed = failures(case, number, step).with_context(|| case.name.clone())?;
+            wrong.extend(
+                failed.first().map(|f| format!("{} ({} wrong) {f}", case.name, failed.len())),
+            );
+            let allow = step.checks.iter().filter(|check| check.allow).count();
+            allowed += allow;
+            denied += step.checks.len() - allow;
+        }
+    }
+    println!("{} cases, {allowed} flows allowed, {denied} denied", cases.len());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+    assert!(cases.len() >= 140 && allowed > 50_000 && denied > 5_000);
+    Ok(())
+}
+
+/// Cases about policies that allow everything.
+const ALLOW_ALL: [&str; 4] = ["-allow-all", "-empty-peers", "-empty-ports", "-allow-addresses"];
+
+#[test]
+fn every_case_could_fail_and_no_two_are_the_same() -> Result<()> {
+    let mut titles = BTreeSet::new();
+    for case in case::load_all()? {
+        assert!(titles.insert(case.title.clone()), "two cases are titled {:?}", case.title);
+        assert!(!case.source.is_empty(), "{} has no source", case.name);
+        let denies = case.steps.iter().any(|step| step.checks.iter().any(|check| !check.allow));
+        let allows_all = ALLOW_ALL.iter().any(|name| case.name.contains(name));
+        assert!(denies || allows_all, "{} passes where nothing is enforced", case.name);
+    }
+    Ok(())
+}
