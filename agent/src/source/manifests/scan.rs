@@ -19,7 +19,7 @@ use super::store::Update;
 /// there is taken for what is meant.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How young a change may be whose notification has perhaps not arrived yet.
-const YOUNG: Duration = Duration::from_millis(30);
+const YOUNG: Duration = Duration::from_millis(50);
 
 /// What tells one content of a file from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,8 +145,11 @@ impl Scanner {
         }
         let at_work = match self.writers.get(name) {
             Some(writer) => !writer.done && now.duration_since(writer.since) < PATIENCE,
-            None => !self.first && is_young(metadata),
+            None => !self.first && age(metadata) < YOUNG,
         };
+        // Most writers empty a file first.
+        let emptied = metadata.len() == 0 && self.seen.get(name).is_some_and(|s| s.size > 0);
+        let at_work = at_work || (emptied && age(metadata) < PATIENCE);
         if at_work {
             found.unsettled = true;
             return;
@@ -223,7 +226,8 @@ fn is_manifest(name: &str) -> bool {
     !name.starts_with('.') && matches!(extension, Some("yaml" | "yml" | "json"))
 }
 
-fn is_young(metadata: &Metadata) -> bool {
-    let age = metadata.modified().ok().and_then(|at| SystemTime::now().duration_since(at).ok());
-    age.is_some_and(|age| age < YOUNG)
+/// How long ago a file was modified; for ever, if the clock cannot say.
+fn age(metadata: &Metadata) -> Duration {
+    let modified = metadata.modified().ok();
+    modified.and_then(|at| SystemTime::now().duration_since(at).ok()).unwrap_or(Duration::MAX)
 }

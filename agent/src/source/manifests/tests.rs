@@ -36,8 +36,10 @@ impl Fixture {
         self.dir.path().join(name)
     }
 
+    /// Put a file there in one step, as nothing about its writing matters.
     fn write(&self, name: &str, text: &str) {
-        fs::write(self.path(name), text).unwrap();
+        fs::write(self.path(".new"), text).unwrap();
+        fs::rename(self.path(".new"), self.path(name)).unwrap();
     }
 
     fn next_within(&mut self, limit: Duration) -> Option<Batch> {
@@ -131,7 +133,7 @@ fn create_change_and_delete() {
     fixture.write("a.yaml", &(namespace("a") + &namespace("b")));
     assert_eq!(fixture.next(), ["+b"]);
     // Same length, and perhaps within the same tick of the clock.
-    fixture.write("a.yaml", &(namespace("a") + &namespace("c")));
+    fs::write(fixture.path("a.yaml"), namespace("a") + &namespace("c")).unwrap();
     assert_eq!(fixture.next(), ["-b", "+c"]);
     fs::remove_file(fixture.path("a.yaml")).unwrap();
     assert_eq!(fixture.next(), ["-a", "-c"]);
@@ -240,9 +242,9 @@ fn a_bad_file_that_is_added_later_holds_nothing_back() {
 fn a_file_being_written_is_not_read_half() {
     let (mut fixture, _) = Fixture::new(&[("a.yaml", &(namespace("a") + &namespace("b")))]);
     let mut file = fs::File::create(fixture.path("a.yaml")).unwrap();
-    std::thread::sleep(Duration::from_millis(25));
+    std::thread::sleep(Duration::from_millis(10));
     file.write_all(namespace("a").as_bytes()).unwrap();
-    std::thread::sleep(Duration::from_millis(25));
+    std::thread::sleep(Duration::from_millis(10));
     file.write_all(namespace("b").as_bytes()).unwrap();
     drop(file);
     fixture.nothing_comes();
