@@ -1,0 +1,408 @@
+//! Why something is allowed or denied, for people and for programs.
+//!
+//! An [`Explainer`] holds the cluster indexed, so that many probes are answered quickly; for each it
+//! walks the policies as the API describes them and keeps what it met: who isolates the pod, which
+//! rule allows, or which came nearest and what it lacked. Tests hold its verdicts against the
+//! oracle's and against the compiled tables'.
+
+mod rule;
+mod text;
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use serde::Serialize;
+
+use crate::model::{Change, Direction, Key, Labels, Namespace, Pod, Policy};
+use crate::probe::{IpProtocol, Party, Probe};
+use rule::Traffic;
+
+/// Answer to a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// It passes.
+    Allow,
+    /// It is dropped.
+    Deny,
+    /// It cannot be told; the reason says why.
+    Unknown,
+}
+
+/// Answer to a probe, with its reasons.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Explanation {
+    /// What was asked.
+    #[serde(flatten)]
+    pub probe: Probe,
+    /// Allowed in both directions, denied in at least one, or not to be told.
+    pub verdict: Verdict,
+    /// Why it cannot be told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The sender's side, if it is a pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub egress: Option<Judgement>,
+    /// The receiver's side, if it is a pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ingress: Option<Judgement>,
+}
+
+/// One direction at one pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Judgement {
+    /// The pod that is judged.
+    pub pod: Key,
+    /// Into it or out of it.
+    pub direction: Direction,
+    /// The other side's address.
+    pub remote: IpAddr,
+    /// The pod that the address belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remote_pod: Option<Key>,
+    /// Never [`Verdict::Unknown`].
+    pub verdict: Verdict,
+    /// What decided.
+    pub cause: Cause,
+    /// Policies that isolate the pod in this direction, by name.
+    pub isolated_by: Vec<Key>,
+    /// The first rule that allows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allowed_by: Option<RuleRef>,
+    /// Of the rules that do not allow it, the one that came nearest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nearest: Option<Nearest>,
+    /// What was not understood of the isolating policies and therefore grants nothing.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<Problem>,
+}
+
+/// What decided a [`Judgement`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Cause {
+    /// No policy isolates the pod in this direction.
+    NotIsolated,
+    /// A rule allows it.
+    Rule,
+    /// The pod is isolated and no rule allows it.
+    NoRule,
+    /// A pod always reaches itself.
+    Itself,
+    /// A pod always reaches its own node, and the node its pods.
+    OwnNode,
+    /// A hostNetwork pod is its node; policies do not select it.
+    HostNetwork,
+}
+
+/// A rule of a policy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RuleRef {
+    /// The policy.
+    pub policy: Key,
+    /// `spec.ingress` or `spec.egress`.
+    pub direction: Direction,
+    /// Index in that list, from 0.
+    pub index: usize,
+    /// Index of the item of `from` or `to` that matches; none if the rule has no such list.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer: Option<usize>,
+    /// Index of the item of `ports` that matches; none if the rule has no such list.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<usize>,
+    /// What the rule allows, as `TCP 80-90 from pods app=web of namespace shop`.
+    pub allows: String,
+}
+
+/// A rule that does not allow, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Nearest {
+    /// The rule.
+    pub rule: RuleRef,
+    /// What it lacked, as `port 443 is not in it`; one item for ports, one for each peer.
+    pub lacks: Vec<String>,
+}
+
+/// Something of a policy that was not understood.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Problem {
+    /// The policy.
+    pub policy: Key,
+    /// What and where.
+    pub problem: String,
+}
+
+/// The cluster, indexed for questions.
+#[derive(Clone, Debug, Default)]
+pub struct Explainer {
+    namespaces: BTreeMap<String, Namespace>,
+    pods: BTreeMap<Key, Pod>,
+    /// By namespace, then by name.
+    policies: BTreeMap<String, BTreeMap<String, Policy>>,
+    /// The pod that an address belongs to.
+    owners: BTreeMap<IpAddr, Key>,
+    /// Addresses of each node, those of its hostNetwork pods included.
+    nodes: BTreeMap<String, BTreeSet<IpAddr>>,
+}
+
+/// One side of a probe.
+struct Side<'a> {
+    pod: Option<&'a Pod>,
+    addresses: Vec<IpAddr>,
+}
+
+impl Explainer {
+    /// Index a cluster, given as one change for each object (of several for one object the last
+    /// counts).
+    #[must_use]
+    pub fn new(changes: impl IntoIterator<Item = Change>) -> Self {
+        let mut all = Self::default();
+        let mut nodes = BTreeMap::new();
+        for change in changes {
+            match change {
+                Change::Namespace(new) => drop(all.namespaces.insert(new.name.clone(), new)),
+                Change::NamespaceGone(name) => drop(all.namespaces.remove(&name)),
+                Change::Node(new) => drop(nodes.insert(new.name, new.addresses)),
+                Change::NodeGone(name) => drop(nodes.remove(&name)),
+                Change::Pod(new) => drop(all.pods.insert(new.key.clone(), new)),
+                Change::PodGone(key) => drop(all.pods.remove(&key)),
+                Change::Policy(new) => {
+                    let namespace = all.policies.entry(new.key.namespace.clone()).or_default();
+                    namespace.insert(new.key.name.clone(), new);
+                }
+                Change::PolicyGone(key) => {
+                    let namespace = all.policies.entry(key.namespace).or_default();
+                    namespace.remove(&key.name);
+                }
+                Change::Interface(_) | Change::InterfaceGone(_) => {}
+            }
+        }
+        for (name, addresses) in nodes {
+            all.nodes.entry(name).or_default().extend(addresses);
+        }
+        all.index_pods();
+        all
+    }
+
+    fn index_pods(&mut self) {
+        let mut claims: BTreeMap<IpAddr, &Pod> = BTreeMap::new();
+        for pod in self.pods.values().filter(|pod| !pod.finished) {
+            if pod.host_network {
+                let node = self.nodes.entry(pod.node.clone()).or_default();
+                node.extend(&pod.addresses);
+                continue;
+            }
+            for &address in &pod.addresses {
+                let claim = claims.entry(address).or_insert(pod);
+                if precedence(pod) > precedence(claim) {
+                    *claim = pod;
+                }
+            }
+        }
+        self.owners = claims.into_iter().map(|(ip, pod)| (ip, pod.key.clone())).collect();
+    }
+
+    /// The pod that an address belongs to.
+    fn owner(&self, address: IpAddr) -> Option<&Pod> {
+        self.owners.get(&address).and_then(|key| self.pods.get(key))
+    }
+
+    fn is_own_node(&self, pod: &Pod, address: IpAddr) -> bool {
+        !pod.node.is_empty()
+            && self.nodes.get(&pod.node).is_some_and(|addresses| addresses.contains(&address))
+    }
+
+    /// Labels of a namespace; one that is not known has the label that the API server gives to all.
+    fn namespace_labels(&self, name: &str) -> Cow<'_, Labels> {
+        match self.namespaces.get(name) {
+            Some(namespace) => Cow::Borrowed(&namespace.labels),
+            None => {
+                let label = ("kubernetes.io/metadata.name".to_owned(), name.to_owned());
+                Cow::Owned(Labels::from([label]))
+            }
+        }
+    }
+
+    /// Answer a probe.
+    #[must_use]
+    pub fn explain(&self, probe: &Probe) -> Explanation {
+        match self.sides(probe) {
+            Ok((from, to)) => self.explain_sides(probe, &from, &to),
+            Err(reason) => Explanation::unknown(probe, reason),
+        }
+    }
+
+    fn sides(&self, probe: &Probe) -> Result<(Side<'_>, Side<'_>), String> {
+        let (from, to) = (self.side(&probe.from)?, self.side(&probe.to)?);
+        if from.pod.is_none() && to.pod.is_none() {
+            return Err(format!("neither {} nor {} is a pod's address", probe.from, probe.to));
+        }
+        Ok((from, to))
+    }
+
+    fn side(&self, party: &Party) -> Result<Side<'_>, String> {
+        let key = match party {
+            Party::Address(address) => {
+                return Ok(Side { pod: self.owner(*address), addresses: vec![*address] });
+            }
+            Party::Pod(key) => key,
+        };
+        let pod = self.pods.get(key).ok_or_else(|| format!("there is no pod {key}"))?;
+        if pod.finished {
+            return Err(format!("pod {key} is finished (Succeeded or Failed): it has no traffic"));
+        }
+        if pod.addresses.is_empty() {
+            return Err(format!("pod {key} has no address (yet)"));
+        }
+        Ok(Side { pod: Some(pod), addresses: pod.addresses.clone() })
+    }
+
+    /// Every pair of addresses of one family is judged; if they disagree, it cannot be told.
+    fn explain_sides(&self, probe: &Probe, from: &Side<'_>, to: &Side<'_>) -> Explanation {
+        let pairs = from.addresses.iter().flat_map(|&source| {
+            let same_family = move |to: &&IpAddr| to.is_ipv4() == source.is_ipv4();
+            to.addresses.iter().filter(same_family).map(move |&to| (source, to))
+        });
+        let mut first: Option<(Explanation, (IpAddr, IpAddr))> = None;
+        for pair in pairs {
+            let this = self.explain_pair(probe, from, to, pair);
+            let Some((first, other)) = &first else {
+                first = Some((this, pair));
+                continue;
+            };
+            if this.verdict != first.verdict {
+                let reason =
+                    text::depends_on_address((first.verdict, *other), (this.verdict, pair));
+                let denied = if this.verdict == Verdict::Deny { this } else { first.clone() };
+                let (verdict, reason) = (Verdict::Unknown, Some(reason));
+                return Explanation { verdict, reason, ..denied };
+            }
+        }
+        first.map_or_else(
+            || {
+                let reason = "the two sides have no address family in common".to_owned();
+                Explanation::unknown(probe, reason)
+            },
+            |(first, _)| first,
+        )
+    }
+
+    fn explain_pair(
+        &self,
+        probe: &Probe,
+        from: &Side<'_>,
+        to: &Side<'_>,
+        (source, destination): (IpAddr, IpAddr),
+    ) -> Explanation {
+        let itself = from.pod.map(|pod| &pod.key) == to.pod.map(|pod| &pod.key);
+        let from_host = from.pod.is_none_or(|pod| pod.host_network);
+        let judge = |pod, direction, remote, always| {
+            self.judge_pod(pod, direction, remote, probe.protocol, probe.port, always)
+        };
+        let egress = from.pod.map(|pod| {
+            let always = itself.then_some(Cause::Itself);
+            judge(pod, Direction::Egress, destination, always)
+        });
+        let ingress = to.pod.map(|pod| {
+            let from_node = from_host && self.is_own_node(pod, source);
+            let always = from_node.then_some(Cause::OwnNode);
+            judge(pod, Direction::Ingress, source, itself.then_some(Cause::Itself).or(always))
+        });
+        let denied = [&egress, &ingress].into_iter().flatten().any(|j| j.verdict == Verdict::Deny);
+        let verdict = if denied { Verdict::Deny } else { Verdict::Allow };
+        Explanation { probe: probe.clone(), verdict, reason: None, egress, ingress }
+    }
+
+    /// Judge one direction at one pod, as the dataplane would by its tables; `None` if there is no
+    /// such pod. `port` is the destination port.
+    #[must_use]
+    pub fn judge(
+        &self,
+        pod: &Key,
+        direction: Direction,
+        remote: IpAddr,
+        protocol: IpProtocol,
+        port: u16,
+    ) -> Option<Judgement> {
+        let pod = self.pods.get(pod)?;
+        Some(self.judge_pod(pod, direction, remote, protocol, port, None))
+    }
+
+    fn judge_pod(
+        &self,
+        pod: &Pod,
+        direction: Direction,
+        remote: IpAddr,
+        protocol: IpProtocol,
+        port: u16,
+        always: Option<Cause>,
+    ) -> Judgement {
+        let remote_pod = self.owner(remote);
+        let policies = self.isolating(pod, direction);
+        let mut judgement = Judgement {
+            pod: pod.key.clone(),
+            direction,
+            remote,
+            remote_pod: remote_pod.map(|pod| pod.key.clone()),
+            verdict: Verdict::Allow,
+            cause: Cause::NotIsolated,
+            isolated_by: policies.iter().map(|policy| policy.key.clone()).collect(),
+            allowed_by: None,
+            nearest: None,
+            problems: policies.iter().flat_map(|policy| problems(policy)).collect(),
+        };
+        let traffic =
+            Traffic { explainer: self, pod, direction, remote, remote_pod, protocol, port };
+        match always.or_else(|| self.special(&traffic)) {
+            Some(cause) => judgement.cause = cause,
+            None if policies.is_empty() => {}
+            None => traffic.judge_rules(&policies, &mut judgement),
+        }
+        judgement
+    }
+
+    /// What passes whatever policies say.
+    fn special(&self, traffic: &Traffic<'_>) -> Option<Cause> {
+        let (pod, remote) = (traffic.pod, traffic.remote);
+        if pod.host_network {
+            Some(Cause::HostNetwork)
+        } else if pod.addresses.contains(&remote) {
+            Some(Cause::Itself)
+        } else if traffic.direction == Direction::Egress && self.is_own_node(pod, remote) {
+            Some(Cause::OwnNode)
+        } else {
+            None
+        }
+    }
+
+    fn isolating(&self, pod: &Pod, direction: Direction) -> Vec<&Policy> {
+        if pod.host_network || pod.finished {
+            return Vec::new();
+        }
+        let policies = self.policies.get(&pod.key.namespace).into_iter().flat_map(BTreeMap::values);
+        policies
+            .filter(|policy| policy.rules(direction).is_some())
+            .filter(|policy| rule::unmet(&policy.pod_selector, &pod.labels).is_none())
+            .collect()
+    }
+}
+
+impl Explanation {
+    fn unknown(probe: &Probe, reason: String) -> Self {
+        let (verdict, reason) = (Verdict::Unknown, Some(reason));
+        Self { probe: probe.clone(), verdict, reason, egress: None, ingress: None }
+    }
+}
+
+/// Who of several pods has an address that they all claim: the greatest.
+fn precedence(pod: &Pod) -> (bool, i64, &Key) {
+    (!pod.terminating, pod.created, &pod.key)
+}
+
+fn problems(policy: &Policy) -> impl Iterator<Item = Problem> {
+    let policy_key = &policy.key;
+    let with_key =
+        |problem: &String| Problem { policy: policy_key.clone(), problem: problem.clone() };
+    policy.problems.iter().map(with_key)
+}

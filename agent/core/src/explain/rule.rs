@@ -1,0 +1,222 @@
+//! Rules against traffic, with what they lack.
+
+use std::net::IpAddr;
+
+use super::{Cause, Explainer, Judgement, Nearest, RuleRef, Verdict, text};
+use crate::model::{
+    Direction, IpBlock, Labels, Peer, Pod, Policy, PortMatch, PortRule, Requirement, Rule, Selector,
+};
+use crate::probe::IpProtocol;
+
+/// A packet at one pod.
+pub(super) struct Traffic<'a> {
+    pub(super) explainer: &'a Explainer,
+    pub(super) pod: &'a Pod,
+    pub(super) direction: Direction,
+    pub(super) remote: IpAddr,
+    pub(super) remote_pod: Option<&'a Pod>,
+    pub(super) protocol: IpProtocol,
+    pub(super) port: u16,
+}
+
+/// Whether a list matches, and by which item (`None` within: there is no list).
+type Hit = Option<Option<usize>>;
+
+impl Traffic<'_> {
+    /// Fill in the rule that allows, or the one that came nearest.
+    pub(super) fn judge_rules(&self, policies: &[&Policy], judgement: &mut Judgement) {
+        let mut nearest: Option<((bool, bool), &Policy, usize, &Rule)> = None;
+        for &policy in policies {
+            for (index, rule) in
+                policy.rules(self.direction).iter().flat_map(|r| r.iter().enumerate())
+            {
+                let (peer, port) = (self.peer_hit(policy, rule), self.port_hit(rule));
+                if let (Some(peer), Some(port)) = (peer, port) {
+                    judgement.cause = Cause::Rule;
+                    judgement.allowed_by = Some(self.rule_ref(policy, index, rule, peer, port));
+                    return;
+                }
+                // Who matched is nearer than what.
+                let score = (peer.is_some(), port.is_some());
+                if nearest.as_ref().is_none_or(|(best, ..)| *best < score) {
+                    nearest = Some((score, policy, index, rule));
+                }
+            }
+        }
+        judgement.cause = Cause::NoRule;
+        judgement.verdict = Verdict::Deny;
+        judgement.nearest =
+            nearest.map(|(_, policy, index, rule)| self.nearest(policy, index, rule));
+    }
+
+    fn rule_ref(
+        &self,
+        policy: &Policy,
+        index: usize,
+        rule: &Rule,
+        peer: Option<usize>,
+        port: Option<usize>,
+    ) -> RuleRef {
+        let allows = text::rule(&policy.key.namespace, self.direction, rule);
+        let (policy, direction) = (policy.key.clone(), self.direction);
+        RuleRef { policy, direction, index, peer, port, allows }
+    }
+
+    fn nearest(&self, policy: &Policy, index: usize, rule: &Rule) -> Nearest {
+        let (peer, port) = (self.peer_hit(policy, rule), self.port_hit(rule));
+        let mut lacks = Vec::new();
+        if port.is_none() {
+            lacks.push(self.port_lack(rule.ports.as_deref().unwrap_or_default()));
+        }
+        if peer.is_none() {
+            let peers = rule.peers.as_deref().unwrap_or_default();
+            lacks.extend(peers.iter().filter_map(|peer| self.peer_lack(policy, peer)));
+            if peers.is_empty() {
+                lacks.push("none of its peers could be understood".to_owned());
+            }
+        }
+        let rule = self.rule_ref(policy, index, rule, peer.flatten(), port.flatten());
+        Nearest { rule, lacks }
+    }
+
+    fn peer_hit(&self, policy: &Policy, rule: &Rule) -> Hit {
+        let Some(peers) = &rule.peers else { return Some(None) };
+        peers.iter().position(|peer| self.peer_matches(policy, peer)).map(Some)
+    }
+
+    fn peer_matches(&self, policy: &Policy, peer: &Peer) -> bool {
+        match peer {
+            Peer::Block(block) => block.contains(self.remote),
+            Peer::Pods { namespaces, pods } => self.remote_pod.is_some_and(|remote| {
+                self.namespace_matches(policy, namespaces.as_ref(), remote)
+                    && unmet(pods, &remote.labels).is_none()
+            }),
+        }
+    }
+
+    fn namespace_matches(&self, policy: &Policy, wanted: Option<&Selector>, remote: &Pod) -> bool {
+        match wanted {
+            None => remote.key.namespace == policy.key.namespace,
+            Some(selector) => {
+                let labels = self.explainer.namespace_labels(&remote.key.namespace);
+                unmet(selector, &labels).is_none()
+            }
+        }
+    }
+
+    fn port_hit(&self, rule: &Rule) -> Hit {
+        let Some(ports) = &rule.ports else { return Some(None) };
+        ports.iter().position(|port| self.port_matches(port)).map(Some)
+    }
+
+    fn port_matches(&self, rule: &PortRule) -> bool {
+        rule.protocol.number() == self.protocol.0
+            && match &rule.port {
+                PortMatch::Any => true,
+                PortMatch::Range(first, last) => (*first..=*last).contains(&self.port),
+                PortMatch::Named(name) => self.named(rule, name).any(|port| port == self.port),
+            }
+    }
+
+    /// The pod that receives: it is the one whose named ports count.
+    fn receiver(&self) -> Option<&Pod> {
+        match self.direction {
+            Direction::Ingress => Some(self.pod),
+            Direction::Egress => self.remote_pod,
+        }
+    }
+
+    fn named(&self, rule: &PortRule, name: &str) -> impl Iterator<Item = u16> {
+        let ports = self.receiver().into_iter().flat_map(|pod| &pod.ports);
+        ports.filter(move |p| p.name == *name && p.protocol == rule.protocol).map(|p| p.port)
+    }
+
+    fn port_lack(&self, ports: &[PortRule]) -> String {
+        if ports.is_empty() {
+            return "none of its ports could be understood".to_owned();
+        }
+        let protocol = self.protocol;
+        if !protocol.has_ports() {
+            return format!("{protocol} is not in it: a rule with ports allows no other protocol");
+        }
+        let mut same = ports.iter().filter(|rule| rule.protocol.number() == protocol.0).peekable();
+        if same.peek().is_none() {
+            return format!("{protocol} is not in it");
+        }
+        let named: Vec<String> = same
+            .filter_map(|rule| match &rule.port {
+                PortMatch::Named(name) => Some(self.named_lack(rule, name)),
+                _ => None,
+            })
+            .collect();
+        let mut lack = format!("port {} is not in it", self.port);
+        if !named.is_empty() {
+            lack.push_str(": ");
+            lack.push_str(&named.join("; "));
+        }
+        lack
+    }
+
+    fn named_lack(&self, rule: &PortRule, name: &str) -> String {
+        let Some(receiver) = self.receiver() else {
+            return format!("{} is no pod's address, so it has no port named {name}", self.remote);
+        };
+        let numbers: Vec<String> = self.named(rule, name).map(|port| port.to_string()).collect();
+        let (pod, protocol) = (&receiver.key, rule.protocol);
+        if numbers.is_empty() {
+            format!("pod {pod} has no {protocol} port named {name}")
+        } else {
+            format!("{name} is {} on pod {pod}", numbers.join(" and "))
+        }
+    }
+
+    fn peer_lack(&self, policy: &Policy, peer: &Peer) -> Option<String> {
+        let (namespaces, pods) = match peer {
+            Peer::Block(block) => return Some(block_lack(block, self.remote)),
+            Peer::Pods { namespaces, pods } => (namespaces, pods),
+        };
+        let Some(remote) = self.remote_pod else {
+            return Some(self.no_pod_lack());
+        };
+        let name = &remote.key.namespace;
+        if !self.namespace_matches(policy, namespaces.as_ref(), remote) {
+            let Some(selector) = namespaces else {
+                let wanted = &policy.key.namespace;
+                return Some(format!("pod {} is not in namespace {wanted}", remote.key));
+            };
+            let labels = self.explainer.namespace_labels(name);
+            let unmet = unmet(selector, &labels)?;
+            return Some(text::unmet(&format!("namespace {name}"), unmet, &labels));
+        }
+        let unmet = unmet(pods, &remote.labels)?;
+        Some(text::unmet(&format!("pod {}", remote.key), unmet, &remote.labels))
+    }
+
+    fn no_pod_lack(&self) -> String {
+        let remote = self.remote;
+        let node = self.explainer.nodes.iter().find(|(_, addresses)| addresses.contains(&remote));
+        match node {
+            Some((node, _)) => format!("{remote} is node {node}, which only an ipBlock can name"),
+            None => format!("{remote} is no pod's address"),
+        }
+    }
+}
+
+fn block_lack(block: &IpBlock, address: IpAddr) -> String {
+    match block.except.iter().find(|except| except.contains(&address)) {
+        Some(except) if block.cidr.contains(&address) => {
+            format!("{address} is in its except {except}")
+        }
+        _ => format!("{address} is not in {}", block.cidr),
+    }
+}
+
+/// The first requirement that labels do not meet.
+pub(super) fn unmet<'s>(selector: &'s Selector, labels: &Labels) -> Option<&'s Requirement> {
+    selector.requirements.iter().find(|requirement| !match requirement {
+        Requirement::In(key, values) => labels.get(key).is_some_and(|v| values.contains(v)),
+        Requirement::NotIn(key, values) => !labels.get(key).is_some_and(|v| values.contains(v)),
+        Requirement::Exists(key) => labels.contains_key(key),
+        Requirement::DoesNotExist(key) => !labels.contains_key(key),
+    })
+}

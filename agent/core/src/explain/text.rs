@@ -1,0 +1,179 @@
+//! Explanations in words.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use super::{Cause, Explanation, Judgement, RuleRef, Verdict};
+use crate::model::{Direction, Labels, Peer, PortMatch, PortRule, Requirement, Rule, Selector};
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Allow => "allow",
+            Self::Deny => "deny",
+            Self::Unknown => "cannot tell",
+        })
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.lines().join("\n"))
+    }
+}
+
+impl Explanation {
+    /// The explanation as lines of text, the verdict first, details indented.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        let mut lines = vec![format!("{}: {}", self.verdict, self.probe)];
+        lines.extend(self.reason.clone());
+        for judgement in [&self.egress, &self.ingress].into_iter().flatten() {
+            lines.extend(judgement.lines());
+        }
+        lines
+    }
+}
+
+impl Judgement {
+    /// The judgement as lines of text, details indented.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        let (pod, direction) = (&self.pod, self.direction);
+        let mut lines = vec![format!("{direction} of pod {pod}: {}", self.summary())];
+        if !self.isolated_by.is_empty() {
+            let names: Vec<String> = self.isolated_by.iter().map(ToString::to_string).collect();
+            lines.push(format!("  isolated by {}", names.join(", ")));
+        }
+        if let Some(nearest) = &self.nearest {
+            lines.push(format!("  nearest: {}", nearest.rule));
+            lines.extend(nearest.lacks.iter().map(|lack| format!("    {lack}")));
+        }
+        for problem in &self.problems {
+            lines.push(format!("  not understood in {}: {}", problem.policy, problem.problem));
+        }
+        lines
+    }
+
+    fn summary(&self) -> String {
+        match (self.cause, &self.allowed_by) {
+            (Cause::NotIsolated, _) => {
+                format!("allowed, no policy isolates its {}", self.direction)
+            }
+            (Cause::Rule, Some(rule)) => format!("allowed, {rule}"),
+            (Cause::Rule, None) => "allowed by a rule".to_owned(),
+            (Cause::NoRule, _) if self.nearest.is_none() => {
+                "denied, the policies that isolate it have no rules".to_owned()
+            }
+            (Cause::NoRule, _) => "denied, no rule allows it".to_owned(),
+            (Cause::Itself, _) => "allowed, a pod always reaches itself".to_owned(),
+            (Cause::OwnNode, _) => {
+                "allowed, a pod and its own node always reach each other".to_owned()
+            }
+            (Cause::HostNetwork, _) => {
+                "allowed, it uses the host's network and policies do not select it".to_owned()
+            }
+        }
+    }
+}
+
+/// As people count: from 1.
+impl fmt::Display for RuleRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (direction, number, policy) = (self.direction, self.index + 1, &self.policy);
+        write!(f, "{direction} rule {number} of {policy} allows {}", self.allows)
+    }
+}
+
+pub(super) fn depends_on_address(
+    one: (Verdict, (IpAddr, IpAddr)),
+    other: (Verdict, (IpAddr, IpAddr)),
+) -> String {
+    let side = |(verdict, (from, to)): (Verdict, (IpAddr, IpAddr))| match verdict {
+        Verdict::Allow => format!("{from} to {to} is allowed"),
+        Verdict::Deny | Verdict::Unknown => format!("{from} to {to} is not"),
+    };
+    format!("it depends on the address: {}, {}; ask with addresses", side(one), side(other))
+}
+
+/// What a rule allows; `namespace` is its policy's.
+pub(super) fn rule(namespace: &str, direction: Direction, rule: &Rule) -> String {
+    let ports = match &rule.ports {
+        None => "everything".to_owned(),
+        Some(ports) => join(ports.iter().map(port), "no port", ", "),
+    };
+    let preposition = match direction {
+        Direction::Ingress => "from",
+        Direction::Egress => "to",
+    };
+    let peers = match &rule.peers {
+        None => "anyone".to_owned(),
+        Some(peers) => join(peers.iter().map(|p| peer(namespace, p)), "nobody", " or "),
+    };
+    format!("{ports} {preposition} {peers}")
+}
+
+fn join(items: impl Iterator<Item = String>, none: &str, separator: &str) -> String {
+    let items: Vec<String> = items.collect();
+    if items.is_empty() { none.to_owned() } else { items.join(separator) }
+}
+
+fn port(rule: &PortRule) -> String {
+    let protocol = rule.protocol;
+    match &rule.port {
+        PortMatch::Any => format!("{protocol}"),
+        PortMatch::Range(first, last) if first == last => format!("{protocol} {first}"),
+        PortMatch::Range(first, last) => format!("{protocol} {first}-{last}"),
+        PortMatch::Named(name) => format!("{protocol} {name}"),
+    }
+}
+
+fn peer(namespace: &str, peer: &Peer) -> String {
+    match peer {
+        Peer::Block(block) if block.except.is_empty() => block.cidr.to_string(),
+        Peer::Block(block) => {
+            let excepts = join(block.except.iter().map(ToString::to_string), "", ", ");
+            format!("{} except {excepts}", block.cidr)
+        }
+        Peer::Pods { namespaces, pods } => {
+            let pods = match pods.requirements.is_empty() {
+                true => "pods".to_owned(),
+                false => format!("pods {}", selector(pods)),
+            };
+            match namespaces {
+                None => format!("{pods} of namespace {namespace}"),
+                Some(all) if all.requirements.is_empty() => format!("{pods} of every namespace"),
+                Some(some) => format!("{pods} of namespaces {}", selector(some)),
+            }
+        }
+    }
+}
+
+/// As kubectl writes selectors.
+fn selector(selector: &Selector) -> String {
+    join(selector.requirements.iter().map(requirement), "", ",")
+}
+
+fn requirement(requirement: &Requirement) -> String {
+    match requirement {
+        Requirement::In(key, values) if values.len() == 1 => format!("{key}={}", values[0]),
+        Requirement::In(key, values) => format!("{key} in ({})", values.join(",")),
+        Requirement::NotIn(key, values) if values.len() == 1 => format!("{key}!={}", values[0]),
+        Requirement::NotIn(key, values) => format!("{key} notin ({})", values.join(",")),
+        Requirement::Exists(key) => key.clone(),
+        Requirement::DoesNotExist(key) => format!("!{key}"),
+    }
+}
+
+/// Which label an object would need, and which it has.
+pub(super) fn unmet(subject: &str, unmet: &Requirement, labels: &Labels) -> String {
+    let (Requirement::In(key, _)
+    | Requirement::NotIn(key, _)
+    | Requirement::Exists(key)
+    | Requirement::DoesNotExist(key)) = unmet;
+    let wanted = requirement(unmet);
+    match labels.get(key) {
+        Some(value) => format!("{subject} has {key}={value}, wanted is {wanted}"),
+        None => format!("{subject} has no label {key}, wanted is {wanted}"),
+    }
+}

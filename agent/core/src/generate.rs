@@ -1,0 +1,134 @@
+//! Generated clusters and packets, small and nasty, for tests, fuzzing and benchmarks.
+//!
+//! Everything is drawn from a [`Choices`]: a seed or a fuzzer's bytes, so that a case is named by
+//! its seed and comes out the same everywhere. Few names, labels, values, addresses and ports, so
+//! that selectors hit, blocks overlap and claims collide.
+
+mod choices;
+mod objects;
+mod packets;
+mod shrink;
+
+pub use choices::Choices;
+pub use packets::{Packet, PacketSource};
+pub use shrink::shrink;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::IpAddr;
+
+use crate::model::{Change, Interface, Pod};
+
+/// The node that generated clusters are seen from.
+pub const NODE: &str = "n1";
+
+/// A generated cluster: one change per object.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cluster {
+    /// Namespaces, nodes, pods, policies and the interfaces of [`NODE`]; each once.
+    pub objects: Vec<Change>,
+}
+
+impl Cluster {
+    /// A cluster from choices.
+    #[must_use]
+    pub fn generate(choices: &mut Choices<'_>) -> Self {
+        let mut objects = Vec::new();
+        for name in objects::NAMESPACES {
+            if choices.chance(93) {
+                objects.push(Change::Namespace(objects::namespace(choices, name)));
+            }
+        }
+        for name in objects::NODES {
+            objects.push(Change::Node(objects::node(choices, name)));
+        }
+        let mut pods = Vec::new();
+        for number in 0..2 + choices.below(8) {
+            pods.push(objects::pod(choices, number));
+        }
+        objects.extend(interfaces(&pods).into_iter().map(Change::Interface));
+        objects.extend(pods.into_iter().map(Change::Pod));
+        for number in 0..choices.below(7) {
+            objects.push(Change::Policy(objects::policy(choices, number)));
+        }
+        Self { objects }
+    }
+
+    /// A cluster from a seed.
+    #[must_use]
+    pub fn from_seed(seed: u64) -> Self {
+        Self::generate(&mut Choices::from_seed(seed))
+    }
+
+    /// The pods.
+    pub fn pods(&self) -> impl Iterator<Item = &Pod> {
+        self.objects.iter().filter_map(|object| match object {
+            Change::Pod(pod) => Some(pod),
+            _ => None,
+        })
+    }
+
+    /// The interfaces.
+    pub fn interfaces(&self) -> impl Iterator<Item = &Interface> {
+        self.objects.iter().filter_map(|object| match object {
+            Change::Interface(interface) => Some(interface),
+            _ => None,
+        })
+    }
+}
+
+/// One object a line, short enough to read in a failed test.
+impl fmt::Display for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for object in &self.objects {
+            writeln!(f, "- {object:?}")?;
+        }
+        Ok(())
+    }
+}
+
+/// An interface for each pod of [`NODE`] that may have one, with the addresses that no other pod
+/// took from it.
+fn interfaces(pods: &[Pod]) -> Vec<Interface> {
+    let mut taken = BTreeSet::new();
+    let mut order: Vec<usize> = (0..pods.len()).collect();
+    order
+        .sort_by_key(|&n| (pods[n].terminating, -pods[n].created, std::cmp::Reverse(&pods[n].key)));
+    let mut interfaces = Vec::new();
+    for n in order {
+        let pod = &pods[n];
+        if pod.host_network || pod.finished {
+            continue;
+        }
+        let own: Vec<IpAddr> = pod.addresses.iter().copied().filter(|a| taken.insert(*a)).collect();
+        if pod.node == NODE && !own.is_empty() {
+            let index = 10 + u32::try_from(n).unwrap_or(0);
+            interfaces.push(Interface { index, incarnation: 1, addresses: own });
+        }
+    }
+    interfaces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn same_seed_same_cluster() {
+        assert_eq!(Cluster::from_seed(7), Cluster::from_seed(7));
+        assert_ne!(Cluster::from_seed(7), Cluster::from_seed(8));
+    }
+
+    #[test]
+    fn no_bytes_still_make_a_cluster() {
+        assert!(Cluster::generate(&mut Choices::from_bytes(&[])).pods().count() >= 2);
+    }
+
+    #[test]
+    fn shrinks_to_what_matters() {
+        let big = (0..).map(Cluster::from_seed).find(|c| c.pods().any(|p| p.host_network)).unwrap();
+        let small = shrink(&big, |c| c.pods().any(|p| p.host_network));
+        assert_eq!(small.objects.len(), 1, "{small}");
+        assert!(small.pods().all(|p| p.labels.is_empty() && p.addresses.is_empty()));
+    }
+}

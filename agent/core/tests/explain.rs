@@ -1,0 +1,61 @@
+//! Explanations against the oracle, and what they say.
+
+use netpold_core::explain::{Cause, Explainer, Verdict};
+use netpold_core::generate::{Choices, Cluster, PacketSource, shrink};
+use netpold_core::oracle::{Oracle, OracleVerdict};
+use netpold_core::probe::Probe;
+
+/// A probe of this cluster on which the two disagree.
+fn disagreement(cluster: &Cluster, probes: &[Probe]) -> Option<Probe> {
+    let oracle: Oracle = cluster.objects.iter().cloned().collect();
+    let explainer = Explainer::new(cluster.objects.iter().cloned());
+    probes
+        .iter()
+        .find(|probe| {
+            let expected = match oracle.verdict(probe) {
+                OracleVerdict::Judged { egress, ingress } => (Some(egress), Some(ingress)),
+                OracleVerdict::DependsOnAddress | OracleVerdict::CannotTell => (None, None),
+            };
+            let answer = explainer.explain(probe);
+            let side = |judgement: &Option<netpold_core::explain::Judgement>| match answer.verdict {
+                Verdict::Unknown => None,
+                _ => Some(judgement.as_ref().is_none_or(|j| j.verdict == Verdict::Allow)),
+            };
+            (side(&answer.egress), side(&answer.ingress)) != expected
+        })
+        .cloned()
+}
+
+#[test]
+fn agrees_with_the_oracle() {
+    let mut counts = std::collections::BTreeMap::<String, u32>::new();
+    for seed in 0..3000 {
+        let cluster = Cluster::from_seed(seed);
+        let source = PacketSource::new(&cluster);
+        let mut choices = Choices::from_seed(!seed);
+        let probes: Vec<Probe> = (0..100).map(|_| source.probe(&mut choices)).collect();
+        if let Some(probe) = disagreement(&cluster, &probes) {
+            let probes = [probe];
+            let small = shrink(&cluster, |c| disagreement(c, &probes).is_some());
+            let oracle: Oracle = small.objects.iter().cloned().collect();
+            let explained = Explainer::new(small.objects.iter().cloned()).explain(&probes[0]);
+            panic!("seed {seed}:\n{small}\n{explained}\noracle: {:?}", oracle.verdict(&probes[0]));
+        }
+        let explainer = Explainer::new(cluster.objects);
+        for probe in &probes {
+            let answer = explainer.explain(probe);
+            *counts.entry(answer.verdict.to_string()).or_default() += 1;
+            for judgement in answer.ingress.iter().chain(&answer.egress) {
+                *counts.entry(format!("{:?}", judgement.cause)).or_default() += 1;
+                assert_eq!(judgement.allowed_by.is_some(), judgement.cause == Cause::Rule);
+                assert!(judgement.nearest.iter().all(|near| !near.lacks.is_empty()), "{answer}");
+            }
+        }
+    }
+    println!("{counts:#?}");
+    for what in
+        ["allow", "deny", "cannot tell", "NotIsolated", "Rule", "NoRule", "Itself", "OwnNode"]
+    {
+        assert!(counts[what] > 3000, "{what}: {counts:?}");
+    }
+}
