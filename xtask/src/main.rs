@@ -1,2 +1,72 @@
-//! netpold.
-fn main() {}
+//! netpold's chores: `cargo xtask setup`, `cargo xtask test`, `cargo xtask demo`.
+
+mod checks;
+mod demo;
+mod setup;
+mod step;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Install what building and testing needs; does nothing when all is there
+    Setup,
+    /// Check format and lints, then run all tests (as root also those in network namespaces)
+    Test {
+        /// Run only the tests whose names contain this, and no other checks
+        #[arg(long, value_name = "NAME")]
+        filter: Option<String>,
+    },
+    /// Show policy being enforced between pods in network namespaces (needs root)
+    Demo {
+        /// Use this netpold instead of building one
+        #[arg(long, value_name = "PATH")]
+        binary: Option<PathBuf>,
+    },
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().task {
+        Task::Setup => setup::run().map(|_| ()),
+        Task::Test { filter } => checks::run(filter.as_deref()),
+        Task::Demo { binary } => demo::run(binary),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            step::failure(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The top of the source tree.
+fn root() -> &'static Path {
+    let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
+    xtask.parent().unwrap_or(xtask)
+}
+
+/// A run of the cargo that runs us, at the top of the source tree.
+fn cargo(arguments: &[&str]) -> std::process::Command {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = std::process::Command::new(cargo);
+    command.args(arguments).current_dir(root());
+    // Cargo sets these for us; passed on they would make the next cargo build things anew.
+    for (name, _) in std::env::vars_os() {
+        let inherited = name.to_str().is_some_and(|n| n.starts_with("CARGO_PKG_"));
+        if inherited || name == "CARGO_MANIFEST_DIR" || name == "CARGO_MANIFEST_PATH" {
+            command.env_remove(name);
+        }
+    }
+    command
+}

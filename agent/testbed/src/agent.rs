@@ -142,6 +142,9 @@ impl Agent {
     ) -> Result<Value> {
         let deadline = Instant::now() + timeout;
         loop {
+            if crate::interrupted() {
+                bail!("interrupted");
+            }
             if let Some(status) = self.child.try_wait()? {
                 bail!("the agent of {} ended ({status}):\n{}", self.node, self.log_end());
             }
@@ -163,6 +166,14 @@ impl Agent {
         }
     }
 
+    /// Waits until it is in sync and enforces what it wants to enforce.
+    ///
+    /// # Errors
+    /// As [`Agent::wait_for`].
+    pub fn wait_enforced(&mut self, timeout: Duration) -> Result<Value> {
+        self.wait_for("in sync and enforcing", timeout, enforced)
+    }
+
     fn log_end(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
@@ -175,6 +186,14 @@ impl Drop for Agent {
         self.end(Signal::SIGTERM);
         clean(&self.directory);
     }
+}
+
+/// What `netpold status -o json` says of an agent that has nothing left to do.
+fn enforced(status: &Value) -> bool {
+    let revision = &status["revision"];
+    status["inSync"] == true
+        && !revision["desired"].is_null()
+        && revision["desired"] == revision["enforced"]
 }
 
 fn spawn(node: &Host, options: &AgentOptions, directory: &Path) -> Result<Child> {

@@ -25,6 +25,7 @@ mod pod;
 mod probe;
 mod sctp;
 mod server;
+mod signals;
 
 pub use agent::{Agent, AgentOptions};
 pub use flow::Flow;
@@ -35,6 +36,7 @@ pub use netns::{Netns, sweep};
 pub use node::{Cni, Node, link_nodes};
 pub use pod::{Pod, PodSpec};
 pub use probe::{Probe, ProbeResult, probe_all};
+pub use signals::{catch_interrupts, interrupted};
 
 /// What a probe speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -65,12 +67,18 @@ impl std::fmt::Display for Protocol {
     }
 }
 
+/// Whether this process may make network namespaces.
+#[must_use]
+pub fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
+}
+
 /// Whether the test may run: true as root, after a [`sweep`]. Otherwise says loudly that the test
 /// is skipped; under CI, where it must not be, it panics.
 #[must_use]
 #[expect(clippy::panic, clippy::print_stderr, reason = "speaks to whoever runs the tests")]
 pub fn require_root(test: &str) -> bool {
-    if nix::unistd::geteuid().is_root() {
+    if is_root() {
         sweep();
         return true;
     }

@@ -1,0 +1,76 @@
+//! `cargo xtask test`: everything that CI asks for.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Result, bail};
+use netpold_testbed::is_root;
+
+use crate::cargo;
+use crate::setup::{self, Toolchain};
+use crate::step;
+
+/// Runs all checks, also after one has failed, so that one run names everything that is wrong.
+///
+/// # Errors
+/// Naming the checks that failed.
+pub(crate) fn run(filter: Option<&str>) -> Result<()> {
+    let toolchain = setup::run()?;
+    if !is_root() {
+        step::warning("not root: the tests in network namespaces will be SKIPPED");
+    }
+    let mut failed = Vec::new();
+    let mut check = |name: &'static str, result: Result<()>| {
+        if let Err(error) = result {
+            step::failure(&format!("{error:#}"));
+            failed.push(name);
+        }
+    };
+    if filter.is_none() {
+        check("format", step::show(&mut cargo(&["fmt", "--all", "--check"])));
+        check("clippy", clippy(&toolchain));
+        check("licences and advisories", deny());
+    }
+    // Last, so that the runner's summary is what one sees at the end.
+    check("tests", tests(&toolchain, filter));
+    if failed.is_empty() {
+        return Ok(());
+    }
+    bail!("failed: {}", failed.join(", "))
+}
+
+fn clippy(toolchain: &Toolchain) -> Result<()> {
+    let arguments = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
+    step::show(toolchain.apply(&mut cargo(&arguments)))
+}
+
+fn deny() -> Result<()> {
+    if !installed("deny") {
+        step::warning("SKIPPED licences and advisories: cargo-deny is not installed");
+        return Ok(());
+    }
+    step::show(&mut cargo(&["deny", "check", "--config", ".config/deny.toml"]))
+}
+
+fn tests(toolchain: &Toolchain, filter: Option<&str>) -> Result<()> {
+    let run = |arguments: &[&str]| {
+        let mut command = cargo(arguments);
+        step::show(toolchain.apply(&mut command).args(filter))
+    };
+    if !installed("nextest") {
+        return run(&["test", "--workspace", "--locked"]);
+    }
+    // nextest runs no documentation tests.
+    let documentation = run(&["test", "--workspace", "--locked", "--doc", "--quiet"]);
+    run(&["nextest", "run", "--workspace", "--locked", "--no-fail-fast", "--no-tests", "warn"])?;
+    documentation
+}
+
+/// Whether cargo has that subcommand.
+fn installed(subcommand: &str) -> bool {
+    Command::new(format!("cargo-{subcommand}"))
+        .args([subcommand, "--version"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}

@@ -1,0 +1,84 @@
+//! The demo's cluster: two nodes, three namespaces, and an outside world.
+
+use anyhow::Result;
+use netpold_testbed::{Cni, Manifests, Node, Pod, PodSpec, Protocol, link_nodes, namespace};
+
+/// What is served on every pod and asked of every pod. The letter heads its column.
+pub(crate) struct Service {
+    pub(crate) letter: char,
+    pub(crate) protocol: Protocol,
+    pub(crate) port: u16,
+    pub(crate) what: &'static str,
+}
+
+pub(crate) const SERVICES: [Service; 5] = [
+    Service { letter: 'H', protocol: Protocol::Tcp, port: HTTP, what: "named http" },
+    Service { letter: 'M', protocol: Protocol::Tcp, port: 9105, what: "metrics" },
+    Service { letter: 'U', protocol: Protocol::Udp, port: 5300, what: "lookup" },
+    Service { letter: 'S', protocol: Protocol::Sctp, port: 3868, what: "Diameter" },
+    Service { letter: 'P', protocol: Protocol::Icmp, port: 0, what: "ping" },
+];
+pub(crate) const HTTP: u16 = 8080;
+
+/// Namespace, pod (its `app` label too), and node.
+const PODS: [(&str, &str, usize); 6] = [
+    ("shop", "web", 0),
+    ("shop", "cart", 1),
+    ("billing", "api", 1),
+    ("billing", "db", 0),
+    ("monitoring", "metrics", 0),
+    ("monitoring", "logs", 1),
+];
+
+/// In the order in which it is to be taken down.
+pub(crate) struct Cluster {
+    pub(crate) pods: Vec<Pod>,
+    /// Senders that are in no manifest.
+    pub(crate) outside: Vec<Pod>,
+    pub(crate) nodes: Vec<Node>,
+    _world: Node,
+}
+
+impl Cluster {
+    /// Namespaces, links, addresses, servers.
+    pub(crate) fn build() -> Result<Self> {
+        let nodes = vec![
+            Node::new("oak", Cni::Ptp, "10.244.1.0/24", "fd00:10:244:1::/64")?,
+            Node::new("elm", Cni::Bridge, "10.244.2.0/24", "fd00:10:244:2::/64")?,
+        ];
+        let world = Node::new("world", Cni::Ptp, "203.0.113.0/24", "2001:db8:113::/64")?;
+        link_nodes(&nodes[0], &nodes[1])?;
+        nodes.iter().try_for_each(|node| link_nodes(node, &world))?;
+        let mut pods = Vec::new();
+        for (namespace, name, node) in PODS {
+            let spec = PodSpec::new(namespace, name).label("app", name);
+            let pod = nodes[node].add_pod(&spec.port("http", Protocol::Tcp, HTTP))?;
+            for service in SERVICES.iter().filter(|s| s.protocol != Protocol::Icmp) {
+                pod.serve(service.protocol, service.port)?;
+            }
+            pods.push(pod);
+        }
+        let outside = [
+            ("customer", ["203.0.113.10".parse()?, "2001:db8:113::10".parse()?]),
+            ("scanner", ["203.0.113.66".parse()?, "2001:db8:113::42".parse()?]),
+        ];
+        let outside = outside.into_iter().map(|(name, addresses)| {
+            world.add_pod(&PodSpec::new("outside", name).addresses(&addresses))
+        });
+        let outside = outside.collect::<Result<_>>()?;
+        Ok(Self { pods, outside, nodes, _world: world })
+    }
+
+    /// Writes what the agents are to know of it.
+    pub(crate) fn write(&self, manifests: &Manifests) -> Result<()> {
+        let namespaces =
+            ["shop", "billing", "monitoring"].map(|name| namespace(name, &[("team", name)]));
+        manifests.write_cluster(&namespaces, &self.nodes, &self.pods)
+    }
+
+    /// A pod by namespace and name.
+    pub(crate) fn pod(&self, name: &str) -> Result<&Pod> {
+        let found = self.pods.iter().chain(&self.outside).find(|pod| pod.name() == name);
+        found.ok_or_else(|| anyhow::anyhow!("the demo has no pod {name}"))
+    }
+}

@@ -1,0 +1,137 @@
+//! The netpold binary as a program: agents, the oracle, explanations.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use netpold_testbed::{Agent, AgentOptions, Manifests, Node};
+use serde_json::{Value, json};
+
+use crate::{cargo, setup, step};
+
+/// Loading includes verification by the kernel, which takes its time on a busy machine.
+const START: Duration = Duration::from_secs(20);
+/// A change of a file is picked up within 200 ms, as promised; twice that for a busy machine.
+const PICKED_UP: Duration = Duration::from_millis(400);
+
+/// Builds the agent, eBPF object included.
+pub(crate) fn build() -> Result<PathBuf> {
+    let toolchain = setup::run()?;
+    let arguments = ["build", "--package", "netpold", "--bin", "netpold"];
+    step::show(toolchain.apply(&mut cargo(&arguments)))?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    let target = target.unwrap_or_else(|| crate::root().join("target"));
+    Ok(crate::root().join(target).join("debug/netpold"))
+}
+
+/// Starts an agent on each node and waits until they enforce.
+pub(crate) fn start_agents(
+    binary: &Path,
+    nodes: &[Node],
+    manifests: &Manifests,
+) -> Result<Vec<Agent>> {
+    let options = AgentOptions {
+        binary: binary.into(),
+        manifests: manifests.directory().into(),
+        arguments: Vec::new(),
+    };
+    let start = |node: &Node| Agent::start(node, options.clone());
+    let mut agents = nodes.iter().map(start).collect::<Result<Vec<_>>>()?;
+    for agent in &mut agents {
+        agent.wait_enforced(START)?;
+    }
+    Ok(agents)
+}
+
+/// Waits until all agents have noticed and enforced what was just written.
+pub(crate) fn settle(agents: &mut [Agent]) -> Result<()> {
+    std::thread::sleep(PICKED_UP);
+    agents.iter_mut().try_for_each(|agent| agent.wait_enforced(START).map(drop))
+}
+
+/// One question to the oracle.
+pub(crate) struct Question {
+    pub(crate) from: String,
+    pub(crate) to: String,
+    pub(crate) port: u16,
+    pub(crate) protocol: String,
+}
+
+/// Asks the oracle: `true` where it allows.
+pub(crate) fn judge(
+    binary: &Path,
+    manifests: &Manifests,
+    questions: &[Question],
+) -> Result<Vec<bool>> {
+    let mut child = Command::new(binary)
+        .args(["explain", "--probes", "-", "--manifests"])
+        .arg(manifests.directory())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot run netpold explain")?;
+    let mut stdin = child.stdin.take().context("no stdin")?;
+    let lines: String = questions.iter().map(|q| format!("{}\n", q.json())).collect();
+    // From a thread: the answers may fill their pipe before the last question is taken.
+    let writer = std::thread::spawn(move || stdin.write_all(lines.as_bytes()));
+    let output = child.wait_with_output()?;
+    let written = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    let said = String::from_utf8_lossy(&output.stderr);
+    written.with_context(|| format!("netpold explain took not all probes: {said}"))?;
+    let answers = String::from_utf8_lossy(&output.stdout).into_owned();
+    let verdicts = answers.lines().map(verdict).collect::<Result<Vec<_>>>()?;
+    ensure!(
+        verdicts.len() == questions.len(),
+        "netpold explain answered {} of {} probes: {said}",
+        verdicts.len(),
+        questions.len()
+    );
+    Ok(verdicts)
+}
+
+impl Question {
+    fn json(&self) -> Value {
+        let mut line = json!({ "from": self.from, "to": self.to, "protocol": self.protocol });
+        if self.port != 0 {
+            line["port"] = self.port.into();
+        }
+        line
+    }
+}
+
+fn verdict(line: &str) -> Result<bool> {
+    let answer: Value = serde_json::from_str(line).context("netpold explain: not JSON")?;
+    match answer["verdict"].as_str() {
+        Some("allow") => Ok(true),
+        Some("deny") => Ok(false),
+        _ => bail!("netpold explain cannot tell: {line}"),
+    }
+}
+
+/// What `netpold explain` tells people about one question.
+pub(crate) fn explain(binary: &Path, manifests: &Manifests, question: &Question) -> Result<String> {
+    let mut command = Command::new(binary);
+    command.args(["explain", "--manifests"]).arg(manifests.directory());
+    command.args(["--from", &question.from, "--to", &question.to]);
+    command.args(["--protocol", &question.protocol, "--port", &question.port.to_string()]);
+    let output = command.output().context("cannot run netpold explain")?;
+    ensure!(
+        output.status.code() == Some(1),
+        "netpold explain does not deny {} to {}: {}{}",
+        question.from,
+        question.to,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
+}
+
+/// The dropped packets that an agent remembers, as it tells programs about them.
+pub(crate) fn recent_drops(agent: &Agent) -> Result<Vec<Value>> {
+    let status = agent.status()?;
+    let drops = status["recentDrops"].as_array().cloned();
+    drops.with_context(|| format!("the status of {} has no recentDrops", agent.node()))
+}

@@ -1,0 +1,115 @@
+//! Single events: a connection that is cut, a drop that is explained.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use netpold_testbed::{Agent, Flow, Manifests, Pod, Protocol};
+use owo_colors::OwoColorize;
+
+use super::cluster::{Cluster, HTTP};
+use super::netpold::{self, Question};
+use super::{POLICIES, go_on};
+use crate::step;
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// A request on an open connection takes well under a millisecond here; without an answer in this
+/// time the connection is cut.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Where the events happen.
+pub(crate) struct Stage<'a> {
+    pub(crate) binary: &'a Path,
+    pub(crate) manifests: &'a Manifests,
+    pub(crate) cluster: &'a Cluster,
+}
+
+impl Stage<'_> {
+    /// Takes the rule away under which a connection was opened; another connection to the same pod
+    /// goes on.
+    pub(crate) fn cut_a_connection(&self, agents: &mut [Agent]) -> Result<()> {
+        step::title("a policy change and established connections");
+        let api = self.cluster.pod("billing/api")?;
+        let mut cut = open(self.cluster.pod("shop/web")?, api, HTTP)?;
+        let mut kept = open(self.cluster.pod("monitoring/metrics")?, api, 9105)?;
+        ensure!(cut.ping(TIMEOUT) && kept.ping(TIMEOUT), "a new connection carries no request");
+        step::note("shop/web and monitoring/metrics each hold a connection to billing/api");
+
+        let [_, (file, policies), _] = POLICIES;
+        let without = policies.replace("team: shop", "team: nobody");
+        ensure!(without != policies, "the demo's own policy has changed");
+        let start = Instant::now();
+        self.manifests.write(file, &without)?;
+        let last_answer = wait_until_silent(&mut cut, start)?;
+        step::note(&format!(
+            "billing/shop-to-api no longer selects the shop: its connection is {}, the last answer \
+             came {last_answer:.0?} after the file was written",
+            "cut".red().bold()
+        ));
+        netpold::settle(agents)?;
+        ensure!(!cut.ping(PATIENCE), "the connection answers again without its rule");
+        ensure!(kept.ping(TIMEOUT), "the connection of monitoring/metrics was cut as well");
+        step::note(&format!("the connection of monitoring/metrics {}", "goes on".green().bold()));
+
+        self.manifests.write(file, policies)?;
+        netpold::settle(agents)?;
+        ensure!(cut.ping(TIMEOUT), "the connection does not go on after the rule is back");
+        step::note("with the rule back, the connection that was cut goes on as well");
+        Ok(())
+    }
+
+    /// Has a packet dropped and asks why.
+    pub(crate) fn reason_of_a_drop(&self, agents: &[Agent]) -> Result<()> {
+        step::title("why was that dropped?");
+        let (from, to) = (self.cluster.pod("outside/scanner")?, self.cluster.pod("shop/web")?);
+        let (source, target) = (from.ip4().context("no IPv4")?, to.ip4().context("no IPv4")?);
+        let result = from.probe(Protocol::Tcp, target, HTTP, Duration::from_millis(300));
+        ensure!(result.dropped(), "outside/scanner to shop/web: {result}");
+        step::note(&format!("outside/scanner ({source}) to shop/web, TCP {HTTP}: {result}"));
+
+        let agent = agents.iter().find(|agent| agent.node() == "oak").context("no agent on oak")?;
+        let drops = netpold::recent_drops(agent)?;
+        let ours = |drop: &&serde_json::Value| drop.to_string().contains(&source.to_string());
+        let seen =
+            drops.iter().rev().find(ours).context("netpold status does not show the drop")?;
+        step::note(&format!("{} on {}:", "netpold status".bold(), agent.node()));
+        anstream::println!("{}", indented(&seen.to_string()));
+
+        let question = Question {
+            from: source.to_string(),
+            to: to.name().into(),
+            port: HTTP,
+            protocol: Protocol::Tcp.to_string(),
+        };
+        step::note(&format!("{}:", "netpold explain".bold()));
+        anstream::println!(
+            "{}",
+            indented(&netpold::explain(self.binary, self.manifests, &question)?)
+        );
+        Ok(())
+    }
+}
+
+fn open(from: &Pod, to: &Pod, port: u16) -> Result<Flow> {
+    let address = to.ip6().context("the demo's pods have IPv6")?;
+    from.open_flow(Protocol::Tcp, SocketAddr::new(address, port), TIMEOUT)
+}
+
+/// When the last answer came.
+fn wait_until_silent(flow: &mut Flow, start: Instant) -> Result<Duration> {
+    let mut last = start.elapsed();
+    while flow.ping(PATIENCE) {
+        go_on()?;
+        last = start.elapsed();
+        if last > TIMEOUT {
+            bail!("the connection is still open {last:.0?} after its rule went");
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(last)
+}
+
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("      {line}\n")).collect()
+}

@@ -1,0 +1,133 @@
+//! `cargo xtask setup`: what building and testing netpold needs beyond Rust.
+//!
+//! - `ip` of iproute2, for the tests' network namespaces;
+//! - a compiler with the sources of `core` that can build for the eBPF target: a nightly with
+//!   rust-src, or Debian's own compiler (rustc-web, rust-web-src);
+//! - bpf-linker, installed into the user's cache and nowhere else.
+//!
+//! `agent/build.rs` looks for the last two in the same places.
+
+mod packages;
+mod toolchain;
+
+use std::fs::File;
+use std::process::Command;
+use std::time::SystemTime;
+
+use anyhow::{Context, Result, bail};
+
+use crate::step;
+pub(crate) use toolchain::Toolchain;
+use toolchain::{LINKER_VERSION, LLVM_MAJOR, Needs};
+
+/// What bpf-linker is built against.
+const LLVM_PACKAGES: [&str; 4] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-dev", "zlib1g-dev"];
+const COMPILER_PACKAGES: [&str; 2] = ["rustc-web", "rust-web-src"];
+const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
+const NIGHTLY: [&str; 7] =
+    ["toolchain", "install", "nightly", "--profile", "minimal", "--component", "rust-src"];
+
+/// Installs what is missing and returns where the eBPF toolchain is.
+///
+/// # Errors
+/// Naming what is missing, where it cannot be installed from here.
+pub(crate) fn run() -> Result<Toolchain> {
+    let needs = Needs::look();
+    if needs.nothing() {
+        step::note("setup: everything is there");
+        return Toolchain::find();
+    }
+    step::title(&format!("setup: missing {}", needs.names().join(", ")));
+    install(&needs)?;
+    let left = Needs::look();
+    if !left.nothing() {
+        bail!("still missing after setup: {}", left.names().join(", "));
+    }
+    look_again()?;
+    Toolchain::find()
+}
+
+fn install(needs: &Needs) -> Result<()> {
+    let mut wanted: Vec<&str> = Vec::new();
+    wanted.extend(needs.ip.then_some("iproute2"));
+    wanted.extend(needs.cxx_for_linker.then_some("g++"));
+    if needs.compiler {
+        wanted.extend(COMPILER_PACKAGES);
+    }
+    if needs.linker {
+        wanted.extend(LLVM_PACKAGES);
+    }
+    let missing = packages::not_installed(&wanted);
+    if !missing.is_empty() {
+        install_packages(&missing)?;
+    }
+    if Needs::look().linker {
+        install_linker()?;
+    }
+    Ok(())
+}
+
+fn install_packages(missing: &[&str]) -> Result<()> {
+    let by_hand = format!("apt-get install --no-install-recommends {}", missing.join(" "));
+    if !packages::have_apt() {
+        bail!(
+            "no apt here. Needed: iproute2; a nightly Rust with rust-src (rustup {}); bpf-linker \
+             {LINKER_VERSION} for LLVM {LLVM_MAJOR} on the PATH",
+            NIGHTLY.join(" ")
+        );
+    }
+    if !packages::root() {
+        bail!("run `cargo xtask setup` as root, or: {by_hand}");
+    }
+    packages::update();
+    let (known, unknown): (Vec<&str>, Vec<&str>) =
+        missing.iter().partition(|name| packages::available(name));
+    if !known.is_empty() {
+        packages::install(&known)?;
+    }
+    if unknown.iter().any(|name| COMPILER_PACKAGES.contains(name)) {
+        // Ubuntu has no rustc-web.
+        step::quiet(Command::new("rustup").args(NIGHTLY)).context(
+            "no package rustc-web here, and rustup could not install a nightly with rust-src",
+        )?;
+    }
+    let rest: Vec<&str> =
+        unknown.into_iter().filter(|name| !COMPILER_PACKAGES.contains(name)).collect();
+    if !rest.is_empty() {
+        bail!(
+            "this distribution has no package {}. Put a released bpf-linker (0.10 or newer, from \
+             https://github.com/aya-rs/bpf-linker/releases) on the PATH and run this again",
+            rest.join(", ")
+        );
+    }
+    Ok(())
+}
+
+/// About a minute of compiling, into a folder of our own: other projects of the user may need
+/// another version.
+fn install_linker() -> Result<()> {
+    let folder = toolchain::linker_folder().context("neither XDG_CACHE_HOME nor HOME is set")?;
+    let feature = format!("llvm-{LLVM_MAJOR}");
+    let arguments = ["install", "bpf-linker", "--version", LINKER_VERSION];
+    let features = ["--no-default-features", "--features", &feature, "--root"];
+    step::quiet(
+        crate::cargo(&arguments)
+            .args(features)
+            .arg(folder)
+            .env("LLVM_PREFIX", LLVM_PREFIX)
+            .env_remove("CARGO_BUILD_TARGET")
+            // At the top of the tree our lock file's folder would be taken for its workspace.
+            .current_dir("/"),
+    )
+}
+
+/// The agent's build script cannot watch for a compiler that is not there yet: touched, it runs
+/// again at the next build.
+fn look_again() -> Result<()> {
+    let script = crate::root().join("agent/build.rs");
+    match File::options().append(true).open(&script) {
+        Ok(file) => file.set_modified(SystemTime::now()).context("cannot touch agent/build.rs"),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(e).context("cannot touch agent/build.rs"),
+    }
+}

@@ -1,0 +1,58 @@
+//! Packages of Debian and its relatives.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::Result;
+
+use crate::step;
+
+/// Whether this system has apt.
+pub(super) fn have_apt() -> bool {
+    Path::new("/usr/bin/apt-get").exists()
+}
+
+/// Whether packages may be installed.
+pub(super) fn root() -> bool {
+    let id = Command::new("id").arg("-u").output();
+    id.is_ok_and(|output| output.stdout.trim_ascii() == b"0")
+}
+
+/// Those that dpkg does not know as installed (all, where there is no dpkg).
+pub(super) fn not_installed<'a>(names: &[&'a str]) -> Vec<&'a str> {
+    let installed = |name: &str| {
+        let query = Command::new("dpkg-query")
+            .args(["--show", "--showformat=${db:Status-Status}", name])
+            .output();
+        query.is_ok_and(|output| output.stdout == b"installed")
+    };
+    names.iter().copied().filter(|name| !installed(name)).collect()
+}
+
+/// Fetches the lists: a new image has none, an old one outdated ones. A source that cannot be
+/// reached need not be the one we want, so that does not end the set-up.
+pub(super) fn update() {
+    if let Err(error) = step::quiet(Command::new("apt-get").args(["update", "-q"])) {
+        step::warning(&format!("{error:#}; trying to install all the same"));
+    }
+}
+
+/// Whether there is a version to install.
+pub(super) fn available(name: &str) -> bool {
+    let shown = Command::new("apt-cache")
+        .args(["show", "--no-all-versions", name])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    shown.is_ok_and(|status| status.success())
+}
+
+/// Installs packages without asking.
+pub(super) fn install(names: &[&str]) -> Result<()> {
+    step::quiet(
+        Command::new("apt-get")
+            .args(["install", "-q", "-y", "--no-install-recommends"])
+            .args(names)
+            .env("DEBIAN_FRONTEND", "noninteractive"),
+    )
+}
