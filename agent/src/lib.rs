@@ -1,5 +1,6 @@
-//! Nothing yet.
+//! netpold's agent.
 
 pub mod dataplane;
 pub mod endpoint;
 mod netlink;
+pub mod object;

@@ -1,6 +1,7 @@
-//! The kernel's side: maps, programs, and where they are attached.
+//! The kernel's side of the agent: maps, programs, and where they are attached.
 
 pub mod attach;
 mod clsact;
 pub mod mmap;
 mod sys;
+pub mod test_run;

@@ -1,0 +1,246 @@
+//! Builds the eBPF object and leaves its path for `src/object.rs` to embed.
+//!
+//! The program is Rust for `bpfel-unknown-none`, which needs a compiler with unstable features and
+//! the sources of `core`, and bpf-linker. Where one of these is missing the build goes on with an
+//! empty object and a warning: everything but loading the program still works.
+
+use std::{
+    env,
+    error::Error,
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+const TARGET: &str = "bpfel-unknown-none";
+const PROGRAM: &str = "netpold-bpf";
+const LINKER_VERSION: &str = "0.13.0";
+/// Variables that choose the toolchain by hand.
+const RUSTC_VARIABLE: &str = "NETPOLD_BPF_RUSTC";
+const LINKER_VARIABLE: &str = "NETPOLD_BPF_LINKER";
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("no OUT_DIR: run by cargo only")?);
+    let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").ok_or("no CARGO_MANIFEST_DIR")?);
+    let root = root.parent().ok_or("the agent is not in a workspace")?;
+    watch(root);
+
+    let object = out.join("netpold-bpf.o");
+    let missing = match find_toolchain() {
+        Ok((compiler, linker)) => {
+            let built = build(&compiler, &linker, root, &out)?;
+            fs::copy(built, &object)?;
+            String::new()
+        }
+        Err(missing) => {
+            println!("cargo:warning=eBPF object not built: {missing}; see `cargo xtask setup`");
+            fs::write(&object, [])?;
+            missing
+        }
+    };
+    println!("cargo:rustc-env=NETPOLD_BPF_OBJECT={}", object.display());
+    println!("cargo:rustc-env=NETPOLD_BPF_MISSING={missing}");
+    Ok(())
+}
+
+/// Everything that makes another object; the toolchain is watched where it may appear.
+fn watch(root: &Path) {
+    for path in ["ebpf/src", "ebpf/Cargo.toml", "Cargo.lock"] {
+        println!("cargo:rerun-if-changed={}", root.join(path).display());
+    }
+    println!("cargo:rerun-if-changed=build.rs");
+    for variable in [RUSTC_VARIABLE, LINKER_VARIABLE, "PATH"] {
+        println!("cargo:rerun-if-env-changed={variable}");
+    }
+    if let Some(linker) = cached_linker() {
+        println!("cargo:rerun-if-changed={}", linker.display());
+    }
+}
+
+/// A compiler that can build `core` for the eBPF target.
+enum Compiler {
+    /// A rustc, allowed its unstable features by RUSTC_BOOTSTRAP, under the running cargo.
+    Bootstrap(PathBuf),
+    /// `rustup run nightly`.
+    Nightly,
+}
+
+impl Compiler {
+    fn rustc(&self) -> Command {
+        match self {
+            Self::Bootstrap(rustc) => Command::new(rustc),
+            Self::Nightly => {
+                let mut command = Command::new("rustup");
+                command.args(["run", "nightly", "rustc"]);
+                command
+            }
+        }
+    }
+
+    fn cargo(&self) -> Command {
+        match self {
+            Self::Bootstrap(rustc) => {
+                let mut command =
+                    Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+                clear_outer_cargo(&mut command);
+                command.env("RUSTC", rustc).env("RUSTC_BOOTSTRAP", "1");
+                command
+            }
+            Self::Nightly => {
+                let mut command = Command::new("rustup");
+                command.args(["run", "nightly", "cargo"]);
+                clear_outer_cargo(&mut command);
+                command
+            }
+        }
+    }
+
+    /// Whether the compiler runs and has the sources of `core`.
+    fn usable(&self) -> bool {
+        output(self.rustc().args(["--print", "sysroot"])).is_some_and(|sysroot| {
+            Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library/core").is_dir()
+        })
+    }
+
+    fn llvm_major(&self) -> Option<u32> {
+        let version = output(self.rustc().arg("-vV"))?;
+        version
+            .lines()
+            .find_map(|line| line.strip_prefix("LLVM version: "))
+            .and_then(|version| version.split('.').next()?.parse().ok())
+    }
+}
+
+fn find_toolchain() -> Result<(Compiler, PathBuf), String> {
+    let compiler = find_compiler()?;
+    let linker = find_linker()?;
+    if let (Some(rustc), Some(linker_llvm)) = (compiler.llvm_major(), linker_llvm_major(&linker))
+        && rustc > linker_llvm
+    {
+        return Err(format!(
+            "the compiler's LLVM {rustc} is newer than LLVM {linker_llvm} of {}",
+            linker.display()
+        ));
+    }
+    Ok((compiler, linker))
+}
+
+fn find_compiler() -> Result<Compiler, String> {
+    if let Some(rustc) = env::var_os(RUSTC_VARIABLE) {
+        let compiler = Compiler::Bootstrap(rustc.into());
+        return if compiler.usable() {
+            Ok(compiler)
+        } else {
+            Err(format!("{RUSTC_VARIABLE} is no rustc with rust-src"))
+        };
+    }
+    [Compiler::Nightly, Compiler::Bootstrap("/usr/bin/rustc".into())]
+        .into_iter()
+        .find(Compiler::usable)
+        .ok_or_else(|| "no nightly toolchain with rust-src, nor Debian's rust-web-src".to_owned())
+}
+
+fn find_linker() -> Result<PathBuf, String> {
+    if let Some(linker) = env::var_os(LINKER_VARIABLE) {
+        let linker = PathBuf::from(linker);
+        return if linker.is_file() {
+            Ok(linker)
+        } else {
+            Err(format!("{LINKER_VARIABLE} ({}) is no file", linker.display()))
+        };
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut candidates: Vec<PathBuf> =
+        env::split_paths(&path).map(|directory| directory.join("bpf-linker")).collect();
+    if let Some(home) = env::var_os("HOME") {
+        candidates.push(Path::new(&home).join(".cargo/bin/bpf-linker"));
+    }
+    candidates.extend(cached_linker());
+    candidates
+        .into_iter()
+        .find(|candidate| candidate.is_file())
+        .ok_or_else(|| "no bpf-linker".to_owned())
+}
+
+/// Where `cargo xtask setup` installs the linker.
+fn cached_linker() -> Option<PathBuf> {
+    let cache = env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(Path::new(&env::var_os("HOME")?).join(".cache")))?;
+    Some(cache.join(format!("netpold/bpf-linker-{LINKER_VERSION}/bin/bpf-linker")))
+}
+
+/// LLVM of a dynamically linked bpf-linker; `None` if it does not tell.
+fn linker_llvm_major(linker: &Path) -> Option<u32> {
+    let libraries = output(Command::new("ldd").arg(linker))?;
+    let (_, name) = libraries.split_once("libLLVM")?;
+    let digits: String =
+        name.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
+    digits.parse().ok()
+}
+
+fn build(
+    compiler: &Compiler,
+    linker: &Path,
+    root: &Path,
+    out: &Path,
+) -> Result<PathBuf, Box<dyn Error>> {
+    let target_directory = out.join("target");
+    let mut flags = OsString::from("-Clinker=");
+    flags.push(linker);
+    for flag in ["-Clink-arg=--btf", "-Ctarget-cpu=v3", "-Cdebuginfo=2", "-Cpanic=abort"] {
+        flags.push("\u{1f}");
+        flags.push(flag);
+    }
+    let mut command = compiler.cargo();
+    command
+        .current_dir(root)
+        .args(["build", "--package", "netpold-ebpf", "--bin", PROGRAM, "--release"])
+        .args(["--no-default-features", "--features", "bpf"])
+        .args(["--target", TARGET, "-Zbuild-std=core"])
+        .arg("--target-dir")
+        .arg(&target_directory)
+        .env("CARGO_ENCODED_RUSTFLAGS", flags)
+        // One unit, so that everything the programs use is inlined before it is linked.
+        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
+        .env("CARGO_PROFILE_RELEASE_LTO", "off");
+    let result = command.output()?;
+    if !result.status.success() {
+        return Err(format!(
+            "the eBPF program does not build:\n{}",
+            String::from_utf8_lossy(&result.stderr)
+        )
+        .into());
+    }
+    Ok(target_directory.join(TARGET).join("release").join(PROGRAM))
+}
+
+/// The inner cargo must not inherit what the outer one was told about this package, its target
+/// and its compiler wrappers (clippy's among them).
+fn clear_outer_cargo(command: &mut Command) {
+    const KEPT: [&str; 3] = ["CARGO_HOME", "CARGO_NET_", "CARGO_HTTP_"];
+    const REMOVED: [&str; 9] = [
+        "RUSTC",
+        "RUSTC_WRAPPER",
+        "RUSTC_WORKSPACE_WRAPPER",
+        "RUSTC_LINKER",
+        "RUSTFLAGS",
+        "RUSTUP_TOOLCHAIN",
+        "TARGET",
+        "MAKEFLAGS",
+        "CLIPPY_ARGS",
+    ];
+    for (name, _) in env::vars_os() {
+        let Some(text) = name.to_str() else { continue };
+        let kept = KEPT.iter().any(|prefix| text.starts_with(prefix));
+        if REMOVED.contains(&text) || (text.starts_with("CARGO") && !kept) {
+            command.env_remove(&name);
+        }
+    }
+}
+
+fn output(command: &mut Command) -> Option<String> {
+    let result = command.output().ok()?;
+    result.status.success().then(|| String::from_utf8_lossy(&result.stdout).into_owned())
+}

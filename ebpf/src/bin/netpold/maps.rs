@@ -1,0 +1,68 @@
+//! The maps. Names are the interface to the agent, which overrides the sizes when it loads; what is
+//! in them is `netpold_ebpf::layout`.
+
+use aya_ebpf::{
+    bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
+    macros::map,
+    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf},
+};
+use netpold_ebpf::{
+    layout::{
+        Ct4Bucket, Ct6Bucket, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, PortBitmap,
+        PortSet, Row, RowBlock, Settings, TrieBlock, TrieRoot,
+    },
+    reason,
+};
+
+/// Written by the agent through mmap while packets are judged.
+const SHARED: u32 = BPF_F_MMAPABLE;
+
+#[map]
+pub(crate) static SETTINGS: Array<Settings> = Array::with_max_entries(1, SHARED);
+#[map]
+pub(crate) static ENDPOINTS: Array<Endpoint> = Array::with_max_entries(ENDPOINT_SLOTS, SHARED);
+#[map]
+pub(crate) static TRIE_ROOT: Array<TrieRoot> = Array::with_max_entries(1, SHARED);
+#[map]
+pub(crate) static TRIE_BLOCKS: Array<TrieBlock> = Array::with_max_entries(16_384, SHARED);
+#[map]
+pub(crate) static HOSTS6: HashMap<[u8; 16], u32> =
+    HashMap::with_max_entries(131_072, BPF_F_NO_PREALLOC);
+#[map]
+pub(crate) static CIDRS6: LpmTrie<[u8; 16], u32> =
+    LpmTrie::with_max_entries(65_536, BPF_F_NO_PREALLOC);
+#[map]
+pub(crate) static ROWS: Array<Row> = Array::with_max_entries(2_048, SHARED);
+#[map]
+pub(crate) static ROW_BLOCKS: Array<RowBlock> = Array::with_max_entries(8_192, SHARED);
+#[map]
+pub(crate) static PORT_SETS: Array<PortSet> = Array::with_max_entries(4_096, SHARED);
+#[map]
+pub(crate) static PORT_BITMAPS: Array<PortBitmap> = Array::with_max_entries(1_024, SHARED);
+#[map]
+pub(crate) static CT4: Array<Ct4Bucket> = Array::with_max_entries(131_072, SHARED);
+#[map]
+pub(crate) static CT6: Array<Ct6Bucket> = Array::with_max_entries(65_536, SHARED);
+#[map]
+pub(crate) static FRAGMENTS: LruHashMap<FragmentKey, FragmentPorts> =
+    LruHashMap::with_max_entries(8_192, 0);
+/// Index: [`reason::counter`].
+#[map]
+pub(crate) static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(reason::COUNTERS, 0);
+#[map]
+pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(256 * 1024, 0);
+#[map]
+pub(crate) static EVENT_LIMIT: PerCpuArray<EventLimit> = PerCpuArray::with_max_entries(1, 0);
+
+/// How many events this CPU may still emit. Only this program reads it.
+#[repr(C)]
+pub(crate) struct EventLimit {
+    /// Jiffies at which the window began.
+    pub(crate) window: u32,
+    /// Events in the window.
+    pub(crate) count: u32,
+    /// Events suppressed since the last one that was emitted.
+    pub(crate) suppressed: u32,
+    /// Zero.
+    pub(crate) reserved: u32,
+}
