@@ -2,5 +2,6 @@
 
 pub mod dataplane;
 pub mod endpoint;
+pub mod events;
 mod netlink;
 pub mod object;
