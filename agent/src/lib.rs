@@ -2,6 +2,7 @@
 
 pub mod endpoint;
 pub mod engine;
+pub mod events;
 pub mod netlink;
 pub mod object;
 pub mod source;

@@ -12,8 +12,10 @@ use std::path::Path;
 const BPF_OBJ_PIN: u32 = 6;
 const BPF_OBJ_GET: u32 = 7;
 const BPF_OBJ_GET_INFO_BY_FD: u32 = 15;
+const BPF_PROG_QUERY: u32 = 16;
 const BPF_LINK_CREATE: u32 = 28;
 const BPF_LINK_UPDATE: u32 = 29;
+const BPF_LINK_DETACH: u32 = 34;
 
 const BPF_LINK_TYPE_TCX: u32 = 11;
 /// In front of every other program at the hook.
@@ -49,6 +51,24 @@ struct LinkUpdate {
     new_prog_fd: u32,
     flags: u32,
     old_prog_fd: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct LinkDetach {
+    link_fd: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Query {
+    ifindex: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    program_ids: u64,
+    count: u32,
+    reserved: u32,
 }
 
 #[repr(C)]
@@ -118,6 +138,21 @@ pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
         LinkUpdate { link_fd: raw(link), new_prog_fd: raw(program), ..LinkUpdate::default() };
     // SAFETY: the block of BPF_LINK_UPDATE, without pointers.
     unsafe { bpf(BPF_LINK_UPDATE, &mut attributes).map(drop) }
+}
+
+/// Takes a link off its hook at once; ENOLINK if its interface is gone.
+pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attributes = LinkDetach { link_fd: raw(link) };
+    // SAFETY: the block of BPF_LINK_DETACH, without pointers.
+    unsafe { bpf(BPF_LINK_DETACH, &mut attributes).map(drop) }
+}
+
+/// Asks what is attached at a hook of an interface, not caring for the answer: EINVAL if the kernel
+/// has no such hook.
+pub(super) fn query(ifindex: u32, attach_type: u32) -> io::Result<()> {
+    let mut attributes = Query { ifindex, attach_type, ..Query::default() };
+    // SAFETY: the block of BPF_PROG_QUERY, with room for no identifiers.
+    unsafe { bpf(BPF_PROG_QUERY, &mut attributes).map(drop) }
 }
 
 /// Pins an object at a path on bpffs.

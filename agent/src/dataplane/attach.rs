@@ -1,0 +1,282 @@
+//! Where the programs sit: the two hooks of a pod's interface.
+//!
+//! With TCX (kernel 6.6) an attachment is a link, pinned as `<ifindex>-<direction>`; it stays when
+//! the agent goes, and its program is replaced in one step. Without TCX it is a filter of our own
+//! priority and handle below the interface's clsact qdisc, which stays with the interface and is
+//! replaced in one step too. Either way our program is put first and passes on what it allows
+//! (TCX_NEXT, TC_ACT_UNSPEC), so that other programs run as before.
+//!
+//! Directions are the pod's: its egress is the TC ingress of the host side. Interfaces go by index,
+//! in the network namespace of the calling thread.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use netpold_core::model::Direction;
+
+use super::clsact::Clsact;
+use super::sys;
+
+const BPF_TCX_INGRESS: u32 = 46;
+const BPF_TCX_EGRESS: u32 = 47;
+
+/// How programs are attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Links at the TCX hooks.
+    Tcx,
+    /// Filters below a clsact qdisc.
+    Clsact,
+}
+
+impl Mode {
+    /// The better one of those the kernel has: asked, not guessed from its version.
+    #[must_use]
+    pub fn probe() -> Self {
+        // Every namespace has a loopback interface with index 1.
+        match sys::query(1, BPF_TCX_INGRESS) {
+            Ok(()) => Self::Tcx,
+            Err(_) => Self::Clsact,
+        }
+    }
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Tcx => "tcx",
+            Self::Clsact => "clsact",
+        })
+    }
+}
+
+/// One hook of one interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Hook {
+    /// Interface index.
+    pub ifindex: u32,
+    /// As the pod sees it.
+    pub direction: Direction,
+}
+
+impl Hook {
+    fn tcx_type(self) -> u32 {
+        match self.direction {
+            Direction::Egress => BPF_TCX_INGRESS,
+            Direction::Ingress => BPF_TCX_EGRESS,
+        }
+    }
+
+    fn file_name(self) -> String {
+        format!("{}-{}", self.ifindex, self.direction)
+    }
+
+    fn from_file_name(name: &str) -> Option<Self> {
+        let (ifindex, direction) = name.split_once('-')?;
+        let direction = Direction::BOTH.into_iter().find(|d| d.to_string() == direction)?;
+        let hook = Self { ifindex: ifindex.parse().ok()?, direction };
+        (hook.file_name() == name).then_some(hook)
+    }
+}
+
+/// An attachment could not be made, changed or taken away.
+#[derive(Debug, thiserror::Error)]
+#[error("{operation} at {subject}: {source}")]
+pub struct AttachError {
+    operation: &'static str,
+    subject: String,
+    #[source]
+    source: io::Error,
+}
+
+impl AttachError {
+    /// Whether the interface is not there (any more): nothing to enforce, nothing to repair.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.source.raw_os_error() == Some(libc::ENODEV)
+    }
+}
+
+/// An attachment that was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Attached {
+    /// Where.
+    pub hook: Hook,
+    /// Identifier of the program that runs there.
+    pub program: u32,
+}
+
+/// Attaches, replaces, finds and detaches. Keeps no state of its own: pins and filters are it.
+#[derive(Debug)]
+pub struct Attacher {
+    backend: Backend,
+}
+
+#[derive(Debug)]
+enum Backend {
+    Tcx { links: PathBuf },
+    Clsact(Clsact),
+}
+
+impl Attacher {
+    /// An attacher that pins links in `links`, a directory on a bpffs that is made if missing
+    /// (unused with [`Mode::Clsact`]).
+    ///
+    /// # Errors
+    /// The directory or a netlink socket cannot be made.
+    pub fn new(links: &Path, mode: Mode) -> Result<Self, AttachError> {
+        let failed = |operation, source| AttachError {
+            operation,
+            subject: links.display().to_string(),
+            source,
+        };
+        let backend = match mode {
+            Mode::Tcx => {
+                fs::create_dir_all(links)
+                    .map_err(|e| failed("making the directory of links", e))?;
+                Backend::Tcx { links: links.to_owned() }
+            }
+            Mode::Clsact => {
+                Backend::Clsact(Clsact::open().map_err(|e| failed("opening netlink", e))?)
+            }
+        };
+        Ok(Self { backend })
+    }
+
+    /// How it attaches.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        match self.backend {
+            Backend::Tcx { .. } => Mode::Tcx,
+            Backend::Clsact(_) => Mode::Clsact,
+        }
+    }
+
+    /// Makes `program` the one that runs at a hook: a program of ours that is there already is
+    /// replaced in one step (packets meet the one or the other), else the program is added.
+    ///
+    /// # Errors
+    /// The kernel refuses; what was there stays. [`AttachError::is_gone`]: no such interface.
+    pub fn attach(&mut self, program: BorrowedFd<'_>, hook: Hook) -> Result<(), AttachError> {
+        match &mut self.backend {
+            Backend::Tcx { links } => attach_tcx(links, program, hook),
+            Backend::Clsact(clsact) => clsact.attach(program, hook),
+        }
+        .map_err(at("attaching", hook))
+    }
+
+    /// Takes our program away from a hook. Nothing there, or no such interface, is no error.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn detach(&mut self, hook: Hook) -> Result<(), AttachError> {
+        match &mut self.backend {
+            Backend::Tcx { links } => detach_tcx(&links.join(hook.file_name())),
+            Backend::Clsact(clsact) => clsact.detach(hook),
+        }
+        .map_err(at("detaching", hook))
+    }
+
+    /// What is attached, sorted; pins of interfaces that are gone are removed on the way.
+    ///
+    /// # Errors
+    /// The pins or the filters cannot be listed.
+    pub fn attached(&mut self) -> Result<Vec<Attached>, AttachError> {
+        let mut attached = match &mut self.backend {
+            Backend::Tcx { links } => list_tcx(links),
+            Backend::Clsact(clsact) => clsact.attached(),
+        }
+        .map_err(|source| AttachError {
+            operation: "listing attachments",
+            subject: self.mode().to_string(),
+            source,
+        })?;
+        attached.sort_unstable();
+        Ok(attached)
+    }
+
+    /// Detaches whatever `wanted` does not say is wanted; how many that were.
+    ///
+    /// # Errors
+    /// The first failure; the others are tried nevertheless.
+    pub fn retain(&mut self, wanted: impl Fn(Hook) -> bool) -> Result<usize, AttachError> {
+        let unwanted: Vec<Hook> =
+            self.attached()?.iter().map(|found| found.hook).filter(|&hook| !wanted(hook)).collect();
+        let mut result = Ok(unwanted.len());
+        for hook in unwanted {
+            if let Err(error) = self.detach(hook) {
+                result = result.and(Err(error));
+            }
+        }
+        result
+    }
+}
+
+fn at(operation: &'static str, hook: Hook) -> impl FnOnce(io::Error) -> AttachError {
+    move |source| AttachError {
+        operation,
+        subject: format!("interface {} ({})", hook.ifindex, hook.direction),
+        source,
+    }
+}
+
+fn attach_tcx(links: &Path, program: BorrowedFd<'_>, hook: Hook) -> io::Result<()> {
+    let path = links.join(hook.file_name());
+    if let Some(link) = open(&path)? {
+        let info = sys::tcx_info(link.as_fd())?;
+        if (info.ifindex, info.attach_type) == (hook.ifindex, hook.tcx_type()) {
+            match sys::link_update(link.as_fd(), program) {
+                // The interface went meanwhile; another may have its index.
+                Err(error) if error.raw_os_error() == Some(libc::ENOLINK) => {}
+                result => return result,
+            }
+        }
+        // The pin of a former interface with this index.
+        detach_tcx(&path)?;
+    }
+    let link = sys::tcx_link_create(program, hook.ifindex, hook.tcx_type())?;
+    // Until it is pinned, the link goes with its descriptor: a failure leaves nothing attached.
+    sys::obj_pin(link.as_fd(), &path)
+}
+
+fn detach_tcx(path: &Path) -> io::Result<()> {
+    let Some(link) = open(path)? else { return Ok(()) };
+    // Removing the pin alone would detach too, but some time later.
+    if let Err(error) = sys::link_detach(link.as_fd())
+        && error.raw_os_error() != Some(libc::ENOLINK)
+    {
+        return Err(error);
+    }
+    fs::remove_file(path)
+}
+
+fn list_tcx(links: &Path) -> io::Result<Vec<Attached>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(links)? {
+        let entry = entry?;
+        let Some(hook) = entry.file_name().to_str().and_then(Hook::from_file_name) else {
+            continue;
+        };
+        let Some(link) = open(&entry.path())? else { continue };
+        let info = sys::tcx_info(link.as_fd())?;
+        if (info.ifindex, info.attach_type) == (hook.ifindex, hook.tcx_type()) {
+            found.push(Attached { hook, program: info.program });
+        } else {
+            detach_tcx(&entry.path())?;
+        }
+    }
+    Ok(found)
+}
+
+fn open(path: &Path) -> io::Result<Option<OwnedFd>> {
+    match sys::obj_get(path) {
+        Ok(link) => Ok(Some(link)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,218 @@
+//! On the loopback and a veth of a namespace of the test's own, with programs that only answer.
+
+use std::net::UdpSocket;
+use std::process::Command;
+use std::time::Duration;
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+
+use super::sys::test_objects::classifier;
+use super::*;
+
+/// TCX_NEXT and TC_ACT_UNSPEC: go on with the next program.
+const NEXT: i32 = -1;
+/// TCX_PASS and TC_ACT_OK: pass, ask no other program.
+const PASS: i32 = 0;
+/// TCX_DROP and TC_ACT_SHOT.
+const DROP: i32 = 2;
+
+const MODES: [Mode; 2] = [Mode::Tcx, Mode::Clsact];
+const LOOPBACK: [Hook; 2] = [
+    Hook { ifindex: 1, direction: Direction::Ingress },
+    Hook { ifindex: 1, direction: Direction::Egress },
+];
+
+/// Runs a test in network and mount namespaces that end with it, with a bpffs.
+fn isolated(test: impl FnOnce(&Path) + Send) {
+    let directory = tempfile::tempdir().unwrap();
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).expect("needs root");
+            let none = None::<&str>;
+            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+            mount(Some("bpf"), directory.path(), Some("bpf"), MsFlags::empty(), none).unwrap();
+            run("ip link set lo up");
+            test(directory.path());
+        });
+        thread.join().unwrap();
+    });
+}
+
+fn run(command: &str) {
+    let mut words = command.split_whitespace();
+    let status = Command::new(words.next().unwrap()).args(words).status().unwrap();
+    assert!(status.success(), "{command}");
+}
+
+/// Whether a datagram gets through the loopback, both hooks of it.
+fn delivers() -> bool {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    // A packet dropped at egress is an error to the sender (ENOBUFS).
+    let sent = socket.send_to(b"x", socket.local_addr().unwrap());
+    sent.is_ok() && socket.recv(&mut [0; 8]).is_ok()
+}
+
+fn hooks(attacher: &mut Attacher) -> Vec<Hook> {
+    attacher.attached().unwrap().iter().map(|found| found.hook).collect()
+}
+
+#[test]
+fn this_kernel_is_probed_as_its_version_says() {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split('.').map_while(|n| n.parse::<u32>().ok());
+    let version = (numbers.next().unwrap(), numbers.next().unwrap());
+    assert_eq!(Mode::probe() == Mode::Tcx, version >= (6, 6), "{release}");
+}
+
+#[test]
+fn attach_replace_detach_at_each_hook() {
+    for mode in MODES {
+        isolated(|pins| {
+            let mut attacher = Attacher::new(&pins.join("links"), mode).unwrap();
+            let [next, drop] = [NEXT, DROP].map(classifier);
+            for hook in LOOPBACK {
+                assert!(delivers());
+                attacher.attach(next.as_fd(), hook).unwrap();
+                assert!(delivers(), "{mode} {hook:?}: passes on");
+                let before = attacher.attached().unwrap();
+                attacher.attach(drop.as_fd(), hook).unwrap();
+                assert!(!delivers(), "{mode} {hook:?}: replaced");
+                let after = attacher.attached().unwrap();
+                assert_eq!((before.len(), after.len(), after[0].hook), (1, 1, hook), "{mode}");
+                assert_ne!(before[0].program, after[0].program, "{mode}");
+                attacher.detach(hook).unwrap();
+                assert!(delivers(), "{mode} {hook:?}: gone");
+                attacher.detach(hook).unwrap();
+                assert_eq!(hooks(&mut attacher), [], "{mode}");
+            }
+        });
+    }
+}
+
+#[test]
+fn attachments_outlive_the_agent_and_are_found_again() {
+    for mode in MODES {
+        isolated(|pins| {
+            let mut attacher = Attacher::new(pins, mode).unwrap();
+            let program = classifier(DROP);
+            for hook in LOOPBACK {
+                attacher.attach(program.as_fd(), hook).unwrap();
+            }
+            drop((attacher, program));
+            assert!(!delivers(), "{mode}");
+            let mut attacher = Attacher::new(pins, mode).unwrap();
+            assert_eq!(hooks(&mut attacher), LOOPBACK, "{mode}");
+            assert_eq!(attacher.retain(|hook| hook == LOOPBACK[1]).unwrap(), 1);
+            assert_eq!(hooks(&mut attacher), [LOOPBACK[1]], "{mode}");
+            attacher.attach(classifier(NEXT).as_fd(), LOOPBACK[1]).unwrap();
+            assert!(delivers(), "{mode}: replaced by the next agent");
+        });
+    }
+}
+
+#[test]
+fn ours_is_first_and_others_still_run() {
+    for mode in MODES {
+        isolated(|pins| {
+            let hook = LOOPBACK[1];
+            let other = classifier(DROP);
+            let foreign = match mode {
+                Mode::Tcx => Some(sys::tcx_link_create(other.as_fd(), 1, BPF_TCX_INGRESS).unwrap()),
+                Mode::Clsact => {
+                    let pin = pins.join("other");
+                    sys::obj_pin(other.as_fd(), &pin).unwrap();
+                    run("tc qdisc add dev lo clsact");
+                    let pin = pin.display();
+                    // Of our own priority even, and of a later one.
+                    for priority in [1, 2] {
+                        run(&format!(
+                            "tc filter add dev lo ingress prio {priority} bpf da object-pinned {pin}"
+                        ));
+                    }
+                    None
+                }
+            };
+            let mut attacher = Attacher::new(&pins.join("links"), mode).unwrap();
+            attacher.attach(classifier(PASS).as_fd(), hook).unwrap();
+            assert!(delivers(), "{mode}: ours is asked first");
+            attacher.attach(classifier(NEXT).as_fd(), hook).unwrap();
+            assert!(!delivers(), "{mode}: the other is asked next");
+            assert_eq!(hooks(&mut attacher), [hook], "{mode}: the other is not ours");
+            attacher.detach(hook).unwrap();
+            assert!(!delivers(), "{mode}: the other stays");
+            drop(foreign);
+        });
+    }
+}
+
+#[test]
+fn the_qdisc_goes_with_its_last_filter() {
+    isolated(|pins| {
+        let mut attacher = Attacher::new(pins, Mode::Clsact).unwrap();
+        let clsact = || {
+            let list = Command::new("tc").args(["qdisc", "show", "dev", "lo"]).output().unwrap();
+            String::from_utf8(list.stdout).unwrap().contains("clsact")
+        };
+        let program = classifier(NEXT);
+        for hook in LOOPBACK {
+            attacher.attach(program.as_fd(), hook).unwrap();
+        }
+        attacher.detach(LOOPBACK[0]).unwrap();
+        assert!(clsact());
+        attacher.detach(LOOPBACK[1]).unwrap();
+        assert!(!clsact());
+    });
+}
+
+#[test]
+fn an_interface_that_goes_leaves_nothing_that_hinders_the_next_with_its_index() {
+    for mode in MODES {
+        isolated(|pins| {
+            let links = pins.join("links");
+            let mut attacher = Attacher::new(&links, mode).unwrap();
+            let program = classifier(NEXT);
+            let hook = Hook { ifindex: 77, direction: Direction::Egress };
+            let error = attacher.attach(program.as_fd(), hook).unwrap_err();
+            assert!(error.is_gone(), "{mode}: {error}");
+            run("ip link add v0 index 77 type veth peer name v1");
+            attacher.attach(program.as_fd(), hook).unwrap();
+            run("ip link del v0");
+            // The pin is still there, its interface is not: attach again over it.
+            run("ip link add v0 index 77 type veth peer name v1");
+            attacher.attach(program.as_fd(), hook).unwrap();
+            assert_eq!(hooks(&mut attacher), [hook], "{mode}");
+            run("ip link del v0");
+            assert_eq!(hooks(&mut attacher), [], "{mode}");
+            let left = links.read_dir().map_or(0, Iterator::count);
+            assert_eq!(left, 0, "{mode}: pins of interfaces that are gone are removed");
+            attacher.detach(hook).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_rename_does_not_matter_and_foreign_files_are_left_alone() {
+    isolated(|pins| {
+        let mut attacher = Attacher::new(pins, Mode::Tcx).unwrap();
+        let foreign = classifier(NEXT);
+        sys::obj_pin(foreign.as_fd(), &pins.join("something")).unwrap();
+        run("ip link add v0 index 77 type veth peer name v1");
+        let hook = Hook { ifindex: 77, direction: Direction::Ingress };
+        attacher.attach(foreign.as_fd(), hook).unwrap();
+        run("ip link set v0 name v7");
+        assert_eq!(hooks(&mut attacher), [hook]);
+        assert!(pins.join("something").exists());
+    });
+}
+
+#[test]
+fn hooks_and_file_names_are_one_to_one() {
+    for hook in LOOPBACK {
+        assert_eq!(Hook::from_file_name(&hook.file_name()), Some(hook));
+    }
+    for name in ["", "1", "1-", "-ingress", "1-both", "01-ingress", "+1-egress", "1-egress-2"] {
+        assert_eq!(Hook::from_file_name(name), None, "{name}");
+    }
+}

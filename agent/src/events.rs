@@ -1,0 +1,331 @@
+//! Drops as the kernel tells of them: the latest for status, a bounded number of log lines.
+//!
+//! The kernel program limits what it sends per CPU and says how much it left out; here the same
+//! drop is logged at most once per [`QUIET`], with the number of times it was seen.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use aya::maps::{MapData, RingBuf};
+use netpold_core::model::Direction;
+use netpold_ebpf::layout::DropEvent;
+use netpold_ebpf::reason::Reason;
+use serde::Serialize;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tracing::info;
+
+/// Drops that are kept for status.
+const KEPT: usize = 64;
+/// How long a drop that was logged is not logged again.
+pub const QUIET: Duration = Duration::from_secs(10);
+/// Distinct drops told apart at a time; beyond that, new ones are kept but not logged.
+const DISTINCT: usize = 1024;
+
+/// A dropped packet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Dropped {
+    /// When the agent read it, in milliseconds since 1970.
+    pub unix_millis: u64,
+    /// Host-side interface index.
+    pub ifindex: u32,
+    /// Number of the pod instance.
+    pub endpoint: u32,
+    /// As the pod sees it.
+    pub direction: Direction,
+    /// Name of the reason; `unknown` for one of a newer program.
+    pub reason: &'static str,
+    /// The pod's address in this packet, if the packet was understood that far.
+    pub local: Option<IpAddr>,
+    /// The other side's address.
+    pub remote: Option<IpAddr>,
+    /// IP protocol number.
+    pub protocol: Option<u8>,
+    /// The pod's port, or ICMP type and code.
+    pub local_port: u16,
+    /// The other side's port.
+    pub remote_port: u16,
+    /// Packet length in bytes.
+    pub length: u32,
+}
+
+impl Dropped {
+    fn new(event: &DropEvent) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let direction = if event.direction == 0 { Direction::Ingress } else { Direction::Egress };
+        Self {
+            unix_millis: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
+            ifindex: event.ifindex,
+            endpoint: event.endpoint,
+            direction,
+            reason: Reason::from_number(event.reason).map_or("unknown", Reason::as_str),
+            local: address(event.family, &event.local),
+            remote: address(event.family, &event.remote),
+            protocol: (event.family != 0).then_some(event.protocol),
+            local_port: event.local_port,
+            remote_port: event.remote_port,
+            length: event.length,
+        }
+    }
+
+    /// What makes two drops the same for the log: the port is that of the service.
+    fn key(&self) -> Key {
+        let port = match self.direction {
+            Direction::Ingress => self.local_port,
+            Direction::Egress => self.remote_port,
+        };
+        (self.endpoint, self.direction, self.reason, self.remote, self.protocol, port)
+    }
+}
+
+type Key = (u32, Direction, &'static str, Option<IpAddr>, Option<u8>, u16);
+
+fn address(family: u8, bytes: &[u8; 16]) -> Option<IpAddr> {
+    match family {
+        4 => Some(Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3]).into()),
+        6 => Some(Ipv6Addr::from(*bytes).into()),
+        _ => None,
+    }
+}
+
+/// A drop to be logged, and how often it was seen since the last line about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// The latest of them.
+    pub dropped: Dropped,
+    /// How many the line stands for.
+    pub times: u64,
+}
+
+#[derive(Debug)]
+struct Quiet {
+    until: Instant,
+    /// Seen since the last line, and the latest of them.
+    unsaid: Option<Line>,
+}
+
+/// The latest drops. Outlives the generations of maps that they are read from.
+#[derive(Debug, Default)]
+pub struct DropLog {
+    recent: VecDeque<Dropped>,
+    quiet: BTreeMap<Key, Quiet>,
+    seen: u64,
+    suppressed: u64,
+}
+
+impl DropLog {
+    /// The latest drops, oldest first.
+    #[must_use]
+    pub fn recent(&self) -> Vec<Dropped> {
+        self.recent.iter().cloned().collect()
+    }
+
+    /// Events read.
+    #[must_use]
+    pub fn seen(&self) -> u64 {
+        self.seen
+    }
+
+    /// Events the kernel left out to keep its limit.
+    #[must_use]
+    pub fn suppressed(&self) -> u64 {
+        self.suppressed
+    }
+
+    /// Takes in an event; what to log of it now.
+    pub fn record(&mut self, event: &DropEvent, now: Instant) -> Option<Line> {
+        let dropped = Dropped::new(event);
+        self.seen += 1;
+        self.suppressed += u64::from(event.suppressed);
+        if self.recent.len() == KEPT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(dropped.clone());
+        let key = dropped.key();
+        if let Some(quiet) = self.quiet.get_mut(&key) {
+            let times = quiet.unsaid.as_ref().map_or(1, |line| line.times + 1);
+            let line = Line { dropped, times };
+            if now < quiet.until {
+                quiet.unsaid = Some(line);
+                return None;
+            }
+            *quiet = Quiet { until: now + QUIET, unsaid: None };
+            return Some(line);
+        }
+        if self.quiet.len() >= DISTINCT {
+            return None;
+        }
+        self.quiet.insert(key, Quiet { until: now + QUIET, unsaid: None });
+        Some(Line { dropped, times: 1 })
+    }
+
+    /// What is left to say of drops whose quiet time is over; those without news are forgotten.
+    pub fn flush(&mut self, now: Instant) -> Vec<Line> {
+        let mut lines = Vec::new();
+        self.quiet.retain(|_, quiet| {
+            if now < quiet.until {
+                return true;
+            }
+            quiet.until = now + QUIET;
+            quiet.unsaid.take().map(|line| lines.push(line)).is_some()
+        });
+        lines
+    }
+}
+
+/// Reads one generation's events until it is dropped or the ring fails. `pod` names the pod of an
+/// endpoint number.
+///
+/// # Errors
+/// The ring's descriptor cannot be waited for.
+pub async fn read(
+    ring: RingBuf<MapData>,
+    log: Arc<Mutex<DropLog>>,
+    pod: impl Fn(u32) -> Option<String>,
+) -> io::Result<()> {
+    // SAFETY: the ring owns its map's descriptor, which stays open and the same while it lives; it
+    // is never taken out of the AsyncFd.
+    let mut ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) }?;
+    let mut flush = tokio::time::interval(QUIET);
+    flush.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            guard = ring.readable_mut() => {
+                let mut guard = guard?;
+                for line in take(guard.get_inner_mut(), &log) {
+                    say(&line, &pod);
+                }
+                guard.clear_ready();
+            }
+            _ = flush.tick() => {
+                let lines = lock(&log).flush(Instant::now());
+                for line in lines {
+                    say(&line, &pod);
+                }
+            }
+        }
+    }
+}
+
+fn take(ring: &mut RingBuf<MapData>, log: &Mutex<DropLog>) -> Vec<Line> {
+    let (mut log, now) = (lock(log), Instant::now());
+    let mut lines = Vec::new();
+    while let Some(item) = ring.next() {
+        lines.extend(decode(&item).and_then(|event| log.record(&event, now)));
+    }
+    lines
+}
+
+/// The event in a record; `None` for a record of another size.
+fn decode(record: &[u8]) -> Option<DropEvent> {
+    // SAFETY: as long as the event, of which every bit pattern is valid; alignment is not assumed.
+    (record.len() == size_of::<DropEvent>())
+        .then(|| unsafe { record.as_ptr().cast::<DropEvent>().read_unaligned() })
+}
+
+/// A panic elsewhere leaves the log whole: each change to it is complete.
+fn lock(log: &Mutex<DropLog>) -> MutexGuard<'_, DropLog> {
+    log.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn say(line: &Line, pod: impl Fn(u32) -> Option<String>) {
+    let Line { dropped, times } = line;
+    info!(
+        pod = pod(dropped.endpoint).as_deref().unwrap_or("unknown"),
+        direction = %dropped.direction,
+        reason = dropped.reason,
+        local = dropped.local.map(tracing::field::display),
+        remote = dropped.remote.map(tracing::field::display),
+        protocol = dropped.protocol,
+        local_port = dropped.local_port,
+        remote_port = dropped.remote_port,
+        ifindex = dropped.ifindex,
+        times,
+        "packet dropped"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(endpoint: u32, local_port: u16, remote_port: u16) -> DropEvent {
+        let mut remote = [0; 16];
+        remote[..4].copy_from_slice(&[10, 0, 0, 9]);
+        DropEvent {
+            ifindex: 7,
+            endpoint,
+            reason: Reason::Policy as u8,
+            family: 4,
+            protocol: 6,
+            local_port,
+            remote_port,
+            remote,
+            ..DropEvent::default()
+        }
+    }
+
+    #[test]
+    fn the_same_drop_is_logged_once_in_a_while_with_its_count() {
+        let (mut log, start) = (DropLog::default(), Instant::now());
+        // The other side's port changes from attempt to attempt; the service is the same.
+        let times: Vec<_> = (0..5u16)
+            .map(|n| log.record(&event(1, 80, 40_000 + n), start).map(|line| line.times))
+            .collect();
+        assert_eq!(times, [Some(1), None, None, None, None]);
+        assert!(log.record(&event(1, 81, 40_000), start).is_some(), "another service");
+        assert!(log.record(&event(2, 80, 40_000), start).is_some(), "another pod");
+        let mut egress = event(1, 80, 40_000);
+        egress.direction = 1;
+        assert!(log.record(&egress, start).is_some(), "another direction");
+        let later = start + QUIET;
+        assert_eq!(log.record(&event(1, 80, 40_005), later).unwrap().times, 5);
+        assert_eq!((log.seen(), log.recent().len()), (9, 9));
+    }
+
+    #[test]
+    fn what_was_not_said_is_said_at_the_end_and_then_forgotten() {
+        let (mut log, start) = (DropLog::default(), Instant::now());
+        for _ in 0..3 {
+            log.record(&event(1, 80, 1), start);
+        }
+        log.record(&event(2, 80, 1), start);
+        assert_eq!(log.flush(start), []);
+        let lines = log.flush(start + QUIET);
+        assert_eq!(lines.len(), 1, "nothing is left to say of the other");
+        assert_eq!((lines[0].dropped.endpoint, lines[0].times), (1, 2));
+        assert_eq!(log.flush(start + 2 * QUIET), []);
+        assert!(log.quiet.is_empty());
+    }
+
+    #[test]
+    fn memory_and_lines_are_bounded() {
+        let (mut log, start) = (DropLog::default(), Instant::now());
+        let lines = (0..10_000).filter(|&n| log.record(&event(n, 80, 1), start).is_some()).count();
+        assert_eq!((lines, log.quiet.len()), (DISTINCT, DISTINCT));
+        let recent = log.recent();
+        assert_eq!((recent.len(), recent[0].endpoint), (KEPT, 10_000 - KEPT as u32));
+    }
+
+    #[test]
+    fn records_are_decoded_by_family_and_size() {
+        let mut six = event(1, 80, 1);
+        six.family = 6;
+        six.suppressed = 4;
+        // SAFETY: the event has no padding.
+        let bytes: [u8; size_of::<DropEvent>()] = unsafe { std::mem::transmute(six) };
+        assert_eq!(decode(&bytes), Some(six));
+        assert_eq!(decode(&bytes[1..]), None);
+        let mut log = DropLog::default();
+        let line = log.record(&six, Instant::now()).unwrap().dropped;
+        assert_eq!(line.remote, Some("a00:9::".parse().unwrap()));
+        assert_eq!((line.reason, log.suppressed()), ("policy", 4));
+        six.family = 0;
+        six.reason = 255;
+        let line = Dropped::new(&six);
+        assert_eq!((line.remote, line.protocol, line.reason), (None, None, "unknown"));
+    }
+}
