@@ -4,10 +4,11 @@
 //! operations are ordered so that any prefix of them is one), but what is installed is then no
 //! longer known, so the next try is a new generation, with a growing pause between tries.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use netpold_core::compile::{CompileError, Compiler};
+use netpold_core::image::Table;
 use netpold_core::model::Change;
 use netpold_core::ops::Capacity;
 
@@ -17,6 +18,9 @@ use crate::dataplane::tables::TableError;
 
 /// Shortest and longest pause before a failed update is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+
+/// No table grows beyond this: four million elements, 4 GiB of trie blocks.
+const MAX_ELEMENTS: u32 = 1 << 22;
 
 /// Why an update is not enforced yet.
 #[derive(Debug, thiserror::Error)]
@@ -141,7 +145,7 @@ impl Engine {
         if !self.installed {
             return;
         }
-        let wanted: BTreeSet<u32> = self.compiler.endpoints().map(|e| e.ifindex).collect();
+        let wanted = self.compiler.endpoints().map(|e| (e.ifindex, e.id)).collect();
         let problems = self.dataplane.attach(&wanted);
         for (index, problem) in &problems {
             if self.attach_problems.get(index) != Some(problem) {
@@ -159,13 +163,20 @@ impl Engine {
     }
 }
 
-/// Twice the size of the table that was full, at least what was needed.
+/// At least twice the size of the table that was full; `None` where that is beyond what the layout
+/// can number.
 fn grown(mut capacity: Capacity, error: &CompileError) -> Option<Capacity> {
     let CompileError::Full { table, needed, capacity: had } = error;
-    let size = needed.max(&had.saturating_mul(2)).checked_next_power_of_two()?;
-    if size > MAX_TABLE {
-        return None;
-    }
-    *table.size(&mut capacity) = size;
-    Some(capacity)
+    let size = (*needed).max(had.saturating_mul(2)).min(MAX_ELEMENTS);
+    let field = match table {
+        Table::Classes => return None,
+        Table::Bitmaps => &mut capacity.bitmaps,
+        Table::PortSets => &mut capacity.port_sets,
+        Table::RowBlocks => &mut capacity.row_blocks,
+        Table::Rows => &mut capacity.rows,
+        Table::TrieBlocks => &mut capacity.trie_blocks,
+        Table::Hosts6 => &mut capacity.hosts6,
+        Table::Cidrs6 => &mut capacity.cidrs6,
+    };
+    (*needed <= size).then(|| *field = size).map(|()| capacity)
 }

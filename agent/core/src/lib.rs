@@ -6,18 +6,6 @@
 //! held against, [`explain::Explainer`] says why.
 #![forbid(unsafe_code)]
 
-<<<<<<< HEAD
-<<<<<<< HEAD
-pub mod explain;
-#[cfg(any(test, feature = "generate"))]
-pub mod generate;
-pub mod model;
-pub mod ops;
-pub mod oracle;
-pub mod probe;
-=======
-=======
->>>>>>> oracle
 pub mod cluster;
 pub mod compile;
 mod delta;
@@ -31,7 +19,3 @@ pub mod ops;
 pub mod oracle;
 pub mod probe;
 mod selector;
-<<<<<<< HEAD
->>>>>>> compile
-=======
->>>>>>> oracle

@@ -1,20 +1,22 @@
-//! The kernel's side: maps, programs, and where they are attached.
+//! The kernel's side of the agent: maps, programs, and where they are attached.
 
 pub mod attach;
 pub mod bpffs;
+mod clsact;
 pub mod generation;
 pub mod mmap;
 mod sys;
 pub mod tables;
 pub mod test_run;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 
 use netpold_core::model::Direction;
 use netpold_core::ops::{Capacity, Op};
 use netpold_ebpf::layout::Settings;
 
-use attach::{AttachError, Attachment, Hooks};
+use attach::{Attacher, Hook, Mode};
 use bpffs::PinRoot;
 use generation::{Generation, GenerationError, Predecessor};
 use tables::TableError;
@@ -22,25 +24,46 @@ use tables::TableError;
 /// The node's dataplane: the current generation and what it is attached to.
 pub struct Dataplane {
     pins: PinRoot,
-    hooks: Hooks,
+    attacher: Attacher,
     conntrack_buckets: u32,
     settings: Settings,
     generation: Option<Generation>,
-    attached: BTreeMap<(u32, Direction), Attachment>,
+    /// Interfaces with the current generation's programs, and their endpoints' numbers.
+    attached: BTreeMap<u32, u32>,
+    /// What an earlier agent left attached was gone through.
+    swept: bool,
 }
 
 impl Dataplane {
-    /// A dataplane that has not written anything yet.
+    /// A dataplane that has not written anything yet. `conntrack_buckets` is the size of the IPv4
+    /// table where none is pinned yet (a power of two, four flows each); IPv6 gets half of that.
     #[must_use]
-    pub fn new(pins: PinRoot, hooks: Hooks, conntrack_buckets: u32, settings: Settings) -> Self {
+    pub fn new(
+        pins: PinRoot,
+        attacher: Attacher,
+        conntrack_buckets: u32,
+        settings: Settings,
+    ) -> Self {
         Self {
             pins,
-            hooks,
+            attacher,
             conntrack_buckets,
             settings,
             generation: None,
             attached: BTreeMap::new(),
+            swept: false,
         }
+    }
+
+    /// How programs are attached.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.attacher.mode()
+    }
+
+    /// The generation in force, once there is one.
+    pub fn generation(&mut self) -> Option<&mut Generation> {
+        self.generation.as_mut()
     }
 
     /// What the agent before this one left pinned.
@@ -51,8 +74,8 @@ impl Dataplane {
         Predecessor::read(&self.pins)
     }
 
-    /// Loads a new generation, fills it, and replaces the programs of everything attached. Until
-    /// the replacement, and if this fails, the old generation judges.
+    /// Loads a new generation and fills it. What is attached is replaced by the next
+    /// [`Dataplane::attach`]; until then, and if this fails, the old generation judges.
     ///
     /// # Errors
     /// See [`GenerationError`].
@@ -61,12 +84,74 @@ impl Dataplane {
         fresh.write_settings(self.settings)?;
         fresh.apply(ops)?;
         fresh.publish(&self.pins)?;
-        for ((_, direction), attachment) in &mut self.attached {
-            if let Err(error) = attachment.replace(fresh.program(*direction)?) {
-                tracing::warn!(%error, "cannot replace a program; it will be attached anew");
+        self.generation = Some(fresh);
+        self.attached.clear();
+        self.swept = false;
+        Ok(())
+    }
+
+    /// Writes operations to the generation in force, in order.
+    ///
+    /// # Errors
+    /// The first one the kernel refused; those before it are in effect.
+    pub fn apply(&mut self, ops: &[Op]) -> Result<(), TableError> {
+        self.generation.as_mut().map_or(Ok(()), |generation| generation.apply(ops))
+    }
+
+    /// Makes the current generation's programs run at these interfaces (each with its endpoint's
+    /// number: an index may be reused) and at no other: replaces a former generation's, attaches,
+    /// and leaves interfaces that are no endpoints any more. Gives the interfaces where that
+    /// failed, with the reason; index 0 stands for the clean-up.
+    pub fn attach(&mut self, wanted: &BTreeMap<u32, u32>) -> BTreeMap<u32, String> {
+        let mut problems = BTreeMap::new();
+        for (&ifindex, &id) in wanted {
+            if self.attached.get(&ifindex) == Some(&id) {
+                continue;
+            }
+            match self.attach_one(ifindex) {
+                Ok(()) => _ = self.attached.insert(ifindex, id),
+                Err(reason) => _ = problems.insert(ifindex, reason),
             }
         }
-        self.generation = Some(fresh);
+        if let Err(reason) = self.leave(wanted) {
+            problems.insert(0, reason);
+        }
+        problems
+    }
+
+    fn attach_one(&mut self, ifindex: u32) -> Result<(), String> {
+        let Some(generation) = &mut self.generation else { return Ok(()) };
+        for direction in Direction::BOTH {
+            let program = generation.program(direction).map_err(|e| e.to_string())?;
+            let program = program.fd().map_err(|e| e.to_string())?;
+            match self.attacher.attach(program.as_fd(), Hook { ifindex, direction }) {
+                // Discovery will say that the interface is gone.
+                Err(error) if !error.is_gone() => return Err(error.to_string()),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Detaches from what is not wanted: after a new generation from whatever an earlier agent left
+    /// attached, else only from what this one attached to.
+    fn leave(&mut self, wanted: &BTreeMap<u32, u32>) -> Result<(), String> {
+        if !self.swept {
+            self.attacher
+                .retain(|hook| wanted.contains_key(&hook.ifindex))
+                .map_err(|e| e.to_string())?;
+            self.swept = true;
+        }
+        let unwanted: Vec<u32> =
+            self.attached.keys().filter(|i| !wanted.contains_key(i)).copied().collect();
+        for ifindex in unwanted {
+            for direction in Direction::BOTH {
+                self.attacher
+                    .detach(Hook { ifindex, direction })
+                    .map_err(|e| e.to_string())?;
+            }
+            self.attached.remove(&ifindex);
+        }
         Ok(())
     }
 }

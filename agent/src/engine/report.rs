@@ -1,0 +1,169 @@
+//! What the engine tells of itself, for `netpold status`.
+
+use std::collections::BTreeMap;
+
+use netpold_core::explain::Explainer;
+use netpold_core::model::{Change, Direction, Key};
+use netpold_core::probe::IpProtocol;
+use netpold_ebpf::reason::{self, Reason};
+
+use super::Engine;
+use crate::conntrack::{Census, Pass};
+use crate::events::Dropped;
+use crate::status::{DropCount, EndpointStatus, RecentDrop, Revision, Status, TableStatus};
+
+impl Engine {
+    /// The parts of the status that the engine knows of.
+    pub fn report(&mut self, dropped: &[Dropped]) -> Status {
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            node: self.compiler.cluster().node_name().to_owned(),
+            revision: Revision { desired: self.desired, enforced: self.enforced },
+            endpoints: self.endpoints(),
+            tables: self
+                .compiler
+                .fill()
+                .iter()
+                .map(|fill| TableStatus {
+                    name: fill.table.to_string(),
+                    used: fill.used.into(),
+                    capacity: fill.capacity.into(),
+                })
+                .collect(),
+            conntrack: self.census.as_ref().map(flow_tables).unwrap_or_default(),
+            drops: self.drops(),
+            recent_drops: self.explain_drops(dropped),
+            problems: self.problems(),
+            ..Status::default()
+        }
+    }
+
+    /// The pod of an endpoint number.
+    #[must_use]
+    pub fn pod_of(&self, endpoint: u32) -> Option<Key> {
+        self.compiler.endpoints().find(|e| e.id == endpoint).map(|e| e.pod)
+    }
+
+    fn endpoints(&self) -> Vec<EndpointStatus> {
+        let cluster = self.compiler.cluster();
+        let mode = self.dataplane.mode().to_string();
+        let mut listed: BTreeMap<(Key, Option<u32>), EndpointStatus> = BTreeMap::new();
+        for endpoint in self.compiler.endpoints() {
+            let isolated = [endpoint.ingress, endpoint.egress];
+            let status = EndpointStatus {
+                interface: self.names.get(&endpoint.ifindex).cloned(),
+                ifindex: Some(endpoint.ifindex),
+                addresses: cluster
+                    .pods()
+                    .get(&endpoint.pod)
+                    .map(|pod| pod.addresses.clone())
+                    .unwrap_or_default(),
+                isolated: Direction::BOTH
+                    .into_iter()
+                    .zip(isolated)
+                    .filter_map(|(direction, isolated)| isolated.then_some(direction))
+                    .collect(),
+                hook: self.dataplane.is_attached(endpoint.ifindex).then(|| mode.clone()),
+                pod: endpoint.pod.clone(),
+            };
+            listed.insert((endpoint.pod, Some(endpoint.ifindex)), status);
+        }
+        for pod in cluster.local_pods() {
+            if !listed.keys().any(|(key, _)| *key == pod.key) {
+                let status = EndpointStatus {
+                    pod: pod.key.clone(),
+                    interface: None,
+                    ifindex: None,
+                    addresses: pod.addresses.clone(),
+                    isolated: Vec::new(),
+                    hook: None,
+                };
+                listed.insert((pod.key.clone(), None), status);
+            }
+        }
+        listed.into_values().collect()
+    }
+
+    fn problems(&self) -> Vec<String> {
+        let failure = self.failure.iter().map(|f| format!("not enforced yet: {}", f.reason));
+        let attach = self.attach_problems.iter().map(|(index, reason)| match index {
+            0 => format!("leaving interfaces that are no endpoints any more: {reason}"),
+            index => format!("interface {index}: {reason}"),
+        });
+        let compile = self.compiler.problems().into_iter().map(|p| p.to_string());
+        failure.chain(attach).chain(compile).collect()
+    }
+
+    /// Counters that are not zero, of reasons that drop.
+    fn drops(&mut self) -> Vec<DropCount> {
+        let mut drops = Vec::new();
+        for direction in Direction::BOTH {
+            for reason in Reason::ALL.into_iter().filter(|reason| reason.drops()) {
+                let index = reason::counter(direction as u32, reason);
+                let packets = self.dataplane.counter(index);
+                if packets > 0 {
+                    drops.push(DropCount { reason: reason.as_str().into(), direction, packets });
+                }
+            }
+        }
+        drops
+    }
+
+    /// Recent drops with the reason that the current policies give.
+    fn explain_drops(&self, dropped: &[Dropped]) -> Vec<RecentDrop> {
+        if dropped.is_empty() {
+            return Vec::new();
+        }
+        let explainer = self.explainer();
+        dropped.iter().rev().map(|drop| self.explain_drop(&explainer, drop)).collect()
+    }
+
+    fn explain_drop(&self, explainer: &Explainer, drop: &Dropped) -> RecentDrop {
+        let pod = self.pod_of(drop.endpoint);
+        let explanation = pod
+            .as_ref()
+            .filter(|_| drop.reason == Reason::Policy.as_str())
+            .and_then(|pod| {
+                let (protocol, remote) = (IpProtocol(drop.protocol?), drop.remote?);
+                let port = match drop.direction {
+                    Direction::Ingress => drop.local_port,
+                    Direction::Egress => drop.remote_port,
+                };
+                explainer.judge(pod, drop.direction, remote, protocol, port)
+            })
+            .map(|judgement| judgement.lines())
+            .unwrap_or_default();
+        let interface = || match self.names.get(&drop.ifindex) {
+            Some(name) => name.clone(),
+            None => format!("interface {}", drop.ifindex),
+        };
+        RecentDrop {
+            at: drop.unix_millis / 1000,
+            pod: pod.map_or_else(interface, |pod| pod.to_string()),
+            direction: drop.direction,
+            packet: drop.to_string(),
+            reason: drop.reason.to_owned(),
+            explanation,
+        }
+    }
+
+    fn explainer(&self) -> Explainer {
+        let cluster = self.compiler.cluster();
+        let namespaces = cluster.namespaces().values().cloned().map(Change::Namespace);
+        let nodes = cluster.nodes().values().cloned().map(Change::Node);
+        let pods = cluster.pods().values().map(|pod| Change::Pod(pod.as_ref().clone()));
+        let policies = cluster.policies().values().map(|p| Change::Policy(p.as_ref().clone()));
+        Explainer::new(namespaces.chain(nodes).chain(pods).chain(policies))
+    }
+}
+
+fn flow_tables(pass: &Pass) -> Vec<TableStatus> {
+    let used = |census: &Census| census.one_way + census.two_way + census.closed + census.busy;
+    [("IPv4 flows", &pass.v4), ("IPv6 flows", &pass.v6)]
+        .map(|(name, census)| TableStatus {
+            name: name.to_owned(),
+            used: used(census),
+            capacity: census.capacity,
+        })
+        .to_vec()
+}
