@@ -1,9 +1,15 @@
 //! Kubernetes NetworkPolicy enforced in eBPF at every pod's veth: the agent's parts.
 
+pub mod admin;
+pub mod cli;
+pub mod config;
 pub mod dataplane;
 pub mod endpoint;
 pub mod engine;
 pub mod events;
+pub mod explain;
 pub mod netlink;
 pub mod object;
+pub mod run;
 pub mod source;
+pub mod status;

@@ -39,7 +39,6 @@ pub struct Source {
 
 /// How a source is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct SourceStatus {
     /// Where the objects come from.
     pub origin: String,
@@ -53,7 +52,6 @@ pub struct SourceStatus {
 
 /// How one file is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct FileStatus {
     /// Name within the directory.
     pub name: String,
@@ -65,7 +63,6 @@ pub struct FileStatus {
 
 /// Something that could not be read or understood.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct SourceProblem {
     /// File name within the directory; empty: the directory itself.
     pub file: String,
