@@ -4,6 +4,8 @@
 //! operations are ordered so that any prefix of them is one), but what is installed is then no
 //! longer known, so the next try is a new generation, with a growing pause between tries.
 
+mod report;
+
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -12,6 +14,7 @@ use netpold_core::image::Table;
 use netpold_core::model::Change;
 use netpold_core::ops::Capacity;
 
+use crate::conntrack::Pass;
 use crate::dataplane::Dataplane;
 use crate::dataplane::generation::GenerationError;
 use crate::dataplane::tables::TableError;
@@ -48,6 +51,7 @@ pub struct Engine {
     installed: bool,
     failure: Option<Failure>,
     attach_problems: BTreeMap<u32, String>,
+    census: Option<Pass>,
 }
 
 struct Failure {
@@ -70,6 +74,7 @@ impl Engine {
             installed: false,
             failure: None,
             attach_problems: BTreeMap::new(),
+            census: None,
         }
     }
 

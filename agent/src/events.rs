@@ -5,12 +5,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use aya::maps::{MapData, RingBuf};
 use netpold_core::model::Direction;
+use netpold_core::probe::IpProtocol;
 use netpold_ebpf::layout::DropEvent;
 use netpold_ebpf::reason::Reason;
 use serde::Serialize;
@@ -78,6 +80,26 @@ impl Dropped {
             Direction::Egress => self.remote_port,
         };
         (self.endpoint, self.direction, self.reason, self.remote, self.protocol, port)
+    }
+}
+
+/// The packet as its sender addressed it: `TCP 10.0.0.1:40000 to 10.0.0.2:80`.
+impl fmt::Display for Dropped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Some(local), Some(remote), Some(protocol)) = (self.local, self.remote, self.protocol)
+        else {
+            return write!(f, "{} bytes", self.length);
+        };
+        let side = |address: IpAddr, port: u16| match protocol {
+            6 | 17 | 132 => SocketAddr::new(address, port).to_string(),
+            _ => address.to_string(),
+        };
+        let (local, remote) = (side(local, self.local_port), side(remote, self.remote_port));
+        let (from, to) = match self.direction {
+            Direction::Ingress => (remote, local),
+            Direction::Egress => (local, remote),
+        };
+        write!(f, "{} {from} to {to}", IpProtocol(protocol))
     }
 }
 

@@ -17,11 +17,6 @@ pub mod layout;
 pub mod packet;
 pub mod policy;
 pub mod reason;
-<<<<<<< HEAD
-#[cfg(feature = "user")]
-mod user;
-=======
 pub mod tables;
 mod tracking;
 pub mod verdict;
->>>>>>> ebpf

@@ -5,16 +5,20 @@
 //! counters and events are shared by pins; everything else belongs to its generation and goes with
 //! the last program that uses it.
 
-use aya::maps::{Map, MapData, MapError, RingBuf};
+use std::io;
+use std::os::fd::AsFd;
+
+use aya::maps::{MapData, MapError, PerCpuArray, RingBuf};
 use aya::programs::{ProgramError, SchedClassifier};
 use aya::{Ebpf, EbpfError, EbpfLoader, Pod};
 use netpold_core::model::Direction;
 use netpold_core::ops::{Apply, Capacity, Op};
-use netpold_ebpf::layout::{Ct4Bucket, Ct6Bucket, Endpoint, Settings};
+use netpold_ebpf::layout::{Endpoint, Settings};
 
 use super::bpffs::PinRoot;
 use super::mmap::MappedArray;
-use super::tables::{TableError, Tables, mapped};
+use super::tables::{TableError, Tables, array};
+use super::test_run;
 use crate::object::{ObjectMissing, object};
 
 /// Why a generation could not be made.
@@ -44,6 +48,9 @@ pub enum GenerationError {
     /// The object has no such program.
     #[error("the eBPF object has no program {0}; agent and object are of different versions")]
     NoProgram(&'static str),
+    /// The kernel's clock could not be read.
+    #[error("cannot read the kernel's clock: {0}")]
+    Clock(io::Error),
     /// A table could not be written.
     #[error(transparent)]
     Table(#[from] TableError),
@@ -76,6 +83,8 @@ fn chain(error: &dyn std::error::Error) -> String {
 /// Programs by hook.
 const PROGRAMS: [(Direction, &str); 2] =
     [(Direction::Ingress, "netpold_ingress"), (Direction::Egress, "netpold_egress")];
+/// The program that reads the kernel's clock, by test run.
+const CLOCK: &str = "netpold_clock";
 /// Maps that outlive their generation, by pin.
 const SHARED: [&str; 5] = ["CT4", "CT6", "FRAGMENTS", "COUNTERS", "EVENTS"];
 
@@ -108,7 +117,7 @@ impl Generation {
         }
         let mut bpf =
             loader.load(object).map_err(|e| GenerationError::Load { source: Box::new(e) })?;
-        for (_, name) in PROGRAMS {
+        for name in PROGRAMS.map(|(_, name)| name).into_iter().chain([CLOCK]) {
             classifier(&mut bpf, name)?
                 .load()
                 .map_err(|e| GenerationError::Program { name, source: Box::new(e) })?;
@@ -140,31 +149,34 @@ impl Generation {
         ops.iter().try_for_each(|op| self.tables.apply(op))
     }
 
-    /// Writes the settings; before anything is attached. The bucket masks are set here, from the
-    /// size that the conntrack maps really have.
+    /// Writes the settings, before anything is attached, and gives what was written: the bucket
+    /// masks follow from the size that the conntrack maps really have.
     ///
     /// # Errors
     /// A map is missing or cannot be mapped.
-    pub fn write_settings(&mut self, mut settings: Settings) -> Result<(), GenerationError> {
-        settings.ct4_mask = self.conntrack4()?.elements().saturating_sub(1);
-        settings.ct6_mask = self.conntrack6()?.elements().saturating_sub(1);
-        Ok(self.tables.write_settings(&settings)?)
+    pub fn write_settings(&mut self, mut settings: Settings) -> Result<Settings, TableError> {
+        settings.ct4_mask = elements(&self.bpf, "CT4")? - 1;
+        settings.ct6_mask = elements(&self.bpf, "CT6")? - 1;
+        self.tables.write_settings(&settings)?;
+        Ok(settings)
     }
 
-    /// The IPv4 conntrack table.
+    /// The kernel's jiffies, low 32 bits.
     ///
     /// # Errors
-    /// It cannot be mapped.
-    pub fn conntrack4(&self) -> Result<MappedArray<Ct4Bucket>, TableError> {
-        mapped(&self.bpf, "CT4")
+    /// The program cannot be run.
+    pub fn jiffies(&self) -> io::Result<u32> {
+        let program = self.bpf.program(CLOCK).and_then(|p| p.fd().ok());
+        let program = program.ok_or_else(|| io::Error::other("the clock program is not loaded"))?;
+        test_run::jiffies(program.as_fd())
     }
 
-    /// The IPv6 conntrack table.
+    /// The conntrack tables, IPv4 and IPv6.
     ///
     /// # Errors
-    /// It cannot be mapped.
-    pub fn conntrack6(&self) -> Result<MappedArray<Ct6Bucket>, TableError> {
-        mapped(&self.bpf, "CT6")
+    /// The object has no such maps.
+    pub fn conntrack(&self) -> Result<(&MapData, &MapData), TableError> {
+        Ok((array(&self.bpf, "CT4")?, array(&self.bpf, "CT6")?))
     }
 
     /// The ring buffer of drop events, shared by generations; once a generation.
@@ -181,9 +193,9 @@ impl Generation {
     ///
     /// # Errors
     /// The map is missing or of another kind.
-    pub fn counters(&mut self) -> Result<aya::maps::PerCpuArray<MapData, u64>, TableError> {
+    pub fn counters(&mut self) -> Result<PerCpuArray<MapData, u64>, TableError> {
         let name = "COUNTERS";
-        aya::maps::PerCpuArray::try_from(self.bpf.take_map(name).ok_or(TableError::Missing(name))?)
+        PerCpuArray::try_from(self.bpf.take_map(name).ok_or(TableError::Missing(name))?)
             .map_err(|source| TableError::Map { name, source })
     }
 
@@ -194,9 +206,7 @@ impl Generation {
     /// bpffs refused.
     pub fn publish(&self, pins: &PinRoot) -> Result<(), GenerationError> {
         for name in ["ENDPOINTS", "SETTINGS"] {
-            let Some(Map::Array(map)) = self.bpf.map(name) else {
-                return Err(TableError::Missing(name).into());
-            };
+            let map = array(&self.bpf, name)?;
             let path = pins.map(name);
             let fresh = pins.map(&format!("{name}_NEW"));
             let failed = |reason: String| GenerationError::Pin {
@@ -210,6 +220,12 @@ impl Generation {
         }
         Ok(())
     }
+}
+
+/// Elements of an array map, at least one.
+fn elements(bpf: &Ebpf, name: &'static str) -> Result<u32, TableError> {
+    let info = array(bpf, name)?.info().map_err(|source| TableError::Map { name, source })?;
+    Ok(info.max_entries().max(1))
 }
 
 fn remove_if_there(path: &std::path::Path) -> std::io::Result<()> {

@@ -12,8 +12,10 @@ pub mod test_run;
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
+use aya::maps::{MapData, PerCpuArray};
 use netpold_core::model::Direction;
 use netpold_core::ops::{Capacity, Op};
+use netpold_ebpf::conntrack::timeouts;
 use netpold_ebpf::layout::Settings;
 
 use attach::{Attacher, Hook, Mode};
@@ -21,12 +23,20 @@ use bpffs::PinRoot;
 use generation::{Generation, GenerationError, Predecessor};
 use tables::TableError;
 
+use crate::conntrack::measure_hz;
+
+/// Drop events that one CPU may emit in a second.
+const EVENT_BURST: u32 = 100;
+
 /// The node's dataplane: the current generation and what it is attached to.
 pub struct Dataplane {
     pins: PinRoot,
     attacher: Attacher,
     conntrack_buckets: u32,
-    settings: Settings,
+    hash_seed: u64,
+    /// What was written; known from the first generation on.
+    settings: Option<Settings>,
+    counters: Option<PerCpuArray<MapData, u64>>,
     generation: Option<Generation>,
     /// Interfaces with the current generation's programs, and their endpoints' numbers.
     attached: BTreeMap<u32, u32>,
@@ -42,13 +52,15 @@ impl Dataplane {
         pins: PinRoot,
         attacher: Attacher,
         conntrack_buckets: u32,
-        settings: Settings,
+        hash_seed: u64,
     ) -> Self {
         Self {
             pins,
             attacher,
             conntrack_buckets,
-            settings,
+            hash_seed,
+            settings: None,
+            counters: None,
             generation: None,
             attached: BTreeMap::new(),
             swept: false,
@@ -81,13 +93,50 @@ impl Dataplane {
     /// See [`GenerationError`].
     pub fn install(&mut self, capacity: &Capacity, ops: &[Op]) -> Result<(), GenerationError> {
         let mut fresh = Generation::load(&self.pins, capacity, self.conntrack_buckets)?;
-        fresh.write_settings(self.settings)?;
+        let settings = match self.settings {
+            Some(settings) => settings,
+            None => self.first_settings(&fresh)?,
+        };
+        self.settings = Some(fresh.write_settings(settings)?);
+        self.counters = Some(fresh.counters()?);
         fresh.apply(ops)?;
         fresh.publish(&self.pins)?;
         self.generation = Some(fresh);
         self.attached.clear();
         self.swept = false;
         Ok(())
+    }
+
+    /// Settings in seconds become jiffies by the kernel's own tick rate.
+    fn first_settings(&self, generation: &Generation) -> Result<Settings, GenerationError> {
+        let hz = measure_hz(|| generation.jiffies()).map_err(GenerationError::Clock)?;
+        Ok(Settings {
+            hash_seed: self.hash_seed,
+            timeouts: timeouts(hz),
+            refresh_after: hz,
+            event_burst: EVENT_BURST,
+            event_window: hz,
+            ..Settings::default()
+        })
+    }
+
+    /// What the programs were told; `None` before the first generation.
+    #[must_use]
+    pub fn settings(&self) -> Option<Settings> {
+        self.settings
+    }
+
+    /// Whether the current generation's programs run at an interface.
+    #[must_use]
+    pub fn is_attached(&self, ifindex: u32) -> bool {
+        self.attached.contains_key(&ifindex)
+    }
+
+    /// A drop counter summed over the CPUs; 0 before the first generation.
+    #[must_use]
+    pub fn counter(&self, index: u32) -> u64 {
+        let values = self.counters.as_ref().and_then(|counters| counters.get(&index, 0).ok());
+        values.map_or(0, |values| values.iter().sum())
     }
 
     /// Writes operations to the generation in force, in order.

@@ -84,16 +84,19 @@ impl Tables {
     }
 }
 
-/// Maps the array `name` of a loaded object, which keeps the map itself.
+/// The array map `name` of a loaded object.
 ///
 /// # Errors
-/// The map is missing, no array, or cannot be mapped.
-pub fn mapped<T: Pod>(
-    bpf: &Ebpf,
-    name: &'static str,
-) -> Result<MappedArray<T>, TableError> {
-    let Some(Map::Array(data)) = bpf.map(name) else { return Err(TableError::Missing(name)) };
-    MappedArray::new(data).map_err(at(name))
+/// The map is missing or no array.
+pub fn array<'a>(bpf: &'a Ebpf, name: &'static str) -> Result<&'a MapData, TableError> {
+    match bpf.map(name) {
+        Some(Map::Array(data)) => Ok(data),
+        _ => Err(TableError::Missing(name)),
+    }
+}
+
+fn mapped<T: Pod>(bpf: &Ebpf, name: &'static str) -> Result<MappedArray<T>, TableError> {
+    MappedArray::new(array(bpf, name)?).map_err(at(name))
 }
 
 fn at(name: &'static str) -> impl Fn(MmapError) -> TableError {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use netpold_core::cluster::is_subject;
 use netpold_core::explain::Explainer;
 use netpold_core::model::{Change, Direction, Key};
 use netpold_core::probe::IpProtocol;
@@ -68,7 +69,8 @@ impl Engine {
             };
             listed.insert((endpoint.pod, Some(endpoint.ifindex)), status);
         }
-        for pod in cluster.local_pods() {
+        let local = cluster.pods().values();
+        for pod in local.filter(|pod| pod.node == cluster.node_name() && is_subject(pod)) {
             if !listed.keys().any(|(key, _)| *key == pod.key) {
                 let status = EndpointStatus {
                     pod: pod.key.clone(),
@@ -98,8 +100,8 @@ impl Engine {
     fn drops(&mut self) -> Vec<DropCount> {
         let mut drops = Vec::new();
         for direction in Direction::BOTH {
-            for reason in Reason::ALL.into_iter().filter(|reason| reason.drops()) {
-                let index = reason::counter(direction as u32, reason);
+            for reason in Reason::ALL.into_iter().filter(|reason| reason.is_drop()) {
+                let index = reason::counter(direction == Direction::Egress, reason);
                 let packets = self.dataplane.counter(index);
                 if packets > 0 {
                     drops.push(DropCount { reason: reason.as_str().into(), direction, packets });
