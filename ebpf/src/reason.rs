@@ -49,6 +49,9 @@ impl Reason {
     /// Number of reasons.
     pub const COUNT: u32 = 19;
 
+    /// The first of those that drop; all before it pass.
+    pub const FIRST_DROP: Self = Self::Policy;
+
     /// Every reason, in the order of their numbers.
     pub const ALL: [Self; Self::COUNT as usize] = [
         Self::NotEndpoint,
@@ -82,7 +85,7 @@ impl Reason {
     #[must_use]
     #[inline(always)]
     pub const fn is_drop(self) -> bool {
-        self as u8 >= Self::Policy as u8
+        self as u8 >= Self::FIRST_DROP as u8
     }
 
     /// Name as metric label.
@@ -122,7 +125,14 @@ pub const COUNTERS_PER_DIRECTION: u32 = 32;
 #[must_use]
 #[inline(always)]
 pub const fn counter(egress: bool, reason: Reason) -> u32 {
-    (if egress { COUNTERS_PER_DIRECTION } else { 0 }) + reason as u32
+    counter_of(egress, reason as u32)
+}
+
+/// [`counter`] of a reason's number.
+#[must_use]
+#[inline(always)]
+pub const fn counter_of(egress: bool, number: u32) -> u32 {
+    (if egress { COUNTERS_PER_DIRECTION } else { 0 }) + number
 }
 
 #[cfg(test)]

@@ -1,40 +1,105 @@
 //! netpold's eBPF programs, attached to the host side of every pod's veth.
+//!
+//! Each packet is judged in place by a short program; what needs more (fragments, extension
+//! headers, tags, ICMP errors, headers outside the linear part) is judged by the same code over
+//! copied bytes, in a function of its own.
 #![no_std]
 #![no_main]
+#![feature(asm_experimental_arch, core_intrinsics)]
+#![expect(internal_features, reason = "atomic_cxchg is the only way to BPF_CMPXCHG")]
 
+mod drops;
 mod maps;
+mod packet;
+mod tables;
 
-use aya_ebpf::{helpers::bpf_jiffies64, macros::classifier, programs::TcContext};
+use aya_ebpf::{
+    EbpfContext as _, bindings::__sk_buff, helpers::bpf_jiffies64, macros::classifier,
+    programs::TcContext,
+};
+use netpold_ebpf::{
+    packet::Bytes,
+    reason::Reason,
+    verdict::{Direction, Egress, Hook, Ingress, Verdict, decide},
+};
+
+use crate::{
+    packet::{Copied, Direct},
+    tables::Maps,
+};
 
 /// TCX_NEXT, and TC_ACT_UNSPEC of a clsact filter: other programs on the hook still run.
 const NEXT: i32 = -1;
+/// TCX_DROP, TC_ACT_SHOT.
+const DROP: i32 = 2;
 
 /// Pod ingress: TC egress of the host side.
 #[classifier]
-pub fn netpold_ingress(_ctx: TcContext) -> i32 {
-    NEXT
+#[inline(always)]
+fn netpold_ingress(context: TcContext) -> i32 {
+    judge::<Ingress>(context.as_ptr().cast(), netpold_ingress_copied)
 }
 
 /// Pod egress: TC ingress of the host side.
 #[classifier]
-pub fn netpold_egress(_ctx: TcContext) -> i32 {
-    NEXT
+#[inline(always)]
+fn netpold_egress(context: TcContext) -> i32 {
+    judge::<Egress>(context.as_ptr().cast(), netpold_egress_copied)
 }
 
 /// The kernel's jiffies, low 32 bits, for the agent (by BPF_PROG_TEST_RUN): conntrack stamps.
 #[classifier]
-pub fn netpold_clock(_ctx: TcContext) -> i32 {
+#[inline(always)]
+fn netpold_clock(_context: TcContext) -> i32 {
     // SAFETY: the helper has no preconditions.
     unsafe { bpf_jiffies64() as i32 }
 }
 
 /// Does nothing: what the benchmarks subtract.
 #[classifier]
-pub fn netpold_empty(_ctx: TcContext) -> i32 {
+#[inline(always)]
+fn netpold_empty(_context: TcContext) -> i32 {
     NEXT
 }
 
-#[cfg(not(test))]
+/// The quick look, then the thorough one where that was not enough; and the one place where a
+/// verdict becomes an action.
+#[inline(always)]
+fn judge<D: Direction>(skb: *mut __sk_buff, thorough: extern "C" fn(*mut __sk_buff) -> u32) -> i32 {
+    // SAFETY: the program's context.
+    let direct = unsafe { Direct::new(skb) };
+    let mut reason = verdict::<D, _>(skb, &direct).reason() as u32;
+    if reason == Reason::Deferred as u32 {
+        reason = thorough(skb);
+    }
+    if reason < Reason::FIRST_DROP as u32 {
+        return NEXT;
+    }
+    drops::report::<D>(skb, reason);
+    DROP
+}
+
+/// The thorough look at pod ingress: a global function to the kernel (5.6), verified by itself.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_ingress_copied(skb: *mut __sk_buff) -> u32 {
+    verdict::<Ingress, _>(skb, &Copied(skb)).reason() as u32
+}
+
+/// The thorough look at pod egress.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_egress_copied(skb: *mut __sk_buff) -> u32 {
+    verdict::<Egress, _>(skb, &Copied(skb)).reason() as u32
+}
+
+#[inline(always)]
+fn verdict<D: Direction, B: Bytes>(skb: *mut __sk_buff, bytes: &B) -> Verdict {
+    // SAFETY: the program's context.
+    let hook = unsafe { Hook { ifindex: (*skb).ifindex, ingress_ifindex: (*skb).ingress_ifindex } };
+    decide::<D, B, Maps>(bytes, &Maps, hook)
+}
+
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
     loop {}

@@ -1,0 +1,94 @@
+//! Drops are counted, and told to the agent as often as it wishes.
+
+use aya_ebpf::bindings::__sk_buff;
+use netpold_ebpf::{
+    event,
+    layout::{DropEvent, Settings},
+    reason,
+    tables::Tables,
+    verdict::{Direction, Egress, Ingress},
+};
+
+use crate::{
+    maps::{self, EventLimit},
+    packet::Copied,
+    tables::Maps,
+};
+
+/// Counts a drop and, if this CPU may, emits its event.
+#[inline(always)]
+pub(crate) fn report<D: Direction>(skb: *mut __sk_buff, reason: u32) {
+    if let Some(counter) = maps::COUNTERS.get_ptr_mut(reason::counter_of(D::EGRESS, reason)) {
+        // SAFETY: this CPU's own word.
+        unsafe { *counter += 1 };
+    }
+    let (Some(limit), Some(settings)) = (maps::EVENT_LIMIT.get_ptr_mut(0), maps::SETTINGS.get(0))
+    else {
+        return;
+    };
+    // SAFETY: this CPU's own record.
+    let limit = unsafe { &mut *limit };
+    if may_emit(limit, settings, Maps.now()) {
+        if D::EGRESS {
+            netpold_emit_egress(skb, reason);
+        } else {
+            netpold_emit_ingress(skb, reason);
+        }
+    }
+}
+
+/// One more event in this window, or one more suppressed.
+#[inline(always)]
+fn may_emit(limit: &mut EventLimit, settings: &Settings, now: u32) -> bool {
+    if now.wrapping_sub(limit.window) >= settings.event_window {
+        limit.window = now;
+        limit.count = 0;
+    }
+    if limit.count >= settings.event_burst {
+        limit.suppressed = limit.suppressed.wrapping_add(1);
+        return false;
+    }
+    limit.count += 1;
+    true
+}
+
+/// Emits the event of a drop in pod ingress. A global function to the kernel: rare, and it reads
+/// the packet anew rather than keep it at hand for every other.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_emit_ingress(skb: *mut __sk_buff, reason: u32) -> u32 {
+    emit::<Ingress>(skb, reason)
+}
+
+/// Emits the event of a drop in pod egress.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_emit_egress(skb: *mut __sk_buff, reason: u32) -> u32 {
+    emit::<Egress>(skb, reason)
+}
+
+#[inline(always)]
+fn emit<D: Direction>(skb: *mut __sk_buff, reason: u32) -> u32 {
+    let Some(limit) = maps::EVENT_LIMIT.get_ptr_mut(0) else { return 1 };
+    // SAFETY: this CPU's own record.
+    let limit = unsafe { &mut *limit };
+    let Some(mut entry) = maps::EVENTS.reserve::<DropEvent>(0) else {
+        limit.suppressed = limit.suppressed.wrapping_add(1);
+        return 1;
+    };
+    let event = entry.write(DropEvent::default());
+    // SAFETY: the program's context.
+    event.ifindex = unsafe { (*skb).ifindex };
+    event.endpoint = endpoint_id(event.ifindex);
+    event.reason = reason as u8;
+    event.suppressed = limit.suppressed;
+    event::describe::<D, _>(&Copied(skb), event);
+    entry.submit(0);
+    limit.suppressed = 0;
+    0
+}
+
+#[inline(always)]
+fn endpoint_id(ifindex: u32) -> u32 {
+    netpold_ebpf::verdict::find_endpoint(&Maps, ifindex).map_or(0, |endpoint| endpoint.id())
+}

@@ -1,0 +1,580 @@
+//! The flow table: 4-way set-associative buckets, two choices for each flow, in plain shared memory.
+//!
+//! The kernel program, the agent's sweeper and tests use this same code over [`Memory`]. A way is
+//! claimed by compare-and-swap of its control word to [`CT_BUSY`] under a new incarnation, then its
+//! key is written, then the control word is published. A reader compares the whole key between
+//! two reads of the control word of the same incarnation, so it never matches a half-written entry.
+//! An entry that has been idle for its timeout is absent, whether swept or not.
+//!
+//! Two CPUs that insert one flow at the same moment may leave it twice. That is harmless: the
+//! first is found, refreshed by forward packets, and the other expires.
+
+use crate::{
+    layout::{
+        CT_BUSY, CT_EGRESS, CT_FIN_EGRESS, CT_FIN_INGRESS, CT_INGRESS, CT_REPLIED, CT_RST,
+        CT_VALID, CT_WAYS, Ct4Key, Ct4Way, Ct6Key, Ct6Way, Settings, TIMEOUT_ECHO,
+        TIMEOUT_FRAGMENT, TIMEOUT_ONE_WAY, TIMEOUT_SCTP_ESTABLISHED, TIMEOUT_TCP_CLOSED,
+        TIMEOUT_TCP_ESTABLISHED, TIMEOUT_TCP_OPENING, TIMEOUT_TWO_WAY, TIMEOUTS,
+    },
+    packet::{ICMP, ICMPV6, SCTP, TCP},
+};
+
+/// Both FIN flags.
+const CT_FINS: u16 = CT_FIN_INGRESS | CT_FIN_EGRESS;
+/// Ages from here on are stamps of a CPU whose clock was read a little later.
+const FUTURE: u32 = 0xffff_0000;
+/// Attempts to change an entry that others change too.
+const ATTEMPTS: usize = 4;
+
+/// Rank of a way that is never given up.
+const PROTECTED: u32 = 0;
+/// Rank of a way that holds nothing any more.
+const FREE: u32 = u32::MAX;
+
+/// Access to words that others change at the same time.
+pub trait Memory {
+    /// Reads a word; later reads are not made before it.
+    ///
+    /// # Safety
+    /// The word must be readable, aligned, and only ever changed atomically.
+    unsafe fn load(&self, word: *const u64) -> u64;
+    /// Writes a word; earlier writes are visible before it.
+    ///
+    /// # Safety
+    /// As [`Memory::load`], and writable.
+    unsafe fn store(&self, word: *mut u64, value: u64);
+    /// Writes `new` if the word is `old`; the word as it was.
+    ///
+    /// # Safety
+    /// As [`Memory::store`].
+    unsafe fn swap(&self, word: *mut u64, old: u64, new: u64) -> u64;
+    /// The same index, in the kernel hidden behind `noise` from the verifier, which else follows
+    /// everything behind a search once for each place where the search may end.
+    #[inline(always)]
+    fn opaque(&self, index: usize, noise: u64) -> usize {
+        let _ = noise;
+        index
+    }
+}
+
+/// A flow's key as words, and where it lies in a way.
+pub trait Key: Copy {
+    /// Words of the key, behind the control word.
+    const WORDS: usize;
+    /// Words of a way.
+    const STRIDE: usize;
+    /// A word of the key.
+    fn word(&self, index: usize) -> u64;
+    /// IP protocol number.
+    fn protocol(&self) -> u8;
+}
+
+impl Key for [u64; 2] {
+    const WORDS: usize = 2;
+    const STRIDE: usize = size_of::<Ct4Way>() / 8;
+
+    #[inline(always)]
+    fn word(&self, index: usize) -> u64 {
+        self[index]
+    }
+
+    #[inline(always)]
+    fn protocol(&self) -> u8 {
+        protocol4(self)
+    }
+}
+
+impl Key for [u64; 4] {
+    const WORDS: usize = 4;
+    const STRIDE: usize = size_of::<Ct6Way>() / 8;
+
+    #[inline(always)]
+    fn word(&self, index: usize) -> u64 {
+        self[index]
+    }
+
+    #[inline(always)]
+    fn protocol(&self) -> u8 {
+        self[3] as u8
+    }
+}
+
+// The protocol is picked from the words, and `words6` depends on the order of the halves.
+const _: () = assert!(cfg!(target_endian = "little"), "the tables are little-endian only");
+
+#[inline(always)]
+const fn protocol4(key: &[u64; 2]) -> u8 {
+    (key[1] >> 32) as u8
+}
+
+/// The words of an IPv4 key, as they lie in [`Ct4Way`].
+#[must_use]
+#[inline(always)]
+pub const fn words4(key: &Ct4Key) -> [u64; 2] {
+    [
+        key.endpoint as u64 | (key.remote as u64) << 32,
+        key.local_port as u64 | (key.remote_port as u64) << 16 | (key.protocol as u64) << 32,
+    ]
+}
+
+/// The words of an IPv6 key, as they lie in [`Ct6Way`]; the address as words in memory order.
+#[must_use]
+#[inline(always)]
+pub const fn words6(
+    endpoint: u32,
+    local_port: u16,
+    remote_port: u16,
+    remote: [u64; 2],
+    protocol: u8,
+) -> [u64; 4] {
+    [
+        endpoint as u64 | (local_port as u64) << 32 | (remote_port as u64) << 48,
+        remote[0],
+        remote[1],
+        protocol as u64,
+    ]
+}
+
+/// The words of a stored IPv6 key.
+#[must_use]
+pub fn key6_words(key: &Ct6Key) -> [u64; 4] {
+    let half = |from: usize| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&key.remote[from..from + 8]);
+        u64::from_ne_bytes(bytes)
+    };
+    let remote = [half(0), half(8)];
+    words6(key.endpoint, key.local_port, key.remote_port, remote, key.protocol as u8)
+}
+
+/// Seeded hash of a key. One word at a time by multiply and fold; both halves of the result are
+/// used, so it ends with a full mix.
+#[must_use]
+#[inline(always)]
+pub fn hash<K: Key>(seed: u64, key: &K) -> u64 {
+    let mut hash = seed;
+    let mut index = 0;
+    while index < K::WORDS {
+        hash = (hash ^ key.word(index)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        hash ^= hash >> 32;
+        index += 1;
+    }
+    hash = hash.wrapping_mul(0xd6e8_feb8_6659_fd93);
+    hash ^ hash >> 29
+}
+
+/// The two buckets of a flow, by its hash; always different in a table of more than one.
+#[must_use]
+#[inline(always)]
+pub const fn choices(hash: u64, mask: u32) -> [u32; 2] {
+    let first = hash as u32 & mask;
+    let second = (hash >> 32) as u32 & mask;
+    [first, if second == first { (second ^ 1) & mask } else { second }]
+}
+
+/// A control word: 32 bits last-seen jiffies, 16 bits incarnation, 16 bits `CT_*` flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Control(pub u64);
+
+impl Control {
+    /// A control word of its parts.
+    #[must_use]
+    #[inline(always)]
+    pub const fn new(seen: u32, incarnation: u16, flags: u16) -> Self {
+        Self((seen as u64) << 32 | (incarnation as u64) << 16 | flags as u64)
+    }
+
+    /// The `CT_*` flags.
+    #[must_use]
+    #[inline(always)]
+    pub const fn flags(self) -> u16 {
+        self.0 as u16
+    }
+
+    /// How often the way was written.
+    #[must_use]
+    #[inline(always)]
+    pub const fn incarnation(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+
+    /// When the flow was last seen, in jiffies.
+    #[must_use]
+    #[inline(always)]
+    pub const fn seen(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// Jiffies since the flow was last seen. A stamp from the near future (another CPU's) is 0.
+    #[must_use]
+    #[inline(always)]
+    pub const fn age(self, now: u32) -> u32 {
+        let age = now.wrapping_sub(self.seen());
+        if age < FUTURE { age } else { 0 }
+    }
+
+    /// Whether the key may be compared.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_valid(self) -> bool {
+        self.flags() & (CT_VALID | CT_BUSY) == CT_VALID
+    }
+
+    /// Whether a TCP flow is being closed: a FIN or RST was seen.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_closing(self) -> bool {
+        self.flags() & (CT_FINS | CT_RST) != 0
+    }
+
+    /// Whether a TCP flow is over: RST, or FIN from both sides.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_closed(self) -> bool {
+        self.flags() & CT_RST != 0 || self.flags() & CT_FINS == CT_FINS
+    }
+
+    /// Which of [`Settings::timeouts`] holds.
+    #[must_use]
+    #[inline(always)]
+    pub const fn timeout(self, protocol: u8) -> usize {
+        let replied = self.flags() & CT_REPLIED != 0;
+        match (protocol, replied) {
+            (TCP, _) if self.is_closed() => TIMEOUT_TCP_CLOSED,
+            (TCP, true) => TIMEOUT_TCP_ESTABLISHED,
+            (TCP, false) => TIMEOUT_TCP_OPENING,
+            (SCTP, true) => TIMEOUT_SCTP_ESTABLISHED,
+            (ICMP | ICMPV6, _) => TIMEOUT_ECHO,
+            (_, true) => TIMEOUT_TWO_WAY,
+            (_, false) => TIMEOUT_ONE_WAY,
+        }
+    }
+
+    /// Whether the flow has been idle for its timeout.
+    #[must_use]
+    #[inline(always)]
+    pub fn is_expired(self, protocol: u8, settings: &Settings, now: u32) -> bool {
+        let age = self.age(now);
+        // An array in the kernel's map memory must be indexed by constants here: the verifier
+        // does not see that the index is small after the match above.
+        let timeouts = &settings.timeouts;
+        age >= match self.timeout(protocol) {
+            TIMEOUT_TCP_OPENING => timeouts[TIMEOUT_TCP_OPENING],
+            TIMEOUT_TCP_ESTABLISHED => timeouts[TIMEOUT_TCP_ESTABLISHED],
+            TIMEOUT_TCP_CLOSED => timeouts[TIMEOUT_TCP_CLOSED],
+            TIMEOUT_ONE_WAY => timeouts[TIMEOUT_ONE_WAY],
+            TIMEOUT_TWO_WAY => timeouts[TIMEOUT_TWO_WAY],
+            TIMEOUT_SCTP_ESTABLISHED => timeouts[TIMEOUT_SCTP_ESTABLISHED],
+            _ => timeouts[TIMEOUT_ECHO],
+        }
+    }
+}
+
+impl Control {
+    /// How willingly a way is given up: [`PROTECTED`], the age of an unreplied flow, or [`FREE`].
+    #[inline(always)]
+    fn rank(self, protocol: u8, settings: &Settings, now: u32) -> u32 {
+        let flags = self.flags();
+        if flags & CT_BUSY != 0 {
+            return PROTECTED;
+        }
+        if flags & CT_VALID == 0 || self.is_closed() || self.is_expired(protocol, settings, now) {
+            return FREE;
+        }
+        if flags & CT_REPLIED != 0 {
+            PROTECTED
+        } else {
+            self.age(now).saturating_add(1).min(FREE - 1)
+        }
+    }
+}
+
+/// Default timeouts in jiffies of a kernel with `hz` ticks a second. TCP as in Linux's own
+/// conntrack, except that five days are cut to what 32-bit stamps can tell apart.
+#[must_use]
+pub fn timeouts(hz: u32) -> [u32; TIMEOUTS] {
+    let seconds = |seconds: u32| seconds.saturating_mul(hz.max(1)).min(u32::MAX / 4);
+    let mut timeouts = [0; TIMEOUTS];
+    timeouts[TIMEOUT_TCP_OPENING] = seconds(120);
+    timeouts[TIMEOUT_TCP_ESTABLISHED] = seconds(5 * 24 * 3600);
+    timeouts[TIMEOUT_TCP_CLOSED] = seconds(10);
+    timeouts[TIMEOUT_ONE_WAY] = seconds(30);
+    timeouts[TIMEOUT_TWO_WAY] = seconds(180);
+    timeouts[TIMEOUT_SCTP_ESTABLISHED] = seconds(5 * 24 * 3600);
+    timeouts[TIMEOUT_ECHO] = seconds(30);
+    timeouts[TIMEOUT_FRAGMENT] = seconds(30);
+    timeouts
+}
+
+/// An entry that was found.
+#[derive(Clone, Copy, Debug)]
+pub struct Hit {
+    way: *mut u64,
+    /// Its control word when it was read.
+    pub control: Control,
+}
+
+/// No way is free, expired, closed or unreplied in either bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
+
+/// The two buckets of one flow.
+#[derive(Clone, Copy, Debug)]
+pub struct Flow<K> {
+    /// The flow.
+    pub key: K,
+    /// Its hash.
+    pub hash: u64,
+    /// First words of its buckets.
+    pub buckets: [*mut u64; 2],
+}
+
+impl<K: Key> Flow<K> {
+    /// Finds the flow, expired or not.
+    ///
+    /// # Safety
+    /// The buckets must be [`CT_WAYS`] ways of this key's kind each, in memory as [`Memory`] asks.
+    #[inline(always)]
+    pub unsafe fn find<M: Memory>(&self, memory: &M) -> Option<Hit> {
+        for bucket in self.buckets {
+            for index in 0..CT_WAYS {
+                // SAFETY: the way lies in the bucket.
+                let control = unsafe { self.probe(memory, bucket.add(index * K::STRIDE)) };
+                if let Some(control) = control {
+                    // SAFETY: as above.
+                    return Some(Hit { way: unsafe { self.way(memory, bucket, index) }, control });
+                }
+            }
+        }
+        None
+    }
+
+    /// A way of a bucket, its place hidden from the verifier.
+    #[inline(always)]
+    unsafe fn way<M: Memory>(&self, memory: &M, bucket: *mut u64, index: usize) -> *mut u64 {
+        let index = memory.opaque(index, self.hash) & (CT_WAYS - 1);
+        // SAFETY: the index is that of a way.
+        unsafe { bucket.add(index * K::STRIDE) }
+    }
+
+    /// Whether a way holds the flow.
+    #[inline(always)]
+    unsafe fn probe<M: Memory>(&self, memory: &M, way: *mut u64) -> Option<Control> {
+        // SAFETY: the caller's way has a control word and a key.
+        unsafe {
+            // The last word but for IPv4 is the protocol: begin with the one that differs most.
+            let first = if K::WORDS == 2 { 1 } else { 0 };
+            if memory.load(way.add(1 + first)) != self.key.word(first) {
+                return None;
+            }
+            let control = Control(memory.load(way));
+            if !control.is_valid() {
+                return None;
+            }
+            let mut index = 0;
+            while index < K::WORDS {
+                if memory.load(way.add(1 + index)) != self.key.word(index) {
+                    return None;
+                }
+                index += 1;
+            }
+            let again = Control(memory.load(way));
+            let same = again.is_valid() && again.incarnation() == control.incarnation();
+            same.then_some(again)
+        }
+    }
+
+    /// Marks a flow that was found: adds flags, and refreshes the stamp if it is old or flags
+    /// change. Returns at once where nothing is to be written.
+    ///
+    /// # Safety
+    /// As [`Flow::find`], on the same memory.
+    #[inline(always)]
+    pub unsafe fn touch<M: Memory>(memory: &M, hit: Hit, flags: u16, now: u32, refresh_after: u32) {
+        let mut old = hit.control;
+        if old.flags() & flags == flags && old.age(now) < refresh_after {
+            return;
+        }
+        for _ in 0..ATTEMPTS {
+            let new = Control::new(now, old.incarnation(), old.flags() | flags);
+            // SAFETY: the way was found in the table.
+            let seen = Control(unsafe { memory.swap(hit.way, old.0, new.0) });
+            if seen == old || !seen.is_valid() || seen.incarnation() != old.incarnation() {
+                return;
+            }
+            old = seen;
+        }
+    }
+
+    /// Begins a found flow again: new incarnation, only these flags. False if others were faster.
+    ///
+    /// # Safety
+    /// As [`Flow::touch`].
+    #[inline(always)]
+    pub unsafe fn restart<M: Memory>(memory: &M, hit: Hit, flags: u16, now: u32) -> bool {
+        let incarnation = hit.control.incarnation().wrapping_add(1);
+        let new = Control::new(now, incarnation, flags | CT_VALID);
+        // SAFETY: the way was found in the table.
+        unsafe { memory.swap(hit.way, hit.control.0, new.0) == hit.control.0 }
+    }
+
+    /// Inserts the flow into the best way of its buckets.
+    ///
+    /// # Errors
+    /// [`Full`] if every way is protected.
+    ///
+    /// # Safety
+    /// As [`Flow::find`].
+    #[inline(always)]
+    pub unsafe fn insert<M: Memory>(
+        &self,
+        memory: &M,
+        flags: u16,
+        settings: &Settings,
+        now: u32,
+    ) -> Result<(), Full> {
+        for _ in 0..2 {
+            // SAFETY: as the caller promises.
+            unsafe {
+                let Some((way, old)) = self.victim(memory, settings, now) else {
+                    return Err(Full);
+                };
+                if self.claim(memory, way, old, flags, now) {
+                    return Ok(());
+                }
+            }
+        }
+        Err(Full)
+    }
+
+    /// The way to overwrite: free, expired or closed, else the oldest unreplied.
+    #[inline(always)]
+    unsafe fn victim<M: Memory>(
+        &self,
+        memory: &M,
+        settings: &Settings,
+        now: u32,
+    ) -> Option<(*mut u64, Control)> {
+        let mut best = 0;
+        let mut best_control = Control(0);
+        let mut best_rank = PROTECTED;
+        for place in 0..2 * CT_WAYS {
+            // SAFETY: the way lies in the bucket.
+            let way = unsafe { self.buckets[place / CT_WAYS].add(place % CT_WAYS * K::STRIDE) };
+            // SAFETY: as above.
+            let control = Control(unsafe { memory.load(way) });
+            // SAFETY: as above.
+            let protocol = unsafe { stored_protocol::<K, M>(memory, way) };
+            let rank = control.rank(protocol, settings, now);
+            if rank > best_rank {
+                best = memory.opaque(place, self.hash);
+                best_control = control;
+                best_rank = rank;
+            }
+            if best_rank == FREE {
+                break;
+            }
+        }
+        if best_rank == PROTECTED {
+            return None;
+        }
+        let bucket = if best & CT_WAYS == 0 { self.buckets[0] } else { self.buckets[1] };
+        // SAFETY: the index is that of a way.
+        Some((unsafe { bucket.add((best & (CT_WAYS - 1)) * K::STRIDE) }, best_control))
+    }
+
+    /// Takes a way and writes the flow into it; false if another writer was faster.
+    #[inline(always)]
+    unsafe fn claim<M: Memory>(
+        &self,
+        memory: &M,
+        way: *mut u64,
+        old: Control,
+        flags: u16,
+        now: u32,
+    ) -> bool {
+        let incarnation = old.incarnation().wrapping_add(1);
+        let busy = Control::new(now, incarnation, CT_BUSY);
+        // SAFETY: the way lies in the table, and is this writer's once the swap succeeded.
+        unsafe {
+            if memory.swap(way, old.0, busy.0) != old.0 {
+                return false;
+            }
+            let mut index = 0;
+            while index < K::WORDS {
+                memory.store(way.add(1 + index), self.key.word(index));
+                index += 1;
+            }
+            let new = Control::new(now, incarnation, flags | CT_VALID);
+            memory.swap(way, busy.0, new.0) == busy.0
+        }
+    }
+}
+
+/// Protocol of the flow a way holds.
+#[inline(always)]
+unsafe fn stored_protocol<K: Key, M: Memory>(memory: &M, way: *mut u64) -> u8 {
+    // SAFETY: the caller's way has a key.
+    unsafe {
+        if K::WORDS == 2 {
+            (memory.load(way.add(2)) >> 32) as u8
+        } else {
+            memory.load(way.add(4)) as u8
+        }
+    }
+}
+
+/// What [`sweep`] found in a bucket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Flows that live on.
+    pub live: u32,
+    /// Expired flows that were removed.
+    pub removed: u32,
+}
+
+/// Frees the expired ways of one bucket. A flow that is refreshed meanwhile stays, since the whole
+/// control word is compared. A way that has been claimed for `stale` jiffies is freed too.
+///
+/// # Safety
+/// As [`Flow::find`].
+pub unsafe fn sweep<K: Key, M: Memory>(
+    memory: &M,
+    bucket: *mut u64,
+    settings: &Settings,
+    now: u32,
+    stale: u32,
+) -> Swept {
+    let mut swept = Swept::default();
+    for index in 0..CT_WAYS {
+        // SAFETY: the way lies in the bucket.
+        let way = unsafe { bucket.add(index * K::STRIDE) };
+        // SAFETY: as above.
+        let (control, protocol) =
+            unsafe { (Control(memory.load(way)), stored_protocol::<K, M>(memory, way)) };
+        let gone = if control.flags() & CT_BUSY != 0 {
+            control.age(now) > stale
+        } else if control.is_valid() {
+            control.is_expired(protocol, settings, now)
+        } else {
+            continue;
+        };
+        if !gone {
+            swept.live += 1;
+            continue;
+        }
+        // The incarnation stays, so that a reader of the old entry sees the next one as new.
+        let free = Control::new(0, control.incarnation(), 0);
+        // SAFETY: as above.
+        let removed = unsafe { memory.swap(way, control.0, free.0) == control.0 };
+        if removed { swept.removed += 1 } else { swept.live += 1 }
+    }
+    swept
+}
+
+/// The flag of pod ingress or pod egress seen.
+#[must_use]
+#[inline(always)]
+pub const fn direction_flag(egress: bool) -> u16 {
+    if egress { CT_EGRESS } else { CT_INGRESS }
+}

@@ -1,0 +1,53 @@
+//! What is said about a dropped packet.
+
+use crate::{
+    family::{Family, V4, V6},
+    icmp,
+    layout::DropEvent,
+    packet::{self, Bytes, ETHERTYPE_IPV4, ETHERTYPE_IPV6},
+    verdict::Direction,
+};
+
+/// Fills in what can be read of the packet: as much as there is, since broken packets drop too.
+#[inline(always)]
+pub fn describe<D: Direction, B: Bytes>(bytes: &B, event: &mut DropEvent) {
+    event.direction = u8::from(D::EGRESS);
+    event.length = bytes.length();
+    match packet::link(bytes) {
+        Ok((ETHERTYPE_IPV4, offset)) => addresses::<D, V4, B>(bytes, offset, 4, event),
+        Ok((ETHERTYPE_IPV6, offset)) => addresses::<D, V6, B>(bytes, offset, 6, event),
+        _ => {}
+    }
+}
+
+#[inline(always)]
+fn addresses<D: Direction, F: Family, B: Bytes>(
+    bytes: &B,
+    offset: u32,
+    family: u8,
+    event: &mut DropEvent,
+) {
+    // Lengths are not compared, as if it were quoted: a truncated packet has addresses too.
+    let Ok(mut network) = F::network(bytes, offset, true) else { return };
+    let followed = F::extensions(bytes, &mut network).is_ok();
+    let (local, remote) = if D::EGRESS {
+        (network.source, network.destination)
+    } else {
+        (network.destination, network.source)
+    };
+    event.family = family;
+    event.protocol = network.protocol;
+    event.local = F::octets(local);
+    event.remote = F::octets(remote);
+    let Ok(transport) = packet::transport(bytes, &network, true) else { return };
+    if !followed {
+        return;
+    }
+    (event.local_port, event.remote_port) = if icmp::is_icmp(transport.protocol) {
+        (transport.destination, 0)
+    } else if D::EGRESS {
+        (transport.source, transport.destination)
+    } else {
+        (transport.destination, transport.source)
+    };
+}

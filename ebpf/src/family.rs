@@ -1,0 +1,240 @@
+//! What differs between IPv4 and IPv6, so that the verdict is written once.
+
+use crate::{
+    conntrack::{self, Key, words4, words6},
+    layout::{ClassId, Ct4Key, ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Settings},
+    packet::{self, Bytes, ICMPV6, Network, Transport},
+    policy::{class4, class6},
+    reason::Reason,
+    tables::{EndpointRef, Tables},
+};
+
+/// An IP version.
+pub trait Family {
+    /// 0 for IPv4, 2 for IPv6: added to [`crate::layout::FragmentKey::direction`].
+    const FRAGMENT_OFFSET: u32;
+    /// An address.
+    type Address: Copy;
+    /// A conntrack key.
+    type Key: Key;
+
+    /// Reads the IP header at an offset and what is between it and the transport header.
+    ///
+    /// # Errors
+    /// As [`packet::ipv4`] and [`packet::extensions`].
+    fn network<B: Bytes>(
+        bytes: &B,
+        offset: u32,
+        quoted: bool,
+    ) -> Result<Network<Self::Address>, Reason>;
+
+    /// Follows extension headers.
+    ///
+    /// # Errors
+    /// As [`packet::extensions`].
+    fn extensions<B: Bytes>(bytes: &B, network: &mut Network<Self::Address>) -> Result<(), Reason>;
+
+    /// Class of an address.
+    fn class<T: Tables>(tables: &T, address: Self::Address) -> ClassId;
+
+    /// Whether an address is one of the endpoint's own.
+    fn owns(endpoint: EndpointRef, address: Self::Address) -> bool;
+
+    /// Whether two addresses are the same.
+    fn same(a: Self::Address, b: Self::Address) -> bool;
+
+    /// Inserts a flow, by [`Tables::insert4`] or [`Tables::insert6`].
+    ///
+    /// # Errors
+    /// [`conntrack::Full`] if there is no room.
+    fn insert<T: Tables>(tables: &T, key: Self::Key, flags: u16) -> Result<(), conntrack::Full>;
+
+    /// The flow's place in the flow table.
+    fn flow<T: Tables>(
+        tables: &T,
+        settings: &Settings,
+        key: Self::Key,
+    ) -> Option<conntrack::Flow<Self::Key>>;
+
+    /// The flow's key.
+    fn key(
+        endpoint: u32,
+        remote: Self::Address,
+        local_port: u16,
+        remote_port: u16,
+        protocol: u8,
+    ) -> Self::Key;
+
+    /// Neighbour and multicast listener discovery, without which no packet finds its way.
+    fn is_neighbour(network: &Network<Self::Address>, transport: &Transport) -> bool;
+
+    /// The address in network byte order, IPv4 in the first four bytes.
+    fn octets(address: Self::Address) -> [u8; 16];
+}
+
+/// IPv4.
+#[derive(Clone, Copy, Debug)]
+pub struct V4;
+
+/// IPv6.
+#[derive(Clone, Copy, Debug)]
+pub struct V6;
+
+impl Family for V4 {
+    const FRAGMENT_OFFSET: u32 = 0;
+    type Address = u32;
+    type Key = [u64; 2];
+
+    #[inline(always)]
+    fn network<B: Bytes>(bytes: &B, offset: u32, quoted: bool) -> Result<Network<u32>, Reason> {
+        packet::ipv4(bytes, offset, quoted)
+    }
+
+    #[inline(always)]
+    fn extensions<B: Bytes>(_bytes: &B, _network: &mut Network<u32>) -> Result<(), Reason> {
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn class<T: Tables>(tables: &T, address: u32) -> ClassId {
+        class4(tables, address)
+    }
+
+    #[inline(always)]
+    fn owns(endpoint: EndpointRef, address: u32) -> bool {
+        let flags = endpoint.flags() >> EP_ADDR4_SHIFT;
+        (0..ENDPOINT_ADDRS).any(|slot| flags >> slot & 1 != 0 && endpoint.addr4(slot) == address)
+    }
+
+    #[inline(always)]
+    fn same(a: u32, b: u32) -> bool {
+        a == b
+    }
+
+    #[inline(always)]
+    fn insert<T: Tables>(tables: &T, key: [u64; 2], flags: u16) -> Result<(), conntrack::Full> {
+        tables.insert4(key, flags)
+    }
+
+    #[inline(always)]
+    fn flow<T: Tables>(
+        tables: &T,
+        settings: &Settings,
+        key: [u64; 2],
+    ) -> Option<conntrack::Flow<[u64; 2]>> {
+        let hash = conntrack::hash(settings.hash_seed, &key);
+        let [first, second] = conntrack::choices(hash, settings.ct4_mask);
+        let buckets = [tables.bucket4(first)?, tables.bucket4(second)?];
+        Some(conntrack::Flow { key, hash, buckets })
+    }
+
+    #[inline(always)]
+    fn key(
+        endpoint: u32,
+        remote: u32,
+        local_port: u16,
+        remote_port: u16,
+        protocol: u8,
+    ) -> [u64; 2] {
+        let protocol = protocol as u32;
+        words4(&Ct4Key { endpoint, remote, local_port, remote_port, protocol })
+    }
+
+    #[inline(always)]
+    fn is_neighbour(_network: &Network<u32>, _transport: &Transport) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn octets(address: u32) -> [u8; 16] {
+        let mut octets = [0; 16];
+        octets[..4].copy_from_slice(&address.to_be_bytes());
+        octets
+    }
+}
+
+impl Family for V6 {
+    const FRAGMENT_OFFSET: u32 = 2;
+    type Address = [u64; 2];
+    type Key = [u64; 4];
+
+    #[inline(always)]
+    fn network<B: Bytes>(
+        bytes: &B,
+        offset: u32,
+        quoted: bool,
+    ) -> Result<Network<[u64; 2]>, Reason> {
+        packet::ipv6(bytes, offset, quoted)
+    }
+
+    #[inline(always)]
+    fn extensions<B: Bytes>(bytes: &B, network: &mut Network<[u64; 2]>) -> Result<(), Reason> {
+        packet::extensions(bytes, network)
+    }
+
+    #[inline(always)]
+    fn class<T: Tables>(tables: &T, address: [u64; 2]) -> ClassId {
+        class6(tables, &Self::octets(address))
+    }
+
+    #[inline(always)]
+    fn owns(endpoint: EndpointRef, address: [u64; 2]) -> bool {
+        let flags = endpoint.flags() >> EP_ADDR6_SHIFT;
+        (0..ENDPOINT_ADDRS)
+            .any(|slot| flags >> slot & 1 != 0 && Self::same(endpoint.addr6(slot), address))
+    }
+
+    #[inline(always)]
+    fn same(a: [u64; 2], b: [u64; 2]) -> bool {
+        a[0] == b[0] && a[1] == b[1]
+    }
+
+    #[inline(always)]
+    fn insert<T: Tables>(tables: &T, key: [u64; 4], flags: u16) -> Result<(), conntrack::Full> {
+        tables.insert6(key, flags)
+    }
+
+    #[inline(always)]
+    fn flow<T: Tables>(
+        tables: &T,
+        settings: &Settings,
+        key: [u64; 4],
+    ) -> Option<conntrack::Flow<[u64; 4]>> {
+        let hash = conntrack::hash(settings.hash_seed, &key);
+        let [first, second] = conntrack::choices(hash, settings.ct6_mask);
+        let buckets = [tables.bucket6(first)?, tables.bucket6(second)?];
+        Some(conntrack::Flow { key, hash, buckets })
+    }
+
+    #[inline(always)]
+    fn key(
+        endpoint: u32,
+        remote: [u64; 2],
+        local_port: u16,
+        remote_port: u16,
+        protocol: u8,
+    ) -> [u64; 4] {
+        words6(endpoint, local_port, remote_port, remote, protocol)
+    }
+
+    /// RFC 4861 (hop limit 255 proves that no router forwarded it) and RFC 3810 (hop limit 1).
+    #[inline(always)]
+    fn is_neighbour(network: &Network<[u64; 2]>, transport: &Transport) -> bool {
+        if network.protocol != ICMPV6 || network.fragment.is_first() {
+            return false;
+        }
+        match transport.destination >> 8 {
+            133..=137 => network.hop_limit == 255,
+            130..=132 | 143 => network.hop_limit == 1,
+            _ => false,
+        }
+    }
+
+    #[inline(always)]
+    fn octets(address: [u64; 2]) -> [u8; 16] {
+        let mut octets = [0; 16];
+        octets[..8].copy_from_slice(&address[0].to_ne_bytes());
+        octets[8..].copy_from_slice(&address[1].to_ne_bytes());
+        octets
+    }
+}

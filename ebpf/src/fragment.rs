@@ -1,0 +1,80 @@
+//! Fragments: the first is judged on its ports and leaves them to those that follow.
+
+use crate::{
+    family::Family,
+    icmp,
+    layout::{
+        ClassId, FragmentKey, FragmentPorts, PORT_SET_ALL, ROW_NOT_ISOLATED, TIMEOUT_FRAGMENT,
+    },
+    packet::{TCP_ACK, Transport},
+    reason::Reason,
+    tables::Tables,
+    verdict::{Direction, Judge, Packet},
+};
+
+impl<D: Direction, T: Tables> Judge<'_, D, T> {
+    #[inline(always)]
+    fn fragment_key<F: Family>(&self, packet: &Packet<F>) -> FragmentKey {
+        FragmentKey {
+            endpoint: self.endpoint.id(),
+            direction: u32::from(D::EGRESS) + F::FRAGMENT_OFFSET,
+            remote: F::octets(packet.remote),
+            local: F::octets(packet.local),
+            ident: packet.network.fragment.ident,
+            protocol: u32::from(packet.network.protocol),
+        }
+    }
+
+    /// The transport header of a later fragment, by its first. Where no port matters the first
+    /// need not have been seen.
+    ///
+    /// # Errors
+    /// A verdict: passes where every port is allowed, drops if the first was not passed before.
+    #[inline(always)]
+    pub(crate) fn transport_of_first<F: Family>(
+        &self,
+        packet: &Packet<F>,
+        class: ClassId,
+    ) -> Result<Transport, Reason> {
+        let row = self.row();
+        if row == ROW_NOT_ISOLATED {
+            return Err(Reason::NotIsolated);
+        }
+        if self.is_from_node() {
+            return Err(Reason::Node);
+        }
+        let block = self.tables.row(row, (class >> 8) as u8);
+        if self.tables.row_block(block, class as u8) == PORT_SET_ALL {
+            return Err(Reason::Allowed);
+        }
+        let settings = self.tables.settings().ok_or(Reason::NoTable)?;
+        let ports =
+            self.tables.fragment(&self.fragment_key(packet)).ok_or(Reason::FragmentWithoutFirst)?;
+        if self.tables.now().wrapping_sub(ports.seen) >= settings.timeouts[TIMEOUT_FRAGMENT] {
+            return Err(Reason::FragmentWithoutFirst);
+        }
+        let (source, destination) = if D::EGRESS {
+            (ports.local_port, ports.remote_port)
+        } else {
+            (ports.remote_port, ports.local_port)
+        };
+        // Never an opening packet: that was the first's to say.
+        let protocol = packet.network.protocol;
+        let transport = Transport { protocol, flags: TCP_ACK, source, destination };
+        // An error's quoted packet is in the first fragment, which was judged by it.
+        if icmp::is_error(&transport) { Err(Reason::Related) } else { Ok(transport) }
+    }
+
+    /// Leaves the ports of a first fragment that passed.
+    #[inline(always)]
+    pub(crate) fn remember_first<F: Family>(&self, packet: &Packet<F>) {
+        let transport = &packet.transport;
+        let (local_port, remote_port) = if D::EGRESS {
+            (transport.source, transport.destination)
+        } else {
+            (transport.destination, transport.source)
+        };
+        let ports = FragmentPorts { local_port, remote_port, seen: self.tables.now() };
+        self.tables.remember_fragment(&self.fragment_key(packet), &ports);
+    }
+}

@@ -1,0 +1,72 @@
+//! ICMP and ICMPv6: echo, and the flow an error is about.
+
+use crate::{
+    family::Family,
+    packet::{self, Bytes, ICMP, ICMPV6, Transport},
+    tables::Tables,
+    tracking::Subject,
+    verdict::{Direction, Judge, Packet},
+};
+
+/// Bytes of an ICMP error before the packet it quotes (RFC 792, RFC 4443).
+const ERROR_HEADER: u32 = 8;
+
+/// Part of an echo exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Echo {
+    None,
+    Request,
+    Reply,
+}
+
+/// Whether a protocol number is one of the two ICMPs.
+#[inline(always)]
+pub(crate) const fn is_icmp(protocol: u8) -> bool {
+    matches!(protocol, ICMP | ICMPV6)
+}
+
+/// Which part of an echo exchange a packet is.
+#[inline(always)]
+pub(crate) const fn echo(transport: &Transport) -> Echo {
+    match (transport.protocol, transport.destination >> 8) {
+        (ICMP, 8) | (ICMPV6, 128) => Echo::Request,
+        (ICMP, 0) | (ICMPV6, 129) => Echo::Reply,
+        _ => Echo::None,
+    }
+}
+
+/// An error that quotes the packet it is about: unreachable, source quench, time exceeded,
+/// parameter problem; too big for IPv6. Not redirects, which would steer a pod's routes.
+#[inline(always)]
+pub(crate) const fn is_error(transport: &Transport) -> bool {
+    matches!(
+        (transport.protocol, transport.destination >> 8),
+        (ICMP, 3 | 4 | 11 | 12) | (ICMPV6, 1..=4)
+    )
+}
+
+impl<D: Direction, T: Tables> Judge<'_, D, T> {
+    /// The flow that an ICMP error quotes. Its sender may be any router, so the quoted packet must
+    /// be the pod's own, to or from the address that this one is to or from.
+    #[inline(always)]
+    pub(crate) fn quoted_flow<F: Family, B: Bytes>(
+        &self,
+        bytes: &B,
+        error: &Packet<F>,
+    ) -> Option<Subject<F>> {
+        let mut quoted = F::network(bytes, error.network.payload + ERROR_HEADER, true).ok()?;
+        F::extensions(bytes, &mut quoted).ok()?;
+        if quoted.fragment.is_later() {
+            return None;
+        }
+        let transport = packet::transport(bytes, &quoted, true).ok()?;
+        // What comes to the pod quotes what the pod sent, and the other way round.
+        let sent = !D::EGRESS;
+        let (local, remote) = if sent {
+            (quoted.source, quoted.destination)
+        } else {
+            (quoted.destination, quoted.source)
+        };
+        F::same(local, error.local).then(|| Subject::new(remote, &transport, sent))
+    }
+}

@@ -1,0 +1,126 @@
+//! What the verdict reads and writes besides the packet.
+
+use crate::{
+    conntrack::{Full, Memory},
+    family::{Family, V4, V6},
+    layout::{ENDPOINT_ADDRS, Endpoint, FragmentKey, FragmentPorts, Settings},
+    policy::PolicyTables,
+};
+
+/// The tables of one node: BPF maps in the kernel, plain memory in tests.
+pub trait Tables: PolicyTables + Memory + Sized {
+    /// The settings.
+    fn settings(&self) -> Option<&Settings>;
+    /// An endpoint slot.
+    fn endpoint(&self, slot: u32) -> Option<EndpointRef>;
+    /// First word of a bucket of the IPv4 flow table.
+    fn bucket4(&self, index: u32) -> Option<*mut u64>;
+    /// First word of a bucket of the IPv6 flow table.
+    fn bucket6(&self, index: u32) -> Option<*mut u64>;
+    /// Jiffies, low 32 bits.
+    fn now(&self) -> u32;
+    /// What a datagram's first fragment left.
+    fn fragment(&self, key: &FragmentKey) -> Option<FragmentPorts>;
+    /// Inserts a flow: [`insert`]. In the kernel that is a function of its own, which the verifier
+    /// looks at once, not at the end of each path that leads there.
+    ///
+    /// # Errors
+    /// [`Full`] if there is no room.
+    #[inline(always)]
+    fn insert4(&self, key: [u64; 2], flags: u16) -> Result<(), Full> {
+        insert::<V4, _>(self, key, flags)
+    }
+    /// As [`Tables::insert4`], IPv6.
+    ///
+    /// # Errors
+    /// [`Full`] if there is no room.
+    #[inline(always)]
+    fn insert6(&self, key: [u64; 4], flags: u16) -> Result<(), Full> {
+        insert::<V6, _>(self, key, flags)
+    }
+    /// Leaves it; an older one makes room.
+    fn remember_fragment(&self, key: &FragmentKey, ports: &FragmentPorts);
+}
+
+/// Inserts a flow into the table of its family.
+///
+/// # Errors
+/// [`Full`] if there is no room.
+#[inline(always)]
+pub fn insert<F: Family, T: Tables>(tables: &T, key: F::Key, flags: u16) -> Result<(), Full> {
+    let settings = tables.settings().ok_or(Full)?;
+    let flow = F::flow(tables, settings, key).ok_or(Full)?;
+    // SAFETY: `Family::flow` names whole buckets of this family's table.
+    unsafe { flow.insert(tables, flags, settings, tables.now()) }
+}
+
+/// An endpoint's record in memory that the agent writes meanwhile: every field is read on its own,
+/// once, and `rows` as the one word that it is.
+#[derive(Clone, Copy, Debug)]
+pub struct EndpointRef(*const Endpoint);
+
+impl EndpointRef {
+    /// A record in a table.
+    ///
+    /// # Safety
+    /// The pointer must stay readable for as long as the value is used.
+    #[must_use]
+    #[inline(always)]
+    pub const unsafe fn new(record: *const Endpoint) -> Self {
+        Self(record)
+    }
+
+    /// [`Endpoint::ifindex`].
+    #[must_use]
+    #[inline(always)]
+    pub fn ifindex(self) -> u32 {
+        // SAFETY: readable, by `new`.
+        unsafe { (&raw const (*self.0).ifindex).read_volatile() }
+    }
+
+    /// [`Endpoint::id`].
+    #[must_use]
+    #[inline(always)]
+    pub fn id(self) -> u32 {
+        // SAFETY: readable, by `new`.
+        unsafe { (&raw const (*self.0).id).read_volatile() }
+    }
+
+    /// [`Endpoint::rows`].
+    #[must_use]
+    #[inline(always)]
+    pub fn rows(self) -> u64 {
+        // SAFETY: readable, by `new`.
+        unsafe { (&raw const (*self.0).rows).read_volatile() }
+    }
+
+    /// [`Endpoint::flags`].
+    #[must_use]
+    #[inline(always)]
+    pub fn flags(self) -> u32 {
+        // SAFETY: readable, by `new`.
+        unsafe { (&raw const (*self.0).flags).read_volatile() }
+    }
+
+    /// A slot of [`Endpoint::addr4`].
+    #[must_use]
+    #[inline(always)]
+    pub(crate) fn addr4(self, slot: usize) -> u32 {
+        debug_assert!(slot < ENDPOINT_ADDRS);
+        // SAFETY: readable, by `new`; callers count to ENDPOINT_ADDRS.
+        unsafe { (&raw const (*self.0).addr4).cast::<u32>().add(slot).read_volatile() }
+    }
+
+    /// A slot of [`Endpoint::addr6`], as words in memory order.
+    #[must_use]
+    #[inline(always)]
+    pub(crate) fn addr6(self, slot: usize) -> [u64; 2] {
+        const { assert!(core::mem::offset_of!(Endpoint, addr6) % 8 == 0) };
+        debug_assert!(slot < ENDPOINT_ADDRS);
+        // SAFETY: readable, by `new`; aligned, by the assertion above.
+        unsafe {
+            let words = (&raw const (*self.0).addr6).cast::<u64>().add(slot * 2);
+            [words.read_volatile(), words.add(1).read_volatile()]
+        }
+    }
+}

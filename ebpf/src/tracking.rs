@@ -1,0 +1,258 @@
+//! When a packet makes, refreshes or uses a conntrack entry.
+//!
+//! An entry remembers who began: the direction of the first packet that policy allowed. Answers
+//! pass for as long as that direction is allowed, whatever their own direction's policy says. So
+//! every allowed packet of an endpoint with any isolation refreshes its flow's entry: were only
+//! the flows recorded whose answers could be dropped at the moment, a server's answers would later
+//! look like flows that the pod began, and outlive the policy that denies its client.
+
+use crate::{
+    conntrack::{Flow, Hit},
+    family::Family,
+    icmp::{self, Echo},
+    layout::{
+        CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_RST, CT_SYN, ClassId, ROW_NOT_ISOLATED,
+        Settings,
+    },
+    packet::{Bytes, SCTP, TCP, TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN, Transport},
+    policy::row_allows,
+    reason::Reason,
+    tables::Tables,
+    verdict::{Direction, Judge, Packet},
+};
+
+/// The flow a packet belongs to or, for an ICMP error, is about.
+pub(crate) struct Subject<F: Family> {
+    remote: F::Address,
+    protocol: u8,
+    local_port: u16,
+    remote_port: u16,
+}
+
+impl<F: Family> Subject<F> {
+    /// The flow of a packet that the pod sent, or was sent. ICMP echo: the identifier and 0.
+    #[inline(always)]
+    pub(crate) fn new(remote: F::Address, transport: &Transport, sent: bool) -> Self {
+        let (local_port, remote_port) = if icmp::is_icmp(transport.protocol) {
+            (transport.source, 0)
+        } else if sent {
+            (transport.source, transport.destination)
+        } else {
+            (transport.destination, transport.source)
+        };
+        Self { remote, protocol: transport.protocol, local_port, remote_port }
+    }
+}
+
+/// Whether packets tell the beginning of a flow from its middle.
+#[inline(always)]
+const fn has_handshake(transport: &Transport) -> bool {
+    matches!(transport.protocol, TCP | SCTP)
+}
+
+/// A packet that begins a connection, and so is never an answer.
+#[inline(always)]
+const fn is_opening(transport: &Transport) -> bool {
+    transport.flags & (TCP_SYN | TCP_ACK) == TCP_SYN
+}
+
+/// Whether a packet may become a new entry in its direction. In the middle of a connection that
+/// began before its pod was isolated, the lower port is taken for the server's: a wrong guess
+/// cuts that connection, it opens nothing to a client that is denied.
+#[inline(always)]
+const fn may_begin(transport: &Transport) -> bool {
+    if !has_handshake(transport) {
+        return !matches!(icmp::echo(transport), Echo::Reply);
+    }
+    is_opening(transport)
+        || (transport.flags & (TCP_SYN | TCP_RST) == 0 && transport.destination < transport.source)
+}
+
+/// Flags that a packet leaves in its entry however it came to pass.
+#[inline(always)]
+const fn closing_flags<D: Direction>(transport: &Transport) -> u16 {
+    let fin = if transport.flags & TCP_FIN != 0 { D::FIN } else { 0 };
+    let rst = if transport.flags & TCP_RST != 0 { CT_RST } else { 0 };
+    fin | rst
+}
+
+impl<D: Direction, T: Tables> Judge<'_, D, T> {
+    /// The flow to look up for a packet; `None` where the flow table has no say.
+    ///
+    /// # Errors
+    /// [`Reason::Deferred`] for ICMP errors in the quick look.
+    #[inline(always)]
+    pub(crate) fn subject<F: Family, B: Bytes>(
+        &self,
+        bytes: &B,
+        packet: &Packet<F>,
+        allowed: bool,
+    ) -> Result<Option<Subject<F>>, Reason> {
+        let transport = &packet.transport;
+        let own = Subject::new(packet.remote, transport, D::EGRESS);
+        if icmp::is_icmp(transport.protocol) {
+            return match icmp::echo(transport) {
+                Echo::Request => Ok(allowed.then_some(own)),
+                Echo::Reply => Ok(Some(own)),
+                Echo::None if allowed || !icmp::is_error(transport) => Ok(None),
+                Echo::None if B::PLAIN => Err(Reason::Deferred),
+                Echo::None => Ok(self.quoted_flow(bytes, packet)),
+            };
+        }
+        Ok((allowed || !is_opening(transport)).then_some(own))
+    }
+
+    /// The verdict by the flow table: an allowed packet makes or refreshes its entry, another
+    /// passes if its entry says so.
+    #[inline(always)]
+    pub(crate) fn settle<F: Family>(
+        &self,
+        packet: &Packet<F>,
+        subject: &Subject<F>,
+        class: ClassId,
+        allowed: Option<Reason>,
+    ) -> Result<Reason, Reason> {
+        let settings = self.tables.settings().ok_or(Reason::NoTable)?;
+        let Subject { remote, protocol, local_port, remote_port } = *subject;
+        let key = F::key(self.endpoint.id(), remote, local_port, remote_port, protocol);
+        let flow = F::flow(self.tables, settings, key).ok_or(Reason::NoTable)?;
+        let now = self.tables.now();
+        // SAFETY: `Family::flow` names whole buckets of this family's table.
+        let hit = unsafe { flow.find(self.tables) };
+        let live = hit.filter(|hit| !hit.control.is_expired(protocol, settings, now));
+        let Some(reason) = allowed else {
+            return match live {
+                Some(hit) => self.answer(packet, subject, class, hit, settings, now),
+                None => self.unanswered(packet),
+            };
+        };
+        match live {
+            Some(hit) => self.refresh::<F>(hit, packet, class, settings, now),
+            None => self.begin(key, hit, packet, now)?,
+        }
+        Ok(reason)
+    }
+
+    /// Flags of an entry that a packet of this direction begins.
+    #[inline(always)]
+    fn seen(&self, transport: &Transport) -> u16 {
+        let node = if self.is_from_node() { CT_NODE } else { 0 };
+        let syn = if is_opening(transport) { CT_SYN } else { 0 };
+        D::SEEN | node | syn
+    }
+
+    /// Whether policy allows now what a flow sends in a direction that its entry records.
+    #[inline(always)]
+    fn still_allows<F: Family>(&self, flags: u16, class: ClassId, subject: &Subject<F>) -> bool {
+        let allows = |row: u32, port: u16| {
+            row == ROW_NOT_ISOLATED || row_allows(self.tables, row, class, subject.protocol, port)
+        };
+        flags & CT_NODE != 0
+            || (flags & CT_INGRESS != 0 && allows(self.ingress_row(), subject.local_port))
+            || (flags & CT_EGRESS != 0 && allows(self.egress_row(), subject.remote_port))
+    }
+
+    /// An allowed packet without a live entry.
+    ///
+    /// # Errors
+    /// [`Reason::ConntrackFull`] if there is no room and the answers would be dropped.
+    #[inline(always)]
+    fn begin<F: Family>(
+        &self,
+        key: F::Key,
+        expired: Option<Hit>,
+        packet: &Packet<F>,
+        now: u32,
+    ) -> Result<(), Reason> {
+        let transport = &packet.transport;
+        if !may_begin(transport) && !self.is_from_node() {
+            return Ok(());
+        }
+        let seen = self.seen(transport);
+        if let Some(hit) = expired {
+            // SAFETY: found in the table just now. Who loses the race leaves it to the winner.
+            unsafe { Flow::<F::Key>::restart(self.tables, hit, seen, now) };
+            return Ok(());
+        }
+        match F::insert(self.tables, key, seen) {
+            Err(_) if self.other_row() != ROW_NOT_ISOLATED => Err(Reason::ConntrackFull),
+            _ => Ok(()),
+        }
+    }
+
+    /// An allowed packet meets its live entry.
+    #[inline(always)]
+    fn refresh<F: Family>(
+        &self,
+        hit: Hit,
+        packet: &Packet<F>,
+        class: ClassId,
+        settings: &Settings,
+        now: u32,
+    ) {
+        let transport = &packet.transport;
+        let flags = hit.control.flags();
+        let begun = flags & D::SEEN != 0;
+        let seen = self.seen(transport);
+        if self.begins_anew::<F>(hit, packet, class) {
+            // SAFETY: found in the table just now.
+            unsafe { Flow::<F::Key>::restart(self.tables, hit, seen, now) };
+            return;
+        }
+        let add = match icmp::echo(transport) {
+            Echo::Request => seen,
+            Echo::None if begun => seen & CT_NODE,
+            Echo::Reply | Echo::None => CT_REPLIED,
+        };
+        let add = add | closing_flags::<D>(transport);
+        // SAFETY: found in the table just now.
+        unsafe { Flow::<F::Key>::touch(self.tables, hit, add, now, settings.refresh_after) };
+    }
+
+    /// Whether an allowed packet takes its entry over: a new connection on the ports of an old one
+    /// or, without a handshake, on those of a flow of the other side that policy has cut since.
+    #[inline(always)]
+    fn begins_anew<F: Family>(&self, hit: Hit, packet: &Packet<F>, class: ClassId) -> bool {
+        let transport = &packet.transport;
+        let flags = hit.control.flags();
+        let begun = flags & D::SEEN != 0;
+        if is_opening(transport) {
+            return !begun || hit.control.is_closing();
+        }
+        if begun || has_handshake(transport) || icmp::is_icmp(transport.protocol) {
+            return false;
+        }
+        let own = Subject::<F>::new(packet.remote, transport, D::EGRESS);
+        !self.still_allows(flags & (CT_NODE | D::OTHER_SEEN), class, &own)
+    }
+
+    /// A packet that policy does not allow meets a live entry: it passes if it answers a flow that
+    /// policy allows now, or is an ICMP error about one.
+    #[inline(always)]
+    fn answer<F: Family>(
+        &self,
+        packet: &Packet<F>,
+        subject: &Subject<F>,
+        class: ClassId,
+        hit: Hit,
+        settings: &Settings,
+        now: u32,
+    ) -> Result<Reason, Reason> {
+        let transport = &packet.transport;
+        let flags = hit.control.flags();
+        if icmp::is_error(transport) {
+            let class = F::class(self.tables, subject.remote);
+            let related = self.still_allows(flags, class, subject);
+            return if related { Ok(Reason::Related) } else { self.unanswered(packet) };
+        }
+        // The node's own packets are in ingress, so their answers are in egress.
+        let node = if D::EGRESS { CT_NODE } else { 0 };
+        if !self.still_allows(flags & (D::OTHER_SEEN | node), class, subject) {
+            return self.unanswered(packet);
+        }
+        let add = CT_REPLIED | closing_flags::<D>(transport);
+        // SAFETY: found in the table just now.
+        unsafe { Flow::<F::Key>::touch(self.tables, hit, add, now, settings.refresh_after) };
+        Ok(Reason::Reply)
+    }
+}
