@@ -1,5 +1,6 @@
 //! netpold's agent.
 
+pub mod conntrack;
 pub mod dataplane;
 pub mod endpoint;
 pub mod events;

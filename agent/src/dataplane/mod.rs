@@ -3,5 +3,5 @@
 pub mod attach;
 mod clsact;
 pub mod mmap;
-mod sys;
+pub(crate) mod sys;
 pub mod test_run;
