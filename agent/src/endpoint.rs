@@ -40,10 +40,11 @@ use crate::netlink::{Connection, Listener, Received};
 const LINK_GROUP: u32 = 1;
 const ADDRESS_GROUPS: [u32; 2] = [5, 9];
 /// After a listing that failed.
-const RETRY_SCAN: Duration = Duration::from_millis(100);
+const RETRY_SCAN: Duration = Duration::from_millis(500);
 
 /// What discovery tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "all events but one are the large variant")]
 pub enum Event {
     /// An interface came, changed or went.
     Interface(InterfaceEvent),

@@ -9,6 +9,7 @@ mod report;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use aya::maps::{MapData, RingBuf};
 use netpold_core::compile::{CompileError, Compiler};
 use netpold_core::image::Table;
 use netpold_core::model::Change;
@@ -18,6 +19,7 @@ use crate::conntrack::Pass;
 use crate::dataplane::Dataplane;
 use crate::dataplane::generation::GenerationError;
 use crate::dataplane::tables::TableError;
+use crate::endpoint::InterfaceEvent;
 
 /// Shortest and longest pause before a failed update is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
@@ -84,23 +86,42 @@ impl Engine {
         self.desired += 1;
     }
 
-    /// Remembers an interface's name, for people.
-    pub fn name_interface(&mut self, index: u32, name: String) {
-        self.names.insert(index, name);
+    /// Takes in what happened to an interface, and its name for people.
+    pub fn apply_interface(&mut self, event: InterfaceEvent) {
+        match &event.change {
+            Change::Interface(interface) => _ = self.names.insert(interface.index, event.name),
+            Change::InterfaceGone(index) => _ = self.names.remove(index),
+            _ => {}
+        }
+        self.apply(event.change);
     }
 
-    /// Brings the kernel to the desired state. Says when to be called again if that failed.
-    pub fn step(&mut self) -> Option<Instant> {
+    /// No packet is judged any more by what was read before the last update.
+    pub fn grace_passed(&mut self) {
+        self.compiler.grace_passed();
+    }
+
+    /// The ring of drop events; once, and not before the first generation.
+    pub fn events(&mut self) -> Option<RingBuf<MapData>> {
+        self.dataplane.generation()?.events().ok()
+    }
+
+    /// Tidies expired flows away and counts the others.
+    pub fn sweep(&mut self) {
+        match self.dataplane.sweep() {
+            Ok(pass) => self.census = pass,
+            Err(error) => tracing::warn!(%error, "conntrack cannot be swept; flows expire anyway"),
+        }
+    }
+
+    /// Brings the kernel to the desired state; `noticed` is when the first of the changes was seen.
+    /// Says when to be called again if that failed.
+    pub fn step(&mut self, noticed: Option<Instant>) -> Option<Instant> {
         if self.failure.as_ref().is_some_and(|f| Instant::now() < f.retry_at) {
             return self.failure.as_ref().map(|f| f.retry_at);
         }
         match self.write() {
-            Ok(()) => {
-                self.enforced = self.desired;
-                if self.failure.take().is_some() {
-                    tracing::info!(revision = self.enforced, "update enforced after a failure");
-                }
-            }
+            Ok(operations) => self.succeeded(operations, noticed),
             Err(error) => self.failed(&error),
         }
         self.attach();
@@ -109,7 +130,8 @@ impl Engine {
         })
     }
 
-    fn write(&mut self) -> Result<(), EngineError> {
+    /// Writes the update; how many operations that took.
+    fn write(&mut self) -> Result<usize, EngineError> {
         if !self.installed {
             return self.new_generation();
         }
@@ -118,7 +140,7 @@ impl Engine {
                 self.installed = false;
                 self.dataplane.apply(&ops)?;
                 self.installed = true;
-                Ok(())
+                Ok(ops.len())
             }
             Err(error) => {
                 tracing::info!(%error, "the update needs larger tables: a new generation");
@@ -128,7 +150,7 @@ impl Engine {
     }
 
     /// Installs everything into new tables, grown until it fits.
-    fn new_generation(&mut self) -> Result<(), EngineError> {
+    fn new_generation(&mut self) -> Result<usize, EngineError> {
         self.installed = false;
         let ops = loop {
             match self.compiler.reinstall(self.capacity) {
@@ -141,7 +163,7 @@ impl Engine {
         };
         self.dataplane.install(&self.capacity, &ops)?;
         self.installed = true;
-        Ok(())
+        Ok(ops.len())
     }
 
     /// Attaches to endpoints that are new and leaves those that are gone, once their tables are
@@ -158,6 +180,16 @@ impl Engine {
             }
         }
         self.attach_problems = problems;
+    }
+
+    fn succeeded(&mut self, operations: usize, noticed: Option<Instant>) {
+        let recovered = self.failure.take().is_some();
+        if self.enforced == self.desired && operations == 0 && !recovered {
+            return;
+        }
+        self.enforced = self.desired;
+        let took = noticed.map(|noticed| tracing::field::debug(noticed.elapsed()));
+        tracing::info!(revision = self.enforced, operations, took, recovered, "enforced");
     }
 
     fn failed(&mut self, error: &EngineError) {

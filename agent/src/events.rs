@@ -4,8 +4,8 @@
 //! drop is logged at most once per [`QUIET`], with the number of times it was seen.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io;
 use std::fmt;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -272,7 +272,13 @@ fn say(line: &Line, pod: impl Fn(u32) -> Option<String>) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
+    use aya::maps::Map;
+
     use super::*;
+    use crate::dataplane::sys::test_objects;
+    use crate::dataplane::test_run;
 
     fn event(endpoint: u32, local_port: u16, remote_port: u16) -> DropEvent {
         let mut remote = [0; 16];
@@ -349,5 +355,26 @@ mod tests {
         six.reason = 255;
         let line = Dropped::new(&six);
         assert_eq!((line.remote, line.protocol, line.reason), (None, None, "unknown"));
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn records_of_the_kernel_are_read_as_they_come() {
+        let size = size_of::<DropEvent>() as i16;
+        let ring = test_objects::ring(16_384);
+        let writer = test_objects::ring_writer(ring.as_fd(), size, 77);
+        let map = Map::from_map_data(MapData::from_fd(ring).unwrap()).unwrap();
+        let log = Arc::new(Mutex::new(DropLog::default()));
+        let reader = read(RingBuf::try_from(map).unwrap(), Arc::clone(&log), |_| None);
+        let reader = tokio::spawn(reader);
+        for seen in 1..=3 {
+            test_run::run(writer.as_fd(), &test_run::Run::once(&[0; 14])).unwrap();
+            let end = Instant::now() + Duration::from_secs(5);
+            while lock(&log).seen() < seen {
+                assert!(Instant::now() < end, "record {seen} was not read");
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+        assert_eq!(lock(&log).recent()[2].ifindex, 77);
+        reader.abort();
     }
 }

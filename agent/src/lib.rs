@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod cli;
 pub mod config;
+pub mod conntrack;
 pub mod dataplane;
 pub mod endpoint;
 pub mod engine;

@@ -1,28 +1,271 @@
-//! `netpold run`.
+//! `netpold run`: sources and discovery in, engine, answers out.
+//!
+//! The agent never detaches anything at its end: enforcement outlives it.
 
-use anyhow::Result;
-use tracing::info;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use crate::config::RunConfig;
-use crate::source::manifests;
+use anyhow::{Context, Result, bail};
+use netpold_core::compile::{CheckSource, Compiler, Options};
+use netpold_core::ops::Capacity;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::task::block_in_place;
+use tracing::{info, warn};
+
+use crate::admin::Admin;
+use crate::config::{self, RunConfig};
+use crate::dataplane::Dataplane;
+use crate::dataplane::attach::{Attacher, Mode};
+use crate::dataplane::bpffs::PinRoot;
+use crate::dataplane::generation::Predecessor;
+use crate::endpoint::{self, Discovery};
+use crate::engine::Engine;
+use crate::events::{self, DropLog};
+use crate::object::object;
+use crate::source::{Batch, Source, manifests};
+use crate::status::Status;
+
+/// Buckets of the IPv4 conntrack table, four flows each: half a million flows in 16 MiB.
+const CONNTRACK_BUCKETS: u32 = 131_072;
+/// How often expired flows are tidied away. They count as absent before that.
+const SWEEP: Duration = Duration::from_secs(10);
+/// Interface events in flight.
+const EVENTS: usize = 4096;
 
 /// Enforce until told to end.
 ///
 /// # Errors
-/// Something is missing that the agent cannot do without.
+/// Something is missing that the agent cannot do without; nothing was changed then.
 pub fn run(mut config: RunConfig) -> Result<()> {
     config.start_log()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let mut source = manifests::watch(&config.manifests)?;
+    object()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(async { Agent::start(&config)?.serve().await })
+}
+
+/// Everything that runs.
+struct Agent {
+    engine: Arc<Mutex<Engine>>,
+    drops: Arc<Mutex<DropLog>>,
+    source: Source,
+    interfaces: mpsc::Receiver<endpoint::Event>,
+    synced: Synced,
+    reading_events: bool,
+    _discovery: Discovery,
+    _admin: Admin,
+}
+
+/// What has said all there is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Synced {
+    source: bool,
+    interfaces: bool,
+}
+
+impl Agent {
+    fn start(config: &RunConfig) -> Result<Self> {
+        let pins = PinRoot::open(&config.bpffs)?;
+        let attacher = Attacher::new(&pins.links(), Mode::probe())?;
+        let predecessor = Predecessor::read(&pins)?;
+        let engine = engine(config, pins, attacher, &predecessor)?;
+        let engine = Arc::new(Mutex::new(engine));
+        let drops = Arc::new(Mutex::new(DropLog::default()));
+        let source = manifests::watch(&config.manifests)?;
+        let (events, interfaces) = mpsc::channel(EVENTS);
+        let discovery = Discovery::start(endpoint::Settings::default(), events)?;
+        let status = {
+            let (engine, drops) = (Arc::clone(&engine), Arc::clone(&drops));
+            let source = source.status.clone();
+            move || {
+                let recent = lock(&drops).recent();
+                let source = source.borrow().clone();
+                Status { in_sync: source.in_sync, source, ..lock(&engine).report(&recent) }
+            }
+        };
+        let admin = Admin::serve(&config.socket, status)?;
+        info!(node = config.node, manifests = %config.manifests.display(), "netpold starts");
+        Ok(Self {
+            engine,
+            drops,
+            source,
+            interfaces,
+            synced: Synced::default(),
+            reading_events: false,
+            _discovery: discovery,
+            _admin: admin,
+        })
+    }
+
+    async fn serve(mut self) -> Result<()> {
+        let mut terminate = signal(SignalKind::terminate()).context("cannot listen to SIGTERM")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen to SIGINT")?;
+        let mut sweep = tokio::time::interval(SWEEP);
+        let mut retry: Option<Instant> = None;
+        let mut grace = Grace::default();
         loop {
+            let mut noticed = None;
             tokio::select! {
-                batch = source.batches.recv() => match batch {
-                    Some(batch) => info!(changes = batch.changes.len(), in_sync = batch.in_sync),
-                    None => return Ok(()),
+                batch = self.source.batches.recv() => match batch {
+                    Some(batch) => noticed = Some(self.take_batch(batch)),
+                    None => bail!("the source of objects ended; what was enforced stays"),
                 },
-                ended = tokio::signal::ctrl_c() => return Ok(ended?),
+                event = self.interfaces.recv() => match event {
+                    Some(event) => self.take_interface(event),
+                    None => bail!("endpoint discovery ended; what was enforced stays"),
+                },
+                () = pause_until(retry) => {}
+                () = grace.passed() => {
+                    lock(&self.engine).grace_passed();
+                    continue;
+                }
+                _ = sweep.tick() => {
+                    block_in_place(|| lock(&self.engine).sweep());
+                    continue;
+                }
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+            }
+            self.take_what_is_there(&mut noticed);
+            if self.synced.source && self.synced.interfaces {
+                retry = block_in_place(|| lock(&self.engine).step(noticed));
+                grace.begin();
+                self.read_events();
             }
         }
-    })
+        info!("netpold ends; what is enforced stays enforced");
+        Ok(())
+    }
+
+    /// What came in the meantime belongs into the same update.
+    fn take_what_is_there(&mut self, noticed: &mut Option<Instant>) {
+        while let Ok(batch) = self.source.batches.try_recv() {
+            let at = self.take_batch(batch);
+            noticed.get_or_insert(at);
+        }
+        while let Ok(event) = self.interfaces.try_recv() {
+            self.take_interface(event);
+        }
+    }
+
+    fn take_batch(&mut self, batch: Batch) -> Instant {
+        self.synced.source |= batch.in_sync;
+        let mut engine = lock(&self.engine);
+        batch.changes.into_iter().for_each(|change| engine.apply(change));
+        batch.at
+    }
+
+    fn take_interface(&mut self, event: endpoint::Event) {
+        match event {
+            endpoint::Event::InSync => self.synced.interfaces = true,
+            endpoint::Event::Interface(event) => lock(&self.engine).apply_interface(event),
+        }
+    }
+
+    /// Starts reading drop events once there is a ring to read from; generations share it.
+    fn read_events(&mut self) {
+        if self.reading_events {
+            return;
+        }
+        let Some(ring) = lock(&self.engine).events() else { return };
+        self.reading_events = true;
+        let (engine, drops) = (Arc::clone(&self.engine), Arc::clone(&self.drops));
+        let pod = move |endpoint| lock(&engine).pod_of(endpoint).map(|pod| pod.to_string());
+        tokio::spawn(async move {
+            if let Err(error) = events::read(ring, drops, pod).await {
+                warn!(%error, "drop events cannot be read; drops are still counted");
+            }
+        });
+    }
+}
+
+fn engine(
+    config: &RunConfig,
+    pins: PinRoot,
+    attacher: Attacher,
+    predecessor: &Predecessor,
+) -> Result<Engine> {
+    let capacity = Capacity::default();
+    let known = predecessor.endpoints.iter().map(|e| ((e.ifindex, e.uid_hash), e.id)).collect();
+    let last = predecessor.endpoints.iter().map(|e| e.id).max();
+    let options = Options {
+        node: config.node.clone(),
+        capacity,
+        check_source: match config.check_source {
+            config::CheckSource::Off => CheckSource::Off,
+            config::CheckSource::Isolated => CheckSource::Isolated,
+            config::CheckSource::All => CheckSource::All,
+        },
+        first_endpoint_id: first_endpoint_id(last),
+        known_endpoints: known,
+    };
+    let seed = match predecessor.hash_seed {
+        Some(seed) => seed,
+        None => random_seed().context("cannot read random bytes for the conntrack hash")?,
+    };
+    let dataplane = Dataplane::new(pins, attacher, CONNTRACK_BUCKETS, seed);
+    Ok(Engine::new(Compiler::new(options), dataplane, capacity))
+}
+
+/// Conntrack may still know endpoints that went before the last agent ended, so numbers go on well
+/// after the greatest that is left.
+fn first_endpoint_id(last: Option<u32>) -> u32 {
+    const GAP: u32 = 1 << 16;
+    last.map_or(1, |last| last.checked_add(GAP).unwrap_or(1))
+}
+
+fn random_seed() -> std::io::Result<u64> {
+    let mut bytes = [0; 8];
+    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+async fn pause_until(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => tokio::time::sleep_until(instant.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A panic elsewhere leaves what is behind the lock as it was before that update.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until no CPU is still judging a packet by what it read before the last update.
+#[derive(Debug, Default)]
+struct Grace {
+    wait: Option<tokio::task::JoinHandle<()>>,
+}
+
+impl Grace {
+    /// Starts over: an update has just been written.
+    fn begin(&mut self) {
+        self.wait = Some(tokio::task::spawn_blocking(synchronize));
+    }
+
+    async fn passed(&mut self) {
+        match &mut self.wait {
+            Some(wait) => {
+                let _ = wait.await;
+                self.wait = None;
+            }
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// MEMBARRIER_CMD_GLOBAL (kernel 4.3): returns after an RCU grace period, and programs run inside
+/// RCU read sections.
+fn synchronize() {
+    // SAFETY: membarrier(2) takes no pointers.
+    let done = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
+    if done != 0 {
+        // nohz_full kernels refuse it; programs run for microseconds.
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }

@@ -1,5 +1,12 @@
 //! Endpoint discovery in real network namespaces. Needs root.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of a test are not seen as tests by the lints"
+)]
+
 use std::fs::File;
 use std::net::IpAddr;
 use std::process::Command;

@@ -95,8 +95,7 @@ impl PinRoot {
 }
 
 fn create(path: &Path) -> Result<(), BpffsError> {
-    fs::create_dir_all(path)
-        .map_err(|source| BpffsError::Create { path: path.to_owned(), source })
+    fs::create_dir_all(path).map_err(|source| BpffsError::Create { path: path.to_owned(), source })
 }
 
 /// bpffs is not mounted on every node. Where the nearest existing ancestor is not one, mount it: on
@@ -126,8 +125,8 @@ fn is_bpffs(path: &Path) -> bool {
 /// bpffs holds no regular files, but a directory can be locked as well; the kernel lets go of the
 /// lock with the process, however it ends.
 fn lock(root: &Path) -> Result<Flock<File>, BpffsError> {
-    let directory = File::open(root)
-        .map_err(|source| BpffsError::Create { path: root.to_owned(), source })?;
+    let directory =
+        File::open(root).map_err(|source| BpffsError::Create { path: root.to_owned(), source })?;
     Flock::lock(directory, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
         Errno::EWOULDBLOCK => BpffsError::Busy { path: root.to_owned() },
         errno => BpffsError::Lock { path: root.to_owned(), errno },

@@ -228,9 +228,9 @@ fn elements(bpf: &Ebpf, name: &'static str) -> Result<u32, TableError> {
     Ok(info.max_entries().max(1))
 }
 
-fn remove_if_there(path: &std::path::Path) -> std::io::Result<()> {
+fn remove_if_there(path: &std::path::Path) -> io::Result<()> {
     match std::fs::remove_file(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => Ok(()),
     }
 }

@@ -5,7 +5,7 @@ pub mod bpffs;
 mod clsact;
 pub mod generation;
 pub mod mmap;
-mod sys;
+pub(crate) mod sys;
 pub mod tables;
 pub mod test_run;
 
@@ -23,7 +23,7 @@ use bpffs::PinRoot;
 use generation::{Generation, GenerationError, Predecessor};
 use tables::TableError;
 
-use crate::conntrack::measure_hz;
+use crate::conntrack::{Pass, Sweeper, measure_hz};
 
 /// Drop events that one CPU may emit in a second.
 const EVENT_BURST: u32 = 100;
@@ -36,6 +36,8 @@ pub struct Dataplane {
     hash_seed: u64,
     /// What was written; known from the first generation on.
     settings: Option<Settings>,
+    /// The kernel's ticks a second, measured once.
+    hz: u32,
     counters: Option<PerCpuArray<MapData, u64>>,
     generation: Option<Generation>,
     /// Interfaces with the current generation's programs, and their endpoints' numbers.
@@ -48,18 +50,14 @@ impl Dataplane {
     /// A dataplane that has not written anything yet. `conntrack_buckets` is the size of the IPv4
     /// table where none is pinned yet (a power of two, four flows each); IPv6 gets half of that.
     #[must_use]
-    pub fn new(
-        pins: PinRoot,
-        attacher: Attacher,
-        conntrack_buckets: u32,
-        hash_seed: u64,
-    ) -> Self {
+    pub fn new(pins: PinRoot, attacher: Attacher, conntrack_buckets: u32, hash_seed: u64) -> Self {
         Self {
             pins,
             attacher,
             conntrack_buckets,
             hash_seed,
             settings: None,
+            hz: 0,
             counters: None,
             generation: None,
             attached: BTreeMap::new(),
@@ -108,8 +106,9 @@ impl Dataplane {
     }
 
     /// Settings in seconds become jiffies by the kernel's own tick rate.
-    fn first_settings(&self, generation: &Generation) -> Result<Settings, GenerationError> {
+    fn first_settings(&mut self, generation: &Generation) -> Result<Settings, GenerationError> {
         let hz = measure_hz(|| generation.jiffies()).map_err(GenerationError::Clock)?;
+        self.hz = hz;
         Ok(Settings {
             hash_seed: self.hash_seed,
             timeouts: timeouts(hz),
@@ -120,10 +119,18 @@ impl Dataplane {
         })
     }
 
-    /// What the programs were told; `None` before the first generation.
-    #[must_use]
-    pub fn settings(&self) -> Option<Settings> {
-        self.settings
+    /// Tidies expired flows away and counts the others; `None` before the first generation.
+    ///
+    /// # Errors
+    /// The tables cannot be mapped or the clock cannot be read.
+    pub fn sweep(&self) -> Result<Option<Pass>, GenerationError> {
+        let (Some(settings), Some(generation)) = (self.settings, &self.generation) else {
+            return Ok(None);
+        };
+        let (four, six) = generation.conntrack()?;
+        let sweeper = Sweeper::new(four, six, settings, self.hz)
+            .map_err(|source| TableError::Mapped { name: "CT4", source })?;
+        Ok(Some(sweeper.pass(generation.jiffies().map_err(GenerationError::Clock)?)))
     }
 
     /// Whether the current generation's programs run at an interface.
@@ -195,9 +202,7 @@ impl Dataplane {
             self.attached.keys().filter(|i| !wanted.contains_key(i)).copied().collect();
         for ifindex in unwanted {
             for direction in Direction::BOTH {
-                self.attacher
-                    .detach(Hook { ifindex, direction })
-                    .map_err(|e| e.to_string())?;
+                self.attacher.detach(Hook { ifindex, direction }).map_err(|e| e.to_string())?;
             }
             self.attached.remove(&ifindex);
         }

@@ -189,7 +189,7 @@ pub(super) fn tcx_info(link: BorrowedFd<'_>) -> io::Result<TcxInfo> {
 }
 
 #[cfg(test)]
-pub(super) mod test_objects {
+pub(crate) mod test_objects {
     //! Objects for tests, made by hand so that they need no compiled eBPF.
 
     use super::*;
@@ -221,8 +221,16 @@ pub(super) mod test_objects {
     /// An array map.
     pub(crate) fn array(value_size: u32, max_entries: u32, flags: u32) -> OwnedFd {
         const BPF_MAP_TYPE_ARRAY: u32 = 2;
-        let mut attributes =
-            MapCreate { kind: BPF_MAP_TYPE_ARRAY, key_size: 4, value_size, max_entries, flags };
+        map(MapCreate { kind: BPF_MAP_TYPE_ARRAY, key_size: 4, value_size, max_entries, flags })
+    }
+
+    /// A ring buffer of that many bytes.
+    pub(crate) fn ring(bytes: u32) -> OwnedFd {
+        const BPF_MAP_TYPE_RINGBUF: u32 = 27;
+        map(MapCreate { kind: BPF_MAP_TYPE_RINGBUF, max_entries: bytes, ..MapCreate::default() })
+    }
+
+    fn map(mut attributes: MapCreate) -> OwnedFd {
         // SAFETY: the block of BPF_MAP_CREATE, without pointers.
         let fd = unsafe { bpf(0, &mut attributes) }.expect("creating a map needs root");
         // SAFETY: a new descriptor.
@@ -231,8 +239,39 @@ pub(super) mod test_objects {
 
     /// A classifier that returns a constant: `r0 = verdict; exit`.
     pub(crate) fn classifier(verdict: i32) -> OwnedFd {
+        program(&[instruction(0xb7, 0, 0, 0, verdict), instruction(0x95, 0, 0, 0, 0)])
+    }
+
+    /// A classifier that writes a record to a ring: `size` bytes, zero but for the first word.
+    pub(crate) fn ring_writer(ring: BorrowedFd<'_>, size: i16, first: i32) -> OwnedFd {
+        const BPF_FUNC_RINGBUF_OUTPUT: i32 = 130;
+        const BPF_PSEUDO_MAP_FD: u8 = 1;
+        let mut code: Vec<u64> =
+            (1..=size / 8).map(|slot| instruction(0x7a, 10, 0, -8 * slot, 0)).collect();
+        code.extend([
+            instruction(0x62, 10, 0, -size, first),
+            instruction(0x18, 1, BPF_PSEUDO_MAP_FD, 0, ring.as_raw_fd()),
+            0,
+            instruction(0xbf, 2, 10, 0, 0),
+            instruction(0x07, 2, 0, 0, -i32::from(size)),
+            instruction(0xb7, 3, 0, 0, i32::from(size)),
+            instruction(0xb7, 4, 0, 0, 0),
+            instruction(0x85, 0, 0, 0, BPF_FUNC_RINGBUF_OUTPUT),
+            instruction(0xb7, 0, 0, 0, 0),
+            instruction(0x95, 0, 0, 0, 0),
+        ]);
+        program(&code)
+    }
+
+    /// `struct bpf_insn`
+    fn instruction(code: u8, destination: u8, source: u8, offset: i16, immediate: i32) -> u64 {
+        let registers = u64::from(source << 4 | destination) << 8;
+        let offset = u64::from(offset.cast_unsigned()) << 16;
+        u64::from(code) | registers | offset | u64::from(immediate.cast_unsigned()) << 32
+    }
+
+    fn program(code: &[u64]) -> OwnedFd {
         const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
-        let code = [0xb7 | u64::from(verdict.cast_unsigned()) << 32, 0x95];
         let license = c"GPL";
         let mut attributes = ProgLoad {
             kind: BPF_PROG_TYPE_SCHED_CLS,

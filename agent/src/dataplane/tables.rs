@@ -1,9 +1,9 @@
 //! The kernel's maps as a place for [`Op`]s: plain aligned stores through mmap for the arrays,
 //! system calls for the two IPv6 tables.
 
-use aya::{Ebpf, Pod};
 use aya::maps::lpm_trie::Key;
 use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError};
+use aya::{Ebpf, Pod};
 use netpold_core::ops::{Apply, Op};
 use netpold_ebpf::layout::{
     Endpoint, PortBitmap, PortSet, Row, RowBlock, Settings, TrieBlock, TrieRoot,
@@ -110,7 +110,9 @@ impl Apply for Tables {
         match op {
             Op::Bitmap(i, bits) => self.bitmaps.write_element(*i, bits).map_err(at("PORT_BITMAPS")),
             Op::PortSet(i, set) => self.port_sets.write_element(*i, set).map_err(at("PORT_SETS")),
-            Op::RowBlock(i, block) => self.row_blocks.write_element(*i, block).map_err(at("ROW_BLOCKS")),
+            Op::RowBlock(i, block) => {
+                self.row_blocks.write_element(*i, block).map_err(at("ROW_BLOCKS"))
+            }
             Op::RowBlockWord(i, column, word) => self
                 .row_blocks
                 .store_u32(*i, usize::from(*column) * 4, *word)
@@ -126,10 +128,9 @@ impl Apply for Tables {
                 .trie_blocks
                 .store_u32(*i, usize::from(*index) * 4, *word)
                 .map_err(at("TRIE_BLOCKS")),
-            Op::TrieRootWord(index, word) => self
-                .trie_root
-                .store_u32(0, usize::from(*index) * 4, *word)
-                .map_err(at("TRIE_ROOT")),
+            Op::TrieRootWord(index, word) => {
+                self.trie_root.store_u32(0, usize::from(*index) * 4, *word).map_err(at("TRIE_ROOT"))
+            }
             Op::Host6(..) | Op::Host6Gone(_) | Op::Cidr6(..) | Op::Cidr6Gone(_) => {
                 self.apply_v6(op)
             }
@@ -148,9 +149,7 @@ impl Apply for Tables {
 impl Tables {
     fn apply_v6(&mut self, op: &Op) -> Result<(), TableError> {
         let (name, result) = match op {
-            Op::Host6(address, class) => {
-                ("HOSTS6", self.hosts6.insert(address.octets(), class, 0))
-            }
+            Op::Host6(address, class) => ("HOSTS6", self.hosts6.insert(address.octets(), class, 0)),
             Op::Host6Gone(address) => ("HOSTS6", self.hosts6.remove(&address.octets())),
             Op::Cidr6(net, class) => ("CIDRS6", self.cidrs6.insert(&lpm_key(net), class, 0)),
             Op::Cidr6Gone(net) => ("CIDRS6", self.cidrs6.remove(&lpm_key(net))),
@@ -174,7 +173,8 @@ impl Tables {
             }
             Op::EndpointAddrs(slot, endpoint) => {
                 let now = self.endpoints.read(*slot)?;
-                self.endpoints.write_element(*slot, &Endpoint { flags: now.flags, ..**endpoint })?;
+                self.endpoints
+                    .write_element(*slot, &Endpoint { flags: now.flags, ..**endpoint })?;
                 self.endpoints.store_u32(*slot, FLAGS, endpoint.flags)
             }
             Op::EndpointGone(slot) => {

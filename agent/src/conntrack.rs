@@ -1,0 +1,178 @@
+//! The agent's side of conntrack: counts and tidies the flow tables in their mapped memory.
+//!
+//! The kernel program treats an expired entry as absent, so sweeping decides nothing: it frees ways
+//! before they are needed and knows how full the tables are. An entry is freed by
+//! compare-and-swap of its whole control word, time stamp included: a flow that has a packet at
+//! that moment stays.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use aya::Pod;
+use aya::maps::MapData;
+use netpold_ebpf::conntrack::{Control, Key, Memory, sweep};
+use netpold_ebpf::layout::{CT_REPLIED, CT_WAYS, Ct4Bucket, Ct6Bucket, Settings};
+use serde::Serialize;
+
+use crate::dataplane::mmap::{MappedArray, MmapError};
+
+/// The values of CONFIG_HZ that a kernel can be configured with on the machines we run on.
+const TICKS_PER_SECOND: [u32; 4] = [100, 250, 300, 1000];
+/// Long enough to tell 250 from 300 with a tick of error at each end.
+const CLOCK_SAMPLE: Duration = Duration::from_millis(200);
+const CLOCK_ATTEMPTS: u32 = 5;
+/// A way that has been claimed for that many seconds belongs to a CPU that will not finish:
+/// publishing takes nanoseconds.
+const STALE_CLAIM: u32 = 1;
+
+/// Ticks a second of the kernel's jiffies, from two readings. Takes about 200 ms, blocking.
+///
+/// # Errors
+/// The clock cannot be read, or never goes at a rate a kernel has.
+pub fn measure_hz(mut jiffies: impl FnMut() -> io::Result<u32>) -> io::Result<u32> {
+    for _ in 0..CLOCK_ATTEMPTS {
+        let (start, first) = (Instant::now(), jiffies()?);
+        std::thread::sleep(CLOCK_SAMPLE);
+        let ticks = jiffies()?.wrapping_sub(first);
+        let rate = f64::from(ticks) / start.elapsed().as_secs_f64();
+        // An interruption between reading the one clock and the other spoils the sample.
+        if let Some(hz) = nearest_hz(rate) {
+            return Ok(hz);
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidData, "the kernel's clock goes at no known rate"))
+}
+
+/// The configurable rate within 8 percent of a measured one (250 and 300 are 18 percent apart).
+fn nearest_hz(rate: f64) -> Option<u32> {
+    TICKS_PER_SECOND.into_iter().find(|&hz| (rate / f64::from(hz) - 1.0).abs() < 0.08)
+}
+
+/// What one pass found in the table of one address family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Census {
+    /// Ways in the table.
+    pub capacity: u64,
+    /// Flows of which one direction was seen.
+    pub one_way: u64,
+    /// Flows of which both directions were seen.
+    pub two_way: u64,
+    /// TCP flows that are over, kept for a moment.
+    pub closed: u64,
+    /// Ways a CPU was just writing.
+    pub busy: u64,
+    /// Expired flows that this pass removed.
+    pub removed: u64,
+    /// Buckets without a free way: a further flow there evicts an unreplied one or is refused.
+    pub full_buckets: u64,
+}
+
+/// What one pass found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Pass {
+    /// IPv4
+    pub v4: Census,
+    /// IPv6
+    pub v6: Census,
+}
+
+/// The flow tables, mapped. They are shared by all generations of one layout.
+#[derive(Debug)]
+pub struct Sweeper {
+    four: MappedArray<Ct4Bucket>,
+    six: MappedArray<Ct6Bucket>,
+    settings: Settings,
+    hz: u32,
+}
+
+impl Sweeper {
+    /// Maps both tables. `settings` are those the kernel program runs with.
+    ///
+    /// # Errors
+    /// A table is of another layout or cannot be mapped.
+    pub fn new(
+        four: &MapData,
+        six: &MapData,
+        settings: Settings,
+        hz: u32,
+    ) -> Result<Self, MmapError> {
+        let (four, six) = (MappedArray::new(four)?, MappedArray::new(six)?);
+        Ok(Self { four, six, settings, hz })
+    }
+
+    /// One pass over both tables: removes what has expired at `now` (jiffies), counts the rest.
+    /// Reads one word of each way; a table of 16 MiB takes a few milliseconds.
+    #[must_use]
+    pub fn pass(&self, now: u32) -> Pass {
+        Pass {
+            v4: self.census::<[u64; 2], _>(&self.four, now),
+            v6: self.census::<[u64; 4], _>(&self.six, now),
+        }
+    }
+
+    fn census<K: Key, B: Pod>(&self, table: &MappedArray<B>, now: u32) -> Census {
+        let mut census = Census::default();
+        let words = table.words().unwrap_or_default();
+        for bucket in words.chunks_exact(CT_WAYS * K::STRIDE) {
+            census.capacity += CT_WAYS as u64;
+            if occupied::<K>(bucket).next().is_some() {
+                self.tidy::<K>(bucket, now, &mut census);
+            }
+        }
+        census
+    }
+
+    fn tidy<K: Key>(&self, bucket: &[AtomicU64], now: u32, census: &mut Census) {
+        let stale = STALE_CLAIM * self.hz;
+        // SAFETY: a whole bucket of this family (the slice is CT_WAYS ways long), mapped for
+        // writing while self lives, and changed by atomic operations only.
+        let swept =
+            unsafe { sweep::<K, _>(&Mapped, bucket[0].as_ptr(), &self.settings, now, stale) };
+        census.removed += u64::from(swept.removed);
+        let mut used = 0;
+        for control in occupied::<K>(bucket) {
+            used += 1;
+            *match control {
+                _ if !control.is_valid() => &mut census.busy,
+                _ if control.is_closed() => &mut census.closed,
+                _ if control.flags() & CT_REPLIED != 0 => &mut census.two_way,
+                _ => &mut census.one_way,
+            } += 1;
+        }
+        census.full_buckets += u64::from(used == CT_WAYS);
+    }
+}
+
+/// The control words of a bucket's ways that are not free. A freed way keeps its incarnation; its
+/// flags are what counts.
+fn occupied<K: Key>(bucket: &[AtomicU64]) -> impl Iterator<Item = Control> {
+    let controls = bucket.iter().step_by(K::STRIDE);
+    controls.map(|word| Control(word.load(Ordering::Relaxed))).filter(|c| c.flags() != 0)
+}
+
+/// Mapped words, for the code shared with the kernel program.
+struct Mapped;
+
+impl Memory for Mapped {
+    unsafe fn load(&self, word: *const u64) -> u64 {
+        // SAFETY: readable, aligned and only changed atomically, says the caller.
+        unsafe { AtomicU64::from_ptr(word.cast_mut()) }.load(Ordering::Acquire)
+    }
+
+    unsafe fn store(&self, word: *mut u64, value: u64) {
+        // SAFETY: as for load, and writable.
+        unsafe { AtomicU64::from_ptr(word) }.store(value, Ordering::Release);
+    }
+
+    unsafe fn swap(&self, word: *mut u64, old: u64, new: u64) -> u64 {
+        // SAFETY: as for store.
+        let word = unsafe { AtomicU64::from_ptr(word) };
+        match word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(word) | Err(word) => word,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+use std::sync::Barrier;
+
+use netpold_ebpf::conntrack::timeouts;
+use netpold_ebpf::layout::{
+    CT_BUSY, CT_EGRESS, CT_RST, CT_VALID, Ct4Key, Ct4Way, Ct6Key, Ct6Way, TIMEOUT_TCP_OPENING,
+};
+
+use super::*;
+use crate::dataplane::sys::test_objects;
+
+const BPF_F_MMAPABLE: u32 = 1 << 10;
+const HZ: u32 = 250;
+/// Jiffies start five minutes before their 32 bits overflow.
+const START: u32 = 0u32.wrapping_sub(300 * HZ);
+
+fn sweeper(buckets: u32) -> Sweeper {
+    let map = |size| MapData::from_fd(test_objects::array(size, buckets, BPF_F_MMAPABLE)).unwrap();
+    let settings = Settings { timeouts: timeouts(HZ), ..Settings::default() };
+    let sizes = [size_of::<Ct4Bucket>(), size_of::<Ct6Bucket>()].map(|size| size as u32);
+    Sweeper::new(&map(sizes[0]), &map(sizes[1]), settings, HZ).unwrap()
+}
+
+fn four(flags: u16, seen: u32) -> Ct4Way {
+    let key = Ct4Key { endpoint: 1, remote: 2, local_port: 3, remote_port: 4, protocol: 6 };
+    Ct4Way { control: Control::new(seen, 1, flags).0, key, reserved: 0 }
+}
+
+fn six(flags: u16, seen: u32) -> Ct6Way {
+    let key = Ct6Key { endpoint: 1, protocol: 6, ..Ct6Key::default() };
+    Ct6Way { control: Control::new(seen, 1, flags).0, key, ..Ct6Way::default() }
+}
+
+const OPENING: u16 = CT_VALID | CT_EGRESS;
+
+#[test]
+fn counts_by_state_and_removes_what_has_expired() {
+    let sweeper = sweeper(16);
+    let ways = [OPENING, OPENING | CT_REPLIED, OPENING | CT_RST, CT_BUSY];
+    sweeper.four.write_element(3, &ways.map(|flags| four(flags, START))).unwrap();
+    let bucket =
+        [six(OPENING, START), Ct6Way::default(), six(OPENING | CT_REPLIED, START), six(0, 9)];
+    sweeper.six.write_element(15, &bucket).unwrap();
+
+    let pass = sweeper.pass(START);
+    let v4 = Census {
+        capacity: 64,
+        one_way: 1,
+        two_way: 1,
+        closed: 1,
+        busy: 1,
+        full_buckets: 1,
+        ..Census::default()
+    };
+    assert_eq!(pass.v4, v4);
+    assert_eq!((pass.v6.one_way, pass.v6.two_way, pass.v6.full_buckets), (1, 1, 0));
+
+    let later = START.wrapping_add(sweeper.settings.timeouts[TIMEOUT_TCP_OPENING]);
+    let pass = sweeper.pass(later);
+    assert_eq!((pass.v4.two_way, pass.v4.removed), (1, 3), "opening, closed, claim of a dead CPU");
+    assert_eq!((pass.v6.two_way, pass.v6.removed), (1, 1));
+    let left = sweeper.four.read(3).unwrap();
+    assert_eq!(left[1], four(OPENING | CT_REPLIED, START), "untouched");
+    let controls = left.map(|way| Control(way.control));
+    assert_eq!((controls[0].flags(), controls[0].incarnation()), (0, 1), "its incarnation stays");
+    assert_eq!(sweeper.pass(later).v4.removed, 0);
+}
+
+#[test]
+fn a_flow_that_is_refreshed_meanwhile_stays() {
+    // Another thread is the kernel program: it refreshes a flow that is about to expire, at
+    // various moments of the pass.
+    const LAST: u32 = 255;
+    let sweeper = sweeper(LAST + 1);
+    let timeout = sweeper.settings.timeouts[TIMEOUT_TCP_OPENING];
+    let mut outcomes = [0; 2];
+    for round in 0..2_000u32 {
+        let now = START.wrapping_add(round * 2 * timeout);
+        let expired = four(OPENING, now.wrapping_sub(timeout));
+        sweeper.four.write_element(LAST, &[expired; 4]).unwrap();
+        let start = Barrier::new(2);
+        let refreshed = std::thread::scope(|scope| {
+            let kernel = scope.spawn(|| {
+                start.wait();
+                (0..round % 400).for_each(|_| std::hint::spin_loop());
+                let old = sweeper.four.load_u64(LAST, 0).unwrap();
+                let new = Control::new(now, 1, OPENING).0;
+                // Gone already: the kernel program would not have found it.
+                Control(old).is_valid() && sweeper.four.swap_u64(LAST, 0, old, new).unwrap()
+            });
+            start.wait();
+            let _ = sweeper.pass(now);
+            kernel.join().unwrap()
+        });
+        let control = Control(sweeper.four.load_u64(LAST, 0).unwrap());
+        assert_eq!(refreshed, control.is_valid(), "round {round}");
+        outcomes[usize::from(refreshed)] += 1;
+    }
+    println!("swept {}, refreshed {}", outcomes[0], outcomes[1]);
+}
+
+#[test]
+fn a_pass_is_cheap() {
+    let sweeper = sweeper(131_072);
+    for (name, flags) in [("empty", 0), ("full", OPENING)] {
+        for bucket in 0..131_072 {
+            sweeper.four.write_element(bucket, &[four(flags, START); 4]).unwrap();
+        }
+        let start = Instant::now();
+        let pass = sweeper.pass(START);
+        let time = start.elapsed();
+        println!("{name} table of {} ways: {time:?}", pass.v4.capacity);
+        assert_eq!(pass.v4.one_way, if flags == 0 { 0 } else { 4 * 131_072 });
+        assert!(time < Duration::from_millis(500));
+    }
+}
+
+#[test]
+fn the_rate_of_the_clock_is_one_a_kernel_has() {
+    for hz in TICKS_PER_SECOND {
+        let start = Instant::now();
+        let measured = measure_hz(|| {
+            let ticks = start.elapsed().as_secs_f64() * f64::from(hz);
+            Ok(START.wrapping_add(ticks as u32))
+        });
+        assert_eq!(measured.unwrap(), hz);
+    }
+    assert_eq!(nearest_hz(275.0), None);
+    assert_eq!(nearest_hz(0.0), None);
+    assert!(measure_hz(|| Err(io::ErrorKind::PermissionDenied.into())).is_err());
+}

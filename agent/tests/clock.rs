@@ -1,0 +1,23 @@
+//! The kernel's clock as the agent reads it. Needs root.
+
+use std::os::fd::AsFd;
+use std::process::Command;
+
+use aya::{EbpfLoader, programs::SchedClassifier};
+use netpold::conntrack::measure_hz;
+use netpold::dataplane::test_run::jiffies;
+
+#[test]
+fn the_measured_rate_is_the_configured_one() {
+    let object = netpold::object::object().expect("the eBPF object");
+    let mut bpf = EbpfLoader::new().load(object).expect("maps");
+    let clock: &mut SchedClassifier = bpf.program_mut("netpold_clock").unwrap().try_into().unwrap();
+    clock.load().unwrap();
+    let hz = measure_hz(|| jiffies(clock.fd().map_err(std::io::Error::other)?.as_fd())).unwrap();
+    let config = Command::new("zcat").arg("/proc/config.gz").output().unwrap();
+    let config = String::from_utf8_lossy(&config.stdout);
+    println!("{hz} ticks a second");
+    if let Some(configured) = config.lines().find_map(|line| line.strip_prefix("CONFIG_HZ=")) {
+        assert_eq!(configured, hz.to_string());
+    }
+}
