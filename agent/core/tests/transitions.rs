@@ -1,6 +1,8 @@
 //! Updates over generated pairs of cluster states: no packet ever sees a mixture, and what is
 //! installed does not depend on the way there.
 
+#![expect(clippy::unwrap_used, reason = "tests")]
+
 mod common;
 
 use std::collections::BTreeMap;

@@ -25,6 +25,8 @@ struct Replaced {
 /// The endpoints that an update concerns.
 #[derive(Debug, Default)]
 struct EndpointChanges {
+    /// All that may have changed. In the end also those that changed rows for others' sake.
+    concerned: BTreeSet<u32>,
     /// There is no endpoint any more: slots to free.
     gone: Vec<u32>,
     /// Another pod, or another interface, under the same index.
@@ -48,15 +50,16 @@ impl Compiler {
         if dirty.namespaces {
             self.atoms.namespaces_changed();
         }
-        let (changes, usage) = self.refresh_endpoints(&dirty);
+        let (mut changes, usage) = self.refresh_endpoints(&dirty);
         self.refresh_addresses(dirty.addresses, &usage);
         let touched = self.space.settle(&mut self.classes);
-        self.fill_rows(&mut ops);
+        self.fill_rows(&changes, &mut ops);
 
         let moves = self.tables.moves(&self.space, &touched);
         let words = self.changing_words(&changes);
         let (plan, through) = Plan::new(moves, &words, &self.rows, &mut self.classes);
         if !through.is_empty() {
+            changes.concerned.extend(self.endpoints.live.keys());
             self.separate_rows(&changes, &mut ops);
             self.fill_temporary(&through, &mut ops);
         }
@@ -88,8 +91,8 @@ impl Compiler {
         let mut changes = EndpointChanges::default();
         let mut released: Vec<Arc<Spec>> = Vec::new();
         let mut usage = Usage::default();
-        for ifindex in indexes {
-            let new = self.cluster.interfaces().get(&ifindex).and_then(|interface| {
+        for ifindex in &indexes {
+            let new = self.cluster.interfaces().get(ifindex).and_then(|interface| {
                 let check = self.options.check_source;
                 self.endpoints.build(interface, &self.cluster, check, &mut self.atoms)
             });
@@ -97,16 +100,17 @@ impl Compiler {
                 self.acquire_spec(spec, &mut usage);
             }
             let old = match new {
-                Some(new) => self.endpoints.live.insert(ifindex, new),
-                None => self.endpoints.live.remove(&ifindex),
+                Some(new) => self.endpoints.live.insert(*ifindex, new),
+                None => self.endpoints.live.remove(ifindex),
             };
-            changes.note(ifindex, old.as_ref(), self.endpoints.live.get(&ifindex));
+            changes.note(*ifindex, old.as_ref(), self.endpoints.live.get(ifindex));
             released.extend(old.into_iter().flat_map(|live| live.specs.into_iter().flatten()));
         }
         // Only now, so that what moves from one endpoint to another stays in use.
         for spec in released {
             self.release_spec(&spec, &mut usage);
         }
+        changes.concerned = indexes;
         (changes, usage)
     }
 
@@ -164,7 +168,7 @@ impl Compiler {
     }
 
     /// Fills the columns of new classes in the rows there are, then the rows of new specs.
-    fn fill_rows(&mut self, ops: &mut Vec<Op>) {
+    fn fill_rows(&mut self, changes: &EndpointChanges, ops: &mut Vec<Op>) {
         let new = self.classes.take_new();
         let rows: Vec<_> = self.rows.iter().map(|(id, spec)| (id, spec.clone())).collect();
         for (row, spec) in &rows {
@@ -174,7 +178,7 @@ impl Compiler {
             }
         }
         let mut missing: Vec<Arc<Spec>> = Vec::new();
-        for live in self.endpoints.live.values() {
+        for live in changes.concerned.iter().filter_map(|i| self.endpoints.live.get(i)) {
             for spec in live.specs.iter().flatten() {
                 if self.rows.of_spec(spec).is_none() && !missing.contains(spec) {
                     missing.push(spec.clone());
@@ -206,9 +210,10 @@ impl Compiler {
             .map_or((0, 0), |live| (row(&live.specs[0]), row(&live.specs[1])))
     }
 
-    /// Rows before and after of the endpoints that exist before and after.
+    /// Rows before and after of the concerned endpoints that exist before and after.
     fn words(&self, changes: &EndpointChanges) -> BTreeMap<u32, (RowPair, RowPair)> {
-        let stay = self.endpoints.live.iter().filter_map(|(ifindex, live)| {
+        let stay = changes.concerned.iter().filter_map(|ifindex| {
+            let live = self.endpoints.live.get(ifindex)?;
             let before = match changes.replaced.get(ifindex) {
                 Some(replaced) => replaced.rows,
                 None => live.installed_rows()?,
