@@ -15,13 +15,6 @@ use crate::compile::spec::Spec;
 use crate::delta::{Plan, RowPair};
 use crate::ops::Op;
 
-/// What an update does to an endpoint that had a record before.
-#[derive(Debug)]
-struct Replaced {
-    slot: u32,
-    rows: RowPair,
-}
-
 /// The endpoints that an update concerns.
 #[derive(Debug, Default)]
 struct EndpointChanges {
@@ -29,8 +22,6 @@ struct EndpointChanges {
     concerned: BTreeSet<u32>,
     /// There is no endpoint any more: slots to free.
     gone: Vec<u32>,
-    /// Another pod, or another interface, under the same index.
-    replaced: BTreeMap<u32, Replaced>,
     /// No record so far.
     new: Vec<u32>,
 }
@@ -214,10 +205,7 @@ impl Compiler {
     fn words(&self, changes: &EndpointChanges) -> BTreeMap<u32, (RowPair, RowPair)> {
         let stay = changes.concerned.iter().filter_map(|ifindex| {
             let live = self.endpoints.live.get(ifindex)?;
-            let before = match changes.replaced.get(ifindex) {
-                Some(replaced) => replaced.rows,
-                None => live.installed_rows()?,
-            };
+            let before = live.installed_rows()?;
             Some((*ifindex, (before, self.desired_rows(*ifindex))))
         });
         stay.collect()
@@ -265,15 +253,7 @@ impl Compiler {
     /// Flips the endpoints that exist before and after.
     fn flip_endpoints(&mut self, changes: &EndpointChanges, ops: &mut Vec<Op>) {
         for (ifindex, (_, rows)) in self.words(changes) {
-            match changes.replaced.get(&ifindex) {
-                None => self.endpoints.flip(ifindex, pack(rows), ops),
-                Some(replaced) => {
-                    // Both records are there for a moment; a packet finds one of them. Where no
-                    // other slot is free, the next update finds this one.
-                    self.endpoints.appear(ifindex, pack(rows), ops);
-                    self.endpoints.vanish(replaced.slot, ops);
-                }
-            }
+            self.endpoints.flip(ifindex, pack(rows), ops);
         }
     }
 
@@ -289,15 +269,11 @@ impl Compiler {
 
 impl EndpointChanges {
     fn note(&mut self, ifindex: u32, old: Option<&Live>, new: Option<&Live>) {
-        let installed = old.and_then(|old| Some((old.record?.0, old.installed_rows()?)));
-        match (installed, new) {
-            (None, None) => {}
+        let slot = old.and_then(|old| Some(old.record?.0));
+        match (slot, new) {
             (None, Some(_)) => self.new.push(ifindex),
-            (Some((slot, _)), None) => self.gone.push(slot),
-            (Some((slot, rows)), Some(new)) if new.record.is_none() => {
-                self.replaced.insert(ifindex, Replaced { slot, rows });
-            }
-            (Some(_), Some(_)) => {}
+            (Some(slot), None) => self.gone.push(slot),
+            (None, None) | (Some(_), Some(_)) => {}
         }
     }
 }
