@@ -46,6 +46,10 @@ impl Cluster {
         for number in 0..2 + choices.below(8) {
             pods.push(objects::pod(choices, number));
         }
+        // At least one of them is judged here.
+        if interfaces(&pods).is_empty() {
+            pods.push(objects::local_pod(choices, 99));
+        }
         objects.extend(interfaces(&pods).into_iter().map(Change::Interface));
         objects.extend(pods.into_iter().map(Change::Pod));
         for number in 0..choices.below(7) {
@@ -82,6 +86,9 @@ impl Cluster {
             });
         }
         let mut next = Self { objects };
+        if interfaces(&next.pods().cloned().collect::<Vec<_>>()).is_empty() {
+            next.objects.push(Change::Pod(objects::local_pod(choices, number + 1)));
+        }
         let pods: Vec<Pod> = next.pods().cloned().collect();
         next.objects.extend(interfaces(&pods).into_iter().map(Change::Interface));
         next

@@ -17,7 +17,8 @@ const LABEL_VALUES: [&str; 3] = ["", "a", "b"];
 const PORT_NAMES: [&str; 3] = ["web", "dns", "absent"];
 pub(super) const PORTS: [u16; 14] =
     [0, 1, 53, 63, 64, 79, 80, 81, 127, 443, 8080, 32768, 65534, 65535];
-pub(super) const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+/// Numbers of ports with a name, often the same under several names.
+pub(super) const NAMED_PORTS: [u16; 3] = [53, 80, 8080];
 const PREFIXES4: [u8; 14] = [0, 1, 8, 15, 16, 17, 23, 24, 25, 28, 30, 31, 32, 32];
 const PREFIXES6: [u8; 12] = [0, 1, 16, 32, 63, 64, 65, 120, 126, 127, 128, 128];
 
@@ -133,6 +134,18 @@ pub(super) fn pod(choices: &mut Choices<'_>, number: u32) -> Pod {
     }
 }
 
+/// A pod that policy can apply to on [`NODE`].
+pub(super) fn local_pod(choices: &mut Choices<'_>, number: u32) -> Pod {
+    let pod = pod(choices, number);
+    let addresses = vec![pod4(choices)];
+    let node = NODE.to_owned();
+    Pod { node, addresses, host_network: false, finished: false, ..pod }
+}
+
+fn protocol(choices: &mut Choices<'_>) -> Protocol {
+    *choices.pick(&[Protocol::Tcp, Protocol::Tcp, Protocol::Udp, Protocol::Sctp])
+}
+
 /// The object of the same name, made anew.
 pub(super) fn changed(choices: &mut Choices<'_>, object: &Change) -> Change {
     match object {
@@ -157,8 +170,8 @@ pub(super) fn changed(choices: &mut Choices<'_>, object: &Change) -> Change {
 fn named_port(choices: &mut Choices<'_>) -> NamedPort {
     NamedPort {
         name: (*choices.pick(&PORT_NAMES[..2])).to_owned(),
-        protocol: *choices.pick(&PROTOCOLS),
-        port: *choices.pick(&PORTS),
+        protocol: protocol(choices),
+        port: *choices.pick(&NAMED_PORTS),
     }
 }
 
@@ -173,7 +186,7 @@ pub(super) fn policy(choices: &mut Choices<'_>, number: u32) -> Policy {
 }
 
 fn selector(choices: &mut Choices<'_>) -> Selector {
-    let mut requirements = choices.list(3, requirement);
+    let mut requirements = choices.list(2, requirement);
     requirements.sort();
     requirements.dedup();
     Selector { requirements }
@@ -275,18 +288,19 @@ fn step(address: IpAddr, by: i128) -> IpAddr {
 }
 
 fn port_rule(choices: &mut Choices<'_>) -> PortRule {
-    let protocol = *choices.pick(&PROTOCOLS);
+    let protocol = protocol(choices);
     let port = match choices.below(8) {
         0 => PortMatch::Any,
         1..=3 => {
             let port = *choices.pick(&PORTS);
             PortMatch::Range(port, port)
         }
-        4 | 5 => {
+        4 => {
             let (a, b) = (*choices.pick(&PORTS), *choices.pick(&PORTS));
             PortMatch::Range(a.min(b), a.max(b))
         }
-        _ => PortMatch::Named((*choices.pick(&PORT_NAMES)).to_owned()),
+        _ if choices.chance(10) => PortMatch::Named(PORT_NAMES[2].to_owned()),
+        _ => PortMatch::Named((*choices.pick(&PORT_NAMES[..2])).to_owned()),
     };
     PortRule { protocol, port }
 }

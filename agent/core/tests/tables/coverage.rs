@@ -81,7 +81,7 @@ impl Coverage {
     pub(crate) fn check(&self) {
         let [allowed, denied] = self.isolated;
         let isolated = allowed + denied;
-        assert!(self.all[0] + self.all[1] > 8_000_000, "too few packets\n{self}");
+        assert!(self.all[0] + self.all[1] >= 10_000_000, "too few packets\n{self}");
         assert!(isolated * 10 > self.all[0] + self.all[1], "too few isolated\n{self}");
         assert!(allowed * 10 > isolated && denied * 10 > isolated, "one-sided\n{self}");
         assert_eq!(self.packets.len(), 16, "{self}");

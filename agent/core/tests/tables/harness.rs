@@ -40,17 +40,20 @@ impl Subject {
         }
     }
 
-    /// Lead all of it to another state in one update.
+    /// Lead all of it to another state: an update, a grace period, and once more, for endpoints
+    /// whose slots only fell free with the grace period.
     pub(crate) fn become_state(&mut self, next: &Cluster) {
         for change in self.state.changes_to(next) {
             self.compiler.apply(change.clone());
             self.oracle.apply(change);
         }
         self.state = next.clone();
-        for op in self.compiler.update().expect("the tables are large enough") {
-            self.tables.apply(&op).expect("operations are in order");
+        for _ in 0..2 {
+            for op in self.compiler.update().expect("the tables are large enough") {
+                self.tables.apply(&op).expect("operations are in order");
+            }
+            self.compiler.grace_passed();
         }
-        self.compiler.grace_passed();
     }
 
     /// The local pods that have an interface, and its index.
