@@ -16,6 +16,8 @@ use netpold_core::model::{
 };
 use netpold_core::ops::Apply;
 
+pub mod generate;
+
 pub const NODE: &str = "here";
 
 pub fn ip(text: &str) -> IpAddr {

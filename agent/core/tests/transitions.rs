@@ -1,0 +1,163 @@
+//! Updates over generated pairs of cluster states: no packet ever sees a mixture, and what is
+//! installed does not depend on the way there.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use common::generate::{ADDRESSES, OUTSIDE, State, any_state, any_step};
+use common::{World, ip};
+use netpold_core::memory::MemoryTables;
+use netpold_core::model::Change;
+use netpold_core::ops::Apply;
+use netpold_ebpf::policy::row_allows;
+use proptest::prelude::*;
+
+const INTERFACES: [u32; 4] = [10, 20, 30, 8212];
+/// Protocols and ports on either side of every edge that the generator knows.
+const PACKETS: [(u8, u16); 11] = [
+    (6, 0),
+    (6, 80),
+    (6, 85),
+    (6, 91),
+    (6, 443),
+    (6, 8080),
+    (17, 80),
+    (17, 443),
+    (17, 9),
+    (132, 80),
+    (1, 0),
+];
+
+/// One bit for each direction and packet; `None`: no endpoint.
+type Verdicts = BTreeMap<(u32, IpAddr), Option<u32>>;
+
+fn remotes() -> Vec<IpAddr> {
+    ADDRESSES.iter().chain(&OUTSIDE).map(|address| ip(address)).collect()
+}
+
+/// Everything that packets of an endpoint and a remote address can see at one time.
+fn verdicts(tables: &MemoryTables, remotes: &[IpAddr]) -> Verdicts {
+    let classes: Vec<u32> = remotes.iter().map(|remote| tables.class(*remote)).collect();
+    let mut verdicts = Verdicts::new();
+    for ifindex in INTERFACES {
+        let rows = tables.endpoint(ifindex).map(|endpoint| endpoint.rows);
+        for (remote, class) in remotes.iter().zip(&classes) {
+            let seen = rows.map(|rows| {
+                let mut bits = 0u32;
+                for row in [rows as u32, (rows >> 32) as u32] {
+                    for (protocol, port) in PACKETS {
+                        let allowed = row == 0 || row_allows(tables, row, *class, protocol, port);
+                        bits = bits << 1 | u32::from(allowed);
+                    }
+                }
+                bits
+            });
+            verdicts.insert((ifindex, *remote), seen);
+        }
+    }
+    verdicts
+}
+
+/// From one state to the next as one update, operation by operation.
+fn step(
+    world: &mut World,
+    changes: Vec<Change>,
+    to: &State,
+    grace: bool,
+) -> Result<(), TestCaseError> {
+    let remotes = remotes();
+    let fresh = World::new(State::default().changes_to(to));
+    let before = verdicts(&world.tables, &remotes);
+    let after = verdicts(&fresh.tables, &remotes);
+    changes.into_iter().for_each(|change| world.compiler.apply(change));
+    let ops = world.compiler.update().unwrap();
+    for (done, op) in ops.iter().enumerate() {
+        world.tables.apply(op).unwrap();
+        let now = verdicts(&world.tables, &remotes);
+        for (packet, seen) in &now {
+            let (old, new) = (before[packet], after[packet]);
+            let fine = *seen == old || *seen == new;
+            prop_assert!(
+                fine,
+                "after operation {} of {} ({:?}) {:?} sees {:?}, neither {:?} nor {:?}",
+                done + 1,
+                ops.len(),
+                short(op),
+                packet,
+                seen,
+                old,
+                new,
+            );
+        }
+    }
+    prop_assert_eq!(verdicts(&world.tables, &remotes), after);
+    prop_assert_eq!(world.compiler.image(), fresh.compiler.image());
+    // Interfaces that share slots run out of them if none is ever reused.
+    if grace || to.interfaces.contains_key(&8212) {
+        world.compiler.grace_passed();
+    }
+    Ok(())
+}
+
+fn short(op: &netpold_core::ops::Op) -> String {
+    format!("{op:?}").chars().take(60).collect()
+}
+
+fn cases(count: u32) -> ProptestConfig {
+    ProptestConfig { cases: count, max_shrink_iters: 20_000, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(cases(300))]
+
+    #[test]
+    fn every_packet_sees_before_or_after(
+        (first, second) in any_step(),
+        third in any_state(),
+        grace in any::<[bool; 2]>(),
+    ) {
+        let mut world = World::new(State::default().changes_to(&first));
+        step(&mut world, first.changes_to(&second), &second, grace[0])?;
+        step(&mut world, second.changes_to(&third), &third, grace[1])?;
+        step(&mut world, third.changes_to(&first), &first, true)?;
+        let ops = world.compiler.update().unwrap();
+        prop_assert!(ops.is_empty(), "an update without changes does {:?}", ops);
+    }
+
+    #[test]
+    fn state_not_path(
+        (first, second) in any_step(),
+        order in any::<prop::sample::Index>(),
+        split in 1..5usize,
+    ) {
+        let fresh = World::new(State::default().changes_to(&second));
+        let mut ways: Vec<Vec<Change>> = Vec::new();
+        let direct = State::default().changes_to(&second);
+        ways.push(direct.iter().rev().cloned().collect());
+        let mut turned = direct.clone();
+        if !turned.is_empty() {
+            turned.rotate_left(order.index(direct.len()));
+        }
+        ways.push(turned);
+        // By way of the other state, and with every object told twice.
+        let mut detour = State::default().changes_to(&first);
+        detour.extend(first.changes_to(&second));
+        ways.push(detour.iter().flat_map(|change| [change.clone(), change.clone()]).collect());
+        // Everything removed and told again.
+        let mut again = direct.clone();
+        again.extend(second.changes_to(&State::default()));
+        again.extend(direct.clone());
+        ways.push(again);
+        for way in ways {
+            let mut world = World::new([]);
+            for part in way.chunks(split) {
+                world.apply(part.to_vec());
+            }
+            prop_assert_eq!(world.compiler.image(), fresh.compiler.image());
+            let remotes = remotes();
+            prop_assert_eq!(verdicts(&world.tables, &remotes), verdicts(&fresh.tables, &remotes));
+        }
+    }
+}
