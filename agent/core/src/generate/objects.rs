@@ -130,7 +130,7 @@ pub(super) fn pod(choices: &mut Choices<'_>, number: u32) -> Pod {
         finished: choices.chance(8),
         terminating: choices.chance(10),
         created: i64::from(choices.below(3)),
-        ports: choices.list(4, named_port),
+        ports: choices.list(6, named_port),
     }
 }
 
@@ -179,8 +179,8 @@ pub(super) fn policy(choices: &mut Choices<'_>, number: u32) -> Policy {
     let key = Key::new(*choices.pick(&NAMESPACES), format!("policy{number}"));
     let pod_selector = if choices.chance(45) { Selector::default() } else { selector(choices) };
     let types = choices.below(4);
-    let ingress = (types != 1).then(|| choices.list(3, rule));
-    let egress = (types != 0).then(|| choices.list(3, rule));
+    let ingress = (types != 1).then(|| choices.list(5, rule));
+    let egress = (types != 0).then(|| choices.list(5, rule));
     let problems = if choices.chance(5) { vec!["spec: made up".to_owned()] } else { Vec::new() };
     Policy { key, pod_selector, ingress, egress, problems }
 }
@@ -206,7 +206,7 @@ fn requirement(choices: &mut Choices<'_>) -> Requirement {
 
 fn values(choices: &mut Choices<'_>) -> Vec<String> {
     let mut values = vec![(*choices.pick(&LABEL_VALUES)).to_owned()];
-    if choices.chance(30) {
+    if choices.chance(50) {
         values.push((*choices.pick(&["a", "b", "x", "y"])).to_owned());
     }
     values.sort();
@@ -219,12 +219,12 @@ fn rule(choices: &mut Choices<'_>) -> Rule {
     let peers = match choices.below(20) {
         0..=2 => None,
         3 => Some(Vec::new()),
-        _ => Some(choices.list(3, peer)),
+        _ => Some(choices.list(5, peer)),
     };
     let ports = match choices.below(20) {
         0..=7 => None,
         8 => Some(Vec::new()),
-        _ => Some(choices.list(4, port_rule)),
+        _ => Some(choices.list(6, port_rule)),
     };
     Rule { peers, ports }
 }
