@@ -1,4 +1,5 @@
 //! What explanations say, word for word.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use netpold_core::explain::{Explainer, Explanation, Verdict};
 use netpold_core::model::{

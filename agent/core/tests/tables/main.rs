@@ -1,4 +1,5 @@
 //! The compiled tables against the oracle.
+#![expect(clippy::expect_used, clippy::unwrap_used, reason = "helpers of tests")]
 
 mod coverage;
 mod harness;
