@@ -46,6 +46,10 @@ impl Cluster {
         for number in 0..2 + choices.below(8) {
             pods.push(objects::pod(choices, number));
         }
+        // At least one of them is judged here.
+        if interfaces(&pods).is_empty() {
+            pods.push(objects::local_pod(choices, 99));
+        }
         objects.extend(interfaces(&pods).into_iter().map(Change::Interface));
         objects.extend(pods.into_iter().map(Change::Pod));
         for number in 0..choices.below(7) {
@@ -73,7 +77,7 @@ impl Cluster {
             }
         }
         let mut number = u32::try_from(self.objects.len()).unwrap_or(0);
-        while choices.chance(40) {
+        for _ in 0..choices.below(3) {
             number += 1;
             objects.push(if choices.chance(50) {
                 Change::Pod(objects::pod(choices, number))
@@ -82,6 +86,9 @@ impl Cluster {
             });
         }
         let mut next = Self { objects };
+        if interfaces(&next.pods().cloned().collect::<Vec<_>>()).is_empty() {
+            next.objects.push(Change::Pod(objects::local_pod(choices, number + 1)));
+        }
         let pods: Vec<Pod> = next.pods().cloned().collect();
         next.objects.extend(interfaces(&pods).into_iter().map(Change::Interface));
         next
@@ -192,7 +199,9 @@ mod tests {
 
     #[test]
     fn no_bytes_still_make_a_cluster() {
-        assert!(Cluster::generate(&mut Choices::from_bytes(&[])).pods().count() >= 2);
+        let mut none = Choices::from_bytes(&[]);
+        let cluster = Cluster::generate(&mut none).mutate(&mut none);
+        assert!(cluster.interfaces().count() >= 1 && !none.any_left());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! compiled tables.
 
 mod case;
+mod node;
 
 use std::collections::BTreeSet;
 
@@ -13,6 +14,7 @@ use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::Change;
 use netpold_core::oracle::Oracle;
 use netpold_core::probe::{Party, Probe};
+use node::CompiledNode;
 
 /// Cases whose point is that something of a policy is not understood.
 const INVALID: &str = "invalid-";
@@ -41,10 +43,18 @@ fn probe(check: &Check) -> Probe {
 }
 
 /// What one step gets wrong, as lines.
-fn failures(case: &Case, number: usize, step: &Step) -> Result<Vec<String>> {
+fn failures(
+    case: &Case,
+    number: usize,
+    step: &Step,
+    nodes: &mut [CompiledNode],
+) -> Result<Vec<String>> {
     let (changes, problems) = convert(step)?;
     if (problems > 0) != case.name.starts_with(INVALID) {
         bail!("{problems} problems in step {number}");
+    }
+    for node in &mut *nodes {
+        node.become_state(&changes)?;
     }
     let oracle: Oracle = changes.iter().cloned().collect();
     let explainer = Explainer::new(changes);
@@ -57,6 +67,8 @@ fn failures(case: &Case, number: usize, step: &Step) -> Result<Vec<String>> {
             wrong.push(format!("step {number}: {check}: oracle {oracle:?}\n{explained}"));
         } else if (explained.verdict == Verdict::Allow) != check.allow {
             wrong.push(format!("step {number}: {check}: explain\n{explained}"));
+        } else if nodes.iter().all(|node| node.allows(check)) != check.allow {
+            wrong.push(format!("step {number}: {check}: compiled tables\n{explained}"));
         }
     }
     Ok(wrong)
@@ -68,8 +80,10 @@ fn cases_hold_in_process() -> Result<()> {
     let mut wrong = Vec::new();
     let (mut allowed, mut denied) = (0, 0);
     for case in &cases {
+        let mut nodes = ["n1", "n2"].map(CompiledNode::new);
         for (number, step) in (1..).zip(&case.steps) {
-            let failed = failures(case, number, step).with_context(|| case.name.clone())?;
+            let failed =
+                failures(case, number, step, &mut nodes).with_context(|| case.name.clone())?;
             wrong.extend(
                 failed.first().map(|f| format!("{} ({} wrong) {f}", case.name, failed.len())),
             );

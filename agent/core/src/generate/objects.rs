@@ -17,7 +17,8 @@ const LABEL_VALUES: [&str; 3] = ["", "a", "b"];
 const PORT_NAMES: [&str; 3] = ["web", "dns", "absent"];
 pub(super) const PORTS: [u16; 14] =
     [0, 1, 53, 63, 64, 79, 80, 81, 127, 443, 8080, 32768, 65534, 65535];
-pub(super) const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+/// Numbers of ports with a name, often the same under several names.
+pub(super) const NAMED_PORTS: [u16; 3] = [53, 80, 8080];
 const PREFIXES4: [u8; 14] = [0, 1, 8, 15, 16, 17, 23, 24, 25, 28, 30, 31, 32, 32];
 const PREFIXES6: [u8; 12] = [0, 1, 16, 32, 63, 64, 65, 120, 126, 127, 128, 128];
 
@@ -129,8 +130,20 @@ pub(super) fn pod(choices: &mut Choices<'_>, number: u32) -> Pod {
         finished: choices.chance(8),
         terminating: choices.chance(10),
         created: i64::from(choices.below(3)),
-        ports: choices.list(4, named_port),
+        ports: choices.list(6, named_port),
     }
+}
+
+/// A pod that policy can apply to on [`NODE`].
+pub(super) fn local_pod(choices: &mut Choices<'_>, number: u32) -> Pod {
+    let pod = pod(choices, number);
+    let addresses = vec![pod4(choices)];
+    let node = NODE.to_owned();
+    Pod { node, addresses, host_network: false, finished: false, ..pod }
+}
+
+fn protocol(choices: &mut Choices<'_>) -> Protocol {
+    *choices.pick(&[Protocol::Tcp, Protocol::Tcp, Protocol::Udp, Protocol::Sctp])
 }
 
 /// The object of the same name, made anew.
@@ -157,8 +170,8 @@ pub(super) fn changed(choices: &mut Choices<'_>, object: &Change) -> Change {
 fn named_port(choices: &mut Choices<'_>) -> NamedPort {
     NamedPort {
         name: (*choices.pick(&PORT_NAMES[..2])).to_owned(),
-        protocol: *choices.pick(&PROTOCOLS),
-        port: *choices.pick(&PORTS),
+        protocol: protocol(choices),
+        port: *choices.pick(&NAMED_PORTS),
     }
 }
 
@@ -166,14 +179,14 @@ pub(super) fn policy(choices: &mut Choices<'_>, number: u32) -> Policy {
     let key = Key::new(*choices.pick(&NAMESPACES), format!("policy{number}"));
     let pod_selector = if choices.chance(45) { Selector::default() } else { selector(choices) };
     let types = choices.below(4);
-    let ingress = (types != 1).then(|| choices.list(3, rule));
-    let egress = (types != 0).then(|| choices.list(3, rule));
+    let ingress = (types != 1).then(|| choices.list(5, rule));
+    let egress = (types != 0).then(|| choices.list(5, rule));
     let problems = if choices.chance(5) { vec!["spec: made up".to_owned()] } else { Vec::new() };
     Policy { key, pod_selector, ingress, egress, problems }
 }
 
 fn selector(choices: &mut Choices<'_>) -> Selector {
-    let mut requirements = choices.list(3, requirement);
+    let mut requirements = choices.list(2, requirement);
     requirements.sort();
     requirements.dedup();
     Selector { requirements }
@@ -193,7 +206,7 @@ fn requirement(choices: &mut Choices<'_>) -> Requirement {
 
 fn values(choices: &mut Choices<'_>) -> Vec<String> {
     let mut values = vec![(*choices.pick(&LABEL_VALUES)).to_owned()];
-    if choices.chance(30) {
+    if choices.chance(50) {
         values.push((*choices.pick(&["a", "b", "x", "y"])).to_owned());
     }
     values.sort();
@@ -206,12 +219,12 @@ fn rule(choices: &mut Choices<'_>) -> Rule {
     let peers = match choices.below(20) {
         0..=2 => None,
         3 => Some(Vec::new()),
-        _ => Some(choices.list(3, peer)),
+        _ => Some(choices.list(5, peer)),
     };
     let ports = match choices.below(20) {
         0..=7 => None,
         8 => Some(Vec::new()),
-        _ => Some(choices.list(4, port_rule)),
+        _ => Some(choices.list(6, port_rule)),
     };
     Rule { peers, ports }
 }
@@ -275,18 +288,19 @@ fn step(address: IpAddr, by: i128) -> IpAddr {
 }
 
 fn port_rule(choices: &mut Choices<'_>) -> PortRule {
-    let protocol = *choices.pick(&PROTOCOLS);
+    let protocol = protocol(choices);
     let port = match choices.below(8) {
         0 => PortMatch::Any,
         1..=3 => {
             let port = *choices.pick(&PORTS);
             PortMatch::Range(port, port)
         }
-        4 | 5 => {
+        4 => {
             let (a, b) = (*choices.pick(&PORTS), *choices.pick(&PORTS));
             PortMatch::Range(a.min(b), a.max(b))
         }
-        _ => PortMatch::Named((*choices.pick(&PORT_NAMES)).to_owned()),
+        _ if choices.chance(10) => PortMatch::Named(PORT_NAMES[2].to_owned()),
+        _ => PortMatch::Named((*choices.pick(&PORT_NAMES[..2])).to_owned()),
     };
     PortRule { protocol, port }
 }

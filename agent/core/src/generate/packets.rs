@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::objects::{self, PORTS};
+use super::objects::{self, NAMED_PORTS, PORTS};
 use super::{Choices, Cluster};
 use crate::model::{Change, Direction, Key, Peer, PortMatch};
 use crate::probe::{IpProtocol, Party, Probe};
@@ -102,10 +102,10 @@ impl PacketSource {
     }
 
     fn port(&self, choices: &mut Choices<'_>) -> u16 {
-        if choices.chance(90) {
-            *choices.pick(&self.ports)
-        } else {
-            (choices.word() & 0xffff) as u16
+        match choices.below(10) {
+            0 => (choices.word() & 0xffff) as u16,
+            1..=3 => *choices.pick(&NAMED_PORTS),
+            _ => *choices.pick(&self.ports),
         }
     }
 

@@ -1,4 +1,5 @@
 //! The compiled tables against the oracle.
+#![expect(clippy::expect_used, clippy::unwrap_used, reason = "helpers of tests")]
 
 mod coverage;
 mod harness;
@@ -13,8 +14,8 @@ use netpold_core::generate::{Choices, Cluster, PacketSource};
 
 /// Clusters, each judged in two states.
 const CLUSTERS: u64 = 10_000;
-/// Packets for each state.
-const PACKETS: usize = 500;
+/// Packets for each state; some are a pod's to itself and are not compared.
+const PACKETS: usize = 590;
 
 /// Judges one seed's packets in both states of its cluster.
 fn try_seed(seed: u64, coverage: &mut Coverage) -> Result<(), Disagreement> {

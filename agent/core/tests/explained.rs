@@ -1,0 +1,208 @@
+//! What explanations say, word for word.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+use netpold_core::explain::{Explainer, Explanation, Verdict};
+use netpold_core::model::{
+    Change, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy, PortMatch,
+    PortRule, Protocol, Requirement, Rule, Selector,
+};
+use netpold_core::probe::Probe;
+
+fn labels(pairs: &[(&str, &str)]) -> Labels {
+    pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+}
+
+fn is(key: &str, value: &str) -> Selector {
+    Selector { requirements: vec![Requirement::In(key.to_owned(), vec![value.to_owned()])] }
+}
+
+fn pod(key: Key, addresses: &[&str], app: &str) -> Pod {
+    Pod {
+        uid: key.to_string(),
+        key,
+        labels: labels(&[("app", app)]),
+        node: "n1".to_owned(),
+        addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
+        host_network: false,
+        finished: false,
+        terminating: false,
+        created: 0,
+        ports: vec![NamedPort { name: "https".to_owned(), protocol: Protocol::Tcp, port: 8443 }],
+    }
+}
+
+fn tcp(port: PortMatch) -> PortRule {
+    PortRule { protocol: Protocol::Tcp, port }
+}
+
+/// A shop whose web pods take team a on 80 to 90 and blocks on a named port.
+fn shop() -> Vec<Change> {
+    let named = |name: &str| PortMatch::Named(name.to_owned());
+    let block = IpBlock {
+        cidr: "10.9.0.0/16".parse().unwrap(),
+        except: vec!["10.9.9.0/24".parse().unwrap()],
+    };
+    let web = Policy {
+        key: Key::new("shop", "web"),
+        pod_selector: is("app", "web"),
+        ingress: Some(vec![
+            Rule {
+                peers: Some(vec![Peer::Block(block)]),
+                ports: Some(vec![tcp(named("https")), tcp(named("absent"))]),
+            },
+            Rule {
+                peers: Some(vec![Peer::Pods {
+                    namespaces: Some(is("team", "a")),
+                    pods: is("app", "client"),
+                }]),
+                ports: Some(vec![tcp(PortMatch::Range(80, 90)), tcp(PortMatch::Range(443, 443))]),
+            },
+        ]),
+        egress: None,
+        problems: vec![],
+    };
+    let deny = Policy {
+        key: Key::new("shop", "deny"),
+        pod_selector: Selector::default(),
+        ingress: Some(vec![]),
+        egress: None,
+        problems: vec!["spec.ingress[0].from[0]: neither selector nor ipBlock".to_owned()],
+    };
+    let namespace = |name: &str, team: &str| {
+        Change::Namespace(Namespace { name: name.to_owned(), labels: labels(&[("team", team)]) })
+    };
+    let node = |name: &str, address: &str| {
+        Change::Node(Node { name: name.to_owned(), addresses: vec![address.parse().unwrap()] })
+    };
+    let key = Key::new;
+    vec![
+        namespace("shop", "b"),
+        namespace("a", "a"),
+        node("n1", "192.168.0.1"),
+        node("n2", "192.168.0.2"),
+        Change::Pod(pod(key("shop", "web"), &["10.0.0.1", "fd00::1"], "web")),
+        Change::Pod(pod(key("shop", "db"), &["10.0.0.2"], "db")),
+        Change::Pod(pod(key("a", "client"), &["10.0.0.3", "fd00::3"], "client")),
+        Change::Pod(pod(key("a", "other"), &["10.0.0.4"], "other")),
+        Change::Pod(Pod { finished: true, ..pod(key("a", "job"), &["10.0.0.5"], "client") }),
+        Change::Pod(pod(key("a", "pending"), &[], "client")),
+        Change::Pod(Pod {
+            host_network: true,
+            ..pod(key("a", "host"), &["192.168.0.1"], "client")
+        }),
+        Change::Policy(web),
+        Change::Policy(deny),
+    ]
+}
+
+fn ask(from: &str, to: &str, protocol: &str, port: u16) -> Explanation {
+    let probe = format!(r#"{{"from":"{from}","to":"{to}","protocol":"{protocol}","port":{port}}}"#);
+    let probe: Probe = serde_json::from_str(&probe).unwrap();
+    Explainer::new(shop()).explain(&probe)
+}
+
+fn says(explanation: &Explanation, lines: &[&str]) {
+    assert_eq!(explanation.lines(), lines, "\n{explanation}\n");
+}
+
+#[test]
+fn the_rule_that_allows() {
+    says(
+        &ask("a/client", "shop/web", "TCP", 443),
+        &[
+            "allow: a/client to shop/web, TCP 443",
+            "egress of pod a/client: allowed, no policy isolates its egress",
+            "ingress of pod shop/web: allowed, ingress rule 2 of shop/web allows TCP 80-90, TCP 443 \
+         from pods app=client of namespaces team=a",
+            "  isolated by shop/deny, shop/web",
+            "  not understood in shop/deny: spec.ingress[0].from[0]: neither selector nor ipBlock",
+        ],
+    );
+}
+
+/// The ingress lines of a denied probe that follow who isolates the pod.
+fn nearest(from: &str, to: &str, protocol: &str, port: u16) -> Vec<String> {
+    let explanation = ask(from, to, protocol, port);
+    assert_eq!(explanation.verdict, Verdict::Deny, "{explanation}");
+    let lines = explanation.ingress.unwrap().lines();
+    assert!(lines[0].ends_with(": denied, no rule allows it"), "{lines:?}");
+    lines.into_iter().filter(|line| line.starts_with("    ")).map(|l| l.trim().to_owned()).collect()
+}
+
+#[test]
+fn what_the_nearest_rule_lacked() {
+    for (from, protocol, port, lacks) in [
+        ("a/client", "TCP", 79, vec!["port 79 is not in it"]),
+        ("a/client", "UDP", 80, vec!["UDP is not in it"]),
+        (
+            "a/client",
+            "ICMP",
+            0,
+            vec!["ICMP is not in it: a rule with ports allows no other protocol"],
+        ),
+        ("a/other", "TCP", 80, vec!["pod a/other has app=other, wanted is app=client"]),
+        ("shop/db", "TCP", 80, vec!["namespace shop has team=b, wanted is team=a"]),
+        ("8.8.8.8", "TCP", 80, vec!["8.8.8.8 is no pod's address"]),
+        ("192.168.0.2", "TCP", 80, vec!["192.168.0.2 is node n2, which only an ipBlock can name"]),
+        ("10.9.9.9", "TCP", 8443, vec!["10.9.9.9 is in its except 10.9.9.0/24"]),
+        ("10.10.0.1", "TCP", 8443, vec!["10.10.0.1 is not in 10.9.0.0/16"]),
+        (
+            "10.9.0.1",
+            "TCP",
+            443,
+            vec![
+                "port 443 is not in it: https is 8443 on pod shop/web; pod shop/web has no TCP port \
+             named absent",
+            ],
+        ),
+    ] {
+        assert_eq!(nearest(from, "shop/web", protocol, port), lacks, "{from} {protocol} {port}");
+    }
+}
+
+#[test]
+fn policies_without_rules() {
+    let lines = ask("a/client", "shop/db", "TCP", 80).ingress.unwrap().lines();
+    assert!(lines[0].ends_with("denied, the policies that isolate it have no rules"), "{lines:?}");
+}
+
+#[test]
+fn what_passes_whatever_policies_say() {
+    for (from, to, why) in [
+        ("shop/db", "shop/db", "a pod always reaches itself"),
+        ("192.168.0.1", "shop/db", "a pod and its own node always reach each other"),
+        ("a/host", "shop/db", "a pod and its own node always reach each other"),
+        ("shop/db", "a/host", "it uses the host's network and policies do not select it"),
+    ] {
+        let explanation = ask(from, to, "TCP", 1);
+        assert_eq!(explanation.verdict, Verdict::Allow);
+        assert!(explanation.ingress.unwrap().lines()[0].ends_with(why));
+    }
+}
+
+#[test]
+fn what_cannot_be_told() {
+    for (from, to, reason) in [
+        ("shop/none", "shop/web", "there is no pod shop/none"),
+        ("a/job", "shop/web", "pod a/job is finished (Succeeded or Failed): it has no traffic"),
+        ("a/pending", "shop/web", "pod a/pending has no address (yet)"),
+        ("1.1.1.1", "10.0.0.5", "neither 1.1.1.1 nor 10.0.0.5 is a pod's address"),
+        ("::1", "shop/db", "the two sides have no address family in common"),
+    ] {
+        let explanation = ask(from, to, "TCP", 80);
+        assert_eq!(explanation.verdict, Verdict::Unknown);
+        assert_eq!(explanation.reason.as_deref(), Some(reason));
+    }
+}
+
+#[test]
+fn json_has_the_probe_and_the_verdict() {
+    let answer = serde_json::to_value(ask("a/client", "shop/web", "TCP", 79)).unwrap();
+    assert_eq!(answer["from"], "a/client");
+    assert_eq!(answer["protocol"], "TCP");
+    assert_eq!(answer["verdict"], "deny");
+    assert_eq!(answer["ingress"]["cause"], "noRule");
+    assert_eq!(answer["ingress"]["nearest"]["rule"]["index"], 1);
+    assert_eq!(answer["ingress"]["isolated_by"][0]["name"], "deny");
+    assert_eq!(answer["egress"]["verdict"], "allow");
+}

@@ -1,0 +1,110 @@
+//! One node's compiler and tables, led from step to step as an agent would.
+
+use std::net::IpAddr;
+
+use anyhow::{Result, anyhow};
+use netpold_core::compile::{Compiler, Options};
+use netpold_core::memory::MemoryTables;
+use netpold_core::model::{Change, Direction, Interface};
+use netpold_core::ops::Apply;
+
+use crate::case::Check;
+
+/// A node with its pods behind interfaces.
+pub(crate) struct CompiledNode {
+    compiler: Compiler,
+    tables: MemoryTables,
+    /// What the compiler was told.
+    state: Vec<Change>,
+    name: &'static str,
+}
+
+impl CompiledNode {
+    /// A node with nothing on it.
+    pub(crate) fn new(name: &'static str) -> Self {
+        let compiler = Compiler::new(Options { node: name.to_owned(), ..Options::default() });
+        Self { compiler, tables: MemoryTables::new(), state: Vec::new(), name }
+    }
+
+    /// Apply what changed since the last step, in one update.
+    pub(crate) fn become_state(&mut self, objects: &[Change]) -> Result<()> {
+        let mut next = objects.to_vec();
+        next.extend(self.interfaces(objects));
+        let before = std::mem::replace(&mut self.state, next);
+        let ids: Vec<Change> = self.state.iter().map(gone).collect();
+        let gone = before.iter().map(gone).filter(|id| !ids.contains(id));
+        let new = self.state.iter().filter(|object| !before.contains(object)).cloned();
+        gone.chain(new).for_each(|change| self.compiler.apply(change));
+        for op in self.compiler.update()? {
+            self.tables.apply(&op).map_err(|error| anyhow!("{error}"))?;
+        }
+        self.compiler.grace_passed();
+        Ok(())
+    }
+
+    /// A veth for each of the node's pods that runs.
+    fn interfaces(&self, objects: &[Change]) -> impl Iterator<Item = Change> {
+        let pods = objects.iter().filter_map(|object| match object {
+            Change::Pod(pod) if pod.node == self.name && !pod.finished => Some(pod),
+            _ => None,
+        });
+        pods.map(|pod| {
+            let addresses = pod.addresses.clone();
+            Change::Interface(Interface { index: index(&addresses), incarnation: 1, addresses })
+        })
+    }
+
+    /// The interface of the pod here that has an address.
+    fn interface_of(&self, address: IpAddr) -> Option<&Interface> {
+        self.state.iter().find_map(|object| match object {
+            Change::Interface(i) if i.addresses.contains(&address) => Some(i),
+            _ => None,
+        })
+    }
+
+    fn is_node_address(&self, address: IpAddr) -> bool {
+        self.state.iter().any(|object| {
+            matches!(object, Change::Node(node)
+                if node.name == self.name && node.addresses.contains(&address))
+        })
+    }
+
+    /// Whether what this node judges of a flow passes: the egress of a sender and the ingress of a
+    /// receiver that are here. Traffic of a pod with itself and what the node sends do not come to
+    /// the tables.
+    pub(crate) fn allows(&self, check: &Check) -> bool {
+        let (from, to) = (check.from.address, check.to.address);
+        let table = |local, direction, remote| {
+            let Some(interface) = self.interface_of(local) else { return true };
+            self.tables
+                .allows(interface.index, direction, remote, check.protocol.0, check.port)
+                .unwrap_or(false)
+        };
+        from == to
+            || table(from, Direction::Egress, to)
+                && (self.is_node_address(from) || table(to, Direction::Ingress, from))
+    }
+}
+
+/// The topology's last number is unique on a node.
+fn index(addresses: &[IpAddr]) -> u32 {
+    addresses
+        .iter()
+        .find_map(|address| match address {
+            IpAddr::V4(v4) => Some(100 + u32::from(v4.octets()[3])),
+            IpAddr::V6(_) => None,
+        })
+        .unwrap_or(99)
+}
+
+/// The change that takes an object away; names it.
+fn gone(object: &Change) -> Change {
+    match object {
+        Change::Namespace(namespace) => Change::NamespaceGone(namespace.name.clone()),
+        Change::Node(node) => Change::NodeGone(node.name.clone()),
+        Change::Pod(pod) => Change::PodGone(pod.key.clone()),
+        Change::Policy(policy) => Change::PolicyGone(policy.key.clone()),
+        Change::Interface(interface) => Change::InterfaceGone(interface.index),
+        gone => gone.clone(),
+    }
+}
