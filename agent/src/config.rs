@@ -1,5 +1,6 @@
 //! Settings of `netpold run`, validated.
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -65,7 +66,10 @@ impl RunConfig {
         let filter = std::mem::take(&mut self.log);
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
         let started = match self.log_format {
-            LogFormat::Text => log.with_target(false).try_init(),
+            LogFormat::Text => {
+                let ansi = std::io::stderr().is_terminal();
+                log.with_target(false).with_ansi(ansi).try_init()
+            }
             LogFormat::Json => log.json().flatten_event(true).try_init(),
         };
         started.map_err(|error| anyhow::anyhow!("the log cannot be started: {error}"))

@@ -89,7 +89,7 @@ fn print(answer: &Explanation) {
             Some((direction, text)) if !line.starts_with(' ') => {
                 anstream::println!("{}:{text}", direction.bold());
             }
-            _ => anstream::println!("{}", line.dimmed()),
+            _ => anstream::println!("{line}"),
         }
     }
 }

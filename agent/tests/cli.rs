@@ -1,5 +1,7 @@
 //! The binary as people meet it: answers, and what it says to bad input.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests, outside of test functions")]
+
 use std::fs;
 use std::io::Write;
 use std::os::unix::net::{UnixListener, UnixStream};

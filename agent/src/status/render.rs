@@ -140,3 +140,87 @@ fn line(text: &mut String, line: impl Display) {
     // Writing to a String cannot fail.
     let _ = writeln!(text, "{line}");
 }
+
+#[cfg(test)]
+mod tests {
+    use netpold_core::model::Key;
+
+    use super::*;
+    use crate::source::{FileStatus, SourceProblem, SourceStatus};
+    use crate::status::{DropCount, RecentDrop, Revision};
+
+    fn full() -> Status {
+        let table = |name: &str| TableStatus { name: name.into(), used: 3, capacity: 12 };
+        Status {
+            version: "0.1.0".into(),
+            node: "n1".into(),
+            revision: Revision { desired: 7, enforced: 6 },
+            in_sync: true,
+            source: SourceStatus {
+                origin: "manifests in /m".into(),
+                in_sync: true,
+                files: vec![FileStatus { name: "a.yaml".into(), objects: 5, current: false }],
+                problems: vec![SourceProblem { file: "a.yaml".into(), line: 4, text: "no".into() }],
+            },
+            endpoints: vec![EndpointStatus {
+                pod: Key::new("x", "a"),
+                interface: Some("veth1".into()),
+                ifindex: Some(9),
+                addresses: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
+                isolated: vec![Direction::Ingress, Direction::Egress],
+                hook: Some("tcx".into()),
+            }],
+            tables: vec![table("rows")],
+            conntrack: vec![table("conntrack IPv4")],
+            drops: vec![DropCount {
+                reason: "policy".into(),
+                direction: Direction::Ingress,
+                packets: 12,
+            }],
+            recent_drops: vec![RecentDrop {
+                at: 0,
+                pod: "x/a".into(),
+                direction: Direction::Ingress,
+                packet: "TCP 10.0.0.2:4000 to 10.0.0.1:80".into(),
+                reason: "policy".into(),
+                explanation: vec!["isolated by x/p".into()],
+            }],
+            problems: vec!["two agents".into()],
+        }
+    }
+
+    #[test]
+    fn everything_is_shown() {
+        let text = anstream::adapter::strip_str(&render(&full())).to_string();
+        for part in [
+            "node n1, netpold 0.1.0",
+            "behind: revision 6 of 7",
+            "  two agents",
+            "  a.yaml:4: no",
+            "last good",
+            "veth1 (9)",
+            "10.0.0.1, fd00::1",
+            "ingress, egress",
+            "25%",
+            "conntrack IPv4",
+            "  ingress of x/a: TCP 10.0.0.2:4000 to 10.0.0.1:80: policy",
+            "    isolated by x/p",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_shown_of_what_is_not_there() {
+        let text = render(&Status::default());
+        assert!(!text.contains("PACKETS") && !text.contains("problems"), "{text}");
+        assert!(text.contains("not in sync"), "{text}");
+    }
+
+    #[test]
+    fn a_document_of_another_version_is_read_as_far_as_it_goes() {
+        let json = r#"{"node": "n", "in_sync": true, "news": 1}"#;
+        let status: Status = serde_json::from_str(json).unwrap();
+        assert!(status.in_sync && status.node == "n" && status.endpoints.is_empty());
+    }
+}

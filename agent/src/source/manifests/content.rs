@@ -241,4 +241,40 @@ spec:
         let error = read("f", b"a: 1\nb: \xff\n").unwrap_err();
         assert_eq!(error.to_string(), "line 2: not UTF-8 text");
     }
+
+    const SAMPLE: &str = "apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: &m {name: p, namespace: x}
+spec:
+  podSelector: {matchLabels: {a: b}}
+  policyTypes: [Ingress]
+  ingress:
+  - from:
+    - ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}
+    ports: [{port: 80, endPort: 90}]
+---
+{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"metadata\": {\"name\": \"\\u0061\"}}
+";
+
+    proptest::proptest! {
+        /// Whatever becomes of a manifest, it is read or refused with a line that it has.
+        #[test]
+        fn damaged_manifests_are_read_or_refused(
+            edits in proptest::collection::vec((0..SAMPLE.len(), proptest::num::u8::ANY, 0..3), 1..6)
+        ) {
+            let mut bytes = SAMPLE.as_bytes().to_vec();
+            for (at, byte, edit) in edits {
+                let at = at.min(bytes.len().saturating_sub(1));
+                match edit {
+                    0 => bytes[at] = byte,
+                    1 => bytes.insert(at, b"{}[]:-#&*'\"\n ,<\\u"[usize::from(byte) % 17]),
+                    _ => bytes.truncate(at.max(1)),
+                }
+            }
+            let lines = bytes.split(|b| *b == b'\n').count();
+            if let Err(error) = read("f", &bytes) {
+                proptest::prop_assert!((1..=lines + 1).contains(&(error.line as usize)), "{}", error);
+            }
+        }
+    }
 }
