@@ -27,7 +27,7 @@ mod sctp;
 mod server;
 mod signals;
 
-pub use agent::{Agent, AgentOptions};
+pub use agent::{Agent, AgentOptions, without_twins};
 pub use flow::Flow;
 pub use frame::{ethernet, udp_frame};
 pub use host::Host;
