@@ -61,7 +61,7 @@ impl Agent {
         Ok(Self { node: node.name().into(), child: spawned?, options, directory })
     }
 
-    /// Starts it again, over what it pinned, after [`Agent::signal`] ended it.
+    /// Starts it again, over what it pinned, ending it first if it still runs.
     ///
     /// # Errors
     /// When the binary cannot be run.
@@ -73,6 +73,10 @@ impl Agent {
 
     /// Sends a signal and waits for the process to end; what it pinned stays.
     pub fn end(&mut self, signal: Signal) {
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            // Its id may be another process's by now.
+            return;
+        }
         let _ = kill(Pid::from_raw(self.child.id() as i32), signal);
         let deadline = Instant::now() + GRACE;
         while Instant::now() < deadline {
