@@ -52,17 +52,21 @@ fn deny() -> Result<()> {
 }
 
 fn tests(toolchain: &Toolchain, filter: Option<&str>) -> Result<()> {
-    let run = |arguments: &[&str]| {
-        let mut command = cargo(arguments);
-        step::show(toolchain.apply(&mut command).args(filter))
-    };
-    if !installed("nextest") {
-        return run(&["test", "--workspace", "--locked"]);
+    let run = |arguments: &[&str]| step::show(toolchain.apply(&mut cargo(arguments)));
+    let nextest = installed("nextest");
+    match filter {
+        Some(name) if nextest => {
+            let filter = format!("test({name}) | binary(~{name})");
+            run(&["nextest", "run", "--workspace", "--locked", "-E", &filter])
+        }
+        Some(name) => run(&["test", "--workspace", "--locked", "--", name]),
+        None if nextest => {
+            // nextest runs no documentation tests.
+            let documentation = run(&["test", "--workspace", "--locked", "--doc", "--quiet"]);
+            run(&["nextest", "run", "--workspace", "--locked"]).and(documentation)
+        }
+        None => run(&["test", "--workspace", "--locked", "--no-fail-fast"]),
     }
-    // nextest runs no documentation tests.
-    let documentation = run(&["test", "--workspace", "--locked", "--doc", "--quiet"]);
-    run(&["nextest", "run", "--workspace", "--locked", "--no-fail-fast", "--no-tests", "warn"])?;
-    documentation
 }
 
 /// Whether cargo has that subcommand.

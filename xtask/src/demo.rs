@@ -47,7 +47,8 @@ pub(crate) fn run(binary: Option<PathBuf>) -> Result<()> {
 
 fn play(binary: &std::path::Path) -> Result<usize> {
     step::title("two nodes (oak: host routes, elm: a bridge), three namespaces, an outside world");
-    let directory = tempfile::Builder::new().prefix("netpold-demo-").tempdir()?;
+    let directory =
+        tempfile::Builder::new().prefix(&format!("np-{}-demo-", std::process::id())).tempdir()?;
     let manifests = Manifests::new(directory.path())?;
     let cluster = Cluster::build()?;
     cluster.write(&manifests)?;

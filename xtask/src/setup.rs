@@ -93,14 +93,16 @@ fn install_packages(missing: &[&str]) -> Result<()> {
     }
     let rest: Vec<&str> =
         unknown.into_iter().filter(|name| !COMPILER_PACKAGES.contains(name)).collect();
-    if !rest.is_empty() {
-        bail!(
-            "this distribution has no package {}. Put a released bpf-linker (0.10 or newer, from \
-             https://github.com/aya-rs/bpf-linker/releases) on the PATH and run this again",
-            rest.join(", ")
-        );
+    if rest.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    let linker = if rest.iter().any(|name| LLVM_PACKAGES.contains(name)) {
+        ". Without them bpf-linker cannot be built: put a released one (from \
+         https://github.com/aya-rs/bpf-linker/releases) on the PATH and run this again"
+    } else {
+        ""
+    };
+    bail!("apt knows no package {}{linker}", rest.join(", "))
 }
 
 /// About a minute of compiling, into a folder of our own: other projects of the user may need

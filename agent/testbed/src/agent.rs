@@ -61,7 +61,7 @@ impl Agent {
         Ok(Self { node: node.name().into(), child: spawned?, options, directory })
     }
 
-    /// Starts it again, over what it pinned, after [`Agent::signal`] ended it.
+    /// Starts it again, over what it pinned, ending it first if it still runs.
     ///
     /// # Errors
     /// When the binary cannot be run.
@@ -73,6 +73,10 @@ impl Agent {
 
     /// Sends a signal and waits for the process to end; what it pinned stays.
     pub fn end(&mut self, signal: Signal) {
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            // Its id may be another process's by now.
+            return;
+        }
         let _ = kill(Pid::from_raw(self.child.id() as i32), signal);
         let deadline = Instant::now() + GRACE;
         while Instant::now() < deadline {
@@ -120,7 +124,7 @@ impl Agent {
     /// # Errors
     /// When it does not answer, which is so while it starts.
     pub fn status(&self) -> Result<Value> {
-        let output = Command::new(&self.options.binary)
+        let output = without_twins(&mut Command::new(&self.options.binary))
             .args(["status", "-o", "json", "--socket"])
             .arg(self.socket())
             .output()
@@ -171,7 +175,19 @@ impl Agent {
     /// # Errors
     /// As [`Agent::wait_for`].
     pub fn wait_enforced(&mut self, timeout: Duration) -> Result<Value> {
-        self.wait_for("in sync and enforcing", timeout, enforced)
+        self.wait_for("in sync and enforcing", timeout, Self::enforces)
+    }
+
+    /// Whether a status is that of an agent which has nothing left to do: it knows everything,
+    /// enforces it, and every interface it found has its program.
+    #[must_use]
+    pub fn enforces(status: &Value) -> bool {
+        let revision = &status["revision"];
+        let judged = |e: &Value| e["interface"].is_null() || !e["hook"].is_null();
+        status["in_sync"] == true
+            && !revision["desired"].is_null()
+            && revision["desired"] == revision["enforced"]
+            && status["endpoints"].as_array().is_some_and(|all| all.iter().all(judged))
     }
 
     fn log_end(&self) -> String {
@@ -188,21 +204,13 @@ impl Drop for Agent {
     }
 }
 
-/// What `netpold status -o json` says of an agent that has nothing left to do.
-fn enforced(status: &Value) -> bool {
-    let revision = &status["revision"];
-    status["inSync"] == true
-        && !revision["desired"].is_null()
-        && revision["desired"] == revision["enforced"]
-}
-
 fn spawn(node: &Host, options: &AgentOptions, directory: &Path) -> Result<Child> {
     let die_with_parent = || prctl::set_pdeathsig(Signal::SIGTERM).map_err(std::io::Error::from);
     let log = File::options().create(true).append(true).open(directory.join("log"))?;
     let mut command = node.command(&options.binary)?;
     // SAFETY: the closure only makes the prctl system call, which is async-signal-safe.
     unsafe { command.pre_exec(die_with_parent) };
-    command
+    without_twins(&mut command)
         .args(["run", "--node-name", node.name(), "--manifests"])
         .arg(&options.manifests)
         .arg("--bpffs")
@@ -215,6 +223,18 @@ fn spawn(node: &Host, options: &AgentOptions, directory: &Path) -> Result<Child>
         .stderr(log)
         .spawn()
         .with_context(|| format!("cannot run {}", options.binary.display()))
+}
+
+/// Takes the environment twins of netpold's flags away, except those of the log: what the user has
+/// set for an agent of his own is not meant for this one.
+pub fn without_twins(command: &mut Command) -> &mut Command {
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("NETPOLD_") && !text.starts_with("NETPOLD_LOG") {
+            command.env_remove(&name);
+        }
+    }
+    command
 }
 
 /// Whether the agent mounted its pin root or only wrote to it: both go.

@@ -11,6 +11,25 @@
 //! Everything happens in namespaces that the process makes itself and that have no way out; they
 //! go when their owner is dropped, on panic too, and [`sweep`] removes what a killed process left.
 //! No part of netpold is used here, so what the tests see does not depend on what they test.
+//!
+//! ```no_run
+//! # fn main() -> anyhow::Result<()> {
+//! use netpold_testbed::{Cni, Node, PodSpec, Protocol, link_nodes};
+//! use std::time::Duration;
+//!
+//! let a = Node::new("a", Cni::Ptp, "10.1.1.0/24", "fd00:1:1::/64")?;
+//! let b = Node::new("b", Cni::Bridge, "10.1.2.0/24", "fd00:1:2::/64")?;
+//! link_nodes(&a, &b)?;
+//! let client = a.add_pod(&PodSpec::new("shop", "client"))?;
+//! let server = b.add_pod(&PodSpec::new("shop", "server").label("app", "server"))?;
+//! server.serve(Protocol::Tcp, 80)?;
+//! for address in server.addresses() {
+//!     let result = client.probe(Protocol::Tcp, *address, 80, Duration::from_millis(500));
+//!     assert!(result.connected(), "{address}: {result}");
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 mod agent;
 mod flow;
@@ -27,7 +46,7 @@ mod sctp;
 mod server;
 mod signals;
 
-pub use agent::{Agent, AgentOptions};
+pub use agent::{Agent, AgentOptions, without_twins};
 pub use flow::Flow;
 pub use frame::{ethernet, udp_frame};
 pub use host::Host;

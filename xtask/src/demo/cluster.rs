@@ -1,5 +1,7 @@
 //! The demo's cluster: two nodes, three namespaces, and an outside world.
 
+use std::fmt::{Display, Formatter};
+
 use anyhow::Result;
 use netpold_testbed::{Cni, Manifests, Node, Pod, PodSpec, Protocol, link_nodes, namespace};
 
@@ -15,10 +17,19 @@ pub(crate) const SERVICES: [Service; 5] = [
     Service { letter: 'H', protocol: Protocol::Tcp, port: HTTP, what: "named http" },
     Service { letter: 'M', protocol: Protocol::Tcp, port: 9105, what: "metrics" },
     Service { letter: 'U', protocol: Protocol::Udp, port: 5300, what: "lookup" },
-    Service { letter: 'S', protocol: Protocol::Sctp, port: 3868, what: "Diameter" },
+    Service { letter: 'S', protocol: Protocol::Sctp, port: 3868, what: "signals" },
     Service { letter: 'P', protocol: Protocol::Icmp, port: 0, what: "ping" },
 ];
 pub(crate) const HTTP: u16 = 8080;
+
+impl Display for Service {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        match self.port {
+            0 => self.protocol.fmt(f),
+            port => write!(f, "{} {port}", self.protocol),
+        }
+    }
+}
 
 /// Namespace, pod (its `app` label too), and node.
 const PODS: [(&str, &str, usize); 6] = [

@@ -66,8 +66,7 @@ pub(crate) fn show(binary: &Path, manifests: &Manifests, cluster: &Cluster) -> R
         let Cell { from, to, service: s, address, result, .. } = cell;
         let (from, to) = (from.name(), to.name());
         step::note(&format!(
-            "{from} to {to} ({address}) {} {}: {result}, but the oracle {expected} it",
-            s.protocol, s.port
+            "{from} to {to} ({address}) {s}: {result}, but the oracle {expected} it"
         ));
     }
     Ok(wrong.len())
@@ -143,13 +142,8 @@ fn print(cluster: &Cluster, cells: &[Cell<'_>]) {
 }
 
 fn print_legend(fancy: bool) {
-    let services: Vec<String> = SERVICES
-        .iter()
-        .map(|s| match s.port {
-            0 => format!("{} {}", s.letter, s.what),
-            port => format!("{} {} {port} ({})", s.letter, s.protocol, s.what),
-        })
-        .collect();
+    let services: Vec<String> =
+        SERVICES.iter().map(|s| format!("{} {s} ({})", s.letter, s.what)).collect();
     let (yes, no) = if fancy { ("✓", "✗") } else { ("+", "-") };
     let symbols =
         format!("{yes} answered, {no} dropped, 4 or 6: only over that IP version, ! wrong");

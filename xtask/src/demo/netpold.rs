@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use netpold_testbed::{Agent, AgentOptions, Manifests, Node};
+use netpold_testbed::{Agent, AgentOptions, Manifests, Node, without_twins};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{cargo, setup, step};
@@ -39,8 +40,13 @@ pub(crate) fn start_agents(
     };
     let start = |node: &Node| Agent::start(node, options.clone());
     let mut agents = nodes.iter().map(start).collect::<Result<Vec<_>>>()?;
+    let everywhere = |status: &Value| {
+        let endpoints = status["endpoints"].as_array();
+        let judged = |all: &Vec<Value>| !all.is_empty() && all.iter().all(|e| !e["hook"].is_null());
+        Agent::enforces(status) && endpoints.is_some_and(judged)
+    };
     for agent in &mut agents {
-        agent.wait_enforced(START)?;
+        agent.wait_for("enforcing at every pod", START, everywhere)?;
     }
     Ok(agents)
 }
@@ -65,7 +71,7 @@ pub(crate) fn judge(
     manifests: &Manifests,
     questions: &[Question],
 ) -> Result<Vec<bool>> {
-    let mut child = Command::new(binary)
+    let mut child = without_twins(&mut Command::new(binary))
         .args(["explain", "--probes", "-", "--manifests"])
         .arg(manifests.directory())
         .stdin(Stdio::piped())
@@ -114,7 +120,7 @@ fn verdict(line: &str) -> Result<bool> {
 /// What `netpold explain` tells people about one question.
 pub(crate) fn explain(binary: &Path, manifests: &Manifests, question: &Question) -> Result<String> {
     let mut command = Command::new(binary);
-    command.args(["explain", "--manifests"]).arg(manifests.directory());
+    without_twins(&mut command).args(["explain", "--manifests"]).arg(manifests.directory());
     command.args(["--from", &question.from, "--to", &question.to]);
     command.args(["--protocol", &question.protocol, "--port", &question.port.to_string()]);
     let output = command.output().context("cannot run netpold explain")?;
@@ -129,9 +135,20 @@ pub(crate) fn explain(binary: &Path, manifests: &Manifests, question: &Question)
     Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
 }
 
-/// The dropped packets that an agent remembers, as it tells programs about them.
-pub(crate) fn recent_drops(agent: &Agent) -> Result<Vec<Value>> {
-    let status = agent.status()?;
-    let drops = status["recentDrops"].as_array().cloned();
-    drops.with_context(|| format!("the status of {} has no recentDrops", agent.node()))
+/// A packet that was dropped, as `netpold status` tells programs about it.
+#[derive(Deserialize)]
+pub(crate) struct Drop {
+    pub(crate) pod: String,
+    pub(crate) direction: String,
+    pub(crate) packet: String,
+    pub(crate) reason: String,
+    pub(crate) explanation: Vec<String>,
+}
+
+/// What an agent has dropped lately, newest first.
+pub(crate) fn recent_drops(agent: &Agent) -> Result<Vec<Drop>> {
+    let mut status = agent.status()?;
+    let drops = status["recent_drops"].take();
+    serde_json::from_value(drops)
+        .with_context(|| format!("the status of {} tells no recent drops", agent.node()))
 }

@@ -9,7 +9,7 @@ use netpold_testbed::{Agent, Flow, Manifests, Pod, Protocol};
 use owo_colors::OwoColorize;
 
 use super::cluster::{Cluster, HTTP};
-use super::netpold::{self, Question};
+use super::netpold::{self, Drop, Question};
 use super::{POLICIES, go_on};
 use crate::step;
 
@@ -69,12 +69,11 @@ impl Stage<'_> {
         step::note(&format!("outside/scanner ({source}) to shop/web, TCP {HTTP}: {result}"));
 
         let agent = agents.iter().find(|agent| agent.node() == "oak").context("no agent on oak")?;
-        let drops = netpold::recent_drops(agent)?;
-        let ours = |drop: &&serde_json::Value| drop.to_string().contains(&source.to_string());
-        let seen =
-            drops.iter().rev().find(ours).context("netpold status does not show the drop")?;
+        let seen = wait_for_drop(agent, &source.to_string())?;
         step::note(&format!("{} on {}:", "netpold status".bold(), agent.node()));
-        anstream::println!("{}", indented(&seen.to_string()));
+        let what = format!("{}, {} of {}: {}", seen.packet, seen.direction, seen.pod, seen.reason);
+        anstream::println!("{}", indented(&what).trim_end());
+        anstream::println!("{}", indented(&seen.explanation.join("\n")));
 
         let question = Question {
             from: source.to_string(),
@@ -108,6 +107,20 @@ fn wait_until_silent(flow: &mut Flow, start: Instant) -> Result<Duration> {
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(last)
+}
+
+/// The agent tells of a drop a moment after it.
+fn wait_for_drop(agent: &Agent, source: &str) -> Result<Drop> {
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        let drops = netpold::recent_drops(agent)?;
+        if let Some(drop) = drops.into_iter().find(|drop| drop.packet.contains(source)) {
+            return Ok(drop);
+        }
+        ensure!(Instant::now() < deadline, "netpold status does not tell of the drop");
+        go_on()?;
+        std::thread::sleep(PATIENCE);
+    }
 }
 
 fn indented(text: &str) -> String {

@@ -111,7 +111,11 @@ fn linker() -> Option<PathBuf> {
 
 /// LLVM of a dynamically linked bpf-linker; `None` if it does not tell.
 fn llvm_of_linker(linker: &Path) -> Option<u32> {
-    let libraries = output(Command::new("ldd").arg(linker))?;
+    llvm_among(&output(Command::new("ldd").arg(linker))?)
+}
+
+/// Major version of the libLLVM in what ldd prints.
+fn llvm_among(libraries: &str) -> Option<u32> {
     let (_, name) = libraries.split_once("libLLVM")?;
     let digits: String =
         name.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
@@ -152,4 +156,18 @@ fn home() -> Option<PathBuf> {
 fn output(command: &mut Command) -> Option<String> {
     let result = command.output().ok()?;
     result.status.success().then(|| String::from_utf8_lossy(&result.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::llvm_among;
+
+    #[test]
+    fn llvm_of_both_ways_to_name_the_library() {
+        let new = "\tlibLLVM.so.22.1 => /lib/x86_64-linux-gnu/libLLVM.so.22.1 (0x00007f)";
+        let old = "\tlibLLVM-17.so.1 => /usr/lib/llvm-17/lib/libLLVM-17.so.1 (0x00007f)";
+        assert_eq!(llvm_among(new), Some(22));
+        assert_eq!(llvm_among(old), Some(17));
+        assert_eq!(llvm_among("\tstatically linked"), None);
+    }
 }
