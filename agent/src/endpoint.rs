@@ -181,10 +181,12 @@ impl Worker {
 
     fn work(&mut self) -> Result<(), Stop> {
         let mut next_scan = Instant::now();
-        let mut synced = false;
+        let (mut synced, mut lost) = (false, false);
         loop {
-            if self.take_events() || next_scan <= Instant::now() {
-                let complete = self.scan();
+            lost |= self.take_events();
+            if lost || next_scan <= Instant::now() {
+                let complete = self.scan(lost);
+                lost &= !complete;
                 let pause = if complete { self.settings.rescan } else { RETRY_SCAN };
                 next_scan = Instant::now() + pause;
                 self.tell()?;
@@ -205,6 +207,8 @@ impl Worker {
         let lost = links.and_then(|links| addresses.map(|addresses| links || addresses));
         let lost = lost.unwrap_or_else(|error| {
             warn!(%error, "reading netlink events failed");
+            // Never seen to happen; if it does not pass, listing takes the events' place.
+            std::thread::sleep(RETRY_SCAN);
             true
         });
         if lost {
@@ -236,14 +240,14 @@ impl Worker {
         })
     }
 
-    /// Lists all veths anew; whether that worked. Addresses are due after it.
-    fn scan(&mut self) -> bool {
+    /// Lists all veths and their addresses anew; whether that worked. `lost`: events are missing.
+    fn scan(&mut self, lost: bool) -> bool {
         self.counters.scans.fetch_add(1, Ordering::Relaxed);
         let found = self.requests.dump(&links_request(None), |message| match link_event(message) {
             Some(LinkEvent::Now(veth)) => Some(veth),
             _ => None,
         });
-        let known = found.map(|veths| self.table.links_are(veths));
+        let known = found.map(|veths| self.table.links_are(veths, lost));
         match known.and_then(|()| self.list_addresses()) {
             Ok(()) => true,
             Err(error) => {

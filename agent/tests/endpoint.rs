@@ -7,6 +7,7 @@
     reason = "helpers of a test are not seen as tests by the lints"
 )]
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::net::IpAddr;
 use std::process::Command;
@@ -58,7 +59,11 @@ impl Namespace {
     }
 
     fn discover(&self, settings: Settings) -> Observer {
-        let (sender, events) = mpsc::channel(4096);
+        self.discover_into(4096, settings)
+    }
+
+    fn discover_into(&self, room: usize, settings: Settings) -> Observer {
+        let (sender, events) = mpsc::channel(room);
         let discovery = self.inside(|| Discovery::start(settings, sender).unwrap());
         Observer { discovery, events }
     }
@@ -317,8 +322,9 @@ fn a_bridge_port_is_an_interface_and_leaving_the_bridge_is_not_its_end() {
 fn lost_events_lead_to_a_new_listing() {
     sweep();
     let (node, pod) = (Namespace::new("o-n"), Namespace::new("o-1"));
-    // The smallest buffer there is: room for about one link event.
-    let mut observer = node.discover(Settings { receive_buffer: 1, ..EVENTS_ONLY });
+    // The smallest buffer there is, room for about one link event, and a receiver that keeps
+    // discovery waiting while things happen.
+    let mut observer = node.discover_into(1, Settings { receive_buffer: 1, ..EVENTS_ONLY });
     observer.initial();
     let batch = tempfile::NamedTempFile::new().unwrap();
     let lines: String = (0..100)
@@ -327,7 +333,7 @@ fn lost_events_lead_to_a_new_listing() {
     std::fs::write(batch.path(), lines).unwrap();
     node.ip(&format!("-batch {}", batch.path().display()));
     let end = Instant::now() + PATIENCE;
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = BTreeSet::new();
     while seen.len() < 100 && Instant::now() < end {
         match observer.within(Duration::from_secs(1)) {
             Some(Event::Interface(event)) => seen.insert(event.name),

@@ -116,16 +116,16 @@ impl Table {
         self.uncertain.extend(peers.map(|known| known.veth.index));
     }
 
-    /// A complete list of veths. Events may have been lost before it, so a link that differs in
-    /// what its incarnation is made from counts as another one.
-    pub(super) fn links_are(&mut self, veths: Vec<Veth>) {
+    /// A complete list of veths. If events were `lost` before it, a link that differs in what its
+    /// incarnation is made from counts as another one: its end and the new one's start were missed.
+    pub(super) fn links_are(&mut self, veths: Vec<Veth>, lost: bool) {
         let found: BTreeMap<u32, Veth> = veths.into_iter().map(|veth| (veth.index, veth)).collect();
         let missing: Vec<u32> = self
             .links
             .values()
             .filter(|known| {
                 let now = found.get(&known.veth.index);
-                now.is_none_or(|now| now.identity() != known.veth.identity())
+                now.is_none_or(|now| lost && now.identity() != known.veth.identity())
             })
             .map(|known| known.veth.index)
             .collect();
@@ -298,7 +298,7 @@ mod tests {
         table.addresses_are(7, addresses.to_vec(), now);
         table.addresses_unknown(7, now);
         assert_eq!(table.differences(), []);
-        table.links_are(vec![]);
+        table.links_are(vec![], false);
         assert_eq!(table.differences()[0].change, Change::InterfaceGone(7));
         assert_eq!(table.differences(), []);
     }
@@ -315,15 +315,19 @@ mod tests {
         let mut other = veth(7, 2, Some(0));
         other.hardware[5] = 9;
         let before = table.told[&7].0.incarnation;
-        table.links_are(vec![other]);
+        table.links_are(vec![other.clone()], true);
         assert_ne!(told(&mut table).incarnation, before);
+        // Without a loss it is the same one, its hardware address set just now.
+        other.hardware[5] = 8;
+        table.links_are(vec![other], false);
+        assert_eq!(table.differences(), []);
     }
 
     #[test]
     fn an_incarnation_survives_restart_and_the_hardware_address() {
         let (mut table, mut restarted) = (Table::default(), Table::default());
         table.link_is(veth(7, 2, Some(0)));
-        restarted.links_are(vec![veth(7, 2, Some(0))]);
+        restarted.links_are(vec![veth(7, 2, Some(0))], false);
         let first = told(&mut table);
         assert_eq!(first, told(&mut restarted));
         let mut changed = veth(7, 2, Some(0));
