@@ -55,6 +55,8 @@ struct Agent {
     source: Source,
     interfaces: mpsc::Receiver<endpoint::Event>,
     synced: Synced,
+    /// An earlier agent's state is in force.
+    inherited: bool,
     reading_events: bool,
     _discovery: Discovery,
     _admin: Admin,
@@ -95,6 +97,7 @@ impl Agent {
             source,
             interfaces,
             synced: Synced::default(),
+            inherited: predecessor.hash_seed.is_some(),
             reading_events: false,
             _discovery: discovery,
             _admin: admin,
@@ -153,7 +156,9 @@ impl Agent {
     }
 
     fn take_batch(&mut self, batch: Batch) -> Instant {
-        self.synced.source |= batch.in_sync;
+        // A file that never was readable keeps the source from being in sync. Where an earlier agent
+        // enforces something, that stays; where nothing is enforced, what is known is better.
+        self.synced.source |= batch.in_sync || !self.inherited;
         let mut engine = lock(&self.engine);
         batch.changes.into_iter().for_each(|change| engine.apply(change));
         batch.at
