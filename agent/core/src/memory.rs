@@ -1,15 +1,15 @@
 //! The kernel's maps in plain memory: what tests and `explain` judge packets with.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 
-use ipnet::Ipv6Net;
 use netpold_ebpf::layout::{
     ClassId, ENDPOINT_PROBES, ENDPOINT_SLOTS, Endpoint, PORT_SET_ALL, PORT_SET_NONE, PORTS_ALL,
     PORTS_NONE, PortBitmap, PortSet, ROW_NOT_ISOLATED, Row, RowBlock, TrieBlock, endpoint_slot,
 };
 use netpold_ebpf::policy::{PolicyTables, class4, class6, row_allows};
 
+use crate::compile::prefix::{Prefix, PrefixMap};
 use crate::model::Direction;
 use crate::ops::{Apply, Op};
 
@@ -29,18 +29,57 @@ pub enum MemoryError {
     SlotInUse(u32),
 }
 
+/// A table of which only the elements that were filled exist.
+#[derive(Clone, Debug)]
+struct Elements<T> {
+    name: &'static str,
+    filled: Vec<Option<Box<T>>>,
+}
+
+impl<T> Elements<T> {
+    fn new(name: &'static str) -> Self {
+        Self { name, filled: Vec::new() }
+    }
+
+    fn get(&self, index: u32) -> Option<&T> {
+        self.filled.get(index as usize)?.as_deref()
+    }
+
+    fn fill(&mut self, index: u32, element: Box<T>) {
+        let index = index as usize;
+        if self.filled.len() <= index {
+            self.filled.resize_with(index + 1, || None);
+        }
+        self.filled[index] = Some(element);
+    }
+}
+
+impl Elements<[u32; 256]> {
+    fn word(&self, index: u32, word: u8) -> u32 {
+        self.get(index).map_or(0, |words| words[usize::from(word)])
+    }
+
+    fn set_word(&mut self, index: u32, word: u8, value: u32) -> Result<(), MemoryError> {
+        let missing = MemoryError::Missing { table: self.name, index };
+        let element =
+            self.filled.get_mut(index as usize).and_then(Option::as_mut).ok_or(missing)?;
+        element[usize::from(word)] = value;
+        Ok(())
+    }
+}
+
 /// All tables of one generation.
 #[derive(Clone, Debug)]
 pub struct MemoryTables {
     root: Vec<u32>,
-    trie_blocks: HashMap<u32, Box<TrieBlock>>,
+    trie_blocks: Elements<TrieBlock>,
     hosts6: BTreeMap<Ipv6Addr, ClassId>,
-    cidrs6: BTreeMap<Ipv6Net, ClassId>,
+    cidrs6: PrefixMap<ClassId>,
     has_cidr6: bool,
-    rows: HashMap<u32, Box<Row>>,
-    row_blocks: HashMap<u32, Box<RowBlock>>,
-    port_sets: HashMap<u32, PortSet>,
-    bitmaps: HashMap<u32, Box<PortBitmap>>,
+    rows: Elements<Row>,
+    row_blocks: Elements<RowBlock>,
+    port_sets: Elements<PortSet>,
+    bitmaps: Elements<PortBitmap>,
     endpoints: BTreeMap<u32, Endpoint>,
 }
 
@@ -57,16 +96,19 @@ impl MemoryTables {
         let all = PortSet { tcp: PORTS_ALL, udp: PORTS_ALL, sctp: PORTS_ALL, other: PORTS_ALL };
         let none =
             PortSet { tcp: PORTS_NONE, udp: PORTS_NONE, sctp: PORTS_NONE, other: PORTS_NONE };
+        let mut port_sets = Elements::new("port set");
+        port_sets.fill(PORT_SET_NONE, Box::new(none));
+        port_sets.fill(PORT_SET_ALL, Box::new(all));
         Self {
             root: vec![0; 65_536],
-            trie_blocks: HashMap::new(),
+            trie_blocks: Elements::new("trie block"),
             hosts6: BTreeMap::new(),
-            cidrs6: BTreeMap::new(),
+            cidrs6: PrefixMap::new(),
             has_cidr6: false,
-            rows: HashMap::new(),
-            row_blocks: HashMap::new(),
-            port_sets: HashMap::from([(PORT_SET_NONE, none), (PORT_SET_ALL, all)]),
-            bitmaps: HashMap::new(),
+            rows: Elements::new("row"),
+            row_blocks: Elements::new("row block"),
+            port_sets,
+            bitmaps: Elements::new("bitmap"),
             endpoints: BTreeMap::new(),
         }
     }
@@ -129,45 +171,28 @@ impl MemoryTables {
     }
 }
 
-/// Writes one word of an element that must have been filled.
-fn word(
-    table: &'static str,
-    map: &mut HashMap<u32, Box<[u32; 256]>>,
-    index: u32,
-    column: u8,
-    value: u32,
-) -> Result<(), MemoryError> {
-    let element = map.get_mut(&index).ok_or(MemoryError::Missing { table, index })?;
-    element[usize::from(column)] = value;
-    Ok(())
-}
-
 impl Apply for MemoryTables {
     type Error = MemoryError;
 
     fn apply(&mut self, op: &Op) -> Result<(), MemoryError> {
         match op {
-            Op::Bitmap(id, bitmap) => drop(self.bitmaps.insert(*id, bitmap.clone())),
-            Op::PortSet(id, set) => drop(self.port_sets.insert(*id, *set)),
-            Op::RowBlock(id, block) => drop(self.row_blocks.insert(*id, block.clone())),
-            Op::RowBlockWord(id, column, set) => {
-                return word("row block", &mut self.row_blocks, *id, *column, *set);
-            }
-            Op::Row(id, row) => drop(self.rows.insert(*id, row.clone())),
-            Op::RowWord(id, index, block) => {
-                return word("row", &mut self.rows, *id, *index, *block);
-            }
-            Op::TrieBlock(id, block) => drop(self.trie_blocks.insert(*id, block.clone())),
-            Op::TrieWord(id, index, value) => {
-                return word("trie block", &mut self.trie_blocks, *id, *index, *value);
-            }
+            Op::Bitmap(id, bitmap) => self.bitmaps.fill(*id, bitmap.clone()),
+            Op::PortSet(id, set) => self.port_sets.fill(*id, Box::new(*set)),
+            Op::RowBlock(id, block) => self.row_blocks.fill(*id, block.clone()),
+            Op::RowBlockWord(id, column, set) => self.row_blocks.set_word(*id, *column, *set)?,
+            Op::Row(id, row) => self.rows.fill(*id, row.clone()),
+            Op::RowWord(id, index, block) => self.rows.set_word(*id, *index, *block)?,
+            Op::TrieBlock(id, block) => self.trie_blocks.fill(*id, block.clone()),
+            Op::TrieWord(id, index, value) => self.trie_blocks.set_word(*id, *index, *value)?,
             Op::TrieRootWord(index, value) => self.root[usize::from(*index)] = *value,
             Op::Host6(address, class) => drop(self.hosts6.insert(*address, *class)),
             Op::Host6Gone(address) => drop(self.hosts6.remove(address)),
-            Op::Cidr6(prefix, class) => drop(self.cidrs6.insert(*prefix, *class)),
-            Op::Cidr6Gone(prefix) => drop(self.cidrs6.remove(prefix)),
+            Op::Cidr6(prefix, class) => {
+                self.cidrs6.insert(Prefix::net((*prefix).into()), *class);
+            }
+            Op::Cidr6Gone(prefix) => drop(self.cidrs6.remove(Prefix::net((*prefix).into()))),
             Op::HasCidr6(has) => self.has_cidr6 = *has,
-            Op::Endpoint(slot, endpoint) => return self.fill_slot(*slot, **endpoint),
+            Op::Endpoint(slot, endpoint) => self.fill_slot(*slot, **endpoint)?,
             Op::EndpointRows(slot, rows) => self.slot(*slot)?.rows = *rows,
             Op::EndpointAddrs(slot, endpoint) => *self.slot(*slot)? = **endpoint,
             Op::EndpointGone(slot) => drop(self.endpoints.remove(slot)),
@@ -182,7 +207,7 @@ impl PolicyTables for MemoryTables {
     }
 
     fn trie_block(&self, block: u32, index: u8) -> u32 {
-        self.trie_blocks.get(&block).map_or(0, |words| words[usize::from(index)])
+        self.trie_blocks.word(block, index)
     }
 
     fn host6(&self, address: &[u8; 16]) -> Option<ClassId> {
@@ -193,26 +218,22 @@ impl PolicyTables for MemoryTables {
         if !self.has_cidr6 {
             return None;
         }
-        let address = Ipv6Addr::from(*address);
-        (0..=128u8).rev().find_map(|length| {
-            let prefix = Ipv6Net::new(address, length).ok()?.trunc();
-            self.cidrs6.get(&prefix).copied()
-        })
+        self.cidrs6.longest(Prefix::host(Ipv6Addr::from(*address).into())).copied()
     }
 
     fn row(&self, row: u32, index: u8) -> u32 {
-        self.rows.get(&row).map_or(0, |words| words[usize::from(index)])
+        self.rows.word(row, index)
     }
 
     fn row_block(&self, block: u32, index: u8) -> u32 {
-        self.row_blocks.get(&block).map_or(0, |words| words[usize::from(index)])
+        self.row_blocks.word(block, index)
     }
 
     fn port_set(&self, set: u32) -> PortSet {
-        self.port_sets.get(&set).copied().unwrap_or_default()
+        self.port_sets.get(set).copied().unwrap_or_default()
     }
 
     fn bitmap(&self, bitmap: u32, word: u16) -> u64 {
-        self.bitmaps.get(&bitmap).map_or(0, |words| words[usize::from(word)])
+        self.bitmaps.get(bitmap).map_or(0, |words| words[usize::from(word)])
     }
 }

@@ -44,8 +44,9 @@ pub enum Op {
     Endpoint(u32, Box<Endpoint>),
     /// Flip the rows word of an endpoint slot.
     EndpointRows(u32, u64),
-    /// Change addresses and flags of an endpoint slot: the new element; only address slots that are
-    /// not valid before may differ, and the flags word is flipped last.
+    /// Change addresses, flags, `id` and `uid_hash` of an endpoint slot: the new element, with the
+    /// same `ifindex` and `rows`. Only address slots that are not valid before may differ, and the
+    /// flags word is flipped last. Another `id` means another pod instance behind the interface.
     EndpointAddrs(u32, Box<Endpoint>),
     /// Free an endpoint slot.
     EndpointGone(u32),

@@ -171,9 +171,11 @@ impl Endpoints {
             uid_hash: uid_hash(&pod.uid),
             incarnation: interface.incarnation,
         };
-        let before = self.live.get(&interface.index).filter(|live| live.identity == identity);
-        let known = before.map(|live| (live.id, live.record));
-        let (id, record) = known.unwrap_or_else(|| (self.number(interface.index, &identity), None));
+        let before = self.live.get(&interface.index);
+        // Another pod takes the record over in place: there is no moment without one.
+        let record = before.and_then(|live| live.record);
+        let known = before.filter(|live| live.identity == identity).map(|live| live.id);
+        let id = known.unwrap_or_else(|| self.number(interface.index, &identity));
         Some(Live {
             identity,
             id,

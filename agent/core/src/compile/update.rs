@@ -15,20 +15,13 @@ use crate::compile::spec::Spec;
 use crate::delta::{Plan, RowPair};
 use crate::ops::Op;
 
-/// What an update does to an endpoint that had a record before.
-#[derive(Debug)]
-struct Replaced {
-    slot: u32,
-    rows: RowPair,
-}
-
 /// The endpoints that an update concerns.
 #[derive(Debug, Default)]
 struct EndpointChanges {
+    /// All that may have changed. In the end also those that changed rows for others' sake.
+    concerned: BTreeSet<u32>,
     /// There is no endpoint any more: slots to free.
     gone: Vec<u32>,
-    /// Another pod, or another interface, under the same index.
-    replaced: BTreeMap<u32, Replaced>,
     /// No record so far.
     new: Vec<u32>,
 }
@@ -48,15 +41,16 @@ impl Compiler {
         if dirty.namespaces {
             self.atoms.namespaces_changed();
         }
-        let (changes, usage) = self.refresh_endpoints(&dirty);
+        let (mut changes, usage) = self.refresh_endpoints(&dirty);
         self.refresh_addresses(dirty.addresses, &usage);
         let touched = self.space.settle(&mut self.classes);
-        self.fill_rows(&mut ops);
+        self.fill_rows(&changes, &mut ops);
 
         let moves = self.tables.moves(&self.space, &touched);
         let words = self.changing_words(&changes);
         let (plan, through) = Plan::new(moves, &words, &self.rows, &mut self.classes);
         if !through.is_empty() {
+            changes.concerned.extend(self.endpoints.live.keys());
             self.separate_rows(&changes, &mut ops);
             self.fill_temporary(&through, &mut ops);
         }
@@ -88,8 +82,8 @@ impl Compiler {
         let mut changes = EndpointChanges::default();
         let mut released: Vec<Arc<Spec>> = Vec::new();
         let mut usage = Usage::default();
-        for ifindex in indexes {
-            let new = self.cluster.interfaces().get(&ifindex).and_then(|interface| {
+        for ifindex in &indexes {
+            let new = self.cluster.interfaces().get(ifindex).and_then(|interface| {
                 let check = self.options.check_source;
                 self.endpoints.build(interface, &self.cluster, check, &mut self.atoms)
             });
@@ -97,16 +91,17 @@ impl Compiler {
                 self.acquire_spec(spec, &mut usage);
             }
             let old = match new {
-                Some(new) => self.endpoints.live.insert(ifindex, new),
-                None => self.endpoints.live.remove(&ifindex),
+                Some(new) => self.endpoints.live.insert(*ifindex, new),
+                None => self.endpoints.live.remove(ifindex),
             };
-            changes.note(ifindex, old.as_ref(), self.endpoints.live.get(&ifindex));
+            changes.note(*ifindex, old.as_ref(), self.endpoints.live.get(ifindex));
             released.extend(old.into_iter().flat_map(|live| live.specs.into_iter().flatten()));
         }
         // Only now, so that what moves from one endpoint to another stays in use.
         for spec in released {
             self.release_spec(&spec, &mut usage);
         }
+        changes.concerned = indexes;
         (changes, usage)
     }
 
@@ -164,7 +159,7 @@ impl Compiler {
     }
 
     /// Fills the columns of new classes in the rows there are, then the rows of new specs.
-    fn fill_rows(&mut self, ops: &mut Vec<Op>) {
+    fn fill_rows(&mut self, changes: &EndpointChanges, ops: &mut Vec<Op>) {
         let new = self.classes.take_new();
         let rows: Vec<_> = self.rows.iter().map(|(id, spec)| (id, spec.clone())).collect();
         for (row, spec) in &rows {
@@ -174,7 +169,7 @@ impl Compiler {
             }
         }
         let mut missing: Vec<Arc<Spec>> = Vec::new();
-        for live in self.endpoints.live.values() {
+        for live in changes.concerned.iter().filter_map(|i| self.endpoints.live.get(i)) {
             for spec in live.specs.iter().flatten() {
                 if self.rows.of_spec(spec).is_none() && !missing.contains(spec) {
                     missing.push(spec.clone());
@@ -206,13 +201,11 @@ impl Compiler {
             .map_or((0, 0), |live| (row(&live.specs[0]), row(&live.specs[1])))
     }
 
-    /// Rows before and after of the endpoints that exist before and after.
+    /// Rows before and after of the concerned endpoints that exist before and after.
     fn words(&self, changes: &EndpointChanges) -> BTreeMap<u32, (RowPair, RowPair)> {
-        let stay = self.endpoints.live.iter().filter_map(|(ifindex, live)| {
-            let before = match changes.replaced.get(ifindex) {
-                Some(replaced) => replaced.rows,
-                None => live.installed_rows()?,
-            };
+        let stay = changes.concerned.iter().filter_map(|ifindex| {
+            let live = self.endpoints.live.get(ifindex)?;
+            let before = live.installed_rows()?;
             Some((*ifindex, (before, self.desired_rows(*ifindex))))
         });
         stay.collect()
@@ -260,15 +253,7 @@ impl Compiler {
     /// Flips the endpoints that exist before and after.
     fn flip_endpoints(&mut self, changes: &EndpointChanges, ops: &mut Vec<Op>) {
         for (ifindex, (_, rows)) in self.words(changes) {
-            match changes.replaced.get(&ifindex) {
-                None => self.endpoints.flip(ifindex, pack(rows), ops),
-                Some(replaced) => {
-                    // Both records are there for a moment; a packet finds one of them. Where no
-                    // other slot is free, the next update finds this one.
-                    self.endpoints.appear(ifindex, pack(rows), ops);
-                    self.endpoints.vanish(replaced.slot, ops);
-                }
-            }
+            self.endpoints.flip(ifindex, pack(rows), ops);
         }
     }
 
@@ -284,15 +269,11 @@ impl Compiler {
 
 impl EndpointChanges {
     fn note(&mut self, ifindex: u32, old: Option<&Live>, new: Option<&Live>) {
-        let installed = old.and_then(|old| Some((old.record?.0, old.installed_rows()?)));
-        match (installed, new) {
-            (None, None) => {}
+        let slot = old.and_then(|old| Some(old.record?.0));
+        match (slot, new) {
             (None, Some(_)) => self.new.push(ifindex),
-            (Some((slot, _)), None) => self.gone.push(slot),
-            (Some((slot, rows)), Some(new)) if new.record.is_none() => {
-                self.replaced.insert(ifindex, Replaced { slot, rows });
-            }
-            (Some(_), Some(_)) => {}
+            (Some(slot), None) => self.gone.push(slot),
+            (None, None) | (Some(_), Some(_)) => {}
         }
     }
 }

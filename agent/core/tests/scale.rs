@@ -1,0 +1,111 @@
+//! Times of a large cluster: `cargo test --release -p netpold-core --test scale -- --ignored --nocapture`.
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test that reports figures")]
+
+mod common;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Instant;
+
+use common::*;
+use netpold_core::model::{Change, Interface, Pod, Selector};
+
+const NAMESPACES: u32 = 1000;
+const PODS: u32 = 100_000;
+const LOCAL: u32 = 110;
+const POLICIES: u32 = 5000;
+
+fn namespace_name(number: u32) -> String {
+    format!("ns{number}")
+}
+
+/// Pod `number`; every thousandth or so is local.
+fn nth_pod(number: u32, version: &str) -> Pod {
+    let app = format!("app{}", number / NAMESPACES % 7);
+    let pairs = [("app", app.as_str()), ("version", version)];
+    let namespace = namespace_name(number % NAMESPACES);
+    let mut pod = pod(&namespace, &format!("pod{number}"), &pairs, &[]);
+    pod.addresses = vec![IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0000 + number))];
+    if number >= LOCAL {
+        pod.node = "elsewhere".into();
+    }
+    pod
+}
+
+/// Policy `number`: a few peers and ports each.
+fn nth_policy(number: u32) -> netpold_core::model::Policy {
+    let app = format!("app{}", number / NAMESPACES % 7);
+    let team = format!("team{}", number % 10);
+    let cidr = format!("172.{}.{}.0/24", 16 + number % 16, number % 256);
+    let peers = vec![
+        pods(None, select(&[("app", &app)])),
+        pods(Some(select(&[("team", &team)])), select(&[("app", "app1")])),
+        block(&cidr, &[]),
+    ];
+    let rules = vec![rule(Some(peers), Some(vec![tcp(80), tcp(1000 + (number % 50) as u16)]))];
+    let namespace = namespace_name(number % NAMESPACES);
+    policy(
+        &namespace,
+        &format!("p{number}"),
+        select(&[("app", &app)]),
+        Some(rules.clone()),
+        Some(rules),
+    )
+}
+
+fn timed<T>(what: &str, work: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let result = work();
+    println!("{what}: {:.3} ms", start.elapsed().as_secs_f64() * 1e3);
+    result
+}
+
+#[test]
+#[ignore = "reports times, judges nothing"]
+fn large_cluster() {
+    let mut changes = vec![Change::Node(node(NODE, &["192.0.2.1"]))];
+    changes.extend((0..NAMESPACES).map(|n| {
+        let team = format!("team{}", n % 10);
+        Change::Namespace(namespace(&namespace_name(n), &[("team", &team)]))
+    }));
+    changes.extend((0..PODS).map(|n| Change::Pod(nth_pod(n, "1"))));
+    changes.extend((0..POLICIES).map(|n| Change::Policy(nth_policy(n))));
+    changes.extend((0..LOCAL).map(|n| {
+        let addresses = nth_pod(n, "1").addresses;
+        Change::Interface(Interface { index: 100 + n, incarnation: 1, addresses })
+    }));
+    let mut world = World::new([]);
+    timed("taking the changes in", || changes.into_iter().for_each(|c| world.compiler.apply(c)));
+    let ops = timed("full image", || world.compiler.update().unwrap());
+    println!("  {} operations, {:?}", ops.len(), world.compiler.fill());
+    let mut next = |what: &str, change: Change| {
+        world.compiler.apply(change);
+        let ops = timed(what, || world.compiler.update().unwrap());
+        println!("  {} operations", ops.len());
+        world.compiler.grace_passed();
+    };
+    next("remote pod relabelled, nothing matches", Change::Pod(nth_pod(99_999, "2")));
+    let mut moved = nth_pod(99_998, "1");
+    moved.labels.insert("app".into(), "app1".into());
+    next("remote pod relabelled, peers match", Change::Pod(moved));
+    next("remote pod gone", Change::PodGone(nth_pod(99_997, "1").key));
+    next("remote pod new", Change::Pod(nth_pod(PODS + 1, "1")));
+    let mut local = nth_pod(5, "1");
+    local.labels.insert("app".into(), "app3".into());
+    next("local pod relabelled", Change::Pod(local));
+    let mut edited = nth_policy(3);
+    edited.ingress.as_mut().unwrap()[0].ports = Some(vec![tcp(81)]);
+    next("policy edited: ports", Change::Policy(edited.clone()));
+    edited.ingress.as_mut().unwrap()[0].peers =
+        Some(vec![pods(Some(select(&[("team", "team7")])), select(&[("app", "app2")]))]);
+    next("policy edited: peers", Change::Policy(edited.clone()));
+    let everyone =
+        vec![rule(Some(vec![pods(Some(Selector::default()), Selector::default())]), None)];
+    edited.ingress = Some(everyone);
+    next("policy edited: all pods as peers", Change::Policy(edited.clone()));
+    next("policy gone", Change::PolicyGone(edited.key));
+    let team = [("team", "team9")];
+    next("namespace relabelled", Change::Namespace(namespace("ns3", &team)));
+    timed("reinstall", || {
+        world.compiler.reinstall(netpold_core::ops::Capacity::default()).unwrap()
+    });
+}

@@ -1,0 +1,265 @@
+//! What an update writes: no more than it must, within capacity, numbers reused only after grace.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use common::*;
+use netpold_core::compile::{CheckSource, CompileError, Compiler, Options, Problem};
+use netpold_core::image::Table;
+use netpold_core::memory::MemoryTables;
+use netpold_core::model::{Change, Policy, Selector};
+use netpold_core::ops::{Apply, Capacity, Op};
+use netpold_ebpf::layout::{EP_CHECK_SOURCE, ROW_NOT_ISOLATED};
+
+/// Pods `a/p1` to `a/p4` on interfaces 1 to 4, and `a/far1` to `a/far9` elsewhere.
+fn pods_of_two_nodes() -> Vec<Change> {
+    let mut changes = vec![Change::Namespace(namespace("a", &[]))];
+    for n in 1..=4u32 {
+        let addresses = [format!("10.0.0.{n}"), format!("fd00::{n}")];
+        let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+        changes.push(Change::Pod(pod("a", &format!("p{n}"), &[("app", "local")], &addresses)));
+        changes.push(Change::Interface(interface(n, &addresses)));
+    }
+    changes.extend((1..=9).map(|n| Change::Pod(far(n, "x"))));
+    changes
+}
+
+fn far(n: u32, app: &str) -> netpold_core::model::Pod {
+    let addresses = [format!("10.1.0.{n}"), format!("fd00:1::{n}")];
+    let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+    let mut pod = pod("a", &format!("far{n}"), &[("app", app)], &addresses);
+    pod.node = "elsewhere".into();
+    pod
+}
+
+fn allow_from(app: &str, port: u16) -> Policy {
+    let peer = pods(None, select(&[("app", app)]));
+    let rules = vec![rule(Some(vec![peer]), Some(vec![tcp(port)]))];
+    policy("a", "allow", Selector::default(), Some(rules), None)
+}
+
+fn world() -> World {
+    let policy = Change::Policy(allow_from("x", 80));
+    World::new(pods_of_two_nodes().into_iter().chain([policy]))
+}
+
+#[test]
+fn equal_rules_share_a_row() {
+    let world = world();
+    let rows: BTreeSet<u64> = world.tables.endpoints().values().map(|e| e.rows).collect();
+    assert_eq!(rows.len(), 1);
+    let fill = world.compiler.fill();
+    let used = |table| fill.iter().find(|fill| fill.table == table).unwrap().used;
+    assert_eq!(used(Table::Rows), 2, "number 0 and the shared one");
+    assert_eq!(used(Table::Hosts6), 9);
+    assert_eq!(used(Table::TrieBlocks), 2);
+}
+
+#[test]
+fn a_pod_writes_its_addresses_only() {
+    let mut world = world();
+    // Classes "x" and "no set" exist, so that two words change: one a family.
+    assert_eq!(world.apply([Change::Pod(far(3, "y"))]), 2);
+    assert_eq!(world.apply([Change::Pod(far(3, "x"))]), 2);
+    assert_eq!(world.apply([Change::Pod(far(10, "x"))]), 2);
+    assert_eq!(world.apply([Change::Pod(far(11, "y"))]), 0, "it matches nothing");
+    assert_eq!(world.apply([Change::PodGone(far(10, "x").key)]), 2);
+    assert_eq!(world.apply([Change::Pod(far(3, "x"))]), 0, "nothing changed");
+    // A namespace's label that no rule asks for.
+    assert_eq!(world.apply([Change::Namespace(namespace("a", &[("team", "one")]))]), 0);
+}
+
+#[test]
+fn a_policy_of_other_pods_writes_nothing() {
+    let mut world = world();
+    let mut other = allow_from("x", 81);
+    other.key.namespace = "b".into();
+    assert_eq!(world.apply([Change::Policy(other)]), 0);
+    let nobody = policy("a", "nobody", select(&[("app", "nobody")]), Some(vec![]), None);
+    assert_eq!(world.apply([Change::Policy(nobody)]), 0);
+    let mut same = allow_from("x", 80);
+    same.key.name = "same".into();
+    assert_eq!(world.apply([Change::Policy(same)]), 0, "the rules are there already");
+}
+
+#[test]
+fn blocks_that_became_uniform_are_given_back() {
+    let mut world = world();
+    world.apply([Change::PolicyGone(allow_from("x", 80).key)]);
+    for fill in world.compiler.fill() {
+        let reserved = match fill.table {
+            Table::Classes | Table::Rows | Table::RowBlocks => 1,
+            Table::Bitmaps | Table::PortSets => 2,
+            _ => 0,
+        };
+        assert_eq!(fill.used, reserved, "{}", fill.table);
+    }
+}
+
+/// Elements of each table that an operation fills.
+fn filled(op: &Op) -> Option<(&'static str, u32)> {
+    match op {
+        Op::Bitmap(id, _) => Some(("bitmap", *id)),
+        Op::PortSet(id, _) => Some(("port set", *id)),
+        Op::RowBlock(id, _) => Some(("row block", *id)),
+        Op::Row(id, _) => Some(("row", *id)),
+        Op::TrieBlock(id, _) => Some(("trie block", *id)),
+        Op::Endpoint(id, _) => Some(("endpoint", *id)),
+        _ => None,
+    }
+}
+
+#[test]
+fn numbers_are_reused_only_after_grace() {
+    let mut compiler = Compiler::new(Options { node: NODE.into(), ..Options::default() });
+    pods_of_two_nodes().into_iter().for_each(|change| compiler.apply(change));
+    let mut seen = BTreeSet::new();
+    let mut edit = |compiler: &mut Compiler, port: u16, app: &str| {
+        compiler.apply(Change::Policy(allow_from("x", port)));
+        compiler.apply(Change::Pod(far(9, app)));
+        let ops = compiler.update().unwrap();
+        ops.iter().filter_map(filled).filter(|element| !seen.insert(*element)).count()
+    };
+    for round in 0..5 {
+        let app = if round % 2 == 0 { "x" } else { "y" };
+        assert_eq!(edit(&mut compiler, 80 + round, app), 0, "something was filled twice");
+    }
+    compiler.grace_passed();
+    assert!(edit(&mut compiler, 90, "x") > 0, "nothing was reused after grace");
+}
+
+#[test]
+fn a_full_table_refuses_the_update_until_reinstalled() {
+    let capacity = Capacity { rows: 3, ..Capacity::default() };
+    let options = Options { node: NODE.into(), capacity, ..Options::default() };
+    let mut compiler = Compiler::new(options);
+    pods_of_two_nodes().into_iter().for_each(|change| compiler.apply(change));
+    compiler.apply(Change::Policy(allow_from("x", 80)));
+    compiler.update().unwrap();
+    let ids: BTreeMap<u32, u32> = compiler.endpoints().map(|e| (e.ifindex, e.id)).collect();
+    let both = policy("a", "more", Selector::default(), Some(vec![]), Some(vec![]));
+    compiler.apply(Change::Policy(both.clone()));
+    compiler.apply(Change::Policy(allow_from("x", 81)));
+    let full = CompileError::Full { table: Table::Rows, needed: 4, capacity: 3 };
+    assert_eq!(compiler.update(), Err(full.clone()));
+    assert!(matches!(&compiler.problems()[..], [Problem::Refused { .. }]));
+    compiler.apply(Change::Pod(far(9, "y")));
+    assert_eq!(compiler.update(), Err(full), "later updates do not slip past it");
+
+    let ops = compiler.reinstall(Capacity { rows: 4, ..capacity }).unwrap();
+    let mut tables = MemoryTables::new();
+    ops.iter().for_each(|op| tables.apply(op).unwrap());
+    let see =
+        |address| tables.allows(1, netpold_core::model::Direction::Ingress, ip(address), 6, 81);
+    assert_eq!((see("10.1.0.1"), see("10.1.0.9")), (Some(true), Some(false)));
+    assert_eq!(compiler.endpoints().map(|e| (e.ifindex, e.id)).collect::<BTreeMap<_, _>>(), ids);
+    assert!(compiler.problems().is_empty());
+}
+
+#[test]
+fn endpoint_numbers_are_recognised_and_never_reused() {
+    let first = World::new(pods_of_two_nodes());
+    let known: BTreeMap<(u32, u64), u32> =
+        first.compiler.endpoints().map(|e| ((e.ifindex, e.uid_hash), e.id + 100)).collect();
+    let options = Options {
+        node: NODE.into(),
+        first_endpoint_id: 50,
+        known_endpoints: known.clone(),
+        ..Options::default()
+    };
+    let mut compiler = Compiler::new(options);
+    pods_of_two_nodes().into_iter().for_each(|change| compiler.apply(change));
+    compiler.update().unwrap();
+    for endpoint in compiler.endpoints() {
+        assert_eq!(endpoint.id, known[&(endpoint.ifindex, endpoint.uid_hash)]);
+    }
+    let mut used: BTreeSet<u32> = known.into_values().collect();
+    let mut again = interface(1, &["10.0.0.1", "fd00::1"]);
+    again.incarnation = 2;
+    let mut other = pod("a", "p2", &[("app", "local")], &["10.0.0.2", "fd00::2"]);
+    other.uid = "another".into();
+    for change in [Change::Interface(again), Change::Pod(other)] {
+        compiler.apply(change);
+        let ops = compiler.update().unwrap();
+        assert!(matches!(ops[..], [Op::EndpointAddrs(..)]), "{ops:?}");
+        let new: Vec<u32> =
+            compiler.endpoints().map(|e| e.id).filter(|id| used.insert(*id)).collect();
+        assert_eq!(new.len(), 1);
+        compiler.grace_passed();
+    }
+}
+
+#[test]
+fn a_changed_address_is_written_beside_the_old_one() {
+    let mut world = world();
+    let before = *world.tables.endpoint(1).unwrap();
+    let addresses = ["10.0.0.1", "10.0.0.77"];
+    world.apply([Change::Pod(pod("a", "p1", &[("app", "local")], &addresses))]);
+    let after = *world.tables.endpoint(1).unwrap();
+    assert_eq!(after.id, before.id);
+    for slot in 0..4 {
+        let was_valid = before.flags >> slot & 1 != 0;
+        assert!(!was_valid || before.addr4[slot] == after.addr4[slot], "slot {slot} was in use");
+    }
+    let valid = |slot: &usize| after.flags >> slot & 1 != 0;
+    let now: BTreeSet<u32> = (0..4).filter(valid).map(|slot| after.addr4[slot]).collect();
+    assert_eq!(now, BTreeSet::from([0x0a00_0001, 0x0a00_004d]));
+    assert_eq!(after.flags >> 4 & 15, 0, "no IPv6 address is left");
+}
+
+#[test]
+fn too_many_addresses_deny_everything_where_isolated() {
+    let mut world = world();
+    let many = ["10.0.0.1", "10.0.0.5", "10.0.0.6", "fd00::1"];
+    world.apply([Change::Pod(pod("a", "p1", &[("app", "local")], &many))]);
+    assert!(!world.ingress(1, "10.1.0.1", 80) && world.egress(1, "10.1.0.1", 80));
+    assert!(world.ingress(2, "10.1.0.1", 80));
+    assert!(matches!(&world.compiler.problems()[..], [Problem::TooManyAddresses { .. }]));
+}
+
+#[test]
+fn interfaces_beyond_the_probed_slots_are_a_problem() {
+    let mut world = World::new(pods_of_two_nodes());
+    let extra: Vec<Change> =
+        (1..=5).map(|n| Change::Interface(interface(3 + n * 8192, &["10.0.0.3"]))).collect();
+    world.apply(extra);
+    let problems = world.compiler.problems();
+    assert!(problems.iter().all(|p| matches!(p, Problem::NoSlot { .. })), "{problems:?}");
+    assert_eq!(problems.len(), 3, "slots 5 and 6 were left of 3 to 6: {problems:?}");
+    world.apply([Change::InterfaceGone(4)]);
+    world.apply([]);
+    assert_eq!(world.compiler.problems().len(), 2, "a slot fell free after grace");
+}
+
+#[test]
+fn source_check_by_option() {
+    let deny = policy("a", "deny", select(&[("app", "db")]), Some(vec![]), None);
+    for (check, isolated, free) in [
+        (CheckSource::Off, false, false),
+        (CheckSource::Isolated, true, false),
+        (CheckSource::All, true, true),
+    ] {
+        let options = Options { node: NODE.into(), check_source: check, ..Options::default() };
+        let mut world = World { compiler: Compiler::new(options), tables: MemoryTables::new() };
+        world.apply([
+            Change::Pod(pod("a", "db", &[("app", "db")], &["10.0.0.1"])),
+            Change::Pod(pod("a", "web", &[], &["10.0.0.2"])),
+            Change::Interface(interface(1, &["10.0.0.1"])),
+            Change::Interface(interface(2, &["10.0.0.2"])),
+            Change::Policy(deny.clone()),
+        ]);
+        let checks = |ifindex| world.tables.endpoint(ifindex).unwrap().flags & EP_CHECK_SOURCE != 0;
+        assert_eq!((checks(1), checks(2)), (isolated, free), "{check:?}");
+    }
+}
+
+#[test]
+fn an_isolated_direction_never_has_row_zero() {
+    let world = world();
+    for endpoint in world.tables.endpoints().values() {
+        assert_ne!(endpoint.rows as u32, ROW_NOT_ISOLATED);
+        assert_eq!((endpoint.rows >> 32) as u32, ROW_NOT_ISOLATED);
+    }
+}
