@@ -7,7 +7,6 @@ mod fields;
 mod policy;
 mod selector;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
@@ -265,7 +264,7 @@ fn key(metadata: &ObjectMeta) -> Result<Key, Problem> {
 }
 
 fn labels(metadata: &ObjectMeta) -> Labels {
-    metadata.labels.clone().unwrap_or_else(BTreeMap::new)
+    metadata.labels.clone().unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! mapping, `<<` merges, anchors expand within a limit, and plain scalars are typed by YAML 1.2's
 //! core schema, with YAML 1.1's octal numbers (`defaultMode: 0644`).
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, StrInput, Tag};
@@ -128,11 +129,9 @@ impl Node {
 /// # Errors
 /// The first thing that is not YAML, a repeated key, or a limit exceeded, with its line.
 pub fn parse(text: &str) -> Result<Vec<Node>, ReadError> {
-    let mut reader = Reader {
-        parser: Parser::new_from_str(text.strip_prefix('\u{feff}').unwrap_or(text)),
-        anchors: HashMap::new(),
-        aliased: 0,
-    };
+    let text = join_surrogates(text.strip_prefix('\u{feff}').unwrap_or(text));
+    let mut reader =
+        Reader { parser: Parser::new_from_str(&text), anchors: HashMap::new(), aliased: 0 };
     let mut documents = Vec::new();
     loop {
         let (event, span) = reader.next()?;
@@ -150,6 +149,29 @@ pub fn parse(text: &str) -> Result<Vec<Node>, ReadError> {
             _ => return Err(ReadError::new(line(span), "content outside of a document")),
         }
     }
+}
+
+/// JSON may write a character beyond the first 65,536 as two escapes, which YAML does not know.
+fn join_surrogates(text: &str) -> Cow<'_, str> {
+    let unit = |at: usize| {
+        let digits = text.get(at..at + 6)?.strip_prefix("\\u")?;
+        u16::from_str_radix(digits, 16).ok()
+    };
+    let mut joined = String::new();
+    let mut copied = 0;
+    for (at, _) in text.match_indices("\\u") {
+        let (Some(high @ 0xd800..0xdc00), Some(low)) = (unit(at), unit(at + 6)) else { continue };
+        if let Some(Ok(character)) = char::decode_utf16([high, low]).next() {
+            joined.push_str(&text[copied..at]);
+            joined.push(character);
+            copied = at + 12;
+        }
+    }
+    if copied == 0 {
+        return Cow::Borrowed(text);
+    }
+    joined.push_str(&text[copied..]);
+    Cow::Owned(joined)
 }
 
 fn line(span: Span) -> u32 {
@@ -357,6 +379,14 @@ mod tests {
         let node = one("{\n\t\"a\": [1, {\"b\": \"x\\u003c\\/y\"}],\n\t\"c\": null\n}\n");
         let Value::List(items) = &node.get("a").unwrap().value else { panic!("{node:?}") };
         assert_eq!(items[1].text("b"), Some("x</y"));
+    }
+
+    #[test]
+    fn json_writes_some_characters_as_two_escapes() {
+        let node = one(r#"{"a": "\ud83d\ude00\u00e9", "b": "\\ud83d\\ude00"}"#);
+        assert_eq!(node.text("a"), Some("\u{1f600}\u{e9}"));
+        assert_eq!(node.text("b"), Some(r"\ud83d\ude00"));
+        assert!(error(r#"{"a": "\ud83d"}"#).starts_with("line 1: "));
     }
 
     #[test]

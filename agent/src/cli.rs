@@ -1,0 +1,150 @@
+//! The command line. Every flag has an environment twin, `NETPOLD_` and its name.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use netpold_core::probe::{IpProtocol, Party};
+use serde::Serialize;
+
+/// Where the agent's control socket is unless told otherwise.
+const DEFAULT_SOCKET: &str = "/run/netpold/netpold.sock";
+/// Where maps and links are pinned unless told otherwise.
+const DEFAULT_BPFFS: &str = "/sys/fs/bpf/netpold";
+
+/// Kubernetes NetworkPolicy enforced in eBPF at every pod's veth
+#[derive(Debug, Parser)]
+#[command(name = "netpold", version, about, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Enforce NetworkPolicy on this node's pods
+    Run(RunArgs),
+    /// Say whether policy allows some traffic, and why
+    #[command(after_help = "Exit status: 0 allowed, 1 denied, 2 cannot tell (why is on stderr).\n\
+        With --probes: 0 every line answered, 2 some line is not.")]
+    Explain(ExplainArgs),
+    /// Show what a running agent enforces, drops and has problems with
+    Status(StatusArgs),
+}
+
+/// Flags of `netpold run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; changes are followed
+    #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
+    pub manifests: PathBuf,
+    /// Name of this node, as in the pods' spec.nodeName
+    #[arg(long, value_name = "NAME", env = "NETPOLD_NODE_NAME")]
+    pub node_name: String,
+    /// Directory on a BPF filesystem to pin maps and links in; one for each agent
+    #[arg(long, value_name = "DIR", env = "NETPOLD_BPFFS", default_value = DEFAULT_BPFFS)]
+    pub bpffs: PathBuf,
+    /// Control socket to create, for `netpold status`
+    #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
+    pub socket: PathBuf,
+    /// Drop what a pod sends from an address that is not its own
+    #[arg(long, value_name = "WHICH", env = "NETPOLD_CHECK_SOURCE", default_value = "isolated")]
+    pub check_source: CheckSource,
+    /// Format of the log
+    #[arg(long, value_name = "FORMAT", env = "NETPOLD_LOG_FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
+    /// What to log: a level, or targets with levels as in `info,netpold::source=debug`
+    #[arg(long, value_name = "FILTER", env = "NETPOLD_LOG", default_value = "info")]
+    pub log: String,
+}
+
+/// Of which pods the source address is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CheckSource {
+    /// None
+    Off,
+    /// Pods that some policy isolates
+    Isolated,
+    /// Every pod
+    All,
+}
+
+/// Format of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people
+    Text,
+    /// A JSON object a line
+    Json,
+}
+
+/// Format of an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
+pub enum Output {
+    /// For people
+    #[default]
+    Text,
+    /// For programs
+    Json,
+}
+
+/// Flags of `netpold explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// Directory of Kubernetes objects: *.yaml, *.yml and *.json
+    #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
+    pub manifests: PathBuf,
+    /// Who sends: namespace/pod or an address
+    #[arg(long, value_name = "WHO", env = "NETPOLD_FROM", required_unless_present = "probes")]
+    pub from: Option<Party>,
+    /// Who receives: namespace/pod or an address
+    #[arg(long, value_name = "WHO", env = "NETPOLD_TO", required_unless_present = "probes")]
+    pub to: Option<Party>,
+    /// Destination port (TCP, UDP and SCTP need one)
+    #[arg(long, env = "NETPOLD_PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub port: Option<u16>,
+    /// TCP, UDP, SCTP, ICMP, ICMPv6 or an IP protocol number
+    #[arg(long, env = "NETPOLD_PROTOCOL", default_value = "TCP")]
+    pub protocol: IpProtocol,
+    /// Answer many at once: JSON lines with from, to, port and protocol in, the same lines with
+    /// verdict out; `-` is standard input
+    #[arg(long, value_name = "FILE", env = "NETPOLD_PROBES", conflicts_with_all = ["from", "to", "port"])]
+    pub probes: Option<PathBuf>,
+    /// Format of the answer
+    #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
+    pub output: Output,
+}
+
+/// Flags of `netpold status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// Control socket of the agent
+    #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
+    pub socket: PathBuf,
+    /// Format of the answer
+    #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
+    pub output: Output,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn every_flag_has_its_environment_twin() {
+        let mut command = Cli::command();
+        command.build();
+        for sub in command.get_subcommands().filter(|c| c.get_name() != "help") {
+            for arg in sub.get_arguments() {
+                let Some(long) = arg.get_long().filter(|l| *l != "help" && *l != "version") else {
+                    continue;
+                };
+                let twin = format!("NETPOLD_{}", long.to_uppercase().replace('-', "_"));
+                assert_eq!(arg.get_env().and_then(|e| e.to_str()), Some(twin.as_str()));
+            }
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Settings of `netpold run`, validated.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail, ensure};
+use tracing_subscriber::EnvFilter;
+
+pub use crate::cli::CheckSource;
+use crate::cli::{LogFormat, RunArgs};
+
+/// Longest path of a control socket: `sun_path` less its end and the suffix it is created with.
+const SOCKET_PATH_MAX: usize = 107 - crate::admin::NEW_SUFFIX.len();
+
+/// Settings of `netpold run`.
+#[derive(Debug)]
+pub struct RunConfig {
+    /// Directory of manifests.
+    pub manifests: PathBuf,
+    /// Name of this node.
+    pub node: String,
+    /// Directory to pin maps and links in.
+    pub bpffs: PathBuf,
+    /// Control socket to create.
+    pub socket: PathBuf,
+    /// Of which pods the source address is checked.
+    pub check_source: CheckSource,
+    /// The log's format.
+    log_format: LogFormat,
+    /// What to log.
+    log: EnvFilter,
+}
+
+impl TryFrom<RunArgs> for RunConfig {
+    type Error = anyhow::Error;
+
+    fn try_from(args: RunArgs) -> Result<Self> {
+        check_node_name(&args.node_name)?;
+        ensure!(
+            args.socket.as_os_str().len() <= SOCKET_PATH_MAX,
+            "--socket {}: {} bytes, a socket's path may have {SOCKET_PATH_MAX}; choose a shorter one",
+            args.socket.display(),
+            args.socket.as_os_str().len()
+        );
+        let log = EnvFilter::builder().parse(&args.log).with_context(|| {
+            format!("--log {}: a level is error, warn, info, debug or trace", args.log)
+        })?;
+        Ok(Self {
+            manifests: args.manifests,
+            node: args.node_name,
+            bpffs: args.bpffs,
+            socket: args.socket,
+            check_source: args.check_source,
+            log_format: args.log_format,
+            log,
+        })
+    }
+}
+
+impl RunConfig {
+    /// Start logging to standard error, as the settings say. Once in a process.
+    ///
+    /// # Errors
+    /// Something in this process logs already.
+    pub fn start_log(&mut self) -> Result<()> {
+        let filter = std::mem::take(&mut self.log);
+        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        let started = match self.log_format {
+            LogFormat::Text => {
+                let ansi = std::io::stderr().is_terminal();
+                log.with_target(false).with_ansi(ansi).try_init()
+            }
+            LogFormat::Json => log.json().flatten_event(true).try_init(),
+        };
+        started.map_err(|error| anyhow::anyhow!("the log cannot be started: {error}"))
+    }
+}
+
+/// A node's name is an RFC 1123 subdomain; with any other no pod would be found to be local.
+fn check_node_name(name: &str) -> Result<()> {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
+    if name.is_empty() || name.len() > 253 || !name.chars().all(inner) {
+        bail!(
+            "--node-name {name:?} cannot be a node's name: lower-case letters, digits, `-` and `.`; \
+             see `kubectl get nodes`"
+        );
+    }
+    Ok(())
+}

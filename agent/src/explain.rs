@@ -1,0 +1,194 @@
+//! `netpold explain`: whether policy allows some traffic, and why.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use netpold_core::explain::{Explainer, Explanation, Verdict};
+use netpold_core::probe::Probe;
+use owo_colors::{OwoColorize, Style};
+use serde_json::{Map, Value};
+
+use crate::cli::{ExplainArgs, Output};
+use crate::source::SourceStatus;
+use crate::source::manifests;
+
+/// Exit status: allowed, or all probes answered.
+const ALLOWED: u8 = 0;
+/// Exit status: denied.
+const DENIED: u8 = 1;
+/// Exit status: it cannot be told.
+const CANNOT_TELL: u8 = 2;
+/// Lines answered at a time, shared among the processors.
+const BATCH: usize = 8192;
+
+/// Answer, on standard output. Returns the exit status.
+///
+/// # Errors
+/// It cannot be told because manifests or probes cannot be read.
+pub fn run(args: &ExplainArgs) -> Result<u8> {
+    let explainer = load(&args.manifests)?;
+    if let Some(file) = &args.probes {
+        return answer_all(&explainer, file);
+    }
+    let (Some(from), Some(to)) = (args.from.clone(), args.to.clone()) else {
+        bail!("--from and --to are needed, or --probes");
+    };
+    let probe = Probe::new(from, to, args.protocol, args.port)
+        .map_err(|error| anyhow::anyhow!("{error}: give --port"))?;
+    let answer = explainer.explain(&probe);
+    match args.output {
+        Output::Text => print(&answer),
+        Output::Json => {
+            let mut json = serde_json::to_value(&answer)?;
+            if let Some(fields) = json.as_object_mut() {
+                give_verdict(fields, &answer);
+            }
+            end_of_output(writeln!(io::stdout(), "{json:#}"))?;
+        }
+    }
+    if let Some(reason) = &answer.reason {
+        anstream::eprintln!("netpold: cannot tell: {reason}");
+    }
+    Ok(match answer.verdict {
+        Verdict::Allow => ALLOWED,
+        Verdict::Deny => DENIED,
+        Verdict::Unknown => CANNOT_TELL,
+    })
+}
+
+/// The cluster that manifests describe. What of it was not understood goes to standard error.
+fn load(directory: &Path) -> Result<Explainer> {
+    let (changes, status) = manifests::read_once(directory)?;
+    for problem in &status.problems {
+        anstream::eprintln!("netpold: {problem}");
+    }
+    let bad = unread(&status);
+    if !bad.is_empty() {
+        bail!("cannot tell: not everything is known without {}", bad.join(", "));
+    }
+    Ok(Explainer::new(changes))
+}
+
+fn unread(status: &SourceStatus) -> Vec<&str> {
+    status.files.iter().filter(|file| !file.current).map(|file| file.name.as_str()).collect()
+}
+
+fn print(answer: &Explanation) {
+    let style = match answer.verdict {
+        Verdict::Allow => Style::new().green().bold(),
+        Verdict::Deny => Style::new().red().bold(),
+        Verdict::Unknown => Style::new().yellow().bold(),
+    };
+    for (index, line) in answer.lines().iter().enumerate() {
+        match line.split_once(':') {
+            Some((verdict, probe)) if index == 0 => {
+                anstream::println!("{}:{probe}", verdict.style(style));
+            }
+            Some((direction, text)) if !line.starts_with(' ') => {
+                anstream::println!("{}:{text}", direction.bold());
+            }
+            _ => anstream::println!("{line}"),
+        }
+    }
+}
+
+/// `verdict` is `allow` or `deny`; where it cannot be told, there is `error` instead.
+fn give_verdict(fields: &mut Map<String, Value>, answer: &Explanation) {
+    for field in ["verdict", "error", "reason"] {
+        fields.remove(field);
+    }
+    match answer.verdict {
+        Verdict::Unknown => {
+            fields.insert("error".into(), answer.reason.clone().unwrap_or_default().into())
+        }
+        known => fields.insert("verdict".into(), known.to_string().into()),
+    };
+}
+
+/// Answer JSON lines, in their order.
+fn answer_all(explainer: &Explainer, file: &Path) -> Result<u8> {
+    let mut lines: Box<dyn BufRead> = if file == Path::new("-") {
+        Box::new(io::stdin().lock())
+    } else {
+        let open = File::open(file);
+        let open = open.with_context(|| format!("--probes {} cannot be read", file.display()))?;
+        Box::new(BufReader::new(open))
+    };
+    let mut output = BufWriter::new(io::stdout().lock());
+    let mut status = ALLOWED;
+    loop {
+        let batch = read_batch(&mut lines)
+            .with_context(|| format!("--probes {} cannot be read", file.display()))?;
+        if batch.is_empty() {
+            end_of_output(output.flush())?;
+            return Ok(status);
+        }
+        for (answer, told) in answer_batch(explainer, &batch) {
+            if !told {
+                status = CANNOT_TELL;
+            }
+            if !end_of_output(writeln!(output, "{answer}"))? {
+                return Ok(status);
+            }
+        }
+    }
+}
+
+fn read_batch(lines: &mut dyn BufRead) -> io::Result<Vec<Vec<u8>>> {
+    let mut batch = Vec::new();
+    while batch.len() < BATCH {
+        let mut line = Vec::new();
+        if lines.read_until(b'\n', &mut line)? == 0 {
+            break;
+        }
+        if !line.trim_ascii().is_empty() {
+            batch.push(line);
+        }
+    }
+    Ok(batch)
+}
+
+fn answer_batch(explainer: &Explainer, batch: &[Vec<u8>]) -> Vec<(Value, bool)> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let part = batch.len().div_ceil(threads).max(1);
+    let work = |lines: &[Vec<u8>]| lines.iter().map(|l| answer_line(explainer, l)).collect();
+    std::thread::scope(|scope| {
+        let parts: Vec<_> = batch.chunks(part).map(|p| scope.spawn(move || work(p))).collect();
+        let join = |part: std::thread::ScopedJoinHandle<'_, Vec<_>>| {
+            part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        parts.into_iter().flat_map(join).collect()
+    })
+}
+
+/// The line with its `verdict`, or with `error`; and whether there is a verdict.
+fn answer_line(explainer: &Explainer, line: &[u8]) -> (Value, bool) {
+    let mut fields = match serde_json::from_slice::<Map<String, Value>>(line) {
+        Ok(fields) => fields,
+        Err(error) => return (failed(Map::new(), &format!("not a JSON object: {error}")), false),
+    };
+    let probe = match serde_json::from_slice::<Probe>(line) {
+        Ok(probe) => probe,
+        Err(error) => return (failed(fields, &error.to_string()), false),
+    };
+    let answer = explainer.explain(&probe);
+    give_verdict(&mut fields, &answer);
+    (Value::Object(fields), answer.verdict != Verdict::Unknown)
+}
+
+fn failed(mut fields: Map<String, Value>, error: &str) -> Value {
+    fields.remove("verdict");
+    fields.insert("error".into(), error.into());
+    Value::Object(fields)
+}
+
+/// Whether the reader of standard output is still there; that it went away is no failure.
+fn end_of_output(written: io::Result<()>) -> io::Result<bool> {
+    match written {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error),
+    }
+}

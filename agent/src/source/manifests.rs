@@ -1,0 +1,295 @@
+//! Kubernetes objects from the files of one directory: `*.yaml`, `*.yml` and `*.json`, not hidden,
+//! subdirectories not entered, symlinks followed (so a mounted ConfigMap works).
+//!
+//! A file that cannot be read or parsed keeps its last good content; one that never had any keeps
+//! the source from being in sync, because nobody knows what it would isolate.
+
+mod content;
+mod scan;
+mod store;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc as events;
+use std::time::{Duration, Instant};
+
+use netpold_core::model::Change;
+use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use thiserror::Error;
+use tokio::sync::{mpsc, watch};
+use tracing::{info, warn};
+
+use self::scan::Scanner;
+use self::store::Store;
+use super::{Batch, Source, SourceProblem, SourceStatus};
+
+/// Changes that come within this time of the first are one batch.
+const DEBOUNCE: Duration = Duration::from_millis(10);
+/// How soon to look again at something that is not settled.
+const SOON: Duration = Duration::from_millis(20);
+/// Shortest time between scans that nothing called for.
+const RESCAN: Duration = Duration::from_millis(100);
+/// Such scans may take one part in this many of the time.
+const RESCAN_SHARE: u32 = 100;
+/// Longest time between scans.
+const RESCAN_MAX: Duration = Duration::from_secs(2);
+
+/// The directory cannot be used.
+#[derive(Debug, Error)]
+#[error("--manifests {}: {error}{}", .directory.display(), hint(.error))]
+pub struct ManifestsError {
+    directory: PathBuf,
+    #[source]
+    error: io::Error,
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "; create it, or name the directory that holds the manifests",
+        io::ErrorKind::NotADirectory => "; name the directory, not a file in it",
+        io::ErrorKind::PermissionDenied => "; netpold must be able to list and read it",
+        _ => "",
+    }
+}
+
+/// Read a directory once.
+///
+/// # Errors
+/// The directory cannot be read. Files that cannot are among the problems.
+pub fn read_once(directory: &Path) -> Result<(Vec<Change>, SourceStatus), ManifestsError> {
+    let mut state = State::new(directory);
+    let changes = state.scan().map_err(|error| state.failure(error))?.changes;
+    let status = state.status(None);
+    Ok((changes, status))
+}
+
+/// Read a directory and keep watching it. Everything there is comes in the first batch.
+///
+/// # Errors
+/// The directory cannot be read now. If it vanishes later, what it held stays in effect.
+pub fn watch(directory: &Path) -> Result<Source, ManifestsError> {
+    let mut state = State::new(directory);
+    let (sender, events) = events::channel();
+    let watched = Watched::new(directory, sender);
+    let at = Instant::now();
+    let changes = state.scan().map_err(|error| state.failure(error))?.changes;
+    let status = state.status(None);
+    report(&SourceStatus::default(), &status);
+    let in_sync = status.in_sync;
+    let (status_sender, status) = watch::channel(status);
+    let (batch_sender, batches) = mpsc::channel(64);
+    let _ = batch_sender.try_send(Batch { changes, in_sync, at });
+    let follower = Follower {
+        state,
+        watched,
+        events,
+        batches: batch_sender,
+        status: status_sender,
+        failing: false,
+    };
+    let thread = std::thread::Builder::new().name("manifests".into());
+    let started = thread.spawn(move || follower.run());
+    started.map_err(|error| ManifestsError { directory: directory.to_owned(), error })?;
+    Ok(Source { batches, status })
+}
+
+/// The directory and what is known of it.
+struct State {
+    directory: PathBuf,
+    scanner: Scanner,
+    store: Store,
+    /// Everything was known once. A bad file that comes later changes nothing, so it holds nothing
+    /// back.
+    in_sync: bool,
+}
+
+impl State {
+    fn new(directory: &Path) -> Self {
+        Self {
+            directory: directory.to_owned(),
+            scanner: Scanner::new(directory),
+            store: Store::default(),
+            in_sync: false,
+        }
+    }
+
+    fn scan(&mut self) -> io::Result<Outcome> {
+        let found = self.scanner.scan(Instant::now())?;
+        let touched = !found.updates.is_empty();
+        let changes = self.store.apply(found.updates);
+        self.in_sync |= self.store.complete();
+        Ok(Outcome { changes, touched, unsettled: found.unsettled })
+    }
+
+    fn failure(&self, error: io::Error) -> ManifestsError {
+        ManifestsError { directory: self.directory.clone(), error }
+    }
+
+    fn status(&self, failure: Option<&str>) -> SourceStatus {
+        let (files, mut problems) = self.store.report();
+        if let Some(text) = failure {
+            problems
+                .insert(0, SourceProblem { file: String::new(), line: 0, text: text.to_owned() });
+        }
+        let origin = format!("manifests in {}", self.directory.display());
+        SourceStatus { origin, in_sync: self.in_sync, files, problems }
+    }
+}
+
+/// What a scan came to.
+struct Outcome {
+    changes: Vec<Change>,
+    /// The state of some file changed.
+    touched: bool,
+    /// Look again soon.
+    unsettled: bool,
+}
+
+/// The thread that follows a directory.
+struct Follower {
+    state: State,
+    watched: Watched,
+    events: events::Receiver<notify::Result<notify::Event>>,
+    batches: mpsc::Sender<Batch>,
+    status: watch::Sender<SourceStatus>,
+    failing: bool,
+}
+
+impl Follower {
+    fn run(mut self) {
+        let mut wait = SOON;
+        while !self.batches.is_closed() {
+            let at = self.wait(wait);
+            self.watched.renew();
+            let began = Instant::now();
+            let Some(unsettled) = self.look(at) else { return };
+            let quiet = (began.elapsed() * RESCAN_SHARE).clamp(RESCAN, RESCAN_MAX);
+            wait = if unsettled { SOON } else { quiet };
+        }
+    }
+
+    /// Wait for a notification that calls for a scan, and a moment for others to join it.
+    fn wait(&mut self, longest: Duration) -> Instant {
+        let mut until = Instant::now() + longest;
+        let mut first = None;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let Ok(event) = self.events.recv_timeout(left) else {
+                return first.unwrap_or_else(Instant::now);
+            };
+            let now = Instant::now();
+            let calls = event.map_or(true, |event| {
+                self.watched.note(&event);
+                self.state.scanner.note(&event, now)
+            });
+            if calls && first.is_none() {
+                first = Some(now);
+                until = until.min(now + DEBOUNCE);
+            }
+        }
+    }
+
+    /// Scan, and say what changed. `None`: nobody listens any more.
+    fn look(&mut self, at: Instant) -> Option<bool> {
+        let outcome = match self.state.scan() {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                self.watched.watcher = None;
+                let text = format!("{}; what it held stays in effect", self.state.failure(error));
+                self.publish(Some(&text));
+                self.failing = true;
+                return Some(false);
+            }
+        };
+        if !outcome.touched && !self.failing {
+            return Some(outcome.unsettled);
+        }
+        self.failing = false;
+        let (in_sync_before, in_sync) = self.publish(None);
+        if !outcome.changes.is_empty() || in_sync != in_sync_before {
+            let batch = Batch { changes: outcome.changes, in_sync, at };
+            self.batches.blocking_send(batch).ok()?;
+        }
+        Some(outcome.unsettled)
+    }
+
+    /// Renew the status; whether it was in sync before and is now.
+    fn publish(&mut self, failure: Option<&str>) -> (bool, bool) {
+        let status = self.state.status(failure);
+        let (before, now) = (self.status.borrow().in_sync, status.in_sync);
+        self.status.send_if_modified(|current| {
+            let modified = *current != status;
+            if modified {
+                report(current, &status);
+                *current = status;
+            }
+            modified
+        });
+        (before, now)
+    }
+}
+
+/// Log what is new among the problems and what is settled.
+fn report(before: &SourceStatus, now: &SourceStatus) {
+    for problem in now.problems.iter().filter(|p| !before.problems.contains(p)) {
+        warn!("{problem}");
+    }
+    for problem in before.problems.iter().filter(|p| !now.problems.contains(p)) {
+        info!("settled: {problem}");
+    }
+}
+
+/// Notifications about a directory that may vanish and return.
+struct Watched {
+    directory: PathBuf,
+    sender: events::Sender<notify::Result<notify::Event>>,
+    watcher: Option<(RecommendedWatcher, Option<u64>)>,
+    complained: bool,
+}
+
+impl Watched {
+    fn new(directory: &Path, sender: events::Sender<notify::Result<notify::Event>>) -> Self {
+        let directory = directory.to_owned();
+        let mut watched = Self { directory, sender, watcher: None, complained: false };
+        watched.renew();
+        watched
+    }
+
+    /// The watch ends with the directory, even if another takes its place (and its inode number).
+    fn note(&mut self, event: &notify::Event) {
+        use notify::event::{EventKind, ModifyKind};
+        let away =
+            matches!(event.kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)));
+        if away && event.paths.contains(&self.directory) {
+            self.watcher = None;
+        }
+    }
+
+    /// Watch the directory that is there now. Without notifications scans alone must do.
+    fn renew(&mut self) {
+        use std::os::unix::fs::MetadataExt;
+        let inode = std::fs::metadata(&self.directory).ok().map(|m| m.ino());
+        if inode.is_none() || self.watcher.as_ref().is_some_and(|(_, watched)| *watched == inode) {
+            return;
+        }
+        let sender = self.sender.clone();
+        let watcher = notify::recommended_watcher(move |event| {
+            let _ = sender.send(event);
+        });
+        let watcher = watcher.and_then(|mut watcher| {
+            watcher.watch(&self.directory, RecursiveMode::NonRecursive)?;
+            Ok(watcher)
+        });
+        match watcher {
+            Ok(watcher) => self.watcher = Some((watcher, inode)),
+            Err(e) if !self.complained => {
+                self.complained = true;
+                warn!("no notifications of changes ({e}); files are looked at regularly instead");
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

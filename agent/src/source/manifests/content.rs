@@ -1,0 +1,280 @@
+//! The objects in one file's text.
+
+use std::collections::BTreeMap;
+use std::sync::Once;
+
+use netpold_core::model::{Change, Key};
+use tracing::{debug, info};
+
+use crate::source::SourceProblem;
+use crate::source::convert::{Manifest, manifest};
+use crate::source::document::{Entry, Node, ReadError, Value, parse};
+
+/// What names an object among all.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Id {
+    Namespace(String),
+    Node(String),
+    Policy(Key),
+    Pod(Key),
+}
+
+impl Id {
+    /// Of what is changed; none of a change that no manifest holds.
+    fn of(change: &Change) -> Option<Self> {
+        match change {
+            Change::Namespace(namespace) => Some(Self::Namespace(namespace.name.clone())),
+            Change::Node(node) => Some(Self::Node(node.name.clone())),
+            Change::Pod(pod) => Some(Self::Pod(pod.key.clone())),
+            Change::Policy(policy) => Some(Self::Policy(policy.key.clone())),
+            _ => None,
+        }
+    }
+
+    /// The change that says the object is gone.
+    pub(super) fn gone(self) -> Change {
+        match self {
+            Self::Namespace(name) => Change::NamespaceGone(name),
+            Self::Node(name) => Change::NodeGone(name),
+            Self::Policy(key) => Change::PolicyGone(key),
+            Self::Pod(key) => Change::PodGone(key),
+        }
+    }
+}
+
+impl std::fmt::Display for Id {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Namespace(name) => write!(f, "Namespace {name}"),
+            Self::Node(name) => write!(f, "Node {name}"),
+            Self::Policy(key) => write!(f, "NetworkPolicy {key}"),
+            Self::Pod(key) => write!(f, "Pod {key}"),
+        }
+    }
+}
+
+/// An object and the line where it begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Object {
+    pub(super) change: Change,
+    pub(super) line: u32,
+}
+
+/// What a good file holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Content {
+    pub(super) objects: BTreeMap<Id, Object>,
+    /// What of the objects was not understood.
+    pub(super) problems: Vec<SourceProblem>,
+}
+
+/// Read a file's text: all of it or nothing.
+pub(super) fn read(file: &str, bytes: &[u8]) -> Result<Content, ReadError> {
+    let text = std::str::from_utf8(bytes).map_err(|e| {
+        let lines = bytes[..e.valid_up_to()].iter().filter(|b| **b == b'\n').count();
+        ReadError::new(u32::try_from(lines + 1).unwrap_or(u32::MAX), "not UTF-8 text")
+    })?;
+    let mut content = Content::default();
+    for document in parse(text)? {
+        content.add(file, document)?;
+    }
+    Ok(content)
+}
+
+impl Content {
+    fn add(&mut self, file: &str, node: Node) -> Result<(), ReadError> {
+        if let Some(kind) = node.text("kind").and_then(|kind| kind.strip_suffix("List"))
+            && node.get("items").is_some()
+        {
+            let (kind, version) = (kind.to_owned(), node.text("apiVersion").map(str::to_owned));
+            return self.add_list(file, node, &kind, version.as_deref());
+        }
+        match manifest(&node)? {
+            Manifest::Object(object) => {
+                let Some(id) = Id::of(&object.change) else { return Ok(()) };
+                for problem in object.problems {
+                    let line = node.line_of(&problem.path);
+                    self.problem(file, line, format!("{id}: {problem}"));
+                }
+                let object = Object { change: object.change, line: node.line };
+                if let Some(former) = self.objects.insert(id.clone(), object) {
+                    let text = format!("{id} is here again; the one in line {} wins", node.line);
+                    self.problem(file, former.line, text);
+                }
+            }
+            Manifest::Other(version, kind) => ignored(file, node.line, &version, &kind),
+        }
+        Ok(())
+    }
+
+    /// The items of a `List`, or of a `PodList`, whose items need not say what they are.
+    fn add_list(
+        &mut self,
+        file: &str,
+        list: Node,
+        kind: &str,
+        version: Option<&str>,
+    ) -> Result<(), ReadError> {
+        let Value::Map(entries) = list.value else { return Ok(()) };
+        let Some(items) = entries.into_iter().find(|e| e.key == "items") else { return Ok(()) };
+        let items = match items.node.value {
+            Value::List(items) => items,
+            Value::Null => Vec::new(),
+            _ => return Err(ReadError::new(items.line, "items: is no list")),
+        };
+        for mut item in items {
+            inherit(&mut item, "kind", Some(kind).filter(|kind| !kind.is_empty()));
+            inherit(&mut item, "apiVersion", version.filter(|_| !kind.is_empty()));
+            self.add(file, item)?;
+        }
+        Ok(())
+    }
+
+    fn problem(&mut self, file: &str, line: u32, text: String) {
+        self.problems.push(SourceProblem { file: file.to_owned(), line, text });
+    }
+}
+
+fn inherit(item: &mut Node, key: &str, text: Option<&str>) {
+    let (line, Some(text)) = (item.line, text) else { return };
+    if item.get(key).is_none()
+        && let Value::Map(entries) = &mut item.value
+    {
+        let node = Node { line, value: Value::Text(text.to_owned()) };
+        entries.push(Entry { key: key.to_owned(), line, node });
+    }
+}
+
+fn ignored(file: &str, line: u32, version: &str, kind: &str) {
+    static SERVICES: Once = Once::new();
+    if matches!((version, kind), ("v1", "Service") | ("discovery.k8s.io/v1", "EndpointSlice")) {
+        SERVICES.call_once(|| {
+            info!(
+                "Services and EndpointSlices are not used yet: egress is judged on pod addresses"
+            );
+        });
+    }
+    debug!("{file}:{line}: {kind} of {version} is not used");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(text: &str) -> Vec<String> {
+        read("f", text.as_bytes()).unwrap().objects.keys().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn lists_of_both_kinds_are_opened() {
+        let list = "
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: Namespace, metadata: {name: x}}
+- apiVersion: v1
+  kind: PodList
+  items:
+  - metadata: {name: a, namespace: x}
+  - metadata: {name: b, namespace: x}
+- {apiVersion: apps/v1, kind: Deployment, metadata: {name: d}}
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicyList
+items:
+- metadata: {name: p, namespace: x}
+---
+{apiVersion: v1, kind: NodeList, items: }
+";
+        assert_eq!(ids(list), ["Namespace x", "NetworkPolicy x/p", "Pod x/a", "Pod x/b"]);
+    }
+
+    #[test]
+    fn problems_have_the_line_of_their_field() {
+        let text = "---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: p
+spec:
+  podSelector: {}
+  ingres:
+  - {}
+  egress:
+  - ports:
+    - port: 0
+";
+        let content = read("f.yaml", text.as_bytes()).unwrap();
+        let problems: Vec<String> = content.problems.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            problems,
+            [
+                "f.yaml:8: NetworkPolicy default/p: spec.ingres: no such field; there are \
+                 podSelector, policyTypes, ingress, egress",
+                "f.yaml:12: NetworkPolicy default/p: spec.egress[0].ports[0].port: \
+                 0 is not a port, 1 to 65535",
+            ]
+        );
+    }
+
+    #[test]
+    fn twice_in_one_file_the_last_wins_and_is_reported() {
+        let pod = |label: &str| {
+            format!(
+                "---\n{{apiVersion: v1, kind: Pod, metadata: {{name: a, labels: {{l: {label}}}}}}}\n"
+            )
+        };
+        let content = read("f", (pod("one") + &pod("two")).as_bytes()).unwrap();
+        let Change::Pod(found) = &content.objects.values().next().unwrap().change else { panic!() };
+        assert_eq!(found.labels["l"], "two");
+        assert_eq!(
+            content.problems[0].to_string(),
+            "f:2: Pod default/a is here again; the one in line 4 wins"
+        );
+    }
+
+    #[test]
+    fn one_bad_object_refuses_the_file() {
+        let text = "{apiVersion: v1, kind: Namespace, metadata: {name: x}}\n---\nkind: Pod\n";
+        let error = read("f", text.as_bytes()).unwrap_err();
+        assert_eq!(error.to_string(), "line 3: not a Kubernetes object: no `apiVersion`");
+        let error = read("f", b"a: 1\nb: \xff\n").unwrap_err();
+        assert_eq!(error.to_string(), "line 2: not UTF-8 text");
+    }
+
+    const SAMPLE: &str = "apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: &m {name: p, namespace: x}
+spec:
+  podSelector: {matchLabels: {a: b}}
+  policyTypes: [Ingress]
+  ingress:
+  - from:
+    - ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}
+    ports: [{port: 80, endPort: 90}]
+---
+{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"metadata\": {\"name\": \"\\u0061\"}}
+";
+
+    proptest::proptest! {
+        /// Whatever becomes of a manifest, it is read or refused with a line that it has.
+        #[test]
+        fn damaged_manifests_are_read_or_refused(
+            edits in proptest::collection::vec((0..SAMPLE.len(), proptest::num::u8::ANY, 0..3), 1..6)
+        ) {
+            let mut bytes = SAMPLE.as_bytes().to_vec();
+            for (at, byte, edit) in edits {
+                let at = at.min(bytes.len().saturating_sub(1));
+                match edit {
+                    0 => bytes[at] = byte,
+                    1 => bytes.insert(at, b"{}[]:-#&*'\"\n ,<\\u"[usize::from(byte) % 17]),
+                    _ => bytes.truncate(at.max(1)),
+                }
+            }
+            let lines = bytes.split(|b| *b == b'\n').count();
+            if let Err(error) = read("f", &bytes) {
+                proptest::prop_assert!((1..=lines + 1).contains(&(error.line as usize)), "{}", error);
+            }
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Which files of the directory changed, and when it is time to read them.
+//!
+//! What is read is decided by comparing stamps, not by what a notification says: notifications may
+//! be lost, and a symlink's target changes without one. They tell only whether a writer is done.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use notify::event::{AccessKind, AccessMode, CreateKind, EventKind, ModifyKind, RenameMode};
+
+use super::content;
+use super::store::Update;
+
+/// How long a file may stay open for writing, or away while an editor replaces it, before what is
+/// there is taken for what is meant.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// How young a change may be whose notification has perhaps not arrived yet.
+const YOUNG: Duration = Duration::from_millis(50);
+
+/// What tells one content of a file from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    file: (u64, u64),
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn of(metadata: &Metadata) -> Self {
+        Self {
+            file: (metadata.dev(), metadata.ino()),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
+/// A writer at work on a file.
+struct Writer {
+    since: Instant,
+    done: bool,
+}
+
+/// What a scan found.
+pub(super) struct Found {
+    /// What became of files since the scan before.
+    pub(super) updates: Vec<(String, Update)>,
+    /// Something is not settled: scan again soon.
+    pub(super) unsettled: bool,
+}
+
+/// The directory as it was at the last scan.
+pub(super) struct Scanner {
+    directory: PathBuf,
+    seen: BTreeMap<String, Stamp>,
+    /// Unreadable files, by the error's text: read again only when that, or the stamp, changes.
+    failed: HashMap<String, String>,
+    writers: HashMap<String, Writer>,
+    away: HashMap<String, Instant>,
+    first: bool,
+}
+
+impl Scanner {
+    pub(super) fn new(directory: &Path) -> Self {
+        Self {
+            directory: directory.to_owned(),
+            seen: BTreeMap::new(),
+            failed: HashMap::new(),
+            writers: HashMap::new(),
+            away: HashMap::new(),
+            first: true,
+        }
+    }
+
+    /// Take note of a notification. Returns whether it calls for a scan.
+    pub(super) fn note(&mut self, event: &notify::Event, now: Instant) -> bool {
+        let done = match event.kind {
+            EventKind::Access(AccessKind::Close(AccessMode::Write))
+            | EventKind::Modify(ModifyKind::Name(RenameMode::To | RenameMode::Both)) => true,
+            EventKind::Access(_) => return false,
+            EventKind::Create(CreateKind::File) | EventKind::Modify(ModifyKind::Data(_)) => false,
+            _ => return true,
+        };
+        for name in event.paths.iter().filter_map(|path| path.file_name()?.to_str()) {
+            if is_manifest(name) {
+                let writer = Writer { since: now, done };
+                self.writers.entry(name.to_owned()).or_insert(writer).done = done;
+            }
+        }
+        true
+    }
+
+    /// Compare the directory with what it was.
+    ///
+    /// # Errors
+    /// The directory itself cannot be read; nothing is concluded about its files then.
+    pub(super) fn scan(&mut self, now: Instant) -> io::Result<Found> {
+        let listing = self.list()?;
+        let mut found = Found { updates: Vec::new(), unsettled: false };
+        for (name, metadata) in &listing {
+            self.away.remove(name);
+            match metadata {
+                Ok(metadata) => self.compare(name, metadata, now, &mut found),
+                Err(e) => self.fail(name, e, &mut found),
+            }
+        }
+        self.miss(&listing, now, &mut found);
+        self.first = false;
+        Ok(found)
+    }
+
+    /// Manifests by name, symlinks followed.
+    fn list(&self) -> io::Result<BTreeMap<String, io::Result<Metadata>>> {
+        let mut listing = BTreeMap::new();
+        for entry in fs::read_dir(&self.directory)? {
+            let path = entry?.path();
+            let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+            if !is_manifest(name) {
+                continue;
+            }
+            match fs::metadata(&path) {
+                Ok(metadata) if metadata.is_dir() => {}
+                // Removed since it was listed; a dangling symlink is a file that is not there.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                metadata => {
+                    listing.insert(name.to_owned(), metadata);
+                }
+            }
+        }
+        Ok(listing)
+    }
+
+    fn compare(&mut self, name: &str, metadata: &Metadata, now: Instant, found: &mut Found) {
+        let stamp = Stamp::of(metadata);
+        // Two writes within one tick of the clock leave one stamp: a notification counts too.
+        let noted = self.writers.contains_key(name) || self.failed.contains_key(name);
+        if self.seen.get(name) == Some(&stamp) && !noted {
+            return;
+        }
+        let at_work = match self.writers.get(name) {
+            Some(writer) => !writer.done && now.duration_since(writer.since) < PATIENCE,
+            None => !self.first && age(metadata) < YOUNG,
+        };
+        // Most writers empty a file first.
+        let emptied = metadata.len() == 0 && self.seen.get(name).is_some_and(|s| s.size > 0);
+        let at_work = at_work || (emptied && age(metadata) < PATIENCE);
+        if at_work {
+            found.unsettled = true;
+            return;
+        }
+        match self.read(name) {
+            Ok((read_stamp, bytes)) => {
+                self.writers.remove(name);
+                self.failed.remove(name);
+                // If it changed in between, the next scan sees another stamp and reads again.
+                self.seen.insert(name.to_owned(), read_stamp);
+                let update = match content::read(name, &bytes) {
+                    Ok(content) => Update::Good(content),
+                    Err(e) => Update::Bad { line: e.line, reason: e.reason },
+                };
+                found.updates.push((name.to_owned(), update));
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => found.unsettled = true,
+            Err(e) => self.fail(name, &e, found),
+        }
+    }
+
+    fn read(&self, name: &str) -> io::Result<(Stamp, Vec<u8>)> {
+        let path = self.directory.join(name);
+        if !fs::metadata(&path)?.is_file() {
+            return Err(io::Error::other("not a regular file"));
+        }
+        let mut file = File::open(path)?;
+        let stamp = Stamp::of(&file.metadata()?);
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok((stamp, bytes))
+    }
+
+    fn fail(&mut self, name: &str, error: &io::Error, found: &mut Found) {
+        let reason = format!("cannot be read: {error}");
+        if self.failed.get(name) != Some(&reason) {
+            self.failed.insert(name.to_owned(), reason.clone());
+            found.updates.push((name.to_owned(), Update::Bad { line: 0, reason }));
+        }
+    }
+
+    /// Files that are no longer there: gone at once if renamed, else after a moment, as editors
+    /// move a file away before they write the new one.
+    fn miss(
+        &mut self,
+        listing: &BTreeMap<String, io::Result<Metadata>>,
+        now: Instant,
+        found: &mut Found,
+    ) {
+        let known = self.seen.keys().chain(self.failed.keys());
+        let missing: Vec<String> = known.filter(|n| !listing.contains_key(*n)).cloned().collect();
+        for name in missing {
+            let since = *self.away.entry(name.clone()).or_insert(now);
+            let former = self.seen.get(&name).map(|stamp| stamp.file);
+            let renamed = || self.seen.iter().any(|(n, s)| *n != name && Some(s.file) == former);
+            if now.duration_since(since) < PATIENCE && !renamed() {
+                found.unsettled = true;
+                continue;
+            }
+            self.away.remove(&name);
+            self.seen.remove(&name);
+            self.failed.remove(&name);
+            self.writers.remove(&name);
+            if found.updates.iter().all(|(n, _)| *n != name) {
+                found.updates.push((name, Update::Gone));
+            }
+        }
+    }
+}
+
+/// `*.yaml`, `*.yml` and `*.json`, not hidden.
+fn is_manifest(name: &str) -> bool {
+    let extension = Path::new(name).extension().and_then(|e| e.to_str());
+    !name.starts_with('.') && matches!(extension, Some("yaml" | "yml" | "json"))
+}
+
+/// How long ago a file was modified; for ever, if the clock cannot say.
+fn age(metadata: &Metadata) -> Duration {
+    let modified = metadata.modified().ok();
+    modified.and_then(|at| SystemTime::now().duration_since(at).ok()).unwrap_or(Duration::MAX)
+}

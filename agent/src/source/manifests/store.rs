@@ -1,0 +1,228 @@
+//! All files together: which object is in effect, and what an update changes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use netpold_core::model::Change;
+
+use super::content::{Content, Id, Object};
+use crate::source::{FileStatus, SourceProblem};
+
+/// What became of a file.
+pub(super) enum Update {
+    /// It was read.
+    Good(Content),
+    /// It could not be read; its last good content stays.
+    Bad { line: u32, reason: String },
+    /// It is gone, and its objects with it.
+    Gone,
+}
+
+/// Last good content of every file.
+///
+/// An object in several files is in effect as the file whose name sorts last has it. So what is in
+/// effect depends on the files' contents, not on the order in which they came.
+#[derive(Default)]
+pub(super) struct Store {
+    files: BTreeMap<Arc<str>, File>,
+    owners: BTreeMap<Id, BTreeSet<Arc<str>>>,
+}
+
+#[derive(Default)]
+struct File {
+    content: Option<Content>,
+    error: Option<(u32, String)>,
+}
+
+impl Store {
+    /// Take in what became of some files; at most one change for an object.
+    pub(super) fn apply(
+        &mut self,
+        updates: impl IntoIterator<Item = (String, Update)>,
+    ) -> Vec<Change> {
+        let mut before = BTreeMap::new();
+        for (name, update) in updates {
+            self.update(name.into(), update, &mut before);
+        }
+        let mut changes = Vec::new();
+        for (id, before) in before {
+            let now = self.in_effect(&id).map(|object| &object.change);
+            if now == before.as_ref() {
+                continue;
+            }
+            changes.push(now.cloned().unwrap_or_else(|| id.gone()));
+        }
+        changes
+    }
+
+    /// Every file has been good at some time, so that all objects are known.
+    pub(super) fn complete(&self) -> bool {
+        self.files.values().all(|file| file.content.is_some())
+    }
+
+    /// Each file's state and all problems, in the order of file names and lines.
+    pub(super) fn report(&self) -> (Vec<FileStatus>, Vec<SourceProblem>) {
+        let (mut files, mut problems) = (Vec::new(), Vec::new());
+        for (name, file) in &self.files {
+            let objects = file.content.as_ref().map_or(0, |c| c.objects.len());
+            files.push(FileStatus {
+                name: name.to_string(),
+                objects,
+                current: file.error.is_none(),
+            });
+            if let Some((line, reason)) = &file.error {
+                let kept = match file.content {
+                    Some(_) => "its last good content stays in effect",
+                    None => "nothing of it is in effect",
+                };
+                let text = format!("{reason} ({kept})");
+                problems.push(SourceProblem { file: name.to_string(), line: *line, text });
+            }
+            problems.extend(file.content.iter().flat_map(|c| c.problems.iter().cloned()));
+        }
+        problems.extend(self.duplicates());
+        problems.sort();
+        (files, problems)
+    }
+
+    fn update(
+        &mut self,
+        name: Arc<str>,
+        update: Update,
+        before: &mut BTreeMap<Id, Option<Change>>,
+    ) {
+        let content = match update {
+            Update::Good(content) => Some(content),
+            Update::Gone => None,
+            Update::Bad { line, reason } => {
+                self.files.entry(name).or_default().error = Some((line, reason));
+                return;
+            }
+        };
+        let former = self.files.get(&name).and_then(|file| file.content.as_ref());
+        let touched: BTreeSet<Id> = [former, content.as_ref()]
+            .into_iter()
+            .flatten()
+            .flat_map(|c| c.objects.keys().cloned())
+            .collect();
+        for id in &touched {
+            if !before.contains_key(id) {
+                before.insert(id.clone(), self.in_effect(id).map(|o| o.change.clone()));
+            }
+        }
+        for id in touched {
+            let owners = self.owners.entry(id.clone()).or_default();
+            if content.as_ref().is_some_and(|c| c.objects.contains_key(&id)) {
+                owners.insert(name.clone());
+            } else {
+                owners.remove(&name);
+            }
+            if owners.is_empty() {
+                self.owners.remove(&id);
+            }
+        }
+        match content {
+            Some(_) => self.files.insert(name, File { content, error: None }),
+            None => self.files.remove(&name),
+        };
+    }
+
+    fn in_effect(&self, id: &Id) -> Option<&Object> {
+        self.object(self.owners.get(id)?.last()?, id)
+    }
+
+    fn object(&self, file: &str, id: &Id) -> Option<&Object> {
+        self.files.get(file)?.content.as_ref()?.objects.get(id)
+    }
+
+    fn duplicates(&self) -> impl Iterator<Item = SourceProblem> + '_ {
+        self.owners.iter().filter(|(_, owners)| owners.len() > 1).flat_map(move |(id, owners)| {
+            let (winner, others) = (owners.last(), owners.iter().rev().skip(1));
+            others.filter_map(move |file| {
+                let text = format!("{id} is also in {}, whose name sorts later and wins", winner?);
+                let line = self.object(file, id)?.line;
+                Some(SourceProblem { file: file.to_string(), line, text })
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netpold_core::model::Key;
+
+    use super::super::content::read;
+    use super::*;
+
+    fn pods(file: &str, pods: &[(&str, &str)]) -> (String, Update) {
+        let text: String = pods
+            .iter()
+            .map(|(name, label)| {
+                format!(
+                    "---\n{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, labels: {{l: '{label}'}}}}}}\n"
+                )
+            })
+            .collect();
+        (file.into(), Update::Good(read(file, text.as_bytes()).unwrap()))
+    }
+
+    fn said(changes: Vec<Change>) -> Vec<String> {
+        let text = |change| match change {
+            Change::Pod(pod) => format!("{}={}", pod.key.name, pod.labels["l"]),
+            Change::PodGone(Key { name, .. }) => format!("-{name}"),
+            other => panic!("{other:?}"),
+        };
+        changes.into_iter().map(text).collect()
+    }
+
+    #[test]
+    fn only_what_changed_is_said() {
+        let mut store = Store::default();
+        assert_eq!(said(store.apply([pods("f", &[("a", "1"), ("b", "1")])])), ["a=1", "b=1"]);
+        assert!(store.apply([pods("f", &[("b", "1"), ("a", "1")])]).is_empty());
+        assert_eq!(said(store.apply([pods("f", &[("a", "2"), ("c", "1")])])), ["a=2", "-b", "c=1"]);
+        assert_eq!(said(store.apply([("f".into(), Update::Gone)])), ["-a", "-c"]);
+    }
+
+    #[test]
+    fn the_last_file_name_wins_in_whatever_order_they_come() {
+        for order in [["a", "b"], ["b", "a"]] {
+            let mut store = Store::default();
+            for file in order {
+                store.apply([pods(file, &[("x", file)])]);
+            }
+            let (_, problems) = store.report();
+            assert_eq!(
+                problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                ["a:2: Pod default/x is also in b, whose name sorts later and wins"]
+            );
+            assert_eq!(said(store.apply([("b".into(), Update::Gone)])), ["x=a"]);
+            assert!(store.report().1.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_renamed_file_changes_nothing() {
+        let mut store = Store::default();
+        store.apply([pods("a", &[("x", "1")])]);
+        let changes = store.apply([("a".into(), Update::Gone), pods("b", &[("x", "1")])]);
+        assert!(changes.is_empty(), "{changes:?}");
+    }
+
+    #[test]
+    fn a_bad_file_keeps_its_last_good_content() {
+        let mut store = Store::default();
+        let bad = || ("f".to_owned(), Update::Bad { line: 3, reason: "no".into() });
+        assert!(store.apply([bad()]).is_empty());
+        assert!(!store.complete());
+        assert_eq!(store.report().1[0].to_string(), "f:3: no (nothing of it is in effect)");
+        assert_eq!(said(store.apply([pods("f", &[("a", "1")])])), ["a=1"]);
+        assert!(store.complete() && store.report().1.is_empty());
+        assert!(store.apply([bad()]).is_empty());
+        assert!(store.complete());
+        let (files, problems) = store.report();
+        assert_eq!(problems[0].to_string(), "f:3: no (its last good content stays in effect)");
+        assert!(!files[0].current && files[0].objects == 1);
+        assert_eq!(said(store.apply([("f".into(), Update::Gone)])), ["-a"]);
+    }
+}

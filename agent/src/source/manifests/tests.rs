@@ -1,0 +1,320 @@
+//! Real files and real notifications. That a change arrives is asserted, with a generous limit;
+//! how fast is measured elsewhere.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(10);
+/// Long enough for a change that must not be reported to be reported.
+const QUIET: Duration = Duration::from_millis(400);
+
+struct Fixture {
+    dir: TempDir,
+    source: Source,
+}
+
+impl Fixture {
+    /// A watched directory that holds these files, and what the first batch said.
+    fn new(files: &[(&str, &str)]) -> (Self, Vec<String>) {
+        let dir = TempDir::new().unwrap();
+        for (name, text) in files {
+            fs::write(dir.path().join(name), text).unwrap();
+        }
+        let source = watch(dir.path()).unwrap();
+        let mut fixture = Self { dir, source };
+        let batch = fixture.source.batches.blocking_recv().unwrap();
+        (fixture, said(&batch))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Put a file there in one step, as nothing about its writing matters.
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(".new"), text).unwrap();
+        fs::rename(self.path(".new"), self.path(name)).unwrap();
+    }
+
+    fn next_within(&mut self, limit: Duration) -> Option<Batch> {
+        let until = Instant::now() + limit;
+        while Instant::now() < until {
+            match self.source.batches.try_recv() {
+                Ok(batch) => return Some(batch),
+                Err(mpsc::error::TryRecvError::Empty) => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                Err(e) => panic!("{e}"),
+            }
+        }
+        None
+    }
+
+    /// What the next batch says.
+    fn next(&mut self) -> Vec<String> {
+        said(&self.next_within(LIMIT).expect("no batch came"))
+    }
+
+    #[track_caller]
+    fn nothing_comes(&mut self) {
+        let batch = self.next_within(QUIET);
+        assert!(batch.is_none(), "{batch:?}");
+    }
+
+    /// Wait until the status is so.
+    #[track_caller]
+    fn status(&mut self, wanted: impl Fn(&SourceStatus) -> bool) -> SourceStatus {
+        let until = Instant::now() + LIMIT;
+        loop {
+            let status = self.source.status.borrow().clone();
+            if wanted(&status) {
+                return status;
+            }
+            assert!(Instant::now() < until, "{status:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    #[track_caller]
+    fn problem(&mut self, start: &str) -> SourceStatus {
+        self.status(|s| s.problems.iter().any(|p| p.to_string().starts_with(start)))
+    }
+}
+
+fn said(batch: &Batch) -> Vec<String> {
+    let text = |change: &Change| match change {
+        Change::Namespace(namespace) => format!("+{}", namespace.name),
+        Change::NamespaceGone(name) => format!("-{name}"),
+        other => panic!("{other:?}"),
+    };
+    batch.changes.iter().map(text).collect()
+}
+
+fn namespace(name: &str) -> String {
+    format!("---\napiVersion: v1\nkind: Namespace\nmetadata: {{name: {name}}}\n")
+}
+
+#[test]
+fn everything_there_is_comes_first_and_in_sync() {
+    let dir = TempDir::new().unwrap();
+    fs::write(dir.path().join("a.yaml"), namespace("a") + &namespace("b")).unwrap();
+    fs::write(dir.path().join("c.yml"), namespace("c")).unwrap();
+    let json = r#"{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "d"}}"#;
+    fs::write(dir.path().join("d.json"), json).unwrap();
+    for ignored in [".hidden.yaml", "notes.txt", "e.yaml~", "README"] {
+        fs::write(dir.path().join(ignored), namespace("z")).unwrap();
+    }
+    fs::create_dir(dir.path().join("sub.yaml")).unwrap();
+    fs::write(dir.path().join("sub.yaml/z.yaml"), namespace("z")).unwrap();
+    let mut source = watch(dir.path()).unwrap();
+    let batch = source.batches.blocking_recv().unwrap();
+    assert_eq!(said(&batch), ["+a", "+b", "+c", "+d"]);
+    assert!(batch.in_sync);
+}
+
+#[test]
+fn an_empty_directory_is_in_sync() {
+    let dir = TempDir::new().unwrap();
+    let batch = watch(dir.path()).unwrap().batches.blocking_recv().unwrap();
+    assert!(batch.in_sync && batch.changes.is_empty());
+}
+
+#[test]
+fn create_change_and_delete() {
+    let (mut fixture, _) = Fixture::new(&[]);
+    fixture.write("a.yaml", &namespace("a"));
+    assert_eq!(fixture.next(), ["+a"]);
+    fixture.write("a.yaml", &(namespace("a") + &namespace("b")));
+    assert_eq!(fixture.next(), ["+b"]);
+    // Same length, and perhaps within the same tick of the clock.
+    fs::write(fixture.path("a.yaml"), namespace("a") + &namespace("c")).unwrap();
+    assert_eq!(fixture.next(), ["-b", "+c"]);
+    fs::remove_file(fixture.path("a.yaml")).unwrap();
+    assert_eq!(fixture.next(), ["-a", "-c"]);
+}
+
+#[test]
+fn renames() {
+    let (mut fixture, _) = Fixture::new(&[("a.yaml", &namespace("a"))]);
+    fs::rename(fixture.path("a.yaml"), fixture.path("b.yaml")).unwrap();
+    fixture.nothing_comes();
+    // Atomically over a file.
+    fixture.write("new.tmp", &namespace("n"));
+    fs::rename(fixture.path("new.tmp"), fixture.path("b.yaml")).unwrap();
+    assert_eq!(fixture.next(), ["-a", "+n"]);
+    // Out of sight.
+    fs::rename(fixture.path("b.yaml"), fixture.path("b.yaml.off")).unwrap();
+    assert_eq!(fixture.next(), ["-n"]);
+    fs::rename(fixture.path("b.yaml.off"), fixture.path("b.yaml")).unwrap();
+    assert_eq!(fixture.next(), ["+n"]);
+}
+
+#[test]
+fn an_editor_that_moves_the_file_away_first_loses_nothing() {
+    let (mut fixture, _) = Fixture::new(&[("a.yaml", &namespace("a"))]);
+    fs::rename(fixture.path("a.yaml"), fixture.path("a.yaml~")).unwrap();
+    std::thread::sleep(Duration::from_millis(30));
+    fixture.write("a.yaml", &namespace("a"));
+    fixture.nothing_comes();
+}
+
+#[test]
+fn a_mounted_config_map() {
+    let (mut fixture, _) = Fixture::new(&[]);
+    let version = |n: u32, name: &str| {
+        let dir = fixture.path(&format!("..{n}"));
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("a.yaml"), namespace(name)).unwrap();
+        symlink(format!("..{n}"), fixture.path("..data_tmp")).unwrap();
+        fs::rename(fixture.path("..data_tmp"), fixture.path("..data")).unwrap();
+    };
+    version(1, "one");
+    symlink("..data/a.yaml", fixture.path("a.yaml")).unwrap();
+    version(2, "two");
+    assert_eq!(fixture.next(), ["+two"]);
+    let dir = fixture.path("..3");
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("a.yaml"), namespace("six")).unwrap();
+    symlink("..3", fixture.path("..data_tmp")).unwrap();
+    fs::rename(fixture.path("..data_tmp"), fixture.path("..data")).unwrap();
+    assert_eq!(fixture.next(), ["+six", "-two"]);
+}
+
+#[test]
+fn a_symlinks_target_changes_without_notice() {
+    let elsewhere = TempDir::new().unwrap();
+    let target = elsewhere.path().join("t");
+    fs::write(&target, namespace("a")).unwrap();
+    let (mut fixture, _) = Fixture::new(&[]);
+    symlink(&target, fixture.path("a.yaml")).unwrap();
+    assert_eq!(fixture.next(), ["+a"]);
+    fs::write(&target, namespace("bb")).unwrap();
+    assert_eq!(fixture.next(), ["-a", "+bb"]);
+}
+
+#[test]
+fn a_bad_file_keeps_its_last_good_content() {
+    let (mut fixture, _) = Fixture::new(&[("a.yaml", &namespace("a"))]);
+    fixture.write("a.yaml", "apiVersion: v1\nkind: [\n");
+    let status = fixture.problem("a.yaml:");
+    assert!(status.in_sync && !status.files[0].current && status.files[0].objects == 1);
+    fixture.nothing_comes();
+    fixture.write("a.yaml", &namespace("b"));
+    assert_eq!(fixture.next(), ["-a", "+b"]);
+    fixture.status(|s| s.problems.is_empty() && s.files[0].current);
+}
+
+#[test]
+fn a_file_that_never_was_good_holds_back_in_sync() {
+    let dir = TempDir::new().unwrap();
+    fs::write(dir.path().join("a.yaml"), namespace("a")).unwrap();
+    fs::write(dir.path().join("b.yaml"), "kind: Pod\n").unwrap();
+    let source = watch(dir.path()).unwrap();
+    let mut fixture = Fixture { dir, source };
+    let first = fixture.next_within(LIMIT).unwrap();
+    assert_eq!((said(&first), first.in_sync), (vec!["+a".to_owned()], false));
+    assert_eq!(
+        fixture.source.status.borrow().problems[0].to_string(),
+        "b.yaml:1: not a Kubernetes object: no `apiVersion` (nothing of it is in effect)"
+    );
+    fixture.write("b.yaml", "");
+    let second = fixture.next_within(LIMIT).unwrap();
+    assert!(second.in_sync && second.changes.is_empty());
+}
+
+#[test]
+fn a_bad_file_that_is_added_later_holds_nothing_back() {
+    let (mut fixture, _) = Fixture::new(&[("a.yaml", &namespace("a"))]);
+    fixture.write("b.yaml", "kind: Pod\n");
+    fixture.problem("b.yaml:1: ");
+    fixture.write("a.yaml", &namespace("c"));
+    let batch = fixture.next_within(LIMIT).unwrap();
+    assert_eq!((said(&batch), batch.in_sync), (vec!["-a".into(), "+c".to_owned()], true));
+}
+
+#[test]
+fn a_file_being_written_is_not_read_half() {
+    let (mut fixture, _) = Fixture::new(&[("a.yaml", &(namespace("a") + &namespace("b")))]);
+    let mut file = fs::File::create(fixture.path("a.yaml")).unwrap();
+    std::thread::sleep(Duration::from_millis(10));
+    file.write_all(namespace("a").as_bytes()).unwrap();
+    std::thread::sleep(Duration::from_millis(10));
+    file.write_all(namespace("b").as_bytes()).unwrap();
+    drop(file);
+    fixture.nothing_comes();
+}
+
+#[test]
+fn unreadable_files_are_named() {
+    let (mut fixture, _) = Fixture::new(&[("a.yaml", &namespace("a"))]);
+    fs::remove_file(fixture.path("a.yaml")).unwrap();
+    symlink("a.yaml", fixture.path("a.yaml")).unwrap();
+    fixture.problem("a.yaml: cannot be read: ");
+    fixture.nothing_comes();
+    fs::remove_file(fixture.path("a.yaml")).unwrap();
+    assert_eq!(fixture.next(), ["-a"]);
+    let fifo = fixture.path("f.yaml");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    fixture.problem("f.yaml: cannot be read: not a regular file");
+    fs::remove_file(&fifo).unwrap();
+    fixture.status(|s| s.problems.is_empty());
+}
+
+#[test]
+fn one_object_in_two_files() {
+    let (mut fixture, first) =
+        Fixture::new(&[("a.yaml", &namespace("x")), ("b.yaml", &namespace("x"))]);
+    assert_eq!(first, ["+x"]);
+    fixture.problem("a.yaml:2: Namespace x is also in b.yaml");
+    fs::remove_file(fixture.path("b.yaml")).unwrap();
+    fixture.status(|s| s.problems.is_empty());
+    fixture.nothing_comes();
+}
+
+#[test]
+fn a_directory_that_vanishes_and_returns() {
+    let outer = TempDir::new().unwrap();
+    let path = outer.path().join("manifests");
+    fs::create_dir(&path).unwrap();
+    fs::write(path.join("a.yaml"), namespace("a")).unwrap();
+    let source = watch(&path).unwrap();
+    let mut fixture = Fixture { dir: outer, source };
+    assert_eq!(fixture.next(), ["+a"]);
+    fs::remove_dir_all(&path).unwrap();
+    fixture.problem("--manifests ");
+    while fixture.source.batches.try_recv().is_ok() {}
+    fixture.nothing_comes();
+    fs::create_dir(&path).unwrap();
+    fs::write(path.join("b.yaml"), namespace("b")).unwrap();
+    let mut said = fixture.next();
+    if !said.contains(&"-a".to_owned()) {
+        said.extend(fixture.next());
+    }
+    said.sort();
+    assert_eq!(said, ["+b", "-a"]);
+    fixture.status(|s| s.problems.is_empty());
+    fs::write(path.join("b.yaml"), namespace("c")).unwrap();
+    assert_eq!(fixture.next(), ["-b", "+c"]);
+}
+
+#[test]
+fn a_directory_that_cannot_be_used_is_named() {
+    let dir = TempDir::new().unwrap();
+    let missing = dir.path().join("none");
+    let error = watch(&missing).unwrap_err().to_string();
+    assert!(
+        error.starts_with(&format!("--manifests {}: No such file", missing.display())),
+        "{error}"
+    );
+    assert!(error.contains("create it"), "{error}");
+    let file = dir.path().join("f.yaml");
+    fs::write(&file, "").unwrap();
+    let error = watch(&file).unwrap_err().to_string();
+    assert!(error.contains("name the directory"), "{error}");
+}

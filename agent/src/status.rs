@@ -1,0 +1,157 @@
+//! What a running agent says of itself: the document, and the `status` command that shows it.
+
+mod render;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::IpAddr;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use netpold_core::model::{Direction, Key};
+use serde::{Deserialize, Serialize};
+
+use crate::admin::STATUS_REQUEST;
+use crate::cli::{Output, StatusArgs};
+use crate::source::SourceStatus;
+
+/// How long to wait for the agent.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a running agent enforces, drops and has problems with.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    /// Version of the agent.
+    pub version: String,
+    /// Name of the node.
+    pub node: String,
+    /// Number of the policy set.
+    pub revision: Revision,
+    /// Everything there is to enforce is known; until then what was installed before stays.
+    pub in_sync: bool,
+    /// Where the policies come from.
+    pub source: SourceStatus,
+    /// The local pods' interfaces.
+    pub endpoints: Vec<EndpointStatus>,
+    /// How full the tables are.
+    pub tables: Vec<TableStatus>,
+    /// How full the connection tracking is.
+    pub conntrack: Vec<TableStatus>,
+    /// Packets dropped since the agent's tables were made, by reason and direction.
+    pub drops: Vec<DropCount>,
+    /// Some of the packets dropped last, newest first.
+    pub recent_drops: Vec<RecentDrop>,
+    /// What else is wrong, beside the source's problems.
+    pub problems: Vec<String>,
+}
+
+/// Numbers of policy sets, counted from the agent's start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revision {
+    /// What the source describes.
+    pub desired: u64,
+    /// What the kernel enforces.
+    pub enforced: u64,
+}
+
+/// A local pod's interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndpointStatus {
+    /// The pod.
+    pub pod: Key,
+    /// Name of the host side of its veth; none as long as it has no interface.
+    pub interface: Option<String>,
+    /// Index of that.
+    pub ifindex: Option<u32>,
+    /// The pod's addresses.
+    pub addresses: Vec<IpAddr>,
+    /// Directions in which some policy isolates the pod.
+    pub isolated: Vec<Direction>,
+    /// How the program is attached: `tcx`, `clsact`; none: it is not.
+    pub hook: Option<String>,
+}
+
+/// How full a table is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TableStatus {
+    /// What it holds.
+    pub name: String,
+    /// Elements in use.
+    pub used: u64,
+    /// Elements there are.
+    pub capacity: u64,
+}
+
+/// Packets dropped for one reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DropCount {
+    /// Why, as in the metrics.
+    pub reason: String,
+    /// As the pod sees it.
+    pub direction: Direction,
+    /// How many.
+    pub packets: u64,
+}
+
+/// A packet that was dropped.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecentDrop {
+    /// When, in seconds since the epoch.
+    pub at: u64,
+    /// Whose packet, or the interface's name if the pod is gone.
+    pub pod: String,
+    /// As the pod sees it.
+    pub direction: Direction,
+    /// The packet, as `TCP 10.0.0.1:40000 to 10.0.0.2:80`.
+    pub packet: String,
+    /// Why, as in the metrics.
+    pub reason: String,
+    /// Which policies isolate the pod and what the nearest rule lacked, in lines.
+    pub explanation: Vec<String>,
+}
+
+/// Show what the agent says.
+///
+/// # Errors
+/// No agent answers, or not as this version expects.
+pub fn run(args: &StatusArgs) -> Result<()> {
+    let json = request(&args.socket)?;
+    let text = match args.output {
+        Output::Json => {
+            let value: serde_json::Value = understood(&json)?;
+            format!("{value:#}\n")
+        }
+        Output::Text => render::render(&understood(&json)?),
+    };
+    match anstream::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+fn understood<'j, T: Deserialize<'j>>(json: &'j str) -> Result<T> {
+    serde_json::from_str(json)
+        .context("the agent's answer is not understood; is it another version?")
+}
+
+fn request(socket: &Path) -> Result<String> {
+    let shown = socket.display();
+    let mut stream = UnixStream::connect(socket).map_err(|error| match error.kind() {
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused => anyhow!(
+            "no agent is listening on {shown}: is `netpold run` running, and with this --socket?"
+        ),
+        ErrorKind::PermissionDenied => {
+            anyhow!("{shown} may not be opened: use the account that the agent runs as, as root")
+        }
+        _ => anyhow!(error).context(format!("{shown} cannot be opened")),
+    })?;
+    let mut exchange = || {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(format!("{STATUS_REQUEST}\n").as_bytes())?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).map(|_| answer)
+    };
+    exchange().with_context(|| format!("the agent on {shown} does not answer"))
+}
