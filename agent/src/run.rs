@@ -19,6 +19,7 @@ use crate::dataplane::Dataplane;
 use crate::dataplane::attach::{Attacher, Mode};
 use crate::dataplane::bpffs::PinRoot;
 use crate::dataplane::generation::Predecessor;
+use crate::dataplane::tables::grace_period;
 use crate::endpoint::{self, Discovery};
 use crate::engine::Engine;
 use crate::events::{self, DropLog};
@@ -250,7 +251,7 @@ struct Grace {
 impl Grace {
     /// Starts over: an update has just been written.
     fn begin(&mut self) {
-        self.wait = Some(tokio::task::spawn_blocking(synchronize));
+        self.wait = Some(tokio::task::spawn_blocking(grace_period));
     }
 
     async fn passed(&mut self) {
@@ -261,16 +262,5 @@ impl Grace {
             }
             None => std::future::pending().await,
         }
-    }
-}
-
-/// MEMBARRIER_CMD_GLOBAL (kernel 4.3): returns after an RCU grace period, and programs run inside
-/// RCU read sections.
-fn synchronize() {
-    // SAFETY: membarrier(2) takes no pointers.
-    let done = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
-    if done != 0 {
-        // nohz_full kernels refuse it; programs run for microseconds.
-        std::thread::sleep(Duration::from_millis(100));
     }
 }

@@ -3,6 +3,8 @@
 
 use aya::maps::lpm_trie::Key;
 use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError};
+use std::time::Duration;
+
 use aya::{Ebpf, Pod};
 use netpold_core::ops::{Apply, Op};
 use netpold_ebpf::layout::{
@@ -84,6 +86,19 @@ impl Tables {
     }
 }
 
+/// Returns when every packet whose judgement began before the call has been judged.
+///
+/// MEMBARRIER_CMD_GLOBAL (kernel 4.3) waits for an RCU grace period, and programs run inside RCU
+/// read sections.
+pub fn grace_period() {
+    // SAFETY: membarrier(2) takes no pointers.
+    let done = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
+    if done != 0 {
+        // nohz_full kernels refuse it; a program runs for microseconds.
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 /// The array map `name` of a loaded object.
 ///
 /// # Errors
@@ -142,6 +157,10 @@ impl Apply for Tables {
             | Op::EndpointRows(..)
             | Op::EndpointAddrs(..)
             | Op::EndpointGone(_) => self.apply_endpoint(op).map_err(at("ENDPOINTS")),
+            Op::Grace => {
+                grace_period();
+                Ok(())
+            }
         }
     }
 }
