@@ -14,3 +14,4 @@ pub mod object;
 pub mod run;
 pub mod source;
 pub mod status;
+pub mod uninstall;

@@ -71,7 +71,8 @@ impl PinRoot {
         ensure_bpffs(root)?;
         let lock = lock(root)?;
         let versioned = root.join(format!("v{LAYOUT_VERSION}"));
-        create(&versioned.join("links"))?;
+        create(&versioned)?;
+        create(&root.join("links"))?;
         Ok(Self { root: root.to_owned(), versioned, _lock: lock })
     }
 
@@ -87,10 +88,37 @@ impl PinRoot {
         self.versioned.join(name)
     }
 
-    /// Where links are pinned.
+    /// Where links are pinned: the same place for every layout version, so that an upgrade replaces
+    /// the program of a link instead of adding a second one.
     #[must_use]
     pub fn links(&self) -> PathBuf {
-        self.versioned.join("links")
+        self.root.join("links")
+    }
+
+    /// Removes what agents of other layout versions left, once nothing uses it any more. Gives what
+    /// could not be removed.
+    pub fn remove_other_versions(&self) -> Vec<(PathBuf, io::Error)> {
+        let entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
+        let others = entries.map(|entry| entry.path()).filter(|path| {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let version = name.strip_prefix('v').is_some_and(|v| v.parse::<u32>().is_ok());
+            version && *path != self.versioned
+        });
+        others.filter_map(|path| fs::remove_dir_all(&path).err().map(|e| (path, e))).collect()
+    }
+
+    /// Removes every pin, and gives how many there were. What was attached is detached before.
+    ///
+    /// # Errors
+    /// The first pin that could not be removed.
+    pub fn remove_all(&self) -> io::Result<usize> {
+        let mut removed = 0;
+        for entry in fs::read_dir(&self.root)? {
+            let path = entry?.path();
+            removed += fs::read_dir(&path).map(Iterator::count).unwrap_or(1);
+            if path.is_dir() { fs::remove_dir_all(&path)? } else { fs::remove_file(&path)? }
+        }
+        Ok(removed)
     }
 }
 

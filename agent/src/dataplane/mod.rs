@@ -196,6 +196,9 @@ impl Dataplane {
             self.attacher
                 .retain(|hook| wanted.contains_key(&hook.ifindex))
                 .map_err(|e| e.to_string())?;
+            for (path, error) in self.pins.remove_other_versions() {
+                tracing::warn!(path = %path.display(), %error, "an old version's pins stay");
+            }
             self.swept = true;
         }
         let unwanted: Vec<u32> =
