@@ -94,6 +94,14 @@ pub fn decide<D: Direction, B: Bytes, T: Tables>(bytes: &B, tables: &T, hook: Ho
     }
 }
 
+/// Whether every packet of an interface passes unseen: the first thing that [`decide`] asks too.
+#[must_use]
+#[inline(always)]
+pub fn is_free<D: Direction, T: Tables>(tables: &T, ifindex: u32) -> bool {
+    let Some(endpoint) = find_endpoint(tables, ifindex) else { return true };
+    endpoint.rows() == 0 && !(D::EGRESS && endpoint.flags() & EP_CHECK_SOURCE != 0)
+}
+
 /// The endpoint of an interface.
 #[must_use]
 #[inline(always)]

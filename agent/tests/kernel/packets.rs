@@ -2,23 +2,23 @@
 
 /// A family and its addresses of the story: the pod, a client it admits, a server it may reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
+pub(crate) enum Family {
     V4,
     V6,
 }
 
-pub const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+pub(crate) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
-pub const TCP: u8 = 6;
-pub const UDP: u8 = 17;
-pub const FIN: u8 = 0x01;
-pub const SYN: u8 = 0x02;
-pub const RST: u8 = 0x04;
-pub const ACK: u8 = 0x10;
+pub(crate) const TCP: u8 = 6;
+pub(crate) const UDP: u8 = 17;
+pub(crate) const FIN: u8 = 0x01;
+pub(crate) const SYN: u8 = 0x02;
+pub(crate) const RST: u8 = 0x04;
+pub(crate) const ACK: u8 = 0x10;
 
 /// Who sends or receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Who {
+pub(crate) enum Who {
     Pod,
     Client,
     Server,
@@ -27,7 +27,7 @@ pub enum Who {
 }
 
 impl Who {
-    pub const fn number(self) -> u8 {
+    pub(crate) const fn number(self) -> u8 {
         match self {
             Self::Pod => 0,
             Self::Client => 1,
@@ -37,23 +37,23 @@ impl Who {
         }
     }
 
-    pub const fn v4(self) -> [u8; 4] {
+    pub(crate) const fn v4(self) -> [u8; 4] {
         [10, 0, self.number(), 2]
     }
 
-    pub const fn v6(self) -> [u8; 16] {
+    pub(crate) const fn v6(self) -> [u8; 16] {
         [0xfd, 0, self.number(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2]
     }
 }
 
-pub fn ether(ethertype: u16, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn ether(ethertype: u16, payload: &[u8]) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
     frame.extend(ethertype.to_be_bytes());
     frame.extend(payload);
     frame
 }
 
-pub fn vlan(tags: &[u16], frame: &[u8]) -> Vec<u8> {
+pub(crate) fn vlan(tags: &[u16], frame: &[u8]) -> Vec<u8> {
     let mut tagged = frame[..12].to_vec();
     for tag in tags {
         tagged.extend(tag.to_be_bytes());
@@ -64,7 +64,14 @@ pub fn vlan(tags: &[u16], frame: &[u8]) -> Vec<u8> {
 }
 
 /// An IPv4 packet with options and the fragment field.
-pub fn ipv4(from: Who, to: Who, protocol: u8, options: &[u8], part: u16, data: &[u8]) -> Vec<u8> {
+pub(crate) fn ipv4(
+    from: Who,
+    to: Who,
+    protocol: u8,
+    options: &[u8],
+    part: u16,
+    data: &[u8],
+) -> Vec<u8> {
     let header = 20 + options.len();
     let mut packet = vec![0x40 | (header / 4) as u8, 0];
     packet.extend(((header + data.len()) as u16).to_be_bytes());
@@ -78,7 +85,7 @@ pub fn ipv4(from: Who, to: Who, protocol: u8, options: &[u8], part: u16, data: &
     packet
 }
 
-pub fn ipv6(from: Who, to: Who, next: u8, hop_limit: u8, data: &[u8]) -> Vec<u8> {
+pub(crate) fn ipv6(from: Who, to: Who, next: u8, hop_limit: u8, data: &[u8]) -> Vec<u8> {
     let mut packet = vec![0x60, 0, 0, 0];
     packet.extend((data.len() as u16).to_be_bytes());
     packet.extend([next, hop_limit]);
@@ -89,7 +96,7 @@ pub fn ipv6(from: Who, to: Who, next: u8, hop_limit: u8, data: &[u8]) -> Vec<u8>
 }
 
 /// The plain IP packet of a family, without Ethernet header.
-pub fn ip(family: Family, from: Who, to: Who, protocol: u8, data: &[u8]) -> Vec<u8> {
+pub(crate) fn ip(family: Family, from: Who, to: Who, protocol: u8, data: &[u8]) -> Vec<u8> {
     match family {
         Family::V4 => ipv4(from, to, protocol, &[], 0, data),
         Family::V6 => ipv6(from, to, protocol, 64, data),
@@ -97,17 +104,17 @@ pub fn ip(family: Family, from: Who, to: Who, protocol: u8, data: &[u8]) -> Vec<
 }
 
 /// Puts the Ethernet header of its version before an IP packet.
-pub fn frame(packet: &[u8]) -> Vec<u8> {
+pub(crate) fn frame(packet: &[u8]) -> Vec<u8> {
     ether(if packet[0] >> 4 == 4 { 0x0800 } else { 0x86dd }, packet)
 }
 
-pub fn tcp(source: u16, destination: u16, flags: u8) -> Vec<u8> {
+pub(crate) fn tcp(source: u16, destination: u16, flags: u8) -> Vec<u8> {
     let mut header = ports(source, destination);
     header.extend([0, 0, 0, 1, 0, 0, 0, 2, 0x50, flags, 1, 0, 0, 0, 0, 0]);
     header
 }
 
-pub fn udp(source: u16, destination: u16, data: &[u8]) -> Vec<u8> {
+pub(crate) fn udp(source: u16, destination: u16, data: &[u8]) -> Vec<u8> {
     let mut header = ports(source, destination);
     header.extend(((8 + data.len()) as u16).to_be_bytes());
     header.extend([0, 0]);
@@ -119,7 +126,7 @@ fn ports(source: u16, destination: u16) -> Vec<u8> {
     [source.to_be_bytes(), destination.to_be_bytes()].concat()
 }
 
-pub fn icmp(kind: u8, code: u8, rest: [u8; 4], data: &[u8]) -> Vec<u8> {
+pub(crate) fn icmp(kind: u8, code: u8, rest: [u8; 4], data: &[u8]) -> Vec<u8> {
     let mut header = vec![kind, code, 0, 0];
     header.extend(rest);
     header.extend(data);
@@ -127,24 +134,31 @@ pub fn icmp(kind: u8, code: u8, rest: [u8; 4], data: &[u8]) -> Vec<u8> {
 }
 
 impl Family {
-    pub const fn icmp(self) -> u8 {
+    pub(crate) const fn icmp(self) -> u8 {
         if matches!(self, Self::V4) { 1 } else { 58 }
     }
 
-    pub const fn echo_request(self) -> u8 {
+    pub(crate) const fn echo_request(self) -> u8 {
         if matches!(self, Self::V4) { 8 } else { 128 }
     }
 
-    pub const fn echo_reply(self) -> u8 {
+    pub(crate) const fn echo_reply(self) -> u8 {
         if matches!(self, Self::V4) { 0 } else { 129 }
     }
 
-    pub const fn unreachable(self) -> u8 {
+    pub(crate) const fn unreachable(self) -> u8 {
         if matches!(self, Self::V4) { 3 } else { 1 }
     }
 
     /// A fragment of a UDP datagram; `offset` in units of 8 bytes.
-    pub fn fragment(self, from: Who, to: Who, offset: u16, more: bool, data: &[u8]) -> Vec<u8> {
+    pub(crate) fn fragment(
+        self,
+        from: Who,
+        to: Who,
+        offset: u16,
+        more: bool,
+        data: &[u8],
+    ) -> Vec<u8> {
         match self {
             Self::V4 => {
                 let part = offset | if more { 0x2000 } else { 0 };

@@ -18,31 +18,31 @@ use netpold_ebpf::{
 use super::packets::Who;
 
 /// Loopback, which every network namespace has.
-pub const IFINDEX: u32 = 1;
+pub(crate) const IFINDEX: u32 = 1;
 /// Where packets to the pod come from, unless they are the node's own.
-pub const UPLINK: u32 = 2;
-pub const PASS: u32 = u32::MAX;
-pub const DROP: u32 = 2;
-pub const INGRESS_ROW: u32 = 2;
-pub const EGRESS_ROW: u32 = 3;
+pub(crate) const UPLINK: u32 = 2;
+pub(crate) const PASS: u32 = u32::MAX;
+pub(crate) const DROP: u32 = 2;
+pub(crate) const INGRESS_ROW: u32 = 2;
+pub(crate) const EGRESS_ROW: u32 = 3;
 /// A row that isolates and allows nothing.
-pub const DENY_ROW: u32 = 1;
+pub(crate) const DENY_ROW: u32 = 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
+pub(crate) enum Direction {
     Ingress,
     Egress,
 }
 
-pub struct World {
-    pub host: HostTables,
-    pub bpf: Ebpf,
+pub(crate) struct World {
+    pub(crate) host: HostTables,
+    pub(crate) bpf: Ebpf,
 }
 
 impl World {
     /// The pod admits the client to TCP 80 and UDP 53, the friend to everything; it may reach the
     /// server on TCP 443, UDP 53 and by other protocols.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let object = netpold::object::object().expect("the eBPF object");
         let mut bpf = EbpfLoader::new()
             .map_max_entries("CT4", 1024)
@@ -88,19 +88,19 @@ impl World {
     }
 
     /// Flips the pod's rows.
-    pub fn set_rows(&mut self, ingress: u32, egress: u32) {
+    pub(crate) fn set_rows(&mut self, ingress: u32, egress: u32) {
         self.host.endpoints[IFINDEX as usize].rows = Endpoint::pack_rows(ingress, egress);
         self.write_endpoint();
     }
 
     /// Makes it another pod: nothing of the old one's flows is left.
-    pub fn next_pod(&mut self) {
+    pub(crate) fn next_pod(&mut self) {
         self.host.endpoints[IFINDEX as usize].id += 1;
         self.set_rows(INGRESS_ROW, EGRESS_ROW);
     }
 
     /// Judges a frame by the host's code and by the kernel's program, which must agree.
-    pub fn judge(&mut self, direction: Direction, came_from: u32, frame: &[u8]) -> Reason {
+    pub(crate) fn judge(&mut self, direction: Direction, came_from: u32, frame: &[u8]) -> Reason {
         let hook = Hook { ifindex: IFINDEX, ingress_ifindex: came_from };
         let (verdict, name) = match direction {
             Direction::Ingress => {
@@ -123,11 +123,11 @@ impl World {
         reason
     }
 
-    pub fn ingress(&mut self, frame: &[u8]) -> Reason {
+    pub(crate) fn ingress(&mut self, frame: &[u8]) -> Reason {
         self.judge(Direction::Ingress, UPLINK, frame)
     }
 
-    pub fn egress(&mut self, frame: &[u8]) -> Reason {
+    pub(crate) fn egress(&mut self, frame: &[u8]) -> Reason {
         self.judge(Direction::Egress, IFINDEX, frame)
     }
 
@@ -139,7 +139,7 @@ impl World {
     }
 }
 
-pub fn program<'a>(bpf: &'a mut Ebpf, name: &str) -> &'a mut SchedClassifier {
+pub(crate) fn program<'a>(bpf: &'a mut Ebpf, name: &str) -> &'a mut SchedClassifier {
     bpf.program_mut(name).expect(name).try_into().expect(name)
 }
 

@@ -20,7 +20,7 @@ use aya_ebpf::{
 use netpold_ebpf::{
     packet::Bytes,
     reason::Reason,
-    verdict::{Direction, Egress, Hook, Ingress, decide},
+    verdict::{Direction, Egress, Hook, Ingress, decide, is_free},
 };
 
 use crate::{
@@ -75,6 +75,10 @@ type Look = extern "C" fn(*mut __sk_buff) -> u32;
 /// verdict becomes an action.
 #[inline(always)]
 fn judge<D: Direction>(skb: *mut __sk_buff, quick: Look, ipv4: Look, ipv6: Look) -> i32 {
+    // SAFETY: the program's context.
+    if is_free::<D, _>(&Maps::new(), unsafe { (*skb).ifindex }) {
+        return NEXT;
+    }
     let mut reason = quick(skb);
     if reason == Reason::Deferred as u32 {
         reason = ipv4(skb);
