@@ -1,4 +1,5 @@
 //! What is in `deploy/` works as it is written there.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
