@@ -24,6 +24,7 @@ use crate::endpoint::{self, Discovery};
 use crate::engine::Engine;
 use crate::events::{self, DropLog};
 use crate::object::object;
+use crate::requirements;
 use crate::source::{Batch, Source, manifests};
 use crate::status::Status;
 
@@ -41,6 +42,7 @@ const EVENTS: usize = 4096;
 pub fn run(mut config: RunConfig) -> Result<()> {
     config.start_log()?;
     object()?;
+    requirements::check()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

@@ -14,12 +14,12 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 #[derive(Debug, thiserror::Error)]
 pub enum BpffsError {
     /// The directory could not be made.
-    #[error("--bpffs {}: cannot create the directory: {source}", path.display())]
+    #[error("--bpffs {}: cannot create the directory: {cause}", path.display())]
     Create {
         /// The directory.
         path: PathBuf,
         /// Why.
-        source: io::Error,
+        cause: io::Error,
     },
     /// No bpffs there and none could be mounted.
     #[error(
@@ -123,7 +123,7 @@ impl PinRoot {
 }
 
 fn create(path: &Path) -> Result<(), BpffsError> {
-    fs::create_dir_all(path).map_err(|source| BpffsError::Create { path: path.to_owned(), source })
+    fs::create_dir_all(path).map_err(|cause| BpffsError::Create { path: path.to_owned(), cause })
 }
 
 /// bpffs is not mounted on every node. Where the nearest existing ancestor is not one, mount it: on
@@ -154,7 +154,7 @@ fn is_bpffs(path: &Path) -> bool {
 /// lock with the process, however it ends.
 fn lock(root: &Path) -> Result<Flock<File>, BpffsError> {
     let directory =
-        File::open(root).map_err(|source| BpffsError::Create { path: root.to_owned(), source })?;
+        File::open(root).map_err(|cause| BpffsError::Create { path: root.to_owned(), cause })?;
     Flock::lock(directory, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
         Errno::EWOULDBLOCK => BpffsError::Busy { path: root.to_owned() },
         errno => BpffsError::Lock { path: root.to_owned(), errno },

@@ -129,7 +129,7 @@ impl Dataplane {
         };
         let (four, six) = generation.conntrack()?;
         let sweeper = Sweeper::new(four, six, settings, self.hz)
-            .map_err(|source| TableError::Mapped { name: "CT4", source })?;
+            .map_err(|cause| TableError::Mapped { name: "CT4", cause })?;
         Ok(Some(sweeper.pass(generation.jiffies().map_err(GenerationError::Clock)?)))
     }
 

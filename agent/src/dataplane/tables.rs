@@ -20,20 +20,20 @@ pub enum TableError {
     #[error("the eBPF object has no map {0}; agent and object are of different versions")]
     Missing(&'static str),
     /// The kernel refused.
-    #[error("map {name}: {source}")]
+    #[error("map {name}: {cause}")]
     Map {
         /// Map.
         name: &'static str,
         /// Why.
-        source: MapError,
+        cause: MapError,
     },
     /// mmap or an access through it failed.
-    #[error("map {name}: {source}")]
+    #[error("map {name}: {cause}")]
     Mapped {
         /// Map.
         name: &'static str,
         /// Why.
-        source: MmapError,
+        cause: MmapError,
     },
 }
 
@@ -59,10 +59,10 @@ impl Tables {
     pub fn open(bpf: &mut Ebpf) -> Result<Self, TableError> {
         let name = "HOSTS6";
         let hosts6 = HashMap::try_from(bpf.take_map(name).ok_or(TableError::Missing(name))?)
-            .map_err(|source| TableError::Map { name, source })?;
+            .map_err(|cause| TableError::Map { name, cause })?;
         let name = "CIDRS6";
         let cidrs6 = LpmTrie::try_from(bpf.take_map(name).ok_or(TableError::Missing(name))?)
-            .map_err(|source| TableError::Map { name, source })?;
+            .map_err(|cause| TableError::Map { name, cause })?;
         Ok(Self {
             settings: mapped(bpf, "SETTINGS")?,
             endpoints: mapped(bpf, "ENDPOINTS")?,
@@ -115,7 +115,7 @@ fn mapped<T: Pod>(bpf: &Ebpf, name: &'static str) -> Result<MappedArray<T>, Tabl
 }
 
 fn at(name: &'static str) -> impl Fn(MmapError) -> TableError {
-    move |source| TableError::Mapped { name, source }
+    move |cause| TableError::Mapped { name, cause }
 }
 
 impl Apply for Tables {
@@ -174,7 +174,7 @@ impl Tables {
             Op::Cidr6Gone(net) => ("CIDRS6", self.cidrs6.remove(&lpm_key(net))),
             _ => return Ok(()),
         };
-        result.map_err(|source| TableError::Map { name, source })
+        result.map_err(|cause| TableError::Map { name, cause })
     }
 
     /// The order of the stores is what `layout::Endpoint` promises: the interface index last when a
