@@ -3,6 +3,7 @@
 //! The program is Rust for `bpfel-unknown-none`, which needs a compiler with unstable features and
 //! the sources of `core`, and bpf-linker. Where one of these is missing the build goes on with an
 //! empty object and a warning: everything but loading the program still works.
+#![expect(clippy::print_stderr, reason = "cargo shows it")]
 
 use std::{
     env,
@@ -10,7 +11,7 @@ use std::{
     ffi::OsString,
     fs,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, ExitCode},
 };
 
 const TARGET: &str = "bpfel-unknown-none";
@@ -20,7 +21,17 @@ const LINKER_VERSION: &str = "0.13.0";
 const RUSTC_VARIABLE: &str = "NETPOLD_BPF_RUSTC";
 const LINKER_VARIABLE: &str = "NETPOLD_BPF_LINKER";
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    match embed() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn embed() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("no OUT_DIR: run by cargo only")?);
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").ok_or("no CARGO_MANIFEST_DIR")?);
     let root = root.parent().ok_or("the agent is not in a workspace")?;

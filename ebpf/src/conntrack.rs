@@ -458,9 +458,12 @@ impl<K: Key> Flow<K> {
         let mut best = 0;
         let mut best_control = Control(0);
         let mut best_rank = PROTECTED;
-        for place in 0..2 * CT_WAYS {
+        // A count that the compiler does not know: unrolled, this would not fit the stack.
+        let places = memory.opaque(2 * CT_WAYS, self.hash).min(2 * CT_WAYS);
+        for place in 0..places {
+            let bucket = if place < CT_WAYS { self.buckets[0] } else { self.buckets[1] };
             // SAFETY: the way lies in the bucket.
-            let way = unsafe { self.buckets[place / CT_WAYS].add(place % CT_WAYS * K::STRIDE) };
+            let way = unsafe { bucket.add(place % CT_WAYS * K::STRIDE) };
             // SAFETY: as above.
             let control = Control(unsafe { memory.load(way) });
             // SAFETY: as above.

@@ -4,7 +4,7 @@ use crate::{
     conntrack::{self, Key, words4, words6},
     layout::{ClassId, Ct4Key, ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Settings},
     packet::{self, Bytes, ICMPV6, Network, Transport},
-    policy::{class4, class6},
+    policy::class4,
     reason::Reason,
     tables::{EndpointRef, Tables},
 };
@@ -174,7 +174,7 @@ impl Family for V6 {
 
     #[inline(always)]
     fn class<T: Tables>(tables: &T, address: [u64; 2]) -> ClassId {
-        class6(tables, &Self::octets(address))
+        tables.class6(address)
     }
 
     #[inline(always)]

@@ -5,13 +5,15 @@
 //! the host a slice and plain memory.
 #![no_std]
 
-#[cfg(test)]
+#[cfg(not(target_arch = "bpf"))]
 extern crate std;
 
 pub mod conntrack;
 pub mod event;
 pub mod family;
 mod fragment;
+#[cfg(not(target_arch = "bpf"))]
+pub mod host;
 mod icmp;
 pub mod layout;
 pub mod packet;
@@ -19,4 +21,6 @@ pub mod policy;
 pub mod reason;
 pub mod tables;
 mod tracking;
+#[cfg(feature = "user")]
+mod user;
 pub mod verdict;

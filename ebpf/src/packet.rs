@@ -44,7 +44,8 @@ pub const TCP_RST: u8 = 0x04;
 /// TCP header flag ACK.
 pub const TCP_ACK: u8 = 0x10;
 
-/// Bytes of a packet that were found to be there, read by constant offsets.
+/// Bytes of a packet that were found to be there, read by constant offsets. A window may share its
+/// memory with the next that is taken of the same packet: read it first.
 pub trait Window: Copy {
     /// The byte at an offset.
     fn byte(&self, at: usize) -> u8;
@@ -60,6 +61,10 @@ pub trait Window: Copy {
 pub trait Bytes {
     /// Whether only plain packets are wanted.
     const PLAIN: bool;
+    /// Whether IPv4 is wanted; if not, it ends in [`Reason::Deferred`].
+    const IPV4: bool = true;
+    /// Whether IPv6 is wanted.
+    const IPV6: bool = true;
     /// What [`Bytes::window`] gives.
     type Window: Window;
     /// Length of the whole packet.

@@ -3,8 +3,8 @@
 use crate::{
     conntrack::{Full, Memory},
     family::{Family, V4, V6},
-    layout::{ENDPOINT_ADDRS, Endpoint, FragmentKey, FragmentPorts, Settings},
-    policy::PolicyTables,
+    layout::{ClassId, ENDPOINT_ADDRS, Endpoint, FragmentKey, FragmentPorts, Settings},
+    policy::{PolicyTables, class6},
 };
 
 /// The tables of one node: BPF maps in the kernel, plain memory in tests.
@@ -21,6 +21,11 @@ pub trait Tables: PolicyTables + Memory + Sized {
     fn now(&self) -> u32;
     /// What a datagram's first fragment left.
     fn fragment(&self, key: &FragmentKey) -> Option<FragmentPorts>;
+    /// Class of an IPv6 address, as words in memory order; in the kernel a function of its own.
+    #[inline(always)]
+    fn class6(&self, address: [u64; 2]) -> ClassId {
+        class6(self, &V6::octets(address))
+    }
     /// Inserts a flow: [`insert`]. In the kernel that is a function of its own, which the verifier
     /// looks at once, not at the end of each path that leads there.
     ///

@@ -119,6 +119,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         let now = self.tables.now();
         // SAFETY: `Family::flow` names whole buckets of this family's table.
         let hit = unsafe { flow.find(self.tables) };
+        let protocol = self.forget(protocol.into()) as u8;
         let live = hit.filter(|hit| !hit.control.is_expired(protocol, settings, now));
         let Some(reason) = allowed else {
             return match live {

@@ -86,10 +86,20 @@ pub fn decide<D: Direction, B: Bytes, T: Tables>(bytes: &B, tables: &T, hook: Ho
     if rows == 0 && !check_source {
         return Verdict(Reason::NotIsolated);
     }
-    let judge = Judge { tables, endpoint, rows, check_source, hook, direction: PhantomData::<D> };
+    let noise = u64::from(endpoint.id());
+    let direction = PhantomData::<D>;
+    let judge = Judge { tables, endpoint, rows, check_source, hook, noise, direction };
     match judge.frame(bytes) {
         Ok(reason) | Err(reason) => Verdict(reason),
     }
+}
+
+/// Whether every packet of an interface passes unseen: the first thing that [`decide`] asks too.
+#[must_use]
+#[inline(always)]
+pub fn is_free<D: Direction, T: Tables>(tables: &T, ifindex: u32) -> bool {
+    let Some(endpoint) = find_endpoint(tables, ifindex) else { return true };
+    endpoint.rows() == 0 && !(D::EGRESS && endpoint.flags() & EP_CHECK_SOURCE != 0)
 }
 
 /// The endpoint of an interface.
@@ -112,6 +122,7 @@ pub(crate) struct Judge<'a, D, T> {
     rows: u64,
     check_source: bool,
     pub(crate) hook: Hook,
+    noise: u64,
     direction: PhantomData<D>,
 }
 
@@ -157,6 +168,8 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     #[inline(always)]
     fn frame<B: Bytes>(&self, bytes: &B) -> Result<Reason, Reason> {
         match packet::link(bytes) {
+            Ok((ETHERTYPE_IPV4, _)) if !B::IPV4 => Err(Reason::Deferred),
+            Ok((ETHERTYPE_IPV6, _)) if !B::IPV6 => Err(Reason::Deferred),
             Ok((ETHERTYPE_IPV4, offset)) => self.ip::<V4, B>(bytes, offset),
             Ok((ETHERTYPE_IPV6, offset)) => self.ip::<V6, B>(bytes, offset),
             Ok((ETHERTYPE_ARP, _)) => Ok(Reason::Neighbour),
@@ -201,12 +214,30 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
             Ok(transport) => transport,
             Err(reason) => return self.unread(reason),
         };
+        let transport = self.forget_path(transport);
         let (local, remote) = if D::EGRESS {
             (network.source, network.destination)
         } else {
             (network.destination, network.source)
         };
         self.datagram(bytes, Packet::<F> { network, transport, local, remote })
+    }
+
+    /// The same value, of which the kernel's verifier knows nothing: else it follows all that comes
+    /// behind once for each way that led here, see [`crate::conntrack::Memory::opaque`].
+    #[inline(always)]
+    pub(crate) fn forget(&self, value: u16) -> u16 {
+        self.tables.opaque(usize::from(value), self.noise) as u16
+    }
+
+    #[inline(always)]
+    fn forget_path(&self, transport: Transport) -> Transport {
+        Transport {
+            protocol: self.forget(transport.protocol.into()) as u8,
+            flags: self.forget(transport.flags.into()) as u8,
+            source: self.forget(transport.source),
+            destination: self.forget(transport.destination),
+        }
     }
 
     /// Fragments get their first one's ports; whole packets go straight through.
@@ -236,19 +267,21 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         class: u32,
     ) -> Result<Reason, Reason> {
         let row = self.row();
-        let transport = &packet.transport;
-        let allowed = if row == ROW_NOT_ISOLATED {
-            Some(Reason::NotIsolated)
+        let (allowed, reason) = if row == ROW_NOT_ISOLATED {
+            (true, Reason::NotIsolated)
         } else if self.is_from_node() {
-            Some(Reason::Node)
+            (true, Reason::Node)
         } else {
-            let (protocol, port) = (transport.protocol, transport.destination);
-            row_allows(self.tables, row, class, protocol, port).then_some(Reason::Allowed)
+            let protocol = self.forget(packet.transport.protocol.into()) as u8;
+            let port = packet.transport.destination;
+            (row_allows(self.tables, row, class, protocol, port), Reason::Allowed)
         };
-        let Some(subject) = self.subject(bytes, packet, allowed.is_some())? else {
-            return allowed.map_or_else(|| self.unanswered(packet), Ok);
-        };
-        self.settle(packet, &subject, class, allowed)
+        let allowed = self.forget(allowed.into()) & 1 != 0;
+        match self.subject(bytes, packet, allowed)? {
+            Some(subject) => self.settle(packet, &subject, class, allowed.then_some(reason)),
+            None if allowed => Ok(reason),
+            None => self.unanswered(packet),
+        }
     }
 
     /// No rule allows it and it answers nothing: the pod itself, or a drop.

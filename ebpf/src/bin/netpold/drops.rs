@@ -22,13 +22,13 @@ pub(crate) fn report<D: Direction>(skb: *mut __sk_buff, reason: u32) {
         // SAFETY: this CPU's own word.
         unsafe { *counter += 1 };
     }
-    let (Some(limit), Some(settings)) = (maps::EVENT_LIMIT.get_ptr_mut(0), maps::SETTINGS.get(0))
-    else {
+    let maps = Maps::new();
+    let (Some(limit), Some(settings)) = (maps::EVENT_LIMIT.get_ptr_mut(0), maps.settings()) else {
         return;
     };
     // SAFETY: this CPU's own record.
     let limit = unsafe { &mut *limit };
-    if may_emit(limit, settings, Maps.now()) {
+    if may_emit(limit, settings, maps.now()) {
         if D::EGRESS {
             netpold_emit_egress(skb, reason);
         } else {
@@ -82,7 +82,8 @@ fn emit<D: Direction>(skb: *mut __sk_buff, reason: u32) -> u32 {
     event.endpoint = endpoint_id(event.ifindex);
     event.reason = reason as u8;
     event.suppressed = limit.suppressed;
-    event::describe::<D, _>(&Copied(skb), event);
+    // SAFETY: the program's context.
+    event::describe::<D, _>(&unsafe { Copied::<true, true>::new(skb) }, event);
     entry.submit(0);
     limit.suppressed = 0;
     0
@@ -90,5 +91,5 @@ fn emit<D: Direction>(skb: *mut __sk_buff, reason: u32) -> u32 {
 
 #[inline(always)]
 fn endpoint_id(ifindex: u32) -> u32 {
-    netpold_ebpf::verdict::find_endpoint(&Maps, ifindex).map_or(0, |endpoint| endpoint.id())
+    netpold_ebpf::verdict::find_endpoint(&Maps::new(), ifindex).map_or(0, |endpoint| endpoint.id())
 }

@@ -20,7 +20,7 @@ use aya_ebpf::{
 use netpold_ebpf::{
     packet::Bytes,
     reason::Reason,
-    verdict::{Direction, Egress, Hook, Ingress, Verdict, decide},
+    verdict::{Direction, Egress, Hook, Ingress, decide, is_free},
 };
 
 use crate::{
@@ -37,14 +37,19 @@ const DROP: i32 = 2;
 #[classifier]
 #[inline(always)]
 fn netpold_ingress(context: TcContext) -> i32 {
-    judge::<Ingress>(context.as_ptr().cast(), netpold_ingress_copied)
+    judge::<Ingress>(
+        context.as_ptr().cast(),
+        netpold_ingress_quick,
+        netpold_ingress4,
+        netpold_ingress6,
+    )
 }
 
 /// Pod egress: TC ingress of the host side.
 #[classifier]
 #[inline(always)]
 fn netpold_egress(context: TcContext) -> i32 {
-    judge::<Egress>(context.as_ptr().cast(), netpold_egress_copied)
+    judge::<Egress>(context.as_ptr().cast(), netpold_egress_quick, netpold_egress4, netpold_egress6)
 }
 
 /// The kernel's jiffies, low 32 bits, for the agent (by BPF_PROG_TEST_RUN): conntrack stamps.
@@ -62,15 +67,24 @@ fn netpold_empty(_context: TcContext) -> i32 {
     NEXT
 }
 
+/// A look at a packet: a global function to the kernel (5.6), verified by itself, and with a stack
+/// frame that the others do not add to. The answer is a [`Reason`]'s number.
+type Look = extern "C" fn(*mut __sk_buff) -> u32;
+
 /// The quick look, then the thorough one where that was not enough; and the one place where a
 /// verdict becomes an action.
 #[inline(always)]
-fn judge<D: Direction>(skb: *mut __sk_buff, thorough: extern "C" fn(*mut __sk_buff) -> u32) -> i32 {
+fn judge<D: Direction>(skb: *mut __sk_buff, quick: Look, ipv4: Look, ipv6: Look) -> i32 {
     // SAFETY: the program's context.
-    let direct = unsafe { Direct::new(skb) };
-    let mut reason = verdict::<D, _>(skb, &direct).reason() as u32;
+    if is_free::<D, _>(&Maps::new(), unsafe { (*skb).ifindex }) {
+        return NEXT;
+    }
+    let mut reason = quick(skb);
     if reason == Reason::Deferred as u32 {
-        reason = thorough(skb);
+        reason = ipv4(skb);
+    }
+    if reason == Reason::Deferred as u32 {
+        reason = ipv6(skb);
     }
     if reason < Reason::FIRST_DROP as u32 {
         return NEXT;
@@ -79,25 +93,59 @@ fn judge<D: Direction>(skb: *mut __sk_buff, thorough: extern "C" fn(*mut __sk_bu
     DROP
 }
 
-/// The thorough look at pod ingress: a global function to the kernel (5.6), verified by itself.
+/// The quick look at pod ingress.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_ingress_copied(skb: *mut __sk_buff) -> u32 {
-    verdict::<Ingress, _>(skb, &Copied(skb)).reason() as u32
+extern "C" fn netpold_ingress_quick(skb: *mut __sk_buff) -> u32 {
+    // SAFETY: the program's context.
+    verdict::<Ingress, _>(skb, &unsafe { Direct::new(skb) })
 }
 
-/// The thorough look at pod egress.
+/// The quick look at pod egress.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_egress_copied(skb: *mut __sk_buff) -> u32 {
-    verdict::<Egress, _>(skb, &Copied(skb)).reason() as u32
+extern "C" fn netpold_egress_quick(skb: *mut __sk_buff) -> u32 {
+    // SAFETY: the program's context.
+    verdict::<Egress, _>(skb, &unsafe { Direct::new(skb) })
+}
+
+/// The thorough look at pod ingress, all but IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_ingress4(skb: *mut __sk_buff) -> u32 {
+    // SAFETY: the program's context.
+    verdict::<Ingress, _>(skb, &unsafe { Copied::<true, false>::new(skb) })
+}
+
+/// The thorough look at pod ingress of IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_ingress6(skb: *mut __sk_buff) -> u32 {
+    // SAFETY: the program's context.
+    verdict::<Ingress, _>(skb, &unsafe { Copied::<false, true>::new(skb) })
+}
+
+/// The thorough look at pod egress, all but IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_egress4(skb: *mut __sk_buff) -> u32 {
+    // SAFETY: the program's context.
+    verdict::<Egress, _>(skb, &unsafe { Copied::<true, false>::new(skb) })
+}
+
+/// The thorough look at pod egress of IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_egress6(skb: *mut __sk_buff) -> u32 {
+    // SAFETY: the program's context.
+    verdict::<Egress, _>(skb, &unsafe { Copied::<false, true>::new(skb) })
 }
 
 #[inline(always)]
-fn verdict<D: Direction, B: Bytes>(skb: *mut __sk_buff, bytes: &B) -> Verdict {
+fn verdict<D: Direction, B: Bytes>(skb: *mut __sk_buff, bytes: &B) -> u32 {
     // SAFETY: the program's context.
     let hook = unsafe { Hook { ifindex: (*skb).ifindex, ingress_ifindex: (*skb).ingress_ifindex } };
-    decide::<D, B, Maps>(bytes, &Maps, hook)
+    decide::<D, B, Maps>(bytes, &Maps::new(), hook).reason() as u32
 }
 
 #[panic_handler]

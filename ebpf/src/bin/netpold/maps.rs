@@ -46,6 +46,9 @@ pub(crate) static CT6: Array<Ct6Bucket> = Array::with_max_entries(65_536, SHARED
 #[map]
 pub(crate) static FRAGMENTS: LruHashMap<FragmentKey, FragmentPorts> =
     LruHashMap::with_max_entries(8_192, 0);
+/// Where the key of [`FRAGMENTS`] is made: it would take a tenth of the stack.
+#[map]
+pub(crate) static FRAGMENT_KEY: PerCpuArray<FragmentKey> = PerCpuArray::with_max_entries(1, 0);
 /// Index: [`reason::counter`].
 #[map]
 pub(crate) static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(reason::COUNTERS, 0);

@@ -1,5 +1,7 @@
 //! Packet bytes in the kernel: straight from memory for plain packets, copied for the others.
 
+use core::cell::UnsafeCell;
+
 use aya_ebpf::{bindings::__sk_buff, helpers::bpf_skb_load_bytes};
 use netpold_ebpf::packet::{Bytes, MAX_WINDOW, Window};
 
@@ -74,67 +76,74 @@ impl Window for InPlace {
     }
 }
 
-/// A packet that is read by a copying helper, wherever its bytes lie.
-pub(crate) struct Copied(pub(crate) *mut __sk_buff);
+/// A packet that is read by a copying helper, wherever its bytes lie. The IP versions that it is
+/// for are constants, since a function for both would need more than a program's stack; for the
+/// same reason all windows share one buffer.
+pub(crate) struct Copied<const IPV4: bool, const IPV6: bool> {
+    skb: *mut __sk_buff,
+    buffer: UnsafeCell<[u64; MAX_WINDOW / 8]>,
+}
 
-impl Bytes for Copied {
+impl<const IPV4: bool, const IPV6: bool> Copied<IPV4, IPV6> {
+    /// # Safety
+    /// `skb` is the program's context.
+    #[inline(always)]
+    pub(crate) const unsafe fn new(skb: *mut __sk_buff) -> Self {
+        Self { skb, buffer: UnsafeCell::new([0; MAX_WINDOW / 8]) }
+    }
+}
+
+impl<const IPV4: bool, const IPV6: bool> Bytes for Copied<IPV4, IPV6> {
     const PLAIN: bool = false;
-    type Window = Copy40;
+    const IPV4: bool = IPV4;
+    const IPV6: bool = IPV6;
+    type Window = InBuffer;
 
     #[inline(always)]
     fn length(&self) -> u32 {
         // SAFETY: the program's context.
-        unsafe { (*self.0).len }
+        unsafe { (*self.skb).len }
     }
 
     #[inline(always)]
-    fn window<const N: usize>(&self, offset: u32) -> Option<Copy40> {
+    fn window<const N: usize>(&self, offset: u32) -> Option<InBuffer> {
         const { assert!(N <= MAX_WINDOW) };
-        let mut copy = Copy40([0; MAX_WINDOW / 8]);
-        // SAFETY: the copy has room for N bytes.
-        let result = unsafe {
-            bpf_skb_load_bytes(self.0.cast_const().cast(), offset, (&raw mut copy).cast(), N as u32)
-        };
-        (result == 0).then_some(copy)
+        let buffer: *mut u8 = self.buffer.get().cast();
+        let skb = self.skb.cast_const().cast();
+        // SAFETY: the buffer has room for N bytes, and nobody reads an older window of it.
+        let result = unsafe { bpf_skb_load_bytes(skb, offset, buffer.cast(), N as u32) };
+        (result == 0).then_some(InBuffer(buffer))
     }
 }
 
-/// A copied window.
+/// A copied window; its fields are aligned, since a copy begins with a header.
 #[derive(Clone, Copy)]
-pub(crate) struct Copy40([u64; MAX_WINDOW / 8]);
+pub(crate) struct InBuffer(*const u8);
 
-impl Copy40 {
-    #[inline(always)]
-    fn at(&self, at: usize) -> *const u8 {
-        // SAFETY: within the copy: offsets are constants below MAX_WINDOW.
-        unsafe { (&raw const self.0).cast::<u8>().add(at) }
-    }
-}
-
-impl Window for Copy40 {
+impl Window for InBuffer {
     #[inline(always)]
     fn byte(&self, at: usize) -> u8 {
-        // SAFETY: see `at`.
-        unsafe { self.at(at).read() }
+        // SAFETY: offsets are constants within the window.
+        unsafe { self.0.add(at).read() }
     }
 
     #[inline(always)]
     fn be16(&self, at: usize) -> u16 {
-        // SAFETY: see `at`; fields of headers are aligned in a copy that begins with the header.
-        u16::from_be(unsafe { self.at(at).cast::<u16>().read() })
+        // SAFETY: as `byte`.
+        u16::from_be(unsafe { self.0.add(at).cast::<u16>().read() })
     }
 
     #[inline(always)]
     fn be32(&self, at: usize) -> u32 {
-        // SAFETY: as `be16`.
-        u32::from_be(unsafe { self.at(at).cast::<u32>().read() })
+        // SAFETY: as `byte`.
+        u32::from_be(unsafe { self.0.add(at).cast::<u32>().read() })
     }
 
     #[inline(always)]
     fn words(&self, at: usize) -> [u64; 2] {
-        // SAFETY: as `be16`.
+        // SAFETY: as `byte`.
         unsafe {
-            let words = self.at(at).cast::<u64>();
+            let words = self.0.add(at).cast::<u64>();
             [words.read(), words.add(1).read()]
         }
     }

@@ -1,27 +1,55 @@
 //! The verdict's tables, as BPF maps.
 
 use core::arch::asm;
+use core::cell::UnsafeCell;
 use core::intrinsics::{AtomicOrdering, atomic_cxchg};
 
-use aya_ebpf::{helpers::bpf_jiffies64, maps::lpm_trie::Key};
+use aya_ebpf::{
+    helpers::{bpf_jiffies64, bpf_map_lookup_elem},
+    maps::{Array, lpm_trie::Key},
+};
 use netpold_ebpf::{
     conntrack::{Full, Memory},
-    family::{V4, V6},
+    family::{Family as _, V4, V6},
     layout::{ClassId, FragmentKey, FragmentPorts, PortSet, Settings},
-    policy::PolicyTables,
+    policy::{PolicyTables, class6},
     tables::{EndpointRef, Tables, insert},
 };
 
 use crate::maps;
 
-/// The maps of this program.
-pub(crate) struct Maps;
+/// The maps of this program. Every array lookup takes its index from the one place on the stack,
+/// since a place for each would fill the 512 bytes that a program has.
+pub(crate) struct Maps {
+    index: UnsafeCell<u32>,
+}
+
+impl Maps {
+    #[inline(always)]
+    pub(crate) const fn new() -> Self {
+        Self { index: UnsafeCell::new(0) }
+    }
+
+    /// An element of an array map.
+    #[inline(always)]
+    pub(crate) fn element<T>(&self, map: &'static Array<T>, index: u32) -> Option<*mut T> {
+        let place = self.index.get();
+        // SAFETY: the place is this program's own; the map is the definition that the loader turns
+        // into a map, whose elements are T.
+        unsafe {
+            place.write_volatile(index);
+            let element: *mut T =
+                bpf_map_lookup_elem((&raw const *map).cast_mut().cast(), place.cast()).cast();
+            if element.is_null() { None } else { Some(element) }
+        }
+    }
+}
 
 /// A word of a table whose elements are arrays of words. The agent writes it meanwhile, by aligned
 /// stores: it is read once, whole.
 macro_rules! word {
-    ($map:expr, $element:expr, $type:ty, $index:expr) => {
-        match $map.get_ptr($element) {
+    ($maps:expr, $map:expr, $element:expr, $type:ty, $index:expr) => {
+        match $maps.element(&$map, $element) {
             // SAFETY: the index is below the element's length; the verifier holds us to it.
             Some(element) => unsafe { element.cast::<$type>().add($index).read_volatile() },
             None => 0,
@@ -32,12 +60,12 @@ macro_rules! word {
 impl PolicyTables for Maps {
     #[inline(always)]
     fn trie_root(&self, index: u16) -> u32 {
-        word!(maps::TRIE_ROOT, 0, u32, index as usize)
+        word!(self, maps::TRIE_ROOT, 0, u32, index as usize)
     }
 
     #[inline(always)]
     fn trie_block(&self, block: u32, index: u8) -> u32 {
-        word!(maps::TRIE_BLOCKS, block, u32, index as usize)
+        word!(self, maps::TRIE_BLOCKS, block, u32, index as usize)
     }
 
     #[inline(always)]
@@ -48,7 +76,7 @@ impl PolicyTables for Maps {
 
     #[inline(always)]
     fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
-        let settings = maps::SETTINGS.get_ptr(0)?;
+        let settings = self.element(&maps::SETTINGS, 0)?;
         // SAFETY: map memory; the agent changes this field while the program runs.
         if unsafe { (&raw const (*settings).has_cidr6).read_volatile() } == 0 {
             return None;
@@ -58,25 +86,26 @@ impl PolicyTables for Maps {
 
     #[inline(always)]
     fn row(&self, row: u32, index: u8) -> u32 {
-        word!(maps::ROWS, row, u32, index as usize)
+        word!(self, maps::ROWS, row, u32, index as usize)
     }
 
     #[inline(always)]
     fn row_block(&self, block: u32, index: u8) -> u32 {
-        word!(maps::ROW_BLOCKS, block, u32, index as usize)
+        word!(self, maps::ROW_BLOCKS, block, u32, index as usize)
     }
 
     #[inline(always)]
     fn port_set(&self, set: u32) -> PortSet {
-        match maps::PORT_SETS.get(set) {
-            Some(ports) => *ports,
+        match self.element(&maps::PORT_SETS, set) {
+            // SAFETY: map memory; a port set does not change while it is in use.
+            Some(ports) => unsafe { *ports },
             None => PortSet::default(),
         }
     }
 
     #[inline(always)]
     fn bitmap(&self, bitmap: u32, word: u16) -> u64 {
-        word!(maps::PORT_BITMAPS, bitmap, u64, (word & 1023) as usize)
+        word!(self, maps::PORT_BITMAPS, bitmap, u64, (word & 1023) as usize)
     }
 }
 
@@ -111,19 +140,35 @@ impl Memory for Maps {
     }
 }
 
+/// Puts a key where the helpers read it.
+#[inline(always)]
+fn place_key(key: &FragmentKey) -> Option<*const FragmentKey> {
+    let place = maps::FRAGMENT_KEY.get_ptr_mut(0)?;
+    // SAFETY: this CPU's own element.
+    unsafe { place.write(*key) };
+    Some(place)
+}
+
+/// Class of an IPv6 address: the keys of its tables have a stack frame of their own here.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_class6(first: u64, second: u64) -> u32 {
+    class6(&Maps::new(), &V6::octets([first, second]))
+}
+
 /// Inserts an IPv4 flow; 0 if there was room. A global function to the kernel (5.6): verified by
 /// itself, for any arguments.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_insert4(first: u64, second: u64, flags: u32) -> u32 {
-    u32::from(insert::<V4, _>(&Maps, [first, second], flags as u16).is_err())
+    u32::from(insert::<V4, _>(&Maps::new(), [first, second], flags as u16).is_err())
 }
 
 /// Inserts an IPv6 flow; as [`netpold_insert4`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_insert6(first: u64, second: u64, third: u64, fourth: u64, flags: u32) -> u32 {
-    u32::from(insert::<V6, _>(&Maps, [first, second, third, fourth], flags as u16).is_err())
+    u32::from(insert::<V6, _>(&Maps::new(), [first, second, third, fourth], flags as u16).is_err())
 }
 
 /// Hides an index from the verifier, to which `x ^ noise ^ noise` is any number.
@@ -146,29 +191,35 @@ fn hide(index: usize, noise: u64) -> usize {
 impl Tables for Maps {
     #[inline(always)]
     fn settings(&self) -> Option<&Settings> {
-        maps::SETTINGS.get(0)
+        // SAFETY: map memory; written before the program is attached.
+        self.element(&maps::SETTINGS, 0).map(|settings| unsafe { &*settings })
     }
 
     #[inline(always)]
     fn endpoint(&self, slot: u32) -> Option<EndpointRef> {
         // SAFETY: map memory stays while the program runs.
-        maps::ENDPOINTS.get_ptr(slot).map(|record| unsafe { EndpointRef::new(record) })
+        self.element(&maps::ENDPOINTS, slot).map(|record| unsafe { EndpointRef::new(record) })
     }
 
     #[inline(always)]
     fn bucket4(&self, index: u32) -> Option<*mut u64> {
-        maps::CT4.get_ptr_mut(index).map(|bucket| bucket.cast())
+        self.element(&maps::CT4, index).map(|bucket| bucket.cast())
     }
 
     #[inline(always)]
     fn bucket6(&self, index: u32) -> Option<*mut u64> {
-        maps::CT6.get_ptr_mut(index).map(|bucket| bucket.cast())
+        self.element(&maps::CT6, index).map(|bucket| bucket.cast())
     }
 
     #[inline(always)]
     fn now(&self) -> u32 {
         // SAFETY: the helper has no preconditions.
         unsafe { bpf_jiffies64() as u32 }
+    }
+
+    #[inline(always)]
+    fn class6(&self, address: [u64; 2]) -> ClassId {
+        netpold_class6(address[0], address[1])
     }
 
     #[inline(always)]
@@ -188,12 +239,15 @@ impl Tables for Maps {
     fn fragment(&self, key: &FragmentKey) -> Option<FragmentPorts> {
         // SAFETY: a value that another CPU replaces meanwhile may be read half old: then it is the
         // same datagram's first fragment sent twice.
-        unsafe { maps::FRAGMENTS.get(key).copied() }
+        unsafe { maps::FRAGMENTS.get(&*place_key(key)?).copied() }
     }
 
     #[inline(always)]
     fn remember_fragment(&self, key: &FragmentKey, ports: &FragmentPorts) {
         // An LRU map makes room by itself; where it cannot, the later fragments drop, counted.
-        let _ = maps::FRAGMENTS.insert(key, ports, 0);
+        if let Some(key) = place_key(key) {
+            // SAFETY: this CPU's own key.
+            let _ = maps::FRAGMENTS.insert(unsafe { &*key }, ports, 0);
+        }
     }
 }

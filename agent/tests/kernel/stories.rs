@@ -1,0 +1,242 @@
+//! Packet stories: what happens to a pod's packets, in order.
+
+use netpold_ebpf::reason::Reason;
+
+use super::{
+    packets::{
+        ACK, FAMILIES, FIN, Family, RST, SYN, TCP, UDP, Who, ether, frame, icmp, ip, ipv4, ipv6,
+        tcp, udp, vlan,
+    },
+    world,
+    world::{DENY_ROW, Direction, EGRESS_ROW, IFINDEX, INGRESS_ROW, UPLINK},
+};
+
+fn segment(family: Family, from: Who, to: Who, ports: (u16, u16), flags: u8) -> Vec<u8> {
+    frame(&ip(family, from, to, TCP, &tcp(ports.0, ports.1, flags)))
+}
+
+#[test]
+fn connections_and_their_answers() {
+    let Some(mut world) = world() else { return };
+    for family in FAMILIES {
+        world.next_pod();
+        let (c, p, s) = (Who::Client, Who::Pod, Who::Server);
+        // Nothing answers what was never sent.
+        assert_eq!(world.egress(&segment(family, p, c, (80, 4000), SYN | ACK)), Reason::Policy);
+        assert_eq!(world.ingress(&segment(family, s, p, (443, 5000), ACK)), Reason::Policy);
+        // A client's connection.
+        assert_eq!(world.ingress(&segment(family, c, p, (4000, 80), SYN)), Reason::Allowed);
+        assert_eq!(world.egress(&segment(family, p, c, (80, 4000), SYN | ACK)), Reason::Reply);
+        assert_eq!(world.ingress(&segment(family, c, p, (4000, 80), ACK)), Reason::Allowed);
+        // Another port, another peer, another direction.
+        assert_eq!(world.ingress(&segment(family, c, p, (4000, 81), SYN)), Reason::Policy);
+        assert_eq!(
+            world.ingress(&segment(family, Who::Stranger, p, (4000, 80), SYN)),
+            Reason::Policy
+        );
+        assert_eq!(world.egress(&segment(family, p, c, (80, 4001), ACK)), Reason::Policy);
+        // The server may not begin on the ports of an answer.
+        assert_eq!(world.egress(&segment(family, p, c, (80, 4000), SYN)), Reason::Policy);
+        // The pod's own connection.
+        assert_eq!(world.egress(&segment(family, p, s, (5000, 443), SYN)), Reason::Allowed);
+        assert_eq!(world.ingress(&segment(family, s, p, (443, 5000), SYN | ACK)), Reason::Reply);
+        assert_eq!(world.ingress(&segment(family, s, p, (443, 5000), FIN | ACK)), Reason::Reply);
+        assert_eq!(world.egress(&segment(family, p, s, (5000, 443), RST)), Reason::Allowed);
+    }
+}
+
+#[test]
+fn policy_changes_cut_and_keep_flows() {
+    let Some(mut world) = world() else { return };
+    for family in FAMILIES {
+        world.next_pod();
+        let (c, p) = (Who::Client, Who::Pod);
+        let forward = segment(family, c, p, (4000, 80), ACK);
+        let answer = segment(family, p, c, (80, 4000), ACK);
+        assert_eq!(world.ingress(&segment(family, c, p, (4000, 80), SYN)), Reason::Allowed);
+        assert_eq!(world.egress(&answer), Reason::Reply);
+        world.set_rows(DENY_ROW, EGRESS_ROW);
+        assert_eq!(world.egress(&answer), Reason::Policy);
+        assert_eq!(world.ingress(&forward), Reason::Policy);
+        world.set_rows(INGRESS_ROW, EGRESS_ROW);
+        assert_eq!(world.ingress(&forward), Reason::Allowed);
+        assert_eq!(world.egress(&answer), Reason::Reply);
+        world.set_rows(0, EGRESS_ROW);
+        assert_eq!(world.egress(&answer), Reason::Reply);
+        // What a pod answers while its egress is free does not make its client's flow its own.
+        world.next_pod();
+        world.set_rows(INGRESS_ROW, 0);
+        assert_eq!(world.ingress(&segment(family, c, p, (4000, 80), SYN)), Reason::Allowed);
+        assert_eq!(world.egress(&answer), Reason::NotIsolated);
+        world.set_rows(DENY_ROW, 0);
+        assert_eq!(world.egress(&answer), Reason::NotIsolated);
+        assert_eq!(world.ingress(&forward), Reason::Policy);
+        // But its own connection lives, though only ingress is isolated.
+        assert_eq!(world.egress(&segment(family, p, c, (5000, 22), SYN)), Reason::NotIsolated);
+        assert_eq!(world.ingress(&segment(family, c, p, (22, 5000), SYN | ACK)), Reason::Reply);
+    }
+}
+
+#[test]
+fn echo_is_answered_and_not_reversed() {
+    let Some(mut world) = world() else { return };
+    for family in FAMILIES {
+        world.next_pod();
+        let echo = |from, to, kind, id| {
+            frame(&ip(family, from, to, family.icmp(), &icmp(kind, 0, [0, id, 0, 1], b"ping")))
+        };
+        let (request, reply) = (family.echo_request(), family.echo_reply());
+        let (p, s) = (Who::Pod, Who::Server);
+        assert_eq!(world.ingress(&echo(s, p, reply, 5)), Reason::Policy);
+        assert_eq!(world.egress(&echo(p, s, request, 5)), Reason::Allowed);
+        assert_eq!(world.ingress(&echo(s, p, reply, 5)), Reason::Reply);
+        assert_eq!(world.ingress(&echo(s, p, request, 5)), Reason::Policy);
+        assert_eq!(world.ingress(&echo(s, p, reply, 6)), Reason::Policy);
+    }
+}
+
+#[test]
+fn icmp_errors_about_flows() {
+    let Some(mut world) = world() else { return };
+    for family in FAMILIES {
+        world.next_pod();
+        let (p, s, router) = (Who::Pod, Who::Server, Who::Stranger);
+        let sent = ip(family, p, s, UDP, &udp(5000, 53, b"question"));
+        let error = |quoted: &[u8]| {
+            let data = icmp(family.unreachable(), 3, [0; 4], quoted);
+            frame(&ip(family, router, p, family.icmp(), &data))
+        };
+        assert_eq!(world.ingress(&error(&sent)), Reason::Policy);
+        assert_eq!(world.egress(&frame(&sent)), Reason::Allowed);
+        assert_eq!(world.ingress(&error(&sent)), Reason::Related);
+        // Cut short after the ports, as RFC 792 allows.
+        let header = if family == Family::V4 { 20 } else { 40 };
+        assert_eq!(world.ingress(&error(&sent[..header + 8])), Reason::Related);
+        assert_eq!(world.ingress(&error(&sent[..header + 4])), Reason::Policy);
+        let other = ip(family, p, s, UDP, &udp(5001, 53, b"question"));
+        assert_eq!(world.ingress(&error(&other)), Reason::Policy);
+        let foreign = ip(family, router, s, UDP, &udp(5000, 53, b"question"));
+        assert_eq!(world.ingress(&error(&foreign)), Reason::Policy);
+        world.set_rows(INGRESS_ROW, DENY_ROW);
+        assert_eq!(world.ingress(&error(&sent)), Reason::Policy);
+    }
+}
+
+#[test]
+fn fragments_follow_their_first() {
+    let Some(mut world) = world() else { return };
+    for family in FAMILIES {
+        world.next_pod();
+        let (p, s, friend) = (Who::Pod, Who::Server, Who::Friend);
+        let first = family.fragment(p, s, 0, true, &udp(5000, 53, &[0; 8]));
+        let later = family.fragment(p, s, 2, false, &[0; 8]);
+        assert_eq!(world.egress(&later), Reason::FragmentWithoutFirst);
+        assert_eq!(world.egress(&first), Reason::Allowed);
+        assert_eq!(world.egress(&later), Reason::Allowed);
+        // The answer comes in parts too, and ports of a denied first are not left.
+        let answer = family.fragment(s, p, 0, true, &udp(53, 5000, &[0; 8]));
+        let rest = family.fragment(s, p, 2, false, &[0; 8]);
+        assert_eq!(world.ingress(&rest), Reason::FragmentWithoutFirst);
+        assert_eq!(world.ingress(&answer), Reason::Reply);
+        assert_eq!(world.ingress(&rest), Reason::Reply);
+        // Where every port is allowed none is needed.
+        assert_eq!(world.ingress(&family.fragment(friend, p, 2, false, &[0; 8])), Reason::Allowed);
+        let tiny = family.fragment(p, s, 0, true, &[0; 4]);
+        assert_eq!(world.egress(&tiny), Reason::TinyFragment);
+    }
+    let overlap = frame(&ipv4(Who::Pod, Who::Server, TCP, &[], 1, &[0; 16]));
+    assert_eq!(world.egress(&overlap), Reason::TinyFragment);
+}
+
+#[test]
+fn headers_of_every_kind() {
+    let Some(mut world) = world() else { return };
+    let (c, p) = (Who::Client, Who::Pod);
+    let syn = tcp(4000, 80, SYN);
+    for options in [4, 12, 40] {
+        let packet = frame(&ipv4(c, p, TCP, &vec![1; options], 0, &syn));
+        assert_eq!(world.ingress(&packet), Reason::Allowed, "{options} bytes of options");
+    }
+    let extended = |headers: &[u8]| {
+        let mut data = Vec::new();
+        for (index, _) in headers.iter().enumerate() {
+            data.push(headers.get(index + 1).copied().unwrap_or(TCP));
+            data.extend([0, 1, 4, 0, 0, 0, 0]);
+        }
+        data.extend(&syn);
+        frame(&ipv6(c, p, headers[0], 64, &data))
+    };
+    assert_eq!(world.ingress(&extended(&[0])), Reason::Allowed);
+    assert_eq!(world.ingress(&extended(&[0, 43, 60])), Reason::Allowed);
+    assert_eq!(world.ingress(&extended(&[60; 8])), Reason::Allowed);
+    assert_eq!(world.ingress(&extended(&[60; 9])), Reason::TooManyHeaders);
+    for tags in [&[0x8100_u16][..], &[0x88a8, 0x8100]] {
+        for family in FAMILIES {
+            let plain = frame(&ip(family, c, p, TCP, &syn));
+            assert_eq!(world.ingress(&vlan(tags, &plain)), Reason::Allowed);
+            let denied = frame(&ip(family, c, p, TCP, &tcp(4000, 81, SYN)));
+            assert_eq!(world.ingress(&vlan(tags, &denied)), Reason::Policy);
+        }
+    }
+    assert_eq!(world.ingress(&ether(0x88cc, &[0; 50])), Reason::NotIp);
+    assert_eq!(world.ingress(&ether(0x0806, &[0; 28])), Reason::Neighbour);
+    // Neighbour discovery only where no router forwarded it.
+    let solicitation = icmp(135, 0, [0; 4], &[0; 16]);
+    assert_eq!(
+        world.ingress(&frame(&ipv6(Who::Stranger, p, 58, 255, &solicitation))),
+        Reason::Neighbour
+    );
+    assert_eq!(
+        world.ingress(&frame(&ipv6(Who::Stranger, p, 58, 254, &solicitation))),
+        Reason::Policy
+    );
+}
+
+#[test]
+fn truncated_at_every_length() {
+    let Some(mut world) = world() else { return };
+    for family in FAMILIES {
+        let whole = segment(family, Who::Client, Who::Pod, (4000, 80), SYN);
+        // The test call itself refuses less than an IP header behind an IP Ethernet type.
+        let least = if family == Family::V4 { 34 } else { 54 };
+        for length in least..whole.len() {
+            let reason = world.ingress(&whole[..length]);
+            assert_eq!(reason, Reason::Truncated, "{family:?} cut to {length}");
+        }
+        let tagged = vlan(&[0x8100], &whole);
+        for length in 15..tagged.len() {
+            let reason = world.ingress(&tagged[..length]);
+            assert_eq!(reason, Reason::Truncated, "{family:?} with a tag cut to {length}");
+        }
+        assert_eq!(world.ingress(&whole), Reason::Allowed);
+    }
+}
+
+#[test]
+fn sources_the_node_and_the_pod_itself() {
+    let Some(mut world) = world() else { return };
+    for family in FAMILIES {
+        world.next_pod();
+        let (p, s, stranger) = (Who::Pod, Who::Server, Who::Stranger);
+        let spoofed = segment(family, stranger, s, (5000, 443), SYN);
+        assert_eq!(world.egress(&spoofed), Reason::SpoofedSource);
+        world.set_rows(INGRESS_ROW, 0);
+        assert_eq!(world.egress(&spoofed), Reason::SpoofedSource);
+        world.set_rows(0, 0);
+        assert_eq!(world.egress(&spoofed), Reason::SpoofedSource);
+        assert_eq!(world.ingress(&spoofed), Reason::NotIsolated);
+        world.set_rows(INGRESS_ROW, EGRESS_ROW);
+        // The node's own packets, and the pod's answer to an address that no policy allows.
+        let probe = segment(family, stranger, p, (6000, 8080), SYN);
+        let answer = segment(family, p, stranger, (8080, 6000), SYN | ACK);
+        assert_eq!(world.ingress(&probe), Reason::Policy);
+        assert_eq!(world.egress(&answer), Reason::Policy);
+        assert_eq!(world.judge(Direction::Ingress, 0, &probe), Reason::Node);
+        assert_eq!(world.egress(&answer), Reason::Reply);
+        // To itself, and through its own Service.
+        let own = segment(family, p, p, (7000, 9), SYN);
+        assert_eq!(world.egress(&own), Reason::Loopback);
+        assert_eq!(world.judge(Direction::Ingress, IFINDEX, &probe), Reason::Loopback);
+        assert_eq!(world.judge(Direction::Ingress, UPLINK, &probe), Reason::Policy);
+    }
+}

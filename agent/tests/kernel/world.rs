@@ -1,0 +1,204 @@
+//! One pod's tables, in the kernel and in plain memory; every packet is judged by both.
+
+use std::os::fd::AsFd;
+
+use aya::{
+    Ebpf, EbpfLoader, Pod,
+    maps::{Array, HashMap, LpmTrie, MapData, PerCpuArray, lpm_trie::Key},
+    programs::SchedClassifier,
+};
+use netpold::dataplane::test_run::{Run, run};
+use netpold_ebpf::{
+    host::HostTables,
+    layout::{EP_CHECK_SOURCE, Endpoint, PORT_SET_ALL, PORTS_ALL, PortSet, TRIE_POINTER, TrieRoot},
+    reason::{Reason, counter},
+    verdict::{Egress, Hook, Ingress, decide},
+};
+
+use super::packets::Who;
+
+/// Loopback, which every network namespace has.
+pub(crate) const IFINDEX: u32 = 1;
+/// Where packets to the pod come from, unless they are the node's own.
+pub(crate) const UPLINK: u32 = 2;
+pub(crate) const PASS: u32 = u32::MAX;
+pub(crate) const DROP: u32 = 2;
+pub(crate) const INGRESS_ROW: u32 = 2;
+pub(crate) const EGRESS_ROW: u32 = 3;
+/// A row that isolates and allows nothing.
+pub(crate) const DENY_ROW: u32 = 1;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Ingress,
+    Egress,
+}
+
+pub(crate) struct World {
+    pub(crate) host: HostTables,
+    pub(crate) bpf: Ebpf,
+}
+
+impl World {
+    /// The pod admits the client to TCP 80 and UDP 53, the friend to everything; it may reach the
+    /// server on TCP 443, UDP 53 and by other protocols.
+    pub(crate) fn new() -> Self {
+        let object = netpold::object::object().expect("the eBPF object");
+        let mut bpf = EbpfLoader::new()
+            .map_max_entries("CT4", 1024)
+            .map_max_entries("CT6", 1024)
+            .load(object)
+            .expect("maps");
+        for name in ["netpold_ingress", "netpold_egress", "netpold_clock", "netpold_empty"] {
+            program(&mut bpf, name).load().unwrap_or_else(|error| panic!("{name}: {error:?}"));
+        }
+        let mut world = Self { host: tables(), bpf };
+        world.write();
+        world
+    }
+
+    /// Copies the host's tables into the kernel's.
+    fn write(&mut self) {
+        let Self { host, bpf } = self;
+        set(bpf, "SETTINGS", 0, host.settings);
+        let root: Box<TrieRoot> =
+            host.trie_root.clone().into_boxed_slice().try_into().expect("its length");
+        set(bpf, "TRIE_ROOT", 0, *root);
+        set_all(bpf, "TRIE_BLOCKS", &host.trie_blocks);
+        set_all(bpf, "ROWS", &host.rows);
+        set_all(bpf, "ROW_BLOCKS", &host.row_blocks);
+        set_all(bpf, "PORT_SETS", &host.port_sets);
+        set_all(bpf, "PORT_BITMAPS", &host.bitmaps);
+        let mut hosts: HashMap<&mut MapData, [u8; 16], u32> =
+            HashMap::try_from(bpf.map_mut("HOSTS6").expect("HOSTS6")).expect("HOSTS6");
+        for (address, class) in &host.hosts6 {
+            hosts.insert(address, class, 0).expect("HOSTS6");
+        }
+        let mut cidrs: LpmTrie<&mut MapData, [u8; 16], u32> =
+            LpmTrie::try_from(bpf.map_mut("CIDRS6").expect("CIDRS6")).expect("CIDRS6");
+        for (address, length, class) in &host.cidrs6 {
+            cidrs.insert(&Key::new(*length, *address), class, 0).expect("CIDRS6");
+        }
+        self.write_endpoint();
+    }
+
+    fn write_endpoint(&mut self) {
+        let endpoint = self.host.endpoints[IFINDEX as usize];
+        set(&mut self.bpf, "ENDPOINTS", IFINDEX, endpoint);
+    }
+
+    /// Flips the pod's rows.
+    pub(crate) fn set_rows(&mut self, ingress: u32, egress: u32) {
+        self.host.endpoints[IFINDEX as usize].rows = Endpoint::pack_rows(ingress, egress);
+        self.write_endpoint();
+    }
+
+    /// Makes it another pod: nothing of the old one's flows is left.
+    pub(crate) fn next_pod(&mut self) {
+        self.host.endpoints[IFINDEX as usize].id += 1;
+        self.set_rows(INGRESS_ROW, EGRESS_ROW);
+    }
+
+    /// Judges a frame by the host's code and by the kernel's program, which must agree.
+    pub(crate) fn judge(&mut self, direction: Direction, came_from: u32, frame: &[u8]) -> Reason {
+        let hook = Hook { ifindex: IFINDEX, ingress_ifindex: came_from };
+        let (verdict, name) = match direction {
+            Direction::Ingress => {
+                (decide::<Ingress, _, _>(&frame, &self.host, hook), "netpold_ingress")
+            }
+            Direction::Egress => {
+                (decide::<Egress, _, _>(&frame, &self.host, hook), "netpold_egress")
+            }
+        };
+        let reason = verdict.reason();
+        let before = self.dropped(direction, reason);
+        let once = Run { ingress_ifindex: came_from, ..Run::once(frame) };
+        let fd = program(&mut self.bpf, name).fd().expect(name).as_fd().try_clone_to_owned();
+        let answer = run(fd.expect(name).as_fd(), &once).expect(name);
+        let expected = if verdict.passes() { PASS } else { DROP };
+        assert_eq!(answer.retval, expected, "{name}: the host says {reason:?} of {frame:02x?}");
+        if !verdict.passes() {
+            assert_eq!(self.dropped(direction, reason), before + 1, "{name}: {reason:?} counted");
+        }
+        reason
+    }
+
+    pub(crate) fn ingress(&mut self, frame: &[u8]) -> Reason {
+        self.judge(Direction::Ingress, UPLINK, frame)
+    }
+
+    pub(crate) fn egress(&mut self, frame: &[u8]) -> Reason {
+        self.judge(Direction::Egress, IFINDEX, frame)
+    }
+
+    fn dropped(&mut self, direction: Direction, reason: Reason) -> u64 {
+        let counters: PerCpuArray<&MapData, u64> =
+            PerCpuArray::try_from(self.bpf.map("COUNTERS").expect("COUNTERS")).expect("COUNTERS");
+        let index = counter(direction == Direction::Egress, reason);
+        counters.get(&index, 0).expect("COUNTERS").iter().sum()
+    }
+}
+
+pub(crate) fn program<'a>(bpf: &'a mut Ebpf, name: &str) -> &'a mut SchedClassifier {
+    bpf.program_mut(name).expect(name).try_into().expect(name)
+}
+
+fn set<T: Pod>(bpf: &mut Ebpf, map: &str, index: u32, value: T) {
+    let mut array: Array<&mut MapData, T> =
+        Array::try_from(bpf.map_mut(map).expect(map)).expect(map);
+    array.set(index, value, 0).expect(map);
+}
+
+fn set_all<T: Pod>(bpf: &mut Ebpf, map: &str, values: &[T]) {
+    for (index, value) in values.iter().enumerate() {
+        set(bpf, map, index as u32, *value);
+    }
+}
+
+fn tables() -> HostTables {
+    let mut tables = HostTables::new(1024);
+    let mut block = [0; 256];
+    for who in [Who::Client, Who::Server, Who::Friend] {
+        block[usize::from(who.number())] = u32::from(who.number());
+        let mut prefix = who.v6();
+        prefix[15] = 0;
+        tables.cidrs6.push((prefix, 64, who.number().into()));
+    }
+    tables.hosts6.insert(Who::Client.v6(), Who::Client.number().into());
+    tables.trie_root[0x0a00] = TRIE_POINTER;
+    tables.trie_blocks.push(block);
+
+    let mut http = [0; 1024];
+    http[80 >> 6] = 1 << (80 & 63);
+    let mut https = [0; 1024];
+    https[443 >> 6] = 1 << (443 & 63);
+    let mut dns = [0; 1024];
+    dns[0] = 1 << 53;
+    tables.bitmaps.extend([http, https, dns]);
+    tables.port_sets.push(PortSet { tcp: 2, udp: 4, ..PortSet::default() });
+    tables.port_sets.push(PortSet { tcp: 3, udp: 4, sctp: PORTS_ALL, other: PORTS_ALL });
+
+    let mut admits = [0; 256];
+    admits[usize::from(Who::Client.number())] = 2;
+    admits[usize::from(Who::Friend.number())] = PORT_SET_ALL;
+    let mut reaches = [0; 256];
+    reaches[usize::from(Who::Server.number())] = 3;
+    tables.row_blocks.extend([admits, reaches]);
+    for block in [0, 1, 2] {
+        let mut row = [0; 256];
+        row[0] = block;
+        tables.rows.push(row);
+    }
+
+    let mut endpoint = Endpoint {
+        ifindex: IFINDEX,
+        id: 7,
+        rows: Endpoint::pack_rows(INGRESS_ROW, EGRESS_ROW),
+        flags: EP_CHECK_SOURCE | 0x11,
+        ..Endpoint::default()
+    };
+    endpoint.addr4[0] = u32::from_be_bytes(Who::Pod.v4());
+    endpoint.addr6[0] = Who::Pod.v6();
+    tables.set_endpoint(endpoint);
+    tables
+}

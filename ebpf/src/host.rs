@@ -1,0 +1,235 @@
+//! The tables in plain memory: for tests, and for judging packets without a kernel.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::{collections::HashMap, sync::Mutex, vec, vec::Vec};
+
+use crate::{
+    conntrack::{Memory, timeouts},
+    layout::{
+        CT_WAYS, ClassId, Ct4Way, Ct6Way, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts,
+        PortBitmap, PortSet, Row, RowBlock, Settings, TrieBlock, endpoint_slot,
+    },
+    policy::PolicyTables,
+    tables::{EndpointRef, Tables},
+};
+
+/// Words of an IPv4 and of an IPv6 conntrack bucket.
+const WORDS4: usize = CT_WAYS * size_of::<Ct4Way>() / 8;
+const WORDS6: usize = CT_WAYS * size_of::<Ct6Way>() / 8;
+
+/// Atomic access to the host's memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostMemory;
+
+impl Memory for HostMemory {
+    unsafe fn load(&self, word: *const u64) -> u64 {
+        // SAFETY: as the caller promises.
+        unsafe { AtomicU64::from_ptr(word.cast_mut()) }.load(Ordering::Acquire)
+    }
+
+    unsafe fn store(&self, word: *mut u64, value: u64) {
+        // SAFETY: as the caller promises.
+        unsafe { AtomicU64::from_ptr(word) }.store(value, Ordering::Release);
+    }
+
+    unsafe fn swap(&self, word: *mut u64, old: u64, new: u64) -> u64 {
+        // SAFETY: as the caller promises.
+        let word = unsafe { AtomicU64::from_ptr(word) };
+        word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
+            .unwrap_or_else(|seen| seen)
+    }
+}
+
+/// All tables of a node.
+#[derive(Debug)]
+pub struct HostTables {
+    /// The settings.
+    pub settings: Settings,
+    /// The endpoint slots; see [`HostTables::set_endpoint`].
+    pub endpoints: Vec<Endpoint>,
+    /// The IPv4 trie's root.
+    pub trie_root: Vec<u32>,
+    /// The IPv4 trie's blocks.
+    pub trie_blocks: Vec<TrieBlock>,
+    /// Classes of single IPv6 addresses.
+    pub hosts6: HashMap<[u8; 16], ClassId>,
+    /// Classes of IPv6 prefixes: address, length, class.
+    pub cidrs6: Vec<([u8; 16], u32, ClassId)>,
+    /// The rows.
+    pub rows: Vec<Row>,
+    /// The row blocks.
+    pub row_blocks: Vec<RowBlock>,
+    /// The port sets.
+    pub port_sets: Vec<PortSet>,
+    /// The port bitmaps.
+    pub bitmaps: Vec<PortBitmap>,
+    /// Jiffies.
+    pub now: AtomicU32,
+    ct4: Vec<AtomicU64>,
+    ct6: Vec<AtomicU64>,
+    fragments: Mutex<HashMap<[u8; 48], FragmentPorts>>,
+}
+
+impl HostTables {
+    /// Empty tables with conntrack tables of `buckets` (a power of two) and 1000 jiffies a second.
+    #[must_use]
+    pub fn new(buckets: u32) -> Self {
+        let words = |each: usize| {
+            core::iter::repeat_with(AtomicU64::default).take(buckets as usize * each).collect()
+        };
+        Self {
+            settings: Settings {
+                hash_seed: 0x1234_5678_9abc_def1,
+                ct4_mask: buckets - 1,
+                ct6_mask: buckets - 1,
+                timeouts: timeouts(1000),
+                refresh_after: 1000,
+                event_burst: 0,
+                event_window: 1000,
+                has_cidr6: 1,
+            },
+            endpoints: vec![Endpoint::default(); ENDPOINT_SLOTS as usize],
+            trie_root: vec![0; 65_536],
+            trie_blocks: Vec::new(),
+            hosts6: HashMap::new(),
+            cidrs6: Vec::new(),
+            rows: vec![[0; 256]],
+            row_blocks: vec![[0; 256]],
+            port_sets: vec![PortSet::default(); 2],
+            bitmaps: vec![[0; 1024]; 2],
+            now: AtomicU32::new(1_000_000),
+            ct4: words(WORDS4),
+            ct6: words(WORDS6),
+            fragments: Mutex::new(HashMap::new()),
+        }
+    }
+
+    /// Writes an endpoint to the slot of its interface.
+    pub fn set_endpoint(&mut self, endpoint: Endpoint) {
+        let slot = endpoint_slot(endpoint.ifindex, 0) as usize;
+        self.endpoints[slot] = endpoint;
+    }
+
+    /// Forgets every flow and fragment.
+    pub fn forget_flows(&self) {
+        for word in self.ct4.iter().chain(&self.ct6) {
+            word.store(0, Ordering::Release);
+        }
+        if let Ok(mut fragments) = self.fragments.lock() {
+            fragments.clear();
+        }
+    }
+
+    fn fragment_key(key: &FragmentKey) -> [u8; 48] {
+        let mut bytes = [0; 48];
+        bytes[..4].copy_from_slice(&key.endpoint.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&key.direction.to_ne_bytes());
+        bytes[8..24].copy_from_slice(&key.remote);
+        bytes[24..40].copy_from_slice(&key.local);
+        bytes[40..44].copy_from_slice(&key.ident.to_ne_bytes());
+        bytes[44..].copy_from_slice(&key.protocol.to_ne_bytes());
+        bytes
+    }
+}
+
+/// The element, or what a read outside a table answers.
+fn word<T: Copy + Default>(table: &[T], index: usize) -> T {
+    table.get(index).copied().unwrap_or_default()
+}
+
+impl PolicyTables for HostTables {
+    fn trie_root(&self, index: u16) -> u32 {
+        word(&self.trie_root, index.into())
+    }
+
+    fn trie_block(&self, block: u32, index: u8) -> u32 {
+        self.trie_blocks.get(block as usize).map_or(0, |block| block[usize::from(index)])
+    }
+
+    fn host6(&self, address: &[u8; 16]) -> Option<ClassId> {
+        self.hosts6.get(address).copied()
+    }
+
+    fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
+        let address = u128::from_be_bytes(*address);
+        self.cidrs6
+            .iter()
+            .filter(|(prefix, length, _)| {
+                let differing = address ^ u128::from_be_bytes(*prefix);
+                differing.checked_shr(128 - length).unwrap_or(0) == 0
+            })
+            .max_by_key(|(_, length, _)| *length)
+            .map(|(_, _, class)| *class)
+    }
+
+    fn row(&self, row: u32, index: u8) -> u32 {
+        self.rows.get(row as usize).map_or(0, |row| row[usize::from(index)])
+    }
+
+    fn row_block(&self, block: u32, index: u8) -> u32 {
+        self.row_blocks.get(block as usize).map_or(0, |block| block[usize::from(index)])
+    }
+
+    fn port_set(&self, set: u32) -> PortSet {
+        word(&self.port_sets, set as usize)
+    }
+
+    fn bitmap(&self, bitmap: u32, word: u16) -> u64 {
+        self.bitmaps.get(bitmap as usize).map_or(0, |bitmap| bitmap[usize::from(word)])
+    }
+}
+
+impl Memory for HostTables {
+    unsafe fn load(&self, word: *const u64) -> u64 {
+        // SAFETY: as the caller promises.
+        unsafe { HostMemory.load(word) }
+    }
+
+    unsafe fn store(&self, word: *mut u64, value: u64) {
+        // SAFETY: as the caller promises.
+        unsafe { HostMemory.store(word, value) }
+    }
+
+    unsafe fn swap(&self, word: *mut u64, old: u64, new: u64) -> u64 {
+        // SAFETY: as the caller promises.
+        unsafe { HostMemory.swap(word, old, new) }
+    }
+}
+
+impl Tables for HostTables {
+    fn settings(&self) -> Option<&Settings> {
+        Some(&self.settings)
+    }
+
+    fn endpoint(&self, slot: u32) -> Option<EndpointRef> {
+        // SAFETY: lives as long as the tables.
+        self.endpoints.get(slot as usize).map(|record| unsafe { EndpointRef::new(record) })
+    }
+
+    fn bucket4(&self, index: u32) -> Option<*mut u64> {
+        self.ct4.get(index as usize * WORDS4..(index as usize + 1) * WORDS4).map(first_word)
+    }
+
+    fn bucket6(&self, index: u32) -> Option<*mut u64> {
+        self.ct6.get(index as usize * WORDS6..(index as usize + 1) * WORDS6).map(first_word)
+    }
+
+    fn now(&self) -> u32 {
+        self.now.load(Ordering::Acquire)
+    }
+
+    fn fragment(&self, key: &FragmentKey) -> Option<FragmentPorts> {
+        self.fragments.lock().ok()?.get(&Self::fragment_key(key)).copied()
+    }
+
+    fn remember_fragment(&self, key: &FragmentKey, ports: &FragmentPorts) {
+        if let Ok(mut fragments) = self.fragments.lock() {
+            fragments.insert(Self::fragment_key(key), *ports);
+        }
+    }
+}
+
+/// Pointer to a run of words, good for all of them.
+fn first_word(words: &[AtomicU64]) -> *mut u64 {
+    words.as_ptr().cast_mut().cast()
+}

@@ -1,0 +1,18 @@
+//! The layouts as aya's maps take them.
+
+use crate::layout::{
+    Ct4Key, Ct4Way, Ct6Key, Ct6Way, DropEvent, Endpoint, FragmentKey, FragmentPorts, Lpm6Key,
+    PortSet, Settings,
+};
+
+macro_rules! pod {
+    ($($type:ty),*) => {
+        $(
+            // SAFETY: `repr(C)`, `Copy`, no padding (asserted in `layout`), any bits are a value.
+            unsafe impl aya::Pod for $type {}
+        )*
+    };
+}
+
+pod!(Settings, Endpoint, PortSet, Lpm6Key);
+pod!(Ct4Key, Ct4Way, Ct6Key, Ct6Way, FragmentKey, FragmentPorts, DropEvent);

@@ -1,0 +1,162 @@
+//! The flow table under collisions, in a table far too small for its flows.
+#![expect(clippy::expect_used, reason = "helpers of tests fail as tests do")]
+
+use std::{
+    collections::HashSet,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
+
+use netpold_ebpf::{
+    conntrack::{Control, Flow, Full, sweep, timeouts, words4},
+    family::{Family, V4},
+    host::HostTables,
+    layout::{CT_INGRESS, CT_REPLIED, CT_VALID, Ct4Key, Settings},
+    tables::{Tables, insert},
+};
+
+const BUCKETS: u32 = 16;
+
+fn key(number: u32) -> [u64; 2] {
+    words4(&Ct4Key { endpoint: 1, remote: number, local_port: 80, remote_port: 9, protocol: 6 })
+}
+
+fn flow(tables: &HostTables, number: u32) -> Flow<[u64; 2]> {
+    V4::flow(tables, &tables.settings, key(number)).expect("buckets")
+}
+
+fn find(tables: &HostTables, number: u32) -> Option<Control> {
+    // SAFETY: the buckets of a live table.
+    unsafe { flow(tables, number).find(tables) }.map(|hit| hit.control)
+}
+
+fn reply(tables: &HostTables, number: u32) {
+    // SAFETY: the buckets of a live table.
+    unsafe {
+        let hit = flow(tables, number).find(tables).expect("the flow");
+        Flow::<[u64; 2]>::touch(tables, hit, CT_REPLIED, tables.now(), 0);
+    }
+}
+
+#[test]
+fn replied_flows_are_never_evicted_by_unreplied_ones() {
+    let tables = HostTables::new(BUCKETS);
+    let mut replied = Vec::new();
+    for number in 0..20 {
+        insert::<V4, _>(&tables, key(number), CT_INGRESS).expect("room");
+        reply(&tables, number);
+        replied.push(number);
+    }
+    for number in 1000..20_000 {
+        let _ = insert::<V4, _>(&tables, key(number), CT_INGRESS);
+    }
+    for number in replied {
+        let control = find(&tables, number).expect("a replied flow");
+        assert_eq!(control.flags(), CT_VALID | CT_INGRESS | CT_REPLIED);
+    }
+}
+
+#[test]
+fn a_table_full_of_replied_flows_says_so() {
+    let tables = HostTables::new(1);
+    for number in 0..4 {
+        insert::<V4, _>(&tables, key(number), CT_INGRESS).expect("room");
+        reply(&tables, number);
+    }
+    assert_eq!(insert::<V4, _>(&tables, key(9), CT_INGRESS), Err(Full));
+    // Once their timeout is over they make room, whether swept or not.
+    tables.now.fetch_add(tables.settings.timeouts[1], Ordering::AcqRel);
+    assert_eq!(insert::<V4, _>(&tables, key(9), CT_INGRESS), Ok(()));
+}
+
+#[test]
+fn the_oldest_unreplied_flow_goes_first() {
+    let tables = HostTables::new(1);
+    for number in 0..4 {
+        insert::<V4, _>(&tables, key(number), CT_INGRESS).expect("room");
+        tables.now.fetch_add(10, Ordering::AcqRel);
+    }
+    insert::<V4, _>(&tables, key(4), CT_INGRESS).expect("room");
+    assert!(find(&tables, 0).is_none());
+    assert!((1..=4).all(|number| find(&tables, number).is_some()));
+}
+
+#[test]
+fn sweeping_frees_expired_flows_only_across_the_wrap_of_jiffies() {
+    let tables = HostTables::new(1);
+    tables.now.store(u32::MAX - 5, Ordering::Release);
+    for number in 0..3 {
+        insert::<V4, _>(&tables, key(number), CT_INGRESS).expect("room");
+    }
+    reply(&tables, 0);
+    let opening = tables.settings.timeouts[0];
+    let swept = |now| {
+        let bucket = tables.bucket4(0).expect("a bucket");
+        // SAFETY: a whole bucket of a live table.
+        unsafe { sweep::<[u64; 2], _>(&tables, bucket, &tables.settings, now, 1000) }
+    };
+    let (early, late) =
+        ((u32::MAX - 5).wrapping_add(opening - 1), (u32::MAX - 5).wrapping_add(opening));
+    assert_eq!((swept(early).live, swept(early).removed), (3, 0));
+    let second = swept(late);
+    assert_eq!((second.live, second.removed), (1, 2));
+    assert!(find(&tables, 0).is_some());
+}
+
+#[test]
+fn stamps_from_the_near_future_are_not_old() {
+    let settings = Settings { timeouts: timeouts(1000), ..Settings::default() };
+    let control = Control::new(5, 0, CT_VALID);
+    assert!(!control.is_expired(6, &settings, 3));
+    assert!(!control.is_expired(6, &settings, 5));
+    assert!(control.is_expired(6, &settings, 5 + settings.timeouts[0]));
+}
+
+/// Writers, readers and a sweeper at once. The remote address is derived from the flags' owner, so
+/// a reader that matched a half-written entry would find flags of another flow.
+#[test]
+fn no_reader_ever_matches_another_flow() {
+    let tables = HostTables::new(4);
+    let stop = AtomicBool::new(false);
+    let flags = |number: u32| CT_INGRESS | if number.is_multiple_of(2) { 1 << 9 } else { 0 };
+    thread::scope(|scope| {
+        let writers: Vec<_> = (0..2)
+            .map(|writer| {
+                let tables = &tables;
+                scope.spawn(move || {
+                    for round in 0..60_000_u32 {
+                        let number = round.wrapping_mul(7919) % 400 * 2 + writer;
+                        let _ = insert::<V4, _>(tables, key(number), flags(number));
+                    }
+                })
+            })
+            .collect();
+        scope.spawn(|| {
+            let mut seen = HashSet::new();
+            while !stop.load(Ordering::Acquire) {
+                for number in 0..800 {
+                    if let Some(control) = find(&tables, number) {
+                        assert_eq!(control.flags() & !CT_VALID, flags(number), "flow {number}");
+                        seen.insert(number);
+                    }
+                }
+            }
+            assert!(seen.len() > 10, "the reader saw hardly a flow");
+        });
+        scope.spawn(|| {
+            while !stop.load(Ordering::Acquire) {
+                for index in 0..4 {
+                    let bucket = tables.bucket4(index).expect("a bucket");
+                    // SAFETY: a whole bucket of a live table.
+                    unsafe {
+                        sweep::<[u64; 2], _>(&tables, bucket, &tables.settings, tables.now(), 9);
+                    }
+                }
+            }
+        });
+        for writer in writers {
+            writer.join().expect("a writer");
+        }
+        stop.store(true, Ordering::Release);
+    });
+}
