@@ -336,20 +336,3 @@ const _: () = {
     assert!(size_of::<DropEvent>() == 56);
     assert!(ENDPOINT_SLOTS.is_power_of_two());
 };
-
-#[cfg(feature = "user")]
-mod user {
-    //! The layouts as aya's plain old data, for the agent's reads and writes.
-
-    use super::{DropEvent, Endpoint, FragmentKey, FragmentPorts, Lpm6Key, PortSet, Settings};
-
-    macro_rules! plain {
-        ($($layout:ty),*) => {$(
-            // SAFETY: repr(C), integers only, no implicit padding (asserted by size above).
-            unsafe impl aya::Pod for $layout {}
-        )*};
-    }
-
-    plain!(DropEvent, Endpoint, FragmentKey, FragmentPorts, Lpm6Key, PortSet, Settings);
-    plain!(super::Ct4Key, super::Ct4Way, super::Ct6Key, super::Ct6Way);
-}
