@@ -1,5 +1,6 @@
 //! A netpold agent as a process in a node's namespace.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::host::Host;
+use crate::manifests::MARKERS;
 
 /// What an agent is started with.
 #[derive(Clone, Debug)]
@@ -178,6 +180,28 @@ impl Agent {
         self.wait_for("in sync and enforcing", timeout, Self::enforces)
     }
 
+    /// Waits until it enforces what was written together with the [`marker`](crate::marker) of that
+    /// number, at these and no other interfaces: pods by `namespace/name`, with the index of the
+    /// host side of their veth.
+    ///
+    /// # Errors
+    /// As [`Agent::wait_for`].
+    pub fn wait_marker(
+        &mut self,
+        number: u32,
+        pods: &BTreeMap<String, u32>,
+        timeout: Duration,
+    ) -> Result<Value> {
+        let marker = format!("{MARKERS}/{}-{number}", self.node);
+        self.wait_for(&format!("at state {number} with {pods:?}"), timeout, |status| {
+            let endpoints = status["endpoints"].as_array().map_or(&[][..], Vec::as_slice);
+            let here = endpoints.iter().map(|e| (pod_name(e), e["ifindex"].as_u64()));
+            let wanted = pods.iter().map(|(name, index)| (name.clone(), Some(u64::from(*index))));
+            let wanted: BTreeMap<_, _> = wanted.chain([(marker.clone(), None)]).collect();
+            Self::enforces(status) && here.collect::<BTreeMap<_, _>>() == wanted
+        })
+    }
+
     /// Whether a status is that of an agent which has nothing left to do: it knows everything,
     /// enforces it, and every interface it found has its program.
     #[must_use]
@@ -235,6 +259,12 @@ pub fn without_twins(command: &mut Command) -> &mut Command {
         }
     }
     command
+}
+
+/// `namespace/name` of an endpoint in a status.
+fn pod_name(endpoint: &Value) -> String {
+    let part = |name| endpoint["pod"][name].as_str().unwrap_or_default();
+    format!("{}/{}", part("namespace"), part("name"))
 }
 
 /// Whether the agent mounted its pin root or only wrote to it: both go.

@@ -50,7 +50,7 @@ pub use agent::{Agent, AgentOptions, without_twins};
 pub use flow::Flow;
 pub use frame::{ethernet, udp_frame};
 pub use host::Host;
-pub use manifests::{Manifests, namespace};
+pub use manifests::{Manifests, marker, namespace};
 pub use netns::{Netns, sweep};
 pub use node::{Cni, Node, link_nodes};
 pub use pod::{Pod, PodSpec};

@@ -88,3 +88,23 @@ pub fn namespace(name: &str, labels: &[(&str, &str)]) -> Value {
     all.extend(labels.iter().map(|(key, value)| ((*key).to_owned(), Value::from(*value))));
     json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name, "labels": all } })
 }
+
+/// The marker of a number in a node's status: an agent that lists it has taken in everything that
+/// was written together with it. It is a pod that will never have an address and so plays no part.
+#[must_use]
+pub fn marker(node: &str, number: u32) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "namespace": MARKERS,
+            "name": format!("{node}-{number}"),
+            "uid": format!("{node}-{number}"),
+        },
+        "spec": { "nodeName": node, "containers": [] },
+        "status": { "phase": "Pending" },
+    })
+}
+
+/// Namespace of the pods made by [`marker`].
+pub(crate) const MARKERS: &str = "netpold-marker";

@@ -69,13 +69,29 @@ impl Node {
         static NUMBER: AtomicU16 = AtomicU16::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let low = u32::from(number) % 65_000 + 1;
+        let address4 = Ipv4Addr::from(u32::from(Ipv4Addr::new(192, 168, 0, 0)) + low);
+        let address6 = Ipv6Addr::from((0xfd00_c0de_u128 << 96) + u128::from(low));
+        Self::with_addresses(name, cni, pod_cidr4, pod_cidr6, (address4, address6))
+    }
+
+    /// As [`Node::new`], with addresses of one's own choice.
+    ///
+    /// # Errors
+    /// As [`Node::new`].
+    pub fn with_addresses(
+        name: &str,
+        cni: Cni,
+        pod_cidr4: &str,
+        pod_cidr6: &str,
+        (address4, address6): (Ipv4Addr, Ipv6Addr),
+    ) -> Result<Self> {
         let inner = Inner {
             host: Host::new(name.into(), name)?,
             cni,
             cidr4: pod_cidr4.parse().with_context(|| format!("bad pod CIDR {pod_cidr4}"))?,
             cidr6: pod_cidr6.parse().with_context(|| format!("bad pod CIDR {pod_cidr6}"))?,
-            address4: Ipv4Addr::from(u32::from(Ipv4Addr::new(192, 168, 0, 0)) + low),
-            address6: Ipv6Addr::from((0xfd00_c0de_u128 << 96) + u128::from(low)),
+            address4,
+            address6,
         };
         inner.set_up()?;
         Ok(Self { inner: Arc::new(inner), next_pod: AtomicU32::new(FIRST_POD) })

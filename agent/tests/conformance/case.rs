@@ -129,6 +129,17 @@ pub(crate) fn load_all() -> Result<Vec<Case>> {
     paths.iter().map(|path| load(&topology, path)).collect()
 }
 
+/// The objects of the topology alone.
+///
+/// # Errors
+/// As [`load_all`].
+pub(crate) fn topology() -> Result<Vec<Value>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("core/conformance");
+    let text = std::fs::read_to_string(root.join("topology.yaml"))?;
+    let documents = documents(&text)?.into_iter();
+    Ok(documents.filter(|document| document["apiVersion"] != API_VERSION).collect())
+}
+
 fn load(topology: &str, path: &Path) -> Result<Case> {
     let text = std::fs::read_to_string(path)?;
     let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();

@@ -1,8 +1,9 @@
 //! The conformance cases in process: their expectations against the oracle, explain and the
-//! compiled tables.
+//! compiled tables. In `wire.rs` the same cases with real sockets under running agents.
 
 mod case;
 mod node;
+mod wire;
 
 use std::collections::BTreeSet;
 

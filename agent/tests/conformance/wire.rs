@@ -1,0 +1,239 @@
+//! The conformance cases with real sockets: pods and nodes are network namespaces, an agent runs on
+//! each node, and every check is a probe. Needs root.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use netpold_testbed::{
+    Agent, AgentOptions, Cni, Host, Manifests, Node, Pod, PodSpec, Probe, ProbeResult, Protocol,
+    link_nodes, marker, namespace, probe_all, require_root,
+};
+use serde_json::Value;
+
+use crate::case::{self, Check, Step};
+
+/// The addresses of the topology.
+const N1: [&str; 4] = ["10.244.1.0/24", "fd00:10:244:1::/64", "172.31.0.1", "fd00:31::1"];
+const N2: [&str; 4] = ["10.244.2.0/24", "fd00:10:244:2::/64", "172.31.0.2", "fd00:31::2"];
+const WORLD: [&str; 4] =
+    ["198.51.100.0/24", "2001:db8:51::/64", "203.0.113.10", "2001:db8:113::10"];
+
+/// How long a probe that ought to be dropped gets to prove the opposite. Once for all of a step.
+const DENIED: Duration = Duration::from_millis(120);
+/// How long one that ought to be answered gets on a machine that is busy with other things.
+const ALLOWED: Duration = Duration::from_secs(5);
+/// Until an agent enforces a step.
+const ENFORCED: Duration = Duration::from_secs(60);
+
+/// The topology, and what a step has added to it. Fields go in this order.
+struct Wire {
+    agents: Vec<Agent>,
+    pods: BTreeMap<String, Placed>,
+    hosts: BTreeMap<&'static str, Node>,
+    serving: BTreeSet<(String, Protocol, u16)>,
+    manifests: Manifests,
+    state: u32,
+    slow: usize,
+}
+
+/// A pod, and the addresses that its manifest gave it.
+struct Placed {
+    addresses: Vec<IpAddr>,
+    node: String,
+    pod: Pod,
+}
+
+impl Wire {
+    /// One node of each kind and a host beyond them, without agents.
+    fn new(directory: &Path) -> Result<Self> {
+        let node = |name: &'static str, cni, [cidr4, cidr6, v4, v6]: [&str; 4]| {
+            let addresses = (v4.parse()?, v6.parse()?);
+            anyhow::Ok((name, Node::with_addresses(name, cni, cidr4, cidr6, addresses)?))
+        };
+        let hosts = BTreeMap::from([
+            node("n1", Cni::Ptp, N1)?,
+            node("n2", Cni::Bridge, N2)?,
+            node("world", Cni::Ptp, WORLD)?,
+        ]);
+        for (a, b) in [("n1", "n2"), ("n1", "world"), ("n2", "world")] {
+            link_nodes(&hosts[a], &hosts[b])?;
+        }
+        Ok(Self {
+            agents: Vec::new(),
+            pods: BTreeMap::new(),
+            hosts,
+            serving: BTreeSet::new(),
+            manifests: Manifests::new(directory)?,
+            state: 0,
+            slow: 0,
+        })
+    }
+
+    fn start_agents(&mut self) -> Result<()> {
+        for name in ["n1", "n2"] {
+            let options = AgentOptions {
+                binary: env!("CARGO_BIN_EXE_netpold").into(),
+                manifests: self.manifests.directory().to_owned(),
+                arguments: Vec::new(),
+            };
+            self.agents.push(Agent::start(&self.hosts[name], options)?);
+        }
+        Ok(())
+    }
+
+    /// Makes the pods there are and the manifests those of a state, and waits until it is enforced.
+    fn become_state(&mut self, objects: &[Value]) -> Result<()> {
+        self.state += 1;
+        self.place(objects)?;
+        let mut all = objects.to_vec();
+        all.push(namespace("netpold-marker", &[]));
+        all.extend(["n1", "n2"].map(|node| marker(node, self.state)));
+        self.manifests.write_objects("state.json", &all)?;
+        if self.agents.is_empty() {
+            self.start_agents()?;
+        }
+        for agent in &mut self.agents {
+            let here = self.pods.iter().filter(|(_, placed)| placed.node == agent.node());
+            let here = here.map(|(name, placed)| (name.clone(), placed.pod.host_ifindex()));
+            agent.wait_marker(self.state, &here.collect(), ENFORCED)?;
+        }
+        Ok(())
+    }
+
+    /// A pod whose node or addresses changed is another one.
+    fn place(&mut self, objects: &[Value]) -> Result<()> {
+        let wanted = objects.iter().filter_map(running).collect::<Result<BTreeMap<_, _>>>()?;
+        self.pods.retain(|name, placed| {
+            wanted.get(name).is_some_and(|w| w.0 == placed.node && w.1 == placed.addresses)
+        });
+        let pods = &self.pods;
+        self.serving.retain(|(name, ..)| !name.contains('/') || pods.contains_key(name));
+        for (name, (node, addresses)) in wanted {
+            if self.pods.contains_key(&name) {
+                continue;
+            }
+            let (space, short) = name.split_once('/').context("a pod has a namespace")?;
+            let spec = PodSpec::new(space, short).addresses(&addresses);
+            let host = self.hosts.get(node.as_str()).with_context(|| format!("no node {node}"))?;
+            let pod = host.add_pod(&spec)?;
+            self.pods.insert(name, Placed { addresses, node, pod });
+        }
+        Ok(())
+    }
+
+    fn host(&self, name: &str) -> Result<&Host> {
+        let pod = self.pods.get(name).map(|placed| &*placed.pod);
+        let host = || self.hosts.get(name).map(|node| &**node);
+        pod.or_else(host).with_context(|| format!("no pod or host {name}"))
+    }
+
+    fn serve(&mut self, checks: &[Check]) -> Result<()> {
+        for check in checks {
+            let protocol = protocol(check)?;
+            let service = (check.to.name.clone(), protocol, check.port);
+            if protocol != Protocol::Icmp && !self.serving.contains(&service) {
+                self.host(&check.to.name)?.serve(protocol, check.port)?;
+                self.serving.insert(service);
+            }
+        }
+        Ok(())
+    }
+
+    /// What a step gets wrong, as lines.
+    fn failures(&mut self, step: &Step) -> Result<Vec<String>> {
+        self.become_state(&step.objects)?;
+        self.serve(&step.checks)?;
+        let probes = self.probes(&step.checks)?;
+        let mut results = probe_all(&probes, DENIED);
+        let late: Vec<usize> =
+            (0..results.len()).filter(|&i| step.checks[i].allow && results[i].dropped()).collect();
+        let again: Vec<Probe<'_>> = late.iter().map(|&i| probes[i]).collect();
+        for (&i, result) in late.iter().zip(probe_all(&again, ALLOWED)) {
+            results[i] = result;
+        }
+        let wrong =
+            step.checks.iter().zip(&results).filter(|(check, result)| !holds(check, result));
+        let wrong = wrong.map(|(check, result)| format!("{check}: {result}")).collect();
+        self.slow += late.len();
+        Ok(wrong)
+    }
+
+    fn probes<'w>(&'w self, checks: &[Check]) -> Result<Vec<Probe<'w>>> {
+        let probe = |check: &Check| {
+            let (protocol, to) = (protocol(check)?, check.to.address);
+            Ok(Probe { from: self.host(&check.from.name)?, protocol, to, port: check.port })
+        };
+        checks.iter().map(probe).collect()
+    }
+}
+
+/// Name, node and addresses of a pod that has a network of its own.
+fn running(object: &Value) -> Option<Result<(String, (String, Vec<IpAddr>))>> {
+    let status = &object["status"];
+    let finished = matches!(status["phase"].as_str(), Some("Succeeded" | "Failed"));
+    if object["kind"] != "Pod" || finished || object["spec"]["hostNetwork"] == true {
+        return None;
+    }
+    let text = |value: &Value| value.as_str().map(str::to_owned).context("not a text");
+    let read = || {
+        let metadata = &object["metadata"];
+        let name = format!("{}/{}", text(&metadata["namespace"])?, text(&metadata["name"])?);
+        let addresses = status["podIPs"].as_array().map_or(&[][..], Vec::as_slice);
+        let addresses = addresses.iter().map(|ip| Ok(text(&ip["ip"])?.parse()?));
+        anyhow::Ok((name, (text(&object["spec"]["nodeName"])?, addresses.collect::<Result<_>>()?)))
+    };
+    Some(read().with_context(|| object.to_string()))
+}
+
+fn protocol(check: &Check) -> Result<Protocol> {
+    Ok(match check.protocol.0 {
+        1 | 58 => Protocol::Icmp,
+        6 => Protocol::Tcp,
+        17 => Protocol::Udp,
+        132 => Protocol::Sctp,
+        other => bail!("no probe speaks protocol {other}"),
+    })
+}
+
+fn holds(check: &Check, result: &ProbeResult) -> bool {
+    match result {
+        ProbeResult::Connected(name) => check.allow && (name.is_empty() || *name == check.to.name),
+        ProbeResult::Timeout => !check.allow,
+        _ => false,
+    }
+}
+
+#[test]
+fn cases_hold_on_the_wire() -> Result<()> {
+    if !require_root("cases_hold_on_the_wire") {
+        return Ok(());
+    }
+    let directory = tempfile::tempdir()?;
+    let (began, topology) = (Instant::now(), case::topology()?);
+    let mut wire = Wire::new(directory.path())?;
+    let (mut wrong, mut checks, mut steps) = (Vec::new(), 0, 0);
+    let cases = case::load_all()?;
+    for case in &cases {
+        wire.become_state(&topology).with_context(|| format!("before {}", case.name))?;
+        for (number, step) in (1..).zip(&case.steps) {
+            let place = || format!("{} step {number}", case.name);
+            let failed = wire.failures(step).with_context(place)?;
+            let first = failed.first();
+            wrong.extend(first.map(|f| format!("{} ({} wrong): {f}", place(), failed.len())));
+            checks += step.checks.len();
+            steps += 1;
+        }
+    }
+    println!(
+        "{} cases, {steps} steps, {checks} probes in {:?}; {} answers took longer than {DENIED:?}",
+        cases.len(),
+        began.elapsed(),
+        wire.slow
+    );
+    assert!(wrong.is_empty(), "{} steps wrong\n{}", wrong.len(), wrong.join("\n"));
+    ensure!(cases.len() >= 140 && checks > 50_000, "where are the cases?");
+    Ok(())
+}

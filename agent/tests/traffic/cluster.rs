@@ -1,0 +1,248 @@
+//! A small cluster: one namespace of pods, policies, and an agent on each node.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use netpold_testbed::{
+    Agent, AgentOptions, Cni, Flow, Host, Manifests, Node, Pod, PodSpec, Probe, ProbeResult,
+    Protocol, link_nodes, marker, namespace, probe_all,
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// What is allowed arrives within this, however busy the machine is.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+/// What is denied has this long to prove the opposite.
+pub(crate) const MOMENT: Duration = Duration::from_millis(300);
+/// An agent starts, loads its programs and enforces within this.
+pub(crate) const ENFORCED: Duration = Duration::from_secs(60);
+/// Every pod and node serves it over TCP, UDP and SCTP.
+pub(crate) const PORT: u16 = 80;
+/// The namespace of all pods.
+pub(crate) const NAMESPACE: &str = "shop";
+
+const ALL: [Protocol; 4] = [Protocol::Icmp, Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+const CIDRS: [(&str, &str); 2] =
+    [("10.1.1.0/24", "fd00:1:1::/64"), ("10.1.2.0/24", "fd00:1:2::/64")];
+
+/// Dropped in this order: agents end before what they look at goes.
+pub(crate) struct Cluster {
+    pub(crate) agents: Vec<Agent>,
+    pods: BTreeMap<String, (usize, Pod)>,
+    pub(crate) nodes: Vec<Node>,
+    policies: BTreeMap<String, Value>,
+    pub(crate) manifests: Manifests,
+    pub(crate) directory: TempDir,
+    /// Further arguments of the agents, set before the first [`Cluster::enforce`].
+    pub(crate) arguments: Vec<String>,
+    state: u32,
+}
+
+impl Cluster {
+    /// One node.
+    pub(crate) fn one(cni: Cni) -> Self {
+        Self::of(&[cni])
+    }
+
+    /// Two nodes with a link, the first ptp-style, the second bridge-style.
+    pub(crate) fn two() -> Self {
+        let cluster = Self::of(&[Cni::Ptp, Cni::Bridge]);
+        link_nodes(&cluster.nodes[0], &cluster.nodes[1]).unwrap();
+        cluster
+    }
+
+    fn of(kinds: &[Cni]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mut nodes = Vec::new();
+        for (cni, (cidr4, cidr6)) in kinds.iter().zip(CIDRS) {
+            let node = Node::new(&format!("n{}", nodes.len() + 1), *cni, cidr4, cidr6).unwrap();
+            serve(&node);
+            nodes.push(node);
+        }
+        Self {
+            agents: Vec::new(),
+            pods: BTreeMap::new(),
+            nodes,
+            policies: BTreeMap::new(),
+            manifests: Manifests::new(directory.path().join("manifests")).unwrap(),
+            directory,
+            arguments: Vec::new(),
+            state: 0,
+        }
+    }
+
+    /// Pods on the first node, with the label `app` of their names.
+    pub(crate) fn with_pods(mut self, names: &[&str]) -> Self {
+        names.iter().for_each(|name| self.add(0, name));
+        self
+    }
+
+    /// A pod with the label `app` of its name.
+    pub(crate) fn add(&mut self, node: usize, name: &str) {
+        self.add_as(node, PodSpec::new(NAMESPACE, name).label("app", name));
+    }
+
+    /// A pod after one's own wishes.
+    pub(crate) fn add_as(&mut self, node: usize, spec: PodSpec) {
+        let pod = self.nodes[node].add_pod(&spec).unwrap();
+        serve(&pod);
+        let former = self.pods.insert(pod.pod_name().to_owned(), (node, pod));
+        assert!(former.is_none(), "a pod of that name is there");
+    }
+
+    pub(crate) fn pod(&self, name: &str) -> &Pod {
+        &self.pods[name].1
+    }
+
+    pub(crate) fn pod_mut(&mut self, name: &str) -> &mut Pod {
+        &mut self.pods.get_mut(name).unwrap().1
+    }
+
+    /// Takes a pod out; it is gone when dropped.
+    pub(crate) fn take(&mut self, name: &str) -> Pod {
+        self.pods.remove(name).unwrap().1
+    }
+
+    /// Sets the only policy of that name; in force with the next [`Cluster::enforce`].
+    pub(crate) fn policy(&mut self, name: &str, spec: Value) -> &mut Self {
+        self.policies.insert(name.to_owned(), spec);
+        self
+    }
+
+    pub(crate) fn without_policy(&mut self, name: &str) -> &mut Self {
+        self.policies.remove(name).expect("a policy of that name");
+        self
+    }
+
+    /// Writes everything there is and waits until it is enforced; starts the agents if need be.
+    pub(crate) fn enforce(&mut self) -> &mut Self {
+        self.write();
+        if self.agents.is_empty() {
+            self.agents = self.nodes.iter().map(|node| self.start_agent(node)).collect();
+        }
+        self.wait();
+        self
+    }
+
+    /// Writes everything there is, in one step.
+    pub(crate) fn write(&mut self) {
+        self.state += 1;
+        let mut objects = vec![namespace(NAMESPACE, &[]), namespace("netpold-marker", &[])];
+        objects.extend(self.nodes.iter().map(Node::manifest));
+        objects.extend(self.nodes.iter().map(|node| marker(node.name(), self.state)));
+        objects.extend(self.pods.values().map(|(_, pod)| pod.manifest()));
+        objects.extend(self.policies.iter().map(|(name, spec)| policy_object(name, spec)));
+        self.manifests.write_objects("state.json", &objects).unwrap();
+    }
+
+    /// Waits until the agents enforce what was written last.
+    pub(crate) fn wait(&mut self) {
+        for (number, agent) in self.agents.iter_mut().enumerate() {
+            let here = self.pods.values().filter(|(node, _)| *node == number);
+            let here = here.map(|(_, pod)| (pod.name().to_owned(), pod.host_ifindex()));
+            agent.wait_marker(self.state, &here.collect(), ENFORCED).unwrap();
+        }
+    }
+
+    fn start_agent(&self, node: &Node) -> Agent {
+        let options = AgentOptions {
+            binary: binary().into(),
+            manifests: self.manifests.directory().to_owned(),
+            arguments: self.arguments.clone(),
+        };
+        Agent::start(node, options).unwrap()
+    }
+
+    /// Starts an agent again that was ended, and waits until it enforces.
+    pub(crate) fn restart(&mut self, node: usize) {
+        self.agents[node].restart(&self.nodes[node]).unwrap();
+        self.wait();
+    }
+
+    /// A flow between pods that has been answered once.
+    pub(crate) fn flow(&self, from: &str, protocol: Protocol, to: IpAddr) -> Flow {
+        let mut flow = self.pod(from).open_flow(protocol, (to, PORT).into(), PATIENCE).unwrap();
+        assert!(flow.ping(PATIENCE), "{protocol} from {from} to {to} is answered");
+        flow
+    }
+
+    /// `from` reaches `to` over every protocol and family.
+    #[track_caller]
+    pub(crate) fn reaches(&self, from: &str, to: &str) {
+        let to = self.pod(to);
+        all_pass(self.pod(from), to, to.addresses());
+    }
+
+    /// `from` reaches `to` over no protocol and family.
+    #[track_caller]
+    pub(crate) fn denied(&self, from: &str, to: &str) {
+        let to = self.pod(to);
+        none_pass(self.pod(from), to, to.addresses());
+    }
+}
+
+/// The agent under test.
+pub(crate) fn binary() -> &'static str {
+    env!("CARGO_BIN_EXE_netpold")
+}
+
+fn serve(host: &Host) {
+    Protocol::WITH_PORTS.into_iter().for_each(|protocol| host.serve(protocol, PORT).unwrap());
+}
+
+fn probes<'a>(from: &'a Host, addresses: &[IpAddr]) -> Vec<Probe<'a>> {
+    let of = |to: &IpAddr| ALL.map(|protocol| Probe { from, protocol, to: *to, port: PORT });
+    addresses.iter().flat_map(of).collect()
+}
+
+/// Every protocol is answered at these addresses of `to`.
+#[track_caller]
+pub(crate) fn all_pass(from: &Host, to: &Host, addresses: &[IpAddr]) {
+    let probes = probes(from, addresses);
+    for (probe, result) in probes.iter().zip(probe_all(&probes, PATIENCE)) {
+        let name = if probe.protocol == Protocol::Icmp { "" } else { to.name() };
+        let expected = ProbeResult::Connected(name.into());
+        assert_eq!(result, expected, "{} to {name} {}, {}", from.name(), probe.to, probe.protocol);
+    }
+}
+
+/// No protocol is answered.
+#[track_caller]
+pub(crate) fn none_pass(from: &Host, to: &Host, addresses: &[IpAddr]) {
+    let probes = probes(from, addresses);
+    for (probe, result) in probes.iter().zip(probe_all(&probes, MOMENT)) {
+        let (from, to) = (from.name(), to.name());
+        assert!(result.dropped(), "{from} to {to} {}, {}: {result}", probe.to, probe.protocol);
+    }
+}
+
+fn policy_object(name: &str, spec: &Value) -> Value {
+    json!({
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": { "namespace": NAMESPACE, "name": name },
+        "spec": spec,
+    })
+}
+
+/// The spec of a policy for pods of an app that allows nothing in the directions given.
+pub(crate) fn isolate(app: &str, directions: &[&str]) -> Value {
+    json!({ "podSelector": { "matchLabels": { "app": app } }, "policyTypes": directions })
+}
+
+/// Ingress to an app from another one alone.
+pub(crate) fn allow_from(app: &str, peer: &str) -> Value {
+    let peer = json!({ "podSelector": { "matchLabels": { "app": peer } } });
+    json!({ "podSelector": { "matchLabels": { "app": app } }, "ingress": [{ "from": [peer] }] })
+}
+
+/// Egress of an app to another one alone.
+pub(crate) fn allow_to(app: &str, peer: &str) -> Value {
+    let peer = json!({ "podSelector": { "matchLabels": { "app": peer } } });
+    json!({
+        "podSelector": { "matchLabels": { "app": app } },
+        "policyTypes": ["Egress"],
+        "egress": [{ "to": [peer] }],
+    })
+}

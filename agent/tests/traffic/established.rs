@@ -1,0 +1,106 @@
+//! Flows that are open while policies change and time passes.
+
+use std::time::{Duration, Instant};
+
+use netpold_testbed::{Cni, Flow, Protocol, require_root};
+use serde_json::json;
+
+use crate::cluster::{Cluster, MOMENT, PATIENCE, allow_from, allow_to, isolate};
+
+const BOTH: [&str; 2] = ["Ingress", "Egress"];
+
+/// TCP and UDP to the server in both families.
+fn flows(cluster: &Cluster, from: &str) -> Vec<(String, Flow)> {
+    let mut flows = Vec::new();
+    for to in cluster.pod("server").addresses() {
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            flows.push((format!("{protocol} to {to}"), cluster.flow(from, protocol, *to)));
+        }
+    }
+    flows
+}
+
+#[track_caller]
+fn go_on(flows: &mut [(String, Flow)], why: &str) {
+    for (name, flow) in flows {
+        assert!(flow.ping(PATIENCE), "{name} goes on: {why}");
+    }
+}
+
+#[track_caller]
+fn are_cut(flows: &mut [(String, Flow)], why: &str) {
+    for (name, flow) in flows {
+        assert!(!flow.ping(MOMENT), "{name} is cut: {why}");
+    }
+}
+
+#[test]
+fn ingress_policy_cuts_and_keeps() {
+    if !require_root("ingress_policy_cuts_and_keeps") {
+        return;
+    }
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
+    cluster.enforce();
+    let mut flows = flows(&cluster, "client");
+    cluster.policy("p", allow_from("server", "client")).enforce();
+    go_on(&mut flows, "a policy came that allows it");
+    let any = json!({ "podSelector": {}, "ingress": [{}] });
+    cluster.policy("q", any).without_policy("p").enforce();
+    go_on(&mut flows, "another policy allows it");
+    cluster.policy("q", isolate("server", &["Ingress"])).enforce();
+    are_cut(&mut flows, "nothing allows it");
+    cluster.policy("p", allow_from("server", "client")).enforce();
+    go_on(&mut flows, "it is allowed again");
+}
+
+#[test]
+fn egress_policy_cuts_and_keeps() {
+    if !require_root("egress_policy_cuts_and_keeps") {
+        return;
+    }
+    let mut cluster = Cluster::two().with_pods(&["server"]);
+    cluster.add(1, "client");
+    cluster.policy("p", isolate("server", &BOTH)).policy("q", allow_from("server", "client"));
+    cluster.enforce();
+    let mut flows = flows(&cluster, "client");
+    cluster.policy("c", allow_to("client", "server")).enforce();
+    go_on(&mut flows, "the client may talk to the server");
+    cluster.policy("c", allow_to("client", "client")).enforce();
+    are_cut(&mut flows, "the client may talk to others only");
+    cluster.policy("d", allow_to("client", "server")).enforce();
+    go_on(&mut flows, "both together allow it");
+}
+
+#[test]
+fn replies_reach_a_client_that_becomes_isolated() {
+    if !require_root("replies_reach_a_client_that_becomes_isolated") {
+        return;
+    }
+    let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["server", "client"]);
+    cluster.enforce();
+    let mut flows = flows(&cluster, "client");
+    cluster.policy("p", isolate("client", &["Ingress"])).enforce();
+    go_on(&mut flows, "the client began it");
+    cluster.denied("server", "client");
+}
+
+/// The agent sweeps conntrack every ten seconds.
+#[test]
+fn flows_survive_sweeps() {
+    if !require_root("flows_survive_sweeps") {
+        return;
+    }
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
+    cluster.policy("p", isolate("client", &BOTH)).policy("q", allow_to("client", "server"));
+    cluster.policy("s", isolate("server", &["Egress"])).enforce();
+    let (mut busy, mut quiet) = (flows(&cluster, "client"), flows(&cluster, "client"));
+    let two_sweeps = Instant::now() + Duration::from_secs(22);
+    while Instant::now() < two_sweeps {
+        go_on(&mut busy, "it never stopped");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    go_on(&mut quiet, "it is within its time-out");
+    go_on(&mut busy, "it never stopped");
+    let status = cluster.agents[0].status().unwrap();
+    assert!(status["conntrack"][0]["used"].as_u64() >= Some(4), "{}", status["conntrack"]);
+}

@@ -1,0 +1,26 @@
+//! Real traffic between network namespaces under real agents. Needs root.
+//!
+//! Each test builds its own nodes and pods, so they run side by side; each thing that is allowed has
+//! seconds to arrive, each that is denied a moment to prove the opposite.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "helpers of a test are not seen as tests by the lints"
+)]
+
+mod cluster;
+mod errors;
+mod established;
+mod failures;
+mod fragments;
+mod hooks;
+mod latency;
+mod pods;
+mod reach;
+mod restart;
+mod spoof;
+mod udp;

@@ -1,0 +1,140 @@
+//! Pods that come, go and change, and what is attached to them.
+
+use std::fs;
+use std::path::PathBuf;
+
+use netpold_testbed::{Agent, Cni, PodSpec, require_root};
+
+use crate::cluster::{Cluster, NAMESPACE, allow_from, isolate};
+
+/// A server that listens to `friend` alone.
+fn guarded(cni: Cni) -> Cluster {
+    let mut cluster = Cluster::one(cni).with_pods(&["server", "friend", "stranger"]);
+    cluster.policy("server", allow_from("server", "friend")).enforce();
+    cluster
+}
+
+/// Names of the pinned links of an interface.
+fn links(agent: &Agent, ifindex: u32) -> Vec<String> {
+    let versions = fs::read_dir(agent.bpffs()).unwrap().flatten();
+    let directories = versions.map(|version| version.path().join("links")).filter(|d| d.is_dir());
+    let directories: Vec<PathBuf> = directories.collect();
+    assert_eq!(directories.len(), 1, "one layout version");
+    let names = fs::read_dir(&directories[0]).unwrap().flatten();
+    let names = names.map(|entry| entry.file_name().into_string().unwrap());
+    let mut names: Vec<String> =
+        names.filter(|name| name.starts_with(&format!("{ifindex}-"))).collect();
+    names.sort();
+    names
+}
+
+fn come_go_and_change(cni: Cni) {
+    let mut cluster = guarded(cni);
+    let spec = PodSpec::new(NAMESPACE, "second-friend").label("app", "friend");
+    cluster.add_as(0, spec);
+    cluster.add(0, "second-stranger");
+    cluster.enforce();
+    cluster.reaches("second-friend", "server");
+    cluster.denied("second-stranger", "server");
+
+    cluster.pod_mut("second-stranger").set_labels(&[("app", "friend")]);
+    cluster.pod_mut("friend").set_labels(&[("app", "enemy")]);
+    cluster.enforce();
+    cluster.reaches("second-stranger", "server");
+    cluster.denied("friend", "server");
+
+    let former = cluster.pod("second-friend").addresses().to_vec();
+    let other = match cni {
+        Cni::Ptp => ["10.1.1.99", "fd00:1:1::99"],
+        Cni::Bridge => ["10.1.1.98", "fd00:1:1::98"],
+    };
+    let other = other.map(|address| address.parse().unwrap());
+    cluster.pod_mut("second-friend").change_addresses(&other).unwrap();
+    cluster.pod_mut("stranger").change_addresses(&former).unwrap();
+    cluster.enforce();
+    cluster.reaches("second-friend", "server");
+    cluster.denied("stranger", "server");
+}
+
+#[test]
+fn pods_of_a_ptp_node_come_go_and_change() {
+    if require_root("pods_of_a_ptp_node_come_go_and_change") {
+        come_go_and_change(Cni::Ptp);
+    }
+}
+
+#[test]
+fn pods_of_a_bridge_node_come_go_and_change() {
+    if require_root("pods_of_a_bridge_node_come_go_and_change") {
+        come_go_and_change(Cni::Bridge);
+    }
+}
+
+#[test]
+fn a_server_that_changes_address_stays_isolated() {
+    if !require_root("a_server_that_changes_address_stays_isolated") {
+        return;
+    }
+    let mut cluster = guarded(Cni::Ptp);
+    let other = ["10.1.1.77", "fd00:1:1::77"].map(|address| address.parse().unwrap());
+    cluster.pod_mut("server").change_addresses(&other).unwrap();
+    cluster.enforce();
+    cluster.reaches("friend", "server");
+    cluster.denied("stranger", "server");
+}
+
+/// Another pod with the address, the interface index and even the name of a former one.
+#[test]
+fn nothing_is_inherited() {
+    if !require_root("nothing_is_inherited") {
+        return;
+    }
+    let mut cluster = guarded(Cni::Ptp);
+    let friend = cluster.take("friend");
+    let (addresses, index) = (friend.addresses().to_vec(), friend.host_ifindex());
+    friend.delete().unwrap();
+    let successor = PodSpec::new(NAMESPACE, "heir").label("app", "heir");
+    cluster.add_as(0, successor.addresses(&addresses).ifindex(index));
+    cluster.enforce();
+    cluster.denied("heir", "server");
+
+    let server = cluster.take("server");
+    let (addresses, index) = (server.addresses().to_vec(), server.host_ifindex());
+    server.delete().unwrap();
+    let free = PodSpec::new(NAMESPACE, "server").label("app", "free");
+    cluster.add_as(0, free.addresses(&addresses).ifindex(index));
+    cluster.enforce();
+    cluster.reaches("heir", "server");
+    cluster.reaches("stranger", "server");
+}
+
+#[test]
+fn programs_leave_with_the_pod() {
+    if !require_root("programs_leave_with_the_pod") {
+        return;
+    }
+    let mut cluster = guarded(Cni::Bridge);
+    let (gone, stays) = (cluster.take("friend"), cluster.pod("server").host_ifindex());
+    let index = gone.host_ifindex();
+    let both = |index| vec![format!("{index}-egress"), format!("{index}-ingress")];
+    assert_eq!(links(&cluster.agents[0], index), both(index));
+    gone.delete().unwrap();
+    cluster.enforce();
+    assert_eq!(links(&cluster.agents[0], index), Vec::<String>::new());
+    assert_eq!(links(&cluster.agents[0], stays), both(stays));
+    cluster.denied("stranger", "server");
+}
+
+/// The pod is there but Kubernetes no longer lists it.
+#[test]
+fn programs_leave_with_the_object() {
+    if !require_root("programs_leave_with_the_object") {
+        return;
+    }
+    let mut cluster = guarded(Cni::Ptp);
+    cluster.policy("stranger", isolate("stranger", &["Egress"])).enforce();
+    let zombie = cluster.take("stranger");
+    cluster.enforce();
+    assert_eq!(links(&cluster.agents[0], zombie.host_ifindex()), Vec::<String>::new());
+    crate::cluster::all_pass(&zombie, cluster.pod("friend"), cluster.pod("friend").addresses());
+}

@@ -1,0 +1,97 @@
+//! Who reaches whom, over TCP, UDP, SCTP and echo, in both families.
+
+use netpold_testbed::{Cni, Probe, Protocol, probe_all, require_root};
+
+use crate::cluster::{Cluster, MOMENT, all_pass, allow_from, allow_to, isolate, none_pass};
+
+const BOTH: [&str; 2] = ["Ingress", "Egress"];
+
+/// On one node: `friend` may talk to `server` and to nobody else, which listens to no one else.
+fn friend_and_stranger(cni: Cni) {
+    let mut cluster = Cluster::one(cni).with_pods(&["server", "friend", "stranger"]);
+    cluster.enforce();
+    cluster.reaches("stranger", "server");
+    cluster.policy("server", allow_from("server", "friend"));
+    cluster.policy("friend", allow_to("friend", "server")).enforce();
+    cluster.reaches("friend", "server");
+    cluster.reaches("server", "friend");
+    cluster.reaches("server", "stranger");
+    cluster.denied("stranger", "server");
+    cluster.denied("friend", "stranger");
+    cluster.without_policy("server").without_policy("friend").enforce();
+    cluster.reaches("stranger", "server");
+    cluster.reaches("friend", "stranger");
+}
+
+#[test]
+fn policy_on_a_ptp_node() {
+    if require_root("policy_on_a_ptp_node") {
+        friend_and_stranger(Cni::Ptp);
+    }
+}
+
+#[test]
+fn policy_on_a_bridge_node() {
+    if require_root("policy_on_a_bridge_node") {
+        friend_and_stranger(Cni::Bridge);
+    }
+}
+
+#[test]
+fn policy_between_nodes() {
+    if !require_root("policy_between_nodes") {
+        return;
+    }
+    for (here, there) in [(0, 1), (1, 0)] {
+        let mut cluster = Cluster::two();
+        cluster.add(here, "server");
+        cluster.add(there, "friend");
+        cluster.add(there, "stranger");
+        cluster.policy("server", allow_from("server", "friend"));
+        cluster.policy("friend", allow_to("friend", "server")).enforce();
+        cluster.reaches("friend", "server");
+        cluster.reaches("server", "stranger");
+        cluster.denied("stranger", "server");
+        cluster.denied("friend", "stranger");
+    }
+}
+
+#[test]
+fn a_ping_does_not_open_the_way_back() {
+    if !require_root("a_ping_does_not_open_the_way_back") {
+        return;
+    }
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["a", "b"]);
+    cluster.policy("a", isolate("a", &["Ingress"])).enforce();
+    let (a, b) = (cluster.pod("a"), cluster.pod("b"));
+    for _ in 0..2 {
+        all_pass(a, b, b.addresses());
+        none_pass(b, a, a.addresses());
+    }
+    let both = |to| Probe { from: b, protocol: Protocol::Icmp, to, port: 0 };
+    let echoes: Vec<_> = a.addresses().iter().copied().map(both).collect();
+    assert!(probe_all(&echoes, MOMENT).iter().all(|result| result.dropped()));
+}
+
+#[test]
+fn nodes_and_their_own_pods() {
+    if !require_root("nodes_and_their_own_pods") {
+        return;
+    }
+    let mut cluster = Cluster::two();
+    cluster.add(0, "ptp");
+    cluster.add(1, "bridge");
+    cluster.policy("ptp", isolate("ptp", &BOTH)).policy("bridge", isolate("bridge", &BOTH));
+    cluster.enforce();
+    for (number, name) in ["ptp", "bridge"].into_iter().enumerate() {
+        let (own, other) = (&cluster.nodes[number], &cluster.nodes[1 - number]);
+        let pod = cluster.pod(name);
+        all_pass(own, pod, pod.addresses());
+        all_pass(pod, own, &own.addresses());
+        none_pass(other, pod, pod.addresses());
+        none_pass(pod, other, &other.addresses());
+        all_pass(pod, pod, pod.addresses());
+    }
+    let bridge = cluster.pod("bridge");
+    all_pass(bridge, &cluster.nodes[1], &cluster.nodes[1].bridge_addresses());
+}

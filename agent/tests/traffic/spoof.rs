@@ -1,0 +1,64 @@
+//! Packets with a source that is not the pod's.
+
+use netpold_testbed::{Cni, Pod, require_root, udp_frame};
+use std::net::IpAddr;
+
+use crate::cluster::{Cluster, isolate};
+use crate::udp;
+
+const PORT: u16 = 4000;
+
+/// Sends from another's address, then from its own; says whose arrived.
+fn arrivals(cluster: &Cluster, sender: &Pod, pretended: &Pod) -> Vec<IpAddr> {
+    let server = cluster.pod("server");
+    let mut arrived = Vec::new();
+    for (number, to) in server.addresses().iter().enumerate() {
+        let socket = udp::socket(server, *to, PORT);
+        let own = sender.addresses()[number];
+        for from in [pretended.addresses()[number], own] {
+            let (gateway, mac) = (sender.gateway_mac(), sender.mac());
+            let (from, to) = ((from, 5000).into(), (*to, PORT).into());
+            let frame = udp_frame(gateway, mac, from, to, b"hello").unwrap();
+            sender.send_frame("eth0", &frame).unwrap();
+        }
+        loop {
+            let (_, from) = udp::receive(&socket).expect("what has the right source arrives");
+            arrived.push(from.ip());
+            if from.ip() == own {
+                break;
+            }
+        }
+    }
+    arrived
+}
+
+#[test]
+fn spoofed_source_of_an_isolated_pod_is_dropped() {
+    if !require_root("spoofed_source_of_an_isolated_pod_is_dropped") {
+        return;
+    }
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "liar", "victim"]);
+    cluster.policy("p", isolate("liar", &["Ingress"])).enforce();
+    let (liar, victim) = (cluster.pod("liar"), cluster.pod("victim"));
+    assert_eq!(arrivals(&cluster, liar, victim), liar.addresses());
+    let status = cluster.agents[0].status().unwrap();
+    let drops = status["drops"].as_array().unwrap();
+    let counted = drops.iter().find(|d| d["reason"] == "spoofed_source").expect("it is counted");
+    assert_eq!((&counted["direction"], &counted["packets"]), (&"egress".into(), &2.into()));
+}
+
+#[test]
+fn check_source_of_all_pods_or_of_none() {
+    if !require_root("check_source_of_all_pods_or_of_none") {
+        return;
+    }
+    for (which, dropped) in [("all", true), ("off", false)] {
+        let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "liar", "victim"]);
+        cluster.arguments = vec!["--check-source".into(), which.into()];
+        cluster.enforce();
+        let (liar, victim) = (cluster.pod("liar"), cluster.pod("victim"));
+        let both = liar.addresses().iter().zip(victim.addresses()).flat_map(|(l, v)| [*v, *l]);
+        let expected = if dropped { liar.addresses().to_vec() } else { both.collect() };
+        assert_eq!(arrivals(&cluster, liar, victim), expected, "--check-source {which}");
+    }
+}

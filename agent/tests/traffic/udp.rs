@@ -1,0 +1,22 @@
+//! Datagrams of one's own making.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+use netpold_testbed::Host;
+
+use crate::cluster::PATIENCE;
+
+/// A socket in a host's namespace, bound to one of its addresses.
+pub(crate) fn socket(host: &Host, address: IpAddr, port: u16) -> UdpSocket {
+    let socket = host.run(|| UdpSocket::bind(SocketAddr::new(address, port))).unwrap().unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
+/// The next datagram that comes in.
+pub(crate) fn receive(socket: &UdpSocket) -> Option<(Vec<u8>, SocketAddr)> {
+    let mut buffer = vec![0; 65_536];
+    let (length, from) = socket.recv_from(&mut buffer).ok()?;
+    buffer.truncate(length);
+    Some((buffer, from))
+}
