@@ -11,6 +11,7 @@ pub mod events;
 pub mod explain;
 pub mod netlink;
 pub mod object;
+pub mod privileges;
 pub mod run;
 pub mod source;
 pub mod status;

@@ -23,6 +23,7 @@ use crate::endpoint::{self, Discovery};
 use crate::engine::Engine;
 use crate::events::{self, DropLog};
 use crate::object::object;
+use crate::privileges;
 use crate::source::{Batch, Source, manifests};
 use crate::status::Status;
 
@@ -40,6 +41,7 @@ const EVENTS: usize = 4096;
 pub fn run(mut config: RunConfig) -> Result<()> {
     config.start_log()?;
     object()?;
+    privileges::check()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
