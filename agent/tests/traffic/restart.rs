@@ -48,11 +48,13 @@ fn under_load(signal: Signal) {
         });
         more(pinged, 20);
         cluster.agents[0].end(signal);
-        (more(pinged, 20), more(probed, 2));
+        more(pinged, 20);
+        more(probed, 2);
         // The pod is only taken out of the map: it is to stay in the manifest.
         cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
         cluster.agents[0].wait_enforced(crate::cluster::ENFORCED).unwrap();
-        (more(pinged, 20), more(probed, 2));
+        more(pinged, 20);
+        more(probed, 2);
         stopped.store(true, Ordering::Relaxed);
         friend.join().unwrap();
         stranger.join().unwrap();
