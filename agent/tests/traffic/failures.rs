@@ -11,6 +11,7 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
 
 use crate::cluster::{Cluster, ENFORCED, allow_from, binary};
+use crate::kernel;
 
 fn guarded() -> Cluster {
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
@@ -127,31 +128,6 @@ fn without_bpffs() {
     assert!(stderr(&output).contains("mount it beforehand: mount -t bpf bpf "));
 }
 
-/// What a kernel without the system call answers.
-fn without_bpf(command: &mut Command) -> &mut Command {
-    const DENY: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
-    let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
-    let program = [
-        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_bpf as u32),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, DENY),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let filter = move || {
-        let mut program = program;
-        let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-        // SAFETY: the pointers are to locals of the right types.
-        let done = unsafe {
-            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-                && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
-                    == 0
-        };
-        done.then_some(()).ok_or_else(std::io::Error::last_os_error)
-    };
-    // SAFETY: the closure only makes prctl system calls, which are async-signal-safe.
-    unsafe { command.pre_exec(filter) }
-}
-
 /// The agent does not give up (a full memory may have been the reason) but says so at once.
 #[test]
 fn without_ebpf() {
@@ -163,7 +139,8 @@ fn without_ebpf() {
     let elsewhere = cluster.directory.path().join("bpf");
     let _mounted = Mounted(&elsewhere);
     let mut command = second(&cluster, &elsewhere);
-    let mut agent = Running(without_bpf(command.stderr(Stdio::piped())).spawn().unwrap());
+    kernel::without_bpf(&mut command);
+    let mut agent = Running(command.stderr(Stdio::piped()).spawn().unwrap());
     let log = BufReader::new(agent.0.stderr.take().unwrap());
     let told = log.lines().map_while(Result::ok).find(|line| line.contains("ERROR"));
     let told = told.expect("an error is logged");

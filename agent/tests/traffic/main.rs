@@ -11,12 +11,14 @@
     reason = "helpers of a test are not seen as tests by the lints"
 )]
 
+mod clsact;
 mod cluster;
 mod errors;
 mod established;
 mod failures;
 mod fragments;
 mod hooks;
+mod kernel;
 mod latency;
 mod load;
 mod pods;
