@@ -31,6 +31,8 @@ pub enum Command {
     Explain(ExplainArgs),
     /// Show what a running agent enforces, drops and has problems with
     Status(StatusArgs),
+    /// Take every program and pin off this node; its pods are not under policy any more
+    Uninstall(UninstallArgs),
 }
 
 /// Flags of `netpold run`.
@@ -125,6 +127,14 @@ pub struct StatusArgs {
     /// Format of the answer
     #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
     pub output: Output,
+}
+
+/// Flags of `netpold uninstall`.
+#[derive(Debug, Args)]
+pub struct UninstallArgs {
+    /// Directory that maps and links are pinned in
+    #[arg(long, value_name = "DIR", env = "NETPOLD_BPFFS", default_value = DEFAULT_BPFFS)]
+    pub bpffs: PathBuf,
 }
 
 #[cfg(test)]

@@ -79,10 +79,10 @@ impl Default for Settings {
 
 /// Discovery could not start.
 #[derive(Debug, thiserror::Error)]
-#[error("endpoint discovery: {operation}: {source}")]
+#[error("endpoint discovery: {operation}: {cause}")]
 pub struct Error {
     operation: &'static str,
-    source: io::Error,
+    cause: io::Error,
 }
 
 /// What discovery has been through, for metrics.
@@ -114,7 +114,7 @@ impl Discovery {
     /// # Errors
     /// The netlink sockets or the thread cannot be made.
     pub fn start(settings: Settings, events: mpsc::Sender<Event>) -> Result<Self, Error> {
-        let failed = |operation| move |source| Error { operation, source };
+        let failed = |operation| move |cause| Error { operation, cause };
         let buffer = settings.receive_buffer;
         let (stop, stopped) = UnixStream::pair().map_err(failed("making a socket pair"))?;
         let counters = Arc::new(Counters::default());

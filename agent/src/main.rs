@@ -18,6 +18,7 @@ fn main() -> ExitCode {
             Err(error) => (Err(error), UNUSABLE),
         },
         Command::Explain(args) => (netpold::explain::run(&args), UNUSABLE),
+        Command::Uninstall(args) => (netpold::uninstall::run(&args).map(|()| 0), FAILED),
         Command::Status(args) => (netpold::status::run(&args).map(|()| 0), FAILED),
     };
     let status = result.unwrap_or_else(|error| {

@@ -19,11 +19,12 @@ use crate::dataplane::Dataplane;
 use crate::dataplane::attach::{Attacher, Mode};
 use crate::dataplane::bpffs::PinRoot;
 use crate::dataplane::generation::Predecessor;
+use crate::dataplane::tables::grace_period;
 use crate::endpoint::{self, Discovery};
 use crate::engine::Engine;
 use crate::events::{self, DropLog};
 use crate::object::object;
-use crate::privileges;
+use crate::requirements;
 use crate::source::{Batch, Source, manifests};
 use crate::status::Status;
 
@@ -41,7 +42,7 @@ const EVENTS: usize = 4096;
 pub fn run(mut config: RunConfig) -> Result<()> {
     config.start_log()?;
     object()?;
-    privileges::check()?;
+    requirements::check()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -252,7 +253,7 @@ struct Grace {
 impl Grace {
     /// Starts over: an update has just been written.
     fn begin(&mut self) {
-        self.wait = Some(tokio::task::spawn_blocking(synchronize));
+        self.wait = Some(tokio::task::spawn_blocking(grace_period));
     }
 
     async fn passed(&mut self) {
@@ -263,16 +264,5 @@ impl Grace {
             }
             None => std::future::pending().await,
         }
-    }
-}
-
-/// MEMBARRIER_CMD_GLOBAL (kernel 4.3): returns after an RCU grace period, and programs run inside
-/// RCU read sections.
-fn synchronize() {
-    // SAFETY: membarrier(2) takes no pointers.
-    let done = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
-    if done != 0 {
-        // nohz_full kernels refuse it; programs run for microseconds.
-        std::thread::sleep(Duration::from_millis(100));
     }
 }

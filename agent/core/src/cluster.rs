@@ -34,7 +34,7 @@ pub struct Cluster {
     nodes: BTreeMap<String, Node>,
     interfaces: BTreeMap<u32, Interface>,
     /// Pods that claim an address, without order; almost always one.
-    claims: HashMap<IpAddr, Vec<Key>>,
+    claims: HashMap<IpAddr, Vec<Arc<Pod>>>,
     /// The own node's addresses and how many objects say so.
     own: BTreeMap<IpAddr, u32>,
     /// Interfaces by the addresses behind them.
@@ -118,7 +118,6 @@ impl Cluster {
         self.claims
             .get(&address)?
             .iter()
-            .filter_map(|key| self.pods.get(key))
             .max_by_key(|pod| (Reverse(pod.terminating), pod.created, &pod.key))
     }
 
@@ -230,7 +229,7 @@ impl Cluster {
             Some(pod) => {
                 if is_subject(&pod) {
                     for address in &pod.addresses {
-                        self.claims.entry(*address).or_default().push(key.clone());
+                        self.claims.entry(*address).or_default().push(pod.clone());
                     }
                 }
                 self.pods.insert(key.clone(), pod);
@@ -243,9 +242,9 @@ impl Cluster {
 
     fn unclaim(&mut self, pod: &Pod) {
         for address in &pod.addresses {
-            if let Some(keys) = self.claims.get_mut(address) {
-                keys.retain(|key| *key != pod.key);
-                if keys.is_empty() {
+            if let Some(pods) = self.claims.get_mut(address) {
+                pods.retain(|claimant| claimant.key != pod.key);
+                if pods.is_empty() {
                     self.claims.remove(address);
                 }
             }

@@ -98,6 +98,8 @@ pub struct Compiler {
     rows: Rows,
     endpoints: Endpoints,
     tables: AddressTables,
+    /// The grace period of the last update's operations has passed.
+    settled: bool,
     /// An update failed half-way: what is known of the tables is not what is installed.
     failed: Option<CompileError>,
 }
@@ -117,6 +119,7 @@ impl Compiler {
             rows: Rows::new(),
             endpoints: Endpoints::new(&options),
             tables: AddressTables::new(),
+            settled: true,
             failed: None,
             options,
         }
@@ -143,7 +146,13 @@ impl Compiler {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        let ops = self.run();
+        let mut ops = self.run();
+        if !ops.is_empty() {
+            if !self.settled {
+                ops.insert(0, Op::Grace);
+            }
+            self.settled = false;
+        }
         match self.overflow() {
             None => Ok(ops),
             Some(error) => {
@@ -169,6 +178,8 @@ impl Compiler {
         self.tables = AddressTables::new();
         self.endpoints.forget();
         self.failed = None;
+        // No packet reads new tables yet.
+        self.settled = true;
         // Atoms, and with them addresses, follow from the endpoints.
         self.dirty = Dirty::default();
         self.dirty.interfaces.extend(self.cluster.interfaces().keys());
@@ -178,6 +189,7 @@ impl Compiler {
     /// The operations of the last update are applied and no packet that was judged before is still
     /// on its way: numbers that fell free may be used again.
     pub fn grace_passed(&mut self) {
+        self.settled = true;
         self.classes.ids.grace_passed();
         self.sets.ids.grace_passed();
         self.sets.bitmap_ids.grace_passed();

@@ -176,6 +176,16 @@ impl Plan {
         (Self { moves }, through)
     }
 
+    /// Whether no address moves.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.moves.is_empty()
+    }
+
+    /// Whether some address flips after the rows. Removing a prefix that flipped before is none.
+    pub(crate) fn goes_on_after_rows(&self) -> bool {
+        self.moves.iter().any(|(_, turn)| *turn != Turn::BeforeRows)
+    }
+
     /// The flips before the rows'. Prefixes that end do so only in [`Plan::after_rows`]; so do new
     /// ones whose addresses wait, but they are written with their old class, lest a wider prefix
     /// take them along.

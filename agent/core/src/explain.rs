@@ -5,133 +5,19 @@
 //! rule allows, or which came nearest and what it lacked. Tests hold its verdicts against the
 //! oracle's and against the compiled tables'.
 
+mod answer;
 mod rule;
 mod text;
+
+pub use answer::{Cause, Explanation, Judgement, Nearest, Problem, RuleRef, Verdict};
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use serde::Serialize;
-
 use crate::model::{Change, Direction, Key, Labels, Namespace, Pod, Policy};
 use crate::probe::{IpProtocol, Party, Probe};
 use rule::Traffic;
-
-/// Answer to a probe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Verdict {
-    /// It passes.
-    Allow,
-    /// It is dropped.
-    Deny,
-    /// It cannot be told; the reason says why.
-    Unknown,
-}
-
-/// Answer to a probe, with its reasons.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Explanation {
-    /// What was asked.
-    #[serde(flatten)]
-    pub probe: Probe,
-    /// Allowed in both directions, denied in at least one, or not to be told.
-    pub verdict: Verdict,
-    /// Why it cannot be told.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-    /// The sender's side, if it is a pod.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub egress: Option<Judgement>,
-    /// The receiver's side, if it is a pod.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ingress: Option<Judgement>,
-}
-
-/// One direction at one pod.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Judgement {
-    /// The pod that is judged.
-    pub pod: Key,
-    /// Into it or out of it.
-    pub direction: Direction,
-    /// The other side's address.
-    pub remote: IpAddr,
-    /// The pod that the address belongs to.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub remote_pod: Option<Key>,
-    /// Never [`Verdict::Unknown`].
-    pub verdict: Verdict,
-    /// What decided.
-    pub cause: Cause,
-    /// Policies that isolate the pod in this direction, by name.
-    pub isolated_by: Vec<Key>,
-    /// The first rule that allows it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub allowed_by: Option<RuleRef>,
-    /// Of the rules that do not allow it, the one that came nearest.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub nearest: Option<Nearest>,
-    /// What was not understood of the isolating policies and therefore grants nothing.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub problems: Vec<Problem>,
-}
-
-/// What decided a [`Judgement`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Cause {
-    /// No policy isolates the pod in this direction.
-    NotIsolated,
-    /// A rule allows it.
-    Rule,
-    /// The pod is isolated and no rule allows it.
-    NoRule,
-    /// A pod always reaches itself.
-    Itself,
-    /// A pod always reaches its own node, and the node its pods.
-    OwnNode,
-    /// A hostNetwork pod is its node; policies do not select it.
-    HostNetwork,
-}
-
-/// A rule of a policy.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct RuleRef {
-    /// The policy.
-    pub policy: Key,
-    /// `spec.ingress` or `spec.egress`.
-    pub direction: Direction,
-    /// Index in that list, from 0.
-    pub index: usize,
-    /// Index of the item of `from` or `to` that matches; none if the rule has no such list.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub peer: Option<usize>,
-    /// Index of the item of `ports` that matches; none if the rule has no such list.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub port: Option<usize>,
-    /// What the rule allows, as `TCP 80-90 from pods app=web of namespace shop`.
-    pub allows: String,
-}
-
-/// A rule that does not allow, and why.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Nearest {
-    /// The rule.
-    pub rule: RuleRef,
-    /// What it lacked, as `port 443 is not in it`; one item for ports, one for each peer.
-    pub lacks: Vec<String>,
-}
-
-/// Something of a policy that was not understood.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Problem {
-    /// The policy.
-    pub policy: Key,
-    /// What and where.
-    pub problem: String,
-}
 
 /// The cluster, indexed for questions.
 #[derive(Clone, Debug, Default)]
@@ -144,6 +30,15 @@ pub struct Explainer {
     owners: BTreeMap<IpAddr, Key>,
     /// Addresses of each node, those of its hostNetwork pods included.
     nodes: BTreeMap<String, BTreeSet<IpAddr>>,
+}
+
+/// How much is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Detail {
+    /// What decided; no rules.
+    Verdict,
+    /// Everything.
+    Reasons,
 }
 
 /// One side of a probe.
@@ -227,8 +122,19 @@ impl Explainer {
     /// Answer a probe.
     #[must_use]
     pub fn explain(&self, probe: &Probe) -> Explanation {
+        self.answer(probe, Detail::Reasons)
+    }
+
+    /// Answer a probe quickly: the verdict, and why it cannot be told.
+    #[must_use]
+    pub fn verdict(&self, probe: &Probe) -> (Verdict, Option<String>) {
+        let answer = self.answer(probe, Detail::Verdict);
+        (answer.verdict, answer.reason)
+    }
+
+    fn answer(&self, probe: &Probe, detail: Detail) -> Explanation {
         match self.sides(probe) {
-            Ok((from, to)) => self.explain_sides(probe, &from, &to),
+            Ok((from, to)) => self.explain_sides(probe, &from, &to, detail),
             Err(reason) => Explanation::unknown(probe, reason),
         }
     }
@@ -259,14 +165,20 @@ impl Explainer {
     }
 
     /// Every pair of addresses of one family is judged; if they disagree, it cannot be told.
-    fn explain_sides(&self, probe: &Probe, from: &Side<'_>, to: &Side<'_>) -> Explanation {
+    fn explain_sides(
+        &self,
+        probe: &Probe,
+        from: &Side<'_>,
+        to: &Side<'_>,
+        detail: Detail,
+    ) -> Explanation {
         let pairs = from.addresses.iter().flat_map(|&source| {
             let same_family = move |to: &&IpAddr| to.is_ipv4() == source.is_ipv4();
             to.addresses.iter().filter(same_family).map(move |&to| (source, to))
         });
         let mut first: Option<(Explanation, (IpAddr, IpAddr))> = None;
         for pair in pairs {
-            let this = self.explain_pair(probe, from, to, pair);
+            let this = self.explain_pair(probe, from, to, pair, detail);
             let Some((first, other)) = &first else {
                 first = Some((this, pair));
                 continue;
@@ -294,20 +206,22 @@ impl Explainer {
         from: &Side<'_>,
         to: &Side<'_>,
         (source, destination): (IpAddr, IpAddr),
+        detail: Detail,
     ) -> Explanation {
         let itself = from.pod.map(|pod| &pod.key) == to.pod.map(|pod| &pod.key);
         let from_host = from.pod.is_none_or(|pod| pod.host_network);
-        let judge = |pod, direction, remote, always| {
-            self.judge_pod(pod, direction, remote, probe.protocol, probe.port, always)
-        };
+        let (protocol, port) = (probe.protocol, probe.port);
         let egress = from.pod.map(|pod| {
             let always = itself.then_some(Cause::Itself);
-            judge(pod, Direction::Egress, destination, always)
+            let traffic = self.traffic(pod, Direction::Egress, destination, protocol, port);
+            self.judge_traffic(&traffic, always, detail)
         });
         let ingress = to.pod.map(|pod| {
             let from_node = from_host && self.is_own_node(pod, source);
             let always = from_node.then_some(Cause::OwnNode);
-            judge(pod, Direction::Ingress, source, itself.then_some(Cause::Itself).or(always))
+            let always = itself.then_some(Cause::Itself).or(always);
+            let traffic = self.traffic(pod, Direction::Ingress, source, protocol, port);
+            self.judge_traffic(&traffic, always, detail)
         });
         let denied = [&egress, &ingress].into_iter().flatten().any(|j| j.verdict == Verdict::Deny);
         let verdict = if denied { Verdict::Deny } else { Verdict::Allow };
@@ -326,38 +240,51 @@ impl Explainer {
         port: u16,
     ) -> Option<Judgement> {
         let pod = self.pods.get(pod)?;
-        Some(self.judge_pod(pod, direction, remote, protocol, port, None))
+        let traffic = self.traffic(pod, direction, remote, protocol, port);
+        Some(self.judge_traffic(&traffic, None, Detail::Reasons))
     }
 
-    fn judge_pod(
-        &self,
-        pod: &Pod,
+    fn traffic<'a>(
+        &'a self,
+        pod: &'a Pod,
         direction: Direction,
         remote: IpAddr,
         protocol: IpProtocol,
         port: u16,
-        always: Option<Cause>,
-    ) -> Judgement {
+    ) -> Traffic<'a> {
         let remote_pod = self.owner(remote);
-        let policies = self.isolating(pod, direction);
+        Traffic { explainer: self, pod, direction, remote, remote_pod, protocol, port }
+    }
+
+    /// `always`: the reason why this passes whatever policies say, if there is one that depends on
+    /// more than addresses.
+    fn judge_traffic(
+        &self,
+        traffic: &Traffic<'_>,
+        always: Option<Cause>,
+        detail: Detail,
+    ) -> Judgement {
+        let policies = self.isolating(traffic.pod, traffic.direction);
         let mut judgement = Judgement {
-            pod: pod.key.clone(),
-            direction,
-            remote,
-            remote_pod: remote_pod.map(|pod| pod.key.clone()),
+            pod: traffic.pod.key.clone(),
+            direction: traffic.direction,
+            remote: traffic.remote,
+            remote_pod: traffic.remote_pod.map(|pod| pod.key.clone()),
             verdict: Verdict::Allow,
             cause: Cause::NotIsolated,
-            isolated_by: policies.iter().map(|policy| policy.key.clone()).collect(),
+            isolated_by: Vec::new(),
             allowed_by: None,
             nearest: None,
-            problems: policies.iter().flat_map(|policy| problems(policy)).collect(),
+            problems: Vec::new(),
         };
-        let traffic =
-            Traffic { explainer: self, pod, direction, remote, remote_pod, protocol, port };
-        match always.or_else(|| self.special(&traffic)) {
+        if detail == Detail::Reasons {
+            judgement.isolated_by = policies.iter().map(|policy| policy.key.clone()).collect();
+            judgement.problems = policies.iter().flat_map(|policy| problems(policy)).collect();
+        }
+        match always.or_else(|| self.special(traffic)) {
             Some(cause) => judgement.cause = cause,
             None if policies.is_empty() => {}
-            None => traffic.judge_rules(&policies, &mut judgement),
+            None => traffic.judge_rules(&policies, &mut judgement, detail),
         }
         judgement
     }
@@ -385,13 +312,6 @@ impl Explainer {
             .filter(|policy| policy.rules(direction).is_some())
             .filter(|policy| rule::unmet(&policy.pod_selector, &pod.labels).is_none())
             .collect()
-    }
-}
-
-impl Explanation {
-    fn unknown(probe: &Probe, reason: String) -> Self {
-        let (verdict, reason) = (Verdict::Unknown, Some(reason));
-        Self { probe: probe.clone(), verdict, reason, egress: None, ingress: None }
     }
 }
 

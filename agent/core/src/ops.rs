@@ -50,6 +50,10 @@ pub enum Op {
     EndpointAddrs(u32, Box<Endpoint>),
     /// Free an endpoint slot.
     EndpointGone(u32),
+    /// Wait until every packet whose judgement began before is judged. A packet reads its
+    /// endpoint's rows first and its class later: without this, one that read the old rows could
+    /// meet a class that is only right with the new ones.
+    Grace,
 }
 
 /// Where operations go: the kernel's maps, or plain memory in tests.

@@ -44,6 +44,7 @@ fn agrees_with_the_oracle() {
         let explainer = Explainer::new(cluster.objects);
         for probe in &probes {
             let answer = explainer.explain(probe);
+            assert_eq!(explainer.verdict(probe), (answer.verdict, answer.reason.clone()));
             *counts.entry(answer.verdict.to_string()).or_default() += 1;
             for judgement in answer.ingress.iter().chain(&answer.egress) {
                 *counts.entry(format!("{:?}", judgement.cause)).or_default() += 1;

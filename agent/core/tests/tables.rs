@@ -172,6 +172,7 @@ fn endpoint_numbers_are_recognised_and_never_reused() {
     let mut compiler = Compiler::new(options);
     pods_of_two_nodes().into_iter().for_each(|change| compiler.apply(change));
     compiler.update().unwrap();
+    compiler.grace_passed();
     for endpoint in compiler.endpoints() {
         assert_eq!(endpoint.id, known[&(endpoint.ifindex, endpoint.uid_hash)]);
     }

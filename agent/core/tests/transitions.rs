@@ -5,13 +5,14 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use common::generate::{ADDRESSES, OUTSIDE, State, any_state, any_step};
 use common::{World, ip};
 use netpold_core::memory::MemoryTables;
 use netpold_core::model::Change;
-use netpold_core::ops::Apply;
+use netpold_core::ops::{Apply, Op};
 use netpold_ebpf::policy::row_allows;
 use proptest::prelude::*;
 
@@ -31,34 +32,79 @@ const PACKETS: [(u8, u16); 11] = [
     (1, 0),
 ];
 
-/// One bit for each direction and packet; `None`: no endpoint.
+/// By interface and remote address; `None`: no endpoint.
 type Verdicts = Vec<Option<u32>>;
 
 fn remotes() -> Vec<IpAddr> {
     ADDRESSES.iter().chain(&OUTSIDE).map(|address| ip(address)).collect()
 }
 
-/// Everything that packets of an endpoint and a remote address can see at one time.
+/// Everything that packets of an endpoint and a remote address can see at one time, one bit for
+/// each direction and packet.
+fn seen(tables: &MemoryTables, rows: u64, class: u32) -> u32 {
+    let mut bits = 0u32;
+    for row in [rows as u32, (rows >> 32) as u32] {
+        for (protocol, port) in PACKETS {
+            let allowed = row == 0 || row_allows(tables, row, class, protocol, port);
+            bits = bits << 1 | u32::from(allowed);
+        }
+    }
+    bits
+}
+
 fn verdicts(tables: &MemoryTables, remotes: &[IpAddr]) -> Verdicts {
     let classes: Vec<u32> = remotes.iter().map(|remote| tables.class(*remote)).collect();
     let mut verdicts = Verdicts::new();
     for ifindex in INTERFACES {
         let rows = tables.endpoint(ifindex).map(|endpoint| endpoint.rows);
-        for class in &classes {
-            let seen = rows.map(|rows| {
-                let mut bits = 0u32;
-                for row in [rows as u32, (rows >> 32) as u32] {
-                    for (protocol, port) in PACKETS {
-                        let allowed = row == 0 || row_allows(tables, row, *class, protocol, port);
-                        bits = bits << 1 | u32::from(allowed);
-                    }
-                }
-                bits
-            });
-            verdicts.push(seen);
-        }
+        verdicts.extend(classes.iter().map(|class| rows.map(|rows| seen(tables, rows, *class))));
     }
     verdicts
+}
+
+/// Packets that are being judged: they have read their endpoint's rows, not yet their class.
+#[derive(Default)]
+struct InFlight(BTreeSet<(usize, u64)>);
+
+impl InFlight {
+    /// Packets that begin now.
+    fn begin(&mut self, tables: &MemoryTables) {
+        for (number, ifindex) in INTERFACES.into_iter().enumerate() {
+            self.0.extend(tables.endpoint(ifindex).map(|endpoint| (number, endpoint.rows)));
+        }
+    }
+
+    /// After an operation: those that began since the last grace period see today's classes.
+    fn check(
+        &mut self,
+        op: &Op,
+        tables: &MemoryTables,
+        remotes: &[IpAddr],
+        (before, after): (&Verdicts, &Verdicts),
+    ) -> Result<(), TestCaseError> {
+        if matches!(op, Op::Grace) {
+            self.0.clear();
+        }
+        self.begin(tables);
+        let classes: Vec<u32> = remotes.iter().map(|remote| tables.class(*remote)).collect();
+        for (number, rows) in &self.0 {
+            for (remote, class) in classes.iter().enumerate() {
+                let packet = number * remotes.len() + remote;
+                let seen = Some(seen(tables, *rows, *class));
+                prop_assert!(
+                    seen == before[packet] || seen == after[packet],
+                    "in flight at {:?}: {} and {} see {:?}, neither {:?} nor {:?}",
+                    short(op),
+                    INTERFACES[*number],
+                    remotes[remote],
+                    seen,
+                    before[packet],
+                    after[packet],
+                );
+            }
+        }
+        Ok(())
+    }
 }
 
 /// From one state to the next as one update, operation by operation.
@@ -74,8 +120,11 @@ fn step(
     let after = verdicts(&fresh.tables, &remotes);
     changes.into_iter().for_each(|change| world.compiler.apply(change));
     let ops = world.compiler.update().unwrap();
+    let mut in_flight = InFlight::default();
+    in_flight.begin(&world.tables);
     for (done, op) in ops.iter().enumerate() {
         world.tables.apply(op).unwrap();
+        in_flight.check(op, &world.tables, &remotes, (&before, &after))?;
         let now = verdicts(&world.tables, &remotes);
         for (packet, seen) in now.iter().enumerate() {
             let (old, new) = (before[packet], after[packet]);
@@ -105,7 +154,7 @@ fn step(
     Ok(())
 }
 
-fn short(op: &netpold_core::ops::Op) -> String {
+fn short(op: &Op) -> String {
     format!("{op:?}").chars().take(60).collect()
 }
 
@@ -114,7 +163,7 @@ fn cases(count: u32) -> ProptestConfig {
 }
 
 proptest! {
-    #![proptest_config(cases(200))]
+    #![proptest_config(cases(400))]
 
     #[test]
     fn every_packet_sees_before_or_after(

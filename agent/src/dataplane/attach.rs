@@ -83,19 +83,18 @@ impl Hook {
 
 /// An attachment could not be made, changed or taken away.
 #[derive(Debug, thiserror::Error)]
-#[error("{operation} at {subject}: {source}")]
+#[error("{operation} at {subject}: {cause}")]
 pub struct AttachError {
     operation: &'static str,
     subject: String,
-    #[source]
-    source: io::Error,
+    cause: io::Error,
 }
 
 impl AttachError {
     /// Whether the interface is not there (any more): nothing to enforce, nothing to repair.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        self.source.raw_os_error() == Some(libc::ENODEV)
+        self.cause.raw_os_error() == Some(libc::ENODEV)
     }
 }
 
@@ -127,10 +126,10 @@ impl Attacher {
     /// # Errors
     /// The directory or a netlink socket cannot be made.
     pub fn new(links: &Path, mode: Mode) -> Result<Self, AttachError> {
-        let failed = |operation, source| AttachError {
+        let failed = |operation, cause| AttachError {
             operation,
             subject: links.display().to_string(),
-            source,
+            cause,
         };
         let backend = match mode {
             Mode::Tcx => {
@@ -188,10 +187,10 @@ impl Attacher {
             Backend::Tcx { links } => list_tcx(links),
             Backend::Clsact(clsact) => clsact.attached(),
         }
-        .map_err(|source| AttachError {
+        .map_err(|cause| AttachError {
             operation: "listing attachments",
             subject: self.mode().to_string(),
-            source,
+            cause,
         })?;
         attached.sort_unstable();
         Ok(attached)
@@ -215,10 +214,10 @@ impl Attacher {
 }
 
 fn at(operation: &'static str, hook: Hook) -> impl FnOnce(io::Error) -> AttachError {
-    move |source| AttachError {
+    move |cause| AttachError {
         operation,
         subject: format!("interface {} ({})", hook.ifindex, hook.direction),
-        source,
+        cause,
     }
 }
 

@@ -14,12 +14,12 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 #[derive(Debug, thiserror::Error)]
 pub enum BpffsError {
     /// The directory could not be made.
-    #[error("--bpffs {}: cannot create the directory: {source}", path.display())]
+    #[error("--bpffs {}: cannot create the directory: {cause}", path.display())]
     Create {
         /// The directory.
         path: PathBuf,
         /// Why.
-        source: io::Error,
+        cause: io::Error,
     },
     /// No bpffs there and none could be mounted.
     #[error(
@@ -71,7 +71,8 @@ impl PinRoot {
         ensure_bpffs(root)?;
         let lock = lock(root)?;
         let versioned = root.join(format!("v{LAYOUT_VERSION}"));
-        create(&versioned.join("links"))?;
+        create(&versioned)?;
+        create(&root.join("links"))?;
         Ok(Self { root: root.to_owned(), versioned, _lock: lock })
     }
 
@@ -87,15 +88,42 @@ impl PinRoot {
         self.versioned.join(name)
     }
 
-    /// Where links are pinned.
+    /// Where links are pinned: the same place for every layout version, so that an upgrade replaces
+    /// the program of a link instead of adding a second one.
     #[must_use]
     pub fn links(&self) -> PathBuf {
-        self.versioned.join("links")
+        self.root.join("links")
+    }
+
+    /// Removes what agents of other layout versions left, once nothing uses it any more. Gives what
+    /// could not be removed.
+    pub fn remove_other_versions(&self) -> Vec<(PathBuf, io::Error)> {
+        let entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
+        let others = entries.map(|entry| entry.path()).filter(|path| {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let version = name.strip_prefix('v').is_some_and(|v| v.parse::<u32>().is_ok());
+            version && *path != self.versioned
+        });
+        others.filter_map(|path| fs::remove_dir_all(&path).err().map(|e| (path, e))).collect()
+    }
+
+    /// Removes every pin, and gives how many there were. What was attached is detached before.
+    ///
+    /// # Errors
+    /// The first pin that could not be removed.
+    pub fn remove_all(&self) -> io::Result<usize> {
+        let mut removed = 0;
+        for entry in fs::read_dir(&self.root)? {
+            let path = entry?.path();
+            removed += fs::read_dir(&path).map(Iterator::count).unwrap_or(1);
+            if path.is_dir() { fs::remove_dir_all(&path)? } else { fs::remove_file(&path)? }
+        }
+        Ok(removed)
     }
 }
 
 fn create(path: &Path) -> Result<(), BpffsError> {
-    fs::create_dir_all(path).map_err(|source| BpffsError::Create { path: path.to_owned(), source })
+    fs::create_dir_all(path).map_err(|cause| BpffsError::Create { path: path.to_owned(), cause })
 }
 
 /// bpffs is not mounted on every node. Where the nearest existing ancestor is not one, mount it: on
@@ -126,7 +154,7 @@ fn is_bpffs(path: &Path) -> bool {
 /// lock with the process, however it ends.
 fn lock(root: &Path) -> Result<Flock<File>, BpffsError> {
     let directory =
-        File::open(root).map_err(|source| BpffsError::Create { path: root.to_owned(), source })?;
+        File::open(root).map_err(|cause| BpffsError::Create { path: root.to_owned(), cause })?;
     Flock::lock(directory, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
         Errno::EWOULDBLOCK => BpffsError::Busy { path: root.to_owned() },
         errno => BpffsError::Lock { path: root.to_owned(), errno },

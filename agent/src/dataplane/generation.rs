@@ -31,19 +31,19 @@ pub enum GenerationError {
     #[error(
         "cannot create the eBPF maps: {} (needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; \
          kernel 5.15 or later)",
-        chain(source)
+        chain(cause)
     )]
     Load {
         /// Why.
-        source: Box<EbpfError>,
+        cause: Box<EbpfError>,
     },
     /// The kernel refused a program.
-    #[error("cannot load the eBPF program {name}: {}", chain(source))]
+    #[error("cannot load the eBPF program {name}: {}", chain(cause))]
     Program {
         /// Program.
         name: &'static str,
         /// Why, with the verifier's words.
-        source: Box<ProgramError>,
+        cause: Box<ProgramError>,
     },
     /// The object has no such program.
     #[error("the eBPF object has no program {0}; agent and object are of different versions")]
@@ -116,11 +116,11 @@ impl Generation {
             loader.map_pin_path(name, pins.map(name));
         }
         let mut bpf =
-            loader.load(object).map_err(|e| GenerationError::Load { source: Box::new(e) })?;
+            loader.load(object).map_err(|e| GenerationError::Load { cause: Box::new(e) })?;
         for name in PROGRAMS.map(|(_, name)| name).into_iter().chain([CLOCK]) {
             classifier(&mut bpf, name)?
                 .load()
-                .map_err(|e| GenerationError::Program { name, source: Box::new(e) })?;
+                .map_err(|e| GenerationError::Program { name, cause: Box::new(e) })?;
         }
         let tables = Tables::open(&mut bpf)?;
         Ok(Self { bpf, tables })
@@ -186,7 +186,7 @@ impl Generation {
     pub fn events(&mut self) -> Result<RingBuf<MapData>, TableError> {
         let name = "EVENTS";
         RingBuf::try_from(self.bpf.take_map(name).ok_or(TableError::Missing(name))?)
-            .map_err(|source| TableError::Map { name, source })
+            .map_err(|cause| TableError::Map { name, cause })
     }
 
     /// The drop counters, shared by generations; once a generation.
@@ -196,7 +196,7 @@ impl Generation {
     pub fn counters(&mut self) -> Result<PerCpuArray<MapData, u64>, TableError> {
         let name = "COUNTERS";
         PerCpuArray::try_from(self.bpf.take_map(name).ok_or(TableError::Missing(name))?)
-            .map_err(|source| TableError::Map { name, source })
+            .map_err(|cause| TableError::Map { name, cause })
     }
 
     /// Makes this generation's endpoints and settings the pinned ones: what a later agent reads to
@@ -224,7 +224,7 @@ impl Generation {
 
 /// Elements of an array map, at least one.
 fn elements(bpf: &Ebpf, name: &'static str) -> Result<u32, TableError> {
-    let info = array(bpf, name)?.info().map_err(|source| TableError::Map { name, source })?;
+    let info = array(bpf, name)?.info().map_err(|cause| TableError::Map { name, cause })?;
     Ok(info.max_entries().max(1))
 }
 
@@ -242,7 +242,7 @@ fn classifier<'a>(
     bpf.program_mut(name)
         .ok_or(GenerationError::NoProgram(name))?
         .try_into()
-        .map_err(|e| GenerationError::Program { name, source: Box::new(e) })
+        .map_err(|e| GenerationError::Program { name, cause: Box::new(e) })
 }
 
 fn sizes(capacity: &Capacity) -> [(&'static str, u32); 7] {

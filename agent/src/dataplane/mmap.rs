@@ -29,12 +29,12 @@ pub enum MmapError {
         expected: u32,
     },
     /// The kernel refused; EPERM and EINVAL mean that the map lacks BPF_F_MMAPABLE or is smaller.
-    #[error("mapping {bytes} bytes: {source}")]
+    #[error("mapping {bytes} bytes: {cause}")]
     Map {
         /// Length asked for.
         bytes: usize,
         /// The kernel's answer.
-        source: io::Error,
+        cause: io::Error,
     },
     /// No such word. A table that is full is found out before; this is a defect of the caller.
     #[error("byte {offset} of element {element} is outside a map of {elements} elements")]
@@ -101,7 +101,7 @@ impl<T: Pod> MappedArray<T> {
             Some(base) if base.as_ptr().cast() != libc::MAP_FAILED => {
                 Ok(Self { base, elements, bytes, element: PhantomData })
             }
-            _ => Err(MmapError::Map { bytes, source: io::Error::last_os_error() }),
+            _ => Err(MmapError::Map { bytes, cause: io::Error::last_os_error() }),
         }
     }
 

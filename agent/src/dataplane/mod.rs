@@ -129,7 +129,7 @@ impl Dataplane {
         };
         let (four, six) = generation.conntrack()?;
         let sweeper = Sweeper::new(four, six, settings, self.hz)
-            .map_err(|source| TableError::Mapped { name: "CT4", source })?;
+            .map_err(|cause| TableError::Mapped { name: "CT4", cause })?;
         Ok(Some(sweeper.pass(generation.jiffies().map_err(GenerationError::Clock)?)))
     }
 
@@ -196,6 +196,9 @@ impl Dataplane {
             self.attacher
                 .retain(|hook| wanted.contains_key(&hook.ifindex))
                 .map_err(|e| e.to_string())?;
+            for (path, error) in self.pins.remove_other_versions() {
+                tracing::warn!(path = %path.display(), %error, "an old version's pins stay");
+            }
             self.swept = true;
         }
         let unwanted: Vec<u32> =

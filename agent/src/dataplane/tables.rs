@@ -3,6 +3,8 @@
 
 use aya::maps::lpm_trie::Key;
 use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError};
+use std::time::Duration;
+
 use aya::{Ebpf, Pod};
 use netpold_core::ops::{Apply, Op};
 use netpold_ebpf::layout::{
@@ -18,20 +20,20 @@ pub enum TableError {
     #[error("the eBPF object has no map {0}; agent and object are of different versions")]
     Missing(&'static str),
     /// The kernel refused.
-    #[error("map {name}: {source}")]
+    #[error("map {name}: {cause}")]
     Map {
         /// Map.
         name: &'static str,
         /// Why.
-        source: MapError,
+        cause: MapError,
     },
     /// mmap or an access through it failed.
-    #[error("map {name}: {source}")]
+    #[error("map {name}: {cause}")]
     Mapped {
         /// Map.
         name: &'static str,
         /// Why.
-        source: MmapError,
+        cause: MmapError,
     },
 }
 
@@ -57,10 +59,10 @@ impl Tables {
     pub fn open(bpf: &mut Ebpf) -> Result<Self, TableError> {
         let name = "HOSTS6";
         let hosts6 = HashMap::try_from(bpf.take_map(name).ok_or(TableError::Missing(name))?)
-            .map_err(|source| TableError::Map { name, source })?;
+            .map_err(|cause| TableError::Map { name, cause })?;
         let name = "CIDRS6";
         let cidrs6 = LpmTrie::try_from(bpf.take_map(name).ok_or(TableError::Missing(name))?)
-            .map_err(|source| TableError::Map { name, source })?;
+            .map_err(|cause| TableError::Map { name, cause })?;
         Ok(Self {
             settings: mapped(bpf, "SETTINGS")?,
             endpoints: mapped(bpf, "ENDPOINTS")?,
@@ -84,6 +86,19 @@ impl Tables {
     }
 }
 
+/// Returns when every packet whose judgement began before the call has been judged.
+///
+/// MEMBARRIER_CMD_GLOBAL (kernel 4.3) waits for an RCU grace period, and programs run inside RCU
+/// read sections.
+pub fn grace_period() {
+    // SAFETY: membarrier(2) takes no pointers.
+    let done = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
+    if done != 0 {
+        // nohz_full kernels refuse it; a program runs for microseconds.
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 /// The array map `name` of a loaded object.
 ///
 /// # Errors
@@ -100,7 +115,7 @@ fn mapped<T: Pod>(bpf: &Ebpf, name: &'static str) -> Result<MappedArray<T>, Tabl
 }
 
 fn at(name: &'static str) -> impl Fn(MmapError) -> TableError {
-    move |source| TableError::Mapped { name, source }
+    move |cause| TableError::Mapped { name, cause }
 }
 
 impl Apply for Tables {
@@ -142,6 +157,10 @@ impl Apply for Tables {
             | Op::EndpointRows(..)
             | Op::EndpointAddrs(..)
             | Op::EndpointGone(_) => self.apply_endpoint(op).map_err(at("ENDPOINTS")),
+            Op::Grace => {
+                grace_period();
+                Ok(())
+            }
         }
     }
 }
@@ -155,7 +174,7 @@ impl Tables {
             Op::Cidr6Gone(net) => ("CIDRS6", self.cidrs6.remove(&lpm_key(net))),
             _ => return Ok(()),
         };
-        result.map_err(|source| TableError::Map { name, source })
+        result.map_err(|cause| TableError::Map { name, cause })
     }
 
     /// The order of the stores is what `layout::Endpoint` promises: the interface index last when a

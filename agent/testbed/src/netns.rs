@@ -8,9 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use nix::ifaddrs::getifaddrs;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::net::if_::InterfaceFlags;
 use nix::sched::{CloneFlags, setns, unshare};
 
 /// Not `/run/netns`: the first `ip netns add` on a machine binds that directory over itself, and
@@ -110,6 +113,30 @@ impl Netns {
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
             bail!("ip -batch in {} failed: {}\n{batch}", self.name, said.trim());
+        }
+        Ok(())
+    }
+
+    /// Waits until an interface whose both sides are up really sends. The kernel gives it its queue
+    /// some time after its carrier, and drops what is sent before: a packet lost then is repeated
+    /// after a second only.
+    ///
+    /// # Errors
+    /// When that takes longer than a few seconds.
+    pub(crate) fn wait_running(&self, interface: &str) -> Result<()> {
+        // Since kernel 6.8 asking about a link makes up what is pending for it.
+        self.ip(&format!("link show dev {interface}\n"))?;
+        let running = || -> bool {
+            getifaddrs().into_iter().flatten().any(|i| {
+                i.interface_name == interface && i.flags.contains(InterfaceFlags::IFF_RUNNING)
+            })
+        };
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !self.run(running)? {
+            if Instant::now() > deadline {
+                bail!("{interface} in {} does not get up", self.name);
+            }
+            thread::sleep(Duration::from_millis(2));
         }
         Ok(())
     }

@@ -209,7 +209,8 @@ pub fn link_nodes(a: &Node, b: &Node) -> Result<()> {
          address add fe80::b/64 dev {link} nodad\n{}",
         routes(&b.inner, &a.inner, &link, "fe80::a")
     ))?;
-    a.netns().ip(&routes(&a.inner, &b.inner, &link, "fe80::b"))
+    a.netns().ip(&routes(&a.inner, &b.inner, &link, "fe80::b"))?;
+    [a, b].iter().try_for_each(|node| node.netns().wait_running(&link))
 }
 
 fn routes(from: &Inner, to: &Inner, link: &str, via6: &str) -> String {

@@ -248,7 +248,14 @@ impl Pod {
         near += &self.host_routes()?;
         self.node.host.netns().ip(&near)?;
         let up = format!("link set lo up\nlink set {INTERFACE} up\n");
-        self.host.netns().ip(&(up + &self.own_addresses()?))
+        self.host.netns().ip(&(up + &self.own_addresses()?))?;
+        self.host.netns().wait_running(INTERFACE)?;
+        self.node.host.netns().wait_running(veth)?;
+        match self.node.cni {
+            Cni::Ptp => Ok(()),
+            // Up since its first port is.
+            Cni::Bridge => self.node.host.netns().wait_running(BRIDGE),
+        }
     }
 
     fn unplug(&self) -> Result<()> {

@@ -1,11 +1,11 @@
 //! The compiled tables against the oracle, from a fuzzer's bytes: the comparison of
-//! `tests/oracle`, steered by coverage. `cargo +nightly fuzz run tables` in `agent/core`.
+//! `tests/compare`, steered by coverage. `cargo +nightly fuzz run tables` in `agent/core`.
 #![no_main]
 
 #[expect(dead_code, reason = "the test adds up what this target does not count")]
-#[path = "../../tests/oracle/coverage.rs"]
+#[path = "../../tests/compare/coverage.rs"]
 mod coverage;
-#[path = "../../tests/oracle/harness.rs"]
+#[path = "../../tests/compare/harness.rs"]
 mod harness;
 
 use coverage::Coverage;

@@ -59,10 +59,16 @@ impl Compiler {
         for slot in &changes.gone {
             self.endpoints.vanish(*slot, &mut ops);
         }
+        if !changes.gone.is_empty() && !plan.is_empty() {
+            ops.push(Op::Grace);
+        }
         if !words.is_empty() {
             plan.before_rows(&mut self.tables, &mut ops);
         }
         self.flip_endpoints(&changes, &mut ops);
+        if !words.is_empty() && plan.goes_on_after_rows() {
+            ops.push(Op::Grace);
+        }
         plan.after_rows(&mut self.tables, &mut ops);
         for ifindex in &changes.new {
             let rows = self.desired_rows(*ifindex);

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{Cause, Explainer, Judgement, Nearest, RuleRef, Verdict, text};
+use super::{Cause, Detail, Explainer, Judgement, Nearest, RuleRef, Verdict, text};
 use crate::model::{
     Direction, IpBlock, Labels, Peer, Pod, Policy, PortMatch, PortRule, Requirement, Rule, Selector,
 };
@@ -24,7 +24,12 @@ type Hit = Option<Option<usize>>;
 
 impl Traffic<'_> {
     /// Fill in the rule that allows, or the one that came nearest.
-    pub(super) fn judge_rules(&self, policies: &[&Policy], judgement: &mut Judgement) {
+    pub(super) fn judge_rules(
+        &self,
+        policies: &[&Policy],
+        judgement: &mut Judgement,
+        detail: Detail,
+    ) {
         let mut nearest: Option<((bool, bool), &Policy, usize, &Rule)> = None;
         for &policy in policies {
             for (index, rule) in
@@ -33,7 +38,10 @@ impl Traffic<'_> {
                 let (peer, port) = (self.peer_hit(policy, rule), self.port_hit(rule));
                 if let (Some(peer), Some(port)) = (peer, port) {
                     judgement.cause = Cause::Rule;
-                    judgement.allowed_by = Some(self.rule_ref(policy, index, rule, peer, port));
+                    if detail == Detail::Reasons {
+                        let by = self.rule_ref(policy, index, rule, peer, port);
+                        judgement.allowed_by = Some(by);
+                    }
                     return;
                 }
                 // Who matched is nearer than what.
@@ -45,6 +53,7 @@ impl Traffic<'_> {
         }
         judgement.cause = Cause::NoRule;
         judgement.verdict = Verdict::Deny;
+        let nearest = nearest.filter(|_| detail == Detail::Reasons);
         judgement.nearest =
             nearest.map(|(_, policy, index, rule)| self.nearest(policy, index, rule));
     }

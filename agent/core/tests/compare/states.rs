@@ -227,7 +227,7 @@ fn image(batches: &[Vec<Change>]) -> Image {
 #[test]
 fn the_image_depends_on_the_state_not_on_the_path() {
     for (name, state) in states() {
-        let direct = image(&[state.clone()]);
+        let direct = image(std::slice::from_ref(&state));
         for (path, batches) in expanded(&state) {
             assert!(image(&batches) == direct, "{name}, {path}: the image differs");
         }

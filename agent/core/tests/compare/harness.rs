@@ -1,9 +1,8 @@
 //! A compiler with its tables in memory beside an oracle, led through states of a cluster.
 
-use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use netpold_core::compile::{Compiler, Options, Problem};
+use netpold_core::compile::{Compiler, Options};
 use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::generate::{Cluster, NODE, Packet, shrink};
 use netpold_core::memory::MemoryTables;
@@ -20,7 +19,6 @@ pub(crate) struct Subject {
     pub(crate) compiler: Compiler,
     pub(crate) tables: MemoryTables,
     pub(crate) oracle: Oracle,
-    slotless: BTreeSet<u32>,
 }
 
 /// A seed on which tables and oracle disagree.
@@ -39,40 +37,25 @@ impl Subject {
             compiler: compiler(),
             tables: MemoryTables::new(),
             oracle: Oracle::default(),
-            slotless: BTreeSet::new(),
         }
     }
 
-    /// Lead all of it to another state: an update, a grace period, and once more, for endpoints
-    /// whose slots only fell free with the grace period.
+    /// Lead all of it to another state in one update.
     pub(crate) fn become_state(&mut self, next: &Cluster) {
         for change in self.state.changes_to(next) {
             self.compiler.apply(change.clone());
             self.oracle.apply(change);
         }
         self.state = next.clone();
-        for _ in 0..2 {
-            for op in self.compiler.update().expect("the tables are large enough") {
-                self.tables.apply(&op).expect("operations are in order");
-            }
-            self.compiler.grace_passed();
+        for op in self.compiler.update().expect("the tables are large enough") {
+            self.tables.apply(&op).expect("operations are in order");
         }
-        self.slotless = self.without_slot().collect();
+        self.compiler.grace_passed();
     }
 
-    /// Interfaces for which no slot of the endpoint table was free, which the compiler reports. All
-    /// of a generated cluster's interfaces compete for the same few slots.
-    fn without_slot(&self) -> impl Iterator<Item = u32> {
-        self.compiler.problems().into_iter().filter_map(|problem| match problem {
-            Problem::NoSlot { ifindex, .. } => Some(ifindex),
-            _ => None,
-        })
-    }
-
-    /// The local pods that have an interface with a slot, and its index.
+    /// The local pods that have an interface, and its index.
     fn endpoints(&self) -> impl Iterator<Item = (&Pod, u32)> {
-        let interfaces = self.state.interfaces().filter(|i| !self.slotless.contains(&i.index));
-        interfaces.filter_map(|interface| {
+        self.state.interfaces().filter_map(|interface| {
             let mut pods = interface.addresses.iter().filter_map(|a| self.oracle.pod_at(*a));
             pods.find(|pod| pod.node == NODE).map(|pod| (pod, interface.index))
         })
@@ -120,7 +103,6 @@ pub(crate) fn compare(
     packets: &[Packet],
     coverage: &mut Coverage,
 ) -> Option<Packet> {
-    coverage.endpoints(subject.state.interfaces().count(), subject.slotless.len());
     let explainer = Explainer::new(subject.state.objects.iter().cloned());
     for (number, packet) in packets.iter().enumerate() {
         let Some((expected, found)) = subject.verdicts(packet) else { continue };

@@ -1,0 +1,165 @@
+//! The oracle against sentences of the API, one by one: nothing else holds it to them here.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+use netpold_core::model::{
+    Direction, IpBlock, Key, Labels, Namespace, Node, Peer, Pod, Policy, PortMatch, PortRule,
+    Protocol, Requirement, Rule, Selector,
+};
+use netpold_core::oracle::{Oracle, OracleVerdict};
+use netpold_core::probe::Probe;
+
+fn labels(app: &str) -> Labels {
+    Labels::from([("app".to_owned(), app.to_owned())])
+}
+
+fn pod(namespace: &str, name: &str, address: &str) -> Pod {
+    Pod {
+        key: Key::new(namespace, name),
+        uid: String::new(),
+        labels: labels(name),
+        node: "n1".to_owned(),
+        addresses: vec![address.parse().unwrap()],
+        host_network: false,
+        finished: false,
+        terminating: false,
+        created: 0,
+        ports: vec![],
+    }
+}
+
+/// Namespaces x (labelled) and y (not), a pod a in x that is selected, and peers.
+fn cluster(rules: Vec<Rule>) -> Oracle {
+    let policy = Policy {
+        key: Key::new("x", "p"),
+        pod_selector: one(Requirement::Exists("app".to_owned())),
+        ingress: Some(rules),
+        egress: None,
+        problems: vec![],
+    };
+    Oracle {
+        namespaces: vec![
+            Namespace { name: "x".to_owned(), labels: labels("x") },
+            Namespace { name: "y".to_owned(), labels: Labels::new() },
+        ],
+        nodes: vec![Node {
+            name: "n1".to_owned(),
+            addresses: vec!["192.168.0.1".parse().unwrap()],
+        }],
+        pods: vec![
+            pod("x", "a", "10.0.0.1"),
+            pod("x", "b", "10.0.0.2"),
+            pod("y", "b", "10.0.1.2"),
+            Pod { host_network: true, ..pod("x", "host", "192.168.0.9") },
+        ],
+        policies: vec![policy],
+    }
+}
+
+fn one(requirement: Requirement) -> Selector {
+    Selector { requirements: vec![requirement] }
+}
+
+fn not_in(value: &str) -> Selector {
+    one(Requirement::NotIn("app".to_owned(), vec![value.to_owned()]))
+}
+
+fn from(peers: Vec<Peer>) -> Rule {
+    Rule { peers: Some(peers), ports: None }
+}
+
+/// Who of x/b, y/b, a stranger and the hostNetwork pod reaches x/a on TCP 80.
+fn reach(rules: Vec<Rule>) -> [bool; 4] {
+    let oracle = cluster(rules);
+    ["10.0.0.2", "10.0.1.2", "8.8.8.8", "192.168.0.9"].map(|remote| {
+        oracle.judge(&oracle.pods[0], Direction::Ingress, remote.parse().unwrap(), 6, 80)
+    })
+}
+
+#[test]
+fn no_rules_and_empty_rules() {
+    assert_eq!(reach(vec![]), [false; 4]);
+    assert_eq!(reach(vec![Rule { peers: None, ports: None }]), [true; 4]);
+    assert_eq!(reach(vec![from(vec![])]), [false; 4]);
+    assert_eq!(reach(vec![Rule { peers: None, ports: Some(vec![]) }]), [false; 4]);
+}
+
+#[test]
+fn selectors() {
+    let pods = |namespaces, pods| reach(vec![from(vec![Peer::Pods { namespaces, pods }])]);
+    assert_eq!(pods(None, Selector::default()), [true, false, false, false]);
+    assert_eq!(pods(Some(Selector::default()), Selector::default()), [true, true, false, false]);
+    // An absent key is not in any list of values.
+    assert_eq!(pods(Some(not_in("x")), Selector::default()), [false, true, false, false]);
+    assert_eq!(pods(Some(not_in("y")), not_in("c")), [true, true, false, false]);
+    assert_eq!(pods(Some(Selector::default()), not_in("b")), [false, false, false, false]);
+    let absent = one(Requirement::DoesNotExist("app".to_owned()));
+    assert_eq!(pods(Some(absent.clone()), Selector::default()), [false, true, false, false]);
+    assert_eq!(pods(Some(Selector::default()), absent), [false; 4]);
+}
+
+#[test]
+fn blocks() {
+    let block = |cidr: &str, except: &[&str]| {
+        let except = except.iter().map(|e| e.parse().unwrap()).collect();
+        Peer::Block(IpBlock { cidr: cidr.parse().unwrap(), except })
+    };
+    assert_eq!(reach(vec![from(vec![block("10.0.0.0/8", &[])])]), [true, true, false, false]);
+    let cut = block("0.0.0.0/0", &["10.0.0.0/24"]);
+    assert_eq!(reach(vec![from(vec![cut.clone()])]), [false, true, true, true]);
+    // An except cuts its own block only.
+    assert_eq!(reach(vec![from(vec![cut, block("10.0.0.2/32", &[])])]), [true; 4]);
+    assert_eq!(reach(vec![from(vec![block("::/0", &[])])]), [false; 4]);
+}
+
+#[test]
+fn ports_and_protocols() {
+    let range = PortRule { protocol: Protocol::Tcp, port: PortMatch::Range(80, 82) };
+    let any_udp = PortRule { protocol: Protocol::Udp, port: PortMatch::Any };
+    let oracle = cluster(vec![Rule { peers: None, ports: Some(vec![range, any_udp]) }]);
+    let allowed = |protocol, port| {
+        let remote = "8.8.8.8".parse().unwrap();
+        oracle.judge(&oracle.pods[0], Direction::Ingress, remote, protocol, port)
+    };
+    assert_eq!([79, 80, 82, 83].map(|port| allowed(6, port)), [false, true, true, false]);
+    assert!(allowed(17, 1) && !allowed(132, 80) && !allowed(1, 80));
+}
+
+#[test]
+fn of_several_claims_to_an_address_one_counts() {
+    let mut oracle = cluster(vec![]);
+    let address = "10.0.0.2".parse().unwrap();
+    let owner = |oracle: &Oracle| oracle.pod_at(address).unwrap().key.name.clone();
+    for (claim, name) in [
+        (Pod { finished: true, created: 9, ..pod("z", "finished", "10.0.0.2") }, "b"),
+        (Pod { terminating: true, created: 9, ..pod("z", "terminating", "10.0.0.2") }, "b"),
+        (pod("a", "lesser", "10.0.0.2"), "b"),
+        (pod("z", "greater", "10.0.0.2"), "greater"),
+        (Pod { created: 1, ..pod("a", "younger", "10.0.0.2") }, "younger"),
+    ] {
+        oracle.pods.push(claim);
+        assert_eq!(owner(&oracle), name);
+        oracle.pods.reverse();
+        assert_eq!(owner(&oracle), name);
+    }
+}
+
+#[test]
+fn both_sides_and_the_own_node() {
+    let mut oracle = cluster(vec![]);
+    oracle.policies[0].egress = Some(vec![]);
+    let ask = |from: &str, to: &str| {
+        let probe = format!(r#"{{"from":"{from}","to":"{to}","port":80}}"#);
+        let probe: Probe = serde_json::from_str(&probe).unwrap();
+        oracle.verdict(&probe)
+    };
+    let judged = |egress, ingress| OracleVerdict::Judged { egress, ingress };
+    assert_eq!(ask("x/a", "x/b"), judged(false, false));
+    assert_eq!(ask("y/b", "x/b"), judged(true, false));
+    assert_eq!(ask("x/a", "x/a"), judged(true, true));
+    assert_eq!(ask("x/a", "192.168.0.1"), judged(true, true));
+    assert_eq!(ask("x/host", "x/a"), judged(true, true));
+    assert_eq!(ask("192.168.0.1", "x/a"), judged(true, true));
+    assert_eq!(ask("192.168.0.2", "x/a"), judged(true, false));
+    assert_eq!(ask("1.1.1.1", "8.8.8.8"), OracleVerdict::CannotTell);
+    assert_eq!(ask("x/none", "x/a"), OracleVerdict::CannotTell);
+}

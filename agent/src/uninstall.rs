@@ -1,0 +1,27 @@
+//! `netpold uninstall`: takes every program, link and pin away and says what that was.
+
+use anyhow::{Context, Result};
+
+use crate::cli::UninstallArgs;
+use crate::dataplane::attach::{Attacher, Mode};
+use crate::dataplane::bpffs::PinRoot;
+
+/// Removes what `netpold run` left in force. Pods are not under policy any more after that.
+///
+/// # Errors
+/// An agent is running on this pin root, or the kernel refuses; what was removed is said first.
+pub fn run(args: &UninstallArgs) -> Result<()> {
+    let pins = PinRoot::open(&args.bpffs)?;
+    let mut attacher = Attacher::new(&pins.links(), Mode::probe())?;
+    let attached = attacher.attached()?;
+    attacher.retain(|_| false)?;
+    for found in &attached {
+        let (ifindex, direction) = (found.hook.ifindex, found.hook.direction);
+        anstream::println!("detached: interface {ifindex}, pod {direction}");
+    }
+    let root = args.bpffs.display();
+    let removed =
+        pins.remove_all().with_context(|| format!("--bpffs {root}: cannot remove pins"))?;
+    anstream::println!("removed: {} programs, {removed} pins in {root}", attached.len());
+    Ok(())
+}
