@@ -37,6 +37,7 @@ pub struct Agent {
     options: AgentOptions,
     node: String,
     directory: PathBuf,
+    prepare: fn(&mut Command),
     child: Child,
 }
 
@@ -50,17 +51,29 @@ impl Agent {
     /// # Errors
     /// When the binary cannot be run.
     pub fn start(node: &Host, options: AgentOptions) -> Result<Self> {
+        Self::start_prepared(node, options, |_| ())
+    }
+
+    /// The same, with a last word about the process, also when it is started again.
+    ///
+    /// # Errors
+    /// When the binary cannot be run.
+    pub fn start_prepared(
+        node: &Host,
+        options: AgentOptions,
+        prepare: fn(&mut Command),
+    ) -> Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("np-{}-{number}-{}", std::process::id(), node.name());
         let directory = std::env::temp_dir().join(name);
         fs::create_dir_all(directory.join("bpf"))
             .with_context(|| format!("cannot make {}", directory.display()))?;
-        let spawned = spawn(node, &options, &directory);
+        let spawned = spawn(node, &options, &directory, prepare);
         if spawned.is_err() {
             clean(&directory);
         }
-        Ok(Self { node: node.name().into(), child: spawned?, options, directory })
+        Ok(Self { node: node.name().into(), child: spawned?, options, directory, prepare })
     }
 
     /// Starts it again, over what it pinned, ending it first if it still runs.
@@ -69,7 +82,7 @@ impl Agent {
     /// When the binary cannot be run.
     pub fn restart(&mut self, node: &Host) -> Result<()> {
         self.end(Signal::SIGTERM);
-        self.child = spawn(node, &self.options, &self.directory)?;
+        self.child = spawn(node, &self.options, &self.directory, self.prepare)?;
         Ok(())
     }
 
@@ -228,12 +241,18 @@ impl Drop for Agent {
     }
 }
 
-fn spawn(node: &Host, options: &AgentOptions, directory: &Path) -> Result<Child> {
+fn spawn(
+    node: &Host,
+    options: &AgentOptions,
+    directory: &Path,
+    prepare: fn(&mut Command),
+) -> Result<Child> {
     let die_with_parent = || prctl::set_pdeathsig(Signal::SIGTERM).map_err(std::io::Error::from);
     let log = File::options().create(true).append(true).open(directory.join("log"))?;
     let mut command = node.command(&options.binary)?;
     // SAFETY: the closure only makes the prctl system call, which is async-signal-safe.
     unsafe { command.pre_exec(die_with_parent) };
+    prepare(&mut command);
     without_twins(&mut command)
         .args(["run", "--node-name", node.name(), "--manifests"])
         .arg(&options.manifests)

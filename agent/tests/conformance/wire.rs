@@ -170,8 +170,11 @@ impl Wire {
     }
 }
 
-/// Name, node and addresses of a pod that has a network of its own.
-fn running(object: &Value) -> Option<Result<(String, (String, Vec<IpAddr>))>> {
+/// Node and addresses.
+type Place = (String, Vec<IpAddr>);
+
+/// Name and place of a pod that has a network of its own.
+fn running(object: &Value) -> Option<Result<(String, Place)>> {
     let status = &object["status"];
     let finished = matches!(status["phase"].as_str(), Some("Succeeded" | "Failed"));
     if object["kind"] != "Pod" || finished || object["spec"]["hostNetwork"] == true {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::process::Command;
 use std::time::Duration;
 
 use netpold_testbed::{
@@ -36,6 +37,8 @@ pub(crate) struct Cluster {
     pub(crate) directory: TempDir,
     /// Further arguments of the agents, set before the first [`Cluster::enforce`].
     pub(crate) arguments: Vec<String>,
+    /// A last word about the agents' processes, said before the first [`Cluster::enforce`].
+    pub(crate) prepare: fn(&mut Command),
     state: u32,
 }
 
@@ -68,6 +71,7 @@ impl Cluster {
             manifests: Manifests::new(directory.path().join("manifests")).unwrap(),
             directory,
             arguments: Vec::new(),
+            prepare: |_| (),
             state: 0,
         }
     }
@@ -151,7 +155,7 @@ impl Cluster {
             manifests: self.manifests.directory().to_owned(),
             arguments: self.arguments.clone(),
         };
-        Agent::start(node, options).unwrap()
+        Agent::start_prepared(node, options, self.prepare).unwrap()
     }
 
     /// Starts an agent again that was ended, and waits until it enforces.

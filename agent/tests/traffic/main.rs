@@ -6,21 +6,24 @@
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
-    clippy::panic,
     clippy::print_stdout,
     clippy::print_stderr,
     reason = "helpers of a test are not seen as tests by the lints"
 )]
 
+mod clsact;
 mod cluster;
 mod errors;
 mod established;
 mod failures;
 mod fragments;
 mod hooks;
+mod kernel;
 mod latency;
+mod load;
 mod pods;
 mod reach;
 mod restart;
 mod spoof;
 mod udp;
+mod updates;

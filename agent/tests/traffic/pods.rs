@@ -1,7 +1,6 @@
 //! Pods that come, go and change, and what is attached to them.
 
 use std::fs;
-use std::path::PathBuf;
 
 use netpold_testbed::{Agent, Cni, PodSpec, require_root};
 
@@ -16,11 +15,7 @@ fn guarded(cni: Cni) -> Cluster {
 
 /// Names of the pinned links of an interface.
 fn links(agent: &Agent, ifindex: u32) -> Vec<String> {
-    let versions = fs::read_dir(agent.bpffs()).unwrap().flatten();
-    let directories = versions.map(|version| version.path().join("links")).filter(|d| d.is_dir());
-    let directories: Vec<PathBuf> = directories.collect();
-    assert_eq!(directories.len(), 1, "one layout version");
-    let names = fs::read_dir(&directories[0]).unwrap().flatten();
+    let names = fs::read_dir(agent.bpffs().join("links")).unwrap().flatten();
     let names = names.map(|entry| entry.file_name().into_string().unwrap());
     let mut names: Vec<String> =
         names.filter(|name| name.starts_with(&format!("{ifindex}-"))).collect();

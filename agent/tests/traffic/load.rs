@@ -1,0 +1,134 @@
+//! Traffic that goes on while something happens, and of which nothing may be lost or leak.
+
+use std::net::{IpAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use netpold_testbed::{Cni, Flow, Protocol};
+
+use crate::cluster::{Cluster, PATIENCE, PORT, allow_from, allow_to, isolate};
+use crate::udp;
+
+const BOTH: [&str; 2] = ["Ingress", "Egress"];
+/// Where nobody may send to the server.
+const SECRET: u16 = 4000;
+/// Rounds of traffic before, between and after what happens.
+const SOME: u64 = 50;
+
+/// A server for `friend` alone; `friend` is isolated too, so its answers depend on conntrack.
+pub(crate) fn guarded(cni: Cni) -> Cluster {
+    let mut cluster = Cluster::one(cni).with_pods(&["server", "friend", "stranger"]);
+    cluster.policy("s", isolate("server", &BOTH)).policy("from", allow_from("server", "friend"));
+    cluster.policy("f", isolate("friend", &BOTH)).policy("to", allow_to("friend", "server"));
+    cluster
+}
+
+/// What runs meanwhile: its sockets were opened before.
+struct Load {
+    connections: Vec<Flow>,
+    /// Of the friend; nothing is ever sent twice.
+    datagrams: Vec<UdpSocket>,
+    /// From the stranger to the secret port.
+    intruders: Vec<UdpSocket>,
+    secrets: Vec<UdpSocket>,
+    stop: AtomicBool,
+    rounds: [AtomicU64; 2],
+}
+
+impl Load {
+    fn new(cluster: &Cluster) -> Self {
+        let server = cluster.pod("server");
+        let connected = |from: &str, to: IpAddr, port| {
+            let pod = cluster.pod(from);
+            let own = pod.addresses().iter().find(|own| own.is_ipv4() == to.is_ipv4()).unwrap();
+            let socket = udp::socket(pod, *own, 0);
+            socket.connect((to, port)).unwrap();
+            socket
+        };
+        let addresses = server.addresses();
+        let secret = |to: &IpAddr| {
+            let socket = udp::socket(server, *to, SECRET);
+            socket.set_nonblocking(true).unwrap();
+            socket
+        };
+        Self {
+            connections: addresses
+                .iter()
+                .map(|to| cluster.flow("friend", Protocol::Tcp, *to))
+                .collect(),
+            datagrams: addresses.iter().map(|to| connected("friend", *to, PORT)).collect(),
+            intruders: addresses.iter().map(|to| connected("stranger", *to, SECRET)).collect(),
+            secrets: addresses.iter().map(secret).collect(),
+            stop: AtomicBool::new(false),
+            rounds: Default::default(),
+        }
+    }
+
+    fn friend(&self, connections: &mut [Flow]) {
+        let _stop = StopOnDrop(&self.stop);
+        for round in 0_u64.. {
+            if self.stop.load(Ordering::Relaxed) {
+                return;
+            }
+            assert!(connections.iter_mut().all(|flow| flow.ping(PATIENCE)), "a connection broke");
+            for socket in &self.datagrams {
+                let question = format!("{round}\n");
+                socket.send(question.as_bytes()).unwrap();
+                let answer = udp::receive(socket).expect("no datagram is lost").0;
+                assert!(answer.ends_with(question.as_bytes()), "no datagram is lost");
+            }
+            self.rounds[0].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn stranger(&self) {
+        let _stop = StopOnDrop(&self.stop);
+        while !self.stop.load(Ordering::Relaxed) {
+            for (intruder, secret) in self.intruders.iter().zip(&self.secrets) {
+                intruder.send(b"let me in").unwrap();
+                assert_eq!(udp::receive(secret), None, "nothing leaks");
+            }
+            self.rounds[1].fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Waits until both have gone on for a while.
+    fn goes_on(&self) {
+        let now = || self.rounds.each_ref().map(|count| count.load(Ordering::Relaxed));
+        let (before, deadline) = (now(), Instant::now() + 3 * PATIENCE);
+        while now().iter().zip(before).any(|(now, before)| *now < before + SOME) {
+            assert!(!self.stop.load(Ordering::Relaxed), "the traffic ended");
+            assert!(Instant::now() < deadline, "the traffic hangs");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// One that fails ends the others.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Does things to a [`guarded`] cluster under traffic, which goes on for a while after each.
+pub(crate) fn under_load(cluster: &mut Cluster, acts: &[&dyn Fn(&mut Cluster)]) {
+    let mut load = Load::new(cluster);
+    let mut connections = std::mem::take(&mut load.connections);
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        let _stop = StopOnDrop(&load.stop);
+        scope.spawn(|| load.friend(&mut connections));
+        scope.spawn(|| load.stranger());
+        load.goes_on();
+        for act in acts {
+            act(cluster);
+            load.goes_on();
+        }
+    });
+    let [friend, stranger] = load.rounds.map(AtomicU64::into_inner);
+    println!("{friend} and {stranger} rounds of traffic in {:?}", began.elapsed());
+}
