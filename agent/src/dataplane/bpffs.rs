@@ -98,27 +98,32 @@ impl PinRoot {
     /// Removes what agents of other layout versions left, once nothing uses it any more. Gives what
     /// could not be removed.
     pub fn remove_other_versions(&self) -> Vec<(PathBuf, io::Error)> {
-        let entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
-        let others = entries.map(|entry| entry.path()).filter(|path| {
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            let version = name.strip_prefix('v').is_some_and(|v| v.parse::<u32>().is_ok());
-            version && *path != self.versioned
-        });
+        let others = self.versions().into_iter().filter(|path| *path != self.versioned);
         others.filter_map(|path| fs::remove_dir_all(&path).err().map(|e| (path, e))).collect()
     }
 
-    /// Removes every pin, and gives how many there were. What was attached is detached before.
+    /// Removes every pin of netpold's, and gives how many maps and links that were. The root itself
+    /// may hold other things: the top of a bpffs has files of the kernel's own.
     ///
     /// # Errors
     /// The first pin that could not be removed.
     pub fn remove_all(&self) -> io::Result<usize> {
         let mut removed = 0;
-        for entry in fs::read_dir(&self.root)? {
-            let path = entry?.path();
-            removed += fs::read_dir(&path).map(Iterator::count).unwrap_or(1);
-            if path.is_dir() { fs::remove_dir_all(&path)? } else { fs::remove_file(&path)? }
+        for path in self.versions().into_iter().chain([self.links()]) {
+            removed += fs::read_dir(&path)?.count();
+            fs::remove_dir_all(&path)?;
         }
         Ok(removed)
+    }
+
+    /// The folders of layout versions, `v1` and so on.
+    fn versions(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
+        let is_version = |path: &PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            name.strip_prefix('v').is_some_and(|number| number.parse::<u32>().is_ok())
+        };
+        entries.map(|entry| entry.path()).filter(is_version).collect()
     }
 }
 

@@ -26,4 +26,5 @@ mod reach;
 mod restart;
 mod spoof;
 mod udp;
+mod uninstall;
 mod updates;

@@ -1,0 +1,40 @@
+//! Taking netpold off a node.
+
+use std::process::{Command, Output};
+
+use netpold_testbed::{Cni, require_root, without_twins};
+use nix::sys::signal::Signal;
+
+use crate::cluster::{Cluster, allow_from, binary};
+
+fn uninstall(cluster: &Cluster) -> Output {
+    let mut command = Command::new(binary());
+    without_twins(&mut command).arg("uninstall").arg("--bpffs").arg(cluster.agents[0].bpffs());
+    command.output().unwrap()
+}
+
+#[test]
+fn uninstall_takes_everything_away_but_not_under_a_running_agent() {
+    if !require_root("uninstall_takes_everything_away_but_not_under_a_running_agent") {
+        return;
+    }
+    let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["server", "friend", "stranger"]);
+    cluster.policy("server", allow_from("server", "friend")).enforce();
+    let refused = uninstall(&cluster);
+    assert!(!refused.status.success());
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("another netpold agent is running on this pin root"), "{said}");
+    cluster.denied("stranger", "server");
+
+    cluster.agents[0].end(Signal::SIGTERM);
+    cluster.denied("stranger", "server");
+    let done = uninstall(&cluster);
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    assert!(said.contains("removed: 6 programs"), "three pods, two directions: {said}");
+    cluster.reaches("stranger", "server");
+    let left = std::fs::read_dir(cluster.agents[0].bpffs()).unwrap();
+    let left = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    // The kernel's own files at the top of a bpffs.
+    assert!(left.into_iter().all(|name| name.ends_with(".debug")), "pins");
+}
