@@ -14,6 +14,7 @@ use netpold_core::compile::{CompileError, Compiler};
 use netpold_core::image::Table;
 use netpold_core::model::Change;
 use netpold_core::ops::Capacity;
+use nix::net::if_::if_indextoname;
 
 use crate::conntrack::Pass;
 use crate::dataplane::Dataplane;
@@ -54,6 +55,8 @@ pub struct Engine {
     failure: Option<Failure>,
     attach_problems: BTreeMap<u32, String>,
     census: Option<Pass>,
+    /// Interfaces that a program was put back to.
+    repairs: u64,
 }
 
 struct Failure {
@@ -77,6 +80,7 @@ impl Engine {
             failure: None,
             attach_problems: BTreeMap::new(),
             census: None,
+            repairs: 0,
         }
     }
 
@@ -111,6 +115,26 @@ impl Engine {
         match self.dataplane.sweep() {
             Ok(pass) => self.census = pass,
             Err(error) => tracing::warn!(%error, "conntrack cannot be swept; flows expire anyway"),
+        }
+    }
+
+    /// Puts back what somebody took away: programs that no longer run where they were attached.
+    pub fn repair(&mut self) {
+        match self.dataplane.missing() {
+            Ok(missing) if missing.is_empty() => {}
+            Ok(missing) => {
+                self.attach();
+                // An interface that has just gone is no repair; discovery will say so.
+                let there = missing.iter().filter(|i| if_indextoname(**i).is_ok());
+                for ifindex in there {
+                    self.repairs += 1;
+                    tracing::warn!(
+                        ifindex,
+                        "a program was gone from this interface: attached again"
+                    );
+                }
+            }
+            Err(error) => tracing::warn!(error, "cannot look whether programs are still attached"),
         }
     }
 

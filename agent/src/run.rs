@@ -30,7 +30,8 @@ use crate::status::Status;
 
 /// Buckets of the IPv4 conntrack table, four flows each: half a million flows in 16 MiB.
 const CONNTRACK_BUCKETS: u32 = 131_072;
-/// How often expired flows are tidied away. They count as absent before that.
+/// How often expired flows are tidied away (they count as absent before that), and attachments are
+/// looked after.
 const SWEEP: Duration = Duration::from_secs(10);
 /// Interface events in flight.
 const EVENTS: usize = 4096;
@@ -130,7 +131,11 @@ impl Agent {
                     continue;
                 }
                 _ = sweep.tick() => {
-                    block_in_place(|| lock(&self.engine).sweep());
+                    block_in_place(|| {
+                        let mut engine = lock(&self.engine);
+                        engine.sweep();
+                        engine.repair();
+                    });
                     continue;
                 }
                 _ = terminate.recv() => break,

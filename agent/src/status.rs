@@ -43,6 +43,8 @@ pub struct Status {
     pub drops: Vec<DropCount>,
     /// Some of the packets dropped last, newest first.
     pub recent_drops: Vec<RecentDrop>,
+    /// Interfaces from which a program had gone and was attached again.
+    pub repairs: u64,
     /// What else is wrong, beside the source's problems.
     pub problems: Vec<String>,
 }

@@ -146,9 +146,15 @@ impl Compiler {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
+        let settled = self.settled;
+        if !settled {
+            // The update waits before its first write, so it may use what fell free before: updates
+            // in close succession do not run out of numbers.
+            self.release();
+        }
         let mut ops = self.run();
         if !ops.is_empty() {
-            if !self.settled {
+            if !settled {
                 ops.insert(0, Op::Grace);
             }
             self.settled = false;
@@ -190,6 +196,10 @@ impl Compiler {
     /// on its way: numbers that fell free may be used again.
     pub fn grace_passed(&mut self) {
         self.settled = true;
+        self.release();
+    }
+
+    fn release(&mut self) {
         self.classes.ids.grace_passed();
         self.sets.ids.grace_passed();
         self.sets.bitmap_ids.grace_passed();

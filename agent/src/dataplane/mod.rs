@@ -9,7 +9,7 @@ pub(crate) mod sys;
 pub mod tables;
 pub mod test_run;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 
 use aya::maps::{MapData, PerCpuArray};
@@ -173,6 +173,38 @@ impl Dataplane {
             problems.insert(0, reason);
         }
         problems
+    }
+
+    /// Looks whether the current programs still run where they were attached. Gives the interfaces
+    /// where one does not (a link or filter removed by hand, a qdisc deleted); the next
+    /// [`Dataplane::attach`] puts it back.
+    ///
+    /// # Errors
+    /// The attachments cannot be listed.
+    pub fn missing(&mut self) -> Result<Vec<u32>, String> {
+        let Some(generation) = &mut self.generation else { return Ok(Vec::new()) };
+        let mut ids = [0; 2];
+        for direction in Direction::BOTH {
+            let program = generation.program(direction).map_err(|e| e.to_string())?;
+            ids[direction as usize] = program.info().map_err(|e| e.to_string())?.id();
+        }
+        let found: BTreeSet<Hook> = self
+            .attacher
+            .attached()
+            .map_err(|e| e.to_string())?
+            .into_iter()
+            .filter(|found| found.program == ids[found.hook.direction as usize])
+            .map(|found| found.hook)
+            .collect();
+        let complete = |ifindex: u32| {
+            Direction::BOTH
+                .into_iter()
+                .all(|direction| found.contains(&Hook { ifindex, direction }))
+        };
+        let missing: Vec<u32> =
+            self.attached.keys().copied().filter(|ifindex| !complete(*ifindex)).collect();
+        self.attached.retain(|ifindex, _| !missing.contains(ifindex));
+        Ok(missing)
     }
 
     fn attach_one(&mut self, ifindex: u32) -> Result<(), String> {

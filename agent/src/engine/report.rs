@@ -34,6 +34,7 @@ impl Engine {
             conntrack: self.census.as_ref().map(flow_tables).unwrap_or_default(),
             drops: self.drops(),
             recent_drops: self.explain_drops(dropped),
+            repairs: self.repairs,
             problems: self.problems(),
             ..Status::default()
         }

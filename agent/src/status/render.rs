@@ -171,6 +171,7 @@ mod tests {
                 hook: Some("tcx".into()),
             }],
             tables: vec![table("rows")],
+            repairs: 0,
             conntrack: vec![table("conntrack IPv4")],
             drops: vec![DropCount {
                 reason: "policy".into(),

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 use netpold_testbed::{Cni, require_root};
 
@@ -113,6 +114,27 @@ fn programs_of_others_do_not_overrule() {
         Err(e) => return eprintln!("SKIPPED programs_of_others_do_not_overrule: no TCX: {e}"),
     };
     cluster.enforce();
+    cluster.denied("stranger", "server");
+    cluster.reaches("friend", "server");
+}
+
+/// A link that somebody unpins by hand is put back within the interval of the look-over.
+#[test]
+fn a_program_that_was_removed_by_hand_is_put_back() {
+    if !require_root("a_program_that_was_removed_by_hand_is_put_back") {
+        return;
+    }
+    let mut cluster = guarded();
+    cluster.enforce();
+    cluster.denied("stranger", "server");
+    let ifindex = cluster.pod("server").host_ifindex();
+    let pin = cluster.agents[0].bpffs().join(format!("links/{ifindex}-ingress"));
+    match std::fs::remove_file(&pin) {
+        Ok(()) => {}
+        Err(e) => return eprintln!("SKIPPED a program removed by hand: no TCX link here: {e}"),
+    }
+    let repaired = |status: &serde_json::Value| status["repairs"] == 1;
+    cluster.agents[0].wait_for("repaired", Duration::from_secs(60), repaired).unwrap();
     cluster.denied("stranger", "server");
     cluster.reaches("friend", "server");
 }
