@@ -7,7 +7,6 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::print_stdout,
-    clippy::print_stderr,
     reason = "helpers of a test are not seen as tests by the lints"
 )]
 
