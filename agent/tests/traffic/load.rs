@@ -12,6 +12,8 @@ use crate::udp;
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
 /// Where nobody may send to the server.
 const SECRET: u16 = 4000;
+/// Between rounds: the agent needs some of the CPU too.
+const PACE: Duration = Duration::from_micros(100);
 /// Rounds of traffic before, between and after what happens.
 const SOME: u64 = 50;
 
@@ -78,6 +80,7 @@ impl Load {
                 assert!(answer.ends_with(question.as_bytes()), "no datagram is lost");
             }
             self.rounds[0].fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(PACE);
         }
     }
 
@@ -89,7 +92,7 @@ impl Load {
                 assert_eq!(udp::receive(secret), None, "nothing leaks");
             }
             self.rounds[1].fetch_add(1, Ordering::Relaxed);
-            std::thread::sleep(Duration::from_micros(100));
+            std::thread::sleep(PACE);
         }
     }
 
