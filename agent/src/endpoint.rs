@@ -20,6 +20,7 @@ mod message;
 mod table;
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -28,26 +29,35 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use netpold_core::model::Change;
+use nix::net::if_::if_nametoindex;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::sync::mpsc;
 use tracing::warn;
 
-use self::message::{LinkEvent, addresses_request, link_event, links_request, peer_address};
+use self::message::{
+    LinkEvent, addresses_request, global_address, link_event, links_request, own_addresses_request,
+    peer_address,
+};
 use self::table::{Table, Veth};
 use crate::netlink::{Connection, Listener, Received};
 
 /// `RTNLGRP_LINK`, `RTNLGRP_IPV4_IFADDR`, `RTNLGRP_IPV6_IFADDR`
 const LINK_GROUP: u32 = 1;
 const ADDRESS_GROUPS: [u32; 2] = [5, 9];
+/// kube-proxy's, in IPVS mode: it holds the address of every Service, which are not the node's to
+/// policy. The name is fixed in kube-proxy (`DefaultDummyDevice`).
+pub const SERVICE_DEVICE: &str = "kube-ipvs0";
 /// After a listing that failed.
 const RETRY_SCAN: Duration = Duration::from_millis(500);
 
 /// What discovery tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "all events but one are the large variant")]
 pub enum Event {
     /// An interface came, changed or went.
     Interface(InterfaceEvent),
+    /// The node's own addresses are these now: those of all interfaces in our namespace, but for
+    /// loopback, link-local and [`SERVICE_DEVICE`].
+    OwnAddresses(Vec<IpAddr>),
     /// Everything that was there at the start has been sent.
     InSync,
 }
@@ -125,6 +135,8 @@ impl Discovery {
             addresses: Listener::open(&ADDRESS_GROUPS, true, buffer)
                 .map_err(failed("listening to address events of all namespaces"))?,
             table: Table::default(),
+            own: None,
+            own_changed: false,
             counters: Arc::clone(&counters),
             settings,
             events,
@@ -167,6 +179,10 @@ struct Worker {
     links: Listener,
     addresses: Listener,
     table: Table,
+    /// The node's own addresses as told.
+    own: Option<Vec<IpAddr>>,
+    /// One of them may have changed since.
+    own_changed: bool,
     counters: Arc<Counters>,
     settings: Settings,
     events: mpsc::Sender<Event>,
@@ -187,6 +203,8 @@ impl Worker {
             if lost || next_scan <= Instant::now() {
                 let complete = self.scan(lost);
                 lost &= !complete;
+                // Told before InSync, so that the first update knows them.
+                self.list_own_addresses()?;
                 let pause = if complete { self.settings.rescan } else { RETRY_SCAN };
                 next_scan = Instant::now() + pause;
                 self.tell()?;
@@ -196,6 +214,9 @@ impl Worker {
             }
             self.ask_for_addresses();
             self.tell()?;
+            if std::mem::take(&mut self.own_changed) {
+                self.list_own_addresses()?;
+            }
             self.wait(next_scan)?;
         }
     }
@@ -231,13 +252,39 @@ impl Worker {
 
     fn take_address_events(&mut self) -> io::Result<bool> {
         let (table, counters) = (&mut self.table, &self.counters);
+        let own_changed = &mut self.own_changed;
         drain(&mut self.addresses, |namespace, message| {
             counters.events.fetch_add(1, Ordering::Relaxed);
             // struct ifaddrmsg: the interface index is its second word.
-            if let (Some(namespace), Some(peer)) = (namespace, message.word(4)) {
-                table.peer_changed(namespace, peer);
+            match (namespace, message.word(4)) {
+                (Some(namespace), Some(peer)) => table.peer_changed(namespace, peer),
+                _ => *own_changed = true,
             }
         })
+    }
+
+    /// Tells the node's own addresses if they are others than before.
+    fn list_own_addresses(&mut self) -> Result<(), Stop> {
+        let services = if_nametoindex(SERVICE_DEVICE).ok();
+        let found = self.requests.dump(&own_addresses_request(), |message| {
+            let address = global_address(message)?;
+            (services.is_none() || message.word(4) != services).then_some(address)
+        });
+        match found {
+            Ok(mut addresses) => {
+                addresses.sort_unstable();
+                addresses.dedup();
+                if self.own.as_ref() != Some(&addresses) {
+                    self.own = Some(addresses.clone());
+                    self.send(Event::OwnAddresses(addresses))?;
+                }
+            }
+            Err(error) => {
+                warn!(%error, "listing the node's own addresses failed");
+                self.own_changed = true;
+            }
+        }
+        Ok(())
     }
 
     /// Lists all veths and their addresses anew; whether that worked. `lost`: events are missing.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use netpold_core::compile::{CheckSource, Compiler, Options};
+use netpold_core::model::Change;
 use netpold_core::ops::Capacity;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -175,6 +176,9 @@ impl Agent {
     fn take_interface(&mut self, event: endpoint::Event) {
         match event {
             endpoint::Event::InSync => self.synced.interfaces = true,
+            endpoint::Event::OwnAddresses(addresses) => {
+                lock(&self.engine).apply(Change::OwnAddresses(addresses));
+            }
             endpoint::Event::Interface(event) => lock(&self.engine).apply_interface(event),
         }
     }

@@ -120,9 +120,22 @@ impl Observer {
         loop {
             match self.next() {
                 Event::Interface(event) => events.push(event),
+                Event::OwnAddresses(_) => {}
                 Event::InSync => return events,
             }
         }
+    }
+
+    /// Waits for the node's own addresses to be these.
+    fn until_own(&mut self, addresses: &[&str]) {
+        let wanted: Vec<IpAddr> = addresses.iter().map(|a| a.parse().unwrap()).collect();
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end {
+            if self.next() == Event::OwnAddresses(wanted.clone()) {
+                return;
+            }
+        }
+        panic!("the node never had {addresses:?}");
     }
 
     /// Waits for the interface of that name to have these addresses.
@@ -146,11 +159,31 @@ impl Observer {
     }
 
     fn next_change(&mut self) -> Change {
-        match self.next() {
-            Event::Interface(event) => event.change,
-            Event::InSync => panic!("in sync twice"),
+        loop {
+            match self.next() {
+                Event::Interface(event) => return event.change,
+                Event::OwnAddresses(_) => {}
+                Event::InSync => panic!("in sync twice"),
+            }
         }
     }
+}
+
+#[test]
+fn the_nodes_own_addresses_are_told_but_not_those_of_services() {
+    sweep();
+    let (node, pod) = (Namespace::new("o-n"), Namespace::new("o-1"));
+    node.veth("pod1", &pod);
+    node.ip("addr add 192.0.2.1/24 dev pod1");
+    let mut discovery = node.discover(Settings::default());
+    discovery.until_own(&["192.0.2.1"]);
+    node.ip("addr add 2001:db8::1/64 dev pod1 nodad");
+    discovery.until_own(&["192.0.2.1", "2001:db8::1"]);
+    // What kube-proxy does in IPVS mode, with a device that this kernel has.
+    node.ip("link add kube-ipvs0 type bridge");
+    node.ip("addr add 10.96.0.10/32 dev kube-ipvs0");
+    node.ip("addr del 192.0.2.1/24 dev pod1");
+    discovery.until_own(&["2001:db8::1"]);
 }
 
 #[test]

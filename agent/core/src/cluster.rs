@@ -37,6 +37,8 @@ pub struct Cluster {
     claims: HashMap<IpAddr, Vec<Arc<Pod>>>,
     /// The own node's addresses and how many objects say so.
     own: BTreeMap<IpAddr, u32>,
+    /// What the own node's interfaces have, whether an object says so or not.
+    found: BTreeSet<IpAddr>,
     /// Interfaces by the addresses behind them.
     links: BTreeMap<IpAddr, BTreeSet<u32>>,
 }
@@ -121,16 +123,19 @@ impl Cluster {
             .max_by_key(|pod| (Reverse(pod.terminating), pod.created, &pod.key))
     }
 
-    /// Whether an address is one of the own node's: of its Node object or of a hostNetwork pod that
-    /// runs here.
+    /// Whether an address is one of the own node's: of its Node object, of a hostNetwork pod that
+    /// runs here, or of one of its interfaces and no pod's.
     #[must_use]
     pub fn is_own_node(&self, address: IpAddr) -> bool {
         self.own.contains_key(&address)
+            || (self.found.contains(&address) && self.owner(address).is_none())
     }
 
     /// The own node's addresses.
     pub fn own_addresses(&self) -> impl Iterator<Item = IpAddr> {
-        self.own.keys().copied()
+        let found = self.found.iter().copied().filter(|address| !self.own.contains_key(address));
+        let found = found.filter(|address| self.owner(*address).is_none());
+        self.own.keys().copied().chain(found)
     }
 
     /// The local pod behind an interface: the one that has one of its addresses.
@@ -161,6 +166,11 @@ impl Cluster {
             Change::PolicyGone(key) => self.policy(&key, None, dirty),
             Change::Interface(new) => self.interface(new.index, Some(new), dirty),
             Change::InterfaceGone(index) => self.interface(index, None, dirty),
+            Change::OwnAddresses(addresses) => {
+                let found = addresses.into_iter().collect();
+                let before = std::mem::replace(&mut self.found, found);
+                dirty.addresses.extend(before.symmetric_difference(&self.found));
+            }
         }
     }
 

@@ -285,6 +285,8 @@ pub enum Change {
     Interface(Interface),
     /// A veth, by interface index, is gone.
     InterfaceGone(u32),
+    /// The addresses that the own node's interfaces have now, all of them, sorted.
+    OwnAddresses(Vec<IpAddr>),
 }
 
 /// The host side of a veth whose other side is in another network namespace.

@@ -96,7 +96,7 @@ impl Oracle {
                 self.policies.push(new);
             }
             Change::PolicyGone(key) => self.policies.retain(|p| p.key != key),
-            Change::Interface(_) | Change::InterfaceGone(_) => {}
+            Change::Interface(_) | Change::InterfaceGone(_) | Change::OwnAddresses(_) => {}
         }
     }
 

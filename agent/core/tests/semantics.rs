@@ -253,6 +253,21 @@ fn egress_to_the_own_node_is_always_allowed() {
 }
 
 #[test]
+fn what_the_nodes_interfaces_have_is_the_own_node_unless_a_pod_has_it() {
+    let deny = policy("a", "p", Selector::default(), Some(vec![]), Some(vec![]));
+    let mut world = world([deny]);
+    let found =
+        |addresses: &[&str]| Change::OwnAddresses(addresses.iter().map(|a| ip(a)).collect());
+    world.apply([found(&["192.0.2.1", "192.0.2.9", "fd00:9::1", "10.0.1.1"])]);
+    assert!(world.egress(10, "192.0.2.9", 22) && world.egress(10, "fd00:9::1", 22));
+    assert!(!world.egress(10, "10.0.1.1", 22), "a pod's address stays the pod's");
+    assert!(!world.ingress(10, "192.0.2.9", 22), "ingress goes by who made the packet");
+    world.apply([found(&["fd00:9::1"])]);
+    assert!(!world.egress(10, "192.0.2.9", 22), "the address went");
+    assert!(world.egress(10, "192.0.2.1", 22), "the Node object still says so");
+}
+
+#[test]
 fn policies_are_a_union_and_stay_in_their_namespace() {
     let web = on_db(vec![rule(Some(vec![block("10.0.0.0/24", &[])]), Some(vec![tcp(80)]))]);
     let mut more = on_db(vec![rule(Some(vec![block("10.0.0.1/32", &[])]), Some(vec![tcp(443)]))]);

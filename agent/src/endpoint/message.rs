@@ -99,11 +99,21 @@ fn text(value: &[u8]) -> String {
     String::from_utf8_lossy(&value[..end]).into_owned()
 }
 
+/// A request for all addresses in our namespace.
+pub(super) fn own_addresses_request() -> RouteNetlinkMessage {
+    RouteNetlinkMessage::GetAddress(AddressMessage::default())
+}
+
 /// The global address in an address message about the given interface. Tentative addresses count:
 /// the pod will use them in a moment.
 pub(super) fn peer_address(message: Message<'_>, index: u32) -> Option<IpAddr> {
+    (message.word(4) == Some(index)).then(|| global_address(message)).flatten()
+}
+
+/// The address in an address message, if its scope is wider than a link.
+pub(super) fn global_address(message: Message<'_>) -> Option<IpAddr> {
     let (family, scope) = (*message.payload.first()?, *message.payload.get(3)?);
-    if message.kind != RTM_NEWADDR || message.word(4) != Some(index) || scope >= RT_SCOPE_LINK {
+    if message.kind != RTM_NEWADDR || scope >= RT_SCOPE_LINK {
         return None;
     }
     // IFA_ADDRESS is the other end's where the interface is point-to-point; IFA_LOCAL is ours then.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use netpold_core::cluster::is_subject;
 use netpold_core::explain::Explainer;
-use netpold_core::model::{Change, Direction, Key};
+use netpold_core::model::{Change, Direction, Key, Node};
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::reason::{self, Reason};
 
@@ -153,7 +153,14 @@ impl Engine {
     fn explainer(&self) -> Explainer {
         let cluster = self.compiler.cluster();
         let namespaces = cluster.namespaces().values().cloned().map(Change::Namespace);
-        let nodes = cluster.nodes().values().cloned().map(Change::Node);
+        // What an explanation is to know beside the objects: the addresses of the node's interfaces.
+        let own = Node {
+            name: cluster.node_name().to_owned(),
+            addresses: cluster.own_addresses().collect(),
+        };
+        let others =
+            cluster.nodes().values().filter(|node| node.name != cluster.node_name()).cloned();
+        let nodes = others.chain([own]).map(Change::Node);
         let pods = cluster.pods().values().map(|pod| Change::Pod(pod.as_ref().clone()));
         let policies = cluster.policies().values().map(|p| Change::Policy(p.as_ref().clone()));
         Explainer::new(namespaces.chain(nodes).chain(pods).chain(policies))

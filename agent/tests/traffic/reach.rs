@@ -96,7 +96,6 @@ fn nodes_and_their_own_pods() {
 
 /// The bridge's address is the node's, though no object says so.
 #[test]
-#[ignore = "only the addresses of the Node object and of hostNetwork pods are known as the node's"]
 fn a_pod_reaches_the_bridge_of_its_node() {
     if !require_root("a_pod_reaches_the_bridge_of_its_node") {
         return;
