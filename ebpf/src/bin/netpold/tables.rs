@@ -12,7 +12,7 @@ use netpold_ebpf::{
     conntrack::{Full, Memory},
     family::{Family as _, V4, V6},
     layout::{ClassId, FragmentKey, FragmentPorts, PortSet, Settings},
-    policy::{PolicyTables, class6},
+    policy::{PolicyTables, class6, port_word},
     tables::{EndpointRef, Tables, insert},
 };
 
@@ -104,6 +104,11 @@ impl PolicyTables for Maps {
     }
 
     #[inline(always)]
+    fn ports(&self, set: u32, protocol: u8) -> u32 {
+        word!(self, maps::PORT_SETS, set, u32, port_word(protocol))
+    }
+
+    #[inline(always)]
     fn bitmap(&self, bitmap: u32, word: u16) -> u64 {
         word!(self, maps::PORT_BITMAPS, bitmap, u64, (word & 1023) as usize)
     }
@@ -143,10 +148,13 @@ impl Memory for Maps {
 /// Puts a key where the helpers read it.
 #[inline(always)]
 fn place_key(key: &FragmentKey) -> Option<*const FragmentKey> {
-    let place = maps::FRAGMENT_KEY.get_ptr_mut(0)?;
+    let scratch = maps::SCRATCH.get_ptr_mut(0)?;
     // SAFETY: this CPU's own element.
-    unsafe { place.write(*key) };
-    Some(place)
+    unsafe {
+        let place = &raw mut (*scratch).fragment;
+        place.write(*key);
+        Some(place)
+    }
 }
 
 /// Class of an IPv6 address: the keys of its tables have a stack frame of their own here.
