@@ -243,7 +243,7 @@ impl Control {
     pub const fn timeout(self, protocol: u8) -> usize {
         let replied = self.flags() & CT_REPLIED != 0;
         match (protocol, replied) {
-            (TCP, _) if self.is_closed() => TIMEOUT_TCP_CLOSED,
+            (TCP, _) if self.is_closing() && self.is_closed() => TIMEOUT_TCP_CLOSED,
             (TCP, true) => TIMEOUT_TCP_ESTABLISHED,
             (TCP, false) => TIMEOUT_TCP_OPENING,
             (SCTP, true) => TIMEOUT_SCTP_ESTABLISHED,
@@ -365,7 +365,9 @@ unsafe fn probe<K: Key, M: Memory>(memory: &M, key: &K, way: *mut u64) -> Option
             index += 1;
         }
         let again = Control(memory.load(way));
-        let same = again.is_valid() && again.incarnation() == control.incarnation();
+        // Mostly nobody has touched it meanwhile.
+        let same =
+            again == control || (again.is_valid() && again.incarnation() == control.incarnation());
         same.then_some(again)
     }
 }

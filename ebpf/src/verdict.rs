@@ -345,7 +345,7 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         if let Some(reason) = *trouble {
             return self.unread(reason);
         }
-        let transport = self.forget_path(*transport);
+        let transport = self.forget_path(*transport, quoted.quote == Quote::Unread);
         // This much the compiler shall remember: plain packets are TCP and UDP.
         if quoted.quote == Quote::Unread && !(TCP..=UDP).contains(&transport.protocol) {
             return Err(Reason::Deferred);
@@ -361,12 +361,14 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
     }
 
     #[inline(always)]
-    fn forget_path(&self, transport: Transport) -> Transport {
+    fn forget_path(&self, transport: Transport, plain: bool) -> Transport {
+        // The ports of plain packets are always read in one way.
+        let port = |port: u16| if plain { port } else { self.forget(port) };
         Transport {
             protocol: self.forget(transport.protocol.into()) as u8,
             flags: self.forget(transport.flags.into()) as u8,
-            source: self.forget(transport.source),
-            destination: self.forget(transport.destination),
+            source: port(transport.source),
+            destination: port(transport.destination),
         }
     }
 
