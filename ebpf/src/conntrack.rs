@@ -27,9 +27,12 @@ const FUTURE: u32 = 0xffff_0000;
 const ATTEMPTS: usize = 4;
 
 /// Rank of a way that is never given up.
-const PROTECTED: u32 = 0;
+const PROTECTED: u64 = 0;
 /// Rank of a way that holds nothing any more.
-const FREE: u32 = u32::MAX;
+const FREE: u64 = 1 << 33;
+
+/// Ways that a flow may be in.
+const PLACES: usize = 2 * CT_WAYS;
 
 /// Access to words that others change at the same time.
 pub trait Memory {
@@ -240,7 +243,7 @@ impl Control {
     pub const fn timeout(self, protocol: u8) -> usize {
         let replied = self.flags() & CT_REPLIED != 0;
         match (protocol, replied) {
-            (TCP, _) if self.is_closed() => TIMEOUT_TCP_CLOSED,
+            (TCP, _) if self.is_closing() && self.is_closed() => TIMEOUT_TCP_CLOSED,
             (TCP, true) => TIMEOUT_TCP_ESTABLISHED,
             (TCP, false) => TIMEOUT_TCP_OPENING,
             (SCTP, true) => TIMEOUT_SCTP_ESTABLISHED,
@@ -253,38 +256,37 @@ impl Control {
     /// Whether the flow has been idle for its timeout.
     #[must_use]
     #[inline(always)]
-    pub fn is_expired(self, protocol: u8, settings: &Settings, now: u32) -> bool {
-        let age = self.age(now);
-        // An array in the kernel's map memory must be indexed by constants here: the verifier
-        // does not see that the index is small after the match above.
-        let timeouts = &settings.timeouts;
-        age >= match self.timeout(protocol) {
-            TIMEOUT_TCP_OPENING => timeouts[TIMEOUT_TCP_OPENING],
-            TIMEOUT_TCP_ESTABLISHED => timeouts[TIMEOUT_TCP_ESTABLISHED],
-            TIMEOUT_TCP_CLOSED => timeouts[TIMEOUT_TCP_CLOSED],
-            TIMEOUT_ONE_WAY => timeouts[TIMEOUT_ONE_WAY],
-            TIMEOUT_TWO_WAY => timeouts[TIMEOUT_TWO_WAY],
-            TIMEOUT_SCTP_ESTABLISHED => timeouts[TIMEOUT_SCTP_ESTABLISHED],
-            _ => timeouts[TIMEOUT_ECHO],
-        }
+    pub fn is_expired<M: Memory>(
+        self,
+        memory: &M,
+        protocol: u8,
+        settings: &Settings,
+        now: u32,
+    ) -> bool {
+        // The mask is for the verifier, which else would follow each of the timeouts.
+        const { assert!(TIMEOUTS.is_power_of_two()) };
+        let timeout = memory.opaque(self.timeout(protocol), self.0) & (TIMEOUTS - 1);
+        self.age(now) >= settings.timeouts[timeout]
     }
 }
 
 impl Control {
     /// How willingly a way is given up: [`PROTECTED`], the age of an unreplied flow, or [`FREE`].
     #[inline(always)]
-    fn rank(self, protocol: u8, settings: &Settings, now: u32) -> u32 {
+    fn rank<M: Memory>(self, memory: &M, protocol: u8, settings: &Settings, now: u32) -> u64 {
         let flags = self.flags();
         if flags & CT_BUSY != 0 {
             return PROTECTED;
         }
-        if flags & CT_VALID == 0 || self.is_closed() || self.is_expired(protocol, settings, now) {
+        if flags & CT_VALID == 0 || self.is_closed() {
             return FREE;
         }
-        if flags & CT_REPLIED != 0 {
+        if self.is_expired(memory, protocol, settings, now) {
+            FREE
+        } else if flags & CT_REPLIED != 0 {
             PROTECTED
         } else {
-            self.age(now).saturating_add(1).min(FREE - 1)
+            u64::from(self.age(now)) + 1
         }
     }
 }
@@ -318,6 +320,58 @@ pub struct Hit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
+/// Finds a flow in one of its buckets, expired or not.
+///
+/// # Safety
+/// The bucket must be [`CT_WAYS`] ways of this key's kind, in memory as [`Memory`] asks.
+#[inline(always)]
+pub unsafe fn find<K: Key, M: Memory>(
+    memory: &M,
+    key: &K,
+    hash: u64,
+    bucket: *mut u64,
+) -> Option<Hit> {
+    for index in 0..CT_WAYS {
+        // SAFETY: the way lies in the bucket.
+        let control = unsafe { probe(memory, key, bucket.add(index * K::STRIDE)) };
+        if let Some(control) = control {
+            let index = memory.opaque(index, hash) & (CT_WAYS - 1);
+            // SAFETY: as above.
+            return Some(Hit { way: unsafe { bucket.add(index * K::STRIDE) }, control });
+        }
+    }
+    None
+}
+
+/// Whether a way holds the flow.
+#[inline(always)]
+unsafe fn probe<K: Key, M: Memory>(memory: &M, key: &K, way: *mut u64) -> Option<Control> {
+    // SAFETY: the caller's way has a control word and a key.
+    unsafe {
+        // Begin with the word that differs most, which is the one with the ports.
+        let first = if K::WORDS == 2 { 1 } else { 0 };
+        if memory.load(way.add(1 + first)) != key.word(first) {
+            return None;
+        }
+        let control = Control(memory.load(way));
+        if !control.is_valid() {
+            return None;
+        }
+        let mut index = 0;
+        while index < K::WORDS {
+            if memory.load(way.add(1 + index)) != key.word(index) {
+                return None;
+            }
+            index += 1;
+        }
+        let again = Control(memory.load(way));
+        // Mostly nobody has touched it meanwhile.
+        let same =
+            again == control || (again.is_valid() && again.incarnation() == control.incarnation());
+        same.then_some(again)
+    }
+}
+
 /// The two buckets of one flow.
 #[derive(Clone, Copy, Debug)]
 pub struct Flow<K> {
@@ -336,52 +390,10 @@ impl<K: Key> Flow<K> {
     /// The buckets must be [`CT_WAYS`] ways of this key's kind each, in memory as [`Memory`] asks.
     #[inline(always)]
     pub unsafe fn find<M: Memory>(&self, memory: &M) -> Option<Hit> {
-        for bucket in self.buckets {
-            for index in 0..CT_WAYS {
-                // SAFETY: the way lies in the bucket.
-                let control = unsafe { self.probe(memory, bucket.add(index * K::STRIDE)) };
-                if let Some(control) = control {
-                    // SAFETY: as above.
-                    return Some(Hit { way: unsafe { self.way(memory, bucket, index) }, control });
-                }
-            }
-        }
-        None
-    }
-
-    /// A way of a bucket, its place hidden from the verifier.
-    #[inline(always)]
-    unsafe fn way<M: Memory>(&self, memory: &M, bucket: *mut u64, index: usize) -> *mut u64 {
-        let index = memory.opaque(index, self.hash) & (CT_WAYS - 1);
-        // SAFETY: the index is that of a way.
-        unsafe { bucket.add(index * K::STRIDE) }
-    }
-
-    /// Whether a way holds the flow.
-    #[inline(always)]
-    unsafe fn probe<M: Memory>(&self, memory: &M, way: *mut u64) -> Option<Control> {
-        // SAFETY: the caller's way has a control word and a key.
-        unsafe {
-            // The last word but for IPv4 is the protocol: begin with the one that differs most.
-            let first = if K::WORDS == 2 { 1 } else { 0 };
-            if memory.load(way.add(1 + first)) != self.key.word(first) {
-                return None;
-            }
-            let control = Control(memory.load(way));
-            if !control.is_valid() {
-                return None;
-            }
-            let mut index = 0;
-            while index < K::WORDS {
-                if memory.load(way.add(1 + index)) != self.key.word(index) {
-                    return None;
-                }
-                index += 1;
-            }
-            let again = Control(memory.load(way));
-            let same = again.is_valid() && again.incarnation() == control.incarnation();
-            same.then_some(again)
-        }
+        self.buckets.into_iter().find_map(|bucket| {
+            // SAFETY: as the caller promises.
+            unsafe { find(memory, &self.key, self.hash, bucket) }
+        })
     }
 
     /// Marks a flow that was found: adds flags, and refreshes the stamp if it is old or flags
@@ -421,7 +433,7 @@ impl<K: Key> Flow<K> {
     /// Inserts the flow into the best way of its buckets.
     ///
     /// # Errors
-    /// [`Full`] if every way is protected.
+    /// [`Full`] if every way is protected, or another writer was faster: try once more.
     ///
     /// # Safety
     /// As [`Flow::find`].
@@ -433,21 +445,26 @@ impl<K: Key> Flow<K> {
         settings: &Settings,
         now: u32,
     ) -> Result<(), Full> {
-        for _ in 0..2 {
-            // SAFETY: as the caller promises.
-            unsafe {
-                let Some((way, old)) = self.victim(memory, settings, now) else {
-                    return Err(Full);
-                };
-                if self.claim(memory, way, old, flags, now) {
-                    return Ok(());
-                }
-            }
+        // SAFETY: as the caller promises.
+        unsafe {
+            let (way, old) = self.victim(memory, settings, now).ok_or(Full)?;
+            if self.claim(memory, way, old, flags, now) { Ok(()) } else { Err(Full) }
         }
-        Err(Full)
     }
 
-    /// The way to overwrite: free, expired or closed, else the oldest unreplied.
+    /// A way of the two buckets.
+    ///
+    /// # Safety
+    /// As [`Flow::find`]; the place is below [`PLACES`].
+    #[inline(always)]
+    unsafe fn way(&self, place: usize) -> *mut u64 {
+        let bucket = if place < CT_WAYS { self.buckets[0] } else { self.buckets[1] };
+        // SAFETY: the way lies in the bucket.
+        unsafe { bucket.add(place % CT_WAYS * K::STRIDE) }
+    }
+
+    /// The way to overwrite, and its control word: free, expired or closed, else the oldest
+    /// unreplied.
     #[inline(always)]
     unsafe fn victim<M: Memory>(
         &self,
@@ -455,35 +472,27 @@ impl<K: Key> Flow<K> {
         settings: &Settings,
         now: u32,
     ) -> Option<(*mut u64, Control)> {
-        let mut best = 0;
-        let mut best_control = Control(0);
-        let mut best_rank = PROTECTED;
+        let (mut best, mut best_rank, mut best_control) = (0, PROTECTED, Control(0));
         // A count that the compiler does not know: unrolled, this would not fit the stack.
-        let places = memory.opaque(2 * CT_WAYS, self.hash).min(2 * CT_WAYS);
+        let places = memory.opaque(PLACES, self.hash).min(PLACES);
         for place in 0..places {
-            let bucket = if place < CT_WAYS { self.buckets[0] } else { self.buckets[1] };
-            // SAFETY: the way lies in the bucket.
-            let way = unsafe { bucket.add(place % CT_WAYS * K::STRIDE) };
-            // SAFETY: as above.
-            let control = Control(unsafe { memory.load(way) });
-            // SAFETY: as above.
-            let protocol = unsafe { stored_protocol::<K, M>(memory, way) };
-            let rank = control.rank(protocol, settings, now);
+            // SAFETY: as the caller promises.
+            let (control, protocol) = unsafe {
+                let way = self.way(place);
+                (Control(memory.load(way)), stored_protocol::<K, M>(memory, way))
+            };
+            let rank = control.rank(memory, protocol, settings, now);
             if rank > best_rank {
                 best = memory.opaque(place, self.hash);
+                best_rank = memory.opaque(rank as usize, self.hash) as u64;
                 best_control = control;
-                best_rank = rank;
             }
             if best_rank == FREE {
                 break;
             }
         }
-        if best_rank == PROTECTED {
-            return None;
-        }
-        let bucket = if best & CT_WAYS == 0 { self.buckets[0] } else { self.buckets[1] };
-        // SAFETY: the index is that of a way.
-        Some((unsafe { bucket.add((best & (CT_WAYS - 1)) * K::STRIDE) }, best_control))
+        // SAFETY: as the caller promises.
+        (best_rank != PROTECTED).then(|| (unsafe { self.way(best % PLACES) }, best_control))
     }
 
     /// Takes a way and writes the flow into it; false if another writer was faster.
@@ -558,7 +567,7 @@ pub unsafe fn sweep<K: Key, M: Memory>(
         let gone = if control.flags() & CT_BUSY != 0 {
             control.age(now) > stale
         } else if control.is_valid() {
-            control.is_expired(protocol, settings, now)
+            control.is_expired(memory, protocol, settings, now)
         } else {
             continue;
         };

@@ -10,11 +10,13 @@ use crate::{
 };
 
 /// An IP version.
-pub trait Family {
+pub trait Family: Copy + Default + core::fmt::Debug {
+    /// Which of the two.
+    const IS_V6: bool;
     /// 0 for IPv4, 2 for IPv6: added to [`crate::layout::FragmentKey::direction`].
     const FRAGMENT_OFFSET: u32;
     /// An address.
-    type Address: Copy;
+    type Address: Copy + Default + core::fmt::Debug;
     /// A conntrack key.
     type Key: Key;
 
@@ -49,12 +51,11 @@ pub trait Family {
     /// [`conntrack::Full`] if there is no room.
     fn insert<T: Tables>(tables: &T, key: Self::Key, flags: u16) -> Result<(), conntrack::Full>;
 
-    /// The flow's place in the flow table.
-    fn flow<T: Tables>(
-        tables: &T,
-        settings: &Settings,
-        key: Self::Key,
-    ) -> Option<conntrack::Flow<Self::Key>>;
+    /// Buckets in the flow table less one.
+    fn mask(settings: &Settings) -> u32;
+
+    /// First word of a bucket of the flow table.
+    fn bucket<T: Tables>(tables: &T, index: u32) -> Option<*mut u64>;
 
     /// The flow's key.
     fn key(
@@ -73,14 +74,15 @@ pub trait Family {
 }
 
 /// IPv4.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct V4;
 
 /// IPv6.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct V6;
 
 impl Family for V4 {
+    const IS_V6: bool = false;
     const FRAGMENT_OFFSET: u32 = 0;
     type Address = u32;
     type Key = [u64; 2];
@@ -117,15 +119,13 @@ impl Family for V4 {
     }
 
     #[inline(always)]
-    fn flow<T: Tables>(
-        tables: &T,
-        settings: &Settings,
-        key: [u64; 2],
-    ) -> Option<conntrack::Flow<[u64; 2]>> {
-        let hash = conntrack::hash(settings.hash_seed, &key);
-        let [first, second] = conntrack::choices(hash, settings.ct4_mask);
-        let buckets = [tables.bucket4(first)?, tables.bucket4(second)?];
-        Some(conntrack::Flow { key, hash, buckets })
+    fn mask(settings: &Settings) -> u32 {
+        settings.ct4_mask
+    }
+
+    #[inline(always)]
+    fn bucket<T: Tables>(tables: &T, index: u32) -> Option<*mut u64> {
+        tables.bucket4(index)
     }
 
     #[inline(always)]
@@ -154,6 +154,7 @@ impl Family for V4 {
 }
 
 impl Family for V6 {
+    const IS_V6: bool = true;
     const FRAGMENT_OFFSET: u32 = 2;
     type Address = [u64; 2];
     type Key = [u64; 4];
@@ -195,15 +196,13 @@ impl Family for V6 {
     }
 
     #[inline(always)]
-    fn flow<T: Tables>(
-        tables: &T,
-        settings: &Settings,
-        key: [u64; 4],
-    ) -> Option<conntrack::Flow<[u64; 4]>> {
-        let hash = conntrack::hash(settings.hash_seed, &key);
-        let [first, second] = conntrack::choices(hash, settings.ct6_mask);
-        let buckets = [tables.bucket6(first)?, tables.bucket6(second)?];
-        Some(conntrack::Flow { key, hash, buckets })
+    fn mask(settings: &Settings) -> u32 {
+        settings.ct6_mask
+    }
+
+    #[inline(always)]
+    fn bucket<T: Tables>(tables: &T, index: u32) -> Option<*mut u64> {
+        tables.bucket6(index)
     }
 
     #[inline(always)]

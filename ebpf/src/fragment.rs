@@ -14,12 +14,12 @@ use crate::{
 
 impl<D: Direction, T: Tables> Judge<'_, D, T> {
     #[inline(always)]
-    fn fragment_key<F: Family>(&self, packet: &Packet<F>) -> FragmentKey {
+    fn fragment_key<F: Family>(&self, packet: &Packet<'_, F>) -> FragmentKey {
         FragmentKey {
             endpoint: self.endpoint.id(),
             direction: u32::from(D::EGRESS) + F::FRAGMENT_OFFSET,
-            remote: F::octets(packet.remote),
-            local: F::octets(packet.local),
+            remote: F::octets(packet.remote::<D>()),
+            local: F::octets(packet.local::<D>()),
             ident: packet.network.fragment.ident,
             protocol: u32::from(packet.network.protocol),
         }
@@ -33,7 +33,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     #[inline(always)]
     pub(crate) fn transport_of_first<F: Family>(
         &self,
-        packet: &Packet<F>,
+        packet: &Packet<'_, F>,
         class: ClassId,
     ) -> Result<Transport, Reason> {
         let row = self.row();
@@ -67,7 +67,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
 
     /// Leaves the ports of a first fragment that passed.
     #[inline(always)]
-    pub(crate) fn remember_first<F: Family>(&self, packet: &Packet<F>) {
+    pub(crate) fn remember_first<F: Family>(&self, packet: &Packet<'_, F>) {
         let transport = &packet.transport;
         let (local_port, remote_port) = if D::EGRESS {
             (transport.source, transport.destination)

@@ -2,10 +2,10 @@
 
 use crate::{
     family::Family,
-    packet::{self, Bytes, ICMP, ICMPV6, Transport},
+    packet::{self, Bytes, ICMP, ICMPV6, Network, Transport},
     tables::Tables,
     tracking::Subject,
-    verdict::{Direction, Judge, Packet},
+    verdict::{Direction, Judge, Quote, Quoted},
 };
 
 /// Bytes of an ICMP error before the packet it quotes (RFC 792, RFC 4443).
@@ -52,21 +52,27 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     pub(crate) fn quoted_flow<F: Family, B: Bytes>(
         &self,
         bytes: &B,
-        error: &Packet<F>,
-    ) -> Option<Subject<F>> {
-        let mut quoted = F::network(bytes, error.network.payload + ERROR_HEADER, true).ok()?;
-        F::extensions(bytes, &mut quoted).ok()?;
-        if quoted.fragment.is_later() {
-            return None;
-        }
-        let transport = packet::transport(bytes, &quoted, true).ok()?;
-        // What comes to the pod quotes what the pod sent, and the other way round.
-        let sent = !D::EGRESS;
-        let (local, remote) = if sent {
-            (quoted.source, quoted.destination)
-        } else {
-            (quoted.destination, quoted.source)
+        error: &Network<F::Address>,
+    ) -> Quoted<F> {
+        let Ok(mut quoted) = F::network(bytes, error.payload + ERROR_HEADER, true) else {
+            return Quoted::none(Quote::Nothing);
         };
-        F::same(local, error.local).then(|| Subject::new(remote, &transport, sent))
+        if F::extensions(bytes, &mut quoted).is_err() || quoted.fragment.is_later() {
+            return Quoted::none(Quote::Nothing);
+        }
+        let Ok(transport) = packet::transport(bytes, &quoted, true) else {
+            return Quoted::none(Quote::Nothing);
+        };
+        // What comes to the pod quotes what the pod sent, and the other way round.
+        let (own, local, remote) = if D::EGRESS {
+            (error.source, quoted.destination, quoted.source)
+        } else {
+            (error.destination, quoted.source, quoted.destination)
+        };
+        if !F::same(local, own) {
+            return Quoted::none(Quote::Nothing);
+        }
+        let flow = Subject::new(remote, &transport, !D::EGRESS);
+        Quoted { quote: Quote::Flow, flow }
     }
 }

@@ -307,6 +307,7 @@ pub fn transport<B: Bytes, A>(
         return if overlaps { Err(Reason::TinyFragment) } else { Ok(transport) };
     }
     match network.protocol {
+        protocol if B::PLAIN && !matches!(protocol, TCP | UDP) => return Err(Reason::Deferred),
         TCP if !quoted => {
             let header = header::<20, B, A>(bytes, network)?;
             transport.flags = header.byte(13);

@@ -24,8 +24,26 @@ pub trait PolicyTables {
     fn row_block(&self, block: u32, index: u8) -> u32;
     /// A port set.
     fn port_set(&self, set: u32) -> PortSet;
+    /// What a port set says of a protocol: [`PORTS_NONE`], [`PORTS_ALL`] or a bitmap.
+    #[inline(always)]
+    fn ports(&self, set: u32, protocol: u8) -> u32 {
+        let ports = self.port_set(set);
+        [ports.tcp, ports.udp, ports.sctp, ports.other][port_word(protocol)]
+    }
     /// Word `port >> 6` of a bitmap.
     fn bitmap(&self, bitmap: u32, word: u16) -> u64;
+}
+
+/// Which word of a [`PortSet`] is about a protocol.
+#[must_use]
+#[inline(always)]
+pub const fn port_word(protocol: u8) -> usize {
+    match protocol {
+        6 => 0,
+        17 => 1,
+        132 => 2,
+        _ => 3,
+    }
 }
 
 /// Class of an IPv4 address (`u32::from_be_bytes`).
@@ -76,14 +94,7 @@ pub fn row_allows<T: PolicyTables>(
 #[must_use]
 #[inline(always)]
 pub fn port_set_allows<T: PolicyTables>(tables: &T, set: u32, protocol: u8, port: u16) -> bool {
-    let ports = tables.port_set(set);
-    let ports = match protocol {
-        6 => ports.tcp,
-        17 => ports.udp,
-        132 => ports.sctp,
-        _ => ports.other,
-    };
-    match ports {
+    match tables.ports(set, protocol) {
         PORTS_NONE => false,
         PORTS_ALL => true,
         bitmap => tables.bitmap(bitmap, port >> 6) >> (port & 63) & 1 != 0,

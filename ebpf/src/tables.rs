@@ -1,7 +1,7 @@
 //! What the verdict reads and writes besides the packet.
 
 use crate::{
-    conntrack::{Full, Memory},
+    conntrack::{self, Flow, Full, Memory},
     family::{Family, V4, V6},
     layout::{ClassId, ENDPOINT_ADDRS, Endpoint, FragmentKey, FragmentPorts, Settings},
     policy::{PolicyTables, class6},
@@ -47,6 +47,19 @@ pub trait Tables: PolicyTables + Memory + Sized {
     fn remember_fragment(&self, key: &FragmentKey, ports: &FragmentPorts);
 }
 
+/// A flow's place in the table of its family.
+#[inline(always)]
+pub fn flow<F: Family, T: Tables>(
+    tables: &T,
+    settings: &Settings,
+    key: F::Key,
+) -> Option<Flow<F::Key>> {
+    let hash = conntrack::hash(settings.hash_seed, &key);
+    let [first, second] = conntrack::choices(hash, F::mask(settings));
+    let buckets = [F::bucket(tables, first)?, F::bucket(tables, second)?];
+    Some(Flow { key, hash, buckets })
+}
+
 /// Inserts a flow into the table of its family.
 ///
 /// # Errors
@@ -54,8 +67,8 @@ pub trait Tables: PolicyTables + Memory + Sized {
 #[inline(always)]
 pub fn insert<F: Family, T: Tables>(tables: &T, key: F::Key, flags: u16) -> Result<(), Full> {
     let settings = tables.settings().ok_or(Full)?;
-    let flow = F::flow(tables, settings, key).ok_or(Full)?;
-    // SAFETY: `Family::flow` names whole buckets of this family's table.
+    let flow = flow::<F, T>(tables, settings, key).ok_or(Full)?;
+    // SAFETY: `flow` names whole buckets of this family's table.
     unsafe { flow.insert(tables, flags, settings, tables.now()) }
 }
 

@@ -7,21 +7,22 @@
 //! look like flows that the pod began, and outlive the policy that denies its client.
 
 use crate::{
-    conntrack::{Flow, Hit},
+    conntrack::{self, Flow, Hit},
     family::Family,
     icmp::{self, Echo},
     layout::{
         CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_RST, CT_SYN, ClassId, ROW_NOT_ISOLATED,
         Settings,
     },
-    packet::{Bytes, SCTP, TCP, TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN, Transport},
+    packet::{SCTP, TCP, TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN, Transport},
     policy::row_allows,
     reason::Reason,
     tables::Tables,
-    verdict::{Direction, Judge, Packet},
+    verdict::{Direction, Judge, Packet, Quote},
 };
 
 /// The flow a packet belongs to or, for an ICMP error, is about.
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Subject<F: Family> {
     remote: F::Address,
     protocol: u8,
@@ -82,21 +83,23 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     /// # Errors
     /// [`Reason::Deferred`] for ICMP errors in the quick look.
     #[inline(always)]
-    pub(crate) fn subject<F: Family, B: Bytes>(
+    pub(crate) fn subject<F: Family>(
         &self,
-        bytes: &B,
-        packet: &Packet<F>,
+        packet: &Packet<'_, F>,
         allowed: bool,
     ) -> Result<Option<Subject<F>>, Reason> {
         let transport = &packet.transport;
-        let own = Subject::new(packet.remote, transport, D::EGRESS);
+        let own = Subject::new(packet.remote::<D>(), transport, D::EGRESS);
         if icmp::is_icmp(transport.protocol) {
             return match icmp::echo(transport) {
                 Echo::Request => Ok(allowed.then_some(own)),
                 Echo::Reply => Ok(Some(own)),
                 Echo::None if allowed || !icmp::is_error(transport) => Ok(None),
-                Echo::None if B::PLAIN => Err(Reason::Deferred),
-                Echo::None => Ok(self.quoted_flow(bytes, packet)),
+                Echo::None => match packet.quoted.quote {
+                    Quote::Unread => Err(Reason::Deferred),
+                    Quote::Nothing => Ok(None),
+                    Quote::Flow => Ok(Some(packet.quoted.flow)),
+                },
             };
         }
         Ok((allowed || !is_opening(transport)).then_some(own))
@@ -107,7 +110,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     #[inline(always)]
     pub(crate) fn settle<F: Family>(
         &self,
-        packet: &Packet<F>,
+        packet: &Packet<'_, F>,
         subject: &Subject<F>,
         class: ClassId,
         allowed: Option<Reason>,
@@ -115,12 +118,9 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         let settings = self.tables.settings().ok_or(Reason::NoTable)?;
         let Subject { remote, protocol, local_port, remote_port } = *subject;
         let key = F::key(self.endpoint.id(), remote, local_port, remote_port, protocol);
-        let flow = F::flow(self.tables, settings, key).ok_or(Reason::NoTable)?;
+        let hit = self.find::<F>(settings, &key)?;
         let now = self.tables.now();
-        // SAFETY: `Family::flow` names whole buckets of this family's table.
-        let hit = unsafe { flow.find(self.tables) };
-        let protocol = self.forget(protocol.into()) as u8;
-        let live = hit.filter(|hit| !hit.control.is_expired(protocol, settings, now));
+        let live = hit.filter(|hit| !hit.control.is_expired(self.tables, protocol, settings, now));
         let Some(reason) = allowed else {
             return match live {
                 Some(hit) => self.answer(packet, subject, class, hit, settings, now),
@@ -132,6 +132,24 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
             None => self.begin(key, hit, packet, now)?,
         }
         Ok(reason)
+    }
+
+    /// The flow's entry, expired or not. The second bucket is read only where the first has none.
+    ///
+    /// # Errors
+    /// [`Reason::NoTable`].
+    #[inline(always)]
+    fn find<F: Family>(&self, settings: &Settings, key: &F::Key) -> Result<Option<Hit>, Reason> {
+        let hash = conntrack::hash(settings.hash_seed, key);
+        for index in conntrack::choices(hash, F::mask(settings)) {
+            let bucket = F::bucket(self.tables, index).ok_or(Reason::NoTable)?;
+            // SAFETY: a whole bucket of this family's table.
+            let hit = unsafe { conntrack::find(self.tables, key, hash, bucket) };
+            if hit.is_some() {
+                return Ok(hit);
+            }
+        }
+        Ok(None)
     }
 
     /// Flags of an entry that a packet of this direction begins.
@@ -162,7 +180,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         &self,
         key: F::Key,
         expired: Option<Hit>,
-        packet: &Packet<F>,
+        packet: &Packet<'_, F>,
         now: u32,
     ) -> Result<(), Reason> {
         let transport = &packet.transport;
@@ -175,7 +193,8 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
             unsafe { Flow::<F::Key>::restart(self.tables, hit, seen, now) };
             return Ok(());
         }
-        match F::insert(self.tables, key, seen) {
+        let inserted = F::insert(self.tables, key, seen);
+        match inserted.or_else(|_| F::insert(self.tables, key, seen)) {
             Err(_) if self.other_row() != ROW_NOT_ISOLATED => Err(Reason::ConntrackFull),
             _ => Ok(()),
         }
@@ -186,7 +205,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     fn refresh<F: Family>(
         &self,
         hit: Hit,
-        packet: &Packet<F>,
+        packet: &Packet<'_, F>,
         class: ClassId,
         settings: &Settings,
         now: u32,
@@ -213,7 +232,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     /// Whether an allowed packet takes its entry over: a new connection on the ports of an old one
     /// or, without a handshake, on those of a flow of the other side that policy has cut since.
     #[inline(always)]
-    fn begins_anew<F: Family>(&self, hit: Hit, packet: &Packet<F>, class: ClassId) -> bool {
+    fn begins_anew<F: Family>(&self, hit: Hit, packet: &Packet<'_, F>, class: ClassId) -> bool {
         let transport = &packet.transport;
         let flags = hit.control.flags();
         let begun = flags & D::SEEN != 0;
@@ -223,7 +242,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         if begun || has_handshake(transport) || icmp::is_icmp(transport.protocol) {
             return false;
         }
-        let own = Subject::<F>::new(packet.remote, transport, D::EGRESS);
+        let own = Subject::<F>::new(packet.remote::<D>(), transport, D::EGRESS);
         !self.still_allows(flags & (CT_NODE | D::OTHER_SEEN), class, &own)
     }
 
@@ -232,7 +251,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     #[inline(always)]
     fn answer<F: Family>(
         &self,
-        packet: &Packet<F>,
+        packet: &Packet<'_, F>,
         subject: &Subject<F>,
         class: ClassId,
         hit: Hit,

@@ -1,20 +1,24 @@
 //! The judgement of one packet, the same in the kernel and on the host.
 //!
 //! Inner functions answer `Result<_, Reason>`: `Err` is a settled verdict, to pass or to drop.
-//! [`decide`] turns either side into the one [`Verdict`].
+//! [`Judge::judge`] turns either side into the one [`Verdict`].
 
 use core::marker::PhantomData;
 
 use crate::{
     family::{Family, V4, V6},
+    icmp,
     layout::{
         CT_EGRESS, CT_FIN_EGRESS, CT_FIN_INGRESS, CT_INGRESS, ENDPOINT_PROBES, EP_CHECK_SOURCE,
         ROW_NOT_ISOLATED, endpoint_slot,
     },
-    packet::{self, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Network, Transport},
+    packet::{
+        self, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Network, TCP, Transport, UDP,
+    },
     policy::row_allows,
     reason::Reason,
     tables::{EndpointRef, Tables},
+    tracking::Subject,
 };
 
 /// What becomes of a packet.
@@ -30,11 +34,27 @@ impl Verdict {
         self.0
     }
 
+    /// Why, as a number.
+    #[must_use]
+    #[inline(always)]
+    pub const fn number(self) -> u32 {
+        self.0 as u32
+    }
+
     /// Whether the packet goes on.
     #[must_use]
     #[inline(always)]
     pub const fn passes(self) -> bool {
         !self.0.is_drop()
+    }
+}
+
+/// Inner functions answer either side.
+impl From<Result<Reason, Reason>> for Verdict {
+    #[inline(always)]
+    fn from(result: Result<Reason, Reason>) -> Self {
+        let (Ok(reason) | Err(reason)) = result;
+        Self(reason)
     }
 }
 
@@ -78,28 +98,39 @@ impl Direction for Egress {
 /// Judges one packet.
 #[inline(always)]
 pub fn decide<D: Direction, B: Bytes, T: Tables>(bytes: &B, tables: &T, hook: Hook) -> Verdict {
-    let Some(endpoint) = find_endpoint(tables, hook.ifindex) else {
-        return Verdict(Reason::NotEndpoint);
+    let judge = match Judge::<D, T>::new(tables, hook) {
+        Ok(judge) => judge,
+        Err(verdict) => return verdict,
     };
-    let rows = endpoint.rows();
-    let check_source = D::EGRESS && endpoint.flags() & EP_CHECK_SOURCE != 0;
-    if rows == 0 && !check_source {
-        return Verdict(Reason::NotIsolated);
-    }
-    let noise = u64::from(endpoint.id());
-    let direction = PhantomData::<D>;
-    let judge = Judge { tables, endpoint, rows, check_source, hook, noise, direction };
-    match judge.frame(bytes) {
-        Ok(reason) | Err(reason) => Verdict(reason),
-    }
+    judge.read(bytes, &Now)
 }
 
-/// Whether every packet of an interface passes unseen: the first thing that [`decide`] asks too.
-#[must_use]
-#[inline(always)]
-pub fn is_free<D: Direction, T: Tables>(tables: &T, ifindex: u32) -> bool {
-    let Some(endpoint) = find_endpoint(tables, ifindex) else { return true };
-    endpoint.rows() == 0 && !(D::EGRESS && endpoint.flags() & EP_CHECK_SOURCE != 0)
+/// What is done with a packet once it is read.
+pub trait Then {
+    /// What comes of it.
+    type Output: From<Verdict>;
+    /// Goes on with a packet.
+    fn go<F: Family, D: Direction, T: Tables>(
+        &self,
+        judge: &Judge<'_, D, T>,
+        reading: &Reading<F>,
+    ) -> Self::Output;
+}
+
+/// Judge it at once.
+struct Now;
+
+impl Then for Now {
+    type Output = Verdict;
+
+    #[inline(always)]
+    fn go<F: Family, D: Direction, T: Tables>(
+        &self,
+        judge: &Judge<'_, D, T>,
+        reading: &Reading<F>,
+    ) -> Verdict {
+        judge.judge(reading)
+    }
 }
 
 /// The endpoint of an interface.
@@ -116,7 +147,8 @@ pub fn find_endpoint<T: Tables>(tables: &T, ifindex: u32) -> Option<EndpointRef>
 }
 
 /// One packet's judgement at one endpoint. `rows` was read once: both directions of one moment.
-pub(crate) struct Judge<'a, D, T> {
+#[derive(Debug)]
+pub struct Judge<'a, D, T> {
     pub(crate) tables: &'a T,
     pub(crate) endpoint: EndpointRef,
     rows: u64,
@@ -126,15 +158,80 @@ pub(crate) struct Judge<'a, D, T> {
     direction: PhantomData<D>,
 }
 
-/// A packet as the endpoint sees it.
-pub(crate) struct Packet<F: Family> {
-    pub(crate) network: Network<F::Address>,
-    pub(crate) transport: Transport,
-    pub(crate) local: F::Address,
-    pub(crate) remote: F::Address,
+/// What was read of an IP packet: all that a verdict depends on. In the kernel it is left in a map
+/// between two functions, so every field is always written.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading<F: Family> {
+    network: Network<F::Address>,
+    transport: Transport,
+    /// Why there is no transport header.
+    trouble: Option<Reason>,
+    quoted: Quoted<F>,
 }
 
-impl<D: Direction, T: Tables> Judge<'_, D, T> {
+/// The flow that an ICMP error is about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Quoted<F: Family> {
+    pub(crate) quote: Quote,
+    pub(crate) flow: Subject<F>,
+}
+
+/// Whether there is a [`Quoted::flow`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Quote {
+    /// The quick look does not read it.
+    Unread,
+    /// None that could be the pod's.
+    Nothing,
+    /// There is.
+    Flow,
+}
+
+impl<F: Family> Quoted<F> {
+    #[inline(always)]
+    pub(crate) fn none(quote: Quote) -> Self {
+        Self { quote, flow: Subject::default() }
+    }
+}
+
+/// A packet as the endpoint sees it.
+pub(crate) struct Packet<'a, F: Family> {
+    pub(crate) network: &'a Network<F::Address>,
+    pub(crate) transport: Transport,
+    pub(crate) quoted: &'a Quoted<F>,
+}
+
+impl<F: Family> Packet<'_, F> {
+    /// The pod's address.
+    #[inline(always)]
+    pub(crate) const fn local<D: Direction>(&self) -> F::Address {
+        if D::EGRESS { self.network.source } else { self.network.destination }
+    }
+
+    /// The other side's address.
+    #[inline(always)]
+    pub(crate) const fn remote<D: Direction>(&self) -> F::Address {
+        if D::EGRESS { self.network.destination } else { self.network.source }
+    }
+}
+
+impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
+    /// Begins a judgement.
+    ///
+    /// # Errors
+    /// A verdict, where the interface's packets all pass.
+    #[inline(always)]
+    pub fn new(tables: &'a T, hook: Hook) -> Result<Self, Verdict> {
+        let endpoint = find_endpoint(tables, hook.ifindex).ok_or(Verdict(Reason::NotEndpoint))?;
+        let rows = endpoint.rows();
+        let check_source = D::EGRESS && endpoint.flags() & EP_CHECK_SOURCE != 0;
+        if rows == 0 && !check_source {
+            return Err(Verdict(Reason::NotIsolated));
+        }
+        let noise = u64::from(endpoint.id());
+        Ok(Self { tables, endpoint, rows, check_source, hook, noise, direction: PhantomData })
+    }
+
     /// Row of pod ingress.
     #[inline(always)]
     pub(crate) const fn ingress_row(&self) -> u32 {
@@ -165,17 +262,63 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         !D::EGRESS && self.hook.ingress_ifindex == 0
     }
 
+    /// Reads a packet and goes on, unless its headers are enough for a verdict.
     #[inline(always)]
-    fn frame<B: Bytes>(&self, bytes: &B) -> Result<Reason, Reason> {
-        match packet::link(bytes) {
+    pub fn read<B: Bytes, N: Then>(&self, bytes: &B, then: &N) -> N::Output {
+        let result = match packet::link(bytes) {
             Ok((ETHERTYPE_IPV4, _)) if !B::IPV4 => Err(Reason::Deferred),
             Ok((ETHERTYPE_IPV6, _)) if !B::IPV6 => Err(Reason::Deferred),
-            Ok((ETHERTYPE_IPV4, offset)) => self.ip::<V4, B>(bytes, offset),
-            Ok((ETHERTYPE_IPV6, offset)) => self.ip::<V6, B>(bytes, offset),
+            Ok((ETHERTYPE_IPV4, offset)) => match self.read_ip::<V4, B>(bytes, offset) {
+                Ok(reading) => return then.go(self, &reading),
+                Err(result) => result,
+            },
+            Ok((ETHERTYPE_IPV6, offset)) => match self.read_ip::<V6, B>(bytes, offset) {
+                Ok(reading) => return then.go(self, &reading),
+                Err(result) => result,
+            },
             Ok((ETHERTYPE_ARP, _)) => Ok(Reason::Neighbour),
             Ok(_) => self.unread(Reason::NotIp),
             Err(reason) => self.unread(reason),
-        }
+        };
+        Verdict::from(result).into()
+    }
+
+    #[inline(always)]
+    fn read_ip<F: Family, B: Bytes>(
+        &self,
+        bytes: &B,
+        offset: u32,
+    ) -> Result<Reading<F>, Result<Reason, Reason>> {
+        let mut network = match F::network(bytes, offset, false) {
+            Ok(network) => network,
+            // No address to check: that is for the check of the source to drop.
+            Err(reason) if self.check_source => return Err(Err(reason)),
+            Err(reason) => return Err(self.unread(reason)),
+        };
+        let result = match F::extensions(bytes, &mut network) {
+            Ok(()) => packet::transport(bytes, &network, false),
+            Err(reason) => Err(reason),
+        };
+        let (transport, trouble) = match result {
+            Ok(transport) => (transport, None),
+            // Nothing may be decided on half a look.
+            Err(Reason::Deferred) => return Err(Err(Reason::Deferred)),
+            Err(reason) => (Transport::default(), Some(reason)),
+        };
+        let quoted = if B::PLAIN {
+            Quoted::none(Quote::Unread)
+        } else if icmp::is_error(&transport) && !network.fragment.is_later() {
+            self.quoted_flow::<F, B>(bytes, &network)
+        } else {
+            Quoted::none(Quote::Nothing)
+        };
+        Ok(Reading { network, transport, trouble, quoted })
+    }
+
+    /// Judges a packet that was read.
+    #[inline(always)]
+    pub fn judge<F: Family>(&self, reading: &Reading<F>) -> Verdict {
+        self.ip(reading).into()
     }
 
     /// A packet that cannot be judged drops where its direction is isolated.
@@ -188,20 +331,9 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     }
 
     #[inline(always)]
-    fn ip<F: Family, B: Bytes>(&self, bytes: &B, offset: u32) -> Result<Reason, Reason> {
-        let mut network = match F::network(bytes, offset, false) {
-            Ok(network) => network,
-            // No address to check: that is for the check of the source to drop.
-            Err(reason) if self.check_source => return Err(reason),
-            Err(reason) => return self.unread(reason),
-        };
-        let transport = match F::extensions(bytes, &mut network) {
-            Ok(()) => packet::transport(bytes, &network, false),
-            Err(reason) => Err(reason),
-        };
-        if let Ok(transport) = &transport
-            && F::is_neighbour(&network, transport)
-        {
+    fn ip<F: Family>(&self, reading: &Reading<F>) -> Result<Reason, Reason> {
+        let Reading { network, transport, trouble, quoted } = reading;
+        if trouble.is_none() && F::is_neighbour(network, transport) {
             return Ok(Reason::Neighbour);
         }
         if self.check_source && !F::owns(self.endpoint, network.source) {
@@ -210,17 +342,15 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         if self.rows == 0 {
             return Ok(Reason::NotIsolated);
         }
-        let transport = match transport {
-            Ok(transport) => transport,
-            Err(reason) => return self.unread(reason),
-        };
-        let transport = self.forget_path(transport);
-        let (local, remote) = if D::EGRESS {
-            (network.source, network.destination)
-        } else {
-            (network.destination, network.source)
-        };
-        self.datagram(bytes, Packet::<F> { network, transport, local, remote })
+        if let Some(reason) = *trouble {
+            return self.unread(reason);
+        }
+        let transport = self.forget_path(*transport, quoted.quote == Quote::Unread);
+        // This much the compiler shall remember: plain packets are TCP and UDP.
+        if quoted.quote == Quote::Unread && !(TCP..=UDP).contains(&transport.protocol) {
+            return Err(Reason::Deferred);
+        }
+        self.datagram(Packet::<F> { network, transport, quoted })
     }
 
     /// The same value, of which the kernel's verifier knows nothing: else it follows all that comes
@@ -231,28 +361,26 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     }
 
     #[inline(always)]
-    fn forget_path(&self, transport: Transport) -> Transport {
+    fn forget_path(&self, transport: Transport, plain: bool) -> Transport {
+        // The ports of plain packets are always read in one way.
+        let port = |port: u16| if plain { port } else { self.forget(port) };
         Transport {
             protocol: self.forget(transport.protocol.into()) as u8,
             flags: self.forget(transport.flags.into()) as u8,
-            source: self.forget(transport.source),
-            destination: self.forget(transport.destination),
+            source: port(transport.source),
+            destination: port(transport.destination),
         }
     }
 
     /// Fragments get their first one's ports; whole packets go straight through.
     #[inline(always)]
-    fn datagram<F: Family, B: Bytes>(
-        &self,
-        bytes: &B,
-        mut packet: Packet<F>,
-    ) -> Result<Reason, Reason> {
-        let class = F::class(self.tables, packet.remote);
-        if !B::PLAIN && packet.network.fragment.is_later() {
+    fn datagram<F: Family>(&self, mut packet: Packet<'_, F>) -> Result<Reason, Reason> {
+        let class = F::class(self.tables, packet.remote::<D>());
+        if packet.network.fragment.is_later() {
             packet.transport = self.transport_of_first(&packet, class)?;
         }
-        let reason = self.whole(bytes, &packet, class)?;
-        if !B::PLAIN && packet.network.fragment.is_first() && self.row() != ROW_NOT_ISOLATED {
+        let reason = self.whole(&packet, class)?;
+        if packet.network.fragment.is_first() && self.row() != ROW_NOT_ISOLATED {
             self.remember_first(&packet);
         }
         Ok(reason)
@@ -260,24 +388,18 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
 
     /// Stateless first; only what that denies needs to be an answer.
     #[inline(always)]
-    fn whole<F: Family, B: Bytes>(
-        &self,
-        bytes: &B,
-        packet: &Packet<F>,
-        class: u32,
-    ) -> Result<Reason, Reason> {
+    fn whole<F: Family>(&self, packet: &Packet<'_, F>, class: u32) -> Result<Reason, Reason> {
         let row = self.row();
         let (allowed, reason) = if row == ROW_NOT_ISOLATED {
             (true, Reason::NotIsolated)
         } else if self.is_from_node() {
             (true, Reason::Node)
         } else {
-            let protocol = self.forget(packet.transport.protocol.into()) as u8;
-            let port = packet.transport.destination;
+            let Transport { protocol, destination: port, .. } = packet.transport;
             (row_allows(self.tables, row, class, protocol, port), Reason::Allowed)
         };
         let allowed = self.forget(allowed.into()) & 1 != 0;
-        match self.subject(bytes, packet, allowed)? {
+        match self.subject(packet, allowed)? {
             Some(subject) => self.settle(packet, &subject, class, allowed.then_some(reason)),
             None if allowed => Ok(reason),
             None => self.unanswered(packet),
@@ -286,8 +408,8 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
 
     /// No rule allows it and it answers nothing: the pod itself, or a drop.
     #[inline(always)]
-    pub(crate) fn unanswered<F: Family>(&self, packet: &Packet<F>) -> Result<Reason, Reason> {
-        if F::owns(self.endpoint, packet.remote)
+    pub(crate) fn unanswered<F: Family>(&self, packet: &Packet<'_, F>) -> Result<Reason, Reason> {
+        if F::owns(self.endpoint, packet.remote::<D>())
             || (!D::EGRESS && self.hook.ingress_ifindex == self.hook.ifindex)
         {
             return Ok(Reason::Loopback);

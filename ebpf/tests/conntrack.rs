@@ -9,9 +9,10 @@ use std::{
 
 use netpold_ebpf::{
     conntrack::{Control, Flow, Full, sweep, timeouts, words4},
-    family::{Family, V4},
-    host::HostTables,
+    family::V4,
+    host::{HostMemory, HostTables},
     layout::{CT_INGRESS, CT_REPLIED, CT_VALID, Ct4Key, Settings},
+    tables,
     tables::{Tables, insert},
 };
 
@@ -22,7 +23,7 @@ fn key(number: u32) -> [u64; 2] {
 }
 
 fn flow(tables: &HostTables, number: u32) -> Flow<[u64; 2]> {
-    V4::flow(tables, &tables.settings, key(number)).expect("buckets")
+    tables::flow::<V4, _>(tables, &tables.settings, key(number)).expect("buckets")
 }
 
 fn find(tables: &HostTables, number: u32) -> Option<Control> {
@@ -107,9 +108,9 @@ fn sweeping_frees_expired_flows_only_across_the_wrap_of_jiffies() {
 fn stamps_from_the_near_future_are_not_old() {
     let settings = Settings { timeouts: timeouts(1000), ..Settings::default() };
     let control = Control::new(5, 0, CT_VALID);
-    assert!(!control.is_expired(6, &settings, 3));
-    assert!(!control.is_expired(6, &settings, 5));
-    assert!(control.is_expired(6, &settings, 5 + settings.timeouts[0]));
+    assert!(!control.is_expired(&HostMemory, 6, &settings, 3));
+    assert!(!control.is_expired(&HostMemory, 6, &settings, 5));
+    assert!(control.is_expired(&HostMemory, 6, &settings, 5 + settings.timeouts[0]));
 }
 
 /// Writers, readers and a sweeper at once. The remote address is derived from the flags' owner, so

@@ -83,7 +83,7 @@ fn emit<D: Direction>(skb: *mut __sk_buff, reason: u32) -> u32 {
     event.reason = reason as u8;
     event.suppressed = limit.suppressed;
     // SAFETY: the program's context.
-    event::describe::<D, _>(&unsafe { Copied::<true, true>::new(skb) }, event);
+    event::describe::<D, _>(&unsafe { Copied::new(skb) }, event);
     entry.submit(0);
     limit.suppressed = 0;
     0

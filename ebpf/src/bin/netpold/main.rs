@@ -18,12 +18,14 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use netpold_ebpf::{
-    packet::Bytes,
+    family::{Family, V4, V6},
     reason::Reason,
-    verdict::{Direction, Egress, Hook, Ingress, decide, is_free},
+    tables::Tables,
+    verdict::{Direction, Egress, Hook, Ingress, Judge, Reading, Then, Verdict, decide},
 };
 
 use crate::{
+    maps::Scratch,
     packet::{Copied, Direct},
     tables::Maps,
 };
@@ -37,19 +39,26 @@ const DROP: i32 = 2;
 #[classifier]
 #[inline(always)]
 fn netpold_ingress(context: TcContext) -> i32 {
-    judge::<Ingress>(
-        context.as_ptr().cast(),
-        netpold_ingress_quick,
-        netpold_ingress4,
-        netpold_ingress6,
-    )
+    let looks = Looks {
+        quick6: netpold_ingress_quick6,
+        read: netpold_ingress_read,
+        judge4: netpold_ingress4,
+        judge6: netpold_ingress6,
+    };
+    judge::<Ingress>(context.as_ptr().cast(), &looks)
 }
 
 /// Pod egress: TC ingress of the host side.
 #[classifier]
 #[inline(always)]
 fn netpold_egress(context: TcContext) -> i32 {
-    judge::<Egress>(context.as_ptr().cast(), netpold_egress_quick, netpold_egress4, netpold_egress6)
+    let looks = Looks {
+        quick6: netpold_egress_quick6,
+        read: netpold_egress_read,
+        judge4: netpold_egress4,
+        judge6: netpold_egress6,
+    };
+    judge::<Egress>(context.as_ptr().cast(), &looks)
 }
 
 /// The kernel's jiffies, low 32 bits, for the agent (by BPF_PROG_TEST_RUN): conntrack stamps.
@@ -67,24 +76,39 @@ fn netpold_empty(_context: TcContext) -> i32 {
     NEXT
 }
 
-/// A look at a packet: a global function to the kernel (5.6), verified by itself, and with a stack
-/// frame that the others do not add to. The answer is a [`Reason`]'s number.
-type Look = extern "C" fn(*mut __sk_buff) -> u32;
+/// A function that is global to the kernel (5.6): verified by itself, for any packet.
+type Global = extern "C" fn(*mut __sk_buff) -> u32;
+
+/// The thorough look in three functions, none of which needs a whole stack: one reads the packet
+/// and leaves it in [`maps::SCRATCH`], one for each family judges what it left.
+struct Looks {
+    quick6: Global,
+    read: Global,
+    judge4: Global,
+    judge6: Global,
+}
+
+/// What [`Looks::read`] answers besides the numbers of [`Reason`].
+const READ_IPV4: u32 = 0x104;
+const READ_IPV6: u32 = 0x106;
 
 /// The quick look, then the thorough one where that was not enough; and the one place where a
 /// verdict becomes an action.
 #[inline(always)]
-fn judge<D: Direction>(skb: *mut __sk_buff, quick: Look, ipv4: Look, ipv6: Look) -> i32 {
+fn judge<D: Direction>(skb: *mut __sk_buff, looks: &Looks) -> i32 {
+    let maps = Maps::new();
     // SAFETY: the program's context.
-    if is_free::<D, _>(&Maps::new(), unsafe { (*skb).ifindex }) {
-        return NEXT;
-    }
-    let mut reason = quick(skb);
+    let bytes = unsafe { Direct::<true>::new(skb) };
+    let mut reason = decide::<D, _, _>(&bytes, &maps, hook(skb)).number();
     if reason == Reason::Deferred as u32 {
-        reason = ipv4(skb);
+        reason = (looks.quick6)(skb);
     }
     if reason == Reason::Deferred as u32 {
-        reason = ipv6(skb);
+        reason = match (looks.read)(skb) {
+            READ_IPV4 => (looks.judge4)(skb),
+            READ_IPV6 => (looks.judge6)(skb),
+            settled => settled,
+        };
     }
     if reason < Reason::FIRST_DROP as u32 {
         return NEXT;
@@ -93,60 +117,116 @@ fn judge<D: Direction>(skb: *mut __sk_buff, quick: Look, ipv4: Look, ipv6: Look)
     DROP
 }
 
-/// The quick look at pod ingress.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn netpold_ingress_quick(skb: *mut __sk_buff) -> u32 {
-    // SAFETY: the program's context.
-    verdict::<Ingress, _>(skb, &unsafe { Direct::new(skb) })
-}
-
-/// The quick look at pod egress.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn netpold_egress_quick(skb: *mut __sk_buff) -> u32 {
-    // SAFETY: the program's context.
-    verdict::<Egress, _>(skb, &unsafe { Direct::new(skb) })
-}
-
-/// The thorough look at pod ingress, all but IPv6.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn netpold_ingress4(skb: *mut __sk_buff) -> u32 {
-    // SAFETY: the program's context.
-    verdict::<Ingress, _>(skb, &unsafe { Copied::<true, false>::new(skb) })
-}
-
-/// The thorough look at pod ingress of IPv6.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn netpold_ingress6(skb: *mut __sk_buff) -> u32 {
-    // SAFETY: the program's context.
-    verdict::<Ingress, _>(skb, &unsafe { Copied::<false, true>::new(skb) })
-}
-
-/// The thorough look at pod egress, all but IPv6.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn netpold_egress4(skb: *mut __sk_buff) -> u32 {
-    // SAFETY: the program's context.
-    verdict::<Egress, _>(skb, &unsafe { Copied::<true, false>::new(skb) })
-}
-
-/// The thorough look at pod egress of IPv6.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn netpold_egress6(skb: *mut __sk_buff) -> u32 {
-    // SAFETY: the program's context.
-    verdict::<Egress, _>(skb, &unsafe { Copied::<false, true>::new(skb) })
-}
-
 #[inline(always)]
-fn verdict<D: Direction, B: Bytes>(skb: *mut __sk_buff, bytes: &B) -> u32 {
+fn hook(skb: *mut __sk_buff) -> Hook {
     // SAFETY: the program's context.
-    let hook = unsafe { Hook { ifindex: (*skb).ifindex, ingress_ifindex: (*skb).ingress_ifindex } };
-    decide::<D, B, Maps>(bytes, &Maps::new(), hook).reason() as u32
+    unsafe { Hook { ifindex: (*skb).ifindex, ingress_ifindex: (*skb).ingress_ifindex } }
 }
+
+/// Reads a packet, whatever it looks like.
+#[inline(always)]
+fn read<D: Direction>(skb: *mut __sk_buff) -> u32 {
+    let maps = Maps::new();
+    let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return Reason::NoTable as u32 };
+    let judge = match Judge::<D, _>::new(&maps, hook(skb)) {
+        Ok(judge) => judge,
+        Err(verdict) => return verdict.number(),
+    };
+    // SAFETY: the program's context.
+    judge.read(&unsafe { Copied::new(skb) }, &Later(scratch)).0
+}
+
+/// Leaves a packet in the scratch.
+struct Later(*mut Scratch);
+
+/// What [`read`] answers.
+struct Answer(u32);
+
+impl From<Verdict> for Answer {
+    #[inline(always)]
+    fn from(verdict: Verdict) -> Self {
+        Self(verdict.number())
+    }
+}
+
+impl Then for Later {
+    type Output = Answer;
+
+    #[inline(always)]
+    fn go<F: Family, D: Direction, T: Tables>(
+        &self,
+        _judge: &Judge<'_, D, T>,
+        reading: &Reading<F>,
+    ) -> Answer {
+        // SAFETY: this CPU's own scratch, which has room for a reading of each family.
+        unsafe {
+            if F::IS_V6 {
+                (&raw mut (*self.0).reading6).cast::<Reading<F>>().write(*reading);
+                Answer(READ_IPV6)
+            } else {
+                (&raw mut (*self.0).reading4).cast::<Reading<F>>().write(*reading);
+                Answer(READ_IPV4)
+            }
+        }
+    }
+}
+
+/// Judges the packet that [`read`] left.
+#[inline(always)]
+fn judge_read<D: Direction, F: Family>(
+    skb: *mut __sk_buff,
+    reading: impl FnOnce(*mut Scratch) -> *mut Reading<F>,
+) -> u32 {
+    let maps = Maps::new();
+    let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return Reason::NoTable as u32 };
+    match Judge::<D, _>::new(&maps, hook(skb)) {
+        // SAFETY: this CPU's own scratch, written just before.
+        Ok(judge) => judge.judge(unsafe { &*reading(scratch) }).number(),
+        Err(verdict) => verdict.number(),
+    }
+}
+
+/// The functions of the thorough look for a direction.
+macro_rules! thorough {
+    ($direction:ty, $quick6:ident, $read:ident, $judge4:ident, $judge6:ident) => {
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $quick6(skb: *mut __sk_buff) -> u32 {
+            // SAFETY: the program's context.
+            let bytes = unsafe { Direct::<false>::new(skb) };
+            decide::<$direction, _, _>(&bytes, &Maps::new(), hook(skb)).number()
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $read(skb: *mut __sk_buff) -> u32 {
+            read::<$direction>(skb)
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $judge4(skb: *mut __sk_buff) -> u32 {
+            // SAFETY: a place in the scratch.
+            judge_read::<$direction, V4>(skb, |it| unsafe { &raw mut (*it).reading4 })
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $judge6(skb: *mut __sk_buff) -> u32 {
+            // SAFETY: as above.
+            judge_read::<$direction, V6>(skb, |it| unsafe { &raw mut (*it).reading6 })
+        }
+    };
+}
+
+thorough!(
+    Ingress,
+    netpold_ingress_quick6,
+    netpold_ingress_read,
+    netpold_ingress4,
+    netpold_ingress6
+);
+thorough!(Egress, netpold_egress_quick6, netpold_egress_read, netpold_egress4, netpold_egress6);
 
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {

@@ -7,11 +7,13 @@ use aya_ebpf::{
     maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf},
 };
 use netpold_ebpf::{
+    family::{V4, V6},
     layout::{
         Ct4Bucket, Ct6Bucket, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, PortBitmap,
         PortSet, Row, RowBlock, Settings, TrieBlock, TrieRoot,
     },
     reason,
+    verdict::Reading,
 };
 
 /// Written by the agent through mmap while packets are judged.
@@ -46,9 +48,9 @@ pub(crate) static CT6: Array<Ct6Bucket> = Array::with_max_entries(65_536, SHARED
 #[map]
 pub(crate) static FRAGMENTS: LruHashMap<FragmentKey, FragmentPorts> =
     LruHashMap::with_max_entries(8_192, 0);
-/// Where the key of [`FRAGMENTS`] is made: it would take a tenth of the stack.
+/// What would fill the stack.
 #[map]
-pub(crate) static FRAGMENT_KEY: PerCpuArray<FragmentKey> = PerCpuArray::with_max_entries(1, 0);
+pub(crate) static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
 /// Index: [`reason::counter`].
 #[map]
 pub(crate) static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(reason::COUNTERS, 0);
@@ -56,6 +58,17 @@ pub(crate) static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(rea
 pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(256 * 1024, 0);
 #[map]
 pub(crate) static EVENT_LIMIT: PerCpuArray<EventLimit> = PerCpuArray::with_max_entries(1, 0);
+
+/// This CPU's working memory for one packet.
+#[repr(C)]
+pub(crate) struct Scratch {
+    /// Key of [`FRAGMENTS`].
+    pub(crate) fragment: FragmentKey,
+    /// An IPv4 packet between the function that reads it and the one that judges it.
+    pub(crate) reading4: Reading<V4>,
+    /// The same of an IPv6 packet.
+    pub(crate) reading6: Reading<V6>,
+}
 
 /// How many events this CPU may still emit. Only this program reads it.
 #[repr(C)]

@@ -1,19 +1,19 @@
 //! Packet bytes in the kernel: straight from memory for plain packets, copied for the others.
 
-use core::cell::UnsafeCell;
+use core::{cell::UnsafeCell, mem::MaybeUninit};
 
 use aya_ebpf::{bindings::__sk_buff, helpers::bpf_skb_load_bytes};
 use netpold_ebpf::packet::{Bytes, MAX_WINDOW, Window};
 
 /// The linear part of a packet, read in place. Headers that lie elsewhere, and whatever is unusual,
 /// are left to [`Copied`].
-pub(crate) struct Direct {
+pub(crate) struct Direct<const V4: bool> {
     data: usize,
     end: usize,
     length: u32,
 }
 
-impl Direct {
+impl<const V4: bool> Direct<V4> {
     /// # Safety
     /// `skb` is the program's context.
     #[inline(always)]
@@ -25,8 +25,10 @@ impl Direct {
     }
 }
 
-impl Bytes for Direct {
+impl<const V4: bool> Bytes for Direct<V4> {
     const PLAIN: bool = true;
+    const IPV4: bool = V4;
+    const IPV6: bool = !V4;
     type Window = InPlace;
 
     #[inline(always)]
@@ -76,27 +78,24 @@ impl Window for InPlace {
     }
 }
 
-/// A packet that is read by a copying helper, wherever its bytes lie. The IP versions that it is
-/// for are constants, since a function for both would need more than a program's stack; for the
-/// same reason all windows share one buffer.
-pub(crate) struct Copied<const IPV4: bool, const IPV6: bool> {
+/// A packet that is read by a copying helper, wherever its bytes lie. All windows share one buffer,
+/// to save stack.
+pub(crate) struct Copied {
     skb: *mut __sk_buff,
-    buffer: UnsafeCell<[u64; MAX_WINDOW / 8]>,
+    buffer: UnsafeCell<MaybeUninit<[u64; MAX_WINDOW / 8]>>,
 }
 
-impl<const IPV4: bool, const IPV6: bool> Copied<IPV4, IPV6> {
+impl Copied {
     /// # Safety
     /// `skb` is the program's context.
     #[inline(always)]
     pub(crate) const unsafe fn new(skb: *mut __sk_buff) -> Self {
-        Self { skb, buffer: UnsafeCell::new([0; MAX_WINDOW / 8]) }
+        Self { skb, buffer: UnsafeCell::new(MaybeUninit::uninit()) }
     }
 }
 
-impl<const IPV4: bool, const IPV6: bool> Bytes for Copied<IPV4, IPV6> {
+impl Bytes for Copied {
     const PLAIN: bool = false;
-    const IPV4: bool = IPV4;
-    const IPV6: bool = IPV6;
     type Window = InBuffer;
 
     #[inline(always)]

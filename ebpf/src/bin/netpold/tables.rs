@@ -12,7 +12,7 @@ use netpold_ebpf::{
     conntrack::{Full, Memory},
     family::{Family as _, V4, V6},
     layout::{ClassId, FragmentKey, FragmentPorts, PortSet, Settings},
-    policy::{PolicyTables, class6},
+    policy::{PolicyTables, port_word},
     tables::{EndpointRef, Tables, insert},
 };
 
@@ -104,6 +104,11 @@ impl PolicyTables for Maps {
     }
 
     #[inline(always)]
+    fn ports(&self, set: u32, protocol: u8) -> u32 {
+        word!(self, maps::PORT_SETS, set, u32, port_word(protocol))
+    }
+
+    #[inline(always)]
     fn bitmap(&self, bitmap: u32, word: u16) -> u64 {
         word!(self, maps::PORT_BITMAPS, bitmap, u64, (word & 1023) as usize)
     }
@@ -143,17 +148,20 @@ impl Memory for Maps {
 /// Puts a key where the helpers read it.
 #[inline(always)]
 fn place_key(key: &FragmentKey) -> Option<*const FragmentKey> {
-    let place = maps::FRAGMENT_KEY.get_ptr_mut(0)?;
+    let scratch = maps::SCRATCH.get_ptr_mut(0)?;
     // SAFETY: this CPU's own element.
-    unsafe { place.write(*key) };
-    Some(place)
+    unsafe {
+        let place = &raw mut (*scratch).fragment;
+        place.write(*key);
+        Some(place)
+    }
 }
 
-/// Class of an IPv6 address: the keys of its tables have a stack frame of their own here.
+/// Class of an IPv6 address by prefix: its key has a stack frame of its own here.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_class6(first: u64, second: u64) -> u32 {
-    class6(&Maps::new(), &V6::octets([first, second]))
+extern "C" fn netpold_cidr6(first: u64, second: u64) -> u32 {
+    Maps::new().cidr6(&V6::octets([first, second])).unwrap_or(0)
 }
 
 /// Inserts an IPv4 flow; 0 if there was room. A global function to the kernel (5.6): verified by
@@ -219,7 +227,10 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn class6(&self, address: [u64; 2]) -> ClassId {
-        netpold_class6(address[0], address[1])
+        match self.host6(&V6::octets(address)) {
+            Some(class) => class,
+            None => netpold_cidr6(address[0], address[1]),
+        }
     }
 
     #[inline(always)]
