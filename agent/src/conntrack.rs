@@ -24,7 +24,7 @@ const CLOCK_SAMPLE: Duration = Duration::from_millis(200);
 const CLOCK_ATTEMPTS: u32 = 5;
 /// A way that has been claimed for that many seconds belongs to a CPU that will not finish:
 /// publishing takes nanoseconds.
-const STALE_CLAIM: u32 = 1;
+const STALE_CLAIM: u32 = 60;
 
 /// Ticks a second of the kernel's jiffies, from two readings. Takes about 200 ms, blocking.
 ///

@@ -243,9 +243,9 @@ impl Control {
     pub const fn timeout(self, protocol: u8) -> usize {
         let replied = self.flags() & CT_REPLIED != 0;
         match (protocol, replied) {
-            (TCP, _) if self.is_closing() && self.is_closed() => TIMEOUT_TCP_CLOSED,
+            (TCP | SCTP, _) if self.is_closing() && self.is_closed() => TIMEOUT_TCP_CLOSED,
             (TCP, true) => TIMEOUT_TCP_ESTABLISHED,
-            (TCP, false) => TIMEOUT_TCP_OPENING,
+            (TCP | SCTP, false) => TIMEOUT_TCP_OPENING,
             (SCTP, true) => TIMEOUT_SCTP_ESTABLISHED,
             (ICMP | ICMPV6, _) => TIMEOUT_ECHO,
             (_, true) => TIMEOUT_TWO_WAY,

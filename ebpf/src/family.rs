@@ -66,8 +66,12 @@ pub trait Family: Copy + Default + core::fmt::Debug {
         protocol: u8,
     ) -> Self::Key;
 
-    /// Neighbour and multicast listener discovery, without which no packet finds its way.
-    fn is_neighbour(network: &Network<Self::Address>, transport: &Transport) -> bool;
+    /// Neighbour and multicast listener discovery, without which no packet finds its way. `sent`:
+    /// by the pod.
+    fn is_neighbour(network: &Network<Self::Address>, transport: &Transport, sent: bool) -> bool;
+
+    /// An address that a pod uses before it has its own, or beside it on the link.
+    fn is_link_scope(address: Self::Address) -> bool;
 
     /// The address in network byte order, IPv4 in the first four bytes.
     fn octets(address: Self::Address) -> [u8; 16];
@@ -141,8 +145,13 @@ impl Family for V4 {
     }
 
     #[inline(always)]
-    fn is_neighbour(_network: &Network<u32>, _transport: &Transport) -> bool {
+    fn is_neighbour(_network: &Network<u32>, _transport: &Transport, _sent: bool) -> bool {
         false
+    }
+
+    #[inline(always)]
+    fn is_link_scope(address: u32) -> bool {
+        address == 0
     }
 
     #[inline(always)]
@@ -151,6 +160,21 @@ impl Family for V4 {
         octets[..4].copy_from_slice(&address.to_be_bytes());
         octets
     }
+}
+
+/// Longest neighbour discovery message of a pod: an address each for target and link layer, a nonce.
+const NEIGHBOUR_MESSAGE: u32 = 64;
+
+/// fe80::/10
+#[inline(always)]
+const fn is_link_local(address: [u64; 2]) -> bool {
+    u64::from_be(address[0]) >> 54 == 0xfe80 >> 6
+}
+
+/// ff00::/8
+#[inline(always)]
+const fn is_multicast(address: [u64; 2]) -> bool {
+    u64::from_be(address[0]) >> 56 == 0xff
 }
 
 impl Family for V6 {
@@ -216,17 +240,34 @@ impl Family for V6 {
         words6(endpoint, local_port, remote_port, remote, protocol)
     }
 
-    /// RFC 4861 (hop limit 255 proves that no router forwarded it) and RFC 3810 (hop limit 1).
+    /// RFC 4861 and RFC 3810. A hop limit of 255 proves to the receiver that no router forwarded a
+    /// packet, but of the sender it proves nothing: a pod may send solicitations and
+    /// advertisements, short ones, and those to addresses beyond the link only as far as
+    /// reachability of a neighbour is asked for. It is no router, which sends the other types.
     #[inline(always)]
-    fn is_neighbour(network: &Network<[u64; 2]>, transport: &Transport) -> bool {
+    fn is_neighbour(network: &Network<[u64; 2]>, transport: &Transport, sent: bool) -> bool {
         if network.protocol != ICMPV6 || network.fragment.is_first() {
             return false;
         }
+        let on_link = is_multicast(network.destination) || is_link_local(network.destination);
+        let short = network.end.wrapping_sub(network.payload) <= NEIGHBOUR_MESSAGE;
         match transport.destination >> 8 {
-            133..=137 => network.hop_limit == 255,
-            130..=132 | 143 => network.hop_limit == 1,
+            133 if sent => network.hop_limit == 255 && short && on_link,
+            135 | 136 if sent => network.hop_limit == 255 && short,
+            133 | 135 | 136 => network.hop_limit == 255,
+            134 | 137 if !sent => network.hop_limit == 255 && is_link_local(network.source),
+            130..=132 | 143 => {
+                network.hop_limit == 1
+                    && Self::is_link_scope(network.source)
+                    && is_multicast(network.destination)
+            }
             _ => false,
         }
+    }
+
+    #[inline(always)]
+    fn is_link_scope(address: [u64; 2]) -> bool {
+        is_link_local(address) || Self::same(address, [0; 2])
     }
 
     #[inline(always)]

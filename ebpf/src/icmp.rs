@@ -46,8 +46,9 @@ pub(crate) const fn is_error(transport: &Transport) -> bool {
 }
 
 impl<D: Direction, T: Tables> Judge<'_, D, T> {
-    /// The flow that an ICMP error quotes. Its sender may be any router, so the quoted packet must
-    /// be the pod's own, to or from the address that this one is to or from.
+    /// The flow that an ICMP error quotes. Any router may send one to the pod, so the quoted packet
+    /// must be one that the pod sent. The pod's own errors go to who sent the quoted packet, and
+    /// to nobody else: they could carry anything.
     #[inline(always)]
     pub(crate) fn quoted_flow<F: Family, B: Bytes>(
         &self,
@@ -69,7 +70,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         } else {
             (error.destination, quoted.source, quoted.destination)
         };
-        if !F::same(local, own) {
+        if !F::same(local, own) || (D::EGRESS && !F::same(remote, error.destination)) {
             return Quoted::none(Quote::Nothing);
         }
         let flow = Subject::new(remote, &transport, !D::EGRESS);

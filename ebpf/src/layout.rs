@@ -248,7 +248,8 @@ pub const CT_BUSY: u16 = 1 << 1;
 pub const CT_INGRESS: u16 = 1 << 2;
 /// Conntrack flag: pod egress was allowed by policy and seen; pod ingress of this flow is a reply.
 pub const CT_EGRESS: u16 = 1 << 3;
-/// Conntrack flag: both directions were seen. Such a flow is never evicted by one without.
+/// Conntrack flag: both directions were seen, beyond a handshake's first two packets. Such a flow is
+/// never evicted by one without.
 pub const CT_REPLIED: u16 = 1 << 4;
 /// Conntrack flag: the ingress side came from the node itself, which no policy can deny.
 pub const CT_NODE: u16 = 1 << 5;
@@ -260,6 +261,9 @@ pub const CT_FIN_EGRESS: u16 = 1 << 7;
 pub const CT_RST: u16 = 1 << 8;
 /// Conntrack flag: a SYN opened it (else it was adopted mid-flow or seeded).
 pub const CT_SYN: u16 = 1 << 9;
+/// Conntrack flag: the SYN was answered. Any forged SYN gets that far, so it takes a further packet
+/// of the side that began to make the flow [`CT_REPLIED`].
+pub const CT_SYN_ACK: u16 = 1 << 10;
 
 /// Key of the fragment table (LRU hash): the datagram as the endpoint sees it.
 #[repr(C)]

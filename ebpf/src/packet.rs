@@ -32,8 +32,11 @@ pub const ICMPV6: u8 = 58;
 /// SCTP.
 pub const SCTP: u8 = 132;
 
-/// Chunk that opens an association.
+/// Chunks that open an association and that end it (RFC 9260 section 3.2).
 const SCTP_INIT: u8 = 1;
+const SCTP_INIT_ACK: u8 = 2;
+const SCTP_ABORT: u8 = 6;
+const SCTP_SHUTDOWN_COMPLETE: u8 = 14;
 
 /// TCP header flag FIN.
 pub const TCP_FIN: u8 = 0x01;
@@ -282,7 +285,7 @@ pub fn extensions<B: Bytes>(bytes: &B, network: &mut Network<[u64; 2]>) -> Resul
 pub struct Transport {
     /// Protocol number.
     pub protocol: u8,
-    /// TCP flags; for SCTP [`TCP_SYN`] if it opens the association, else [`TCP_ACK`]; else 0.
+    /// TCP flags, for SCTP those that its first chunk stands for; else 0.
     pub flags: u8,
     /// Source port; for ICMP the echo identifier; else 0.
     pub source: u16,
@@ -316,8 +319,12 @@ pub fn transport<B: Bytes, A>(
         }
         SCTP if !quoted => {
             let header = header::<16, B, A>(bytes, network)?;
-            // INIT is to SCTP what SYN is to TCP (RFC 9260 section 5.1).
-            transport.flags = if header.byte(12) == SCTP_INIT { TCP_SYN } else { TCP_ACK };
+            transport.flags = match header.byte(12) {
+                SCTP_INIT => TCP_SYN,
+                SCTP_INIT_ACK => TCP_SYN | TCP_ACK,
+                SCTP_ABORT | SCTP_SHUTDOWN_COMPLETE => TCP_ACK | TCP_RST,
+                _ => TCP_ACK,
+            };
             transport.source = header.be16(0);
             transport.destination = header.be16(2);
         }

@@ -11,8 +11,8 @@ use crate::{
     family::Family,
     icmp::{self, Echo},
     layout::{
-        CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_RST, CT_SYN, ClassId, ROW_NOT_ISOLATED,
-        Settings,
+        CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_RST, CT_SYN, CT_SYN_ACK, ClassId,
+        ROW_NOT_ISOLATED, Settings,
     },
     packet::{SCTP, TCP, TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN, Transport},
     policy::row_allows,
@@ -58,8 +58,9 @@ const fn is_opening(transport: &Transport) -> bool {
 }
 
 /// Whether a packet may become a new entry in its direction. In the middle of a connection that
-/// began before its pod was isolated, the lower port is taken for the server's: a wrong guess
-/// cuts that connection, it opens nothing to a client that is denied.
+/// began before its pod was isolated, the lower port is taken for the server's. A wrong guess cuts
+/// the connection, or lets a denied client's go on that was open before and whose server has the
+/// higher port.
 #[inline(always)]
 const fn may_begin(transport: &Transport) -> bool {
     if !has_handshake(transport) {
@@ -67,6 +68,20 @@ const fn may_begin(transport: &Transport) -> bool {
     }
     is_opening(transport)
         || (transport.flags & (TCP_SYN | TCP_RST) == 0 && transport.destination < transport.source)
+}
+
+/// What an answer makes of its flow: the second packet of a handshake proves nothing of who sent the
+/// first.
+#[inline(always)]
+const fn answering(transport: &Transport) -> u16 {
+    if transport.flags & TCP_SYN != 0 { CT_SYN_ACK } else { CT_REPLIED }
+}
+
+/// What a further packet of the side that began makes of its flow.
+#[inline(always)]
+const fn confirming(flags: u16, transport: &Transport) -> u16 {
+    let ends = transport.flags & (TCP_SYN | TCP_RST) != 0;
+    if flags & CT_SYN_ACK != 0 && !ends { CT_REPLIED } else { 0 }
 }
 
 /// Flags that a packet leaves in its entry however it came to pass.
@@ -214,32 +229,31 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         let flags = hit.control.flags();
         let begun = flags & D::SEEN != 0;
         let seen = self.seen(transport);
-        if self.begins_anew::<F>(hit, packet, class) {
+        if is_opening(transport) && (!begun || hit.control.is_closing()) {
             // SAFETY: found in the table just now.
             unsafe { Flow::<F::Key>::restart(self.tables, hit, seen, now) };
             return;
         }
+        if !begun && self.was_cut(flags, packet, class) {
+            // Not refreshed either, so it is over when its idle time is.
+            return;
+        }
         let add = match icmp::echo(transport) {
             Echo::Request => seen,
-            Echo::None if begun => seen & CT_NODE,
-            Echo::Reply | Echo::None => CT_REPLIED,
+            Echo::None if begun => seen & CT_NODE | confirming(flags, transport),
+            Echo::Reply | Echo::None => answering(transport),
         };
         let add = add | closing_flags::<D>(transport);
         // SAFETY: found in the table just now.
         unsafe { Flow::<F::Key>::touch(self.tables, hit, add, now, settings.refresh_after) };
     }
 
-    /// Whether an allowed packet takes its entry over: a new connection on the ports of an old one
-    /// or, without a handshake, on those of a flow of the other side that policy has cut since.
+    /// Whether a packet without a handshake belongs to a flow that the other side began and policy
+    /// has cut since. What the pod still sends there must not make it a flow of the pod's own.
     #[inline(always)]
-    fn begins_anew<F: Family>(&self, hit: Hit, packet: &Packet<'_, F>, class: ClassId) -> bool {
+    fn was_cut<F: Family>(&self, flags: u16, packet: &Packet<'_, F>, class: ClassId) -> bool {
         let transport = &packet.transport;
-        let flags = hit.control.flags();
-        let begun = flags & D::SEEN != 0;
-        if is_opening(transport) {
-            return !begun || hit.control.is_closing();
-        }
-        if begun || has_handshake(transport) || icmp::is_icmp(transport.protocol) {
+        if has_handshake(transport) || icmp::is_icmp(transport.protocol) {
             return false;
         }
         let own = Subject::<F>::new(packet.remote::<D>(), transport, D::EGRESS);
@@ -270,7 +284,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         if !self.still_allows(flags & (D::OTHER_SEEN | node), class, subject) {
             return self.unanswered(packet);
         }
-        let add = CT_REPLIED | closing_flags::<D>(transport);
+        let add = answering(transport) | closing_flags::<D>(transport);
         // SAFETY: found in the table just now.
         unsafe { Flow::<F::Key>::touch(self.tables, hit, add, now, settings.refresh_after) };
         Ok(Reason::Reply)

@@ -333,10 +333,12 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
     #[inline(always)]
     fn ip<F: Family>(&self, reading: &Reading<F>) -> Result<Reason, Reason> {
         let Reading { network, transport, trouble, quoted } = reading;
-        if trouble.is_none() && F::is_neighbour(network, transport) {
+        if trouble.is_none() && F::is_neighbour(network, transport, D::EGRESS) {
             return Ok(Reason::Neighbour);
         }
-        if self.check_source && !F::owns(self.endpoint, network.source) {
+        // A pod that may send anything may also ask for its address (DHCP) or speak on its link.
+        let exempt = self.egress_row() == ROW_NOT_ISOLATED && F::is_link_scope(network.source);
+        if self.check_source && !exempt && !F::owns(self.endpoint, network.source) {
             return Err(Reason::SpoofedSource);
         }
         if self.rows == 0 {
@@ -406,14 +408,15 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         }
     }
 
-    /// No rule allows it and it answers nothing: the pod itself, or a drop.
+    /// No rule allows it and it answers nothing: the pod itself, or a drop. To the pod, only where it
+    /// comes from proves that: anyone can write the pod's address as source.
     #[inline(always)]
     pub(crate) fn unanswered<F: Family>(&self, packet: &Packet<'_, F>) -> Result<Reason, Reason> {
-        if F::owns(self.endpoint, packet.remote::<D>())
-            || (!D::EGRESS && self.hook.ingress_ifindex == self.hook.ifindex)
-        {
-            return Ok(Reason::Loopback);
-        }
-        Err(Reason::Policy)
+        let loopback = if D::EGRESS {
+            F::owns(self.endpoint, packet.remote::<D>())
+        } else {
+            self.hook.ingress_ifindex == self.hook.ifindex
+        };
+        if loopback { Ok(Reason::Loopback) } else { Err(Reason::Policy) }
     }
 }

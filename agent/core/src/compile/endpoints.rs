@@ -240,11 +240,16 @@ impl Endpoints {
         let Some(live) = self.live.get_mut(&ifindex) else { return };
         let Some((slot, installed)) = live.record else { return };
         let desired = live.desired(ifindex, rows, Some(&installed));
-        let addresses = Endpoint { rows: installed.rows, ..desired };
-        if addresses != installed {
-            ops.push(Op::EndpointAddrs(slot, Box::new(addresses)));
+        let another = desired.id != installed.id;
+        if another && desired.rows != installed.rows {
+            // Another pod is there already: it must not run under the former one's rows.
+            ops.push(Op::EndpointRows(slot, rows));
         }
-        if desired.rows != installed.rows {
+        let now = if another { desired.rows } else { installed.rows };
+        if (Endpoint { rows: now, ..desired }) != (Endpoint { rows: now, ..installed }) {
+            ops.push(Op::EndpointAddrs(slot, Box::new(Endpoint { rows: now, ..desired })));
+        }
+        if !another && desired.rows != installed.rows {
             ops.push(Op::EndpointRows(slot, rows));
         }
         live.record = Some((slot, desired));

@@ -68,7 +68,7 @@ impl fmt::Display for Problem {
                 "pod {pod}: more than two addresses of a family; denied everything where isolated"
             ),
             Self::NoSlot { ifindex, pod } => {
-                write!(f, "pod {pod}, interface {ifindex}: no endpoint slot is free")
+                write!(f, "pod {pod}, interface {ifindex}: NOT enforced, no endpoint slot is free")
             }
             Self::Refused { message } => write!(f, "update refused: {message}"),
         }

@@ -148,6 +148,7 @@ impl Rows {
             self.retire(id, sets);
         }
         let highs: BTreeSet<u8> = retired.iter().map(|class| high(*class)).collect();
+        let mut waited = false;
         for (id, row) in &mut self.rows {
             for class in retired {
                 if let Some(block) = row.blocks.get_mut(&high(*class)) {
@@ -160,6 +161,10 @@ impl Rows {
                     row.blocks.remove(high);
                     let word = &mut row.words[usize::from(*high)];
                     self.block_ids.retire(std::mem::take(word));
+                    if !std::mem::replace(&mut waited, true) {
+                        // A packet in flight may hold a class that its address had until now.
+                        ops.push(Op::Grace);
+                    }
                     ops.push(Op::RowWord(*id, *high, 0));
                 }
             }
