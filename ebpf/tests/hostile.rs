@@ -1,0 +1,204 @@
+//! What a hostile pod or neighbour can send, and what does not come of it.
+
+use std::sync::atomic::Ordering;
+
+use netpold_ebpf::{
+    host::HostTables,
+    layout::{EP_CHECK_SOURCE, Endpoint, PORT_SET_ALL, TRIE_POINTER},
+    reason::Reason,
+    verdict::{Egress, Hook, Ingress, decide},
+};
+
+const IFINDEX: u32 = 5;
+const POD: [u8; 4] = [10, 0, 0, 2];
+const CLIENT: [u8; 4] = [10, 0, 1, 7];
+const STRANGER: [u8; 4] = [10, 0, 9, 9];
+const POD6: [u8; 16] = [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2];
+const LINK: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9];
+const ALL_NODES: [u8; 16] = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+const FAR: [u8; 16] = [0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7];
+const SYN: u8 = 2;
+const ACK: u8 = 16;
+
+const NOBODY: u32 = 1;
+const CLIENTS: u32 = 2;
+
+/// A pod with rows for ingress and egress: 0, [`NOBODY`], or [`CLIENTS`] (10.0.1.0/24).
+fn tables(ingress: u32, egress: u32) -> HostTables {
+    let mut tables = HostTables::new(16);
+    let mut block = [0; 256];
+    block[1] = 1;
+    tables.trie_root[0x0a00] = TRIE_POINTER;
+    tables.trie_blocks.push(block);
+    let mut admits = [0; 256];
+    admits[1] = PORT_SET_ALL;
+    tables.row_blocks.push(admits);
+    let mut row = [0; 256];
+    row[0] = 1;
+    tables.rows.extend([[0; 256], row]);
+    set_rows(&mut tables, ingress, egress);
+    tables
+}
+
+fn set_rows(tables: &mut HostTables, ingress: u32, egress: u32) {
+    let mut endpoint = Endpoint {
+        ifindex: IFINDEX,
+        id: 1,
+        rows: Endpoint::pack_rows(ingress, egress),
+        flags: EP_CHECK_SOURCE | 1 << 4 | 1,
+        ..Endpoint::default()
+    };
+    endpoint.addr4[0] = u32::from_be_bytes(POD);
+    endpoint.addr6[0] = POD6;
+    tables.set_endpoint(endpoint);
+}
+
+fn v4(protocol: u8, from: [u8; 4], to: [u8; 4], payload: &[u8]) -> Vec<u8> {
+    let mut frame = vec![0; 12];
+    frame.extend([8, 0, 0x45, 0]);
+    frame.extend((20 + payload.len() as u16).to_be_bytes());
+    frame.extend([0, 1, 0, 0, 64, protocol, 0, 0]);
+    frame.extend([from, to].concat());
+    frame.extend(payload);
+    frame
+}
+
+fn icmp6(from: [u8; 16], to: [u8; 16], hop_limit: u8, kind: u8, length: usize) -> Vec<u8> {
+    let mut frame = vec![0; 12];
+    frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+    frame.extend((length as u16).to_be_bytes());
+    frame.extend([58, hop_limit]);
+    frame.extend([from, to].concat());
+    frame.push(kind);
+    frame.resize(14 + 40 + length, 0);
+    frame
+}
+
+fn tcp(from: u16, to: u16, flags: u8) -> Vec<u8> {
+    let mut segment = [from.to_be_bytes(), to.to_be_bytes()].concat();
+    segment.extend([0, 0, 0, 1, 0, 0, 0, 0, 0x50, flags, 1, 0, 0, 0, 0, 0]);
+    segment
+}
+
+fn udp(from: u16, to: u16) -> Vec<u8> {
+    let mut datagram = [from.to_be_bytes(), to.to_be_bytes()].concat();
+    datagram.extend([0, 12, 0, 0, 1, 2, 3, 4]);
+    datagram
+}
+
+/// An ICMP error, unreachable, that quotes the packet in a frame.
+fn error_about(frame: &[u8]) -> Vec<u8> {
+    let mut message = vec![3, 1, 0, 0, 0, 0, 0, 0];
+    message.extend(&frame[14..]);
+    message
+}
+
+fn ingress(tables: &HostTables, frame: &[u8]) -> Reason {
+    let hook = Hook { ifindex: IFINDEX, ingress_ifindex: 9 };
+    decide::<Ingress, _, _>(&frame, tables, hook).reason()
+}
+
+fn egress(tables: &HostTables, frame: &[u8]) -> Reason {
+    let hook = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
+    decide::<Egress, _, _>(&frame, tables, hook).reason()
+}
+
+/// Forged SYNs that the pod answers: half-open flows, which a real client's pushes out.
+#[test]
+fn a_flood_of_answered_syns_leaves_room_for_real_flows() {
+    let tables = tables(CLIENTS, NOBODY);
+    for port in 1000..4000 {
+        assert_eq!(ingress(&tables, &v4(6, CLIENT, POD, &tcp(port, 80, SYN))), Reason::Allowed);
+        let answer = v4(6, POD, CLIENT, &tcp(80, port, SYN | ACK));
+        assert_eq!(egress(&tables, &answer), Reason::Reply);
+    }
+    let real = |flags| v4(6, CLIENT, POD, &tcp(60000, 80, flags));
+    let answer = |flags| v4(6, POD, CLIENT, &tcp(80, 60000, flags));
+    assert_eq!(ingress(&tables, &real(SYN)), Reason::Allowed);
+    assert_eq!(egress(&tables, &answer(SYN | ACK)), Reason::Reply);
+    assert_eq!(ingress(&tables, &real(ACK)), Reason::Allowed);
+    // It is established now, and stays through the next flood.
+    for port in 1000..4000 {
+        assert_eq!(ingress(&tables, &v4(6, CLIENT, POD, &tcp(port, 80, SYN))), Reason::Allowed);
+    }
+    assert_eq!(egress(&tables, &answer(ACK)), Reason::Reply);
+    let opening = tables.settings.timeouts[0];
+    tables.now.fetch_add(opening, Ordering::AcqRel);
+    assert_eq!(egress(&tables, &answer(ACK)), Reason::Reply, "established");
+    assert_eq!(egress(&tables, &v4(6, POD, CLIENT, &tcp(80, 3999, SYN | ACK))), Reason::Policy);
+}
+
+#[test]
+fn an_error_goes_only_to_who_sent_what_it_quotes() {
+    let tables = tables(CLIENTS, NOBODY);
+    let packet = v4(17, CLIENT, POD, &udp(4000, 53));
+    assert_eq!(ingress(&tables, &packet), Reason::Allowed);
+    let error = error_about(&packet);
+    assert_eq!(egress(&tables, &v4(1, POD, CLIENT, &error)), Reason::Related);
+    assert_eq!(egress(&tables, &v4(1, POD, STRANGER, &error)), Reason::Policy);
+}
+
+/// The pod, free to send, goes on answering a client that policy has cut.
+#[test]
+fn a_flow_that_policy_cut_is_not_opened_by_its_answers() {
+    let mut tables = tables(CLIENTS, 0);
+    let request = v4(17, CLIENT, POD, &udp(4000, 53));
+    let answer = v4(17, POD, CLIENT, &udp(53, 4000));
+    assert_eq!(ingress(&tables, &request), Reason::Allowed);
+    assert_eq!(egress(&tables, &answer), Reason::NotIsolated);
+    set_rows(&mut tables, NOBODY, 0);
+    for _ in 0..3 {
+        assert_eq!(ingress(&tables, &request), Reason::Policy);
+        assert_eq!(egress(&tables, &answer), Reason::NotIsolated);
+    }
+    set_rows(&mut tables, CLIENTS, 0);
+    assert_eq!(ingress(&tables, &request), Reason::Allowed);
+}
+
+#[test]
+fn neighbour_discovery_is_no_tunnel() {
+    let tables = tables(NOBODY, NOBODY);
+    for (kind, to, length, expected) in [
+        (135, ALL_NODES, 32, Reason::Neighbour),
+        (136, FAR, 32, Reason::Neighbour),
+        (136, FAR, 900, Reason::Policy),
+        (133, ALL_NODES, 16, Reason::Neighbour),
+        (133, FAR, 16, Reason::Policy),
+        (134, ALL_NODES, 16, Reason::Policy),
+        (137, LINK, 40, Reason::Policy),
+    ] {
+        let frame = icmp6(POD6, to, 255, kind, length);
+        assert_eq!(egress(&tables, &frame), expected, "{kind} to {to:?}");
+    }
+    for (kind, from, to, hop_limit, expected) in [
+        (135, FAR, POD6, 255, Reason::Neighbour),
+        (135, FAR, POD6, 254, Reason::Policy),
+        (134, LINK, ALL_NODES, 255, Reason::Neighbour),
+        (134, FAR, ALL_NODES, 255, Reason::Policy),
+        (130, LINK, ALL_NODES, 1, Reason::Neighbour),
+        (131, FAR, POD6, 1, Reason::Policy),
+        (131, LINK, POD6, 1, Reason::Policy),
+    ] {
+        let frame = icmp6(from, to, hop_limit, kind, 32);
+        assert_eq!(ingress(&tables, &frame), expected, "{kind} from {from:?}");
+    }
+}
+
+#[test]
+fn the_pods_own_address_as_source_proves_nothing() {
+    let tables = tables(NOBODY, NOBODY);
+    let frame = v4(17, POD, POD, &udp(1, 2));
+    assert_eq!(ingress(&tables, &frame), Reason::Policy);
+    let hairpin = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
+    let verdict = decide::<Ingress, _, _>(&frame.as_slice(), &tables, hairpin);
+    assert_eq!(verdict.reason(), Reason::Loopback);
+}
+
+#[test]
+fn a_pod_that_may_send_anything_may_ask_for_its_address() {
+    let discover = v4(17, [0; 4], [255; 4], &udp(68, 67));
+    assert_eq!(egress(&tables(NOBODY, 0), &discover), Reason::NotIsolated);
+    assert_eq!(egress(&tables(NOBODY, NOBODY), &discover), Reason::SpoofedSource);
+    let stranger = v4(17, STRANGER, CLIENT, &udp(68, 67));
+    assert_eq!(egress(&tables(NOBODY, 0), &stranger), Reason::SpoofedSource);
+}
