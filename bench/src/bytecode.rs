@@ -6,6 +6,13 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 const MAP_CREATE: libc::c_long = 0;
 const MAP_UPDATE_ELEM: libc::c_long = 2;
 const PROG_LOAD: libc::c_long = 5;
+const PROG_TEST_RUN: libc::c_long = 10;
+const LINK_CREATE: libc::c_long = 28;
+
+/// `BPF_XDP` of `enum bpf_attach_type`.
+const ATTACH_XDP: u32 = 37;
+/// Frames that a program passes go into the network stack (kernel 5.18).
+const F_TEST_XDP_LIVE_FRAMES: u32 = 1 << 1;
 
 const MAP_TYPE_ARRAY: u32 = 2;
 const MAP_TYPE_PROG_ARRAY: u32 = 3;
@@ -52,6 +59,86 @@ struct ProgLoad {
     log: u64,
     kernel_version: u32,
     flags: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct TestRun {
+    program: u32,
+    retval: u32,
+    data_size_in: u32,
+    data_size_out: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+    context_size_in: u32,
+    context_size_out: u32,
+    context_in: u64,
+    context_out: u64,
+    flags: u32,
+    cpu: u32,
+    batch_size: u32,
+    reserved: u32,
+}
+
+/// `struct xdp_md`
+#[repr(C)]
+#[derive(Default)]
+struct XdpContext {
+    data: u32,
+    data_end: u32,
+    data_meta: u32,
+    ingress_ifindex: u32,
+    rx_queue_index: u32,
+    egress_ifindex: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct LinkCreate {
+    program: u32,
+    ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+}
+
+/// Attaches an XDP program until the descriptor is closed.
+///
+/// # Errors
+/// The kernel refuses.
+pub(crate) fn attach_xdp(program: &OwnedFd, ifindex: u32) -> io::Result<OwnedFd> {
+    let mut attributes =
+        LinkCreate { program: raw(program), ifindex, attach_type: ATTACH_XDP, flags: 0 };
+    // SAFETY: the block of BPF_LINK_CREATE, without pointers; the result is a new descriptor.
+    unsafe { bpf(LINK_CREATE, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+}
+
+/// Sends a frame `repeat` times through an XDP program and, if that passes it, into the network
+/// stack, as if an interface had received it.
+///
+/// # Errors
+/// The kernel refuses: before 5.18, or the interface has no XDP program.
+pub(crate) fn send_live(
+    program: &OwnedFd,
+    frame: &[u8],
+    ifindex: u32,
+    repeat: u32,
+) -> io::Result<()> {
+    let size = frame.len() as u32;
+    let context = XdpContext { data_end: size, ingress_ifindex: ifindex, ..XdpContext::default() };
+    let mut attributes = TestRun {
+        program: raw(program),
+        data_size_in: size,
+        data_in: frame.as_ptr() as u64,
+        repeat,
+        context_size_in: size_of::<XdpContext>() as u32,
+        context_in: (&raw const context) as u64,
+        flags: F_TEST_XDP_LIVE_FRAMES,
+        ..TestRun::default()
+    };
+    // SAFETY: the block of BPF_PROG_TEST_RUN; frame and context outlive the call.
+    unsafe { bpf(PROG_TEST_RUN, &mut attributes).map(drop) }
 }
 
 /// # Safety
@@ -161,6 +248,11 @@ impl Code {
     /// `*(u32 *)(to + offset) = from`
     pub(crate) fn store32(self, to: u8, offset: i16, from: u8) -> Self {
         self.push(0x63, to, from, offset, 0)
+    }
+
+    /// `*(u32 *)(to + offset) = value`
+    pub(crate) fn store_value(self, to: u8, offset: i16, value: i32) -> Self {
+        self.push(0x62, to, 0, offset, value)
     }
 
     /// `to = *(u16 *)(from + offset)`

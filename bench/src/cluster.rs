@@ -53,17 +53,23 @@ pub(crate) struct Local {
     /// Host side of the veth.
     pub(crate) ifindex: u32,
     number: u8,
+    isolated: bool,
 }
 
 impl Local {
     /// The pod under policy, in both directions.
     pub(crate) fn isolated(ifindex: u32) -> Self {
-        Self { ifindex, number: 1 }
+        Self { ifindex, number: 1, isolated: true }
     }
 
     /// A pod that no policy selects.
     pub(crate) fn open(ifindex: u32) -> Self {
-        Self { ifindex, number: 2 }
+        Self { ifindex, number: 2, isolated: false }
+    }
+
+    /// Another pod under the same policy.
+    pub(crate) fn also_isolated(ifindex: u32) -> Self {
+        Self { ifindex, number: 2, isolated: true }
     }
 
     /// Its address of a family.
@@ -83,27 +89,29 @@ impl Local {
 /// A cluster as changes, and who may connect.
 pub(crate) struct Cluster {
     size: Size,
-    isolated: Local,
-    open: Local,
+    locals: [Local; 2],
     blocks: Vec<IpNet>,
 }
 
 impl Cluster {
     /// Generates one.
-    pub(crate) fn new(size: Size, isolated: Local, open: Local) -> Self {
+    pub(crate) fn new(size: Size, locals: [Local; 2]) -> Self {
         let mut random = Random::new(size.cidrs.into());
         let blocks = (0..size.cidrs)
             .flat_map(|_| [random_v4(&mut random), random_v6(&mut random)])
             .collect();
-        Self { size, isolated, open, blocks }
+        Self { size, locals, blocks }
     }
 
     /// Everything in it.
     pub(crate) fn changes(&self) -> Vec<Change> {
-        let locals = [(self.isolated, "isolated"), (self.open, "open")];
         let mut changes = vec![Change::Node(node()), Change::Namespace(namespace())];
-        for (local, role) in locals {
-            changes.push(Change::Pod(pod(role, NODE, local.addresses(), &[("role", role)])));
+        for local in self.locals {
+            let name = format!("local{}", local.number);
+            // Each may be the other's client.
+            let labels =
+                [("role", "client"), ("isolated", if local.isolated { "yes" } else { "no" })];
+            changes.push(Change::Pod(pod(&name, NODE, local.addresses(), &labels)));
             changes.push(Change::Interface(Interface {
                 index: local.ifindex,
                 incarnation: 1,
@@ -143,14 +151,16 @@ impl Cluster {
 
     /// Isolates both directions; admits clients and the blocks.
     fn first_policy(&self) -> Policy {
-        let ranges = (0..self.size.ranges).map(|n| {
+        let range = |protocol, n: u32| {
             let first = PORT + (n * 30) as u16;
-            PortRule { protocol: Protocol::Tcp, port: PortMatch::Range(first, first + 9) }
-        });
+            PortRule { protocol, port: PortMatch::Range(first, first + 9) }
+        };
+        let ranges = (0..self.size.ranges).map(|n| range(Protocol::Tcp, n));
+        let ports = ranges.chain([range(Protocol::Udp, 0)]).collect();
         let blocks =
             self.blocks.iter().map(|cidr| Peer::Block(IpBlock { cidr: *cidr, except: Vec::new() }));
         let peers = std::iter::once(pods("role", "client")).chain(blocks).collect();
-        policy(0, Rule { peers: Some(peers), ports: Some(ranges.collect()) })
+        policy(0, Rule { peers: Some(peers), ports: Some(ports) })
     }
 }
 
@@ -164,7 +174,7 @@ fn other_policy(number: u32) -> Policy {
 fn policy(number: u32, rule: Rule) -> Policy {
     Policy {
         key: Key::new("bench", format!("policy{number}")),
-        pod_selector: selector("role", "isolated"),
+        pod_selector: selector("isolated", "yes"),
         ingress: Some(vec![rule.clone()]),
         egress: Some(vec![rule]),
         problems: Vec::new(),

@@ -93,6 +93,9 @@ fn run(arguments: &Arguments) -> Result<()> {
     if wanted(Part::Packet) {
         packets(arguments.quick, &pins, &mut results)?;
     }
+    if wanted(Part::Forward) {
+        forwarding(arguments.quick, &pins, &mut results)?;
+    }
     results.print();
     let json = serde_json::to_string_pretty(&results)?;
     host::write(&arguments.output.join("results.json"), &json)?;
@@ -106,7 +109,12 @@ fn run(arguments: &Arguments) -> Result<()> {
 fn packets(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
     host::ip(&["link add bench0 index 100 type veth peer name bench1 index 101"])?;
     let locals = [Local::isolated(1), Local::open(host::ifindex("bench0")?)];
-    let effort = Effort { rounds: if quick { 8 } else { 25 }, hot: 200_000, flows: 100_000 };
+    let effort = Effort {
+        rounds: if quick { 8 } else { 25 },
+        hot: 200_000,
+        flows: 100_000,
+        few: (1000, 20),
+    };
     let found =
         packet::measure(&sizes(quick), effort, BUCKETS, locals, &pins.folder("packet"), &tell)?;
     results.packet = found.figures;
@@ -117,6 +125,15 @@ fn packets(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
         .into_iter()
         .map(|(name, verified, jited_bytes)| Program { name, verified, jited_bytes })
         .collect();
+    Ok(())
+}
+
+fn forwarding(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
+    let sizes = [Size::BASE, Size { pods: 100_000, rules: 10_000, ..Size::BASE }];
+    let (rounds, packets) = if quick { (6, 200_000) } else { (20, 500_000) };
+    let found = forward::measure(&sizes, rounds, packets, BUCKETS, &pins.folder("forward"), &tell)?;
+    results.forwarding = found.figures;
+    results.refused.extend(found.refused);
     Ok(())
 }
 

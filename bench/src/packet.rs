@@ -31,6 +31,9 @@ pub(crate) struct Effort {
     pub(crate) hot: u32,
     /// Flows, and packets of a run over them.
     pub(crate) flows: u32,
+    /// Flows of the runs over few flows, in a flow table of their own that stays in the CPU's
+    /// caches; so often within each round.
+    pub(crate) few: (u32, u32),
 }
 
 /// The programs under measurement.
@@ -103,6 +106,11 @@ const REPLY: usize = 5;
 const DENIED: usize = 6;
 const HOT: std::ops::Range<usize> = 7..11;
 
+/// Flows of a case.
+const ONE: &str = "one flow";
+const MANY: &str = "random flows";
+const FEW: &str = "few flows";
+
 /// The cases of one address family in one cluster.
 struct Family {
     v6: bool,
@@ -116,9 +124,10 @@ impl Family {
         cluster: &Cluster,
         locals: [Local; 2],
         programs: &Programs,
-        flows: u32,
+        flows: (u32, &'static str),
         v6: bool,
     ) -> Result<Self> {
+        let (flows, random) = flows;
         let [isolated, open] = locals;
         let (allowed_flows, denied_flows) = (cluster.allowed(v6, flows), cluster.denied(v6, flows));
         let (allowed, denied) = (Flows::new(&allowed_flows)?, Flows::new(&denied_flows)?);
@@ -144,7 +153,7 @@ impl Family {
         };
         let Programs { ingress, egress, empty } = programs;
         let (a, d) = (&allowed, &denied);
-        let (hot, random) = ("one flow", "random flows");
+        let hot = ONE;
         let mut probes = vec![
             probe("empty", hot, direct(empty)?, to_pod(ACK), PASS, None),
             probe("empty", random, steered(a, empty, true)?, to_pod(ACK), PASS, None),
@@ -177,8 +186,11 @@ impl Family {
         }
         self.denied.rewind()?;
         self.probes[DENIED].measure(flows)?;
-        for place in [EMPTY].into_iter().chain(HOT) {
-            self.probes[place].measure(effort.hot)?;
+        // Of one flow there is no difference.
+        if self.allowed.count() == effort.flows {
+            for place in [EMPTY].into_iter().chain(HOT) {
+                self.probes[place].measure(effort.hot)?;
+            }
         }
         Ok(())
     }
@@ -189,7 +201,7 @@ impl Family {
     }
 
     fn figures(&self, size: Size) -> impl Iterator<Item = PacketFigure> {
-        self.probes.iter().filter_map(move |probe| {
+        self.probes.iter().filter(|probe| !probe.samples.is_empty()).filter_map(move |probe| {
             let empty = self.probes.get(probe.baseline?)?;
             Some(PacketFigure {
                 size,
@@ -206,6 +218,8 @@ impl Family {
 /// A cluster of one size, ready to be measured.
 struct Subject {
     size: Size,
+    /// Rounds within a round.
+    times: u32,
     world: World,
     families: Vec<Family>,
 }
@@ -235,20 +249,22 @@ pub(crate) fn measure(
     let mut subjects = Vec::new();
     for (number, size) in sizes.iter().enumerate() {
         progress(&format!("compiling and writing {size}"));
-        let cluster = Cluster::new(*size, locals[0], locals[1]);
+        let cluster = Cluster::new(*size, locals);
         let pins = pins.join(format!("packet{number}"));
         match World::new(&pins, cluster.changes(), buckets) {
             Ok(world) => {
-                subjects.push(subject(&cluster, *size, world, locals, &empty, effort.flows)?);
+                let flows = (effort.flows, MANY);
+                subjects.push(subject(&cluster, *size, world, locals, &empty, flows)?);
             }
             Err(error) => found.refused.push((*size, format!("{error:#}"))),
         }
     }
+    subjects.push(few_flows(effort, locals, pins, &empty)?);
     for round in 0..effort.rounds {
         progress(&format!("round {} of {}", round + 1, effort.rounds));
         for subject in &mut subjects {
             for family in &mut subject.families {
-                family.round(&subject.world, effort)?;
+                (0..subject.times).try_for_each(|_| family.round(&subject.world, effort))?;
             }
         }
     }
@@ -260,13 +276,23 @@ pub(crate) fn measure(
     Ok(found)
 }
 
+/// The base size with few flows in a small table.
+fn few_flows(effort: Effort, locals: [Local; 2], pins: &Path, empty: &OwnedFd) -> Result<Subject> {
+    let (flows, times) = effort.few;
+    let cluster = Cluster::new(Size::BASE, locals);
+    let buckets = flows.next_power_of_two();
+    let world = World::new(&pins.join("few"), cluster.changes(), buckets)?;
+    let subject = subject(&cluster, Size::BASE, world, locals, empty, (flows, FEW))?;
+    Ok(Subject { times, ..subject })
+}
+
 fn subject(
     cluster: &Cluster,
     size: Size,
     mut world: World,
     locals: [Local; 2],
     empty: &OwnedFd,
-    flows: u32,
+    flows: (u32, &'static str),
 ) -> Result<Subject> {
     let programs = Programs {
         ingress: program(&mut world, Direction::Ingress)?,
@@ -277,10 +303,10 @@ fn subject(
         .into_iter()
         .map(|v6| Family::new(cluster, locals, &programs, flows, v6))
         .collect::<Result<_>>()?;
-    Ok(Subject { size, world, families })
+    Ok(Subject { size, times: 1, world, families })
 }
 
-fn program(world: &mut World, direction: Direction) -> Result<OwnedFd> {
+pub(crate) fn program(world: &mut World, direction: Direction) -> Result<OwnedFd> {
     Ok(world.generation.program(direction)?.fd()?.as_fd().try_clone_to_owned()?)
 }
 
@@ -294,7 +320,7 @@ fn program_sizes(world: &mut World) -> Result<Vec<(String, u32, u32)>> {
 }
 
 /// The object's own empty program; the maps that come with it are as small as can be.
-fn load_empty() -> Result<OwnedFd> {
+pub(crate) fn load_empty() -> Result<OwnedFd> {
     let name = "netpold_empty";
     let mut loader = EbpfLoader::new();
     for map in ["TRIE_BLOCKS", "ROWS", "ROW_BLOCKS", "PORT_SETS", "PORT_BITMAPS", "CT4", "CT6"] {

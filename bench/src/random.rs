@@ -19,7 +19,7 @@ impl Random {
 
     /// A number below `end`, which is not 0.
     pub(crate) fn below(&mut self, end: u32) -> u32 {
-        ((self.next() >> 32) * u64::from(end) >> 32) as u32
+        (((self.next() >> 32) * u64::from(end)) >> 32) as u32
     }
 
     /// One of a list that is not empty.

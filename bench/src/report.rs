@@ -101,7 +101,7 @@ impl Results {
             let rows = self
                 .forwarding
                 .iter()
-                .map(|f| vec![f.filter.to_owned(), spread(f.total), spread(f.over_none)]);
+                .map(|f| vec![f.filter.clone(), spread(f.total), spread(f.over_none)]);
             table(&["filter", "in all", "over no filter"], rows);
         }
         for refused in &self.refused {
