@@ -61,6 +61,8 @@ pub(crate) struct Control {
 pub(crate) struct Latency {
     /// Kind of event.
     pub(crate) event: &'static str,
+    /// How many there were.
+    pub(crate) events: usize,
     /// Milliseconds.
     pub(crate) p50_ms: f64,
     /// Milliseconds.
@@ -72,6 +74,9 @@ pub(crate) struct Latency {
     /// How often the update itself had to wait for packets in flight, on average.
     pub(crate) waits: f64,
 }
+
+/// No kind of event gets more time than this, or fewer events than that.
+const LIMIT: (Duration, usize) = (Duration::from_secs(4), 6);
 
 /// Applications in a namespace: values of the label `app`.
 const APPS: u32 = 7;
@@ -136,6 +141,7 @@ fn latency(
 ) -> Result<Latency> {
     let mut times = Vec::new();
     let (mut operations, mut waits) = (0, 0);
+    let begin = Instant::now();
     for change in changes {
         let start = Instant::now();
         world.compiler.apply(change);
@@ -145,12 +151,16 @@ fn latency(
         operations += ops.len();
         waits += ops.iter().filter(|op| **op == Op::Grace).count();
         settle(world);
+        if times.len() >= LIMIT.1 && begin.elapsed() > LIMIT.0 {
+            break;
+        }
     }
     times.sort_by(f64::total_cmp);
     let at = |part: f64| times.get(((times.len() as f64 * part) as usize).min(times.len() - 1));
     let at = |part: f64| at(part).copied().unwrap_or_default();
     Ok(Latency {
         event,
+        events: times.len(),
         p50_ms: at(0.5),
         p99_ms: at(0.99),
         max_ms: at(1.0),

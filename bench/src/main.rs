@@ -110,7 +110,7 @@ fn packets(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
     host::ip(&["link add bench0 index 100 type veth peer name bench1 index 101"])?;
     let locals = [Local::isolated(1), Local::open(host::ifindex("bench0")?)];
     let effort = Effort {
-        rounds: if quick { 8 } else { 25 },
+        rounds: if quick { 8 } else { 20 },
         hot: 200_000,
         flows: 100_000,
         few: (1000, 20),
@@ -130,7 +130,7 @@ fn packets(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
 
 fn forwarding(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
     let sizes = [Size::BASE, Size { pods: 100_000, rules: 10_000, ..Size::BASE }];
-    let (rounds, packets) = if quick { (6, 200_000) } else { (20, 500_000) };
+    let (rounds, packets) = if quick { (6, 200_000) } else { (12, 500_000) };
     let found = forward::measure(&sizes, rounds, packets, BUCKETS, &pins.folder("forward"), &tell)?;
     results.forwarding = found.figures;
     results.refused.extend(found.refused);
@@ -167,7 +167,7 @@ fn scales(quick: bool) -> Vec<Scale> {
         policies: 5000,
         local: 110,
         dual_stack: false,
-        events: if quick { 100 } else { 400 },
+        events: if quick { 100 } else { 200 },
     };
     if quick { vec![scale] } else { vec![scale, Scale { dual_stack: true, ..scale }] }
 }

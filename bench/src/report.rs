@@ -189,9 +189,10 @@ fn print_control(control: &Control) {
         let mean = |count: f64| format!("{count:.1}");
         let times = [e.p50_ms, e.p99_ms, e.max_ms].map(time);
         let counts = [e.operations, e.waits].map(mean);
-        [e.event.to_owned()].into_iter().chain(times).chain(counts).collect()
+        [e.event.to_owned(), e.events.to_string()].into_iter().chain(times).chain(counts).collect()
     });
-    let header = ["from event to enforced", "p50 ms", "p99 ms", "max ms", "operations", "waits"];
+    let header =
+        ["from event to enforced", "events", "p50 ms", "p99 ms", "max ms", "operations", "waits"];
     table(&header, rows);
 }
 
