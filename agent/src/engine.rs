@@ -226,7 +226,7 @@ impl Engine {
 
 /// At least twice the size of the table that was full; `None` where that is beyond what the layout
 /// can number.
-fn grown(mut capacity: Capacity, error: &CompileError) -> Option<Capacity> {
+pub fn grown(mut capacity: Capacity, error: &CompileError) -> Option<Capacity> {
     let CompileError::Full { table, needed, capacity: had } = error;
     let size = (*needed).max(had.saturating_mul(2)).min(MAX_ELEMENTS);
     let field = match table {

@@ -1,2 +1,219 @@
-//! netpold.
-fn main() {}
+//! netpold's benchmarks: `cargo xtask bench`. What is measured and how is in `README.md`.
+
+mod bytecode;
+mod cluster;
+mod control;
+mod forward;
+mod frame;
+mod host;
+mod packet;
+mod random;
+mod report;
+mod steer;
+mod world;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, ValueEnum};
+
+use cluster::{Local, Size};
+use control::Scale;
+use packet::Effort;
+use report::{Program, Results, compare};
+
+#[derive(Parser)]
+#[command(name = "netpold-bench", about)]
+struct Arguments {
+    /// Fewer sizes and rounds: under three minutes
+    #[arg(long)]
+    quick: bool,
+    /// Only these parts
+    #[arg(long, value_enum, value_name = "PART")]
+    part: Vec<Part>,
+    /// Where results.json is written
+    #[arg(long, value_name = "DIR", default_value = "target/bench")]
+    output: PathBuf,
+    /// The ratios to compare with
+    #[arg(long, value_name = "FILE", default_value = "bench/baseline.json")]
+    baseline: PathBuf,
+    /// Make this run's ratios the baseline
+    #[arg(long)]
+    save_baseline: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// A large cluster: first image, memory, from event to enforced
+    Control,
+    /// Nanoseconds per packet
+    Packet,
+    /// Forwarding between veths
+    Forward,
+}
+
+/// Buckets of the IPv4 conntrack table, four flows each; the agent's own default.
+const BUCKETS: u32 = 131_072;
+/// The other dimensions stay at [`Size::BASE`] while one is varied.
+const PODS: [u32; 4] = [10, 1000, 10_000, 100_000];
+const RULES: [u32; 3] = [1, 100, 10_000];
+const CIDRS: [u32; 3] = [0, 10_000, 100_000];
+const RANGES: [u32; 3] = [1, 100, 1000];
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&format!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    host::seclude()?;
+    let pins = Pins::new()?;
+    let wanted = |part| arguments.part.is_empty() || arguments.part.contains(&part);
+    let mut results = Results {
+        machine: host::Machine::here(),
+        quick: arguments.quick,
+        programs: Vec::new(),
+        packet: Vec::new(),
+        refused: Vec::new(),
+        control: Vec::new(),
+        forwarding: Vec::new(),
+    };
+    // First, while the process has no other memory.
+    if wanted(Part::Control) {
+        for scale in scales(arguments.quick) {
+            results.control.push(control::measure(scale, BUCKETS, &pins.folder("control"), &tell)?);
+        }
+    }
+    if wanted(Part::Packet) {
+        packets(arguments.quick, &pins, &mut results)?;
+    }
+    if wanted(Part::Forward) {
+        forwarding(arguments.quick, &pins, &mut results)?;
+    }
+    results.print();
+    let json = serde_json::to_string_pretty(&results)?;
+    host::write(&arguments.output.join("results.json"), &json)?;
+    let ratios = results.ratios();
+    if arguments.save_baseline {
+        return host::write(&arguments.baseline, &serde_json::to_string_pretty(&ratios)?);
+    }
+    compare(&ratios, &arguments.baseline).map(drop)
+}
+
+fn packets(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
+    host::ip(&["link add bench0 index 100 type veth peer name bench1 index 101"])?;
+    let locals = [Local::isolated(1), Local::open(host::ifindex("bench0")?)];
+    let effort = Effort {
+        rounds: if quick { 8 } else { 20 },
+        hot: 200_000,
+        flows: 100_000,
+        few: (1000, 20),
+    };
+    let found =
+        packet::measure(&sizes(quick), effort, BUCKETS, locals, &pins.folder("packet"), &tell)?;
+    results.packet = found.figures;
+    results.refused =
+        found.refused.iter().map(|(size, reason)| format!("{size}: {reason}")).collect();
+    results.programs = found
+        .programs
+        .into_iter()
+        .map(|(name, verified, jited_bytes)| Program { name, verified, jited_bytes })
+        .collect();
+    Ok(())
+}
+
+fn forwarding(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
+    let sizes = [Size::BASE, Size { pods: 100_000, rules: 10_000, ..Size::BASE }];
+    let (rounds, packets) = if quick { (6, 200_000) } else { (12, 500_000) };
+    let found = forward::measure(&sizes, rounds, packets, BUCKETS, &pins.folder("forward"), &tell)?;
+    results.forwarding = found.figures;
+    results.refused.extend(found.refused);
+    Ok(())
+}
+
+fn sizes(quick: bool) -> Vec<Size> {
+    let pods = PODS.map(|pods| Size { pods, ..Size::BASE });
+    let rules = RULES.map(|rules| Size { rules, ..Size::BASE });
+    let cidrs = CIDRS.map(|cidrs| Size { cidrs, ..Size::BASE });
+    let ranges = RANGES.map(|ranges| Size { ranges, ..Size::BASE });
+    let mut sizes: Vec<Size> = Vec::new();
+    for size in pods.into_iter().chain(rules).chain(cidrs).chain(ranges) {
+        if !sizes.contains(&size) {
+            sizes.push(size);
+        }
+    }
+    if quick {
+        let kept = [
+            Size::BASE,
+            Size { pods: 100_000, ..Size::BASE },
+            Size { rules: 10_000, ..Size::BASE },
+            Size { cidrs: 10_000, ..Size::BASE },
+        ];
+        sizes.retain(|size| kept.contains(size));
+    }
+    sizes
+}
+
+fn scales(quick: bool) -> Vec<Scale> {
+    let scale = Scale {
+        pods: 100_000,
+        namespaces: 1000,
+        policies: 5000,
+        local: 110,
+        dual_stack: false,
+        events: if quick { 100 } else { 200 },
+    };
+    if quick { vec![scale] } else { vec![scale, Scale { dual_stack: true, ..scale }] }
+}
+
+/// A bpffs for pins, in our own mounts.
+struct Pins(PathBuf);
+
+const PINS: &str = "netpold-bench-";
+
+impl Pins {
+    fn new() -> Result<Self> {
+        sweep();
+        let path = std::env::temp_dir().join(format!("{PINS}{}", std::process::id()));
+        std::fs::create_dir_all(&path)?;
+        host::mount_bpffs(&path)?;
+        Ok(Self(path))
+    }
+
+    fn folder(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        let _ = nix::mount::umount2(&self.0, nix::mount::MntFlags::MNT_DETACH);
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// Removes the empty folders of runs that were killed.
+fn sweep() {
+    for entry in std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let process = name.to_str().and_then(|name| name.strip_prefix(PINS));
+        if process.is_some_and(|id| !Path::new("/proc").join(id).exists()) {
+            let _ = std::fs::remove_dir(entry.path());
+        }
+    }
+}
+
+fn tell(what: &str) {
+    complain(&format!("    {what}"));
+}
+
+#[expect(clippy::print_stderr, reason = "progress and errors are not the output")]
+fn complain(text: &str) {
+    eprintln!("{text}");
+}

@@ -1,5 +1,7 @@
-//! netpold's chores: `cargo xtask setup`, `cargo xtask test`, `cargo xtask demo`.
+//! netpold's chores: `cargo xtask setup`, `cargo xtask test`, `cargo xtask demo`,
+//! `cargo xtask bench`.
 
+mod bench;
 mod checks;
 mod demo;
 mod setup;
@@ -33,6 +35,12 @@ enum Task {
         #[arg(long, value_name = "PATH")]
         binary: Option<PathBuf>,
     },
+    /// Measure: per packet, forwarding, control (needs root)
+    Bench {
+        /// Passed on to netpold-bench: --quick, --part NAME, --save-baseline; --help for all
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTIONS")]
+        arguments: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -40,6 +48,7 @@ fn main() -> ExitCode {
         Task::Setup => setup::run().map(|_| ()),
         Task::Test { filter } => checks::run(filter.as_deref()),
         Task::Demo { binary } => demo::run(binary),
+        Task::Bench { arguments } => bench::run(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

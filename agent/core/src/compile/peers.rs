@@ -1,6 +1,8 @@
 //! Atoms: the sets of addresses that rules in use speak of. An address's class is the set of atoms
 //! it belongs to, so an atom exists only while some local endpoint's rules name it.
 
+mod index;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,6 +11,7 @@ use serde::Serialize;
 
 use crate::cluster::{Cluster, is_subject};
 use crate::model::{IpBlock, Peer, Pod, Protocol, Selector};
+use index::Index;
 
 /// Number of an atom; never reused.
 pub(crate) type AtomId = u32;
@@ -67,7 +70,7 @@ pub(crate) struct Atoms {
     own_namespace: HashMap<String, BTreeSet<AtomId>>,
     any_namespace: BTreeSet<AtomId>,
     /// By namespace, the pod atoms whose namespace part matches it.
-    candidates: HashMap<String, Arc<[AtomId]>>,
+    candidates: HashMap<String, Arc<Index>>,
 }
 
 /// A named port that egress rules ask for.
@@ -214,11 +217,8 @@ impl Atoms {
             atoms.push(*id);
         }
         if let Some(pod) = cluster.owner(address) {
-            for id in &*self.candidates(cluster, &pod.key.namespace) {
-                if self.selects(*id, pod) {
-                    atoms.push(*id);
-                }
-            }
+            let candidates = self.candidates(cluster, &pod.key.namespace);
+            atoms.extend(candidates.possible(&pod.labels).filter(|id| self.selects(*id, pod)));
             self.ports_of(pod, &mut atoms);
         }
         atoms.sort_unstable();
@@ -227,18 +227,31 @@ impl Atoms {
     }
 
     /// The pod atoms whose namespace part matches a namespace.
-    fn candidates(&mut self, cluster: &Cluster, namespace: &str) -> Arc<[AtomId]> {
+    fn candidates(&mut self, cluster: &Cluster, namespace: &str) -> Arc<Index> {
         if let Some(known) = self.candidates.get(namespace) {
             return known.clone();
         }
-        let labels = cluster.namespace_labels(namespace);
-        let matching = self.any_namespace.iter().copied().filter(|id| {
-            matches!(self.atom(*id), Some(Atom::Pods(namespaces, _)) if namespaces.matches(&labels))
-        });
-        let own = self.own_namespace.get(namespace).into_iter().flatten().copied();
-        let found: Arc<[AtomId]> = own.chain(matching).collect();
+        let own = self.own_namespace.get(namespace).into_iter().flatten();
+        let ids: Vec<AtomId> = own.chain(&self.any_namespace).copied().collect();
+        let found = Arc::new(self.index(cluster, namespace, &ids));
         self.candidates.insert(namespace.to_owned(), found.clone());
         found
+    }
+
+    /// Those of the pod atoms whose namespace part matches a namespace.
+    fn index(&self, cluster: &Cluster, namespace: &str, ids: &[AtomId]) -> Index {
+        let labels = cluster.namespace_labels(namespace);
+        let mut index = Index::default();
+        for id in ids {
+            match self.atom(*id) {
+                Some(Atom::PodsIn(own, pods)) if own == namespace => index.add(*id, pods),
+                Some(Atom::Pods(namespaces, pods)) if namespaces.matches(&labels) => {
+                    index.add(*id, pods);
+                }
+                _ => {}
+            }
+        }
+        index
     }
 
     /// Whether an atom's pod selector matches.
@@ -271,34 +284,35 @@ impl Atoms {
         }
     }
 
-    /// Addresses that may belong to an atom that is not a block.
-    pub(crate) fn members(&self, cluster: &Cluster, id: AtomId) -> Vec<IpAddr> {
-        let addresses = |pods: &mut dyn Iterator<Item = &Arc<Pod>>, selector: &Selector| {
-            pods.filter(|pod| is_subject(pod) && selector.matches(&pod.labels))
-                .flat_map(|pod| pod.addresses.iter().copied())
-                .collect()
-        };
-        match self.atom(id) {
-            Some(Atom::OwnNode) => cluster.own_addresses().collect(),
-            Some(Atom::PodsIn(namespace, pods)) => addresses(&mut cluster.pods_in(namespace), pods),
-            Some(Atom::Pods(namespaces, pods)) => {
-                // Namespaces are judged once each, not once a pod; pods come sorted by namespace.
-                let mut last: Option<(&str, bool)> = None;
-                let mut matching = cluster.pods().values().filter(|pod| {
-                    let name = pod.key.namespace.as_str();
-                    if let Some((known, matches)) = last
-                        && known == name
-                    {
-                        return matches;
-                    }
-                    let matches = namespaces.matches(&cluster.namespace_labels(name));
-                    last = Some((name, matches));
-                    matches
-                });
-                addresses(&mut matching, pods)
+    /// Addresses of the pods that some of these atoms select. Atoms are many where a policy has
+    /// many rules, so pods are gone through once, not once an atom.
+    pub(crate) fn members(&self, cluster: &Cluster, ids: &[AtomId]) -> Vec<IpAddr> {
+        let mut own: BTreeMap<&str, Vec<AtomId>> = BTreeMap::new();
+        let mut any: Vec<AtomId> = Vec::new();
+        for id in ids {
+            match self.atom(*id) {
+                Some(Atom::PodsIn(namespace, _)) => own.entry(namespace).or_default().push(*id),
+                Some(Atom::Pods(..)) => any.push(*id),
+                _ => {}
             }
-            _ => Vec::new(),
         }
+        let namespaces: BTreeSet<&str> = if any.is_empty() {
+            own.keys().copied().collect()
+        } else {
+            cluster.pods().keys().map(|pod| pod.namespace.as_str()).collect()
+        };
+        let mut members = Vec::new();
+        for namespace in namespaces {
+            let mut ids = own.remove(namespace).unwrap_or_default();
+            ids.extend(&any);
+            let index = self.index(cluster, namespace, &ids);
+            let selected = |pod: &&Arc<Pod>| {
+                is_subject(pod) && index.possible(&pod.labels).any(|id| self.selects(id, pod))
+            };
+            let pods = cluster.pods_in(namespace).filter(selected);
+            members.extend(pods.flat_map(|pod| pod.addresses.iter().copied()));
+        }
+        members
     }
 
     /// Addresses of the pods that have a port of this name.

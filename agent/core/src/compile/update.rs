@@ -143,13 +143,16 @@ impl Compiler {
     /// Brings the address space up to date: blocks that came or went, and the addresses that are
     /// dirty or may belong to an atom that came or went.
     fn refresh_addresses(&mut self, mut addresses: BTreeSet<IpAddr>, usage: &Usage) {
+        let mut of_pods = Vec::new();
         for (id, change) in usage.atoms.iter().filter(|(_, change)| **change != 0) {
             match self.atoms.atom(*id) {
                 Some(Atom::Block(block)) if *change > 0 => self.space.add_block(block, *id),
                 Some(Atom::Block(block)) => self.space.remove_block(block, *id),
-                _ => addresses.extend(self.atoms.members(&self.cluster, *id)),
+                Some(Atom::OwnNode) => addresses.extend(self.cluster.own_addresses()),
+                _ => of_pods.push(*id),
             }
         }
+        addresses.extend(self.atoms.members(&self.cluster, &of_pods));
         for (id, _) in usage.names.iter().filter(|(_, change)| **change != 0) {
             addresses.extend(self.atoms.members_of_name(&self.cluster, *id));
         }

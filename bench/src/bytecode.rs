@@ -1,0 +1,314 @@
+//! Small eBPF programs and maps made by hand: the harness around what is measured.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+const MAP_CREATE: libc::c_long = 0;
+const MAP_UPDATE_ELEM: libc::c_long = 2;
+const PROG_LOAD: libc::c_long = 5;
+const PROG_TEST_RUN: libc::c_long = 10;
+const LINK_CREATE: libc::c_long = 28;
+
+/// `BPF_XDP` of `enum bpf_attach_type`.
+const ATTACH_XDP: u32 = 37;
+/// Frames that a program passes go into the network stack (kernel 5.18).
+const F_TEST_XDP_LIVE_FRAMES: u32 = 1 << 1;
+
+const MAP_TYPE_ARRAY: u32 = 2;
+const MAP_TYPE_PROG_ARRAY: u32 = 3;
+const F_MMAPABLE: u32 = 1 << 10;
+
+/// `BPF_PROG_TYPE_SCHED_CLS`
+pub(crate) const SCHED_CLS: u32 = 3;
+/// `BPF_PROG_TYPE_XDP`
+pub(crate) const XDP: u32 = 6;
+
+const PSEUDO_MAP_FD: u8 = 1;
+const PSEUDO_MAP_VALUE: u8 = 2;
+const FUNC_TAIL_CALL: i32 = 12;
+
+#[repr(C)]
+#[derive(Default)]
+struct MapCreate {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct MapUpdate {
+    map: u32,
+    reserved: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct ProgLoad {
+    kind: u32,
+    instructions: u32,
+    code: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+    kernel_version: u32,
+    flags: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct TestRun {
+    program: u32,
+    retval: u32,
+    data_size_in: u32,
+    data_size_out: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+    context_size_in: u32,
+    context_size_out: u32,
+    context_in: u64,
+    context_out: u64,
+    flags: u32,
+    cpu: u32,
+    batch_size: u32,
+    reserved: u32,
+}
+
+/// `struct xdp_md`
+#[repr(C)]
+#[derive(Default)]
+struct XdpContext {
+    data: u32,
+    data_end: u32,
+    data_meta: u32,
+    ingress_ifindex: u32,
+    rx_queue_index: u32,
+    egress_ifindex: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct LinkCreate {
+    program: u32,
+    ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+}
+
+/// Attaches an XDP program until the descriptor is closed.
+///
+/// # Errors
+/// The kernel refuses.
+pub(crate) fn attach_xdp(program: &OwnedFd, ifindex: u32) -> io::Result<OwnedFd> {
+    let mut attributes =
+        LinkCreate { program: raw(program), ifindex, attach_type: ATTACH_XDP, flags: 0 };
+    // SAFETY: the block of BPF_LINK_CREATE, without pointers; the result is a new descriptor.
+    unsafe { bpf(LINK_CREATE, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+}
+
+/// Sends a frame `repeat` times through an XDP program and, if that passes it, into the network
+/// stack, as if an interface had received it.
+///
+/// # Errors
+/// The kernel refuses: before 5.18, or the interface has no XDP program.
+pub(crate) fn send_live(
+    program: &OwnedFd,
+    frame: &[u8],
+    ifindex: u32,
+    repeat: u32,
+) -> io::Result<()> {
+    let size = frame.len() as u32;
+    let context = XdpContext { data_end: size, ingress_ifindex: ifindex, ..XdpContext::default() };
+    let mut attributes = TestRun {
+        program: raw(program),
+        data_size_in: size,
+        data_in: frame.as_ptr() as u64,
+        repeat,
+        context_size_in: size_of::<XdpContext>() as u32,
+        context_in: (&raw const context) as u64,
+        flags: F_TEST_XDP_LIVE_FRAMES,
+        ..TestRun::default()
+    };
+    // SAFETY: the block of BPF_PROG_TEST_RUN; frame and context outlive the call.
+    unsafe { bpf(PROG_TEST_RUN, &mut attributes).map(drop) }
+}
+
+/// # Safety
+/// `A` is the block of `command`, and what its pointers point to is valid.
+unsafe fn bpf<A>(command: libc::c_long, attributes: &mut A) -> io::Result<i32> {
+    // SAFETY: a valid block of that size, the rest is the caller's promise.
+    let result = unsafe {
+        libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attributes), size_of::<A>())
+    };
+    i32::try_from(result).ok().filter(|&r| r >= 0).ok_or_else(io::Error::last_os_error)
+}
+
+fn raw(fd: &impl AsRawFd) -> u32 {
+    fd.as_raw_fd().cast_unsigned()
+}
+
+fn create(mut attributes: MapCreate) -> io::Result<OwnedFd> {
+    // SAFETY: the block of BPF_MAP_CREATE, without pointers; the result is a new descriptor.
+    unsafe { bpf(MAP_CREATE, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+}
+
+/// An array of one element that can be mapped into memory.
+///
+/// # Errors
+/// The kernel refuses.
+pub(crate) fn memory(bytes: u32) -> io::Result<OwnedFd> {
+    create(MapCreate {
+        kind: MAP_TYPE_ARRAY,
+        key_size: 4,
+        value_size: bytes,
+        max_entries: 1,
+        flags: F_MMAPABLE,
+    })
+}
+
+/// A program array of one element: the target of [`Code::tail_call`].
+///
+/// # Errors
+/// The kernel refuses, for instance a program that cannot be tail called.
+pub(crate) fn program_array(target: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let array = create(MapCreate {
+        kind: MAP_TYPE_PROG_ARRAY,
+        key_size: 4,
+        value_size: 4,
+        max_entries: 1,
+        flags: 0,
+    })?;
+    let (key, value) = (0_u32, raw(&target));
+    let mut attributes = MapUpdate {
+        map: raw(&array),
+        key: (&raw const key) as u64,
+        value: (&raw const value) as u64,
+        ..MapUpdate::default()
+    };
+    // SAFETY: the block of BPF_MAP_UPDATE_ELEM; key and value outlive the call.
+    unsafe { bpf(MAP_UPDATE_ELEM, &mut attributes)? };
+    Ok(array)
+}
+
+/// Instructions, in order.
+#[derive(Default)]
+pub(crate) struct Code(Vec<u64>);
+
+/// `struct bpf_insn`: opcode, registers, offset, immediate.
+fn instruction(code: u8, destination: u8, source: u8, offset: i16, immediate: i32) -> u64 {
+    let registers = u64::from(source << 4 | destination) << 8;
+    let offset = u64::from(offset.cast_unsigned()) << 16;
+    u64::from(code) | registers | offset | u64::from(immediate.cast_unsigned()) << 32
+}
+
+impl Code {
+    fn push(mut self, code: u8, to: u8, from: u8, offset: i16, immediate: i32) -> Self {
+        self.0.push(instruction(code, to, from, offset, immediate));
+        self
+    }
+
+    /// `to = from`
+    pub(crate) fn copy(self, to: u8, from: u8) -> Self {
+        self.push(0xbf, to, from, 0, 0)
+    }
+
+    /// `to = value`
+    pub(crate) fn set(self, to: u8, value: i32) -> Self {
+        self.push(0xb7, to, 0, 0, value)
+    }
+
+    /// `to += value`
+    pub(crate) fn add(self, to: u8, value: i32) -> Self {
+        self.push(0x07, to, 0, 0, value)
+    }
+
+    /// `to += from`
+    pub(crate) fn add_register(self, to: u8, from: u8) -> Self {
+        self.push(0x0f, to, from, 0, 0)
+    }
+
+    /// `to *= value`
+    pub(crate) fn multiply(self, to: u8, value: i32) -> Self {
+        self.push(0x27, to, 0, 0, value)
+    }
+
+    /// `to = *(u32 *)(from + offset)`
+    pub(crate) fn load32(self, to: u8, from: u8, offset: i16) -> Self {
+        self.push(0x61, to, from, offset, 0)
+    }
+
+    /// `*(u32 *)(to + offset) = from`
+    pub(crate) fn store32(self, to: u8, offset: i16, from: u8) -> Self {
+        self.push(0x63, to, from, offset, 0)
+    }
+
+    /// `*(u32 *)(to + offset) = value`
+    pub(crate) fn store_value(self, to: u8, offset: i16, value: i32) -> Self {
+        self.push(0x62, to, 0, offset, value)
+    }
+
+    /// `to = *(u16 *)(from + offset)`
+    pub(crate) fn load16(self, to: u8, from: u8, offset: i16) -> Self {
+        self.push(0x69, to, from, offset, 0)
+    }
+
+    /// `*(u16 *)(to + offset) = from`
+    pub(crate) fn store16(self, to: u8, offset: i16, from: u8) -> Self {
+        self.push(0x6b, to, from, offset, 0)
+    }
+
+    /// Skips the next `skip` instructions if `register < value`.
+    pub(crate) fn skip_if_less(self, register: u8, value: i32, skip: i16) -> Self {
+        self.push(0xa5, register, 0, skip, value)
+    }
+
+    /// Skips the next `skip` instructions if `a <= b`.
+    pub(crate) fn skip_if_not_beyond(self, a: u8, b: u8, skip: i16) -> Self {
+        self.push(0xbd, a, b, skip, 0)
+    }
+
+    /// `to` = address of the memory of [`memory`].
+    pub(crate) fn address(self, to: u8, map: &OwnedFd) -> Self {
+        self.push(0x18, to, PSEUDO_MAP_VALUE, 0, map.as_raw_fd()).push(0, 0, 0, 0, 0)
+    }
+
+    /// Goes on in the program of a [`program_array`], with the context in register 6.
+    pub(crate) fn tail_call(self, array: &OwnedFd) -> Self {
+        self.copy(1, 6)
+            .push(0x18, 2, PSEUDO_MAP_FD, 0, array.as_raw_fd())
+            .push(0, 0, 0, 0, 0)
+            .set(3, 0)
+            .push(0x85, 0, 0, 0, FUNC_TAIL_CALL)
+    }
+
+    /// Ends with this value.
+    pub(crate) fn end(self, value: i32) -> Self {
+        self.set(0, value).push(0x95, 0, 0, 0, 0)
+    }
+
+    /// Loads the program.
+    ///
+    /// # Errors
+    /// The verifier refuses.
+    pub(crate) fn load(self, kind: u32) -> io::Result<OwnedFd> {
+        let license = c"GPL";
+        let mut attributes = ProgLoad {
+            kind,
+            instructions: self.0.len() as u32,
+            code: self.0.as_ptr() as u64,
+            license: license.as_ptr() as u64,
+            ..ProgLoad::default()
+        };
+        // SAFETY: the block of BPF_PROG_LOAD; code and license outlive the call; the result is a
+        // new descriptor.
+        unsafe { bpf(PROG_LOAD, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+    }
+}

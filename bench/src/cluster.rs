@@ -1,0 +1,269 @@
+//! The clusters in which packets are measured: one pod under policy, and one dimension made large.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use netpold_core::model::{
+    Change, Interface, IpBlock, Key, Labels, Namespace, Node, Peer, Pod, Policy, PortMatch,
+    PortRule, Protocol, Requirement, Rule, Selector,
+};
+use serde::Serialize;
+
+use crate::random::Random;
+
+/// `metadata.name` of the measured node.
+pub(crate) const NODE: &str = "node";
+/// The port that clients are allowed; it is none of [`OTHER_PORTS`].
+pub(crate) const PORT: u16 = 80;
+/// What the rules beyond the first allow: few numbers, as in real clusters.
+const OTHER_PORTS: [u16; 10] = [443, 3306, 5432, 5671, 6379, 8081, 8443, 9090, 9100, 27017];
+/// Ports of clients, above all that anyone is allowed to connect to.
+const CLIENT_PORTS: std::ops::Range<u32> = 32_768..65_536;
+
+/// How large a cluster is. Everything concerns the one pod under policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Size {
+    /// Pods elsewhere: the even ones may connect, the odd ones not.
+    pub(crate) pods: u32,
+    /// Policies of one rule each, with selectors of their own.
+    pub(crate) rules: u32,
+    /// Random IPv4 and as many random IPv6 blocks that may connect. If there are any, the allowed
+    /// flows come from them and not from pods.
+    pub(crate) cidrs: u32,
+    /// Port ranges of the first rule.
+    pub(crate) ranges: u32,
+}
+
+impl Size {
+    /// What is not varied.
+    pub(crate) const BASE: Self = Self { pods: 1000, rules: 100, cidrs: 0, ranges: 1 };
+}
+
+impl std::fmt::Display for Size {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { pods, rules, cidrs, ranges } = self;
+        write!(f, "{pods} pods, {rules} rules, {cidrs} CIDRs, {ranges} port ranges")
+    }
+}
+
+/// A local pod and the interface it is behind.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Local {
+    /// Host side of the veth.
+    pub(crate) ifindex: u32,
+    number: u8,
+    isolated: bool,
+}
+
+impl Local {
+    /// The pod under policy, in both directions.
+    pub(crate) fn isolated(ifindex: u32) -> Self {
+        Self { ifindex, number: 1, isolated: true }
+    }
+
+    /// A pod that no policy selects.
+    pub(crate) fn open(ifindex: u32) -> Self {
+        Self { ifindex, number: 2, isolated: false }
+    }
+
+    /// Another pod under the same policy.
+    pub(crate) fn also_isolated(ifindex: u32) -> Self {
+        Self { ifindex, number: 2, isolated: true }
+    }
+
+    /// Its address of a family.
+    pub(crate) fn address(self, v6: bool) -> IpAddr {
+        if v6 {
+            IpAddr::V6(Ipv6Addr::new(0xfd00, 200, 0, 0, 0, 0, 0, self.number.into()))
+        } else {
+            IpAddr::V4(Ipv4Addr::new(10, 200, 0, self.number))
+        }
+    }
+
+    fn addresses(self) -> Vec<IpAddr> {
+        vec![self.address(false), self.address(true)]
+    }
+}
+
+/// A cluster as changes, and who may connect.
+pub(crate) struct Cluster {
+    size: Size,
+    locals: [Local; 2],
+    blocks: Vec<IpNet>,
+}
+
+impl Cluster {
+    /// Generates one.
+    pub(crate) fn new(size: Size, locals: [Local; 2]) -> Self {
+        let mut random = Random::new(size.cidrs.into());
+        let blocks = (0..size.cidrs)
+            .flat_map(|_| [random_v4(&mut random), random_v6(&mut random)])
+            .collect();
+        Self { size, locals, blocks }
+    }
+
+    /// Everything in it.
+    pub(crate) fn changes(&self) -> Vec<Change> {
+        let mut changes = vec![Change::Node(node()), Change::Namespace(namespace())];
+        for local in self.locals {
+            let name = format!("local{}", local.number);
+            // Each may be the other's client.
+            let labels =
+                [("role", "client"), ("isolated", if local.isolated { "yes" } else { "no" })];
+            changes.push(Change::Pod(pod(&name, NODE, local.addresses(), &labels)));
+            changes.push(Change::Interface(Interface {
+                index: local.ifindex,
+                incarnation: 1,
+                addresses: local.addresses(),
+            }));
+        }
+        changes.extend((0..self.size.pods).map(|n| Change::Pod(self.remote(n))));
+        changes.push(Change::Policy(self.first_policy()));
+        changes.extend((1..self.size.rules).map(|n| Change::Policy(other_policy(n))));
+        changes
+    }
+
+    /// Flows that may be begun towards [`PORT`], all different.
+    pub(crate) fn allowed(&self, v6: bool, count: u32) -> Vec<(IpAddr, u16)> {
+        let blocks: Vec<IpNet> =
+            self.blocks.iter().filter(|b| b.addr().is_ipv6() == v6).copied().collect();
+        distinct(count, |random| {
+            if blocks.is_empty() {
+                remote_address(random.below(self.size.pods.div_ceil(2)) * 2, v6)
+            } else {
+                inside(*random.one_of(&blocks), random)
+            }
+        })
+    }
+
+    /// Flows that no rule allows, all different.
+    pub(crate) fn denied(&self, v6: bool, count: u32) -> Vec<(IpAddr, u16)> {
+        distinct(count, |random| remote_address(random.below(self.size.pods / 2) * 2 + 1, v6))
+    }
+
+    fn remote(&self, number: u32) -> Pod {
+        let role = if number.is_multiple_of(2) { "client" } else { "stranger" };
+        let app = app(number % self.size.rules.max(1));
+        let addresses = vec![remote_address(number, false), remote_address(number, true)];
+        pod(&format!("pod{number}"), "elsewhere", addresses, &[("role", role), ("app", &app)])
+    }
+
+    /// Isolates both directions; admits clients and the blocks.
+    fn first_policy(&self) -> Policy {
+        let range = |protocol, n: u32| {
+            let first = PORT + (n * 30) as u16;
+            PortRule { protocol, port: PortMatch::Range(first, first + 9) }
+        };
+        let ranges = (0..self.size.ranges).map(|n| range(Protocol::Tcp, n));
+        let ports = ranges.chain([range(Protocol::Udp, 0)]).collect();
+        let blocks =
+            self.blocks.iter().map(|cidr| Peer::Block(IpBlock { cidr: *cidr, except: Vec::new() }));
+        let peers = std::iter::once(pods("role", "client")).chain(blocks).collect();
+        policy(0, Rule { peers: Some(peers), ports: Some(ports) })
+    }
+}
+
+fn other_policy(number: u32) -> Policy {
+    let port = OTHER_PORTS[number as usize % OTHER_PORTS.len()];
+    let ports = vec![PortRule { protocol: Protocol::Tcp, port: PortMatch::Range(port, port) }];
+    policy(number, Rule { peers: Some(vec![pods("app", &app(number))]), ports: Some(ports) })
+}
+
+/// The rule in both directions of the isolated pod.
+fn policy(number: u32, rule: Rule) -> Policy {
+    Policy {
+        key: Key::new("bench", format!("policy{number}")),
+        pod_selector: selector("isolated", "yes"),
+        ingress: Some(vec![rule.clone()]),
+        egress: Some(vec![rule]),
+        problems: Vec::new(),
+    }
+}
+
+fn app(number: u32) -> String {
+    format!("app{number}")
+}
+
+fn pods(key: &str, value: &str) -> Peer {
+    Peer::Pods { namespaces: None, pods: selector(key, value) }
+}
+
+fn selector(key: &str, value: &str) -> Selector {
+    Selector { requirements: vec![Requirement::In(key.into(), vec![value.into()])] }
+}
+
+fn node() -> Node {
+    Node { name: NODE.into(), addresses: vec![IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1))] }
+}
+
+fn namespace() -> Namespace {
+    Namespace { name: "bench".into(), labels: Labels::new() }
+}
+
+fn pod(name: &str, node: &str, addresses: Vec<IpAddr>, labels: &[(&str, &str)]) -> Pod {
+    Pod {
+        key: Key::new("bench", name),
+        uid: name.into(),
+        labels: labels.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect(),
+        node: node.into(),
+        addresses,
+        host_network: false,
+        finished: false,
+        terminating: false,
+        created: 0,
+        ports: Vec::new(),
+    }
+}
+
+/// Address of pod `number` elsewhere: as nodes hand them out, without gaps.
+fn remote_address(number: u32, v6: bool) -> IpAddr {
+    if v6 {
+        IpAddr::V6(Ipv6Addr::from_bits(0xfd00_0001 << 96 | u128::from(number + 1)))
+    } else {
+        IpAddr::V4(Ipv4Addr::from_bits(0x0a40_0001 + number))
+    }
+}
+
+/// Somewhere from 11.0.0.0 to 99.255.255.255, /16 to /28.
+fn random_v4(random: &mut Random) -> IpNet {
+    let address = (11 + random.below(89)) << 24 | random.below(1 << 24);
+    let net = Ipv4Net::new_assert(Ipv4Addr::from_bits(address), 16 + random.below(13) as u8);
+    IpNet::V4(net.trunc())
+}
+
+/// Somewhere in 2a00::/8, /32 to /64.
+fn random_v6(random: &mut Random) -> IpNet {
+    let bits = 0x2a << 120 | u128::from(random.next() >> 8) << 64;
+    let net = Ipv6Net::new_assert(Ipv6Addr::from_bits(bits), 32 + random.below(33) as u8);
+    IpNet::V6(net.trunc())
+}
+
+fn inside(net: IpNet, random: &mut Random) -> IpAddr {
+    let bits = random.next();
+    match net {
+        IpNet::V4(v4) => {
+            let host = bits as u32 & v4.hostmask().to_bits();
+            IpAddr::V4(Ipv4Addr::from_bits(v4.network().to_bits() | host))
+        }
+        IpNet::V6(v6) => {
+            let host = (u128::from(bits) << 64 | u128::from(bits)) & v6.hostmask().to_bits();
+            IpAddr::V6(Ipv6Addr::from_bits(v6.network().to_bits() | host))
+        }
+    }
+}
+
+fn distinct(count: u32, mut address: impl FnMut(&mut Random) -> IpAddr) -> Vec<(IpAddr, u16)> {
+    let mut random = Random::new(1);
+    let mut known = HashSet::new();
+    let mut flows = Vec::new();
+    while flows.len() < count as usize {
+        let ports = CLIENT_PORTS.end - CLIENT_PORTS.start;
+        let port = (CLIENT_PORTS.start + random.below(ports)) as u16;
+        let flow = (address(&mut random), port);
+        if known.insert(flow) {
+            flows.push(flow);
+        }
+    }
+    flows
+}

@@ -1,0 +1,334 @@
+//! A large cluster: time to the first full image, memory, and from an event to its enforcement.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use netpold::dataplane::tables::grace_period;
+use netpold_core::model::{
+    Change, Interface, IpBlock, Key, Namespace, Node, Peer, Pod, Policy, PortMatch, PortRule,
+    Protocol, Requirement, Rule, Selector,
+};
+use netpold_core::ops::Op;
+use serde::Serialize;
+
+use crate::cluster::NODE;
+use crate::host;
+use crate::random::Random;
+use crate::world::World;
+
+/// How large the cluster is.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Scale {
+    /// Pods in the cluster.
+    pub(crate) pods: u32,
+    /// Namespaces.
+    pub(crate) namespaces: u32,
+    /// NetworkPolicies.
+    pub(crate) policies: u32,
+    /// Pods on the measured node, each under policy.
+    pub(crate) local: u32,
+    /// Pods have an IPv6 address too.
+    pub(crate) dual_stack: bool,
+    /// Events of each kind.
+    pub(crate) events: u32,
+}
+
+/// What came out.
+#[derive(Debug, Serialize)]
+pub(crate) struct Control {
+    /// Of this cluster.
+    pub(crate) scale: Scale,
+    /// Milliseconds to take in and compile.
+    pub(crate) compile_ms: f64,
+    /// Milliseconds to create maps and load programs.
+    pub(crate) load_ms: f64,
+    /// Milliseconds to write the first image.
+    pub(crate) write_ms: f64,
+    /// Operations in the first image.
+    pub(crate) operations: usize,
+    /// The process's own resident memory with the cluster in it.
+    pub(crate) own_bytes: u64,
+    /// All maps of the generation.
+    pub(crate) map_bytes: u64,
+    /// From event to enforced.
+    pub(crate) events: Vec<Latency>,
+}
+
+/// Times from an event to its enforcement (compile and write).
+#[derive(Debug, Serialize)]
+pub(crate) struct Latency {
+    /// Kind of event.
+    pub(crate) event: &'static str,
+    /// How many there were.
+    pub(crate) events: usize,
+    /// Milliseconds.
+    pub(crate) p50_ms: f64,
+    /// Milliseconds.
+    pub(crate) p99_ms: f64,
+    /// Milliseconds.
+    pub(crate) max_ms: f64,
+    /// Operations, on average.
+    pub(crate) operations: f64,
+    /// How often the update itself had to wait for packets in flight, on average.
+    pub(crate) waits: f64,
+}
+
+/// No kind of event gets more time than this, or fewer events than that.
+const LIMIT: (Duration, usize) = (Duration::from_secs(4), 6);
+
+/// Applications in a namespace: values of the label `app`.
+const APPS: u32 = 7;
+/// Groups of namespaces: values of their label `team`.
+const TEAMS: u32 = 10;
+
+/// Builds the cluster, writes it to real maps and lets things happen in it.
+pub(crate) fn measure(
+    scale: Scale,
+    buckets: u32,
+    pins: &Path,
+    progress: &dyn Fn(&str),
+) -> Result<Control> {
+    let stack = if scale.dual_stack { "dual stack" } else { "IPv4" };
+    progress(&format!("control, {stack}: the first image"));
+    let before = (memory()?, map_bytes()?);
+    let mut world = World::new(pins, scale.changes(), buckets)?;
+    let own_bytes = memory()?.saturating_sub(before.0);
+    let map_bytes = map_bytes()?.saturating_sub(before.1);
+    let mut events = Vec::new();
+    for (event, change) in EVENTS {
+        progress(&format!("control, {stack}: {event}"));
+        let mut random = Random::new(u64::from(scale.events));
+        let changes = (0..scale.events).map(|n| change(&scale, n, &mut random));
+        events.push(latency(&mut world, event, changes).context(event)?);
+        // Each kind begins with the same cluster.
+        scale.local_changes().into_iter().for_each(|change| world.compiler.apply(change));
+        enforce(&mut world)?;
+    }
+    let first = world.first;
+    Ok(Control {
+        scale,
+        compile_ms: milliseconds(first.compile),
+        load_ms: milliseconds(first.load),
+        write_ms: milliseconds(first.write),
+        operations: first.operations,
+        own_bytes,
+        map_bytes,
+        events,
+    })
+}
+
+/// Own memory, once what is free has been given back.
+fn memory() -> Result<u64> {
+    // SAFETY: no preconditions.
+    unsafe { libc::malloc_trim(0) };
+    host::own_memory()
+}
+
+fn map_bytes() -> Result<u64> {
+    Ok(host::map_memory()?.values().sum())
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+fn latency(
+    world: &mut World,
+    event: &'static str,
+    changes: impl Iterator<Item = Change>,
+) -> Result<Latency> {
+    let mut times = Vec::new();
+    let (mut operations, mut waits) = (0, 0);
+    let begin = Instant::now();
+    for change in changes {
+        let start = Instant::now();
+        world.compiler.apply(change);
+        let ops = world.compiler.update()?;
+        world.generation.apply(&ops)?;
+        times.push(milliseconds(start.elapsed()));
+        operations += ops.len();
+        waits += ops.iter().filter(|op| **op == Op::Grace).count();
+        settle(world);
+        if times.len() >= LIMIT.1 && begin.elapsed() > LIMIT.0 {
+            break;
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    let at = |part: f64| times.get(((times.len() as f64 * part) as usize).min(times.len() - 1));
+    let at = |part: f64| at(part).copied().unwrap_or_default();
+    Ok(Latency {
+        event,
+        events: times.len(),
+        p50_ms: at(0.5),
+        p99_ms: at(0.99),
+        max_ms: at(1.0),
+        operations: operations as f64 / times.len() as f64,
+        waits: waits as f64 / times.len() as f64,
+    })
+}
+
+fn enforce(world: &mut World) -> Result<()> {
+    let ops = world.compiler.update()?;
+    world.generation.apply(&ops)?;
+    settle(world);
+    Ok(())
+}
+
+/// What the agent does in the background after an update.
+fn settle(world: &mut World) {
+    grace_period();
+    world.compiler.grace_passed();
+}
+
+type Event = fn(&Scale, u32, &mut Random) -> Change;
+
+/// Each kind of event, with the n-th of its kind.
+const EVENTS: [(&str, Event); 10] = [
+    ("pod added", |scale, n, _| Change::Pod(labelled(scale.pod(scale.pods + n), "app", app(n)))),
+    ("pod deleted", |scale, n, _| Change::PodGone(scale.pod(scale.pods + n).key)),
+    ("pod relabelled", |scale, n, random| {
+        let number = scale.local + random.below(scale.pods - scale.local);
+        Change::Pod(labelled(scale.pod(number), "app", app(n)))
+    }),
+    ("pod relabelled, nothing matches", |scale, n, random| {
+        let number = scale.local + random.below(scale.pods - scale.local);
+        Change::Pod(labelled(scale.pod(number), "version", n.to_string()))
+    }),
+    ("local pod relabelled", |scale, n, random| {
+        Change::Pod(labelled(scale.pod(random.below(scale.local)), "app", app(n)))
+    }),
+    ("policy edited: ports", |scale, n, random| {
+        let number = random.below(scale.local);
+        scale.edited(number, |rule| rule.ports = Some(vec![tcp(2000 + n as u16)]))
+    }),
+    ("policy edited: peers", |scale, n, random| {
+        let number = random.below(scale.local);
+        scale.edited(number, |rule| rule.peers = Some(vec![peer(team(n), &app(n + 1))]))
+    }),
+    ("policy edited: every pod a peer, and back", |scale, n, _| {
+        let number = n / 2 % scale.local;
+        if n % 2 == 1 {
+            return Change::Policy(scale.policy(number));
+        }
+        let namespaces = Some(Selector::default());
+        let everyone = Peer::Pods { namespaces, pods: Selector::default() };
+        scale.edited(number, |rule| rule.peers = Some(vec![everyone]))
+    }),
+    ("policy deleted, and back", |scale, n, _| {
+        let policy = scale.policy(n / 2 % scale.local);
+        if n % 2 == 1 { Change::Policy(policy) } else { Change::PolicyGone(policy.key) }
+    }),
+    ("namespace relabelled", |scale, n, random| {
+        Change::Namespace(namespace(random.below(scale.namespaces), n))
+    }),
+];
+
+impl Scale {
+    fn changes(&self) -> Vec<Change> {
+        let address = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+        let mut changes = vec![Change::Node(Node { name: NODE.into(), addresses: vec![address] })];
+        changes.extend((0..self.namespaces).map(|n| Change::Namespace(namespace(n, n))));
+        changes.extend((0..self.pods).map(|n| Change::Pod(self.pod(n))));
+        changes.extend((0..self.policies).map(|n| Change::Policy(self.policy(n))));
+        changes.extend((0..self.local).map(|n| {
+            let addresses = self.pod(n).addresses;
+            Change::Interface(Interface { index: 100 + n, incarnation: 1, addresses })
+        }));
+        changes
+    }
+
+    /// The local pods and the policies that select them.
+    fn local_changes(&self) -> Vec<Change> {
+        let pods = (0..self.local).map(|n| Change::Pod(self.pod(n)));
+        pods.chain((0..self.local).map(|n| Change::Policy(self.policy(n)))).collect()
+    }
+
+    /// Pod `number`; the first ones are local, each in a namespace of its own.
+    fn pod(&self, number: u32) -> Pod {
+        let mut addresses = vec![IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0001 + number))];
+        if self.dual_stack {
+            let bits = 0xfd00 << 112 | u128::from(number + 1);
+            addresses.push(IpAddr::V6(Ipv6Addr::from_bits(bits)));
+        }
+        let labels = [("app", app(number / self.namespaces)), ("version", "1".into())];
+        Pod {
+            key: Key::new(namespace_name(number % self.namespaces), format!("pod{number}")),
+            uid: format!("uid{number}"),
+            labels: labels.map(|(key, value)| (key.to_owned(), value)).into(),
+            node: if number < self.local { NODE.into() } else { "elsewhere".into() },
+            addresses,
+            host_network: false,
+            finished: false,
+            terminating: false,
+            created: 0,
+            ports: Vec::new(),
+        }
+    }
+
+    /// Policy `number`: one application of one namespace; peers there, in other namespaces, and
+    /// outside. The first ones select a local pod each.
+    fn policy(&self, number: u32) -> Policy {
+        let own = app(number / self.namespaces);
+        let block = [172, 16 + (number % 16) as u8, (number % 256) as u8, 0];
+        let cidr = ipnet::IpNet::V4(ipnet::Ipv4Net::new_assert(block.into(), 24));
+        let peers = vec![
+            Peer::Pods { namespaces: None, pods: selector("app", &own) },
+            peer(team(number), &app(1)),
+            Peer::Block(IpBlock { cidr, except: Vec::new() }),
+        ];
+        let ports = vec![tcp(80), tcp(1000 + (number % 50) as u16)];
+        let rules = vec![Rule { peers: Some(peers), ports: Some(ports) }];
+        Policy {
+            key: Key::new(namespace_name(number % self.namespaces), format!("policy{number}")),
+            pod_selector: selector("app", &own),
+            ingress: Some(rules.clone()),
+            egress: Some(rules),
+            problems: Vec::new(),
+        }
+    }
+
+    /// A policy, its ingress rule changed.
+    fn edited(&self, number: u32, edit: impl FnOnce(&mut Rule)) -> Change {
+        let mut policy = self.policy(number);
+        if let Some(rule) = policy.ingress.as_mut().and_then(|rules| rules.first_mut()) {
+            edit(rule);
+        }
+        Change::Policy(policy)
+    }
+}
+
+fn labelled(mut pod: Pod, key: &str, value: String) -> Pod {
+    pod.labels.insert(key.into(), value);
+    pod
+}
+
+fn namespace_name(number: u32) -> String {
+    format!("ns{number}")
+}
+
+fn namespace(number: u32, of_team: u32) -> Namespace {
+    let labels = [("team".to_owned(), team(of_team))].into();
+    Namespace { name: namespace_name(number), labels }
+}
+
+fn app(number: u32) -> String {
+    format!("app{}", number % APPS)
+}
+
+fn team(number: u32) -> String {
+    format!("team{}", number % TEAMS)
+}
+
+fn peer(team: String, app: &str) -> Peer {
+    Peer::Pods { namespaces: Some(selector("team", &team)), pods: selector("app", app) }
+}
+
+fn selector(key: &str, value: &str) -> Selector {
+    Selector { requirements: vec![Requirement::In(key.into(), vec![value.into()])] }
+}
+
+fn tcp(port: u16) -> PortRule {
+    PortRule { protocol: Protocol::Tcp, port: PortMatch::Range(port, port) }
+}

@@ -1,0 +1,366 @@
+//! Forwarding from one pod's veth to another's, one core, by live frames.
+//!
+//! The kernel takes frames from BPF_PROG_TEST_RUN as if the first veth had received them: they
+//! pass its TC ingress, are routed, and leave through the second veth's TC egress into the other
+//! pod's namespace, where they end because they are for no one's hardware address.
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use netpold::dataplane::attach::{Attacher, Hook, Mode};
+use netpold::dataplane::test_run::{Run, run};
+use netpold_core::model::Direction;
+use netpold_testbed::{Netns, udp_frame};
+use serde::Serialize;
+
+use crate::bytecode::{Code, XDP, attach_xdp, send_live};
+use crate::cluster::{Cluster, Local, PORT, Size};
+use crate::host;
+use crate::packet::{load_empty, program};
+use crate::report::Spread;
+use crate::world::World;
+
+/// The sender's port.
+const CLIENT_PORT: u16 = 40_000;
+/// Payload that makes a frame 60 bytes long.
+const PAYLOAD: [u8; 18] = [0; 18];
+/// The hardware address of pods, which their veths do not have.
+const ELSEWHERE: [u8; 6] = [2, 0, 0, 0, 0, 9];
+/// The hardware address of the first veth's host side.
+const NODE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+/// What one filter costs.
+#[derive(Debug, Serialize)]
+pub(crate) struct Forwarding {
+    /// The filter.
+    pub(crate) filter: String,
+    /// Nanoseconds per packet.
+    pub(crate) total: Spread,
+    /// Nanoseconds per packet more than without a filter.
+    pub(crate) over_none: Spread,
+}
+
+/// What [`measure`] finds.
+pub(crate) struct Found {
+    /// Each filter.
+    pub(crate) figures: Vec<Forwarding>,
+    /// Filters that could not be measured, and why.
+    pub(crate) refused: Vec<String>,
+}
+
+/// Something between the veths.
+enum Filter {
+    None,
+    Empty(OwnedFd),
+    Netpold(Box<World>),
+    /// Rules of nftables.
+    Nft(String),
+    /// Arguments of iptables, line by line, and those that take them away again.
+    Iptables(Vec<String>, Vec<String>),
+}
+
+struct Subject {
+    name: String,
+    filter: Filter,
+    samples: Vec<f64>,
+}
+
+/// The node's side of two pods, and what is sent from the one to the other.
+struct Wire {
+    from: Local,
+    to: Local,
+    frame: Vec<u8>,
+    sender: OwnedFd,
+    _receive: OwnedFd,
+    _pods: [Netns; 2],
+}
+
+/// Measures every filter, interleaved.
+pub(crate) fn measure(
+    sizes: &[Size],
+    rounds: u32,
+    packets: u32,
+    buckets: u32,
+    pins: &Path,
+    progress: &dyn Fn(&str),
+) -> Result<Found> {
+    netpold_testbed::sweep();
+    let path = Wire::build()?;
+    let mut attacher = Attacher::new(&pins.join("links"), Mode::Tcx)?;
+    let mut refused = Vec::new();
+    let mut subjects = vec![
+        Subject::new("none", Filter::None),
+        Subject::new("empty TCX", Filter::Empty(load_empty()?)),
+    ];
+    for (number, size) in sizes.iter().enumerate() {
+        progress(&format!("forwarding: compiling and writing {size}"));
+        let world = path.world(*size, &pins.join(number.to_string()), buckets)?;
+        let name = format!("netpold, {} pods, {} rules", size.pods, size.rules);
+        subjects.push(Subject::new(&name, Filter::Netpold(Box::new(world))));
+    }
+    for (tool, filters) in [("nft", path.nft(100)), ("iptables", path.iptables(100))] {
+        if installed(tool) {
+            subjects.extend(filters);
+        } else {
+            refused.push(format!("forwarding with {tool}: it is not installed"));
+        }
+    }
+    for round in 0..rounds {
+        progress(&format!("forwarding: round {} of {rounds}", round + 1));
+        for subject in &mut subjects {
+            path.set(&mut subject.filter, &mut attacher).context(subject.name.clone())?;
+            let sent = path.send(packets);
+            path.unset(&subject.filter, &mut attacher)?;
+            subject.samples.push(sent.context(subject.name.clone())?);
+        }
+    }
+    let none = subjects.first().map(|s| s.samples.clone()).unwrap_or_default();
+    let figures = subjects.into_iter().map(|subject| Forwarding {
+        total: Spread::of(&subject.samples),
+        over_none: Spread::over(&subject.samples, &none),
+        filter: subject.name,
+    });
+    Ok(Found { figures: figures.collect(), refused })
+}
+
+impl Subject {
+    fn new(name: &str, filter: Filter) -> Self {
+        Self { name: name.to_owned(), filter, samples: Vec::new() }
+    }
+}
+
+impl Wire {
+    fn build() -> Result<Self> {
+        let pods = [Netns::create("bench-a")?, Netns::create("bench-b")?];
+        for (pod, name) in pods.iter().zip(["a", "b"]) {
+            let path = pod.path();
+            let netns = path.display();
+            host::ip(&[&format!(
+                "link add fw{name}0 type veth peer name fw{name}1 netns {netns}"
+            )])?;
+            pod.ip(&format!("link set fw{name}1 up\n"))?;
+        }
+        let mac = mac_text(NODE_MAC);
+        host::ip(&[
+            &format!("link set fwa0 address {mac}"),
+            "link set fwa0 up",
+            "link set fwb0 up",
+        ])?;
+        let (from, to) =
+            (Local::isolated(host::ifindex("fwa0")?), Local::also_isolated(host::ifindex("fwb0")?));
+        let pod = mac_text(ELSEWHERE);
+        for (local, name) in [(from, "fwa0"), (to, "fwb0")] {
+            let address = local.address(false);
+            host::ip(&[
+                &format!("route add {address}/32 dev {name}"),
+                &format!("neigh add {address} lladdr {pod} dev {name} nud permanent"),
+            ])?;
+        }
+        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")
+            .context("cannot turn on forwarding")?;
+        let ends = |local: Local, port| (local.address(false), port).into();
+        let (client, server) = (ends(from, CLIENT_PORT), ends(to, PORT));
+        let frame = udp_frame(NODE_MAC, ELSEWHERE, client, server, &PAYLOAD)?;
+        let sender = rewriting(&frame).load(XDP).context("cannot load the sending program")?;
+        // An interface can only be named as the frames' origin if it has an XDP program.
+        let receive = attach_xdp(&sender, from.ifindex).context("cannot attach XDP to a veth")?;
+        Ok(Self { from, to, frame, sender, _receive: receive, _pods: pods })
+    }
+
+    /// Both pods under policy, each other's clients, and the flow established at both.
+    fn world(&self, size: Size, pins: &Path, buckets: u32) -> Result<World> {
+        let cluster = Cluster::new(size, [self.from, self.to]);
+        let mut world = World::new(pins, cluster.changes(), buckets)?;
+        let ends = |local: Local, port| (local.address(false), port).into();
+        let (client, server) = (ends(self.from, CLIENT_PORT), ends(self.to, PORT));
+        let answer = udp_frame(NODE_MAC, ELSEWHERE, server, client, &PAYLOAD)?;
+        for (frame, from, to) in [(&self.frame, self.from, self.to), (&answer, self.to, self.from)]
+        {
+            for (direction, at) in [(Direction::Egress, from), (Direction::Ingress, to)] {
+                let program = program(&mut world, direction)?;
+                let packet = Run {
+                    packet: frame,
+                    ifindex: at.ifindex,
+                    ingress_ifindex: from.ifindex,
+                    repeat: 1,
+                };
+                let answer = run(program.as_fd(), &packet)?;
+                ensure!(answer.retval == u32::MAX, "the flow is not allowed: {answer:?}");
+            }
+        }
+        Ok(world)
+    }
+
+    /// Where a packet from the one pod to the other meets programs.
+    fn hooks(&self) -> [Hook; 2] {
+        [
+            Hook { ifindex: self.from.ifindex, direction: Direction::Egress },
+            Hook { ifindex: self.to.ifindex, direction: Direction::Ingress },
+        ]
+    }
+
+    fn set(&self, filter: &mut Filter, attacher: &mut Attacher) -> Result<()> {
+        match filter {
+            Filter::None => {}
+            Filter::Empty(program) => {
+                for hook in self.hooks() {
+                    attacher.attach(program.as_fd(), hook)?;
+                }
+            }
+            Filter::Netpold(world) => {
+                for hook in self.hooks() {
+                    let program = program(world, hook.direction)?;
+                    attacher.attach(program.as_fd(), hook)?;
+                }
+            }
+            Filter::Nft(rules) => feed("nft", &["-f", "-"], rules)?,
+            Filter::Iptables(set, _) => iptables(set)?,
+        }
+        Ok(())
+    }
+
+    fn unset(&self, filter: &Filter, attacher: &mut Attacher) -> Result<()> {
+        match filter {
+            Filter::None => {}
+            Filter::Empty(_) | Filter::Netpold(_) => {
+                for hook in self.hooks() {
+                    attacher.detach(hook)?;
+                }
+            }
+            Filter::Nft(_) => feed("nft", &["-f", "-"], "delete table ip bench\n")?,
+            Filter::Iptables(_, unset) => iptables(unset)?,
+        }
+        Ok(())
+    }
+
+    /// Nanoseconds per packet. All must have arrived.
+    fn send(&self, packets: u32) -> Result<f64> {
+        let before = transmitted("fwb0")?;
+        let start = Instant::now();
+        send_live(&self.sender, &self.frame, self.from.ifindex, packets)
+            .context("cannot send live frames")?;
+        let took = start.elapsed();
+        let forwarded = transmitted("fwb0")? - before;
+        ensure!(
+            forwarded >= u64::from(packets),
+            "only {forwarded} of {packets} packets were forwarded"
+        );
+        Ok(took.as_secs_f64() * 1e9 / f64::from(packets))
+    }
+
+    /// With conntrack (established first, as anyone writes it), and a list of rules before the one
+    /// that matches without it.
+    fn nft(&self, rules: u32) -> Vec<Subject> {
+        let (from, to) = (self.from.address(false), self.to.address(false));
+        let chain = |rules: &str| {
+            format!(
+                "table ip bench {{\nchain forward {{\ntype filter hook forward priority 0; \
+                 policy drop;\n{rules}\n}}\n}}\n"
+            )
+        };
+        let allow = format!("ip saddr {from} ip daddr {to} udp dport {PORT} accept");
+        let others: String = (0..rules)
+            .map(|n| format!("ip saddr {} udp dport {PORT} accept\n", other(n)))
+            .collect();
+        let tracked = chain(&format!("ct state established,related accept\n{others}{allow}"));
+        let linear = chain(&format!("{others}{allow}"));
+        let name = |what: &str| format!("nftables, {what}, {rules} rules");
+        vec![
+            Subject::new(&name("conntrack"), Filter::Nft(tracked)),
+            Subject::new(&name("stateless"), Filter::Nft(linear)),
+        ]
+    }
+
+    /// A chain of rules behind conntrack.
+    fn iptables(&self, rules: u32) -> Vec<Subject> {
+        let (from, to) = (self.from.address(false), self.to.address(false));
+        let mut set = vec![
+            "-P FORWARD DROP".to_owned(),
+            "-A FORWARD -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT".to_owned(),
+        ];
+        let others = (0..rules)
+            .map(|n| format!("-A FORWARD -s {} -p udp --dport {PORT} -j ACCEPT", other(n)));
+        set.extend(others);
+        set.push(format!("-A FORWARD -s {from} -d {to} -p udp --dport {PORT} -j ACCEPT"));
+        let unset = ["-F FORWARD", "-P FORWARD ACCEPT"].map(str::to_owned).to_vec();
+        let name = format!("iptables, conntrack, {rules} rules");
+        vec![Subject::new(&name, Filter::Iptables(set, unset))]
+    }
+}
+
+/// Another client than the one that sends.
+fn other(number: u32) -> IpAddr {
+    IpAddr::V4(std::net::Ipv4Addr::from_bits(0x0a50_0001 + number))
+}
+
+/// Writes the headers anew, for the stack has changed them in the page that is sent again, and
+/// passes the frame.
+fn rewriting(frame: &[u8]) -> Code {
+    const HEADERS: usize = 28;
+    const PASS: i32 = 2;
+    let code = Code::default()
+        .load32(7, 1, 0)
+        .load32(8, 1, 4)
+        .copy(2, 7)
+        .add(2, HEADERS as i32)
+        .skip_if_not_beyond(2, 8, 2)
+        .end(0);
+    let (words, _) = frame[..HEADERS].as_chunks::<4>();
+    let code = words.iter().enumerate().fold(code, |code, (index, word)| {
+        code.store_value(7, index as i16 * 4, i32::from_ne_bytes(*word))
+    });
+    code.end(PASS)
+}
+
+fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+/// Packets that an interface of our namespace has sent.
+fn transmitted(interface: &str) -> Result<u64> {
+    let devices = std::fs::read_to_string("/proc/thread-self/net/dev")?;
+    let line = devices.lines().find_map(|line| line.trim().strip_prefix(interface));
+    let fields = line.and_then(|line| line.strip_prefix(':')).context("no such interface")?;
+    let sent = fields.split_ascii_whitespace().nth(9).context("no count of packets")?;
+    Ok(sent.parse()?)
+}
+
+fn installed(tool: &str) -> bool {
+    let status =
+        Command::new(tool).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
+
+fn feed(tool: &str, arguments: &[&str], input: &str) -> Result<()> {
+    use std::io::Write;
+    let mut child = Command::new(tool)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run {tool}"))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(input.as_bytes())?;
+    }
+    let output = child.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{tool}: {}", said.trim());
+    Ok(())
+}
+
+/// The commands as one restore, which takes effect at once.
+fn iptables(lines: &[String]) -> Result<()> {
+    let mut input = String::from("*filter\n");
+    for line in lines {
+        match line.strip_prefix("-P FORWARD ") {
+            Some(policy) => input.push_str(&format!(":FORWARD {policy} [0:0]\n")),
+            None => input.push_str(&format!("{line}\n")),
+        }
+    }
+    input.push_str("COMMIT\n");
+    feed("iptables-restore", &["--noflush"], &input)
+}

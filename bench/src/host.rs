@@ -1,0 +1,120 @@
+//! The machine: namespaces of our own, and what the kernel tells of us.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use serde::Serialize;
+
+/// Leaves the machine's network and mounts: what is made from here on is seen by nobody else and
+/// goes with the process. To be called before any thread is started.
+///
+/// # Errors
+/// Without CAP_SYS_ADMIN.
+pub(crate) fn seclude() -> Result<()> {
+    unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
+        .context("cannot make namespaces: run as root")?;
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
+        .context("cannot make the mounts private")?;
+    Ok(())
+}
+
+/// Mounts a BPF file system.
+///
+/// # Errors
+/// Without CAP_SYS_ADMIN.
+pub(crate) fn mount_bpffs(at: &Path) -> Result<()> {
+    mount(Some("bpf"), at, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
+        .context("cannot mount a bpffs")
+}
+
+/// Where it was measured.
+#[derive(Debug, Serialize)]
+pub(crate) struct Machine {
+    /// Processor as it calls itself.
+    pub(crate) cpu: String,
+    /// Logical processors.
+    pub(crate) cpus: usize,
+    /// Release of the kernel.
+    pub(crate) kernel: String,
+    /// Seconds since the epoch.
+    pub(crate) at: u64,
+}
+
+impl Machine {
+    /// This one, now.
+    pub(crate) fn here() -> Self {
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model =
+            cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let at = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        Self {
+            cpu: model.map_or_else(|| "unknown".into(), |(_, name)| name.trim().into()),
+            cpus: std::thread::available_parallelism().map_or(1, Into::into),
+            kernel: kernel.trim().into(),
+            at: at.map_or(0, |since| since.as_secs()),
+        }
+    }
+}
+
+/// Resident memory of this process that is its own (not of mapped tables), in bytes.
+pub(crate) fn own_memory() -> Result<u64> {
+    let status =
+        fs::read_to_string("/proc/self/status").context("cannot read /proc/self/status")?;
+    let kib = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib = kib.and_then(|text| text.trim().split(' ').next()).context("no RssAnon")?;
+    Ok(kib.parse::<u64>().context("RssAnon is no number")? * 1024)
+}
+
+/// Bytes of kernel memory behind the BPF maps that this process has open, by map identifier.
+pub(crate) fn map_memory() -> Result<BTreeMap<u32, u64>> {
+    let mut maps = BTreeMap::new();
+    for entry in fs::read_dir("/proc/self/fdinfo").context("cannot list /proc/self/fdinfo")? {
+        let Ok(info) = fs::read_to_string(entry?.path()) else { continue };
+        let field = |name: &str| {
+            let line = info.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|value| value.trim().parse::<u64>().ok())
+        };
+        if let (Some(id), Some(bytes)) = (field("map_id:"), field("memlock:")) {
+            maps.insert(id as u32, bytes);
+        }
+    }
+    Ok(maps)
+}
+
+/// Runs `ip` with a batch of lines in our network namespace.
+///
+/// # Errors
+/// When `ip` is missing or refuses a line.
+pub(crate) fn ip(lines: &[&str]) -> Result<()> {
+    for line in lines {
+        let arguments = line.split(' ');
+        let output = std::process::Command::new("ip")
+            .args(arguments)
+            .output()
+            .context("cannot run ip (Debian package iproute2)")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        anyhow::ensure!(output.status.success(), "ip {line}: {}", said.trim());
+    }
+    Ok(())
+}
+
+/// Index of an interface in our network namespace.
+///
+/// # Errors
+/// There is no such interface.
+pub(crate) fn ifindex(name: &str) -> Result<u32> {
+    nix::net::if_::if_nametoindex(name).with_context(|| format!("no interface {name}"))
+}
+
+/// Writes a file with its folder.
+pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}

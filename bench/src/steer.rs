@@ -1,0 +1,124 @@
+//! Many flows in one BPF_PROG_TEST_RUN call.
+//!
+//! The kernel runs a program on one packet as often as asked, without a way to change the packet.
+//! So a small program goes first: it writes the next of a list of flows into the packet (address
+//! and port of one end) and goes on in the measured program by a tail call. The same in front of
+//! the empty program is what is subtracted.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use anyhow::{Context, Result};
+use netpold::dataplane::mmap::MappedArray;
+
+use crate::bytecode::{Code, SCHED_CLS, memory, program_array};
+use crate::frame::End;
+
+/// `__sk_buff.data` and `data_end`.
+const DATA: (i16, i16) = (76, 80);
+
+/// A list of flows in kernel memory, and the place of the next one.
+pub(crate) struct Flows {
+    count: u32,
+    v6: bool,
+    list: OwnedFd,
+    next: OwnedFd,
+    position: MappedArray<u64>,
+}
+
+impl Flows {
+    /// Addresses (all of one family) and ports, in the order in which they will come.
+    pub(crate) fn new(flows: &[(IpAddr, u16)]) -> Result<Self> {
+        let v6 = flows.first().is_some_and(|(address, _)| address.is_ipv6());
+        let count = u32::try_from(flows.len())?;
+        let words = stride(v6) / 8;
+        let list = memory(count * stride(v6)).context("cannot make the list of flows")?;
+        let memory_of_list = MappedArray::<u64>::from_fd(list.as_fd(), count * words)?;
+        for (index, (address, port)) in flows.iter().enumerate() {
+            for (word, value) in record(*address, *port).into_iter().enumerate() {
+                let element = index as u32 * words + word as u32;
+                memory_of_list.store_u64(element, 0, value)?;
+            }
+        }
+        let next = memory(8).context("cannot make the place in the list of flows")?;
+        let position = MappedArray::from_fd(next.as_fd(), 1)?;
+        Ok(Self { count, v6, list, next, position })
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Starts again at the first flow.
+    pub(crate) fn rewind(&self) -> Result<()> {
+        Ok(self.position.store_u64(0, 0, 0)?)
+    }
+
+    /// A program that writes the next flow into a packet as its sender (or receiver) and goes on
+    /// in `target`.
+    pub(crate) fn before(&self, target: BorrowedFd<'_>, sender: bool) -> io::Result<Steered> {
+        let array = program_array(target)?;
+        let program = self.code(&array, End::of(self.v6, sender)).load(SCHED_CLS)?;
+        Ok(Steered { program, _array: array })
+    }
+
+    /// Registers: 6 context, 7 packet, 1 the flow, 2 scratch.
+    fn code(&self, array: &OwnedFd, end: End) -> Code {
+        let count = self.count.cast_signed();
+        let code = Code::default()
+            .copy(6, 1)
+            .load32(7, 6, DATA.0)
+            .load32(8, 6, DATA.1)
+            .copy(2, 7)
+            .add(2, i32::from((end.address + end.length).max(end.port + 2)))
+            .skip_if_not_beyond(2, 8, 2)
+            .end(0)
+            .address(1, &self.next)
+            .load32(2, 1, 0)
+            .copy(3, 2)
+            .add(3, 1)
+            .skip_if_less(3, count, 1)
+            .set(3, 0)
+            .store32(1, 0, 3)
+            .skip_if_less(2, count, 2)
+            .end(0)
+            .multiply(2, stride(self.v6).cast_signed())
+            .address(1, &self.list)
+            .add_register(1, 2);
+        let code = (0..end.length / 4).fold(code, |code, word| {
+            code.load32(2, 1, word * 4).store32(7, end.address + word * 4, 2)
+        });
+        code.load16(2, 1, end.length).store16(7, end.port, 2).tail_call(array).end(0)
+    }
+}
+
+/// Bytes of a flow's record: address and port as in a packet, rounded up.
+fn stride(v6: bool) -> u32 {
+    if v6 { 24 } else { 8 }
+}
+
+fn record(address: IpAddr, port: u16) -> Vec<u64> {
+    let mut bytes = match address {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    };
+    bytes.extend(port.to_be_bytes());
+    bytes.resize(stride(address.is_ipv6()) as usize, 0);
+    let (words, _) = bytes.as_chunks::<8>();
+    words.iter().map(|word| u64::from_ne_bytes(*word)).collect()
+}
+
+/// A program behind a [`Flows`] list.
+pub(crate) struct Steered {
+    program: OwnedFd,
+    /// Its entries go with the last descriptor.
+    _array: OwnedFd,
+}
+
+impl AsFd for Steered {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.program.as_fd()
+    }
+}

@@ -1,0 +1,106 @@
+//! A cluster compiled and written to a generation of real maps of its own.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use aya::Pod;
+use aya::maps::MapData;
+use netpold::conntrack::measure_hz;
+use netpold::dataplane::bpffs::PinRoot;
+use netpold::dataplane::generation::Generation;
+use netpold::dataplane::mmap::MappedArray;
+use netpold::engine::grown;
+use netpold_core::compile::{CompileError, Compiler, Options};
+use netpold_core::model::Change;
+use netpold_core::ops::{Capacity, Op};
+use netpold_ebpf::conntrack::timeouts;
+use netpold_ebpf::layout::{Ct4Bucket, Ct6Bucket, Settings};
+
+use crate::cluster::NODE;
+
+/// A compiler and the tables it is written to.
+pub(crate) struct World {
+    /// What is installed.
+    pub(crate) compiler: Compiler,
+    /// Where it is installed.
+    pub(crate) generation: Generation,
+    /// How long the first image took.
+    pub(crate) first: FirstImage,
+    _pins: PinRoot,
+}
+
+/// Times of the way to a first image.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FirstImage {
+    /// Taking the objects in and compiling them.
+    pub(crate) compile: Duration,
+    /// Creating maps, loading programs.
+    pub(crate) load: Duration,
+    /// Writing the tables.
+    pub(crate) write: Duration,
+    /// Operations.
+    pub(crate) operations: usize,
+}
+
+impl World {
+    /// Compiles the changes, creates maps and programs, fills them. `pins` is a folder of a bpffs
+    /// that nothing else uses.
+    ///
+    /// # Errors
+    /// It does not fit into what the tables' layout can number ([`CompileError`]), or the kernel
+    /// refuses.
+    pub(crate) fn new(pins: &Path, changes: Vec<Change>, buckets: u32) -> Result<Self> {
+        let pins = PinRoot::open(pins)?;
+        let start = Instant::now();
+        let options = Options { node: NODE.into(), first_endpoint_id: 1, ..Options::default() };
+        let mut capacity = options.capacity;
+        let mut compiler = Compiler::new(options);
+        changes.into_iter().for_each(|change| compiler.apply(change));
+        let ops = first_image(&mut compiler, &mut capacity)?;
+        let compile = start.elapsed();
+        let start = Instant::now();
+        let mut generation = Generation::load(&pins, &capacity, buckets)?;
+        let load = start.elapsed();
+        let hz = measure_hz(|| generation.jiffies()).context("cannot read the kernel's clock")?;
+        // No events: what a drop costs once the limit is reached.
+        let settings = Settings {
+            hash_seed: 1,
+            timeouts: timeouts(hz),
+            refresh_after: hz,
+            event_burst: 0,
+            event_window: u32::MAX,
+            ..Settings::default()
+        };
+        generation.write_settings(settings)?;
+        let start = Instant::now();
+        generation.apply(&ops)?;
+        let write = start.elapsed();
+        compiler.grace_passed();
+        let first = FirstImage { compile, load, write, operations: ops.len() };
+        Ok(Self { compiler, generation, first, _pins: pins })
+    }
+
+    /// Forgets all flows.
+    pub(crate) fn clear_conntrack(&self, v6: bool) -> Result<()> {
+        let (four, six) = self.generation.conntrack()?;
+        if v6 { clear::<Ct6Bucket>(six) } else { clear::<Ct4Bucket>(four) }
+    }
+}
+
+fn first_image(compiler: &mut Compiler, capacity: &mut Capacity) -> Result<Vec<Op>, CompileError> {
+    loop {
+        match compiler.reinstall(*capacity) {
+            Ok(ops) => return Ok(ops),
+            Err(error) => *capacity = grown(*capacity, &error).ok_or(error)?,
+        }
+    }
+}
+
+fn clear<T: Pod>(map: &MapData) -> Result<()> {
+    let table = MappedArray::<T>::new(map)?;
+    let Some(words) = table.words() else { bail!("conntrack buckets are not whole words") };
+    words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    Ok(())
+}
