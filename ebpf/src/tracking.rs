@@ -43,6 +43,14 @@ impl<F: Family> Subject<F> {
         };
         Self { remote, protocol: transport.protocol, local_port, remote_port }
     }
+
+    /// As [`Judge::forget`].
+    #[inline(always)]
+    pub(crate) fn forget_path<D: Direction, T: Tables>(&mut self, judge: &Judge<'_, D, T>) {
+        self.protocol = judge.forget(self.protocol.into()) as u8;
+        self.local_port = judge.forget(self.local_port);
+        self.remote_port = judge.forget(self.remote_port);
+    }
 }
 
 /// Whether packets tell the beginning of a flow from its middle.

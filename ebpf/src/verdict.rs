@@ -195,6 +195,7 @@ impl<F: Family> Quoted<F> {
 }
 
 /// A packet as the endpoint sees it.
+#[derive(Clone, Copy)]
 pub(crate) struct Packet<'a, F: Family> {
     pub(crate) network: &'a Network<F::Address>,
     pub(crate) transport: Transport,
@@ -402,7 +403,14 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         };
         let allowed = self.forget(allowed.into()) & 1 != 0;
         match self.subject(packet, allowed)? {
-            Some(subject) => self.settle(packet, &subject, class, allowed.then_some(reason)),
+            Some(mut subject) => {
+                let mut packet = *packet;
+                if packet.quoted.quote != Quote::Unread {
+                    subject.forget_path(self);
+                    packet.transport = self.forget_path(packet.transport, false);
+                }
+                self.settle(&packet, &subject, class, allowed.then_some(reason))
+            }
             None if allowed => Ok(reason),
             None => self.unanswered(packet),
         }
