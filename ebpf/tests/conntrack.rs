@@ -23,7 +23,7 @@ fn key(number: u32) -> [u64; 2] {
 }
 
 fn flow(tables: &HostTables, number: u32) -> Flow<[u64; 2]> {
-    tables::flow::<V4, _>(tables, &tables.settings, key(number)).expect("buckets")
+    tables::flow::<V4, _, _>(tables, &tables.settings, key(number)).expect("buckets")
 }
 
 fn find(tables: &HostTables, number: u32) -> Option<Control> {
