@@ -287,9 +287,10 @@ pub struct FragmentKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FragmentPorts {
-    /// As in [`Ct4Key`].
+    /// The pod's port. For ICMP the two hold the echo identifier and type << 8 | code as the packet
+    /// has them for source and destination: in pod egress the identifier is here, else there.
     pub local_port: u16,
-    /// As in [`Ct4Key`].
+    /// The other side's port.
     pub remote_port: u16,
     /// Jiffies of the first fragment, low 32 bits.
     pub seen: u32,

@@ -1,7 +1,7 @@
 //! What the verdict reads and writes besides the packet.
 
 use crate::{
-    conntrack::{self, Flow, Full, Memory},
+    conntrack::{self, Flow, Full, Key, Memory},
     family::{Family, V4, V6},
     layout::{ClassId, ENDPOINT_ADDRS, Endpoint, FragmentKey, FragmentPorts, Settings},
     policy::{PolicyTables, class6},
@@ -33,7 +33,7 @@ pub trait Tables: PolicyTables + Memory + Sized {
     /// [`Full`] if there is no room.
     #[inline(always)]
     fn insert4(&self, key: [u64; 2], flags: u16) -> Result<(), Full> {
-        insert::<V4, _>(self, key, flags)
+        insert::<V4, _, _>(self, key, flags)
     }
     /// As [`Tables::insert4`], IPv6.
     ///
@@ -41,7 +41,7 @@ pub trait Tables: PolicyTables + Memory + Sized {
     /// [`Full`] if there is no room.
     #[inline(always)]
     fn insert6(&self, key: [u64; 4], flags: u16) -> Result<(), Full> {
-        insert::<V6, _>(self, key, flags)
+        insert::<V6, _, _>(self, key, flags)
     }
     /// Leaves it; an older one makes room.
     fn remember_fragment(&self, key: &FragmentKey, ports: &FragmentPorts);
@@ -49,11 +49,11 @@ pub trait Tables: PolicyTables + Memory + Sized {
 
 /// A flow's place in the table of its family.
 #[inline(always)]
-pub fn flow<F: Family, T: Tables>(
+pub fn flow<F: Family, K: Key, T: Tables>(
     tables: &T,
     settings: &Settings,
-    key: F::Key,
-) -> Option<Flow<F::Key>> {
+    key: K,
+) -> Option<Flow<K>> {
     let hash = conntrack::hash(settings.hash_seed, &key);
     let [first, second] = conntrack::choices(hash, F::mask(settings));
     let buckets = [F::bucket(tables, first)?, F::bucket(tables, second)?];
@@ -65,9 +65,9 @@ pub fn flow<F: Family, T: Tables>(
 /// # Errors
 /// [`Full`] if there is no room.
 #[inline(always)]
-pub fn insert<F: Family, T: Tables>(tables: &T, key: F::Key, flags: u16) -> Result<(), Full> {
+pub fn insert<F: Family, K: Key, T: Tables>(tables: &T, key: K, flags: u16) -> Result<(), Full> {
     let settings = tables.settings().ok_or(Full)?;
-    let flow = flow::<F, T>(tables, settings, key).ok_or(Full)?;
+    let flow = flow::<F, K, T>(tables, settings, key).ok_or(Full)?;
     // SAFETY: `flow` names whole buckets of this family's table.
     unsafe { flow.insert(tables, flags, settings, tables.now()) }
 }

@@ -11,6 +11,7 @@ pub(crate) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 pub(crate) const TCP: u8 = 6;
 pub(crate) const UDP: u8 = 17;
+pub(crate) const SCTP: u8 = 132;
 pub(crate) const FIN: u8 = 0x01;
 pub(crate) const SYN: u8 = 0x02;
 pub(crate) const RST: u8 = 0x04;
@@ -119,6 +120,13 @@ pub(crate) fn udp(source: u16, destination: u16, data: &[u8]) -> Vec<u8> {
     header.extend(((8 + data.len()) as u16).to_be_bytes());
     header.extend([0, 0]);
     header.extend(data);
+    header
+}
+
+/// An SCTP packet of one chunk.
+pub(crate) fn sctp(source: u16, destination: u16, chunk: u8) -> Vec<u8> {
+    let mut header = ports(source, destination);
+    header.extend([0, 0, 0, 1, 0, 0, 0, 0, chunk, 0, 0, 4]);
     header
 }
 

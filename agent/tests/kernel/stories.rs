@@ -4,8 +4,8 @@ use netpold_ebpf::reason::Reason;
 
 use super::{
     packets::{
-        ACK, FAMILIES, FIN, Family, RST, SYN, TCP, UDP, Who, ether, frame, icmp, ip, ipv4, ipv6,
-        tcp, udp, vlan,
+        ACK, FAMILIES, FIN, Family, RST, SCTP, SYN, TCP, UDP, Who, ether, frame, icmp, ip, ipv4,
+        ipv6, sctp, tcp, udp, vlan,
     },
     world,
     world::{DENY_ROW, Direction, EGRESS_ROW, IFINDEX, INGRESS_ROW, UPLINK},
@@ -239,4 +239,41 @@ fn sources_the_node_and_the_pod_itself() {
         assert_eq!(world.judge(Direction::Ingress, IFINDEX, &probe), Reason::Loopback);
         assert_eq!(world.judge(Direction::Ingress, UPLINK, &probe), Reason::Policy);
     }
+}
+
+#[test]
+fn sctp_associations() {
+    let Some(mut world) = world() else { return };
+    let (init, data) = (1, 0);
+    for family in FAMILIES {
+        world.next_pod();
+        let (p, s) = (Who::Pod, Who::Server);
+        let chunk = |from, to, ports: (u16, u16), kind| {
+            frame(&ip(family, from, to, SCTP, &sctp(ports.0, ports.1, kind)))
+        };
+        // Nothing answers what was never sent, and an answer opens nothing.
+        assert_eq!(world.ingress(&chunk(s, p, (3868, 5000), data)), Reason::Policy);
+        assert_eq!(world.egress(&chunk(p, s, (5000, 3868), init)), Reason::Allowed);
+        assert_eq!(world.ingress(&chunk(s, p, (3868, 5000), data)), Reason::Reply);
+        assert_eq!(world.ingress(&chunk(s, p, (3868, 5000), init)), Reason::Policy);
+        assert_eq!(world.egress(&chunk(p, Who::Client, (5000, 3868), init)), Reason::Policy);
+        let cut = chunk(p, s, (5000, 3868), init);
+        assert_eq!(world.egress(&cut[..cut.len() - 1]), Reason::Truncated);
+    }
+}
+
+#[test]
+fn listener_discovery_before_the_pod_has_an_address() {
+    let Some(mut world) = world() else { return };
+    // A report (RFC 3810): behind a router alert option, with hop limit 1, from no address.
+    let report = |hop_limit| {
+        let mut data = vec![58, 0, 5, 2, 0, 0, 1, 0];
+        data.extend(icmp(143, 0, [0, 0, 0, 1], &[0; 20]));
+        let mut packet = ipv6(Who::Pod, Who::Server, 0, hop_limit, &data);
+        packet[8..24].fill(0);
+        frame(&packet)
+    };
+    assert_eq!(world.egress(&report(1)), Reason::Neighbour);
+    assert_eq!(world.egress(&report(64)), Reason::SpoofedSource);
+    assert_eq!(world.ingress(&report(64)), Reason::Policy);
 }

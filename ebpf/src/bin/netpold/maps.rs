@@ -64,6 +64,8 @@ pub(crate) static EVENT_LIMIT: PerCpuArray<EventLimit> = PerCpuArray::with_max_e
 pub(crate) struct Scratch {
     /// Key of [`FRAGMENTS`].
     pub(crate) fragment: FragmentKey,
+    /// The IPv6 flow that is inserted.
+    pub(crate) key6: [u64; 4],
     /// An IPv4 packet between the function that reads it and the one that judges it.
     pub(crate) reading4: Reading<V4>,
     /// The same of an IPv6 packet.

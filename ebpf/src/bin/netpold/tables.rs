@@ -6,10 +6,10 @@ use core::intrinsics::{AtomicOrdering, atomic_cxchg};
 
 use aya_ebpf::{
     helpers::{bpf_jiffies64, bpf_map_lookup_elem},
-    maps::{Array, lpm_trie::Key},
+    maps::{Array, lpm_trie},
 };
 use netpold_ebpf::{
-    conntrack::{Full, Memory},
+    conntrack::{Full, Key, Memory},
     family::{Family as _, V4, V6},
     layout::{ClassId, FragmentKey, FragmentPorts, PortSet, Settings},
     policy::{PolicyTables, port_word},
@@ -81,7 +81,7 @@ impl PolicyTables for Maps {
         if unsafe { (&raw const (*settings).has_cidr6).read_volatile() } == 0 {
             return None;
         }
-        maps::CIDRS6.get(Key::new(128, *address)).copied()
+        maps::CIDRS6.get(lpm_trie::Key::new(128, *address)).copied()
     }
 
     #[inline(always)]
@@ -169,14 +169,37 @@ extern "C" fn netpold_cidr6(first: u64, second: u64) -> u32 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_insert4(first: u64, second: u64, flags: u32) -> u32 {
-    u32::from(insert::<V4, _>(&Maps::new(), [first, second], flags as u16).is_err())
+    u32::from(insert::<V4, _, _>(&Maps::new(), [first, second], flags as u16).is_err())
 }
 
-/// Inserts an IPv6 flow; as [`netpold_insert4`].
+/// Inserts the IPv6 flow whose key is in the scratch; as [`netpold_insert4`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_insert6(first: u64, second: u64, third: u64, fourth: u64, flags: u32) -> u32 {
-    u32::from(insert::<V6, _>(&Maps::new(), [first, second, third, fourth], flags as u16).is_err())
+extern "C" fn netpold_insert6(flags: u32) -> u32 {
+    let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 1 };
+    // SAFETY: this CPU's own scratch.
+    let key = Key6(unsafe { &raw const (*scratch).key6 });
+    u32::from(insert::<V6, _, _>(&Maps::new(), key, flags as u16).is_err())
+}
+
+/// A key in the scratch: its words are read where they are needed, to save stack.
+#[derive(Clone, Copy)]
+struct Key6(*const [u64; 4]);
+
+impl Key for Key6 {
+    const WORDS: usize = <[u64; 4]>::WORDS;
+    const STRIDE: usize = <[u64; 4]>::STRIDE;
+
+    #[inline(always)]
+    fn word(&self, index: usize) -> u64 {
+        // SAFETY: this CPU's own scratch; the index is below `WORDS`.
+        unsafe { self.0.cast::<u64>().add(index).read_volatile() }
+    }
+
+    #[inline(always)]
+    fn protocol(&self) -> u8 {
+        self.word(3) as u8
+    }
 }
 
 /// Hides an index from the verifier, to which `x ^ noise ^ noise` is any number.
@@ -241,9 +264,10 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn insert6(&self, key: [u64; 4], flags: u16) -> Result<(), Full> {
-        let [first, second, third, fourth] = key;
-        let result = netpold_insert6(first, second, third, fourth, u32::from(flags));
-        if result == 0 { Ok(()) } else { Err(Full) }
+        let scratch = maps::SCRATCH.get_ptr_mut(0).ok_or(Full)?;
+        // SAFETY: this CPU's own scratch.
+        unsafe { (&raw mut (*scratch).key6).write(key) };
+        if netpold_insert6(u32::from(flags)) == 0 { Ok(()) } else { Err(Full) }
     }
 
     #[inline(always)]
