@@ -11,7 +11,7 @@ use serde::Serialize;
 use thiserror::Error;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, spawn_blocking};
 use tracing::debug;
 
 use crate::status::Status;
@@ -107,7 +107,7 @@ where
             Ok((stream, _)) => {
                 let status = Arc::clone(&status);
                 tokio::spawn(async move {
-                    let answered = answer(stream, status.as_ref());
+                    let answered = answer(stream, status);
                     match tokio::time::timeout(PATIENCE, answered).await {
                         Ok(Ok(())) => {}
                         Ok(Err(error)) => debug!("control connection: {error}"),
@@ -124,12 +124,19 @@ where
     }
 }
 
-async fn answer<F: Fn() -> Status + Sync>(mut stream: UnixStream, status: &F) -> io::Result<()> {
+async fn answer<F>(mut stream: UnixStream, status: Arc<F>) -> io::Result<()>
+where
+    F: Fn() -> Status + Send + Sync + 'static,
+{
     let (reader, mut writer) = stream.split();
     let mut request = String::new();
     BufReader::new(reader.take(REQUEST_MAX)).read_line(&mut request).await?;
     let mut json = match request.trim_end() {
-        STATUS_REQUEST => serde_json::to_vec(&status())?,
+        STATUS_REQUEST => {
+            // It waits for the engine, which may be writing; packets' events must not wait with it.
+            let status = spawn_blocking(move || status()).await.map_err(io::Error::other)?;
+            serde_json::to_vec(&status)?
+        }
         other => serde_json::to_vec(&Refusal { error: format!("{other:?} is no request") })?,
     };
     json.push(b'\n');

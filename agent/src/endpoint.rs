@@ -32,7 +32,7 @@ use netpold_core::model::Change;
 use nix::net::if_::if_nametoindex;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::sync::mpsc;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use self::message::{
     LinkEvent, addresses_request, global_address, link_event, links_request, own_addresses_request,
@@ -58,7 +58,7 @@ pub enum Event {
     /// The node's own addresses are these now: those of all interfaces in our namespace, but for
     /// loopback, link-local and [`SERVICE_DEVICE`].
     OwnAddresses(Vec<IpAddr>),
-    /// Everything that was there at the start has been sent.
+    /// Everything that was there at the start has been sent: one listing got every answer.
     InSync,
 }
 
@@ -173,6 +173,17 @@ impl Drop for Discovery {
 /// The receiver is gone, or discovery was told to stop.
 struct Stop;
 
+/// What came of a full listing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scan {
+    /// Everything is known.
+    Complete,
+    /// All interfaces are, but not the addresses behind one that is still there.
+    Unanswered,
+    /// It has to be done again.
+    Failed,
+}
+
 /// The thread's state.
 struct Worker {
     requests: Connection,
@@ -201,16 +212,19 @@ impl Worker {
         loop {
             lost |= self.take_events();
             if lost || next_scan <= Instant::now() {
-                let complete = self.scan(lost);
-                lost &= !complete;
+                let scan = self.scan(lost);
+                lost &= scan == Scan::Failed;
                 // Told before InSync, so that the first update knows them.
-                self.list_own_addresses()?;
-                let pause = if complete { self.settings.rescan } else { RETRY_SCAN };
-                next_scan = Instant::now() + pause;
+                let own_known = self.list_own_addresses()?;
                 self.tell()?;
-                if complete && !std::mem::replace(&mut synced, true) {
+                // Whoever acts on InSync takes an interface without answer for one without pod.
+                if !synced && own_known && scan == Scan::Complete {
+                    synced = true;
                     self.send(Event::InSync)?;
                 }
+                let pause =
+                    if synced && scan != Scan::Failed { self.settings.rescan } else { RETRY_SCAN };
+                next_scan = Instant::now() + pause;
             }
             self.ask_for_addresses();
             self.tell()?;
@@ -263,8 +277,8 @@ impl Worker {
         })
     }
 
-    /// Tells the node's own addresses if they are others than before.
-    fn list_own_addresses(&mut self) -> Result<(), Stop> {
+    /// Tells the node's own addresses if they are others than before; whether they are known.
+    fn list_own_addresses(&mut self) -> Result<bool, Stop> {
         let services = if_nametoindex(SERVICE_DEVICE).ok();
         let found = self.requests.dump(&own_addresses_request(), |message| {
             let address = global_address(message)?;
@@ -278,17 +292,18 @@ impl Worker {
                     self.own = Some(addresses.clone());
                     self.send(Event::OwnAddresses(addresses))?;
                 }
+                Ok(true)
             }
             Err(error) => {
                 warn!(%error, "listing the node's own addresses failed");
                 self.own_changed = true;
+                Ok(false)
             }
         }
-        Ok(())
     }
 
-    /// Lists all veths and their addresses anew; whether that worked. `lost`: events are missing.
-    fn scan(&mut self, lost: bool) -> bool {
+    /// Lists all veths and their addresses anew. `lost`: events are missing.
+    fn scan(&mut self, lost: bool) -> Scan {
         self.counters.scans.fetch_add(1, Ordering::Relaxed);
         let found = self.requests.dump(&links_request(None), |message| match link_event(message) {
             Some(LinkEvent::Now(veth)) => Some(veth),
@@ -296,36 +311,56 @@ impl Worker {
         });
         let known = found.map(|veths| self.table.links_are(veths, lost));
         match known.and_then(|()| self.list_addresses()) {
-            Ok(()) => true,
+            Ok(scan) => scan,
             Err(error) => {
                 warn!(%error, "listing interfaces failed");
                 self.counters.failed_scans.fetch_add(1, Ordering::Relaxed);
-                false
+                Scan::Failed
             }
         }
     }
 
-    fn list_addresses(&mut self) -> io::Result<()> {
+    fn list_addresses(&mut self) -> io::Result<Scan> {
+        let mut unanswered = Vec::new();
         for index in self.table.outside() {
-            self.ask(index)?;
+            if !self.ask(index)? {
+                unanswered.push(index);
+            }
         }
         // Asked just now; those without address have a time to be asked again.
         self.table.nothing_due_at_once();
-        Ok(())
+        unanswered.retain(|&index| self.is_there(index));
+        if unanswered.is_empty() {
+            return Ok(Scan::Complete);
+        }
+        debug!(?unanswered, "nothing is known of what is behind some interfaces");
+        Ok(Scan::Unanswered)
+    }
+
+    /// Whether a link that gave no answer is there still, and so is the namespace it leads to: the
+    /// kernel numbers no namespace (-1) that is just being taken down, its links with it.
+    fn is_there(&mut self, index: u32) -> bool {
+        self.look_at(index);
+        self.table.veth(index).is_some_and(|veth| veth.namespace.is_some_and(|n| n >= 0))
+    }
+
+    /// Takes in how one link is now.
+    fn look_at(&mut self, index: u32) {
+        let mut answer = None;
+        let asked = self.requests.request(links_request(Some(index)), 0, |message| {
+            answer = link_event(message).or(answer.take());
+        });
+        match (answer, asked.map_err(|error| error.raw_os_error())) {
+            (Some(LinkEvent::Now(veth)), _) => self.table.link_is(veth),
+            (_, Err(Some(libc::ENODEV))) => self.table.link_gone(index),
+            _ => {}
+        }
     }
 
     /// Asks for what is due: links that may have moved, addresses that may have changed.
     fn ask_for_addresses(&mut self) {
         for index in self.table.uncertain() {
-            let mut answer = None;
-            let asked = self.requests.request(links_request(Some(index)), 0, |message| {
-                answer = link_event(message).or(answer.take());
-            });
-            match (answer, asked.map_err(|error| error.raw_os_error())) {
-                (Some(LinkEvent::Now(veth)), _) => self.table.link_is(veth),
-                (_, Err(Some(libc::ENODEV))) => self.table.link_gone(index),
-                _ => {}
-            }
+            self.look_at(index);
         }
         for index in self.table.due(Instant::now()) {
             if let Err(error) = self.ask(index) {
@@ -334,25 +369,28 @@ impl Worker {
         }
     }
 
-    /// Asks for the addresses behind one interface.
-    fn ask(&mut self, index: u32) -> io::Result<()> {
+    /// Asks for the addresses behind one interface; whether they are known now.
+    fn ask(&mut self, index: u32) -> io::Result<bool> {
         let Some(&Veth { peer, namespace: Some(namespace), .. }) = self.table.veth(index) else {
-            return Ok(());
+            return Ok(true);
         };
         let request = addresses_request(namespace, peer);
         let found = self.requests.dump(&request, |message| peer_address(message, peer));
         match found {
-            Ok(addresses) => self.table.addresses_are(index, addresses, Instant::now()),
+            Ok(addresses) => {
+                self.table.addresses_are(index, addresses, Instant::now());
+                Ok(true)
+            }
             // The namespace or the peer is just going: the link's own event follows.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENODEV)) => {
                 self.table.addresses_unknown(index, Instant::now());
+                Ok(false)
             }
             Err(error) => {
                 self.table.addresses_unknown(index, Instant::now());
-                return Err(error);
+                Err(error)
             }
         }
-        Ok(())
     }
 
     fn tell(&mut self) -> Result<(), Stop> {

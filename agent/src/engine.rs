@@ -53,6 +53,10 @@ pub struct Engine {
     /// The tables hold what the compiler believes they hold.
     installed: bool,
     failure: Option<Failure>,
+    /// Why nothing is written at all.
+    held: Option<String>,
+    /// Endpoints that the tables in force hold, by interface index.
+    written: BTreeMap<u32, u32>,
     attach_problems: BTreeMap<u32, String>,
     census: Option<Pass>,
     /// Interfaces that a program was put back to.
@@ -78,6 +82,8 @@ impl Engine {
             enforced: 0,
             installed: false,
             failure: None,
+            held: None,
+            written: BTreeMap::new(),
             attach_problems: BTreeMap::new(),
             census: None,
             repairs: 0,
@@ -100,6 +106,14 @@ impl Engine {
         self.apply(event.change);
     }
 
+    /// Says why [`Engine::step`] is not called; `None`: it is.
+    pub fn hold(&mut self, reason: Option<String>) {
+        if let Some(reason) = reason.as_ref().filter(|_| self.held != reason) {
+            tracing::warn!(reason, "nothing is changed");
+        }
+        self.held = reason;
+    }
+
     /// No packet is judged any more by what was read before the last update.
     pub fn grace_passed(&mut self) {
         self.compiler.grace_passed();
@@ -118,8 +132,9 @@ impl Engine {
         }
     }
 
-    /// Puts back what somebody took away: programs that no longer run where they were attached.
-    pub fn repair(&mut self) {
+    /// Puts back what somebody took away: programs that no longer run where they were attached. Says
+    /// when to call [`Engine::step`] if that failed.
+    pub fn repair(&mut self) -> Option<Instant> {
         match self.dataplane.missing() {
             Ok(missing) if missing.is_empty() => {}
             Ok(missing) => {
@@ -136,22 +151,29 @@ impl Engine {
             }
             Err(error) => tracing::warn!(error, "cannot look whether programs are still attached"),
         }
+        self.retry_at()
     }
 
     /// Brings the kernel to the desired state; `noticed` is when the first of the changes was seen.
     /// Says when to be called again if that failed.
     pub fn step(&mut self, noticed: Option<Instant>) -> Option<Instant> {
         if self.failure.as_ref().is_some_and(|f| Instant::now() < f.retry_at) {
-            return self.failure.as_ref().map(|f| f.retry_at);
+            // What waits for nothing but its attachment does not wait with the tables.
+            self.attach();
+            return self.retry_at();
         }
         match self.write() {
             Ok(operations) => self.succeeded(operations, noticed),
             Err(error) => self.failed(&error),
         }
         self.attach();
-        self.failure.as_ref().map(|f| f.retry_at).or_else(|| {
-            (!self.attach_problems.is_empty()).then(|| Instant::now() + Duration::from_secs(1))
-        })
+        self.retry_at()
+    }
+
+    fn retry_at(&self) -> Option<Instant> {
+        let attach =
+            || (!self.attach_problems.is_empty()).then(|| Instant::now() + Duration::from_secs(1));
+        self.failure.as_ref().map(|f| f.retry_at).or_else(attach)
     }
 
     /// Writes the update; how many operations that took.
@@ -191,13 +213,17 @@ impl Engine {
     }
 
     /// Attaches to endpoints that are new and leaves those that are gone, once their tables are
-    /// written.
+    /// written. As long as updates fail, only attaches to those that the tables held before.
     fn attach(&mut self) {
-        if !self.installed {
-            return;
-        }
-        let wanted = self.compiler.endpoints().map(|e| (e.ifindex, e.id)).collect();
-        let problems = self.dataplane.attach(&wanted);
+        let mut wanted: BTreeMap<u32, u32> =
+            self.compiler.endpoints().map(|e| (e.ifindex, e.id)).collect();
+        let problems = if self.installed {
+            self.written.clone_from(&wanted);
+            self.dataplane.attach(&wanted)
+        } else {
+            wanted.retain(|ifindex, id| self.written.get(ifindex) == Some(id));
+            self.dataplane.attach_new(&wanted)
+        };
         for (index, problem) in &problems {
             if self.attach_problems.get(index) != Some(problem) {
                 tracing::error!(ifindex = index, problem, "a pod's interface is not enforced");

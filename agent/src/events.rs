@@ -74,7 +74,7 @@ impl Dropped {
     }
 
     /// What makes two drops the same for the log: the port is that of the service.
-    fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> Key {
         let port = match self.direction {
             Direction::Ingress => self.local_port,
             Direction::Egress => self.remote_port,
@@ -103,7 +103,7 @@ impl fmt::Display for Dropped {
     }
 }
 
-type Key = (u32, Direction, &'static str, Option<IpAddr>, Option<u8>, u16);
+pub(crate) type Key = (u32, Direction, &'static str, Option<IpAddr>, Option<u8>, u16);
 
 fn address(family: u8, bytes: &[u8; 16]) -> Option<IpAddr> {
     match family {

@@ -34,6 +34,9 @@ const CONNTRACK_BUCKETS: u32 = 131_072;
 /// How often expired flows are tidied away (they count as absent before that), and attachments are
 /// looked after.
 const SWEEP: Duration = Duration::from_secs(10);
+/// Why an agent that took over does not begin.
+const NOTHING_GIVEN: &str = "the manifests directory holds no object; what an earlier agent enforced \
+                             stays until it does (`netpold uninstall` takes it off the node)";
 /// Interface events in flight.
 const EVENTS: usize = 4096;
 
@@ -62,6 +65,8 @@ struct Agent {
     synced: Synced,
     /// An earlier agent's state is in force.
     inherited: bool,
+    /// The source has not named a single object.
+    nothing_given: bool,
     reading_events: bool,
     _discovery: Discovery,
     _admin: Admin,
@@ -77,8 +82,10 @@ struct Synced {
 impl Agent {
     fn start(config: &RunConfig) -> Result<Self> {
         let pins = PinRoot::open(&config.bpffs)?;
-        let attacher = Attacher::new(&pins.links(), Mode::probe())?;
+        let mut attacher = Attacher::new(&pins.links(), Mode::probe())?;
         let predecessor = Predecessor::read(&pins)?;
+        // Another version's tables are not read, but its programs judge.
+        let inherited = predecessor.hash_seed.is_some() || !attacher.attached()?.is_empty();
         let engine = engine(config, pins, attacher, &predecessor)?;
         let engine = Arc::new(Mutex::new(engine));
         let drops = Arc::new(Mutex::new(DropLog::default()));
@@ -91,7 +98,8 @@ impl Agent {
             move || {
                 let recent = lock(&drops).recent();
                 let source = source.borrow().clone();
-                Status { in_sync: source.in_sync, source, ..lock(&engine).report(&recent) }
+                let report = lock(&engine).report(&recent);
+                Status { in_sync: source.in_sync && report.in_sync, source, ..report }
             }
         };
         let admin = Admin::serve(&config.socket, status)?;
@@ -102,7 +110,8 @@ impl Agent {
             source,
             interfaces,
             synced: Synced::default(),
-            inherited: predecessor.hash_seed.is_some(),
+            inherited,
+            nothing_given: true,
             reading_events: false,
             _discovery: discovery,
             _admin: admin,
@@ -135,7 +144,7 @@ impl Agent {
                     block_in_place(|| {
                         let mut engine = lock(&self.engine);
                         engine.sweep();
-                        engine.repair();
+                        retry = retry.into_iter().chain(engine.repair()).min();
                     });
                     continue;
                 }
@@ -166,9 +175,13 @@ impl Agent {
 
     fn take_batch(&mut self, batch: Batch) -> Instant {
         // A file that never was readable keeps the source from being in sync. Where an earlier agent
-        // enforces something, that stays; where nothing is enforced, what is known is better.
-        self.synced.source |= batch.in_sync || !self.inherited;
+        // enforces something, that stays; where nothing is enforced, what is known is better. No
+        // object at all never means that there are no policies: the volume may not be mounted yet.
+        self.nothing_given &= batch.changes.is_empty();
+        self.synced.source |= !self.inherited || (batch.in_sync && !self.nothing_given);
         let mut engine = lock(&self.engine);
+        let held = (batch.in_sync && !self.synced.source).then(|| NOTHING_GIVEN.to_owned());
+        engine.hold(held);
         batch.changes.into_iter().for_each(|change| engine.apply(change));
         batch.at
     }
@@ -209,6 +222,7 @@ fn engine(
     let capacity = Capacity::default();
     let known = predecessor.endpoints.iter().map(|e| ((e.ifindex, e.uid_hash), e.id)).collect();
     let last = predecessor.endpoints.iter().map(|e| e.id).max();
+    let random = random().context("cannot read random bytes")?;
     let options = Options {
         node: config.node.clone(),
         capacity,
@@ -217,25 +231,26 @@ fn engine(
             config::CheckSource::Isolated => CheckSource::Isolated,
             config::CheckSource::All => CheckSource::All,
         },
-        first_endpoint_id: first_endpoint_id(last),
+        first_endpoint_id: first_endpoint_id(last, predecessor.hash_seed.is_some(), random),
         known_endpoints: known,
     };
-    let seed = match predecessor.hash_seed {
-        Some(seed) => seed,
-        None => random_seed().context("cannot read random bytes for the conntrack hash")?,
-    };
+    let seed = predecessor.hash_seed.unwrap_or(random);
     let dataplane = Dataplane::new(pins, attacher, CONNTRACK_BUCKETS, seed);
     Ok(Engine::new(Compiler::new(options), dataplane, capacity))
 }
 
 /// Conntrack may still know endpoints that went before the last agent ended, so numbers go on well
-/// after the greatest that is left.
-fn first_endpoint_id(last: Option<u32>) -> u32 {
+/// after the greatest that is left, or anywhere (in the lower half: room is left) if none is.
+fn first_endpoint_id(last: Option<u32>, inherited: bool, random: u64) -> u32 {
     const GAP: u32 = 1 << 16;
-    last.map_or(1, |last| last.checked_add(GAP).unwrap_or(1))
+    match last {
+        Some(last) => last.checked_add(GAP).unwrap_or(1),
+        None if inherited => u32::try_from(random >> 33).map_or(1, |id| id.max(1)),
+        None => 1,
+    }
 }
 
-fn random_seed() -> std::io::Result<u64> {
+fn random() -> std::io::Result<u64> {
     let mut bytes = [0; 8];
     std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
     Ok(u64::from_ne_bytes(bytes))
@@ -273,5 +288,19 @@ impl Grace {
             }
             None => std::future::pending().await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::first_endpoint_id;
+
+    #[test]
+    fn numbers_of_endpoints_that_conntrack_may_know_are_not_given_again() {
+        assert_eq!(first_endpoint_id(None, false, u64::MAX), 1, "nothing is tracked yet");
+        assert_eq!(first_endpoint_id(Some(7), true, u64::MAX), 7 + (1 << 16));
+        assert_eq!(first_endpoint_id(Some(u32::MAX), true, 0), 1);
+        assert_eq!(first_endpoint_id(None, true, u64::MAX), u32::MAX >> 1);
+        assert_eq!(first_endpoint_id(None, true, 0), 1, "never 0");
     }
 }

@@ -159,7 +159,19 @@ impl Dataplane {
     /// and leaves interfaces that are no endpoints any more. Gives the interfaces where that
     /// failed, with the reason; index 0 stands for the clean-up.
     pub fn attach(&mut self, wanted: &BTreeMap<u32, u32>) -> BTreeMap<u32, String> {
+        let mut problems = self.attach_new(wanted);
+        if let Err(reason) = self.leave(wanted) {
+            problems.insert(0, reason);
+        }
+        problems
+    }
+
+    /// As [`Dataplane::attach`], but leaves nothing: whatever else is attached stays.
+    pub fn attach_new(&mut self, wanted: &BTreeMap<u32, u32>) -> BTreeMap<u32, String> {
         let mut problems = BTreeMap::new();
+        if self.generation.is_none() {
+            return problems;
+        }
         for (&ifindex, &id) in wanted {
             if self.attached.get(&ifindex) == Some(&id) {
                 continue;
@@ -168,9 +180,6 @@ impl Dataplane {
                 Ok(()) => _ = self.attached.insert(ifindex, id),
                 Err(reason) => _ = problems.insert(ifindex, reason),
             }
-        }
-        if let Err(reason) = self.leave(wanted) {
-            problems.insert(0, reason);
         }
         problems
     }

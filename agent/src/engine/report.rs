@@ -1,6 +1,7 @@
 //! What the engine tells of itself, for `netpold status`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use netpold_core::cluster::is_subject;
 use netpold_core::explain::Explainer;
@@ -13,14 +14,20 @@ use crate::conntrack::{Census, Pass};
 use crate::events::Dropped;
 use crate::status::{DropCount, EndpointStatus, RecentDrop, Revision, Status, TableStatus};
 
+/// Drops of the status that are explained, of those that differ: each takes a walk over policies.
+const EXPLAINED: usize = 16;
+/// Pods that a problem names, of those that it concerns.
+const NAMED: usize = 5;
+
 impl Engine {
     /// The parts of the status that the engine knows of.
     pub fn report(&mut self, dropped: &[Dropped]) -> Status {
+        let endpoints = self.endpoints();
         Status {
+            in_sync: self.held.is_none(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             node: self.compiler.cluster().node_name().to_owned(),
             revision: Revision { desired: self.desired, enforced: self.enforced },
-            endpoints: self.endpoints(),
             tables: self
                 .compiler
                 .fill()
@@ -35,7 +42,8 @@ impl Engine {
             drops: self.drops(),
             recent_drops: self.explain_drops(dropped),
             repairs: self.repairs,
-            problems: self.problems(),
+            problems: self.problems(&endpoints),
+            endpoints,
             ..Status::default()
         }
     }
@@ -87,14 +95,20 @@ impl Engine {
         listed.into_values().collect()
     }
 
-    fn problems(&self) -> Vec<String> {
-        let failure = self.failure.iter().map(|f| format!("not enforced yet: {}", f.reason));
+    fn problems(&self, endpoints: &[EndpointStatus]) -> Vec<String> {
+        let failure = self.failure.iter().map(|f| {
+            format!(
+                "not enforced yet: {}; what was enforced stays, {}",
+                f.reason,
+                left_out(endpoints)
+            )
+        });
         let attach = self.attach_problems.iter().map(|(index, reason)| match index {
             0 => format!("leaving interfaces that are no endpoints any more: {reason}"),
             index => format!("interface {index}: {reason}"),
         });
         let compile = self.compiler.problems().into_iter().map(|p| p.to_string());
-        failure.chain(attach).chain(compile).collect()
+        self.held.iter().cloned().chain(failure).chain(attach).chain(compile).collect()
     }
 
     /// Counters that are not zero, of reasons that drop.
@@ -114,28 +128,35 @@ impl Engine {
 
     /// Recent drops with the reason that the current policies give.
     fn explain_drops(&self, dropped: &[Dropped]) -> Vec<RecentDrop> {
-        if dropped.is_empty() {
-            return Vec::new();
+        let mut distinct = BTreeMap::new();
+        for drop in dropped.iter().rev().filter(|drop| drop.reason == Reason::Policy.as_str()) {
+            if distinct.len() < EXPLAINED && !distinct.contains_key(&drop.key()) {
+                distinct.insert(drop.key(), drop);
+            }
         }
-        let explainer = self.explainer();
-        dropped.iter().rev().map(|drop| self.explain_drop(&explainer, drop)).collect()
+        let explainer = self.explainer(distinct.values().copied());
+        let explain = |(key, drop)| (key, self.explain(&explainer, drop));
+        let explanations: BTreeMap<_, _> = distinct.into_iter().map(explain).collect();
+        let explanation = |drop: &Dropped| explanations.get(&drop.key()).cloned();
+        let recent = dropped.iter().rev();
+        recent.map(|drop| self.recent_drop(drop, explanation(drop).unwrap_or_default())).collect()
     }
 
-    fn explain_drop(&self, explainer: &Explainer, drop: &Dropped) -> RecentDrop {
+    fn explain(&self, explainer: &Explainer, drop: &Dropped) -> Vec<String> {
+        let judgement = || {
+            let pod = self.pod_of(drop.endpoint)?;
+            let (protocol, remote) = (IpProtocol(drop.protocol?), drop.remote?);
+            let port = match drop.direction {
+                Direction::Ingress => drop.local_port,
+                Direction::Egress => drop.remote_port,
+            };
+            explainer.judge(&pod, drop.direction, remote, protocol, port)
+        };
+        judgement().map(|judgement| judgement.lines()).unwrap_or_default()
+    }
+
+    fn recent_drop(&self, drop: &Dropped, explanation: Vec<String>) -> RecentDrop {
         let pod = self.pod_of(drop.endpoint);
-        let explanation = pod
-            .as_ref()
-            .filter(|_| drop.reason == Reason::Policy.as_str())
-            .and_then(|pod| {
-                let (protocol, remote) = (IpProtocol(drop.protocol?), drop.remote?);
-                let port = match drop.direction {
-                    Direction::Ingress => drop.local_port,
-                    Direction::Egress => drop.remote_port,
-                };
-                explainer.judge(pod, drop.direction, remote, protocol, port)
-            })
-            .map(|judgement| judgement.lines())
-            .unwrap_or_default();
         let interface = || match self.names.get(&drop.ifindex) {
             Some(name) => name.clone(),
             None => format!("interface {}", drop.ifindex),
@@ -150,8 +171,17 @@ impl Engine {
         }
     }
 
-    fn explainer(&self) -> Explainer {
+    /// An explainer of these drops that knows what they have to do with, and not all the cluster:
+    /// it is copied while the engine stands still.
+    fn explainer<'a>(&self, drops: impl Iterator<Item = &'a Dropped> + Clone) -> Explainer {
         let cluster = self.compiler.cluster();
+        let subjects: BTreeSet<Key> =
+            drops.clone().filter_map(|drop| self.pod_of(drop.endpoint)).collect();
+        let remotes: BTreeSet<IpAddr> = drops.filter_map(|drop| drop.remote).collect();
+        let pods = cluster.pods().values().filter(|pod| {
+            subjects.contains(&pod.key) || pod.addresses.iter().any(|a| remotes.contains(a))
+        });
+        let pods: Vec<Change> = pods.map(|pod| Change::Pod(pod.as_ref().clone())).collect();
         let namespaces = cluster.namespaces().values().cloned().map(Change::Namespace);
         // What an explanation is to know beside the objects: the addresses of the node's interfaces.
         let own = Node {
@@ -161,9 +191,25 @@ impl Engine {
         let others =
             cluster.nodes().values().filter(|node| node.name != cluster.node_name()).cloned();
         let nodes = others.chain([own]).map(Change::Node);
-        let pods = cluster.pods().values().map(|pod| Change::Pod(pod.as_ref().clone()));
-        let policies = cluster.policies().values().map(|p| Change::Policy(p.as_ref().clone()));
+        let isolating: BTreeSet<&str> = subjects.iter().map(|key| key.namespace.as_str()).collect();
+        let policies = isolating.into_iter().flat_map(|namespace| cluster.policies_in(namespace));
+        let policies = policies.map(|p| Change::Policy(p.as_ref().clone()));
         Explainer::new(namespaces.chain(nodes).chain(pods).chain(policies))
+    }
+}
+
+/// Which pods have no program, while new ones get none.
+fn left_out(endpoints: &[EndpointStatus]) -> String {
+    let without = endpoints.iter().filter(|e| e.hook.is_none() && !e.addresses.is_empty());
+    let mut pods: Vec<String> = without.map(|endpoint| endpoint.pod.to_string()).collect();
+    let more = pods.len().saturating_sub(NAMED);
+    pods.truncate(NAMED);
+    match (pods.is_empty(), more) {
+        (true, _) => "new pods are NOT enforced".to_owned(),
+        (false, 0) => format!("new pods are NOT enforced: {}", pods.join(", ")),
+        (false, more) => {
+            format!("new pods are NOT enforced: {} and {more} more", pods.join(", "))
+        }
     }
 }
 

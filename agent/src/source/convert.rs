@@ -21,6 +21,9 @@ use super::document::{self, ReadError};
 /// Label that every namespace carries with its own name (set by the API server since 1.21).
 const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
+/// What there is in `networking.k8s.io` beside NetworkPolicy; anything else can only be a slip.
+const NETWORKING_KINDS: [&str; 4] = ["Ingress", "IngressClass", "IPAddress", "ServiceCIDR"];
+
 /// A part of an object that could not be understood.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -105,7 +108,7 @@ fn other(node: &document::Node, version: &str, kind: &str) -> Result<Manifest, R
             "networking.k8s.io/v1"
         }
         "Namespace" | "Node" | "Pod" if group.is_empty() => "v1",
-        _ if group == "networking.k8s.io" && kind.starts_with("Network") => {
+        _ if group == "networking.k8s.io" && !NETWORKING_KINDS.contains(&kind) => {
             let reason = format!("kind: there is no {kind} in {version}, but NetworkPolicy");
             return Err(ReadError::new(node.line_of("kind"), reason));
         }

@@ -3,7 +3,7 @@
 use netpold_testbed::{Cni, Protocol, require_root};
 use nix::sys::signal::Signal;
 
-use crate::cluster::{Cluster, MOMENT, PATIENCE, allow_from, isolate};
+use crate::cluster::{Cluster, ENFORCED, MOMENT, PATIENCE, allow_from, isolate};
 use crate::load::{guarded, under_load};
 
 fn again_and_again(signal: Signal) {
@@ -53,4 +53,51 @@ fn the_next_agent_catches_up() {
     assert!(!flow.ping(MOMENT), "the new state is in force");
     cluster.reaches("stranger", "server");
     cluster.denied("stranger", "late");
+}
+
+/// As when the volume with the manifests is not mounted yet.
+fn over_an_empty_directory(mut cluster: Cluster) {
+    cluster.manifests.remove("state.json").unwrap();
+    cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
+    let held = |status: &serde_json::Value| {
+        let problem = status["problems"][0].as_str().unwrap_or_default();
+        problem.contains("holds no object; what an earlier agent enforced stays")
+            && status["in_sync"] == false
+    };
+    cluster.agents[0].wait_for("held", ENFORCED, held).unwrap();
+    std::thread::sleep(MOMENT);
+    cluster.reaches("friend", "server");
+    cluster.denied("stranger", "server");
+    cluster.policy("from", allow_from("server", "stranger")).enforce();
+    cluster.reaches("stranger", "server");
+    assert!(!held(&cluster.agents[0].status().unwrap()));
+}
+
+fn ended() -> Cluster {
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
+    cluster.policy("from", allow_from("server", "friend")).enforce();
+    cluster.agents[0].end(Signal::SIGTERM);
+    cluster
+}
+
+#[test]
+fn an_empty_directory_opens_nothing() {
+    if require_root("an_empty_directory_opens_nothing") {
+        over_an_empty_directory(ended());
+    }
+}
+
+/// What an agent of another layout version left is not read, but it judges.
+#[test]
+fn an_empty_directory_opens_nothing_after_an_upgrade() {
+    if !require_root("an_empty_directory_opens_nothing_after_an_upgrade") {
+        return;
+    }
+    let cluster = ended();
+    let pins = cluster.agents[0].bpffs();
+    let entries = std::fs::read_dir(&pins).unwrap().map(|entry| entry.unwrap().file_name());
+    let version = entries.into_iter().find(|name| name.to_string_lossy().starts_with('v')).unwrap();
+    std::fs::rename(pins.join(version), pins.join("v0")).unwrap();
+    over_an_empty_directory(cluster);
+    assert!(!pins.join("v0").exists(), "the other version's tables went when they were replaced");
 }

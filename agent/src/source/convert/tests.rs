@@ -406,6 +406,14 @@ fn other_kinds_are_left_alone_unless_they_are_a_slip() {
             "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicies",
             "line 2: kind: there is no NetworkPolicies in networking.k8s.io/v1, but NetworkPolicy",
         ),
+        (
+            "apiVersion: networking.k8s.io/v1\nkind: NetwrkPolicy",
+            "line 2: kind: there is no NetwrkPolicy in networking.k8s.io/v1, but NetworkPolicy",
+        ),
+        (
+            "apiVersion: networking.k8s.io/v1\nkind: networkpolicy",
+            "line 2: kind: there is no networkpolicy in networking.k8s.io/v1, but NetworkPolicy",
+        ),
         ("{apiVersion: v1, kind: Pod}", "line 1: metadata.name: the object has no name"),
         (
             "apiVersion: v1\nkind: Pod\nmetadata:\n  name: a\n  labels:\n    v: 1\n",

@@ -15,9 +15,12 @@ use notify::event::{AccessKind, AccessMode, CreateKind, EventKind, ModifyKind, R
 use super::content;
 use super::store::Update;
 
-/// How long a file may stay open for writing, or away while an editor replaces it, before what is
-/// there is taken for what is meant.
+/// How long a file may be new, or away while an editor replaces it, before what is there is taken
+/// for what is meant.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// The same for a file that is being written, from the last write on: half of it may well parse, and
+/// say something else than the whole (`from:` cut off after its `-` is everyone).
+const WRITER_PATIENCE: Duration = Duration::from_secs(10);
 /// How young a change may be whose notification has perhaps not arrived yet.
 const YOUNG: Duration = Duration::from_millis(50);
 
@@ -41,10 +44,25 @@ impl Stamp {
     }
 }
 
-/// A writer at work on a file.
-struct Writer {
-    since: Instant,
-    done: bool,
+/// What notifications say of a file's writer.
+#[derive(Clone, Copy, Debug)]
+enum Writer {
+    /// The file has just come; a link does so without a writer that will be done.
+    Came { at: Instant },
+    /// It was written to and is still open.
+    AtWork { last: Instant },
+    /// It was closed, or came whole.
+    Done,
+}
+
+impl Writer {
+    fn is_at_work(self, now: Instant) -> bool {
+        match self {
+            Self::Came { at } => now.duration_since(at) < PATIENCE,
+            Self::AtWork { last } => now.duration_since(last) < WRITER_PATIENCE,
+            Self::Done => false,
+        }
+    }
 }
 
 /// What a scan found.
@@ -58,6 +76,8 @@ pub(super) struct Found {
 /// The directory as it was at the last scan.
 pub(super) struct Scanner {
     directory: PathBuf,
+    /// Device and inode of the directory that was read last.
+    identity: Option<(u64, u64)>,
     seen: BTreeMap<String, Stamp>,
     /// Unreadable files, by the error's text: read again only when that, or the stamp, changes.
     failed: HashMap<String, String>,
@@ -70,6 +90,7 @@ impl Scanner {
     pub(super) fn new(directory: &Path) -> Self {
         Self {
             directory: directory.to_owned(),
+            identity: None,
             seen: BTreeMap::new(),
             failed: HashMap::new(),
             writers: HashMap::new(),
@@ -80,17 +101,19 @@ impl Scanner {
 
     /// Take note of a notification. Returns whether it calls for a scan.
     pub(super) fn note(&mut self, event: &notify::Event, now: Instant) -> bool {
-        let done = match event.kind {
+        let writer = match event.kind {
             EventKind::Access(AccessKind::Close(AccessMode::Write))
-            | EventKind::Modify(ModifyKind::Name(RenameMode::To | RenameMode::Both)) => true,
+            | EventKind::Modify(ModifyKind::Name(RenameMode::To | RenameMode::Both)) => {
+                Writer::Done
+            }
             EventKind::Access(_) => return false,
-            EventKind::Create(CreateKind::File) | EventKind::Modify(ModifyKind::Data(_)) => false,
+            EventKind::Create(CreateKind::File) => Writer::Came { at: now },
+            EventKind::Modify(ModifyKind::Data(_)) => Writer::AtWork { last: now },
             _ => return true,
         };
         for name in event.paths.iter().filter_map(|path| path.file_name()?.to_str()) {
             if is_manifest(name) {
-                let writer = Writer { since: now, done };
-                self.writers.entry(name.to_owned()).or_insert(writer).done = done;
+                self.writers.insert(name.to_owned(), writer);
             }
         }
         true
@@ -99,9 +122,17 @@ impl Scanner {
     /// Compare the directory with what it was.
     ///
     /// # Errors
-    /// The directory itself cannot be read; nothing is concluded about its files then.
+    /// The directory itself cannot be read, or it is an empty one in the place of the one that held
+    /// the files (a volume was unmounted); nothing is concluded about the files then.
     pub(super) fn scan(&mut self, now: Instant) -> io::Result<Found> {
+        let directory = fs::metadata(&self.directory)?;
+        let identity = Some((directory.dev(), directory.ino()));
         let listing = self.list()?;
+        let held_something = !self.seen.is_empty() || !self.failed.is_empty();
+        if listing.is_empty() && held_something && identity != self.identity {
+            return Err(io::Error::other("another, empty directory has taken its place"));
+        }
+        self.identity = identity;
         let mut found = Found { updates: Vec::new(), unsettled: false };
         for (name, metadata) in &listing {
             self.away.remove(name);
@@ -126,8 +157,14 @@ impl Scanner {
             }
             match fs::metadata(&path) {
                 Ok(metadata) if metadata.is_dir() => {}
-                // Removed since it was listed; a dangling symlink is a file that is not there.
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                    // A file was removed since it was listed; what a symlink led to has perhaps
+                    // gone with its volume, and nobody removed the symlink.
+                    if fs::symlink_metadata(&path).is_ok_and(|m| m.is_symlink()) {
+                        let error = io::Error::new(e.kind(), "a symlink that leads nowhere");
+                        listing.insert(name.to_owned(), Err(error));
+                    }
+                }
                 metadata => {
                     listing.insert(name.to_owned(), metadata);
                 }
@@ -143,15 +180,16 @@ impl Scanner {
         if self.seen.get(name) == Some(&stamp) && !noted {
             return;
         }
-        let at_work = match self.writers.get(name) {
-            Some(writer) => !writer.done && now.duration_since(writer.since) < PATIENCE,
+        let writer = self.writers.get(name).copied();
+        let at_work = match writer {
+            Some(writer) => writer.is_at_work(now),
             None => !self.first && age(metadata) < YOUNG,
         };
         // Most writers empty a file first.
         let emptied = metadata.len() == 0 && self.seen.get(name).is_some_and(|s| s.size > 0);
-        let at_work = at_work || (emptied && age(metadata) < PATIENCE);
-        if at_work {
-            found.unsettled = true;
+        if at_work || (emptied && age(metadata) < PATIENCE) {
+            // The end of a writer at work will be told.
+            found.unsettled |= !matches!(writer, Some(Writer::AtWork { .. }));
             return;
         }
         match self.read(name) {
@@ -161,6 +199,7 @@ impl Scanner {
                 // If it changed in between, the next scan sees another stamp and reads again.
                 self.seen.insert(name.to_owned(), read_stamp);
                 let update = match content::read(name, &bytes) {
+                    Ok(_) if bytes.trim_ascii().is_empty() => Update::Empty,
                     Ok(content) => Update::Good(content),
                     Err(e) => Update::Bad { line: e.line, reason: e.reason },
                 };

@@ -12,6 +12,9 @@ use crate::source::{FileStatus, SourceProblem};
 pub(super) enum Update {
     /// It was read.
     Good(Content),
+    /// It was read and there is nothing in it, not even a comment. Its objects stay: a writer that
+    /// failed leaves such a file behind, who wants the objects to go deletes it.
+    Empty,
     /// It could not be read; its last good content stays.
     Bad { line: u32, reason: String },
     /// It is gone, and its objects with it.
@@ -93,6 +96,12 @@ impl Store {
     ) {
         let content = match update {
             Update::Good(content) => Some(content),
+            Update::Empty if self.objects_in(&name) == 0 => Some(Content::default()),
+            Update::Empty => {
+                let reason = "is empty; delete it if its objects are to go".to_owned();
+                self.files.entry(name).or_default().error = Some((0, reason));
+                return;
+            }
             Update::Gone => None,
             Update::Bad { line, reason } => {
                 self.files.entry(name).or_default().error = Some((line, reason));
@@ -125,6 +134,11 @@ impl Store {
             Some(_) => self.files.insert(name, File { content, error: None }),
             None => self.files.remove(&name),
         };
+    }
+
+    fn objects_in(&self, file: &str) -> usize {
+        let content = self.files.get(file).and_then(|file| file.content.as_ref());
+        content.map_or(0, |content| content.objects.len())
     }
 
     fn in_effect(&self, id: &Id) -> Option<&Object> {

@@ -250,6 +250,83 @@ fn a_file_being_written_is_not_read_half() {
     fixture.nothing_comes();
 }
 
+/// As `curl -o` over a slow line.
+#[test]
+fn a_file_being_written_slowly_keeps_what_it_held() {
+    let (mut fixture, _) = Fixture::new(&[("a.yaml", &(namespace("a") + &namespace("b")))]);
+    let mut file = fs::File::create(fixture.path("a.yaml")).unwrap();
+    fixture.nothing_comes();
+    file.write_all(namespace("a").as_bytes()).unwrap();
+    fixture.nothing_comes();
+    // Other files are followed meanwhile.
+    fixture.write("c.yaml", &namespace("c"));
+    assert_eq!(fixture.next(), ["+c"]);
+    file.write_all(namespace("d").as_bytes()).unwrap();
+    fixture.nothing_comes();
+    drop(file);
+    assert_eq!(fixture.next(), ["-b", "+d"]);
+    assert!(fixture.source.status.borrow().problems.is_empty());
+}
+
+#[test]
+fn an_emptied_file_keeps_its_objects_until_it_is_deleted() {
+    let (mut fixture, _) = Fixture::new(&[("a.yaml", &namespace("a"))]);
+    for empty in ["", "\n \n"] {
+        fs::write(fixture.path("a.yaml"), empty).unwrap();
+        fixture.problem("a.yaml: is empty; delete it if its objects are to go (its last good");
+    }
+    fixture.nothing_comes();
+    fs::remove_file(fixture.path("a.yaml")).unwrap();
+    assert_eq!(fixture.next(), ["-a"]);
+    fixture.status(|s| s.problems.is_empty());
+    // One that says it holds nothing is believed.
+    fixture.write("a.yaml", &namespace("a"));
+    assert_eq!(fixture.next(), ["+a"]);
+    fixture.write("a.yaml", "# nothing any more\n");
+    assert_eq!(fixture.next(), ["-a"]);
+}
+
+#[test]
+fn a_symlink_that_leads_nowhere_is_not_a_file_deleted() {
+    let elsewhere = TempDir::new().unwrap();
+    let target = elsewhere.path().join("t");
+    fs::write(&target, namespace("a")).unwrap();
+    let (mut fixture, _) = Fixture::new(&[]);
+    symlink(&target, fixture.path("a.yaml")).unwrap();
+    assert_eq!(fixture.next(), ["+a"]);
+    fs::remove_file(&target).unwrap();
+    fixture.problem("a.yaml: cannot be read: a symlink that leads nowhere (its last good content");
+    fixture.nothing_comes();
+    fs::write(&target, namespace("b")).unwrap();
+    assert_eq!(fixture.next(), ["-a", "+b"]);
+    fs::remove_file(&target).unwrap();
+    fs::remove_file(fixture.path("a.yaml")).unwrap();
+    assert_eq!(fixture.next(), ["-b"]);
+}
+
+/// What unmounting a volume looks like.
+#[test]
+fn an_empty_directory_in_the_place_of_the_former_removes_nothing() {
+    let outer = TempDir::new().unwrap();
+    let (path, away) = (outer.path().join("manifests"), outer.path().join("away"));
+    fs::create_dir(&path).unwrap();
+    fs::write(path.join("a.yaml"), namespace("a")).unwrap();
+    let source = watch(&path).unwrap();
+    let mut fixture = Fixture { dir: outer, source };
+    assert_eq!(fixture.next(), ["+a"]);
+    fs::rename(&path, &away).unwrap();
+    fs::create_dir(&path).unwrap();
+    let status = fixture.problem("--manifests ");
+    assert!(status.problems[0].text.contains("another, empty directory"), "{status:?}");
+    fixture.nothing_comes();
+    fs::remove_dir(&path).unwrap();
+    fs::rename(&away, &path).unwrap();
+    fixture.status(|s| s.problems.is_empty());
+    fixture.nothing_comes();
+    fs::remove_file(path.join("a.yaml")).unwrap();
+    assert_eq!(fixture.next(), ["-a"]);
+}
+
 #[test]
 fn unreadable_files_are_named() {
     let (mut fixture, _) = Fixture::new(&[("a.yaml", &namespace("a"))]);
