@@ -266,14 +266,18 @@ fn sctp_associations() {
 fn listener_discovery_before_the_pod_has_an_address() {
     let Some(mut world) = world() else { return };
     // A report (RFC 3810): behind a router alert option, with hop limit 1, from no address.
-    let report = |hop_limit| {
+    let report = |hop_limit, multicast: bool| {
         let mut data = vec![58, 0, 5, 2, 0, 0, 1, 0];
         data.extend(icmp(143, 0, [0, 0, 0, 1], &[0; 20]));
         let mut packet = ipv6(Who::Pod, Who::Server, 0, hop_limit, &data);
         packet[8..24].fill(0);
+        if multicast {
+            packet[24..40].copy_from_slice(&[0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x16]);
+        }
         frame(&packet)
     };
-    assert_eq!(world.egress(&report(1)), Reason::Neighbour);
-    assert_eq!(world.egress(&report(64)), Reason::SpoofedSource);
-    assert_eq!(world.ingress(&report(64)), Reason::Policy);
+    assert_eq!(world.egress(&report(1, true)), Reason::Neighbour);
+    assert_eq!(world.egress(&report(64, true)), Reason::SpoofedSource);
+    assert_eq!(world.egress(&report(1, false)), Reason::SpoofedSource, "no tunnel to a host");
+    assert_eq!(world.ingress(&report(64, true)), Reason::Policy);
 }
