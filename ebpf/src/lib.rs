@@ -9,6 +9,7 @@
 extern crate std;
 
 pub mod conntrack;
+mod control;
 pub mod event;
 pub mod family;
 mod fragment;

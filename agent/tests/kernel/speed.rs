@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use netpold::dataplane::test_run::{Run, run};
 
 use super::{
-    packets::{ACK, FAMILIES, Family, SYN, TCP, Who, frame, ip, tcp},
+    packets::{ACK, FAMILIES, Family, SYN, TCP, Who, frame, icmp, ip, tcp},
     world,
     world::{World, program},
 };
@@ -42,6 +42,10 @@ fn nanoseconds_per_packet() {
         report(family, "reply", fastest(&mut world, "netpold_egress", &answer), empty);
         let denied = segment(Who::Stranger, p, (4000, 80), SYN);
         report(family, "denied", fastest(&mut world, "netpold_ingress", &denied), empty);
+        // The thorough look.
+        let ping = icmp(family.echo_request(), 0, [0, 5, 0, 1], b"ping");
+        let ping = frame(&ip(family, p, Who::Server, family.icmp(), &ping));
+        report(family, "echo", fastest(&mut world, "netpold_egress", &ping), empty);
     }
 }
 

@@ -59,7 +59,8 @@ pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(256 * 1024, 0);
 #[map]
 pub(crate) static EVENT_LIMIT: PerCpuArray<EventLimit> = PerCpuArray::with_max_entries(1, 0);
 
-/// This CPU's working memory for one packet.
+/// This CPU's working memory for one packet: the hooks run with softirqs disabled, so that no other
+/// packet comes between.
 #[repr(C)]
 pub(crate) struct Scratch {
     /// Key of [`FRAGMENTS`].

@@ -1,0 +1,161 @@
+//! The control word of a conntrack entry: when it was seen, what was seen, when it expires.
+
+use crate::{
+    conntrack::Memory,
+    layout::{
+        CT_BUSY, CT_FIN_EGRESS, CT_FIN_INGRESS, CT_REPLIED, CT_RST, CT_VALID, Settings,
+        TIMEOUT_ECHO, TIMEOUT_FRAGMENT, TIMEOUT_ONE_WAY, TIMEOUT_SCTP_ESTABLISHED,
+        TIMEOUT_TCP_CLOSED, TIMEOUT_TCP_ESTABLISHED, TIMEOUT_TCP_OPENING, TIMEOUT_TWO_WAY,
+        TIMEOUTS,
+    },
+    packet::{ICMP, ICMPV6, SCTP, TCP},
+};
+
+/// Both FIN flags.
+const CT_FINS: u16 = CT_FIN_INGRESS | CT_FIN_EGRESS;
+/// Ages from here on are stamps of a CPU whose clock was read a little later.
+const FUTURE: u32 = 0xffff_0000;
+
+/// Rank of a way that is never given up.
+pub(crate) const PROTECTED: u64 = 0;
+/// Rank of a way that holds nothing any more.
+pub(crate) const FREE: u64 = 1 << 33;
+
+/// A control word: 32 bits last-seen jiffies, 16 bits incarnation, 16 bits `CT_*` flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Control(pub u64);
+
+impl Control {
+    /// A control word of its parts.
+    #[must_use]
+    #[inline(always)]
+    pub const fn new(seen: u32, incarnation: u16, flags: u16) -> Self {
+        Self((seen as u64) << 32 | (incarnation as u64) << 16 | flags as u64)
+    }
+
+    /// The `CT_*` flags.
+    #[must_use]
+    #[inline(always)]
+    pub const fn flags(self) -> u16 {
+        self.0 as u16
+    }
+
+    /// How often the way was written.
+    #[must_use]
+    #[inline(always)]
+    pub const fn incarnation(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+
+    /// When the flow was last seen, in jiffies.
+    #[must_use]
+    #[inline(always)]
+    pub const fn seen(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// Jiffies since the flow was last seen. A stamp from the near future (another CPU's) is 0.
+    #[must_use]
+    #[inline(always)]
+    pub const fn age(self, now: u32) -> u32 {
+        let age = now.wrapping_sub(self.seen());
+        if age < FUTURE { age } else { 0 }
+    }
+
+    /// Whether the key may be compared.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_valid(self) -> bool {
+        self.flags() & (CT_VALID | CT_BUSY) == CT_VALID
+    }
+
+    /// Whether a TCP flow is being closed: a FIN or RST was seen.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_closing(self) -> bool {
+        self.flags() & (CT_FINS | CT_RST) != 0
+    }
+
+    /// Whether a TCP flow is over: RST, or FIN from both sides.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_closed(self) -> bool {
+        self.flags() & CT_RST != 0 || self.flags() & CT_FINS == CT_FINS
+    }
+
+    /// Which of [`Settings::timeouts`] holds.
+    #[must_use]
+    #[inline(always)]
+    pub const fn timeout(self, protocol: u8) -> usize {
+        let replied = self.flags() & CT_REPLIED != 0;
+        match (protocol, replied) {
+            (TCP | SCTP, _) if self.is_closing() && self.is_closed() => TIMEOUT_TCP_CLOSED,
+            (TCP, true) => TIMEOUT_TCP_ESTABLISHED,
+            (TCP | SCTP, false) => TIMEOUT_TCP_OPENING,
+            (SCTP, true) => TIMEOUT_SCTP_ESTABLISHED,
+            (ICMP | ICMPV6, _) => TIMEOUT_ECHO,
+            (_, true) => TIMEOUT_TWO_WAY,
+            (_, false) => TIMEOUT_ONE_WAY,
+        }
+    }
+
+    /// Whether the flow has been idle for its timeout.
+    #[must_use]
+    #[inline(always)]
+    pub fn is_expired<M: Memory>(
+        self,
+        memory: &M,
+        protocol: u8,
+        settings: &Settings,
+        now: u32,
+    ) -> bool {
+        // The mask is for the verifier, which else would follow each of the timeouts.
+        const { assert!(TIMEOUTS.is_power_of_two()) };
+        let timeout = memory.opaque(self.timeout(protocol), self.0) & (TIMEOUTS - 1);
+        self.age(now) >= settings.timeouts[timeout]
+    }
+}
+
+impl Control {
+    /// How willingly a way is given up: [`PROTECTED`], the age of an unreplied flow, or [`FREE`].
+    #[inline(always)]
+    pub(crate) fn rank<M: Memory>(
+        self,
+        memory: &M,
+        protocol: u8,
+        settings: &Settings,
+        now: u32,
+    ) -> u64 {
+        let flags = self.flags();
+        if flags & CT_BUSY != 0 {
+            return PROTECTED;
+        }
+        if flags & CT_VALID == 0 || self.is_closed() {
+            return FREE;
+        }
+        if self.is_expired(memory, protocol, settings, now) {
+            FREE
+        } else if flags & CT_REPLIED != 0 {
+            PROTECTED
+        } else {
+            u64::from(self.age(now)) + 1
+        }
+    }
+}
+
+/// Default timeouts in jiffies of a kernel with `hz` ticks a second. TCP as in Linux's own
+/// conntrack, except that five days are cut to what 32-bit stamps can tell apart.
+#[must_use]
+pub fn timeouts(hz: u32) -> [u32; TIMEOUTS] {
+    let seconds = |seconds: u32| seconds.saturating_mul(hz.max(1)).min(u32::MAX / 4);
+    let mut timeouts = [0; TIMEOUTS];
+    timeouts[TIMEOUT_TCP_OPENING] = seconds(120);
+    timeouts[TIMEOUT_TCP_ESTABLISHED] = seconds(5 * 24 * 3600);
+    timeouts[TIMEOUT_TCP_CLOSED] = seconds(10);
+    timeouts[TIMEOUT_ONE_WAY] = seconds(30);
+    timeouts[TIMEOUT_TWO_WAY] = seconds(180);
+    timeouts[TIMEOUT_SCTP_ESTABLISHED] = seconds(5 * 24 * 3600);
+    timeouts[TIMEOUT_ECHO] = seconds(30);
+    timeouts[TIMEOUT_FRAGMENT] = seconds(30);
+    timeouts
+}
