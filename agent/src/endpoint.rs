@@ -208,7 +208,7 @@ impl Worker {
 
     fn work(&mut self) -> Result<(), Stop> {
         let mut next_scan = Instant::now();
-        let (mut synced, mut lost) = (false, false);
+        let (mut synced, mut waiting, mut lost) = (false, false, false);
         loop {
             lost |= self.take_events();
             if lost || next_scan <= Instant::now() {
@@ -221,6 +221,10 @@ impl Worker {
                 if !synced && own_known && scan == Scan::Complete {
                     synced = true;
                     self.send(Event::InSync)?;
+                } else if !synced && !std::mem::replace(&mut waiting, true) {
+                    warn!(
+                        "not all interfaces could be looked behind; nothing is changed until then"
+                    );
                 }
                 let pause =
                     if synced && scan != Scan::Failed { self.settings.rescan } else { RETRY_SCAN };

@@ -10,7 +10,7 @@ use netpold_testbed::{Cni, require_root, without_twins};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
 
-use crate::cluster::{Cluster, ENFORCED, allow_from, binary};
+use crate::cluster::{Cluster, ENFORCED, allow_from, binary, isolate};
 use crate::kernel;
 
 fn guarded() -> Cluster {
@@ -82,6 +82,47 @@ fn a_broken_manifest_keeps_the_last_good_state() {
     cluster.reaches("stranger", "server");
     let status = cluster.agents[0].status().unwrap();
     assert_eq!(status["source"]["problems"].as_array().map(Vec::len), Some(0), "{status}");
+}
+
+/// Ingress from more networks than the tables have room for without growing.
+fn from_many() -> serde_json::Value {
+    let cidrs = (0..70).flat_map(|x| (0..=255).map(move |y| format!("11.{x}.{y}.1/32")));
+    let peers: Vec<_> =
+        cidrs.map(|cidr| serde_json::json!({ "ipBlock": { "cidr": cidr } })).collect();
+    serde_json::json!({
+        "podSelector": { "matchLabels": { "app": "server" } },
+        "ingress": [{ "from": peers }],
+    })
+}
+
+/// A pod that comes while updates fail is named, and enforced once they succeed.
+#[test]
+fn updates_that_fail_for_a_while() {
+    if !require_root("updates_that_fail_for_a_while") {
+        return;
+    }
+    let mut cluster = guarded();
+    let pins = cluster.agents[0].bpffs();
+    let entries = std::fs::read_dir(&pins).unwrap().map(|entry| entry.unwrap().file_name());
+    let version = entries.into_iter().find(|name| name.to_string_lossy().starts_with('v')).unwrap();
+    std::fs::rename(pins.join(&version), pins.join("away")).unwrap();
+    cluster.add(0, "late");
+    cluster.policy("late", isolate("late", &["Ingress", "Egress"])).policy("many", from_many());
+    cluster.write();
+    let named = |status: &serde_json::Value| {
+        let problem = status["problems"][0].as_str().unwrap_or_default();
+        problem.starts_with("not enforced yet: ")
+            && problem.ends_with("what was enforced stays, new pods are NOT enforced: shop/late")
+    };
+    cluster.agents[0].wait_for("aware of the problem", ENFORCED, named).unwrap();
+    cluster.reaches("friend", "server");
+    cluster.denied("stranger", "server");
+    std::fs::rename(pins.join("away"), pins.join(&version)).unwrap();
+    cluster.wait();
+    cluster.reaches("friend", "server");
+    cluster.denied("friend", "late");
+    let status = cluster.agents[0].status().unwrap();
+    assert_eq!(status["problems"].as_array().map(Vec::len), Some(0), "{status}");
 }
 
 /// As root of a container that was not given some capabilities.
