@@ -81,6 +81,8 @@ struct Synced {
 
 impl Agent {
     fn start(config: &RunConfig) -> Result<Self> {
+        // First, since it changes nothing where it fails.
+        let source = manifests::watch(&config.manifests)?;
         let pins = PinRoot::open(&config.bpffs)?;
         let mut attacher = Attacher::new(&pins.links(), Mode::probe())?;
         let predecessor = Predecessor::read(&pins)?;
@@ -89,7 +91,6 @@ impl Agent {
         let engine = engine(config, pins, attacher, &predecessor)?;
         let engine = Arc::new(Mutex::new(engine));
         let drops = Arc::new(Mutex::new(DropLog::default()));
-        let source = manifests::watch(&config.manifests)?;
         let (events, interfaces) = mpsc::channel(EVENTS);
         let discovery = Discovery::start(endpoint::Settings::default(), events)?;
         let status = {
