@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use aya::Pod;
 use aya::maps::MapData;
-use netpold_ebpf::conntrack::{Control, Key, Memory, sweep};
+use netpold_ebpf::conntrack::{Control, Key, sweep};
+use netpold_ebpf::host::HostMemory;
 use netpold_ebpf::layout::{CT_REPLIED, CT_WAYS, Ct4Bucket, Ct6Bucket, Settings};
 use serde::Serialize;
 
@@ -128,7 +129,7 @@ impl Sweeper {
         // SAFETY: a whole bucket of this family (the slice is CT_WAYS ways long), mapped for
         // writing while self lives, and changed by atomic operations only.
         let swept =
-            unsafe { sweep::<K, _>(&Mapped, bucket[0].as_ptr(), &self.settings, now, stale) };
+            unsafe { sweep::<K, _>(&HostMemory, bucket[0].as_ptr(), &self.settings, now, stale) };
         census.removed += u64::from(swept.removed);
         let mut used = 0;
         for control in occupied::<K>(bucket) {
@@ -149,29 +150,6 @@ impl Sweeper {
 fn occupied<K: Key>(bucket: &[AtomicU64]) -> impl Iterator<Item = Control> {
     let controls = bucket.iter().step_by(K::STRIDE);
     controls.map(|word| Control(word.load(Ordering::Relaxed))).filter(|c| c.flags() != 0)
-}
-
-/// Mapped words, for the code shared with the kernel program.
-struct Mapped;
-
-impl Memory for Mapped {
-    unsafe fn load(&self, word: *const u64) -> u64 {
-        // SAFETY: readable, aligned and only changed atomically, says the caller.
-        unsafe { AtomicU64::from_ptr(word.cast_mut()) }.load(Ordering::Acquire)
-    }
-
-    unsafe fn store(&self, word: *mut u64, value: u64) {
-        // SAFETY: as for load, and writable.
-        unsafe { AtomicU64::from_ptr(word) }.store(value, Ordering::Release);
-    }
-
-    unsafe fn swap(&self, word: *mut u64, old: u64, new: u64) -> u64 {
-        // SAFETY: as for store.
-        let word = unsafe { AtomicU64::from_ptr(word) };
-        match word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(word) | Err(word) => word,
-        }
-    }
 }
 
 #[cfg(test)]

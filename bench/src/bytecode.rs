@@ -3,10 +3,11 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use netpold::dataplane::test_run::{self, Attributes};
+
 const MAP_CREATE: libc::c_long = 0;
 const MAP_UPDATE_ELEM: libc::c_long = 2;
 const PROG_LOAD: libc::c_long = 5;
-const PROG_TEST_RUN: libc::c_long = 10;
 const LINK_CREATE: libc::c_long = 28;
 
 /// `BPF_XDP` of `enum bpf_attach_type`.
@@ -61,27 +62,6 @@ struct ProgLoad {
     flags: u32,
 }
 
-#[repr(C)]
-#[derive(Default)]
-struct TestRun {
-    program: u32,
-    retval: u32,
-    data_size_in: u32,
-    data_size_out: u32,
-    data_in: u64,
-    data_out: u64,
-    repeat: u32,
-    duration: u32,
-    context_size_in: u32,
-    context_size_out: u32,
-    context_in: u64,
-    context_out: u64,
-    flags: u32,
-    cpu: u32,
-    batch_size: u32,
-    reserved: u32,
-}
-
 /// `struct xdp_md`
 #[repr(C)]
 #[derive(Default)]
@@ -127,7 +107,7 @@ pub(crate) fn send_live(
 ) -> io::Result<()> {
     let size = frame.len() as u32;
     let context = XdpContext { data_end: size, ingress_ifindex: ifindex, ..XdpContext::default() };
-    let mut attributes = TestRun {
+    let mut attributes = Attributes {
         program: raw(program),
         data_size_in: size,
         data_in: frame.as_ptr() as u64,
@@ -135,10 +115,10 @@ pub(crate) fn send_live(
         context_size_in: size_of::<XdpContext>() as u32,
         context_in: (&raw const context) as u64,
         flags: F_TEST_XDP_LIVE_FRAMES,
-        ..TestRun::default()
+        ..Attributes::default()
     };
-    // SAFETY: the block of BPF_PROG_TEST_RUN; frame and context outlive the call.
-    unsafe { bpf(PROG_TEST_RUN, &mut attributes).map(drop) }
+    // SAFETY: frame and context are as long as is said and outlive the call.
+    unsafe { test_run::call(&mut attributes) }
 }
 
 /// # Safety

@@ -1,13 +1,17 @@
 //! What a hostile pod or neighbour can send, and what does not come of it.
 
+mod common;
+
 use std::sync::atomic::Ordering;
 
 use netpold_ebpf::{
     host::HostTables,
-    layout::{EP_CHECK_SOURCE, Endpoint, PORT_SET_ALL, TRIE_POINTER},
+    layout::{EP_CHECK_SOURCE, Endpoint},
     reason::Reason,
     verdict::{Egress, Hook, Ingress, decide},
 };
+
+use common::{CLIENTS, NOBODY};
 
 const IFINDEX: u32 = 5;
 const POD: [u8; 4] = [10, 0, 0, 2];
@@ -20,22 +24,9 @@ const FAR: [u8; 16] = [0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7];
 const SYN: u8 = 2;
 const ACK: u8 = 16;
 
-const NOBODY: u32 = 1;
-const CLIENTS: u32 = 2;
-
 /// A pod with rows for ingress and egress: 0, [`NOBODY`], or [`CLIENTS`] (10.0.1.0/24).
 fn tables(ingress: u32, egress: u32) -> HostTables {
-    let mut tables = HostTables::new(16);
-    let mut block = [0; 256];
-    block[1] = 1;
-    tables.trie_root[0x0a00] = TRIE_POINTER;
-    tables.trie_blocks.push(block);
-    let mut admits = [0; 256];
-    admits[1] = PORT_SET_ALL;
-    tables.row_blocks.push(admits);
-    let mut row = [0; 256];
-    row[0] = 1;
-    tables.rows.extend([[0; 256], row]);
+    let mut tables = common::tables();
     set_rows(&mut tables, ingress, egress);
     tables
 }

@@ -1,8 +1,10 @@
 //! The verdict on the host: what BPF_PROG_TEST_RUN cannot be given, and needs no root.
 
+mod common;
+
 use netpold_ebpf::{
     host::HostTables,
-    layout::{Endpoint, PORT_SET_ALL, TRIE_POINTER},
+    layout::Endpoint,
     packet::{self, Transport},
     reason::Reason,
     verdict::{Egress, Hook, Ingress, decide},
@@ -12,21 +14,11 @@ const IFINDEX: u32 = 5;
 
 /// A pod 10.0.0.2 that admits 10.0.1.0/24 on every port and sends to nobody.
 fn tables() -> HostTables {
-    let mut tables = HostTables::new(16);
-    let mut block = [0; 256];
-    block[1] = 1;
-    tables.trie_root[0x0a00] = TRIE_POINTER;
-    tables.trie_blocks.push(block);
-    let mut admits = [0; 256];
-    admits[1] = PORT_SET_ALL;
-    tables.row_blocks.push(admits);
-    let mut row = [0; 256];
-    row[0] = 1;
-    tables.rows.extend([[0; 256], row]);
+    let mut tables = common::tables();
     let mut endpoint = Endpoint {
         ifindex: IFINDEX,
         id: 1,
-        rows: Endpoint::pack_rows(2, 1),
+        rows: Endpoint::pack_rows(common::CLIENTS, common::NOBODY),
         flags: 1,
         ..Endpoint::default()
     };

@@ -97,9 +97,8 @@ impl Cluster {
     /// The changes that lead from this cluster to another one.
     #[must_use]
     pub fn changes_to(&self, next: &Self) -> Vec<Change> {
-        let gone = self.objects.iter().map(gone);
-        let gone =
-            gone.filter(|gone| !next.objects.iter().any(|object| self::gone(object) == *gone));
+        let gone = self.objects.iter().map(Change::gone);
+        let gone = gone.filter(|gone| !next.objects.iter().any(|object| object.gone() == *gone));
         let new = next.objects.iter().filter(|object| !self.objects.contains(object));
         gone.chain(new.cloned()).collect()
     }
@@ -128,19 +127,6 @@ impl fmt::Display for Cluster {
             writeln!(f, "- {object:?}")?;
         }
         Ok(())
-    }
-}
-
-/// The change that takes an object away.
-#[must_use]
-pub fn gone(object: &Change) -> Change {
-    match object {
-        Change::Namespace(namespace) => Change::NamespaceGone(namespace.name.clone()),
-        Change::Node(node) => Change::NodeGone(node.name.clone()),
-        Change::Pod(pod) => Change::PodGone(pod.key.clone()),
-        Change::Policy(policy) => Change::PolicyGone(policy.key.clone()),
-        Change::Interface(interface) => Change::InterfaceGone(interface.index),
-        gone => gone.clone(),
     }
 }
 

@@ -289,6 +289,21 @@ pub enum Change {
     OwnAddresses(Vec<IpAddr>),
 }
 
+impl Change {
+    /// The change that takes away the object that this one names.
+    #[must_use]
+    pub fn gone(&self) -> Self {
+        match self {
+            Self::Namespace(namespace) => Self::NamespaceGone(namespace.name.clone()),
+            Self::Node(node) => Self::NodeGone(node.name.clone()),
+            Self::Pod(pod) => Self::PodGone(pod.key.clone()),
+            Self::Policy(policy) => Self::PolicyGone(policy.key.clone()),
+            Self::Interface(interface) => Self::InterfaceGone(interface.index),
+            gone => gone.clone(),
+        }
+    }
+}
+
 /// The host side of a veth whose other side is in another network namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interface {

@@ -4,8 +4,10 @@
 
 use std::{io, mem::size_of, os::fd::AsRawFd, os::fd::BorrowedFd};
 
+use super::sys::bpf;
+
 /// `BPF_PROG_TEST_RUN` of `enum bpf_cmd`.
-const PROG_TEST_RUN: libc::c_long = 10;
+const PROG_TEST_RUN: u32 = 10;
 /// An Ethernet header: the kernel takes no shorter packet.
 const SHORTEST: usize = 14;
 
@@ -41,24 +43,40 @@ pub struct Answer {
 
 /// The `test` part of `union bpf_attr`, up to `batch_size` (kernel 5.18; zero for older ones).
 #[repr(C)]
-#[derive(Default)]
-struct Attributes {
-    program: u32,
-    retval: u32,
-    data_size_in: u32,
-    data_size_out: u32,
-    data_in: u64,
-    data_out: u64,
-    repeat: u32,
-    duration: u32,
-    context_size_in: u32,
-    context_size_out: u32,
-    context_in: u64,
-    context_out: u64,
-    flags: u32,
-    cpu: u32,
-    batch_size: u32,
-    reserved: u32,
+#[derive(Debug, Default)]
+pub struct Attributes {
+    /// Descriptor of the program.
+    pub program: u32,
+    /// What it returned.
+    pub retval: u32,
+    /// Bytes of the packet.
+    pub data_size_in: u32,
+    /// Room for the packet as the program leaves it.
+    pub data_size_out: u32,
+    /// Address of the packet.
+    pub data_in: u64,
+    /// Address of that room.
+    pub data_out: u64,
+    /// How often to run it.
+    pub repeat: u32,
+    /// Mean time of a run in nanoseconds.
+    pub duration: u32,
+    /// Bytes of the context.
+    pub context_size_in: u32,
+    /// Room for the context as the program leaves it.
+    pub context_size_out: u32,
+    /// Address of the context.
+    pub context_in: u64,
+    /// Address of that room.
+    pub context_out: u64,
+    /// `BPF_F_TEST_*`
+    pub flags: u32,
+    /// Processor, with `BPF_F_TEST_RUN_ON_CPU`.
+    pub cpu: u32,
+    /// Live frames in flight at a time; 0: the kernel's choice.
+    pub batch_size: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// The head of `struct __sk_buff`: the kernel takes a shorter context than its own.
@@ -68,6 +86,18 @@ struct Context {
     unused: [u32; 9],
     ingress_ifindex: u32,
     ifindex: u32,
+}
+
+/// BPF_PROG_TEST_RUN as it is.
+///
+/// # Errors
+/// The error of bpf(2).
+///
+/// # Safety
+/// What the addresses point to is as long as is said, and outlives the call.
+pub unsafe fn call(attributes: &mut Attributes) -> io::Result<()> {
+    // SAFETY: the block of BPF_PROG_TEST_RUN, the rest is the caller's promise.
+    unsafe { bpf(PROG_TEST_RUN, attributes).map(drop) }
 }
 
 /// Runs a classifier program on one packet.
@@ -90,19 +120,8 @@ pub fn run(program: BorrowedFd<'_>, run: &Run<'_>) -> io::Result<Answer> {
         context_in: (&raw const context) as u64,
         ..Attributes::default()
     };
-    // SAFETY: the attributes live through the call and name buffers of the sizes they state; the
-    // kernel writes only into the attributes.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            PROG_TEST_RUN,
-            &raw mut attributes,
-            size_of::<Attributes>() as libc::c_long,
-        )
-    };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    // SAFETY: the attributes name buffers of the sizes they state, which outlive the call.
+    unsafe { call(&mut attributes)? };
     Ok(Answer { retval: attributes.retval, nanoseconds: attributes.duration })
 }
 

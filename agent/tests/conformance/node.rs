@@ -31,8 +31,8 @@ impl CompiledNode {
         let mut next = objects.to_vec();
         next.extend(self.interfaces(objects));
         let before = std::mem::replace(&mut self.state, next);
-        let ids: Vec<Change> = self.state.iter().map(gone).collect();
-        let gone = before.iter().map(gone).filter(|id| !ids.contains(id));
+        let ids: Vec<Change> = self.state.iter().map(Change::gone).collect();
+        let gone = before.iter().map(Change::gone).filter(|id| !ids.contains(id));
         let new = self.state.iter().filter(|object| !before.contains(object)).cloned();
         gone.chain(new).for_each(|change| self.compiler.apply(change));
         for op in self.compiler.update()? {
@@ -95,16 +95,4 @@ fn index(addresses: &[IpAddr]) -> u32 {
             IpAddr::V6(_) => None,
         })
         .unwrap_or(99)
-}
-
-/// The change that takes an object away; names it.
-fn gone(object: &Change) -> Change {
-    match object {
-        Change::Namespace(namespace) => Change::NamespaceGone(namespace.name.clone()),
-        Change::Node(node) => Change::NodeGone(node.name.clone()),
-        Change::Pod(pod) => Change::PodGone(pod.key.clone()),
-        Change::Policy(policy) => Change::PolicyGone(policy.key.clone()),
-        Change::Interface(interface) => Change::InterfaceGone(interface.index),
-        gone => gone.clone(),
-    }
 }

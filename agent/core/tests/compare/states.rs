@@ -1,6 +1,6 @@
 //! Named states of a cluster, reached along different paths: the image is the same at the end.
 
-use netpold_core::generate::{Choices, Cluster, NODE, gone};
+use netpold_core::generate::{Choices, Cluster, NODE};
 use netpold_core::image::Image;
 use netpold_core::memory::MemoryTables;
 use netpold_core::model::{
@@ -186,9 +186,9 @@ fn expanded(state: &[Change]) -> Vec<(&'static str, Vec<Vec<Change>>)> {
     reversed.reverse();
     let mut twice = state.to_vec();
     twice.extend(reversed.clone());
-    let away = state.iter().step_by(2).map(gone).collect();
+    let away = state.iter().step_by(2).map(Change::gone).collect();
     let back = state.iter().step_by(2).cloned().collect();
-    let there_and_back = state.iter().flat_map(|c| [gone(c), c.clone()]).collect();
+    let there_and_back = state.iter().flat_map(|c| [c.gone(), c.clone()]).collect();
     let other = Cluster::from_seed(4711);
     let detour = other.changes_to(&Cluster { objects: state.to_vec() });
     vec![

@@ -1,0 +1,27 @@
+//! Tables that host tests share.
+
+use netpold_ebpf::{
+    host::HostTables,
+    layout::{PORT_SET_ALL, TRIE_POINTER},
+};
+
+/// Row that allows nothing.
+pub(crate) const NOBODY: u32 = 1;
+/// Row that allows 10.0.1.0/24 everything.
+pub(crate) const CLIENTS: u32 = 2;
+
+/// The rows [`NOBODY`] and [`CLIENTS`] and what they need, without an endpoint.
+pub(crate) fn tables() -> HostTables {
+    let mut tables = HostTables::new(16);
+    let mut block = [0; 256];
+    block[1] = 1;
+    tables.trie_root[0x0a00] = TRIE_POINTER;
+    tables.trie_blocks.push(block);
+    let mut admits = [0; 256];
+    admits[1] = PORT_SET_ALL;
+    tables.row_blocks.push(admits);
+    let mut row = [0; 256];
+    row[0] = 1;
+    tables.rows.extend([[0; 256], row]);
+    tables
+}
