@@ -10,10 +10,14 @@
 //! direction, [`PortSet`], [`PortBitmap`]. Identifiers never change meaning while they are in use.
 
 /// Version of everything in this file; part of the pin path.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// Number of the set of peers an address belongs to. Class 0 is "no set at all".
 pub type ClassId = u32;
+/// A class word (in the trie, the IPv6 tables) with this bit set: packets to the address may be
+/// translated on their way, as those to a Service or to the own node, so what the source's row allows
+/// is judged again where the packet reaches a local pod or leaves the node. Not part of the number.
+pub const CLASS_TRANSLATED: ClassId = 1 << 30;
 /// Highest number of classes: 256 blocks of 256 columns in a [`Row`].
 pub const MAX_CLASSES: u32 = 65_536;
 

@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::model::{Change, Interface, Key, Labels, Namespace, Node, Pod, Policy};
+use crate::model::{
+    Change, EndpointSlice, Interface, Key, Labels, Namespace, Node, Pod, Policy, Service,
+};
 
 /// The label that the API server puts on every namespace.
 const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
@@ -32,6 +34,8 @@ pub struct Cluster {
     pods: BTreeMap<Key, Arc<Pod>>,
     policies: BTreeMap<Key, Arc<Policy>>,
     nodes: BTreeMap<String, Node>,
+    services: BTreeMap<Key, Service>,
+    slices: BTreeMap<Key, EndpointSlice>,
     interfaces: BTreeMap<u32, Interface>,
     /// Pods that claim an address, without order; almost always one.
     claims: HashMap<IpAddr, Vec<Arc<Pod>>>,
@@ -78,6 +82,18 @@ impl Cluster {
     #[must_use]
     pub fn nodes(&self) -> &BTreeMap<String, Node> {
         &self.nodes
+    }
+
+    /// Services by key.
+    #[must_use]
+    pub fn services(&self) -> &BTreeMap<Key, Service> {
+        &self.services
+    }
+
+    /// EndpointSlices by key.
+    #[must_use]
+    pub fn slices(&self) -> &BTreeMap<Key, EndpointSlice> {
+        &self.slices
     }
 
     /// Interfaces by index.
@@ -164,6 +180,18 @@ impl Cluster {
             Change::PodGone(key) => self.pod(&key, None, dirty),
             Change::Policy(new) => self.policy(&new.key.clone(), Some(new), dirty),
             Change::PolicyGone(key) => self.policy(&key, None, dirty),
+            Change::Service(new) => {
+                self.services.insert(new.key.clone(), new);
+            }
+            Change::ServiceGone(key) => {
+                self.services.remove(&key);
+            }
+            Change::EndpointSlice(new) => {
+                self.slices.insert(new.key.clone(), new);
+            }
+            Change::EndpointSliceGone(key) => {
+                self.slices.remove(&key);
+            }
             Change::Interface(new) => self.interface(new.index, Some(new), dirty),
             Change::InterfaceGone(index) => self.interface(index, None, dirty),
             Change::OwnAddresses(addresses) => {

@@ -70,7 +70,13 @@ impl Explainer {
                     let namespace = all.policies.entry(key.namespace).or_default();
                     namespace.remove(&key.name);
                 }
-                Change::Interface(_) | Change::InterfaceGone(_) | Change::OwnAddresses(_) => {}
+                Change::Service(_)
+                | Change::ServiceGone(_)
+                | Change::EndpointSlice(_)
+                | Change::EndpointSliceGone(_)
+                | Change::Interface(_)
+                | Change::InterfaceGone(_)
+                | Change::OwnAddresses(_) => {}
             }
         }
         for (name, addresses) in nodes {

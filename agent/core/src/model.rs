@@ -262,6 +262,57 @@ pub enum Requirement {
     DoesNotExist(String),
 }
 
+/// A Service, as far as packets to its addresses are concerned.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Service {
+    /// `metadata.namespace` and `metadata.name`
+    pub key: Key,
+    /// Addresses that a node translates: `spec.clusterIPs`, `spec.externalIPs` and
+    /// `status.loadBalancer.ingress[].ip` whose `ipMode` is not Proxy; sorted, without duplicates.
+    /// A headless Service has no cluster address.
+    pub addresses: Vec<IpAddr>,
+    /// `spec.ports`
+    pub ports: Vec<ServicePort>,
+}
+
+/// One item of a Service's `spec.ports`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ServicePort {
+    /// `name`, which the ports of its EndpointSlices carry; empty where absent.
+    pub name: String,
+    /// `protocol`; absent: TCP
+    pub protocol: Protocol,
+    /// `port`
+    pub port: u16,
+    /// `nodePort`: the port at every node's addresses.
+    pub node_port: Option<u16>,
+}
+
+/// An EndpointSlice: some of the backends of a Service, with the ports they really listen on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndpointSlice {
+    /// `metadata.namespace` and `metadata.name`
+    pub key: Key,
+    /// The label `kubernetes.io/service-name`; a slice without it is no Service's.
+    pub service: String,
+    /// `ports` that have a number, by the name of the Service's port.
+    pub ports: Vec<SlicePort>,
+    /// `endpoints[].addresses` of the endpoints that a node may send packets to: ready ones, and
+    /// terminating ones that still serve. Sorted, without duplicates.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// One item of an EndpointSlice's `ports`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct SlicePort {
+    /// `name`; empty where absent.
+    pub name: String,
+    /// `protocol`; absent: TCP
+    pub protocol: Protocol,
+    /// `port`
+    pub port: u16,
+}
+
 /// A change of one object: what a source yields and what the cluster state takes in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Change {
@@ -281,6 +332,14 @@ pub enum Change {
     Policy(Policy),
     /// A NetworkPolicy is gone.
     PolicyGone(Key),
+    /// A Service now is this.
+    Service(Service),
+    /// A Service is gone.
+    ServiceGone(Key),
+    /// An EndpointSlice now is this.
+    EndpointSlice(EndpointSlice),
+    /// An EndpointSlice is gone.
+    EndpointSliceGone(Key),
     /// A veth in the node's namespace now is this.
     Interface(Interface),
     /// A veth, by interface index, is gone.
@@ -298,6 +357,8 @@ impl Change {
             Self::Node(node) => Self::NodeGone(node.name.clone()),
             Self::Pod(pod) => Self::PodGone(pod.key.clone()),
             Self::Policy(policy) => Self::PolicyGone(policy.key.clone()),
+            Self::Service(service) => Self::ServiceGone(service.key.clone()),
+            Self::EndpointSlice(slice) => Self::EndpointSliceGone(slice.key.clone()),
             Self::Interface(interface) => Self::InterfaceGone(interface.index),
             gone => gone.clone(),
         }

@@ -96,7 +96,13 @@ impl Oracle {
                 self.policies.push(new);
             }
             Change::PolicyGone(key) => self.policies.retain(|p| p.key != key),
-            Change::Interface(_) | Change::InterfaceGone(_) | Change::OwnAddresses(_) => {}
+            Change::Service(_)
+            | Change::ServiceGone(_)
+            | Change::EndpointSlice(_)
+            | Change::EndpointSliceGone(_)
+            | Change::Interface(_)
+            | Change::InterfaceGone(_)
+            | Change::OwnAddresses(_) => {}
         }
     }
 
