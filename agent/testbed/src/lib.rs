@@ -46,7 +46,7 @@ mod sctp;
 mod server;
 mod signals;
 
-pub use agent::{Agent, AgentOptions, without_twins};
+pub use agent::{Agent, AgentOptions, GRACE, without_twins};
 pub use flow::Flow;
 pub use frame::{ethernet, udp_frame};
 pub use host::Host;
