@@ -75,7 +75,9 @@ impl Scrape {
 
     #[track_caller]
     fn value(&self, series: &str) -> f64 {
-        *self.samples.get(series).unwrap_or_else(|| panic!("{series} in {:#?}", self.samples))
+        let value = self.samples.get(series);
+        assert!(value.is_some(), "{series} in {:#?}", self.samples);
+        *value.unwrap()
     }
 }
 
