@@ -27,9 +27,6 @@ impl KubeBinaries {
     /// # Errors
     /// Naming what is missing and what to do.
     pub fn find() -> Result<Self> {
-        let find = |name: &'static str| {
-            folders().into_iter().map(|folder| folder.join(name)).find(|path| path.is_file())
-        };
         let needed = |name: &'static str| {
             find(name).with_context(|| {
                 format!(
@@ -44,6 +41,16 @@ impl KubeBinaries {
             kubectl: needed("kubectl")?,
         })
     }
+
+    /// Whether `kube-apiserver` or `etcd` is missing.
+    #[must_use]
+    pub fn without_server() -> bool {
+        find("kube-apiserver").is_none() || find("etcd").is_none()
+    }
+}
+
+fn find(name: &str) -> Option<PathBuf> {
+    folders().into_iter().map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
 fn folders() -> Vec<PathBuf> {
