@@ -17,8 +17,8 @@ use std::time::SystemTime;
 use anyhow::{Context, Result, bail};
 
 use crate::step;
-pub(crate) use toolchain::Toolchain;
 use toolchain::{LINKER_VERSION, LLVM_MAJOR, Needs};
+pub(crate) use toolchain::{Toolchain, cache_folder};
 
 /// What bpf-linker is built against.
 const LLVM_PACKAGES: [&str; 4] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-dev", "zlib1g-dev"];

@@ -87,13 +87,18 @@ impl Needs {
     }
 }
 
-/// The folder that bpf-linker is installed into.
-pub(super) fn linker_folder() -> Option<PathBuf> {
+/// The folder for what netpold's chores keep.
+pub(crate) fn cache_folder() -> Option<PathBuf> {
     let cache = env::var_os("XDG_CACHE_HOME")
         .filter(|folder| !folder.is_empty())
         .map(PathBuf::from)
         .or_else(|| Some(home()?.join(".cache")))?;
-    Some(cache.join(format!("netpold/bpf-linker-{LINKER_VERSION}")))
+    Some(cache.join("netpold"))
+}
+
+/// The folder that bpf-linker is installed into.
+pub(super) fn linker_folder() -> Option<PathBuf> {
+    Some(cache_folder()?.join(format!("bpf-linker-{LINKER_VERSION}")))
 }
 
 fn linker() -> Option<PathBuf> {
