@@ -51,7 +51,7 @@ enum Task {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().task {
-        Task::Setup => setup::run().map(|_| ()),
+        Task::Setup => setup::run().and_then(|_| setup::for_tests()),
         Task::Test { filter } => checks::run(filter.as_deref()),
         Task::Demo { binary } => demo::run(binary),
         Task::Bench { arguments } => bench::run(&arguments),

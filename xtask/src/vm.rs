@@ -109,8 +109,8 @@ fn suites() -> String {
 
 /// Packages and what is unpacked from them.
 fn cache() -> Result<PathBuf> {
-    let folder = setup::cache_folder().context("neither XDG_CACHE_HOME nor HOME is set")?;
-    let cache = folder.join("vm");
+    let folder = setup::user_cache().context("neither XDG_CACHE_HOME nor HOME is set")?;
+    let cache = folder.join("netpold/vm");
     std::fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
     Ok(cache)
 }

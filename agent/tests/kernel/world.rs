@@ -22,6 +22,30 @@ pub(crate) use super::tables::{
 pub(crate) const UPLINK: u32 = 2;
 pub(crate) const PASS: u32 = u32::MAX;
 pub(crate) const DROP: u32 = 2;
+<<<<<<< HEAD
+=======
+pub(crate) const INGRESS_ROW: u32 = 2;
+pub(crate) const EGRESS_ROW: u32 = 3;
+/// A row that isolates and allows nothing.
+pub(crate) const DENY_ROW: u32 = 1;
+
+/// Every program of the object.
+pub(crate) const PROGRAMS: [&str; 7] = [
+    "netpold_ingress",
+    "netpold_egress",
+    "netpold_node",
+    "netpold_node_ip",
+    "netpold_unmark",
+    "netpold_clock",
+    "netpold_empty",
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Ingress,
+    Egress,
+}
+>>>>>>> main
 
 pub(crate) struct World {
     pub(crate) host: HostTables,
@@ -38,7 +62,7 @@ impl World {
             .map_max_entries("CT6", 1024)
             .load(object)
             .expect("maps");
-        for name in ["netpold_ingress", "netpold_egress", "netpold_clock", "netpold_empty"] {
+        for name in PROGRAMS {
             program(&mut bpf, name).load().unwrap_or_else(|error| panic!("{name}: {error:?}"));
         }
         let mut world = Self { host: tables(1024), bpf };
