@@ -5,6 +5,7 @@
 //! longer known, so the next try is a new generation, with a growing pause between tries.
 
 mod report;
+mod unhonoured;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
