@@ -7,7 +7,7 @@ use crate::world::{NAMESPACE, World, allow_from, complains, isolated, kind};
 #[test]
 fn a_cluster_is_followed() {
     let Some(mut world) = World::new("a_cluster_is_followed") else { return };
-    ["server", "friend", "stranger"].map(|name| world.add(name));
+    ["server", "friend", "stranger"].into_iter().for_each(|name| world.add(name));
     world.start_agent();
     // EndpointSlices are not served in v1 by 1.20; everything else goes on.
     let status = world.wait("in sync", |_| true);
@@ -51,7 +51,7 @@ fn a_cluster_is_followed() {
 fn an_agent_finds_the_cluster_it_runs_in() {
     use std::os::unix::fs::PermissionsExt;
     let Some(mut world) = World::new("an_agent_finds_the_cluster_it_runs_in") else { return };
-    ["server", "client"].map(|name| world.add(name));
+    ["server", "client"].into_iter().for_each(|name| world.add(name));
     let directory = world.server.directory().join("serviceaccount");
     std::fs::create_dir(&directory).unwrap();
     std::fs::copy(world.token_file(), directory.join("token")).unwrap();

@@ -39,7 +39,7 @@ impl Scale {
 #[test]
 fn a_cluster_fills_while_traffic_runs() {
     let Some(mut world) = World::new("a_cluster_fills_while_traffic_runs") else { return };
-    ["server", "friend", "stranger"].map(|name| world.add(name));
+    ["server", "friend", "stranger"].into_iter().for_each(|name| world.add(name));
     world.policy("server", allow_from("server", "friend"));
     world.start_agent();
     world.wait("isolating the server", |status| isolated(status, "server"));

@@ -10,7 +10,7 @@ use crate::world::{World, allow_from, complains, isolated, kind};
 /// Three pods, the server reached by its friend alone.
 fn guarded(test: &str) -> Option<World> {
     let mut world = World::new(test)?;
-    ["server", "friend", "stranger"].map(|name| world.add(name));
+    ["server", "friend", "stranger"].into_iter().for_each(|name| world.add(name));
     world.policy("server", allow_from("server", "friend"));
     world.start_agent();
     world.wait("isolating the server", |status| isolated(status, "server"));

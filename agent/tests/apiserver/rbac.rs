@@ -98,7 +98,7 @@ fn wait_event(world: &World) -> Value {
 #[test]
 fn what_may_not_be_read_is_named_and_holds_everything_back() {
     let Some(mut world) = World::new("what_may_not_be_read_is_named") else { return };
-    ["server", "client"].map(|name| world.add(name));
+    ["server", "client"].into_iter().for_each(|name| world.add(name));
     let text = std::fs::read_to_string(rbac_file()).unwrap();
     let without =
         text.replace("[namespaces, nodes, pods, services]", "[namespaces, nodes, services]");

@@ -158,11 +158,9 @@ impl World {
 
     /// Packets from the control plane to the node vanish, or no longer do.
     pub(crate) fn partition(&self, apart: bool) {
-        let [v4, v6] = self.node.addresses();
+        let [v4, _] = self.node.addresses();
         let verb = if apart { "add" } else { "del" };
-        let rules = format!(
-            "rule {verb} pref 10 to {v4}/32 blackhole\n-6 rule {verb} pref 10 to {v6}/128 blackhole\n"
-        );
+        let rules = format!("rule {verb} pref 10 to {v4}/32 blackhole\n");
         self.control.netns().ip(&rules).unwrap();
     }
 }

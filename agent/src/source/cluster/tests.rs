@@ -70,7 +70,8 @@ fn answer(mut stream: TcpStream, script: Script, seen: &Mutex<Vec<String>>) {
     let uri = request.split(' ').nth(1).unwrap().to_owned();
     let (path, query) = uri.split_once('?').unwrap_or((&uri, ""));
     let resource = path.rsplit('/').next().unwrap();
-    let kind = format!("{resource} {}", if query.contains("watch=true") { "watch" } else { "list" });
+    let kind =
+        format!("{resource} {}", if query.contains("watch=true") { "watch" } else { "list" });
     let before = {
         let mut seen = seen.lock().unwrap();
         let before = seen.iter().filter(|s| s.starts_with(&kind)).count();
