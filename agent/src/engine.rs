@@ -6,6 +6,7 @@
 
 mod measure;
 mod report;
+mod unhonoured;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
