@@ -20,8 +20,8 @@ use anyhow::{Context, Result, bail};
 use netpold_testbed::apiserver::KubeBinaries;
 
 use crate::step;
-pub(crate) use toolchain::Toolchain;
 use toolchain::{LINKER_VERSION, LLVM_MAJOR, Needs};
+pub(crate) use toolchain::{Toolchain, cache as user_cache};
 
 /// What bpf-linker is built against.
 const LLVM_PACKAGES: [&str; 4] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-dev", "zlib1g-dev"];

@@ -93,7 +93,7 @@ pub(super) fn linker_folder() -> Option<PathBuf> {
 }
 
 /// The user's cache.
-pub(super) fn cache() -> Option<PathBuf> {
+pub(crate) fn cache() -> Option<PathBuf> {
     env::var_os("XDG_CACHE_HOME")
         .filter(|folder| !folder.is_empty())
         .map(PathBuf::from)
