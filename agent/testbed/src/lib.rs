@@ -32,6 +32,7 @@
 //! ```
 
 mod agent;
+pub mod apiserver;
 mod flow;
 mod frame;
 mod host;
@@ -46,7 +47,8 @@ mod sctp;
 mod server;
 mod signals;
 
-pub use agent::{Agent, AgentOptions, without_twins};
+pub use agent::{Agent, AgentOptions, GRACE, without_twins};
+pub use apiserver::{Access, ApiServer, require_apiserver};
 pub use flow::Flow;
 pub use frame::{ethernet, udp_frame};
 pub use host::Host;

@@ -7,13 +7,16 @@
     reason = "helpers of tests fail as tests do"
 )]
 
+mod corpus;
+mod input;
 mod mutations;
 mod packets;
 mod speed;
 mod stories;
+mod tables;
 mod world;
 
-use world::{World, program};
+use world::{PROGRAMS, World, program};
 
 /// The world, or `None` (said loudly) for a user who may not load programs.
 fn world() -> Option<World> {
@@ -29,7 +32,7 @@ fn world() -> Option<World> {
 #[test]
 fn programs_pass_the_verifier() {
     let Some(mut world) = world() else { return };
-    for name in ["netpold_ingress", "netpold_egress", "netpold_clock", "netpold_empty"] {
+    for name in PROGRAMS {
         let info = program(&mut world.bpf, name).info().expect("program info");
         println!(
             "{name}: {:?} instructions verified, {:?} bytes translated",
