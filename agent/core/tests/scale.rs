@@ -165,3 +165,28 @@ fn measure(services: u32) {
         world.compiler.reinstall(netpold_core::ops::Capacity::default()).unwrap()
     });
 }
+
+#[test]
+#[ignore = "reports times, judges nothing"]
+fn a_rule_of_100_000_blocks() {
+    let nth = |n: u32| {
+        let address = IpAddr::V4(Ipv4Addr::from_bits(0x1400_0000 + n * 16));
+        block(&format!("{address}/28"), &[])
+    };
+    let listed = |count: u32| {
+        let rules = vec![rule(Some((0..count).map(nth).collect()), Some(vec![tcp(443)]))];
+        Change::Policy(policy("a", "blocks", Selector::default(), None, Some(rules)))
+    };
+    let mut world = World::new([
+        Change::Namespace(namespace("a", &[])),
+        Change::Pod(pod("a", "p", &[], &["10.0.0.1"])),
+        Change::Interface(interface(1, &["10.0.0.1"])),
+    ]);
+    for (what, count) in [("100,000 blocks", 100_000), ("one less", 99_999), ("one more", 100_000)]
+    {
+        world.compiler.apply(listed(count));
+        let ops = timed(what, || world.compiler.update().unwrap());
+        println!("  {} operations, {:?}", ops.len(), world.compiler.fill()[0]);
+        world.compiler.grace_passed();
+    }
+}
