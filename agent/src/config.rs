@@ -8,6 +8,7 @@ use tracing_subscriber::EnvFilter;
 
 pub use crate::cli::CheckSource;
 use crate::cli::{LogFormat, RunArgs};
+use crate::engine::devices::NodeDevices;
 
 /// Longest path of a control socket: `sun_path` less its end and the suffix it is created with.
 const SOCKET_PATH_MAX: usize = 107 - crate::admin::NEW_SUFFIX.len();
@@ -25,6 +26,8 @@ pub struct RunConfig {
     pub socket: PathBuf,
     /// Of which pods the source address is checked.
     pub check_source: CheckSource,
+    /// At which of the node's devices to judge.
+    pub node_devices: NodeDevices,
     /// The log's format.
     log_format: LogFormat,
     /// What to log.
@@ -51,6 +54,7 @@ impl TryFrom<RunArgs> for RunConfig {
             bpffs: args.bpffs,
             socket: args.socket,
             check_source: args.check_source,
+            node_devices: args.node_devices,
             log_format: args.log_format,
             log,
         })

@@ -20,6 +20,7 @@ mod hooks;
 mod kernel;
 mod latency;
 mod load;
+mod marks;
 mod pods;
 mod reach;
 mod restart;
