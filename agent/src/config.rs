@@ -8,7 +8,11 @@ use tracing_subscriber::EnvFilter;
 
 pub use crate::cli::CheckSource;
 use crate::cli::{LogFormat, RunArgs};
+<<<<<<< HEAD
 use crate::engine::devices::NodeDevices;
+=======
+use crate::listen::ListenAddress;
+>>>>>>> main
 
 /// Longest path of a control socket: `sun_path` less its end and the suffix it is created with.
 const SOCKET_PATH_MAX: usize = 107 - crate::admin::NEW_SUFFIX.len();
@@ -24,6 +28,8 @@ pub struct RunConfig {
     pub bpffs: PathBuf,
     /// Control socket to create.
     pub socket: PathBuf,
+    /// Where to serve metrics and health, if anywhere.
+    pub listen: Option<ListenAddress>,
     /// Of which pods the source address is checked.
     pub check_source: CheckSource,
     /// At which of the node's devices to judge.
@@ -53,6 +59,7 @@ impl TryFrom<RunArgs> for RunConfig {
             node: args.node_name,
             bpffs: args.bpffs,
             socket: args.socket,
+            listen: args.listen,
             check_source: args.check_source,
             node_devices: args.node_devices,
             log_format: args.log_format,

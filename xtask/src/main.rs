@@ -1,11 +1,13 @@
 //! netpold's chores: `cargo xtask setup`, `cargo xtask test`, `cargo xtask demo`,
-//! `cargo xtask bench`.
+//! `cargo xtask bench`, `cargo xtask fuzz`, `cargo xtask vm-test`.
 
 mod bench;
 mod checks;
 mod demo;
+mod fuzz;
 mod setup;
 mod step;
+mod vm;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -41,14 +43,20 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTIONS")]
         arguments: Vec<String>,
     },
+    /// Run a fuzz target of agent/fuzz
+    Fuzz(fuzz::Options),
+    /// Run the kernel tests and real traffic on Debian's kernels in qemu
+    VmTest(vm::Options),
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().task {
-        Task::Setup => setup::run().map(|_| ()),
+        Task::Setup => setup::run().and_then(|_| setup::for_tests()),
         Task::Test { filter } => checks::run(filter.as_deref()),
         Task::Demo { binary } => demo::run(binary),
         Task::Bench { arguments } => bench::run(&arguments),
+        Task::Fuzz(options) => fuzz::run(&options),
+        Task::VmTest(options) => vm::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

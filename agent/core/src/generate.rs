@@ -76,7 +76,7 @@ impl Cluster {
                 _ => objects.push(object.clone()),
             }
         }
-        let mut number = u32::try_from(self.objects.len()).unwrap_or(0);
+        let mut number = self.largest_number();
         for _ in 0..choices.below(3) {
             number += 1;
             objects.push(if choices.chance(50) {
@@ -92,6 +92,21 @@ impl Cluster {
         let pods: Vec<Pod> = next.pods().cloned().collect();
         next.objects.extend(interfaces(&pods).into_iter().map(Change::Interface));
         next
+    }
+
+    /// The largest number in a name of what may be added: a new object must have a name and an
+    /// interface index of its own, also after many mutations.
+    fn largest_number(&self) -> u32 {
+        let number = |name: &str| {
+            let digits: String = name.chars().filter(char::is_ascii_digit).collect();
+            digits.parse().unwrap_or(0)
+        };
+        let names = self.objects.iter().filter_map(|object| match object {
+            Change::Pod(pod) => Some(pod.key.name.as_str()),
+            Change::Policy(policy) => Some(policy.key.name.as_str()),
+            _ => None,
+        });
+        names.map(number).max().unwrap_or(0)
     }
 
     /// The changes that lead from this cluster to another one.

@@ -21,6 +21,7 @@ use tracing::{info, warn};
 
 use self::scan::Scanner;
 use self::store::Store;
+use super::document::ReadError;
 use super::{Batch, Source, SourceProblem, SourceStatus};
 
 /// Changes that come within this time of the first are one batch.
@@ -61,6 +62,17 @@ pub fn read_once(directory: &Path) -> Result<(Vec<Change>, SourceStatus), Manife
     let changes = state.scan().map_err(|error| state.failure(error))?.changes;
     let status = state.status(None);
     Ok((changes, status))
+}
+
+/// Read one file's text, which tests and fuzzing do: the objects in it and what of them was not
+/// understood.
+///
+/// # Errors
+/// As for any file: then nothing of it takes effect.
+pub fn read_text(name: &str, bytes: &[u8]) -> Result<(Vec<Change>, Vec<SourceProblem>), ReadError> {
+    let content = content::read(name, bytes)?;
+    let objects = content.objects.into_values().map(|object| object.change);
+    Ok((objects.collect(), content.problems))
 }
 
 /// Read a directory and keep watching it. Everything there is comes in the first batch.

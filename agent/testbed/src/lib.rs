@@ -32,6 +32,7 @@
 //! ```
 
 mod agent;
+pub mod apiserver;
 mod flow;
 mod frame;
 mod host;
@@ -48,7 +49,8 @@ mod signals;
 mod stain;
 mod translation;
 
-pub use agent::{Agent, AgentOptions, without_twins};
+pub use agent::{Agent, AgentOptions, GRACE, without_twins};
+pub use apiserver::{Access, ApiServer, require_apiserver};
 pub use flow::Flow;
 pub use frame::{ethernet, udp_frame};
 pub use host::Host;

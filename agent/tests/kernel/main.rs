@@ -7,10 +7,13 @@
     reason = "helpers of tests fail as tests do"
 )]
 
+mod corpus;
+mod input;
 mod mutations;
 mod packets;
 mod speed;
 mod stories;
+mod tables;
 mod world;
 
 use world::{PROGRAMS, World, program};

@@ -21,6 +21,7 @@ mod kernel;
 mod latency;
 mod load;
 mod marks;
+mod metrics;
 mod pods;
 mod reach;
 mod restart;

@@ -1,22 +1,15 @@
 //! The compiled tables against the oracle, from a fuzzer's bytes: the comparison of
-//! `tests/compare`, steered by coverage. `cargo +nightly fuzz run tables` in `agent/core`.
-#![no_main]
+//! `core/tests/compare`, steered by coverage.
 
-#[expect(dead_code, reason = "the test adds up what this target does not count")]
-#[path = "../../tests/compare/coverage.rs"]
-mod coverage;
-#[path = "../../tests/compare/harness.rs"]
-mod harness;
-
-use coverage::Coverage;
-use harness::{Disagreement, Subject, compare, shrunk};
-use libfuzzer_sys::fuzz_target;
 use netpold_core::generate::{Choices, Cluster, PacketSource};
+
+use crate::coverage::Coverage;
+use crate::harness::{Disagreement, Subject, compare, shrunk};
 
 /// Packets for each state; the bytes make the states, a seed of four bytes the packets.
 const PACKETS: usize = 100;
 
-fuzz_target!(|bytes: &[u8]| {
+pub(crate) fn run(bytes: &[u8]) {
     let mut choices = Choices::from_bytes(bytes);
     let mut random = Choices::from_seed(choices.word().into());
     let mut states = vec![Cluster::generate(&mut choices)];
@@ -38,4 +31,4 @@ fuzz_target!(|bytes: &[u8]| {
         let next = state.mutate(&mut choices);
         states.push(next);
     }
-});
+}
