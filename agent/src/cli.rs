@@ -6,11 +6,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use netpold_core::probe::{IpProtocol, Party};
 use serde::Serialize;
 
-<<<<<<< HEAD
 use crate::engine::devices::NodeDevices;
-=======
 use crate::listen::ListenAddress;
->>>>>>> main
 
 /// Where the agent's control socket is unless told otherwise.
 const DEFAULT_SOCKET: &str = "/run/netpold/netpold.sock";
@@ -44,9 +41,24 @@ pub enum Command {
 /// Flags of `netpold run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; changes are followed
-    #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
-    pub manifests: PathBuf,
+    /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; changes are followed. Without it
+    /// they come from the cluster's API server
+    #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS",
+        conflicts_with_all = ["kubeconfig", "context"])]
+    pub manifests: Option<PathBuf>,
+    /// How to reach the API server; by default as every pod in a cluster does
+    #[arg(long, value_name = "FILE", env = "NETPOLD_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig, instead of its current one
+    #[arg(long, value_name = "NAME", env = "NETPOLD_CONTEXT", requires = "kubeconfig")]
+    pub context: Option<String>,
+    /// Which Node objects to watch: those of other nodes are needed for their node ports
+    #[arg(long, value_name = "WHICH", env = "NETPOLD_WATCH_NODES", default_value = "all")]
+    pub watch_nodes: WatchNodes,
+    /// Seconds without a word after which a connection to the API server is given up
+    #[arg(long, value_name = "SECONDS", env = "NETPOLD_API_TIMEOUT", default_value = "100",
+        value_parser = clap::value_parser!(u16).range(1..=3600))]
+    pub api_timeout: u16,
     /// Name of this node, as in the pods' spec.nodeName
     #[arg(long, value_name = "NAME", env = "NETPOLD_NODE_NAME")]
     pub node_name: String,
@@ -83,6 +95,15 @@ pub enum CheckSource {
     Isolated,
     /// Every pod
     All,
+}
+
+/// Which Node objects are watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WatchNodes {
+    /// All of them
+    All,
+    /// That of this node alone
+    Own,
 }
 
 /// Format of the log.

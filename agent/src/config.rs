@@ -2,26 +2,34 @@
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use tracing_subscriber::EnvFilter;
 
 pub use crate::cli::CheckSource;
-use crate::cli::{LogFormat, RunArgs};
-<<<<<<< HEAD
+use crate::cli::{LogFormat, RunArgs, WatchNodes};
 use crate::engine::devices::NodeDevices;
-=======
 use crate::listen::ListenAddress;
->>>>>>> main
+use crate::source::cluster;
 
 /// Longest path of a control socket: `sun_path` less its end and the suffix it is created with.
 const SOCKET_PATH_MAX: usize = 107 - crate::admin::NEW_SUFFIX.len();
 
+/// Where the objects come from.
+#[derive(Clone, Debug)]
+pub enum Origin {
+    /// A directory of manifests.
+    Manifests(PathBuf),
+    /// A cluster's API server.
+    Cluster(cluster::Settings),
+}
+
 /// Settings of `netpold run`.
 #[derive(Debug)]
 pub struct RunConfig {
-    /// Directory of manifests.
-    pub manifests: PathBuf,
+    /// Where the objects come from.
+    pub origin: Origin,
     /// Name of this node.
     pub node: String,
     /// Directory to pin maps and links in.
@@ -51,11 +59,20 @@ impl TryFrom<RunArgs> for RunConfig {
             args.socket.display(),
             args.socket.as_os_str().len()
         );
+        let settings = cluster::Settings {
+            access: cluster::Access {
+                kubeconfig: args.kubeconfig,
+                context: args.context,
+                timeout: Duration::from_secs(args.api_timeout.into()),
+            },
+            node: args.node_name.clone(),
+            all_nodes: args.watch_nodes == WatchNodes::All,
+        };
         let log = EnvFilter::builder().parse(&args.log).with_context(|| {
             format!("--log {}: a level is error, warn, info, debug or trace", args.log)
         })?;
         Ok(Self {
-            manifests: args.manifests,
+            origin: origin(args.manifests, settings),
             node: args.node_name,
             bpffs: args.bpffs,
             socket: args.socket,
@@ -66,6 +83,10 @@ impl TryFrom<RunArgs> for RunConfig {
             log,
         })
     }
+}
+
+fn origin(manifests: Option<PathBuf>, cluster: cluster::Settings) -> Origin {
+    manifests.map_or(Origin::Cluster(cluster), Origin::Manifests)
 }
 
 impl RunConfig {
