@@ -22,12 +22,6 @@ pub(crate) use super::tables::{
 pub(crate) const UPLINK: u32 = 2;
 pub(crate) const PASS: u32 = u32::MAX;
 pub(crate) const DROP: u32 = 2;
-<<<<<<< HEAD
-=======
-pub(crate) const INGRESS_ROW: u32 = 2;
-pub(crate) const EGRESS_ROW: u32 = 3;
-/// A row that isolates and allows nothing.
-pub(crate) const DENY_ROW: u32 = 1;
 
 /// Every program of the object.
 pub(crate) const PROGRAMS: [&str; 7] = [
@@ -39,13 +33,6 @@ pub(crate) const PROGRAMS: [&str; 7] = [
     "netpold_clock",
     "netpold_empty",
 ];
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
-    Ingress,
-    Egress,
-}
->>>>>>> main
 
 pub(crate) struct World {
     pub(crate) host: HostTables,
