@@ -6,6 +6,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use netpold_core::probe::{IpProtocol, Party};
 use serde::Serialize;
 
+use crate::listen::ListenAddress;
+
 /// Where the agent's control socket is unless told otherwise.
 const DEFAULT_SOCKET: &str = "/run/netpold/netpold.sock";
 /// Where maps and links are pinned unless told otherwise.
@@ -50,6 +52,9 @@ pub struct RunArgs {
     /// Control socket to create, for `netpold status`
     #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
+    /// Serve /metrics, /livez and /readyz there; :PORT for every address [default: nowhere]
+    #[arg(long, value_name = "ADDRESS:PORT", env = "NETPOLD_LISTEN")]
+    pub listen: Option<ListenAddress>,
     /// Drop what a pod sends from an address that is not its own
     #[arg(long, value_name = "WHICH", env = "NETPOLD_CHECK_SOURCE", default_value = "isolated")]
     pub check_source: CheckSource,

@@ -8,6 +8,7 @@ use tracing_subscriber::EnvFilter;
 
 pub use crate::cli::CheckSource;
 use crate::cli::{LogFormat, RunArgs};
+use crate::listen::ListenAddress;
 
 /// Longest path of a control socket: `sun_path` less its end and the suffix it is created with.
 const SOCKET_PATH_MAX: usize = 107 - crate::admin::NEW_SUFFIX.len();
@@ -23,6 +24,8 @@ pub struct RunConfig {
     pub bpffs: PathBuf,
     /// Control socket to create.
     pub socket: PathBuf,
+    /// Where to serve metrics and health, if anywhere.
+    pub listen: Option<ListenAddress>,
     /// Of which pods the source address is checked.
     pub check_source: CheckSource,
     /// The log's format.
@@ -50,6 +53,7 @@ impl TryFrom<RunArgs> for RunConfig {
             node: args.node_name,
             bpffs: args.bpffs,
             socket: args.socket,
+            listen: args.listen,
             check_source: args.check_source,
             log_format: args.log_format,
             log,

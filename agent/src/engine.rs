@@ -4,6 +4,7 @@
 //! operations are ordered so that any prefix of them is one), but what is installed is then no
 //! longer known, so the next try is a new generation, with a growing pause between tries.
 
+mod measure;
 mod report;
 
 use std::collections::BTreeMap;
@@ -21,6 +22,7 @@ use crate::dataplane::Dataplane;
 use crate::dataplane::generation::GenerationError;
 use crate::dataplane::tables::TableError;
 use crate::endpoint::InterfaceEvent;
+use crate::metrics::Instruments;
 
 /// Shortest and longest pause before a failed update is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
@@ -59,6 +61,11 @@ pub struct Engine {
     written: BTreeMap<u32, u32>,
     attach_problems: BTreeMap<u32, String>,
     census: Option<Pass>,
+    /// Flows removed by all sweeps.
+    expired: Pass,
+    /// When the first of the changes that are not enforced yet was seen.
+    noticed: Option<Instant>,
+    instruments: Instruments,
     /// Interfaces that a program was put back to.
     repairs: u64,
 }
@@ -86,6 +93,9 @@ impl Engine {
             written: BTreeMap::new(),
             attach_problems: BTreeMap::new(),
             census: None,
+            expired: Pass::default(),
+            noticed: None,
+            instruments: Instruments::default(),
             repairs: 0,
         }
     }
@@ -127,7 +137,10 @@ impl Engine {
     /// Tidies expired flows away and counts the others.
     pub fn sweep(&mut self) {
         match self.dataplane.sweep() {
-            Ok(pass) => self.census = pass,
+            Ok(pass) => {
+                pass.iter().for_each(|pass| self.count_expired(pass));
+                self.census = pass;
+            }
             Err(error) => tracing::warn!(%error, "conntrack cannot be swept; flows expire anyway"),
         }
     }
@@ -157,16 +170,22 @@ impl Engine {
     /// Brings the kernel to the desired state; `noticed` is when the first of the changes was seen.
     /// Says when to be called again if that failed.
     pub fn step(&mut self, noticed: Option<Instant>) -> Option<Instant> {
+        self.noticed = self.noticed.or(noticed);
         if self.failure.as_ref().is_some_and(|f| Instant::now() < f.retry_at) {
             // What waits for nothing but its attachment does not wait with the tables.
             self.attach();
             return self.retry_at();
         }
         match self.write() {
-            Ok(operations) => self.succeeded(operations, noticed),
-            Err(error) => self.failed(&error),
+            Ok(operations) => {
+                self.attach();
+                self.succeeded(operations);
+            }
+            Err(error) => {
+                self.failed(&error);
+                self.attach();
+            }
         }
-        self.attach();
         self.retry_at()
     }
 
@@ -181,10 +200,10 @@ impl Engine {
         if !self.installed {
             return self.new_generation();
         }
-        match self.compiler.update() {
+        match self.instruments.compiling(|| self.compiler.update()) {
             Ok(ops) => {
                 self.installed = false;
-                self.dataplane.apply(&ops)?;
+                self.instruments.applying(|| self.dataplane.apply(&ops))?;
                 self.installed = true;
                 Ok(ops.len())
             }
@@ -199,7 +218,7 @@ impl Engine {
     fn new_generation(&mut self) -> Result<usize, EngineError> {
         self.installed = false;
         let ops = loop {
-            match self.compiler.reinstall(self.capacity) {
+            match self.instruments.compiling(|| self.compiler.reinstall(self.capacity)) {
                 Ok(ops) => break ops,
                 Err(error) => match grown(self.capacity, &error) {
                     Some(capacity) => self.capacity = capacity,
@@ -207,7 +226,8 @@ impl Engine {
                 },
             }
         };
-        self.dataplane.install(&self.capacity, &ops)?;
+        self.instruments.applying(|| self.dataplane.install(&self.capacity, &ops))?;
+        self.instruments.new_generation();
         self.installed = true;
         Ok(ops.len())
     }
@@ -232,19 +252,23 @@ impl Engine {
         self.attach_problems = problems;
     }
 
-    fn succeeded(&mut self, operations: usize, noticed: Option<Instant>) {
+    fn succeeded(&mut self, operations: usize) {
         let recovered = self.failure.take().is_some();
+        let noticed = self.noticed.take();
         if self.enforced == self.desired && operations == 0 && !recovered {
             return;
         }
         self.enforced = self.desired;
-        let took = noticed.map(|noticed| tracing::field::debug(noticed.elapsed()));
+        let took = noticed.map(|noticed| noticed.elapsed());
+        self.instruments.enforced(took);
+        let took = took.map(tracing::field::debug);
         tracing::info!(revision = self.enforced, operations, took, recovered, "enforced");
     }
 
     fn failed(&mut self, error: &EngineError) {
         let pause = self.failure.as_ref().map_or(RETRY.0, |f| (f.pause * 2).min(RETRY.1));
         let reason = error.to_string();
+        self.instruments.failed();
         tracing::error!(%reason, retry_in = ?pause, "update not enforced; what was enforced stays");
         self.failure = Some(Failure { reason, pause, retry_at: Instant::now() + pause });
     }

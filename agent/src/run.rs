@@ -24,6 +24,8 @@ use crate::dataplane::tables::grace_period;
 use crate::endpoint::{self, Discovery};
 use crate::engine::Engine;
 use crate::events::{self, DropLog};
+use crate::listen::{Heartbeat, Listener};
+use crate::metrics::Metrics;
 use crate::object::object;
 use crate::requirements;
 use crate::source::{Batch, Source, manifests};
@@ -68,6 +70,8 @@ struct Agent {
     /// The source has not named a single object.
     nothing_given: bool,
     reading_events: bool,
+    heartbeat: Heartbeat,
+    _listener: Option<Listener>,
     _discovery: Discovery,
     _admin: Admin,
 }
@@ -104,6 +108,12 @@ impl Agent {
             }
         };
         let admin = Admin::serve(&config.socket, status)?;
+        let heartbeat = Heartbeat::default();
+        let listen = |address| {
+            let metrics = Metrics::new(engine.clone(), drops.clone(), source.status.clone());
+            Listener::start(address, metrics, heartbeat.clone())
+        };
+        let listener = config.listen.map(listen).transpose()?;
         info!(node = config.node, manifests = %config.manifests.display(), "netpold starts");
         Ok(Self {
             engine,
@@ -114,6 +124,8 @@ impl Agent {
             inherited,
             nothing_given: true,
             reading_events: false,
+            heartbeat,
+            _listener: listener,
             _discovery: discovery,
             _admin: admin,
         })
@@ -127,6 +139,7 @@ impl Agent {
         let mut grace = Grace::default();
         loop {
             let mut noticed = None;
+            self.heartbeat.beat();
             tokio::select! {
                 batch = self.source.batches.recv() => match batch {
                     Some(batch) => noticed = Some(self.take_batch(batch)),

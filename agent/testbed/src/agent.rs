@@ -43,7 +43,8 @@ pub struct Agent {
 
 /// How often a condition is looked at again.
 const INTERVAL: Duration = Duration::from_millis(20);
-const GRACE: Duration = Duration::from_secs(3);
+/// How long [`Agent::end`] waits for the process before it kills it.
+pub const GRACE: Duration = Duration::from_secs(3);
 
 impl Agent {
     /// Starts `netpold run` in the node's namespace.

@@ -47,7 +47,7 @@ mod sctp;
 mod server;
 mod signals;
 
-pub use agent::{Agent, AgentOptions, without_twins};
+pub use agent::{Agent, AgentOptions, GRACE, without_twins};
 pub use apiserver::{Access, ApiServer, require_apiserver};
 pub use flow::Flow;
 pub use frame::{ethernet, udp_frame};

@@ -21,6 +21,7 @@ mod hooks;
 mod kernel;
 mod latency;
 mod load;
+mod metrics;
 mod pods;
 mod reach;
 mod restart;
