@@ -15,6 +15,7 @@ mod cluster;
 mod errors;
 mod established;
 mod failures;
+mod flood;
 mod fragments;
 mod hooks;
 mod kernel;
