@@ -6,11 +6,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use netpold_core::probe::{IpProtocol, Party};
 use serde::Serialize;
 
-<<<<<<< HEAD
 use crate::engine::devices::NodeDevices;
-=======
 use crate::listen::ListenAddress;
->>>>>>> main
 
 /// Where the agent's control socket is unless told otherwise.
 const DEFAULT_SOCKET: &str = "/run/netpold/netpold.sock";

@@ -8,11 +8,8 @@ use tracing_subscriber::EnvFilter;
 
 pub use crate::cli::CheckSource;
 use crate::cli::{LogFormat, RunArgs};
-<<<<<<< HEAD
 use crate::engine::devices::NodeDevices;
-=======
 use crate::listen::ListenAddress;
->>>>>>> main
 
 /// Longest path of a control socket: `sun_path` less its end and the suffix it is created with.
 const SOCKET_PATH_MAX: usize = 107 - crate::admin::NEW_SUFFIX.len();

@@ -4,11 +4,8 @@
 //! operations are ordered so that any prefix of them is one), but what is installed is then no
 //! longer known, so the next try is a new generation, with a growing pause between tries.
 
-<<<<<<< HEAD
 pub mod devices;
-=======
 mod measure;
->>>>>>> main
 mod report;
 
 use std::collections::BTreeMap;
@@ -26,14 +23,10 @@ use crate::dataplane::Dataplane;
 use crate::dataplane::generation::GenerationError;
 use crate::dataplane::role::Role;
 use crate::dataplane::tables::TableError;
-<<<<<<< HEAD
 use crate::endpoint::{Device, InterfaceEvent};
+use crate::metrics::Instruments;
 
 use devices::NodeDevices;
-=======
-use crate::endpoint::InterfaceEvent;
-use crate::metrics::Instruments;
->>>>>>> main
 
 /// Shortest and longest pause before a failed update is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
@@ -273,16 +266,12 @@ impl Engine {
         self.attach_problems = problems;
     }
 
-<<<<<<< HEAD
     /// Whether the programs judge a pod at an interface.
-    fn is_pod(&self, ifindex: u32) -> bool {
+    pub(super) fn is_pod(&self, ifindex: u32) -> bool {
         matches!(self.dataplane.attached(ifindex), Some(Role::Pod(_)))
     }
 
-    fn succeeded(&mut self, operations: usize, noticed: Option<Instant>) {
-=======
     fn succeeded(&mut self, operations: usize) {
->>>>>>> main
         let recovered = self.failure.take().is_some();
         let noticed = self.noticed.take();
         if self.enforced == self.desired && operations == 0 && !recovered {

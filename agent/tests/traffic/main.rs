@@ -25,6 +25,7 @@ mod metrics;
 mod pods;
 mod reach;
 mod restart;
+mod services;
 mod spoof;
 mod udp;
 mod uninstall;
