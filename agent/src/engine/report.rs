@@ -41,6 +41,7 @@ impl Engine {
             conntrack: self.census.as_ref().map(flow_tables).unwrap_or_default(),
             drops: self.drops(),
             recent_drops: self.explain_drops(dropped),
+            devices: self.judging_devices(),
             repairs: self.repairs,
             problems: self.problems(&endpoints),
             endpoints,
@@ -73,7 +74,7 @@ impl Engine {
                     .zip(isolated)
                     .filter_map(|(direction, isolated)| isolated.then_some(direction))
                     .collect(),
-                hook: self.dataplane.is_attached(endpoint.ifindex).then(|| mode.clone()),
+                hook: self.is_pod(endpoint.ifindex).then(|| mode.clone()),
                 pod: endpoint.pod.clone(),
             };
             listed.insert((endpoint.pod, Some(endpoint.ifindex)), status);
@@ -104,7 +105,7 @@ impl Engine {
             )
         });
         let attach = self.attach_problems.iter().map(|(index, reason)| match index {
-            0 => format!("leaving interfaces that are no endpoints any more: {reason}"),
+            0 => format!("leaving interfaces that are no longer judged at: {reason}"),
             index => format!("interface {index}: {reason}"),
         });
         let compile = self.compiler.problems().into_iter().map(|p| p.to_string());
