@@ -292,7 +292,8 @@ fn a_forged_reset_only_shortens_the_idle_time() {
 #[test]
 fn datagrams_that_nobody_answers_fill_nothing() {
     let tables = tables(CLIENTS, NOBODY);
-    let (request, answer) = (v4(17, CLIENT, POD, &udp(4000, 53)), v4(17, POD, CLIENT, &udp(53, 4000)));
+    let (request, answer) =
+        (v4(17, CLIENT, POD, &udp(4000, 53)), v4(17, POD, CLIENT, &udp(53, 4000)));
     assert_eq!(ingress(&tables, &request), Reason::Allowed);
     assert_eq!(egress(&tables, &answer), Reason::Reply);
     for port in 5000..9000 {
