@@ -15,6 +15,9 @@ const INSTRUMENTED: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-covera
 /// With a target named, build scripts and macros are not instrumented.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
+/// Targets that need more than netpold's core; see `agent/fuzz/Cargo.toml`.
+const NEED_AGENT: [&str; 2] = ["manifests", "selectors"];
+
 /// Options of the chore.
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -55,8 +58,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 fn build(fuzz: &Path, target: &str) -> Result<PathBuf> {
+    let features = if NEED_AGENT.contains(&target) { "agent" } else { "" };
     step::show(
-        cargo(&["build", "--target", TARGET, "--bin", target])
+        cargo(&["build", "--target", TARGET, "--bin", target, "--features", features])
             .current_dir(fuzz)
             .env("RUSTFLAGS", INSTRUMENTED)
             // No target looks at the eBPF object.
