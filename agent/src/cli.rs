@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use netpold_core::probe::{IpProtocol, Party};
 use serde::Serialize;
 
+use crate::engine::devices::NodeDevices;
 use crate::listen::ListenAddress;
 
 /// Where the agent's control socket is unless told otherwise.
@@ -40,9 +41,24 @@ pub enum Command {
 /// Flags of `netpold run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; changes are followed
-    #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
-    pub manifests: PathBuf,
+    /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; changes are followed. Without it
+    /// they come from the cluster's API server
+    #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS",
+        conflicts_with_all = ["kubeconfig", "context"])]
+    pub manifests: Option<PathBuf>,
+    /// How to reach the API server; by default as every pod in a cluster does
+    #[arg(long, value_name = "FILE", env = "NETPOLD_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig, instead of its current one
+    #[arg(long, value_name = "NAME", env = "NETPOLD_CONTEXT", requires = "kubeconfig")]
+    pub context: Option<String>,
+    /// Which Node objects to watch: those of other nodes are needed for their node ports
+    #[arg(long, value_name = "WHICH", env = "NETPOLD_WATCH_NODES", default_value = "all")]
+    pub watch_nodes: WatchNodes,
+    /// Seconds without a word after which a connection to the API server is given up
+    #[arg(long, value_name = "SECONDS", env = "NETPOLD_API_TIMEOUT", default_value = "100",
+        value_parser = clap::value_parser!(u16).range(1..=3600))]
+    pub api_timeout: u16,
     /// Name of this node, as in the pods' spec.nodeName
     #[arg(long, value_name = "NAME", env = "NETPOLD_NODE_NAME")]
     pub node_name: String,
@@ -58,6 +74,10 @@ pub struct RunArgs {
     /// Drop what a pod sends from an address that is not its own
     #[arg(long, value_name = "WHICH", env = "NETPOLD_CHECK_SOURCE", default_value = "isolated")]
     pub check_source: CheckSource,
+    /// At which of the node's devices packets to Services are judged behind their translation: auto,
+    /// none, or names with commas between them, each of which may end in `*`
+    #[arg(long, value_name = "DEVICES", env = "NETPOLD_NODE_DEVICES", default_value = "auto")]
+    pub node_devices: NodeDevices,
     /// Format of the log
     #[arg(long, value_name = "FORMAT", env = "NETPOLD_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
@@ -75,6 +95,15 @@ pub enum CheckSource {
     Isolated,
     /// Every pod
     All,
+}
+
+/// Which Node objects are watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WatchNodes {
+    /// All of them
+    All,
+    /// That of this node alone
+    Own,
 }
 
 /// Format of the log.
@@ -105,7 +134,7 @@ pub struct ExplainArgs {
     /// Who sends: namespace/pod or an address
     #[arg(long, value_name = "WHO", env = "NETPOLD_FROM", required_unless_present = "probes")]
     pub from: Option<Party>,
-    /// Who receives: namespace/pod or an address
+    /// Who receives: namespace/pod, svc/namespace/name or an address
     #[arg(long, value_name = "WHO", env = "NETPOLD_TO", required_unless_present = "probes")]
     pub to: Option<Party>,
     /// Destination port (TCP, UDP and SCTP need one)

@@ -1,10 +1,11 @@
 //! netpold's chores: `cargo xtask setup`, `cargo xtask test`, `cargo xtask demo`,
-//! `cargo xtask bench`, `cargo xtask fuzz`, `cargo xtask vm-test`.
+//! `cargo xtask bench`, `cargo xtask fuzz`, `cargo xtask vm-test`, `cargo xtask image`.
 
 mod bench;
 mod checks;
 mod demo;
 mod fuzz;
+mod image;
 mod setup;
 mod step;
 mod vm;
@@ -37,6 +38,8 @@ enum Task {
         #[arg(long, value_name = "PATH")]
         binary: Option<PathBuf>,
     },
+    /// Build a container image from scratch: one static binary, as an OCI layout
+    Image(image::Options),
     /// Measure: per packet, forwarding, control (needs root)
     Bench {
         /// Passed on to netpold-bench: --quick, --part NAME, --save-baseline; --help for all
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Task::Setup => setup::run().and_then(|_| setup::for_tests()),
         Task::Test { filter } => checks::run(filter.as_deref()),
         Task::Demo { binary } => demo::run(binary),
+        Task::Image(options) => image::run(&options),
         Task::Bench { arguments } => bench::run(&arguments),
         Task::Fuzz(options) => fuzz::run(&options),
         Task::VmTest(options) => vm::run(&options),

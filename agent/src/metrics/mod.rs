@@ -8,6 +8,7 @@
 mod instruments;
 mod process;
 mod snapshot;
+mod watches;
 mod writer;
 
 use std::fmt;
@@ -72,9 +73,7 @@ impl Metrics {
     #[must_use]
     pub fn not_ready(&self) -> Vec<String> {
         let mut reasons = Vec::new();
-        if !self.observed.source.borrow().in_sync {
-            reasons.push("the source of objects is not in sync".to_owned());
-        }
+        reasons.extend(watches::not_ready(&self.observed.source.borrow()));
         match self.observed.snapshot() {
             None => reasons.push("the engine is at its first update".to_owned()),
             Some(snapshot) => reasons.extend(snapshot.not_ready),
@@ -113,20 +112,6 @@ impl Observed {
         last.clone()
     }
 
-    fn write_source(&self, writer: &mut Writer<'_>) -> fmt::Result {
-        let source = self.source.borrow();
-        writer.gauge(
-            "source_in_sync",
-            "1: every object that the source has is known",
-            u64::from(source.in_sync),
-        )?;
-        writer.gauge(
-            "source_problems",
-            "Things in the source that cannot be read or understood",
-            source.problems.len() as u64,
-        )
-    }
-
     fn write_events(&self, writer: &mut Writer<'_>) -> fmt::Result {
         let (seen, suppressed) = {
             let drops = lock(&self.drops);
@@ -148,7 +133,7 @@ impl Observed {
 impl Collector for Observed {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut writer = Writer::new(encoder);
-        self.write_source(&mut writer)?;
+        watches::write(&self.source.borrow(), &mut writer)?;
         self.write_events(&mut writer)?;
         self.snapshot().unwrap_or_default().write(&mut writer)
     }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
@@ -31,7 +32,8 @@ impl<'e> Writer<'e> {
         help: &str,
         samples: impl IntoIterator<Item = (L, u64)>,
     ) -> fmt::Result {
-        self.family(name, help, samples.into_iter().map(|(l, value)| (l, ConstGauge::new(value))))
+        let samples = samples.into_iter().map(|(labels, value)| (labels, ConstGauge::new(value)));
+        self.family(name, help, MetricType::Gauge, samples)
     }
 
     pub(super) fn counters<L: EncodeLabelSet>(
@@ -40,7 +42,8 @@ impl<'e> Writer<'e> {
         help: &str,
         samples: impl IntoIterator<Item = (L, u64)>,
     ) -> fmt::Result {
-        self.family(name, help, samples.into_iter().map(|(l, value)| (l, ConstCounter::new(value))))
+        let samples = samples.into_iter().map(|(labels, value)| (labels, ConstCounter::new(value)));
+        self.family(name, help, MetricType::Counter, samples)
     }
 
     pub(super) fn one(
@@ -52,15 +55,14 @@ impl<'e> Writer<'e> {
         metric.encode(self.encoder.encode_descriptor(name, help, None, metric.metric_type())?)
     }
 
+    /// Also says that there is such a metric where it has no sample.
     fn family<L: EncodeLabelSet, M: EncodeMetric>(
         &mut self,
         name: &str,
         help: &str,
+        kind: MetricType,
         samples: impl Iterator<Item = (L, M)>,
     ) -> fmt::Result {
-        let mut samples = samples.peekable();
-        let Some((_, first)) = samples.peek() else { return Ok(()) };
-        let kind = first.metric_type();
         let mut family = self.encoder.encode_descriptor(name, help, None, kind)?;
         for (labels, metric) in samples {
             metric.encode(family.encode_family(&labels)?)?;

@@ -4,6 +4,7 @@
 //! is refused; beyond this every value has one meaning.
 
 mod fields;
+mod json;
 mod policy;
 mod selector;
 mod service;
@@ -15,6 +16,7 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use netpold_core::model::{Change, Key, Labels, NamedPort, Namespace, Node, Pod, Protocol};
 
+pub use self::json::network_policy_of_json;
 pub use self::policy::network_policy;
 pub use self::service::{endpoint_slice, service};
 use super::decode::decode;

@@ -102,7 +102,7 @@ pub fn watch(directory: &Path) -> Result<Source, ManifestsError> {
     let thread = std::thread::Builder::new().name("manifests".into());
     let started = thread.spawn(move || follower.run());
     started.map_err(|error| ManifestsError { directory: directory.to_owned(), error })?;
-    Ok(Source { batches, status })
+    Ok(Source { batches, status, partial: true })
 }
 
 /// The directory and what is known of it.
@@ -144,7 +144,7 @@ impl State {
                 .insert(0, SourceProblem { file: String::new(), line: 0, text: text.to_owned() });
         }
         let origin = format!("manifests in {}", self.directory.display());
-        SourceStatus { origin, in_sync: self.in_sync, files, problems }
+        SourceStatus { origin, in_sync: self.in_sync, files, problems, ..SourceStatus::default() }
     }
 }
 

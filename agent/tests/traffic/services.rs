@@ -1,0 +1,7 @@
+//! Services: real translation by rules as kube-proxy's, judged by the backend.
+
+mod backends;
+mod itself;
+mod node_ports;
+mod paths;
+mod world;
