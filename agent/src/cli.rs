@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use netpold_core::probe::{IpProtocol, Party};
 use serde::Serialize;
 
+use crate::engine::devices::NodeDevices;
 use crate::listen::ListenAddress;
 
 /// Where the agent's control socket is unless told otherwise.
@@ -73,6 +74,10 @@ pub struct RunArgs {
     /// Drop what a pod sends from an address that is not its own
     #[arg(long, value_name = "WHICH", env = "NETPOLD_CHECK_SOURCE", default_value = "isolated")]
     pub check_source: CheckSource,
+    /// At which of the node's devices packets to Services are judged behind their translation: auto,
+    /// none, or names with commas between them, each of which may end in `*`
+    #[arg(long, value_name = "DEVICES", env = "NETPOLD_NODE_DEVICES", default_value = "auto")]
+    pub node_devices: NodeDevices,
     /// Format of the log
     #[arg(long, value_name = "FORMAT", env = "NETPOLD_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
@@ -129,7 +134,7 @@ pub struct ExplainArgs {
     /// Who sends: namespace/pod or an address
     #[arg(long, value_name = "WHO", env = "NETPOLD_FROM", required_unless_present = "probes")]
     pub from: Option<Party>,
-    /// Who receives: namespace/pod or an address
+    /// Who receives: namespace/pod, svc/namespace/name or an address
     #[arg(long, value_name = "WHO", env = "NETPOLD_TO", required_unless_present = "probes")]
     pub to: Option<Party>,
     /// Destination port (TCP, UDP and SCTP need one)

@@ -9,6 +9,7 @@ use tracing_subscriber::EnvFilter;
 
 pub use crate::cli::CheckSource;
 use crate::cli::{LogFormat, RunArgs, WatchNodes};
+use crate::engine::devices::NodeDevices;
 use crate::listen::ListenAddress;
 use crate::source::cluster;
 
@@ -39,6 +40,8 @@ pub struct RunConfig {
     pub listen: Option<ListenAddress>,
     /// Of which pods the source address is checked.
     pub check_source: CheckSource,
+    /// At which of the node's devices to judge.
+    pub node_devices: NodeDevices,
     /// The log's format.
     log_format: LogFormat,
     /// What to log.
@@ -75,6 +78,7 @@ impl TryFrom<RunArgs> for RunConfig {
             socket: args.socket,
             listen: args.listen,
             check_source: args.check_source,
+            node_devices: args.node_devices,
             log_format: args.log_format,
             log,
         })

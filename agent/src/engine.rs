@@ -4,6 +4,7 @@
 //! operations are ordered so that any prefix of them is one), but what is installed is then no
 //! longer known, so the next try is a new generation, with a growing pause between tries.
 
+pub mod devices;
 mod measure;
 mod report;
 mod unhonoured;
@@ -21,9 +22,12 @@ use nix::net::if_::if_indextoname;
 use crate::conntrack::Pass;
 use crate::dataplane::Dataplane;
 use crate::dataplane::generation::GenerationError;
+use crate::dataplane::role::Role;
 use crate::dataplane::tables::TableError;
-use crate::endpoint::InterfaceEvent;
+use crate::endpoint::{Device, InterfaceEvent};
 use crate::metrics::Instruments;
+
+use devices::NodeDevices;
 
 /// Shortest and longest pause before a failed update is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
@@ -50,7 +54,11 @@ pub struct Engine {
     compiler: Compiler,
     dataplane: Dataplane,
     capacity: Capacity,
+    /// Names of the veths whose other sides are in other namespaces.
     names: BTreeMap<u32, String>,
+    /// The node's other devices.
+    devices: BTreeMap<u32, Device>,
+    node_devices: NodeDevices,
     desired: u64,
     enforced: u64,
     /// The tables hold what the compiler believes they hold.
@@ -86,6 +94,8 @@ impl Engine {
             dataplane,
             capacity,
             names: BTreeMap::new(),
+            devices: BTreeMap::new(),
+            node_devices: NodeDevices::Auto,
             desired: 0,
             enforced: 0,
             installed: false,
@@ -233,24 +243,33 @@ impl Engine {
         Ok(ops.len())
     }
 
-    /// Attaches to endpoints that are new and leaves those that are gone, once their tables are
-    /// written. As long as updates fail, only attaches to those that the tables held before.
+    /// Attaches to endpoints and devices that are new and leaves those that are gone, once their
+    /// tables are written. As long as updates fail, only attaches to endpoints that the tables held
+    /// before, and takes none for a device.
     fn attach(&mut self) {
-        let mut wanted: BTreeMap<u32, u32> =
-            self.compiler.endpoints().map(|e| (e.ifindex, e.id)).collect();
+        let mut wanted = self.roles();
         let problems = if self.installed {
-            self.written.clone_from(&wanted);
+            let pods = self.compiler.endpoints();
+            self.written = pods.map(|e| (e.ifindex, e.id)).collect();
             self.dataplane.attach(&wanted)
         } else {
-            wanted.retain(|ifindex, id| self.written.get(ifindex) == Some(id));
+            wanted.retain(|ifindex, role| match role {
+                Role::Pod(id) => self.written.get(ifindex) == Some(id),
+                Role::Device(_) => !self.is_pod(*ifindex),
+            });
             self.dataplane.attach_new(&wanted)
         };
         for (index, problem) in &problems {
             if self.attach_problems.get(index) != Some(problem) {
-                tracing::error!(ifindex = index, problem, "a pod's interface is not enforced");
+                tracing::error!(ifindex = index, problem, "an interface is not enforced");
             }
         }
         self.attach_problems = problems;
+    }
+
+    /// Whether the programs judge a pod at an interface.
+    pub(super) fn is_pod(&self, ifindex: u32) -> bool {
+        matches!(self.dataplane.attached(ifindex), Some(Role::Pod(_)))
     }
 
     fn succeeded(&mut self, operations: usize) {

@@ -227,6 +227,7 @@ impl Agent {
             endpoint::Event::OwnAddresses(addresses) => {
                 lock(&self.engine).apply(Change::OwnAddresses(addresses));
             }
+            endpoint::Event::Devices(devices) => lock(&self.engine).devices_are(devices),
             endpoint::Event::Interface(event) => lock(&self.engine).apply_interface(event),
         }
     }
@@ -271,7 +272,9 @@ fn engine(
     };
     let seed = predecessor.hash_seed.unwrap_or(random);
     let dataplane = Dataplane::new(pins, attacher, CONNTRACK_BUCKETS, seed);
-    Ok(Engine::new(Compiler::new(options), dataplane, capacity))
+    let mut engine = Engine::new(Compiler::new(options), dataplane, capacity);
+    engine.judge_at(config.node_devices.clone());
+    Ok(engine)
 }
 
 /// Conntrack may still know endpoints that went before the last agent ended, so numbers go on well

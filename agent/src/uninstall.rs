@@ -17,7 +17,7 @@ pub fn run(args: &UninstallArgs) -> Result<()> {
     attacher.retain(|_| false)?;
     for found in &attached {
         let (ifindex, direction) = (found.hook.ifindex, found.hook.direction);
-        anstream::println!("detached: interface {ifindex}, pod {direction}");
+        anstream::println!("detached: interface {ifindex}, {direction}");
     }
     let root = args.bpffs.display();
     let removed =

@@ -8,12 +8,15 @@
 
 pub(crate) mod classes;
 mod endpoints;
+pub(crate) mod frontends;
+pub(crate) mod groups;
 pub(crate) mod ids;
 pub(crate) mod peers;
 mod ports;
 pub(crate) mod prefix;
 mod report;
 pub(crate) mod rows;
+mod services;
 mod sets;
 pub(crate) mod space;
 pub(crate) mod spec;
@@ -29,13 +32,14 @@ use crate::model::Change;
 use crate::ops::{Capacity, Op};
 use classes::Classes;
 use endpoints::Endpoints;
+use groups::SpecId;
 use peers::Atoms;
 use rows::Rows;
 use sets::Sets;
 use space::Space;
 use spec::Spec;
 
-pub use peers::Atom;
+pub use peers::{Atom, Frontend};
 pub use ports::{Ports, Ranges};
 pub use report::{EndpointInfo, Problem};
 
@@ -90,10 +94,12 @@ pub struct Compiler {
     cluster: Cluster,
     dirty: Dirty,
     atoms: Atoms,
-    /// Specs in use and the number of endpoint directions that use them.
-    specs: HashMap<Arc<Spec>, u32>,
+    /// Specs in use, their numbers and how many endpoint directions use them.
+    specs: HashMap<Arc<Spec>, (SpecId, u32)>,
+    next_spec: SpecId,
     space: Space,
     classes: Classes,
+    services: services::Services,
     sets: Sets,
     rows: Rows,
     endpoints: Endpoints,
@@ -113,8 +119,10 @@ impl Compiler {
             dirty: Dirty::default(),
             atoms: Atoms::default(),
             specs: HashMap::new(),
+            next_spec: 0,
             space: Space::new(),
             classes: Classes::new(),
+            services: services::Services::default(),
             sets: Sets::new(),
             rows: Rows::new(),
             endpoints: Endpoints::new(&options),
@@ -179,6 +187,7 @@ impl Compiler {
         self.specs.clear();
         self.space = Space::new();
         self.classes = Classes::new();
+        self.services = services::Services::default();
         self.sets = Sets::new();
         self.rows = Rows::new();
         self.tables = AddressTables::new();

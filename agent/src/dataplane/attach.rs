@@ -1,4 +1,4 @@
-//! Where the programs sit: the two hooks of a pod's interface.
+//! Where the programs sit: the two hooks of a pod's interface, and of the node's other devices.
 //!
 //! With TCX (kernel 6.6) an attachment is a link, pinned as `<ifindex>-<direction>`; it stays when
 //! the agent goes, and its program is replaced in one step. Without TCX it is a filter of our own

@@ -51,7 +51,7 @@ impl Engine {
         let mut counts = EndpointCounts::default();
         for endpoint in self.compiler.endpoints() {
             counts.all += 1;
-            counts.enforced += u64::from(self.dataplane.is_attached(endpoint.ifindex));
+            counts.enforced += u64::from(self.is_pod(endpoint.ifindex));
             counts.isolated.ingress += u64::from(endpoint.ingress);
             counts.isolated.egress += u64::from(endpoint.egress);
         }

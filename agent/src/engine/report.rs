@@ -41,6 +41,7 @@ impl Engine {
             conntrack: self.census.as_ref().map(flow_tables).unwrap_or_default(),
             drops: self.drops(),
             recent_drops: self.explain_drops(dropped),
+            devices: self.judging_devices(),
             repairs: self.repairs,
             problems: self.problems(&endpoints),
             endpoints,
@@ -73,7 +74,7 @@ impl Engine {
                     .zip(isolated)
                     .filter_map(|(direction, isolated)| isolated.then_some(direction))
                     .collect(),
-                hook: self.dataplane.is_attached(endpoint.ifindex).then(|| mode.clone()),
+                hook: self.is_pod(endpoint.ifindex).then(|| mode.clone()),
                 pod: endpoint.pod.clone(),
             };
             listed.insert((endpoint.pod, Some(endpoint.ifindex)), status);
@@ -104,7 +105,7 @@ impl Engine {
             )
         });
         let attach = self.attach_problems.iter().map(|(index, reason)| match index {
-            0 => format!("leaving interfaces that are no endpoints any more: {reason}"),
+            0 => format!("leaving interfaces that are no longer judged at: {reason}"),
             index => format!("interface {index}: {reason}"),
         });
         let compile = self.compiler.problems().into_iter().map(|p| p.to_string());
@@ -177,7 +178,14 @@ impl Engine {
         let cluster = self.compiler.cluster();
         let subjects: BTreeSet<Key> =
             drops.clone().filter_map(|drop| self.pod_of(drop.endpoint)).collect();
-        let remotes: BTreeSet<IpAddr> = drops.filter_map(|drop| drop.remote).collect();
+        let mut remotes: BTreeSet<IpAddr> = drops.filter_map(|drop| drop.remote).collect();
+        let mut translation: Vec<Change> = Vec::new();
+        for remote in remotes.clone() {
+            let (services, slices) = cluster.services_at(remote);
+            remotes.extend(slices.iter().flat_map(|slice| &slice.addresses));
+            translation.extend(services.into_iter().cloned().map(Change::Service));
+            translation.extend(slices.into_iter().cloned().map(Change::EndpointSlice));
+        }
         let pods = cluster.pods().values().filter(|pod| {
             subjects.contains(&pod.key) || pod.addresses.iter().any(|a| remotes.contains(a))
         });
@@ -194,7 +202,7 @@ impl Engine {
         let isolating: BTreeSet<&str> = subjects.iter().map(|key| key.namespace.as_str()).collect();
         let policies = isolating.into_iter().flat_map(|namespace| cluster.policies_in(namespace));
         let policies = policies.map(|p| Change::Policy(p.as_ref().clone()));
-        Explainer::new(namespaces.chain(nodes).chain(pods).chain(policies))
+        Explainer::new(namespaces.chain(nodes).chain(pods).chain(policies).chain(translation))
     }
 }
 

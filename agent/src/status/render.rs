@@ -19,6 +19,7 @@ pub(super) fn render(status: &Status) -> String {
     files(&mut text, status);
     kinds(&mut text, status);
     endpoints(&mut text, &status.endpoints);
+    devices(&mut text, &status.devices);
     tables(&mut text, status.tables.iter().chain(&status.conntrack));
     drops(&mut text, status);
     text
@@ -102,6 +103,13 @@ fn endpoints(text: &mut String, endpoints: &[EndpointStatus]) {
         ]);
     }
     show(text, "pods", &table);
+}
+
+fn devices(text: &mut String, devices: &[String]) {
+    if !devices.is_empty() {
+        heading(text, "node devices");
+        line(text, format!("  {}: {}", devices.len(), devices.join(", ")));
+    }
 }
 
 fn tables<'a>(text: &mut String, tables: impl Iterator<Item = &'a TableStatus>) {
@@ -201,6 +209,7 @@ mod tests {
                 isolated: vec![Direction::Ingress, Direction::Egress],
                 hook: Some("tcx".into()),
             }],
+            devices: vec!["eth0".into(), "vxlan1".into()],
             tables: vec![table("rows")],
             repairs: 0,
             conntrack: vec![table("conntrack IPv4")],

@@ -24,6 +24,8 @@ while read -r limit name command; do
     grep -vE '^ *(;|[0-9]+: |from [0-9]+ to )' /tmp/output | tail -n 300
     echo
     echo "@@ end $name $status $(($(date +%s) - start))"
+    # Where the programs do not load, the rest would only say so again and again.
+    [ "$name" = load ] && [ "$status" != 0 ] && break
 done </steps
 echo "@@ done"
 reboot -f

@@ -9,7 +9,7 @@ use netpold_ebpf::layout::{ClassId, Endpoint, ROW_NOT_ISOLATED};
 use crate::cluster::Dirty;
 use crate::compile::Compiler;
 use crate::compile::endpoints::Live;
-use crate::compile::peers::{Atom, AtomId, NameId};
+use crate::compile::peers::{Atom, AtomId, NameId, Serves};
 use crate::compile::prefix::Prefix;
 use crate::compile::spec::Spec;
 use crate::delta::{Plan, RowPair};
@@ -37,13 +37,13 @@ impl Compiler {
     /// Carries out an update on everything but the kernel, regardless of capacity.
     pub(super) fn run(&mut self) -> Vec<Op> {
         let mut ops = Vec::new();
-        let dirty = std::mem::take(&mut self.dirty);
+        let mut dirty = std::mem::take(&mut self.dirty);
         if dirty.namespaces {
             self.atoms.namespaces_changed();
         }
         let (mut changes, usage) = self.refresh_endpoints(&dirty);
-        self.refresh_addresses(dirty.addresses, &usage);
-        let touched = self.space.settle(&mut self.classes);
+        let served = self.refresh_addresses(&mut dirty.addresses, &usage);
+        let touched = self.settle_space(&dirty, &served);
         self.fill_rows(&changes, &mut ops);
 
         let moves = self.tables.moves(&self.space, &touched);
@@ -82,6 +82,8 @@ impl Compiler {
     fn refresh_endpoints(&mut self, dirty: &Dirty) -> (EndpointChanges, Usage) {
         let mut indexes = dirty.interfaces.clone();
         indexes.extend(dirty.addresses.iter().flat_map(|a| self.cluster.interfaces_with(*a)));
+        let backends = dirty.backends.iter();
+        indexes.extend(backends.flat_map(|a| self.cluster.interfaces_of_claimants(*a)));
         indexes.extend(self.endpoints.in_namespaces(&dirty.policies));
         // Those that found no slot may find one now.
         indexes.extend(self.endpoints.without_record());
@@ -112,11 +114,14 @@ impl Compiler {
     }
 
     fn acquire_spec(&mut self, spec: &Arc<Spec>, usage: &mut Usage) {
-        let users = self.specs.entry(spec.clone()).or_default();
-        *users += 1;
-        if *users != 1 {
+        if let Some((_, users)) = self.specs.get_mut(spec) {
+            *users += 1;
             return;
         }
+        let id = self.next_spec;
+        self.next_spec += 1;
+        self.specs.insert(spec.clone(), (id, 1));
+        self.atoms.group(id, spec);
         for atom in spec.peers.keys().filter(|atom| self.atoms.acquire(**atom)) {
             *usage.atoms.entry(*atom).or_default() += 1;
         }
@@ -126,12 +131,14 @@ impl Compiler {
     }
 
     fn release_spec(&mut self, spec: &Arc<Spec>, usage: &mut Usage) {
-        let Some(users) = self.specs.get_mut(spec) else { return };
+        let Some((id, users)) = self.specs.get_mut(spec) else { return };
+        let id = *id;
         *users -= 1;
         if *users != 0 {
             return;
         }
         self.specs.remove(spec);
+        self.atoms.groups.release(id, spec);
         for atom in spec.peers.keys().filter(|atom| self.atoms.release(**atom)) {
             *usage.atoms.entry(*atom).or_default() -= 1;
         }
@@ -141,15 +148,26 @@ impl Compiler {
     }
 
     /// Brings the address space up to date: blocks that came or went, and the addresses that are
-    /// dirty or may belong to an atom that came or went.
-    fn refresh_addresses(&mut self, mut addresses: BTreeSet<IpAddr>, usage: &Usage) {
-        let mut of_pods = Vec::new();
+    /// dirty or may belong to an atom that came or went. Returns the frontends that local pods have
+    /// begun or ceased to serve.
+    fn refresh_addresses(
+        &mut self,
+        addresses: &mut BTreeSet<IpAddr>,
+        usage: &Usage,
+    ) -> Vec<Serves> {
+        let (mut of_pods, mut served) = (Vec::new(), Vec::new());
         for (id, change) in usage.atoms.iter().filter(|(_, change)| **change != 0) {
             match self.atoms.atom(*id) {
                 Some(Atom::Block(block)) if *change > 0 => self.space.add_block(block, *id),
                 Some(Atom::Block(block)) => self.space.remove_block(block, *id),
                 Some(Atom::OwnNode) => addresses.extend(self.cluster.own_addresses()),
+                Some(Atom::Serves(serves)) => served.push(serves.clone()),
                 _ => of_pods.push(*id),
+            }
+        }
+        for id in self.atoms.groups.settle() {
+            if let Some(Atom::Block(block)) = self.atoms.atom(id) {
+                self.space.touch_block(block);
             }
         }
         addresses.extend(self.atoms.members(&self.cluster, &of_pods));
@@ -161,10 +179,11 @@ impl Compiler {
         if dropped {
             self.atoms.sweep();
         }
-        for address in addresses {
-            let own = self.atoms.of_address(&self.cluster, address);
-            self.space.set_host(Prefix::host(address), own);
+        for address in &*addresses {
+            let own = self.atoms.of_address(&self.cluster, *address);
+            self.space.set_host(Prefix::host(*address), own);
         }
+        served
     }
 
     /// Fills the columns of new classes in the rows there are, then the rows of new specs.
@@ -273,6 +292,8 @@ impl Compiler {
         let retired = self.classes.sweep();
         self.rows.sweep(&used, &retired, &mut self.sets, ops);
         self.sets.sweep();
+        self.atoms.frontends.sweep();
+        self.atoms.groups.sweep();
     }
 }
 
