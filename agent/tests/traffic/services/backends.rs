@@ -152,7 +152,7 @@ fn services_that_nobody_translates() {
     cluster.enforce();
     for (service, passes) in [(good, true), (bad, false)] {
         for to in service.cluster_ips() {
-            let result = cluster.pod("client1").probe(Protocol::Udp, to, SERVICE_PORT, MOMENT * 4);
+            let result = cluster.pod("client1").probe(Protocol::Tcp, to, SERVICE_PORT, MOMENT * 4);
             let expected = if passes { "unreachable" } else { "timed out" };
             assert_eq!(result.to_string(), expected, "{} at {to}", service.name);
         }

@@ -5,9 +5,21 @@ use netpold_testbed::{Cni, Proxy, require_root};
 use super::world::{NODE_PORT, Service, answer, provide};
 use crate::cluster::{Cluster, isolate};
 
+/// A node whose bridge sends packets back where they came from, as the bridge plugin's
+/// `hairpinMode` has it: what a pod sends to itself is translated before it is bridged.
+fn hairpin(cni: Cni) -> Cluster {
+    let cluster = Cluster::one(cni).with_pods(&["alone", "other"]);
+    if cni == Cni::Bridge {
+        let veth = cluster.pod("alone").host_interface();
+        let hairpin = format!("link set {veth} type bridge_slave hairpin on\n");
+        cluster.nodes[0].netns().ip(&hairpin).unwrap();
+    }
+    cluster
+}
+
 /// Isolated both ways and allowed nothing; what is not itself does not answer.
 fn itself(cni: Cni, proxy: Proxy) {
-    let mut cluster = Cluster::one(cni).with_pods(&["alone", "other"]);
+    let mut cluster = hairpin(cni);
     let own = Service::new(1, "own").pods(&cluster, &["alone"]).node_port(NODE_PORT);
     let shared = Service::new(2, "shared").pods(&cluster, &["alone", "other"]);
     let services = [own, shared];
@@ -20,6 +32,9 @@ fn itself(cni: Cni, proxy: Proxy) {
     let node_ports = cluster.nodes[0].addresses().map(|address| (address, NODE_PORT).into());
     answer(alone, &node_ports, &["alone"]);
     // Its masquerade opens nothing to others.
+    answer(cluster.pod("other"), &own.sockets(), &[""]);
+    cluster.policy("alone", isolate("alone", &["Ingress"])).enforce();
+    answer(cluster.pod("alone"), &own.sockets(), &["alone"]);
     answer(cluster.pod("other"), &own.sockets(), &[""]);
 }
 
