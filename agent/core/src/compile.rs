@@ -5,6 +5,10 @@
 //! into classes ([`classes`]); a row ([`rows`]) holds what its spec allows each class. A change is
 //! followed along exactly these lines: an endpoint's new spec brings and drops atoms, these touch
 //! addresses, these change class, and [`crate::delta`] orders the flips.
+//!
+//! Two kinds of atoms follow from others. Blocks that no spec tells apart are one in signatures
+//! ([`groups`]). Addresses of Services and node ports have an atom made of their backends'
+//! ([`frontends`]), so they are settled after all others ([`services`]).
 
 pub(crate) mod classes;
 mod endpoints;

@@ -63,7 +63,7 @@ fn nth_service(number: u32) -> [Change; 3] {
         name: "web".into(),
         protocol: Protocol::Tcp,
         port: 443,
-        node_port: (number % 10 == 0).then_some(20_000 + number as u16),
+        node_port: number.is_multiple_of(10).then_some(20_000 + number as u16),
     };
     let key = Key::new(namespace.clone(), name.clone());
     let service = Service { key, addresses: vec![address], ports: vec![port] };

@@ -99,6 +99,11 @@ impl Services {
         })
     }
 
+    /// Whether no address is anybody's backend.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.behind.is_empty()
+    }
+
     /// The Services that some address from `first` to `last`, both included, is a backend of.
     pub(crate) fn behind_range(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = Key> {
         let slices = self.behind.range(first..=last).flat_map(|(_, slices)| slices);

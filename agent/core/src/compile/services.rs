@@ -58,7 +58,9 @@ impl Compiler {
                 later.contains(&prefix)
             });
         if active {
-            work.services.extend(changed.into_iter().flat_map(|prefix| self.behind(prefix)));
+            if !self.cluster.translation().is_empty() {
+                work.services.extend(changed.into_iter().flat_map(|prefix| self.behind(prefix)));
+            }
             self.resolve(&mut work);
         }
         if work.nodes {

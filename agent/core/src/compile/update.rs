@@ -37,12 +37,12 @@ impl Compiler {
     /// Carries out an update on everything but the kernel, regardless of capacity.
     pub(super) fn run(&mut self) -> Vec<Op> {
         let mut ops = Vec::new();
-        let mut dirty = std::mem::take(&mut self.dirty);
+        let dirty = std::mem::take(&mut self.dirty);
         if dirty.namespaces {
             self.atoms.namespaces_changed();
         }
         let (mut changes, usage) = self.refresh_endpoints(&dirty);
-        let served = self.refresh_addresses(&mut dirty.addresses, &usage);
+        let served = self.refresh_addresses(dirty.addresses.clone(), &usage);
         let touched = self.settle_space(&dirty, &served);
         self.fill_rows(&changes, &mut ops);
 
@@ -150,11 +150,7 @@ impl Compiler {
     /// Brings the address space up to date: blocks that came or went, and the addresses that are
     /// dirty or may belong to an atom that came or went. Returns the frontends that local pods have
     /// begun or ceased to serve.
-    fn refresh_addresses(
-        &mut self,
-        addresses: &mut BTreeSet<IpAddr>,
-        usage: &Usage,
-    ) -> Vec<Serves> {
+    fn refresh_addresses(&mut self, mut addresses: BTreeSet<IpAddr>, usage: &Usage) -> Vec<Serves> {
         let (mut of_pods, mut served) = (Vec::new(), Vec::new());
         for (id, change) in usage.atoms.iter().filter(|(_, change)| **change != 0) {
             match self.atoms.atom(*id) {
@@ -179,9 +175,9 @@ impl Compiler {
         if dropped {
             self.atoms.sweep();
         }
-        for address in &*addresses {
-            let own = self.atoms.of_address(&self.cluster, *address);
-            self.space.set_host(Prefix::host(*address), own);
+        for address in addresses {
+            let own = self.atoms.of_address(&self.cluster, address);
+            self.space.set_host(Prefix::host(address), own);
         }
         served
     }
