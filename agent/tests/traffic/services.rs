@@ -1,5 +1,6 @@
 //! Services: real translation by rules as kube-proxy's, judged by the backend.
 
+mod agents;
 mod backends;
 mod itself;
 mod node_ports;
