@@ -41,6 +41,9 @@ const SHORT: Duration = Duration::from_secs(1);
 /// Bookmark that ends a streaming list.
 const LIST_ENDS: &str = "k8s.io/initial-events-end";
 
+/// Events that were there at once.
+type Chunk<K> = Vec<kube::Result<WatchEvent<K>>>;
+
 /// How far following a kind has come.
 enum State {
     /// Everything is to be listed.
@@ -117,7 +120,7 @@ impl<K: Kind> Follower<K> {
         loop {
             let page = api.list(&params).await.map_err(Failure::of)?;
             let at = Instant::now();
-            let changes: Vec<Change> =
+            let mut changes: Vec<Change> =
                 page.items.iter().filter_map(|object| self.store.listed(object)).collect();
             self.heard();
             params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
@@ -126,7 +129,8 @@ impl<K: Kind> Follower<K> {
                 continue;
             }
             let version = page.metadata.resource_version.unwrap_or_default();
-            self.end_list(version, changes, at).await;
+            changes.extend(self.complete(version));
+            self.say(changes, at).await;
             return Ok(());
         }
     }
@@ -138,11 +142,10 @@ impl<K: Kind> Follower<K> {
         self.begin_list();
         let params = WatchParams { send_initial_events: true, ..self.watch_params() };
         // No version: as recent as a list, not as old as some cache may be.
-        let stream = match timeout(STREAM_PAUSE, api.watch(&params, "")).await {
-            Ok(stream) => stream.map_err(Failure::of),
-            Err(_) => Err(Failure::NotUnderstood("no answer to a streaming list".into())),
+        let Ok(stream) = timeout(STREAM_PAUSE, api.watch(&params, "")).await else {
+            return self.without_streaming("no answer to a streaming list");
         };
-        let stream = match stream {
+        let stream = match stream.map_err(Failure::of) {
             Ok(stream) => stream,
             Err(Failure::NotUnderstood(reason)) => return self.without_streaming(&reason),
             // Whether the kind is served is for a plain list to say.
@@ -157,32 +160,48 @@ impl<K: Kind> Follower<K> {
             let Some(chunk) = chunk else {
                 return Err(Failure::Refused("the list broke off".into()));
             };
-            let (at, mut changes, mut version) = (Instant::now(), Vec::new(), None);
-            for event in chunk {
-                match event.map_err(Failure::of)? {
-                    WatchEvent::Bookmark(mark) if ends_list(&mark) => {
-                        version = Some(mark.metadata.resource_version);
-                        self.end_list(
-                            version.clone().unwrap_or_default(),
-                            std::mem::take(&mut changes),
-                            at,
-                        )
-                        .await;
-                    }
-                    event if version.is_some() => changes.extend(self.event(event)?),
-                    WatchEvent::Added(o) | WatchEvent::Modified(o) => {
-                        changes.extend(self.store.listed(&o))
-                    }
-                    WatchEvent::Deleted(o) => changes.extend(self.store.remove(&o)),
-                    WatchEvent::Bookmark(_) => {}
-                    WatchEvent::Error(status) => return Err(Failure::of_status(&status)),
-                }
-            }
-            self.heard();
-            self.say(changes, at).await;
-            if version.is_some() {
+            if self.take_listed(chunk).await? {
                 return self.follow(events).await;
             }
+        }
+    }
+
+    /// Takes in events of a streaming list; whether the list is complete now.
+    async fn take_listed(&mut self, chunk: Chunk<K>) -> Result<bool, Failure> {
+        let (at, mut changes, mut complete) = (Instant::now(), Vec::new(), false);
+        let mut outcome = Ok(());
+        for event in chunk {
+            outcome = match event.map_err(Failure::of) {
+                Ok(WatchEvent::Bookmark(mark)) if !complete && ends_list(&mark) => {
+                    complete = true;
+                    changes.extend(self.complete(mark.metadata.resource_version));
+                    Ok(())
+                }
+                Ok(event) if complete => self.event(event).map(|change| changes.extend(change)),
+                Ok(event) => self.listed(event).map(|change| changes.extend(change)),
+                Err(failure) => Err(failure),
+            };
+            if outcome.is_err() {
+                break;
+            }
+        }
+        if outcome.is_ok() {
+            self.heard();
+        }
+        // What came before a failure is told too: the next list will not find it changed.
+        self.say(changes, at).await;
+        outcome.map(|()| complete)
+    }
+
+    /// Takes in an event of a streaming list that is not complete.
+    fn listed(&mut self, event: WatchEvent<K>) -> Result<Option<Change>, Failure> {
+        match event {
+            WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                Ok(self.store.listed(&object))
+            }
+            WatchEvent::Deleted(object) => Ok(self.store.remove(&object)),
+            WatchEvent::Bookmark(_) => Ok(None),
+            WatchEvent::Error(status) => Err(Failure::of_status(&status)),
         }
     }
 
@@ -212,7 +231,7 @@ impl<K: Kind> Follower<K> {
 
     async fn follow<S>(&mut self, mut events: S) -> Result<(), Failure>
     where
-        S: StreamExt<Item = Vec<kube::Result<WatchEvent<K>>>> + Unpin,
+        S: StreamExt<Item = Chunk<K>> + Unpin,
     {
         let patience = self.connection.timeout();
         loop {
@@ -271,11 +290,11 @@ impl<K: Kind> Follower<K> {
         self.status.lists += 1;
     }
 
-    async fn end_list(&mut self, version: String, mut changes: Vec<Change>, at: Instant) {
-        changes.extend(self.store.complete());
+    /// The list of that version is complete; what it took away.
+    fn complete(&mut self, version: String) -> Vec<Change> {
         self.state = State::Watch(version);
         self.status.in_sync = true;
-        self.say(changes, at).await;
+        self.store.complete()
     }
 
     /// The server answers as it should.

@@ -171,6 +171,35 @@ async fn a_streaming_list_goes_on_as_a_watch() {
     assert_eq!(server.requests(" watch "), 6, "each went on without asking again");
 }
 
+/// What a list said before it broke off is not said again by the next one, but it is known.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_streaming_list_that_breaks_off_loses_nothing() {
+    fn script(resource: &str, _: &str, before: usize) -> Answer {
+        let metadata = json!({
+            "resourceVersion": "9", "annotations": { "k8s.io/initial-events-end": "true" },
+        });
+        let end = json!({ "kind": "K", "apiVersion": "v1", "metadata": metadata });
+        let mut lines = Vec::new();
+        if resource == "networkpolicies" {
+            lines.push(event("ADDED", object(Some("x"), "first", "1")));
+        }
+        if resource == "networkpolicies" && before == 0 {
+            let broken = json!({ "kind": "Status", "code": 500, "message": "etcd is away" });
+            lines.push(event("ERROR", broken));
+            return Answer(200, lines, false);
+        }
+        lines.push(event("BOOKMARK", end));
+        Answer(200, lines, true)
+    }
+    let server = Server::start(script);
+    let (mut source, _directory) = server.watched().await;
+    until(&mut source, |batch, said| {
+        batch.in_sync && matches!(said, [Change::Policy(policy)] if policy.key.name == "first")
+    })
+    .await;
+    assert_eq!(server.requests("networkpolicies watch "), 2);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_went_between_two_lists_is_gone() {
     fn script(resource: &str, query: &str, before: usize) -> Answer {
