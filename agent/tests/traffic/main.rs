@@ -30,3 +30,4 @@ mod spoof;
 mod udp;
 mod uninstall;
 mod updates;
+mod uplink;
