@@ -150,7 +150,7 @@ pub struct ExplainArgs {
     /// Who sends: namespace/pod or an address
     #[arg(long, value_name = "WHO", env = "NETPOLD_FROM", required_unless_present = "probes")]
     pub from: Option<Party>,
-    /// Who receives: namespace/pod or an address
+    /// Who receives: namespace/pod, svc/namespace/name or an address
     #[arg(long, value_name = "WHO", env = "NETPOLD_TO", required_unless_present = "probes")]
     pub to: Option<Party>,
     /// Destination port (TCP, UDP and SCTP need one)

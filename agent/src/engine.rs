@@ -269,7 +269,7 @@ impl Engine {
     }
 
     /// Whether the programs judge a pod at an interface.
-    fn is_pod(&self, ifindex: u32) -> bool {
+    pub(super) fn is_pod(&self, ifindex: u32) -> bool {
         matches!(self.dataplane.attached(ifindex), Some(Role::Pod(_)))
     }
 

@@ -202,6 +202,32 @@ fn bad_flags() {
 }
 
 #[test]
+fn a_cluster_that_cannot_be_asked_is_named() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("config");
+    let config = path.to_str().unwrap();
+    let run = |more: &[&str]| netpold(&[&["run", "--node-name", "n"], more].concat());
+    refused(&run(&[]), 1, "not in a cluster (KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT");
+    refused(&run(&["--context", "a"]), 2, "--kubeconfig <FILE>");
+    refused(&run(&["--manifests", "/", "--kubeconfig", "/none"]), 2, "cannot be used with");
+    refused(&run(&["--kubeconfig", "/none"]), 1, "--kubeconfig /none: No such file or directory");
+    fs::write(&path, "clusters: 7").unwrap();
+    refused(&run(&["--kubeconfig", config]), 1, "failed to parse kubeconfig YAML");
+    let contexts = "contexts: [{name: a, context: {cluster: c, user: u}}]\n";
+    fs::write(&path, contexts).unwrap();
+    refused(&run(&["--kubeconfig", config]), 1, "no current-context: choose one with --context");
+    let other = run(&["--kubeconfig", config, "--context", "b"]);
+    refused(&other, 1, &format!("--context b: {config} has no such context, but a"));
+    let none = run(&["--kubeconfig", config, "--context", "a"]);
+    refused(&none, 1, "failed to load the cluster of context");
+    let cluster = "clusters: [{name: c, cluster: {server: 'https://[::1]:1', certificate-authority: /none}}]\n\
+                   users: [{name: u, user: {}}]\n";
+    fs::write(&path, format!("{contexts}{cluster}")).unwrap();
+    let none = run(&["--kubeconfig", config, "--context", "a"]);
+    refused(&none, 1, "failed to load certificate authority");
+}
+
+#[test]
 fn bad_manifests_are_named_and_nothing_is_answered_without_them() {
     let dir = cluster();
     let pair = ["--from", "x/b", "--to", "x/a", "--port", "80"];

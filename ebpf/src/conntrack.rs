@@ -342,9 +342,10 @@ impl<K: Key> Flow<K> {
         now: u32,
     ) -> Option<(*mut u64, Control)> {
         let (mut best, mut best_rank, mut best_control) = (0, PROTECTED, Control(0));
-        // A count that the compiler does not know: unrolled, this would not fit the stack.
-        let places = memory.opaque(PLACES, self.hash).min(PLACES);
-        for place in 0..places {
+        // A number that the verifier knows and the compiler does not. Unrolled, this would not fit the
+        // stack; and a loop that ends with `!=` instead of `<` never ends for verifiers before 6.8.
+        let mut place = 0;
+        while place < PLACES {
             // SAFETY: as the caller promises.
             let (control, protocol) = unsafe {
                 let way = self.way(place);
@@ -359,6 +360,7 @@ impl<K: Key> Flow<K> {
             if best_rank == FREE {
                 break;
             }
+            place = core::hint::black_box(place + 1);
         }
         // SAFETY: as the caller promises.
         (best_rank != PROTECTED).then(|| (unsafe { self.way(best % PLACES) }, best_control))

@@ -7,7 +7,7 @@ use netpold_testbed::is_root;
 
 use crate::cargo;
 use crate::setup::{self, Toolchain};
-use crate::step;
+use crate::{image, step};
 
 /// Runs all checks, also after one has failed, so that one run names everything that is wrong.
 ///
@@ -21,6 +21,9 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     if let Err(error) = setup::for_tests() {
         step::warning(&format!("the tests against an API server will be SKIPPED: {error:#}"));
     }
+    if let Err(error) = setup::for_deploy() {
+        step::warning(&format!("what looks at deploy/ will be SKIPPED in part: {error:#}"));
+    }
     let mut failed = Vec::new();
     let mut check = |name: &'static str, result: Result<()>| {
         if let Err(error) = result {
@@ -32,6 +35,7 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
         check("format", step::show(&mut cargo(&["fmt", "--all", "--check"])));
         check("clippy", clippy(&toolchain));
         check("licences and advisories", deny());
+        check("image", image::test(&toolchain));
     }
     // Last, so that the runner's summary is what one sees at the end.
     check("tests", tests(&toolchain, filter));

@@ -15,6 +15,9 @@ const INSTRUMENTED: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-covera
 /// With a target named, build scripts and macros are not instrumented.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
+/// Targets that need more than netpold's core; see `agent/fuzz/Cargo.toml`.
+const NEED_AGENT: [&str; 2] = ["manifests", "selectors"];
+
 /// Options of the chore.
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -24,7 +27,7 @@ pub(crate) struct Options {
     /// How long
     #[arg(long, default_value_t = 600)]
     seconds: u32,
-    /// Put the smallest inputs that cover what all inputs found cover into the committed corpus
+    /// Put some of the inputs found, small ones and long ones, into the committed corpus
     #[arg(long)]
     keep: bool,
 }
@@ -55,8 +58,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 fn build(fuzz: &Path, target: &str) -> Result<PathBuf> {
+    let features = if NEED_AGENT.contains(&target) { "agent" } else { "" };
     step::show(
-        cargo(&["build", "--target", TARGET, "--bin", target])
+        cargo(&["build", "--target", TARGET, "--bin", target, "--features", features])
             .current_dir(fuzz)
             .env("RUSTFLAGS", INSTRUMENTED)
             // No target looks at the eBPF object.
@@ -68,7 +72,7 @@ fn build(fuzz: &Path, target: &str) -> Result<PathBuf> {
 /// Inputs of the committed corpus at the most: it is replayed in every test run.
 const KEPT: usize = 150;
 
-/// The merged corpus replaces the committed one, smallest inputs first.
+/// Adds to the committed corpus inputs of all sizes, of those that cover what all inputs cover.
 fn keep(binary: &Path, found: &Path, committed: &Path) -> Result<()> {
     let merged = tempfile::tempdir()?;
     step::quiet(Command::new(binary).arg("-merge=1").arg(merged.path()).args([committed, found]))?;
@@ -78,9 +82,11 @@ fn keep(binary: &Path, found: &Path, committed: &Path) -> Result<()> {
         inputs.push((entry.metadata()?.len(), entry.file_name()));
     }
     inputs.sort();
-    for (_, name) in inputs.iter().take(KEPT) {
+    let step_by = inputs.len().div_ceil(KEPT).max(1);
+    let kept = inputs.iter().step_by(step_by);
+    step::note(&format!("keeping {} of {} inputs", kept.len(), inputs.len()));
+    for (_, name) in kept {
         fs::copy(merged.path().join(name), committed.join(name))?;
     }
-    step::note(&format!("kept {} of {} inputs", inputs.len().min(KEPT), inputs.len()));
     Ok(())
 }

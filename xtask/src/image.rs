@@ -133,8 +133,34 @@ fn build(arch: Arch) -> Result<PathBuf> {
         .args(["--profile", "image", "--target", target])
         .env(flags, format!("-Ctarget-feature=+crt-static {}", remap()))
         .env_remove("RUSTFLAGS");
-    step::show(toolchain.apply(&mut command))?;
+    let command = toolchain.apply(&mut command);
+    if arch.rust() != std::env::consts::ARCH {
+        cross(command, target)?;
+    }
+    step::show(command)?;
     Ok(self::target().join(target).join("image/netpold"))
+}
+
+/// Debian's compiler builds the standard library from its sources, with Debian's cross compiler for C:
+/// no toolchain for the other processor has to be fetched.
+fn cross(command: &mut Command, target: &str) -> Result<()> {
+    const RUSTC: &str = "/usr/bin/rustc";
+    const SOURCES: &str = "/usr/lib/rustlib/src/rust/library/vendor";
+    let gcc = format!("{}-gcc", target.replace("-unknown", ""));
+    let found = Command::new(&gcc).arg("--version").output().is_ok();
+    ensure!(
+        found && Path::new(SOURCES).is_dir(),
+        "building for {target} needs {gcc} and the sources of Rust's standard library: Debian packages \
+         gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, rustc-web, rust-web-src"
+    );
+    let linker = format!("CARGO_TARGET_{}_LINKER", target.to_uppercase().replace('-', "_"));
+    command
+        .env(linker, &gcc)
+        .env(format!("CC_{}", target.replace('-', "_")), &gcc)
+        .env("RUSTC", RUSTC)
+        .env("RUSTC_BOOTSTRAP", "1")
+        .arg("-Zbuild-std=std,panic_unwind");
+    Ok(())
 }
 
 /// Where cargo puts what it builds.

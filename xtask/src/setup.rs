@@ -4,10 +4,12 @@
 //! - a compiler with the sources of `core` that can build for the eBPF target: a nightly with
 //!   rust-src, or Debian's own compiler (rustc-web, rust-web-src);
 //! - bpf-linker, installed into the user's cache and nowhere else;
-//! - for the tests alone kubectl, and kube-apiserver and etcd in the user's cache.
+//! - for the tests alone kubectl, kube-apiserver and etcd in the user's cache, and tools that look at
+//!   `deploy/` (skopeo, shellcheck, ruby, promtool).
 //!
 //! `agent/build.rs` looks for the compiler and the linker in the same places.
 
+mod deploy;
 mod kube_apiserver;
 mod packages;
 mod toolchain;
@@ -48,6 +50,14 @@ pub(crate) fn run() -> Result<Toolchain> {
     }
     look_again()?;
     Toolchain::find()
+}
+
+/// Installs the tools that look at `deploy/` and at the image.
+///
+/// # Errors
+/// Naming what could not be had.
+pub(crate) fn for_deploy() -> Result<()> {
+    deploy::install()
 }
 
 /// Installs what only the tests against a real API server need.

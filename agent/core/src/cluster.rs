@@ -105,6 +105,13 @@ impl Cluster {
         self.services.slices()
     }
 
+    /// The Services that packets to an address may be for, as its own or as a node's, and the slices
+    /// of their backends.
+    #[must_use]
+    pub fn services_at(&self, address: IpAddr) -> (Vec<&Service>, Vec<&EndpointSlice>) {
+        self.services.leading_from(address)
+    }
+
     /// Where packets are translated, and to whom.
     pub(crate) fn translation(&self) -> &Services {
         &self.services

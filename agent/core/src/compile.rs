@@ -9,6 +9,7 @@
 pub(crate) mod classes;
 mod endpoints;
 pub(crate) mod frontends;
+pub(crate) mod groups;
 pub(crate) mod ids;
 pub(crate) mod peers;
 mod ports;
@@ -31,6 +32,7 @@ use crate::model::Change;
 use crate::ops::{Capacity, Op};
 use classes::Classes;
 use endpoints::Endpoints;
+use groups::SpecId;
 use peers::Atoms;
 use rows::Rows;
 use sets::Sets;
@@ -92,8 +94,9 @@ pub struct Compiler {
     cluster: Cluster,
     dirty: Dirty,
     atoms: Atoms,
-    /// Specs in use and the number of endpoint directions that use them.
-    specs: HashMap<Arc<Spec>, u32>,
+    /// Specs in use, their numbers and how many endpoint directions use them.
+    specs: HashMap<Arc<Spec>, (SpecId, u32)>,
+    next_spec: SpecId,
     space: Space,
     classes: Classes,
     services: services::Services,
@@ -116,6 +119,7 @@ impl Compiler {
             dirty: Dirty::default(),
             atoms: Atoms::default(),
             specs: HashMap::new(),
+            next_spec: 0,
             space: Space::new(),
             classes: Classes::new(),
             services: services::Services::default(),

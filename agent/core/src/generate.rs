@@ -127,6 +127,7 @@ impl Cluster {
         let names = self.objects.iter().filter_map(|object| match object {
             Change::Pod(pod) => Some(pod.key.name.as_str()),
             Change::Policy(policy) => Some(policy.key.name.as_str()),
+            Change::EndpointSlice(slice) => Some(slice.key.name.as_str()),
             _ => None,
         });
         names.map(number).max().unwrap_or(0)

@@ -3,8 +3,8 @@
 
 use netpold_core::explain::{Explainer, Explanation, Verdict};
 use netpold_core::model::{
-    Change, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy, PortMatch,
-    PortRule, Protocol, Requirement, Rule, Selector,
+    Change, EndpointSlice, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy,
+    PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
 };
 use netpold_core::probe::Probe;
 
@@ -205,4 +205,101 @@ fn json_has_the_probe_and_the_verdict() {
     assert_eq!(answer["ingress"]["nearest"]["rule"]["index"], 1);
     assert_eq!(answer["ingress"]["isolated_by"][0]["name"], "deny");
     assert_eq!(answer["egress"]["verdict"], "allow");
+}
+
+/// The shop behind a Service with this address, service port 80 and these backends on port 8443; an
+/// egress rule of the client's names a pod and a block.
+fn ask_service(to: &str, backends: &[&str]) -> Explanation {
+    let block = IpBlock { cidr: "10.96.0.0/16".parse().unwrap(), except: vec![] };
+    let named = Peer::Pods { namespaces: Some(Selector::default()), pods: is("app", "db") };
+    let out = Policy {
+        key: Key::new("a", "out"),
+        pod_selector: is("app", "client"),
+        ingress: None,
+        egress: Some(vec![
+            Rule { peers: Some(vec![Peer::Block(block)]), ports: None },
+            Rule { peers: Some(vec![named]), ports: Some(vec![tcp(PortMatch::Any)]) },
+        ]),
+        problems: vec![],
+    };
+    let front = |name: &str, address: &str| {
+        Change::Service(Service {
+            key: Key::new("shop", name),
+            addresses: vec![address.parse().unwrap()],
+            ports: vec![ServicePort {
+                name: String::new(),
+                protocol: Protocol::Tcp,
+                port: 80,
+                node_port: Some(30080),
+            }],
+        })
+    };
+    let slice = |name: &str| {
+        Change::EndpointSlice(EndpointSlice {
+            key: Key::new("shop", name),
+            service: name.to_owned(),
+            ports: vec![SlicePort { name: String::new(), protocol: Protocol::Tcp, port: 8443 }],
+            addresses: backends.iter().map(|a| a.parse().unwrap()).collect(),
+        })
+    };
+    let own = Change::Policy(Policy {
+        key: Key::new("shop", "open"),
+        pod_selector: is("app", "db"),
+        ingress: Some(vec![Rule { peers: None, ports: None }]),
+        egress: None,
+        problems: vec![],
+    });
+    let changes = [Change::Policy(out), front("s", "10.96.0.1"), slice("s"), own];
+    let port = if to.starts_with("192.") { 30080 } else { 80 };
+    let probe = format!(r#"{{"from":"a/client","to":"{to}","port":{port}}}"#);
+    Explainer::new(shop().into_iter().chain(changes))
+        .explain(&serde_json::from_str(&probe).unwrap())
+}
+
+#[test]
+fn services_are_judged_on_their_backends() {
+    for (backends, verdict, note) in [
+        (&["10.0.0.2"][..], Verdict::Allow, "Service shop/s: every backend is allowed"),
+        (
+            &["10.0.0.2", "10.0.0.4"],
+            Verdict::Allow,
+            "Service shop/s: its backends differ, 1 of 2 are allowed",
+        ),
+        (
+            &["10.0.0.4"],
+            Verdict::Deny,
+            "Service shop/s: none of its backends is allowed; a rule allows the address itself, but \
+             what counts is where it leads",
+        ),
+        (&[], Verdict::Deny, "Service shop/s has no ready backend: nothing answers"),
+    ] {
+        for to in ["10.96.0.1", "svc/shop/s"] {
+            let answer = ask_service(to, backends);
+            assert_eq!(answer.note.as_deref(), Some(note), "{answer}");
+            assert_eq!((answer.verdict, answer.backends.len()), (verdict, backends.len()));
+        }
+    }
+    let node_port = ask_service("192.168.0.2", &["10.0.0.4"]);
+    assert_eq!(node_port.verdict, Verdict::Deny, "{node_port}");
+    let note = node_port.note.unwrap();
+    assert_eq!(note, "Service shop/s: none of its backends is allowed");
+}
+
+#[test]
+fn a_services_answer_in_full() {
+    says(
+        &ask_service("svc/shop/s", &["10.0.0.2"]),
+        &[
+            "allow: a/client to svc/shop/s, TCP 80",
+            "Service shop/s: every backend is allowed",
+            "backend 10.0.0.2 port 8443, pod shop/db: allow",
+            "  egress of pod a/client: allowed, egress rule 2 of a/out allows TCP to pods app=db of \
+             every namespace",
+            "    isolated by a/out",
+            "  ingress of pod shop/db: allowed, ingress rule 1 of shop/open allows everything from \
+             anyone",
+            "    isolated by shop/deny, shop/open",
+            "    not understood in shop/deny: spec.ingress[0].from[0]: neither selector nor ipBlock",
+        ],
+    );
 }

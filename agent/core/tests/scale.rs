@@ -7,12 +7,15 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant;
 
 use common::*;
-use netpold_core::model::{Change, Interface, Pod, Selector};
+use netpold_core::model::{
+    Change, EndpointSlice, Interface, Key, Pod, Protocol, Selector, Service, ServicePort, SlicePort,
+};
 
 const NAMESPACES: u32 = 1000;
 const PODS: u32 = 100_000;
 const LOCAL: u32 = 110;
 const POLICIES: u32 = 5000;
+const SERVICES: u32 = 10_000;
 
 fn namespace_name(number: u32) -> String {
     format!("ns{number}")
@@ -52,6 +55,35 @@ fn nth_policy(number: u32) -> netpold_core::model::Policy {
     )
 }
 
+/// Service `number`: ten backends in two slices, as they come with pods; every tenth has a node port.
+fn nth_service(number: u32) -> [Change; 3] {
+    let (namespace, name) = (namespace_name(number % NAMESPACES), format!("s{number}"));
+    let address = IpAddr::V4(Ipv4Addr::from_bits(0x0a60_0000 + number));
+    let port = ServicePort {
+        name: "web".into(),
+        protocol: Protocol::Tcp,
+        port: 443,
+        node_port: (number % 10 == 0).then_some(20_000 + number as u16),
+    };
+    let key = Key::new(namespace.clone(), name.clone());
+    let service = Service { key, addresses: vec![address], ports: vec![port] };
+    let slices = [0, 1].map(|half| nth_slice(number, half, 5));
+    let [first, second] = slices;
+    [Change::Service(service), first, second]
+}
+
+fn nth_slice(number: u32, half: u32, backends: u32) -> Change {
+    let pods =
+        (0..backends).map(|n| (number + NAMESPACES * (number % 7 + 7 * (half * 5 + n))) % PODS);
+    let addresses = pods.map(|n| IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0000 + n)));
+    Change::EndpointSlice(EndpointSlice {
+        key: Key::new(namespace_name(number % NAMESPACES), format!("s{number}-{half}")),
+        service: format!("s{number}"),
+        ports: vec![SlicePort { name: "web".into(), protocol: Protocol::Tcp, port: 80 }],
+        addresses: addresses.collect(),
+    })
+}
+
 fn timed<T>(what: &str, work: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let result = work();
@@ -62,7 +94,22 @@ fn timed<T>(what: &str, work: impl FnOnce() -> T) -> T {
 #[test]
 #[ignore = "reports times, judges nothing"]
 fn large_cluster() {
+    measure(0);
+}
+
+#[test]
+#[ignore = "reports times, judges nothing"]
+fn large_cluster_with_services() {
+    measure(SERVICES);
+}
+
+fn measure(services: u32) {
     let mut changes = vec![Change::Node(node(NODE, &["192.0.2.1"]))];
+    changes.extend((0..1000u32).map(|n| {
+        let address = format!("192.0.{}.{}", 3 + n / 250, n % 250);
+        Change::Node(node(&format!("n{n}"), &[&address]))
+    }));
+    changes.extend((0..services).flat_map(nth_service));
     changes.extend((0..NAMESPACES).map(|n| {
         let team = format!("team{}", n % 10);
         Change::Namespace(namespace(&namespace_name(n), &[("team", &team)]))
@@ -89,6 +136,15 @@ fn large_cluster() {
     next("remote pod relabelled, peers match", Change::Pod(moved));
     next("remote pod gone", Change::PodGone(nth_pod(99_997, "1").key));
     next("remote pod new", Change::Pod(nth_pod(PODS + 1, "1")));
+    if services > 0 {
+        next("slice: a backend less", nth_slice(77, 0, 4));
+        next("slice: a backend more", nth_slice(77, 0, 5));
+        next("slice of a node port: no backend", nth_slice(80, 0, 0));
+        next("slice of a node port: five", nth_slice(80, 0, 5));
+        next("service gone", Change::ServiceGone(Key::new(namespace_name(78), "s78")));
+        let [service, ..] = nth_service(78);
+        next("service new", service);
+    }
     let mut local = nth_pod(5, "1");
     local.labels.insert("app".into(), "app3".into());
     next("local pod relabelled", Change::Pod(local));
@@ -108,4 +164,29 @@ fn large_cluster() {
     timed("reinstall", || {
         world.compiler.reinstall(netpold_core::ops::Capacity::default()).unwrap()
     });
+}
+
+#[test]
+#[ignore = "reports times, judges nothing"]
+fn a_rule_of_100_000_blocks() {
+    let nth = |n: u32| {
+        let address = IpAddr::V4(Ipv4Addr::from_bits(0x1400_0000 + n * 16));
+        block(&format!("{address}/28"), &[])
+    };
+    let listed = |count: u32| {
+        let rules = vec![rule(Some((0..count).map(nth).collect()), Some(vec![tcp(443)]))];
+        Change::Policy(policy("a", "blocks", Selector::default(), None, Some(rules)))
+    };
+    let mut world = World::new([
+        Change::Namespace(namespace("a", &[])),
+        Change::Pod(pod("a", "p", &[], &["10.0.0.1"])),
+        Change::Interface(interface(1, &["10.0.0.1"])),
+    ]);
+    for (what, count) in [("100,000 blocks", 100_000), ("one less", 99_999), ("one more", 100_000)]
+    {
+        world.compiler.apply(listed(count));
+        let ops = timed(what, || world.compiler.update().unwrap());
+        println!("  {} operations, {:?}", ops.len(), world.compiler.fill()[0]);
+        world.compiler.grace_passed();
+    }
 }

@@ -11,12 +11,14 @@ mod frames;
 mod harness;
 #[path = "../../tests/kernel/input.rs"]
 mod input;
+#[cfg(feature = "agent")]
 #[path = "../../tests/fuzz/manifests.rs"]
 mod manifests;
 #[path = "../../tests/fuzz/packets.rs"]
 mod packets;
 #[path = "../../tests/fuzz/probes.rs"]
 mod probes;
+#[cfg(feature = "agent")]
 #[path = "../../tests/fuzz/selectors.rs"]
 mod selectors;
 #[path = "../../tests/fuzz/tables.rs"]
@@ -31,10 +33,12 @@ pub mod run {
         crate::packets::run(bytes);
     }
     /// `agent/tests/fuzz/manifests.rs`
+    #[cfg(feature = "agent")]
     pub fn manifests(bytes: &[u8]) {
         crate::manifests::run(bytes);
     }
     /// `agent/tests/fuzz/selectors.rs`
+    #[cfg(feature = "agent")]
     pub fn selectors(bytes: &[u8]) {
         crate::selectors::run(bytes);
     }

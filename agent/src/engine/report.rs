@@ -193,7 +193,14 @@ impl Engine {
         let cluster = self.compiler.cluster();
         let subjects: BTreeSet<Key> =
             drops.clone().filter_map(|drop| self.pod_of(drop.endpoint)).collect();
-        let remotes: BTreeSet<IpAddr> = drops.filter_map(|drop| drop.remote).collect();
+        let mut remotes: BTreeSet<IpAddr> = drops.filter_map(|drop| drop.remote).collect();
+        let mut translation: Vec<Change> = Vec::new();
+        for remote in remotes.clone() {
+            let (services, slices) = cluster.services_at(remote);
+            remotes.extend(slices.iter().flat_map(|slice| &slice.addresses));
+            translation.extend(services.into_iter().cloned().map(Change::Service));
+            translation.extend(slices.into_iter().cloned().map(Change::EndpointSlice));
+        }
         let pods = cluster.pods().values().filter(|pod| {
             subjects.contains(&pod.key) || pod.addresses.iter().any(|a| remotes.contains(a))
         });
@@ -210,7 +217,7 @@ impl Engine {
         let isolating: BTreeSet<&str> = subjects.iter().map(|key| key.namespace.as_str()).collect();
         let policies = isolating.into_iter().flat_map(|namespace| cluster.policies_in(namespace));
         let policies = policies.map(|p| Change::Policy(p.as_ref().clone()));
-        Explainer::new(namespaces.chain(nodes).chain(pods).chain(policies))
+        Explainer::new(namespaces.chain(nodes).chain(pods).chain(policies).chain(translation))
     }
 }
 

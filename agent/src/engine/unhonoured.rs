@@ -1,25 +1,101 @@
 //! Which policies cannot be honoured here, for Kubernetes Events.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use netpold_core::cluster::is_subject;
-use netpold_core::model::Key;
+use netpold_core::cluster::{Cluster, is_subject};
+use netpold_core::model::{Key, Pod, Policy};
 
 use super::Engine;
 
+/// Nodes that speak up about one policy: more would say the same, fewer might all be down.
+const SPEAKERS: usize = 3;
+/// Policies looked at: of each the namespace's pods are gone through while the engine stands still.
+const LOOKED_AT: usize = 100;
+
 impl Engine {
-    /// Policies with a part that could not be understood which select a local pod, and the reasons.
+    /// Policies with a part that could not be understood, and the reasons; those that select a pod of
+    /// this node, if it is one of the first few nodes by name with such a pod.
     #[must_use]
     pub fn unhonoured(&self) -> BTreeMap<Key, Vec<String>> {
-        let cluster = self.compiler.cluster();
-        let troubled = cluster.policies().values().filter(|policy| !policy.problems.is_empty());
-        let concerned = troubled.filter(|policy| {
-            cluster.pods_in(&policy.key.namespace).any(|pod| {
-                pod.node == cluster.node_name()
-                    && is_subject(pod)
-                    && policy.pod_selector.matches(&pod.labels)
-            })
-        });
-        concerned.map(|policy| (policy.key.clone(), policy.problems.clone())).collect()
+        unhonoured(self.compiler.cluster())
+    }
+}
+
+fn unhonoured(cluster: &Cluster) -> BTreeMap<Key, Vec<String>> {
+    let own = cluster.node_name();
+    let mut troubled = cluster.policies().values().filter(|p| !p.problems.is_empty()).peekable();
+    if troubled.peek().is_none() {
+        return BTreeMap::new();
+    }
+    let here: Vec<&Arc<Pod>> = cluster.pods().values().filter(|pod| pod.node == own).collect();
+    troubled
+        .filter(|policy| here.iter().any(|pod| selects(policy, pod)))
+        .take(LOOKED_AT)
+        .filter(|policy| {
+            let pods = cluster.pods_in(&policy.key.namespace);
+            let nodes: BTreeSet<&str> =
+                pods.filter(|pod| selects(policy, pod)).map(|pod| pod.node.as_str()).collect();
+            nodes.into_iter().filter(|node| !node.is_empty()).take(SPEAKERS).any(|n| n == own)
+        })
+        .map(|policy| (policy.key.clone(), policy.problems.clone()))
+        .collect()
+}
+
+fn selects(policy: &Policy, pod: &Pod) -> bool {
+    policy.key.namespace == pod.key.namespace
+        && is_subject(pod)
+        && policy.pod_selector.matches(&pod.labels)
+}
+
+#[cfg(test)]
+mod tests {
+    use netpold_core::compile::{Compiler, Options};
+    use netpold_core::model::{Change, Selector};
+
+    use super::*;
+
+    fn pod(namespace: &str, node: &str) -> Change {
+        Change::Pod(Pod {
+            key: Key::new(namespace, node),
+            uid: node.to_owned(),
+            labels: BTreeMap::new(),
+            node: node.to_owned(),
+            addresses: Vec::new(),
+            host_network: false,
+            finished: false,
+            terminating: false,
+            created: 0,
+            ports: Vec::new(),
+        })
+    }
+
+    fn policy(namespace: &str, problems: &[&str]) -> Change {
+        Change::Policy(Policy {
+            key: Key::new(namespace, "p"),
+            pod_selector: Selector::default(),
+            ingress: Some(Vec::new()),
+            egress: None,
+            problems: problems.iter().map(|p| (*p).to_owned()).collect(),
+        })
+    }
+
+    #[test]
+    fn three_nodes_speak_up_about_a_policy_that_selects_pods_of_theirs() {
+        let speaks = |node: &str| {
+            let mut compiler = Compiler::new(Options { node: node.into(), ..Options::default() });
+            let pods = ["", "n1", "n2", "n3", "n4"].map(|node| pod("x", node));
+            let policies = [policy("x", &["bad"]), policy("good", &[]), policy("empty", &["bad"])];
+            let pods = pods.into_iter().chain([pod("good", "n1")]);
+            pods.chain(policies).for_each(|change| compiler.apply(change));
+            let policies: Vec<String> =
+                unhonoured(compiler.cluster()).into_keys().map(|key| key.to_string()).collect();
+            policies
+        };
+        for node in ["n1", "n2", "n3"] {
+            assert_eq!(speaks(node), ["x/p"], "{node}");
+        }
+        assert!(speaks("n4").is_empty(), "three have spoken");
+        assert!(speaks("n5").is_empty(), "no pod there");
     }
 }

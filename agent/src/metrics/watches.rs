@@ -37,9 +37,10 @@ pub(super) fn write(source: &SourceStatus, writer: &mut Writer<'_>) -> fmt::Resu
     writer.gauges("watch_failing", help, of(|k| u64::from(k.error.is_some() || !k.served)))?;
     writer.gauges("watch_objects", "Objects of the kind", of(|kind| kind.objects as u64))?;
     let help = "When the API server was last heard of, in seconds since 1970";
-    let heard = source.kinds.iter().filter_map(|kind| {
-        kind.last_event.map(|at| ([("kind", kind.kind.clone())], at))
-    });
+    let heard = source
+        .kinds
+        .iter()
+        .filter_map(|kind| kind.last_event.map(|at| ([("kind", kind.kind.clone())], at)));
     writer.gauges("watch_last_event_timestamp_seconds", help, heard)?;
     writer.counters("watch_lists", "Full lists begun", of(|kind| kind.lists))?;
     writer.counters("watch_restarts", "Lists and watches that failed", of(|kind| kind.restarts))
@@ -75,7 +76,8 @@ mod tests {
             error: None,
         };
         let error = Some("connection refused".to_owned());
-        let services = KindStatus { kind: "services".into(), in_sync: false, error, ..pods.clone() };
+        let services =
+            KindStatus { kind: "services".into(), in_sync: false, error, ..pods.clone() };
         SourceStatus { kinds: vec![pods, services], ..SourceStatus::default() }
     }
 

@@ -5,7 +5,7 @@
 //! network namespace behind a veth, and writes its status. Each test has a server of its own, since
 //! it takes it down, stops it or fills it.
 
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests")]
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod follow;
 mod load;

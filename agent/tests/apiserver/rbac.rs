@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 use netpold::source::decode::decode;
 use netpold::source::document;
+use netpold_testbed::Access;
 use netpold_testbed::apiserver::Request;
 use serde_json::{Value, json};
 
-use crate::world::{NAMESPACE, PATIENCE, USER, World, complains, isolated, rbac_file};
+use crate::world::{NAMESPACE, PATIENCE, USER, World, binary, complains, isolated, rbac_file};
 
 /// Verb, group and resource.
 type Right = (String, String, String);
@@ -117,4 +118,43 @@ fn what_may_not_be_read_is_named_and_holds_everything_back() {
     world.server.apply(&text).unwrap();
     world.wait("isolating the server", |status| isolated(status, "server"));
     assert!(!world.reaches("client", "server"));
+}
+
+/// A certificate authority that signed nothing here.
+const ELSEWHERE: &str = "\
+-----BEGIN CERTIFICATE-----
+MIIBfjCCASSgAwIBAgITP+VkuN+Pt+xtQd+p1d7E5Mpu8zAKBggqhkjOPQQDAjAU
+MRIwEAYDVQQDDAllbHNld2hlcmUwIBcNMjYxMTIxMTY1MTI3WhgPMjEyNjEwMjgx
+NjUxMjdaMBQxEjAQBgNVBAMMCWVsc2V3aGVyZTBZMBMGByqGSM49AgEGCCqGSM49
+AwEHA0IABIgaoMfjpKgI6sQPBMENg+8ybPwuhTRWfO9NUf1X5V+yKTFDCdC40Sjs
+fwDxl2bGSlm3KMpKEQP4Rlw+CLn3FSGjUzBRMB0GA1UdDgQWBBT5gT2bsNezRy7i
+X17qO0bgIRgmxzAfBgNVHSMEGDAWgBT5gT2bsNezRy7iX17qO0bgIRgmxzAPBgNV
+HRMBAf8EBTADAQH/MAoGCCqGSM49BAMCA0gAMEUCIQDCdJdP9N9U8nPaUyALzlNU
+OtbOzU6JPBmm1UtICpSESgIgH/3prLzoY7+LwJQ1SBiJ3HcSYHKT90wNmA7YMHGJ
+wdE=
+-----END CERTIFICATE-----
+";
+
+#[test]
+fn a_server_of_another_authority_is_told_nothing() {
+    let Some(mut world) = World::new("a_server_of_another_authority_is_told_nothing") else {
+        return;
+    };
+    let right = world.server.certificate();
+    let wrong = world.server.directory().join("elsewhere.crt");
+    std::fs::write(&wrong, ELSEWHERE).unwrap();
+    let access = Access::TokenFile(&world.token_file());
+    let kubeconfig = world.server.write_kubeconfig("wrong", &access).unwrap();
+    let text = std::fs::read_to_string(&kubeconfig).unwrap();
+    let swapped = text.replace(right.to_str().unwrap(), wrong.to_str().unwrap());
+    assert_ne!(swapped, text);
+    std::fs::write(&kubeconfig, swapped).unwrap();
+    world.start_agent_with(&["--kubeconfig", kubeconfig.to_str().unwrap()], binary().into());
+    let agent = world.agent.as_mut().unwrap();
+    let words = "is the kubeconfig's (or the mounted) certificate authority this cluster's?";
+    agent.wait_for("suspicious", PATIENCE, |status| complains(status, words)).unwrap();
+    assert_eq!(world.server.requests(USER).unwrap(), []);
+    // The kubeconfig is put right: it is read again.
+    std::fs::write(&kubeconfig, text).unwrap();
+    world.wait("in sync", |_| true);
 }

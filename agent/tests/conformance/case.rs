@@ -120,8 +120,20 @@ struct Verdict {
 /// # Errors
 /// A file cannot be read or is not of the format.
 pub(crate) fn load_all() -> Result<Vec<Case>> {
+    load_from("cases")
+}
+
+/// The cases about Services, which need somebody who translates: they are judged in process only.
+///
+/// # Errors
+/// As [`load_all`].
+pub(crate) fn load_services() -> Result<Vec<Case>> {
+    load_from("services")
+}
+
+fn load_from(directory: &str) -> Result<Vec<Case>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("core/conformance");
-    let mut paths: Vec<PathBuf> = std::fs::read_dir(root.join("cases"))?
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(root.join(directory))?
         .map(|entry| entry.map(|entry| entry.path()))
         .collect::<std::io::Result<_>>()?;
     paths.sort();
@@ -250,6 +262,8 @@ struct Party {
     name: String,
     addresses: Vec<IpAddr>,
     is_pod: bool,
+    /// Sends nothing.
+    is_service: bool,
 }
 
 impl Cluster {
@@ -288,16 +302,31 @@ impl Cluster {
                 continue;
             }
             let addresses = addresses(&object["status"]["podIPs"], "ip")?;
-            parties.push(Party { name: name.to_owned(), addresses, is_pod: true });
+            parties.push(Party {
+                name: name.to_owned(),
+                addresses,
+                is_pod: true,
+                is_service: false,
+            });
         }
         for name in with {
+            let service = name.strip_prefix("svc/");
+            if let Some(service) = service.and_then(|s| self.objects.get(&format!("Service {s}"))) {
+                let ips = service["spec"]["clusterIPs"].as_array().context("no clusterIPs")?;
+                let ips = ips.iter().map(|ip| Ok(ip.as_str().context("no address")?.parse()?));
+                let addresses = ips.collect::<Result<_>>()?;
+                let name = name.clone();
+                parties.push(Party { name, addresses, is_pod: false, is_service: true });
+                continue;
+            }
             let addresses = match (self.hosts.get(name), self.objects.get(&format!("Node {name}")))
             {
                 (Some(host), _) => host.clone(),
                 (None, Some(node)) => addresses(&node["status"]["addresses"], "address")?,
-                (None, None) => bail!("no host or node {name}"),
+                (None, None) => bail!("no host, node or Service {name}"),
             };
-            parties.push(Party { name: name.clone(), addresses, is_pod: false });
+            let name = name.clone();
+            parties.push(Party { name, addresses, is_pod: false, is_service: false });
         }
         Ok(parties)
     }
@@ -346,7 +375,7 @@ fn checks(
         }
     }
     let mut checks = Vec::new();
-    for from in parties {
+    for from in parties.iter().filter(|from| !from.is_service) {
         for to in parties.iter().filter(|to| from.is_pod || to.is_pod) {
             let allow = expected(verdicts, &from.name, &to.name);
             for (source, destination) in pairs(from, to, families) {

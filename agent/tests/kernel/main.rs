@@ -9,6 +9,7 @@
 
 mod corpus;
 mod input;
+mod marks;
 mod mutations;
 mod packets;
 mod speed;

@@ -3,21 +3,36 @@
 use std::os::fd::AsFd;
 
 use netpold::dataplane::test_run::{Run, run};
+use netpold_ebpf::layout::{Endpoint, endpoint_slot, mark};
+use netpold_testbed::Stain;
 
 use super::{
     packets::{ACK, FAMILIES, Family, SYN, TCP, Who, frame, icmp, ip, tcp},
     world,
-    world::{World, program},
+    world::{EGRESS_ROW, World, program},
 };
 
 const REPEAT: u32 = 1_000_000;
 const ROUNDS: u32 = 20;
+const SENDER: u32 = 77;
 
 fn fastest(world: &mut World, name: &str, packet: &[u8]) -> u32 {
     let fd = program(&mut world.bpf, name).fd().expect(name);
     let repeated = Run { repeat: REPEAT, ..Run::once(packet) };
     (0..ROUNDS)
         .map(|_| run(fd.as_fd(), &repeated).expect(name).nanoseconds)
+        .min()
+        .unwrap_or_default()
+}
+
+/// With the mark of [`SENDER`] written before each run.
+fn fastest_marked(world: &mut World, name: &str, packet: &[u8]) -> u32 {
+    let target = program(&mut world.bpf, name).fd().expect(name);
+    let mark = mark(endpoint_slot(SENDER, 0)) as u16;
+    let stain = Stain::before(target.as_fd(), mark).expect("a program");
+    let repeated = Run { repeat: REPEAT, ..Run::once(packet) };
+    (0..ROUNDS)
+        .map(|_| run(stain.as_fd(), &repeated).expect(name).nanoseconds)
         .min()
         .unwrap_or_default()
 }
@@ -46,6 +61,16 @@ fn nanoseconds_per_packet() {
         let ping = icmp(family.echo_request(), 0, [0, 5, 0, 1], b"ping");
         let ping = frame(&ip(family, p, Who::Server, family.icmp(), &ping));
         report(family, "echo", fastest(&mut world, "netpold_egress", &ping), empty);
+        // A packet to a Service, where it leaves the node.
+        let to = segment(p, Who::Server, (4000, 443), ACK);
+        let sender = Endpoint {
+            ifindex: SENDER,
+            rows: Endpoint::pack_rows(0, EGRESS_ROW),
+            ..Endpoint::default()
+        };
+        world.set_endpoint(sender);
+        let empty = fastest_marked(&mut world, "netpold_empty", &to);
+        report(family, "marked", fastest_marked(&mut world, "netpold_node", &to), empty);
     }
 }
 

@@ -92,6 +92,12 @@ impl World {
         set_section(&mut self.bpf, direct::ENDPOINTS, &endpoints);
     }
 
+    /// Writes another endpoint.
+    pub(crate) fn set_endpoint(&mut self, endpoint: Endpoint) {
+        self.host.set_endpoint(endpoint);
+        set(&mut self.bpf, "ENDPOINTS", endpoint.ifindex, endpoint);
+    }
+
     /// Flips the pod's rows.
     pub(crate) fn set_rows(&mut self, ingress: u32, egress: u32) {
         self.host.endpoints[IFINDEX as usize].rows = Endpoint::pack_rows(ingress, egress);
@@ -137,7 +143,7 @@ impl World {
         self.judge(Direction::Egress, IFINDEX, frame)
     }
 
-    fn dropped(&mut self, direction: Direction, reason: Reason) -> u64 {
+    pub(crate) fn dropped(&mut self, direction: Direction, reason: Reason) -> u64 {
         let counters: PerCpuArray<&MapData, u64> =
             PerCpuArray::try_from(self.bpf.map("COUNTERS").expect("COUNTERS")).expect("COUNTERS");
         let index = counter(direction == Direction::Egress, reason);

@@ -26,6 +26,7 @@ mod metrics;
 mod pods;
 mod reach;
 mod restart;
+mod services;
 mod spoof;
 mod udp;
 mod uninstall;

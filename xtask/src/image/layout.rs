@@ -49,8 +49,7 @@ pub(super) fn write(directory: &Path, tag: &str, contents: &Contents<'_>) -> Res
         .build()?;
     let mut manifest = layout.json(MediaType::ImageManifest, &manifest)?;
     let size = size + manifest.size();
-    let platform =
-        PlatformBuilder::default().os("linux").architecture(contents.arch).build()?;
+    let platform = PlatformBuilder::default().os("linux").architecture(contents.arch).build()?;
     manifest.set_platform(Some(platform));
     let name = ("org.opencontainers.image.ref.name".to_owned(), tag.to_owned());
     manifest.set_annotations(Some(HashMap::from([name])));
@@ -94,9 +93,8 @@ impl Layout<'_> {
             ("source", env!("CARGO_PKG_REPOSITORY")),
             ("revision", contents.revision),
         ];
-        let labels = labels.map(|(name, value)| {
-            (format!("org.opencontainers.image.{name}"), value.to_owned())
-        });
+        let labels = labels
+            .map(|(name, value)| (format!("org.opencontainers.image.{name}"), value.to_owned()));
         let config = ConfigBuilder::default()
             .user("0:0")
             .entrypoint(vec![format!("/{PATH}")])
@@ -104,8 +102,10 @@ impl Layout<'_> {
             .working_dir("/")
             .labels(HashMap::from(labels))
             .build()?;
-        let layers =
-            RootFsBuilder::default().typ("layers").diff_ids(vec![format!("sha256:{layer}")]).build()?;
+        let layers = RootFsBuilder::default()
+            .typ("layers")
+            .diff_ids(vec![format!("sha256:{layer}")])
+            .build()?;
         let image = ImageConfigurationBuilder::default()
             .created(CREATED)
             .os("linux")

@@ -47,6 +47,17 @@ impl Services {
         self.at.get(&address).map_or(&[], Vec::as_slice)
     }
 
+    /// The Services that packets to an address may be for, and their slices.
+    pub(crate) fn leading_from(&self, address: IpAddr) -> (Vec<&Service>, Vec<&EndpointSlice>) {
+        let own = self.at(address).iter();
+        let node_ports = self.is_node(address).then(|| self.with_node_ports.values());
+        let services: Vec<&Service> =
+            own.chain(node_ports.into_iter().flatten()).map(|service| &**service).collect();
+        let slices = services.iter().filter_map(|service| self.slices_of.get(&service.key));
+        let slices = slices.flatten().map(|slice| &**slice).collect();
+        (services, slices)
+    }
+
     /// The Services that have node ports.
     pub(crate) fn with_node_ports(&self) -> impl Iterator<Item = &Arc<Service>> {
         self.with_node_ports.values()

@@ -11,6 +11,8 @@ use serde::Serialize;
 
 use crate::cluster::{Cluster, is_subject};
 use crate::compile::frontends::{Frontends, is_frontends};
+use crate::compile::groups::{Groups, SpecId, is_group};
+use crate::compile::spec::Spec;
 use crate::model::{IpBlock, Key, Peer, Pod, Protocol, Selector};
 use index::Index;
 
@@ -104,6 +106,7 @@ pub(crate) struct Atoms {
     /// [`Atom::Serves`] in use, by Service and in the order of their numbers.
     serves: BTreeMap<Key, BTreeMap<AtomId, Serves>>,
     pub(crate) frontends: Frontends,
+    pub(crate) groups: Groups,
     own_namespace: HashMap<String, BTreeSet<AtomId>>,
     any_namespace: BTreeSet<AtomId>,
     /// By namespace, the pod atoms whose namespace part matches it.
@@ -168,6 +171,13 @@ impl Atoms {
             _ => {}
         }
         true
+    }
+
+    /// A spec is in use from now on: its blocks are grouped anew.
+    pub(crate) fn group(&mut self, id: SpecId, spec: &Spec) {
+        let users = &self.users;
+        let is_block = |atom| matches!(users.get(&atom), Some((Atom::Block(_), _)));
+        self.groups.acquire(id, spec, is_block);
     }
 
     /// Counts a user less of an atom; true if it was the last.
@@ -263,8 +273,11 @@ impl Atoms {
             .map(|(id, _)| *id)
     }
 
-    /// What an atom stands for, frontends' in full.
+    /// What stands for an atom of a signature: frontends in full, of a group its least block.
     pub(crate) fn content(&self, id: AtomId) -> Option<Atom> {
+        if is_group(id) {
+            return self.groups.members(id).filter_map(|block| self.atom(block)).min().cloned();
+        }
         if !is_frontends(id) {
             return self.atom(id).cloned();
         }

@@ -49,12 +49,14 @@ impl Compiler {
     pub(super) fn settle_space(&mut self, dirty: &Dirty, served: &[Serves]) -> BTreeSet<Prefix> {
         let active = self.atoms.is_used(OWN_NODE);
         if !active && !self.services.active {
-            return self.space.settle(&mut self.classes);
+            return self.space.settle(&mut self.classes, &self.atoms.groups);
         }
         let mut work = self.translation_dirty(active, dirty, served);
         let later: BTreeSet<Prefix> = work.addresses.iter().map(|a| Prefix::host(*a)).collect();
         let (mut touched, changed) =
-            self.space.settle_backends(&mut self.classes, |prefix| later.contains(&prefix));
+            self.space.settle_backends(&mut self.classes, &self.atoms.groups, |prefix| {
+                later.contains(&prefix)
+            });
         if active {
             work.services.extend(changed.into_iter().flat_map(|prefix| self.behind(prefix)));
             self.resolve(&mut work);
@@ -63,7 +65,7 @@ impl Compiler {
             work.addresses.extend(self.cluster.translation().nodes());
         }
         self.set_frontends(&work, active);
-        touched.extend(self.space.settle(&mut self.classes));
+        touched.extend(self.space.settle(&mut self.classes, &self.atoms.groups));
         touched
     }
 
@@ -109,7 +111,14 @@ impl Compiler {
                         backends: [false, true].map(|v6| {
                             let backends =
                                 services.backends(key, port, v6).map(|(address, number)| {
-                                    (self.space.base(Prefix::host(address), &self.classes), number)
+                                    (
+                                        self.space.base(
+                                            Prefix::host(address),
+                                            &self.classes,
+                                            &self.atoms.groups,
+                                        ),
+                                        number,
+                                    )
                                 });
                             let distinct: BTreeSet<_> = backends.collect();
                             distinct.into_iter().collect()

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use netpold_ebpf::layout::ClassId;
 
 use crate::compile::classes::{Classes, Signature};
+use crate::compile::groups::Groups;
 use crate::compile::peers::AtomId;
 use crate::compile::prefix::{Prefix, PrefixMap};
 use crate::model::IpBlock;
@@ -89,7 +90,8 @@ impl Space {
         self.touch_block(block);
     }
 
-    fn touch_block(&mut self, block: &IpBlock) {
+    /// The addresses of a block are looked at again.
+    pub(crate) fn touch_block(&mut self, block: &IpBlock) {
         self.touched.extend(self.nodes.under(Prefix::net(block.cidr)).map(|(prefix, _)| prefix));
         // An exception wider than its block is a node outside it.
         self.touched.extend(block.except.iter().map(|except| Prefix::net(*except)));
@@ -97,10 +99,10 @@ impl Space {
 
     /// Gives every touched node its class, drops those that ended, and returns the touched
     /// prefixes.
-    pub(crate) fn settle(&mut self, classes: &mut Classes) -> BTreeSet<Prefix> {
+    pub(crate) fn settle(&mut self, classes: &mut Classes, groups: &Groups) -> BTreeSet<Prefix> {
         let touched = std::mem::take(&mut self.touched);
         for prefix in &touched {
-            self.settle_node(*prefix, classes);
+            self.settle_node(*prefix, classes, groups);
         }
         touched
     }
@@ -110,6 +112,7 @@ impl Space {
     pub(crate) fn settle_backends(
         &mut self,
         classes: &mut Classes,
+        groups: &Groups,
         later: impl Fn(Prefix) -> bool,
     ) -> (BTreeSet<Prefix>, Vec<Prefix>) {
         let (mut settled, mut changed) = (BTreeSet::new(), Vec::new());
@@ -120,7 +123,7 @@ impl Space {
                 changed.push(prefix);
                 continue;
             }
-            if self.settle_node(prefix, classes) {
+            if self.settle_node(prefix, classes, groups) {
                 changed.push(prefix);
             }
             settled.insert(prefix);
@@ -129,13 +132,13 @@ impl Space {
     }
 
     /// Whether the class of the node's addresses may have changed.
-    fn settle_node(&mut self, prefix: Prefix, classes: &mut Classes) -> bool {
+    fn settle_node(&mut self, prefix: Prefix, classes: &mut Classes, groups: &Groups) -> bool {
         let Some(node) = self.nodes.get(prefix) else { return false };
         let (before, mut after) = (node.class, None);
         if node.is_empty() {
             self.nodes.remove(prefix);
         } else {
-            after = Some(classes.acquire(self.signature(prefix, true)));
+            after = Some(classes.acquire(self.signature(prefix, true, groups)));
             if let Some(node) = self.nodes.get_mut(prefix) {
                 node.class = after;
             }
@@ -148,16 +151,16 @@ impl Space {
 
     /// The atoms of an address, its frontends aside. Nodes that are touched have no class yet, or an
     /// old one.
-    pub(crate) fn base(&self, prefix: Prefix, classes: &Classes) -> Signature {
+    pub(crate) fn base(&self, prefix: Prefix, classes: &Classes, groups: &Groups) -> Signature {
         let known = self.nodes.ancestors(prefix, prefix.len).next();
         let settled =
             known.filter(|(at, node)| node.fronts.is_empty() && !self.touched.contains(at));
         let class = settled.and_then(|(_, node)| classes.signature(node.class?));
-        class.cloned().unwrap_or_else(|| self.signature(prefix, false))
+        class.cloned().unwrap_or_else(|| self.signature(prefix, false, groups))
     }
 
     /// The atoms of a node's addresses.
-    fn signature(&self, prefix: Prefix, with_fronts: bool) -> Signature {
+    fn signature(&self, prefix: Prefix, with_fronts: bool, groups: &Groups) -> Signature {
         let mut atoms = Vec::new();
         let mut cut: Vec<AtomId> = Vec::new();
         for (_, node) in self.nodes.ancestors(prefix, prefix.len) {
@@ -165,6 +168,8 @@ impl Space {
             cut.extend(&node.cuts);
         }
         atoms.retain(|atom| !cut.contains(atom));
+        // Only now: an exception cuts its own block, not the others of the group.
+        atoms.iter_mut().for_each(|atom| *atom = groups.of(*atom));
         if let Some(node) = self.nodes.get(prefix) {
             atoms.extend(&node.own);
             if with_fronts {

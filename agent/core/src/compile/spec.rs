@@ -113,10 +113,19 @@ impl Spec {
         grants.flat_map(|grant| grant.names.iter().copied()).collect()
     }
 
+    /// The grants of a signature's atoms.
+    fn granted<'a>(
+        &'a self,
+        signature: &'a [AtomId],
+        atoms: &'a Atoms,
+    ) -> impl Iterator<Item = &'a Grant> + Clone {
+        signature.iter().filter_map(|atom| self.peers.get(&atoms.groups.like(*atom)))
+    }
+
     /// What addresses with these atoms are allowed.
     pub(crate) fn allowed(&self, signature: &[AtomId], atoms: &Atoms) -> Ports {
         let mut ports = self.everyone.ports.clone();
-        let peers = signature.iter().filter_map(|atom| self.peers.get(atom));
+        let peers = self.granted(signature, atoms);
         for grant in peers.clone() {
             ports.union(&grant.ports);
         }
@@ -157,7 +166,7 @@ impl Spec {
     /// Whether addresses with these atoms are allowed a port; frontends are not considered.
     fn allows(&self, signature: &[AtomId], protocol: Protocol, port: u16, atoms: &Atoms) -> bool {
         let granted = |grant: &Grant| grant.ports.of(protocol).contains(port);
-        let peers = || signature.iter().filter_map(|atom| self.peers.get(atom));
+        let peers = || self.granted(signature, atoms);
         if granted(&self.everyone) || peers().any(granted) {
             return true;
         }

@@ -114,11 +114,14 @@ impl Compiler {
     }
 
     fn acquire_spec(&mut self, spec: &Arc<Spec>, usage: &mut Usage) {
-        let users = self.specs.entry(spec.clone()).or_default();
-        *users += 1;
-        if *users != 1 {
+        if let Some((_, users)) = self.specs.get_mut(spec) {
+            *users += 1;
             return;
         }
+        let id = self.next_spec;
+        self.next_spec += 1;
+        self.specs.insert(spec.clone(), (id, 1));
+        self.atoms.group(id, spec);
         for atom in spec.peers.keys().filter(|atom| self.atoms.acquire(**atom)) {
             *usage.atoms.entry(*atom).or_default() += 1;
         }
@@ -128,12 +131,14 @@ impl Compiler {
     }
 
     fn release_spec(&mut self, spec: &Arc<Spec>, usage: &mut Usage) {
-        let Some(users) = self.specs.get_mut(spec) else { return };
+        let Some((id, users)) = self.specs.get_mut(spec) else { return };
+        let id = *id;
         *users -= 1;
         if *users != 0 {
             return;
         }
         self.specs.remove(spec);
+        self.atoms.groups.release(id, spec);
         for atom in spec.peers.keys().filter(|atom| self.atoms.release(**atom)) {
             *usage.atoms.entry(*atom).or_default() -= 1;
         }
@@ -158,6 +163,11 @@ impl Compiler {
                 Some(Atom::OwnNode) => addresses.extend(self.cluster.own_addresses()),
                 Some(Atom::Serves(serves)) => served.push(serves.clone()),
                 _ => of_pods.push(*id),
+            }
+        }
+        for id in self.atoms.groups.settle() {
+            if let Some(Atom::Block(block)) = self.atoms.atom(id) {
+                self.space.touch_block(block);
             }
         }
         addresses.extend(self.atoms.members(&self.cluster, &of_pods));
@@ -283,6 +293,7 @@ impl Compiler {
         self.rows.sweep(&used, &retired, &mut self.sets, ops);
         self.sets.sweep();
         self.atoms.frontends.sweep();
+        self.atoms.groups.sweep();
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 use thiserror::Error;
 
@@ -116,8 +116,7 @@ impl Connection {
 async fn connect(access: &Access) -> Result<(Client, String), ConnectError> {
     let mut config = match &access.kubeconfig {
         Some(path) => from_kubeconfig(path, access.context.as_deref()).await?,
-        None => Config::incluster_env()
-            .map_err(|error| ConnectError::NotInCluster(error.to_string()))?,
+        None => Config::incluster_env().map_err(not_in_cluster)?,
     };
     config.connect_timeout = Some(CONNECT.min(access.timeout));
     config.read_timeout = Some(access.timeout);
@@ -125,6 +124,15 @@ async fn connect(access: &Access) -> Result<(Client, String), ConnectError> {
     let client =
         Client::try_from(config).map_err(|error| ConnectError::Credentials(error.to_string()))?;
     Ok((client, server))
+}
+
+fn not_in_cluster(error: InClusterError) -> ConnectError {
+    ConnectError::NotInCluster(match error {
+        InClusterError::ReadEnvironmentVariable(_) => {
+            "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set".to_owned()
+        }
+        error => error.to_string(),
+    })
 }
 
 async fn from_kubeconfig(path: &Path, context: Option<&str>) -> Result<Config, ConnectError> {

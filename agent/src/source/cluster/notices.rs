@@ -1,8 +1,8 @@
 //! Kubernetes Events on policies that cannot be honoured.
 //!
-//! Of thousands of agents only those with a pod that such a policy selects speak up, each once, and
-//! again as long as it stays so, because Events are forgotten after an hour. Nothing waits for them:
-//! an Event that cannot be written is tried again later.
+//! Of thousands of agents a few speak up (`engine/unhonoured.rs` says which), each once, and again as
+//! long as it stays so, because Events are forgotten after an hour. Nothing waits for them: an Event
+//! that cannot be written is tried again later.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -80,7 +80,7 @@ impl Writer {
         }
     }
 
-    /// Writes what is due; returns when to look again.
+    /// Writes one Event that is due; returns when to look again, beside the pace.
     async fn write(&mut self, all: &Unhonoured) -> Duration {
         let uids = self.troubled.borrow().clone();
         self.said.retain(|uid, _| uids.values().any(|known| known == uid));
@@ -100,7 +100,8 @@ impl Writer {
             }
             debug!(%policy, note, "Event written");
             self.said.insert(uid.clone(), (note, Instant::now()));
-            tokio::time::sleep(PACE).await;
+            // One at a time: in the meantime another policy may have been mended.
+            return Duration::ZERO;
         }
         RETRY
     }
@@ -150,7 +151,8 @@ mod tests {
 
     #[test]
     fn a_note_fits() {
-        assert_eq!(note("n", &["a".into(), "b".into()]).len(), 54);
+        let text = "On node n a part of this policy grants nothing: a; b";
+        assert_eq!(note("n", &["a".into(), "b".into()]), text);
         let long = note("n", &["\u{e9}".repeat(2000)]);
         assert!(long.len() <= NOTE_MAX && long.ends_with(" ..."));
     }

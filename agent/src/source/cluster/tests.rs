@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::source::{Batch, SourceStatus};
-use netpold_core::model::Change;
+use netpold_core::model::{Change, Policy};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -122,14 +122,14 @@ async fn next(source: &mut Source) -> Batch {
     tokio::time::timeout(PATIENCE, source.batches.recv()).await.unwrap().unwrap()
 }
 
-/// Batches until one fulfils a condition; what was said by then, by object.
-async fn until(source: &mut Source, done: impl Fn(&Batch) -> bool) -> BTreeMap<String, Change> {
+/// Batches until the last word on the objects fulfils a condition.
+async fn until(source: &mut Source, done: impl Fn(&Batch, &[&Change]) -> bool) {
     let mut said = BTreeMap::new();
     loop {
         let batch = next(source).await;
         said.extend(batch.changes.iter().map(|c| (format!("{:?}", c.gone()), c.clone())));
-        if done(&batch) {
-            return said;
+        if done(&batch, &said.values().collect::<Vec<_>>()) {
+            return;
         }
     }
 }
@@ -145,7 +145,8 @@ async fn a_streaming_list_goes_on_as_a_watch() {
         assert!(query.contains("sendInitialEvents=true"), "{resource}?{query}");
         assert!(query.contains("resourceVersionMatch=NotOlderThan"), "{resource}?{query}");
         let annotations = json!({ "k8s.io/initial-events-end": "true" });
-        let end = json!({ "metadata": { "resourceVersion": "9", "annotations": annotations } });
+        let metadata = json!({ "resourceVersion": "9", "annotations": annotations });
+        let end = json!({ "kind": "K", "apiVersion": "v1", "metadata": metadata });
         let mut lines = vec![];
         if resource == "networkpolicies" {
             lines.push(event("ADDED", object(Some("x"), "first", "1")));
@@ -160,12 +161,12 @@ async fn a_streaming_list_goes_on_as_a_watch() {
     let server = Server::start(script);
     let (mut source, _directory) = server.watched().await;
     wait(&mut source, |status| status.in_sync).await;
-    let said = until(&mut source, |batch| batch.in_sync).await;
-    let policies: Vec<&Change> = said.values().collect();
-    assert!(
-        matches!(policies[..], [Change::PolicyGone(_), Change::Policy(second)] if second.key.name == "second"),
-        "{policies:?}"
-    );
+    until(&mut source, |batch, said| {
+        let second = |policy: &Policy| policy.key.name == "second";
+        batch.in_sync
+            && matches!(said, [Change::PolicyGone(_), Change::Policy(policy)] if second(policy))
+    })
+    .await;
     assert_eq!(server.requests(" list "), 0);
     assert_eq!(server.requests(" watch "), 6, "each went on without asking again");
 }
@@ -185,7 +186,7 @@ async fn what_went_between_two_lists_is_gone() {
     }
     let server = Server::start(script);
     let (mut source, _directory) = server.watched().await;
-    until(&mut source, |batch| batch.in_sync).await;
+    until(&mut source, |batch, _| batch.in_sync).await;
     let batch = next(&mut source).await;
     assert!(
         matches!(&batch.changes[..], [Change::PodGone(a), Change::Pod(b)] if a.name == "a" && b.key.name == "b"),

@@ -43,17 +43,34 @@ fn netpold_unmark(context: TcContext) -> i32 {
 const ETHERNET: u32 = 0;
 const NO_LINK_HEADER: u32 = 1;
 
+/// Beside the number of a reason: its event is to be emitted.
+const TELL: u32 = 1 << 8;
+
 #[inline(always)]
 fn node(skb: *mut __sk_buff, link: u32) -> i32 {
     if !is_mark(read(skb)) {
         return NEXT;
     }
-    if netpold_translated(skb, link) < Reason::FIRST_DROP as u32 {
-        // What encapsulates it is not the pod's any more.
-        write(skb, 0);
-        return NEXT;
+    match translated(skb, link) {
+        Some(_) => NEXT,
+        None => DROP,
     }
-    DROP
+}
+
+/// Judges a marked packet. One that passes loses its mark, since what encapsulates it is not the
+/// pod's any more, and the number of its reason is the answer; else it drops.
+#[inline(always)]
+fn translated(skb: *mut __sk_buff, link: u32) -> Option<u32> {
+    let reason = netpold_translated(skb, link);
+    if reason < Reason::FIRST_DROP as u32 {
+        write(skb, 0);
+        return Some(reason);
+    }
+    // From here and not from there: stack frames add up along a call.
+    if reason & TELL != 0 {
+        netpold_emit_translated(skb, link, reason & !TELL);
+    }
+    None
 }
 
 /// A packet on its way into a pod: judged for its sender if it is marked. `None`: the pod's own
@@ -63,12 +80,10 @@ pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
     if !is_mark(read(skb)) {
         return None;
     }
-    let reason = netpold_translated(skb, ETHERNET);
-    if reason >= Reason::FIRST_DROP as u32 {
-        return Some(DROP);
+    match translated(skb, ETHERNET) {
+        Some(reason) => (reason == Reason::Loopback as u32).then_some(NEXT),
+        None => Some(DROP),
     }
-    write(skb, 0);
-    (reason == Reason::Loopback as u32).then_some(NEXT)
 }
 
 /// A packet on its way out of a pod: with this pod's mark, or with none.
@@ -94,7 +109,8 @@ extern "C" fn netpold_mark(skb: *mut __sk_buff) -> u32 {
     0
 }
 
-/// Judges a marked packet, counts and reports a drop; the number of the reason.
+/// Judges a marked packet and counts a drop; the number of the reason, with [`TELL`] if the drop's
+/// event is to be emitted.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_translated(skb: *mut __sk_buff, link: u32) -> u32 {
@@ -103,7 +119,7 @@ extern "C" fn netpold_translated(skb: *mut __sk_buff, link: u32) -> u32 {
     let header = link_header(skb, &bytes, link);
     let reason = translated::judge(&bytes, header, &Maps::new(), read(skb), ifindex).number();
     if reason >= Reason::FIRST_DROP as u32 && drops::count_one(true, reason) {
-        netpold_emit_translated(skb, link, reason);
+        return reason | TELL;
     }
     reason
 }

@@ -1,0 +1,102 @@
+//! Long lists of ipBlocks: as many classes as there are different grants, and edits that touch what
+//! they change.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use std::net::Ipv4Addr;
+
+use common::*;
+use ipnet::{IpNet, Ipv4Net};
+use netpold_core::image::Table;
+use netpold_core::model::{Change, IpBlock, Peer, Policy, PortRule, Rule, Selector};
+use netpold_core::ops::Op;
+
+/// More blocks than there are classes.
+const BLOCKS: u32 = 75_000;
+
+/// Block `number`: a /28 of its own, every third without its last addresses.
+fn nth_block(number: u32) -> Peer {
+    let net = |offset: u32, length| {
+        let address = Ipv4Addr::from_bits(0x1400_0000 + number * 16 + offset);
+        IpNet::V4(Ipv4Net::new_assert(address, length))
+    };
+    let except = if number.is_multiple_of(3) { vec![net(12, 30)] } else { Vec::new() };
+    Peer::Block(IpBlock { cidr: net(0, 28), except })
+}
+
+fn address(number: u32, offset: u32) -> String {
+    Ipv4Addr::from_bits(0x1400_0000 + number * 16 + offset).to_string()
+}
+
+fn list(numbers: impl IntoIterator<Item = u32>, port: u16) -> Rule {
+    let ports: Vec<PortRule> = vec![tcp(port)];
+    rule(Some(numbers.into_iter().map(nth_block).collect()), Some(ports))
+}
+
+fn allow(rules: Vec<Rule>) -> Policy {
+    policy("a", "blocks", Selector::default(), None, Some(rules))
+}
+
+fn cluster(rules: Vec<Rule>) -> World {
+    World::new([
+        Change::Namespace(namespace("a", &[])),
+        Change::Pod(pod("a", "p", &[], &["10.0.0.1"])),
+        Change::Interface(interface(1, &["10.0.0.1"])),
+        Change::Policy(allow(rules)),
+    ])
+}
+
+fn classes(world: &World) -> u32 {
+    world.compiler.fill().iter().find(|fill| fill.table == Table::Classes).unwrap().used
+}
+
+#[test]
+fn blocks_of_equal_grants_share_a_class() {
+    // Two lists that overlap by a third.
+    let (first, second) = (0..BLOCKS / 3 * 2, BLOCKS / 3..BLOCKS);
+    let world = cluster(vec![list(first, 80), list(second, 81)]);
+    assert_eq!(classes(&world), 4, "no set, one for each list, and one for both");
+    for (number, ports) in
+        [(5, [true, false]), (BLOCKS / 2, [true, true]), (BLOCKS - 1, [false, true])]
+    {
+        let allowed = [80, 81].map(|port| world.egress(1, &address(number, 3), port));
+        assert_eq!(allowed, ports, "block {number}");
+    }
+    assert!(world.egress(1, &address(3, 11), 80) && !world.egress(1, &address(3, 12), 80));
+    assert!(!world.egress(1, &address(BLOCKS, 0), 81));
+}
+
+#[test]
+fn an_edit_of_a_long_list_moves_what_it_changes() {
+    let mut world = cluster(vec![list(0..2000, 80)]);
+    let trie_writes = |world: &mut World, rules: Vec<Rule>| {
+        world.compiler.apply(Change::Policy(allow(rules)));
+        let ops = world.compiler.update().unwrap();
+        ops.iter().for_each(|op| netpold_core::ops::Apply::apply(&mut world.tables, op).unwrap());
+        world.compiler.grace_passed();
+        let is_trie = |op: &&Op| matches!(op, Op::TrieWord(..) | Op::TrieRootWord(..));
+        ops.iter().filter(is_trie).count()
+    };
+    assert_eq!(trie_writes(&mut world, vec![list(0..2000, 81)]), 0, "other ports, the same blocks");
+    assert!(world.egress(1, &address(7, 0), 81) && !world.egress(1, &address(7, 0), 80));
+    assert!(trie_writes(&mut world, vec![list(0..1999, 81)]) <= 16);
+    assert!(!world.egress(1, &address(1999, 0), 81) && world.egress(1, &address(1998, 0), 81));
+    assert!(trie_writes(&mut world, vec![list(0..1999, 81), list(5..7, 82)]) <= 32);
+    assert!(world.egress(1, &address(5, 0), 82) && !world.egress(1, &address(7, 0), 82));
+    assert!(trie_writes(&mut world, vec![list(0..1999, 81)]) <= 32);
+    assert_eq!(classes(&world), 2);
+}
+
+#[test]
+fn exceptions_cut_their_own_block_within_a_group_too() {
+    let rules = vec![rule(
+        Some(vec![block("20.0.0.0/8", &["20.1.0.0/16"]), block("20.1.2.0/24", &[])]),
+        None,
+    )];
+    let world = cluster(rules);
+    for (address, allowed) in [("20.0.0.1", true), ("20.1.0.1", false), ("20.1.2.1", true)] {
+        assert_eq!(world.egress(1, address, 80), allowed, "{address}");
+    }
+    assert_eq!(classes(&world), 2);
+}

@@ -1,0 +1,258 @@
+//! Services: each decision by a small cluster, and what an event writes.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use common::*;
+use netpold_core::image::Table;
+use netpold_core::model::{Change, EndpointSlice, Key, Protocol, Selector, Service};
+use netpold_core::model::{ServicePort, SlicePort};
+use netpold_core::ops::Op;
+use netpold_ebpf::layout::CLASS_TRANSLATED;
+
+const WEB: &str = "10.96.0.1";
+const WEB6: &str = "fd96::1";
+
+fn service(name: &str, addresses: &[&str], ports: &[(&str, u16, Option<u16>)]) -> Change {
+    let port = |(name, port, node_port): &(&str, u16, Option<u16>)| ServicePort {
+        name: (*name).into(),
+        protocol: Protocol::Tcp,
+        port: *port,
+        node_port: *node_port,
+    };
+    Change::Service(Service {
+        key: Key::new("a", name),
+        addresses: addresses.iter().map(|address| ip(address)).collect(),
+        ports: ports.iter().map(port).collect(),
+    })
+}
+
+fn slice(name: &str, service: &str, addresses: &[&str], ports: &[(&str, u16)]) -> Change {
+    let port = |(name, port): &(&str, u16)| SlicePort {
+        name: (*name).into(),
+        protocol: Protocol::Tcp,
+        port: *port,
+    };
+    Change::EndpointSlice(EndpointSlice {
+        key: Key::new("a", name),
+        service: service.into(),
+        ports: ports.iter().map(port).collect(),
+        addresses: addresses.iter().map(|address| ip(address)).collect(),
+    })
+}
+
+fn far(name: &str, app: &str, addresses: &[&str]) -> Change {
+    let mut pod = pod("a", name, &[("app", app)], addresses);
+    pod.node = "elsewhere".into();
+    Change::Pod(pod)
+}
+
+/// A pod `a/p` on interface 1 that may reach TCP 8080 of pods `app=good`; nodes here and elsewhere;
+/// pods good1, good2 and bad.
+fn cluster() -> Vec<Change> {
+    let rules =
+        vec![rule(Some(vec![pods(None, select(&[("app", "good")]))]), Some(vec![tcp(8080)]))];
+    vec![
+        Change::Node(node(NODE, &["192.0.2.1"])),
+        Change::Node(node("elsewhere", &["192.0.2.2", "2001:db8::2"])),
+        Change::Namespace(namespace("a", &[])),
+        Change::Pod(pod("a", "p", &[], &["10.0.0.1", "fd00::1"])),
+        Change::Interface(interface(1, &["10.0.0.1", "fd00::1"])),
+        far("good1", "good", &["10.0.1.1", "fd00:1::1"]),
+        far("good2", "good", &["10.0.1.2", "fd00:1::2"]),
+        far("bad", "bad", &["10.0.1.3", "fd00:1::3"]),
+        Change::Policy(policy("a", "out", Selector::default(), None, Some(rules))),
+    ]
+}
+
+fn with(more: impl IntoIterator<Item = Change>) -> World {
+    World::new(cluster().into_iter().chain(more))
+}
+
+fn is_marked(world: &World, address: &str) -> bool {
+    world.tables.class(ip(address)) & CLASS_TRANSLATED != 0
+}
+
+#[test]
+fn some_backend_is_enough_and_its_own_port_counts() {
+    let world = with([
+        service("web", &[WEB], &[("", 80, None)]),
+        slice("web-1", "web", &["10.0.1.1", "10.0.1.3"], &[("", 8080)]),
+    ]);
+    assert!(world.egress(1, WEB, 80), "one of two backends is allowed");
+    assert!(!world.egress(1, WEB, 8080), "no port of the Service");
+    assert!(!world.egress(1, "10.0.1.3", 8080), "the other backend itself is not");
+    let world = with([
+        service("web", &[WEB], &[("", 8080, None)]),
+        slice("web-1", "web", &["10.0.1.1"], &[("", 80)]),
+    ]);
+    assert!(!world.egress(1, WEB, 8080), "the backend's port is not allowed");
+}
+
+#[test]
+fn ports_belong_together_by_name_and_protocol() {
+    let world = with([
+        service("web", &[WEB], &[("x", 80, None), ("y", 81, None)]),
+        slice("web-1", "web", &["10.0.1.1"], &[("x", 8080), ("y", 9090)]),
+        slice("web-2", "web", &["10.0.1.2"], &[("y", 8080)]),
+        slice("other", "", &["10.0.1.1"], &[("x", 8080)]),
+    ]);
+    assert!(world.egress(1, WEB, 80));
+    assert!(world.egress(1, WEB, 81), "slices may resolve a named target port differently");
+    let udp = world.tables.allows(1, netpold_core::model::Direction::Egress, ip(WEB), 17, 80);
+    assert_eq!(udp, Some(false));
+}
+
+#[test]
+fn families_do_not_mix() {
+    let world = with([
+        service("web", &[WEB, WEB6], &[("", 80, None)]),
+        slice("web-1", "web", &["fd00:1::1"], &[("", 8080)]),
+    ]);
+    assert_eq!((world.egress(1, WEB, 80), world.egress(1, WEB6, 80)), (false, true));
+}
+
+#[test]
+fn the_address_itself_may_be_allowed() {
+    let rules = vec![rule(Some(vec![block("10.96.0.0/16", &[])]), None)];
+    let open = Change::Policy(policy("a", "block", Selector::default(), None, Some(rules)));
+    let web = [service("web", &[WEB], &[("", 80, None)])];
+    let world = with(web.into_iter().chain([open]));
+    assert!(world.egress(1, WEB, 80) && world.egress(1, WEB, 81));
+    assert!(is_marked(&world, WEB), "what it leads to is judged on the way");
+    assert!(!is_marked(&world, "10.96.0.2"));
+}
+
+#[test]
+fn backends_that_are_no_pods_and_the_own_node() {
+    let rules = vec![rule(Some(vec![block("198.51.100.0/24", &[])]), Some(vec![tcp(443)]))];
+    let open = Change::Policy(policy("a", "block", Selector::default(), None, Some(rules)));
+    let world = with([
+        open,
+        service("outside", &[WEB], &[("", 80, None)]),
+        slice("outside-1", "outside", &["198.51.100.7"], &[("", 443)]),
+        service("kubelet", &["10.96.0.2"], &[("", 80, None)]),
+        slice("kubelet-1", "kubelet", &["192.0.2.1"], &[("", 10250)]),
+        service("closed", &["10.96.0.3"], &[("", 80, None)]),
+        slice("closed-1", "closed", &["203.0.113.1"], &[("", 443)]),
+    ]);
+    assert!(world.egress(1, WEB, 80));
+    assert!(world.egress(1, "10.96.0.2", 80), "the own node is always allowed");
+    assert!(!world.egress(1, "10.96.0.3", 80));
+}
+
+#[test]
+fn node_ports_are_at_every_other_node() {
+    let world = with([
+        service("web", &[WEB], &[("", 80, Some(30080))]),
+        service("bad", &["10.96.0.2"], &[("", 80, Some(30081))]),
+        slice("web-1", "web", &["10.0.1.1", "10.0.1.3"], &[("", 8080)]),
+        slice("web-6", "web", &["fd00:1::1"], &[("", 8080)]),
+        slice("bad-1", "bad", &["10.0.1.3"], &[("", 8080)]),
+    ]);
+    for (address, port, allowed) in [
+        ("192.0.2.2", 30080, true),
+        ("2001:db8::2", 30080, true),
+        ("192.0.2.2", 80, false),
+        ("192.0.2.2", 30081, false),
+        ("192.0.2.1", 30081, true),
+        (WEB, 30080, false),
+    ] {
+        assert_eq!(world.egress(1, address, port), allowed, "{address} {port}");
+    }
+    assert!(is_marked(&world, "192.0.2.1") && is_marked(&world, "192.0.2.2"));
+}
+
+#[test]
+fn a_pod_reaches_itself_through_its_service() {
+    let world = with([
+        service("self", &[WEB, WEB6], &[("", 80, Some(30080)), ("x", 81, None)]),
+        slice("self-1", "self", &["10.0.0.1", "10.0.1.3"], &[("", 9090)]),
+    ]);
+    for (address, port, allowed) in [
+        (WEB, 80, true),
+        ("192.0.2.2", 30080, true),
+        (WEB, 81, false),
+        (WEB6, 80, false),
+        ("10.0.1.3", 9090, false),
+    ] {
+        assert_eq!(world.egress(1, address, port), allowed, "{address} {port}");
+    }
+}
+
+#[test]
+fn a_pod_of_two_families_behind_one_address() {
+    // Its veth is known by the IPv6 address, it serves by the IPv4 one.
+    let mut world = with([
+        Change::Interface(interface(1, &["fd00::1"])),
+        service("self", &[WEB], &[("", 80, None)]),
+    ]);
+    assert!(!world.egress(1, WEB, 80));
+    world.apply([slice("self-1", "self", &["10.0.0.1"], &[("", 9090)])]);
+    assert!(world.egress(1, WEB, 80));
+    world.apply([Change::EndpointSliceGone(Key::new("a", "self-1"))]);
+    assert!(!world.egress(1, WEB, 80));
+}
+
+#[test]
+fn services_matter_to_egress_only() {
+    let rules = vec![rule(Some(vec![pods(None, select(&[("app", "good")]))]), None)];
+    let into = Change::Policy(policy("a", "out", Selector::default(), Some(rules), None));
+    let mut world = with([
+        service("web", &[WEB], &[("", 80, None)]),
+        slice("web-1", "web", &["10.0.1.1"], &[("", 8080)]),
+    ]);
+    let both = world.compiler.image().addresses.len();
+    world.apply([into]);
+    assert!(!world.ingress(1, WEB, 80), "what comes from a Service's address is no backend's");
+    assert!(!is_marked(&world, WEB), "no pod is isolated for egress any more");
+    assert!(world.compiler.image().addresses.len() < both);
+    assert_eq!(world.tables.class(ip("192.0.2.2")), 0);
+}
+
+#[test]
+fn equal_services_share_a_class() {
+    let used = |world: &World| {
+        world.compiler.fill().iter().find(|fill| fill.table == Table::Classes).unwrap().used
+    };
+    let many = (1..=50).flat_map(|n| {
+        let name = format!("s{n}");
+        let backend = if n % 2 == 0 { "10.0.1.1" } else { "10.0.1.2" };
+        [
+            service(&name, &[&format!("10.96.1.{n}")], &[("", 80, None)]),
+            slice(&format!("{name}-1"), &name, &[backend], &[("", 8080)]),
+        ]
+    });
+    let (without, world) = (with([]), with(many));
+    assert_eq!(used(&world), used(&without) + 1);
+    assert!(world.egress(1, "10.96.1.50", 80));
+}
+
+#[test]
+fn an_event_writes_the_words_of_the_addresses_concerned() {
+    let services = (1..=20).flat_map(|n| {
+        let name = format!("s{n}");
+        let backend = format!("10.0.2.{n}");
+        [
+            far(&format!("b{n}"), "bad", &[&backend]),
+            service(&name, &[&format!("10.96.1.{n}")], &[("", 80, None)]),
+            slice(&format!("{name}-1"), &name, &[&backend], &[("", 8080)]),
+        ]
+    });
+    let mut world = with(services);
+    let relabelled = |app: &str| far("b7", app, &["10.0.2.7"]);
+    world.compiler.apply(relabelled("good"));
+    let ops = world.compiler.update().unwrap();
+    let words = ops.iter().filter(|op| matches!(op, Op::TrieWord(..))).count();
+    assert_eq!(words, 2, "the pod and the Service it backs: {ops:?}");
+    ops.iter().for_each(|op| netpold_core::ops::Apply::apply(&mut world.tables, op).unwrap());
+    world.compiler.grace_passed();
+    assert!(world.egress(1, "10.96.1.7", 80) && !world.egress(1, "10.96.1.8", 80));
+    assert_eq!(world.apply([relabelled("good")]), 0);
+    // A second backend that the Service's first has the atoms of changes nothing.
+    world.apply([far("c", "good", &["10.0.2.99"])]);
+    let both = slice("s7-1", "s7", &["10.0.2.7", "10.0.2.99"], &[("", 8080)]);
+    assert_eq!(world.apply([both]), 0);
+    world.apply([Change::ServiceGone(Key::new("a", "s7"))]);
+    assert!(!world.egress(1, "10.96.1.7", 80) && !is_marked(&world, "10.96.1.7"));
+}

@@ -1,0 +1,115 @@
+//! Marked packets in the kernel's programs: the same verdict as the host's code.
+
+use std::os::fd::AsFd;
+
+use netpold::dataplane::test_run::{Run, run};
+use netpold_ebpf::{
+    layout::{Endpoint, endpoint_slot, mark},
+    packet,
+    reason::Reason,
+    translated,
+};
+use netpold_testbed::Stain;
+
+use super::{
+    packets::{ACK, FAMILIES, SYN, TCP, UDP, Who, frame, icmp, ip, tcp, udp, vlan},
+    world,
+    world::{DENY_ROW, Direction, EGRESS_ROW, IFINDEX, PASS, World, program},
+};
+
+/// The sender's interface, which is not the one that its packets go out of.
+const SENDER: u32 = 77;
+
+fn sender(world: &mut World, egress: u32) {
+    let rows = Endpoint::pack_rows(0, egress);
+    world.set_endpoint(Endpoint { ifindex: SENDER, id: 9, rows, ..Endpoint::default() });
+}
+
+/// Judges a packet with the mark of a slot, where it goes out of the node or, with a program for
+/// pods, into the pod.
+fn judge(world: &mut World, name: &str, slot: u32, frame: &[u8]) -> Reason {
+    let mark = mark(slot);
+    let verdict = translated::judge(&frame, packet::link(&frame), &world.host, mark, IFINDEX);
+    let reason = verdict.reason();
+    let before = world.dropped(Direction::Egress, reason);
+    let target = program(&mut world.bpf, name).fd().expect(name);
+    let stain = Stain::before(target.as_fd(), mark as u16).expect("a program");
+    let answer = run(stain.as_fd(), &Run::once(frame)).expect(name);
+    assert_eq!(answer.retval == PASS, verdict.passes(), "{name}: {reason:?} of {frame:02x?}");
+    let counted = world.dropped(Direction::Egress, reason) - before;
+    assert_eq!(counted, u64::from(reason.is_drop()), "{name}: {reason:?}");
+    reason
+}
+
+#[test]
+fn marked_packets_are_judged_for_their_sender() {
+    let Some(mut world) = world() else { return };
+    sender(&mut world, EGRESS_ROW);
+    let slot = endpoint_slot(SENDER, 0);
+    for family in FAMILIES {
+        let to = |who, protocol, data: &[u8]| frame(&ip(family, Who::Pod, who, protocol, data));
+        let ping = icmp(family.echo_request(), 0, [0, 5, 0, 1], b"ping");
+        for (packet, expected) in [
+            (to(Who::Server, TCP, &tcp(4000, 443, SYN)), Reason::Allowed),
+            (to(Who::Server, TCP, &tcp(4000, 80, ACK)), Reason::ServiceBackend),
+            (to(Who::Server, UDP, &udp(4000, 53, b"q")), Reason::Allowed),
+            (to(Who::Stranger, UDP, &udp(4000, 53, b"q")), Reason::ServiceBackend),
+            (to(Who::Server, family.icmp(), &ping), Reason::Allowed),
+            (vlan(&[0x8100], &to(Who::Server, TCP, &tcp(1, 443, SYN))), Reason::Allowed),
+            (
+                family.fragment(Who::Pod, Who::Server, 2, false, &[0; 8]),
+                Reason::FragmentWithoutFirst,
+            ),
+            (
+                family.fragment(Who::Pod, Who::Server, 0, true, &udp(1, 53, &[0; 8])),
+                Reason::Allowed,
+            ),
+            (family.fragment(Who::Pod, Who::Server, 2, false, &[0; 8]), Reason::Allowed),
+        ] {
+            assert_eq!(judge(&mut world, "netpold_node", slot, &packet), expected, "{packet:02x?}");
+        }
+        let denied = to(Who::Stranger, TCP, &tcp(4000, 443, SYN));
+        assert_eq!(judge(&mut world, "netpold_ingress", slot, &denied), Reason::ServiceBackend);
+        // Nobody has this slot; and the pod's own mark.
+        assert_eq!(judge(&mut world, "netpold_node", slot + 1, &denied), Reason::ServiceBackend);
+        assert_eq!(judge(&mut world, "netpold_node", IFINDEX, &denied), Reason::Loopback);
+        assert_eq!(judge(&mut world, "netpold_ingress", IFINDEX, &denied), Reason::Loopback);
+    }
+    sender(&mut world, 0);
+    let any = frame(&ip(FAMILIES[0], Who::Pod, Who::Stranger, TCP, &tcp(1, 2, SYN)));
+    assert_eq!(judge(&mut world, "netpold_node", slot, &any), Reason::NotIsolated);
+    sender(&mut world, DENY_ROW);
+    assert_eq!(judge(&mut world, "netpold_node", slot, &any), Reason::ServiceBackend);
+}
+
+/// A packet that the sender may send is judged by the pod that gets it as every other.
+#[test]
+fn marked_packets_are_judged_by_their_receiver_too() {
+    let Some(mut world) = world() else { return };
+    sender(&mut world, 0);
+    let slot = endpoint_slot(SENDER, 0);
+    for (from, expected) in [(Who::Client, Reason::Allowed), (Who::Stranger, Reason::Policy)] {
+        let packet = frame(&ip(FAMILIES[0], from, Who::Pod, TCP, &tcp(4000, 80, SYN)));
+        let target = program(&mut world.bpf, "netpold_ingress").fd().expect("ingress");
+        let stain = Stain::before(target.as_fd(), mark(slot) as u16).expect("a program");
+        let answer = run(stain.as_fd(), &Run::once(&packet)).expect("a run");
+        assert_eq!(answer.retval == PASS, !expected.is_drop(), "{from:?}");
+    }
+}
+
+#[test]
+fn packets_without_a_mark_pass_devices() {
+    let Some(mut world) = world() else { return };
+    sender(&mut world, DENY_ROW);
+    let packet = frame(&ip(FAMILIES[0], Who::Pod, Who::Stranger, TCP, &tcp(1, 2, SYN)));
+    for name in ["netpold_node", "netpold_node_ip", "netpold_unmark"] {
+        for tc_index in [0, 1, 77, u16::MAX, 0x7fff, 0xbfff | 0x2000] {
+            let target = program(&mut world.bpf, name).fd().expect(name);
+            let stain = Stain::before(target.as_fd(), tc_index).expect("a program");
+            let is_mark = netpold_ebpf::layout::is_mark(tc_index.into());
+            let answer = run(stain.as_fd(), &Run::once(&packet)).expect(name);
+            let passes = name == "netpold_unmark" || !is_mark;
+            assert_eq!(answer.retval == PASS, passes, "{name} at {tc_index:x}");
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The expressions of the admission policies, evaluated by a CEL interpreter as the API server would.
+
+use cel::{Context, Program, Value as Cel};
+use serde_json::{Value, json};
+
+use crate::rendered::{can_render, find, render};
+
+/// An admission policy and its parameters.
+struct Policy {
+    spec: Value,
+    params: Value,
+}
+
+impl Policy {
+    fn named(name: &str) -> Self {
+        let objects = render("overlays/admission");
+        let spec = find(&objects, "ValidatingAdmissionPolicy", name)["spec"].clone();
+        Self { spec, params: find(&objects, "NetworkPolicyLimits", "default").clone() }
+    }
+
+    /// What the policy says of a NetworkPolicy with this spec that is written anew or, with an old
+    /// spec, over that; none: it passes.
+    fn messages(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
+        let mut context = Context::default();
+        let object = |spec: &Value| json!({ "metadata": { "name": "x" }, "spec": spec });
+        let mut add = |name: &str, value: &Value| {
+            context.add_variable_from_value(name, cel::to_value(value).unwrap());
+        };
+        add("object", &object(new));
+        add("oldObject", &old.map_or(Value::Null, object));
+        add("params", &self.params);
+        let list = |name: &str| self.spec[name].as_array().cloned().unwrap_or_default();
+        let matches = |condition: &Value| evaluate(condition, &context) == Cel::Bool(true);
+        if !list("matchConditions").iter().all(matches) {
+            return Vec::new();
+        }
+        let mut variables = serde_json::Map::new();
+        for variable in list("variables") {
+            // Each may use those before it.
+            context.add_variable_from_value("variables", cel::to_value(&variables).unwrap());
+            let value = evaluate(&variable, &context).json().unwrap();
+            variables.insert(variable["name"].as_str().unwrap().to_owned(), value);
+        }
+        context.add_variable_from_value("variables", cel::to_value(&variables).unwrap());
+        let broken =
+            list("validations").into_iter().filter(|v| evaluate(v, &context) != Cel::Bool(true));
+        broken.map(|v| v["message"].as_str().unwrap().to_owned()).collect()
+    }
+
+    #[track_caller]
+    fn passes(&self, spec: &Value) {
+        assert_eq!(self.messages(spec, None), [""; 0], "{spec}");
+    }
+
+    /// Exactly one message, with this in it.
+    #[track_caller]
+    fn refuses(&self, spec: &Value, with: &str) {
+        let messages = self.messages(spec, None);
+        assert!(messages.len() == 1 && messages[0].contains(with), "{messages:?} of {spec}");
+    }
+}
+
+#[track_caller]
+fn evaluate(holder: &Value, context: &Context<'_, '_>) -> Cel {
+    let expression = holder["expression"].as_str().unwrap();
+    let program = Program::compile(expression);
+    assert!(program.is_ok(), "{expression}: {:?}", program.err());
+    let result = program.unwrap().execute(context);
+    assert!(result.is_ok(), "{expression}: {:?}", result.err());
+    result.unwrap()
+}
+
+fn many(value: &Value, count: usize) -> Value {
+    Value::Array(vec![value.clone(); count])
+}
+
+/// Policies that nothing is wrong with.
+fn good() -> Vec<Value> {
+    let app = json!({ "podSelector": { "matchLabels": { "app": "x" } } });
+    let block = json!({ "ipBlock": { "cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"] } });
+    vec![
+        json!({ "podSelector": {} }),
+        json!({ "podSelector": {}, "policyTypes": ["Ingress", "Egress"] }),
+        json!({ "podSelector": {}, "policyTypes": ["Egress"], "egress": [{}] }),
+        json!({ "podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{ "from": [app, block] }] }),
+        json!({
+            "podSelector": {
+                "matchLabels": { "app": "x" },
+                "matchExpressions": [
+                    { "key": "app", "operator": "In", "values": ["x", "y"] },
+                    { "key": "app", "operator": "NotIn", "values": ["z"] },
+                    { "key": "app", "operator": "Exists" },
+                    { "key": "other", "operator": "DoesNotExist" },
+                ],
+            },
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [{ "ports": [{ "port": 80 }] }, { "from": [{ "namespaceSelector": {} }] }],
+            "egress": [{ "to": [block], "ports": [{ "port": 1, "endPort": 65535 }] }],
+        }),
+    ]
+}
+
+#[test]
+fn policies_that_mean_something_pass() {
+    if !can_render("policies_that_mean_something_pass") {
+        return;
+    }
+    for name in ["netpold-limits", "netpold-mistakes", "netpold-hints"] {
+        let policy = Policy::named(name);
+        good().iter().for_each(|spec| policy.passes(spec));
+    }
+}
+
+#[test]
+fn limits_are_held() {
+    if !can_render("limits_are_held") {
+        return;
+    }
+    let policy = Policy::named("netpold-limits");
+    let limit = |name: &str| policy.params["spec"][name].as_u64().unwrap() as usize;
+    let pod = json!({ "podSelector": {} });
+    for (rules, peers) in [("ingress", "from"), ("egress", "to")] {
+        let of = |rule: Value| json!({ "podSelector": {}, rules: [rule] });
+        let excepts = |n| {
+            of(
+                json!({ peers: [{ "ipBlock": { "cidr": "::/0", "except": many(&json!("::1/128"), n) } }] }),
+            )
+        };
+        let cases: [(&str, Box<dyn Fn(usize) -> Value + '_>); 4] = [
+            ("maxRules", Box::new(|n| json!({ "podSelector": {}, rules: many(&json!({}), n) }))),
+            ("maxPeersPerRule", Box::new(|n| of(json!({ peers: many(&pod, n) })))),
+            (
+                "maxPortsPerRule",
+                Box::new(|n| of(json!({ "ports": many(&json!({ "port": 1 }), n) }))),
+            ),
+            ("maxExceptPerBlock", Box::new(excepts)),
+        ];
+        for (name, spec) in cases {
+            policy.passes(&spec(limit(name)));
+            policy.refuses(&spec(limit(name) + 1), name);
+        }
+    }
+    let beyond = json!({ "podSelector": {}, "ingress": many(&json!({}), 99) });
+    assert!(policy.messages(&beyond, Some(&beyond)).is_empty(), "an unchanged spec stays");
+    assert_eq!(policy.messages(&beyond, Some(&json!({ "podSelector": {} }))).len(), 1);
+}
+
+#[test]
+fn mistakes_are_refused() {
+    if !can_render("mistakes_are_refused") {
+        return;
+    }
+    let policy = Policy::named("netpold-mistakes");
+    let ingress = json!({ "podSelector": {}, "policyTypes": ["Egress"], "ingress": [{}] });
+    policy.refuses(&ingress, "ingress rules have no effect");
+    let egress = json!({ "podSelector": {}, "policyTypes": ["Ingress"], "egress": [{}] });
+    policy.refuses(&egress, "egress rules have no effect");
+    for (operator, values) in
+        [("In", json!(["y"])), ("NotIn", json!(["x"])), ("DoesNotExist", json!([]))]
+    {
+        let term = json!({ "key": "app", "operator": operator, "values": values });
+        let selector = json!({ "matchLabels": { "app": "x" }, "matchExpressions": [term] });
+        policy.refuses(&json!({ "podSelector": selector }), "selects no pod");
+    }
+}
+
+#[test]
+fn what_is_likely_meant_otherwise_is_said() {
+    if !can_render("what_is_likely_meant_otherwise_is_said") {
+        return;
+    }
+    let policy = Policy::named("netpold-hints");
+    let exception = json!({ "ipBlock": { "cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"] } });
+    for (rules, peers) in [("ingress", "from"), ("egress", "to")] {
+        let all = json!({ "podSelector": {}, rules: [{ "ports": [{ "port": 80 }] }, {}] });
+        policy.refuses(&all, "allows everything");
+        for everyone in ["0.0.0.0/0", "::/0"] {
+            let everyone = json!({ "ipBlock": { "cidr": everyone } });
+            let beside = json!({ "podSelector": {}, rules: [{ peers: [exception, everyone] }] });
+            policy.refuses(&beside, "exceptions");
+        }
+    }
+}

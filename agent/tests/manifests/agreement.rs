@@ -1,0 +1,153 @@
+//! The objects agree with netpold and with one another.
+
+use std::collections::BTreeSet;
+
+use clap::Parser;
+use netpold::cli::{Cli, Command};
+use serde_json::{Value, json};
+
+use crate::rendered::{can_render, deploy, find, render};
+
+fn container() -> Value {
+    find(&render("base"), "DaemonSet", "netpold")["spec"]["template"]["spec"]["containers"][0]
+        .clone()
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// The variables are twins of flags, and what they name is mounted.
+#[test]
+fn the_agent_has_the_flags_it_is_started_with() {
+    if !can_render("the_agent_has_the_flags_it_is_started_with") {
+        return;
+    }
+    let container = container();
+    let mut line = vec!["netpold".to_owned()];
+    line.extend(list(&container["args"]).iter().map(|a| a.as_str().unwrap().to_owned()));
+    for variable in list(&container["env"]) {
+        let name = variable["name"].as_str().unwrap().strip_prefix("NETPOLD_").unwrap();
+        line.push(format!("--{}", name.to_lowercase().replace('_', "-")));
+        line.push(variable["value"].as_str().unwrap_or("node-1").to_owned());
+    }
+    let Command::Run(run) = Cli::try_parse_from(&line).unwrap().command else {
+        panic!("not `netpold run`: {line:?}");
+    };
+    let mounted = |path: &std::path::Path| {
+        let mounts = list(&container["volumeMounts"]).iter();
+        mounts
+            .filter(|m| m["readOnly"] != true)
+            .any(|m| path.starts_with(m["mountPath"].as_str().unwrap()))
+    };
+    assert!(mounted(&run.bpffs) && mounted(&run.socket), "they are written to");
+    let port = container["ports"][0]["containerPort"].as_u64().unwrap();
+    assert_eq!(run.listen.unwrap().to_string(), format!(":{port}"));
+    for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
+        assert_eq!(container[probe]["httpGet"]["port"], container["ports"][0]["name"]);
+    }
+}
+
+/// The capabilities are those of the systemd unit, with which `tests/deploy.rs` runs the agent.
+#[test]
+fn the_agent_may_do_what_it_needs_and_no_more() {
+    if !can_render("the_agent_may_do_what_it_needs_and_no_more") {
+        return;
+    }
+    let container = container();
+    let security = &container["securityContext"];
+    let unit = std::fs::read_to_string(deploy().join("standalone/netpold.service")).unwrap();
+    let set = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
+    let set: BTreeSet<&str> = set.split(' ').map(|name| name.trim_start_matches("CAP_")).collect();
+    let added = list(&security["capabilities"]["add"]).iter().map(|c| c.as_str().unwrap());
+    assert_eq!(added.collect::<BTreeSet<_>>(), set);
+    assert_eq!(security["capabilities"]["drop"], json!(["ALL"]));
+    assert_eq!(security["readOnlyRootFilesystem"], true);
+    assert_eq!(security["allowPrivilegeEscalation"], false);
+    assert_eq!(security["privileged"], false);
+}
+
+#[test]
+fn every_node_has_an_agent_that_nothing_drives_away() {
+    if !can_render("every_node_has_an_agent_that_nothing_drives_away") {
+        return;
+    }
+    let base = render("base");
+    let set = &find(&base, "DaemonSet", "netpold")["spec"];
+    let pod = &set["template"]["spec"];
+    assert_eq!(pod["priorityClassName"], "system-node-critical");
+    assert_eq!(pod["tolerations"], json!([{ "operator": "Exists" }]));
+    assert_eq!(pod["hostNetwork"], true);
+    assert_eq!(set["updateStrategy"]["rollingUpdate"]["maxUnavailable"], "10%");
+    let account = find(&base, "ServiceAccount", "");
+    assert_eq!(pod["serviceAccountName"], account["metadata"]["name"]);
+    let subject = &find(&base, "ClusterRoleBinding", "")["subjects"][0];
+    assert_eq!(subject["name"], account["metadata"]["name"]);
+    assert_eq!(subject["namespace"], account["metadata"]["namespace"]);
+    assert_eq!(set["selector"]["matchLabels"], set["template"]["metadata"]["labels"]);
+    let namespace = &find(&base, "Namespace", "")["metadata"]["name"];
+    let namespaced = base.iter().map(|o| &o["metadata"]["namespace"]).filter(|n| !n.is_null());
+    assert!(namespaced.into_iter().all(|n| n == namespace));
+}
+
+#[test]
+fn the_overlays_name_what_is_there() {
+    if !can_render("the_overlays_name_what_is_there") {
+        return;
+    }
+    let protection = render("overlays/api-protection");
+    let schema = &find(&protection, "FlowSchema", "")["spec"];
+    let level = find(&protection, "PriorityLevelConfiguration", "");
+    assert_eq!(schema["priorityLevelConfiguration"]["name"], level["metadata"]["name"]);
+    let base = render("base");
+    let account = &find(&base, "ServiceAccount", "")["metadata"];
+    let subject = &schema["rules"][0]["subjects"][0]["serviceAccount"];
+    assert_eq!(subject, &json!({ "name": account["name"], "namespace": account["namespace"] }));
+
+    let admission = render("overlays/admission");
+    for binding in admission.iter().filter(|o| o["kind"] == "ValidatingAdmissionPolicyBinding") {
+        let policy = binding["spec"]["policyName"].as_str().unwrap();
+        let policy = &find(&admission, "ValidatingAdmissionPolicy", policy)["spec"];
+        let parameters = &binding["spec"]["paramRef"];
+        assert_eq!(parameters.is_null(), policy["paramKind"].is_null());
+        if let Some(name) = parameters["name"].as_str() {
+            find(&admission, policy["paramKind"]["kind"].as_str().unwrap(), name);
+        }
+    }
+    let kind = render("overlays/kind");
+    let container = &find(&kind, "DaemonSet", "")["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(container["image"], "localhost/netpold:dev");
+    let bpffs = list(&container["volumeMounts"]).iter().find(|m| m["name"] == "bpffs").unwrap();
+    assert_eq!(bpffs["mountPropagation"], "Bidirectional");
+    assert_eq!(bpffs["mountPath"], "/sys/fs/bpf");
+    assert_eq!(container["securityContext"]["privileged"], true);
+    assert!(container["securityContext"]["capabilities"].is_null());
+}
+
+/// What is shipped is within the schema's bounds, and the expressions read nothing else.
+#[test]
+fn the_limits_fit_their_schema() {
+    if !can_render("the_limits_fit_their_schema") {
+        return;
+    }
+    let objects = render("overlays/admission");
+    let crd = find(&objects, "CustomResourceDefinition", "");
+    let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
+    let fields = schema["properties"].as_object().unwrap();
+    let limits =
+        find(&objects, "NetworkPolicyLimits", "default")["spec"].as_object().unwrap().clone();
+    assert!(limits.keys().eq(fields.keys()), "{limits:?}");
+    let required: BTreeSet<&str> =
+        list(&schema["required"]).iter().map(|f| f.as_str().unwrap()).collect();
+    assert!(required.iter().copied().eq(fields.keys().map(String::as_str)), "{required:?}");
+    for (name, value) in &limits {
+        let (least, most) = (fields[name]["minimum"].as_u64(), fields[name]["maximum"].as_u64());
+        assert!(value.as_u64() >= least && value.as_u64() <= most, "{name}: {value}");
+    }
+    let policy = find(&objects, "ValidatingAdmissionPolicy", "netpold-limits").to_string();
+    let read = policy.match_indices("params.spec.").map(|(at, found)| {
+        let rest = &policy[at + found.len()..];
+        &rest[..rest.find(|c: char| !c.is_ascii_alphanumeric()).unwrap()]
+    });
+    assert_eq!(read.collect::<BTreeSet<_>>(), required);
+}

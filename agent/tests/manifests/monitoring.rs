@@ -1,0 +1,103 @@
+//! Rules and dashboard use metrics that there are, and each alert is raised when it must be.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::rendered::{can_render, deploy, find, render};
+use crate::skip;
+
+/// Names in `deploy/metrics.md`; `tests/traffic/metrics.rs` compares that with what is served.
+fn documented() -> BTreeSet<String> {
+    let text = std::fs::read_to_string(deploy().join("metrics.md")).unwrap();
+    let rows = text.lines().filter_map(|line| line.strip_prefix("| `"));
+    rows.map(|row| row.split_once('`').unwrap().0.to_owned()).collect()
+}
+
+/// Names of metrics in an expression that are netpold's own or its process'.
+fn used(expression: &str) -> BTreeSet<String> {
+    let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let ours = words.filter(|word| word.starts_with("netpold_") || word.starts_with("process_"));
+    let base = |word: &str| {
+        let histogram = ["_bucket", "_sum", "_count"].iter().find_map(|end| word.strip_suffix(end));
+        histogram.unwrap_or(word).to_owned()
+    };
+    ours.map(base).collect()
+}
+
+/// Every string at a key, however deep.
+fn all<'a>(value: &'a Value, key: &str, found: &mut Vec<&'a str>) {
+    match value {
+        Value::Object(fields) => fields.iter().for_each(|(name, value)| match value.as_str() {
+            Some(text) if name == key => found.push(text),
+            _ => all(value, key, found),
+        }),
+        Value::Array(items) => items.iter().for_each(|item| all(item, key, found)),
+        _ => {}
+    }
+}
+
+#[test]
+fn every_metric_in_rules_and_dashboard_is_one_of_ours() {
+    if !can_render("every_metric_in_rules_and_dashboard_is_one_of_ours") {
+        return;
+    }
+    let (objects, documented) = (render("overlays/monitoring"), documented());
+    let data = &find(&objects, "ConfigMap", "netpold-dashboard")["data"]["netpold.json"];
+    let dashboard: Value = serde_json::from_str(data.as_str().unwrap()).unwrap();
+    let mut expressions = Vec::new();
+    all(find(&objects, "PrometheusRule", ""), "expr", &mut expressions);
+    all(&dashboard, "expr", &mut expressions);
+    assert!(expressions.len() > 25, "{}", expressions.len());
+    for expression in expressions {
+        let unknown: Vec<_> = used(expression).difference(&documented).cloned().collect();
+        assert!(unknown.is_empty(), "{unknown:?} in {expression}");
+    }
+    let (base, monitor) = (render("base"), find(&objects, "PodMonitor", "")["spec"].clone());
+    let template = &find(&base, "DaemonSet", "")["spec"]["template"];
+    let port = &template["spec"]["containers"][0]["ports"][0]["name"];
+    assert_eq!(&monitor["podMetricsEndpoints"][0]["port"], port);
+    assert_eq!(monitor["selector"]["matchLabels"], template["metadata"]["labels"]);
+}
+
+fn promtool() -> Option<PathBuf> {
+    let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or(home)?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let on_path = std::env::split_paths(&path).map(|folder| folder.join("promtool"));
+    on_path.chain([cache.join("netpold/promtool/usr/bin/promtool")]).find(|path| path.is_file())
+}
+
+/// Runs `promtool test rules` over these groups of rules.
+fn promtool_test(promtool: &Path, groups: &Value) -> (bool, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let rules = directory.path().join("rules.json");
+    std::fs::write(rules, json!({ "groups": groups }).to_string()).unwrap();
+    let test = directory.path().join("rules_test.yaml");
+    std::fs::copy(deploy().join("overlays/monitoring/rules_test.yaml"), &test).unwrap();
+    let output = Command::new(promtool).args(["test", "rules"]).arg(test).output().unwrap();
+    (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn alerts_are_raised_when_they_must_be() {
+    let name = "alerts_are_raised_when_they_must_be";
+    if !can_render(name) {
+        return;
+    }
+    let Some(promtool) = promtool() else {
+        return skip(name, "promtool (Debian package prometheus; `cargo xtask setup`)");
+    };
+    let objects = render("overlays/monitoring");
+    let groups = &find(&objects, "PrometheusRule", "")["spec"]["groups"];
+    let (passed, said) = promtool_test(&promtool, groups);
+    assert!(passed, "{said}");
+    // An alert that is never raised is noticed, whichever it is.
+    for index in 0..groups[0]["rules"].as_array().unwrap().len() {
+        let mut broken = groups.clone();
+        broken[0]["rules"][index]["expr"] = json!("vector(0) > 1");
+        assert!(!promtool_test(&promtool, &broken).0, "{}", broken[0]["rules"][index]);
+    }
+}

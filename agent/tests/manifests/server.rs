@@ -1,0 +1,186 @@
+//! The objects on a real API server, and what they do there. It is version 1.20, so kinds that it
+//! serves only as betas are converted, and admission policies, which came later, are not created.
+
+use std::process::Command;
+
+use netpold_testbed::{ApiServer, require_apiserver};
+use serde_json::{Value, json};
+
+use crate::rendered::{can_render, find, render};
+
+const NAMESPACE: &str = "netpold-system";
+const AGENT: &str = "system:serviceaccount:netpold-system:netpold";
+
+fn create(server: &ApiServer, object: &Value) -> Result<String, String> {
+    let created =
+        server.kubectl_with(&["create", "--validate=false", "-f", "-"], &object.to_string());
+    created.map_err(|error| format!("{error:#}"))
+}
+
+fn get(server: &ApiServer, arguments: &[&str]) -> Value {
+    let said = server.kubectl(&[&["get", "-o", "json"], arguments].concat()).unwrap();
+    serde_json::from_str(&said).unwrap()
+}
+
+/// One server for all of it: starting one takes seconds.
+#[test]
+fn the_objects_do_what_they_are_for() {
+    let name = "the_objects_do_what_they_are_for";
+    if !require_apiserver(name) || !can_render(name) {
+        return;
+    }
+    let server = ApiServer::start().unwrap();
+    for object in render("base") {
+        create(&server, &object).unwrap();
+    }
+    let set = get(&server, &["daemonset", "netpold", "-n", NAMESPACE]);
+    let wanted = find(&render("base"), "DaemonSet", "netpold").clone();
+    let container = |set: &Value| set["spec"]["template"]["spec"]["containers"][0].clone();
+    assert_eq!(container(&set)["securityContext"], container(&wanted)["securityContext"]);
+    only_agents_run_in_their_namespace(&server, &set);
+    tenants_policies_are_bounded(&server);
+    limits_have_a_schema(&server);
+    agents_have_a_priority_level(&server);
+}
+
+/// A pod as the DaemonSet's controller would make it.
+fn agent_pod(set: &Value, name: &str) -> Value {
+    let template = &set["spec"]["template"];
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": name, "namespace": NAMESPACE, "labels": template["metadata"]["labels"] },
+        "spec": template["spec"],
+    })
+}
+
+/// What the controller of quotas does when it first sees one; there is none here.
+fn count_quotas(server: &ApiServer, namespace: &str) {
+    for mut quota in
+        get(server, &["resourcequota", "-n", namespace])["items"].as_array().unwrap().clone()
+    {
+        let hard = quota["spec"]["hard"].clone();
+        let used = hard.as_object().unwrap().keys().map(|k| (k.clone(), json!("0")));
+        let used: serde_json::Map<_, _> = used.collect();
+        quota["status"] = json!({ "hard": hard, "used": used });
+        let name = quota["metadata"]["name"].as_str().unwrap();
+        let path = format!("/api/v1/namespaces/{namespace}/resourcequotas/{name}/status");
+        server.kubectl_with(&["replace", "--raw", &path, "-f", "-"], &quota.to_string()).unwrap();
+    }
+}
+
+fn only_agents_run_in_their_namespace(server: &ApiServer, set: &Value) {
+    for object in render("overlays/quotas") {
+        create(server, &object).unwrap();
+    }
+    count_quotas(server, NAMESPACE);
+    create(server, &agent_pod(set, "agent")).unwrap();
+    let used = get(server, &["resourcequota", "critical-pods", "-n", NAMESPACE]);
+    assert_eq!(used["status"]["used"]["pods"], "1", "counted by the quota for agents");
+
+    let mut other = agent_pod(set, "other");
+    other["spec"]["priorityClassName"] = Value::Null;
+    let error = create(server, &other).unwrap_err();
+    assert!(error.contains("exceeded quota: no-other-pods"), "{error}");
+
+    let mut small = agent_pod(set, "small");
+    small["spec"]["containers"][0]["resources"] = json!({ "limits": { "memory": "8Mi" } });
+    let error = create(server, &small).unwrap_err();
+    assert!(error.contains("minimum memory usage per Container is 64Mi"), "{error}");
+    let mut plain = agent_pod(set, "plain");
+    plain["spec"]["containers"][0]["resources"] = Value::Null;
+    create(server, &plain).unwrap();
+    let plain = get(server, &["pod", "plain", "-n", NAMESPACE]);
+    let resources = &plain["spec"]["containers"][0]["resources"];
+    assert_eq!(resources["requests"]["memory"], "64Mi", "{resources}");
+    assert_eq!(resources["limits"]["memory"], "256Mi", "{resources}");
+}
+
+fn tenants_policies_are_bounded(server: &ApiServer) {
+    let tenant =
+        json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "tenant" } });
+    create(server, &tenant).unwrap();
+    let mut quota = render("overlays/tenant-quota").remove(0);
+    let hard = &mut quota["spec"]["hard"]["count/networkpolicies.networking.k8s.io"];
+    assert_eq!(*hard, "100");
+    *hard = json!("2");
+    quota["metadata"]["namespace"] = json!("tenant");
+    create(server, &quota).unwrap();
+    count_quotas(server, "tenant");
+    let policy = |name: &str| {
+        json!({
+            "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+            "metadata": { "name": name, "namespace": "tenant" }, "spec": { "podSelector": {} },
+        })
+    };
+    create(server, &policy("one")).unwrap();
+    create(server, &policy("two")).unwrap();
+    let error = create(server, &policy("three")).unwrap_err();
+    assert!(error.contains("exceeded quota: network-policies"), "{error}");
+}
+
+/// Objects of the kind are not created: this server, built with a Go newer than itself, crashes at the
+/// first custom object of any kind.
+fn limits_have_a_schema(server: &ApiServer) {
+    let objects = render("overlays/admission");
+    create(server, find(&objects, "CustomResourceDefinition", "")).unwrap();
+    let crd = "crd/networkpolicylimits.netpold.io";
+    server.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", crd]).unwrap();
+    let status = get(server, &[crd])["status"].clone();
+    let conditions = status["conditions"].as_array().unwrap();
+    let has = |kind: &str| conditions.iter().any(|c| c["type"] == kind && c["status"] == "True");
+    assert!(has("NamesAccepted") && !has("NonStructuralSchema"), "{status}");
+    let mut broken = find(&objects, "CustomResourceDefinition", "").clone();
+    let version = &mut broken["spec"]["versions"][0];
+    version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["maxRules"]["type"] =
+        Value::Null;
+    server.kubectl(&["delete", crd]).unwrap();
+    let error = create(server, &broken).unwrap_err();
+    assert!(error.contains("type: Required value"), "the schema is looked at: {error}");
+}
+
+/// The server has these kinds as v1beta1, in which the shares have another name.
+fn agents_have_a_priority_level(server: &ApiServer) {
+    let beta = |mut object: Value| {
+        object["apiVersion"] = json!("flowcontrol.apiserver.k8s.io/v1beta1");
+        if let Some(limited) = object["spec"]["limited"].as_object_mut() {
+            let shares = limited.remove("nominalConcurrencyShares").unwrap();
+            limited.insert("assuredConcurrencyShares".to_owned(), shares);
+            limited.remove("lendablePercent").unwrap();
+        }
+        object
+    };
+    let objects = render("overlays/api-protection").into_iter().map(beta).collect::<Vec<_>>();
+    for object in &objects {
+        create(server, object).unwrap();
+    }
+    let uid = |kind: &str| {
+        get(server, &[kind, "netpold"])["metadata"]["uid"].as_str().unwrap().to_owned()
+    };
+    let wanted = (uid("flowschema"), uid("prioritylevelconfiguration"));
+    // The server takes a moment to put them into force.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while classified(server, &["get", "pods", "-A", "--as", AGENT]) != wanted {
+        assert!(
+            std::time::Instant::now() < deadline,
+            "the agents' requests have no level of their own"
+        );
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
+    let other = ["get", "pods", "-A", "--as", "system:serviceaccount:default:default"];
+    assert_ne!(classified(server, &other), wanted, "others have not");
+}
+
+/// Flow schema and priority level that a request was put into, as the answer's headers say.
+fn classified(server: &ApiServer, arguments: &[&str]) -> (String, String) {
+    let mut command: Command = server.kubectl_command().unwrap();
+    let output = command.args(arguments).arg("-v=8").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).to_lowercase();
+    let header = |name: &str| {
+        let lines = said.lines().filter_map(|line| line.split_once(name));
+        lines
+            .last()
+            .map(|(_, value)| value.trim_matches([':', ' ', '"']).to_owned())
+            .unwrap_or_default()
+    };
+    (header("x-kubernetes-pf-flowschema-uid"), header("x-kubernetes-pf-prioritylevel-uid"))
+}

@@ -1,0 +1,105 @@
+//! Every object against the types that Kubernetes publishes (k8s-openapi, generated from its OpenAPI).
+
+use k8s_openapi::api::{
+    admissionregistration::v1 as admission, apps::v1 as apps, core::v1 as core,
+    flowcontrol::v1 as flowcontrol, rbac::v1 as rbac,
+};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1 as extensions;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::rendered::{KUSTOMIZATIONS, can_render, render};
+
+/// Kinds that no Kubernetes has of itself: ours is held against its own schema by the API server, the
+/// Prometheus operator's are looked at in `monitoring.rs`.
+const OTHERS: [&str; 3] = ["NetworkPolicyLimits", "PodMonitor", "PrometheusRule"];
+
+#[test]
+fn every_field_is_one_that_kubernetes_has() {
+    if !can_render("every_field_is_one_that_kubernetes_has") {
+        return;
+    }
+    for name in KUSTOMIZATIONS {
+        for object in render(name) {
+            let lost = unknown_fields(&object);
+            assert!(lost.is_empty(), "{name}: {} has no {lost:?}", object["kind"]);
+        }
+    }
+}
+
+/// Paths in an object that its type does not know.
+fn unknown_fields(object: &Value) -> Vec<String> {
+    let kind = object["kind"].as_str().unwrap();
+    let read = match (object["apiVersion"].as_str().unwrap(), kind) {
+        ("v1", "Namespace") => read::<core::Namespace>,
+        ("v1", "ServiceAccount") => read::<core::ServiceAccount>,
+        ("v1", "ConfigMap") => read::<core::ConfigMap>,
+        ("v1", "ResourceQuota") => read::<core::ResourceQuota>,
+        ("v1", "LimitRange") => read::<core::LimitRange>,
+        ("apps/v1", "DaemonSet") => read::<apps::DaemonSet>,
+        ("rbac.authorization.k8s.io/v1", "ClusterRole") => read::<rbac::ClusterRole>,
+        ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding") => read::<rbac::ClusterRoleBinding>,
+        ("flowcontrol.apiserver.k8s.io/v1", "FlowSchema") => read::<flowcontrol::FlowSchema>,
+        ("flowcontrol.apiserver.k8s.io/v1", "PriorityLevelConfiguration") => {
+            read::<flowcontrol::PriorityLevelConfiguration>
+        }
+        ("apiextensions.k8s.io/v1", "CustomResourceDefinition") => {
+            read::<extensions::CustomResourceDefinition>
+        }
+        ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy") => {
+            read::<admission::ValidatingAdmissionPolicy>
+        }
+        ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding") => {
+            read::<admission::ValidatingAdmissionPolicyBinding>
+        }
+        (version, kind) => {
+            assert!(OTHERS.contains(&kind), "no type for {version} {kind}");
+            return Vec::new();
+        }
+    };
+    let mut lost = Vec::new();
+    compare(object, &read(object), kind, &mut lost);
+    lost
+}
+
+/// What a type makes of an object.
+fn read<T: DeserializeOwned + Serialize>(object: &Value) -> Value {
+    let read: Result<T, _> = serde_json::from_value(object.clone());
+    assert!(read.is_ok(), "{}: {:?}", object["kind"], read.err());
+    serde_json::to_value(read.unwrap()).unwrap()
+}
+
+/// Paths that `written` has and `known` has not, or not the same value there.
+fn compare(written: &Value, known: &Value, path: &str, lost: &mut Vec<String>) {
+    match (written, known) {
+        (Value::Object(fields), Value::Object(known)) => {
+            for (name, value) in fields {
+                let path = format!("{path}.{name}");
+                match known.get(name) {
+                    Some(known) => compare(value, known, &path, lost),
+                    None => lost.push(path),
+                }
+            }
+        }
+        (Value::Array(items), Value::Array(known)) if items.len() == known.len() => {
+            for (index, (item, known)) in items.iter().zip(known).enumerate() {
+                compare(item, known, &format!("{path}[{index}]"), lost);
+            }
+        }
+        (written, known) if written == known => {}
+        // The types hold numbers of the schema as floating point.
+        (Value::Number(written), Value::Number(known)) if written.as_f64() == known.as_f64() => {}
+        _ => lost.push(path.to_owned()),
+    }
+}
+
+/// The comparison notices what it is for.
+#[test]
+fn a_misspelt_field_is_noticed() {
+    let object = serde_json::json!({
+        "apiVersion": "v1", "kind": "LimitRange", "metadata": { "name": "x" },
+        "spec": { "limits": [{ "type": "Container", "defaultRequests": { "cpu": "1" } }] },
+    });
+    assert_eq!(unknown_fields(&object), ["LimitRange.spec.limits[0].defaultRequests"]);
+}

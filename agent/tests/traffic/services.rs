@@ -1,0 +1,8 @@
+//! Services: real translation by rules as kube-proxy's, judged by the backend.
+
+mod agents;
+mod backends;
+mod itself;
+mod node_ports;
+mod paths;
+mod world;

@@ -1,0 +1,94 @@
+//! The programs at the node's devices: without them, without the agent, and as filters.
+
+use netpold_testbed::{Proxy, require_root};
+use nix::sys::signal::Signal;
+
+use super::backends::two_nodes;
+use super::world::{Service, answer, provide};
+use crate::cluster::{Cluster, ENFORCED};
+use crate::kernel;
+use crate::marks::wire;
+
+const BACKENDS: [&str; 4] = ["friend1", "enemy1", "friend2", "enemy2"];
+
+/// A Service of friends and enemies on both nodes, in force.
+fn mixed(mut cluster: Cluster) -> (Cluster, Service) {
+    let mixed = Service::new(1, "mixed").pods(&cluster, &BACKENDS);
+    provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&mixed));
+    cluster.enforce();
+    (cluster, mixed)
+}
+
+#[track_caller]
+fn friends_alone(cluster: &Cluster, service: &Service) {
+    for client in ["client1", "client2"] {
+        answer(cluster.pod(client), &service.sockets(), &["", "friend1", "friend2"]);
+    }
+}
+
+/// What the programs at devices are for: told to leave them alone, netpold judges what leaves the
+/// node at the pod only.
+#[test]
+fn services_where_devices_are_left_alone() {
+    if !require_root("services_where_devices_are_left_alone") {
+        return;
+    }
+    let mut cluster = two_nodes();
+    cluster.arguments = vec!["--node-devices=none".into()];
+    // As a real wire would: between namespaces of one machine a mark goes on to the other node.
+    let wires: Result<Vec<_>, _> =
+        cluster.nodes.iter().map(|node| node.stain(&wire(node), 0)).collect();
+    let _wires = match wires {
+        Ok(wires) => wires,
+        Err(e) => return eprintln!("SKIPPED devices left alone: no TCX here: {e:#}"),
+    };
+    let (cluster, mixed) = mixed(cluster);
+    answer(cluster.pod("client1"), &mixed.sockets(), &["", "friend1", "friend2", "enemy2"]);
+    answer(cluster.pod("client2"), &mixed.sockets(), &["", "friend1", "enemy1", "friend2"]);
+}
+
+#[test]
+fn services_while_the_agent_is_gone_and_back() {
+    if !require_root("services_while_the_agent_is_gone_and_back") {
+        return;
+    }
+    let (mut cluster, mixed) = mixed(two_nodes());
+    for node in 0..2 {
+        cluster.agents[node].end(Signal::SIGKILL);
+        friends_alone(&cluster, &mixed);
+        cluster.restart(node);
+    }
+    friends_alone(&cluster, &mixed);
+}
+
+/// A device's link that somebody unpins by hand is put back, as a pod's is.
+#[test]
+fn services_after_a_devices_program_was_removed() {
+    if !require_root("services_after_a_devices_program_was_removed") {
+        return;
+    }
+    let (mut cluster, mixed) = mixed(two_nodes());
+    let name = cluster.agents[0].status().unwrap()["devices"][0].as_str().unwrap().to_owned();
+    let ifindex = cluster.nodes[0].ifindex(&name).unwrap().unwrap();
+    let pin = cluster.agents[0].bpffs().join(format!("links/{ifindex}-ingress"));
+    match std::fs::remove_file(&pin) {
+        Ok(()) => {}
+        Err(e) => return eprintln!("SKIPPED a device's program removed: no TCX link here: {e}"),
+    }
+    let repaired = |status: &serde_json::Value| status["repairs"] == 1;
+    cluster.agents[0].wait_for("repaired", ENFORCED, repaired).unwrap();
+    friends_alone(&cluster, &mixed);
+}
+
+#[test]
+fn services_with_filters_below_clsact() {
+    if !require_root("services_with_filters_below_clsact") {
+        return;
+    }
+    let mut cluster = two_nodes();
+    cluster.prepare = kernel::without_tcx;
+    let (cluster, mixed) = mixed(cluster);
+    let status = cluster.agents[0].status().unwrap();
+    assert_eq!(status["endpoints"][1]["hook"], "clsact", "{status}");
+    friends_alone(&cluster, &mixed);
+}

@@ -1,0 +1,181 @@
+//! Backends that policy allows and others, here and on another node.
+
+use netpold_testbed::{Protocol, Proxy, require_root};
+use serde_json::json;
+
+use super::world::{
+    NOBODY, SERVICE_PORT, Service, answer, describe, lost, may_reach, outcomes, provide,
+};
+use crate::cluster::{Cluster, MOMENT, NAMESPACE, PATIENCE};
+
+/// A client on each node that may reach friends, which like enemies are on both nodes.
+pub(super) fn two_nodes() -> Cluster {
+    let mut cluster = Cluster::two();
+    for (node, number) in [(0, "1"), (1, "2")] {
+        for app in ["client", "friend", "enemy"] {
+            let spec = netpold_testbed::PodSpec::new(NAMESPACE, &format!("{app}{number}"));
+            cluster.add_as(node, spec.label("app", app));
+        }
+    }
+    cluster.add(0, "free");
+    cluster.policy("client", may_reach("client", &["friend"]));
+    cluster
+}
+
+const EVERYBODY: [&str; 4] = ["friend1", "enemy1", "friend2", "enemy2"];
+
+fn mixed(proxy: Proxy) {
+    let mut cluster = two_nodes();
+    let mixed = Service::new(1, "mixed").pods(&cluster, &EVERYBODY);
+    let good = Service::new(2, "good").pods(&cluster, &["friend1", "friend2"]);
+    let bad = Service::new(3, "bad").pods(&cluster, &["enemy1", "enemy2"]);
+    let services = [mixed, good, bad];
+    provide(&mut cluster, proxy, &services);
+    cluster.enforce();
+    let [mixed, good, bad] = services.map(|service| service.sockets());
+    answer(cluster.pod("free"), &mixed, &EVERYBODY);
+    for (node, client) in [(0, "client1"), (1, "client2")] {
+        let client = cluster.pod(client);
+        answer(client, &good, &["friend1", "friend2"]);
+        let before = (lost(&cluster, node, "service_backend"), lost(&cluster, node, "policy"));
+        answer(client, &bad, NOBODY);
+        let between = (lost(&cluster, node, "service_backend"), lost(&cluster, node, "policy"));
+        assert_eq!(between.0, before.0, "no backend is allowed: dropped at the pod");
+        assert!(between.1 > before.1);
+        answer(client, &mixed, &["", "friend1", "friend2"]);
+        assert!(lost(&cluster, node, "service_backend") > between.0, "dropped behind translation");
+        assert_eq!(lost(&cluster, node, "policy"), between.1);
+    }
+    // What the rules say of a backend's own address does not change.
+    cluster.denied("client1", "enemy1");
+    cluster.denied("client1", "enemy2");
+}
+
+#[test]
+fn services_of_allowed_and_other_backends_by_nftables() {
+    if require_root("services_of_allowed_and_other_backends_by_nftables") {
+        mixed(Proxy::Nftables);
+    }
+}
+
+#[test]
+fn services_of_allowed_and_other_backends_by_iptables() {
+    if require_root("services_of_allowed_and_other_backends_by_iptables") {
+        mixed(Proxy::Iptables);
+    }
+}
+
+fn pinned(proxy: Proxy) {
+    let mut cluster = two_nodes();
+    let mut sticky = Service::new(1, "sticky").pods(&cluster, &EVERYBODY);
+    sticky.affinity = Some(60);
+    provide(&mut cluster, proxy, std::slice::from_ref(&sticky));
+    cluster.enforce();
+    for to in sticky.cluster_ips() {
+        let first = cluster.pod("client1").probe(Protocol::Tcp, to, SERVICE_PORT, MOMENT * 5);
+        // Whichever it is, it is that one always.
+        let all = outcomes(cluster.pod("client1"), &[(to, SERVICE_PORT).into()]);
+        assert!(all.keys().all(|name| !name.contains("enemy")), "{first} {all:?}");
+        assert!(all.len() <= 2, "one backend for each protocol: {all:?}");
+    }
+}
+
+#[test]
+fn services_with_session_affinity() {
+    if require_root("services_with_session_affinity") {
+        pinned(Proxy::Nftables);
+        pinned(Proxy::Iptables);
+    }
+}
+
+/// The rules still lead to a backend that is terminating, and to none that is not ready.
+#[test]
+fn services_with_endpoints_that_are_not_ready() {
+    if !require_root("services_with_endpoints_that_are_not_ready") {
+        return;
+    }
+    let mut cluster = two_nodes();
+    let service = Service::new(1, "s").pods(&cluster, &["enemy2"]).not_ready(&cluster, "friend1");
+    provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&service));
+    cluster.enforce();
+    answer(cluster.pod("client1"), &service.sockets(), NOBODY);
+    let service = Service::new(1, "s").pods(&cluster, &["friend2"]).not_ready(&cluster, "enemy1");
+    provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&service));
+    cluster.enforce();
+    answer(cluster.pod("client1"), &service.sockets(), &["friend2"]);
+}
+
+/// A connection to one of two backends, and policy changes its mind about that one.
+#[test]
+fn services_follow_policy_while_flows_run() {
+    if !require_root("services_follow_policy_while_flows_run") {
+        return;
+    }
+    let mut cluster = two_nodes();
+    for (backend, app) in [("friend1", "friend"), ("friend2", "friend")] {
+        let service = Service::new(1, "s").pods(&cluster, &[backend]);
+        // Another backend, which stays allowed and is never chosen: the packet passes its veth.
+        let listed = service.clone().not_ready(&cluster, "enemy2");
+        provide(&mut cluster, Proxy::Nftables, &[listed]);
+        cluster.policy("client", may_reach("client", &[app, "enemy"])).enforce();
+        let client = cluster.pod("client1");
+        let mut flows: Vec<_> = service
+            .cluster_ips()
+            .into_iter()
+            .flat_map(|to| {
+                super::world::PROTOCOLS.map(|protocol| {
+                    client.open_flow(protocol, (to, SERVICE_PORT).into(), PATIENCE).unwrap()
+                })
+            })
+            .collect();
+        assert!(flows.iter_mut().all(|flow| flow.ping(PATIENCE)));
+        let before = lost(&cluster, 0, "service_backend") + lost(&cluster, 0, "policy");
+        cluster.policy("client", may_reach("client", &["enemy"])).enforce();
+        assert!(flows.iter_mut().all(|flow| !flow.ping(MOMENT)), "to {backend}");
+        assert!(lost(&cluster, 0, "service_backend") + lost(&cluster, 0, "policy") > before);
+        cluster.policy("client", may_reach("client", &[app])).enforce();
+        assert!(flows.iter_mut().all(|flow| flow.ping(PATIENCE)), "to {backend} again");
+    }
+}
+
+/// Nobody translates: the pod's packets to a Service pass if a backend may be reached, and then
+/// find no way.
+#[test]
+fn services_that_nobody_translates() {
+    if !require_root("services_that_nobody_translates") {
+        return;
+    }
+    let mut cluster = two_nodes();
+    let good = Service::new(1, "good").pods(&cluster, &["friend1"]);
+    let bad = Service::new(2, "bad").pods(&cluster, &["enemy1"]);
+    describe(&mut cluster, &[good.clone(), bad.clone()]);
+    cluster.enforce();
+    for (service, passes) in [(good, true), (bad, false)] {
+        for to in service.cluster_ips() {
+            let result = cluster.pod("client1").probe(Protocol::Tcp, to, SERVICE_PORT, MOMENT * 4);
+            let expected = if passes { "unreachable" } else { "timed out" };
+            assert_eq!(result.to_string(), expected, "{} at {to}", service.name);
+        }
+    }
+}
+
+/// An ipBlock that holds a Service's address allows the packet to it, not what it becomes.
+#[test]
+fn services_in_an_allowed_block_are_judged_by_backend_too() {
+    if !require_root("services_in_an_allowed_block_are_judged_by_backend_too") {
+        return;
+    }
+    let mut cluster = two_nodes();
+    let mixed = Service::new(1, "mixed").pods(&cluster, &EVERYBODY);
+    provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&mixed));
+    let blocks = ["10.96.0.0/16", "fd00:96::/64"].map(|c| json!({ "ipBlock": { "cidr": c } }));
+    let friend = json!({ "podSelector": { "matchLabels": { "app": "friend" } } });
+    let to = [&blocks[..], &[friend]].concat();
+    cluster.policy(
+        "client",
+        json!({ "podSelector": { "matchLabels": { "app": "client" } },
+                "policyTypes": ["Egress"], "egress": [{ "to": to }] }),
+    );
+    cluster.enforce();
+    answer(cluster.pod("client1"), &mixed.sockets(), &["", "friend1", "friend2"]);
+}

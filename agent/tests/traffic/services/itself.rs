@@ -1,0 +1,55 @@
+//! A pod that reaches itself through its own Service.
+
+use netpold_testbed::{Cni, Proxy, require_root};
+
+use super::world::{NODE_PORT, Service, answer, provide};
+use crate::cluster::{Cluster, isolate};
+
+/// A node whose bridge sends packets back where they came from, as the bridge plugin's
+/// `hairpinMode` has it: what a pod sends to itself is translated before it is bridged.
+fn hairpin(cni: Cni) -> Cluster {
+    let cluster = Cluster::one(cni).with_pods(&["alone", "other"]);
+    if cni == Cni::Bridge {
+        let veth = cluster.pod("alone").host_interface();
+        let hairpin = format!("link set {veth} type bridge_slave hairpin on\n");
+        cluster.nodes[0].netns().ip(&hairpin).unwrap();
+    }
+    cluster
+}
+
+/// Isolated both ways and allowed nothing; what is not itself does not answer.
+fn itself(cni: Cni, proxy: Proxy) {
+    let mut cluster = hairpin(cni);
+    let own = Service::new(1, "own").pods(&cluster, &["alone"]).node_port(NODE_PORT);
+    let shared = Service::new(2, "shared").pods(&cluster, &["alone", "other"]);
+    let services = [own, shared];
+    provide(&mut cluster, proxy, &services);
+    cluster.policy("alone", isolate("alone", &["Ingress", "Egress"])).enforce();
+    let [own, shared] = services;
+    let alone = cluster.pod("alone");
+    answer(alone, &own.sockets(), &["alone"]);
+    answer(alone, &shared.sockets(), &["", "alone"]);
+    let node_ports = cluster.nodes[0].addresses().map(|address| (address, NODE_PORT).into());
+    answer(alone, &node_ports, &["alone"]);
+    // Its masquerade opens nothing to others.
+    answer(cluster.pod("other"), &own.sockets(), &[""]);
+    cluster.policy("alone", isolate("alone", &["Ingress"])).enforce();
+    answer(cluster.pod("alone"), &own.sockets(), &["alone"]);
+    answer(cluster.pod("other"), &own.sockets(), &[""]);
+}
+
+#[test]
+fn services_of_the_pod_itself_on_a_ptp_node() {
+    if require_root("services_of_the_pod_itself_on_a_ptp_node") {
+        itself(Cni::Ptp, Proxy::Nftables);
+        itself(Cni::Ptp, Proxy::Iptables);
+    }
+}
+
+#[test]
+fn services_of_the_pod_itself_on_a_bridge_node() {
+    if require_root("services_of_the_pod_itself_on_a_bridge_node") {
+        itself(Cni::Bridge, Proxy::Nftables);
+        itself(Cni::Bridge, Proxy::Iptables);
+    }
+}

@@ -1,0 +1,68 @@
+//! Node ports, the node's own and another's, and clients from outside.
+
+use netpold_testbed::{Proxy, require_root};
+
+use super::backends::two_nodes;
+use super::world::{NOBODY, NODE_PORT, Service, answer, may_reach, provide};
+use crate::cluster::{Cluster, isolate};
+
+fn sockets(cluster: &Cluster, node: usize, port: u16) -> [std::net::SocketAddr; 2] {
+    cluster.nodes[node].addresses().map(|address| (address, port).into())
+}
+
+fn node_ports(proxy: Proxy) {
+    let mut cluster = two_nodes();
+    let all = ["friend1", "enemy1", "friend2", "enemy2"];
+    let mixed = Service::new(1, "mixed").pods(&cluster, &all).node_port(NODE_PORT);
+    let bad = Service::new(2, "bad").pods(&cluster, &["enemy1", "enemy2"]).node_port(NODE_PORT + 1);
+    provide(&mut cluster, proxy, &[mixed, bad]);
+    cluster.enforce();
+    for (here, client) in [(0, "client1"), (1, "client2")] {
+        let client = cluster.pod(client);
+        let of = |node, port| sockets(&cluster, node, port);
+        answer(client, &of(here, NODE_PORT), &["", "friend1", "friend2"]);
+        answer(client, &of(here, NODE_PORT + 1), NOBODY);
+        // Translated where netpold does not see what became of it: some backend is allowed, or none.
+        answer(client, &of(1 - here, NODE_PORT), &all);
+        answer(client, &of(1 - here, NODE_PORT + 1), NOBODY);
+    }
+}
+
+#[test]
+fn services_at_node_ports_by_nftables() {
+    if require_root("services_at_node_ports_by_nftables") {
+        node_ports(Proxy::Nftables);
+    }
+}
+
+#[test]
+fn services_at_node_ports_by_iptables() {
+    if require_root("services_at_node_ports_by_iptables") {
+        node_ports(Proxy::Iptables);
+    }
+}
+
+/// The backend may send nothing, but answers: to clients that the node masquerades, its answers go
+/// to its own node, which turns them back.
+#[test]
+fn services_answer_clients_from_outside() {
+    if !require_root("services_answer_clients_from_outside") {
+        return;
+    }
+    let mut cluster = Cluster::two();
+    cluster.add(0, "server");
+    cluster.add(1, "server2");
+    let one = Service::new(1, "one").pods(&cluster, &["server"]).node_port(NODE_PORT);
+    let two = Service::new(2, "two").pods(&cluster, &["server2"]).node_port(NODE_PORT + 1);
+    provide(&mut cluster, Proxy::Nftables, &[one, two]);
+    cluster.policy("server", isolate("server", &["Egress"]));
+    cluster.policy("server2", isolate("server2", &["Egress"])).enforce();
+    for (client, node) in [(1, 0), (0, 1)] {
+        // By the node that has the backend, and by way of the one that has not.
+        let client = &cluster.nodes[client];
+        answer(client, &sockets(&cluster, node, NODE_PORT), &["server"]);
+        answer(client, &sockets(&cluster, node, NODE_PORT + 1), &["server2"]);
+    }
+    cluster.policy("server", may_reach("server", &["nobody"])).enforce();
+    answer(&cluster.nodes[1], &sockets(&cluster, 0, NODE_PORT), &["server"]);
+}

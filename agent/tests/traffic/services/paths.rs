@@ -1,0 +1,138 @@
+//! Ways out of the node: to outside addresses, masqueraded; through a tunnel; in fragments.
+
+use std::net::IpAddr;
+
+use netpold_testbed::{Cni, Node, Proxy, link_nodes, require_root};
+use serde_json::json;
+
+use super::backends::two_nodes;
+use super::world::{SERVICE_PORT, Service, answer, may_reach, outcomes, provide};
+use crate::cluster::{Cluster, MOMENT, PORT, all_pass};
+use crate::udp;
+
+/// Services without selector whose backends are outside of the cluster; pods' packets leave with
+/// the node's address.
+fn outside(cni: Cni) {
+    let mut cluster = Cluster::one(cni).with_pods(&["client"]);
+    let far = ["allowed", "other"].map(|name| {
+        let number = if name == "allowed" { 7 } else { 8 };
+        let cidrs = [format!("10.{number}.0.0/24"), format!("fd00:{number}::/64")];
+        let node = Node::new(name, Cni::Ptp, &cidrs[0], &cidrs[1]).unwrap();
+        link_nodes(&cluster.nodes[0], &node).unwrap();
+        super::world::PROTOCOLS.iter().for_each(|p| node.serve(*p, PORT).unwrap());
+        node
+    });
+    cluster.nodes[0].masquerade(&["10.1.0.0/16", "fd00:1::/32"]).unwrap();
+    let both: Vec<IpAddr> = far.iter().flat_map(Node::addresses).collect();
+    let service = Service::new(1, "outside").addresses(&both);
+    provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&service));
+    let blocks = far[0].addresses().map(|address| {
+        let length = if address.is_ipv4() { 32 } else { 128 };
+        json!({ "ipBlock": { "cidr": format!("{address}/{length}") } })
+    });
+    let spec =
+        json!({ "podSelector": {}, "policyTypes": ["Egress"], "egress": [{ "to": blocks }] });
+    cluster.policy("client", spec).enforce();
+    let seen = outcomes(cluster.pod("client"), &service.sockets());
+    let seen: Vec<&str> = seen.keys().map(String::as_str).collect();
+    assert_eq!(seen, ["", "allowed"], "at {cni:?}");
+    all_pass_at(&cluster, &far[0]);
+}
+
+fn all_pass_at(cluster: &Cluster, far: &Node) {
+    far.serve(netpold_testbed::Protocol::Sctp, PORT).unwrap();
+    all_pass(cluster.pod("client"), far, &far.addresses());
+}
+
+#[test]
+fn services_with_backends_outside() {
+    if require_root("services_with_backends_outside") {
+        outside(Cni::Ptp);
+        outside(Cni::Bridge);
+    }
+}
+
+/// Pods of other nodes are reached by VXLAN: judged as the pod's packet, not as what carries it.
+#[test]
+fn services_through_a_tunnel() {
+    if !require_root("services_through_a_tunnel") {
+        return;
+    }
+    let mut cluster = two_nodes();
+    tunnel(&cluster.nodes[0], &cluster.nodes[1]);
+    tunnel(&cluster.nodes[1], &cluster.nodes[0]);
+    let all = ["friend1", "enemy1", "friend2", "enemy2"];
+    let mixed = Service::new(1, "mixed").pods(&cluster, &all);
+    provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&mixed));
+    cluster.enforce();
+    let devices = cluster.agents[0].status().unwrap()["devices"].to_string();
+    assert!(devices.contains("vxlan9") && devices.contains("link"), "{devices}");
+    for client in ["client1", "client2"] {
+        answer(cluster.pod(client), &mixed.sockets(), &["", "friend1", "friend2"]);
+    }
+    // The tunnel goes and comes back while the agent runs.
+    cluster.nodes[0].netns().ip("link del vxlan9\n").unwrap();
+    tunnel(&cluster.nodes[0], &cluster.nodes[1]);
+    let there = |status: &serde_json::Value| status["devices"].to_string().contains("vxlan9");
+    cluster.agents[0].wait_for("at the tunnel", crate::cluster::ENFORCED, there).unwrap();
+    answer(cluster.pod("client1"), &mixed.sockets(), &["", "friend1", "friend2"]);
+}
+
+/// Routes the other node's pods through a VXLAN device, as Flannel does.
+fn tunnel(from: &Node, to: &Node) {
+    let number = |node: &Node| if node.name() == "n1" { 1 } else { 2 };
+    let (here, there) = (number(from), number(to));
+    let ([own4, _], [far4, _]) = (from.addresses(), to.addresses());
+    from.netns()
+        .ip(&format!(
+            "link add vxlan9 address 0a:58:09:00:00:0{here} type vxlan id 9 local {own4} \
+             remote {far4} dstport 8472\n\
+             link set vxlan9 up\n\
+             address add 172.31.9.{here}/24 dev vxlan9\n\
+             address add fd00:9::{here}/64 dev vxlan9 nodad\n\
+             route replace 10.1.{there}.0/24 via 172.31.9.{there} dev vxlan9\n\
+             route replace fd00:1:{there}::/64 via fd00:9::{there} dev vxlan9\n"
+        ))
+        .unwrap();
+}
+
+/// Datagrams that do not fit into one packet, by way of a Service.
+#[test]
+fn services_get_long_datagrams() {
+    const LONG: usize = 5000;
+    if !require_root("services_get_long_datagrams") {
+        return;
+    }
+    let mut cluster = two_nodes();
+    let backends = ["friend1", "friend2", "enemy1", "enemy2"];
+    let services: Vec<Service> = (1..)
+        .zip(backends)
+        .map(|(number, name)| Service::new(number, name).pods(&cluster, &[name]))
+        .collect();
+    // To enemies too the Service's address is allowed, so that it is decided behind it.
+    provide(&mut cluster, Proxy::Nftables, &services);
+    let blocks = ["10.96.0.0/16", "fd00:96::/64"].map(|c| json!({ "ipBlock": { "cidr": c } }));
+    cluster.policy(
+        "block",
+        json!({ "podSelector": { "matchLabels": { "app": "client" } },
+                "policyTypes": ["Egress"], "egress": [{ "to": blocks }] }),
+    );
+    cluster.policy("client", may_reach("client", &["friend"])).enforce();
+    for client in ["client1", "client2"] {
+        let client = cluster.pod(client);
+        for (service, backend) in services.iter().zip(backends) {
+            for (from, to) in client.addresses().iter().zip(service.cluster_ips()) {
+                let here = udp::socket(client, *from, 0);
+                let payload = vec![b'x'; LONG];
+                here.set_read_timeout(Some(MOMENT * 10)).unwrap();
+                here.send_to(&payload, (to, SERVICE_PORT)).unwrap();
+                if backend.starts_with("enemy") {
+                    here.set_read_timeout(Some(MOMENT)).unwrap();
+                }
+                let answered = udp::receive(&here).is_some();
+                let expected = backend.starts_with("friend");
+                assert_eq!(answered, expected, "{} to {backend} at {to}", client.name());
+            }
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Services as objects and as translation, and what clients get through them.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use netpold_testbed::{Host, Probe, ProbeResult, Protocol, Proxy, Translation, probe_all};
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, NAMESPACE, PORT};
+
+/// Where Services are served; their backends are at [`PORT`].
+pub(super) const SERVICE_PORT: u16 = 8080;
+pub(super) const NODE_PORT: u16 = 30080;
+/// Both translated protocols.
+pub(super) const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
+/// What is tried so often goes to each of four backends, but for one time in a million.
+const TRIES: usize = 12;
+/// What is dropped, or answered, has this long.
+const LONG_ENOUGH: Duration = Duration::from_secs(2);
+
+/// A Service of TCP and UDP at [`SERVICE_PORT`], whose backends are pods or addresses.
+#[derive(Clone, Debug)]
+pub(super) struct Service {
+    pub(super) name: String,
+    number: u8,
+    pub(super) node_port: Option<u16>,
+    pub(super) affinity: Option<u32>,
+    backends: Vec<IpAddr>,
+    /// In the EndpointSlice, but not translated to.
+    not_ready: Vec<IpAddr>,
+}
+
+impl Service {
+    pub(super) fn new(number: u8, name: &str) -> Self {
+        Self {
+            name: name.into(),
+            number,
+            node_port: None,
+            affinity: None,
+            backends: Vec::new(),
+            not_ready: Vec::new(),
+        }
+    }
+
+    pub(super) fn pods(mut self, cluster: &Cluster, names: &[&str]) -> Self {
+        self.backends.extend(names.iter().flat_map(|name| cluster.pod(name).addresses()));
+        self
+    }
+
+    pub(super) fn addresses(mut self, addresses: &[IpAddr]) -> Self {
+        self.backends.extend(addresses);
+        self
+    }
+
+    pub(super) fn not_ready(mut self, cluster: &Cluster, name: &str) -> Self {
+        self.not_ready.extend(cluster.pod(name).addresses());
+        self
+    }
+
+    pub(super) fn node_port(mut self, port: u16) -> Self {
+        self.node_port = Some(port);
+        self
+    }
+
+    fn address(&self, v4: &str, v6: &str) -> [IpAddr; 2] {
+        [format!("{v4}{}", self.number), format!("{v6}{}", self.number)]
+            .map(|text| text.parse().unwrap())
+    }
+
+    pub(super) fn cluster_ips(&self) -> [IpAddr; 2] {
+        self.address("10.96.0.", "fd00:96::")
+    }
+
+    pub(super) fn external_ips(&self) -> [IpAddr; 2] {
+        self.address("203.0.113.", "2001:db8:e::")
+    }
+
+    pub(super) fn balancer_ips(&self) -> [IpAddr; 2] {
+        self.address("198.51.100.", "2001:db8:b::")
+    }
+
+    /// Every address that it is reached at inside the cluster, with its port.
+    pub(super) fn sockets(&self) -> Vec<SocketAddr> {
+        let all = [self.cluster_ips(), self.external_ips(), self.balancer_ips()];
+        all.as_flattened().iter().map(|address| (*address, SERVICE_PORT).into()).collect()
+    }
+
+    fn translations(&self) -> Vec<Translation> {
+        let of = |protocol: Protocol| Translation {
+            cluster_ips: self.cluster_ips().into(),
+            external_ips: [self.external_ips(), self.balancer_ips()].concat(),
+            node_port: self.node_port,
+            backends: self.backends.iter().map(|a| (*a, PORT).into()).collect(),
+            affinity: self.affinity,
+            ..Translation::new(&format!("{}-{protocol}", self.name), protocol, SERVICE_PORT)
+        };
+        PROTOCOLS.map(of).into()
+    }
+
+    fn objects(&self) -> Vec<Value> {
+        let port = |protocol: Protocol| {
+            json!({ "name": protocol.to_string().to_lowercase(), "protocol": protocol.to_string(),
+                    "port": SERVICE_PORT, "targetPort": PORT, "nodePort": self.node_port })
+        };
+        let ingress = self.balancer_ips().map(|address| json!({ "ip": address }));
+        let mut objects = vec![json!({
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": { "namespace": NAMESPACE, "name": self.name },
+            "spec": {
+                "type": "LoadBalancer",
+                "clusterIP": self.cluster_ips()[0],
+                "clusterIPs": self.cluster_ips(),
+                "externalIPs": self.external_ips(),
+                "ports": PROTOCOLS.map(port),
+            },
+            "status": { "loadBalancer": { "ingress": ingress } },
+        })];
+        objects.extend([false, true].map(|v6| self.slice(v6)));
+        objects
+    }
+
+    fn slice(&self, v6: bool) -> Value {
+        let kind = if v6 { "IPv6" } else { "IPv4" };
+        let port = |protocol: Protocol| {
+            json!({ "name": protocol.to_string().to_lowercase(), "protocol": protocol.to_string(),
+                    "port": PORT })
+        };
+        let endpoint = |address: &IpAddr, ready: bool| {
+            json!({ "addresses": [address],
+                    "conditions": { "ready": ready, "serving": ready, "terminating": false } })
+        };
+        let ready = self.backends.iter().map(|address| (address, true));
+        let all = ready.chain(self.not_ready.iter().map(|address| (address, false)));
+        let of_family = all.filter(|(address, _)| address.is_ipv6() == v6);
+        let endpoints: Vec<Value> = of_family.map(|(a, ready)| endpoint(a, ready)).collect();
+        json!({
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "namespace": NAMESPACE,
+                "name": format!("{}-{}", self.name, kind.to_lowercase()),
+                "labels": { "kubernetes.io/service-name": self.name },
+            },
+            "addressType": kind,
+            "endpoints": endpoints,
+            "ports": PROTOCOLS.map(port),
+        })
+    }
+}
+
+/// Lays down the Services' rules on every node, and their objects with the next update.
+pub(super) fn provide(cluster: &mut Cluster, proxy: Proxy, services: &[Service]) {
+    describe(cluster, services);
+    let translations: Vec<Translation> = services.iter().flat_map(Service::translations).collect();
+    for node in &cluster.nodes {
+        node.translate(proxy, &translations).unwrap();
+    }
+}
+
+/// Only their objects: a cluster whose Services nobody translates.
+pub(super) fn describe(cluster: &mut Cluster, services: &[Service]) {
+    cluster.objects = services.iter().flat_map(Service::objects).collect();
+}
+
+/// A policy by which the pods of an app may send to those of others, at [`PORT`] alone.
+pub(super) fn may_reach(app: &str, others: &[&str]) -> Value {
+    let peer = |other: &&str| json!({ "podSelector": { "matchLabels": { "app": other } } });
+    let ports = PROTOCOLS.map(|p| json!({ "protocol": p.to_string(), "port": PORT }));
+    json!({
+        "podSelector": { "matchLabels": { "app": app } },
+        "policyTypes": ["Egress"],
+        "egress": [{ "to": others.iter().map(peer).collect::<Vec<_>>(), "ports": ports }],
+    })
+}
+
+/// Who answered how often, and how many probes were dropped (under the empty name).
+pub(super) fn outcomes(from: &Host, sockets: &[SocketAddr]) -> BTreeMap<String, usize> {
+    let probe = |socket: &SocketAddr| {
+        let (to, port) = (socket.ip(), socket.port());
+        PROTOCOLS.map(|protocol| Probe { from, protocol, to, port })
+    };
+    let probes: Vec<Probe<'_>> = sockets.iter().flat_map(probe).collect();
+    let probes = probes.repeat(TRIES);
+    let mut outcomes = BTreeMap::new();
+    for (probe, result) in probes.iter().zip(probe_all(&probes, LONG_ENOUGH)) {
+        let who = match result {
+            ProbeResult::Connected(name) => name,
+            ProbeResult::Timeout => String::new(),
+            other => {
+                let (from, to) = (from.name(), probe.to);
+                panic!("{from} to {to} port {}, {}: {other}", probe.port, probe.protocol)
+            }
+        };
+        *outcomes.entry(who).or_default() += 1;
+    }
+    outcomes
+}
+
+/// These answer, each of them, and nobody else; with an empty name among them, some are dropped.
+#[track_caller]
+pub(super) fn answer(from: &Host, sockets: &[SocketAddr], names: &[&str]) {
+    let outcomes = outcomes(from, sockets);
+    let mut expected: Vec<String> = names
+        .iter()
+        .map(|name| if name.is_empty() { String::new() } else { format!("{NAMESPACE}/{name}") })
+        .collect();
+    expected.sort_unstable();
+    let seen: Vec<String> = outcomes.keys().cloned().collect();
+    assert_eq!(seen, expected, "{} at {sockets:?}: {outcomes:?}", from.name());
+}
+
+/// Nothing is answered.
+pub(super) const NOBODY: &[&str] = &[""];
+
+/// How many packets an agent's pods lost in egress for a reason.
+pub(super) fn lost(cluster: &Cluster, node: usize, reason: &str) -> u64 {
+    let status = cluster.agents[node].status().unwrap();
+    let drops = status["drops"].as_array().cloned().unwrap_or_default();
+    let egress = |drop: &&Value| drop["direction"] == "egress" || drop["direction"] == "Egress";
+    let of_reason = drops.iter().filter(egress).filter(|drop| drop["reason"] == reason);
+    of_reason.filter_map(|drop| drop["packets"].as_u64()).sum()
+}

@@ -1,0 +1,57 @@
+//! Tools that look at `deploy/` and at the image: independent ones, from Debian's packages.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{packages, toolchain};
+use crate::step;
+
+/// Programs and the packages that have them.
+const TOOLS: [(&str, &str); 3] =
+    [("skopeo", "skopeo"), ("shellcheck", "shellcheck"), ("ruby", "ruby")];
+const PROMTOOL: &str = "usr/bin/promtool";
+
+/// Installs what is missing.
+///
+/// # Errors
+/// Naming what could not be had.
+pub(super) fn install() -> Result<()> {
+    let lacking = TOOLS.iter().filter(|(program, _)| toolchain::on_path(program).is_none());
+    let wanted: Vec<&str> = lacking.map(|(_, package)| *package).collect();
+    let promtool = needs_promtool();
+    if wanted.is_empty() && !promtool {
+        return Ok(());
+    }
+    ensure!(
+        packages::have_apt() && packages::root(),
+        "looking at deploy/ needs {} on the PATH; as root on Debian they are installed",
+        [&wanted[..], if promtool { &["promtool"][..] } else { &[] }].concat().join(", ")
+    );
+    packages::update();
+    if !wanted.is_empty() {
+        packages::install(&wanted)?;
+    }
+    if promtool { fetch_promtool() } else { Ok(()) }
+}
+
+fn needs_promtool() -> bool {
+    let cached = toolchain::cache()
+        .is_some_and(|cache| cache.join("netpold/promtool").join(PROMTOOL).is_file());
+    !cached && toolchain::on_path("promtool").is_none()
+}
+
+/// Taken out of its package: installing that would start a Prometheus on this machine.
+fn fetch_promtool() -> Result<()> {
+    let cache = toolchain::cache().context("neither XDG_CACHE_HOME nor HOME is set")?;
+    let work = tempfile::tempdir().context("no temporary directory")?;
+    step::quiet(Command::new("apt-get").args(["download", "-q", "prometheus"]).current_dir(&work))?;
+    let package = fs::read_dir(&work)?.filter_map(Result::ok).map(|entry| entry.path()).next();
+    let package = package.context("apt-get download left no package")?;
+    step::quiet(Command::new("dpkg-deb").arg("-x").arg(package).arg(work.path().join("files")))?;
+    let target = cache.join("netpold/promtool").join(PROMTOOL);
+    fs::create_dir_all(target.parent().unwrap_or(&cache))?;
+    fs::copy(work.path().join("files").join(PROMTOOL), &target).context("promtool is not there")?;
+    Ok(())
+}
