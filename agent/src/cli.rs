@@ -78,6 +78,13 @@ pub struct RunArgs {
     /// none, or names with commas between them, each of which may end in `*`
     #[arg(long, value_name = "DEVICES", env = "NETPOLD_NODE_DEVICES", default_value = "auto")]
     pub node_devices: NodeDevices,
+    /// Devices at which XDP drops what policy denies to local pods, before the kernel makes a packet
+    /// of it: names, in which `*` stands for any characters, with commas between [default: none]
+    #[arg(long, value_name = "NAME", env = "NETPOLD_XDP_UPLINK", value_delimiter = ',')]
+    pub xdp_uplink: Vec<String>,
+    /// What XDP drops there
+    #[arg(long, value_name = "WHAT", env = "NETPOLD_XDP_UPLINK_DROPS", default_value = "openings")]
+    pub xdp_uplink_drops: UplinkDrops,
     /// Format of the log
     #[arg(long, value_name = "FORMAT", env = "NETPOLD_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
@@ -104,6 +111,15 @@ pub enum WatchNodes {
     All,
     /// That of this node alone
     Own,
+}
+
+/// What XDP drops at an uplink, of what policy denies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum UplinkDrops {
+    /// What begins a TCP connection or an SCTP association
+    Openings,
+    /// All that belongs to no known flow: only where the node translates nothing (no kube-proxy)
+    All,
 }
 
 /// Format of the log.

@@ -5,10 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use netpold_ebpf::uplink::Scope;
 use tracing_subscriber::EnvFilter;
 
 pub use crate::cli::CheckSource;
-use crate::cli::{LogFormat, RunArgs, WatchNodes};
+use crate::cli::{LogFormat, RunArgs, UplinkDrops, WatchNodes};
+use crate::dataplane::uplink::Wanted;
 use crate::engine::devices::NodeDevices;
 use crate::listen::ListenAddress;
 use crate::source::cluster;
@@ -42,6 +44,8 @@ pub struct RunConfig {
     pub check_source: CheckSource,
     /// At which of the node's devices to judge.
     pub node_devices: NodeDevices,
+    /// Devices at which XDP drops, if any.
+    pub uplinks: Option<Wanted>,
     /// The log's format.
     log_format: LogFormat,
     /// What to log.
@@ -79,6 +83,13 @@ impl TryFrom<RunArgs> for RunConfig {
             listen: args.listen,
             check_source: args.check_source,
             node_devices: args.node_devices,
+            uplinks: (!args.xdp_uplink.is_empty()).then(|| Wanted {
+                names: args.xdp_uplink,
+                scope: match args.xdp_uplink_drops {
+                    UplinkDrops::Openings => Scope::Openings,
+                    UplinkDrops::All => Scope::All,
+                },
+            }),
             log_format: args.log_format,
             log,
         })

@@ -159,6 +159,7 @@ impl Engine {
     /// Puts back what somebody took away: programs that no longer run where they were attached. Says
     /// when to call [`Engine::step`] if that failed.
     pub fn repair(&mut self) -> Option<Instant> {
+        self.dataplane.tend_uplinks();
         match self.dataplane.missing() {
             Ok(missing) if missing.is_empty() => {}
             Ok(missing) => {
@@ -302,7 +303,6 @@ pub fn grown(mut capacity: Capacity, error: &CompileError) -> Option<Capacity> {
     let field = match table {
         Table::Classes => return None,
         Table::Bitmaps => &mut capacity.bitmaps,
-        Table::PortSets => &mut capacity.port_sets,
         Table::RowBlocks => &mut capacity.row_blocks,
         Table::Rows => &mut capacity.rows,
         Table::TrieBlocks => &mut capacity.trie_blocks,

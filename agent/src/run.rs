@@ -271,7 +271,8 @@ fn engine(
         known_endpoints: known,
     };
     let seed = predecessor.hash_seed.unwrap_or(random);
-    let dataplane = Dataplane::new(pins, attacher, CONNTRACK_BUCKETS, seed);
+    let dataplane = Dataplane::new(pins, attacher, CONNTRACK_BUCKETS, seed)
+        .with_uplinks(config.uplinks.clone());
     let mut engine = Engine::new(Compiler::new(options), dataplane, capacity);
     engine.judge_at(config.node_devices.clone());
     Ok(engine)

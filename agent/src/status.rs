@@ -37,6 +37,8 @@ pub struct Status {
     pub endpoints: Vec<EndpointStatus>,
     /// The node's other devices at which packets to Services are judged behind their translation.
     pub devices: Vec<String>,
+    /// Devices at which XDP drops what policy denies.
+    pub uplinks: Vec<UplinkStatus>,
     /// How full the tables are.
     pub tables: Vec<TableStatus>,
     /// How full the connection tracking is.
@@ -75,6 +77,15 @@ pub struct EndpointStatus {
     pub isolated: Vec<Direction>,
     /// How the program is attached: `tcx`, `clsact`; none: it is not.
     pub hook: Option<String>,
+}
+
+/// A device with an XDP program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UplinkStatus {
+    /// Its name.
+    pub interface: String,
+    /// `native`: in its driver; `generic`: in the stack, which saves little.
+    pub mode: String,
 }
 
 /// How full a table is.

@@ -159,9 +159,22 @@ pub fn hash<K: Key>(seed: u64, key: &K) -> u64 {
 #[must_use]
 #[inline(always)]
 pub const fn choices(hash: u64, mask: u32) -> [u32; 2] {
-    let first = hash as u32 & mask;
+    [first(hash, mask), second(hash, mask)]
+}
+
+/// The first of [`choices`].
+#[must_use]
+#[inline(always)]
+pub const fn first(hash: u64, mask: u32) -> u32 {
+    hash as u32 & mask
+}
+
+/// The second of [`choices`].
+#[must_use]
+#[inline(always)]
+pub const fn second(hash: u64, mask: u32) -> u32 {
     let second = (hash >> 32) as u32 & mask;
-    [first, if second == first { (second ^ 1) & mask } else { second }]
+    if second == first(hash, mask) { (second ^ 1) & mask } else { second }
 }
 
 /// An entry that was found.

@@ -111,8 +111,12 @@ impl Control {
     ) -> bool {
         // The mask is for the verifier, which else would follow each of the timeouts.
         const { assert!(TIMEOUTS.is_power_of_two()) };
+        let age = self.age(now);
+        if age < settings.refresh_after {
+            return false;
+        }
         let timeout = memory.opaque(self.timeout(protocol), self.0) & (TIMEOUTS - 1);
-        self.age(now) >= settings.timeouts[timeout]
+        age >= settings.timeouts[timeout]
     }
 }
 

@@ -4,9 +4,10 @@ use crate::{
     family::Family,
     icmp,
     layout::{
-        ClassId, FragmentKey, FragmentPorts, PORT_SET_ALL, ROW_NOT_ISOLATED, TIMEOUT_FRAGMENT,
+        ClassId, FragmentKey, FragmentPorts, PORTS_EVERY, ROW_NOT_ISOLATED, TIMEOUT_FRAGMENT,
     },
     packet::{TCP_ACK, Transport},
+    policy::row_word,
     reason::Reason,
     tables::Tables,
     verdict::{Direction, Judge, Packet},
@@ -43,8 +44,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         if self.is_from_node() {
             return Err(Reason::Node);
         }
-        let block = self.tables.row(row, (class >> 8) as u8);
-        if self.tables.row_block(block, class as u8) == PORT_SET_ALL {
+        if row_word(self.tables, row, class) == PORTS_EVERY {
             return Err(Self::passing(Reason::Allowed, class));
         }
         let settings = self.tables.settings().ok_or(Reason::NoTable)?;

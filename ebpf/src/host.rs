@@ -5,12 +5,15 @@ use std::{collections::HashMap, sync::Mutex, vec, vec::Vec};
 
 use crate::{
     conntrack::{Memory, timeouts},
+    family::{Family as _, V6},
     layout::{
-        CT_WAYS, ClassId, Ct4Way, Ct6Way, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts,
-        PortBitmap, PortSet, Row, RowBlock, Settings, TrieBlock, endpoint_slot,
+        CT_WAYS, ClassId, Ct4Way, Ct6Way, ENDPOINT_ADDRS, ENDPOINT_SLOTS, EP_ADDR4_SHIFT,
+        EP_ADDR6_SHIFT, Endpoint, FragmentKey, FragmentPorts, PortBitmap, PortWord, Row, RowBlock,
+        Settings, TrieBlock, endpoint_slot,
     },
     policy::PolicyTables,
     tables::{EndpointRef, Tables},
+    uplink::Locals,
 };
 
 /// Words of an IPv4 and of an IPv6 conntrack bucket.
@@ -59,8 +62,6 @@ pub struct HostTables {
     pub rows: Vec<Row>,
     /// The row blocks.
     pub row_blocks: Vec<RowBlock>,
-    /// The port sets.
-    pub port_sets: Vec<PortSet>,
     /// The port bitmaps.
     pub bitmaps: Vec<PortBitmap>,
     /// Jiffies.
@@ -93,9 +94,8 @@ impl HostTables {
             trie_blocks: Vec::new(),
             hosts6: HashMap::new(),
             cidrs6: Vec::new(),
-            rows: vec![[0; 256]],
+            rows: vec![Row::EMPTY],
             row_blocks: vec![[0; 256]],
-            port_sets: vec![PortSet::default(); 2],
             bitmaps: vec![[0; 1024]; 2],
             now: AtomicU32::new(1_000_000),
             ct4: words(WORDS4),
@@ -162,16 +162,16 @@ impl PolicyTables for HostTables {
             .map(|(_, _, class)| *class)
     }
 
-    fn row(&self, row: u32, index: u8) -> u32 {
-        self.rows.get(row as usize).map_or(0, |row| row[usize::from(index)])
+    fn row_first(&self, row: u32, class: u8) -> PortWord {
+        self.rows.get(row as usize).map_or(0, |row| row.first[usize::from(class)])
     }
 
-    fn row_block(&self, block: u32, index: u8) -> u32 {
+    fn row_blocks(&self, row: u32, index: u8) -> u32 {
+        self.rows.get(row as usize).map_or(0, |row| row.blocks[usize::from(index)])
+    }
+
+    fn row_block(&self, block: u32, index: u8) -> PortWord {
         self.row_blocks.get(block as usize).map_or(0, |block| block[usize::from(index)])
-    }
-
-    fn port_set(&self, set: u32) -> PortSet {
-        word(&self.port_sets, set as usize)
     }
 
     fn bitmap(&self, bitmap: u32, word: u16) -> u64 {
@@ -226,6 +226,28 @@ impl Tables for HostTables {
         if let Ok(mut fragments) = self.fragments.lock() {
             fragments.insert(Self::fragment_key(key), *ports);
         }
+    }
+}
+
+impl Locals for HostTables {
+    fn local4(&self, address: u32) -> Option<u32> {
+        self.slot_of(|slot, endpoint| endpoint.addr4[slot] == address, EP_ADDR4_SHIFT)
+    }
+
+    fn local6(&self, address: [u64; 2]) -> Option<u32> {
+        let address = V6::octets(address);
+        self.slot_of(|slot, endpoint| endpoint.addr6[slot] == address, EP_ADDR6_SHIFT)
+    }
+}
+
+impl HostTables {
+    /// The endpoint slot with a valid address slot for which this holds.
+    fn slot_of(&self, holds: impl Fn(usize, &Endpoint) -> bool, shift: u32) -> Option<u32> {
+        let owns = |endpoint: &Endpoint| {
+            let valid = |slot: &usize| endpoint.flags >> (shift + *slot as u32) & 1 != 0;
+            (0..ENDPOINT_ADDRS).filter(valid).any(|slot| holds(slot, endpoint))
+        };
+        self.endpoints.iter().position(owns).map(|slot| slot as u32)
     }
 }
 

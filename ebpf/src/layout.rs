@@ -6,11 +6,11 @@
 //! [`LAYOUT_VERSION`]: another version's maps are never reused, they are replaced as a generation.
 //!
 //! Reading order for one packet: [`Endpoint`] by interface index, class of the remote address
-//! ([`TrieRoot`] and [`TrieBlock`], or the IPv6 tables), [`Row`] and [`RowBlock`] of the endpoint's
-//! direction, [`PortSet`], [`PortBitmap`]. Identifiers never change meaning while they are in use.
+//! ([`TrieRoot`] and [`TrieBlock`], or the IPv6 tables), [`Row`] (and [`RowBlock`]) of the endpoint's
+//! direction, which holds a [`PortSet`], and rarely [`PortBitmap`]. Identifiers never change meaning while they are in use.
 
 /// Version of everything in this file; part of the pin path.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// Number of the set of peers an address belongs to. Class 0 is "no set at all".
 pub type ClassId = u32;
@@ -40,20 +40,35 @@ pub struct Lpm6Key {
     pub addr: [u8; 16],
 }
 
-/// What one distinct policy allows, by class: word `class >> 8` is the index of a [`RowBlock`].
-/// Block 0 is always empty: nothing allowed.
-pub type Row = [u32; 256];
-/// Word `class & 255` is the port set that is allowed.
-pub type RowBlock = [u32; 256];
+/// What one distinct policy allows, by class. Most clusters have less than 256 classes, so the
+/// words of the first 256 are at hand; those of the others are in [`RowBlock`]s.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The [`PortWord`]s of classes below 256.
+    pub first: RowBlock,
+    /// Of a class from 256: word `class >> 8` is the index of the [`RowBlock`] that holds it. Word 0
+    /// is not used. Block 0 is always empty: nothing allowed.
+    pub blocks: [u32; 256],
+}
+
+impl Row {
+    /// A row that allows nothing.
+    pub const EMPTY: Self = Self { first: [0; 256], blocks: [0; 256] };
+}
+
+/// Word `class & 255` says what is allowed.
+pub type RowBlock = [PortWord; 256];
 /// Row number that means "this direction is not isolated".
 pub const ROW_NOT_ISOLATED: u32 = 0;
 
-/// Port set number that allows nothing. Reserved; its content is all [`PORTS_NONE`].
-pub const PORT_SET_NONE: u32 = 0;
-/// Port set number that allows every protocol and port. Reserved.
-pub const PORT_SET_ALL: u32 = 1;
-/// First port set number that may be allocated.
-pub const PORT_SET_FIRST: u32 = 2;
+/// A [`PortSet`] in one word, see [`PortSet::word`]. 0 allows nothing.
+pub type PortWord = u64;
+/// Bits of a protocol's part of a [`PortWord`].
+pub const PORT_BITS: u32 = 21;
+/// The word that allows every protocol and port.
+pub const PORTS_EVERY: PortWord =
+    PortSet { tcp: PORTS_ALL, udp: PORTS_ALL, sctp: PORTS_ALL, other: PORTS_ALL }.word();
 
 /// No port of the protocol.
 pub const PORTS_NONE: u32 = 0;
@@ -61,10 +76,11 @@ pub const PORTS_NONE: u32 = 0;
 pub const PORTS_ALL: u32 = 1;
 /// First [`PortBitmap`] index that may be allocated; smaller numbers are the two words above.
 pub const PORTS_FIRST_BITMAP: u32 = 2;
+/// With this bit, one port of the protocol: the low 16 bits. Indexes of bitmaps are below it.
+pub const PORTS_ONE: u32 = 1 << 20;
 
-/// What is allowed of each protocol: [`PORTS_NONE`], [`PORTS_ALL`] or the index of a
-/// [`PortBitmap`].
-#[repr(C)]
+/// What is allowed of each protocol: [`PORTS_NONE`], [`PORTS_ALL`], [`PORTS_ONE`] with the port, or
+/// the index of a [`PortBitmap`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortSet {
     /// TCP destination ports.
@@ -75,6 +91,18 @@ pub struct PortSet {
     pub sctp: u32,
     /// Every other protocol, ICMP included: [`PORTS_NONE`] or [`PORTS_ALL`].
     pub other: u32,
+}
+
+impl PortSet {
+    /// As the tables hold it: TCP in the lowest [`PORT_BITS`], then UDP, SCTP, and one bit for all
+    /// others.
+    #[must_use]
+    pub const fn word(self) -> PortWord {
+        self.tcp as u64
+            | (self.udp as u64) << PORT_BITS
+            | (self.sctp as u64) << (2 * PORT_BITS)
+            | (self.other as u64) << (3 * PORT_BITS)
+    }
 }
 
 /// One bit a port: bit `port & 63` of word `port >> 6`.
@@ -177,7 +205,8 @@ pub struct Settings {
     pub ct6_mask: u32,
     /// Idle time after which a flow is forgotten, indexed by `TIMEOUT_*`.
     pub timeouts: [u32; TIMEOUTS],
-    /// Age of an entry's time stamp from which a packet refreshes it.
+    /// Age of an entry's time stamp from which a packet refreshes it; less than any timeout, so that
+    /// a younger entry needs no look at those.
     pub refresh_after: u32,
     /// Events a CPU may emit per `event_window`.
     pub event_burst: u32,
@@ -361,8 +390,8 @@ pub struct DropEvent {
 
 const _: () = {
     assert!(size_of::<Lpm6Key>() == 20);
-    assert!(size_of::<Row>() == 1024 && size_of::<RowBlock>() == 1024);
-    assert!(size_of::<PortSet>() == 16);
+    assert!(size_of::<Row>() == 3072 && size_of::<RowBlock>() == 2048);
+    assert!(3 * PORT_BITS + 1 == PortWord::BITS && PORTS_ONE << 1 == 1 << PORT_BITS);
     assert!(size_of::<PortBitmap>() == 8192);
     assert!(size_of::<Endpoint>() == 112 && align_of::<Endpoint>() == 8);
     assert!(size_of::<Settings>() == 64);

@@ -23,6 +23,7 @@ pub mod reason;
 pub mod tables;
 mod tracking;
 pub mod translated;
+pub mod uplink;
 #[cfg(feature = "user")]
 mod user;
 pub mod verdict;

@@ -64,6 +64,8 @@ pub trait Window: Copy {
 pub trait Bytes {
     /// Whether only plain packets are wanted.
     const PLAIN: bool;
+    /// Whether VLAN tags are read over.
+    const TAGS: bool = !Self::PLAIN;
     /// Whether IPv4 is wanted; if not, it ends in [`Reason::Deferred`].
     const IPV4: bool = true;
     /// Whether IPv6 is wanted.
@@ -98,7 +100,7 @@ pub fn link<B: Bytes>(bytes: &B) -> Result<(u16, u32), Reason> {
         if ethertype != ETHERTYPE_VLAN && ethertype != ETHERTYPE_QINQ {
             break;
         }
-        if B::PLAIN {
+        if !B::TAGS {
             return Err(Reason::Deferred);
         }
         ethertype = bytes.window::<4>(offset).ok_or(short::<B>())?.be16(2);
@@ -171,19 +173,19 @@ pub fn ipv4<B: Bytes>(bytes: &B, offset: u32, quoted: bool) -> Result<Network<u3
     let stated = u32::from(header.be16(2));
     let end = end_of(bytes, offset, stated, header_length, stated == 0, quoted)?;
     let part = header.be16(6);
-    let fragment = Fragment {
-        ident: u32::from(header.be16(4)),
-        offset: part & 0x1fff,
-        more: part & 0x2000 != 0,
-    };
-    if B::PLAIN && part & 0x3fff != 0 {
+    let fragment = if !B::PLAIN {
+        let ident = u32::from(header.be16(4));
+        Fragment { ident, offset: part & 0x1fff, more: part & 0x2000 != 0 }
+    } else if part & 0x3fff == 0 {
+        Fragment::default()
+    } else {
         return Err(Reason::Deferred);
-    }
+    };
     Ok(Network {
         source: header.be32(12),
         destination: header.be32(16),
         protocol: header.byte(9),
-        hop_limit: header.byte(8),
+        hop_limit: if B::PLAIN { 0 } else { header.byte(8) },
         payload: offset + header_length,
         end,
         fragment,
@@ -206,7 +208,7 @@ pub fn ipv6<B: Bytes>(bytes: &B, offset: u32, quoted: bool) -> Result<Network<[u
         source: header.words(8),
         destination: header.words(24),
         protocol: header.byte(6),
-        hop_limit: header.byte(7),
+        hop_limit: if B::PLAIN { 0 } else { header.byte(7) },
         payload: offset + 40,
         end,
         fragment: Fragment::default(),

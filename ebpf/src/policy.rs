@@ -4,9 +4,7 @@
 //! plain memory. A read outside a table (which no agent writes) answers 0: no class, no port set,
 //! nothing allowed.
 
-use crate::layout::{
-    ClassId, PORT_SET_ALL, PORT_SET_NONE, PORTS_ALL, PORTS_NONE, PortSet, TRIE_POINTER,
-};
+use crate::layout::{ClassId, PORT_BITS, PORTS_ALL, PORTS_NONE, PORTS_ONE, PortWord, TRIE_POINTER};
 
 /// Reads of the tables that policy compiles to.
 pub trait PolicyTables {
@@ -18,32 +16,14 @@ pub trait PolicyTables {
     fn host6(&self, address: &[u8; 16]) -> Option<ClassId>;
     /// Class of an IPv6 address by longest prefix.
     fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId>;
-    /// Word of a row: the row block of `class >> 8`.
-    fn row(&self, row: u32, index: u8) -> u32;
-    /// Word of a row block: the port set of `class & 255`.
-    fn row_block(&self, block: u32, index: u8) -> u32;
-    /// A port set.
-    fn port_set(&self, set: u32) -> PortSet;
-    /// What a port set says of a protocol: [`PORTS_NONE`], [`PORTS_ALL`] or a bitmap.
-    #[inline(always)]
-    fn ports(&self, set: u32, protocol: u8) -> u32 {
-        let ports = self.port_set(set);
-        [ports.tcp, ports.udp, ports.sctp, ports.other][port_word(protocol)]
-    }
+    /// What a row allows a class below 256.
+    fn row_first(&self, row: u32, class: u8) -> PortWord;
+    /// The row block of `class >> 8`, which is not 0.
+    fn row_blocks(&self, row: u32, index: u8) -> u32;
+    /// Word of a row block: what is allowed `class & 255`.
+    fn row_block(&self, block: u32, index: u8) -> PortWord;
     /// Word `port >> 6` of a bitmap.
     fn bitmap(&self, bitmap: u32, word: u16) -> u64;
-}
-
-/// Which word of a [`PortSet`] is about a protocol.
-#[must_use]
-#[inline(always)]
-pub const fn port_word(protocol: u8) -> usize {
-    match protocol {
-        6 => 0,
-        17 => 1,
-        132 => 2,
-        _ => 3,
-    }
 }
 
 /// Class of an IPv4 address (`u32::from_be_bytes`).
@@ -70,6 +50,16 @@ pub fn class6<T: PolicyTables>(tables: &T, address: &[u8; 16]) -> ClassId {
     }
 }
 
+/// What a row (not [`crate::layout::ROW_NOT_ISOLATED`]) allows a class.
+#[must_use]
+#[inline(always)]
+pub fn row_word<T: PolicyTables>(tables: &T, row: u32, class: ClassId) -> PortWord {
+    match (class >> 8) as u8 {
+        0 => tables.row_first(row, class as u8),
+        high => tables.row_block(tables.row_blocks(row, high), class as u8),
+    }
+}
+
 /// Whether a row (not [`crate::layout::ROW_NOT_ISOLATED`]) allows a class this protocol and
 /// destination port. For protocols without ports `port` is not read.
 #[must_use]
@@ -81,22 +71,24 @@ pub fn row_allows<T: PolicyTables>(
     protocol: u8,
     port: u16,
 ) -> bool {
-    let block = tables.row(row, (class >> 8) as u8);
-    let set = tables.row_block(block, class as u8);
-    match set {
-        PORT_SET_NONE => false,
-        PORT_SET_ALL => true,
-        _ => port_set_allows(tables, set, protocol, port),
-    }
+    let word = row_word(tables, row, class);
+    // Most of what is not allowed is not allowed at all.
+    word != 0 && word_allows(tables, word, protocol, port)
 }
 
-/// Whether a port set allows a protocol and destination port.
-#[must_use]
+/// Whether a word of a row allows a protocol and destination port.
 #[inline(always)]
-pub fn port_set_allows<T: PolicyTables>(tables: &T, set: u32, protocol: u8, port: u16) -> bool {
-    match tables.ports(set, protocol) {
+fn word_allows<T: PolicyTables>(tables: &T, word: PortWord, protocol: u8, port: u16) -> bool {
+    let shift = match protocol {
+        6 => 0,
+        17 => PORT_BITS,
+        132 => 2 * PORT_BITS,
+        _ => 3 * PORT_BITS,
+    };
+    match (word >> shift) as u32 & ((1 << PORT_BITS) - 1) {
         PORTS_NONE => false,
         PORTS_ALL => true,
+        one if one & PORTS_ONE != 0 => one as u16 == port,
         bitmap => tables.bitmap(bitmap, port >> 6) >> (port & 63) & 1 != 0,
     }
 }

@@ -7,7 +7,7 @@
 //! look like flows that the pod began, and outlive the policy that denies its client.
 
 use crate::{
-    conntrack::{self, Flow, Hit},
+    conntrack::{self, Control, Flow, Hit},
     family::Family,
     icmp::{self, Echo},
     layout::{
@@ -61,7 +61,7 @@ const fn has_handshake(transport: &Transport) -> bool {
 
 /// A packet that begins a connection, and so is never an answer.
 #[inline(always)]
-const fn is_opening(transport: &Transport) -> bool {
+pub(crate) const fn is_opening(transport: &Transport) -> bool {
     transport.flags & (TCP_SYN | TCP_ACK) == TCP_SYN
 }
 
@@ -149,6 +149,11 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         let key = F::key(self.endpoint.id(), remote, local_port, remote_port, protocol);
         let hit = self.find::<F>(settings, &key)?;
         let now = self.tables.now();
+        if let (Some(reason), Some(hit)) = (allowed, hit)
+            && self.goes_on(hit.control, &packet.transport, settings, now)
+        {
+            return Ok(Self::passing(reason, class));
+        }
         let live = hit.filter(|hit| !hit.control.is_expired(self.tables, protocol, settings, now));
         let Some(reason) = allowed else {
             return match live {
@@ -167,6 +172,25 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         Ok(if answers { reason } else { Self::passing(reason, class) })
     }
 
+    /// Whether an allowed packet leaves its entry as it is: the flow began in this direction, was
+    /// answered, and was seen a moment ago. This is what most packets meet; the others take the long
+    /// way to the same end.
+    #[inline(always)]
+    fn goes_on(
+        &self,
+        control: Control,
+        transport: &Transport,
+        settings: &Settings,
+        now: u32,
+    ) -> bool {
+        let established = CT_REPLIED | D::SEEN;
+        control.flags() & established == established
+            && transport.flags & (TCP_SYN | TCP_FIN | TCP_RST) == 0
+            && now.wrapping_sub(control.seen()) < settings.refresh_after
+            && !self.is_from_node()
+            && !icmp::is_icmp(transport.protocol)
+    }
+
     /// The flow's entry, expired or not. The second bucket is read only where the first has none.
     ///
     /// # Errors
@@ -174,7 +198,8 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     #[inline(always)]
     fn find<F: Family>(&self, settings: &Settings, key: &F::Key) -> Result<Option<Hit>, Reason> {
         let hash = conntrack::hash(settings.hash_seed, key);
-        for index in conntrack::choices(hash, F::mask(settings)) {
+        for choice in [conntrack::first, conntrack::second] {
+            let index = choice(hash, F::mask(settings));
             let bucket = F::bucket(self.tables, index).ok_or(Reason::NoTable)?;
             // SAFETY: a whole bucket of this family's table.
             let hit = unsafe { conntrack::find(self.tables, key, hash, bucket) };

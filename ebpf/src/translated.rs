@@ -9,11 +9,11 @@
 use crate::{
     family::{Family, V4, V6},
     layout::{
-        ClassId, FragmentKey, FragmentPorts, PORT_SET_ALL, ROW_NOT_ISOLATED, TIMEOUT_FRAGMENT,
+        ClassId, FragmentKey, FragmentPorts, PORTS_EVERY, ROW_NOT_ISOLATED, TIMEOUT_FRAGMENT,
         marked_slot,
     },
     packet::{self, Bytes, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Network, Transport},
-    policy::row_allows,
+    policy::{row_allows, row_word},
     reason::Reason,
     tables::{EndpointRef, Tables},
     verdict::Verdict,
@@ -111,8 +111,7 @@ impl<T: Tables> Translated<'_, T> {
     /// Whether no port matters.
     #[inline(always)]
     fn allows_all(&self, class: ClassId) -> bool {
-        let block = self.tables.row(self.row, (class >> 8) as u8);
-        self.tables.row_block(block, class as u8) == PORT_SET_ALL
+        row_word(self.tables, self.row, class) == PORTS_EVERY
     }
 
     /// What the datagram's first fragment was sent to.

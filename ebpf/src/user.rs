@@ -1,8 +1,8 @@
 //! The layouts as aya's maps take them.
 
 use crate::layout::{
-    Ct4Key, Ct4Way, Ct6Key, Ct6Way, DropEvent, Endpoint, FragmentKey, FragmentPorts, Lpm6Key,
-    PortSet, Settings,
+    Ct4Key, Ct4Way, Ct6Key, Ct6Way, DropEvent, Endpoint, FragmentKey, FragmentPorts, Lpm6Key, Row,
+    Settings,
 };
 
 macro_rules! pod {
@@ -14,5 +14,5 @@ macro_rules! pod {
     };
 }
 
-pod!(Settings, Endpoint, PortSet, Lpm6Key);
+pod!(Settings, Endpoint, Row, Lpm6Key);
 pod!(Ct4Key, Ct4Way, Ct6Key, Ct6Way, FragmentKey, FragmentPorts, DropEvent);

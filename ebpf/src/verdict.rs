@@ -13,12 +13,13 @@ use crate::{
         ENDPOINT_PROBES, EP_CHECK_SOURCE, ROW_NOT_ISOLATED, endpoint_slot,
     },
     packet::{
-        self, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Network, TCP, Transport, UDP,
+        self, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Fragment, Network, TCP,
+        Transport, UDP,
     },
     policy::row_allows,
     reason::Reason,
     tables::{EndpointRef, Tables},
-    tracking::Subject,
+    tracking::{Subject, is_opening},
 };
 
 /// What becomes of a packet.
@@ -177,6 +178,21 @@ pub struct Reading<F: Family> {
     quoted: Quoted<F>,
 }
 
+impl<F: Family> Reading<F> {
+    /// Whether the packet is a datagram of its own, with a transport header.
+    #[inline(always)]
+    pub(crate) fn is_whole(&self) -> bool {
+        let Fragment { offset, more, .. } = self.network.fragment;
+        offset == 0 && !more && self.trouble.is_none()
+    }
+
+    /// Whether it begins a connection, and so is never an answer.
+    #[inline(always)]
+    pub(crate) const fn is_opening(&self) -> bool {
+        is_opening(&self.transport)
+    }
+}
+
 /// The flow that an ICMP error is about.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Quoted<F: Family> {
@@ -232,6 +248,15 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
     #[inline(always)]
     pub fn new(tables: &'a T, hook: Hook) -> Result<Self, Verdict> {
         let endpoint = find_endpoint(tables, hook.ifindex).ok_or(Verdict(Reason::NotEndpoint))?;
+        Self::at(tables, endpoint, hook)
+    }
+
+    /// As [`Judge::new`], at an endpoint that was found already.
+    ///
+    /// # Errors
+    /// As [`Judge::new`].
+    #[inline(always)]
+    pub fn at(tables: &'a T, endpoint: EndpointRef, hook: Hook) -> Result<Self, Verdict> {
         let rows = endpoint.rows();
         let check_source = D::EGRESS && endpoint.flags() & EP_CHECK_SOURCE != 0;
         if rows == 0 && !check_source {
@@ -281,7 +306,18 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
     /// Reads a packet and goes on, unless its headers are enough for a verdict.
     #[inline(always)]
     pub fn read<B: Bytes, N: Then>(&self, bytes: &B, then: &N) -> N::Output {
-        let result = match packet::link(bytes) {
+        self.read_behind(bytes, packet::link(bytes), then)
+    }
+
+    /// As [`Judge::read`], behind a link header that was read already.
+    #[inline(always)]
+    pub fn read_behind<B: Bytes, N: Then>(
+        &self,
+        bytes: &B,
+        link: Result<(u16, u32), Reason>,
+        then: &N,
+    ) -> N::Output {
+        let result = match link {
             Ok((ETHERTYPE_IPV4, _)) if !B::IPV4 => Err(Reason::Deferred),
             Ok((ETHERTYPE_IPV6, _)) if !B::IPV6 => Err(Reason::Deferred),
             Ok((ETHERTYPE_IPV4, offset)) => match self.read_ip::<V4, B>(bytes, offset) {
@@ -329,6 +365,12 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
             Quoted::none(Quote::Nothing)
         };
         Ok(Reading { network, transport, trouble, quoted })
+    }
+
+    /// Whether a packet in pod ingress is for one of the pod's own addresses.
+    #[inline(always)]
+    pub(crate) fn receives<F: Family>(&self, reading: &Reading<F>) -> bool {
+        F::owns(self.endpoint, reading.network.destination)
     }
 
     /// Judges a packet that was read.

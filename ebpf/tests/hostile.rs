@@ -6,7 +6,9 @@ use std::sync::atomic::Ordering;
 
 use netpold_ebpf::{
     host::HostTables,
-    layout::{EP_CHECK_SOURCE, Endpoint, PortSet, TIMEOUT_TCP_CLOSED, TIMEOUT_TWO_WAY},
+    layout::{
+        EP_CHECK_SOURCE, Endpoint, PORTS_FIRST_BITMAP, PortSet, TIMEOUT_TCP_CLOSED, TIMEOUT_TWO_WAY,
+    },
     reason::Reason,
     verdict::{Egress, Hook, Ingress, decide},
 };
@@ -206,8 +208,8 @@ fn only_dns(tables: &mut HostTables) {
     let mut dns = [0; 1024];
     dns[0] = 1 << 53;
     tables.bitmaps.push(dns);
-    tables.port_sets.push(PortSet { udp: 2, ..PortSet::default() });
-    tables.row_blocks[1][1] = 2;
+    let ports = PortSet { udp: PORTS_FIRST_BITMAP, ..PortSet::default() };
+    tables.rows[CLIENTS as usize].first[1] = ports.word();
 }
 
 /// Parts that are sent twice with other content: which one the receiver keeps must not matter.

@@ -3,8 +3,8 @@
 use netpold_ebpf::{
     host::HostTables,
     layout::{
-        CLASS_TRANSLATED, ENDPOINT_SLOTS, Endpoint, PORTS_FIRST_BITMAP, PortSet, TRIE_POINTER,
-        endpoint_slot, is_mark, mark, marked_slot,
+        CLASS_TRANSLATED, ENDPOINT_SLOTS, Endpoint, PORTS_EVERY, PORTS_FIRST_BITMAP, PORTS_ONE,
+        PortSet, Row, TRIE_POINTER, endpoint_slot, is_mark, mark, marked_slot,
     },
     packet,
     reason::Reason,
@@ -43,15 +43,12 @@ fn tables() -> HostTables {
         bitmap[number >> 6] = 1 << (number & 63);
         bitmap
     };
-    tables.bitmaps.extend([port(8080), port(80)]);
-    let set = |bitmap| PortSet { tcp: bitmap, udp: bitmap, ..PortSet::default() };
-    tables.port_sets.extend([set(PORTS_FIRST_BITMAP), set(PORTS_FIRST_BITMAP + 1)]);
-    let mut reaches = [0; 256];
-    reaches[..5].copy_from_slice(&[0, 2, 1, 1, 3]);
-    tables.row_blocks.push(reaches);
-    let mut row = [0; 256];
-    row[0] = 1;
-    tables.rows.extend([[0; 256], row]);
+    tables.bitmaps.push(port(8080));
+    let set = |ports| PortSet { tcp: ports, udp: ports, ..PortSet::default() }.word();
+    let (app, http) = (set(PORTS_FIRST_BITMAP), set(PORTS_ONE | 80));
+    let mut reaches = Row::EMPTY;
+    reaches.first[..5].copy_from_slice(&[0, app, PORTS_EVERY, PORTS_EVERY, http]);
+    tables.rows.extend([Row::EMPTY, reaches]);
     let mut pod = Endpoint {
         ifindex: POD_IFINDEX,
         id: 1,

@@ -71,8 +71,6 @@ pub enum Table {
     Classes,
     /// `Capacity::bitmaps`
     Bitmaps,
-    /// `Capacity::port_sets`
-    PortSets,
     /// `Capacity::row_blocks`
     RowBlocks,
     /// `Capacity::rows`
@@ -90,7 +88,6 @@ impl std::fmt::Display for Table {
         f.write_str(match self {
             Self::Classes => "classes",
             Self::Bitmaps => "port bitmaps",
-            Self::PortSets => "port sets",
             Self::RowBlocks => "row blocks",
             Self::Rows => "rows",
             Self::TrieBlocks => "IPv4 trie blocks",

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 
 use netpold_ebpf::layout::{
-    ClassId, ENDPOINT_PROBES, ENDPOINT_SLOTS, Endpoint, PORT_SET_ALL, PORT_SET_NONE, PORTS_ALL,
-    PORTS_NONE, PortBitmap, PortSet, ROW_NOT_ISOLATED, Row, RowBlock, TrieBlock, endpoint_slot,
+    ClassId, ENDPOINT_PROBES, ENDPOINT_SLOTS, Endpoint, PortBitmap, PortWord, ROW_NOT_ISOLATED,
+    Row, RowBlock, TrieBlock, endpoint_slot,
 };
 use netpold_ebpf::policy::{PolicyTables, class4, class6, row_allows};
 
@@ -54,17 +54,17 @@ impl<T> Elements<T> {
     }
 }
 
-impl Elements<[u32; 256]> {
-    fn word(&self, index: u32, word: u8) -> u32 {
-        self.get(index).map_or(0, |words| words[usize::from(word)])
-    }
-
-    fn set_word(&mut self, index: u32, word: u8, value: u32) -> Result<(), MemoryError> {
+impl<T> Elements<T> {
+    /// Changes an element in place.
+    fn get_mut(&mut self, index: u32) -> Result<&mut T, MemoryError> {
         let missing = MemoryError::Missing { table: self.name, index };
-        let element =
-            self.filled.get_mut(index as usize).and_then(Option::as_mut).ok_or(missing)?;
-        element[usize::from(word)] = value;
-        Ok(())
+        self.filled.get_mut(index as usize).and_then(Option::as_deref_mut).ok_or(missing)
+    }
+}
+
+impl<T: Copy + Default> Elements<[T; 256]> {
+    fn word(&self, index: u32, word: u8) -> T {
+        self.get(index).map_or_else(T::default, |words| words[usize::from(word)])
     }
 }
 
@@ -78,7 +78,6 @@ pub struct MemoryTables {
     has_cidr6: bool,
     rows: Elements<Row>,
     row_blocks: Elements<RowBlock>,
-    port_sets: Elements<PortSet>,
     bitmaps: Elements<PortBitmap>,
     endpoints: BTreeMap<u32, Endpoint>,
 }
@@ -90,15 +89,9 @@ impl Default for MemoryTables {
 }
 
 impl MemoryTables {
-    /// Empty tables: everything zero, the reserved port sets filled.
+    /// Empty tables: everything zero.
     #[must_use]
     pub fn new() -> Self {
-        let all = PortSet { tcp: PORTS_ALL, udp: PORTS_ALL, sctp: PORTS_ALL, other: PORTS_ALL };
-        let none =
-            PortSet { tcp: PORTS_NONE, udp: PORTS_NONE, sctp: PORTS_NONE, other: PORTS_NONE };
-        let mut port_sets = Elements::new("port set");
-        port_sets.fill(PORT_SET_NONE, Box::new(none));
-        port_sets.fill(PORT_SET_ALL, Box::new(all));
         Self {
             root: vec![0; 65_536],
             trie_blocks: Elements::new("trie block"),
@@ -107,7 +100,6 @@ impl MemoryTables {
             has_cidr6: false,
             rows: Elements::new("row"),
             row_blocks: Elements::new("row block"),
-            port_sets,
             bitmaps: Elements::new("bitmap"),
             endpoints: BTreeMap::new(),
         }
@@ -177,13 +169,21 @@ impl Apply for MemoryTables {
     fn apply(&mut self, op: &Op) -> Result<(), MemoryError> {
         match op {
             Op::Bitmap(id, bitmap) => self.bitmaps.fill(*id, bitmap.clone()),
-            Op::PortSet(id, set) => self.port_sets.fill(*id, Box::new(*set)),
             Op::RowBlock(id, block) => self.row_blocks.fill(*id, block.clone()),
-            Op::RowBlockWord(id, column, set) => self.row_blocks.set_word(*id, *column, *set)?,
+            Op::RowBlockWord(id, column, set) => {
+                self.row_blocks.get_mut(*id)?[usize::from(*column)] = *set;
+            }
             Op::Row(id, row) => self.rows.fill(*id, row.clone()),
-            Op::RowWord(id, index, block) => self.rows.set_word(*id, *index, *block)?,
+            Op::RowFirst(id, class, set) => {
+                self.rows.get_mut(*id)?.first[usize::from(*class)] = *set;
+            }
+            Op::RowWord(id, index, block) => {
+                self.rows.get_mut(*id)?.blocks[usize::from(*index)] = *block;
+            }
             Op::TrieBlock(id, block) => self.trie_blocks.fill(*id, block.clone()),
-            Op::TrieWord(id, index, value) => self.trie_blocks.set_word(*id, *index, *value)?,
+            Op::TrieWord(id, index, value) => {
+                self.trie_blocks.get_mut(*id)?[usize::from(*index)] = *value;
+            }
             Op::TrieRootWord(index, value) => self.root[usize::from(*index)] = *value,
             Op::Host6(address, class) => drop(self.hosts6.insert(*address, *class)),
             Op::Host6Gone(address) => drop(self.hosts6.remove(address)),
@@ -223,16 +223,16 @@ impl PolicyTables for MemoryTables {
         self.cidrs6.longest(Prefix::host(Ipv6Addr::from(*address).into())).copied()
     }
 
-    fn row(&self, row: u32, index: u8) -> u32 {
-        self.rows.word(row, index)
+    fn row_first(&self, row: u32, class: u8) -> PortWord {
+        self.rows.get(row).map_or(0, |row| row.first[usize::from(class)])
     }
 
-    fn row_block(&self, block: u32, index: u8) -> u32 {
+    fn row_blocks(&self, row: u32, index: u8) -> u32 {
+        self.rows.get(row).map_or(0, |row| row.blocks[usize::from(index)])
+    }
+
+    fn row_block(&self, block: u32, index: u8) -> PortWord {
         self.row_blocks.word(block, index)
-    }
-
-    fn port_set(&self, set: u32) -> PortSet {
-        self.port_sets.get(set).copied().unwrap_or_default()
     }
 
     fn bitmap(&self, bitmap: u32, word: u16) -> u64 {

@@ -7,22 +7,22 @@
 use std::net::Ipv6Addr;
 
 use ipnet::Ipv6Net;
-use netpold_ebpf::layout::{ClassId, Endpoint, PortBitmap, PortSet, Row, RowBlock, TrieBlock};
+use netpold_ebpf::layout::{ClassId, Endpoint, PortBitmap, PortWord, Row, RowBlock, TrieBlock};
 
 /// One operation. Indexes are element numbers of the map concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Fill a bitmap that is not in use.
     Bitmap(u32, Box<PortBitmap>),
-    /// Fill a port set that is not in use.
-    PortSet(u32, PortSet),
     /// Fill a row block that is not in use.
     RowBlock(u32, Box<RowBlock>),
-    /// Flip one column of a row block in use: block, column, port set.
-    RowBlockWord(u32, u8, u32),
+    /// Flip one column of a row block in use: block, column, what is allowed.
+    RowBlockWord(u32, u8, PortWord),
     /// Fill a row that is not in use.
     Row(u32, Box<Row>),
-    /// Flip one word of a row in use: row, `class >> 8`, row block.
+    /// Flip one column of a row in use: row, class below 256, what is allowed.
+    RowFirst(u32, u8, PortWord),
+    /// Flip one word of a row in use: row, `class >> 8` (not 0), row block.
     RowWord(u32, u8, u32),
     /// Fill a trie block that is not in use.
     TrieBlock(u32, Box<TrieBlock>),
@@ -72,8 +72,6 @@ pub trait Apply {
 pub struct Capacity {
     /// Port bitmaps, the two reserved ones included.
     pub bitmaps: u32,
-    /// Port sets, the two reserved ones included.
-    pub port_sets: u32,
     /// Row blocks, the empty one included.
     pub row_blocks: u32,
     /// Rows, number 0 included.
@@ -90,8 +88,7 @@ impl Default for Capacity {
     fn default() -> Self {
         Self {
             bitmaps: 1024,
-            port_sets: 4096,
-            row_blocks: 8192,
+            row_blocks: 4096,
             rows: 2048,
             trie_blocks: 16_384,
             hosts6: 131_072,

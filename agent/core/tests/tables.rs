@@ -91,7 +91,7 @@ fn blocks_that_became_uniform_are_given_back() {
     for fill in world.compiler.fill() {
         let reserved = match fill.table {
             Table::Classes | Table::Rows | Table::RowBlocks => 1,
-            Table::Bitmaps | Table::PortSets => 2,
+            Table::Bitmaps => 2,
             _ => 0,
         };
         assert_eq!(fill.used, reserved, "{}", fill.table);
@@ -102,7 +102,6 @@ fn blocks_that_became_uniform_are_given_back() {
 fn filled(op: &Op) -> Option<(&'static str, u32)> {
     match op {
         Op::Bitmap(id, _) => Some(("bitmap", *id)),
-        Op::PortSet(id, _) => Some(("port set", *id)),
         Op::RowBlock(id, _) => Some(("row block", *id)),
         Op::Row(id, _) => Some(("row", *id)),
         Op::TrieBlock(id, _) => Some(("trie block", *id)),

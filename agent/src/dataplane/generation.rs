@@ -9,12 +9,14 @@ use std::io;
 use std::os::fd::AsFd;
 
 use aya::maps::{MapData, MapError, PerCpuArray, RingBuf};
-use aya::programs::{ProgramError, SchedClassifier};
+use aya::programs::{ProgramError, SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfError, EbpfLoader, Pod};
 use netpold_core::ops::{Apply, Capacity, Op};
 use netpold_ebpf::layout::{Endpoint, Settings};
+use netpold_ebpf::uplink::Scope;
 
 use super::bpffs::PinRoot;
+use super::direct::{self, Offered, Section};
 use super::mmap::MappedArray;
 use super::role::Program;
 use super::tables::{TableError, Tables, array};
@@ -112,8 +114,13 @@ impl Generation {
         for name in SHARED {
             loader.map_pin_path(name, pins.map(name));
         }
+        let offered = Offered::to(&mut loader, pins).map_err(|(name, cause)| {
+            let path = pins.map(name).display().to_string();
+            GenerationError::Pin { name, path, reason: cause.to_string() }
+        })?;
         let mut bpf =
             loader.load(object).map_err(|e| GenerationError::Load { cause: Box::new(e) })?;
+        drop(offered);
         for name in Program::ALL.map(Program::name).into_iter().chain([CLOCK]) {
             classifier(&mut bpf, name)?
                 .load()
@@ -132,6 +139,24 @@ impl Generation {
         program: impl Into<Program>,
     ) -> Result<&mut SchedClassifier, GenerationError> {
         classifier(&mut self.bpf, program.into().name())
+    }
+
+    /// The uplinks' program; loaded when it is asked for the first time.
+    ///
+    /// # Errors
+    /// The object has no such program, or the kernel refuses it.
+    pub fn uplink(&mut self, scope: Scope) -> Result<&mut Xdp, GenerationError> {
+        let name = match scope {
+            Scope::Openings => "netpold_uplink",
+            Scope::All => "netpold_uplink_all",
+        };
+        let failed = |e| GenerationError::Program { name, cause: Box::new(e) };
+        let program = self.bpf.program_mut(name).ok_or(GenerationError::NoProgram(name))?;
+        let program: &mut Xdp = program.try_into().map_err(failed)?;
+        if program.fd().is_err() {
+            program.load().map_err(failed)?;
+        }
+        Ok(program)
     }
 
     /// Writes operations in order.
@@ -198,8 +223,8 @@ impl Generation {
     /// # Errors
     /// bpffs refused.
     pub fn publish(&self, pins: &PinRoot) -> Result<(), GenerationError> {
-        for name in ["ENDPOINTS", "SETTINGS"] {
-            let map = array(&self.bpf, name)?;
+        for Section { name, section, .. } in [direct::ENDPOINTS, direct::SETTINGS] {
+            let map = array(&self.bpf, section)?;
             let path = pins.map(name);
             let fresh = pins.map(&format!("{name}_NEW"));
             let failed = |reason: String| GenerationError::Pin {
@@ -238,10 +263,9 @@ fn classifier<'a>(
         .map_err(|e| GenerationError::Program { name, cause: Box::new(e) })
 }
 
-fn sizes(capacity: &Capacity) -> [(&'static str, u32); 7] {
+fn sizes(capacity: &Capacity) -> [(&'static str, u32); 6] {
     [
         ("PORT_BITMAPS", capacity.bitmaps),
-        ("PORT_SETS", capacity.port_sets),
         ("ROW_BLOCKS", capacity.row_blocks),
         ("ROWS", capacity.rows),
         ("TRIE_BLOCKS", capacity.trie_blocks),
@@ -289,5 +313,5 @@ fn pinned<T: Pod>(
     let failed =
         |reason: String| GenerationError::Pin { name, path: path.display().to_string(), reason };
     let map = MapData::from_pin(&path).map_err(|e: MapError| failed(chain(&e)))?;
-    MappedArray::new(&map).map(Some).map_err(|e| failed(chain(&e)))
+    MappedArray::flat(&map).map(Some).map_err(|e| failed(chain(&e)))
 }

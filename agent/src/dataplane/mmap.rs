@@ -85,6 +85,19 @@ impl<T: Pod> MappedArray<T> {
         Self::from_fd(map.fd().as_fd(), info.max_entries())
     }
 
+    /// Maps a map whose values are one or several `T` each, one behind the other.
+    ///
+    /// # Errors
+    /// The map's values are no such thing, or it cannot be mapped.
+    pub fn flat(map: &MapData) -> Result<Self, MmapError> {
+        let info = map.info()?;
+        let (found, each) = (info.value_size(), Self::STRIDE as u32);
+        if found == 0 || !found.is_multiple_of(each) {
+            return Err(MmapError::ValueSize { found, expected: each });
+        }
+        Self::from_fd(map.fd().as_fd(), info.max_entries().saturating_mul(found / each))
+    }
+
     /// Maps the first `elements` elements of the map behind `fd`, whose values are of type `T`.
     ///
     /// # Errors
@@ -275,6 +288,17 @@ mod tests {
         assert_eq!(kernel_view::<[u64; 4]>(map).get(&1, 0).unwrap(), [0, 0, 0, 6]);
         assert_eq!(memory.words().unwrap().len(), 8);
         assert_eq!(memory.words().unwrap()[7].load(Ordering::Relaxed), 6);
+    }
+
+    #[test]
+    fn values_may_hold_several() {
+        let map = array::<[u64; 6]>(2, BPF_F_MMAPABLE);
+        let memory = MappedArray::<[u64; 3]>::flat(&map).unwrap();
+        assert_eq!(memory.elements(), 4);
+        memory.store_u64(3, 16, 9).unwrap();
+        assert_eq!(kernel_view::<[u64; 6]>(map).get(&1, 0).unwrap(), [0, 0, 0, 0, 0, 9]);
+        let odd = array::<[u64; 4]>(2, BPF_F_MMAPABLE);
+        assert!(MappedArray::<[u64; 3]>::flat(&odd).is_err(), "no whole number");
     }
 
     #[test]

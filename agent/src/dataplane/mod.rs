@@ -3,12 +3,15 @@
 pub mod attach;
 pub mod bpffs;
 mod clsact;
+pub mod direct;
 pub mod generation;
+mod locals;
 pub mod mmap;
 pub mod role;
 pub(crate) mod sys;
 pub mod tables;
 pub mod test_run;
+pub mod uplink;
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -24,6 +27,7 @@ use bpffs::PinRoot;
 use generation::{Generation, GenerationError, Predecessor};
 use role::{Program, Role};
 use tables::TableError;
+use uplink::{Uplink, Uplinks};
 
 use crate::conntrack::{Pass, Sweeper, measure_hz};
 
@@ -46,6 +50,7 @@ pub struct Dataplane {
     attached: BTreeMap<u32, Role>,
     /// What an earlier agent left attached was gone through.
     swept: bool,
+    uplinks: Uplinks,
 }
 
 impl Dataplane {
@@ -54,6 +59,7 @@ impl Dataplane {
     #[must_use]
     pub fn new(pins: PinRoot, attacher: Attacher, conntrack_buckets: u32, hash_seed: u64) -> Self {
         Self {
+            uplinks: Uplinks::new(pins.links()),
             pins,
             attacher,
             conntrack_buckets,
@@ -65,6 +71,36 @@ impl Dataplane {
             attached: BTreeMap::new(),
             swept: false,
         }
+    }
+
+    /// Drops at these devices too what policy denies.
+    #[must_use]
+    pub fn with_uplinks(mut self, wanted: Option<uplink::Wanted>) -> Self {
+        self.uplinks.want(wanted);
+        self
+    }
+
+    /// Looks after the programs at the uplinks: devices come and go.
+    pub fn tend_uplinks(&mut self) {
+        let Some(generation) = &mut self.generation else { return };
+        let Some(scope) = self.uplinks.scope() else { return self.uplinks.leave() };
+        let known = self.uplinks.problems().to_vec();
+        let program = match generation.uplink(scope) {
+            Ok(program) => program.fd().map_err(|e| e.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        match program {
+            Ok(program) => self.uplinks.attach(program.as_fd()),
+            Err(reason) => self.uplinks.failed(reason),
+        }
+        for problem in self.uplinks.problems().iter().filter(|problem| !known.contains(problem)) {
+            tracing::warn!("{problem}");
+        }
+    }
+
+    /// Devices with an XDP program of ours, and what is wrong there.
+    pub fn uplinks(&self) -> (impl Iterator<Item = &Uplink>, &[String]) {
+        (self.uplinks.attached(), self.uplinks.problems())
     }
 
     /// How programs are attached.
@@ -104,6 +140,7 @@ impl Dataplane {
         self.generation = Some(fresh);
         self.attached.clear();
         self.swept = false;
+        self.uplinks.renew();
         Ok(())
     }
 
@@ -162,6 +199,9 @@ impl Dataplane {
     /// clean-up.
     pub fn attach(&mut self, wanted: &BTreeMap<u32, Role>) -> BTreeMap<u32, String> {
         let mut problems = self.attach_new(wanted);
+        if self.uplinks.is_stale() {
+            self.tend_uplinks();
+        }
         if let Err(reason) = self.leave(wanted) {
             problems.insert(0, reason);
         }

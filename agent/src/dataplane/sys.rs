@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+const BPF_MAP_CREATE: u32 = 0;
 const BPF_OBJ_PIN: u32 = 6;
 const BPF_OBJ_GET: u32 = 7;
 const BPF_OBJ_GET_INFO_BY_FD: u32 = 15;
@@ -17,18 +18,22 @@ const BPF_LINK_CREATE: u32 = 28;
 const BPF_LINK_UPDATE: u32 = 29;
 const BPF_LINK_DETACH: u32 = 34;
 
+const BPF_MAP_TYPE_ARRAY: u32 = 2;
+/// The map can be mapped into memory (kernel 5.5).
+pub(super) const BPF_F_MMAPABLE: u32 = 1 << 10;
+
 const BPF_LINK_TYPE_TCX: u32 = 11;
 /// In front of every other program at the hook.
 const BPF_F_BEFORE: u32 = 1 << 3;
 
-/// What the kernel says of a TCX link.
+/// What the kernel says of a link to an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TcxInfo {
+pub(super) struct LinkAt {
     /// Program identifier.
     pub(super) program: u32,
     /// Interface; 0 once it is gone.
     pub(super) ifindex: u32,
-    /// `BPF_TCX_INGRESS` or `BPF_TCX_EGRESS`.
+    /// `BPF_TCX_INGRESS` or `BPF_TCX_EGRESS`; of a TCX link only.
     pub(super) attach_type: u32,
 }
 
@@ -87,7 +92,7 @@ struct InfoByFd {
     info: u64,
 }
 
-/// `struct bpf_link_info` with the `tcx` member of its union.
+/// `struct bpf_link_info` with the `tcx` member of its union; `xdp` has the interface index too.
 #[repr(C)]
 #[derive(Default)]
 struct LinkInfo {
@@ -97,6 +102,16 @@ struct LinkInfo {
     reserved: u32,
     ifindex: u32,
     attach_type: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct MapCreate {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
 }
 
 /// Calls bpf(2) with an attribute block; shorter blocks than the kernel's are zero-extended by it.
@@ -114,6 +129,16 @@ fn raw(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd().cast_unsigned()
 }
 
+/// Makes an array map.
+pub(super) fn array(value_size: u32, max_entries: u32, flags: u32) -> io::Result<OwnedFd> {
+    map(MapCreate { kind: BPF_MAP_TYPE_ARRAY, key_size: 4, value_size, max_entries, flags })
+}
+
+fn map(mut attributes: MapCreate) -> io::Result<OwnedFd> {
+    // SAFETY: the block of BPF_MAP_CREATE, without pointers; the result is a new descriptor.
+    unsafe { bpf(BPF_MAP_CREATE, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+}
+
 /// Attaches a program in front of all others at a TCX hook; the link is detached when its last
 /// descriptor and pin are gone.
 pub(super) fn tcx_link_create(
@@ -121,13 +146,18 @@ pub(super) fn tcx_link_create(
     ifindex: u32,
     attach_type: u32,
 ) -> io::Result<OwnedFd> {
-    let mut attributes = LinkCreate {
-        prog_fd: raw(program),
-        ifindex,
-        attach_type,
-        flags: BPF_F_BEFORE,
-        ..LinkCreate::default()
-    };
+    link_create(program, ifindex, attach_type, BPF_F_BEFORE)
+}
+
+/// Attaches a program to an interface; as [`tcx_link_create`], at any hook.
+pub(super) fn link_create(
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+) -> io::Result<OwnedFd> {
+    let mut attributes =
+        LinkCreate { prog_fd: raw(program), ifindex, attach_type, flags, ..LinkCreate::default() };
     // SAFETY: the block of BPF_LINK_CREATE, without pointers; the result is a new descriptor.
     unsafe { bpf(BPF_LINK_CREATE, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
 }
@@ -173,7 +203,12 @@ pub(super) fn obj_get(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// What a link is; an error of kind InvalidData if it is no TCX link.
-pub(super) fn tcx_info(link: BorrowedFd<'_>) -> io::Result<TcxInfo> {
+pub(super) fn tcx_info(link: BorrowedFd<'_>) -> io::Result<LinkAt> {
+    link_info(link, BPF_LINK_TYPE_TCX)
+}
+
+/// What a link is; an error of kind InvalidData if it is of another kind (`enum bpf_link_type`).
+pub(super) fn link_info(link: BorrowedFd<'_>, kind: u32) -> io::Result<LinkAt> {
     let mut info = LinkInfo::default();
     let mut attributes = InfoByFd {
         bpf_fd: raw(link),
@@ -182,10 +217,10 @@ pub(super) fn tcx_info(link: BorrowedFd<'_>) -> io::Result<TcxInfo> {
     };
     // SAFETY: the block of BPF_OBJ_GET_INFO_BY_FD; the kernel writes at most info_len bytes.
     unsafe { bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attributes)? };
-    if info.kind != BPF_LINK_TYPE_TCX {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "not a TCX link"));
+    if info.kind != kind {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a link of another kind"));
     }
-    Ok(TcxInfo { program: info.program, ifindex: info.ifindex, attach_type: info.attach_type })
+    Ok(LinkAt { program: info.program, ifindex: info.ifindex, attach_type: info.attach_type })
 }
 
 #[cfg(test)]
@@ -193,16 +228,6 @@ pub(crate) mod test_objects {
     //! Objects for tests, made by hand so that they need no compiled eBPF.
 
     use super::*;
-
-    #[repr(C)]
-    #[derive(Default)]
-    struct MapCreate {
-        kind: u32,
-        key_size: u32,
-        value_size: u32,
-        max_entries: u32,
-        flags: u32,
-    }
 
     #[repr(C)]
     #[derive(Default)]
@@ -220,21 +245,15 @@ pub(crate) mod test_objects {
 
     /// An array map.
     pub(crate) fn array(value_size: u32, max_entries: u32, flags: u32) -> OwnedFd {
-        const BPF_MAP_TYPE_ARRAY: u32 = 2;
-        map(MapCreate { kind: BPF_MAP_TYPE_ARRAY, key_size: 4, value_size, max_entries, flags })
+        super::array(value_size, max_entries, flags).expect("creating a map needs root")
     }
 
     /// A ring buffer of that many bytes.
     pub(crate) fn ring(bytes: u32) -> OwnedFd {
         const BPF_MAP_TYPE_RINGBUF: u32 = 27;
-        map(MapCreate { kind: BPF_MAP_TYPE_RINGBUF, max_entries: bytes, ..MapCreate::default() })
-    }
-
-    fn map(mut attributes: MapCreate) -> OwnedFd {
-        // SAFETY: the block of BPF_MAP_CREATE, without pointers.
-        let fd = unsafe { bpf(0, &mut attributes) }.expect("creating a map needs root");
-        // SAFETY: a new descriptor.
-        unsafe { OwnedFd::from_raw_fd(fd) }
+        let ring =
+            MapCreate { kind: BPF_MAP_TYPE_RINGBUF, max_entries: bytes, ..MapCreate::default() };
+        map(ring).expect("creating a map needs root")
     }
 
     /// A classifier that returns a constant: `r0 = verdict; exit`.

@@ -3,14 +3,17 @@
 
 use aya::maps::lpm_trie::Key;
 use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError};
+use std::mem::offset_of;
 use std::time::Duration;
 
 use aya::{Ebpf, Pod};
 use netpold_core::ops::{Apply, Op};
 use netpold_ebpf::layout::{
-    Endpoint, PortBitmap, PortSet, Row, RowBlock, Settings, TrieBlock, TrieRoot,
+    Endpoint, PortBitmap, PortWord, Row, RowBlock, Settings, TrieBlock, TrieRoot,
 };
 
+use super::direct::{self, Section};
+use super::locals::Locals;
 use super::mmap::{MappedArray, MmapError};
 
 /// Why a table could not be opened or written.
@@ -45,10 +48,10 @@ pub struct Tables {
     trie_blocks: MappedArray<TrieBlock>,
     rows: MappedArray<Row>,
     row_blocks: MappedArray<RowBlock>,
-    port_sets: MappedArray<PortSet>,
     bitmaps: MappedArray<PortBitmap>,
     hosts6: HashMap<MapData, [u8; 16], u32>,
     cidrs6: LpmTrie<MapData, [u8; 16], u32>,
+    locals: Locals,
 }
 
 impl Tables {
@@ -64,16 +67,16 @@ impl Tables {
         let cidrs6 = LpmTrie::try_from(bpf.take_map(name).ok_or(TableError::Missing(name))?)
             .map_err(|cause| TableError::Map { name, cause })?;
         Ok(Self {
-            settings: mapped(bpf, "SETTINGS")?,
-            endpoints: mapped(bpf, "ENDPOINTS")?,
-            trie_root: mapped(bpf, "TRIE_ROOT")?,
+            settings: section(bpf, direct::SETTINGS)?,
+            endpoints: section(bpf, direct::ENDPOINTS)?,
+            trie_root: section(bpf, direct::TRIE_ROOT)?,
             trie_blocks: mapped(bpf, "TRIE_BLOCKS")?,
             rows: mapped(bpf, "ROWS")?,
             row_blocks: mapped(bpf, "ROW_BLOCKS")?,
-            port_sets: mapped(bpf, "PORT_SETS")?,
             bitmaps: mapped(bpf, "PORT_BITMAPS")?,
             hosts6,
             cidrs6,
+            locals: Locals::open(bpf)?,
         })
     }
 
@@ -110,6 +113,10 @@ pub fn array<'a>(bpf: &'a Ebpf, name: &'static str) -> Result<&'a MapData, Table
     }
 }
 
+fn section<T: Pod>(bpf: &Ebpf, section: Section) -> Result<MappedArray<T>, TableError> {
+    MappedArray::flat(array(bpf, section.section)?).map_err(at(section.name))
+}
+
 fn mapped<T: Pod>(bpf: &Ebpf, name: &'static str) -> Result<MappedArray<T>, TableError> {
     MappedArray::new(array(bpf, name)?).map_err(at(name))
 }
@@ -124,18 +131,22 @@ impl Apply for Tables {
     fn apply(&mut self, op: &Op) -> Result<(), TableError> {
         match op {
             Op::Bitmap(i, bits) => self.bitmaps.write_element(*i, bits).map_err(at("PORT_BITMAPS")),
-            Op::PortSet(i, set) => self.port_sets.write_element(*i, set).map_err(at("PORT_SETS")),
             Op::RowBlock(i, block) => {
                 self.row_blocks.write_element(*i, block).map_err(at("ROW_BLOCKS"))
             }
             Op::RowBlockWord(i, column, word) => self
                 .row_blocks
-                .store_u32(*i, usize::from(*column) * 4, *word)
+                .store_u64(*i, usize::from(*column) * size_of::<PortWord>(), *word)
                 .map_err(at("ROW_BLOCKS")),
             Op::Row(i, row) => self.rows.write_element(*i, row).map_err(at("ROWS")),
-            Op::RowWord(i, index, word) => {
-                self.rows.store_u32(*i, usize::from(*index) * 4, *word).map_err(at("ROWS"))
-            }
+            Op::RowFirst(i, class, word) => self
+                .rows
+                .store_u64(*i, usize::from(*class) * size_of::<PortWord>(), *word)
+                .map_err(at("ROWS")),
+            Op::RowWord(i, index, word) => self
+                .rows
+                .store_u32(*i, offset_of!(Row, blocks) + usize::from(*index) * 4, *word)
+                .map_err(at("ROWS")),
             Op::TrieBlock(i, block) => {
                 self.trie_blocks.write_element(*i, block).map_err(at("TRIE_BLOCKS"))
             }
@@ -151,12 +162,15 @@ impl Apply for Tables {
             }
             Op::HasCidr6(has) => self
                 .settings
-                .store_u32(0, std::mem::offset_of!(Settings, has_cidr6), u32::from(*has))
+                .store_u32(0, offset_of!(Settings, has_cidr6), u32::from(*has))
                 .map_err(at("SETTINGS")),
             Op::Endpoint(..)
             | Op::EndpointRows(..)
             | Op::EndpointAddrs(..)
-            | Op::EndpointGone(_) => self.apply_endpoint(op).map_err(at("ENDPOINTS")),
+            | Op::EndpointGone(_) => {
+                self.apply_endpoint(op).map_err(at("ENDPOINTS"))?;
+                self.locals.apply(op)
+            }
             Op::Grace => {
                 grace_period();
                 Ok(())
@@ -180,15 +194,15 @@ impl Tables {
     /// The order of the stores is what `layout::Endpoint` promises: the interface index last when a
     /// slot is filled, first when it is freed; flags after the addresses they make valid.
     fn apply_endpoint(&mut self, op: &Op) -> Result<(), MmapError> {
-        const IFINDEX: usize = std::mem::offset_of!(Endpoint, ifindex);
-        const FLAGS: usize = std::mem::offset_of!(Endpoint, flags);
+        const IFINDEX: usize = offset_of!(Endpoint, ifindex);
+        const FLAGS: usize = offset_of!(Endpoint, flags);
         match op {
             Op::Endpoint(slot, endpoint) => {
                 self.endpoints.write_element(*slot, &Endpoint { ifindex: 0, ..**endpoint })?;
                 self.endpoints.store_u32(*slot, IFINDEX, endpoint.ifindex)
             }
             Op::EndpointRows(slot, rows) => {
-                self.endpoints.store_u64(*slot, std::mem::offset_of!(Endpoint, rows), *rows)
+                self.endpoints.store_u64(*slot, offset_of!(Endpoint, rows), *rows)
             }
             Op::EndpointAddrs(slot, endpoint) => {
                 let now = self.endpoints.read(*slot)?;

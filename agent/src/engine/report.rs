@@ -12,7 +12,9 @@ use netpold_ebpf::reason::{self, Reason};
 use super::Engine;
 use crate::conntrack::{Census, Pass};
 use crate::events::Dropped;
-use crate::status::{DropCount, EndpointStatus, RecentDrop, Revision, Status, TableStatus};
+use crate::status::{
+    DropCount, EndpointStatus, RecentDrop, Revision, Status, TableStatus, UplinkStatus,
+};
 
 /// Drops of the status that are explained, of those that differ: each takes a walk over policies.
 const EXPLAINED: usize = 16;
@@ -42,6 +44,7 @@ impl Engine {
             drops: self.drops(),
             recent_drops: self.explain_drops(dropped),
             devices: self.judging_devices(),
+            uplinks: self.uplinks(),
             repairs: self.repairs,
             problems: self.problems(&endpoints),
             endpoints,
@@ -96,6 +99,16 @@ impl Engine {
         listed.into_values().collect()
     }
 
+    fn uplinks(&self) -> Vec<UplinkStatus> {
+        let (attached, _) = self.dataplane.uplinks();
+        attached
+            .map(|uplink| UplinkStatus {
+                interface: uplink.name.clone(),
+                mode: uplink.mode.to_string(),
+            })
+            .collect()
+    }
+
     fn problems(&self, endpoints: &[EndpointStatus]) -> Vec<String> {
         let failure = self.failure.iter().map(|f| {
             format!(
@@ -108,8 +121,10 @@ impl Engine {
             0 => format!("leaving interfaces that are no longer judged at: {reason}"),
             index => format!("interface {index}: {reason}"),
         });
+        let (_, uplinks) = self.dataplane.uplinks();
         let compile = self.compiler.problems().into_iter().map(|p| p.to_string());
-        self.held.iter().cloned().chain(failure).chain(attach).chain(compile).collect()
+        let written = self.held.iter().cloned().chain(failure).chain(attach);
+        written.chain(uplinks.iter().cloned()).chain(compile).collect()
     }
 
     /// Counters that are not zero, of reasons that drop.

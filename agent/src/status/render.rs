@@ -9,7 +9,7 @@ use comfy_table::presets::NOTHING;
 use netpold_core::model::Direction;
 use owo_colors::{OwoColorize, Style};
 
-use super::{EndpointStatus, Status, TableStatus};
+use super::{EndpointStatus, Status, TableStatus, UplinkStatus};
 
 /// The document as text, coloured; the caller strips colour where it is not wanted.
 pub(super) fn render(status: &Status) -> String {
@@ -20,6 +20,7 @@ pub(super) fn render(status: &Status) -> String {
     kinds(&mut text, status);
     endpoints(&mut text, &status.endpoints);
     devices(&mut text, &status.devices);
+    uplinks(&mut text, &status.uplinks);
     tables(&mut text, status.tables.iter().chain(&status.conntrack));
     drops(&mut text, status);
     text
@@ -110,6 +111,14 @@ fn devices(text: &mut String, devices: &[String]) {
         heading(text, "node devices");
         line(text, format!("  {}: {}", devices.len(), devices.join(", ")));
     }
+}
+
+fn uplinks(text: &mut String, uplinks: &[UplinkStatus]) {
+    let mut table = table(&["device", "XDP"]);
+    for uplink in uplinks {
+        table.add_row([uplink.interface.clone(), uplink.mode.clone()]);
+    }
+    show(text, "uplinks", &table);
 }
 
 fn tables<'a>(text: &mut String, tables: impl Iterator<Item = &'a TableStatus>) {
@@ -210,6 +219,7 @@ mod tests {
                 hook: Some("tcx".into()),
             }],
             devices: vec!["eth0".into(), "vxlan1".into()],
+            uplinks: vec![UplinkStatus { interface: "eth1".into(), mode: "native".into() }],
             tables: vec![table("rows")],
             repairs: 0,
             conntrack: vec![table("conntrack IPv4")],
@@ -237,6 +247,7 @@ mod tests {
             "node n1, netpold 0.1.0",
             "behind: revision 6 of 7",
             "  two agents",
+            "  eth1    native",
             "  a.yaml:4: no",
             "last good",
             "failing",

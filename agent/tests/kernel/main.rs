@@ -15,6 +15,7 @@ mod packets;
 mod speed;
 mod stories;
 mod tables;
+mod uplink;
 mod world;
 
 use world::{PROGRAMS, World, program};

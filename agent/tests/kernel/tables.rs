@@ -2,7 +2,9 @@
 
 use netpold_ebpf::{
     host::HostTables,
-    layout::{EP_CHECK_SOURCE, Endpoint, PORT_SET_ALL, PORTS_ALL, PortSet, TRIE_POINTER},
+    layout::{
+        EP_CHECK_SOURCE, Endpoint, PORTS_ALL, PORTS_EVERY, PORTS_ONE, PortSet, Row, TRIE_POINTER,
+    },
     verdict::{Egress, Hook, Ingress, Verdict, decide},
 };
 
@@ -35,42 +37,44 @@ pub(crate) fn judge(
     }
 }
 
+/// Classes below 256 are in the row itself, that of the server is in a block of its own.
+fn class(who: Who) -> u32 {
+    let number = u32::from(who.number());
+    if who == Who::Server { number + 0x300 } else { number }
+}
+
 /// The pod admits the client to TCP 80 and UDP 53, the friend to everything; it may reach the
 /// server on TCP 443, UDP 53 and by other protocols.
 pub(crate) fn tables(buckets: u32) -> HostTables {
     let mut tables = HostTables::new(buckets);
     let mut block = [0; 256];
     for who in [Who::Client, Who::Server, Who::Friend] {
-        block[usize::from(who.number())] = u32::from(who.number());
+        block[usize::from(who.number())] = class(who);
         let mut prefix = who.v6();
         prefix[15] = 0;
-        tables.cidrs6.push((prefix, 64, who.number().into()));
+        tables.cidrs6.push((prefix, 64, class(who)));
     }
-    tables.hosts6.insert(Who::Client.v6(), Who::Client.number().into());
+    tables.hosts6.insert(Who::Client.v6(), class(Who::Client));
     tables.trie_root[0x0a00] = TRIE_POINTER;
     tables.trie_blocks.push(block);
 
-    let mut http = [0; 1024];
-    http[80 >> 6] = 1 << (80 & 63);
     let mut https = [0; 1024];
     https[443 >> 6] = 1 << (443 & 63);
     let mut dns = [0; 1024];
     dns[0] = 1 << 53;
-    tables.bitmaps.extend([http, https, dns]);
-    tables.port_sets.push(PortSet { tcp: 2, udp: 4, ..PortSet::default() });
-    tables.port_sets.push(PortSet { tcp: 3, udp: 4, sctp: PORTS_ALL, other: PORTS_ALL });
+    tables.bitmaps.extend([https, dns]);
 
-    let mut admits = [0; 256];
-    admits[usize::from(Who::Client.number())] = 2;
-    admits[usize::from(Who::Friend.number())] = PORT_SET_ALL;
-    let mut reaches = [0; 256];
-    reaches[usize::from(Who::Server.number())] = 3;
-    tables.row_blocks.extend([admits, reaches]);
-    for block in [0, 1, 2] {
-        let mut row = [0; 256];
-        row[0] = block;
-        tables.rows.push(row);
-    }
+    let mut admits = Row::EMPTY;
+    let http = PortSet { tcp: PORTS_ONE | 80, udp: 3, ..PortSet::default() };
+    admits.first[class(Who::Client) as usize] = http.word();
+    admits.first[class(Who::Friend) as usize] = PORTS_EVERY;
+    let server = PortSet { tcp: 2, udp: PORTS_ONE | 53, sctp: PORTS_ALL, other: PORTS_ALL };
+    let mut block = [0; 256];
+    block[class(Who::Server) as usize & 255] = server.word();
+    tables.row_blocks.push(block);
+    let mut reaches = Row::EMPTY;
+    reaches.blocks[class(Who::Server) as usize >> 8] = 1;
+    tables.rows.extend([Row::EMPTY, admits, reaches]);
 
     let mut endpoint = Endpoint {
         ifindex: IFINDEX,

@@ -1,22 +1,27 @@
 //! One pod's tables, in the kernel and in plain memory; every packet is judged by both.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use aya::{
     Ebpf, EbpfLoader, Pod,
-    maps::{Array, HashMap, LpmTrie, MapData, PerCpuArray, lpm_trie::Key},
+    maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, lpm_trie::Key},
     programs::SchedClassifier,
 };
-use netpold::dataplane::test_run::{Run, run};
+use netpold::dataplane::{
+    direct::{self, Section},
+    test_run::{Run, run},
+};
 use netpold_ebpf::{
     host::HostTables,
-    layout::{Endpoint, TrieRoot},
+    layout::Endpoint,
     reason::{Reason, counter},
 };
 
 pub(crate) use super::tables::{
     DENY_ROW, Direction, EGRESS_ROW, IFINDEX, INGRESS_ROW, judge as judge_on_host, tables,
 };
+
+use super::uplink;
 
 /// Where packets to the pod come from, unless they are the node's own.
 pub(crate) const UPLINK: u32 = 2;
@@ -53,6 +58,7 @@ impl World {
             program(&mut bpf, name).load().unwrap_or_else(|error| panic!("{name}: {error:?}"));
         }
         let mut world = Self { host: tables(1024), bpf };
+        world.prepare_uplink();
         world.write();
         world
     }
@@ -60,14 +66,11 @@ impl World {
     /// Copies the host's tables into the kernel's.
     fn write(&mut self) {
         let Self { host, bpf } = self;
-        set(bpf, "SETTINGS", 0, host.settings);
-        let root: Box<TrieRoot> =
-            host.trie_root.clone().into_boxed_slice().try_into().expect("its length");
-        set(bpf, "TRIE_ROOT", 0, *root);
+        set_section(bpf, direct::SETTINGS, &[host.settings]);
+        set_section(bpf, direct::TRIE_ROOT, &host.trie_root);
         set_all(bpf, "TRIE_BLOCKS", &host.trie_blocks);
         set_all(bpf, "ROWS", &host.rows);
         set_all(bpf, "ROW_BLOCKS", &host.row_blocks);
-        set_all(bpf, "PORT_SETS", &host.port_sets);
         set_all(bpf, "PORT_BITMAPS", &host.bitmaps);
         let mut hosts: HashMap<&mut MapData, [u8; 16], u32> =
             HashMap::try_from(bpf.map_mut("HOSTS6").expect("HOSTS6")).expect("HOSTS6");
@@ -83,8 +86,10 @@ impl World {
     }
 
     fn write_endpoint(&mut self) {
-        let endpoint = self.host.endpoints[IFINDEX as usize];
-        set(&mut self.bpf, "ENDPOINTS", IFINDEX, endpoint);
+        let (slot, twin) = uplink::twin(self.host.endpoints[IFINDEX as usize]);
+        let mut endpoints = self.host.endpoints.clone();
+        endpoints[slot] = twin;
+        set_section(&mut self.bpf, direct::ENDPOINTS, &endpoints);
     }
 
     /// Writes another endpoint.
@@ -107,6 +112,8 @@ impl World {
 
     /// Judges a frame by the host's code and by the kernel's program, which must agree.
     pub(crate) fn judge(&mut self, direction: Direction, came_from: u32, frame: &[u8]) -> Reason {
+        let arrives = direction == Direction::Ingress && came_from == UPLINK;
+        let xdp = arrives.then(|| self.show_uplink(frame));
         let verdict = judge_on_host(&self.host, direction, came_from, frame);
         let name = match direction {
             Direction::Ingress => "netpold_ingress",
@@ -121,6 +128,9 @@ impl World {
         assert_eq!(answer.retval, expected, "{name}: the host says {reason:?} of {frame:02x?}");
         if !verdict.passes() {
             assert_eq!(self.dropped(direction, reason), before + 1, "{name}: {reason:?} counted");
+        }
+        if let Some(xdp) = xdp {
+            xdp.hold_against(reason, frame);
         }
         reason
     }
@@ -143,6 +153,28 @@ impl World {
 
 pub(crate) fn program<'a>(bpf: &'a mut Ebpf, name: &str) -> &'a mut SchedClassifier {
     bpf.program_mut(name).expect(name).try_into().expect(name)
+}
+
+/// Writes a table at a fixed address, whole: too much for a stack, which is where aya's maps take
+/// values from.
+fn set_section<T: Pod>(bpf: &mut Ebpf, section: Section, content: &[T]) {
+    const MAP_UPDATE_ELEM: libc::c_int = 2;
+    let Some(Map::Array(map)) = bpf.map(section.section) else { panic!("{}", section.name) };
+    let value_size = map.info().expect(section.name).value_size() as usize;
+    assert_eq!(value_size, size_of_val(content), "{}", section.name);
+    let (fd, index) = (map.fd().as_fd().as_raw_fd(), 0_u32);
+    let attributes =
+        [u64::from(fd.cast_unsigned()), (&raw const index) as u64, content.as_ptr() as u64, 0];
+    // SAFETY: the block of BPF_MAP_UPDATE_ELEM; index and content are as long as the map's.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            MAP_UPDATE_ELEM,
+            &raw const attributes,
+            size_of_val(&attributes),
+        )
+    };
+    assert_eq!(result, 0, "{}: {}", section.name, std::io::Error::last_os_error());
 }
 
 fn set<T: Pod>(bpf: &mut Ebpf, map: &str, index: u32, value: T) {

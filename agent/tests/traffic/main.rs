@@ -31,3 +31,4 @@ mod spoof;
 mod udp;
 mod uninstall;
 mod updates;
+mod uplink;

@@ -2,7 +2,7 @@
 
 use netpold_ebpf::{
     host::HostTables,
-    layout::{PORT_SET_ALL, TRIE_POINTER},
+    layout::{PORTS_EVERY, Row, TRIE_POINTER},
 };
 
 /// Row that allows nothing.
@@ -17,11 +17,8 @@ pub(crate) fn tables() -> HostTables {
     block[1] = 1;
     tables.trie_root[0x0a00] = TRIE_POINTER;
     tables.trie_blocks.push(block);
-    let mut admits = [0; 256];
-    admits[1] = PORT_SET_ALL;
-    tables.row_blocks.push(admits);
-    let mut row = [0; 256];
-    row[0] = 1;
-    tables.rows.extend([[0; 256], row]);
+    let mut admits = Row::EMPTY;
+    admits.first[1] = PORTS_EVERY;
+    tables.rows.extend([Row::EMPTY, admits]);
     tables
 }

@@ -40,6 +40,15 @@ impl Ranges {
         self.0.get(next).is_some_and(|(first, _)| *first <= port)
     }
 
+    /// The port, where there is but one.
+    #[must_use]
+    pub fn only(&self) -> Option<u16> {
+        match self.0.as_slice() {
+            [(first, last)] if first == last => Some(*first),
+            _ => None,
+        }
+    }
+
     /// Adds a range, both ends included; an inverted one is empty.
     pub fn add(&mut self, first: u16, last: u16) {
         if first > last {

@@ -143,7 +143,6 @@ impl Compiler {
         let used = |table| match table {
             Table::Classes => self.classes.ids.used(),
             Table::Bitmaps => self.sets.bitmap_ids.used(),
-            Table::PortSets => self.sets.ids.used(),
             Table::RowBlocks => self.rows.block_ids.used(),
             Table::Rows => self.rows.ids.used(),
             Table::TrieBlocks => self.tables.trie4.ids.used(),
@@ -160,7 +159,6 @@ impl Compiler {
         let needed = |table| match table {
             Table::Classes => self.classes.ids.needed(),
             Table::Bitmaps => self.sets.bitmap_ids.needed(),
-            Table::PortSets => self.sets.ids.needed(),
             Table::RowBlocks => self.rows.block_ids.needed(),
             Table::Rows => self.rows.ids.needed(),
             Table::TrieBlocks => self.tables.trie4.ids.needed(),
@@ -178,7 +176,6 @@ impl Compiler {
         match table {
             Table::Classes => MAX_CLASSES,
             Table::Bitmaps => capacity.bitmaps,
-            Table::PortSets => capacity.port_sets,
             Table::RowBlocks => capacity.row_blocks,
             Table::Rows => capacity.rows,
             Table::TrieBlocks => capacity.trie_blocks,
@@ -188,10 +185,9 @@ impl Compiler {
     }
 }
 
-const TABLES: [Table; 8] = [
+const TABLES: [Table; 7] = [
     Table::Classes,
     Table::Bitmaps,
-    Table::PortSets,
     Table::RowBlocks,
     Table::Rows,
     Table::TrieBlocks,

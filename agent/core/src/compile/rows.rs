@@ -3,22 +3,29 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use netpold_ebpf::layout::{ClassId, PORT_SET_ALL, PORT_SET_NONE, ROW_NOT_ISOLATED, RowBlock};
+use netpold_ebpf::layout::{ClassId, ROW_NOT_ISOLATED, Row as RowImage, RowBlock};
 
 use crate::compile::ids::Ids;
-use crate::compile::sets::Sets;
+use crate::compile::sets::{PORT_SET_ALL, PORT_SET_NONE, Sets};
 use crate::compile::spec::Spec;
 use crate::ops::Op;
+
+/// The block of classes below 256.
+const FIRST: u8 = 0;
 
 /// Column of a class that has ended: whatever the table holds there, no packet reads it.
 const STALE: u32 = u32::MAX;
 
-/// A row and its blocks. A block belongs to one row, so that a column can be filled in place.
+/// Port sets by column.
+type Columns = [u32; 256];
+
+/// A row and its blocks. A block belongs to one row, so that a column can be filled in place. The
+/// first, of classes below 256, is part of the row itself and always there.
 #[derive(Debug)]
 struct Row {
     spec: Arc<Spec>,
     words: Box<[u32; 256]>,
-    blocks: BTreeMap<u8, Box<RowBlock>>,
+    blocks: BTreeMap<u8, Box<Columns>>,
     /// The tables hold it; until then changes need no operation.
     written: bool,
 }
@@ -63,7 +70,7 @@ impl Rows {
         let row = Row {
             spec: spec.clone(),
             words: Box::new([0; 256]),
-            blocks: BTreeMap::new(),
+            blocks: BTreeMap::from([(FIRST, Box::new([PORT_SET_NONE; 256]))]),
             written: false,
         };
         self.rows.insert(id, row);
@@ -105,7 +112,7 @@ impl Rows {
             let block_id = self.block_ids.take();
             row.words[usize::from(high(class))] = block_id;
             if row.written {
-                ops.push(Op::RowBlock(block_id, block.clone()));
+                ops.push(Op::RowBlock(block_id, block_image(&block, sets)));
                 ops.push(Op::RowWord(id, high(class), block_id));
             }
             row.blocks.insert(high(class), block);
@@ -119,18 +126,26 @@ impl Rows {
         sets.release(*column);
         *column = set;
         if row.written {
-            let block_id = row.words[usize::from(high(class))];
-            ops.push(Op::RowBlockWord(block_id, low(class) as u8, set));
+            let (column, word) = (low(class) as u8, sets.word(set));
+            ops.push(match high(class) {
+                FIRST => Op::RowFirst(id, column, word),
+                high => Op::RowBlockWord(row.words[usize::from(high)], column, word),
+            });
         }
     }
 
     /// Writes the rows that the tables do not hold yet.
-    pub(crate) fn write(&mut self, ops: &mut Vec<Op>) {
+    pub(crate) fn write(&mut self, sets: &Sets, ops: &mut Vec<Op>) {
         for (id, row) in self.rows.iter_mut().filter(|(_, row)| !row.written) {
+            let mut image = Box::new(RowImage { blocks: *row.words, ..RowImage::EMPTY });
             for (high, block) in &row.blocks {
-                ops.push(Op::RowBlock(row.words[usize::from(*high)], block.clone()));
+                let block = block_image(block, sets);
+                match *high {
+                    FIRST => image.first = *block,
+                    high => ops.push(Op::RowBlock(row.words[usize::from(high)], block)),
+                }
             }
-            ops.push(Op::Row(*id, row.words.clone()));
+            ops.push(Op::Row(*id, image));
             row.written = true;
         }
     }
@@ -155,7 +170,7 @@ impl Rows {
                     sets.release(std::mem::replace(&mut block[low(*class)], STALE));
                 }
             }
-            for high in &highs {
+            for high in highs.iter().filter(|high| **high != FIRST) {
                 let dead = |set: &u32| matches!(*set, PORT_SET_NONE | STALE);
                 if row.blocks.get(high).is_some_and(|block| block.iter().all(dead)) {
                     row.blocks.remove(high);
@@ -178,10 +193,17 @@ impl Rows {
         }
         for (high, block) in &row.blocks {
             block.iter().for_each(|set| sets.release(*set));
-            self.block_ids.retire(row.words[usize::from(*high)]);
+            if *high != FIRST {
+                self.block_ids.retire(row.words[usize::from(*high)]);
+            }
         }
         self.ids.retire(id);
     }
+}
+
+/// The columns as the tables hold them.
+fn block_image(columns: &Columns, sets: &Sets) -> Box<RowBlock> {
+    Box::new(columns.map(|set| sets.word(set)))
 }
 
 /// Of the class's number; what else its word says lies above 16 bits.

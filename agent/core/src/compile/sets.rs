@@ -3,12 +3,19 @@
 use std::collections::{BTreeSet, HashMap};
 
 use netpold_ebpf::layout::{
-    PORT_SET_ALL, PORT_SET_FIRST, PORT_SET_NONE, PORTS_ALL, PORTS_FIRST_BITMAP, PORTS_NONE, PortSet,
+    PORTS_ALL, PORTS_EVERY, PORTS_FIRST_BITMAP, PORTS_NONE, PORTS_ONE, PortSet, PortWord,
 };
 
 use crate::compile::ids::Ids;
 use crate::compile::ports::{Ports, Ranges};
 use crate::ops::Op;
+
+/// Number of the port set that allows nothing.
+pub(crate) const PORT_SET_NONE: u32 = 0;
+/// Number of the port set that allows every protocol and port.
+pub(crate) const PORT_SET_ALL: u32 = 1;
+/// First number of the others.
+const PORT_SET_FIRST: u32 = 2;
 
 /// The port sets and bitmaps in use.
 #[derive(Debug)]
@@ -36,7 +43,7 @@ impl Sets {
         }
     }
 
-    /// The port set of this content; it is filled by `ops` if it is new.
+    /// The port set of this content; its bitmaps are filled by `ops` if they are new.
     pub(crate) fn intern(&mut self, ports: &Ports, ops: &mut Vec<Op>) -> u32 {
         if ports.is_none() {
             return PORT_SET_NONE;
@@ -54,7 +61,6 @@ impl Sets {
             other: if ports.other { PORTS_ALL } else { PORTS_NONE },
         };
         let set = self.ids.take();
-        ops.push(Op::PortSet(set, content));
         self.by_ports.insert(ports.clone(), set);
         self.live.insert(set, (ports.clone(), content, 0));
         self.idle.insert(set);
@@ -68,6 +74,9 @@ impl Sets {
         if ranges.is_all() {
             return PORTS_ALL;
         }
+        if let Some(port) = ranges.only() {
+            return PORTS_ONE | u32::from(port);
+        }
         if let Some((bitmap, users)) = self.bitmaps.get_mut(ranges) {
             *users += 1;
             return *bitmap;
@@ -76,6 +85,14 @@ impl Sets {
         ops.push(Op::Bitmap(bitmap, ranges.bitmap()));
         self.bitmaps.insert(ranges.clone(), (bitmap, 1));
         bitmap
+    }
+
+    /// A port set as the tables hold it. Of what is no set in use: nothing allowed.
+    pub(crate) fn word(&self, set: u32) -> PortWord {
+        match set {
+            PORT_SET_ALL => PORTS_EVERY,
+            _ => self.live.get(&set).map_or(0, |(_, content, _)| content.word()),
+        }
     }
 
     /// One column more has this set.

@@ -54,7 +54,7 @@ impl Compiler {
             self.separate_rows(&changes, &mut ops);
             self.fill_temporary(&through, &mut ops);
         }
-        self.rows.write(&mut ops);
+        self.rows.write(&self.sets, &mut ops);
 
         for slot in &changes.gone {
             self.endpoints.vanish(*slot, &mut ops);

@@ -16,6 +16,7 @@ mod maps;
 mod mark;
 mod packet;
 mod tables;
+mod uplink;
 
 use aya_ebpf::{
     EbpfContext as _, bindings::__sk_buff, helpers::bpf_jiffies64, macros::classifier,

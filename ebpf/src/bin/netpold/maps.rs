@@ -1,6 +1,8 @@
 //! The maps. Names are the interface to the agent, which overrides the sizes when it loads; what is
 //! in them is `netpold_ebpf::layout`.
 
+use core::{cell::UnsafeCell, mem::zeroed};
+
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     macros::map,
@@ -10,7 +12,7 @@ use netpold_ebpf::{
     family::{V4, V6},
     layout::{
         Ct4Bucket, Ct6Bucket, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, PortBitmap,
-        PortSet, Row, RowBlock, Settings, TrieBlock, TrieRoot,
+        Row, RowBlock, Settings, TrieBlock, TrieRoot,
     },
     reason,
     verdict::Reading,
@@ -19,12 +21,36 @@ use netpold_ebpf::{
 /// Written by the agent through mmap while packets are judged.
 const SHARED: u32 = BPF_F_MMAPABLE;
 
-#[map]
-pub(crate) static SETTINGS: Array<Settings> = Array::with_max_entries(1, SHARED);
-#[map]
-pub(crate) static ENDPOINTS: Array<Endpoint> = Array::with_max_entries(ENDPOINT_SLOTS, SHARED);
-#[map]
-pub(crate) static TRIE_ROOT: Array<TrieRoot> = Array::with_max_entries(1, SHARED);
+/// A table that the programs reach at a fixed address, without a lookup: a data section, which is a
+/// map of one element. The agent gives the loader one that can be mapped.
+#[repr(transparent)]
+pub(crate) struct Direct<T>(UnsafeCell<T>);
+
+// SAFETY: only raw pointers are handed out; who reads through them reads whole words.
+unsafe impl<T> Sync for Direct<T> {}
+
+impl<T> Direct<T> {
+    /// Where it is.
+    #[inline(always)]
+    pub(crate) const fn get(&self) -> *mut T {
+        self.0.get()
+    }
+}
+
+/// A [`Direct`] table in a section of its own, all zero.
+macro_rules! direct {
+    ($name:ident: $type:ty, $section:literal) => {
+        #[unsafe(link_section = $section)]
+        #[unsafe(no_mangle)]
+        // SAFETY: integers and arrays of them.
+        pub(crate) static $name: Direct<$type> = Direct(UnsafeCell::new(unsafe { zeroed() }));
+    };
+}
+
+direct!(SETTINGS: Settings, ".bss.settings");
+direct!(ENDPOINTS: [Endpoint; ENDPOINT_SLOTS as usize], ".bss.endpoints");
+direct!(TRIE_ROOT: TrieRoot, ".bss.trie_root");
+
 #[map]
 pub(crate) static TRIE_BLOCKS: Array<TrieBlock> = Array::with_max_entries(16_384, SHARED);
 #[map]
@@ -33,12 +59,17 @@ pub(crate) static HOSTS6: HashMap<[u8; 16], u32> =
 #[map]
 pub(crate) static CIDRS6: LpmTrie<[u8; 16], u32> =
     LpmTrie::with_max_entries(65_536, BPF_F_NO_PREALLOC);
+/// Endpoint slots by the pods' addresses.
+#[map]
+pub(crate) static LOCALS4: HashMap<u32, u32> =
+    HashMap::with_max_entries(4 * ENDPOINT_SLOTS, BPF_F_NO_PREALLOC);
+#[map]
+pub(crate) static LOCALS6: HashMap<[u64; 2], u32> =
+    HashMap::with_max_entries(4 * ENDPOINT_SLOTS, BPF_F_NO_PREALLOC);
 #[map]
 pub(crate) static ROWS: Array<Row> = Array::with_max_entries(2_048, SHARED);
 #[map]
 pub(crate) static ROW_BLOCKS: Array<RowBlock> = Array::with_max_entries(8_192, SHARED);
-#[map]
-pub(crate) static PORT_SETS: Array<PortSet> = Array::with_max_entries(4_096, SHARED);
 #[map]
 pub(crate) static PORT_BITMAPS: Array<PortBitmap> = Array::with_max_entries(1_024, SHARED);
 #[map]

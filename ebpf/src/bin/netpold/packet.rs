@@ -38,8 +38,7 @@ impl<const V4: bool> Bytes for Direct<V4> {
 
     #[inline(always)]
     fn window<const N: usize>(&self, offset: u32) -> Option<InPlace> {
-        let start = self.data + offset as usize;
-        (start + N <= self.end).then_some(InPlace(start as *const u8))
+        InPlace::new::<N>(self.data + offset as usize, self.end)
     }
 }
 
@@ -48,6 +47,14 @@ impl<const V4: bool> Bytes for Direct<V4> {
 /// the verifier refuses the program elsewhere.
 #[derive(Clone, Copy)]
 pub(crate) struct InPlace(*const u8);
+
+impl InPlace {
+    /// `N` bytes from `start`, if the packet ends behind them.
+    #[inline(always)]
+    pub(crate) fn new<const N: usize>(start: usize, end: usize) -> Option<Self> {
+        (start + N <= end).then_some(Self(start as *const u8))
+    }
+}
 
 impl Window for InPlace {
     #[inline(always)]

@@ -11,9 +11,12 @@ use aya_ebpf::{
 use netpold_ebpf::{
     conntrack::{Full, Key, Memory},
     family::{Family as _, V4, V6},
-    layout::{ClassId, FragmentKey, FragmentPorts, PortSet, Settings},
-    policy::{PolicyTables, port_word},
+    layout::{
+        ClassId, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, PortWord, Row, Settings,
+    },
+    policy::PolicyTables,
     tables::{EndpointRef, Tables, insert},
+    uplink::Locals,
 };
 
 use crate::maps;
@@ -60,7 +63,8 @@ macro_rules! word {
 impl PolicyTables for Maps {
     #[inline(always)]
     fn trie_root(&self, index: u16) -> u32 {
-        word!(self, maps::TRIE_ROOT, 0, u32, index as usize)
+        // SAFETY: the index is below the table's length.
+        unsafe { maps::TRIE_ROOT.get().cast::<u32>().add(index as usize).read_volatile() }
     }
 
     #[inline(always)]
@@ -76,36 +80,27 @@ impl PolicyTables for Maps {
 
     #[inline(always)]
     fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
-        let settings = self.element(&maps::SETTINGS, 0)?;
         // SAFETY: map memory; the agent changes this field while the program runs.
-        if unsafe { (&raw const (*settings).has_cidr6).read_volatile() } == 0 {
+        if unsafe { (&raw const (*maps::SETTINGS.get()).has_cidr6).read_volatile() } == 0 {
             return None;
         }
         maps::CIDRS6.get(lpm_trie::Key::new(128, *address)).copied()
     }
 
     #[inline(always)]
-    fn row(&self, row: u32, index: u8) -> u32 {
-        word!(self, maps::ROWS, row, u32, index as usize)
+    fn row_first(&self, row: u32, class: u8) -> PortWord {
+        word!(self, maps::ROWS, row, PortWord, class as usize)
     }
 
     #[inline(always)]
-    fn row_block(&self, block: u32, index: u8) -> u32 {
-        word!(self, maps::ROW_BLOCKS, block, u32, index as usize)
+    fn row_blocks(&self, row: u32, index: u8) -> u32 {
+        const BLOCKS: usize = core::mem::offset_of!(Row, blocks) / size_of::<u32>();
+        word!(self, maps::ROWS, row, u32, BLOCKS + index as usize)
     }
 
     #[inline(always)]
-    fn port_set(&self, set: u32) -> PortSet {
-        match self.element(&maps::PORT_SETS, set) {
-            // SAFETY: map memory; a port set does not change while it is in use.
-            Some(ports) => unsafe { *ports },
-            None => PortSet::default(),
-        }
-    }
-
-    #[inline(always)]
-    fn ports(&self, set: u32, protocol: u8) -> u32 {
-        word!(self, maps::PORT_SETS, set, u32, port_word(protocol))
+    fn row_block(&self, block: u32, index: u8) -> PortWord {
+        word!(self, maps::ROW_BLOCKS, block, PortWord, index as usize)
     }
 
     #[inline(always)]
@@ -219,17 +214,38 @@ fn hide(index: usize, noise: u64) -> usize {
     hidden
 }
 
+impl Locals for Maps {
+    #[inline(always)]
+    fn local4(&self, address: u32) -> Option<u32> {
+        // SAFETY: the value is a word, which is read once.
+        unsafe { maps::LOCALS4.get_ptr(address).map(|slot| slot.read_volatile()) }
+    }
+
+    #[inline(always)]
+    fn local6(&self, address: [u64; 2]) -> Option<u32> {
+        // SAFETY: as above.
+        unsafe { maps::LOCALS6.get_ptr(address).map(|slot| slot.read_volatile()) }
+    }
+}
+
 impl Tables for Maps {
     #[inline(always)]
     fn settings(&self) -> Option<&Settings> {
-        // SAFETY: map memory; written before the program is attached.
-        self.element(&maps::SETTINGS, 0).map(|settings| unsafe { &*settings })
+        // SAFETY: map memory; but for one field written before the program is attached.
+        Some(unsafe { &*maps::SETTINGS.get() })
     }
 
     #[inline(always)]
     fn endpoint(&self, slot: u32) -> Option<EndpointRef> {
-        // SAFETY: map memory stays while the program runs.
-        self.element(&maps::ENDPOINTS, slot).map(|record| unsafe { EndpointRef::new(record) })
+        if slot >= ENDPOINT_SLOTS {
+            return None;
+        }
+        // SAFETY: the slot was compared with the table's length; map memory stays while the program
+        // runs.
+        unsafe {
+            let record = maps::ENDPOINTS.get().cast::<Endpoint>().add(slot as usize);
+            Some(EndpointRef::new(record))
+        }
     }
 
     #[inline(always)]

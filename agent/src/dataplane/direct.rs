@@ -1,0 +1,83 @@
+//! Tables that the programs reach at a fixed address instead of by a lookup.
+//!
+//! To the eBPF object they are data sections, each a map of one element. The loader would make maps
+//! that cannot be mapped into memory, so it is given ones that can: it takes what is pinned.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+
+use aya::EbpfLoader;
+use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint, Settings, TrieRoot};
+
+use super::bpffs::PinRoot;
+use super::sys;
+
+/// A table at a fixed address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Section {
+    /// Its name as a table.
+    pub name: &'static str,
+    /// The section of the object, which is the name of its map.
+    pub section: &'static str,
+    bytes: usize,
+}
+
+/// The settings.
+pub const SETTINGS: Section =
+    Section { name: "SETTINGS", section: ".bss.settings", bytes: size_of::<Settings>() };
+/// All endpoint slots.
+pub const ENDPOINTS: Section = Section {
+    name: "ENDPOINTS",
+    section: ".bss.endpoints",
+    bytes: size_of::<Endpoint>() * ENDPOINT_SLOTS as usize,
+};
+/// The root of the IPv4 trie.
+pub const TRIE_ROOT: Section =
+    Section { name: "TRIE_ROOT", section: ".bss.trie_root", bytes: size_of::<TrieRoot>() };
+
+/// Maps that wait at their pins for the loader. Dropped once it has them.
+#[derive(Debug)]
+pub struct Offered {
+    pins: Vec<PathBuf>,
+}
+
+impl Offered {
+    /// Makes the maps and tells the loader where they are.
+    ///
+    /// # Errors
+    /// The kernel refuses a map or a pin: its name is given.
+    pub fn to(
+        loader: &mut EbpfLoader<'_>,
+        pins: &PinRoot,
+    ) -> Result<Self, (&'static str, io::Error)> {
+        let mut offered = Self { pins: Vec::new() };
+        for section in [SETTINGS, ENDPOINTS, TRIE_ROOT] {
+            let path = pins.map(&format!("{}_OFFERED", section.name));
+            section.offer(&path).map_err(|error| (section.name, error))?;
+            loader.map_pin_path(section.section, path.clone());
+            offered.pins.push(path);
+        }
+        Ok(offered)
+    }
+}
+
+impl Drop for Offered {
+    fn drop(&mut self) {
+        for path in &self.pins {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+impl Section {
+    fn offer(self, path: &std::path::Path) -> io::Result<()> {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let map = sys::array(self.bytes as u32, 1, sys::BPF_F_MMAPABLE)?;
+        sys::obj_pin(map.as_fd(), path)
+    }
+}

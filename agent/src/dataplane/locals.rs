@@ -1,0 +1,81 @@
+//! Where local pods are, by address: what the uplink's programs look up.
+//!
+//! They compare what they find with the endpoint's own record, so it does not matter to any packet
+//! when an address is entered here or taken out.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use aya::maps::{HashMap, MapData, MapError};
+use aya::{Ebpf, Pod};
+use netpold_core::ops::Op;
+use netpold_ebpf::layout::{ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint};
+
+use super::tables::TableError;
+
+/// Endpoint slots by address, of one family.
+#[derive(Debug)]
+struct Family<K: Pod + Ord> {
+    name: &'static str,
+    map: HashMap<MapData, K, u32>,
+    held: BTreeMap<u32, BTreeSet<K>>,
+}
+
+/// Endpoint slots by address.
+#[derive(Debug)]
+pub(super) struct Locals {
+    four: Family<u32>,
+    six: Family<[u8; 16]>,
+}
+
+impl Locals {
+    /// Takes the tables out of a loaded object.
+    pub(super) fn open(bpf: &mut Ebpf) -> Result<Self, TableError> {
+        Ok(Self { four: Family::open(bpf, "LOCALS4")?, six: Family::open(bpf, "LOCALS6")? })
+    }
+
+    /// Follows an operation on an endpoint slot.
+    pub(super) fn apply(&mut self, op: &Op) -> Result<(), TableError> {
+        let (slot, endpoint) = match op {
+            Op::Endpoint(slot, endpoint) | Op::EndpointAddrs(slot, endpoint) => (*slot, **endpoint),
+            Op::EndpointGone(slot) => (*slot, Endpoint::default()),
+            _ => return Ok(()),
+        };
+        let valid = |shift: u32| {
+            (0..ENDPOINT_ADDRS).filter(move |n| endpoint.flags >> (shift + *n as u32) & 1 != 0)
+        };
+        self.four.set(slot, valid(EP_ADDR4_SHIFT).map(|n| endpoint.addr4[n]).collect())?;
+        self.six.set(slot, valid(EP_ADDR6_SHIFT).map(|n| endpoint.addr6[n]).collect())
+    }
+}
+
+impl<K: Pod + Ord> Family<K> {
+    fn open(bpf: &mut Ebpf, name: &'static str) -> Result<Self, TableError> {
+        let map = HashMap::try_from(bpf.take_map(name).ok_or(TableError::Missing(name))?)
+            .map_err(|cause| TableError::Map { name, cause })?;
+        Ok(Self { name, map, held: BTreeMap::new() })
+    }
+
+    /// Makes these the addresses of an endpoint slot.
+    fn set(&mut self, slot: u32, addresses: BTreeSet<K>) -> Result<(), TableError> {
+        let had = self.held.remove(&slot).unwrap_or_default();
+        for gone in had.difference(&addresses) {
+            // Another endpoint may have the address by now.
+            if matches!(self.map.get(gone, 0), Ok(holder) if holder == slot) {
+                let result = self.map.remove(gone);
+                self.written(result)?;
+            }
+        }
+        for new in addresses.difference(&had) {
+            let result = self.map.insert(new, slot, 0);
+            self.written(result)?;
+        }
+        if !addresses.is_empty() {
+            self.held.insert(slot, addresses);
+        }
+        Ok(())
+    }
+
+    fn written(&self, result: Result<(), MapError>) -> Result<(), TableError> {
+        result.map_err(|cause| TableError::Map { name: self.name, cause })
+    }
+}

@@ -1,0 +1,52 @@
+//! XDP at the device by which packets reach the node.
+
+use netpold_testbed::{Agent, require_root};
+use nix::sys::signal::Signal;
+
+use crate::cluster::{Cluster, allow_from, isolate};
+
+/// A server on the second node that listens to `friend` on the first alone.
+fn guarded(drops: &str) -> Cluster {
+    let mut cluster = Cluster::two().with_pods(&["friend", "stranger"]);
+    cluster.add(1, "server");
+    cluster.arguments =
+        ["--xdp-uplink", "li*k*", "--xdp-uplink-drops", drops].map(str::to_owned).into();
+    cluster.policy("server", allow_from("server", "friend")).enforce();
+    cluster
+}
+
+/// How the program runs at the link to the other node.
+fn mode(agent: &Agent) -> String {
+    let status = agent.status().unwrap();
+    let uplinks = status["uplinks"].as_array().unwrap();
+    assert_eq!(uplinks.len(), 1, "{status}");
+    assert!(uplinks[0]["interface"].as_str().unwrap().starts_with("link"), "{status}");
+    uplinks[0]["mode"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn xdp_drops_what_policy_denies() {
+    if !require_root("xdp_drops_what_policy_denies") {
+        return;
+    }
+    for drops in ["openings", "all"] {
+        let mut cluster = guarded(drops);
+        assert_eq!(mode(&cluster.agents[1]), "native");
+        cluster.reaches("friend", "server");
+        cluster.denied("stranger", "server");
+        // Answers pass, to a pod that admits nobody.
+        cluster.policy("friend", isolate("friend", &["Ingress"])).enforce();
+        cluster.reaches("friend", "server");
+        cluster.denied("server", "friend");
+
+        // It outlives the agent, and the next one takes it over.
+        cluster.agents[1].end(Signal::SIGKILL);
+        cluster.reaches("friend", "server");
+        cluster.denied("stranger", "server");
+        cluster.restart(1);
+        cluster.enforce();
+        assert_eq!(mode(&cluster.agents[1]), "native");
+        cluster.reaches("friend", "server");
+        cluster.denied("stranger", "server");
+    }
+}

@@ -1,0 +1,199 @@
+//! What arrives at the node for a local pod, judged before the kernel makes a packet of it (XDP).
+//!
+//! The verdict is that of the pod's own hook, [`crate::verdict::Judge`], asked by [`Observer`]: it
+//! sees the flow table and changes nothing. Only what that hook would drop for want of a rule is
+//! dropped here, and of that only what can be told at this place. Everything else passes on, to be
+//! judged where it always was.
+//!
+//! What the node translates on its way looks different here: the answer to a pod's request to a
+//! Service comes from the backend, and its flow is known by the Service's address. So unless the
+//! node is said to translate nothing ([`Scope::All`]), only what answers nothing is dropped.
+
+use crate::{
+    conntrack::{Full, Memory},
+    family::Family,
+    layout::{ClassId, FragmentKey, FragmentPorts, PortWord, ROW_NOT_ISOLATED, Settings},
+    packet::{Bytes, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Window as _},
+    policy::PolicyTables,
+    reason::Reason,
+    tables::{EndpointRef, Tables},
+    verdict::{Direction, Hook, Ingress, Judge, Reading, Then, Verdict},
+};
+
+/// Which of the packets that policy denies are dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Those that begin a TCP connection or an SCTP association.
+    Openings,
+    /// All that belong to no flow that is known: for nodes that translate nothing.
+    All,
+}
+
+/// Where local pods are.
+pub trait Locals {
+    /// Endpoint slot of the pod with an IPv4 address (`u32::from_be_bytes`).
+    fn local4(&self, address: u32) -> Option<u32>;
+    /// Endpoint slot of the pod with an IPv6 address, given as words in memory order.
+    fn local6(&self, address: [u64; 2]) -> Option<u32>;
+}
+
+/// The endpoint at whose hook a packet would be dropped, if that is certain. `link`: the packet's
+/// type and where its IP header begins, as [`crate::packet::link`] answers.
+#[inline(always)]
+pub fn drops<B: Bytes, T: Tables + Locals>(
+    bytes: &B,
+    link: Result<(u16, u32), Reason>,
+    tables: &T,
+    ingress_ifindex: u32,
+    scope: Scope,
+) -> Option<EndpointRef> {
+    let slot = match link {
+        Ok((ETHERTYPE_IPV4, offset)) => tables.local4(bytes.window::<20>(offset)?.be32(16)),
+        Ok((ETHERTYPE_IPV6, offset)) => tables.local6(bytes.window::<40>(offset)?.words(24)),
+        _ => None,
+    };
+    let endpoint = tables.endpoint(slot?)?;
+    let hook = Hook { ifindex: endpoint.ifindex(), ingress_ifindex };
+    let observer = Observer(tables);
+    let judge = Judge::<Ingress, _>::at(&observer, endpoint, hook).ok()?;
+    let verdict = judge.read_behind(bytes, link, &Certain(scope));
+    (verdict.reason() == Reason::Policy).then_some(endpoint)
+}
+
+/// Judges what may be dropped here, and leaves the rest to the pod's hook.
+struct Certain(Scope);
+
+impl Then for Certain {
+    type Output = Verdict;
+
+    #[inline(always)]
+    fn go<F: Family, D: Direction, T: Tables>(
+        &self,
+        judge: &Judge<'_, D, T>,
+        reading: &Reading<F>,
+    ) -> Verdict {
+        // The slot may be another pod's since the address was looked up.
+        let told = judge.receives(reading)
+            && judge.row() != ROW_NOT_ISOLATED
+            && reading.is_whole()
+            && (self.0 == Scope::All || reading.is_opening());
+        if told { judge.judge(reading) } else { Verdict::from(Err(Reason::Deferred)) }
+    }
+}
+
+/// Tables that are read only: what would be written counts as written.
+#[derive(Debug)]
+struct Observer<'a, T>(&'a T);
+
+impl<T: Memory> Memory for Observer<'_, T> {
+    #[inline(always)]
+    unsafe fn load(&self, word: *const u64) -> u64 {
+        // SAFETY: as the caller promises.
+        unsafe { self.0.load(word) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(&self, _word: *mut u64, _value: u64) {}
+
+    #[inline(always)]
+    unsafe fn swap(&self, _word: *mut u64, old: u64, _new: u64) -> u64 {
+        old
+    }
+
+    #[inline(always)]
+    fn opaque(&self, index: usize, noise: u64) -> usize {
+        self.0.opaque(index, noise)
+    }
+}
+
+impl<T: PolicyTables> PolicyTables for Observer<'_, T> {
+    #[inline(always)]
+    fn trie_root(&self, index: u16) -> u32 {
+        self.0.trie_root(index)
+    }
+
+    #[inline(always)]
+    fn trie_block(&self, block: u32, index: u8) -> u32 {
+        self.0.trie_block(block, index)
+    }
+
+    #[inline(always)]
+    fn host6(&self, address: &[u8; 16]) -> Option<ClassId> {
+        self.0.host6(address)
+    }
+
+    #[inline(always)]
+    fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
+        self.0.cidr6(address)
+    }
+
+    #[inline(always)]
+    fn row_first(&self, row: u32, class: u8) -> PortWord {
+        self.0.row_first(row, class)
+    }
+
+    #[inline(always)]
+    fn row_blocks(&self, row: u32, index: u8) -> u32 {
+        self.0.row_blocks(row, index)
+    }
+
+    #[inline(always)]
+    fn row_block(&self, block: u32, index: u8) -> PortWord {
+        self.0.row_block(block, index)
+    }
+
+    #[inline(always)]
+    fn bitmap(&self, bitmap: u32, word: u16) -> u64 {
+        self.0.bitmap(bitmap, word)
+    }
+}
+
+impl<T: Tables> Tables for Observer<'_, T> {
+    #[inline(always)]
+    fn settings(&self) -> Option<&Settings> {
+        self.0.settings()
+    }
+
+    #[inline(always)]
+    fn endpoint(&self, slot: u32) -> Option<EndpointRef> {
+        self.0.endpoint(slot)
+    }
+
+    #[inline(always)]
+    fn bucket4(&self, index: u32) -> Option<*mut u64> {
+        self.0.bucket4(index)
+    }
+
+    #[inline(always)]
+    fn bucket6(&self, index: u32) -> Option<*mut u64> {
+        self.0.bucket6(index)
+    }
+
+    #[inline(always)]
+    fn now(&self) -> u32 {
+        self.0.now()
+    }
+
+    #[inline(always)]
+    fn fragment(&self, _key: &FragmentKey) -> Option<FragmentPorts> {
+        None
+    }
+
+    #[inline(always)]
+    fn class6(&self, address: [u64; 2]) -> ClassId {
+        self.0.class6(address)
+    }
+
+    #[inline(always)]
+    fn insert4(&self, _key: [u64; 2], _flags: u16) -> Result<(), Full> {
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn insert6(&self, _key: [u64; 4], _flags: u16) -> Result<(), Full> {
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn remember_fragment(&self, _key: &FragmentKey, _ports: &FragmentPorts) {}
+}
