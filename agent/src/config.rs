@@ -2,11 +2,12 @@
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use tracing_subscriber::EnvFilter;
 
-pub use crate::cli::CheckSource;
+pub use crate::cli::{CheckSource, NewPods};
 use crate::cli::{LogFormat, RunArgs};
 
 /// Longest path of a control socket: `sun_path` less its end and the suffix it is created with.
@@ -25,6 +26,12 @@ pub struct RunConfig {
     pub socket: PathBuf,
     /// Of which pods the source address is checked.
     pub check_source: CheckSource,
+    /// What interfaces of unknown pods get.
+    pub new_pods: NewPods,
+    /// File of the last good state.
+    pub state: PathBuf,
+    /// How long a comparison of everything with the kernel takes.
+    pub readback: Duration,
     /// The log's format.
     log_format: LogFormat,
     /// What to log.
@@ -51,6 +58,9 @@ impl TryFrom<RunArgs> for RunConfig {
             bpffs: args.bpffs,
             socket: args.socket,
             check_source: args.check_source,
+            new_pods: args.new_pods,
+            state: args.state,
+            readback: Duration::from_secs(args.readback.into()),
             log_format: args.log_format,
             log,
         })

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use aya::maps::{MapData, RingBuf};
-use netpold_core::compile::{CompileError, Compiler};
+use netpold_core::compile::{CompileError, Compiler, Cursor, EndpointInfo, Essentials};
 use netpold_core::image::Table;
 use netpold_core::model::Change;
 use netpold_core::ops::Capacity;
@@ -21,6 +21,7 @@ use crate::dataplane::Dataplane;
 use crate::dataplane::generation::GenerationError;
 use crate::dataplane::tables::TableError;
 use crate::endpoint::InterfaceEvent;
+use crate::seed::Wanted;
 
 /// Shortest and longest pause before a failed update is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
@@ -59,8 +60,20 @@ pub struct Engine {
     written: BTreeMap<u32, u32>,
     attach_problems: BTreeMap<u32, String>,
     census: Option<Pass>,
-    /// Interfaces that a program was put back to.
-    repairs: u64,
+    /// What was put right after somebody else had changed it, by kind.
+    repaired: BTreeMap<&'static str, u64>,
+    /// Why pins cannot be kept.
+    pin_problem: Option<String>,
+    /// Why the last good state cannot be kept.
+    state_problem: Option<String>,
+    /// What is enforced is the last good state, as far as the source has not spoken.
+    restored: bool,
+    /// Endpoints that had a record after the last update, and whether they were isolated.
+    isolated: BTreeMap<u32, bool>,
+    /// Flows of endpoints that become isolated are looked for in the kernel's conntrack.
+    seeds: bool,
+    /// How far the comparison with the kernel's tables has come.
+    cursor: Cursor,
 }
 
 struct Failure {
@@ -86,7 +99,13 @@ impl Engine {
             written: BTreeMap::new(),
             attach_problems: BTreeMap::new(),
             census: None,
-            repairs: 0,
+            repaired: BTreeMap::new(),
+            pin_problem: None,
+            state_problem: None,
+            restored: false,
+            isolated: BTreeMap::new(),
+            seeds: true,
+            cursor: Cursor::default(),
         }
     }
 
@@ -119,6 +138,28 @@ impl Engine {
         self.compiler.grace_passed();
     }
 
+    /// How often something was enforced, and what it came from.
+    #[must_use]
+    pub fn last_good(&self, is_due: impl Fn(u64) -> bool) -> Option<(u64, Essentials)> {
+        let good = self.installed && self.failure.is_none() && self.held.is_none();
+        (good && is_due(self.enforced)).then(|| (self.enforced, self.compiler.essentials()))
+    }
+
+    /// Says why a boot would begin without policy.
+    pub fn state_problem(&mut self, problem: Option<String>) {
+        self.state_problem = problem;
+    }
+
+    /// Says that the last good state is in force and not what the source says.
+    pub fn restored(&mut self, restored: bool) {
+        self.restored = restored;
+    }
+
+    /// What an earlier agent recorded is to be relied on: its flows are known.
+    pub fn inherits_flows(&mut self) {
+        self.seeds = false;
+    }
+
     /// The ring of drop events; once, and not before the first generation.
     pub fn events(&mut self) -> Option<RingBuf<MapData>> {
         self.dataplane.generation()?.events().ok()
@@ -135,6 +176,13 @@ impl Engine {
     /// Puts back what somebody took away: programs that no longer run where they were attached. Says
     /// when to call [`Engine::step`] if that failed.
     pub fn repair(&mut self) -> Option<Instant> {
+        match self.dataplane.keep_pins() {
+            Ok(pinned) => {
+                self.repaired("pins", pinned);
+                self.pin_problem = None;
+            }
+            Err(reason) => self.cannot_keep_pins(reason),
+        }
         match self.dataplane.missing() {
             Ok(missing) if missing.is_empty() => {}
             Ok(missing) => {
@@ -142,7 +190,7 @@ impl Engine {
                 // An interface that has just gone is no repair; discovery will say so.
                 let there = missing.iter().filter(|i| if_indextoname(**i).is_ok());
                 for ifindex in there {
-                    self.repairs += 1;
+                    self.repaired("programs", 1);
                     tracing::warn!(
                         ifindex,
                         "a program was gone from this interface: attached again"
@@ -152,6 +200,40 @@ impl Engine {
             Err(error) => tracing::warn!(error, "cannot look whether programs are still attached"),
         }
         self.retry_at()
+    }
+
+    /// Compares one of `slices` parts of the kernel's tables with what they must hold, and puts it
+    /// right. Not while updates fail: what is installed is not known then.
+    pub fn readback(&mut self, slices: u32) {
+        if !self.installed {
+            return;
+        }
+        match self.dataplane.readback(&self.compiler, self.cursor, slices) {
+            Ok((next, repaired)) => {
+                self.cursor = next;
+                for (table, entries) in repaired {
+                    tracing::warn!(table, entries, "somebody changed a table: put right");
+                    self.repaired("entries", entries);
+                }
+            }
+            Err(error) => {
+                tracing::error!(%error, "the tables cannot be compared: a new generation");
+                self.installed = false;
+            }
+        }
+    }
+
+    fn repaired(&mut self, kind: &'static str, count: u64) {
+        if count > 0 {
+            *self.repaired.entry(kind).or_default() += count;
+        }
+    }
+
+    fn cannot_keep_pins(&mut self, reason: String) {
+        if self.pin_problem.as_ref() != Some(&reason) {
+            tracing::error!(reason, "pins cannot be kept; tried again");
+        }
+        self.pin_problem = Some(reason);
     }
 
     /// Brings the kernel to the desired state; `noticed` is when the first of the changes was seen.
@@ -184,8 +266,10 @@ impl Engine {
         match self.compiler.update() {
             Ok(ops) => {
                 self.installed = false;
+                self.seed();
                 self.dataplane.apply(&ops)?;
                 self.installed = true;
+                self.note_isolated();
                 Ok(ops.len())
             }
             Err(error) => {
@@ -208,8 +292,48 @@ impl Engine {
             }
         };
         self.dataplane.install(&self.capacity, &ops)?;
+        self.seed();
         self.installed = true;
+        self.note_isolated();
         Ok(ops.len())
+    }
+
+    /// Looks for the flows of endpoints that are about to be isolated, before packets are judged by
+    /// them. A pod that has just come has none.
+    fn seed(&mut self) {
+        let begin = self.isolated.is_empty();
+        let newly = |e: &EndpointInfo| {
+            let before = self.isolated.get(&e.id);
+            (e.ingress || e.egress) && !e.waiting && before.map_or(begin, |isolated| !isolated)
+        };
+        let newly: Vec<EndpointInfo> = self.compiler.endpoints().filter(newly).collect();
+        if !self.seeds || newly.is_empty() {
+            return;
+        }
+        let cluster = self.compiler.cluster();
+        let addresses = |e: &EndpointInfo| {
+            let pod = cluster.pods().get(&e.pod).cloned();
+            let addresses = pod.map(|pod| pod.addresses.clone()).unwrap_or_default();
+            let id = e.id;
+            addresses.into_iter().map(move |address| (address, id))
+        };
+        let wanted = Wanted {
+            endpoints: newly.iter().flat_map(addresses).collect(),
+            own: cluster.own_addresses().collect(),
+        };
+        match self.dataplane.seed(&wanted) {
+            Ok(flows) => tracing::debug!(endpoints = newly.len(), flows, "flows taken over"),
+            Err(error) => tracing::info!(
+                %error,
+                "the kernel's conntrack does not tell who began open connections: guessed by ports"
+            ),
+        }
+    }
+
+    fn note_isolated(&mut self) {
+        self.seeds = true;
+        let isolated = self.compiler.endpoints().map(|e| (e.id, e.ingress || e.egress));
+        self.isolated = isolated.collect();
     }
 
     /// Attaches to endpoints that are new and leaves those that are gone, once their tables are

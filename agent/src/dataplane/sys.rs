@@ -32,6 +32,27 @@ pub(super) struct TcxInfo {
     pub(super) attach_type: u32,
 }
 
+/// The map can be mapped into memory (kernel 5.5).
+pub(super) const BPF_F_MMAPABLE: u32 = 1 << 10;
+
+#[repr(C)]
+#[derive(Default)]
+struct MapCreate {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+}
+
+#[repr(C)]
+struct NextKey {
+    map: u32,
+    unused: u32,
+    key: u64,
+    next: u64,
+}
+
 #[repr(C)]
 #[derive(Default)]
 struct LinkCreate {
@@ -112,6 +133,35 @@ pub(super) unsafe fn bpf<A>(command: u32, attributes: &mut A) -> io::Result<i32>
 
 fn raw(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd().cast_unsigned()
+}
+
+/// An array map.
+pub(super) fn create_array(value_size: u32, max_entries: u32, flags: u32) -> io::Result<OwnedFd> {
+    const BPF_MAP_TYPE_ARRAY: u32 = 2;
+    create(MapCreate { kind: BPF_MAP_TYPE_ARRAY, key_size: 4, value_size, max_entries, flags })
+}
+
+fn create(mut attributes: MapCreate) -> io::Result<OwnedFd> {
+    const BPF_MAP_CREATE: u32 = 0;
+    // SAFETY: the block of BPF_MAP_CREATE, without pointers; the result is a new descriptor.
+    unsafe { bpf(BPF_MAP_CREATE, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+}
+
+/// The key behind another one in a map's own order, or the first; `None` behind the last.
+pub(super) fn next_key<const N: usize>(
+    map: BorrowedFd<'_>,
+    key: Option<[u8; N]>,
+) -> io::Result<Option<[u8; N]>> {
+    const BPF_MAP_GET_NEXT_KEY: u32 = 4;
+    let mut next = [0; N];
+    let key = key.as_ref().map_or(0, |key| key.as_ptr() as u64);
+    let mut attributes = NextKey { map: raw(map), unused: 0, key, next: next.as_mut_ptr() as u64 };
+    // SAFETY: the block of BPF_MAP_GET_NEXT_KEY; the caller knows the size of the map's keys.
+    match unsafe { bpf(BPF_MAP_GET_NEXT_KEY, &mut attributes) } {
+        Ok(_) => Ok(Some(next)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Attaches a program in front of all others at a TCX hook; the link is detached when its last
@@ -196,16 +246,6 @@ pub(crate) mod test_objects {
 
     #[repr(C)]
     #[derive(Default)]
-    struct MapCreate {
-        kind: u32,
-        key_size: u32,
-        value_size: u32,
-        max_entries: u32,
-        flags: u32,
-    }
-
-    #[repr(C)]
-    #[derive(Default)]
     struct ProgLoad {
         kind: u32,
         instructions: u32,
@@ -220,21 +260,15 @@ pub(crate) mod test_objects {
 
     /// An array map.
     pub(crate) fn array(value_size: u32, max_entries: u32, flags: u32) -> OwnedFd {
-        const BPF_MAP_TYPE_ARRAY: u32 = 2;
-        map(MapCreate { kind: BPF_MAP_TYPE_ARRAY, key_size: 4, value_size, max_entries, flags })
+        create_array(value_size, max_entries, flags).expect("creating a map needs root")
     }
 
     /// A ring buffer of that many bytes.
     pub(crate) fn ring(bytes: u32) -> OwnedFd {
         const BPF_MAP_TYPE_RINGBUF: u32 = 27;
-        map(MapCreate { kind: BPF_MAP_TYPE_RINGBUF, max_entries: bytes, ..MapCreate::default() })
-    }
-
-    fn map(mut attributes: MapCreate) -> OwnedFd {
-        // SAFETY: the block of BPF_MAP_CREATE, without pointers.
-        let fd = unsafe { bpf(0, &mut attributes) }.expect("creating a map needs root");
-        // SAFETY: a new descriptor.
-        unsafe { OwnedFd::from_raw_fd(fd) }
+        let ring =
+            MapCreate { kind: BPF_MAP_TYPE_RINGBUF, max_entries: bytes, ..MapCreate::default() };
+        create(ring).expect("creating a map needs root")
     }
 
     /// A classifier that returns a constant: `r0 = verdict; exit`.

@@ -11,6 +11,7 @@ mod mutations;
 mod packets;
 mod speed;
 mod stories;
+mod updates;
 mod world;
 
 use world::{World, program};

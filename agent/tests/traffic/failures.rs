@@ -25,6 +25,7 @@ fn second(cluster: &Cluster, bpffs: &Path) -> Command {
     command.args(["run", "--node-name", "n1", "--manifests"]).arg(cluster.manifests.directory());
     command.arg("--bpffs").arg(bpffs);
     command.arg("--socket").arg(cluster.directory.path().join("second.sock"));
+    command.arg("--state").arg(cluster.directory.path().join("state"));
     without_twins(&mut command);
     command
 }

@@ -12,6 +12,7 @@
 
 mod clsact;
 mod cluster;
+mod edits;
 mod errors;
 mod established;
 mod failures;
@@ -20,10 +21,15 @@ mod hooks;
 mod kernel;
 mod latency;
 mod load;
+mod newpods;
 mod pods;
 mod reach;
+mod readback;
 mod restart;
+mod seeded;
 mod spoof;
+mod state;
 mod udp;
 mod uninstall;
 mod updates;
+mod upgrade;

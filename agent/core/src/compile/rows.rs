@@ -1,17 +1,19 @@
 //! Rows: what each distinct spec allows each class, as the tables hold it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
 use netpold_ebpf::layout::{ClassId, PORT_SET_ALL, PORT_SET_NONE, ROW_NOT_ISOLATED, RowBlock};
 
+use crate::compile::expected::Expected;
 use crate::compile::ids::Ids;
 use crate::compile::sets::Sets;
 use crate::compile::spec::Spec;
 use crate::ops::Op;
 
 /// Column of a class that has ended: whatever the table holds there, no packet reads it.
-const STALE: u32 = u32::MAX;
+pub(crate) const STALE: u32 = u32::MAX;
 
 /// A row and its blocks. A block belongs to one row, so that a column can be filled in place.
 #[derive(Debug)]
@@ -132,6 +134,21 @@ impl Rows {
             }
             ops.push(Op::Row(*id, row.words.clone()));
             row.written = true;
+        }
+    }
+
+    /// Tells the rows whose numbers are in a range, with their blocks.
+    pub(crate) fn expected(&self, range: Range<u32>, tell: &mut dyn FnMut(Expected<'_>)) {
+        const NOTHING: RowBlock = [PORT_SET_NONE; 256];
+        if range.contains(&ROW_NOT_ISOLATED) {
+            // What rows point to where they have no block.
+            tell(Expected::RowBlock(0, &NOTHING));
+        }
+        for (id, row) in self.rows.range(range) {
+            tell(Expected::Row(*id, &row.words));
+            for (high, block) in &row.blocks {
+                tell(Expected::RowBlock(row.words[usize::from(*high)], block));
+            }
         }
     }
 

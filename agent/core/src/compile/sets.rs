@@ -1,11 +1,13 @@
 //! Port sets and bitmaps, by content.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 
 use netpold_ebpf::layout::{
     PORT_SET_ALL, PORT_SET_FIRST, PORT_SET_NONE, PORTS_ALL, PORTS_FIRST_BITMAP, PORTS_NONE, PortSet,
 };
 
+use crate::compile::expected::Expected;
 use crate::compile::ids::Ids;
 use crate::compile::ports::{Ports, Ranges};
 use crate::ops::Op;
@@ -92,6 +94,32 @@ impl Sets {
             if *columns == 0 {
                 self.idle.insert(set);
             }
+        }
+    }
+
+    /// Numbers of port sets and of bitmaps, one after the other.
+    pub(crate) fn needed(&self) -> u32 {
+        self.ids.needed() + self.bitmap_ids.needed()
+    }
+
+    /// Tells the port sets, and behind them the bitmaps, whose numbers are in a range of that.
+    pub(crate) fn expected(&self, range: Range<u32>, tell: &mut dyn FnMut(Expected<'_>)) {
+        let sets = self.ids.needed();
+        for set in range.start..range.end.min(sets) {
+            if let Some((_, content, _)) = self.live.get(&set) {
+                tell(Expected::PortSet(set, *content));
+            }
+        }
+        let range = range.start.max(sets) - sets..range.end.max(sets) - sets;
+        let mut bitmaps: Vec<(u32, &Ranges)> = self
+            .bitmaps
+            .iter()
+            .map(|(ranges, (bitmap, _))| (*bitmap, ranges))
+            .filter(|(bitmap, _)| range.contains(bitmap))
+            .collect();
+        bitmaps.sort_unstable_by_key(|(bitmap, _)| *bitmap);
+        for (bitmap, ranges) in bitmaps {
+            tell(Expected::Bitmap(bitmap, ranges.bitmap()));
         }
     }
 

@@ -38,6 +38,7 @@ impl Compiler {
     pub(super) fn run(&mut self) -> Vec<Op> {
         let mut ops = Vec::new();
         let dirty = std::mem::take(&mut self.dirty);
+        self.endpoints.begin(&self.cluster);
         if dirty.namespaces {
             self.atoms.namespaces_changed();
         }

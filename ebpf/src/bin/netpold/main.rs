@@ -113,8 +113,19 @@ fn judge<D: Direction>(skb: *mut __sk_buff, looks: &Looks) -> i32 {
     if reason < Reason::FIRST_DROP as u32 {
         return NEXT;
     }
+    if watches_only(&maps) {
+        return NEXT;
+    }
     drops::report::<D>(skb, reason);
     DROP
+}
+
+/// Whether programs of another layout, which come behind, still are the ones that judge.
+#[inline(always)]
+fn watches_only(maps: &Maps) -> bool {
+    // SAFETY: map memory; the agent changes this field while the program runs.
+    maps.element(&maps::SETTINGS, 0)
+        .is_some_and(|settings| unsafe { (&raw const (*settings).watch_only).read_volatile() } != 0)
 }
 
 #[inline(always)]
