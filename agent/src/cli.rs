@@ -6,6 +6,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use netpold_core::probe::{IpProtocol, Party};
 use serde::Serialize;
 
+use crate::engine::devices::NodeDevices;
+use crate::listen::ListenAddress;
+
 /// Where the agent's control socket is unless told otherwise.
 const DEFAULT_SOCKET: &str = "/run/netpold/netpold.sock";
 /// Where the last good state is kept unless told otherwise: it must survive a reboot, so not /run.
@@ -40,9 +43,24 @@ pub enum Command {
 /// Flags of `netpold run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; changes are followed
-    #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
-    pub manifests: PathBuf,
+    /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; changes are followed. Without it
+    /// they come from the cluster's API server
+    #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS",
+        conflicts_with_all = ["kubeconfig", "context"])]
+    pub manifests: Option<PathBuf>,
+    /// How to reach the API server; by default as every pod in a cluster does
+    #[arg(long, value_name = "FILE", env = "NETPOLD_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig, instead of its current one
+    #[arg(long, value_name = "NAME", env = "NETPOLD_CONTEXT", requires = "kubeconfig")]
+    pub context: Option<String>,
+    /// Which Node objects to watch: those of other nodes are needed for their node ports
+    #[arg(long, value_name = "WHICH", env = "NETPOLD_WATCH_NODES", default_value = "all")]
+    pub watch_nodes: WatchNodes,
+    /// Seconds without a word after which a connection to the API server is given up
+    #[arg(long, value_name = "SECONDS", env = "NETPOLD_API_TIMEOUT", default_value = "100",
+        value_parser = clap::value_parser!(u16).range(1..=3600))]
+    pub api_timeout: u16,
     /// Name of this node, as in the pods' spec.nodeName
     #[arg(long, value_name = "NAME", env = "NETPOLD_NODE_NAME")]
     pub node_name: String,
@@ -52,6 +70,9 @@ pub struct RunArgs {
     /// Control socket to create, for `netpold status`
     #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
+    /// Serve /metrics, /livez and /readyz there; :PORT for every address [default: nowhere]
+    #[arg(long, value_name = "ADDRESS:PORT", env = "NETPOLD_LISTEN")]
+    pub listen: Option<ListenAddress>,
     /// Drop what a pod sends from an address that is not its own
     #[arg(long, value_name = "WHICH", env = "NETPOLD_CHECK_SOURCE", default_value = "isolated")]
     pub check_source: CheckSource,
@@ -65,6 +86,10 @@ pub struct RunArgs {
     /// File to keep the last good state in, for a boot without the source
     #[arg(long, value_name = "FILE", env = "NETPOLD_STATE", default_value = DEFAULT_STATE)]
     pub state: PathBuf,
+    /// At which of the node's devices packets to Services are judged behind their translation: auto,
+    /// none, or names with commas between them, each of which may end in `*`
+    #[arg(long, value_name = "DEVICES", env = "NETPOLD_NODE_DEVICES", default_value = "auto")]
+    pub node_devices: NodeDevices,
     /// Format of the log
     #[arg(long, value_name = "FORMAT", env = "NETPOLD_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
@@ -91,6 +116,15 @@ pub enum NewPods {
     Allow,
     /// Only the node reaches it and is reached by it
     Deny,
+}
+
+/// Which Node objects are watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WatchNodes {
+    /// All of them
+    All,
+    /// That of this node alone
+    Own,
 }
 
 /// Format of the log.

@@ -8,22 +8,36 @@ use anyhow::{Context, Result, bail, ensure};
 use tracing_subscriber::EnvFilter;
 
 pub use crate::cli::{CheckSource, NewPods};
-use crate::cli::{LogFormat, RunArgs};
+use crate::cli::{LogFormat, RunArgs, WatchNodes};
+use crate::engine::devices::NodeDevices;
+use crate::listen::ListenAddress;
+use crate::source::cluster;
 
 /// Longest path of a control socket: `sun_path` less its end and the suffix it is created with.
 const SOCKET_PATH_MAX: usize = 107 - crate::admin::NEW_SUFFIX.len();
 
+/// Where the objects come from.
+#[derive(Clone, Debug)]
+pub enum Origin {
+    /// A directory of manifests.
+    Manifests(PathBuf),
+    /// A cluster's API server.
+    Cluster(cluster::Settings),
+}
+
 /// Settings of `netpold run`.
 #[derive(Debug)]
 pub struct RunConfig {
-    /// Directory of manifests.
-    pub manifests: PathBuf,
+    /// Where the objects come from.
+    pub origin: Origin,
     /// Name of this node.
     pub node: String,
     /// Directory to pin maps and links in.
     pub bpffs: PathBuf,
     /// Control socket to create.
     pub socket: PathBuf,
+    /// Where to serve metrics and health, if anywhere.
+    pub listen: Option<ListenAddress>,
     /// Of which pods the source address is checked.
     pub check_source: CheckSource,
     /// What interfaces of unknown pods get.
@@ -32,6 +46,8 @@ pub struct RunConfig {
     pub state: PathBuf,
     /// How long a comparison of everything with the kernel takes.
     pub readback: Duration,
+    /// At which of the node's devices to judge.
+    pub node_devices: NodeDevices,
     /// The log's format.
     log_format: LogFormat,
     /// What to log.
@@ -49,22 +65,37 @@ impl TryFrom<RunArgs> for RunConfig {
             args.socket.display(),
             args.socket.as_os_str().len()
         );
+        let settings = cluster::Settings {
+            access: cluster::Access {
+                kubeconfig: args.kubeconfig,
+                context: args.context,
+                timeout: Duration::from_secs(args.api_timeout.into()),
+            },
+            node: args.node_name.clone(),
+            all_nodes: args.watch_nodes == WatchNodes::All,
+        };
         let log = EnvFilter::builder().parse(&args.log).with_context(|| {
             format!("--log {}: a level is error, warn, info, debug or trace", args.log)
         })?;
         Ok(Self {
-            manifests: args.manifests,
+            origin: origin(args.manifests, settings),
             node: args.node_name,
             bpffs: args.bpffs,
             socket: args.socket,
+            listen: args.listen,
             check_source: args.check_source,
             new_pods: args.new_pods,
             state: args.state,
             readback: Duration::from_secs(args.readback.into()),
+            node_devices: args.node_devices,
             log_format: args.log_format,
             log,
         })
     }
+}
+
+fn origin(manifests: Option<PathBuf>, cluster: cluster::Settings) -> Origin {
+    manifests.map_or(Origin::Cluster(cluster), Origin::Manifests)
 }
 
 impl RunConfig {

@@ -12,13 +12,17 @@
 //! - time: an interface without address is asked again in growing intervals, and everything is
 //!   listed anew every [`Settings::rescan`], in case an event did not reach us.
 //!
+//! The node's other devices are told from the same events and listings, see [`Event::Devices`].
+//!
 //! Only differences are sent. Lost events (the socket's buffer was full) lead to a new listing at
 //! once. A thread and not a task: a listing waits for the kernel's configuration lock, which the
 //! removal of a namespace holds for tens of milliseconds.
 
+mod device;
 mod message;
 mod table;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -34,6 +38,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
+pub use self::device::Device;
+use self::device::Devices;
 use self::message::{
     LinkEvent, addresses_request, global_address, link_event, links_request, own_addresses_request,
     peer_address,
@@ -58,6 +64,8 @@ pub enum Event {
     /// The node's own addresses are these now: those of all interfaces in our namespace, but for
     /// loopback, link-local and [`SERVICE_DEVICE`].
     OwnAddresses(Vec<IpAddr>),
+    /// The node's devices, other than veths, that packets leave it by, by index: these now.
+    Devices(BTreeMap<u32, Device>),
     /// Everything that was there at the start has been sent: one listing got every answer.
     InSync,
 }
@@ -135,6 +143,7 @@ impl Discovery {
             addresses: Listener::open(&ADDRESS_GROUPS, true, buffer)
                 .map_err(failed("listening to address events of all namespaces"))?,
             table: Table::default(),
+            devices: Devices::default(),
             own: None,
             own_changed: false,
             counters: Arc::clone(&counters),
@@ -190,6 +199,7 @@ struct Worker {
     links: Listener,
     addresses: Listener,
     table: Table,
+    devices: Devices,
     /// The node's own addresses as told.
     own: Option<Vec<IpAddr>>,
     /// One of them may have changed since.
@@ -257,12 +267,16 @@ impl Worker {
     }
 
     fn take_link_events(&mut self) -> io::Result<bool> {
-        let (table, counters) = (&mut self.table, &self.counters);
+        let (table, devices, counters) = (&mut self.table, &mut self.devices, &self.counters);
         drain(&mut self.links, |_, message| {
             counters.events.fetch_add(1, Ordering::Relaxed);
             match link_event(message) {
                 Some(LinkEvent::Now(veth)) => table.link_is(veth),
-                Some(LinkEvent::Gone(index)) => table.link_gone(index),
+                Some(LinkEvent::Other(index, device)) => devices.is(index, device),
+                Some(LinkEvent::Gone(index)) => {
+                    table.link_gone(index);
+                    devices.gone(index);
+                }
                 None => {}
             }
         })
@@ -306,14 +320,22 @@ impl Worker {
         }
     }
 
-    /// Lists all veths and their addresses anew. `lost`: events are missing.
+    /// Lists all links and the addresses behind veths anew. `lost`: events are missing.
     fn scan(&mut self, lost: bool) -> Scan {
         self.counters.scans.fetch_add(1, Ordering::Relaxed);
+        let mut devices = BTreeMap::new();
         let found = self.requests.dump(&links_request(None), |message| match link_event(message) {
             Some(LinkEvent::Now(veth)) => Some(veth),
+            Some(LinkEvent::Other(index, device)) => {
+                devices.extend(device.map(|device| (index, device)));
+                None
+            }
             _ => None,
         });
-        let known = found.map(|veths| self.table.links_are(veths, lost));
+        let known = found.map(|veths| {
+            self.table.links_are(veths, lost);
+            self.devices.are(devices);
+        });
         match known.and_then(|()| self.list_addresses()) {
             Ok(scan) => scan,
             Err(error) => {
@@ -401,7 +423,10 @@ impl Worker {
         for event in self.table.differences() {
             self.send(Event::Interface(event))?;
         }
-        Ok(())
+        match self.devices.difference() {
+            Some(devices) => self.send(Event::Devices(devices)),
+            None => Ok(()),
+        }
     }
 
     fn send(&self, event: Event) -> Result<(), Stop> {

@@ -4,7 +4,10 @@
 //! operations are ordered so that any prefix of them is one), but what is installed is then no
 //! longer known, so the next try is a new generation, with a growing pause between tries.
 
+pub mod devices;
+mod measure;
 mod report;
+mod unhonoured;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -19,9 +22,13 @@ use nix::net::if_::if_indextoname;
 use crate::conntrack::Pass;
 use crate::dataplane::Dataplane;
 use crate::dataplane::generation::GenerationError;
+use crate::dataplane::role::Role;
 use crate::dataplane::tables::TableError;
-use crate::endpoint::InterfaceEvent;
+use crate::endpoint::{Device, InterfaceEvent};
+use crate::metrics::Instruments;
 use crate::seed::Wanted;
+
+use devices::NodeDevices;
 
 /// Shortest and longest pause before a failed update is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
@@ -48,7 +55,11 @@ pub struct Engine {
     compiler: Compiler,
     dataplane: Dataplane,
     capacity: Capacity,
+    /// Names of the veths whose other sides are in other namespaces.
     names: BTreeMap<u32, String>,
+    /// The node's other devices.
+    devices: BTreeMap<u32, Device>,
+    node_devices: NodeDevices,
     desired: u64,
     enforced: u64,
     /// The tables hold what the compiler believes they hold.
@@ -74,6 +85,11 @@ pub struct Engine {
     seeds: bool,
     /// How far the comparison with the kernel's tables has come.
     cursor: Cursor,
+    /// Flows removed by all sweeps.
+    expired: Pass,
+    /// When the first of the changes that are not enforced yet was seen.
+    noticed: Option<Instant>,
+    instruments: Instruments,
 }
 
 struct Failure {
@@ -91,6 +107,8 @@ impl Engine {
             dataplane,
             capacity,
             names: BTreeMap::new(),
+            devices: BTreeMap::new(),
+            node_devices: NodeDevices::Auto,
             desired: 0,
             enforced: 0,
             installed: false,
@@ -106,6 +124,9 @@ impl Engine {
             isolated: BTreeMap::new(),
             seeds: true,
             cursor: Cursor::default(),
+            expired: Pass::default(),
+            noticed: None,
+            instruments: Instruments::default(),
         }
     }
 
@@ -168,7 +189,10 @@ impl Engine {
     /// Tidies expired flows away and counts the others.
     pub fn sweep(&mut self) {
         match self.dataplane.sweep() {
-            Ok(pass) => self.census = pass,
+            Ok(pass) => {
+                pass.iter().for_each(|pass| self.count_expired(pass));
+                self.census = pass;
+            }
             Err(error) => tracing::warn!(%error, "conntrack cannot be swept; flows expire anyway"),
         }
     }
@@ -239,16 +263,22 @@ impl Engine {
     /// Brings the kernel to the desired state; `noticed` is when the first of the changes was seen.
     /// Says when to be called again if that failed.
     pub fn step(&mut self, noticed: Option<Instant>) -> Option<Instant> {
+        self.noticed = self.noticed.or(noticed);
         if self.failure.as_ref().is_some_and(|f| Instant::now() < f.retry_at) {
             // What waits for nothing but its attachment does not wait with the tables.
             self.attach();
             return self.retry_at();
         }
         match self.write() {
-            Ok(operations) => self.succeeded(operations, noticed),
-            Err(error) => self.failed(&error),
+            Ok(operations) => {
+                self.attach();
+                self.succeeded(operations);
+            }
+            Err(error) => {
+                self.failed(&error);
+                self.attach();
+            }
         }
-        self.attach();
         self.retry_at()
     }
 
@@ -263,11 +293,11 @@ impl Engine {
         if !self.installed {
             return self.new_generation();
         }
-        match self.compiler.update() {
+        match self.instruments.compiling(|| self.compiler.update()) {
             Ok(ops) => {
                 self.installed = false;
                 self.seed();
-                self.dataplane.apply(&ops)?;
+                self.instruments.applying(|| self.dataplane.apply(&ops))?;
                 self.installed = true;
                 self.note_isolated();
                 Ok(ops.len())
@@ -283,7 +313,7 @@ impl Engine {
     fn new_generation(&mut self) -> Result<usize, EngineError> {
         self.installed = false;
         let ops = loop {
-            match self.compiler.reinstall(self.capacity) {
+            match self.instruments.compiling(|| self.compiler.reinstall(self.capacity)) {
                 Ok(ops) => break ops,
                 Err(error) => match grown(self.capacity, &error) {
                     Some(capacity) => self.capacity = capacity,
@@ -291,7 +321,8 @@ impl Engine {
                 },
             }
         };
-        self.dataplane.install(&self.capacity, &ops)?;
+        self.instruments.applying(|| self.dataplane.install(&self.capacity, &ops))?;
+        self.instruments.new_generation();
         self.seed();
         self.installed = true;
         self.note_isolated();
@@ -336,39 +367,52 @@ impl Engine {
         self.isolated = isolated.collect();
     }
 
-    /// Attaches to endpoints that are new and leaves those that are gone, once their tables are
-    /// written. As long as updates fail, only attaches to those that the tables held before.
+    /// Attaches to endpoints and devices that are new and leaves those that are gone, once their
+    /// tables are written. As long as updates fail, only attaches to endpoints that the tables held
+    /// before, and takes none for a device.
     fn attach(&mut self) {
-        let mut wanted: BTreeMap<u32, u32> =
-            self.compiler.endpoints().map(|e| (e.ifindex, e.id)).collect();
+        let mut wanted = self.roles();
         let problems = if self.installed {
-            self.written.clone_from(&wanted);
+            let pods = self.compiler.endpoints();
+            self.written = pods.map(|e| (e.ifindex, e.id)).collect();
             self.dataplane.attach(&wanted)
         } else {
-            wanted.retain(|ifindex, id| self.written.get(ifindex) == Some(id));
+            wanted.retain(|ifindex, role| match role {
+                Role::Pod(id) => self.written.get(ifindex) == Some(id),
+                Role::Device(_) => !self.is_pod(*ifindex),
+            });
             self.dataplane.attach_new(&wanted)
         };
         for (index, problem) in &problems {
             if self.attach_problems.get(index) != Some(problem) {
-                tracing::error!(ifindex = index, problem, "a pod's interface is not enforced");
+                tracing::error!(ifindex = index, problem, "an interface is not enforced");
             }
         }
         self.attach_problems = problems;
     }
 
-    fn succeeded(&mut self, operations: usize, noticed: Option<Instant>) {
+    /// Whether the programs judge a pod at an interface.
+    fn is_pod(&self, ifindex: u32) -> bool {
+        matches!(self.dataplane.attached(ifindex), Some(Role::Pod(_)))
+    }
+
+    fn succeeded(&mut self, operations: usize) {
         let recovered = self.failure.take().is_some();
+        let noticed = self.noticed.take();
         if self.enforced == self.desired && operations == 0 && !recovered {
             return;
         }
         self.enforced = self.desired;
-        let took = noticed.map(|noticed| tracing::field::debug(noticed.elapsed()));
+        let took = noticed.map(|noticed| noticed.elapsed());
+        self.instruments.enforced(took);
+        let took = took.map(tracing::field::debug);
         tracing::info!(revision = self.enforced, operations, took, recovered, "enforced");
     }
 
     fn failed(&mut self, error: &EngineError) {
         let pause = self.failure.as_ref().map_or(RETRY.0, |f| (f.pause * 2).min(RETRY.1));
         let reason = error.to_string();
+        self.instruments.failed();
         tracing::error!(%reason, retry_in = ?pause, "update not enforced; what was enforced stays");
         self.failure = Some(Failure { reason, pause, retry_at: Instant::now() + pause });
     }

@@ -9,6 +9,8 @@ pub mod endpoint;
 pub mod engine;
 pub mod events;
 pub mod explain;
+pub mod listen;
+pub mod metrics;
 pub mod netlink;
 pub mod object;
 pub mod requirements;

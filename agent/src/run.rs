@@ -16,7 +16,7 @@ use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
 use crate::admin::Admin;
-use crate::config::{self, RunConfig};
+use crate::config::{self, Origin, RunConfig};
 use crate::dataplane::Dataplane;
 use crate::dataplane::attach::{Attacher, Mode};
 use crate::dataplane::bpffs::PinRoot;
@@ -25,8 +25,11 @@ use crate::dataplane::tables::grace_period;
 use crate::endpoint::{self, Discovery};
 use crate::engine::Engine;
 use crate::events::{self, DropLog};
+use crate::listen::{Heartbeat, Listener};
+use crate::metrics::Metrics;
 use crate::object::object;
 use crate::requirements;
+use crate::source::cluster::{self, Notices};
 use crate::source::{Batch, Source, manifests};
 use crate::state::{self, Keeper, Restored};
 use crate::status::Status;
@@ -54,7 +57,22 @@ pub fn run(mut config: RunConfig) -> Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    runtime.block_on(async { Agent::start(&config)?.serve().await })
+    runtime.block_on(async {
+        // First, since it changes nothing where it fails.
+        let (source, notices) = open(&config.origin).await?;
+        Agent::start(&config, source, notices)?.serve().await
+    })
+}
+
+/// Starts following the objects; a cluster is told of policies that cannot be honoured.
+async fn open(origin: &Origin) -> Result<(Source, Option<Notices>)> {
+    Ok(match origin {
+        Origin::Manifests(directory) => (manifests::watch(directory)?, None),
+        Origin::Cluster(settings) => {
+            let (source, notices) = cluster::watch(settings.clone()).await?;
+            (source, Some(notices))
+        }
+    })
 }
 
 /// Everything that runs.
@@ -62,6 +80,7 @@ struct Agent {
     engine: Arc<Mutex<Engine>>,
     drops: Arc<Mutex<DropLog>>,
     source: Source,
+    notices: Option<Notices>,
     interfaces: mpsc::Receiver<endpoint::Event>,
     synced: Synced,
     /// Of the last good state: what the source has not spoken of.
@@ -74,6 +93,8 @@ struct Agent {
     reading_events: bool,
     /// How long comparing everything with the kernel may take.
     readback: Duration,
+    heartbeat: Heartbeat,
+    _listener: Option<Listener>,
     _discovery: Discovery,
     _admin: Admin,
 }
@@ -86,9 +107,7 @@ struct Synced {
 }
 
 impl Agent {
-    fn start(config: &RunConfig) -> Result<Self> {
-        // First, since it changes nothing where it fails.
-        let source = manifests::watch(&config.manifests)?;
+    fn start(config: &RunConfig, source: Source, notices: Option<Notices>) -> Result<Self> {
         let pins = PinRoot::open(&config.bpffs)?;
         let mut attacher = Attacher::new(&pins.links(), Mode::probe())?;
         let predecessor = Predecessor::read(&pins)?;
@@ -116,11 +135,18 @@ impl Agent {
             }
         };
         let admin = Admin::serve(&config.socket, status)?;
-        info!(node = config.node, manifests = %config.manifests.display(), "netpold starts");
+        let heartbeat = Heartbeat::default();
+        let listen = |address| {
+            let metrics = Metrics::new(engine.clone(), drops.clone(), source.status.clone());
+            Listener::start(address, metrics, heartbeat.clone())
+        };
+        let listener = config.listen.map(listen).transpose()?;
+        info!(node = config.node, from = source.status.borrow().origin, "netpold starts");
         Ok(Self {
             engine,
             drops,
             source,
+            notices,
             interfaces,
             // Nothing else is in force, so this is enforced before the source has said a word.
             synced: Synced { source: restored.is_in_force(), interfaces: false },
@@ -130,6 +156,8 @@ impl Agent {
             nothing_given: true,
             reading_events: false,
             readback: config.readback,
+            heartbeat,
+            _listener: listener,
             _discovery: discovery,
             _admin: admin,
         })
@@ -146,6 +174,7 @@ impl Agent {
         let mut grace = Grace::default();
         loop {
             let mut noticed = None;
+            self.heartbeat.beat();
             tokio::select! {
                 batch = self.source.batches.recv() => match batch {
                     Some(batch) => noticed = Some(self.take_batch(batch)),
@@ -165,6 +194,9 @@ impl Agent {
                         let mut engine = lock(&self.engine);
                         engine.sweep();
                         retry = retry.into_iter().chain(engine.repair()).min();
+                        if let Some(notices) = &self.notices {
+                            notices.tell(engine.unhonoured());
+                        }
                     });
                     continue;
                 }
@@ -220,7 +252,9 @@ impl Agent {
         // enforces something, that stays; where nothing is enforced, what is known is better. No
         // object at all never means that there are no policies: the volume may not be mounted yet.
         self.nothing_given &= batch.changes.is_empty();
-        self.synced.source |= !self.inherited || (batch.in_sync && !self.nothing_given);
+        // A cluster is not enforced in parts: its API server will have the rest in a moment.
+        let early = !self.inherited && self.source.partial;
+        self.synced.source |= early || (batch.in_sync && !self.nothing_given);
         let mut engine = lock(&self.engine);
         let held = (batch.in_sync && !self.synced.source).then(|| NOTHING_GIVEN.to_owned());
         engine.hold(held);
@@ -235,6 +269,7 @@ impl Agent {
             endpoint::Event::OwnAddresses(addresses) => {
                 lock(&self.engine).apply(Change::OwnAddresses(addresses));
             }
+            endpoint::Event::Devices(devices) => lock(&self.engine).devices_are(devices),
             endpoint::Event::Interface(event) => lock(&self.engine).apply_interface(event),
         }
     }
@@ -283,7 +318,9 @@ fn engine(
     };
     let seed = predecessor.hash_seed.unwrap_or(random);
     let dataplane = Dataplane::new(pins, attacher, CONNTRACK_BUCKETS, seed);
-    Ok(Engine::new(Compiler::new(options), dataplane, capacity))
+    let mut engine = Engine::new(Compiler::new(options), dataplane, capacity);
+    engine.judge_at(config.node_devices.clone());
+    Ok(engine)
 }
 
 /// Puts the last good state in the place of the objects that the source has yet to name.

@@ -4,6 +4,7 @@
 //! yields the difference between what it said before and what now is, so an object that did not
 //! change is not mentioned, and what a batch says belongs together.
 
+pub mod cluster;
 pub mod convert;
 pub mod decode;
 pub mod document;
@@ -35,6 +36,8 @@ pub struct Source {
     pub batches: mpsc::Receiver<Batch>,
     /// How the source is, at any time.
     pub status: watch::Receiver<SourceStatus>,
+    /// Where nothing is enforced yet, what is known before it is in sync is better than nothing.
+    pub partial: bool,
 }
 
 /// How a source is.
@@ -46,6 +49,9 @@ pub struct SourceStatus {
     pub in_sync: bool,
     /// The files read, by name.
     pub files: Vec<FileStatus>,
+    /// The kinds watched on an API server.
+    #[serde(default)]
+    pub kinds: Vec<KindStatus>,
     /// What could not be read or understood, by file and line.
     pub problems: Vec<SourceProblem>,
 }
@@ -59,6 +65,29 @@ pub struct FileStatus {
     pub objects: usize,
     /// Whether that content is what the file holds now.
     pub current: bool,
+}
+
+/// How following one kind goes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct KindStatus {
+    /// Resource and API group, as `networkpolicies.networking.k8s.io`.
+    pub kind: String,
+    /// All of it was known at some time since the agent started.
+    pub in_sync: bool,
+    /// The server serves it.
+    pub served: bool,
+    /// Objects known.
+    pub objects: usize,
+    /// When the server was last heard of on this watch, in seconds since the epoch: an object, a
+    /// bookmark (about one a minute), the end of a list.
+    pub last_event: Option<u64>,
+    /// Full lists begun since the agent started.
+    pub lists: u64,
+    /// Lists and watches that failed since the agent started.
+    pub restarts: u64,
+    /// What is wrong now; what is known stays in effect.
+    pub error: Option<String>,
 }
 
 /// Something that could not be read or understood.

@@ -36,6 +36,8 @@ pub struct Status {
     pub source: SourceStatus,
     /// The local pods' interfaces.
     pub endpoints: Vec<EndpointStatus>,
+    /// The node's other devices at which packets to Services are judged behind their translation.
+    pub devices: Vec<String>,
     /// How full the tables are.
     pub tables: Vec<TableStatus>,
     /// How full the connection tracking is.

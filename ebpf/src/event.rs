@@ -5,15 +5,26 @@ use crate::{
     icmp,
     layout::DropEvent,
     packet::{self, Bytes, ETHERTYPE_IPV4, ETHERTYPE_IPV6},
+    reason::Reason,
     verdict::Direction,
 };
 
 /// Fills in what can be read of the packet: as much as there is, since broken packets drop too.
 #[inline(always)]
 pub fn describe<D: Direction, B: Bytes>(bytes: &B, event: &mut DropEvent) {
+    describe_at::<D, B>(bytes, packet::link(bytes), event);
+}
+
+/// As [`describe`], of a packet whose link header was read: its type and where IP begins.
+#[inline(always)]
+pub fn describe_at<D: Direction, B: Bytes>(
+    bytes: &B,
+    link: Result<(u16, u32), Reason>,
+    event: &mut DropEvent,
+) {
     event.direction = u8::from(D::EGRESS);
     event.length = bytes.length();
-    match packet::link(bytes) {
+    match link {
         Ok((ETHERTYPE_IPV4, offset)) => addresses::<D, V4, B>(bytes, offset, 4, event),
         Ok((ETHERTYPE_IPV6, offset)) => addresses::<D, V6, B>(bytes, offset, 6, event),
         _ => {}

@@ -38,14 +38,14 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     ) -> Result<Transport, Reason> {
         let row = self.row();
         if row == ROW_NOT_ISOLATED {
-            return Err(Reason::NotIsolated);
+            return Err(Self::passing(Reason::NotIsolated, class));
         }
         if self.is_from_node() {
             return Err(Reason::Node);
         }
         let block = self.tables.row(row, (class >> 8) as u8);
         if self.tables.row_block(block, class as u8) == PORT_SET_ALL {
-            return Err(Reason::Allowed);
+            return Err(Self::passing(Reason::Allowed, class));
         }
         let settings = self.tables.settings().ok_or(Reason::NoTable)?;
         let ports =

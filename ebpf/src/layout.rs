@@ -140,6 +140,34 @@ pub const fn endpoint_slot(ifindex: u32, probe: u32) -> u32 {
     ifindex.wrapping_add(probe) & (ENDPOINT_SLOTS - 1)
 }
 
+/// How many bits of a mark number its slot.
+const MARK_SLOT_BITS: u32 = 13;
+/// What the other bits of a mark are.
+const MARK_MAGIC: u32 = 0b101;
+const _: () = assert!(1 << MARK_SLOT_BITS == ENDPOINT_SLOTS);
+
+/// A mark: the 16 bits of `skb->tc_index` that a packet takes along through routing, bridging and
+/// NAT, and that name the endpoint slot whose pod sent it.
+#[must_use]
+#[inline(always)]
+pub const fn mark(slot: u32) -> u32 {
+    MARK_MAGIC << MARK_SLOT_BITS | slot & (ENDPOINT_SLOTS - 1)
+}
+
+/// Whether `skb->tc_index` holds a [`mark`].
+#[must_use]
+#[inline(always)]
+pub const fn is_mark(tc_index: u32) -> bool {
+    tc_index >> MARK_SLOT_BITS == MARK_MAGIC
+}
+
+/// The endpoint slot that a [`mark`] names.
+#[must_use]
+#[inline(always)]
+pub const fn marked_slot(mark: u32) -> u32 {
+    mark & (ENDPOINT_SLOTS - 1)
+}
+
 /// Settings the program reads, one element, written by the agent before anything is attached.
 /// Times are in jiffies.
 #[repr(C)]
@@ -291,7 +319,8 @@ pub const CT_SYN_ACK: u16 = 1 << 10;
 pub struct FragmentKey {
     /// [`Endpoint::id`].
     pub endpoint: u32,
-    /// 0 pod ingress, 1 pod egress; 2 is added for IPv6.
+    /// 0 pod ingress, 1 pod egress; 2 is added for IPv6, 4 where a marked packet is judged behind
+    /// its translation.
     pub direction: u32,
     /// Remote address, network byte order; IPv4 in the first four bytes.
     pub remote: [u8; 16],

@@ -22,6 +22,7 @@ pub mod policy;
 pub mod reason;
 pub mod tables;
 mod tracking;
+pub mod translated;
 #[cfg(feature = "user")]
 mod user;
 pub mod verdict;

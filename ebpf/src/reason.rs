@@ -1,7 +1,7 @@
 //! Why a packet passes or drops: one closed list, also the label of the drop metric.
 
 /// Why a packet was passed or dropped. The number is [`crate::layout::DropEvent::reason`] and the
-/// index of the counter; numbers are only ever appended.
+/// index of the counter; numbers change with the layout version only.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
@@ -21,33 +21,38 @@ pub enum Reason {
     Loopback = 6,
     /// Passes: ARP, IPv6 neighbour discovery, multicast listener discovery.
     Neighbour = 7,
+    /// Passes: the policy allows it to an address that may be translated, as a Service's. It is
+    /// marked, and judged again behind the translation: see [`crate::translated`].
+    Translated = 8,
     /// Drops: no rule allows it and it answers nothing.
-    Policy = 8,
+    Policy = 9,
     /// Drops: neither IP nor ARP.
-    NotIp = 9,
+    NotIp = 10,
     /// Drops: shorter than its own headers say.
-    Truncated = 10,
+    Truncated = 11,
     /// Drops: header fields that contradict each other.
-    Malformed = 11,
+    Malformed = 12,
     /// Drops: more IPv6 extension headers than are followed.
-    TooManyHeaders = 12,
+    TooManyHeaders = 13,
     /// Drops: the pod sent it from an address that is not its own.
-    SpoofedSource = 13,
+    SpoofedSource = 14,
     /// Drops: a later fragment whose first was not passed before.
-    FragmentWithoutFirst = 14,
+    FragmentWithoutFirst = 15,
     /// Drops: a fragment that hides or overlaps the transport header (RFC 1858).
-    TinyFragment = 15,
+    TinyFragment = 16,
     /// Drops: allowed, but its answers would be lost since no conntrack entry is to be had.
-    ConntrackFull = 16,
+    ConntrackFull = 17,
     /// Drops: a table that the program needs is not there (never with a complete load).
-    NoTable = 17,
+    NoTable = 18,
+    /// Drops: what it was translated to, as a Service's backend, no rule allows.
+    ServiceBackend = 19,
     /// No verdict: the quick look at the packet was not enough. Never leaves the program.
-    Deferred = 18,
+    Deferred = 20,
 }
 
 impl Reason {
     /// Number of reasons.
-    pub const COUNT: u32 = 19;
+    pub const COUNT: u32 = 21;
 
     /// The first of those that drop; all before it pass.
     pub const FIRST_DROP: Self = Self::Policy;
@@ -62,6 +67,7 @@ impl Reason {
         Self::Node,
         Self::Loopback,
         Self::Neighbour,
+        Self::Translated,
         Self::Policy,
         Self::NotIp,
         Self::Truncated,
@@ -72,6 +78,7 @@ impl Reason {
         Self::TinyFragment,
         Self::ConntrackFull,
         Self::NoTable,
+        Self::ServiceBackend,
         Self::Deferred,
     ];
 
@@ -100,6 +107,7 @@ impl Reason {
             Self::Node => "node",
             Self::Loopback => "loopback",
             Self::Neighbour => "neighbour",
+            Self::Translated => "translated",
             Self::Policy => "policy",
             Self::NotIp => "not_ip",
             Self::Truncated => "truncated",
@@ -110,6 +118,7 @@ impl Reason {
             Self::TinyFragment => "tiny_fragment",
             Self::ConntrackFull => "conntrack_full",
             Self::NoTable => "no_table",
+            Self::ServiceBackend => "service_backend",
             Self::Deferred => "deferred",
         }
     }

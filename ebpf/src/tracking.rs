@@ -78,6 +78,12 @@ const fn may_begin(transport: &Transport) -> bool {
         || (transport.flags & (TCP_SYN | TCP_RST) == 0 && transport.destination < transport.source)
 }
 
+/// A packet that begins something whatever was seen before it.
+#[inline(always)]
+const fn begins(transport: &Transport) -> bool {
+    is_opening(transport) || matches!(icmp::echo(transport), Echo::Request)
+}
+
 /// What an answer makes of its flow: the second packet of a handshake proves nothing of who sent the
 /// first.
 #[inline(always)]
@@ -150,11 +156,15 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
                 None => self.unanswered(packet),
             };
         };
-        match live {
-            Some(hit) => self.refresh::<F>(hit, packet, class, settings, now),
-            None => self.begin(key, hit, packet, now)?,
-        }
-        Ok(reason)
+        let Some(hit) = live else {
+            self.begin(key, hit, packet, now)?;
+            return Ok(Self::passing(reason, class));
+        };
+        self.refresh::<F>(hit, packet, class, settings, now);
+        // An answer goes back through the translation that its flow came by: the node's address that
+        // it goes to may stand for any client, whom the other side's policy has admitted.
+        let answers = hit.control.flags() & D::SEEN == 0 && !begins(&packet.transport);
+        Ok(if answers { reason } else { Self::passing(reason, class) })
     }
 
     /// The flow's entry, expired or not. The second bucket is read only where the first has none.

@@ -9,8 +9,8 @@ use crate::{
     family::{Family, V4, V6},
     icmp,
     layout::{
-        CT_EGRESS, CT_FIN_EGRESS, CT_FIN_INGRESS, CT_INGRESS, ENDPOINT_PROBES, EP_CHECK_SOURCE,
-        ROW_NOT_ISOLATED, endpoint_slot,
+        CLASS_TRANSLATED, CT_EGRESS, CT_FIN_EGRESS, CT_FIN_INGRESS, CT_INGRESS, ClassId,
+        ENDPOINT_PROBES, EP_CHECK_SOURCE, ROW_NOT_ISOLATED, endpoint_slot,
     },
     packet::{
         self, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Network, TCP, Transport, UDP,
@@ -137,10 +137,18 @@ impl Then for Now {
 #[must_use]
 #[inline(always)]
 pub fn find_endpoint<T: Tables>(tables: &T, ifindex: u32) -> Option<EndpointRef> {
+    find_slot(tables, ifindex).map(|(_, endpoint)| endpoint)
+}
+
+/// The endpoint of an interface, and its slot.
+#[must_use]
+#[inline(always)]
+pub fn find_slot<T: Tables>(tables: &T, ifindex: u32) -> Option<(u32, EndpointRef)> {
     for probe in 0..ENDPOINT_PROBES {
-        let endpoint = tables.endpoint(endpoint_slot(ifindex, probe))?;
+        let slot = endpoint_slot(ifindex, probe);
+        let endpoint = tables.endpoint(slot)?;
         if endpoint.ifindex() == ifindex {
-            return Some(endpoint);
+            return Some((slot, endpoint));
         }
     }
     None
@@ -261,6 +269,13 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
     #[inline(always)]
     pub(crate) const fn is_from_node(&self) -> bool {
         !D::EGRESS && self.hook.ingress_ifindex == 0
+    }
+
+    /// Why a packet to (or from) an address passes: what a pod sends towards a translation is to be
+    /// judged again behind it.
+    #[inline(always)]
+    pub(crate) const fn passing(reason: Reason, class: ClassId) -> Reason {
+        if D::EGRESS && class & CLASS_TRANSLATED != 0 { Reason::Translated } else { reason }
     }
 
     /// Reads a packet and goes on, unless its headers are enough for a verdict.
@@ -391,7 +406,7 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
 
     /// Stateless first; only what that denies needs to be an answer.
     #[inline(always)]
-    fn whole<F: Family>(&self, packet: &Packet<'_, F>, class: u32) -> Result<Reason, Reason> {
+    fn whole<F: Family>(&self, packet: &Packet<'_, F>, class: ClassId) -> Result<Reason, Reason> {
         let row = self.row();
         let (allowed, reason) = if row == ROW_NOT_ISOLATED {
             (true, Reason::NotIsolated)
@@ -411,7 +426,9 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
                 }
                 self.settle(&packet, &subject, class, allowed.then_some(reason))
             }
-            None if allowed => Ok(reason),
+            // Errors follow the flow that they quote through its translation, and no other.
+            None if allowed && icmp::is_error(&packet.transport) => Ok(reason),
+            None if allowed => Ok(Self::passing(reason, class)),
             None => self.unanswered(packet),
         }
     }

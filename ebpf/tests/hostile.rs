@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use netpold_ebpf::{
     host::HostTables,
-    layout::{EP_CHECK_SOURCE, Endpoint},
+    layout::{EP_CHECK_SOURCE, Endpoint, PortSet, TIMEOUT_TCP_CLOSED, TIMEOUT_TWO_WAY},
     reason::Reason,
     verdict::{Egress, Hook, Ingress, decide},
 };
@@ -192,4 +192,143 @@ fn a_pod_that_may_send_anything_may_ask_for_its_address() {
     assert_eq!(egress(&tables(NOBODY, NOBODY), &discover), Reason::SpoofedSource);
     let stranger = v4(17, STRANGER, CLIENT, &udp(68, 67));
     assert_eq!(egress(&tables(NOBODY, 0), &stranger), Reason::SpoofedSource);
+}
+
+/// A frame of [`v4`] as part of a datagram; the offset in units of 8 bytes.
+fn part(mut frame: Vec<u8>, offset: u16, more: bool) -> Vec<u8> {
+    let field = offset | if more { 0x2000 } else { 0 };
+    frame[20..22].copy_from_slice(&field.to_be_bytes());
+    frame
+}
+
+/// Rows of [`CLIENTS`] on UDP port 53 alone.
+fn only_dns(tables: &mut HostTables) {
+    let mut dns = [0; 1024];
+    dns[0] = 1 << 53;
+    tables.bitmaps.push(dns);
+    tables.port_sets.push(PortSet { udp: 2, ..PortSet::default() });
+    tables.row_blocks[1][1] = 2;
+}
+
+/// Parts that are sent twice with other content: which one the receiver keeps must not matter.
+#[test]
+fn overlapping_fragments_open_nothing() {
+    let mut tables = tables(CLIENTS, NOBODY);
+    only_dns(&mut tables);
+    let first = |port| part(v4(17, CLIENT, POD, &udp(4000, port)), 0, true);
+    let later = part(v4(17, CLIENT, POD, &[0; 16]), 2, false);
+    // A denied first leaves no ports for the others, before an allowed one or after it.
+    assert_eq!(ingress(&tables, &first(22)), Reason::Policy);
+    assert_eq!(ingress(&tables, &later), Reason::FragmentWithoutFirst);
+    assert_eq!(ingress(&tables, &first(53)), Reason::Allowed);
+    assert_eq!(ingress(&tables, &first(22)), Reason::Policy);
+    // What overlaps the header that the first was judged by.
+    for (protocol, offset, expected) in
+        [(6, 1, Reason::TinyFragment), (17, 1, Reason::Allowed), (17, 2, Reason::Allowed)]
+    {
+        let frame = part(v4(protocol, CLIENT, POD, &[0; 16]), offset, true);
+        assert_eq!(ingress(&tables, &frame), expected, "protocol {protocol} at {offset}");
+    }
+    // Policy is asked again for each part.
+    set_rows(&mut tables, NOBODY, NOBODY);
+    assert_eq!(ingress(&tables, &later), Reason::Policy);
+}
+
+#[test]
+fn protocols_without_ports_need_a_rule_without_ports() {
+    let mut tables = tables(CLIENTS, NOBODY);
+    let protocols = [0, 4, 41, 47, 50, 51, 94, 253, 255];
+    for protocol in protocols {
+        let frame = v4(protocol, CLIENT, POD, &[0; 40]);
+        assert_eq!(ingress(&tables, &frame), Reason::Allowed, "{protocol}");
+        assert_eq!(egress(&tables, &v4(protocol, POD, STRANGER, &[0; 40])), Reason::Policy);
+    }
+    only_dns(&mut tables);
+    for protocol in protocols {
+        let frame = v4(protocol, CLIENT, POD, &[0; 40]);
+        assert_eq!(ingress(&tables, &frame), Reason::Policy, "{protocol}");
+    }
+}
+
+/// The flow table is the node's, its entries are one pod's.
+#[test]
+fn another_pods_flows_are_not_ones_own() {
+    let mut tables = tables(CLIENTS, NOBODY);
+    assert_eq!(ingress(&tables, &v4(6, CLIENT, POD, &tcp(4000, 80, SYN))), Reason::Allowed);
+    let answer = v4(6, POD, CLIENT, &tcp(80, 4000, ACK));
+    assert_eq!(egress(&tables, &answer), Reason::Reply);
+    // Another pod that has the same address, on another interface: a successor, or a liar.
+    let slot = tables.endpoints.iter().position(|e| e.ifindex == IFINDEX).expect("the pod");
+    let other = Endpoint { ifindex: IFINDEX + 1, id: 2, ..tables.endpoints[slot] };
+    tables.set_endpoint(other);
+    let hook = Hook { ifindex: IFINDEX + 1, ingress_ifindex: IFINDEX + 1 };
+    let verdict = decide::<Egress, _, _>(&answer.as_slice(), &tables, hook);
+    assert_eq!(verdict.reason(), Reason::Policy);
+}
+
+/// Known: who guesses addresses and ports of a flow shortens its idle time to that of a closed one.
+#[test]
+fn a_forged_reset_only_shortens_the_idle_time() {
+    let tables = tables(CLIENTS, NOBODY);
+    let from_client = |flags| v4(6, CLIENT, POD, &tcp(40000, 80, flags));
+    let answer = v4(6, POD, CLIENT, &tcp(80, 40000, ACK));
+    assert_eq!(ingress(&tables, &from_client(SYN)), Reason::Allowed);
+    assert_eq!(egress(&tables, &answer), Reason::Reply);
+    assert_eq!(ingress(&tables, &from_client(4)), Reason::Allowed, "the reset");
+    let closed = tables.settings.timeouts[TIMEOUT_TCP_CLOSED];
+    // As long as anything is said within that time, the flow lives.
+    for _ in 0..5 {
+        tables.now.fetch_add(closed - 1, Ordering::AcqRel);
+        assert_eq!(egress(&tables, &answer), Reason::Reply);
+    }
+    tables.now.fetch_add(closed, Ordering::AcqRel);
+    assert_eq!(egress(&tables, &answer), Reason::Policy);
+    // The client's next packet takes it up again.
+    assert_eq!(ingress(&tables, &from_client(ACK)), Reason::Allowed);
+    assert_eq!(egress(&tables, &answer), Reason::Reply);
+}
+
+/// A table of datagram flows that nobody answered: the oldest make room, nothing is dropped.
+#[test]
+fn datagrams_that_nobody_answers_fill_nothing() {
+    let tables = tables(CLIENTS, NOBODY);
+    let (request, answer) =
+        (v4(17, CLIENT, POD, &udp(4000, 53)), v4(17, POD, CLIENT, &udp(53, 4000)));
+    assert_eq!(ingress(&tables, &request), Reason::Allowed);
+    assert_eq!(egress(&tables, &answer), Reason::Reply);
+    for port in 5000..9000 {
+        assert_eq!(ingress(&tables, &v4(17, CLIENT, POD, &udp(port, 53))), Reason::Allowed);
+    }
+    assert_eq!(egress(&tables, &answer), Reason::Reply, "a flow that was answered stays");
+    assert_eq!(egress(&tables, &v4(17, POD, CLIENT, &udp(53, 8999))), Reason::Reply);
+    assert_eq!(egress(&tables, &v4(17, POD, CLIENT, &udp(53, 5000))), Reason::Policy);
+}
+
+/// A table full of answered flows: what needs no entry passes, what could not be answered drops, and
+/// says why.
+#[test]
+fn a_full_flow_table_drops_only_what_could_not_be_answered() {
+    let mut tables = tables(CLIENTS, NOBODY);
+    let full = (1000..9000).find(|port| {
+        let request = v4(17, CLIENT, POD, &udp(*port, 53));
+        if ingress(&tables, &request) == Reason::ConntrackFull {
+            return true;
+        }
+        assert_eq!(egress(&tables, &v4(17, POD, CLIENT, &udp(53, *port))), Reason::Reply);
+        false
+    });
+    let port = full.expect("64 entries are full at some time");
+    let request = v4(17, CLIENT, POD, &udp(port, 53));
+    assert_eq!(ingress(&tables, &request), Reason::ConntrackFull);
+    // Flows in the table go on.
+    assert_eq!(ingress(&tables, &v4(17, CLIENT, POD, &udp(1000, 53))), Reason::Allowed);
+    assert_eq!(egress(&tables, &v4(17, POD, CLIENT, &udp(53, 1000))), Reason::Reply);
+    // Where answers need no entry, none is needed.
+    set_rows(&mut tables, CLIENTS, 0);
+    assert_eq!(ingress(&tables, &request), Reason::Allowed);
+    // Idle flows make room by themselves.
+    set_rows(&mut tables, CLIENTS, NOBODY);
+    let idle = tables.settings.timeouts[TIMEOUT_TWO_WAY];
+    tables.now.fetch_add(idle, Ordering::AcqRel);
+    assert_eq!(ingress(&tables, &request), Reason::Allowed);
 }

@@ -18,6 +18,9 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     if !is_root() {
         step::warning("not root: the tests in network namespaces will be SKIPPED");
     }
+    if let Err(error) = setup::for_tests() {
+        step::warning(&format!("the tests against an API server will be SKIPPED: {error:#}"));
+    }
     let mut failed = Vec::new();
     let mut check = |name: &'static str, result: Result<()>| {
         if let Err(error) = result {

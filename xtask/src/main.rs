@@ -1,11 +1,14 @@
 //! netpold's chores: `cargo xtask setup`, `cargo xtask test`, `cargo xtask demo`,
-//! `cargo xtask bench`.
+//! `cargo xtask bench`, `cargo xtask fuzz`, `cargo xtask vm-test`, `cargo xtask image`.
 
 mod bench;
 mod checks;
 mod demo;
+mod fuzz;
+mod image;
 mod setup;
 mod step;
+mod vm;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -35,20 +38,29 @@ enum Task {
         #[arg(long, value_name = "PATH")]
         binary: Option<PathBuf>,
     },
+    /// Build a container image from scratch: one static binary, as an OCI layout
+    Image(image::Options),
     /// Measure: per packet, forwarding, control (needs root)
     Bench {
         /// Passed on to netpold-bench: --quick, --part NAME, --save-baseline; --help for all
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTIONS")]
         arguments: Vec<String>,
     },
+    /// Run a fuzz target of agent/fuzz
+    Fuzz(fuzz::Options),
+    /// Run the kernel tests and real traffic on Debian's kernels in qemu
+    VmTest(vm::Options),
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().task {
-        Task::Setup => setup::run().map(|_| ()),
+        Task::Setup => setup::run().and_then(|_| setup::for_tests()),
         Task::Test { filter } => checks::run(filter.as_deref()),
         Task::Demo { binary } => demo::run(binary),
+        Task::Image(options) => image::run(&options),
         Task::Bench { arguments } => bench::run(&arguments),
+        Task::Fuzz(options) => fuzz::run(&options),
+        Task::VmTest(options) => vm::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -3,10 +3,12 @@
 //! - `ip` of iproute2, for the tests' network namespaces;
 //! - a compiler with the sources of `core` that can build for the eBPF target: a nightly with
 //!   rust-src, or Debian's own compiler (rustc-web, rust-web-src);
-//! - bpf-linker, installed into the user's cache and nowhere else.
+//! - bpf-linker, installed into the user's cache and nowhere else;
+//! - for the tests alone kubectl, and kube-apiserver and etcd in the user's cache.
 //!
-//! `agent/build.rs` looks for the last two in the same places.
+//! `agent/build.rs` looks for the compiler and the linker in the same places.
 
+mod kube_apiserver;
 mod packages;
 mod toolchain;
 
@@ -15,10 +17,11 @@ use std::process::Command;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
+use netpold_testbed::apiserver::KubeBinaries;
 
 use crate::step;
-pub(crate) use toolchain::Toolchain;
 use toolchain::{LINKER_VERSION, LLVM_MAJOR, Needs};
+pub(crate) use toolchain::{Toolchain, cache as user_cache};
 
 /// What bpf-linker is built against.
 const LLVM_PACKAGES: [&str; 4] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-dev", "zlib1g-dev"];
@@ -45,6 +48,25 @@ pub(crate) fn run() -> Result<Toolchain> {
     }
     look_again()?;
     Toolchain::find()
+}
+
+/// Installs what only the tests against a real API server need.
+///
+/// # Errors
+/// Naming what could not be had, and why.
+pub(crate) fn for_tests() -> Result<()> {
+    const KUBECTL: &str = "kubernetes-client";
+    if KubeBinaries::find().is_ok() {
+        return Ok(());
+    }
+    if toolchain::on_path("kubectl").is_none() && packages::have_apt() && packages::root() {
+        packages::update();
+        packages::install(&[KUBECTL]).context("kubectl could not be installed")?;
+    }
+    if KubeBinaries::without_server() {
+        kube_apiserver::install()?;
+    }
+    KubeBinaries::find().map(|_| ())
 }
 
 fn install(needs: &Needs) -> Result<()> {

@@ -1,5 +1,7 @@
 //! The current state of the cluster's objects: no history, and the indexes that compiling needs.
 
+pub(crate) mod services;
+
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -9,6 +11,8 @@ use std::sync::Arc;
 use crate::model::{
     Change, EndpointSlice, Interface, Key, Labels, Namespace, Node, Pod, Policy, Service,
 };
+
+use services::Services;
 
 /// The label that the API server puts on every namespace.
 const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
@@ -24,6 +28,12 @@ pub(crate) struct Dirty {
     pub(crate) interfaces: BTreeSet<u32>,
     /// Some namespace's labels changed.
     pub(crate) namespaces: bool,
+    /// Services that changed, or whose backends did.
+    pub(crate) services: BTreeSet<Key>,
+    /// Addresses that a Service or a Node got or lost, or whose ports changed.
+    pub(crate) frontends: BTreeSet<IpAddr>,
+    /// Addresses that may be backends of other Services' ports than before.
+    pub(crate) backends: BTreeSet<IpAddr>,
 }
 
 /// Everything known about the cluster, as seen from one node.
@@ -34,8 +44,7 @@ pub struct Cluster {
     pods: BTreeMap<Key, Arc<Pod>>,
     policies: BTreeMap<Key, Arc<Policy>>,
     nodes: BTreeMap<String, Node>,
-    services: BTreeMap<Key, Service>,
-    slices: BTreeMap<Key, EndpointSlice>,
+    services: Services,
     interfaces: BTreeMap<u32, Interface>,
     /// Pods that claim an address, without order; almost always one.
     claims: HashMap<IpAddr, Vec<Arc<Pod>>>,
@@ -86,14 +95,19 @@ impl Cluster {
 
     /// Services by key.
     #[must_use]
-    pub fn services(&self) -> &BTreeMap<Key, Service> {
-        &self.services
+    pub fn services(&self) -> &BTreeMap<Key, Arc<Service>> {
+        self.services.services()
     }
 
     /// EndpointSlices by key.
     #[must_use]
-    pub fn slices(&self) -> &BTreeMap<Key, EndpointSlice> {
-        &self.slices
+    pub fn slices(&self) -> &BTreeMap<Key, Arc<EndpointSlice>> {
+        self.services.slices()
+    }
+
+    /// Where packets are translated, and to whom.
+    pub(crate) fn translation(&self) -> &Services {
+        &self.services
     }
 
     /// Interfaces by index.
@@ -169,6 +183,13 @@ impl Cluster {
         self.links.get(&address).into_iter().flatten().copied()
     }
 
+    /// The interfaces of pods that claim an address, whichever of their addresses these have.
+    pub(crate) fn interfaces_of_claimants(&self, address: IpAddr) -> impl Iterator<Item = u32> {
+        let pods = self.claims.get(&address).into_iter().flatten();
+        let addresses = pods.flat_map(|pod| pod.addresses.iter().copied());
+        addresses.flat_map(|address| self.interfaces_with(address))
+    }
+
     /// Takes in a change; `dirty` grows by what has to be looked at again.
     pub(crate) fn apply(&mut self, change: Change, dirty: &mut Dirty) {
         match change {
@@ -181,17 +202,13 @@ impl Cluster {
             Change::Policy(new) => self.policy(&new.key.clone(), Some(new), dirty),
             Change::PolicyGone(key) => self.policy(&key, None, dirty),
             Change::Service(new) => {
-                self.services.insert(new.key.clone(), new);
+                self.services.set_service(&new.key.clone(), Some(new), dirty);
             }
-            Change::ServiceGone(key) => {
-                self.services.remove(&key);
-            }
+            Change::ServiceGone(key) => self.services.set_service(&key, None, dirty),
             Change::EndpointSlice(new) => {
-                self.slices.insert(new.key.clone(), new);
+                self.services.set_slice(&new.key.clone(), Some(new), dirty);
             }
-            Change::EndpointSliceGone(key) => {
-                self.slices.remove(&key);
-            }
+            Change::EndpointSliceGone(key) => self.services.set_slice(&key, None, dirty),
             Change::Interface(new) => self.interface(new.index, Some(new), dirty),
             Change::InterfaceGone(index) => self.interface(index, None, dirty),
             Change::OwnAddresses(addresses) => {
@@ -222,12 +239,10 @@ impl Cluster {
             Some(new) => self.nodes.insert(name.to_owned(), new),
             None => self.nodes.remove(name),
         };
+        let before = before.as_ref().map_or(&[][..], |node| &node.addresses);
+        self.services.set_node(before, &after, dirty);
         if name == self.node {
-            self.own_changed(
-                before.as_ref().map_or(&[][..], |node| &node.addresses),
-                &after,
-                dirty,
-            );
+            self.own_changed(before, &after, dirty);
         }
     }
 

@@ -10,12 +10,14 @@ pub(crate) mod classes;
 mod endpoints;
 mod essentials;
 mod expected;
+pub(crate) mod frontends;
 pub(crate) mod ids;
 pub(crate) mod peers;
 mod ports;
 pub(crate) mod prefix;
 mod report;
 pub(crate) mod rows;
+mod services;
 mod sets;
 pub(crate) mod space;
 pub(crate) mod spec;
@@ -39,7 +41,7 @@ use spec::Spec;
 
 pub use essentials::Essentials;
 pub use expected::{Cursor, Expected};
-pub use peers::Atom;
+pub use peers::{Atom, Frontend};
 pub use ports::{Ports, Ranges};
 pub use report::{EndpointInfo, Problem};
 
@@ -110,6 +112,7 @@ pub struct Compiler {
     specs: HashMap<Arc<Spec>, u32>,
     space: Space,
     classes: Classes,
+    services: services::Services,
     sets: Sets,
     rows: Rows,
     endpoints: Endpoints,
@@ -131,6 +134,7 @@ impl Compiler {
             specs: HashMap::new(),
             space: Space::new(),
             classes: Classes::new(),
+            services: services::Services::default(),
             sets: Sets::new(),
             rows: Rows::new(),
             endpoints: Endpoints::new(&options),
@@ -195,6 +199,7 @@ impl Compiler {
         self.specs.clear();
         self.space = Space::new();
         self.classes = Classes::new();
+        self.services = services::Services::default();
         self.sets = Sets::new();
         self.rows = Rows::new();
         self.tables = AddressTables::new();

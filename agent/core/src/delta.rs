@@ -11,7 +11,7 @@ pub(crate) mod trie4;
 
 use std::collections::{BTreeSet, HashMap};
 
-use netpold_ebpf::layout::ClassId;
+use netpold_ebpf::layout::{CLASS_TRANSLATED, ClassId};
 
 use crate::compile::classes::Classes;
 use crate::compile::prefix::{Family, Prefix, PrefixMap};
@@ -147,11 +147,16 @@ impl Judge<'_> {
         (self.rows.column(word.0, class), self.rows.column(word.1, class))
     }
 
-    /// Whether seeing `row_of` the changing endpoints with `class` is seeing before or after.
+    /// Whether what the changing endpoints see in between is what they see before or after. A
+    /// packet that is marked as translated for nothing is only judged once more, but one that would
+    /// be marked before or after must be marked in between too.
     fn safe(&self, from: ClassId, to: ClassId, rows_first: bool) -> bool {
+        let between = if rows_first { from } else { to };
+        let marks = |class: ClassId| between & class & CLASS_TRANSLATED == class & CLASS_TRANSLATED;
         self.words.iter().all(|(old, new)| {
-            let seen = if rows_first { self.pair(*new, from) } else { self.pair(*old, to) };
-            seen == self.pair(*old, from) || seen == self.pair(*new, to)
+            let seen = self.pair(if rows_first { *new } else { *old }, between);
+            (seen == self.pair(*old, from) && marks(from))
+                || (seen == self.pair(*new, to) && marks(to))
         })
     }
 }
@@ -176,7 +181,7 @@ impl Plan {
                 } else if judge.safe(from, to, true) {
                     Turn::AfterRows
                 } else {
-                    let class = classes.temporary();
+                    let class = classes.temporary(from, to);
                     through.push((from, to, class));
                     Turn::Through(class)
                 }

@@ -7,9 +7,10 @@
 
 mod answer;
 mod rule;
+mod services;
 mod text;
 
-pub use answer::{Cause, Explanation, Judgement, Nearest, Problem, RuleRef, Verdict};
+pub use answer::{Backend, Cause, Explanation, Judgement, Nearest, Problem, RuleRef, Verdict};
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +19,7 @@ use std::net::IpAddr;
 use crate::model::{Change, Direction, Key, Labels, Namespace, Pod, Policy};
 use crate::probe::{IpProtocol, Party, Probe};
 use rule::Traffic;
+use services::Services;
 
 /// The cluster, indexed for questions.
 #[derive(Clone, Debug, Default)]
@@ -30,6 +32,7 @@ pub struct Explainer {
     owners: BTreeMap<IpAddr, Key>,
     /// Addresses of each node, those of its hostNetwork pods included.
     nodes: BTreeMap<String, BTreeSet<IpAddr>>,
+    services: Services,
 }
 
 /// How much is asked for.
@@ -54,6 +57,7 @@ impl Explainer {
     pub fn new(changes: impl IntoIterator<Item = Change>) -> Self {
         let mut all = Self::default();
         let mut nodes = BTreeMap::new();
+        let (mut services, mut slices) = (BTreeMap::new(), BTreeMap::new());
         for change in changes {
             match change {
                 Change::Namespace(new) => drop(all.namespaces.insert(new.name.clone(), new)),
@@ -70,15 +74,15 @@ impl Explainer {
                     let namespace = all.policies.entry(key.namespace).or_default();
                     namespace.remove(&key.name);
                 }
-                Change::Service(_)
-                | Change::ServiceGone(_)
-                | Change::EndpointSlice(_)
-                | Change::EndpointSliceGone(_)
-                | Change::Interface(_)
-                | Change::InterfaceGone(_)
-                | Change::OwnAddresses(_) => {}
+                Change::Service(new) => drop(services.insert(new.key.clone(), new)),
+                Change::ServiceGone(key) => drop(services.remove(&key)),
+                Change::EndpointSlice(new) => drop(slices.insert(new.key.clone(), new)),
+                Change::EndpointSliceGone(key) => drop(slices.remove(&key)),
+                Change::Interface(_) | Change::InterfaceGone(_) | Change::OwnAddresses(_) => {}
             }
         }
+        let node_addresses = nodes.values().flatten().copied().collect();
+        all.services = Services::new(services, slices.into_values(), node_addresses);
         for (name, addresses) in nodes {
             all.nodes.entry(name).or_default().extend(addresses);
         }
@@ -147,7 +151,8 @@ impl Explainer {
 
     fn sides(&self, probe: &Probe) -> Result<(Side<'_>, Side<'_>), String> {
         let (from, to) = (self.side(&probe.from)?, self.side(&probe.to)?);
-        if from.pod.is_none() && to.pod.is_none() {
+        let leads_to_pod = || to.addresses.iter().any(|a| self.leads_to_pod(*a, probe));
+        if from.pod.is_none() && to.pod.is_none() && !leads_to_pod() {
             return Err(format!("neither {} nor {} is a pod's address", probe.from, probe.to));
         }
         Ok((from, to))
@@ -157,6 +162,16 @@ impl Explainer {
         let key = match party {
             Party::Address(address) => {
                 return Ok(Side { pod: self.owner(*address), addresses: vec![*address] });
+            }
+            Party::Service(key) => {
+                let service = self.services.get(key);
+                let service = service.ok_or_else(|| format!("there is no Service {key}"))?;
+                if service.addresses.is_empty() {
+                    return Err(format!(
+                        "Service {key} is headless: it has no address; ask its pods"
+                    ));
+                }
+                return Ok(Side { pod: None, addresses: service.addresses.clone() });
             }
             Party::Pod(key) => key,
         };
@@ -214,24 +229,42 @@ impl Explainer {
         (source, destination): (IpAddr, IpAddr),
         detail: Detail,
     ) -> Explanation {
-        let itself = from.pod.map(|pod| &pod.key) == to.pod.map(|pod| &pod.key);
+        let itself = from.pod.is_some_and(|a| to.pod.is_some_and(|b| a.key == b.key));
+        let pair = (source, destination);
+        if !itself && let Some(answer) = self.explain_translated(probe, from, pair, detail) {
+            return answer;
+        }
+        let kind = (probe.protocol, probe.port);
+        let (egress, ingress) = self.judge_pair(from, source, to.pod, destination, kind, detail);
+        let verdict = Verdict::of([&egress, &ingress]);
+        Explanation::judged(probe, verdict, None, egress, ingress)
+    }
+
+    /// Egress of the sender and ingress of the receiver, as far as they are pods.
+    fn judge_pair(
+        &self,
+        from: &Side<'_>,
+        source: IpAddr,
+        to: Option<&Pod>,
+        destination: IpAddr,
+        (protocol, port): (IpProtocol, u16),
+        detail: Detail,
+    ) -> (Option<Judgement>, Option<Judgement>) {
+        let itself = from.pod.map(|pod| &pod.key) == to.map(|pod| &pod.key);
         let from_host = from.pod.is_none_or(|pod| pod.host_network);
-        let (protocol, port) = (probe.protocol, probe.port);
         let egress = from.pod.map(|pod| {
             let always = itself.then_some(Cause::Itself);
             let traffic = self.traffic(pod, Direction::Egress, destination, protocol, port);
             self.judge_traffic(&traffic, always, detail)
         });
-        let ingress = to.pod.map(|pod| {
+        let ingress = to.map(|pod| {
             let from_node = from_host && self.is_own_node(pod, source);
             let always = from_node.then_some(Cause::OwnNode);
             let always = itself.then_some(Cause::Itself).or(always);
             let traffic = self.traffic(pod, Direction::Ingress, source, protocol, port);
             self.judge_traffic(&traffic, always, detail)
         });
-        let denied = [&egress, &ingress].into_iter().flatten().any(|j| j.verdict == Verdict::Deny);
-        let verdict = if denied { Verdict::Deny } else { Verdict::Allow };
-        Explanation { probe: probe.clone(), verdict, reason: None, egress, ingress }
+        (egress, ingress)
     }
 
     /// Judge one direction at one pod, as the dataplane would by its tables; `None` if there is no
@@ -246,8 +279,7 @@ impl Explainer {
         port: u16,
     ) -> Option<Judgement> {
         let pod = self.pods.get(pod)?;
-        let traffic = self.traffic(pod, direction, remote, protocol, port);
-        Some(self.judge_traffic(&traffic, None, Detail::Reasons))
+        Some(self.judge_at_veth(pod, direction, remote, (protocol, port), Detail::Reasons))
     }
 
     fn traffic<'a>(

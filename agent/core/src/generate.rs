@@ -7,6 +7,7 @@
 mod choices;
 mod objects;
 mod packets;
+mod services;
 mod shrink;
 
 pub use choices::Choices;
@@ -17,7 +18,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::model::{Change, Interface, Pod};
+use crate::model::{Change, Interface, Node, Pod, Service};
 
 /// The node that generated clusters are seen from.
 pub const NODE: &str = "n1";
@@ -25,7 +26,8 @@ pub const NODE: &str = "n1";
 /// A generated cluster: one change per object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cluster {
-    /// Namespaces, nodes, pods, policies and the interfaces of [`NODE`]; each once.
+    /// Namespaces, nodes, pods, policies, Services, their slices and the interfaces of [`NODE`]; each
+    /// once.
     pub objects: Vec<Change>,
 }
 
@@ -55,6 +57,20 @@ impl Cluster {
         for number in 0..choices.below(7) {
             objects.push(Change::Policy(objects::policy(choices, number)));
         }
+        // Half of the clusters have no Services.
+        if choices.chance(50) {
+            let mut all: Vec<Service> = Vec::new();
+            for _ in 0..1 + choices.below(4) {
+                let service = services::service(choices);
+                if all.iter().all(|other| other.key != service.key) {
+                    all.push(service);
+                }
+            }
+            for number in 0..1 + choices.below(7) {
+                objects.push(Change::EndpointSlice(services::slice(choices, number, &all)));
+            }
+            objects.extend(all.into_iter().map(Change::Service));
+        }
         Self { objects }
     }
 
@@ -76,13 +92,20 @@ impl Cluster {
                 _ => objects.push(object.clone()),
             }
         }
-        let mut number = u32::try_from(self.objects.len()).unwrap_or(0);
+        let services: Vec<Service> = objects
+            .iter()
+            .filter_map(|object| match object {
+                Change::Service(service) => Some(service.clone()),
+                _ => None,
+            })
+            .collect();
+        let mut number = self.largest_number();
         for _ in 0..choices.below(3) {
             number += 1;
-            objects.push(if choices.chance(50) {
-                Change::Pod(objects::pod(choices, number))
-            } else {
-                Change::Policy(objects::policy(choices, number))
+            objects.push(match choices.below(5) {
+                0 | 1 => Change::Pod(objects::pod(choices, number)),
+                2 | 3 => Change::Policy(objects::policy(choices, number)),
+                _ => Change::EndpointSlice(services::slice(choices, number, &services)),
             });
         }
         let mut next = Self { objects };
@@ -92,6 +115,21 @@ impl Cluster {
         let pods: Vec<Pod> = next.pods().cloned().collect();
         next.objects.extend(interfaces(&pods).into_iter().map(Change::Interface));
         next
+    }
+
+    /// The largest number in a name of what may be added: a new object must have a name and an
+    /// interface index of its own, also after many mutations.
+    fn largest_number(&self) -> u32 {
+        let number = |name: &str| {
+            let digits: String = name.chars().filter(char::is_ascii_digit).collect();
+            digits.parse().unwrap_or(0)
+        };
+        let names = self.objects.iter().filter_map(|object| match object {
+            Change::Pod(pod) => Some(pod.key.name.as_str()),
+            Change::Policy(policy) => Some(policy.key.name.as_str()),
+            _ => None,
+        });
+        names.map(number).max().unwrap_or(0)
     }
 
     /// The changes that lead from this cluster to another one.
@@ -107,6 +145,14 @@ impl Cluster {
     pub fn pods(&self) -> impl Iterator<Item = &Pod> {
         self.objects.iter().filter_map(|object| match object {
             Change::Pod(pod) => Some(pod),
+            _ => None,
+        })
+    }
+
+    /// The nodes.
+    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.objects.iter().filter_map(|object| match object {
+            Change::Node(node) => Some(node),
             _ => None,
         })
     }
@@ -177,6 +223,8 @@ mod tests {
                 oracle.policies.sort_by(|a, b| a.key.cmp(&b.key));
                 oracle.nodes.sort_by(|a, b| a.name.cmp(&b.name));
                 oracle.namespaces.sort_by(|a, b| a.name.cmp(&b.name));
+                oracle.services.sort_by(|a, b| a.key.cmp(&b.key));
+                oracle.slices.sort_by(|a, b| a.key.cmp(&b.key));
                 oracle
             };
             assert_eq!(sorted(oracle), sorted(after.objects.into_iter().collect()));

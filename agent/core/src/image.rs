@@ -113,7 +113,7 @@ pub(crate) fn addresses(
     own.map(|(prefix, node)| {
         let signature = node.class.and_then(|class| classes.signature(class));
         let named = signature.into_iter().flat_map(|ids| ids.iter());
-        (prefix.to_net(), named.filter_map(|id| atoms.atom(*id).cloned()).collect())
+        (prefix.to_net(), named.filter_map(|id| atoms.content(*id)).collect())
     })
     .collect()
 }

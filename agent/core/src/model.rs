@@ -35,7 +35,7 @@ impl std::fmt::Display for Key {
 pub type Labels = BTreeMap<String, String>;
 
 /// A Namespace.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Namespace {
     /// `metadata.name`
     pub name: String,
@@ -45,7 +45,7 @@ pub struct Namespace {
 }
 
 /// A Node.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Node {
     /// `metadata.name`
     pub name: String,
@@ -54,7 +54,7 @@ pub struct Node {
 }
 
 /// A Pod.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Pod {
     /// `metadata.namespace` and `metadata.name`
     pub key: Key,
@@ -152,7 +152,7 @@ impl std::fmt::Display for Direction {
 }
 
 /// A NetworkPolicy.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Policy {
     /// `metadata.namespace` and `metadata.name`
     pub key: Key,
@@ -263,7 +263,7 @@ pub enum Requirement {
 }
 
 /// A Service, as far as packets to its addresses are concerned.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Service {
     /// `metadata.namespace` and `metadata.name`
     pub key: Key,
@@ -289,7 +289,7 @@ pub struct ServicePort {
 }
 
 /// An EndpointSlice: some of the backends of a Service, with the ports they really listen on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct EndpointSlice {
     /// `metadata.namespace` and `metadata.name`
     pub key: Key,
@@ -314,7 +314,7 @@ pub struct SlicePort {
 }
 
 /// A change of one object: what a source yields and what the cluster state takes in.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Change {
     /// A Namespace now is this.
     Namespace(Namespace),
@@ -380,7 +380,7 @@ impl Change {
 }
 
 /// The host side of a veth whose other side is in another network namespace.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Interface {
     /// Interface index of the host side.
     pub index: u32,

@@ -5,13 +5,15 @@
 //! and sharing no code with the compiler, matching of selectors and blocks included, so that one
 //! misunderstanding cannot hide in both. Never used to judge a packet.
 
+mod services;
+
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
 use crate::model::{
-    Change, Direction, IpBlock, Labels, Namespace, Node, Peer, Pod, Policy, PortMatch, PortRule,
-    Requirement, Rule, Selector,
+    Change, Direction, EndpointSlice, IpBlock, Labels, Namespace, Node, Peer, Pod, Policy,
+    PortMatch, PortRule, Requirement, Rule, Selector, Service,
 };
 use crate::probe::{Party, Probe};
 
@@ -26,6 +28,10 @@ pub struct Oracle {
     pub pods: Vec<Pod>,
     /// Every NetworkPolicy.
     pub policies: Vec<Policy>,
+    /// Every Service.
+    pub services: Vec<Service>,
+    /// Every EndpointSlice.
+    pub slices: Vec<EndpointSlice>,
 }
 
 /// The answer to a [`Probe`].
@@ -37,6 +43,11 @@ pub enum OracleVerdict {
         egress: bool,
         /// The receiver's ingress.
         ingress: bool,
+    },
+    /// The traffic is translated; allowed if one backend is in both directions.
+    Translated {
+        /// One is.
+        allowed: bool,
     },
     /// It depends on which of the pods' addresses are used.
     DependsOnAddress,
@@ -51,6 +62,7 @@ impl OracleVerdict {
     pub fn allowed(self) -> Option<bool> {
         match self {
             Self::Judged { egress, ingress } => Some(egress && ingress),
+            Self::Translated { allowed } => Some(allowed),
             Self::DependsOnAddress | Self::CannotTell => None,
         }
     }
@@ -96,23 +108,48 @@ impl Oracle {
                 self.policies.push(new);
             }
             Change::PolicyGone(key) => self.policies.retain(|p| p.key != key),
-            Change::Service(_)
-            | Change::ServiceGone(_)
-            | Change::EndpointSlice(_)
-            | Change::EndpointSliceGone(_)
-            | Change::Interface(_)
-            | Change::InterfaceGone(_)
-            | Change::OwnAddresses(_) => {}
+            Change::Service(new) => {
+                self.services.retain(|s| s.key != new.key);
+                self.services.push(new);
+            }
+            Change::ServiceGone(key) => self.services.retain(|s| s.key != key),
+            Change::EndpointSlice(new) => {
+                self.slices.retain(|s| s.key != new.key);
+                self.slices.push(new);
+            }
+            Change::EndpointSliceGone(key) => self.slices.retain(|s| s.key != key),
+            Change::Interface(_) | Change::InterfaceGone(_) | Change::OwnAddresses(_) => {}
         }
     }
 
-    /// Whether policy lets `pod` exchange this with `remote`, in one direction. `port` is the
-    /// destination port: the pod's own for ingress, the remote's for egress.
+    /// What the pod's veth must answer: whether policy lets `pod` exchange this with `remote`, in one
+    /// direction. `port` is the destination port: the pod's own for ingress, the remote's for
+    /// egress. What a Service or a node port leads to passes if some backend may be reached.
+    #[must_use]
+    pub fn judge(
+        &self,
+        pod: &Pod,
+        direction: Direction,
+        remote: IpAddr,
+        protocol: u8,
+        port: u16,
+    ) -> bool {
+        if self.judge_translated(pod, direction, remote, protocol, port) {
+            return true;
+        }
+        direction == Direction::Egress
+            && self.backends(remote, protocol, port).into_iter().any(|(backend, port)| {
+                self.judge_translated(pod, direction, backend, protocol, port)
+            })
+    }
+
+    /// Whether policy lets `pod` exchange this with `remote`, in one direction, `remote` being who
+    /// it is in the end: a packet that was translated already.
     ///
     /// Ingress from the own node is not decided here: there it matters who made the packet, not
     /// its address; see [`Self::verdict`].
     #[must_use]
-    pub fn judge(
+    pub fn judge_translated(
         &self,
         pod: &Pod,
         direction: Direction,
@@ -160,7 +197,11 @@ impl Oracle {
         let (Some(from), Some(to)) = (self.side(&probe.from), self.side(&probe.to)) else {
             return OracleVerdict::CannotTell;
         };
-        if from.pod.is_none() && to.pod.is_none() {
+        let leads_to_pod = to.addresses.iter().any(|address| {
+            let backends = self.backends(*address, probe.protocol.0, probe.port);
+            backends.iter().any(|(backend, _)| self.pod_at(*backend).is_some())
+        });
+        if from.pod.is_none() && to.pod.is_none() && !leads_to_pod {
             return OracleVerdict::CannotTell;
         }
         let mut answer = OracleVerdict::CannotTell;
@@ -190,27 +231,56 @@ impl Oracle {
         probe: &Probe,
     ) -> OracleVerdict {
         let (protocol, port) = (probe.protocol.0, probe.port);
-        if let (Some(from), Some(to)) = (from.pod, to.pod)
+        let itself = from.pod.is_some_and(|a| to.pod.is_some_and(|b| a.key == b.key));
+        if !itself && self.is_frontend(destination, protocol, port) {
+            let backends = self.backends(destination, protocol, port);
+            let allowed = backends.into_iter().any(|(backend, port)| {
+                let pod = self.pod_at(backend);
+                let both = self.judge_both(from.pod, source, pod, backend, protocol, port);
+                both == (true, true)
+            });
+            return OracleVerdict::Translated { allowed };
+        }
+        let (egress, ingress) =
+            self.judge_both(from.pod, source, to.pod, destination, protocol, port);
+        OracleVerdict::Judged { egress, ingress }
+    }
+
+    /// The sender's egress and the receiver's ingress.
+    fn judge_both(
+        &self,
+        from: Option<&Pod>,
+        source: IpAddr,
+        to: Option<&Pod>,
+        destination: IpAddr,
+        protocol: u8,
+        port: u16,
+    ) -> (bool, bool) {
+        if let (Some(from), Some(to)) = (from, to)
             && from.key == to.key
         {
-            return OracleVerdict::Judged { egress: true, ingress: true };
+            return (true, true);
         }
-        let egress = from
-            .pod
-            .is_none_or(|pod| self.judge(pod, Direction::Egress, destination, protocol, port));
-        let ingress = to.pod.is_none_or(|pod| {
-            // A sender that is no ordinary pod and has an address of the node is the node.
-            let from_node =
-                from.pod.is_none_or(|p| p.host_network) && self.is_own_node(pod, source);
-            from_node || self.judge(pod, Direction::Ingress, source, protocol, port)
+        let egress = from.is_none_or(|pod| {
+            self.judge_translated(pod, Direction::Egress, destination, protocol, port)
         });
-        OracleVerdict::Judged { egress, ingress }
+        let ingress = to.is_none_or(|pod| {
+            // A sender that is no ordinary pod and has an address of the node is the node.
+            let from_node = from.is_none_or(|p| p.host_network) && self.is_own_node(pod, source);
+            from_node || self.judge_translated(pod, Direction::Ingress, source, protocol, port)
+        });
+        (egress, ingress)
     }
 
     fn side(&self, party: &Party) -> Option<Side<'_>> {
         match party {
             Party::Address(address) => {
                 Some(Side { pod: self.pod_at(*address), addresses: vec![*address] })
+            }
+            Party::Service(key) => {
+                let service = self.services.iter().find(|service| service.key == *key)?;
+                let addresses = service.addresses.clone();
+                (!addresses.is_empty()).then_some(Side { pod: None, addresses })
             }
             Party::Pod(key) => {
                 let pod = self.pods.iter().find(|pod| pod.key == *key)?;

@@ -8,12 +8,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Key;
 
-/// One side of a [`Probe`]: written `namespace/pod` or as an address.
+/// One side of a [`Probe`]: written `namespace/pod`, `svc/namespace/name` or as an address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Party {
     /// A pod by name.
     Pod(Key),
+    /// A Service by name: its addresses.
+    Service(Key),
     /// An address. If it is a pod's, that pod is meant.
     Address(IpAddr),
 }
@@ -40,8 +42,8 @@ pub struct Probe {
 /// Why a [`Probe`], or a part of one, could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProbeError {
-    /// Neither `namespace/pod` nor an address.
-    #[error("{0:?} is neither namespace/pod nor an address")]
+    /// Neither `namespace/pod` nor `svc/namespace/name` nor an address.
+    #[error("{0:?} is neither namespace/pod nor an address, nor svc/namespace/name")]
     Party(String),
     /// Not a protocol name or number.
     #[error("{0:?} is no protocol: use TCP, UDP, SCTP, ICMP, ICMPv6 or a number from 0 to 255")]
@@ -128,6 +130,7 @@ impl fmt::Display for Party {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Pod(key) => key.fmt(f),
+            Self::Service(key) => write!(f, "svc/{key}"),
             Self::Address(address) => address.fmt(f),
         }
     }
@@ -140,14 +143,16 @@ impl FromStr for Party {
         if let Ok(address) = text.parse() {
             return Ok(Self::Address(address));
         }
-        match text.split_once('/') {
-            Some((namespace, name))
-                if !namespace.is_empty() && !name.is_empty() && !name.contains('/') =>
-            {
-                Ok(Self::Pod(Key::new(namespace, name)))
+        let parts: Vec<&str> = text.split('/').collect();
+        match parts[..] {
+            _ if parts.iter().any(|part| part.is_empty()) => {}
+            [namespace, name] => return Ok(Self::Pod(Key::new(namespace, name))),
+            ["svc" | "service", namespace, name] => {
+                return Ok(Self::Service(Key::new(namespace, name)));
             }
-            _ => Err(ProbeError::Party(text.to_owned())),
+            _ => {}
         }
+        Err(ProbeError::Party(text.to_owned()))
     }
 }
 
@@ -220,7 +225,8 @@ mod tests {
         assert_eq!(probe.to_string(), "::1 to x/a, ICMP");
         let error = serde_json::from_str::<Probe>(r#"{"from":"x/a","to":"x/b"}"#).unwrap_err();
         assert!(error.to_string().contains("TCP needs a port"), "{error}");
-        for party in ["a", "x/", "/a", "x/a/b", ""] {
+        assert_eq!("svc/x/a".parse(), Ok(Party::Service(Key::new("x", "a"))));
+        for party in ["a", "x/", "/a", "x/a/b", "svc//a", "svc/x/a/b", ""] {
             assert!(party.parse::<Party>().is_err(), "{party}");
         }
         assert!("TCPX".parse::<IpProtocol>().is_err() && "256".parse::<IpProtocol>().is_err());

@@ -13,6 +13,12 @@ fn disagreement(cluster: &Cluster, probes: &[Probe]) -> Option<Probe> {
         .iter()
         .find(|probe| {
             let expected = match oracle.verdict(probe) {
+                OracleVerdict::Translated { allowed } => {
+                    let answer = explainer.explain(probe);
+                    return answer.services.is_empty()
+                        || (answer.verdict == Verdict::Allow) != allowed
+                        || answer.verdict == Verdict::Unknown;
+                }
                 OracleVerdict::Judged { egress, ingress } => (Some(egress), Some(ingress)),
                 OracleVerdict::DependsOnAddress | OracleVerdict::CannotTell => (None, None),
             };
@@ -46,6 +52,16 @@ fn agrees_with_the_oracle() {
             let answer = explainer.explain(probe);
             assert_eq!(explainer.verdict(probe), (answer.verdict, answer.reason.clone()));
             *counts.entry(answer.verdict.to_string()).or_default() += 1;
+            if !answer.services.is_empty() {
+                let allowed = answer.backends.iter().filter(|b| b.verdict == Verdict::Allow);
+                let kind = match (allowed.count(), answer.backends.len()) {
+                    (_, 0) => "no backend",
+                    (0, _) => "no backend allowed",
+                    (some, all) if some < all => "backends differ",
+                    _ => "every backend allowed",
+                };
+                *counts.entry(kind.to_owned()).or_default() += 1;
+            }
             for judgement in answer.ingress.iter().chain(&answer.egress) {
                 *counts.entry(format!("{:?}", judgement.cause)).or_default() += 1;
                 assert_eq!(judgement.allowed_by.is_some(), judgement.cause == Cause::Rule);
@@ -58,5 +74,10 @@ fn agrees_with_the_oracle() {
         ["allow", "deny", "cannot tell", "NotIsolated", "Rule", "NoRule", "Itself", "OwnNode"]
     {
         assert!(counts[what] > 3000, "{what}: {counts:?}");
+    }
+    for what in
+        ["no backend", "no backend allowed", "backends differ", "every backend allowed", "Backend"]
+    {
+        assert!(counts[what] > 100, "{what}: {counts:?}");
     }
 }

@@ -52,6 +52,7 @@ fn cluster(rules: Vec<Rule>) -> Oracle {
             Pod { host_network: true, ..pod("x", "host", "192.168.0.9") },
         ],
         policies: vec![policy],
+        ..Oracle::default()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Where the programs sit: the two hooks of a pod's interface.
+//! Where the programs sit: the two hooks of a pod's interface, and of the node's other devices.
 //!
 //! With TCX (kernel 6.6) an attachment is a link, pinned as `<ifindex>-<direction>`; it stays when
 //! the agent goes, and its program is replaced in one step. Without TCX it is a filter of our own
@@ -22,6 +22,9 @@ use super::sys;
 
 const BPF_TCX_INGRESS: u32 = 46;
 const BPF_TCX_EGRESS: u32 = 47;
+
+/// In the name of a link's pin that runs in front of another; no dot, which bpffs refuses.
+const WATCHING: &str = "-before-";
 
 /// How programs are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,22 +174,52 @@ impl Attacher {
         .map_err(at("attaching", hook))
     }
 
-    /// Runs `program` in front of what is attached for as long as the link is open; `None` where
-    /// that is not done (clsact).
+    /// Runs `program` in front of what is attached until [`Attacher::stop_watching`], also when this
+    /// process ends before; whether it does (not below clsact).
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn watch(
-        &self,
-        program: BorrowedFd<'_>,
-        hook: Hook,
-    ) -> Result<Option<OwnedFd>, AttachError> {
-        match &self.backend {
-            Backend::Tcx { .. } => sys::tcx_link_create(program, hook.ifindex, hook.tcx_type())
-                .map(Some)
-                .map_err(at("watching", hook)),
-            Backend::Clsact(_) => Ok(None),
+    pub fn watch(&self, program: BorrowedFd<'_>, hook: Hook) -> Result<bool, AttachError> {
+        let Backend::Tcx { links, .. } = &self.backend else { return Ok(false) };
+        sys::tcx_link_create(program, hook.ifindex, hook.tcx_type())
+            .and_then(|link| sys::obj_pin(link.as_fd(), &watcher(links, hook)))
+            .map(|()| true)
+            .map_err(at("watching", hook))
+    }
+
+    /// Puts what runs in front of a hook since [`Attacher::watch`] in the place of what is attached
+    /// there. (A program may be at a hook but once, so the link behind cannot be given it too.)
+    ///
+    /// # Errors
+    /// The kernel refuses; both stay.
+    pub fn promote(&mut self, hook: Hook) -> Result<(), AttachError> {
+        let Backend::Tcx { links, held } = &mut self.backend else { return Ok(()) };
+        let (path, watcher) = (links.join(hook.file_name()), watcher(links, hook));
+        let mut promote = || {
+            let Some(link) = open(&watcher)? else { return Ok(()) };
+            if let Some(former) = open(&path)? {
+                detach_link(&former)?;
+            }
+            fs::rename(&watcher, &path)?;
+            held.insert(hook, link);
+            Ok(())
+        };
+        promote().map_err(at("promoting", hook))
+    }
+
+    /// Ends what [`Attacher::watch`] began, in this process or in one before it.
+    ///
+    /// # Errors
+    /// The pins cannot be listed or removed.
+    pub fn stop_watching(&self) -> io::Result<()> {
+        let Backend::Tcx { links, .. } = &self.backend else { return Ok(()) };
+        for entry in fs::read_dir(links)? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().contains(WATCHING) {
+                detach_tcx(&entry.path())?;
+            }
         }
+        Ok(())
     }
 
     /// Takes our program away from a hook. Nothing there, or no such interface, is no error.
@@ -235,6 +268,11 @@ impl Attacher {
         }
         result
     }
+}
+
+/// Where a link is pinned that this process runs in front of another.
+fn watcher(links: &Path, hook: Hook) -> PathBuf {
+    links.join(format!("{}{WATCHING}{}", hook.file_name(), std::process::id()))
 }
 
 fn at(operation: &'static str, hook: Hook) -> impl FnOnce(io::Error) -> AttachError {

@@ -12,13 +12,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use aya::maps::{MapData, MapError, PerCpuArray, RingBuf};
 use aya::programs::{ProgramError, SchedClassifier};
 use aya::{Ebpf, EbpfError, EbpfLoader, Pod};
-use netpold_core::model::Direction;
 use netpold_core::ops::{Apply, Capacity, Op};
 use netpold_ebpf::layout::{Endpoint, Settings};
 
 use super::bpffs::PinRoot;
 use super::heritage::{self, Heritage};
 use super::mmap::MappedArray;
+use super::role::Program;
 use super::tables::{TableError, Tables, array, descriptor};
 use super::{sys, test_run};
 use crate::object::{ObjectMissing, object};
@@ -82,9 +82,6 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Programs by hook.
-const PROGRAMS: [(Direction, &str); 2] =
-    [(Direction::Ingress, "netpold_ingress"), (Direction::Egress, "netpold_egress")];
 /// The program that reads the kernel's clock, by test run.
 const CLOCK: &str = "netpold_clock";
 /// Maps that outlive their generation, by pin.
@@ -124,7 +121,7 @@ impl Generation {
         }
         let mut bpf =
             loader.load(object).map_err(|e| GenerationError::Load { cause: Box::new(e) })?;
-        for name in PROGRAMS.map(|(_, name)| name).into_iter().chain([CLOCK]) {
+        for name in Program::ALL.map(Program::name).into_iter().chain([CLOCK]) {
             classifier(&mut bpf, name)?
                 .load()
                 .map_err(|e| GenerationError::Program { name, cause: Box::new(e) })?;
@@ -140,19 +137,15 @@ impl Generation {
         Ok(Self { bpf, tables, pinned })
     }
 
-    /// The program for a direction.
+    /// A program; of a direction, the one that judges pods.
     ///
     /// # Errors
     /// The object has no such program.
     pub fn program(
         &mut self,
-        direction: Direction,
+        program: impl Into<Program>,
     ) -> Result<&mut SchedClassifier, GenerationError> {
-        let name = match direction {
-            Direction::Ingress => PROGRAMS[0].1,
-            Direction::Egress => PROGRAMS[1].1,
-        };
-        classifier(&mut self.bpf, name)
+        classifier(&mut self.bpf, program.into().name())
     }
 
     /// Writes operations in order.

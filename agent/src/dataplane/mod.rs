@@ -7,12 +7,13 @@ pub mod generation;
 mod heritage;
 pub mod mmap;
 pub mod readback;
+pub mod role;
 pub(crate) mod sys;
 pub mod tables;
 mod takeover;
 pub mod test_run;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
 use aya::maps::{MapData, PerCpuArray};
@@ -26,6 +27,7 @@ use bpffs::PinRoot;
 use generation::{Generation, GenerationError, Predecessor};
 use heritage::Heritage;
 use readback::Strays;
+use role::{Program, Role};
 use tables::TableError;
 
 use crate::conntrack::{Pass, Sweeper, measure_hz};
@@ -46,12 +48,14 @@ pub struct Dataplane {
     hz: u32,
     counters: Option<PerCpuArray<MapData, u64>>,
     generation: Option<Generation>,
-    /// Interfaces with the current generation's programs, and their endpoints' numbers.
-    attached: BTreeMap<u32, u32>,
+    /// Interfaces with the current generation's programs.
+    attached: BTreeMap<u32, Role>,
     /// What an earlier agent left attached was gone through.
     swept: bool,
     /// Other versions' tables, until their flows are carried over.
     heritage: Vec<Heritage>,
+    /// Programs may run in front of others, an earlier agent's if not this one's.
+    watching: bool,
     strays: Strays,
 }
 
@@ -72,6 +76,7 @@ impl Dataplane {
             attached: BTreeMap::new(),
             swept: false,
             heritage: Vec::new(),
+            watching: true,
             strays: Strays::default(),
         };
         dataplane.find_heritage();
@@ -178,10 +183,10 @@ impl Dataplane {
         Ok(flows)
     }
 
-    /// Whether the current generation's programs run at an interface.
+    /// What an interface is that the current generation's programs run at.
     #[must_use]
-    pub fn is_attached(&self, ifindex: u32) -> bool {
-        self.attached.contains_key(&ifindex)
+    pub fn attached(&self, ifindex: u32) -> Option<Role> {
+        self.attached.get(&ifindex).copied()
     }
 
     /// A drop counter summed over the CPUs; 0 before the first generation.
@@ -199,14 +204,14 @@ impl Dataplane {
         self.generation.as_mut().map_or(Ok(()), |generation| generation.apply(ops))
     }
 
-    /// Makes the current generation's programs run at these interfaces (each with its endpoint's
-    /// number: an index may be reused) and at no other: replaces a former generation's, attaches,
-    /// and leaves interfaces that are no endpoints any more. Gives the interfaces where that
-    /// failed, with the reason; index 0 stands for the clean-up.
-    pub fn attach(&mut self, wanted: &BTreeMap<u32, u32>) -> BTreeMap<u32, String> {
-        let watchers = self.begin_takeover(wanted);
+    /// Makes the current generation's programs run at these interfaces and at no other: replaces a
+    /// former generation's, or another role's, attaches, and leaves interfaces that are not wanted
+    /// any more. Gives the interfaces where that failed, with the reason; index 0 stands for the
+    /// clean-up.
+    pub fn attach(&mut self, wanted: &BTreeMap<u32, Role>) -> BTreeMap<u32, String> {
+        self.begin_takeover(wanted);
         let mut problems = self.attach_new(wanted);
-        self.end_takeover(watchers);
+        self.end_takeover(problems.is_empty());
         if let Err(reason) = self.leave(wanted) {
             problems.insert(0, reason);
         }
@@ -214,17 +219,20 @@ impl Dataplane {
     }
 
     /// As [`Dataplane::attach`], but leaves nothing: whatever else is attached stays.
-    pub fn attach_new(&mut self, wanted: &BTreeMap<u32, u32>) -> BTreeMap<u32, String> {
+    pub fn attach_new(&mut self, wanted: &BTreeMap<u32, Role>) -> BTreeMap<u32, String> {
         let mut problems = BTreeMap::new();
         if self.generation.is_none() {
             return problems;
         }
-        for (&ifindex, &id) in wanted {
-            if self.attached.get(&ifindex) == Some(&id) {
+        // Devices first, so that nothing is marked before it is judged there.
+        let is_pod = |role: &Role| matches!(role, Role::Pod(_));
+        let (pods, devices): (Vec<_>, Vec<_>) = wanted.iter().partition(|(_, role)| is_pod(role));
+        for (&ifindex, &role) in devices.into_iter().chain(pods) {
+            if self.attached.get(&ifindex) == Some(&role) {
                 continue;
             }
-            match self.attach_one(ifindex) {
-                Ok(()) => _ = self.attached.insert(ifindex, id),
+            match self.attach_one(ifindex, role) {
+                Ok(()) => _ = self.attached.insert(ifindex, role),
                 Err(reason) => _ = problems.insert(ifindex, reason),
             }
         }
@@ -251,47 +259,58 @@ impl Dataplane {
     /// The attachments cannot be listed.
     pub fn missing(&mut self) -> Result<Vec<u32>, String> {
         let Some(generation) = &mut self.generation else { return Ok(Vec::new()) };
-        let mut ids = [0; 2];
-        for direction in Direction::BOTH {
-            let program = generation.program(direction).map_err(|e| e.to_string())?;
-            ids[direction as usize] = program.info().map_err(|e| e.to_string())?.id();
+        let mut ids = BTreeMap::new();
+        for program in Program::ALL {
+            let info = generation.program(program).map_err(|e| e.to_string())?.info();
+            ids.insert(program, info.map_err(|e| e.to_string())?.id());
         }
-        let found: BTreeSet<Hook> = self
+        let found: BTreeMap<Hook, u32> = self
             .attacher
             .attached()
             .map_err(|e| e.to_string())?
             .into_iter()
-            .filter(|found| found.program == ids[found.hook.direction as usize])
-            .map(|found| found.hook)
+            .map(|found| (found.hook, found.program))
             .collect();
-        let complete = |ifindex: u32| {
-            Direction::BOTH
-                .into_iter()
-                .all(|direction| found.contains(&Hook { ifindex, direction }))
+        let complete = |ifindex: u32, role: Role| {
+            Direction::BOTH.into_iter().all(|direction| {
+                let program = role.program(direction).and_then(|program| ids.get(&program));
+                program.is_none() || found.get(&Hook { ifindex, direction }) == program
+            })
         };
-        let missing: Vec<u32> =
-            self.attached.keys().copied().filter(|ifindex| !complete(*ifindex)).collect();
+        let missing: Vec<u32> = self
+            .attached
+            .iter()
+            .filter(|(i, role)| !complete(**i, **role))
+            .map(|(i, _)| *i)
+            .collect();
         self.attached.retain(|ifindex, _| !missing.contains(ifindex));
         Ok(missing)
     }
 
-    fn attach_one(&mut self, ifindex: u32) -> Result<(), String> {
+    fn attach_one(&mut self, ifindex: u32, role: Role) -> Result<(), String> {
         let Some(generation) = &mut self.generation else { return Ok(()) };
+        let mut result = Ok(());
         for direction in Direction::BOTH {
-            let program = generation.program(direction).map_err(|e| e.to_string())?;
+            let hook = Hook { ifindex, direction };
+            let Some(program) = role.program(direction) else {
+                self.attacher.detach(hook).map_err(|e| e.to_string())?;
+                continue;
+            };
+            let program = generation.program(program).map_err(|e| e.to_string())?;
             let program = program.fd().map_err(|e| e.to_string())?;
-            match self.attacher.attach(program.as_fd(), Hook { ifindex, direction }) {
-                // Discovery will say that the interface is gone.
-                Err(error) if !error.is_gone() => return Err(error.to_string()),
+            match self.attacher.attach(program.as_fd(), hook) {
+                // Discovery will say that the interface is gone. What fails at one hook leaves the
+                // other no less guarded.
+                Err(error) if !error.is_gone() => result = result.and(Err(error.to_string())),
                 _ => {}
             }
         }
-        Ok(())
+        result
     }
 
     /// Detaches from what is not wanted: after a new generation from whatever an earlier agent left
     /// attached, else only from what this one attached to.
-    fn leave(&mut self, wanted: &BTreeMap<u32, u32>) -> Result<(), String> {
+    fn leave(&mut self, wanted: &BTreeMap<u32, Role>) -> Result<(), String> {
         if !self.swept {
             self.attacher
                 .retain(|hook| wanted.contains_key(&hook.ifindex))

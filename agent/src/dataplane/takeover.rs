@@ -2,32 +2,23 @@
 //!
 //! The other version's programs go on judging by their own tables while this version's run in
 //! front of them, record the flows they see and pass everything on. Then the flows from before are
-//! copied, this version judges too, and only then the other's programs go. A packet meets the one,
-//! or both, or the other, and a flow that either knows is known to this one when it judges alone.
+//! copied, this version judges too, and the other's endpoints are told to pass everything, each by one
+//! word: were its programs replaced at once, one hook after the other, those still there would lack the
+//! flows that began at the others. Only then the other's links go, and those in front take their pins. They
+//! are pinned from the first, so that an agent's sudden end leaves somebody who judges.
+//!
 //! Below clsact, where a second filter would be in the way of one-step replacement, flows are copied
 //! before and after instead: an answer to a packet of the milliseconds between may be lost.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use netpold_core::model::Direction;
 
 use super::attach::Hook;
 use super::heritage::Heritage;
-use super::{Dataplane, sys, tables};
-
-/// Programs that run in front of another version's.
-#[derive(Debug, Default)]
-pub(super) struct Watchers(Vec<OwnedFd>);
-
-impl Drop for Watchers {
-    fn drop(&mut self) {
-        for link in &self.0 {
-            // Closing it would do, some time later; the interface may be gone.
-            let _ = sys::link_detach(link.as_fd());
-        }
-    }
-}
+use super::role::{Program, Role};
+use super::{Dataplane, tables};
 
 impl Dataplane {
     /// Opens what other versions left. What cannot be read is said, and not carried over.
@@ -44,11 +35,11 @@ impl Dataplane {
     }
 
     /// Before programs are replaced: this version has learnt the flows there are.
-    pub(super) fn begin_takeover(&mut self, wanted: &BTreeMap<u32, u32>) -> Watchers {
+    pub(super) fn begin_takeover(&mut self, wanted: &BTreeMap<u32, Role>) {
         if self.heritage.is_empty() {
-            return Watchers::default();
+            return;
         }
-        let watchers = self.watch(wanted);
+        let watched = self.watch(wanted);
         // Who passed before the watchers were there has left its flow in the other's table by now.
         tables::grace_period();
         self.carry_over();
@@ -56,36 +47,61 @@ impl Dataplane {
             && let Err(error) = generation.watch_only(false)
         {
             tracing::error!(%error, "the new programs cannot be told to judge");
-        }
-        watchers
-    }
-
-    /// After programs were replaced: the watchers are in the way, and so is the heritage.
-    pub(super) fn end_takeover(&mut self, watchers: Watchers) {
-        if self.heritage.is_empty() {
             return;
         }
-        drop(watchers);
-        self.carry_over();
-        self.heritage.clear();
-    }
-
-    /// Runs this version's programs in front of whatever judges.
-    fn watch(&mut self, wanted: &BTreeMap<u32, u32>) -> Watchers {
-        let mut watchers = Watchers::default();
-        let Some(generation) = &mut self.generation else { return watchers };
+        for heritage in self.heritage.iter().filter(|_| watched) {
+            if let Err(error) = heritage.stand_aside() {
+                tracing::warn!(%error, "flows that begin now may be lost");
+            }
+        }
         for &ifindex in wanted.keys() {
             for direction in Direction::BOTH {
-                let Ok(program) = generation.program(direction) else { continue };
-                let Ok(program) = program.fd() else { continue };
-                match self.attacher.watch(program.as_fd(), Hook { ifindex, direction }) {
-                    Ok(link) => watchers.0.extend(link),
-                    Err(error) if error.is_gone() => {}
-                    Err(error) => tracing::warn!(%error, "flows that begin now may be lost"),
+                if let Err(error) = self.attacher.promote(Hook { ifindex, direction }) {
+                    tracing::warn!(%error, "another version's program stays");
                 }
             }
         }
-        watchers
+    }
+
+    /// After programs were replaced: what ran in front of them, for this agent or for one that ended
+    /// at this point, and the heritage are of no use any more. Where one could not be replaced
+    /// (`complete` is false) the ones in front go on judging.
+    pub(super) fn end_takeover(&mut self, complete: bool) {
+        if self.watching && complete {
+            match self.attacher.stop_watching() {
+                Ok(()) => self.watching = false,
+                Err(error) => tracing::warn!(%error, "what ran in front stays for now"),
+            }
+        }
+        if !self.heritage.is_empty() {
+            self.carry_over();
+            self.heritage.clear();
+        }
+    }
+
+    /// Runs this version's programs in front of whatever judges pods; whether they do everywhere.
+    fn watch(&mut self, wanted: &BTreeMap<u32, Role>) -> bool {
+        let mut everywhere = true;
+        let Some(generation) = &mut self.generation else { return false };
+        let pods = wanted.iter().filter(|(_, role)| matches!(role, Role::Pod(_)));
+        for &ifindex in pods.map(|(ifindex, _)| ifindex) {
+            for direction in Direction::BOTH {
+                let program = generation.program(Program::from(direction));
+                let Some(program) = program.ok().and_then(|program| program.fd().ok()) else {
+                    everywhere = false;
+                    continue;
+                };
+                match self.attacher.watch(program.as_fd(), Hook { ifindex, direction }) {
+                    Ok(watched) => everywhere &= watched,
+                    Err(error) if error.is_gone() => {}
+                    Err(error) => {
+                        tracing::warn!(%error, "flows that begin now may be lost");
+                        everywhere = false;
+                    }
+                }
+            }
+        }
+        everywhere
     }
 
     /// Copies the flows of other versions' tables that this version's do not have yet.

@@ -3,9 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
-use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
+use netlink_packet_route::link::LinkMessage;
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
+use super::device::Device;
 use super::table::Veth;
 use crate::netlink::{Message, attributes, word};
 
@@ -31,19 +32,16 @@ const RT_SCOPE_LINK: u8 = 253;
 pub(super) enum LinkEvent {
     /// A veth is this.
     Now(Veth),
+    /// A link that is no veth is this.
+    Other(u32, Option<Device>),
     /// A link, of whatever kind, is gone from the namespace.
     Gone(u32),
 }
 
-/// A request for one link, or for all veths.
+/// A request for one link, or for all.
 pub(super) fn links_request(index: Option<u32>) -> RouteNetlinkMessage {
     let mut message = LinkMessage::default();
-    match index {
-        Some(index) => message.header.index = index,
-        None => {
-            message.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Veth)]))
-        }
-    }
+    message.header.index = index.unwrap_or_default();
     RouteNetlinkMessage::GetLink(message)
 }
 
@@ -66,14 +64,14 @@ pub(super) fn link_event(message: Message<'_>) -> Option<LinkEvent> {
         return None;
     }
     match message.kind {
-        RTM_NEWLINK => veth(message, index).map(LinkEvent::Now),
+        RTM_NEWLINK => link(message, index),
         RTM_DELLINK => Some(LinkEvent::Gone(index)),
         _ => None,
     }
 }
 
-fn veth(message: Message<'_>, index: u32) -> Option<Veth> {
-    let mut is_veth = false;
+fn link(message: Message<'_>, index: u32) -> Option<LinkEvent> {
+    let mut link_kind = String::new();
     let mut veth =
         Veth { index, peer: 0, namespace: None, name: String::new(), hardware: Vec::new() };
     for (kind, value) in message.attributes(LINK_HEADER) {
@@ -83,15 +81,20 @@ fn veth(message: Message<'_>, index: u32) -> Option<Veth> {
             IFLA_LINK => veth.peer = word(value)?,
             IFLA_LINK_NETNSID => veth.namespace = word(value).map(u32::cast_signed),
             IFLA_LINKINFO => {
-                is_veth = attributes(value)
-                    .any(|(kind, value)| kind == IFLA_INFO_KIND && text(value) == "veth");
+                let found = attributes(value).find(|(kind, _)| *kind == IFLA_INFO_KIND);
+                link_kind = found.map(|(_, value)| text(value)).unwrap_or_default();
             }
             _ => {}
         }
     }
+    if link_kind != "veth" {
+        // struct ifinfomsg: the ARPHRD_* type is its second half word.
+        let hardware_type = u16::from_ne_bytes(*message.payload.get(2..)?.first_chunk::<2>()?);
+        return Some(LinkEvent::Other(index, Device::new(veth.name, &link_kind, hardware_type)));
+    }
     // A negative identifier stands for a namespace that could not be given one.
     veth.namespace = veth.namespace.filter(|&id| id >= 0);
-    is_veth.then_some(veth)
+    Some(LinkEvent::Now(veth))
 }
 
 fn text(value: &[u8]) -> String {

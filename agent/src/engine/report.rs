@@ -46,6 +46,7 @@ impl Engine {
             repairs: self.repaired.values().sum(),
             repaired: self.repaired.iter().map(|(k, n)| ((*k).to_owned(), *n)).collect(),
             waiting: self.waiting(),
+            devices: self.judging_devices(),
             problems: self.problems(&endpoints),
             endpoints,
             ..Status::default()
@@ -77,7 +78,7 @@ impl Engine {
                     .zip(isolated)
                     .filter_map(|(direction, isolated)| isolated.then_some(direction))
                     .collect(),
-                hook: self.dataplane.is_attached(endpoint.ifindex).then(|| mode.clone()),
+                hook: self.is_pod(endpoint.ifindex).then(|| mode.clone()),
                 pod: endpoint.pod.clone(),
             };
             listed.insert((endpoint.pod, Some(endpoint.ifindex)), status);
@@ -115,7 +116,7 @@ impl Engine {
             )
         });
         let attach = self.attach_problems.iter().map(|(index, reason)| match index {
-            0 => format!("leaving interfaces that are no endpoints any more: {reason}"),
+            0 => format!("leaving interfaces that are no longer judged at: {reason}"),
             index => format!("interface {index}: {reason}"),
         });
         let compile = self.compiler.problems().into_iter().map(|p| p.to_string());

@@ -4,8 +4,10 @@
 //! is refused; beyond this every value has one meaning.
 
 mod fields;
+mod json;
 mod policy;
 mod selector;
+mod service;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,7 +16,9 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use netpold_core::model::{Change, Key, Labels, NamedPort, Namespace, Node, Pod, Protocol};
 
+pub use self::json::network_policy_of_json;
 pub use self::policy::network_policy;
+pub use self::service::{endpoint_slice, service};
 use super::decode::decode;
 use super::document::{self, ReadError};
 
@@ -93,6 +97,8 @@ pub fn manifest(node: &document::Node) -> Result<Manifest, ReadError> {
         ("v1", "Namespace") => namespace(&decode(node)?),
         ("v1", "Node") => self::node(&decode(node)?),
         ("v1", "Pod") => pod(&decode(node)?),
+        ("v1", "Service") => service(&decode(node)?),
+        ("discovery.k8s.io/v1", "EndpointSlice") => endpoint_slice(&decode(node)?),
         _ => return other(node, version, kind),
     }
     .map_err(at)?;
@@ -107,7 +113,8 @@ fn other(node: &document::Node, version: &str, kind: &str) -> Result<Manifest, R
         "NetworkPolicy" if !group.contains('.') || group.ends_with("k8s.io") => {
             "networking.k8s.io/v1"
         }
-        "Namespace" | "Node" | "Pod" if group.is_empty() => "v1",
+        "Namespace" | "Node" | "Pod" | "Service" if group.is_empty() => "v1",
+        "EndpointSlice" if group.is_empty() || group == "discovery.k8s.io" => "discovery.k8s.io/v1",
         _ if group == "networking.k8s.io" && !NETWORKING_KINDS.contains(&kind) => {
             let reason = format!("kind: there is no {kind} in {version}, but NetworkPolicy");
             return Err(ReadError::new(node.line_of("kind"), reason));

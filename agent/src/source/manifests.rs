@@ -21,6 +21,7 @@ use tracing::{info, warn};
 
 use self::scan::Scanner;
 use self::store::Store;
+use super::document::ReadError;
 use super::{Batch, Source, SourceProblem, SourceStatus};
 
 /// Changes that come within this time of the first are one batch.
@@ -63,6 +64,17 @@ pub fn read_once(directory: &Path) -> Result<(Vec<Change>, SourceStatus), Manife
     Ok((changes, status))
 }
 
+/// Read one file's text, which tests and fuzzing do: the objects in it and what of them was not
+/// understood.
+///
+/// # Errors
+/// As for any file: then nothing of it takes effect.
+pub fn read_text(name: &str, bytes: &[u8]) -> Result<(Vec<Change>, Vec<SourceProblem>), ReadError> {
+    let content = content::read(name, bytes)?;
+    let objects = content.objects.into_values().map(|object| object.change);
+    Ok((objects.collect(), content.problems))
+}
+
 /// Read a directory and keep watching it. Everything there is comes in the first batch.
 ///
 /// # Errors
@@ -90,7 +102,7 @@ pub fn watch(directory: &Path) -> Result<Source, ManifestsError> {
     let thread = std::thread::Builder::new().name("manifests".into());
     let started = thread.spawn(move || follower.run());
     started.map_err(|error| ManifestsError { directory: directory.to_owned(), error })?;
-    Ok(Source { batches, status })
+    Ok(Source { batches, status, partial: true })
 }
 
 /// The directory and what is known of it.
@@ -132,7 +144,7 @@ impl State {
                 .insert(0, SourceProblem { file: String::new(), line: 0, text: text.to_owned() });
         }
         let origin = format!("manifests in {}", self.directory.display());
-        SourceStatus { origin, in_sync: self.in_sync, files, problems }
+        SourceStatus { origin, in_sync: self.in_sync, files, problems, ..SourceStatus::default() }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::fmt::Write as _;
+use std::time::SystemTime;
 
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
@@ -17,7 +18,9 @@ pub(super) fn render(status: &Status) -> String {
     problems(&mut text, status);
     interference(&mut text, status);
     files(&mut text, status);
+    kinds(&mut text, status);
     endpoints(&mut text, &status.endpoints);
+    devices(&mut text, &status.devices);
     tables(&mut text, status.tables.iter().chain(&status.conntrack));
     drops(&mut text, status);
     text
@@ -72,6 +75,30 @@ fn files(text: &mut String, status: &Status) {
     show(text, "files", &table);
 }
 
+fn kinds(text: &mut String, status: &Status) {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let now = now.map_or(0, |time| time.as_secs());
+    let mut table = table(&["watched", "objects", "state", "heard of", "lists", "failures"]);
+    for kind in &status.source.kinds {
+        let state = match (&kind.error, kind.served, kind.in_sync) {
+            (_, false, true) => "not served",
+            (Some(_), _, _) => "failing",
+            (None, _, true) => "in sync",
+            (None, _, false) => "listing",
+        };
+        let heard = kind.last_event.map(|at| format!("{} s ago", now.saturating_sub(at)));
+        table.add_row([
+            kind.kind.clone(),
+            kind.objects.to_string(),
+            state.to_owned(),
+            heard.unwrap_or_else(|| "never".to_owned()),
+            kind.lists.to_string(),
+            kind.restarts.to_string(),
+        ]);
+    }
+    show(text, "watches", &table);
+}
+
 fn endpoints(text: &mut String, endpoints: &[EndpointStatus]) {
     let mut table = table(&["pod", "interface", "addresses", "isolated", "attached"]);
     for endpoint in endpoints {
@@ -89,6 +116,13 @@ fn endpoints(text: &mut String, endpoints: &[EndpointStatus]) {
         ]);
     }
     show(text, "pods", &table);
+}
+
+fn devices(text: &mut String, devices: &[String]) {
+    if !devices.is_empty() {
+        heading(text, "node devices");
+        line(text, format!("  {}: {}", devices.len(), devices.join(", ")));
+    }
 }
 
 fn tables<'a>(text: &mut String, tables: impl Iterator<Item = &'a TableStatus>) {
@@ -159,7 +193,7 @@ mod tests {
     use netpold_core::model::Key;
 
     use super::*;
-    use crate::source::{FileStatus, SourceProblem, SourceStatus};
+    use crate::source::{FileStatus, KindStatus, SourceProblem, SourceStatus};
     use crate::status::{DropCount, RecentDrop, Revision};
 
     fn full() -> Status {
@@ -173,6 +207,11 @@ mod tests {
                 origin: "manifests in /m".into(),
                 in_sync: true,
                 files: vec![FileStatus { name: "a.yaml".into(), objects: 5, current: false }],
+                kinds: vec![KindStatus {
+                    kind: "pods".into(),
+                    error: Some("no".into()),
+                    ..KindStatus::default()
+                }],
                 problems: vec![SourceProblem { file: "a.yaml".into(), line: 4, text: "no".into() }],
             },
             endpoints: vec![EndpointStatus {
@@ -183,6 +222,7 @@ mod tests {
                 isolated: vec![Direction::Ingress, Direction::Egress],
                 hook: Some("tcx".into()),
             }],
+            devices: vec!["eth0".into(), "vxlan1".into()],
             tables: vec![table("rows")],
             repairs: 3,
             repaired: [("entries".to_owned(), 3)].into(),
@@ -214,6 +254,8 @@ mod tests {
             "  two agents",
             "  a.yaml:4: no",
             "last good",
+            "failing",
+            "never",
             "veth1 (9)",
             "10.0.0.1, fd00::1",
             "ingress, egress",

@@ -23,7 +23,7 @@ use crate::manifests::MARKERS;
 pub struct AgentOptions {
     /// The `netpold` binary.
     pub binary: PathBuf,
-    /// `--manifests`
+    /// `--manifests`; empty: none, the arguments name a cluster.
     pub manifests: PathBuf,
     /// Further arguments of `netpold run`.
     pub arguments: Vec<String>,
@@ -43,7 +43,8 @@ pub struct Agent {
 
 /// How often a condition is looked at again.
 const INTERVAL: Duration = Duration::from_millis(20);
-const GRACE: Duration = Duration::from_secs(3);
+/// How long [`Agent::end`] waits for the process before it kills it.
+pub const GRACE: Duration = Duration::from_secs(3);
 
 impl Agent {
     /// Starts `netpold run` in the node's namespace.
@@ -264,9 +265,11 @@ fn spawn(
     // SAFETY: the closure only makes the prctl system call, which is async-signal-safe.
     unsafe { command.pre_exec(die_with_parent) };
     prepare(&mut command);
-    without_twins(&mut command)
-        .args(["run", "--node-name", node.name(), "--manifests"])
-        .arg(&options.manifests)
+    without_twins(&mut command).args(["run", "--node-name", node.name()]);
+    if !options.manifests.as_os_str().is_empty() {
+        command.arg("--manifests").arg(&options.manifests);
+    }
+    command
         .arg("--bpffs")
         .arg(directory.join("bpf"))
         .arg("--socket")

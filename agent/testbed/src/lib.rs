@@ -32,6 +32,7 @@
 //! ```
 
 mod agent;
+pub mod apiserver;
 mod flow;
 mod frame;
 mod host;
@@ -45,8 +46,11 @@ mod probe;
 mod sctp;
 mod server;
 mod signals;
+mod stain;
+mod translation;
 
-pub use agent::{Agent, AgentOptions, without_twins};
+pub use agent::{Agent, AgentOptions, GRACE, without_twins};
+pub use apiserver::{Access, ApiServer, require_apiserver};
 pub use flow::Flow;
 pub use frame::{ethernet, udp_frame};
 pub use host::Host;
@@ -56,6 +60,8 @@ pub use node::{Cni, Node, link_nodes};
 pub use pod::{Pod, PodSpec};
 pub use probe::{Probe, ProbeResult, probe_all};
 pub use signals::{catch_interrupts, interrupted};
+pub use stain::Stain;
+pub use translation::{Proxy, Translation};
 
 /// What a probe speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -7,14 +7,17 @@
     reason = "helpers of tests fail as tests do"
 )]
 
+mod corpus;
+mod input;
 mod mutations;
 mod packets;
 mod speed;
 mod stories;
+mod tables;
 mod updates;
 mod world;
 
-use world::{World, program};
+use world::{PROGRAMS, World, program};
 
 /// The world, or `None` (said loudly) for a user who may not load programs.
 fn world() -> Option<World> {
@@ -30,7 +33,7 @@ fn world() -> Option<World> {
 #[test]
 fn programs_pass_the_verifier() {
     let Some(mut world) = world() else { return };
-    for name in ["netpold_ingress", "netpold_egress", "netpold_clock", "netpold_empty"] {
+    for name in PROGRAMS {
         let info = program(&mut world.bpf, name).info().expect("program info");
         println!(
             "{name}: {:?} instructions verified, {:?} bytes translated",

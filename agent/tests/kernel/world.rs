@@ -10,29 +10,29 @@ use aya::{
 use netpold::dataplane::test_run::{Run, run};
 use netpold_ebpf::{
     host::HostTables,
-    layout::{EP_CHECK_SOURCE, Endpoint, PORT_SET_ALL, PORTS_ALL, PortSet, TRIE_POINTER, TrieRoot},
+    layout::{Endpoint, TrieRoot},
     reason::{Reason, counter},
-    verdict::{Egress, Hook, Ingress, decide},
 };
 
-use super::packets::Who;
+pub(crate) use super::tables::{
+    DENY_ROW, Direction, EGRESS_ROW, IFINDEX, INGRESS_ROW, judge as judge_on_host, tables,
+};
 
-/// Loopback, which every network namespace has.
-pub(crate) const IFINDEX: u32 = 1;
 /// Where packets to the pod come from, unless they are the node's own.
 pub(crate) const UPLINK: u32 = 2;
 pub(crate) const PASS: u32 = u32::MAX;
 pub(crate) const DROP: u32 = 2;
-pub(crate) const INGRESS_ROW: u32 = 2;
-pub(crate) const EGRESS_ROW: u32 = 3;
-/// A row that isolates and allows nothing.
-pub(crate) const DENY_ROW: u32 = 1;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
-    Ingress,
-    Egress,
-}
+/// Every program of the object.
+pub(crate) const PROGRAMS: [&str; 7] = [
+    "netpold_ingress",
+    "netpold_egress",
+    "netpold_node",
+    "netpold_node_ip",
+    "netpold_unmark",
+    "netpold_clock",
+    "netpold_empty",
+];
 
 pub(crate) struct World {
     pub(crate) host: HostTables,
@@ -49,10 +49,10 @@ impl World {
             .map_max_entries("CT6", 1024)
             .load(object)
             .expect("maps");
-        for name in ["netpold_ingress", "netpold_egress", "netpold_clock", "netpold_empty"] {
+        for name in PROGRAMS {
             program(&mut bpf, name).load().unwrap_or_else(|error| panic!("{name}: {error:?}"));
         }
-        let mut world = Self { host: tables(), bpf };
+        let mut world = Self { host: tables(1024), bpf };
         world.write();
         world
     }
@@ -101,14 +101,10 @@ impl World {
 
     /// Judges a frame by the host's code and by the kernel's program, which must agree.
     pub(crate) fn judge(&mut self, direction: Direction, came_from: u32, frame: &[u8]) -> Reason {
-        let hook = Hook { ifindex: IFINDEX, ingress_ifindex: came_from };
-        let (verdict, name) = match direction {
-            Direction::Ingress => {
-                (decide::<Ingress, _, _>(&frame, &self.host, hook), "netpold_ingress")
-            }
-            Direction::Egress => {
-                (decide::<Egress, _, _>(&frame, &self.host, hook), "netpold_egress")
-            }
+        let verdict = judge_on_host(&self.host, direction, came_from, frame);
+        let name = match direction {
+            Direction::Ingress => "netpold_ingress",
+            Direction::Egress => "netpold_egress",
         };
         let reason = verdict.reason();
         let before = self.dropped(direction, reason);
@@ -153,52 +149,4 @@ fn set_all<T: Pod>(bpf: &mut Ebpf, map: &str, values: &[T]) {
     for (index, value) in values.iter().enumerate() {
         set(bpf, map, index as u32, *value);
     }
-}
-
-fn tables() -> HostTables {
-    let mut tables = HostTables::new(1024);
-    let mut block = [0; 256];
-    for who in [Who::Client, Who::Server, Who::Friend] {
-        block[usize::from(who.number())] = u32::from(who.number());
-        let mut prefix = who.v6();
-        prefix[15] = 0;
-        tables.cidrs6.push((prefix, 64, who.number().into()));
-    }
-    tables.hosts6.insert(Who::Client.v6(), Who::Client.number().into());
-    tables.trie_root[0x0a00] = TRIE_POINTER;
-    tables.trie_blocks.push(block);
-
-    let mut http = [0; 1024];
-    http[80 >> 6] = 1 << (80 & 63);
-    let mut https = [0; 1024];
-    https[443 >> 6] = 1 << (443 & 63);
-    let mut dns = [0; 1024];
-    dns[0] = 1 << 53;
-    tables.bitmaps.extend([http, https, dns]);
-    tables.port_sets.push(PortSet { tcp: 2, udp: 4, ..PortSet::default() });
-    tables.port_sets.push(PortSet { tcp: 3, udp: 4, sctp: PORTS_ALL, other: PORTS_ALL });
-
-    let mut admits = [0; 256];
-    admits[usize::from(Who::Client.number())] = 2;
-    admits[usize::from(Who::Friend.number())] = PORT_SET_ALL;
-    let mut reaches = [0; 256];
-    reaches[usize::from(Who::Server.number())] = 3;
-    tables.row_blocks.extend([admits, reaches]);
-    for block in [0, 1, 2] {
-        let mut row = [0; 256];
-        row[0] = block;
-        tables.rows.push(row);
-    }
-
-    let mut endpoint = Endpoint {
-        ifindex: IFINDEX,
-        id: 7,
-        rows: Endpoint::pack_rows(INGRESS_ROW, EGRESS_ROW),
-        flags: EP_CHECK_SOURCE | 0x11,
-        ..Endpoint::default()
-    };
-    endpoint.addr4[0] = u32::from_be_bytes(Who::Pod.v4());
-    endpoint.addr6[0] = Who::Pod.v6();
-    tables.set_endpoint(endpoint);
-    tables
 }

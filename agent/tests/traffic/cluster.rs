@@ -33,6 +33,8 @@ pub(crate) struct Cluster {
     pods: BTreeMap<String, (usize, Pod)>,
     pub(crate) nodes: Vec<Node>,
     policies: BTreeMap<String, Value>,
+    /// Further objects.
+    pub(crate) objects: Vec<Value>,
     pub(crate) manifests: Manifests,
     pub(crate) directory: TempDir,
     /// Further arguments of the agents, set before the first [`Cluster::enforce`].
@@ -68,6 +70,7 @@ impl Cluster {
             pods: BTreeMap::new(),
             nodes,
             policies: BTreeMap::new(),
+            objects: Vec::new(),
             manifests: Manifests::new(directory.path().join("manifests")).unwrap(),
             directory,
             arguments: Vec::new(),
@@ -137,6 +140,7 @@ impl Cluster {
         objects.extend(self.nodes.iter().map(|node| marker(node.name(), self.state)));
         objects.extend(self.pods.values().map(|(_, pod)| pod.manifest()));
         objects.extend(self.policies.iter().map(|(name, spec)| policy_object(name, spec)));
+        objects.extend(self.objects.iter().cloned());
         self.manifests.write_objects("state.json", &objects).unwrap();
     }
 

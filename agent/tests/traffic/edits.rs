@@ -1,6 +1,6 @@
 //! A thousand policy edits a second beside flows that none of them concerns.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -22,16 +22,16 @@ use crate::cluster::{Cluster, NAMESPACE};
 use crate::load::{guarded, under_load};
 
 /// Updates, and edits that each of them gathers: what the manifests' 10 ms would.
-const UPDATES: u32 = 250;
-const EDITS: u32 = 16;
+const UPDATES: u32 = 150;
+const EDITS: u32 = 32;
 
 /// An engine of this test's own: edits come as fast as it takes them.
-fn engine(cluster: &Cluster, pins: &PathBuf) -> Engine {
+fn engine(cluster: &Cluster, pins: &Path) -> Engine {
     let pins = PinRoot::open(pins).unwrap();
     let attacher = Attacher::new(&pins.links(), Mode::probe()).unwrap();
     let node = cluster.nodes[0].name().to_owned();
     let compiler = Compiler::new(Options { node, ..Options::default() });
-    let dataplane = Dataplane::new(pins, attacher, 4096, 7);
+    let dataplane = Dataplane::new(pins, attacher, 131_072, 7);
     let mut engine = Engine::new(compiler, dataplane, Capacity::default());
     let (changes, _) = read_once(cluster.manifests.directory()).unwrap();
     changes.into_iter().for_each(|change| engine.apply(change));
@@ -106,6 +106,10 @@ fn edits_that_concern_no_flow_touch_none() {
         println!("{:.0} edits a second", edits / began.elapsed().as_secs_f64());
     };
     under_load(&mut cluster, &[&edits]);
+    let mut engine = engine.into_inner().unwrap();
+    engine.readback(1);
+    let repaired = engine.report(&[]).repaired;
+    assert!(repaired.is_empty(), "the tables hold what the edits came to: {repaired:?}");
     cluster.reaches("friend", "server");
     cluster.denied("stranger", "server");
 }

@@ -120,7 +120,8 @@ fn programs_leave_with_the_pod() {
     cluster.denied("stranger", "server");
 }
 
-/// The pod is there but Kubernetes no longer lists it.
+/// The pod is there but Kubernetes no longer lists it: its veth is one of the node's devices, and
+/// nothing of it is judged.
 #[test]
 fn programs_leave_with_the_object() {
     if !require_root("programs_leave_with_the_object") {
@@ -128,8 +129,23 @@ fn programs_leave_with_the_object() {
     }
     let mut cluster = guarded(Cni::Ptp);
     cluster.policy("stranger", isolate("stranger", &["Egress"])).enforce();
+    let devices = |cluster: &Cluster| cluster.agents[0].status().unwrap()["devices"].clone();
+    assert_eq!(devices(&cluster), serde_json::json!([]));
+    let zombie = cluster.take("stranger");
+    cluster.enforce();
+    assert_eq!(devices(&cluster), serde_json::json!([zombie.host_interface()]));
+    crate::cluster::all_pass(&zombie, cluster.pod("friend"), cluster.pod("friend").addresses());
+}
+
+#[test]
+fn programs_leave_with_the_object_where_devices_are_left_alone() {
+    if !require_root("programs_leave_with_the_object_where_devices_are_left_alone") {
+        return;
+    }
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["stranger"]);
+    cluster.arguments = vec!["--node-devices=none".into()];
+    cluster.enforce();
     let zombie = cluster.take("stranger");
     cluster.enforce();
     assert_eq!(links(&cluster.agents[0], zombie.host_ifindex()), Vec::<String>::new());
-    crate::cluster::all_pass(&zombie, cluster.pod("friend"), cluster.pod("friend").addresses());
 }

@@ -103,6 +103,9 @@ fn changed_entries_are_put_right() {
         return;
     }
     let mut cluster = watched(Cni::Ptp, |_| ());
+    std::thread::sleep(Duration::from_millis(2500));
+    let status = cluster.agents[0].status().unwrap();
+    assert_eq!(repaired(&status, "entries"), 0, "nobody has changed anything yet: {status}");
     tamper(&mut cluster, "entries", 1, free_the_server);
     tamper(&mut cluster, "entries", 256, allow_everything);
     tamper(&mut cluster, "entries", 2, disguise);
@@ -149,7 +152,15 @@ fn a_read_only_bpffs_leaves_no_new_pod_open() {
     cluster.add(0, "late");
     cluster.policy("late", crate::cluster::isolate("late", &["Ingress", "Egress"]));
     cluster.write();
-    let told = |status: &Value| status["problems"].to_string().contains("but not pinned");
+    let index = cluster.pod("late").host_ifindex();
+    let told = |status: &Value| {
+        let problem = format!("interface {index}: ");
+        status["endpoints"].to_string().contains("\"late\"")
+            && status["problems"].as_array().is_some_and(|all| {
+                let mut all = all.iter().filter_map(Value::as_str);
+                all.any(|p| p.starts_with(&problem) && p.contains("but not pinned"))
+            })
+    };
     cluster.agents[0].wait_for("aware of it", ENFORCED, told).unwrap();
     cluster.denied("stranger", "late");
     cluster.reaches("friend", "server");

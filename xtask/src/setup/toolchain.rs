@@ -89,11 +89,15 @@ impl Needs {
 
 /// The folder that bpf-linker is installed into.
 pub(super) fn linker_folder() -> Option<PathBuf> {
-    let cache = env::var_os("XDG_CACHE_HOME")
+    Some(cache()?.join(format!("netpold/bpf-linker-{LINKER_VERSION}")))
+}
+
+/// The user's cache.
+pub(crate) fn cache() -> Option<PathBuf> {
+    env::var_os("XDG_CACHE_HOME")
         .filter(|folder| !folder.is_empty())
         .map(PathBuf::from)
-        .or_else(|| Some(home()?.join(".cache")))?;
-    Some(cache.join(format!("netpold/bpf-linker-{LINKER_VERSION}")))
+        .or_else(|| Some(home()?.join(".cache")))
 }
 
 fn linker() -> Option<PathBuf> {
@@ -144,7 +148,8 @@ fn has_core_sources(sysroot: &str) -> bool {
     Path::new(sysroot).join("lib/rustlib/src/rust/library/core").is_dir()
 }
 
-fn on_path(program: &str) -> Option<PathBuf> {
+/// A program on the `PATH`.
+pub(super) fn on_path(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH")?;
     env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
 }

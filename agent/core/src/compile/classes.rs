@@ -1,15 +1,28 @@
 //! Classes: numbers of the distinct sets of atoms that addresses belong to.
+//!
+//! The word that stands for a class in every table of addresses is its number and, if packets to
+//! its addresses may be translated, [`CLASS_TRANSLATED`]. That bit follows from the set of atoms; it
+//! is set here, is part of every [`ClassId`] from here on, and rows leave it out.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use netpold_ebpf::layout::ClassId;
+use netpold_ebpf::layout::{CLASS_TRANSLATED, ClassId};
 
+use crate::compile::frontends::is_frontends;
 use crate::compile::ids::Ids;
-use crate::compile::peers::AtomId;
+use crate::compile::peers::{AtomId, OWN_NODE};
 
 /// A sorted set of atoms.
 pub(crate) type Signature = Arc<[AtomId]>;
+
+/// [`CLASS_TRANSLATED`] if packets to addresses of these atoms may be translated: the own node's
+/// (its node ports) and those that have frontends.
+fn translated(signature: &[AtomId]) -> ClassId {
+    let own_node = signature.first() == Some(&OWN_NODE);
+    let frontends = signature.last().is_some_and(|id| is_frontends(*id));
+    if own_node || frontends { CLASS_TRANSLATED } else { 0 }
+}
 
 /// The classes in use. Class 0 is the empty set, always there.
 #[derive(Debug)]
@@ -46,7 +59,7 @@ impl Classes {
             }
             return *class;
         }
-        let class = self.ids.take();
+        let class = self.ids.take() | translated(&signature);
         self.by_signature.insert(signature.clone(), class);
         self.live.insert(class, (signature, 1));
         self.new.insert(class);
@@ -63,9 +76,9 @@ impl Classes {
         }
     }
 
-    /// A class for the time of this update.
-    pub(crate) fn temporary(&mut self) -> ClassId {
-        let class = self.ids.take();
+    /// A class for the time of this update, between two others.
+    pub(crate) fn temporary(&mut self, from: ClassId, to: ClassId) -> ClassId {
+        let class = self.ids.take() | ((from | to) & CLASS_TRANSLATED);
         self.temporary.push(class);
         class
     }
@@ -100,7 +113,7 @@ impl Classes {
             }
         }
         for class in &retired {
-            self.ids.retire(*class);
+            self.ids.retire(*class & !CLASS_TRANSLATED);
         }
         retired
     }

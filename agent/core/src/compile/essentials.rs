@@ -17,8 +17,8 @@ pub struct Essentials {
     nodes: Vec<Node>,
     pods: Vec<Arc<Pod>>,
     policies: Vec<Arc<Policy>>,
-    services: Vec<Service>,
-    slices: Vec<EndpointSlice>,
+    services: Vec<Arc<Service>>,
+    slices: Vec<Arc<EndpointSlice>>,
 }
 
 /// An object in the form of the `Change` that brings it.
@@ -38,8 +38,8 @@ impl Serialize for Essentials {
         let objects = objects.chain(self.nodes.iter().map(Object::Node));
         let objects = objects.chain(self.pods.iter().map(|pod| Object::Pod(pod)));
         let objects = objects.chain(self.policies.iter().map(|policy| Object::Policy(policy)));
-        let objects = objects.chain(self.services.iter().map(Object::Service));
-        let objects = objects.chain(self.slices.iter().map(Object::EndpointSlice));
+        let objects = objects.chain(self.services.iter().map(|it| Object::Service(it)));
+        let objects = objects.chain(self.slices.iter().map(|it| Object::EndpointSlice(it)));
         serializer.collect_seq(objects)
     }
 }

@@ -10,13 +10,17 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::cluster::{Cluster, is_subject};
-use crate::model::{IpBlock, Peer, Pod, Protocol, Selector};
+use crate::compile::frontends::{Frontends, is_frontends};
+use crate::model::{IpBlock, Key, Peer, Pod, Protocol, Selector};
 use index::Index;
 
 /// Number of an atom; never reused.
 pub(crate) type AtomId = u32;
 /// Number of a named port that egress rules ask for; never reused.
 pub(crate) type NameId = u32;
+
+/// Number of [`Atom::OwnNode`], so that one is first in every signature that has it.
+pub(crate) const OWN_NODE: AtomId = 0;
 
 /// A set of addresses.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -32,6 +36,36 @@ pub enum Atom {
     Block(IpBlock),
     /// Addresses of the pods that have this container port name with this number.
     Named(Protocol, String, u16),
+    /// Addresses at which a local pod reaches itself.
+    Serves(Serves),
+    /// Addresses that lead to these backends: of a Service, or of nodes. Sorted.
+    Frontends(Vec<Frontend>),
+}
+
+/// The addresses of a Service, or of the nodes, at which some local pod is a backend of a port.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct Serves {
+    /// The Service.
+    pub service: Key,
+    /// Whether the port is one of the nodes', not of the Service's own addresses.
+    pub node_port: bool,
+    /// Whether it is about IPv6 addresses.
+    pub v6: bool,
+    /// Protocol of the port.
+    pub protocol: Protocol,
+    /// The port.
+    pub port: u16,
+}
+
+/// A port of an address that is translated.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct Frontend {
+    /// Protocol of the port.
+    pub protocol: Protocol,
+    /// The port.
+    pub port: u16,
+    /// The sets that each backend's address belongs to, and the backend's port.
+    pub backends: BTreeSet<(BTreeSet<Atom>, u16)>,
 }
 
 impl Atom {
@@ -67,6 +101,9 @@ pub(crate) struct Atoms {
     names: HashMap<(Protocol, String), Name>,
     /// Number of the name and port that a [`Atom::Named`] stands for.
     named: HashMap<AtomId, (NameId, Protocol, u16)>,
+    /// [`Atom::Serves`] in use, by Service and in the order of their numbers.
+    serves: BTreeMap<Key, BTreeMap<AtomId, Serves>>,
+    pub(crate) frontends: Frontends,
     own_namespace: HashMap<String, BTreeSet<AtomId>>,
     any_namespace: BTreeSet<AtomId>,
     /// By namespace, the pod atoms whose namespace part matches it.
@@ -87,8 +124,12 @@ impl Atoms {
         if let Some(id) = self.ids.get(&atom) {
             return *id;
         }
-        let id = self.next;
-        self.next += 1;
+        let id = if atom == Atom::OwnNode {
+            OWN_NODE
+        } else {
+            self.next += 1;
+            self.next
+        };
         self.ids.insert(atom.clone(), id);
         self.users.insert(id, (atom, 0));
         id
@@ -99,7 +140,7 @@ impl Atoms {
         let next = &mut self.next;
         let entry = self.names.entry((protocol, name.to_owned())).or_insert_with(|| {
             *next += 1;
-            Name { id: *next - 1, users: 0, numbers: BTreeMap::new() }
+            Name { id: *next, users: 0, numbers: BTreeMap::new() }
         });
         entry.id
     }
@@ -119,6 +160,10 @@ impl Atoms {
             Atom::Pods(..) => {
                 self.any_namespace.insert(id);
                 self.candidates.clear();
+            }
+            Atom::Serves(serves) => {
+                let of_service = self.serves.entry(serves.service.clone()).or_default();
+                of_service.insert(id, serves.clone());
             }
             _ => {}
         }
@@ -142,6 +187,14 @@ impl Atoms {
             Atom::Pods(..) => {
                 self.any_namespace.remove(&id);
                 self.candidates.clear();
+            }
+            Atom::Serves(serves) => {
+                if let Some(of_service) = self.serves.get_mut(&serves.service) {
+                    of_service.remove(&id);
+                    if of_service.is_empty() {
+                        self.serves.remove(&serves.service);
+                    }
+                }
             }
             _ => {}
         }
@@ -192,7 +245,39 @@ impl Atoms {
         self.users.retain(|id, (_, users)| !unused(id, *users));
     }
 
-    /// What an atom stands for.
+    /// Whether an atom has a user.
+    pub(crate) fn is_used(&self, id: AtomId) -> bool {
+        self.users.get(&id).is_some_and(|(_, users)| *users != 0)
+    }
+
+    /// The atoms of what local pods serve: at a Service's own addresses, or at the nodes'.
+    pub(crate) fn served<'a>(
+        &'a self,
+        service: Option<&'a Key>,
+        v6: bool,
+    ) -> impl Iterator<Item = AtomId> + 'a {
+        let of_service = service.and_then(|key| self.serves.get(key));
+        let of_nodes = service.is_none().then(|| self.serves.values()).into_iter().flatten();
+        let all = of_service.into_iter().chain(of_nodes).flatten();
+        all.filter(move |(_, serves)| serves.node_port == service.is_none() && serves.v6 == v6)
+            .map(|(id, _)| *id)
+    }
+
+    /// What an atom stands for, frontends' in full.
+    pub(crate) fn content(&self, id: AtomId) -> Option<Atom> {
+        if !is_frontends(id) {
+            return self.atom(id).cloned();
+        }
+        let named = |atoms: &[AtomId]| atoms.iter().filter_map(|id| self.content(*id)).collect();
+        let fronts = self.frontends.of(&[id])?.iter().map(|front| Frontend {
+            protocol: front.protocol,
+            port: front.port,
+            backends: front.backends.iter().map(|(atoms, port)| (named(atoms), *port)).collect(),
+        });
+        Some(Atom::Frontends(fronts.collect()))
+    }
+
+    /// What an atom stands for; none for frontends.
     pub(crate) fn atom(&self, id: AtomId) -> Option<&Atom> {
         self.users.get(&id).map(|(atom, _)| atom)
     }
@@ -210,11 +295,8 @@ impl Atoms {
     /// The atoms an address belongs to for its own sake (not through a block), sorted.
     pub(crate) fn of_address(&mut self, cluster: &Cluster, address: IpAddr) -> Vec<AtomId> {
         let mut atoms = Vec::new();
-        if cluster.is_own_node(address)
-            && let Some(id) = self.ids.get(&Atom::OwnNode)
-            && self.users.get(id).is_some_and(|(_, users)| *users != 0)
-        {
-            atoms.push(*id);
+        if cluster.is_own_node(address) && self.is_used(OWN_NODE) {
+            atoms.push(OWN_NODE);
         }
         if let Some(pod) = cluster.owner(address) {
             let candidates = self.candidates(cluster, &pod.key.namespace);

@@ -33,6 +33,13 @@ impl Ranges {
         &self.0
     }
 
+    /// Whether a port is in it.
+    #[must_use]
+    pub fn contains(&self, port: u16) -> bool {
+        let next = self.0.partition_point(|(_, last)| *last < port);
+        self.0.get(next).is_some_and(|(first, _)| *first <= port)
+    }
+
     /// Adds a range, both ends included; an inverted one is empty.
     pub fn add(&mut self, first: u16, last: u16) {
         if first > last {
@@ -111,6 +118,16 @@ impl Ports {
     }
 
     /// The ports of a protocol.
+    #[must_use]
+    pub fn of(&self, protocol: Protocol) -> &Ranges {
+        match protocol {
+            Protocol::Tcp => &self.tcp,
+            Protocol::Udp => &self.udp,
+            Protocol::Sctp => &self.sctp,
+        }
+    }
+
+    /// The ports of a protocol.
     pub fn of_mut(&mut self, protocol: Protocol) -> &mut Ranges {
         match protocol {
             Protocol::Tcp => &mut self.tcp,
@@ -165,6 +182,7 @@ mod tests {
                 prop_assert_eq!(bit, expected);
                 let inside = ranges.ranges().iter().any(|(f, l)| (*f..=*l).contains(&port));
                 prop_assert_eq!(inside, expected);
+                prop_assert_eq!(ranges.contains(port), expected);
             }
             let gaps = ranges.ranges().windows(2).all(|w| u32::from(w[0].1) + 1 < u32::from(w[1].0));
             prop_assert!(gaps, "ranges touch: {:?}", ranges);

@@ -201,6 +201,7 @@ impl Rows {
     }
 }
 
+/// Of the class's number; what else its word says lies above 16 bits.
 fn high(class: ClassId) -> u8 {
     (class >> 8) as u8
 }

@@ -4,11 +4,10 @@
 //! that is no node belongs to the blocks of the longest node that holds it.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use netpold_ebpf::layout::ClassId;
 
-use crate::compile::classes::Classes;
+use crate::compile::classes::{Classes, Signature};
 use crate::compile::peers::AtomId;
 use crate::compile::prefix::{Prefix, PrefixMap};
 use crate::model::IpBlock;
@@ -22,13 +21,16 @@ pub(crate) struct Node {
     cuts: Vec<AtomId>,
     /// Atoms of the address itself; only single addresses have them.
     own: Vec<AtomId>,
+    /// Atoms that follow from other addresses' atoms: frontends and what local pods serve. Only
+    /// single addresses have them.
+    fronts: Vec<AtomId>,
     /// The class of the node's addresses, counted in [`Classes`]; `None` until it is known.
     pub(crate) class: Option<ClassId>,
 }
 
 impl Node {
     fn is_empty(&self) -> bool {
-        self.adds.is_empty() && self.cuts.is_empty() && self.own.is_empty()
+        [&self.adds, &self.cuts, &self.own, &self.fronts].iter().all(|atoms| atoms.is_empty())
     }
 }
 
@@ -52,6 +54,16 @@ impl Space {
         }
         self.nodes.entry(prefix).own = own;
         self.touched.insert(prefix);
+    }
+
+    /// Sets the frontends of an address; returns what it had.
+    pub(crate) fn set_fronts(&mut self, prefix: Prefix, fronts: Vec<AtomId>) -> Vec<AtomId> {
+        let known = self.nodes.get(prefix).map_or(&[][..], |node| &node.fronts);
+        if known == fronts {
+            return fronts;
+        }
+        self.touched.insert(prefix);
+        std::mem::replace(&mut self.nodes.entry(prefix).fronts, fronts)
     }
 
     /// Adds a block: all that it holds is looked at again.
@@ -88,25 +100,64 @@ impl Space {
     pub(crate) fn settle(&mut self, classes: &mut Classes) -> BTreeSet<Prefix> {
         let touched = std::mem::take(&mut self.touched);
         for prefix in &touched {
-            let Some(node) = self.nodes.get(*prefix) else { continue };
-            let before = node.class;
-            if node.is_empty() {
-                self.nodes.remove(*prefix);
-            } else {
-                let class = classes.acquire(self.signature(*prefix));
-                if let Some(node) = self.nodes.get_mut(*prefix) {
-                    node.class = Some(class);
-                }
-            }
-            if let Some(class) = before {
-                classes.release(class);
-            }
+            self.settle_node(*prefix, classes);
         }
         touched
     }
 
+    /// The same for those that have no frontends and are not to be looked at for them (`later`);
+    /// the others stay touched. Returns what was looked at, and where atoms of addresses changed.
+    pub(crate) fn settle_backends(
+        &mut self,
+        classes: &mut Classes,
+        later: impl Fn(Prefix) -> bool,
+    ) -> (BTreeSet<Prefix>, Vec<Prefix>) {
+        let (mut settled, mut changed) = (BTreeSet::new(), Vec::new());
+        for prefix in std::mem::take(&mut self.touched) {
+            let waits = self.nodes.get(prefix).is_some_and(|node| !node.fronts.is_empty());
+            if waits || (prefix.is_host() && later(prefix)) {
+                self.touched.insert(prefix);
+                changed.push(prefix);
+                continue;
+            }
+            if self.settle_node(prefix, classes) {
+                changed.push(prefix);
+            }
+            settled.insert(prefix);
+        }
+        (settled, changed)
+    }
+
+    /// Whether the class of the node's addresses may have changed.
+    fn settle_node(&mut self, prefix: Prefix, classes: &mut Classes) -> bool {
+        let Some(node) = self.nodes.get(prefix) else { return false };
+        let (before, mut after) = (node.class, None);
+        if node.is_empty() {
+            self.nodes.remove(prefix);
+        } else {
+            after = Some(classes.acquire(self.signature(prefix, true)));
+            if let Some(node) = self.nodes.get_mut(prefix) {
+                node.class = after;
+            }
+        }
+        if let Some(class) = before {
+            classes.release(class);
+        }
+        before != after
+    }
+
+    /// The atoms of an address, its frontends aside. Nodes that are touched have no class yet, or an
+    /// old one.
+    pub(crate) fn base(&self, prefix: Prefix, classes: &Classes) -> Signature {
+        let known = self.nodes.ancestors(prefix, prefix.len).next();
+        let settled =
+            known.filter(|(at, node)| node.fronts.is_empty() && !self.touched.contains(at));
+        let class = settled.and_then(|(_, node)| classes.signature(node.class?));
+        class.cloned().unwrap_or_else(|| self.signature(prefix, false))
+    }
+
     /// The atoms of a node's addresses.
-    fn signature(&self, prefix: Prefix) -> Arc<[AtomId]> {
+    fn signature(&self, prefix: Prefix, with_fronts: bool) -> Signature {
         let mut atoms = Vec::new();
         let mut cut: Vec<AtomId> = Vec::new();
         for (_, node) in self.nodes.ancestors(prefix, prefix.len) {
@@ -116,6 +167,9 @@ impl Space {
         atoms.retain(|atom| !cut.contains(atom));
         if let Some(node) = self.nodes.get(prefix) {
             atoms.extend(&node.own);
+            if with_fronts {
+                atoms.extend(&node.fronts);
+            }
         }
         atoms.sort_unstable();
         atoms.dedup();

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::cluster::Cluster;
-use crate::compile::peers::{Atom, AtomId, Atoms, NameId};
+use crate::compile::peers::{Atom, AtomId, Atoms, NameId, OWN_NODE, Serves};
 use crate::compile::ports::Ports;
-use crate::model::{Direction, Pod, PortMatch, PortRule, Rule};
+use crate::model::{Direction, Pod, PortMatch, PortRule, Protocol, Rule};
 
 /// Ports granted to a set of addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,8 +47,28 @@ impl Spec {
         if direction == Direction::Egress {
             let own = atoms.intern(Atom::OwnNode);
             spec.peers.entry(own).or_default().ports = Ports::all();
+            spec.add_served(cluster, pod, atoms);
         }
         Some(Arc::new(spec))
+    }
+
+    /// A pod reaches itself, also by way of a Service that it backs.
+    fn add_served(&mut self, cluster: &Cluster, pod: &Pod, atoms: &mut Atoms) {
+        for (service, port, v6) in cluster.translation().backed_by(pod) {
+            let own = (false, Some(port.port));
+            for (node_port, number) in [own, (true, port.node_port)] {
+                let Some(number) = number else { continue };
+                let atom = atoms.intern(Atom::Serves(Serves {
+                    service: service.key.clone(),
+                    node_port,
+                    v6,
+                    protocol: port.protocol,
+                    port: number,
+                }));
+                let grant = self.peers.entry(atom).or_default();
+                grant.ports.of_mut(port.protocol).add(number, number);
+            }
+        }
     }
 
     /// Isolated, and nothing allowed.
@@ -118,7 +138,43 @@ impl Spec {
                 }
             }
         }
+        self.add_frontends(signature, atoms, &mut ports);
         ports
+    }
+
+    /// Adds the ports of frontends of which some backend is allowed. They are for egress only, and
+    /// so is the own node.
+    fn add_frontends(&self, signature: &[AtomId], atoms: &Atoms, ports: &mut Ports) {
+        let Some(fronts) = atoms.frontends.of(signature) else { return };
+        if !self.peers.contains_key(&OWN_NODE) {
+            return;
+        }
+        for front in fronts {
+            let ranges = ports.of_mut(front.protocol);
+            let mut backends = front.backends.iter();
+            if !ranges.contains(front.port)
+                && backends
+                    .any(|(atoms_of, port)| self.allows(atoms_of, front.protocol, *port, atoms))
+            {
+                ranges.add(front.port, front.port);
+            }
+        }
+    }
+
+    /// Whether addresses with these atoms are allowed a port; frontends are not considered.
+    fn allows(&self, signature: &[AtomId], protocol: Protocol, port: u16, atoms: &Atoms) -> bool {
+        let granted = |grant: &Grant| grant.ports.of(protocol).contains(port);
+        let peers = || signature.iter().filter_map(|atom| self.peers.get(atom));
+        if granted(&self.everyone) || peers().any(granted) {
+            return true;
+        }
+        let mut grants = peers().chain([&self.everyone]).filter(|grant| !grant.names.is_empty());
+        grants.any(|grant| {
+            let mut named = signature.iter().filter_map(|id| atoms.named(*id));
+            named.any(|(name, of, number)| {
+                of == protocol && number == port && grant.names.contains(&name)
+            })
+        })
     }
 }
 

@@ -9,7 +9,7 @@ use netpold_ebpf::layout::{ClassId, Endpoint, ROW_NOT_ISOLATED};
 use crate::cluster::Dirty;
 use crate::compile::Compiler;
 use crate::compile::endpoints::Live;
-use crate::compile::peers::{Atom, AtomId, NameId};
+use crate::compile::peers::{Atom, AtomId, NameId, Serves};
 use crate::compile::prefix::Prefix;
 use crate::compile::spec::Spec;
 use crate::delta::{Plan, RowPair};
@@ -37,14 +37,14 @@ impl Compiler {
     /// Carries out an update on everything but the kernel, regardless of capacity.
     pub(super) fn run(&mut self) -> Vec<Op> {
         let mut ops = Vec::new();
-        let dirty = std::mem::take(&mut self.dirty);
+        let mut dirty = std::mem::take(&mut self.dirty);
         self.endpoints.begin(&self.cluster);
         if dirty.namespaces {
             self.atoms.namespaces_changed();
         }
         let (mut changes, usage) = self.refresh_endpoints(&dirty);
-        self.refresh_addresses(dirty.addresses, &usage);
-        let touched = self.space.settle(&mut self.classes);
+        let served = self.refresh_addresses(&mut dirty.addresses, &usage);
+        let touched = self.settle_space(&dirty, &served);
         self.fill_rows(&changes, &mut ops);
 
         let moves = self.tables.moves(&self.space, &touched);
@@ -83,6 +83,8 @@ impl Compiler {
     fn refresh_endpoints(&mut self, dirty: &Dirty) -> (EndpointChanges, Usage) {
         let mut indexes = dirty.interfaces.clone();
         indexes.extend(dirty.addresses.iter().flat_map(|a| self.cluster.interfaces_with(*a)));
+        let backends = dirty.backends.iter();
+        indexes.extend(backends.flat_map(|a| self.cluster.interfaces_of_claimants(*a)));
         indexes.extend(self.endpoints.in_namespaces(&dirty.policies));
         // Those that found no slot may find one now.
         indexes.extend(self.endpoints.without_record());
@@ -142,14 +144,20 @@ impl Compiler {
     }
 
     /// Brings the address space up to date: blocks that came or went, and the addresses that are
-    /// dirty or may belong to an atom that came or went.
-    fn refresh_addresses(&mut self, mut addresses: BTreeSet<IpAddr>, usage: &Usage) {
-        let mut of_pods = Vec::new();
+    /// dirty or may belong to an atom that came or went. Returns the frontends that local pods have
+    /// begun or ceased to serve.
+    fn refresh_addresses(
+        &mut self,
+        addresses: &mut BTreeSet<IpAddr>,
+        usage: &Usage,
+    ) -> Vec<Serves> {
+        let (mut of_pods, mut served) = (Vec::new(), Vec::new());
         for (id, change) in usage.atoms.iter().filter(|(_, change)| **change != 0) {
             match self.atoms.atom(*id) {
                 Some(Atom::Block(block)) if *change > 0 => self.space.add_block(block, *id),
                 Some(Atom::Block(block)) => self.space.remove_block(block, *id),
                 Some(Atom::OwnNode) => addresses.extend(self.cluster.own_addresses()),
+                Some(Atom::Serves(serves)) => served.push(serves.clone()),
                 _ => of_pods.push(*id),
             }
         }
@@ -162,10 +170,11 @@ impl Compiler {
         if dropped {
             self.atoms.sweep();
         }
-        for address in addresses {
-            let own = self.atoms.of_address(&self.cluster, address);
-            self.space.set_host(Prefix::host(address), own);
+        for address in &*addresses {
+            let own = self.atoms.of_address(&self.cluster, *address);
+            self.space.set_host(Prefix::host(*address), own);
         }
+        served
     }
 
     /// Fills the columns of new classes in the rows there are, then the rows of new specs.
@@ -274,6 +283,7 @@ impl Compiler {
         let retired = self.classes.sweep();
         self.rows.sweep(&used, &retired, &mut self.sets, ops);
         self.sets.sweep();
+        self.atoms.frontends.sweep();
     }
 }
 

@@ -36,6 +36,44 @@ pub struct Explanation {
     /// The receiver's side, if it is a pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ingress: Option<Judgement>,
+    /// The Services that the traffic is for, if it is to be translated. Then `egress` is what the
+    /// sender's veth says of the address as it was asked, and what counts are the backends.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub services: Vec<Key>,
+    /// What there is to say about the backends as a whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+    /// Whom the traffic may be translated to; it is allowed if one of them is.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub backends: Vec<Backend>,
+}
+
+/// A backend of a Service, as the sender's traffic reaches it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Backend {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its port, which the Service's port is translated to.
+    pub port: u16,
+    /// The pod that the address belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<Key>,
+    /// Allowed in both directions, or denied in at least one.
+    pub verdict: Verdict,
+    /// The sender's side, if it is a pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub egress: Option<Judgement>,
+    /// The backend's side, if it is a pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ingress: Option<Judgement>,
+}
+
+impl Verdict {
+    /// Of two directions, of which one may not be judged.
+    pub(super) fn of(directions: [&Option<Judgement>; 2]) -> Self {
+        let denied = directions.into_iter().flatten().any(|j| j.verdict == Self::Deny);
+        if denied { Self::Deny } else { Self::Allow }
+    }
 }
 
 /// One direction at one pod.
@@ -83,6 +121,8 @@ pub enum Cause {
     OwnNode,
     /// A hostNetwork pod is its node; policies do not select it.
     HostNetwork,
+    /// No rule allows the address of a Service or node, but some backend behind it is allowed.
+    Backend,
 }
 
 /// A rule of a policy.
@@ -125,6 +165,18 @@ pub struct Problem {
 impl Explanation {
     pub(super) fn unknown(probe: &Probe, reason: String) -> Self {
         let (verdict, reason) = (Verdict::Unknown, Some(reason));
-        Self { probe: probe.clone(), verdict, reason, egress: None, ingress: None }
+        Self::judged(probe, verdict, reason, None, None)
+    }
+
+    /// An answer about traffic that is not translated.
+    pub(super) fn judged(
+        probe: &Probe,
+        verdict: Verdict,
+        reason: Option<String>,
+        egress: Option<Judgement>,
+        ingress: Option<Judgement>,
+    ) -> Self {
+        let (services, note, backends) = (Vec::new(), None, Vec::new());
+        Self { probe: probe.clone(), verdict, reason, egress, ingress, services, note, backends }
     }
 }

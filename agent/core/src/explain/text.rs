@@ -3,8 +3,10 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use super::{Cause, Explanation, Judgement, RuleRef, Verdict};
-use crate::model::{Direction, Labels, Peer, PortMatch, PortRule, Requirement, Rule, Selector};
+use super::{Backend, Cause, Explanation, Judgement, RuleRef, Verdict};
+use crate::model::{
+    Direction, Key, Labels, Peer, PortMatch, PortRule, Requirement, Rule, Selector,
+};
 
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -28,11 +30,56 @@ impl Explanation {
     pub fn lines(&self) -> Vec<String> {
         let mut lines = vec![format!("{}: {}", self.verdict, self.probe)];
         lines.extend(self.reason.clone());
-        for judgement in [&self.egress, &self.ingress].into_iter().flatten() {
-            lines.extend(judgement.lines());
+        lines.extend(self.note.clone());
+        if self.services.is_empty() {
+            for judgement in [&self.egress, &self.ingress].into_iter().flatten() {
+                lines.extend(judgement.lines());
+            }
+        }
+        for backend in &self.backends {
+            lines.extend(backend.lines());
         }
         lines
     }
+}
+
+impl Backend {
+    fn lines(&self) -> Vec<String> {
+        let (verdict, port) = (self.verdict, self.port);
+        let name = self.pod.as_ref().map_or_else(String::new, |pod| format!(", pod {pod}"));
+        let mut lines = vec![format!("backend {} port {port}{name}: {verdict}", self.address)];
+        for judgement in [&self.egress, &self.ingress].into_iter().flatten() {
+            lines.extend(judgement.lines().iter().map(|line| format!("  {line}")));
+        }
+        lines
+    }
+}
+
+/// What there is to say about a Service's backends as a whole.
+pub(super) fn translated(
+    services: &[Key],
+    backends: &[Backend],
+    egress: Option<&Judgement>,
+) -> Option<String> {
+    let names = join(services.iter().map(ToString::to_string), "", " and ");
+    if backends.is_empty() {
+        return Some(format!("Service {names} has no ready backend: nothing answers"));
+    }
+    let all = backends.len();
+    let allowed = backends.iter().filter(|b| b.verdict == Verdict::Allow).count();
+    let mut note = match allowed {
+        0 => format!("Service {names}: none of its backends is allowed"),
+        n if n == all => format!("Service {names}: every backend is allowed"),
+        n => format!("Service {names}: its backends differ, {n} of {all} are allowed"),
+    };
+    let to_address = egress.is_some_and(|egress| egress.cause == Cause::Rule);
+    let to_backend = backends.iter().any(|backend| {
+        backend.egress.as_ref().is_none_or(|egress| egress.verdict == Verdict::Allow)
+    });
+    if to_address && !to_backend {
+        note.push_str("; a rule allows the address itself, but what counts is where it leads");
+    }
+    Some(note)
 }
 
 impl Judgement {
@@ -66,6 +113,7 @@ impl Judgement {
                 "denied, the policies that isolate it have no rules".to_owned()
             }
             (Cause::NoRule, _) => "denied, no rule allows it".to_owned(),
+            (Cause::Backend, _) => "allowed, some backend behind the address is allowed".to_owned(),
             (Cause::Itself, _) => "allowed, a pod always reaches itself".to_owned(),
             (Cause::OwnNode, _) => {
                 "allowed, a pod and its own node always reach each other".to_owned()

@@ -4,10 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-use super::{Choices, NODE};
+use super::{Choices, NODE, services};
 use crate::model::{
-    Change, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy, PortMatch,
-    PortRule, Protocol, Requirement, Rule, Selector,
+    Change, EndpointSlice, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy,
+    PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service,
 };
 
 pub(super) const NAMESPACES: [&str; 3] = ["x", "y", "z"];
@@ -61,9 +61,10 @@ fn node6(number: u32) -> IpAddr {
 
 /// An address that means something, of either family.
 pub(super) fn address(choices: &mut Choices<'_>) -> IpAddr {
-    match choices.below(8) {
+    match choices.below(9) {
         0..=2 => pod4(choices),
         3 | 4 => pod6(choices),
+        8 => services::cluster_ip(choices),
         5 => IpAddr::from(*choices.pick(&NODES4)),
         6 => node6(choices.below(2)),
         _ if choices.chance(70) => IpAddr::from(*choices.pick(&OTHERS4)),
@@ -162,6 +163,20 @@ pub(super) fn changed(choices: &mut Choices<'_>, object: &Change) -> Change {
         }
         Change::Policy(old) => {
             Change::Policy(Policy { key: old.key.clone(), ..policy(choices, 0) })
+        }
+        Change::Service(old) => {
+            Change::Service(Service { key: old.key.clone(), ..services::service(choices) })
+        }
+        Change::EndpointSlice(old) => {
+            let mut new = services::slice(choices, 0, &[]);
+            // Mostly its backends change and not whose they are.
+            if choices.chance(80) {
+                new.service.clone_from(&old.service);
+            }
+            if choices.chance(70) {
+                new.ports.clone_from(&old.ports);
+            }
+            Change::EndpointSlice(EndpointSlice { key: old.key.clone(), ..new })
         }
         other => other.clone(),
     }

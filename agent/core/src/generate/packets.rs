@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use super::objects::{self, NAMED_PORTS, PORTS};
 use super::{Choices, Cluster};
-use crate::model::{Change, Direction, Key, Peer, PortMatch};
+use crate::model::{Change, Direction, Key, Peer, PortMatch, Service};
 use crate::probe::{IpProtocol, Party, Probe};
 
 /// A packet that opens a flow, as a pod sees it.
@@ -31,6 +31,9 @@ pub struct PacketSource {
     addresses: Vec<IpAddr>,
     blocks: Vec<IpNet>,
     ports: Vec<u16>,
+    /// Addresses, protocols and ports of Services and node ports.
+    frontends: Vec<(IpAddr, u8, u16)>,
+    services: Vec<Key>,
 }
 
 impl PacketSource {
@@ -43,7 +46,11 @@ impl PacketSource {
             addresses: Vec::new(),
             blocks: Vec::new(),
             ports: PORTS.to_vec(),
+            frontends: Vec::new(),
+            services: Vec::new(),
         };
+        let nodes: Vec<IpAddr> =
+            cluster.nodes().flat_map(|node| &node.addresses).copied().collect();
         for object in &cluster.objects {
             match object {
                 Change::Pod(pod) => {
@@ -58,10 +65,27 @@ impl PacketSource {
                         ports.for_each(|port| all.note_port(&port.port));
                     }
                 }
+                Change::Service(service) => all.note_service(service, &nodes),
+                Change::EndpointSlice(slice) => {
+                    all.addresses.extend(&slice.addresses);
+                    all.ports.extend(slice.ports.iter().map(|port| port.port));
+                }
                 _ => {}
             }
         }
         all
+    }
+
+    fn note_service(&mut self, service: &Service, nodes: &[IpAddr]) {
+        self.services.push(service.key.clone());
+        self.addresses.extend(&service.addresses);
+        for port in &service.ports {
+            let protocol = port.protocol.number();
+            let own = service.addresses.iter().map(|address| (*address, port.port));
+            let node_ports = port.node_port.into_iter();
+            let node_ports = node_ports.flat_map(|number| nodes.iter().map(move |a| (*a, number)));
+            self.frontends.extend(own.chain(node_ports).map(|(a, number)| (a, protocol, number)));
+        }
     }
 
     fn note_peer(&mut self, peer: &Peer) {
@@ -111,6 +135,14 @@ impl PacketSource {
 
     /// A packet of one of these pods.
     pub fn packet(&self, choices: &mut Choices<'_>, pods: &[Key]) -> Packet {
+        if !self.frontends.is_empty() && choices.chance(20) {
+            let (remote, protocol, port) = *choices.pick(&self.frontends);
+            // Now and then the packets that a Service does not translate.
+            let port = if choices.chance(90) { port } else { self.port(choices) };
+            let direction = if choices.chance(90) { Direction::Egress } else { Direction::Ingress };
+            let pod = choices.pick(pods).clone();
+            return Packet { pod, direction, remote, protocol, port };
+        }
         Packet {
             pod: choices.pick(pods).clone(),
             direction: *choices.pick(&Direction::BOTH),
@@ -122,6 +154,15 @@ impl PacketSource {
 
     /// A probe between any two parties.
     pub fn probe(&self, choices: &mut Choices<'_>) -> Probe {
+        if !self.frontends.is_empty() && choices.chance(20) {
+            let (address, protocol, port) = *choices.pick(&self.frontends);
+            let protocol = IpProtocol(protocol);
+            let to = match choices.chance(20) && !self.services.is_empty() {
+                true => Party::Service(choices.pick(&self.services).clone()),
+                false => Party::Address(address),
+            };
+            return Probe { from: self.party(choices), to, protocol, port };
+        }
         let protocol = IpProtocol(self.protocol(choices));
         let port = if protocol.has_ports() { self.port(choices) } else { 0 };
         Probe { from: self.party(choices), to: self.party(choices), protocol, port }

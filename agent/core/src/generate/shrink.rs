@@ -1,7 +1,7 @@
 //! From a cluster that fails to the smallest that still does.
 
 use super::Cluster;
-use crate::model::{Change, Peer, Pod, Policy, PortMatch, Rule, Selector};
+use crate::model::{Change, EndpointSlice, Peer, Pod, Policy, PortMatch, Rule, Selector, Service};
 
 /// Remove objects, then parts of objects, one at a time, for as long as `fails` still holds.
 #[must_use]
@@ -53,6 +53,18 @@ fn reductions(object: &Change) -> Vec<Change> {
         Change::Pod(pod) => smaller_pods(pod).into_iter().map(Change::Pod).collect(),
         Change::Policy(policy) => {
             smaller_policies(policy).into_iter().map(Change::Policy).collect()
+        }
+        Change::Service(service) => {
+            let addresses = shorter(&service.addresses)
+                .map(|addresses| Service { addresses, ..service.clone() });
+            let ports = shorter(&service.ports).map(|ports| Service { ports, ..service.clone() });
+            addresses.chain(ports).map(Change::Service).collect()
+        }
+        Change::EndpointSlice(slice) => {
+            let addresses = shorter(&slice.addresses)
+                .map(|addresses| EndpointSlice { addresses, ..slice.clone() });
+            let ports = shorter(&slice.ports).map(|ports| EndpointSlice { ports, ..slice.clone() });
+            addresses.chain(ports).map(Change::EndpointSlice).collect()
         }
         _ => Vec::new(),
     }

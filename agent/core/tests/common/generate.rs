@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use netpold_core::model::{
-    Change, Interface, Key, NamedPort, Namespace, Node, Peer, Pod, Policy, PortMatch, PortRule,
-    Protocol, Requirement, Rule, Selector,
+    Change, EndpointSlice, Interface, Key, NamedPort, Namespace, Node, Peer, Pod, Policy,
+    PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
 };
 use proptest::prelude::*;
 use proptest::sample::{select as one_of, subsequence};
@@ -29,6 +29,8 @@ pub const ADDRESSES: [&str; 14] = [
     "fd00:0:0:1::1",
     "fd00:7::1",
 ];
+/// Addresses of Services, beside those of others that they share.
+pub const SERVICES: [&str; 4] = ["10.9.0.1", "10.9.0.2", "fd00:9::1", "fd00:9::2"];
 /// Addresses that are never anybody's.
 pub const OUTSIDE: [&str; 8] = [
     "10.0.0.9",
@@ -63,6 +65,8 @@ pub struct State {
     pub pods: BTreeMap<Key, Pod>,
     pub policies: BTreeMap<Key, Policy>,
     pub interfaces: BTreeMap<u32, Interface>,
+    pub services: BTreeMap<Key, Service>,
+    pub slices: BTreeMap<Key, EndpointSlice>,
 }
 
 impl State {
@@ -85,6 +89,14 @@ impl State {
             &mut changes,
             Change::Interface,
             Change::InterfaceGone,
+        );
+        diff(&self.services, &other.services, &mut changes, Change::Service, Change::ServiceGone);
+        diff(
+            &self.slices,
+            &other.slices,
+            &mut changes,
+            Change::EndpointSlice,
+            Change::EndpointSliceGone,
         );
         changes
     }
@@ -207,6 +219,46 @@ fn any_interface() -> impl Strategy<Value = Interface> {
     )
 }
 
+fn any_service() -> impl Strategy<Value = Service> {
+    let port = (one_of(vec!["", "web"]), any_protocol(), one_of(vec![80u16, 443])).prop_flat_map(
+        |(name, protocol, port)| {
+            let node_port = prop::option::weighted(0.3, one_of(vec![85u16, 8080]));
+            node_port.prop_map(move |node_port| {
+                let name = name.to_owned();
+                ServicePort { name, protocol, port, node_port }
+            })
+        },
+    );
+    (
+        (one_of(&NAMESPACES[..2]), 0..2u8),
+        subsequence(SERVICES.to_vec(), 0..3),
+        prop::option::weighted(0.2, one_of(&ADDRESSES[..])),
+        prop::collection::vec(port, 0..3),
+    )
+        .prop_map(|((namespace, name), addresses, shared, ports)| Service {
+            key: Key::new(namespace, format!("s{name}")),
+            addresses: addresses.into_iter().chain(shared).map(ip).collect(),
+            ports,
+        })
+}
+
+fn any_slice() -> impl Strategy<Value = EndpointSlice> {
+    let port = (one_of(vec!["", "web"]), any_protocol(), one_of(vec![80u16, 85, 443]))
+        .prop_map(|(name, protocol, port)| SlicePort { name: name.into(), protocol, port });
+    (
+        (one_of(&NAMESPACES[..2]), 0..4u8, 0..2u8),
+        subsequence(ADDRESSES.to_vec(), 0..4),
+        any::<bool>(),
+        prop::collection::vec(port, 0..3),
+    )
+        .prop_map(|((namespace, name, service), addresses, v6, ports)| EndpointSlice {
+            key: Key::new(namespace, format!("slice{name}")),
+            service: format!("s{service}"),
+            ports,
+            addresses: addresses.into_iter().map(ip).filter(|a| a.is_ipv6() == v6).collect(),
+        })
+}
+
 /// A cluster of at most a few of everything.
 pub fn any_state() -> impl Strategy<Value = State> {
     let namespaces = subsequence(NAMESPACES.to_vec(), 1..=3);
@@ -217,18 +269,31 @@ pub fn any_state() -> impl Strategy<Value = State> {
         prop::collection::vec(any_pod(), 0..9),
         prop::collection::vec(any_policy(), 0..6),
         prop::collection::vec(any_interface(), 1..5),
-        prop::option::of(subsequence(ADDRESSES.to_vec(), 0..3)),
+        (
+            prop::option::of(subsequence(ADDRESSES.to_vec(), 0..3)),
+            prop::option::of(subsequence(ADDRESSES.to_vec(), 0..3)),
+        ),
+        (prop::collection::vec(any_service(), 0..4), prop::collection::vec(any_slice(), 0..5)),
     )
-        .prop_map(|(names, labels, pods, policies, interfaces, own)| State {
-            namespaces: names
-                .into_iter()
-                .zip(labels)
-                .map(|(name, pairs)| (name.to_owned(), namespace(name, &pairs)))
-                .collect(),
-            nodes: own.into_iter().map(|own| (NODE.to_owned(), node(NODE, &own))).collect(),
-            pods: pods.into_iter().map(|pod| (pod.key.clone(), pod)).collect(),
-            policies: policies.into_iter().map(|p| (p.key.clone(), p)).collect(),
-            interfaces: interfaces.into_iter().map(|i| (i.index, i)).collect(),
+        .prop_map(|(names, labels, pods, policies, interfaces, nodes, (services, slices))| {
+            State {
+                namespaces: names
+                    .into_iter()
+                    .zip(labels)
+                    .map(|(name, pairs)| (name.to_owned(), namespace(name, &pairs)))
+                    .collect(),
+                nodes: [(NODE, nodes.0), ("elsewhere", nodes.1)]
+                    .into_iter()
+                    .filter_map(|(name, addresses)| {
+                        Some((name.to_owned(), node(name, &addresses?)))
+                    })
+                    .collect(),
+                services: services.into_iter().map(|s| (s.key.clone(), s)).collect(),
+                slices: slices.into_iter().map(|s| (s.key.clone(), s)).collect(),
+                pods: pods.into_iter().map(|pod| (pod.key.clone(), pod)).collect(),
+                policies: policies.into_iter().map(|p| (p.key.clone(), p)).collect(),
+                interfaces: interfaces.into_iter().map(|i| (i.index, i)).collect(),
+            }
         })
 }
 
@@ -243,6 +308,8 @@ pub fn any_step() -> impl Strategy<Value = (State, State)> {
         mix(&mut mixed.pods, &to.pods, 11, take);
         mix(&mut mixed.policies, &to.policies, 29, take);
         mix(&mut mixed.interfaces, &to.interfaces, 47, take);
+        mix(&mut mixed.services, &to.services, 5, take);
+        mix(&mut mixed.slices, &to.slices, 23, take);
         (from, mixed)
     })
 }

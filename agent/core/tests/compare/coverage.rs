@@ -94,7 +94,7 @@ impl Coverage {
                 assert!(count > Some(30), "{direction} {kind}: {count:?}\n{self}");
             }
         }
-        for cause in ["NotIsolated", "Rule", "NoRule", "OwnNode"] {
+        for cause in ["NotIsolated", "Rule", "NoRule", "OwnNode", "Backend"] {
             assert!(self.reasons.get(cause) > Some(&1000), "{cause}\n{self}");
         }
     }

@@ -10,6 +10,7 @@ use netpold_core::model::{Change, Direction, Key, Pod};
 use netpold_core::ops::Apply;
 use netpold_core::oracle::Oracle;
 use netpold_core::probe::IpProtocol;
+use netpold_ebpf::layout::CLASS_TRANSLATED;
 
 use crate::coverage::Coverage;
 
@@ -66,7 +67,7 @@ impl Subject {
         self.endpoints().map(|(pod, _)| pod.key.clone()).collect()
     }
 
-    /// What the oracle and the tables say; `None` about a pod's traffic with itself, which the
+    /// What the oracle and the tables say (nothing, if they mark the address wrongly); `None` about a pod's traffic with itself, which the
     /// packet path passes before it reads a table.
     pub(crate) fn verdicts(&self, packet: &Packet) -> Option<(bool, Option<bool>)> {
         let (pod, ifindex) = self.endpoints().find(|(pod, _)| pod.key == packet.pod)?;
@@ -75,7 +76,19 @@ impl Subject {
         }
         let Packet { direction, remote, protocol, port, .. } = *packet;
         let expected = self.oracle.judge(pod, direction, remote, protocol, port);
-        Some((expected, self.tables.allows(ifindex, direction, remote, protocol, port)))
+        let found = self.tables.allows(ifindex, direction, remote, protocol, port);
+        Some((expected, found.filter(|_| self.is_marked_rightly(packet))))
+    }
+
+    /// Whether the mark of an address is as it should be: it says exactly where packets of isolated
+    /// pods may be translated.
+    fn is_marked_rightly(&self, packet: &Packet) -> bool {
+        let isolated = self.tables.endpoints().values().any(|endpoint| endpoint.rows >> 32 != 0);
+        let Some((pod, _)) = self.endpoints().find(|(pod, _)| pod.key == packet.pod) else {
+            return true;
+        };
+        let marked = self.tables.class(packet.remote) & CLASS_TRANSLATED != 0;
+        marked == (isolated && self.oracle.is_translated(pod, packet.remote))
     }
 
     /// Whether a direction of a pod's endpoint is isolated.

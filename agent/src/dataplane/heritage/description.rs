@@ -55,6 +55,8 @@ impl Description {
             ("endpoint.ifindex", offset_of!(Endpoint, ifindex), 4),
             ("endpoint.id", offset_of!(Endpoint, id), 4),
             ("endpoint.uid_hash", offset_of!(Endpoint, uid_hash), 8),
+            // All zero: the programs pass whatever the endpoint sends and gets.
+            ("endpoint.rows", offset_of!(Endpoint, rows), 8),
             ("way4", offset_of!(Ct4Way, control), size_of::<Ct4Way>()),
             ("way4.endpoint", offset_of!(Ct4Way, key.endpoint), 4),
             ("way4.remote", offset_of!(Ct4Way, key.remote), 4),

@@ -5,6 +5,8 @@ use netpold_core::model::{IpBlock, Peer, Policy, PortMatch, Requirement, Rule, S
 use super::*;
 use crate::source::document::parse;
 
+mod services;
+
 fn convert(text: &str) -> Converted {
     match manifest(&parse(text).unwrap()[0]) {
         Ok(Manifest::Object(object)) => *object,
@@ -385,7 +387,7 @@ fn phases_and_addresses_of_pods() {
 fn other_kinds_are_left_alone_unless_they_are_a_slip() {
     for text in [
         "{apiVersion: apps/v1, kind: Deployment}",
-        "{apiVersion: v1, kind: Service}",
+        "{apiVersion: serving.knative.dev/v1, kind: Service}",
         "{apiVersion: projectcalico.org/v3, kind: NetworkPolicy}",
         "{apiVersion: networking.k8s.io/v1, kind: Ingress}",
         "{apiVersion: v1, kind: ConfigMap}",

@@ -1,10 +1,9 @@
 //! The objects in one file's text.
 
 use std::collections::BTreeMap;
-use std::sync::Once;
 
 use netpold_core::model::{Change, Key};
-use tracing::{debug, info};
+use tracing::debug;
 
 use crate::source::SourceProblem;
 use crate::source::convert::{Manifest, manifest};
@@ -17,6 +16,8 @@ pub(super) enum Id {
     Node(String),
     Policy(Key),
     Pod(Key),
+    Service(Key),
+    EndpointSlice(Key),
 }
 
 impl Id {
@@ -27,6 +28,8 @@ impl Id {
             Change::Node(node) => Some(Self::Node(node.name.clone())),
             Change::Pod(pod) => Some(Self::Pod(pod.key.clone())),
             Change::Policy(policy) => Some(Self::Policy(policy.key.clone())),
+            Change::Service(service) => Some(Self::Service(service.key.clone())),
+            Change::EndpointSlice(slice) => Some(Self::EndpointSlice(slice.key.clone())),
             _ => None,
         }
     }
@@ -38,6 +41,8 @@ impl Id {
             Self::Node(name) => Change::NodeGone(name),
             Self::Policy(key) => Change::PolicyGone(key),
             Self::Pod(key) => Change::PodGone(key),
+            Self::Service(key) => Change::ServiceGone(key),
+            Self::EndpointSlice(key) => Change::EndpointSliceGone(key),
         }
     }
 }
@@ -49,6 +54,8 @@ impl std::fmt::Display for Id {
             Self::Node(name) => write!(f, "Node {name}"),
             Self::Policy(key) => write!(f, "NetworkPolicy {key}"),
             Self::Pod(key) => write!(f, "Pod {key}"),
+            Self::Service(key) => write!(f, "Service {key}"),
+            Self::EndpointSlice(key) => write!(f, "EndpointSlice {key}"),
         }
     }
 }
@@ -102,7 +109,9 @@ impl Content {
                     self.problem(file, former.line, text);
                 }
             }
-            Manifest::Other(version, kind) => ignored(file, node.line, &version, &kind),
+            Manifest::Other(version, kind) => {
+                debug!("{file}:{}: {kind} of {version} is not used", node.line);
+            }
         }
         Ok(())
     }
@@ -143,18 +152,6 @@ fn inherit(item: &mut Node, key: &str, text: Option<&str>) {
         let node = Node { line, value: Value::Text(text.to_owned()) };
         entries.push(Entry { key: key.to_owned(), line, node });
     }
-}
-
-fn ignored(file: &str, line: u32, version: &str, kind: &str) {
-    static SERVICES: Once = Once::new();
-    if matches!((version, kind), ("v1", "Service") | ("discovery.k8s.io/v1", "EndpointSlice")) {
-        SERVICES.call_once(|| {
-            info!(
-                "Services and EndpointSlices are not used yet: egress is judged on pod addresses"
-            );
-        });
-    }
-    debug!("{file}:{line}: {kind} of {version} is not used");
 }
 
 #[cfg(test)]

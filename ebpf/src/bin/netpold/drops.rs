@@ -18,23 +18,28 @@ use crate::{
 /// Counts a drop and, if this CPU may, emits its event.
 #[inline(always)]
 pub(crate) fn report<D: Direction>(skb: *mut __sk_buff, reason: u32) {
-    if let Some(counter) = maps::COUNTERS.get_ptr_mut(reason::counter_of(D::EGRESS, reason)) {
-        // SAFETY: this CPU's own word.
-        unsafe { *counter += 1 };
-    }
-    let maps = Maps::new();
-    let (Some(limit), Some(settings)) = (maps::EVENT_LIMIT.get_ptr_mut(0), maps.settings()) else {
-        return;
-    };
-    // SAFETY: this CPU's own record.
-    let limit = unsafe { &mut *limit };
-    if may_emit(limit, settings, maps.now()) {
+    if count_one(D::EGRESS, reason) {
         if D::EGRESS {
             netpold_emit_egress(skb, reason);
         } else {
             netpold_emit_ingress(skb, reason);
         }
     }
+}
+
+/// Counts a drop, and says whether this CPU may emit its event.
+#[inline(always)]
+pub(crate) fn count_one(egress: bool, reason: u32) -> bool {
+    if let Some(counter) = maps::COUNTERS.get_ptr_mut(reason::counter_of(egress, reason)) {
+        // SAFETY: this CPU's own word.
+        unsafe { *counter += 1 };
+    }
+    let maps = Maps::new();
+    let (Some(limit), Some(settings)) = (maps::EVENT_LIMIT.get_ptr_mut(0), maps.settings()) else {
+        return false;
+    };
+    // SAFETY: this CPU's own record.
+    may_emit(unsafe { &mut *limit }, settings, maps.now())
 }
 
 /// One more event in this window, or one more suppressed.
@@ -69,6 +74,23 @@ extern "C" fn netpold_emit_egress(skb: *mut __sk_buff, reason: u32) -> u32 {
 
 #[inline(always)]
 fn emit<D: Direction>(skb: *mut __sk_buff, reason: u32) -> u32 {
+    // SAFETY: the program's context.
+    let ifindex = unsafe { (*skb).ifindex };
+    let endpoint = netpold_ebpf::verdict::find_endpoint(&Maps::new(), ifindex);
+    let endpoint = (ifindex, endpoint.map_or(0, |endpoint| endpoint.id()));
+    send(reason, endpoint, |event| {
+        // SAFETY: the program's context.
+        event::describe::<D, _>(&unsafe { Copied::new(skb) }, event);
+    })
+}
+
+/// Emits an event about an endpoint, given by interface and number.
+#[inline(always)]
+pub(crate) fn send(
+    reason: u32,
+    (ifindex, endpoint): (u32, u32),
+    describe: impl FnOnce(&mut DropEvent),
+) -> u32 {
     let Some(limit) = maps::EVENT_LIMIT.get_ptr_mut(0) else { return 1 };
     // SAFETY: this CPU's own record.
     let limit = unsafe { &mut *limit };
@@ -77,19 +99,12 @@ fn emit<D: Direction>(skb: *mut __sk_buff, reason: u32) -> u32 {
         return 1;
     };
     let event = entry.write(DropEvent::default());
-    // SAFETY: the program's context.
-    event.ifindex = unsafe { (*skb).ifindex };
-    event.endpoint = endpoint_id(event.ifindex);
+    event.ifindex = ifindex;
+    event.endpoint = endpoint;
     event.reason = reason as u8;
     event.suppressed = limit.suppressed;
-    // SAFETY: the program's context.
-    event::describe::<D, _>(&unsafe { Copied::new(skb) }, event);
+    describe(event);
     entry.submit(0);
     limit.suppressed = 0;
     0
-}
-
-#[inline(always)]
-fn endpoint_id(ifindex: u32) -> u32 {
-    netpold_ebpf::verdict::find_endpoint(&Maps::new(), ifindex).map_or(0, |endpoint| endpoint.id())
 }

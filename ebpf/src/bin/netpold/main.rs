@@ -1,4 +1,7 @@
-//! netpold's eBPF programs, attached to the host side of every pod's veth.
+//! netpold's eBPF programs.
+//!
+//! `netpold_ingress` and `netpold_egress` are attached to the host side of every pod's veth,
+//! `netpold_node` and its kin to the node's other devices, see [`mark`].
 //!
 //! Each packet is judged in place by a short program; what needs more (fragments, extension
 //! headers, tags, ICMP errors, headers outside the linear part) is judged by the same code over
@@ -10,6 +13,7 @@
 
 mod drops;
 mod maps;
+mod mark;
 mod packet;
 mod tables;
 
@@ -45,7 +49,11 @@ fn netpold_ingress(context: TcContext) -> i32 {
         judge4: netpold_ingress4,
         judge6: netpold_ingress6,
     };
-    judge::<Ingress>(context.as_ptr().cast(), &looks)
+    let skb = context.as_ptr().cast();
+    if let Some(settled) = mark::arrived(skb) {
+        return settled;
+    }
+    act::<Ingress>(skb, judge::<Ingress>(skb, &looks))
 }
 
 /// Pod egress: TC ingress of the host side.
@@ -58,7 +66,10 @@ fn netpold_egress(context: TcContext) -> i32 {
         judge4: netpold_egress4,
         judge6: netpold_egress6,
     };
-    judge::<Egress>(context.as_ptr().cast(), &looks)
+    let skb = context.as_ptr().cast();
+    let reason = judge::<Egress>(skb, &looks);
+    mark::leave(skb, reason == Reason::Translated as u32);
+    act::<Egress>(skb, reason)
 }
 
 /// The kernel's jiffies, low 32 bits, for the agent (by BPF_PROG_TEST_RUN): conntrack stamps.
@@ -92,10 +103,9 @@ struct Looks {
 const READ_IPV4: u32 = 0x104;
 const READ_IPV6: u32 = 0x106;
 
-/// The quick look, then the thorough one where that was not enough; and the one place where a
-/// verdict becomes an action.
+/// The quick look, then the thorough one where that was not enough; the number of the reason.
 #[inline(always)]
-fn judge<D: Direction>(skb: *mut __sk_buff, looks: &Looks) -> i32 {
+fn judge<D: Direction>(skb: *mut __sk_buff, looks: &Looks) -> u32 {
     let maps = Maps::new();
     // SAFETY: the program's context.
     let bytes = unsafe { Direct::<true>::new(skb) };
@@ -110,10 +120,16 @@ fn judge<D: Direction>(skb: *mut __sk_buff, looks: &Looks) -> i32 {
             settled => settled,
         };
     }
+    reason
+}
+
+/// The one place where a pod's verdict becomes an action.
+#[inline(always)]
+fn act<D: Direction>(skb: *mut __sk_buff, reason: u32) -> i32 {
     if reason < Reason::FIRST_DROP as u32 {
         return NEXT;
     }
-    if watches_only(&maps) {
+    if watches_only(&Maps::new()) {
         return NEXT;
     }
     drops::report::<D>(skb, reason);

@@ -1,0 +1,226 @@
+//! Services, EndpointSlices and the nodes' addresses, with the indexes that compiling needs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use crate::cluster::Dirty;
+use crate::model::{EndpointSlice, Key, Pod, Service, ServicePort};
+
+/// Where packets are translated, and to whom.
+#[derive(Debug, Default)]
+pub(crate) struct Services {
+    services: BTreeMap<Key, Arc<Service>>,
+    slices: BTreeMap<Key, Arc<EndpointSlice>>,
+    /// By the key of their Service, which may not exist.
+    slices_of: BTreeMap<Key, Vec<Arc<EndpointSlice>>>,
+    at: BTreeMap<IpAddr, Vec<Arc<Service>>>,
+    behind: BTreeMap<IpAddr, Vec<Arc<EndpointSlice>>>,
+    with_node_ports: BTreeMap<Key, Arc<Service>>,
+    /// Every node's addresses and how many Nodes have them.
+    nodes: BTreeMap<IpAddr, u32>,
+}
+
+/// The key of a slice's Service; none if it names no Service.
+fn service_of(slice: &EndpointSlice) -> Option<Key> {
+    let named = !slice.service.is_empty();
+    named.then(|| Key::new(slice.key.namespace.clone(), slice.service.clone()))
+}
+
+fn has_node_ports(service: &Service) -> bool {
+    service.ports.iter().any(|port| port.node_port.is_some())
+}
+
+impl Services {
+    /// Services by key.
+    pub(crate) fn services(&self) -> &BTreeMap<Key, Arc<Service>> {
+        &self.services
+    }
+
+    /// EndpointSlices by key.
+    pub(crate) fn slices(&self) -> &BTreeMap<Key, Arc<EndpointSlice>> {
+        &self.slices
+    }
+
+    /// The Services that have an address.
+    pub(crate) fn at(&self, address: IpAddr) -> &[Arc<Service>] {
+        self.at.get(&address).map_or(&[], Vec::as_slice)
+    }
+
+    /// The Services that have node ports.
+    pub(crate) fn with_node_ports(&self) -> impl Iterator<Item = &Arc<Service>> {
+        self.with_node_ports.values()
+    }
+
+    /// Whether a Node has an address.
+    pub(crate) fn is_node(&self, address: IpAddr) -> bool {
+        self.nodes.contains_key(&address)
+    }
+
+    /// Addresses of every Node.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = IpAddr> {
+        self.nodes.keys().copied()
+    }
+
+    /// Addresses of every Service and Node.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.at.keys().copied().chain(self.nodes())
+    }
+
+    /// Backends of a Service's port in one family: address and port.
+    pub(crate) fn backends<'a>(
+        &'a self,
+        service: &Key,
+        port: &'a ServicePort,
+        v6: bool,
+    ) -> impl Iterator<Item = (IpAddr, u16)> + 'a {
+        let slices = self.slices_of.get(service).into_iter().flatten();
+        slices.flat_map(move |slice| {
+            let same = slice
+                .ports
+                .iter()
+                .filter(|p| p.name == port.name && p.protocol == port.protocol)
+                .map(|p| p.port);
+            same.flat_map(move |number| {
+                let family = slice.addresses.iter().filter(move |a| a.is_ipv6() == v6);
+                family.map(move |address| (*address, number))
+            })
+        })
+    }
+
+    /// The Services that some address from `first` to `last`, both included, is a backend of.
+    pub(crate) fn behind_range(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = Key> {
+        let slices = self.behind.range(first..=last).flat_map(|(_, slices)| slices);
+        slices.filter_map(|slice| service_of(slice))
+    }
+
+    /// The ports of Services that a pod backs itself, and in which family.
+    pub(crate) fn backed_by<'a>(
+        &'a self,
+        pod: &'a Pod,
+    ) -> impl Iterator<Item = (&'a Service, &'a ServicePort, bool)> {
+        pod.addresses.iter().flat_map(move |address| {
+            let slices = self.behind.get(address).into_iter().flatten();
+            slices.flat_map(move |slice| {
+                let service = service_of(slice).and_then(|key| self.services.get(&key));
+                let ports = service.into_iter().flat_map(|s| s.ports.iter().map(move |p| (s, p)));
+                let backed = ports.filter(|(_, port)| {
+                    slice.ports.iter().any(|p| p.name == port.name && p.protocol == port.protocol)
+                });
+                backed.map(|(service, port)| (&**service, port, address.is_ipv6()))
+            })
+        })
+    }
+
+    /// A Service now is this, or is gone.
+    pub(crate) fn set_service(&mut self, key: &Key, new: Option<Service>, dirty: &mut Dirty) {
+        let old = self.services.get(key).cloned();
+        if old.as_deref() == new.as_ref() {
+            return;
+        }
+        if let Some(old) = old {
+            for address in &old.addresses {
+                remove(&mut self.at, address, |service| service.key == *key);
+            }
+            self.with_node_ports.remove(key);
+            dirty.frontends.extend(&old.addresses);
+        }
+        match new.map(Arc::new) {
+            Some(new) => {
+                for address in &new.addresses {
+                    self.at.entry(*address).or_default().push(new.clone());
+                }
+                if has_node_ports(&new) {
+                    self.with_node_ports.insert(key.clone(), new.clone());
+                }
+                dirty.frontends.extend(&new.addresses);
+                self.services.insert(key.clone(), new);
+            }
+            None => drop(self.services.remove(key)),
+        }
+        dirty.services.insert(key.clone());
+        let slices = self.slices_of.get(key).into_iter().flatten();
+        dirty.backends.extend(slices.flat_map(|slice| &slice.addresses));
+    }
+
+    /// An EndpointSlice now is this, or is gone.
+    pub(crate) fn set_slice(&mut self, key: &Key, new: Option<EndpointSlice>, dirty: &mut Dirty) {
+        let old = self.slices.get(key).cloned();
+        if old.as_deref() == new.as_ref() {
+            return;
+        }
+        note_backends(old.as_deref(), new.as_ref(), dirty);
+        if let Some(old) = old {
+            for address in &old.addresses {
+                remove(&mut self.behind, address, |slice| slice.key == *key);
+            }
+            if let Some(service) = service_of(&old) {
+                remove(&mut self.slices_of, &service, |slice| slice.key == *key);
+                dirty.services.insert(service);
+            }
+        }
+        let Some(new) = new.map(Arc::new) else {
+            self.slices.remove(key);
+            return;
+        };
+        if let Some(service) = service_of(&new) {
+            for address in &new.addresses {
+                self.behind.entry(*address).or_default().push(new.clone());
+            }
+            self.slices_of.entry(service.clone()).or_default().push(new.clone());
+            dirty.services.insert(service);
+        }
+        self.slices.insert(key.clone(), new);
+    }
+
+    /// A Node has other addresses.
+    pub(crate) fn set_node(&mut self, before: &[IpAddr], after: &[IpAddr], dirty: &mut Dirty) {
+        if before == after {
+            return;
+        }
+        for address in after {
+            *self.nodes.entry(*address).or_default() += 1;
+        }
+        for address in before {
+            if let Some(count) = self.nodes.get_mut(address) {
+                *count -= 1;
+                if *count == 0 {
+                    self.nodes.remove(address);
+                }
+            }
+        }
+        dirty.frontends.extend(before.iter().chain(after));
+    }
+}
+
+/// Backends that are such through another slice than before: all, unless only the list changed.
+fn note_backends(old: Option<&EndpointSlice>, new: Option<&EndpointSlice>, dirty: &mut Dirty) {
+    let of = |slice: Option<&EndpointSlice>| -> BTreeSet<IpAddr> {
+        slice.into_iter().flat_map(|slice| slice.addresses.iter().copied()).collect()
+    };
+    let (before, after) = (of(old), of(new));
+    match (old, new) {
+        (Some(old), Some(new)) if old.ports == new.ports && old.service == new.service => {
+            dirty.backends.extend(before.symmetric_difference(&after));
+        }
+        _ => dirty.backends.extend(before.union(&after)),
+    }
+}
+
+fn remove<K: Ord, T>(map: &mut BTreeMap<K, Vec<T>>, key: &K, is: impl Fn(&T) -> bool) {
+    if let Some(list) = map.get_mut(key) {
+        list.retain(|item| !is(item));
+        if list.is_empty() {
+            map.remove(key);
+        }
+    }
+}
+
+/// The first and last address of a family's range, given as 128 bits from the top.
+pub(crate) fn range(v6: bool, first: u128, last: u128) -> (IpAddr, IpAddr) {
+    let address = |bits: u128| match v6 {
+        true => IpAddr::V6(Ipv6Addr::from_bits(bits)),
+        false => IpAddr::V4(Ipv4Addr::from_bits((bits >> 96) as u32)),
+    };
+    (address(first), address(last))
+}

@@ -1,0 +1,201 @@
+//! Which addresses are translated, and what they lead to; part of an update.
+//!
+//! Frontends are made of the backends' classes, so they come after all other addresses: those are
+//! settled first, then the Services with a backend among them are resolved again, then the
+//! addresses of the Services that came out different.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::cluster::{Dirty, services::range};
+use crate::compile::Compiler;
+use crate::compile::frontends::{Backends, Front};
+use crate::compile::peers::{AtomId, OWN_NODE, Serves};
+use crate::compile::prefix::{Family, Prefix};
+use crate::model::{Key, Protocol};
+
+/// A Service's port with its backends by family, IPv4 first.
+#[derive(Debug, PartialEq, Eq)]
+struct Resolved {
+    protocol: Protocol,
+    port: u16,
+    node_port: Option<u16>,
+    backends: [Backends; 2],
+}
+
+/// Services as of the last update; empty while no endpoint is isolated for egress.
+#[derive(Debug, Default)]
+pub(super) struct Services {
+    active: bool,
+    resolved: HashMap<Key, Vec<Resolved>>,
+}
+
+/// What has to be looked at again.
+#[derive(Debug, Default)]
+struct Work {
+    services: BTreeSet<Key>,
+    addresses: BTreeSet<IpAddr>,
+    /// The node ports as a whole.
+    nodes: bool,
+}
+
+/// Ports of an address, sorted, each with all its backends.
+type Fronts = BTreeMap<(Protocol, u16), Backends>;
+
+impl Compiler {
+    /// Gives every address its class, those of Services and nodes last. Returns the prefixes that
+    /// were looked at.
+    pub(super) fn settle_space(&mut self, dirty: &Dirty, served: &[Serves]) -> BTreeSet<Prefix> {
+        let active = self.atoms.is_used(OWN_NODE);
+        if !active && !self.services.active {
+            return self.space.settle(&mut self.classes);
+        }
+        let mut work = self.translation_dirty(active, dirty, served);
+        let later: BTreeSet<Prefix> = work.addresses.iter().map(|a| Prefix::host(*a)).collect();
+        let (mut touched, changed) =
+            self.space.settle_backends(&mut self.classes, |prefix| later.contains(&prefix));
+        if active {
+            work.services.extend(changed.into_iter().flat_map(|prefix| self.behind(prefix)));
+            self.resolve(&mut work);
+        }
+        if work.nodes {
+            work.addresses.extend(self.cluster.translation().nodes());
+        }
+        self.set_frontends(&work, active);
+        touched.extend(self.space.settle(&mut self.classes));
+        touched
+    }
+
+    /// What the changes themselves ask for, and what local pods began or ceased to serve.
+    fn translation_dirty(&mut self, active: bool, dirty: &Dirty, served: &[Serves]) -> Work {
+        let services = self.cluster.translation();
+        let mut work = Work { addresses: dirty.frontends.clone(), ..Work::default() };
+        if active != self.services.active {
+            self.services = Services { active, resolved: HashMap::new() };
+            work.addresses.extend(services.addresses());
+            work.services.extend(services.services().keys().cloned());
+            return work;
+        }
+        work.services.clone_from(&dirty.services);
+        // Whether an address is the own node's may have changed.
+        let translated = |a: &&IpAddr| services.is_node(**a) || !services.at(**a).is_empty();
+        work.addresses.extend(dirty.addresses.iter().filter(translated));
+        for serves in served {
+            work.nodes |= serves.node_port;
+            let service = services.services().get(&serves.service);
+            work.addresses.extend(service.into_iter().flat_map(|s| &s.addresses));
+        }
+        work
+    }
+
+    /// The Services with a backend in a prefix.
+    fn behind(&self, prefix: Prefix) -> Vec<Key> {
+        let services = self.cluster.translation();
+        let (first, last) = range(prefix.family == Family::V6, prefix.bits, prefix.last());
+        services.behind_range(first, last).collect()
+    }
+
+    /// Resolves Services again, and notes the addresses of those that came out different.
+    fn resolve(&mut self, work: &mut Work) {
+        let services = self.cluster.translation();
+        for key in &work.services {
+            let new: Vec<Resolved> =
+                services.services().get(key).map_or_else(Vec::new, |service| {
+                    let ports = service.ports.iter().map(|port| Resolved {
+                        protocol: port.protocol,
+                        port: port.port,
+                        node_port: port.node_port,
+                        backends: [false, true].map(|v6| {
+                            let backends =
+                                services.backends(key, port, v6).map(|(address, number)| {
+                                    (self.space.base(Prefix::host(address), &self.classes), number)
+                                });
+                            let distinct: BTreeSet<_> = backends.collect();
+                            distinct.into_iter().collect()
+                        }),
+                    });
+                    ports.collect()
+                });
+            let old = self.services.resolved.get(key).map_or(&[][..], Vec::as_slice);
+            if *old == new[..] {
+                continue;
+            }
+            work.nodes |= old.iter().chain(&new).any(|port| port.node_port.is_some());
+            let service = services.services().get(key);
+            work.addresses.extend(service.into_iter().flat_map(|service| &service.addresses));
+            if service.is_some() {
+                self.services.resolved.insert(key.clone(), new);
+            } else {
+                self.services.resolved.remove(key);
+            }
+        }
+    }
+
+    /// Gives the addresses their atoms.
+    fn set_frontends(&mut self, work: &Work, active: bool) {
+        let mut node_ports: [Option<Fronts>; 2] = [None, None];
+        for address in &work.addresses {
+            let atoms =
+                if active { self.frontends_of(*address, &mut node_ports) } else { Vec::new() };
+            let before = self.space.set_fronts(Prefix::host(*address), atoms);
+            self.atoms.frontends.release(&before);
+        }
+    }
+
+    /// The atoms that an address has as a Service's or a node's, sorted. The own node's need none:
+    /// everything is allowed there already.
+    fn frontends_of(
+        &mut self,
+        address: IpAddr,
+        node_ports: &mut [Option<Fronts>; 2],
+    ) -> Vec<AtomId> {
+        let (services, v6) = (self.cluster.translation(), address.is_ipv6());
+        if self.cluster.is_own_node(address) {
+            return Vec::new();
+        }
+        let mut fronts = Fronts::new();
+        let mut atoms = Vec::new();
+        if services.is_node(address) {
+            let shared = node_ports[usize::from(v6)].get_or_insert_with(|| self.node_ports(v6));
+            fronts.clone_from(shared);
+            atoms.extend(self.atoms.served(None, v6));
+        }
+        for service in services.at(address) {
+            for port in self.services.resolved.get(&service.key).into_iter().flatten() {
+                let backends = &port.backends[usize::from(v6)];
+                add(&mut fronts, (port.protocol, port.port), backends);
+            }
+            atoms.extend(self.atoms.served(Some(&service.key), v6));
+        }
+        atoms.sort_unstable();
+        if !fronts.is_empty() {
+            let front = |((protocol, port), backends)| Front { protocol, port, backends };
+            atoms.push(self.atoms.frontends.acquire(fronts.into_iter().map(front).collect()));
+        }
+        atoms
+    }
+
+    /// The node ports of all Services.
+    fn node_ports(&self, v6: bool) -> Fronts {
+        let mut fronts = Fronts::new();
+        for service in self.cluster.translation().with_node_ports() {
+            for port in self.services.resolved.get(&service.key).into_iter().flatten() {
+                if let Some(number) = port.node_port {
+                    let backends = &port.backends[usize::from(v6)];
+                    add(&mut fronts, (port.protocol, number), backends);
+                }
+            }
+        }
+        fronts
+    }
+}
+
+/// Adds backends to a port; of several Services at one address and port, all count.
+fn add(fronts: &mut Fronts, port: (Protocol, u16), backends: &Backends) {
+    let known = fronts.entry(port).or_insert_with(|| backends.clone());
+    if !Arc::ptr_eq(known, backends) && known != backends {
+        let union: BTreeSet<_> = known.iter().chain(backends.iter()).cloned().collect();
+        *known = union.into_iter().collect();
+    }
+}

@@ -1,0 +1,192 @@
+//! Traffic to Services and node ports: judged on the backends.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::{Backend, Cause, Detail, Explainer, Explanation, Judgement, Side, Verdict, text};
+use crate::model::{Direction, EndpointSlice, Key, Pod, Service, ServicePort};
+use crate::probe::{IpProtocol, Probe};
+
+/// Services, indexed for questions.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Services {
+    services: BTreeMap<Key, Service>,
+    /// By the key of their Service.
+    slices: BTreeMap<Key, Vec<EndpointSlice>>,
+    at: BTreeMap<IpAddr, Vec<Key>>,
+    with_node_ports: Vec<Key>,
+    /// Addresses of Node objects.
+    nodes: BTreeSet<IpAddr>,
+}
+
+/// What a packet becomes.
+struct Translation {
+    /// Whose it is, by name.
+    services: Vec<Key>,
+    /// Address and port of each.
+    backends: BTreeSet<(IpAddr, u16)>,
+}
+
+impl Services {
+    pub(super) fn new(
+        services: BTreeMap<Key, Service>,
+        slices: impl IntoIterator<Item = EndpointSlice>,
+        nodes: BTreeSet<IpAddr>,
+    ) -> Self {
+        let mut all = Self { nodes, ..Self::default() };
+        for slice in slices {
+            let service = Key::new(slice.key.namespace.clone(), slice.service.clone());
+            all.slices.entry(service).or_default().push(slice);
+        }
+        for (key, service) in &services {
+            for address in &service.addresses {
+                all.at.entry(*address).or_default().push(key.clone());
+            }
+            if service.ports.iter().any(|port| port.node_port.is_some()) {
+                all.with_node_ports.push(key.clone());
+            }
+        }
+        all.services = services;
+        all
+    }
+
+    pub(super) fn get(&self, key: &Key) -> Option<&Service> {
+        self.services.get(key)
+    }
+
+    /// The Services' ports that packets to this port of an address are for.
+    fn frontends(
+        &self,
+        address: IpAddr,
+        protocol: IpProtocol,
+        port: u16,
+    ) -> Vec<(&Service, &ServicePort)> {
+        let own = self.at.get(&address).into_iter().flatten().map(|key| (key, false));
+        let node = self.nodes.contains(&address).then_some(&self.with_node_ports);
+        let all = own.chain(node.into_iter().flatten().map(|key| (key, true)));
+        let ports = all.filter_map(|(key, at_node)| Some((self.services.get(key)?, at_node)));
+        let ports = ports.flat_map(|(service, at_node)| {
+            service.ports.iter().map(move |port| (service, port, at_node))
+        });
+        ports
+            .filter(|(_, candidate, at_node)| {
+                let number = if *at_node { candidate.node_port } else { Some(candidate.port) };
+                candidate.protocol.number() == protocol.0 && number == Some(port)
+            })
+            .map(|(service, port, _)| (service, port))
+            .collect()
+    }
+
+    /// Addresses and ports behind Services' ports, in one family.
+    fn backends(
+        &self,
+        frontends: &[(&Service, &ServicePort)],
+        v6: bool,
+    ) -> BTreeSet<(IpAddr, u16)> {
+        let mut backends = BTreeSet::new();
+        for (service, port) in frontends {
+            for slice in self.slices.get(&service.key).into_iter().flatten() {
+                let same = |p: &&_| same_port(p, port);
+                for number in slice.ports.iter().filter(same).map(|p| p.port) {
+                    let family = slice.addresses.iter().filter(|address| address.is_ipv6() == v6);
+                    backends.extend(family.map(|address| (*address, number)));
+                }
+            }
+        }
+        backends
+    }
+}
+
+fn same_port(slice: &crate::model::SlicePort, service: &ServicePort) -> bool {
+    slice.name == service.name && slice.protocol == service.protocol
+}
+
+impl Explainer {
+    /// Where packets to this port of an address are translated to; none if they are not.
+    fn translated(&self, address: IpAddr, protocol: IpProtocol, port: u16) -> Option<Translation> {
+        let frontends = self.services.frontends(address, protocol, port);
+        if frontends.is_empty() {
+            return None;
+        }
+        let backends = self.services.backends(&frontends, address.is_ipv6());
+        let mut keys: Vec<Key> = frontends.iter().map(|(s, _)| s.key.clone()).collect();
+        keys.sort();
+        keys.dedup();
+        Some(Translation { services: keys, backends })
+    }
+
+    /// Whether some backend of an address is a pod.
+    pub(super) fn leads_to_pod(&self, address: IpAddr, probe: &Probe) -> bool {
+        self.translated(address, probe.protocol, probe.port)
+            .is_some_and(|to| to.backends.iter().any(|(address, _)| self.owner(*address).is_some()))
+    }
+
+    /// What a pod's veth says: as literally read, and where that denies egress, allowed if some
+    /// backend is.
+    pub(super) fn judge_at_veth(
+        &self,
+        pod: &Pod,
+        direction: Direction,
+        remote: IpAddr,
+        (protocol, port): (IpProtocol, u16),
+        detail: Detail,
+    ) -> Judgement {
+        let traffic = self.traffic(pod, direction, remote, protocol, port);
+        let mut judgement = self.judge_traffic(&traffic, None, detail);
+        if direction == Direction::Ingress || judgement.verdict == Verdict::Allow {
+            return judgement;
+        }
+        let translated = self.translated(remote, protocol, port);
+        let mut backends = translated.into_iter().flat_map(|to| to.backends);
+        let allowed = backends.any(|(backend, port)| {
+            let traffic = self.traffic(pod, direction, backend, protocol, port);
+            self.judge_traffic(&traffic, None, Detail::Verdict).verdict == Verdict::Allow
+        });
+        if allowed {
+            judgement.verdict = Verdict::Allow;
+            judgement.cause = Cause::Backend;
+            judgement.nearest = None;
+        }
+        judgement
+    }
+
+    /// The answer for traffic to a Service's address or a node port, which counts by its backends;
+    /// none if nothing is translated there.
+    pub(super) fn explain_translated(
+        &self,
+        probe: &Probe,
+        from: &Side<'_>,
+        (source, destination): (IpAddr, IpAddr),
+        detail: Detail,
+    ) -> Option<Explanation> {
+        let Translation { services, backends } =
+            self.translated(destination, probe.protocol, probe.port)?;
+        let backends: Vec<Backend> = backends
+            .into_iter()
+            .map(|(address, port)| {
+                let pod = self.owner(address);
+                let kind = (probe.protocol, port);
+                let (egress, ingress) = self.judge_pair(from, source, pod, address, kind, detail);
+                let verdict = Verdict::of([&egress, &ingress]);
+                let pod = pod.map(|pod| pod.key.clone());
+                Backend { address, port, pod, verdict, egress, ingress }
+            })
+            .collect();
+        let allowed = backends.iter().any(|backend| backend.verdict == Verdict::Allow);
+        let egress = from.pod.map(|pod| {
+            let kind = (probe.protocol, probe.port);
+            self.judge_at_veth(pod, Direction::Egress, destination, kind, detail)
+        });
+        let note = text::translated(&services, &backends, egress.as_ref());
+        Some(Explanation {
+            probe: probe.clone(),
+            verdict: if allowed { Verdict::Allow } else { Verdict::Deny },
+            reason: None,
+            egress,
+            ingress: None,
+            services,
+            note: (detail == Detail::Reasons).then_some(note).flatten(),
+            backends: if detail == Detail::Reasons { backends } else { Vec::new() },
+        })
+    }
+}

@@ -1,0 +1,4 @@
+//! `agent/tests/fuzz/delta.rs`, steered by coverage: `cargo xtask fuzz delta`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| netpold_fuzz::run::delta(bytes));

@@ -1,0 +1,82 @@
+//! What an interface is to the dataplane, and which programs that means at its hooks.
+
+use netpold_core::model::Direction;
+
+/// What an interface is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The host side of a pod's veth, with its endpoint's number: an index may be reused.
+    Pod(u32),
+    /// Another device: what pods sent to a Service is judged again where it goes out there.
+    Device(Link),
+}
+
+/// What the packets of a device begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Link {
+    /// An Ethernet header.
+    Ethernet,
+    /// The IP header, as those of tunnels and WireGuard.
+    Ip,
+    /// An Ethernet header; and the other side is in another namespace, from where a packet could
+    /// bring a mark along that is not ours.
+    Veth,
+}
+
+/// A program at a hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Program {
+    /// Judges what a pod gets.
+    Ingress,
+    /// Judges what a pod sends.
+    Egress,
+    /// Judges marked packets that leave by a device.
+    Node,
+    /// The same where they have no Ethernet header.
+    NodeIp,
+    /// Takes marks off.
+    Unmark,
+}
+
+impl Program {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Ingress, Self::Egress, Self::Node, Self::NodeIp, Self::Unmark];
+
+    /// Its name in the object.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ingress => "netpold_ingress",
+            Self::Egress => "netpold_egress",
+            Self::Node => "netpold_node",
+            Self::NodeIp => "netpold_node_ip",
+            Self::Unmark => "netpold_unmark",
+        }
+    }
+}
+
+/// The one that judges a pod in a direction.
+impl From<Direction> for Program {
+    fn from(direction: Direction) -> Self {
+        match direction {
+            Direction::Ingress => Self::Ingress,
+            Direction::Egress => Self::Egress,
+        }
+    }
+}
+
+impl Role {
+    /// The program at an interface's hook, named as a pod sees it: ingress is what goes out there.
+    #[must_use]
+    pub const fn program(self, direction: Direction) -> Option<Program> {
+        match (self, direction) {
+            (Self::Pod(_), Direction::Ingress) => Some(Program::Ingress),
+            (Self::Pod(_), Direction::Egress) => Some(Program::Egress),
+            (Self::Device(Link::Ip), Direction::Ingress) => Some(Program::NodeIp),
+            (Self::Device(_), Direction::Ingress) => Some(Program::Node),
+            (Self::Device(Link::Veth), Direction::Egress) => Some(Program::Unmark),
+            (Self::Device(_), Direction::Egress) => None,
+        }
+    }
+}

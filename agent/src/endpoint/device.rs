@@ -1,0 +1,116 @@
+//! The node's other devices: by which packets leave it that pods sent to Services.
+
+use std::collections::BTreeMap;
+
+use crate::dataplane::role::Link;
+
+/// Kinds of links (IFLA_INFO_KIND) that packets pass on their way to another device, where they are
+/// judged, or that lead nowhere.
+const PASSED_ON: [&str; 5] = ["bridge", "vrf", "ifb", "dummy", "nlmon"];
+
+/// `ARPHRD_*` of linux/if_arp.h.
+const LOOPBACK: u16 = 772;
+const ETHERNET: u16 = 1;
+/// PPP, RAWIP, TUNNEL, TUNNEL6, SIT, IPGRE, IP6GRE, NONE: no header before that of IP.
+const WITHOUT_HEADER: [u16; 8] = [512, 519, 768, 769, 776, 778, 823, 0xfffe];
+
+/// A device that packets leave the node by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Name.
+    pub name: String,
+    /// What its packets begin with; `None`: something that is not understood.
+    pub link: Option<Link>,
+}
+
+impl Device {
+    /// A link that is no veth; `None` for one that packets only pass through.
+    pub(super) fn new(name: String, kind: &str, hardware_type: u16) -> Option<Self> {
+        if hardware_type == LOOPBACK || PASSED_ON.contains(&kind) {
+            return None;
+        }
+        let link = match hardware_type {
+            ETHERNET => Some(Link::Ethernet),
+            other if WITHOUT_HEADER.contains(&other) => Some(Link::Ip),
+            _ => None,
+        };
+        Some(Self { name, link })
+    }
+}
+
+/// The devices that are there, and whether that has been told.
+#[derive(Debug, Default)]
+pub(super) struct Devices {
+    known: BTreeMap<u32, Device>,
+    told: Option<BTreeMap<u32, Device>>,
+}
+
+impl Devices {
+    /// A link is this, or none of ours.
+    pub(super) fn is(&mut self, index: u32, device: Option<Device>) {
+        match device {
+            Some(device) => _ = self.known.insert(index, device),
+            None => self.gone(index),
+        }
+    }
+
+    /// A link is gone.
+    pub(super) fn gone(&mut self, index: u32) {
+        self.known.remove(&index);
+    }
+
+    /// These are all.
+    pub(super) fn are(&mut self, devices: BTreeMap<u32, Device>) {
+        self.known = devices;
+    }
+
+    /// All of them, if they differ from what was told; they count as told then.
+    pub(super) fn difference(&mut self) -> Option<BTreeMap<u32, Device>> {
+        (self.told.as_ref() != Some(&self.known)).then(|| {
+            self.told = Some(self.known.clone());
+            self.known.clone()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(kind: &str, hardware_type: u16) -> Option<Device> {
+        Device::new("x".into(), kind, hardware_type)
+    }
+
+    #[test]
+    fn what_packets_leave_by() {
+        let link = |kind, hardware_type| device(kind, hardware_type).map(|device| device.link);
+        for kind in ["", "vxlan", "bond", "vlan", "geneve", "macvlan", "tun"] {
+            assert_eq!(link(kind, 1), Some(Some(Link::Ethernet)), "{kind}");
+        }
+        for (kind, hardware_type) in
+            [("wireguard", 0xfffe), ("ipip", 768), ("sit", 776), ("gre", 778), ("ip6tnl", 769)]
+        {
+            assert_eq!(link(kind, hardware_type), Some(Some(Link::Ip)), "{kind}");
+        }
+        for (kind, hardware_type) in
+            [("", 772), ("bridge", 1), ("dummy", 1), ("ifb", 1), ("vrf", 1)]
+        {
+            assert_eq!(link(kind, hardware_type), None, "{kind}");
+        }
+        assert_eq!(link("", 32), Some(None), "InfiniBand");
+    }
+
+    #[test]
+    fn only_differences_are_told() {
+        let mut devices = Devices::default();
+        assert_eq!(devices.difference(), Some(BTreeMap::new()), "that there are none, too");
+        assert_eq!(devices.difference(), None);
+        devices.is(3, device("vxlan", 1));
+        devices.is(4, device("bridge", 1));
+        assert_eq!(devices.difference().map(|d| d.into_keys().collect()), Some(vec![3]));
+        devices.is(3, device("vxlan", 1));
+        assert_eq!(devices.difference(), None);
+        devices.gone(3);
+        assert_eq!(devices.difference(), Some(BTreeMap::new()));
+    }
+}

@@ -1,0 +1,241 @@
+//! The HTTP listener: `/metrics`, `/livez`, `/readyz`. Nothing is secret there, nothing can be
+//! changed, and nobody who connects can keep others from being answered: pods always reach their own
+//! node, so a connection has a deadline, and all but the node's own share a few places.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinHandle;
+use tracing::{debug, info};
+
+use crate::metrics::{CONTENT_TYPE, Metrics};
+
+/// Connections from elsewhere that are served at a time: two Prometheus servers and a few people.
+const PLACES: usize = 16;
+/// How long a connection may last.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The main loop turns every ten seconds at least; an update of the largest cluster takes seconds.
+const STALLED: Duration = Duration::from_secs(120);
+
+/// Where to listen: `ADDRESS:PORT`, or `:PORT` for every address of both families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListenAddress {
+    address: Option<IpAddr>,
+    port: u16,
+}
+
+impl FromStr for ListenAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Some(port) = text.strip_prefix(':').and_then(|port| port.parse().ok()) {
+            return Ok(Self { address: None, port });
+        }
+        let listed: SocketAddr = text.parse().map_err(|_| {
+            "give ADDRESS:PORT, [IPv6]:PORT or :PORT, as in 127.0.0.1:9417".to_owned()
+        })?;
+        Ok(Self { address: Some(listed.ip()), port: listed.port() })
+    }
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.address {
+            Some(address) => SocketAddr::new(address, self.port).fmt(f),
+            None => write!(f, ":{}", self.port),
+        }
+    }
+}
+
+impl ListenAddress {
+    fn bind(self) -> io::Result<std::net::TcpListener> {
+        let bind = |address: IpAddr| std::net::TcpListener::bind((address, self.port));
+        let listener = match self.address {
+            Some(address) => bind(address),
+            // The kernel's default takes both families there; it may have been built without IPv6.
+            None => bind(Ipv6Addr::UNSPECIFIED.into()).or_else(|error| match error.kind() {
+                io::ErrorKind::AddrInUse => Err(error),
+                _ => bind(Ipv4Addr::UNSPECIFIED.into()),
+            }),
+        }?;
+        listener.set_nonblocking(true).map(|()| listener)
+    }
+}
+
+/// The listener cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("--listen {address}: {cause}; choose another address, or leave the option out")]
+pub struct ListenError {
+    address: ListenAddress,
+    cause: io::Error,
+}
+
+/// Says that the main loop turns.
+#[derive(Clone, Debug)]
+pub struct Heartbeat {
+    start: Instant,
+    last: Arc<AtomicU64>,
+}
+
+impl Default for Heartbeat {
+    fn default() -> Self {
+        Self { start: Instant::now(), last: Arc::default() }
+    }
+}
+
+impl Heartbeat {
+    /// The loop has turned.
+    pub fn beat(&self) {
+        self.last.store(self.start.elapsed().as_secs(), Ordering::Relaxed);
+    }
+
+    /// How long the loop has not turned, if that is too long.
+    fn stalled(&self, now: Instant) -> Option<Duration> {
+        let last = Duration::from_secs(self.last.load(Ordering::Relaxed));
+        let since = now.saturating_duration_since(self.start).saturating_sub(last);
+        (since > STALLED).then_some(since)
+    }
+}
+
+/// What requests are answered from.
+#[derive(Clone)]
+struct Answers {
+    metrics: Arc<Metrics>,
+    heartbeat: Heartbeat,
+}
+
+/// A listener that is being served; dropping it ends that.
+#[derive(Debug)]
+pub struct Listener {
+    task: JoinHandle<()>,
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Listener {
+    /// Opens the listener. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// The address is taken or not one of this machine's.
+    pub fn start(
+        address: ListenAddress,
+        metrics: Metrics,
+        heartbeat: Heartbeat,
+    ) -> Result<Self, ListenError> {
+        let opened = address.bind().and_then(TcpListener::from_std);
+        let listener = opened.map_err(|cause| ListenError { address, cause })?;
+        info!(%address, "serves /metrics, /livez and /readyz");
+        let router = Router::new()
+            .route("/metrics", get(metrics_text))
+            .route("/livez", get(live))
+            .route("/readyz", get(ready))
+            .with_state(Answers { metrics: Arc::new(metrics), heartbeat });
+        Ok(Self { task: tokio::spawn(accept(listener, router)) })
+    }
+}
+
+async fn accept(listener: TcpListener, router: Router) {
+    let places = Arc::new(Semaphore::new(PLACES));
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                let place = Arc::clone(&places).try_acquire_owned().ok();
+                if place.is_some() || is_own(&stream, peer) {
+                    tokio::spawn(serve(stream, router.clone(), place));
+                }
+            }
+            Err(error) => {
+                // Out of descriptors, most likely: give the others time to end.
+                debug!("HTTP listener: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// Whether the node itself has connected, as the kubelet does to probe: from one of its addresses to
+/// the same one.
+fn is_own(stream: &TcpStream, peer: SocketAddr) -> bool {
+    stream.local_addr().is_ok_and(|local| local.ip() == peer.ip())
+}
+
+async fn serve(stream: TcpStream, router: Router, place: Option<OwnedSemaphorePermit>) {
+    let service = TowerToHyperService::new(router);
+    let served = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+    match tokio::time::timeout(PATIENCE, served).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => debug!("HTTP connection: {error}"),
+        Err(_) => debug!("HTTP connection: the client takes too long"),
+    }
+    drop(place);
+}
+
+async fn metrics_text(State(answers): State<Answers>) -> Response {
+    match answers.metrics.text() {
+        Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+async fn live(State(answers): State<Answers>) -> (StatusCode, String) {
+    match answers.heartbeat.stalled(Instant::now()) {
+        None => (StatusCode::OK, "ok\n".to_owned()),
+        Some(since) => {
+            let text = format!("the main loop has not turned for {} s\n", since.as_secs());
+            (StatusCode::SERVICE_UNAVAILABLE, text)
+        }
+    }
+}
+
+async fn ready(State(answers): State<Answers>) -> (StatusCode, String) {
+    let reasons = answers.metrics.not_ready();
+    if reasons.is_empty() {
+        return (StatusCode::OK, "ok\n".to_owned());
+    }
+    (StatusCode::SERVICE_UNAVAILABLE, reasons.iter().map(|reason| format!("{reason}\n")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_and_shown() {
+        for text in ["127.0.0.1:9417", "[fd00::1]:9417", ":9417"] {
+            assert_eq!(text.parse::<ListenAddress>().unwrap().to_string(), text);
+        }
+        for text in ["", "9417", ":", ":x", "localhost:9417", "fd00::1", "10.0.0.1", ":70000"] {
+            assert!(text.parse::<ListenAddress>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_loop_that_does_not_turn_is_noticed() {
+        let heartbeat = Heartbeat::default();
+        let start = heartbeat.start;
+        assert_eq!(heartbeat.stalled(start + STALLED), None);
+        let late = STALLED + Duration::from_secs(1);
+        assert_eq!(heartbeat.stalled(start + late), Some(late));
+        heartbeat.last.store(60, Ordering::Relaxed);
+        assert_eq!(heartbeat.stalled(start + late), None);
+    }
+}

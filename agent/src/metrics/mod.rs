@@ -1,0 +1,145 @@
+//! What `/metrics` serves, in OpenMetrics text.
+//!
+//! Three sources: [`Instruments`] that the engine moves as it works, a [`Snapshot`] of the engine that
+//! is taken at each scrape, and the process itself. A scrape never waits for the engine: while that is
+//! writing, the last snapshot is served. No label names a pod, an address or a policy, so the number
+//! of series does not depend on the cluster. deploy/metrics.md lists them all.
+
+mod instruments;
+mod process;
+mod snapshot;
+mod watches;
+mod writer;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+use tokio::sync::watch;
+
+pub use instruments::Instruments;
+pub use snapshot::{Direct, EndpointCounts, Fill, Snapshot};
+
+use crate::engine::Engine;
+use crate::events::DropLog;
+use crate::source::SourceStatus;
+use process::Process;
+use writer::Writer;
+
+/// Media type of what [`Metrics::text`] returns.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Everything that can be scraped.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    observed: Arc<Observed>,
+}
+
+impl Metrics {
+    /// Metrics of these parts of an agent.
+    #[must_use]
+    pub fn new(
+        engine: Arc<Mutex<Engine>>,
+        drops: Arc<Mutex<DropLog>>,
+        source: watch::Receiver<SourceStatus>,
+    ) -> Self {
+        let mut registry = Registry::default();
+        let netpold = registry.sub_registry_with_prefix("netpold");
+        let build = [("version", env!("CARGO_PKG_VERSION")), ("arch", std::env::consts::ARCH)];
+        netpold.register("build", "The agent that runs", Info::new(build));
+        lock(&engine).instruments().register(netpold);
+        let observed = Arc::new(Observed { engine, drops, source, last: Mutex::default() });
+        netpold.register_collector(Box::new(Arc::clone(&observed)));
+        registry.register_collector(Box::new(Process::default()));
+        Self { registry, observed }
+    }
+
+    /// All metrics as text.
+    ///
+    /// # Errors
+    /// A metric cannot be written, which is a mistake in this program.
+    pub fn text(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.registry).map(|()| text)
+    }
+
+    /// What keeps the agent from being ready, which means: everything there is to enforce is known,
+    /// and enforced but for what has just come in. Empty: it is ready.
+    #[must_use]
+    pub fn not_ready(&self) -> Vec<String> {
+        let mut reasons = Vec::new();
+        reasons.extend(watches::not_ready(&self.observed.source.borrow()));
+        match self.observed.snapshot() {
+            None => reasons.push("the engine is at its first update".to_owned()),
+            Some(snapshot) => reasons.extend(snapshot.not_ready),
+        }
+        reasons
+    }
+}
+
+/// The parts that are looked at.
+struct Observed {
+    engine: Arc<Mutex<Engine>>,
+    drops: Arc<Mutex<DropLog>>,
+    source: watch::Receiver<SourceStatus>,
+    last: Mutex<Option<Snapshot>>,
+}
+
+/// The registry asks for it.
+impl fmt::Debug for Observed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Observed").finish_non_exhaustive()
+    }
+}
+
+impl Observed {
+    /// The engine as it is, or as it was before what it is doing; `None` if it never was at rest.
+    fn snapshot(&self) -> Option<Snapshot> {
+        let fresh = match self.engine.try_lock() {
+            Ok(mut engine) => Some(engine.snapshot()),
+            Err(std::sync::TryLockError::Poisoned(engine)) => Some(engine.into_inner().snapshot()),
+            Err(std::sync::TryLockError::WouldBlock) => None,
+        };
+        let mut last = lock(&self.last);
+        if fresh.is_some() {
+            last.clone_from(&fresh);
+        }
+        last.clone()
+    }
+
+    fn write_events(&self, writer: &mut Writer<'_>) -> fmt::Result {
+        let (seen, suppressed) = {
+            let drops = lock(&self.drops);
+            (drops.seen(), drops.suppressed())
+        };
+        writer.counter(
+            "drop_events",
+            "Dropped packets that the kernel told of one by one",
+            seen,
+        )?;
+        writer.counter(
+            "drop_events_suppressed",
+            "Dropped packets that the kernel did not tell of, to keep its limit; they are counted",
+            suppressed,
+        )
+    }
+}
+
+impl Collector for Observed {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut writer = Writer::new(encoder);
+        watches::write(&self.source.borrow(), &mut writer)?;
+        self.write_events(&mut writer)?;
+        self.snapshot().unwrap_or_default().write(&mut writer)
+    }
+}
+
+/// A panic elsewhere leaves what is behind the lock whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,152 @@
+//! The engine at one moment, in numbers.
+
+use std::fmt;
+
+use netpold_core::model::Direction;
+use netpold_ebpf::reason::Reason;
+
+use super::writer::Writer;
+use crate::conntrack::{Census, Pass};
+use crate::status::Revision;
+
+/// A number for each direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Direct {
+    /// To the pods.
+    pub ingress: u64,
+    /// From the pods.
+    pub egress: u64,
+}
+
+/// How full a table is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fill {
+    /// Value of the label `table`.
+    pub table: String,
+    /// Elements in use.
+    pub used: u64,
+    /// Elements there are.
+    pub capacity: u64,
+}
+
+/// Local pods' interfaces, counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndpointCounts {
+    /// All of them.
+    pub all: u64,
+    /// Those with programs.
+    pub enforced: u64,
+    /// Those that some policy isolates.
+    pub isolated: Direct,
+}
+
+/// The engine at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// Numbers of policy sets.
+    pub revision: Revision,
+    /// Why the agent is not ready, as far as the engine knows.
+    pub not_ready: Vec<String>,
+    /// Things that are not as they were asked for.
+    pub problems: u64,
+    /// Objects known, by the label `kind`.
+    pub objects: Vec<(&'static str, u64)>,
+    /// Local pods' interfaces.
+    pub endpoints: EndpointCounts,
+    /// The tables that policy is compiled to.
+    pub tables: Vec<Fill>,
+    /// The flow tables as of the last sweep.
+    pub conntrack: Pass,
+    /// Flows that expired and were tidied away since the agent's start.
+    pub expired: Pass,
+    /// Packets dropped.
+    pub drops: Vec<(Direction, Reason, u64)>,
+    /// Programs that were gone and were attached again.
+    pub repairs: u64,
+}
+
+impl Snapshot {
+    pub(super) fn write(&self, writer: &mut Writer<'_>) -> fmt::Result {
+        self.write_state(writer)?;
+        self.write_endpoints(writer)?;
+        self.write_tables(writer)?;
+        self.write_conntrack(writer)?;
+        let drops = self.drops.iter().map(|(direction, reason, packets)| {
+            ([("direction", name(*direction)), ("reason", reason.as_str())], *packets)
+        });
+        let help = "Packets dropped, by the direction that the pod sees and the reason";
+        writer.counters("dropped_packets", help, drops)
+    }
+
+    fn write_state(&self, writer: &mut Writer<'_>) -> fmt::Result {
+        let ready = u64::from(self.not_ready.is_empty());
+        writer.gauge("enforcing", "1: the engine has nothing left to do that it can do", ready)?;
+        let revision = &self.revision;
+        writer.gauge(
+            "revision_desired",
+            "Number of the policy set to enforce",
+            revision.desired,
+        )?;
+        writer.gauge(
+            "revision_enforced",
+            "Number of the policy set in force",
+            revision.enforced,
+        )?;
+        let help = "Things that are not as they were asked for; `netpold status` names them";
+        writer.gauge("problems", help, self.problems)?;
+        let help = "Programs, table entries and pins that somebody else had changed and that were put right";
+        writer.counter("repairs", help, self.repairs)?;
+        let objects = self.objects.iter().map(|(kind, count)| ([("kind", *kind)], *count));
+        writer.gauges("objects", "Objects known, by kind", objects)
+    }
+
+    fn write_endpoints(&self, writer: &mut Writer<'_>) -> fmt::Result {
+        let EndpointCounts { all, enforced, isolated } = self.endpoints;
+        writer.gauge("endpoints", "Interfaces of local pods", all)?;
+        writer.gauge("endpoints_enforced", "Those of them that programs judge", enforced)?;
+        writer.gauges(
+            "endpoints_isolated",
+            "Those of them that some policy isolates",
+            [(Direction::Ingress, isolated.ingress), (Direction::Egress, isolated.egress)]
+                .map(|(direction, count)| ([("direction", name(direction))], count)),
+        )
+    }
+
+    fn write_tables(&self, writer: &mut Writer<'_>) -> fmt::Result {
+        let labels = |fill: &Fill| [("table", fill.table.clone())];
+        let used = self.tables.iter().map(|fill| (labels(fill), fill.used));
+        writer.gauges("table_entries", "Elements of a table in use", used)?;
+        let capacity = self.tables.iter().map(|fill| (labels(fill), fill.capacity));
+        writer.gauges("table_capacity_entries", "Elements a table has", capacity)
+    }
+
+    fn write_conntrack(&self, writer: &mut Writer<'_>) -> fmt::Result {
+        let flows = by_family(&self.conntrack).flat_map(|(family, census)| {
+            let Census { one_way, two_way, closed, .. } = *census;
+            [("one_way", one_way), ("two_way", two_way), ("closed", closed)]
+                .map(|(state, count)| ([("family", family), ("state", state)], count))
+        });
+        writer.gauges("conntrack_entries", "Flows tracked, as of the last sweep", flows)?;
+        let capacity =
+            by_family(&self.conntrack).map(|(f, census)| ([("family", f)], census.capacity));
+        writer.gauges("conntrack_capacity_entries", "Flows that can be tracked", capacity)?;
+        let full =
+            by_family(&self.conntrack).map(|(f, census)| ([("family", f)], census.full_buckets));
+        let help =
+            "Buckets without room: a new flow there pushes out a half-open one or is refused";
+        writer.gauges("conntrack_full_buckets", help, full)?;
+        let expired = by_family(&self.expired).map(|(f, census)| ([("family", f)], census.removed));
+        writer.counters("conntrack_expired", "Flows that ended by their timeout", expired)
+    }
+}
+
+fn by_family(pass: &Pass) -> impl Iterator<Item = (&'static str, &Census)> {
+    [("ipv4", &pass.v4), ("ipv6", &pass.v6)].into_iter()
+}
+
+fn name(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Ingress => "ingress",
+        Direction::Egress => "egress",
+    }
+}

@@ -1,0 +1,89 @@
+//! Kubernetes objects as an API server has them, followed as they change.
+//!
+//! ```text
+//! Follower<Pod> ──┐ Update                    ┌─► Batch    (engine)
+//! Follower<…> ────┼────────► Hub ─────────────┼─► SourceStatus
+//! Follower<…> ────┘ 5 ms                      └─► uids of troubled policies ─► Notices
+//! ```
+//!
+//! Each kind is followed by itself: one that cannot be read keeps none of the others from going on.
+//! Nothing is in sync before every kind was listed once. After that an outage of any length changes
+//! nothing: what was known stays, and the next list says what was missed, deletions too.
+
+mod connection;
+mod failure;
+mod follower;
+mod hub;
+mod kind;
+mod notices;
+mod store;
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use tokio::sync::mpsc;
+
+use self::connection::Connection;
+pub use self::connection::{Access, ConnectError};
+use self::follower::Follower;
+use self::hub::{Hub, Update};
+use self::kind::{Kind, RawPolicy};
+pub use self::notices::{Notices, Unhonoured};
+use super::{KindStatus, Source};
+
+/// Updates and batches in flight.
+const IN_FLIGHT: usize = 64;
+
+/// What to follow.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where to find the API server.
+    pub access: Access,
+    /// Name of the own node.
+    pub node: String,
+    /// Follow all nodes, not the own one alone.
+    pub all_nodes: bool,
+}
+
+/// Follow a cluster. Returns at once: whether the API server can be reached shows in the status. Needs
+/// a tokio runtime.
+///
+/// # Errors
+/// There is nothing to connect to, or not with these credentials.
+pub async fn watch(settings: Settings) -> Result<(Source, Notices), ConnectError> {
+    let connection = Arc::new(Connection::open(settings.access).await?);
+    let (updates, received) = mpsc::channel(IN_FLIGHT);
+    let (batches, source) = mpsc::channel(IN_FLIGHT);
+    let mut starter = Starter { connection: Arc::clone(&connection), updates, kinds: Vec::new() };
+    let own = (!settings.all_nodes).then(|| format!("metadata.name={}", settings.node));
+    starter.start::<Node>(own);
+    starter.start::<Namespace>(None);
+    starter.start::<RawPolicy>(None);
+    starter.start::<Pod>(None);
+    starter.start::<Service>(None);
+    starter.start::<EndpointSlice>(None);
+    let origin = format!("API server {}", connection.server());
+    let (hub, status, troubled) = Hub::new(origin, starter.kinds, received, batches);
+    tokio::spawn(hub.run());
+    let notices = Notices::start(connection, settings.node, troubled);
+    Ok((Source { batches: source, status, partial: false }, notices))
+}
+
+struct Starter {
+    connection: Arc<Connection>,
+    updates: mpsc::Sender<Update>,
+    kinds: Vec<KindStatus>,
+}
+
+impl Starter {
+    fn start<K: Kind>(&mut self, fields: Option<String>) {
+        let (connection, updates) = (Arc::clone(&self.connection), self.updates.clone());
+        let follower = Follower::<K>::new(connection, updates, self.kinds.len(), fields);
+        self.kinds.push(follower.status());
+        tokio::spawn(follower.run());
+    }
+}
+
+#[cfg(test)]
+mod tests;

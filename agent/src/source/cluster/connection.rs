@@ -1,0 +1,155 @@
+//! The way to the API server: where it is, who we are, and what is wrong with either.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::{Client, Config};
+use thiserror::Error;
+
+/// A connection is made anew at most this often.
+const RENEWAL: Duration = Duration::from_secs(1);
+/// How long connecting may take, TLS included.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// Why no API server can be asked at all.
+#[derive(Debug, Error)]
+pub enum ConnectError {
+    /// Neither in a pod nor told of a cluster.
+    #[error(
+        "not in a cluster ({0}): name a kubeconfig with --kubeconfig, or a directory of objects \
+         with --manifests"
+    )]
+    NotInCluster(String),
+    /// The kubeconfig cannot be read.
+    #[error("--kubeconfig {}: {error}", .path.display())]
+    Unreadable {
+        /// Of the flag.
+        path: PathBuf,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// The kubeconfig is none.
+    #[error("--kubeconfig {}: {reason}", .path.display())]
+    Kubeconfig {
+        /// Of the flag.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// There is no such context.
+    #[error(
+        "--context {context}: {} has no such context, but {}", .path.display(),
+        if .known.is_empty() { "none at all".to_owned() } else { .known.join(", ") }
+    )]
+    Context {
+        /// Of the flag.
+        context: String,
+        /// Of the flag.
+        path: PathBuf,
+        /// The contexts there are.
+        known: Vec<String>,
+    },
+    /// The certificates or credentials are unusable.
+    #[error("the API server's certificate authority or our credentials cannot be used: {0}")]
+    Credentials(String),
+}
+
+/// Where to find the API server.
+#[derive(Clone, Debug)]
+pub struct Access {
+    /// A kubeconfig; without, what the kubelet gives every pod.
+    pub kubeconfig: Option<PathBuf>,
+    /// A context other than the current one.
+    pub context: Option<String>,
+    /// An API server that sends nothing for this long is taken for gone.
+    pub timeout: Duration,
+}
+
+/// A client, and how to make another one.
+pub(super) struct Connection {
+    access: Access,
+    server: String,
+    current: Mutex<(Client, Instant)>,
+}
+
+impl Connection {
+    pub(super) async fn open(access: Access) -> Result<Self, ConnectError> {
+        let (client, server) = connect(&access).await?;
+        let current = Mutex::new((client, Instant::now()));
+        Ok(Self { access, server, current })
+    }
+
+    /// `https://address:port`
+    pub(super) fn server(&self) -> &str {
+        &self.server
+    }
+
+    /// See [`Access::timeout`].
+    pub(super) const fn timeout(&self) -> Duration {
+        self.access.timeout
+    }
+
+    /// The client as of now.
+    pub(super) fn client(&self) -> Client {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
+    }
+
+    /// Reads configuration and credentials again: tokens are rotated, certificate authorities too.
+    /// If they cannot be read, those that were good once stay.
+    pub(super) async fn renew(&self) {
+        let last = self.current.lock().unwrap_or_else(PoisonError::into_inner).1;
+        if last.elapsed() < RENEWAL {
+            return;
+        }
+        let made = connect(&self.access).await;
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        current.1 = Instant::now();
+        match made {
+            Ok((client, _)) => current.0 = client,
+            Err(error) => tracing::warn!(%error, "the former configuration stays"),
+        }
+    }
+}
+
+async fn connect(access: &Access) -> Result<(Client, String), ConnectError> {
+    let mut config = match &access.kubeconfig {
+        Some(path) => from_kubeconfig(path, access.context.as_deref()).await?,
+        None => Config::incluster_env()
+            .map_err(|error| ConnectError::NotInCluster(error.to_string()))?,
+    };
+    config.connect_timeout = Some(CONNECT.min(access.timeout));
+    config.read_timeout = Some(access.timeout);
+    let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
+    let client =
+        Client::try_from(config).map_err(|error| ConnectError::Credentials(error.to_string()))?;
+    Ok((client, server))
+}
+
+async fn from_kubeconfig(path: &Path, context: Option<&str>) -> Result<Config, ConnectError> {
+    let at = |error| of_kubeconfig(path, error);
+    let file = Kubeconfig::read_from(path).map_err(at)?;
+    if let Some(context) = context {
+        let known: Vec<String> = file.contexts.iter().map(|c| c.name.clone()).collect();
+        if !known.iter().any(|name| name == context) {
+            let (context, path) = (context.to_owned(), path.to_owned());
+            return Err(ConnectError::Context { context, path, known });
+        }
+    }
+    let options =
+        KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
+    Config::from_custom_kubeconfig(file, &options).await.map_err(at)
+}
+
+fn of_kubeconfig(path: &Path, error: KubeconfigError) -> ConnectError {
+    let path = path.to_owned();
+    match error {
+        KubeconfigError::ReadConfig(error, _) => ConnectError::Unreadable { path, error },
+        KubeconfigError::CurrentContextNotSet => ConnectError::Kubeconfig {
+            path,
+            reason: "it has no current-context: choose one with --context".into(),
+        },
+        error => ConnectError::Kubeconfig { path, reason: error.to_string() },
+    }
+}

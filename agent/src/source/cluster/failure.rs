@@ -1,0 +1,137 @@
+//! Why a list or a watch ended, and what follows from it.
+
+use std::error::Error;
+use std::time::Duration;
+
+use kube::core::Status;
+
+/// Why a request failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// 410: history was compacted, the watch cannot go on from where it was. List again.
+    Gone,
+    /// 404: the server does not serve the kind.
+    NotServed,
+    /// 403: RBAC lacks a rule; the server's words name verb and resource.
+    Forbidden(String),
+    /// 401: the token is not good (any more).
+    Unauthorized(String),
+    /// 400 or 422: the server does not understand the request.
+    NotUnderstood(String),
+    /// Nothing came for this long.
+    Silent(Duration),
+    /// Any other answer.
+    Refused(String),
+    /// No answer: the network, TLS.
+    Unreachable(String),
+    /// An answer that is none of the kind's objects.
+    Undecodable(String),
+}
+
+impl Failure {
+    /// Of an error status, in an answer or in a watch.
+    pub(super) fn of_status(status: &Status) -> Self {
+        let words = match status.message.as_str() {
+            "" => format!("HTTP status {}", status.code),
+            message => message.to_owned(),
+        };
+        match status.code {
+            410 => Self::Gone,
+            // A proxy that knows no such path is not the server saying so.
+            404 if status.reason == "NotFound" => Self::NotServed,
+            403 => Self::Forbidden(words),
+            401 => Self::Unauthorized(words),
+            400 | 422 => Self::NotUnderstood(words),
+            code => Self::Refused(format!("{words} ({code})")),
+        }
+    }
+
+    /// Of an error of the client.
+    pub(super) fn of(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => Self::of_status(&status),
+            kube::Error::SerdeError(error) => Self::Undecodable(error.to_string()),
+            kube::Error::Auth(error) => Self::Unauthorized(chain(&error)),
+            error => Self::Unreachable(chain(&error)),
+        }
+    }
+
+    /// Another connection, with the credentials as they are now, may help.
+    pub(super) const fn calls_for_renewal(&self) -> bool {
+        matches!(self, Self::Unauthorized(_) | Self::Unreachable(_))
+    }
+
+    /// A watch cannot go on from where it was.
+    pub(super) const fn calls_for_list(&self) -> bool {
+        matches!(self, Self::Gone | Self::NotServed | Self::NotUnderstood(_) | Self::Undecodable(_))
+    }
+
+    /// What is wrong, for people; `what` is the request, as `list pods`.
+    pub(super) fn text(&self, what: &str, server: &str) -> String {
+        match self {
+            Self::Gone => format!("cannot {what}: too far behind, listing again"),
+            Self::NotServed => format!("cannot {what}: {server} does not serve it"),
+            Self::Forbidden(words) => {
+                format!("cannot {what}: {words}; grant it (deploy/base/rbac.yaml)")
+            }
+            Self::Unauthorized(words) => format!(
+                "cannot {what}: {server} does not accept the credentials ({words}); has the token \
+                 expired, or is it another cluster's?"
+            ),
+            Self::NotUnderstood(words) | Self::Refused(words) => {
+                format!("cannot {what}: {server} says: {words}")
+            }
+            Self::Silent(time) => {
+                format!("cannot {what}: {server} has been silent for {} s", time.as_secs())
+            }
+            Self::Unreachable(words) => format!("cannot {what}: {server}: {words}{}", hint(words)),
+            Self::Undecodable(words) => format!("cannot {what}: not understood: {words}"),
+        }
+    }
+}
+
+fn hint(words: &str) -> &'static str {
+    if words.contains("certificate") {
+        "; is the kubeconfig's (or the mounted) certificate authority this cluster's?"
+    } else {
+        ""
+    }
+}
+
+/// An error and what caused it, without repetition: libraries put the cause into the text too.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(code: u16, reason: &str) -> Failure {
+        let json = serde_json::json!({ "code": code, "reason": reason, "message": "words" });
+        Failure::of_status(&serde_json::from_value(json).unwrap())
+    }
+
+    #[test]
+    fn only_the_servers_own_404_means_that_a_kind_is_not_served() {
+        assert!(matches!(of(404, "NotFound"), Failure::NotServed));
+        assert!(matches!(of(404, "Failed to parse error data"), Failure::Refused(_)));
+        assert!(matches!(of(410, "Expired"), Failure::Gone));
+        assert!(matches!(of(503, ""), Failure::Refused(_)));
+    }
+
+    #[test]
+    fn what_rbac_lacks_is_named() {
+        let text = of(403, "Forbidden").text("list pods", "https://s");
+        assert_eq!(text, "cannot list pods: words; grant it (deploy/base/rbac.yaml)");
+    }
+}

@@ -1,0 +1,215 @@
+//! All kinds together: what they say becomes batches, and one status.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use netpold_core::model::{Change, Key};
+use tokio::sync::{mpsc, watch};
+use tracing::{info, warn};
+
+use crate::source::{Batch, KindStatus, SourceProblem, SourceStatus};
+
+/// Changes that come within this time of the first are one batch: what belongs together comes on
+/// several watches.
+const GATHER: Duration = Duration::from_millis(5);
+/// What became of a kind.
+#[derive(Debug)]
+pub(super) struct Update {
+    /// Number of the kind.
+    pub(super) kind: usize,
+    /// What changed.
+    pub(super) changes: Vec<Change>,
+    /// When that came in.
+    pub(super) at: Instant,
+    /// How following it goes.
+    pub(super) status: KindStatus,
+    /// All of it was known at some time.
+    pub(super) synced: bool,
+    /// What was not understood, if that changed.
+    pub(super) problems: Option<Problems>,
+}
+
+/// What of a kind's objects was not understood.
+#[derive(Debug, Default)]
+pub(super) struct Problems {
+    /// In the order of names.
+    pub(super) texts: Vec<String>,
+    /// How many more there are.
+    pub(super) more: usize,
+    /// The uids of the objects concerned, of kinds that have Events.
+    pub(super) uids: Option<BTreeMap<Key, String>>,
+}
+
+/// Gathers updates.
+pub(super) struct Hub {
+    updates: mpsc::Receiver<Update>,
+    batches: mpsc::Sender<Batch>,
+    status: watch::Sender<SourceStatus>,
+    troubled: watch::Sender<BTreeMap<Key, String>>,
+    origin: String,
+    kinds: Vec<Known>,
+    in_sync: bool,
+}
+
+/// What is known of a kind.
+struct Known {
+    status: KindStatus,
+    synced: bool,
+    problems: Problems,
+}
+
+impl Hub {
+    pub(super) fn new(
+        origin: String,
+        kinds: Vec<KindStatus>,
+        updates: mpsc::Receiver<Update>,
+        batches: mpsc::Sender<Batch>,
+    ) -> (Self, watch::Receiver<SourceStatus>, watch::Receiver<BTreeMap<Key, String>>) {
+        let kinds = kinds
+            .into_iter()
+            .map(|status| Known { status, synced: false, problems: Problems::default() })
+            .collect();
+        let (status, seen) = watch::channel(SourceStatus::default());
+        let (troubled, troubles) = watch::channel(BTreeMap::new());
+        let hub = Self { updates, batches, status, troubled, origin, kinds, in_sync: false };
+        hub.status.send_replace(hub.current());
+        (hub, seen, troubles)
+    }
+
+    /// Gathers until every kind has ended, or nobody listens any more.
+    pub(super) async fn run(mut self) {
+        loop {
+            let first = tokio::select! {
+                update = self.updates.recv() => update,
+                () = self.batches.closed() => None,
+            };
+            let Some(first) = first else { return };
+            let at = first.at;
+            let mut gathered = Gathered::default();
+            self.take(first, &mut gathered);
+            let until = tokio::time::Instant::now() + GATHER;
+            while let Ok(Some(update)) = tokio::time::timeout_at(until, self.updates.recv()).await {
+                self.take(update, &mut gathered);
+            }
+            if self.publish(gathered, at).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    fn take(&mut self, update: Update, gathered: &mut Gathered) {
+        gathered.add(update.changes);
+        let Some(known) = self.kinds.get_mut(update.kind) else { return };
+        known.status = update.status;
+        known.synced = update.synced;
+        if let Some(mut problems) = update.problems {
+            if let Some(uids) = problems.uids.take() {
+                self.troubled.send_replace(uids);
+            }
+            known.problems = problems;
+        }
+    }
+
+    /// Passes on what was gathered; `None`: nobody listens any more.
+    async fn publish(&mut self, gathered: Gathered, at: Instant) -> Option<()> {
+        let before = self.in_sync;
+        self.in_sync |= self.kinds.iter().all(|known| known.synced);
+        let status = self.current();
+        self.status.send_if_modified(|current| {
+            let modified = *current != status;
+            if modified {
+                report(current, &status);
+                *current = status;
+            }
+            modified
+        });
+        let changes = gathered.changes();
+        if changes.is_empty() && self.in_sync == before {
+            return Some(());
+        }
+        self.batches.send(Batch { changes, in_sync: self.in_sync, at }).await.ok()
+    }
+
+    fn current(&self) -> SourceStatus {
+        let problem = |text: String| SourceProblem { file: String::new(), line: 0, text };
+        let errors = self.kinds.iter().filter_map(|known| known.status.error.clone());
+        let objects = self.kinds.iter().flat_map(|known| &known.problems.texts).cloned();
+        let mut problems: Vec<SourceProblem> = errors.chain(objects).map(problem).collect();
+        let more: usize = self.kinds.iter().map(|known| known.problems.more).sum();
+        if more > 0 {
+            problems.push(problem(format!("{more} more problems in objects")));
+        }
+        SourceStatus {
+            origin: self.origin.clone(),
+            in_sync: self.in_sync,
+            kinds: self.kinds.iter().map(|known| known.status.clone()).collect(),
+            problems,
+            ..SourceStatus::default()
+        }
+    }
+}
+
+/// Log what is new among the problems and what is settled.
+fn report(before: &SourceStatus, now: &SourceStatus) {
+    for problem in now.problems.iter().filter(|p| !before.problems.contains(p)) {
+        warn!("{problem}");
+    }
+    for problem in before.problems.iter().filter(|p| !now.problems.contains(p)) {
+        info!("settled: {problem}");
+    }
+    if now.in_sync && !before.in_sync {
+        let objects: usize = now.kinds.iter().map(|kind| kind.objects).sum();
+        info!(objects, "every kind is in sync");
+    }
+}
+
+/// Changes, at most one for an object: the last.
+#[derive(Default)]
+struct Gathered(BTreeMap<(u8, Key), Change>);
+
+impl Gathered {
+    fn add(&mut self, changes: Vec<Change>) {
+        self.0.extend(changes.into_iter().map(|change| (place(&change), change)));
+    }
+
+    /// In the order of kinds and names.
+    fn changes(self) -> Vec<Change> {
+        self.0.into_values().collect()
+    }
+}
+
+/// Which object a change is about.
+fn place(change: &Change) -> (u8, Key) {
+    let alone = |name: &str| Key::new("", name);
+    match change {
+        Change::Node(node) => (0, alone(&node.name)),
+        Change::NodeGone(name) => (0, alone(name)),
+        Change::Namespace(namespace) => (1, alone(&namespace.name)),
+        Change::NamespaceGone(name) => (1, alone(name)),
+        Change::Pod(pod) => (2, pod.key.clone()),
+        Change::PodGone(key) => (2, key.clone()),
+        Change::Service(service) => (3, service.key.clone()),
+        Change::ServiceGone(key) => (3, key.clone()),
+        Change::EndpointSlice(slice) => (4, slice.key.clone()),
+        Change::EndpointSliceGone(key) => (4, key.clone()),
+        Change::Policy(policy) => (5, policy.key.clone()),
+        Change::PolicyGone(key) => (5, key.clone()),
+        // No kind that is watched says these.
+        Change::Interface(_) | Change::InterfaceGone(_) | Change::OwnAddresses(_) => (6, alone("")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_several_changes_of_an_object_the_last_counts() {
+        let mut gathered = Gathered::default();
+        let gone = |name: &str| Change::PodGone(Key::new("x", name));
+        let pod = Change::NamespaceGone("x".into());
+        gathered.add(vec![gone("b"), gone("a"), pod.clone()]);
+        gathered.add(vec![gone("b")]);
+        assert_eq!(gathered.changes(), [pod, gone("a"), gone("b")]);
+    }
+}

@@ -1,0 +1,222 @@
+//! What the API server of the other tests, a 1.20, does not do: streaming lists, and answers that
+//! are rare. A server that follows a script says them.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::*;
+use crate::source::{Batch, SourceStatus};
+use netpold_core::model::Change;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What to answer: a status, and lines of JSON; a watch stays open after them.
+struct Answer(u16, Vec<Value>, bool);
+
+/// What to answer to a resource's request, by its query, and how many such came before.
+type Script = fn(resource: &str, query: &str, before: usize) -> Answer;
+
+struct Server {
+    url: String,
+    requests: Arc<Mutex<Vec<String>>>,
+}
+
+impl Server {
+    fn start(script: Script) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&requests);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let seen = Arc::clone(&seen);
+                std::thread::spawn(move || answer(stream, script, &seen));
+            }
+        });
+        Self { url, requests }
+    }
+
+    async fn watched(&self) -> (Source, TempDir) {
+        let directory = TempDir::new().unwrap();
+        let path = directory.path().join("kubeconfig");
+        let config = json!({
+            "clusters": [{ "name": "c", "cluster": { "server": self.url } }],
+            "users": [{ "name": "u", "user": {} }],
+            "contexts": [{ "name": "x", "context": { "cluster": "c", "user": "u" } }],
+            "current-context": "x",
+        });
+        std::fs::write(&path, config.to_string()).unwrap();
+        let access = Access { kubeconfig: Some(path), context: None, timeout: PATIENCE };
+        let settings = Settings { access, node: "n".into(), all_nodes: true };
+        let (source, _) = watch(settings).await.unwrap();
+        (source, directory)
+    }
+
+    fn requests(&self, part: &str) -> usize {
+        self.requests.lock().unwrap().iter().filter(|request| request.contains(part)).count()
+    }
+}
+
+fn answer(mut stream: TcpStream, script: Script, seen: &Mutex<Vec<String>>) {
+    let mut head = BufReader::new(stream.try_clone().unwrap()).lines();
+    let request = head.next().unwrap().unwrap();
+    while head.next().is_some_and(|line| !line.unwrap().is_empty()) {}
+    let uri = request.split(' ').nth(1).unwrap().to_owned();
+    let (path, query) = uri.split_once('?').unwrap_or((&uri, ""));
+    let resource = path.rsplit('/').next().unwrap();
+    let kind =
+        format!("{resource} {}", if query.contains("watch=true") { "watch" } else { "list" });
+    let before = {
+        let mut seen = seen.lock().unwrap();
+        let before = seen.iter().filter(|s| s.starts_with(&kind)).count();
+        seen.push(format!("{kind} {query}"));
+        before
+    };
+    let Answer(code, lines, open) = script(resource, query, before);
+    let head = format!(
+        "HTTP/1.1 {code} X\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\
+         Connection: close\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    for line in lines {
+        let line = format!("{line}\n");
+        let _ = stream.write_all(format!("{:x}\r\n{line}\r\n", line.len()).as_bytes());
+    }
+    if open {
+        std::thread::sleep(PATIENCE * 2);
+    }
+    let _ = stream.write_all(b"0\r\n\r\n");
+}
+
+fn status(code: u16, reason: &str) -> Answer {
+    let status = json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "code": code, "reason": reason, "message": reason,
+    });
+    Answer(code, vec![status], false)
+}
+
+fn object(namespace: Option<&str>, name: &str, version: &str) -> Value {
+    let mut meta = json!({ "name": name, "resourceVersion": version, "uid": name });
+    if let Some(namespace) = namespace {
+        meta["namespace"] = namespace.into();
+    }
+    json!({ "metadata": meta, "spec": { "podSelector": {}, "containers": [] } })
+}
+
+fn list(items: Vec<Value>, version: &str) -> Answer {
+    Answer(200, vec![json!({ "metadata": { "resourceVersion": version }, "items": items })], false)
+}
+
+fn event(kind: &str, object: Value) -> Value {
+    json!({ "type": kind, "object": object })
+}
+
+async fn next(source: &mut Source) -> Batch {
+    tokio::time::timeout(PATIENCE, source.batches.recv()).await.unwrap().unwrap()
+}
+
+/// Batches until one fulfils a condition; what was said by then, by object.
+async fn until(source: &mut Source, done: impl Fn(&Batch) -> bool) -> BTreeMap<String, Change> {
+    let mut said = BTreeMap::new();
+    loop {
+        let batch = next(source).await;
+        said.extend(batch.changes.iter().map(|c| (format!("{:?}", c.gone()), c.clone())));
+        if done(&batch) {
+            return said;
+        }
+    }
+}
+
+async fn wait(source: &mut Source, condition: impl FnMut(&SourceStatus) -> bool) -> SourceStatus {
+    let found = tokio::time::timeout(PATIENCE, source.status.wait_for(condition)).await;
+    found.unwrap().unwrap().clone()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_streaming_list_goes_on_as_a_watch() {
+    fn script(resource: &str, query: &str, _: usize) -> Answer {
+        assert!(query.contains("sendInitialEvents=true"), "{resource}?{query}");
+        assert!(query.contains("resourceVersionMatch=NotOlderThan"), "{resource}?{query}");
+        let annotations = json!({ "k8s.io/initial-events-end": "true" });
+        let end = json!({ "metadata": { "resourceVersion": "9", "annotations": annotations } });
+        let mut lines = vec![];
+        if resource == "networkpolicies" {
+            lines.push(event("ADDED", object(Some("x"), "first", "1")));
+        }
+        lines.push(event("BOOKMARK", end));
+        if resource == "networkpolicies" {
+            lines.push(event("ADDED", object(Some("x"), "second", "10")));
+            lines.push(event("DELETED", object(Some("x"), "first", "11")));
+        }
+        Answer(200, lines, true)
+    }
+    let server = Server::start(script);
+    let (mut source, _directory) = server.watched().await;
+    wait(&mut source, |status| status.in_sync).await;
+    let said = until(&mut source, |batch| batch.in_sync).await;
+    let policies: Vec<&Change> = said.values().collect();
+    assert!(
+        matches!(policies[..], [Change::PolicyGone(_), Change::Policy(second)] if second.key.name == "second"),
+        "{policies:?}"
+    );
+    assert_eq!(server.requests(" list "), 0);
+    assert_eq!(server.requests(" watch "), 6, "each went on without asking again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_went_between_two_lists_is_gone() {
+    fn script(resource: &str, query: &str, before: usize) -> Answer {
+        match (resource, query.contains("watch=true")) {
+            _ if query.contains("sendInitialEvents") => status(422, "Invalid"),
+            ("pods", false) if before == 0 => list(vec![object(Some("x"), "a", "1")], "1"),
+            ("pods", false) => list(vec![object(Some("x"), "b", "2")], "2"),
+            // As an answer, not as an event of a watch that began.
+            ("pods", true) if query.contains("resourceVersion=1") => status(410, "Expired"),
+            (_, true) => Answer(200, vec![], true),
+            (_, false) => list(vec![], "1"),
+        }
+    }
+    let server = Server::start(script);
+    let (mut source, _directory) = server.watched().await;
+    until(&mut source, |batch| batch.in_sync).await;
+    let batch = next(&mut source).await;
+    assert!(
+        matches!(&batch.changes[..], [Change::PodGone(a), Change::Pod(b)] if a.name == "a" && b.key.name == "b"),
+        "in one batch: {:?}",
+        batch.changes
+    );
+    let status = wait(&mut source, |status| status.problems.is_empty()).await;
+    let pods = status.kinds.iter().find(|kind| kind.kind == "pods").unwrap();
+    assert_eq!((pods.lists, pods.restarts, pods.objects), (3, 1, 1), "{pods:?}");
+}
+
+/// Of a kind that no server does without, "not found" does not mean "there are none".
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_policies_is_not_believed() {
+    fn script(resource: &str, query: &str, _: usize) -> Answer {
+        match resource {
+            "networkpolicies" | "endpointslices" => status(404, "NotFound"),
+            _ if query.contains("sendInitialEvents") => status(400, "BadRequest"),
+            _ if query.contains("watch=true") => Answer(200, vec![], true),
+            _ => list(vec![], "1"),
+        }
+    }
+    let server = Server::start(script);
+    let (mut source, _directory) = server.watched().await;
+    let status = wait(&mut source, |status| {
+        status.kinds.iter().filter(|kind| kind.in_sync).count() == 5
+            && status.kinds.iter().any(|kind| kind.restarts > 1)
+    })
+    .await;
+    assert!(!status.in_sync);
+    let problems: Vec<String> = status.problems.iter().map(ToString::to_string).collect();
+    assert!(problems[0].starts_with("cannot list networkpolicies.networking.k8s.io: http://"));
+    assert!(problems[1].ends_with("does not serve it; it counts as empty"), "{problems:?}");
+}

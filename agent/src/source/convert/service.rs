@@ -1,0 +1,200 @@
+//! Service and EndpointSlice: where the node translates packets, and to whom.
+//!
+//! What kube-proxy leaves alone is left alone here: Services without a cluster address have no
+//! address that is translated, and of a load balancer's addresses those count whose `ipMode` is not
+//! `Proxy`. What cannot be understood is left out: an address or a backend less allows less.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::api::discovery::v1 as discovery;
+use netpold_core::model::{Change, EndpointSlice, Key, Protocol, Service, ServicePort, SlicePort};
+
+use super::{Converted, Problem};
+
+/// Label of an EndpointSlice that names its Service.
+const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
+
+/// Convert a Service.
+///
+/// # Errors
+/// It has no name.
+pub fn service(service: &core::Service) -> Result<Converted, Problem> {
+    let key = super::key(&service.metadata)?;
+    let mut problems = Vec::new();
+    let default = core::ServiceSpec::default();
+    let spec = service.spec.as_ref().unwrap_or(&default);
+    let has_cluster_ip = spec.type_.as_deref() != Some("ExternalName")
+        && cluster_ips(spec).iter().any(|(_, ip)| is_given(ip));
+    let addresses = if has_cluster_ip {
+        addresses(spec, service.status.as_ref(), &mut problems)
+    } else {
+        Vec::new()
+    };
+    let given = spec.ports.iter().flatten().enumerate();
+    let ports = given.filter_map(|(n, port)| {
+        service_port(port, has_cluster_ip, &format!("spec.ports[{n}]"), &mut problems)
+    });
+    let mut ports: Vec<ServicePort> = ports.collect();
+    ports.sort();
+    ports.dedup();
+    Ok(Converted { change: Change::Service(Service { key, addresses, ports }), problems })
+}
+
+/// `clusterIPs`, and only where that is absent or empty `clusterIP`.
+fn cluster_ips(spec: &core::ServiceSpec) -> Vec<(String, &str)> {
+    match spec.cluster_ips.as_deref() {
+        Some(ips) if !ips.is_empty() => {
+            let given = ips.iter().enumerate();
+            given.map(|(n, ip)| (format!("spec.clusterIPs[{n}]"), ip.as_str())).collect()
+        }
+        _ => spec.cluster_ip.iter().map(|ip| ("spec.clusterIP".into(), ip.as_str())).collect(),
+    }
+}
+
+/// Whether this is an address, and not the word for a headless Service.
+fn is_given(ip: &str) -> bool {
+    !ip.is_empty() && ip != "None"
+}
+
+fn addresses(
+    spec: &core::ServiceSpec,
+    status: Option<&core::ServiceStatus>,
+    problems: &mut Vec<Problem>,
+) -> Vec<IpAddr> {
+    let mut given = cluster_ips(spec);
+    given.retain(|(_, ip)| is_given(ip));
+    let external = spec.external_ips.iter().flatten().enumerate();
+    given.extend(external.map(|(n, ip)| (format!("spec.externalIPs[{n}]"), ip.as_str())));
+    let balancer = status.and_then(|status| status.load_balancer.as_ref());
+    for (n, item) in balancer.iter().flat_map(|b| b.ingress.iter().flatten()).enumerate() {
+        // With `Proxy` packets are to go to the load balancer, and nodes leave them alone.
+        if let Some(ip) = item.ip.as_deref().filter(|ip| !ip.is_empty())
+            && item.ip_mode.as_deref() != Some("Proxy")
+        {
+            given.push((format!("status.loadBalancer.ingress[{n}].ip"), ip));
+        }
+    }
+    let mut addresses: Vec<IpAddr> =
+        given.iter().filter_map(|(path, text)| address(path, text, problems)).collect();
+    addresses.sort();
+    addresses.dedup();
+    addresses
+}
+
+/// An address that packets can be sent to.
+fn address(path: &str, text: &str, problems: &mut Vec<Problem>) -> Option<IpAddr> {
+    let problem = match text.parse::<IpAddr>() {
+        Err(_) => format!("`{text}` is not an address"),
+        Ok(IpAddr::V6(v6)) if v6.to_ipv4_mapped().is_some() => {
+            format!("{text} is IPv4-mapped IPv6; write it as IPv4")
+        }
+        Ok(ip) if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() => {
+            format!("{text} cannot be the address of a Service or of a backend")
+        }
+        Ok(ip) => return Some(ip),
+    };
+    problems.push(Problem::new(path, problem));
+    None
+}
+
+fn service_port(
+    port: &core::ServicePort,
+    has_node_port: bool,
+    path: &str,
+    problems: &mut Vec<Problem>,
+) -> Option<ServicePort> {
+    let protocol = protocol(port.protocol.as_deref(), path, problems);
+    let number = number(port.port, &format!("{path}.port"), problems);
+    let node_port = port.node_port.filter(|number| has_node_port && *number != 0);
+    let node_port =
+        node_port.and_then(|port| self::number(port, &format!("{path}.nodePort"), problems));
+    let name = port.name.clone().unwrap_or_default();
+    Some(ServicePort { name, protocol: protocol?, port: number?, node_port })
+}
+
+fn protocol(name: Option<&str>, path: &str, problems: &mut Vec<Problem>) -> Option<Protocol> {
+    let known = super::protocol(name);
+    if known.is_none() {
+        let text = format!("`{}` is not TCP, UDP or SCTP", name.unwrap_or_default());
+        problems.push(Problem::new(format!("{path}.protocol"), text));
+    }
+    known
+}
+
+fn number(number: i32, path: &str, problems: &mut Vec<Problem>) -> Option<u16> {
+    let port = u16::try_from(number).ok().filter(|n| *n > 0);
+    if port.is_none() {
+        problems.push(Problem::new(path, format!("{number} is not a port, 1 to 65535")));
+    }
+    port
+}
+
+/// Convert an EndpointSlice.
+///
+/// # Errors
+/// It has no name.
+pub fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Converted, Problem> {
+    let key: Key = super::key(&slice.metadata)?;
+    let mut problems = Vec::new();
+    let labels = slice.metadata.labels.as_ref();
+    let service = labels.and_then(|labels| labels.get(SERVICE_NAME_LABEL));
+    let mut slice = EndpointSlice {
+        key,
+        service: service.cloned().unwrap_or_default(),
+        ports: slice_ports(slice, &mut problems),
+        addresses: backends(slice, &mut problems),
+    };
+    slice.ports.sort();
+    slice.ports.dedup();
+    Ok(Converted { change: Change::EndpointSlice(slice), problems })
+}
+
+/// Ports without a number stand for every port, which no Service's port can be translated to.
+fn slice_ports(slice: &discovery::EndpointSlice, problems: &mut Vec<Problem>) -> Vec<SlicePort> {
+    let given = slice.ports.iter().flatten().enumerate();
+    let ports = given.filter_map(|(n, port)| {
+        let path = format!("ports[{n}]");
+        let protocol = protocol(port.protocol.as_deref(), &path, problems);
+        let number = number(port.port?, &format!("{path}.port"), problems);
+        let name = port.name.clone().unwrap_or_default();
+        Some(SlicePort { name, protocol: protocol?, port: number? })
+    });
+    ports.collect()
+}
+
+/// Addresses of the endpoints that a node may send packets to, of the slice's own family.
+fn backends(slice: &discovery::EndpointSlice, problems: &mut Vec<Problem>) -> Vec<IpAddr> {
+    let is_v4 = match slice.address_type.as_str() {
+        "IPv4" => true,
+        "IPv6" => false,
+        other => {
+            let text = format!("`{other}` is not IPv4 or IPv6; the slice's endpoints are ignored");
+            problems.push(Problem::new("addressType", text));
+            return Vec::new();
+        }
+    };
+    let mut addresses = Vec::new();
+    for (n, endpoint) in slice.endpoints.iter().enumerate().filter(|(_, e)| is_used(e)) {
+        for (m, text) in endpoint.addresses.iter().enumerate() {
+            let path = format!("endpoints[{n}].addresses[{m}]");
+            let Some(address) = address(&path, text, problems) else { continue };
+            if address.is_ipv4() == is_v4 {
+                addresses.push(address);
+            } else {
+                let text = format!("{text} is not of the slice's family, {}", slice.address_type);
+                problems.push(Problem::new(path, text));
+            }
+        }
+    }
+    addresses.sort();
+    addresses.dedup();
+    addresses
+}
+
+/// Ready (absent: yes), or terminating and still serving: those get packets while none is ready.
+fn is_used(endpoint: &discovery::Endpoint) -> bool {
+    let Some(conditions) = &endpoint.conditions else { return true };
+    conditions.ready.unwrap_or(true)
+        || (conditions.serving.unwrap_or(false) && conditions.terminating.unwrap_or(false))
+}

@@ -1,0 +1,268 @@
+//! A real Kubernetes API server with its etcd, as processes, for tests.
+//!
+//! ```no_run
+//! # fn main() -> anyhow::Result<()> {
+//! use netpold_testbed::ApiServer;
+//!
+//! let server = ApiServer::start()?;
+//! server.kubectl(&["create", "namespace", "shop"])?;
+//! server.apply("{apiVersion: v1, kind: Namespace, metadata: {name: bank}}")?;
+//! let kubeconfig = server.admin();
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! No controllers, no scheduler, no kubelets: what they do a test does itself, or goes without
+//! (service accounts have no token Secrets, but [`ApiServer::token`] makes them one). Requests are
+//! authorized by RBAC, and each is written to an audit log, see [`ApiServer::requests`].
+
+mod access;
+mod audit;
+mod binaries;
+mod etcd;
+mod kubectl;
+mod process;
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::Signal;
+
+pub use self::access::Access;
+pub use self::audit::Request;
+pub use self::binaries::{CACHED, KubeBinaries, VERSION, require_apiserver};
+use self::etcd::Etcd;
+use self::process::Process;
+use crate::netns::Netns;
+use crate::node::Node;
+
+/// Who may do everything.
+pub(crate) const ADMIN_TOKEN: &str = "admin-of-a-test";
+/// A server answers within this, however busy the machine is.
+const PATIENCE: Duration = Duration::from_secs(90);
+const INTERVAL: Duration = Duration::from_millis(50);
+
+/// An API server and its etcd. Dropped, both are killed and their directory is removed.
+#[derive(Debug)]
+pub struct ApiServer {
+    // Dropped first: without etcd it would only complain.
+    server: Process,
+    etcd: Etcd,
+    port: u16,
+    address: Ipv4Addr,
+    netns: Option<Arc<Netns>>,
+    binaries: KubeBinaries,
+    directory: Directory,
+}
+
+impl ApiServer {
+    /// Starts one on this machine's loopback, at free ports.
+    ///
+    /// # Errors
+    /// When the binaries are not there (see [`require_apiserver`]) or do not start.
+    pub fn start() -> Result<Self> {
+        let ports = [free_port()?, free_port()?, free_port()?];
+        Self::start_at(None, Ipv4Addr::LOCALHOST, ports)
+    }
+
+    /// Starts one inside a node, which the agents on nodes linked to it reach at the node's
+    /// address.
+    ///
+    /// # Errors
+    /// As [`ApiServer::start`].
+    pub fn start_on(node: &Node) -> Result<Self> {
+        let IpAddr::V4(address) = node.addresses()[0] else { bail!("a node without IPv4") };
+        Self::start_at(Some(Arc::clone(node.netns())), address, [6443, 2379, 2380])
+    }
+
+    fn start_at(
+        netns: Option<Arc<Netns>>,
+        address: Ipv4Addr,
+        [port, client, peer]: [u16; 3],
+    ) -> Result<Self> {
+        let binaries = KubeBinaries::find()?;
+        let directory = Directory::make()?;
+        let admin = format!("{ADMIN_TOKEN},admin,admin,\"system:masters\"\n");
+        fs::write(directory.0.join("tokens"), admin)?;
+        fs::write(directory.0.join("audit-policy"), audit::POLICY)?;
+        let etcd =
+            Etcd::start(&binaries.etcd, netns.clone(), directory.0.join("etcd"), (client, peer))?;
+        let server = Process::new(
+            &binaries.apiserver,
+            netns.clone(),
+            arguments(&directory.0, address, port, client, netns.is_some()),
+            directory.0.join("kube-apiserver.log"),
+        )?;
+        let mut server = Self { server, etcd, port, address, netns, binaries, directory };
+        server.wait_ready()?;
+        server.write_admin()?;
+        Ok(server)
+    }
+
+    /// Where its files are; a place for a test's own too.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory.0
+    }
+
+    /// `https://ADDRESS:PORT`
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("https://{}:{}", self.address, self.port)
+    }
+
+    /// The address it is reached at.
+    #[must_use]
+    pub const fn address(&self) -> IpAddr {
+        IpAddr::V4(self.address)
+    }
+
+    /// The port it is reached at.
+    #[must_use]
+    pub const fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The binaries that run.
+    #[must_use]
+    pub const fn binaries(&self) -> &KubeBinaries {
+        &self.binaries
+    }
+
+    /// What the API server has logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.server.log()
+    }
+
+    /// Kills the API server (SIGKILL), or ends it orderly (SIGTERM), and waits for that.
+    pub fn end(&mut self, signal: Signal) {
+        self.server.end(signal);
+    }
+
+    /// Starts it again, with the same data, certificate and port, and waits until it answers.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn restart(&mut self) -> Result<()> {
+        self.server.restart()?;
+        self.wait_ready()
+    }
+
+    /// Stops it in its tracks (SIGSTOP): connections stay, nothing is answered.
+    pub fn freeze(&self) {
+        self.server.signal(Signal::SIGSTOP);
+    }
+
+    /// Lets it go on (SIGCONT).
+    pub fn thaw(&self) {
+        self.server.signal(Signal::SIGCONT);
+    }
+
+    /// The etcd behind it.
+    pub fn etcd(&mut self) -> &mut Etcd {
+        &mut self.etcd
+    }
+
+    /// Runs a closure where the server's loopback is.
+    ///
+    /// # Errors
+    /// When the namespace cannot be entered.
+    pub fn inside<T: Send>(&self, body: impl FnOnce() -> T + Send) -> Result<T> {
+        match &self.netns {
+            Some(netns) => netns.run(body),
+            None => Ok(body()),
+        }
+    }
+
+    /// Waits until it says that it is ready.
+    ///
+    /// # Errors
+    /// When it ends or the time is over, with the end of its log.
+    pub fn wait_ready(&mut self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let certificate = self.directory.0.join("certs/apiserver.crt");
+            if certificate.exists() && self.is_ready() {
+                return Ok(());
+            }
+            self.server.still_runs()?;
+            if Instant::now() > deadline || crate::interrupted() {
+                bail!("kube-apiserver is not ready after {PATIENCE:?}:\n{}", self.server.log_end());
+            }
+            std::thread::sleep(INTERVAL);
+        }
+    }
+
+    fn is_ready(&self) -> bool {
+        // The first time there is no kubeconfig yet.
+        self.write_admin().is_ok()
+            && self
+                .kubectl(&["get", "--raw", "/readyz", "--request-timeout", "5s"])
+                .is_ok_and(|said| said.trim() == "ok")
+    }
+}
+
+fn arguments(
+    directory: &Path,
+    address: Ipv4Addr,
+    port: u16,
+    etcd: u16,
+    everywhere: bool,
+) -> Vec<String> {
+    let file = |name: &str| directory.join(name).display().to_string();
+    let bind = if everywhere { Ipv4Addr::UNSPECIFIED } else { address };
+    // The key of the certificate that the server makes itself signs the service accounts' tokens.
+    let key = file("certs/apiserver.key");
+    vec![
+        format!("--etcd-servers=http://127.0.0.1:{etcd}"),
+        format!("--bind-address={bind}"),
+        format!("--advertise-address={address}"),
+        format!("--secure-port={port}"),
+        format!("--cert-dir={}", file("certs")),
+        format!("--token-auth-file={}", file("tokens")),
+        "--authorization-mode=RBAC".into(),
+        "--service-account-issuer=https://kubernetes.default.svc".into(),
+        format!("--service-account-signing-key-file={key}"),
+        format!("--service-account-key-file={key}"),
+        "--service-cluster-ip-range=10.96.0.0/16".into(),
+        // It would refuse pods, since no controller makes the service account `default`.
+        "--disable-admission-plugins=ServiceAccount".into(),
+        "--allow-privileged=true".into(),
+        "--endpoint-reconciler-type=none".into(),
+        format!("--audit-log-path={}", file("audit.log")),
+        format!("--audit-policy-file={}", file("audit-policy")),
+        "--audit-log-mode=blocking".into(),
+    ]
+}
+
+fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port")?;
+    Ok(listener.local_addr()?.port())
+}
+
+/// A directory of our own, swept like those of agents.
+#[derive(Debug)]
+struct Directory(PathBuf);
+
+impl Directory {
+    fn make() -> Result<Self> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("np-{}-{number}-apiserver", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

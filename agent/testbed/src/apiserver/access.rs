@@ -1,0 +1,72 @@
+//! Ways in: kubeconfigs, and service accounts' tokens.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::json;
+
+use super::{ADMIN_TOKEN, ApiServer};
+
+/// How a kubeconfig proves who asks.
+#[derive(Clone, Debug)]
+pub enum Access<'a> {
+    /// A token in the kubeconfig itself.
+    Token(&'a str),
+    /// A file with a token, read again now and then: what a kubelet projects into a pod.
+    TokenFile(&'a Path),
+}
+
+impl ApiServer {
+    /// The administrator's kubeconfig.
+    #[must_use]
+    pub fn admin(&self) -> PathBuf {
+        self.directory.0.join("admin.kubeconfig")
+    }
+
+    /// Writes a kubeconfig of one context, `test`, into the server's directory.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write_kubeconfig(&self, name: &str, access: &Access<'_>) -> Result<PathBuf> {
+        let user = match access {
+            Access::Token(token) => json!({ "token": token }),
+            Access::TokenFile(path) => json!({ "tokenFile": path }),
+        };
+        let cluster = json!({
+            "server": self.url(),
+            "certificate-authority": self.certificate(),
+        });
+        let config = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{ "name": "test", "cluster": cluster }],
+            "users": [{ "name": "test", "user": user }],
+            "contexts": [{ "name": "test", "context": { "cluster": "test", "user": "test" } }],
+            "current-context": "test",
+        });
+        let path = self.directory.0.join(name);
+        fs::write(&path, serde_json::to_string_pretty(&config)?)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(path)
+    }
+
+    /// The server's certificate, and the one that it is signed with.
+    #[must_use]
+    pub fn certificate(&self) -> PathBuf {
+        self.directory.0.join("certs/apiserver.crt")
+    }
+
+    /// A token of a service account, as a kubelet asks for it; valid for ten minutes at least.
+    ///
+    /// # Errors
+    /// When there is no such service account.
+    pub fn token(&self, namespace: &str, account: &str) -> Result<String> {
+        let arguments = ["create", "token", account, "-n", namespace, "--duration", "1h"];
+        Ok(self.kubectl(&arguments)?.trim().to_owned())
+    }
+
+    pub(super) fn write_admin(&self) -> Result<()> {
+        self.write_kubeconfig("admin.kubeconfig", &Access::Token(ADMIN_TOKEN)).map(|_| ())
+    }
+}

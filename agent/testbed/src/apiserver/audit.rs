@@ -1,0 +1,67 @@
+//! What was asked of an API server, by its audit log.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::ApiServer;
+
+/// Every request once, when it is answered (a watch: when it begins), without bodies.
+pub(super) const POLICY: &str = r#"{
+  "apiVersion": "audit.k8s.io/v1",
+  "kind": "Policy",
+  "omitStages": ["RequestReceived"],
+  "rules": [{"level": "Metadata"}]
+}"#;
+
+/// One request.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Request {
+    /// Who asked, as `system:serviceaccount:netpold:netpold`.
+    pub user: String,
+    /// `list`, `watch`, `create`, …; of a path that is no resource's, `get` and the like.
+    pub verb: String,
+    /// API group; empty for the core.
+    pub group: String,
+    /// Resource, with its subresource if it has one, as `pods/status`; empty for other paths.
+    pub resource: String,
+    /// Namespace; empty for all of them.
+    pub namespace: String,
+    /// Path and query.
+    pub uri: String,
+    /// HTTP status.
+    pub code: u64,
+}
+
+impl ApiServer {
+    /// All requests so far whose user is this one, or all where that is empty.
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub fn requests(&self, user: &str) -> Result<Vec<Request>> {
+        let log = fs::read_to_string(self.directory.0.join("audit.log"))
+            .context("the audit log cannot be read")?;
+        // The last line may be half written.
+        let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        Ok(events.map(|event| request(&event)).filter(|r| [&r.user, ""].contains(&user)).collect())
+    }
+}
+
+fn request(event: &Value) -> Request {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let object = &event["objectRef"];
+    let resource = match (text(&object["resource"]), text(&object["subresource"])) {
+        (resource, sub) if sub.is_empty() => resource,
+        (resource, sub) => format!("{resource}/{sub}"),
+    };
+    Request {
+        user: text(&event["user"]["username"]),
+        verb: text(&event["verb"]),
+        group: text(&object["apiGroup"]),
+        resource,
+        namespace: text(&object["namespace"]),
+        uri: text(&event["requestURI"]),
+        code: event["responseStatus"]["code"].as_u64().unwrap_or_default(),
+    }
+}

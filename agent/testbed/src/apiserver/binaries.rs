@@ -1,0 +1,80 @@
+//! Where `kube-apiserver`, `etcd` and `kubectl` are, if they are anywhere.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+/// The version that `cargo xtask setup` builds.
+pub const VERSION: &str = "1.20.2";
+/// Where it puts them, below the user's cache folder.
+pub const CACHED: &str = "netpold/kube-1.20.2";
+
+/// What a control plane needs.
+#[derive(Clone, Debug)]
+pub struct KubeBinaries {
+    /// `kube-apiserver`
+    pub apiserver: PathBuf,
+    /// `etcd`
+    pub etcd: PathBuf,
+    /// `kubectl`
+    pub kubectl: PathBuf,
+}
+
+impl KubeBinaries {
+    /// Looks in `KUBEBUILDER_ASSETS`, on the `PATH` and where `cargo xtask setup` puts them.
+    ///
+    /// # Errors
+    /// Naming what is missing and what to do.
+    pub fn find() -> Result<Self> {
+        let needed = |name: &'static str| {
+            find(name).with_context(|| {
+                format!(
+                    "no {name} in KUBEBUILDER_ASSETS, on the PATH or in {}: run `cargo xtask setup`",
+                    cached().map_or_else(|| "the cache".into(), |c| c.display().to_string())
+                )
+            })
+        };
+        Ok(Self {
+            apiserver: needed("kube-apiserver")?,
+            etcd: needed("etcd")?,
+            kubectl: needed("kubectl")?,
+        })
+    }
+
+    /// Whether `kube-apiserver` or `etcd` is missing.
+    #[must_use]
+    pub fn without_server() -> bool {
+        find("kube-apiserver").is_none() || find("etcd").is_none()
+    }
+}
+
+fn find(name: &str) -> Option<PathBuf> {
+    folders().into_iter().map(|folder| folder.join(name)).find(|path| path.is_file())
+}
+
+fn folders() -> Vec<PathBuf> {
+    let assets = env::var_os("KUBEBUILDER_ASSETS").filter(|path| !path.is_empty());
+    let path = env::var_os("PATH").unwrap_or_default();
+    assets.map(PathBuf::from).into_iter().chain(env::split_paths(&path)).chain(cached()).collect()
+}
+
+fn cached() -> Option<PathBuf> {
+    let cache = env::var_os("XDG_CACHE_HOME").filter(|folder| !folder.is_empty());
+    let home = || Some(Path::new(&env::var_os("HOME")?).join(".cache"));
+    Some(cache.map(PathBuf::from).or_else(home)?.join(CACHED))
+}
+
+/// Whether a test against a real API server may run: true where its binaries are there. Otherwise
+/// says loudly that the test is skipped; under CI, where it must not be, it panics.
+#[must_use]
+#[expect(clippy::panic, clippy::print_stderr, reason = "speaks to whoever runs the tests")]
+pub fn require_apiserver(test: &str) -> bool {
+    let Err(error) = KubeBinaries::find() else { return true };
+    let skipped = format!("SKIPPED {test}: {error:#}");
+    if env::var("CI").is_ok_and(|v| v == "true") {
+        panic!("{skipped}, and CI=true allows no skipping");
+    }
+    eprintln!("{skipped}");
+    false
+}

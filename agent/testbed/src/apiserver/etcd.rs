@@ -1,0 +1,123 @@
+//! The etcd behind an API server, and what a test may do to it.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use super::process::Process;
+use crate::netns::Netns;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// An etcd of one member, on a loopback.
+#[derive(Debug)]
+pub struct Etcd {
+    process: Process,
+    netns: Option<Arc<Netns>>,
+    port: u16,
+}
+
+impl Etcd {
+    pub(super) fn start(
+        binary: &Path,
+        netns: Option<Arc<Netns>>,
+        directory: PathBuf,
+        (client, peer): (u16, u16),
+    ) -> Result<Self> {
+        std::fs::create_dir_all(&directory)?;
+        let url = format!("http://127.0.0.1:{client}");
+        let peer = format!("http://127.0.0.1:{peer}");
+        let arguments = vec![
+            format!("--data-dir={}", directory.join("data").display()),
+            format!("--listen-client-urls={url}"),
+            format!("--advertise-client-urls={url}"),
+            format!("--listen-peer-urls={peer}"),
+            format!("--initial-advertise-peer-urls={peer}"),
+            format!("--initial-cluster=default={peer}"),
+            "--logger=zap".into(),
+            "--log-level=error".into(),
+        ];
+        let process = Process::new(binary, netns.clone(), arguments, directory.join("etcd.log"))?;
+        let mut etcd = Self { process, netns, port: client };
+        etcd.wait()?;
+        Ok(etcd)
+    }
+
+    /// Forgets all history: a watch that wants to go on from before gets 410 Gone.
+    ///
+    /// # Errors
+    /// When etcd refuses.
+    pub fn compact(&self) -> Result<()> {
+        let revision = self.revision()?;
+        self.ask("/v3/kv/compaction", &json!({ "revision": revision, "physical": true }))?;
+        Ok(())
+    }
+
+    /// Kills it and starts it again, with the same data.
+    ///
+    /// # Errors
+    /// When it does not come back.
+    pub fn restart(&mut self) -> Result<()> {
+        self.process.restart()?;
+        self.wait()
+    }
+
+    /// Stops it in its tracks.
+    pub fn freeze(&self) {
+        self.process.signal(Signal::SIGSTOP);
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self) {
+        self.process.signal(Signal::SIGCONT);
+    }
+
+    fn revision(&self) -> Result<String> {
+        let status = self.ask("/v3/maintenance/status", &json!({}))?;
+        let revision = status["header"]["revision"].as_str().context("etcd names no revision")?;
+        Ok(revision.to_owned())
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while let Err(error) = self.revision() {
+            self.process.still_runs()?;
+            if Instant::now() > deadline {
+                bail!("etcd does not answer: {error:#}\n{}", self.process.log_end());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// A request to etcd's JSON gateway.
+    fn ask(&self, path: &str, body: &Value) -> Result<Value> {
+        let connect = || TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
+        let connected = match &self.netns {
+            Some(netns) => netns.run(connect)?,
+            None => connect(),
+        };
+        let mut stream = connected.context("no connection to etcd")?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let body = body.to_string();
+        // HTTP 1.0: the answer comes in one piece and ends with the connection.
+        let request = format!(
+            "POST {path} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(request.as_bytes())?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("etcd answers no HTTP")?;
+        if !head.lines().next().is_some_and(|line| line.contains(" 200 ")) {
+            bail!("etcd refuses {path}: {body}");
+        }
+        serde_json::from_str(body).context("etcd answers no JSON")
+    }
+}

@@ -1,0 +1,67 @@
+//! kubectl, as the administrator.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use super::ApiServer;
+
+impl ApiServer {
+    /// Runs kubectl as the administrator; returns what it prints.
+    ///
+    /// # Errors
+    /// With what it says, when it fails.
+    pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        self.kubectl_with(arguments, "")
+    }
+
+    /// The same, with something on its standard input (`-f -`).
+    ///
+    /// # Errors
+    /// With what it says, when it fails.
+    pub fn kubectl_with(&self, arguments: &[&str], input: &str) -> Result<String> {
+        let mut child = self
+            .kubectl_command()?
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("cannot run kubectl")?;
+        let output = std::thread::scope(|scope| {
+            // While it reads, it may write: both at once, or both wait.
+            let stdin = child.stdin.take();
+            scope.spawn(move || stdin.map(|mut stdin| stdin.write_all(input.as_bytes())));
+            child.wait_with_output()
+        })?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            bail!("kubectl {}: {}", arguments.join(" "), said.trim());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// `kubectl apply` of manifests in YAML or JSON.
+    ///
+    /// # Errors
+    /// When one is refused.
+    pub fn apply(&self, manifests: &str) -> Result<String> {
+        self.kubectl_with(&["apply", "--validate=false", "-f", "-"], manifests)
+    }
+
+    /// kubectl with the administrator's kubeconfig, inside the server's namespace.
+    ///
+    /// # Errors
+    /// When out of file descriptors.
+    pub fn kubectl_command(&self) -> Result<Command> {
+        let binary = &self.binaries.kubectl;
+        let mut command = match &self.netns {
+            Some(netns) => netns.command(binary)?,
+            None => Command::new(binary),
+        };
+        command.arg("--kubeconfig").arg(self.admin());
+        command.arg("--cache-dir").arg(self.directory.0.join("kubectl-cache"));
+        Ok(command)
+    }
+}

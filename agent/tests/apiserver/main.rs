@@ -1,0 +1,14 @@
+//! Agents against a real API server, with real pods and real traffic. Needs root, and the binaries
+//! that `cargo xtask setup` provides.
+//!
+//! The test plays the scheduler and the kubelet: it creates pods through the API, gives each a
+//! network namespace behind a veth, and writes its status. Each test has a server of its own, since
+//! it takes it down, stops it or fills it.
+
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests")]
+
+mod follow;
+mod load;
+mod outage;
+mod rbac;
+mod world;

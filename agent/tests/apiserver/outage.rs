@@ -1,0 +1,127 @@
+//! The API server goes, hangs, cannot be reached, forgets, or knows us no more: enforcement stays as
+//! it is, and afterwards the state is what the cluster says.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use crate::world::{World, allow_from, complains, isolated, kind};
+
+/// Three pods, the server reached by its friend alone.
+fn guarded(test: &str) -> Option<World> {
+    let mut world = World::new(test)?;
+    ["server", "friend", "stranger"].into_iter().for_each(|name| world.add(name));
+    world.policy("server", allow_from("server", "friend"));
+    world.start_agent();
+    world.wait("isolating the server", |status| isolated(status, "server"));
+    as_before(&world);
+    Some(world)
+}
+
+#[track_caller]
+fn as_before(world: &World) {
+    assert!(world.reaches("friend", "server"), "what is allowed");
+    assert!(!world.reaches("stranger", "server"), "what is denied");
+}
+
+fn failing(world: &mut World, words: &str) {
+    world.wait("complaining", |status| complains(status, words));
+}
+
+#[test]
+fn an_api_server_that_goes_and_comes_back() {
+    let Some(mut world) = guarded("an_api_server_that_goes_and_comes_back") else { return };
+    world.server.end(Signal::SIGKILL);
+    failing(&mut world, "cannot watch pods: https://");
+    as_before(&world);
+    // An agent that starts in the outage keeps what it finds, as long as it lasts.
+    let (agent, node) = (world.agent.as_mut().unwrap(), &world.node);
+    agent.restart(node).unwrap();
+    let unreachable = |status: &serde_json::Value| complains(status, "cannot list pods: https://");
+    agent.wait_for("complaining", crate::world::PATIENCE, unreachable).unwrap();
+    let status = agent.status().unwrap();
+    assert_eq!(status["in_sync"], false, "{status}");
+    as_before(&world);
+    world.server.restart().unwrap();
+    world.wait("isolating the server", |status| isolated(status, "server"));
+    as_before(&world);
+    world.without_policy("server");
+    world.becomes("stranger", "server", true);
+}
+
+/// Nothing gets through for a while, in which objects go and history is forgotten.
+#[test]
+fn what_was_missed_is_noticed() {
+    let Some(mut world) = guarded("what_was_missed_is_noticed") else { return };
+    world.partition(true);
+    failing(&mut world, "has been silent for");
+    as_before(&world);
+    world.without_policy("server");
+    world.policy("stranger", allow_from("stranger", "friend"));
+    world.delete("friend");
+    world.add("friend");
+    world.server.etcd().compact().unwrap();
+    assert!(!world.reaches("stranger", "server"), "nothing is known of it yet");
+    let before = world.agent().status().unwrap();
+    // Watches that go on from before are answered from the server's own memory: it has to go too.
+    world.server.end(Signal::SIGKILL);
+    world.server.restart().unwrap();
+    world.partition(false);
+    world.becomes("stranger", "server", true);
+    world.wait("isolating the other pod", |status| isolated(status, "stranger"));
+    assert!(world.reaches("friend", "stranger") && !world.reaches("server", "stranger"));
+    let after = world.wait("without problems", |status| !complains(status, "cannot watch"));
+    let lists = |status, name| kind(status, name)["lists"].as_u64().unwrap();
+    let name = "networkpolicies.networking.k8s.io";
+    assert!(lists(&after, name) > lists(&before, name), "410 Gone, so listed again");
+    assert_eq!(kind(&after, name)["objects"], 1, "the policy that went in the meantime is gone");
+}
+
+/// The server and its etcd stop in their tracks: connections stay, nothing comes.
+#[test]
+fn an_api_server_that_hangs() {
+    let Some(mut world) = guarded("an_api_server_that_hangs") else { return };
+    world.server.freeze();
+    failing(&mut world, "has been silent for");
+    as_before(&world);
+    world.server.thaw();
+    world.without_policy("server");
+    world.becomes("stranger", "server", true);
+    world.wait("without problems", |status| !complains(status, "silent"));
+    // Slow: it works one part in ten of the time.
+    std::thread::scope(|scope| {
+        let (done, stop) = std::sync::mpsc::channel::<()>();
+        let server = &world.server;
+        scope.spawn(move || {
+            while stop.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+                server.freeze();
+                std::thread::sleep(Duration::from_millis(450));
+                server.thaw();
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        world.policy("server", allow_from("server", "friend"));
+        world.becomes("stranger", "server", false);
+        drop(done);
+    });
+    as_before(&world);
+}
+
+/// The token is no good any more; a new one takes its place in the file.
+#[test]
+fn a_token_that_is_replaced() {
+    let Some(mut world) = guarded("a_token_that_is_replaced") else { return };
+    let account = ["serviceaccount", "netpold", "-n", "netpold-system"];
+    world.server.kubectl(&[&["delete"], &account[..]].concat()).unwrap();
+    world.server.kubectl(&[&["create"], &account[..]].concat()).unwrap();
+    // Watches that are open stay open; with the server they end.
+    world.server.end(Signal::SIGTERM);
+    world.server.restart().unwrap();
+    failing(&mut world, "does not accept the credentials");
+    as_before(&world);
+    world.policy("server", allow_from("server", "stranger"));
+    world.rotate_token();
+    world.becomes("stranger", "server", true);
+    world.becomes("friend", "server", false);
+    world.wait("without problems", |status| !complains(status, "credentials"));
+}

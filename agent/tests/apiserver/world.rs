@@ -1,0 +1,203 @@
+//! A cluster of one node and its control plane, with an agent that has only its own rights.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use netpold_testbed::{
+    Access, Agent, AgentOptions, ApiServer, Cni, Node, Pod, PodSpec, Protocol, link_nodes,
+    require_apiserver, require_root,
+};
+use serde_json::{Value, json};
+
+/// What is to happen happens within this, however busy the machine is.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+/// What is denied has this long to prove the opposite.
+const MOMENT: Duration = Duration::from_millis(300);
+/// Every pod serves it.
+pub(crate) const PORT: u16 = 80;
+pub(crate) const NAMESPACE: &str = "shop";
+/// The agent, as the API server knows it.
+pub(crate) const USER: &str = "system:serviceaccount:netpold-system:netpold";
+/// Seconds of silence after which the agent gives a connection up.
+const API_TIMEOUT: &str = "4";
+
+/// Dropped in this order.
+pub(crate) struct World {
+    pub(crate) agent: Option<Agent>,
+    pub(crate) server: ApiServer,
+    pods: BTreeMap<String, Pod>,
+    pub(crate) node: Node,
+    pub(crate) control: Node,
+}
+
+impl World {
+    /// A node and a control plane without an agent; `None` where the test cannot run.
+    pub(crate) fn new(test: &str) -> Option<Self> {
+        if !require_root(test) || !require_apiserver(test) {
+            return None;
+        }
+        let control = Node::new("control", Cni::Ptp, "10.9.0.0/24", "fd00:9::/64").unwrap();
+        let node = Node::new("n1", Cni::Ptp, "10.9.1.0/24", "fd00:9:1::/64").unwrap();
+        link_nodes(&control, &node).unwrap();
+        let server = ApiServer::start_on(&control).unwrap();
+        let world = Self { agent: None, server, pods: BTreeMap::new(), node, control };
+        world.server.kubectl(&["create", "namespace", "netpold-system"]).unwrap();
+        world.server.kubectl(&["create", "namespace", NAMESPACE]).unwrap();
+        world.server.apply(&std::fs::read_to_string(rbac_file()).unwrap()).unwrap();
+        world.create(world.node.manifest());
+        world.rotate_token();
+        Some(world)
+    }
+
+    /// Creates an object and writes its status, as two requests: the first ignores the status.
+    pub(crate) fn create(&self, object: Value) {
+        self.server
+            .kubectl_with(&["create", "--validate=false", "-f", "-"], &object.to_string())
+            .unwrap();
+        let (kind, name) = (object["kind"].as_str().unwrap(), &object["metadata"]["name"]);
+        let namespace = object["metadata"]["namespace"].as_str().unwrap_or("default");
+        let patch = json!({ "status": object["status"] }).to_string();
+        let arguments = ["patch", kind, name.as_str().unwrap(), "-n", namespace];
+        let more = ["--subresource=status", "--type=merge", "-p", &patch];
+        self.server.kubectl(&[&arguments[..], &more].concat()).unwrap();
+    }
+
+    /// A pod with the label `app` of its name: its object, its namespace, its status.
+    pub(crate) fn add(&mut self, name: &str) {
+        let spec = PodSpec::new(NAMESPACE, name).label("app", name);
+        let pod = self.node.add_pod(&spec).unwrap();
+        pod.serve(Protocol::Tcp, PORT).unwrap();
+        self.create(pod.manifest());
+        self.pods.insert(name.to_owned(), pod);
+    }
+
+    pub(crate) fn pod(&self, name: &str) -> &Pod {
+        &self.pods[name]
+    }
+
+    /// Takes a pod's namespace and interface away, and its object if the API server can be asked.
+    pub(crate) fn delete(&mut self, name: &str) {
+        let now = ["delete", "pod", name, "-n", NAMESPACE, "--grace-period=0", "--force"];
+        self.server.kubectl(&now).unwrap();
+        self.pods.remove(name).unwrap().delete().unwrap();
+    }
+
+    /// `kubectl apply` of a policy for the pods of an app.
+    pub(crate) fn policy(&self, name: &str, spec: Value) {
+        let policy = json!({
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": { "namespace": NAMESPACE, "name": name },
+            "spec": spec,
+        });
+        self.server.apply(&policy.to_string()).unwrap();
+    }
+
+    pub(crate) fn without_policy(&self, name: &str) {
+        self.server.kubectl(&["delete", "networkpolicy", name, "-n", NAMESPACE]).unwrap();
+    }
+
+    /// A new token in the agent's token file.
+    pub(crate) fn rotate_token(&self) {
+        let token = self.server.token("netpold-system", "netpold").unwrap();
+        let new = self.token_file().with_extension("new");
+        std::fs::write(&new, token).unwrap();
+        std::fs::rename(new, self.token_file()).unwrap();
+    }
+
+    pub(crate) fn token_file(&self) -> PathBuf {
+        self.server.directory().join("token")
+    }
+
+    /// Starts the agent; it need not be able to reach the API server.
+    pub(crate) fn start_agent(&mut self) {
+        let access = Access::TokenFile(&self.token_file());
+        let kubeconfig = self.server.write_kubeconfig("agent.kubeconfig", &access).unwrap();
+        self.start_agent_with(&["--kubeconfig", kubeconfig.to_str().unwrap()], binary().into());
+    }
+
+    pub(crate) fn start_agent_with(&mut self, arguments: &[&str], binary: PathBuf) {
+        let arguments = [arguments, &["--api-timeout", API_TIMEOUT]].concat();
+        let options = AgentOptions {
+            binary,
+            manifests: PathBuf::new(),
+            arguments: arguments.into_iter().map(str::to_owned).collect(),
+        };
+        self.agent = Some(Agent::start(&self.node, options).unwrap());
+    }
+
+    pub(crate) fn agent(&mut self) -> &mut Agent {
+        self.agent.as_mut().unwrap()
+    }
+
+    /// Waits until the agent enforces, and its status fulfils a condition.
+    pub(crate) fn wait(&mut self, what: &str, mut condition: impl FnMut(&Value) -> bool) -> Value {
+        let both = |status: &Value| Agent::enforces(status) && condition(status);
+        self.agent().wait_for(what, PATIENCE, both).unwrap()
+    }
+
+    /// Waits until `from` reaches `to`, or does not any more.
+    #[track_caller]
+    pub(crate) fn becomes(&self, from: &str, to: &str, reachable: bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.reaches(from, to) != reachable {
+            let log = self.agent.as_ref().map(Agent::log).unwrap_or_default();
+            assert!(Instant::now() < deadline, "{from} to {to}: not {reachable}\n{log}");
+        }
+    }
+
+    /// Over both families.
+    #[track_caller]
+    pub(crate) fn reaches(&self, from: &str, to: &str) -> bool {
+        let (from, to) = (self.pod(from), self.pod(to));
+        let results = to.addresses().iter().map(|a| from.probe(Protocol::Tcp, *a, PORT, MOMENT));
+        let connected: Vec<bool> = results.map(|result| result.connected()).collect();
+        connected.iter().all(|one| *one)
+    }
+
+    /// Packets from the control plane to the node vanish, or no longer do.
+    pub(crate) fn partition(&self, apart: bool) {
+        let [v4, _] = self.node.addresses();
+        let verb = if apart { "add" } else { "del" };
+        let rules = format!("rule {verb} pref 10 to {v4}/32 blackhole\n");
+        self.control.netns().ip(&rules).unwrap();
+    }
+}
+
+/// The agent under test.
+pub(crate) fn binary() -> &'static str {
+    env!("CARGO_BIN_EXE_netpold")
+}
+
+pub(crate) fn rbac_file() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/base/rbac.yaml")
+}
+
+/// Whether an interface of that pod is judged, for ingress.
+pub(crate) fn isolated(status: &Value, pod: &str) -> bool {
+    status["endpoints"].as_array().is_some_and(|all| {
+        all.iter().any(|e| {
+            e["pod"]["name"] == pod && !e["hook"].is_null() && e["isolated"][0] == "ingress"
+        })
+    })
+}
+
+/// The status of a kind that is watched.
+pub(crate) fn kind<'s>(status: &'s Value, name: &str) -> &'s Value {
+    let kinds = status["source"]["kinds"].as_array().unwrap();
+    kinds.iter().find(|kind| kind["kind"] == name).unwrap()
+}
+
+/// The status names that problem.
+pub(crate) fn complains(status: &Value, words: &str) -> bool {
+    status["source"]["problems"].as_array().is_some_and(|all| {
+        all.iter().any(|problem| problem["text"].as_str().is_some_and(|t| t.contains(words)))
+    })
+}
+
+/// Ingress to an app from another one alone.
+pub(crate) fn allow_from(app: &str, peer: &str) -> Value {
+    let peer = json!({ "podSelector": { "matchLabels": { "app": peer } } });
+    json!({ "podSelector": { "matchLabels": { "app": app } }, "ingress": [{ "from": [peer] }] })
+}

@@ -1,0 +1,26 @@
+//! What the fuzz target `packets` has found, in the kernel.
+
+use std::path::Path;
+
+use super::{
+    input::{corpus, steps},
+    world,
+};
+
+#[test]
+fn kernel_and_host_agree_on_the_fuzz_corpus() {
+    let Some(mut world) = world() else { return };
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/packets");
+    let mut packets = 0;
+    for (_, input) in corpus(&folder) {
+        // Another pod, so that the host's flows and the kernel's begin alike.
+        world.next_pod();
+        for step in steps(&input) {
+            world.set_rows(step.rows.0, step.rows.1);
+            let _ = world.judge(step.direction, step.came_from, step.frame);
+            packets += 1;
+        }
+    }
+    println!("{packets} packets");
+    assert!(packets > 50, "the corpus says little");
+}

@@ -1,0 +1,226 @@
+//! Floods beside ten thousand established connections: none of these breaks, and the agent goes on
+//! as if nothing were.
+
+mod echo;
+mod sender;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use netpold_testbed::{Cni, Pod, require_root};
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, PATIENCE};
+use sender::{Kind, Sender};
+
+const FLOWS: usize = 10_000;
+/// Where the flows go; allowed from everywhere, as is the port that is flooded.
+const SERVICE: u16 = 8000;
+const ALLOWED: u16 = 80;
+const DENIED: u16 = 9999;
+/// A flood comes in so many parts, and a part of the flows talks after each.
+const PARTS: usize = 10;
+
+/// Established connections to a server that answers each byte with the same.
+struct Flows {
+    streams: Vec<TcpStream>,
+    server: Child,
+}
+
+impl Flows {
+    fn open(client: &Pod, server: &Pod) -> Self {
+        let to = SocketAddr::new(server.ip4().unwrap(), SERVICE);
+        // A process of its own: both ends are more descriptors than one may have.
+        let child = server
+            .command(std::env::current_exe().unwrap())
+            .unwrap()
+            .args(["--exact", "flood::echo::serve", "--ignored"])
+            .env(echo::ADDRESS, to.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut flows = Self { streams: Vec::new(), server: child };
+        flows.streams = client.run(|| (0..FLOWS).map(|_| connect(to)).collect()).unwrap();
+        for part in 0..PARTS {
+            flows.talk(part);
+        }
+        flows
+    }
+
+    /// A part of the flows say something and hear the answer.
+    fn talk(&self, part: usize) {
+        for (number, mut stream) in self.streams.iter().enumerate().skip(part).step_by(PARTS) {
+            let mut heard = [0];
+            let talked = stream.write_all(b"x").and_then(|()| stream.read_exact(&mut heard));
+            assert!(talked.is_ok(), "flow {number} is broken: {talked:?}");
+        }
+    }
+}
+
+impl Drop for Flows {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+fn connect(to: SocketAddr) -> TcpStream {
+    let deadline = Instant::now() + PATIENCE;
+    let stream = loop {
+        match TcpStream::connect_timeout(&to, PATIENCE) {
+            Ok(stream) => break stream,
+            // The server has only just been started.
+            Err(error) => assert!(Instant::now() < deadline, "{to}: {error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream
+}
+
+/// What a flood did to the agent.
+struct Cost {
+    wall: Duration,
+    cpu: Duration,
+    log: usize,
+}
+
+struct Stage {
+    cluster: Cluster,
+    flows: Flows,
+    sender: Sender,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client", "flooder"]);
+        let from = json!([{ "ipBlock": { "cidr": "0.0.0.0/0" } }]);
+        let tcp = |port: u16| json!({ "protocol": "TCP", "port": port });
+        let udp = json!({ "protocol": "UDP", "port": ALLOWED });
+        // What the server answers depends on conntrack alone.
+        let policy = json!({
+            "podSelector": { "matchLabels": { "app": "server" } },
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [{ "from": from, "ports": [tcp(SERVICE), tcp(ALLOWED), udp] }],
+        });
+        cluster.policy("server", policy).enforce();
+        // Answers to forged sources end here.
+        cluster.nodes[0].netns().ip("route add blackhole default\n").unwrap();
+        let server = cluster.pod("server");
+        let IpAddr::V4(to) = server.ip4().unwrap() else { panic!("no IPv4 address") };
+        let flows = Flows::open(cluster.pod("client"), server);
+        let sender = Sender::new(cluster.pod("flooder"), to);
+        Self { cluster, flows, sender }
+    }
+
+    /// So many packets of a kind, and the flows talk meanwhile.
+    fn flood(&mut self, kind: Kind, count: usize) -> Cost {
+        let (start, cpu, log) = (Instant::now(), self.agent_cpu(), self.agent_log());
+        for part in 0..PARTS {
+            self.sender.send(kind, count / PARTS);
+            self.flows.talk(part);
+        }
+        let (cpu, log) = (self.agent_cpu() - cpu, self.agent_log() - log);
+        let cost = Cost { wall: start.elapsed(), cpu, log };
+        println!(
+            "{kind:?}: {count} packets in {:.1?}, {:.0} a second; agent {:.2?} of CPU, {} bytes of log; \
+             conntrack {}",
+            cost.wall,
+            count as f64 / cost.wall.as_secs_f64(),
+            cost.cpu,
+            cost.log,
+            self.status()["conntrack"][0],
+        );
+        // An agent that looked at each packet would take longer than the flood, and log each.
+        assert!(cost.cpu < cost.wall / 2, "the agent took {:?} of {:?}", cost.cpu, cost.wall);
+        assert!(cost.log < 100_000, "{} bytes of log", cost.log);
+        cost
+    }
+
+    fn agent_cpu(&self) -> Duration {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.cluster.agents[0].pid()));
+        let stat = stat.unwrap();
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        // utime and stime, in hundredths of a second: fields 14 and 15, of which two are cut off.
+        let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
+        Duration::from_millis(ticks * 10)
+    }
+
+    fn agent_log(&self) -> usize {
+        self.cluster.agents[0].log().len()
+    }
+
+    fn status(&self) -> Value {
+        self.cluster.agents[0].status().unwrap()
+    }
+
+    fn dropped(&self, reason: &str) -> u64 {
+        let status = self.status();
+        let drops = status["drops"].as_array().unwrap().iter();
+        drops.filter(|d| d["reason"] == reason).filter_map(|d| d["packets"].as_u64()).sum()
+    }
+
+    /// A new connection gets through, whatever lies in the table.
+    fn new_connections(&self) {
+        let to = SocketAddr::new(self.cluster.pod("server").ip4().unwrap(), ALLOWED);
+        for _ in 0..20 {
+            let flow =
+                self.cluster.pod("client").open_flow(netpold_testbed::Protocol::Tcp, to, PATIENCE);
+            assert!(flow.unwrap().ping(PATIENCE), "a new connection beside the flood");
+        }
+    }
+}
+
+fn floods(packets: usize) {
+    let mut stage = Stage::new();
+    stage.flood(Kind::Syn(ALLOWED), packets);
+    stage.new_connections();
+    let before = stage.dropped("policy");
+    let denied = packets / 4;
+    stage.flood(Kind::Syn(DENIED), denied);
+    let dropped = stage.dropped("policy") - before;
+    // The node itself may have lost some in its queues.
+    assert!(dropped > denied as u64 / 2, "{dropped} of {denied} counted as dropped");
+    stage.flood(Kind::Udp(ALLOWED), packets / 4);
+    stage.flood(Kind::FirstFragment(ALLOWED), packets / 8);
+    let before = stage.dropped("fragment_without_first");
+    stage.flood(Kind::LaterFragment, packets / 8);
+    assert!(stage.dropped("fragment_without_first") - before > packets as u64 / 16);
+    let before = stage.dropped("policy");
+    stage.flood(Kind::Unknown, packets / 8);
+    assert!(stage.dropped("policy") - before > packets as u64 / 16);
+    stage.new_connections();
+    for part in 0..PARTS {
+        stage.flows.talk(part);
+    }
+}
+
+/// More half-open flows than conntrack holds.
+#[test]
+fn established_flows_outlive_floods() {
+    if !require_root("established_flows_outlive_floods") {
+        return;
+    }
+    floods(600_000);
+}
+
+/// `cargo test -p netpold --test traffic twenty_million -- --ignored --nocapture`
+#[test]
+#[ignore = "takes minutes; the figures in agent/THREATS.md are from here"]
+fn established_flows_outlive_twenty_million_syns() {
+    if !require_root("established_flows_outlive_twenty_million_syns") {
+        return;
+    }
+    let mut stage = Stage::new();
+    stage.flood(Kind::Syn(ALLOWED), 20_000_000);
+    stage.new_connections();
+    stage.flood(Kind::Syn(DENIED), 20_000_000);
+    for part in 0..PARTS {
+        stage.flows.talk(part);
+    }
+}

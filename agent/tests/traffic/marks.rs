@@ -1,0 +1,80 @@
+//! Marks that are not netpold's: a pod with a program of its own writes `skb->tc_index`.
+
+use netpold_ebpf::layout::{endpoint_slot, mark};
+use netpold_testbed::{Cni, PodSpec, require_root};
+
+use crate::cluster::{Cluster, MOMENT, NAMESPACE, PORT, all_pass, allow_from, isolate, none_pass};
+
+/// Every packet of `hostile` says that `server` itself has sent it, which would be let through to
+/// `server` as its own.
+fn forged(cni: Cni) {
+    let mut cluster = Cluster::one(cni).with_pods(&["server", "friend", "hostile", "isolated"]);
+    cluster.policy("server", allow_from("server", "friend"));
+    cluster.policy("isolated", isolate("isolated", &["Egress"])).enforce();
+    let forge = |name: &str, of: &str| {
+        let slot = endpoint_slot(cluster.pod(of).host_ifindex(), 0);
+        cluster.pod(name).stain("eth0", mark(slot) as u16)
+    };
+    let stain = match forge("hostile", "server") {
+        Ok(stain) => stain,
+        Err(e) => return eprintln!("SKIPPED forged marks: no TCX here: {e:#}"),
+    };
+    cluster.denied("hostile", "server");
+    // Nor is it cut off by the mark of one that may send nothing.
+    cluster.reaches("hostile", "friend");
+    drop(stain);
+    let _stain = forge("hostile", "isolated").unwrap();
+    cluster.reaches("hostile", "friend");
+    let _other = forge("isolated", "server").unwrap();
+    cluster.denied("isolated", "server");
+}
+
+#[test]
+fn a_pod_on_a_ptp_node_cannot_forge_a_mark() {
+    if require_root("a_pod_on_a_ptp_node_cannot_forge_a_mark") {
+        forged(Cni::Ptp);
+    }
+}
+
+#[test]
+fn a_pod_on_a_bridge_node_cannot_forge_a_mark() {
+    if require_root("a_pod_on_a_bridge_node_cannot_forge_a_mark") {
+        forged(Cni::Bridge);
+    }
+}
+
+/// A container that no object tells of, and another node.
+#[test]
+fn nobody_whom_netpold_does_not_know_can_forge_a_mark() {
+    if !require_root("nobody_whom_netpold_does_not_know_can_forge_a_mark") {
+        return;
+    }
+    let mut cluster = Cluster::two();
+    cluster.add(0, "server");
+    cluster.policy("server", isolate("server", &["Ingress"])).enforce();
+    let zombie = cluster.nodes[0].add_pod(&PodSpec::new(NAMESPACE, "zombie")).unwrap();
+    let server = cluster.pod("server");
+    let forged = mark(endpoint_slot(server.host_ifindex(), 0)) as u16;
+    let stain = match zombie.stain("eth0", forged) {
+        Ok(stain) => stain,
+        Err(e) => return eprintln!("SKIPPED forged marks: no TCX here: {e:#}"),
+    };
+    let devices = |status: &serde_json::Value| status["devices"].as_array().map(Vec::len);
+    cluster.agents[0]
+        .wait_for("at two devices", crate::cluster::ENFORCED, |status| devices(status) == Some(2))
+        .unwrap();
+    let server = cluster.pod("server");
+    none_pass(&zombie, server, server.addresses());
+    drop(stain);
+    let link = cluster.nodes[1].run(|| {
+        let all = nix::net::if_::if_nameindex().unwrap();
+        let link = all.iter().map(|i| i.name().to_string_lossy().into_owned());
+        link.into_iter().find(|name| name.starts_with("link")).unwrap()
+    });
+    let _stain = cluster.nodes[1].stain(&link.unwrap(), forged).unwrap();
+    none_pass(&cluster.nodes[1], server, server.addresses());
+    let to = server.addresses()[0];
+    let own = cluster.nodes[0].probe(netpold_testbed::Protocol::Tcp, to, PORT, MOMENT * 10);
+    assert!(own.connected(), "the server is there: {own}");
+    all_pass(&cluster.nodes[0], server, server.addresses());
+}

@@ -1,0 +1,234 @@
+//! What `--listen` serves, scraped over real sockets in the node's namespace.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::time::Instant;
+
+use netpold_testbed::{Cni, Host, Protocol, require_root};
+use nix::sys::signal::Signal;
+
+use crate::cluster::{Cluster, ENFORCED, MOMENT, NAMESPACE, PATIENCE, PORT, allow_from};
+
+const LISTEN: u16 = 9417;
+
+fn cluster() -> Cluster {
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
+    cluster.arguments = ["--listen", &format!(":{LISTEN}")].map(str::to_owned).to_vec();
+    cluster.policy("from", allow_from("server", "friend"));
+    cluster
+}
+
+/// Status and body of an answer, asked for from within a namespace.
+fn get(host: &Host, to: SocketAddr, path: &str) -> (u16, String) {
+    let exchange = || -> std::io::Result<String> {
+        let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: netpold\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).map(|_| answer)
+    };
+    let answer = host.run(exchange).unwrap().unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split_whitespace().nth(1).unwrap().parse().unwrap();
+    if path == "/metrics" {
+        assert!(head.contains("application/openmetrics-text; version=1.0.0"), "{head}");
+    }
+    (status, body.to_owned())
+}
+
+fn local(family: u8) -> SocketAddr {
+    let address = if family == 4 { "127.0.0.1" } else { "::1" };
+    (address.parse::<std::net::IpAddr>().unwrap(), LISTEN).into()
+}
+
+/// Samples by their name and labels, and types by the name that a table of metrics would give.
+struct Scrape {
+    samples: BTreeMap<String, f64>,
+    types: BTreeMap<String, String>,
+}
+
+impl Scrape {
+    fn of(cluster: &Cluster) -> Self {
+        let (status, text) = get(&cluster.nodes[0], local(4), "/metrics");
+        assert_eq!(status, 200, "{text}");
+        assert!(text.ends_with("# EOF\n"), "complete");
+        let mut scrape = Self { samples: BTreeMap::new(), types: BTreeMap::new() };
+        for line in text.lines() {
+            if let Some(declared) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = declared.split_once(' ').unwrap();
+                let suffix = match kind {
+                    "counter" => "_total",
+                    "info" => "_info",
+                    _ => "",
+                };
+                scrape.types.insert(format!("{name}{suffix}"), kind.to_owned());
+            } else if !line.starts_with('#') {
+                let (series, value) = line.rsplit_once(' ').unwrap();
+                let former = scrape.samples.insert(series.to_owned(), value.parse().unwrap());
+                assert!(former.is_none(), "{series} is there twice");
+            }
+        }
+        scrape
+    }
+
+    #[track_caller]
+    fn value(&self, series: &str) -> f64 {
+        let value = self.samples.get(series);
+        assert!(value.is_some(), "{series} in {:#?}", self.samples);
+        *value.unwrap()
+    }
+}
+
+const DENIED: &str = "netpold_dropped_packets_total{direction=\"ingress\",reason=\"policy\"}";
+
+#[test]
+fn numbers_tell_what_happens() {
+    if !require_root("numbers_tell_what_happens") {
+        return;
+    }
+    let mut cluster = cluster();
+    cluster.enforce();
+    let before = Scrape::of(&cluster);
+    assert_eq!(before.value(DENIED), 0.0, "there before it happens");
+    assert_eq!(before.value("netpold_endpoints"), 3.0);
+    assert_eq!(before.value("netpold_endpoints_enforced"), 3.0);
+    assert_eq!(before.value("netpold_endpoints_isolated{direction=\"ingress\"}"), 1.0);
+    assert_eq!(before.value("netpold_endpoints_isolated{direction=\"egress\"}"), 0.0);
+    assert_eq!(before.value("netpold_objects{kind=\"NetworkPolicy\"}"), 1.0);
+    assert_eq!(before.value("netpold_source_in_sync"), 1.0);
+    assert_eq!(before.value("netpold_enforcing"), 1.0);
+    assert!(before.value("netpold_table_entries{table=\"classes\"}") > 0.0);
+    let (used, capacity) = ("netpold_table_entries", "netpold_table_capacity_entries");
+    for (series, value) in
+        before.samples.iter().filter(|(s, _)| s.starts_with(&format!("{used}{{")))
+    {
+        assert!(*value <= before.value(&series.replace(used, capacity)), "{series}");
+    }
+    assert!(before.value("process_resident_memory_bytes") > 1e6);
+
+    cluster.denied("stranger", "server");
+    let after = Scrape::of(&cluster);
+    assert!(after.value(DENIED) >= 8.0, "four protocols, two families");
+    assert!(after.value("netpold_drop_events_total") >= 1.0);
+
+    let programmed = "netpold_programming_duration_seconds_count";
+    let count = after.value(programmed);
+    cluster.policy("more", allow_from("server", "stranger")).enforce();
+    let edited = Scrape::of(&cluster);
+    assert!(edited.value(programmed) > count);
+    assert!(edited.value("netpold_programming_duration_seconds_sum") > 0.0);
+    assert!(edited.value("netpold_updates_total") > after.value("netpold_updates_total"));
+    let revisions = ["netpold_revision_desired", "netpold_revision_enforced"];
+    assert_eq!(edited.value(revisions[0]), edited.value(revisions[1]));
+    assert!(edited.value(revisions[1]) > after.value(revisions[1]));
+    nothing_is_named(&cluster, &edited);
+}
+
+/// Labels hold nothing that a cluster has many of.
+fn nothing_is_named(cluster: &Cluster, scrape: &Scrape) {
+    let addresses = ["server", "friend", "stranger"].map(|name| cluster.pod(name).ip4().unwrap());
+    let names = ["server", "friend", "stranger", NAMESPACE].map(str::to_owned);
+    let forbidden = addresses.map(|a| a.to_string()).into_iter().chain(names);
+    for name in forbidden {
+        assert!(!scrape.samples.keys().any(|series| series.contains(&name)), "{name} is a label");
+    }
+}
+
+/// Name and type of each row of the documented table.
+fn documented() -> BTreeMap<String, String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/metrics.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let rows = text.lines().filter_map(|line| line.strip_prefix("| `"));
+    rows.map(|row| {
+        let (name, rest) = row.split_once('`').unwrap();
+        let kind = rest.split('|').nth(1).unwrap().trim();
+        (name.to_owned(), kind.to_owned())
+    })
+    .collect()
+}
+
+#[test]
+fn every_metric_is_documented_and_every_documented_one_is_there() {
+    if !require_root("every_metric_is_documented_and_every_documented_one_is_there") {
+        return;
+    }
+    let mut cluster = cluster();
+    cluster.enforce();
+    let scrape = Scrape::of(&cluster);
+    assert_eq!(scrape.types, documented());
+    let bases: BTreeSet<&str> =
+        scrape.samples.keys().map(|s| s.split('{').next().unwrap()).collect();
+    // Those of watches are of an API server's kinds; here are only files.
+    let of_files = scrape.types.iter().filter(|(name, _)| !name.starts_with("netpold_watch_"));
+    for (name, kind) in of_files {
+        let sample = if kind == "histogram" { format!("{name}_count") } else { name.clone() };
+        assert!(bases.contains(sample.as_str()), "{name} has a sample");
+    }
+}
+
+#[test]
+fn readiness_says_what_is_missing() {
+    if !require_root("readiness_says_what_is_missing") {
+        return;
+    }
+    let mut cluster = cluster();
+    cluster.enforce();
+    let ask = |cluster: &Cluster, path: &str| get(&cluster.nodes[0], local(6), path);
+    assert_eq!(ask(&cluster, "/readyz"), (200, "ok\n".to_owned()));
+    assert_eq!(ask(&cluster, "/livez"), (200, "ok\n".to_owned()));
+    assert_eq!(ask(&cluster, "/else").0, 404);
+    cluster.manifests.remove("state.json").unwrap();
+    cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
+    let held = |status: &serde_json::Value| status["problems"][0].is_string();
+    cluster.agents[0].wait_for("held", ENFORCED, held).unwrap();
+    let (status, body) = ask(&cluster, "/readyz");
+    assert!(status == 503 && body.contains("holds no object"), "{status} {body}");
+    assert_eq!(ask(&cluster, "/livez").0, 200, "there is nothing that a new start would cure");
+    cluster.write();
+    cluster.wait();
+    assert_eq!(ask(&cluster, "/readyz").0, 200);
+}
+
+/// Pods always reach their own node, so one may try to keep the kubelet's probes out.
+#[test]
+fn a_pod_cannot_keep_the_node_from_being_answered() {
+    if !require_root("a_pod_cannot_keep_the_node_from_being_answered") {
+        return;
+    }
+    let mut cluster = cluster();
+    cluster.enforce();
+    let node = cluster.nodes[0].addresses()[0];
+    let to = SocketAddr::from((node, LISTEN));
+    let stranger = cluster.pod("stranger");
+    assert_eq!(get(stranger, to, "/livez").0, 200);
+    let hold = || (0..200).map_while(|_| TcpStream::connect_timeout(&to, MOMENT).ok()).collect();
+    let held: Vec<TcpStream> = stranger.run(hold).unwrap();
+    assert!(held.len() > 16, "{} connections", held.len());
+    for to in [local(4), local(6), to] {
+        assert_eq!(get(&cluster.nodes[0], to, "/livez").0, 200, "{to}");
+    }
+    drop(held);
+}
+
+#[test]
+fn it_stops_at_once_whoever_is_connected() {
+    if !require_root("it_stops_at_once_whoever_is_connected") {
+        return;
+    }
+    let mut cluster = cluster();
+    cluster.enforce();
+    let connect = || TcpStream::connect_timeout(&local(4), PATIENCE).unwrap();
+    let mut idle = cluster.nodes[0].run(connect).unwrap();
+    let start = Instant::now();
+    cluster.agents[0].end(Signal::SIGTERM);
+    println!("stopped after {:?}", start.elapsed());
+    assert!(cluster.agents[0].log().contains("netpold ends; what is enforced stays enforced"));
+    assert!(start.elapsed() < netpold_testbed::GRACE, "it was not killed");
+    let _ = idle.read(&mut [0]);
+    let friend = cluster.pod("friend");
+    let server = cluster.pod("server").ip4().unwrap();
+    assert!(friend.probe(Protocol::Tcp, server, PORT, PATIENCE).connected());
+    cluster.denied("stranger", "server");
+}

@@ -1,0 +1,144 @@
+//! Packets that were translated on their way: judged again, exactly, where they leave the node or
+//! reach a pod.
+//!
+//! At the sender's veth a packet to a Service has the Service's address. It passes if policy allows
+//! that address or some backend, and then carries its sender's slot along as a mark
+//! ([`crate::layout::mark`]). Behind the translation the sender's row is asked about the address and
+//! port that the packet has now. A packet that was not translated is asked about as before.
+
+use crate::{
+    family::{Family, V4, V6},
+    layout::{
+        ClassId, FragmentKey, FragmentPorts, PORT_SET_ALL, ROW_NOT_ISOLATED, TIMEOUT_FRAGMENT,
+        marked_slot,
+    },
+    packet::{self, Bytes, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Network, Transport},
+    policy::row_allows,
+    reason::Reason,
+    tables::{EndpointRef, Tables},
+    verdict::Verdict,
+};
+
+/// What is added to [`FragmentKey::direction`]: the sender's first fragment was recorded with the
+/// address that it was sent to, this one with what it was translated to.
+const BEHIND: u32 = 4;
+/// [`FragmentKey::direction`] of pod egress.
+const EGRESS: u32 = 1;
+
+/// Judges a marked packet for the endpoint that sent it, where it goes out of `ifindex`. `link`:
+/// its type and where the IP header begins, as [`packet::link`] answers.
+#[inline(always)]
+pub fn judge<B: Bytes, T: Tables>(
+    bytes: &B,
+    link: Result<(u16, u32), Reason>,
+    tables: &T,
+    mark: u32,
+    ifindex: u32,
+) -> Verdict {
+    let Some(sender) = sender(tables, mark) else {
+        // Nobody can say what it was allowed, so nothing is.
+        return Verdict::from(Err(Reason::ServiceBackend));
+    };
+    // The pod reaches itself through its own Service. Sources cannot tell: they are masqueraded.
+    if sender.ifindex() == ifindex {
+        return Verdict::from(Ok(Reason::Loopback));
+    }
+    let row = (sender.rows() >> 32) as u32;
+    if row == ROW_NOT_ISOLATED {
+        return Verdict::from(Ok(Reason::NotIsolated));
+    }
+    let packet = Translated { tables, sender, row };
+    match link {
+        Ok((ETHERTYPE_IPV4, offset)) => packet.ip::<V4, B>(bytes, offset),
+        Ok((ETHERTYPE_IPV6, offset)) => packet.ip::<V6, B>(bytes, offset),
+        Ok(_) => Err(Reason::NotIp),
+        Err(reason) => Err(reason),
+    }
+    .into()
+}
+
+/// The endpoint that a mark names, if it still is there.
+#[must_use]
+#[inline(always)]
+pub fn sender<T: Tables>(tables: &T, mark: u32) -> Option<EndpointRef> {
+    tables.endpoint(marked_slot(mark)).filter(|sender| sender.ifindex() != 0)
+}
+
+/// A marked packet's judgement.
+struct Translated<'a, T> {
+    tables: &'a T,
+    sender: EndpointRef,
+    row: u32,
+}
+
+impl<T: Tables> Translated<'_, T> {
+    #[inline(always)]
+    fn ip<F: Family, B: Bytes>(&self, bytes: &B, offset: u32) -> Result<Reason, Reason> {
+        let mut network = F::network(bytes, offset, false)?;
+        F::extensions(bytes, &mut network)?;
+        let read = packet::transport(bytes, &network, false)?;
+        let class = F::class(self.tables, network.destination);
+        let mut transport = Transport {
+            protocol: self.forget(read.protocol.into()) as u8,
+            source: self.forget(read.source),
+            destination: self.forget(read.destination),
+            ..read
+        };
+        if network.fragment.is_later() {
+            if self.allows_all(class) {
+                return Ok(Reason::Allowed);
+            }
+            transport.destination = self.port_of_first::<F>(&network)?;
+        }
+        if !row_allows(self.tables, self.row, class, transport.protocol, transport.destination) {
+            return Err(Reason::ServiceBackend);
+        }
+        if network.fragment.is_first() {
+            let seen = self.tables.now();
+            let Transport { source: local_port, destination: remote_port, .. } = transport;
+            let ports = FragmentPorts { local_port, remote_port, seen };
+            self.tables.remember_fragment(&self.fragment_key::<F>(&network), &ports);
+        }
+        Ok(Reason::Allowed)
+    }
+
+    /// Hides from the verifier how a value came about; see [`crate::verdict::Judge`].
+    #[inline(always)]
+    fn forget(&self, value: u16) -> u16 {
+        self.tables.opaque(usize::from(value), u64::from(self.row)) as u16
+    }
+
+    /// Whether no port matters.
+    #[inline(always)]
+    fn allows_all(&self, class: ClassId) -> bool {
+        let block = self.tables.row(self.row, (class >> 8) as u8);
+        self.tables.row_block(block, class as u8) == PORT_SET_ALL
+    }
+
+    /// What the datagram's first fragment was sent to.
+    #[inline(always)]
+    fn port_of_first<F: Family>(&self, network: &Network<F::Address>) -> Result<u16, Reason> {
+        let settings = self.tables.settings().ok_or(Reason::NoTable)?;
+        let first = self
+            .tables
+            .fragment(&self.fragment_key::<F>(network))
+            .ok_or(Reason::FragmentWithoutFirst)?;
+        let age = self.tables.now().wrapping_sub(first.seen);
+        if age >= settings.timeouts[TIMEOUT_FRAGMENT] {
+            return Err(Reason::FragmentWithoutFirst);
+        }
+        Ok(first.remote_port)
+    }
+
+    #[inline(always)]
+    fn fragment_key<F: Family>(&self, network: &Network<F::Address>) -> FragmentKey {
+        FragmentKey {
+            endpoint: self.sender.id(),
+            direction: EGRESS + F::FRAGMENT_OFFSET + BEHIND,
+            remote: F::octets(network.destination),
+            local: F::octets(network.source),
+            ident: network.fragment.ident,
+            protocol: u32::from(network.protocol),
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Packets to addresses that are translated: marked at the sender, judged again behind it.
+
+use netpold_ebpf::{
+    host::HostTables,
+    layout::{
+        CLASS_TRANSLATED, ENDPOINT_SLOTS, Endpoint, PORTS_FIRST_BITMAP, PortSet, TRIE_POINTER,
+        endpoint_slot, is_mark, mark, marked_slot,
+    },
+    packet,
+    reason::Reason,
+    translated,
+    verdict::{Egress, Hook, Ingress, decide},
+};
+
+const POD_IFINDEX: u32 = 5;
+const OTHER_IFINDEX: u32 = 6;
+const UPLINK: u32 = 2;
+const POD: [u8; 4] = [10, 0, 0, 2];
+const NODE: [u8; 4] = [10, 0, 3, 1];
+const SERVICE: [u8; 4] = [10, 96, 0, 1];
+const ALLOWED: [u8; 4] = [10, 0, 1, 7];
+const OPEN: [u8; 4] = [10, 0, 2, 7];
+const DENIED: [u8; 4] = [10, 0, 9, 7];
+const CLIENT: [u8; 4] = [192, 0, 2, 9];
+/// The Service's address, and that of the node.
+const SERVICE_CLASS: u32 = 4;
+const SYN: u8 = 2;
+const ACK: u8 = 16;
+
+/// A pod that may reach 10.0.1.0/24 at port 8080 of TCP and UDP, 10.0.2.0/24 at all, so the Service
+/// at port 80, and its node. The Service and the node may be translated.
+fn tables() -> HostTables {
+    let mut tables = HostTables::new(64);
+    let mut third = [0; 256];
+    third[1] = 1;
+    third[2] = 2;
+    third[3] = 3 | CLASS_TRANSLATED;
+    tables.trie_root[0x0a00] = TRIE_POINTER;
+    tables.trie_root[0x0a60] = SERVICE_CLASS | CLASS_TRANSLATED;
+    tables.trie_blocks.push(third);
+    let port = |number: usize| {
+        let mut bitmap = [0; 1024];
+        bitmap[number >> 6] = 1 << (number & 63);
+        bitmap
+    };
+    tables.bitmaps.extend([port(8080), port(80)]);
+    let set = |bitmap| PortSet { tcp: bitmap, udp: bitmap, ..PortSet::default() };
+    tables.port_sets.extend([set(PORTS_FIRST_BITMAP), set(PORTS_FIRST_BITMAP + 1)]);
+    let mut reaches = [0; 256];
+    reaches[..5].copy_from_slice(&[0, 2, 1, 1, 3]);
+    tables.row_blocks.push(reaches);
+    let mut row = [0; 256];
+    row[0] = 1;
+    tables.rows.extend([[0; 256], row]);
+    let mut pod = Endpoint {
+        ifindex: POD_IFINDEX,
+        id: 1,
+        rows: Endpoint::pack_rows(0, 2),
+        flags: 1,
+        ..Endpoint::default()
+    };
+    pod.addr4[0] = u32::from_be_bytes(POD);
+    tables.set_endpoint(pod);
+    tables
+}
+
+fn frame(protocol: u8, from: [u8; 4], to: [u8; 4], part: u16, payload: &[u8]) -> Vec<u8> {
+    let mut frame = vec![0; 12];
+    frame.extend([8, 0, 0x45, 0]);
+    frame.extend((20 + payload.len() as u16).to_be_bytes());
+    frame.extend([0, 1]);
+    frame.extend(part.to_be_bytes());
+    frame.extend([64, protocol, 0, 0]);
+    frame.extend([from, to].concat());
+    frame.extend(payload);
+    frame
+}
+
+fn tcp(from: ([u8; 4], u16), to: ([u8; 4], u16), flags: u8) -> Vec<u8> {
+    let mut segment = [from.1.to_be_bytes(), to.1.to_be_bytes()].concat();
+    segment.extend([0, 0, 0, 1, 0, 0, 0, 0, 0x50, flags, 1, 0, 0, 0, 0, 0]);
+    frame(6, from.0, to.0, 0, &segment)
+}
+
+fn udp(to: ([u8; 4], u16), part: u16) -> Vec<u8> {
+    let datagram = [&4000_u16.to_be_bytes()[..], &to.1.to_be_bytes(), &[0, 16, 0, 0], &[0; 8]];
+    frame(17, POD, to.0, part, &datagram.concat())
+}
+
+fn egress(tables: &HostTables, frame: &[u8]) -> Reason {
+    let hook = Hook { ifindex: POD_IFINDEX, ingress_ifindex: POD_IFINDEX };
+    decide::<Egress, _, _>(&frame, tables, hook).reason()
+}
+
+fn behind(tables: &HostTables, frame: &[u8], ifindex: u32) -> Reason {
+    let mark = mark(endpoint_slot(POD_IFINDEX, 0));
+    translated::judge(&frame, packet::link(&frame), tables, mark, ifindex).reason()
+}
+
+#[test]
+fn a_mark_names_its_slot() {
+    for slot in [0, 1, 4095, ENDPOINT_SLOTS - 1] {
+        assert!(is_mark(mark(slot)));
+        assert_eq!(marked_slot(mark(slot)), slot);
+        assert!(mark(slot) <= u32::from(u16::MAX));
+    }
+    assert!(!is_mark(0));
+    assert!(!is_mark(u32::from(u16::MAX)));
+}
+
+#[test]
+fn what_may_be_translated_is_judged_by_what_it_became() {
+    let tables = tables();
+    let from = (POD, 40000);
+    assert_eq!(egress(&tables, &tcp(from, (SERVICE, 80), SYN)), Reason::Translated);
+    assert_eq!(egress(&tables, &tcp(from, (SERVICE, 81), SYN)), Reason::Policy);
+    assert_eq!(egress(&tables, &tcp(from, (ALLOWED, 8080), SYN)), Reason::Allowed);
+    for (to, expected) in [
+        ((ALLOWED, 8080), Reason::Allowed),
+        ((ALLOWED, 8081), Reason::ServiceBackend),
+        ((OPEN, 1), Reason::Allowed),
+        ((DENIED, 8080), Reason::ServiceBackend),
+        ((CLIENT, 8080), Reason::ServiceBackend),
+        // Not translated: as at the sender.
+        ((SERVICE, 80), Reason::Allowed),
+        ((SERVICE, 81), Reason::ServiceBackend),
+    ] {
+        for ifindex in [OTHER_IFINDEX, UPLINK] {
+            // Masqueraded or not.
+            for source in [POD, NODE] {
+                let packet = tcp((source, 40000), to, ACK);
+                assert_eq!(behind(&tables, &packet, ifindex), expected, "{to:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pod_reaches_itself_through_its_service() {
+    let tables = tables();
+    let hairpin = tcp((NODE, 40000), (POD, 9999), SYN);
+    assert_eq!(behind(&tables, &hairpin, POD_IFINDEX), Reason::Loopback);
+    assert_eq!(behind(&tables, &hairpin, OTHER_IFINDEX), Reason::ServiceBackend);
+}
+
+#[test]
+fn a_pod_that_may_reach_anything_may_reach_every_backend() {
+    let mut tables = tables();
+    tables.endpoints[POD_IFINDEX as usize].rows = Endpoint::pack_rows(2, 0);
+    let to = tcp((POD, 40000), (SERVICE, 81), SYN);
+    assert_eq!(egress(&tables, &to), Reason::Translated, "marked, to know itself again");
+    assert_eq!(behind(&tables, &tcp((POD, 1), (DENIED, 1), SYN), UPLINK), Reason::NotIsolated);
+    tables.endpoints[POD_IFINDEX as usize].rows = 0;
+    assert_eq!(egress(&tables, &to), Reason::NotIsolated);
+}
+
+#[test]
+fn a_mark_whose_endpoint_is_gone_grants_nothing() {
+    let mut tables = tables();
+    tables.endpoints[POD_IFINDEX as usize] = Endpoint::default();
+    let packet = tcp((POD, 40000), (OPEN, 80), SYN);
+    assert_eq!(behind(&tables, &packet, UPLINK), Reason::ServiceBackend);
+}
+
+/// A client of a node port, masqueraded to the node's address: the pod's answers go to the node,
+/// which turns them back into the client's.
+#[test]
+fn answers_are_not_judged_as_what_they_are_translated_to() {
+    let mut tables = tables();
+    tables.endpoints[POD_IFINDEX as usize].rows = Endpoint::pack_rows(2, 2);
+    // The pod admits its node to port 80, and may itself send it anything.
+    let client = (NODE, 30001);
+    let hook = Hook { ifindex: POD_IFINDEX, ingress_ifindex: UPLINK };
+    let request = tcp(client, (POD, 80), SYN);
+    assert_eq!(decide::<Ingress, _, _>(&&*request, &tables, hook).reason(), Reason::Allowed);
+    assert_eq!(egress(&tables, &tcp((POD, 80), client, SYN | ACK)), Reason::Allowed);
+    assert_eq!(egress(&tables, &tcp((POD, 80), client, ACK)), Reason::Allowed);
+    // What it begins itself is, from the same port too.
+    assert_eq!(egress(&tables, &tcp((POD, 80), client, SYN)), Reason::Translated);
+    assert_eq!(egress(&tables, &tcp((POD, 81), client, SYN)), Reason::Translated);
+    assert_eq!(egress(&tables, &tcp((POD, 81), client, ACK)), Reason::Translated);
+}
+
+#[test]
+fn icmp_errors_follow_the_flow_they_quote() {
+    let tables = tables();
+    let mut message = vec![3, 3, 0, 0, 0, 0, 0, 0];
+    message.extend(&tcp((NODE, 30001), (POD, 80), SYN)[14..]);
+    assert_eq!(egress(&tables, &frame(1, POD, NODE, 0, &message)), Reason::Allowed);
+    let echo = [8, 0, 0, 0, 0, 1, 0, 1];
+    assert_eq!(egress(&tables, &frame(1, POD, NODE, 0, &echo)), Reason::Translated);
+}
+
+#[test]
+fn later_fragments_are_judged_by_their_translated_first() {
+    const MORE: u16 = 0x2000;
+    let tables = tables();
+    let later = |to| frame(17, POD, to, 2, &[0; 8]);
+    // At the sender: the first one's port is the Service's.
+    assert_eq!(egress(&tables, &later(SERVICE)), Reason::FragmentWithoutFirst);
+    assert_eq!(egress(&tables, &udp((SERVICE, 80), MORE)), Reason::Translated);
+    assert_eq!(egress(&tables, &later(SERVICE)), Reason::Translated);
+    // Behind the translation it is the backend's.
+    assert_eq!(behind(&tables, &later(ALLOWED), UPLINK), Reason::FragmentWithoutFirst);
+    assert_eq!(behind(&tables, &udp((ALLOWED, 8080), MORE), UPLINK), Reason::Allowed);
+    assert_eq!(behind(&tables, &later(ALLOWED), UPLINK), Reason::Allowed);
+    assert_eq!(behind(&tables, &udp((DENIED, 8080), MORE), UPLINK), Reason::ServiceBackend);
+    assert_eq!(behind(&tables, &later(DENIED), UPLINK), Reason::FragmentWithoutFirst);
+    // Where every port is allowed the first need not have been seen.
+    assert_eq!(behind(&tables, &later(OPEN), UPLINK), Reason::Allowed);
+    assert_eq!(egress(&tables, &later(NODE)), Reason::Translated);
+}
+
+#[test]
+fn what_cannot_be_read_behind_a_translation_drops() {
+    let tables = tables();
+    let whole = tcp((POD, 40000), (ALLOWED, 8080), SYN);
+    for length in 0..whole.len() {
+        assert_eq!(behind(&tables, &whole[..length], UPLINK), Reason::Truncated, "{length}");
+    }
+    let mut arp = whole.clone();
+    arp[12..14].copy_from_slice(&[8, 6]);
+    assert_eq!(behind(&tables, &arp, UPLINK), Reason::NotIp);
+    // A device without link header: the type comes from elsewhere.
+    let mark = mark(endpoint_slot(POD_IFINDEX, 0));
+    let bare = &whole[14..];
+    let link = Ok((packet::ETHERTYPE_IPV4, 0));
+    let verdict = translated::judge(&bare, link, &tables, mark, UPLINK);
+    assert_eq!(verdict.reason(), Reason::Allowed);
+}

@@ -1,0 +1,156 @@
+//! The files of an OCI image layout with one image of one layer.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use flate2::{Compression, GzBuilder};
+use oci_spec::image::{
+    ConfigBuilder, Descriptor, DescriptorBuilder, Digest, ImageConfigurationBuilder,
+    ImageIndexBuilder, ImageManifestBuilder, MediaType, OciLayoutBuilder, PlatformBuilder,
+    RootFsBuilder,
+};
+use serde::Serialize;
+use sha2::{Digest as _, Sha256};
+
+/// Where the binary is in the image.
+const PATH: &str = "netpold";
+/// The time of everything in the image.
+const CREATED: &str = "1970-01-01T00:00:00Z";
+
+/// What goes into an image.
+pub(super) struct Contents<'a> {
+    pub(super) binary: &'a [u8],
+    /// OCI's name of the processor.
+    pub(super) arch: &'a str,
+    /// The commit.
+    pub(super) revision: &'a str,
+}
+
+/// Writes the layout, in place of what was there. Gives the size of the image in bytes.
+pub(super) fn write(directory: &Path, tag: &str, contents: &Contents<'_>) -> Result<u64> {
+    let writing = || format!("cannot write {}", directory.display());
+    if directory.join("oci-layout").exists() {
+        fs::remove_dir_all(directory).with_context(writing)?;
+    }
+    fs::create_dir_all(directory.join("blobs/sha256")).with_context(writing)?;
+    let layout = Layout { directory };
+    let archive = archive(contents.binary)?;
+    let layer = layout.blob(MediaType::ImageLayerGzip, &compress(&archive)?)?;
+    let config = layout.config(contents, &sha256(&archive))?;
+    let size = layer.size() + config.size();
+    let manifest = ImageManifestBuilder::default()
+        .schema_version(2u32)
+        .media_type(MediaType::ImageManifest)
+        .config(config)
+        .layers(vec![layer])
+        .build()?;
+    let mut manifest = layout.json(MediaType::ImageManifest, &manifest)?;
+    let size = size + manifest.size();
+    let platform = PlatformBuilder::default().os("linux").architecture(contents.arch).build()?;
+    manifest.set_platform(Some(platform));
+    let name = ("org.opencontainers.image.ref.name".to_owned(), tag.to_owned());
+    manifest.set_annotations(Some(HashMap::from([name])));
+    let index = ImageIndexBuilder::default()
+        .schema_version(2u32)
+        .media_type(MediaType::ImageIndex)
+        .manifests(vec![manifest])
+        .build()?;
+    fs::write(directory.join("index.json"), json(&index)?).with_context(writing)?;
+    let version = OciLayoutBuilder::default().image_layout_version("1.0.0").build()?;
+    fs::write(directory.join("oci-layout"), json(&version)?).with_context(writing)?;
+    Ok(size)
+}
+
+struct Layout<'a> {
+    directory: &'a Path,
+}
+
+impl Layout<'_> {
+    fn blob(&self, kind: MediaType, bytes: &[u8]) -> Result<Descriptor> {
+        let digest = sha256(bytes);
+        let path = self.directory.join("blobs/sha256").join(&digest);
+        fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
+        let digest: Digest = format!("sha256:{digest}").parse()?;
+        let size = bytes.len() as u64;
+        Ok(DescriptorBuilder::default().media_type(kind).digest(digest).size(size).build()?)
+    }
+
+    fn json(&self, kind: MediaType, value: &impl Serialize) -> Result<Descriptor> {
+        self.blob(kind, &json(value)?)
+    }
+
+    /// How to run it. User 0, since bpffs belongs to the node's root; what root may do is for the
+    /// DaemonSet to say.
+    fn config(&self, contents: &Contents<'_>, layer: &str) -> Result<Descriptor> {
+        let labels = [
+            ("title", "netpold"),
+            ("description", "Kubernetes NetworkPolicy enforced in eBPF at every pod's veth"),
+            ("version", env!("CARGO_PKG_VERSION")),
+            ("licenses", env!("CARGO_PKG_LICENSE")),
+            ("source", env!("CARGO_PKG_REPOSITORY")),
+            ("revision", contents.revision),
+        ];
+        let labels = labels
+            .map(|(name, value)| (format!("org.opencontainers.image.{name}"), value.to_owned()));
+        let config = ConfigBuilder::default()
+            .user("0:0")
+            .entrypoint(vec![format!("/{PATH}")])
+            .cmd(vec!["run".to_owned()])
+            .working_dir("/")
+            .labels(HashMap::from(labels))
+            .build()?;
+        let layers = RootFsBuilder::default()
+            .typ("layers")
+            .diff_ids(vec![format!("sha256:{layer}")])
+            .build()?;
+        let image = ImageConfigurationBuilder::default()
+            .created(CREATED)
+            .os("linux")
+            .architecture(contents.arch)
+            .config(config)
+            .rootfs(layers)
+            .build()?;
+        self.json(MediaType::ImageConfig, &image)
+    }
+}
+
+/// The layer: one file, and the directories that something is mounted on (a runtime cannot make them
+/// in a root that it mounts read-only).
+fn archive(binary: &[u8]) -> Result<Vec<u8>> {
+    let mut archive = tar::Builder::new(Vec::new());
+    for directory in ["proc/", "run/", "run/netpold/", "sys/", "sys/fs/", "sys/fs/bpf/"] {
+        let mut header = header(0o755, 0);
+        header.set_entry_type(tar::EntryType::Directory);
+        archive.append_data(&mut header, directory, std::io::empty())?;
+    }
+    archive.append_data(&mut header(0o755, binary.len() as u64), PATH, binary)?;
+    Ok(archive.into_inner()?)
+}
+
+fn header(mode: u32, size: u64) -> tar::Header {
+    let mut header = tar::Header::new_ustar();
+    header.set_mode(mode);
+    header.set_size(size);
+    header.set_mtime(0);
+    header.set_uid(0);
+    header.set_gid(0);
+    header
+}
+
+fn compress(bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut gzip = GzBuilder::new().mtime(0).write(Vec::new(), Compression::best());
+    gzip.write_all(bytes)?;
+    Ok(gzip.finish()?)
+}
+
+/// Sorted keys: the types hold labels in hash maps.
+fn json(value: &impl Serialize) -> Result<Vec<u8>> {
+    Ok(serde_json::to_vec(&serde_json::to_value(value)?)?)
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}

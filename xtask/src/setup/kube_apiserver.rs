@@ -1,0 +1,183 @@
+//! A real API server for the tests: built once from Debian's own source package, with Debian's Go,
+//! and kept in the user's cache.
+//!
+//! No package has the binary and no registry is asked for an image; what Debian 12 has is version
+//! 1.20.2, which serves everything that the agent reads but EndpointSlices of v1.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use netpold_testbed::apiserver::{CACHED, VERSION};
+
+use super::{packages, toolchain};
+use crate::step;
+
+/// The release whose packages fit each other.
+const SUITE: &str = "bookworm";
+/// What builds it, and etcd itself.
+const PACKAGES: [&str; 9] = [
+    "golang-1.19-go",
+    "golang-1.19-src",
+    "etcd-server",
+    // The build calls rsync and jq.
+    "rsync",
+    "libpopt0",
+    "libxxhash0",
+    "jq",
+    "libjq1",
+    "libonig5",
+];
+const TOOLS: [&str; 4] = ["dpkg", "tar", "make", "gcc"];
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// Builds what is missing, in about five minutes.
+///
+/// # Errors
+/// Naming the step that failed. Nothing half done is left in the cache.
+pub(super) fn install() -> Result<()> {
+    let folder = toolchain::cache().context("neither XDG_CACHE_HOME nor HOME is set")?;
+    let folder = folder.join(CACHED);
+    possible()?;
+    step::title(&format!("kube-apiserver {VERSION} from Debian's source package (5 minutes)"));
+    let work = Work::new()?;
+    work.fetch()?;
+    work.build().context("kube-apiserver could not be built")?;
+    work.keep(&folder)
+}
+
+fn possible() -> Result<()> {
+    if !packages::have_apt() || !Path::new(KEYRING).exists() {
+        bail!(
+            "kube-apiserver is built here from Debian's packages only: put a kube-apiserver and an \
+             etcd into a folder and name it in KUBEBUILDER_ASSETS (setup-envtest fetches them)"
+        );
+    }
+    let missing: Vec<&str> =
+        TOOLS.into_iter().filter(|tool| toolchain::on_path(tool).is_none()).collect();
+    if !missing.is_empty() {
+        bail!("building kube-apiserver needs {}", missing.join(", "));
+    }
+    Ok(())
+}
+
+/// A folder for apt's lists, packages and sources of another release than the machine's: nothing
+/// of it is installed.
+struct Work(tempfile::TempDir);
+
+impl Work {
+    fn new() -> Result<Self> {
+        let work = Self(tempfile::tempdir().context("no temporary folder")?);
+        for folder in ["lists/partial", "cache/archives/partial", "debs", "src", "root"] {
+            fs::create_dir_all(work.path(folder))?;
+        }
+        let mirror = mirror();
+        let signed = format!("[signed-by={KEYRING}] {mirror} {SUITE} main");
+        fs::write(work.path("sources.list"), format!("deb {signed}\ndeb-src {signed}\n"))?;
+        Ok(work)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn fetch(&self) -> Result<()> {
+        step::quiet(self.apt().arg("update"))
+            .with_context(|| format!("the package lists of {SUITE} cannot be fetched"))?;
+        step::quiet(self.apt().args(["source", "--download-only", "kubernetes"]))
+            .context("the source package kubernetes cannot be fetched")?;
+        step::quiet(self.apt().arg("download").args(PACKAGES))
+            .context("Debian's Go and etcd cannot be fetched")?;
+        let mut sources = self.debs(".orig.tar.gz")?;
+        let source = sources.pop().context("the source package has no .orig.tar.gz")?;
+        let into = ["--strip-components=1", "-C"];
+        step::quiet(Command::new("tar").arg("xzf").arg(source).args(into).arg(self.path("src")))?;
+        for package in self.debs(".deb")? {
+            let mut unpack = Command::new("dpkg");
+            step::quiet(unpack.arg("-x").arg(package).arg(self.path("root")))?;
+        }
+        Ok(())
+    }
+
+    /// apt that sees our sources and touches nothing of the machine's.
+    fn apt(&self) -> Command {
+        let mut apt = Command::new("apt-get");
+        apt.current_dir(self.path("debs")).arg("-qq");
+        for (key, value) in [
+            ("Dir::Etc::sourcelist", self.path("sources.list")),
+            ("Dir::Etc::sourceparts", "/dev/null".into()),
+            ("Dir::State::lists", self.path("lists")),
+            ("Dir::Cache", self.path("cache")),
+            ("APT::Sandbox::User", "root".into()),
+        ] {
+            apt.arg("-o").arg(format!("{key}={}", value.display()));
+        }
+        apt
+    }
+
+    fn debs(&self, suffix: &str) -> Result<Vec<PathBuf>> {
+        let entries = fs::read_dir(self.path("debs"))?.flatten().map(|entry| entry.path());
+        Ok(entries.filter(|path| path.to_string_lossy().ends_with(suffix)).collect())
+    }
+
+    fn build(&self) -> Result<()> {
+        let go = self.path("root/usr/lib/go-1.19");
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let own = [go.join("bin"), self.path("root/usr/bin")];
+        let path = std::env::join_paths(own.into_iter().chain(std::env::split_paths(&path)))?;
+        let version = format!(
+            "KUBE_GIT_COMMIT='debian'\nKUBE_GIT_TREE_STATE='clean'\nKUBE_GIT_VERSION='v{VERSION}'\n\
+             KUBE_GIT_MAJOR='1'\nKUBE_GIT_MINOR='20'\n"
+        );
+        fs::write(self.path("version"), version)?;
+        let mut make = Command::new("make");
+        make.arg("WHAT=cmd/kube-apiserver")
+            .current_dir(self.path("src"))
+            .env("PATH", path)
+            .env("GOROOT", go)
+            // Everything it needs is in the package.
+            .env("GOPROXY", "off")
+            .env("GOSUMDB", "off")
+            .env("GOCACHE", self.path("gocache"))
+            .env("LD_LIBRARY_PATH", self.libraries())
+            .env("KUBE_GIT_VERSION_FILE", self.path("version"));
+        step::quiet(&mut make)
+    }
+
+    /// Where the unpacked rsync finds its libraries.
+    fn libraries(&self) -> std::ffi::OsString {
+        let triplet = format!("{}-linux-gnu", std::env::consts::ARCH);
+        let folders = ["root/usr/lib", "root/lib"].map(|lib| self.path(lib).join(&triplet));
+        std::env::join_paths(folders).unwrap_or_default()
+    }
+
+    /// Moves what was made into the cache: whole, or not at all.
+    fn keep(&self, folder: &Path) -> Result<()> {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let machine = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+        let built = format!("src/_output/local/bin/linux/{machine}/kube-apiserver");
+        for (from, name) in [(built.as_str(), "kube-apiserver"), ("root/usr/bin/etcd", "etcd")] {
+            let new = folder.join(format!(".{name}.new"));
+            fs::copy(self.path(from), &new)
+                .and_then(|_| fs::rename(&new, folder.join(name)))
+                .with_context(|| format!("cannot put {name} into {}", folder.display()))?;
+        }
+        Ok(())
+    }
+}
+
+/// The mirror that this machine uses, if it is Debian's, else Debian's own.
+fn mirror() -> String {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let newer = read("/etc/apt/sources.list.d/debian.sources");
+    let newer = newer.lines().find_map(|line| line.strip_prefix("URIs:")).map(str::trim);
+    let older = read("/etc/apt/sources.list");
+    let older = older
+        .lines()
+        .filter_map(|line| line.strip_prefix("deb "))
+        .flat_map(str::split_whitespace)
+        .find(|word| word.contains("://"));
+    let found = newer.and_then(|all| all.split_whitespace().next()).or(older);
+    found.filter(|uri| uri.contains("debian")).unwrap_or("http://deb.debian.org/debian").to_owned()
+}

@@ -1,0 +1,182 @@
+//! Debian's packages, downloaded and unpacked into the cache; nothing is installed.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use super::output;
+use crate::step;
+
+/// qemu as it can be run.
+pub(super) struct Emulator {
+    pub(super) program: PathBuf,
+    /// Where the unpacked one finds its libraries and firmware; empty for an installed one.
+    pub(super) libraries: OsString,
+    pub(super) firmware: Vec<PathBuf>,
+}
+
+/// The machine's qemu, else one unpacked from the packages of the machine's own release.
+///
+/// # Errors
+/// When it is not installed and cannot be fetched.
+pub(super) fn emulator(cache: &Path) -> Result<Emulator> {
+    let name = "qemu-system-x86_64";
+    if let Some(program) = on_path(name) {
+        return Ok(Emulator { program, libraries: OsString::new(), firmware: Vec::new() });
+    }
+    let root = unpacked(cache, "qemu-system-x86")?;
+    let libraries = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].map(|l| root.join(l));
+    let firmware = ["usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu"];
+    Ok(Emulator {
+        program: root.join("usr/bin").join(name),
+        libraries: std::env::join_paths(libraries)?,
+        firmware: firmware.map(|folder| root.join(folder)).to_vec(),
+    })
+}
+
+/// A busybox without libraries.
+///
+/// # Errors
+/// When it cannot be fetched.
+pub(super) fn busybox(cache: &Path) -> Result<PathBuf> {
+    let root = unpacked(cache, "busybox-static")?;
+    ["bin/busybox", "usr/bin/busybox"]
+        .map(|path| root.join(path))
+        .into_iter()
+        .find(|path| path.is_file())
+        .context("the package busybox-static has no busybox")
+}
+
+fn on_path(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
+}
+
+/// A package with what it depends on beyond what is installed, unpacked into a folder.
+fn unpacked(cache: &Path, package: &str) -> Result<PathBuf> {
+    let root = cache.join(package);
+    if root.join(COMPLETE).exists() {
+        return Ok(root);
+    }
+    let archives = cache.join(format!("{package}.packages"));
+    fs::create_dir_all(archives.join("partial"))?;
+    let install = || {
+        let mut command = Command::new("apt-get");
+        command.args(["install", "-q", "-y", "--download-only", "--no-install-recommends"]);
+        command.args(PRIVATE).arg(option("Dir::Cache::archives", &archives)).arg(package);
+        command
+    };
+    if output(&mut install()).is_err() {
+        step::quiet(Command::new("apt-get").args(["update", "-q"]))?;
+        step::quiet(&mut install())?;
+    }
+    unpack_all(&archives, &root)?;
+    Ok(root)
+}
+
+/// Unpacks every package of a folder, which goes.
+fn unpack_all(archives: &Path, root: &Path) -> Result<()> {
+    fs::create_dir_all(root)?;
+    let mut found = 0;
+    for entry in fs::read_dir(archives)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "deb") {
+            output(Command::new("dpkg-deb").arg("-x").args([&path, root]))?;
+            found += 1;
+        }
+    }
+    ensure!(found > 0, "apt-get downloaded nothing into {}", archives.display());
+    fs::write(root.join(COMPLETE), "")?;
+    fs::remove_dir_all(archives)?;
+    Ok(())
+}
+
+/// In a folder where everything was unpacked.
+pub(super) const COMPLETE: &str = ".complete";
+/// No lock, and no other user who would have to read the cache.
+const PRIVATE: [&str; 4] = ["-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User=root"];
+
+fn option(name: &str, path: &Path) -> OsString {
+    let mut option = OsString::from(format!("-o{name}="));
+    option.push(path);
+    option
+}
+
+/// One suite of the machine's own Debian mirror, with lists of its own.
+pub(super) struct Suite {
+    folder: PathBuf,
+    name: String,
+}
+
+impl Suite {
+    /// Fetches the suite's list of packages.
+    ///
+    /// # Errors
+    /// When the machine has no Debian mirror, or the suite cannot be reached there.
+    pub(super) fn update(cache: &Path, name: &str) -> Result<Self> {
+        let folder = cache.join("suites").join(name);
+        fs::create_dir_all(folder.join("lists/partial"))?;
+        fs::create_dir_all(folder.join("archives/partial"))?;
+        let (mirror, key) = mirror()?;
+        fs::write(
+            folder.join("sources.list"),
+            format!("deb [arch=amd64 signed-by={key}] {mirror} {name} main\n"),
+        )?;
+        let suite = Self { folder, name: name.to_owned() };
+        step::quiet(suite.apt("apt-get").args(["update", "-q"]))?;
+        Ok(suite)
+    }
+
+    fn apt(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command
+            .args(PRIVATE)
+            .arg(option("Dir::State::lists", &self.folder.join("lists")))
+            .arg(option("Dir::Cache", &self.folder))
+            .arg(option("Dir::Etc::sourcelist", &self.folder.join("sources.list")))
+            .args(["-o", "Dir::Etc::sourceparts=/dev/null", "-o", "Acquire::Languages=none"])
+            // What is installed here says nothing about that suite.
+            .args(["-o", "Dir::State::status=/dev/null"]);
+        command
+    }
+
+    /// What a package depends on.
+    ///
+    /// # Errors
+    /// When the suite has no such package.
+    pub(super) fn depends(&self, package: &str) -> Result<Vec<String>> {
+        let text = output(self.apt("apt-cache").args(["depends", "--important", package]))
+            .with_context(|| format!("{} has no package {package}", self.name))?;
+        let names = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+        Ok(names.map(str::to_owned).collect())
+    }
+
+    /// Downloads packages and unpacks them.
+    ///
+    /// # Errors
+    /// When one cannot be fetched.
+    pub(super) fn unpack(&self, packages: &[String], root: &Path) -> Result<()> {
+        let archives = self.folder.join("archives");
+        fs::create_dir_all(&archives)?;
+        let mut download = self.apt("apt-get");
+        step::quiet(download.args(["download", "-q"]).args(packages).current_dir(&archives))?;
+        unpack_all(&archives, root)
+    }
+}
+
+/// The mirror that the machine's own apt uses, and the key of what is signed there.
+fn mirror() -> Result<(String, String)> {
+    let format = "$(REPO_URI) $(SIGNED_BY)";
+    let targets = output(Command::new("apt-get").args(["indextargets", "--format", format]))?;
+    let mirror = targets
+        .lines()
+        .filter_map(|line| line.split(' ').next())
+        .find(|uri| uri.trim_end_matches('/').ends_with("/debian"))
+        .context("apt's sources name no Debian mirror, from which the kernels would come")?;
+    let key = "/usr/share/keyrings/debian-archive-keyring.gpg";
+    ensure!(Path::new(key).exists(), "{key} is missing: install debian-archive-keyring");
+    Ok((mirror.to_owned(), key.to_owned()))
+}

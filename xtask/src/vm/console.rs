@@ -1,0 +1,201 @@
+//! One run of qemu, read from its serial console.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::BOOT;
+use super::apt::Emulator;
+use super::guest::Guest;
+use super::kernel::Kernel;
+
+/// How a step ended.
+pub(super) struct Done {
+    pub(super) name: String,
+    pub(super) status: i32,
+    pub(super) seconds: u64,
+    pub(super) output: Vec<String>,
+}
+
+impl Done {
+    pub(super) const fn passed(&self) -> bool {
+        self.status == 0
+    }
+
+    /// What a test binary says at its end, or else the last line.
+    pub(super) fn summary(&self) -> &str {
+        let mut lines = self.output.iter().rev().map(|line| line.trim());
+        let result = lines.clone().find_map(|line| line.strip_prefix("test result: "));
+        result.or_else(|| lines.find(|line| !line.is_empty())).unwrap_or_default()
+    }
+}
+
+/// How the guest as a whole ended.
+pub(super) enum Ended {
+    Well,
+    Badly(String),
+}
+
+/// What happened in a guest.
+pub(super) struct Report {
+    pub(super) steps: Vec<Done>,
+    pub(super) notes: Vec<String>,
+    pub(super) ended: Ended,
+    /// Until the first step.
+    pub(super) booted: Duration,
+    pub(super) took: Duration,
+    /// The last lines outside of steps: the kernel's last words.
+    pub(super) tail: Vec<String>,
+}
+
+/// A guest that ends with us, also when we fail.
+struct Machine(Child);
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Boots the guest and reads its console until it ends.
+///
+/// # Errors
+/// When qemu cannot be run.
+pub(super) fn boot(
+    emulator: &Emulator,
+    kernel: &Kernel,
+    guest: &Guest,
+    verbose: bool,
+) -> Result<Report> {
+    let mut child = command(emulator, kernel, guest).spawn().context("cannot run qemu")?;
+    let stdout = child.stdout.take().context("qemu has no output")?;
+    let _machine = Machine(child);
+    let (sender, lines) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).split(b'\n').map_while(Result::ok) {
+            let line = String::from_utf8_lossy(&line).trim_end().to_owned();
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(Reader::new(guest, verbose).read(&lines))
+}
+
+fn command(emulator: &Emulator, kernel: &Kernel, guest: &Guest) -> Command {
+    let mut command = Command::new(&emulator.program);
+    if !emulator.libraries.is_empty() {
+        command.env("LD_LIBRARY_PATH", &emulator.libraries);
+    }
+    for folder in &emulator.firmware {
+        command.arg("-L").arg(folder);
+    }
+    command
+        // No network device: what the tests send stays in the guest.
+        .args(["-nodefaults", "-no-user-config", "-display", "none", "-nic", "none"])
+        .args(["-machine", "q35,accel=tcg", "-cpu", "max", "-smp", "2", "-m", "3072"])
+        .args(["-no-reboot", "-serial", "stdio", "-kernel"])
+        .arg(&kernel.image)
+        .arg("-initrd")
+        .arg(guest.initramfs())
+        .args(["-append", "console=ttyS0 quiet panic=-1 rdinit=/init mitigations=off"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit());
+    command
+}
+
+struct Reader<'a> {
+    guest: &'a Guest,
+    verbose: bool,
+    start: Instant,
+    deadline: Instant,
+    done: bool,
+    running: Option<Done>,
+    report: Report,
+}
+
+impl<'a> Reader<'a> {
+    fn new(guest: &'a Guest, verbose: bool) -> Self {
+        let start = Instant::now();
+        let report = Report {
+            steps: Vec::new(),
+            notes: Vec::new(),
+            ended: Ended::Well,
+            booted: Duration::ZERO,
+            took: Duration::ZERO,
+            tail: Vec::new(),
+        };
+        let deadline = start + BOOT;
+        Self { guest, verbose, start, deadline, done: false, running: None, report }
+    }
+
+    fn read(mut self, lines: &Receiver<String>) -> Report {
+        loop {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            match lines.recv_timeout(left) {
+                Ok(line) => self.line(&line),
+                Err(RecvTimeoutError::Timeout) => break self.bad("hangs: was ended"),
+                Err(RecvTimeoutError::Disconnected) if self.done => break,
+                Err(RecvTimeoutError::Disconnected) => break self.bad("ended before its steps"),
+            }
+        }
+        if let Some(step) = self.running.take() {
+            self.report.tail.extend(step.output);
+        }
+        self.report.took = self.start.elapsed();
+        self.report
+    }
+
+    fn bad(&mut self, reason: &str) {
+        let during = self.running.as_ref().map(|step| format!(" (in {})", step.name));
+        self.report.ended = Ended::Badly(format!("{reason}{}", during.unwrap_or_default()));
+    }
+
+    fn line(&mut self, line: &str) {
+        if self.verbose {
+            anstream::println!("      {line}");
+        }
+        let Some((_, told)) = line.split_once("@@ ") else {
+            let output = match &mut self.running {
+                Some(step) => &mut step.output,
+                None => &mut self.report.tail,
+            };
+            output.push(line.to_owned());
+            return;
+        };
+        let words: Vec<&str> = told.split_whitespace().collect();
+        match words[..] {
+            ["begin", name] => self.begin(name),
+            ["end", _, status, seconds] => self.end(status, seconds),
+            ["done"] => self.done = true,
+            ["note", ..] => self.report.notes.push(words[1..].join(" ")),
+            _ => {}
+        }
+    }
+
+    fn begin(&mut self, name: &str) {
+        if self.report.steps.is_empty() {
+            self.report.booted = self.start.elapsed();
+        }
+        let limit = self.guest.steps().iter().find(|step| step.name == name);
+        // The guest ends it in time; this is for one that cannot.
+        let limit = limit.map_or(BOOT, |step| Duration::from_secs(step.limit + 60));
+        self.deadline = Instant::now() + limit;
+        let name = name.to_owned();
+        self.running = Some(Done { name, status: -1, seconds: 0, output: Vec::new() });
+    }
+
+    fn end(&mut self, status: &str, seconds: &str) {
+        if let Some(mut step) = self.running.take() {
+            step.status = status.parse().unwrap_or(-1);
+            step.seconds = seconds.parse().unwrap_or_default();
+            self.report.steps.push(step);
+        }
+        self.deadline = Instant::now() + BOOT;
+    }
+}

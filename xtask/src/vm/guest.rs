@@ -1,0 +1,171 @@
+//! What a guest holds and does.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use tempfile::TempDir;
+
+use super::archive::Archive;
+use super::kernel::Kernel;
+use super::{modules, output};
+use crate::{cargo, setup::Toolchain, step};
+
+/// Tests with real traffic: every module of `agent/tests/traffic` whose name begins so. Those that
+/// are left out are of the agent rather than of the kernel, and slow when emulated.
+const TRAFFIC: [&str; 7] =
+    ["reach::", "established::", "errors::", "fragments::", "spoof::", "kernel::", "uninstall::"];
+
+/// The step without which there is no point in the others.
+const LOAD: &str = "load";
+
+/// One thing that is run in the guest.
+pub(super) struct Step {
+    pub(super) name: &'static str,
+    /// Seconds after which it is killed.
+    pub(super) limit: u64,
+    command: String,
+}
+
+/// The binaries under test.
+pub(super) struct Binaries {
+    netpold: PathBuf,
+    kernel: PathBuf,
+    traffic: PathBuf,
+}
+
+impl Binaries {
+    /// Builds them.
+    ///
+    /// # Errors
+    /// When something does not compile.
+    pub(super) fn build(toolchain: &Toolchain) -> Result<Self> {
+        let tests = ["test", "--package", "netpold", "--test", "kernel", "--test", "traffic"];
+        step::show(toolchain.apply(cargo(&tests).arg("--no-run")))?;
+        let json = ["--no-run", "--message-format=json", "--quiet"];
+        let messages = output(toolchain.apply(cargo(&tests).args(json)))?;
+        let built: Vec<Artifact> =
+            messages.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let find = |name: &str, kind: &str| {
+            let mut all = built.iter().filter(|a| a.target.name == name);
+            let found = all.find(|a| a.executable.is_some() && a.target.kind == [kind]);
+            found.and_then(|a| a.executable.clone()).with_context(|| format!("no binary {name}"))
+        };
+        Ok(Self {
+            netpold: find("netpold", "bin")?,
+            kernel: find("kernel", "test")?,
+            traffic: find("traffic", "test")?,
+        })
+    }
+}
+
+/// Of cargo's messages.
+#[derive(Deserialize)]
+struct Artifact {
+    target: Target,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+    kind: Vec<String>,
+}
+
+/// A guest's initramfs, on disk as long as this lives.
+pub(super) struct Guest {
+    steps: Vec<Step>,
+    folder: TempDir,
+}
+
+impl Guest {
+    /// Makes the initramfs for a kernel.
+    ///
+    /// # Errors
+    /// When something that belongs into it cannot be read.
+    pub(super) fn new(kernel: &Kernel, busybox: &Path, binaries: &Binaries) -> Result<Self> {
+        let steps = steps(kernel, binaries);
+        let mut archive = Archive::default();
+        archive.file("/init", 0o755, include_str!("init.sh"));
+        archive.copy(busybox, Path::new("/busybox"))?;
+        let lines = steps.iter().map(|s| format!("{} {} {}\n", s.limit, s.name, s.command));
+        archive.file("/steps", 0o644, lines.collect::<String>());
+        let modules = modules::wanted(&kernel.modules)?;
+        let order: String = modules.iter().map(|module| format!("{}\n", module.name)).collect();
+        archive.file("/modules/order", 0o644, order);
+        for module in modules {
+            archive.file(&format!("/modules/{}", module.name), 0o644, module.content);
+        }
+        for folder in ["/dev", "/proc", "/sys", "/tmp", "/run"] {
+            archive.folder(folder);
+        }
+        for name in ["bin", "sbin", "lib", "lib64"] {
+            archive.link(&format!("/{name}"), &format!("usr/{name}"));
+        }
+        let ip = ["/usr/sbin/ip", "/sbin/ip", "/usr/bin/ip", "/bin/ip"];
+        let ip = ip.iter().map(Path::new).find(|path| path.exists()).context("no ip here")?;
+        programs(&mut archive, &[ip, &binaries.netpold, &binaries.kernel, &binaries.traffic])?;
+        let folder = tempfile::Builder::new().prefix("netpold-vm-").tempdir()?;
+        archive.write(&folder.path().join("initramfs"))?;
+        Ok(Self { steps, folder })
+    }
+
+    pub(super) fn initramfs(&self) -> PathBuf {
+        self.folder.path().join("initramfs")
+    }
+
+    pub(super) fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+}
+
+fn steps(kernel: &Kernel, binaries: &Binaries) -> Vec<Step> {
+    let (netpold, tests) = (binaries.netpold.display(), binaries.kernel.display());
+    let traffic = binaries.traffic.display();
+    if kernel.too_old {
+        let run = format!(
+            "mkdir /tmp/m; {netpold} run --manifests /tmp/m --node-name n1 --bpffs /tmp/b 2>&1 | tee \
+             /tmp/said; grep -q 'netpold needs 5.15 or later' /tmp/said"
+        );
+        return vec![Step { name: "refuses", limit: 60, command: run }];
+    }
+    let filters = TRAFFIC.join(" ");
+    let load = "programs_pass_the_verifier --nocapture";
+    vec![
+        Step { name: LOAD, limit: 300, command: format!("{tests} {load}") },
+        Step { name: "kernel", limit: 600, command: format!("{tests} --test-threads=2") },
+        Step {
+            name: "traffic",
+            limit: 900,
+            command: format!("{traffic} --test-threads=2 {filters}"),
+        },
+    ]
+}
+
+/// Programs of this machine with the libraries they are linked to, each at its own path.
+fn programs(archive: &mut Archive, programs: &[&Path]) -> Result<()> {
+    let mut files = BTreeSet::new();
+    for program in programs {
+        files.insert(program.to_path_buf());
+        let listed = output(Command::new("ldd").arg(program))?;
+        // `name => path (address)`, or `path (address)` for the loader.
+        let paths = listed.split_whitespace().filter(|word| word.starts_with('/'));
+        files.extend(paths.map(PathBuf::from));
+    }
+    for file in files {
+        // In the guest too, /lib is a link to /usr/lib.
+        let parent = file.parent().context("a file without a folder")?;
+        let parent = fs::canonicalize(parent)?;
+        let parent = match parent.strip_prefix("/") {
+            Ok(below) if ["bin", "sbin", "lib", "lib64"].iter().any(|d| below.starts_with(d)) => {
+                Path::new("/usr").join(below)
+            }
+            _ => parent,
+        };
+        archive.copy(&file, &parent.join(file.file_name().unwrap_or_default()))?;
+    }
+    Ok(())
+}

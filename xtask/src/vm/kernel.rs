@@ -1,0 +1,84 @@
+//! Debian's kernels.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use super::apt::{COMPLETE, Suite};
+
+/// A kernel that is looked for.
+pub(super) struct Wanted {
+    /// Debian's suite, whose newest kernel is taken.
+    pub(super) suite: &'static str,
+    /// Older than what netpold supports: it has to say so.
+    pub(super) too_old: bool,
+}
+
+/// 5.10, 6.1 (no TCX), 6.12 and the newest that Debian's stable release can be given. Debian has no
+/// release with 5.15, the oldest that is supported.
+pub(super) const WANTED: [Wanted; 4] = [
+    Wanted { suite: "bullseye", too_old: true },
+    Wanted { suite: "bookworm", too_old: false },
+    Wanted { suite: "trixie", too_old: false },
+    Wanted { suite: "trixie-backports", too_old: false },
+];
+
+/// Follows a suite's newest kernel for virtual machines.
+const META: &str = "linux-image-cloud-amd64";
+
+/// An unpacked kernel.
+pub(super) struct Kernel {
+    /// As `uname -r` has it.
+    pub(super) release: String,
+    pub(super) image: PathBuf,
+    /// The folder of its modules.
+    pub(super) modules: PathBuf,
+    pub(super) too_old: bool,
+}
+
+impl Kernel {
+    /// The suite's kernel from the cache, or downloaded.
+    ///
+    /// # Errors
+    /// When it cannot be fetched or is not as expected.
+    pub(super) fn fetch(wanted: &Wanted, cache: &Path, update: bool) -> Result<Self> {
+        let root = cache.join("kernels").join(wanted.suite);
+        if update || !root.join(COMPLETE).exists() {
+            if root.exists() {
+                fs::remove_dir_all(&root)?;
+            }
+            let suite = Suite::update(cache, wanted.suite)?;
+            suite.unpack(&packages(&suite)?, &root)?;
+        }
+        Self::find(wanted, &root)
+    }
+
+    fn find(wanted: &Wanted, root: &Path) -> Result<Self> {
+        // Only from bookworm on below /usr.
+        let modules = ["usr/lib/modules", "lib/modules"]
+            .iter()
+            .filter_map(|folder| fs::read_dir(root.join(folder)).ok()?.next()?.ok())
+            .map(|entry| entry.path())
+            .next()
+            .with_context(|| format!("no modules below {}", root.display()))?;
+        let release = modules.file_name().context("modules without a release")?;
+        let release = release.to_string_lossy().into_owned();
+        let images = [root.join(format!("boot/vmlinuz-{release}")), modules.join("vmlinuz")];
+        let image = images.into_iter().find(|image| image.is_file());
+        let image = image.with_context(|| format!("no vmlinuz of {release}"))?;
+        Ok(Self { release, image, modules, too_old: wanted.too_old })
+    }
+}
+
+/// The image, and what newer releases keep in packages of their own.
+fn packages(suite: &Suite) -> Result<Vec<String>> {
+    let mut found: Vec<String> = suite.depends(META)?;
+    found.retain(|name| name.starts_with("linux-image-"));
+    ensure!(found.len() == 1, "{META} depends on {found:?} instead of one kernel");
+    let parts = suite.depends(&found[0])?;
+    let is_part =
+        |name: &String| ["linux-binary-", "linux-modules-"].iter().any(|p| name.starts_with(p));
+    found.extend(parts.into_iter().filter(is_part));
+    Ok(found)
+}
