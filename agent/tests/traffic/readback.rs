@@ -14,7 +14,7 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::cluster::{Cluster, ENFORCED};
+use crate::cluster::{Cluster, ENFORCED, remount};
 use crate::kernel;
 use crate::load::guarded;
 
@@ -143,12 +143,7 @@ fn a_read_only_bpffs_leaves_no_new_pod_open() {
     }
     let mut cluster = watched(Cni::Ptp, |_| ());
     let bpffs = cluster.agents[0].bpffs();
-    let remount = |how: &str| {
-        let options = format!("remount,{how}");
-        let done = Command::new("mount").args(["-o", &options]).arg(&bpffs).status().unwrap();
-        assert!(done.success());
-    };
-    remount("ro");
+    remount(&bpffs, "ro");
     cluster.add(0, "late");
     cluster.policy("late", crate::cluster::isolate("late", &["Ingress", "Egress"]));
     cluster.write();
@@ -164,7 +159,7 @@ fn a_read_only_bpffs_leaves_no_new_pod_open() {
     cluster.agents[0].wait_for("aware of it", ENFORCED, told).unwrap();
     cluster.denied("stranger", "late");
     cluster.reaches("friend", "server");
-    remount("rw");
+    remount(&bpffs, "rw");
     cluster.wait();
     cluster.agents[0].end(Signal::SIGKILL);
     cluster.denied("stranger", "late");
