@@ -204,11 +204,13 @@ fn build(
         flags.push("\u{1f}");
         flags.push(flag);
     }
+    let other = env::var_os("CARGO_FEATURE_OTHER_LAYOUT").is_some();
+    let features = if other { "bpf,other-layout" } else { "bpf" };
     let mut command = compiler.cargo();
     command
         .current_dir(root)
         .args(["build", "--package", "netpold-ebpf", "--bin", PROGRAM, "--release"])
-        .args(["--no-default-features", "--features", "bpf"])
+        .args(["--no-default-features", "--features", features])
         .args(["--target", TARGET, "-Zbuild-std=core"])
         .arg("--target-dir")
         .arg(&target_directory)

@@ -11,6 +11,8 @@ use crate::listen::ListenAddress;
 
 /// Where the agent's control socket is unless told otherwise.
 const DEFAULT_SOCKET: &str = "/run/netpold/netpold.sock";
+/// Where the last good state is kept unless told otherwise: it must survive a reboot, so not /run.
+const DEFAULT_STATE: &str = "/var/lib/netpold/state";
 /// Where maps and links are pinned unless told otherwise.
 const DEFAULT_BPFFS: &str = "/sys/fs/bpf/netpold";
 
@@ -74,6 +76,16 @@ pub struct RunArgs {
     /// Drop what a pod sends from an address that is not its own
     #[arg(long, value_name = "WHICH", env = "NETPOLD_CHECK_SOURCE", default_value = "isolated")]
     pub check_source: CheckSource,
+    /// Seconds within which changes that others make to maps, programs and pins are put right
+    #[arg(long, value_name = "SECONDS", env = "NETPOLD_READBACK", default_value = "10",
+          value_parser = clap::value_parser!(u16).range(1..))]
+    pub readback: u16,
+    /// What an interface gets that appears before its pod is known
+    #[arg(long, value_name = "WHAT", env = "NETPOLD_NEW_PODS", default_value = "allow")]
+    pub new_pods: NewPods,
+    /// File to keep the last good state in, for a boot without the source
+    #[arg(long, value_name = "FILE", env = "NETPOLD_STATE", default_value = DEFAULT_STATE)]
+    pub state: PathBuf,
     /// At which of the node's devices packets to Services are judged behind their translation: auto,
     /// none, or names with commas between them, each of which may end in `*`
     #[arg(long, value_name = "DEVICES", env = "NETPOLD_NODE_DEVICES", default_value = "auto")]
@@ -102,6 +114,15 @@ pub enum CheckSource {
     Isolated,
     /// Every pod
     All,
+}
+
+/// What an interface gets that appears before its pod is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum NewPods {
+    /// Nothing is in its way
+    Allow,
+    /// Only the node reaches it and is reached by it
+    Deny,
 }
 
 /// Which Node objects are watched.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use netpold_ebpf::uplink::Scope;
 use tracing_subscriber::EnvFilter;
 
-pub use crate::cli::CheckSource;
+pub use crate::cli::{CheckSource, NewPods};
 use crate::cli::{LogFormat, RunArgs, UplinkDrops, WatchNodes};
 use crate::dataplane::uplink::Wanted;
 use crate::engine::devices::NodeDevices;
@@ -42,6 +42,12 @@ pub struct RunConfig {
     pub listen: Option<ListenAddress>,
     /// Of which pods the source address is checked.
     pub check_source: CheckSource,
+    /// What interfaces of unknown pods get.
+    pub new_pods: NewPods,
+    /// File of the last good state.
+    pub state: PathBuf,
+    /// How long a comparison of everything with the kernel takes.
+    pub readback: Duration,
     /// At which of the node's devices to judge.
     pub node_devices: NodeDevices,
     /// Devices at which XDP drops, if any.
@@ -82,6 +88,9 @@ impl TryFrom<RunArgs> for RunConfig {
             socket: args.socket,
             listen: args.listen,
             check_source: args.check_source,
+            new_pods: args.new_pods,
+            state: args.state,
+            readback: Duration::from_secs(args.readback.into()),
             node_devices: args.node_devices,
             uplinks: (!args.xdp_uplink.is_empty()).then(|| Wanted {
                 names: args.xdp_uplink,

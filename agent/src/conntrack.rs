@@ -5,6 +5,8 @@
 //! compare-and-swap of its whole control word, time stamp included: a flow that has a packet at
 //! that moment stays.
 
+mod adopt;
+
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -16,6 +18,7 @@ use netpold_ebpf::host::HostMemory;
 use netpold_ebpf::layout::{CT_REPLIED, CT_WAYS, Ct4Bucket, Ct6Bucket, Settings};
 use serde::Serialize;
 
+pub use self::adopt::{FlowKey, Tracked};
 use crate::dataplane::mmap::{MappedArray, MmapError};
 
 /// The values of CONFIG_HZ that a kernel can be configured with on the machines we run on.

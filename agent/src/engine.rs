@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use aya::maps::{MapData, RingBuf};
-use netpold_core::compile::{CompileError, Compiler};
+use netpold_core::compile::{CompileError, Compiler, Cursor, EndpointInfo, Essentials};
 use netpold_core::image::Table;
 use netpold_core::model::Change;
 use netpold_core::ops::Capacity;
@@ -26,6 +26,7 @@ use crate::dataplane::role::Role;
 use crate::dataplane::tables::TableError;
 use crate::endpoint::{Device, InterfaceEvent};
 use crate::metrics::Instruments;
+use crate::seed::Wanted;
 
 use devices::NodeDevices;
 
@@ -70,13 +71,25 @@ pub struct Engine {
     written: BTreeMap<u32, u32>,
     attach_problems: BTreeMap<u32, String>,
     census: Option<Pass>,
+    /// What was put right after somebody else had changed it, by kind.
+    repaired: BTreeMap<&'static str, u64>,
+    /// Why pins cannot be kept.
+    pin_problem: Option<String>,
+    /// Why the last good state cannot be kept.
+    state_problem: Option<String>,
+    /// What is enforced is the last good state, as far as the source has not spoken.
+    restored: bool,
+    /// Endpoints that had a record after the last update, and whether they were isolated.
+    isolated: BTreeMap<u32, bool>,
+    /// Flows of endpoints that become isolated are looked for in the kernel's conntrack.
+    seeds: bool,
+    /// How far the comparison with the kernel's tables has come.
+    cursor: Cursor,
     /// Flows removed by all sweeps.
     expired: Pass,
     /// When the first of the changes that are not enforced yet was seen.
     noticed: Option<Instant>,
     instruments: Instruments,
-    /// Interfaces that a program was put back to.
-    repairs: u64,
 }
 
 struct Failure {
@@ -104,10 +117,16 @@ impl Engine {
             written: BTreeMap::new(),
             attach_problems: BTreeMap::new(),
             census: None,
+            repaired: BTreeMap::new(),
+            pin_problem: None,
+            state_problem: None,
+            restored: false,
+            isolated: BTreeMap::new(),
+            seeds: true,
+            cursor: Cursor::default(),
             expired: Pass::default(),
             noticed: None,
             instruments: Instruments::default(),
-            repairs: 0,
         }
     }
 
@@ -140,6 +159,28 @@ impl Engine {
         self.compiler.grace_passed();
     }
 
+    /// How often something was enforced, and what it came from.
+    #[must_use]
+    pub fn last_good(&self, is_due: impl Fn(u64) -> bool) -> Option<(u64, Essentials)> {
+        let good = self.installed && self.failure.is_none() && self.held.is_none();
+        (good && is_due(self.enforced)).then(|| (self.enforced, self.compiler.essentials()))
+    }
+
+    /// Says why a boot would begin without policy.
+    pub fn state_problem(&mut self, problem: Option<String>) {
+        self.state_problem = problem;
+    }
+
+    /// Says that the last good state is in force and not what the source says.
+    pub fn restored(&mut self, restored: bool) {
+        self.restored = restored;
+    }
+
+    /// What an earlier agent recorded is to be relied on: its flows are known.
+    pub fn inherits_flows(&mut self) {
+        self.seeds = false;
+    }
+
     /// The ring of drop events; once, and not before the first generation.
     pub fn events(&mut self) -> Option<RingBuf<MapData>> {
         self.dataplane.generation()?.events().ok()
@@ -160,6 +201,13 @@ impl Engine {
     /// when to call [`Engine::step`] if that failed.
     pub fn repair(&mut self) -> Option<Instant> {
         self.dataplane.tend_uplinks();
+        match self.dataplane.keep_pins() {
+            Ok(pinned) => {
+                self.repaired("pins", pinned);
+                self.pin_problem = None;
+            }
+            Err(reason) => self.cannot_keep_pins(reason),
+        }
         match self.dataplane.missing() {
             Ok(missing) if missing.is_empty() => {}
             Ok(missing) => {
@@ -167,7 +215,7 @@ impl Engine {
                 // An interface that has just gone is no repair; discovery will say so.
                 let there = missing.iter().filter(|i| if_indextoname(**i).is_ok());
                 for ifindex in there {
-                    self.repairs += 1;
+                    self.repaired("programs", 1);
                     tracing::warn!(
                         ifindex,
                         "a program was gone from this interface: attached again"
@@ -177,6 +225,40 @@ impl Engine {
             Err(error) => tracing::warn!(error, "cannot look whether programs are still attached"),
         }
         self.retry_at()
+    }
+
+    /// Compares one of `slices` parts of the kernel's tables with what they must hold, and puts it
+    /// right. Not while updates fail: what is installed is not known then.
+    pub fn readback(&mut self, slices: u32) {
+        if !self.installed {
+            return;
+        }
+        match self.dataplane.readback(&self.compiler, self.cursor, slices) {
+            Ok((next, repaired)) => {
+                self.cursor = next;
+                for (table, entries) in repaired {
+                    tracing::warn!(table, entries, "somebody changed a table: put right");
+                    self.repaired("entries", entries);
+                }
+            }
+            Err(error) => {
+                tracing::error!(%error, "the tables cannot be compared: a new generation");
+                self.installed = false;
+            }
+        }
+    }
+
+    fn repaired(&mut self, kind: &'static str, count: u64) {
+        if count > 0 {
+            *self.repaired.entry(kind).or_default() += count;
+        }
+    }
+
+    fn cannot_keep_pins(&mut self, reason: String) {
+        if self.pin_problem.as_ref() != Some(&reason) {
+            tracing::error!(reason, "pins cannot be kept; tried again");
+        }
+        self.pin_problem = Some(reason);
     }
 
     /// Brings the kernel to the desired state; `noticed` is when the first of the changes was seen.
@@ -215,8 +297,10 @@ impl Engine {
         match self.instruments.compiling(|| self.compiler.update()) {
             Ok(ops) => {
                 self.installed = false;
+                self.seed();
                 self.instruments.applying(|| self.dataplane.apply(&ops))?;
                 self.installed = true;
+                self.note_isolated();
                 Ok(ops.len())
             }
             Err(error) => {
@@ -240,8 +324,48 @@ impl Engine {
         };
         self.instruments.applying(|| self.dataplane.install(&self.capacity, &ops))?;
         self.instruments.new_generation();
+        self.seed();
         self.installed = true;
+        self.note_isolated();
         Ok(ops.len())
+    }
+
+    /// Looks for the flows of endpoints that are about to be isolated, before packets are judged by
+    /// them. A pod that has just come has none.
+    fn seed(&mut self) {
+        let begin = self.isolated.is_empty();
+        let newly = |e: &EndpointInfo| {
+            let before = self.isolated.get(&e.id);
+            (e.ingress || e.egress) && !e.waiting && before.map_or(begin, |isolated| !isolated)
+        };
+        let newly: Vec<EndpointInfo> = self.compiler.endpoints().filter(newly).collect();
+        if !self.seeds || newly.is_empty() {
+            return;
+        }
+        let cluster = self.compiler.cluster();
+        let addresses = |e: &EndpointInfo| {
+            let pod = cluster.pods().get(&e.pod).cloned();
+            let addresses = pod.map(|pod| pod.addresses.clone()).unwrap_or_default();
+            let id = e.id;
+            addresses.into_iter().map(move |address| (address, id))
+        };
+        let wanted = Wanted {
+            endpoints: newly.iter().flat_map(addresses).collect(),
+            own: cluster.own_addresses().collect(),
+        };
+        match self.dataplane.seed(&wanted) {
+            Ok(flows) => tracing::debug!(endpoints = newly.len(), flows, "flows taken over"),
+            Err(error) => tracing::info!(
+                %error,
+                "the kernel's conntrack does not tell who began open connections: guessed by ports"
+            ),
+        }
+    }
+
+    fn note_isolated(&mut self) {
+        self.seeds = true;
+        let isolated = self.compiler.endpoints().map(|e| (e.id, e.ingress || e.egress));
+        self.isolated = isolated.collect();
     }
 
     /// Attaches to endpoints and devices that are new and leaves those that are gone, once their

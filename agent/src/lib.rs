@@ -15,6 +15,8 @@ pub mod netlink;
 pub mod object;
 pub mod requirements;
 pub mod run;
+pub mod seed;
 pub mod source;
+pub mod state;
 pub mod status;
 pub mod uninstall;

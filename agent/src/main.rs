@@ -11,7 +11,7 @@ const FAILED: u8 = 1;
 /// Exit status of `explain` that cannot tell, and of arguments that make no sense.
 const UNUSABLE: u8 = 2;
 
-fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
     let (result, failure) = match Cli::parse().command {
         Command::Run(args) => match RunConfig::try_from(args) {
             Ok(config) => (netpold::run::run(config).map(|()| 0), FAILED),

@@ -134,13 +134,13 @@ impl Connection {
 }
 
 /// Where an answer belongs.
-struct Header {
+pub(crate) struct Header {
     sequence: u32,
     flags: u16,
 }
 
 /// The error in an acknowledgement or at the end of a dump: a negative errno, or 0.
-fn status(message: Message<'_>) -> io::Result<()> {
+pub(crate) fn status(message: Message<'_>) -> io::Result<()> {
     match message.word(0).map(u32::cast_signed) {
         Some(code) if code < 0 => Err(io::Error::from_raw_os_error(-code)),
         _ => Ok(()),
@@ -148,7 +148,7 @@ fn status(message: Message<'_>) -> io::Result<()> {
 }
 
 /// Splits what was received into messages.
-fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (Header, Message<'_>)> {
+pub(crate) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (Header, Message<'_>)> {
     std::iter::from_fn(move || {
         let buffer = NetlinkBuffer::new_checked(bytes).ok()?;
         let header = Header { sequence: buffer.sequence_number(), flags: buffer.flags() };

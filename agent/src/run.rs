@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use netpold_core::compile::{CheckSource, Compiler, Options};
+use netpold_core::compile::{CheckSource, Compiler, NewPods, Options};
 use netpold_core::model::Change;
 use netpold_core::ops::Capacity;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::block_in_place;
+use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
 use crate::admin::Admin;
@@ -30,13 +31,13 @@ use crate::object::object;
 use crate::requirements;
 use crate::source::cluster::{self, Notices};
 use crate::source::{Batch, Source, manifests};
+use crate::state::{self, Keeper, Restored};
 use crate::status::Status;
 
 /// Buckets of the IPv4 conntrack table, four flows each: half a million flows in 16 MiB.
 const CONNTRACK_BUCKETS: u32 = 131_072;
-/// How often expired flows are tidied away (they count as absent before that), and attachments are
-/// looked after.
-const SWEEP: Duration = Duration::from_secs(10);
+/// Parts in which the kernel's tables are compared within the interval.
+const SLICES: u32 = 40;
 /// Why an agent that took over does not begin.
 const NOTHING_GIVEN: &str = "the manifests directory holds no object; what an earlier agent enforced \
                              stays until it does (`netpold uninstall` takes it off the node)";
@@ -82,11 +83,16 @@ struct Agent {
     notices: Option<Notices>,
     interfaces: mpsc::Receiver<endpoint::Event>,
     synced: Synced,
+    /// Of the last good state: what the source has not spoken of.
+    restored: Restored,
+    keeper: Keeper,
     /// An earlier agent's state is in force.
     inherited: bool,
     /// The source has not named a single object.
     nothing_given: bool,
     reading_events: bool,
+    /// How long comparing everything with the kernel may take.
+    readback: Duration,
     heartbeat: Heartbeat,
     _listener: Option<Listener>,
     _discovery: Discovery,
@@ -107,7 +113,13 @@ impl Agent {
         let predecessor = Predecessor::read(&pins)?;
         // Another version's tables are not read, but its programs judge.
         let inherited = predecessor.hash_seed.is_some() || !attacher.attached()?.is_empty();
-        let engine = engine(config, pins, attacher, &predecessor)?;
+        let mut engine = engine(config, pins, attacher, &predecessor)?;
+        let restored = if inherited {
+            engine.inherits_flows();
+            Restored::default()
+        } else {
+            restore(config, &mut engine)
+        };
         let engine = Arc::new(Mutex::new(engine));
         let drops = Arc::new(Mutex::new(DropLog::default()));
         let (events, interfaces) = mpsc::channel(EVENTS);
@@ -136,10 +148,14 @@ impl Agent {
             source,
             notices,
             interfaces,
-            synced: Synced::default(),
+            // Nothing else is in force, so this is enforced before the source has said a word.
+            synced: Synced { source: restored.is_in_force(), interfaces: false },
+            keeper: Keeper::new(config.state.clone(), config.node.clone()),
+            restored,
             inherited,
             nothing_given: true,
             reading_events: false,
+            readback: config.readback,
             heartbeat,
             _listener: listener,
             _discovery: discovery,
@@ -150,7 +166,10 @@ impl Agent {
     async fn serve(mut self) -> Result<()> {
         let mut terminate = signal(SignalKind::terminate()).context("cannot listen to SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen to SIGINT")?;
-        let mut sweep = tokio::time::interval(SWEEP);
+        // Expired flows are tidied away too (they count as absent before that).
+        let mut sweep = tokio::time::interval(self.readback);
+        let mut slice = tokio::time::interval(self.readback / SLICES);
+        slice.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut retry: Option<Instant> = None;
         let mut grace = Grace::default();
         loop {
@@ -181,6 +200,11 @@ impl Agent {
                     });
                     continue;
                 }
+                _ = slice.tick() => {
+                    block_in_place(|| lock(&self.engine).readback(SLICES));
+                    self.keep_state().await;
+                    continue;
+                }
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
             }
@@ -206,7 +230,24 @@ impl Agent {
         }
     }
 
-    fn take_batch(&mut self, batch: Batch) -> Instant {
+    /// Writes the last good state if it is time to.
+    async fn keep_state(&mut self) {
+        let problem = self.keeper.settle().await;
+        if self.restored.is_in_force() {
+            return;
+        }
+        let keeper = &self.keeper;
+        let mut engine = lock(&self.engine);
+        engine.state_problem(problem);
+        let due = block_in_place(|| engine.last_good(|revision| keeper.is_due(revision)));
+        drop(engine);
+        if let Some((revision, objects)) = due {
+            self.keeper.write(revision, objects);
+        }
+    }
+
+    fn take_batch(&mut self, mut batch: Batch) -> Instant {
+        self.restored.complete(&mut batch);
         // A file that never was readable keeps the source from being in sync. Where an earlier agent
         // enforces something, that stays; where nothing is enforced, what is known is better. No
         // object at all never means that there are no policies: the volume may not be mounted yet.
@@ -217,6 +258,7 @@ impl Agent {
         let mut engine = lock(&self.engine);
         let held = (batch.in_sync && !self.synced.source).then(|| NOTHING_GIVEN.to_owned());
         engine.hold(held);
+        engine.restored(self.restored.is_in_force());
         batch.changes.into_iter().for_each(|change| engine.apply(change));
         batch.at
     }
@@ -269,6 +311,10 @@ fn engine(
         },
         first_endpoint_id: first_endpoint_id(last, predecessor.hash_seed.is_some(), random),
         known_endpoints: known,
+        new_pods: match config.new_pods {
+            config::NewPods::Allow => NewPods::Allow,
+            config::NewPods::Deny => NewPods::Deny,
+        },
     };
     let seed = predecessor.hash_seed.unwrap_or(random);
     let dataplane = Dataplane::new(pins, attacher, CONNTRACK_BUCKETS, seed)
@@ -276,6 +322,25 @@ fn engine(
     let mut engine = Engine::new(Compiler::new(options), dataplane, capacity);
     engine.judge_at(config.node_devices.clone());
     Ok(engine)
+}
+
+/// Puts the last good state in the place of the objects that the source has yet to name.
+fn restore(config: &RunConfig, engine: &mut Engine) -> Restored {
+    let objects = state::read(&config.state, &config.node).unwrap_or_else(|error| {
+        warn!("{error}; begins without it");
+        None
+    });
+    let objects = objects.unwrap_or_default();
+    let restored = Restored::new(&objects);
+    if restored.is_in_force() {
+        info!(
+            objects = objects.len(),
+            "the last good state is enforced until the source is in sync"
+        );
+    }
+    engine.restored(restored.is_in_force());
+    objects.into_iter().for_each(|object| engine.apply(object));
+    restored
 }
 
 /// Conntrack may still know endpoints that went before the last agent ended, so numbers go on well

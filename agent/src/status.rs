@@ -2,6 +2,7 @@
 
 mod render;
 
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
@@ -47,8 +48,12 @@ pub struct Status {
     pub drops: Vec<DropCount>,
     /// Some of the packets dropped last, newest first.
     pub recent_drops: Vec<RecentDrop>,
-    /// Interfaces from which a program had gone and was attached again.
+    /// What somebody else had changed or removed and was put right.
     pub repairs: u64,
+    /// The same by kind: `entries` of tables, `programs`, `pins`.
+    pub repaired: BTreeMap<String, u64>,
+    /// Interfaces that are denied until their pod is known (`--new-pods deny`).
+    pub waiting: Vec<String>,
     /// What else is wrong, beside the source's problems.
     pub problems: Vec<String>,
 }

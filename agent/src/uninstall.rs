@@ -15,6 +15,7 @@ pub fn run(args: &UninstallArgs) -> Result<()> {
     let mut attacher = Attacher::new(&pins.links(), Mode::probe())?;
     let attached = attacher.attached()?;
     attacher.retain(|_| false)?;
+    attacher.stop_watching().context("cannot detach what an upgrade left")?;
     for found in &attached {
         let (ifindex, direction) = (found.hook.ifindex, found.hook.direction);
         anstream::println!("detached: interface {ifindex}, {direction}");

@@ -17,6 +17,9 @@ use crate::{
     },
 };
 
+#[cfg(not(target_arch = "bpf"))]
+mod adopt;
+
 /// Attempts to change an entry that others change too.
 const ATTEMPTS: usize = 4;
 
@@ -103,8 +106,13 @@ const fn protocol4(key: &[u64; 2]) -> u8 {
 #[must_use]
 #[inline(always)]
 pub const fn words4(key: &Ct4Key) -> [u64; 2] {
+    let (low, high) = if cfg!(feature = "other-layout") {
+        (key.remote, key.endpoint)
+    } else {
+        (key.endpoint, key.remote)
+    };
     [
-        key.endpoint as u64 | (key.remote as u64) << 32,
+        low as u64 | (high as u64) << 32,
         key.local_port as u64 | (key.remote_port as u64) << 16 | (key.protocol as u64) << 32,
     ]
 }

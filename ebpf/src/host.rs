@@ -88,6 +88,7 @@ impl HostTables {
                 event_burst: 0,
                 event_window: 1000,
                 has_cidr6: 1,
+                ..Settings::default()
             },
             endpoints: vec![Endpoint::default(); ENDPOINT_SLOTS as usize],
             trie_root: vec![0; 65_536],

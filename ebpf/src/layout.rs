@@ -9,8 +9,9 @@
 //! ([`TrieRoot`] and [`TrieBlock`], or the IPv6 tables), [`Row`] (and [`RowBlock`]) of the endpoint's
 //! direction, which holds a [`PortSet`], and rarely [`PortBitmap`]. Identifiers never change meaning while they are in use.
 
-/// Version of everything in this file; part of the pin path.
-pub const LAYOUT_VERSION: u32 = 3;
+/// Version of everything in this file; part of the pin path. The feature `other-layout` makes a second
+/// agent for the upgrade test, which lays out endpoints, flows and their flags differently.
+pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1004 } else { 4 };
 
 /// Number of the set of peers an address belongs to. Class 0 is "no set at all".
 pub type ClassId = u32;
@@ -128,6 +129,9 @@ pub const ENDPOINT_PROBES: u32 = 4;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Endpoint {
+    /// Moves everything behind it, for the upgrade test.
+    #[cfg(feature = "other-layout")]
+    pub other: u64,
     /// Interface index of the host side of the veth; 0: free slot. Written last, cleared first.
     pub ifindex: u32,
     /// Number of this pod instance, never reused within one conntrack table: conntrack keys carry
@@ -214,6 +218,11 @@ pub struct Settings {
     pub event_window: u32,
     /// Not zero if the IPv6 prefix table has entries.
     pub has_cidr6: u32,
+    /// Not zero while another layout's programs, behind these, are still the ones that judge: flows
+    /// are recorded, everything passes on.
+    pub watch_only: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// [`Settings::timeouts`]: TCP, no reply seen (SYN sent or an adopted flow).
@@ -240,9 +249,13 @@ pub const TIMEOUTS: usize = 8;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ct4Key {
     /// [`Endpoint::id`].
+    #[cfg(not(feature = "other-layout"))]
     pub endpoint: u32,
     /// Remote address, as `u32::from_be_bytes`.
     pub remote: u32,
+    /// [`Endpoint::id`].
+    #[cfg(feature = "other-layout")]
+    pub endpoint: u32,
     /// The pod's port; for ICMP echo the identifier.
     pub local_port: u16,
     /// The other side's port; for ICMP echo 0.
@@ -280,6 +293,9 @@ pub struct Ct4Way {
     pub key: Ct4Key,
     /// Zero.
     pub reserved: u64,
+    /// Makes the way longer, for the upgrade test.
+    #[cfg(feature = "other-layout")]
+    pub other: u64,
 }
 
 /// One way of an IPv6 conntrack bucket; as [`Ct4Way`].
@@ -306,12 +322,12 @@ pub const CT_VALID: u16 = 1 << 0;
 /// Conntrack flag: claimed by a writer, the key is being written.
 pub const CT_BUSY: u16 = 1 << 1;
 /// Conntrack flag: pod ingress was allowed by policy and seen; pod egress of this flow is a reply.
-pub const CT_INGRESS: u16 = 1 << 2;
+pub const CT_INGRESS: u16 = if cfg!(feature = "other-layout") { 1 << 12 } else { 1 << 2 };
 /// Conntrack flag: pod egress was allowed by policy and seen; pod ingress of this flow is a reply.
-pub const CT_EGRESS: u16 = 1 << 3;
+pub const CT_EGRESS: u16 = if cfg!(feature = "other-layout") { 1 << 2 } else { 1 << 3 };
 /// Conntrack flag: both directions were seen, beyond a handshake's first two packets. Such a flow is
 /// never evicted by one without.
-pub const CT_REPLIED: u16 = 1 << 4;
+pub const CT_REPLIED: u16 = if cfg!(feature = "other-layout") { 1 << 11 } else { 1 << 4 };
 /// Conntrack flag: the ingress side came from the node itself, which no policy can deny.
 pub const CT_NODE: u16 = 1 << 5;
 /// Conntrack flag: FIN seen in pod ingress.
@@ -393,10 +409,11 @@ const _: () = {
     assert!(size_of::<Row>() == 3072 && size_of::<RowBlock>() == 2048);
     assert!(3 * PORT_BITS + 1 == PortWord::BITS && PORTS_ONE << 1 == 1 << PORT_BITS);
     assert!(size_of::<PortBitmap>() == 8192);
-    assert!(size_of::<Endpoint>() == 112 && align_of::<Endpoint>() == 8);
-    assert!(size_of::<Settings>() == 64);
-    assert!(size_of::<Ct4Key>() == 16 && size_of::<Ct4Way>() == 32);
-    assert!(size_of::<Ct4Bucket>() == 128);
+    let other = if cfg!(feature = "other-layout") { 8 } else { 0 };
+    assert!(size_of::<Endpoint>() == 112 + other && align_of::<Endpoint>() == 8);
+    assert!(size_of::<Settings>() == 72);
+    assert!(size_of::<Ct4Key>() == 16 && size_of::<Ct4Way>() == 32 + other);
+    assert!(size_of::<Ct4Bucket>() == size_of::<Ct4Way>() * CT_WAYS);
     assert!(size_of::<Ct6Key>() == 32 && size_of::<Ct6Way>() == 64);
     assert!(size_of::<Ct6Bucket>() == 256);
     assert!(size_of::<FragmentKey>() == 48 && size_of::<FragmentPorts>() == 8);

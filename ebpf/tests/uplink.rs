@@ -91,7 +91,10 @@ fn answers_pass_and_leave_no_trace() {
     tables.forget_flows();
     assert!(!dropped(&tables, &frame(&[], UDP, CLIENT, POD, 0), Scope::All));
     let answer = frame(&[], UDP, POD, CLIENT, 0);
-    let denying = Endpoint { rows: Endpoint::pack_rows(1, 1), ..tables.endpoints[5] };
+    let denying = Endpoint {
+        rows: Endpoint::pack_rows(common::NOBODY, common::NOBODY),
+        ..tables.endpoints[5]
+    };
     let mut tables = tables;
     tables.set_endpoint(denying);
     let out = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };

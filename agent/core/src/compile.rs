@@ -12,6 +12,8 @@
 
 pub(crate) mod classes;
 mod endpoints;
+mod essentials;
+mod expected;
 pub(crate) mod frontends;
 pub(crate) mod groups;
 pub(crate) mod ids;
@@ -43,6 +45,8 @@ use sets::Sets;
 use space::Space;
 use spec::Spec;
 
+pub use essentials::Essentials;
+pub use expected::{Cursor, Expected};
 pub use peers::{Atom, Frontend};
 pub use ports::{Ports, Ranges};
 pub use report::{EndpointInfo, Problem};
@@ -59,6 +63,16 @@ pub enum CheckSource {
     All,
 }
 
+/// What an interface gets that appears while its pod is not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NewPods {
+    /// Nothing is in its way.
+    #[default]
+    Allow,
+    /// Only the node itself reaches it and is reached by it, until its pod is known.
+    Deny,
+}
+
 /// What a compiler has to know beside the cluster's state.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
@@ -68,6 +82,8 @@ pub struct Options {
     pub capacity: Capacity,
     /// Source address check.
     pub check_source: CheckSource,
+    /// Interfaces whose pod is not known.
+    pub new_pods: NewPods,
     /// First endpoint number to hand out; greater than any that conntrack still knows.
     pub first_endpoint_id: u32,
     /// Numbers of endpoints that an earlier agent installed, by interface index and

@@ -109,6 +109,17 @@ impl AddressTables {
         self.trie4.repaint(&self.prefixes, &changed, ops);
     }
 
+    /// The class that is installed for exactly this prefix.
+    pub(crate) fn class_of(&self, prefix: Prefix) -> Option<ClassId> {
+        self.prefixes.get(prefix).copied()
+    }
+
+    /// What is installed of a family.
+    pub(crate) fn entries(&self, family: Family) -> impl Iterator<Item = (Prefix, ClassId)> {
+        let whole = Prefix { family, bits: 0, len: 0 };
+        self.prefixes.under(whole).map(|(prefix, class)| (prefix, *class))
+    }
+
     /// Number of IPv6 addresses and prefixes.
     pub(crate) fn count6(&self) -> (u32, u32) {
         self.prefixes.count(Family::V6)

@@ -349,6 +349,20 @@ pub enum Change {
 }
 
 impl Change {
+    /// Whether an object of the cluster now is this: nothing that is gone, nothing of the node's own.
+    #[must_use]
+    pub fn is_object(&self) -> bool {
+        matches!(
+            self,
+            Self::Namespace(_)
+                | Self::Node(_)
+                | Self::Pod(_)
+                | Self::Policy(_)
+                | Self::Service(_)
+                | Self::EndpointSlice(_)
+        )
+    }
+
     /// The change that takes away the object that this one names.
     #[must_use]
     pub fn gone(&self) -> Self {

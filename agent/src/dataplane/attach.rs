@@ -9,6 +9,7 @@
 //! Directions are the pod's: its egress is the TC ingress of the host side. Interfaces go by index,
 //! in the network namespace of the calling thread.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,6 +22,9 @@ use super::sys;
 
 const BPF_TCX_INGRESS: u32 = 46;
 const BPF_TCX_EGRESS: u32 = 47;
+
+/// In the name of a link's pin that runs in front of another; no dot, which bpffs refuses.
+const WATCHING: &str = "-before-";
 
 /// How programs are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +119,11 @@ pub struct Attacher {
 
 #[derive(Debug)]
 enum Backend {
-    Tcx { links: PathBuf },
+    Tcx {
+        links: PathBuf,
+        /// Links that are open, so that they stay when their pins go.
+        held: BTreeMap<Hook, OwnedFd>,
+    },
     Clsact(Clsact),
 }
 
@@ -135,7 +143,7 @@ impl Attacher {
             Mode::Tcx => {
                 fs::create_dir_all(links)
                     .map_err(|e| failed("making the directory of links", e))?;
-                Backend::Tcx { links: links.to_owned() }
+                Backend::Tcx { links: links.to_owned(), held: BTreeMap::new() }
             }
             Mode::Clsact => {
                 Backend::Clsact(Clsact::open().map_err(|e| failed("opening netlink", e))?)
@@ -160,10 +168,58 @@ impl Attacher {
     /// The kernel refuses; what was there stays. [`AttachError::is_gone`]: no such interface.
     pub fn attach(&mut self, program: BorrowedFd<'_>, hook: Hook) -> Result<(), AttachError> {
         match &mut self.backend {
-            Backend::Tcx { links } => attach_tcx(links, program, hook),
+            Backend::Tcx { links, held } => attach_tcx(links, held, program, hook),
             Backend::Clsact(clsact) => clsact.attach(program, hook),
         }
         .map_err(at("attaching", hook))
+    }
+
+    /// Runs `program` in front of what is attached until [`Attacher::stop_watching`], also when this
+    /// process ends before; whether it does (not below clsact).
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn watch(&self, program: BorrowedFd<'_>, hook: Hook) -> Result<bool, AttachError> {
+        let Backend::Tcx { links, .. } = &self.backend else { return Ok(false) };
+        sys::tcx_link_create(program, hook.ifindex, hook.tcx_type())
+            .and_then(|link| sys::obj_pin(link.as_fd(), &watcher(links, hook)))
+            .map(|()| true)
+            .map_err(at("watching", hook))
+    }
+
+    /// Puts what runs in front of a hook since [`Attacher::watch`] in the place of what is attached
+    /// there. (A program may be at a hook but once, so the link behind cannot be given it too.)
+    ///
+    /// # Errors
+    /// The kernel refuses; both stay.
+    pub fn promote(&mut self, hook: Hook) -> Result<(), AttachError> {
+        let Backend::Tcx { links, held } = &mut self.backend else { return Ok(()) };
+        let (path, watcher) = (links.join(hook.file_name()), watcher(links, hook));
+        let mut promote = || {
+            let Some(link) = open(&watcher)? else { return Ok(()) };
+            if let Some(former) = open(&path)? {
+                detach_link(&former)?;
+            }
+            fs::rename(&watcher, &path)?;
+            held.insert(hook, link);
+            Ok(())
+        };
+        promote().map_err(at("promoting", hook))
+    }
+
+    /// Ends what [`Attacher::watch`] began, in this process or in one before it.
+    ///
+    /// # Errors
+    /// The pins cannot be listed or removed.
+    pub fn stop_watching(&self) -> io::Result<()> {
+        let Backend::Tcx { links, .. } = &self.backend else { return Ok(()) };
+        for entry in fs::read_dir(links)? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().contains(WATCHING) {
+                detach_tcx(&entry.path())?;
+            }
+        }
+        Ok(())
     }
 
     /// Takes our program away from a hook. Nothing there, or no such interface, is no error.
@@ -172,7 +228,8 @@ impl Attacher {
     /// The kernel refuses.
     pub fn detach(&mut self, hook: Hook) -> Result<(), AttachError> {
         match &mut self.backend {
-            Backend::Tcx { links } => detach_tcx(&links.join(hook.file_name())),
+            Backend::Tcx { links, held } => detach_tcx(&links.join(hook.file_name()))
+                .and_then(|()| held.remove(&hook).map_or(Ok(()), |link| detach_link(&link))),
             Backend::Clsact(clsact) => clsact.detach(hook),
         }
         .map_err(at("detaching", hook))
@@ -184,7 +241,7 @@ impl Attacher {
     /// The pins or the filters cannot be listed.
     pub fn attached(&mut self) -> Result<Vec<Attached>, AttachError> {
         let mut attached = match &mut self.backend {
-            Backend::Tcx { links } => list_tcx(links),
+            Backend::Tcx { links, held } => list_tcx(links, held),
             Backend::Clsact(clsact) => clsact.attached(),
         }
         .map_err(|cause| AttachError {
@@ -213,6 +270,11 @@ impl Attacher {
     }
 }
 
+/// Where a link is pinned that this process runs in front of another.
+fn watcher(links: &Path, hook: Hook) -> PathBuf {
+    links.join(format!("{}{WATCHING}{}", hook.file_name(), std::process::id()))
+}
+
 fn at(operation: &'static str, hook: Hook) -> impl FnOnce(io::Error) -> AttachError {
     move |cause| AttachError {
         operation,
@@ -221,37 +283,59 @@ fn at(operation: &'static str, hook: Hook) -> impl FnOnce(io::Error) -> AttachEr
     }
 }
 
-fn attach_tcx(links: &Path, program: BorrowedFd<'_>, hook: Hook) -> io::Result<()> {
+fn attach_tcx(
+    links: &Path,
+    held: &mut BTreeMap<Hook, OwnedFd>,
+    program: BorrowedFd<'_>,
+    hook: Hook,
+) -> io::Result<()> {
     let path = links.join(hook.file_name());
-    if let Some(link) = open(&path)? {
+    let pinned = open(&path)?;
+    let is_pinned = pinned.is_some();
+    if let Some(link) = pinned.or_else(|| held.remove(&hook)) {
         let info = sys::tcx_info(link.as_fd())?;
         if (info.ifindex, info.attach_type) == (hook.ifindex, hook.tcx_type()) {
-            match sys::link_update(link.as_fd(), program) {
-                // The interface went meanwhile; another may have its index.
-                Err(error) if error.raw_os_error() == Some(libc::ENOLINK) => {}
-                result => return result,
+            let updated = sys::link_update(link.as_fd(), program);
+            // The interface went meanwhile; another may have its index.
+            if !matches!(&updated, Err(error) if error.raw_os_error() == Some(libc::ENOLINK)) {
+                let pin = || if is_pinned { Ok(()) } else { pin(&link, &path) };
+                let result = updated.and_then(|()| pin());
+                held.insert(hook, link);
+                return result;
             }
         }
         // The pin of a former interface with this index.
         detach_tcx(&path)?;
     }
     let link = sys::tcx_link_create(program, hook.ifindex, hook.tcx_type())?;
-    // Until it is pinned, the link goes with its descriptor: a failure leaves nothing attached.
-    sys::obj_pin(link.as_fd(), &path)
+    let result = pin(&link, &path);
+    // Not pinned, it judges for as long as this agent runs, which is better than not at all.
+    held.insert(hook, link);
+    result
+}
+
+fn pin(link: &OwnedFd, path: &Path) -> io::Result<()> {
+    sys::obj_pin(link.as_fd(), path).map_err(|error| {
+        let text = format!("in force as long as the agent runs, but not pinned: {error}");
+        io::Error::new(error.kind(), text)
+    })
 }
 
 fn detach_tcx(path: &Path) -> io::Result<()> {
     let Some(link) = open(path)? else { return Ok(()) };
     // Removing the pin alone would detach too, but some time later.
-    if let Err(error) = sys::link_detach(link.as_fd())
-        && error.raw_os_error() != Some(libc::ENOLINK)
-    {
-        return Err(error);
-    }
+    detach_link(&link)?;
     fs::remove_file(path)
 }
 
-fn list_tcx(links: &Path) -> io::Result<Vec<Attached>> {
+fn detach_link(link: &OwnedFd) -> io::Result<()> {
+    match sys::link_detach(link.as_fd()) {
+        Err(error) if error.raw_os_error() != Some(libc::ENOLINK) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn list_tcx(links: &Path, held: &mut BTreeMap<Hook, OwnedFd>) -> io::Result<Vec<Attached>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(links)? {
         let entry = entry?;
@@ -263,6 +347,7 @@ fn list_tcx(links: &Path) -> io::Result<Vec<Attached>> {
         if (info.ifindex, info.attach_type) == (hook.ifindex, hook.tcx_type()) {
             found.push(Attached { hook, program: info.program });
         } else {
+            held.remove(&hook);
             detach_tcx(&entry.path())?;
         }
     }

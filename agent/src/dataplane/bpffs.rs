@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use netpold_ebpf::layout::LAYOUT_VERSION;
@@ -58,7 +59,7 @@ pub enum BpffsError {
 pub struct PinRoot {
     root: PathBuf,
     versioned: PathBuf,
-    _lock: Flock<File>,
+    lock: Flock<File>,
 }
 
 impl PinRoot {
@@ -73,7 +74,24 @@ impl PinRoot {
         let versioned = root.join(format!("v{LAYOUT_VERSION}"));
         create(&versioned)?;
         create(&root.join("links"))?;
-        Ok(Self { root: root.to_owned(), versioned, _lock: lock })
+        Ok(Self { root: root.to_owned(), versioned, lock })
+    }
+
+    /// Looks whether the pin root is there, and makes it again if it is not: bpffs was unmounted, or
+    /// somebody removed it. What was pinned there is not.
+    ///
+    /// # Errors
+    /// See [`BpffsError`].
+    pub fn restore(&mut self) -> Result<(), BpffsError> {
+        if is_bpffs(&self.versioned) && self.links().is_dir() {
+            return Ok(());
+        }
+        ensure_bpffs(&self.root)?;
+        if !is_same(&self.lock, &self.root) {
+            self.lock = lock(&self.root)?;
+        }
+        create(&self.versioned)?;
+        create(&self.links())
     }
 
     /// The directory given by `--bpffs`.
@@ -95,10 +113,19 @@ impl PinRoot {
         self.root.join("links")
     }
 
+    /// Folders of other layout versions, in the order of their names.
+    #[must_use]
+    pub fn other_versions(&self) -> Vec<PathBuf> {
+        let mut others = self.versions();
+        others.retain(|path| *path != self.versioned);
+        others.sort();
+        others
+    }
+
     /// Removes what agents of other layout versions left, once nothing uses it any more. Gives what
     /// could not be removed.
     pub fn remove_other_versions(&self) -> Vec<(PathBuf, io::Error)> {
-        let others = self.versions().into_iter().filter(|path| *path != self.versioned);
+        let others = self.other_versions().into_iter();
         others.filter_map(|path| fs::remove_dir_all(&path).err().map(|e| (path, e))).collect()
     }
 
@@ -153,6 +180,15 @@ fn nearest_existing(path: &Path) -> &Path {
 
 fn is_bpffs(path: &Path) -> bool {
     statfs(path).is_ok_and(|s| s.filesystem_type() == BPF_FS_MAGIC)
+}
+
+/// Whether an open directory is the one at a path.
+fn is_same(open: &File, path: &Path) -> bool {
+    let identity = |data: fs::Metadata| (data.dev(), data.ino());
+    match (open.metadata(), fs::metadata(path)) {
+        (Ok(open), Ok(path)) => identity(open) == identity(path),
+        _ => false,
+    }
 }
 
 /// bpffs holds no regular files, but a directory can be locked as well; the kernel lets go of the

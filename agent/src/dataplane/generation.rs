@@ -5,8 +5,9 @@
 //! counters and events are shared by pins; everything else belongs to its generation and goes with
 //! the last program that uses it.
 
+use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use aya::maps::{MapData, MapError, PerCpuArray, RingBuf};
 use aya::programs::{ProgramError, SchedClassifier, Xdp};
@@ -17,10 +18,11 @@ use netpold_ebpf::uplink::Scope;
 
 use super::bpffs::PinRoot;
 use super::direct::{self, Offered, Section};
+use super::heritage::{self, Heritage};
 use super::mmap::MappedArray;
 use super::role::Program;
-use super::tables::{TableError, Tables, array};
-use super::test_run;
+use super::tables::{TableError, Tables, array, descriptor};
+use super::{sys, test_run};
 use crate::object::{ObjectMissing, object};
 
 /// Why a generation could not be made.
@@ -38,6 +40,17 @@ pub enum GenerationError {
     Load {
         /// Why.
         cause: Box<EbpfError>,
+    },
+    /// The kernel refused one of the tables that the loader is given.
+    #[error(
+        "cannot create the eBPF maps: {name}: {cause} (needs root, or CAP_BPF, CAP_NET_ADMIN and \
+         CAP_PERFMON; kernel 5.15 or later)"
+    )]
+    Offer {
+        /// Table.
+        name: &'static str,
+        /// Why.
+        cause: io::Error,
     },
     /// The kernel refused a program.
     #[error("cannot load the eBPF program {name}: {}", chain(cause))]
@@ -87,10 +100,15 @@ const CLOCK: &str = "netpold_clock";
 /// Maps that outlive their generation, by pin.
 const SHARED: [&str; 5] = ["CT4", "CT6", "FRAGMENTS", "COUNTERS", "EVENTS"];
 
+/// Maps of the generation in force, by pin: what a later agent reads.
+const PUBLISHED: [Section; 2] = [direct::ENDPOINTS, direct::SETTINGS];
+
 /// A loaded generation.
 pub struct Generation {
     bpf: Ebpf,
     tables: Tables,
+    /// The maps that are pinned, by the name of their pin.
+    pinned: Vec<(&'static str, OwnedFd)>,
 }
 
 impl Generation {
@@ -114,10 +132,8 @@ impl Generation {
         for name in SHARED {
             loader.map_pin_path(name, pins.map(name));
         }
-        let offered = Offered::to(&mut loader, pins).map_err(|(name, cause)| {
-            let path = pins.map(name).display().to_string();
-            GenerationError::Pin { name, path, reason: cause.to_string() }
-        })?;
+        let offered = Offered::to(&mut loader, pins)
+            .map_err(|(name, cause)| GenerationError::Offer { name, cause })?;
         let mut bpf =
             loader.load(object).map_err(|e| GenerationError::Load { cause: Box::new(e) })?;
         drop(offered);
@@ -127,7 +143,17 @@ impl Generation {
                 .map_err(|e| GenerationError::Program { name, cause: Box::new(e) })?;
         }
         let tables = Tables::open(&mut bpf)?;
-        Ok(Self { bpf, tables })
+        let published = PUBLISHED.map(|Section { name, section, .. }| (name, section));
+        let mut pinned = SHARED
+            .map(|name| (name, name))
+            .into_iter()
+            .chain(published)
+            .map(|(name, map)| Ok((name, descriptor(&bpf, map)?)))
+            .collect::<Result<Vec<_>, TableError>>()?;
+        let name = heritage::DESCRIPTION;
+        let description = heritage::describe().map_err(|e| pin_error(pins, name, e.to_string()))?;
+        pinned.push((name, description));
+        Ok(Self { bpf, tables, pinned })
     }
 
     /// A program; of a direction, the one that judges pods.
@@ -179,6 +205,14 @@ impl Generation {
         Ok(settings)
     }
 
+    /// Whether the programs only record flows and pass everything on.
+    ///
+    /// # Errors
+    /// The map is smaller than one element.
+    pub fn watch_only(&self, watch: bool) -> Result<(), TableError> {
+        self.tables.watch_only(watch)
+    }
+
     /// The kernel's jiffies, low 32 bits.
     ///
     /// # Errors
@@ -223,21 +257,45 @@ impl Generation {
     /// # Errors
     /// bpffs refused.
     pub fn publish(&self, pins: &PinRoot) -> Result<(), GenerationError> {
-        for Section { name, section, .. } in [direct::ENDPOINTS, direct::SETTINGS] {
-            let map = array(&self.bpf, section)?;
-            let path = pins.map(name);
-            let fresh = pins.map(&format!("{name}_NEW"));
-            let failed = |reason: String| GenerationError::Pin {
-                name,
-                path: path.display().to_string(),
-                reason,
-            };
-            remove_if_there(&fresh).map_err(|e| failed(e.to_string()))?;
-            map.pin(&fresh).map_err(|e| failed(chain(&e)))?;
-            std::fs::rename(&fresh, &path).map_err(|e| failed(e.to_string()))?;
+        let own = self.pinned.iter().filter(|(name, _)| !SHARED.contains(name));
+        for (name, map) in own {
+            replace_pin(pins, name, map.as_fd())
+                .map_err(|e| pin_error(pins, name, e.to_string()))?;
         }
         Ok(())
     }
+
+    /// Pins again what is not pinned any more; how many maps that were.
+    ///
+    /// # Errors
+    /// bpffs refused.
+    pub fn pin_again(&self, pins: &PinRoot) -> Result<u64, GenerationError> {
+        let missing = self.pinned.iter().filter(|(name, _)| !pins.map(name).exists());
+        let mut count = 0;
+        for (name, map) in missing {
+            sys::obj_pin(map.as_fd(), &pins.map(name))
+                .map_err(|e| pin_error(pins, name, e.to_string()))?;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// The tables.
+    pub(super) fn tables(&mut self) -> &mut Tables {
+        &mut self.tables
+    }
+}
+
+/// Puts a map in the place of the one that is pinned, in one step.
+fn replace_pin(pins: &PinRoot, name: &str, map: BorrowedFd<'_>) -> io::Result<()> {
+    let fresh = pins.map(&format!("{name}_NEW"));
+    remove_if_there(&fresh)?;
+    sys::obj_pin(map, &fresh)?;
+    std::fs::rename(&fresh, pins.map(name))
+}
+
+fn pin_error(pins: &PinRoot, name: &'static str, reason: String) -> GenerationError {
+    GenerationError::Pin { name, path: pins.map(name).display().to_string(), reason }
 }
 
 /// Elements of an array map, at least one.
@@ -284,7 +342,7 @@ pub struct Predecessor {
 }
 
 impl Predecessor {
-    /// Reads the pins of this layout version. What is not there was never made: a first start.
+    /// Reads the pins of this layout version, and the endpoints of others. What is not there was never made: a first start.
     ///
     /// # Errors
     /// A pin is there but cannot be read.
@@ -298,7 +356,22 @@ impl Predecessor {
             .into_iter()
             .filter(|e| e.ifindex != 0)
             .collect();
-        Ok(Self { hash_seed, endpoints })
+        let mut predecessor = Self { hash_seed, endpoints };
+        for directory in pins.other_versions() {
+            // What cannot be read is said where its flows are looked for.
+            if let Ok(others) = Heritage::open(&directory).and_then(|other| other.endpoints()) {
+                predecessor.add(others);
+            }
+        }
+        Ok(predecessor)
+    }
+}
+
+impl Predecessor {
+    /// Takes in another version's endpoints; those known already stay.
+    fn add(&mut self, others: Vec<Endpoint>) {
+        let known: BTreeSet<u32> = self.endpoints.iter().map(|e| e.ifindex).collect();
+        self.endpoints.extend(others.into_iter().filter(|e| !known.contains(&e.ifindex)));
     }
 }
 
@@ -310,8 +383,7 @@ fn pinned<T: Pod>(
     if !path.exists() {
         return Ok(None);
     }
-    let failed =
-        |reason: String| GenerationError::Pin { name, path: path.display().to_string(), reason };
+    let failed = |reason: String| pin_error(pins, name, reason);
     let map = MapData::from_pin(&path).map_err(|e: MapError| failed(chain(&e)))?;
     MappedArray::flat(&map).map(Some).map_err(|e| failed(chain(&e)))
 }

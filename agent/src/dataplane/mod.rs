@@ -5,11 +5,14 @@ pub mod bpffs;
 mod clsact;
 pub mod direct;
 pub mod generation;
+mod heritage;
 mod locals;
 pub mod mmap;
+pub mod readback;
 pub mod role;
 pub(crate) mod sys;
 pub mod tables;
+mod takeover;
 pub mod test_run;
 pub mod uplink;
 
@@ -25,11 +28,14 @@ use netpold_ebpf::layout::Settings;
 use attach::{Attacher, Hook, Mode};
 use bpffs::PinRoot;
 use generation::{Generation, GenerationError, Predecessor};
+use heritage::Heritage;
+use readback::Strays;
 use role::{Program, Role};
 use tables::TableError;
 use uplink::{Uplink, Uplinks};
 
 use crate::conntrack::{Pass, Sweeper, measure_hz};
+use crate::seed::{Wanted, kernel_flows};
 
 /// Drop events that one CPU may emit in a second.
 const EVENT_BURST: u32 = 100;
@@ -51,6 +57,11 @@ pub struct Dataplane {
     /// What an earlier agent left attached was gone through.
     swept: bool,
     uplinks: Uplinks,
+    /// Other versions' tables, until their flows are carried over.
+    heritage: Vec<Heritage>,
+    /// Programs may run in front of others, an earlier agent's if not this one's.
+    watching: bool,
+    strays: Strays,
 }
 
 impl Dataplane {
@@ -58,7 +69,7 @@ impl Dataplane {
     /// table where none is pinned yet (a power of two, four flows each); IPv6 gets half of that.
     #[must_use]
     pub fn new(pins: PinRoot, attacher: Attacher, conntrack_buckets: u32, hash_seed: u64) -> Self {
-        Self {
+        let mut dataplane = Self {
             uplinks: Uplinks::new(pins.links()),
             pins,
             attacher,
@@ -70,7 +81,12 @@ impl Dataplane {
             generation: None,
             attached: BTreeMap::new(),
             swept: false,
-        }
+            heritage: Vec::new(),
+            watching: true,
+            strays: Strays::default(),
+        };
+        dataplane.find_heritage();
+        dataplane
     }
 
     /// Drops at these devices too what policy denies.
@@ -134,6 +150,9 @@ impl Dataplane {
             None => self.first_settings(&fresh)?,
         };
         self.settings = Some(fresh.write_settings(settings)?);
+        if !self.heritage.is_empty() && self.mode() == Mode::Tcx {
+            fresh.watch_only(true)?;
+        }
         self.counters = Some(fresh.counters()?);
         fresh.apply(ops)?;
         fresh.publish(&self.pins)?;
@@ -163,13 +182,42 @@ impl Dataplane {
     /// # Errors
     /// The tables cannot be mapped or the clock cannot be read.
     pub fn sweep(&self) -> Result<Option<Pass>, GenerationError> {
+        let Some(sweeper) = self.sweeper()? else { return Ok(None) };
+        Ok(Some(sweeper.pass(self.now()?)))
+    }
+
+    /// The flow tables; `None` before the first generation.
+    fn sweeper(&self) -> Result<Option<Sweeper>, GenerationError> {
         let (Some(settings), Some(generation)) = (self.settings, &self.generation) else {
             return Ok(None);
         };
         let (four, six) = generation.conntrack()?;
         let sweeper = Sweeper::new(four, six, settings, self.hz)
             .map_err(|cause| TableError::Mapped { name: "CT4", cause })?;
-        Ok(Some(sweeper.pass(generation.jiffies().map_err(GenerationError::Clock)?)))
+        Ok(Some(sweeper))
+    }
+
+    /// The kernel's jiffies; 0 before the first generation.
+    fn now(&self) -> Result<u32, GenerationError> {
+        let jiffies = self.generation.as_ref().map_or(Ok(0), Generation::jiffies);
+        jiffies.map_err(GenerationError::Clock)
+    }
+
+    /// Records the flows that the kernel's own conntrack knows of some endpoints; how many.
+    ///
+    /// # Errors
+    /// The kernel does not tell, or the flow tables cannot be mapped.
+    pub fn seed(&self, wanted: &Wanted) -> Result<u64, String> {
+        let tables = self.sweeper().map_err(|error| error.to_string())?;
+        let Some(tables) = tables else { return Ok(0) };
+        let now = self.now().map_err(|error| error.to_string())?;
+        let mut flows = 0;
+        kernel_flows(|flow| {
+            let sides = wanted.sides(&flow, now);
+            flows += sides.filter(|side| tables.adopt(side, now).is_ok()).count() as u64;
+        })
+        .map_err(|error| error.to_string())?;
+        Ok(flows)
     }
 
     /// What an interface is that the current generation's programs run at.
@@ -198,10 +246,12 @@ impl Dataplane {
     /// any more. Gives the interfaces where that failed, with the reason; index 0 stands for the
     /// clean-up.
     pub fn attach(&mut self, wanted: &BTreeMap<u32, Role>) -> BTreeMap<u32, String> {
+        self.begin_takeover(wanted);
         let mut problems = self.attach_new(wanted);
         if self.uplinks.is_stale() {
             self.tend_uplinks();
         }
+        self.end_takeover(problems.is_empty());
         if let Err(reason) = self.leave(wanted) {
             problems.insert(0, reason);
         }
@@ -227,6 +277,18 @@ impl Dataplane {
             }
         }
         problems
+    }
+
+    /// Pins again what was unpinned by somebody else, makes the pin root itself again if need be.
+    /// Links follow with [`Dataplane::missing`]. Gives how many maps were pinned.
+    ///
+    /// # Errors
+    /// What is in the way, and that this agent's end would be the end of enforcement.
+    pub fn keep_pins(&mut self) -> Result<u64, String> {
+        const LOST: &str = "what is enforced would not outlive this agent";
+        self.pins.restore().map_err(|error| format!("{error}; {LOST}"))?;
+        let Some(generation) = &self.generation else { return Ok(0) };
+        generation.pin_again(&self.pins).map_err(|error| format!("{error}; {LOST}"))
     }
 
     /// Looks whether the current programs still run where they were attached. Gives the interfaces
@@ -267,6 +329,7 @@ impl Dataplane {
 
     fn attach_one(&mut self, ifindex: u32, role: Role) -> Result<(), String> {
         let Some(generation) = &mut self.generation else { return Ok(()) };
+        let mut result = Ok(());
         for direction in Direction::BOTH {
             let hook = Hook { ifindex, direction };
             let Some(program) = role.program(direction) else {
@@ -276,12 +339,13 @@ impl Dataplane {
             let program = generation.program(program).map_err(|e| e.to_string())?;
             let program = program.fd().map_err(|e| e.to_string())?;
             match self.attacher.attach(program.as_fd(), hook) {
-                // Discovery will say that the interface is gone.
-                Err(error) if !error.is_gone() => return Err(error.to_string()),
+                // Discovery will say that the interface is gone. What fails at one hook leaves the
+                // other no less guarded.
+                Err(error) if !error.is_gone() => result = result.and(Err(error.to_string())),
                 _ => {}
             }
         }
-        Ok(())
+        result
     }
 
     /// Detaches from what is not wanted: after a new generation from whatever an earlier agent left

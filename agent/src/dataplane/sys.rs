@@ -37,6 +37,27 @@ pub(super) struct LinkAt {
     pub(super) attach_type: u32,
 }
 
+/// The map can be mapped into memory (kernel 5.5).
+pub(super) const BPF_F_MMAPABLE: u32 = 1 << 10;
+
+#[repr(C)]
+#[derive(Default)]
+struct MapCreate {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+}
+
+#[repr(C)]
+struct NextKey {
+    map: u32,
+    unused: u32,
+    key: u64,
+    next: u64,
+}
+
 #[repr(C)]
 #[derive(Default)]
 struct LinkCreate {
@@ -137,6 +158,23 @@ pub(super) fn array(value_size: u32, max_entries: u32, flags: u32) -> io::Result
 fn map(mut attributes: MapCreate) -> io::Result<OwnedFd> {
     // SAFETY: the block of BPF_MAP_CREATE, without pointers; the result is a new descriptor.
     unsafe { bpf(BPF_MAP_CREATE, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+}
+
+/// The key behind another one in a map's own order, or the first; `None` behind the last.
+pub(super) fn next_key<const N: usize>(
+    map: BorrowedFd<'_>,
+    key: Option<[u8; N]>,
+) -> io::Result<Option<[u8; N]>> {
+    const BPF_MAP_GET_NEXT_KEY: u32 = 4;
+    let mut next = [0; N];
+    let key = key.as_ref().map_or(0, |key| key.as_ptr() as u64);
+    let mut attributes = NextKey { map: raw(map), unused: 0, key, next: next.as_mut_ptr() as u64 };
+    // SAFETY: the block of BPF_MAP_GET_NEXT_KEY; the caller knows the size of the map's keys.
+    match unsafe { bpf(BPF_MAP_GET_NEXT_KEY, &mut attributes) } {
+        Ok(_) => Ok(Some(next)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Attaches a program in front of all others at a TCX hook; the link is detached when its last

@@ -4,6 +4,7 @@
 use aya::maps::lpm_trie::Key;
 use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError};
 use std::mem::offset_of;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use aya::{Ebpf, Pod};
@@ -42,15 +43,18 @@ pub enum TableError {
 
 /// All tables that policy is written to, of one generation.
 pub struct Tables {
-    settings: MappedArray<Settings>,
-    endpoints: MappedArray<Endpoint>,
-    trie_root: MappedArray<TrieRoot>,
-    trie_blocks: MappedArray<TrieBlock>,
-    rows: MappedArray<Row>,
-    row_blocks: MappedArray<RowBlock>,
-    bitmaps: MappedArray<PortBitmap>,
-    hosts6: HashMap<MapData, [u8; 16], u32>,
-    cidrs6: LpmTrie<MapData, [u8; 16], u32>,
+    pub(super) settings: MappedArray<Settings>,
+    pub(super) endpoints: MappedArray<Endpoint>,
+    pub(super) trie_root: MappedArray<TrieRoot>,
+    pub(super) trie_blocks: MappedArray<TrieBlock>,
+    pub(super) rows: MappedArray<Row>,
+    pub(super) row_blocks: MappedArray<RowBlock>,
+    pub(super) bitmaps: MappedArray<PortBitmap>,
+    pub(super) hosts6: HashMap<MapData, [u8; 16], u32>,
+    pub(super) cidrs6: LpmTrie<MapData, [u8; 16], u32>,
+    /// The same two maps, for walks that go on where they stopped.
+    pub(super) hosts6_fd: OwnedFd,
+    pub(super) cidrs6_fd: OwnedFd,
     locals: Locals,
 }
 
@@ -60,6 +64,8 @@ impl Tables {
     /// # Errors
     /// A map is missing or cannot be mapped.
     pub fn open(bpf: &mut Ebpf) -> Result<Self, TableError> {
+        let hosts6_fd = descriptor(bpf, "HOSTS6")?;
+        let cidrs6_fd = descriptor(bpf, "CIDRS6")?;
         let name = "HOSTS6";
         let hosts6 = HashMap::try_from(bpf.take_map(name).ok_or(TableError::Missing(name))?)
             .map_err(|cause| TableError::Map { name, cause })?;
@@ -76,6 +82,8 @@ impl Tables {
             bitmaps: mapped(bpf, "PORT_BITMAPS")?,
             hosts6,
             cidrs6,
+            hosts6_fd,
+            cidrs6_fd,
             locals: Locals::open(bpf)?,
         })
     }
@@ -86,6 +94,14 @@ impl Tables {
     /// The map is smaller than one element.
     pub fn write_settings(&self, settings: &Settings) -> Result<(), TableError> {
         self.settings.write_element(0, settings).map_err(at("SETTINGS"))
+    }
+}
+
+impl Tables {
+    /// Says whether programs only record flows.
+    pub(super) fn watch_only(&self, watch: bool) -> Result<(), TableError> {
+        let offset = std::mem::offset_of!(Settings, watch_only);
+        self.settings.store_u32(0, offset, u32::from(watch)).map_err(at("SETTINGS"))
     }
 }
 
@@ -117,11 +133,28 @@ fn section<T: Pod>(bpf: &Ebpf, section: Section) -> Result<MappedArray<T>, Table
     MappedArray::flat(array(bpf, section.section)?).map_err(at(section.name))
 }
 
+/// A descriptor of its own of a loaded object's map.
+pub(super) fn descriptor(bpf: &Ebpf, name: &'static str) -> Result<OwnedFd, TableError> {
+    let data = match bpf.map(name) {
+        Some(
+            Map::Array(data)
+            | Map::HashMap(data)
+            | Map::LruHashMap(data)
+            | Map::LpmTrie(data)
+            | Map::PerCpuArray(data)
+            | Map::RingBuf(data),
+        ) => data,
+        _ => return Err(TableError::Missing(name)),
+    };
+    let copy = data.fd().as_fd().try_clone_to_owned();
+    copy.map_err(|error| TableError::Map { name, cause: MapError::IoError(error) })
+}
+
 fn mapped<T: Pod>(bpf: &Ebpf, name: &'static str) -> Result<MappedArray<T>, TableError> {
     MappedArray::new(array(bpf, name)?).map_err(at(name))
 }
 
-fn at(name: &'static str) -> impl Fn(MmapError) -> TableError {
+pub(super) fn at(name: &'static str) -> impl Fn(MmapError) -> TableError {
     move |cause| TableError::Mapped { name, cause }
 }
 

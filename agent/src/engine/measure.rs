@@ -30,7 +30,7 @@ impl Engine {
             conntrack: self.census.unwrap_or_default(),
             expired: self.expired,
             drops: self.drops_by_reason(),
-            repairs: self.repairs,
+            repairs: self.repaired.values().sum(),
         }
     }
 

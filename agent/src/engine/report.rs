@@ -18,6 +18,8 @@ use crate::status::{
 
 /// Drops of the status that are explained, of those that differ: each takes a walk over policies.
 const EXPLAINED: usize = 16;
+/// After a boot without a source.
+const RESTORED: &str = "the source is not in sync yet: the last good state is enforced until it is";
 /// Pods that a problem names, of those that it concerns.
 const NAMED: usize = 5;
 
@@ -43,9 +45,11 @@ impl Engine {
             conntrack: self.census.as_ref().map(flow_tables).unwrap_or_default(),
             drops: self.drops(),
             recent_drops: self.explain_drops(dropped),
+            repairs: self.repaired.values().sum(),
+            repaired: self.repaired.iter().map(|(k, n)| ((*k).to_owned(), *n)).collect(),
+            waiting: self.waiting(),
             devices: self.judging_devices(),
             uplinks: self.uplinks(),
-            repairs: self.repairs,
             problems: self.problems(&endpoints),
             endpoints,
             ..Status::default()
@@ -55,14 +59,14 @@ impl Engine {
     /// The pod of an endpoint number.
     #[must_use]
     pub fn pod_of(&self, endpoint: u32) -> Option<Key> {
-        self.compiler.endpoints().find(|e| e.id == endpoint).map(|e| e.pod)
+        self.compiler.endpoints().find(|e| e.id == endpoint && !e.waiting).map(|e| e.pod)
     }
 
     fn endpoints(&self) -> Vec<EndpointStatus> {
         let cluster = self.compiler.cluster();
         let mode = self.dataplane.mode().to_string();
         let mut listed: BTreeMap<(Key, Option<u32>), EndpointStatus> = BTreeMap::new();
-        for endpoint in self.compiler.endpoints() {
+        for endpoint in self.compiler.endpoints().filter(|endpoint| !endpoint.waiting) {
             let isolated = [endpoint.ingress, endpoint.egress];
             let status = EndpointStatus {
                 interface: self.names.get(&endpoint.ifindex).cloned(),
@@ -109,6 +113,13 @@ impl Engine {
             .collect()
     }
 
+    /// Interfaces that are denied because nobody knows their pod.
+    fn waiting(&self) -> Vec<String> {
+        let waiting = self.compiler.endpoints().filter(|endpoint| endpoint.waiting);
+        let name = |index: u32| self.names.get(&index).cloned();
+        waiting.map(|e| name(e.ifindex).unwrap_or_else(|| e.ifindex.to_string())).collect()
+    }
+
     fn problems(&self, endpoints: &[EndpointStatus]) -> Vec<String> {
         let failure = self.failure.iter().map(|f| {
             format!(
@@ -123,8 +134,19 @@ impl Engine {
         });
         let (_, uplinks) = self.dataplane.uplinks();
         let compile = self.compiler.problems().into_iter().map(|p| p.to_string());
-        let written = self.held.iter().cloned().chain(failure).chain(attach);
-        written.chain(uplinks.iter().cloned()).chain(compile).collect()
+        let pins = self.pin_problem.iter().cloned();
+        let pins = pins.chain(self.state_problem.iter().cloned());
+        let restored = self.restored.then(|| RESTORED.to_owned());
+        self.held
+            .iter()
+            .cloned()
+            .chain(restored)
+            .chain(failure)
+            .chain(pins)
+            .chain(attach)
+            .chain(uplinks.iter().cloned())
+            .chain(compile)
+            .collect()
     }
 
     /// Counters that are not zero, of reasons that drop.

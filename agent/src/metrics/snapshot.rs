@@ -94,7 +94,7 @@ impl Snapshot {
         )?;
         let help = "Things that are not as they were asked for; `netpold status` names them";
         writer.gauge("problems", help, self.problems)?;
-        let help = "Programs that were gone from an interface and were attached again";
+        let help = "Programs, table entries and pins that somebody else had changed and that were put right";
         writer.counter("repairs", help, self.repairs)?;
         let objects = self.objects.iter().map(|(kind, count)| ([("kind", *kind)], *count));
         writer.gauges("objects", "Objects known, by kind", objects)

@@ -16,6 +16,7 @@ pub(super) fn render(status: &Status) -> String {
     let mut text = String::new();
     header(&mut text, status);
     problems(&mut text, status);
+    interference(&mut text, status);
     files(&mut text, status);
     kinds(&mut text, status);
     endpoints(&mut text, &status.endpoints);
@@ -51,6 +52,18 @@ fn problems(text: &mut String, status: &Status) {
     heading(text, "problems");
     for problem in all {
         line(text, format!("  {}", problem.red()));
+    }
+}
+
+/// What others did to the kernel's state, and whom nobody knows yet.
+fn interference(text: &mut String, status: &Status) {
+    if !status.repaired.is_empty() {
+        let counts: Vec<String> =
+            status.repaired.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+        line(text, format!("put right after somebody else: {}", list(&counts)));
+    }
+    if !status.waiting.is_empty() {
+        line(text, format!("denied, their pods are not known yet: {}", list(&status.waiting)));
     }
 }
 
@@ -221,7 +234,9 @@ mod tests {
             devices: vec!["eth0".into(), "vxlan1".into()],
             uplinks: vec![UplinkStatus { interface: "eth1".into(), mode: "native".into() }],
             tables: vec![table("rows")],
-            repairs: 0,
+            repairs: 3,
+            repaired: [("entries".to_owned(), 3)].into(),
+            waiting: vec!["veth9".into()],
             conntrack: vec![table("conntrack IPv4")],
             drops: vec![DropCount {
                 reason: "policy".into(),
@@ -247,7 +262,8 @@ mod tests {
             "node n1, netpold 0.1.0",
             "behind: revision 6 of 7",
             "  two agents",
-            "  eth1    native",
+            "eth1",
+            "native",
             "  a.yaml:4: no",
             "last good",
             "failing",
@@ -257,6 +273,8 @@ mod tests {
             "ingress, egress",
             "25%",
             "conntrack IPv4",
+            "put right after somebody else: 3 entries",
+            "not known yet: veth9",
             "  ingress of x/a: TCP 10.0.0.2:4000 to 10.0.0.1:80: policy",
             "    isolated by x/p",
         ] {

@@ -87,6 +87,11 @@ impl Agent {
         Ok(())
     }
 
+    /// The binary that [`Agent::restart`] starts from now on.
+    pub fn set_binary(&mut self, binary: impl Into<PathBuf>) {
+        self.options.binary = binary.into();
+    }
+
     /// Sends a signal and waits for the process to end; what it pinned stays.
     pub fn end(&mut self, signal: Signal) {
         if !matches!(self.child.try_wait(), Ok(None)) {
@@ -121,6 +126,12 @@ impl Agent {
     #[must_use]
     pub fn bpffs(&self) -> PathBuf {
         self.directory.join("bpf")
+    }
+
+    /// Directory of the last good state, which is its file `last` (`--state`).
+    #[must_use]
+    pub fn state(&self) -> PathBuf {
+        self.directory.join("state")
     }
 
     /// Control socket (`--socket`).
@@ -263,6 +274,8 @@ fn spawn(
         .arg(directory.join("bpf"))
         .arg("--socket")
         .arg(directory.join("control.sock"))
+        .arg("--state")
+        .arg(directory.join("state/last"))
         .args(&options.arguments)
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
@@ -291,6 +304,8 @@ fn pod_name(endpoint: &Value) -> String {
 
 /// Whether the agent mounted its pin root or only wrote to it: both go.
 pub(crate) fn clean(directory: &Path) {
-    while umount2(&directory.join("bpf"), MntFlags::MNT_DETACH).is_ok() {}
+    for mounted in ["bpf", "state"] {
+        while umount2(&directory.join(mounted), MntFlags::MNT_DETACH).is_ok() {}
+    }
     let _ = fs::remove_dir_all(directory);
 }

@@ -15,6 +15,7 @@ mod packets;
 mod speed;
 mod stories;
 mod tables;
+mod updates;
 mod uplink;
 mod world;
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -193,6 +194,13 @@ impl Cluster {
 /// The agent under test.
 pub(crate) fn binary() -> &'static str {
     env!("CARGO_BIN_EXE_netpold")
+}
+
+/// Makes a mounted file system read-only (`ro`) or writable (`rw`).
+pub(crate) fn remount(path: &Path, how: &str) {
+    let options = format!("remount,{how}");
+    let done = Command::new("mount").args(["-o", &options]).arg(path).status().unwrap();
+    assert!(done.success());
 }
 
 fn serve(host: &Host) {

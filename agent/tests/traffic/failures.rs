@@ -10,7 +10,7 @@ use netpold_testbed::{Cni, require_root, without_twins};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
 
-use crate::cluster::{Cluster, ENFORCED, allow_from, binary, isolate};
+use crate::cluster::{Cluster, ENFORCED, allow_from, binary, isolate, remount};
 use crate::kernel;
 
 fn guarded() -> Cluster {
@@ -25,6 +25,7 @@ fn second(cluster: &Cluster, bpffs: &Path) -> Command {
     command.args(["run", "--node-name", "n1", "--manifests"]).arg(cluster.manifests.directory());
     command.arg("--bpffs").arg(bpffs);
     command.arg("--socket").arg(cluster.directory.path().join("second.sock"));
+    command.arg("--state").arg(cluster.directory.path().join("state"));
     without_twins(&mut command);
     command
 }
@@ -103,9 +104,7 @@ fn updates_that_fail_for_a_while() {
     }
     let mut cluster = guarded();
     let pins = cluster.agents[0].bpffs();
-    let entries = std::fs::read_dir(&pins).unwrap().map(|entry| entry.unwrap().file_name());
-    let version = entries.into_iter().find(|name| name.to_string_lossy().starts_with('v')).unwrap();
-    std::fs::rename(pins.join(&version), pins.join("away")).unwrap();
+    remount(&pins, "ro");
     cluster.add(0, "late");
     cluster.policy("late", isolate("late", &["Ingress", "Egress"])).policy("many", from_many());
     cluster.write();
@@ -117,7 +116,7 @@ fn updates_that_fail_for_a_while() {
     cluster.agents[0].wait_for("aware of the problem", ENFORCED, named).unwrap();
     cluster.reaches("friend", "server");
     cluster.denied("stranger", "server");
-    std::fs::rename(pins.join("away"), pins.join(&version)).unwrap();
+    remount(&pins, "rw");
     cluster.wait();
     cluster.reaches("friend", "server");
     cluster.denied("friend", "late");

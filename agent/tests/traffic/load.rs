@@ -1,10 +1,11 @@
 //! Traffic that goes on while something happens, and of which nothing may be lost or leak.
 
 use std::net::{IpAddr, UdpSocket};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::{Cni, Flow, Protocol};
+use netpold_testbed::{Cni, Flow, Netns, Protocol};
 
 use crate::cluster::{Cluster, PATIENCE, PORT, allow_from, allow_to, isolate};
 use crate::udp;
@@ -25,6 +26,9 @@ pub(crate) fn guarded(cni: Cni) -> Cluster {
     cluster
 }
 
+/// From where to where.
+type Ways = Vec<(IpAddr, IpAddr)>;
+
 /// What runs meanwhile: its sockets were opened before.
 struct Load {
     connections: Vec<Flow>,
@@ -32,13 +36,15 @@ struct Load {
     datagrams: Vec<UdpSocket>,
     /// From the stranger to the secret port.
     intruders: Vec<UdpSocket>,
+    /// Where the friend begins flows anew, from which addresses to which.
+    beginnings: Option<(Arc<Netns>, Ways)>,
     secrets: Vec<UdpSocket>,
     stop: AtomicBool,
     rounds: [AtomicU64; 2],
 }
 
 impl Load {
-    fn new(cluster: &Cluster) -> Self {
+    fn new(cluster: &Cluster, beginnings: bool) -> Self {
         let server = cluster.pod("server");
         let connected = |from: &str, to: IpAddr, port| {
             let pod = cluster.pod(from);
@@ -61,6 +67,11 @@ impl Load {
             datagrams: addresses.iter().map(|to| connected("friend", *to, PORT)).collect(),
             intruders: addresses.iter().map(|to| connected("stranger", *to, SECRET)).collect(),
             secrets: addresses.iter().map(secret).collect(),
+            beginnings: beginnings.then(|| {
+                let friend = cluster.pod("friend");
+                let ways = friend.addresses().iter().copied().zip(addresses.iter().copied());
+                (Arc::clone(friend.netns()), ways.collect())
+            }),
             stop: AtomicBool::new(false),
             rounds: Default::default(),
         }
@@ -79,8 +90,23 @@ impl Load {
                 let answer = udp::receive(socket).expect("no datagram is lost").0;
                 assert!(answer.ends_with(question.as_bytes()), "no datagram is lost");
             }
+            self.begin_anew();
             self.rounds[0].fetch_add(1, Ordering::Relaxed);
             std::thread::sleep(PACE);
+        }
+    }
+
+    /// A question and its answer from a port that was never used before.
+    fn begin_anew(&self) {
+        let Some((netns, ways)) = &self.beginnings else { return };
+        for (from, to) in ways {
+            let socket = netns.run(|| UdpSocket::bind((*from, 0)).unwrap()).unwrap();
+            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            socket.connect((*to, PORT)).unwrap();
+            socket.send(b"new\n").unwrap();
+            let mut answer = [0; 64];
+            let length = socket.recv(&mut answer).expect("the answer to a new flow is not lost");
+            assert!(answer[..length].ends_with(b"new\n"), "the answer to a new flow is not lost");
         }
     }
 
@@ -119,7 +145,15 @@ impl Drop for StopOnDrop<'_> {
 
 /// Does things to a [`guarded`] cluster under traffic, which goes on for a while after each.
 pub(crate) fn under_load(cluster: &mut Cluster, acts: &[&dyn Fn(&mut Cluster)]) {
-    let mut load = Load::new(cluster);
+    under(Load::new(cluster, true), cluster, acts);
+}
+
+/// The same, but every flow was there before.
+pub(crate) fn under_old_load(cluster: &mut Cluster, acts: &[&dyn Fn(&mut Cluster)]) {
+    under(Load::new(cluster, false), cluster, acts);
+}
+
+fn under(mut load: Load, cluster: &mut Cluster, acts: &[&dyn Fn(&mut Cluster)]) {
     let mut connections = std::mem::take(&mut load.connections);
     let began = Instant::now();
     std::thread::scope(|scope| {

@@ -12,6 +12,7 @@
 
 mod clsact;
 mod cluster;
+mod edits;
 mod errors;
 mod established;
 mod failures;
@@ -23,12 +24,17 @@ mod latency;
 mod load;
 mod marks;
 mod metrics;
+mod newpods;
 mod pods;
 mod reach;
+mod readback;
 mod restart;
+mod seeded;
 mod services;
 mod spoof;
+mod state;
 mod udp;
 mod uninstall;
 mod updates;
+mod upgrade;
 mod uplink;

@@ -12,9 +12,12 @@ use netpold_ebpf::layout::{
 use crate::cluster::Cluster;
 use crate::compile::peers::Atoms;
 use crate::compile::spec::Spec;
-use crate::compile::{CheckSource, Options};
+use crate::compile::{CheckSource, NewPods, Options};
 use crate::model::{Direction, Interface, Key, Pod};
 use crate::ops::Op;
+
+/// [`Endpoint::uid_hash`] of an interface whose pod is not known.
+const WAITING: u64 = u64::MAX;
 
 /// Addresses of a family that an endpoint's record has room for beside those it replaces.
 const MAX_ADDRESSES: usize = ENDPOINT_ADDRS / 2;
@@ -44,6 +47,11 @@ pub(crate) struct Live {
 }
 
 impl Live {
+    /// Whether the interface's pod is not known.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.identity.uid_hash == WAITING && self.identity.pod.name.is_empty()
+    }
+
     /// Whether a direction is isolated.
     pub(crate) fn isolated(&self, direction: Direction) -> bool {
         self.specs[direction as usize].is_some()
@@ -111,6 +119,10 @@ pub(crate) struct Endpoints {
     kept: BTreeMap<(u32, Identity), u32>,
     slots: BTreeSet<u32>,
     quarantine: BTreeSet<u32>,
+    /// Interfaces whose pod is not known are denied, those apart that were there first (they may be
+    /// nobody's pods): by index and incarnation.
+    new_pods: NewPods,
+    familiar: Option<BTreeSet<(u32, u64)>>,
 }
 
 impl Endpoints {
@@ -123,7 +135,47 @@ impl Endpoints {
             kept: BTreeMap::new(),
             slots: BTreeSet::new(),
             quarantine: BTreeSet::new(),
+            new_pods: options.new_pods,
+            familiar: None,
         }
+    }
+
+    /// Before the first update: what is there is not new, unless an earlier agent denied it.
+    pub(crate) fn begin(&mut self, cluster: &Cluster) {
+        if self.familiar.is_some() {
+            return;
+        }
+        let waiting = |interface: &Interface| self.known.contains_key(&(interface.index, WAITING));
+        let there = cluster.interfaces().values().filter(|i| !waiting(i));
+        self.familiar = Some(there.map(|i| (i.index, i.incarnation)).collect());
+    }
+
+    /// What an interface gets whose pod is not known: its node, and nobody else.
+    fn waiting(&mut self, interface: &Interface, atoms: &mut Atoms) -> Option<Live> {
+        let key = (interface.index, interface.incarnation);
+        let familiar = self.familiar.as_ref().is_some_and(|known| known.contains(&key));
+        if self.new_pods == NewPods::Allow || familiar {
+            return None;
+        }
+        let identity = Identity {
+            pod: Key::new("", ""),
+            uid_hash: WAITING,
+            incarnation: interface.incarnation,
+        };
+        let before = self.live.get(&interface.index);
+        let record = before.and_then(|live| live.record);
+        let known = before.filter(|live| live.identity == identity).map(|live| live.id);
+        let id = known.unwrap_or_else(|| self.number(interface.index, &identity));
+        Some(Live {
+            identity,
+            id,
+            addr4: Vec::new(),
+            addr6: Vec::new(),
+            crowded: false,
+            check_source: false,
+            specs: [Some(Spec::nothing()), Some(Spec::own_node(atoms))],
+            record,
+        })
     }
 
     /// Forgets everything but the numbers.
@@ -157,7 +209,9 @@ impl Endpoints {
         check: CheckSource,
         atoms: &mut Atoms,
     ) -> Option<Live> {
-        let pod = cluster.pod_behind(interface)?;
+        let Some(pod) = cluster.pod_behind(interface) else {
+            return self.waiting(interface, atoms);
+        };
         let (addr4, addr6) = split(pod);
         let crowded = addr4.len() > MAX_ADDRESSES || addr6.len() > MAX_ADDRESSES;
         let specs = Direction::BOTH.map(|direction| {

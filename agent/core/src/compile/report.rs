@@ -14,8 +14,10 @@ use crate::model::{Direction, Key};
 pub struct EndpointInfo {
     /// Interface index of the host side.
     pub ifindex: u32,
-    /// The pod.
+    /// The pod; without name while it is not known.
     pub pod: Key,
+    /// The pod behind the interface is not known: see [`crate::compile::NewPods`].
+    pub waiting: bool,
     /// `Endpoint::id`
     pub id: u32,
     /// `Endpoint::uid_hash`
@@ -81,6 +83,7 @@ impl Compiler {
         self.endpoints.live.iter().map(|(ifindex, live)| EndpointInfo {
             ifindex: *ifindex,
             pod: live.identity.pod.clone(),
+            waiting: live.is_waiting(),
             id: live.id,
             uid_hash: live.identity.uid_hash,
             slot: live.record.map(|(slot, _)| slot),

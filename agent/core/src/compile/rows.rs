@@ -1,10 +1,12 @@
 //! Rows: what each distinct spec allows each class, as the tables hold it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
 use netpold_ebpf::layout::{ClassId, ROW_NOT_ISOLATED, Row as RowImage, RowBlock};
 
+use crate::compile::expected::Expected;
 use crate::compile::ids::Ids;
 use crate::compile::sets::{PORT_SET_ALL, PORT_SET_NONE, Sets};
 use crate::compile::spec::Spec;
@@ -147,6 +149,35 @@ impl Rows {
             }
             ops.push(Op::Row(*id, image));
             row.written = true;
+        }
+    }
+
+    /// Tells the rows whose numbers are in a range, with their blocks.
+    pub(crate) fn expected(
+        &self,
+        range: Range<u32>,
+        sets: &Sets,
+        tell: &mut dyn FnMut(Expected<'_>),
+    ) {
+        if range.contains(&ROW_NOT_ISOLATED) {
+            // What rows point to where they have no block.
+            tell(Expected::RowBlock(0, Box::new([0; 256])));
+        }
+        let image = |block: &Columns| {
+            Box::new(block.map(|set| if set == STALE { Expected::ANY } else { sets.word(set) }))
+        };
+        for (id, row) in self.rows.range(range) {
+            let mut whole = Box::new(RowImage { blocks: *row.words, ..RowImage::EMPTY });
+            for (high, block) in &row.blocks {
+                match *high {
+                    FIRST => whole.first = *image(block),
+                    high => {
+                        let number = row.words[usize::from(high)];
+                        tell(Expected::RowBlock(number, image(block)));
+                    }
+                }
+            }
+            tell(Expected::Row(*id, whole));
         }
     }
 

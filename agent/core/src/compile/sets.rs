@@ -1,11 +1,13 @@
 //! Port sets and bitmaps, by content.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 
 use netpold_ebpf::layout::{
     PORTS_ALL, PORTS_EVERY, PORTS_FIRST_BITMAP, PORTS_NONE, PORTS_ONE, PortSet, PortWord,
 };
 
+use crate::compile::expected::Expected;
 use crate::compile::ids::Ids;
 use crate::compile::ports::{Ports, Ranges};
 use crate::ops::Op;
@@ -109,6 +111,20 @@ impl Sets {
             if *columns == 0 {
                 self.idle.insert(set);
             }
+        }
+    }
+
+    /// Tells the bitmaps whose numbers are in a range.
+    pub(crate) fn expected(&self, range: Range<u32>, tell: &mut dyn FnMut(Expected<'_>)) {
+        let mut bitmaps: Vec<(u32, &Ranges)> = self
+            .bitmaps
+            .iter()
+            .map(|(ranges, (bitmap, _))| (*bitmap, ranges))
+            .filter(|(bitmap, _)| range.contains(bitmap))
+            .collect();
+        bitmaps.sort_unstable_by_key(|(bitmap, _)| *bitmap);
+        for (bitmap, ranges) in bitmaps {
+            tell(Expected::Bitmap(bitmap, ranges.bitmap()));
         }
     }
 

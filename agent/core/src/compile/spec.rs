@@ -76,6 +76,13 @@ impl Spec {
         Arc::new(Self::default())
     }
 
+    /// Isolated, and only the own node allowed.
+    pub(crate) fn own_node(atoms: &mut Atoms) -> Arc<Self> {
+        let mut spec = Self::default();
+        spec.peers.entry(atoms.intern(Atom::OwnNode)).or_default().ports = Ports::all();
+        Arc::new(spec)
+    }
+
     fn add(
         &mut self,
         rule: &Rule,

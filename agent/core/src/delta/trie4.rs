@@ -31,6 +31,16 @@ impl Trie4 {
         Self { ids: Ids::new(0), root: vec![0; 65_536], blocks: HashMap::new() }
     }
 
+    /// The words of the root.
+    pub(crate) fn root(&self) -> &[u32] {
+        &self.root
+    }
+
+    /// A block in use.
+    pub(crate) fn block(&self, id: u32) -> Option<&TrieBlock> {
+        self.blocks.get(&id).map(|block| &**block)
+    }
+
     /// Makes the trie agree with `classes`, which differ from it under the `changed` prefixes only.
     pub(crate) fn repaint(
         &mut self,

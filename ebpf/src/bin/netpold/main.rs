@@ -130,8 +130,19 @@ fn act<D: Direction>(skb: *mut __sk_buff, reason: u32) -> i32 {
     if reason < Reason::FIRST_DROP as u32 {
         return NEXT;
     }
+    if watches_only(&Maps::new()) {
+        return NEXT;
+    }
     drops::report::<D>(skb, reason);
     DROP
+}
+
+/// Whether programs of another layout, which come behind, still are the ones that judge.
+#[inline(always)]
+fn watches_only(maps: &Maps) -> bool {
+    // SAFETY: map memory; the agent changes this field while the program runs.
+    maps.element(&maps::SETTINGS, 0)
+        .is_some_and(|settings| unsafe { (&raw const (*settings).watch_only).read_volatile() } != 0)
 }
 
 #[inline(always)]

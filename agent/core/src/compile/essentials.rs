@@ -1,0 +1,87 @@
+//! The objects that what is installed came from: enough to install it again.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde::{Serialize, Serializer};
+
+use crate::cluster::is_subject;
+use crate::compile::Compiler;
+use crate::compile::prefix::Prefix;
+use crate::model::{EndpointSlice, Namespace, Node, Pod, Policy, Service};
+
+/// Objects, shared with the cluster's state. Written out they are a list of `Change`s.
+#[derive(Clone, Debug, Default)]
+pub struct Essentials {
+    namespaces: Vec<Namespace>,
+    nodes: Vec<Node>,
+    pods: Vec<Arc<Pod>>,
+    policies: Vec<Arc<Policy>>,
+    services: Vec<Arc<Service>>,
+    slices: Vec<Arc<EndpointSlice>>,
+}
+
+/// An object in the form of the `Change` that brings it.
+#[derive(Serialize)]
+enum Object<'a> {
+    Namespace(&'a Namespace),
+    Node(&'a Node),
+    Pod(&'a Pod),
+    Policy(&'a Policy),
+    Service(&'a Service),
+    EndpointSlice(&'a EndpointSlice),
+}
+
+impl Serialize for Essentials {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let objects = self.namespaces.iter().map(Object::Namespace);
+        let objects = objects.chain(self.nodes.iter().map(Object::Node));
+        let objects = objects.chain(self.pods.iter().map(|pod| Object::Pod(pod)));
+        let objects = objects.chain(self.policies.iter().map(|policy| Object::Policy(policy)));
+        let objects = objects.chain(self.services.iter().map(|it| Object::Service(it)));
+        let objects = objects.chain(self.slices.iter().map(|it| Object::EndpointSlice(it)));
+        serializer.collect_seq(objects)
+    }
+}
+
+impl Compiler {
+    /// The objects that matter to what is installed: the local pods, the policies of their
+    /// namespaces, the pods that these name as peers, and all that is few. Without an isolated pod
+    /// there is none: nothing has to be kept.
+    #[must_use]
+    pub fn essentials(&self) -> Essentials {
+        let cluster = self.cluster();
+        let local = |pod: &Pod| pod.node == cluster.node_name() && is_subject(pod);
+        let locals = cluster.pods().values().filter(|pod| local(pod));
+        let guarded: BTreeSet<&str> = locals.map(|pod| pod.key.namespace.as_str()).collect();
+        let policies: Vec<Arc<Policy>> = guarded
+            .into_iter()
+            .flat_map(|namespace| cluster.policies_in(namespace))
+            .cloned()
+            .collect();
+        if policies.is_empty() {
+            return Essentials::default();
+        }
+        let is_peer = |pod: &Pod| {
+            pod.addresses.iter().any(|a| self.tables.class_of(Prefix::host(*a)).is_some())
+        };
+        let own = |pod: &Pod| pod.node == cluster.node_name();
+        let pods: Vec<Arc<Pod>> =
+            cluster.pods().values().filter(|pod| own(pod) || is_peer(pod)).cloned().collect();
+        let named: BTreeSet<&str> = pods
+            .iter()
+            .map(|pod| pod.key.namespace.as_str())
+            .chain(policies.iter().map(|policy| policy.key.namespace.as_str()))
+            .collect();
+        let namespaces =
+            named.into_iter().filter_map(|name| cluster.namespaces().get(name).cloned()).collect();
+        Essentials {
+            namespaces,
+            nodes: cluster.nodes().values().cloned().collect(),
+            services: cluster.services().values().cloned().collect(),
+            slices: cluster.slices().values().cloned().collect(),
+            pods,
+            policies,
+        }
+    }
+}

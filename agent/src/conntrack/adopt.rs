@@ -1,0 +1,69 @@
+//! Flows that were tracked elsewhere, put into the tables.
+
+use aya::Pod;
+use netpold_ebpf::conntrack::{self, Flow, Full, Key, choices, key6_words, words4};
+use netpold_ebpf::host::HostMemory;
+use netpold_ebpf::layout::{CT_WAYS, Ct4Key, Ct6Key};
+
+use super::Sweeper;
+use crate::dataplane::mmap::MappedArray;
+
+/// A flow's key of either family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowKey {
+    /// IPv4
+    V4(Ct4Key),
+    /// IPv6
+    V6(Ct6Key),
+}
+
+/// A flow that was tracked elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tracked {
+    /// The flow.
+    pub key: FlowKey,
+    /// What is known of it, `CT_*`.
+    pub flags: u16,
+    /// When it was last seen, in jiffies.
+    pub seen: u32,
+}
+
+impl Sweeper {
+    /// Adds a flow, or completes its entry.
+    ///
+    /// # Errors
+    /// [`Full`] if its buckets have no room.
+    pub fn adopt(&self, flow: &Tracked, now: u32) -> Result<(), Full> {
+        match &flow.key {
+            FlowKey::V4(key) => {
+                self.adopt_in(&self.four, self.settings.ct4_mask, words4(key), flow, now)
+            }
+            FlowKey::V6(key) => {
+                self.adopt_in(&self.six, self.settings.ct6_mask, key6_words(key), flow, now)
+            }
+        }
+    }
+
+    fn adopt_in<K: Key, B: Pod>(
+        &self,
+        table: &MappedArray<B>,
+        mask: u32,
+        key: K,
+        flow: &Tracked,
+        now: u32,
+    ) -> Result<(), Full> {
+        let size = CT_WAYS * K::STRIDE;
+        let words = table.words().unwrap_or_default();
+        let bucket = |index: u32| {
+            let start = index as usize * size;
+            let words = words.get(start..start + size).ok_or(Full)?;
+            Ok(words.as_ptr().cast_mut().cast::<u64>())
+        };
+        let hash = conntrack::hash(self.settings.hash_seed, &key);
+        let [first, second] = choices(hash, mask);
+        let flow_in = Flow { key, hash, buckets: [bucket(first)?, bucket(second)?] };
+        let (settings, seen) = (&self.settings, flow.seen);
+        // SAFETY: whole buckets of this family's table, mapped for writing while self lives.
+        unsafe { flow_in.adopt(&HostMemory, flow.flags, settings, now, seen) }
+    }
+}

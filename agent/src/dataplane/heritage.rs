@@ -1,0 +1,270 @@
+//! What agents of other layout versions left pinned: endpoints' numbers and flows, read by the
+//! description that each version leaves beside its tables.
+
+mod description;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use aya::maps::{MapData, MapError};
+use netpold_ebpf::layout::{Ct4Key, Ct6Key, Endpoint};
+use std::os::fd::AsFd;
+
+pub(super) use description::Description;
+use description::{FLAGS, Missing, Place, VALID_FLAGS};
+
+use super::mmap::{MappedArray, MmapError};
+use crate::conntrack::{FlowKey, Tracked};
+
+/// The pinned description.
+pub(super) const DESCRIPTION: &str = "LAYOUT";
+
+/// Another version's tables cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HeritageError {
+    /// A pin cannot be opened.
+    #[error("{}: {cause}", path.display())]
+    Pin {
+        /// The pin.
+        path: PathBuf,
+        /// Why.
+        cause: MapError,
+    },
+    /// A map cannot be mapped.
+    #[error("{}: {cause}", path.display())]
+    Mapped {
+        /// The pin.
+        path: PathBuf,
+        /// Why.
+        cause: MmapError,
+    },
+    /// Its description lacks something.
+    #[error(transparent)]
+    Missing(#[from] Missing),
+}
+
+/// The tables of another layout version.
+#[derive(Debug)]
+pub(super) struct Heritage {
+    description: Description,
+    endpoints: Words,
+    four: Words,
+    six: Words,
+}
+
+/// An array map as the words it is made of.
+#[derive(Debug)]
+struct Words(MappedArray<u64>);
+
+impl Heritage {
+    /// Opens the tables pinned in a version's directory.
+    pub(super) fn open(directory: &Path) -> Result<Self, HeritageError> {
+        let records = MappedArray::<description::Record>::new(&pin(directory, DESCRIPTION)?)
+            .map_err(mapped(directory, DESCRIPTION))?;
+        let records = (0..records.elements()).filter_map(|index| records.read(index).ok());
+        let description = Description::from_records(records);
+        let words = |name| Words::open(directory, name);
+        Ok(Self {
+            endpoints: words("ENDPOINTS")?,
+            four: words("CT4")?,
+            six: words("CT6")?,
+            description,
+        })
+    }
+
+    /// The endpoints in use, as far as a later agent needs to know them.
+    pub(super) fn endpoints(&self) -> Result<Vec<Endpoint>, HeritageError> {
+        let place = |name| self.description.place(name);
+        let (ifindex, id) = (place("endpoint.ifindex")?, place("endpoint.id")?);
+        let (uid_hash, size) = (place("endpoint.uid_hash")?, place("endpoint")?.width);
+        let words = self.endpoints.all();
+        let records = (0..words.len() * 8).step_by(size.next_multiple_of(8).max(8));
+        let read = |at: usize| Endpoint {
+            ifindex: number(words, at, ifindex) as u32,
+            id: number(words, at, id) as u32,
+            uid_hash: number(words, at, uid_hash),
+            ..Endpoint::default()
+        };
+        Ok(records.map(read).filter(|endpoint| endpoint.ifindex != 0).collect())
+    }
+
+    /// Makes the other version's programs pass everything: each endpoint's both directions in one
+    /// store. Only while others judge in front of them.
+    pub(super) fn stand_aside(&self) -> Result<(), HeritageError> {
+        let rows = self.description.place("endpoint.rows")?;
+        let size = self.description.place("endpoint")?.width.next_multiple_of(8).max(8);
+        let words = self.endpoints.all();
+        for at in (0..words.len() * 8).step_by(size) {
+            if let Some(word) = words.get((at + rows.at) / 8) {
+                word.store(0, Ordering::Release);
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands over every flow there is. One that is written meanwhile may be left out.
+    pub(super) fn flows(&self, mut each: impl FnMut(Tracked)) -> Result<(), HeritageError> {
+        self.ways(
+            &self.four,
+            "way4",
+            |key, words, at| {
+                FlowKey::V4(Ct4Key {
+                    endpoint: number(words, at, key.endpoint) as u32,
+                    remote: number(words, at, key.remote) as u32,
+                    local_port: number(words, at, key.local_port) as u16,
+                    remote_port: number(words, at, key.remote_port) as u16,
+                    protocol: number(words, at, key.protocol) as u32,
+                })
+            },
+            &mut each,
+        )?;
+        self.ways(
+            &self.six,
+            "way6",
+            |key, words, at| {
+                FlowKey::V6(Ct6Key {
+                    endpoint: number(words, at, key.endpoint) as u32,
+                    remote: bytes(words, at, key.remote),
+                    local_port: number(words, at, key.local_port) as u16,
+                    remote_port: number(words, at, key.remote_port) as u16,
+                    protocol: number(words, at, key.protocol) as u32,
+                    reserved: 0,
+                })
+            },
+            &mut each,
+        )
+    }
+
+    fn ways(
+        &self,
+        table: &Words,
+        name: &'static str,
+        key: impl Fn(&KeyPlaces, &[AtomicU64], usize) -> FlowKey,
+        each: &mut impl FnMut(Tracked),
+    ) -> Result<(), HeritageError> {
+        let way = self.description.place(name)?;
+        let places = KeyPlaces::new(&self.description, name)?;
+        let control = ControlPlaces::new(&self.description)?;
+        let words = table.all();
+        // Ways are whole words, or this is no table of ways.
+        let size = way.width.next_multiple_of(8).max(8);
+        for at in (0..words.len() * 8 / size).map(|index| index * size) {
+            let word = words[(at + way.at) / 8].load(Ordering::Acquire);
+            let Some((flags, seen)) = control.read(word) else { continue };
+            let key = key(&places, words, at);
+            let again = words[(at + way.at) / 8].load(Ordering::Acquire);
+            if again == word {
+                each(Tracked { key, flags, seen });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Words {
+    fn open(directory: &Path, name: &str) -> Result<Self, HeritageError> {
+        let map = pin(directory, name)?;
+        let failed = |cause| HeritageError::Pin { path: directory.join(name), cause };
+        let info = map.info().map_err(failed)?;
+        let stride = u64::from(info.value_size()).next_multiple_of(8);
+        let words = u32::try_from(stride / 8 * u64::from(info.max_entries())).unwrap_or(0);
+        let words = MappedArray::from_fd(map.fd().as_fd(), words);
+        words.map(Self).map_err(mapped(directory, name))
+    }
+
+    fn all(&self) -> &[AtomicU64] {
+        self.0.words().unwrap_or_default()
+    }
+}
+
+/// Where a way has its key.
+struct KeyPlaces {
+    endpoint: Place,
+    remote: Place,
+    local_port: Place,
+    remote_port: Place,
+    protocol: Place,
+}
+
+impl KeyPlaces {
+    fn new(description: &Description, way: &str) -> Result<Self, Missing> {
+        let place = |field: &str| description.place(&format!("{way}.{field}"));
+        Ok(Self {
+            endpoint: place("endpoint")?,
+            remote: place("remote")?,
+            local_port: place("local_port")?,
+            remote_port: place("remote_port")?,
+            protocol: place("protocol")?,
+        })
+    }
+}
+
+/// Where a control word has what.
+struct ControlPlaces {
+    seen: u32,
+    valid: u64,
+    busy: u64,
+    /// The other version's bit and this one's flag.
+    flags: Vec<(u64, u16)>,
+}
+
+impl ControlPlaces {
+    fn new(description: &Description) -> Result<Self, Missing> {
+        let bit = |name: &str| description.place(name).map(|place| 1 << place.at);
+        let [valid, busy] = VALID_FLAGS;
+        // A flag that only one of the two knows is left out.
+        let flags = FLAGS.iter().filter_map(|(name, flag)| Some((bit(name).ok()?, *flag)));
+        let seen = description.place("control.seen")?.at as u32;
+        Ok(Self { seen, valid: bit(valid)?, busy: bit(busy)?, flags: flags.collect() })
+    }
+
+    /// Flags and stamp of a flow whose key may be compared.
+    fn read(&self, word: u64) -> Option<(u16, u32)> {
+        if word & (self.valid | self.busy) != self.valid {
+            return None;
+        }
+        let known = self.flags.iter().filter(|(bit, _)| word & bit != 0);
+        let flags = known.fold(0, |flags, (_, flag)| flags | flag);
+        Some((flags, (word >> self.seen) as u32))
+    }
+}
+
+/// A field's bytes; those outside the table are zero.
+fn bytes<const N: usize>(words: &[AtomicU64], base: usize, place: Place) -> [u8; N] {
+    let mut bytes = [0; N];
+    for (offset, byte) in bytes.iter_mut().enumerate().take(place.width) {
+        let at = base + place.at + offset;
+        let word = words.get(at / 8).map_or(0, |word| word.load(Ordering::Relaxed));
+        *byte = (word >> (at % 8 * 8)) as u8;
+    }
+    bytes
+}
+
+/// A field of up to eight bytes; tables are little-endian.
+fn number(words: &[AtomicU64], base: usize, place: Place) -> u64 {
+    u64::from_le_bytes(bytes(words, base, place))
+}
+
+fn pin(directory: &Path, name: &str) -> Result<MapData, HeritageError> {
+    let path = directory.join(name);
+    MapData::from_pin(&path).map_err(|cause| HeritageError::Pin { path, cause })
+}
+
+fn mapped(directory: &Path, name: &str) -> impl FnOnce(MmapError) -> HeritageError {
+    let path = directory.join(name);
+    move |cause| HeritageError::Mapped { path, cause }
+}
+
+/// A map that holds this version's description.
+pub(super) fn describe() -> io::Result<std::os::fd::OwnedFd> {
+    let records = Description::own().to_records();
+    let size = size_of::<description::Record>() as u32;
+    let map = super::sys::array(size, records.len() as u32, super::sys::BPF_F_MMAPABLE)?;
+    let memory = MappedArray::<description::Record>::from_fd(map.as_fd(), records.len() as u32)
+        .map_err(io::Error::other)?;
+    for (index, record) in (0..).zip(&records) {
+        memory.write_element(index, record).map_err(io::Error::other)?;
+    }
+    Ok(map)
+}

@@ -1,0 +1,124 @@
+//! Where a version's tables have what, by names that keep their meaning in every version.
+//!
+//! The names and the form of a record are the interface between versions and never change; a field
+//! that moves keeps its name, one that is new gets a new name. A version reads what it knows.
+
+use std::collections::BTreeMap;
+use std::mem::offset_of;
+
+use netpold_ebpf::layout::{
+    CT_BUSY, CT_EGRESS, CT_FIN_EGRESS, CT_FIN_INGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_RST,
+    CT_SYN, CT_SYN_ACK, CT_VALID, Ct4Way, Ct6Way, Endpoint,
+};
+
+/// A record as it is pinned: 24 bytes of name, padded with zeros, then place and width.
+pub(super) type Record = [u32; 8];
+/// Bytes of a name.
+const NAME: usize = 24;
+
+/// Flags that a flow carries from one version to another.
+pub(super) const FLAGS: [(&str, u16); 9] = [
+    ("flag.ingress", CT_INGRESS),
+    ("flag.egress", CT_EGRESS),
+    ("flag.replied", CT_REPLIED),
+    ("flag.node", CT_NODE),
+    ("flag.fin_ingress", CT_FIN_INGRESS),
+    ("flag.fin_egress", CT_FIN_EGRESS),
+    ("flag.rst", CT_RST),
+    ("flag.syn", CT_SYN),
+    ("flag.syn_ack", CT_SYN_ACK),
+];
+/// Those that say whether there is a flow.
+pub(super) const VALID_FLAGS: [&str; 2] = ["flag.valid", "flag.busy"];
+
+/// Where something is: in bytes from its record's start, or, of a control word, in bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) at: usize,
+    pub(super) width: usize,
+}
+
+/// A description lacks a name.
+#[derive(Debug, thiserror::Error)]
+#[error("the other version does not say where it has `{0}`")]
+pub(in crate::dataplane) struct Missing(String);
+
+/// What a version's tables look like.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::dataplane) struct Description(BTreeMap<String, Place>);
+
+impl Description {
+    /// This version's.
+    pub(super) fn own() -> Self {
+        let fields = [
+            ("endpoint", 0, size_of::<Endpoint>()),
+            ("endpoint.ifindex", offset_of!(Endpoint, ifindex), 4),
+            ("endpoint.id", offset_of!(Endpoint, id), 4),
+            ("endpoint.uid_hash", offset_of!(Endpoint, uid_hash), 8),
+            // All zero: the programs pass whatever the endpoint sends and gets.
+            ("endpoint.rows", offset_of!(Endpoint, rows), 8),
+            ("way4", offset_of!(Ct4Way, control), size_of::<Ct4Way>()),
+            ("way4.endpoint", offset_of!(Ct4Way, key.endpoint), 4),
+            ("way4.remote", offset_of!(Ct4Way, key.remote), 4),
+            ("way4.local_port", offset_of!(Ct4Way, key.local_port), 2),
+            ("way4.remote_port", offset_of!(Ct4Way, key.remote_port), 2),
+            ("way4.protocol", offset_of!(Ct4Way, key.protocol), 4),
+            ("way6", offset_of!(Ct6Way, control), size_of::<Ct6Way>()),
+            ("way6.endpoint", offset_of!(Ct6Way, key.endpoint), 4),
+            ("way6.remote", offset_of!(Ct6Way, key.remote), 16),
+            ("way6.local_port", offset_of!(Ct6Way, key.local_port), 2),
+            ("way6.remote_port", offset_of!(Ct6Way, key.remote_port), 2),
+            ("way6.protocol", offset_of!(Ct6Way, key.protocol), 4),
+            ("control.seen", 32, 32),
+        ];
+        let [valid, busy] = VALID_FLAGS;
+        let flags = FLAGS.into_iter().chain([(valid, CT_VALID), (busy, CT_BUSY)]);
+        let flags = flags.map(|(name, flag)| (name, flag.trailing_zeros() as usize, 1));
+        let all = fields.into_iter().chain(flags);
+        Self(all.map(|(name, at, width)| (name.to_owned(), Place { at, width })).collect())
+    }
+
+    /// Where something is.
+    pub(super) fn place(&self, name: &str) -> Result<Place, Missing> {
+        self.0.get(name).copied().ok_or_else(|| Missing(name.to_owned()))
+    }
+
+    /// The form in which it is pinned.
+    pub(super) fn to_records(&self) -> Vec<Record> {
+        let record = |(name, place): (&String, &Place)| {
+            let mut bytes = [0; NAME];
+            let length = name.len().min(NAME);
+            bytes[..length].copy_from_slice(&name.as_bytes()[..length]);
+            let mut record = [0, 0, 0, 0, 0, 0, place.at as u32, place.width as u32];
+            for (word, chunk) in record.iter_mut().zip(bytes.chunks_exact(4)) {
+                *word = u32::from_le_bytes([chunk[0], chunk[1], chunk[2], chunk[3]]);
+            }
+            record
+        };
+        self.0.iter().map(record).collect()
+    }
+
+    /// Reads that form.
+    pub(super) fn from_records(records: impl Iterator<Item = Record>) -> Self {
+        let entry = |record: Record| {
+            let bytes = record[..NAME / 4].iter().flat_map(|word| word.to_le_bytes());
+            let name: Vec<u8> = bytes.take_while(|byte| *byte != 0).collect();
+            let (at, width) = (record[6] as usize, record[7] as usize);
+            (String::from_utf8_lossy(&name).into_owned(), Place { at, width })
+        };
+        Self(records.map(entry).filter(|(name, _)| !name.is_empty()).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_description_survives_its_form() {
+        let own = Description::own();
+        assert_eq!(Description::from_records(own.to_records().into_iter()), own);
+        assert!(own.0.keys().all(|name| name.len() <= NAME), "names fit");
+        assert!(own.place("way4.colour").is_err());
+    }
+}

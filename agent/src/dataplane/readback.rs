@@ -1,0 +1,255 @@
+//! Comparing the kernel's tables with what they must hold, and putting them right.
+//!
+//! A pass goes through all tables in slices, between which packets and updates go on: at 100,000
+//! pods it reads some 70 MB of memory, which a slice now and then does not show. Nobody but the agent
+//! writes these tables, and the engine lets no update run meanwhile, so a difference is somebody
+//! else's doing.
+
+use std::collections::BTreeMap;
+use std::mem::offset_of;
+use std::os::fd::{AsFd, OwnedFd};
+
+use aya::Pod;
+use aya::maps::MapError;
+use aya::maps::lpm_trie::Key;
+use netpold_core::compile::{Compiler, Cursor, Expected};
+use netpold_core::ops::{Apply, Op};
+use netpold_ebpf::layout::{Endpoint, Row, Settings};
+
+use super::mmap::{MappedArray, MmapError};
+use super::tables::{TableError, Tables, at};
+use super::{Dataplane, sys};
+
+/// Entries that were put right, by table.
+pub type Repaired = BTreeMap<&'static str, u64>;
+
+/// How far the search for IPv6 entries that nobody asked for has come.
+#[derive(Debug, Default)]
+pub(super) struct Strays {
+    host: Option<[u8; 16]>,
+    cidr: Option<[u8; 20]>,
+}
+
+impl Dataplane {
+    /// Compares the next of `slices` parts of the tables with what the compiler's last update left
+    /// in them, and puts right what differs. Gives where the next part begins.
+    ///
+    /// # Errors
+    /// A table cannot be read or written.
+    pub fn readback(
+        &mut self,
+        compiler: &Compiler,
+        cursor: Cursor,
+        slices: u32,
+    ) -> Result<(Cursor, Repaired), TableError> {
+        let mut repaired = Repaired::new();
+        let (Some(settings), Some(generation)) = (self.settings, &mut self.generation) else {
+            return Ok((cursor, repaired));
+        };
+        let tables = generation.tables();
+        if cursor.is_start() {
+            note(&mut repaired, "settings", tables.check_settings(settings)?);
+        }
+        let budget = compiler.expected_elements() / slices.max(1) + 1;
+        let mut failed = Ok(());
+        let next =
+            compiler.expected(cursor, budget, &mut |expected| match tables.check(&expected) {
+                Ok(wrong) => note(&mut repaired, table(&expected), wrong),
+                Err(error) => failed = Err(error),
+            });
+        failed?;
+        let removed = tables.remove_strays(compiler, &mut self.strays, slices)?;
+        note(&mut repaired, "IPv6 addresses", removed.0);
+        note(&mut repaired, "IPv6 prefixes", removed.1);
+        Ok((next, repaired))
+    }
+}
+
+fn note(repaired: &mut Repaired, table: &'static str, wrong: u64) {
+    if wrong > 0 {
+        *repaired.entry(table).or_default() += wrong;
+    }
+}
+
+fn table(expected: &Expected<'_>) -> &'static str {
+    match expected {
+        Expected::TrieRoot(..) | Expected::TrieBlock(..) => "IPv4 trie",
+        Expected::Row(..) | Expected::RowBlock(..) => "rows",
+        Expected::Bitmap(..) => "port bitmaps",
+        Expected::Endpoint(..) => "endpoints",
+        Expected::Host6(..) => "IPv6 addresses",
+        Expected::Cidr6(..) => "IPv6 prefixes",
+        Expected::HasCidr6(_) => "settings",
+    }
+}
+
+impl Tables {
+    /// Compares an element and puts it right; how many words or entries were wrong.
+    fn check(&mut self, expected: &Expected<'_>) -> Result<u64, TableError> {
+        match expected {
+            Expected::TrieRoot(first, wanted) => {
+                words(&self.trie_root, 0, *first, wanted).map_err(at("TRIE_ROOT"))
+            }
+            Expected::TrieBlock(id, wanted) => {
+                words(&self.trie_blocks, *id, 0, &wanted[..]).map_err(at("TRIE_BLOCKS"))
+            }
+            Expected::Row(id, wanted) => {
+                let blocks = offset_of!(Row, blocks) as u32 / 4;
+                wide_words(&self.rows, *id, &wanted.first)
+                    .and_then(|wrong| Ok(wrong + words(&self.rows, *id, blocks, &wanted.blocks)?))
+                    .map_err(at("ROWS"))
+            }
+            Expected::RowBlock(id, wanted) => {
+                wide_words(&self.row_blocks, *id, &wanted[..]).map_err(at("ROW_BLOCKS"))
+            }
+            Expected::Bitmap(id, wanted) => {
+                wide_words(&self.bitmaps, *id, &wanted[..]).map_err(at("PORT_BITMAPS"))
+            }
+            Expected::Endpoint(slot, wanted) => {
+                self.check_endpoint(*slot, *wanted).map_err(at("ENDPOINTS"))
+            }
+            Expected::Host6(address, class) => {
+                let found = self.hosts6.get(&address.octets(), 0);
+                self.check_v6(found, *class, Op::Host6(*address, *class))
+            }
+            Expected::Cidr6(net, class) => {
+                let key = Key::new(u32::from(net.prefix_len()), net.network().octets());
+                let found = self.cidrs6.get(&key, 0);
+                self.check_v6(found, *class, Op::Cidr6(*net, *class))
+            }
+            Expected::HasCidr6(has) => {
+                let word = offset_of!(Settings, has_cidr6) as u32 / 4;
+                words(&self.settings, 0, word, &[u32::from(*has)]).map_err(at("SETTINGS"))
+            }
+        }
+    }
+
+    fn check_v6(
+        &mut self,
+        found: Result<u32, MapError>,
+        class: u32,
+        write: Op,
+    ) -> Result<u64, TableError> {
+        if matches!(found, Ok(found) if found == class) {
+            return Ok(0);
+        }
+        self.apply(&write).map(|()| 1)
+    }
+
+    /// The rows first, and the slot is never without its interface if it had it before.
+    fn check_endpoint(&self, slot: u32, wanted: Option<&Endpoint>) -> Result<u64, MmapError> {
+        let wanted = wanted.copied().unwrap_or_default();
+        let found = self.endpoints.read(slot)?;
+        if found == wanted {
+            return Ok(0);
+        }
+        let ifindex = offset_of!(Endpoint, ifindex);
+        if wanted.ifindex == 0 {
+            self.endpoints.store_u32(slot, ifindex, 0)?;
+        }
+        self.endpoints.store_u64(slot, offset_of!(Endpoint, rows), wanted.rows)?;
+        if found.ifindex != wanted.ifindex {
+            self.endpoints.write_element(slot, &Endpoint { ifindex: 0, ..wanted })?;
+            self.endpoints.store_u32(slot, ifindex, wanted.ifindex)?;
+        } else {
+            self.endpoints.write_element(slot, &wanted)?;
+        }
+        Ok(1)
+    }
+
+    /// The settings that stay as they were written first.
+    fn check_settings(&self, wanted: Settings) -> Result<u64, TableError> {
+        let found = self.settings.read(0).map_err(at("SETTINGS"))?;
+        let wanted = Settings { has_cidr6: found.has_cidr6, watch_only: 0, ..wanted };
+        if found == wanted {
+            return Ok(0);
+        }
+        self.settings.write_element(0, &wanted).map_err(at("SETTINGS")).map(|()| 1)
+    }
+
+    /// Removes or corrects some of the IPv6 entries that nobody asked for: addresses, prefixes.
+    fn remove_strays(
+        &mut self,
+        compiler: &Compiler,
+        strays: &mut Strays,
+        slices: u32,
+    ) -> Result<(u64, u64), TableError> {
+        const LEAST: u32 = 64;
+        let part = compiler.expected_elements() / slices.max(1) + LEAST;
+        let (mut hosts, mut cidrs) = (0, 0);
+        for _ in 0..part {
+            strays.host = next(&self.hosts6_fd, strays.host, "HOSTS6")?;
+            let Some(key) = strays.host else { break };
+            if compiler.expected_host6(key.into()).is_none() {
+                // The walk begins anew behind a key that is gone.
+                strays.host = None;
+                self.apply(&Op::Host6Gone(key.into()))?;
+                hosts += 1;
+            }
+        }
+        for _ in 0..part {
+            strays.cidr = next(&self.cidrs6_fd, strays.cidr, "CIDRS6")?;
+            let Some(key) = strays.cidr else { break };
+            let Some(net) = net_of(key) else { continue };
+            if compiler.expected_cidr6(net).is_none() {
+                strays.cidr = None;
+                self.apply(&Op::Cidr6Gone(net))?;
+                cidrs += 1;
+            }
+        }
+        Ok((hosts, cidrs))
+    }
+}
+
+/// The key behind another one in the kernel's order; `None` behind the last.
+fn next<const N: usize>(
+    map: &OwnedFd,
+    key: Option<[u8; N]>,
+    name: &'static str,
+) -> Result<Option<[u8; N]>, TableError> {
+    sys::next_key(map.as_fd(), key).map_err(|error| {
+        let cause = MapError::IoError(error);
+        TableError::Map { name, cause }
+    })
+}
+
+/// `netpold_ebpf::layout::Lpm6Key`
+fn net_of(key: [u8; 20]) -> Option<ipnet::Ipv6Net> {
+    let (length, address) = key.split_first_chunk::<4>()?;
+    let address: [u8; 16] = address.try_into().ok()?;
+    let length = u8::try_from(u32::from_ne_bytes(*length)).ok()?;
+    ipnet::Ipv6Net::new(address.into(), length).ok()
+}
+
+/// Compares 32-bit words of an element from one on.
+fn words<T: Pod>(
+    map: &MappedArray<T>,
+    element: u32,
+    first: u32,
+    wanted: &[u32],
+) -> Result<u64, MmapError> {
+    let mut wrong = 0;
+    for (index, word) in (first as usize..).zip(wanted) {
+        if map.load_u32(element, index * 4)? != *word {
+            map.store_u32(element, index * 4, *word)?;
+            wrong += 1;
+        }
+    }
+    Ok(wrong)
+}
+
+/// The same for an element of 64-bit words.
+fn wide_words<T: Pod>(
+    map: &MappedArray<T>,
+    element: u32,
+    wanted: &[u64],
+) -> Result<u64, MmapError> {
+    let mut wrong = 0;
+    for (index, word) in wanted.iter().enumerate() {
+        if *word != Expected::ANY && map.load_u64(element, index * 8)? != *word {
+            map.store_u64(element, index * 8, *word)?;
+            wrong += 1;
+        }
+    }
+    Ok(wrong)
+}

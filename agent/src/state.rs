@@ -1,0 +1,241 @@
+//! The last good state: what was enforced last, in one small file, for a boot before the source is
+//! in sync.
+//!
+//! It holds the objects that what was enforced came from, and no others: with them the agent compiles
+//! as ever against the interfaces there are then. gzip carries a checksum; the file is written beside
+//! and renamed, so there is the old one, the new one, or none. What cannot be read, or is
+//! another node's, counts as none: nothing is ever enforced by half of it.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use flate2::Compression;
+use flate2::read::GzDecoder;
+use flate2::write::GzEncoder;
+use netpold_core::compile::Essentials;
+use netpold_core::model::Change;
+use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
+use tokio::task::JoinHandle;
+
+use crate::source::Batch;
+
+/// Version of the file's form.
+const FORMAT: u32 = 1;
+/// No state is larger: a damaged file does not fill the memory.
+const MAX_BYTES: u64 = 1 << 30;
+/// Shortest time between two files.
+const PAUSE: Duration = Duration::from_secs(5);
+/// Writing may take one part in this many of the time.
+const SHARE: u32 = 100;
+
+/// Why there is no state, or none was kept.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// The file cannot be read or written.
+    #[error("--state {}: {cause}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        cause: io::Error,
+    },
+    /// It is damaged, or something else.
+    #[error("--state {}: not a state of netpold's, or damaged: {cause}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        cause: serde_json::Error,
+    },
+    /// It is of another version.
+    #[error("--state {}: of format {found}, this agent knows {FORMAT}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        found: u32,
+    },
+    /// It is another node's.
+    #[error("--state {}: of node {found:?}, not this one", path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// Whose it is.
+        found: String,
+    },
+}
+
+/// The file's content.
+#[derive(Serialize, Deserialize)]
+struct Document<T> {
+    format: u32,
+    node: String,
+    objects: T,
+}
+
+/// What every version's file begins with.
+#[derive(Deserialize)]
+struct Head {
+    format: u32,
+    node: String,
+}
+
+/// Reads the objects of the last good state; `None` if there is no file.
+///
+/// # Errors
+/// See [`StateError`]: there is a file, but no state to go by.
+pub fn read(path: &Path, node: &str) -> Result<Option<Vec<Change>>, StateError> {
+    let failed = |cause| StateError::Io { path: path.to_owned(), cause };
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(error)),
+    };
+    let mut bytes = Vec::new();
+    let mut unpacked = GzDecoder::new(BufReader::new(file)).take(MAX_BYTES);
+    // To its end, where the checksum is.
+    unpacked.read_to_end(&mut bytes).map_err(failed)?;
+    let damaged = |cause| StateError::Damaged { path: path.to_owned(), cause };
+    let head: Head = serde_json::from_slice(&bytes).map_err(damaged)?;
+    if head.format != FORMAT {
+        return Err(StateError::Format { path: path.to_owned(), found: head.format });
+    }
+    if head.node != node {
+        return Err(StateError::Foreign { path: path.to_owned(), found: head.node });
+    }
+    let document: Document<Vec<Change>> = serde_json::from_slice(&bytes).map_err(damaged)?;
+    // Interfaces are what they are now.
+    let objects = document.objects.into_iter();
+    Ok(Some(objects.filter(|change| change.is_object()).collect()))
+}
+
+/// Puts a state in the place of the last one.
+///
+/// # Errors
+/// [`StateError::Io`]; the last one stays.
+pub fn write(path: &Path, node: &str, objects: &Essentials) -> Result<(), StateError> {
+    let failed = |cause| StateError::Io { path: path.to_owned(), cause };
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(directory).map_err(failed)?;
+    let mut file = NamedTempFile::new_in(directory).map_err(failed)?;
+    let document = Document { format: FORMAT, node: node.to_owned(), objects };
+    let packed = GzEncoder::new(BufWriter::new(&mut file), Compression::fast());
+    write_document(packed, &document).map_err(failed)?;
+    file.as_file().sync_all().map_err(failed)?;
+    file.persist(path).map_err(|error| failed(error.error))?;
+    File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)
+}
+
+fn write_document<W: Write>(
+    mut packed: GzEncoder<W>,
+    document: &Document<&Essentials>,
+) -> io::Result<()> {
+    serde_json::to_writer(&mut packed, document)?;
+    packed.finish()?.flush()
+}
+
+/// Writes the state now and then, in the background.
+#[derive(Debug)]
+pub struct Keeper {
+    path: PathBuf,
+    node: String,
+    /// Revision in the file, or on its way there.
+    kept: u64,
+    not_before: Instant,
+    writing: Option<JoinHandle<(Duration, Result<(), StateError>)>>,
+    /// Why the last attempt failed.
+    problem: Option<String>,
+}
+
+impl Keeper {
+    /// One that has written nothing.
+    #[must_use]
+    pub fn new(path: PathBuf, node: String) -> Self {
+        let not_before = Instant::now();
+        Self { path, node, kept: 0, not_before, writing: None, problem: None }
+    }
+
+    /// Whether this revision is to be written now.
+    #[must_use]
+    pub fn is_due(&self, revision: u64) -> bool {
+        self.kept != revision && self.writing.is_none() && Instant::now() >= self.not_before
+    }
+
+    /// Begins to write a revision.
+    pub fn write(&mut self, revision: u64, objects: Essentials) {
+        let (path, node) = (self.path.clone(), self.node.clone());
+        self.kept = revision;
+        self.writing = Some(tokio::task::spawn_blocking(move || {
+            let began = Instant::now();
+            let written = write(&path, &node, &objects);
+            (began.elapsed(), written)
+        }));
+    }
+
+    /// Takes in what came of it, if it is done. Says what is wrong.
+    pub async fn settle(&mut self) -> Option<String> {
+        if self.writing.as_ref().is_some_and(JoinHandle::is_finished)
+            && let Some(writing) = self.writing.take()
+            && let Ok((took, result)) = writing.await
+        {
+            self.not_before = Instant::now() + PAUSE.max(took * SHARE);
+            let problem = result.err().map(|error| {
+                self.kept = 0;
+                format!("{error}; a boot without the source would begin without policy")
+            });
+            if let Some(problem) = problem.as_ref().filter(|p| self.problem.as_ref() != Some(p)) {
+                tracing::warn!("{problem}");
+            }
+            self.problem = problem;
+        }
+        self.problem.clone()
+    }
+}
+
+/// Objects of the last good state that the source has not spoken of yet.
+#[derive(Debug, Default)]
+pub struct Restored {
+    gone: Vec<Change>,
+    /// The source has named an object.
+    something_given: bool,
+}
+
+impl Restored {
+    /// All of them.
+    #[must_use]
+    pub fn new(objects: &[Change]) -> Self {
+        Self { gone: objects.iter().map(Change::gone).collect(), something_given: false }
+    }
+
+    /// Whether the state still is in force, in part at least.
+    #[must_use]
+    pub fn is_in_force(&self) -> bool {
+        !self.gone.is_empty()
+    }
+
+    /// Completes a batch: once the source is in sync, what it has not named goes. A source that has
+    /// named nothing at all is not believed.
+    pub fn complete(&mut self, batch: &mut Batch) {
+        self.something_given |= !batch.changes.is_empty();
+        if self.gone.is_empty() {
+            return;
+        }
+        let named: BTreeSet<String> = batch.changes.iter().map(name).collect();
+        self.gone.retain(|gone| !named.contains(&name(gone)));
+        if batch.in_sync && self.something_given {
+            batch.changes.append(&mut self.gone);
+        }
+    }
+}
+
+/// What a change is about.
+fn name(change: &Change) -> String {
+    format!("{:?}", change.gone())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,124 @@
+use netpold_core::compile::{Compiler, Options};
+use netpold_core::model::{Key, Namespace, Pod, Policy, Selector};
+use tempfile::TempDir;
+
+use super::*;
+
+/// A node with a pod that a policy isolates.
+fn objects() -> Vec<Change> {
+    let pod = Pod {
+        key: Key::new("shop", "web"),
+        uid: "u".into(),
+        labels: [("app".into(), "web".into())].into(),
+        node: "here".into(),
+        addresses: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
+        host_network: false,
+        finished: false,
+        terminating: false,
+        created: 0,
+        ports: Vec::new(),
+    };
+    let policy = Policy {
+        key: Key::new("shop", "deny"),
+        pod_selector: Selector::default(),
+        ingress: Some(Vec::new()),
+        egress: None,
+        problems: Vec::new(),
+    };
+    let namespace = Namespace { name: "shop".into(), labels: [].into() };
+    vec![Change::Namespace(namespace), Change::Pod(pod), Change::Policy(policy)]
+}
+
+fn essentials(objects: &[Change]) -> Essentials {
+    let mut compiler = Compiler::new(Options { node: "here".into(), ..Options::default() });
+    objects.iter().cloned().for_each(|object| compiler.apply(object));
+    compiler.update().unwrap();
+    compiler.essentials()
+}
+
+/// A state in a file of its own.
+fn kept() -> (TempDir, PathBuf) {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("sub/state");
+    write(&path, "here", &essentials(&objects())).unwrap();
+    (directory, path)
+}
+
+#[test]
+fn what_is_written_is_read() {
+    let (directory, path) = kept();
+    assert_eq!(read(&path, "here").unwrap(), Some(objects()));
+    assert_eq!(read(&directory.path().join("none"), "here").unwrap(), None);
+    let left = fs::read_dir(path.parent().unwrap()).unwrap().count();
+    assert_eq!(left, 1, "nothing is left beside it");
+}
+
+#[test]
+fn nothing_is_kept_where_nothing_is_isolated() {
+    let mut objects = objects();
+    objects.pop();
+    let written = serde_json::to_string(&essentials(&objects)).unwrap();
+    assert_eq!(written, "[]");
+}
+
+#[test]
+fn another_nodes_state_is_none() {
+    let (_directory, path) = kept();
+    let error = read(&path, "there").unwrap_err();
+    assert!(matches!(&error, StateError::Foreign { found, .. } if found == "here"), "{error}");
+}
+
+/// Cut off anywhere, and with any byte changed that its header does not leave free, it is refused.
+#[test]
+fn a_damaged_state_is_none() {
+    let (_directory, path) = kept();
+    let whole = fs::read(&path).unwrap();
+    for length in 0..whole.len() {
+        fs::write(&path, &whole[..length]).unwrap();
+        assert!(read(&path, "here").is_err(), "cut off after {length} bytes");
+    }
+    // RFC 1952: flags, time and system of the first ten bytes mean nothing to the content.
+    for at in (0..4).chain(10..whole.len()) {
+        for bit in [0x01, 0x10, 0x80] {
+            let mut damaged = whole.clone();
+            damaged[at] ^= bit;
+            fs::write(&path, &damaged).unwrap();
+            let read = read(&path, "here");
+            let same = matches!(&read, Ok(Some(read)) if *read == objects());
+            assert!(read.is_err() || same, "byte {at}: {read:?}");
+        }
+    }
+    for text in ["", "netpold", "\0\0\0\0"] {
+        fs::write(&path, text).unwrap();
+        assert!(read(&path, "here").is_err(), "{text:?}");
+    }
+}
+
+#[test]
+fn another_format_is_none() {
+    let (_directory, path) = kept();
+    let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
+    packed.write_all(b"{\"format\":2,\"node\":\"here\",\"things\":7}").unwrap();
+    fs::write(&path, packed.finish().unwrap()).unwrap();
+    assert!(matches!(read(&path, "here"), Err(StateError::Format { found: 2, .. })));
+}
+
+#[test]
+fn what_a_source_does_not_name_goes_once_it_is_in_sync() {
+    let mut restored = Restored::new(&objects());
+    let batch = |changes: &[Change], in_sync| Batch {
+        changes: changes.to_vec(),
+        in_sync,
+        at: Instant::now(),
+    };
+    let mut nothing = batch(&[], true);
+    restored.complete(&mut nothing);
+    assert!(nothing.changes.is_empty() && restored.is_in_force(), "nothing at all is no answer");
+    let mut part = batch(&objects()[..1], false);
+    restored.complete(&mut part);
+    assert_eq!(part.changes, objects()[..1], "it is not in sync yet");
+    let mut rest = batch(&objects()[1..2], true);
+    restored.complete(&mut rest);
+    assert_eq!(rest.changes, [objects()[1].clone(), objects()[2].gone()]);
+    assert!(!restored.is_in_force());
+}

@@ -1,0 +1,107 @@
+//! What a pod gets in the moments before anybody knows which one it is.
+
+use std::time::{Duration, Instant};
+
+use netpold_testbed::{Cni, Netns, require_root};
+
+use crate::cluster::{Cluster, ENFORCED, all_pass, none_pass};
+use crate::load::guarded;
+
+fn denying() -> Cluster {
+    let mut cluster = guarded(Cni::Ptp);
+    cluster.arguments = ["--new-pods", "deny"].map(str::to_owned).to_vec();
+    cluster
+}
+
+#[test]
+fn a_pod_that_nobody_knows_reaches_its_node_alone() {
+    if !require_root("a_pod_that_nobody_knows_reaches_its_node_alone") {
+        return;
+    }
+    let mut cluster = denying();
+    cluster.enforce();
+    cluster.add(0, "late");
+    let name = cluster.pod("late").host_interface().to_owned();
+    let waits = |status: &serde_json::Value| status["waiting"].to_string().contains(&name);
+    cluster.agents[0].wait_for("aware of the new interface", ENFORCED, waits).unwrap();
+    let (late, stranger) = (cluster.pod("late"), cluster.pod("stranger"));
+    none_pass(late, stranger, stranger.addresses());
+    none_pass(stranger, late, late.addresses());
+    all_pass(&cluster.nodes[0], late, late.addresses());
+    all_pass(late, &cluster.nodes[0], &cluster.nodes[0].addresses());
+    // An agent that starts anew lets nothing through either.
+    cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
+    cluster.agents[0].wait_for("aware of the interface", ENFORCED, waits).unwrap();
+    let (late, stranger) = (cluster.pod("late"), cluster.pod("stranger"));
+    none_pass(late, stranger, stranger.addresses());
+    // Known, and under no policy.
+    cluster.enforce();
+    cluster.reaches("late", "stranger");
+    cluster.reaches("stranger", "late");
+}
+
+/// Interfaces that were there first may be nobody's pods.
+#[test]
+fn what_was_there_before_the_agent_is_left_alone() {
+    if !require_root("what_was_there_before_the_agent_is_left_alone") {
+        return;
+    }
+    let mut cluster = denying();
+    let foreign = cluster.take("stranger");
+    cluster.enforce();
+    let friend = cluster.pod("friend");
+    all_pass(&foreign, &cluster.nodes[0], &cluster.nodes[0].addresses());
+    none_pass(&foreign, friend, friend.addresses());
+    cluster.without_policy("f").without_policy("to").enforce();
+    let friend = cluster.pod("friend");
+    all_pass(&foreign, friend, friend.addresses());
+}
+
+/// From a veth's creation to both programs on it: the pins tell.
+#[test]
+fn from_creation_to_attachment() {
+    if !require_root("from_creation_to_attachment") {
+        return;
+    }
+    const ROUNDS: u32 = 20;
+    let mut cluster = denying();
+    cluster.enforce();
+    let links = cluster.agents[0].bpffs().join("links");
+    let mut times = Vec::new();
+    for round in 0..ROUNDS {
+        let inside = Netns::create(&format!("first{round}")).unwrap();
+        let index = 5000 + round;
+        let create = format!(
+            "link add name first{round} index {index} type veth peer name eth0 netns {}\n",
+            inside.path().display()
+        );
+        let pin = links.join(format!("{index}-egress"));
+        let netns = cluster.nodes[0].netns();
+        let began = std::thread::scope(|scope| {
+            let creating = scope.spawn(|| {
+                let created =
+                    || netns.run(|| nix::net::if_::if_nametoindex(&*format!("first{round}")).ok());
+                let ip = scope.spawn(|| netns.ip(&create).unwrap());
+                while created().unwrap().is_none() {}
+                let began = Instant::now();
+                ip.join().unwrap();
+                began
+            });
+            let deadline = Instant::now() + ENFORCED;
+            while !pin.exists() {
+                assert!(Instant::now() < deadline, "nothing is attached");
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            let attached = Instant::now();
+            attached.saturating_duration_since(creating.join().unwrap())
+        });
+        times.push(began);
+    }
+    times.sort();
+    println!(
+        "from a veth to its programs: min {:?}, median {:?}, max {:?} of {ROUNDS}",
+        times[0],
+        times[times.len() / 2],
+        times[times.len() - 1]
+    );
+}

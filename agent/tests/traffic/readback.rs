@@ -1,0 +1,181 @@
+//! What somebody else changes in the kernel is put right.
+
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::time::Duration;
+
+use aya::maps::{HashMap, Map, MapData, MapInfo};
+use aya::programs::loaded_programs;
+use netpold::dataplane::mmap::MappedArray;
+use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint, LAYOUT_VERSION, RowBlock, Settings};
+use netpold_testbed::{Cni, require_root};
+use nix::mount::{MntFlags, umount2};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::cluster::{Cluster, ENFORCED, remount};
+use crate::kernel;
+use crate::load::guarded;
+
+/// A guarded server whose agent looks over everything once a second.
+fn watched(cni: Cni, prepare: fn(&mut Command)) -> Cluster {
+    let mut cluster = guarded(cni);
+    cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
+    cluster.prepare = prepare;
+    cluster.enforce();
+    cluster
+}
+
+fn repaired(status: &Value, kind: &str) -> u64 {
+    status["repaired"][kind].as_u64().unwrap_or_default()
+}
+
+/// Does something to the kernel's state and waits until that many more repairs of a kind are told.
+#[track_caller]
+fn tamper(cluster: &mut Cluster, kind: &str, least: u64, act: impl FnOnce(&Cluster)) {
+    let before = repaired(&cluster.agents[0].status().unwrap(), kind);
+    act(cluster);
+    let enough = |status: &Value| repaired(status, kind) >= before + least;
+    cluster.agents[0].wait_for("aware of it", ENFORCED, enough).unwrap();
+    cluster.denied("stranger", "server");
+    cluster.reaches("friend", "server");
+}
+
+fn pinned(cluster: &Cluster, name: &str) -> MapData {
+    let version = format!("v{LAYOUT_VERSION}");
+    MapData::from_pin(cluster.agents[0].bpffs().join(version).join(name)).unwrap()
+}
+
+/// A map of the agent's programs that is not pinned, found as bpftool would.
+fn unpinned(cluster: &Cluster, name: &str) -> u32 {
+    let endpoints = pinned(cluster, "ENDPOINTS").info().unwrap().id();
+    let programs = loaded_programs().filter_map(Result::ok);
+    let mut maps = programs
+        .filter_map(|program| program.map_ids().ok().flatten())
+        .filter(|maps| maps.contains(&endpoints))
+        .flatten();
+    maps.find(|id| MapInfo::from_id(*id).is_ok_and(|map| map.name_as_str() == Some(name))).unwrap()
+}
+
+/// The server is not isolated any more.
+fn free_the_server(cluster: &Cluster) {
+    let endpoints = MappedArray::<Endpoint>::new(&pinned(cluster, "ENDPOINTS")).unwrap();
+    let index = cluster.pod("server").host_ifindex();
+    let slots = 0..ENDPOINT_SLOTS;
+    let slot = slots.into_iter().find(|slot| endpoints.read(*slot).unwrap().ifindex == index);
+    let rows = std::mem::offset_of!(Endpoint, rows);
+    endpoints.store_u64(slot.unwrap(), rows, 0).unwrap();
+}
+
+/// Every row allows everything to everybody that has a column in its first block.
+fn allow_everything(cluster: &Cluster) {
+    let blocks = MapInfo::from_id(unpinned(cluster, "ROW_BLOCKS")).unwrap();
+    let blocks = MappedArray::<RowBlock>::from_fd(blocks.fd().unwrap().as_fd(), 8).unwrap();
+    for block in 0..8 {
+        blocks.write_element(block, &[1; 256]).unwrap();
+    }
+}
+
+/// The stranger gets the friend's class.
+fn disguise(cluster: &Cluster) {
+    let data = MapData::from_id(unpinned(cluster, "HOSTS6")).unwrap();
+    let mut hosts: HashMap<_, [u8; 16], u32> = HashMap::try_from(Map::HashMap(data)).unwrap();
+    let octets = |pod: &str| match cluster.pod(pod).ip6() {
+        Some(IpAddr::V6(address)) => address.octets(),
+        _ => [0; 16],
+    };
+    let class = hosts.get(&octets("friend"), 0).unwrap();
+    hosts.insert(octets("stranger"), class, 0).unwrap();
+    // An address that no object knows.
+    hosts.insert([0xfd; 16], class, 0).unwrap();
+}
+
+fn forget_flows(cluster: &Cluster) {
+    let settings = MappedArray::<Settings>::new(&pinned(cluster, "SETTINGS")).unwrap();
+    settings.store_u32(0, std::mem::offset_of!(Settings, timeouts), 0).unwrap();
+    settings.store_u32(0, std::mem::offset_of!(Settings, watch_only), 1).unwrap();
+}
+
+#[test]
+fn changed_entries_are_put_right() {
+    if !require_root("changed_entries_are_put_right") {
+        return;
+    }
+    let mut cluster = watched(Cni::Ptp, |_| ());
+    std::thread::sleep(Duration::from_millis(2500));
+    let status = cluster.agents[0].status().unwrap();
+    assert_eq!(repaired(&status, "entries"), 0, "nobody has changed anything yet: {status}");
+    tamper(&mut cluster, "entries", 1, free_the_server);
+    tamper(&mut cluster, "entries", 256, allow_everything);
+    tamper(&mut cluster, "entries", 2, disguise);
+    tamper(&mut cluster, "entries", 1, forget_flows);
+    let log = cluster.agents[0].log();
+    assert!(log.contains("somebody changed a table: put right"), "{log}");
+}
+
+/// The pins and their file system: programs stay, pins come back, and outlive the agent again.
+#[test]
+fn pins_that_are_gone_come_back() {
+    if !require_root("pins_that_are_gone_come_back") {
+        return;
+    }
+    let mut cluster = watched(Cni::Ptp, |_| ());
+    let bpffs = cluster.agents[0].bpffs();
+    tamper(&mut cluster, "pins", 8, |_| {
+        umount2(&bpffs, MntFlags::MNT_DETACH).unwrap();
+    });
+    let status = cluster.agents[0].status().unwrap();
+    assert!(repaired(&status, "programs") >= 3, "three pods' links are pinned again: {status}");
+    cluster.agents[0].end(Signal::SIGKILL);
+    cluster.denied("stranger", "server");
+    cluster.reaches("friend", "server");
+    cluster.restart(0);
+    cluster.reaches("friend", "server");
+    cluster.denied("stranger", "server");
+}
+
+/// Nothing can be pinned, but a new pod is judged; what is missing is told, and made good later.
+#[test]
+fn a_read_only_bpffs_leaves_no_new_pod_open() {
+    if !require_root("a_read_only_bpffs_leaves_no_new_pod_open") {
+        return;
+    }
+    let mut cluster = watched(Cni::Ptp, |_| ());
+    let bpffs = cluster.agents[0].bpffs();
+    remount(&bpffs, "ro");
+    cluster.add(0, "late");
+    cluster.policy("late", crate::cluster::isolate("late", &["Ingress", "Egress"]));
+    cluster.write();
+    let index = cluster.pod("late").host_ifindex();
+    let told = |status: &Value| {
+        let problem = format!("interface {index}: ");
+        status["endpoints"].to_string().contains("\"late\"")
+            && status["problems"].as_array().is_some_and(|all| {
+                let mut all = all.iter().filter_map(Value::as_str);
+                all.any(|p| p.starts_with(&problem) && p.contains("but not pinned"))
+            })
+    };
+    cluster.agents[0].wait_for("aware of it", ENFORCED, told).unwrap();
+    cluster.denied("stranger", "late");
+    cluster.reaches("friend", "server");
+    remount(&bpffs, "rw");
+    cluster.wait();
+    cluster.agents[0].end(Signal::SIGKILL);
+    cluster.denied("stranger", "late");
+}
+
+#[test]
+fn a_qdisc_that_is_deleted_comes_back() {
+    if !require_root("a_qdisc_that_is_deleted_comes_back") {
+        return;
+    }
+    let mut cluster = watched(Cni::Bridge, kernel::without_tcx);
+    tamper(&mut cluster, "programs", 1, |cluster| {
+        let link = cluster.pod("server").host_interface().to_owned();
+        let mut tc = cluster.nodes[0].command("tc").unwrap();
+        let done = tc.args(["qdisc", "del", "dev", &link, "clsact"]).status().unwrap();
+        assert!(done.success());
+        std::thread::sleep(Duration::from_millis(1));
+    });
+}

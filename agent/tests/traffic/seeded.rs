@@ -1,0 +1,93 @@
+//! Connections that are older than the first agent, where the kernel's conntrack knows who began.
+
+use std::io::Write;
+use std::net::{IpAddr, SocketAddr};
+use std::process::Stdio;
+
+use netpold_testbed::{Cni, Flow, Protocol, require_root};
+
+use crate::cluster::{Cluster, MOMENT, PATIENCE, allow_from, allow_to, isolate};
+
+const BOTH: [&str; 2] = ["Ingress", "Egress"];
+/// Beyond every port that a client is given: a guess by ports takes the client for the server.
+const HIGH: u16 = 64_000;
+/// A Service's address and port, which the node translates.
+const SERVICE: (&str, u16) = ("10.96.0.1", 64_001);
+
+/// Rules that make the node's kernel track connections, and translate a Service's.
+fn track(cluster: &Cluster) {
+    let server = cluster.pod("server").ip4().unwrap();
+    let (address, port) = SERVICE;
+    let rules = format!(
+        "table inet track {{
+            chain forward {{ type filter hook forward priority 0; ct state established accept; }}
+            chain services {{
+                type nat hook prerouting priority -100;
+                ip daddr {address} tcp dport {port} dnat ip to {server}:{HIGH}
+            }}
+        }}"
+    );
+    let mut nft = cluster.nodes[0].command("nft").unwrap();
+    let mut child = nft.args(["-f", "-"]).stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(rules.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+fn open(cluster: &Cluster, from: &str, to: (IpAddr, u16)) -> Flow {
+    let to = SocketAddr::from(to);
+    let mut flow = cluster.pod(from).open_flow(Protocol::Tcp, to, PATIENCE).unwrap();
+    assert!(flow.ping(PATIENCE), "nothing is in its way yet");
+    flow
+}
+
+#[test]
+fn connections_older_than_the_agent_go_on() {
+    if !require_root("connections_older_than_the_agent_go_on") {
+        return;
+    }
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client", "other"]);
+    for pod in ["server", "client"] {
+        cluster.pod(pod).serve(Protocol::Tcp, HIGH).unwrap();
+    }
+    track(&cluster);
+    let servers = cluster.pod("server").addresses().to_vec();
+    let mut allowed: Vec<Flow> =
+        servers.iter().map(|to| open(&cluster, "client", (*to, HIGH))).collect();
+    let (address, port) = SERVICE;
+    allowed.push(open(&cluster, "client", (address.parse().unwrap(), port)));
+    let mut denied: Vec<Flow> =
+        servers.iter().map(|to| open(&cluster, "other", (*to, HIGH))).collect();
+    let clients = cluster.pod("client").addresses().to_vec();
+    // The other way, which no policy will allow though it is between the same two.
+    denied.extend(clients.iter().map(|to| open(&cluster, "server", (*to, HIGH))));
+
+    cluster.policy("s", isolate("server", &BOTH)).policy("from", allow_from("server", "client"));
+    cluster.policy("c", isolate("client", &["Ingress"])).enforce();
+    assert!(allowed.iter_mut().all(|flow| flow.ping(PATIENCE)), "what policy allows goes on");
+    assert!(denied.iter_mut().all(|flow| !flow.ping(MOMENT)), "what it denies is cut");
+    assert!(allowed.iter_mut().all(|flow| flow.ping(PATIENCE)), "and stays");
+}
+
+/// The same for a pod that is isolated while the agent runs.
+#[test]
+fn connections_older_than_isolation_go_on() {
+    if !require_root("connections_older_than_isolation_go_on") {
+        return;
+    }
+    let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["server", "client"]);
+    let bridged = [("bridge-nf-call-iptables", "1"), ("bridge-nf-call-ip6tables", "1")];
+    for (key, value) in bridged {
+        if cluster.nodes[0].netns().sysctl(&format!("bridge/{key}"), value).is_err() {
+            return eprintln!("SKIPPED: bridged packets are not tracked here (br_netfilter)");
+        }
+    }
+    cluster.pod("server").serve(Protocol::Tcp, HIGH).unwrap();
+    track(&cluster);
+    cluster.enforce();
+    let to = cluster.pod("server").addresses().to_vec();
+    let mut flows: Vec<Flow> = to.iter().map(|to| open(&cluster, "client", (*to, HIGH))).collect();
+    cluster.policy("c", isolate("client", &BOTH)).policy("to", allow_to("client", "server"));
+    cluster.policy("s", isolate("server", &BOTH)).policy("from", allow_from("server", "client"));
+    cluster.enforce();
+    assert!(flows.iter_mut().all(|flow| flow.ping(PATIENCE)), "what policy allows goes on");
+}

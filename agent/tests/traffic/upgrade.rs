@@ -1,0 +1,79 @@
+//! Agents with another layout of their tables, up and back down.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use netpold_testbed::{Cni, require_root};
+use nix::sys::signal::Signal;
+
+use crate::cluster::{Cluster, binary};
+use crate::kernel;
+use crate::load::{guarded, under_load, under_old_load};
+
+/// One of the kinds of load.
+type Traffic = fn(&mut Cluster, &[&dyn Fn(&mut Cluster)]);
+
+/// Builds the agent whose tables are laid out differently, once for all tests of a build.
+fn other() -> PathBuf {
+    let directory = PathBuf::from(binary()).parent().unwrap().to_owned();
+    let mut cargo = Command::new(env!("CARGO"));
+    // What cargo told this test is not meant for another cargo.
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_BIN_") {
+            cargo.env_remove(&name);
+        }
+    }
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
+    cargo.args(["build", "--quiet", "--bin", "netpold-other-layout"]);
+    cargo.args(["--features", "other-layout", "--target-dir"]).arg(directory.parent().unwrap());
+    let built = cargo.output().unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    directory.join("netpold-other-layout")
+}
+
+fn up_and_down(mut cluster: Cluster, traffic: Traffic) {
+    let other = other();
+    cluster.enforce();
+    let versions = |cluster: &Cluster| {
+        let entries = std::fs::read_dir(cluster.agents[0].bpffs()).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.filter(|name| name.starts_with('v')).collect();
+        names.sort();
+        names
+    };
+    let own = versions(&cluster);
+    let up = |cluster: &mut Cluster| {
+        cluster.agents[0].end(Signal::SIGKILL);
+        cluster.agents[0].set_binary(&other);
+        cluster.restart(0);
+        assert_eq!(versions(cluster), ["v1003"], "the former version's tables are gone");
+    };
+    let down = |cluster: &mut Cluster| {
+        cluster.agents[0].set_binary(binary());
+        cluster.restart(0);
+        assert_eq!(versions(cluster), own, "the former version's tables are gone");
+    };
+    traffic(&mut cluster, &[&up, &down, &up, &down]);
+    let log = cluster.agents[0].log();
+    let carried = log.matches("flows of another layout version carried over").count();
+    assert!(carried >= 4, "{log}");
+    cluster.reaches("friend", "server");
+    cluster.denied("stranger", "server");
+}
+
+#[test]
+fn upgrade_and_downgrade_across_layouts_under_load() {
+    if require_root("upgrade_and_downgrade_across_layouts_under_load") {
+        up_and_down(guarded(Cni::Ptp), under_load);
+    }
+}
+
+#[test]
+fn upgrade_and_downgrade_across_layouts_below_clsact() {
+    if require_root("upgrade_and_downgrade_across_layouts_below_clsact") {
+        let mut cluster = guarded(Cni::Bridge);
+        cluster.prepare = kernel::without_tcx;
+        up_and_down(cluster, under_old_load);
+    }
+}
