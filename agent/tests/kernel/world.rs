@@ -95,7 +95,7 @@ impl World {
     /// Writes another endpoint.
     pub(crate) fn set_endpoint(&mut self, endpoint: Endpoint) {
         self.host.set_endpoint(endpoint);
-        set(&mut self.bpf, "ENDPOINTS", endpoint.ifindex, endpoint);
+        self.write_endpoint();
     }
 
     /// Flips the pod's rows.
