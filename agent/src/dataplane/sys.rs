@@ -37,19 +37,6 @@ pub(super) struct LinkAt {
     pub(super) attach_type: u32,
 }
 
-/// The map can be mapped into memory (kernel 5.5).
-pub(super) const BPF_F_MMAPABLE: u32 = 1 << 10;
-
-#[repr(C)]
-#[derive(Default)]
-struct MapCreate {
-    kind: u32,
-    key_size: u32,
-    value_size: u32,
-    max_entries: u32,
-    flags: u32,
-}
-
 #[repr(C)]
 struct NextKey {
     map: u32,

@@ -37,7 +37,7 @@ impl Compiler {
     /// Carries out an update on everything but the kernel, regardless of capacity.
     pub(super) fn run(&mut self) -> Vec<Op> {
         let mut ops = Vec::new();
-        let mut dirty = std::mem::take(&mut self.dirty);
+        let dirty = std::mem::take(&mut self.dirty);
         self.endpoints.begin(&self.cluster);
         if dirty.namespaces {
             self.atoms.namespaces_changed();

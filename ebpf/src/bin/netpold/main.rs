@@ -130,7 +130,7 @@ fn act<D: Direction>(skb: *mut __sk_buff, reason: u32) -> i32 {
     if reason < Reason::FIRST_DROP as u32 {
         return NEXT;
     }
-    if watches_only(&Maps::new()) {
+    if watches_only() {
         return NEXT;
     }
     drops::report::<D>(skb, reason);
@@ -139,10 +139,9 @@ fn act<D: Direction>(skb: *mut __sk_buff, reason: u32) -> i32 {
 
 /// Whether programs of another layout, which come behind, still are the ones that judge.
 #[inline(always)]
-fn watches_only(maps: &Maps) -> bool {
+fn watches_only() -> bool {
     // SAFETY: map memory; the agent changes this field while the program runs.
-    maps.element(&maps::SETTINGS, 0)
-        .is_some_and(|settings| unsafe { (&raw const (*settings).watch_only).read_volatile() } != 0)
+    unsafe { (&raw const (*maps::SETTINGS.get()).watch_only).read_volatile() != 0 }
 }
 
 #[inline(always)]
