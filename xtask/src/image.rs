@@ -2,7 +2,7 @@
 //!
 //! The same sources and tools make the same bytes: no time of day, no order of hash maps, no owner gets
 //! into the image. Labels tell the commit. No registry and no container runtime is needed; push with
-//! `skopeo copy oci:target/image:VERSION docker://…`.
+//! `skopeo copy oci:target/oci:VERSION docker://…`.
 
 mod check;
 mod layout;
@@ -58,8 +58,8 @@ pub(crate) struct Options {
     /// Put this binary in instead of building one
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
-    /// Directory to write the layout to
-    #[arg(long, value_name = "DIR", default_value = "target/image")]
+    /// Directory to write the layout to, in place of what is there
+    #[arg(long, value_name = "DIR", default_value = "target/oci")]
     output: PathBuf,
     /// Tag of the image in the layout
     #[arg(long, default_value = env!("CARGO_PKG_VERSION"))]
