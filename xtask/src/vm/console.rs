@@ -86,6 +86,9 @@ pub(super) fn boot(
     Ok(Reader::new(guest, verbose).read(&lines))
 }
 
+/// `no_timer_check`: on a busy machine the emulated timer looks broken to the kernel.
+const CMDLINE: &str = "console=ttyS0 quiet panic=-1 rdinit=/init mitigations=off no_timer_check";
+
 fn command(emulator: &Emulator, kernel: &Kernel, guest: &Guest) -> Command {
     let mut command = Command::new(&emulator.program);
     if !emulator.libraries.is_empty() {
@@ -102,7 +105,7 @@ fn command(emulator: &Emulator, kernel: &Kernel, guest: &Guest) -> Command {
         .arg(&kernel.image)
         .arg("-initrd")
         .arg(guest.initramfs())
-        .args(["-append", "console=ttyS0 quiet panic=-1 rdinit=/init mitigations=off"])
+        .args(["-append", CMDLINE])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit());

@@ -105,7 +105,7 @@ impl PolicyTables for Maps {
 
     #[inline(always)]
     fn bitmap(&self, bitmap: u32, word: u16) -> u64 {
-        word!(self, maps::PORT_BITMAPS, bitmap, u64, (word & 1023) as usize)
+        word!(self, maps::PORT_BITMAPS, bitmap, u64, below_1024(word.into()))
     }
 }
 
@@ -195,6 +195,16 @@ impl Key for Key6 {
     fn protocol(&self) -> u8 {
         self.word(3) as u8
     }
+}
+
+/// Masks what the compiler knows to be below 1024, and the verifier need not: before 6.8 it forgets
+/// what it knew of a 32-bit value that was kept on the stack.
+#[inline(always)]
+fn below_1024(index: usize) -> usize {
+    let mut forgotten = index;
+    // SAFETY: a register is moved to itself.
+    unsafe { asm!("{0} = {0}", inout(reg) forgotten, options(pure, nomem, nostack)) };
+    forgotten & 1023
 }
 
 /// Hides an index from the verifier, to which `x ^ noise ^ noise` is any number.
