@@ -92,7 +92,7 @@ impl TryFrom<RunArgs> for RunConfig {
             state: args.state,
             readback: Duration::from_secs(args.readback.into()),
             node_devices: args.node_devices,
-            uplinks: (!args.xdp_uplink.is_empty()).then(|| Wanted {
+            uplinks: (!args.xdp_uplink.is_empty()).then_some(Wanted {
                 names: args.xdp_uplink,
                 scope: match args.xdp_uplink_drops {
                     UplinkDrops::Openings => Scope::Openings,

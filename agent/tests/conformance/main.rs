@@ -123,7 +123,6 @@ fn hold(cases: &[Case]) -> Result<(usize, usize)> {
             denied += step.checks.len() - allow;
         }
     }
-    println!("{} cases, {allowed} flows allowed, {denied} denied", cases.len());
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
     Ok((allowed, denied))
 }

@@ -2,7 +2,6 @@
 //! what a fuzzer once found is tried in every test run. `cargo xtask fuzz TARGET` goes on searching.
 #![expect(
     clippy::expect_used,
-    clippy::unwrap_used,
     clippy::panic,
     clippy::print_stdout,
     reason = "helpers of tests fail as tests do"

@@ -27,7 +27,7 @@ fn forged(cni: Cni) {
     };
     let stain = match forge("hostile", "server") {
         Ok(stain) => stain,
-        Err(e) => return eprintln!("SKIPPED forged marks: no TCX here: {e:#}"),
+        Err(e) => return println!("SKIPPED forged marks: no TCX here: {e:#}"),
     };
     cluster.denied("hostile", "server");
     // Nor is it cut off by the mark of one that may send nothing.

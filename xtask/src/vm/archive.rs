@@ -123,7 +123,7 @@ mod tests {
         archive.link("/d", "a/b");
         archive.write(&path).unwrap();
         let bytes = std::fs::read(&path).unwrap();
-        assert!(bytes.starts_with(b"070701") && bytes.len() % 4 == 0);
+        assert!(bytes.starts_with(b"070701") && bytes.len().is_multiple_of(4));
         let listed = Command::new("cpio")
             .args(["--list", "--quiet"])
             .stdin(Stdio::from(std::fs::File::open(&path).unwrap()))
