@@ -70,6 +70,9 @@ fn evaluate(holder: &Value, context: &Context<'_, '_>) -> Cel {
     result.unwrap()
 }
 
+/// A spec with so many of something.
+type OfSize<'a> = Box<dyn Fn(usize) -> Value + 'a>;
+
 fn many(value: &Value, count: usize) -> Value {
     Value::Array(vec![value.clone(); count])
 }
@@ -126,7 +129,7 @@ fn limits_are_held() {
                 json!({ peers: [{ "ipBlock": { "cidr": "::/0", "except": many(&json!("::1/128"), n) } }] }),
             )
         };
-        let cases: [(&str, Box<dyn Fn(usize) -> Value + '_>); 4] = [
+        let cases: [(&str, OfSize<'_>); 4] = [
             ("maxRules", Box::new(|n| json!({ "podSelector": {}, rules: many(&json!({}), n) }))),
             ("maxPeersPerRule", Box::new(|n| of(json!({ peers: many(&pod, n) })))),
             (

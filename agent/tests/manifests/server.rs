@@ -176,9 +176,9 @@ fn classified(server: &ApiServer, arguments: &[&str]) -> (String, String) {
     let output = command.args(arguments).arg("-v=8").output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).to_lowercase();
     let header = |name: &str| {
-        let lines = said.lines().filter_map(|line| line.split_once(name));
+        let mut lines = said.lines().filter_map(|line| line.split_once(name));
         lines
-            .last()
+            .next_back()
             .map(|(_, value)| value.trim_matches([':', ' ', '"']).to_owned())
             .unwrap_or_default()
     };
