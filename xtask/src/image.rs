@@ -64,6 +64,9 @@ pub(crate) struct Options {
     /// Tag of the image in the layout
     #[arg(long, default_value = env!("CARGO_PKG_VERSION"))]
     tag: String,
+    /// Check the way to an image with the development binary, linked anew, and keep nothing
+    #[arg(long)]
+    dev: bool,
     /// Processor to build for
     #[arg(long, value_enum, default_value = "amd64")]
     arch: Arch,
@@ -74,6 +77,9 @@ pub(crate) struct Options {
 /// # Errors
 /// The build fails, or the image is larger than it may be.
 pub(crate) fn run(options: &Options) -> Result<()> {
+    if options.dev {
+        return test(&setup::run()?);
+    }
     let binary = match &options.binary {
         Some(binary) => binary.clone(),
         None => build(options.arch)?,
@@ -100,12 +106,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The image's part of `cargo xtask test`. A build for release takes minutes, so the binary is that of
-/// the tests, linked anew.
+/// A build for release takes minutes: the same with the development binary, linked anew.
 ///
 /// # Errors
 /// With what is wrong.
-pub(crate) fn test(toolchain: &Toolchain) -> Result<()> {
+fn test(toolchain: &Toolchain) -> Result<()> {
     let link = ["rustc", "--locked", "--package", "netpold", "--bin", "netpold"];
     let mut command = crate::cargo(&link);
     command.args(["--", "-Ctarget-feature=+crt-static", "-Cstrip=symbols"]);

@@ -47,7 +47,7 @@ fn up_and_down(mut cluster: Cluster, traffic: Traffic) {
         cluster.agents[0].end(Signal::SIGKILL);
         cluster.agents[0].set_binary(&other);
         cluster.restart(0);
-        assert_eq!(versions(cluster), ["v1003"], "the former version's tables are gone");
+        assert_eq!(versions(cluster), ["v1004"], "the former version's tables are gone");
     };
     let down = |cluster: &mut Cluster| {
         cluster.agents[0].set_binary(binary());
