@@ -20,6 +20,14 @@ fn cluster() -> Cluster {
     cluster
 }
 
+/// A policy is in force before the update that brought it has ended, and until then a scrape finds
+/// the engine at work.
+fn enforce(cluster: &mut Cluster) {
+    cluster.enforce();
+    let deadline = Instant::now() + ENFORCED;
+    while get(&cluster.nodes[0], local(6), "/readyz").0 != 200 && Instant::now() < deadline {}
+}
+
 /// Status and body of an answer, asked for from within a namespace.
 fn get(host: &Host, to: SocketAddr, path: &str) -> (u16, String) {
     let exchange = || -> std::io::Result<String> {
@@ -89,7 +97,7 @@ fn numbers_tell_what_happens() {
         return;
     }
     let mut cluster = cluster();
-    cluster.enforce();
+    enforce(&mut cluster);
     let before = Scrape::of(&cluster);
     assert_eq!(before.value(DENIED), 0.0, "there before it happens");
     assert_eq!(before.value("netpold_endpoints"), 3.0);
@@ -155,7 +163,7 @@ fn every_metric_is_documented_and_every_documented_one_is_there() {
         return;
     }
     let mut cluster = cluster();
-    cluster.enforce();
+    enforce(&mut cluster);
     let scrape = Scrape::of(&cluster);
     assert_eq!(scrape.types, documented());
     let bases: BTreeSet<&str> =
@@ -174,11 +182,8 @@ fn readiness_says_what_is_missing() {
         return;
     }
     let mut cluster = cluster();
-    cluster.enforce();
+    enforce(&mut cluster);
     let ask = |cluster: &Cluster, path: &str| get(&cluster.nodes[0], local(6), path);
-    // A policy is in force before the update that brought it has ended.
-    let deadline = Instant::now() + ENFORCED;
-    while ask(&cluster, "/readyz").0 != 200 && Instant::now() < deadline {}
     assert_eq!(ask(&cluster, "/readyz"), (200, "ok\n".to_owned()));
     assert_eq!(ask(&cluster, "/livez"), (200, "ok\n".to_owned()));
     assert_eq!(ask(&cluster, "/else").0, 404);
@@ -201,7 +206,7 @@ fn a_pod_cannot_keep_the_node_from_being_answered() {
         return;
     }
     let mut cluster = cluster();
-    cluster.enforce();
+    enforce(&mut cluster);
     let node = cluster.nodes[0].addresses()[0];
     let to = SocketAddr::from((node, LISTEN));
     let stranger = cluster.pod("stranger");
@@ -221,7 +226,7 @@ fn it_stops_at_once_whoever_is_connected() {
         return;
     }
     let mut cluster = cluster();
-    cluster.enforce();
+    enforce(&mut cluster);
     let connect = || TcpStream::connect_timeout(&local(4), PATIENCE).unwrap();
     let mut idle = cluster.nodes[0].run(connect).unwrap();
     let start = Instant::now();
