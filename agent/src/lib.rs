@@ -13,6 +13,7 @@ pub mod listen;
 pub mod metrics;
 pub mod netlink;
 pub mod object;
+pub mod pattern;
 pub mod requirements;
 pub mod run;
 pub mod seed;

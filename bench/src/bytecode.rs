@@ -3,12 +3,12 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use netpold::dataplane::test_run::{self, Attributes};
+use netpold::dataplane::test_run::{self, Attributes, bpf};
 
-const MAP_CREATE: libc::c_long = 0;
-const MAP_UPDATE_ELEM: libc::c_long = 2;
-const PROG_LOAD: libc::c_long = 5;
-const LINK_CREATE: libc::c_long = 28;
+const MAP_CREATE: u32 = 0;
+const MAP_UPDATE_ELEM: u32 = 2;
+const PROG_LOAD: u32 = 5;
+const LINK_CREATE: u32 = 28;
 
 /// `BPF_XDP` of `enum bpf_attach_type`.
 const ATTACH_XDP: u32 = 37;
@@ -119,16 +119,6 @@ pub(crate) fn send_live(
     };
     // SAFETY: frame and context are as long as is said and outlive the call.
     unsafe { test_run::call(&mut attributes) }
-}
-
-/// # Safety
-/// `A` is the block of `command`, and what its pointers point to is valid.
-unsafe fn bpf<A>(command: libc::c_long, attributes: &mut A) -> io::Result<i32> {
-    // SAFETY: a valid block of that size, the rest is the caller's promise.
-    let result = unsafe {
-        libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attributes), size_of::<A>())
-    };
-    i32::try_from(result).ok().filter(|&r| r >= 0).ok_or_else(io::Error::last_os_error)
 }
 
 fn raw(fd: &impl AsRawFd) -> u32 {

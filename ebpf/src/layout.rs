@@ -7,7 +7,8 @@
 //!
 //! Reading order for one packet: [`Endpoint`] by interface index, class of the remote address
 //! ([`TrieRoot`] and [`TrieBlock`], or the IPv6 tables), [`Row`] (and [`RowBlock`]) of the endpoint's
-//! direction, which holds a [`PortSet`], and rarely [`PortBitmap`]. Identifiers never change meaning while they are in use.
+//! direction, which holds a [`PortSet`], and rarely [`PortBitmap`]. Identifiers never change meaning
+//! while they are in use.
 
 /// Version of everything in this file; part of the pin path. The feature `other-layout` makes a second
 /// agent for the upgrade test, which lays out endpoints, flows and their flags differently.

@@ -198,7 +198,7 @@ impl Attacher {
         let mut promote = || {
             let Some(link) = open(&watcher)? else { return Ok(()) };
             if let Some(former) = open(&path)? {
-                detach_link(&former)?;
+                sys::link_detach(former.as_fd())?;
             }
             fs::rename(&watcher, &path)?;
             held.insert(hook, link);
@@ -228,8 +228,11 @@ impl Attacher {
     /// The kernel refuses.
     pub fn detach(&mut self, hook: Hook) -> Result<(), AttachError> {
         match &mut self.backend {
-            Backend::Tcx { links, held } => detach_tcx(&links.join(hook.file_name()))
-                .and_then(|()| held.remove(&hook).map_or(Ok(()), |link| detach_link(&link))),
+            Backend::Tcx { links, held } => {
+                detach_tcx(&links.join(hook.file_name())).and_then(|()| {
+                    held.remove(&hook).map_or(Ok(()), |link| sys::link_detach(link.as_fd()))
+                })
+            }
             Backend::Clsact(clsact) => clsact.detach(hook),
         }
         .map_err(at("detaching", hook))
@@ -324,15 +327,8 @@ fn pin(link: &OwnedFd, path: &Path) -> io::Result<()> {
 fn detach_tcx(path: &Path) -> io::Result<()> {
     let Some(link) = open(path)? else { return Ok(()) };
     // Removing the pin alone would detach too, but some time later.
-    detach_link(&link)?;
+    sys::link_detach(link.as_fd())?;
     fs::remove_file(path)
-}
-
-fn detach_link(link: &OwnedFd) -> io::Result<()> {
-    match sys::link_detach(link.as_fd()) {
-        Err(error) if error.raw_os_error() != Some(libc::ENOLINK) => Err(error),
-        _ => Ok(()),
-    }
 }
 
 fn list_tcx(links: &Path, held: &mut BTreeMap<Hook, OwnedFd>) -> io::Result<Vec<Attached>> {

@@ -154,6 +154,14 @@ impl PinRoot {
     }
 }
 
+/// Removes a pin, if it is there.
+pub(super) fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 fn create(path: &Path) -> Result<(), BpffsError> {
     fs::create_dir_all(path).map_err(|cause| BpffsError::Create { path: path.to_owned(), cause })
 }

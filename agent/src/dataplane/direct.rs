@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use aya::EbpfLoader;
 use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint, Settings, TrieRoot};
 
-use super::bpffs::PinRoot;
+use super::bpffs::{PinRoot, remove_if_there};
 use super::sys;
 
 /// A table at a fixed address.
@@ -73,10 +73,7 @@ impl Drop for Offered {
 
 impl Section {
     fn offer(self, path: &std::path::Path) -> io::Result<()> {
-        match fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        remove_if_there(path)?;
         let map = sys::array(self.bytes as u32, 1, sys::BPF_F_MMAPABLE)?;
         sys::obj_pin(map.as_fd(), path)
     }

@@ -16,7 +16,7 @@ use netpold_core::ops::{Apply, Capacity, Op};
 use netpold_ebpf::layout::{Endpoint, Settings};
 use netpold_ebpf::uplink::Scope;
 
-use super::bpffs::PinRoot;
+use super::bpffs::{PinRoot, remove_if_there};
 use super::direct::{self, Offered, Section};
 use super::heritage::{self, Heritage};
 use super::mmap::MappedArray;
@@ -304,13 +304,6 @@ fn elements(bpf: &Ebpf, name: &'static str) -> Result<u32, TableError> {
     Ok(info.max_entries().max(1))
 }
 
-fn remove_if_there(path: &std::path::Path) -> io::Result<()> {
-    match std::fs::remove_file(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-        _ => Ok(()),
-    }
-}
-
 fn classifier<'a>(
     bpf: &'a mut Ebpf,
     name: &'static str,
@@ -342,7 +335,8 @@ pub struct Predecessor {
 }
 
 impl Predecessor {
-    /// Reads the pins of this layout version, and the endpoints of others. What is not there was never made: a first start.
+    /// Reads the pins of this layout version, and the endpoints of others. What is not there was
+    /// never made: a first start.
     ///
     /// # Errors
     /// A pin is there but cannot be read.
@@ -365,9 +359,7 @@ impl Predecessor {
         }
         Ok(predecessor)
     }
-}
 
-impl Predecessor {
     /// Takes in another version's endpoints; those known already stay.
     fn add(&mut self, others: Vec<Endpoint>) {
         let known: BTreeSet<u32> = self.endpoints.iter().map(|e| e.ifindex).collect();

@@ -77,9 +77,8 @@ impl Heritage {
     pub(super) fn endpoints(&self) -> Result<Vec<Endpoint>, HeritageError> {
         let place = |name| self.description.place(name);
         let (ifindex, id) = (place("endpoint.ifindex")?, place("endpoint.id")?);
-        let (uid_hash, size) = (place("endpoint.uid_hash")?, place("endpoint")?.width);
-        let words = self.endpoints.all();
-        let records = (0..words.len() * 8).step_by(size.next_multiple_of(8).max(8));
+        let (uid_hash, words) = (place("endpoint.uid_hash")?, self.endpoints.all());
+        let records = (0..words.len() * 8).step_by(place("endpoint")?.stride());
         let read = |at: usize| Endpoint {
             ifindex: number(words, at, ifindex) as u32,
             id: number(words, at, id) as u32,
@@ -93,9 +92,9 @@ impl Heritage {
     /// store. Only while others judge in front of them.
     pub(super) fn stand_aside(&self) -> Result<(), HeritageError> {
         let rows = self.description.place("endpoint.rows")?;
-        let size = self.description.place("endpoint")?.width.next_multiple_of(8).max(8);
+        let stride = self.description.place("endpoint")?.stride();
         let words = self.endpoints.all();
-        for at in (0..words.len() * 8).step_by(size) {
+        for at in (0..words.len() * 8).step_by(stride) {
             if let Some(word) = words.get((at + rows.at) / 8) {
                 word.store(0, Ordering::Release);
             }
@@ -147,9 +146,8 @@ impl Heritage {
         let places = KeyPlaces::new(&self.description, name)?;
         let control = ControlPlaces::new(&self.description)?;
         let words = table.all();
-        // Ways are whole words, or this is no table of ways.
-        let size = way.width.next_multiple_of(8).max(8);
-        for at in (0..words.len() * 8 / size).map(|index| index * size) {
+        let stride = way.stride();
+        for at in (0..words.len() * 8 / stride).map(|index| index * stride) {
             let word = words[(at + way.at) / 8].load(Ordering::Acquire);
             let Some((flags, seen)) = control.read(word) else { continue };
             let key = key(&places, words, at);

@@ -124,9 +124,12 @@ struct MapCreate {
 
 /// Calls bpf(2) with an attribute block; shorter blocks than the kernel's are zero-extended by it.
 ///
+/// # Errors
+/// The kernel's.
+///
 /// # Safety
 /// `A` is the `repr(C)` attribute block of `command`, and what its pointers point to is valid.
-pub(super) unsafe fn bpf<A>(command: u32, attributes: &mut A) -> io::Result<i32> {
+pub unsafe fn bpf<A>(command: u32, attributes: &mut A) -> io::Result<i32> {
     let (attributes, size) = (std::ptr::from_mut(attributes), size_of::<A>());
     // SAFETY: a valid block of that size, the rest is the caller's promise.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, attributes, size) };
@@ -195,11 +198,14 @@ pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
     unsafe { bpf(BPF_LINK_UPDATE, &mut attributes).map(drop) }
 }
 
-/// Takes a link off its hook at once; ENOLINK if its interface is gone.
+/// Takes a link off its hook at once; done already if its interface is gone.
 pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     let mut attributes = LinkDetach { link_fd: raw(link) };
     // SAFETY: the block of BPF_LINK_DETACH, without pointers.
-    unsafe { bpf(BPF_LINK_DETACH, &mut attributes).map(drop) }
+    match unsafe { bpf(BPF_LINK_DETACH, &mut attributes) } {
+        Err(error) if error.raw_os_error() != Some(libc::ENOLINK) => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Asks what is attached at a hook of an interface, not caring for the answer: EINVAL if the kernel

@@ -1,12 +1,12 @@
 //! The kernel's maps as a place for [`Op`]s: plain aligned stores through mmap for the arrays,
 //! system calls for the two IPv6 tables.
 
-use aya::maps::lpm_trie::Key;
-use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError};
 use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use aya::maps::lpm_trie::Key;
+use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError};
 use aya::{Ebpf, Pod};
 use netpold_core::ops::{Apply, Op};
 use netpold_ebpf::layout::{
@@ -95,12 +95,10 @@ impl Tables {
     pub fn write_settings(&self, settings: &Settings) -> Result<(), TableError> {
         self.settings.write_element(0, settings).map_err(at("SETTINGS"))
     }
-}
 
-impl Tables {
     /// Says whether programs only record flows.
     pub(super) fn watch_only(&self, watch: bool) -> Result<(), TableError> {
-        let offset = std::mem::offset_of!(Settings, watch_only);
+        let offset = offset_of!(Settings, watch_only);
         self.settings.store_u32(0, offset, u32::from(watch)).map_err(at("SETTINGS"))
     }
 }

@@ -14,6 +14,7 @@ use netpold_ebpf::uplink::Scope;
 use nix::net::if_::if_nameindex;
 
 use super::sys;
+use crate::pattern::matches;
 
 /// `BPF_XDP` of `enum bpf_attach_type`.
 const BPF_XDP: u32 = 37;
@@ -218,37 +219,6 @@ fn attach(links: &Path, program: BorrowedFd<'_>, index: u32) -> io::Result<Mode>
 
 fn detach(path: &Path) -> io::Result<()> {
     let link = sys::obj_get(path)?;
-    match sys::link_detach(link.as_fd()) {
-        Err(error) if error.raw_os_error() != Some(libc::ENOLINK) => return Err(error),
-        _ => {}
-    }
+    sys::link_detach(link.as_fd())?;
     fs::remove_file(path)
-}
-
-/// Whether a name is of a pattern in which `*` stands for any characters.
-fn matches(pattern: &str, name: &str) -> bool {
-    match pattern.split_once('*') {
-        None => pattern == name,
-        Some((start, rest)) => name.strip_prefix(start).is_some_and(|tail| {
-            tail.char_indices()
-                .map(|(at, _)| at)
-                .chain([tail.len()])
-                .any(|at| matches(rest, &tail[at..]))
-        }),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::matches;
-
-    #[test]
-    fn patterns() {
-        for (pattern, name) in [("eth0", "eth0"), ("eth*", "eth0"), ("*", "x"), ("e*0*", "eth0")] {
-            assert!(matches(pattern, name), "{pattern} {name}");
-        }
-        for (pattern, name) in [("eth", "eth0"), ("eth*1", "eth0"), ("", "eth0"), ("*a", "eth0")] {
-            assert!(!matches(pattern, name), "{pattern} {name}");
-        }
-    }
 }

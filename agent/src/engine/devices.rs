@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use crate::dataplane::role::{Link, Role};
 use crate::endpoint::Device;
+use crate::pattern::matches;
 
 use super::Engine;
 
@@ -49,12 +50,7 @@ impl NodeDevices {
         match self {
             Self::Auto => true,
             Self::None => false,
-            Self::Named(patterns) => {
-                patterns.iter().any(|pattern| match pattern.strip_suffix('*') {
-                    Some(beginning) => name.starts_with(beginning),
-                    None => name == pattern,
-                })
-            }
+            Self::Named(patterns) => patterns.iter().any(|pattern| matches(pattern, name)),
         }
     }
 }

@@ -48,6 +48,7 @@ mod server;
 mod signals;
 mod stain;
 mod translation;
+mod unmount;
 
 pub use agent::{Agent, AgentOptions, GRACE, without_twins};
 pub use apiserver::{Access, ApiServer, require_apiserver};
@@ -62,6 +63,7 @@ pub use probe::{Probe, ProbeResult, probe_all};
 pub use signals::{catch_interrupts, interrupted};
 pub use stain::Stain;
 pub use translation::{Proxy, Translation};
+pub use unmount::Unmount;
 
 /// What a probe speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -21,6 +21,8 @@ mod input;
 mod manifests;
 mod packets;
 mod probes;
+#[path = "../kernel/random.rs"]
+mod random;
 mod selectors;
 mod tables;
 #[path = "../kernel/tables.rs"]
@@ -28,20 +30,12 @@ mod world;
 
 use std::path::Path;
 
+use random::Random;
+
 /// Inputs made of each corpus by changing bytes.
 const CHANGED: usize = 2000;
 
-/// Small, seeded, the same everywhere.
-struct Random(u64);
-
 impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % limit.max(1) as u64) as usize
-    }
-
     /// An input with some bytes changed, put in, taken out or taken from another one.
     fn change(&mut self, corpus: &[Vec<u8>]) -> Vec<u8> {
         let mut input = corpus[self.below(corpus.len())].clone();

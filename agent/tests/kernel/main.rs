@@ -12,6 +12,7 @@ mod input;
 mod marks;
 mod mutations;
 mod packets;
+mod random;
 mod speed;
 mod stories;
 mod tables;

@@ -2,21 +2,10 @@
 
 use super::{
     packets::{ACK, FAMILIES, Family, SYN, TCP, UDP, Who, frame, icmp, ip, ipv6, tcp, udp, vlan},
+    random::Random,
     world,
     world::Direction,
 };
-
-/// Small, seeded, the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % limit as u64) as usize
-    }
-}
 
 fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();

@@ -17,8 +17,7 @@ use netpold_core::model::Direction;
 use netpold_core::ops::Apply;
 use netpold_ebpf::conntrack::timeouts;
 use netpold_ebpf::layout::Settings;
-use netpold_testbed::Netns;
-use nix::mount::{MntFlags, umount2};
+use netpold_testbed::{Netns, Unmount};
 
 use super::packets::{SYN, TCP, ether, tcp};
 use super::world::{PASS, UPLINK, program};
@@ -101,15 +100,6 @@ fn packets(states: [&Cluster; 2]) -> Vec<Packet> {
     packets
 }
 
-/// A BPF file system of the test's own.
-struct Mounted(tempfile::TempDir);
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = umount2(self.0.path(), MntFlags::MNT_DETACH);
-    }
-}
-
 /// The programs and the tables that they read.
 struct Kernel {
     tables: Tables,
@@ -121,7 +111,7 @@ impl Kernel {
         let object = netpold::object::object().expect("the eBPF object");
         let mut loader = EbpfLoader::new();
         loader.map_max_entries("CT4", 64).map_max_entries("CT6", 64);
-        let mounted = Mounted(tempfile::tempdir().expect("a directory"));
+        let mounted = Unmount(tempfile::tempdir().expect("a directory"));
         let pins = PinRoot::open(mounted.0.path()).expect("a BPF file system");
         let offered = Offered::to(&mut loader, &pins).expect("tables at fixed addresses");
         let mut bpf = loader.load(object).expect("maps");

@@ -9,7 +9,7 @@ use aya::{
 };
 use netpold::dataplane::{
     direct::{self, Section},
-    test_run::{Run, run},
+    test_run::{self, Run, run},
 };
 use netpold_ebpf::{
     host::HostTables,
@@ -158,23 +158,16 @@ pub(crate) fn program<'a>(bpf: &'a mut Ebpf, name: &str) -> &'a mut SchedClassif
 /// Writes a table at a fixed address, whole: too much for a stack, which is where aya's maps take
 /// values from.
 fn set_section<T: Pod>(bpf: &mut Ebpf, section: Section, content: &[T]) {
-    const MAP_UPDATE_ELEM: libc::c_int = 2;
+    const MAP_UPDATE_ELEM: u32 = 2;
     let Some(Map::Array(map)) = bpf.map(section.section) else { panic!("{}", section.name) };
     let value_size = map.info().expect(section.name).value_size() as usize;
     assert_eq!(value_size, size_of_val(content), "{}", section.name);
     let (fd, index) = (map.fd().as_fd().as_raw_fd(), 0_u32);
-    let attributes =
+    let mut attributes =
         [u64::from(fd.cast_unsigned()), (&raw const index) as u64, content.as_ptr() as u64, 0];
     // SAFETY: the block of BPF_MAP_UPDATE_ELEM; index and content are as long as the map's.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            MAP_UPDATE_ELEM,
-            &raw const attributes,
-            size_of_val(&attributes),
-        )
-    };
-    assert_eq!(result, 0, "{}: {}", section.name, std::io::Error::last_os_error());
+    let result = unsafe { test_run::bpf(MAP_UPDATE_ELEM, &mut attributes) };
+    assert_eq!(result.expect(section.name), 0);
 }
 
 fn set<T: Pod>(bpf: &mut Ebpf, map: &str, index: u32, value: T) {

@@ -1,6 +1,6 @@
 //! A thousand policy edits a second beside flows that none of them concerns.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -15,8 +15,7 @@ use netpold_core::model::{
     Rule, Selector,
 };
 use netpold_core::ops::Capacity;
-use netpold_testbed::{Cni, require_root};
-use nix::mount::{MntFlags, umount2};
+use netpold_testbed::{Cni, Unmount, require_root};
 
 use crate::cluster::{Cluster, NAMESPACE};
 use crate::load::{guarded, under_load};
@@ -67,15 +66,6 @@ fn edit(update: u32, number: u32) -> Change {
     })
 }
 
-/// What the engine's pins were mounted on, when the test ends.
-struct Mounted(PathBuf);
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
-    }
-}
-
 #[test]
 fn edits_that_concern_no_flow_touch_none() {
     if !require_root("edits_that_concern_no_flow_touch_none") {
@@ -84,7 +74,7 @@ fn edits_that_concern_no_flow_touch_none() {
     let mut cluster = guarded(Cni::Ptp);
     cluster.write();
     let pins = cluster.directory.path().join("bpf");
-    let _mounted = Mounted(pins.clone());
+    let _mounted = Unmount(pins.clone());
     let engine = Mutex::new(cluster.nodes[0].run(|| engine(&cluster, &pins)).unwrap());
     let step = |cluster: &Cluster| {
         let mut engine = engine.lock().unwrap();

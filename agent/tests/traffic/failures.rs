@@ -6,8 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-use netpold_testbed::{Cni, require_root, without_twins};
-use nix::mount::{MntFlags, umount2};
+use netpold_testbed::{Cni, Unmount, require_root, without_twins};
 use nix::sys::signal::Signal;
 
 use crate::cluster::{Cluster, ENFORCED, allow_from, binary, isolate, remount};
@@ -176,7 +175,7 @@ fn without_ebpf() {
     let mut cluster = Cluster::one(Cni::Ptp);
     cluster.write();
     let elsewhere = cluster.directory.path().join("bpf");
-    let _mounted = Mounted(&elsewhere);
+    let _mounted = Unmount(&elsewhere);
     let mut command = second(&cluster, &elsewhere);
     kernel::without_bpf(&mut command);
     let mut agent = Running(command.stderr(Stdio::piped()).spawn().unwrap());
@@ -194,14 +193,5 @@ impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
-    }
-}
-
-/// What an agent that was killed has left mounted.
-struct Mounted<'a>(&'a Path);
-
-impl Drop for Mounted<'_> {
-    fn drop(&mut self) {
-        let _ = umount2(self.0, MntFlags::MNT_DETACH);
     }
 }

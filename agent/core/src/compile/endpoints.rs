@@ -162,10 +162,7 @@ impl Endpoints {
             uid_hash: WAITING,
             incarnation: interface.incarnation,
         };
-        let before = self.live.get(&interface.index);
-        let record = before.and_then(|live| live.record);
-        let known = before.filter(|live| live.identity == identity).map(|live| live.id);
-        let id = known.unwrap_or_else(|| self.number(interface.index, &identity));
+        let (id, record) = self.carried(interface.index, &identity);
         Some(Live {
             identity,
             id,
@@ -176,6 +173,15 @@ impl Endpoints {
             specs: [Some(Spec::nothing()), Some(Spec::own_node(atoms))],
             record,
         })
+    }
+
+    /// An endpoint's number, and the record that its interface has already.
+    fn carried(&mut self, ifindex: u32, identity: &Identity) -> (u32, Option<(u32, Endpoint)>) {
+        let before = self.live.get(&ifindex);
+        // Another pod takes the record over in place: there is no moment without one.
+        let record = before.and_then(|live| live.record);
+        let known = before.filter(|live| live.identity == *identity).map(|live| live.id);
+        (known.unwrap_or_else(|| self.number(ifindex, identity)), record)
     }
 
     /// Forgets everything but the numbers.
@@ -225,11 +231,7 @@ impl Endpoints {
             uid_hash: uid_hash(&pod.uid),
             incarnation: interface.incarnation,
         };
-        let before = self.live.get(&interface.index);
-        // Another pod takes the record over in place: there is no moment without one.
-        let record = before.and_then(|live| live.record);
-        let known = before.filter(|live| live.identity == identity).map(|live| live.id);
-        let id = known.unwrap_or_else(|| self.number(interface.index, &identity));
+        let (id, record) = self.carried(interface.index, &identity);
         Some(Live {
             identity,
             id,

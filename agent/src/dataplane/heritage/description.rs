@@ -38,6 +38,14 @@ pub(super) struct Place {
     pub(super) width: usize,
 }
 
+impl Place {
+    /// Distance between such records: the kernel rounds them up to words, and a width of nothing is
+    /// no table's.
+    pub(super) fn stride(self) -> usize {
+        self.width.next_multiple_of(8).max(8)
+    }
+}
+
 /// A description lacks a name.
 #[derive(Debug, thiserror::Error)]
 #[error("the other version does not say where it has `{0}`")]

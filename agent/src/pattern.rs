@@ -1,0 +1,30 @@
+//! Names of devices by pattern.
+
+/// Whether a name is of a pattern in which `*` stands for any characters.
+#[must_use]
+pub fn matches(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == name,
+        Some((start, rest)) => name.strip_prefix(start).is_some_and(|tail| {
+            tail.char_indices()
+                .map(|(at, _)| at)
+                .chain([tail.len()])
+                .any(|at| matches(rest, &tail[at..]))
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::matches;
+
+    #[test]
+    fn patterns() {
+        for (pattern, name) in [("eth0", "eth0"), ("eth*", "eth0"), ("*", "x"), ("e*0*", "eth0")] {
+            assert!(matches(pattern, name), "{pattern} {name}");
+        }
+        for (pattern, name) in [("eth", "eth0"), ("eth*1", "eth0"), ("", "eth0"), ("*a", "eth0")] {
+            assert!(!matches(pattern, name), "{pattern} {name}");
+        }
+    }
+}
