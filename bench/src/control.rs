@@ -256,7 +256,7 @@ impl Scale {
         Pod {
             key: Key::new(namespace_name(number % self.namespaces), format!("pod{number}")),
             uid: format!("uid{number}"),
-            labels: labels.map(|(key, value)| (key.to_owned(), value)).into(),
+            labels: labels.map(|(key, value)| (key.to_owned(), value)).into_iter().collect(),
             node: if number < self.local { NODE.into() } else { "elsewhere".into() },
             addresses,
             host_network: false,
@@ -309,7 +309,7 @@ fn namespace_name(number: u32) -> String {
 }
 
 fn namespace(number: u32, of_team: u32) -> Namespace {
-    let labels = [("team".to_owned(), team(of_team))].into();
+    let labels = [("team".to_owned(), team(of_team))].into_iter().collect();
     Namespace { name: namespace_name(number), labels }
 }
 

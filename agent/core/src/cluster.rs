@@ -133,6 +133,18 @@ impl Cluster {
         in_namespace(&self.pods, namespace)
     }
 
+    /// The namespaces that have pods, in order.
+    pub(crate) fn namespaces_of_pods(&self) -> impl Iterator<Item = &str> {
+        let mut next = self.pods.keys().next();
+        std::iter::from_fn(move || {
+            let namespace = next?.namespace.as_str();
+            // The least name that is greater.
+            let after = Key::new(format!("{namespace}\0"), "");
+            next = self.pods.range(after..).next().map(|(key, _)| key);
+            Some(namespace)
+        })
+    }
+
     /// The policies that select a pod: of its namespace, matching its labels.
     pub fn policies_selecting<'a>(&'a self, pod: &'a Pod) -> impl Iterator<Item = &'a Arc<Policy>> {
         self.policies_in(&pod.key.namespace)
@@ -145,7 +157,7 @@ impl Cluster {
     #[must_use]
     pub fn namespace_labels(&self, name: &str) -> Cow<'_, Labels> {
         self.namespaces.get(name).map_or_else(
-            || Cow::Owned(Labels::from([(NAMESPACE_NAME_LABEL.to_owned(), name.to_owned())])),
+            || Cow::Owned(Labels::from_iter([(NAMESPACE_NAME_LABEL.to_owned(), name.to_owned())])),
             |namespace| Cow::Borrowed(&namespace.labels),
         )
     }

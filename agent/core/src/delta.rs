@@ -59,12 +59,14 @@ impl AddressTables {
     /// What has to move for the touched prefixes to be as `space` says.
     pub(crate) fn moves(&self, space: &Space, touched: &BTreeSet<Prefix>) -> Vec<Move> {
         let moves = touched.iter().filter_map(|prefix| {
-            let to = space.class(*prefix);
-            let stays = space.nodes.get(*prefix).is_some() && to != space.parent_class(*prefix);
-            let installed = self.prefixes.get(*prefix).is_some();
-            let from = self.prefixes.longest(*prefix).copied().unwrap_or(0);
-            let concerns = installed || stays;
-            let same = installed == stays && from == to;
+            let (node, parent) = (space.nodes.get(*prefix), space.parent_class(*prefix));
+            let to = node.map_or(parent, |node| node.class.unwrap_or(0));
+            let stays = node.is_some() && to != parent;
+            let installed = self.prefixes.get(*prefix).copied();
+            let holder = || self.prefixes.parent(*prefix).copied().unwrap_or(0);
+            let from = installed.unwrap_or_else(holder);
+            let concerns = installed.is_some() || stays;
+            let same = installed.is_some() == stays && from == to;
             (concerns && !same).then_some(Move { prefix: *prefix, from, to, stays })
         });
         moves.collect()
@@ -217,10 +219,11 @@ impl Plan {
         tables.write(set.collect(), Vec::new(), ops);
     }
 
-    /// The flips after the rows'.
-    pub(crate) fn after_rows(&self, tables: &mut AddressTables, ops: &mut Vec<Op>) {
+    /// The flips after the rows'; all of them if those before them were left out.
+    pub(crate) fn after_rows(&self, all: bool, tables: &mut AddressTables, ops: &mut Vec<Op>) {
         let (stay, go): (Vec<_>, Vec<_>) = self.moves.iter().partition(|(step, _)| step.stays);
-        let set = stay.iter().map(|(step, _)| (step.prefix, step.to)).collect();
+        let set = stay.iter().filter(|(_, turn)| all || *turn != Turn::BeforeRows);
+        let set = set.map(|(step, _)| (step.prefix, step.to)).collect();
         let gone = go.iter().map(|(step, _)| step.prefix).collect();
         tables.write(set, gone, ops);
     }

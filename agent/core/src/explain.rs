@@ -124,7 +124,7 @@ impl Explainer {
             Some(namespace) => Cow::Borrowed(&namespace.labels),
             None => {
                 let label = ("kubernetes.io/metadata.name".to_owned(), name.to_owned());
-                Cow::Owned(Labels::from([label]))
+                Cow::Owned(Labels::from_iter([label]))
             }
         }
     }

@@ -3,11 +3,11 @@
 //! Whether a field was absent or empty is decided where objects are converted (the agent's
 //! `source/convert.rs`), so that here every value has one meaning.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
+use litemap::LiteMap;
+use serde::{Deserialize, Serialize, Serializer};
 
 /// Namespace and name of a namespaced object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -31,8 +31,13 @@ impl std::fmt::Display for Key {
     }
 }
 
-/// `metadata.labels`
-pub type Labels = BTreeMap<String, String>;
+/// `metadata.labels`. Sorted in a vector: a pod has a few, and a tree's node has room for eleven.
+pub type Labels = LiteMap<String, String>;
+
+/// As a map, also if there are none (for which [`LiteMap`] would write a list).
+fn as_map<S: Serializer>(labels: &Labels, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(labels.iter())
+}
 
 /// A Namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -41,6 +46,7 @@ pub struct Namespace {
     pub name: String,
     /// `metadata.labels`; the converter adds `kubernetes.io/metadata.name` where it is missing, as
     /// the API server does.
+    #[serde(serialize_with = "as_map")]
     pub labels: Labels,
 }
 
@@ -61,6 +67,7 @@ pub struct Pod {
     /// `metadata.uid`; from files without one, a name derived from the key.
     pub uid: String,
     /// `metadata.labels`
+    #[serde(serialize_with = "as_map")]
     pub labels: Labels,
     /// `spec.nodeName`; empty: not scheduled.
     pub node: String,

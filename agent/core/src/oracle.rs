@@ -363,7 +363,7 @@ impl Oracle {
             Some(namespace) => selects(selector, &namespace.labels),
             None => {
                 let label = ("kubernetes.io/metadata.name".to_owned(), name.clone());
-                selects(selector, &Labels::from([label]))
+                selects(selector, &Labels::from_iter([label]))
             }
         }
     }

@@ -9,7 +9,7 @@ use netpold_core::oracle::{Oracle, OracleVerdict};
 use netpold_core::probe::Probe;
 
 fn labels(app: &str) -> Labels {
-    Labels::from([("app".to_owned(), app.to_owned())])
+    Labels::from_iter([("app".to_owned(), app.to_owned())])
 }
 
 fn pod(namespace: &str, name: &str, address: &str) -> Pod {

@@ -51,7 +51,7 @@ fn selects(policy: &Policy, pod: &Pod) -> bool {
 #[cfg(test)]
 mod tests {
     use netpold_core::compile::{Compiler, Options};
-    use netpold_core::model::{Change, Selector};
+    use netpold_core::model::{Change, Labels, Selector};
 
     use super::*;
 
@@ -59,7 +59,7 @@ mod tests {
         Change::Pod(Pod {
             key: Key::new(namespace, node),
             uid: node.to_owned(),
-            labels: BTreeMap::new(),
+            labels: Labels::default(),
             node: node.to_owned(),
             addresses: Vec::new(),
             host_network: false,

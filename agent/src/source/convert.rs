@@ -274,7 +274,7 @@ fn key(metadata: &ObjectMeta) -> Result<Key, Problem> {
 }
 
 fn labels(metadata: &ObjectMeta) -> Labels {
-    metadata.labels.clone().unwrap_or_default()
+    metadata.labels.iter().flatten().map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 use netpold_core::compile::{Compiler, Options};
-use netpold_core::model::{Key, Namespace, Pod, Policy, Selector};
+use netpold_core::model::{Key, Labels, Namespace, Pod, Policy, Selector};
 use tempfile::TempDir;
 
 use super::*;
@@ -9,7 +9,7 @@ fn objects() -> Vec<Change> {
     let pod = Pod {
         key: Key::new("shop", "web"),
         uid: "u".into(),
-        labels: [("app".into(), "web".into())].into(),
+        labels: [("app".into(), "web".into())].into_iter().collect(),
         node: "here".into(),
         addresses: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
         host_network: false,
@@ -25,7 +25,7 @@ fn objects() -> Vec<Change> {
         egress: None,
         problems: Vec::new(),
     };
-    let namespace = Namespace { name: "shop".into(), labels: [].into() };
+    let namespace = Namespace { name: "shop".into(), labels: Labels::default() };
     vec![Change::Namespace(namespace), Change::Pod(pod), Change::Policy(policy)]
 }
 

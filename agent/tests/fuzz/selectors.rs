@@ -1,5 +1,7 @@
 //! Label selectors as the API has them, from their JSON to the match, against a literal reading.
 
+use std::collections::BTreeMap;
+
 use netpold::source::manifests::read_text;
 use netpold_core::generate::Choices;
 use netpold_core::model::{Change, Labels};
@@ -39,7 +41,8 @@ fn labels(choices: &mut Choices<'_>) -> Labels {
 fn selector(choices: &mut Choices<'_>) -> Value {
     let mut selector = json!({});
     if choices.chance(50) {
-        selector["matchLabels"] = json!(labels(choices));
+        let labels = labels(choices);
+        selector["matchLabels"] = json!(labels.iter().collect::<BTreeMap<_, _>>());
     }
     if choices.chance(60) {
         selector["matchExpressions"] = choices.list(3, expression).into();

@@ -391,16 +391,19 @@ impl Atoms {
                 _ => {}
             }
         }
-        let namespaces: BTreeSet<&str> = if any.is_empty() {
+        let namespaces: Vec<&str> = if any.is_empty() {
             own.keys().copied().collect()
         } else {
-            cluster.pods().keys().map(|pod| pod.namespace.as_str()).collect()
+            cluster.namespaces_of_pods().collect()
         };
         let mut members = Vec::new();
         for namespace in namespaces {
             let mut ids = own.remove(namespace).unwrap_or_default();
             ids.extend(&any);
             let index = self.index(cluster, namespace, &ids);
+            if index.is_empty() {
+                continue;
+            }
             let selected = |pod: &&Arc<Pod>| {
                 is_subject(pod) && index.possible(&pod.labels).any(|id| self.selects(id, pod))
             };

@@ -163,14 +163,16 @@ impl Space {
     fn signature(&self, prefix: Prefix, with_fronts: bool, groups: &Groups) -> Signature {
         let mut atoms = Vec::new();
         let mut cut: Vec<AtomId> = Vec::new();
-        for (_, node) in self.nodes.ancestors(prefix, prefix.len) {
+        let mut here = None;
+        for (holder, node) in self.nodes.ancestors(prefix, prefix.len) {
             atoms.extend(&node.adds);
             cut.extend(&node.cuts);
+            here = here.or((holder == prefix).then_some(node));
         }
         atoms.retain(|atom| !cut.contains(atom));
         // Only now: an exception cuts its own block, not the others of the group.
         atoms.iter_mut().for_each(|atom| *atom = groups.of(*atom));
-        if let Some(node) = self.nodes.get(prefix) {
+        if let Some(node) = here {
             atoms.extend(&node.own);
             if with_fronts {
                 atoms.extend(&node.fronts);
@@ -179,11 +181,6 @@ impl Space {
         atoms.sort_unstable();
         atoms.dedup();
         atoms.into()
-    }
-
-    /// The class of a prefix's addresses as far as no longer node holds them.
-    pub(crate) fn class(&self, prefix: Prefix) -> ClassId {
-        self.nodes.longest(prefix).and_then(|node| node.class).unwrap_or(0)
     }
 
     /// The class that a prefix's addresses would have without its own node.

@@ -70,7 +70,7 @@ impl Compiler {
         if !words.is_empty() && plan.goes_on_after_rows() {
             ops.push(Op::Grace);
         }
-        plan.after_rows(&mut self.tables, &mut ops);
+        plan.after_rows(words.is_empty(), &mut self.tables, &mut ops);
         for ifindex in &changes.new {
             let rows = self.desired_rows(*ifindex);
             self.endpoints.appear(*ifindex, pack(rows), &mut ops);

@@ -179,7 +179,7 @@ mod tests {
 
     fn said(change: &Change) -> String {
         match change {
-            Change::Pod(pod) => format!("{}={}", pod.key, pod.labels["l"]),
+            Change::Pod(pod) => format!("{}={}", pod.key, pod.labels.get("l").unwrap()),
             Change::PodGone(key) => format!("-{key}"),
             other => panic!("{other:?}"),
         }

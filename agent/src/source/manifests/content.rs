@@ -223,7 +223,7 @@ spec:
         };
         let content = read("f", (pod("one") + &pod("two")).as_bytes()).unwrap();
         let Change::Pod(found) = &content.objects.values().next().unwrap().change else { panic!() };
-        assert_eq!(found.labels["l"], "two");
+        assert_eq!(found.labels.get("l").unwrap(), "two");
         assert_eq!(
             content.problems[0].to_string(),
             "f:2: Pod default/a is here again; the one in line 4 wins"

@@ -182,7 +182,7 @@ mod tests {
 
     fn said(changes: Vec<Change>) -> Vec<String> {
         let text = |change| match change {
-            Change::Pod(pod) => format!("{}={}", pod.key.name, pod.labels["l"]),
+            Change::Pod(pod) => format!("{}={}", pod.key.name, pod.labels.get("l").unwrap()),
             Change::PodGone(Key { name, .. }) => format!("-{name}"),
             other => panic!("{other:?}"),
         };

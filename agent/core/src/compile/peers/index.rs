@@ -33,6 +33,11 @@ impl Index {
         }
     }
 
+    /// Whether no atom is filed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.others.is_empty() && self.by_label.is_empty()
+    }
+
     /// The atoms whose selectors may match: all that do, and few that do not.
     pub(super) fn possible(&self, labels: &Labels) -> impl Iterator<Item = AtomId> {
         let filed = labels.iter().filter_map(|(key, value)| self.by_label.get(key)?.get(value));
