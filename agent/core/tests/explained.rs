@@ -160,6 +160,35 @@ fn what_the_nearest_rule_lacked() {
     }
 }
 
+/// Each drop is explained: a policy of thousands of blocks must not make thousands of lines.
+#[test]
+fn long_lists_are_told_in_part() {
+    let block = |n: u32| {
+        let cidr = format!("11.0.{n}.0/24").parse().unwrap();
+        Peer::Block(IpBlock { cidr, except: vec![] })
+    };
+    let many = Policy {
+        key: Key::new("shop", "many"),
+        pod_selector: is("app", "db"),
+        ingress: Some(vec![Rule { peers: Some((0..100).map(block).collect()), ports: None }]),
+        egress: None,
+        problems: vec![],
+    };
+    let changes = shop().into_iter().chain([Change::Policy(many)]);
+    let probe = r#"{"from":"a/client","to":"shop/db","protocol":"TCP","port":80}"#;
+    let probe: Probe = serde_json::from_str(probe).unwrap();
+    let lines = Explainer::new(changes).explain(&probe).ingress.unwrap().lines();
+    assert_eq!(
+        lines[2],
+        "  nearest: ingress rule 1 of shop/many allows everything from 11.0.0.0/24 or 11.0.1.0/24 or \
+         11.0.2.0/24 or 11.0.3.0/24 or 11.0.4.0/24 or 11.0.5.0/24 or 11.0.6.0/24 or 11.0.7.0/24 or \
+         92 more"
+    );
+    assert_eq!(lines[3], "    10.0.0.3 is not in 11.0.0.0/24");
+    assert_eq!(lines[11], "    nor is it one of the 92 other peers");
+    assert_eq!(lines.len(), 13, "{lines:?}");
+}
+
 #[test]
 fn policies_without_rules() {
     let lines = ask("a/client", "shop/db", "TCP", 80).ingress.unwrap().lines();

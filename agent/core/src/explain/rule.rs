@@ -79,7 +79,12 @@ impl Traffic<'_> {
         }
         if peer.is_none() {
             let peers = rule.peers.as_deref().unwrap_or_default();
-            lacks.extend(peers.iter().filter_map(|peer| self.peer_lack(policy, peer)));
+            let told = peers.iter().take(text::TOLD);
+            lacks.extend(told.filter_map(|peer| self.peer_lack(policy, peer)));
+            if peers.len() > text::TOLD {
+                let more = peers.len() - text::TOLD;
+                lacks.push(format!("nor is it one of the {more} other peers"));
+            }
             if peers.is_empty() {
                 lacks.push("none of its peers could be understood".to_owned());
             }

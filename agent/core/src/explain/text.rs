@@ -148,7 +148,7 @@ pub(super) fn depends_on_address(
 pub(super) fn rule(namespace: &str, direction: Direction, rule: &Rule) -> String {
     let ports = match &rule.ports {
         None => "everything".to_owned(),
-        Some(ports) => join(ports.iter().map(port), "no port", ", "),
+        Some(ports) => join_first(ports, port, "no port", ", "),
     };
     let preposition = match direction {
         Direction::Ingress => "from",
@@ -156,7 +156,7 @@ pub(super) fn rule(namespace: &str, direction: Direction, rule: &Rule) -> String
     };
     let peers = match &rule.peers {
         None => "anyone".to_owned(),
-        Some(peers) => join(peers.iter().map(|p| peer(namespace, p)), "nobody", " or "),
+        Some(peers) => join_first(peers, |p| peer(namespace, p), "nobody", " or "),
     };
     format!("{ports} {preposition} {peers}")
 }
@@ -164,6 +164,18 @@ pub(super) fn rule(namespace: &str, direction: Direction, rule: &Rule) -> String
 fn join(items: impl Iterator<Item = String>, none: &str, separator: &str) -> String {
     let items: Vec<String> = items.collect();
     if items.is_empty() { none.to_owned() } else { items.join(separator) }
+}
+
+/// How much of a list is told: a policy may have thousands of blocks, and each drop is explained.
+pub(super) const TOLD: usize = 8;
+
+/// Joins the first items, and says how many there are beside them.
+fn join_first<T>(items: &[T], text: impl Fn(&T) -> String, none: &str, separator: &str) -> String {
+    let first = join(items.iter().take(TOLD).map(text), none, separator);
+    match items.len().saturating_sub(TOLD) {
+        0 => first,
+        more => format!("{first}{separator}{more} more"),
+    }
 }
 
 fn port(rule: &PortRule) -> String {
