@@ -13,6 +13,8 @@ use crate::listen::ListenAddress;
 const DEFAULT_SOCKET: &str = "/run/netpold/netpold.sock";
 /// Where the last good state is kept unless told otherwise: it must survive a reboot, so not /run.
 const DEFAULT_STATE: &str = "/var/lib/netpold/state";
+/// Where libcni keeps what CNI plugins answered unless told otherwise.
+const DEFAULT_CNI_RESULTS: &str = "/var/lib/cni/results";
 /// Where maps and links are pinned unless told otherwise.
 const DEFAULT_BPFFS: &str = "/sys/fs/bpf/netpold";
 
@@ -83,6 +85,11 @@ pub struct RunArgs {
     /// What an interface gets that appears before its pod is known
     #[arg(long, value_name = "WHAT", env = "NETPOLD_NEW_PODS", default_value = "allow")]
     pub new_pods: NewPods,
+    /// Directory in which the container runtime keeps what CNI plugins answered: a pod's addresses
+    /// are known from there before its status has them. It need not exist
+    #[arg(long, value_name = "DIR", env = "NETPOLD_CNI_RESULTS",
+        default_value = DEFAULT_CNI_RESULTS)]
+    pub cni_results: PathBuf,
     /// File to keep the last good state in, for a boot without the source
     #[arg(long, value_name = "FILE", env = "NETPOLD_STATE", default_value = DEFAULT_STATE)]
     pub state: PathBuf,

@@ -44,6 +44,8 @@ pub struct RunConfig {
     pub check_source: CheckSource,
     /// What interfaces of unknown pods get.
     pub new_pods: NewPods,
+    /// Directory of what CNI plugins answered.
+    pub cni_results: PathBuf,
     /// File of the last good state.
     pub state: PathBuf,
     /// How long a comparison of everything with the kernel takes.
@@ -89,6 +91,7 @@ impl TryFrom<RunArgs> for RunConfig {
             listen: args.listen,
             check_source: args.check_source,
             new_pods: args.new_pods,
+            cni_results: args.cni_results,
             state: args.state,
             readback: Duration::from_secs(args.readback.into()),
             node_devices: args.node_devices,

@@ -10,7 +10,7 @@ use netpold_core::compile::{CheckSource, Compiler, NewPods, Options};
 use netpold_core::model::Change;
 use netpold_core::ops::Capacity;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::block_in_place;
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
@@ -29,6 +29,7 @@ use crate::listen::{Heartbeat, Listener};
 use crate::metrics::Metrics;
 use crate::object::object;
 use crate::requirements;
+use crate::sandbox::{Sandboxes, results};
 use crate::source::cluster::{self, Notices};
 use crate::source::{Batch, Source, manifests};
 use crate::state::{self, Keeper, Restored};
@@ -82,6 +83,8 @@ struct Agent {
     source: Source,
     notices: Option<Notices>,
     interfaces: mpsc::Receiver<endpoint::Event>,
+    sandboxes: Sandboxes,
+    answers: watch::Receiver<Vec<results::Answer>>,
     synced: Synced,
     /// Of the last good state: what the source has not spoken of.
     restored: Restored,
@@ -124,6 +127,7 @@ impl Agent {
         let drops = Arc::new(Mutex::new(DropLog::default()));
         let (events, interfaces) = mpsc::channel(EVENTS);
         let discovery = Discovery::start(endpoint::Settings::default(), events)?;
+        let answers = results::follow(config.cni_results.clone())?;
         let status = {
             let (engine, drops) = (Arc::clone(&engine), Arc::clone(&drops));
             let source = source.status.clone();
@@ -148,6 +152,8 @@ impl Agent {
             source,
             notices,
             interfaces,
+            sandboxes: Sandboxes::new(config.node.clone()),
+            answers,
             // Nothing else is in force, so this is enforced before the source has said a word.
             synced: Synced { source: restored.is_in_force(), interfaces: false },
             keeper: Keeper::new(config.state.clone(), config.node.clone()),
@@ -184,6 +190,10 @@ impl Agent {
                     Some(event) => self.take_interface(event),
                     None => bail!("endpoint discovery ended; what was enforced stays"),
                 },
+                Ok(()) = self.answers.changed() => {
+                    noticed = Some(Instant::now());
+                    self.take_answers();
+                }
                 () = pause_until(retry) => {}
                 () = grace.passed() => {
                     lock(&self.engine).grace_passed();
@@ -248,6 +258,7 @@ impl Agent {
 
     fn take_batch(&mut self, mut batch: Batch) -> Instant {
         self.restored.complete(&mut batch);
+        self.sandboxes.complete(&mut batch.changes);
         // A file that never was readable keeps the source from being in sync. Where an earlier agent
         // enforces something, that stays; where nothing is enforced, what is known is better. No
         // object at all never means that there are no policies: the volume may not be mounted yet.
@@ -261,6 +272,13 @@ impl Agent {
         engine.restored(self.restored.is_in_force());
         batch.changes.into_iter().for_each(|change| engine.apply(change));
         batch.at
+    }
+
+    fn take_answers(&mut self) {
+        let answers = self.answers.borrow_and_update().clone();
+        let changes = self.sandboxes.answers_are(answers);
+        let mut engine = lock(&self.engine);
+        changes.into_iter().for_each(|change| engine.apply(change));
     }
 
     fn take_interface(&mut self, event: endpoint::Event) {

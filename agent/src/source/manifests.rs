@@ -14,7 +14,6 @@ use std::sync::mpsc as events;
 use std::time::{Duration, Instant};
 
 use netpold_core::model::Change;
-use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
@@ -23,6 +22,7 @@ use self::scan::Scanner;
 use self::store::Store;
 use super::document::ReadError;
 use super::{Batch, Source, SourceProblem, SourceStatus};
+use crate::watched::Watched;
 
 /// Changes that come within this time of the first are one batch.
 const DEBOUNCE: Duration = Duration::from_millis(10);
@@ -206,7 +206,7 @@ impl Follower {
         let outcome = match self.state.scan() {
             Ok(outcome) => outcome,
             Err(error) => {
-                self.watched.watcher = None;
+                self.watched.forget();
                 let text = format!("{}; what it held stays in effect", self.state.failure(error));
                 self.publish(Some(&text));
                 self.failing = true;
@@ -248,58 +248,6 @@ fn report(before: &SourceStatus, now: &SourceStatus) {
     }
     for problem in before.problems.iter().filter(|p| !now.problems.contains(p)) {
         info!("settled: {problem}");
-    }
-}
-
-/// Notifications about a directory that may vanish and return.
-struct Watched {
-    directory: PathBuf,
-    sender: events::Sender<notify::Result<notify::Event>>,
-    watcher: Option<(RecommendedWatcher, Option<u64>)>,
-    complained: bool,
-}
-
-impl Watched {
-    fn new(directory: &Path, sender: events::Sender<notify::Result<notify::Event>>) -> Self {
-        let directory = directory.to_owned();
-        let mut watched = Self { directory, sender, watcher: None, complained: false };
-        watched.renew();
-        watched
-    }
-
-    /// The watch ends with the directory, even if another takes its place (and its inode number).
-    fn note(&mut self, event: &notify::Event) {
-        use notify::event::{EventKind, ModifyKind};
-        let away =
-            matches!(event.kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)));
-        if away && event.paths.contains(&self.directory) {
-            self.watcher = None;
-        }
-    }
-
-    /// Watch the directory that is there now. Without notifications scans alone must do.
-    fn renew(&mut self) {
-        use std::os::unix::fs::MetadataExt;
-        let inode = std::fs::metadata(&self.directory).ok().map(|m| m.ino());
-        if inode.is_none() || self.watcher.as_ref().is_some_and(|(_, watched)| *watched == inode) {
-            return;
-        }
-        let sender = self.sender.clone();
-        let watcher = notify::recommended_watcher(move |event| {
-            let _ = sender.send(event);
-        });
-        let watcher = watcher.and_then(|mut watcher| {
-            watcher.watch(&self.directory, RecursiveMode::NonRecursive)?;
-            Ok(watcher)
-        });
-        match watcher {
-            Ok(watcher) => self.watcher = Some((watcher, inode)),
-            Err(e) if !self.complained => {
-                self.complained = true;
-                warn!("no notifications of changes ({e}); files are looked at regularly instead");
-            }
-            Err(_) => {}
-        }
     }
 }
 

@@ -46,6 +46,14 @@ const INTERVAL: Duration = Duration::from_millis(20);
 /// How long [`Agent::end`] waits for the process before it kills it.
 pub const GRACE: Duration = Duration::from_secs(3);
 
+/// Names the variable that says how many times slower than others this machine is: an emulated one
+/// takes a minute to verify the programs.
+pub const SLOWNESS: &str = "NETPOLD_TEST_SLOWNESS";
+
+fn slowness() -> u32 {
+    std::env::var(SLOWNESS).ok().and_then(|times| times.parse().ok()).unwrap_or(1)
+}
+
 impl Agent {
     /// Starts `netpold run` in the node's namespace.
     ///
@@ -171,6 +179,7 @@ impl Agent {
         timeout: Duration,
         mut condition: impl FnMut(&Value) -> bool,
     ) -> Result<Value> {
+        let timeout = timeout * slowness();
         let deadline = Instant::now() + timeout;
         loop {
             if crate::interrupted() {

@@ -50,7 +50,7 @@ mod stain;
 mod translation;
 mod unmount;
 
-pub use agent::{Agent, AgentOptions, GRACE, without_twins};
+pub use agent::{Agent, AgentOptions, GRACE, SLOWNESS, without_twins};
 pub use apiserver::{Access, ApiServer, require_apiserver};
 pub use flow::Flow;
 pub use frame::{ethernet, udp_frame};

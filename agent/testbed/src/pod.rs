@@ -226,6 +226,45 @@ impl Pod {
         })
     }
 
+    /// `metadata.uid` of [`Pod::manifest`]; an API server gives another one.
+    #[must_use]
+    pub fn uid(&self) -> &str {
+        &self.uid
+    }
+
+    /// What a container runtime's libcni would keep of the CNI plugin's answer.
+    #[must_use]
+    pub fn cni_result(&self, uid: &str) -> Value {
+        let ips = self.addresses().iter().map(|address| {
+            let prefix = if address.is_ipv4() { 32 } else { 128 };
+            json!({ "address": format!("{address}/{prefix}"), "interface": 1 })
+        });
+        let sandbox = self.host.netns().path();
+        json!({
+            "kind": "cniCacheV1",
+            "containerId": self.uid,
+            "config": "",
+            "ifName": INTERFACE,
+            "networkName": "testbed",
+            "netns": sandbox,
+            "cniArgs": [
+                ["IgnoreUnknown", "1"],
+                ["K8S_POD_NAMESPACE", self.spec.namespace],
+                ["K8S_POD_NAME", self.spec.name],
+                ["K8S_POD_UID", uid],
+            ],
+            "result": {
+                "cniVersion": "1.0.0",
+                "interfaces": [
+                    { "name": self.interface, "mac": mac_text(PTP_MAC) },
+                    { "name": INTERFACE, "mac": mac_text(self.mac), "sandbox": sandbox },
+                ],
+                "ips": ips.collect::<Vec<Value>>(),
+                "dns": {},
+            },
+        })
+    }
+
     fn plug(&self) -> Result<()> {
         let (veth, far) = (&self.interface, self.host.netns().path());
         let index = self.spec.ifindex.map(|i| format!("index {i}")).unwrap_or_default();

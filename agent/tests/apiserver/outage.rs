@@ -49,6 +49,30 @@ fn an_api_server_that_goes_and_comes_back() {
     world.becomes("stranger", "server", true);
 }
 
+/// The kubelet makes a pod that it was told of before, and cannot say so to anybody.
+#[test]
+fn a_pod_that_comes_while_the_server_is_away() {
+    let test = "a_pod_that_comes_while_the_server_is_away";
+    let Some(mut world) = guarded(test) else { return };
+    world.policy("late", allow_from("late", "friend"));
+    let uid = world.schedule("late");
+    world.wait("knowing both", |status| {
+        kind(status, "pods")["objects"] == 4
+            && kind(status, "networkpolicies.networking.k8s.io")["objects"] == 2
+    });
+    world.server.end(Signal::SIGKILL);
+    failing(&mut world, "cannot watch pods: https://");
+    world.make_sandbox("late", &uid);
+    world.wait("isolating the late pod", |status| isolated(status, "late"));
+    assert!(world.reaches("friend", "late"), "what is allowed");
+    assert!(!world.reaches("stranger", "late"), "what is denied");
+    // The server comes back and has no address for it still: it stays as it is.
+    world.server.restart().unwrap();
+    world.wait("without problems", |status| !complains(status, "cannot watch"));
+    assert!(world.reaches("friend", "late") && !world.reaches("stranger", "late"));
+    as_before(&world);
+}
+
 /// Nothing gets through for a while, in which objects go and history is forgotten.
 #[test]
 fn what_was_missed_is_noticed() {

@@ -52,15 +52,18 @@ impl World {
 
     /// Creates an object and writes its status, as two requests: the first ignores the status.
     pub(crate) fn create(&self, object: Value) {
-        self.server
-            .kubectl_with(&["create", "--validate=false", "-f", "-"], &object.to_string())
-            .unwrap();
+        self.create_alone(&object);
         let (kind, name) = (object["kind"].as_str().unwrap(), &object["metadata"]["name"]);
         let namespace = object["metadata"]["namespace"].as_str().unwrap_or("default");
         let patch = json!({ "status": object["status"] }).to_string();
         let arguments = ["patch", kind, name.as_str().unwrap(), "-n", namespace];
         let more = ["--subresource=status", "--type=merge", "-p", &patch];
         self.server.kubectl(&[&arguments[..], &more].concat()).unwrap();
+    }
+
+    fn create_alone(&self, object: &Value) {
+        let create = ["create", "--validate=false", "-f", "-"];
+        self.server.kubectl_with(&create, &object.to_string()).unwrap();
     }
 
     /// A pod with the label `app` of its name: its object, its namespace, its status.
@@ -118,13 +121,47 @@ impl World {
     }
 
     pub(crate) fn start_agent_with(&mut self, arguments: &[&str], binary: PathBuf) {
-        let arguments = [arguments, &["--api-timeout", API_TIMEOUT]].concat();
+        let results = self.results();
+        let results = ["--cni-results", results.to_str().unwrap()];
+        let arguments = [arguments, &["--api-timeout", API_TIMEOUT], &results[..]].concat();
         let options = AgentOptions {
             binary,
             manifests: PathBuf::new(),
             arguments: arguments.into_iter().map(str::to_owned).collect(),
         };
         self.agent = Some(Agent::start(&self.node, options).unwrap());
+    }
+
+    /// Where the agent looks for what CNI plugins answered.
+    fn results(&self) -> PathBuf {
+        self.server.directory().join("results")
+    }
+
+    /// A pod's object, scheduled to the node, as it is before its sandbox is made. Its uid.
+    pub(crate) fn schedule(&self, name: &str) -> String {
+        let mut object = json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": { "namespace": NAMESPACE, "name": name, "labels": { "app": name } },
+        });
+        object["spec"] = json!({
+            "nodeName": self.node.name(),
+            "containers": [{ "name": "main", "image": "example/main" }],
+        });
+        self.create_alone(&object);
+        let uid = ["get", "pod", name, "-n", NAMESPACE, "-o", "jsonpath={.metadata.uid}"];
+        self.server.kubectl(&uid).unwrap()
+    }
+
+    /// The sandbox of a pod that was scheduled, as its runtime makes it: nobody tells the API server.
+    pub(crate) fn make_sandbox(&mut self, name: &str, uid: &str) {
+        let spec = PodSpec::new(NAMESPACE, name).label("app", name);
+        let pod = self.node.add_pod(&spec).unwrap();
+        pod.serve(Protocol::Tcp, PORT).unwrap();
+        std::fs::create_dir_all(self.results()).unwrap();
+        let file = self.results().join(format!("testbed-{uid}-eth0"));
+        std::fs::write(file, pod.cni_result(uid).to_string()).unwrap();
+        self.pods.insert(name.to_owned(), pod);
     }
 
     pub(crate) fn agent(&mut self) -> &mut Agent {

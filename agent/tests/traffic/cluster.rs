@@ -1,6 +1,6 @@
 //! A small cluster: one namespace of pods, policies, and an agent on each node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::Path;
 use std::process::Command;
@@ -38,6 +38,8 @@ pub(crate) struct Cluster {
     pub(crate) objects: Vec<Value>,
     pub(crate) manifests: Manifests,
     pub(crate) directory: TempDir,
+    /// Pods whose status has no address yet.
+    pub(crate) pending: BTreeSet<String>,
     /// Further arguments of the agents, set before the first [`Cluster::enforce`].
     pub(crate) arguments: Vec<String>,
     /// A last word about the agents' processes, said before the first [`Cluster::enforce`].
@@ -74,6 +76,7 @@ impl Cluster {
             objects: Vec::new(),
             manifests: Manifests::new(directory.path().join("manifests")).unwrap(),
             directory,
+            pending: BTreeSet::new(),
             arguments: Vec::new(),
             prepare: |_| (),
             state: 0,
@@ -127,10 +130,15 @@ impl Cluster {
     pub(crate) fn enforce(&mut self) -> &mut Self {
         self.write();
         if self.agents.is_empty() {
-            self.agents = self.nodes.iter().map(|node| self.start_agent(node)).collect();
+            self.start();
         }
         self.wait();
         self
+    }
+
+    /// Starts an agent on each node.
+    pub(crate) fn start(&mut self) {
+        self.agents = self.nodes.iter().map(|node| self.start_agent(node)).collect();
     }
 
     /// Writes everything there is, in one step.
@@ -139,7 +147,13 @@ impl Cluster {
         let mut objects = vec![namespace(NAMESPACE, &[]), namespace("netpold-marker", &[])];
         objects.extend(self.nodes.iter().map(Node::manifest));
         objects.extend(self.nodes.iter().map(|node| marker(node.name(), self.state)));
-        objects.extend(self.pods.values().map(|(_, pod)| pod.manifest()));
+        objects.extend(self.pods.values().map(|(_, pod)| {
+            let mut manifest = pod.manifest();
+            if self.pending.contains(pod.pod_name()) {
+                manifest["status"] = json!({ "phase": "Pending" });
+            }
+            manifest
+        }));
         objects.extend(self.policies.iter().map(|(name, spec)| policy_object(name, spec)));
         objects.extend(self.objects.iter().cloned());
         self.manifests.write_objects("state.json", &objects).unwrap();

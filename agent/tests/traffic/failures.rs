@@ -85,7 +85,7 @@ fn a_broken_manifest_keeps_the_last_good_state() {
 }
 
 /// Ingress from more networks than the tables have room for without growing.
-fn from_many() -> serde_json::Value {
+pub(crate) fn from_many() -> serde_json::Value {
     let cidrs = (0..70).flat_map(|x| (0..=255).map(move |y| format!("11.{x}.{y}.1/32")));
     let peers: Vec<_> =
         cidrs.map(|cidr| serde_json::json!({ "ipBlock": { "cidr": cidr } })).collect();
@@ -184,6 +184,19 @@ fn without_ebpf() {
     let told = told.expect("an error is logged");
     assert!(told.contains("cannot create the eBPF maps"), "{told}");
     assert!(told.contains("kernel 5.15 or later"), "{told}");
+}
+
+/// A kernel built without BTF: nothing here needs it.
+#[test]
+fn without_btf() {
+    if !require_root("without_btf") {
+        return;
+    }
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
+    cluster.prepare = kernel::without_btf;
+    cluster.policy("server", allow_from("server", "friend")).enforce();
+    cluster.reaches("friend", "server");
+    cluster.denied("stranger", "server");
 }
 
 /// Ended with the test, also when that fails.

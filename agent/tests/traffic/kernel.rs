@@ -10,6 +10,7 @@ use libc::sock_filter;
 const NUMBER: u32 = 0;
 const ARGUMENT: u32 = 16;
 const BPF_PROG_QUERY: u32 = 16;
+const BPF_BTF_LOAD: u32 = 18;
 
 const fn step(code: u32, jump_if: u8, jump_else: u8, k: u32) -> sock_filter {
     sock_filter { code: code as u16, jt: jump_if, jf: jump_else, k }
@@ -46,6 +47,19 @@ static NO_TCX: [sock_filter; 6] = [
     ALLOW,
 ];
 
+static NO_BTF: [sock_filter; 6] = [
+    load(NUMBER),
+    unless(libc::SYS_bpf as u32, 3),
+    load(ARGUMENT),
+    unless(BPF_BTF_LOAD, 1),
+    error(libc::EINVAL),
+    ALLOW,
+];
+
+/// Every bpf(2) waits for what a listener says.
+pub(crate) static NOTIFY_OF_BPF: [sock_filter; 4] =
+    [load(NUMBER), unless(libc::SYS_bpf as u32, 1), answer(libc::SECCOMP_RET_USER_NOTIF), ALLOW];
+
 /// No bpf(2).
 pub(crate) fn without_bpf(command: &mut Command) {
     filtered(command, &NO_BPF);
@@ -54,6 +68,11 @@ pub(crate) fn without_bpf(command: &mut Command) {
 /// The question whether there is TCX is answered as before 6.6.
 pub(crate) fn without_tcx(command: &mut Command) {
     filtered(command, &NO_TCX);
+}
+
+/// BTF is refused, as by a kernel that was built without it.
+pub(crate) fn without_btf(command: &mut Command) {
+    filtered(command, &NO_BTF);
 }
 
 fn filtered(command: &mut Command, filter: &'static [sock_filter]) {

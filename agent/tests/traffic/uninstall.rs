@@ -1,15 +1,18 @@
 //! Taking netpold off a node.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
 use netpold_testbed::{Cni, require_root, without_twins};
 use nix::sys::signal::Signal;
 
 use crate::cluster::{Cluster, allow_from, binary};
+use crate::kernel;
 
+/// On the node: filters are found in its network namespace alone.
 fn uninstall(cluster: &Cluster) -> Output {
-    let mut command = Command::new(binary());
+    let mut command = cluster.nodes[0].command(binary()).unwrap();
     without_twins(&mut command).arg("uninstall").arg("--bpffs").arg(cluster.agents[0].bpffs());
+    (cluster.prepare)(&mut command);
     command.output().unwrap()
 }
 
@@ -18,7 +21,21 @@ fn uninstall_takes_everything_away_but_not_under_a_running_agent() {
     if !require_root("uninstall_takes_everything_away_but_not_under_a_running_agent") {
         return;
     }
-    let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["server", "friend", "stranger"]);
+    takes_everything_away(Cluster::one(Cni::Bridge));
+}
+
+#[test]
+fn uninstall_takes_filters_away() {
+    if !require_root("uninstall_takes_filters_away") {
+        return;
+    }
+    let mut cluster = Cluster::one(Cni::Bridge);
+    cluster.prepare = kernel::without_tcx;
+    takes_everything_away(cluster);
+}
+
+fn takes_everything_away(cluster: Cluster) {
+    let mut cluster = cluster.with_pods(&["server", "friend", "stranger"]);
     cluster.policy("server", allow_from("server", "friend")).enforce();
     let refused = uninstall(&cluster);
     assert!(!refused.status.success());

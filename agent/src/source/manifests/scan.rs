@@ -14,6 +14,7 @@ use notify::event::{AccessKind, AccessMode, CreateKind, EventKind, ModifyKind, R
 
 use super::content;
 use super::store::Update;
+use crate::watched::Stamp;
 
 /// How long a file may be new, or away while an editor replaces it, before what is there is taken
 /// for what is meant.
@@ -23,26 +24,6 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const WRITER_PATIENCE: Duration = Duration::from_secs(10);
 /// How young a change may be whose notification has perhaps not arrived yet.
 const YOUNG: Duration = Duration::from_millis(50);
-
-/// What tells one content of a file from another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    file: (u64, u64),
-    size: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
-
-impl Stamp {
-    fn of(metadata: &Metadata) -> Self {
-        Self {
-            file: (metadata.dev(), metadata.ino()),
-            size: metadata.size(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-        }
-    }
-}
 
 /// What notifications say of a file's writer.
 #[derive(Clone, Copy, Debug)]

@@ -1,0 +1,102 @@
+//! Addresses of this node's pods before the API server has them.
+//!
+//! The kubelet writes a pod's addresses into its status after its sandbox was made, often after its
+//! containers run, and not at all while the API server is away. A container runtime has them earlier:
+//! libcni keeps what the CNI plugins answered, before the first container starts. A pod of this node
+//! whose status has no address yet counts with the addresses of that answer; once the status has
+//! some, it alone is believed.
+
+pub mod results;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use netpold_core::model::{Change, Key, Pod};
+
+use results::Answer;
+
+/// This node's pods, and what CNI plugins answered for them.
+#[derive(Debug)]
+pub struct Sandboxes {
+    node: String,
+    answers: Vec<Answer>,
+    /// As the source has them.
+    pods: BTreeMap<Key, Pod>,
+    /// Addresses in the place of those that a status has not yet.
+    given: BTreeMap<Key, Vec<IpAddr>>,
+}
+
+impl Sandboxes {
+    /// Of a node, by its name.
+    #[must_use]
+    pub fn new(node: String) -> Self {
+        Self { node, answers: Vec::new(), pods: BTreeMap::new(), given: BTreeMap::new() }
+    }
+
+    /// Completes what a source says about pods, and adds pods that it makes others believe.
+    pub fn complete(&mut self, changes: &mut Vec<Change>) {
+        let mut said = BTreeSet::new();
+        for change in &*changes {
+            match change {
+                Change::Pod(pod) if pod.node == self.node && !pod.host_network => {
+                    self.pods.insert(pod.key.clone(), pod.clone());
+                    said.insert(pod.key.clone());
+                }
+                Change::Pod(Pod { key, .. }) | Change::PodGone(key) => _ = self.pods.remove(key),
+                _ => {}
+            }
+        }
+        let before = self.give();
+        for change in changes.iter_mut() {
+            if let Change::Pod(pod) = change
+                && let Some(addresses) = self.given.get(&pod.key)
+            {
+                pod.addresses.clone_from(addresses);
+            }
+        }
+        changes
+            .extend(self.changed(&before).filter(|pod| !said.contains(&pod.key)).map(Change::Pod));
+    }
+
+    /// Takes in the answers that are kept now, all of them; which pods that changes.
+    pub fn answers_are(&mut self, answers: Vec<Answer>) -> Vec<Change> {
+        self.answers = answers;
+        let before = self.give();
+        self.changed(&before).map(Change::Pod).collect()
+    }
+
+    /// Decides anew which addresses are given; returns those before.
+    fn give(&mut self) -> BTreeMap<Key, Vec<IpAddr>> {
+        let taken: BTreeSet<IpAddr> = self
+            .pods
+            .values()
+            .filter(|pod| !pod.finished && !pod.terminating)
+            .flat_map(|pod| pod.addresses.iter().copied())
+            .collect();
+        let waiting = self.pods.values().filter(|pod| !pod.finished && pod.addresses.is_empty());
+        let given = waiting.filter_map(|pod| {
+            // The last one: a sandbox that failed is made again.
+            let answer = self.answers.iter().rev().find(|answer| answer.is_of(pod))?;
+            // An answer that was left behind does not take another pod's address away.
+            let free = answer.addresses.iter().all(|address| !taken.contains(address));
+            free.then(|| (pod.key.clone(), answer.addresses.clone()))
+        });
+        let given = given.collect();
+        std::mem::replace(&mut self.given, given)
+    }
+
+    /// The pods whose addresses are not those they had before.
+    fn changed<'a>(
+        &'a self,
+        before: &'a BTreeMap<Key, Vec<IpAddr>>,
+    ) -> impl Iterator<Item = Pod> + 'a {
+        let differs = |pod: &&Pod| before.get(&pod.key) != self.given.get(&pod.key);
+        self.pods.values().filter(differs).map(|pod| {
+            let addresses = self.given.get(&pod.key).unwrap_or(&pod.addresses).clone();
+            Pod { addresses, ..pod.clone() }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,223 @@
+//! What CNI plugins answered, as libcni keeps it: a JSON file for each attachment, written after ADD
+//! and removed by DEL (`cniCacheV1`, libcni 0.7 and later, in `/var/lib/cni/results`).
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc as events;
+use std::time::{Duration, SystemTime};
+
+use ipnet::IpNet;
+use netpold_core::model::{Key, Pod};
+use notify::event::{AccessKind, AccessMode, EventKind};
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::sync::watch;
+use tracing::{debug, warn};
+
+use crate::watched::{Stamp, Watched};
+
+/// What the kubelet calls a pod's interface; attachments by other names are no pod's addresses.
+const INTERFACE: &str = "eth0";
+/// Longest time between two looks at the directory.
+const RESCAN: Duration = Duration::from_secs(5);
+/// No answer is larger.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// The addresses that a pod was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// `K8S_POD_NAMESPACE` and `K8S_POD_NAME`.
+    pub pod: Key,
+    /// `K8S_POD_UID`; empty if the runtime does not say it.
+    pub uid: String,
+    /// Sorted.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl Answer {
+    /// Whether it is this pod's, and not that of a former one of the same name.
+    #[must_use]
+    pub fn is_of(&self, pod: &Pod) -> bool {
+        self.pod == pod.key && (self.uid.is_empty() || self.uid == pod.uid)
+    }
+}
+
+/// The file, as far as it is read.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Cached {
+    kind: String,
+    if_name: String,
+    #[serde(default)]
+    cni_args: Vec<(String, String)>,
+    result: Option<CniResult>,
+}
+
+/// A result of CNI 0.3.0 and later; older ones have no `ips` and are not read.
+#[derive(Deserialize)]
+struct CniResult {
+    #[serde(default)]
+    interfaces: Vec<Value>,
+    #[serde(default)]
+    ips: Vec<Ip>,
+}
+
+#[derive(Deserialize)]
+struct Ip {
+    address: IpNet,
+    interface: Option<usize>,
+}
+
+impl CniResult {
+    /// An address is the pod's if its interface is in a sandbox, or not told.
+    fn addresses(&self) -> Vec<IpAddr> {
+        let sandboxed = |index: usize| {
+            let interface = self.interfaces.get(index);
+            interface.and_then(|i| i["sandbox"].as_str()).is_some_and(|path| !path.is_empty())
+        };
+        let inside = self.ips.iter().filter(|ip| ip.interface.is_none_or(sandboxed));
+        let mut addresses: Vec<IpAddr> = inside.map(|ip| ip.address.addr()).collect();
+        addresses.sort();
+        addresses.dedup();
+        addresses
+    }
+}
+
+/// Reads a file's content; `None` if it is not about a pod's addresses.
+///
+/// # Errors
+/// It is not what libcni writes, or not all of it.
+pub fn parse(bytes: &[u8]) -> Result<Option<Answer>, serde_json::Error> {
+    let cached: Cached = serde_json::from_slice(bytes)?;
+    let argument = |name| cached.cni_args.iter().rev().find(|(n, _)| n == name).map(|(_, v)| &**v);
+    let (Some(namespace), Some(name)) = (argument("K8S_POD_NAMESPACE"), argument("K8S_POD_NAME"))
+    else {
+        return Ok(None);
+    };
+    let addresses = cached.result.map(|result| result.addresses()).unwrap_or_default();
+    let is_pods = cached.kind == "cniCacheV1" && cached.if_name == INTERFACE;
+    Ok((is_pods && !addresses.is_empty()).then(|| Answer {
+        pod: Key::new(namespace, name),
+        uid: argument("K8S_POD_UID").unwrap_or_default().to_owned(),
+        addresses,
+    }))
+}
+
+/// Follows the directory, in a thread that ends with the receiver. There need not be one.
+///
+/// # Errors
+/// The thread cannot be started.
+pub fn follow(directory: PathBuf) -> io::Result<watch::Receiver<Vec<Answer>>> {
+    let (sender, answers) = watch::channel(Vec::new());
+    let thread = std::thread::Builder::new().name("cni-results".into());
+    thread.spawn(move || Follower::new(directory).run(&sender))?;
+    Ok(answers)
+}
+
+/// What was read of a file.
+struct Seen {
+    stamp: Stamp,
+    written: SystemTime,
+    answer: Option<Answer>,
+}
+
+struct Follower {
+    directory: PathBuf,
+    watched: Watched,
+    events: events::Receiver<notify::Result<notify::Event>>,
+    files: BTreeMap<PathBuf, Seen>,
+    complained: bool,
+}
+
+impl Follower {
+    fn new(directory: PathBuf) -> Self {
+        let (sender, events) = events::channel();
+        let watched = Watched::new(&directory, sender);
+        Self { directory, watched, events, files: BTreeMap::new(), complained: false }
+    }
+
+    fn run(mut self, answers: &watch::Sender<Vec<Answer>>) {
+        while !answers.is_closed() {
+            self.watched.renew();
+            match self.scan() {
+                Ok(()) => self.complained = false,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => self.files.clear(),
+                Err(error) => self.complain(&error),
+            }
+            let now = self.answers();
+            answers.send_if_modified(|before| {
+                let modified = *before != now;
+                *before = now;
+                modified
+            });
+            self.wait();
+        }
+    }
+
+    /// What is known stays: the directory may be readable again.
+    fn complain(&mut self, error: &io::Error) {
+        if !self.complained {
+            let directory = self.directory.display();
+            warn!("--cni-results {directory}: {error}; pods are known by their status alone");
+        }
+        self.complained = true;
+    }
+
+    /// Waits for something that may have changed a file. Opening one, as scans do, changes none.
+    fn wait(&mut self) {
+        let calls = |event: &notify::Event| !matches!(event.kind, EventKind::Access(kind) if kind != AccessKind::Close(AccessMode::Write));
+        let deadline = std::time::Instant::now() + RESCAN;
+        loop {
+            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            match self.events.recv_timeout(left) {
+                Ok(Ok(event)) => {
+                    self.watched.note(&event);
+                    if calls(&event) {
+                        return;
+                    }
+                }
+                Ok(Err(_)) | Err(_) => return,
+            }
+        }
+    }
+
+    fn scan(&mut self) -> io::Result<()> {
+        let mut there = BTreeMap::new();
+        for entry in fs::read_dir(&self.directory)? {
+            let path = entry?.path();
+            // A file that has just gone is not there.
+            if let Some(seen) = self.look(&path) {
+                there.insert(path, seen);
+            }
+        }
+        self.files = there;
+        Ok(())
+    }
+
+    fn look(&mut self, path: &Path) -> Option<Seen> {
+        let file = File::open(path).ok()?;
+        let metadata = file.metadata().ok()?;
+        let (stamp, written) = (Stamp::of(&metadata), metadata.modified().ok()?);
+        if let Some(seen) = self.files.remove(path).filter(|seen| seen.stamp == stamp) {
+            return Some(seen);
+        }
+        let mut bytes = Vec::new();
+        file.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
+        // libcni writes in place: half a file is no answer yet, the other half comes with an event.
+        let answer = parse(&bytes).unwrap_or_else(|error| {
+            debug!("{}: {error}; not read", path.display());
+            None
+        });
+        Some(Seen { stamp, written, answer })
+    }
+
+    /// The last written last.
+    fn answers(&self) -> Vec<Answer> {
+        let mut files: Vec<&Seen> = self.files.values().collect();
+        files.sort_by_key(|seen| seen.written);
+        files.into_iter().filter_map(|seen| seen.answer.clone()).collect()
+    }
+}

@@ -1,0 +1,151 @@
+use netpold_core::model::{Change, Key, Labels, Pod};
+
+use super::Sandboxes;
+use super::results::{Answer, parse};
+
+/// As containerd's libcni writes it; the arguments come twice there.
+fn file(uid: &str, addresses: &[&str]) -> String {
+    let ips: Vec<_> = addresses
+        .iter()
+        .map(|a| serde_json::json!({ "address": a, "interface": 2 }))
+        .chain([serde_json::json!({ "address": "10.0.0.1/24", "interface": 0 })])
+        .collect();
+    serde_json::json!({
+        "kind": "cniCacheV1",
+        "containerId": "3f69",
+        "config": "e30=",
+        "ifName": "eth0",
+        "networkName": "cbr0",
+        "netns": "/var/run/netns/x",
+        "cniArgs": [
+            ["IgnoreUnknown", "true"], ["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", "web"],
+            ["K8S_POD_UID", uid],
+        ],
+        "result": {
+            "cniVersion": "1.0.0",
+            "interfaces": [
+                { "name": "cni0" }, { "name": "veth1" }, { "name": "eth0", "sandbox": "/var/run/netns/x" },
+            ],
+            "ips": ips,
+            "dns": {},
+        },
+    })
+    .to_string()
+}
+
+fn answer(uid: &str, addresses: &[&str]) -> Answer {
+    parse(file(uid, addresses).as_bytes()).unwrap().unwrap()
+}
+
+fn pod(name: &str, uid: &str, addresses: &[&str]) -> Pod {
+    Pod {
+        key: Key::new("shop", name),
+        uid: uid.to_owned(),
+        labels: Labels::default(),
+        node: "n1".to_owned(),
+        addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
+        host_network: false,
+        finished: false,
+        terminating: false,
+        created: 0,
+        ports: Vec::new(),
+    }
+}
+
+fn web(addresses: &[&str]) -> Change {
+    Change::Pod(pod("web", "u1", addresses))
+}
+
+#[test]
+fn results_are_read() {
+    let read = answer("u1", &["10.1.2.3/24", "fd00::3/64"]);
+    assert_eq!(read.pod, Key::new("shop", "web"));
+    assert_eq!(read.uid, "u1");
+    let addresses: Vec<String> = read.addresses.iter().map(ToString::to_string).collect();
+    assert_eq!(addresses, ["10.1.2.3", "fd00::3"], "not that of the bridge");
+}
+
+#[test]
+fn other_files_are_none_of_a_pods_address() {
+    let whole = file("u1", &["10.1.2.3/24"]);
+    for other in [
+        whole.replace("\"eth0\",\"kind\"", "\"net1\",\"kind\""),
+        whole.replace("cniCacheV1", "other"),
+        whole.replace("K8S_POD_NAME\"", "NAME\""),
+        whole.replace("\"ips\"", "\"ip4\""),
+    ] {
+        assert_ne!(other, whole);
+        assert_eq!(parse(other.as_bytes()).unwrap(), None, "{other}");
+    }
+    assert!(parse(&whole.as_bytes()[..whole.len() / 2]).is_err(), "half a file");
+    assert!(parse(b"").is_err());
+}
+
+#[test]
+fn an_answer_counts_until_there_is_a_status() {
+    let mut sandboxes = Sandboxes::new("n1".to_owned());
+    assert_eq!(sandboxes.answers_are(vec![answer("u1", &["10.1.2.3/24"])]), []);
+    let mut changes = vec![web(&[])];
+    sandboxes.complete(&mut changes);
+    assert_eq!(changes, [web(&["10.1.2.3"])]);
+    // Labels change: the address stays.
+    let mut changes = vec![web(&[])];
+    sandboxes.complete(&mut changes);
+    assert_eq!(changes, [web(&["10.1.2.3"])]);
+    let mut changes = vec![web(&["10.1.2.9"])];
+    sandboxes.complete(&mut changes);
+    assert_eq!(changes, [web(&["10.1.2.9"])], "the status is believed");
+    assert_eq!(sandboxes.answers_are(Vec::new()), [], "nothing hangs on it any more");
+}
+
+#[test]
+fn the_pod_may_be_known_first() {
+    let mut sandboxes = Sandboxes::new("n1".to_owned());
+    let mut changes = vec![web(&[])];
+    sandboxes.complete(&mut changes);
+    assert_eq!(changes, [web(&[])]);
+    let first = answer("u1", &["10.1.2.3/24"]);
+    assert_eq!(sandboxes.answers_are(vec![first.clone()]), [web(&["10.1.2.3"])]);
+    // Its sandbox is made again.
+    let again = vec![first, answer("u1", &["10.1.2.4/24"])];
+    assert_eq!(sandboxes.answers_are(again), [web(&["10.1.2.4"])]);
+    assert_eq!(sandboxes.answers_are(Vec::new()), [web(&[])]);
+}
+
+#[test]
+fn answers_left_behind_are_nobodys() {
+    let mut sandboxes = Sandboxes::new("n1".to_owned());
+    let former = vec![answer("u0", &["10.1.2.3/24"])];
+    assert_eq!(sandboxes.answers_are(former), []);
+    let mut changes = vec![web(&[])];
+    sandboxes.complete(&mut changes);
+    assert_eq!(changes, [web(&[])], "of a former pod of that name");
+
+    sandboxes.answers_are(vec![answer("u1", &["10.1.2.3/24"])]);
+    // The address is another pod's by its status.
+    let other = |terminating| Change::Pod(Pod { terminating, ..pod("other", "u2", &["10.1.2.3"]) });
+    let mut changes = vec![other(false)];
+    sandboxes.complete(&mut changes);
+    assert_eq!(changes, [other(false), web(&[])]);
+    let mut changes = vec![other(true)];
+    sandboxes.complete(&mut changes);
+    assert_eq!(changes, [other(true), web(&["10.1.2.3"])], "a pod that ends yields it");
+}
+
+#[test]
+fn pods_of_other_nodes_and_of_the_node_itself_are_left_alone() {
+    let mut sandboxes = Sandboxes::new("n1".to_owned());
+    sandboxes.answers_are(vec![answer("", &["10.1.2.3/24"])]);
+    for one in [
+        Pod { node: "n2".to_owned(), ..pod("web", "u1", &[]) },
+        Pod { host_network: true, ..pod("web", "u1", &[]) },
+        Pod { finished: true, ..pod("web", "u1", &[]) },
+    ] {
+        let mut changes = vec![Change::Pod(one.clone())];
+        sandboxes.complete(&mut changes);
+        assert_eq!(changes, [Change::Pod(one)]);
+    }
+    let mut changes = vec![web(&[])];
+    sandboxes.complete(&mut changes);
+    assert_eq!(changes, [web(&["10.1.2.3"])], "a runtime that does not say the uid");
+}

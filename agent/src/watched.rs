@@ -1,0 +1,85 @@
+//! What happens in a directory: notifications, and what tells one content of a file from another.
+
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Sender;
+
+use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use tracing::warn;
+
+/// What tells one content of a file from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    pub(crate) file: (u64, u64),
+    pub(crate) size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    pub(crate) fn of(metadata: &Metadata) -> Self {
+        Self {
+            file: (metadata.dev(), metadata.ino()),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
+/// Notifications about a directory that may vanish and return.
+pub(crate) struct Watched {
+    directory: PathBuf,
+    sender: Sender<notify::Result<notify::Event>>,
+    watcher: Option<(RecommendedWatcher, Option<u64>)>,
+    complained: bool,
+}
+
+impl Watched {
+    pub(crate) fn new(directory: &Path, sender: Sender<notify::Result<notify::Event>>) -> Self {
+        let directory = directory.to_owned();
+        let mut watched = Self { directory, sender, watcher: None, complained: false };
+        watched.renew();
+        watched
+    }
+
+    /// The watch ends with the directory, even if another takes its place (and its inode number).
+    pub(crate) fn note(&mut self, event: &notify::Event) {
+        use notify::event::{EventKind, ModifyKind};
+        let away =
+            matches!(event.kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)));
+        if away && event.paths.contains(&self.directory) {
+            self.watcher = None;
+        }
+    }
+
+    /// The directory cannot be read: what is there afterwards is another one.
+    pub(crate) fn forget(&mut self) {
+        self.watcher = None;
+    }
+
+    /// Watch the directory that is there now. Without notifications scans alone must do.
+    pub(crate) fn renew(&mut self) {
+        let inode = fs::metadata(&self.directory).ok().map(|m| m.ino());
+        if inode.is_none() || self.watcher.as_ref().is_some_and(|(_, watched)| *watched == inode) {
+            return;
+        }
+        let sender = self.sender.clone();
+        let watcher = notify::recommended_watcher(move |event| {
+            let _ = sender.send(event);
+        });
+        let watcher = watcher.and_then(|mut watcher| {
+            watcher.watch(&self.directory, RecursiveMode::NonRecursive)?;
+            Ok(watcher)
+        });
+        match watcher {
+            Ok(watcher) => self.watcher = Some((watcher, inode)),
+            Err(e) if !self.complained => {
+                self.complained = true;
+                warn!("no notifications of changes ({e}); files are looked at regularly instead");
+            }
+            Err(_) => {}
+        }
+    }
+}

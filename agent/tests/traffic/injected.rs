@@ -1,0 +1,237 @@
+//! Calls that the kernel refuses for a while: no memory, a full map, lost privileges.
+//!
+//! Each bpf(2) of the agent's is held up by seccomp and answered by the test (`SECCOMP_RET_USER_NOTIF`,
+//! kernel 5.5 for going on), so the calls of one command fail while the agent runs, and succeed again.
+
+use std::io;
+use std::mem::zeroed;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use netpold_testbed::{Cni, require_root};
+use nix::poll::{PollFd, PollFlags, poll};
+use serde_json::Value;
+
+use crate::cluster::{Cluster, ENFORCED, allow_from, isolate};
+use crate::failures::from_many;
+use crate::kernel::NOTIFY_OF_BPF;
+
+const MAP_CREATE: u32 = 0;
+const MAP_UPDATE_ELEM: u32 = 2;
+const PROG_LOAD: u32 = 5;
+const OBJ_PIN: u32 = 6;
+const LINK_CREATE: u32 = 28;
+const LINK_UPDATE: u32 = 29;
+
+/// Where the child has its listener until the test takes it.
+const LISTENER: libc::c_int = 200;
+
+const SECCOMP_IOCTL_NOTIF_RECV: libc::c_ulong = 0xc050_2100;
+const SECCOMP_IOCTL_NOTIF_SEND: libc::c_ulong = 0xc018_2101;
+
+/// To the agent's process, before it is one.
+fn listened_to(command: &mut Command) {
+    let install = || {
+        let length = NOTIFY_OF_BPF.len() as u16;
+        let filter = NOTIFY_OF_BPF.as_ptr().cast_mut();
+        let program = libc::sock_fprog { len: length, filter };
+        // SAFETY: the pointer is to a local of the right type, which the kernel only reads.
+        let listener = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+            let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
+            let mode = libc::SECCOMP_SET_MODE_FILTER;
+            libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) as libc::c_int
+        };
+        // SAFETY: integer arguments.
+        let moved = listener >= 0 && unsafe { libc::dup2(listener, LISTENER) } >= 0;
+        moved.then_some(()).ok_or_else(io::Error::last_os_error)
+    };
+    // SAFETY: the closure only makes system calls, which are async-signal-safe.
+    unsafe { command.pre_exec(install) };
+}
+
+/// Answers the agent's calls.
+struct Injector {
+    /// Commands of bpf(2) that fail, a bit each, and the errno above them.
+    refused: Arc<AtomicU64>,
+    /// How many were refused.
+    count: Arc<AtomicU64>,
+}
+
+impl Injector {
+    /// For a process that was [`listened_to`]; its thread ends with it.
+    fn of(pid: u32) -> Self {
+        let listener = listener(pid).expect("the agent's listener");
+        let (refused, count) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let injector = Self { refused: Arc::clone(&refused), count: Arc::clone(&count) };
+        std::thread::spawn(move || while answer(&listener, &refused, &count) {});
+        injector
+    }
+
+    fn refuse(&self, commands: &[u32], errno: libc::c_int) {
+        let commands = commands.iter().fold(0, |bits, command| bits | 1 << command);
+        self.count.store(0, Ordering::SeqCst);
+        self.refused.store(commands | (errno as u64) << 48, Ordering::SeqCst);
+    }
+
+    /// Lets all calls go on; at least one was refused.
+    fn relent(&self) {
+        self.refused.store(0, Ordering::SeqCst);
+        assert!(self.count.load(Ordering::SeqCst) > 0, "nothing was refused");
+    }
+}
+
+/// The listener's descriptor, once the process has it.
+fn listener(pid: u32) -> io::Result<OwnedFd> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        // SAFETY: integer arguments; what is returned is ours.
+        let taken = unsafe {
+            let process = libc::syscall(libc::SYS_pidfd_open, pid, 0) as libc::c_int;
+            let taken = libc::syscall(libc::SYS_pidfd_getfd, process, LISTENER, 0) as libc::c_int;
+            libc::close(process);
+            taken
+        };
+        if taken >= 0 {
+            // SAFETY: a new descriptor that nobody else has.
+            return Ok(unsafe { OwnedFd::from_raw_fd(taken) });
+        }
+        if Instant::now() > deadline {
+            return Err(io::Error::last_os_error());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Answers one call; false: there will be no other.
+fn answer(listener: &OwnedFd, refused: &AtomicU64, count: &AtomicU64) -> bool {
+    let mut waiting = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+    let woken = poll(&mut waiting, 1000u16);
+    let events = waiting[0].revents().unwrap_or(PollFlags::empty());
+    if events.contains(PollFlags::POLLHUP) {
+        return false;
+    }
+    if woken != Ok(1) {
+        return true;
+    }
+    // SAFETY: a block of integers, for which zero is valid; the kernel wants it so.
+    let mut call: libc::seccomp_notif = unsafe { zeroed() };
+    // SAFETY: the block of this ioctl. ENOENT: the caller was killed meanwhile.
+    if unsafe { libc::ioctl(listener.as_raw_fd(), SECCOMP_IOCTL_NOTIF_RECV, &raw mut call) } < 0 {
+        return true;
+    }
+    let wanted = refused.load(Ordering::SeqCst);
+    let is_refused = call.data.args[0] < 48 && wanted >> call.data.args[0] & 1 != 0;
+    // SAFETY: as above.
+    let mut response: libc::seccomp_notif_resp = unsafe { zeroed() };
+    response.id = call.id;
+    if is_refused {
+        count.fetch_add(1, Ordering::SeqCst);
+        response.error = -((wanted >> 48) as i32);
+    } else {
+        response.flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;
+    }
+    // SAFETY: the block of this ioctl.
+    unsafe { libc::ioctl(listener.as_raw_fd(), SECCOMP_IOCTL_NOTIF_SEND, &raw mut response) };
+    true
+}
+
+fn guarded() -> (Cluster, Injector) {
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
+    cluster.prepare = listened_to;
+    cluster.policy("server", allow_from("server", "friend"));
+    cluster.write();
+    cluster.start();
+    let injector = Injector::of(cluster.agents[0].pid());
+    cluster.wait();
+    as_before(&cluster);
+    (cluster, injector)
+}
+
+#[track_caller]
+fn as_before(cluster: &Cluster) {
+    cluster.reaches("friend", "server");
+    cluster.denied("stranger", "server");
+}
+
+/// The status names a problem with these words.
+fn complains(words: &str) -> impl Fn(&Value) -> bool {
+    move |status| status["problems"].to_string().contains(words)
+}
+
+/// While calls fail: what was enforced stays, and the status says what is wrong and whom it concerns.
+/// Afterwards everything is enforced, without help.
+fn outage(cluster: &mut Cluster, injector: &Injector, commands: &[u32], errno: i32, words: &str) {
+    injector.refuse(commands, errno);
+    cluster.add(0, "late");
+    cluster.policy("late", isolate("late", &["Ingress", "Egress"]));
+    cluster.write();
+    cluster.agents[0].wait_for("complaining", ENFORCED, complains(words)).unwrap();
+    as_before(cluster);
+    injector.relent();
+    cluster.wait();
+    as_before(cluster);
+    cluster.denied("friend", "late");
+    let settled = |status: &Value| status["problems"].as_array().is_some_and(Vec::is_empty);
+    cluster.agents[0].wait_for("without problems", ENFORCED, settled).unwrap();
+    drop(cluster.take("late"));
+    cluster.without_policy("late").enforce();
+}
+
+#[test]
+fn no_memory_for_larger_tables() {
+    if !require_root("no_memory_for_larger_tables") {
+        return;
+    }
+    let (mut cluster, injector) = guarded();
+    cluster.policy("many", from_many());
+    outage(&mut cluster, &injector, &[MAP_CREATE], libc::ENOMEM, "Cannot allocate memory");
+}
+
+/// Programs are loaded anew for larger tables; the maps are there by then.
+#[test]
+fn no_memory_for_the_programs_of_larger_tables() {
+    if !require_root("no_memory_for_the_programs_of_larger_tables") {
+        return;
+    }
+    let (mut cluster, injector) = guarded();
+    cluster.policy("many", from_many());
+    outage(&mut cluster, &injector, &[PROG_LOAD], libc::ENOMEM, "Cannot allocate memory");
+}
+
+/// The IPv6 tables alone are written by system calls.
+#[test]
+fn a_map_that_is_full() {
+    if !require_root("a_map_that_is_full") {
+        return;
+    }
+    let (mut cluster, injector) = guarded();
+    outage(&mut cluster, &injector, &[MAP_UPDATE_ELEM], libc::E2BIG, "Argument list too long");
+    outage(&mut cluster, &injector, &[MAP_UPDATE_ELEM], libc::ENOMEM, "Cannot allocate memory");
+}
+
+#[test]
+fn programs_that_cannot_be_attached() {
+    if !require_root("programs_that_cannot_be_attached") {
+        return;
+    }
+    let (mut cluster, injector) = guarded();
+    outage(&mut cluster, &injector, &[LINK_CREATE], libc::ENOMEM, "Cannot allocate memory");
+    outage(&mut cluster, &injector, &[OBJ_PIN], libc::ENOSPC, "No space left on device");
+}
+
+/// As for a process whose capabilities were taken from it.
+#[test]
+fn privileges_that_are_lost() {
+    if !require_root("privileges_that_are_lost") {
+        return;
+    }
+    let (mut cluster, injector) = guarded();
+    cluster.policy("many", from_many());
+    let all = [MAP_CREATE, MAP_UPDATE_ELEM, PROG_LOAD, OBJ_PIN, LINK_CREATE, LINK_UPDATE];
+    outage(&mut cluster, &injector, &all, libc::EPERM, "Operation not permitted");
+}
