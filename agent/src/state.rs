@@ -8,12 +8,12 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use flate2::Compression;
-use flate2::read::GzDecoder;
+use flate2::bufread::GzDecoder;
 use flate2::write::GzEncoder;
 use netpold_core::compile::Essentials;
 use netpold_core::model::Change;
@@ -95,8 +95,17 @@ pub fn read(path: &Path, node: &str) -> Result<Option<Vec<Change>>, StateError> 
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(failed(error)),
     };
+    decode(BufReader::new(file), path, node).map(Some)
+}
+
+/// Reads a file's content; `path` is for errors.
+///
+/// # Errors
+/// As for [`read`].
+pub fn decode(file: impl BufRead, path: &Path, node: &str) -> Result<Vec<Change>, StateError> {
+    let failed = |cause| StateError::Io { path: path.to_owned(), cause };
     let mut bytes = Vec::new();
-    let mut unpacked = GzDecoder::new(BufReader::new(file)).take(MAX_BYTES);
+    let mut unpacked = GzDecoder::new(file).take(MAX_BYTES);
     // To its end, where the checksum is.
     unpacked.read_to_end(&mut bytes).map_err(failed)?;
     let damaged = |cause| StateError::Damaged { path: path.to_owned(), cause };
@@ -110,7 +119,7 @@ pub fn read(path: &Path, node: &str) -> Result<Option<Vec<Change>>, StateError> 
     let document: Document<Vec<Change>> = serde_json::from_slice(&bytes).map_err(damaged)?;
     // Interfaces are what they are now.
     let objects = document.objects.into_iter();
-    Ok(Some(objects.filter(|change| change.is_object()).collect()))
+    Ok(objects.filter(|change| change.is_object()).collect())
 }
 
 /// Puts a state in the place of the last one.

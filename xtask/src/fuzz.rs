@@ -16,12 +16,12 @@ const INSTRUMENTED: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-covera
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Targets that need more than netpold's core; see `agent/fuzz/Cargo.toml`.
-const NEED_AGENT: [&str; 2] = ["manifests", "selectors"];
+const NEED_AGENT: [&str; 3] = ["kept", "manifests", "selectors"];
 
 /// Options of the chore.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// packets, manifests, selectors, probes, delta or tables
+    /// packets, manifests, selectors, kept, probes, delta or tables
     #[arg(value_name = "TARGET")]
     target: String,
     /// How long

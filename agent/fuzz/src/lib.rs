@@ -12,6 +12,9 @@ mod harness;
 #[path = "../../tests/kernel/input.rs"]
 mod input;
 #[cfg(feature = "agent")]
+#[path = "../../tests/fuzz/kept.rs"]
+mod kept;
+#[cfg(feature = "agent")]
 #[path = "../../tests/fuzz/manifests.rs"]
 mod manifests;
 #[path = "../../tests/fuzz/packets.rs"]
@@ -36,6 +39,11 @@ pub mod run {
     #[cfg(feature = "agent")]
     pub fn manifests(bytes: &[u8]) {
         crate::manifests::run(bytes);
+    }
+    /// `agent/tests/fuzz/kept.rs`
+    #[cfg(feature = "agent")]
+    pub fn kept(bytes: &[u8]) {
+        crate::kept::run(bytes);
     }
     /// `agent/tests/fuzz/selectors.rs`
     #[cfg(feature = "agent")]

@@ -18,6 +18,7 @@ mod frames;
 mod harness;
 #[path = "../kernel/input.rs"]
 mod input;
+mod kept;
 mod manifests;
 mod packets;
 mod probes;
@@ -87,6 +88,11 @@ fn packets_of_the_corpus() {
 #[test]
 fn manifests_of_the_corpus() {
     replay("manifests", CHANGED * 2, manifests::run);
+}
+
+#[test]
+fn kept_files_of_the_corpus() {
+    replay("kept", CHANGED, kept::run);
 }
 
 #[test]

@@ -1,0 +1,4 @@
+//! `agent/tests/fuzz/kept.rs`, steered by coverage: `cargo xtask fuzz kept`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| netpold_fuzz::run::kept(bytes));
