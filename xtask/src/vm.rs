@@ -125,4 +125,4 @@ fn output(command: &mut Command) -> Result<String> {
 }
 
 /// How long a guest may take until its first step.
-const BOOT: Duration = Duration::from_secs(180);
+const BOOT: Duration = Duration::from_secs(600);

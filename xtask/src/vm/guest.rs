@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use netpold_testbed::SLOWNESS;
 use serde::Deserialize;
 use tempfile::TempDir;
 
 use super::archive::Archive;
 use super::kernel::Kernel;
 use super::{modules, output};
-use crate::{cargo, setup::Toolchain, step};
+use crate::{cargo, root, setup::Toolchain, step};
 
 /// Tests with real traffic: every module of `agent/tests/traffic` whose name begins so. Those that
 /// are left out are of the agent rather than of the kernel, and slow when emulated.
@@ -43,7 +44,7 @@ impl Binaries {
     /// # Errors
     /// When something does not compile.
     pub(super) fn build(toolchain: &Toolchain) -> Result<Self> {
-        let tests = ["test", "--package", "netpold", "--test", "kernel", "--test", "traffic"];
+        let tests = ["test", "--workspace", "--test", "kernel", "--test", "traffic"];
         step::show(toolchain.apply(cargo(&tests).arg("--no-run")))?;
         let json = ["--no-run", "--message-format=json", "--quiet"];
         let messages = output(toolchain.apply(cargo(&tests).args(json)))?;
@@ -108,6 +109,11 @@ impl Guest {
         let ip = ["/usr/sbin/ip", "/sbin/ip", "/usr/bin/ip", "/bin/ip"];
         let ip = ip.iter().map(Path::new).find(|path| path.exists()).context("no ip here")?;
         programs(&mut archive, &[ip, &binaries.netpold, &binaries.kernel, &binaries.traffic])?;
+        let corpus = root().join("agent/fuzz/corpus/packets");
+        for input in fs::read_dir(&corpus).with_context(|| corpus.display().to_string())? {
+            let input = input?.path();
+            archive.copy(&input, &input)?;
+        }
         let folder = tempfile::Builder::new().prefix("netpold-vm-").tempdir()?;
         archive.write(&folder.path().join("initramfs"))?;
         Ok(Self { steps, folder })
@@ -135,12 +141,12 @@ fn steps(kernel: &Kernel, binaries: &Binaries) -> Vec<Step> {
     let filters = TRAFFIC.join(" ");
     let load = "programs_pass_the_verifier --nocapture";
     vec![
-        Step { name: LOAD, limit: 300, command: format!("{tests} {load}") },
-        Step { name: "kernel", limit: 600, command: format!("{tests} --test-threads=2") },
+        Step { name: LOAD, limit: 1200, command: format!("{tests} {load}") },
+        Step { name: "kernel", limit: 2400, command: format!("{tests} --test-threads=2") },
         Step {
             name: "traffic",
-            limit: 900,
-            command: format!("{traffic} --test-threads=2 {filters}"),
+            limit: 5400,
+            command: format!("{SLOWNESS}=6 {traffic} --test-threads=2 {filters}"),
         },
     ]
 }
