@@ -2,6 +2,8 @@
 
 use anyhow::{Context, Result, bail};
 
+use crate::dataplane::attach::Mode;
+
 /// Oldest kernel: atomic operations that return a value on x86 and arm64, for conntrack.
 const OLDEST_KERNEL: (u32, u32) = (5, 15);
 
@@ -24,6 +26,31 @@ pub fn check() -> Result<()> {
     kernel(&name.release().to_string_lossy())?;
     let status = std::fs::read_to_string("/proc/self/status").context("cannot read /proc")?;
     privileges(&status)
+}
+
+/// Warns of what this kernel lacks that netpold can go without.
+pub fn warn_of_lacks(mode: Mode) {
+    let jit = std::fs::read_to_string("/proc/sys/net/core/bpf_jit_enable");
+    for lack in lacks(mode, jit.ok().as_deref()) {
+        tracing::warn!("{lack}");
+    }
+}
+
+fn lacks(mode: Mode, jit: Option<&str>) -> Vec<&'static str> {
+    let mut lacks = Vec::new();
+    if mode == Mode::Clsact {
+        lacks.push(
+            "this kernel has no TCX (6.6): filters below a clsact qdisc take its place, which other \
+             tools may delete with the qdisc; they are put back within --readback seconds",
+        );
+    }
+    if jit.is_some_and(|enabled| enabled.trim() == "0") {
+        lacks.push(
+            "net.core.bpf_jit_enable is 0: eBPF programs are interpreted, which takes many times \
+             longer for each packet; set it to 1",
+        );
+    }
+    lacks
 }
 
 fn kernel(release: &str) -> Result<()> {
@@ -68,6 +95,15 @@ mod tests {
             let error = kernel(old).unwrap_err().to_string();
             assert_eq!(error, format!("this kernel is {old}; netpold needs 5.15 or later"));
         }
+    }
+
+    #[test]
+    fn lacks_are_told() {
+        assert!(lacks(Mode::Tcx, Some("1\n")).is_empty());
+        // Where the compiler cannot be switched off there is no such file.
+        assert!(lacks(Mode::Tcx, None).is_empty());
+        let both = lacks(Mode::Clsact, Some("0\n"));
+        assert!(both[0].contains("no TCX") && both[1].contains("interpreted"), "{both:?}");
     }
 
     #[test]

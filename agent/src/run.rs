@@ -112,7 +112,9 @@ struct Synced {
 impl Agent {
     fn start(config: &RunConfig, source: Source, notices: Option<Notices>) -> Result<Self> {
         let pins = PinRoot::open(&config.bpffs)?;
-        let mut attacher = Attacher::new(&pins.links(), Mode::probe())?;
+        let mode = Mode::probe();
+        requirements::warn_of_lacks(mode);
+        let mut attacher = Attacher::new(&pins.links(), mode)?;
         let predecessor = Predecessor::read(&pins)?;
         // Another version's tables are not read, but its programs judge.
         let inherited = predecessor.hash_seed.is_some() || !attacher.attached()?.is_empty();

@@ -9,6 +9,9 @@ use crate::conntrack::Pass;
 use crate::metrics::{EndpointCounts, Fill, Instruments, Snapshot};
 use crate::status::Revision;
 
+/// What [`Engine::repair`] and [`Engine::readback`] put right.
+const REPAIRS: [&str; 3] = ["entries", "pins", "programs"];
+
 impl Engine {
     /// What it counts and times.
     #[must_use]
@@ -30,7 +33,10 @@ impl Engine {
             conntrack: self.census.unwrap_or_default(),
             expired: self.expired,
             drops: self.drops_by_reason(),
-            repairs: self.repaired.values().sum(),
+            // All kinds: a counter that begins with its first event has no increase.
+            repairs: REPAIRS
+                .map(|kind| (kind, self.repaired.get(kind).copied().unwrap_or(0)))
+                .into(),
         }
     }
 

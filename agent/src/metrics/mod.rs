@@ -53,7 +53,8 @@ impl Metrics {
         let build = [("version", env!("CARGO_PKG_VERSION")), ("arch", std::env::consts::ARCH)];
         netpold.register("build", "The agent that runs", Info::new(build));
         lock(&engine).instruments().register(netpold);
-        let observed = Arc::new(Observed { engine, drops, source, last: Mutex::default() });
+        let last = Mutex::new(lock(&engine).snapshot());
+        let observed = Arc::new(Observed { engine, drops, source, last });
         netpold.register_collector(Box::new(Arc::clone(&observed)));
         registry.register_collector(Box::new(Process::default()));
         Self { registry, observed }
@@ -74,10 +75,7 @@ impl Metrics {
     pub fn not_ready(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         reasons.extend(watches::not_ready(&self.observed.source.borrow()));
-        match self.observed.snapshot() {
-            None => reasons.push("the engine is at its first update".to_owned()),
-            Some(snapshot) => reasons.extend(snapshot.not_ready),
-        }
+        reasons.extend(self.observed.snapshot().not_ready);
         reasons
     }
 }
@@ -87,7 +85,7 @@ struct Observed {
     engine: Arc<Mutex<Engine>>,
     drops: Arc<Mutex<DropLog>>,
     source: watch::Receiver<SourceStatus>,
-    last: Mutex<Option<Snapshot>>,
+    last: Mutex<Snapshot>,
 }
 
 /// The registry asks for it.
@@ -98,16 +96,16 @@ impl fmt::Debug for Observed {
 }
 
 impl Observed {
-    /// The engine as it is, or as it was before what it is doing; `None` if it never was at rest.
-    fn snapshot(&self) -> Option<Snapshot> {
+    /// The engine as it is, or as it was before what it is doing.
+    fn snapshot(&self) -> Snapshot {
         let fresh = match self.engine.try_lock() {
             Ok(mut engine) => Some(engine.snapshot()),
             Err(std::sync::TryLockError::Poisoned(engine)) => Some(engine.into_inner().snapshot()),
             Err(std::sync::TryLockError::WouldBlock) => None,
         };
         let mut last = lock(&self.last);
-        if fresh.is_some() {
-            last.clone_from(&fresh);
+        if let Some(fresh) = fresh {
+            *last = fresh;
         }
         last.clone()
     }
@@ -135,7 +133,7 @@ impl Collector for Observed {
         let mut writer = Writer::new(encoder);
         watches::write(&self.source.borrow(), &mut writer)?;
         self.write_events(&mut writer)?;
-        self.snapshot().unwrap_or_default().write(&mut writer)
+        self.snapshot().write(&mut writer)
     }
 }
 

@@ -61,8 +61,8 @@ pub struct Snapshot {
     pub expired: Pass,
     /// Packets dropped.
     pub drops: Vec<(Direction, Reason, u64)>,
-    /// Programs that were gone and were attached again.
-    pub repairs: u64,
+    /// What was put right after somebody else had changed it, by kind.
+    pub repairs: Vec<(&'static str, u64)>,
 }
 
 impl Snapshot {
@@ -94,8 +94,9 @@ impl Snapshot {
         )?;
         let help = "Things that are not as they were asked for; `netpold status` names them";
         writer.gauge("problems", help, self.problems)?;
-        let help = "Programs, table entries and pins that somebody else had changed and that were put right";
-        writer.counter("repairs", help, self.repairs)?;
+        let help = "What somebody else had changed and was put right, by kind";
+        let repairs = self.repairs.iter().map(|(kind, count)| ([("kind", *kind)], *count));
+        writer.counters("repairs", help, repairs)?;
         let objects = self.objects.iter().map(|(kind, count)| ([("kind", *kind)], *count));
         writer.gauges("objects", "Objects known, by kind", objects)
     }
