@@ -11,7 +11,7 @@ pub(crate) mod trie4;
 
 use std::collections::{BTreeSet, HashMap};
 
-use netpold_ebpf::layout::{CLASS_TRANSLATED, ClassId};
+use netpold_ebpf::layout::{CLASS_TRANSLATED, ClassId, ROW_NOT_ISOLATED};
 
 use crate::compile::classes::Classes;
 use crate::compile::prefix::{Family, Prefix, PrefixMap};
@@ -144,6 +144,12 @@ struct Judge<'a> {
     words: &'a BTreeSet<(RowPair, RowPair)>,
 }
 
+/// Whether what a pod with these rows sends to addresses of a class is marked as translated: only what
+/// isolated pods send is.
+fn marked((_, egress): RowPair, class: ClassId) -> bool {
+    egress != ROW_NOT_ISOLATED && class & CLASS_TRANSLATED != 0
+}
+
 impl Judge<'_> {
     fn pair(&self, word: RowPair, class: ClassId) -> (u32, u32) {
         (self.rows.column(word.0, class), self.rows.column(word.1, class))
@@ -153,12 +159,13 @@ impl Judge<'_> {
     /// packet that is marked as translated for nothing is only judged once more, but one that would
     /// be marked before or after must be marked in between too.
     fn safe(&self, from: ClassId, to: ClassId, rows_first: bool) -> bool {
-        let between = if rows_first { from } else { to };
-        let marks = |class: ClassId| between & class & CLASS_TRANSLATED == class & CLASS_TRANSLATED;
         self.words.iter().all(|(old, new)| {
-            let seen = self.pair(if rows_first { *new } else { *old }, between);
-            (seen == self.pair(*old, from) && marks(from))
-                || (seen == self.pair(*new, to) && marks(to))
+            let between = if rows_first { (*new, from) } else { (*old, to) };
+            let like = |word: RowPair, class: ClassId| {
+                self.pair(between.0, between.1) == self.pair(word, class)
+                    && marked(between.0, between.1) >= marked(word, class)
+            };
+            like(*old, from) || like(*new, to)
         })
     }
 }
