@@ -9,6 +9,7 @@
 //!
 //! `agent/build.rs` looks for the compiler and the linker in the same places.
 
+mod cross;
 mod deploy;
 mod kube_apiserver;
 mod packages;
@@ -22,6 +23,7 @@ use anyhow::{Context, Result, bail};
 use netpold_testbed::apiserver::KubeBinaries;
 
 use crate::step;
+pub(crate) use cross::emulator;
 use toolchain::{LINKER_VERSION, LLVM_MAJOR, Needs};
 pub(crate) use toolchain::{Toolchain, cache as user_cache};
 
@@ -58,6 +60,22 @@ pub(crate) fn run() -> Result<Toolchain> {
 /// Naming what could not be had.
 pub(crate) fn for_deploy() -> Result<()> {
     deploy::install()
+}
+
+/// Installs what looks at an image.
+///
+/// # Errors
+/// Naming what could not be had.
+pub(crate) fn for_image() -> Result<()> {
+    deploy::install_for_image()
+}
+
+/// Installs what building for another processor needs, and gives the linker to use.
+///
+/// # Errors
+/// Naming what could not be had.
+pub(crate) fn for_target(target: &str) -> Result<&'static str> {
+    cross::install(target)
 }
 
 /// Installs what only the tests against a real API server need.
