@@ -12,7 +12,9 @@
 mod cross;
 mod deploy;
 mod kube_apiserver;
+mod kubectl;
 mod packages;
+mod release;
 mod toolchain;
 
 use std::fs::File;
@@ -83,14 +85,7 @@ pub(crate) fn for_target(target: &str) -> Result<&'static str> {
 /// # Errors
 /// Naming what could not be had, and why.
 pub(crate) fn for_tests() -> Result<()> {
-    const KUBECTL: &str = "kubernetes-client";
-    if KubeBinaries::find().is_ok() {
-        return Ok(());
-    }
-    if toolchain::on_path("kubectl").is_none() && packages::have_apt() && packages::root() {
-        packages::update();
-        packages::install(&[KUBECTL]).context("kubectl could not be installed")?;
-    }
+    kubectl::install()?;
     if KubeBinaries::without_server() {
         kube_apiserver::install()?;
     }
