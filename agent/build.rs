@@ -42,6 +42,7 @@ fn embed() -> Result<(), Box<dyn Error>> {
         Ok((compiler, linker)) => {
             let built = build(&compiler, &linker, root, &out)?;
             fs::copy(built, &object)?;
+            strip(&compiler, &object);
             String::new()
         }
         Err(missing) => {
@@ -109,9 +110,11 @@ impl Compiler {
 
     /// Whether the compiler runs and has the sources of `core`.
     fn usable(&self) -> bool {
-        output(self.rustc().args(["--print", "sysroot"])).is_some_and(|sysroot| {
-            Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library/core").is_dir()
-        })
+        self.sysroot().is_some_and(|root| root.join("lib/rustlib/src/rust/library/core").is_dir())
+    }
+
+    fn sysroot(&self) -> Option<PathBuf> {
+        output(self.rustc().args(["--print", "sysroot"])).map(|path| PathBuf::from(path.trim()))
     }
 
     fn llvm_major(&self) -> Option<u32> {
@@ -204,6 +207,11 @@ fn build(
         flags.push("\u{1f}");
         flags.push(flag);
     }
+    for (path, name) in places(compiler, root, out) {
+        flags.push("\u{1f}--remap-path-prefix=");
+        flags.push(path);
+        flags.push(format!("={name}"));
+    }
     let other = env::var_os("CARGO_FEATURE_OTHER_LAYOUT").is_some();
     let features = if other { "bpf,other-layout" } else { "bpf" };
     let mut command = compiler.cargo();
@@ -227,6 +235,36 @@ fn build(
         .into());
     }
     Ok(target_directory.join(TARGET).join("release").join(PROGRAM))
+}
+
+/// Takes out the DWARF, four fifths of the object: BTF was made of it, and the kernel reads that
+/// alone. Without a tool for it the object is larger and works as well.
+fn strip(compiler: &Compiler, object: &Path) {
+    const LLVM: &str = "/usr/lib/llvm-22/bin/llvm-objcopy";
+    let sysroot = compiler.sysroot().unwrap_or_default();
+    let host = env::var("HOST").unwrap_or_default();
+    let own = sysroot.join("lib/rustlib").join(host).join("bin/rust-objcopy");
+    for tool in [&*own, Path::new(LLVM), Path::new("llvm-objcopy")] {
+        let mut command = Command::new(tool);
+        command.arg("--strip-debug").arg(object);
+        // rustup's tool does not find the library that it comes with.
+        command.env("LD_LIBRARY_PATH", sysroot.join("lib"));
+        if output(&mut command).is_some() {
+            return;
+        }
+    }
+}
+
+/// What the object calls the places its sources are at (in its debugging information, and so in its
+/// BTF): where that is on this machine would make another object of the same sources. Of several
+/// that hold a path the last counts.
+fn places(compiler: &Compiler, root: &Path, out: &Path) -> Vec<(PathBuf, &'static str)> {
+    let home = env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(Path::new(&env::var_os("HOME")?).join(".cargo")));
+    let known = [(compiler.sysroot(), "rust"), (home, "cargo")];
+    let known = known.into_iter().filter_map(|(path, name)| Some((path?, name)));
+    known.chain([(root.to_owned(), "netpold"), (out.to_owned(), "out")]).collect()
 }
 
 /// The inner cargo must not inherit what the outer one was told about this package, its target

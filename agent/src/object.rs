@@ -26,3 +26,30 @@ pub struct ObjectMissing {
 pub fn object() -> Result<&'static [u8], ObjectMissing> {
     if OBJECT.is_empty() { Err(ObjectMissing { missing: MISSING }) } else { Ok(OBJECT) }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::env;
+    use std::path::{Path, PathBuf};
+
+    use super::OBJECT;
+
+    /// Every path to the sources begins with one of these, wherever the agent is built.
+    #[test]
+    fn the_object_does_not_tell_where_it_was_built() {
+        if OBJECT.is_empty() {
+            return eprintln!("SKIPPED: built without the eBPF program ({})", super::MISSING);
+        }
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned);
+        let homes = ["HOME", "CARGO_HOME", "RUSTUP_HOME"].map(env::var_os);
+        let homes = homes.into_iter().flatten().map(PathBuf::from);
+        let places: Vec<PathBuf> = root.into_iter().chain(homes).collect();
+        for place in places.iter().filter(|place| place.components().count() > 1) {
+            let bytes = [place.as_os_str().as_encoded_bytes(), b"/"].concat();
+            let found = OBJECT.windows(bytes.len()).position(|window| window == bytes);
+            assert_eq!(found, None, "{} is in the eBPF object", place.display());
+        }
+        let sources: &[u8] = b"netpold/ebpf/src/";
+        assert!(OBJECT.windows(sources.len()).any(|window| window == sources), "or nothing is");
+    }
+}

@@ -1,6 +1,7 @@
 //! What the agent needs of its machine, checked before anything is touched.
 
 use anyhow::{Context, Result, bail};
+use tracing::warn;
 
 use crate::dataplane::attach::Mode;
 
@@ -17,11 +18,18 @@ const CAPABILITIES: [(u32, &str, &str); 4] = [
 /// Stands for CAP_BPF and CAP_PERFMON too.
 const CAP_SYS_ADMIN: u32 = 21;
 
-/// Checks kernel and privileges.
+/// Checks kernel and privileges, and warns of a processor that nothing was tested on.
 ///
 /// # Errors
 /// What is missing, and what to do.
 pub fn check() -> Result<()> {
+    if cfg!(not(target_arch = "x86_64")) {
+        warn!(
+            processor = std::env::consts::ARCH,
+            "not tested on this processor: the flow table's lock-free reads rely on x86's order of \
+             loads, so a reply might be judged by an entry that is just being replaced"
+        );
+    }
     let name = nix::sys::utsname::uname().context("cannot ask for the kernel's version")?;
     kernel(&name.release().to_string_lossy())?;
     let status = std::fs::read_to_string("/proc/self/status").context("cannot read /proc")?;

@@ -1,9 +1,10 @@
 //! `cargo xtask image`: one static binary, and an OCI image layout with nothing else in it.
 //!
-//! The same sources and tools make the same bytes: no time of day, no order of hash maps, no owner gets
-//! into the image. Labels tell the commit. No registry and no container runtime is needed; push with
+//! The same sources and tools make the same bytes, wherever they are: no path of this machine, no
+//! time of day, no order of hash maps, no owner gets into the image. Labels tell the commit. No registry and no container runtime is needed; push with
 //! `skopeo copy oci:target/oci:VERSION docker://…`.
 
+mod build;
 mod check;
 mod layout;
 
@@ -17,15 +18,15 @@ use crate::setup::{self, Toolchain};
 use crate::{root, step};
 use layout::Contents;
 
-/// What an image may take, unpacked.
-const LARGEST: u64 = 20 << 20;
+/// What an image may take, unpacked, in bytes.
+const LARGEST: usize = 20_000_000;
 
 /// Processors that images are made for, with their names in Rust's targets and in OCI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Arch {
     /// x86-64
     Amd64,
-    /// 64-bit ARM; needs a cross compiler and a standard library for it
+    /// 64-bit ARM; needs a cross compiler, which is installed on Debian
     Arm64,
 }
 
@@ -67,9 +68,12 @@ pub(crate) struct Options {
     /// Check the way to an image with the development binary, linked anew, and keep nothing
     #[arg(long)]
     dev: bool,
-    /// Processor to build for
-    #[arg(long, value_enum, default_value = "amd64")]
-    arch: Arch,
+    /// Processor to build for, or several, separated by commas, for one image of all
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "amd64")]
+    arch: Vec<Arch>,
+    /// Build again from a copy of the sources elsewhere, which must make the same bytes
+    #[arg(long, conflicts_with_all = ["binary", "dev"])]
+    twice: bool,
 }
 
 /// Builds the binary and writes the image.
@@ -80,30 +84,43 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.dev {
         return test(&setup::run()?);
     }
-    let binary = match &options.binary {
-        Some(binary) => binary.clone(),
-        None => build(options.arch)?,
-    };
-    let bytes = fs::read(&binary).with_context(|| format!("cannot read {}", binary.display()))?;
-    ensure_static(&binary, &bytes)?;
-    let output = root().join(&options.output);
-    let contents = Contents { binary: &bytes, arch: options.arch.oci(), revision: &revision() };
-    let size = layout::write(&output, &options.tag, &contents)?;
-    let unpacked = bytes.len() as u64;
-    step::note(&format!(
-        "image: {}:{} for {}, {:.1} MB, {:.1} MB unpacked",
-        output.display(),
-        options.tag,
-        options.arch.oci(),
-        size as f64 / 1e6,
-        unpacked as f64 / 1e6
-    ));
-    check::check(&output, &options.tag, options.arch)?;
-    // A binary from elsewhere may be one with debugging information.
-    if options.binary.is_none() {
-        ensure!(unpacked < LARGEST, "the image is larger than {} MB", LARGEST >> 20);
+    setup::for_image()?;
+    let images: Result<Vec<Contents>> = options.arch.iter().map(|a| image(*a, options)).collect();
+    let (images, output) = (images?, root().join(&options.output));
+    let sizes = layout::write(&output, &options.tag, &images)?;
+    for (image, size) in images.iter().zip(sizes) {
+        step::note(&format!(
+            "image: {}:{} for {}, {:.1} MB, {:.1} MB unpacked",
+            output.display(),
+            options.tag,
+            image.arch.oci(),
+            size as f64 / 1e6,
+            image.binary.len() as f64 / 1e6
+        ));
+    }
+    for image in &images {
+        check::check(&output, &options.tag, image.arch)?;
+        // A binary from elsewhere may be one with debugging information.
+        let fits = options.binary.is_some() || image.binary.len() < LARGEST;
+        ensure!(fits, "the image is larger than {} MB", LARGEST / 1_000_000);
     }
     Ok(())
+}
+
+/// What goes into the image for one processor.
+fn image(arch: Arch, options: &Options) -> Result<Contents> {
+    let path = match &options.binary {
+        Some(binary) => binary.clone(),
+        None => build::build(arch)?,
+    };
+    let binary = read(&path)?;
+    if options.binary.is_none() {
+        build::ensure_nameless(&binary)?;
+    }
+    if options.twice {
+        build::again(arch, &binary)?;
+    }
+    Ok(Contents { binary, arch, revision: revision() })
 }
 
 /// A build for release takes minutes: the same with the development binary, linked anew.
@@ -115,72 +132,21 @@ fn test(toolchain: &Toolchain) -> Result<()> {
     let mut command = crate::cargo(&link);
     command.args(["--", "-Ctarget-feature=+crt-static", "-Cstrip=symbols"]);
     step::show(toolchain.apply(&mut command))?;
-    let binary = target().join("debug/netpold");
-    let bytes = fs::read(&binary).with_context(|| format!("cannot read {}", binary.display()))?;
-    ensure_static(&binary, &bytes)?;
+    let binary = read(&build::target().join("debug/netpold"))?;
     let arch = if cfg!(target_arch = "aarch64") { Arch::Arm64 } else { Arch::Amd64 };
-    let contents = Contents { binary: &bytes, arch: arch.oci(), revision: &revision() };
+    let contents = Contents { binary, arch, revision: revision() };
     check::reproducible(&contents)?;
+    check::several(&contents)?;
     let directory = tempfile::tempdir().context("no temporary directory")?;
-    layout::write(directory.path(), "test", &contents)?;
+    layout::write(directory.path(), "test", std::slice::from_ref(&contents))?;
     check::check(directory.path(), "test", arch)
 }
 
-/// A binary that needs nothing of the system it runs on but its kernel.
-fn build(arch: Arch) -> Result<PathBuf> {
-    let toolchain = setup::run()?;
-    let target = arch.target();
-    let build = ["build", "--locked", "--package", "netpold", "--bin", "netpold"];
-    let mut command = crate::cargo(&build);
-    // The flags are the target's, so that build scripts and macros stay dynamic.
-    let flags = format!("CARGO_TARGET_{}_RUSTFLAGS", target.to_uppercase().replace('-', "_"));
-    command
-        .args(["--profile", "image", "--target", target])
-        .env(flags, format!("-Ctarget-feature=+crt-static {}", remap()))
-        .env_remove("RUSTFLAGS");
-    let command = toolchain.apply(&mut command);
-    if arch.rust() != std::env::consts::ARCH {
-        cross(command, target)?;
-    }
-    step::show(command)?;
-    Ok(self::target().join(target).join("image/netpold"))
-}
-
-/// Debian's compiler builds the standard library from its sources, with Debian's cross compiler for C:
-/// no toolchain for the other processor has to be fetched.
-fn cross(command: &mut Command, target: &str) -> Result<()> {
-    const RUSTC: &str = "/usr/bin/rustc";
-    const SOURCES: &str = "/usr/lib/rustlib/src/rust/library/vendor";
-    let gcc = format!("{}-gcc", target.replace("-unknown", ""));
-    let found = Command::new(&gcc).arg("--version").output().is_ok();
-    ensure!(
-        found && Path::new(SOURCES).is_dir(),
-        "building for {target} needs {gcc} and the sources of Rust's standard library: Debian packages \
-         gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, rustc-web, rust-web-src"
-    );
-    let linker = format!("CARGO_TARGET_{}_LINKER", target.to_uppercase().replace('-', "_"));
-    command
-        .env(linker, &gcc)
-        .env(format!("CC_{}", target.replace('-', "_")), &gcc)
-        .env("RUSTC", RUSTC)
-        .env("RUSTC_BOOTSTRAP", "1")
-        .arg("-Zbuild-std=std,panic_unwind");
-    Ok(())
-}
-
-/// Where cargo puts what it builds.
-fn target() -> PathBuf {
-    let chosen = std::env::var_os("CARGO_TARGET_DIR");
-    root().join(chosen.map_or("target".into(), PathBuf::from))
-}
-
-/// Where the sources are on this machine is nobody's business, and would make another binary.
-fn remap() -> String {
-    let cargo = std::env::var_os("CARGO_HOME")
-        .map(PathBuf::from)
-        .or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cargo")));
-    let cargo = cargo.map(|home| format!(" --remap-path-prefix={}=cargo", home.display()));
-    format!("--remap-path-prefix={}=netpold{}", root().display(), cargo.unwrap_or_default())
+/// A binary that needs no other file.
+fn read(path: &Path) -> Result<Vec<u8>> {
+    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    ensure_static(path, &bytes)?;
+    Ok(bytes)
 }
 
 /// An image from scratch has no dynamic loader.

@@ -9,9 +9,12 @@
 //!
 //! `agent/build.rs` looks for the compiler and the linker in the same places.
 
+mod cross;
 mod deploy;
 mod kube_apiserver;
+mod kubectl;
 mod packages;
+mod release;
 mod toolchain;
 
 use std::fs::File;
@@ -22,6 +25,7 @@ use anyhow::{Context, Result, bail};
 use netpold_testbed::apiserver::KubeBinaries;
 
 use crate::step;
+pub(crate) use cross::emulator;
 use toolchain::{LINKER_VERSION, LLVM_MAJOR, Needs};
 pub(crate) use toolchain::{Toolchain, cache as user_cache};
 
@@ -60,19 +64,28 @@ pub(crate) fn for_deploy() -> Result<()> {
     deploy::install()
 }
 
+/// Installs what looks at an image.
+///
+/// # Errors
+/// Naming what could not be had.
+pub(crate) fn for_image() -> Result<()> {
+    deploy::install_for_image()
+}
+
+/// Installs what building for another processor needs, and gives the linker to use.
+///
+/// # Errors
+/// Naming what could not be had.
+pub(crate) fn for_target(target: &str) -> Result<&'static str> {
+    cross::install(target)
+}
+
 /// Installs what only the tests against a real API server need.
 ///
 /// # Errors
 /// Naming what could not be had, and why.
 pub(crate) fn for_tests() -> Result<()> {
-    const KUBECTL: &str = "kubernetes-client";
-    if KubeBinaries::find().is_ok() {
-        return Ok(());
-    }
-    if toolchain::on_path("kubectl").is_none() && packages::have_apt() && packages::root() {
-        packages::update();
-        packages::install(&[KUBECTL]).context("kubectl could not be installed")?;
-    }
+    kubectl::install()?;
     if KubeBinaries::without_server() {
         kube_apiserver::install()?;
     }

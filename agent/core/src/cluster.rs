@@ -173,18 +173,22 @@ impl Cluster {
     }
 
     /// Whether an address is one of the own node's: of its Node object, of a hostNetwork pod that
-    /// runs here, or of one of its interfaces and no pod's.
+    /// runs here, or of one of its interfaces and neither a pod's nor a Service's cluster address
+    /// (which NodeLocal DNS gives to an interface).
     #[must_use]
     pub fn is_own_node(&self, address: IpAddr) -> bool {
-        self.own.contains_key(&address)
-            || (self.found.contains(&address) && self.owner(address).is_none())
+        self.own.contains_key(&address) || self.found.contains(&address) && self.is_free(address)
     }
 
     /// The own node's addresses.
     pub fn own_addresses(&self) -> impl Iterator<Item = IpAddr> {
         let found = self.found.iter().copied().filter(|address| !self.own.contains_key(address));
-        let found = found.filter(|address| self.owner(*address).is_none());
-        self.own.keys().copied().chain(found)
+        self.own.keys().copied().chain(found.filter(|address| self.is_free(*address)))
+    }
+
+    /// Whether an address is no pod's and no Service's cluster address.
+    fn is_free(&self, address: IpAddr) -> bool {
+        self.owner(address).is_none() && !self.services.is_cluster_address(address)
     }
 
     /// The local pod behind an interface: the one that has one of its addresses.
@@ -220,10 +224,8 @@ impl Cluster {
             Change::PodGone(key) => self.pod(&key, None, dirty),
             Change::Policy(new) => self.policy(&new.key.clone(), Some(new), dirty),
             Change::PolicyGone(key) => self.policy(&key, None, dirty),
-            Change::Service(new) => {
-                self.services.set_service(&new.key.clone(), Some(new), dirty);
-            }
-            Change::ServiceGone(key) => self.services.set_service(&key, None, dirty),
+            Change::Service(new) => self.service(&new.key.clone(), Some(new), dirty),
+            Change::ServiceGone(key) => self.service(&key, None, dirty),
             Change::EndpointSlice(new) => {
                 self.services.set_slice(&new.key.clone(), Some(new), dirty);
             }
@@ -250,6 +252,14 @@ impl Cluster {
                 dirty.addresses.extend(&pod.addresses);
             }
         }
+    }
+
+    fn service(&mut self, key: &Key, new: Option<Service>, dirty: &mut Dirty) {
+        let old = self.services.services().get(key).map(|service| &service.cluster);
+        let named = old.into_iter().chain(new.as_ref().map(|service| &service.cluster)).flatten();
+        // What an interface has may become, or cease to be, the own node's.
+        dirty.addresses.extend(named.filter(|address| self.found.contains(address)));
+        self.services.set_service(key, new, dirty);
     }
 
     fn set_node(&mut self, name: &str, new: Option<Node>, dirty: &mut Dirty) {

@@ -276,8 +276,12 @@ pub struct Service {
     pub key: Key,
     /// Addresses that a node translates: `spec.clusterIPs`, `spec.externalIPs` and
     /// `status.loadBalancer.ingress[].ip` whose `ipMode` is not Proxy; sorted, without duplicates.
-    /// A headless Service has no cluster address.
+    /// A headless Service has none.
     pub addresses: Vec<IpAddr>,
+    /// Those of `addresses` that are `spec.clusterIPs`: never a node's own, whichever interface
+    /// has them. Sorted, without duplicates.
+    #[serde(default)]
+    pub cluster: Vec<IpAddr>,
     /// `spec.ports`
     pub ports: Vec<ServicePort>,
 }
@@ -304,9 +308,13 @@ pub struct EndpointSlice {
     pub service: String,
     /// `ports` that have a number, by the name of the Service's port.
     pub ports: Vec<SlicePort>,
-    /// `endpoints[].addresses` of the endpoints that a node may send packets to: ready ones, and
-    /// terminating ones that still serve. Sorted, without duplicates.
+    /// `endpoints[].addresses`, ready or not: a connection goes on while its backend is not ready.
+    /// Sorted, without duplicates.
     pub addresses: Vec<IpAddr>,
+    /// Those of `addresses` that new connections are not led to: neither ready nor terminating and
+    /// still serving. Sorted, without duplicates.
+    #[serde(default)]
+    pub not_ready: Vec<IpAddr>,
 }
 
 /// One item of an EndpointSlice's `ports`.

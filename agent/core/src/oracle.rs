@@ -138,7 +138,7 @@ impl Oracle {
             return true;
         }
         direction == Direction::Egress
-            && self.backends(remote, protocol, port).into_iter().any(|(backend, port)| {
+            && self.backends(remote, protocol, port, false).into_iter().any(|(backend, port)| {
                 self.judge_translated(pod, direction, backend, protocol, port)
             })
     }
@@ -198,7 +198,7 @@ impl Oracle {
             return OracleVerdict::CannotTell;
         };
         let leads_to_pod = to.addresses.iter().any(|address| {
-            let backends = self.backends(*address, probe.protocol.0, probe.port);
+            let backends = self.backends(*address, probe.protocol.0, probe.port, true);
             backends.iter().any(|(backend, _)| self.pod_at(*backend).is_some())
         });
         if from.pod.is_none() && to.pod.is_none() && !leads_to_pod {
@@ -233,7 +233,7 @@ impl Oracle {
         let (protocol, port) = (probe.protocol.0, probe.port);
         let itself = from.pod.is_some_and(|a| to.pod.is_some_and(|b| a.key == b.key));
         if !itself && self.is_frontend(destination, protocol, port) {
-            let backends = self.backends(destination, protocol, port);
+            let backends = self.backends(destination, protocol, port, true);
             let allowed = backends.into_iter().any(|(backend, port)| {
                 let pod = self.pod_at(backend);
                 let both = self.judge_both(from.pod, source, pod, backend, protocol, port);

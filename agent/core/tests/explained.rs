@@ -236,8 +236,8 @@ fn json_has_the_probe_and_the_verdict() {
     assert_eq!(answer["egress"]["verdict"], "allow");
 }
 
-/// The shop behind a Service with this address, service port 80 and these backends on port 8443; an
-/// egress rule of the client's names a pod and a block.
+/// The shop behind a Service with this address, service port 80 and these backends (with `!`: not
+/// ready) on port 8443; an egress rule of the client's names a pod and a block.
 fn ask_service(to: &str, backends: &[&str]) -> Explanation {
     let block = IpBlock { cidr: "10.96.0.0/16".parse().unwrap(), except: vec![] };
     let named = Peer::Pods { namespaces: Some(Selector::default()), pods: is("app", "db") };
@@ -255,6 +255,7 @@ fn ask_service(to: &str, backends: &[&str]) -> Explanation {
         Change::Service(Service {
             key: Key::new("shop", name),
             addresses: vec![address.parse().unwrap()],
+            cluster: vec![address.parse().unwrap()],
             ports: vec![ServicePort {
                 name: String::new(),
                 protocol: Protocol::Tcp,
@@ -268,7 +269,8 @@ fn ask_service(to: &str, backends: &[&str]) -> Explanation {
             key: Key::new("shop", name),
             service: name.to_owned(),
             ports: vec![SlicePort { name: String::new(), protocol: Protocol::Tcp, port: 8443 }],
-            addresses: backends.iter().map(|a| a.parse().unwrap()).collect(),
+            addresses: backends.iter().map(|a| a.trim_matches('!').parse().unwrap()).collect(),
+            not_ready: backends.iter().filter_map(|a| a.strip_prefix('!')?.parse().ok()).collect(),
         })
     };
     let own = Change::Policy(Policy {
@@ -301,11 +303,19 @@ fn services_are_judged_on_their_backends() {
              what counts is where it leads",
         ),
         (&[], Verdict::Deny, "Service shop/s has no ready backend: nothing answers"),
+        (&["!10.0.0.2"], Verdict::Deny, "Service shop/s has no ready backend: nothing answers"),
+        (
+            &["10.0.0.4", "!10.0.0.2"],
+            Verdict::Deny,
+            "Service shop/s: none of its backends is allowed; a rule allows the address itself, but \
+             what counts is where it leads",
+        ),
     ] {
         for to in ["10.96.0.1", "svc/shop/s"] {
             let answer = ask_service(to, backends);
             assert_eq!(answer.note.as_deref(), Some(note), "{answer}");
-            assert_eq!((answer.verdict, answer.backends.len()), (verdict, backends.len()));
+            let ready = backends.iter().filter(|backend| !backend.starts_with('!')).count();
+            assert_eq!((answer.verdict, answer.backends.len()), (verdict, ready));
         }
     }
     let node_port = ask_service("192.168.0.2", &["10.0.0.4"]);

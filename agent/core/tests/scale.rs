@@ -66,7 +66,8 @@ fn nth_service(number: u32) -> [Change; 3] {
         node_port: number.is_multiple_of(10).then_some(20_000 + number as u16),
     };
     let key = Key::new(namespace.clone(), name.clone());
-    let service = Service { key, addresses: vec![address], ports: vec![port] };
+    let service =
+        Service { key, addresses: vec![address], cluster: vec![address], ports: vec![port] };
     let slices = [0, 1].map(|half| nth_slice(number, half, 5));
     let [first, second] = slices;
     [Change::Service(service), first, second]
@@ -81,6 +82,7 @@ fn nth_slice(number: u32, half: u32, backends: u32) -> Change {
         service: format!("s{number}"),
         ports: vec![SlicePort { name: "web".into(), protocol: Protocol::Tcp, port: 80 }],
         addresses: addresses.collect(),
+        not_ready: Vec::new(),
     })
 }
 

@@ -23,6 +23,7 @@ fn service(name: &str, addresses: &[&str], ports: &[(&str, u16, Option<u16>)]) -
     Change::Service(Service {
         key: Key::new("a", name),
         addresses: addresses.iter().map(|address| ip(address)).collect(),
+        cluster: addresses.iter().map(|address| ip(address)).collect(),
         ports: ports.iter().map(port).collect(),
     })
 }
@@ -38,7 +39,16 @@ fn slice(name: &str, service: &str, addresses: &[&str], ports: &[(&str, u16)]) -
         service: service.into(),
         ports: ports.iter().map(port).collect(),
         addresses: addresses.iter().map(|address| ip(address)).collect(),
+        not_ready: Vec::new(),
     })
+}
+
+/// As [`slice`], with no backend ready.
+fn unready(name: &str, service: &str, addresses: &[&str], ports: &[(&str, u16)]) -> Change {
+    let Change::EndpointSlice(slice) = slice(name, service, addresses, ports) else {
+        unreachable!()
+    };
+    Change::EndpointSlice(EndpointSlice { not_ready: slice.addresses.clone(), ..slice })
 }
 
 fn far(name: &str, app: &str, addresses: &[&str]) -> Change {
@@ -87,6 +97,50 @@ fn some_backend_is_enough_and_its_own_port_counts() {
         slice("web-1", "web", &["10.0.1.1"], &[("", 80)]),
     ]);
     assert!(!world.egress(1, WEB, 8080), "the backend's port is not allowed");
+}
+
+/// Connections go on while their backend is not ready; whether others are led to it is not decided
+/// at the pod.
+#[test]
+fn a_backend_that_is_not_ready_keeps_its_connections() {
+    let mut world = with([
+        service("web", &[WEB], &[("", 80, None)]),
+        unready("web-1", "web", &["10.0.1.1"], &[("", 8080)]),
+    ]);
+    assert!(world.egress(1, WEB, 80));
+    world.apply([unready("web-1", "web", &["10.0.1.3"], &[("", 8080)])]);
+    assert!(!world.egress(1, WEB, 80), "policy denies this one");
+}
+
+/// NodeLocal DNS gives the cluster address of kube-dns to an interface of the node: policy means the
+/// same with it and without it.
+#[test]
+fn a_cluster_address_on_the_node_is_the_services() {
+    let found = |addresses: &[&str]| {
+        Change::OwnAddresses(addresses.iter().map(|address| ip(address)).collect())
+    };
+    const OTHER: &str = "10.96.0.2";
+    const EXTERNAL: &str = "198.51.100.9";
+    let Change::Service(mut web) = service("web", &[WEB], &[("", 80, None)]) else { return };
+    web.addresses.push(ip(EXTERNAL));
+    let mut world = with([
+        Change::Service(web),
+        slice("web-1", "web", &["10.0.1.1"], &[("", 8080)]),
+        found(&[WEB, OTHER, "169.254.20.10", EXTERNAL]),
+    ]);
+    assert!(world.egress(1, WEB, 80) && is_marked(&world, WEB), "its backend is allowed");
+    assert!(!world.egress(1, WEB, 81), "but no other port: the address is not the node's");
+    assert!(world.egress(1, OTHER, 80), "no Service's (yet): the own node's");
+    assert!(world.egress(1, "169.254.20.10", 53), "the own node's");
+    assert!(world.egress(1, EXTERNAL, 81), "an external address may well be the node's own");
+    world.apply([service("other", &[OTHER], &[("", 80, None)])]);
+    assert!(!world.egress(1, OTHER, 80), "now it is one, of a Service without backends");
+    world.apply([Change::ServiceGone(Key::new("a", "other"))]);
+    assert!(world.egress(1, OTHER, 80));
+    world.apply([slice("web-1", "web", &["10.0.1.3"], &[("", 8080)])]);
+    assert!(!world.egress(1, WEB, 80), "its backend is denied");
+    world.apply([found(&[])]);
+    assert!(!world.egress(1, WEB, 80) && !world.egress(1, OTHER, 80));
 }
 
 #[test]

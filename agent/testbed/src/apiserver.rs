@@ -35,7 +35,9 @@ use nix::sys::signal::Signal;
 
 pub use self::access::Access;
 pub use self::audit::Request;
-pub use self::binaries::{CACHED, KubeBinaries, VERSION, require_apiserver};
+pub use self::binaries::{
+    CACHED, KUBECTL_CACHED, KubeBinaries, Kubectl, VERSION, require_apiserver,
+};
 use self::etcd::Etcd;
 use self::process::Process;
 use crate::netns::Netns;

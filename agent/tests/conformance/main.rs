@@ -50,7 +50,7 @@ fn tables_allow(nodes: &[CompiledNode], state: &Oracle, check: &Check) -> bool {
     if !state.is_frontend(check.to.address, check.protocol.0, check.port) {
         return all(check);
     }
-    let backends = state.backends(check.to.address, check.protocol.0, check.port);
+    let backends = state.backends(check.to.address, check.protocol.0, check.port, true);
     let mut backends = backends.into_iter().map(|(address, port)| {
         let to = Side { name: check.to.name.clone(), address };
         Check { to, port, ..check.clone() }

@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 
+use netpold_testbed::apiserver::Kubectl;
 use serde_json::Value;
 
 use crate::skip;
@@ -23,23 +25,26 @@ pub(crate) fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
 }
 
-/// Whether kubectl can render: kustomize 4 or later in it (kubectl 1.21).
+/// A kubectl that can render.
+fn kubectl() -> Option<&'static Kubectl> {
+    static FOUND: LazyLock<Option<Kubectl>> =
+        LazyLock::new(|| Kubectl::find().filter(Kubectl::renders));
+    FOUND.as_ref()
+}
+
+/// Whether there is a kubectl that can render.
 pub(crate) fn can_render(test: &str) -> bool {
-    let told = Command::new("kubectl").args(["version", "--client", "-o", "json"]).output();
-    let told = told.map(|output| serde_json::from_slice::<Value>(&output.stdout));
-    let version = |value: Value| value["kustomizeVersion"].as_str().map(str::to_owned);
-    let version = told.ok().and_then(Result::ok).and_then(version);
-    if version.is_some() {
-        return true;
+    let there = kubectl().is_some();
+    if !there {
+        skip(test, "a kubectl of 1.21 or later (`cargo xtask setup`)");
     }
-    skip(test, "a kubectl of 1.21 or later");
-    false
+    there
 }
 
 /// The objects of a kustomization.
 pub(crate) fn render(name: &str) -> Vec<Value> {
-    let output =
-        Command::new("kubectl").arg("kustomize").arg(deploy().join(name)).output().unwrap();
+    let mut kubectl = Command::new(kubectl().unwrap().path());
+    let output = kubectl.arg("kustomize").arg(deploy().join(name)).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.is_empty(), "{name}: {said}");
     parse(&String::from_utf8(output.stdout).unwrap())

@@ -2,6 +2,8 @@
 
 mod agents;
 mod backends;
+mod dns_cache;
+mod endpoints;
 mod itself;
 mod node_ports;
 mod paths;

@@ -8,7 +8,25 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::{Arch, layout};
-use crate::step;
+use crate::{setup, step};
+
+/// A pod that one other may reach.
+const CLUSTER: &str = r#"
+{apiVersion: v1, kind: Namespace, metadata: {name: shop}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: web, namespace: shop, labels: {app: web}},
+ status: {podIPs: [{ip: 10.0.0.1}]}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: other, namespace: shop, labels: {app: other}},
+ status: {podIPs: [{ip: 10.0.0.2}]}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: db, namespace: shop, labels: {app: db}},
+ status: {podIPs: [{ip: 10.0.0.3}]}}
+---
+{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: db, namespace: shop},
+ spec: {podSelector: {matchLabels: {app: db}},
+        ingress: [{from: [{podSelector: {matchLabels: {app: web}}}]}]}}
+"#;
 
 /// Looks at an image: that skopeo takes it for one and finds every digest right, what it says of
 /// itself, that there is one file in it, and that this runs with nothing else around it.
@@ -17,6 +35,7 @@ use crate::step;
 /// With what is wrong.
 pub(super) fn check(directory: &Path, tag: &str, arch: Arch) -> Result<()> {
     let image = format!("oci:{}:{tag}", directory.display());
+    let skopeo = |arguments: &[&str]| skopeo(arch, arguments);
     let said: Value = serde_json::from_str(&skopeo(&["inspect", "--config", &image])?)?;
     ensure!(said["architecture"] == arch.oci() && said["os"] == "linux", "platform: {said}");
     let config = &said["config"];
@@ -40,24 +59,47 @@ pub(super) fn check(directory: &Path, tag: &str, arch: Arch) -> Result<()> {
     runs(&root, arch)
 }
 
-/// The binary says its version where there is nothing but itself.
+/// The binary says its version, and what it makes of a policy, where there is nothing but itself.
 fn runs(root: &Path, arch: Arch) -> Result<()> {
-    if arch.rust() != std::env::consts::ARCH || !netpold_testbed::is_root() {
-        step::warning("SKIPPED running the image's binary: needs root, and a machine of its kind");
+    let foreign = arch.rust() != std::env::consts::ARCH;
+    if !netpold_testbed::is_root() {
+        step::warning("SKIPPED running the image's binary: needs root");
         return Ok(());
     }
-    let said = ran(Command::new("chroot").arg(root).args(["/netpold", "--version"]))?;
+    let mut chroot = vec!["chroot".into(), root.as_os_str().to_owned()];
+    if foreign {
+        let Some(emulator) = setup::emulator() else {
+            step::warning("SKIPPED running the image's binary: needs qemu-user-static");
+            return Ok(());
+        };
+        fs::copy(emulator, root.join("emulator")).context("cannot copy the emulator")?;
+        chroot.push("/emulator".into());
+    }
+    let netpold = |arguments: &[&str]| {
+        let mut command = Command::new(&chroot[0]);
+        command.args(&chroot[1..]).arg("/netpold").args(arguments);
+        command
+    };
+    let said = ran(&mut netpold(&["--version"]))?;
     let expected = concat!("netpold ", env!("CARGO_PKG_VERSION"));
     ensure!(said.trim() == expected, "netpold --version says {said:?}");
+    fs::create_dir(root.join("manifests"))?;
+    fs::write(root.join("manifests/all.yaml"), CLUSTER)?;
+    for (from, status) in [("shop/web", 0), ("shop/other", 1)] {
+        let pair = ["--from", from, "--to", "shop/db", "--port", "5432"];
+        let told = netpold(&["explain", "--manifests", "/manifests"]).args(pair).output()?;
+        let text = String::from_utf8_lossy(&told.stdout);
+        ensure!(told.status.code() == Some(status), "netpold explain {pair:?}: {text}");
+    }
     Ok(())
 }
 
 /// The same binary makes the same image, whenever and in whatever order.
-pub(super) fn reproducible(contents: &layout::Contents<'_>) -> Result<()> {
+pub(super) fn reproducible(contents: &layout::Contents) -> Result<()> {
     let directory = tempfile::tempdir().context("no temporary directory")?;
     let index = |name: &str| -> Result<Vec<u8>> {
         let path = directory.path().join(name);
-        layout::write(&path, "test", contents)?;
+        layout::write(&path, "test", std::slice::from_ref(contents))?;
         Ok(fs::read(path.join("index.json"))?)
     };
     // The index holds the digest of everything else.
@@ -68,8 +110,32 @@ pub(super) fn reproducible(contents: &layout::Contents<'_>) -> Result<()> {
     Ok(())
 }
 
-fn skopeo(arguments: &[&str]) -> Result<String> {
-    ran(Command::new("skopeo").arg("--insecure-policy").args(arguments))
+/// An image for several processors holds each under the one tag.
+pub(super) fn several(contents: &layout::Contents) -> Result<()> {
+    let directory = tempfile::tempdir().context("no temporary directory")?;
+    let images = [Arch::Amd64, Arch::Arm64].map(|arch| layout::Contents {
+        binary: [&contents.binary[..], arch.oci().as_bytes()].concat(),
+        arch,
+        revision: contents.revision.clone(),
+    });
+    layout::write(directory.path(), "test", &images)?;
+    let image = format!("oci:{}:test", directory.path().display());
+    let mut layers = Vec::new();
+    for arch in [Arch::Amd64, Arch::Arm64] {
+        let config: Value = serde_json::from_str(&skopeo(arch, &["inspect", "--config", &image])?)?;
+        ensure!(config["architecture"] == arch.oci(), "platform: {config}");
+        let copy = directory.path().join(arch.oci());
+        skopeo(arch, &["copy", "--quiet", &image, &format!("dir:{}", copy.display())])?;
+        let manifest: Value = serde_json::from_slice(&fs::read(copy.join("manifest.json"))?)?;
+        layers.push(manifest["layers"].clone());
+    }
+    ensure!(layers[0] != layers[1], "both processors get one binary: {layers:?}");
+    Ok(())
+}
+
+fn skopeo(arch: Arch, arguments: &[&str]) -> Result<String> {
+    let options = ["--insecure-policy", "--override-os=linux", "--override-arch", arch.oci()];
+    ran(Command::new("skopeo").args(options).args(arguments))
 }
 
 fn ran(command: &mut Command) -> Result<String> {

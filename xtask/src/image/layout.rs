@@ -1,4 +1,4 @@
-//! The files of an OCI image layout with one image of one layer.
+//! The files of an OCI image layout: one image of one layer, for one or several processors.
 
 use std::collections::HashMap;
 use std::fs;
@@ -8,12 +8,14 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use flate2::{Compression, GzBuilder};
 use oci_spec::image::{
-    ConfigBuilder, Descriptor, DescriptorBuilder, Digest, ImageConfigurationBuilder,
+    ConfigBuilder, Descriptor, DescriptorBuilder, Digest, ImageConfigurationBuilder, ImageIndex,
     ImageIndexBuilder, ImageManifestBuilder, MediaType, OciLayoutBuilder, PlatformBuilder,
     RootFsBuilder,
 };
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
+
+use super::Arch;
 
 /// Where the binary is in the image.
 const PATH: &str = "netpold";
@@ -21,47 +23,43 @@ const PATH: &str = "netpold";
 const CREATED: &str = "1970-01-01T00:00:00Z";
 
 /// What goes into an image.
-pub(super) struct Contents<'a> {
-    pub(super) binary: &'a [u8],
-    /// OCI's name of the processor.
-    pub(super) arch: &'a str,
+#[derive(Clone)]
+pub(super) struct Contents {
+    pub(super) binary: Vec<u8>,
+    pub(super) arch: Arch,
     /// The commit.
-    pub(super) revision: &'a str,
+    pub(super) revision: String,
 }
 
-/// Writes the layout, in place of what was there. Gives the size of the image in bytes.
-pub(super) fn write(directory: &Path, tag: &str, contents: &Contents<'_>) -> Result<u64> {
+/// Writes the layout, in place of what was there: one image, or for several processors an index of
+/// them, under the same tag. Gives the size of each in bytes.
+pub(super) fn write(directory: &Path, tag: &str, images: &[Contents]) -> Result<Vec<u64>> {
     let writing = || format!("cannot write {}", directory.display());
     if directory.join("oci-layout").exists() {
         fs::remove_dir_all(directory).with_context(writing)?;
     }
     fs::create_dir_all(directory.join("blobs/sha256")).with_context(writing)?;
     let layout = Layout { directory };
-    let archive = archive(contents.binary)?;
-    let layer = layout.blob(MediaType::ImageLayerGzip, &compress(&archive)?)?;
-    let config = layout.config(contents, &sha256(&archive))?;
-    let size = layer.size() + config.size();
-    let manifest = ImageManifestBuilder::default()
-        .schema_version(2u32)
-        .media_type(MediaType::ImageManifest)
-        .config(config)
-        .layers(vec![layer])
-        .build()?;
-    let mut manifest = layout.json(MediaType::ImageManifest, &manifest)?;
-    let size = size + manifest.size();
-    let platform = PlatformBuilder::default().os("linux").architecture(contents.arch).build()?;
-    manifest.set_platform(Some(platform));
+    let written: Result<Vec<_>> = images.iter().map(|contents| layout.image(contents)).collect();
+    let (mut manifests, sizes): (Vec<Descriptor>, Vec<u64>) = written?.into_iter().unzip();
+    let mut top = match manifests.len() {
+        1 => manifests.remove(0),
+        _ => layout.json(MediaType::ImageIndex, &index(manifests)?)?,
+    };
     let name = ("org.opencontainers.image.ref.name".to_owned(), tag.to_owned());
-    manifest.set_annotations(Some(HashMap::from([name])));
+    top.set_annotations(Some(HashMap::from([name])));
+    fs::write(directory.join("index.json"), json(&index(vec![top])?)?).with_context(writing)?;
+    let version = OciLayoutBuilder::default().image_layout_version("1.0.0").build()?;
+    fs::write(directory.join("oci-layout"), json(&version)?).with_context(writing)?;
+    Ok(sizes)
+}
+
+fn index(manifests: Vec<Descriptor>) -> Result<ImageIndex> {
     let index = ImageIndexBuilder::default()
         .schema_version(2u32)
         .media_type(MediaType::ImageIndex)
-        .manifests(vec![manifest])
-        .build()?;
-    fs::write(directory.join("index.json"), json(&index)?).with_context(writing)?;
-    let version = OciLayoutBuilder::default().image_layout_version("1.0.0").build()?;
-    fs::write(directory.join("oci-layout"), json(&version)?).with_context(writing)?;
-    Ok(size)
+        .manifests(manifests);
+    Ok(index.build()?)
 }
 
 struct Layout<'a> {
@@ -69,6 +67,26 @@ struct Layout<'a> {
 }
 
 impl Layout<'_> {
+    /// The blobs of one image; its manifest, and the size of all in bytes.
+    fn image(&self, contents: &Contents) -> Result<(Descriptor, u64)> {
+        let archive = archive(&contents.binary)?;
+        let layer = self.blob(MediaType::ImageLayerGzip, &compress(&archive)?)?;
+        let config = self.config(contents, &sha256(&archive))?;
+        let size = layer.size() + config.size();
+        let manifest = ImageManifestBuilder::default()
+            .schema_version(2u32)
+            .media_type(MediaType::ImageManifest)
+            .config(config)
+            .layers(vec![layer])
+            .build()?;
+        let mut manifest = self.json(MediaType::ImageManifest, &manifest)?;
+        let size = size + manifest.size();
+        let platform =
+            PlatformBuilder::default().os("linux").architecture(contents.arch.oci()).build()?;
+        manifest.set_platform(Some(platform));
+        Ok((manifest, size))
+    }
+
     fn blob(&self, kind: MediaType, bytes: &[u8]) -> Result<Descriptor> {
         let digest = sha256(bytes);
         let path = self.directory.join("blobs/sha256").join(&digest);
@@ -84,14 +102,14 @@ impl Layout<'_> {
 
     /// How to run it. User 0, since bpffs belongs to the node's root; what root may do is for the
     /// DaemonSet to say.
-    fn config(&self, contents: &Contents<'_>, layer: &str) -> Result<Descriptor> {
+    fn config(&self, contents: &Contents, layer: &str) -> Result<Descriptor> {
         let labels = [
             ("title", "netpold"),
             ("description", "Kubernetes NetworkPolicy enforced in eBPF at every pod's veth"),
             ("version", env!("CARGO_PKG_VERSION")),
             ("licenses", env!("CARGO_PKG_LICENSE")),
             ("source", env!("CARGO_PKG_REPOSITORY")),
-            ("revision", contents.revision),
+            ("revision", &contents.revision),
         ];
         let labels = labels
             .map(|(name, value)| (format!("org.opencontainers.image.{name}"), value.to_owned()));
@@ -109,7 +127,7 @@ impl Layout<'_> {
         let image = ImageConfigurationBuilder::default()
             .created(CREATED)
             .os("linux")
-            .architecture(contents.arch)
+            .architecture(contents.arch.oci())
             .config(config)
             .rootfs(layers)
             .build()?;

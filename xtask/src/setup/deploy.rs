@@ -18,15 +18,26 @@ const PROMTOOL: &str = "usr/bin/promtool";
 /// # Errors
 /// Naming what could not be had.
 pub(super) fn install() -> Result<()> {
-    let lacking = TOOLS.iter().filter(|(program, _)| toolchain::on_path(program).is_none());
+    install_some(&TOOLS, needs_promtool())
+}
+
+/// The same for what looks at the image alone.
+///
+/// # Errors
+/// Naming what could not be had.
+pub(super) fn install_for_image() -> Result<()> {
+    install_some(&TOOLS[..1], false)
+}
+
+fn install_some(tools: &[(&str, &str)], promtool: bool) -> Result<()> {
+    let lacking = tools.iter().filter(|(program, _)| toolchain::on_path(program).is_none());
     let wanted: Vec<&str> = lacking.map(|(_, package)| *package).collect();
-    let promtool = needs_promtool();
     if wanted.is_empty() && !promtool {
         return Ok(());
     }
     ensure!(
         packages::have_apt() && packages::root(),
-        "looking at deploy/ needs {} on the PATH; as root on Debian they are installed",
+        "looking at deploy/ and at images needs {} on the PATH; as root on Debian they are installed",
         [&wanted[..], if promtool { &["promtool"][..] } else { &[] }].concat().join(", ")
     );
     packages::update();

@@ -11,7 +11,8 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use netpold_testbed::apiserver::{CACHED, VERSION};
 
-use super::{packages, toolchain};
+use super::release::Release;
+use super::toolchain;
 use crate::step;
 
 /// The release whose packages fit each other.
@@ -30,7 +31,6 @@ const PACKAGES: [&str; 9] = [
     "libonig5",
 ];
 const TOOLS: [&str; 4] = ["dpkg", "tar", "make", "gcc"];
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Builds what is missing, in about five minutes.
 ///
@@ -41,14 +41,14 @@ pub(super) fn install() -> Result<()> {
     let folder = folder.join(CACHED);
     possible()?;
     step::title(&format!("kube-apiserver {VERSION} from Debian's source package (5 minutes)"));
-    let work = Work::new()?;
+    let work = Work(Release::new(SUITE)?);
     work.fetch()?;
     work.build().context("kube-apiserver could not be built")?;
     work.keep(&folder)
 }
 
 fn possible() -> Result<()> {
-    if !packages::have_apt() || !Path::new(KEYRING).exists() {
+    if !Release::possible() {
         bail!(
             "kube-apiserver is built here from Debian's packages only: put a kube-apiserver and an \
              etcd into a folder and name it in KUBEBUILDER_ASSETS (setup-envtest fetches them)"
@@ -62,63 +62,23 @@ fn possible() -> Result<()> {
     Ok(())
 }
 
-/// A folder for apt's lists, packages and sources of another release than the machine's: nothing
-/// of it is installed.
-struct Work(tempfile::TempDir);
+/// The build's folder.
+struct Work(Release);
 
 impl Work {
-    fn new() -> Result<Self> {
-        let work = Self(tempfile::tempdir().context("no temporary folder")?);
-        for folder in ["lists/partial", "cache/archives/partial", "debs", "src", "root"] {
-            fs::create_dir_all(work.path(folder))?;
-        }
-        let mirror = mirror();
-        let signed = format!("[signed-by={KEYRING}] {mirror} {SUITE} main");
-        fs::write(work.path("sources.list"), format!("deb {signed}\ndeb-src {signed}\n"))?;
-        Ok(work)
-    }
-
     fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
+        self.0.path(name)
     }
 
     fn fetch(&self) -> Result<()> {
-        step::quiet(self.apt().arg("update"))
-            .with_context(|| format!("the package lists of {SUITE} cannot be fetched"))?;
-        step::quiet(self.apt().args(["source", "--download-only", "kubernetes"]))
+        step::quiet(self.0.apt().args(["source", "--download-only", "kubernetes"]))
             .context("the source package kubernetes cannot be fetched")?;
-        step::quiet(self.apt().arg("download").args(PACKAGES))
-            .context("Debian's Go and etcd cannot be fetched")?;
-        let mut sources = self.debs(".orig.tar.gz")?;
+        self.0.unpack(&PACKAGES).context("Debian's Go and etcd cannot be fetched")?;
+        let mut sources = self.0.files(".orig.tar.gz")?;
         let source = sources.pop().context("the source package has no .orig.tar.gz")?;
         let into = ["--strip-components=1", "-C"];
-        step::quiet(Command::new("tar").arg("xzf").arg(source).args(into).arg(self.path("src")))?;
-        for package in self.debs(".deb")? {
-            let mut unpack = Command::new("dpkg");
-            step::quiet(unpack.arg("-x").arg(package).arg(self.path("root")))?;
-        }
-        Ok(())
-    }
-
-    /// apt that sees our sources and touches nothing of the machine's.
-    fn apt(&self) -> Command {
-        let mut apt = Command::new("apt-get");
-        apt.current_dir(self.path("debs")).arg("-qq");
-        for (key, value) in [
-            ("Dir::Etc::sourcelist", self.path("sources.list")),
-            ("Dir::Etc::sourceparts", "/dev/null".into()),
-            ("Dir::State::lists", self.path("lists")),
-            ("Dir::Cache", self.path("cache")),
-            ("APT::Sandbox::User", "root".into()),
-        ] {
-            apt.arg("-o").arg(format!("{key}={}", value.display()));
-        }
-        apt
-    }
-
-    fn debs(&self, suffix: &str) -> Result<Vec<PathBuf>> {
-        let entries = fs::read_dir(self.path("debs"))?.flatten().map(|entry| entry.path());
-        Ok(entries.filter(|path| path.to_string_lossy().ends_with(suffix)).collect())
+        fs::create_dir_all(self.path("src"))?;
+        step::quiet(Command::new("tar").arg("xzf").arg(source).args(into).arg(self.path("src")))
     }
 
     fn build(&self) -> Result<()> {
@@ -165,19 +125,4 @@ impl Work {
         }
         Ok(())
     }
-}
-
-/// The mirror that this machine uses, if it is Debian's, else Debian's own.
-fn mirror() -> String {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let newer = read("/etc/apt/sources.list.d/debian.sources");
-    let newer = newer.lines().find_map(|line| line.strip_prefix("URIs:")).map(str::trim);
-    let older = read("/etc/apt/sources.list");
-    let older = older
-        .lines()
-        .filter_map(|line| line.strip_prefix("deb "))
-        .flat_map(str::split_whitespace)
-        .find(|word| word.contains("://"));
-    let found = newer.and_then(|all| all.split_whitespace().next()).or(older);
-    found.filter(|uri| uri.contains("debian")).unwrap_or("http://deb.debian.org/debian").to_owned()
 }

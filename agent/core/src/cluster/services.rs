@@ -47,6 +47,11 @@ impl Services {
         self.at.get(&address).map_or(&[], Vec::as_slice)
     }
 
+    /// Whether an address is one of some Service's cluster addresses.
+    pub(crate) fn is_cluster_address(&self, address: IpAddr) -> bool {
+        self.at(address).iter().any(|service| service.cluster.contains(&address))
+    }
+
     /// The Services that packets to an address may be for, and their slices.
     pub(crate) fn leading_from(&self, address: IpAddr) -> (Vec<&Service>, Vec<&EndpointSlice>) {
         let own = self.at(address).iter();

@@ -23,9 +23,14 @@ pub(super) struct Services {
 struct Translation {
     /// Whose it is, by name.
     services: Vec<Key>,
-    /// Address and port of each.
-    backends: BTreeSet<(IpAddr, u16)>,
+    /// Those that new connections are led to.
+    backends: Backends,
+    /// Those that only go on with what they have.
+    waiting: Backends,
 }
+
+/// Address and port of each.
+type Backends = BTreeSet<(IpAddr, u16)>;
 
 impl Services {
     pub(super) fn new(
@@ -77,23 +82,23 @@ impl Services {
             .collect()
     }
 
-    /// Addresses and ports behind Services' ports, in one family.
-    fn backends(
-        &self,
-        frontends: &[(&Service, &ServicePort)],
-        v6: bool,
-    ) -> BTreeSet<(IpAddr, u16)> {
-        let mut backends = BTreeSet::new();
+    /// Addresses and ports behind Services' ports, in one family; those that new connections are
+    /// led to, and those that only go on with what they have.
+    fn backends(&self, frontends: &[(&Service, &ServicePort)], v6: bool) -> [Backends; 2] {
+        let [mut ready, mut waiting] = [const { Backends::new() }; 2];
         for (service, port) in frontends {
             for slice in self.slices.get(&service.key).into_iter().flatten() {
                 let same = |p: &&_| same_port(p, port);
                 for number in slice.ports.iter().filter(same).map(|p| p.port) {
-                    let family = slice.addresses.iter().filter(|address| address.is_ipv6() == v6);
-                    backends.extend(family.map(|address| (*address, number)));
+                    for address in slice.addresses.iter().filter(|a| a.is_ipv6() == v6) {
+                        let waits = slice.not_ready.contains(address);
+                        let list = if waits { &mut waiting } else { &mut ready };
+                        list.insert((*address, number));
+                    }
                 }
             }
         }
-        backends
+        [ready, waiting]
     }
 }
 
@@ -108,11 +113,11 @@ impl Explainer {
         if frontends.is_empty() {
             return None;
         }
-        let backends = self.services.backends(&frontends, address.is_ipv6());
+        let [backends, waiting] = self.services.backends(&frontends, address.is_ipv6());
         let mut keys: Vec<Key> = frontends.iter().map(|(s, _)| s.key.clone()).collect();
         keys.sort();
         keys.dedup();
-        Some(Translation { services: keys, backends })
+        Some(Translation { services: keys, backends, waiting })
     }
 
     /// Whether some backend of an address is a pod.
@@ -137,7 +142,8 @@ impl Explainer {
             return judgement;
         }
         let translated = self.translated(remote, protocol, port);
-        let mut backends = translated.into_iter().flat_map(|to| to.backends);
+        let all = |to: Translation| to.backends.into_iter().chain(to.waiting);
+        let mut backends = translated.into_iter().flat_map(all);
         let allowed = backends.any(|(backend, port)| {
             let traffic = self.traffic(pod, direction, backend, protocol, port);
             self.judge_traffic(&traffic, None, Detail::Verdict).verdict == Verdict::Allow
@@ -159,7 +165,7 @@ impl Explainer {
         (source, destination): (IpAddr, IpAddr),
         detail: Detail,
     ) -> Option<Explanation> {
-        let Translation { services, backends } =
+        let Translation { services, backends, .. } =
             self.translated(destination, probe.protocol, probe.port)?;
         let backends: Vec<Backend> = backends
             .into_iter()

@@ -32,6 +32,9 @@ pub(super) fn service(choices: &mut Choices<'_>) -> Service {
         1..=4 => vec![cluster_ip(choices)],
         _ => vec![cluster_ip(choices), cluster_ip(choices)],
     };
+    let mut cluster = addresses.clone();
+    cluster.sort();
+    cluster.dedup();
     if !addresses.is_empty() && choices.chance(25) {
         addresses.push(objects::address(choices));
     }
@@ -46,7 +49,7 @@ pub(super) fn service(choices: &mut Choices<'_>) -> Service {
     });
     ports.sort();
     ports.dedup();
-    Service { key, addresses, ports }
+    Service { key, addresses, cluster, ports }
 }
 
 /// A slice, mostly one of these Services' and with their ports.
@@ -74,7 +77,9 @@ pub(super) fn slice(choices: &mut Choices<'_>, number: u32, services: &[Service]
     ports.sort();
     ports.dedup();
     let addresses = backends(choices);
-    EndpointSlice { key, service, ports, addresses }
+    let mut not_ready = addresses.clone();
+    not_ready.retain(|_| choices.chance(20));
+    EndpointSlice { key, service, ports, addresses, not_ready }
 }
 
 /// Where backends listen.

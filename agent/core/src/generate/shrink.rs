@@ -64,7 +64,9 @@ fn reductions(object: &Change) -> Vec<Change> {
             let addresses = shorter(&slice.addresses)
                 .map(|addresses| EndpointSlice { addresses, ..slice.clone() });
             let ports = shorter(&slice.ports).map(|ports| EndpointSlice { ports, ..slice.clone() });
-            addresses.chain(ports).map(Change::EndpointSlice).collect()
+            let not_ready = shorter(&slice.not_ready)
+                .map(|not_ready| EndpointSlice { not_ready, ..slice.clone() });
+            addresses.chain(ports).chain(not_ready).map(Change::EndpointSlice).collect()
         }
         _ => Vec::new(),
     }

@@ -29,9 +29,15 @@ impl Oracle {
 
     /// The backends, of the same family, that a packet to this port of an address may be
     /// translated to. A Service's port and a slice's belong together if they have the same name
-    /// and protocol.
+    /// and protocol. `ready`: only those that new connections are led to.
     #[must_use]
-    pub fn backends(&self, address: IpAddr, protocol: u8, port: u16) -> Vec<(IpAddr, u16)> {
+    pub fn backends(
+        &self,
+        address: IpAddr,
+        protocol: u8,
+        port: u16,
+        ready: bool,
+    ) -> Vec<(IpAddr, u16)> {
         let mut backends = Vec::new();
         for service in &self.services {
             for service_port in &service.ports {
@@ -51,6 +57,9 @@ impl Oracle {
                             continue;
                         }
                         for backend in &slice.addresses {
+                            if ready && slice.not_ready.contains(backend) {
+                                continue;
+                            }
                             if backend.is_ipv4() == address.is_ipv4() {
                                 backends.push((*backend, slice_port.port));
                             }

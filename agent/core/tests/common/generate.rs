@@ -237,7 +237,8 @@ fn any_service() -> impl Strategy<Value = Service> {
     )
         .prop_map(|((namespace, name), addresses, shared, ports)| Service {
             key: Key::new(namespace, format!("s{name}")),
-            addresses: addresses.into_iter().chain(shared).map(ip).collect(),
+            addresses: addresses.iter().copied().chain(shared).map(ip).collect(),
+            cluster: addresses.into_iter().map(ip).collect(),
             ports,
         })
 }
@@ -256,6 +257,7 @@ fn any_slice() -> impl Strategy<Value = EndpointSlice> {
             service: format!("s{service}"),
             ports,
             addresses: addresses.into_iter().map(ip).filter(|a| a.is_ipv6() == v6).collect(),
+            not_ready: vec![],
         })
 }
 

@@ -4,6 +4,7 @@
 //! address that is translated, and of a load balancer's addresses those count whose `ipMode` is not
 //! `Proxy`. What cannot be understood is left out: an address or a backend less allows less.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1 as core;
@@ -31,6 +32,9 @@ pub fn service(service: &core::Service) -> Result<Converted, Problem> {
     } else {
         Vec::new()
     };
+    let given = cluster_ips(spec);
+    let given: Vec<IpAddr> = given.iter().filter_map(|(_, ip)| ip.parse().ok()).collect();
+    let cluster = addresses.iter().copied().filter(|a| given.contains(a)).collect();
     let given = spec.ports.iter().flatten().enumerate();
     let ports = given.filter_map(|(n, port)| {
         service_port(port, has_cluster_ip, &format!("spec.ports[{n}]"), &mut problems)
@@ -38,7 +42,7 @@ pub fn service(service: &core::Service) -> Result<Converted, Problem> {
     let mut ports: Vec<ServicePort> = ports.collect();
     ports.sort();
     ports.dedup();
-    Ok(Converted { change: Change::Service(Service { key, addresses, ports }), problems })
+    Ok(Converted { change: Change::Service(Service { key, addresses, cluster, ports }), problems })
 }
 
 /// `clusterIPs`, and only where that is absent or empty `clusterIP`.
@@ -139,14 +143,18 @@ pub fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Converted, Pro
     let mut problems = Vec::new();
     let labels = slice.metadata.labels.as_ref();
     let service = labels.and_then(|labels| labels.get(SERVICE_NAME_LABEL));
-    let mut slice = EndpointSlice {
+    let mut ports = slice_ports(slice, &mut problems);
+    ports.sort();
+    ports.dedup();
+    let [ready, mut not_ready] = backends(slice, &mut problems);
+    not_ready.retain(|address| !ready.contains(address));
+    let slice = EndpointSlice {
         key,
         service: service.cloned().unwrap_or_default(),
-        ports: slice_ports(slice, &mut problems),
-        addresses: backends(slice, &mut problems),
+        ports,
+        addresses: ready.union(&not_ready).copied().collect(),
+        not_ready: not_ready.into_iter().collect(),
     };
-    slice.ports.sort();
-    slice.ports.dedup();
     Ok(Converted { change: Change::EndpointSlice(slice), problems })
 }
 
@@ -163,33 +171,36 @@ fn slice_ports(slice: &discovery::EndpointSlice, problems: &mut Vec<Problem>) ->
     ports.collect()
 }
 
-/// Addresses of the endpoints that a node may send packets to, of the slice's own family.
-fn backends(slice: &discovery::EndpointSlice, problems: &mut Vec<Problem>) -> Vec<IpAddr> {
+/// Addresses of the endpoints, of the slice's own family: those that a node leads new connections
+/// to, and the others, which only go on with what they have.
+fn backends(
+    slice: &discovery::EndpointSlice,
+    problems: &mut Vec<Problem>,
+) -> [BTreeSet<IpAddr>; 2] {
+    let mut all = [BTreeSet::new(), BTreeSet::new()];
     let is_v4 = match slice.address_type.as_str() {
         "IPv4" => true,
         "IPv6" => false,
         other => {
             let text = format!("`{other}` is not IPv4 or IPv6; the slice's endpoints are ignored");
             problems.push(Problem::new("addressType", text));
-            return Vec::new();
+            return all;
         }
     };
-    let mut addresses = Vec::new();
-    for (n, endpoint) in slice.endpoints.iter().enumerate().filter(|(_, e)| is_used(e)) {
+    for (n, endpoint) in slice.endpoints.iter().enumerate() {
+        let addresses = &mut all[usize::from(!is_used(endpoint))];
         for (m, text) in endpoint.addresses.iter().enumerate() {
             let path = format!("endpoints[{n}].addresses[{m}]");
             let Some(address) = address(&path, text, problems) else { continue };
             if address.is_ipv4() == is_v4 {
-                addresses.push(address);
+                addresses.insert(address);
             } else {
                 let text = format!("{text} is not of the slice's family, {}", slice.address_type);
                 problems.push(Problem::new(path, text));
             }
         }
     }
-    addresses.sort();
-    addresses.dedup();
-    addresses
+    all
 }
 
 /// Ready (absent: yes), or terminating and still serving: those get packets while none is ready.

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result};
 
@@ -9,6 +10,40 @@ use anyhow::{Context, Result};
 pub const VERSION: &str = "1.20.2";
 /// Where it puts them, below the user's cache folder.
 pub const CACHED: &str = "netpold/kube-1.20.2";
+
+/// Where it puts a kubectl, below the user's cache folder.
+pub const KUBECTL_CACHED: &str = "netpold/kubectl";
+
+/// A kubectl.
+#[derive(Clone, Debug)]
+pub struct Kubectl(PathBuf);
+
+impl Kubectl {
+    /// The first that renders, looked for as [`KubeBinaries::find`] does; else the first of all.
+    #[must_use]
+    pub fn find() -> Option<Self> {
+        let mut all = folders().into_iter().map(|folder| Self(folder.join("kubectl")));
+        let mut all = all.by_ref().filter(|kubectl| kubectl.0.is_file());
+        let first = all.next()?;
+        if first.renders() {
+            return Some(first);
+        }
+        Some(all.find(Self::renders).unwrap_or(first))
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Whether kustomize 4 or later is in it, as since 1.21: it tells the version from then on.
+    #[must_use]
+    pub fn renders(&self) -> bool {
+        let told = Command::new(&self.0).args(["version", "--client", "-o", "json"]).output();
+        told.is_ok_and(|told| String::from_utf8_lossy(&told.stdout).contains("kustomizeVersion"))
+    }
+}
 
 /// What a control plane needs.
 #[derive(Clone, Debug)]
@@ -31,14 +66,14 @@ impl KubeBinaries {
             find(name).with_context(|| {
                 format!(
                     "no {name} in KUBEBUILDER_ASSETS, on the PATH or in {}: run `cargo xtask setup`",
-                    cached().map_or_else(|| "the cache".into(), |c| c.display().to_string())
+                    cached(CACHED).map_or_else(|| "the cache".into(), |c| c.display().to_string())
                 )
             })
         };
         Ok(Self {
             apiserver: needed("kube-apiserver")?,
             etcd: needed("etcd")?,
-            kubectl: needed("kubectl")?,
+            kubectl: Kubectl::find().map_or_else(|| needed("kubectl"), |found| Ok(found.0))?,
         })
     }
 
@@ -56,13 +91,14 @@ fn find(name: &str) -> Option<PathBuf> {
 fn folders() -> Vec<PathBuf> {
     let assets = env::var_os("KUBEBUILDER_ASSETS").filter(|path| !path.is_empty());
     let path = env::var_os("PATH").unwrap_or_default();
-    assets.map(PathBuf::from).into_iter().chain(env::split_paths(&path)).chain(cached()).collect()
+    let chosen = assets.map(PathBuf::from).into_iter().chain(env::split_paths(&path));
+    chosen.chain(cached(CACHED)).chain(cached(KUBECTL_CACHED)).collect()
 }
 
-fn cached() -> Option<PathBuf> {
+fn cached(folder: &str) -> Option<PathBuf> {
     let cache = env::var_os("XDG_CACHE_HOME").filter(|folder| !folder.is_empty());
     let home = || Some(Path::new(&env::var_os("HOME")?).join(".cache"));
-    Some(cache.map(PathBuf::from).or_else(home)?.join(CACHED))
+    Some(cache.map(PathBuf::from).or_else(home)?.join(folder))
 }
 
 /// Whether a test against a real API server may run: true where its binaries are there. Otherwise

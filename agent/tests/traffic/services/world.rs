@@ -19,16 +19,49 @@ const TRIES: usize = 12;
 /// What is dropped, or answered, has this long.
 const LONG_ENOUGH: Duration = Duration::from_secs(2);
 
-/// A Service of TCP and UDP at [`SERVICE_PORT`], whose backends are pods or addresses.
+/// How an endpoint is doing: its conditions, and whether new connections are led to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// As most are.
+    Ready,
+    /// Not led to.
+    NotReady,
+    /// Not ready, of a Service with `publishNotReadyAddresses`.
+    Published,
+    /// Being deleted and still serving, where others are ready: not led to.
+    Leaving,
+    /// Being deleted and still serving, and no other is ready.
+    Last,
+}
+
+impl State {
+    fn is_led_to(self) -> bool {
+        matches!(self, Self::Ready | Self::Published | Self::Last)
+    }
+
+    fn conditions(self) -> Value {
+        let (ready, serving, terminating) = match self {
+            Self::Ready => (true, true, false),
+            Self::NotReady => (false, false, false),
+            Self::Published => (true, false, false),
+            Self::Leaving | Self::Last => (false, true, true),
+        };
+        json!({ "ready": ready, "serving": serving, "terminating": terminating })
+    }
+}
+
+/// A Service of TCP and UDP, whose backends are pods or addresses.
 #[derive(Clone, Debug)]
 pub(super) struct Service {
     pub(super) name: String,
     number: u8,
+    /// Where it is served.
+    pub(super) port: u16,
     pub(super) node_port: Option<u16>,
     pub(super) affinity: Option<u32>,
-    backends: Vec<IpAddr>,
-    /// In the EndpointSlice, but not translated to.
-    not_ready: Vec<IpAddr>,
+    /// Without any address of its own.
+    pub(super) headless: bool,
+    endpoints: Vec<(IpAddr, State)>,
 }
 
 impl Service {
@@ -36,26 +69,30 @@ impl Service {
         Self {
             name: name.into(),
             number,
+            port: SERVICE_PORT,
             node_port: None,
             affinity: None,
-            backends: Vec::new(),
-            not_ready: Vec::new(),
+            headless: false,
+            endpoints: Vec::new(),
         }
     }
 
-    pub(super) fn pods(mut self, cluster: &Cluster, names: &[&str]) -> Self {
-        self.backends.extend(names.iter().flat_map(|name| cluster.pod(name).addresses()));
+    pub(super) fn pods(self, cluster: &Cluster, names: &[&str]) -> Self {
+        names.iter().fold(self, |service, name| service.pod(cluster, name, State::Ready))
+    }
+
+    pub(super) fn pod(mut self, cluster: &Cluster, name: &str, state: State) -> Self {
+        self.endpoints.extend(cluster.pod(name).addresses().iter().map(|a| (*a, state)));
         self
     }
 
     pub(super) fn addresses(mut self, addresses: &[IpAddr]) -> Self {
-        self.backends.extend(addresses);
+        self.endpoints.extend(addresses.iter().map(|address| (*address, State::Ready)));
         self
     }
 
-    pub(super) fn not_ready(mut self, cluster: &Cluster, name: &str) -> Self {
-        self.not_ready.extend(cluster.pod(name).addresses());
-        self
+    pub(super) fn not_ready(self, cluster: &Cluster, name: &str) -> Self {
+        self.pod(cluster, name, State::NotReady)
     }
 
     pub(super) fn node_port(mut self, port: u16) -> Self {
@@ -83,17 +120,22 @@ impl Service {
     /// Every address that it is reached at inside the cluster, with its port.
     pub(super) fn sockets(&self) -> Vec<SocketAddr> {
         let all = [self.cluster_ips(), self.external_ips(), self.balancer_ips()];
-        all.as_flattened().iter().map(|address| (*address, SERVICE_PORT).into()).collect()
+        all.as_flattened().iter().map(|address| (*address, self.port).into()).collect()
     }
 
     fn translations(&self) -> Vec<Translation> {
+        if self.headless {
+            return Vec::new();
+        }
+        let led_to = self.endpoints.iter().filter(|(_, state)| state.is_led_to());
+        let backends: Vec<SocketAddr> = led_to.map(|(a, _)| (*a, PORT).into()).collect();
         let of = |protocol: Protocol| Translation {
             cluster_ips: self.cluster_ips().into(),
             external_ips: [self.external_ips(), self.balancer_ips()].concat(),
             node_port: self.node_port,
-            backends: self.backends.iter().map(|a| (*a, PORT).into()).collect(),
+            backends: backends.clone(),
             affinity: self.affinity,
-            ..Translation::new(&format!("{}-{protocol}", self.name), protocol, SERVICE_PORT)
+            ..Translation::new(&format!("{}-{protocol}", self.name), protocol, self.port)
         };
         PROTOCOLS.map(of).into()
     }
@@ -101,10 +143,10 @@ impl Service {
     fn objects(&self) -> Vec<Value> {
         let port = |protocol: Protocol| {
             json!({ "name": protocol.to_string().to_lowercase(), "protocol": protocol.to_string(),
-                    "port": SERVICE_PORT, "targetPort": PORT, "nodePort": self.node_port })
+                    "port": self.port, "targetPort": PORT, "nodePort": self.node_port })
         };
         let ingress = self.balancer_ips().map(|address| json!({ "ip": address }));
-        let mut objects = vec![json!({
+        let mut service = json!({
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": { "namespace": NAMESPACE, "name": self.name },
@@ -116,7 +158,12 @@ impl Service {
                 "ports": PROTOCOLS.map(port),
             },
             "status": { "loadBalancer": { "ingress": ingress } },
-        })];
+        });
+        if self.headless {
+            service["spec"] = json!({ "clusterIP": "None", "ports": PROTOCOLS.map(port) });
+            service["status"] = json!({});
+        }
+        let mut objects = vec![service];
         objects.extend([false, true].map(|v6| self.slice(v6)));
         objects
     }
@@ -127,14 +174,12 @@ impl Service {
             json!({ "name": protocol.to_string().to_lowercase(), "protocol": protocol.to_string(),
                     "port": PORT })
         };
-        let endpoint = |address: &IpAddr, ready: bool| {
-            json!({ "addresses": [address],
-                    "conditions": { "ready": ready, "serving": ready, "terminating": false } })
-        };
-        let ready = self.backends.iter().map(|address| (address, true));
-        let all = ready.chain(self.not_ready.iter().map(|address| (address, false)));
-        let of_family = all.filter(|(address, _)| address.is_ipv6() == v6);
-        let endpoints: Vec<Value> = of_family.map(|(a, ready)| endpoint(a, ready)).collect();
+        let of_family = self.endpoints.iter().filter(|(address, _)| address.is_ipv6() == v6);
+        let endpoints: Vec<Value> = of_family
+            .map(|(address, state)| {
+                json!({ "addresses": [address], "conditions": state.conditions() })
+            })
+            .collect();
         json!({
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",

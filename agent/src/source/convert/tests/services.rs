@@ -116,7 +116,8 @@ fn endpoints_that_get_packets() {
     ] {
         let rest = format!("addressType: IPv4, endpoints: [{{addresses: [10.0.0.1]{conditions}}}]");
         let (slice, problems) = slice_of(&rest);
-        assert_eq!((slice.addresses.len() == 1, problems), (used, vec![]), "{conditions}");
+        assert_eq!((slice.not_ready.is_empty(), problems), (used, vec![]), "{conditions}");
+        assert_eq!(slice.addresses, ips(&["10.0.0.1"]), "{conditions}");
     }
 }
 
@@ -134,6 +135,7 @@ fn a_slice_with_everything() {
         service: "s".into(),
         ports: vec![slice_port("", Protocol::Udp, 53), slice_port("web", Protocol::Tcp, 8080)],
         addresses: ips(&["fd00::1", "fd00::2"]),
+        not_ready: vec![],
     };
     assert_eq!(slice, expected);
     assert_eq!(

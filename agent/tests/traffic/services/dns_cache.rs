@@ -1,0 +1,119 @@
+//! NodeLocal DNS: a cache on the node that answers at the cluster address of kube-dns and at an
+//! address of its own, in front of the Service's pods.
+
+use std::net::{IpAddr, SocketAddr};
+
+use netpold_testbed::{Node, ProbeResult, Protocol, Proxy, require_root};
+
+use super::backends::two_nodes;
+use super::world::{NOBODY, PROTOCOLS, Service, may_reach, outcomes, provide};
+use crate::cluster::{Cluster, PATIENCE, isolate};
+
+const DNS: u16 = 53;
+/// The cache's own address, as its manifest has it.
+const CACHE: &str = "169.254.20.10";
+/// A device without ports, where the cache makes a dummy.
+const DEVICE: &str = "nodelocaldns";
+
+/// The cache begins to serve: its addresses on a device of the node, and packets to and from them
+/// kept out of the node's conntrack and with it out of translation.
+fn begin(node: &Node, addresses: &[IpAddr]) {
+    let mut batch = format!("link add {DEVICE} type bridge\nlink set {DEVICE} up\n");
+    let mut rules = String::new();
+    for address in addresses {
+        let (family, length) = if address.is_ipv4() { ("ip", 32) } else { ("ip6", 128) };
+        let nodad = if address.is_ipv4() { "" } else { "nodad" };
+        batch += &format!("address add {address}/{length} dev {DEVICE} {nodad}\n");
+        for (hook, side) in [("prerouting", "daddr"), ("output", "daddr"), ("output", "saddr")] {
+            let port = if side == "daddr" { "dport" } else { "sport" };
+            let chain = format!("{hook}-{side}");
+            rules += &format!(
+                "add table {family} dnscache\n\
+                 add chain {family} dnscache {chain} {{ type filter hook {hook} priority raw; }}\n\
+                 add rule {family} dnscache {chain} {family} {side} {address} \
+                 meta l4proto {{ tcp, udp }} th {port} {DNS} notrack\n"
+            );
+        }
+    }
+    node.netns().ip(&batch).unwrap();
+    nft(node, &rules);
+    PROTOCOLS.into_iter().for_each(|protocol| node.serve(protocol, DNS).unwrap());
+}
+
+/// The cache ends as it does when told to: its device and its rules go.
+fn end(node: &Node) {
+    nft(node, "delete table ip dnscache\ndelete table ip6 dnscache\n");
+    node.netns().ip(&format!("link del {DEVICE}\n")).unwrap();
+}
+
+fn nft(node: &Node, rules: &str) {
+    let told = node.command("nft").unwrap().arg(rules).output().unwrap();
+    assert!(told.status.success(), "{rules}{}", String::from_utf8_lossy(&told.stderr));
+}
+
+/// Who answers a pod at these addresses of the DNS port; the empty name stands for nobody.
+#[track_caller]
+fn answers(cluster: &Cluster, from: &str, addresses: &[IpAddr], names: &[&str]) {
+    let sockets: Vec<SocketAddr> = addresses.iter().map(|a| (*a, DNS).into()).collect();
+    let seen = outcomes(cluster.pod(from), &sockets);
+    let seen: Vec<&str> =
+        seen.keys().map(|name| &name[name.find('/').map_or(0, |i| i + 1)..]).collect();
+    assert_eq!(seen, names, "{from} at {addresses:?}");
+}
+
+/// As without the cache: the Service's pod answers those that may reach it.
+#[track_caller]
+fn pods_answer(cluster: &Cluster, service: &[IpAddr]) {
+    answers(cluster, "client1", service, &["friend2"]);
+    answers(cluster, "client2", service, &["friend2"]);
+    answers(cluster, "deaf", service, NOBODY);
+}
+
+/// On one of the nodes there is a cache; clients may send to the pods behind kube-dns, and one pod
+/// may send nothing at all.
+fn cached(proxy: Proxy, here: usize) {
+    let mut cluster = two_nodes();
+    cluster.add(here, "deaf");
+    let mut dns = Service::new(10, "kube-dns").pods(&cluster, &["friend2"]);
+    dns.port = DNS;
+    provide(&mut cluster, proxy, std::slice::from_ref(&dns));
+    cluster.policy("deaf", isolate("deaf", &["Egress"])).enforce();
+    let service = dns.cluster_ips();
+    pods_answer(&cluster, &service);
+
+    let cache: IpAddr = CACHE.parse().unwrap();
+    begin(&cluster.nodes[here], &[service[0], service[1], cache]);
+    let node = cluster.nodes[here].name().to_owned();
+    let (client, other) = if here == 0 { ("client1", "client2") } else { ("client2", "client1") };
+    // The own address is the node's. The first probe is repeated until the agent has heard of it.
+    let first = cluster.pod("deaf").probe(Protocol::Tcp, cache, DNS, PATIENCE);
+    assert_eq!(first, ProbeResult::Connected(node.clone()));
+    for pod in [client, "deaf"] {
+        answers(&cluster, pod, &[cache], &[&node]);
+    }
+    // The cluster address stays the Service's: policy means what it meant without the cache.
+    answers(&cluster, client, &service, &[&node]);
+    answers(&cluster, other, &service, &["friend2"]);
+    answers(&cluster, "deaf", &service, NOBODY);
+    cluster.policy("client", may_reach("client", &["nobody"])).enforce();
+    answers(&cluster, client, &service, NOBODY);
+    cluster.policy("client", may_reach("client", &["friend"])).enforce();
+    answers(&cluster, client, &service, &[&node]);
+
+    end(&cluster.nodes[here]);
+    pods_answer(&cluster, &service);
+}
+
+#[test]
+fn services_behind_a_dns_cache_on_a_ptp_node() {
+    if require_root("services_behind_a_dns_cache_on_a_ptp_node") {
+        cached(Proxy::Nftables, 0);
+    }
+}
+
+#[test]
+fn services_behind_a_dns_cache_on_a_bridge_node() {
+    if require_root("services_behind_a_dns_cache_on_a_bridge_node") {
+        cached(Proxy::Iptables, 1);
+    }
+}

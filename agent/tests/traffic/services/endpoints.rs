@@ -1,0 +1,98 @@
+//! Endpoints that come and go, and Services that have nothing but their endpoints.
+
+use netpold_testbed::{Protocol, Proxy, require_root};
+
+use super::backends::two_nodes;
+use super::world::{NOBODY, SERVICE_PORT, Service, State, answer, lost, may_reach, provide};
+use crate::cluster::{Cluster, MOMENT, PATIENCE, PORT};
+
+const CLIENTS: [&str; 2] = ["client1", "client2"];
+
+/// One Service in force in place of all others.
+fn only(cluster: &mut Cluster, service: Service) -> Service {
+    provide(cluster, Proxy::Nftables, std::slice::from_ref(&service));
+    cluster.enforce();
+    service
+}
+
+/// A readiness probe that fails takes an endpoint out of translation, for new connections only.
+#[test]
+fn services_keep_connections_to_a_backend_that_is_not_ready() {
+    if !require_root("services_keep_connections_to_a_backend_that_is_not_ready") {
+        return;
+    }
+    let mut cluster = two_nodes();
+    let ready = Service::new(1, "s").pods(&cluster, &["friend1"]);
+    let to = only(&mut cluster, ready).cluster_ips();
+    let mut flows: Vec<_> = CLIENTS
+        .into_iter()
+        .flat_map(|client| to.map(|address| (client, (address, SERVICE_PORT).into())))
+        .map(|(name, to)| cluster.pod(name).open_flow(Protocol::Tcp, to, PATIENCE).unwrap())
+        .collect();
+    assert!(flows.iter_mut().all(|flow| flow.ping(PATIENCE)));
+    let waiting = Service::new(1, "s").not_ready(&cluster, "friend1");
+    only(&mut cluster, waiting);
+    assert!(flows.iter_mut().all(|flow| flow.ping(PATIENCE)), "they go on");
+    for address in to {
+        let new = cluster.pod("client1").probe(Protocol::Tcp, address, SERVICE_PORT, MOMENT);
+        assert!(!new.connected(), "new ones are led nowhere: {new}");
+    }
+    cluster.policy("client", may_reach("client", &["nobody"])).enforce();
+    assert!(flows.iter_mut().all(|flow| !flow.ping(MOMENT)), "policy cuts them");
+    cluster.policy("client", may_reach("client", &["friend"])).enforce();
+    assert!(flows.iter_mut().all(|flow| flow.ping(PATIENCE)), "and lets them go on");
+}
+
+#[test]
+fn services_with_backends_that_are_leaving() {
+    if !require_root("services_with_backends_that_are_leaving") {
+        return;
+    }
+    let mut cluster = two_nodes();
+    // As long as none is ready, those that leave and those that are published get packets.
+    for state in [State::Last, State::Published] {
+        for (backend, answers) in [("friend1", &["friend1"][..]), ("enemy1", NOBODY)] {
+            let service = Service::new(1, "s").pod(&cluster, backend, state);
+            let service = only(&mut cluster, service);
+            for client in CLIENTS {
+                answer(cluster.pod(client), &service.sockets(), answers);
+            }
+        }
+    }
+    // One that is ready gets them all: it is that one that must be allowed.
+    let good = Service::new(1, "s").pods(&cluster, &["friend2"]);
+    let good = good.pod(&cluster, "enemy1", State::Leaving);
+    let good = only(&mut cluster, good);
+    answer(cluster.pod("client1"), &good.sockets(), &["friend2"]);
+    let bad = Service::new(1, "s").pods(&cluster, &["enemy2"]);
+    let bad = bad.pod(&cluster, "friend1", State::Leaving);
+    let bad = only(&mut cluster, bad);
+    let before = lost(&cluster, 0, "service_backend");
+    answer(cluster.pod("client1"), &bad.sockets(), NOBODY);
+    assert!(lost(&cluster, 0, "service_backend") > before, "judged where it led");
+}
+
+/// DNS gives the addresses of a headless Service's endpoints, and that is all there is to it.
+#[test]
+fn services_without_an_address_are_their_pods() {
+    if !require_root("services_without_an_address_are_their_pods") {
+        return;
+    }
+    let mut cluster = two_nodes();
+    let mut peers = Service::new(1, "peers").pods(&cluster, &["friend2", "enemy1"]);
+    peers = peers.pod(&cluster, "friend1", State::Published);
+    peers.headless = true;
+    only(&mut cluster, peers);
+    for client in CLIENTS {
+        let from = cluster.pod(client);
+        for backend in ["friend1", "friend2", "enemy1"] {
+            for to in cluster.pod(backend).addresses() {
+                let result = from.probe(Protocol::Tcp, *to, PORT, MOMENT * 5);
+                let allowed = backend.starts_with("friend");
+                assert_eq!(result.connected(), allowed, "{client} to {backend} at {to}: {result}");
+                let elsewhere = from.probe(Protocol::Tcp, *to, SERVICE_PORT, MOMENT);
+                assert!(elsewhere.dropped(), "the Service's port is nothing here: {elsewhere}");
+            }
+        }
+    }
+}

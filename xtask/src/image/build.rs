@@ -1,0 +1,125 @@
+//! The binary: built for its size, linked to nothing, and the same wherever it is built.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Arch, read};
+use crate::setup::{self, Toolchain};
+use crate::{root, step};
+
+/// A binary that needs nothing of the system it runs on but its kernel.
+///
+/// # Errors
+/// The build fails, or something for it is missing.
+pub(super) fn build(arch: Arch) -> Result<PathBuf> {
+    build_in(root(), &target(), arch, &setup::run()?)
+}
+
+/// Builds once more, from a copy of the sources at another place with nothing built before, and
+/// compares.
+///
+/// # Errors
+/// The build fails, or makes something else.
+pub(super) fn again(arch: Arch, first: &[u8]) -> Result<()> {
+    let elsewhere = tempfile::tempdir().context("no temporary directory")?;
+    let sources = elsewhere.path().join("another/place");
+    copy_sources(&sources)?;
+    let built = build_in(&sources, &elsewhere.path().join("target"), arch, &setup::run()?)?;
+    let second = read(&built)?;
+    ensure!(
+        second == first,
+        "the same sources make another binary elsewhere ({} and {} bytes)",
+        first.len(),
+        second.len()
+    );
+    step::note("built at another path: the same, byte for byte");
+    Ok(())
+}
+
+/// No path of this machine is in a binary.
+///
+/// # Errors
+/// With the first that is.
+pub(super) fn ensure_nameless(binary: &[u8]) -> Result<()> {
+    let home = env::var_os("HOME").map(PathBuf::from);
+    let places = [Some(root().to_owned()), Some(target()), cargo_home(), home];
+    for place in places.into_iter().flatten().filter(|place| place.components().count() > 1) {
+        let bytes = [place.as_os_str().as_encoded_bytes(), b"/"].concat();
+        let found = binary.windows(bytes.len()).any(|window| window == bytes);
+        ensure!(!found, "{} is in the binary", place.display());
+    }
+    Ok(())
+}
+
+/// Where cargo puts what it builds.
+pub(super) fn target() -> PathBuf {
+    let chosen = env::var_os("CARGO_TARGET_DIR");
+    root().join(chosen.map_or("target".into(), PathBuf::from))
+}
+
+fn build_in(sources: &Path, into: &Path, arch: Arch, toolchain: &Toolchain) -> Result<PathBuf> {
+    let target = arch.target();
+    let build = ["build", "--locked", "--package", "netpold", "--bin", "netpold"];
+    let mut command = crate::cargo(&build);
+    command
+        .current_dir(sources)
+        .args(["--profile", "image", "--target", target, "--target-dir"])
+        .arg(into)
+        // With a target named, these are not for build scripts and macros, which stay dynamic.
+        .env("CARGO_ENCODED_RUSTFLAGS", flags(sources, into).join("\u{1f}"));
+    if arch.rust() != env::consts::ARCH {
+        let linker = setup::for_target(target)?;
+        let variable = target.replace('-', "_");
+        command
+            .env(format!("CARGO_TARGET_{}_LINKER", variable.to_uppercase()), linker)
+            .env(format!("CC_{variable}"), linker);
+    }
+    step::show(toolchain.apply(&mut command))?;
+    Ok(into.join(target).join("image/netpold"))
+}
+
+/// Where the sources are on this machine is nobody's business, and would make another binary.
+fn flags(sources: &Path, into: &Path) -> Vec<String> {
+    let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned()];
+    let mut rename = |path: &Path, name: &str| {
+        flags.push(format!("--remap-path-prefix={}={name}", path.display()));
+    };
+    rename(sources, "netpold");
+    if let Some(home) = cargo_home() {
+        rename(&home, "cargo");
+    }
+    if !into.starts_with(sources) {
+        rename(into, "netpold/target");
+    }
+    flags
+}
+
+fn cargo_home() -> Option<PathBuf> {
+    env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(Path::new(&env::var_os("HOME")?).join(".cargo")))
+}
+
+/// Copies what git knows of, or would add: neither what was built nor anything else.
+fn copy_sources(to: &Path) -> Result<()> {
+    let listed = Command::new("git")
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot run git, which tells what belongs to the sources")?;
+    ensure!(listed.status.success(), "git does not tell what belongs to the sources");
+    for name in String::from_utf8(listed.stdout)?.split_terminator('\0') {
+        let (from, to) = (root().join(name), to.join(name));
+        if !from.is_file() {
+            continue;
+        }
+        fs::create_dir_all(to.parent().unwrap_or(&to))?;
+        fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+    }
+    Ok(())
+}
