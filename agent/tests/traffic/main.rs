@@ -31,6 +31,7 @@ mod reach;
 mod readback;
 mod restart;
 mod seeded;
+mod sent;
 mod services;
 mod spoof;
 mod state;

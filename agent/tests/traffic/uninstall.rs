@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 
 use crate::cluster::{Cluster, allow_from, binary};
 
-fn uninstall(cluster: &Cluster) -> Output {
+pub(crate) fn uninstall(cluster: &Cluster) -> Output {
     let mut command = Command::new(binary());
     without_twins(&mut command).arg("uninstall").arg("--bpffs").arg(cluster.agents[0].bpffs());
     command.output().unwrap()
