@@ -104,6 +104,9 @@ pub struct RunArgs {
     /// What XDP drops there
     #[arg(long, value_name = "WHAT", env = "NETPOLD_XDP_UPLINK_DROPS", default_value = "openings")]
     pub xdp_uplink_drops: UplinkDrops,
+    /// Where what a pod sends is judged first: by TC at its veth, or also by XDP in front of that
+    #[arg(long, value_name = "HOOK", env = "NETPOLD_POD_EGRESS_HOOK", default_value = "tc")]
+    pub pod_egress_hook: PodEgressHook,
     /// Format of the log
     #[arg(long, value_name = "FORMAT", env = "NETPOLD_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
@@ -148,6 +151,15 @@ pub enum UplinkDrops {
     Openings,
     /// All that belongs to no known flow: only where the node translates nothing (no kube-proxy)
     All,
+}
+
+/// Where what a pod sends is judged first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PodEgressHook {
+    /// By TC alone
+    Tc,
+    /// XDP drops what TC would drop. The pod's TCP loses segmentation offload by it
+    Xdp,
 }
 
 /// Format of the log.

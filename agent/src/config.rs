@@ -9,7 +9,7 @@ use netpold_ebpf::uplink::Scope;
 use tracing_subscriber::EnvFilter;
 
 pub use crate::cli::{CheckSource, NewPods};
-use crate::cli::{LogFormat, RunArgs, UplinkDrops, WatchNodes};
+use crate::cli::{LogFormat, PodEgressHook, RunArgs, UplinkDrops, WatchNodes};
 use crate::dataplane::uplink::Wanted;
 use crate::engine::devices::NodeDevices;
 use crate::listen::ListenAddress;
@@ -54,6 +54,8 @@ pub struct RunConfig {
     pub node_devices: NodeDevices,
     /// Devices at which XDP drops, if any.
     pub uplinks: Option<Wanted>,
+    /// XDP drops what pods may not send.
+    pub sent: bool,
     /// The log's format.
     log_format: LogFormat,
     /// What to log.
@@ -102,6 +104,7 @@ impl TryFrom<RunArgs> for RunConfig {
                     UplinkDrops::All => Scope::All,
                 },
             }),
+            sent: args.pod_egress_hook == PodEgressHook::Xdp,
             log_format: args.log_format,
             log,
         })

@@ -200,7 +200,8 @@ impl Engine {
     /// Puts back what somebody took away: programs that no longer run where they were attached. Says
     /// when to call [`Engine::step`] if that failed.
     pub fn repair(&mut self) -> Option<Instant> {
-        self.dataplane.tend_uplinks();
+        let restored = self.dataplane.tend_uplinks() + self.dataplane.repair_sent();
+        self.repaired("programs", restored);
         match self.dataplane.keep_pins() {
             Ok(pinned) => {
                 self.repaired("pins", pinned);

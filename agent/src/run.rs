@@ -338,7 +338,8 @@ fn engine(
     };
     let seed = predecessor.hash_seed.unwrap_or(random);
     let dataplane = Dataplane::new(pins, attacher, CONNTRACK_BUCKETS, seed)
-        .with_uplinks(config.uplinks.clone());
+        .with_uplinks(config.uplinks.clone())
+        .with_sent(config.sent);
     let mut engine = Engine::new(Compiler::new(options), dataplane, capacity);
     engine.judge_at(config.node_devices.clone());
     Ok(engine)

@@ -82,6 +82,9 @@ pub struct EndpointStatus {
     pub isolated: Vec<Direction>,
     /// How the program is attached: `tcx`, `clsact`; none: it is not.
     pub hook: Option<String>,
+    /// How XDP drops in front of it what the pod may not send: `native`, `generic`; none: it does not.
+    #[serde(default)]
+    pub xdp: Option<String>,
 }
 
 /// A device with an XDP program.

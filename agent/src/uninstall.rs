@@ -5,6 +5,7 @@ use anyhow::{Context, Result};
 use crate::cli::UninstallArgs;
 use crate::dataplane::attach::{Attacher, Mode};
 use crate::dataplane::bpffs::PinRoot;
+use crate::dataplane::xdp;
 
 /// Removes what `netpold run` left in force. Pods are not under policy any more after that.
 ///
@@ -15,14 +16,20 @@ pub fn run(args: &UninstallArgs) -> Result<()> {
     let mut attacher = Attacher::new(&pins.links(), Mode::probe())?;
     let attached = attacher.attached()?;
     attacher.retain(|_| false)?;
+    let links = pins.links();
+    let early = xdp::detach_all(&links).context("cannot detach XDP programs")?;
     attacher.stop_watching().context("cannot detach what an upgrade left")?;
     for found in &attached {
         let (ifindex, direction) = (found.hook.ifindex, found.hook.direction);
         anstream::println!("detached: interface {ifindex}, {direction}");
     }
+    early.iter().for_each(|ifindex| anstream::println!("detached: interface {ifindex}, XDP"));
     let root = args.bpffs.display();
     let removed =
         pins.remove_all().with_context(|| format!("--bpffs {root}: cannot remove pins"))?;
-    anstream::println!("removed: {} programs, {removed} pins in {root}", attached.len());
+    anstream::println!(
+        "removed: {} programs, {removed} pins in {root}",
+        attached.len() + early.len()
+    );
     Ok(())
 }

@@ -11,6 +11,7 @@ use crate::{
         EP_ADDR6_SHIFT, Endpoint, FragmentKey, FragmentPorts, PortBitmap, PortWord, Row, RowBlock,
         Settings, TrieBlock, endpoint_slot,
     },
+    packet::Bytes,
     policy::PolicyTables,
     tables::{EndpointRef, Tables},
     uplink::Locals,
@@ -75,6 +76,20 @@ impl HostTables {
     /// Empty tables with conntrack tables of `buckets` (a power of two) and 1000 jiffies a second.
     #[must_use]
     pub fn new(buckets: u32) -> Self {
+        Self {
+            endpoints: vec![Endpoint::default(); ENDPOINT_SLOTS as usize],
+            trie_root: vec![0; 65_536],
+            rows: vec![Row::EMPTY],
+            row_blocks: vec![[0; 256]],
+            bitmaps: vec![[0; 1024]; 2],
+            ..Self::flows_alone(buckets)
+        }
+    }
+
+    /// As [`HostTables::new`], without memory for anything but flows and fragments: below
+    /// [`crate::node::NodeTables`].
+    #[must_use]
+    pub fn flows_alone(buckets: u32) -> Self {
         let words = |each: usize| {
             core::iter::repeat_with(AtomicU64::default).take(buckets as usize * each).collect()
         };
@@ -90,14 +105,14 @@ impl HostTables {
                 has_cidr6: 1,
                 ..Settings::default()
             },
-            endpoints: vec![Endpoint::default(); ENDPOINT_SLOTS as usize],
-            trie_root: vec![0; 65_536],
+            endpoints: Vec::new(),
+            trie_root: Vec::new(),
             trie_blocks: Vec::new(),
             hosts6: HashMap::new(),
             cidrs6: Vec::new(),
-            rows: vec![Row::EMPTY],
-            row_blocks: vec![[0; 256]],
-            bitmaps: vec![[0; 1024]; 2],
+            rows: Vec::new(),
+            row_blocks: Vec::new(),
+            bitmaps: Vec::new(),
             now: AtomicU32::new(1_000_000),
             ct4: words(WORDS4),
             ct6: words(WORDS6),
@@ -242,17 +257,38 @@ impl Locals for HostTables {
 }
 
 impl HostTables {
-    /// The endpoint slot with a valid address slot for which this holds.
+    /// The only endpoint slot with a valid address slot for which this holds.
     fn slot_of(&self, holds: impl Fn(usize, &Endpoint) -> bool, shift: u32) -> Option<u32> {
         let owns = |endpoint: &Endpoint| {
             let valid = |slot: &usize| endpoint.flags >> (shift + *slot as u32) & 1 != 0;
             (0..ENDPOINT_ADDRS).filter(valid).any(|slot| holds(slot, endpoint))
         };
-        self.endpoints.iter().position(owns).map(|slot| slot as u32)
+        let mut all = self.endpoints.iter().zip(0..).filter(|(endpoint, _)| owns(endpoint));
+        let (_, slot) = all.next()?;
+        all.next().is_none().then_some(slot)
     }
 }
 
 /// Pointer to a run of words, good for all of them.
 fn first_word(words: &[AtomicU64]) -> *mut u64 {
     words.as_ptr().cast_mut().cast()
+}
+
+/// A frame as XDP reads it: plain packets, behind tags too.
+#[derive(Clone, Copy, Debug)]
+pub struct Plain<'a>(pub &'a [u8]);
+
+impl<'a> Bytes for Plain<'a> {
+    const PLAIN: bool = true;
+    const TAGS: bool = true;
+    const SCTP: bool = true;
+    type Window = &'a [u8];
+
+    fn length(&self) -> u32 {
+        self.0.length()
+    }
+
+    fn window<const N: usize>(&self, offset: u32) -> Option<&'a [u8]> {
+        self.0.window::<N>(offset)
+    }
 }

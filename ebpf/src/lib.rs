@@ -17,9 +17,13 @@ mod fragment;
 pub mod host;
 mod icmp;
 pub mod layout;
+#[cfg(not(target_arch = "bpf"))]
+pub mod node;
+mod observer;
 pub mod packet;
 pub mod policy;
 pub mod reason;
+pub mod sent;
 pub mod tables;
 mod tracking;
 pub mod translated;

@@ -70,6 +70,8 @@ pub trait Bytes {
     const IPV4: bool = true;
     /// Whether IPv6 is wanted.
     const IPV6: bool = true;
+    /// Whether SCTP is read; plain packets are TCP and UDP else.
+    const SCTP: bool = !Self::PLAIN;
     /// What [`Bytes::window`] gives.
     type Window: Window;
     /// Length of the whole packet.
@@ -312,7 +314,10 @@ pub fn transport<B: Bytes, A>(
         return if overlaps { Err(Reason::TinyFragment) } else { Ok(transport) };
     }
     match network.protocol {
-        protocol if B::PLAIN && !matches!(protocol, TCP | UDP) => return Err(Reason::Deferred),
+        SCTP if !B::SCTP => return Err(Reason::Deferred),
+        protocol if B::PLAIN && !matches!(protocol, TCP | UDP | SCTP) => {
+            return Err(Reason::Deferred);
+        }
         TCP if !quoted => {
             let header = header::<20, B, A>(bytes, network)?;
             transport.flags = header.byte(13);

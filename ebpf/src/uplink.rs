@@ -1,6 +1,6 @@
 //! What arrives at the node for a local pod, judged before the kernel makes a packet of it (XDP).
 //!
-//! The verdict is that of the pod's own hook, [`crate::verdict::Judge`], asked by [`Observer`]: it
+//! The verdict is that of the pod's own hook, [`crate::verdict::Judge`], asked by an `Observer`: it
 //! sees the flow table and changes nothing. Only what that hook would drop for want of a rule is
 //! dropped here, and of that only what can be told at this place. Everything else passes on, to be
 //! judged where it always was.
@@ -10,11 +10,10 @@
 //! node is said to translate nothing ([`Scope::All`]), only what answers nothing is dropped.
 
 use crate::{
-    conntrack::{Full, Memory},
     family::Family,
-    layout::{ClassId, FragmentKey, FragmentPorts, PortWord, ROW_NOT_ISOLATED, Settings},
+    layout::ROW_NOT_ISOLATED,
+    observer::Observer,
     packet::{Bytes, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Window as _},
-    policy::PolicyTables,
     reason::Reason,
     tables::{EndpointRef, Tables},
     verdict::{Direction, Hook, Ingress, Judge, Reading, Then, Verdict},
@@ -29,7 +28,8 @@ pub enum Scope {
     All,
 }
 
-/// Where local pods are.
+/// Where local pods are. An address that two of them claim is nobody's here: which of them gets the
+/// packet is for the node's routes to say.
 pub trait Locals {
     /// Endpoint slot of the pod with an IPv4 address (`u32::from_be_bytes`).
     fn local4(&self, address: u32) -> Option<u32>;
@@ -79,121 +79,4 @@ impl Then for Certain {
             && (self.0 == Scope::All || reading.is_opening());
         if told { judge.judge(reading) } else { Verdict::from(Err(Reason::Deferred)) }
     }
-}
-
-/// Tables that are read only: what would be written counts as written.
-#[derive(Debug)]
-struct Observer<'a, T>(&'a T);
-
-impl<T: Memory> Memory for Observer<'_, T> {
-    #[inline(always)]
-    unsafe fn load(&self, word: *const u64) -> u64 {
-        // SAFETY: as the caller promises.
-        unsafe { self.0.load(word) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(&self, _word: *mut u64, _value: u64) {}
-
-    #[inline(always)]
-    unsafe fn swap(&self, _word: *mut u64, old: u64, _new: u64) -> u64 {
-        old
-    }
-
-    #[inline(always)]
-    fn opaque(&self, index: usize, noise: u64) -> usize {
-        self.0.opaque(index, noise)
-    }
-}
-
-impl<T: PolicyTables> PolicyTables for Observer<'_, T> {
-    #[inline(always)]
-    fn trie_root(&self, index: u16) -> u32 {
-        self.0.trie_root(index)
-    }
-
-    #[inline(always)]
-    fn trie_block(&self, block: u32, index: u8) -> u32 {
-        self.0.trie_block(block, index)
-    }
-
-    #[inline(always)]
-    fn host6(&self, address: &[u8; 16]) -> Option<ClassId> {
-        self.0.host6(address)
-    }
-
-    #[inline(always)]
-    fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
-        self.0.cidr6(address)
-    }
-
-    #[inline(always)]
-    fn row_first(&self, row: u32, class: u8) -> PortWord {
-        self.0.row_first(row, class)
-    }
-
-    #[inline(always)]
-    fn row_blocks(&self, row: u32, index: u8) -> u32 {
-        self.0.row_blocks(row, index)
-    }
-
-    #[inline(always)]
-    fn row_block(&self, block: u32, index: u8) -> PortWord {
-        self.0.row_block(block, index)
-    }
-
-    #[inline(always)]
-    fn bitmap(&self, bitmap: u32, word: u16) -> u64 {
-        self.0.bitmap(bitmap, word)
-    }
-}
-
-impl<T: Tables> Tables for Observer<'_, T> {
-    #[inline(always)]
-    fn settings(&self) -> Option<&Settings> {
-        self.0.settings()
-    }
-
-    #[inline(always)]
-    fn endpoint(&self, slot: u32) -> Option<EndpointRef> {
-        self.0.endpoint(slot)
-    }
-
-    #[inline(always)]
-    fn bucket4(&self, index: u32) -> Option<*mut u64> {
-        self.0.bucket4(index)
-    }
-
-    #[inline(always)]
-    fn bucket6(&self, index: u32) -> Option<*mut u64> {
-        self.0.bucket6(index)
-    }
-
-    #[inline(always)]
-    fn now(&self) -> u32 {
-        self.0.now()
-    }
-
-    #[inline(always)]
-    fn fragment(&self, _key: &FragmentKey) -> Option<FragmentPorts> {
-        None
-    }
-
-    #[inline(always)]
-    fn class6(&self, address: [u64; 2]) -> ClassId {
-        self.0.class6(address)
-    }
-
-    #[inline(always)]
-    fn insert4(&self, _key: [u64; 2], _flags: u16) -> Result<(), Full> {
-        Ok(())
-    }
-
-    #[inline(always)]
-    fn insert6(&self, _key: [u64; 4], _flags: u16) -> Result<(), Full> {
-        Ok(())
-    }
-
-    #[inline(always)]
-    fn remember_fragment(&self, _key: &FragmentKey, _ports: &FragmentPorts) {}
 }

@@ -358,7 +358,8 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
             Err(reason) => (Transport::default(), Some(reason)),
         };
         let quoted = if B::PLAIN {
-            Quoted::none(Quote::Unread)
+            // Whoever reads SCTP in place has all judged as if it had been copied.
+            Quoted::none(if B::SCTP { Quote::Nothing } else { Quote::Unread })
         } else if icmp::is_error(&transport) && !network.fragment.is_later() {
             self.quoted_flow::<F, B>(bytes, &network)
         } else {

@@ -12,6 +12,8 @@ mod delta;
 pub mod explain;
 #[cfg(any(test, feature = "generate"))]
 pub mod generate;
+#[cfg(any(test, feature = "generate"))]
+pub mod hooks;
 pub mod image;
 pub mod memory;
 pub mod model;

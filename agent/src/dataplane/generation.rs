@@ -14,7 +14,6 @@ use aya::programs::{ProgramError, SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfError, EbpfLoader, Pod};
 use netpold_core::ops::{Apply, Capacity, Op};
 use netpold_ebpf::layout::{Endpoint, Settings};
-use netpold_ebpf::uplink::Scope;
 
 use super::bpffs::{PinRoot, remove_if_there};
 use super::direct::{self, Offered, Section};
@@ -22,6 +21,7 @@ use super::heritage::{self, Heritage};
 use super::mmap::MappedArray;
 use super::role::Program;
 use super::tables::{TableError, Tables, array, descriptor};
+use super::xdp::Early;
 use super::{sys, test_run};
 use crate::object::{ObjectMissing, object};
 
@@ -167,22 +167,20 @@ impl Generation {
         classifier(&mut self.bpf, program.into().name())
     }
 
-    /// The uplinks' program; loaded when it is asked for the first time.
+    /// A program of XDP and its identifier; loaded when it is asked for the first time.
     ///
     /// # Errors
     /// The object has no such program, or the kernel refuses it.
-    pub fn uplink(&mut self, scope: Scope) -> Result<&mut Xdp, GenerationError> {
-        let name = match scope {
-            Scope::Openings => "netpold_uplink",
-            Scope::All => "netpold_uplink_all",
-        };
+    pub fn early(&mut self, program: Early) -> Result<(BorrowedFd<'_>, u32), GenerationError> {
+        let name = program.name();
         let failed = |e| GenerationError::Program { name, cause: Box::new(e) };
         let program = self.bpf.program_mut(name).ok_or(GenerationError::NoProgram(name))?;
         let program: &mut Xdp = program.try_into().map_err(failed)?;
         if program.fd().is_err() {
             program.load().map_err(failed)?;
         }
-        Ok(program)
+        let id = program.info().map_err(failed)?.id();
+        Ok((program.fd().map_err(failed)?.as_fd(), id))
     }
 
     /// Writes operations in order.

@@ -1,11 +1,12 @@
 //! Where local pods are, by address: what the uplink's programs look up.
 //!
 //! They compare what they find with the endpoint's own record, so it does not matter to any packet
-//! when an address is entered here or taken out.
+//! when an address is entered here or taken out. One that two endpoints claim is not: routes say which
+//! of them gets a packet, and by the other's policy it must not go.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use aya::maps::{HashMap, MapData, MapError};
+use aya::maps::{HashMap, MapData};
 use aya::{Ebpf, Pod};
 use netpold_core::ops::Op;
 use netpold_ebpf::layout::{ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint};
@@ -17,7 +18,9 @@ use super::tables::TableError;
 struct Family<K: Pod + Ord> {
     name: &'static str,
     map: HashMap<MapData, K, u32>,
+    /// Addresses by slot, and slots by address.
     held: BTreeMap<u32, BTreeSet<K>>,
+    holders: BTreeMap<K, BTreeSet<u32>>,
 }
 
 /// Endpoint slots by address.
@@ -52,22 +55,22 @@ impl<K: Pod + Ord> Family<K> {
     fn open(bpf: &mut Ebpf, name: &'static str) -> Result<Self, TableError> {
         let map = HashMap::try_from(bpf.take_map(name).ok_or(TableError::Missing(name))?)
             .map_err(|cause| TableError::Map { name, cause })?;
-        Ok(Self { name, map, held: BTreeMap::new() })
+        Ok(Self { name, map, held: BTreeMap::new(), holders: BTreeMap::new() })
     }
 
     /// Makes these the addresses of an endpoint slot.
     fn set(&mut self, slot: u32, addresses: BTreeSet<K>) -> Result<(), TableError> {
         let had = self.held.remove(&slot).unwrap_or_default();
-        for gone in had.difference(&addresses) {
-            // Another endpoint may have the address by now.
-            if matches!(self.map.get(gone, 0), Ok(holder) if holder == slot) {
-                let result = self.map.remove(gone);
-                self.written(result)?;
+        for changed in had.symmetric_difference(&addresses) {
+            let holders = self.holders.entry(*changed).or_default();
+            if !holders.remove(&slot) {
+                holders.insert(slot);
             }
-        }
-        for new in addresses.difference(&had) {
-            let result = self.map.insert(new, slot, 0);
-            self.written(result)?;
+            let only = (holders.len() == 1).then(|| holders.first().copied()).flatten();
+            if holders.is_empty() {
+                self.holders.remove(changed);
+            }
+            self.write(changed, only)?;
         }
         if !addresses.is_empty() {
             self.held.insert(slot, addresses);
@@ -75,7 +78,12 @@ impl<K: Pod + Ord> Family<K> {
         Ok(())
     }
 
-    fn written(&self, result: Result<(), MapError>) -> Result<(), TableError> {
+    fn write(&mut self, address: &K, slot: Option<u32>) -> Result<(), TableError> {
+        let result = match slot {
+            Some(slot) => self.map.insert(address, slot, 0),
+            None if self.map.get(address, 0).is_err() => Ok(()),
+            None => self.map.remove(address),
+        };
         result.map_err(|cause| TableError::Map { name: self.name, cause })
     }
 }

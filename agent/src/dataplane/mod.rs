@@ -10,11 +10,13 @@ mod locals;
 pub mod mmap;
 pub mod readback;
 pub mod role;
+mod sent;
 pub(crate) mod sys;
 pub mod tables;
 mod takeover;
 pub mod test_run;
 pub mod uplink;
+pub mod xdp;
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -31,8 +33,9 @@ use generation::{Generation, GenerationError, Predecessor};
 use heritage::Heritage;
 use readback::Strays;
 use role::{Program, Role};
+use sent::Sent;
 use tables::TableError;
-use uplink::{Uplink, Uplinks};
+use uplink::Uplinks;
 
 use crate::conntrack::{Pass, Sweeper, measure_hz};
 use crate::seed::{Wanted, kernel_flows};
@@ -57,6 +60,7 @@ pub struct Dataplane {
     /// What an earlier agent left attached was gone through.
     swept: bool,
     uplinks: Uplinks,
+    sent: Sent,
     /// Other versions' tables, until their flows are carried over.
     heritage: Vec<Heritage>,
     /// Programs may run in front of others, an earlier agent's if not this one's.
@@ -71,6 +75,7 @@ impl Dataplane {
     pub fn new(pins: PinRoot, attacher: Attacher, conntrack_buckets: u32, hash_seed: u64) -> Self {
         let mut dataplane = Self {
             uplinks: Uplinks::new(pins.links()),
+            sent: Sent::new(pins.links()),
             pins,
             attacher,
             conntrack_buckets,
@@ -87,36 +92,6 @@ impl Dataplane {
         };
         dataplane.find_heritage();
         dataplane
-    }
-
-    /// Drops at these devices too what policy denies.
-    #[must_use]
-    pub fn with_uplinks(mut self, wanted: Option<uplink::Wanted>) -> Self {
-        self.uplinks.want(wanted);
-        self
-    }
-
-    /// Looks after the programs at the uplinks: devices come and go.
-    pub fn tend_uplinks(&mut self) {
-        let Some(generation) = &mut self.generation else { return };
-        let Some(scope) = self.uplinks.scope() else { return self.uplinks.leave() };
-        let known = self.uplinks.problems().to_vec();
-        let program = match generation.uplink(scope) {
-            Ok(program) => program.fd().map_err(|e| e.to_string()),
-            Err(error) => Err(error.to_string()),
-        };
-        match program {
-            Ok(program) => self.uplinks.attach(program.as_fd()),
-            Err(reason) => self.uplinks.failed(reason),
-        }
-        for problem in self.uplinks.problems().iter().filter(|problem| !known.contains(problem)) {
-            tracing::warn!("{problem}");
-        }
-    }
-
-    /// Devices with an XDP program of ours, and what is wrong there.
-    pub fn uplinks(&self) -> (impl Iterator<Item = &Uplink>, &[String]) {
-        (self.uplinks.attached(), self.uplinks.problems())
     }
 
     /// How programs are attached.
@@ -160,6 +135,7 @@ impl Dataplane {
         self.attached.clear();
         self.swept = false;
         self.uplinks.renew();
+        self.sent.renew();
         Ok(())
     }
 
@@ -247,7 +223,7 @@ impl Dataplane {
     /// clean-up.
     pub fn attach(&mut self, wanted: &BTreeMap<u32, Role>) -> BTreeMap<u32, String> {
         self.begin_takeover(wanted);
-        let mut problems = self.attach_new(wanted);
+        let mut problems = self.attach_roles(wanted);
         if self.uplinks.is_stale() {
             self.tend_uplinks();
         }
@@ -255,11 +231,18 @@ impl Dataplane {
         if let Err(reason) = self.leave(wanted) {
             problems.insert(0, reason);
         }
+        self.follow_pods(true);
         problems
     }
 
     /// As [`Dataplane::attach`], but leaves nothing: whatever else is attached stays.
     pub fn attach_new(&mut self, wanted: &BTreeMap<u32, Role>) -> BTreeMap<u32, String> {
+        let problems = self.attach_roles(wanted);
+        self.follow_pods(false);
+        problems
+    }
+
+    fn attach_roles(&mut self, wanted: &BTreeMap<u32, Role>) -> BTreeMap<u32, String> {
         let mut problems = BTreeMap::new();
         if self.generation.is_none() {
             return problems;

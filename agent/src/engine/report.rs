@@ -82,6 +82,7 @@ impl Engine {
                     .filter_map(|(direction, isolated)| isolated.then_some(direction))
                     .collect(),
                 hook: self.is_pod(endpoint.ifindex).then(|| mode.clone()),
+                xdp: self.dataplane.sent_mode(endpoint.ifindex).map(|mode| mode.to_string()),
                 pod: endpoint.pod.clone(),
             };
             listed.insert((endpoint.pod, Some(endpoint.ifindex)), status);
@@ -96,6 +97,7 @@ impl Engine {
                     addresses: pod.addresses.clone(),
                     isolated: Vec::new(),
                     hook: None,
+                    xdp: None,
                 };
                 listed.insert((pod.key.clone(), None), status);
             }
@@ -145,6 +147,7 @@ impl Engine {
             .chain(pins)
             .chain(attach)
             .chain(uplinks.iter().cloned())
+            .chain(self.dataplane.sent_problems())
             .chain(compile)
             .collect()
     }

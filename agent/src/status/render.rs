@@ -113,10 +113,17 @@ fn endpoints(text: &mut String, endpoints: &[EndpointStatus]) {
             interface,
             list(&endpoint.addresses),
             isolated(&endpoint.isolated),
-            endpoint.hook.clone().unwrap_or_else(|| "no".to_owned()),
+            attached(endpoint),
         ]);
     }
     show(text, "pods", &table);
+}
+
+/// How programs are attached, XDP first.
+fn attached(endpoint: &EndpointStatus) -> String {
+    let xdp = endpoint.xdp.iter().map(|mode| format!("{mode} XDP"));
+    let all: Vec<String> = xdp.chain(endpoint.hook.clone()).collect();
+    if all.is_empty() { "no".to_owned() } else { all.join(", ") }
 }
 
 fn devices(text: &mut String, devices: &[String]) {
@@ -230,6 +237,7 @@ mod tests {
                 addresses: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
                 isolated: vec![Direction::Ingress, Direction::Egress],
                 hook: Some("tcx".into()),
+                xdp: Some("generic".into()),
             }],
             devices: vec!["eth0".into(), "vxlan1".into()],
             uplinks: vec![UplinkStatus { interface: "eth1".into(), mode: "native".into() }],
@@ -271,6 +279,7 @@ mod tests {
             "veth1 (9)",
             "10.0.0.1, fd00::1",
             "ingress, egress",
+            "generic XDP, tcx",
             "25%",
             "conntrack IPv4",
             "put right after somebody else: 3 entries",

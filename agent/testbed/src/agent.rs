@@ -100,6 +100,11 @@ impl Agent {
         self.options.binary = binary.into();
     }
 
+    /// The further arguments that [`Agent::restart`] starts with from now on.
+    pub fn set_arguments(&mut self, arguments: &[&str]) {
+        self.options.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
+    }
+
     /// Sends a signal and waits for the process to end; what it pinned stays.
     pub fn end(&mut self, signal: Signal) {
         if !matches!(self.child.try_wait(), Ok(None)) {

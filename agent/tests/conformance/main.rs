@@ -93,23 +93,24 @@ fn failures(
 #[test]
 fn cases_hold_in_process() -> Result<()> {
     let cases = case::load_all()?;
-    let (allowed, denied) = hold(&cases)?;
+    let (allowed, denied, early) = hold(&cases)?;
     assert!(cases.len() >= 140 && allowed > 50_000 && denied > 5_000);
+    assert!(early.iter().all(|dropped| *dropped > 1_000), "XDP dropped {early:?}");
     Ok(())
 }
 
 #[test]
 fn service_cases_hold_in_process() -> Result<()> {
     let cases = case::load_services()?;
-    let (allowed, denied) = hold(&cases)?;
+    let (allowed, denied, _) = hold(&cases)?;
     assert!(cases.len() >= 8 && allowed > 1_000 && denied > 100);
     Ok(())
 }
 
-/// Asserts that the cases hold; how many flows are allowed and denied.
-fn hold(cases: &[Case]) -> Result<(usize, usize)> {
+/// Asserts that the cases hold; how many flows are allowed and denied, and what XDP dropped.
+fn hold(cases: &[Case]) -> Result<(usize, usize, [u64; 3])> {
     let mut wrong = Vec::new();
-    let (mut allowed, mut denied) = (0, 0);
+    let (mut allowed, mut denied, mut early) = (0, 0, [0; 3]);
     for case in cases {
         let mut nodes = ["n1", "n2"].map(CompiledNode::new);
         for (number, step) in (1..).zip(&case.steps) {
@@ -122,9 +123,12 @@ fn hold(cases: &[Case]) -> Result<(usize, usize)> {
             allowed += allow;
             denied += step.checks.len() - allow;
         }
+        for node in &nodes {
+            early.iter_mut().zip(node.dropped_early()).for_each(|(sum, dropped)| *sum += dropped);
+        }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
-    Ok((allowed, denied))
+    Ok((allowed, denied, early))
 }
 
 /// Cases about policies that allow everything.

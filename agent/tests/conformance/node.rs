@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use anyhow::{Result, anyhow};
 use netpold_core::compile::{Compiler, Options};
+use netpold_core::hooks::{Begun, Hooks};
 use netpold_core::memory::MemoryTables;
 use netpold_core::model::{Change, Direction, Interface};
 use netpold_core::ops::Apply;
@@ -14,6 +15,7 @@ use crate::case::Check;
 pub(crate) struct CompiledNode {
     compiler: Compiler,
     tables: MemoryTables,
+    hooks: Hooks,
     /// What the compiler was told.
     state: Vec<Change>,
     name: &'static str,
@@ -23,7 +25,8 @@ impl CompiledNode {
     /// A node with nothing on it.
     pub(crate) fn new(name: &'static str) -> Self {
         let compiler = Compiler::new(Options { node: name.to_owned(), ..Options::default() });
-        Self { compiler, tables: MemoryTables::new(), state: Vec::new(), name }
+        let (tables, hooks) = (MemoryTables::new(), Hooks::new());
+        Self { compiler, tables, hooks, state: Vec::new(), name }
     }
 
     /// Apply what changed since the last step, in one update.
@@ -62,6 +65,11 @@ impl CompiledNode {
         })
     }
 
+    /// How many packets XDP dropped in front of the pods' hooks.
+    pub(crate) fn dropped_early(&self) -> [u64; 3] {
+        self.hooks.dropped()
+    }
+
     fn is_node_address(&self, address: IpAddr) -> bool {
         self.state.iter().any(|object| {
             matches!(object, Change::Node(node)
@@ -76,9 +84,19 @@ impl CompiledNode {
         let (from, to) = (check.from.address, check.to.address);
         let table = |local, direction, remote| {
             let Some(interface) = self.interface_of(local) else { return true };
-            self.tables
-                .allows(interface.index, direction, remote, check.protocol.0, check.port)
-                .unwrap_or(false)
+            let (ifindex, protocol, port) = (interface.index, check.protocol.0, check.port);
+            let allowed = self.tables.allows(ifindex, direction, remote, protocol, port);
+            // The packet path says the same, and XDP in front of it drops nothing else and no less.
+            match self
+                .hooks
+                .begin(&self.tables, &Begun { ifindex, direction, remote, protocol, port })
+            {
+                Ok(passes) => {
+                    assert_eq!(passes, allowed, "{direction} at {ifindex}: {check}");
+                    allowed.unwrap_or(false)
+                }
+                Err(disagreement) => panic!("{direction} at {ifindex}: {check}: {disagreement}"),
+            }
         };
         from == to
             || table(from, Direction::Egress, to)

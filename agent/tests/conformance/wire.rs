@@ -13,7 +13,7 @@ use netpold_testbed::{
 };
 use serde_json::Value;
 
-use crate::case::{self, Check, Step};
+use crate::case::{self, Case, Check, Step};
 
 /// The addresses of the topology.
 const N1: [&str; 4] = ["10.244.1.0/24", "fd00:10:244:1::/64", "172.31.0.1", "fd00:31::1"];
@@ -27,6 +27,8 @@ const DENIED: Duration = Duration::from_millis(120);
 const ALLOWED: Duration = Duration::from_secs(5);
 /// Until an agent enforces a step.
 const ENFORCED: Duration = Duration::from_secs(60);
+/// Which share of the cases is run again under XDP.
+const EARLY_EVERY: usize = 4;
 
 /// The topology, and what a step has added to it. Fields go in this order.
 struct Wire {
@@ -37,6 +39,8 @@ struct Wire {
     manifests: Manifests,
     state: u32,
     slow: usize,
+    /// Of the agents, beside what they need.
+    arguments: Vec<String>,
 }
 
 /// A pod, and the addresses that its manifest gave it.
@@ -48,7 +52,7 @@ struct Placed {
 
 impl Wire {
     /// One node of each kind and a host beyond them, without agents.
-    fn new(directory: &Path) -> Result<Self> {
+    fn new(directory: &Path, arguments: &[&str]) -> Result<Self> {
         let node = |name: &'static str, cni, [cidr4, cidr6, v4, v6]: [&str; 4]| {
             let addresses = (v4.parse()?, v6.parse()?);
             anyhow::Ok((name, Node::with_addresses(name, cni, cidr4, cidr6, addresses)?))
@@ -69,6 +73,7 @@ impl Wire {
             manifests: Manifests::new(directory)?,
             state: 0,
             slow: 0,
+            arguments: arguments.iter().map(|&argument| argument.to_owned()).collect(),
         })
     }
 
@@ -77,7 +82,7 @@ impl Wire {
             let options = AgentOptions {
                 binary: env!("CARGO_BIN_EXE_netpold").into(),
                 manifests: self.manifests.directory().to_owned(),
-                arguments: Vec::new(),
+                arguments: self.arguments.clone(),
             };
             self.agents.push(Agent::start(&self.hosts[name], options)?);
         }
@@ -215,11 +220,58 @@ fn cases_hold_on_the_wire() -> Result<()> {
         return Ok(());
     }
     let directory = tempfile::tempdir()?;
-    let (began, topology) = (Instant::now(), case::topology()?);
-    let mut wire = Wire::new(directory.path())?;
-    let (mut wrong, mut checks, mut steps) = (Vec::new(), 0, 0);
+    let mut wire = Wire::new(directory.path(), &[])?;
     let cases = case::load_all()?;
-    for case in &cases {
+    let checks = hold(&mut wire, &cases)?;
+    ensure!(cases.len() >= 140 && checks > 50_000, "where are the cases?");
+    Ok(())
+}
+
+/// XDP in front of the pods' hooks, at the links between the hosts and at the pods: a part of the
+/// cases, and all that have clients beyond the nodes.
+#[test]
+fn cases_hold_on_the_wire_with_xdp() -> Result<()> {
+    if !require_root("cases_hold_on_the_wire_with_xdp") {
+        return Ok(());
+    }
+    let directory = tempfile::tempdir()?;
+    let arguments =
+        ["--xdp-uplink", "link*", "--xdp-uplink-drops", "all", "--pod-egress-hook", "xdp"];
+    let mut wire = Wire::new(directory.path(), &arguments)?;
+    let cases = case::load_all()?.into_iter().enumerate().filter(|(number, case)| {
+        number % EARLY_EVERY == 0 || case.steps.iter().flat_map(|step| &step.checks).any(is_beyond)
+    });
+    let cases: Vec<Case> = cases.map(|(_, case)| case).collect();
+    let checks = hold(&mut wire, &cases)?;
+    for agent in &wire.agents {
+        let status = agent.status()?;
+        let native = |what: &Value, field| {
+            // Pods that are but objects have no interface.
+            let all = status_array(what).iter().filter(|device| device["interface"].is_string());
+            let modes: Vec<&Value> = all.map(|device| &device[field]).collect();
+            !modes.is_empty() && modes.iter().all(|mode| *mode == "native")
+        };
+        ensure!(native(&status["uplinks"], "mode"), "{status}");
+        ensure!(native(&status["endpoints"], "xdp"), "{status}");
+    }
+    ensure!(cases.len() >= 40 && checks > 10_000, "{} cases, {checks} probes", cases.len());
+    Ok(())
+}
+
+fn status_array(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// Whether somebody beyond the nodes opens it.
+fn is_beyond(check: &Check) -> bool {
+    check.from.name == "world"
+}
+
+/// Asserts that the cases hold; how many probes that took.
+fn hold(wire: &mut Wire, cases: &[Case]) -> Result<usize> {
+    let (began, topology) = (Instant::now(), case::topology()?);
+    let (mut wrong, mut checks, mut steps) = (Vec::new(), 0, 0);
+    for case in cases {
         wire.become_state(&topology).with_context(|| format!("before {}", case.name))?;
         for (number, step) in (1..).zip(&case.steps) {
             let place = || format!("{} step {number}", case.name);
@@ -237,6 +289,5 @@ fn cases_hold_on_the_wire() -> Result<()> {
         wire.slow
     );
     assert!(wrong.is_empty(), "{} steps wrong\n{}", wrong.len(), wrong.join("\n"));
-    ensure!(cases.len() >= 140 && checks > 50_000, "where are the cases?");
-    Ok(())
+    Ok(checks)
 }

@@ -8,6 +8,7 @@
 )]
 
 mod corpus;
+mod early;
 mod input;
 mod marks;
 mod mutations;
@@ -17,9 +18,9 @@ mod speed;
 mod stories;
 mod tables;
 mod updates;
-mod uplink;
 mod world;
 
+use early::EARLY;
 use world::{PROGRAMS, World, program};
 
 /// The world, or `None` (said loudly) for a user who may not load programs.
@@ -36,8 +37,11 @@ fn world() -> Option<World> {
 #[test]
 fn programs_pass_the_verifier() {
     let Some(mut world) = world() else { return };
-    for name in PROGRAMS {
-        let info = program(&mut world.bpf, name).info().expect("program info");
+    let mut all: Vec<_> = EARLY.map(|early| (early.name(), world.early_info(early))).into();
+    all.extend(
+        PROGRAMS.map(|name| (name, program(&mut world.bpf, name).info().expect("program info"))),
+    );
+    for (name, info) in all {
         println!(
             "{name}: {:?} instructions verified, {:?} bytes translated",
             info.verified_instruction_count(),

@@ -1,12 +1,13 @@
 //! Nanoseconds per packet over the empty program; run with `--ignored --nocapture`.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use netpold::dataplane::test_run::{Run, run};
 use netpold_ebpf::layout::{Endpoint, endpoint_slot, mark};
 use netpold_testbed::Stain;
 
 use super::{
+    early::{EARLY, Early, run as run_xdp},
     packets::{ACK, FAMILIES, Family, SYN, TCP, Who, frame, icmp, ip, tcp},
     world,
     world::{EGRESS_ROW, World, program},
@@ -71,6 +72,57 @@ fn nanoseconds_per_packet() {
         world.set_endpoint(sender);
         let empty = fastest_marked(&mut world, "netpold_empty", &to);
         report(family, "marked", fastest_marked(&mut world, "netpold_node", &to), empty);
+    }
+}
+
+/// An XDP program that passes everything: `r0 = 2; exit`.
+fn empty_xdp() -> OwnedFd {
+    const PROG_LOAD: libc::c_int = 5;
+    let (code, license) = ([2_u64 << 32 | 0xb7, 0x95], c"GPL");
+    // Kind (XDP) and instructions, of `union bpf_attr`.
+    let load = [6 | 2_u64 << 32, code.as_ptr() as u64, license.as_ptr() as u64, 0, 0, 0];
+    // SAFETY: the block of BPF_PROG_LOAD; code and license outlive the call.
+    let fd =
+        unsafe { libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const load, size_of_val(&load)) };
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: a new descriptor.
+    unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) }
+}
+
+fn fastest_xdp(program: BorrowedFd<'_>, packet: &[u8]) -> u32 {
+    let rounds = (0..ROUNDS).map(|_| run_xdp(program, packet, REPEAT).1);
+    rounds.min().unwrap_or_default()
+}
+
+#[test]
+#[ignore = "a measurement, not a test"]
+fn nanoseconds_per_packet_in_xdp() {
+    let Some(mut world) = world() else { return };
+    let empty = empty_xdp();
+    for family in FAMILIES {
+        world.next_pod();
+        let segment = |from, to, flags| frame(&ip(family, from, to, TCP, &tcp(4000, 80, flags)));
+        let (c, p, s) = (Who::Client, Who::Pod, Who::Server);
+        let to_https = frame(&ip(family, p, s, TCP, &tcp(4000, 443, SYN)));
+        let cases = [
+            ("for no pod", segment(c, s, SYN)),
+            ("denied to the pod", segment(Who::Stranger, p, SYN)),
+            ("allowed to the pod", segment(c, p, SYN)),
+            ("denied from the pod", segment(p, Who::Stranger, SYN)),
+            ("allowed from the pod", to_https),
+        ];
+        for (case, packet) in cases {
+            let nothing = fastest_xdp(empty.as_fd(), &packet);
+            for program in EARLY {
+                // Each only what it is for.
+                if case.ends_with("from the pod") != (program == Early::Sent) {
+                    continue;
+                }
+                let fd = world.early_fd(program);
+                let took = fastest_xdp(fd, &packet);
+                report(family, &format!("{case}, {}", program.name()), took, nothing);
+            }
+        }
     }
 }
 

@@ -176,6 +176,12 @@ fn headers_of_every_kind() {
             assert_eq!(world.ingress(&vlan(tags, &plain)), Reason::Allowed);
             let denied = frame(&ip(family, c, p, TCP, &tcp(4000, 81, SYN)));
             assert_eq!(world.ingress(&vlan(tags, &denied)), Reason::Policy);
+            let sent = frame(&ip(family, p, Who::Server, TCP, &tcp(4000, 443, SYN)));
+            assert_eq!(world.egress(&vlan(tags, &sent)), Reason::Allowed);
+            let denied = frame(&ip(family, p, Who::Server, TCP, &tcp(4000, 444, SYN)));
+            assert_eq!(world.egress(&vlan(tags, &denied)), Reason::Policy);
+            let spoofed = frame(&ip(family, c, Who::Server, TCP, &tcp(4000, 443, SYN)));
+            assert_eq!(world.egress(&vlan(tags, &spoofed)), Reason::SpoofedSource);
         }
     }
     assert_eq!(world.ingress(&ether(0x88cc, &[0; 50])), Reason::NotIp);

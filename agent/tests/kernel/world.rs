@@ -21,7 +21,7 @@ pub(crate) use super::tables::{
     DENY_ROW, Direction, EGRESS_ROW, IFINDEX, INGRESS_ROW, judge as judge_on_host, tables,
 };
 
-use super::uplink;
+use super::early;
 
 /// Where packets to the pod come from, unless they are the node's own.
 pub(crate) const UPLINK: u32 = 2;
@@ -58,7 +58,7 @@ impl World {
             program(&mut bpf, name).load().unwrap_or_else(|error| panic!("{name}: {error:?}"));
         }
         let mut world = Self { host: tables(1024), bpf };
-        world.prepare_uplink();
+        world.prepare_early();
         world.write();
         world
     }
@@ -86,7 +86,7 @@ impl World {
     }
 
     fn write_endpoint(&mut self) {
-        let (slot, twin) = uplink::twin(self.host.endpoints[IFINDEX as usize]);
+        let (slot, twin) = early::twin(self.host.endpoints[IFINDEX as usize]);
         let mut endpoints = self.host.endpoints.clone();
         endpoints[slot] = twin;
         set_section(&mut self.bpf, direct::ENDPOINTS, &endpoints);
@@ -112,8 +112,7 @@ impl World {
 
     /// Judges a frame by the host's code and by the kernel's program, which must agree.
     pub(crate) fn judge(&mut self, direction: Direction, came_from: u32, frame: &[u8]) -> Reason {
-        let arrives = direction == Direction::Ingress && came_from == UPLINK;
-        let xdp = arrives.then(|| self.show_uplink(frame));
+        let early = self.show_early(direction, came_from, frame);
         let verdict = judge_on_host(&self.host, direction, came_from, frame);
         let name = match direction {
             Direction::Ingress => "netpold_ingress",
@@ -129,9 +128,7 @@ impl World {
         if !verdict.passes() {
             assert_eq!(self.dropped(direction, reason), before + 1, "{name}: {reason:?} counted");
         }
-        if let Some(xdp) = xdp {
-            xdp.hold_against(reason, frame);
-        }
+        early.iter().for_each(|said| said.hold_against(reason, frame));
         reason
     }
 

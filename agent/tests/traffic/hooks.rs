@@ -11,7 +11,10 @@ use crate::cluster::{Cluster, allow_from};
 const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_LINK_CREATE: libc::c_int = 28;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
+const BPF_PROG_TYPE_XDP: u32 = 6;
 const BPF_TCX_EGRESS: u32 = 47;
+const BPF_XDP: u32 = 37;
+const XDP_PASS: i32 = 2;
 const TCX_PASS: i32 = 0;
 const TCX_DROP: i32 = 2;
 
@@ -48,13 +51,13 @@ fn bpf<T>(command: libc::c_int, attributes: &T) -> io::Result<OwnedFd> {
 }
 
 /// A program that always gives the same answer: `r0 = answer; exit`.
-fn program(answer: i32) -> io::Result<OwnedFd> {
+fn program(program_type: u32, answer: i32) -> io::Result<OwnedFd> {
     let instructions: [u64; 2] = [(answer as u32 as u64) << 32 | 0xb7, 0x95];
     let license = c"GPL";
     bpf(
         BPF_PROG_LOAD,
         &Load {
-            program_type: BPF_PROG_TYPE_SCHED_CLS,
+            program_type,
             count: 2,
             instructions: instructions.as_ptr() as u64,
             license: license.as_ptr() as u64,
@@ -65,11 +68,24 @@ fn program(answer: i32) -> io::Result<OwnedFd> {
 
 /// Puts such a program at the end of what sees packets into the pod; dropped, it is gone.
 fn attach(cluster: &Cluster, pod: &str, answer: i32) -> io::Result<OwnedFd> {
+    attach_at(cluster, pod, (BPF_PROG_TYPE_SCHED_CLS, BPF_TCX_EGRESS), answer)
+}
+
+/// Puts an XDP program that passes everything at what the pod sends; dropped, it is gone.
+pub(crate) fn attach_xdp(cluster: &Cluster, pod: &str) -> io::Result<OwnedFd> {
+    attach_at(cluster, pod, (BPF_PROG_TYPE_XDP, BPF_XDP), XDP_PASS)
+}
+
+fn attach_at(
+    cluster: &Cluster,
+    pod: &str,
+    (program_type, attach_type): (u32, u32),
+    answer: i32,
+) -> io::Result<OwnedFd> {
     let ifindex = cluster.pod(pod).host_ifindex();
     let create = || {
-        let program = program(answer)?;
+        let program = program(program_type, answer)?;
         let program = program.as_raw_fd() as u32;
-        let attach_type = BPF_TCX_EGRESS;
         bpf(BPF_LINK_CREATE, &Create { program, ifindex, attach_type, flags: 0, rest: [0; 4] })
     };
     cluster.nodes[0].run(create).unwrap()

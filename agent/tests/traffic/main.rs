@@ -33,6 +33,7 @@ mod readback;
 mod restart;
 mod sandbox;
 mod seeded;
+mod sent;
 mod services;
 mod spoof;
 mod state;

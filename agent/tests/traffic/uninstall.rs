@@ -9,7 +9,7 @@ use crate::cluster::{Cluster, allow_from, binary};
 use crate::kernel;
 
 /// On the node: filters are found in its network namespace alone.
-fn uninstall(cluster: &Cluster) -> Output {
+pub(crate) fn uninstall(cluster: &Cluster) -> Output {
     let mut command = cluster.nodes[0].command(binary()).unwrap();
     without_twins(&mut command).arg("uninstall").arg("--bpffs").arg(cluster.agents[0].bpffs());
     (cluster.prepare)(&mut command);

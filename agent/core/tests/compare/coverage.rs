@@ -18,9 +18,18 @@ pub(crate) struct Coverage {
     packets: BTreeMap<(&'static str, u8, &'static str), [u64; 2]>,
     /// Of those explained: what decided, and by which kind of peer and port.
     reasons: BTreeMap<String, u64>,
+    /// Dropped by XDP: openings at an uplink, all at an uplink, what pods sent.
+    early: [u64; 3],
 }
 
 impl Coverage {
+    /// Count what XDP dropped.
+    pub(crate) fn early(&mut self, dropped: [u64; 3]) {
+        for (sum, count) in self.early.iter_mut().zip(dropped) {
+            *sum += count;
+        }
+    }
+
     /// Count a packet.
     pub(crate) fn packet(&mut self, packet: &Packet, allowed: bool, isolated: bool) {
         let verdict = usize::from(!allowed);
@@ -67,6 +76,7 @@ impl Coverage {
             self.all[verdict] += other.all[verdict];
             self.isolated[verdict] += other.isolated[verdict];
         }
+        self.early(other.early);
         for (key, counts) in &other.packets {
             let sum = self.packets.entry(*key).or_default();
             sum[0] += counts[0];
@@ -85,6 +95,7 @@ impl Coverage {
         assert!(isolated * 10 > self.all[0] + self.all[1], "too few isolated\n{self}");
         assert!(allowed * 10 > isolated && denied * 10 > isolated, "one-sided\n{self}");
         assert_eq!(self.packets.len(), 16, "{self}");
+        assert!(self.early.iter().all(|count| *count > 100_000), "XDP is not held to much\n{self}");
         for (what, [allowed, denied]) in &self.packets {
             assert!(*allowed > 1000 && *denied > 1000, "{what:?}\n{self}");
         }
@@ -103,6 +114,7 @@ impl Coverage {
 impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "[allowed, denied] {:?}, isolated {:?}", self.all, self.isolated)?;
+        writeln!(f, "dropped by XDP: {:?}", self.early)?;
         for (what, counts) in &self.packets {
             writeln!(f, "  {what:?}: {counts:?}")?;
         }

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use netpold_core::compile::{Compiler, Options};
 use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::generate::{Cluster, NODE, Packet, shrink};
+use netpold_core::hooks::{Begun, Disagreement as Early, Hooks};
 use netpold_core::memory::MemoryTables;
 use netpold_core::model::{Change, Direction, Key, Pod};
 use netpold_core::ops::Apply;
@@ -20,6 +21,8 @@ pub(crate) struct Subject {
     pub(crate) compiler: Compiler,
     pub(crate) tables: MemoryTables,
     pub(crate) oracle: Oracle,
+    /// The packet path over these tables.
+    pub(crate) hooks: Hooks,
 }
 
 /// A seed on which tables and oracle disagree.
@@ -38,6 +41,7 @@ impl Subject {
             compiler: compiler(),
             tables: MemoryTables::new(),
             oracle: Oracle::default(),
+            hooks: Hooks::new(),
         }
     }
 
@@ -67,8 +71,9 @@ impl Subject {
         self.endpoints().map(|(pod, _)| pod.key.clone()).collect()
     }
 
-    /// What the oracle and the tables say (nothing, if they mark the address wrongly); `None` about a pod's traffic with itself, which the
-    /// packet path passes before it reads a table.
+    /// What the oracle and the tables say (nothing, if they mark the address wrongly, or if the
+    /// packet path disagrees with them or with itself); `None` about a pod's traffic with itself,
+    /// which that passes before it reads a table.
     pub(crate) fn verdicts(&self, packet: &Packet) -> Option<(bool, Option<bool>)> {
         let (pod, ifindex) = self.endpoints().find(|(pod, _)| pod.key == packet.pod)?;
         if pod.addresses.contains(&packet.remote) {
@@ -77,7 +82,25 @@ impl Subject {
         let Packet { direction, remote, protocol, port, .. } = *packet;
         let expected = self.oracle.judge(pod, direction, remote, protocol, port);
         let found = self.tables.allows(ifindex, direction, remote, protocol, port);
-        Some((expected, found.filter(|_| self.is_marked_rightly(packet))))
+        let agreed = self.is_marked_rightly(packet) && self.hooks_agree(packet, found);
+        Some((expected, found.filter(|_| agreed)))
+    }
+
+    /// Whether the pod's hooks say what the tables say of a packet that opens a flow, and XDP in
+    /// front of them what it is to. Of the packets that nothing can deny, some are enough.
+    fn hooks_agree(&self, packet: &Packet, found: Option<bool>) -> bool {
+        if packet.port % 4 != 0 && !self.is_isolated(&packet.pod, packet.direction) {
+            return true;
+        }
+        self.begin(packet).is_ok_and(|passes| passes.is_none() || passes == found)
+    }
+
+    /// What the pod's hook says of a packet that opens a flow.
+    pub(crate) fn begin(&self, packet: &Packet) -> Result<Option<bool>, Early> {
+        let index = self.endpoints().find(|(pod, _)| pod.key == packet.pod).map(|(_, index)| index);
+        let Some(ifindex) = index else { return Ok(None) };
+        let Packet { direction, remote, protocol, port, .. } = *packet;
+        self.hooks.begin(&self.tables, &Begun { ifindex, direction, remote, protocol, port })
     }
 
     /// Whether the mark of an address is as it should be: it says exactly where packets of isolated
@@ -168,6 +191,10 @@ pub(crate) fn shrunk(found: Disagreement) -> String {
         .judge(&packet.pod, packet.direction, packet.remote, protocol, packet.port)
         .map(|judgement| judgement.lines().join("\n"));
     let _ = writeln!(text, "{:?}\n{}", subject.verdicts(&packet), explained.unwrap_or_default());
+    let _ = match subject.begin(&packet) {
+        Ok(passes) => writeln!(text, "the hook: {passes:?}"),
+        Err(early) => writeln!(text, "{early}"),
+    };
     for (number, state) in states.iter().enumerate() {
         let _ = writeln!(text, "state {}:\n{state}", number + 1);
     }

@@ -35,6 +35,7 @@ fn try_seed(seed: u64, coverage: &mut Coverage) -> Result<(), Disagreement> {
             return Err(Disagreement { seed, states, packet });
         }
     }
+    coverage.early(subject.hooks.dropped());
     Ok(())
 }
 

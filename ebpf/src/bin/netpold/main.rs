@@ -1,7 +1,8 @@
 //! netpold's eBPF programs.
 //!
 //! `netpold_ingress` and `netpold_egress` are attached to the host side of every pod's veth,
-//! `netpold_node` and its kin to the node's other devices, see [`mark`].
+//! `netpold_node` and its kin to the node's other devices, see [`mark`]. In front of all of these,
+//! where that is asked for, XDP drops what is sure to be dropped: [`sent`] and [`uplink`].
 //!
 //! Each packet is judged in place by a short program; what needs more (fragments, extension
 //! headers, tags, ICMP errors, headers outside the linear part) is judged by the same code over
@@ -12,9 +13,11 @@
 #![expect(internal_features, reason = "atomic_cxchg is the only way to BPF_CMPXCHG")]
 
 mod drops;
+mod early;
 mod maps;
 mod mark;
 mod packet;
+mod sent;
 mod tables;
 mod uplink;
 

@@ -1,0 +1,195 @@
+//! XDP at the host sides of pods' veths: what a pod may not send goes before the stack sees it. Only
+//! where it is asked for; the pods' own hooks judge everything else, as without it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+
+use nix::net::if_::if_indextoname;
+
+use super::Dataplane;
+use super::role::Role;
+use super::xdp::{Early, Kind, Links, Mode};
+
+/// Interfaces that a problem names, of those that it concerns.
+const NAMED: usize = 5;
+
+/// The programs at the pods' interfaces.
+#[derive(Debug)]
+pub(super) struct Sent {
+    links: Links,
+    wanted: bool,
+    /// Endpoints with the current generation's program, by interface, and where it runs.
+    attached: BTreeMap<u32, (u32, Mode)>,
+    /// Endpoints where there is none, and why.
+    failed: BTreeMap<u32, (u32, String)>,
+    /// Interfaces that somebody took the program from, until it runs there again.
+    lost: BTreeSet<u32>,
+    /// Why there is no program to attach.
+    missing: Option<String>,
+    /// Links of interfaces that are not wanted may be there.
+    unswept: bool,
+}
+
+impl Dataplane {
+    /// Lets XDP drop what pods may not send, in front of their hooks.
+    #[must_use]
+    pub fn with_sent(mut self, wanted: bool) -> Self {
+        self.sent.wanted = wanted;
+        self
+    }
+
+    /// Where XDP drops in front of a pod's hook.
+    #[must_use]
+    pub fn sent_mode(&self, ifindex: u32) -> Option<Mode> {
+        self.sent.attached.get(&ifindex).map(|(_, mode)| *mode)
+    }
+
+    /// What is wrong with XDP at the pods' interfaces.
+    #[must_use]
+    pub fn sent_problems(&self) -> Vec<String> {
+        self.sent.problems()
+    }
+
+    /// Puts back what somebody took away, and tries again where there is no program; how many had been
+    /// taken away.
+    pub fn repair_sent(&mut self) -> u64 {
+        let Some(generation) = self.generation.as_mut().filter(|_| self.sent.wanted) else {
+            return 0;
+        };
+        let Ok((_, id)) = generation.early(Early::Sent) else { return 0 };
+        self.sent.forget_lost(id);
+        self.sent.failed.clear();
+        self.follow_pods(false);
+        self.sent.restored()
+    }
+
+    /// Attaches where the pods' hooks are attached, and with `leave` takes away what is elsewhere.
+    pub(super) fn follow_pods(&mut self, leave: bool) {
+        let Some(generation) = &mut self.generation else { return };
+        let pods = self.attached.iter().filter_map(|(index, role)| match role {
+            Role::Pod(endpoint) => Some((*index, *endpoint)),
+            Role::Device(_) => None,
+        });
+        let known = self.sent.problems();
+        if self.sent.wanted {
+            match generation.early(Early::Sent) {
+                Ok((program, _)) => self.sent.attach(program, pods.clone()),
+                Err(error) => self.sent.missing = Some(error.to_string()),
+            }
+        }
+        if leave {
+            self.sent.leave(&pods.collect());
+        }
+        for problem in self.sent.problems().iter().filter(|problem| !known.contains(problem)) {
+            tracing::warn!("{problem}");
+        }
+    }
+}
+
+impl Sent {
+    /// Nothing is attached yet. `links` is a directory on a bpffs.
+    pub(super) fn new(links: PathBuf) -> Self {
+        Self {
+            links: Links::new(links, Kind::Pod),
+            wanted: false,
+            attached: BTreeMap::new(),
+            failed: BTreeMap::new(),
+            lost: BTreeSet::new(),
+            missing: None,
+            unswept: true,
+        }
+    }
+
+    /// A new generation: its program is to replace the other everywhere.
+    pub(super) fn renew(&mut self) {
+        self.attached.clear();
+        self.failed.clear();
+        self.unswept = true;
+    }
+
+    fn attach(&mut self, program: BorrowedFd<'_>, pods: impl Iterator<Item = (u32, u32)>) {
+        self.missing = None;
+        for (index, endpoint) in pods {
+            let tried = self.attached.get(&index).map(|(of, _)| *of);
+            let tried = tried.or(self.failed.get(&index).map(|(of, _)| *of));
+            if tried == Some(endpoint) {
+                continue;
+            }
+            self.attached.remove(&index);
+            self.failed.remove(&index);
+            match self.links.attach(program, index) {
+                Ok(mode) => _ = self.attached.insert(index, (endpoint, mode)),
+                // Discovery will say that the interface is gone.
+                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
+                Err(error) => _ = self.failed.insert(index, (endpoint, error.to_string())),
+            }
+        }
+    }
+
+    /// Takes away the links of interfaces that are no pods'.
+    fn leave(&mut self, pods: &BTreeMap<u32, u32>) {
+        let attached = self.attached.len();
+        self.attached.retain(|index, _| pods.contains_key(index));
+        self.failed.retain(|index, _| pods.contains_key(index));
+        self.lost.retain(|index| pods.contains_key(index));
+        if self.attached.len() == attached && !self.unswept {
+            return;
+        }
+        let problems = self.links.keep(|index| self.attached.get(&index).map(|(_, mode)| *mode));
+        problems.iter().for_each(|problem| tracing::warn!("{problem}"));
+        self.unswept = !problems.is_empty();
+    }
+
+    /// Notes where the program runs no more.
+    fn forget_lost(&mut self, program: u32) {
+        let runs = |index: u32, mode: Mode| self.links.runs(index, mode, program);
+        let lost = self.attached.iter().filter(|(index, (_, mode))| !runs(**index, *mode));
+        self.lost.extend(lost.map(|(index, _)| *index));
+        self.attached.retain(|index, _| !self.lost.contains(index));
+    }
+
+    /// At how many interfaces it runs again that it had been taken from.
+    fn restored(&mut self) -> u64 {
+        let lost = self.lost.len();
+        self.lost.retain(|index| !self.attached.contains_key(index));
+        (lost - self.lost.len()) as u64
+    }
+
+    /// One for all interfaces that it concerns.
+    fn problems(&self) -> Vec<String> {
+        let mut reasons: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
+        for (index, (_, reason)) in &self.failed {
+            reasons.entry(reason).or_default().push(*index);
+        }
+        let failed = reasons.into_iter().map(|(reason, at)| {
+            format!("--pod-egress-hook xdp at {}: {reason}; TC judges as without it", names(&at))
+        });
+        let generic = self.attached.iter().filter(|(_, (_, mode))| *mode == Mode::Generic);
+        let generic: Vec<u32> = generic.map(|(index, _)| *index).collect();
+        let generic = (!generic.is_empty()).then(|| {
+            format!(
+                "--pod-egress-hook xdp at {}: no native XDP; generic XDP drops after a packet was \
+                 made, which saves little",
+                names(&generic)
+            )
+        });
+        let missing = self.missing.as_ref();
+        let missing =
+            missing.map(|why| format!("--pod-egress-hook xdp: {why}; TC judges as without it"));
+        missing.into_iter().chain(failed).chain(generic).collect()
+    }
+}
+
+/// The names of some interfaces, and how many more there are.
+fn names(indexes: &[u32]) -> String {
+    let name = |index: &u32| match if_indextoname(*index) {
+        Ok(name) => name.to_string_lossy().into_owned(),
+        Err(_) => format!("interface {index}"),
+    };
+    let named: Vec<String> = indexes.iter().take(NAMED).map(name).collect();
+    match indexes.len().saturating_sub(NAMED) {
+        0 => named.join(", "),
+        more => format!("{} and {more} more", named.join(", ")),
+    }
+}

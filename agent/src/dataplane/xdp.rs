@@ -1,0 +1,184 @@
+//! XDP programs at devices: links that are pinned as `<ifindex>-<kind>-<mode>`, stay when the agent
+//! goes, and whose programs are replaced in one step.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use netpold_ebpf::uplink::Scope;
+
+use super::sys;
+
+/// `BPF_XDP` of `enum bpf_attach_type`.
+const BPF_XDP: u32 = 37;
+/// `BPF_LINK_TYPE_XDP` of `enum bpf_link_type`.
+const BPF_LINK_TYPE_XDP: u32 = 6;
+
+/// Where an XDP program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// In the device's driver, before a packet is made.
+    Native,
+    /// In the stack, for drivers without XDP: later, and slower.
+    Generic,
+}
+
+impl Mode {
+    const ALL: [Self; 2] = [Self::Native, Self::Generic];
+
+    /// `XDP_FLAGS_DRV_MODE`, `XDP_FLAGS_SKB_MODE`
+    const fn flags(self) -> u32 {
+        match self {
+            Self::Native => 1 << 2,
+            Self::Generic => 1 << 1,
+        }
+    }
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Native => "native",
+            Self::Generic => "generic",
+        })
+    }
+}
+
+/// A program of XDP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Early {
+    /// At an uplink.
+    Uplink(Scope),
+    /// At the host side of a pod's veth.
+    Sent,
+}
+
+impl Early {
+    /// Its name in the object.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Uplink(Scope::Openings) => "netpold_uplink",
+            Self::Uplink(Scope::All) => "netpold_uplink_all",
+            Self::Sent => "netpold_sent",
+        }
+    }
+}
+
+/// What devices with links of one kind are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Uplinks of the node.
+    Uplink,
+    /// Host sides of pods' veths.
+    Pod,
+}
+
+impl Kind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Uplink => "uplink",
+            Self::Pod => "pod",
+        }
+    }
+}
+
+/// The links of one kind.
+#[derive(Debug)]
+pub(super) struct Links {
+    directory: PathBuf,
+    kind: Kind,
+}
+
+impl Links {
+    /// Links that are pinned in a directory on a bpffs.
+    pub(super) fn new(directory: PathBuf, kind: Kind) -> Self {
+        Self { directory, kind }
+    }
+
+    /// Replaces the program of the device's link, or makes one: native if the driver can.
+    ///
+    /// # Errors
+    /// The kernel refuses either mode, or the pin; nothing of ours runs there then.
+    pub(super) fn attach(&self, program: BorrowedFd<'_>, index: u32) -> io::Result<Mode> {
+        for mode in Mode::ALL {
+            let path = self.pin(index, mode);
+            let Ok(link) = sys::obj_get(&path) else { continue };
+            let at = sys::link_info(link.as_fd(), BPF_LINK_TYPE_XDP)?;
+            if at.ifindex == index && sys::link_update(link.as_fd(), program).is_ok() {
+                return Ok(mode);
+            }
+            detach(&path)?;
+        }
+        let native = sys::link_create(program, index, BPF_XDP, Mode::Native.flags());
+        let (link, mode) = match native {
+            Ok(link) => (link, Mode::Native),
+            Err(native) => match sys::link_create(program, index, BPF_XDP, Mode::Generic.flags()) {
+                Ok(link) => (link, Mode::Generic),
+                // Another program is there already: what native said is the same.
+                Err(_) => return Err(native),
+            },
+        };
+        sys::obj_pin(link.as_fd(), &self.pin(index, mode))?;
+        Ok(mode)
+    }
+
+    /// Whether a device's link is pinned and runs a program, given by its identifier.
+    pub(super) fn runs(&self, index: u32, mode: Mode, program: u32) -> bool {
+        let link = sys::obj_get(&self.pin(index, mode));
+        let at = link.and_then(|link| sys::link_info(link.as_fd(), BPF_LINK_TYPE_XDP));
+        at.is_ok_and(|at| (at.ifindex, at.program) == (index, program))
+    }
+
+    /// Takes away all links but those that are wanted; what could not be taken away.
+    pub(super) fn keep(&self, wanted: impl Fn(u32) -> Option<Mode>) -> Vec<String> {
+        let unwanted =
+            self.pins().into_iter().filter(|(_, index, mode)| wanted(*index) != Some(*mode));
+        let failed = unwanted.filter_map(|(path, ..)| {
+            let error = detach(&path).err()?;
+            Some(format!("{}: cannot detach: {error}", path.display()))
+        });
+        failed.collect()
+    }
+
+    fn pin(&self, index: u32, mode: Mode) -> PathBuf {
+        self.directory.join(format!("{index}-{}-{mode}", self.kind.name()))
+    }
+
+    /// The pins there are, with what their names say.
+    fn pins(&self) -> Vec<(PathBuf, u32, Mode)> {
+        let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
+        let parse = |path: PathBuf| {
+            let name = path.file_name()?.to_str()?;
+            let (index, rest) = name.split_once('-')?;
+            let mode = rest.strip_prefix(self.kind.name())?.strip_prefix('-')?;
+            let mode = Mode::ALL.into_iter().find(|known| known.to_string() == mode)?;
+            let index = index.parse().ok()?;
+            Some((path, index, mode))
+        };
+        entries.filter_map(|entry| parse(entry.path())).collect()
+    }
+}
+
+fn detach(path: &Path) -> io::Result<()> {
+    let link = sys::obj_get(path)?;
+    sys::link_detach(link.as_fd())?;
+    fs::remove_file(path)
+}
+
+/// Takes every XDP program of ours off, whose links are pinned in a directory; gives the interfaces.
+///
+/// # Errors
+/// The first that the kernel refuses.
+pub fn detach_all(directory: &Path) -> io::Result<Vec<u32>> {
+    let mut detached = Vec::new();
+    for kind in [Kind::Uplink, Kind::Pod] {
+        for (path, index, _) in Links::new(directory.to_owned(), kind).pins() {
+            detach(&path)?;
+            detached.push(index);
+        }
+    }
+    detached.sort_unstable();
+    Ok(detached)
+}

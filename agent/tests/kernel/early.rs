@@ -1,0 +1,204 @@
+//! XDP against the pod's hook: its programs see every packet of every story before it.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use aya::maps::{HashMap, MapData};
+use aya::programs::{ProgramInfo, Xdp};
+use netpold::dataplane::test_run::{Attributes, call};
+use netpold_ebpf::host::Plain;
+use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint};
+use netpold_ebpf::packet;
+use netpold_ebpf::reason::Reason;
+use netpold_ebpf::uplink::Scope;
+use netpold_ebpf::{sent, uplink};
+
+use super::packets::Who;
+use super::world::{Direction, IFINDEX, UPLINK, World};
+
+/// A program of XDP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Early {
+    Uplink(Scope),
+    Sent,
+}
+
+/// All of them.
+pub(crate) const EARLY: [Early; 3] =
+    [Early::Uplink(Scope::Openings), Early::Uplink(Scope::All), Early::Sent];
+/// BPF_PROG_TEST_RUN lets XDP see loopback as the device that a packet came by, which here is the
+/// pod's own. So the uplink's programs find the pod in another slot, as behind another interface.
+const SLOT: u32 = IFINDEX + 1;
+const XDP_DROP: u32 = 1;
+
+/// The pod's record for the uplink's programs.
+pub(crate) fn twin(pod: Endpoint) -> (usize, Endpoint) {
+    (SLOT as usize, Endpoint { ifindex: SLOT + ENDPOINT_SLOTS, ..pod })
+}
+
+impl Early {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Uplink(Scope::Openings) => "netpold_uplink",
+            Self::Uplink(Scope::All) => "netpold_uplink_all",
+            Self::Sent => "netpold_sent",
+        }
+    }
+
+    /// Whether it sees what is on its way to or from the pod's hook.
+    fn precedes(self, direction: Direction, came_from: u32) -> bool {
+        match self {
+            Self::Uplink(_) => direction == Direction::Ingress && came_from == UPLINK,
+            Self::Sent => direction == Direction::Egress,
+        }
+    }
+}
+
+/// What a program of XDP said of a packet, to be held against what the pod's hook says.
+#[derive(Debug)]
+pub(crate) struct Said {
+    program: Early,
+    dropped: bool,
+    /// What the host's code says, reading as the program does.
+    expected: Option<Reason>,
+    /// The same, reading whatever there is.
+    thorough: Option<Reason>,
+}
+
+impl World {
+    /// Loads the programs and tells those of the uplink where the pod is.
+    pub(crate) fn prepare_early(&mut self) {
+        for program in EARLY {
+            let name = program.name();
+            let program = self.bpf.program_mut(name).expect(name);
+            let program: &mut Xdp = program.try_into().expect(name);
+            program.load().unwrap_or_else(|error| panic!("{name}: {error:?}"));
+        }
+        let map = self.bpf.map_mut("LOCALS4").expect("LOCALS4");
+        let mut four: HashMap<&mut MapData, u32, u32> = map.try_into().expect("LOCALS4");
+        four.insert(u32::from_be_bytes(Who::Pod.v4()), SLOT, 0).expect("LOCALS4");
+        let map = self.bpf.map_mut("LOCALS6").expect("LOCALS6");
+        let mut six: HashMap<&mut MapData, [u8; 16], u32> = map.try_into().expect("LOCALS6");
+        six.insert(Who::Pod.v6(), SLOT, 0).expect("LOCALS6");
+    }
+
+    /// Shows a packet to those programs that are in front of a hook of the pod.
+    pub(crate) fn show_early(
+        &mut self,
+        direction: Direction,
+        came_from: u32,
+        frame: &[u8],
+    ) -> Vec<Said> {
+        let early = EARLY.into_iter().filter(|program| program.precedes(direction, came_from));
+        early.map(|program| self.show(program, direction, frame)).collect()
+    }
+
+    fn show(&mut self, program: Early, direction: Direction, frame: &[u8]) -> Said {
+        let host = &self.host;
+        let (expected, thorough) = match program {
+            Early::Uplink(scope) => {
+                let plain = Plain(frame);
+                let link = packet::link(&plain);
+                let expected = uplink::drops(&plain, link, host, UPLINK, scope);
+                let thorough = uplink::drops(&frame, packet::link(&frame), host, UPLINK, scope);
+                (expected.map(|_| Reason::Policy), thorough.map(|_| Reason::Policy))
+            }
+            Early::Sent => {
+                let plain = Plain(frame);
+                let expected = sent::drops(&plain, packet::link(&plain), host, IFINDEX);
+                let thorough = sent::drops(&frame, packet::link(&frame), host, IFINDEX);
+                (expected.map(|(_, reason)| reason), thorough.map(|(_, reason)| reason))
+            }
+        };
+        let counted = expected.unwrap_or(Reason::Policy);
+        let before = self.dropped(direction, counted);
+        let dropped = self.run_early(program, frame, 1).0 == XDP_DROP;
+        let after = self.dropped(direction, counted);
+        assert_eq!(after - before, u64::from(dropped), "{program:?}: {counted:?} counted");
+        Said { program, dropped, expected, thorough }
+    }
+
+    /// Runs a program of XDP; its answer, and nanoseconds of a run.
+    pub(crate) fn run_early(&self, program: Early, frame: &[u8], repeat: u32) -> (u32, u32) {
+        run(self.early_fd(program), frame, repeat)
+    }
+
+    pub(crate) fn early_fd(&self, program: Early) -> BorrowedFd<'_> {
+        self.xdp(program).fd().expect(program.name()).as_fd()
+    }
+
+    /// What the kernel says of a program of XDP.
+    pub(crate) fn early_info(&self, program: Early) -> ProgramInfo {
+        self.xdp(program).info().expect("program info")
+    }
+
+    fn xdp(&self, program: Early) -> &Xdp {
+        match self.bpf.program(program.name()) {
+            Some(aya::programs::Program::Xdp(program)) => program,
+            _ => panic!("{program:?} is no XDP program"),
+        }
+    }
+}
+
+/// Runs an XDP program at loopback; its answer, and nanoseconds of a run.
+pub(crate) fn run(program: BorrowedFd<'_>, frame: &[u8], repeat: u32) -> (u32, u32) {
+    let mut attributes = Attributes {
+        program: program.as_raw_fd().cast_unsigned(),
+        data_size_in: frame.len() as u32,
+        data_in: frame.as_ptr() as u64,
+        repeat,
+        ..Attributes::default()
+    };
+    // SAFETY: the frame is as long as is said and outlives the call.
+    unsafe { call(&mut attributes) }.expect("a test run");
+    (attributes.retval, attributes.duration)
+}
+
+impl Said {
+    /// XDP drops nothing that the pod's hook passes, and all plain packets that it drops for want
+    /// of a rule or for their source; at an uplink connections that begin, if nothing else is asked
+    /// for.
+    pub(crate) fn hold_against(&self, reason: Reason, frame: &[u8]) {
+        let told = || format!("{self:?}, the hook {reason:?}, of {frame:02x?}");
+        assert_eq!(self.dropped, self.expected.is_some(), "{}", told());
+        if self.dropped {
+            assert_eq!(self.expected, Some(reason), "{}", told());
+        }
+        if !is_plain(frame) {
+            return;
+        }
+        assert_eq!(self.expected, self.thorough, "{}", told());
+        let sure = match self.program {
+            // Only what is for the pod; the stories also show its hook what others would get.
+            Early::Uplink(Scope::All) => is_for_pod(frame) && reason == Reason::Policy,
+            Early::Uplink(Scope::Openings) => false,
+            Early::Sent => matches!(reason, Reason::Policy | Reason::SpoofedSource),
+        };
+        assert!(self.dropped || !sure, "{}", told());
+    }
+}
+
+/// The type of an IP packet behind the link header, and its header.
+fn ip(frame: &[u8]) -> Option<(u16, &[u8])> {
+    let (kind, offset) = packet::link(&frame).ok()?;
+    Some((kind, frame.get(offset as usize..)?))
+}
+
+/// A whole TCP, UDP or SCTP packet without IP options or extension headers: what the programs decide
+/// on.
+fn is_plain(frame: &[u8]) -> bool {
+    match ip(frame) {
+        Some((packet::ETHERTYPE_IPV4, [0x45, _, _, _, _, _, 0 | 0x40, 0, _, 6 | 17 | 132, ..])) => {
+            true
+        }
+        Some((packet::ETHERTYPE_IPV6, [first, _, _, _, _, _, 6 | 17 | 132, ..])) => first >> 4 == 6,
+        _ => false,
+    }
+}
+
+fn is_for_pod(frame: &[u8]) -> bool {
+    match ip(frame) {
+        Some((packet::ETHERTYPE_IPV4, header)) => header.get(16..20) == Some(&Who::Pod.v4()),
+        Some((packet::ETHERTYPE_IPV6, header)) => header.get(24..40) == Some(&Who::Pod.v6()),
+        _ => false,
+    }
+}

@@ -1,0 +1,150 @@
+//! What either hook costs; run with `--ignored --nocapture`.
+
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd as _;
+use std::time::{Duration, Instant};
+
+use netpold_testbed::{Cni, require_root};
+
+use super::{XDP, dropped, modes};
+use crate::cluster::{Cluster, allow_to};
+use crate::udp;
+
+const ROUNDS: usize = 7;
+/// Datagrams of a round, and handed to the kernel at a time.
+const DATAGRAMS: usize = 512_000;
+const BATCH: usize = 64;
+const STREAM: Duration = Duration::from_secs(2);
+/// `USER_HZ` of every Linux there is.
+const TICKS: f64 = 100.0;
+
+/// A node whose `client` may send to `server` alone.
+fn node(arguments: &[&str]) -> Cluster {
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client", "other"]);
+    cluster.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
+    cluster.policy("client", allow_to("client", "server")).enforce();
+    cluster
+}
+
+/// Nanoseconds for each datagram that is sent and dropped.
+fn flood(cluster: &Cluster, to: IpAddr) -> f64 {
+    let client = cluster.pod("client");
+    let own = client.addresses().iter().find(|own| own.is_ipv4() == to.is_ipv4()).unwrap();
+    let socket = udp::socket(client, *own, 0);
+    socket.connect((to, 4000)).unwrap();
+    let before = dropped(&cluster.agents[0].status().unwrap());
+    let began = Instant::now();
+    for _ in 0..DATAGRAMS / BATCH {
+        send_batch(&socket);
+    }
+    let took = began.elapsed();
+    let count = dropped(&cluster.agents[0].status().unwrap()) - before;
+    assert!(count > DATAGRAMS as u64 * 99 / 100, "{count} of {DATAGRAMS} dropped");
+    took.as_nanos() as f64 / DATAGRAMS as f64
+}
+
+fn send_batch(socket: &UdpSocket) {
+    let payload = [0_u8; 18];
+    let mut part =
+        libc::iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
+    // SAFETY: all zeroes is a valid mmsghdr.
+    let mut messages: [libc::mmsghdr; BATCH] = unsafe { std::mem::zeroed() };
+    for message in &mut messages {
+        message.msg_hdr.msg_iov = &raw mut part;
+        message.msg_hdr.msg_iovlen = 1;
+    }
+    // SAFETY: the messages and what they point to outlive the call.
+    let sent =
+        unsafe { libc::sendmmsg(socket.as_raw_fd(), messages.as_mut_ptr(), BATCH as u32, 0) };
+    assert_eq!(sent, BATCH as i32, "{}", std::io::Error::last_os_error());
+}
+
+/// Seconds that all CPUs were busy since the machine started.
+fn busy() -> f64 {
+    let stat = std::fs::read_to_string("/proc/stat").unwrap();
+    let fields = stat.lines().next().unwrap().split_whitespace().skip(1);
+    let ticks: Vec<f64> = fields.map(|field| field.parse().unwrap()).collect();
+    // user, nice, system, irq, softirq
+    [0, 1, 2, 5, 6].map(|field| ticks[field]).iter().sum::<f64>() / TICKS
+}
+
+/// Gigabits in a second of one TCP stream, and CPU seconds for each gigabyte.
+fn stream(cluster: &Cluster) -> (f64, f64) {
+    let server = cluster.pod("server");
+    let address = server.ip4().unwrap();
+    let listener = server.run(|| TcpListener::bind((address, 5001)).unwrap()).unwrap();
+    let (began, cpu) = (Instant::now(), busy());
+    let bytes = std::thread::scope(|scope| {
+        let receiver = scope.spawn(|| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let (mut buffer, mut bytes) = (vec![0; 1 << 17], 0);
+            while let Ok(length @ 1..) = stream.read(&mut buffer) {
+                bytes += length;
+            }
+            bytes
+        });
+        let connect = || TcpStream::connect((address, 5001)).unwrap();
+        let mut stream = cluster.pod("client").run(connect).unwrap();
+        let data = vec![0; 1 << 17];
+        while began.elapsed() < STREAM {
+            stream.write_all(&data).unwrap();
+        }
+        drop(stream);
+        receiver.join().unwrap()
+    });
+    let (took, cpu) = (began.elapsed().as_secs_f64(), busy() - cpu);
+    (bytes as f64 * 8e-9 / took, cpu / (bytes as f64 * 1e-9))
+}
+
+/// Least and median.
+fn least(mut values: Vec<f64>) -> (f64, f64) {
+    values.sort_by(f64::total_cmp);
+    (values[0], values[values.len() / 2])
+}
+
+/// On one CPU, so that what is sent is dropped there too and its time is all that passes.
+fn pin() {
+    let mut set = nix::sched::CpuSet::new();
+    set.set(1).unwrap();
+    nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set).unwrap();
+}
+
+#[test]
+#[ignore = "a measurement, not a test"]
+fn pod_egress_by_either_hook() {
+    if !require_root("pod_egress_by_either_hook") {
+        return;
+    }
+    let nodes = [("tc", node(&[])), ("xdp", node(&XDP))];
+    println!("{:?}", modes(&nodes[1].1.agents[0].status().unwrap()));
+    let streams: Vec<_> = (0..ROUNDS).map(|_| nodes.each_ref().map(|(_, n)| stream(n))).collect();
+    for (number, (hook, _)) in nodes.iter().enumerate() {
+        let speed = streams.iter().map(|round| -round[number].0).collect();
+        let (speed, cost) = (least(speed), least(streams.iter().map(|r| r[number].1).collect()));
+        println!(
+            "{hook}: TCP {:.1} Gbit/s (median {:.1}), {:.2} CPU s/GB (median {:.2})",
+            -speed.0, -speed.1, cost.0, cost.1
+        );
+    }
+    std::thread::scope(|scope| {
+        let floods = || {
+            pin();
+            for family in [0, 1] {
+                let floods: Vec<_> = (0..ROUNDS)
+                    .map(|_| {
+                        nodes.each_ref().map(|(_, n)| flood(n, n.pod("other").addresses()[family]))
+                    })
+                    .collect();
+                for (number, (hook, _)) in nodes.iter().enumerate() {
+                    let (least, median) = least(floods.iter().map(|r| r[number]).collect());
+                    println!(
+                        "{hook}: a datagram sent and dropped {least:.0} ns (median {median:.0}), \
+                         family {family}"
+                    );
+                }
+            }
+        };
+        scope.spawn(floods);
+    });
+}

@@ -1,0 +1,47 @@
+//! What a pod sends, judged at the host side of its veth before the stack sees it (XDP).
+//!
+//! As at the uplinks ([`crate::uplink`]) the verdict is that of the pod's own hook, and nothing is
+//! written: what that hook is to pass is recorded, and marked for a second judgement, there. Here
+//! nothing was translated yet, so all that belongs to no known flow can be told.
+
+use crate::{
+    family::Family,
+    observer::Observer,
+    packet::Bytes,
+    reason::Reason,
+    tables::{EndpointRef, Tables},
+    verdict::{Direction, Egress, Hook, Judge, Reading, Then, Verdict, find_endpoint},
+};
+
+/// The pod at whose hook a packet would be dropped, and why, if that is certain: no rule allows it
+/// and it answers nothing, or its source is not the pod's. `link`: as for [`crate::uplink::drops`].
+#[inline(always)]
+pub fn drops<B: Bytes, T: Tables>(
+    bytes: &B,
+    link: Result<(u16, u32), Reason>,
+    tables: &T,
+    ifindex: u32,
+) -> Option<(EndpointRef, Reason)> {
+    let endpoint = find_endpoint(tables, ifindex)?;
+    let observer = Observer(tables);
+    let hook = Hook { ifindex, ingress_ifindex: ifindex };
+    let judge = Judge::<Egress, _>::at(&observer, endpoint, hook).ok()?;
+    let reason = judge.read_behind(bytes, link, &Whole).reason();
+    matches!(reason, Reason::Policy | Reason::SpoofedSource).then_some((endpoint, reason))
+}
+
+/// Judges whole packets, and leaves the rest to the pod's hook.
+struct Whole;
+
+impl Then for Whole {
+    type Output = Verdict;
+
+    #[inline(always)]
+    fn go<F: Family, D: Direction, T: Tables>(
+        &self,
+        judge: &Judge<'_, D, T>,
+        reading: &Reading<F>,
+    ) -> Verdict {
+        if reading.is_whole() { judge.judge(reading) } else { Verdict::from(Err(Reason::Deferred)) }
+    }
+}
