@@ -42,6 +42,8 @@ pub(crate) struct PacketFigure {
     pub(crate) size: Size,
     /// 4 or 6.
     pub(crate) family: u8,
+    /// What the table is of that it belongs to.
+    pub(crate) group: &'static str,
     pub(crate) case: &'static str,
     pub(crate) addresses: &'static str,
     /// Nanoseconds per packet over the empty program.
@@ -109,33 +111,21 @@ impl Results {
         }
     }
 
-    /// One table a family: cases down, sizes across.
+    /// A table for each family and group: sizes down, cases across.
     fn print_packets(&self) {
-        let mut sizes: Vec<Size> = Vec::new();
-        for figure in &self.packet {
-            if !sizes.contains(&figure.size) {
-                sizes.push(figure.size);
-            }
-        }
-        for family in [4, 6] {
-            let of_family = || self.packet.iter().filter(|f| f.family == family);
-            let mut cases: Vec<(&str, &str)> = Vec::new();
-            for figure in of_family() {
-                if !cases.contains(&(figure.case, figure.addresses)) {
-                    cases.push((figure.case, figure.addresses));
-                }
-            }
-            if cases.is_empty() {
-                continue;
-            }
-            say(&format!("\nIPv{family}: ns per packet over the empty program (minimum / median)"));
+        let tables = distinct(self.packet.iter().map(|f| (f.family, f.group)));
+        for (family, group) in tables {
+            let shown = || self.packet.iter().filter(|f| (f.family, f.group) == (family, group));
+            let cases = distinct(shown().map(|f| (f.case, f.addresses)));
+            say(&format!(
+                "\nIPv{family}, {group}: ns per packet over the empty program (minimum / median)"
+            ));
             let header: Vec<String> = cases.iter().map(|(c, a)| format!("{c}, {a}")).collect();
             let header: Vec<&str> =
                 std::iter::once("cluster").chain(header.iter().map(String::as_str)).collect();
-            let rows = sizes.iter().map(|size| {
+            let rows = distinct(shown().map(|f| f.size)).into_iter().map(|size| {
                 let cell = |case: &(&str, &str)| {
-                    let found =
-                        of_family().find(|f| f.size == *size && (f.case, f.addresses) == *case);
+                    let found = shown().find(|f| f.size == size && (f.case, f.addresses) == *case);
                     found.map_or_else(String::new, |figure| spread(figure.over_empty))
                 };
                 std::iter::once(size.to_string()).chain(cases.iter().map(cell)).collect()
@@ -148,7 +138,7 @@ impl Results {
     pub(crate) fn ratios(&self) -> BTreeMap<String, f64> {
         let mut ratios = BTreeMap::new();
         for figure in &self.packet {
-            let PacketFigure { size, family, case, addresses, over_empty, empty } = figure;
+            let PacketFigure { size, family, case, addresses, over_empty, empty, .. } = figure;
             let name = format!("packet, {size}: IPv{family} {case}, {addresses}");
             ratios.insert(name, over_empty.min / empty.min);
         }
@@ -166,6 +156,16 @@ impl Results {
         }
         ratios
     }
+}
+
+/// Each value once, in the order of their first appearance.
+fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    values.fold(Vec::new(), |mut known, value| {
+        if !known.contains(&value) {
+            known.push(value);
+        }
+        known
+    })
 }
 
 fn print_control(control: &Control) {
