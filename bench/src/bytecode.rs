@@ -88,13 +88,18 @@ struct LinkCreate {
     flags: u32,
 }
 
+/// `XDP_FLAGS_DRV_MODE`: in the device's driver.
+pub(crate) const NATIVE: u32 = 1 << 2;
+/// `XDP_FLAGS_SKB_MODE`: in the stack.
+pub(crate) const GENERIC: u32 = 1 << 1;
+
 /// Attaches an XDP program until the descriptor is closed.
 ///
 /// # Errors
 /// The kernel refuses.
-pub(crate) fn attach_xdp(program: &OwnedFd, ifindex: u32) -> io::Result<OwnedFd> {
+pub(crate) fn attach_xdp(program: &OwnedFd, ifindex: u32, flags: u32) -> io::Result<OwnedFd> {
     let mut attributes =
-        LinkCreate { program: raw(program), ifindex, attach_type: ATTACH_XDP, flags: 0 };
+        LinkCreate { program: raw(program), ifindex, attach_type: ATTACH_XDP, flags };
     // SAFETY: the block of BPF_LINK_CREATE, without pointers; the result is a new descriptor.
     unsafe { bpf(LINK_CREATE, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
 }
@@ -230,6 +235,11 @@ impl Code {
     /// `to += value`
     pub(crate) fn add(self, to: u8, value: i32) -> Self {
         self.push(0x07, to, 0, 0, value)
+    }
+
+    /// `to |= value`
+    pub(crate) fn or(self, to: u8, value: i32) -> Self {
+        self.push(0x47, to, 0, 0, value)
     }
 
     /// `to += from`

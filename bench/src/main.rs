@@ -3,9 +3,12 @@
 mod bytecode;
 mod cluster;
 mod control;
+mod filter;
+mod flood;
 mod forward;
 mod frame;
 mod host;
+mod live;
 mod packet;
 mod random;
 mod report;
@@ -51,6 +54,8 @@ enum Part {
     Packet,
     /// Forwarding between veths
     Forward,
+    /// A denied flood, by who drops it
+    Flood,
 }
 
 /// Buckets of the IPv4 conntrack table, four flows each; the agent's own default.
@@ -85,6 +90,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         refused: Vec::new(),
         control: Vec::new(),
         forwarding: Vec::new(),
+        flood: Vec::new(),
     };
     // First, while the process has no other memory.
     if wanted(Part::Control) {
@@ -97,6 +103,9 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
     if wanted(Part::Forward) {
         forwarding(arguments.quick, &pins, &mut results)?;
+    }
+    if wanted(Part::Flood) {
+        flood(arguments.quick, &pins, &mut results)?;
     }
     results.print();
     let json = serde_json::to_string_pretty(&results)?;
@@ -137,6 +146,14 @@ fn forwarding(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
     let (rounds, packets) = if quick { (6, 200_000) } else { (12, 500_000) };
     let found = forward::measure(&sizes, rounds, packets, BUCKETS, &pins.folder("forward"), &tell)?;
     results.forwarding = found.figures;
+    results.refused.extend(found.refused);
+    Ok(())
+}
+
+fn flood(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
+    let (rounds, packets) = if quick { (5, 100_000) } else { (12, 300_000) };
+    let found = flood::measure(rounds, packets, BUCKETS, &pins.folder("flood"), &tell)?;
+    results.flood = found.figures;
     results.refused.extend(found.refused);
     Ok(())
 }

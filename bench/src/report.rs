@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::cluster::Size;
 use crate::control::Control;
+use crate::flood::{self, Flood};
 use crate::forward::Forwarding;
 use crate::host::Machine;
 
@@ -74,6 +75,7 @@ pub(crate) struct Results {
     pub(crate) refused: Vec<String>,
     pub(crate) control: Vec<Control>,
     pub(crate) forwarding: Vec<Forwarding>,
+    pub(crate) flood: Vec<Flood>,
 }
 
 impl Results {
@@ -106,6 +108,7 @@ impl Results {
                 .map(|f| vec![f.filter.clone(), spread(f.total), spread(f.over_none)]);
             table(&["filter", "in all", "over no filter"], rows);
         }
+        flood::print(&self.flood);
         for refused in &self.refused {
             say(&format!("NOT MEASURED: {refused}"));
         }
@@ -154,6 +157,10 @@ impl Results {
             ratios
                 .insert(format!("forwarding: {}", forwarding.filter), forwarding.total.min / none);
         }
+        for flood in &self.flood {
+            let floor = flood.total.min - flood.over_floor.min;
+            ratios.insert(format!("flood: {}", flood.dropped_by), flood.total.min / floor);
+        }
         ratios
     }
 }
@@ -196,11 +203,11 @@ fn print_control(control: &Control) {
     table(&header, rows);
 }
 
-fn spread(spread: Spread) -> String {
+pub(crate) fn spread(spread: Spread) -> String {
     format!("{:.1} / {:.1}", spread.min, spread.median)
 }
 
-fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) {
+pub(crate) fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN).set_header(header.to_vec());
     rows.for_each(|row| _ = table.add_row(row));
