@@ -9,14 +9,17 @@ mod forward;
 mod frame;
 mod host;
 mod live;
+mod load;
 mod packet;
 mod random;
 mod report;
 mod steer;
+mod wire;
 mod world;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
@@ -56,6 +59,8 @@ enum Part {
     Forward,
     /// A denied flood, by who drops it
     Flood,
+    /// Sockets of two pods
+    Wire,
 }
 
 /// Buckets of the IPv4 conntrack table, four flows each; the agent's own default.
@@ -91,6 +96,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         control: Vec::new(),
         forwarding: Vec::new(),
         flood: Vec::new(),
+        wire: Vec::new(),
     };
     // First, while the process has no other memory.
     if wanted(Part::Control) {
@@ -106,6 +112,9 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
     if wanted(Part::Flood) {
         flood(arguments.quick, &pins, &mut results)?;
+    }
+    if wanted(Part::Wire) {
+        wire(arguments.quick, &pins, &mut results)?;
     }
     results.print();
     let json = serde_json::to_string_pretty(&results)?;
@@ -154,6 +163,16 @@ fn flood(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
     let (rounds, packets) = if quick { (5, 100_000) } else { (12, 300_000) };
     let found = flood::measure(rounds, packets, BUCKETS, &pins.folder("flood"), &tell)?;
     results.flood = found.figures;
+    results.refused.extend(found.refused);
+    Ok(())
+}
+
+fn wire(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
+    let sizes = [Size { rules: 1, ..Size::BASE }, LARGE];
+    let (rounds, milliseconds) = if quick { (3, 100) } else { (10, 200) };
+    let time = Duration::from_millis(milliseconds);
+    let found = wire::measure(&sizes, rounds, time, BUCKETS, &pins.folder("wire"), &tell)?;
+    results.wire = found.figures;
     results.refused.extend(found.refused);
     Ok(())
 }

@@ -12,6 +12,7 @@ use crate::control::Control;
 use crate::flood::{self, Flood};
 use crate::forward::Forwarding;
 use crate::host::Machine;
+use crate::wire::{self, Wire};
 
 /// Minimum and median of many runs.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -33,6 +34,21 @@ impl Spread {
     pub(crate) fn over(samples: &[f64], empty: &[f64]) -> Self {
         let (all, empty) = (Self::of(samples), Self::of(empty));
         Self { min: all.min - empty.min, median: all.median - empty.median }
+    }
+}
+
+/// Highest and median of many runs, of what is better the more it is.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Rate {
+    pub(crate) best: f64,
+    pub(crate) median: f64,
+}
+
+impl Rate {
+    /// Of samples.
+    pub(crate) fn of(samples: &[f64]) -> Self {
+        let median = Spread::of(samples).median;
+        Self { best: samples.iter().copied().fold(f64::NAN, f64::max), median }
     }
 }
 
@@ -76,6 +92,7 @@ pub(crate) struct Results {
     pub(crate) control: Vec<Control>,
     pub(crate) forwarding: Vec<Forwarding>,
     pub(crate) flood: Vec<Flood>,
+    pub(crate) wire: Vec<Wire>,
 }
 
 impl Results {
@@ -109,6 +126,7 @@ impl Results {
             table(&["filter", "in all", "over no filter"], rows);
         }
         flood::print(&self.flood);
+        wire::print(&self.wire);
         for refused in &self.refused {
             say(&format!("NOT MEASURED: {refused}"));
         }
@@ -161,7 +179,24 @@ impl Results {
             let floor = flood.total.min - flood.over_floor.min;
             ratios.insert(format!("flood: {}", flood.dropped_by), flood.total.min / floor);
         }
+        self.wire_ratios(&mut ratios);
         ratios
+    }
+
+    /// Against no filter; the greater, the slower.
+    fn wire_ratios(&self, ratios: &mut BTreeMap<String, f64>) {
+        let Some(none) = self.wire.first() else { return };
+        for wire in &self.wire {
+            let figures = [
+                ("stream", none.stream.best / wire.stream.best),
+                ("request", wire.request_p50.min / none.request_p50.min),
+                ("connections", none.connections.best / wire.connections.best),
+                ("datagrams", none.datagrams.best / wire.datagrams.best),
+            ];
+            for (what, ratio) in figures {
+                ratios.insert(format!("wire, {what}: {}", wire.filter), ratio);
+            }
+        }
     }
 }
 
