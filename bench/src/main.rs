@@ -3,6 +3,7 @@
 mod bytecode;
 mod cluster;
 mod control;
+mod engine;
 mod filter;
 mod flood;
 mod forward;
@@ -10,6 +11,7 @@ mod frame;
 mod host;
 mod live;
 mod load;
+mod maps;
 mod packet;
 mod random;
 mod report;
@@ -94,15 +96,15 @@ fn run(arguments: &Arguments) -> Result<()> {
         packet: Vec::new(),
         refused: Vec::new(),
         control: Vec::new(),
+        node: None,
+        maps: Vec::new(),
         forwarding: Vec::new(),
         flood: Vec::new(),
         wire: Vec::new(),
     };
     // First, while the process has no other memory.
     if wanted(Part::Control) {
-        for scale in scales(arguments.quick) {
-            results.control.push(control::measure(scale, BUCKETS, &pins.folder("control"), &tell)?);
-        }
+        control(arguments.quick, &pins, &mut results)?;
     }
     if wanted(Part::Packet) {
         packets(arguments.quick, &pins, &mut results)?;
@@ -124,6 +126,25 @@ fn run(arguments: &Arguments) -> Result<()> {
         return host::write(&arguments.baseline, &serde_json::to_string_pretty(&ratios)?);
     }
     compare(&ratios, &arguments.baseline).map(drop)
+}
+
+fn control(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
+    let scales = scales(quick);
+    for scale in &scales {
+        let pins = pins.folder("control");
+        results.control.push(control::measure(*scale, BUCKETS, &pins, &tell)?);
+    }
+    let Some(scale) = scales.first() else { return Ok(()) };
+    let (new_pods, time) = if quick { (50, 2) } else { (100, 5) };
+    let time = Duration::from_secs(time);
+    let pins = pins.folder("node");
+    results.node = Some(engine::measure(*scale, new_pods, time, BUCKETS, &pins, &tell)?);
+    for pods in [10_000, 100_000] {
+        tell(&format!("control: maps at {pods} pods"));
+        let scale = Scale { pods, dual_stack: true, ..*scale };
+        results.maps.push(maps::measure(scale, BUCKETS, &pins.join(format!("maps{pods}")))?);
+    }
+    Ok(())
 }
 
 fn packets(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {

@@ -9,9 +9,11 @@ use serde::Serialize;
 
 use crate::cluster::Size;
 use crate::control::Control;
+use crate::engine::{self, Node};
 use crate::flood::{self, Flood};
 use crate::forward::Forwarding;
 use crate::host::Machine;
+use crate::maps::{self, Maps};
 use crate::wire::{self, Wire};
 
 /// Minimum and median of many runs.
@@ -90,6 +92,8 @@ pub(crate) struct Results {
     /// Sizes that could not be installed.
     pub(crate) refused: Vec<String>,
     pub(crate) control: Vec<Control>,
+    pub(crate) node: Option<Node>,
+    pub(crate) maps: Vec<Maps>,
     pub(crate) forwarding: Vec<Forwarding>,
     pub(crate) flood: Vec<Flood>,
     pub(crate) wire: Vec<Wire>,
@@ -115,6 +119,8 @@ impl Results {
         for control in &self.control {
             print_control(control);
         }
+        self.node.iter().for_each(engine::print);
+        maps::print(&self.maps);
         if !self.forwarding.is_empty() {
             say(
                 "\nForwarding: ns per 60-byte UDP packet from veth to veth, one core (minimum / median)",
@@ -180,6 +186,13 @@ impl Results {
             ratios.insert(format!("flood: {}", flood.dropped_by), flood.total.min / floor);
         }
         self.wire_ratios(&mut ratios);
+        if let Some((node, control)) = self.node.as_ref().zip(self.control.first()) {
+            let relative = |ms: f64| 1e3 * ms / control.compile_ms;
+            for attach in &node.attach {
+                ratios.insert(format!("node: attach, {}", attach.mode), relative(attach.p50_ms));
+            }
+            ratios.insert("node: new pod".into(), relative(node.pod_p50_ms));
+        }
         ratios
     }
 
