@@ -13,6 +13,7 @@ mod live;
 mod load;
 mod maps;
 mod packet;
+mod plots;
 mod random;
 mod report;
 mod steer;
@@ -121,6 +122,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     results.print();
     let json = serde_json::to_string_pretty(&results)?;
     host::write(&arguments.output.join("results.json"), &json)?;
+    plots::draw(&results, &arguments.output)?;
     let ratios = results.ratios();
     if arguments.save_baseline {
         return host::write(&arguments.baseline, &serde_json::to_string_pretty(&ratios)?);
