@@ -19,6 +19,7 @@ use serde::Serialize;
 
 use crate::cluster::{Cluster, Local, NODE, Size};
 use crate::control::{Scale, percentile};
+use crate::effect;
 use crate::filter::feed;
 use crate::host;
 use crate::packet::program;
@@ -30,6 +31,10 @@ use crate::world::World;
 pub(crate) struct Node {
     /// Both programs at a new interface, by TCX links and by clsact filters.
     pub(crate) attach: Vec<Attach>,
+    /// Milliseconds until a TCX program that is being attached judges a packet.
+    pub(crate) effect_p50_ms: f64,
+    /// Milliseconds.
+    pub(crate) effect_p99_ms: f64,
     /// Milliseconds from a new pod, known with its interface, to its enforcement: compiled, written
     /// and attached.
     pub(crate) pod_p50_ms: f64,
@@ -75,6 +80,7 @@ pub(crate) fn measure(
     progress("control: interfaces");
     let veths = Veths::new(scale.local + new_pods)?;
     let attach = attach(&veths, scale.local, buckets, &pins.join("attach"))?;
+    let effect = effect::measure(new_pods, &pins.join("effect"))?;
     progress("control: the agent's engine at real interfaces");
     let mut engine = Subject::new(scale, &veths, buckets, &pins.join("engine"))?;
     let pods = (0..new_pods).map(|n| engine.add_pod(n, &veths)).collect::<Result<Vec<_>>>()?;
@@ -84,6 +90,8 @@ pub(crate) fn measure(
     let cpu_percent = engine.load(time, EVENTS_PER_SECOND)?;
     Ok(Node {
         attach,
+        effect_p50_ms: percentile(&effect, 0.5),
+        effect_p99_ms: percentile(&effect, 0.99),
         pod_p50_ms: percentile(&pods, 0.5),
         pod_p99_ms: percentile(&pods, 0.99),
         new_pods,
@@ -291,8 +299,11 @@ pub(crate) fn print(node: &Node) {
              processor time {cpu_p50_ms:.3} ms"
         ));
     }
+    let Node { effect_p50_ms, effect_p99_ms, .. } = node;
     say(&format!(
-        "compiled, written and attached in {pod_p50_ms:.3} ms (p50), {pod_p99_ms:.3} ms (p99)\n\
+        "a TCX program judges packets {effect_p50_ms:.3} ms (p50), {effect_p99_ms:.3} ms (p99) after \
+         the call begins\n\
+         compiled, written and attached in {pod_p50_ms:.3} ms (p50), {pod_p99_ms:.3} ms (p99)\n\
          at {} pod events per second {:.2} % of one core, {:.2} % without events",
         node.events_per_second, node.cpu_percent, node.idle_percent,
     ));

@@ -3,6 +3,7 @@
 mod bytecode;
 mod cluster;
 mod control;
+mod effect;
 mod engine;
 mod filter;
 mod flood;
