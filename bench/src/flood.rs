@@ -18,7 +18,7 @@ use netpold_ebpf::uplink::Scope;
 use netpold_testbed::Netns;
 use serde::Serialize;
 
-use crate::bytecode::{Code, GENERIC, NATIVE, XDP, attach_xdp, send_live};
+use crate::bytecode::{Code, GENERIC, NATIVE, SCHED_CLS, XDP, attach_xdp, send_live};
 use crate::cluster::{Cluster, Local, PORT, Size};
 use crate::filter::{Filter, feed, installed, iptables_forward, traffic};
 use crate::forward::mac_text;
@@ -54,13 +54,15 @@ pub(crate) struct Found {
 const NODE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 /// XDP_DROP
 const DROP: i32 = 1;
+/// TCX_DROP
+const SHOT: i32 = 2;
 
 /// What drops.
 enum Guard {
     /// A program in front of the uplink.
     Xdp { program: OwnedFd, flags: u32, counts: bool },
-    /// netpold's program at the veth of the pod that it is sent to, or of the one that sends it.
-    Pod(OwnedFd, Direction),
+    /// A program at the veth of the pod that it is sent to, or of the one that sends it.
+    Pod { program: OwnedFd, direction: Direction, counts: bool },
     /// nftables or iptables.
     Rules(Filter),
 }
@@ -207,7 +209,7 @@ impl Node {
             Guard::Xdp { program, flags, .. } => {
                 link = Some(attach_xdp(program, self.uplink, *flags)?);
             }
-            Guard::Pod(program, direction) => {
+            Guard::Pod { program, direction, .. } => {
                 attacher.attach(program.as_fd(), hook(*direction))?;
             }
             Guard::Rules(filter) => filter.set(&[], attacher)?,
@@ -215,7 +217,7 @@ impl Node {
         let sample = self.send(guard, packets);
         match guard {
             Guard::Xdp { .. } => drop(link),
-            Guard::Pod(_, direction) => attacher.detach(hook(*direction))?,
+            Guard::Pod { direction, .. } => attacher.detach(hook(*direction))?,
             Guard::Rules(filter) => filter.unset(&[], attacher)?,
         }
         sample
@@ -224,7 +226,7 @@ impl Node {
     fn send(&self, guard: &Guard, packets: u32) -> Result<f64> {
         // What an attachment changed at the devices settles with the first packets.
         let stream = match guard {
-            Guard::Pod(_, Direction::Egress) => &self.from_pod,
+            Guard::Pod { direction: Direction::Egress, .. } => &self.from_pod,
             _ => &self.to_pod,
         };
         self.transmit(stream, packets / 100)?;
@@ -259,9 +261,9 @@ impl Node {
     /// What the guard itself has counted so far; nothing where it does not count.
     fn dropped(&self, guard: &Guard) -> Result<Option<u64>> {
         match guard {
-            Guard::Xdp { counts: false, .. } => Ok(None),
-            Guard::Xdp { .. } | Guard::Pod(..) => {
-                let egress = matches!(guard, Guard::Pod(_, Direction::Egress));
+            Guard::Xdp { counts: false, .. } | Guard::Pod { counts: false, .. } => Ok(None),
+            Guard::Xdp { .. } | Guard::Pod { .. } => {
+                let egress = matches!(guard, Guard::Pod { direction: Direction::Egress, .. });
                 let values = self.counters.get(&counter(egress, Reason::Policy), 0)?;
                 Ok(Some(values.iter().sum()))
             }
@@ -328,14 +330,17 @@ fn own(world: &mut World) -> Result<Vec<Subject>> {
     let generic = openings.try_clone()?;
     let to_pod = program(world, Direction::Ingress)?;
     let from_pod = program(world, Direction::Egress)?;
+    let shot = Code::default().end(SHOT).load(SCHED_CLS).context("cannot load a program")?;
+    let pod = |program, direction, counts| Guard::Pod { program, direction, counts };
     let xdp = |program, flags, counts| Guard::Xdp { program, flags, counts };
     Ok(vec![
-        Subject::new("a program that drops everything", xdp(floor, NATIVE, false)),
+        Subject::new("XDP, drops everything", xdp(floor, NATIVE, false)),
         Subject::new("netpold, XDP, openings", xdp(openings, NATIVE, true)),
         Subject::new("netpold, XDP, all", xdp(all, NATIVE, true)),
         Subject::new("netpold, generic XDP, openings", xdp(generic, GENERIC, true)),
-        Subject::new("netpold, TC, to a pod", Guard::Pod(to_pod, Direction::Ingress)),
-        Subject::new("netpold, TC, from a pod", Guard::Pod(from_pod, Direction::Egress)),
+        Subject::new("netpold, TC, to a pod", pod(to_pod, Direction::Ingress, true)),
+        Subject::new("netpold, TC, from a pod", pod(from_pod, Direction::Egress, true)),
+        Subject::new("TC, drops everything, from a pod", pod(shot, Direction::Egress, false)),
     ])
 }
 
