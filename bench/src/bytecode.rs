@@ -14,6 +14,8 @@ const LINK_CREATE: u32 = 28;
 const ATTACH_XDP: u32 = 37;
 /// Frames that a program passes go into the network stack (kernel 5.18).
 const F_TEST_XDP_LIVE_FRAMES: u32 = 1 << 1;
+/// The program takes packets in several pieces, as those do that it may be put in front of.
+const F_XDP_HAS_FRAGS: u32 = 1 << 5;
 
 const MAP_TYPE_ARRAY: u32 = 2;
 const MAP_TYPE_PROG_ARRAY: u32 = 3;
@@ -60,6 +62,9 @@ struct ProgLoad {
     log: u64,
     kernel_version: u32,
     flags: u32,
+    name: [u8; 16],
+    ifindex: u32,
+    attach_type: u32,
 }
 
 /// `struct xdp_md`
@@ -83,13 +88,18 @@ struct LinkCreate {
     flags: u32,
 }
 
+/// `XDP_FLAGS_DRV_MODE`: in the device's driver.
+pub(crate) const NATIVE: u32 = 1 << 2;
+/// `XDP_FLAGS_SKB_MODE`: in the stack.
+pub(crate) const GENERIC: u32 = 1 << 1;
+
 /// Attaches an XDP program until the descriptor is closed.
 ///
 /// # Errors
 /// The kernel refuses.
-pub(crate) fn attach_xdp(program: &OwnedFd, ifindex: u32) -> io::Result<OwnedFd> {
+pub(crate) fn attach_xdp(program: &OwnedFd, ifindex: u32, flags: u32) -> io::Result<OwnedFd> {
     let mut attributes =
-        LinkCreate { program: raw(program), ifindex, attach_type: ATTACH_XDP, flags: 0 };
+        LinkCreate { program: raw(program), ifindex, attach_type: ATTACH_XDP, flags };
     // SAFETY: the block of BPF_LINK_CREATE, without pointers; the result is a new descriptor.
     unsafe { bpf(LINK_CREATE, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
 }
@@ -119,6 +129,23 @@ pub(crate) fn send_live(
     };
     // SAFETY: frame and context are as long as is said and outlive the call.
     unsafe { test_run::call(&mut attributes) }
+}
+
+/// Runs an XDP program on a frame that nothing becomes of; what it returned at the end.
+///
+/// # Errors
+/// The kernel refuses.
+pub(crate) fn run_xdp(program: BorrowedFd<'_>, frame: &[u8], repeat: u32) -> io::Result<u32> {
+    let mut attributes = Attributes {
+        program: raw(&program),
+        data_size_in: frame.len() as u32,
+        data_in: frame.as_ptr() as u64,
+        repeat,
+        ..Attributes::default()
+    };
+    // SAFETY: the frame is as long as is said and outlives the call.
+    unsafe { test_run::call(&mut attributes)? };
+    Ok(attributes.retval)
 }
 
 fn raw(fd: &impl AsRawFd) -> u32 {
@@ -200,6 +227,11 @@ impl Code {
         self.push(0x07, to, 0, 0, value)
     }
 
+    /// `to |= value`
+    pub(crate) fn or(self, to: u8, value: i32) -> Self {
+        self.push(0x47, to, 0, 0, value)
+    }
+
     /// `to += from`
     pub(crate) fn add_register(self, to: u8, from: u8) -> Self {
         self.push(0x0f, to, from, 0, 0)
@@ -275,6 +307,9 @@ impl Code {
             instructions: self.0.len() as u32,
             code: self.0.as_ptr() as u64,
             license: license.as_ptr() as u64,
+            // What the agent's loader says of its own: kernel 6.18 compares it at tail calls.
+            flags: if kind == XDP { F_XDP_HAS_FRAGS } else { 0 },
+            attach_type: if kind == XDP { ATTACH_XDP } else { 0 },
             ..ProgLoad::default()
         };
         // SAFETY: the block of BPF_PROG_LOAD; code and license outlive the call; the result is a

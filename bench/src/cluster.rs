@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use netpold_core::model::{
-    Change, Interface, IpBlock, Key, Labels, Namespace, Node, Peer, Pod, Policy, PortMatch,
-    PortRule, Protocol, Requirement, Rule, Selector,
+    Change, EndpointSlice, Interface, IpBlock, Key, Labels, Namespace, Node, Peer, Pod, Policy,
+    PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
 };
 use serde::Serialize;
 
@@ -119,6 +119,7 @@ impl Cluster {
             }));
         }
         changes.extend((0..self.size.pods).map(|n| Change::Pod(self.remote(n))));
+        changes.extend(service_with_slices());
         changes.push(Change::Policy(self.first_policy()));
         changes.extend((1..self.size.rules).map(|n| Change::Policy(other_policy(n))));
         changes
@@ -142,6 +143,26 @@ impl Cluster {
         distinct(count, |random| remote_address(random.below(self.size.pods / 2) * 2 + 1, v6))
     }
 
+    /// The Service that everyone may use: its address and port.
+    pub(crate) fn service(v6: bool) -> (IpAddr, u16) {
+        let address = if v6 {
+            IpAddr::V6(Ipv6Addr::new(0xfd00, 96, 0, 0, 0, 0, 0, 10))
+        } else {
+            IpAddr::V4(Ipv4Addr::new(10, 96, 0, 10))
+        };
+        (address, 8080)
+    }
+
+    /// A backend of that Service, and one that no rule allows.
+    pub(crate) fn backends(v6: bool) -> [(IpAddr, u16); 2] {
+        [0, 1].map(|number| (remote_address(number, v6), PORT))
+    }
+
+    /// As many ports of a pod that is a client itself, all different.
+    pub(crate) fn client_ports(address: IpAddr, count: u32) -> Vec<(IpAddr, u16)> {
+        distinct(count, |_| address)
+    }
+
     fn remote(&self, number: u32) -> Pod {
         let role = if number.is_multiple_of(2) { "client" } else { "stranger" };
         let app = app(number % self.size.rules.max(1));
@@ -162,6 +183,27 @@ impl Cluster {
         let peers = std::iter::once(pods("role", "client")).chain(blocks).collect();
         policy(0, Rule { peers: Some(peers), ports: Some(ports) })
     }
+}
+
+/// The Service and its one backend, of both families.
+fn service_with_slices() -> Vec<Change> {
+    let (name, both) = (Key::new("bench", "service"), [false, true]);
+    let port =
+        ServicePort { name: String::new(), protocol: Protocol::Tcp, port: 8080, node_port: None };
+    let service = Service {
+        key: name.clone(),
+        addresses: both.map(|v6| Cluster::service(v6).0).into(),
+        ports: vec![port],
+    };
+    let slices = both.map(|v6| {
+        Change::EndpointSlice(EndpointSlice {
+            key: Key::new("bench", format!("service-{v6}")),
+            service: "service".into(),
+            ports: vec![SlicePort { name: String::new(), protocol: Protocol::Tcp, port: PORT }],
+            addresses: vec![Cluster::backends(v6)[0].0],
+        })
+    });
+    std::iter::once(Change::Service(service)).chain(slices).collect()
 }
 
 fn other_policy(number: u32) -> Policy {

@@ -155,9 +155,7 @@ fn latency(
             break;
         }
     }
-    times.sort_by(f64::total_cmp);
-    let at = |part: f64| times.get(((times.len() as f64 * part) as usize).min(times.len() - 1));
-    let at = |part: f64| at(part).copied().unwrap_or_default();
+    let at = |part| percentile(&times, part);
     Ok(Latency {
         event,
         events: times.len(),
@@ -167,6 +165,14 @@ fn latency(
         operations: operations as f64 / times.len() as f64,
         waits: waits as f64 / times.len() as f64,
     })
+}
+
+/// What so great a part of the values does not exceed; 0 if there are none.
+pub(crate) fn percentile(values: &[f64], part: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let place = ((sorted.len() as f64 * part) as usize).min(sorted.len().saturating_sub(1));
+    sorted.get(place).copied().unwrap_or_default()
 }
 
 fn enforce(world: &mut World) -> Result<()> {
@@ -226,7 +232,8 @@ const EVENTS: [(&str, Event); 10] = [
 ];
 
 impl Scale {
-    fn changes(&self) -> Vec<Change> {
+    /// Everything in it.
+    pub(crate) fn changes(&self) -> Vec<Change> {
         let address = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
         let mut changes = vec![Change::Node(Node { name: NODE.into(), addresses: vec![address] })];
         changes.extend((0..self.namespaces).map(|n| Change::Namespace(namespace(n, n))));
@@ -246,7 +253,7 @@ impl Scale {
     }
 
     /// Pod `number`; the first ones are local, each in a namespace of its own.
-    fn pod(&self, number: u32) -> Pod {
+    pub(crate) fn pod(&self, number: u32) -> Pod {
         let mut addresses = vec![IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0001 + number))];
         if self.dual_stack {
             let bits = 0xfd00 << 112 | u128::from(number + 1);

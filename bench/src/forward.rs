@@ -4,10 +4,8 @@
 //! pass its TC ingress, are routed, and leave through the second veth's TC egress into the other
 //! pod's namespace, where they end because they are for no one's hardware address.
 
-use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
@@ -17,9 +15,11 @@ use netpold_core::model::Direction;
 use netpold_testbed::{Netns, udp_frame};
 use serde::Serialize;
 
-use crate::bytecode::{Code, XDP, attach_xdp, send_live};
+use crate::bytecode::{attach_xdp, send_live};
 use crate::cluster::{Cluster, Local, PORT, Size};
+use crate::filter::{Filter, installed, iptables_forward, nft_forward, other, traffic};
 use crate::host;
+use crate::live::{Then, sender};
 use crate::packet::{load_empty, program};
 use crate::report::Spread;
 use crate::world::World;
@@ -50,17 +50,6 @@ pub(crate) struct Found {
     pub(crate) figures: Vec<Forwarding>,
     /// Filters that could not be measured, and why.
     pub(crate) refused: Vec<String>,
-}
-
-/// Something between the veths.
-enum Filter {
-    None,
-    Empty(OwnedFd),
-    Netpold(Box<World>),
-    /// Rules of nftables.
-    Nft(String),
-    /// Arguments of iptables, line by line, and those that take them away again.
-    Iptables(Vec<String>, Vec<String>),
 }
 
 struct Subject {
@@ -112,9 +101,9 @@ pub(crate) fn measure(
     for round in 0..rounds {
         progress(&format!("forwarding: round {} of {rounds}", round + 1));
         for subject in &mut subjects {
-            path.set(&mut subject.filter, &mut attacher).context(subject.name.clone())?;
+            subject.filter.set(&path.hooks(), &mut attacher).context(subject.name.clone())?;
             let sent = path.send(packets);
-            path.unset(&subject.filter, &mut attacher)?;
+            subject.filter.unset(&path.hooks(), &mut attacher)?;
             subject.samples.push(sent.context(subject.name.clone())?);
         }
     }
@@ -165,9 +154,11 @@ impl Wire {
         let ends = |local: Local, port| (local.address(false), port).into();
         let (client, server) = (ends(from, CLIENT_PORT), ends(to, PORT));
         let frame = udp_frame(NODE_MAC, ELSEWHERE, client, server, &PAYLOAD)?;
-        let sender = rewriting(&frame).load(XDP).context("cannot load the sending program")?;
+        let sender = sender(&frame, Then::Receive, false);
+        let sender = sender.context("cannot load the sending program")?;
         // An interface can only be named as the frames' origin if it has an XDP program.
-        let receive = attach_xdp(&sender, from.ifindex).context("cannot attach XDP to a veth")?;
+        let receive =
+            attach_xdp(&sender, from.ifindex, 0).context("cannot attach XDP to a veth")?;
         Ok(Self { from, to, frame, sender, _receive: receive, _pods: pods })
     }
 
@@ -203,48 +194,14 @@ impl Wire {
         ]
     }
 
-    fn set(&self, filter: &mut Filter, attacher: &mut Attacher) -> Result<()> {
-        match filter {
-            Filter::None => {}
-            Filter::Empty(program) => {
-                for hook in self.hooks() {
-                    attacher.attach(program.as_fd(), hook)?;
-                }
-            }
-            Filter::Netpold(world) => {
-                for hook in self.hooks() {
-                    let program = program(world, hook.direction)?;
-                    attacher.attach(program.as_fd(), hook)?;
-                }
-            }
-            Filter::Nft(rules) => feed("nft", &["-f", "-"], rules)?,
-            Filter::Iptables(set, _) => iptables(set)?,
-        }
-        Ok(())
-    }
-
-    fn unset(&self, filter: &Filter, attacher: &mut Attacher) -> Result<()> {
-        match filter {
-            Filter::None => {}
-            Filter::Empty(_) | Filter::Netpold(_) => {
-                for hook in self.hooks() {
-                    attacher.detach(hook)?;
-                }
-            }
-            Filter::Nft(_) => feed("nft", &["-f", "-"], "delete table ip bench\n")?,
-            Filter::Iptables(_, unset) => iptables(unset)?,
-        }
-        Ok(())
-    }
-
     /// Nanoseconds per packet. All must have arrived.
     fn send(&self, packets: u32) -> Result<f64> {
-        let before = transmitted("fwb0")?;
+        let before = traffic("fwb0")?.1;
         let start = Instant::now();
         send_live(&self.sender, &self.frame, self.from.ifindex, packets)
             .context("cannot send live frames")?;
         let took = start.elapsed();
-        let forwarded = transmitted("fwb0")? - before;
+        let forwarded = traffic("fwb0")?.1 - before;
         ensure!(
             forwarded >= u64::from(packets),
             "only {forwarded} of {packets} packets were forwarded"
@@ -256,111 +213,27 @@ impl Wire {
     /// that matches without it.
     fn nft(&self, rules: u32) -> Vec<Subject> {
         let (from, to) = (self.from.address(false), self.to.address(false));
-        let chain = |rules: &str| {
-            format!(
-                "table ip bench {{\nchain forward {{\ntype filter hook forward priority 0; \
-                 policy drop;\n{rules}\n}}\n}}\n"
-            )
-        };
         let allow = format!("ip saddr {from} ip daddr {to} udp dport {PORT} accept");
         let others: String = (0..rules)
             .map(|n| format!("ip saddr {} udp dport {PORT} accept\n", other(n)))
             .collect();
-        let tracked = chain(&format!("ct state established,related accept\n{others}{allow}"));
-        let linear = chain(&format!("{others}{allow}"));
+        let tracked = nft_forward(&format!("ct state established,related accept\n{others}{allow}"));
+        let linear = nft_forward(&format!("{others}{allow}"));
         let name = |what: &str| format!("nftables, {what}, {rules} rules");
-        vec![
-            Subject::new(&name("conntrack"), Filter::Nft(tracked)),
-            Subject::new(&name("stateless"), Filter::Nft(linear)),
-        ]
+        vec![Subject::new(&name("conntrack"), tracked), Subject::new(&name("stateless"), linear)]
     }
 
     /// A chain of rules behind conntrack.
     fn iptables(&self, rules: u32) -> Vec<Subject> {
         let (from, to) = (self.from.address(false), self.to.address(false));
-        let mut set = vec![
-            "-P FORWARD DROP".to_owned(),
-            "-A FORWARD -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT".to_owned(),
-        ];
-        let others = (0..rules)
-            .map(|n| format!("-A FORWARD -s {} -p udp --dport {PORT} -j ACCEPT", other(n)));
-        set.extend(others);
-        set.push(format!("-A FORWARD -s {from} -d {to} -p udp --dport {PORT} -j ACCEPT"));
-        let unset = ["-F FORWARD", "-P FORWARD ACCEPT"].map(str::to_owned).to_vec();
-        let name = format!("iptables, conntrack, {rules} rules");
-        vec![Subject::new(&name, Filter::Iptables(set, unset))]
+        let tracked = "-m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT".to_owned();
+        let others = (0..rules).map(|n| format!("-s {} -p udp --dport {PORT} -j ACCEPT", other(n)));
+        let allow = format!("-s {from} -d {to} -p udp --dport {PORT} -j ACCEPT");
+        let chain = iptables_forward(std::iter::once(tracked).chain(others).chain([allow]));
+        vec![Subject::new(&format!("iptables, conntrack, {rules} rules"), chain)]
     }
 }
 
-/// Another client than the one that sends.
-fn other(number: u32) -> IpAddr {
-    IpAddr::V4(std::net::Ipv4Addr::from_bits(0x0a50_0001 + number))
-}
-
-/// Writes the headers anew, for the stack has changed them in the page that is sent again, and
-/// passes the frame.
-fn rewriting(frame: &[u8]) -> Code {
-    const HEADERS: usize = 28;
-    const PASS: i32 = 2;
-    let code = Code::default()
-        .load32(7, 1, 0)
-        .load32(8, 1, 4)
-        .copy(2, 7)
-        .add(2, HEADERS as i32)
-        .skip_if_not_beyond(2, 8, 2)
-        .end(0);
-    let (words, _) = frame[..HEADERS].as_chunks::<4>();
-    let code = words.iter().enumerate().fold(code, |code, (index, word)| {
-        code.store_value(7, index as i16 * 4, i32::from_ne_bytes(*word))
-    });
-    code.end(PASS)
-}
-
-fn mac_text(mac: [u8; 6]) -> String {
+pub(crate) fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
-}
-
-/// Packets that an interface of our namespace has sent.
-fn transmitted(interface: &str) -> Result<u64> {
-    let devices = std::fs::read_to_string("/proc/thread-self/net/dev")?;
-    let line = devices.lines().find_map(|line| line.trim().strip_prefix(interface));
-    let fields = line.and_then(|line| line.strip_prefix(':')).context("no such interface")?;
-    let sent = fields.split_ascii_whitespace().nth(9).context("no count of packets")?;
-    Ok(sent.parse()?)
-}
-
-fn installed(tool: &str) -> bool {
-    let status =
-        Command::new(tool).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    status.is_ok_and(|status| status.success())
-}
-
-fn feed(tool: &str, arguments: &[&str], input: &str) -> Result<()> {
-    use std::io::Write;
-    let mut child = Command::new(tool)
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("cannot run {tool}"))?;
-    if let Some(mut stdin) = child.stdin.take() {
-        stdin.write_all(input.as_bytes())?;
-    }
-    let output = child.wait_with_output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{tool}: {}", said.trim());
-    Ok(())
-}
-
-/// The commands as one restore, which takes effect at once.
-fn iptables(lines: &[String]) -> Result<()> {
-    let mut input = String::from("*filter\n");
-    for line in lines {
-        match line.strip_prefix("-P FORWARD ") {
-            Some(policy) => input.push_str(&format!(":FORWARD {policy} [0:0]\n")),
-            None => input.push_str(&format!("{line}\n")),
-        }
-    }
-    input.push_str("COMMIT\n");
-    feed("iptables-restore", &["--noflush"], &input)
 }

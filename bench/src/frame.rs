@@ -1,6 +1,6 @@
 //! TCP frames between the measured pod and others, and where their varying parts are.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 /// TCP flag.
 pub(crate) const SYN: u8 = 0x02;
@@ -29,6 +29,31 @@ pub(crate) fn tcp(from: (IpAddr, u16), to: (IpAddr, u16), flags: u8) -> Vec<u8> 
     }
     frame.extend(segment);
     frame
+}
+
+/// A TCP segment that opens a connection over IPv4, in Ethernet, padded to 60 bytes, its checksums
+/// right. Port and sequence number of the sender are 0.
+pub(crate) fn syn(to_mac: [u8; 6], from: Ipv4Addr, to: (Ipv4Addr, u16)) -> Vec<u8> {
+    let mut frame = tcp((from.into(), 0), (to.0.into(), to.1), SYN);
+    frame[..6].copy_from_slice(&to_mac);
+    let segment = ETHERNET + 20;
+    frame[segment + 6..segment + 8].fill(0);
+    let header = checksum(&frame[ETHERNET..segment]);
+    frame[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&header.to_be_bytes());
+    // The pseudo header: addresses, protocol and length.
+    let covered = [&frame[ETHERNET + 12..], &[0, 6, 0, 20]].concat();
+    let sum = checksum(&covered);
+    frame[segment + 16..segment + 18].copy_from_slice(&sum.to_be_bytes());
+    frame.resize(60, 0);
+    frame
+}
+
+/// RFC 1071, of an even number of bytes.
+fn checksum(bytes: &[u8]) -> u16 {
+    let (words, _) = bytes.as_chunks::<2>();
+    let sum: u32 = words.iter().map(|word| u32::from(u16::from_be_bytes(*word))).sum();
+    let folded = (sum >> 16) + (sum & 0xffff);
+    !((folded + (folded >> 16)) as u16)
 }
 
 fn octets16(address: IpAddr) -> [u8; 16] {
@@ -66,6 +91,14 @@ impl End {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_opens_a_connection_has_right_checksums() {
+        let frame = syn([1; 6], Ipv4Addr::new(10, 64, 0, 2), (Ipv4Addr::new(10, 200, 0, 1), 80));
+        assert_eq!(frame.len(), 60);
+        assert_eq!(checksum(&frame[14..34]), 0);
+        assert_eq!(checksum(&[&frame[26..54], &[0, 6, 0, 20]].concat()), 0);
+    }
 
     #[test]
     fn ends_are_where_the_frame_has_them() {

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::{CloneFlags, CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity, unshare};
+use nix::unistd::Pid;
 use serde::Serialize;
 
 /// Leaves the machine's network and mounts: what is made from here on is seen by nobody else and
@@ -101,6 +103,61 @@ pub(crate) fn ip(lines: &[&str]) -> Result<()> {
         anyhow::ensure!(output.status.success(), "ip {line}: {}", said.trim());
     }
     Ok(())
+}
+
+/// `ETHTOOL_SGRO`
+const SET_GRO: u32 = 0x2c;
+
+/// `struct ethtool_value`
+#[repr(C)]
+struct EthtoolValue {
+    command: u32,
+    data: u32,
+}
+
+/// Turns generic receive offload on.
+///
+/// # Errors
+/// There is no such interface, or the kernel refuses.
+pub(crate) fn enable_gro(interface: &str) -> Result<()> {
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").context("cannot open a socket")?;
+    let mut value = EthtoolValue { command: SET_GRO, data: 1 };
+    // SAFETY: all zeroes is a valid ifreq.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    anyhow::ensure!(interface.len() < request.ifr_name.len(), "{interface} is too long a name");
+    for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
+        *to = from.cast_signed();
+    }
+    request.ifr_ifru.ifru_data = (&raw mut value).cast();
+    // SAFETY: a request with a name that ends, and a value of that command; both outlive the call.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
+    nix::errno::Errno::result(result)
+        .with_context(|| format!("cannot turn on GRO at {interface}"))?;
+    Ok(())
+}
+
+/// While it lives, this thread runs on one processor.
+pub(crate) struct OneCpu(CpuSet);
+
+impl OneCpu {
+    /// Stays where it is.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(crate) fn pin() -> Result<Self> {
+        let this = Pid::from_raw(0);
+        let before = sched_getaffinity(this).context("cannot ask for the processors")?;
+        let mut one = CpuSet::new();
+        one.set(sched_getcpu()?)?;
+        sched_setaffinity(this, &one).context("cannot stay on one processor")?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for OneCpu {
+    fn drop(&mut self) {
+        let _ = sched_setaffinity(Pid::from_raw(0), &self.0);
+    }
 }
 
 /// Index of an interface in our network namespace.

@@ -3,17 +3,27 @@
 mod bytecode;
 mod cluster;
 mod control;
+mod effect;
+mod engine;
+mod filter;
+mod flood;
 mod forward;
 mod frame;
 mod host;
+mod live;
+mod load;
+mod maps;
 mod packet;
+mod plots;
 mod random;
 mod report;
 mod steer;
+mod wire;
 mod world;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
@@ -51,10 +61,16 @@ enum Part {
     Packet,
     /// Forwarding between veths
     Forward,
+    /// A denied flood, by who drops it
+    Flood,
+    /// Sockets of two pods
+    Wire,
 }
 
 /// Buckets of the IPv4 conntrack table, four flows each; the agent's own default.
 const BUCKETS: u32 = 131_072;
+/// Both large.
+const LARGE: Size = Size { pods: 100_000, rules: 10_000, ..Size::BASE };
 /// The other dimensions stay at [`Size::BASE`] while one is varied.
 const PODS: [u32; 4] = [10, 1000, 10_000, 100_000];
 const RULES: [u32; 3] = [1, 100, 10_000];
@@ -82,13 +98,15 @@ fn run(arguments: &Arguments) -> Result<()> {
         packet: Vec::new(),
         refused: Vec::new(),
         control: Vec::new(),
+        node: None,
+        maps: Vec::new(),
         forwarding: Vec::new(),
+        flood: Vec::new(),
+        wire: Vec::new(),
     };
     // First, while the process has no other memory.
     if wanted(Part::Control) {
-        for scale in scales(arguments.quick) {
-            results.control.push(control::measure(scale, BUCKETS, &pins.folder("control"), &tell)?);
-        }
+        control(arguments.quick, &pins, &mut results)?;
     }
     if wanted(Part::Packet) {
         packets(arguments.quick, &pins, &mut results)?;
@@ -96,9 +114,16 @@ fn run(arguments: &Arguments) -> Result<()> {
     if wanted(Part::Forward) {
         forwarding(arguments.quick, &pins, &mut results)?;
     }
+    if wanted(Part::Flood) {
+        flood(arguments.quick, &pins, &mut results)?;
+    }
+    if wanted(Part::Wire) {
+        wire(arguments.quick, &pins, &mut results)?;
+    }
     results.print();
     let json = serde_json::to_string_pretty(&results)?;
     host::write(&arguments.output.join("results.json"), &json)?;
+    plots::draw(&results, &arguments.output)?;
     let ratios = results.ratios();
     if arguments.save_baseline {
         return host::write(&arguments.baseline, &serde_json::to_string_pretty(&ratios)?);
@@ -106,9 +131,30 @@ fn run(arguments: &Arguments) -> Result<()> {
     compare(&ratios, &arguments.baseline).map(drop)
 }
 
+fn control(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
+    let scales = scales(quick);
+    for scale in &scales {
+        let pins = pins.folder("control");
+        results.control.push(control::measure(*scale, BUCKETS, &pins, &tell)?);
+    }
+    let Some(scale) = scales.first() else { return Ok(()) };
+    let (new_pods, time) = if quick { (50, 2) } else { (100, 5) };
+    let time = Duration::from_secs(time);
+    let pins = pins.folder("node");
+    results.node = Some(engine::measure(*scale, new_pods, time, BUCKETS, &pins, &tell)?);
+    for pods in [10_000, 100_000] {
+        tell(&format!("control: maps at {pods} pods"));
+        let scale = Scale { pods, dual_stack: true, ..*scale };
+        results.maps.push(maps::measure(scale, BUCKETS, &pins.join(format!("maps{pods}")))?);
+    }
+    Ok(())
+}
+
 fn packets(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
     host::ip(&["link add bench0 index 100 type veth peer name bench1 index 101"])?;
-    let locals = [Local::isolated(1), Local::open(host::ifindex("bench0")?)];
+    // Not the loopback interface: that is where XDP test runs say that packets come from.
+    let (isolated, open) = (host::ifindex("bench1")?, host::ifindex("bench0")?);
+    let locals = [Local::isolated(isolated), Local::open(open)];
     let effort = Effort {
         rounds: if quick { 8 } else { 20 },
         hot: 200_000,
@@ -129,10 +175,28 @@ fn packets(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
 }
 
 fn forwarding(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
-    let sizes = [Size::BASE, Size { pods: 100_000, rules: 10_000, ..Size::BASE }];
+    let sizes = [Size::BASE, LARGE];
     let (rounds, packets) = if quick { (6, 200_000) } else { (12, 500_000) };
     let found = forward::measure(&sizes, rounds, packets, BUCKETS, &pins.folder("forward"), &tell)?;
     results.forwarding = found.figures;
+    results.refused.extend(found.refused);
+    Ok(())
+}
+
+fn flood(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
+    let (rounds, packets) = if quick { (5, 100_000) } else { (12, 300_000) };
+    let found = flood::measure(rounds, packets, BUCKETS, &pins.folder("flood"), &tell)?;
+    results.flood = found.figures;
+    results.refused.extend(found.refused);
+    Ok(())
+}
+
+fn wire(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
+    let sizes = [Size { rules: 1, ..Size::BASE }, LARGE];
+    let (rounds, milliseconds) = if quick { (3, 100) } else { (10, 200) };
+    let time = Duration::from_millis(milliseconds);
+    let found = wire::measure(&sizes, rounds, time, BUCKETS, &pins.folder("wire"), &tell)?;
+    results.wire = found.figures;
     results.refused.extend(found.refused);
     Ok(())
 }

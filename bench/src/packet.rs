@@ -1,26 +1,30 @@
 //! Nanoseconds per packet over the empty program, by BPF_PROG_TEST_RUN.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
-use std::time::{Duration, Instant};
+mod probe;
+mod service;
+mod uplink;
 
-use anyhow::{Context, Result, ensure};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use anyhow::{Context, Result};
 use aya::EbpfLoader;
 use aya::programs::SchedClassifier;
-use netpold::dataplane::test_run::{Run, run};
 use netpold_core::model::Direction;
 
 use crate::cluster::{Cluster, Local, PORT, Size};
 use crate::frame::{ACK, SYN, tcp};
-use crate::report::{PacketFigure, Spread};
-use crate::steer::{Flows, Steered};
+use crate::report::PacketFigure;
+use crate::steer::Flows;
 use crate::world::World;
+
+use probe::{Place, Probe, Runnable, figures};
+use service::Service;
+use uplink::Uplink;
 
 /// The program that passes a packet on (TCX_NEXT), and the one that drops it.
 const PASS: u32 = u32::MAX;
 const DROP: u32 = 2;
-/// `ingress_ifindex` of packets that come from elsewhere: any that is neither 0 nor a pod's.
-const UPLINK: u32 = 2;
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug)]
@@ -41,59 +45,6 @@ struct Programs {
     ingress: OwnedFd,
     egress: OwnedFd,
     empty: OwnedFd,
-}
-
-/// One thing that is run again and again.
-struct Probe {
-    name: &'static str,
-    addresses: &'static str,
-    program: Runnable,
-    frame: Vec<u8>,
-    ifindex: u32,
-    expected: u32,
-    /// Place of what is subtracted; none for what is subtracted itself.
-    baseline: Option<usize>,
-    samples: Vec<f64>,
-}
-
-enum Runnable {
-    Direct(OwnedFd),
-    Steered(Steered),
-}
-
-impl AsFd for Runnable {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Direct(program) => program.as_fd(),
-            Self::Steered(program) => program.as_fd(),
-        }
-    }
-}
-
-impl Probe {
-    /// Runs it once without taking its time.
-    fn warm(&self, repeat: u32) -> Result<Duration> {
-        let packet =
-            Run { packet: &self.frame, ifindex: self.ifindex, ingress_ifindex: UPLINK, repeat };
-        let start = Instant::now();
-        let answer = run(self.program.as_fd(), &packet).with_context(|| self.name.to_owned())?;
-        let took = start.elapsed();
-        ensure!(
-            answer.retval == self.expected,
-            "{} ({}): the program answers {} instead of {}",
-            self.name,
-            self.addresses,
-            answer.retval,
-            self.expected
-        );
-        Ok(took)
-    }
-
-    fn measure(&mut self, repeat: u32) -> Result<()> {
-        let took = self.warm(repeat)?;
-        self.samples.push(took.as_secs_f64() * 1e9 / f64::from(repeat));
-        Ok(())
-    }
 }
 
 /// Places in [`Family::probes`].
@@ -141,15 +92,9 @@ impl Family {
         };
         let direct =
             |program: &OwnedFd| -> Result<Runnable> { Ok(Runnable::Direct(program.try_clone()?)) };
-        let probe = |name, addresses, program, frame, expected, baseline| Probe {
-            name,
-            addresses,
-            program,
-            frame,
-            ifindex: isolated.ifindex,
-            expected,
-            baseline,
-            samples: Vec::new(),
+        let at = |local: Local| Place::Classifier(local.ifindex);
+        let probe = |name, addresses, program, frame, expected, baseline| {
+            Probe::new((name, addresses), program, at(isolated), frame, expected, baseline)
         };
         let Programs { ingress, egress, empty } = programs;
         let (a, d) = (&allowed, &denied);
@@ -168,7 +113,7 @@ impl Family {
             probe("denied", hot, direct(ingress)?, tcp(other, pod, SYN), DROP, Some(0)),
         ];
         if let Some(not_isolated) = probes.get_mut(HOT.start) {
-            not_isolated.ifindex = open.ifindex;
+            not_isolated.place = at(open);
         }
         Ok(Self { v6, allowed, denied, probes })
     }
@@ -199,20 +144,6 @@ impl Family {
         self.allowed.rewind()?;
         self.probes[place].measure(flows)
     }
-
-    fn figures(&self, size: Size) -> impl Iterator<Item = PacketFigure> {
-        self.probes.iter().filter(|probe| !probe.samples.is_empty()).filter_map(move |probe| {
-            let empty = self.probes.get(probe.baseline?)?;
-            Some(PacketFigure {
-                size,
-                family: if self.v6 { 6 } else { 4 },
-                case: probe.name,
-                addresses: probe.addresses,
-                over_empty: Spread::over(&probe.samples, &empty.samples),
-                empty: Spread::of(&empty.samples),
-            })
-        })
-    }
 }
 
 /// A cluster of one size, ready to be measured.
@@ -222,6 +153,9 @@ struct Subject {
     times: u32,
     world: World,
     families: Vec<Family>,
+    /// XDP and Services, of each family; not for few flows.
+    uplinks: Vec<Uplink>,
+    services: Vec<Service>,
 }
 
 /// What [`measure`] finds.
@@ -254,7 +188,9 @@ pub(crate) fn measure(
         match World::new(&pins, cluster.changes(), buckets) {
             Ok(world) => {
                 let flows = (effort.flows, MANY);
-                subjects.push(subject(&cluster, *size, world, locals, &empty, flows)?);
+                let mut subject = subject(&cluster, *size, world, locals, &empty, flows)?;
+                subject.add(&cluster, locals[0], &empty, effort)?;
+                subjects.push(subject);
             }
             Err(error) => found.refused.push((*size, format!("{error:#}"))),
         }
@@ -263,16 +199,13 @@ pub(crate) fn measure(
     for round in 0..effort.rounds {
         progress(&format!("round {} of {}", round + 1, effort.rounds));
         for subject in &mut subjects {
-            for family in &mut subject.families {
-                (0..subject.times).try_for_each(|_| family.round(&subject.world, effort))?;
-            }
+            subject.round(effort)?;
         }
     }
     if let Some(subject) = subjects.first_mut() {
         found.programs = program_sizes(&mut subject.world)?;
     }
-    let figures = subjects.iter().flat_map(|s| s.families.iter().flat_map(|f| f.figures(s.size)));
-    found.figures = figures.collect();
+    found.figures = subjects.iter().flat_map(Subject::figures).collect();
     Ok(found)
 }
 
@@ -303,7 +236,41 @@ fn subject(
         .into_iter()
         .map(|v6| Family::new(cluster, locals, &programs, flows, v6))
         .collect::<Result<_>>()?;
-    Ok(Subject { size, times: 1, world, families })
+    Ok(Subject { size, times: 1, world, families, uplinks: Vec::new(), services: Vec::new() })
+}
+
+impl Subject {
+    /// Adds the programs of uplinks, and Services.
+    fn add(
+        &mut self,
+        cluster: &Cluster,
+        isolated: Local,
+        empty: &OwnedFd,
+        effort: Effort,
+    ) -> Result<()> {
+        for v6 in [false, true] {
+            self.uplinks.push(Uplink::new(cluster, isolated, &mut self.world, effort, v6)?);
+            self.services.push(Service::new(isolated, &mut self.world, empty, v6)?);
+        }
+        Ok(())
+    }
+
+    fn round(&mut self, effort: Effort) -> Result<()> {
+        for family in &mut self.families {
+            (0..self.times).try_for_each(|_| family.round(&self.world, effort))?;
+        }
+        // With the flows of the cases before.
+        self.uplinks.iter_mut().try_for_each(|uplink| uplink.round(effort))?;
+        self.services.iter_mut().try_for_each(|service| service.round(&self.world, effort))
+    }
+
+    fn figures(&self) -> Vec<PacketFigure> {
+        let families = self.families.iter().map(|it| ("pods", &it.probes, it.v6));
+        let uplinks = self.uplinks.iter().map(|it| ("uplinks", &it.probes, it.v6));
+        let services = self.services.iter().map(|it| ("Services", &it.probes, it.v6));
+        let all = families.chain(uplinks).chain(services);
+        all.flat_map(|(group, probes, v6)| figures(probes, group, self.size, v6)).collect()
+    }
 }
 
 pub(crate) fn program(world: &mut World, direction: Direction) -> Result<OwnedFd> {

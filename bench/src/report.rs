@@ -9,8 +9,12 @@ use serde::Serialize;
 
 use crate::cluster::Size;
 use crate::control::Control;
+use crate::engine::{self, Node};
+use crate::flood::{self, Flood};
 use crate::forward::Forwarding;
 use crate::host::Machine;
+use crate::maps::{self, Maps};
+use crate::wire::{self, Wire};
 
 /// Minimum and median of many runs.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -35,6 +39,21 @@ impl Spread {
     }
 }
 
+/// Highest and median of many runs, of what is better the more it is.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Rate {
+    pub(crate) best: f64,
+    pub(crate) median: f64,
+}
+
+impl Rate {
+    /// Of samples.
+    pub(crate) fn of(samples: &[f64]) -> Self {
+        let median = Spread::of(samples).median;
+        Self { best: samples.iter().copied().fold(f64::NAN, f64::max), median }
+    }
+}
+
 /// One case of the packet part.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct PacketFigure {
@@ -42,6 +61,8 @@ pub(crate) struct PacketFigure {
     pub(crate) size: Size,
     /// 4 or 6.
     pub(crate) family: u8,
+    /// What the table is of that it belongs to.
+    pub(crate) group: &'static str,
     pub(crate) case: &'static str,
     pub(crate) addresses: &'static str,
     /// Nanoseconds per packet over the empty program.
@@ -71,7 +92,11 @@ pub(crate) struct Results {
     /// Sizes that could not be installed.
     pub(crate) refused: Vec<String>,
     pub(crate) control: Vec<Control>,
+    pub(crate) node: Option<Node>,
+    pub(crate) maps: Vec<Maps>,
     pub(crate) forwarding: Vec<Forwarding>,
+    pub(crate) flood: Vec<Flood>,
+    pub(crate) wire: Vec<Wire>,
 }
 
 impl Results {
@@ -94,6 +119,8 @@ impl Results {
         for control in &self.control {
             print_control(control);
         }
+        self.node.iter().for_each(engine::print);
+        maps::print(&self.maps);
         if !self.forwarding.is_empty() {
             say(
                 "\nForwarding: ns per 60-byte UDP packet from veth to veth, one core (minimum / median)",
@@ -104,38 +131,28 @@ impl Results {
                 .map(|f| vec![f.filter.clone(), spread(f.total), spread(f.over_none)]);
             table(&["filter", "in all", "over no filter"], rows);
         }
+        flood::print(&self.flood);
+        wire::print(&self.wire);
         for refused in &self.refused {
             say(&format!("NOT MEASURED: {refused}"));
         }
     }
 
-    /// One table a family: cases down, sizes across.
+    /// A table for each family and group: sizes down, cases across.
     fn print_packets(&self) {
-        let mut sizes: Vec<Size> = Vec::new();
-        for figure in &self.packet {
-            if !sizes.contains(&figure.size) {
-                sizes.push(figure.size);
-            }
-        }
-        for family in [4, 6] {
-            let of_family = || self.packet.iter().filter(|f| f.family == family);
-            let mut cases: Vec<(&str, &str)> = Vec::new();
-            for figure in of_family() {
-                if !cases.contains(&(figure.case, figure.addresses)) {
-                    cases.push((figure.case, figure.addresses));
-                }
-            }
-            if cases.is_empty() {
-                continue;
-            }
-            say(&format!("\nIPv{family}: ns per packet over the empty program (minimum / median)"));
+        let tables = distinct(self.packet.iter().map(|f| (f.family, f.group)));
+        for (family, group) in tables {
+            let shown = || self.packet.iter().filter(|f| (f.family, f.group) == (family, group));
+            let cases = distinct(shown().map(|f| (f.case, f.addresses)));
+            say(&format!(
+                "\nIPv{family}, {group}: ns per packet over the empty program (minimum / median)"
+            ));
             let header: Vec<String> = cases.iter().map(|(c, a)| format!("{c}, {a}")).collect();
             let header: Vec<&str> =
                 std::iter::once("cluster").chain(header.iter().map(String::as_str)).collect();
-            let rows = sizes.iter().map(|size| {
+            let rows = distinct(shown().map(|f| f.size)).into_iter().map(|size| {
                 let cell = |case: &(&str, &str)| {
-                    let found =
-                        of_family().find(|f| f.size == *size && (f.case, f.addresses) == *case);
+                    let found = shown().find(|f| f.size == size && (f.case, f.addresses) == *case);
                     found.map_or_else(String::new, |figure| spread(figure.over_empty))
                 };
                 std::iter::once(size.to_string()).chain(cases.iter().map(cell)).collect()
@@ -148,7 +165,7 @@ impl Results {
     pub(crate) fn ratios(&self) -> BTreeMap<String, f64> {
         let mut ratios = BTreeMap::new();
         for figure in &self.packet {
-            let PacketFigure { size, family, case, addresses, over_empty, empty } = figure;
+            let PacketFigure { size, family, case, addresses, over_empty, empty, .. } = figure;
             let name = format!("packet, {size}: IPv{family} {case}, {addresses}");
             ratios.insert(name, over_empty.min / empty.min);
         }
@@ -164,8 +181,46 @@ impl Results {
             ratios
                 .insert(format!("forwarding: {}", forwarding.filter), forwarding.total.min / none);
         }
+        for flood in &self.flood {
+            let floor = flood.total.min - flood.over_floor.min;
+            ratios.insert(format!("flood: {}", flood.dropped_by), flood.total.min / floor);
+        }
+        self.wire_ratios(&mut ratios);
+        if let Some((node, control)) = self.node.as_ref().zip(self.control.first()) {
+            let relative = |ms: f64| 1e3 * ms / control.compile_ms;
+            for attach in &node.attach {
+                ratios.insert(format!("node: attach, {}", attach.mode), relative(attach.p50_ms));
+            }
+            ratios.insert("node: new pod".into(), relative(node.pod_p50_ms));
+        }
         ratios
     }
+
+    /// Against no filter; the greater, the slower.
+    fn wire_ratios(&self, ratios: &mut BTreeMap<String, f64>) {
+        let Some(none) = self.wire.first() else { return };
+        for wire in &self.wire {
+            let figures = [
+                ("stream", none.stream.best / wire.stream.best),
+                ("request", wire.request_p50.min / none.request_p50.min),
+                ("connections", none.connections.best / wire.connections.best),
+                ("datagrams", none.datagrams.best / wire.datagrams.best),
+            ];
+            for (what, ratio) in figures {
+                ratios.insert(format!("wire, {what}: {}", wire.filter), ratio);
+            }
+        }
+    }
+}
+
+/// Each value once, in the order of their first appearance.
+fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    values.fold(Vec::new(), |mut known, value| {
+        if !known.contains(&value) {
+            known.push(value);
+        }
+        known
+    })
 }
 
 fn print_control(control: &Control) {
@@ -196,11 +251,11 @@ fn print_control(control: &Control) {
     table(&header, rows);
 }
 
-fn spread(spread: Spread) -> String {
+pub(crate) fn spread(spread: Spread) -> String {
     format!("{:.1} / {:.1}", spread.min, spread.median)
 }
 
-fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) {
+pub(crate) fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN).set_header(header.to_vec());
     rows.for_each(|row| _ = table.add_row(row));

@@ -12,11 +12,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use anyhow::{Context, Result};
 use netpold::dataplane::mmap::MappedArray;
 
-use crate::bytecode::{Code, SCHED_CLS, memory, program_array};
+use crate::bytecode::{Code, SCHED_CLS, XDP, memory, program_array};
 use crate::frame::End;
 
 /// `__sk_buff.data` and `data_end`.
-const DATA: (i16, i16) = (76, 80);
+const CLASSIFIER_DATA: (i16, i16) = (76, 80);
+/// `xdp_md.data` and `data_end`.
+const XDP_DATA: (i16, i16) = (0, 4);
 
 /// A list of flows in kernel memory, and the place of the next one.
 pub(crate) struct Flows {
@@ -57,20 +59,35 @@ impl Flows {
     }
 
     /// A program that writes the next flow into a packet as its sender (or receiver) and goes on
-    /// in `target`.
+    /// in `target`, a classifier.
     pub(crate) fn before(&self, target: BorrowedFd<'_>, sender: bool) -> io::Result<Steered> {
+        self.steer(target, sender, SCHED_CLS, CLASSIFIER_DATA)
+    }
+
+    /// The same before an XDP program.
+    pub(crate) fn before_xdp(&self, target: BorrowedFd<'_>, sender: bool) -> io::Result<Steered> {
+        self.steer(target, sender, XDP, XDP_DATA)
+    }
+
+    fn steer(
+        &self,
+        target: BorrowedFd<'_>,
+        sender: bool,
+        kind: u32,
+        data: (i16, i16),
+    ) -> io::Result<Steered> {
         let array = program_array(target)?;
-        let program = self.code(&array, End::of(self.v6, sender)).load(SCHED_CLS)?;
+        let program = self.code(&array, End::of(self.v6, sender), data).load(kind)?;
         Ok(Steered { program, _array: array })
     }
 
     /// Registers: 6 context, 7 packet, 1 the flow, 2 scratch.
-    fn code(&self, array: &OwnedFd, end: End) -> Code {
+    fn code(&self, array: &OwnedFd, end: End, data: (i16, i16)) -> Code {
         let count = self.count.cast_signed();
         let code = Code::default()
             .copy(6, 1)
-            .load32(7, 6, DATA.0)
-            .load32(8, 6, DATA.1)
+            .load32(7, 6, data.0)
+            .load32(8, 6, data.1)
             .copy(2, 7)
             .add(2, i32::from((end.address + end.length).max(end.port + 2)))
             .skip_if_not_beyond(2, 8, 2)

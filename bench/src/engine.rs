@@ -1,0 +1,310 @@
+//! The agent's own engine at real interfaces: what a new pod waits for, and what pods that come and
+//! go elsewhere cost the node.
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use netpold::dataplane::Dataplane;
+use netpold::dataplane::attach::{Attacher, Hook, Mode};
+use netpold::dataplane::bpffs::PinRoot;
+use netpold::dataplane::tables::grace_period;
+use netpold::engine::Engine;
+use netpold_core::compile::{Compiler, Options};
+use netpold_core::model::{Change, Direction, Interface};
+use netpold_core::ops::Capacity;
+use netpold_testbed::Netns;
+use serde::Serialize;
+
+use crate::cluster::{Cluster, Local, NODE, Size};
+use crate::control::{Scale, percentile};
+use crate::effect;
+use crate::filter::feed;
+use crate::host;
+use crate::packet::program;
+use crate::report::say;
+use crate::world::World;
+
+/// What was found.
+#[derive(Debug, Serialize)]
+pub(crate) struct Node {
+    /// Both programs at a new interface, by TCX links and by clsact filters.
+    pub(crate) attach: Vec<Attach>,
+    /// Milliseconds until a TCX program that is being attached judges a packet.
+    pub(crate) effect_p50_ms: f64,
+    /// Milliseconds.
+    pub(crate) effect_p99_ms: f64,
+    /// Milliseconds from a new pod, known with its interface, to its enforcement: compiled, written
+    /// and attached.
+    pub(crate) pod_p50_ms: f64,
+    /// Milliseconds.
+    pub(crate) pod_p99_ms: f64,
+    /// New pods in each of these.
+    pub(crate) new_pods: u32,
+    /// Pods added, relabelled and deleted elsewhere, per second.
+    pub(crate) events_per_second: u32,
+    /// Percent of one core that this took, with looking after tables and flows.
+    pub(crate) cpu_percent: f64,
+    /// The same without any event.
+    pub(crate) idle_percent: f64,
+}
+
+/// What it takes to attach both programs to a new interface.
+#[derive(Debug, Serialize)]
+pub(crate) struct Attach {
+    /// How.
+    pub(crate) mode: String,
+    /// Milliseconds.
+    pub(crate) p50_ms: f64,
+    /// Milliseconds.
+    pub(crate) p99_ms: f64,
+    /// Milliseconds of processor time; the rest is waiting.
+    pub(crate) cpu_p50_ms: f64,
+}
+
+/// As the agent does by default: everything is compared within ten seconds, in so many parts.
+const READBACK: (Duration, u32) = (Duration::from_secs(10), 40);
+const EVENTS_PER_SECOND: u32 = 100;
+
+/// Measures at this size.
+pub(crate) fn measure(
+    scale: Scale,
+    new_pods: u32,
+    time: Duration,
+    buckets: u32,
+    pins: &Path,
+    progress: &dyn Fn(&str),
+) -> Result<Node> {
+    netpold_testbed::sweep();
+    progress("control: interfaces");
+    let veths = Veths::new(scale.local + new_pods)?;
+    let attach = attach(&veths, scale.local, buckets, &pins.join("attach"))?;
+    let effect = effect::measure(new_pods, &pins.join("effect"))?;
+    progress("control: the agent's engine at real interfaces");
+    let mut engine = Subject::new(scale, &veths, buckets, &pins.join("engine"))?;
+    let pods = (0..new_pods).map(|n| engine.add_pod(n, &veths)).collect::<Result<Vec<_>>>()?;
+    engine.check(scale.local + new_pods)?;
+    progress("control: processor time at pod events");
+    let idle_percent = engine.load(time, 0)?;
+    let cpu_percent = engine.load(time, EVENTS_PER_SECOND)?;
+    Ok(Node {
+        attach,
+        effect_p50_ms: percentile(&effect, 0.5),
+        effect_p99_ms: percentile(&effect, 0.99),
+        pod_p50_ms: percentile(&pods, 0.5),
+        pod_p99_ms: percentile(&pods, 0.99),
+        new_pods,
+        events_per_second: EVENTS_PER_SECOND,
+        cpu_percent,
+        idle_percent,
+    })
+}
+
+/// Host sides of veths, whose other sides are in another namespace.
+struct Veths {
+    indices: Vec<u32>,
+    _netns: Netns,
+}
+
+impl Veths {
+    fn new(count: u32) -> Result<Self> {
+        let netns = Netns::create("control")?;
+        let path = netns.path();
+        let lines = (0..count).map(|n| {
+            let path = path.display();
+            format!(
+                "link add ctl{n} type veth peer name peer{n} netns {path}\nlink set ctl{n} up\n"
+            )
+        });
+        feed("ip", &["-batch", "-"], &lines.collect::<String>())?;
+        let indices =
+            (0..count).map(|n| host::ifindex(&format!("ctl{n}"))).collect::<Result<_>>()?;
+        Ok(Self { indices, _netns: netns })
+    }
+}
+
+/// Attaches both programs to every interface, and measures those behind the first ones.
+fn attach(veths: &Veths, local: u32, buckets: u32, pins: &Path) -> Result<Vec<Attach>> {
+    let cluster = Cluster::new(Size::BASE, [Local::isolated(1), Local::open(2)]);
+    let mut world = World::new(&pins.join("world"), cluster.changes(), buckets)?;
+    let programs = Direction::BOTH
+        .map(|direction| program(&mut world, direction).map(|program| (direction, program)));
+    let programs = programs.into_iter().collect::<Result<Vec<_>>>()?;
+    let modes = [Mode::Tcx, Mode::Clsact].map(|mode| -> Result<Attach> {
+        let mut attacher = Attacher::new(&pins.join("links"), mode)?;
+        let (mut times, mut cpu) = (Vec::new(), Vec::new());
+        for &ifindex in &veths.indices {
+            let (start, used) = (Instant::now(), processor_time(libc::RUSAGE_THREAD)?);
+            for (direction, program) in &programs {
+                attacher.attach(program.as_fd(), Hook { ifindex, direction: *direction })?;
+            }
+            times.push(start.elapsed().as_secs_f64() * 1e3);
+            let used = processor_time(libc::RUSAGE_THREAD)? - used;
+            cpu.push(used.as_secs_f64() * 1e3);
+        }
+        attacher.retain(|_| false)?;
+        let (times, cpu) = (times.split_off(local as usize), cpu.split_off(local as usize));
+        Ok(Attach {
+            mode: mode.to_string(),
+            p50_ms: percentile(&times, 0.5),
+            p99_ms: percentile(&times, 0.99),
+            cpu_p50_ms: percentile(&cpu, 0.5),
+        })
+    });
+    modes.into_iter().collect()
+}
+
+/// The engine with a large cluster in it.
+struct Subject {
+    engine: Engine,
+    scale: Scale,
+    /// Where the attachments are pinned.
+    links: PathBuf,
+    /// Events so far.
+    events: u32,
+}
+
+impl Subject {
+    fn new(scale: Scale, veths: &Veths, buckets: u32, pins: &Path) -> Result<Self> {
+        let root = PinRoot::open(pins)?;
+        let links = root.links();
+        let dataplane = Dataplane::new(root, Attacher::new(&links, Mode::Tcx)?, buckets, 1);
+        let options = Options { node: NODE.into(), first_endpoint_id: 1, ..Options::default() };
+        let mut engine = Engine::new(Compiler::new(options), dataplane, Capacity::default());
+        let objects = scale.changes().into_iter();
+        objects.filter(|change| !matches!(change, Change::Interface(_))).for_each(|change| {
+            engine.apply(change);
+        });
+        let mut subject = Self { engine, scale, links, events: 0 };
+        (0..scale.local).for_each(|n| subject.interface(n, veths));
+        subject.step()?;
+        subject.check(scale.local)?;
+        Ok(subject)
+    }
+
+    /// Local pod `number` has its interface.
+    fn interface(&mut self, number: u32, veths: &Veths) {
+        let index = veths.indices[number as usize];
+        let addresses = self.scale.pod(number).addresses;
+        self.engine.apply(Change::Interface(Interface { index, incarnation: 1, addresses }));
+    }
+
+    fn step(&mut self) -> Result<()> {
+        let again = self.engine.step(None);
+        ensure!(again.is_none(), "the engine could not enforce: {:?}", self.problems());
+        Ok(())
+    }
+
+    fn problems(&mut self) -> Vec<String> {
+        self.engine.report(&[]).problems
+    }
+
+    /// Milliseconds until another local pod is enforced.
+    fn add_pod(&mut self, number: u32, veths: &Veths) -> Result<f64> {
+        let number = self.scale.local + number;
+        let mut pod = self.scale.pod(number);
+        pod.node = NODE.into();
+        self.engine.apply(Change::Pod(pod));
+        self.interface(number, veths);
+        let start = Instant::now();
+        self.step()?;
+        let took = start.elapsed();
+        self.settle();
+        Ok(took.as_secs_f64() * 1e3)
+    }
+
+    /// What the agent does in the background after an update.
+    fn settle(&mut self) {
+        grace_period();
+        self.engine.grace_passed();
+    }
+
+    /// Both programs at each interface.
+    fn check(&self, interfaces: u32) -> Result<()> {
+        let attached = Attacher::new(&self.links, Mode::Tcx)?.attached()?.len();
+        ensure!(
+            attached as u32 == 2 * interfaces,
+            "{attached} programs at {interfaces} interfaces"
+        );
+        Ok(())
+    }
+
+    /// Percent of a core that the process used while so many events happened in each second.
+    fn load(&mut self, time: Duration, events: u32) -> Result<f64> {
+        let parts = READBACK.0 / READBACK.1;
+        let mut readback = Instant::now() + parts;
+        let begin = Instant::now();
+        let before = processor_time(libc::RUSAGE_SELF)?;
+        self.engine.sweep();
+        let (mut done, all) = (0, events * time.as_secs() as u32);
+        while begin.elapsed() < time || done < all {
+            let next = (done < all).then(|| begin + Duration::from_secs(1) * done / events);
+            if Instant::now() >= readback {
+                self.engine.readback(READBACK.1);
+                readback += parts;
+            } else if next.is_some_and(|next| Instant::now() >= next) {
+                self.event()?;
+                done += 1;
+            } else {
+                let until = next.unwrap_or(readback).min(readback);
+                std::thread::sleep(until.saturating_duration_since(Instant::now()));
+            }
+        }
+        let (used, took) = (processor_time(libc::RUSAGE_SELF)? - before, begin.elapsed());
+        ensure!(took < time * 2, "{all} events took {took:?} and not {time:?}");
+        Ok(100.0 * used.as_secs_f64() / took.as_secs_f64())
+    }
+
+    /// A pod comes, changes its label, goes, somewhere else.
+    fn event(&mut self) -> Result<()> {
+        let mut pod = self.scale.pod(self.scale.pods + self.events / 3);
+        let change = match self.events % 3 {
+            0 => Change::Pod(pod),
+            1 => {
+                pod.labels.insert("app".into(), "app1".into());
+                Change::Pod(pod)
+            }
+            _ => Change::PodGone(pod.key),
+        };
+        self.events += 1;
+        self.engine.apply(change);
+        self.step()?;
+        self.settle();
+        Ok(())
+    }
+}
+
+/// User and system time of this process or thread.
+fn processor_time(who: libc::c_int) -> Result<Duration> {
+    // SAFETY: all zeroes is a valid rusage.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: a place for the answer, which outlives the call.
+    let result = unsafe { libc::getrusage(who, &raw mut usage) };
+    nix::errno::Errno::result(result).context("getrusage")?;
+    let microseconds =
+        |time: libc::timeval| (time.tv_sec * 1_000_000 + time.tv_usec).unsigned_abs();
+    Ok(Duration::from_micros(microseconds(usage.ru_utime) + microseconds(usage.ru_stime)))
+}
+
+/// Prints the lines.
+pub(crate) fn print(node: &Node) {
+    let Node { pod_p50_ms, pod_p99_ms, new_pods, .. } = node;
+    say(&format!(
+        "\nThe agent's engine at real interfaces, {new_pods} new pods one after the other"
+    ));
+    for Attach { mode, p50_ms, p99_ms, cpu_p50_ms } in &node.attach {
+        say(&format!(
+            "both programs attached ({mode}) in {p50_ms:.3} ms (p50), {p99_ms:.3} ms (p99); \
+             processor time {cpu_p50_ms:.3} ms"
+        ));
+    }
+    let Node { effect_p50_ms, effect_p99_ms, .. } = node;
+    say(&format!(
+        "a TCX program judges packets {effect_p50_ms:.3} ms (p50), {effect_p99_ms:.3} ms (p99) after \
+         the call begins\n\
+         compiled, written and attached in {pod_p50_ms:.3} ms (p50), {pod_p99_ms:.3} ms (p99)\n\
+         at {} pod events per second {:.2} % of one core, {:.2} % without events",
+        node.events_per_second, node.cpu_percent, node.idle_percent,
+    ));
+}

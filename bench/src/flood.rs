@@ -1,0 +1,378 @@
+//! A flood that policy denies: what a packet costs until it is dropped.
+//!
+//! The kernel sends SYNs from ever new ports out of one end of a veth; the other end is the node's
+//! uplink, whose poll runs on the same core as the sending. So the time is that of making a frame,
+//! receiving it and dropping it, on one core; the floor is a driver's program that drops everything.
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use aya::maps::{MapData, PerCpuArray};
+use netpold::dataplane::attach::{Attacher, Hook, Mode};
+use netpold_core::model::Direction;
+use netpold_ebpf::reason::{Reason, counter};
+use netpold_ebpf::uplink::Scope;
+use netpold_testbed::Netns;
+use serde::Serialize;
+
+use crate::bytecode::{Code, GENERIC, NATIVE, SCHED_CLS, XDP, attach_xdp, send_live};
+use crate::cluster::{Cluster, Local, PORT, Size};
+use crate::filter::{Filter, feed, installed, iptables_forward, traffic};
+use crate::forward::mac_text;
+use crate::frame::syn;
+use crate::host;
+use crate::live::{Then, sender};
+use crate::packet::program;
+use crate::report::{Spread, say, spread, table};
+use crate::world::World;
+
+/// What one place to drop costs.
+#[derive(Debug, Serialize)]
+pub(crate) struct Flood {
+    /// Who drops, and where.
+    pub(crate) dropped_by: String,
+    /// Nanoseconds per packet, on one core.
+    pub(crate) total: Spread,
+    /// Nanoseconds per packet more than in a program that drops everything at the driver.
+    pub(crate) over_floor: Spread,
+    /// Packets that one core drops in a second, at best.
+    pub(crate) per_second: f64,
+}
+
+/// What [`measure`] finds.
+pub(crate) struct Found {
+    /// Each place.
+    pub(crate) figures: Vec<Flood>,
+    /// Places that could not be measured, and why.
+    pub(crate) refused: Vec<String>,
+}
+
+/// The hardware address of the node's uplink.
+const NODE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+/// XDP_DROP
+const DROP: i32 = 1;
+/// TCX_DROP
+const SHOT: i32 = 2;
+
+/// What drops.
+enum Guard {
+    /// A program in front of the uplink.
+    Xdp { program: OwnedFd, flags: u32, counts: bool },
+    /// A program at the veth of the pod that it is sent to, or of the one that sends it.
+    Pod { program: OwnedFd, direction: Direction, counts: bool },
+    /// nftables or iptables.
+    Rules(Filter),
+}
+
+struct Subject {
+    name: String,
+    guard: Guard,
+    samples: Vec<f64>,
+}
+
+/// A frame and the program that sends it.
+struct Stream {
+    frame: Vec<u8>,
+    sender: OwnedFd,
+}
+
+/// The uplink, the pod behind the node, and what is sent.
+struct Node {
+    pod: Local,
+    sending: u32,
+    uplink: u32,
+    /// From a stranger to the pod.
+    to_pod: Stream,
+    /// From a pod, whose veth the uplink is this time, to a stranger.
+    from_pod: Stream,
+    counters: PerCpuArray<MapData, u64>,
+    _world: World,
+    _link: OwnedFd,
+    _netns: Netns,
+}
+
+/// Measures every place, interleaved.
+pub(crate) fn measure(
+    rounds: u32,
+    packets: u32,
+    buckets: u32,
+    pins: &Path,
+    progress: &dyn Fn(&str),
+) -> Result<Found> {
+    netpold_testbed::sweep();
+    progress("flood: compiling and writing a cluster");
+    let (node, mut subjects) = Node::build(&pins.join("world"), buckets)?;
+    let mut refused = Vec::new();
+    for (tool, rules) in [("nft", node.nft()), ("iptables", node.iptables())] {
+        if installed(tool) {
+            subjects.extend(rules);
+        } else {
+            refused.push(format!("flood dropped by {tool}: it is not installed"));
+        }
+    }
+    let mut attacher = Attacher::new(&pins.join("links"), Mode::Tcx)?;
+    let _pinned = host::OneCpu::pin()?;
+    for round in 0..rounds {
+        progress(&format!("flood: round {} of {rounds}", round + 1));
+        for subject in &mut subjects {
+            let sample = node.sample(&mut subject.guard, packets, &mut attacher);
+            subject.samples.push(sample.with_context(|| subject.name.clone())?);
+        }
+    }
+    let floor = subjects.first().map(|s| s.samples.clone()).unwrap_or_default();
+    let figures = subjects.into_iter().map(|subject| {
+        let total = Spread::of(&subject.samples);
+        Flood {
+            dropped_by: subject.name,
+            total,
+            over_floor: Spread::over(&subject.samples, &floor),
+            per_second: 1e9 / total.min,
+        }
+    });
+    Ok(Found { figures: figures.collect(), refused })
+}
+
+impl Stream {
+    fn new(from: IpAddr, to: IpAddr) -> Result<Self> {
+        let (IpAddr::V4(from), IpAddr::V4(to)) = (from, to) else { bail!("the flood is IPv4") };
+        let frame = syn(NODE_MAC, from, (to, PORT));
+        let sender = sender(&frame, Then::Transmit, true).context("cannot load the sender")?;
+        Ok(Self { frame, sender })
+    }
+}
+
+impl Node {
+    fn build(pins: &Path, buckets: u32) -> Result<(Self, Vec<Subject>)> {
+        let netns = Netns::create("flood")?;
+        let path = netns.path();
+        let mac = mac_text(NODE_MAC);
+        let pod_mac = mac_text([2, 0, 0, 0, 0, 9]);
+        host::ip(&[
+            "link add flood0 type veth peer name flood1",
+            &format!("link set flood0 address {mac}"),
+            &format!("link add flp0 type veth peer name flp1 netns {}", path.display()),
+        ])?;
+        for interface in ["flood0", "flood1", "flp0"] {
+            silence(interface);
+            host::ip(&[&format!("link set {interface} up")])?;
+        }
+        netns.ip("link set flp1 up\n")?;
+        let pod = Local::isolated(host::ifindex("flp0")?);
+        let uplink = host::ifindex("flood0")?;
+        let sender = Local::also_isolated(uplink);
+        let cluster = Cluster::new(Size::BASE, [pod, sender]);
+        let stranger = cluster.denied(false, 1)[0].0;
+        let address = pod.address(false);
+        host::ip(&[
+            &format!("route replace {address}/32 dev flp0"),
+            &format!("neigh add {address} lladdr {pod_mac} dev flp0 nud permanent"),
+            &format!("route replace {stranger}/32 dev flood0"),
+        ])?;
+        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")
+            .context("cannot turn on forwarding")?;
+        // Without it a veth takes frames from other drivers only if it has an XDP program.
+        host::enable_gro("flood0")?;
+        let to_pod = Stream::new(stranger, address)?;
+        let from_pod = Stream::new(sender.address(false), stranger)?;
+        let mut world = World::new(pins, cluster.changes(), buckets)?;
+        let subjects = own(&mut world)?;
+        let sending = host::ifindex("flood1")?;
+        // An interface can only be named as the frames' origin if it has an XDP program.
+        let link = attach_xdp(&to_pod.sender, sending, NATIVE);
+        let link = link.context("cannot attach XDP to a veth")?;
+        let counters = world.generation.counters()?;
+        let node = Self {
+            pod,
+            sending,
+            uplink,
+            to_pod,
+            from_pod,
+            counters,
+            _world: world,
+            _link: link,
+            _netns: netns,
+        };
+        Ok((node, subjects))
+    }
+
+    /// Nanoseconds per packet. All must have been dropped where they should be.
+    fn sample(&self, guard: &mut Guard, packets: u32, attacher: &mut Attacher) -> Result<f64> {
+        let hook = |direction| match direction {
+            Direction::Ingress => Hook { ifindex: self.pod.ifindex, direction },
+            Direction::Egress => Hook { ifindex: self.uplink, direction },
+        };
+        let mut link = None;
+        match guard {
+            Guard::Xdp { program, flags, .. } => {
+                link = Some(attach_xdp(program, self.uplink, *flags)?);
+            }
+            Guard::Pod { program, direction, .. } => {
+                attacher.attach(program.as_fd(), hook(*direction))?;
+            }
+            Guard::Rules(filter) => filter.set(&[], attacher)?,
+        }
+        let sample = self.send(guard, packets);
+        match guard {
+            Guard::Xdp { .. } => drop(link),
+            Guard::Pod { direction, .. } => attacher.detach(hook(*direction))?,
+            Guard::Rules(filter) => filter.unset(&[], attacher)?,
+        }
+        sample
+    }
+
+    fn send(&self, guard: &Guard, packets: u32) -> Result<f64> {
+        // What an attachment changed at the devices settles with the first packets.
+        let stream = match guard {
+            Guard::Pod { direction: Direction::Egress, .. } => &self.from_pod,
+            _ => &self.to_pod,
+        };
+        self.transmit(stream, packets / 100)?;
+        let dropped = self.dropped(guard)?;
+        let passed = traffic("flp0")?.1;
+        let took = self.transmit(stream, packets)?;
+        let counted = dropped.zip(self.dropped(guard)?).map(|(before, after)| after - before);
+        let passed = traffic("flp0")?.1 - passed;
+        ensure!(passed == 0, "{passed} of {packets} packets reached the pod");
+        let all = counted.is_none_or(|counted| counted == u64::from(packets));
+        ensure!(all, "{counted:?} of {packets} packets were dropped where they should be");
+        Ok(took.as_secs_f64() * 1e9 / f64::from(packets))
+    }
+
+    /// Sends, and waits until the uplink has received it all.
+    fn transmit(&self, stream: &Stream, packets: u32) -> Result<Duration> {
+        const PATIENCE: Duration = Duration::from_secs(2);
+        let before = traffic("flood0")?.0;
+        let start = Instant::now();
+        send_live(&stream.sender, &stream.frame, self.sending, packets)
+            .context("cannot send live frames")?;
+        loop {
+            let took = start.elapsed();
+            let received = traffic("flood0")?.0 - before;
+            if received >= u64::from(packets) {
+                return Ok(took);
+            }
+            ensure!(took < PATIENCE, "the uplink received {received} of {packets} packets");
+        }
+    }
+
+    /// What the guard itself has counted so far; nothing where it does not count.
+    fn dropped(&self, guard: &Guard) -> Result<Option<u64>> {
+        match guard {
+            Guard::Xdp { counts: false, .. } | Guard::Pod { counts: false, .. } => Ok(None),
+            Guard::Xdp { .. } | Guard::Pod { .. } => {
+                let egress = matches!(guard, Guard::Pod { direction: Direction::Egress, .. });
+                let values = self.counters.get(&counter(egress, Reason::Policy), 0)?;
+                Ok(Some(values.iter().sum()))
+            }
+            Guard::Rules(Filter::Nft(family, _)) => {
+                let said = feed("nft", &["list", "counter", family, "bench", "dropped"], "")?;
+                number_after(&said, "packets ").map(Some)
+            }
+            Guard::Rules(_) => {
+                let said = feed("iptables-save", &["-c", "-t", "filter"], "")?;
+                let line = said.lines().find(|line| line.ends_with("-j DROP"));
+                number_after(line.unwrap_or_default(), "[").map(Some)
+            }
+        }
+    }
+
+    /// Before anything else, and where a firewall of a node would.
+    fn nft(&self) -> Vec<Subject> {
+        let to = self.pod.address(false);
+        let early = |family: &str, hook: &str| {
+            format!(
+                "table {family} bench {{\ncounter dropped {{ }}\nchain first {{\ntype filter hook \
+                 {hook};\nip daddr {to} tcp dport {PORT} counter name dropped drop\n}}\n}}\n"
+            )
+        };
+        let tracked = Filter::Nft(
+            "ip",
+            format!(
+                "table ip bench {{\ncounter dropped {{ }}\nchain forward {{\ntype filter hook \
+                 forward priority 0;\nct state established,related accept\nip daddr {to} tcp \
+                 dport {PORT} counter name dropped drop\n}}\n}}\n"
+            ),
+        );
+        [
+            (
+                "nftables, netdev ingress",
+                Filter::Nft("netdev", early("netdev", "ingress device flood0 priority 0")),
+            ),
+            ("nftables, prerouting", Filter::Nft("ip", early("ip", "prerouting priority raw"))),
+            ("nftables, forward with conntrack", tracked),
+        ]
+        .map(|(name, filter)| Subject::new(name, Guard::Rules(filter)))
+        .into()
+    }
+
+    fn iptables(&self) -> Vec<Subject> {
+        let to = self.pod.address(false);
+        let rules = [
+            "-m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT".to_owned(),
+            format!("-d {to} -p tcp --dport {PORT} -j DROP"),
+        ];
+        let guard = Guard::Rules(iptables_forward(rules.into_iter()));
+        vec![Subject::new("iptables, forward with conntrack", guard)]
+    }
+}
+
+/// The floor, and netpold's programs.
+fn own(world: &mut World) -> Result<Vec<Subject>> {
+    let floor = Code::default().end(DROP).load(XDP).context("cannot load a program")?;
+    let mut uplink = |scope| -> Result<OwnedFd> {
+        Ok(world.generation.uplink(scope)?.fd()?.as_fd().try_clone_to_owned()?)
+    };
+    let openings = uplink(Scope::Openings)?;
+    let all = uplink(Scope::All)?;
+    let generic = openings.try_clone()?;
+    let to_pod = program(world, Direction::Ingress)?;
+    let from_pod = program(world, Direction::Egress)?;
+    let shot = Code::default().end(SHOT).load(SCHED_CLS).context("cannot load a program")?;
+    let pod = |program, direction, counts| Guard::Pod { program, direction, counts };
+    let xdp = |program, flags, counts| Guard::Xdp { program, flags, counts };
+    Ok(vec![
+        Subject::new("XDP, drops everything", xdp(floor, NATIVE, false)),
+        Subject::new("netpold, XDP, openings", xdp(openings, NATIVE, true)),
+        Subject::new("netpold, XDP, all", xdp(all, NATIVE, true)),
+        Subject::new("netpold, generic XDP, openings", xdp(generic, GENERIC, true)),
+        Subject::new("netpold, TC, to a pod", pod(to_pod, Direction::Ingress, true)),
+        Subject::new("netpold, TC, from a pod", pod(from_pod, Direction::Egress, true)),
+        Subject::new("TC, drops everything, from a pod", pod(shot, Direction::Egress, false)),
+    ])
+}
+
+impl Subject {
+    fn new(name: &str, guard: Guard) -> Self {
+        Self { name: name.to_owned(), guard, samples: Vec::new() }
+    }
+}
+
+/// The node sends nothing of its own there, such as IPv6 discovery, that would be counted.
+fn silence(interface: &str) {
+    // Where there is no IPv6, there is nothing to turn off.
+    let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6"), "1");
+}
+
+fn number_after(text: &str, word: &str) -> Result<u64> {
+    let digits = text.split_once(word).map(|(_, rest)| rest).unwrap_or_default();
+    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    digits[..end].parse().with_context(|| format!("no counter in {text:?}"))
+}
+
+/// Prints the table.
+pub(crate) fn print(floods: &[Flood]) {
+    if floods.is_empty() {
+        return;
+    }
+    say(
+        "\nDenied flood: ns per 60-byte SYN, sent, received and dropped on one core (minimum / median)",
+    );
+    let rows = floods.iter().map(|flood| {
+        let millions = format!("{:.2}", flood.per_second / 1e6);
+        vec![flood.dropped_by.clone(), spread(flood.total), spread(flood.over_floor), millions]
+    });
+    table(&["dropped by", "in all", "over the floor", "million a second"], rows);
+}

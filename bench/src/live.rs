@@ -1,0 +1,63 @@
+//! Live frames: packets that the kernel makes as fast as it can (BPF_PROG_TEST_RUN, kernel 5.18).
+//!
+//! The frames' pages are used again as the stack left them, so the sending program writes the
+//! headers anew every time.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use crate::bytecode::{Code, XDP, memory};
+
+/// What becomes of a frame.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Then {
+    /// It enters the stack as if the interface had received it (XDP_PASS).
+    Receive = 2,
+    /// It leaves by the interface (XDP_TX).
+    Transmit = 3,
+}
+
+/// Bytes that are written: up to the source address of an IPv4 header.
+const HEADERS: usize = 28;
+/// The source port of TCP in IPv4, and the low half of its sequence number.
+const PORT: i16 = 34;
+const SEQUENCE: i16 = 40;
+
+/// A program that sends this frame, of 60 bytes or more. `ports`: a TCP segment, each time from the
+/// next of 32,768 ports; its sequence number makes up for that, so that the checksum stays.
+///
+/// # Errors
+/// The verifier refuses.
+pub(crate) fn sender(frame: &[u8], then: Then, ports: bool) -> io::Result<OwnedFd> {
+    let code = Code::default()
+        .load32(7, 1, 0)
+        .load32(8, 1, 4)
+        .copy(2, 7)
+        .add(2, i32::from(SEQUENCE) + 2)
+        .skip_if_not_beyond(2, 8, 2)
+        .end(0);
+    let (words, _) = frame[..HEADERS].as_chunks::<4>();
+    let mut code = words.iter().enumerate().fold(code, |code, (index, word)| {
+        code.store_value(7, index as i16 * 4, i32::from_ne_bytes(*word))
+    });
+    let counter = memory(8)?;
+    if ports {
+        code = next_port(code, &counter);
+    }
+    code.end(then as i32).load(XDP)
+}
+
+/// The frame is in register 7. In one's complement a number and its inverse add up to nothing.
+fn next_port(code: Code, counter: &OwnedFd) -> Code {
+    code.address(1, counter)
+        .load32(2, 1, 0)
+        .copy(3, 2)
+        .add(3, 1)
+        .store32(1, 0, 3)
+        // Big endian: the upper half of the ports.
+        .or(2, 0x80)
+        .store16(7, PORT, 2)
+        .multiply(2, -1)
+        .add(2, -1)
+        .store16(7, SEQUENCE, 2)
+}

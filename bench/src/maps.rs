@@ -1,0 +1,60 @@
+//! Kernel memory of each map, by the size of the cluster.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use aya::maps::loaded_maps;
+use serde::Serialize;
+
+use crate::control::Scale;
+use crate::host::map_memory;
+use crate::report::{say, table};
+use crate::world::World;
+
+/// One cluster's maps.
+#[derive(Debug, Serialize)]
+pub(crate) struct Maps {
+    /// Pods in the cluster, each with addresses of both families.
+    pub(crate) pods: u32,
+    /// Bytes by name.
+    pub(crate) bytes: BTreeMap<String, u64>,
+}
+
+/// The maps of a cluster of this size.
+pub(crate) fn measure(scale: Scale, buckets: u32, pins: &Path) -> Result<Maps> {
+    let before: BTreeSet<u32> = map_memory()?.into_keys().collect();
+    let _world = World::new(pins, scale.changes(), buckets)?;
+    let after = map_memory()?;
+    let mut bytes = BTreeMap::new();
+    for info in loaded_maps() {
+        let info = info.context("cannot list maps")?;
+        if let Some(used) = after.get(&info.id()).filter(|_| !before.contains(&info.id())) {
+            // The sections at fixed addresses have none.
+            let name = info.name_as_str().context("a map without a name")?;
+            let name = if name.is_empty() { "at fixed addresses" } else { name };
+            *bytes.entry(name.to_owned()).or_default() += used;
+        }
+    }
+    Ok(Maps { pods: scale.pods, bytes })
+}
+
+/// Prints the table.
+pub(crate) fn print(sizes: &[Maps]) {
+    if sizes.is_empty() {
+        return;
+    }
+    say("\nKernel memory of the maps, dual stack, in kB");
+    let names: BTreeSet<&String> = sizes.iter().flat_map(|maps| maps.bytes.keys()).collect();
+    let columns: Vec<String> = sizes.iter().map(|maps| format!("{} pods", maps.pods)).collect();
+    let header: Vec<&str> =
+        std::iter::once("map").chain(columns.iter().map(String::as_str)).collect();
+    let cell = |bytes: u64| format!("{:.1}", bytes as f64 / 1e3);
+    let rows = names.into_iter().map(|name| {
+        let sizes = sizes.iter().map(|maps| cell(maps.bytes.get(name).copied().unwrap_or(0)));
+        std::iter::once(name.clone()).chain(sizes).collect()
+    });
+    let sum = sizes.iter().map(|maps| cell(maps.bytes.values().sum()));
+    let sum = std::iter::once(std::iter::once("all".to_owned()).chain(sum).collect());
+    table(&header, rows.chain(sum));
+}

@@ -1,0 +1,120 @@
+//! One case: a program that is run on a packet again and again.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use netpold::dataplane::test_run::{Run, run};
+use netpold_testbed::Stain;
+
+use crate::bytecode::run_xdp;
+use crate::cluster::Size;
+use crate::report::{PacketFigure, Spread};
+use crate::steer::Steered;
+
+/// `ingress_ifindex` of packets that come from elsewhere: any that is neither 0 nor a pod's.
+const UPLINK: u32 = 2;
+
+/// Where a program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// TC, at this interface.
+    Classifier(u32),
+    /// XDP
+    Xdp,
+}
+
+/// One thing that is run again and again.
+pub(super) struct Probe {
+    pub(super) name: &'static str,
+    pub(super) addresses: &'static str,
+    pub(super) program: Runnable,
+    pub(super) frame: Vec<u8>,
+    pub(super) place: Place,
+    pub(super) expected: u32,
+    /// Place of what is subtracted; none for what is subtracted itself.
+    pub(super) baseline: Option<usize>,
+    samples: Vec<f64>,
+}
+
+pub(super) enum Runnable {
+    Direct(OwnedFd),
+    Steered(Steered),
+    /// Behind a program that marks the packet.
+    Marked(Stain),
+}
+
+impl AsFd for Runnable {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Direct(program) => program.as_fd(),
+            Self::Steered(program) => program.as_fd(),
+            Self::Marked(program) => program.as_fd(),
+        }
+    }
+}
+
+impl Probe {
+    /// A case of no figures yet; what it is called, and over which flows it goes.
+    pub(super) fn new(
+        (name, addresses): (&'static str, &'static str),
+        program: Runnable,
+        place: Place,
+        frame: Vec<u8>,
+        expected: u32,
+        baseline: Option<usize>,
+    ) -> Self {
+        Self { name, addresses, program, frame, place, expected, baseline, samples: Vec::new() }
+    }
+
+    /// Runs it once without taking its time.
+    pub(super) fn warm(&self, repeat: u32) -> Result<Duration> {
+        let start = Instant::now();
+        let answer = self.run(repeat).with_context(|| self.name.to_owned())?;
+        let took = start.elapsed();
+        ensure!(
+            answer == self.expected,
+            "{} ({}): the program answers {answer} instead of {}",
+            self.name,
+            self.addresses,
+            self.expected
+        );
+        Ok(took)
+    }
+
+    fn run(&self, repeat: u32) -> io::Result<u32> {
+        let Place::Classifier(ifindex) = self.place else {
+            return run_xdp(self.program.as_fd(), &self.frame, repeat);
+        };
+        let packet = Run { packet: &self.frame, ifindex, ingress_ifindex: UPLINK, repeat };
+        Ok(run(self.program.as_fd(), &packet)?.retval)
+    }
+
+    pub(super) fn measure(&mut self, repeat: u32) -> Result<()> {
+        let took = self.warm(repeat)?;
+        self.samples.push(took.as_secs_f64() * 1e9 / f64::from(repeat));
+        Ok(())
+    }
+}
+
+/// Each case over what is subtracted from it.
+pub(super) fn figures(
+    probes: &[Probe],
+    group: &'static str,
+    size: Size,
+    v6: bool,
+) -> impl Iterator<Item = PacketFigure> {
+    probes.iter().filter(|probe| !probe.samples.is_empty()).filter_map(move |probe| {
+        let empty = probes.get(probe.baseline?)?;
+        Some(PacketFigure {
+            size,
+            family: if v6 { 6 } else { 4 },
+            group,
+            case: probe.name,
+            addresses: probe.addresses,
+            over_empty: Spread::over(&probe.samples, &empty.samples),
+            empty: Spread::of(&empty.samples),
+        })
+    })
+}

@@ -1,0 +1,79 @@
+//! Cases of a pod that uses a Service: judged at its veth by the Service's address, which marks the
+//! packet, and behind the translation by the backend's.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use anyhow::{Context, Result};
+use netpold::dataplane::role::Program;
+use netpold_core::model::Direction;
+use netpold_ebpf::layout::{endpoint_slot, mark};
+use netpold_testbed::Stain;
+
+use super::probe::{Place, Probe, Runnable};
+use super::{DROP, Effort, ONE, PASS, program};
+use crate::cluster::{Cluster, Local};
+use crate::frame::{ACK, SYN, tcp};
+use crate::steer::Flows;
+use crate::world::World;
+
+/// Flows to one address and port differ by the pod's port only.
+const FLOWS: u32 = 30_000;
+const PORTS: &str = "30,000 flows";
+
+/// The cases of one family.
+pub(super) struct Service {
+    pub(super) v6: bool,
+    pub(super) probes: Vec<Probe>,
+    flows: Flows,
+}
+
+impl Service {
+    pub(super) fn new(
+        isolated: Local,
+        world: &mut World,
+        empty: &OwnedFd,
+        v6: bool,
+    ) -> Result<Self> {
+        let flows = Cluster::client_ports(isolated.address(v6), FLOWS);
+        let pod = flows[0];
+        let (service, [backend, stranger]) = (Cluster::service(v6), Cluster::backends(v6));
+        let flows = Flows::new(&flows)?;
+        let egress = program(world, Direction::Egress)?;
+        let node = world.generation.program(Program::Node)?.fd()?.as_fd().try_clone_to_owned()?;
+        let mark = u16::try_from(mark(endpoint_slot(isolated.ifindex, 0)))?;
+        let direct =
+            |program: &OwnedFd| -> Result<Runnable> { Ok(Runnable::Direct(program.try_clone()?)) };
+        let steered = |target: &OwnedFd| -> Result<Runnable> {
+            Ok(Runnable::Steered(flows.before(target.as_fd(), true)?))
+        };
+        let marked = |target: &OwnedFd| -> Result<Runnable> {
+            let stain = Stain::before(target.as_fd(), mark).context("no program that marks")?;
+            Ok(Runnable::Marked(stain))
+        };
+        let probe = |name, program: Runnable, to, flags, expected, baseline| {
+            // What is marked leaves by another interface.
+            let at = if matches!(program, Runnable::Marked(_)) { 1 } else { isolated.ifindex };
+            let place = Place::Classifier(at);
+            Probe::new(name, program, place, tcp(pod, to, flags), expected, baseline)
+        };
+        let probes = vec![
+            probe(("empty", ONE), direct(empty)?, service, ACK, PASS, None),
+            probe(("empty, marked", ONE), marked(empty)?, backend, SYN, PASS, None),
+            probe(("empty", PORTS), steered(empty)?, service, SYN, PASS, None),
+            probe(("Service, new", PORTS), steered(&egress)?, service, SYN, PASS, Some(2)),
+            probe(("Service, established", ONE), direct(&egress)?, service, ACK, PASS, Some(0)),
+            probe(("behind Service", ONE), marked(&node)?, backend, SYN, PASS, Some(1)),
+            probe(("behind Service, denied", ONE), marked(&node)?, stranger, SYN, DROP, Some(1)),
+        ];
+        Ok(Self { v6, probes, flows })
+    }
+
+    pub(super) fn round(&mut self, world: &World, effort: Effort) -> Result<()> {
+        world.clear_conntrack(self.v6)?;
+        for probe in &mut self.probes {
+            self.flows.rewind()?;
+            probe.measure(if probe.addresses == PORTS { FLOWS } else { effort.hot })?;
+        }
+        Ok(())
+    }
+}

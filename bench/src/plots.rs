@@ -1,0 +1,172 @@
+//! The figures as pictures (SVG).
+
+use std::path::Path;
+
+use anyhow::{Result, anyhow};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use crate::cluster::Size;
+use crate::report::{PacketFigure, Results};
+
+/// A chart's width and height.
+const CHART: (u32, u32) = (760, 440);
+/// Height of a bar with its distance to the next.
+const BAR: i32 = 26;
+/// Where bars begin, and how much room there is for them and for the figure behind.
+const BARS: (i32, i32) = (300, 360);
+const FONT: &str = "sans-serif";
+const COLOURS: [RGBColor; 6] = [
+    RGBColor(0x1f, 0x77, 0xb4),
+    RGBColor(0xff, 0x7f, 0x0e),
+    RGBColor(0x2c, 0xa0, 0x2c),
+    RGBColor(0xd6, 0x27, 0x28),
+    RGBColor(0x94, 0x67, 0xbd),
+    RGBColor(0x8c, 0x56, 0x4b),
+];
+
+/// Family, case and flows of the lines in the charts.
+const LINES: [(u8, &str, &str); 6] = [
+    (4, "forward", "one flow"),
+    (4, "denied", "one flow"),
+    (4, "forward", "random flows"),
+    (4, "new allowed", "random flows"),
+    (6, "forward", "one flow"),
+    (6, "new allowed", "random flows"),
+];
+
+/// What is varied in one chart.
+type Dimension = (&'static str, fn(&Size) -> u32, fn(Size, u32) -> Size);
+
+const DIMENSIONS: [Dimension; 3] = [
+    ("pods", |size| size.pods, |size, pods| Size { pods, ..size }),
+    ("rules", |size| size.rules, |size, rules| Size { rules, ..size }),
+    ("cidrs", |size| size.cidrs, |size, cidrs| Size { cidrs, ..size }),
+];
+
+/// A label, and the length of its bar.
+type Bar<'a> = (&'a str, f64);
+
+/// Draws what the results have into a folder.
+pub(crate) fn draw(results: &Results, folder: &Path) -> Result<()> {
+    for dimension in DIMENSIONS {
+        lines(&results.packet, dimension, folder)?;
+    }
+    let forwarding: Vec<_> =
+        results.forwarding.iter().map(|f| (f.filter.as_str(), f.total.min)).collect();
+    bars(folder, "forwarding", "Forwarding: ns per packet on one core", &forwarding)?;
+    let flood: Vec<_> =
+        results.flood.iter().map(|f| (f.dropped_by.as_str(), f.total.min)).collect();
+    bars(folder, "flood", "Denied flood: ns per packet on one core", &flood)?;
+    let wire = |figure: fn(&crate::wire::Wire) -> f64| -> Vec<Bar<'_>> {
+        results.wire.iter().map(|wire| (wire.filter.as_str(), figure(wire))).collect()
+    };
+    bars(folder, "stream", "One TCP stream: Gbit/s", &wire(|w| w.stream.best))?;
+    bars(folder, "requests", "TCP request to answer: microseconds", &wire(|w| w.request_p50.min))?;
+    bars(folder, "connections", "TCP connections per second", &wire(|w| w.connections.best))?;
+    bars(folder, "datagrams", "Small UDP packets per second", &wire(|w| w.datagrams.best))
+}
+
+/// Cost by one dimension, the others as in [`Size::BASE`].
+fn lines(figures: &[PacketFigure], (name, of, with): Dimension, folder: &Path) -> Result<()> {
+    let mut sizes: Vec<u32> = figures
+        .iter()
+        .filter(|figure| with(Size::BASE, of(&figure.size)) == figure.size)
+        .map(|figure| of(&figure.size))
+        .collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    if sizes.len() < 2 {
+        return Ok(());
+    }
+    let series = LINES.map(|(family, case, flows)| {
+        let points = sizes.iter().enumerate().filter_map(|(place, value)| {
+            let size = with(Size::BASE, *value);
+            let found = figures
+                .iter()
+                .find(|f| (f.size, f.family, f.case, f.addresses) == (size, family, case, flows))?;
+            Some((place as f64, found.over_empty.min))
+        });
+        (format!("IPv{family} {case}, {flows}"), points.collect::<Vec<_>>())
+    });
+    let path = folder.join(format!("packet-{name}.svg"));
+    let area = SVGBackend::new(&path, CHART).into_drawing_area();
+    chart(&area, name, &sizes, &series).map_err(|error| anyhow!("{}: {error}", path.display()))
+}
+
+type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+fn chart(
+    area: &Area<'_>,
+    name: &str,
+    sizes: &[u32],
+    series: &[(String, Vec<(f64, f64)>)],
+) -> Drawn {
+    area.fill(&WHITE)?;
+    let all = series.iter().flat_map(|(_, points)| points.iter().map(|(_, y)| *y));
+    let highest = all.fold(1.0, f64::max) * 1.1;
+    let mut chart = ChartBuilder::on(area)
+        .caption(format!("ns per packet over the empty program, by {name}"), (FONT, 18))
+        .margin(12)
+        .x_label_area_size(36)
+        .y_label_area_size(48)
+        .build_cartesian_2d(-0.2..sizes.len() as f64 - 0.8, 0.0..highest)?;
+    let label = |place: &f64| {
+        let size = sizes.get(place.round() as usize).filter(|_| place.fract() == 0.0);
+        size.map_or_else(String::new, ToString::to_string)
+    };
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .x_labels(sizes.len() * 2)
+        .x_label_formatter(&label)
+        .x_desc(name)
+        .y_desc("ns")
+        .draw()?;
+    for ((name, points), colour) in series.iter().zip(COLOURS) {
+        let line = LineSeries::new(points.iter().copied(), colour.stroke_width(2)).point_size(3);
+        chart
+            .draw_series(line)?
+            .label(name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK.mix(0.2))
+        .draw()?;
+    area.present()?;
+    Ok(())
+}
+
+/// A bar for each figure; ours stand out.
+fn bars(folder: &Path, name: &str, title: &str, figures: &[Bar<'_>]) -> Result<()> {
+    if figures.is_empty() {
+        return Ok(());
+    }
+    let path = folder.join(format!("{name}.svg"));
+    let size = (CHART.0, (figures.len() as u32 + 2) * BAR as u32);
+    let area = SVGBackend::new(&path, size).into_drawing_area();
+    draw_bars(&area, title, figures).map_err(|error| anyhow!("{}: {error}", path.display()))
+}
+
+fn draw_bars(area: &Area<'_>, title: &str, figures: &[Bar<'_>]) -> Drawn {
+    area.fill(&WHITE)?;
+    let text = (FONT, 14).into_font();
+    area.draw(&Text::new(title, (12, BAR / 3), (FONT, 18).into_font()))?;
+    let longest = figures.iter().map(|(_, value)| *value).fold(f64::MIN_POSITIVE, f64::max);
+    for (place, (label, value)) in figures.iter().enumerate() {
+        let top = BAR * (place as i32 + 1) + BAR / 3;
+        let end = BARS.0 + (value / longest * f64::from(BARS.1)) as i32;
+        let colour =
+            if label.starts_with("netpold") { COLOURS[0] } else { RGBColor(170, 170, 170) };
+        area.draw(&Text::new(*label, (12, top + 4), text.clone()))?;
+        area.draw(&Rectangle::new([(BARS.0, top), (end, top + BAR - 8)], colour.filled()))?;
+        let digits = if *value < 1000.0 { format!("{value:.1}") } else { format!("{value:.0}") };
+        area.draw(&Text::new(digits, (end + 6, top + 4), text.clone()))?;
+    }
+    area.present()?;
+    Ok(())
+}
