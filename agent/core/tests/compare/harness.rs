@@ -89,7 +89,7 @@ impl Subject {
     /// Whether the pod's hooks say what the tables say of a packet that opens a flow, and XDP in
     /// front of them what it is to. Of the packets that nothing can deny, some are enough.
     fn hooks_agree(&self, packet: &Packet, found: Option<bool>) -> bool {
-        if packet.port % 4 != 0 && !self.is_isolated(&packet.pod, packet.direction) {
+        if !packet.port.is_multiple_of(4) && !self.is_isolated(&packet.pod, packet.direction) {
             return true;
         }
         self.begin(packet).is_ok_and(|passes| passes.is_none() || passes == found)
