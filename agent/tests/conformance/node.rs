@@ -87,16 +87,10 @@ impl CompiledNode {
             let (ifindex, protocol, port) = (interface.index, check.protocol.0, check.port);
             let allowed = self.tables.allows(ifindex, direction, remote, protocol, port);
             // The packet path says the same, and XDP in front of it drops nothing else and no less.
-            match self
-                .hooks
-                .begin(&self.tables, &Begun { ifindex, direction, remote, protocol, port })
-            {
-                Ok(passes) => {
-                    assert_eq!(passes, allowed, "{direction} at {ifindex}: {check}");
-                    allowed.unwrap_or(false)
-                }
-                Err(disagreement) => panic!("{direction} at {ifindex}: {check}: {disagreement}"),
-            }
+            let begun = Begun { ifindex, direction, remote, protocol, port };
+            let passes = self.hooks.begin(&self.tables, &begun);
+            assert_eq!(passes, Ok(allowed), "{direction} at {ifindex}: {check}");
+            allowed.unwrap_or(false)
         };
         from == to
             || table(from, Direction::Egress, to)

@@ -268,6 +268,7 @@ fn is_beyond(check: &Check) -> bool {
 }
 
 /// Asserts that the cases hold; how many probes that took.
+#[expect(clippy::print_stdout, reason = "tests say what they did")]
 fn hold(wire: &mut Wire, cases: &[Case]) -> Result<usize> {
     let (began, topology) = (Instant::now(), case::topology()?);
     let (mut wrong, mut checks, mut steps) = (Vec::new(), 0, 0);

@@ -123,7 +123,7 @@ impl World {
     }
 
     pub(crate) fn early_fd(&self, program: Early) -> BorrowedFd<'_> {
-        self.xdp(program).fd().expect(program.name()).as_fd()
+        self.xdp(program).fd().expect("a loaded program").as_fd()
     }
 
     /// What the kernel says of a program of XDP.

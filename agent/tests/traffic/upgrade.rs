@@ -69,6 +69,16 @@ fn upgrade_and_downgrade_across_layouts_under_load() {
     }
 }
 
+/// XDP of the former version must not drop what its tables do not know any more.
+#[test]
+fn upgrade_and_downgrade_across_layouts_behind_xdp() {
+    if require_root("upgrade_and_downgrade_across_layouts_behind_xdp") {
+        let mut cluster = guarded(Cni::Ptp);
+        cluster.arguments = ["--pod-egress-hook", "xdp"].map(str::to_owned).into();
+        up_and_down(cluster, under_load);
+    }
+}
+
 #[test]
 fn upgrade_and_downgrade_across_layouts_below_clsact() {
     if require_root("upgrade_and_downgrade_across_layouts_below_clsact") {
