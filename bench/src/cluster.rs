@@ -190,17 +190,16 @@ fn service_with_slices() -> Vec<Change> {
     let (name, both) = (Key::new("bench", "service"), [false, true]);
     let port =
         ServicePort { name: String::new(), protocol: Protocol::Tcp, port: 8080, node_port: None };
-    let service = Service {
-        key: name.clone(),
-        addresses: both.map(|v6| Cluster::service(v6).0).into(),
-        ports: vec![port],
-    };
+    let addresses = both.map(|v6| Cluster::service(v6).0).to_vec();
+    let service =
+        Service { key: name.clone(), cluster: addresses.clone(), addresses, ports: vec![port] };
     let slices = both.map(|v6| {
         Change::EndpointSlice(EndpointSlice {
             key: Key::new("bench", format!("service-{v6}")),
             service: "service".into(),
             ports: vec![SlicePort { name: String::new(), protocol: Protocol::Tcp, port: PORT }],
             addresses: vec![Cluster::backends(v6)[0].0],
+            not_ready: Vec::new(),
         })
     });
     std::iter::once(Change::Service(service)).chain(slices).collect()
