@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 /// The version that `cargo xtask setup` builds.
 pub const VERSION: &str = "1.20.2";
 /// Where it puts them, below the user's cache folder.
-pub const CACHED: &str = "netpold/kube-1.20.2";
+pub const CACHED: &str = "netpold/kube-1.20.2-custom-objects";
 
 /// Where it puts a kubectl, below the user's cache folder.
 pub const KUBECTL_CACHED: &str = "netpold/kubectl";
