@@ -25,6 +25,8 @@ pub(super) struct Sent {
     failed: BTreeMap<u32, (u32, String)>,
     /// Interfaces that somebody took the program from, until it runs there again.
     lost: BTreeSet<u32>,
+    /// Also where it failed before.
+    tries_again: bool,
     /// Why there is no program to attach.
     missing: Option<String>,
     /// Links of interfaces that are not wanted may be there.
@@ -59,8 +61,9 @@ impl Dataplane {
         };
         let Ok((_, id)) = generation.early(Early::Sent) else { return 0 };
         self.sent.forget_lost(id);
-        self.sent.failed.clear();
+        self.sent.tries_again = true;
         self.follow_pods(false);
+        self.sent.tries_again = false;
         self.sent.restored()
     }
 
@@ -96,6 +99,7 @@ impl Sent {
             attached: BTreeMap::new(),
             failed: BTreeMap::new(),
             lost: BTreeSet::new(),
+            tries_again: false,
             missing: None,
             unswept: true,
         }
@@ -111,9 +115,10 @@ impl Sent {
     fn attach(&mut self, program: BorrowedFd<'_>, pods: impl Iterator<Item = (u32, u32)>) {
         self.missing = None;
         for (index, endpoint) in pods {
-            let tried = self.attached.get(&index).map(|(of, _)| *of);
-            let tried = tried.or(self.failed.get(&index).map(|(of, _)| *of));
-            if tried == Some(endpoint) {
+            let attached = self.attached.get(&index).map(|(of, _)| *of);
+            let failed = self.failed.get(&index).map(|(of, _)| *of);
+            let failed = failed.filter(|_| !self.tries_again);
+            if attached.or(failed) == Some(endpoint) {
                 continue;
             }
             self.attached.remove(&index);

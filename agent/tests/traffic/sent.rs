@@ -1,6 +1,7 @@
 //! XDP at the pods' veths, in front of what judges what they send.
 
 mod cost;
+mod tap;
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -14,6 +15,7 @@ use serde_json::Value;
 use crate::cluster::{Cluster, ENFORCED, allow_to, isolate};
 use crate::hooks::attach_xdp;
 use crate::uninstall::uninstall;
+use tap::sees_the_denied;
 
 const XDP: [&str; 4] = ["--pod-egress-hook", "xdp", "--readback", "1"];
 
@@ -83,6 +85,7 @@ fn xdp_drops_what_pods_may_not_send() {
     all_native(&cluster);
     let before = dropped(&cluster.agents[0].status().unwrap());
     holds(&cluster);
+    assert!(!sees_the_denied(&cluster));
     let status = cluster.agents[0].status().unwrap();
     assert!(dropped(&status) > before, "{status}");
     assert!(status["recent_drops"].to_string().contains("egress"), "{status}");
@@ -115,6 +118,7 @@ fn xdp_drops_what_pods_may_not_send() {
     cluster.restart(0);
     assert!(modes(&cluster.agents[0].status().unwrap()).iter().all(|(_, mode)| mode.is_none()));
     assert!(pins(&cluster).is_empty() && !has_xdp(&cluster));
+    assert!(sees_the_denied(&cluster), "TC drops it behind");
     holds(&cluster);
 }
 
