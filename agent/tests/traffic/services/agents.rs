@@ -47,6 +47,19 @@ fn services_where_devices_are_left_alone() {
     answer(cluster.pod("client2"), &mixed.sockets(), &["", "friend1", "enemy1", "friend2"]);
 }
 
+/// XDP in front of both sides: it lets pass what is to be judged a second time, and the answers.
+#[test]
+fn services_behind_xdp() {
+    if !require_root("services_behind_xdp") {
+        return;
+    }
+    let mut cluster = two_nodes();
+    let arguments = ["--pod-egress-hook", "xdp", "--xdp-uplink", "link*"];
+    cluster.arguments = arguments.map(str::to_owned).into();
+    let (cluster, mixed) = mixed(cluster);
+    friends_alone(&cluster, &mixed);
+}
+
 #[test]
 fn services_while_the_agent_is_gone_and_back() {
     if !require_root("services_while_the_agent_is_gone_and_back") {
