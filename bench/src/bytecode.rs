@@ -131,11 +131,16 @@ pub(crate) fn send_live(
     unsafe { test_run::call(&mut attributes) }
 }
 
-/// Runs an XDP program on a frame that nothing becomes of; what it returned at the end.
+/// Runs an XDP program on a frame that nothing becomes of; what it returned at the end, and the mean
+/// nanoseconds of a run.
 ///
 /// # Errors
 /// The kernel refuses.
-pub(crate) fn run_xdp(program: BorrowedFd<'_>, frame: &[u8], repeat: u32) -> io::Result<u32> {
+pub(crate) fn run_xdp(
+    program: BorrowedFd<'_>,
+    frame: &[u8],
+    repeat: u32,
+) -> io::Result<(u32, u32)> {
     let mut attributes = Attributes {
         program: raw(&program),
         data_size_in: frame.len() as u32,
@@ -145,7 +150,7 @@ pub(crate) fn run_xdp(program: BorrowedFd<'_>, frame: &[u8], repeat: u32) -> io:
     };
     // SAFETY: the frame is as long as is said and outlives the call.
     unsafe { test_run::call(&mut attributes)? };
-    Ok(attributes.retval)
+    Ok((attributes.retval, attributes.duration))
 }
 
 fn raw(fd: &impl AsRawFd) -> u32 {
