@@ -1,8 +1,9 @@
 //! `cargo xtask image`: one static binary, and an OCI image layout with nothing else in it.
 //!
-//! The same sources and tools make the same bytes, wherever they are: no path of this machine, no
-//! time of day, no order of hash maps, no owner gets into the image. Labels tell the commit. No registry and no container runtime is needed; push with
-//! `skopeo copy oci:target/oci:VERSION docker://…`.
+//! The same sources and tools are to make the same bytes (`--twice` compares): no path of this
+//! machine, no time of day, no order of hash maps, no owner gets into the image. Labels tell the
+//! commit. No registry and no container runtime is needed; push with
+//! `skopeo copy --all oci:target/oci:VERSION docker://…`.
 
 mod build;
 mod check;
