@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc as events;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use ipnet::IpNet;
 use netpold_core::model::{Key, Pod};
@@ -124,6 +124,14 @@ struct Seen {
     answer: Option<Answer>,
 }
 
+/// Whether a file may have another content after this.
+fn may_change(event: &notify::Event) -> bool {
+    match event.kind {
+        EventKind::Access(kind) => kind == AccessKind::Close(AccessMode::Write),
+        _ => true,
+    }
+}
+
 struct Follower {
     directory: PathBuf,
     watched: Watched,
@@ -167,15 +175,15 @@ impl Follower {
     }
 
     /// Waits for something that may have changed a file. Opening one, as scans do, changes none.
+    /// What comes during a scan is looked at in the next.
     fn wait(&mut self) {
-        let calls = |event: &notify::Event| !matches!(event.kind, EventKind::Access(kind) if kind != AccessKind::Close(AccessMode::Write));
-        let deadline = std::time::Instant::now() + RESCAN;
+        let deadline = Instant::now() + RESCAN;
         loop {
-            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            let left = deadline.saturating_duration_since(Instant::now());
             match self.events.recv_timeout(left) {
                 Ok(Ok(event)) => {
                     self.watched.note(&event);
-                    if calls(&event) {
+                    if may_change(&event) {
                         return;
                     }
                 }
@@ -185,25 +193,23 @@ impl Follower {
     }
 
     fn scan(&mut self) -> io::Result<()> {
-        let mut there = BTreeMap::new();
-        for entry in fs::read_dir(&self.directory)? {
-            let path = entry?.path();
-            // A file that has just gone is not there.
-            if let Some(seen) = self.look(&path) {
-                there.insert(path, seen);
-            }
-        }
-        self.files = there;
+        let entries = fs::read_dir(&self.directory)?;
+        let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+        let paths: Vec<PathBuf> = paths.collect::<io::Result<_>>()?;
+        // A file that has just gone is not there.
+        let there = paths.into_iter().filter_map(|path| Some((path.clone(), self.look(&path)?)));
+        self.files = there.collect();
         Ok(())
     }
 
     fn look(&mut self, path: &Path) -> Option<Seen> {
-        let file = File::open(path).ok()?;
-        let metadata = file.metadata().ok()?;
-        let (stamp, written) = (Stamp::of(&metadata), metadata.modified().ok()?);
+        let stamp = Stamp::of(&fs::metadata(path).ok()?);
         if let Some(seen) = self.files.remove(path).filter(|seen| seen.stamp == stamp) {
             return Some(seen);
         }
+        let file = File::open(path).ok()?;
+        let metadata = file.metadata().ok()?;
+        let (stamp, written) = (Stamp::of(&metadata), metadata.modified().ok()?);
         let mut bytes = Vec::new();
         file.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
         // libcni writes in place: half a file is no answer yet, the other half comes with an event.
