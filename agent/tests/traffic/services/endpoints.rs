@@ -49,10 +49,14 @@ fn services_with_backends_that_are_leaving() {
         return;
     }
     let mut cluster = two_nodes();
+    // Each time other addresses: the kernel goes on translating a client's port as it did before, and
+    // ports are used again.
+    let mut numbers = 1..;
+    let mut next = || Service::new(numbers.next().unwrap(), "s");
     // As long as none is ready, those that leave and those that are published get packets.
     for state in [State::Last, State::Published] {
         for (backend, answers) in [("friend1", &["friend1"][..]), ("enemy1", NOBODY)] {
-            let service = Service::new(1, "s").pod(&cluster, backend, state);
+            let service = next().pod(&cluster, backend, state);
             let service = only(&mut cluster, service);
             for client in CLIENTS {
                 answer(cluster.pod(client), &service.sockets(), answers);
@@ -60,11 +64,11 @@ fn services_with_backends_that_are_leaving() {
         }
     }
     // One that is ready gets them all: it is that one that must be allowed.
-    let good = Service::new(1, "s").pods(&cluster, &["friend2"]);
+    let good = next().pods(&cluster, &["friend2"]);
     let good = good.pod(&cluster, "enemy1", State::Leaving);
     let good = only(&mut cluster, good);
     answer(cluster.pod("client1"), &good.sockets(), &["friend2"]);
-    let bad = Service::new(1, "s").pods(&cluster, &["enemy2"]);
+    let bad = next().pods(&cluster, &["enemy2"]);
     let bad = bad.pod(&cluster, "friend1", State::Leaving);
     let bad = only(&mut cluster, bad);
     let before = lost(&cluster, 0, "service_backend");
