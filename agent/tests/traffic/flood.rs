@@ -138,7 +138,9 @@ impl Stage {
         );
         // An agent that looked at each packet would take longer than the flood, and log each.
         assert!(cost.cpu < cost.wall / 2, "the agent took {:?} of {:?}", cost.cpu, cost.wall);
-        assert!(cost.log < 100_000, "{} bytes of log", cost.log);
+        // The kernel tells of 100 drops a second, of which random sources make a line each.
+        let lines = 100 * cost.wall.as_secs() as usize;
+        assert!(cost.log < 100_000 + 200 * lines, "{} bytes of log", cost.log);
         cost
     }
 
@@ -209,6 +211,24 @@ fn established_flows_outlive_floods() {
     floods(600_000);
 }
 
+fn twenty_million(port: u16) {
+    let mut stage = Stage::new();
+    stage.flood(Kind::Syn(port), 20_000_000);
+    stage.new_connections();
+    for part in 0..PARTS {
+        stage.flows.talk(part);
+    }
+}
+
+#[test]
+#[ignore = "takes minutes; the figures in agent/THREATS.md are from here"]
+fn established_flows_outlive_twenty_million_denied_syns() {
+    if !require_root("established_flows_outlive_twenty_million_denied_syns") {
+        return;
+    }
+    twenty_million(DENIED);
+}
+
 /// `cargo test -p netpold --test traffic twenty_million -- --ignored --nocapture`
 #[test]
 #[ignore = "takes minutes; the figures in agent/THREATS.md are from here"]
@@ -216,11 +236,5 @@ fn established_flows_outlive_twenty_million_syns() {
     if !require_root("established_flows_outlive_twenty_million_syns") {
         return;
     }
-    let mut stage = Stage::new();
-    stage.flood(Kind::Syn(ALLOWED), 20_000_000);
-    stage.new_connections();
-    stage.flood(Kind::Syn(DENIED), 20_000_000);
-    for part in 0..PARTS {
-        stage.flows.talk(part);
-    }
+    twenty_million(ALLOWED);
 }
