@@ -3,8 +3,9 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use netpold::dataplane::test_run::{self, Attributes, MapCreate, bpf, map};
+use netpold::dataplane::test_run::{self, Attributes, bpf};
 
+const MAP_CREATE: u32 = 0;
 const MAP_UPDATE_ELEM: u32 = 2;
 const PROG_LOAD: u32 = 5;
 const LINK_CREATE: u32 = 28;
@@ -28,6 +29,16 @@ pub(crate) const XDP: u32 = 6;
 const PSEUDO_MAP_FD: u8 = 1;
 const PSEUDO_MAP_VALUE: u8 = 2;
 const FUNC_TAIL_CALL: i32 = 12;
+
+#[repr(C)]
+#[derive(Default)]
+struct MapCreate {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+}
 
 #[repr(C)]
 #[derive(Default)]
@@ -146,12 +157,17 @@ fn raw(fd: &impl AsRawFd) -> u32 {
     fd.as_raw_fd().cast_unsigned()
 }
 
+fn create(mut attributes: MapCreate) -> io::Result<OwnedFd> {
+    // SAFETY: the block of BPF_MAP_CREATE, without pointers; the result is a new descriptor.
+    unsafe { bpf(MAP_CREATE, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+}
+
 /// An array of one element that can be mapped into memory.
 ///
 /// # Errors
 /// The kernel refuses.
 pub(crate) fn memory(bytes: u32) -> io::Result<OwnedFd> {
-    map(MapCreate {
+    create(MapCreate {
         kind: MAP_TYPE_ARRAY,
         key_size: 4,
         value_size: bytes,
@@ -165,7 +181,7 @@ pub(crate) fn memory(bytes: u32) -> io::Result<OwnedFd> {
 /// # Errors
 /// The kernel refuses, for instance a program that cannot be tail called.
 pub(crate) fn program_array(target: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let array = map(MapCreate {
+    let array = create(MapCreate {
         kind: MAP_TYPE_PROG_ARRAY,
         key_size: 4,
         value_size: 4,

@@ -27,7 +27,7 @@ use crate::frame::syn;
 use crate::host;
 use crate::live::{Then, sender};
 use crate::packet::program;
-use crate::report::{Found, Spread, say, spread, table};
+use crate::report::{Spread, say, spread, table};
 use crate::world::World;
 
 /// What one place to drop costs.
@@ -41,6 +41,14 @@ pub(crate) struct Flood {
     pub(crate) over_floor: Spread,
     /// Packets that one core drops in a second, at best.
     pub(crate) per_second: f64,
+}
+
+/// What [`measure`] finds.
+pub(crate) struct Found {
+    /// Each place.
+    pub(crate) figures: Vec<Flood>,
+    /// Places that could not be measured, and why.
+    pub(crate) refused: Vec<String>,
 }
 
 /// The hardware address of the node's uplink.
@@ -94,7 +102,7 @@ pub(crate) fn measure(
     buckets: u32,
     pins: &Path,
     progress: &dyn Fn(&str),
-) -> Result<Found<Flood>> {
+) -> Result<Found> {
     netpold_testbed::sweep();
     progress("flood: compiling and writing a cluster");
     let (node, mut subjects) = Node::build(&pins.join("world"), buckets)?;

@@ -21,7 +21,7 @@ use crate::filter::{Filter, installed, iptables_forward, nft_forward, other, tra
 use crate::host;
 use crate::live::{Then, sender};
 use crate::packet::{load_empty, program};
-use crate::report::{Found, Spread};
+use crate::report::Spread;
 use crate::world::World;
 
 /// The sender's port.
@@ -42,6 +42,14 @@ pub(crate) struct Forwarding {
     pub(crate) total: Spread,
     /// Nanoseconds per packet more than without a filter.
     pub(crate) over_none: Spread,
+}
+
+/// What [`measure`] finds.
+pub(crate) struct Found {
+    /// Each filter.
+    pub(crate) figures: Vec<Forwarding>,
+    /// Filters that could not be measured, and why.
+    pub(crate) refused: Vec<String>,
 }
 
 struct Subject {
@@ -68,7 +76,7 @@ pub(crate) fn measure(
     buckets: u32,
     pins: &Path,
     progress: &dyn Fn(&str),
-) -> Result<Found<Forwarding>> {
+) -> Result<Found> {
     netpold_testbed::sweep();
     let path = Wire::build()?;
     let mut attacher = Attacher::new(&pins.join("links"), Mode::Tcx)?;

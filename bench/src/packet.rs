@@ -55,7 +55,8 @@ const NEW: usize = 3;
 const FORWARD: usize = 4;
 const REPLY: usize = 5;
 const DENIED: usize = 6;
-const HOT: std::ops::Range<usize> = 7..11;
+const AGAIN: usize = 7;
+const HOT: std::ops::Range<usize> = 8..12;
 
 /// Flows of a case.
 const ONE: &str = "one flow";
@@ -107,6 +108,7 @@ impl Family {
             probe("forward", random, steered(a, ingress, true)?, to_pod(ACK), PASS, Some(1)),
             probe("reply", random, steered(a, egress, false)?, from_pod(), PASS, Some(2)),
             probe("denied", random, steered(d, ingress, true)?, to_pod(SYN), DROP, Some(1)),
+            probe("judged again", random, steered(a, ingress, true)?, to_pod(ACK), PASS, Some(1)),
             probe("not isolated", hot, direct(ingress)?, to_pod(ACK), PASS, Some(0)),
             probe("forward", hot, direct(ingress)?, to_pod(ACK), PASS, Some(0)),
             probe("reply", hot, direct(egress)?, from_pod(), PASS, Some(0)),
@@ -119,11 +121,15 @@ impl Family {
     }
 
     /// Every case once, each in the state that the ones before it left: new flows, their first
-    /// replies (not timed), replies, forward packets.
+    /// replies (not timed), then forward packets whose entries know nothing of the policy in force, as
+    /// all do after a change of it. Once both directions have been judged: replies, forward packets.
     fn round(&mut self, world: &World, effort: Effort) -> Result<()> {
         let flows = self.allowed.count();
         world.clear_conntrack(self.v6)?;
         self.steered(NEW, flows)?;
+        self.allowed.rewind()?;
+        self.probes[REPLY].warm(flows)?;
+        self.steered(AGAIN, flows)?;
         self.allowed.rewind()?;
         self.probes[REPLY].warm(flows)?;
         for place in [REPLY, FORWARD, EMPTY_IN, EMPTY_OUT] {

@@ -16,14 +16,6 @@ use crate::host::Machine;
 use crate::maps::{self, Maps};
 use crate::wire::{self, Wire};
 
-/// What a part finds where some of what it compares may be missing.
-pub(crate) struct Found<T> {
-    /// What was measured.
-    pub(crate) figures: Vec<T>,
-    /// What could not be, and why.
-    pub(crate) refused: Vec<String>,
-}
-
 /// Minimum and median of many runs.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Spread {

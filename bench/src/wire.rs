@@ -15,7 +15,7 @@ use crate::forward::mac_text;
 use crate::host;
 use crate::load::{Load, Sample};
 use crate::packet::load_empty;
-use crate::report::{Found, Rate, Spread, say, spread, table};
+use crate::report::{Rate, Spread, say, spread, table};
 use crate::world::World;
 
 /// What gets through one filter.
@@ -33,6 +33,14 @@ pub(crate) struct Wire {
     pub(crate) connections: Rate,
     /// Small UDP packets per second.
     pub(crate) datagrams: Rate,
+}
+
+/// What [`measure`] finds.
+pub(crate) struct Found {
+    /// Each filter.
+    pub(crate) figures: Vec<Wire>,
+    /// Filters that could not be measured, and why.
+    pub(crate) refused: Vec<String>,
 }
 
 /// A port that no filter allows.
@@ -60,7 +68,7 @@ pub(crate) fn measure(
     buckets: u32,
     pins: &Path,
     progress: &dyn Fn(&str),
-) -> Result<Found<Wire>> {
+) -> Result<Found> {
     netpold_testbed::sweep();
     let pods = Pods::build()?;
     let mut attacher = Attacher::new(&pins.join("links"), Mode::Tcx)?;

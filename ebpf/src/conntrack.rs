@@ -10,6 +10,9 @@
 //! first is found, refreshed by forward packets, and the other expires.
 
 pub use crate::control::{Control, timeouts};
+#[cfg(not(target_arch = "bpf"))]
+pub use sweep::{Swept, sweep};
+
 use crate::{
     control::{FREE, PROTECTED},
     layout::{
@@ -19,6 +22,8 @@ use crate::{
 
 #[cfg(not(target_arch = "bpf"))]
 mod adopt;
+#[cfg(not(target_arch = "bpf"))]
+mod sweep;
 
 /// Attempts to change an entry that others change too.
 const ATTEMPTS: usize = 4;
@@ -193,31 +198,57 @@ pub struct Hit {
     pub control: Control,
 }
 
+impl Hit {
+    /// What [`search`] found in a bucket.
+    ///
+    /// # Safety
+    /// The bucket must be [`CT_WAYS`] ways of this key's kind.
+    #[inline(always)]
+    pub(crate) const unsafe fn at<K: Key>(
+        bucket: *mut u64,
+        (index, control): (usize, Control),
+    ) -> Self {
+        // SAFETY: the way lies in the bucket.
+        let way = unsafe { bucket.add((index & (CT_WAYS - 1)) * K::STRIDE) };
+        Self { way, control }
+    }
+
+    /// The entry's word of [`crate::judged::Judged`].
+    ///
+    /// # Safety
+    /// The entry must have been found by this kind of key.
+    #[inline(always)]
+    pub(crate) const unsafe fn judged<K: Key>(&self) -> *mut u64 {
+        // SAFETY: it lies behind the key.
+        unsafe { self.way.add(1 + K::WORDS) }
+    }
+}
+
 /// No way is free, expired, closed or unreplied in either bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
-/// Finds a flow in one of its buckets, expired or not.
+/// Finds the way of a bucket that holds a flow, expired or not: which one, hidden from the verifier,
+/// and its control word. Where none does that is not valid, and the first way stands in: were there
+/// nothing at all, registers would be saved that nobody wrote, which the verifier refuses.
 ///
 /// # Safety
 /// The bucket must be [`CT_WAYS`] ways of this key's kind, in memory as [`Memory`] asks.
 #[inline(always)]
-pub unsafe fn find<K: Key, M: Memory>(
+pub(crate) unsafe fn search<K: Key, M: Memory>(
     memory: &M,
     key: &K,
     hash: u64,
     bucket: *mut u64,
-) -> Option<Hit> {
+) -> (usize, Control) {
     for index in 0..CT_WAYS {
         // SAFETY: the way lies in the bucket.
         let control = unsafe { probe(memory, key, bucket.add(index * K::STRIDE)) };
         if let Some(control) = control {
-            let index = memory.opaque(index, hash) & (CT_WAYS - 1);
-            // SAFETY: as above.
-            return Some(Hit { way: unsafe { bucket.add(index * K::STRIDE) }, control });
+            return (memory.opaque(index, hash), control);
         }
     }
-    None
+    (memory.opaque(0, hash), Control(0))
 }
 
 /// Whether a way holds the flow.
@@ -267,10 +298,11 @@ impl<K: Key> Flow<K> {
     /// The buckets must be [`CT_WAYS`] ways of this key's kind each, in memory as [`Memory`] asks.
     #[inline(always)]
     pub unsafe fn find<M: Memory>(&self, memory: &M) -> Option<Hit> {
-        self.buckets.into_iter().find_map(|bucket| {
+        let hits = self.buckets.into_iter().map(|bucket| {
             // SAFETY: as the caller promises.
-            unsafe { find(memory, &self.key, self.hash, bucket) }
-        })
+            unsafe { Hit::at::<K>(bucket, search(memory, &self.key, self.hash, bucket)) }
+        });
+        hits.into_iter().find(|hit| hit.control.is_valid())
     }
 
     /// Marks a flow that was found: adds flags, and refreshes the stamp if it is old or flags
@@ -303,8 +335,11 @@ impl<K: Key> Flow<K> {
     pub unsafe fn restart<M: Memory>(memory: &M, hit: Hit, flags: u16, now: u32) -> bool {
         let incarnation = hit.control.incarnation().wrapping_add(1);
         let new = Control::new(now, incarnation, flags | CT_VALID);
-        // SAFETY: the way was found in the table.
-        unsafe { memory.swap(hit.way, hit.control.0, new.0) == hit.control.0 }
+        // SAFETY: the way was found in the table, by this kind of key.
+        unsafe {
+            memory.store(hit.judged::<K>(), 0);
+            memory.swap(hit.way, hit.control.0, new.0) == hit.control.0
+        }
     }
 
     /// Inserts the flow into the best way of its buckets.
@@ -396,6 +431,8 @@ impl<K: Key> Flow<K> {
                 memory.store(way.add(1 + index), self.key.word(index));
                 index += 1;
             }
+            // Incarnations come round again; see `crate::judged`.
+            memory.store(way.add(1 + K::WORDS), 0);
             let new = Control::new(now, incarnation, flags | CT_VALID);
             memory.swap(way, busy.0, new.0) == busy.0
         }
@@ -413,54 +450,6 @@ unsafe fn stored_protocol<K: Key, M: Memory>(memory: &M, way: *mut u64) -> u8 {
             memory.load(way.add(4)) as u8
         }
     }
-}
-
-/// What [`sweep`] found in a bucket.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Swept {
-    /// Flows that live on.
-    pub live: u32,
-    /// Expired flows that were removed.
-    pub removed: u32,
-}
-
-/// Frees the expired ways of one bucket. A flow that is refreshed meanwhile stays, since the whole
-/// control word is compared. A way that has been claimed for `stale` jiffies is freed too.
-///
-/// # Safety
-/// As [`Flow::find`].
-pub unsafe fn sweep<K: Key, M: Memory>(
-    memory: &M,
-    bucket: *mut u64,
-    settings: &Settings,
-    now: u32,
-    stale: u32,
-) -> Swept {
-    let mut swept = Swept::default();
-    for index in 0..CT_WAYS {
-        // SAFETY: the way lies in the bucket.
-        let way = unsafe { bucket.add(index * K::STRIDE) };
-        // SAFETY: as above.
-        let (control, protocol) =
-            unsafe { (Control(memory.load(way)), stored_protocol::<K, M>(memory, way)) };
-        let gone = if control.flags() & CT_BUSY != 0 {
-            control.age(now) > stale
-        } else if control.is_valid() {
-            control.is_expired(memory, protocol, settings, now)
-        } else {
-            continue;
-        };
-        if !gone {
-            swept.live += 1;
-            continue;
-        }
-        // The incarnation stays, so that a reader of the old entry sees the next one as new.
-        let free = Control::new(0, control.incarnation(), 0);
-        // SAFETY: as above.
-        let removed = unsafe { memory.swap(way, control.0, free.0) == control.0 };
-        if removed { swept.removed += 1 } else { swept.live += 1 }
-    }
-    swept
 }
 
 /// The flag of pod ingress or pod egress seen.

@@ -8,9 +8,10 @@ use crate::{
     },
     packet::{TCP_ACK, Transport},
     policy::row_word,
+    reading::Packet,
     reason::Reason,
     tables::Tables,
-    verdict::{Direction, Judge, Packet},
+    verdict::{Direction, Judge},
 };
 
 impl<D: Direction, T: Tables> Judge<'_, D, T> {

@@ -124,6 +124,12 @@ impl HostTables {
     pub fn set_endpoint(&mut self, endpoint: Endpoint) {
         let slot = endpoint_slot(endpoint.ifindex, 0) as usize;
         self.endpoints[slot] = endpoint;
+        self.changed();
+    }
+
+    /// Policy was changed: what flows remember of it is void.
+    pub fn changed(&mut self) {
+        self.settings.revision = self.settings.revision.wrapping_add(1);
     }
 
     /// Forgets every flow and fragment.
@@ -232,6 +238,10 @@ impl Tables for HostTables {
 
     fn now(&self) -> u32 {
         self.now.load(Ordering::Acquire)
+    }
+
+    fn revision(&self) -> u32 {
+        self.settings.revision
     }
 
     fn fragment(&self, key: &FragmentKey) -> Option<FragmentPorts> {

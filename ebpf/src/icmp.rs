@@ -3,9 +3,10 @@
 use crate::{
     family::Family,
     packet::{self, Bytes, ICMP, ICMPV6, Network, Transport},
+    reading::{Quote, Quoted},
     tables::Tables,
     tracking::Subject,
-    verdict::{Direction, Judge, Quote, Quoted},
+    verdict::{Direction, Judge},
 };
 
 /// Bytes of an ICMP error before the packet it quotes (RFC 792, RFC 4443).

@@ -12,7 +12,7 @@
 
 /// Version of everything in this file; part of the pin path. The feature `other-layout` makes a second
 /// agent for the upgrade test, which lays out endpoints, flows and their flags differently.
-pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1004 } else { 4 };
+pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1005 } else { 5 };
 
 /// Number of the set of peers an address belongs to. Class 0 is "no set at all".
 pub type ClassId = u32;
@@ -222,8 +222,10 @@ pub struct Settings {
     /// Not zero while another layout's programs, behind these, are still the ones that judge: flows
     /// are recorded, everything passes on.
     pub watch_only: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Number of the policy that is in force. What an entry of the flow table remembers of its flow's
+    /// judgement holds for the revision that was read before policy was: the agent changes it after
+    /// the last word of an update, and each generation has numbers of its own.
+    pub revision: u32,
 }
 
 /// [`Settings::timeouts`]: TCP, no reply seen (SYN sent or an adopted flow).
@@ -292,8 +294,8 @@ pub struct Ct4Way {
     pub control: u64,
     /// The flow.
     pub key: Ct4Key,
-    /// Zero.
-    pub reserved: u64,
+    /// How the flow was judged last, see [`crate::judged::Judged`].
+    pub judged: u64,
     /// Makes the way longer, for the upgrade test.
     #[cfg(feature = "other-layout")]
     pub other: u64,
@@ -307,8 +309,10 @@ pub struct Ct6Way {
     pub control: u64,
     /// The flow.
     pub key: Ct6Key,
+    /// As [`Ct4Way::judged`].
+    pub judged: u64,
     /// Zero.
-    pub reserved: [u64; 3],
+    pub reserved: [u64; 2],
 }
 
 /// Ways in a conntrack bucket.

@@ -16,13 +16,16 @@ mod fragment;
 #[cfg(not(target_arch = "bpf"))]
 pub mod host;
 mod icmp;
+pub mod judged;
 pub mod layout;
 #[cfg(not(target_arch = "bpf"))]
 pub mod node;
 mod observer;
 pub mod packet;
 pub mod policy;
+mod reading;
 pub mod reason;
+mod recall;
 pub mod sent;
 pub mod tables;
 mod tracking;

@@ -138,6 +138,10 @@ impl<P: PolicyTables> Tables for NodeTables<'_, P> {
         self.flows.now()
     }
 
+    fn revision(&self) -> u32 {
+        self.flows.revision()
+    }
+
     fn fragment(&self, key: &FragmentKey) -> Option<FragmentPorts> {
         self.flows.fragment(key)
     }

@@ -102,6 +102,11 @@ impl<T: Tables> Tables for Observer<'_, T> {
     }
 
     #[inline(always)]
+    fn revision(&self) -> u32 {
+        self.0.revision()
+    }
+
+    #[inline(always)]
     fn fragment(&self, _key: &FragmentKey) -> Option<FragmentPorts> {
         None
     }

@@ -8,9 +8,10 @@ use crate::{
     family::Family,
     observer::Observer,
     packet::Bytes,
+    reading::Reading,
     reason::Reason,
     tables::{EndpointRef, Tables},
-    verdict::{Direction, Egress, Hook, Judge, Reading, Then, Verdict, find_endpoint},
+    verdict::{Direction, Egress, Hook, Judge, Then, Verdict, find_endpoint},
 };
 
 /// The pod at whose hook a packet would be dropped, and why, if that is certain: no rule allows it

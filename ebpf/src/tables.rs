@@ -19,6 +19,8 @@ pub trait Tables: PolicyTables + Memory + Sized {
     fn bucket6(&self, index: u32) -> Option<*mut u64>;
     /// Jiffies, low 32 bits.
     fn now(&self) -> u32;
+    /// [`Settings::revision`]; later reads are not made before it.
+    fn revision(&self) -> u32;
     /// What a datagram's first fragment left.
     fn fragment(&self, key: &FragmentKey) -> Option<FragmentPorts>;
     /// Class of an IPv6 address, as words in memory order; in the kernel a function of its own.

@@ -7,7 +7,7 @@
 //! look like flows that the pod began, and outlive the policy that denies its client.
 
 use crate::{
-    conntrack::{self, Control, Flow, Hit},
+    conntrack::{self, Flow, Hit},
     family::Family,
     icmp::{self, Echo},
     layout::{
@@ -16,9 +16,11 @@ use crate::{
     },
     packet::{SCTP, TCP, TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN, Transport},
     policy::row_allows,
+    reading::{Packet, Quote},
     reason::Reason,
+    recall::Looked,
     tables::Tables,
-    verdict::{Direction, Judge, Packet, Quote},
+    verdict::{Direction, Judge},
 };
 
 /// The flow a packet belongs to or, for an ICMP error, is about.
@@ -55,7 +57,7 @@ impl<F: Family> Subject<F> {
 
 /// Whether packets tell the beginning of a flow from its middle.
 #[inline(always)]
-const fn has_handshake(transport: &Transport) -> bool {
+pub(crate) const fn has_handshake(transport: &Transport) -> bool {
     matches!(transport.protocol, TCP | SCTP)
 }
 
@@ -134,6 +136,13 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         Ok((allowed || !is_opening(transport)).then_some(own))
     }
 
+    /// A flow's key.
+    #[inline(always)]
+    pub(crate) fn key<F: Family>(&self, subject: &Subject<F>) -> F::Key {
+        let Subject { remote, protocol, local_port, remote_port } = *subject;
+        F::key(self.endpoint.id(), remote, local_port, remote_port, protocol)
+    }
+
     /// The verdict by the flow table: an allowed packet makes or refreshes its entry, another
     /// passes if its entry says so.
     #[inline(always)]
@@ -143,17 +152,32 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         subject: &Subject<F>,
         class: ClassId,
         allowed: Option<Reason>,
+        looked: Looked,
     ) -> Result<Reason, Reason> {
         let settings = self.tables.settings().ok_or(Reason::NoTable)?;
-        let Subject { remote, protocol, local_port, remote_port } = *subject;
-        let key = F::key(self.endpoint.id(), remote, local_port, remote_port, protocol);
-        let hit = self.find::<F>(settings, &key)?;
-        let now = self.tables.now();
-        if let (Some(reason), Some(hit)) = (allowed, hit)
-            && self.goes_on(hit.control, &packet.transport, settings, now)
-        {
-            return Ok(Self::passing(reason, class));
+        let key = self.key::<F>(subject);
+        let hit = self.find::<F>(settings, &key, looked)?;
+        let hit = hit.control.is_valid().then_some(hit);
+        let reason = self.settle_entry(packet, subject, class, allowed, (key, hit), settings)?;
+        if let Some(hit) = hit {
+            self.remember(packet, hit, reason);
         }
+        Ok(reason)
+    }
+
+    /// As [`Judge::settle`], with what the flow table has.
+    #[inline(always)]
+    fn settle_entry<F: Family>(
+        &self,
+        packet: &Packet<'_, F>,
+        subject: &Subject<F>,
+        class: ClassId,
+        allowed: Option<Reason>,
+        (key, hit): (F::Key, Option<Hit>),
+        settings: &Settings,
+    ) -> Result<Reason, Reason> {
+        let protocol = subject.protocol;
+        let now = self.tables.now();
         let live = hit.filter(|hit| !hit.control.is_expired(self.tables, protocol, settings, now));
         let Some(reason) = allowed else {
             return match live {
@@ -172,42 +196,36 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         Ok(if answers { reason } else { Self::passing(reason, class) })
     }
 
-    /// Whether an allowed packet leaves its entry as it is: the flow began in this direction, was
-    /// answered, and was seen a moment ago. This is what most packets meet; the others take the long
-    /// way to the same end.
-    #[inline(always)]
-    fn goes_on(
-        &self,
-        control: Control,
-        transport: &Transport,
-        settings: &Settings,
-        now: u32,
-    ) -> bool {
-        let established = CT_REPLIED | D::SEEN;
-        control.flags() & established == established
-            && transport.flags & (TCP_SYN | TCP_FIN | TCP_RST) == 0
-            && now.wrapping_sub(control.seen()) < settings.refresh_after
-            && !self.is_from_node()
-            && !icmp::is_icmp(transport.protocol)
-    }
-
-    /// The flow's entry, expired or not. The second bucket is read only where the first has none.
+    /// The flow's entry, expired or not; its control word is not valid where there is none. The second
+    /// bucket is read only where the first has none.
     ///
     /// # Errors
     /// [`Reason::NoTable`].
     #[inline(always)]
-    fn find<F: Family>(&self, settings: &Settings, key: &F::Key) -> Result<Option<Hit>, Reason> {
+    fn find<F: Family>(
+        &self,
+        settings: &Settings,
+        key: &F::Key,
+        looked: Looked,
+    ) -> Result<Hit, Reason> {
         let hash = conntrack::hash(settings.hash_seed, key);
-        for choice in [conntrack::first, conntrack::second] {
-            let index = choice(hash, F::mask(settings));
-            let bucket = F::bucket(self.tables, index).ok_or(Reason::NoTable)?;
-            // SAFETY: a whole bucket of this family's table.
-            let hit = unsafe { conntrack::find(self.tables, key, hash, bucket) };
-            if hit.is_some() {
-                return Ok(hit);
-            }
+        let index = conntrack::first(hash, F::mask(settings));
+        let bucket = F::bucket(self.tables, index).ok_or(Reason::NoTable)?;
+        // SAFETY: a whole bucket of this family's table.
+        let hit = unsafe {
+            let found = match looked.done {
+                0 => conntrack::search(self.tables, key, hash, bucket),
+                _ => looked.found,
+            };
+            Hit::at::<F::Key>(bucket, found)
+        };
+        if hit.control.is_valid() {
+            return Ok(hit);
         }
-        Ok(None)
+        let index = conntrack::second(hash, F::mask(settings));
+        let bucket = F::bucket(self.tables, index).ok_or(Reason::NoTable)?;
+        // SAFETY: as above.
+        Ok(unsafe { Hit::at::<F::Key>(bucket, conntrack::search(self.tables, key, hash, bucket)) })
     }
 
     /// Flags of an entry that a packet of this direction begins.

@@ -14,9 +14,10 @@ use crate::{
     layout::ROW_NOT_ISOLATED,
     observer::Observer,
     packet::{Bytes, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Window as _},
+    reading::Reading,
     reason::Reason,
     tables::{EndpointRef, Tables},
-    verdict::{Direction, Hook, Ingress, Judge, Reading, Then, Verdict},
+    verdict::{Direction, Hook, Ingress, Judge, Then, Verdict},
 };
 
 /// Which of the packets that policy denies are dropped.

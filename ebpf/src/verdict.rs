@@ -5,6 +5,7 @@
 
 use core::marker::PhantomData;
 
+pub use crate::reading::Reading;
 use crate::{
     family::{Family, V4, V6},
     icmp,
@@ -12,14 +13,12 @@ use crate::{
         CLASS_TRANSLATED, CT_EGRESS, CT_FIN_EGRESS, CT_FIN_INGRESS, CT_INGRESS, ClassId,
         ENDPOINT_PROBES, EP_CHECK_SOURCE, ROW_NOT_ISOLATED, endpoint_slot,
     },
-    packet::{
-        self, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Fragment, Network, TCP,
-        Transport, UDP,
-    },
+    packet::{self, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, TCP, Transport, UDP},
     policy::row_allows,
+    reading::{Packet, Quote, Quoted},
     reason::Reason,
+    recall::Looked,
     tables::{EndpointRef, Tables},
-    tracking::{Subject, is_opening},
 };
 
 /// What becomes of a packet.
@@ -161,83 +160,11 @@ pub struct Judge<'a, D, T> {
     pub(crate) tables: &'a T,
     pub(crate) endpoint: EndpointRef,
     rows: u64,
+    pub(crate) revision: u32,
     check_source: bool,
     pub(crate) hook: Hook,
     noise: u64,
     direction: PhantomData<D>,
-}
-
-/// What was read of an IP packet: all that a verdict depends on. In the kernel it is left in a map
-/// between two functions, so every field is always written.
-#[derive(Clone, Copy, Debug)]
-pub struct Reading<F: Family> {
-    network: Network<F::Address>,
-    transport: Transport,
-    /// Why there is no transport header.
-    trouble: Option<Reason>,
-    quoted: Quoted<F>,
-}
-
-impl<F: Family> Reading<F> {
-    /// Whether the packet is a datagram of its own, with a transport header.
-    #[inline(always)]
-    pub(crate) fn is_whole(&self) -> bool {
-        let Fragment { offset, more, .. } = self.network.fragment;
-        offset == 0 && !more && self.trouble.is_none()
-    }
-
-    /// Whether it begins a connection, and so is never an answer.
-    #[inline(always)]
-    pub(crate) const fn is_opening(&self) -> bool {
-        is_opening(&self.transport)
-    }
-}
-
-/// The flow that an ICMP error is about.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Quoted<F: Family> {
-    pub(crate) quote: Quote,
-    pub(crate) flow: Subject<F>,
-}
-
-/// Whether there is a [`Quoted::flow`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Quote {
-    /// The quick look does not read it.
-    Unread,
-    /// None that could be the pod's.
-    Nothing,
-    /// There is.
-    Flow,
-}
-
-impl<F: Family> Quoted<F> {
-    #[inline(always)]
-    pub(crate) fn none(quote: Quote) -> Self {
-        Self { quote, flow: Subject::default() }
-    }
-}
-
-/// A packet as the endpoint sees it.
-#[derive(Clone, Copy)]
-pub(crate) struct Packet<'a, F: Family> {
-    pub(crate) network: &'a Network<F::Address>,
-    pub(crate) transport: Transport,
-    pub(crate) quoted: &'a Quoted<F>,
-}
-
-impl<F: Family> Packet<'_, F> {
-    /// The pod's address.
-    #[inline(always)]
-    pub(crate) const fn local<D: Direction>(&self) -> F::Address {
-        if D::EGRESS { self.network.source } else { self.network.destination }
-    }
-
-    /// The other side's address.
-    #[inline(always)]
-    pub(crate) const fn remote<D: Direction>(&self) -> F::Address {
-        if D::EGRESS { self.network.destination } else { self.network.source }
-    }
 }
 
 impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
@@ -257,13 +184,16 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
     /// As [`Judge::new`].
     #[inline(always)]
     pub fn at(tables: &'a T, endpoint: EndpointRef, hook: Hook) -> Result<Self, Verdict> {
+        // Before anything that policy consists of, see [`crate::judged`].
+        let revision = tables.revision();
         let rows = endpoint.rows();
         let check_source = D::EGRESS && endpoint.flags() & EP_CHECK_SOURCE != 0;
         if rows == 0 && !check_source {
             return Err(Verdict(Reason::NotIsolated));
         }
         let noise = u64::from(endpoint.id());
-        Ok(Self { tables, endpoint, rows, check_source, hook, noise, direction: PhantomData })
+        let direction = PhantomData;
+        Ok(Self { tables, endpoint, rows, revision, check_source, hook, noise, direction })
     }
 
     /// Row of pod ingress.
@@ -436,11 +366,15 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
     /// Fragments get their first one's ports; whole packets go straight through.
     #[inline(always)]
     fn datagram<F: Family>(&self, mut packet: Packet<'_, F>) -> Result<Reason, Reason> {
+        let looked = match self.recall(&packet) {
+            Ok(reason) => return Ok(reason),
+            Err(looked) => looked,
+        };
         let class = F::class(self.tables, packet.remote::<D>());
         if packet.network.fragment.is_later() {
             packet.transport = self.transport_of_first(&packet, class)?;
         }
-        let reason = self.whole(&packet, class)?;
+        let reason = self.whole(&packet, class, looked)?;
         if packet.network.fragment.is_first() && self.row() != ROW_NOT_ISOLATED {
             self.remember_first(&packet);
         }
@@ -449,7 +383,12 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
 
     /// Stateless first; only what that denies needs to be an answer.
     #[inline(always)]
-    fn whole<F: Family>(&self, packet: &Packet<'_, F>, class: ClassId) -> Result<Reason, Reason> {
+    fn whole<F: Family>(
+        &self,
+        packet: &Packet<'_, F>,
+        class: ClassId,
+        looked: Looked,
+    ) -> Result<Reason, Reason> {
         let row = self.row();
         let (allowed, reason) = if row == ROW_NOT_ISOLATED {
             (true, Reason::NotIsolated)
@@ -467,7 +406,8 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
                     subject.forget_path(self);
                     packet.transport = self.forget_path(packet.transport, false);
                 }
-                self.settle(&packet, &subject, class, allowed.then_some(reason))
+                let allowed = allowed.then_some(reason);
+                self.settle(&packet, &subject, class, allowed, looked)
             }
             // Errors follow the flow that they quote through its translation, and no other.
             None if allowed && icmp::is_error(&packet.transport) => Ok(reason),

@@ -334,3 +334,57 @@ fn a_full_flow_table_drops_only_what_could_not_be_answered() {
     tables.now.fetch_add(idle, Ordering::AcqRel);
     assert_eq!(ingress(&tables, &request), Reason::Allowed);
 }
+
+/// A client's connection to the pod's port 80, which has gone on for a while.
+fn connection(tables: &HostTables) -> Vec<u8> {
+    let to_pod = |flags| v4(6, CLIENT, POD, &tcp(60000, 80, flags));
+    let from_pod = |flags| v4(6, POD, CLIENT, &tcp(80, 60000, flags));
+    for (flags, answer) in [(SYN, SYN | ACK), (ACK, ACK), (ACK, ACK)] {
+        assert_eq!(ingress(tables, &to_pod(flags)), Reason::Allowed);
+        assert_eq!(egress(tables, &from_pod(answer)), Reason::Reply);
+    }
+    to_pod(ACK)
+}
+
+/// What its entry remembers lasts as long as the policy's revision, and no longer than it is fresh.
+#[test]
+fn an_open_connection_ends_with_its_policy() {
+    let mut tables = tables(CLIENTS, NOBODY);
+    let packet = connection(&tables);
+    let deny = |tables: &mut HostTables| {
+        let rows = Endpoint::pack_rows(NOBODY, NOBODY);
+        tables.endpoints[IFINDEX as usize].rows = rows;
+    };
+    deny(&mut tables);
+    assert_eq!(ingress(&tables, &packet), Reason::Allowed, "the update is still under way");
+    tables.changed();
+    assert_eq!(ingress(&tables, &packet), Reason::Policy);
+
+    set_rows(&mut tables, CLIENTS, NOBODY);
+    let packet = connection(&tables);
+    deny(&mut tables);
+    tables.now.fetch_add(tables.settings.refresh_after, Ordering::AcqRel);
+    assert_eq!(ingress(&tables, &packet), Reason::Policy, "though nobody said that policy changed");
+}
+
+/// A pod's packet to itself passes by the interface that it comes back through: somebody else's with
+/// the same addresses and ports does not, though they are one flow.
+#[test]
+fn nobody_passes_for_the_pod_itself() {
+    let mut tables = tables(NOBODY, 0);
+    let own = v4(17, POD, POD, &udp(5353, 5353));
+    let come_back = |tables: &HostTables| {
+        let hook = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
+        decide::<Ingress, _, _>(&own.as_slice(), tables, hook).reason()
+    };
+    for _ in 0..2 {
+        assert_eq!(egress(&tables, &own), Reason::NotIsolated);
+        assert_eq!(come_back(&tables), Reason::Reply);
+    }
+    set_rows(&mut tables, NOBODY, NOBODY);
+    for _ in 0..2 {
+        assert_eq!(egress(&tables, &own), Reason::Loopback);
+        assert_eq!(come_back(&tables), Reason::Loopback);
+    }
+    assert_eq!(ingress(&tables, &own), Reason::Policy);
+}

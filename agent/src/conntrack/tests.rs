@@ -22,7 +22,7 @@ fn sweeper(buckets: u32) -> Sweeper {
 
 fn four(flags: u16, seen: u32) -> Ct4Way {
     let key = Ct4Key { endpoint: 1, remote: 2, local_port: 3, remote_port: 4, protocol: 6 };
-    Ct4Way { control: Control::new(seen, 1, flags).0, key, reserved: 0 }
+    Ct4Way { control: Control::new(seen, 1, flags).0, key, judged: 0 }
 }
 
 fn six(flags: u16, seen: u32) -> Ct6Way {

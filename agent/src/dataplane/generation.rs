@@ -183,12 +183,16 @@ impl Generation {
         Ok((program.fd().map_err(failed)?.as_fd(), id))
     }
 
-    /// Writes operations in order.
+    /// Writes operations in order. Packets of known flows meet them all at once, at the end.
     ///
     /// # Errors
     /// The first one the kernel refused; those before it are in effect.
     pub fn apply(&mut self, ops: &[Op]) -> Result<(), TableError> {
-        ops.iter().try_for_each(|op| self.tables.apply(op))
+        if ops.is_empty() {
+            return Ok(());
+        }
+        let applied = ops.iter().try_for_each(|op| self.tables.apply(op));
+        self.tables.next_revision().and(applied)
     }
 
     /// Writes the settings, before anything is attached, and gives what was written: the bucket

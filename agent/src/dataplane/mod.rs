@@ -19,6 +19,7 @@ pub mod uplink;
 pub mod xdp;
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher as _, RandomState};
 use std::os::fd::AsFd;
 
 use aya::maps::{MapData, PerCpuArray};
@@ -120,10 +121,12 @@ impl Dataplane {
     /// See [`GenerationError`].
     pub fn install(&mut self, capacity: &Capacity, ops: &[Op]) -> Result<(), GenerationError> {
         let mut fresh = Generation::load(&self.pins, capacity, self.conntrack_buckets)?;
-        let settings = match self.settings {
+        let mut settings = match self.settings {
             Some(settings) => settings,
             None => self.first_settings(&fresh)?,
         };
+        // The flow table is shared with generations whose numbers are not known here.
+        settings.revision = RandomState::new().hash_one(()) as u32;
         self.settings = Some(fresh.write_settings(settings)?);
         if !self.heritage.is_empty() && self.mode() == Mode::Tcx {
             fresh.watch_only(true)?;

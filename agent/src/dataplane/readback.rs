@@ -61,6 +61,9 @@ impl Dataplane {
         let removed = tables.remove_strays(compiler, &mut self.strays, slices)?;
         note(&mut repaired, "IPv6 addresses", removed.0);
         note(&mut repaired, "IPv6 prefixes", removed.1);
+        if !repaired.is_empty() {
+            tables.next_revision()?;
+        }
         Ok((next, repaired))
     }
 }
@@ -160,7 +163,8 @@ impl Tables {
     /// The settings that stay as they were written first.
     fn check_settings(&self, wanted: Settings) -> Result<u64, TableError> {
         let found = self.settings.read(0).map_err(at("SETTINGS"))?;
-        let wanted = Settings { has_cidr6: found.has_cidr6, watch_only: 0, ..wanted };
+        let Settings { has_cidr6, revision, .. } = found;
+        let wanted = Settings { has_cidr6, revision, watch_only: 0, ..wanted };
         if found == wanted {
             return Ok(0);
         }

@@ -112,20 +112,14 @@ struct LinkInfo {
     attach_type: u32,
 }
 
-/// The block of `BPF_MAP_CREATE`, as far as it is used.
 #[repr(C)]
-#[derive(Debug, Default)]
-pub struct MapCreate {
-    /// Of `enum bpf_map_type`.
-    pub kind: u32,
-    /// Bytes of a key.
-    pub key_size: u32,
-    /// Bytes of a value.
-    pub value_size: u32,
-    /// Elements.
-    pub max_entries: u32,
-    /// `BPF_F_…`
-    pub flags: u32,
+#[derive(Default)]
+struct MapCreate {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
 }
 
 /// Calls bpf(2) with an attribute block; shorter blocks than the kernel's are zero-extended by it.
@@ -151,11 +145,7 @@ pub(super) fn array(value_size: u32, max_entries: u32, flags: u32) -> io::Result
     map(MapCreate { kind: BPF_MAP_TYPE_ARRAY, key_size: 4, value_size, max_entries, flags })
 }
 
-/// Makes a map.
-///
-/// # Errors
-/// The kernel's.
-pub fn map(mut attributes: MapCreate) -> io::Result<OwnedFd> {
+fn map(mut attributes: MapCreate) -> io::Result<OwnedFd> {
     // SAFETY: the block of BPF_MAP_CREATE, without pointers; the result is a new descriptor.
     unsafe { bpf(BPF_MAP_CREATE, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
 }

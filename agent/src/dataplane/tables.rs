@@ -96,6 +96,18 @@ impl Tables {
         self.settings.write_element(0, settings).map_err(at("SETTINGS"))
     }
 
+    /// Makes void what the flow table remembers of judgements: after the last word of an update.
+    ///
+    /// # Errors
+    /// The map is smaller than one element.
+    pub fn next_revision(&self) -> Result<(), TableError> {
+        const REVISION: usize = offset_of!(Settings, revision);
+        self.settings
+            .load_u32(0, REVISION)
+            .and_then(|now| self.settings.store_u32(0, REVISION, now.wrapping_add(1)))
+            .map_err(at("SETTINGS"))
+    }
+
     /// Says whether programs only record flows.
     pub(super) fn watch_only(&self, watch: bool) -> Result<(), TableError> {
         let offset = offset_of!(Settings, watch_only);

@@ -4,7 +4,7 @@
 
 use std::{io, mem::size_of, os::fd::AsRawFd, os::fd::BorrowedFd};
 
-pub use super::sys::{MapCreate, bpf, map};
+pub use super::sys::bpf;
 
 /// `BPF_PROG_TEST_RUN` of `enum bpf_cmd`.
 const PROG_TEST_RUN: u32 = 10;

@@ -53,11 +53,15 @@ fn nanoseconds_per_packet() {
         report(family, "not isolated", fastest(&mut world, "netpold_ingress", &forward), empty);
         world.next_pod();
         let _ = world.ingress(&segment(c, p, (4000, 80), SYN));
-        report(family, "forward", fastest(&mut world, "netpold_ingress", &forward), empty);
         let answer = segment(p, c, (80, 4000), ACK);
+        let _ = world.egress(&answer);
+        report(family, "forward", fastest(&mut world, "netpold_ingress", &forward), empty);
         report(family, "reply", fastest(&mut world, "netpold_egress", &answer), empty);
         let denied = segment(Who::Stranger, p, (4000, 80), SYN);
         report(family, "denied", fastest(&mut world, "netpold_ingress", &denied), empty);
+        let denied = segment(Who::Stranger, p, (4000, 80), ACK);
+        let name = "denied, no SYN";
+        report(family, name, fastest(&mut world, "netpold_ingress", &denied), empty);
         // The thorough look.
         let ping = icmp(family.echo_request(), 0, [0, 5, 0, 1], b"ping");
         let ping = frame(&ip(family, p, Who::Server, family.icmp(), &ping));

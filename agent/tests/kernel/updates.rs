@@ -1,5 +1,6 @@
 //! Updates on the kernel's own maps, operation by operation: a packet given to the real programs
-//! after each is judged as before the update or as after it.
+//! after each is judged as before the update or as after it. So are the packets of connections that
+//! were open before, whose judgement the flow table remembers.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -19,32 +20,76 @@ use netpold_ebpf::conntrack::timeouts;
 use netpold_ebpf::layout::Settings;
 use netpold_testbed::{Netns, Unmount};
 
-use super::packets::{SYN, TCP, ether, tcp};
+use super::packets::{ACK, SYN, TCP, ether, tcp};
 use super::world::{PASS, UPLINK, program};
 
 /// Chains of states, and updates in each.
 const CHAINS: u64 = 2;
 const UPDATES: u32 = 8;
+/// After how many operations open connections are tried.
+const OPEN_EVERY: usize = 4;
 const PORTS: [u16; 2] = [80, 8080];
+/// Of the flow tables: no flow makes room for another.
+const BUCKETS: u32 = 8192;
 
-/// A connection's first packet, which no flow answers for.
+/// The client's port.
+const CLIENT: u16 = 40_000;
+
+/// A connection's first packet, which no flow answers for, and others of the same connection.
 struct Packet {
     ifindex: u32,
     direction: Direction,
     remote: IpAddr,
     port: u16,
-    frame: Vec<u8>,
+    opening: Vec<u8>,
+    opened: Vec<u8>,
+    further: Vec<u8>,
+    answer: Vec<u8>,
 }
 
 impl Packet {
+    fn new(
+        ifindex: u32,
+        direction: Direction,
+        (local, remote): (IpAddr, IpAddr),
+        port: u16,
+    ) -> Option<Self> {
+        let (from, to) = match direction {
+            Direction::Ingress => (remote, local),
+            Direction::Egress => (local, remote),
+        };
+        let opening = frame(from, to, tcp(CLIENT, port, SYN))?;
+        let opened = frame(to, from, tcp(port, CLIENT, SYN | ACK))?;
+        let further = frame(from, to, tcp(CLIENT, port, ACK))?;
+        let answer = frame(to, from, tcp(port, CLIENT, ACK))?;
+        Some(Self { ifindex, direction, remote, port, opening, opened, further, answer })
+    }
+
     /// What memory's tables say; `None` where there is no endpoint: it passes.
     fn allowed(&self, tables: &MemoryTables) -> bool {
         tables.allows(self.ifindex, self.direction, self.remote, TCP, self.port).unwrap_or(true)
     }
+
+    /// The same of the answers, were they no answers.
+    fn answers_allowed(&self, tables: &MemoryTables) -> bool {
+        let direction = other(self.direction);
+        tables.allows(self.ifindex, direction, self.remote, TCP, CLIENT).unwrap_or(true)
+    }
+
+    /// Number of the pod instance that the flow belongs to.
+    fn pod(&self, tables: &MemoryTables) -> Option<u32> {
+        tables.endpoint(self.ifindex).map(|endpoint| endpoint.id)
+    }
 }
 
-fn frame(from: IpAddr, to: IpAddr, port: u16) -> Option<Vec<u8>> {
-    let segment = tcp(40_000, port, SYN);
+fn other(direction: Direction) -> Direction {
+    match direction {
+        Direction::Ingress => Direction::Egress,
+        Direction::Egress => Direction::Ingress,
+    }
+}
+
+fn frame(from: IpAddr, to: IpAddr, segment: Vec<u8>) -> Option<Vec<u8>> {
     match (from, to) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
             let mut packet = vec![0x45, 0, 0, 40, 0, 0, 0, 0, 64, TCP, 0, 0];
@@ -85,19 +130,21 @@ fn packets(states: [&Cluster; 2]) -> Vec<Packet> {
                         continue;
                     }
                     for direction in Direction::BOTH {
-                        let (from, to) = match direction {
-                            Direction::Ingress => (*remote, *local),
-                            Direction::Egress => (*local, *remote),
-                        };
-                        let Some(frame) = frame(from, to, port) else { continue };
-                        let (ifindex, remote) = (interface.index, *remote);
-                        packets.push(Packet { ifindex, direction, remote, port, frame });
+                        let ends = (*local, *remote);
+                        packets.extend(Packet::new(interface.index, direction, ends, port));
                     }
                 }
             }
         }
     }
     packets
+}
+
+impl std::fmt::Display for Packet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { ifindex, direction, remote, port, .. } = self;
+        write!(f, "{ifindex} {direction} of {remote} port {port}")
+    }
 }
 
 /// The programs and the tables that they read.
@@ -110,7 +157,7 @@ impl Kernel {
     fn load() -> Self {
         let object = netpold::object::object().expect("the eBPF object");
         let mut loader = EbpfLoader::new();
-        loader.map_max_entries("CT4", 64).map_max_entries("CT6", 64);
+        loader.map_max_entries("CT4", BUCKETS).map_max_entries("CT6", BUCKETS);
         let mounted = Unmount(tempfile::tempdir().expect("a directory"));
         let pins = PinRoot::open(mounted.0.path()).expect("a BPF file system");
         let offered = Offered::to(&mut loader, &pins).expect("tables at fixed addresses");
@@ -123,8 +170,8 @@ impl Kernel {
         });
         let tables = Tables::open(&mut bpf).expect("tables");
         let settings = Settings {
-            ct4_mask: 63,
-            ct6_mask: 63,
+            ct4_mask: BUCKETS - 1,
+            ct6_mask: BUCKETS - 1,
             timeouts: timeouts(1000),
             refresh_after: 1000,
             ..Settings::default()
@@ -134,13 +181,38 @@ impl Kernel {
     }
 
     fn passes(&self, packet: &Packet) -> bool {
-        let program = &self.programs[packet.direction as usize];
-        let come_from = match packet.direction {
+        self.judge(packet.ifindex, packet.direction, &packet.opening)
+    }
+
+    /// Opens the packet's connection and lets it go on until the flow table has all of it.
+    fn establish(&self, packet: &Packet) {
+        let answering = other(packet.direction);
+        for (forward, answer) in [
+            (&packet.opening, &packet.opened),
+            (&packet.further, &packet.answer),
+            (&packet.further, &packet.answer),
+        ] {
+            assert!(self.judge(packet.ifindex, packet.direction, forward), "{packet}");
+            assert!(self.judge(packet.ifindex, answering, answer), "the answer to {packet}");
+        }
+    }
+
+    /// Whether a further packet of the connection passes, and an answer.
+    fn goes_on(&self, packet: &Packet) -> [bool; 2] {
+        let answering = other(packet.direction);
+        [
+            self.judge(packet.ifindex, packet.direction, &packet.further),
+            self.judge(packet.ifindex, answering, &packet.answer),
+        ]
+    }
+
+    fn judge(&self, ifindex: u32, direction: Direction, frame: &[u8]) -> bool {
+        let program = &self.programs[direction as usize];
+        let come_from = match direction {
             Direction::Ingress => UPLINK,
-            Direction::Egress => packet.ifindex,
+            Direction::Egress => ifindex,
         };
-        let once =
-            Run { ifindex: packet.ifindex, ingress_ifindex: come_from, ..Run::once(&packet.frame) };
+        let once = Run { ifindex, ingress_ifindex: come_from, ..Run::once(frame) };
         run(program.as_fd(), &once).expect("a test run").retval == PASS
     }
 }
@@ -152,6 +224,72 @@ fn namespace(indexes: &BTreeSet<u32>) -> Netns {
         indexes.iter().map(|index| format!("link add name d{index} index {index} type bridge\n"));
     netns.ip(&lines.collect::<String>()).expect("interfaces");
     netns
+}
+
+/// What an update may show to each packet.
+struct Update<'a> {
+    packets: &'a [Packet],
+    /// Whether it passes before and after.
+    verdicts: Vec<[bool; 2]>,
+    /// Whether its connection, which was open before, is to be cut: itself, and its answers.
+    cut: Vec<[bool; 2]>,
+    /// Whether nothing of that may happen to it.
+    kept: Vec<bool>,
+    pods: Vec<Option<u32>>,
+}
+
+impl<'a> Update<'a> {
+    fn begin(packets: &'a [Packet], before: &MemoryTables) -> Self {
+        Self {
+            packets,
+            verdicts: packets.iter().map(|packet| [packet.allowed(before); 2]).collect(),
+            cut: Vec::new(),
+            kept: Vec::new(),
+            pods: packets.iter().map(|packet| packet.pod(before)).collect(),
+        }
+    }
+
+    /// Opens the connections that are allowed.
+    fn establish(&self, kernel: &Kernel) {
+        let open = self.packets.iter().zip(&self.verdicts).filter(|(_, [before, _])| *before);
+        // One without an endpoint has no flow, and needs none.
+        open.zip(&self.pods)
+            .filter(|(_, pod)| pod.is_some())
+            .for_each(|((packet, _), _)| kernel.establish(packet));
+    }
+
+    fn with(mut self, after: &MemoryTables) -> Self {
+        for (index, packet) in self.packets.iter().enumerate() {
+            let allowed = packet.allowed(after);
+            let [before, _] = self.verdicts[index];
+            self.verdicts[index][1] = allowed;
+            self.cut.push([!allowed, !allowed && !packet.answers_allowed(after)]);
+            // Flows do not outlive their pod.
+            let same = self.pods[index].is_some() && self.pods[index] == packet.pod(after);
+            self.kept.push(before && allowed && same);
+        }
+        self
+    }
+
+    fn check(&self, kernel: &Kernel, last: bool, place: &str) {
+        for (index, packet) in self.packets.iter().enumerate() {
+            let [before, after] = self.verdicts[index];
+            let passes = kernel.passes(packet);
+            assert!(passes == before || passes == after, "{place}: {packet}: {passes}");
+            assert!(!last || passes == after, "{place}, at the end: {packet}: {passes}");
+        }
+    }
+
+    /// The same for the connections that were open before.
+    fn check_open(&self, kernel: &Kernel, last: bool, place: &str) {
+        for (index, packet) in self.packets.iter().enumerate() {
+            let goes_on = kernel.goes_on(packet);
+            assert!(!self.kept[index] || goes_on == [true; 2], "{place}: {packet} was cut");
+            let cut = self.cut[index];
+            let outlives = last && (0..2).any(|part| cut[part] && goes_on[part]);
+            assert!(!outlives, "{place}, at the end: {packet} goes on: {goes_on:?}");
+        }
+    }
 }
 
 /// One chain of updates; how many operations and judgements that were.
@@ -173,36 +311,26 @@ fn chain(seed: u64) -> (usize, usize) {
     let (mut operations, mut judged) = (0, 0);
     for pair in states.windows(2) {
         let packets = packets([&pair[0], &pair[1]]);
-        let before: Vec<bool> = packets.iter().map(|packet| packet.allowed(&memory)).collect();
+        let update = Update::begin(&packets, &memory);
+        netns.run(|| update.establish(&kernel)).expect("the namespace");
         pair[0].changes_to(&pair[1]).into_iter().for_each(|change| compiler.apply(change));
         let ops = compiler.update().expect("it fits");
         ops.iter().for_each(|op| memory.apply(op).expect("memory"));
-        let after: Vec<bool> = packets.iter().map(|packet| packet.allowed(&memory)).collect();
+        let update = update.with(&memory);
         for (number, op) in ops.iter().enumerate() {
             kernel.tables.apply(op).expect("the kernel's maps");
-            let seen: Vec<bool> = netns
-                .run(|| packets.iter().map(|packet| kernel.passes(packet)).collect())
-                .expect("the namespace");
-            for (index, passes) in seen.into_iter().enumerate() {
-                let packet = &packets[index];
-                assert!(
-                    passes == before[index] || passes == after[index],
-                    "seed {seed}, operation {number} of {}: {} {} of {} port {}: {passes}",
-                    ops.len(),
-                    packet.ifindex,
-                    packet.direction,
-                    packet.remote,
-                    packet.port
-                );
-                assert!(
-                    number + 1 < ops.len() || passes == after[index],
-                    "seed {seed}, at the end: {} {} of {} port {}: {passes}",
-                    packet.ifindex,
-                    packet.direction,
-                    packet.remote,
-                    packet.port
-                );
+            let last = number + 1 == ops.len();
+            if last {
+                kernel.tables.next_revision().expect("the settings");
             }
+            let place = format!("seed {seed}, operation {number} of {}", ops.len());
+            let check = || {
+                update.check(&kernel, last, &place);
+                if last || number % OPEN_EVERY == 0 {
+                    update.check_open(&kernel, last, &place);
+                }
+            };
+            netns.run(check).expect("the namespace");
             judged += packets.len();
         }
         operations += ops.len();

@@ -66,7 +66,6 @@ impl World {
     /// Copies the host's tables into the kernel's.
     fn write(&mut self) {
         let Self { host, bpf } = self;
-        set_section(bpf, direct::SETTINGS, &[host.settings]);
         set_section(bpf, direct::TRIE_ROOT, &host.trie_root);
         set_all(bpf, "TRIE_BLOCKS", &host.trie_blocks);
         set_all(bpf, "ROWS", &host.rows);
@@ -90,6 +89,7 @@ impl World {
         let mut endpoints = self.host.endpoints.clone();
         endpoints[slot] = twin;
         set_section(&mut self.bpf, direct::ENDPOINTS, &endpoints);
+        set_section(&mut self.bpf, direct::SETTINGS, &[self.host.settings]);
     }
 
     /// Writes another endpoint.
@@ -101,6 +101,7 @@ impl World {
     /// Flips the pod's rows.
     pub(crate) fn set_rows(&mut self, ingress: u32, egress: u32) {
         self.host.endpoints[IFINDEX as usize].rows = Endpoint::pack_rows(ingress, egress);
+        self.host.changed();
         self.write_endpoint();
     }
 

@@ -38,20 +38,23 @@ const fn error(errno: libc::c_int) -> sock_filter {
 static NO_BPF: [sock_filter; 4] =
     [load(NUMBER), unless(libc::SYS_bpf as u32, 1), error(libc::ENOSYS), ALLOW];
 
-/// bpf(2) does not know a command.
-const fn without(command: u32) -> [sock_filter; 6] {
-    [
-        load(NUMBER),
-        unless(libc::SYS_bpf as u32, 3),
-        load(ARGUMENT),
-        unless(command, 1),
-        error(libc::EINVAL),
-        ALLOW,
-    ]
-}
+static NO_TCX: [sock_filter; 6] = [
+    load(NUMBER),
+    unless(libc::SYS_bpf as u32, 3),
+    load(ARGUMENT),
+    unless(BPF_PROG_QUERY, 1),
+    error(libc::EINVAL),
+    ALLOW,
+];
 
-static NO_TCX: [sock_filter; 6] = without(BPF_PROG_QUERY);
-static NO_BTF: [sock_filter; 6] = without(BPF_BTF_LOAD);
+static NO_BTF: [sock_filter; 6] = [
+    load(NUMBER),
+    unless(libc::SYS_bpf as u32, 3),
+    load(ARGUMENT),
+    unless(BPF_BTF_LOAD, 1),
+    error(libc::EINVAL),
+    ALLOW,
+];
 
 /// Every bpf(2) waits for what a listener says.
 pub(crate) static NOTIFY_OF_BPF: [sock_filter; 4] =

@@ -195,8 +195,11 @@ fn readiness_says_what_is_missing() {
     assert!(status == 503 && body.contains("holds no object"), "{status} {body}");
     assert_eq!(ask(&cluster, "/livez").0, 200, "there is nothing that a new start would cure");
     cluster.write();
+    // What the agent before enforced looks the same.
+    let taken = |status: &serde_json::Value| status["problems"][0].is_null();
+    cluster.agents[0].wait_for("taken in", ENFORCED, taken).unwrap();
     cluster.wait();
-    assert_eq!(ask(&cluster, "/readyz").0, 200);
+    assert_eq!(ask(&cluster, "/readyz"), (200, "ok\n".to_owned()));
 }
 
 /// Pods always reach their own node, so one may try to keep the kubelet's probes out.

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use netpold_ebpf::layout::LAYOUT_VERSION;
 use netpold_testbed::{Cni, require_root};
 use nix::sys::signal::Signal;
 
@@ -47,7 +48,9 @@ fn up_and_down(mut cluster: Cluster, traffic: Traffic) {
         cluster.agents[0].end(Signal::SIGKILL);
         cluster.agents[0].set_binary(&other);
         cluster.restart(0);
-        assert_eq!(versions(cluster), ["v1004"], "the former version's tables are gone");
+        // As the feature `other-layout` numbers it.
+        let version = format!("v{}", 1000 + LAYOUT_VERSION);
+        assert_eq!(versions(cluster), [version], "the former version's tables are gone");
     };
     let down = |cluster: &mut Cluster| {
         cluster.agents[0].set_binary(binary());

@@ -275,6 +275,12 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
+    fn revision(&self) -> u32 {
+        // SAFETY: map memory; the agent changes this field while the program runs.
+        unsafe { (&raw const (*maps::SETTINGS.get()).revision).read_volatile() }
+    }
+
+    #[inline(always)]
     fn class6(&self, address: [u64; 2]) -> ClassId {
         match self.host6(&V6::octets(address)) {
             Some(class) => class,

@@ -1,0 +1,55 @@
+//! Tidying expired flows away.
+
+use super::stored_protocol;
+use crate::{
+    conntrack::{Control, Key, Memory},
+    layout::{CT_BUSY, CT_WAYS, Settings},
+};
+
+/// What [`sweep`] found in a bucket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Flows that live on.
+    pub live: u32,
+    /// Expired flows that were removed.
+    pub removed: u32,
+}
+
+/// Frees the expired ways of one bucket. A flow that is refreshed meanwhile stays, since the whole
+/// control word is compared. A way that has been claimed for `stale` jiffies is freed too.
+///
+/// # Safety
+/// As [`super::Flow::find`].
+pub unsafe fn sweep<K: Key, M: Memory>(
+    memory: &M,
+    bucket: *mut u64,
+    settings: &Settings,
+    now: u32,
+    stale: u32,
+) -> Swept {
+    let mut swept = Swept::default();
+    for index in 0..CT_WAYS {
+        // SAFETY: the way lies in the bucket.
+        let way = unsafe { bucket.add(index * K::STRIDE) };
+        // SAFETY: as above.
+        let (control, protocol) =
+            unsafe { (Control(memory.load(way)), stored_protocol::<K, M>(memory, way)) };
+        let gone = if control.flags() & CT_BUSY != 0 {
+            control.age(now) > stale
+        } else if control.is_valid() {
+            control.is_expired(memory, protocol, settings, now)
+        } else {
+            continue;
+        };
+        if !gone {
+            swept.live += 1;
+            continue;
+        }
+        // The incarnation stays, so that a reader of the old entry sees the next one as new.
+        let free = Control::new(0, control.incarnation(), 0);
+        // SAFETY: as above.
+        let removed = unsafe { memory.swap(way, control.0, free.0) == control.0 };
+        if removed { swept.removed += 1 } else { swept.live += 1 }
+    }
+    swept
+}

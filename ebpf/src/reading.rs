@@ -1,0 +1,82 @@
+//! What is read of a packet, before it is judged.
+
+use crate::{
+    family::Family,
+    packet::{Fragment, Network, Transport},
+    reason::Reason,
+    tracking::{Subject, is_opening},
+    verdict::Direction,
+};
+
+/// What was read of an IP packet: all that a verdict depends on. In the kernel it is left in a map
+/// between two functions, so every field is always written.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading<F: Family> {
+    pub(crate) network: Network<F::Address>,
+    pub(crate) transport: Transport,
+    /// Why there is no transport header.
+    pub(crate) trouble: Option<Reason>,
+    pub(crate) quoted: Quoted<F>,
+}
+
+impl<F: Family> Reading<F> {
+    /// Whether the packet is a datagram of its own, with a transport header.
+    #[inline(always)]
+    pub(crate) fn is_whole(&self) -> bool {
+        let Fragment { offset, more, .. } = self.network.fragment;
+        offset == 0 && !more && self.trouble.is_none()
+    }
+
+    /// Whether it begins a connection, and so is never an answer.
+    #[inline(always)]
+    pub(crate) const fn is_opening(&self) -> bool {
+        is_opening(&self.transport)
+    }
+}
+
+/// The flow that an ICMP error is about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Quoted<F: Family> {
+    pub(crate) quote: Quote,
+    pub(crate) flow: Subject<F>,
+}
+
+/// Whether there is a [`Quoted::flow`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Quote {
+    /// The quick look does not read it.
+    Unread,
+    /// None that could be the pod's.
+    Nothing,
+    /// There is.
+    Flow,
+}
+
+impl<F: Family> Quoted<F> {
+    #[inline(always)]
+    pub(crate) fn none(quote: Quote) -> Self {
+        Self { quote, flow: Subject::default() }
+    }
+}
+
+/// A packet as the endpoint sees it.
+#[derive(Clone, Copy)]
+pub(crate) struct Packet<'a, F: Family> {
+    pub(crate) network: &'a Network<F::Address>,
+    pub(crate) transport: Transport,
+    pub(crate) quoted: &'a Quoted<F>,
+}
+
+impl<F: Family> Packet<'_, F> {
+    /// The pod's address.
+    #[inline(always)]
+    pub(crate) const fn local<D: Direction>(&self) -> F::Address {
+        if D::EGRESS { self.network.source } else { self.network.destination }
+    }
+
+    /// The other side's address.
+    #[inline(always)]
+    pub(crate) const fn remote<D: Direction>(&self) -> F::Address {
+        if D::EGRESS { self.network.destination } else { self.network.source }
+    }
+}
