@@ -12,6 +12,7 @@ mod frame;
 mod host;
 mod live;
 mod load;
+mod lookups;
 mod maps;
 mod packet;
 mod plots;
@@ -96,6 +97,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         quick: arguments.quick,
         programs: Vec::new(),
         packet: Vec::new(),
+        lookups: Vec::new(),
         refused: Vec::new(),
         control: Vec::new(),
         node: None,
@@ -164,6 +166,9 @@ fn packets(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
     let found =
         packet::measure(&sizes(quick), effort, BUCKETS, locals, &pins.folder("packet"), &tell)?;
     results.packet = found.figures;
+    for size in sizes(quick) {
+        results.lookups.extend(lookups::count(size, locals)?);
+    }
     results.refused =
         found.refused.iter().map(|(size, reason)| format!("{size}: {reason}")).collect();
     results.programs = found

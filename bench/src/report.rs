@@ -13,6 +13,7 @@ use crate::engine::{self, Node};
 use crate::flood::{self, Flood};
 use crate::forward::Forwarding;
 use crate::host::Machine;
+use crate::lookups::{self, CaseLookups};
 use crate::maps::{self, Maps};
 use crate::wire::{self, Wire};
 
@@ -89,6 +90,8 @@ pub(crate) struct Results {
     pub(crate) programs: Vec<Program>,
     /// Nanoseconds.
     pub(crate) packet: Vec<PacketFigure>,
+    /// Map lookups.
+    pub(crate) lookups: Vec<CaseLookups>,
     /// Sizes that could not be installed.
     pub(crate) refused: Vec<String>,
     pub(crate) control: Vec<Control>,
@@ -116,6 +119,7 @@ impl Results {
             table(&["program", "instructions verified", "bytes of machine code"], rows);
         }
         self.print_packets();
+        lookups::print(&self.lookups);
         for control in &self.control {
             print_control(control);
         }
