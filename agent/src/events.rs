@@ -1,7 +1,9 @@
 //! Drops as the kernel tells of them: the latest for status, a bounded number of log lines.
 //!
 //! The kernel program limits what it sends per CPU and says how much it left out; here the same
-//! drop is logged at most once per [`QUIET`], with the number of times it was seen.
+//! drop is logged at most once per [`QUIET`], with the number of times it was seen; and of drops that
+//! all differ, as those of a flood from random sources, no more than [`DISTINCT`] in that time, with
+//! the number of the others.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -24,8 +26,8 @@ use tracing::info;
 const KEPT: usize = 64;
 /// How long a drop that was logged is not logged again.
 pub const QUIET: Duration = Duration::from_secs(10);
-/// Distinct drops told apart at a time; beyond that, new ones are kept but not logged.
-const DISTINCT: usize = 1024;
+/// Distinct drops told apart at a time; beyond that, new ones are counted and not logged.
+const DISTINCT: usize = 128;
 
 /// A dropped packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -136,6 +138,7 @@ pub struct DropLog {
     quiet: BTreeMap<Key, Quiet>,
     seen: u64,
     suppressed: u64,
+    unnamed: u64,
 }
 
 impl DropLog {
@@ -178,10 +181,16 @@ impl DropLog {
             return Some(line);
         }
         if self.quiet.len() >= DISTINCT {
+            self.unnamed += 1;
             return None;
         }
         self.quiet.insert(key, Quiet { until: now + QUIET, unsaid: None });
         Some(Line { dropped, times: 1 })
+    }
+
+    /// How many events since the last call were beyond what is told apart.
+    pub fn take_unnamed(&mut self) -> u64 {
+        std::mem::take(&mut self.unnamed)
     }
 
     /// What is left to say of drops whose quiet time is over; those without news are forgotten.
@@ -223,9 +232,15 @@ pub async fn read(
                 guard.clear_ready();
             }
             _ = flush.tick() => {
-                let lines = lock(&log).flush(Instant::now());
+                let (lines, unnamed) = {
+                    let mut log = lock(&log);
+                    (log.flush(Instant::now()), log.take_unnamed())
+                };
                 for line in lines {
                     say(&line, &pod);
+                }
+                if unnamed > 0 {
+                    info!(times = unnamed, "packets dropped that differ too much to name each");
                 }
             }
         }
@@ -334,6 +349,8 @@ mod tests {
         let (mut log, start) = (DropLog::default(), Instant::now());
         let lines = (0..10_000).filter(|&n| log.record(&event(n, 80, 1), start).is_some()).count();
         assert_eq!((lines, log.quiet.len()), (DISTINCT, DISTINCT));
+        assert_eq!(log.take_unnamed(), 10_000 - DISTINCT as u64);
+        assert_eq!(log.take_unnamed(), 0);
         let recent = log.recent();
         assert_eq!((recent.len(), recent[0].endpoint), (KEPT, 10_000 - KEPT as u32));
     }
