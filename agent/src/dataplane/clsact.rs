@@ -41,7 +41,8 @@ impl Clsact {
             NLM_F_CREATE | NLM_F_EXCL,
         );
         match added.map_err(|error| (error.raw_os_error(), error)) {
-            Ok(()) | Err((Some(libc::EEXIST), _)) => {}
+            Ok(()) => {}
+            Err((Some(libc::EEXIST), _)) => self.check_qdisc(hook)?,
             Err((_, error)) => return Err(error),
         }
         let mut filter = filter(hook)?;
@@ -51,6 +52,23 @@ impl Clsact {
             TcOption::Bpf(TcFilterBpfOption::Flags(TcBpfFlags::DirectAction)),
         ]));
         self.request(RouteNetlinkMessage::NewTrafficFilter(filter), NLM_F_CREATE)
+    }
+
+    /// Whether the qdisc that is there has a place for filters of this hook. The kind `ingress` is in
+    /// the place of clsact, and takes filters for what goes out without a word, but applies them to
+    /// what comes in.
+    fn check_qdisc(&mut self, hook: Hook) -> io::Result<()> {
+        if hook.direction == Direction::Egress {
+            return Ok(());
+        }
+        let asked = self.request(RouteNetlinkMessage::GetQueueDiscipline(qdisc(hook.ifindex)?), 0);
+        asked.map_err(|error| match error.raw_os_error() {
+            Some(libc::EINVAL) => io::Error::other(
+                "a qdisc of the kind ingress is there, which has no place for filters of what goes \
+                 out; replace it by clsact, which has both",
+            ),
+            _ => error,
+        })
     }
 
     /// Removes our filter, and the qdisc if it holds no filter then.

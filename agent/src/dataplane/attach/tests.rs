@@ -216,3 +216,17 @@ fn hooks_and_file_names_are_one_to_one() {
         assert_eq!(Hook::from_file_name(name), None, "{name}");
     }
 }
+
+/// A filter for what goes to the pod would judge what it sends below a qdisc of that kind.
+#[test]
+fn an_ingress_qdisc_is_no_place_for_both() {
+    isolated(|pins| {
+        run("tc qdisc add dev lo ingress");
+        let mut attacher = Attacher::new(pins, Mode::Clsact).unwrap();
+        let error = attacher.attach(classifier(DROP).as_fd(), LOOPBACK[0]).unwrap_err();
+        assert!(error.to_string().contains("a qdisc of the kind ingress"), "{error}");
+        assert!(delivers());
+        attacher.attach(classifier(DROP).as_fd(), LOOPBACK[1]).unwrap();
+        assert!(!delivers(), "what the pod sends is judged");
+    });
+}
