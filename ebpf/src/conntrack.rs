@@ -157,10 +157,22 @@ pub fn key6_words(key: &Ct6Key) -> [u64; 4] {
 #[must_use]
 #[inline(always)]
 pub fn hash<K: Key>(seed: u64, key: &K) -> u64 {
+    hash_of(seed, K::WORDS, |index| key.word(index))
+}
+
+/// As [`hash`], of two words.
+#[must_use]
+#[inline(always)]
+pub fn hash_words(seed: u64, words: &[u64; 2]) -> u64 {
+    hash_of(seed, 2, |index| words[index])
+}
+
+#[inline(always)]
+fn hash_of(seed: u64, words: usize, word: impl Fn(usize) -> u64) -> u64 {
     let mut hash = seed;
     let mut index = 0;
-    while index < K::WORDS {
-        hash = (hash ^ key.word(index)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    while index < words {
+        hash = (hash ^ word(index)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         hash ^= hash >> 32;
         index += 1;
     }

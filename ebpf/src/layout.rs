@@ -42,6 +42,33 @@ pub struct Lpm6Key {
     pub addr: [u8; 16],
 }
 
+/// Entries of a bucket of the table of IPv6 addresses.
+pub const HOST6_WAYS: usize = 5;
+/// [`Host6::state`]: the address may be compared.
+pub const HOST6_VALID: u64 = 1 << 32;
+
+/// One IPv6 address and its class.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Host6 {
+    /// From the top: 31 bits that change whenever the entry is another address', [`HOST6_VALID`], and
+    /// the [`ClassId`]. Only the agent writes it.
+    pub state: u64,
+    /// Address, network byte order.
+    pub address: [u8; 16],
+}
+
+/// A bucket of the table of IPv6 addresses: two cache lines. An address is in one of two, by its hash
+/// ([`crate::hosts6`]).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hosts6Bucket {
+    /// The entries.
+    pub ways: [Host6; HOST6_WAYS],
+    /// Zero.
+    pub reserved: u64,
+}
+
 /// What one distinct policy allows, by class. Most clusters have less than 256 classes, so the
 /// words of the first 256 are at hand; those of the others are in [`RowBlock`]s.
 #[repr(C)]
@@ -202,7 +229,7 @@ pub const fn marked_slot(mark: u32) -> u32 {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Seed of the conntrack hash; as old as the conntrack table, never changed while it lives.
+    /// Seed of the hashes; as old as the conntrack table, never changed while it lives.
     pub hash_seed: u64,
     /// Buckets in the IPv4 conntrack table less one (a power of two less one).
     pub ct4_mask: u32,
@@ -226,6 +253,10 @@ pub struct Settings {
     /// judgement holds for the revision that was read before policy was: the agent changes it after
     /// the last word of an update, and each generation has numbers of its own.
     pub revision: u32,
+    /// Buckets in the table of IPv6 addresses less one.
+    pub hosts6_mask: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// [`Settings::timeouts`]: TCP, no reply seen (SYN sent or an adopted flow).
@@ -416,7 +447,8 @@ const _: () = {
     assert!(size_of::<PortBitmap>() == 8192);
     let other = if cfg!(feature = "other-layout") { 8 } else { 0 };
     assert!(size_of::<Endpoint>() == 112 + other && align_of::<Endpoint>() == 8);
-    assert!(size_of::<Settings>() == 72);
+    assert!(size_of::<Settings>() == 80);
+    assert!(size_of::<Host6>() == 24 && size_of::<Hosts6Bucket>() == 128);
     assert!(size_of::<Ct4Key>() == 16 && size_of::<Ct4Way>() == 32 + other);
     assert!(size_of::<Ct4Bucket>() == size_of::<Ct4Way>() * CT_WAYS);
     assert!(size_of::<Ct6Key>() == 32 && size_of::<Ct6Way>() == 64);

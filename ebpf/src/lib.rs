@@ -15,6 +15,7 @@ pub mod family;
 mod fragment;
 #[cfg(not(target_arch = "bpf"))]
 pub mod host;
+pub mod hosts6;
 mod icmp;
 pub mod judged;
 pub mod layout;

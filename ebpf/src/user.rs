@@ -1,8 +1,8 @@
 //! The layouts as aya's maps take them.
 
 use crate::layout::{
-    Ct4Key, Ct4Way, Ct6Key, Ct6Way, DropEvent, Endpoint, FragmentKey, FragmentPorts, Lpm6Key, Row,
-    Settings,
+    Ct4Key, Ct4Way, Ct6Key, Ct6Way, DropEvent, Endpoint, FragmentKey, FragmentPorts, Host6,
+    Hosts6Bucket, Lpm6Key, Row, Settings,
 };
 
 macro_rules! pod {
@@ -14,5 +14,5 @@ macro_rules! pod {
     };
 }
 
-pod!(Settings, Endpoint, Row, Lpm6Key);
+pod!(Settings, Endpoint, Row, Lpm6Key, Host6, Hosts6Bucket);
 pod!(Ct4Key, Ct4Way, Ct6Key, Ct6Way, FragmentKey, FragmentPorts, DropEvent);

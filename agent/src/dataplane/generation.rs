@@ -18,6 +18,7 @@ use netpold_ebpf::layout::{Endpoint, Settings};
 use super::bpffs::{PinRoot, remove_if_there};
 use super::direct::{self, Offered, Section};
 use super::heritage::{self, Heritage};
+use super::hosts6::buckets_for;
 use super::mmap::MappedArray;
 use super::role::Program;
 use super::tables::{TableError, Tables, array, descriptor};
@@ -203,8 +204,7 @@ impl Generation {
     pub fn write_settings(&mut self, mut settings: Settings) -> Result<Settings, TableError> {
         settings.ct4_mask = elements(&self.bpf, "CT4")? - 1;
         settings.ct6_mask = elements(&self.bpf, "CT6")? - 1;
-        self.tables.write_settings(&settings)?;
-        Ok(settings)
+        self.tables.write_settings(settings)
     }
 
     /// Whether the programs only record flows and pass everything on.
@@ -322,7 +322,7 @@ fn sizes(capacity: &Capacity) -> [(&'static str, u32); 6] {
         ("ROW_BLOCKS", capacity.row_blocks),
         ("ROWS", capacity.rows),
         ("TRIE_BLOCKS", capacity.trie_blocks),
-        ("HOSTS6", capacity.hosts6),
+        ("HOSTS6", buckets_for(capacity.hosts6)),
         ("CIDRS6", capacity.cidrs6),
     ]
 }

@@ -6,6 +6,7 @@ mod clsact;
 pub mod direct;
 pub mod generation;
 mod heritage;
+pub mod hosts6;
 mod locals;
 pub mod mmap;
 pub mod readback;

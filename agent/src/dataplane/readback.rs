@@ -7,17 +7,17 @@
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
+use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use aya::Pod;
 use aya::maps::MapError;
-use aya::maps::lpm_trie::Key;
 use netpold_core::compile::{Compiler, Cursor, Expected};
 use netpold_core::ops::{Apply, Op};
 use netpold_ebpf::layout::{Endpoint, Row, Settings};
 
 use super::mmap::{MappedArray, MmapError};
-use super::tables::{TableError, Tables, at};
+use super::tables::{TableError, Tables, at, lpm_key};
 use super::{Dataplane, sys};
 
 /// Entries that were put right, by table.
@@ -26,7 +26,8 @@ pub type Repaired = BTreeMap<&'static str, u64>;
 /// How far the search for IPv6 entries that nobody asked for has come.
 #[derive(Debug, Default)]
 pub(super) struct Strays {
-    host: Option<[u8; 16]>,
+    /// The next bucket of addresses.
+    host: u32,
     cidr: Option<[u8; 20]>,
 }
 
@@ -112,28 +113,27 @@ impl Tables {
                 self.check_endpoint(*slot, *wanted).map_err(at("ENDPOINTS"))
             }
             Expected::Host6(address, class) => {
-                let found = self.hosts6.get(&address.octets(), 0);
+                let settings = self.current_settings()?;
+                let found = match self.crowded.contains(address) {
+                    true => self.cidrs6.get(&lpm_key(&(*address).into()), 0).ok(),
+                    false => self.hosts6.get(&settings, *address)?,
+                };
                 self.check_v6(found, *class, Op::Host6(*address, *class))
             }
             Expected::Cidr6(net, class) => {
-                let key = Key::new(u32::from(net.prefix_len()), net.network().octets());
-                let found = self.cidrs6.get(&key, 0);
+                let found = self.cidrs6.get(&lpm_key(net), 0).ok();
                 self.check_v6(found, *class, Op::Cidr6(*net, *class))
             }
             Expected::HasCidr6(has) => {
                 let word = offset_of!(Settings, has_cidr6) as u32 / 4;
-                words(&self.settings, 0, word, &[u32::from(*has)]).map_err(at("SETTINGS"))
+                let has = *has || !self.crowded.is_empty();
+                words(&self.settings, 0, word, &[u32::from(has)]).map_err(at("SETTINGS"))
             }
         }
     }
 
-    fn check_v6(
-        &mut self,
-        found: Result<u32, MapError>,
-        class: u32,
-        write: Op,
-    ) -> Result<u64, TableError> {
-        if matches!(found, Ok(found) if found == class) {
+    fn check_v6(&mut self, found: Option<u32>, class: u32, write: Op) -> Result<u64, TableError> {
+        if found == Some(class) {
             return Ok(0);
         }
         self.apply(&write).map(|()| 1)
@@ -182,20 +182,23 @@ impl Tables {
         let part = compiler.expected_elements() / slices.max(1) + LEAST;
         let (mut hosts, mut cidrs) = (0, 0);
         for _ in 0..part {
-            strays.host = next(&self.hosts6_fd, strays.host, "HOSTS6")?;
-            let Some(key) = strays.host else { break };
-            if compiler.expected_host6(key.into()).is_none() {
-                // The walk begins anew behind a key that is gone.
-                strays.host = None;
-                self.apply(&Op::Host6Gone(key.into()))?;
+            let Some(addresses) = self.hosts6.bucket(strays.host)? else {
+                strays.host = 0;
+                break;
+            };
+            let known = |address: &Ipv6Addr| compiler.expected_host6(*address).is_some();
+            for address in addresses.into_iter().filter(|address| !known(address)) {
+                self.apply(&Op::Host6Gone(address))?;
                 hosts += 1;
             }
+            strays.host += 1;
         }
         for _ in 0..part {
             strays.cidr = next(&self.cidrs6_fd, strays.cidr, "CIDRS6")?;
             let Some(key) = strays.cidr else { break };
             let Some(net) = net_of(key) else { continue };
-            if compiler.expected_cidr6(net).is_none() {
+            let crowded = net.prefix_len() == 128 && self.crowded.contains(&net.addr());
+            if !crowded && compiler.expected_cidr6(net).is_none() {
                 strays.cidr = None;
                 self.apply(&Op::Cidr6Gone(net))?;
                 cidrs += 1;

@@ -1,19 +1,23 @@
 //! The kernel's maps as a place for [`Op`]s: plain aligned stores through mmap for the arrays,
-//! system calls for the two IPv6 tables.
+//! system calls for IPv6 prefixes.
 
+use std::collections::BTreeSet;
 use std::mem::offset_of;
+use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use aya::maps::lpm_trie::Key;
-use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError};
+use aya::maps::{LpmTrie, Map, MapData, MapError};
 use aya::{Ebpf, Pod};
+use ipnet::Ipv6Net;
 use netpold_core::ops::{Apply, Op};
 use netpold_ebpf::layout::{
     Endpoint, PortBitmap, PortWord, Row, RowBlock, Settings, TrieBlock, TrieRoot,
 };
 
 use super::direct::{self, Section};
+use super::hosts6::Hosts6;
 use super::locals::Locals;
 use super::mmap::{MappedArray, MmapError};
 
@@ -50,11 +54,12 @@ pub struct Tables {
     pub(super) rows: MappedArray<Row>,
     pub(super) row_blocks: MappedArray<RowBlock>,
     pub(super) bitmaps: MappedArray<PortBitmap>,
-    pub(super) hosts6: HashMap<MapData, [u8; 16], u32>,
+    pub(super) hosts6: Hosts6,
     pub(super) cidrs6: LpmTrie<MapData, [u8; 16], u32>,
-    /// The same two maps, for walks that go on where they stopped.
-    pub(super) hosts6_fd: OwnedFd,
+    /// The same map, for walks that go on where they stopped.
     pub(super) cidrs6_fd: OwnedFd,
+    /// IPv6 addresses that found no room among the others: they are prefixes of 128 bits.
+    pub(super) crowded: BTreeSet<Ipv6Addr>,
     locals: Locals,
 }
 
@@ -64,11 +69,7 @@ impl Tables {
     /// # Errors
     /// A map is missing or cannot be mapped.
     pub fn open(bpf: &mut Ebpf) -> Result<Self, TableError> {
-        let hosts6_fd = descriptor(bpf, "HOSTS6")?;
         let cidrs6_fd = descriptor(bpf, "CIDRS6")?;
-        let name = "HOSTS6";
-        let hosts6 = HashMap::try_from(bpf.take_map(name).ok_or(TableError::Missing(name))?)
-            .map_err(|cause| TableError::Map { name, cause })?;
         let name = "CIDRS6";
         let cidrs6 = LpmTrie::try_from(bpf.take_map(name).ok_or(TableError::Missing(name))?)
             .map_err(|cause| TableError::Map { name, cause })?;
@@ -80,20 +81,23 @@ impl Tables {
             rows: mapped(bpf, "ROWS")?,
             row_blocks: mapped(bpf, "ROW_BLOCKS")?,
             bitmaps: mapped(bpf, "PORT_BITMAPS")?,
-            hosts6,
+            hosts6: Hosts6::open(bpf)?,
             cidrs6,
-            hosts6_fd,
             cidrs6_fd,
+            crowded: BTreeSet::new(),
             locals: Locals::open(bpf)?,
         })
     }
 
-    /// Writes the settings; before anything is attached.
+    /// Writes the settings and gives what was written; before anything is attached, and before
+    /// operations.
     ///
     /// # Errors
     /// The map is smaller than one element.
-    pub fn write_settings(&self, settings: &Settings) -> Result<(), TableError> {
-        self.settings.write_element(0, settings).map_err(at("SETTINGS"))
+    pub fn write_settings(&self, settings: Settings) -> Result<Settings, TableError> {
+        let settings = Settings { hosts6_mask: self.hosts6.mask(), ..settings };
+        self.settings.write_element(0, &settings).map_err(at("SETTINGS"))?;
+        Ok(settings)
     }
 
     /// Makes void what the flow table remembers of judgements: after the last word of an update.
@@ -203,10 +207,7 @@ impl Apply for Tables {
             Op::Host6(..) | Op::Host6Gone(_) | Op::Cidr6(..) | Op::Cidr6Gone(_) => {
                 self.apply_v6(op)
             }
-            Op::HasCidr6(has) => self
-                .settings
-                .store_u32(0, offset_of!(Settings, has_cidr6), u32::from(*has))
-                .map_err(at("SETTINGS")),
+            Op::HasCidr6(has) => self.set_has_cidr6(*has || !self.crowded.is_empty()),
             Op::Endpoint(..)
             | Op::EndpointRows(..)
             | Op::EndpointAddrs(..)
@@ -224,14 +225,48 @@ impl Apply for Tables {
 
 impl Tables {
     fn apply_v6(&mut self, op: &Op) -> Result<(), TableError> {
-        let (name, result) = match op {
-            Op::Host6(address, class) => ("HOSTS6", self.hosts6.insert(address.octets(), class, 0)),
-            Op::Host6Gone(address) => ("HOSTS6", self.hosts6.remove(&address.octets())),
-            Op::Cidr6(net, class) => ("CIDRS6", self.cidrs6.insert(&lpm_key(net), class, 0)),
-            Op::Cidr6Gone(net) => ("CIDRS6", self.cidrs6.remove(&lpm_key(net))),
+        let result = match op {
+            Op::Host6(address, class) => return self.set_host6(*address, *class),
+            Op::Host6Gone(address) if self.crowded.remove(address) => {
+                self.cidrs6.remove(&lpm_key(&Ipv6Net::from(*address)))
+            }
+            Op::Host6Gone(address) => {
+                let settings = self.current_settings()?;
+                return self.hosts6.remove(&settings, *address).map(drop);
+            }
+            Op::Cidr6(net, class) => self.cidrs6.insert(&lpm_key(net), class, 0),
+            Op::Cidr6Gone(net) => self.cidrs6.remove(&lpm_key(net)),
             _ => return Ok(()),
         };
-        result.map_err(|cause| TableError::Map { name, cause })
+        result.map_err(|cause| TableError::Map { name: "CIDRS6", cause })
+    }
+
+    /// An address without room in its buckets goes to the prefixes.
+    fn set_host6(&mut self, address: Ipv6Addr, class: u32) -> Result<(), TableError> {
+        if !self.crowded.contains(&address) {
+            let settings = self.current_settings()?;
+            if let Ok(()) = self.hosts6.set(&settings, address, class)? {
+                return Ok(());
+            }
+            self.set_has_cidr6(true)?;
+        }
+        let key = lpm_key(&Ipv6Net::from(address));
+        self.cidrs6
+            .insert(&key, class, 0)
+            .map_err(|cause| TableError::Map { name: "CIDRS6", cause })?;
+        self.crowded.insert(address);
+        Ok(())
+    }
+
+    fn set_has_cidr6(&self, has: bool) -> Result<(), TableError> {
+        self.settings
+            .store_u32(0, offset_of!(Settings, has_cidr6), u32::from(has))
+            .map_err(at("SETTINGS"))
+    }
+
+    /// The settings as programs read them: where an IPv6 address is depends on them.
+    pub(super) fn current_settings(&self) -> Result<Settings, TableError> {
+        self.settings.read(0).map_err(at("SETTINGS"))
     }
 
     /// The order of the stores is what `layout::Endpoint` promises: the interface index last when a
@@ -262,6 +297,6 @@ impl Tables {
     }
 }
 
-fn lpm_key(net: &ipnet::Ipv6Net) -> Key<[u8; 16]> {
+pub(super) fn lpm_key(net: &Ipv6Net) -> Key<[u8; 16]> {
     Key::new(u32::from(net.prefix_len()), net.trunc().network().octets())
 }

@@ -154,10 +154,14 @@ struct Kernel {
 }
 
 impl Kernel {
-    fn load() -> Self {
+    /// `crowded`: most IPv6 addresses find no room in their table.
+    fn load(crowded: bool) -> Self {
         let object = netpold::object::object().expect("the eBPF object");
         let mut loader = EbpfLoader::new();
         loader.map_max_entries("CT4", BUCKETS).map_max_entries("CT6", BUCKETS);
+        if crowded {
+            loader.map_max_entries("HOSTS6", 1);
+        }
         let mounted = Unmount(tempfile::tempdir().expect("a directory"));
         let pins = PinRoot::open(mounted.0.path()).expect("a BPF file system");
         let offered = Offered::to(&mut loader, &pins).expect("tables at fixed addresses");
@@ -176,7 +180,7 @@ impl Kernel {
             refresh_after: 1000,
             ..Settings::default()
         };
-        tables.write_settings(&settings).expect("settings");
+        tables.write_settings(settings).expect("settings");
         Self { tables, programs }
     }
 
@@ -302,7 +306,7 @@ fn chain(seed: u64) -> (usize, usize) {
     }
     let indexes = states.iter().flat_map(Cluster::interfaces).map(|i| i.index).collect();
     let netns = namespace(&indexes);
-    let mut kernel = Kernel::load();
+    let mut kernel = Kernel::load(seed % 2 == 1);
     // Interfaces have addresses here that are no pod's.
     let check_source = CheckSource::Off;
     let options = Options { node: NODE.into(), check_source, ..Options::default() };

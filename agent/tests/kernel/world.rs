@@ -4,11 +4,12 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use aya::{
     Ebpf, EbpfLoader, Pod,
-    maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, lpm_trie::Key},
+    maps::{Array, LpmTrie, Map, MapData, PerCpuArray, lpm_trie::Key},
     programs::SchedClassifier,
 };
 use netpold::dataplane::{
     direct::{self, Section},
+    hosts6::Hosts6,
     test_run::{self, Run, run},
 };
 use netpold_ebpf::{
@@ -71,10 +72,11 @@ impl World {
         set_all(bpf, "ROWS", &host.rows);
         set_all(bpf, "ROW_BLOCKS", &host.row_blocks);
         set_all(bpf, "PORT_BITMAPS", &host.bitmaps);
-        let mut hosts: HashMap<&mut MapData, [u8; 16], u32> =
-            HashMap::try_from(bpf.map_mut("HOSTS6").expect("HOSTS6")).expect("HOSTS6");
+        let hosts = Hosts6::open(bpf).expect("HOSTS6");
+        host.settings.hosts6_mask = hosts.mask();
         for (address, class) in &host.hosts6 {
-            hosts.insert(address, class, 0).expect("HOSTS6");
+            let set = hosts.set(&host.settings, (*address).into(), *class);
+            assert_eq!(set.expect("HOSTS6"), Ok(()), "it has room");
         }
         let mut cidrs: LpmTrie<&mut MapData, [u8; 16], u32> =
             LpmTrie::try_from(bpf.map_mut("CIDRS6").expect("CIDRS6")).expect("CIDRS6");

@@ -5,8 +5,9 @@ use std::os::fd::AsFd;
 use std::process::Command;
 use std::time::Duration;
 
-use aya::maps::{HashMap, Map, MapData, MapInfo};
+use aya::maps::{MapData, MapInfo};
 use aya::programs::loaded_programs;
+use netpold::dataplane::hosts6::Hosts6;
 use netpold::dataplane::mmap::MappedArray;
 use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint, LAYOUT_VERSION, PORTS_EVERY, Row, Settings};
 use netpold_testbed::{Cni, require_root};
@@ -80,15 +81,18 @@ fn allow_everything(cluster: &Cluster) {
 /// The stranger gets the friend's class.
 fn disguise(cluster: &Cluster) {
     let data = MapData::from_id(unpinned(cluster, "HOSTS6")).unwrap();
-    let mut hosts: HashMap<_, [u8; 16], u32> = HashMap::try_from(Map::HashMap(data)).unwrap();
-    let octets = |pod: &str| match cluster.pod(pod).ip6() {
-        Some(IpAddr::V6(address)) => address.octets(),
-        _ => [0; 16],
+    let hosts = Hosts6::of(&data).unwrap();
+    let settings = MappedArray::<Settings>::new(&pinned(cluster, "SETTINGS")).unwrap();
+    let settings = settings.read(0).unwrap();
+    let address = |pod: &str| match cluster.pod(pod).ip6() {
+        Some(IpAddr::V6(address)) => address,
+        _ => panic!("{pod} has no IPv6 address"),
     };
-    let class = hosts.get(&octets("friend"), 0).unwrap();
-    hosts.insert(octets("stranger"), class, 0).unwrap();
-    // An address that no object knows.
-    hosts.insert([0xfd; 16], class, 0).unwrap();
+    let class = hosts.get(&settings, address("friend")).unwrap().unwrap();
+    // The second is an address that no object knows.
+    for address in [address("stranger"), [0xfd; 16].into()] {
+        assert_eq!(hosts.set(&settings, address, class).unwrap(), Ok(()));
+    }
 }
 
 fn forget_flows(cluster: &Cluster) {

@@ -11,8 +11,8 @@ use aya_ebpf::{
 use netpold_ebpf::{
     family::{V4, V6},
     layout::{
-        Ct4Bucket, Ct6Bucket, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, PortBitmap,
-        Row, RowBlock, Settings, TrieBlock, TrieRoot,
+        Ct4Bucket, Ct6Bucket, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, Hosts6Bucket,
+        PortBitmap, Row, RowBlock, Settings, TrieBlock, TrieRoot,
     },
     reason,
     verdict::Reading,
@@ -54,8 +54,7 @@ direct!(TRIE_ROOT: TrieRoot, ".bss.trie_root");
 #[map]
 pub(crate) static TRIE_BLOCKS: Array<TrieBlock> = Array::with_max_entries(16_384, SHARED);
 #[map]
-pub(crate) static HOSTS6: HashMap<[u8; 16], u32> =
-    HashMap::with_max_entries(131_072, BPF_F_NO_PREALLOC);
+pub(crate) static HOSTS6: Array<Hosts6Bucket> = Array::with_max_entries(65_536, SHARED);
 #[map]
 pub(crate) static CIDRS6: LpmTrie<[u8; 16], u32> =
     LpmTrie::with_max_entries(65_536, BPF_F_NO_PREALLOC);

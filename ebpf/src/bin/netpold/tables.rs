@@ -11,8 +11,10 @@ use aya_ebpf::{
 use netpold_ebpf::{
     conntrack::{Full, Key, Memory},
     family::{Family as _, V4, V6},
+    hosts6,
     layout::{
-        ClassId, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, PortWord, Row, Settings,
+        ClassId, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, HOST6_VALID, PortWord, Row,
+        Settings,
     },
     policy::PolicyTables,
     tables::{EndpointRef, Tables, insert},
@@ -48,6 +50,30 @@ impl Maps {
     }
 }
 
+impl Maps {
+    /// State of an IPv6 address' entry; not valid where there is none.
+    #[inline(always)]
+    fn host6_state(&self, address: [u64; 2]) -> u64 {
+        let Some(settings) = self.settings() else { return 0 };
+        for index in hosts6::buckets(settings, address) {
+            let Some(bucket) = self.element(&maps::HOSTS6, index) else { return 0 };
+            // SAFETY: a bucket of that table.
+            let state = unsafe { hosts6::state(self, bucket.cast(), address) };
+            if state & HOST6_VALID != 0 {
+                return state;
+            }
+        }
+        0
+    }
+}
+
+/// An address' octets as words in memory order.
+#[inline(always)]
+fn words(octets: &[u8; 16]) -> [u64; 2] {
+    let [a, b, c, d, e, f, g, h, rest @ ..] = *octets;
+    [u64::from_ne_bytes([a, b, c, d, e, f, g, h]), u64::from_ne_bytes(rest)]
+}
+
 /// A word of a table whose elements are arrays of words. The agent writes it meanwhile, by aligned
 /// stores: it is read once, whole.
 macro_rules! word {
@@ -74,8 +100,8 @@ impl PolicyTables for Maps {
 
     #[inline(always)]
     fn host6(&self, address: &[u8; 16]) -> Option<ClassId> {
-        // SAFETY: the value is a word, which is read once.
-        unsafe { maps::HOSTS6.get_ptr(address).map(|class| class.read_volatile()) }
+        let state = self.host6_state(words(address));
+        (state & HOST6_VALID != 0).then_some(hosts6::class(state))
     }
 
     #[inline(always)]
@@ -282,9 +308,11 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn class6(&self, address: [u64; 2]) -> ClassId {
-        match self.host6(&V6::octets(address)) {
-            Some(class) => class,
-            None => netpold_cidr6(address[0], address[1]),
+        let state = self.host6_state(address);
+        if state & HOST6_VALID != 0 {
+            hosts6::class(state)
+        } else {
+            netpold_cidr6(address[0], address[1])
         }
     }
 
