@@ -21,6 +21,7 @@ pub(crate) fn run(bytes: &[u8]) {
         for step in steps(bytes) {
             let (ingress, egress) = step.rows;
             tables.endpoints[IFINDEX as usize].rows = Endpoint::pack_rows(ingress, egress);
+            tables.changed();
             let reason = judge(tables, step.direction, step.came_from, step.frame).reason();
             let again = judge(tables, step.direction, step.came_from, step.frame).reason();
             check(&step, reason, again);
