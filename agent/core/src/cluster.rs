@@ -1,17 +1,22 @@
 //! The current state of the cluster's objects: no history, and the indexes that compiling needs.
 
+mod kin;
 pub(crate) mod services;
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
+
+use hashbrown::HashMap;
 
 use crate::model::{
     Change, EndpointSlice, Interface, Key, Labels, Namespace, Node, Pod, Policy, Service,
 };
 
+pub(crate) use kin::Kin;
+use kin::Kinship;
 use services::Services;
 
 /// The label that the API server puts on every namespace.
@@ -42,6 +47,8 @@ pub struct Cluster {
     node: String,
     namespaces: BTreeMap<String, Namespace>,
     pods: BTreeMap<Key, Arc<Pod>>,
+    /// The same pods, but for those that policy ignores.
+    kinship: Kinship,
     policies: BTreeMap<Key, Arc<Policy>>,
     nodes: BTreeMap<String, Node>,
     services: Services,
@@ -133,16 +140,9 @@ impl Cluster {
         in_namespace(&self.pods, namespace)
     }
 
-    /// The namespaces that have pods, in order.
-    pub(crate) fn namespaces_of_pods(&self) -> impl Iterator<Item = &str> {
-        let mut next = self.pods.keys().next();
-        std::iter::from_fn(move || {
-            let namespace = next?.namespace.as_str();
-            // The least name that is greater.
-            let after = Key::new(format!("{namespace}\0"), "");
-            next = self.pods.range(after..).next().map(|(key, _)| key);
-            Some(namespace)
-        })
+    /// The pods that policy does not ignore, by namespace and labels.
+    pub(crate) fn kinship(&self) -> &Kinship {
+        &self.kinship
     }
 
     /// The policies that select a pod: of its namespace, matching its labels.
@@ -305,11 +305,13 @@ impl Cluster {
         let after = new.as_ref().filter(is_own).map_or_else(Vec::new, |p| p.addresses.clone());
         self.own_changed(&before, &after, dirty);
         if let Some(pod) = old.filter(|pod| is_subject(pod)) {
+            self.kinship.remove(&pod);
             self.unclaim(&pod);
         }
         match new {
             Some(pod) => {
                 if is_subject(&pod) {
+                    self.kinship.add(&pod);
                     for address in &pod.addresses {
                         self.claims.entry(*address).or_default().push(pod.clone());
                     }

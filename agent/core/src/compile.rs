@@ -28,8 +28,10 @@ pub(crate) mod space;
 pub(crate) mod spec;
 mod update;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
+
+use hashbrown::HashMap;
 
 use crate::cluster::{Cluster, Dirty};
 use crate::delta::AddressTables;

@@ -9,8 +9,9 @@
 
 pub(crate) mod trie4;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
+use hashbrown::HashMap;
 use netpold_ebpf::layout::{CLASS_TRANSLATED, ClassId, ROW_NOT_ISOLATED};
 
 use crate::compile::classes::Classes;

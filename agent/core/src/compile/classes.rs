@@ -4,9 +4,10 @@
 //! its addresses may be translated, [`CLASS_TRANSLATED`]. That bit follows from the set of atoms; it
 //! is set here, is part of every [`ClassId`] from here on, and rows leave it out.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use netpold_ebpf::layout::{CLASS_TRANSLATED, ClassId};
 
 use crate::compile::frontends::is_frontends;

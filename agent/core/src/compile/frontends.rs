@@ -5,8 +5,9 @@
 //! alone, so a backend that changes class gives the address another atom and with it another class:
 //! one word flips, like that of any address. Addresses with equal content share the atom.
 
-use std::collections::HashMap;
 use std::sync::Arc;
+
+use hashbrown::HashMap;
 
 use crate::compile::classes::Signature;
 use crate::compile::peers::AtomId;

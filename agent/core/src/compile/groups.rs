@@ -7,7 +7,9 @@
 //! or join it are looked at again. In the rows of specs that stay, a group that keeps its number
 //! keeps its meaning too, since these specs' parts of the keys stay the same.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
+
+use hashbrown::HashMap;
 
 use crate::compile::peers::AtomId;
 use crate::compile::spec::{Grant, Spec};

@@ -2,18 +2,18 @@
 //! it belongs to, so an atom exists only while some local endpoint's rules name it.
 
 mod index;
+mod members;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use serde::Serialize;
 
-use crate::cluster::{Cluster, is_subject};
 use crate::compile::frontends::{Frontends, is_frontends};
 use crate::compile::groups::{Groups, SpecId, is_group};
 use crate::compile::spec::Spec;
-use crate::model::{IpBlock, Key, Peer, Pod, Protocol, Selector};
+use crate::model::{IpBlock, Key, Peer, Protocol, Selector};
 use index::Index;
 
 /// Number of an atom; never reused.
@@ -111,6 +111,8 @@ pub(crate) struct Atoms {
     any_namespace: BTreeSet<AtomId>,
     /// By namespace, the pod atoms whose namespace part matches it.
     candidates: HashMap<String, Arc<Index>>,
+    /// Namespaces that the same atoms match, as those of one team, have one index.
+    indexes: HashMap<Vec<AtomId>, Arc<Index>>,
 }
 
 /// A named port that egress rules ask for.
@@ -162,7 +164,7 @@ impl Atoms {
             }
             Atom::Pods(..) => {
                 self.any_namespace.insert(id);
-                self.candidates.clear();
+                self.forget_candidates();
             }
             Atom::Serves(serves) => {
                 let of_service = self.serves.entry(serves.service.clone()).or_default();
@@ -196,7 +198,7 @@ impl Atoms {
             }
             Atom::Pods(..) => {
                 self.any_namespace.remove(&id);
-                self.candidates.clear();
+                self.forget_candidates();
             }
             Atom::Serves(serves) => {
                 if let Some(of_service) = self.serves.get_mut(&serves.service) {
@@ -253,6 +255,7 @@ impl Atoms {
             !unused(id, users)
         });
         self.users.retain(|id, (_, users)| !unused(id, *users));
+        self.indexes.retain(|_, index| Arc::strong_count(index) > 1);
     }
 
     /// Whether an atom has a user.
@@ -302,123 +305,11 @@ impl Atoms {
 
     /// Namespace labels changed: forget what was derived from them.
     pub(crate) fn namespaces_changed(&mut self) {
+        self.forget_candidates();
+    }
+
+    fn forget_candidates(&mut self) {
         self.candidates.clear();
-    }
-
-    /// The atoms an address belongs to for its own sake (not through a block), sorted.
-    pub(crate) fn of_address(&mut self, cluster: &Cluster, address: IpAddr) -> Vec<AtomId> {
-        let mut atoms = Vec::new();
-        if cluster.is_own_node(address) && self.is_used(OWN_NODE) {
-            atoms.push(OWN_NODE);
-        }
-        if let Some(pod) = cluster.owner(address) {
-            let candidates = self.candidates(cluster, &pod.key.namespace);
-            atoms.extend(candidates.possible(&pod.labels).filter(|id| self.selects(*id, pod)));
-            self.ports_of(pod, &mut atoms);
-        }
-        atoms.sort_unstable();
-        atoms.dedup();
-        atoms
-    }
-
-    /// The pod atoms whose namespace part matches a namespace.
-    fn candidates(&mut self, cluster: &Cluster, namespace: &str) -> Arc<Index> {
-        if let Some(known) = self.candidates.get(namespace) {
-            return known.clone();
-        }
-        let own = self.own_namespace.get(namespace).into_iter().flatten();
-        let ids: Vec<AtomId> = own.chain(&self.any_namespace).copied().collect();
-        let found = Arc::new(self.index(cluster, namespace, &ids));
-        self.candidates.insert(namespace.to_owned(), found.clone());
-        found
-    }
-
-    /// Those of the pod atoms whose namespace part matches a namespace.
-    fn index(&self, cluster: &Cluster, namespace: &str, ids: &[AtomId]) -> Index {
-        let labels = cluster.namespace_labels(namespace);
-        let mut index = Index::default();
-        for id in ids {
-            match self.atom(*id) {
-                Some(Atom::PodsIn(own, pods)) if own == namespace => index.add(*id, pods),
-                Some(Atom::Pods(namespaces, pods)) if namespaces.matches(&labels) => {
-                    index.add(*id, pods);
-                }
-                _ => {}
-            }
-        }
-        index
-    }
-
-    /// Whether an atom's pod selector matches.
-    fn selects(&self, id: AtomId, pod: &Pod) -> bool {
-        matches!(
-            self.atom(id),
-            Some(Atom::PodsIn(_, pods) | Atom::Pods(_, pods)) if pods.matches(&pod.labels)
-        )
-    }
-
-    /// The atoms of a pod's port names, as far as rules ask for these names.
-    fn ports_of(&mut self, pod: &Pod, atoms: &mut Vec<AtomId>) {
-        if self.names.is_empty() {
-            return;
-        }
-        for port in &pod.ports {
-            let key = (port.protocol, port.name.clone());
-            let Some(name) = self.names.get(&key).filter(|name| name.users != 0) else { continue };
-            if let Some(id) = name.numbers.get(&port.port) {
-                atoms.push(*id);
-                continue;
-            }
-            let name_id = name.id;
-            let id = self.intern(Atom::Named(key.0, key.1.clone(), port.port));
-            self.named.insert(id, (name_id, port.protocol, port.port));
-            if let Some(name) = self.names.get_mut(&key) {
-                name.numbers.insert(port.port, id);
-            }
-            atoms.push(id);
-        }
-    }
-
-    /// Addresses of the pods that some of these atoms select. Atoms are many where a policy has
-    /// many rules, so pods are gone through once, not once an atom.
-    pub(crate) fn members(&self, cluster: &Cluster, ids: &[AtomId]) -> Vec<IpAddr> {
-        let mut own: BTreeMap<&str, Vec<AtomId>> = BTreeMap::new();
-        let mut any: Vec<AtomId> = Vec::new();
-        for id in ids {
-            match self.atom(*id) {
-                Some(Atom::PodsIn(namespace, _)) => own.entry(namespace).or_default().push(*id),
-                Some(Atom::Pods(..)) => any.push(*id),
-                _ => {}
-            }
-        }
-        let namespaces: Vec<&str> = if any.is_empty() {
-            own.keys().copied().collect()
-        } else {
-            cluster.namespaces_of_pods().collect()
-        };
-        let mut members = Vec::new();
-        for namespace in namespaces {
-            let mut ids = own.remove(namespace).unwrap_or_default();
-            ids.extend(&any);
-            let index = self.index(cluster, namespace, &ids);
-            if index.is_empty() {
-                continue;
-            }
-            let selected = |pod: &&Arc<Pod>| {
-                is_subject(pod) && index.possible(&pod.labels).any(|id| self.selects(id, pod))
-            };
-            let pods = cluster.pods_in(namespace).filter(selected);
-            members.extend(pods.flat_map(|pod| pod.addresses.iter().copied()));
-        }
-        members
-    }
-
-    /// Addresses of the pods that have a port of this name.
-    pub(crate) fn members_of_name(&self, cluster: &Cluster, id: NameId) -> Vec<IpAddr> {
-        let Some((protocol, name)) = self.name(id) else { return Vec::new() };
-        let has = |pod: &&Arc<Pod>| {
-            is_subject(pod) && pod.ports.iter().any(|p| p.protocol == *protocol && p.name == *name)
-        };
-        cluster.pods().values().filter(has).flat_map(|pod| pod.addresses.iter().copied()).collect()
+        self.indexes.clear();
     }
 }

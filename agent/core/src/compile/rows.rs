@@ -1,9 +1,10 @@
 //! Rows: what each distinct spec allows each class, as the tables hold it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use netpold_ebpf::layout::{ClassId, ROW_NOT_ISOLATED, Row as RowImage, RowBlock};
 
 use crate::compile::expected::Expected;
@@ -39,6 +40,8 @@ pub(crate) struct Rows {
     pub(crate) block_ids: Ids,
     rows: BTreeMap<u32, Row>,
     by_spec: HashMap<Arc<Spec>, u32>,
+    /// Classes of these blocks ended in the last update.
+    emptied: BTreeSet<u8>,
 }
 
 impl Rows {
@@ -48,6 +51,7 @@ impl Rows {
             block_ids: Ids::new(1),
             rows: BTreeMap::new(),
             by_spec: HashMap::new(),
+            emptied: BTreeSet::new(),
         }
     }
 
@@ -182,36 +186,31 @@ impl Rows {
     }
 
     /// Ends the update: retires the rows that are not in `used` and the columns of retired classes.
-    pub(crate) fn sweep(
-        &mut self,
-        used: &BTreeSet<u32>,
-        retired: &[ClassId],
-        sets: &mut Sets,
-        ops: &mut Vec<Op>,
-    ) {
+    pub(crate) fn sweep(&mut self, used: &BTreeSet<u32>, retired: &[ClassId], sets: &mut Sets) {
         let unused: Vec<u32> = self.rows.keys().filter(|id| !used.contains(id)).copied().collect();
         for id in unused {
             self.retire(id, sets);
         }
-        let highs: BTreeSet<u8> = retired.iter().map(|class| high(*class)).collect();
-        let mut waited = false;
-        for (id, row) in &mut self.rows {
-            for class in retired {
+        for class in retired {
+            for row in self.rows.values_mut() {
                 if let Some(block) = row.blocks.get_mut(&high(*class)) {
                     sets.release(std::mem::replace(&mut block[low(*class)], STALE));
                 }
             }
-            for high in highs.iter().filter(|high| **high != FIRST) {
-                let dead = |set: &u32| matches!(*set, PORT_SET_NONE | STALE);
-                if row.blocks.get(high).is_some_and(|block| block.iter().all(dead)) {
-                    row.blocks.remove(high);
-                    let word = &mut row.words[usize::from(*high)];
-                    self.block_ids.retire(std::mem::take(word));
-                    if !std::mem::replace(&mut waited, true) {
-                        // A packet in flight may hold a class that its address had until now.
-                        ops.push(Op::Grace);
-                    }
-                    ops.push(Op::RowWord(*id, *high, 0));
+        }
+        self.emptied.extend(retired.iter().map(|class| high(*class)).filter(|high| *high != FIRST));
+    }
+
+    /// Begins an update: takes blocks out of rows whose classes ended in the last one. Not then and
+    /// there, because a packet in flight may have held such a class, and nobody waits for this.
+    pub(crate) fn begin(&mut self, ops: &mut Vec<Op>) {
+        for high in std::mem::take(&mut self.emptied) {
+            let dead = |set: &u32| matches!(*set, PORT_SET_NONE | STALE);
+            for (id, row) in &mut self.rows {
+                if row.blocks.get(&high).is_some_and(|block| block.iter().all(dead)) {
+                    row.blocks.remove(&high);
+                    self.block_ids.retire(std::mem::take(&mut row.words[usize::from(high)]));
+                    ops.push(Op::RowWord(*id, high, 0));
                 }
             }
         }

@@ -4,9 +4,11 @@
 //! settled first, then the Services with a backend among them are resolved again, then the
 //! addresses of the Services that came out different.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
+
+use hashbrown::HashMap;
 
 use crate::cluster::{Dirty, services::range};
 use crate::compile::Compiler;

@@ -1,8 +1,9 @@
 //! Port sets and bitmaps, by content.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
+use hashbrown::HashMap;
 use netpold_ebpf::layout::{
     PORTS_ALL, PORTS_EVERY, PORTS_FIRST_BITMAP, PORTS_NONE, PORTS_ONE, PortSet, PortWord,
 };

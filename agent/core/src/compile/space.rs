@@ -21,7 +21,7 @@ pub(crate) struct Node {
     /// Blocks of which this is an exception.
     cuts: Vec<AtomId>,
     /// Atoms of the address itself; only single addresses have them.
-    own: Vec<AtomId>,
+    own: Signature,
     /// Atoms that follow from other addresses' atoms: frontends and what local pods serve. Only
     /// single addresses have them.
     fronts: Vec<AtomId>,
@@ -31,7 +31,8 @@ pub(crate) struct Node {
 
 impl Node {
     fn is_empty(&self) -> bool {
-        [&self.adds, &self.cuts, &self.own, &self.fronts].iter().all(|atoms| atoms.is_empty())
+        [&self.adds, &self.cuts, &self.fronts].iter().all(|atoms| atoms.is_empty())
+            && self.own.is_empty()
     }
 }
 
@@ -48,12 +49,14 @@ impl Space {
     }
 
     /// Sets the atoms of an address itself.
-    pub(crate) fn set_host(&mut self, prefix: Prefix, own: Vec<AtomId>) {
-        let known = self.nodes.get(prefix).map_or(&[][..], |node| &node.own);
-        if known == own {
-            return;
-        }
-        self.nodes.entry(prefix).own = own;
+    pub(crate) fn set_host(&mut self, prefix: Prefix, own: Signature) {
+        let node = if own.is_empty() {
+            self.nodes.get_mut(prefix)
+        } else {
+            Some(self.nodes.entry(prefix))
+        };
+        let Some(node) = node.filter(|node| node.own != own) else { return };
+        node.own = own;
         self.touched.insert(prefix);
     }
 
@@ -173,7 +176,7 @@ impl Space {
         // Only now: an exception cuts its own block, not the others of the group.
         atoms.iter_mut().for_each(|atom| *atom = groups.of(*atom));
         if let Some(node) = here {
-            atoms.extend(&node.own);
+            atoms.extend(node.own.iter());
             if with_fronts {
                 atoms.extend(&node.fronts);
             }

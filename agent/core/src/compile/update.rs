@@ -38,6 +38,7 @@ impl Compiler {
     pub(super) fn run(&mut self) -> Vec<Op> {
         let mut ops = Vec::new();
         let dirty = std::mem::take(&mut self.dirty);
+        self.rows.begin(&mut ops);
         self.endpoints.begin(&self.cluster);
         if dirty.namespaces {
             self.atoms.namespaces_changed();
@@ -75,7 +76,7 @@ impl Compiler {
             let rows = self.desired_rows(*ifindex);
             self.endpoints.appear(*ifindex, pack(rows), &mut ops);
         }
-        self.sweep(&mut ops);
+        self.sweep();
         ops
     }
 
@@ -167,7 +168,7 @@ impl Compiler {
                 self.space.touch_block(block);
             }
         }
-        addresses.extend(self.atoms.members(&self.cluster, &of_pods));
+        let members = self.atoms.members(&self.cluster, &of_pods);
         for (id, _) in usage.names.iter().filter(|(_, change)| **change != 0) {
             addresses.extend(self.atoms.members_of_name(&self.cluster, *id));
         }
@@ -179,6 +180,14 @@ impl Compiler {
         for address in addresses {
             let own = self.atoms.of_address(&self.cluster, address);
             self.space.set_host(Prefix::host(address), own);
+        }
+        for (kin, of_labels) in &members {
+            for pod in kin.pods() {
+                for address in &pod.addresses {
+                    let own = self.atoms.of_claimed(&self.cluster, *address, pod, of_labels);
+                    self.space.set_host(Prefix::host(*address), own);
+                }
+            }
         }
         served
     }
@@ -283,11 +292,11 @@ impl Compiler {
     }
 
     /// Ends the update: retires what nothing uses any more.
-    fn sweep(&mut self, ops: &mut Vec<Op>) {
+    fn sweep(&mut self) {
         let pairs = self.endpoints.live.values().filter_map(Live::installed_rows);
         let used = pairs.flat_map(|(ingress, egress)| [ingress, egress]).collect();
         let retired = self.classes.sweep();
-        self.rows.sweep(&used, &retired, &mut self.sets, ops);
+        self.rows.sweep(&used, &retired, &mut self.sets);
         self.sets.sweep();
         self.atoms.frontends.sweep();
         self.atoms.groups.sweep();

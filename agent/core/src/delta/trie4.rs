@@ -4,8 +4,9 @@
 //! first does not matter to anybody (the caller orders by stages where it does), so words of blocks
 //! in use are flipped one by one, and a new block is complete before a word points to it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
+use hashbrown::HashMap;
 use netpold_ebpf::layout::{ClassId, TRIE_POINTER, TrieBlock};
 
 use crate::compile::ids::Ids;

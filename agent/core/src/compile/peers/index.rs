@@ -1,7 +1,7 @@
 //! Pod selectors by the labels they ask for: a pod is held against those that its own labels lead
 //! to, not against all.
 
-use std::collections::HashMap;
+use hashbrown::HashMap;
 
 use crate::compile::peers::AtomId;
 use crate::model::{Labels, Requirement, Selector};
@@ -31,11 +31,6 @@ impl Index {
         for value in values {
             by_value.entry(value.clone()).or_default().push(atom);
         }
-    }
-
-    /// Whether no atom is filed.
-    pub(super) fn is_empty(&self) -> bool {
-        self.others.is_empty() && self.by_label.is_empty()
     }
 
     /// The atoms whose selectors may match: all that do, and few that do not.

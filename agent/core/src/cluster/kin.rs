@@ -1,0 +1,81 @@
+//! Pods by what selectors read of them: those of a namespace with equal labels are kin. A selector is
+//! held against each kin once, however many pods a ReplicaSet has.
+
+use std::collections::BTreeMap;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+use hashbrown::hash_table::Entry;
+use hashbrown::{DefaultHashBuilder, HashTable};
+
+use crate::model::{Labels, Pod};
+
+/// Pods of one namespace with equal labels, at least one.
+#[derive(Debug)]
+pub(crate) struct Kin {
+    first: Arc<Pod>,
+    /// Without order.
+    others: Vec<Arc<Pod>>,
+}
+
+impl Kin {
+    /// Of each of them.
+    pub(crate) fn labels(&self) -> &Labels {
+        &self.first.labels
+    }
+
+    pub(crate) fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+}
+
+/// All pods that policy can select or match as peers.
+#[derive(Debug, Default)]
+pub(crate) struct Kinship {
+    /// By namespace; none is empty.
+    namespaces: BTreeMap<String, HashTable<Kin>>,
+    hasher: DefaultHashBuilder,
+}
+
+impl Kinship {
+    /// The namespaces with pods, in order.
+    pub(crate) fn namespaces(&self) -> impl Iterator<Item = &str> {
+        self.namespaces.keys().map(String::as_str)
+    }
+
+    /// The pods of a namespace.
+    pub(crate) fn of(&self, namespace: &str) -> impl Iterator<Item = &Kin> {
+        self.namespaces.get(namespace).into_iter().flatten()
+    }
+
+    /// Takes a pod in.
+    pub(crate) fn add(&mut self, pod: &Arc<Pod>) {
+        let hash = |labels: &Labels| self.hasher.hash_one(labels);
+        let kin = self.namespaces.entry(pod.key.namespace.clone()).or_default();
+        let same = |kin: &Kin| *kin.labels() == pod.labels;
+        match kin.entry(hash(&pod.labels), same, |kin| hash(kin.labels())) {
+            Entry::Occupied(mut kin) => kin.get_mut().others.push(pod.clone()),
+            Entry::Vacant(place) => {
+                place.insert(Kin { first: pod.clone(), others: Vec::new() });
+            }
+        }
+    }
+
+    /// Takes a pod out: the very one that was taken in.
+    pub(crate) fn remove(&mut self, pod: &Arc<Pod>) {
+        let Some(kin) = self.namespaces.get_mut(&pod.key.namespace) else { return };
+        let hash = self.hasher.hash_one(&pod.labels);
+        let Ok(mut entry) = kin.find_entry(hash, |kin| *kin.labels() == pod.labels) else { return };
+        let Kin { first, others } = entry.get_mut();
+        if let Some(place) = others.iter().position(|other| Arc::ptr_eq(other, pod)) {
+            others.swap_remove(place);
+        } else if let Some(other) = others.pop() {
+            *first = other;
+        } else {
+            entry.remove();
+        }
+        if kin.is_empty() {
+            self.namespaces.remove(&pod.key.namespace);
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Which addresses belong to which atoms for their own sake: as a pod's, or as the own node's.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::index::Index;
+use super::{Atom, AtomId, Atoms, NameId, OWN_NODE};
+use crate::cluster::{Cluster, Kin, is_subject};
+use crate::compile::classes::Signature;
+use crate::model::{Labels, Pod};
+
+impl Atoms {
+    /// The atoms an address belongs to for its own sake (not through a block).
+    pub(crate) fn of_address(&mut self, cluster: &Cluster, address: IpAddr) -> Signature {
+        let mut atoms = Vec::new();
+        if cluster.is_own_node(address) && self.is_used(OWN_NODE) {
+            atoms.push(OWN_NODE);
+        }
+        if let Some(pod) = cluster.owner(address) {
+            let candidates = self.candidates(cluster, &pod.key.namespace);
+            atoms.extend(self.selecting(&candidates, &pod.labels));
+            self.ports_of(pod, &mut atoms);
+        }
+        atoms.sort_unstable();
+        atoms.dedup();
+        atoms.into()
+    }
+
+    /// The same for an address that a member claims.
+    pub(crate) fn of_claimed(
+        &mut self,
+        cluster: &Cluster,
+        address: IpAddr,
+        pod: &Arc<Pod>,
+        of_labels: &Signature,
+    ) -> Signature {
+        let is_owner = cluster.owner(address).is_some_and(|owner| Arc::ptr_eq(owner, pod));
+        if is_owner && self.names.is_empty() && !cluster.is_own_node(address) {
+            return of_labels.clone();
+        }
+        self.of_address(cluster, address)
+    }
+
+    /// The pod atoms whose namespace part matches a namespace.
+    fn candidates(&mut self, cluster: &Cluster, namespace: &str) -> Arc<Index> {
+        if let Some(known) = self.candidates.get(namespace) {
+            return known.clone();
+        }
+        let own = self.own_namespace.get(namespace).into_iter().flatten();
+        let ids = self.matching(cluster, namespace, own.chain(&self.any_namespace));
+        let found = self.index(ids);
+        self.candidates.insert(namespace.to_owned(), found.clone());
+        found
+    }
+
+    /// Those of the pod atoms whose namespace part matches a namespace.
+    fn matching<'a>(
+        &self,
+        cluster: &Cluster,
+        namespace: &str,
+        ids: impl Iterator<Item = &'a AtomId>,
+    ) -> Vec<AtomId> {
+        let labels = cluster.namespace_labels(namespace);
+        let matches = |id: &&AtomId| match self.atom(**id) {
+            Some(Atom::PodsIn(own, _)) => own == namespace,
+            Some(Atom::Pods(namespaces, _)) => namespaces.matches(&labels),
+            _ => false,
+        };
+        ids.filter(matches).copied().collect()
+    }
+
+    /// The index of these pod atoms.
+    fn index(&mut self, ids: Vec<AtomId>) -> Arc<Index> {
+        if let Some(known) = self.indexes.get(&ids) {
+            return known.clone();
+        }
+        let mut index = Index::default();
+        for id in &ids {
+            if let Some(Atom::PodsIn(_, pods) | Atom::Pods(_, pods)) = self.atom(*id) {
+                index.add(*id, pods);
+            }
+        }
+        let index = Arc::new(index);
+        self.indexes.insert(ids, index.clone());
+        index
+    }
+
+    /// The atoms of an index whose pod selector matches.
+    fn selecting<'a>(
+        &'a self,
+        index: &'a Index,
+        labels: &'a Labels,
+    ) -> impl Iterator<Item = AtomId> + 'a {
+        index.possible(labels).filter(|id| {
+            matches!(
+                self.atom(*id),
+                Some(Atom::PodsIn(_, pods) | Atom::Pods(_, pods)) if pods.matches(labels)
+            )
+        })
+    }
+
+    /// The atoms of a pod's port names, as far as rules ask for these names.
+    fn ports_of(&mut self, pod: &Pod, atoms: &mut Vec<AtomId>) {
+        if self.names.is_empty() {
+            return;
+        }
+        for port in &pod.ports {
+            let key = (port.protocol, port.name.clone());
+            let Some(name) = self.names.get(&key).filter(|name| name.users != 0) else { continue };
+            if let Some(id) = name.numbers.get(&port.port) {
+                atoms.push(*id);
+                continue;
+            }
+            let name_id = name.id;
+            let id = self.intern(Atom::Named(key.0, key.1.clone(), port.port));
+            self.named.insert(id, (name_id, port.protocol, port.port));
+            if let Some(name) = self.names.get_mut(&key) {
+                name.numbers.insert(port.port, id);
+            }
+            atoms.push(id);
+        }
+    }
+
+    /// The pods that some of these atoms select, each kin with all atoms in use that select it.
+    pub(crate) fn members<'a>(
+        &mut self,
+        cluster: &'a Cluster,
+        ids: &[AtomId],
+    ) -> Vec<(&'a Kin, Signature)> {
+        let mut own: BTreeMap<String, Vec<AtomId>> = BTreeMap::new();
+        let mut any: Vec<AtomId> = Vec::new();
+        for id in ids {
+            match self.atom(*id) {
+                Some(Atom::PodsIn(namespace, _)) => {
+                    own.entry(namespace.clone()).or_default().push(*id);
+                }
+                Some(Atom::Pods(..)) => any.push(*id),
+                _ => {}
+            }
+        }
+        let kinship = cluster.kinship();
+        let mut members = Vec::new();
+        let namespaces = kinship
+            .namespaces()
+            .filter(|namespace| !any.is_empty() || own.contains_key(*namespace));
+        for namespace in namespaces {
+            let own = own.get(namespace).into_iter().flatten();
+            let ids = self.matching(cluster, namespace, own.chain(&any));
+            if ids.is_empty() {
+                continue;
+            }
+            let index = self.index(ids);
+            let candidates = self.candidates(cluster, namespace);
+            for kin in kinship.of(namespace) {
+                if self.selecting(&index, kin.labels()).next().is_some() {
+                    let mut atoms: Vec<AtomId> =
+                        self.selecting(&candidates, kin.labels()).collect();
+                    atoms.sort_unstable();
+                    members.push((kin, atoms.into()));
+                }
+            }
+        }
+        members
+    }
+
+    /// Addresses of the pods that have a port of this name.
+    pub(crate) fn members_of_name(&self, cluster: &Cluster, id: NameId) -> Vec<IpAddr> {
+        let Some((protocol, name)) = self.name(id) else { return Vec::new() };
+        let has = |pod: &&Arc<Pod>| {
+            is_subject(pod) && pod.ports.iter().any(|p| p.protocol == *protocol && p.name == *name)
+        };
+        cluster.pods().values().filter(has).flat_map(|pod| pod.addresses.iter().copied()).collect()
+    }
+}
