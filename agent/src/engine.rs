@@ -81,6 +81,10 @@ pub struct Engine {
     restored: bool,
     /// Endpoints that had a record after the last update, and whether they were isolated.
     isolated: BTreeMap<u32, bool>,
+    /// [`Compiler::endpoints_version`] that `written` and `isolated` are of.
+    noted: Option<u64>,
+    /// What every interface should be, and of which version; `None`: something else changed.
+    roles: Option<(u64, BTreeMap<u32, Role>)>,
     /// Flows of endpoints that become isolated are looked for in the kernel's conntrack.
     seeds: bool,
     /// How far the comparison with the kernel's tables has come.
@@ -122,6 +126,8 @@ impl Engine {
             state_problem: None,
             restored: false,
             isolated: BTreeMap::new(),
+            noted: None,
+            roles: None,
             seeds: true,
             cursor: Cursor::default(),
             expired: Pass::default(),
@@ -138,6 +144,7 @@ impl Engine {
 
     /// Takes in what happened to an interface, and its name for people.
     pub fn apply_interface(&mut self, event: InterfaceEvent) {
+        self.roles = None;
         match &event.change {
             Change::Interface(interface) => _ = self.names.insert(interface.index, event.name),
             Change::InterfaceGone(index) => _ = self.names.remove(index),
@@ -301,7 +308,7 @@ impl Engine {
                 self.seed();
                 self.instruments.applying(|| self.dataplane.apply(&ops))?;
                 self.installed = true;
-                self.note_isolated();
+                self.note_endpoints();
                 Ok(ops.len())
             }
             Err(error) => {
@@ -327,13 +334,16 @@ impl Engine {
         self.instruments.new_generation();
         self.seed();
         self.installed = true;
-        self.note_isolated();
+        self.note_endpoints();
         Ok(ops.len())
     }
 
     /// Looks for the flows of endpoints that are about to be isolated, before packets are judged by
     /// them. A pod that has just come has none.
     fn seed(&mut self) {
+        if self.noted == Some(self.compiler.endpoints_version()) {
+            return;
+        }
         let begin = self.isolated.is_empty();
         let newly = |e: &EndpointInfo| {
             let before = self.isolated.get(&e.id);
@@ -363,8 +373,14 @@ impl Engine {
         }
     }
 
-    fn note_isolated(&mut self) {
+    /// The tables hold the endpoints.
+    fn note_endpoints(&mut self) {
         self.seeds = true;
+        let version = self.compiler.endpoints_version();
+        if self.noted.replace(version) == Some(version) {
+            return;
+        }
+        self.written = self.compiler.endpoints().map(|e| (e.ifindex, e.id)).collect();
         let isolated = self.compiler.endpoints().map(|e| (e.id, e.ingress || e.egress));
         self.isolated = isolated.collect();
     }
@@ -373,12 +389,13 @@ impl Engine {
     /// tables are written. As long as updates fail, only attaches to endpoints that the tables held
     /// before, and takes none for a device.
     fn attach(&mut self) {
-        let mut wanted = self.roles();
+        let version = self.compiler.endpoints_version();
+        let known = self.roles.take().filter(|(of, _)| *of == version);
+        let (_, roles) = known.unwrap_or_else(|| (version, self.roles()));
         let problems = if self.installed {
-            let pods = self.compiler.endpoints();
-            self.written = pods.map(|e| (e.ifindex, e.id)).collect();
-            self.dataplane.attach(&wanted)
+            self.dataplane.attach(&roles)
         } else {
+            let mut wanted = roles.clone();
             wanted.retain(|ifindex, role| match role {
                 Role::Pod(id) => self.written.get(ifindex) == Some(id),
                 Role::Device(_) => !self.is_pod(*ifindex),
@@ -391,6 +408,7 @@ impl Engine {
             }
         }
         self.attach_problems = problems;
+        self.roles = Some((version, roles));
     }
 
     /// Whether the programs judge a pod at an interface.

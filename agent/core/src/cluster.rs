@@ -1,5 +1,6 @@
 //! The current state of the cluster's objects: no history, and the indexes that compiling needs.
 
+mod few;
 mod kin;
 pub(crate) mod services;
 
@@ -15,6 +16,7 @@ use crate::model::{
     Change, EndpointSlice, Interface, Key, Labels, Namespace, Node, Pod, Policy, Service,
 };
 
+use few::Few;
 pub(crate) use kin::Kin;
 use kin::Kinship;
 use services::Services;
@@ -53,8 +55,10 @@ pub struct Cluster {
     nodes: BTreeMap<String, Node>,
     services: Services,
     interfaces: BTreeMap<u32, Interface>,
-    /// Pods that claim an address, without order; almost always one.
-    claims: HashMap<IpAddr, Vec<Arc<Pod>>>,
+    /// Pods that claim an address.
+    claims: HashMap<IpAddr, Few<Arc<Pod>>>,
+    /// Addresses that several pods claim.
+    contested: BTreeSet<IpAddr>,
     /// The own node's addresses and how many objects say so.
     own: BTreeMap<IpAddr, u32>,
     /// What the own node's interfaces have, whether an object says so or not.
@@ -172,6 +176,11 @@ impl Cluster {
             .max_by_key(|pod| (Reverse(pod.terminating), pod.created, &pod.key))
     }
 
+    /// Whether several pods claim an address: if not, whoever claims it is its owner.
+    pub(crate) fn is_contested(&self, address: IpAddr) -> bool {
+        self.contested.contains(&address)
+    }
+
     /// Whether an address is one of the own node's: of its Node object, of a hostNetwork pod that
     /// runs here, or of one of its interfaces and neither a pod's nor a Service's cluster address
     /// (which NodeLocal DNS gives to an interface).
@@ -208,7 +217,7 @@ impl Cluster {
 
     /// The interfaces of pods that claim an address, whichever of their addresses these have.
     pub(crate) fn interfaces_of_claimants(&self, address: IpAddr) -> impl Iterator<Item = u32> {
-        let pods = self.claims.get(&address).into_iter().flatten();
+        let pods = self.claims.get(&address).into_iter().flat_map(Few::iter);
         let addresses = pods.flat_map(|pod| pod.addresses.iter().copied());
         addresses.flat_map(|address| self.interfaces_with(address))
     }
@@ -313,7 +322,12 @@ impl Cluster {
                 if is_subject(&pod) {
                     self.kinship.add(&pod);
                     for address in &pod.addresses {
-                        self.claims.entry(*address).or_default().push(pod.clone());
+                        let claims = self.claims.entry(*address);
+                        let more = claims.and_modify(|pods| {
+                            pods.push(pod.clone());
+                            self.contested.insert(*address);
+                        });
+                        more.or_insert_with(|| Few::one(pod.clone()));
                     }
                 }
                 self.pods.insert(key.clone(), pod);
@@ -326,11 +340,11 @@ impl Cluster {
 
     fn unclaim(&mut self, pod: &Pod) {
         for address in &pod.addresses {
-            if let Some(pods) = self.claims.get_mut(address) {
-                pods.retain(|claimant| claimant.key != pod.key);
-                if pods.is_empty() {
-                    self.claims.remove(address);
-                }
+            let Some(pods) = self.claims.get_mut(address) else { continue };
+            if pods.remove(|claimant| claimant.key == pod.key) {
+                self.claims.remove(address);
+            } else if pods.is_one() {
+                self.contested.remove(address);
             }
         }
     }

@@ -125,6 +125,7 @@ pub struct Compiler {
     sets: Sets,
     rows: Rows,
     endpoints: Endpoints,
+    endpoints_version: u64,
     tables: AddressTables,
     /// The grace period of the last update's operations has passed.
     settled: bool,
@@ -148,6 +149,7 @@ impl Compiler {
             sets: Sets::new(),
             rows: Rows::new(),
             endpoints: Endpoints::new(&options),
+            endpoints_version: 0,
             tables: AddressTables::new(),
             settled: true,
             failed: None,
@@ -214,6 +216,7 @@ impl Compiler {
         self.rows = Rows::new();
         self.tables = AddressTables::new();
         self.endpoints.forget();
+        self.endpoints_version += 1;
         self.failed = None;
         // No packet reads new tables yet.
         self.settled = true;

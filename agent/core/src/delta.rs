@@ -58,7 +58,7 @@ impl AddressTables {
     }
 
     /// What has to move for the touched prefixes to be as `space` says.
-    pub(crate) fn moves(&self, space: &Space, touched: &BTreeSet<Prefix>) -> Vec<Move> {
+    pub(crate) fn moves(&self, space: &Space, touched: &[Prefix]) -> Vec<Move> {
         let moves = touched.iter().filter_map(|prefix| {
             let (node, parent) = (space.nodes.get(*prefix), space.parent_class(*prefix));
             let to = node.map_or(parent, |node| node.class.unwrap_or(0));

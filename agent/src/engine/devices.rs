@@ -69,11 +69,13 @@ impl Engine {
             }
         }
         self.devices = devices;
+        self.roles = None;
     }
 
     /// Says at which devices to judge.
     pub fn judge_at(&mut self, devices: NodeDevices) {
         self.node_devices = devices;
+        self.roles = None;
     }
 
     fn judges_at(&self, name: &str) -> bool {

@@ -8,24 +8,21 @@ use std::sync::Arc;
 use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
+use super::few::Few;
 use crate::model::{Labels, Pod};
 
-/// Pods of one namespace with equal labels, at least one.
+/// Pods of one namespace with equal labels.
 #[derive(Debug)]
-pub(crate) struct Kin {
-    first: Arc<Pod>,
-    /// Without order.
-    others: Vec<Arc<Pod>>,
-}
+pub(crate) struct Kin(Few<Arc<Pod>>);
 
 impl Kin {
     /// Of each of them.
     pub(crate) fn labels(&self) -> &Labels {
-        &self.first.labels
+        &self.0.first().labels
     }
 
     pub(crate) fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
-        std::iter::once(&self.first).chain(&self.others)
+        self.0.iter()
     }
 }
 
@@ -54,9 +51,9 @@ impl Kinship {
         let kin = self.namespaces.entry(pod.key.namespace.clone()).or_default();
         let same = |kin: &Kin| *kin.labels() == pod.labels;
         match kin.entry(hash(&pod.labels), same, |kin| hash(kin.labels())) {
-            Entry::Occupied(mut kin) => kin.get_mut().others.push(pod.clone()),
+            Entry::Occupied(mut kin) => kin.get_mut().0.push(pod.clone()),
             Entry::Vacant(place) => {
-                place.insert(Kin { first: pod.clone(), others: Vec::new() });
+                place.insert(Kin(Few::one(pod.clone())));
             }
         }
     }
@@ -66,12 +63,7 @@ impl Kinship {
         let Some(kin) = self.namespaces.get_mut(&pod.key.namespace) else { return };
         let hash = self.hasher.hash_one(&pod.labels);
         let Ok(mut entry) = kin.find_entry(hash, |kin| *kin.labels() == pod.labels) else { return };
-        let Kin { first, others } = entry.get_mut();
-        if let Some(place) = others.iter().position(|other| Arc::ptr_eq(other, pod)) {
-            others.swap_remove(place);
-        } else if let Some(other) = others.pop() {
-            *first = other;
-        } else {
+        if entry.get_mut().0.remove(|other| Arc::ptr_eq(other, pod)) {
             entry.remove();
         }
         if kin.is_empty() {

@@ -118,6 +118,8 @@ pub(crate) struct Endpoints {
     known: BTreeMap<(u32, u64), u32>,
     kept: BTreeMap<(u32, Identity), u32>,
     slots: BTreeSet<u32>,
+    /// Endpoints for which no slot was free.
+    pub(crate) unplaced: BTreeSet<u32>,
     quarantine: BTreeSet<u32>,
     /// Interfaces whose pod is not known are denied, those apart that were there first (they may be
     /// nobody's pods): by index and incarnation.
@@ -134,6 +136,7 @@ impl Endpoints {
             known: options.known_endpoints.clone(),
             kept: BTreeMap::new(),
             slots: BTreeSet::new(),
+            unplaced: BTreeSet::new(),
             quarantine: BTreeSet::new(),
             new_pods: options.new_pods,
             familiar: None,
@@ -190,6 +193,7 @@ impl Endpoints {
             self.kept.insert((ifindex, live.identity), live.id);
         }
         self.slots.clear();
+        self.unplaced.clear();
         self.quarantine.clear();
     }
 
@@ -201,9 +205,8 @@ impl Endpoints {
 
     /// Interfaces whose pod is in one of these namespaces.
     pub(crate) fn in_namespaces(&self, namespaces: &BTreeSet<String>) -> impl Iterator<Item = u32> {
-        self.live
-            .iter()
-            .filter(|(_, live)| namespaces.contains(&live.identity.pod.namespace))
+        let all = self.live.iter().filter(|_| !namespaces.is_empty());
+        all.filter(|(_, live)| namespaces.contains(&live.identity.pod.namespace))
             .map(|(ifindex, _)| *ifindex)
     }
 
@@ -268,21 +271,17 @@ impl Endpoints {
             .find(|slot| !self.slots.contains(slot))
     }
 
-    /// Writes the record of an endpoint that has none.
-    /// Says whether a slot was free for it.
-    pub(crate) fn appear(&mut self, ifindex: u32, rows: u64, ops: &mut Vec<Op>) -> bool {
-        let Some(slot) = self.slot(ifindex) else { return false };
-        let Some(live) = self.live.get_mut(&ifindex) else { return false };
+    /// Writes the record of an endpoint that has none, if a slot is free for it.
+    pub(crate) fn appear(&mut self, ifindex: u32, rows: u64, ops: &mut Vec<Op>) {
+        let Some(slot) = self.slot(ifindex) else {
+            self.unplaced.insert(ifindex);
+            return;
+        };
+        let Some(live) = self.live.get_mut(&ifindex) else { return };
         let record = live.desired(ifindex, rows, None);
         live.record = Some((slot, record));
         self.slots.insert(slot);
         ops.push(Op::Endpoint(slot, Box::new(record)));
-        true
-    }
-
-    /// Endpoints for which no slot was free.
-    pub(crate) fn without_record(&self) -> impl Iterator<Item = u32> {
-        self.live.iter().filter(|(_, live)| live.record.is_none()).map(|(ifindex, _)| *ifindex)
     }
 
     /// Frees a record's slot.

@@ -90,25 +90,92 @@ fn mask(len: u8) -> u128 {
     if len == 0 { 0 } else { u128::MAX << (128 - u32::from(len)) }
 }
 
-/// A map of prefixes.
+/// Orders IPv4 prefixes as [`Prefix`] does, in a word.
+fn key4(prefix: Prefix) -> u64 {
+    u64::from(prefix.v4()) << 8 | u64::from(prefix.len)
+}
+
+fn prefix4(key: u64) -> Prefix {
+    Prefix { family: Family::V4, bits: u128::from(key >> 8) << 96, len: key as u8 }
+}
+
+/// The same for IPv6.
+type Key6 = (u128, u8);
+
+fn key6(prefix: Prefix) -> Key6 {
+    (prefix.bits, prefix.len)
+}
+
+fn prefix6((bits, len): Key6) -> Prefix {
+    Prefix { family: Family::V6, bits, len }
+}
+
+/// A map of prefixes. Families are apart for the sake of small keys: a lookup reads few cache lines.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixMap<T> {
-    map: BTreeMap<Prefix, T>,
-    /// Entries by family and length: lookups skip the lengths that do not occur.
-    lengths: [[u32; 129]; 2],
+    four: BTreeMap<u64, T>,
+    six: BTreeMap<Key6, T>,
+    lengths: [Lengths; 2],
+}
+
+/// How many entries of a family there are by length: lookups skip the lengths that do not occur.
+#[derive(Clone, Debug)]
+struct Lengths {
+    count: [u32; 129],
+    /// The lengths below 128 that occur.
+    there: u128,
+}
+
+impl Lengths {
+    const NONE: Self = Self { count: [0; 129], there: 0 };
+
+    fn add(&mut self, len: u8) {
+        self.count[usize::from(len)] += 1;
+        self.there |= bit(len);
+    }
+
+    fn remove(&mut self, len: u8) {
+        let count = &mut self.count[usize::from(len)];
+        *count -= 1;
+        if *count == 0 {
+            self.there &= !bit(len);
+        }
+    }
+
+    /// Those that occur and are at most `len`, longest first.
+    fn down_from(&self, len: u8) -> impl Iterator<Item = u8> + use<> {
+        let longest = (len == 128 && self.count[128] != 0).then_some(128);
+        let mut left = self.there & (bit(len).wrapping_sub(1) | bit(len));
+        longest.into_iter().chain(std::iter::from_fn(move || {
+            let len = left.checked_ilog2()? as u8;
+            left &= !bit(len);
+            Some(len)
+        }))
+    }
+}
+
+/// The bit of a length; none for 128.
+fn bit(len: u8) -> u128 {
+    1u128.checked_shl(u32::from(len)).unwrap_or(0)
 }
 
 impl<T> PrefixMap<T> {
     pub(crate) fn new() -> Self {
-        Self { map: BTreeMap::new(), lengths: [[0; 129]; 2] }
+        Self { four: BTreeMap::new(), six: BTreeMap::new(), lengths: [Lengths::NONE; 2] }
     }
 
     pub(crate) fn get(&self, prefix: Prefix) -> Option<&T> {
-        self.map.get(&prefix)
+        match prefix.family {
+            Family::V4 => self.four.get(&key4(prefix)),
+            Family::V6 => self.six.get(&key6(prefix)),
+        }
     }
 
     pub(crate) fn get_mut(&mut self, prefix: Prefix) -> Option<&mut T> {
-        self.map.get_mut(&prefix)
+        match prefix.family {
+            Family::V4 => self.four.get_mut(&key4(prefix)),
+            Family::V6 => self.six.get_mut(&key6(prefix)),
+        }
     }
 
     pub(crate) fn entry(&mut self, prefix: Prefix) -> &mut T
@@ -116,24 +183,34 @@ impl<T> PrefixMap<T> {
         T: Default,
     {
         let lengths = &mut self.lengths[prefix.family as usize];
-        self.map.entry(prefix).or_insert_with(|| {
-            lengths[usize::from(prefix.len)] += 1;
+        let new = || {
+            lengths.add(prefix.len);
             T::default()
-        })
+        };
+        match prefix.family {
+            Family::V4 => self.four.entry(key4(prefix)).or_insert_with(new),
+            Family::V6 => self.six.entry(key6(prefix)).or_insert_with(new),
+        }
     }
 
     pub(crate) fn insert(&mut self, prefix: Prefix, value: T) -> Option<T> {
-        let old = self.map.insert(prefix, value);
+        let old = match prefix.family {
+            Family::V4 => self.four.insert(key4(prefix), value),
+            Family::V6 => self.six.insert(key6(prefix), value),
+        };
         if old.is_none() {
-            self.lengths[prefix.family as usize][usize::from(prefix.len)] += 1;
+            self.lengths[prefix.family as usize].add(prefix.len);
         }
         old
     }
 
     pub(crate) fn remove(&mut self, prefix: Prefix) -> Option<T> {
-        let old = self.map.remove(&prefix);
+        let old = match prefix.family {
+            Family::V4 => self.four.remove(&key4(prefix)),
+            Family::V6 => self.six.remove(&key6(prefix)),
+        };
         if old.is_some() {
-            self.lengths[prefix.family as usize][usize::from(prefix.len)] -= 1;
+            self.lengths[prefix.family as usize].remove(prefix.len);
         }
         old
     }
@@ -141,12 +218,10 @@ impl<T> PrefixMap<T> {
     /// Entries that hold `prefix` and are at most `len` long, longest first.
     pub(crate) fn ancestors(&self, prefix: Prefix, len: u8) -> impl Iterator<Item = (Prefix, &T)> {
         let lengths = &self.lengths[prefix.family as usize];
-        (0..=len.min(prefix.len)).rev().filter(|l| lengths[usize::from(*l)] != 0).filter_map(
-            move |len| {
-                let holder = prefix.truncate(len);
-                self.map.get(&holder).map(|value| (holder, value))
-            },
-        )
+        lengths.down_from(len.min(prefix.len)).filter_map(move |len| {
+            let holder = prefix.truncate(len);
+            self.get(holder).map(|value| (holder, value))
+        })
     }
 
     /// The longest entry that holds `prefix`, itself included.
@@ -163,20 +238,26 @@ impl<T> PrefixMap<T> {
     /// Entries that `prefix` holds, itself included, each before what it holds.
     pub(crate) fn under(&self, prefix: Prefix) -> impl Iterator<Item = (Prefix, &T)> {
         let end = Prefix { bits: prefix.last(), len: 128, ..prefix };
-        self.map.range(prefix..=end).map(|(p, value)| (*p, value))
+        let (four, six) = match prefix.family {
+            Family::V4 => (Some(self.four.range(key4(prefix)..=key4(end))), None),
+            Family::V6 => (None, Some(self.six.range(key6(prefix)..=key6(end)))),
+        };
+        let four = four.into_iter().flatten().map(|(key, value)| (prefix4(*key), value));
+        four.chain(six.into_iter().flatten().map(|(key, value)| (prefix6(*key), value)))
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Prefix, &T)> {
-        self.map.iter().map(|(prefix, value)| (*prefix, value))
+        let four = self.four.iter().map(|(key, value)| (prefix4(*key), value));
+        four.chain(self.six.iter().map(|(key, value)| (prefix6(*key), value)))
     }
 
     /// Number of entries of a family, single addresses and others.
     pub(crate) fn count(&self, family: Family) -> (u32, u32) {
-        let lengths = &self.lengths[family as usize];
+        let count = &self.lengths[family as usize].count;
         let hosts = match family {
-            Family::V4 => lengths[32],
-            Family::V6 => lengths[128],
+            Family::V4 => count[32],
+            Family::V6 => count[128],
         };
-        (hosts, lengths.iter().sum::<u32>() - hosts)
+        (hosts, count.iter().sum::<u32>() - hosts)
     }
 }

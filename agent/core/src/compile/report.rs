@@ -92,6 +92,12 @@ impl Compiler {
         })
     }
 
+    /// As long as this number stays, so do the [`Compiler::endpoints`].
+    #[must_use]
+    pub fn endpoints_version(&self) -> u64 {
+        self.endpoints_version
+    }
+
     /// What the tables are to say as of the last update.
     #[must_use]
     pub fn image(&self) -> Image {

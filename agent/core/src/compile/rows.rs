@@ -40,6 +40,8 @@ pub(crate) struct Rows {
     pub(crate) block_ids: Ids,
     rows: BTreeMap<u32, Row>,
     by_spec: HashMap<Arc<Spec>, u32>,
+    /// Rows that the tables do not hold yet.
+    unwritten: BTreeSet<u32>,
     /// Classes of these blocks ended in the last update.
     emptied: BTreeSet<u8>,
 }
@@ -51,6 +53,7 @@ impl Rows {
             block_ids: Ids::new(1),
             rows: BTreeMap::new(),
             by_spec: HashMap::new(),
+            unwritten: BTreeSet::new(),
             emptied: BTreeSet::new(),
         }
     }
@@ -80,6 +83,7 @@ impl Rows {
             written: false,
         };
         self.rows.insert(id, row);
+        self.unwritten.insert(id);
         self.by_spec.insert(spec.clone(), id);
         id
     }
@@ -142,7 +146,8 @@ impl Rows {
 
     /// Writes the rows that the tables do not hold yet.
     pub(crate) fn write(&mut self, sets: &Sets, ops: &mut Vec<Op>) {
-        for (id, row) in self.rows.iter_mut().filter(|(_, row)| !row.written) {
+        for id in std::mem::take(&mut self.unwritten) {
+            let Some(row) = self.rows.get_mut(&id) else { continue };
             let mut image = Box::new(RowImage { blocks: *row.words, ..RowImage::EMPTY });
             for (high, block) in &row.blocks {
                 let block = block_image(block, sets);
@@ -151,7 +156,7 @@ impl Rows {
                     high => ops.push(Op::RowBlock(row.words[usize::from(high)], block)),
                 }
             }
-            ops.push(Op::Row(*id, image));
+            ops.push(Op::Row(id, image));
             row.written = true;
         }
     }
@@ -185,12 +190,16 @@ impl Rows {
         }
     }
 
-    /// Ends the update: retires the rows that are not in `used` and the columns of retired classes.
-    pub(crate) fn sweep(&mut self, used: &BTreeSet<u32>, retired: &[ClassId], sets: &mut Sets) {
+    /// At the end of an update that concerned endpoints: retires the rows that are not in `used`.
+    pub(crate) fn retire_unused(&mut self, used: &BTreeSet<u32>, sets: &mut Sets) {
         let unused: Vec<u32> = self.rows.keys().filter(|id| !used.contains(id)).copied().collect();
         for id in unused {
             self.retire(id, sets);
         }
+    }
+
+    /// At the end of an update: nothing needs the columns of these classes any more.
+    pub(crate) fn classes_ended(&mut self, retired: &[ClassId], sets: &mut Sets) {
         for class in retired {
             for row in self.rows.values_mut() {
                 if let Some(block) = row.blocks.get_mut(&high(*class)) {

@@ -47,8 +47,8 @@ type Fronts = BTreeMap<(Protocol, u16), Backends>;
 
 impl Compiler {
     /// Gives every address its class, those of Services and nodes last. Returns the prefixes that
-    /// were looked at.
-    pub(super) fn settle_space(&mut self, dirty: &Dirty, served: &[Serves]) -> BTreeSet<Prefix> {
+    /// were looked at, in order.
+    pub(super) fn settle_space(&mut self, dirty: &Dirty, served: &[Serves]) -> Vec<Prefix> {
         let active = self.atoms.is_used(OWN_NODE);
         if !active && !self.services.active {
             return self.space.settle(&mut self.classes, &self.atoms.groups);
@@ -70,6 +70,8 @@ impl Compiler {
         }
         self.set_frontends(&work, active);
         touched.extend(self.space.settle(&mut self.classes, &self.atoms.groups));
+        touched.sort_unstable();
+        touched.dedup();
         touched
     }
 

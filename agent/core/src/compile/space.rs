@@ -102,8 +102,8 @@ impl Space {
 
     /// Gives every touched node its class, drops those that ended, and returns the touched
     /// prefixes.
-    pub(crate) fn settle(&mut self, classes: &mut Classes, groups: &Groups) -> BTreeSet<Prefix> {
-        let touched = std::mem::take(&mut self.touched);
+    pub(crate) fn settle(&mut self, classes: &mut Classes, groups: &Groups) -> Vec<Prefix> {
+        let touched: Vec<Prefix> = std::mem::take(&mut self.touched).into_iter().collect();
         for prefix in &touched {
             self.settle_node(*prefix, classes, groups);
         }
@@ -117,8 +117,8 @@ impl Space {
         classes: &mut Classes,
         groups: &Groups,
         later: impl Fn(Prefix) -> bool,
-    ) -> (BTreeSet<Prefix>, Vec<Prefix>) {
-        let (mut settled, mut changed) = (BTreeSet::new(), Vec::new());
+    ) -> (Vec<Prefix>, Vec<Prefix>) {
+        let (mut settled, mut changed) = (Vec::new(), Vec::new());
         for prefix in std::mem::take(&mut self.touched) {
             let waits = self.nodes.get(prefix).is_some_and(|node| !node.fronts.is_empty());
             if waits || (prefix.is_host() && later(prefix)) {
@@ -129,7 +129,7 @@ impl Space {
             if self.settle_node(prefix, classes, groups) {
                 changed.push(prefix);
             }
-            settled.insert(prefix);
+            settled.push(prefix);
         }
         (settled, changed)
     }
@@ -142,7 +142,7 @@ impl Space {
             self.nodes.remove(prefix);
         } else {
             after = Some(classes.acquire(self.signature(prefix, true, groups)));
-            if let Some(node) = self.nodes.get_mut(prefix) {
+            if let Some(node) = self.nodes.get_mut(prefix).filter(|_| after != before) {
                 node.class = after;
             }
         }
@@ -171,6 +171,9 @@ impl Space {
             atoms.extend(&node.adds);
             cut.extend(&node.cuts);
             here = here.or((holder == prefix).then_some(node));
+        }
+        if let Some(node) = here.filter(|node| atoms.is_empty() && node.fronts.is_empty()) {
+            return node.own.clone();
         }
         atoms.retain(|atom| !cut.contains(atom));
         // Only now: an exception cuts its own block, not the others of the group.

@@ -44,6 +44,7 @@ impl Compiler {
             self.atoms.namespaces_changed();
         }
         let (mut changes, usage) = self.refresh_endpoints(&dirty);
+        self.endpoints_version += u64::from(!changes.concerned.is_empty());
         let served = self.refresh_addresses(dirty.addresses.clone(), &usage);
         let touched = self.settle_space(&dirty, &served);
         self.fill_rows(&changes, &mut ops);
@@ -72,11 +73,12 @@ impl Compiler {
             ops.push(Op::Grace);
         }
         plan.after_rows(words.is_empty(), &mut self.tables, &mut ops);
+        self.endpoints.unplaced.clear();
         for ifindex in &changes.new {
             let rows = self.desired_rows(*ifindex);
             self.endpoints.appear(*ifindex, pack(rows), &mut ops);
         }
-        self.sweep();
+        self.sweep(&changes);
         ops
     }
 
@@ -88,7 +90,7 @@ impl Compiler {
         indexes.extend(backends.flat_map(|a| self.cluster.interfaces_of_claimants(*a)));
         indexes.extend(self.endpoints.in_namespaces(&dirty.policies));
         // Those that found no slot may find one now.
-        indexes.extend(self.endpoints.without_record());
+        indexes.extend(&self.endpoints.unplaced);
         let mut changes = EndpointChanges::default();
         let mut released: Vec<Arc<Spec>> = Vec::new();
         let mut usage = Usage::default();
@@ -184,7 +186,7 @@ impl Compiler {
         for (kin, of_labels) in &members {
             for pod in kin.pods() {
                 for address in &pod.addresses {
-                    let own = self.atoms.of_claimed(&self.cluster, *address, pod, of_labels);
+                    let own = self.atoms.of_member(&self.cluster, *address, of_labels);
                     self.space.set_host(Prefix::host(*address), own);
                 }
             }
@@ -195,7 +197,8 @@ impl Compiler {
     /// Fills the columns of new classes in the rows there are, then the rows of new specs.
     fn fill_rows(&mut self, changes: &EndpointChanges, ops: &mut Vec<Op>) {
         let new = self.classes.take_new();
-        let rows: Vec<_> = self.rows.iter().map(|(id, spec)| (id, spec.clone())).collect();
+        let rows = self.rows.iter().filter(|_| !new.is_empty());
+        let rows: Vec<_> = rows.map(|(id, spec)| (id, spec.clone())).collect();
         for (row, spec) in &rows {
             for (class, signature) in &new {
                 let set = self.sets.intern(&spec.allowed(signature, &self.atoms), ops);
@@ -292,11 +295,13 @@ impl Compiler {
     }
 
     /// Ends the update: retires what nothing uses any more.
-    fn sweep(&mut self) {
-        let pairs = self.endpoints.live.values().filter_map(Live::installed_rows);
-        let used = pairs.flat_map(|(ingress, egress)| [ingress, egress]).collect();
-        let retired = self.classes.sweep();
-        self.rows.sweep(&used, &retired, &mut self.sets);
+    fn sweep(&mut self, changes: &EndpointChanges) {
+        if !changes.concerned.is_empty() {
+            let pairs = self.endpoints.live.values().filter_map(Live::installed_rows);
+            let used = pairs.flat_map(|(ingress, egress)| [ingress, egress]).collect();
+            self.rows.retire_unused(&used, &mut self.sets);
+        }
+        self.rows.classes_ended(&self.classes.sweep(), &mut self.sets);
         self.sets.sweep();
         self.atoms.frontends.sweep();
         self.atoms.groups.sweep();

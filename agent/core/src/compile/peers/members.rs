@@ -27,16 +27,16 @@ impl Atoms {
         atoms.into()
     }
 
-    /// The same for an address that a member claims.
-    pub(crate) fn of_claimed(
+    /// The same for an address of one of [`Atoms::members`].
+    pub(crate) fn of_member(
         &mut self,
         cluster: &Cluster,
         address: IpAddr,
-        pod: &Arc<Pod>,
         of_labels: &Signature,
     ) -> Signature {
-        let is_owner = cluster.owner(address).is_some_and(|owner| Arc::ptr_eq(owner, pod));
-        if is_owner && self.names.is_empty() && !cluster.is_own_node(address) {
+        // Nobody else has it, and nothing but the labels counts.
+        if self.names.is_empty() && !cluster.is_contested(address) && !cluster.is_own_node(address)
+        {
             return of_labels.clone();
         }
         self.of_address(cluster, address)
