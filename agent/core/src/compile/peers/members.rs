@@ -140,10 +140,12 @@ impl Atoms {
             }
         }
         let kinship = cluster.kinship();
+        let namespaces: Vec<&str> = if any.is_empty() {
+            own.keys().map(String::as_str).collect()
+        } else {
+            kinship.namespaces().collect()
+        };
         let mut members = Vec::new();
-        let namespaces = kinship
-            .namespaces()
-            .filter(|namespace| !any.is_empty() || own.contains_key(*namespace));
         for namespace in namespaces {
             let own = own.get(namespace).into_iter().flatten();
             let ids = self.matching(cluster, namespace, own.chain(&any));
