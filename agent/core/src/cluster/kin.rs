@@ -71,3 +71,55 @@ impl Kinship {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Key;
+
+    fn pod(namespace: &str, name: &str, app: &str) -> Arc<Pod> {
+        Arc::new(Pod {
+            key: Key::new(namespace, name),
+            uid: String::new(),
+            labels: Labels::from_iter([("app".to_owned(), app.to_owned())]),
+            node: String::new(),
+            addresses: Vec::new(),
+            host_network: false,
+            finished: false,
+            terminating: false,
+            created: 0,
+            ports: Vec::new(),
+        })
+    }
+
+    /// The names of each kin's pods, sorted.
+    fn names(kinship: &Kinship, namespace: &str) -> Vec<Vec<String>> {
+        let mut all: Vec<Vec<String>> = kinship
+            .of(namespace)
+            .map(|kin| {
+                let mut names: Vec<_> = kin.pods().map(|pod| pod.key.name.clone()).collect();
+                names.sort_unstable();
+                names
+            })
+            .collect();
+        all.sort_unstable();
+        all
+    }
+
+    #[test]
+    fn equal_labels_of_a_namespace_are_kin() {
+        let pods = [("a", "1", "x"), ("a", "2", "y"), ("a", "3", "x"), ("b", "4", "x")]
+            .map(|(namespace, name, app)| pod(namespace, name, app));
+        let mut kinship = Kinship::default();
+        pods.iter().for_each(|pod| kinship.add(pod));
+        assert_eq!(names(&kinship, "a"), [vec!["1", "3"], vec!["2"]]);
+        assert_eq!(names(&kinship, "b"), [["4"]]);
+        // The first of several goes, and one that is alone.
+        kinship.remove(&pods[0]);
+        kinship.remove(&pods[1]);
+        assert_eq!(names(&kinship, "a"), [["3"]]);
+        kinship.remove(&pods[1]);
+        kinship.remove(&pods[2]);
+        assert_eq!(kinship.namespaces().collect::<Vec<_>>(), ["b"]);
+    }
+}

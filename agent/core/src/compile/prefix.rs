@@ -261,3 +261,37 @@ impl<T> PrefixMap<T> {
         (hosts, count.iter().sum::<u32>() - hosts)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_lengths_that_occur_are_looked_up() {
+        let mut lengths = Lengths::NONE;
+        for len in [0, 24, 32, 32, 127, 128] {
+            lengths.add(len);
+        }
+        let from = |lengths: &Lengths, len| lengths.down_from(len).collect::<Vec<_>>();
+        assert_eq!(from(&lengths, 128), [128, 127, 32, 24, 0]);
+        assert_eq!(from(&lengths, 127), [127, 32, 24, 0]);
+        assert_eq!(from(&lengths, 31), [24, 0]);
+        assert_eq!(from(&lengths, 0), [0]);
+        lengths.remove(32);
+        lengths.remove(128);
+        lengths.remove(0);
+        assert_eq!(from(&lengths, 128), [127, 32, 24]);
+    }
+
+    #[test]
+    fn keys_keep_prefixes_and_their_order() {
+        let nets = ["0.0.0.0/0", "10.0.0.0/8", "10.0.0.0/32", "10.0.0.1/32", "255.255.255.255/32"]
+            .map(|net| Prefix::net(net.parse().unwrap()));
+        assert!(nets.is_sorted_by_key(|prefix| key4(*prefix)));
+        let nets6 = ["::/0", "fd00::/8", "fd00::/128", "fd00::1/128"]
+            .map(|net| Prefix::net(net.parse().unwrap()));
+        assert!(nets6.is_sorted_by_key(|prefix| key6(*prefix)));
+        assert!(nets.iter().all(|prefix| prefix4(key4(*prefix)) == *prefix));
+        assert!(nets6.iter().all(|prefix| prefix6(key6(*prefix)) == *prefix));
+    }
+}
