@@ -22,7 +22,7 @@ use crate::control::{Scale, percentile};
 use crate::effect;
 use crate::filter::feed;
 use crate::host;
-use crate::packet::program;
+use crate::packet::{load_empty, program};
 use crate::report::say;
 use crate::world::World;
 
@@ -61,6 +61,11 @@ pub(crate) struct Attach {
     pub(crate) p99_ms: f64,
     /// Milliseconds of processor time; the rest is waiting.
     pub(crate) cpu_p50_ms: f64,
+    /// Milliseconds to exchange both for others, as where a veth that has an unknown device's programs
+    /// becomes a pod's.
+    pub(crate) exchange_p50_ms: f64,
+    /// Milliseconds.
+    pub(crate) exchange_p99_ms: f64,
 }
 
 /// As the agent does by default: everything is compared within ten seconds, in so many parts.
@@ -131,6 +136,7 @@ fn attach(veths: &Veths, local: u32, buckets: u32, pins: &Path) -> Result<Vec<At
     let programs = Direction::BOTH
         .map(|direction| program(&mut world, direction).map(|program| (direction, program)));
     let programs = programs.into_iter().collect::<Result<Vec<_>>>()?;
+    let other = load_empty()?;
     let modes = [Mode::Tcx, Mode::Clsact].map(|mode| -> Result<Attach> {
         let mut attacher = Attacher::new(&pins.join("links"), mode)?;
         let (mut times, mut cpu) = (Vec::new(), Vec::new());
@@ -143,6 +149,14 @@ fn attach(veths: &Veths, local: u32, buckets: u32, pins: &Path) -> Result<Vec<At
             let used = processor_time(libc::RUSAGE_THREAD)? - used;
             cpu.push(used.as_secs_f64() * 1e3);
         }
+        let exchange = |&ifindex: &u32| -> Result<f64> {
+            let start = Instant::now();
+            for direction in Direction::BOTH {
+                attacher.attach(other.as_fd(), Hook { ifindex, direction })?;
+            }
+            Ok(start.elapsed().as_secs_f64() * 1e3)
+        };
+        let exchanges = veths.indices.iter().map(exchange).collect::<Result<Vec<_>>>()?;
         attacher.retain(|_| false)?;
         let (times, cpu) = (times.split_off(local as usize), cpu.split_off(local as usize));
         Ok(Attach {
@@ -150,6 +164,8 @@ fn attach(veths: &Veths, local: u32, buckets: u32, pins: &Path) -> Result<Vec<At
             p50_ms: percentile(&times, 0.5),
             p99_ms: percentile(&times, 0.99),
             cpu_p50_ms: percentile(&cpu, 0.5),
+            exchange_p50_ms: percentile(&exchanges, 0.5),
+            exchange_p99_ms: percentile(&exchanges, 0.99),
         })
     });
     modes.into_iter().collect()
@@ -293,10 +309,12 @@ pub(crate) fn print(node: &Node) {
     say(&format!(
         "\nThe agent's engine at real interfaces, {new_pods} new pods one after the other"
     ));
-    for Attach { mode, p50_ms, p99_ms, cpu_p50_ms } in &node.attach {
+    for attach in &node.attach {
+        let Attach { mode, p50_ms, p99_ms, cpu_p50_ms, exchange_p50_ms, exchange_p99_ms } = attach;
         say(&format!(
             "both programs attached ({mode}) in {p50_ms:.3} ms (p50), {p99_ms:.3} ms (p99); \
-             processor time {cpu_p50_ms:.3} ms"
+             processor time {cpu_p50_ms:.3} ms; exchanged in {exchange_p50_ms:.3} ms (p50), \
+             {exchange_p99_ms:.3} ms (p99)"
         ));
     }
     let Node { effect_p50_ms, effect_p99_ms, .. } = node;
