@@ -20,6 +20,7 @@ use serde::Serialize;
 use crate::cluster::{Cluster, Local, NODE, PORT, Size};
 use crate::frame::tcp;
 use crate::report::{say, table};
+use crate::world::first_image;
 
 /// Where packets to pods come from.
 const UPLINK: u32 = 2;
@@ -55,10 +56,12 @@ pub(crate) struct CaseLookups {
 /// It does not compile, or a packet is not judged as the case says.
 pub(crate) fn count(size: Size, locals: [Local; 2]) -> Result<Vec<CaseLookups>> {
     let cluster = Cluster::new(size, locals);
-    let mut compiler = Compiler::new(Options { node: NODE.into(), ..Options::default() });
+    let options = Options { node: NODE.into(), ..Options::default() };
+    let mut capacity = options.capacity;
+    let mut compiler = Compiler::new(options);
     cluster.changes().into_iter().for_each(|change| compiler.apply(change));
     let mut memory = MemoryTables::new();
-    for op in compiler.update()? {
+    for op in first_image(&mut compiler, &mut capacity)? {
         memory.apply(&op)?;
     }
     let mut flows = HostTables::flows_alone(BUCKETS);

@@ -89,7 +89,11 @@ impl World {
     }
 }
 
-fn first_image(compiler: &mut Compiler, capacity: &mut Capacity) -> Result<Vec<Op>, CompileError> {
+/// The operations of the first image, in tables as large as it takes.
+pub(crate) fn first_image(
+    compiler: &mut Compiler,
+    capacity: &mut Capacity,
+) -> Result<Vec<Op>, CompileError> {
     loop {
         match compiler.reinstall(*capacity) {
             Ok(ops) => return Ok(ops),
