@@ -46,7 +46,7 @@ pub(crate) struct Found {
 /// A port that no filter allows.
 const CLOSED: u16 = PORT - 10;
 /// How long the rule lists of the others are.
-const RULES: [u32; 2] = [100, 1000];
+const RULES: [u32; 4] = [1, 100, 1000, 10_000];
 
 struct Subject {
     name: String,
@@ -111,7 +111,7 @@ fn subjects(
         subjects.extend(RULES.map(|rules| {
             Subject::new(&format!("nftables, chain, {rules} rules"), pods.nft_chain(rules))
         }));
-        let rules = RULES[1];
+        let rules = RULES[3];
         let name = format!("nftables, verdict map, {rules} rules");
         subjects.push(Subject::new(&name, pods.nft_map(rules)));
     } else {
