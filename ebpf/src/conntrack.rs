@@ -15,6 +15,7 @@ pub use sweep::{Swept, sweep};
 
 use crate::{
     control::{FREE, PROTECTED},
+    family::V6,
     layout::{
         CT_BUSY, CT_EGRESS, CT_INGRESS, CT_VALID, CT_WAYS, Ct4Key, Ct4Way, Ct6Key, Ct6Way, Settings,
     },
@@ -143,12 +144,7 @@ pub const fn words6(
 /// The words of a stored IPv6 key.
 #[must_use]
 pub fn key6_words(key: &Ct6Key) -> [u64; 4] {
-    let half = |from: usize| {
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(&key.remote[from..from + 8]);
-        u64::from_ne_bytes(bytes)
-    };
-    let remote = [half(0), half(8)];
+    let remote = V6::words(&key.remote);
     words6(key.endpoint, key.local_port, key.remote_port, remote, key.protocol as u8)
 }
 
@@ -157,22 +153,10 @@ pub fn key6_words(key: &Ct6Key) -> [u64; 4] {
 #[must_use]
 #[inline(always)]
 pub fn hash<K: Key>(seed: u64, key: &K) -> u64 {
-    hash_of(seed, K::WORDS, |index| key.word(index))
-}
-
-/// As [`hash`], of two words.
-#[must_use]
-#[inline(always)]
-pub fn hash_words(seed: u64, words: &[u64; 2]) -> u64 {
-    hash_of(seed, 2, |index| words[index])
-}
-
-#[inline(always)]
-fn hash_of(seed: u64, words: usize, word: impl Fn(usize) -> u64) -> u64 {
     let mut hash = seed;
     let mut index = 0;
-    while index < words {
-        hash = (hash ^ word(index)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    while index < K::WORDS {
+        hash = (hash ^ key.word(index)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         hash ^= hash >> 32;
         index += 1;
     }
@@ -310,11 +294,11 @@ impl<K: Key> Flow<K> {
     /// The buckets must be [`CT_WAYS`] ways of this key's kind each, in memory as [`Memory`] asks.
     #[inline(always)]
     pub unsafe fn find<M: Memory>(&self, memory: &M) -> Option<Hit> {
-        let hits = self.buckets.into_iter().map(|bucket| {
+        let mut hits = self.buckets.into_iter().map(|bucket| {
             // SAFETY: as the caller promises.
             unsafe { Hit::at::<K>(bucket, search(memory, &self.key, self.hash, bucket)) }
         });
-        hits.into_iter().find(|hit| hit.control.is_valid())
+        hits.find(|hit| hit.control.is_valid())
     }
 
     /// Marks a flow that was found: adds flags, and refreshes the stamp if it is old or flags
@@ -444,7 +428,7 @@ impl<K: Key> Flow<K> {
                 index += 1;
             }
             // Incarnations come round again; see `crate::judged`.
-            memory.store(way.add(1 + K::WORDS), 0);
+            memory.store(Hit { way, control: busy }.judged::<K>(), 0);
             let new = Control::new(now, incarnation, flags | CT_VALID);
             memory.swap(way, busy.0, new.0) == busy.0
         }

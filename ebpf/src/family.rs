@@ -162,6 +162,16 @@ impl Family for V4 {
     }
 }
 
+impl V6 {
+    /// An address' octets as words in memory order; [`Family::octets`] the other way round.
+    #[must_use]
+    #[inline(always)]
+    pub const fn words(octets: &[u8; 16]) -> [u64; 2] {
+        let [a, b, c, d, e, f, g, h, rest @ ..] = *octets;
+        [u64::from_ne_bytes([a, b, c, d, e, f, g, h]), u64::from_ne_bytes(rest)]
+    }
+}
+
 /// Longest neighbour discovery message of a pod: an address each for target and link layer, a nonce.
 const NEIGHBOUR_MESSAGE: u32 = 64;
 

@@ -8,7 +8,7 @@
 //! between two looks at the state has seen one entry.
 
 use crate::{
-    conntrack::{Memory, choices, hash_words},
+    conntrack::{Memory, choices, hash},
     layout::{ClassId, HOST6_VALID, HOST6_WAYS, Host6, Settings},
 };
 
@@ -19,7 +19,7 @@ const STRIDE: usize = size_of::<Host6>() / 8;
 #[must_use]
 #[inline(always)]
 pub fn buckets(settings: &Settings, address: [u64; 2]) -> [u32; 2] {
-    choices(hash_words(settings.hash_seed, &address), settings.hosts6_mask)
+    choices(hash(settings.hash_seed, &address), settings.hosts6_mask)
 }
 
 /// State of the entry of an address in a bucket; not [`HOST6_VALID`] if there is none.
@@ -42,7 +42,7 @@ pub unsafe fn state<M: Memory>(memory: &M, bucket: *mut u64, address: [u64; 2]) 
                 continue;
             }
             let after = memory.load(entry);
-            if after & HOST6_VALID != 0 && (before ^ after) >> 33 == 0 {
+            if after & HOST6_VALID != 0 && same_incarnation(before, after) {
                 return after;
             }
         }
@@ -50,9 +50,36 @@ pub unsafe fn state<M: Memory>(memory: &M, bucket: *mut u64, address: [u64; 2]) 
     0
 }
 
+/// [`Host6::state`]: where the incarnation begins.
+const INCARNATION: u32 = HOST6_VALID.trailing_zeros() + 1;
+
+#[inline(always)]
+const fn same_incarnation(a: u64, b: u64) -> bool {
+    (a ^ b) >> INCARNATION == 0
+}
+
 /// The class in a valid state.
 #[must_use]
 #[inline(always)]
 pub const fn class(state: u64) -> ClassId {
     state as u32
+}
+
+/// A valid state with another class.
+#[must_use]
+pub const fn with_class(state: u64, class: ClassId) -> u64 {
+    state & !(ClassId::MAX as u64) | class as u64
+}
+
+/// The state behind a valid one: free, of the same incarnation.
+#[must_use]
+pub const fn freed(state: u64) -> u64 {
+    state >> INCARNATION << INCARNATION
+}
+
+/// The state behind a free one: another address' entry.
+#[must_use]
+pub const fn taken(state: u64, class: ClassId) -> u64 {
+    let incarnation = (state >> INCARNATION).wrapping_add(1) << INCARNATION;
+    incarnation | HOST6_VALID | class as u64
 }

@@ -8,7 +8,8 @@ use std::net::Ipv6Addr;
 
 use aya::Ebpf;
 use aya::maps::MapData;
-use netpold_ebpf::hosts6::buckets;
+use netpold_ebpf::family::V6;
+use netpold_ebpf::hosts6::{self, buckets};
 use netpold_ebpf::layout::{ClassId, HOST6_VALID, HOST6_WAYS, Host6, Hosts6Bucket, Settings};
 
 use super::mmap::{MappedArray, MmapError};
@@ -54,15 +55,8 @@ impl Place {
     }
 }
 
-/// Words in memory order.
 fn words(address: Ipv6Addr) -> [u64; 2] {
-    let octets = address.octets();
-    let half = |from: usize| {
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(&octets[from..from + 8]);
-        u64::from_ne_bytes(bytes)
-    };
-    [half(0), half(8)]
+    V6::words(&address.octets())
 }
 
 impl Hosts6 {
@@ -98,7 +92,7 @@ impl Hosts6 {
         address: Ipv6Addr,
     ) -> Result<Option<ClassId>, TableError> {
         let found = self.find(settings, address).map_err(at(NAME))?;
-        Ok(found.map(|(_, state)| state as ClassId))
+        Ok(found.map(|(_, state)| hosts6::class(state)))
     }
 
     /// Enters an address, or changes its class by one word.
@@ -121,7 +115,8 @@ impl Hosts6 {
     pub fn remove(&self, settings: &Settings, address: Ipv6Addr) -> Result<bool, TableError> {
         let removed = self.find(settings, address).and_then(|found| {
             let Some((place, state)) = found else { return Ok(false) };
-            self.free(place, state).map(|()| true)
+            let state = hosts6::freed(state);
+            self.map.store_u64(place.bucket, place.state(), state).map(|()| true)
         });
         removed.map_err(at(NAME))
     }
@@ -165,7 +160,7 @@ impl Hosts6 {
         class: ClassId,
     ) -> Result<Result<(), Full>, MmapError> {
         if let Some((place, state)) = self.find(settings, address)? {
-            let state = state & !u64::from(u32::MAX) | u64::from(class);
+            let state = hosts6::with_class(state, class);
             return self.map.store_u64(place.bucket, place.state(), state).map(Ok);
         }
         let Some((place, state)) = self.room(buckets(settings, words(address)))? else {
@@ -174,8 +169,7 @@ impl Hosts6 {
         for (half, word) in words(address).into_iter().enumerate() {
             self.map.store_u64(place.bucket, place.address(half), word)?;
         }
-        let incarnation = (state >> 33).wrapping_add(1) << 33;
-        let state = incarnation | HOST6_VALID | u64::from(class);
+        let state = hosts6::taken(state, class);
         self.map.store_u64(place.bucket, place.state(), state).map(Ok)
     }
 
@@ -198,11 +192,6 @@ impl Hosts6 {
         }
         Ok(best.map(|(_, place, state)| (place, state)))
     }
-
-    fn free(&self, place: Place, state: u64) -> Result<(), MmapError> {
-        let incarnation = state >> 33 << 33;
-        self.map.store_u64(place.bucket, place.state(), incarnation)
-    }
 }
 
 #[cfg(test)]
@@ -210,7 +199,6 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use netpold_ebpf::host::HostMemory;
-    use netpold_ebpf::hosts6;
 
     use super::*;
     use crate::dataplane::sys::test_objects;

@@ -67,13 +67,6 @@ impl Maps {
     }
 }
 
-/// An address' octets as words in memory order.
-#[inline(always)]
-fn words(octets: &[u8; 16]) -> [u64; 2] {
-    let [a, b, c, d, e, f, g, h, rest @ ..] = *octets;
-    [u64::from_ne_bytes([a, b, c, d, e, f, g, h]), u64::from_ne_bytes(rest)]
-}
-
 /// A word of a table whose elements are arrays of words. The agent writes it meanwhile, by aligned
 /// stores: it is read once, whole.
 macro_rules! word {
@@ -100,7 +93,7 @@ impl PolicyTables for Maps {
 
     #[inline(always)]
     fn host6(&self, address: &[u8; 16]) -> Option<ClassId> {
-        let state = self.host6_state(words(address));
+        let state = self.host6_state(V6::words(address));
         (state & HOST6_VALID != 0).then_some(hosts6::class(state))
     }
 
