@@ -29,8 +29,6 @@ struct Row {
     spec: Arc<Spec>,
     words: Box<[u32; 256]>,
     blocks: BTreeMap<u8, Box<Columns>>,
-    /// The tables hold it; until then changes need no operation.
-    written: bool,
 }
 
 /// The rows in use.
@@ -40,7 +38,7 @@ pub(crate) struct Rows {
     pub(crate) block_ids: Ids,
     rows: BTreeMap<u32, Row>,
     by_spec: HashMap<Arc<Spec>, u32>,
-    /// Rows that the tables do not hold yet.
+    /// Rows that the tables do not hold yet: changes to them need no operation.
     unwritten: BTreeSet<u32>,
     /// Classes of these blocks ended in the last update.
     emptied: BTreeSet<u8>,
@@ -70,7 +68,7 @@ impl Rows {
 
     /// Whether the tables do not hold a row yet.
     pub(crate) fn is_new(&self, row: u32) -> bool {
-        self.rows.get(&row).is_some_and(|row| !row.written)
+        self.unwritten.contains(&row)
     }
 
     /// A new, empty row for a spec; from now on it is the spec's row, also if it had another.
@@ -80,7 +78,6 @@ impl Rows {
             spec: spec.clone(),
             words: Box::new([0; 256]),
             blocks: BTreeMap::from([(FIRST, Box::new([PORT_SET_NONE; 256]))]),
-            written: false,
         };
         self.rows.insert(id, row);
         self.unwritten.insert(id);
@@ -111,6 +108,7 @@ impl Rows {
         sets: &mut Sets,
         ops: &mut Vec<Op>,
     ) {
+        let written = !self.is_new(id);
         let Some(row) = self.rows.get_mut(&id) else { return };
         let Some(block) = row.blocks.get_mut(&high(class)) else {
             if set == PORT_SET_NONE {
@@ -121,7 +119,7 @@ impl Rows {
             sets.acquire(set);
             let block_id = self.block_ids.take();
             row.words[usize::from(high(class))] = block_id;
-            if row.written {
+            if written {
                 ops.push(Op::RowBlock(block_id, block_image(&block, sets)));
                 ops.push(Op::RowWord(id, high(class), block_id));
             }
@@ -135,7 +133,7 @@ impl Rows {
         sets.acquire(set);
         sets.release(*column);
         *column = set;
-        if row.written {
+        if written {
             let (column, word) = (low(class) as u8, sets.word(set));
             ops.push(match high(class) {
                 FIRST => Op::RowFirst(id, column, word),
@@ -147,7 +145,7 @@ impl Rows {
     /// Writes the rows that the tables do not hold yet.
     pub(crate) fn write(&mut self, sets: &Sets, ops: &mut Vec<Op>) {
         for id in std::mem::take(&mut self.unwritten) {
-            let Some(row) = self.rows.get_mut(&id) else { continue };
+            let Some(row) = self.rows.get(&id) else { continue };
             let mut image = Box::new(RowImage { blocks: *row.words, ..RowImage::EMPTY });
             for (high, block) in &row.blocks {
                 let block = block_image(block, sets);
@@ -157,7 +155,6 @@ impl Rows {
                 }
             }
             ops.push(Op::Row(id, image));
-            row.written = true;
         }
     }
 
@@ -227,6 +224,7 @@ impl Rows {
 
     fn retire(&mut self, id: u32, sets: &mut Sets) {
         let Some(row) = self.rows.remove(&id) else { return };
+        self.unwritten.remove(&id);
         if self.by_spec.get(&row.spec) == Some(&id) {
             self.by_spec.remove(&row.spec);
         }
