@@ -149,11 +149,8 @@ impl Path<'_> {
     /// Shows a packet to XDP and then to the hook; whether that passes it.
     fn show(&self, packet: Packet) -> Result<bool, Disagreement> {
         let forward = matches!(packet, Packet::Opening | Packet::Unknown);
-        let direction = match (self.begun.direction, forward) {
-            (direction, true) => direction,
-            (Direction::Ingress, false) => Direction::Egress,
-            (Direction::Egress, false) => Direction::Ingress,
-        };
+        let begun = self.begun.direction;
+        let direction = if forward { begun } else { begun.opposite() };
         let frame = self.frame(packet, direction, forward);
         let node = NodeTables {
             policy: self.tables,

@@ -147,6 +147,15 @@ pub enum Direction {
 impl Direction {
     /// Both, in the order of the API.
     pub const BOTH: [Self; 2] = [Self::Ingress, Self::Egress];
+
+    /// The direction of the answers.
+    #[must_use]
+    pub const fn opposite(self) -> Self {
+        match self {
+            Self::Ingress => Self::Egress,
+            Self::Egress => Self::Ingress,
+        }
+    }
 }
 
 impl std::fmt::Display for Direction {

@@ -25,10 +25,10 @@ pub type Repaired = BTreeMap<&'static str, u64>;
 
 /// How far the search for IPv6 entries that nobody asked for has come.
 #[derive(Debug, Default)]
-pub(super) struct Strays {
+pub struct Strays {
     /// The next bucket of addresses.
     host: u32,
-    cidr: Option<[u8; 20]>,
+    cidr: Option<PrefixKey>,
 }
 
 impl Dataplane {
@@ -43,29 +43,10 @@ impl Dataplane {
         cursor: Cursor,
         slices: u32,
     ) -> Result<(Cursor, Repaired), TableError> {
-        let mut repaired = Repaired::new();
         let (Some(settings), Some(generation)) = (self.settings, &mut self.generation) else {
-            return Ok((cursor, repaired));
+            return Ok((cursor, Repaired::new()));
         };
-        let tables = generation.tables();
-        if cursor.is_start() {
-            note(&mut repaired, "settings", tables.check_settings(settings)?);
-        }
-        let budget = compiler.expected_elements() / slices.max(1) + 1;
-        let mut failed = Ok(());
-        let next =
-            compiler.expected(cursor, budget, &mut |expected| match tables.check(&expected) {
-                Ok(wrong) => note(&mut repaired, table(&expected), wrong),
-                Err(error) => failed = Err(error),
-            });
-        failed?;
-        let removed = tables.remove_strays(compiler, &mut self.strays, slices)?;
-        note(&mut repaired, "IPv6 addresses", removed.0);
-        note(&mut repaired, "IPv6 prefixes", removed.1);
-        if !repaired.is_empty() {
-            tables.next_revision()?;
-        }
-        Ok((next, repaired))
+        generation.tables().readback(settings, compiler, (cursor, slices), &mut self.strays)
     }
 }
 
@@ -88,6 +69,37 @@ fn table(expected: &Expected<'_>) -> &'static str {
 }
 
 impl Tables {
+    /// As [`Dataplane::readback`]; `settings` are those that were written.
+    ///
+    /// # Errors
+    /// A table cannot be read or written.
+    pub fn readback(
+        &mut self,
+        settings: Settings,
+        compiler: &Compiler,
+        (cursor, slices): (Cursor, u32),
+        strays: &mut Strays,
+    ) -> Result<(Cursor, Repaired), TableError> {
+        let mut repaired = Repaired::new();
+        if cursor.is_start() {
+            note(&mut repaired, "settings", self.check_settings(settings)?);
+        }
+        let budget = compiler.expected_elements() / slices.max(1) + 1;
+        let mut failed = Ok(());
+        let next = compiler.expected(cursor, budget, &mut |expected| match self.check(&expected) {
+            Ok(wrong) => note(&mut repaired, table(&expected), wrong),
+            Err(error) => failed = Err(error),
+        });
+        failed?;
+        let removed = self.remove_strays(compiler, strays, slices)?;
+        note(&mut repaired, "IPv6 addresses", removed.0);
+        note(&mut repaired, "IPv6 prefixes", removed.1);
+        if !repaired.is_empty() {
+            self.next_revision()?;
+        }
+        Ok((next, repaired))
+    }
+
     /// Compares an element and puts it right; how many words or entries were wrong.
     fn check(&mut self, expected: &Expected<'_>) -> Result<u64, TableError> {
         match expected {
@@ -114,9 +126,10 @@ impl Tables {
             }
             Expected::Host6(address, class) => {
                 let settings = self.current_settings()?;
-                let found = match self.crowded.contains(address) {
-                    true => self.cidrs6.get(&lpm_key(&(*address).into()), 0).ok(),
-                    false => self.hosts6.get(&settings, *address)?,
+                let found = if self.crowded.contains(address) {
+                    self.cidrs6.get(&lpm_key(&(*address).into()), 0).ok()
+                } else {
+                    self.hosts6.get(&settings, *address)?
                 };
                 self.check_v6(found, *class, Op::Host6(*address, *class))
             }
@@ -125,9 +138,9 @@ impl Tables {
                 self.check_v6(found, *class, Op::Cidr6(*net, *class))
             }
             Expected::HasCidr6(has) => {
+                self.has_cidr6 = *has;
                 let word = offset_of!(Settings, has_cidr6) as u32 / 4;
-                let has = *has || !self.crowded.is_empty();
-                words(&self.settings, 0, word, &[u32::from(has)]).map_err(at("SETTINGS"))
+                words(&self.settings, 0, word, &[self.cidrs6_word()]).map_err(at("SETTINGS"))
             }
         }
     }
@@ -194,7 +207,7 @@ impl Tables {
             strays.host += 1;
         }
         for _ in 0..part {
-            strays.cidr = next(&self.cidrs6_fd, strays.cidr, "CIDRS6")?;
+            strays.cidr = next_cidr6(&self.cidrs6_fd, strays.cidr)?;
             let Some(key) = strays.cidr else { break };
             let Some(net) = net_of(key) else { continue };
             let crowded = net.prefix_len() == 128 && self.crowded.contains(&net.addr());
@@ -208,20 +221,18 @@ impl Tables {
     }
 }
 
-/// The key behind another one in the kernel's order; `None` behind the last.
-fn next<const N: usize>(
-    map: &OwnedFd,
-    key: Option<[u8; N]>,
-    name: &'static str,
-) -> Result<Option<[u8; N]>, TableError> {
+/// `netpold_ebpf::layout::Lpm6Key`
+type PrefixKey = [u8; 20];
+
+/// The prefix behind another one in the kernel's order; `None` behind the last.
+fn next_cidr6(map: &OwnedFd, key: Option<PrefixKey>) -> Result<Option<PrefixKey>, TableError> {
     sys::next_key(map.as_fd(), key).map_err(|error| {
         let cause = MapError::IoError(error);
-        TableError::Map { name, cause }
+        TableError::Map { name: "CIDRS6", cause }
     })
 }
 
-/// `netpold_ebpf::layout::Lpm6Key`
-fn net_of(key: [u8; 20]) -> Option<ipnet::Ipv6Net> {
+fn net_of(key: PrefixKey) -> Option<ipnet::Ipv6Net> {
     let (length, address) = key.split_first_chunk::<4>()?;
     let address: [u8; 16] = address.try_into().ok()?;
     let length = u8::try_from(u32::from_ne_bytes(*length)).ok()?;

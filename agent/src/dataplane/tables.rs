@@ -60,6 +60,8 @@ pub struct Tables {
     pub(super) cidrs6_fd: OwnedFd,
     /// IPv6 addresses that found no room among the others: they are prefixes of 128 bits.
     pub(super) crowded: BTreeSet<Ipv6Addr>,
+    /// The last [`Op::HasCidr6`].
+    pub(super) has_cidr6: bool,
     locals: Locals,
 }
 
@@ -85,6 +87,7 @@ impl Tables {
             cidrs6,
             cidrs6_fd,
             crowded: BTreeSet::new(),
+            has_cidr6: false,
             locals: Locals::open(bpf)?,
         })
     }
@@ -152,7 +155,6 @@ pub(super) fn descriptor(bpf: &Ebpf, name: &'static str) -> Result<OwnedFd, Tabl
     let data = match bpf.map(name) {
         Some(
             Map::Array(data)
-            | Map::HashMap(data)
             | Map::LruHashMap(data)
             | Map::LpmTrie(data)
             | Map::PerCpuArray(data)
@@ -207,7 +209,10 @@ impl Apply for Tables {
             Op::Host6(..) | Op::Host6Gone(_) | Op::Cidr6(..) | Op::Cidr6Gone(_) => {
                 self.apply_v6(op)
             }
-            Op::HasCidr6(has) => self.set_has_cidr6(*has || !self.crowded.is_empty()),
+            Op::HasCidr6(has) => {
+                self.has_cidr6 = *has;
+                self.tell_cidrs6()
+            }
             Op::Endpoint(..)
             | Op::EndpointRows(..)
             | Op::EndpointAddrs(..)
@@ -228,6 +233,7 @@ impl Tables {
         let result = match op {
             Op::Host6(address, class) => return self.set_host6(*address, *class),
             Op::Host6Gone(address) if self.crowded.remove(address) => {
+                self.tell_cidrs6()?;
                 self.cidrs6.remove(&lpm_key(&Ipv6Net::from(*address)))
             }
             Op::Host6Gone(address) => {
@@ -248,20 +254,25 @@ impl Tables {
             if let Ok(()) = self.hosts6.set(&settings, address, class)? {
                 return Ok(());
             }
-            self.set_has_cidr6(true)?;
         }
         let key = lpm_key(&Ipv6Net::from(address));
         self.cidrs6
             .insert(&key, class, 0)
             .map_err(|cause| TableError::Map { name: "CIDRS6", cause })?;
         self.crowded.insert(address);
-        Ok(())
+        self.tell_cidrs6()
     }
 
-    fn set_has_cidr6(&self, has: bool) -> Result<(), TableError> {
+    /// Says whether there are prefixes.
+    fn tell_cidrs6(&self) -> Result<(), TableError> {
         self.settings
-            .store_u32(0, offset_of!(Settings, has_cidr6), u32::from(has))
+            .store_u32(0, offset_of!(Settings, has_cidr6), self.cidrs6_word())
             .map_err(at("SETTINGS"))
+    }
+
+    /// What [`Settings::has_cidr6`] must be.
+    pub(super) fn cidrs6_word(&self) -> u32 {
+        u32::from(self.has_cidr6 || !self.crowded.is_empty())
     }
 
     /// The settings as programs read them: where an IPv6 address is depends on them.
