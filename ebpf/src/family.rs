@@ -49,7 +49,12 @@ pub trait Family: Copy + Default + core::fmt::Debug {
     ///
     /// # Errors
     /// [`conntrack::Full`] if there is no room.
-    fn insert<T: Tables>(tables: &T, key: Self::Key, flags: u16) -> Result<(), conntrack::Full>;
+    fn insert<T: Tables>(
+        tables: &T,
+        key: Self::Key,
+        hash: u64,
+        flags: u16,
+    ) -> Result<(), conntrack::Full>;
 
     /// Buckets in the flow table less one.
     fn mask(settings: &Settings) -> u32;
@@ -118,8 +123,13 @@ impl Family for V4 {
     }
 
     #[inline(always)]
-    fn insert<T: Tables>(tables: &T, key: [u64; 2], flags: u16) -> Result<(), conntrack::Full> {
-        tables.insert4(key, flags)
+    fn insert<T: Tables>(
+        tables: &T,
+        key: [u64; 2],
+        hash: u64,
+        flags: u16,
+    ) -> Result<(), conntrack::Full> {
+        tables.insert4(key, hash, flags)
     }
 
     #[inline(always)]
@@ -225,8 +235,13 @@ impl Family for V6 {
     }
 
     #[inline(always)]
-    fn insert<T: Tables>(tables: &T, key: [u64; 4], flags: u16) -> Result<(), conntrack::Full> {
-        tables.insert6(key, flags)
+    fn insert<T: Tables>(
+        tables: &T,
+        key: [u64; 4],
+        hash: u64,
+        flags: u16,
+    ) -> Result<(), conntrack::Full> {
+        tables.insert6(key, hash, flags)
     }
 
     #[inline(always)]

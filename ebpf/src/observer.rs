@@ -117,12 +117,12 @@ impl<T: Tables> Tables for Observer<'_, T> {
     }
 
     #[inline(always)]
-    fn insert4(&self, _key: [u64; 2], _flags: u16) -> Result<(), Full> {
+    fn insert4(&self, _key: [u64; 2], _hash: u64, _flags: u16) -> Result<(), Full> {
         Ok(())
     }
 
     #[inline(always)]
-    fn insert6(&self, _key: [u64; 4], _flags: u16) -> Result<(), Full> {
+    fn insert6(&self, _key: [u64; 4], _hash: u64, _flags: u16) -> Result<(), Full> {
         Ok(())
     }
 

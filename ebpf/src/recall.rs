@@ -19,6 +19,8 @@ pub(crate) struct Looked {
     /// Not 0 if it did look. Hidden from the verifier, which else would follow all that comes behind
     /// once more.
     pub(crate) done: u16,
+    /// The hash of the flow's key, if so.
+    pub(crate) hash: u64,
     /// As [`conntrack::search`] answers.
     pub(crate) found: (usize, Control),
 }
@@ -33,7 +35,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     /// What was found there.
     #[inline(always)]
     pub(crate) fn recall<F: Family>(&self, packet: &Packet<'_, F>) -> Result<Reason, Looked> {
-        let nothing = Looked { done: self.forget(0), found: (0, Control(0)) };
+        let nothing = Looked { done: self.forget(0), hash: 0, found: (0, Control(0)) };
         if !self.is_usual(packet) {
             return Err(nothing);
         }
@@ -45,7 +47,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         let Some(bucket) = F::bucket(self.tables, index) else { return Err(nothing) };
         // SAFETY: a whole bucket of this family's table.
         let found = unsafe { conntrack::search(self.tables, &key, hash, bucket) };
-        let looked = Looked { done: self.forget(1), found };
+        let looked = Looked { done: self.forget(1), hash, found };
         // SAFETY: as above.
         let hit = unsafe { Hit::at::<F::Key>(bucket, found) };
         let age = self.tables.now().wrapping_sub(hit.control.seen());

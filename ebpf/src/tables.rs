@@ -28,35 +28,35 @@ pub trait Tables: PolicyTables + Memory + Sized {
     fn class6(&self, address: [u64; 2]) -> ClassId {
         class6(self, &V6::octets(address))
     }
-    /// Inserts a flow: [`insert`]. In the kernel that is a function of its own, which the verifier
+    /// Inserts a flow of a key with that hash: [`insert`]. In the kernel that is a function of its own, which the verifier
     /// looks at once, not at the end of each path that leads there.
     ///
     /// # Errors
     /// [`Full`] if there is no room.
     #[inline(always)]
-    fn insert4(&self, key: [u64; 2], flags: u16) -> Result<(), Full> {
-        insert::<V4, _, _>(self, key, flags)
+    fn insert4(&self, key: [u64; 2], hash: u64, flags: u16) -> Result<(), Full> {
+        insert::<V4, _, _>(self, key, hash, flags)
     }
     /// As [`Tables::insert4`], IPv6.
     ///
     /// # Errors
     /// [`Full`] if there is no room.
     #[inline(always)]
-    fn insert6(&self, key: [u64; 4], flags: u16) -> Result<(), Full> {
-        insert::<V6, _, _>(self, key, flags)
+    fn insert6(&self, key: [u64; 4], hash: u64, flags: u16) -> Result<(), Full> {
+        insert::<V6, _, _>(self, key, hash, flags)
     }
     /// Leaves it; an older one makes room.
     fn remember_fragment(&self, key: &FragmentKey, ports: &FragmentPorts);
 }
 
-/// A flow's place in the table of its family.
+/// The place in the table of its family of a flow whose key has that hash ([`conntrack::hash`]).
 #[inline(always)]
 pub fn flow<F: Family, K: Key, T: Tables>(
     tables: &T,
     settings: &Settings,
     key: K,
+    hash: u64,
 ) -> Option<Flow<K>> {
-    let hash = conntrack::hash(settings.hash_seed, &key);
     let [first, second] = conntrack::choices(hash, F::mask(settings));
     let buckets = [F::bucket(tables, first)?, F::bucket(tables, second)?];
     Some(Flow { key, hash, buckets })
@@ -67,9 +67,14 @@ pub fn flow<F: Family, K: Key, T: Tables>(
 /// # Errors
 /// [`Full`] if there is no room.
 #[inline(always)]
-pub fn insert<F: Family, K: Key, T: Tables>(tables: &T, key: K, flags: u16) -> Result<(), Full> {
+pub fn insert<F: Family, K: Key, T: Tables>(
+    tables: &T,
+    key: K,
+    hash: u64,
+    flags: u16,
+) -> Result<(), Full> {
     let settings = tables.settings().ok_or(Full)?;
-    let flow = flow::<F, K, T>(tables, settings, key).ok_or(Full)?;
+    let flow = flow::<F, K, T>(tables, settings, key, hash).ok_or(Full)?;
     // SAFETY: `flow` names whole buckets of this family's table.
     unsafe { flow.insert(tables, flags, settings, tables.now()) }
 }

@@ -156,9 +156,14 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     ) -> Result<Reason, Reason> {
         let settings = self.tables.settings().ok_or(Reason::NoTable)?;
         let key = self.key::<F>(subject);
-        let hit = self.find::<F>(settings, &key, looked)?;
+        let hash = match looked.done {
+            0 => conntrack::hash(settings.hash_seed, &key),
+            _ => looked.hash,
+        };
+        let hit = self.find::<F>(settings, &key, hash, looked)?;
         let hit = hit.control.is_valid().then_some(hit);
-        let reason = self.settle_entry(packet, subject, class, allowed, (key, hit), settings)?;
+        let entry = (key, hash, hit);
+        let reason = self.settle_entry(packet, subject, class, allowed, entry, settings)?;
         if let Some(hit) = hit {
             self.remember(packet, hit, reason);
         }
@@ -173,7 +178,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         subject: &Subject<F>,
         class: ClassId,
         allowed: Option<Reason>,
-        (key, hit): (F::Key, Option<Hit>),
+        (key, hash, hit): (F::Key, u64, Option<Hit>),
         settings: &Settings,
     ) -> Result<Reason, Reason> {
         let protocol = subject.protocol;
@@ -186,7 +191,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
             };
         };
         let Some(hit) = live else {
-            self.begin(key, hit, packet, now)?;
+            self.begin(key, hash, hit, packet, now)?;
             return Ok(Self::passing(reason, class));
         };
         self.refresh::<F>(hit, packet, class, settings, now);
@@ -206,9 +211,9 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         &self,
         settings: &Settings,
         key: &F::Key,
+        hash: u64,
         looked: Looked,
     ) -> Result<Hit, Reason> {
-        let hash = conntrack::hash(settings.hash_seed, key);
         let index = conntrack::first(hash, F::mask(settings));
         let bucket = F::bucket(self.tables, index).ok_or(Reason::NoTable)?;
         // SAFETY: a whole bucket of this family's table.
@@ -255,6 +260,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     fn begin<F: Family>(
         &self,
         key: F::Key,
+        hash: u64,
         expired: Option<Hit>,
         packet: &Packet<'_, F>,
         now: u32,
@@ -269,8 +275,8 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
             unsafe { Flow::<F::Key>::restart(self.tables, hit, seen, now) };
             return Ok(());
         }
-        let inserted = F::insert(self.tables, key, seen);
-        match inserted.or_else(|_| F::insert(self.tables, key, seen)) {
+        let inserted = F::insert(self.tables, key, hash, seen);
+        match inserted.or_else(|_| F::insert(self.tables, key, hash, seen)) {
             Err(_) if self.other_row() != ROW_NOT_ISOLATED => Err(Reason::ConntrackFull),
             _ => Ok(()),
         }

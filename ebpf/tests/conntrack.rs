@@ -8,12 +8,11 @@ use std::{
 };
 
 use netpold_ebpf::{
-    conntrack::{Control, Flow, Full, sweep, timeouts, words4},
+    conntrack::{Control, Flow, Full, hash, sweep, timeouts, words4},
     family::V4,
     host::{HostMemory, HostTables},
     layout::{CT_INGRESS, CT_REPLIED, CT_VALID, Ct4Key, Settings},
-    tables,
-    tables::{Tables, insert},
+    tables::{self, Tables},
 };
 
 const BUCKETS: u32 = 16;
@@ -22,8 +21,19 @@ fn key(number: u32) -> [u64; 2] {
     words4(&Ct4Key { endpoint: 1, remote: number, local_port: 80, remote_port: 9, protocol: 6 })
 }
 
+fn hashed(tables: &HostTables, number: u32) -> ([u64; 2], u64) {
+    let key = key(number);
+    (key, hash(tables.settings.hash_seed, &key))
+}
+
+fn insert(tables: &HostTables, number: u32, flags: u16) -> Result<(), Full> {
+    let (key, hash) = hashed(tables, number);
+    tables::insert::<V4, _, _>(tables, key, hash, flags)
+}
+
 fn flow(tables: &HostTables, number: u32) -> Flow<[u64; 2]> {
-    tables::flow::<V4, _, _>(tables, &tables.settings, key(number)).expect("buckets")
+    let (key, hash) = hashed(tables, number);
+    tables::flow::<V4, _, _>(tables, &tables.settings, key, hash).expect("buckets")
 }
 
 fn find(tables: &HostTables, number: u32) -> Option<Control> {
@@ -44,12 +54,12 @@ fn replied_flows_are_never_evicted_by_unreplied_ones() {
     let tables = HostTables::new(BUCKETS);
     let mut replied = Vec::new();
     for number in 0..20 {
-        insert::<V4, _, _>(&tables, key(number), CT_INGRESS).expect("room");
+        insert(&tables, number, CT_INGRESS).expect("room");
         reply(&tables, number);
         replied.push(number);
     }
     for number in 1000..20_000 {
-        let _ = insert::<V4, _, _>(&tables, key(number), CT_INGRESS);
+        let _ = insert(&tables, number, CT_INGRESS);
     }
     for number in replied {
         let control = find(&tables, number).expect("a replied flow");
@@ -61,23 +71,23 @@ fn replied_flows_are_never_evicted_by_unreplied_ones() {
 fn a_table_full_of_replied_flows_says_so() {
     let tables = HostTables::new(1);
     for number in 0..4 {
-        insert::<V4, _, _>(&tables, key(number), CT_INGRESS).expect("room");
+        insert(&tables, number, CT_INGRESS).expect("room");
         reply(&tables, number);
     }
-    assert_eq!(insert::<V4, _, _>(&tables, key(9), CT_INGRESS), Err(Full));
+    assert_eq!(insert(&tables, 9, CT_INGRESS), Err(Full));
     // Once their timeout is over they make room, whether swept or not.
     tables.now.fetch_add(tables.settings.timeouts[1], Ordering::AcqRel);
-    assert_eq!(insert::<V4, _, _>(&tables, key(9), CT_INGRESS), Ok(()));
+    assert_eq!(insert(&tables, 9, CT_INGRESS), Ok(()));
 }
 
 #[test]
 fn the_oldest_unreplied_flow_goes_first() {
     let tables = HostTables::new(1);
     for number in 0..4 {
-        insert::<V4, _, _>(&tables, key(number), CT_INGRESS).expect("room");
+        insert(&tables, number, CT_INGRESS).expect("room");
         tables.now.fetch_add(10, Ordering::AcqRel);
     }
-    insert::<V4, _, _>(&tables, key(4), CT_INGRESS).expect("room");
+    insert(&tables, 4, CT_INGRESS).expect("room");
     assert!(find(&tables, 0).is_none());
     assert!((1..=4).all(|number| find(&tables, number).is_some()));
 }
@@ -87,7 +97,7 @@ fn sweeping_frees_expired_flows_only_across_the_wrap_of_jiffies() {
     let tables = HostTables::new(1);
     tables.now.store(u32::MAX - 5, Ordering::Release);
     for number in 0..3 {
-        insert::<V4, _, _>(&tables, key(number), CT_INGRESS).expect("room");
+        insert(&tables, number, CT_INGRESS).expect("room");
     }
     reply(&tables, 0);
     let opening = tables.settings.timeouts[0];
@@ -131,7 +141,7 @@ fn no_reader_ever_matches_another_flow() {
                         .take_while(|round| *round < 60_000 || !seen_enough.load(Ordering::Acquire))
                     {
                         let number = round.wrapping_mul(7919) % 400 * 2 + writer;
-                        let _ = insert::<V4, _, _>(tables, key(number), flags(number));
+                        let _ = insert(tables, number, flags(number));
                     }
                 })
             })

@@ -182,18 +182,18 @@ extern "C" fn netpold_cidr6(first: u64, second: u64) -> u32 {
 /// itself, for any arguments.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_insert4(first: u64, second: u64, flags: u32) -> u32 {
-    u32::from(insert::<V4, _, _>(&Maps::new(), [first, second], flags as u16).is_err())
+extern "C" fn netpold_insert4(first: u64, second: u64, hash: u64, flags: u32) -> u32 {
+    u32::from(insert::<V4, _, _>(&Maps::new(), [first, second], hash, flags as u16).is_err())
 }
 
 /// Inserts the IPv6 flow whose key is in the scratch; as [`netpold_insert4`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_insert6(flags: u32) -> u32 {
+extern "C" fn netpold_insert6(hash: u64, flags: u32) -> u32 {
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 1 };
     // SAFETY: this CPU's own scratch.
     let key = Key6(unsafe { &raw const (*scratch).key6 });
-    u32::from(insert::<V6, _, _>(&Maps::new(), key, flags as u16).is_err())
+    u32::from(insert::<V6, _, _>(&Maps::new(), key, hash, flags as u16).is_err())
 }
 
 /// A key in the scratch: its words are read where they are needed, to save stack.
@@ -310,17 +310,17 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn insert4(&self, key: [u64; 2], flags: u16) -> Result<(), Full> {
+    fn insert4(&self, key: [u64; 2], hash: u64, flags: u16) -> Result<(), Full> {
         let [first, second] = key;
-        if netpold_insert4(first, second, u32::from(flags)) == 0 { Ok(()) } else { Err(Full) }
+        if netpold_insert4(first, second, hash, u32::from(flags)) == 0 { Ok(()) } else { Err(Full) }
     }
 
     #[inline(always)]
-    fn insert6(&self, key: [u64; 4], flags: u16) -> Result<(), Full> {
+    fn insert6(&self, key: [u64; 4], hash: u64, flags: u16) -> Result<(), Full> {
         let scratch = maps::SCRATCH.get_ptr_mut(0).ok_or(Full)?;
         // SAFETY: this CPU's own scratch.
         unsafe { (&raw mut (*scratch).key6).write(key) };
-        if netpold_insert6(u32::from(flags)) == 0 { Ok(()) } else { Err(Full) }
+        if netpold_insert6(hash, u32::from(flags)) == 0 { Ok(()) } else { Err(Full) }
     }
 
     #[inline(always)]
