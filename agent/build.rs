@@ -213,12 +213,18 @@ fn build(
         flags.push(format!("={name}"));
     }
     let other = env::var_os("CARGO_FEATURE_OTHER_LAYOUT").is_some();
-    let features = if other { "bpf,other-layout" } else { "bpf" };
+    // The agent of the upgrade test has ordered reads too, so that these run on every machine.
+    let ordered = other || env::var("CARGO_CFG_TARGET_ARCH").as_deref() != Ok("x86_64");
+    let features: Vec<_> = ["bpf"]
+        .into_iter()
+        .chain(other.then_some("other-layout"))
+        .chain(ordered.then_some("ordered-reads"))
+        .collect();
     let mut command = compiler.cargo();
     command
         .current_dir(root)
         .args(["build", "--package", "netpold-ebpf", "--bin", PROGRAM, "--release"])
-        .args(["--no-default-features", "--features", features])
+        .args(["--no-default-features", "--features", &features.join(",")])
         .args(["--target", TARGET, "-Zbuild-std=core"])
         .arg("--target-dir")
         .arg(&target_directory)

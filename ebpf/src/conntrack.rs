@@ -19,6 +19,7 @@ use crate::{
     layout::{
         CT_BUSY, CT_EGRESS, CT_INGRESS, CT_VALID, CT_WAYS, Ct4Key, Ct4Way, Ct6Key, Ct6Way, Settings,
     },
+    order,
 };
 
 #[cfg(not(target_arch = "bpf"))]
@@ -261,14 +262,18 @@ unsafe fn probe<K: Key, M: Memory>(memory: &M, key: &K, way: *mut u64) -> Option
         if !control.is_valid() {
             return None;
         }
+        let stored = order::behind(way, control.0);
+        let mut behind_key = 0;
         let mut index = 0;
         while index < K::WORDS {
-            if memory.load(way.add(1 + index)) != key.word(index) {
+            let word = memory.load(stored.add(1 + index));
+            behind_key |= order::zero(word);
+            if word != key.word(index) {
                 return None;
             }
             index += 1;
         }
-        let again = Control(memory.load(way));
+        let again = Control(memory.load(way.wrapping_byte_add(behind_key)));
         // Mostly nobody has touched it meanwhile.
         let same =
             again == control || (again.is_valid() && again.incarnation() == control.incarnation());

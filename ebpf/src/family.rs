@@ -3,6 +3,7 @@
 use crate::{
     conntrack::{self, Key, words4, words6},
     layout::{ClassId, Ct4Key, ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Settings},
+    order,
     packet::{self, Bytes, ICMPV6, Network, Transport},
     policy::class4,
     reason::Reason,
@@ -41,6 +42,9 @@ pub trait Family: Copy + Default + core::fmt::Debug {
 
     /// Whether an address is one of the endpoint's own.
     fn owns(endpoint: EndpointRef, address: Self::Address) -> bool;
+
+    /// The same address; what is looked up by it is read only once `read` is known, see [`order`].
+    fn behind(address: Self::Address, read: u32) -> Self::Address;
 
     /// Whether two addresses are the same.
     fn same(a: Self::Address, b: Self::Address) -> bool;
@@ -113,8 +117,14 @@ impl Family for V4 {
 
     #[inline(always)]
     fn owns(endpoint: EndpointRef, address: u32) -> bool {
-        let flags = endpoint.flags() >> EP_ADDR4_SHIFT;
+        let flags = endpoint.flags();
+        let (endpoint, flags) = (endpoint.behind(flags), flags >> EP_ADDR4_SHIFT);
         (0..ENDPOINT_ADDRS).any(|slot| flags >> slot & 1 != 0 && endpoint.addr4(slot) == address)
+    }
+
+    #[inline(always)]
+    fn behind(address: u32, read: u32) -> u32 {
+        address | order::zero(read.into()) as u32
     }
 
     #[inline(always)]
@@ -224,9 +234,16 @@ impl Family for V6 {
 
     #[inline(always)]
     fn owns(endpoint: EndpointRef, address: [u64; 2]) -> bool {
-        let flags = endpoint.flags() >> EP_ADDR6_SHIFT;
+        let flags = endpoint.flags();
+        let (endpoint, flags) = (endpoint.behind(flags), flags >> EP_ADDR6_SHIFT);
         (0..ENDPOINT_ADDRS)
             .any(|slot| flags >> slot & 1 != 0 && Self::same(endpoint.addr6(slot), address))
+    }
+
+    #[inline(always)]
+    fn behind(address: [u64; 2], read: u32) -> [u64; 2] {
+        let zero = order::zero(read.into()) as u64;
+        [address[0] | zero, address[1] | zero]
     }
 
     #[inline(always)]

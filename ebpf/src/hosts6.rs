@@ -10,6 +10,7 @@
 use crate::{
     conntrack::{Memory, choices, hash},
     layout::{ClassId, HOST6_VALID, HOST6_WAYS, Host6, Settings},
+    order,
 };
 
 /// Words of an entry.
@@ -38,10 +39,13 @@ pub unsafe fn state<M: Memory>(memory: &M, bucket: *mut u64, address: [u64; 2]) 
                 continue;
             }
             let before = memory.load(entry);
-            if memory.load(entry.add(1)) != address[0] || memory.load(entry.add(2)) != address[1] {
+            let stored = order::behind(entry, before);
+            let halves = [memory.load(stored.add(1)), memory.load(stored.add(2))];
+            let again = order::behind(entry, halves[0] | halves[1]);
+            if halves[0] != address[0] || halves[1] != address[1] {
                 continue;
             }
-            let after = memory.load(entry);
+            let after = memory.load(again);
             if after & HOST6_VALID != 0 && same_incarnation(before, after) {
                 return after;
             }

@@ -4,6 +4,7 @@
 //! and [`conntrack`] read [`tables::Tables`]. In the kernel these are the packet and BPF maps, on
 //! the host a slice and plain memory.
 #![no_std]
+#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
 #[cfg(not(target_arch = "bpf"))]
 extern crate std;
@@ -22,6 +23,7 @@ pub mod layout;
 #[cfg(not(target_arch = "bpf"))]
 pub mod node;
 mod observer;
+pub mod order;
 pub mod packet;
 pub mod policy;
 mod reading;

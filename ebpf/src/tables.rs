@@ -4,6 +4,7 @@ use crate::{
     conntrack::{self, Flow, Full, Key, Memory},
     family::{Family, V4, V6},
     layout::{ClassId, ENDPOINT_ADDRS, Endpoint, FragmentKey, FragmentPorts, Settings},
+    order,
     policy::{PolicyTables, class6},
 };
 
@@ -93,6 +94,13 @@ impl EndpointRef {
     #[inline(always)]
     pub const unsafe fn new(record: *const Endpoint) -> Self {
         Self(record)
+    }
+
+    /// The same record, whose fields are read only once `read` is known, see [`order`].
+    #[must_use]
+    #[inline(always)]
+    pub(crate) fn behind(self, read: u32) -> Self {
+        Self(order::behind(self.0.cast_mut(), u64::from(read)))
     }
 
     /// [`Endpoint::ifindex`].

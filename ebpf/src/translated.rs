@@ -61,7 +61,10 @@ pub fn judge<B: Bytes, T: Tables>(
 #[must_use]
 #[inline(always)]
 pub fn sender<T: Tables>(tables: &T, mark: u32) -> Option<EndpointRef> {
-    tables.endpoint(marked_slot(mark)).filter(|sender| sender.ifindex() != 0)
+    let sender = tables.endpoint(marked_slot(mark))?;
+    let ifindex = sender.ifindex();
+    let sender = sender.behind(ifindex);
+    (ifindex != 0).then_some(sender)
 }
 
 /// A marked packet's judgement.

@@ -147,7 +147,10 @@ pub fn find_slot<T: Tables>(tables: &T, ifindex: u32) -> Option<(u32, EndpointRe
     for probe in 0..ENDPOINT_PROBES {
         let slot = endpoint_slot(ifindex, probe);
         let endpoint = tables.endpoint(slot)?;
-        if endpoint.ifindex() == ifindex {
+        // The index is written last.
+        let found = endpoint.ifindex();
+        let endpoint = endpoint.behind(found);
+        if found == ifindex {
             return Some((slot, endpoint));
         }
     }
@@ -186,6 +189,7 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
     pub fn at(tables: &'a T, endpoint: EndpointRef, hook: Hook) -> Result<Self, Verdict> {
         // Before anything that policy consists of, see [`crate::judged`].
         let revision = tables.revision();
+        let endpoint = endpoint.behind(revision);
         let rows = endpoint.rows();
         let check_source = D::EGRESS && endpoint.flags() & EP_CHECK_SOURCE != 0;
         if rows == 0 && !check_source {
@@ -370,7 +374,9 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
             Ok(reason) => return Ok(reason),
             Err(looked) => looked,
         };
-        let class = F::class(self.tables, packet.remote::<D>());
+        // Behind the revision too.
+        let remote = F::behind(packet.remote::<D>(), self.revision);
+        let class = F::class(self.tables, remote);
         if packet.network.fragment.is_later() {
             packet.transport = self.transport_of_first(&packet, class)?;
         }

@@ -16,6 +16,7 @@ use netpold_ebpf::{
         ClassId, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, HOST6_VALID, PortWord, Row,
         Settings,
     },
+    order,
     policy::PolicyTables,
     tables::{EndpointRef, Tables, insert},
     uplink::Locals,
@@ -99,8 +100,10 @@ impl PolicyTables for Maps {
 
     #[inline(always)]
     fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
+        // Who looks an address up behind the revision reads this behind it too.
+        let settings = order::behind(maps::SETTINGS.get(), V6::words(address)[0]);
         // SAFETY: map memory; the agent changes this field while the program runs.
-        if unsafe { (&raw const (*maps::SETTINGS.get()).has_cidr6).read_volatile() } == 0 {
+        if unsafe { (&raw const (*settings).has_cidr6).read_volatile() } == 0 {
             return None;
         }
         maps::CIDRS6.get(lpm_trie::Key::new(128, *address)).copied()
