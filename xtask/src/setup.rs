@@ -5,7 +5,7 @@
 //!   rust-src, or Debian's own compiler (rustc-web, rust-web-src);
 //! - bpf-linker, installed into the user's cache and nowhere else;
 //! - for the tests alone kubectl, kube-apiserver and etcd in the user's cache, and tools that look at
-//!   `deploy/` (skopeo, shellcheck, ruby, promtool).
+//!   `deploy/` (skopeo, shellcheck, ruby, runc, promtool).
 //!
 //! `agent/build.rs` looks for the compiler and the linker in the same places.
 

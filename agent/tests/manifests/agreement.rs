@@ -48,7 +48,7 @@ fn the_agent_has_the_flags_it_is_started_with() {
     }
 }
 
-/// The capabilities are those of the systemd unit, with which `tests/deploy.rs` runs the agent.
+/// The capabilities are those of the systemd unit, with which `tests/deploy` runs the agent.
 #[test]
 fn the_agent_may_do_what_it_needs_and_no_more() {
     if !can_render("the_agent_may_do_what_it_needs_and_no_more") {

@@ -1,4 +1,5 @@
-//! Tools that look at `deploy/` and at the image: independent ones, from Debian's packages.
+//! Tools that look at `deploy/` and at the image, and run what is in there: independent ones, from
+//! Debian's packages.
 
 use std::fs;
 use std::process::Command;
@@ -9,8 +10,8 @@ use super::{packages, toolchain};
 use crate::step;
 
 /// Programs and the packages that have them.
-const TOOLS: [(&str, &str); 3] =
-    [("skopeo", "skopeo"), ("shellcheck", "shellcheck"), ("ruby", "ruby")];
+const TOOLS: [(&str, &str); 4] =
+    [("skopeo", "skopeo"), ("shellcheck", "shellcheck"), ("ruby", "ruby"), ("runc", "runc")];
 const PROMTOOL: &str = "usr/bin/promtool";
 
 /// Installs what is missing.

@@ -1,0 +1,167 @@
+//! What is in `deploy/` works as it is written there.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod container;
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use netpold::cli::{Cli, Command};
+use netpold_testbed::{
+    Agent, AgentOptions, Cni, Manifests, Node, PodSpec, Protocol, namespace, require_root,
+};
+use serde_json::Value;
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+const PROBE: Duration = Duration::from_millis(500);
+const INTERVAL: Duration = Duration::from_millis(50);
+
+/// Isolates all pods of the namespace.
+const DENY: &str = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\n\
+                    metadata: {name: deny, namespace: shop}\nspec: {podSelector: {}}\n";
+
+/// Whether both pods are isolated.
+fn isolates(status: &Value) -> bool {
+    status["endpoints"]
+        .as_array()
+        .is_some_and(|all| all.len() == 2 && all.iter().all(|e| e["isolated"][0] == "ingress"))
+}
+
+/// The values of a key of the systemd unit.
+fn unit(key: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/standalone/netpold.service");
+    let text = std::fs::read_to_string(path).unwrap();
+    let prefix = format!("{key}=");
+    text.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap().to_owned()
+}
+
+#[test]
+fn the_unit_starts_netpold_with_flags_it_has() {
+    let line = unit("ExecStart");
+    let arguments = line.split_whitespace().chain(["--node-name", "n1"]);
+    let Command::Run(run) = Cli::try_parse_from(arguments).unwrap().command else {
+        panic!("not `netpold run`: {line}");
+    };
+    assert_eq!(run.bpffs, Path::new("/sys/fs/bpf/netpold"));
+    assert_eq!(
+        run.socket.parent(),
+        Some(Path::new("/run").join(unit("RuntimeDirectory")).as_path())
+    );
+}
+
+/// A `netpold` that has the unit's capabilities and no others, on a bpffs that is mounted already.
+fn with_the_units_capabilities(directory: &Path) -> PathBuf {
+    let set: Vec<String> = unit("CapabilityBoundingSet")
+        .split_whitespace()
+        .map(|name| format!("+{}", name.trim_start_matches("CAP_").to_lowercase()))
+        .collect();
+    let script = format!(
+        "#!/bin/sh\n\
+         [ \"$1\" = run ] || exec {netpold} \"$@\"\n\
+         previous=\n\
+         for argument; do [ \"$previous\" = --bpffs ] && mount -t bpf bpf \"$argument\"; previous=$argument; done\n\
+         exec setpriv --bounding-set=-all,{set} --inh-caps=-all --no-new-privs {netpold} \"$@\"\n",
+        netpold = env!("CARGO_BIN_EXE_netpold"),
+        set = set.join(","),
+    );
+    let path = directory.join("netpold");
+    std::fs::write(&path, script).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn the_units_capabilities_are_enough() {
+    if !require_root("the_units_capabilities_are_enough") {
+        return;
+    }
+    let node = Node::new("caps", Cni::Ptp, "10.111.7.0/24", "fd00:111:7::/64").unwrap();
+    let [client, server] =
+        ["client", "server"].map(|name| node.add_pod(&PodSpec::new("shop", name)).unwrap());
+    server.serve(Protocol::Tcp, 80).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let manifests = Manifests::new(directory.path().join("manifests")).unwrap();
+    manifests.write_cluster(&[namespace("shop", &[])], [&node], [&client, &server]).unwrap();
+    let binary = with_the_units_capabilities(directory.path());
+    let options =
+        AgentOptions { binary, manifests: manifests.directory().to_owned(), arguments: Vec::new() };
+    let mut agent = Agent::start(&node, options).unwrap();
+    agent.wait_enforced(TIMEOUT).unwrap();
+    let probe = || client.probe(Protocol::Tcp, server.ip4().unwrap(), 80, PROBE);
+    assert!(probe().connected(), "no policy yet");
+    manifests.write("deny.yaml", DENY).unwrap();
+    agent.wait_for("isolating the pods", TIMEOUT, isolates).unwrap();
+    assert!(probe().dropped(), "denied by policy");
+}
+
+/// Whether there is runc; else the test is skipped, loudly, and fails under CI.
+#[expect(clippy::print_stderr, reason = "speaks to whoever runs the tests")]
+fn require_runc(test: &str) -> bool {
+    let there = std::process::Command::new("runc").arg("--version").output().is_ok();
+    let skipped = format!("SKIPPED {test}: needs runc (`cargo xtask setup`)");
+    assert!(there || std::env::var("CI").as_deref() != Ok("true"), "{skipped}");
+    if !there {
+        eprintln!("{skipped}");
+    }
+    there
+}
+
+/// Waits until the kubelet's readiness probe would succeed.
+#[track_caller]
+fn wait_ready(node: &Node) {
+    let ask = || -> std::io::Result<String> {
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, 9417))?;
+        stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: netpold\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).map(|_| answer)
+    };
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        let answer = node.run(ask).unwrap().unwrap();
+        if answer.starts_with("HTTP/1.1 200 ") {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{answer}");
+        std::thread::sleep(INTERVAL);
+    }
+}
+
+/// Its capabilities, its read-only root, its mounts, a masked /proc and nothing else: the agent
+/// enforces, and what it enforced outlives the container.
+#[test]
+fn the_daemon_sets_container_enforces() {
+    const TEST: &str = "the_daemon_sets_container_enforces";
+    if !require_root(TEST) || !require_runc(TEST) {
+        return;
+    }
+    let node = Node::new("runc", Cni::Bridge, "10.111.8.0/24", "fd00:111:8::/64").unwrap();
+    let [client, server] =
+        ["client", "server"].map(|name| node.add_pod(&PodSpec::new("shop", name)).unwrap());
+    server.serve(Protocol::Tcp, 80).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let manifests = Manifests::new(directory.path().join("manifests")).unwrap();
+    manifests.write_cluster(&[namespace("shop", &[])], [&node], [&client, &server]).unwrap();
+    let probe = || client.probe(Protocol::Tcp, server.ip4().unwrap(), 80, PROBE);
+
+    let host = container::Host::new(&node);
+    let mut agent = host.start(&manifests);
+    agent.wait_for("enforcing", |_| true);
+    wait_ready(&node);
+    assert!(probe().connected(), "no policy yet");
+    manifests.write("deny.yaml", DENY).unwrap();
+    agent.wait_for("isolating the pods", isolates);
+    assert!(probe().dropped(), "denied by policy");
+    agent.kill();
+    assert!(probe().dropped(), "denied by what is pinned");
+
+    let mut agent = host.start(&manifests);
+    agent.wait_for("isolating the pods", isolates);
+    assert!(probe().dropped(), "denied by policy");
+    manifests.remove("deny.yaml").unwrap();
+    agent.wait_for("letting go", |status| !isolates(status));
+    assert!(probe().connected(), "no policy any more");
+}
