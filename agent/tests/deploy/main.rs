@@ -12,13 +12,40 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use netpold::cli::{Cli, Command};
 use netpold_testbed::{
-    Agent, AgentOptions, Cni, Manifests, Node, PodSpec, Protocol, namespace, require_root,
+    Agent, AgentOptions, Cni, Manifests, Node, Pod, PodSpec, ProbeResult, Protocol, namespace,
+    require_root,
 };
 use serde_json::Value;
+use tempfile::TempDir;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const PROBE: Duration = Duration::from_millis(500);
 const INTERVAL: Duration = Duration::from_millis(50);
+
+/// A node with a client and a server.
+struct Shop {
+    node: Node,
+    client: Pod,
+    server: Pod,
+    manifests: Manifests,
+    directory: TempDir,
+}
+
+impl Shop {
+    fn new(node: Node) -> Self {
+        let [client, server] =
+            ["client", "server"].map(|name| node.add_pod(&PodSpec::new("shop", name)).unwrap());
+        server.serve(Protocol::Tcp, 80).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let manifests = Manifests::new(directory.path().join("manifests")).unwrap();
+        manifests.write_cluster(&[namespace("shop", &[])], [&node], [&client, &server]).unwrap();
+        Self { node, client, server, manifests, directory }
+    }
+
+    fn probe(&self) -> ProbeResult {
+        self.client.probe(Protocol::Tcp, self.server.ip4().unwrap(), 80, PROBE)
+    }
+}
 
 /// Isolates all pods of the namespace.
 const DENY: &str = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\n\
@@ -79,23 +106,16 @@ fn the_units_capabilities_are_enough() {
     if !require_root("the_units_capabilities_are_enough") {
         return;
     }
-    let node = Node::new("caps", Cni::Ptp, "10.111.7.0/24", "fd00:111:7::/64").unwrap();
-    let [client, server] =
-        ["client", "server"].map(|name| node.add_pod(&PodSpec::new("shop", name)).unwrap());
-    server.serve(Protocol::Tcp, 80).unwrap();
-    let directory = tempfile::tempdir().unwrap();
-    let manifests = Manifests::new(directory.path().join("manifests")).unwrap();
-    manifests.write_cluster(&[namespace("shop", &[])], [&node], [&client, &server]).unwrap();
-    let binary = with_the_units_capabilities(directory.path());
-    let options =
-        AgentOptions { binary, manifests: manifests.directory().to_owned(), arguments: Vec::new() };
-    let mut agent = Agent::start(&node, options).unwrap();
+    let shop = Shop::new(Node::new("caps", Cni::Ptp, "10.111.7.0/24", "fd00:111:7::/64").unwrap());
+    let binary = with_the_units_capabilities(shop.directory.path());
+    let manifests = shop.manifests.directory().to_owned();
+    let options = AgentOptions { binary, manifests, arguments: Vec::new() };
+    let mut agent = Agent::start(&shop.node, options).unwrap();
     agent.wait_enforced(TIMEOUT).unwrap();
-    let probe = || client.probe(Protocol::Tcp, server.ip4().unwrap(), 80, PROBE);
-    assert!(probe().connected(), "no policy yet");
-    manifests.write("deny.yaml", DENY).unwrap();
+    assert!(shop.probe().connected(), "no policy yet");
+    shop.manifests.write("deny.yaml", DENY).unwrap();
     agent.wait_for("isolating the pods", TIMEOUT, isolates).unwrap();
-    assert!(probe().dropped(), "denied by policy");
+    assert!(shop.probe().dropped(), "denied by policy");
 }
 
 /// Whether there is runc; else the test is skipped, loudly, and fails under CI.
@@ -138,30 +158,23 @@ fn the_daemon_sets_container_enforces() {
     if !require_root(TEST) || !require_runc(TEST) {
         return;
     }
-    let node = Node::new("runc", Cni::Bridge, "10.111.8.0/24", "fd00:111:8::/64").unwrap();
-    let [client, server] =
-        ["client", "server"].map(|name| node.add_pod(&PodSpec::new("shop", name)).unwrap());
-    server.serve(Protocol::Tcp, 80).unwrap();
-    let directory = tempfile::tempdir().unwrap();
-    let manifests = Manifests::new(directory.path().join("manifests")).unwrap();
-    manifests.write_cluster(&[namespace("shop", &[])], [&node], [&client, &server]).unwrap();
-    let probe = || client.probe(Protocol::Tcp, server.ip4().unwrap(), 80, PROBE);
-
-    let host = container::Host::new(&node);
-    let mut agent = host.start(&manifests);
+    let shop =
+        Shop::new(Node::new("runc", Cni::Bridge, "10.111.8.0/24", "fd00:111:8::/64").unwrap());
+    let host = container::Host::new(&shop.node);
+    let mut agent = host.start(&shop.manifests);
     agent.wait_for("enforcing", |_| true);
-    wait_ready(&node);
-    assert!(probe().connected(), "no policy yet");
-    manifests.write("deny.yaml", DENY).unwrap();
+    wait_ready(&shop.node);
+    assert!(shop.probe().connected(), "no policy yet");
+    shop.manifests.write("deny.yaml", DENY).unwrap();
     agent.wait_for("isolating the pods", isolates);
-    assert!(probe().dropped(), "denied by policy");
+    assert!(shop.probe().dropped(), "denied by policy");
     agent.kill();
-    assert!(probe().dropped(), "denied by what is pinned");
+    assert!(shop.probe().dropped(), "denied by what is pinned");
 
-    let mut agent = host.start(&manifests);
+    let mut agent = host.start(&shop.manifests);
     agent.wait_for("isolating the pods", isolates);
-    assert!(probe().dropped(), "denied by policy");
-    manifests.remove("deny.yaml").unwrap();
+    assert!(shop.probe().dropped(), "denied by policy");
+    shop.manifests.remove("deny.yaml").unwrap();
     agent.wait_for("letting go", |status| !isolates(status));
-    assert!(probe().connected(), "no policy any more");
+    assert!(shop.probe().connected(), "no policy any more");
 }
