@@ -343,7 +343,7 @@ impl<K: Key> Flow<K> {
         }
     }
 
-    /// Inserts the flow into the best way of its buckets.
+    /// Inserts the flow into the best way of its buckets; whether a half-open flow had to go.
     ///
     /// # Errors
     /// [`Full`] if every way is protected, or another writer was faster: try once more.
@@ -357,11 +357,11 @@ impl<K: Key> Flow<K> {
         flags: u16,
         settings: &Settings,
         now: u32,
-    ) -> Result<(), Full> {
+    ) -> Result<bool, Full> {
         // SAFETY: as the caller promises.
         unsafe {
-            let (way, old) = self.victim(memory, settings, now).ok_or(Full)?;
-            if self.claim(memory, way, old, flags, now) { Ok(()) } else { Err(Full) }
+            let (way, old, rank) = self.victim(memory, settings, now).ok_or(Full)?;
+            if self.claim(memory, way, old, flags, now) { Ok(rank != FREE) } else { Err(Full) }
         }
     }
 
@@ -376,7 +376,7 @@ impl<K: Key> Flow<K> {
         unsafe { bucket.add(place % CT_WAYS * K::STRIDE) }
     }
 
-    /// The way to overwrite, and its control word: free, expired or closed, else the oldest
+    /// The way to overwrite, its control word and rank: free, expired or closed, else the oldest
     /// unreplied.
     #[inline(always)]
     unsafe fn victim<M: Memory>(
@@ -384,7 +384,7 @@ impl<K: Key> Flow<K> {
         memory: &M,
         settings: &Settings,
         now: u32,
-    ) -> Option<(*mut u64, Control)> {
+    ) -> Option<(*mut u64, Control, u64)> {
         let (mut best, mut best_rank, mut best_control) = (0, PROTECTED, Control(0));
         // A number that the verifier knows and the compiler does not. Unrolled, this would not fit the
         // stack; and a loop that ends with `!=` instead of `<` never ends for verifiers before 6.8.
@@ -407,7 +407,8 @@ impl<K: Key> Flow<K> {
             place = core::hint::black_box(place + 1);
         }
         // SAFETY: as the caller promises.
-        (best_rank != PROTECTED).then(|| (unsafe { self.way(best % PLACES) }, best_control))
+        let way = unsafe { self.way(best % PLACES) };
+        (best_rank != PROTECTED).then_some((way, best_control, best_rank))
     }
 
     /// Takes a way and writes the flow into it; false if another writer was faster.

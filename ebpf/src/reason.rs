@@ -124,11 +124,13 @@ impl Reason {
     }
 }
 
-/// Number of per-CPU drop counters: a run of [`COUNTERS_PER_DIRECTION`] for pod ingress, then one
-/// for pod egress; see [`counter`].
+/// Number of per-CPU counters: a run of [`COUNTERS_PER_DIRECTION`] for drops in pod ingress, then one
+/// for pod egress, see [`counter`]; at the very end those of [`evictions`].
 pub const COUNTERS: u32 = 2 * COUNTERS_PER_DIRECTION;
 /// Counters of one direction: the reasons, with room to append.
 pub const COUNTERS_PER_DIRECTION: u32 = 32;
+/// Families, each with a counter of evictions.
+const FAMILIES: u32 = 2;
 
 /// Index of a drop counter. Only drops are counted: passing packets cost nothing here.
 #[must_use]
@@ -144,6 +146,13 @@ pub const fn counter_of(egress: bool, number: u32) -> u32 {
     (if egress { COUNTERS_PER_DIRECTION } else { 0 }) + number
 }
 
+/// Index of the counter of flows that were pushed out of a family's flow table to make room.
+#[must_use]
+#[inline(always)]
+pub const fn evictions(is_v6: bool) -> u32 {
+    COUNTERS - FAMILIES + is_v6 as u32
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,6 +164,6 @@ mod tests {
             assert_eq!(Reason::from_number(number as u8), Some(reason));
         }
         assert_eq!(Reason::from_number(Reason::COUNT as u8), None);
-        const { assert!(Reason::COUNT <= COUNTERS_PER_DIRECTION) };
+        const { assert!(Reason::COUNT <= COUNTERS_PER_DIRECTION - FAMILIES) };
     }
 }

@@ -36,7 +36,7 @@ pub trait Tables: PolicyTables + Memory + Sized {
     /// [`Full`] if there is no room.
     #[inline(always)]
     fn insert4(&self, key: [u64; 2], hash: u64, flags: u16) -> Result<(), Full> {
-        insert::<V4, _, _>(self, key, hash, flags)
+        insert::<V4, _, _>(self, key, hash, flags).map(drop)
     }
     /// As [`Tables::insert4`], IPv6.
     ///
@@ -44,7 +44,7 @@ pub trait Tables: PolicyTables + Memory + Sized {
     /// [`Full`] if there is no room.
     #[inline(always)]
     fn insert6(&self, key: [u64; 4], hash: u64, flags: u16) -> Result<(), Full> {
-        insert::<V6, _, _>(self, key, hash, flags)
+        insert::<V6, _, _>(self, key, hash, flags).map(drop)
     }
     /// Leaves it; an older one makes room.
     fn remember_fragment(&self, key: &FragmentKey, ports: &FragmentPorts);
@@ -63,7 +63,7 @@ pub fn flow<F: Family, K: Key, T: Tables>(
     Some(Flow { key, hash, buckets })
 }
 
-/// Inserts a flow into the table of its family.
+/// Inserts a flow into the table of its family; whether a half-open flow had to go.
 ///
 /// # Errors
 /// [`Full`] if there is no room.
@@ -73,7 +73,7 @@ pub fn insert<F: Family, K: Key, T: Tables>(
     key: K,
     hash: u64,
     flags: u16,
-) -> Result<(), Full> {
+) -> Result<bool, Full> {
     let settings = tables.settings().ok_or(Full)?;
     let flow = flow::<F, K, T>(tables, settings, key, hash).ok_or(Full)?;
     // SAFETY: `flow` names whole buckets of this family's table.

@@ -26,7 +26,7 @@ fn hashed(tables: &HostTables, number: u32) -> ([u64; 2], u64) {
     (key, hash(tables.settings.hash_seed, &key))
 }
 
-fn insert(tables: &HostTables, number: u32, flags: u16) -> Result<(), Full> {
+fn insert(tables: &HostTables, number: u32, flags: u16) -> Result<bool, Full> {
     let (key, hash) = hashed(tables, number);
     tables::insert::<V4, _, _>(tables, key, hash, flags)
 }
@@ -77,7 +77,7 @@ fn a_table_full_of_replied_flows_says_so() {
     assert_eq!(insert(&tables, 9, CT_INGRESS), Err(Full));
     // Once their timeout is over they make room, whether swept or not.
     tables.now.fetch_add(tables.settings.timeouts[1], Ordering::AcqRel);
-    assert_eq!(insert(&tables, 9, CT_INGRESS), Ok(()));
+    assert_eq!(insert(&tables, 9, CT_INGRESS), Ok(false));
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn the_oldest_unreplied_flow_goes_first() {
         insert(&tables, number, CT_INGRESS).expect("room");
         tables.now.fetch_add(10, Ordering::AcqRel);
     }
-    insert(&tables, 4, CT_INGRESS).expect("room");
+    assert_eq!(insert(&tables, 4, CT_INGRESS), Ok(true));
     assert!(find(&tables, 0).is_none());
     assert!((1..=4).all(|number| find(&tables, number).is_some()));
 }

@@ -32,6 +32,7 @@ impl Engine {
             tables: self.compiler.fill().iter().map(fill).collect(),
             conntrack: self.census.unwrap_or_default(),
             expired: self.expired,
+            evicted: [false, true].map(|is_v6| self.dataplane.counter(reason::evictions(is_v6))),
             drops: self.drops_by_reason(),
             // All kinds: a counter that begins with its first event has no increase.
             repairs: REPAIRS

@@ -9,6 +9,7 @@
 
 mod corpus;
 mod early;
+mod evictions;
 mod input;
 mod marks;
 mod mutations;

@@ -143,10 +143,13 @@ impl World {
         self.judge(Direction::Egress, IFINDEX, frame)
     }
 
-    pub(crate) fn dropped(&mut self, direction: Direction, reason: Reason) -> u64 {
+    pub(crate) fn dropped(&self, direction: Direction, reason: Reason) -> u64 {
+        self.counted(counter(direction == Direction::Egress, reason))
+    }
+
+    pub(crate) fn counted(&self, index: u32) -> u64 {
         let counters: PerCpuArray<&MapData, u64> =
             PerCpuArray::try_from(self.bpf.map("COUNTERS").expect("COUNTERS")).expect("COUNTERS");
-        let index = counter(direction == Direction::Egress, reason);
         counters.get(&index, 0).expect("COUNTERS").iter().sum()
     }
 }

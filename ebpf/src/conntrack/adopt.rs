@@ -30,7 +30,7 @@ impl<K: Key> Flow<K> {
         // SAFETY: as the caller promises.
         unsafe {
             let Some(hit) = self.find(memory) else {
-                let (way, old) = self.victim(memory, settings, now).ok_or(Full)?;
+                let (way, old, _) = self.victim(memory, settings, now).ok_or(Full)?;
                 let claimed = self.claim(memory, way, old, flags, seen);
                 return if claimed { Ok(()) } else { Err(Full) };
             };

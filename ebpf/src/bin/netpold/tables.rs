@@ -10,7 +10,7 @@ use aya_ebpf::{
 };
 use netpold_ebpf::{
     conntrack::{Full, Key, Memory},
-    family::{Family as _, V4, V6},
+    family::{Family, V4, V6},
     hosts6,
     layout::{
         ClassId, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, HOST6_VALID, PortWord, Row,
@@ -18,11 +18,12 @@ use netpold_ebpf::{
     },
     order,
     policy::PolicyTables,
+    reason,
     tables::{EndpointRef, Tables, insert},
     uplink::Locals,
 };
 
-use crate::maps;
+use crate::{drops, maps};
 
 /// The maps of this program. Every array lookup takes its index from the one place on the stack,
 /// since a place for each would fill the 512 bytes that a program has.
@@ -186,7 +187,7 @@ extern "C" fn netpold_cidr6(first: u64, second: u64) -> u32 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_insert4(first: u64, second: u64, hash: u64, flags: u32) -> u32 {
-    u32::from(insert::<V4, _, _>(&Maps::new(), [first, second], hash, flags as u16).is_err())
+    insert_and_count::<V4, _>([first, second], hash, flags)
 }
 
 /// Inserts the IPv6 flow whose key is in the scratch; as [`netpold_insert4`].
@@ -196,7 +197,17 @@ extern "C" fn netpold_insert6(hash: u64, flags: u32) -> u32 {
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 1 };
     // SAFETY: this CPU's own scratch.
     let key = Key6(unsafe { &raw const (*scratch).key6 });
-    u32::from(insert::<V6, _, _>(&Maps::new(), key, hash, flags as u16).is_err())
+    insert_and_count::<V6, _>(key, hash, flags)
+}
+
+#[inline(always)]
+fn insert_and_count<F: Family, K: Key>(key: K, hash: u64, flags: u32) -> u32 {
+    let maps = Maps::new();
+    let Ok(evicted) = insert::<F, K, _>(&maps, key, hash, flags as u16) else { return 1 };
+    if evicted {
+        drops::count(reason::evictions(F::IS_V6));
+    }
+    0
 }
 
 /// A key in the scratch: its words are read where they are needed, to save stack.
