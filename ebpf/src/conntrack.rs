@@ -10,6 +10,7 @@
 //! first is found, refreshed by forward packets, and the other expires.
 
 pub use crate::control::{Control, timeouts};
+pub use share::make_room;
 #[cfg(not(target_arch = "bpf"))]
 pub use sweep::{Swept, sweep};
 
@@ -24,6 +25,7 @@ use crate::{
 
 #[cfg(not(target_arch = "bpf"))]
 mod adopt;
+mod share;
 #[cfg(not(target_arch = "bpf"))]
 mod sweep;
 
@@ -69,6 +71,8 @@ pub trait Key: Copy {
     fn word(&self, index: usize) -> u64;
     /// IP protocol number.
     fn protocol(&self) -> u8;
+    /// The endpoint's number in a key's first word.
+    fn endpoint(first: u64) -> u32;
 }
 
 impl Key for [u64; 2] {
@@ -84,6 +88,11 @@ impl Key for [u64; 2] {
     fn protocol(&self) -> u8 {
         protocol4(self)
     }
+
+    #[inline(always)]
+    fn endpoint(first: u64) -> u32 {
+        if cfg!(feature = "other-layout") { (first >> 32) as u32 } else { first as u32 }
+    }
 }
 
 impl Key for [u64; 4] {
@@ -98,6 +107,11 @@ impl Key for [u64; 4] {
     #[inline(always)]
     fn protocol(&self) -> u8 {
         self[3] as u8
+    }
+
+    #[inline(always)]
+    fn endpoint(first: u64) -> u32 {
+        first as u32
     }
 }
 
@@ -365,17 +379,6 @@ impl<K: Key> Flow<K> {
         }
     }
 
-    /// A way of the two buckets.
-    ///
-    /// # Safety
-    /// As [`Flow::find`]; the place is below [`PLACES`].
-    #[inline(always)]
-    unsafe fn way(&self, place: usize) -> *mut u64 {
-        let bucket = if place < CT_WAYS { self.buckets[0] } else { self.buckets[1] };
-        // SAFETY: the way lies in the bucket.
-        unsafe { bucket.add(place % CT_WAYS * K::STRIDE) }
-    }
-
     /// The way to overwrite, its control word and rank: free, expired or closed, else the oldest
     /// unreplied.
     #[inline(always)]
@@ -392,13 +395,14 @@ impl<K: Key> Flow<K> {
         while place < PLACES {
             // SAFETY: as the caller promises.
             let (control, protocol) = unsafe {
-                let way = self.way(place);
+                let way = way::<K>(self.buckets, place);
                 (Control(memory.load(way)), stored_protocol::<K, M>(memory, way))
             };
             let rank = control.rank(memory, protocol, settings, now);
             if rank > best_rank {
-                best = memory.opaque(place, self.hash);
-                best_rank = memory.opaque(rank as usize, self.hash) as u64;
+                // Not the hash: it would have to be kept until here, on a stack that is full.
+                best = memory.opaque(place, self.key.word(0));
+                best_rank = memory.opaque(rank as usize, self.key.word(0)) as u64;
                 best_control = control;
             }
             if best_rank == FREE {
@@ -407,7 +411,7 @@ impl<K: Key> Flow<K> {
             place = core::hint::black_box(place + 1);
         }
         // SAFETY: as the caller promises.
-        let way = unsafe { self.way(best % PLACES) };
+        let way = unsafe { way::<K>(self.buckets, best) };
         (best_rank != PROTECTED).then_some((way, best_control, best_rank))
     }
 
@@ -439,6 +443,17 @@ impl<K: Key> Flow<K> {
             memory.swap(way, busy.0, new.0) == busy.0
         }
     }
+}
+
+/// A way of a flow's two buckets; `place` counts modulo [`PLACES`].
+///
+/// # Safety
+/// As [`Flow::find`].
+#[inline(always)]
+unsafe fn way<K: Key>(buckets: [*mut u64; 2], place: usize) -> *mut u64 {
+    let bucket = if place % PLACES < CT_WAYS { buckets[0] } else { buckets[1] };
+    // SAFETY: the way lies in the bucket.
+    unsafe { bucket.add(place % CT_WAYS * K::STRIDE) }
 }
 
 /// Protocol of the flow a way holds.

@@ -127,5 +127,10 @@ impl<T: Tables> Tables for Observer<'_, T> {
     }
 
     #[inline(always)]
+    fn make_room(&self, _is_v6: bool, _endpoint: u32, _hash: u64) -> bool {
+        false
+    }
+
+    #[inline(always)]
     fn remember_fragment(&self, _key: &FragmentKey, _ports: &FragmentPorts) {}
 }

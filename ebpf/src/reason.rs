@@ -129,8 +129,8 @@ impl Reason {
 pub const COUNTERS: u32 = 2 * COUNTERS_PER_DIRECTION;
 /// Counters of one direction: the reasons, with room to append.
 pub const COUNTERS_PER_DIRECTION: u32 = 32;
-/// Families, each with a counter of evictions.
-const FAMILIES: u32 = 2;
+/// Counters of [`evictions`]: of half-open and of established flows, IPv4 and IPv6.
+const EVICTIONS: u32 = 4;
 
 /// Index of a drop counter. Only drops are counted: passing packets cost nothing here.
 #[must_use]
@@ -146,11 +146,11 @@ pub const fn counter_of(egress: bool, number: u32) -> u32 {
     (if egress { COUNTERS_PER_DIRECTION } else { 0 }) + number
 }
 
-/// Index of the counter of flows that were pushed out of a family's flow table to make room.
+/// Index of the counter of half-open, or established, flows that made room in a family's flow table.
 #[must_use]
 #[inline(always)]
-pub const fn evictions(is_v6: bool) -> u32 {
-    COUNTERS - FAMILIES + is_v6 as u32
+pub const fn evictions(is_v6: bool, established: bool) -> u32 {
+    COUNTERS - EVICTIONS + 2 * is_v6 as u32 + established as u32
 }
 
 #[cfg(test)]
@@ -164,6 +164,6 @@ mod tests {
             assert_eq!(Reason::from_number(number as u8), Some(reason));
         }
         assert_eq!(Reason::from_number(Reason::COUNT as u8), None);
-        const { assert!(Reason::COUNT <= COUNTERS_PER_DIRECTION - FAMILIES) };
+        const { assert!(Reason::COUNT <= COUNTERS_PER_DIRECTION - EVICTIONS) };
     }
 }

@@ -46,8 +46,37 @@ pub trait Tables: PolicyTables + Memory + Sized {
     fn insert6(&self, key: [u64; 4], hash: u64, flags: u16) -> Result<(), Full> {
         insert::<V6, _, _>(self, key, hash, flags).map(drop)
     }
+    /// Makes room for a flow of an endpoint that found none: [`make_room`], of the family that has
+    /// `is_v6`. In the kernel a function of its own too.
+    #[inline(always)]
+    fn make_room(&self, is_v6: bool, endpoint: u32, hash: u64) -> bool {
+        if is_v6 {
+            make_room::<V6, _>(self, endpoint, hash)
+        } else {
+            make_room::<V4, _>(self, endpoint, hash)
+        }
+    }
     /// Leaves it; an older one makes room.
     fn remember_fragment(&self, key: &FragmentKey, ports: &FragmentPorts);
+}
+
+/// Makes room for a flow of an endpoint, by [`conntrack::make_room`].
+#[inline(always)]
+pub fn make_room<F: Family, T: Tables>(tables: &T, endpoint: u32, hash: u64) -> bool {
+    let Some(settings) = tables.settings() else { return false };
+    let Some(buckets) = buckets::<F, T>(tables, settings, hash) else { return false };
+    // SAFETY: whole buckets of this family's table.
+    unsafe { conntrack::make_room::<F::Key, _>(tables, buckets, (endpoint, hash), tables.now()) }
+}
+
+#[inline(always)]
+fn buckets<F: Family, T: Tables>(
+    tables: &T,
+    settings: &Settings,
+    hash: u64,
+) -> Option<[*mut u64; 2]> {
+    let [first, second] = conntrack::choices(hash, F::mask(settings));
+    Some([F::bucket(tables, first)?, F::bucket(tables, second)?])
 }
 
 /// The place in the table of its family of a flow whose key has that hash ([`conntrack::hash`]).
@@ -58,8 +87,7 @@ pub fn flow<F: Family, K: Key, T: Tables>(
     key: K,
     hash: u64,
 ) -> Option<Flow<K>> {
-    let [first, second] = conntrack::choices(hash, F::mask(settings));
-    let buckets = [F::bucket(tables, first)?, F::bucket(tables, second)?];
+    let buckets = buckets::<F, T>(tables, settings, hash)?;
     Some(Flow { key, hash, buckets })
 }
 

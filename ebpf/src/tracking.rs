@@ -275,8 +275,11 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
             unsafe { Flow::<F::Key>::restart(self.tables, hit, seen, now) };
             return Ok(());
         }
-        let inserted = F::insert(self.tables, key, hash, seen);
-        match inserted.or_else(|_| F::insert(self.tables, key, hash, seen)) {
+        let inserted = F::insert(self.tables, key, hash, seen).or_else(|_| {
+            self.tables.make_room(F::IS_V6, self.endpoint.id(), hash);
+            F::insert(self.tables, key, hash, seen)
+        });
+        match inserted {
             Err(_) if self.other_row() != ROW_NOT_ISOLATED => Err(Reason::ConntrackFull),
             _ => Ok(()),
         }

@@ -32,7 +32,7 @@ impl Engine {
             tables: self.compiler.fill().iter().map(fill).collect(),
             conntrack: self.census.unwrap_or_default(),
             expired: self.expired,
-            evicted: [false, true].map(|is_v6| self.dataplane.counter(reason::evictions(is_v6))),
+            evicted: self.evicted(),
             drops: self.drops_by_reason(),
             // All kinds: a counter that begins with its first event has no increase.
             repairs: REPAIRS
@@ -71,6 +71,17 @@ impl Engine {
         keys.map(|(direction, reason)| {
             let index = reason::counter(direction == Direction::Egress, reason);
             (direction, reason, self.dataplane.counter(index))
+        })
+        .collect()
+    }
+
+    fn evicted(&self) -> Vec<([(&'static str, &'static str); 2], u64)> {
+        let families = [("ipv4", false), ("ipv6", true)];
+        let states = [("half_open", false), ("established", true)];
+        let all = families.into_iter().flat_map(|family| states.map(|state| (family, state)));
+        all.map(|((family, is_v6), (state, established))| {
+            let count = self.dataplane.counter(reason::evictions(is_v6, established));
+            ([("family", family), ("state", state)], count)
         })
         .collect()
     }

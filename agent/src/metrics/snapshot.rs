@@ -59,8 +59,8 @@ pub struct Snapshot {
     pub conntrack: Pass,
     /// Flows that expired and were tidied away since the agent's start.
     pub expired: Pass,
-    /// Half-open flows that made room for new ones: IPv4, IPv6.
-    pub evicted: [u64; 2],
+    /// Flows that made room for new ones, by family and state.
+    pub evicted: Vec<([(&'static str, &'static str); 2], u64)>,
     /// Packets dropped.
     pub drops: Vec<(Direction, Reason, u64)>,
     /// What was put right after somebody else had changed it, by kind.
@@ -140,9 +140,8 @@ impl Snapshot {
         writer.gauges("conntrack_full_buckets", help, full)?;
         let expired = by_family(&self.expired).map(|(f, census)| ([("family", f)], census.removed));
         writer.counters("conntrack_expired", "Flows that ended by their timeout", expired)?;
-        let families = by_family(&self.conntrack).map(|(family, _)| [("family", family)]);
-        let help = "Half-open flows that were pushed out to make room for new ones";
-        writer.counters("conntrack_evicted", help, families.zip(self.evicted))
+        let help = "Flows that were pushed out to make room for new ones, by what they were";
+        writer.counters("conntrack_evicted", help, self.evicted.iter().copied())
     }
 }
 

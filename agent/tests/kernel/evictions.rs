@@ -1,4 +1,4 @@
-//! Half-open flows that make room in the flow table are counted.
+//! Who makes room in the flow table, and that it is counted.
 
 use aya::{
     Pod,
@@ -11,7 +11,7 @@ use netpold_ebpf::{
 };
 
 use super::{
-    packets::{FAMILIES, Family, SYN, TCP, Who, frame, ip, tcp},
+    packets::{FAMILIES, Family, SYN, TCP, UDP, Who, frame, ip, tcp, udp},
     world,
     world::World,
 };
@@ -40,8 +40,41 @@ fn every_flow_is_in_the_table_or_counted_as_evicted() {
             Family::V6 => controls(&world, "CT6", |b: &Ct6Bucket| b.map(|way| way.control).into()),
         };
         let there = controls.iter().filter(|control| Control(**control).is_valid()).count() as u64;
-        let evicted = world.counted(evictions(family == Family::V6));
+        let evicted = world.counted(evictions(family == Family::V6, false));
         assert!(evicted > 0 && evicted < FLOWS / 2, "{family:?}: {evicted}");
         assert_eq!(there + evicted, FLOWS, "{family:?}");
+    }
+}
+
+/// Asks the pod something from a port, and has it answered; whether there was room for that.
+fn asks(world: &mut World, family: Family, port: u16) -> bool {
+    let request = frame(&ip(family, Who::Client, Who::Pod, UDP, &udp(port, 53, b"?")));
+    let reason = world.ingress(&request);
+    if reason == Reason::ConntrackFull {
+        return false;
+    }
+    assert_eq!(reason, Reason::Allowed, "{family:?} {port}");
+    let answer = frame(&ip(family, Who::Pod, Who::Client, UDP, &udp(53, port, b"!")));
+    assert_eq!(world.egress(&answer), Reason::Reply, "{family:?} {port}");
+    true
+}
+
+#[test]
+fn a_pod_that_fills_the_table_keeps_no_other_out() {
+    let Some(mut world) = world() else { return };
+    for family in FAMILIES {
+        world.next_pod();
+        let ports = 1..=FLOWS as u16 * 2;
+        let refused = ports.filter(|port| !asks(&mut world, family, *port)).count();
+        assert!(refused > FLOWS as usize, "{family:?}: the table is full, {refused} were refused");
+        let established = evictions(family == Family::V6, true);
+        assert_eq!(world.counted(established), 0, "{family:?}: nobody makes room for itself");
+        world.next_pod();
+        // So few that hardly two meet: which flow goes is for the clock to say, and the host has its own.
+        const OTHERS: u16 = 20;
+        let given = (1..=OTHERS).filter(|port| asks(&mut world, family, *port)).count();
+        assert_eq!(given, usize::from(OTHERS), "{family:?}: another pod's");
+        let evicted = world.counted(established);
+        assert!(evicted > 15 && evicted <= u64::from(OTHERS), "{family:?}: {evicted}");
     }
 }

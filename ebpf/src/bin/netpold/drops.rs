@@ -30,22 +30,13 @@ pub(crate) fn report<D: Direction>(skb: *mut __sk_buff, reason: u32) {
 /// Counts a drop, and says whether this CPU may emit its event.
 #[inline(always)]
 pub(crate) fn count_one(egress: bool, reason: u32) -> bool {
-    count(reason::counter_of(egress, reason));
     let maps = Maps::new();
+    maps.count(reason::counter_of(egress, reason));
     let (Some(limit), Some(settings)) = (maps::EVENT_LIMIT.get_ptr_mut(0), maps.settings()) else {
         return false;
     };
     // SAFETY: this CPU's own record.
     may_emit(unsafe { &mut *limit }, settings, maps.now())
-}
-
-/// Counts one more at an index of [`maps::COUNTERS`].
-#[inline(always)]
-pub(crate) fn count(index: u32) {
-    if let Some(counter) = maps::COUNTERS.get_ptr_mut(index) {
-        // SAFETY: this CPU's own word.
-        unsafe { *counter += 1 };
-    }
 }
 
 /// One more event in this window, or one more suppressed.

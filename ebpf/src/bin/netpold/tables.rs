@@ -2,11 +2,12 @@
 
 use core::arch::asm;
 use core::cell::UnsafeCell;
+use core::ffi::c_void;
 use core::intrinsics::{AtomicOrdering, atomic_cxchg};
 
 use aya_ebpf::{
     helpers::{bpf_jiffies64, bpf_map_lookup_elem},
-    maps::{Array, lpm_trie},
+    maps::{Array, PerCpuArray, lpm_trie},
 };
 use netpold_ebpf::{
     conntrack::{Full, Key, Memory},
@@ -19,11 +20,11 @@ use netpold_ebpf::{
     order,
     policy::PolicyTables,
     reason,
-    tables::{EndpointRef, Tables, insert},
+    tables::{EndpointRef, Tables, insert, make_room},
     uplink::Locals,
 };
 
-use crate::{drops, maps};
+use crate::maps;
 
 /// The maps of this program. Every array lookup takes its index from the one place on the stack,
 /// since a place for each would fill the 512 bytes that a program has.
@@ -40,14 +41,36 @@ impl Maps {
     /// An element of an array map.
     #[inline(always)]
     pub(crate) fn element<T>(&self, map: &'static Array<T>, index: u32) -> Option<*mut T> {
+        // SAFETY: its elements are T.
+        unsafe { self.look_up((&raw const *map).cast(), index) }
+    }
+
+    /// This CPU's element of a per-CPU array map.
+    #[inline(always)]
+    fn own_element<T>(&self, map: &'static PerCpuArray<T>, index: u32) -> Option<*mut T> {
+        // SAFETY: as above.
+        unsafe { self.look_up((&raw const *map).cast(), index) }
+    }
+
+    /// # Safety
+    /// The map is a definition that the loader turns into an array of T.
+    #[inline(always)]
+    unsafe fn look_up<T>(&self, map: *const c_void, index: u32) -> Option<*mut T> {
         let place = self.index.get();
-        // SAFETY: the place is this program's own; the map is the definition that the loader turns
-        // into a map, whose elements are T.
+        // SAFETY: the place is this program's own; the map is as the caller promises.
         unsafe {
             place.write_volatile(index);
-            let element: *mut T =
-                bpf_map_lookup_elem((&raw const *map).cast_mut().cast(), place.cast()).cast();
+            let element: *mut T = bpf_map_lookup_elem(map.cast_mut().cast(), place.cast()).cast();
             if element.is_null() { None } else { Some(element) }
+        }
+    }
+
+    /// Counts one more at an index of [`maps::COUNTERS`].
+    #[inline(always)]
+    pub(crate) fn count(&self, index: u32) {
+        if let Some(counter) = self.own_element(&maps::COUNTERS, index) {
+            // SAFETY: this CPU's own word.
+            unsafe { *counter += 1 };
         }
     }
 }
@@ -205,9 +228,25 @@ fn insert_and_count<F: Family, K: Key>(key: K, hash: u64, flags: u32) -> u32 {
     let maps = Maps::new();
     let Ok(evicted) = insert::<F, K, _>(&maps, key, hash, flags as u16) else { return 1 };
     if evicted {
-        drops::count(reason::evictions(F::IS_V6));
+        maps.count(reason::evictions(F::IS_V6, false));
     }
     0
+}
+
+/// Makes room for a flow; 1 if it did.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_make_room(is_v6: u32, endpoint: u32, hash: u64) -> u32 {
+    let (maps, is_v6) = (Maps::new(), is_v6 != 0);
+    let made = if is_v6 {
+        make_room::<V6, _>(&maps, endpoint, hash)
+    } else {
+        make_room::<V4, _>(&maps, endpoint, hash)
+    };
+    if made {
+        maps.count(reason::evictions(is_v6, true));
+    }
+    u32::from(made)
 }
 
 /// A key in the scratch: its words are read where they are needed, to save stack.
@@ -227,6 +266,11 @@ impl Key for Key6 {
     #[inline(always)]
     fn protocol(&self) -> u8 {
         self.word(3) as u8
+    }
+
+    #[inline(always)]
+    fn endpoint(first: u64) -> u32 {
+        <[u64; 4]>::endpoint(first)
     }
 }
 
@@ -335,6 +379,11 @@ impl Tables for Maps {
         // SAFETY: this CPU's own scratch.
         unsafe { (&raw mut (*scratch).key6).write(key) };
         if netpold_insert6(hash, u32::from(flags)) == 0 { Ok(()) } else { Err(Full) }
+    }
+
+    #[inline(always)]
+    fn make_room(&self, is_v6: bool, endpoint: u32, hash: u64) -> bool {
+        netpold_make_room(u32::from(is_v6), endpoint, hash) != 0
     }
 
     #[inline(always)]

@@ -1,0 +1,80 @@
+//! What becomes of a full table that one pod has nearly for itself.
+//!
+//! Answered flows are protected, so a pod and a peer that it may talk to could fill the table and keep
+//! all other pods' new connections out. Where none of a new flow's ways is free or half-open, the
+//! longest idle one goes of the endpoint that has three quarters of them, if the new flow's has at most
+//! one. (Many pods that want everything leave it a third of the table.) Else nothing established ever
+//! makes room, and half-open flows take one another's place first.
+
+use super::{Control, Key, Memory, PLACES, way};
+use crate::order;
+
+/// Ways of a flow that the endpoint has which gives way.
+const MOST: usize = PLACES * 3 / 4;
+/// Ways of a flow that its endpoint has at the most to be given one.
+const LEAST: usize = 1;
+
+/// Frees one of the ways of a flow of an endpoint; false if there is none to share, or another writer
+/// was faster. `hash` is the flow's.
+///
+/// # Safety
+/// As [`super::Flow::find`].
+#[inline(always)]
+pub unsafe fn make_room<K: Key, M: Memory>(
+    memory: &M,
+    buckets: [*mut u64; 2],
+    (endpoint, hash): (u32, u64),
+    now: u32,
+) -> bool {
+    // SAFETY: as the caller promises.
+    if unsafe { ways_of::<K, M>(memory, buckets, endpoint, hash) } > LEAST {
+        return false;
+    }
+    let (mut best, mut best_age, mut best_control) = (0, 0, Control(0));
+    // As the loop of `Flow::victim`.
+    let mut place = 0;
+    while place < PLACES {
+        // SAFETY: as the caller promises.
+        let (control, ways) = unsafe {
+            let way = way::<K>(buckets, place);
+            let control = Control(memory.load(way));
+            // Behind it: if the control word is still the same when it is swapped, this is its flow's.
+            let other = K::endpoint(memory.load(order::behind(way, control.0).add(1)));
+            (control, ways_of::<K, M>(memory, buckets, other, hash))
+        };
+        let age = u64::from(control.age(now)) + 1;
+        if ways >= MOST && control.is_valid() && age > best_age {
+            best = memory.opaque(place, hash);
+            best_age = memory.opaque(age as usize, hash) as u64;
+            best_control = control;
+        }
+        place = core::hint::black_box(place + 1);
+    }
+    if best_age == 0 {
+        return false;
+    }
+    // As when it is swept.
+    let free = Control::new(0, best_control.incarnation(), 0);
+    // SAFETY: as the caller promises. Who uses the flow at this moment keeps it.
+    unsafe { memory.swap(way::<K>(buckets, best), best_control.0, free.0) == best_control.0 }
+}
+
+/// How many of a flow's ways hold, or held, flows of an endpoint.
+#[inline(always)]
+unsafe fn ways_of<K: Key, M: Memory>(
+    memory: &M,
+    buckets: [*mut u64; 2],
+    endpoint: u32,
+    hash: u64,
+) -> usize {
+    let mut count = 0;
+    let mut place = 0;
+    while place < PLACES {
+        // SAFETY: as the caller promises.
+        let other = K::endpoint(unsafe { memory.load(way::<K>(buckets, place).add(1)) });
+        // 1 if they are equal, without a branch for the verifier to follow.
+        count += u64::from(other ^ endpoint).wrapping_sub(1) >> 63;
+        place = core::hint::black_box(place + 1);
+    }
+    memory.opaque(count as usize, hash)
+}

@@ -1,0 +1,155 @@
+//! Who makes room in a full table.
+#![expect(clippy::expect_used, reason = "helpers of tests fail as tests do")]
+
+use netpold_ebpf::{
+    conntrack::{Flow, Full, hash, words4},
+    family::V4,
+    host::HostTables,
+    layout::{CT_INGRESS, CT_REPLIED, Ct4Key},
+    tables::{self, Tables, make_room},
+};
+
+/// A flow of an endpoint.
+#[derive(Clone, Copy)]
+struct Of(u32, u32);
+
+impl Of {
+    fn key(self) -> [u64; 2] {
+        let Self(endpoint, remote) = self;
+        words4(&Ct4Key { endpoint, remote, local_port: 80, remote_port: 9, protocol: 17 })
+    }
+
+    fn hash(self, tables: &HostTables) -> u64 {
+        hash(tables.settings.hash_seed, &self.key())
+    }
+
+    fn place(self, tables: &HostTables) -> Flow<[u64; 2]> {
+        let hash = self.hash(tables);
+        tables::flow::<V4, _, _>(tables, &tables.settings, self.key(), hash).expect("buckets")
+    }
+
+    /// As a verdict does.
+    fn insert(self, tables: &HostTables) -> Result<(), Full> {
+        tables.now.fetch_add(1, core::sync::atomic::Ordering::AcqRel);
+        let hash = self.hash(tables);
+        tables.insert4(self.key(), hash, CT_INGRESS).or_else(|_| {
+            make_room::<V4, _>(tables, self.0, hash);
+            tables.insert4(self.key(), hash, CT_INGRESS)
+        })
+    }
+
+    fn answered(self, tables: &HostTables) -> Result<(), Full> {
+        self.insert(tables)?;
+        // SAFETY: the buckets of a live table.
+        unsafe {
+            let hit = self.place(tables).find(tables).expect("the flow");
+            Flow::<[u64; 2]>::touch(tables, hit, CT_REPLIED, tables.now(), 0);
+        }
+        Ok(())
+    }
+
+    fn is_there(self, tables: &HostTables) -> bool {
+        // SAFETY: the buckets of a live table.
+        unsafe { self.place(tables).find(tables) }.is_some()
+    }
+}
+
+/// Flows of an endpoint that are in the table, of the first so many.
+fn there(tables: &HostTables, endpoint: u32, numbers: u32) -> usize {
+    (0..numbers).filter(|number| Of(endpoint, *number).is_there(tables)).count()
+}
+
+/// Eight places that every flow has, some for each endpoint.
+fn eight(shares: &[u32]) -> HostTables {
+    let tables = HostTables::new(2);
+    for (endpoint, share) in shares.iter().enumerate() {
+        for number in 0..*share {
+            Of(endpoint as u32 + 1, number).answered(&tables).expect("room");
+        }
+    }
+    tables
+}
+
+#[test]
+fn a_pod_that_has_most_places_gives_way() {
+    for (shares, goes) in [(&[8][..], 3), (&[7, 1], 2), (&[6, 2], 1), (&[6, 1, 1], 1)] {
+        let tables = eight(shares);
+        let newcomer = shares.len() as u32 + 1;
+        let given: Vec<bool> =
+            (0..4).map(|number| Of(newcomer, number).answered(&tables).is_ok()).collect();
+        let count = given.iter().filter(|given| **given).count();
+        // At the second one the newcomer has two itself.
+        assert_eq!(count, goes.min(2), "{shares:?}");
+        assert!(given[..count].iter().all(|given| *given), "{shares:?}: the first ones");
+        // The longest idle ones are gone.
+        for number in 0..shares[0] {
+            let stays = number >= count as u32;
+            assert_eq!(Of(1, number).is_there(&tables), stays, "{shares:?}: flow {number}");
+        }
+        for (other, share) in (2..).zip(&shares[1..]) {
+            assert_eq!(there(&tables, other, *share), *share as usize, "{shares:?}: of {other}");
+        }
+    }
+}
+
+#[test]
+fn a_pod_with_less_gives_nothing() {
+    for shares in [&[5, 3][..], &[4, 4], &[5, 1, 1, 1], &[3, 3, 2]] {
+        let tables = eight(shares);
+        // A pod without any, and those that are there.
+        for endpoint in 1..=shares.len() as u32 + 1 {
+            assert_eq!(Of(endpoint, 100).insert(&tables), Err(Full), "{shares:?}: {endpoint}");
+        }
+    }
+    // Nor one with most to itself.
+    assert_eq!(Of(1, 100).insert(&eight(&[8])), Err(Full));
+    // Nor one to another that has two.
+    assert_eq!(Of(2, 100).insert(&eight(&[6, 2])), Err(Full));
+}
+
+const BUCKETS: u32 = 256;
+const WAYS: u32 = BUCKETS * 4;
+const TRIES: u32 = 20 * WAYS;
+
+/// A table that one endpoint has filled.
+fn filled() -> HostTables {
+    let tables = HostTables::new(BUCKETS);
+    for number in 0..TRIES {
+        let _ = Of(1, number).answered(&tables);
+    }
+    assert!(there(&tables, 1, TRIES) as u32 > WAYS * 99 / 100, "it has nearly everything");
+    tables
+}
+
+#[test]
+fn others_get_a_share_of_a_full_table() {
+    let tables = filled();
+    // Each of many pods wants some.
+    for number in 0..2 {
+        for endpoint in 2..12 {
+            assert_eq!(Of(endpoint, number).answered(&tables), Ok(()), "{endpoint} {number}");
+        }
+    }
+    for endpoint in 2..12 {
+        assert_eq!(there(&tables, endpoint, 2), 2, "what {endpoint} was given stays");
+    }
+    // Whatever they want, the one that was there keeps some.
+    for endpoint in 2..22 {
+        for number in 0..WAYS {
+            let _ = Of(endpoint, number).answered(&tables);
+        }
+    }
+    let left = there(&tables, 1, TRIES) as u32;
+    assert!((WAYS / 4..WAYS / 2).contains(&left), "{left} of {WAYS}");
+}
+
+#[test]
+fn half_open_flows_of_another_pod_take_few_places() {
+    let tables = filled();
+    for number in 0..TRIES {
+        let _ = Of(2, number).insert(&tables);
+    }
+    let (left, taken) = (there(&tables, 1, TRIES) as u32, there(&tables, 2, TRIES) as u32);
+    assert!(taken <= BUCKETS, "one of each bucket at the most, not {taken}");
+    assert!(left >= WAYS * 3 / 4, "{left} of {WAYS}");
+}
