@@ -29,8 +29,8 @@ pub trait Tables: PolicyTables + Memory + Sized {
     fn class6(&self, address: [u64; 2]) -> ClassId {
         class6(self, &V6::octets(address))
     }
-    /// Inserts a flow of a key with that hash: [`insert`]. In the kernel that is a function of its own, which the verifier
-    /// looks at once, not at the end of each path that leads there.
+    /// Inserts a flow whose key has that hash: [`insert`]. In the kernel that is a function of its own,
+    /// which the verifier looks at once, not at the end of each path that leads there.
     ///
     /// # Errors
     /// [`Full`] if there is no room.
@@ -66,7 +66,10 @@ pub fn make_room<F: Family, T: Tables>(tables: &T, endpoint: u32, hash: u64) -> 
     let Some(settings) = tables.settings() else { return false };
     let Some(buckets) = buckets::<F, T>(tables, settings, hash) else { return false };
     // SAFETY: whole buckets of this family's table.
-    unsafe { conntrack::make_room::<F::Key, _>(tables, buckets, (endpoint, hash), tables.now()) }
+    unsafe {
+        let wanted = (endpoint, hash);
+        conntrack::make_room::<F::Key, _>(tables, buckets, wanted, settings, tables.now())
+    }
 }
 
 #[inline(always)]

@@ -153,3 +153,14 @@ fn half_open_flows_of_another_pod_take_few_places() {
     assert!(taken <= BUCKETS, "one of each bucket at the most, not {taken}");
     assert!(left >= WAYS * 3 / 4, "{left} of {WAYS}");
 }
+
+/// Who loses a race for a free place takes nobody's instead.
+#[test]
+fn a_table_with_room_is_not_shared() {
+    let tables = eight(&[7]);
+    assert!(!make_room::<V4, _>(&tables, 2, Of(2, 0).hash(&tables)));
+    assert_eq!(there(&tables, 1, 7), 7);
+    Of(3, 0).insert(&tables).expect("the last one");
+    assert!(!make_room::<V4, _>(&tables, 2, Of(2, 0).hash(&tables)), "a half-open flow is there");
+    assert_eq!(there(&tables, 1, 7), 7);
+}

@@ -6,8 +6,8 @@
 //! one. (Many pods that want everything leave it a third of the table.) Else nothing established ever
 //! makes room, and half-open flows take one another's place first.
 
-use super::{Control, Key, Memory, PLACES, way};
-use crate::order;
+use super::{Control, Key, Memory, PLACES, stored_protocol, way};
+use crate::{control::PROTECTED, layout::Settings, order};
 
 /// Ways of a flow that the endpoint has which gives way.
 const MOST: usize = PLACES * 3 / 4;
@@ -24,6 +24,7 @@ pub unsafe fn make_room<K: Key, M: Memory>(
     memory: &M,
     buckets: [*mut u64; 2],
     (endpoint, hash): (u32, u64),
+    settings: &Settings,
     now: u32,
 ) -> bool {
     // SAFETY: as the caller promises.
@@ -35,13 +36,19 @@ pub unsafe fn make_room<K: Key, M: Memory>(
     let mut place = 0;
     while place < PLACES {
         // SAFETY: as the caller promises.
-        let (control, ways) = unsafe {
+        let (control, protocol, ways) = unsafe {
             let way = way::<K>(buckets, place);
             let control = Control(memory.load(way));
             // Behind it: if the control word is still the same when it is swapped, this is its flow's.
-            let other = K::endpoint(memory.load(order::behind(way, control.0).add(1)));
-            (control, ways_of::<K, M>(memory, buckets, other, hash))
+            let way = order::behind(way, control.0);
+            let other = K::endpoint(memory.load(way.add(1)));
+            let ways = ways_of::<K, M>(memory, buckets, other, hash);
+            (control, stored_protocol::<K, M>(memory, way), ways)
         };
+        if control.rank(memory, protocol, settings, now) != PROTECTED {
+            // Not full: the flow lost a race for this one.
+            return false;
+        }
         let age = u64::from(control.age(now)) + 1;
         if ways >= MOST && control.is_valid() && age > best_age {
             best = memory.opaque(place, hash);
