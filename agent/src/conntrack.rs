@@ -7,6 +7,7 @@
 
 mod adopt;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -68,6 +69,8 @@ pub struct Census {
     pub busy: u64,
     /// Expired flows that this pass removed.
     pub removed: u64,
+    /// Flows of endpoints that are gone, which this pass removed.
+    pub orphaned: u64,
     /// Buckets without a free way: a further flow there evicts an unreplied one or is refused.
     pub full_buckets: u64,
 }
@@ -105,35 +108,50 @@ impl Sweeper {
         Ok(Self { four, six, settings, hz })
     }
 
-    /// One pass over both tables: removes what has expired at `now` (jiffies), counts the rest.
-    /// Reads one word of each way; a table of 16 MiB takes a few milliseconds.
+    /// One pass over both tables: removes what has expired at `now` (jiffies) and flows of endpoints
+    /// whose number is none of these (`None`: nothing is known of endpoints), counts the rest. Reads a
+    /// word or two of each way; a table of 16 MiB takes a few milliseconds.
     #[must_use]
-    pub fn pass(&self, now: u32) -> Pass {
+    pub fn pass(&self, now: u32, endpoints: Option<&BTreeSet<u32>>) -> Pass {
         Pass {
-            v4: self.census::<[u64; 2], _>(&self.four, now),
-            v6: self.census::<[u64; 4], _>(&self.six, now),
+            v4: self.census::<[u64; 2], _>(&self.four, now, endpoints),
+            v6: self.census::<[u64; 4], _>(&self.six, now, endpoints),
         }
     }
 
-    fn census<K: Key, B: Pod>(&self, table: &MappedArray<B>, now: u32) -> Census {
+    fn census<K: Key, B: Pod>(
+        &self,
+        table: &MappedArray<B>,
+        now: u32,
+        endpoints: Option<&BTreeSet<u32>>,
+    ) -> Census {
         let mut census = Census::default();
         let words = table.words().unwrap_or_default();
         for bucket in words.chunks_exact(CT_WAYS * K::STRIDE) {
             census.capacity += CT_WAYS as u64;
             if occupied::<K>(bucket).next().is_some() {
-                self.tidy::<K>(bucket, now, &mut census);
+                self.tidy::<K>(bucket, now, endpoints, &mut census);
             }
         }
         census
     }
 
-    fn tidy<K: Key>(&self, bucket: &[AtomicU64], now: u32, census: &mut Census) {
+    fn tidy<K: Key>(
+        &self,
+        bucket: &[AtomicU64],
+        now: u32,
+        endpoints: Option<&BTreeSet<u32>>,
+        census: &mut Census,
+    ) {
+        let lives = |endpoint| endpoints.is_none_or(|all| all.contains(&endpoint));
         let stale = STALE_CLAIM * self.hz;
         // SAFETY: a whole bucket of this family (the slice is CT_WAYS ways long), mapped for
         // writing while self lives, and changed by atomic operations only.
-        let swept =
-            unsafe { sweep::<K, _>(&HostMemory, bucket[0].as_ptr(), &self.settings, now, stale) };
+        let swept = unsafe {
+            sweep::<K, _>(&HostMemory, bucket[0].as_ptr(), &self.settings, now, stale, lives)
+        };
         census.removed += u64::from(swept.removed);
+        census.orphaned += u64::from(swept.orphaned);
         let mut used = 0;
         for control in occupied::<K>(bucket) {
             used += 1;

@@ -90,7 +90,7 @@ pub struct Engine {
     /// How far the comparison with the kernel's tables has come.
     cursor: Cursor,
     /// Flows removed by all sweeps.
-    expired: Pass,
+    swept: Pass,
     /// When the first of the changes that are not enforced yet was seen.
     noticed: Option<Instant>,
     instruments: Instruments,
@@ -130,7 +130,7 @@ impl Engine {
             roles: None,
             seeds: true,
             cursor: Cursor::default(),
-            expired: Pass::default(),
+            swept: Pass::default(),
             noticed: None,
             instruments: Instruments::default(),
         }
@@ -169,8 +169,13 @@ impl Engine {
     /// How often something was enforced, and what it came from.
     #[must_use]
     pub fn last_good(&self, is_due: impl Fn(u64) -> bool) -> Option<(u64, Essentials)> {
-        let good = self.installed && self.failure.is_none() && self.held.is_none();
-        (good && is_due(self.enforced)).then(|| (self.enforced, self.compiler.essentials()))
+        (self.is_settled() && is_due(self.enforced))
+            .then(|| (self.enforced, self.compiler.essentials()))
+    }
+
+    /// Whether what was compiled last is in force.
+    fn is_settled(&self) -> bool {
+        self.installed && self.failure.is_none() && self.held.is_none()
     }
 
     /// Says why a boot would begin without policy.
@@ -193,11 +198,13 @@ impl Engine {
         self.dataplane.generation()?.events().ok()
     }
 
-    /// Tidies expired flows away and counts the others.
+    /// Tidies flows away that have expired or whose endpoint is gone, and counts the others. Which are
+    /// gone is known once everything is enforced.
     pub fn sweep(&mut self) {
-        match self.dataplane.sweep() {
+        let endpoints = self.is_settled().then(|| self.compiler.endpoint_numbers());
+        match self.dataplane.sweep(endpoints.as_ref()) {
             Ok(pass) => {
-                pass.iter().for_each(|pass| self.count_expired(pass));
+                pass.iter().for_each(|pass| self.count_swept(pass));
                 self.census = pass;
             }
             Err(error) => tracing::warn!(%error, "conntrack cannot be swept; flows expire anyway"),

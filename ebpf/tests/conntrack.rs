@@ -104,7 +104,7 @@ fn sweeping_frees_expired_flows_only_across_the_wrap_of_jiffies() {
     let swept = |now| {
         let bucket = tables.bucket4(0).expect("a bucket");
         // SAFETY: a whole bucket of a live table.
-        unsafe { sweep::<[u64; 2], _>(&tables, bucket, &tables.settings, now, 1000) }
+        unsafe { sweep::<[u64; 2], _>(&tables, bucket, &tables.settings, now, 1000, |_| true) }
     };
     let (early, late) =
         ((u32::MAX - 5).wrapping_add(opening - 1), (u32::MAX - 5).wrapping_add(opening));
@@ -165,7 +165,14 @@ fn no_reader_ever_matches_another_flow() {
                     let bucket = tables.bucket4(index).expect("a bucket");
                     // SAFETY: a whole bucket of a live table.
                     unsafe {
-                        sweep::<[u64; 2], _>(&tables, bucket, &tables.settings, tables.now(), 9);
+                        sweep::<[u64; 2], _>(
+                            &tables,
+                            bucket,
+                            &tables.settings,
+                            tables.now(),
+                            9,
+                            |_| true,
+                        );
                     }
                 }
             }

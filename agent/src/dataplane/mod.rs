@@ -19,7 +19,7 @@ pub mod test_run;
 pub mod uplink;
 pub mod xdp;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::os::fd::AsFd;
 
@@ -157,13 +157,17 @@ impl Dataplane {
         })
     }
 
-    /// Tidies expired flows away and counts the others; `None` before the first generation.
+    /// Tidies flows away as [`Sweeper::pass`] does, and counts the others; `None` before the first
+    /// generation.
     ///
     /// # Errors
     /// The tables cannot be mapped or the clock cannot be read.
-    pub fn sweep(&self) -> Result<Option<Pass>, GenerationError> {
+    pub fn sweep(
+        &self,
+        endpoints: Option<&BTreeSet<u32>>,
+    ) -> Result<Option<Pass>, GenerationError> {
         let Some(sweeper) = self.sweeper()? else { return Ok(None) };
-        Ok(Some(sweeper.pass(self.now()?)))
+        Ok(Some(sweeper.pass(self.now()?, endpoints)))
     }
 
     /// The flow tables; `None` before the first generation.

@@ -31,7 +31,7 @@ impl Engine {
             endpoints: self.endpoint_counts(),
             tables: self.compiler.fill().iter().map(fill).collect(),
             conntrack: self.census.unwrap_or_default(),
-            expired: self.expired,
+            swept: self.swept,
             evicted: self.evicted(),
             drops: self.drops_by_reason(),
             // All kinds: a counter that begins with its first event has no increase.
@@ -87,9 +87,12 @@ impl Engine {
     }
 
     /// Adds what a sweep removed to what those before it did.
-    pub(super) fn count_expired(&mut self, pass: &Pass) {
-        self.expired.v4.removed += pass.v4.removed;
-        self.expired.v6.removed += pass.v6.removed;
+    pub(super) fn count_swept(&mut self, pass: &Pass) {
+        let families = [(&mut self.swept.v4, &pass.v4), (&mut self.swept.v6, &pass.v6)];
+        for (all, one) in families {
+            all.removed += one.removed;
+            all.orphaned += one.orphaned;
+        }
     }
 }
 

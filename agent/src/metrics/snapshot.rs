@@ -57,8 +57,8 @@ pub struct Snapshot {
     pub tables: Vec<Fill>,
     /// The flow tables as of the last sweep.
     pub conntrack: Pass,
-    /// Flows that expired and were tidied away since the agent's start.
-    pub expired: Pass,
+    /// Flows that were tidied away since the agent's start.
+    pub swept: Pass,
     /// Flows that made room for new ones, by family and state.
     pub evicted: Vec<([(&'static str, &'static str); 2], u64)>,
     /// Packets dropped.
@@ -138,8 +138,10 @@ impl Snapshot {
         let help =
             "Buckets without room: a new flow there pushes out a half-open one or is refused";
         writer.gauges("conntrack_full_buckets", help, full)?;
-        let expired = by_family(&self.expired).map(|(f, census)| ([("family", f)], census.removed));
+        let expired = by_family(&self.swept).map(|(f, census)| ([("family", f)], census.removed));
         writer.counters("conntrack_expired", "Flows that ended by their timeout", expired)?;
+        let orphaned = by_family(&self.swept).map(|(f, census)| ([("family", f)], census.orphaned));
+        writer.counters("conntrack_orphaned", "Flows that ended with their pod", orphaned)?;
         let help = "Flows that were pushed out to make room for new ones, by what they were";
         writer.counters("conntrack_evicted", help, self.evicted.iter().copied())
     }

@@ -2,9 +2,10 @@
 
 use std::fs;
 
-use netpold_testbed::{Agent, Cni, PodSpec, require_root};
+use netpold_testbed::{Agent, Cni, PodSpec, Protocol, require_root};
+use serde_json::Value;
 
-use crate::cluster::{Cluster, NAMESPACE, allow_from, isolate};
+use crate::cluster::{Cluster, ENFORCED, NAMESPACE, PATIENCE, allow_from, isolate};
 
 /// A server that listens to `friend` alone.
 fn guarded(cni: Cni) -> Cluster {
@@ -118,6 +119,35 @@ fn programs_leave_with_the_pod() {
     assert_eq!(links(&cluster.agents[0], index), Vec::<String>::new());
     assert_eq!(links(&cluster.agents[0], stays), both(stays));
     cluster.denied("stranger", "server");
+}
+
+/// An established connection is kept for days, but not for a pod that is gone.
+#[test]
+fn flows_end_with_their_pod() {
+    if !require_root("flows_end_with_their_pod") {
+        return;
+    }
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "mirror", "friend"]);
+    cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
+    for name in ["server", "mirror"] {
+        cluster.policy(name, allow_from(name, "friend"));
+    }
+    cluster.enforce();
+    let addresses = |name: &str| cluster.pod(name).addresses().to_vec();
+    let addresses = [addresses("server"), addresses("mirror")].concat();
+    let mut flows: Vec<_> =
+        addresses.iter().map(|to| cluster.flow("friend", Protocol::Tcp, *to)).collect();
+    let tracked = |status: &Value, count: u64| {
+        let families = status["conntrack"].as_array().map_or(&[][..], Vec::as_slice);
+        families.len() == 2 && families.iter().all(|family| family["used"] == count)
+    };
+    cluster.agents[0].wait_for("tracking both", ENFORCED, |s| tracked(s, 2)).unwrap();
+    cluster.take("mirror").delete().unwrap();
+    cluster.enforce();
+    cluster.agents[0].wait_for("tracking one", ENFORCED, |s| tracked(s, 1)).unwrap();
+    for flow in &mut flows[..addresses.len() / 2] {
+        assert!(flow.ping(PATIENCE), "the other pod's goes on");
+    }
 }
 
 /// The pod is there but Kubernetes no longer lists it: its veth is one of the node's devices, and

@@ -1,4 +1,4 @@
-//! Tidying expired flows away.
+//! Tidying flows away that are over: expired, or of a pod that is gone.
 
 use super::stored_protocol;
 use crate::{
@@ -13,10 +13,13 @@ pub struct Swept {
     pub live: u32,
     /// Expired flows that were removed.
     pub removed: u32,
+    /// Flows of endpoints that are gone, which were removed.
+    pub orphaned: u32,
 }
 
-/// Frees the expired ways of one bucket. A flow that is refreshed meanwhile stays, since the whole
-/// control word is compared. A way that has been claimed for `stale` jiffies is freed too.
+/// Frees the expired ways of one bucket, and those of endpoints that do not live. A flow that is
+/// refreshed meanwhile stays, since the whole control word is compared. A way that has been claimed
+/// for `stale` jiffies is freed too.
 ///
 /// # Safety
 /// As [`super::Flow::find`].
@@ -26,6 +29,7 @@ pub unsafe fn sweep<K: Key, M: Memory>(
     settings: &Settings,
     now: u32,
     stale: u32,
+    lives: impl Fn(u32) -> bool,
 ) -> Swept {
     let mut swept = Swept::default();
     for index in 0..CT_WAYS {
@@ -34,10 +38,13 @@ pub unsafe fn sweep<K: Key, M: Memory>(
         // SAFETY: as above.
         let (control, protocol) =
             unsafe { (Control(memory.load(way)), stored_protocol::<K, M>(memory, way)) };
+        // SAFETY: as above.
+        let endpoint = K::endpoint(unsafe { memory.load(way.add(1)) });
+        let orphaned = control.is_valid() && !lives(endpoint);
         let gone = if control.flags() & CT_BUSY != 0 {
             control.age(now) > stale
         } else if control.is_valid() {
-            control.is_expired(memory, protocol, settings, now)
+            orphaned || control.is_expired(memory, protocol, settings, now)
         } else {
             continue;
         };
@@ -49,7 +56,11 @@ pub unsafe fn sweep<K: Key, M: Memory>(
         let free = Control::new(0, control.incarnation(), 0);
         // SAFETY: as above.
         let removed = unsafe { memory.swap(way, control.0, free.0) == control.0 };
-        if removed { swept.removed += 1 } else { swept.live += 1 }
+        *match (removed, orphaned) {
+            (false, _) => &mut swept.live,
+            (true, false) => &mut swept.removed,
+            (true, true) => &mut swept.orphaned,
+        } += 1;
     }
     swept
 }

@@ -252,6 +252,13 @@ impl Endpoints {
         })
     }
 
+    /// The numbers of all endpoints, and those that are put by for endpoints to come. No other number that
+    /// was ever given comes back.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = u32> {
+        let live = self.live.values().map(|live| live.id);
+        live.chain(self.kept.values().copied()).chain(self.known.values().copied())
+    }
+
     /// The number of a pod instance that is seen for the first time.
     fn number(&mut self, ifindex: u32, identity: &Identity) -> u32 {
         if let Some(id) = self.kept.remove(&(ifindex, identity.clone())) {

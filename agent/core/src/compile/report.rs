@@ -1,5 +1,6 @@
 //! What others want to know of a compiler: endpoints, problems, fill, image.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use netpold_ebpf::layout::MAX_CLASSES;
@@ -78,6 +79,13 @@ impl fmt::Display for Problem {
 }
 
 impl Compiler {
+    /// The numbers of endpoints ([`EndpointInfo::id`]) as of the last update, and those that earlier
+    /// endpoints may come back with. Flows of others belong to nobody any more.
+    #[must_use]
+    pub fn endpoint_numbers(&self) -> BTreeSet<u32> {
+        self.endpoints.numbers().collect()
+    }
+
     /// The endpoints as of the last update, by interface index.
     pub fn endpoints(&self) -> impl Iterator<Item = EndpointInfo> {
         self.endpoints.live.iter().map(|(ifindex, live)| EndpointInfo {
