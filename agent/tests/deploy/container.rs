@@ -15,8 +15,9 @@ use crate::{INTERVAL, TIMEOUT};
 /// The host's directories, below one of the test's own, and what runs there.
 pub(crate) struct Host<'a> {
     node: &'a Node,
-    directory: TempDir,
+    // Before the directory that it is in.
     _bpffs: Unmount<PathBuf>,
+    directory: TempDir,
 }
 
 impl<'a> Host<'a> {
@@ -25,7 +26,7 @@ impl<'a> Host<'a> {
         let bpffs = below(&directory, "/sys/fs/bpf");
         fs::create_dir_all(&bpffs).unwrap();
         mount(Some("bpf"), &bpffs, Some("bpf"), MsFlags::empty(), None::<&str>).unwrap();
-        Self { node, directory, _bpffs: Unmount(bpffs) }
+        Self { node, _bpffs: Unmount(bpffs), directory }
     }
 
     /// Starts the DaemonSet's container, with its objects from files instead of an API server.
