@@ -15,44 +15,13 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::arch::Arch;
 use crate::setup::{self, Toolchain};
 use crate::{root, step};
 use layout::Contents;
 
 /// What an image may take, unpacked, in bytes.
 const LARGEST: usize = 20_000_000;
-
-/// Processors that images are made for, with their names in Rust's targets and in OCI.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Arch {
-    /// x86-64
-    Amd64,
-    /// 64-bit ARM; needs a cross compiler, which is installed on Debian
-    Arm64,
-}
-
-impl Arch {
-    fn target(self) -> &'static str {
-        match self {
-            Self::Amd64 => "x86_64-unknown-linux-gnu",
-            Self::Arm64 => "aarch64-unknown-linux-gnu",
-        }
-    }
-
-    fn rust(self) -> &'static str {
-        match self {
-            Self::Amd64 => "x86_64",
-            Self::Arm64 => "aarch64",
-        }
-    }
-
-    fn oci(self) -> &'static str {
-        match self {
-            Self::Amd64 => "amd64",
-            Self::Arm64 => "arm64",
-        }
-    }
-}
 
 /// Flags of `cargo xtask image`.
 #[derive(clap::Args)]
@@ -94,7 +63,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             "image: {}:{} for {}, {:.1} MB, {:.1} MB unpacked",
             output.display(),
             options.tag,
-            image.arch.oci(),
+            image.arch.name(),
             size as f64 / 1e6,
             image.binary.len() as f64 / 1e6
         ));
@@ -131,16 +100,15 @@ fn image(arch: Arch, options: &Options) -> Result<Contents> {
 fn test(toolchain: &Toolchain) -> Result<()> {
     let link = ["rustc", "--locked", "--package", "netpold", "--bin", "netpold"];
     let mut command = crate::cargo(&link);
-    command.args(["--", "-Ctarget-feature=+crt-static", "-Cstrip=symbols"]);
+    command.args(["--", setup::STATIC, "-Cstrip=symbols"]);
     step::show(toolchain.apply(&mut command))?;
     let binary = read(&build::target().join("debug/netpold"))?;
-    let arch = if cfg!(target_arch = "aarch64") { Arch::Arm64 } else { Arch::Amd64 };
-    let contents = Contents { binary, arch, revision: revision() };
+    let contents = Contents { binary, arch: Arch::own(), revision: revision() };
     check::reproducible(&contents)?;
     check::several(&contents)?;
     let directory = tempfile::tempdir().context("no temporary directory")?;
     layout::write(directory.path(), "test", std::slice::from_ref(&contents))?;
-    check::check(directory.path(), "test", arch)
+    check::check(directory.path(), "test", contents.arch)
 }
 
 /// A binary that needs no other file.

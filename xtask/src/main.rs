@@ -1,6 +1,7 @@
 //! netpold's chores: `cargo xtask setup`, `cargo xtask test`, `cargo xtask demo`,
 //! `cargo xtask bench`, `cargo xtask fuzz`, `cargo xtask vm-test`, `cargo xtask image`.
 
+mod arch;
 mod bench;
 mod checks;
 mod demo;

@@ -24,6 +24,7 @@ use std::time::SystemTime;
 use anyhow::{Context, Result, bail};
 use netpold_testbed::apiserver::KubeBinaries;
 
+use crate::arch::Arch;
 use crate::step;
 pub(crate) use cross::emulator;
 use toolchain::{LINKER_VERSION, LLVM_MAJOR, Needs};
@@ -72,12 +73,24 @@ pub(crate) fn for_image() -> Result<()> {
     deploy::install_for_image()
 }
 
-/// Installs what building for another processor needs, and gives the linker to use.
+/// A flag of rustc: the binary needs no libraries.
+pub(crate) const STATIC: &str = "-Ctarget-feature=+crt-static";
+
+/// Tells a cargo run to build for a processor; what it needs for another than ours is installed.
 ///
 /// # Errors
 /// Naming what could not be had.
-pub(crate) fn for_target(target: &str) -> Result<&'static str> {
-    cross::install(target)
+pub(crate) fn build_for(arch: Arch, command: &mut Command) -> Result<()> {
+    let target = arch.target();
+    command.args(["--target", target]);
+    if !arch.is_own() {
+        let linker = cross::install(arch)?;
+        let variable = target.replace('-', "_");
+        command
+            .env(format!("CARGO_TARGET_{}_LINKER", variable.to_uppercase()), linker)
+            .env(format!("CC_{variable}"), linker);
+    }
+    Ok(())
 }
 
 /// Installs what only the tests against a real API server need.

@@ -9,6 +9,8 @@ mod console;
 mod guest;
 mod kernel;
 mod modules;
+mod qemu;
+mod userland;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -16,10 +18,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::arch::Arch;
 use crate::{setup, step};
 use console::{Ended, Report};
 use guest::{Binaries, Guest};
 use kernel::{Kernel, WANTED};
+use qemu::Qemu;
+use userland::Userland;
 
 /// Options of the chore.
 #[derive(clap::Args)]
@@ -27,6 +32,9 @@ pub(crate) struct Options {
     /// Only kernels whose version begins like this, such as 6.1
     #[arg(long, value_name = "VERSION")]
     kernel: Vec<String>,
+    /// Processor that is emulated and built for
+    #[arg(long, value_enum, default_value_t = Arch::own())]
+    arch: Arch,
     /// Look for newer packages than those in the cache
     #[arg(long)]
     update: bool,
@@ -42,24 +50,30 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let start = Instant::now();
     let toolchain = setup::run()?;
-    let cache = cache()?;
-    let emulator = apt::emulator(&cache)?;
-    let busybox = apt::busybox(&cache)?;
-    let binaries = Binaries::build(&toolchain)?;
+    let arch = options.arch;
+    let qemu = Qemu::find(&cache(Arch::own())?, arch)?;
+    let cache = cache(arch)?;
+    let userland = Userland::fetch(&cache, arch)?;
+    let binaries = Binaries::build(&toolchain, arch)?;
     let mut rows = Vec::new();
     for wanted in &WANTED {
         let chosen = |kernel: &Kernel| {
             options.kernel.is_empty()
                 || options.kernel.iter().any(|v| kernel.release.starts_with(v.as_str()))
         };
-        let kernel = Kernel::fetch(wanted, &cache, options.update)
+        let kernel = Kernel::fetch(wanted, &cache, arch, options.update)
             .with_context(|| format!("no kernel of Debian {}", wanted.suite))?;
         if !chosen(&kernel) {
             continue;
         }
-        step::title(&format!("Linux {} (Debian {})", kernel.release, wanted.suite));
-        let guest = Guest::new(&kernel, &busybox, &binaries)?;
-        let report = console::boot(&emulator, &kernel, &guest, options.verbose)?;
+        step::title(&format!(
+            "Linux {} (Debian {}, {})",
+            kernel.release,
+            wanted.suite,
+            arch.name()
+        ));
+        let guest = Guest::new(&kernel, &userland, &binaries)?;
+        let report = console::boot(&qemu, &kernel, &guest, options.verbose)?;
         rows.push(tell(&kernel, &guest, &report));
     }
     ensure!(!rows.is_empty(), "no kernel of that version; there are those of {}", suites());
@@ -107,10 +121,13 @@ fn suites() -> String {
     WANTED.map(|wanted| wanted.suite).join(", ")
 }
 
-/// Packages and what is unpacked from them.
-fn cache() -> Result<PathBuf> {
+/// Packages and what is unpacked from them: another processor's in a folder of their own.
+fn cache(arch: Arch) -> Result<PathBuf> {
     let folder = setup::user_cache().context("neither XDG_CACHE_HOME nor HOME is set")?;
-    let cache = folder.join("netpold/vm");
+    let mut cache = folder.join("netpold/vm");
+    if !arch.is_own() {
+        cache.push(arch.name());
+    }
     std::fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
     Ok(cache)
 }

@@ -7,7 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Arch, read};
+use super::read;
+use crate::arch::Arch;
 use crate::setup::{self, Toolchain};
 use crate::{root, step};
 
@@ -62,29 +63,22 @@ pub(super) fn target() -> PathBuf {
 }
 
 fn build_in(sources: &Path, into: &Path, arch: Arch, toolchain: &Toolchain) -> Result<PathBuf> {
-    let target = arch.target();
     let build = ["build", "--locked", "--package", "netpold", "--bin", "netpold"];
     let mut command = crate::cargo(&build);
     command
         .current_dir(sources)
-        .args(["--profile", "image", "--target", target, "--target-dir"])
+        .args(["--profile", "image", "--target-dir"])
         .arg(into)
         // With a target named, these are not for build scripts and macros, which stay dynamic.
         .env("CARGO_ENCODED_RUSTFLAGS", flags(sources, into).join("\u{1f}"));
-    if arch.rust() != env::consts::ARCH {
-        let linker = setup::for_target(target)?;
-        let variable = target.replace('-', "_");
-        command
-            .env(format!("CARGO_TARGET_{}_LINKER", variable.to_uppercase()), linker)
-            .env(format!("CC_{variable}"), linker);
-    }
+    setup::build_for(arch, &mut command)?;
     step::show(toolchain.apply(&mut command))?;
-    Ok(into.join(target).join("image/netpold"))
+    Ok(into.join(arch.target()).join("image/netpold"))
 }
 
 /// Where the sources are on this machine is nobody's business, and would make another binary.
 fn flags(sources: &Path, into: &Path) -> Vec<String> {
-    let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned()];
+    let mut flags = vec![setup::STATIC.to_owned()];
     let mut rename = |path: &Path, name: &str| {
         flags.push(format!("--remap-path-prefix={}={name}", path.display()));
     };

@@ -7,7 +7,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::{Arch, layout};
+use super::layout;
+use crate::arch::Arch;
 use crate::{setup, step};
 
 /// A pod that one other may reach.
@@ -37,7 +38,7 @@ pub(super) fn check(directory: &Path, tag: &str, arch: Arch) -> Result<()> {
     let image = format!("oci:{}:{tag}", directory.display());
     let skopeo = |arguments: &[&str]| skopeo(arch, arguments);
     let said: Value = serde_json::from_str(&skopeo(&["inspect", "--config", &image])?)?;
-    ensure!(said["architecture"] == arch.oci() && said["os"] == "linux", "platform: {said}");
+    ensure!(said["architecture"] == arch.name() && said["os"] == "linux", "platform: {said}");
     let config = &said["config"];
     ensure!(config["Entrypoint"] == serde_json::json!(["/netpold"]), "entrypoint: {config}");
     ensure!(config["User"] == "0:0", "user: {config}");
@@ -61,7 +62,7 @@ pub(super) fn check(directory: &Path, tag: &str, arch: Arch) -> Result<()> {
 
 /// The binary says its version, and what it makes of a policy, where there is nothing but itself.
 fn runs(root: &Path, arch: Arch) -> Result<()> {
-    let foreign = arch.rust() != std::env::consts::ARCH;
+    let foreign = !arch.is_own();
     if !netpold_testbed::is_root() {
         step::warning("SKIPPED running the image's binary: needs root");
         return Ok(());
@@ -114,7 +115,7 @@ pub(super) fn reproducible(contents: &layout::Contents) -> Result<()> {
 pub(super) fn several(contents: &layout::Contents) -> Result<()> {
     let directory = tempfile::tempdir().context("no temporary directory")?;
     let images = [Arch::Amd64, Arch::Arm64].map(|arch| layout::Contents {
-        binary: [&contents.binary[..], arch.oci().as_bytes()].concat(),
+        binary: [&contents.binary[..], arch.name().as_bytes()].concat(),
         arch,
         revision: contents.revision.clone(),
     });
@@ -123,8 +124,8 @@ pub(super) fn several(contents: &layout::Contents) -> Result<()> {
     let mut layers = Vec::new();
     for arch in [Arch::Amd64, Arch::Arm64] {
         let config: Value = serde_json::from_str(&skopeo(arch, &["inspect", "--config", &image])?)?;
-        ensure!(config["architecture"] == arch.oci(), "platform: {config}");
-        let copy = directory.path().join(arch.oci());
+        ensure!(config["architecture"] == arch.name(), "platform: {config}");
+        let copy = directory.path().join(arch.name());
         skopeo(arch, &["copy", "--quiet", &image, &format!("dir:{}", copy.display())])?;
         let manifest: Value = serde_json::from_slice(&fs::read(copy.join("manifest.json"))?)?;
         layers.push(manifest["layers"].clone());
@@ -134,7 +135,7 @@ pub(super) fn several(contents: &layout::Contents) -> Result<()> {
 }
 
 fn skopeo(arch: Arch, arguments: &[&str]) -> Result<String> {
-    let options = ["--insecure-policy", "--override-os=linux", "--override-arch", arch.oci()];
+    let options = ["--insecure-policy", "--override-os=linux", "--override-arch", arch.name()];
     ran(Command::new("skopeo").args(options).args(arguments))
 }
 

@@ -15,7 +15,7 @@ use oci_spec::image::{
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
-use super::Arch;
+use crate::arch::Arch;
 
 /// Where the binary is in the image.
 const PATH: &str = "netpold";
@@ -82,7 +82,7 @@ impl Layout<'_> {
         let mut manifest = self.json(MediaType::ImageManifest, &manifest)?;
         let size = size + manifest.size();
         let platform =
-            PlatformBuilder::default().os("linux").architecture(contents.arch.oci()).build()?;
+            PlatformBuilder::default().os("linux").architecture(contents.arch.name()).build()?;
         manifest.set_platform(Some(platform));
         Ok((manifest, size))
     }
@@ -127,7 +127,7 @@ impl Layout<'_> {
         let image = ImageConfigurationBuilder::default()
             .created(CREATED)
             .os("linux")
-            .architecture(contents.arch.oci())
+            .architecture(contents.arch.name())
             .config(config)
             .rootfs(layers)
             .build()?;

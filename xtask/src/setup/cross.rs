@@ -4,9 +4,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::{packages, toolchain};
+use crate::arch::Arch;
 use crate::step;
 
 /// Debian's packages: compiler, C library, emulator.
@@ -15,11 +16,13 @@ const LINKER: &str = "aarch64-linux-gnu-gcc";
 /// Runs a static arm64 program, and is one file itself.
 const EMULATOR: &str = "qemu-aarch64-static";
 
-/// Installs what is missing for a target of Rust's, 64-bit ARM with glibc, and gives the linker.
+/// Installs what is missing to build for 64-bit ARM with glibc, and gives the linker.
 ///
 /// # Errors
-/// Naming what could not be had.
-pub(super) fn install(target: &str) -> Result<&'static str> {
+/// Naming what could not be had, or that it is another processor.
+pub(super) fn install(arch: Arch) -> Result<&'static str> {
+    let target = arch.target();
+    ensure!(arch == Arch::Arm64, "this machine can build for itself and arm64, not for {target}");
     let there = |program: &str| toolchain::on_path(program).is_some();
     if !(there(LINKER) && there(EMULATOR)) {
         if !(packages::have_apt() && packages::root()) {

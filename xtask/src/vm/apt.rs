@@ -8,70 +8,28 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::output;
+use crate::arch::Arch;
 use crate::step;
 
-/// qemu as it can be run.
-pub(super) struct Emulator {
-    pub(super) program: PathBuf,
-    /// Where the unpacked one finds its libraries and firmware; empty for an installed one.
-    pub(super) libraries: OsString,
-    pub(super) firmware: Vec<PathBuf>,
-}
-
-/// The machine's qemu, else one unpacked from the packages of the machine's own release.
-///
-/// # Errors
-/// When it is not installed and cannot be fetched.
-pub(super) fn emulator(cache: &Path) -> Result<Emulator> {
-    let name = "qemu-system-x86_64";
-    if let Some(program) = on_path(name) {
-        return Ok(Emulator { program, libraries: OsString::new(), firmware: Vec::new() });
-    }
-    let root = unpacked(cache, "qemu-system-x86")?;
-    let libraries = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].map(|l| root.join(l));
-    let firmware = ["usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu"];
-    Ok(Emulator {
-        program: root.join("usr/bin").join(name),
-        libraries: std::env::join_paths(libraries)?,
-        firmware: firmware.map(|folder| root.join(folder)).to_vec(),
-    })
-}
-
-/// A busybox without libraries.
+/// A package with what it depends on beyond what is installed, unpacked into a folder.
 ///
 /// # Errors
 /// When it cannot be fetched.
-pub(super) fn busybox(cache: &Path) -> Result<PathBuf> {
-    let root = unpacked(cache, "busybox-static")?;
-    ["bin/busybox", "usr/bin/busybox"]
-        .map(|path| root.join(path))
-        .into_iter()
-        .find(|path| path.is_file())
-        .context("the package busybox-static has no busybox")
-}
-
-fn on_path(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
-}
-
-/// A package with what it depends on beyond what is installed, unpacked into a folder.
-fn unpacked(cache: &Path, package: &str) -> Result<PathBuf> {
+pub(super) fn unpacked(cache: &Path, package: &str) -> Result<PathBuf> {
     let root = cache.join(package);
     if root.join(COMPLETE).exists() {
         return Ok(root);
     }
     let archives = cache.join(format!("{package}.packages"));
     fs::create_dir_all(archives.join("partial"))?;
-    let install = || {
-        let mut command = Command::new("apt-get");
-        command.args(["install", "-q", "-y", "--download-only", "--no-install-recommends"]);
-        command.args(PRIVATE).arg(option("Dir::Cache::archives", &archives)).arg(package);
+    let download = || {
+        let mut command = apt("apt-get");
+        command.arg(option("Dir::Cache::archives", &archives)).args(DOWNLOAD).arg(package);
         command
     };
-    if output(&mut install()).is_err() {
+    if output(&mut download()).is_err() {
         step::quiet(Command::new("apt-get").args(["update", "-q"]))?;
-        step::quiet(&mut install())?;
+        step::quiet(&mut download())?;
     }
     unpack_all(&archives, &root)?;
     Ok(root)
@@ -96,8 +54,15 @@ fn unpack_all(archives: &Path, root: &Path) -> Result<()> {
 
 /// In a folder where everything was unpacked.
 pub(super) const COMPLETE: &str = ".complete";
-/// No lock, and no other user who would have to read the cache.
-const PRIVATE: [&str; 4] = ["-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User=root"];
+/// Packages with what they depend on.
+const DOWNLOAD: [&str; 5] = ["install", "-q", "-y", "--download-only", "--no-install-recommends"];
+
+/// One of apt's programs, with no lock, and no other user who would have to read the cache.
+fn apt(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.args(["-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User=root"]);
+    command
+}
 
 fn option(name: &str, path: &Path) -> OsString {
     let mut option = OsString::from(format!("-o{name}="));
@@ -105,10 +70,11 @@ fn option(name: &str, path: &Path) -> OsString {
     option
 }
 
-/// One suite of the machine's own Debian mirror, with lists of its own.
+/// One suite of the machine's own Debian mirror for one processor, with lists of its own.
 pub(super) struct Suite {
     folder: PathBuf,
     name: String,
+    arch: Arch,
 }
 
 impl Suite {
@@ -116,30 +82,32 @@ impl Suite {
     ///
     /// # Errors
     /// When the machine has no Debian mirror, or the suite cannot be reached there.
-    pub(super) fn update(cache: &Path, name: &str) -> Result<Self> {
+    pub(super) fn update(cache: &Path, name: &str, arch: Arch) -> Result<Self> {
         let folder = cache.join("suites").join(name);
         fs::create_dir_all(folder.join("lists/partial"))?;
         fs::create_dir_all(folder.join("archives/partial"))?;
         let (mirror, key) = mirror()?;
         fs::write(
             folder.join("sources.list"),
-            format!("deb [arch=amd64 signed-by={key}] {mirror} {name} main\n"),
+            format!("deb [arch={} signed-by={key}] {mirror} {name} main\n", arch.name()),
         )?;
-        let suite = Self { folder, name: name.to_owned() };
+        let suite = Self { folder, name: name.to_owned(), arch };
         step::quiet(suite.apt("apt-get").args(["update", "-q"]))?;
         Ok(suite)
     }
 
     fn apt(&self, program: &str) -> Command {
-        let mut command = Command::new(program);
+        let mut command = apt(program);
         command
-            .args(PRIVATE)
             .arg(option("Dir::State::lists", &self.folder.join("lists")))
             .arg(option("Dir::Cache", &self.folder))
             .arg(option("Dir::Etc::sourcelist", &self.folder.join("sources.list")))
             .args(["-o", "Dir::Etc::sourceparts=/dev/null", "-o", "Acquire::Languages=none"])
             // What is installed here says nothing about that suite.
             .args(["-o", "Dir::State::status=/dev/null"]);
+        for name in ["Architecture", "Architectures"] {
+            command.arg(format!("-oAPT::{name}={}", self.arch.name()));
+        }
         command
     }
 
@@ -152,6 +120,17 @@ impl Suite {
             .with_context(|| format!("{} has no package {package}", self.name))?;
         let names = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
         Ok(names.map(str::to_owned).collect())
+    }
+
+    /// Downloads packages with all that they depend on, and unpacks them.
+    ///
+    /// # Errors
+    /// When one cannot be fetched.
+    pub(super) fn unpack_whole(&self, packages: &[&str], root: &Path) -> Result<()> {
+        let archives = self.folder.join("archives");
+        fs::create_dir_all(archives.join("partial"))?;
+        step::quiet(self.apt("apt-get").args(DOWNLOAD).args(packages))?;
+        unpack_all(&archives, root)
     }
 
     /// Downloads packages and unpacks them.

@@ -1,16 +1,16 @@
 //! One run of qemu, read from its serial console.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
 use super::BOOT;
-use super::apt::Emulator;
 use super::guest::Guest;
 use super::kernel::Kernel;
+use super::qemu::Qemu;
 
 /// How a step ended.
 pub(super) struct Done {
@@ -65,13 +65,8 @@ impl Drop for Machine {
 ///
 /// # Errors
 /// When qemu cannot be run.
-pub(super) fn boot(
-    emulator: &Emulator,
-    kernel: &Kernel,
-    guest: &Guest,
-    verbose: bool,
-) -> Result<Report> {
-    let mut child = command(emulator, kernel, guest).spawn().context("cannot run qemu")?;
+pub(super) fn boot(qemu: &Qemu, kernel: &Kernel, guest: &Guest, verbose: bool) -> Result<Report> {
+    let mut child = qemu.command(kernel, guest).spawn().context("cannot run qemu")?;
     let stdout = child.stdout.take().context("qemu has no output")?;
     let _machine = Machine(child);
     let (sender, lines) = mpsc::channel();
@@ -84,36 +79,6 @@ pub(super) fn boot(
         }
     });
     Ok(Reader::new(guest, verbose).read(&lines))
-}
-
-/// `no_timer_check`: on a busy machine the emulated timer looks broken to the kernel.
-const CMDLINE: &str = "console=ttyS0 quiet panic=-1 rdinit=/init mitigations=off no_timer_check";
-
-/// Without `cmpxchg16b`: as the kernel's allocator uses it, its emulation corrupts the flags now and
-/// then, and the guest dies of a double fault.
-const CPU: &str = "max,cx16=off";
-
-fn command(emulator: &Emulator, kernel: &Kernel, guest: &Guest) -> Command {
-    let mut command = Command::new(&emulator.program);
-    if !emulator.libraries.is_empty() {
-        command.env("LD_LIBRARY_PATH", &emulator.libraries);
-    }
-    for folder in &emulator.firmware {
-        command.arg("-L").arg(folder);
-    }
-    command
-        // No network device: what the tests send stays in the guest.
-        .args(["-nodefaults", "-no-user-config", "-display", "none", "-nic", "none"])
-        .args(["-machine", "q35,accel=tcg", "-cpu", CPU, "-smp", "2", "-m", "3072"])
-        .args(["-no-reboot", "-serial", "stdio", "-kernel"])
-        .arg(&kernel.image)
-        .arg("-initrd")
-        .arg(guest.initramfs())
-        .args(["-append", CMDLINE])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::inherit());
-    command
 }
 
 struct Reader<'a> {

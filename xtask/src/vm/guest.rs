@@ -1,6 +1,5 @@
 //! What a guest holds and does.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,8 +11,11 @@ use tempfile::TempDir;
 
 use super::archive::Archive;
 use super::kernel::Kernel;
+use super::userland::Userland;
 use super::{modules, output};
-use crate::{cargo, root, setup::Toolchain, step};
+use crate::arch::Arch;
+use crate::setup::{self, Toolchain};
+use crate::{cargo, root, step};
 
 /// Tests with real traffic: every module of `agent/tests/traffic` whose name begins so. Those that
 /// are left out are of the agent rather than of the kernel, and slow when emulated.
@@ -39,15 +41,24 @@ pub(super) struct Binaries {
 }
 
 impl Binaries {
-    /// Builds them.
+    /// Builds them; for another processor than this machine's without libraries.
     ///
     /// # Errors
     /// When something does not compile.
-    pub(super) fn build(toolchain: &Toolchain) -> Result<Self> {
-        let tests = ["test", "--workspace", "--test", "kernel", "--test", "traffic"];
-        step::show(toolchain.apply(cargo(&tests).arg("--no-run")))?;
-        let json = ["--no-run", "--message-format=json", "--quiet"];
-        let messages = output(toolchain.apply(cargo(&tests).args(json)))?;
+    pub(super) fn build(toolchain: &Toolchain, arch: Arch) -> Result<Self> {
+        let build = || -> Result<Command> {
+            let tests = ["test", "--workspace", "--test", "kernel", "--test", "traffic"];
+            let mut command = cargo(&tests);
+            command.arg("--no-run");
+            if !arch.is_own() {
+                setup::build_for(arch, &mut command)?;
+                command.env("CARGO_ENCODED_RUSTFLAGS", setup::STATIC);
+            }
+            toolchain.apply(&mut command);
+            Ok(command)
+        };
+        step::show(&mut build()?)?;
+        let messages = output(build()?.args(["--message-format=json", "--quiet"]))?;
         let built: Vec<Artifact> =
             messages.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         let find = |name: &str, kind: &str| {
@@ -87,11 +98,11 @@ impl Guest {
     ///
     /// # Errors
     /// When something that belongs into it cannot be read.
-    pub(super) fn new(kernel: &Kernel, busybox: &Path, binaries: &Binaries) -> Result<Self> {
+    pub(super) fn new(kernel: &Kernel, userland: &Userland, binaries: &Binaries) -> Result<Self> {
         let steps = steps(kernel, binaries);
         let mut archive = Archive::default();
         archive.file("/init", 0o755, include_str!("init.sh"));
-        archive.copy(busybox, Path::new("/busybox"))?;
+        archive.copy(&userland.busybox, Path::new("/busybox"))?;
         let lines = steps.iter().map(|s| format!("{} {} {}\n", s.limit, s.name, s.command));
         archive.file("/steps", 0o644, lines.collect::<String>());
         let modules = modules::wanted(&kernel.modules)?;
@@ -106,9 +117,10 @@ impl Guest {
         for name in ["bin", "sbin", "lib", "lib64"] {
             archive.link(&format!("/{name}"), &format!("usr/{name}"));
         }
-        let ip = ["/usr/sbin/ip", "/sbin/ip", "/usr/bin/ip", "/bin/ip"];
-        let ip = ip.iter().map(Path::new).find(|path| path.exists()).context("no ip here")?;
-        programs(&mut archive, &[ip, &binaries.netpold, &binaries.kernel, &binaries.traffic])?;
+        let built = [&*binaries.netpold, &binaries.kernel, &binaries.traffic];
+        for (to, from) in userland.files(&built)? {
+            archive.copy(&from, &to)?;
+        }
         let corpus = root().join("agent/fuzz/corpus/packets");
         for input in fs::read_dir(&corpus).with_context(|| corpus.display().to_string())? {
             let input = input?.path();
@@ -149,29 +161,4 @@ fn steps(kernel: &Kernel, binaries: &Binaries) -> Vec<Step> {
             command: format!("{SLOWNESS}=6 {traffic} --test-threads=2 {filters}"),
         },
     ]
-}
-
-/// Programs of this machine with the libraries they are linked to, each at its own path.
-fn programs(archive: &mut Archive, programs: &[&Path]) -> Result<()> {
-    let mut files = BTreeSet::new();
-    for program in programs {
-        files.insert(program.to_path_buf());
-        let listed = output(Command::new("ldd").arg(program))?;
-        // `name => path (address)`, or `path (address)` for the loader.
-        let paths = listed.split_whitespace().filter(|word| word.starts_with('/'));
-        files.extend(paths.map(PathBuf::from));
-    }
-    for file in files {
-        // In the guest too, /lib is a link to /usr/lib.
-        let parent = file.parent().context("a file without a folder")?;
-        let parent = fs::canonicalize(parent)?;
-        let parent = match parent.strip_prefix("/") {
-            Ok(below) if ["bin", "sbin", "lib", "lib64"].iter().any(|d| below.starts_with(d)) => {
-                Path::new("/usr").join(below)
-            }
-            _ => parent,
-        };
-        archive.copy(&file, &parent.join(file.file_name().unwrap_or_default()))?;
-    }
-    Ok(())
 }

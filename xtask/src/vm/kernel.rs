@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use super::apt::{COMPLETE, Suite};
+use crate::arch::Arch;
 
 /// A kernel that is looked for.
 pub(super) struct Wanted {
@@ -24,9 +25,6 @@ pub(super) const WANTED: [Wanted; 4] = [
     Wanted { suite: "trixie-backports", too_old: false },
 ];
 
-/// Follows a suite's newest kernel for virtual machines.
-const META: &str = "linux-image-cloud-amd64";
-
 /// An unpacked kernel.
 pub(super) struct Kernel {
     /// As `uname -r` has it.
@@ -42,14 +40,14 @@ impl Kernel {
     ///
     /// # Errors
     /// When it cannot be fetched or is not as expected.
-    pub(super) fn fetch(wanted: &Wanted, cache: &Path, update: bool) -> Result<Self> {
+    pub(super) fn fetch(wanted: &Wanted, cache: &Path, arch: Arch, update: bool) -> Result<Self> {
         let root = cache.join("kernels").join(wanted.suite);
         if update || !root.join(COMPLETE).exists() {
             if root.exists() {
                 fs::remove_dir_all(&root)?;
             }
-            let suite = Suite::update(cache, wanted.suite)?;
-            suite.unpack(&packages(&suite)?, &root)?;
+            let suite = Suite::update(cache, wanted.suite, arch)?;
+            suite.unpack(&packages(&suite, arch)?, &root)?;
         }
         Self::find(wanted, &root)
     }
@@ -72,10 +70,12 @@ impl Kernel {
 }
 
 /// The image, and what newer releases keep in packages of their own.
-fn packages(suite: &Suite) -> Result<Vec<String>> {
-    let mut found: Vec<String> = suite.depends(META)?;
+fn packages(suite: &Suite, arch: Arch) -> Result<Vec<String>> {
+    // Follows a suite's newest kernel for virtual machines.
+    let meta = format!("linux-image-cloud-{}", arch.name());
+    let mut found: Vec<String> = suite.depends(&meta)?;
     found.retain(|name| name.starts_with("linux-image-"));
-    ensure!(found.len() == 1, "{META} depends on {found:?} instead of one kernel");
+    ensure!(found.len() == 1, "{meta} depends on {found:?} instead of one kernel");
     let parts = suite.depends(&found[0])?;
     let is_part =
         |name: &String| ["linux-binary-", "linux-modules-"].iter().any(|p| name.starts_with(p));

@@ -1,0 +1,112 @@
+//! qemu, and the machine that it emulates.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::Result;
+
+use super::apt;
+use super::guest::Guest;
+use super::kernel::Kernel;
+use crate::arch::Arch;
+
+/// What qemu is to emulate for guests of one processor.
+struct Board {
+    /// Debian's package.
+    package: &'static str,
+    machine: &'static str,
+    cpu: &'static str,
+    /// The serial port as the kernel names it, and what else the kernel is told.
+    cmdline: &'static str,
+}
+
+/// `cx16=off`, without `cmpxchg16b`: as the kernel's allocator uses it, its emulation corrupts the
+/// flags now and then, and the guest dies of a double fault. `no_timer_check`: on a busy machine the
+/// emulated timer looks broken to the kernel.
+const AMD64: Board = Board {
+    package: "qemu-system-x86",
+    machine: "q35",
+    cpu: "max,cx16=off",
+    cmdline: "console=ttyS0 no_timer_check",
+};
+
+/// A processor of servers with the atomic instructions of ARMv8.1, which the kernel's BPF compiler
+/// uses where there are some. `max` would sign pointers too, which is slow to emulate.
+const ARM64: Board = Board {
+    package: "qemu-system-arm",
+    machine: "virt",
+    cpu: "neoverse-n1",
+    cmdline: "console=ttyAMA0",
+};
+
+const fn board(arch: Arch) -> &'static Board {
+    match arch {
+        Arch::Amd64 => &AMD64,
+        Arch::Arm64 => &ARM64,
+    }
+}
+
+/// qemu as it can be run.
+pub(super) struct Qemu {
+    board: &'static Board,
+    program: PathBuf,
+    /// Where the unpacked one finds its libraries and firmware; empty for an installed one.
+    libraries: OsString,
+    firmware: Vec<PathBuf>,
+}
+
+impl Qemu {
+    /// The machine's qemu, else one unpacked from the packages of the machine's own release.
+    ///
+    /// # Errors
+    /// When it is not installed and cannot be fetched.
+    pub(super) fn find(cache: &Path, arch: Arch) -> Result<Self> {
+        let board = board(arch);
+        let name = format!("qemu-system-{}", arch.cpu());
+        if let Some(program) = on_path(&name) {
+            return Ok(Self { board, program, libraries: OsString::new(), firmware: Vec::new() });
+        }
+        let root = apt::unpacked(cache, board.package)?;
+        let own = format!("lib/{}-linux-gnu", Arch::own().cpu());
+        let libraries = [Path::new("usr").join(&own), own.into()].map(|folder| root.join(folder));
+        let firmware = ["usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu"];
+        Ok(Self {
+            board,
+            program: root.join("usr/bin").join(name),
+            libraries: std::env::join_paths(libraries)?,
+            firmware: firmware.map(|folder| root.join(folder)).to_vec(),
+        })
+    }
+
+    /// Boots a kernel into a guest, the console on its output.
+    pub(super) fn command(&self, kernel: &Kernel, guest: &Guest) -> Command {
+        let mut command = Command::new(&self.program);
+        if !self.libraries.is_empty() {
+            command.env("LD_LIBRARY_PATH", &self.libraries);
+        }
+        for folder in &self.firmware {
+            command.arg("-L").arg(folder);
+        }
+        let Board { machine, cpu, cmdline, .. } = self.board;
+        command
+            // No network device: what the tests send stays in the guest.
+            .args(["-nodefaults", "-no-user-config", "-display", "none", "-nic", "none"])
+            .args(["-machine", machine, "-accel", "tcg", "-cpu", cpu, "-smp", "2", "-m", "3072"])
+            .args(["-no-reboot", "-serial", "stdio", "-kernel"])
+            .arg(&kernel.image)
+            .arg("-initrd")
+            .arg(guest.initramfs())
+            .arg("-append")
+            .arg(format!("{cmdline} quiet panic=-1 rdinit=/init mitigations=off"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit());
+        command
+    }
+}
+
+fn on_path(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
+}

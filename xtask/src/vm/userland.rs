@@ -1,0 +1,114 @@
+//! The programs of a guest that are not netpold's: busybox and `ip`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use super::apt::{self, COMPLETE, Suite};
+use super::output;
+use crate::arch::Arch;
+
+/// By their paths in the guest, files of this machine.
+pub(super) type Files = BTreeMap<PathBuf, PathBuf>;
+
+/// Where the guest's programs are from.
+pub(super) struct Userland {
+    pub(super) busybox: PathBuf,
+    /// Unpacked packages for another processor; `ip` is this machine's own without.
+    root: Option<PathBuf>,
+}
+
+/// Has what guests for another processor get.
+const SUITE: &str = "trixie";
+
+impl Userland {
+    /// This machine's, or what is fetched for another processor.
+    ///
+    /// # Errors
+    /// When something cannot be fetched.
+    pub(super) fn fetch(cache: &Path, arch: Arch) -> Result<Self> {
+        let root = if arch.is_own() {
+            apt::unpacked(cache, "busybox-static")?
+        } else {
+            foreign(cache, arch)?
+        };
+        let busybox = ["bin/busybox", "usr/bin/busybox"].map(|path| root.join(path));
+        let busybox = busybox.into_iter().find(|path| path.is_file());
+        let busybox = busybox.context("the package busybox-static has no busybox")?;
+        Ok(Self { busybox, root: (!arch.is_own()).then_some(root) })
+    }
+
+    /// `ip`, and binaries that were built here, each at its own path, with the libraries they need.
+    ///
+    /// # Errors
+    /// When one is missing, or its libraries cannot be told.
+    pub(super) fn files(&self, binaries: &[&Path]) -> Result<Files> {
+        if let Some(root) = &self.root {
+            let mut files = unpacked(root)?;
+            // Linked to nothing.
+            files.extend(binaries.iter().map(|path| (path.to_path_buf(), path.to_path_buf())));
+            return Ok(files);
+        }
+        let ip = ["/usr/sbin/ip", "/sbin/ip", "/usr/bin/ip", "/bin/ip"].map(Path::new);
+        let ip = ip.into_iter().find(|path| path.exists()).context("no ip here")?;
+        let mut files = Files::new();
+        for program in [&[ip], binaries].concat() {
+            linked(program, &mut files)?;
+        }
+        Ok(files)
+    }
+}
+
+/// Packages for another processor, with all that they depend on.
+fn foreign(cache: &Path, arch: Arch) -> Result<PathBuf> {
+    let root = cache.join("userland");
+    if !root.join(COMPLETE).exists() {
+        let suite = Suite::update(cache, SUITE, arch)?;
+        suite.unpack_whole(&["busybox-static", "iproute2"], &root)?;
+    }
+    Ok(root)
+}
+
+/// `ip` and every library of unpacked packages: which of them it needs, `ldd` tells of programs
+/// alone that run here.
+fn unpacked(root: &Path) -> Result<Files> {
+    let mut files = Files::from([("/usr/bin/ip".into(), root.join("usr/bin/ip"))]);
+    let libraries = root.join("usr/lib");
+    let mut folders = vec![libraries.clone()];
+    for entry in fs::read_dir(&libraries).with_context(|| libraries.display().to_string())? {
+        let path = entry?.path();
+        folders.extend(path.to_string_lossy().ends_with("-linux-gnu").then_some(path));
+    }
+    for folder in folders {
+        for entry in fs::read_dir(folder)? {
+            let from = entry?.path();
+            if from.is_file() && from.to_string_lossy().contains(".so") {
+                files.insert(Path::new("/").join(from.strip_prefix(root)?), from);
+            }
+        }
+    }
+    ensure!(files.len() > 1, "no libraries below {}", libraries.display());
+    Ok(files)
+}
+
+/// A program of this machine with the libraries it is linked to.
+fn linked(program: &Path, files: &mut Files) -> Result<()> {
+    let listed = output(Command::new("ldd").arg(program))?;
+    // `name => path (address)`, or `path (address)` for the loader.
+    let paths = listed.split_whitespace().filter(|word| word.starts_with('/')).map(Path::new);
+    for file in std::iter::once(program).chain(paths) {
+        // In the guest too, /lib is a link to /usr/lib.
+        let parent = fs::canonicalize(file.parent().context("a file without a folder")?)?;
+        let parent = match parent.strip_prefix("/") {
+            Ok(below) if ["bin", "sbin", "lib", "lib64"].iter().any(|d| below.starts_with(d)) => {
+                Path::new("/usr").join(below)
+            }
+            _ => parent,
+        };
+        files.insert(parent.join(file.file_name().unwrap_or_default()), file.to_owned());
+    }
+    Ok(())
+}
