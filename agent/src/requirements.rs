@@ -17,17 +17,22 @@ const CAPABILITIES: [(u32, &str, &str); 4] = [
 ];
 /// Stands for CAP_BPF and CAP_PERFMON too.
 const CAP_SYS_ADMIN: u32 = 21;
+/// What there is to say of the processor.
+const UNTRIED: Option<&str> = if cfg!(target_arch = "x86_64") {
+    None
+} else if cfg!(target_arch = "aarch64") {
+    Some("on this kind of processor netpold was tested in an emulator only")
+} else {
+    Some("netpold has not enforced anything on this kind of processor yet")
+};
 
-/// Checks kernel and privileges, and warns of a processor that nothing was tested on.
+/// Checks kernel and privileges, and warns of a processor that little or nothing was tested on.
 ///
 /// # Errors
 /// What is missing, and what to do.
 pub fn check() -> Result<()> {
-    if cfg!(not(target_arch = "x86_64")) {
-        warn!(
-            processor = std::env::consts::ARCH,
-            "netpold is built for this processor, but has not enforced anything on one of its kind yet"
-        );
+    if let Some(lack) = UNTRIED {
+        warn!(processor = std::env::consts::ARCH, "{lack}");
     }
     let name = nix::sys::utsname::uname().context("cannot ask for the kernel's version")?;
     kernel(&name.release().to_string_lossy())?;

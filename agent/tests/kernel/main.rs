@@ -42,11 +42,17 @@ fn programs_pass_the_verifier() {
     all.extend(
         PROGRAMS.map(|name| (name, program(&mut world.bpf, name).info().expect("program info"))),
     );
+    // Without the file the compiler cannot be switched off.
+    let switch = std::fs::read_to_string("/proc/sys/net/core/bpf_jit_enable");
+    let interpreted = switch.is_ok_and(|switch| switch.trim() == "0");
     for (name, info) in all {
         println!(
-            "{name}: {:?} instructions verified, {:?} bytes translated",
+            "{name}: {:?} instructions verified, {:?} bytes translated, {} of machine code",
             info.verified_instruction_count(),
-            info.size_translated()
+            info.size_translated(),
+            info.size_jitted()
         );
+        // What it cannot compile, a kernel interprets without a word.
+        assert!(interpreted || info.size_jitted() > 0, "{name} was not compiled");
     }
 }
