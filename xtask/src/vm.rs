@@ -2,6 +2,7 @@
 //!
 //! Debian's kernel packages are fetched into the user's cache (nothing is installed) and booted in
 //! qemu, emulated (TCG), with an initramfs that holds the test binaries and what they need.
+//! With `--arch` they are those of another processor, which everything in it is built for.
 
 mod apt;
 mod archive;
