@@ -28,7 +28,7 @@ use crate::arch::Arch;
 use crate::step;
 pub(crate) use cross::emulator;
 use toolchain::{LINKER_VERSION, LLVM_MAJOR, Needs};
-pub(crate) use toolchain::{Toolchain, cache as user_cache};
+pub(crate) use toolchain::{Toolchain, cache as user_cache, on_path};
 
 /// What bpf-linker is built against.
 const LLVM_PACKAGES: [&str; 4] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-dev", "zlib1g-dev"];

@@ -75,15 +75,9 @@ impl Engine {
         .collect()
     }
 
-    fn evicted(&self) -> Vec<([(&'static str, &'static str); 2], u64)> {
-        let families = [("ipv4", false), ("ipv6", true)];
-        let states = [("half_open", false), ("established", true)];
-        let all = families.into_iter().flat_map(|family| states.map(|state| (family, state)));
-        all.map(|((family, is_v6), (state, established))| {
-            let count = self.dataplane.counter(reason::evictions(is_v6, established));
-            ([("family", family), ("state", state)], count)
-        })
-        .collect()
+    fn evicted(&self) -> [[u64; 2]; 2] {
+        let count = |is_v6, state| self.dataplane.counter(reason::evictions(is_v6, state));
+        [false, true].map(|is_v6| [false, true].map(|established| count(is_v6, established)))
     }
 
     /// Adds what a sweep removed to what those before it did.

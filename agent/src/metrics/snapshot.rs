@@ -59,8 +59,8 @@ pub struct Snapshot {
     pub conntrack: Pass,
     /// Flows that were tidied away since the agent's start.
     pub swept: Pass,
-    /// Flows that made room for new ones, by family and state.
-    pub evicted: Vec<([(&'static str, &'static str); 2], u64)>,
+    /// Flows that made room for new ones, IPv4 and IPv6: half-open, established.
+    pub evicted: [[u64; 2]; 2],
     /// Packets dropped.
     pub drops: Vec<(Direction, Reason, u64)>,
     /// What was put right after somebody else had changed it, by kind.
@@ -143,7 +143,12 @@ impl Snapshot {
         let orphaned = by_family(&self.swept).map(|(f, census)| ([("family", f)], census.orphaned));
         writer.counters("conntrack_orphaned", "Flows that ended with their pod", orphaned)?;
         let help = "Flows that were pushed out to make room for new ones, by what they were";
-        writer.counters("conntrack_evicted", help, self.evicted.iter().copied())
+        let families = by_family(&self.conntrack).zip(self.evicted);
+        let evicted = families.flat_map(|((family, _), [half_open, established])| {
+            [("half_open", half_open), ("established", established)]
+                .map(|(state, count)| ([("family", family), ("state", state)], count))
+        });
+        writer.counters("conntrack_evicted", help, evicted)
     }
 }
 

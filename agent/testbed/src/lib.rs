@@ -100,19 +100,24 @@ pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// Whether the test may run: true as root, after a [`sweep`]. Otherwise says loudly that the test
-/// is skipped; under CI, where it must not be, it panics.
+/// Whether the test may run: true as root, after a [`sweep`]. Otherwise it is skipped, see [`skip`].
 #[must_use]
-#[expect(clippy::panic, clippy::print_stderr, reason = "speaks to whoever runs the tests")]
 pub fn require_root(test: &str) -> bool {
-    if is_root() {
+    let root = is_root();
+    if root {
         sweep();
-        return true;
+    } else {
+        skip(test, "needs root (network namespaces)");
     }
-    let skipped = format!("SKIPPED {test}: needs root (network namespaces)");
+    root
+}
+
+/// Says loudly that a test is skipped; under CI, where it must not be, it panics.
+#[expect(clippy::panic, clippy::print_stderr, reason = "speaks to whoever runs the tests")]
+pub fn skip(test: &str, why: impl std::fmt::Display) {
+    let skipped = format!("SKIPPED {test}: {why:#}");
     if std::env::var("CI").is_ok_and(|v| v == "true") {
         panic!("{skipped}, and CI=true allows no skipping");
     }
     eprintln!("{skipped}");
-    false
 }

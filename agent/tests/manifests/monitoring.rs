@@ -7,7 +7,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::rendered::{can_render, deploy, find, render};
-use crate::skip;
+use netpold_testbed::skip;
 
 /// Names in `deploy/metrics.md`; `tests/traffic/metrics.rs` compares that with what is served.
 fn documented() -> BTreeSet<String> {
@@ -88,7 +88,7 @@ fn alerts_are_raised_when_they_must_be() {
         return;
     }
     let Some(promtool) = promtool() else {
-        return skip(name, "promtool (Debian package prometheus; `cargo xtask setup`)");
+        return skip(name, "needs promtool (Debian package prometheus; `cargo xtask setup`)");
     };
     let objects = render("overlays/monitoring");
     let groups = &find(&objects, "PrometheusRule", "")["spec"]["groups"];

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use netpold_testbed::apiserver::Kubectl;
 use serde_json::Value;
 
-use crate::skip;
+use netpold_testbed::skip;
 
 /// Everything that is rendered, the base first.
 pub(crate) const KUSTOMIZATIONS: [&str; 8] = [
@@ -36,7 +36,7 @@ fn kubectl() -> Option<&'static Kubectl> {
 pub(crate) fn can_render(test: &str) -> bool {
     let there = kubectl().is_some();
     if !there {
-        skip(test, "a kubectl of 1.21 or later (`cargo xtask setup`)");
+        skip(test, "needs a kubectl of 1.21 or later (`cargo xtask setup`)");
     }
     there
 }

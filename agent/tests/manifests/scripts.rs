@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::rendered::deploy;
-use crate::skip;
+use netpold_testbed::skip;
 
 /// Runs a tool over files; `None` if it is not installed.
 fn run(tool: &str, arguments: &[&str], files: &[PathBuf]) -> Option<(bool, String)> {
@@ -27,7 +27,7 @@ fn shell_scripts_are_clean() {
     assert!(scripts.len() >= 3, "{scripts:?}");
     match run("shellcheck", &["--severity=style", "--external-sources"], &scripts) {
         Some((clean, said)) => assert!(clean, "{said}"),
-        None => skip("shell_scripts_are_clean", "shellcheck (`cargo xtask setup`)"),
+        None => skip("shell_scripts_are_clean", "needs shellcheck (`cargo xtask setup`)"),
     }
 }
 
@@ -37,7 +37,7 @@ fn the_vagrantfile_is_ruby() {
         Some((parsed, said)) => {
             assert!(parsed && !said.contains("warning"), "{said}");
         }
-        None => skip("the_vagrantfile_is_ruby", "ruby (`cargo xtask setup`)"),
+        None => skip("the_vagrantfile_is_ruby", "needs ruby (`cargo xtask setup`)"),
     }
 }
 

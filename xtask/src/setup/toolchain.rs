@@ -149,7 +149,7 @@ fn has_core_sources(sysroot: &str) -> bool {
 }
 
 /// A program on the `PATH`.
-pub(super) fn on_path(program: &str) -> Option<PathBuf> {
+pub(crate) fn on_path(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH")?;
     env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
 }

@@ -10,6 +10,7 @@ use super::apt;
 use super::guest::Guest;
 use super::kernel::Kernel;
 use crate::arch::Arch;
+use crate::setup::on_path;
 
 /// What qemu is to emulate for guests of one processor.
 struct Board {
@@ -104,9 +105,4 @@ impl Qemu {
             .stderr(Stdio::inherit());
         command
     }
-}
-
-fn on_path(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
 }

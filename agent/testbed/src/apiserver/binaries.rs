@@ -101,16 +101,9 @@ fn cached(folder: &str) -> Option<PathBuf> {
     Some(cache.map(PathBuf::from).or_else(home)?.join(folder))
 }
 
-/// Whether a test against a real API server may run: true where its binaries are there. Otherwise
-/// says loudly that the test is skipped; under CI, where it must not be, it panics.
+/// Whether a test against a real API server may run: true where its binaries are there. Otherwise it
+/// is skipped, see [`crate::skip`].
 #[must_use]
-#[expect(clippy::panic, clippy::print_stderr, reason = "speaks to whoever runs the tests")]
 pub fn require_apiserver(test: &str) -> bool {
-    let Err(error) = KubeBinaries::find() else { return true };
-    let skipped = format!("SKIPPED {test}: {error:#}");
-    if env::var("CI").is_ok_and(|v| v == "true") {
-        panic!("{skipped}, and CI=true allows no skipping");
-    }
-    eprintln!("{skipped}");
-    false
+    KubeBinaries::find().map_err(|error| crate::skip(test, error)).is_ok()
 }
