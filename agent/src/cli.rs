@@ -97,6 +97,12 @@ pub struct RunArgs {
     /// none, or names with commas between them, each of which may end in `*`
     #[arg(long, value_name = "DEVICES", env = "NETPOLD_NODE_DEVICES", default_value = "auto")]
     pub node_devices: NodeDevices,
+    /// Bit of the packet mark (`skb->mark`) that says that a packet was judged at its pod's interface: one
+    /// that nothing else on the node uses
+    #[arg(long, value_name = "BIT", env = "NETPOLD_MARK_BIT",
+          default_value_t = netpold_ebpf::proof::DEFAULT_BIT,
+          value_parser = clap::value_parser!(u8).range(0..32))]
+    pub mark_bit: u8,
     /// Devices at which XDP drops what policy denies to local pods, before the kernel makes a packet
     /// of it: names, in which `*` stands for any characters, with commas between [default: none]
     #[arg(long, value_name = "NAME", env = "NETPOLD_XDP_UPLINK", value_delimiter = ',')]

@@ -52,6 +52,8 @@ pub struct RunConfig {
     pub readback: Duration,
     /// At which of the node's devices to judge.
     pub node_devices: NodeDevices,
+    /// The bit of `skb->mark` that says that a packet was judged, 0 to 31.
+    pub mark_bit: u8,
     /// Devices at which XDP drops, if any.
     pub uplinks: Option<Wanted>,
     /// XDP drops what pods may not send.
@@ -97,6 +99,7 @@ impl TryFrom<RunArgs> for RunConfig {
             state: args.state,
             readback: Duration::from_secs(args.readback.into()),
             node_devices: args.node_devices,
+            mark_bit: args.mark_bit,
             uplinks: (!args.xdp_uplink.is_empty()).then_some(Wanted {
                 names: args.xdp_uplink,
                 scope: match args.xdp_uplink_drops {

@@ -338,6 +338,7 @@ fn engine(
     };
     let seed = predecessor.hash_seed.unwrap_or(random);
     let dataplane = Dataplane::new(pins, attacher, CONNTRACK_BUCKETS, seed)
+        .with_proof(1 << config.mark_bit)
         .with_uplinks(config.uplinks.clone())
         .with_sent(config.sent);
     let mut engine = Engine::new(Compiler::new(options), dataplane, capacity);

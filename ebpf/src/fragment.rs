@@ -42,9 +42,6 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         if row == ROW_NOT_ISOLATED {
             return Err(Self::passing(Reason::NotIsolated, class));
         }
-        if self.is_from_node() {
-            return Err(Reason::Node);
-        }
         if row_word(self.tables, row, class) == PORTS_EVERY {
             return Err(Self::passing(Reason::Allowed, class));
         }

@@ -13,6 +13,7 @@ use crate::{
     },
     packet::Bytes,
     policy::PolicyTables,
+    proof::DEFAULT_BIT,
     tables::{EndpointRef, Tables},
     uplink::Locals,
 };
@@ -103,6 +104,8 @@ impl HostTables {
                 event_burst: 0,
                 event_window: 1000,
                 has_cidr6: 1,
+                proof: 1 << DEFAULT_BIT,
+                demands_proof: 1,
                 ..Settings::default()
             },
             endpoints: Vec::new(),

@@ -12,7 +12,7 @@
 
 /// Version of everything in this file; part of the pin path. The feature `other-layout` makes a second
 /// agent for the upgrade test, which lays out endpoints, flows and their flags differently.
-pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1005 } else { 5 };
+pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1006 } else { 6 };
 
 /// Number of the set of peers an address belongs to. Class 0 is "no set at all".
 pub type ClassId = u32;
@@ -198,23 +198,25 @@ pub const fn endpoint_slot(ifindex: u32, probe: u32) -> u32 {
 
 /// How many bits of a mark number its slot.
 const MARK_SLOT_BITS: u32 = 13;
-/// What the other bits of a mark are.
-const MARK_MAGIC: u32 = 0b101;
+/// The other bits of a mark are the endpoint's number modulo this, plus 1: a mark ends with its
+/// endpoint, not with the endpoint's slot.
+const MARK_NUMBERS: u32 = 7;
 const _: () = assert!(1 << MARK_SLOT_BITS == ENDPOINT_SLOTS);
 
 /// A mark: the 16 bits of `skb->tc_index` that a packet takes along through routing, bridging and
-/// NAT, and that name the endpoint slot whose pod sent it.
+/// NAT, and that name the endpoint whose pod sent it: its slot and its number ([`Endpoint::id`]). A
+/// pod can write this field itself, so it counts only beside [`Settings::proof`].
 #[must_use]
 #[inline(always)]
-pub const fn mark(slot: u32) -> u32 {
-    MARK_MAGIC << MARK_SLOT_BITS | slot & (ENDPOINT_SLOTS - 1)
+pub const fn mark(slot: u32, id: u32) -> u32 {
+    (id % MARK_NUMBERS + 1) << MARK_SLOT_BITS | slot & (ENDPOINT_SLOTS - 1)
 }
 
 /// Whether `skb->tc_index` holds a [`mark`].
 #[must_use]
 #[inline(always)]
 pub const fn is_mark(tc_index: u32) -> bool {
-    tc_index >> MARK_SLOT_BITS == MARK_MAGIC
+    tc_index >> MARK_SLOT_BITS != 0
 }
 
 /// The endpoint slot that a [`mark`] names.
@@ -255,6 +257,13 @@ pub struct Settings {
     pub revision: u32,
     /// Buckets in the table of IPv6 addresses less one.
     pub hosts6_mask: u32,
+    /// The bit of `skb->mark` that says that one of these programs has judged the packet where it
+    /// came from a pod. The kernel clears `skb->mark` on the way out of a network namespace
+    /// (`skb_scrub_packet`), so no pod can write it.
+    pub proof: u32,
+    /// Not zero if what comes from an endpoint without [`Settings::proof`] has got round its programs,
+    /// and is judged where it leaves. Zero until they are attached.
+    pub demands_proof: u32,
     /// Zero.
     pub reserved: u32,
 }
@@ -447,7 +456,7 @@ const _: () = {
     assert!(size_of::<PortBitmap>() == 8192);
     let other = if cfg!(feature = "other-layout") { 8 } else { 0 };
     assert!(size_of::<Endpoint>() == 112 + other && align_of::<Endpoint>() == 8);
-    assert!(size_of::<Settings>() == 80);
+    assert!(size_of::<Settings>() == 88);
     assert!(size_of::<Host6>() == 24 && size_of::<Hosts6Bucket>() == 128);
     assert!(size_of::<Ct4Key>() == 16 && size_of::<Ct4Way>() == 32 + other);
     assert!(size_of::<Ct4Bucket>() == size_of::<Ct4Way>() * CT_WAYS);

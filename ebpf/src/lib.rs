@@ -26,6 +26,7 @@ mod observer;
 pub mod order;
 pub mod packet;
 pub mod policy;
+pub mod proof;
 mod reading;
 pub mod reason;
 mod recall;

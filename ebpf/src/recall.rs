@@ -93,7 +93,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
             && transport.flags & (TCP_SYN | TCP_FIN | TCP_RST) == 0
             && !packet.network.fragment.more
             && !packet.network.fragment.is_later()
-            && !self.is_from_node()
+            && !self.is_from_node(&packet.network.fragment)
     }
 }
 

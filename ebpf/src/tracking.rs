@@ -82,8 +82,16 @@ const fn may_begin(transport: &Transport) -> bool {
 
 /// A packet that begins something whatever was seen before it.
 #[inline(always)]
-const fn begins(transport: &Transport) -> bool {
+pub(crate) const fn begins(transport: &Transport) -> bool {
     is_opening(transport) || matches!(icmp::echo(transport), Echo::Request)
+}
+
+/// A packet of TCP or SCTP that the node sends only as an answer. Whoever asked may have forged the
+/// pod's address: then the pod has no such flow.
+#[inline(always)]
+const fn only_answers(transport: &Transport) -> bool {
+    let flags = transport.flags;
+    flags & TCP_RST != 0 || flags & (TCP_SYN | TCP_ACK) == TCP_SYN | TCP_ACK
 }
 
 /// What an answer makes of its flow: the second packet of a handshake proves nothing of who sent the
@@ -125,7 +133,9 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
             return match icmp::echo(transport) {
                 Echo::Request => Ok(allowed.then_some(own)),
                 Echo::Reply => Ok(Some(own)),
-                Echo::None if allowed || !icmp::is_error(transport) => Ok(None),
+                Echo::None if !icmp::is_error(transport) => Ok(None),
+                // The pod's own errors may be translated after this place.
+                Echo::None if allowed && !(D::EGRESS && self.row() != ROW_NOT_ISOLATED) => Ok(None),
                 Echo::None => match packet.quoted.quote {
                     Quote::Unread => Err(Reason::Deferred),
                     Quote::Nothing => Ok(None),
@@ -184,6 +194,9 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         let protocol = subject.protocol;
         let now = self.tables.now();
         let live = hit.filter(|hit| !hit.control.is_expired(self.tables, protocol, settings, now));
+        if icmp::is_error(&packet.transport) {
+            return self.error(packet, subject, allowed, live);
+        }
         let Some(reason) = allowed else {
             return match live {
                 Some(hit) => self.answer(packet, subject, class, hit, settings, now),
@@ -191,6 +204,9 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
             };
         };
         let Some(hit) = live else {
+            if reason as u8 == Reason::Node as u8 && only_answers(&packet.transport) {
+                return self.unanswered(packet);
+            }
             self.begin(key, hash, hit, packet, now)?;
             return Ok(Self::passing(reason, class));
         };
@@ -235,9 +251,9 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
 
     /// Flags of an entry that a packet of this direction begins.
     #[inline(always)]
-    fn seen(&self, transport: &Transport) -> u16 {
-        let node = if self.is_from_node() { CT_NODE } else { 0 };
-        let syn = if is_opening(transport) { CT_SYN } else { 0 };
+    fn seen<F: Family>(&self, packet: &Packet<'_, F>) -> u16 {
+        let node = if self.is_from_node(&packet.network.fragment) { CT_NODE } else { 0 };
+        let syn = if is_opening(&packet.transport) { CT_SYN } else { 0 };
         D::SEEN | node | syn
     }
 
@@ -265,11 +281,10 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         packet: &Packet<'_, F>,
         now: u32,
     ) -> Result<(), Reason> {
-        let transport = &packet.transport;
-        if !may_begin(transport) && !self.is_from_node() {
+        if !may_begin(&packet.transport) && !self.is_from_node(&packet.network.fragment) {
             return Ok(());
         }
-        let seen = self.seen(transport);
+        let seen = self.seen(packet);
         if let Some(hit) = expired {
             // SAFETY: found in the table just now. Who loses the race leaves it to the winner.
             unsafe { Flow::<F::Key>::restart(self.tables, hit, seen, now) };
@@ -298,7 +313,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         let transport = &packet.transport;
         let flags = hit.control.flags();
         let begun = flags & D::SEEN != 0;
-        let seen = self.seen(transport);
+        let seen = self.seen(packet);
         if is_opening(transport) && (!begun || hit.control.is_closing()) {
             // SAFETY: found in the table just now.
             unsafe { Flow::<F::Key>::restart(self.tables, hit, seen, now) };
@@ -330,8 +345,33 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         !self.still_allows(flags & (CT_NODE | D::OTHER_SEEN), class, &own)
     }
 
+    /// An ICMP error passes if it is about a flow that policy allows now. The node translates an error
+    /// as the flow that it quotes, so the pod's own is judged again after that, unless the flow was
+    /// begun by the other side: then the error goes back to whoever policy has admitted.
+    #[inline(always)]
+    fn error<F: Family>(
+        &self,
+        packet: &Packet<'_, F>,
+        subject: &Subject<F>,
+        allowed: Option<Reason>,
+        live: Option<Hit>,
+    ) -> Result<Reason, Reason> {
+        let class = F::class(self.tables, subject.remote);
+        let flags = live.map_or(0, |hit| hit.control.flags());
+        if D::EGRESS && self.still_allows(flags & (D::OTHER_SEEN | CT_NODE), class, subject) {
+            return Ok(Reason::Related);
+        }
+        if let Some(reason) = allowed {
+            return Ok(self.judged_again(reason));
+        }
+        if self.still_allows(flags, class, subject) {
+            return Ok(Self::passing(Reason::Related, class));
+        }
+        self.unanswered(packet)
+    }
+
     /// A packet that policy does not allow meets a live entry: it passes if it answers a flow that
-    /// policy allows now, or is an ICMP error about one.
+    /// policy allows now.
     #[inline(always)]
     fn answer<F: Family>(
         &self,
@@ -344,11 +384,6 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     ) -> Result<Reason, Reason> {
         let transport = &packet.transport;
         let flags = hit.control.flags();
-        if icmp::is_error(transport) {
-            let class = F::class(self.tables, subject.remote);
-            let related = self.still_allows(flags, class, subject);
-            return if related { Ok(Reason::Related) } else { self.unanswered(packet) };
-        }
         // The node's own packets are in ingress, so their answers are in egress.
         let node = if D::EGRESS { CT_NODE } else { 0 };
         if !self.still_allows(flags & (D::OTHER_SEEN | node), class, subject) {

@@ -5,15 +5,19 @@
 //! that address or some backend, and then carries its sender's slot along as a mark
 //! ([`crate::layout::mark`]). Behind the translation the sender's row is asked about the address and
 //! port that the packet has now. A packet that was not translated is asked about as before.
+//!
+//! A packet that nobody judged at its sender's veth is judged here for the first time ([`crate::proof`]):
+//! its source must be the sender's, and it answers nothing.
 
 use crate::{
     family::{Family, V4, V6},
     layout::{
-        ClassId, FragmentKey, FragmentPorts, PORTS_EVERY, ROW_NOT_ISOLATED, TIMEOUT_FRAGMENT,
-        marked_slot,
+        ClassId, EP_CHECK_SOURCE, FragmentKey, FragmentPorts, PORTS_EVERY, ROW_NOT_ISOLATED,
+        TIMEOUT_FRAGMENT,
     },
     packet::{self, Bytes, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Network, Transport},
     policy::{row_allows, row_word},
+    proof::Origin,
     reason::Reason,
     tables::{EndpointRef, Tables},
     verdict::Verdict,
@@ -25,29 +29,34 @@ const BEHIND: u32 = 4;
 /// [`FragmentKey::direction`] of pod egress.
 const EGRESS: u32 = 1;
 
-/// Judges a marked packet for the endpoint that sent it, where it goes out of `ifindex`. `link`:
-/// its type and where the IP header begins, as [`packet::link`] answers.
+/// Judges a packet for the endpoint that sent it, where it goes out of `ifindex`. `link`: its type
+/// and where the IP header begins, as [`packet::link`] answers.
 #[inline(always)]
 pub fn judge<B: Bytes, T: Tables>(
     bytes: &B,
     link: Result<(u16, u32), Reason>,
     tables: &T,
-    mark: u32,
+    origin: Origin,
     ifindex: u32,
 ) -> Verdict {
-    let Some(sender) = sender(tables, mark) else {
+    let (sender, judged) = match origin {
+        Origin::Final => return Verdict::from(Ok(Reason::NotEndpoint)),
         // Nobody can say what it was allowed, so nothing is.
-        return Verdict::from(Err(Reason::ServiceBackend));
+        Origin::Marked(None) => return Verdict::from(Err(Reason::ServiceBackend)),
+        Origin::Marked(Some(sender)) => (sender, true),
+        Origin::Unjudged(sender) => (sender, false),
     };
     // The pod reaches itself through its own Service. Sources cannot tell: they are masqueraded.
-    if sender.ifindex() == ifindex {
+    if judged && sender.ifindex() == ifindex {
         return Verdict::from(Ok(Reason::Loopback));
     }
     let row = (sender.rows() >> 32) as u32;
-    if row == ROW_NOT_ISOLATED {
+    let check_source = !judged && sender.flags() & EP_CHECK_SOURCE != 0;
+    if row == ROW_NOT_ISOLATED && !check_source {
         return Verdict::from(Ok(Reason::NotIsolated));
     }
-    let packet = Translated { tables, sender, row };
+    let denied = if judged { Reason::ServiceBackend } else { Reason::Policy };
+    let packet = Translated { tables, sender, row, check_source, denied };
     match link {
         Ok((ETHERTYPE_IPV4, offset)) => packet.ip::<V4, B>(bytes, offset),
         Ok((ETHERTYPE_IPV6, offset)) => packet.ip::<V6, B>(bytes, offset),
@@ -57,27 +66,26 @@ pub fn judge<B: Bytes, T: Tables>(
     .into()
 }
 
-/// The endpoint that a mark names, if it still is there.
-#[must_use]
-#[inline(always)]
-pub fn sender<T: Tables>(tables: &T, mark: u32) -> Option<EndpointRef> {
-    let sender = tables.endpoint(marked_slot(mark))?;
-    let ifindex = sender.ifindex();
-    let sender = sender.behind(ifindex);
-    (ifindex != 0).then_some(sender)
-}
-
-/// A marked packet's judgement.
+/// A packet's judgement for its sender.
 struct Translated<'a, T> {
     tables: &'a T,
     sender: EndpointRef,
     row: u32,
+    check_source: bool,
+    /// Why it drops where the row does not allow it.
+    denied: Reason,
 }
 
 impl<T: Tables> Translated<'_, T> {
     #[inline(always)]
     fn ip<F: Family, B: Bytes>(&self, bytes: &B, offset: u32) -> Result<Reason, Reason> {
         let mut network = F::network(bytes, offset, false)?;
+        if self.check_source && !F::owns(self.sender, network.source) {
+            return Err(Reason::SpoofedSource);
+        }
+        if self.row == ROW_NOT_ISOLATED {
+            return Ok(Reason::NotIsolated);
+        }
         F::extensions(bytes, &mut network)?;
         let read = packet::transport(bytes, &network, false)?;
         let class = F::class(self.tables, network.destination);
@@ -94,7 +102,7 @@ impl<T: Tables> Translated<'_, T> {
             transport.destination = self.port_of_first::<F>(&network)?;
         }
         if !row_allows(self.tables, self.row, class, transport.protocol, transport.destination) {
-            return Err(Reason::ServiceBackend);
+            return Err(self.denied);
         }
         if network.fragment.is_first() {
             let seen = self.tables.now();

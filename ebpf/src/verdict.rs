@@ -13,12 +13,15 @@ use crate::{
         CLASS_TRANSLATED, CT_EGRESS, CT_FIN_EGRESS, CT_FIN_INGRESS, CT_INGRESS, ClassId,
         ENDPOINT_PROBES, EP_CHECK_SOURCE, ROW_NOT_ISOLATED, endpoint_slot,
     },
-    packet::{self, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, TCP, Transport, UDP},
+    packet::{
+        self, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Fragment, TCP, Transport, UDP,
+    },
     policy::row_allows,
     reading::{Packet, Quote, Quoted},
     reason::Reason,
     recall::Looked,
     tables::{EndpointRef, Tables},
+    tracking::begins,
 };
 
 /// What becomes of a packet.
@@ -63,7 +66,8 @@ impl From<Result<Reason, Reason>> for Verdict {
 pub struct Hook {
     /// The host side of the veth.
     pub ifindex: u32,
-    /// The interface through which the packet came to the node; 0: the node generated it.
+    /// The interface through which the packet came to the node; 0: none, and it has a socket;
+    /// [`crate::proof::UNKNOWN_INTERFACE`]: none, and nothing says that the node generated it.
     pub ingress_ifindex: u32,
 }
 
@@ -224,10 +228,11 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         if D::EGRESS { self.ingress_row() } else { self.egress_row() }
     }
 
-    /// Whether the node itself generated the packet.
+    /// Whether the node itself generated the packet. A fragment never proves it, see
+    /// [`crate::proof`].
     #[inline(always)]
-    pub(crate) const fn is_from_node(&self) -> bool {
-        !D::EGRESS && self.hook.ingress_ifindex == 0
+    pub(crate) const fn is_from_node(&self, fragment: &Fragment) -> bool {
+        !D::EGRESS && self.hook.ingress_ifindex == 0 && !fragment.is_later() && !fragment.more
     }
 
     /// Why a packet to (or from) an address passes: what a pod sends towards a translation is to be
@@ -235,6 +240,12 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
     #[inline(always)]
     pub(crate) const fn passing(reason: Reason, class: ClassId) -> Reason {
         if D::EGRESS && class & CLASS_TRANSLATED != 0 { Reason::Translated } else { reason }
+    }
+
+    /// Why a packet passes that is to be judged again, wherever it goes.
+    #[inline(always)]
+    pub(crate) fn judged_again(&self, reason: Reason) -> Reason {
+        if D::EGRESS && self.row() != ROW_NOT_ISOLATED { Reason::Translated } else { reason }
     }
 
     /// Reads a packet and goes on, unless its headers are enough for a verdict.
@@ -398,8 +409,8 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         let row = self.row();
         let (allowed, reason) = if row == ROW_NOT_ISOLATED {
             (true, Reason::NotIsolated)
-        } else if self.is_from_node() {
-            (true, Reason::Node)
+        } else if self.is_from_node(&packet.network.fragment) {
+            (!icmp::is_icmp(packet.transport.protocol) || begins(&packet.transport), Reason::Node)
         } else {
             let Transport { protocol, destination: port, .. } = packet.transport;
             (row_allows(self.tables, row, class, protocol, port), Reason::Allowed)
@@ -415,8 +426,8 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
                 let allowed = allowed.then_some(reason);
                 self.settle(&packet, &subject, class, allowed, looked)
             }
-            // Errors follow the flow that they quote through its translation, and no other.
-            None if allowed && icmp::is_error(&packet.transport) => Ok(reason),
+            // An error quotes what the node may have translated, and then goes where that went.
+            None if allowed && icmp::is_error(&packet.transport) => Ok(self.judged_again(reason)),
             None if allowed => Ok(Self::passing(reason, class)),
             None => self.unanswered(packet),
         }

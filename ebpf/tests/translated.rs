@@ -3,10 +3,11 @@
 use netpold_ebpf::{
     host::HostTables,
     layout::{
-        CLASS_TRANSLATED, ENDPOINT_SLOTS, Endpoint, PORTS_EVERY, PORTS_FIRST_BITMAP, PORTS_ONE,
+        CLASS_TRANSLATED, ENDPOINT_SLOTS, EP_CHECK_SOURCE, Endpoint, PORTS_EVERY, PORTS_FIRST_BITMAP, PORTS_ONE,
         PortSet, Row, TRIE_POINTER, endpoint_slot, is_mark, mark, marked_slot,
     },
     packet,
+    proof::{Exit, Origin},
     reason::Reason,
     translated,
     verdict::{Egress, Hook, Ingress, decide},
@@ -89,20 +90,79 @@ fn egress(tables: &HostTables, frame: &[u8]) -> Reason {
     decide::<Egress, _, _>(&frame, tables, hook).reason()
 }
 
+/// What the pod's program leaves in a packet that is to be judged again.
+fn marked(tables: &HostTables, ifindex: u32) -> Exit {
+    let tc_index = mark(endpoint_slot(POD_IFINDEX, 0), 1);
+    Exit { ifindex, ingress_ifindex: POD_IFINDEX, mark: tables.settings.proof, tc_index }
+}
+
+fn leave_by(tables: &HostTables, frame: &[u8], exit: Exit) -> Reason {
+    let origin = Origin::of(tables, &exit);
+    translated::judge(&frame, packet::link(&frame), tables, origin, exit.ifindex).reason()
+}
+
 fn behind(tables: &HostTables, frame: &[u8], ifindex: u32) -> Reason {
-    let mark = mark(endpoint_slot(POD_IFINDEX, 0));
-    translated::judge(&frame, packet::link(&frame), tables, mark, ifindex).reason()
+    leave_by(tables, frame, marked(tables, ifindex))
 }
 
 #[test]
-fn a_mark_names_its_slot() {
+fn a_mark_names_its_endpoint() {
     for slot in [0, 1, 4095, ENDPOINT_SLOTS - 1] {
-        assert!(is_mark(mark(slot)));
-        assert_eq!(marked_slot(mark(slot)), slot);
-        assert!(mark(slot) <= u32::from(u16::MAX));
+        for id in [0, 1, 6, 7, u32::MAX] {
+            assert!(is_mark(mark(slot, id)));
+            assert_eq!(marked_slot(mark(slot, id)), slot);
+            assert!(mark(slot, id) <= u32::from(u16::MAX));
+            assert_ne!(mark(slot, id), mark(slot, id.wrapping_add(1)), "the next pod's");
+        }
     }
     assert!(!is_mark(0));
-    assert!(!is_mark(u32::from(u16::MAX)));
+}
+
+/// Whatever a pod writes into its packets, one that its veth's program did not see is judged for the
+/// endpoint that it came by, and has to come from that endpoint's address.
+#[test]
+fn what_went_round_its_program_is_judged_where_it_leaves() {
+    let mut tables = tables();
+    tables.endpoints[POD_IFINDEX as usize].flags |= EP_CHECK_SOURCE;
+    let forged = mark(endpoint_slot(OTHER_IFINDEX, 0), 1);
+    let own = mark(endpoint_slot(POD_IFINDEX, 0), 1);
+    for tc_index in [0, own, forged, 0xffff] {
+        for (ifindex, ingress_ifindex) in [(OTHER_IFINDEX, POD_IFINDEX), (UPLINK, POD_IFINDEX)] {
+            let exit = Exit { ifindex, ingress_ifindex, mark: !tables.settings.proof, tc_index };
+            let leave = |source, to| leave_by(&tables, &tcp((source, 1), to, ACK), exit);
+            assert_eq!(leave(POD, (ALLOWED, 8080)), Reason::Allowed);
+            assert_eq!(leave(POD, (ALLOWED, 8081)), Reason::Policy);
+            assert_eq!(leave(POD, (DENIED, 8080)), Reason::Policy);
+            assert_eq!(leave(ALLOWED, (ALLOWED, 8080)), Reason::SpoofedSource);
+            let arp = [&[0; 12][..], &[8, 6], &[0; 28]].concat();
+            assert_eq!(leave_by(&tables, &arp, exit), Reason::NotIp);
+        }
+    }
+    // Where its program proves nothing yet, and what came by no endpoint's interface.
+    let exit = |ingress_ifindex| Exit { ifindex: UPLINK, ingress_ifindex, mark: 0, tc_index: own };
+    for ingress_ifindex in [0, UPLINK, OTHER_IFINDEX] {
+        assert!(matches!(Origin::of(&tables, &exit(ingress_ifindex)), Origin::Final));
+    }
+    let final_ = Exit { mark: tables.settings.proof, tc_index: 0, ..exit(POD_IFINDEX) };
+    assert!(matches!(Origin::of(&tables, &final_), Origin::Final), "judged");
+    tables.settings.demands_proof = 0;
+    assert!(matches!(Origin::of(&tables, &exit(POD_IFINDEX)), Origin::Final));
+    // A pod that no policy isolates may send to anybody, but not as anybody.
+    tables.settings.demands_proof = 1;
+    tables.endpoints[POD_IFINDEX as usize].rows = 0;
+    let leave = |source| leave_by(&tables, &tcp((source, 1), (DENIED, 1), SYN), exit(POD_IFINDEX));
+    assert_eq!(leave(POD), Reason::NotIsolated);
+    assert_eq!(leave(DENIED), Reason::SpoofedSource);
+}
+
+#[test]
+fn a_mark_ends_with_its_endpoint() {
+    let mut tables = tables();
+    let packet = tcp((POD, 40000), (OPEN, 80), SYN);
+    let exit = marked(&tables, UPLINK);
+    assert_eq!(leave_by(&tables, &packet, exit), Reason::Allowed);
+    tables.endpoints[POD_IFINDEX as usize].id += 1;
+    assert_eq!(leave_by(&tables, &packet, exit), Reason::ServiceBackend, "another pod has the slot");
 }
 
 #[test]
@@ -180,10 +240,26 @@ fn answers_are_not_judged_as_what_they_are_translated_to() {
 
 #[test]
 fn icmp_errors_follow_the_flow_they_quote() {
-    let tables = tables();
-    let mut message = vec![3, 3, 0, 0, 0, 0, 0, 0];
-    message.extend(&tcp((NODE, 30001), (POD, 80), SYN)[14..]);
-    assert_eq!(egress(&tables, &frame(1, POD, NODE, 0, &message)), Reason::Allowed);
+    let mut tables = tables();
+    tables.endpoints[POD_IFINDEX as usize].rows = Endpoint::pack_rows(2, 2);
+    let about = |from: ([u8; 4], u16), local| {
+        let mut message = vec![3, 3, 0, 0, 0, 0, 0, 0];
+        message.extend(&tcp(from, (POD, local), ACK)[14..]);
+        frame(1, POD, from.0, 0, &message)
+    };
+    // The other side began it: the error goes back through that flow's translation.
+    let hook = Hook { ifindex: POD_IFINDEX, ingress_ifindex: UPLINK };
+    let request = tcp((NODE, 30001), (POD, 80), SYN);
+    assert_eq!(decide::<Ingress, _, _>(&&*request, &tables, hook).reason(), Reason::Allowed);
+    assert_eq!(egress(&tables, &about((NODE, 30001), 80)), Reason::Related);
+    // Nobody began it, or the pod did: the node may make anything of the error.
+    assert_eq!(egress(&tables, &about((NODE, 30002), 80)), Reason::Translated);
+    assert_eq!(egress(&tables, &tcp((POD, 40000), (SERVICE, 80), SYN)), Reason::Translated);
+    assert_eq!(egress(&tables, &about((SERVICE, 80), 40000)), Reason::Translated);
+    assert_eq!(egress(&tables, &tcp((POD, 40000), (ALLOWED, 8080), SYN)), Reason::Allowed);
+    assert_eq!(egress(&tables, &about((ALLOWED, 8080), 40000)), Reason::Related);
+    assert_eq!(egress(&tables, &about((OPEN, 8080), 40000)), Reason::Translated);
+    assert_eq!(egress(&tables, &about((DENIED, 8080), 40000)), Reason::Policy);
     let echo = [8, 0, 0, 0, 0, 1, 0, 1];
     assert_eq!(egress(&tables, &frame(1, POD, NODE, 0, &echo)), Reason::Translated);
 }
@@ -219,9 +295,9 @@ fn what_cannot_be_read_behind_a_translation_drops() {
     arp[12..14].copy_from_slice(&[8, 6]);
     assert_eq!(behind(&tables, &arp, UPLINK), Reason::NotIp);
     // A device without link header: the type comes from elsewhere.
-    let mark = mark(endpoint_slot(POD_IFINDEX, 0));
     let bare = &whole[14..];
     let link = Ok((packet::ETHERTYPE_IPV4, 0));
-    let verdict = translated::judge(&bare, link, &tables, mark, UPLINK);
+    let origin = Origin::of(&tables, &marked(&tables, UPLINK));
+    let verdict = translated::judge(&bare, link, &tables, origin, UPLINK);
     assert_eq!(verdict.reason(), Reason::Allowed);
 }

@@ -332,6 +332,8 @@ fn sizes(capacity: &Capacity) -> [(&'static str, u32); 6] {
 pub struct Predecessor {
     /// Seed of the conntrack hash in the shared tables.
     pub hash_seed: Option<u64>,
+    /// The bit of `skb->mark` by which its programs prove what they judge, once all of them do.
+    pub proof: Option<u32>,
     /// Endpoints it had, by interface index.
     pub endpoints: Vec<Endpoint>,
 }
@@ -345,14 +347,16 @@ impl Predecessor {
     pub fn read(pins: &PinRoot) -> Result<Self, GenerationError> {
         let settings = pinned::<Settings>(pins, "SETTINGS")?;
         let endpoints = pinned::<Endpoint>(pins, "ENDPOINTS")?;
-        let hash_seed = settings.and_then(|s| s.read(0).ok()).map(|s| s.hash_seed);
+        let settings = settings.and_then(|s| s.read(0).ok());
+        let hash_seed = settings.map(|s| s.hash_seed);
+        let proof = settings.filter(|s| s.demands_proof != 0).map(|s| s.proof);
         let endpoints = endpoints
             .map(|map| (0..map.elements()).filter_map(|i| map.read(i).ok()).collect::<Vec<_>>())
             .unwrap_or_default()
             .into_iter()
             .filter(|e| e.ifindex != 0)
             .collect();
-        let mut predecessor = Self { hash_seed, endpoints };
+        let mut predecessor = Self { hash_seed, proof, endpoints };
         for directory in pins.other_versions() {
             // What cannot be read is said where its flows are looked for.
             if let Ok(others) = Heritage::open(&directory).and_then(|other| other.endpoints()) {

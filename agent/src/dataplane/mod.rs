@@ -28,6 +28,7 @@ use netpold_core::model::Direction;
 use netpold_core::ops::{Capacity, Op};
 use netpold_ebpf::conntrack::timeouts;
 use netpold_ebpf::layout::Settings;
+use netpold_ebpf::proof::DEFAULT_BIT;
 
 use attach::{Attacher, Hook, Mode};
 use bpffs::PinRoot;
@@ -53,6 +54,8 @@ pub struct Dataplane {
     hash_seed: u64,
     /// What was written; known from the first generation on.
     settings: Option<Settings>,
+    /// The bit of `skb->mark` that proves a judgement.
+    proof: u32,
     /// The kernel's ticks a second, measured once.
     hz: u32,
     counters: Option<PerCpuArray<MapData, u64>>,
@@ -83,6 +86,7 @@ impl Dataplane {
             conntrack_buckets,
             hash_seed,
             settings: None,
+            proof: 1 << DEFAULT_BIT,
             hz: 0,
             counters: None,
             generation: None,
@@ -94,6 +98,14 @@ impl Dataplane {
         };
         dataplane.find_heritage();
         dataplane
+    }
+
+    /// With another bit of `skb->mark` by which programs know what they have judged, see
+    /// [`netpold_ebpf::proof`].
+    #[must_use]
+    pub fn with_proof(mut self, bit: u32) -> Self {
+        self.proof = bit;
+        self
     }
 
     /// How programs are attached.
@@ -147,14 +159,35 @@ impl Dataplane {
     fn first_settings(&mut self, generation: &Generation) -> Result<Settings, GenerationError> {
         let hz = measure_hz(|| generation.jiffies()).map_err(GenerationError::Clock)?;
         self.hz = hz;
+        // An earlier agent's programs prove what they judge, as these do.
+        let demanded = self.predecessor()?.proof == Some(self.proof);
         Ok(Settings {
             hash_seed: self.hash_seed,
             timeouts: timeouts(hz),
             refresh_after: hz,
             event_burst: EVENT_BURST,
             event_window: hz,
+            proof: self.proof,
+            demands_proof: demanded.into(),
             ..Settings::default()
         })
+    }
+
+    /// Once all programs are attached: what comes from an endpoint without their proof went round
+    /// them.
+    fn demand_proof(&mut self) {
+        let (Some(settings), Some(generation)) = (&mut self.settings, &mut self.generation) else {
+            return;
+        };
+        if settings.demands_proof != 0 {
+            return;
+        }
+        // What was let through before is on its way.
+        tables::grace_period();
+        match generation.tables().demand_proof() {
+            Ok(()) => settings.demands_proof = 1,
+            Err(error) => tracing::error!(%error, "proofs cannot be demanded; tried again"),
+        }
     }
 
     /// Tidies flows away as [`Sweeper::pass`] does, and counts the others; `None` before the first
@@ -239,6 +272,7 @@ impl Dataplane {
         if let Err(reason) = self.leave(wanted) {
             problems.insert(0, reason);
         }
+        self.demand_proof();
         self.follow_pods(true);
         problems
     }

@@ -21,6 +21,10 @@ pub enum Link {
     /// An Ethernet header; and the other side is in another namespace, from where a packet could
     /// bring a mark along that is not ours.
     Veth,
+    /// An Ethernet header; and what comes in was unpacked by the node.
+    EthernetTunnel,
+    /// The IP header; and what comes in was unpacked by the node.
+    IpTunnel,
 }
 
 /// A program at a hook.
@@ -36,12 +40,14 @@ pub enum Program {
     NodeIp,
     /// Takes marks off.
     Unmark,
+    /// Drops what pods packed for a tunnel of their own node.
+    Tunnel,
 }
 
 impl Program {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::Ingress, Self::Egress, Self::Node, Self::NodeIp, Self::Unmark];
+    pub const ALL: [Self; 6] =
+        [Self::Ingress, Self::Egress, Self::Node, Self::NodeIp, Self::Unmark, Self::Tunnel];
 
     /// Its name in the object.
     #[must_use]
@@ -52,6 +58,7 @@ impl Program {
             Self::Node => "netpold_node",
             Self::NodeIp => "netpold_node_ip",
             Self::Unmark => "netpold_unmark",
+            Self::Tunnel => "netpold_tunnel",
         }
     }
 }
@@ -73,10 +80,13 @@ impl Role {
         match (self, direction) {
             (Self::Pod(_), Direction::Ingress) => Some(Program::Ingress),
             (Self::Pod(_), Direction::Egress) => Some(Program::Egress),
-            (Self::Device(Link::Ip), Direction::Ingress) => Some(Program::NodeIp),
+            (Self::Device(Link::Ip | Link::IpTunnel), Direction::Ingress) => Some(Program::NodeIp),
             (Self::Device(_), Direction::Ingress) => Some(Program::Node),
             (Self::Device(Link::Veth), Direction::Egress) => Some(Program::Unmark),
-            (Self::Device(_), Direction::Egress) => None,
+            (Self::Device(Link::EthernetTunnel | Link::IpTunnel), Direction::Egress) => {
+                Some(Program::Tunnel)
+            }
+            (Self::Device(Link::Ethernet | Link::Ip), Direction::Egress) => None,
         }
     }
 }

@@ -120,6 +120,15 @@ impl Tables {
         let offset = offset_of!(Settings, watch_only);
         self.settings.store_u32(0, offset, u32::from(watch)).map_err(at("SETTINGS"))
     }
+
+    /// Every endpoint's programs are there: what comes from one without the proof is judged.
+    ///
+    /// # Errors
+    /// The map is smaller than one element.
+    pub(super) fn demand_proof(&self) -> Result<(), TableError> {
+        let offset = offset_of!(Settings, demands_proof);
+        self.settings.store_u32(0, offset, 1).map_err(at("SETTINGS"))
+    }
 }
 
 /// Returns when every packet whose judgement began before the call has been judged.

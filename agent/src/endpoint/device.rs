@@ -8,6 +8,15 @@ use crate::dataplane::role::Link;
 /// judged, or that lead nowhere.
 const PASSED_ON: [&str; 5] = ["bridge", "vrf", "ifb", "dummy", "nlmon"];
 
+/// Kinds that lead to another namespace as a veth does.
+const NAMESPACES: [&str; 1] = ["netkit"];
+
+/// Kinds that unpack what is sent to an address of the node, without a secret that a pod lacks.
+const TUNNELS: [&str; 12] = [
+    "vxlan", "geneve", "gre", "gretap", "erspan", "ip6gre", "ip6gretap", "ip6erspan", "ipip", "ip6tnl",
+    "sit", "bareudp",
+];
+
 /// `ARPHRD_*` of linux/if_arp.h.
 const LOOPBACK: u16 = 772;
 const ETHERNET: u16 = 1;
@@ -29,8 +38,12 @@ impl Device {
         if hardware_type == LOOPBACK || PASSED_ON.contains(&kind) {
             return None;
         }
+        let (unpacks, leads_away) = (TUNNELS.contains(&kind), NAMESPACES.contains(&kind));
         let link = match hardware_type {
+            ETHERNET if unpacks => Some(Link::EthernetTunnel),
+            ETHERNET if leads_away => Some(Link::Veth),
             ETHERNET => Some(Link::Ethernet),
+            other if WITHOUT_HEADER.contains(&other) && unpacks => Some(Link::IpTunnel),
             other if WITHOUT_HEADER.contains(&other) => Some(Link::Ip),
             _ => None,
         };
@@ -84,13 +97,18 @@ mod tests {
     #[test]
     fn what_packets_leave_by() {
         let link = |kind, hardware_type| device(kind, hardware_type).map(|device| device.link);
-        for kind in ["", "vxlan", "bond", "vlan", "geneve", "macvlan", "tun"] {
+        for kind in ["", "bond", "vlan", "macvlan", "tun"] {
             assert_eq!(link(kind, 1), Some(Some(Link::Ethernet)), "{kind}");
         }
+        for kind in ["vxlan", "geneve", "gretap"] {
+            assert_eq!(link(kind, 1), Some(Some(Link::EthernetTunnel)), "{kind}");
+        }
+        assert_eq!(link("netkit", 1), Some(Some(Link::Veth)), "as a veth, another namespace's");
+        assert_eq!(link("wireguard", 0xfffe), Some(Some(Link::Ip)), "a pod has no key of it");
         for (kind, hardware_type) in
-            [("wireguard", 0xfffe), ("ipip", 768), ("sit", 776), ("gre", 778), ("ip6tnl", 769)]
+            [("ipip", 768), ("sit", 776), ("gre", 778), ("ip6tnl", 769), ("vxlan", 0xfffe)]
         {
-            assert_eq!(link(kind, hardware_type), Some(Some(Link::Ip)), "{kind}");
+            assert_eq!(link(kind, hardware_type), Some(Some(Link::IpTunnel)), "{kind}");
         }
         for (kind, hardware_type) in
             [("", 772), ("bridge", 1), ("dummy", 1), ("ifb", 1), ("vrf", 1)]

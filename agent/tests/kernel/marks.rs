@@ -6,6 +6,7 @@ use netpold::dataplane::test_run::{Run, run};
 use netpold_ebpf::{
     layout::{Endpoint, endpoint_slot, mark},
     packet,
+    proof::{Exit, Origin},
     reason::Reason,
     translated,
 };
@@ -14,7 +15,7 @@ use netpold_testbed::Stain;
 use super::{
     packets::{ACK, FAMILIES, SYN, TCP, UDP, Who, frame, icmp, ip, tcp, udp, vlan},
     world,
-    world::{DENY_ROW, Direction, EGRESS_ROW, IFINDEX, PASS, World, program},
+    world::{DENY_ROW, Direction, EGRESS_ROW, IFINDEX, PASS, UPLINK, World, program},
 };
 
 /// The sender's interface, which is not the one that its packets go out of.
@@ -28,13 +29,16 @@ fn sender(world: &mut World, egress: u32) {
 /// Judges a packet with the mark of a slot, where it goes out of the node or, with a program for
 /// pods, into the pod.
 fn judge(world: &mut World, name: &str, slot: u32, frame: &[u8]) -> Reason {
-    let mark = mark(slot);
-    let verdict = translated::judge(&frame, packet::link(&frame), &world.host, mark, IFINDEX);
+    let id = world.host.endpoints[slot as usize].id;
+    let (mark, proof) = (mark(slot, id), world.host.settings.proof);
+    let exit = Exit { ifindex: IFINDEX, ingress_ifindex: UPLINK, mark: proof, tc_index: mark };
+    let origin = Origin::of(&world.host, &exit);
+    let verdict = translated::judge(&frame, packet::link(&frame), &world.host, origin, IFINDEX);
     let reason = verdict.reason();
     let before = world.dropped(Direction::Egress, reason);
     let target = program(&mut world.bpf, name).fd().expect(name);
     let stain = Stain::before(target.as_fd(), mark as u16).expect("a program");
-    let answer = run(stain.as_fd(), &Run::once(frame)).expect(name);
+    let answer = run(stain.as_fd(), &Run { mark: proof, ..Run::once(frame) }).expect(name);
     assert_eq!(answer.retval == PASS, verdict.passes(), "{name}: {reason:?} of {frame:02x?}");
     let counted = world.dropped(Direction::Egress, reason) - before;
     assert_eq!(counted, u64::from(reason.is_drop()), "{name}: {reason:?}");
@@ -91,8 +95,9 @@ fn marked_packets_are_judged_by_their_receiver_too() {
     for (from, expected) in [(Who::Client, Reason::Allowed), (Who::Stranger, Reason::Policy)] {
         let packet = frame(&ip(FAMILIES[0], from, Who::Pod, TCP, &tcp(4000, 80, SYN)));
         let target = program(&mut world.bpf, "netpold_ingress").fd().expect("ingress");
-        let stain = Stain::before(target.as_fd(), mark(slot) as u16).expect("a program");
-        let answer = run(stain.as_fd(), &Run::once(&packet)).expect("a run");
+        let stain = Stain::before(target.as_fd(), mark(slot, 9) as u16).expect("a program");
+        let proof = world.host.settings.proof;
+        let answer = run(stain.as_fd(), &Run { mark: proof, ..Run::once(&packet) }).expect("a run");
         assert_eq!(answer.retval == PASS, !expected.is_drop(), "{from:?}");
     }
 }
@@ -102,14 +107,47 @@ fn packets_without_a_mark_pass_devices() {
     let Some(mut world) = world() else { return };
     sender(&mut world, DENY_ROW);
     let packet = frame(&ip(FAMILIES[0], Who::Pod, Who::Stranger, TCP, &tcp(1, 2, SYN)));
-    for name in ["netpold_node", "netpold_node_ip", "netpold_unmark"] {
+    let proof = world.host.settings.proof;
+    for name in ["netpold_node", "netpold_node_ip", "netpold_unmark", "netpold_tunnel"] {
         for tc_index in [0, 1, 77, u16::MAX, 0x7fff, 0xbfff | 0x2000] {
-            let target = program(&mut world.bpf, name).fd().expect(name);
-            let stain = Stain::before(target.as_fd(), tc_index).expect("a program");
-            let is_mark = netpold_ebpf::layout::is_mark(tc_index.into());
-            let answer = run(stain.as_fd(), &Run::once(&packet)).expect(name);
-            let passes = name == "netpold_unmark" || !is_mark;
-            assert_eq!(answer.retval == PASS, passes, "{name} at {tc_index:x}");
+            for mark in [0, !proof, proof, u32::MAX] {
+                let target = program(&mut world.bpf, name).fd().expect(name);
+                let stain = Stain::before(target.as_fd(), tc_index).expect("a program");
+                let is_mark = netpold_ebpf::layout::is_mark(tc_index.into());
+                let answer =
+                    run(stain.as_fd(), &Run { mark, ..Run::once(&packet) }).expect(name);
+                let passes = match name {
+                    "netpold_unmark" => true,
+                    "netpold_tunnel" => mark & proof == 0,
+                    _ => !is_mark || mark & proof == 0,
+                };
+                assert_eq!(answer.retval == PASS, passes, "{name} at {tc_index:x}, {mark:x}");
+            }
+        }
+    }
+}
+
+/// What got round the program of its veth is judged where it leaves, in the kernel as on the host.
+#[test]
+fn packets_without_proof_are_judged_for_the_endpoint_they_came_by() {
+    let Some(mut world) = world() else { return };
+    for (egress, expected) in [
+        (EGRESS_ROW, [Reason::Allowed, Reason::Policy]),
+        (DENY_ROW, [Reason::Policy, Reason::Policy]),
+        (0, [Reason::NotIsolated, Reason::NotIsolated]),
+    ] {
+        sender(&mut world, egress);
+        for (to, expected) in [Who::Server, Who::Stranger].into_iter().zip(expected) {
+            let packet = frame(&ip(FAMILIES[0], Who::Pod, to, TCP, &tcp(4000, 443, SYN)));
+            let exit = Exit { ifindex: IFINDEX, ingress_ifindex: SENDER, ..Exit::default() };
+            let origin = Origin::of(&world.host, &exit);
+            let on_host =
+                translated::judge(&&*packet, packet::link(&&*packet), &world.host, origin, IFINDEX);
+            assert_eq!(on_host.reason(), expected);
+            let fd = program(&mut world.bpf, "netpold_node").fd().expect("netpold_node");
+            let once = Run { ingress_ifindex: SENDER, ..Run::once(&packet) };
+            let answer = run(fd.as_fd(), &once).expect("netpold_node");
+            assert_eq!(answer.retval == PASS, !expected.is_drop(), "{to:?}");
         }
     }
 }

@@ -29,9 +29,10 @@ fn fastest(world: &mut World, name: &str, packet: &[u8]) -> u32 {
 /// With the mark of [`SENDER`] written before each run.
 fn fastest_marked(world: &mut World, name: &str, packet: &[u8]) -> u32 {
     let target = program(&mut world.bpf, name).fd().expect(name);
-    let mark = mark(endpoint_slot(SENDER, 0)) as u16;
+    let mark = mark(endpoint_slot(SENDER, 0), 0) as u16;
     let stain = Stain::before(target.as_fd(), mark).expect("a program");
-    let repeated = Run { repeat: REPEAT, ..Run::once(packet) };
+    let proof = world.host.settings.proof;
+    let repeated = Run { repeat: REPEAT, mark: proof, ..Run::once(packet) };
     (0..ROUNDS)
         .map(|_| run(stain.as_fd(), &repeated).expect(name).nanoseconds)
         .min()

@@ -30,12 +30,13 @@ pub(crate) const PASS: u32 = u32::MAX;
 pub(crate) const DROP: u32 = 2;
 
 /// Every program of the object.
-pub(crate) const PROGRAMS: [&str; 7] = [
+pub(crate) const PROGRAMS: [&str; 8] = [
     "netpold_ingress",
     "netpold_egress",
     "netpold_node",
     "netpold_node_ip",
     "netpold_unmark",
+    "netpold_tunnel",
     "netpold_clock",
     "netpold_empty",
 ];

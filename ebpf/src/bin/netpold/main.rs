@@ -27,6 +27,7 @@ use aya_ebpf::{
 };
 use netpold_ebpf::{
     family::{Family, V4, V6},
+    proof::UNKNOWN_INTERFACE,
     reason::Reason,
     tables::Tables,
     verdict::{Direction, Egress, Hook, Ingress, Judge, Reading, Then, Verdict, decide},
@@ -72,7 +73,9 @@ fn netpold_egress(context: TcContext) -> i32 {
     };
     let skb = context.as_ptr().cast();
     let reason = judge::<Egress>(skb, &looks);
-    mark::leave(skb, reason == Reason::Translated as u32);
+    // A packet to the pod's own address may have any station's on a bridge.
+    let marked = reason == Reason::Translated as u32 || reason == Reason::Loopback as u32;
+    mark::leave(skb, marked);
     act::<Egress>(skb, reason)
 }
 
@@ -147,10 +150,16 @@ fn watches_only() -> bool {
     unsafe { (&raw const (*maps::SETTINGS.get()).watch_only).read_volatile() != 0 }
 }
 
+/// Where a packet is. The node has made it only if it has a socket, see [`netpold_ebpf::proof`].
 #[inline(always)]
 fn hook(skb: *mut __sk_buff) -> Hook {
     // SAFETY: the program's context.
-    unsafe { Hook { ifindex: (*skb).ifindex, ingress_ifindex: (*skb).ingress_ifindex } }
+    let (ifindex, mut ingress_ifindex) = unsafe { ((*skb).ifindex, (*skb).ingress_ifindex) };
+    // SAFETY: as above; the pointer is compared and nothing else.
+    if ingress_ifindex == 0 && unsafe { (*skb).__bindgen_anon_2.sk }.is_null() {
+        ingress_ifindex = UNKNOWN_INTERFACE;
+    }
+    Hook { ifindex, ingress_ifindex }
 }
 
 /// Reads a packet, whatever it looks like.

@@ -1,16 +1,18 @@
-//! Marks: which pod sent a packet that may be translated, carried in `skb->tc_index` from its veth
-//! to where the packet leaves the node or reaches a pod.
+//! Proofs and marks: what a packet carries from its sender's veth to where it leaves the node or
+//! reaches a pod, by the rule of [`netpold_ebpf::proof`].
 //!
-//! A pod could write the field itself, since it survives the way through a veth. So a pod's packets
-//! come out of `netpold_egress` with our mark or with none, and those from other veths (whose far
-//! sides are in namespaces of unknown programs) out of `netpold_unmark` with none.
+//! A pod's packets come out of `netpold_egress` with the proof in `skb->mark`, and with our mark or with
+//! none in `skb->tc_index`; those from other veths, whose far sides are in namespaces of unknown
+//! programs, out of `netpold_unmark` with the proof and without a mark.
 
 use aya_ebpf::{EbpfContext as _, bindings::__sk_buff, macros::classifier, programs::TcContext};
 use netpold_ebpf::{
     event,
     layout::{is_mark, mark},
     packet,
+    proof::{self, Exit, Origin},
     reason::Reason,
+    tables::Tables as _,
     translated,
     verdict::{Egress, find_slot},
 };
@@ -31,12 +33,25 @@ fn netpold_node_ip(context: TcContext) -> i32 {
     node(context.as_ptr().cast(), NO_LINK_HEADER)
 }
 
-/// TC ingress of veths that are no endpoints.
+/// TC ingress of devices that lead to other namespaces and are no endpoints.
 #[classifier]
 #[inline(always)]
 fn netpold_unmark(context: TcContext) -> i32 {
     leave(context.as_ptr().cast(), false);
     NEXT
+}
+
+/// TC ingress of the node's tunnel devices: what a pod has packed itself for its own node, with an
+/// inner source of its choice, drops.
+#[classifier]
+#[inline(always)]
+fn netpold_tunnel(context: TcContext) -> i32 {
+    let skb: *mut __sk_buff = context.as_ptr().cast();
+    if !proof::is_unpacked(&Maps::new(), read_mark(skb)) {
+        return NEXT;
+    }
+    let _ = drops::count_one(true, Reason::SpoofedSource as u32);
+    DROP
 }
 
 /// What a packet begins with, as the global functions take it.
@@ -48,7 +63,7 @@ const TELL: u32 = 1 << 8;
 
 #[inline(always)]
 fn node(skb: *mut __sk_buff, link: u32) -> i32 {
-    if !is_mark(read(skb)) {
+    if matches!(origin(skb), Origin::Final) {
         return NEXT;
     }
     match translated(skb, link) {
@@ -57,8 +72,16 @@ fn node(skb: *mut __sk_buff, link: u32) -> i32 {
     }
 }
 
-/// Judges a marked packet. One that passes loses its mark, since what encapsulates it is not the
-/// pod's any more, and the number of its reason is the answer; else it drops.
+#[inline(always)]
+fn origin(skb: *mut __sk_buff) -> Origin {
+    // SAFETY: the program's context.
+    let (ifindex, ingress_ifindex) = unsafe { ((*skb).ifindex, (*skb).ingress_ifindex) };
+    let exit = Exit { ifindex, ingress_ifindex, mark: read_mark(skb), tc_index: read(skb) };
+    Origin::of(&Maps::new(), &exit)
+}
+
+/// Judges a packet for its sender. One that passes loses its mark, since what encapsulates it is not
+/// the pod's any more, and the number of its reason is the answer; else it drops.
 #[inline(always)]
 fn translated(skb: *mut __sk_buff, link: u32) -> Option<u32> {
     let reason = netpold_translated(skb, link);
@@ -73,11 +96,11 @@ fn translated(skb: *mut __sk_buff, link: u32) -> Option<u32> {
     None
 }
 
-/// A packet on its way into a pod: judged for its sender if it is marked. `None`: the pod's own
+/// A packet on its way into a pod: judged for its sender if that is not done. `None`: the pod's own
 /// judgement is next.
 #[inline(always)]
 pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
-    if !is_mark(read(skb)) {
+    if matches!(origin(skb), Origin::Final) {
         return None;
     }
     match translated(skb, ETHERNET) {
@@ -86,7 +109,7 @@ pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
     }
 }
 
-/// A packet on its way out of a pod: with this pod's mark, or with none.
+/// A packet on its way out of a pod: with the proof, and with this pod's mark or with none.
 #[inline(always)]
 pub(crate) fn leave(skb: *mut __sk_buff, marked: bool) {
     if marked {
@@ -94,6 +117,8 @@ pub(crate) fn leave(skb: *mut __sk_buff, marked: bool) {
     } else if is_mark(read(skb)) {
         write(skb, 0);
     }
+    let proof = Maps::new().settings().map_or(0, |settings| settings.proof);
+    write_mark(skb, read_mark(skb) | proof);
 }
 
 /// Writes the mark of the endpoint whose interface this is. A global function to the kernel, as
@@ -104,7 +129,8 @@ extern "C" fn netpold_mark(skb: *mut __sk_buff) -> u32 {
     // SAFETY: the program's context.
     let ifindex = unsafe { (*skb).ifindex };
     // An endpoint that went since it was judged: another slot's mark is worse than none.
-    let found = find_slot(&Maps::new(), ifindex).map_or(0, |(slot, _)| mark(slot));
+    let found = find_slot(&Maps::new(), ifindex);
+    let found = found.map_or(0, |(slot, endpoint)| mark(slot, endpoint.id()));
     write(skb, found);
     0
 }
@@ -117,7 +143,7 @@ extern "C" fn netpold_translated(skb: *mut __sk_buff, link: u32) -> u32 {
     // SAFETY: the program's context.
     let (bytes, ifindex) = unsafe { (Copied::new(skb), (*skb).ifindex) };
     let header = link_header(skb, &bytes, link);
-    let reason = translated::judge(&bytes, header, &Maps::new(), read(skb), ifindex).number();
+    let reason = translated::judge(&bytes, header, &Maps::new(), origin(skb), ifindex).number();
     if reason >= Reason::FIRST_DROP as u32 && drops::count_one(true, reason) {
         return reason | TELL;
     }
@@ -128,7 +154,7 @@ extern "C" fn netpold_translated(skb: *mut __sk_buff, link: u32) -> u32 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_emit_translated(skb: *mut __sk_buff, link: u32, reason: u32) -> u32 {
-    let sender = translated::sender(&Maps::new(), read(skb));
+    let sender = origin(skb).endpoint();
     let endpoint = sender.map_or((0, 0), |sender| (sender.ifindex(), sender.id()));
     drops::send(reason, endpoint, |event| {
         // SAFETY: the program's context.
@@ -157,4 +183,16 @@ fn read(skb: *mut __sk_buff) -> u32 {
 fn write(skb: *mut __sk_buff, value: u32) {
     // SAFETY: a field that classifiers may write.
     unsafe { (&raw mut (*skb).tc_index).write_volatile(value) };
+}
+
+#[inline(always)]
+fn read_mark(skb: *mut __sk_buff) -> u32 {
+    // SAFETY: as `read`.
+    unsafe { (&raw const (*skb).mark).read_volatile() }
+}
+
+#[inline(always)]
+fn write_mark(skb: *mut __sk_buff, value: u32) {
+    // SAFETY: as `write`.
+    unsafe { (&raw mut (*skb).mark).write_volatile(value) };
 }

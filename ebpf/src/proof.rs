@@ -1,0 +1,108 @@
+//! The rule of the packet path: who is to judge a packet, and how that is known.
+//!
+//! 1. What comes from an endpoint is judged at its veth. A packet that passes there carries a proof, the
+//!    bit [`Settings::proof`] of `skb->mark`, which no pod can write, and is either final or carries a
+//!    [`mark`] that names its sender: its verdict depends on what the node makes of it.
+//! 2. Every exit (another pod's veth, the uplink, a tunnel) demands the proof of what came by an
+//!    endpoint's veth. A packet with the proof and a mark is judged again for the sender that it names.
+//!    One without the proof got round the programs of its veth (`tc_skip_classify` of an `ifb`), and is
+//!    judged for the endpoint that it came by, as if it were new: nothing that it carries counts.
+//! 3. What enters an endpoint is judged by that endpoint's own policy, unless the kernel proves that the
+//!    node made it: it came by no interface, has a socket, and is whole. A missing interface alone proves
+//!    nothing, since the kernel makes packets of others anew (refragmentation, Open vSwitch, SYNPROXY); a
+//!    socket alone does not either, since a pod's stays with its packet across a bridge, and through
+//!    refragmentation there.
+//!
+//! Tunnels undo 1 where a pod sends to its own node's tunnel device: what such a device unpacks with the
+//! proof on it comes from a pod, and drops ([`is_unpacked`]).
+
+use crate::{
+    layout::{Settings, is_mark, mark, marked_slot},
+    tables::{EndpointRef, Tables},
+    verdict::find_endpoint,
+};
+
+/// Which bit of `skb->mark` is the proof, unless the agent is told another.
+pub const DEFAULT_BIT: u8 = 28;
+
+/// The interface that a packet came by, where nothing says which that was: the node did not make it.
+pub const UNKNOWN_INTERFACE: u32 = u32::MAX;
+
+/// What the kernel says of a packet at an exit: the fields of `struct __sk_buff`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Exit {
+    /// The interface it goes out of.
+    pub ifindex: u32,
+    /// The interface that it came to the node by; 0: none.
+    pub ingress_ifindex: u32,
+    /// `skb->mark`.
+    pub mark: u32,
+    /// `skb->tc_index`.
+    pub tc_index: u32,
+}
+
+/// Whether, and for whom, a packet is to be judged at an exit.
+#[derive(Clone, Copy, Debug)]
+pub enum Origin {
+    /// It is not from an endpoint, or its verdict is final.
+    Final,
+    /// It was judged at its sender's veth, and is to be judged again; `None`: the sender is gone.
+    Marked(Option<EndpointRef>),
+    /// It came by an endpoint's veth, and was not judged there.
+    Unjudged(EndpointRef),
+}
+
+impl Origin {
+    /// Reads the proof and the mark of a packet.
+    #[inline(always)]
+    pub fn of<T: Tables>(tables: &T, exit: &Exit) -> Self {
+        let Some(settings) = tables.settings() else { return Self::Final };
+        if exit.mark & settings.proof != 0 {
+            let marked = is_mark(exit.tc_index);
+            return if marked { Self::Marked(sender(tables, exit.tc_index)) } else { Self::Final };
+        }
+        // To itself a pod may send what it likes.
+        let from_outside = exit.ingress_ifindex == 0 || exit.ingress_ifindex == exit.ifindex;
+        if from_outside || !demands_proof(settings) {
+            return Self::Final;
+        }
+        match find_endpoint(tables, exit.ingress_ifindex) {
+            Some(endpoint) => Self::Unjudged(endpoint),
+            None => Self::Final,
+        }
+    }
+
+    /// The endpoint that the packet comes from, where it is to be judged.
+    #[must_use]
+    pub fn endpoint(self) -> Option<EndpointRef> {
+        match self {
+            Self::Final => None,
+            Self::Marked(endpoint) => endpoint,
+            Self::Unjudged(endpoint) => Some(endpoint),
+        }
+    }
+}
+
+/// The agent sets this field while programs run.
+#[inline(always)]
+fn demands_proof(settings: &Settings) -> bool {
+    // SAFETY: a reference is readable.
+    unsafe { (&raw const settings.demands_proof).read_volatile() != 0 }
+}
+
+/// The endpoint that a mark names, if it still is there.
+#[inline(always)]
+fn sender<T: Tables>(tables: &T, tc_index: u32) -> Option<EndpointRef> {
+    let slot = marked_slot(tc_index);
+    let sender = tables.endpoint(slot)?;
+    let ifindex = sender.ifindex();
+    let sender = sender.behind(ifindex);
+    (ifindex != 0 && mark(slot, sender.id()) == tc_index).then_some(sender)
+}
+
+/// Whether a packet that a tunnel device of the node has unpacked came from a pod of the node.
+#[must_use]
+#[inline(always)]
+pub fn is_unpacked<T: Tables>(tables: &T, mark: u32) -> bool {
+    tables.settings().is_some_and(|settings| mark & settings.proof != 0)
+}
