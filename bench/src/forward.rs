@@ -12,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use netpold::dataplane::attach::{Attacher, Hook, Mode};
 use netpold::dataplane::test_run::{Run, run};
 use netpold_core::model::Direction;
+use netpold_ebpf::proof::DEFAULT_BIT;
 use netpold_testbed::{Netns, udp_frame};
 use serde::Serialize;
 
@@ -177,6 +178,7 @@ impl Wire {
                     packet: frame,
                     ifindex: at.ifindex,
                     ingress_ifindex: from.ifindex,
+                    mark: 1 << DEFAULT_BIT,
                     repeat: 1,
                 };
                 let answer = run(program.as_fd(), &packet)?;

@@ -17,6 +17,7 @@ use netpold_core::model::Change;
 use netpold_core::ops::{Capacity, Op};
 use netpold_ebpf::conntrack::timeouts;
 use netpold_ebpf::layout::{Ct4Bucket, Ct6Bucket, Settings};
+use netpold_ebpf::proof::DEFAULT_BIT;
 
 use crate::cluster::NODE;
 
@@ -71,6 +72,8 @@ impl World {
             refresh_after: hz,
             event_burst: 0,
             event_window: u32::MAX,
+            proof: 1 << DEFAULT_BIT,
+            demands_proof: 1,
             ..Settings::default()
         };
         generation.write_settings(settings)?;

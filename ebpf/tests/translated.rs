@@ -3,8 +3,9 @@
 use netpold_ebpf::{
     host::HostTables,
     layout::{
-        CLASS_TRANSLATED, ENDPOINT_SLOTS, EP_CHECK_SOURCE, Endpoint, PORTS_EVERY, PORTS_FIRST_BITMAP, PORTS_ONE,
-        PortSet, Row, TRIE_POINTER, endpoint_slot, is_mark, mark, marked_slot,
+        CLASS_TRANSLATED, ENDPOINT_SLOTS, EP_CHECK_SOURCE, Endpoint, PORTS_EVERY,
+        PORTS_FIRST_BITMAP, PORTS_ONE, PortSet, Row, TRIE_POINTER, endpoint_slot, is_mark, mark,
+        marked_slot,
     },
     packet,
     proof::{Exit, Origin},
@@ -162,7 +163,11 @@ fn a_mark_ends_with_its_endpoint() {
     let exit = marked(&tables, UPLINK);
     assert_eq!(leave_by(&tables, &packet, exit), Reason::Allowed);
     tables.endpoints[POD_IFINDEX as usize].id += 1;
-    assert_eq!(leave_by(&tables, &packet, exit), Reason::ServiceBackend, "another pod has the slot");
+    assert_eq!(
+        leave_by(&tables, &packet, exit),
+        Reason::ServiceBackend,
+        "another pod has the slot"
+    );
 }
 
 #[test]

@@ -13,8 +13,18 @@ const NAMESPACES: [&str; 1] = ["netkit"];
 
 /// Kinds that unpack what is sent to an address of the node, without a secret that a pod lacks.
 const TUNNELS: [&str; 12] = [
-    "vxlan", "geneve", "gre", "gretap", "erspan", "ip6gre", "ip6gretap", "ip6erspan", "ipip", "ip6tnl",
-    "sit", "bareudp",
+    "vxlan",
+    "geneve",
+    "gre",
+    "gretap",
+    "erspan",
+    "ip6gre",
+    "ip6gretap",
+    "ip6erspan",
+    "ipip",
+    "ip6tnl",
+    "sit",
+    "bareudp",
 ];
 
 /// `ARPHRD_*` of linux/if_arp.h.

@@ -114,8 +114,7 @@ fn packets_without_a_mark_pass_devices() {
                 let target = program(&mut world.bpf, name).fd().expect(name);
                 let stain = Stain::before(target.as_fd(), tc_index).expect("a program");
                 let is_mark = netpold_ebpf::layout::is_mark(tc_index.into());
-                let answer =
-                    run(stain.as_fd(), &Run { mark, ..Run::once(&packet) }).expect(name);
+                let answer = run(stain.as_fd(), &Run { mark, ..Run::once(&packet) }).expect(name);
                 let passes = match name {
                     "netpold_unmark" => true,
                     "netpold_tunnel" => mark & proof == 0,

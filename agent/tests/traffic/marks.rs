@@ -21,22 +21,25 @@ fn forged(cni: Cni) {
     let mut cluster = Cluster::one(cni).with_pods(&["server", "friend", "hostile", "isolated"]);
     cluster.policy("server", allow_from("server", "friend"));
     cluster.policy("isolated", isolate("isolated", &["Egress"])).enforce();
-    let forge = |name: &str, of: &str| {
-        let slot = endpoint_slot(cluster.pod(of).host_ifindex(), 0);
-        cluster.pod(name).stain("eth0", mark(slot) as u16)
-    };
-    let stain = match forge("hostile", "server") {
-        Ok(stain) => stain,
-        Err(e) => return println!("SKIPPED forged marks: no TCX here: {e:#}"),
-    };
-    cluster.denied("hostile", "server");
-    // Nor is it cut off by the mark of one that may send nothing.
-    cluster.reaches("hostile", "friend");
-    drop(stain);
-    let _stain = forge("hostile", "isolated").unwrap();
-    cluster.reaches("hostile", "friend");
-    let _other = forge("isolated", "server").unwrap();
-    cluster.denied("isolated", "server");
+    // Endpoint numbers follow one another, and a mark has room for seven.
+    for id in 0..7 {
+        let forge = |name: &str, of: &str| {
+            let slot = endpoint_slot(cluster.pod(of).host_ifindex(), 0);
+            cluster.pod(name).stain("eth0", mark(slot, id) as u16)
+        };
+        let stain = match forge("hostile", "server") {
+            Ok(stain) => stain,
+            Err(e) => return println!("SKIPPED forged marks: no TCX here: {e:#}"),
+        };
+        cluster.denied("hostile", "server");
+        // Nor is it cut off by the mark of one that may send nothing.
+        cluster.reaches("hostile", "friend");
+        drop(stain);
+        let _stain = forge("hostile", "isolated").unwrap();
+        cluster.reaches("hostile", "friend");
+        let _other = forge("isolated", "server").unwrap();
+        cluster.denied("isolated", "server");
+    }
 }
 
 #[test]
@@ -64,7 +67,8 @@ fn nobody_whom_netpold_does_not_know_can_forge_a_mark() {
     cluster.policy("server", isolate("server", &["Ingress"])).enforce();
     let zombie = cluster.nodes[0].add_pod(&PodSpec::new(NAMESPACE, "zombie")).unwrap();
     let server = cluster.pod("server");
-    let forged = mark(endpoint_slot(server.host_ifindex(), 0)) as u16;
+    // The first endpoint's number.
+    let forged = mark(endpoint_slot(server.host_ifindex(), 0), 1) as u16;
     let stain = match zombie.stain("eth0", forged) {
         Ok(stain) => stain,
         Err(e) => return eprintln!("SKIPPED forged marks: no TCX here: {e:#}"),

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use netpold::dataplane::test_run::{Run, run};
+use netpold_ebpf::proof::DEFAULT_BIT;
 use netpold_testbed::Stain;
 
 use crate::bytecode::run_xdp;
@@ -15,6 +16,9 @@ use crate::steer::Steered;
 
 /// `ingress_ifindex` of packets that come from elsewhere: any that is neither 0 nor a pod's.
 const UPLINK: u32 = 2;
+
+/// `skb->mark` of packets that a pod's program has judged.
+const PROOF: u32 = 1 << DEFAULT_BIT;
 
 /// Where a program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +92,8 @@ impl Probe {
             // The kernel's clock: the call itself waits for a grace period besides.
             return Ok((answer, Duration::from_nanos(u64::from(mean) * u64::from(repeat))));
         };
-        let packet = Run { packet: &self.frame, ifindex, ingress_ifindex: UPLINK, repeat };
+        let mark = if matches!(self.program, Runnable::Marked(_)) { PROOF } else { 0 };
+        let packet = Run { packet: &self.frame, ifindex, ingress_ifindex: UPLINK, mark, repeat };
         let start = Instant::now();
         let answer = run(self.program.as_fd(), &packet)?;
         Ok((answer.retval, start.elapsed()))

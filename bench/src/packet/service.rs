@@ -40,7 +40,9 @@ impl Service {
         let flows = Flows::new(&flows)?;
         let egress = program(world, Direction::Egress)?;
         let node = world.generation.program(Program::Node)?.fd()?.as_fd().try_clone_to_owned()?;
-        let mark = u16::try_from(mark(endpoint_slot(isolated.ifindex, 0), isolated.id))?;
+        let sender = world.compiler.endpoints().find(|e| e.ifindex == isolated.ifindex);
+        let sender = sender.context("the isolated pod is no endpoint")?;
+        let mark = u16::try_from(mark(endpoint_slot(sender.ifindex, 0), sender.id))?;
         let direct =
             |program: &OwnedFd| -> Result<Runnable> { Ok(Runnable::Direct(program.try_clone()?)) };
         let steered = |target: &OwnedFd| -> Result<Runnable> {
