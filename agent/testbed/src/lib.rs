@@ -33,6 +33,7 @@
 
 mod agent;
 pub mod apiserver;
+mod conntrack;
 mod flow;
 mod frame;
 mod host;
@@ -41,6 +42,7 @@ mod manifests;
 mod message;
 mod netns;
 mod node;
+pub mod packet;
 mod pod;
 mod probe;
 mod sctp;
@@ -49,6 +51,7 @@ mod signals;
 mod stain;
 mod translation;
 mod unmount;
+mod wire;
 
 pub use agent::{Agent, AgentOptions, GRACE, SLOWNESS, without_twins};
 pub use apiserver::{Access, ApiServer, require_apiserver};
@@ -64,6 +67,7 @@ pub use signals::{catch_interrupts, interrupted};
 pub use stain::Stain;
 pub use translation::{Proxy, Translation};
 pub use unmount::Unmount;
+pub use wire::Wire;
 
 /// What a probe speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,0 +1,51 @@
+//! What a node's own conntrack knows, taken away: as if every entry had expired.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use anyhow::{Context, Result, ensure};
+use nix::errno::Errno;
+
+use crate::host::Host;
+
+/// `NFNL_SUBSYS_CTNETLINK` and `IPCTNL_MSG_CT_DELETE`.
+const DELETE: u16 = 1 << 8 | 2;
+const REQUEST_AND_ACK: u16 = 5;
+const LENGTH: usize = 20;
+
+impl Host {
+    /// Deletes all entries of this node's conntrack, as `conntrack -F` does.
+    ///
+    /// # Errors
+    /// Of nfnetlink.
+    pub fn forget_connections(&self) -> Result<()> {
+        self.run(flush)?
+    }
+}
+
+fn flush() -> Result<()> {
+    // SAFETY: a plain system call without pointers.
+    let socket = unsafe {
+        libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_NETFILTER)
+    };
+    let socket = Errno::result(socket).context("socket(NETLINK_NETFILTER)")?;
+    // SAFETY: the descriptor is new and ours alone.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    // struct nlmsghdr, struct nfgenmsg of any family.
+    let mut request = (LENGTH as u32).to_ne_bytes().to_vec();
+    request.extend(DELETE.to_ne_bytes());
+    request.extend(REQUEST_AND_ACK.to_ne_bytes());
+    request.resize(LENGTH, 0);
+    let mut answer = [0_u8; 64];
+    // SAFETY: both buffers are as long as is said.
+    let length = unsafe {
+        let sent = libc::send(socket.as_raw_fd(), request.as_ptr().cast(), LENGTH, 0);
+        Errno::result(sent).context("nfnetlink")?;
+        libc::recv(socket.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0)
+    };
+    let length = Errno::result(length).context("nfnetlink")?;
+    ensure!(length >= LENGTH as isize, "nfnetlink answers {length} bytes");
+    let [a, b, c, d] = [answer[16], answer[17], answer[18], answer[19]];
+    let error = i32::from_ne_bytes([a, b, c, d]);
+    ensure!(error == 0, "nfnetlink: {}", Errno::from_raw(-error));
+    Ok(())
+}

@@ -1,0 +1,130 @@
+//! A raw socket at an interface: sends frames as they are, and sees what arrives before the host's
+//! own stack looks at it.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::if_nametoindex;
+
+use crate::host::Host;
+
+/// Room for what has arrived and was not looked at yet.
+const RECEIVE_BUFFER: libc::c_int = 32 << 20;
+/// Longer than any frame, with its headers.
+const LONGEST: usize = 66_000;
+
+/// A raw socket at one interface of a host.
+#[derive(Debug)]
+pub struct Wire {
+    socket: OwnedFd,
+}
+
+impl Host {
+    /// A raw socket at an interface (`eth0` of a pod). It stays there wherever it is used.
+    ///
+    /// # Errors
+    /// There is no such interface.
+    pub fn wire(&self, interface: &str) -> Result<Wire> {
+        self.run(|| Wire::open(interface))?
+    }
+
+    /// Hardware address of an interface.
+    ///
+    /// # Errors
+    /// There is no such interface.
+    pub fn hardware_address(&self, interface: &str) -> Result<[u8; 6]> {
+        let find = || {
+            let all = getifaddrs().ok()?.filter(|found| found.interface_name == interface);
+            all.filter_map(|found| found.address?.as_link_addr()?.addr()).next()
+        };
+        self.run(find)?.with_context(|| format!("{} has no interface {interface}", self.name()))
+    }
+}
+
+impl Wire {
+    fn open(interface: &str) -> Result<Self> {
+        let index =
+            if_nametoindex(interface).with_context(|| format!("no interface {interface}"))?;
+        // SAFETY: a plain system call without pointers.
+        let socket = unsafe {
+            libc::socket(
+                libc::AF_PACKET,
+                libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+                0,
+            )
+        };
+        let socket = Errno::result(socket).context("socket(AF_PACKET)")?;
+        // SAFETY: the descriptor is new and ours alone.
+        let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+        set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER)?;
+        set(&socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;
+        // SAFETY: all zeroes is a valid sockaddr_ll.
+        let mut at: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        at.sll_family = libc::AF_PACKET as u16;
+        at.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+        at.sll_ifindex = index as i32;
+        // SAFETY: the address is as long as is said.
+        let bound = unsafe {
+            libc::bind(socket.as_raw_fd(), (&raw const at).cast(), size_of_val(&at) as u32)
+        };
+        Errno::result(bound).with_context(|| format!("cannot bind to {interface}"))?;
+        Ok(Self { socket })
+    }
+
+    /// Sends a frame.
+    ///
+    /// # Errors
+    /// The interface is down, or the frame is too short for an Ethernet header or longer than its
+    /// MTU allows.
+    pub fn send(&self, frame: &[u8]) -> Result<()> {
+        let fd = self.socket.as_raw_fd();
+        // SAFETY: a buffer of that length.
+        let sent = unsafe { libc::send(fd, frame.as_ptr().cast(), frame.len(), 0) };
+        Errno::result(sent).with_context(|| format!("cannot send {} bytes", frame.len()))?;
+        Ok(())
+    }
+
+    /// The next frame that has arrived, if there is one.
+    #[must_use]
+    pub fn arrived(&self) -> Option<Vec<u8>> {
+        let mut frame = vec![0_u8; LONGEST];
+        let fd = self.socket.as_raw_fd();
+        // SAFETY: a buffer of that length.
+        let length = unsafe { libc::recv(fd, frame.as_mut_ptr().cast(), frame.len(), 0) };
+        frame.truncate(usize::try_from(length).ok()?);
+        Some(frame)
+    }
+
+    /// How many frames found no room since this was last asked.
+    ///
+    /// # Errors
+    /// Of getsockopt(2).
+    pub fn lost(&self) -> Result<u32> {
+        let mut statistics = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
+        let mut length = size_of_val(&statistics) as u32;
+        // SAFETY: value and length are locals of the right types.
+        let got = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_STATISTICS,
+                (&raw mut statistics).cast(),
+                &raw mut length,
+            )
+        };
+        Errno::result(got).context("PACKET_STATISTICS")?;
+        Ok(statistics.tp_drops)
+    }
+}
+
+fn set(socket: &OwnedFd, level: i32, name: i32, value: libc::c_int) -> Result<()> {
+    // SAFETY: the value is an int, as these options take.
+    let done = unsafe {
+        let pointer = (&raw const value).cast();
+        libc::setsockopt(socket.as_raw_fd(), level, name, pointer, size_of_val(&value) as u32)
+    };
+    Errno::result(done).with_context(|| format!("socket option {name}"))?;
+    Ok(())
+}

@@ -1,0 +1,253 @@
+//! ICMP errors about flows that the node translates: rewritten by it, and sent where their sender may
+//! send nothing (issue 12, 12).
+
+use std::net::{IpAddr, SocketAddr};
+
+use netpold_testbed::packet::{
+    checksummed, ipv4, packet, tcp_message, udp_packet, unreachable_packet,
+};
+use netpold_testbed::{Cni, Host, Proxy, Wire, require_root};
+
+use crate::cluster::{Cluster, PATIENCE, PORT, allow_to, isolate};
+use crate::volley::{BOTH, PACKETS, Sender, Tally, Volley};
+use crate::world::{NODE_PORT, SERVICE_PORT, Service, provide};
+
+const CLIENT_PORT: u16 = 5000;
+/// Behind the quoted headers.
+const LONG: usize = 1000;
+
+/// A volley of errors that quote a datagram.
+fn errors(
+    sender: &Sender,
+    volley: Volley,
+    from: IpAddr,
+    (quoted, answer): (SocketAddr, SocketAddr),
+) {
+    for number in 0..PACKETS {
+        let inner = udp_packet(quoted, answer, &volley.payload(number, LONG));
+        sender.send(&unreachable_packet(from, quoted.ip(), &inner));
+    }
+}
+
+/// The datagram's source as it arrives, sent by a socket bound at the port.
+fn arrives_as(wire: &Wire, from: (&Host, IpAddr, u16), to: SocketAddr) -> SocketAddr {
+    let socket = from.0.run(|| std::net::UdpSocket::bind((from.1, from.2))).unwrap().unwrap();
+    while wire.arrived().is_some() {}
+    socket.send_to(b"a flow begins", to).unwrap();
+    let deadline = std::time::Instant::now() + PATIENCE;
+    loop {
+        assert!(std::time::Instant::now() < deadline, "{to} gets what is sent to it");
+        let Some(frame) = wire.arrived() else { continue };
+        if !frame.windows(13).any(|part| part == b"a flow begins") {
+            continue;
+        }
+        let (source, at): (IpAddr, _) = if to.is_ipv4() {
+            (IpAddr::from(<[u8; 4]>::try_from(&frame[26..30]).unwrap()), 34)
+        } else {
+            (IpAddr::from(<[u8; 16]>::try_from(&frame[22..38]).unwrap()), 54)
+        };
+        return (source, u16::from_be_bytes([frame[at], frame[at + 1]])).into();
+    }
+}
+
+/// `quoting` is of a flow of `server`'s; `hostile` may send nothing. Where `who` listens, nothing of it
+/// arrives.
+fn about_a_masqueraded_flow(cni: Cni, outside: bool, tally: &mut Tally) {
+    let mut cluster = Cluster::two();
+    let node = usize::from(cni == Cni::Bridge);
+    for name in ["server", "hostile", "client"] {
+        cluster.add(node, name);
+    }
+    let service = Service::new(1, "one").pods(&cluster, &["server"]).node_port(NODE_PORT);
+    let external = service.external_ips();
+    provide(&mut cluster, Proxy::Nftables, &[service]);
+    let at_server = cluster.pod("server").wire("eth0").unwrap();
+    let wire = if outside {
+        cluster.nodes[1 - node].wire(&crate::volley::link(&cluster.nodes[1 - node])).unwrap()
+    } else {
+        cluster.pod("client").wire("eth0").unwrap()
+    };
+    for family in 0..2 {
+        for policy in [false, true] {
+            if policy {
+                cluster.policy("hostile", isolate("hostile", &BOTH));
+                cluster.policy("client", isolate("client", &["Ingress"]));
+            }
+            cluster.enforce();
+            let server = SocketAddr::from((cluster.pod("server").addresses()[family], PORT));
+            let (client, to): ((&Host, _, _), SocketAddr) = if outside {
+                let far = &cluster.nodes[1 - node];
+                let near = cluster.nodes[node].addresses()[family];
+                ((far, far.addresses()[family], CLIENT_PORT), (near, NODE_PORT).into())
+            } else {
+                let pod = cluster.pod("client");
+                let to = (external[family], SERVICE_PORT).into();
+                ((pod, pod.addresses()[family], CLIENT_PORT), to)
+            };
+            let seen = arrives_as(&at_server, client, to);
+            assert_ne!(seen.ip(), client.1, "it is masqueraded");
+            let hostile = cluster.pod("hostile");
+            let volley = Volley::new();
+            let own = hostile.addresses()[family];
+            errors(&Sender::pod(hostile), volley, own, (seen, server));
+            let what = format!("to {} on a {cni:?} node", client.1);
+            if policy {
+                tally.note(&what, volley.leaked(&wire));
+                cluster.without_policy("hostile").without_policy("client");
+            } else {
+                volley.arrives(&wire, &what);
+            }
+            cluster.nodes[node].forget_connections().unwrap();
+        }
+    }
+}
+
+#[test]
+#[ignore = "open: issue 12 number 12"]
+fn errors_to_a_node_ports_client_outside() {
+    if !require_root("errors_to_a_node_ports_client_outside") {
+        return;
+    }
+    let mut tally = Tally::default();
+    about_a_masqueraded_flow(Cni::Ptp, true, &mut tally);
+    about_a_masqueraded_flow(Cni::Bridge, true, &mut tally);
+    tally.holds();
+}
+
+#[test]
+#[ignore = "open: issue 12 number 12"]
+fn errors_to_a_pod_that_denies_everything() {
+    if !require_root("errors_to_a_pod_that_denies_everything") {
+        return;
+    }
+    let mut tally = Tally::default();
+    about_a_masqueraded_flow(Cni::Ptp, false, &mut tally);
+    about_a_masqueraded_flow(Cni::Bridge, false, &mut tally);
+    tally.holds();
+}
+
+/// A Service of a friend and an enemy: packets to the enemy are dropped behind their translation, which the
+/// node remembers all the same, and errors about it follow.
+fn to_a_denied_backend(cni: Cni, tally: &mut Tally) {
+    let mut cluster = Cluster::one(cni).with_pods(&["hostile", "friend", "enemy"]);
+    let service = Service::new(1, "mixed").pods(&cluster, &["friend", "enemy"]);
+    let service_ips = service.cluster_ips();
+    provide(&mut cluster, Proxy::Nftables, &[service]);
+    let wire = cluster.pod("enemy").wire("eth0").unwrap();
+    for family in 0..2 {
+        for policy in [false, true] {
+            if policy {
+                cluster.policy("hostile", allow_to("hostile", "friend"));
+            }
+            cluster.enforce();
+            let hostile = cluster.pod("hostile");
+            let own = hostile.addresses()[family];
+            let service = SocketAddr::from((service_ips[family], SERVICE_PORT));
+            let sender = Sender::pod(hostile);
+            let ports = 6000..6000 + 4 * PACKETS as u16;
+            for port in ports.clone() {
+                sender.send(&udp_packet((own, port).into(), service, b"which one?"));
+            }
+            let volley = Volley::new();
+            for (number, port) in ports.enumerate() {
+                // Every other one's flow is the enemy's.
+                let payload = volley.payload(number / 4, LONG);
+                let inner = udp_packet(service, (own, port).into(), &payload);
+                sender.send(&unreachable_packet(own, service.ip(), &inner));
+            }
+            let what = format!("about flows to {service} on a {cni:?} node");
+            if policy {
+                tally.note(&what, volley.leaked(&wire));
+                cluster.without_policy("hostile");
+            } else {
+                volley.arrives(&wire, &what);
+            }
+            cluster.nodes[0].forget_connections().unwrap();
+        }
+    }
+}
+
+#[test]
+#[ignore = "open: issue 12 number 12"]
+fn errors_to_a_denied_backend() {
+    if !require_root("errors_to_a_denied_backend") {
+        return;
+    }
+    let mut tally = Tally::default();
+    to_a_denied_backend(Cni::Ptp, &mut tally);
+    to_a_denied_backend(Cni::Bridge, &mut tally);
+    tally.holds();
+}
+
+/// The node takes source routes: what is sent to it goes on to whom the packet names behind it.
+#[test]
+#[ignore = "open: issue 12 number 12"]
+fn errors_by_a_source_route() {
+    if !require_root("errors_by_a_source_route") {
+        return;
+    }
+    let mut tally = Tally::default();
+    for error in [true, false] {
+        let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["hostile", "victim"]);
+        let veth = cluster.pod("hostile").host_interface().to_owned();
+        for key in ["all", "default", &veth] {
+            let setting = format!("ipv4/conf/{key}/accept_source_route");
+            cluster.nodes[0].netns().sysctl(&setting, "1").unwrap();
+        }
+        let wire = cluster.pod("victim").wire("eth0").unwrap();
+        let (IpAddr::V4(node), IpAddr::V4(own), IpAddr::V4(victim)) = (
+            cluster.nodes[0].addresses()[0],
+            cluster.pod("hostile").addresses()[0],
+            cluster.pod("victim").addresses()[0],
+        ) else {
+            panic!("IPv4 first");
+        };
+        // NOP, then a loose source route of one address.
+        let route = [&[1, 131, 7, 4], &victim.octets()[..]].concat();
+        let what = if error { "errors" } else { "datagrams" };
+        let attack = |cluster: &Cluster, volley: Volley| {
+            let sender = Sender::pod(cluster.pod("hostile"));
+            for number in 0..PACKETS {
+                let payload = volley.payload(number, LONG);
+                let ends = ((node, 9).into(), (own, 9).into());
+                let quoted = udp_packet(ends.0, ends.1, &payload);
+                let message = [&[3, 3, 0, 0, 0, 0, 0, 0], &quoted[..]].concat();
+                let message = checksummed(own.into(), node.into(), 1, message);
+                let datagram = netpold_testbed::packet::udp_message(ends.1, ends.0, &payload);
+                let (protocol, body) = if error { (1, message) } else { (17, datagram) };
+                sender.send(&ipv4((own, node), protocol, (0, 0), &route, &body));
+            }
+        };
+        crate::volley::try_both(&mut cluster, (what, "hostile"), &wire, &mut tally, attack);
+    }
+    tally.holds();
+}
+
+/// What the server's resets and errors say of its own flow goes back, whoever was translated.
+#[test]
+fn errors_about_ones_own_flow_go_back() {
+    if !require_root("errors_about_ones_own_flow_go_back") {
+        return;
+    }
+    let mut cluster = Cluster::two();
+    cluster.add(0, "server");
+    let service = Service::new(1, "one").pods(&cluster, &["server"]).node_port(NODE_PORT);
+    provide(&mut cluster, Proxy::Nftables, &[service]);
+    cluster.policy("server", isolate("server", &["Egress"])).enforce();
+    let at_server = cluster.pod("server").wire("eth0").unwrap();
+    let far = cluster.nodes[1].wire(&crate::volley::link(&cluster.nodes[1])).unwrap();
+    for family in 0..2 {
+        let server = SocketAddr::from((cluster.pod("server").addresses()[family], PORT));
+        let node = &cluster.nodes[1];
+        let client: (&Host, _, _) = (node, node.addresses()[family], CLIENT_PORT);
+        let to = (cluster.nodes[0].addresses()[family], NODE_PORT).into();
+        let seen = arrives_as(&at_server, client, to);
+        let volley = Volley::new();
+        let sender = Sender::pod(cluster.pod("server"));
+        errors(&sender, volley, server.ip(), (seen, server));
+        volley.arrives(&far, "errors about one's own flow");
+        // And a reset, about nothing at all, harms nobody.
+        let reset = tcp_message(server, seen, 4, (1, 1), &[]);
+        sender.send(&packet(server.ip(), seen.ip(), 6, &reset));
+    }
+}

@@ -1,0 +1,74 @@
+//! A pod that reaches itself through its own Service, whatever other pods are isolated and however the
+//! bridge is set (issue 12, 5).
+
+use netpold_testbed::{Cni, Proxy, require_root};
+
+use crate::cluster::{Cluster, isolate};
+use crate::volley::BOTH;
+use crate::world::{NODE_PORT, Service, outcomes, provide};
+
+fn itself(cni: Cni, bridge_calls: bool) {
+    let mut cluster = Cluster::one(cni).with_pods(&["alone", "other"]);
+    if cni == Cni::Bridge {
+        let veth = cluster.pod("alone").host_interface();
+        let hairpin = format!("link set {veth} type bridge_slave hairpin on\n");
+        cluster.nodes[0].netns().ip(&hairpin).unwrap();
+    }
+    let own = Service::new(1, "own").pods(&cluster, &["alone"]).node_port(NODE_PORT);
+    let mut sockets = own.sockets();
+    sockets.extend(
+        cluster.nodes[0].addresses().map(|node| std::net::SocketAddr::from((node, NODE_PORT))),
+    );
+    provide(&mut cluster, Proxy::Nftables, &[own]);
+    if !bridge_calls {
+        for key in ["bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"] {
+            let _ = cluster.nodes[0].netns().sysctl(key, "0");
+        }
+    }
+    let mut wrong = Vec::new();
+    for directions in [&BOTH[..], &["Ingress"], &["Egress"], &[]] {
+        for others in [&[][..], &["Egress"], &["Ingress"]] {
+            if !directions.is_empty() {
+                cluster.policy("alone", isolate("alone", directions));
+            }
+            if !others.is_empty() {
+                cluster.policy("other", isolate("other", others));
+            }
+            cluster.enforce();
+            let seen = outcomes(cluster.pod("alone"), &sockets);
+            let answered: Vec<&str> = seen.keys().map(String::as_str).collect();
+            if answered != [cluster.pod("alone").name()] {
+                wrong.push(format!("alone {directions:?}, other {others:?}: {seen:?}"));
+            }
+            if !directions.is_empty() {
+                cluster.without_policy("alone");
+            }
+            if !others.is_empty() {
+                cluster.without_policy("other");
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{cni:?}, bridge shown to rules: {bridge_calls}: {wrong:#?}");
+}
+
+#[test]
+fn a_pod_reaches_itself_by_its_service_on_a_ptp_node() {
+    if require_root("a_pod_reaches_itself_by_its_service_on_a_ptp_node") {
+        itself(Cni::Ptp, true);
+    }
+}
+
+#[test]
+fn a_pod_reaches_itself_by_its_service_on_a_bridge_node() {
+    if require_root("a_pod_reaches_itself_by_its_service_on_a_bridge_node") {
+        itself(Cni::Bridge, true);
+    }
+}
+
+#[test]
+#[ignore = "open: issue 12 number 5"]
+fn a_pod_reaches_itself_by_its_service_behind_a_bridge_without_netfilter() {
+    if require_root("a_pod_reaches_itself_by_its_service_behind_a_bridge_without_netfilter") {
+        itself(Cni::Bridge, false);
+    }
+}

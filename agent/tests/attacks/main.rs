@@ -1,0 +1,32 @@
+//! Ways around the packet path, tried with real packets through a real node: each from the outside, as
+//! somebody hostile would, with a raw socket in the victim that sees what arrives. Needs root.
+//!
+//! Every attack is run twice: without policy, where it must arrive (else the test shows nothing), and with
+//! policy, where nothing may. What is still open is left out by `#[ignore]`; to see how much of it arrives:
+//! `cargo nextest run -p netpold --test attacks --run-ignored all`.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "helpers of a test are not seen as tests by the lints"
+)]
+
+mod bounce;
+#[expect(dead_code, reason = "of the small cluster, only what attacks need")]
+#[path = "../traffic/cluster.rs"]
+mod cluster;
+mod errors;
+mod forgotten;
+mod itself;
+mod marks;
+mod mirror;
+mod overlay;
+mod own_address;
+mod refragmented;
+mod synproxy;
+mod volley;
+#[expect(dead_code, reason = "of the Services, only what attacks need")]
+#[path = "../traffic/services/world.rs"]
+mod world;

@@ -1,0 +1,44 @@
+//! The node as a mirror: what it answers to a forged source is its own packet (issue 12, 15).
+
+use netpold_testbed::packet::icmp_packet;
+use netpold_testbed::{Cni, require_root};
+
+use crate::cluster::Cluster;
+use crate::volley::{PACKETS, Sender, Tally, try_both};
+
+fn mirror(cni: Cni, rp_filter: &str, tally: &mut Tally) {
+    let mut cluster = Cluster::one(cni).with_pods(&["hostile", "victim"]);
+    let keys = ["all", "default", "cni0", cluster.pod("hostile").host_interface()];
+    for key in keys {
+        let _ = cluster.nodes[0].netns().sysctl(&format!("ipv4/conf/{key}/rp_filter"), rp_filter);
+    }
+    let wire = cluster.pod("victim").wire("eth0").unwrap();
+    for family in 0..2 {
+        let node = cluster.nodes[0].addresses()[family];
+        let victim = cluster.pod("victim").addresses()[family];
+        let what = format!("echo of {node}, {cni:?}, rp_filter {rp_filter}");
+        try_both(&mut cluster, (&what, "victim"), &wire, tally, |cluster, volley| {
+            let sender = Sender::pod(cluster.pod("hostile"));
+            for number in 0..PACKETS {
+                let kind = if node.is_ipv4() { (8, 0) } else { (128, 0) };
+                let payload = volley.payload(number, 1000);
+                sender.send(&icmp_packet((victim, node), kind, [0, 9, 0, 1], &payload));
+            }
+        });
+    }
+}
+
+#[test]
+#[ignore = "open: issue 12 number 15"]
+fn the_node_is_no_mirror() {
+    if !require_root("the_node_is_no_mirror") {
+        return;
+    }
+    let mut tally = Tally::default();
+    for cni in [Cni::Ptp, Cni::Bridge] {
+        for rp_filter in ["0", "2"] {
+            mirror(cni, rp_filter, &mut tally);
+        }
+    }
+    tally.holds();
+}

@@ -1,0 +1,100 @@
+//! Packets in packets, to the node's own tunnel device (issue 12, 13). Of the tunnels this kernel has
+//! VXLAN.
+
+use std::net::{IpAddr, SocketAddr};
+
+use netpold_testbed::packet::{frame, udp_packet};
+use netpold_testbed::{Cni, require_root};
+
+use crate::cluster::{Cluster, allow_from, isolate};
+use crate::volley::{BOTH, PACKETS, Sender, Tally, Volley, pairs};
+
+const VXLAN_PORT: u16 = 8472;
+const TUNNEL_MAC: [u8; 6] = [0x0a, 0x58, 9, 0, 0, 1];
+const PEER_MAC: [u8; 6] = [0x0a, 0x58, 9, 0, 0, 2];
+const PORT: u16 = 4000;
+
+/// `victim` hears `friend` alone, `mute` may send nothing, `hostile` is free.
+fn world(cni: Cni) -> Cluster {
+    let pods = ["victim", "friend", "hostile", "mute", "free"];
+    let cluster = Cluster::one(cni).with_pods(&pods);
+    let [node, _] = cluster.nodes[0].addresses();
+    cluster.nodes[0]
+        .netns()
+        .ip(&format!(
+            "link add vxlan9 address 0a:58:09:00:00:01 type vxlan id 9 local {node} \
+             dstport {VXLAN_PORT} learning\n\
+             link set vxlan9 up\n\
+             address add 172.31.9.1/24 dev vxlan9\n\
+             address add fd00:9::1/64 dev vxlan9 nodad\n"
+        ))
+        .unwrap();
+    cluster
+}
+
+/// Of `sender`, with the inner packet said to be of `claimed`.
+fn wrapped(cluster: &Cluster, volley: Volley, sender: &str, ends: (IpAddr, IpAddr)) {
+    let pod = cluster.pod(sender);
+    let [node, _] = cluster.nodes[0].addresses();
+    let outer: SocketAddr = (pod.addresses()[0], 5000).into();
+    let (claimed, to) = ends;
+    let out = Sender::pod(pod);
+    for number in 0..PACKETS {
+        let payload = volley.payload(number, 40);
+        let inner = udp_packet((claimed, 5000).into(), (to, PORT).into(), &payload);
+        let mut datagram = vec![8, 0, 0, 0, 0, 0, 9, 0];
+        datagram.extend(frame(TUNNEL_MAC, PEER_MAC, &inner));
+        out.send(&udp_packet(outer, (node, VXLAN_PORT).into(), &datagram));
+    }
+}
+
+/// Each of these (who sends, as whom, to whom) arrives without policy, and not with it.
+fn decapsulated(cni: Cni, ways: &[[&str; 3]], tally: &mut Tally) {
+    let mut cluster = world(cni);
+    for policy in [false, true] {
+        if policy {
+            cluster.policy("victim", allow_from("victim", "friend"));
+            cluster.policy("mute", isolate("mute", &BOTH));
+        }
+        cluster.enforce();
+        for [sender, claimed, to] in ways {
+            let wire = cluster.pod(to).wire("eth0").unwrap();
+            for (claimed, to) in pairs(cluster.pod(claimed), cluster.pod(to)) {
+                let what = format!("{sender} as {claimed} to {to}, {cni:?}");
+                let volley = Volley::new();
+                wrapped(&cluster, volley, sender, (claimed, to));
+                if policy {
+                    tally.note(&what, volley.leaked(&wire));
+                } else {
+                    volley.arrives(&wire, &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "open: issue 12 number 13"]
+fn forged_by_way_of_the_nodes_tunnel() {
+    if !require_root("forged_by_way_of_the_nodes_tunnel") {
+        return;
+    }
+    let mut tally = Tally::default();
+    for cni in [Cni::Ptp, Cni::Bridge] {
+        decapsulated(cni, &[["hostile", "friend", "victim"]], &mut tally);
+    }
+    tally.holds();
+}
+
+#[test]
+fn the_nodes_tunnel_is_no_way_out() {
+    if !require_root("the_nodes_tunnel_is_no_way_out") {
+        return;
+    }
+    let ways = [["mute", "mute", "free"], ["mute", "friend", "free"], ["mute", "friend", "victim"]];
+    let mut tally = Tally::default();
+    for cni in [Cni::Ptp, Cni::Bridge] {
+        decapsulated(cni, &ways, &mut tally);
+    }
+    tally.holds();
+}

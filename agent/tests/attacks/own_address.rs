@@ -1,0 +1,77 @@
+//! Packets to the sender's own address in frames to somebody else's (issue 12, 11).
+
+use std::net::IpAddr;
+
+use netpold_testbed::packet::{icmp_packet, packet, udp_packet};
+use netpold_testbed::{Cni, Node, require_root};
+
+use crate::cluster::Cluster;
+use crate::volley::{PACKETS, Sender, Tally, Volley, try_both};
+
+const BROADCAST: [u8; 6] = [0xff; 6];
+/// As much as an Ethernet frame carries.
+const LONG: usize = 1320;
+
+/// A volley of several kinds of packets.
+fn mixed(sender: &Sender, volley: Volley, from: IpAddr, to: IpAddr) {
+    for number in 0..PACKETS {
+        let payload = volley.payload(number, LONG);
+        let echo = if to.is_ipv4() { (8, 0) } else { (128, 0) };
+        sender.send(&match number % 3 {
+            0 => udp_packet((from, 5000).into(), (to, 4000).into(), &payload),
+            1 => icmp_packet((from, to), echo, [0, 9, 0, 1], &payload),
+            _ => packet(from, to, 253, &payload),
+        });
+    }
+}
+
+/// A host beyond a port of the bridge, as an uplink that is one.
+fn uplink(cluster: &Cluster) -> Node {
+    let far = Node::new("far", Cni::Ptp, "10.7.0.0/24", "fd00:7::/64").unwrap();
+    let there = far.netns().path();
+    cluster.nodes[0]
+        .netns()
+        .ip(&format!(
+            "link add uplink type veth peer name uplink netns {}\nlink set uplink master cni0 up\n",
+            there.display()
+        ))
+        .unwrap();
+    far.netns().ip("link set uplink up\n").unwrap();
+    far
+}
+
+#[test]
+#[ignore = "open: issue 12 number 11"]
+fn ones_own_address_at_another_station() {
+    if !require_root("ones_own_address_at_another_station") {
+        return;
+    }
+    let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["hostile", "other"]);
+    let far = uplink(&cluster);
+    let other = cluster.pod("other").wire("eth0").unwrap();
+    let outside = far.wire("uplink").unwrap();
+    let macs = (cluster.pod("other").mac(), far.hardware_address("uplink").unwrap());
+    // The bridge learns where it is.
+    outside.send(&netpold_testbed::ethernet(BROADCAST, macs.1, 0x88b5, &[0; 46])).unwrap();
+    let mut tally = Tally::default();
+    let own = cluster.pod("hostile").addresses().to_vec();
+    let theirs = cluster.pod("other").addresses().to_vec();
+    for (own, theirs) in own.into_iter().zip(theirs) {
+        let ways = [
+            ("a pod", &other, macs.0),
+            ("the uplink", &outside, macs.1),
+            ("everybody, a pod", &other, BROADCAST),
+            ("everybody, the uplink", &outside, BROADCAST),
+        ];
+        for (whose, wire, mac) in ways {
+            for (from, what) in [(own, "its own"), (theirs, "another's")] {
+                let what = format!("to {own} at {whose}'s, from {what}");
+                try_both(&mut cluster, (&what, "hostile"), wire, &mut tally, |cluster, volley| {
+                    let sender = Sender::pod(cluster.pod("hostile")).to(mac);
+                    mixed(&sender, volley, from, own);
+                });
+            }
+        }
+    }
+    tally.holds();
+}

@@ -1,0 +1,73 @@
+//! Connections that the node's SYNPROXY opens in a client's name: its packets come from no interface
+//! (issue 12, 1).
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use netpold_testbed::{Probe, Protocol, Proxy, probe_all, require_root};
+
+use crate::cluster::{Cluster, PATIENCE, PORT, isolate};
+use crate::volley::{BOTH, PACKETS, Tally, nft};
+
+const RULES: &str = "table inet guard {
+    chain raw {
+        type filter hook prerouting priority raw;
+        tcp dport 80 tcp flags & (fin | syn | rst | ack) == syn notrack
+    }
+    chain forward {
+        type filter hook forward priority filter;
+        tcp dport 80 ct state invalid,untracked synproxy mss 1460 wscale 7 timestamp sack-perm
+        tcp dport 80 ct state invalid drop
+    }
+}";
+
+/// How many connections are tried: how many of them the victim hears of, and how many it answers.
+fn tried(cluster: &Cluster, family: usize) -> (usize, usize) {
+    let (from, victim) = (cluster.pod("stranger"), cluster.pod("victim"));
+    let (own, to) = (from.addresses()[family], victim.addresses()[family]);
+    let wire = victim.wire("eth0").unwrap();
+    let probe = Probe { from, protocol: Protocol::Tcp, to, port: PORT };
+    let results = probe_all(&vec![probe; PACKETS], PATIENCE / 4);
+    let mut heard = BTreeSet::new();
+    while let Some(frame) = wire.arrived() {
+        heard.extend(client_port(own, &frame));
+    }
+    (heard.len(), results.iter().filter(|result| result.connected()).count())
+}
+
+/// Source port of what a client sends to [`PORT`].
+fn client_port(client: IpAddr, frame: &[u8]) -> Option<u16> {
+    let (source, transport) = match client {
+        IpAddr::V4(own) => (frame.get(26..30)? == own.octets(), 34),
+        IpAddr::V6(own) => (frame.get(22..38)? == own.octets(), 54),
+    };
+    let port = |at: usize| Some(u16::from_be_bytes([*frame.get(at)?, *frame.get(at + 1)?]));
+    (source && port(transport + 2)? == PORT).then_some(port(transport)?)
+}
+
+#[test]
+#[ignore = "open: issue 12 number 1"]
+fn connections_that_synproxy_opens() {
+    if !require_root("connections_that_synproxy_opens") {
+        return;
+    }
+    let mut cluster = Cluster::one(netpold_testbed::Cni::Ptp).with_pods(&["victim", "stranger"]);
+    let node = &cluster.nodes[0];
+    node.translate(Proxy::Nftables, &[]).unwrap();
+    node.netns().sysctl("netfilter/nf_conntrack_tcp_loose", "0").unwrap();
+    node.netns().sysctl("ipv4/tcp_syncookies", "2").unwrap();
+    nft(node, RULES);
+    let mut tally = Tally::default();
+    cluster.enforce();
+    for family in 0..2 {
+        let (heard, answered) = tried(&cluster, family);
+        assert!(heard > PACKETS / 2 && answered > PACKETS / 2, "{heard}, {answered}");
+    }
+    cluster.policy("victim", isolate("victim", &BOTH)).enforce();
+    for (family, what) in ["IPv4", "IPv6"].into_iter().enumerate() {
+        let (heard, answered) = tried(&cluster, family);
+        tally.note(&format!("{what}, heard of"), heard);
+        tally.note(&format!("{what}, answered"), answered);
+    }
+    tally.holds();
+}
