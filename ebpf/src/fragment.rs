@@ -42,6 +42,9 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         if row == ROW_NOT_ISOLATED {
             return Err(Self::passing(Reason::NotIsolated, class));
         }
+        if self.is_from_node(&packet.network.fragment) {
+            return Err(Reason::Node);
+        }
         if row_word(self.tables, row, class) == PORTS_EVERY {
             return Err(Self::passing(Reason::Allowed, class));
         }

@@ -212,6 +212,10 @@ pub const fn mark(slot: u32, id: u32) -> u32 {
     (id % MARK_NUMBERS + 1) << MARK_SLOT_BITS | slot & (ENDPOINT_SLOTS - 1)
 }
 
+/// What a packet carries in place of a [`mark`] that came by a device which leads to another namespace
+/// and is no endpoint's.
+pub const STRANGER: u32 = 1;
+
 /// Whether `skb->tc_index` holds a [`mark`].
 #[must_use]
 #[inline(always)]
@@ -266,6 +270,9 @@ pub struct Settings {
     pub demands_proof: u32,
     /// Zero.
     pub reserved: u32,
+    /// The cookie of the node's network namespace, where programs can compare it with that of a
+    /// packet's socket; else 0.
+    pub netns_cookie: u64,
 }
 
 /// [`Settings::timeouts`]: TCP, no reply seen (SYN sent or an adopted flow).
@@ -456,7 +463,7 @@ const _: () = {
     assert!(size_of::<PortBitmap>() == 8192);
     let other = if cfg!(feature = "other-layout") { 8 } else { 0 };
     assert!(size_of::<Endpoint>() == 112 + other && align_of::<Endpoint>() == 8);
-    assert!(size_of::<Settings>() == 88);
+    assert!(size_of::<Settings>() == 96);
     assert!(size_of::<Host6>() == 24 && size_of::<Hosts6Bucket>() == 128);
     assert!(size_of::<Ct4Key>() == 16 && size_of::<Ct4Way>() == 32 + other);
     assert!(size_of::<Ct4Bucket>() == size_of::<Ct4Way>() * CT_WAYS);

@@ -8,16 +8,17 @@
 //!    One without the proof got round the programs of its veth (`tc_skip_classify` of an `ifb`), and is
 //!    judged for the endpoint that it came by, as if it were new: nothing that it carries counts.
 //! 3. What enters an endpoint is judged by that endpoint's own policy, unless the kernel proves that the
-//!    node made it: it came by no interface, has a socket, and is whole. A missing interface alone proves
-//!    nothing, since the kernel makes packets of others anew (refragmentation, Open vSwitch, SYNPROXY); a
-//!    socket alone does not either, since a pod's stays with its packet across a bridge, and through
-//!    refragmentation there.
+//!    node made it: it came by no interface, and has a socket of the node's network namespace. A missing
+//!    interface alone proves nothing, since the kernel makes packets of others anew (refragmentation, Open
+//!    vSwitch, SYNPROXY). A pod's socket stays with its packet across a bridge, through refragmentation
+//!    there, and through a macvlan on a device of the node. Where the kernel does not tell a socket's
+//!    namespace (before 6.15), any socket counts, but only with a packet that is whole.
 //!
 //! Tunnels undo 1 where a pod sends to its own node's tunnel device: what such a device unpacks with the
 //! proof on it comes from a pod, and drops ([`is_unpacked`]).
 
 use crate::{
-    layout::{Settings, is_mark, mark, marked_slot},
+    layout::{STRANGER, Settings, is_mark, mark, marked_slot},
     tables::{EndpointRef, Tables},
     verdict::find_endpoint,
 };
@@ -100,9 +101,11 @@ fn sender<T: Tables>(tables: &T, tc_index: u32) -> Option<EndpointRef> {
     (ifindex != 0 && mark(slot, sender.id()) == tc_index).then_some(sender)
 }
 
-/// Whether a packet that a tunnel device of the node has unpacked came from a pod of the node.
+/// Whether a packet that a tunnel device of the node has unpacked came from an endpoint of the node, by
+/// its `skb->mark` and `skb->tc_index`.
 #[must_use]
 #[inline(always)]
-pub fn is_unpacked<T: Tables>(tables: &T, mark: u32) -> bool {
-    tables.settings().is_some_and(|settings| mark & settings.proof != 0)
+pub fn is_unpacked<T: Tables>(tables: &T, mark: u32, tc_index: u32) -> bool {
+    let proven = tables.settings().is_some_and(|settings| mark & settings.proof != 0);
+    proven && tc_index != STRANGER
 }

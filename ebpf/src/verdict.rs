@@ -228,11 +228,14 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         if D::EGRESS { self.ingress_row() } else { self.egress_row() }
     }
 
-    /// Whether the node itself generated the packet. A fragment never proves it, see
-    /// [`crate::proof`].
+    /// Whether the node itself generated the packet, see [`crate::proof`].
     #[inline(always)]
-    pub(crate) const fn is_from_node(&self, fragment: &Fragment) -> bool {
-        !D::EGRESS && self.hook.ingress_ifindex == 0 && !fragment.is_later() && !fragment.more
+    pub(crate) fn is_from_node(&self, fragment: &Fragment) -> bool {
+        if D::EGRESS || self.hook.ingress_ifindex != 0 {
+            return false;
+        }
+        let whole = !fragment.is_later() && !fragment.more;
+        whole || self.tables.settings().is_some_and(|settings| settings.netns_cookie != 0)
     }
 
     /// Why a packet to (or from) an address passes: what a pod sends towards a translation is to be

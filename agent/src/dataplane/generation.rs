@@ -20,6 +20,7 @@ use super::direct::{self, Offered, Section};
 use super::heritage::{self, Heritage};
 use super::hosts6::buckets_for;
 use super::mmap::MappedArray;
+use super::namespace;
 use super::role::Program;
 use super::tables::{TableError, Tables, array, descriptor};
 use super::xdp::Early;
@@ -133,6 +134,8 @@ impl Generation {
         for name in SHARED {
             loader.map_pin_path(name, pins.map(name));
         }
+        let asks = u8::from(namespace::cookie().is_some());
+        loader.override_global("ASKS_FOR_NAMESPACE", &asks, true);
         let offered = Offered::to(&mut loader, pins)
             .map_err(|(name, cause)| GenerationError::Offer { name, cause })?;
         let mut bpf =

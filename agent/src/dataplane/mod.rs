@@ -9,6 +9,7 @@ mod heritage;
 pub mod hosts6;
 mod locals;
 pub mod mmap;
+mod namespace;
 pub mod readback;
 pub mod role;
 mod sent;
@@ -168,6 +169,7 @@ impl Dataplane {
             event_burst: EVENT_BURST,
             event_window: hz,
             proof: self.proof,
+            netns_cookie: namespace::cookie().unwrap_or_default(),
             demands_proof: demanded.into(),
             ..Settings::default()
         })

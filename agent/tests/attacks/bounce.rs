@@ -105,7 +105,7 @@ fn with_a_mark(test: &str, cni: Cni) {
         return;
     }
     let slot = endpoint_slot(cluster.pod("victim").host_ifindex(), 0);
-    let forged = mark(slot) as u16;
+    let forged = mark(slot, 1) as u16;
     if let Err(e) = cluster.pod("hostile").stain("eth0", forged) {
         return skip(test, format!("no TCX here: {e:#}"));
     }

@@ -12,7 +12,7 @@ const PORT: u16 = 4000;
 
 /// The mark of `victim`'s own packets.
 fn forged(cluster: &Cluster) -> u16 {
-    mark(endpoint_slot(cluster.pod("victim").host_ifindex(), 0)) as u16
+    mark(endpoint_slot(cluster.pod("victim").host_ifindex(), 0), 1) as u16
 }
 
 /// A pod that netpold was never told of.

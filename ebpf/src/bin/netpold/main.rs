@@ -22,7 +22,10 @@ mod tables;
 mod uplink;
 
 use aya_ebpf::{
-    EbpfContext as _, bindings::__sk_buff, helpers::bpf_jiffies64, macros::classifier,
+    EbpfContext as _,
+    bindings::__sk_buff,
+    helpers::{bpf_jiffies64, generated::bpf_get_netns_cookie},
+    macros::classifier,
     programs::TcContext,
 };
 use netpold_ebpf::{
@@ -150,16 +153,36 @@ fn watches_only() -> bool {
     unsafe { (&raw const (*maps::SETTINGS.get()).watch_only).read_volatile() != 0 }
 }
 
-/// Where a packet is. The node has made it only if it has a socket, see [`netpold_ebpf::proof`].
+/// Not zero where classifiers may ask for the namespace of a packet's socket (kernel 6.15). Set when
+/// the programs are loaded; the verifier looks at nothing that this constant rules out.
+#[unsafe(no_mangle)]
+static ASKS_FOR_NAMESPACE: u8 = 0;
+
+/// Where a packet is. The node has made it only if it has a socket of the node's, see
+/// [`netpold_ebpf::proof`].
 #[inline(always)]
 fn hook(skb: *mut __sk_buff) -> Hook {
     // SAFETY: the program's context.
     let (ifindex, mut ingress_ifindex) = unsafe { ((*skb).ifindex, (*skb).ingress_ifindex) };
-    // SAFETY: as above; the pointer is compared and nothing else.
-    if ingress_ifindex == 0 && unsafe { (*skb).__bindgen_anon_2.sk }.is_null() {
+    if ingress_ifindex == 0 && !has_own_socket(skb) {
         ingress_ifindex = UNKNOWN_INTERFACE;
     }
     Hook { ifindex, ingress_ifindex }
+}
+
+#[inline(always)]
+fn has_own_socket(skb: *mut __sk_buff) -> bool {
+    // SAFETY: the program's context; the pointer is compared and nothing else.
+    if unsafe { (*skb).__bindgen_anon_2.sk }.is_null() {
+        return false;
+    }
+    // SAFETY: a constant of the loaded program.
+    if unsafe { (&raw const ASKS_FOR_NAMESPACE).read_volatile() } == 0 {
+        return true;
+    }
+    // SAFETY: the helper takes the context, and asks its socket, which is there.
+    let cookie = unsafe { bpf_get_netns_cookie(skb.cast()) };
+    Maps::new().settings().is_some_and(|settings| settings.netns_cookie == cookie)
 }
 
 /// Reads a packet, whatever it looks like.

@@ -3,12 +3,12 @@
 //!
 //! A pod's packets come out of `netpold_egress` with the proof in `skb->mark`, and with our mark or with
 //! none in `skb->tc_index`; those from other veths, whose far sides are in namespaces of unknown
-//! programs, out of `netpold_unmark` with the proof and without a mark.
+//! programs, out of `netpold_unmark` with the proof and [`STRANGER`].
 
 use aya_ebpf::{EbpfContext as _, bindings::__sk_buff, macros::classifier, programs::TcContext};
 use netpold_ebpf::{
     event,
-    layout::{is_mark, mark},
+    layout::{STRANGER, mark},
     packet,
     proof::{self, Exit, Origin},
     reason::Reason,
@@ -37,7 +37,9 @@ fn netpold_node_ip(context: TcContext) -> i32 {
 #[classifier]
 #[inline(always)]
 fn netpold_unmark(context: TcContext) -> i32 {
-    leave(context.as_ptr().cast(), false);
+    let skb = context.as_ptr().cast();
+    write(skb, STRANGER);
+    prove(skb);
     NEXT
 }
 
@@ -47,7 +49,7 @@ fn netpold_unmark(context: TcContext) -> i32 {
 #[inline(always)]
 fn netpold_tunnel(context: TcContext) -> i32 {
     let skb: *mut __sk_buff = context.as_ptr().cast();
-    if !proof::is_unpacked(&Maps::new(), read_mark(skb)) {
+    if !proof::is_unpacked(&Maps::new(), read_mark(skb), read(skb)) {
         return NEXT;
     }
     let _ = drops::count_one(true, Reason::SpoofedSource as u32);
@@ -114,9 +116,15 @@ pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
 pub(crate) fn leave(skb: *mut __sk_buff, marked: bool) {
     if marked {
         netpold_mark(skb);
-    } else if is_mark(read(skb)) {
+    } else if read(skb) != 0 {
         write(skb, 0);
     }
+    prove(skb);
+}
+
+/// One of these programs has seen the packet.
+#[inline(always)]
+fn prove(skb: *mut __sk_buff) {
     let proof = Maps::new().settings().map_or(0, |settings| settings.proof);
     write_mark(skb, read_mark(skb) | proof);
 }

@@ -1,0 +1,49 @@
+//! The cookie of the node's network namespace, by which programs know the node's own sockets.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+
+use super::sys::bpf;
+
+/// `BPF_PROG_LOAD`, `BPF_PROG_TYPE_SCHED_CLS`, `BPF_FUNC_get_netns_cookie` of linux/bpf.h.
+const PROG_LOAD: u32 = 5;
+const SCHED_CLS: u64 = 3;
+const GET_NETNS_COOKIE: u64 = 122;
+
+/// The cookie of the calling thread's network namespace (SO_NETNS_COOKIE, kernel 5.14); `None` where
+/// the kernel does not tell a classifier the cookie of a packet's socket (6.15).
+#[must_use]
+pub(super) fn cookie() -> Option<u64> {
+    can_be_asked().and_then(|()| own_cookie()).ok()
+}
+
+/// Loads a classifier that asks: `call 122; r0 = 0; exit`.
+fn can_be_asked() -> io::Result<()> {
+    let code: [u64; 3] = [GET_NETNS_COOKIE << 32 | 0x85, 0xb7, 0x95];
+    let license = c"GPL";
+    let kind_and_length = SCHED_CLS | (code.len() as u64) << 32;
+    let mut load = [kind_and_length, code.as_ptr() as u64, license.as_ptr() as u64, 0, 0, 0];
+    // SAFETY: the block of BPF_PROG_LOAD; code and license outlive the call.
+    let fd = unsafe { bpf(PROG_LOAD, &mut load)? };
+    // SAFETY: a new descriptor, ours alone.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    Ok(())
+}
+
+fn own_cookie() -> io::Result<u64> {
+    let any = socket(AddressFamily::Unix, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    let (mut cookie, mut length) = (0_u64, size_of::<u64>() as libc::socklen_t);
+    // SAFETY: the option is a word of that length.
+    let result = unsafe {
+        libc::getsockopt(
+            any.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+}
