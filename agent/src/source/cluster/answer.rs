@@ -58,11 +58,11 @@ impl Answer {
             let chunk = match chunk {
                 Ok([]) => return Ok(taken > 0),
                 Ok(chunk) => chunk,
-                Err(error) if is_end(&error) => return Ok(taken > 0),
-                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                    return Err(Failure::Silent(self.patience));
-                }
-                Err(error) => return Err(Failure::of_body(&error)),
+                Err(error) => match ended(&error) {
+                    Some(Ended::Early) => return Ok(taken > 0),
+                    Some(Ended::Silent) => return Err(Failure::Silent(self.patience)),
+                    None => return Err(Failure::of_body(&error)),
+                },
             };
             let fed = self.splitter.feed(chunk, &mut out);
             let length = chunk.len();
@@ -79,23 +79,35 @@ impl Answer {
     }
 }
 
-/// A server that goes away, or its proxy, may end a watch without the end that HTTP wants.
-fn is_end(error: &io::Error) -> bool {
+/// How an error of a body counts.
+#[derive(Debug, PartialEq, Eq)]
+enum Ended {
+    /// A server that goes away, or its proxy, may end a watch without the end that HTTP wants.
+    Early,
+    /// Nothing came for as long as the client waits.
+    Silent,
+}
+
+/// Whether an error, or what is behind it, is the end of an answer.
+fn ended(error: &io::Error) -> Option<Ended> {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = cause {
-        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
-        if kind == Some(io::ErrorKind::UnexpectedEof)
-            || error.to_string().contains("unexpected EOF during chunk")
-        {
-            return true;
+        let io = error.downcast_ref::<io::Error>();
+        match io.map(io::Error::kind) {
+            Some(io::ErrorKind::UnexpectedEof) => return Some(Ended::Early),
+            Some(io::ErrorKind::TimedOut) => return Some(Ended::Silent),
+            _ if error.to_string().contains("unexpected EOF during chunk") => {
+                return Some(Ended::Early);
+            }
+            _ => {}
         }
-        // An error in a box is not the source of the one around it.
-        cause = match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+        // What an io::Error carries is not its source.
+        cause = match io.and_then(io::Error::get_ref) {
             Some(inner) => Some(inner),
             None => error.source(),
         };
     }
-    false
+    None
 }
 
 /// An event of a watch.

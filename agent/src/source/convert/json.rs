@@ -20,6 +20,8 @@ use crate::source::document::{Entry, Node, Value};
 const MAX_DEPTH: usize = 64;
 /// Most values that are used of one object; etcd's limit of 1.5 MB leaves room for fewer.
 const MAX_VALUES: usize = 1_000_000;
+/// Longest path below a step that is kept, in bytes.
+const STEPS_MAX: usize = 80;
 
 /// What was read of an object.
 #[derive(Debug)]
@@ -216,6 +218,10 @@ struct Context {
 
 impl Context {
     fn within(&mut self, step: &str) {
+        // Of a value that is nested deep, the outermost steps tell where it is.
+        if self.path.len() > STEPS_MAX {
+            self.path = "[...]".to_owned();
+        }
         let dot = if self.path.is_empty() || self.path.starts_with('[') { "" } else { "." };
         self.path = format!("{step}{dot}{}", self.path);
     }
