@@ -84,6 +84,7 @@ impl From<Problem> for Mismatch {
     }
 }
 
+/// As it may stand in a line of a log: not too long, and without control characters.
 fn clipped(mut text: String) -> String {
     if text.len() > PROBLEM_MAX {
         let mut end = PROBLEM_MAX - 4;
@@ -92,6 +93,11 @@ fn clipped(mut text: String) -> String {
         }
         text.truncate(end);
         text.push_str(" ...");
+    }
+    if text.contains(char::is_control) {
+        let shown =
+            |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
+        return text.chars().map(shown).collect();
     }
     text
 }

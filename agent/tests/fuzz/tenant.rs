@@ -39,6 +39,8 @@ struct World {
     /// The hostile tenant's objects, by kind and name.
     hostile: BTreeMap<(String, &'static str), Change>,
     interfaces: BTreeMap<IpAddr, u32>,
+    /// How many of its objects were taken in whole, could not be decoded, and changed nothing.
+    counts: [usize; 3],
 }
 
 impl World {
@@ -49,6 +51,7 @@ impl World {
             oracle: Oracle::default(),
             hostile: BTreeMap::new(),
             interfaces: BTreeMap::new(),
+            counts: [0; 3],
         };
         for namespace in [HOSTILE, OTHER] {
             let metadata = format!(r#""name":"{namespace}","labels":{{"team":"{namespace}"}}"#);
@@ -148,7 +151,11 @@ impl World {
         for problem in &read.problems {
             assert!(problem.to_string().len() < 1000, "{problem}");
         }
-        let Some(mut change) = read.change else { return };
+        self.counts[usize::from(read.undecoded)] += 1;
+        let Some(mut change) = read.change else {
+            self.counts[2] += 1;
+            return;
+        };
         if let Change::Pod(pod) = &mut change {
             // The kubelet says it, not the tenant.
             pod.addresses = vec![IpAddr::from([10, 1, 0, number as u8])];
@@ -276,7 +283,7 @@ fn hostile(kind: Kind, name: &str, random: &mut Random) -> Vec<u8> {
         many(random, 300, |r| format!(r#""l{}":"{}""#, r.below(1_000_000), r.below(50))) + ",",
         one(random, &NAMES),
         one(random, &["10000-01-01T00:00:00Z", "0000-01-01T00:00:00Z", "-0001-12-31T00:00:00Z"]),
-        nested(one(random, &[1, 200, 100_000])),
+        nested(one(random, &[1, 1, 1, 200, 200, 100_000])),
     );
     let json = json.replace("{,", "{");
     if random.below(2) == 0 { damaged(json.into_bytes(), random) } else { json.into_bytes() }
@@ -405,7 +412,7 @@ fn environment(name: &str, default: u64) -> u64 {
 fn one_tenant_does_not_harm_another() {
     let until = Instant::now() + Duration::from_secs(environment("NETPOLD_TENANT_SECONDS", 10));
     let first = environment("NETPOLD_TENANT_SEED", 1);
-    let (mut seed, mut edits) = (first, Vec::new());
+    let (mut seed, mut edits, mut counts) = (first, Vec::new(), [0; 3]);
     while Instant::now() < until {
         let run = std::panic::catch_unwind(|| {
             let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
@@ -417,10 +424,13 @@ fn one_tenant_does_not_harm_another() {
                 edits.push(world.update());
                 world.check();
             }
-            edits
+            (edits, world.counts)
         });
         match run {
-            Ok(more) => edits.extend(more),
+            Ok((more, of_run)) => {
+                edits.extend(more);
+                counts.iter_mut().zip(of_run).for_each(|(count, more)| *count += more);
+            }
             Err(panic) => {
                 println!("NETPOLD_TENANT_SEED={seed}");
                 std::panic::resume_unwind(panic);
@@ -431,12 +441,16 @@ fn one_tenant_does_not_harm_another() {
     edits.sort_unstable();
     let (most, memory) = (edits.last().copied().unwrap_or_default(), most_memory());
     println!(
-        "{} seeds, {} edits of the other tenant: half within {:?}, all within {most:?}; {} MiB",
+        "{} seeds, {} hostile objects, {} of them cannot be decoded; {} edits of the other tenant: \
+         half within {:?}, all within {most:?}; {} MiB",
         seed - first,
+        counts[0] + counts[1],
+        counts[1],
         edits.len(),
         edits.get(edits.len() / 2).copied().unwrap_or_default(),
         memory / 1024
     );
+    assert!(counts.iter().all(|count| *count > 0), "of each sort: {counts:?}");
     assert!(most < EDIT, "{most:?}");
     assert!(memory < MEMORY_KIB, "{memory} KiB");
 }

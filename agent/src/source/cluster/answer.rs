@@ -114,7 +114,7 @@ fn ended(error: &io::Error) -> Option<Ended> {
 #[derive(Debug)]
 pub(super) enum Event {
     /// The object is there.
-    Object(Read),
+    Object(Box<Read>),
     /// It is gone.
     Gone(Identity),
     /// A version to go on from.
@@ -169,7 +169,7 @@ fn event(of: convert::Kind, kind: &[u8], object: Raw<'_>) -> Event {
     };
     match kind {
         b"\"ADDED\"" | b"\"MODIFIED\"" => {
-            Event::Object(convert::read(of, object.text, object.whole))
+            Event::Object(Box::new(convert::read(of, object.text, object.whole)))
         }
         b"\"DELETED\"" => Event::Gone(Identity::of(object.text)),
         b"\"BOOKMARK\"" => match serde_json::from_slice::<Bookmark>(object.text) {

@@ -347,7 +347,7 @@ async fn an_object_that_cannot_be_decoded_is_a_matter_of_its_own() {
     let found = texts(&status);
     for text in [
         "NetworkPolicy x/deep: spec.ingress[0][0]",
-        "NetworkPolicy y/twice: metadata.namespace: is given twice",
+        "NetworkPolicy z/twice: metadata.namespace: is given twice",
         "NetworkPolicy (its name cannot be read): ",
         "Pod x/a: metadata.labels.l: is integer `2`, expected a string; put it in quotes; \
          the object cannot be decoded, its last known state stays",

@@ -250,6 +250,9 @@ fn huge_values_are_named_in_few_words_and_counted() {
     let text = format!(r#"{{"metadata":{{"name":"n","labels":{{"a":{values}}}}}}}"#);
     let reason = read(Kind::Pod, text.as_bytes(), true).problems[0].to_string();
     assert!(reason.ends_with("the object has more than 1000000 values"), "{reason}");
+    let text = r#"{"metadata":{"name":"n"},"status":{"podIP":"1\n2026-11-22 INFO \u001b[2J"}}"#;
+    let problem = read(Kind::Pod, text.as_bytes(), true).problems[0].to_string();
+    assert_eq!(problem, r"status.podIP: `1\n2026-11-22 INFO \u{1b}[2J` is not an address");
     // A policy with very many problems names some.
     let peer = json!({ "ipBlock": { "cidr": "::ffff:10.0.0.0/104" } });
     let (policy, problems, _) = convert(json!({ "ingress": [{ "from": vec![peer; 10_000] }] }));
