@@ -79,6 +79,8 @@ pub struct KindStatus {
     pub served: bool,
     /// Objects known.
     pub objects: usize,
+    /// Of them, objects that cannot be decoded as they are now: the problems name them.
+    pub undecoded: usize,
     /// When the server was last heard of on this watch, in seconds since the epoch: an object, a
     /// bookmark (about one a minute), the end of a list.
     pub last_event: Option<u64>,

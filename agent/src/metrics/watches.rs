@@ -36,6 +36,8 @@ pub(super) fn write(source: &SourceStatus, writer: &mut Writer<'_>) -> fmt::Resu
     let help = "1: the last list or watch failed, or the kind is not served";
     writer.gauges("watch_failing", help, of(|k| u64::from(k.error.is_some() || !k.served)))?;
     writer.gauges("watch_objects", "Objects of the kind", of(|kind| kind.objects as u64))?;
+    let help = "Objects that cannot be decoded as they are now";
+    writer.gauges("watch_undecoded_objects", help, of(|kind| kind.undecoded as u64))?;
     let help = "When the API server was last heard of, in seconds since 1970";
     let heard = source
         .kinds
@@ -70,6 +72,7 @@ mod tests {
             in_sync: true,
             served: true,
             objects: 7,
+            undecoded: 2,
             last_event: Some(1_700_000_000),
             lists: 2,
             restarts: 1,
@@ -93,6 +96,7 @@ mod tests {
             "watch_failing{kind=\"pods\"} 0",
             "watch_failing{kind=\"services\"} 1",
             "watch_objects{kind=\"pods\"} 7",
+            "watch_undecoded_objects{kind=\"pods\"} 2",
             "watch_last_event_timestamp_seconds{kind=\"pods\"} 1700000000",
             "watch_lists_total{kind=\"pods\"} 2",
             "watch_restarts_total{kind=\"services\"} 1",

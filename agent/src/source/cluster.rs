@@ -7,28 +7,33 @@
 //! ```
 //!
 //! Each kind is followed by itself: one that cannot be read keeps none of the others from going on.
+//! So is each object: `split.rs` takes answers apart without looking into objects, `convert` reads of
+//! each what policy needs, and one that cannot be decoded is named and changes nothing for the others.
 //! Nothing is in sync before every kind was listed once. After that an outage of any length changes
 //! nothing: what was known stays, and the next list says what was missed, deletions too.
 
+mod answer;
 mod connection;
 mod failure;
 mod follower;
 mod hub;
 mod kind;
 mod notices;
+mod split;
 mod store;
 
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use tokio::sync::mpsc;
 
 use self::connection::Connection;
 pub use self::connection::{Access, ConnectError};
 use self::follower::Follower;
 use self::hub::{Hub, Update};
-use self::kind::{Kind, RawPolicy};
+use self::kind::Kind;
 pub use self::notices::{Notices, Unhonoured};
 use super::{KindStatus, Source};
 
@@ -59,7 +64,7 @@ pub async fn watch(settings: Settings) -> Result<(Source, Notices), ConnectError
     let own = (!settings.all_nodes).then(|| format!("metadata.name={}", settings.node));
     starter.start::<Node>(own);
     starter.start::<Namespace>(None);
-    starter.start::<RawPolicy>(None);
+    starter.start::<NetworkPolicy>(None);
     starter.start::<Pod>(None);
     starter.start::<Service>(None);
     starter.start::<EndpointSlice>(None);

@@ -16,10 +16,10 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use netpold_core::model::{Change, Key, Labels, NamedPort, Namespace, Node, Pod, Protocol};
 
-pub use self::json::network_policy_of_json;
-pub use self::policy::network_policy;
-pub use self::service::{endpoint_slice, service};
-use super::decode::decode;
+pub use self::json::{Identity, Read, read};
+use self::policy::network_policy;
+use self::service::{endpoint_slice, service};
+use super::decode::{Mismatch, typed};
 use super::document::{self, ReadError};
 
 /// Label that every namespace carries with its own name (set by the API server since 1.21).
@@ -27,6 +27,26 @@ const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
 /// What there is in `networking.k8s.io` beside NetworkPolicy; anything else can only be a slip.
 const NETWORKING_KINDS: [&str; 4] = ["Ingress", "IngressClass", "IPAddress", "ServiceCIDR"];
+
+/// Longest path or text of a [`Problem`], in bytes: an author may have written a value of a megabyte.
+const PROBLEM_MAX: usize = 400;
+
+/// A kind of objects that policy is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `v1`
+    Namespace,
+    /// `v1`
+    Node,
+    /// `v1`
+    Pod,
+    /// `v1`
+    Service,
+    /// `discovery.k8s.io/v1`
+    EndpointSlice,
+    /// `networking.k8s.io/v1`
+    NetworkPolicy,
+}
 
 /// A part of an object that could not be understood.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,14 +59,47 @@ pub struct Problem {
 
 impl Problem {
     fn new(path: impl Into<String>, text: impl Into<String>) -> Self {
-        Self { path: path.into(), text: text.into() }
+        Self { path: clipped(path.into()), text: clipped(text.into()) }
     }
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.path, self.text)
+        match self.path.as_str() {
+            "" => f.write_str(&self.text),
+            path => write!(f, "{path}: {}", self.text),
+        }
     }
+}
+
+impl From<Mismatch> for Problem {
+    fn from(mismatch: Mismatch) -> Self {
+        Self::new(mismatch.path, mismatch.reason)
+    }
+}
+
+impl From<Problem> for Mismatch {
+    fn from(problem: Problem) -> Self {
+        Self { path: problem.path, line: None, reason: problem.text }
+    }
+}
+
+/// As it may stand in a line of a log: not too long, and without control characters.
+fn clipped(mut text: String) -> String {
+    if text.len() > PROBLEM_MAX {
+        let mut end = PROBLEM_MAX - 4;
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        text.truncate(end);
+        text.push_str(" ...");
+    }
+    if text.contains(char::is_control) {
+        let shown =
+            |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
+        return text.chars().map(shown).collect();
+    }
+    text
 }
 
 /// A field that the API does not know.
@@ -87,23 +140,39 @@ pub fn manifest(node: &document::Node) -> Result<Manifest, ReadError> {
         })
     };
     let (kind, version) = (needed("kind")?, needed("apiVersion")?);
-    let at = |problem: Problem| ReadError::new(node.line_of(&problem.path), problem.to_string());
-    let mut converted = match (version, kind) {
-        ("networking.k8s.io/v1", "NetworkPolicy") => {
-            return network_policy(&decode(node)?, &fields::unknown(node))
-                .map(|c| Manifest::Object(Box::new(c)))
-                .map_err(at);
-        }
-        ("v1", "Namespace") => namespace(&decode(node)?),
-        ("v1", "Node") => self::node(&decode(node)?),
-        ("v1", "Pod") => pod(&decode(node)?),
-        ("v1", "Service") => service(&decode(node)?),
-        ("discovery.k8s.io/v1", "EndpointSlice") => endpoint_slice(&decode(node)?),
+    let kind = match (version, kind) {
+        ("networking.k8s.io/v1", "NetworkPolicy") => Kind::NetworkPolicy,
+        ("v1", "Namespace") => Kind::Namespace,
+        ("v1", "Node") => Kind::Node,
+        ("v1", "Pod") => Kind::Pod,
+        ("v1", "Service") => Kind::Service,
+        ("discovery.k8s.io/v1", "EndpointSlice") => Kind::EndpointSlice,
         _ => return other(node, version, kind),
+    };
+    let used = kind.shape().part_of(node);
+    let converted = if kind == Kind::NetworkPolicy {
+        object(kind, &used, &fields::unknown(node))
+    } else {
+        object(kind, &used, &[])
+    };
+    let mut converted = converted.map_err(|mismatch| mismatch.at(node))?;
+    if kind != Kind::NetworkPolicy {
+        converted.problems.extend(fields::unknown_metadata(node).into_iter().map(|u| u.problem));
     }
-    .map_err(at)?;
-    converted.problems.extend(fields::unknown_metadata(node).into_iter().map(|u| u.problem));
     Ok(Manifest::Object(Box::new(converted)))
+}
+
+/// Convert what is read of an object; `unknown` are a policy's fields beyond the API's.
+fn object(kind: Kind, node: &document::Node, unknown: &[Unknown]) -> Result<Converted, Mismatch> {
+    let converted = match kind {
+        Kind::Namespace => namespace(&typed(node)?),
+        Kind::Node => self::node(&typed(node)?),
+        Kind::Pod => pod(&typed(node)?),
+        Kind::Service => service(&typed(node)?),
+        Kind::EndpointSlice => endpoint_slice(&typed(node)?),
+        Kind::NetworkPolicy => network_policy(&typed(node)?, unknown),
+    };
+    Ok(converted?)
 }
 
 /// Objects of other kinds are ignored, unless they can only be a kind above with a slip in its name.
@@ -125,11 +194,7 @@ fn other(node: &document::Node, version: &str, kind: &str) -> Result<Manifest, R
     Err(ReadError::new(node.line_of("apiVersion"), reason))
 }
 
-/// Convert a Namespace.
-///
-/// # Errors
-/// It has no name.
-pub fn namespace(namespace: &core::Namespace) -> Result<Converted, Problem> {
+fn namespace(namespace: &core::Namespace) -> Result<Converted, Problem> {
     let name = name(&namespace.metadata)?;
     let mut labels = labels(&namespace.metadata);
     labels.insert(NAME_LABEL.into(), name.clone());
@@ -137,11 +202,7 @@ pub fn namespace(namespace: &core::Namespace) -> Result<Converted, Problem> {
     Ok(Converted { change, problems: Vec::new() })
 }
 
-/// Convert a Node.
-///
-/// # Errors
-/// It has no name.
-pub fn node(node: &core::Node) -> Result<Converted, Problem> {
+fn node(node: &core::Node) -> Result<Converted, Problem> {
     let name = name(&node.metadata)?;
     let mut problems = Vec::new();
     let given = node.status.iter().flat_map(|s| s.addresses.iter().flatten()).enumerate();
@@ -152,11 +213,7 @@ pub fn node(node: &core::Node) -> Result<Converted, Problem> {
     Ok(Converted { change: Change::Node(Node { name, addresses }), problems })
 }
 
-/// Convert a Pod.
-///
-/// # Errors
-/// It has no name.
-pub fn pod(pod: &core::Pod) -> Result<Converted, Problem> {
+fn pod(pod: &core::Pod) -> Result<Converted, Problem> {
     let key = key(&pod.metadata)?;
     let uid = pod.metadata.uid.clone().unwrap_or_else(|| key.to_string());
     let mut problems = Vec::new();

@@ -12,24 +12,39 @@ use super::document::{Entry, Node, ReadError, Value};
 /// # Errors
 /// The first value of the wrong type, by its path and line.
 pub fn decode<'n, T: de::Deserialize<'n>>(node: &'n Node) -> Result<T, ReadError> {
-    T::deserialize(Typed { node, is_struct: false }).map_err(|e| {
-        let reason = match e.path.as_str() {
-            "" => e.reason,
-            path => format!("{path}: {}", e.reason),
-        };
-        ReadError::new(e.line.unwrap_or(node.line), reason)
-    })
+    typed(node).map_err(|mismatch| mismatch.at(node))
+}
+
+/// Decode a node.
+///
+/// # Errors
+/// The first value of the wrong type, by its path.
+pub(super) fn typed<'n, T: de::Deserialize<'n>>(node: &'n Node) -> Result<T, Mismatch> {
+    T::deserialize(Typed { node, is_struct: false })
 }
 
 /// A decoding error that collects its path on the way out.
 #[derive(Debug)]
-struct Mismatch {
-    path: String,
-    line: Option<u32>,
-    reason: String,
+pub(super) struct Mismatch {
+    /// Path of the value; empty: the object as a whole.
+    pub(super) path: String,
+    /// Its line, where that is known.
+    pub(super) line: Option<u32>,
+    /// What is wrong with it.
+    pub(super) reason: String,
 }
 
 impl Mismatch {
+    /// The error of the document that was decoded.
+    pub(super) fn at(self, node: &Node) -> ReadError {
+        let line = self.line.unwrap_or_else(|| node.line_of(&self.path));
+        let reason = match self.path.as_str() {
+            "" => self.reason,
+            path => format!("{path}: {}", self.reason),
+        };
+        ReadError::new(line, reason)
+    }
+
     fn within(mut self, step: &str, line: u32) -> Self {
         let dot = if self.path.is_empty() || self.path.starts_with('[') { "" } else { "." };
         self.path = format!("{step}{dot}{}", self.path);
@@ -163,7 +178,10 @@ impl<'n> de::MapAccess<'n> for Entries<'n> {
     }
 
     fn next_value_seed<V: DeserializeSeed<'n>>(&mut self, seed: V) -> Result<V::Value, Mismatch> {
-        let entry = self.value.take().ok_or_else(|| de::Error::custom("a value without a key"))?;
+        let entry = self
+            .value
+            .take()
+            .ok_or_else(|| <Mismatch as de::Error>::custom("a value without a key"))?;
         seed.deserialize(Typed { node: &entry.node, is_struct: false })
             .map_err(|e| e.within(&entry.key, entry.node.line))
     }

@@ -8,6 +8,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod follow;
+mod hostile;
 mod load;
 mod outage;
 mod rbac;

@@ -26,6 +26,7 @@ mod probes;
 mod random;
 mod selectors;
 mod tables;
+mod tenant;
 #[path = "../kernel/tables.rs"]
 mod world;
 

@@ -1,6 +1,7 @@
 //! Why a list or a watch ended, and what follows from it.
 
 use std::error::Error;
+use std::io;
 use std::time::Duration;
 
 use kube::core::Status;
@@ -24,7 +25,7 @@ pub(super) enum Failure {
     Refused(String),
     /// No answer: the network, TLS.
     Unreachable(String),
-    /// An answer that is none of the kind's objects.
+    /// An answer that is no JSON, no list, or no events. What is inside of an object does not matter.
     Undecodable(String),
 }
 
@@ -54,6 +55,11 @@ impl Failure {
             kube::Error::Auth(error) => Self::Unauthorized(chain(&error)),
             error => Self::Unreachable(chain(&error)),
         }
+    }
+
+    /// Of an answer that began and does not go on.
+    pub(super) fn of_body(error: &io::Error) -> Self {
+        Self::Unreachable(chain(error))
     }
 
     /// Another connection, with the credentials as they are now, may help.

@@ -1,34 +1,33 @@
 //! One kind: listed once, then followed, and listed again where following is not possible.
 //!
-//! Requests, pages, streams and decoding are kube's. The loop around them is ours, because what it
-//! does is what this source is about: it tells when a watch is alive (bookmarks count), takes a
-//! server that has no streaming lists for what it is, and gives a watch up that has gone silent.
+//! Connections and requests are kube's. The loop around them is ours, because what it does is what
+//! this source is about: it tells when a watch is alive (bookmarks count), takes a server that has no
+//! streaming lists for what it is, and gives a watch up that has gone silent. So is what comes in
+//! (`answer.rs`): kube decodes whole objects, and takes one that it cannot decode for the end.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use futures::StreamExt;
-use kube::api::{Api, ListParams, WatchEvent, WatchParams};
-use kube::core::Resource;
-use kube::core::watch::Bookmark;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use kube::api::{ListParams, WatchParams};
+use kube::core::{Request, Resource};
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::DefaultBackoff;
 use netpold_core::model::Change;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
 
+use super::answer::{Answer, Event, Events};
 use super::connection::Connection;
 use super::failure::Failure;
 use super::hub::Update;
 use super::kind::Kind;
+use super::split::Part;
 use super::store::Store;
-use crate::source::KindStatus;
+use crate::source::{KindStatus, convert};
 
 /// Objects a page, as kubectl and client-go ask for.
 const PAGE: u32 = 500;
-/// Events that are taken in at once where they are there already.
-const AT_ONCE: usize = 512;
 /// How long a server may take to begin a streaming list and between its objects.
 const STREAM_PAUSE: Duration = Duration::from_secs(30);
 /// A kind that the server does not serve is asked for again this often.
@@ -38,11 +37,6 @@ const NOT_SERVED: Duration = Duration::from_secs(300);
 const WATCH_SECONDS: u32 = 145;
 /// A watch that ends sooner than this was no watch; asking again at once would be a hot loop.
 const SHORT: Duration = Duration::from_secs(1);
-/// Bookmark that ends a streaming list.
-const LIST_ENDS: &str = "k8s.io/initial-events-end";
-
-/// Events that were there at once.
-type Chunk<K> = Vec<kube::Result<WatchEvent<K>>>;
 
 /// How far following a kind has come.
 enum State {
@@ -109,7 +103,6 @@ impl<K: Kind> Follower<K> {
 
     /// All objects in pages; consistent, since later pages are of the first one's version.
     async fn paged_list(&mut self) -> Result<(), Failure> {
-        let api = Api::<K>::all(self.connection.client());
         self.begin_list();
         let mut params = ListParams {
             field_selector: self.fields.clone(),
@@ -118,91 +111,76 @@ impl<K: Kind> Follower<K> {
             ..ListParams::default()
         };
         loop {
-            let page = api.list(&params).await.map_err(Failure::of)?;
+            let (mut changes, metadata) = self.page(&params).await?;
             let at = Instant::now();
-            let mut changes: Vec<Change> =
-                page.items.iter().filter_map(|object| self.store.listed(object)).collect();
             self.heard();
-            params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+            params.continue_token = metadata.continue_.filter(|token| !token.is_empty());
             if params.continue_token.is_some() {
                 self.say(changes, at).await;
                 continue;
             }
-            let version = page.metadata.resource_version.unwrap_or_default();
+            let version = metadata.resource_version.unwrap_or_default();
             changes.extend(self.complete(version));
             self.say(changes, at).await;
             return Ok(());
         }
     }
 
+    /// One page: what changed, and what it says of itself.
+    async fn page(&mut self, params: &ListParams) -> Result<(Vec<Change>, ListMeta), Failure> {
+        let mut answer = self.ask(Self::request().list(params), self.connection.timeout()).await?;
+        let (mut changes, mut listed, mut metadata) = (Vec::new(), false, None);
+        let mut part = |part: Part<'_>| match part {
+            Part::Item(raw) => {
+                let read = convert::read(K::KIND, raw.text, raw.whole);
+                changes.extend(self.store.listed(&read));
+            }
+            Part::Field(b"metadata", raw) => {
+                metadata = serde_json::from_slice::<ListMeta>(raw.text).ok();
+            }
+            Part::Field(b"items", raw) => listed = raw.text == b"null",
+            Part::Items => listed = true,
+            Part::Field(..) | Part::End => {}
+        };
+        while answer.parts(&mut part).await? {}
+        if !answer.is_whole() {
+            return Err(Failure::Refused("the list broke off".into()));
+        }
+        let metadata = metadata.filter(|_| listed);
+        let no_list = || Failure::Undecodable("the answer is no list".into());
+        Ok((changes, metadata.ok_or_else(no_list)?))
+    }
+
     /// All objects as the first events of a watch, which then goes on. The server holds one object
     /// at a time in memory, and so do we.
     async fn streamed_list(&mut self) -> Result<(), Failure> {
-        let api = Api::<K>::all(self.connection.client());
         self.begin_list();
         let params = WatchParams { send_initial_events: true, ..self.watch_params() };
         // No version: as recent as a list, not as old as some cache may be.
-        let Ok(stream) = timeout(STREAM_PAUSE, api.watch(&params, "")).await else {
-            return self.without_streaming("no answer to a streaming list");
-        };
-        let stream = match stream.map_err(Failure::of) {
-            Ok(stream) => stream,
+        let mut answer = match self.ask(Self::request().watch(&params, ""), STREAM_PAUSE).await {
+            Ok(answer) => answer,
+            Err(Failure::Silent(_)) => {
+                return self.without_streaming("no answer to a streaming list");
+            }
             Err(Failure::NotUnderstood(reason)) => return self.without_streaming(&reason),
             // Whether the kind is served is for a plain list to say.
             Err(Failure::NotServed) => return self.without_streaming("not found"),
             Err(failure) => return Err(failure),
         };
-        let mut events = stream.boxed().ready_chunks(AT_ONCE);
-        loop {
-            let Ok(chunk) = timeout(STREAM_PAUSE, events.next()).await else {
-                return self.without_streaming("the streaming list does not end");
-            };
-            let Some(chunk) = chunk else {
-                return Err(Failure::Refused("the list broke off".into()));
-            };
-            if self.take_listed(chunk).await? {
-                return self.follow(events).await;
-            }
-        }
-    }
-
-    /// Takes in events of a streaming list; whether the list is complete now.
-    async fn take_listed(&mut self, chunk: Chunk<K>) -> Result<bool, Failure> {
-        let (at, mut changes, mut complete) = (Instant::now(), Vec::new(), false);
-        let mut outcome = Ok(());
-        for event in chunk {
-            outcome = match event.map_err(Failure::of) {
-                Ok(WatchEvent::Bookmark(mark)) if !complete && ends_list(&mark) => {
-                    complete = true;
-                    changes.extend(self.complete(mark.metadata.resource_version));
-                    Ok(())
+        let (mut events, mut complete) = (Events::default(), false);
+        while !complete {
+            match self.take(&mut answer, &mut events, &mut complete).await {
+                Ok(true) => {}
+                Ok(false) => return Err(Failure::Refused("the list broke off".into())),
+                Err(Failure::Silent(_)) => {
+                    return self.without_streaming("the streaming list does not end");
                 }
-                Ok(event) if complete => self.event(event).map(|change| changes.extend(change)),
-                Ok(event) => self.listed(event).map(|change| changes.extend(change)),
-                Err(failure) => Err(failure),
-            };
-            if outcome.is_err() {
-                break;
+                Err(failure) => return Err(failure),
             }
         }
-        if outcome.is_ok() {
-            self.heard();
-        }
-        // What came before a failure is told too: the next list will not find it changed.
-        self.say(changes, at).await;
-        outcome.map(|()| complete)
-    }
-
-    /// Takes in an event of a streaming list that is not complete.
-    fn listed(&mut self, event: WatchEvent<K>) -> Result<Option<Change>, Failure> {
-        match event {
-            WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                Ok(self.store.listed(&object))
-            }
-            WatchEvent::Deleted(object) => Ok(self.store.remove(&object)),
-            WatchEvent::Bookmark(_) => Ok(None),
-            WatchEvent::Error(status) => Err(Failure::of_status(&status)),
-        }
+        answer.patience = self.connection.timeout();
+        while self.take(&mut answer, &mut events, &mut complete).await? {}
+        Ok(())
     }
 
     fn without_streaming(&mut self, reason: &str) -> Result<(), Failure> {
@@ -213,65 +191,77 @@ impl<K: Kind> Follower<K> {
 
     /// Changes from a version on, until the server ends the watch, as it does every few minutes.
     async fn watch(&mut self, version: String) -> Result<(), Failure> {
-        let api = Api::<K>::all(self.connection.client());
         let began = Instant::now();
-        let patience = self.connection.timeout();
-        let stream = timeout(patience, api.watch(&self.watch_params(), &version))
-            .await
-            .map_err(|_| Failure::Silent(patience))?
-            .map_err(Failure::of)?;
+        let request = Self::request().watch(&self.watch_params(), &version);
+        let mut answer = self.ask(request, self.connection.timeout()).await?;
         self.heard();
         self.say(Vec::new(), began).await;
-        self.follow(stream.boxed().ready_chunks(AT_ONCE)).await?;
+        let (mut events, mut complete) = (Events::default(), true);
+        while self.take(&mut answer, &mut events, &mut complete).await? {}
         if began.elapsed() < SHORT {
             tokio::time::sleep(SHORT).await;
         }
         Ok(())
     }
 
-    async fn follow<S>(&mut self, mut events: S) -> Result<(), Failure>
-    where
-        S: StreamExt<Item = Chunk<K>> + Unpin,
-    {
-        let patience = self.connection.timeout();
-        loop {
-            let chunk = timeout(patience, events.next()).await;
-            let Some(chunk) = chunk.map_err(|_| Failure::Silent(patience))? else { return Ok(()) };
-            let (at, mut changes, mut outcome) = (Instant::now(), Vec::new(), Ok(()));
-            for event in chunk {
-                match event.map_err(Failure::of).and_then(|event| self.event(event)) {
-                    Ok(change) => changes.extend(change),
-                    Err(failure) => {
-                        outcome = Err(failure);
-                        break;
-                    }
-                }
+    /// Takes in the events that come next; whether there may be more. `complete`: those of a streaming
+    /// list have come.
+    async fn take(
+        &mut self,
+        answer: &mut Answer,
+        events: &mut Events,
+        complete: &mut bool,
+    ) -> Result<bool, Failure> {
+        let (mut at, mut changes, mut outcome) = (None, Vec::new(), Ok(()));
+        let more = answer.parts(|part| {
+            at.get_or_insert_with(Instant::now);
+            if let Some(event) = events.part(K::KIND, part)
+                && outcome.is_ok()
+            {
+                outcome = self.event(event, complete).map(|change| changes.extend(change));
             }
-            if outcome.is_ok() {
-                self.heard();
-            }
-            // What came before a failure counts: the watch goes on after it.
-            self.say(changes, at).await;
-            outcome?;
+        });
+        let more = more.await;
+        let outcome = outcome.and(more);
+        if let Ok(true) = outcome {
+            self.heard();
         }
+        // What came before a failure is told too: the watch goes on after it, and the next list will
+        // not find it changed.
+        self.say(changes, at.unwrap_or_else(Instant::now)).await;
+        outcome
     }
 
     /// Takes an event in, and its version as the one to go on from.
-    fn event(&mut self, event: WatchEvent<K>) -> Result<Option<Change>, Failure> {
+    fn event(&mut self, event: Event, complete: &mut bool) -> Result<Vec<Change>, Failure> {
         let (change, version) = match event {
-            WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                (self.store.update(&object), object.meta().resource_version.clone())
+            Event::Object(read) if *complete => (self.store.update(&read), read.identity.version),
+            Event::Object(read) => (self.store.listed(&read), None),
+            Event::Gone(identity) => (self.store.remove(&identity), identity.version),
+            Event::Mark { version, ends_list: true } if !*complete => {
+                *complete = true;
+                return Ok(self.complete(version));
             }
-            WatchEvent::Deleted(object) => {
-                (self.store.remove(&object), object.meta().resource_version.clone())
-            }
-            WatchEvent::Bookmark(mark) => (None, Some(mark.metadata.resource_version)),
-            WatchEvent::Error(status) => return Err(Failure::of_status(&status)),
+            Event::Mark { version, .. } => (None, Some(version)),
+            Event::Failed(failure) => return Err(failure),
         };
-        if let Some(version) = version.filter(|version| !version.is_empty()) {
+        if let Some(version) = version.filter(|version| *complete && !version.is_empty()) {
             self.state = State::Watch(version);
         }
-        Ok(change)
+        Ok(change.into_iter().collect())
+    }
+
+    fn request() -> Request {
+        Request::new(K::url_path(&(), None))
+    }
+
+    async fn ask(
+        &self,
+        request: Result<hyper::Request<Vec<u8>>, kube::core::request::Error>,
+        patience: Duration,
+    ) -> Result<Answer, Failure> {
+        let request = request.map_err(|error| Failure::of(kube::Error::BuildRequest(error)))?;
+        Answer::to(&self.connection.client(), request, patience).await
     }
 
     fn watch_params(&self) -> WatchParams {
@@ -334,6 +324,7 @@ impl<K: Kind> Follower<K> {
 
     async fn say(&mut self, changes: Vec<Change>, at: Instant) {
         self.status.objects = self.store.len();
+        self.status.undecoded = self.store.undecoded();
         let update = Update {
             kind: self.number,
             changes,
@@ -345,10 +336,6 @@ impl<K: Kind> Follower<K> {
         // Nobody listens any more: the loop sees that too.
         let _ = self.updates.send(update).await;
     }
-}
-
-fn ends_list(mark: &Bookmark) -> bool {
-    mark.metadata.annotations.contains_key(LIST_ENDS)
 }
 
 /// `networkpolicies.networking.k8s.io`

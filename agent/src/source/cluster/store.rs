@@ -4,21 +4,23 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::marker::PhantomData;
 
-use kube::ResourceExt;
 use netpold_core::model::{Change, Key};
 
 use super::hub::Problems;
 use super::kind::Kind;
+use crate::source::convert::{Identity, Read};
 
 /// Problems of a kind that are named; the others are counted.
-const NAMED: usize = 100;
+const NAMED: usize = 200;
+/// Problems of one namespace that are named: one tenant's do not keep another's from being named.
+const NAMED_OF_NAMESPACE: usize = 10;
 
 /// The objects of one kind, each as a hash of what it says. A cluster has 100,000 pods and most
 /// events change nothing that policy reads (conditions, heartbeats): those are not passed on.
 #[derive(Debug)]
 pub(super) struct Store<K> {
     known: HashMap<Box<str>, Known>,
-    problems: BTreeMap<Box<str>, Vec<String>>,
+    troubles: BTreeMap<Box<str>, Trouble>,
     /// They are not as they were told last.
     news: bool,
     hasher: RandomState,
@@ -33,16 +35,25 @@ pub(super) struct Store<K> {
 
 #[derive(Debug)]
 struct Known {
-    print: u64,
+    /// Of what it said last; nothing, if it never could be decoded.
+    print: Option<u64>,
     list: u32,
     uid: Option<Box<str>>,
+}
+
+/// What is wrong with an object.
+#[derive(Debug, PartialEq, Eq)]
+struct Trouble {
+    texts: Vec<String>,
+    /// It cannot be decoded.
+    undecoded: bool,
 }
 
 impl<K: Kind> Store<K> {
     pub(super) fn new() -> Self {
         Self {
             known: HashMap::new(),
-            problems: BTreeMap::new(),
+            troubles: BTreeMap::new(),
             news: false,
             hasher: RandomState::new(),
             list: 0,
@@ -59,8 +70,8 @@ impl<K: Kind> Store<K> {
 
     /// An object of a list. The changes are passed on at once the first time; later, when the list
     /// has ended, so that what was deleted goes together with what came in its place.
-    pub(super) fn listed(&mut self, object: &K) -> Option<Change> {
-        let change = self.update(object)?;
+    pub(super) fn listed(&mut self, read: &Read) -> Option<Change> {
+        let change = self.update(read)?;
         if self.synced {
             self.held.push(change);
             return None;
@@ -78,48 +89,60 @@ impl<K: Kind> Store<K> {
             .filter(|(_, known)| known.list != list)
             .map(|(name, _)| name.clone())
             .collect();
-        changes.extend(gone.into_iter().map(|name| self.forget(&name)));
+        changes.extend(gone.into_iter().filter_map(|name| self.forget(&name)));
         self.synced = true;
         changes
     }
 
-    /// An object as a watch has it now.
-    pub(super) fn update(&mut self, object: &K) -> Option<Change> {
-        let name = name(object);
-        let (change, problems) = match object.converted() {
-            Ok(converted) => (Some(converted.change), converted.problems),
-            Err(problem) => (None, vec![problem]),
+    /// An object as a watch has it now. One that cannot be decoded stays as it was, if it says
+    /// nothing at all.
+    pub(super) fn update(&mut self, read: &Read) -> Option<Change> {
+        let name = name(&read.identity);
+        let before = self.known.get(&name).and_then(|known| known.print);
+        let print = read.change.as_ref().map(|change| self.hasher.hash_one(change)).or(before);
+        let uid = K::WITH_UID.then(|| read.identity.uid.clone().unwrap_or_default().into());
+        self.trouble(&name, read, before.is_some());
+        self.known.insert(name, Known { print, list: self.list, uid });
+        read.change.clone().filter(|_| before != print)
+    }
+
+    fn trouble(&mut self, name: &str, read: &Read, known: bool) {
+        if read.problems.is_empty() {
+            self.news |= self.troubles.remove(name).is_some();
+            return;
+        }
+        let outcome = match (&read.change, known) {
+            (Some(_), _) => "",
+            (None, true) => "; the object cannot be decoded, its last known state stays",
+            (None, false) => "; the object cannot be decoded and counts as absent",
         };
-        self.news |= if problems.is_empty() {
-            self.problems.remove(&name).is_some()
-        } else {
-            let texts = problems.iter().map(|p| format!("{} {name}: {p}", K::kind(&())));
-            self.problems.insert(name.clone(), texts.collect());
-            true
-        };
-        let change = change?;
-        let print = self.hasher.hash_one(&change);
-        let uid = K::WITH_UID.then(|| object.uid().unwrap_or_default().into());
-        let known = Known { print, list: self.list, uid };
-        let before = self.known.insert(name, known);
-        before.is_none_or(|before| before.print != print).then_some(change)
+        let shown = if read.identity.name.is_some() { name } else { "(its name cannot be read)" };
+        let texts = read.problems.iter().map(|p| format!("{} {shown}: {p}{outcome}", K::kind(&())));
+        let trouble = Trouble { texts: texts.collect(), undecoded: read.undecoded };
+        self.news |= self.troubles.get(name) != Some(&trouble);
+        self.troubles.insert(name.into(), trouble);
     }
 
     /// An object that a watch saw go.
-    pub(super) fn remove(&mut self, object: &K) -> Option<Change> {
-        let name = name(object);
-        self.known.contains_key(&name).then(|| self.forget(&name))
+    pub(super) fn remove(&mut self, identity: &Identity) -> Option<Change> {
+        self.forget(&name(identity))
     }
 
-    fn forget(&mut self, name: &str) -> Change {
-        self.known.remove(name);
-        self.news |= self.problems.remove(name).is_some();
-        K::gone(key(name))
+    /// What that takes away from what was said.
+    fn forget(&mut self, name: &str) -> Option<Change> {
+        self.news |= self.troubles.remove(name).is_some();
+        let known = self.known.remove(name)?;
+        known.print.map(|_| K::gone(key(name)))
     }
 
     /// How many there are.
     pub(super) fn len(&self) -> usize {
         self.known.len()
+    }
+
+    /// How many of them cannot be decoded as they are now.
+    pub(super) fn undecoded(&self) -> usize {
+        self.troubles.values().filter(|trouble| trouble.undecoded).count()
     }
 
     /// Whether a whole list was taken in at some time.
@@ -138,23 +161,30 @@ impl<K: Kind> Store<K> {
         if !std::mem::take(&mut self.news) {
             return None;
         }
+        let (mut texts, mut all) = (Vec::new(), 0);
+        let mut of_namespace = ("", 0);
+        for (name, trouble) in &self.troubles {
+            all += trouble.texts.len();
+            let namespace = name.split_once('/').map_or("", |(namespace, _)| namespace);
+            if of_namespace.0 != namespace {
+                of_namespace = (namespace, 0);
+            }
+            let room = (NAMED_OF_NAMESPACE - of_namespace.1).min(NAMED - texts.len());
+            texts.extend(trouble.texts.iter().take(room).cloned());
+            of_namespace.1 += trouble.texts.len().min(room);
+        }
         let uid = |name: &str| self.known.get(name)?.uid.as_deref().map(str::to_owned);
-        let texts = self.problems.values().flatten();
-        Some(Problems {
-            more: texts.clone().count().saturating_sub(NAMED),
-            texts: texts.take(NAMED).cloned().collect(),
-            uids: K::WITH_UID.then(|| {
-                self.problems.keys().filter_map(|name| Some((key(name), uid(name)?))).collect()
-            }),
-        })
+        let named = self.troubles.keys();
+        let uids =
+            K::WITH_UID.then(|| named.filter_map(|name| Some((key(name), uid(name)?))).collect());
+        Some(Problems { more: all - texts.len(), texts, uids })
     }
 }
 
 /// `namespace/name`, or the name alone where there are no namespaces.
-fn name<K: Kind>(object: &K) -> Box<str> {
-    let meta = object.meta();
-    let name = meta.name.as_deref().unwrap_or_default();
-    match meta.namespace.as_deref() {
+fn name(identity: &Identity) -> Box<str> {
+    let name = identity.name.as_deref().unwrap_or_default();
+    match identity.namespace.as_deref() {
         Some(namespace) => format!("{namespace}/{name}").into(),
         None => name.into(),
     }
@@ -168,13 +198,22 @@ fn key(name: &str) -> Key {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::Pod;
+    use k8s_openapi::api::networking::v1::NetworkPolicy;
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::source::convert::{self, read};
 
-    fn pod(name: &str, label: &str, extra: Value) -> Pod {
+    fn pod(name: &str, label: &str, extra: Value) -> Read {
         let metadata = json!({ "name": name, "namespace": "x", "labels": { "l": label } });
-        serde_json::from_value(json!({ "metadata": metadata, "status": extra })).unwrap()
+        let pod = json!({ "metadata": metadata, "status": extra });
+        read(convert::Kind::Pod, pod.to_string().as_bytes(), true)
+    }
+
+    /// Its labels cannot be decoded.
+    fn broken(namespace: &str, name: &str) -> Read {
+        let pod = json!({ "metadata": { "name": name, "namespace": namespace, "labels": 1 } });
+        read(convert::Kind::Pod, pod.to_string().as_bytes(), true)
     }
 
     fn said(change: &Change) -> String {
@@ -196,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_list_says_what_changed_since_the_last_one() {
-        let mut store = Store::new();
+        let mut store: Store<Pod> = Store::new();
         assert_eq!(list(&mut store, &[("a", "1"), ("b", "1")]), ["x/a=1", "x/b=1"]);
         assert_eq!(list(&mut store, &[("b", "1"), ("c", "1")]), ["-x/a", "x/c=1"]);
         assert!(list(&mut store, &[("b", "1"), ("c", "1")]).is_empty());
@@ -205,7 +244,7 @@ mod tests {
 
     #[test]
     fn what_policy_does_not_read_is_no_change() {
-        let mut store = Store::new();
+        let mut store: Store<Pod> = Store::new();
         let first = pod("a", "1", json!({ "podIP": "10.0.0.1" }));
         assert!(store.update(&first).is_some());
         let beat = pod("a", "1", json!({ "podIP": "10.0.0.1", "message": "ready" }));
@@ -215,7 +254,7 @@ mod tests {
 
     #[test]
     fn nothing_is_lost_when_a_list_breaks_off() {
-        let mut store = Store::new();
+        let mut store: Store<Pod> = Store::new();
         list(&mut store, &[("a", "1"), ("b", "1")]);
         store.begin();
         assert!(store.listed(&pod("a", "2", json!({}))).is_none(), "held until the list ends");
@@ -227,6 +266,73 @@ mod tests {
     #[test]
     fn what_was_never_known_does_not_go() {
         let mut store: Store<Pod> = Store::new();
-        assert!(store.remove(&pod("a", "1", json!({}))).is_none());
+        assert!(store.remove(&pod("a", "1", json!({})).identity).is_none());
+    }
+
+    #[test]
+    fn what_cannot_be_decoded_stays_as_it_was_and_is_named() {
+        let mut store: Store<Pod> = Store::new();
+        list(&mut store, &[("a", "1"), ("b", "1")]);
+        assert!(store.problems().is_none());
+        assert!(store.update(&broken("x", "a")).is_none());
+        let problems = store.problems().unwrap();
+        assert_eq!(
+            problems.texts,
+            ["Pod x/a: metadata.labels: is integer `1`, expected a map; \
+              the object cannot be decoded, its last known state stays"]
+        );
+        assert_eq!((store.len(), store.undecoded(), problems.more), (2, 1, 0));
+        // The same again is nothing new.
+        assert!(store.update(&broken("x", "a")).is_none() && store.problems().is_none());
+        // A list names it, so it is not gone; what it said is known still.
+        store.begin();
+        assert!(store.listed(&broken("x", "a")).is_none());
+        assert_eq!(store.complete().iter().map(said).collect::<Vec<_>>(), ["-x/b"]);
+        assert!(store.update(&pod("a", "1", json!({}))).is_none());
+        assert_eq!((store.problems().unwrap().texts.len(), store.undecoded()), (0, 0));
+        // It goes as it is.
+        store.update(&broken("x", "a"));
+        assert_eq!(store.remove(&broken("x", "a").identity).as_ref().map(said).unwrap(), "-x/a");
+        assert_eq!((store.len(), store.problems().unwrap().texts.len()), (0, 0));
+    }
+
+    #[test]
+    fn what_never_could_be_decoded_is_named_until_it_goes() {
+        let mut store: Store<Pod> = Store::new();
+        store.begin();
+        assert!(store.listed(&broken("x", "a")).is_none());
+        assert!(store.listed(&broken("x", "b")).is_none());
+        assert!(store.complete().is_empty());
+        let texts = store.problems().unwrap().texts;
+        assert!(
+            texts[1].ends_with("the object cannot be decoded and counts as absent"),
+            "{texts:?}"
+        );
+        assert!(store.remove(&broken("x", "a").identity).is_none(), "nobody was told of it");
+        assert_eq!(store.problems().unwrap().texts.len(), 1);
+        assert!(list(&mut store, &[]).is_empty());
+        assert_eq!((store.problems().unwrap().texts.len(), store.len()), (0, 0));
+    }
+
+    #[test]
+    fn an_object_without_a_name_that_can_be_read_is_counted() {
+        let mut store: Store<NetworkPolicy> = Store::new();
+        store.begin();
+        let nameless = read(convert::Kind::NetworkPolicy, b"{\"metadata\":{\"name\":{}}}", true);
+        assert!(store.listed(&nameless).is_none());
+        assert!(store.complete().is_empty());
+        let texts = store.problems().unwrap().texts;
+        let expected = "NetworkPolicy (its name cannot be read): metadata.name: is map";
+        assert!(texts[0].starts_with(expected), "{texts:?}");
+    }
+
+    #[test]
+    fn one_namespaces_problems_leave_room_for_the_others() {
+        let mut store: Store<Pod> = Store::new();
+        (0..300).for_each(|n| _ = store.update(&broken("crowd", &format!("p{n}"))));
+        store.update(&broken("other", "p"));
+        let problems = store.problems().unwrap();
+        assert_eq!((problems.texts.len(), problems.more), (11, 290));
+        assert!(problems.texts[10].starts_with("Pod other/p: "));
     }
 }

@@ -1,5 +1,7 @@
-//! What the API server of the other tests, a 1.20, does not do: streaming lists, and answers that
-//! are rare. A server that follows a script says them.
+//! What the API server of the other tests, a 1.20, does not do: streaming lists, answers that are rare,
+//! and objects that no server lets in. A server that follows a script says them.
+
+mod hostile;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -85,13 +87,28 @@ fn answer(mut stream: TcpStream, script: Script, seen: &Mutex<Vec<String>>) {
     );
     stream.write_all(head.as_bytes()).unwrap();
     for line in lines {
-        let line = format!("{line}\n");
+        let line = format!("{}\n", hostile(line.to_string()));
         let _ = stream.write_all(format!("{:x}\r\n{line}\r\n", line.len()).as_bytes());
     }
     if open {
         std::thread::sleep(PATIENCE * 2);
     }
     let _ = stream.write_all(b"0\r\n\r\n");
+}
+
+/// What `serde_json` cannot hold, in the place of a word.
+fn hostile(mut line: String) -> String {
+    for (word, value) in [
+        ("\"@deep\"", || "[".repeat(100_000) + &"]".repeat(100_000)),
+        ("@huge", || "x".repeat(split::PART_MAX)),
+        ("\"@twice\":1", || "\"namespace\":\"y\",\"namespace\":\"z\"".to_owned()),
+    ] as [(&str, fn() -> String); 3]
+    {
+        if line.contains(word) {
+            line = line.replace(word, &value());
+        }
+    }
+    line
 }
 
 fn status(code: u16, reason: &str) -> Answer {

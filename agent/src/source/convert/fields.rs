@@ -1,22 +1,58 @@
-//! Fields that NetworkPolicy does not have.
+//! The fields that netpold reads of each kind, and those that a NetworkPolicy does not have.
 //!
-//! An API server refuses them (or drops them, where validation is off); read over in silence they
-//! would turn a misspelt `from` into "everyone".
+//! Nothing else of an object is decoded: what a tenant can put into the rest (`managedFields` of the
+//! year 10000, nested 200 deep) is no concern of policy. Of a NetworkPolicy also the fields that it
+//! does not have are named: an API server refuses them (or drops them, where validation is off);
+//! ignored in silence they would turn a misspelt `from` into "everyone".
 
-use super::{Problem, Unknown};
-use crate::source::document::{Node, Value};
+use super::{Kind, Problem, Unknown};
+use crate::source::document::{Entry, Node, Value};
 
 /// The fields an object may have.
-enum Shape {
-    /// Not looked into: a scalar, or a map with keys of the user's choice.
+#[derive(Debug)]
+pub(super) enum Shape {
+    /// Taken as it is: a scalar, or a map with keys of the user's choice.
     Free,
-    /// A mapping with these fields.
+    /// Not read.
+    Skip,
+    /// A mapping with these fields. Others mean something else than the object without them.
     Fields(&'static [(&'static str, &'static Shape)]),
+    /// A mapping with these fields and others, which are not read.
+    Used(&'static [(&'static str, &'static Shape)]),
     /// A list of these.
     Each(&'static Shape),
 }
 
-use Shape::{Each, Fields, Free};
+use Shape::{Each, Fields, Free, Skip, Used};
+
+impl Shape {
+    /// What of a document is read.
+    pub(super) fn part_of(&self, node: &Node) -> Node {
+        let value = match (self, &node.value) {
+            (Each(shape), Value::List(items)) => {
+                Value::List(items.iter().map(|item| shape.part_of(item)).collect())
+            }
+            (Fields(fields) | Used(fields), Value::Map(entries)) => {
+                let parts = entries.iter().filter_map(|entry| {
+                    let shape = field(fields, &entry.key).filter(|s| !matches!(s, Skip))?;
+                    let (key, line) = (entry.key.clone(), entry.line);
+                    Some(Entry { key, line, node: shape.part_of(&entry.node) })
+                });
+                Value::Map(parts.collect())
+            }
+            (_, value) => value.clone(),
+        };
+        Node { line: node.line, value }
+    }
+}
+
+/// The shape of a field, if it is among these.
+pub(super) fn field(
+    fields: &'static [(&'static str, &'static Shape)],
+    key: &str,
+) -> Option<&'static Shape> {
+    fields.iter().find(|(name, _)| *name == key).map(|(_, shape)| *shape)
+}
 
 const SELECTOR: Shape = Fields(&[("matchLabels", &Free), ("matchExpressions", &Each(&EXPRESSION))]);
 const EXPRESSION: Shape = Fields(&[("key", &Free), ("operator", &Free), ("values", &Free)]);
@@ -58,10 +94,114 @@ const POLICY: Shape = Fields(&[
     ("status", &Free),
 ]);
 
-/// The fields of a NetworkPolicy that the API does not know, each with its full path.
+/// What is read of every object's metadata; `uid` and `resourceVersion` only of an API server's.
+const READ_METADATA: Shape = Used(&[
+    ("name", &Free),
+    ("namespace", &Free),
+    ("uid", &Free),
+    ("resourceVersion", &Free),
+    ("labels", &Free),
+    ("creationTimestamp", &Free),
+    ("deletionTimestamp", &Free),
+]);
+const READ_NAMESPACE: Shape = Used(&[("metadata", &READ_METADATA)]);
+const READ_NODE: Shape = Used(&[
+    ("metadata", &READ_METADATA),
+    ("status", &Used(&[("addresses", &Each(&Used(&[("type", &Free), ("address", &Free)])))])),
+]);
+const READ_CONTAINER: Shape = Used(&[
+    ("restartPolicy", &Free),
+    ("ports", &Each(&Used(&[("name", &Free), ("containerPort", &Free), ("protocol", &Free)]))),
+]);
+const READ_POD: Shape = Used(&[
+    ("metadata", &READ_METADATA),
+    (
+        "spec",
+        &Used(&[
+            ("nodeName", &Free),
+            ("hostNetwork", &Free),
+            ("containers", &Each(&READ_CONTAINER)),
+            ("initContainers", &Each(&READ_CONTAINER)),
+        ]),
+    ),
+    (
+        "status",
+        &Used(&[("phase", &Free), ("podIP", &Free), ("podIPs", &Each(&Used(&[("ip", &Free)])))]),
+    ),
+]);
+const READ_SERVICE_PORT: Shape =
+    Used(&[("name", &Free), ("protocol", &Free), ("port", &Free), ("nodePort", &Free)]);
+const READ_BALANCER: Shape =
+    Used(&[("ingress", &Each(&Used(&[("ip", &Free), ("ipMode", &Free)])))]);
+const READ_SERVICE: Shape = Used(&[
+    ("metadata", &READ_METADATA),
+    (
+        "spec",
+        &Used(&[
+            ("type", &Free),
+            ("clusterIP", &Free),
+            ("clusterIPs", &Free),
+            ("externalIPs", &Free),
+            ("ports", &Each(&READ_SERVICE_PORT)),
+        ]),
+    ),
+    ("status", &Used(&[("loadBalancer", &READ_BALANCER)])),
+]);
+const READ_CONDITIONS: Shape =
+    Used(&[("ready", &Free), ("serving", &Free), ("terminating", &Free)]);
+const READ_ENDPOINT_SLICE: Shape = Used(&[
+    ("metadata", &READ_METADATA),
+    ("addressType", &Free),
+    ("endpoints", &Each(&Used(&[("addresses", &Free), ("conditions", &READ_CONDITIONS)]))),
+    ("ports", &Each(&Used(&[("name", &Free), ("protocol", &Free), ("port", &Free)]))),
+]);
+const READ_POLICY: Shape = Used(&[("metadata", &READ_METADATA), ("spec", &SPEC)]);
+/// Of a policy whose rules cannot be read: what it selects.
+pub(super) const POLICY_SELECTOR: Shape = Used(&[(
+    "spec",
+    &Fields(&[
+        ("podSelector", &SELECTOR),
+        ("policyTypes", &Skip),
+        ("ingress", &Skip),
+        ("egress", &Skip),
+    ]),
+)]);
+/// Of a policy whose rules cannot be read: in which directions it isolates.
+pub(super) const POLICY_TYPES: Shape = Used(&[("spec", &Used(&[("policyTypes", &Free)]))]);
+
+impl Kind {
+    /// What is read of an object of the kind. Whatever a conversion looks at has to be here.
+    pub(super) const fn shape(self) -> &'static Shape {
+        match self {
+            Self::Namespace => &READ_NAMESPACE,
+            Self::Node => &READ_NODE,
+            Self::Pod => &READ_POD,
+            Self::Service => &READ_SERVICE,
+            Self::EndpointSlice => &READ_ENDPOINT_SLICE,
+            Self::NetworkPolicy => &READ_POLICY,
+        }
+    }
+}
+
+/// The fields of a NetworkPolicy's manifest that the API does not know, each with its full path.
 pub(super) fn unknown(policy: &Node) -> Vec<Unknown> {
+    unknown_of(policy, &POLICY)
+}
+
+/// The fields within a policy's `spec` that the API does not know. A newer server's metadata is of no
+/// concern: it grants nothing and restricts nothing.
+pub(super) fn unknown_in_spec(policy: &Node) -> Vec<Unknown> {
+    unknown_of(policy, &READ_POLICY)
+}
+
+/// The same of what [`POLICY_SELECTOR`] takes.
+pub(super) fn unknown_beside_rules(policy: &Node) -> Vec<Unknown> {
+    unknown_of(policy, &POLICY_SELECTOR)
+}
+
+fn unknown_of(policy: &Node, shape: &Shape) -> Vec<Unknown> {
     let mut found = Vec::new();
-    walk(policy, &POLICY, "", &mut found);
+    walk(policy, shape, "", &mut found);
     found
 }
 
@@ -81,15 +221,16 @@ fn walk(node: &Node, shape: &Shape, path: &str, found: &mut Vec<Unknown>) {
                 walk(item, shape, &format!("{path}[{index}]"), found);
             }
         }
-        (Fields(fields), Value::Map(entries)) => {
+        (Fields(fields) | Used(fields), Value::Map(entries)) => {
             for entry in entries {
                 let dot = if path.is_empty() { "" } else { "." };
-                let field = format!("{path}{dot}{}", entry.key);
-                match fields.iter().find(|(name, _)| *name == entry.key) {
-                    Some((_, shape)) => walk(&entry.node, shape, &field, found),
+                let below = format!("{path}{dot}{}", entry.key);
+                match field(fields, &entry.key) {
+                    Some(shape) => walk(&entry.node, shape, &below, found),
+                    None if matches!(shape, Used(_)) => {}
                     None => found.push(Unknown {
                         inside: path.to_owned(),
-                        problem: Problem::new(field, not_known(fields)),
+                        problem: Problem::new(below, not_known(fields)),
                     }),
                 }
             }

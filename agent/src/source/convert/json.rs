@@ -1,126 +1,400 @@
-//! A NetworkPolicy as an API server sends it.
+//! An object as an API server sends it: JSON, of which only the fields that are used are decoded.
 //!
-//! A server that is newer than netpold may send fields that netpold does not know, or known ones of
-//! another shape. What it says there must not be read over: a peer with one more condition grants
-//! less than the peer without it.
+//! The rest is passed over without recursion, however deep or odd it is. A NetworkPolicy of a newer
+//! server may have fields that netpold does not know, or known ones of another shape. They must not
+//! be ignored: a peer with one more condition grants less than the peer without it.
+
+use std::fmt;
 
 use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicySpec};
-use serde_json::{Value, json};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use netpold_core::model::Change;
+use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::{Converted, Problem, Unknown, fields, network_policy};
-use crate::source::document::{self, Entry, Node};
+use super::fields::{self, Shape};
+use super::{Converted, Kind, Problem, network_policy, object};
+use crate::source::decode::typed;
+use crate::source::document::{Entry, Node, Value};
 
-/// Convert a policy. A rule with something unknown in it grants nothing; a policy whose rules cannot
-/// be decoded grants nothing at all, and isolates what it selects.
-///
-/// # Errors
-/// The policy has no name.
-pub fn network_policy_of_json(value: &Value) -> Result<Converted, Problem> {
-    let unknown = fields::unknown(&node(value));
-    // New metadata is of no concern: it grants nothing and restricts nothing.
-    let unknown: Vec<Unknown> =
-        unknown.into_iter().filter(|u| u.problem.path.starts_with("spec.")).collect();
-    match serde_json::from_value(value.clone()) {
-        Ok(policy) => network_policy(&policy, &unknown),
-        Err(error) => {
-            let mut converted = network_policy(&without_rules(value), &unknown)?;
-            let problem =
-                Problem::new("spec", format!("cannot be decoded, grants nothing: {error}"));
-            if let super::Change::Policy(policy) = &mut converted.change {
-                policy.problems.push(problem.to_string());
-            }
-            converted.problems.push(problem);
-            Ok(converted)
+/// Deepest nesting of a value that is used; Kubernetes objects stay under 20.
+const MAX_DEPTH: usize = 64;
+/// Most values that are used of one object; etcd's limit of 1.5 MB leaves room for fewer.
+const MAX_VALUES: usize = 1_000_000;
+/// Longest path below a step that is kept, in bytes.
+const STEPS_MAX: usize = 80;
+
+/// What was read of an object.
+#[derive(Debug)]
+pub struct Read {
+    /// Who it is.
+    pub identity: Identity,
+    /// What it says. An object that cannot be decoded says nothing, but for a policy: that isolates
+    /// what it selects, as far as that can be read, and grants nothing.
+    pub change: Option<Change>,
+    /// What of it could not be understood.
+    pub problems: Vec<Problem>,
+    /// It could not be decoded.
+    pub undecoded: bool,
+}
+
+/// Who an object is, as far as that can be read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// `metadata.namespace`
+    pub namespace: Option<String>,
+    /// `metadata.name`
+    pub name: Option<String>,
+    /// `metadata.uid`
+    pub uid: Option<String>,
+    /// `metadata.resourceVersion`
+    pub version: Option<String>,
+}
+
+/// Read an object of a kind. `whole`: the text was not cut off for its size.
+#[must_use]
+pub fn read(kind: Kind, json: &[u8], whole: bool) -> Read {
+    let decoded = if whole {
+        decoded(kind, json)
+    } else {
+        Err(Problem::new("", format!("the object is larger than {} bytes", json.len())))
+    };
+    match decoded {
+        Ok((identity, Converted { change, problems })) => {
+            Read { identity, change: Some(change), problems, undecoded: false }
         }
+        Err(problem) => undecoded(kind, json, problem),
     }
 }
 
-/// What is left of a policy that cannot be decoded: what it selects, if that can be; both
-/// directions, unless it says which.
-fn without_rules(value: &Value) -> NetworkPolicy {
-    let mut bare = value.clone();
-    if let Some(spec) = bare.get_mut("spec").and_then(Value::as_object_mut) {
-        spec.remove("ingress");
-        spec.remove("egress");
-        let types = spec.entry("policyTypes").or_insert_with(|| json!([]));
-        if types.as_array().is_none_or(Vec::is_empty) {
-            *types = json!(["Ingress", "Egress"]);
-        }
-    }
-    serde_json::from_value(bare).unwrap_or_else(|_| NetworkPolicy {
-        metadata: serde_json::from_value(value["metadata"].clone()).unwrap_or_default(),
+fn decoded(kind: Kind, json: &[u8]) -> Result<(Identity, Converted), Problem> {
+    let node = node(json, kind.shape())?;
+    let unknown = match kind {
+        Kind::NetworkPolicy => fields::unknown_in_spec(&node),
+        _ => Vec::new(),
+    };
+    let converted = object(kind, &node, &unknown)?;
+    let metadata = node.get("metadata");
+    let text = |field: &str| metadata.and_then(|m| m.text(field)).map(str::to_owned);
+    let identity = Identity {
+        namespace: text("namespace"),
+        name: text("name"),
+        uid: text("uid"),
+        version: text("resourceVersion"),
+    };
+    Ok((identity, converted))
+}
+
+fn undecoded(kind: Kind, json: &[u8], problem: Problem) -> Read {
+    let identity = Identity::of(json);
+    let policy = (kind == Kind::NetworkPolicy).then(|| without_rules(&identity, json));
+    let Some(Converted { change: Change::Policy(mut policy), mut problems }) = policy.flatten()
+    else {
+        return Read { identity, change: None, problems: vec![problem], undecoded: true };
+    };
+    let text = format!("{}; the policy cannot be decoded and grants nothing", problem.text);
+    let problem = Problem::new(problem.path, text);
+    policy.problems.push(problem.to_string());
+    problems.push(problem);
+    Read { identity, change: Some(Change::Policy(policy)), problems, undecoded: true }
+}
+
+/// What is left of a policy that cannot be decoded: what it selects, if that can be; else every pod
+/// of its namespace. Both directions, unless it says which.
+fn without_rules(identity: &Identity, json: &[u8]) -> Option<Converted> {
+    let selecting = node(json, &fields::POLICY_SELECTOR).ok();
+    let unknown = selecting.as_ref().map(fields::unknown_beside_rules).unwrap_or_default();
+    let selector = selecting.as_ref().and_then(|node| node.get("spec")?.get("podSelector"));
+    let directions = node(json, &fields::POLICY_TYPES).ok();
+    let types = directions.as_ref().and_then(|node| node.get("spec")?.get("policyTypes"));
+    let types: Option<Vec<String>> = types.and_then(|node| typed(node).ok());
+    let types = types.filter(|types| !types.is_empty());
+    let policy = NetworkPolicy {
+        metadata: ObjectMeta {
+            name: identity.name.clone(),
+            namespace: identity.namespace.clone(),
+            ..ObjectMeta::default()
+        },
         spec: Some(NetworkPolicySpec {
-            policy_types: Some(vec!["Ingress".into(), "Egress".into()]),
+            pod_selector: selector.and_then(|node| typed::<LabelSelector>(node).ok()),
+            policy_types: types.or_else(|| Some(vec!["Ingress".into(), "Egress".into()])),
             ..NetworkPolicySpec::default()
         }),
+    };
+    network_policy(&policy, &unknown).ok()
+}
+
+impl Identity {
+    /// Reads until something is no JSON, or the metadata is over.
+    #[must_use]
+    pub fn of(json: &[u8]) -> Self {
+        let mut identity = Self::default();
+        let mut deserializer = serde_json::Deserializer::from_slice(json);
+        // What ends it is found again, and named, by whoever reads the whole object.
+        let _ = deserializer.deserialize_any(Top(&mut identity));
+        identity
+    }
+}
+
+/// An object, until after its metadata.
+struct Top<'i>(&'i mut Identity);
+
+impl<'de> Visitor<'de> for Top<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<(), M::Error> {
+        while let Some(key) = map.next_key::<String>()? {
+            if key == "metadata" {
+                map.next_value_seed(Metadata(self.0))?;
+                return Err(de::Error::custom("all that is needed was read"));
+            }
+            map.next_value::<IgnoredAny>()?;
+        }
+        Ok(())
+    }
+}
+
+struct Metadata<'i>(&'i mut Identity);
+
+impl<'de> DeserializeSeed<'de> for Metadata<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Metadata<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("metadata")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<(), M::Error> {
+        while let Some(key) = map.next_key::<String>()? {
+            let field = match key.as_str() {
+                "namespace" => &mut self.0.namespace,
+                "name" => &mut self.0.name,
+                "uid" => &mut self.0.uid,
+                "resourceVersion" => &mut self.0.version,
+                _ => {
+                    map.next_value::<IgnoredAny>()?;
+                    continue;
+                }
+            };
+            *field = Some(map.next_value::<String>()?);
+        }
+        Ok(())
+    }
+}
+
+/// What a shape takes of JSON, as a document without lines.
+fn node(json: &[u8], shape: &'static Shape) -> Result<Node, Problem> {
+    let mut context = Context { path: String::new(), values: 0 };
+    let mut deserializer = serde_json::Deserializer::from_slice(json);
+    let seed = Seed { shape, depth: 0, context: &mut context };
+    let read = seed.deserialize(&mut deserializer).and_then(|node| {
+        deserializer.end()?;
+        Ok(node)
+    });
+    read.map_err(|error| {
+        let text = error.to_string();
+        // All of it is one line: the path says more.
+        let reason = text.rsplit_once(" at line ").map_or(text.as_str(), |(reason, _)| reason);
+        Problem::new(context.path, reason)
     })
 }
 
-/// JSON as the document that the fields are looked up in; it has no lines.
-fn node(value: &Value) -> Node {
-    let value = match value {
-        Value::Null => document::Value::Null,
-        Value::Bool(value) => document::Value::Bool(*value),
-        Value::Number(number) => number.as_i64().map_or_else(
-            || document::Value::Float(number.as_f64().unwrap_or_default()),
-            document::Value::Int,
-        ),
-        Value::String(text) => document::Value::Text(text.clone()),
-        Value::Array(items) => document::Value::List(items.iter().map(node).collect()),
-        Value::Object(map) => document::Value::Map(
-            map.iter()
-                .map(|(key, value)| Entry { key: key.clone(), line: 0, node: node(value) })
-                .collect(),
-        ),
-    };
-    Node { line: 0, value }
+/// What is common to the values of one object.
+struct Context {
+    /// Of an error, collected on the way out.
+    path: String,
+    values: usize,
+}
+
+impl Context {
+    fn within(&mut self, step: &str) {
+        // Of a value that is nested deep, the outermost steps tell where it is.
+        if self.path.len() > STEPS_MAX {
+            self.path = "[...]".to_owned();
+        }
+        let dot = if self.path.is_empty() || self.path.starts_with('[') { "" } else { "." };
+        self.path = format!("{step}{dot}{}", self.path);
+    }
+}
+
+/// A value that is read.
+struct Seed<'c> {
+    shape: &'static Shape,
+    depth: usize,
+    context: &'c mut Context,
+}
+
+impl Seed<'_> {
+    fn made<E: de::Error>(self, value: Value) -> Result<Node, E> {
+        self.context.values += 1;
+        if self.context.values > MAX_VALUES {
+            return Err(E::custom(format_args!("the object has more than {MAX_VALUES} values")));
+        }
+        Ok(Node { line: 0, value })
+    }
+
+    fn check_depth<E: de::Error>(&self) -> Result<(), E> {
+        if self.depth >= MAX_DEPTH {
+            return Err(E::custom(format_args!("nested deeper than {MAX_DEPTH}")));
+        }
+        Ok(())
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Seed<'_> {
+    type Value = Node;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Node, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Seed<'_> {
+    type Value = Node;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E: de::Error>(self) -> Result<Node, E> {
+        self.made(Value::Null)
+    }
+
+    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Node, E> {
+        self.made(Value::Bool(value))
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Node, E> {
+        self.made(Value::Int(value))
+    }
+
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Node, E> {
+        let value = i64::try_from(value).map_or(Value::Float(value as f64), Value::Int);
+        self.made(value)
+    }
+
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Node, E> {
+        self.made(Value::Float(value))
+    }
+
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<Node, E> {
+        self.made(Value::Text(value.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Node, A::Error> {
+        self.check_depth()?;
+        let shape = match self.shape {
+            Shape::Each(shape) => shape,
+            _ => &Shape::Free,
+        };
+        let mut items = Vec::new();
+        loop {
+            let seed = Seed { shape, depth: self.depth + 1, context: self.context };
+            match list.next_element_seed(seed) {
+                Ok(Some(item)) => items.push(item),
+                Ok(None) => return self.made(Value::List(items)),
+                Err(error) => {
+                    self.context.within(&format!("[{}]", items.len()));
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
+        self.check_depth()?;
+        let mut entries = Vec::new();
+        while let Some(field) = map.next_key_seed(KeyOf(self.shape))? {
+            let (key, node) = match field {
+                Field::Ignored => {
+                    map.next_value::<IgnoredAny>()?;
+                    continue;
+                }
+                Field::Named(key) => {
+                    map.next_value::<IgnoredAny>()?;
+                    (key, Ok(Node { line: 0, value: Value::Null }))
+                }
+                Field::Read(key, shape) => {
+                    let seed = Seed { shape, depth: self.depth + 1, context: self.context };
+                    (key, map.next_value_seed(seed))
+                }
+            };
+            match node {
+                Ok(node) => entries.push(Entry { key, line: 0, node }),
+                Err(error) => {
+                    self.context.within(&key);
+                    return Err(error);
+                }
+            }
+        }
+        if let Some(key) = twice(&entries) {
+            self.context.within(key);
+            return Err(de::Error::custom("is given twice"));
+        }
+        self.made(Value::Map(entries))
+    }
+}
+
+/// A key that more than one entry has.
+fn twice(entries: &[Entry]) -> Option<&str> {
+    let mut keys: Vec<&str> = entries.iter().map(|entry| entry.key.as_str()).collect();
+    keys.sort_unstable();
+    keys.windows(2).find_map(|pair| match pair {
+        [one, next] if one == next => Some(*one),
+        _ => None,
+    })
+}
+
+/// A key of a mapping of that shape.
+struct KeyOf(&'static Shape);
+
+/// What becomes of a key's value.
+enum Field {
+    /// It is read.
+    Read(String, &'static Shape),
+    /// That the key is there counts.
+    Named(String),
+    /// Nothing.
+    Ignored,
+}
+
+impl<'de> DeserializeSeed<'de> for KeyOf {
+    type Value = Field;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Field, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for KeyOf {
+    type Value = Field;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key")
+    }
+
+    fn visit_str<E: de::Error>(self, key: &str) -> Result<Field, E> {
+        let (Shape::Fields(fields) | Shape::Used(fields)) = self.0 else {
+            return Ok(Field::Read(key.to_owned(), &Shape::Free));
+        };
+        Ok(match fields::field(fields, key) {
+            Some(Shape::Skip) => Field::Ignored,
+            Some(shape) => Field::Read(key.to_owned(), shape),
+            None if matches!(self.0, Shape::Used(_)) => Field::Ignored,
+            None => Field::Named(key.to_owned()),
+        })
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use netpold_core::model::{Change, Policy};
-
-    use super::*;
-
-    fn convert(spec: Value) -> (Policy, Vec<String>) {
-        let metadata = json!({ "name": "p", "namespace": "x", "labels": {}, "novel": 1 });
-        let policy = json!({ "metadata": metadata, "spec": spec, "status": {} });
-        let converted = network_policy_of_json(&policy).unwrap();
-        let Change::Policy(policy) = converted.change else { panic!("no policy") };
-        (policy, converted.problems.iter().map(ToString::to_string).collect())
-    }
-
-    #[test]
-    fn what_is_known_is_converted() {
-        let (policy, problems) = convert(json!({
-            "podSelector": {}, "ingress": [{ "ports": [{ "port": 80 }] }]
-        }));
-        assert!(problems.is_empty(), "{problems:?}");
-        assert_eq!(policy.ingress.map(|rules| rules.len()), Some(1));
-        assert_eq!(policy.egress, None);
-    }
-
-    #[test]
-    fn a_newer_field_in_a_peer_grants_nothing() {
-        let (policy, problems) = convert(json!({
-            "podSelector": {}, "ingress": [{ "from": [{ "podSelector": {}, "within": "zone" }] }]
-        }));
-        assert!(problems[0].starts_with("spec.ingress[0].from[0].within: no such field"));
-        let rules = policy.ingress.unwrap();
-        let peers = rules.iter().flat_map(|rule| rule.peers.as_ref().unwrap()).count();
-        assert_eq!(peers, 0, "{rules:?}");
-    }
-
-    #[test]
-    fn rules_of_another_shape_grant_nothing_and_the_rest_stays() {
-        let (policy, problems) = convert(json!({
-            "podSelector": { "matchLabels": { "a": "b" } }, "ingress": [{ "ports": "many" }]
-        }));
-        assert!(problems[0].contains("cannot be decoded"), "{problems:?}");
-        assert_eq!(policy.pod_selector.requirements.len(), 1);
-        assert_eq!((policy.ingress, policy.egress), (Some(vec![]), Some(vec![])));
-        let (policy, _) = convert(json!({ "podSelector": "all", "policyTypes": ["Egress"] }));
-        assert_eq!(policy.pod_selector.requirements, []);
-        assert_eq!((policy.ingress, policy.egress), (Some(vec![]), Some(vec![])));
-    }
-}
+mod tests;

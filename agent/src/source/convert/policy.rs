@@ -16,12 +16,18 @@ use netpold_core::model::{
 use super::selector::selector;
 use super::{Change, Converted, Problem, Unknown, protocol};
 
+/// Problems of a policy that are named; the others are counted. Its author may write 60,000.
+const NAMED: usize = 50;
+
 /// Convert a policy. `unknown` are the fields its manifest has beyond the API's; the parts that
 /// contain them count as not understood.
 ///
 /// # Errors
 /// The policy has no name.
-pub fn network_policy(policy: &NetworkPolicy, unknown: &[Unknown]) -> Result<Converted, Problem> {
+pub(super) fn network_policy(
+    policy: &NetworkPolicy,
+    unknown: &[Unknown],
+) -> Result<Converted, Problem> {
     let key = super::key(&policy.metadata)?;
     let problems = unknown.iter().map(|u| u.problem.clone()).collect();
     let mut reader = Reader { unknown, problems };
@@ -31,7 +37,12 @@ pub fn network_policy(policy: &NetworkPolicy, unknown: &[Unknown]) -> Result<Con
     let [ingress, egress] = reader.directions(spec);
     let ingress = ingress.then(|| reader.rules(Direction::Ingress, spec));
     let egress = egress.then(|| reader.rules(Direction::Egress, spec));
-    let problems = reader.problems;
+    let mut problems = reader.problems;
+    let more = problems.len().saturating_sub(NAMED);
+    if more > 0 {
+        problems.truncate(NAMED);
+        problems.push(Problem::new("spec", format!("{more} more problems")));
+    }
     let texts = problems.iter().map(ToString::to_string).collect();
     let policy = Policy { key, pod_selector, ingress, egress, problems: texts };
     Ok(Converted { change: Change::Policy(policy), problems })

@@ -20,7 +20,7 @@ const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 ///
 /// # Errors
 /// It has no name.
-pub fn service(service: &core::Service) -> Result<Converted, Problem> {
+pub(super) fn service(service: &core::Service) -> Result<Converted, Problem> {
     let key = super::key(&service.metadata)?;
     let mut problems = Vec::new();
     let default = core::ServiceSpec::default();
@@ -138,7 +138,7 @@ fn number(number: i32, path: &str, problems: &mut Vec<Problem>) -> Option<u16> {
 ///
 /// # Errors
 /// It has no name.
-pub fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Converted, Problem> {
+pub(super) fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Converted, Problem> {
     let key: Key = super::key(&slice.metadata)?;
     let mut problems = Vec::new();
     let labels = slice.metadata.labels.as_ref();

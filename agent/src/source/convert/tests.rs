@@ -3,14 +3,52 @@
 use netpold_core::model::{IpBlock, Peer, Policy, PortMatch, Requirement, Rule, Selector};
 
 use super::*;
-use crate::source::document::parse;
+use crate::source::document::{Entry, parse};
 
 mod services;
 
+/// What a manifest is converted to. From an API server the same object means the same.
 fn convert(text: &str) -> Converted {
-    match manifest(&parse(text).unwrap()[0]) {
+    let node = &parse(text).unwrap()[0];
+    let converted = match manifest(node) {
         Ok(Manifest::Object(object)) => *object,
         other => panic!("{other:?}"),
+    };
+    let read = read(kind_of(node), json_of(node).as_bytes(), true);
+    assert_eq!((read.change.as_ref(), read.undecoded), (Some(&converted.change), false), "{text}");
+    converted
+}
+
+fn kind_of(node: &document::Node) -> Kind {
+    match node.text("kind").unwrap() {
+        "Namespace" => Kind::Namespace,
+        "Node" => Kind::Node,
+        "Pod" => Kind::Pod,
+        "Service" => Kind::Service,
+        "EndpointSlice" => Kind::EndpointSlice,
+        "NetworkPolicy" => Kind::NetworkPolicy,
+        other => panic!("{other}"),
+    }
+}
+
+/// In the document's order, which the order of problems follows.
+fn json_of(node: &document::Node) -> String {
+    let text = |text: &str| serde_json::Value::from(text).to_string();
+    match &node.value {
+        document::Value::Null => "null".to_owned(),
+        document::Value::Bool(value) => value.to_string(),
+        document::Value::Int(value) => value.to_string(),
+        document::Value::Float(value) => value.to_string(),
+        document::Value::Text(value) => text(value),
+        document::Value::List(items) => {
+            let items: Vec<String> = items.iter().map(json_of).collect();
+            format!("[{}]", items.join(","))
+        }
+        document::Value::Map(entries) => {
+            let entry = |entry: &Entry| format!("{}:{}", text(&entry.key), json_of(&entry.node));
+            let entries: Vec<String> = entries.iter().map(entry).collect();
+            format!("{{{}}}", entries.join(","))
+        }
     }
 }
 

@@ -1,0 +1,280 @@
+//! An answer's JSON in parts, as it comes in: a list's items, a watch's events.
+//!
+//! What is inside a part is not looked at, but for where it ends, so that a part that cannot be
+//! decoded (too deep, no UTF-8, not even JSON inside of its brackets) is a matter of that part alone.
+//! One part is in memory at a time, and of that no more than [`PART_MAX`].
+
+use thiserror::Error;
+
+/// Most bytes that are kept of one object. etcd takes 1.5 MB; escapes in JSON make six of one at most.
+pub(super) const PART_MAX: usize = 16 << 20;
+/// Most bytes of a key that are kept.
+const KEY_MAX: usize = 64;
+/// Buffers that became larger than this are given back.
+const KEPT: usize = 1 << 20;
+
+/// A part of an answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Part<'p> {
+    /// An element of `items`.
+    Item(Raw<'p>),
+    /// There are no more of `items`.
+    Items,
+    /// Another field, by its key.
+    Field(&'p [u8], Raw<'p>),
+    /// An object is complete: a list, or an event.
+    End,
+}
+
+/// The text of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Raw<'p> {
+    pub(super) text: &'p [u8],
+    /// All of it was kept.
+    pub(super) whole: bool,
+}
+
+/// What came is not a sequence of JSON objects.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("the answer is no JSON: {}", found(*.0))]
+pub(super) struct NotJson(u8);
+
+fn found(byte: u8) -> String {
+    format!("`{}` where a value, a key or an end should be", byte.escape_ascii())
+}
+
+/// Splits objects that follow each other.
+#[derive(Debug, Default)]
+pub(super) struct Splitter {
+    at: At,
+    key: Vec<u8>,
+    value: Vec<u8>,
+    whole: bool,
+    /// Between the brackets of `items`.
+    items: bool,
+    /// Brackets that are open in the value.
+    depth: usize,
+    quoted: bool,
+    escaped: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum At {
+    /// Outside of any object.
+    #[default]
+    Outside,
+    /// Where a key, a comma or the end may come.
+    BeforeKey,
+    Key,
+    Colon,
+    /// Where a value may come, or in `items` a comma or the end.
+    BeforeValue,
+    Value,
+}
+
+impl Splitter {
+    /// No object has begun that has not ended.
+    pub(super) fn is_outside(&self) -> bool {
+        self.at == At::Outside
+    }
+
+    /// Takes in what follows, and hands out the parts that end in it.
+    pub(super) fn feed(
+        &mut self,
+        mut bytes: &[u8],
+        mut out: impl FnMut(Part<'_>),
+    ) -> Result<(), NotJson> {
+        while let Some((&byte, rest)) = bytes.split_first() {
+            match (self.at, byte) {
+                (At::Value, _) => {
+                    let (taken, ended) = self.scan(bytes);
+                    self.keep(&bytes[..taken]);
+                    bytes = &bytes[taken..];
+                    if ended {
+                        self.hand_out(&mut out);
+                    }
+                    continue;
+                }
+                (At::Key, b'"') => self.at = At::Colon,
+                (At::Key, _) => {
+                    if self.key.len() < KEY_MAX {
+                        self.key.push(byte);
+                    }
+                }
+                (_, b' ' | b'\n' | b'\r' | b'\t') => {}
+                (At::Outside, b'{') => self.at = At::BeforeKey,
+                (At::BeforeKey, b',') => {}
+                (At::BeforeKey, b'"') => {
+                    self.key.clear();
+                    self.at = At::Key;
+                }
+                (At::BeforeKey, b'}') => {
+                    self.at = At::Outside;
+                    out(Part::End);
+                }
+                (At::Colon, b':') => self.at = At::BeforeValue,
+                (At::BeforeValue, b'[') if !self.items && self.key == b"items" => self.items = true,
+                (At::BeforeValue, b',') if self.items => {}
+                (At::BeforeValue, b']') if self.items => {
+                    self.items = false;
+                    self.at = At::BeforeKey;
+                    out(Part::Items);
+                }
+                (At::BeforeValue, b'{' | b'[' | b'"' | b'-' | b'0'..=b'9' | b'a'..=b'z') => {
+                    (self.depth, self.quoted, self.escaped, self.whole) = (0, false, false, true);
+                    self.value.clear();
+                    self.value.shrink_to(KEPT);
+                    self.at = At::Value;
+                    // The byte is the value's first.
+                    continue;
+                }
+                (_, byte) => return Err(NotJson(byte)),
+            }
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    /// How many of these bytes are the value's, and whether it ends there.
+    fn scan(&mut self, bytes: &[u8]) -> (usize, bool) {
+        for (at, &byte) in bytes.iter().enumerate() {
+            if self.quoted {
+                match byte {
+                    _ if self.escaped => self.escaped = false,
+                    b'\\' => self.escaped = true,
+                    b'"' => {
+                        self.quoted = false;
+                        if self.depth == 0 {
+                            return (at + 1, true);
+                        }
+                    }
+                    _ => {}
+                }
+                continue;
+            }
+            match byte {
+                b'"' => self.quoted = true,
+                b'{' | b'[' => self.depth += 1,
+                // The end of what contains a number or a word.
+                b'}' | b']' | b',' | b' ' | b'\n' | b'\r' | b'\t' if self.depth == 0 => {
+                    return (at, true);
+                }
+                b'}' | b']' => {
+                    self.depth -= 1;
+                    if self.depth == 0 {
+                        return (at + 1, true);
+                    }
+                }
+                _ => {}
+            }
+        }
+        (bytes.len(), false)
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
+        let room = PART_MAX - self.value.len();
+        self.whole &= bytes.len() <= room;
+        self.value.extend_from_slice(&bytes[..bytes.len().min(room)]);
+    }
+
+    fn hand_out(&mut self, out: &mut impl FnMut(Part<'_>)) {
+        let raw = Raw { text: &self.value, whole: self.whole };
+        if self.items {
+            out(Part::Item(raw));
+            self.at = At::BeforeValue;
+        } else {
+            out(Part::Field(&self.key, raw));
+            self.at = At::BeforeKey;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The parts of a text that comes in pieces of a size, as text.
+    fn parts(text: &[u8], size: usize) -> Result<Vec<String>, NotJson> {
+        let (mut splitter, mut parts) = (Splitter::default(), Vec::new());
+        let shown = |raw: Raw<'_>| {
+            let cut = if raw.whole { "" } else { " (cut)" };
+            format!("{}{cut}", String::from_utf8_lossy(raw.text))
+        };
+        for piece in text.chunks(size) {
+            splitter.feed(piece, |part| {
+                parts.push(match part {
+                    Part::Item(raw) => format!("- {}", shown(raw)),
+                    Part::Field(key, raw) => {
+                        format!("{}: {}", String::from_utf8_lossy(key), shown(raw))
+                    }
+                    Part::Items => "no more items".to_owned(),
+                    Part::End => "end".to_owned(),
+                });
+            })?;
+        }
+        assert!(splitter.is_outside(), "{splitter:?}");
+        Ok(parts)
+    }
+
+    #[test]
+    fn lists_and_events_come_in_parts_however_they_are_cut() {
+        let text = br#"{"kind":"PodList","metadata":{"resourceVersion":"7"}, "items": [
+            {"a":"]}\"\\"},{"b":[{}]} , {} ],"n":-1.5e3,"t":true,"s":"x}"}
+            {"type":"ADDED","object":{"items":[1]}}{"items":null}{"items":[]}{}"#;
+        for size in [1, 2, 3, 7, 64, 10_000] {
+            assert_eq!(
+                parts(text, size).unwrap(),
+                [
+                    "kind: \"PodList\"",
+                    "metadata: {\"resourceVersion\":\"7\"}",
+                    "- {\"a\":\"]}\\\"\\\\\"}",
+                    "- {\"b\":[{}]}",
+                    "- {}",
+                    "no more items",
+                    "n: -1.5e3",
+                    "t: true",
+                    "s: \"x}\"",
+                    "end",
+                    "type: \"ADDED\"",
+                    "object: {\"items\":[1]}",
+                    "end",
+                    "items: null",
+                    "end",
+                    "no more items",
+                    "end",
+                    "end",
+                ],
+                "{size}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_hostile_item_leaves_the_others() {
+        let deep = ["[".repeat(1_000_000), "]".repeat(1_000_000)].concat();
+        for hostile in [deep.as_bytes(), b"{\"a\":\"\xff\xfe\"}", b"{]", b"{\"a\" 1 b}", b"nul"] {
+            let text = [&b"{\"items\":[{\"n\":1},"[..], hostile, b",{\"n\":2}]}"].concat();
+            let found = parts(&text, 4096).unwrap();
+            assert_eq!((found.len(), &*found[0], &*found[2]), (5, "- {\"n\":1}", "- {\"n\":2}"));
+        }
+    }
+
+    #[test]
+    fn of_an_item_that_is_too_large_a_part_is_kept() {
+        let large = format!("{{\"name\":\"{}\"}}", "x".repeat(PART_MAX));
+        let text = format!("{{\"items\":[{large},{{\"n\":2}}]}}");
+        let found = parts(text.as_bytes(), 1 << 16).unwrap();
+        assert!(found[0].ends_with("x (cut)") && found[0].len() < PART_MAX + 20);
+        assert_eq!(found[1..], ["- {\"n\":2}", "no more items", "end"]);
+    }
+
+    #[test]
+    fn what_is_no_json_is_refused() {
+        for text in ["<html>", "[]", "{a:1}", "{\"a\"}", "}", "{\"a\":}", "\"x\"", "{\"items\":[}"]
+        {
+            assert!(parts(text.as_bytes(), 10).is_err(), "{text}");
+        }
+        let error = parts(b"<html>", 10).unwrap_err().to_string();
+        assert_eq!(error, "the answer is no JSON: `<` where a value, a key or an end should be");
+    }
+}

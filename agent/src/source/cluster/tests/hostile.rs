@@ -1,0 +1,218 @@
+//! Objects that cannot be decoded, among others that can.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+
+fn policy(name: &str, spec: Value) -> Value {
+    let mut policy = object(Some("x"), name, "1");
+    policy["spec"] = spec;
+    policy
+}
+
+fn texts(status: &SourceStatus) -> Vec<String> {
+    status.problems.iter().map(ToString::to_string).collect()
+}
+
+fn undecoded(status: &SourceStatus, kind: &str) -> usize {
+    status.kinds.iter().find(|k| k.kind == kind).unwrap().undecoded
+}
+
+const POLICIES: &str = "networkpolicies.networking.k8s.io";
+
+/// Objects of every depth, type and size among others, in pages and in a watch, which go on behind
+/// them from the versions they have.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_cannot_be_decoded_is_a_matter_of_its_own() {
+    static MENDED: AtomicBool = AtomicBool::new(false);
+    fn script(resource: &str, query: &str, before: usize) -> Answer {
+        let labelled = |name: &str, version: &str, labels: Value| {
+            let mut pod = object(Some("x"), name, version);
+            pod["metadata"]["labels"] = labels;
+            pod
+        };
+        let spec = json!({ "podSelector": { "matchLabels": { "a": "b" } }, "ingress": "@deep" });
+        let unused = json!({ "managedFields": "@deep", "name": "unused", "namespace": "x" });
+        match (resource, query.contains("watch=true"), before) {
+            _ if query.contains("sendInitialEvents") => status(422, "Invalid"),
+            ("networkpolicies", false, _) => {
+                let twice = json!({ "metadata": { "name": "twice", "@twice": 1 } });
+                let good = |name: &str| policy(name, json!({ "podSelector": {} }));
+                let items = vec![
+                    good("first"),
+                    policy("deep", spec),
+                    json!({ "metadata": unused }),
+                    twice,
+                    json!("@deep"),
+                    json!(7),
+                    good("last"),
+                ];
+                list(items, "1")
+            }
+            ("pods", false, _) => list(vec![labelled("a", "1", json!({ "l": "1" }))], "1"),
+            ("pods", true, 1) => {
+                let broken = labelled("a", "5", json!({ "l": 2 }));
+                let never = labelled("never", "6", json!("@deep"));
+                let lines = [event("MODIFIED", broken), event("ADDED", never)];
+                Answer(
+                    200,
+                    [&lines[..], &[event("ADDED", object(Some("x"), "b", "7"))]].concat(),
+                    false,
+                )
+            }
+            // It goes on behind them, and they are put right.
+            ("pods", true, _) if query.contains("resourceVersion=7") => {
+                while !MENDED.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                let mended = labelled("a", "8", json!({ "l": "3" }));
+                let gone = labelled("never", "9", json!("@deep"));
+                Answer(200, vec![event("MODIFIED", mended), event("DELETED", gone)], true)
+            }
+            ("pods", true, _) => panic!("{query}"),
+            (_, true, _) => Answer(200, vec![], true),
+            (_, false, _) => list(vec![], "1"),
+        }
+    }
+    let server = Server::start(script);
+    let (mut source, _directory) = server.watched().await;
+    let status = wait(&mut source, |status| {
+        status.in_sync && undecoded(status, "pods") == 2 && undecoded(status, POLICIES) == 3
+    })
+    .await;
+    assert!(status.kinds.iter().all(|kind| kind.error.is_none()), "{status:?}");
+    let found = texts(&status);
+    for text in [
+        "NetworkPolicy x/deep: spec.ingress[0][0]",
+        "NetworkPolicy z/twice: metadata.namespace: is given twice",
+        "NetworkPolicy (its name cannot be read): ",
+        "Pod x/a: metadata.labels.l: is integer `2`, expected a string; put it in quotes; \
+         the object cannot be decoded, its last known state stays",
+        "Pod x/never: metadata.labels[0]",
+    ] {
+        assert!(found.iter().any(|found| found.starts_with(text)), "{text} in {found:#?}");
+    }
+    assert_eq!((undecoded(&status, POLICIES), found.len()), (3, 5), "{found:#?}");
+    MENDED.store(true, Ordering::Relaxed);
+    until(&mut source, |_, said| {
+        let policies = said.iter().filter_map(|change| match change {
+            Change::Policy(policy) => Some((policy.key.name.as_str(), policy)),
+            _ => None,
+        });
+        let policies: BTreeMap<&str, &Policy> = policies.collect();
+        let closed = |name: &str| {
+            policies[name].ingress == Some(vec![]) && policies[name].egress == Some(vec![])
+        };
+        let selects = |name: &str| policies[name].pod_selector.requirements.len();
+        let names: Vec<&str> = policies.keys().copied().collect();
+        let label = said.iter().find_map(|change| match change {
+            Change::Pod(pod) if pod.key.name == "a" => pod.labels.get("l").map(String::from),
+            _ => None,
+        });
+        names == ["deep", "first", "last", "twice", "unused"]
+            && closed("deep")
+            && closed("twice")
+            && [selects("deep"), selects("twice")] == [1, 0]
+            && policies["unused"].problems.is_empty()
+            && said.iter().any(|change| matches!(change, Change::Pod(pod) if pod.key.name == "b"))
+            && label.as_deref() == Some("3")
+    })
+    .await;
+    let status = wait(&mut source, |status| undecoded(status, "pods") == 0).await;
+    assert!(texts(&status).iter().all(|text| text.starts_with("NetworkPolicy ")), "{status:?}");
+    for kind in &status.kinds {
+        // The lists that are not streamed here, and no more.
+        assert_eq!((kind.lists, kind.restarts), (2, 0), "{kind:?}");
+    }
+}
+
+/// Of it no more is held than its beginning, which says who it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_is_too_large_leaves_the_others() {
+    fn script(resource: &str, query: &str, _: usize) -> Answer {
+        match (resource, query.contains("watch=true")) {
+            _ if query.contains("sendInitialEvents") => status(422, "Invalid"),
+            ("networkpolicies", false) => {
+                let huge = policy("huge", json!({ "podSelector": {}, "ingress": "@huge" }));
+                list(vec![huge, policy("last", json!({ "podSelector": {} }))], "1")
+            }
+            (_, true) => Answer(200, vec![], true),
+            (_, false) => list(vec![], "1"),
+        }
+    }
+    let server = Server::start(script);
+    let (mut source, _directory) = server.watched().await;
+    until(&mut source, |batch, said| {
+        batch.in_sync
+            && matches!(said, [Change::Policy(huge), Change::Policy(last)]
+                if huge.egress == Some(vec![]) && huge.key.name == "huge"
+                    && last.problems.is_empty())
+    })
+    .await;
+    let status = wait(&mut source, |status| status.problems.len() == 1).await;
+    let expected =
+        "NetworkPolicy x/huge: the object is larger than 16777216 bytes; the policy cannot";
+    assert!(texts(&status)[0].starts_with(expected), "{status:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_streaming_list_goes_on_behind_what_cannot_be_decoded() {
+    fn script(resource: &str, _: &str, _: usize) -> Answer {
+        let annotations = json!({ "k8s.io/initial-events-end": "true" });
+        let metadata = json!({ "resourceVersion": "9", "annotations": annotations });
+        let end = json!({ "kind": "K", "apiVersion": "v1", "metadata": metadata });
+        let end = event("BOOKMARK", end);
+        let mut lines = Vec::new();
+        if resource == "networkpolicies" {
+            let spec = json!({ "podSelector": {}, "policyTypes": ["Egress"], "egress": "@deep" });
+            lines.push(event("ADDED", policy("deep", spec)));
+            lines.push(event("ADDED", policy("good", json!({ "podSelector": {} }))));
+        }
+        lines.push(end);
+        if resource == "networkpolicies" {
+            lines.push(event("DELETED", policy("deep", json!("@deep"))));
+        }
+        Answer(200, lines, true)
+    }
+    let server = Server::start(script);
+    let (mut source, _directory) = server.watched().await;
+    until(&mut source, |batch, said| {
+        let good = |policy: &Policy| policy.key.name == "good";
+        batch.in_sync
+            && matches!(said, [Change::PolicyGone(gone), Change::Policy(policy)]
+                if good(policy) && gone.name == "deep")
+    })
+    .await;
+    let status = wait(&mut source, |status| status.problems.is_empty()).await;
+    assert!(status.in_sync && undecoded(&status, POLICIES) == 0);
+    assert_eq!(server.requests(" watch "), 6, "each went on without asking again");
+}
+
+/// Neither is an answer that holds no list, nor one that is cut off: there may be anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_list_does_not_say_that_there_is_nothing() {
+    fn script(resource: &str, query: &str, before: usize) -> Answer {
+        match (resource, before) {
+            _ if query.contains("sendInitialEvents") => status(422, "Invalid"),
+            _ if query.contains("watch=true") => Answer(200, vec![], true),
+            ("pods", 0) => Answer(200, vec![json!({})], false),
+            ("pods", 1) => Answer(200, vec![json!({ "items": [] })], false),
+            ("pods", 2) => Answer(200, vec![json!("<html>")], false),
+            ("nodes", _) => Answer(200, vec![json!("no object")], false),
+            _ => list(vec![], "1"),
+        }
+    }
+    let server = Server::start(script);
+    let (mut source, _directory) = server.watched().await;
+    let status = wait(&mut source, |status| {
+        status.kinds.iter().filter(|kind| kind.in_sync).count() == 5
+            && status.kinds.iter().any(|kind| kind.kind == "nodes" && kind.restarts > 1)
+    })
+    .await;
+    assert!(!status.in_sync);
+    let pods = status.kinds.iter().find(|kind| kind.kind == "pods").unwrap();
+    assert_eq!((pods.lists, pods.restarts), (5, 3), "{pods:?}");
+    assert!(
+        texts(&status)[0].starts_with("cannot list nodes: not understood: the answer is no JSON")
+    );
+}

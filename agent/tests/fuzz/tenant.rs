@@ -1,0 +1,288 @@
+//! One tenant writes into its namespace whatever an API server may let in, and then some; another
+//! tenant's policy must mean what it says all the while, and its edits must be taken in.
+//!
+//! Objects come as JSON and go through the conversion of the API server's source into the compiler.
+//! `NETPOLD_TENANT_SECONDS` says for how long (10 without), `NETPOLD_TENANT_SEED` where to begin.
+
+mod objects;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use netpold::source::convert::{Kind, read};
+use netpold_core::compile::{Compiler, Options};
+use netpold_core::memory::MemoryTables;
+use netpold_core::model::{Change, Direction, Interface, Key};
+use netpold_core::ops::Apply;
+use netpold_core::oracle::Oracle;
+
+use self::objects::{NAMES, hostile, kind};
+use super::random::Random;
+
+/// The tenant that writes anything.
+const HOSTILE: &str = "mallory";
+/// The tenant that must not notice.
+const OTHER: &str = "shop";
+/// What each of its edits may take, however busy the machine is and without optimization.
+const EDIT: Duration = Duration::from_secs(10);
+/// The DaemonSet's limit.
+const MEMORY_KIB: u64 = 1 << 20;
+/// Rounds from one seed.
+const ROUNDS: usize = 30;
+const NODE: &str = "n1";
+
+struct World {
+    compiler: Compiler,
+    tables: MemoryTables,
+    oracle: Oracle,
+    /// The hostile tenant's objects, by kind and name.
+    hostile: BTreeMap<(String, &'static str), Change>,
+    interfaces: BTreeMap<IpAddr, u32>,
+    /// How many of its objects were taken in whole, could not be decoded, and changed nothing.
+    counts: [usize; 3],
+}
+
+impl World {
+    fn new() -> Self {
+        let mut world = Self {
+            compiler: Compiler::new(Options { node: NODE.into(), ..Options::default() }),
+            tables: MemoryTables::new(),
+            oracle: Oracle::default(),
+            hostile: BTreeMap::new(),
+            interfaces: BTreeMap::new(),
+            counts: [0; 3],
+        };
+        for namespace in [HOSTILE, OTHER] {
+            let metadata = format!(r#""name":"{namespace}","labels":{{"team":"{namespace}"}}"#);
+            world.good(Kind::Namespace, &format!(r#"{{"metadata":{{{metadata}}}}}"#));
+        }
+        let status = r#"{"addresses":[{"type":"InternalIP","address":"10.9.0.1"}]}"#;
+        world.good(Kind::Node, &format!(r#"{{"metadata":{{"name":"{NODE}"}},"status":{status}}}"#));
+        for number in 1..=4_u32 {
+            world.good(Kind::Pod, &pod(OTHER, &format!("v{number}"), &format!("10.0.0.{number}")));
+            world.interface(number, &format!("10.0.0.{number}"));
+            world.interface(10 + number, &format!("10.1.0.{number}"));
+        }
+        world.good(
+            Kind::Service,
+            &other(r#""name":"web""#, r#"{"clusterIP":"10.96.0.1","ports":[{"port":80}]}"#),
+        );
+        let slice = r#""addressType":"IPv4","endpoints":[{"addresses":["10.0.0.1"]}],"ports":[{"port":80}]"#;
+        let labels = r#""name":"web","labels":{"kubernetes.io/service-name":"web"}"#;
+        world.good(
+            Kind::EndpointSlice,
+            &format!(r#"{{"metadata":{{"namespace":"{OTHER}",{labels}}},{slice}}}"#),
+        );
+        let out = r#"{"ipBlock":{"cidr":"192.0.2.0/24","except":["192.0.2.128/25"]}}"#;
+        let shop = r#"{"podSelector":{"matchLabels":{"app":"v1"}}}"#;
+        world.policy(
+            "v2",
+            &format!(
+                r#""egress":[{{"to":[{out},{shop}],"ports":[{{"port":80}},{{"port":443}}]}}]"#
+            ),
+        );
+        let team = format!(r#"{{"namespaceSelector":{{"matchLabels":{{"team":"{OTHER}"}}}}}}"#);
+        world.policy(
+            "v3",
+            &format!(r#""ingress":[{{"from":[{team}]}}],"egress":[{{"to":[{team}]}}]"#),
+        );
+        world.edit(0);
+        world.update();
+        world
+    }
+
+    fn interface(&mut self, index: u32, address: &str) {
+        let address: IpAddr = address.parse().expect("an address");
+        self.interfaces.insert(address, index);
+        let addresses = vec![address];
+        self.compiler.apply(Change::Interface(Interface { index, incarnation: 1, addresses }));
+    }
+
+    fn apply(&mut self, change: Change) {
+        self.compiler.apply(change.clone());
+        self.oracle.apply(change);
+    }
+
+    fn good(&mut self, kind: Kind, json: &str) {
+        let read = read(kind, json.as_bytes(), true);
+        assert_eq!(read.problems, [], "{json}");
+        self.apply(read.change.expect("it can be decoded"));
+    }
+
+    /// A policy for one of the other tenant's pods.
+    fn policy(&mut self, app: &str, rules: &str) {
+        let spec = format!(r#"{{"podSelector":{{"matchLabels":{{"app":"{app}"}}}},{rules}}}"#);
+        self.good(Kind::NetworkPolicy, &other(&format!(r#""name":"{app}""#), &spec));
+    }
+
+    /// The other tenant's edit: who reaches its first pod.
+    fn edit(&mut self, round: usize) {
+        let from = format!(r#"{{"podSelector":{{"matchLabels":{{"app":"v{}"}}}}}}"#, 2 + round % 3);
+        self.policy("v1", &format!(r#""ingress":[{{"from":[{from}],"ports":[{{"port":80}}]}}]"#));
+    }
+
+    fn update(&mut self) -> Duration {
+        let began = Instant::now();
+        let ops = self.compiler.update().expect("the tables are large enough");
+        let took = began.elapsed();
+        for op in &ops {
+            self.tables.apply(op).expect("operations are in order");
+        }
+        self.compiler.grace_passed();
+        took
+    }
+
+    /// The hostile tenant writes an object, or deletes one. An object whose name or namespace is
+    /// not where it was sent to does not come from an API server.
+    fn act(&mut self, random: &mut Random) {
+        let (name, kind) = (NAMES[random.below(NAMES.len())], kind(random));
+        let key = (format!("{kind:?}"), name);
+        if random.below(5) == 0 {
+            if let Some(gone) = self.hostile.remove(&key) {
+                self.apply(gone.gone());
+            }
+            return;
+        }
+        let number = 1 + NAMES.iter().position(|n| *n == name).unwrap_or_default();
+        let json = hostile(kind, name, random);
+        let read = read(kind, &json, true);
+        assert!(read.undecoded <= !read.problems.is_empty());
+        for problem in &read.problems {
+            assert!(problem.to_string().len() < 1000, "{problem}");
+        }
+        self.counts[usize::from(read.undecoded)] += 1;
+        let Some(mut change) = read.change else {
+            self.counts[2] += 1;
+            return;
+        };
+        if let Change::Pod(pod) = &mut change {
+            // The kubelet says it, not the tenant.
+            pod.addresses = vec![IpAddr::from([10, 1, 0, number as u8])];
+        }
+        let expected = Key::new(HOSTILE, name);
+        if !matches!(&change,
+            Change::Pod(netpold_core::model::Pod { key, .. })
+            | Change::Policy(netpold_core::model::Policy { key, .. })
+            | Change::Service(netpold_core::model::Service { key, .. })
+            | Change::EndpointSlice(netpold_core::model::EndpointSlice { key, .. })
+                if *key == expected)
+        {
+            return;
+        }
+        self.hostile.insert(key, change.clone());
+        self.apply(change);
+    }
+
+    /// What the other tenant's pods may do is what the oracle says. The hostile tenant's own pods
+    /// may be closed beyond that, for what its objects cost.
+    fn check(&self) {
+        let remotes = [
+            "10.0.0.1",
+            "10.0.0.2",
+            "10.0.0.3",
+            "10.0.0.4",
+            "10.1.0.1",
+            "10.1.0.2",
+            "10.1.0.3",
+            "10.1.0.4",
+            "192.0.2.1",
+            "192.0.2.129",
+            "198.51.100.1",
+            "10.96.0.1",
+            "10.96.7.7",
+            "10.9.0.1",
+            "2001:db8::1",
+        ];
+        for pod in self.oracle.pods.iter().filter(|pod| pod.key.namespace == OTHER) {
+            let ifindex = self.interfaces[&pod.addresses[0]];
+            for remote in remotes.map(|text| text.parse::<IpAddr>().expect("an address")) {
+                if pod.addresses.contains(&remote) {
+                    continue;
+                }
+                for direction in [Direction::Ingress, Direction::Egress] {
+                    for (protocol, port) in [(6, 80), (6, 443), (17, 80), (6, 8080), (1, 0)] {
+                        let expected = self.oracle.judge(pod, direction, remote, protocol, port);
+                        let found = self.tables.allows(ifindex, direction, remote, protocol, port);
+                        assert_eq!(
+                            found,
+                            Some(expected),
+                            "{} {direction:?} {remote} {protocol}/{port} beside {:#?}",
+                            pod.key,
+                            self.hostile
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn pod(namespace: &str, name: &str, address: &str) -> String {
+    format!(
+        r#"{{"metadata":{{"namespace":"{namespace}","name":"{name}","labels":{{"app":"{name}"}}}},
+            "spec":{{"nodeName":"{NODE}"}},"status":{{"podIP":"{address}"}}}}"#
+    )
+}
+
+fn other(metadata: &str, spec: &str) -> String {
+    format!(r#"{{"metadata":{{"namespace":"{OTHER}",{metadata}}},"spec":{spec}}}"#)
+}
+
+/// `VmHWM` in KiB: the most that ever was in memory.
+fn most_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a line");
+    line.split_whitespace().next().and_then(|text| text.parse().ok()).expect("a number")
+}
+
+fn environment(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().expect(name))
+}
+
+#[test]
+fn one_tenant_does_not_harm_another() {
+    let until = Instant::now() + Duration::from_secs(environment("NETPOLD_TENANT_SECONDS", 10));
+    let first = environment("NETPOLD_TENANT_SEED", 1);
+    let (mut seed, mut edits, mut counts) = (first, Vec::new(), [0; 3]);
+    while Instant::now() < until {
+        let run = std::panic::catch_unwind(|| {
+            let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+            let (mut world, mut edits) = (World::new(), Vec::new());
+            for round in 1..=ROUNDS {
+                (0..=random.below(5)).for_each(|_| world.act(&mut random));
+                world.update();
+                world.edit(round);
+                edits.push(world.update());
+                world.check();
+            }
+            (edits, world.counts)
+        });
+        match run {
+            Ok((more, of_run)) => {
+                edits.extend(more);
+                counts.iter_mut().zip(of_run).for_each(|(count, more)| *count += more);
+            }
+            Err(panic) => {
+                println!("NETPOLD_TENANT_SEED={seed}");
+                std::panic::resume_unwind(panic);
+            }
+        }
+        seed += 1;
+    }
+    edits.sort_unstable();
+    let (most, memory) = (edits.last().copied().unwrap_or_default(), most_memory());
+    println!(
+        "{} seeds, {} hostile objects, {} of them cannot be decoded; {} edits of the other tenant: \
+         half within {:?}, all within {most:?}; {} MiB",
+        seed - first,
+        counts[0] + counts[1],
+        counts[1],
+        edits.len(),
+        edits.get(edits.len() / 2).copied().unwrap_or_default(),
+        memory / 1024
+    );
+    assert!(counts.iter().all(|count| *count > 0), "of each sort: {counts:?}");
+    assert!(most < EDIT, "{most:?}");
+    assert!(memory < MEMORY_KIB, "{memory} KiB");
+}
