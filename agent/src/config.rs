@@ -7,12 +7,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use netpold_ebpf::uplink::Scope;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt as _;
+use tracing_subscriber::fmt::format;
 
 pub use crate::cli::{CheckSource, NewPods};
 use crate::cli::{LogFormat, PodEgressHook, RunArgs, UplinkDrops, WatchNodes};
 use crate::dataplane::uplink::Wanted;
 use crate::engine::devices::NodeDevices;
 use crate::listen::ListenAddress;
+use crate::printable::log_field;
 use crate::source::cluster;
 
 /// Longest path of a control socket: `sun_path` less its end and the suffix it is created with.
@@ -129,7 +132,8 @@ impl RunConfig {
         let started = match self.log_format {
             LogFormat::Text => {
                 let ansi = std::io::stderr().is_terminal();
-                log.with_target(false).with_ansi(ansi).try_init()
+                let fields = format::debug_fn(log_field).delimited(" ");
+                log.fmt_fields(fields).with_target(false).with_ansi(ansi).try_init()
             }
             LogFormat::Json => log.json().flatten_event(true).try_init(),
         };

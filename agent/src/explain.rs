@@ -11,6 +11,7 @@ use owo_colors::{OwoColorize, Style};
 use serde_json::{Map, Value};
 
 use crate::cli::{ExplainArgs, Output};
+use crate::printable::printable;
 use crate::source::SourceStatus;
 use crate::source::manifests;
 
@@ -49,7 +50,7 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
         }
     }
     if let Some(reason) = &answer.reason {
-        anstream::eprintln!("netpold: cannot tell: {reason}");
+        anstream::eprintln!("netpold: cannot tell: {}", printable(reason));
     }
     Ok(match answer.verdict {
         Verdict::Allow => ALLOWED,
@@ -62,7 +63,7 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
 fn load(directory: &Path) -> Result<Explainer> {
     let (changes, status) = manifests::read_once(directory)?;
     for problem in &status.problems {
-        anstream::eprintln!("netpold: {problem}");
+        anstream::eprintln!("netpold: {}", printable(&problem.to_string()));
     }
     let bad = unread(&status);
     if !bad.is_empty() {
@@ -81,7 +82,7 @@ fn print(answer: &Explanation) {
         Verdict::Deny => Style::new().red().bold(),
         Verdict::Unknown => Style::new().yellow().bold(),
     };
-    for (index, line) in answer.lines().iter().enumerate() {
+    for (index, line) in answer.lines().iter().map(|line| printable(line)).enumerate() {
         match line.split_once(':') {
             Some((verdict, probe)) if index == 0 => {
                 anstream::println!("{}:{probe}", verdict.style(style));

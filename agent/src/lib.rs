@@ -14,6 +14,7 @@ pub mod metrics;
 pub mod netlink;
 pub mod object;
 pub mod pattern;
+mod printable;
 pub mod requirements;
 pub mod run;
 pub mod sandbox;

@@ -1,7 +1,9 @@
 //! The HTTP listener: `/metrics`, `/livez`, `/readyz`. Nothing is secret there, nothing can be
 //! changed, and nobody who connects can keep others from being answered: pods always reach their own
-//! node, so a connection has a deadline, and all but the node's own share a few places.
+//! node, so a connection serves one request, has a deadline, and takes one of a few places that its
+//! source has ([`Places`]). The node's own need none.
 
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -16,19 +18,22 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use hyper::server::conn::http1;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tracing::{debug, info};
 
 use crate::metrics::{CONTENT_TYPE, Metrics};
 
-/// Connections from elsewhere that are served at a time: two Prometheus servers and a few people.
-const PLACES: usize = 16;
+/// Connections from elsewhere that are served at a time.
+const PLACES: usize = 64;
+/// Of these, from one address: two Prometheus servers behind it and a few people.
+const PLACES_OF_SOURCE: usize = 4;
 /// How long a connection may last.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a client may take to ask.
+const HEADER_PATIENCE: Duration = Duration::from_secs(2);
 /// The main loop turns every ten seconds at least; an update of the largest cluster takes seconds.
 const STALLED: Duration = Duration::from_secs(120);
 
@@ -153,14 +158,45 @@ impl Listener {
     }
 }
 
+/// The connections that are served, the oldest first. Who connects is never refused: where there are
+/// too many the oldest gives way, of that source, or of the one that holds most.
+#[derive(Default)]
+struct Places(VecDeque<(IpAddr, AbortHandle)>);
+
+impl Places {
+    fn take(&mut self, source: IpAddr, connection: AbortHandle) {
+        self.0.retain(|(_, connection)| !connection.is_finished());
+        self.0.push_back((source, connection));
+        let mut held: HashMap<IpAddr, usize> = HashMap::new();
+        for (source, _) in &self.0 {
+            *held.entry(*source).or_default() += 1;
+        }
+        let crowded = if held.get(&source).is_some_and(|own| *own > PLACES_OF_SOURCE) {
+            source
+        } else if self.0.len() > PLACES {
+            // Of those that hold as many, the one that has held longest.
+            let most = held.values().copied().max();
+            let mut sources = self.0.iter().map(|(source, _)| *source);
+            sources.find(|source| held.get(source).copied() == most).unwrap_or(source)
+        } else {
+            return;
+        };
+        let oldest = self.0.iter().position(|(source, _)| *source == crowded);
+        if let Some((_, connection)) = oldest.and_then(|oldest| self.0.remove(oldest)) {
+            connection.abort();
+        }
+    }
+}
+
 async fn accept(listener: TcpListener, router: Router) {
-    let places = Arc::new(Semaphore::new(PLACES));
+    let mut places = Places::default();
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
-                let place = Arc::clone(&places).try_acquire_owned().ok();
-                if place.is_some() || is_own(&stream, peer) {
-                    tokio::spawn(serve(stream, router.clone(), place));
+                let own = is_own(&stream, peer);
+                let served = tokio::spawn(serve(stream, router.clone()));
+                if !own {
+                    places.take(peer.ip().to_canonical(), served.abort_handle());
                 }
             }
             Err(error) => {
@@ -178,15 +214,18 @@ fn is_own(stream: &TcpStream, peer: SocketAddr) -> bool {
     stream.local_addr().is_ok_and(|local| local.ip() == peer.ip())
 }
 
-async fn serve(stream: TcpStream, router: Router, place: Option<OwnedSemaphorePermit>) {
+async fn serve(stream: TcpStream, router: Router) {
     let service = TowerToHyperService::new(router);
-    let served = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_PATIENCE)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service);
     match tokio::time::timeout(PATIENCE, served).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => debug!("HTTP connection: {error}"),
         Err(_) => debug!("HTTP connection: the client takes too long"),
     }
-    drop(place);
 }
 
 async fn metrics_text(State(answers): State<Answers>) -> Response {
@@ -226,6 +265,37 @@ mod tests {
         for text in ["", "9417", ":", ":x", "localhost:9417", "fd00::1", "10.0.0.1", ":70000"] {
             assert!(text.parse::<ListenAddress>().is_err(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn the_oldest_connection_of_who_holds_most_gives_way() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let mut places = Places::default();
+            let mut tasks = Vec::new();
+            let mut connect = |places: &mut Places, last: u32| {
+                let task = tokio::spawn(std::future::pending::<()>());
+                places.take(Ipv4Addr::from_bits(last).into(), task.abort_handle());
+                tasks.push(task);
+            };
+            for source in 0..16 {
+                (0..6).for_each(|_| connect(&mut places, source));
+            }
+            assert_eq!(places.0.len(), PLACES, "four each of sixteen");
+            connect(&mut places, 99);
+            // Each task's turn comes.
+            for _ in 0..PLACES * 2 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(places.0.len(), PLACES);
+            let holds = |source: u32| {
+                let source = IpAddr::from(Ipv4Addr::from_bits(source));
+                places.0.iter().filter(|(held, _)| *held == source).count()
+            };
+            assert_eq!((holds(0), holds(1), holds(99)), (3, 4, 1), "the one that is first");
+            let ended = tasks.iter().filter(|task| task.is_finished()).count();
+            assert_eq!(ended, 16 * 2 + 1, "two of each source, and one to make room");
+        });
     }
 
     #[test]

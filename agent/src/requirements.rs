@@ -4,9 +4,7 @@ use anyhow::{Context, Result, bail};
 use tracing::warn;
 
 use crate::dataplane::attach::Mode;
-
-/// Oldest kernel: atomic operations that return a value on x86 and arm64, for conntrack.
-const OLDEST_KERNEL: (u32, u32) = (5, 15);
+use crate::dataplane::features::Features;
 
 /// Capabilities and what they are for, with their numbers in `linux/capability.h`.
 const CAPABILITIES: [(u32, &str, &str); 4] = [
@@ -35,14 +33,52 @@ pub fn check() -> Result<()> {
         warn!(processor = std::env::consts::ARCH, "{lack}");
     }
     let name = nix::sys::utsname::uname().context("cannot ask for the kernel's version")?;
-    kernel(&name.release().to_string_lossy())?;
     let status = std::fs::read_to_string("/proc/self/status").context("cannot read /proc")?;
-    privileges(&status)
+    privileges(&status)?;
+    match lacking(Features::probe(), interprets()) {
+        Some(lack) => bail!("this kernel ({}) {lack}", name.release().to_string_lossy()),
+        None => Ok(()),
+    }
+}
+
+const JIT: &str = "/proc/sys/net/core/bpf_jit_enable";
+
+/// Whether the kernel was told to compile no BPF program.
+fn interprets() -> bool {
+    std::fs::read_to_string(JIT).is_ok_and(|enabled| enabled.trim() == "0")
+}
+
+/// What netpold cannot do without and this kernel says that it lacks.
+fn lacking(kernel: Features, interprets: bool) -> Option<&'static str> {
+    if kernel.mappable_arrays == Some(false) {
+        return Some(
+            "cannot map BPF arrays into memory (Linux 5.5 can); netpold needs a later one",
+        );
+    }
+    if kernel.atomics == Some(false) {
+        return Some(
+            "has no atomic BPF operations that return a value (Linux 5.12 has them, on arm64 5.18); \
+             netpold needs a later one",
+        );
+    }
+    if kernel.atomics_compiled == Some(false) && !interprets {
+        return Some(
+            "does not compile atomic BPF operations for this processor (Linux 5.18 does on arm64); \
+             netpold needs a later one",
+        );
+    }
+    if kernel.types == Some(false) {
+        return Some(
+            "was built without BTF (there is no /sys/kernel/btf/vmlinux), and its verifier needs \
+             that for functions that take a packet; use one with CONFIG_DEBUG_INFO_BTF",
+        );
+    }
+    None
 }
 
 /// Warns of what this kernel lacks that netpold can go without.
 pub fn warn_of_lacks(mode: Mode) {
-    let jit = std::fs::read_to_string("/proc/sys/net/core/bpf_jit_enable");
+    let jit = std::fs::read_to_string(JIT);
     for lack in lacks(mode, jit.ok().as_deref()) {
         tracing::warn!("{lack}");
     }
@@ -63,18 +99,6 @@ fn lacks(mode: Mode, jit: Option<&str>) -> Vec<&'static str> {
         );
     }
     lacks
-}
-
-fn kernel(release: &str) -> Result<()> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
-    let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
-        return Ok(());
-    };
-    if (major, minor) < OLDEST_KERNEL {
-        let (major, minor) = OLDEST_KERNEL;
-        bail!("this kernel is {release}; netpold needs {major}.{minor} or later");
-    }
-    Ok(())
 }
 
 fn privileges(status: &str) -> Result<()> {
@@ -98,15 +122,32 @@ fn privileges(status: &str) -> Result<()> {
 mod tests {
     use super::*;
 
+    /// As kernels answer. None is judged by its version: 5.14 of RHEL 9 has all that is needed.
     #[test]
     fn kernels() {
-        for good in ["5.15.0-91-generic", "6.1.0-18-amd64", "6.18.44", "10.0", "strange"] {
-            kernel(good).unwrap();
-        }
-        for old in ["5.14.21", "4.19.0-26", "5.4.0"] {
-            let error = kernel(old).unwrap_err().to_string();
-            assert_eq!(error, format!("this kernel is {old}; netpold needs 5.15 or later"));
-        }
+        let all = Features {
+            atomics: Some(true),
+            atomics_compiled: Some(true),
+            mappable_arrays: Some(true),
+            types: Some(true),
+            xdp_fragments: Some(true),
+        };
+        let lack = |kernel| lacking(kernel, false);
+        assert_eq!(lack(all), None);
+        assert_eq!(lack(Features::default()), None, "what it does not say is tried");
+        // 5.14 of RHEL 9, x86 5.15: XDP is an option, which says for itself what it lacks.
+        assert_eq!(lack(Features { xdp_fragments: Some(false), ..all }), None);
+        // 5.10; arm64's 5.15 where there is no interpreter.
+        let old = Features { atomics: Some(false), atomics_compiled: None, ..all };
+        assert!(lack(old).unwrap().starts_with("has no atomic BPF operations"));
+        // arm64's 5.15 with an interpreter: it loads, and calls between functions do not.
+        let arm = Features { atomics_compiled: Some(false), ..all };
+        assert!(lack(arm).unwrap().starts_with("does not compile atomic BPF operations"));
+        assert_eq!(lacking(arm, true), None, "nothing is compiled, which is warned of");
+        let untyped = Features { types: Some(false), ..all };
+        assert!(lack(untyped).unwrap().contains("/sys/kernel/btf/vmlinux"));
+        let unmappable = Features { mappable_arrays: Some(false), ..old };
+        assert!(lack(unmappable).unwrap().starts_with("cannot map BPF arrays"));
     }
 
     #[test]

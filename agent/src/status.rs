@@ -15,8 +15,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::admin::STATUS_REQUEST;
 use crate::cli::{Output, StatusArgs};
+use crate::printable::printable_json;
 use crate::source::SourceStatus;
 
+const NOT_UNDERSTOOD: &str = "the agent's answer is not understood; is it another version?";
 /// How long to wait for the agent.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -146,7 +148,7 @@ pub fn run(args: &StatusArgs) -> Result<()> {
             let value: serde_json::Value = understood(&json)?;
             format!("{value:#}\n")
         }
-        Output::Text => render::render(&understood(&json)?),
+        Output::Text => text(&json)?,
     };
     match anstream::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
@@ -154,9 +156,16 @@ pub fn run(args: &StatusArgs) -> Result<()> {
     }
 }
 
+/// The document for people. What objects are called in it is made printable here, in one place.
+fn text(json: &str) -> Result<String> {
+    let mut value = understood(json)?;
+    printable_json(&mut value);
+    let status: Status = serde_json::from_value(value).context(NOT_UNDERSTOOD)?;
+    Ok(render::render(&status))
+}
+
 fn understood<'j, T: Deserialize<'j>>(json: &'j str) -> Result<T> {
-    serde_json::from_str(json)
-        .context("the agent's answer is not understood; is it another version?")
+    serde_json::from_str(json).context(NOT_UNDERSTOOD)
 }
 
 fn request(socket: &Path) -> Result<String> {
@@ -177,4 +186,47 @@ fn request(socket: &Path) -> Result<String> {
         stream.read_to_string(&mut answer).map(|_| answer)
     };
     exchange().with_context(|| format!("the agent on {shown} does not answer"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_forge_no_lines() {
+        let forged = "x\nproblems\x1b[2J\u{202e}";
+        let status = Status {
+            node: forged.to_owned(),
+            problems: vec![format!("policy {forged}: refused")],
+            waiting: vec![forged.to_owned()],
+            devices: vec![forged.to_owned()],
+            recent_drops: vec![RecentDrop {
+                at: 0,
+                pod: forged.to_owned(),
+                direction: Direction::Ingress,
+                packet: String::new(),
+                reason: forged.to_owned(),
+                explanation: vec![forged.to_owned()],
+            }],
+            endpoints: vec![EndpointStatus {
+                pod: Key::new(forged, forged),
+                interface: Some(forged.to_owned()),
+                ifindex: Some(1),
+                addresses: Vec::new(),
+                isolated: Vec::new(),
+                hook: Some(forged.to_owned()),
+                xdp: None,
+            }],
+            ..Status::default()
+        };
+        let shown = text(&serde_json::to_string(&status).unwrap()).unwrap();
+        let shown = anstream::adapter::strip_str(&shown).to_string();
+        let plain = Status { problems: vec!["x".into()], ..status.clone() };
+        let lines = |text: &str| text.lines().count();
+        let same = text(&serde_json::to_string(&plain).unwrap()).unwrap();
+        assert_eq!(lines(&shown), lines(&same), "{shown}");
+        let named = shown.matches(r"x\nproblems\u{1b}[2J\u{202e}").count();
+        assert_eq!(named, 11, "{shown}");
+        assert!(!shown.lines().any(|line| line.starts_with("problems\x1b")), "{shown}");
+    }
 }

@@ -191,8 +191,13 @@ fn service_with_slices() -> Vec<Change> {
     let port =
         ServicePort { name: String::new(), protocol: Protocol::Tcp, port: 8080, node_port: None };
     let addresses = both.map(|v6| Cluster::service(v6).0).to_vec();
-    let service =
-        Service { key: name.clone(), cluster: addresses.clone(), addresses, ports: vec![port] };
+    let service = Service {
+        key: name.clone(),
+        cluster: addresses.clone(),
+        addresses,
+        ports: vec![port],
+        unserved: false,
+    };
     let slices = both.map(|v6| {
         Change::EndpointSlice(EndpointSlice {
             key: Key::new("bench", format!("service-{v6}")),

@@ -20,6 +20,14 @@ pub type ClassId = u32;
 /// translated on their way, as those to a Service or to the own node, so what the source's row allows
 /// is judged again where the packet reaches a local pod or leaves the node. Not part of the number.
 pub const CLASS_TRANSLATED: ClassId = 1 << 30;
+/// The class whose column says what is allowed behind the place of translation: of one with
+/// [`CLASS_TRANSLATED`], whose number is even, the next, of any other the same. A packet that has an
+/// address of such a class there was not translated, so it is judged by what was granted literally.
+#[must_use]
+#[inline(always)]
+pub const fn untranslated(class: ClassId) -> ClassId {
+    class | class >> CLASS_TRANSLATED.trailing_zeros() & 1
+}
 /// Highest number of classes: 256 blocks of 256 columns in a [`Row`].
 pub const MAX_CLASSES: u32 = 65_536;
 

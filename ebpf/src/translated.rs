@@ -4,7 +4,8 @@
 //! At the sender's veth a packet to a Service has the Service's address. It passes if policy allows
 //! that address or some backend, and then carries its sender's slot along as a mark
 //! ([`crate::layout::mark`]). Behind the translation the sender's row is asked about the address and
-//! port that the packet has now. A packet that was not translated is asked about as before.
+//! port that the packet has now. If that still is one of those that are translated, it was not:
+//! then only what the address itself was granted counts ([`untranslated`]).
 //!
 //! A packet that nobody judged at its sender's veth is judged here for the first time ([`crate::proof`]):
 //! its source must be the sender's, and it answers nothing.
@@ -13,7 +14,7 @@ use crate::{
     family::{Family, V4, V6},
     layout::{
         ClassId, EP_CHECK_SOURCE, FragmentKey, FragmentPorts, PORTS_EVERY, ROW_NOT_ISOLATED,
-        TIMEOUT_FRAGMENT,
+        TIMEOUT_FRAGMENT, untranslated,
     },
     packet::{self, Bytes, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Network, Transport},
     policy::{row_allows, row_word},
@@ -88,7 +89,7 @@ impl<T: Tables> Translated<'_, T> {
         }
         F::extensions(bytes, &mut network)?;
         let read = packet::transport(bytes, &network, false)?;
-        let class = F::class(self.tables, network.destination);
+        let class = untranslated(F::class(self.tables, network.destination));
         let mut transport = Transport {
             protocol: self.forget(read.protocol.into()) as u8,
             source: self.forget(read.source),

@@ -30,7 +30,8 @@ const SYN: u8 = 2;
 const ACK: u8 = 16;
 
 /// A pod that may reach 10.0.1.0/24 at port 8080 of TCP and UDP, 10.0.2.0/24 at all, so the Service
-/// at port 80, and its node. The Service and the node may be translated.
+/// at port 80, and its node. The Service and the node may be translated; what is not translated may
+/// reach the Service's address at port 443.
 fn tables() -> HostTables {
     let mut tables = HostTables::new(64);
     let mut third = [0; 256];
@@ -48,8 +49,9 @@ fn tables() -> HostTables {
     tables.bitmaps.push(port(8080));
     let set = |ports| PortSet { tcp: ports, udp: ports, ..PortSet::default() }.word();
     let (app, http) = (set(PORTS_FIRST_BITMAP), set(PORTS_ONE | 80));
+    let literally = set(PORTS_ONE | 443);
     let mut reaches = Row::EMPTY;
-    reaches.first[..5].copy_from_slice(&[0, app, PORTS_EVERY, PORTS_EVERY, http]);
+    reaches.first[..6].copy_from_slice(&[0, app, PORTS_EVERY, PORTS_EVERY, http, literally]);
     tables.rows.extend([Row::EMPTY, reaches]);
     let mut pod = Endpoint {
         ifindex: POD_IFINDEX,
@@ -183,9 +185,11 @@ fn what_may_be_translated_is_judged_by_what_it_became() {
         ((OPEN, 1), Reason::Allowed),
         ((DENIED, 8080), Reason::ServiceBackend),
         ((CLIENT, 8080), Reason::ServiceBackend),
-        // Not translated: as at the sender.
-        ((SERVICE, 80), Reason::Allowed),
+        // Not translated: what is granted literally.
+        ((SERVICE, 80), Reason::ServiceBackend),
         ((SERVICE, 81), Reason::ServiceBackend),
+        ((SERVICE, 443), Reason::Allowed),
+        ((NODE, 1), Reason::Allowed),
     ] {
         for ifindex in [OTHER_IFINDEX, UPLINK] {
             // Masqueraded or not.

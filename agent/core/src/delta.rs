@@ -12,7 +12,7 @@ pub(crate) mod trie4;
 use std::collections::BTreeSet;
 
 use hashbrown::HashMap;
-use netpold_ebpf::layout::{CLASS_TRANSLATED, ClassId, ROW_NOT_ISOLATED};
+use netpold_ebpf::layout::{CLASS_TRANSLATED, ClassId, ROW_NOT_ISOLATED, untranslated};
 
 use crate::compile::classes::Classes;
 use crate::compile::prefix::{Family, Prefix, PrefixMap};
@@ -152,8 +152,10 @@ fn marked((_, egress): RowPair, class: ClassId) -> bool {
 }
 
 impl Judge<'_> {
-    fn pair(&self, word: RowPair, class: ClassId) -> (u32, u32) {
-        (self.rows.column(word.0, class), self.rows.column(word.1, class))
+    /// Ingress, egress, and egress of what was not translated.
+    fn columns(&self, word: RowPair, class: ClassId) -> [u32; 3] {
+        let column = |row, class| self.rows.column(row, class);
+        [column(word.0, class), column(word.1, class), column(word.1, untranslated(class))]
     }
 
     /// Whether what the changing endpoints see in between is what they see before or after. A
@@ -163,7 +165,7 @@ impl Judge<'_> {
         self.words.iter().all(|(old, new)| {
             let between = if rows_first { (*new, from) } else { (*old, to) };
             let like = |word: RowPair, class: ClassId| {
-                self.pair(between.0, between.1) == self.pair(word, class)
+                self.columns(between.0, between.1) == self.columns(word, class)
                     && marked(between.0, between.1) >= marked(word, class)
             };
             like(*old, from) || like(*new, to)

@@ -166,6 +166,13 @@ impl Explainer {
             Party::Service(key) => {
                 let service = self.services.get(key);
                 let service = service.ok_or_else(|| format!("there is no Service {key}"))?;
+                if service.unserved {
+                    return Err(format!(
+                        "Service {key} is left to another proxy (label \
+                         service.kubernetes.io/service-proxy-name or service.kubernetes.io/headless): \
+                         nothing is translated at its addresses; ask its pods"
+                    ));
+                }
                 if service.addresses.is_empty() {
                     return Err(format!(
                         "Service {key} is headless: it has no address; ask its pods"
@@ -291,7 +298,9 @@ impl Explainer {
         port: u16,
     ) -> Traffic<'a> {
         let remote_pod = self.owner(remote);
-        Traffic { explainer: self, pod, direction, remote, remote_pod, protocol, port }
+        let out_of_sight = false;
+        let explainer = self;
+        Traffic { explainer, pod, direction, remote, remote_pod, protocol, port, out_of_sight }
     }
 
     /// `always`: the reason why this passes whatever policies say, if there is one that depends on
@@ -332,7 +341,7 @@ impl Explainer {
         let (pod, remote) = (traffic.pod, traffic.remote);
         if pod.host_network {
             Some(Cause::HostNetwork)
-        } else if pod.addresses.contains(&remote) {
+        } else if !traffic.out_of_sight && pod.addresses.contains(&remote) {
             Some(Cause::Itself)
         } else if traffic.direction == Direction::Egress && self.is_own_node(pod, remote) {
             Some(Cause::OwnNode)

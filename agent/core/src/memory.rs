@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use netpold_ebpf::layout::{
     ClassId, ENDPOINT_PROBES, ENDPOINT_SLOTS, Endpoint, PortBitmap, PortWord, ROW_NOT_ISOLATED,
-    Row, RowBlock, TrieBlock, endpoint_slot,
+    Row, RowBlock, TrieBlock, endpoint_slot, untranslated,
 };
 use netpold_ebpf::policy::{PolicyTables, class4, class6, row_allows};
 
@@ -146,6 +146,21 @@ impl MemoryTables {
             Direction::Egress => (rows >> 32) as u32,
         };
         Some(row == ROW_NOT_ISOLATED || row_allows(self, row, self.class(remote), protocol, port))
+    }
+
+    /// The judgement of a packet that an interface's pod sent and that nobody translated, where it
+    /// leaves the node: `None` if the interface has no endpoint.
+    #[must_use]
+    pub fn allows_untranslated(
+        &self,
+        ifindex: u32,
+        remote: IpAddr,
+        protocol: u8,
+        port: u16,
+    ) -> Option<bool> {
+        let row = (self.endpoint(ifindex)?.rows >> 32) as u32;
+        let class = untranslated(self.class(remote));
+        Some(row == ROW_NOT_ISOLATED || row_allows(self, row, class, protocol, port))
     }
 
     /// Fills an endpoint slot, which must be free.

@@ -293,6 +293,10 @@ pub struct Service {
     pub cluster: Vec<IpAddr>,
     /// `spec.ports`
     pub ports: Vec<ServicePort>,
+    /// The label `service.kubernetes.io/service-proxy-name` or `service.kubernetes.io/headless` is
+    /// set: the nodes' proxy does not serve the Service, so it counts for nothing.
+    #[serde(default)]
+    pub unserved: bool,
 }
 
 /// One item of a Service's `spec.ports`.

@@ -16,6 +16,7 @@ use crate::model::{
     PortMatch, PortRule, Requirement, Rule, Selector, Service,
 };
 use crate::probe::{Party, Probe};
+use services::Of;
 
 /// Cluster state as plain lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -124,7 +125,7 @@ impl Oracle {
 
     /// What the pod's veth must answer: whether policy lets `pod` exchange this with `remote`, in one
     /// direction. `port` is the destination port: the pod's own for ingress, the remote's for
-    /// egress. What a Service or a node port leads to passes if some backend may be reached.
+    /// egress. What a Service leads to passes if some backend may be reached.
     #[must_use]
     pub fn judge(
         &self,
@@ -134,11 +135,12 @@ impl Oracle {
         protocol: u8,
         port: u16,
     ) -> bool {
-        if self.judge_translated(pod, direction, remote, protocol, port) {
-            return true;
+        if direction == Direction::Ingress {
+            return self.judge_translated(pod, direction, remote, protocol, port);
         }
-        direction == Direction::Egress
-            && self.backends(remote, protocol, port, false).into_iter().any(|(backend, port)| {
+        let backends = self.backends_of(Of::Service, remote, protocol, port, false);
+        self.judge_untranslated(pod, remote, protocol, port)
+            || backends.into_iter().any(|(backend, port)| {
                 self.judge_translated(pod, direction, backend, protocol, port)
             })
     }
@@ -157,7 +159,20 @@ impl Oracle {
         protocol: u8,
         port: u16,
     ) -> bool {
-        if pod.host_network || pod.finished || pod.addresses.contains(&remote) {
+        pod.addresses.contains(&remote)
+            || self.policies_allow(pod, direction, remote, protocol, port)
+    }
+
+    /// As [`Self::judge_translated`], where nothing says that `remote` is the pod itself.
+    fn policies_allow(
+        &self,
+        pod: &Pod,
+        direction: Direction,
+        remote: IpAddr,
+        protocol: u8,
+        port: u16,
+    ) -> bool {
+        if pod.host_network || pod.finished {
             return true;
         }
         if direction == Direction::Egress && self.is_own_node(pod, remote) {
@@ -232,14 +247,21 @@ impl Oracle {
     ) -> OracleVerdict {
         let (protocol, port) = (probe.protocol.0, probe.port);
         let itself = from.pod.is_some_and(|a| to.pod.is_some_and(|b| a.key == b.key));
-        if !itself && self.is_frontend(destination, protocol, port) {
-            let backends = self.backends(destination, protocol, port, true);
-            let allowed = backends.into_iter().any(|(backend, port)| {
+        let of_service = self.is_port(Of::Service, destination, protocol, port);
+        if !itself && (of_service || self.is_port(Of::Node, destination, protocol, port)) {
+            let of = if of_service { Of::Service } else { Of::Node };
+            // Another node chooses: whichever it is, the sender must be allowed it.
+            let sender = from.pod.filter(|pod| !of_service && !self.is_own_node(pod, destination));
+            let sends =
+                sender.is_none_or(|pod| self.judge_untranslated(pod, destination, protocol, port));
+            let backends = self.backends_of(of, destination, protocol, port, true);
+            let reached = backends.into_iter().any(|(backend, port)| {
                 let pod = self.pod_at(backend);
-                let both = self.judge_both(from.pod, source, pod, backend, protocol, port);
-                both == (true, true)
+                let (egress, ingress) =
+                    self.judge_both(from.pod, source, pod, backend, protocol, port);
+                ingress && (egress || sender.is_some())
             });
-            return OracleVerdict::Translated { allowed };
+            return OracleVerdict::Translated { allowed: sends && reached };
         }
         let (egress, ingress) =
             self.judge_both(from.pod, source, to.pod, destination, protocol, port);
@@ -280,7 +302,8 @@ impl Oracle {
             Party::Service(key) => {
                 let service = self.services.iter().find(|service| service.key == *key)?;
                 let addresses = service.addresses.clone();
-                (!addresses.is_empty()).then_some(Side { pod: None, addresses })
+                (!addresses.is_empty() && !service.unserved)
+                    .then_some(Side { pod: None, addresses })
             }
             Party::Pod(key) => {
                 let pod = self.pods.iter().find(|pod| pod.key == *key)?;

@@ -262,6 +262,7 @@ fn ask_service(to: &str, backends: &[&str]) -> Explanation {
                 port: 80,
                 node_port: Some(30080),
             }],
+            unserved: false,
         })
     };
     let slice = |name: &str| {
@@ -318,10 +319,68 @@ fn services_are_judged_on_their_backends() {
             assert_eq!((answer.verdict, answer.backends.len()), (verdict, ready));
         }
     }
-    let node_port = ask_service("192.168.0.2", &["10.0.0.4"]);
-    assert_eq!(node_port.verdict, Verdict::Deny, "{node_port}");
-    let note = node_port.note.unwrap();
-    assert_eq!(note, "Service shop/s: none of its backends is allowed");
+}
+
+/// Another node chooses the backend, ready or not as far as is known here.
+#[test]
+fn another_nodes_port_is_judged_on_every_backend() {
+    const WHY: &str = "; another node chooses one, so the sender must be allowed every backend, or \
+                       that node's address";
+    for (backends, verdict, note) in [
+        (&["10.0.0.2"][..], Verdict::Allow, "Service shop/s: every backend is allowed"),
+        (&["10.0.0.4"], Verdict::Deny, "Service shop/s: none of its backends is allowed"),
+        (
+            &["10.0.0.2", "10.0.0.4"],
+            Verdict::Deny,
+            "Service shop/s: its backends differ, 1 of 2 are allowed",
+        ),
+        (&["10.0.0.2", "!10.0.0.4"], Verdict::Deny, "Service shop/s: every backend is allowed"),
+    ] {
+        let answer = ask_service("192.168.0.2", backends);
+        assert_eq!((answer.verdict, answer.note), (verdict, Some(format!("{note}{WHY}"))));
+        assert_eq!(answer.egress.unwrap().verdict, verdict, "{backends:?}");
+    }
+    let none = ask_service("192.168.0.2", &["!10.0.0.2"]);
+    assert_eq!(none.verdict, Verdict::Deny, "no backend answers");
+}
+
+/// What this node's proxy leaves alone is what its address is.
+#[test]
+fn a_service_of_another_proxy_is_no_service() {
+    let with = |unserved| {
+        let service = Change::Service(Service {
+            key: Key::new("shop", "s"),
+            addresses: vec!["203.0.113.9".parse().unwrap()],
+            cluster: vec![],
+            ports: vec![ServicePort {
+                name: String::new(),
+                protocol: Protocol::Tcp,
+                port: 80,
+                node_port: None,
+            }],
+            unserved,
+        });
+        let slice = Change::EndpointSlice(EndpointSlice {
+            key: Key::new("shop", "s"),
+            service: "s".into(),
+            ports: vec![SlicePort { name: String::new(), protocol: Protocol::Tcp, port: 80 }],
+            addresses: vec!["10.0.0.4".parse().unwrap()],
+            not_ready: vec![],
+        });
+        let ask = |to: &str| {
+            let probe = format!(r#"{{"from":"a/client","to":"{to}","port":80}}"#);
+            let explainer =
+                Explainer::new(shop().into_iter().chain([service.clone(), slice.clone()]));
+            explainer.explain(&serde_json::from_str(&probe).unwrap())
+        };
+        [ask("203.0.113.9"), ask("svc/shop/s")]
+    };
+    let [served, _] = with(false);
+    assert_eq!(served.services.len(), 1);
+    let [address, service] = with(true);
+    assert!(address.services.is_empty() && address.backends.is_empty(), "{address}");
+    let reason = service.reason.unwrap();
+    assert!(reason.contains("Service shop/s is left to another proxy"), "{reason}");
 }
 
 #[test]

@@ -66,8 +66,8 @@ fn nth_service(number: u32) -> [Change; 3] {
         node_port: number.is_multiple_of(10).then_some(20_000 + number as u16),
     };
     let key = Key::new(namespace.clone(), name.clone());
-    let service =
-        Service { key, addresses: vec![address], cluster: vec![address], ports: vec![port] };
+    let (addresses, ports) = (vec![address], vec![port]);
+    let service = Service { key, cluster: addresses.clone(), addresses, ports, unserved: false };
     let slices = [0, 1].map(|half| nth_slice(number, half, 5));
     let [first, second] = slices;
     [Change::Service(service), first, second]

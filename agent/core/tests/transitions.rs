@@ -13,7 +13,7 @@ use common::{World, ip};
 use netpold_core::memory::MemoryTables;
 use netpold_core::model::Change;
 use netpold_core::ops::{Apply, Op};
-use netpold_ebpf::layout::CLASS_TRANSLATED;
+use netpold_ebpf::layout::{CLASS_TRANSLATED, untranslated};
 use netpold_ebpf::policy::row_allows;
 use proptest::prelude::*;
 
@@ -34,23 +34,24 @@ const PACKETS: [(u8, u16); 11] = [
 ];
 
 /// Bit of what is seen: an isolated pod's packet is marked as one that may be translated.
-const MARKED: u32 = 1 << 31;
+const MARKED: u64 = 1 << 63;
 
 /// By interface and remote address; `None`: no endpoint.
-type Verdicts = Vec<Option<u32>>;
+type Verdicts = Vec<Option<u64>>;
 
 fn remotes() -> Vec<IpAddr> {
     ADDRESSES.iter().chain(&OUTSIDE).chain(&SERVICES).map(|address| ip(address)).collect()
 }
 
 /// Everything that packets of an endpoint and a remote address can see at one time, one bit for
-/// each direction and packet.
-fn seen(tables: &MemoryTables, rows: u64, class: u32) -> u32 {
-    let mut bits = 0u32;
-    for row in [rows as u32, (rows >> 32) as u32] {
+/// each direction and packet, and for each packet out of the pod that nobody translated.
+fn seen(tables: &MemoryTables, rows: u64, class: u32) -> u64 {
+    let mut bits = 0u64;
+    let (ingress, egress) = (rows as u32, (rows >> 32) as u32);
+    for (row, class) in [(ingress, class), (egress, class), (egress, untranslated(class))] {
         for (protocol, port) in PACKETS {
             let allowed = row == 0 || row_allows(tables, row, class, protocol, port);
-            bits = bits << 1 | u32::from(allowed);
+            bits = bits << 1 | u64::from(allowed);
         }
     }
     if rows >> 32 != 0 && class & CLASS_TRANSLATED != 0 {
@@ -60,8 +61,8 @@ fn seen(tables: &MemoryTables, rows: u64, class: u32) -> u32 {
 }
 
 /// Whether what is seen is one of these. A mark too many only has a packet judged once more.
-fn is_either(seen: Option<u32>, before: Option<u32>, after: Option<u32>) -> bool {
-    let is = |expected: Option<u32>| match (seen, expected) {
+fn is_either(seen: Option<u64>, before: Option<u64>, after: Option<u64>) -> bool {
+    let is = |expected: Option<u64>| match (seen, expected) {
         (Some(seen), Some(expected)) => {
             seen & !MARKED == expected & !MARKED && seen & MARKED >= expected & MARKED
         }

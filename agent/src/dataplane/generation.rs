@@ -24,7 +24,7 @@ use super::namespace;
 use super::role::Program;
 use super::tables::{TableError, Tables, array, descriptor};
 use super::xdp::Early;
-use super::{sys, test_run};
+use super::{features, sys, test_run};
 use crate::object::{ObjectMissing, object};
 
 /// Why a generation could not be made.
@@ -62,6 +62,9 @@ pub enum GenerationError {
         /// Why, with the verifier's words.
         cause: Box<ProgramError>,
     },
+    /// The kernel takes no XDP program for frames in several pieces.
+    #[error("this kernel's XDP does not take frames in several pieces (Linux 5.18 does)")]
+    XdpFragments,
     /// The object has no such program.
     #[error("the eBPF object has no program {0}; agent and object are of different versions")]
     NoProgram(&'static str),
@@ -181,7 +184,10 @@ impl Generation {
         let program = self.bpf.program_mut(name).ok_or(GenerationError::NoProgram(name))?;
         let program: &mut Xdp = program.try_into().map_err(failed)?;
         if program.fd().is_err() {
-            program.load().map_err(failed)?;
+            program.load().map_err(|error| match features::xdp_fragments() {
+                Some(false) => GenerationError::XdpFragments,
+                _ => failed(error),
+            })?;
         }
         let id = program.info().map_err(failed)?.id();
         Ok((program.fd().map_err(failed)?.as_fd(), id))

@@ -4,6 +4,7 @@ pub mod attach;
 pub mod bpffs;
 mod clsact;
 pub mod direct;
+pub mod features;
 pub mod generation;
 mod heritage;
 pub mod hosts6;

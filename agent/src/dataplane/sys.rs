@@ -100,6 +100,30 @@ struct InfoByFd {
     info: u64,
 }
 
+/// `struct bpf_prog_info`, its first fields.
+#[repr(C)]
+#[derive(Default)]
+struct ProgInfo {
+    kind: u32,
+    id: u32,
+    tag: [u8; 8],
+    compiled_size: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct ProgLoad {
+    kind: u32,
+    instructions: u32,
+    code: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+    kernel_version: u32,
+    flags: u32,
+}
+
 /// `struct bpf_link_info` with the `tcx` member of its union; `xdp` has the interface index too.
 #[repr(C)]
 #[derive(Default)]
@@ -148,6 +172,48 @@ pub(super) fn array(value_size: u32, max_entries: u32, flags: u32) -> io::Result
 fn map(mut attributes: MapCreate) -> io::Result<OwnedFd> {
     // SAFETY: the block of BPF_MAP_CREATE, without pointers; the result is a new descriptor.
     unsafe { bpf(BPF_MAP_CREATE, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+}
+
+/// Loads a program that was made by hand: of a type (`enum bpf_prog_type`), with `BPF_F_*` flags.
+pub(super) fn prog_load(kind: u32, flags: u32, code: &[u64]) -> io::Result<OwnedFd> {
+    const BPF_PROG_LOAD: u32 = 5;
+    let license = c"GPL";
+    let mut attributes = ProgLoad {
+        kind,
+        instructions: code.len() as u32,
+        code: code.as_ptr() as u64,
+        license: license.as_ptr() as u64,
+        flags,
+        ..ProgLoad::default()
+    };
+    // SAFETY: the block of BPF_PROG_LOAD; code and license outlive the call; a new descriptor.
+    unsafe { bpf(BPF_PROG_LOAD, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+}
+
+/// Whether the kernel compiled a program for this processor; else it is interpreted.
+pub(super) fn is_compiled(program: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut info = ProgInfo::default();
+    let mut attributes = InfoByFd {
+        bpf_fd: raw(program),
+        info_len: size_of::<ProgInfo>() as u32,
+        info: std::ptr::from_mut(&mut info) as u64,
+    };
+    // SAFETY: the block of BPF_OBJ_GET_INFO_BY_FD; the kernel writes at most info_len bytes.
+    unsafe { bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attributes)? };
+    Ok(info.compiled_size != 0)
+}
+
+/// `struct bpf_insn`
+pub(super) const fn instruction(
+    code: u8,
+    destination: u8,
+    source: u8,
+    offset: i16,
+    immediate: i32,
+) -> u64 {
+    let registers = ((source << 4 | destination) as u64) << 8;
+    let offset = (offset.cast_unsigned() as u64) << 16;
+    code as u64 | registers | offset | (immediate.cast_unsigned() as u64) << 32
 }
 
 /// The key behind another one in a map's own order, or the first; `None` behind the last.
@@ -260,20 +326,6 @@ pub(crate) mod test_objects {
 
     use super::*;
 
-    #[repr(C)]
-    #[derive(Default)]
-    struct ProgLoad {
-        kind: u32,
-        instructions: u32,
-        code: u64,
-        license: u64,
-        log_level: u32,
-        log_size: u32,
-        log: u64,
-        kernel_version: u32,
-        flags: u32,
-    }
-
     /// An array map.
     pub(crate) fn array(value_size: u32, max_entries: u32, flags: u32) -> OwnedFd {
         super::array(value_size, max_entries, flags).expect("creating a map needs root")
@@ -313,26 +365,8 @@ pub(crate) mod test_objects {
         program(&code)
     }
 
-    /// `struct bpf_insn`
-    fn instruction(code: u8, destination: u8, source: u8, offset: i16, immediate: i32) -> u64 {
-        let registers = u64::from(source << 4 | destination) << 8;
-        let offset = u64::from(offset.cast_unsigned()) << 16;
-        u64::from(code) | registers | offset | u64::from(immediate.cast_unsigned()) << 32
-    }
-
     fn program(code: &[u64]) -> OwnedFd {
         const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
-        let license = c"GPL";
-        let mut attributes = ProgLoad {
-            kind: BPF_PROG_TYPE_SCHED_CLS,
-            instructions: code.len() as u32,
-            code: code.as_ptr() as u64,
-            license: license.as_ptr() as u64,
-            ..ProgLoad::default()
-        };
-        // SAFETY: the block of BPF_PROG_LOAD; code and license outlive the call.
-        let fd = unsafe { bpf(5, &mut attributes) }.expect("loading a program needs root");
-        // SAFETY: a new descriptor.
-        unsafe { OwnedFd::from_raw_fd(fd) }
+        prog_load(BPF_PROG_TYPE_SCHED_CLS, 0, code).expect("loading a program needs root")
     }
 }

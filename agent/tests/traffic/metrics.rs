@@ -223,6 +223,28 @@ fn a_pod_cannot_keep_the_node_from_being_answered() {
     drop(held);
 }
 
+/// One pod holds as many connections as it can, opens more all the time and asks for nothing;
+/// another one's scrapes get through, and its own do.
+#[test]
+fn a_pod_cannot_keep_another_from_being_answered() {
+    if !require_root("a_pod_cannot_keep_another_from_being_answered") {
+        return;
+    }
+    let mut cluster = cluster();
+    enforce(&mut cluster);
+    let to = SocketAddr::from((cluster.nodes[0].addresses()[0], LISTEN));
+    let (stranger, friend) = (cluster.pod("stranger"), cluster.pod("friend"));
+    let connect = || TcpStream::connect_timeout(&to, PATIENCE).ok();
+    for round in 0..20 {
+        let hold = || (0..100).map_while(|_| connect()).collect();
+        let held: Vec<TcpStream> = stranger.run(hold).unwrap();
+        assert_eq!(held.len(), 100, "nobody is refused");
+        assert_eq!(get(friend, to, "/metrics").0, 200, "scrape {round}");
+        drop(held);
+    }
+    assert_eq!(get(stranger, to, "/metrics").0, 200);
+}
+
 #[test]
 fn it_stops_at_once_whoever_is_connected() {
     if !require_root("it_stops_at_once_whoever_is_connected") {

@@ -7,4 +7,5 @@ mod endpoints;
 mod itself;
 mod node_ports;
 mod paths;
+mod untranslated;
 mod world;

@@ -146,7 +146,7 @@ fn steps(kernel: &Kernel, binaries: &Binaries) -> Vec<Step> {
     if kernel.too_old {
         let run = format!(
             "mkdir /tmp/m; {netpold} run --manifests /tmp/m --node-name n1 --bpffs /tmp/b 2>&1 | tee \
-             /tmp/said; grep -q 'netpold needs 5.15 or later' /tmp/said"
+             /tmp/said; grep -q 'has no atomic BPF operations' /tmp/said"
         );
         return vec![Step { name: "refuses", limit: 60, command: run }];
     }

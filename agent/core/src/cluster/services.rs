@@ -133,8 +133,9 @@ impl Services {
         })
     }
 
-    /// A Service now is this, or is gone.
+    /// A Service now is this, or is gone. One that the nodes' proxy does not serve is none.
     pub(crate) fn set_service(&mut self, key: &Key, new: Option<Service>, dirty: &mut Dirty) {
+        let new = new.filter(|service| !service.unserved);
         let old = self.services.get(key).cloned();
         if old.as_deref() == new.as_ref() {
             return;

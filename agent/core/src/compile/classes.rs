@@ -2,13 +2,14 @@
 //!
 //! The word that stands for a class in every table of addresses is its number and, if packets to
 //! its addresses may be translated, [`CLASS_TRANSLATED`]. That bit follows from the set of atoms; it
-//! is set here, is part of every [`ClassId`] from here on, and rows leave it out.
+//! is set here, is part of every [`ClassId`] from here on, and rows leave it out. Such a class has
+//! two numbers and so two columns: the second one's is what [`untranslated`] says.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use netpold_ebpf::layout::{CLASS_TRANSLATED, ClassId};
+use netpold_ebpf::layout::{CLASS_TRANSLATED, ClassId, untranslated};
 
 use crate::compile::frontends::is_frontends;
 use crate::compile::ids::Ids;
@@ -60,11 +61,18 @@ impl Classes {
             }
             return *class;
         }
-        let class = self.ids.take() | translated(&signature);
+        let class = self.number(translated(&signature));
         self.by_signature.insert(signature.clone(), class);
         self.live.insert(class, (signature, 1));
         self.new.insert(class);
         class
+    }
+
+    fn number(&mut self, translated: ClassId) -> ClassId {
+        match translated {
+            0 => self.ids.take(),
+            _ => self.ids.take_pair() | CLASS_TRANSLATED,
+        }
     }
 
     /// One node less.
@@ -79,7 +87,7 @@ impl Classes {
 
     /// A class for the time of this update, between two others.
     pub(crate) fn temporary(&mut self, from: ClassId, to: ClassId) -> ClassId {
-        let class = self.ids.take() | ((from | to) & CLASS_TRANSLATED);
+        let class = self.number((from | to) & CLASS_TRANSLATED);
         self.temporary.push(class);
         class
     }
@@ -102,7 +110,8 @@ impl Classes {
         self.live.get(&class).map(|(signature, _)| signature)
     }
 
-    /// Ends the update: retires the classes without nodes and the temporary ones, and returns them.
+    /// Ends the update: retires the classes without nodes and the temporary ones, and returns their
+    /// columns.
     pub(crate) fn sweep(&mut self) -> Vec<ClassId> {
         let mut retired = std::mem::take(&mut self.temporary);
         for class in std::mem::take(&mut self.idle) {
@@ -113,8 +122,13 @@ impl Classes {
                 retired.push(class);
             }
         }
-        for class in &retired {
-            self.ids.retire(*class & !CLASS_TRANSLATED);
+        for class in retired.clone() {
+            if class & CLASS_TRANSLATED == 0 {
+                self.ids.retire(class);
+            } else {
+                self.ids.retire_pair(class & !CLASS_TRANSLATED);
+                retired.push(untranslated(class));
+            }
         }
         retired
     }

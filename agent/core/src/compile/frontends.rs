@@ -24,6 +24,9 @@ pub(crate) type Backends = Arc<[(Signature, u16)]>;
 pub(crate) struct Front {
     pub(crate) protocol: Protocol,
     pub(crate) port: u16,
+    /// A node port: another node chooses the backend, out of sight, so each of them must be allowed.
+    /// Else this node translates, and what it chose is judged behind that.
+    pub(crate) elsewhere: bool,
     pub(crate) backends: Backends,
 }
 
@@ -39,7 +42,7 @@ pub(crate) struct Frontends {
 }
 
 impl Frontends {
-    /// The atom of this content (sorted by protocol and port, each once), for one address more.
+    /// The atom of this content (sorted, each port once), for one address more.
     pub(crate) fn acquire(&mut self, fronts: Vec<Front>) -> AtomId {
         let content: Arc<[Front]> = fronts.into();
         if let Some(id) = self.ids.get(&content) {

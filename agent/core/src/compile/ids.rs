@@ -8,13 +8,22 @@ use std::collections::BTreeSet;
 pub(crate) struct Ids {
     next: u32,
     free: BTreeSet<u32>,
+    /// First numbers of free pairs, which are only given as such.
+    free_pairs: BTreeSet<u32>,
     quarantine: Vec<u32>,
+    quarantined_pairs: Vec<u32>,
 }
 
 impl Ids {
     /// An allocator whose first number is `reserved`.
     pub(crate) fn new(reserved: u32) -> Self {
-        Self { next: reserved, free: BTreeSet::new(), quarantine: Vec::new() }
+        Self {
+            next: reserved,
+            free: BTreeSet::new(),
+            free_pairs: BTreeSet::new(),
+            quarantine: Vec::new(),
+            quarantined_pairs: Vec::new(),
+        }
     }
 
     /// The lowest free number.
@@ -25,6 +34,23 @@ impl Ids {
         })
     }
 
+    /// The lowest free pair of numbers: an even one, which is the answer, and the next.
+    pub(crate) fn take_pair(&mut self) -> u32 {
+        self.free_pairs.pop_first().unwrap_or_else(|| {
+            if self.next % 2 == 1 {
+                self.free.insert(self.next);
+                self.next += 1;
+            }
+            self.next += 2;
+            self.next - 2
+        })
+    }
+
+    /// Gives a pair back, as [`Ids::retire`].
+    pub(crate) fn retire_pair(&mut self, first: u32) {
+        self.quarantined_pairs.push(first);
+    }
+
     /// Gives a number back; packets may still be reading its element.
     pub(crate) fn retire(&mut self, id: u32) {
         self.quarantine.push(id);
@@ -33,6 +59,7 @@ impl Ids {
     /// No packet reads retired elements any more.
     pub(crate) fn grace_passed(&mut self) {
         self.free.extend(self.quarantine.drain(..));
+        self.free_pairs.extend(self.quarantined_pairs.drain(..));
     }
 
     /// Elements the table must have for the numbers handed out so far.
@@ -42,6 +69,24 @@ impl Ids {
 
     /// Elements in use, reserved and quarantined ones included.
     pub(crate) fn used(&self) -> u32 {
-        self.next - self.free.len() as u32
+        self.next - self.free.len() as u32 - 2 * self.free_pairs.len() as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_even_and_stay_pairs() {
+        let mut ids = Ids::new(1);
+        assert_eq!([ids.take_pair(), ids.take(), ids.take(), ids.take_pair()], [2, 1, 4, 6]);
+        assert_eq!((ids.take(), ids.needed(), ids.used()), (5, 8, 8));
+        ids.retire_pair(2);
+        assert_eq!((ids.take_pair(), ids.used()), (8, 10), "packets may still read it");
+        ids.grace_passed();
+        assert_eq!(ids.used(), 8);
+        assert_eq!(ids.take(), 10, "half a pair is not given");
+        assert_eq!((ids.take_pair(), ids.used()), (2, 11));
     }
 }

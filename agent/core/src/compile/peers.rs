@@ -44,13 +44,11 @@ pub enum Atom {
     Frontends(Vec<Frontend>),
 }
 
-/// The addresses of a Service, or of the nodes, at which some local pod is a backend of a port.
+/// The addresses of a Service at which some local pod is a backend of a port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Serves {
     /// The Service.
     pub service: Key,
-    /// Whether the port is one of the nodes', not of the Service's own addresses.
-    pub node_port: bool,
     /// Whether it is about IPv6 addresses.
     pub v6: bool,
     /// Protocol of the port.
@@ -66,6 +64,8 @@ pub struct Frontend {
     pub protocol: Protocol,
     /// The port.
     pub port: u16,
+    /// Whether another node chooses the backend.
+    pub elsewhere: bool,
     /// The sets that each backend's address belongs to, and the backend's port.
     pub backends: BTreeSet<(BTreeSet<Atom>, u16)>,
 }
@@ -263,17 +263,14 @@ impl Atoms {
         self.users.get(&id).is_some_and(|(_, users)| *users != 0)
     }
 
-    /// The atoms of what local pods serve: at a Service's own addresses, or at the nodes'.
+    /// The atoms of what local pods serve at a Service's addresses.
     pub(crate) fn served<'a>(
         &'a self,
-        service: Option<&'a Key>,
+        service: &Key,
         v6: bool,
     ) -> impl Iterator<Item = AtomId> + 'a {
-        let of_service = service.and_then(|key| self.serves.get(key));
-        let of_nodes = service.is_none().then(|| self.serves.values()).into_iter().flatten();
-        let all = of_service.into_iter().chain(of_nodes).flatten();
-        all.filter(move |(_, serves)| serves.node_port == service.is_none() && serves.v6 == v6)
-            .map(|(id, _)| *id)
+        let all = self.serves.get(service).into_iter().flatten();
+        all.filter(move |(_, serves)| serves.v6 == v6).map(|(id, _)| *id)
     }
 
     /// What stands for an atom of a signature: frontends in full, of a group its least block.
@@ -288,6 +285,7 @@ impl Atoms {
         let fronts = self.frontends.of(&[id])?.iter().map(|front| Frontend {
             protocol: front.protocol,
             port: front.port,
+            elsewhere: front.elsewhere,
             backends: front.backends.iter().map(|(atoms, port)| (named(atoms), *port)).collect(),
         });
         Some(Atom::Frontends(fronts.collect()))

@@ -42,8 +42,8 @@ struct Work {
     nodes: bool,
 }
 
-/// Ports of an address, sorted, each with all its backends.
-type Fronts = BTreeMap<(Protocol, u16), Backends>;
+/// Ports of an address, sorted, each with all its backends. The last: it is a node port.
+type Fronts = BTreeMap<(Protocol, u16, bool), Backends>;
 
 impl Compiler {
     /// Gives every address its class, those of Services and nodes last. Returns the prefixes that
@@ -90,7 +90,6 @@ impl Compiler {
         let translated = |a: &&IpAddr| services.is_node(**a) || !services.at(**a).is_empty();
         work.addresses.extend(dirty.addresses.iter().filter(translated));
         for serves in served {
-            work.nodes |= serves.node_port;
             let service = services.services().get(&serves.service);
             work.addresses.extend(service.into_iter().flat_map(|s| &s.addresses));
         }
@@ -174,18 +173,22 @@ impl Compiler {
         if services.is_node(address) {
             let shared = node_ports[usize::from(v6)].get_or_insert_with(|| self.node_ports(v6));
             fronts.clone_from(shared);
-            atoms.extend(self.atoms.served(None, v6));
         }
         for service in services.at(address) {
             for port in self.services.resolved.get(&service.key).into_iter().flatten() {
                 let backends = &port.backends[usize::from(v6)];
-                add(&mut fronts, (port.protocol, port.port), backends);
+                add(&mut fronts, (port.protocol, port.port, false), backends);
             }
-            atoms.extend(self.atoms.served(Some(&service.key), v6));
+            atoms.extend(self.atoms.served(&service.key, v6));
         }
         atoms.sort_unstable();
         if !fronts.is_empty() {
-            let front = |((protocol, port), backends)| Front { protocol, port, backends };
+            let front = |((protocol, port, elsewhere), backends)| Front {
+                protocol,
+                port,
+                elsewhere,
+                backends,
+            };
             atoms.push(self.atoms.frontends.acquire(fronts.into_iter().map(front).collect()));
         }
         atoms
@@ -198,7 +201,7 @@ impl Compiler {
             for port in self.services.resolved.get(&service.key).into_iter().flatten() {
                 if let Some(number) = port.node_port {
                     let backends = &port.backends[usize::from(v6)];
-                    add(&mut fronts, (port.protocol, number), backends);
+                    add(&mut fronts, (port.protocol, number, true), backends);
                 }
             }
         }
@@ -207,7 +210,7 @@ impl Compiler {
 }
 
 /// Adds backends to a port; of several Services at one address and port, all count.
-fn add(fronts: &mut Fronts, port: (Protocol, u16), backends: &Backends) {
+fn add(fronts: &mut Fronts, port: (Protocol, u16, bool), backends: &Backends) {
     let known = fronts.entry(port).or_insert_with(|| backends.clone());
     if !Arc::ptr_eq(known, backends) && known != backends {
         let union: BTreeSet<_> = known.iter().chain(backends.iter()).cloned().collect();

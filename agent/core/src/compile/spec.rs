@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::cluster::Cluster;
+use crate::compile::classes::Signature;
 use crate::compile::peers::{Atom, AtomId, Atoms, NameId, OWN_NODE, Serves};
 use crate::compile::ports::Ports;
 use crate::model::{Direction, Pod, PortMatch, PortRule, Protocol, Rule};
@@ -55,19 +56,14 @@ impl Spec {
     /// A pod reaches itself, also by way of a Service that it backs.
     fn add_served(&mut self, cluster: &Cluster, pod: &Pod, atoms: &mut Atoms) {
         for (service, port, v6) in cluster.translation().backed_by(pod) {
-            let own = (false, Some(port.port));
-            for (node_port, number) in [own, (true, port.node_port)] {
-                let Some(number) = number else { continue };
-                let atom = atoms.intern(Atom::Serves(Serves {
-                    service: service.key.clone(),
-                    node_port,
-                    v6,
-                    protocol: port.protocol,
-                    port: number,
-                }));
-                let grant = self.peers.entry(atom).or_default();
-                grant.ports.of_mut(port.protocol).add(number, number);
-            }
+            let atom = atoms.intern(Atom::Serves(Serves {
+                service: service.key.clone(),
+                v6,
+                protocol: port.protocol,
+                port: port.port,
+            }));
+            let grant = self.peers.entry(atom).or_default();
+            grant.ports.of_mut(port.protocol).add(port.port, port.port);
         }
     }
 
@@ -129,8 +125,27 @@ impl Spec {
         signature.iter().filter_map(|atom| self.peers.get(&atoms.groups.like(*atom)))
     }
 
-    /// What addresses with these atoms are allowed.
+    /// What addresses with these atoms are allowed at the sender, or as a sender.
     pub(crate) fn allowed(&self, signature: &[AtomId], atoms: &Atoms) -> Ports {
+        let mut ports = self.granted_to(signature, atoms);
+        self.add_frontends(signature, false, atoms, &mut ports);
+        self.add_frontends(signature, true, atoms, &mut ports);
+        ports
+    }
+
+    /// What addresses with these atoms are allowed behind the place of translation, where a packet
+    /// that still has one of them was not translated: what is granted to the address itself, and the
+    /// node ports of other nodes, which are translated there.
+    pub(crate) fn allowed_untranslated(&self, signature: &[AtomId], atoms: &Atoms) -> Ports {
+        let serves = |id: &AtomId| matches!(atoms.atom(*id), Some(Atom::Serves(_)));
+        let own: Vec<AtomId> = signature.iter().copied().filter(|id| !serves(id)).collect();
+        let mut ports = self.granted_to(&own, atoms);
+        self.add_frontends(signature, true, atoms, &mut ports);
+        ports
+    }
+
+    /// What addresses with these atoms are granted, frontends aside.
+    fn granted_to(&self, signature: &[AtomId], atoms: &Atoms) -> Ports {
         let mut ports = self.everyone.ports.clone();
         let peers = self.granted(signature, atoms);
         for grant in peers.clone() {
@@ -147,24 +162,36 @@ impl Spec {
                 }
             }
         }
-        self.add_frontends(signature, atoms, &mut ports);
         ports
     }
 
-    /// Adds the ports of frontends of which some backend is allowed. They are for egress only, and
-    /// so is the own node.
-    fn add_frontends(&self, signature: &[AtomId], atoms: &Atoms, ports: &mut Ports) {
+    /// Adds the ports of frontends: those of which some backend is allowed, or `elsewhere` those of
+    /// which every backend is (and there is one). They are for egress only, and so is the own node.
+    fn add_frontends(
+        &self,
+        signature: &[AtomId],
+        elsewhere: bool,
+        atoms: &Atoms,
+        ports: &mut Ports,
+    ) {
         let Some(fronts) = atoms.frontends.of(signature) else { return };
         if !self.peers.contains_key(&OWN_NODE) {
             return;
         }
-        for front in fronts {
+        for front in fronts.iter().filter(|front| front.elsewhere == elsewhere) {
             let ranges = ports.of_mut(front.protocol);
-            let mut backends = front.backends.iter();
-            if !ranges.contains(front.port)
-                && backends
-                    .any(|(atoms_of, port)| self.allows(atoms_of, front.protocol, *port, atoms))
-            {
+            if ranges.contains(front.port) {
+                continue;
+            }
+            let allows = |(atoms_of, port): &(Signature, u16)| {
+                self.allows(atoms_of, front.protocol, *port, atoms)
+            };
+            let backends = &front.backends;
+            let allowed = match elsewhere {
+                true => !backends.is_empty() && backends.iter().all(allows),
+                false => backends.iter().any(allows),
+            };
+            if allowed {
                 ranges.add(front.port, front.port);
             }
         }

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use netpold_ebpf::layout::{ClassId, Endpoint, ROW_NOT_ISOLATED};
+use netpold_ebpf::layout::{ClassId, Endpoint, ROW_NOT_ISOLATED, untranslated};
 
 use crate::cluster::Dirty;
 use crate::compile::Compiler;
+use crate::compile::classes::Signature;
 use crate::compile::endpoints::Live;
 use crate::compile::peers::{Atom, AtomId, NameId, Serves};
 use crate::compile::prefix::Prefix;
@@ -201,8 +202,7 @@ impl Compiler {
         let rows: Vec<_> = rows.map(|(id, spec)| (id, spec.clone())).collect();
         for (row, spec) in &rows {
             for (class, signature) in &new {
-                let set = self.sets.intern(&spec.allowed(signature, &self.atoms), ops);
-                self.rows.set_column(*row, *class, set, &mut self.sets, ops);
+                self.fill_columns((*row, spec), (*class, signature), ops);
             }
         }
         let mut missing: Vec<Arc<Spec>> = Vec::new();
@@ -221,9 +221,25 @@ impl Compiler {
     /// A new row with the columns of all classes.
     fn create_row(&mut self, spec: &Arc<Spec>, ops: &mut Vec<Op>) {
         let row = self.rows.create(spec);
-        for (class, signature) in self.classes.iter() {
-            let set = self.sets.intern(&spec.allowed(signature, &self.atoms), ops);
-            self.rows.set_column(row, class, set, &mut self.sets, ops);
+        let classes: Vec<_> = self.classes.iter().map(|(id, atoms)| (id, atoms.clone())).collect();
+        for (class, signature) in &classes {
+            self.fill_columns((row, spec), (*class, signature), ops);
+        }
+    }
+
+    /// Fills what a row holds of a class: also behind the place of translation, if it is translated.
+    fn fill_columns(
+        &mut self,
+        (row, spec): (u32, &Spec),
+        (class, signature): (ClassId, &Signature),
+        ops: &mut Vec<Op>,
+    ) {
+        let set = self.sets.intern(&spec.allowed(signature, &self.atoms), ops);
+        self.rows.set_column(row, class, set, &mut self.sets, ops);
+        if untranslated(class) != class {
+            let ports = spec.allowed_untranslated(signature, &self.atoms);
+            let set = self.sets.intern(&ports, ops);
+            self.rows.set_column(row, untranslated(class), set, &mut self.sets, ops);
         }
     }
 
@@ -281,8 +297,11 @@ impl Compiler {
         for row in rows {
             for (from, to, temporary) in through {
                 let like = if self.rows.is_new(row) { *to } else { *from };
-                let set = self.rows.column(row, like);
-                self.rows.set_column(row, *temporary, set, &mut self.sets, ops);
+                let columns = [(like, *temporary), (untranslated(like), untranslated(*temporary))];
+                for (like, column) in columns {
+                    let set = self.rows.column(row, like);
+                    self.rows.set_column(row, column, set, &mut self.sets, ops);
+                }
             }
         }
     }

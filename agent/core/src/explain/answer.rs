@@ -43,7 +43,8 @@ pub struct Explanation {
     /// What there is to say about the backends as a whole.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// Whom the traffic may be translated to; it is allowed if one of them is.
+    /// Whom the traffic may be translated to; it is allowed if one of them is. At another node's node
+    /// port it is allowed if the sender may reach every one, or that node, and one of them admits it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub backends: Vec<Backend>,
 }
@@ -121,7 +122,8 @@ pub enum Cause {
     OwnNode,
     /// A hostNetwork pod is its node; policies do not select it.
     HostNetwork,
-    /// No rule allows the address of a Service or node, but some backend behind it is allowed.
+    /// No rule allows the address of a Service or node, but some backend behind it is allowed (every
+    /// one at another node's node port).
     Backend,
 }
 

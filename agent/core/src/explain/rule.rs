@@ -17,6 +17,8 @@ pub(super) struct Traffic<'a> {
     pub(super) remote_pod: Option<&'a Pod>,
     pub(super) protocol: IpProtocol,
     pub(super) port: u16,
+    /// Another node sends it on: nothing says that the other side is the pod itself.
+    pub(super) out_of_sight: bool,
 }
 
 /// Whether a list matches, and by which item (`None` within: there is no list).

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use super::rule::Traffic;
 use super::{Backend, Cause, Detail, Explainer, Explanation, Judgement, Side, Verdict, text};
 use crate::model::{Direction, EndpointSlice, Key, Pod, Service, ServicePort};
 use crate::probe::{IpProtocol, Probe};
@@ -27,6 +28,8 @@ struct Translation {
     backends: Backends,
     /// Those that only go on with what they have.
     waiting: Backends,
+    /// By a node, at its node port.
+    at_node: bool,
 }
 
 /// Address and port of each.
@@ -43,7 +46,7 @@ impl Services {
             let service = Key::new(slice.key.namespace.clone(), slice.service.clone());
             all.slices.entry(service).or_default().push(slice);
         }
-        for (key, service) in &services {
+        for (key, service) in services.iter().filter(|(_, service)| !service.unserved) {
             for address in &service.addresses {
                 all.at.entry(*address).or_default().push(key.clone());
             }
@@ -59,26 +62,27 @@ impl Services {
         self.services.get(key)
     }
 
-    /// The Services' ports that packets to this port of an address are for.
+    /// The Services' ports that packets to this port of an address are for: of the Services that
+    /// have the address, or `at_node` node ports.
     fn frontends(
         &self,
+        at_node: bool,
         address: IpAddr,
         protocol: IpProtocol,
         port: u16,
     ) -> Vec<(&Service, &ServicePort)> {
-        let own = self.at.get(&address).into_iter().flatten().map(|key| (key, false));
-        let node = self.nodes.contains(&address).then_some(&self.with_node_ports);
-        let all = own.chain(node.into_iter().flatten().map(|key| (key, true)));
-        let ports = all.filter_map(|(key, at_node)| Some((self.services.get(key)?, at_node)));
-        let ports = ports.flat_map(|(service, at_node)| {
-            service.ports.iter().map(move |port| (service, port, at_node))
-        });
+        let keys = match at_node {
+            true if self.nodes.contains(&address) => Some(&self.with_node_ports),
+            true => None,
+            false => self.at.get(&address),
+        };
+        let services = keys.into_iter().flatten().filter_map(|key| self.services.get(key));
+        let ports = services.flat_map(|service| service.ports.iter().map(move |p| (service, p)));
         ports
-            .filter(|(_, candidate, at_node)| {
-                let number = if *at_node { candidate.node_port } else { Some(candidate.port) };
+            .filter(|(_, candidate)| {
+                let number = if at_node { candidate.node_port } else { Some(candidate.port) };
                 candidate.protocol.number() == protocol.0 && number == Some(port)
             })
-            .map(|(service, port, _)| (service, port))
             .collect()
     }
 
@@ -109,7 +113,18 @@ fn same_port(slice: &crate::model::SlicePort, service: &ServicePort) -> bool {
 impl Explainer {
     /// Where packets to this port of an address are translated to; none if they are not.
     fn translated(&self, address: IpAddr, protocol: IpProtocol, port: u16) -> Option<Translation> {
-        let frontends = self.services.frontends(address, protocol, port);
+        let at = |at_node| self.translated_at(at_node, address, protocol, port);
+        at(false).or_else(|| at(true))
+    }
+
+    fn translated_at(
+        &self,
+        at_node: bool,
+        address: IpAddr,
+        protocol: IpProtocol,
+        port: u16,
+    ) -> Option<Translation> {
+        let frontends = self.services.frontends(at_node, address, protocol, port);
         if frontends.is_empty() {
             return None;
         }
@@ -117,7 +132,7 @@ impl Explainer {
         let mut keys: Vec<Key> = frontends.iter().map(|(s, _)| s.key.clone()).collect();
         keys.sort();
         keys.dedup();
-        Some(Translation { services: keys, backends, waiting })
+        Some(Translation { services: keys, backends, waiting, at_node })
     }
 
     /// Whether some backend of an address is a pod.
@@ -127,7 +142,7 @@ impl Explainer {
     }
 
     /// What a pod's veth says: as literally read, and where that denies egress, allowed if some
-    /// backend is.
+    /// backend is; at another node's node port, if every backend is.
     pub(super) fn judge_at_veth(
         &self,
         pod: &Pod,
@@ -141,13 +156,23 @@ impl Explainer {
         if direction == Direction::Ingress || judgement.verdict == Verdict::Allow {
             return judgement;
         }
-        let translated = self.translated(remote, protocol, port);
-        let all = |to: Translation| to.backends.into_iter().chain(to.waiting);
-        let mut backends = translated.into_iter().flat_map(all);
-        let allowed = backends.any(|(backend, port)| {
-            let traffic = self.traffic(pod, direction, backend, protocol, port);
-            self.judge_traffic(&traffic, None, Detail::Verdict).verdict == Verdict::Allow
-        });
+        let kinds = [false, true].into_iter();
+        let allowed =
+            kinds.filter_map(|at| self.translated_at(at, remote, protocol, port)).any(|to| {
+                let out_of_sight = to.at_node;
+                let mut backends =
+                    to.backends.into_iter().chain(to.waiting).map(|(backend, port)| {
+                        let traffic = self.traffic(pod, direction, backend, protocol, port);
+                        let traffic = Traffic { out_of_sight, ..traffic };
+                        self.judge_traffic(&traffic, None, Detail::Verdict).verdict
+                            == Verdict::Allow
+                    });
+                if out_of_sight {
+                    backends.next() == Some(true) && backends.all(|allowed| allowed)
+                } else {
+                    backends.any(|allowed| allowed)
+                }
+            });
         if allowed {
             judgement.verdict = Verdict::Allow;
             judgement.cause = Cause::Backend;
@@ -165,8 +190,10 @@ impl Explainer {
         (source, destination): (IpAddr, IpAddr),
         detail: Detail,
     ) -> Option<Explanation> {
-        let Translation { services, backends, .. } =
+        let Translation { services, backends, at_node, .. } =
             self.translated(destination, probe.protocol, probe.port)?;
+        let own = |pod: &Pod| self.is_own_node(pod, destination);
+        let out_of_sight = at_node && from.pod.is_some_and(|pod| !own(pod));
         let backends: Vec<Backend> = backends
             .into_iter()
             .map(|(address, port)| {
@@ -178,12 +205,18 @@ impl Explainer {
                 Backend { address, port, pod, verdict, egress, ingress }
             })
             .collect();
-        let allowed = backends.iter().any(|backend| backend.verdict == Verdict::Allow);
         let egress = from.pod.map(|pod| {
             let kind = (probe.protocol, probe.port);
             self.judge_at_veth(pod, Direction::Egress, destination, kind, detail)
         });
-        let note = text::translated(&services, &backends, egress.as_ref());
+        let allowed = if out_of_sight {
+            let admits = |backend: &Backend| Verdict::of([&None, &backend.ingress]);
+            Verdict::of([&egress, &None]) == Verdict::Allow
+                && backends.iter().any(|backend| admits(backend) == Verdict::Allow)
+        } else {
+            backends.iter().any(|backend| backend.verdict == Verdict::Allow)
+        };
+        let note = text::translated(&services, &backends, egress.as_ref(), out_of_sight);
         Some(Explanation {
             probe: probe.clone(),
             verdict: if allowed { Verdict::Allow } else { Verdict::Deny },

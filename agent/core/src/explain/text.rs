@@ -55,11 +55,12 @@ impl Backend {
     }
 }
 
-/// What there is to say about a Service's backends as a whole.
+/// What there is to say about a Service's backends as a whole. `out_of_sight`: another node chooses.
 pub(super) fn translated(
     services: &[Key],
     backends: &[Backend],
     egress: Option<&Judgement>,
+    out_of_sight: bool,
 ) -> Option<String> {
     let names = join(services.iter().map(ToString::to_string), "", " and ");
     if backends.is_empty() {
@@ -72,6 +73,13 @@ pub(super) fn translated(
         n if n == all => format!("Service {names}: every backend is allowed"),
         n => format!("Service {names}: its backends differ, {n} of {all} are allowed"),
     };
+    if out_of_sight {
+        note.push_str(
+            "; another node chooses one, so the sender must be allowed every backend, or that node's \
+             address",
+        );
+        return Some(note);
+    }
     let to_address = egress.is_some_and(|egress| egress.cause == Cause::Rule);
     let to_backend = backends.iter().any(|backend| {
         backend.egress.as_ref().is_none_or(|egress| egress.verdict == Verdict::Allow)
@@ -113,7 +121,7 @@ impl Judgement {
                 "denied, the policies that isolate it have no rules".to_owned()
             }
             (Cause::NoRule, _) => "denied, no rule allows it".to_owned(),
-            (Cause::Backend, _) => "allowed, some backend behind the address is allowed".to_owned(),
+            (Cause::Backend, _) => "allowed, by the backends behind the address".to_owned(),
             (Cause::Itself, _) => "allowed, a pod always reaches itself".to_owned(),
             (Cause::OwnNode, _) => {
                 "allowed, a pod and its own node always reach each other".to_owned()

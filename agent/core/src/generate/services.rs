@@ -49,7 +49,7 @@ pub(super) fn service(choices: &mut Choices<'_>) -> Service {
     });
     ports.sort();
     ports.dedup();
-    Service { key, addresses, cluster, ports }
+    Service { key, addresses, cluster, ports, unserved: choices.chance(12) }
 }
 
 /// A slice, mostly one of these Services' and with their ports.

@@ -58,7 +58,8 @@ fn reductions(object: &Change) -> Vec<Change> {
             let addresses = shorter(&service.addresses)
                 .map(|addresses| Service { addresses, ..service.clone() });
             let ports = shorter(&service.ports).map(|ports| Service { ports, ..service.clone() });
-            addresses.chain(ports).map(Change::Service).collect()
+            let served = service.unserved.then(|| Service { unserved: false, ..service.clone() });
+            addresses.chain(ports).chain(served).map(Change::Service).collect()
         }
         Change::EndpointSlice(slice) => {
             let addresses = shorter(&slice.addresses)

@@ -234,12 +234,14 @@ fn any_service() -> impl Strategy<Value = Service> {
         subsequence(SERVICES.to_vec(), 0..3),
         prop::option::weighted(0.2, one_of(&ADDRESSES[..])),
         prop::collection::vec(port, 0..3),
+        prop::bool::weighted(0.1),
     )
-        .prop_map(|((namespace, name), addresses, shared, ports)| Service {
+        .prop_map(|((namespace, name), addresses, shared, ports, unserved)| Service {
             key: Key::new(namespace, format!("s{name}")),
             addresses: addresses.iter().copied().chain(shared).map(ip).collect(),
             cluster: addresses.into_iter().map(ip).collect(),
             ports,
+            unserved,
         })
 }
 

@@ -82,7 +82,9 @@ impl Subject {
         let Packet { direction, remote, protocol, port, .. } = *packet;
         let expected = self.oracle.judge(pod, direction, remote, protocol, port);
         let found = self.tables.allows(ifindex, direction, remote, protocol, port);
-        let agreed = self.is_marked_rightly(packet) && self.hooks_agree(packet, found);
+        let agreed = self.is_marked_rightly(packet)
+            && self.is_untranslated_rightly(packet, pod, ifindex)
+            && self.hooks_agree(packet, found);
         Some((expected, found.filter(|_| agreed)))
     }
 
@@ -112,6 +114,14 @@ impl Subject {
         };
         let marked = self.tables.class(packet.remote) & CLASS_TRANSLATED != 0;
         marked == (isolated && self.oracle.is_translated(pod, packet.remote))
+    }
+
+    /// Whether a packet that nobody translated is judged as it should be where it leaves the node.
+    fn is_untranslated_rightly(&self, packet: &Packet, pod: &Pod, ifindex: u32) -> bool {
+        let Packet { direction, remote, protocol, port, .. } = *packet;
+        let found = self.tables.allows_untranslated(ifindex, remote, protocol, port);
+        direction == Direction::Ingress
+            || found == Some(self.oracle.judge_untranslated(pod, remote, protocol, port))
     }
 
     /// Whether a direction of a pod's endpoint is isolated.

@@ -66,8 +66,10 @@ impl Kind for Service {
 impl Kind for EndpointSlice {
     const KIND: convert::Kind = convert::Kind::EndpointSlice;
     const OPTIONAL: bool = true;
-    /// A headless Service has no address of its own: what its slices say is of no use.
-    const LABELS: Option<&'static str> = Some("!service.kubernetes.io/headless");
+    /// What kube-proxy asks for: a headless Service has no address of its own, and the Services of
+    /// another proxy are not served by the nodes'.
+    const LABELS: Option<&'static str> =
+        Some("!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name");
 
     fn gone(key: Key) -> Change {
         Change::EndpointSliceGone(key)

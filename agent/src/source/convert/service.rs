@@ -1,20 +1,33 @@
 //! Service and EndpointSlice: where the node translates packets, and to whom.
 //!
-//! What kube-proxy leaves alone is left alone here: Services without a cluster address have no
-//! address that is translated, and of a load balancer's addresses those count whose `ipMode` is not
-//! `Proxy`. What cannot be understood is left out: an address or a backend less allows less.
+//! What kube-proxy leaves alone is left alone here: Services and slices with a label that keeps them
+//! from it; Services without a cluster address have no address that is translated; and of a load
+//! balancer's addresses those count whose `ipMode` is not `Proxy`. Addresses are read as kube-proxy
+//! reads them, since a backend that only it knows may be one that policy denies.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1 as discovery;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use netpold_core::model::{Change, EndpointSlice, Key, Protocol, Service, ServicePort, SlicePort};
 
 use super::{Converted, Problem};
 
 /// Label of an EndpointSlice that names its Service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
+
+/// Labels that keep Services and EndpointSlices from the nodes' proxy, whatever their value (by
+/// kube-proxy's source, the selector of its informers).
+const UNSERVED_LABELS: [&str; 2] =
+    ["service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"];
+
+/// Whether the nodes' proxy leaves an object alone.
+fn is_unserved(metadata: &ObjectMeta) -> bool {
+    let labels = metadata.labels.as_ref();
+    labels.is_some_and(|labels| UNSERVED_LABELS.iter().any(|label| labels.contains_key(*label)))
+}
 
 /// Convert a Service.
 ///
@@ -42,7 +55,9 @@ pub(super) fn service(service: &core::Service) -> Result<Converted, Problem> {
     let mut ports: Vec<ServicePort> = ports.collect();
     ports.sort();
     ports.dedup();
-    Ok(Converted { change: Change::Service(Service { key, addresses, cluster, ports }), problems })
+    let unserved = is_unserved(&service.metadata);
+    let service = Service { key, addresses, cluster, ports, unserved };
+    Ok(Converted { change: Change::Service(service), problems })
 }
 
 /// `clusterIPs`, and only where that is absent or empty `clusterIP`.
@@ -88,18 +103,33 @@ fn addresses(
 
 /// An address that packets can be sent to.
 fn address(path: &str, text: &str, problems: &mut Vec<Problem>) -> Option<IpAddr> {
-    let problem = match text.parse::<IpAddr>() {
-        Err(_) => format!("`{text}` is not an address"),
-        Ok(IpAddr::V6(v6)) if v6.to_ipv4_mapped().is_some() => {
-            format!("{text} is IPv4-mapped IPv6; write it as IPv4")
-        }
-        Ok(ip) if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() => {
+    let problem = match parsed(text) {
+        None => format!("`{text}` is not an address"),
+        Some(ip) if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() => {
             format!("{text} cannot be the address of a Service or of a backend")
         }
-        Ok(ip) => return Some(ip),
+        Some(ip) => return Some(ip),
     };
     problems.push(Problem::new(path, problem));
     None
+}
+
+/// An address as the API server and kube-proxy read it (`ParseIPSloppy`): numbers of IPv4 may have
+/// leading zeros and are decimal, IPv4-mapped IPv6 is IPv4.
+fn parsed(text: &str) -> Option<IpAddr> {
+    let (front, dotted) = text.rfind(':').map_or(("", text), |at| text.split_at(at + 1));
+    let decimal = |part: &str| match part.trim_start_matches('0') {
+        "" if part.is_empty() => String::new(),
+        "" => "0".to_owned(),
+        digits => digits.to_owned(),
+    };
+    let ip = if dotted.contains('.') {
+        let parts: Vec<String> = dotted.split('.').map(decimal).collect();
+        format!("{front}{}", parts.join(".")).parse()
+    } else {
+        text.parse::<IpAddr>()
+    };
+    ip.ok().map(|ip| ip.to_canonical())
 }
 
 fn service_port(
@@ -143,6 +173,7 @@ pub(super) fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Convert
     let mut problems = Vec::new();
     let labels = slice.metadata.labels.as_ref();
     let service = labels.and_then(|labels| labels.get(SERVICE_NAME_LABEL));
+    let service = service.filter(|_| !is_unserved(&slice.metadata));
     let mut ports = slice_ports(slice, &mut problems);
     ports.sort();
     ports.dedup();

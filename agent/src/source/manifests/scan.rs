@@ -4,12 +4,13 @@
 //! be lost, and a symlink's target changes without one. They tell only whether a writer is done.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File, Metadata};
+use std::fs::{self, Metadata, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use nix::fcntl::OFlag;
 use notify::event::{AccessKind, AccessMode, CreateKind, EventKind, ModifyKind, RenameMode};
 
 use super::content;
@@ -22,6 +23,8 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// The same for a file that is being written, from the last write on: half of it may well parse, and
 /// say something else than the whole (`from:` cut off after its `-` is everyone).
 const WRITER_PATIENCE: Duration = Duration::from_secs(10);
+/// Size of a file, in bytes, beyond which it is not read: 10,000 pods as `kubectl` writes them.
+const MAX_SIZE: u64 = 64 << 20;
 /// How young a change may be whose notification has perhaps not arrived yet.
 const YOUNG: Duration = Duration::from_millis(50);
 
@@ -191,16 +194,26 @@ impl Scanner {
         }
     }
 
+    /// A regular file's content. Nothing that is opened or read here waits: what a symlink leads to
+    /// may be anything (`/proc/kmsg` is a regular file), and may change between two looks.
     fn read(&self, name: &str) -> io::Result<(Stamp, Vec<u8>)> {
         let path = self.directory.join(name);
-        if !fs::metadata(&path)?.is_file() {
-            return Err(io::Error::other("not a regular file"));
-        }
-        let mut file = File::open(path)?;
-        let stamp = Stamp::of(&file.metadata()?);
+        let check = |metadata: &Metadata| match metadata.len() {
+            _ if !metadata.is_file() => Err(io::Error::other("not a regular file")),
+            0..=MAX_SIZE => Ok(()),
+            _ => Err(too_large()),
+        };
+        // Some devices act when they are opened.
+        check(&fs::metadata(&path)?)?;
+        let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
+        let metadata = file.metadata()?;
+        check(&metadata)?;
         let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes)?;
-        Ok((stamp, bytes))
+        if file.take(MAX_SIZE + 1).read_to_end(&mut bytes)? as u64 > MAX_SIZE {
+            return Err(too_large());
+        }
+        Ok((Stamp::of(&metadata), bytes))
     }
 
     fn fail(&mut self, name: &str, error: &io::Error, found: &mut Found) {
@@ -238,6 +251,10 @@ impl Scanner {
             }
         }
     }
+}
+
+fn too_large() -> io::Error {
+    io::Error::other(format!("larger than {} MiB; split it into several files", MAX_SIZE >> 20))
 }
 
 /// `*.yaml`, `*.yml` and `*.json`, not hidden.

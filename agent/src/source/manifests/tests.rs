@@ -343,6 +343,47 @@ fn unreadable_files_are_named() {
     fixture.status(|s| s.problems.is_empty());
 }
 
+/// Whatever a name leads to, the follower goes on with the other files, and with what it had.
+#[test]
+fn what_is_no_file_or_too_large_holds_nothing_up() {
+    let (mut fixture, _) = Fixture::new(&[("a.yaml", &namespace("a"))]);
+    let mut names = 0;
+    let mut next = || {
+        names += 1;
+        format!("n{names}")
+    };
+    let _socket = std::os::unix::net::UnixListener::bind(fixture.path(".socket")).unwrap();
+    nix::unistd::mkfifo(&fixture.path(".fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let large = fs::File::create(fixture.path(".large")).unwrap();
+    large.set_len(3 << 30).unwrap();
+    for (target, reason) in [
+        (".socket", "not a regular file"),
+        (".fifo", "not a regular file"),
+        ("/dev/zero", "not a regular file"),
+        ("/dev/tty", "not a regular file"),
+        (".large", "larger than 64 MiB; split it into several files"),
+        // A regular file that has no end, and no length.
+        ("/proc/kmsg", "Resource temporarily unavailable"),
+    ] {
+        if target.starts_with("/proc") && !nix::unistd::geteuid().is_root() {
+            continue;
+        }
+        symlink(target, fixture.path(".link")).unwrap();
+        fs::rename(fixture.path(".link"), fixture.path("a.yaml")).unwrap();
+        let status = fixture.problem("a.yaml: cannot be read: ");
+        let all: Vec<String> = status.problems.iter().map(ToString::to_string).collect();
+        assert!(all[0].contains(reason), "{target}: {all:?}");
+        assert!(all[0].ends_with("(its last good content stays in effect)"), "{all:?}");
+        let other = next();
+        fixture.write("b.yaml", &namespace(&other));
+        assert!(fixture.next().contains(&format!("+{other}")), "{target}");
+        // Good again, with what it said: nothing changes.
+        fixture.write("a.yaml", &namespace("a"));
+        fixture.status(|status| status.problems.is_empty());
+    }
+    fixture.nothing_comes();
+}
+
 #[test]
 fn one_object_in_two_files() {
     let (mut fixture, first) =

@@ -1,6 +1,7 @@
 //! Node ports, the node's own and another's, and clients from outside.
 
 use netpold_testbed::{Proxy, require_root};
+use serde_json::json;
 
 use super::backends::two_nodes;
 use super::world::{NOBODY, NODE_PORT, Service, answer, may_reach, provide};
@@ -15,17 +16,33 @@ fn node_ports(proxy: Proxy) {
     let all = ["friend1", "enemy1", "friend2", "enemy2"];
     let mixed = Service::new(1, "mixed").pods(&cluster, &all).node_port(NODE_PORT);
     let bad = Service::new(2, "bad").pods(&cluster, &["enemy1", "enemy2"]).node_port(NODE_PORT + 1);
-    provide(&mut cluster, proxy, &[mixed, bad]);
+    let friends = ["friend1", "friend2"];
+    let good = Service::new(3, "good").pods(&cluster, &friends).node_port(NODE_PORT + 2);
+    let waiting = Service::new(4, "waiting").pods(&cluster, &friends).node_port(NODE_PORT + 3);
+    let waiting = waiting.not_ready(&cluster, "enemy1");
+    provide(&mut cluster, proxy, &[mixed, bad, good, waiting]);
     cluster.enforce();
     for (here, client) in [(0, "client1"), (1, "client2")] {
         let client = cluster.pod(client);
         let of = |node, port| sockets(&cluster, node, port);
         answer(client, &of(here, NODE_PORT), &["", "friend1", "friend2"]);
         answer(client, &of(here, NODE_PORT + 1), NOBODY);
-        // Translated where netpold does not see what became of it: some backend is allowed, or none.
-        answer(client, &of(1 - here, NODE_PORT), &all);
+        answer(client, &of(here, NODE_PORT + 3), &friends);
+        // Translated where netpold does not see what became of it: every backend must be allowed.
+        answer(client, &of(1 - here, NODE_PORT), NOBODY);
         answer(client, &of(1 - here, NODE_PORT + 1), NOBODY);
+        answer(client, &of(1 - here, NODE_PORT + 2), &friends);
+        answer(client, &of(1 - here, NODE_PORT + 3), NOBODY);
     }
+    // Who may reach the other node may reach all that it offers.
+    let blocks = cluster.nodes[1].addresses().map(|address| {
+        let length = if address.is_ipv4() { 32 } else { 128 };
+        json!({ "ipBlock": { "cidr": format!("{address}/{length}") } })
+    });
+    let spec = json!({ "podSelector": { "matchLabels": { "app": "client" } },
+                       "policyTypes": ["Egress"], "egress": [{ "to": blocks }] });
+    cluster.policy("client", spec).enforce();
+    answer(cluster.pod("client1"), &sockets(&cluster, 1, NODE_PORT), &all);
 }
 
 #[test]

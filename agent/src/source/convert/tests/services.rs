@@ -78,10 +78,8 @@ fn parts_of_a_service_that_are_wrong_are_left_out() {
     let with = |clause: &str| service_of(&format!("spec: {{clusterIP: 10.96.0.1, {clause}}}"));
     for (clause, problem) in [
         ("externalIPs: [ten]", "spec.externalIPs[0]: `ten` is not an address"),
-        (
-            "externalIPs: ['::ffff:10.0.0.1']",
-            "spec.externalIPs[0]: ::ffff:10.0.0.1 is IPv4-mapped IPv6; write it as IPv4",
-        ),
+        ("externalIPs: [10.0.0]", "spec.externalIPs[0]: `10.0.0` is not an address"),
+        ("externalIPs: [10.0..1]", "spec.externalIPs[0]: `10.0..1` is not an address"),
         (
             "externalIPs: [127.0.0.1]",
             "spec.externalIPs[0]: 127.0.0.1 cannot be the address of a Service or of a backend",
@@ -143,9 +141,44 @@ fn a_slice_with_everything() {
         [
             "ports[3].port: 65536 is not a port, 1 to 65535",
             "endpoints[1].addresses[1]: 10.0.0.1 is not of the slice's family, IPv6",
-            "endpoints[1].addresses[2]: ::ffff:10.0.0.1 is IPv4-mapped IPv6; write it as IPv4",
+            "endpoints[1].addresses[2]: ::ffff:10.0.0.1 is not of the slice's family, IPv6",
         ]
     );
+}
+
+/// A backend that kube-proxy reads and netpold does not would be one that nobody asks policy about.
+#[test]
+fn backends_are_read_as_the_nodes_proxy_reads_them() {
+    let (slice, problems) = slice_of(
+        "addressType: IPv4, endpoints: [{addresses: ['010.001.0.09']},
+         {addresses: ['::ffff:10.2.0.1']}, {addresses: ['::ffff:010.2.0.2']}]",
+    );
+    assert_eq!(slice.addresses, ips(&["10.1.0.9", "10.2.0.1", "10.2.0.2"]));
+    assert!(problems.is_empty(), "{problems:?}");
+}
+
+/// kube-proxy's informers select neither of these labels, whatever their value.
+#[test]
+fn what_the_nodes_proxy_does_not_serve() {
+    for label in ["service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"] {
+        for value in ["other", ""] {
+            let metadata = format!("metadata: {{name: s, labels: {{{label}: '{value}'}}}}");
+            let service = format!(
+                "{{apiVersion: v1, kind: Service, {metadata}, spec: {{clusterIP: 10.96.0.1, \
+                 externalIPs: [203.0.113.1], ports: [{{port: 80}}]}}}}"
+            );
+            let Change::Service(service) = convert(&service).change else { panic!("no Service") };
+            assert!(service.unserved, "{label}={value}");
+            let slice = format!(
+                "{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {{name: s-1, \
+                 labels: {{kubernetes.io/service-name: s, {label}: '{value}'}}}}, addressType: IPv4, \
+                 endpoints: [{{addresses: [10.0.0.1]}}]}}"
+            );
+            let Change::EndpointSlice(slice) = convert(&slice).change else { panic!("no slice") };
+            assert_eq!(slice.service, "", "{label}={value}: no Service's");
+        }
+    }
+    assert!(!service_of("spec: {clusterIP: 10.96.0.1}").0.unserved);
 }
 
 #[test]

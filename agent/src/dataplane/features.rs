@@ -1,0 +1,114 @@
+//! What the kernel has, asked with programs and maps of a few words, since distributions add to old
+//! kernels: their version says little.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use super::sys::{self, instruction};
+
+const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
+const BPF_PROG_TYPE_XDP: u32 = 6;
+/// The program takes frames in several pieces (Linux 5.18).
+const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
+/// What the kernel answers if its compiler does not know an instruction and it has no interpreter.
+const ENOTSUPP: i32 = 524;
+
+/// `*(u64 *)(r10 - 8) = 0; r0 = 0; r1 = 1; lock cmpxchg(r10 - 8, r0, r1); r0 = 0; exit`
+const COMPARE_AND_SWAP: [u64; 6] = [
+    instruction(0x7a, 10, 0, -8, 0),
+    instruction(0xb7, 0, 0, 0, 0),
+    instruction(0xb7, 1, 0, 0, 1),
+    instruction(0xdb, 10, 1, -8, 0xf1),
+    instruction(0xb7, 0, 0, 0, 0),
+    instruction(0x95, 0, 0, 0, 0),
+];
+/// `r0 = XDP_PASS; exit`
+const PASS: [u64; 2] = [instruction(0xb7, 0, 0, 0, 2), instruction(0x95, 0, 0, 0, 0)];
+
+/// What the kernel answered; `None`: it did not say, for want of privileges for instance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// Atomic operations that return a value: Linux 5.12.
+    pub atomics: Option<bool>,
+    /// The same, compiled for this processor and not interpreted: Linux 5.18 on arm64.
+    pub atomics_compiled: Option<bool>,
+    /// Arrays that can be mapped into memory: Linux 5.5.
+    pub mappable_arrays: Option<bool>,
+    /// The kernel's own types, without which the verifier refuses functions that take a packet:
+    /// CONFIG_DEBUG_INFO_BTF.
+    pub types: Option<bool>,
+    /// XDP programs that take frames in several pieces: Linux 5.18.
+    pub xdp_fragments: Option<bool>,
+}
+
+impl Features {
+    /// Asks the kernel. Needs CAP_BPF and CAP_NET_ADMIN; changes nothing.
+    #[must_use]
+    pub fn probe() -> Self {
+        let swap = sys::prog_load(BPF_PROG_TYPE_SCHED_CLS, 0, &COMPARE_AND_SWAP);
+        let compiled = swap.as_ref().ok().and_then(|it| sys::is_compiled(it.as_fd()).ok());
+        let sysfs = Path::new("/sys/kernel");
+        Self {
+            atomics: known(&swap),
+            atomics_compiled: compiled,
+            mappable_arrays: known(&sys::array(8, 1, sys::BPF_F_MMAPABLE)),
+            types: sysfs.is_dir().then(|| sysfs.join("btf/vmlinux").exists()),
+            xdp_fragments: xdp_fragments(),
+        }
+    }
+}
+
+/// As [`Features::xdp_fragments`].
+pub(super) fn xdp_fragments() -> Option<bool> {
+    known(&sys::prog_load(BPF_PROG_TYPE_XDP, BPF_F_XDP_HAS_FRAGS, &PASS))
+}
+
+fn known<T>(made: &io::Result<T>) -> Option<bool> {
+    match made {
+        Ok(_) => Some(true),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::EINVAL | ENOTSUPP) => Some(false),
+            _ => None,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The tests' kernels (6.1 and later) have everything.
+    #[test]
+    fn this_kernel_has_everything() {
+        if !nix::unistd::geteuid().is_root() {
+            return eprintln!("SKIPPED: needs root");
+        }
+        let enabled = std::fs::read_to_string("/proc/sys/net/core/bpf_jit_enable");
+        let compiles = enabled.map_or(true, |enabled| enabled.trim() != "0");
+        let all = Features {
+            atomics: Some(true),
+            atomics_compiled: Some(compiles),
+            mappable_arrays: Some(true),
+            types: Some(true),
+            xdp_fragments: Some(true),
+        };
+        assert_eq!(Features::probe(), all);
+    }
+
+    #[test]
+    fn what_the_kernel_refuses_is_not_there() {
+        let error = |errno| known::<()>(&Err(io::Error::from_raw_os_error(errno)));
+        assert_eq!((error(libc::EINVAL), error(ENOTSUPP)), (Some(false), Some(false)));
+        assert_eq!(
+            (error(libc::EPERM), error(libc::ENOSYS), error(libc::ENOMEM)),
+            (None, None, None)
+        );
+        if nix::unistd::geteuid().is_root() {
+            // An instruction that no kernel has.
+            let unknown = [instruction(0xdb, 10, 1, -8, 0x7f), instruction(0x95, 0, 0, 0, 0)];
+            assert_eq!(known(&sys::prog_load(BPF_PROG_TYPE_SCHED_CLS, 0, &unknown)), Some(false));
+            assert_eq!(known(&sys::prog_load(BPF_PROG_TYPE_XDP, 1 << 30, &PASS)), Some(false));
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Services whose addresses are real hosts' too, at times when no proxy translates them.
+
+use std::net::IpAddr;
+
+use netpold_testbed::{Proxy, require_root};
+use serde_json::{Value, json};
+
+use super::backends::two_nodes;
+use super::world::{NOBODY, PROTOCOLS, SERVICE_PORT, Service, answer, describe, lost, provide};
+use crate::cluster::Cluster;
+use crate::marks::wire;
+
+/// The second node is the host of these addresses too, and the first knows the way.
+fn host(cluster: &Cluster, addresses: &[IpAddr]) {
+    let [here, there] = [&cluster.nodes[0], &cluster.nodes[1]];
+    let (link, [via4, _]) = (wire(here), there.addresses());
+    let (mut has, mut routes) = (String::new(), String::new());
+    for address in addresses {
+        let (length, via) =
+            if address.is_ipv4() { (32, via4.to_string()) } else { (128, "fe80::b".to_owned()) };
+        let nodad = if address.is_ipv4() { "" } else { "nodad" };
+        has += &format!("address add {address}/{length} dev lo {nodad}\n");
+        routes += &format!("route add {address}/{length} via {via} dev {link}\n");
+    }
+    there.netns().ip(&has).unwrap();
+    here.netns().ip(&routes).unwrap();
+}
+
+/// The Service's objects with a label, and nobody to translate.
+fn labelled(cluster: &mut Cluster, service: &Service, label: &str) {
+    describe(cluster, std::slice::from_ref(service));
+    for object in &mut cluster.objects {
+        let labels = &mut object["metadata"]["labels"];
+        if labels.is_null() {
+            *labels = json!({});
+        }
+        labels[label] = Value::from("other");
+    }
+}
+
+/// The host answers, whose name is not a pod's.
+#[track_caller]
+fn host_answers(cluster: &Cluster, from: &str, service: &Service) {
+    let seen = super::world::outcomes(cluster.pod(from), &external(service));
+    let seen: Vec<&String> = seen.keys().collect();
+    assert_eq!(seen, [cluster.nodes[1].name()], "{from}");
+}
+
+fn external(service: &Service) -> [std::net::SocketAddr; 2] {
+    service.external_ips().map(|address| (address, SERVICE_PORT).into())
+}
+
+/// A tenant's Service that leads to an allowed pod opens nothing at the address that it is given.
+#[test]
+fn services_at_real_hosts_addresses() {
+    if !require_root("services_at_real_hosts_addresses") {
+        return;
+    }
+    let mut cluster = two_nodes();
+    let trap = Service::new(1, "trap").pods(&cluster, &["friend1"]);
+    host(&cluster, &trap.external_ips());
+    PROTOCOLS.iter().for_each(|it| cluster.nodes[1].serve(*it, SERVICE_PORT).unwrap());
+    cluster.enforce();
+    host_answers(&cluster, "free", &trap);
+    answer(cluster.pod("client1"), &external(&trap), NOBODY);
+
+    // Its proxy has not got so far.
+    describe(&mut cluster, std::slice::from_ref(&trap));
+    cluster.enforce();
+    let before = lost(&cluster, 0, "service_backend");
+    answer(cluster.pod("client1"), &external(&trap), NOBODY);
+    assert!(lost(&cluster, 0, "service_backend") > before, "dropped where it leaves the node");
+    host_answers(&cluster, "free", &trap);
+
+    // It is another proxy's, or headless by its label.
+    for label in ["service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"] {
+        labelled(&mut cluster, &trap, label);
+        cluster.enforce();
+        let before = lost(&cluster, 0, "policy");
+        answer(cluster.pod("client1"), &external(&trap), NOBODY);
+        assert!(lost(&cluster, 0, "policy") > before, "{label}: dropped at the pod");
+    }
+
+    // What policy grants literally passes untranslated.
+    describe(&mut cluster, std::slice::from_ref(&trap));
+    let blocks = trap.external_ips().map(|address| {
+        let length = if address.is_ipv4() { 32 } else { 128 };
+        json!({ "ipBlock": { "cidr": format!("{address}/{length}") } })
+    });
+    let spec = json!({ "podSelector": { "matchLabels": { "app": "client" } },
+                       "policyTypes": ["Egress"], "egress": [{ "to": blocks }] });
+    cluster.policy("block", spec).enforce();
+    host_answers(&cluster, "client1", &trap);
+    cluster.without_policy("block").enforce();
+
+    // Translated it is an ordinary Service: other addresses, since the kernel knows these flows.
+    let served = Service::new(2, "served").pods(&cluster, &["friend1"]);
+    host(&cluster, &served.external_ips());
+    provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&served));
+    cluster.enforce();
+    answer(cluster.pod("client1"), &external(&served), &["friend1"]);
+}
