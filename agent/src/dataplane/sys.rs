@@ -5,11 +5,13 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 const BPF_MAP_CREATE: u32 = 0;
+const BPF_MAP_UPDATE_ELEM: u32 = 2;
+const BPF_PROG_LOAD: u32 = 5;
 const BPF_OBJ_PIN: u32 = 6;
 const BPF_OBJ_GET: u32 = 7;
 const BPF_OBJ_GET_INFO_BY_FD: u32 = 15;
@@ -19,6 +21,8 @@ const BPF_LINK_UPDATE: u32 = 29;
 const BPF_LINK_DETACH: u32 = 34;
 
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
+const BPF_MAP_TYPE_PROG_ARRAY: u32 = 3;
+const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 /// The map can be mapped into memory (kernel 5.5).
 pub(super) const BPF_F_MMAPABLE: u32 = 1 << 10;
 
@@ -72,6 +76,7 @@ struct LinkDetach {
     link_fd: u32,
 }
 
+/// Whole, since the kernel writes `revision` whatever size it is told.
 #[repr(C)]
 #[derive(Default)]
 struct Query {
@@ -82,6 +87,33 @@ struct Query {
     program_ids: u64,
     count: u32,
     reserved: u32,
+    program_flags: u64,
+    link_ids: u64,
+    link_flags: u64,
+    revision: u64,
+}
+
+#[repr(C)]
+struct MapUpdate {
+    map: u32,
+    unused: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct ProgLoad {
+    kind: u32,
+    instructions: u32,
+    code: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+    kernel_version: u32,
+    flags: u32,
 }
 
 #[repr(C)]
@@ -208,12 +240,71 @@ pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Asks what is attached at a hook of an interface, not caring for the answer: EINVAL if the kernel
-/// has no such hook.
-pub(super) fn query(ifindex: u32, attach_type: u32) -> io::Result<()> {
-    let mut attributes = Query { ifindex, attach_type, ..Query::default() };
-    // SAFETY: the block of BPF_PROG_QUERY, with room for no identifiers.
-    unsafe { bpf(BPF_PROG_QUERY, &mut attributes).map(drop) }
+/// Identifiers of the programs at a TCX hook of an interface, in the order in which packets meet them.
+/// EINVAL if the kernel has no such hook, ENODEV if there is no such interface.
+pub(super) fn programs(ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
+    /// `BPF_MPROG_MAX`: a hook holds no more.
+    const MOST: usize = 64;
+    let mut ids = [0_u32; MOST];
+    let mut attributes = Query {
+        ifindex,
+        attach_type,
+        program_ids: ids.as_mut_ptr() as u64,
+        count: MOST as u32,
+        ..Query::default()
+    };
+    // SAFETY: the block of BPF_PROG_QUERY; the kernel writes at most `count` identifiers.
+    unsafe { bpf(BPF_PROG_QUERY, &mut attributes)? };
+    Ok(ids.into_iter().take(attributes.count as usize).collect())
+}
+
+/// `struct bpf_insn`
+pub(super) fn instruction(
+    code: u8,
+    destination: u8,
+    source: u8,
+    offset: i16,
+    immediate: i32,
+) -> u64 {
+    let registers = u64::from(source << 4 | destination) << 8;
+    let offset = u64::from(offset.cast_unsigned()) << 16;
+    u64::from(code) | registers | offset | u64::from(immediate.cast_unsigned()) << 32
+}
+
+/// Loads a classifier.
+pub(super) fn classifier(code: &[u64]) -> io::Result<OwnedFd> {
+    let license = c"GPL";
+    let mut attributes = ProgLoad {
+        kind: BPF_PROG_TYPE_SCHED_CLS,
+        instructions: code.len() as u32,
+        code: code.as_ptr() as u64,
+        license: license.as_ptr() as u64,
+        ..ProgLoad::default()
+    };
+    // SAFETY: the block of BPF_PROG_LOAD; code and license outlive the call; a new descriptor.
+    unsafe { bpf(BPF_PROG_LOAD, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+}
+
+/// A map that tail calls find one program in, at index 0. Emptied when its last descriptor is closed.
+pub(super) fn program_array(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let array = map(MapCreate {
+        kind: BPF_MAP_TYPE_PROG_ARRAY,
+        key_size: 4,
+        value_size: 4,
+        max_entries: 1,
+        flags: 0,
+    })?;
+    let (key, value) = (0_u32, raw(program));
+    let mut attributes = MapUpdate {
+        map: raw(array.as_fd()),
+        unused: 0,
+        key: (&raw const key) as u64,
+        value: (&raw const value) as u64,
+        flags: 0,
+    };
+    // SAFETY: the block of BPF_MAP_UPDATE_ELEM; key and value are of the map's sizes and outlive it.
+    unsafe { bpf(BPF_MAP_UPDATE_ELEM, &mut attributes)? };
+    Ok(array)
 }
 
 /// Pins an object at a path on bpffs.
@@ -260,20 +351,6 @@ pub(crate) mod test_objects {
 
     use super::*;
 
-    #[repr(C)]
-    #[derive(Default)]
-    struct ProgLoad {
-        kind: u32,
-        instructions: u32,
-        code: u64,
-        license: u64,
-        log_level: u32,
-        log_size: u32,
-        log: u64,
-        kernel_version: u32,
-        flags: u32,
-    }
-
     /// An array map.
     pub(crate) fn array(value_size: u32, max_entries: u32, flags: u32) -> OwnedFd {
         super::array(value_size, max_entries, flags).expect("creating a map needs root")
@@ -289,7 +366,8 @@ pub(crate) mod test_objects {
 
     /// A classifier that returns a constant: `r0 = verdict; exit`.
     pub(crate) fn classifier(verdict: i32) -> OwnedFd {
-        program(&[instruction(0xb7, 0, 0, 0, verdict), instruction(0x95, 0, 0, 0, 0)])
+        let code = [instruction(0xb7, 0, 0, 0, verdict), instruction(0x95, 0, 0, 0, 0)];
+        super::classifier(&code).expect("loading a program needs root")
     }
 
     /// A classifier that writes a record to a ring: `size` bytes, zero but for the first word.
@@ -310,29 +388,6 @@ pub(crate) mod test_objects {
             instruction(0xb7, 0, 0, 0, 0),
             instruction(0x95, 0, 0, 0, 0),
         ]);
-        program(&code)
-    }
-
-    /// `struct bpf_insn`
-    fn instruction(code: u8, destination: u8, source: u8, offset: i16, immediate: i32) -> u64 {
-        let registers = u64::from(source << 4 | destination) << 8;
-        let offset = u64::from(offset.cast_unsigned()) << 16;
-        u64::from(code) | registers | offset | u64::from(immediate.cast_unsigned()) << 32
-    }
-
-    fn program(code: &[u64]) -> OwnedFd {
-        const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
-        let license = c"GPL";
-        let mut attributes = ProgLoad {
-            kind: BPF_PROG_TYPE_SCHED_CLS,
-            instructions: code.len() as u32,
-            code: code.as_ptr() as u64,
-            license: license.as_ptr() as u64,
-            ..ProgLoad::default()
-        };
-        // SAFETY: the block of BPF_PROG_LOAD; code and license outlive the call.
-        let fd = unsafe { bpf(5, &mut attributes) }.expect("loading a program needs root");
-        // SAFETY: a new descriptor.
-        unsafe { OwnedFd::from_raw_fd(fd) }
+        super::classifier(&code).expect("loading a program needs root")
     }
 }
