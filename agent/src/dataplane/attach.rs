@@ -5,7 +5,7 @@
 //! priority and handle below the interface's clsact qdisc, which stays with the interface and is
 //! replaced in one step too. Either way our program is put first and passes on what it allows
 //! (TCX_NEXT, TC_ACT_UNSPEC), so that other programs run as before. What is put in front of it later
-//! is found by [`Attacher::attached`], and [`Attacher::to_front`] puts ours there again.
+//! is found by [`Attacher::attached`], and [`Attacher::put_first`] puts ours there again.
 //!
 //! Directions are the pod's: its egress is the TC ingress of the host side. Interfaces go by index,
 //! in the network namespace of the calling thread.
@@ -183,10 +183,10 @@ impl Attacher {
     ///
     /// # Errors
     /// The kernel refuses; [`AttachError::is_gone`]: no such interface.
-    pub fn to_front(&mut self, program: BorrowedFd<'_>, hook: Hook) -> Result<(), AttachError> {
+    pub fn put_first(&mut self, program: BorrowedFd<'_>, hook: Hook) -> Result<(), AttachError> {
         match &mut self.backend {
-            Backend::Tcx { links, held } => to_front_tcx(links, held, program, hook),
-            Backend::Clsact(clsact) => clsact.to_front(program, hook),
+            Backend::Tcx { links, held } => put_first_tcx(links, held, program, hook),
+            Backend::Clsact(clsact) => clsact.put_first(program, hook),
         }
         .map_err(at("putting in front", hook))
     }
@@ -335,7 +335,7 @@ fn attach_tcx(
 }
 
 /// The kernel moves no link, and takes no program twice.
-fn to_front_tcx(
+fn put_first_tcx(
     links: &Path,
     held: &mut BTreeMap<Hook, OwnedFd>,
     program: BorrowedFd<'_>,

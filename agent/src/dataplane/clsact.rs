@@ -57,7 +57,7 @@ impl Clsact {
 
     /// Puts our filter in front of those that were added to its priority after it. There is always one
     /// of ours.
-    pub(super) fn to_front(&mut self, program: BorrowedFd<'_>, hook: Hook) -> io::Result<()> {
+    pub(super) fn put_first(&mut self, program: BorrowedFd<'_>, hook: Hook) -> io::Result<()> {
         self.put(program, hook, TEMPORARY)?;
         self.remove(hook, HANDLE)?;
         self.put(program, hook, HANDLE)?;

@@ -37,7 +37,7 @@ impl Dataplane {
             let Some(program) = role.and_then(|role| role.program(hook.direction)) else {
                 continue;
             };
-            match self.move_to_front(hook, program) {
+            match self.put_first_at(hook, program) {
                 Ok(true) => moved.push(hook),
                 Ok(false) => {
                     let problem = format!(
@@ -60,7 +60,7 @@ impl Dataplane {
     }
 
     /// Whether it was moved; not if it was too often.
-    fn move_to_front(&mut self, hook: Hook, program: Program) -> Result<bool, String> {
+    fn put_first_at(&mut self, hook: Hook, program: Program) -> Result<bool, String> {
         let Some(generation) = &mut self.generation else { return Ok(false) };
         let moves = self.order.moves.entry(hook).or_default();
         if *moves == MOVES {
@@ -69,7 +69,7 @@ impl Dataplane {
         *moves += 1;
         let program = generation.program(program).map_err(|e| e.to_string())?;
         let program = program.fd().map_err(|e| e.to_string())?;
-        match self.attacher.to_front(program.as_fd(), hook) {
+        match self.attacher.put_first(program.as_fd(), hook) {
             Err(error) if !error.is_gone() => Err(error.to_string()),
             _ => Ok(true),
         }

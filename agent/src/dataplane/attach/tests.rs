@@ -170,7 +170,7 @@ fn ours_goes_in_front_of_what_was_put_there() {
             assert!(delivers(), "{mode}: the other accepts first");
             let found = attacher.attached().unwrap();
             assert_eq!(found.iter().map(|f| f.ahead.len()).collect::<Vec<_>>(), [1], "{mode}");
-            attacher.to_front(ours.as_fd(), hook).unwrap();
+            attacher.put_first(ours.as_fd(), hook).unwrap();
             assert!(!delivers(), "{mode}: ours is asked first");
             let again = attacher.attached().unwrap();
             assert_eq!((again.len(), again[0].program), (1, found[0].program), "{mode}");
