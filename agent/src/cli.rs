@@ -93,6 +93,10 @@ pub struct RunArgs {
     /// File to keep the last good state in, for a boot without the source
     #[arg(long, value_name = "FILE", env = "NETPOLD_STATE", default_value = DEFAULT_STATE)]
     pub state: PathBuf,
+    /// End when another agent starts on the same pin root and knows everything there is, and leave it
+    /// what is enforced: for a unit that keeps the node from the boot until the DaemonSet's agent does
+    #[arg(long, env = "NETPOLD_GIVE_WAY")]
+    pub give_way: bool,
     /// At which of the node's devices packets to Services are judged behind their translation: auto,
     /// none, or names with commas between them, each of which may end in `*`
     #[arg(long, value_name = "DEVICES", env = "NETPOLD_NODE_DEVICES", default_value = "auto")]

@@ -30,6 +30,24 @@ pub enum Origin {
     Cluster(cluster::Settings),
 }
 
+impl Origin {
+    /// Where nothing is enforced yet, what is known of files before all can be read is better than
+    /// nothing: nobody may ever mend one that is broken. An API server will say the rest.
+    #[must_use]
+    pub const fn is_partial(&self) -> bool {
+        matches!(self, Self::Manifests(_))
+    }
+}
+
+impl std::fmt::Display for Origin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Manifests(directory) => write!(f, "manifests in {}", directory.display()),
+            Self::Cluster(_) => f.write_str("API server"),
+        }
+    }
+}
+
 /// Settings of `netpold run`.
 #[derive(Debug)]
 pub struct RunConfig {
@@ -51,6 +69,8 @@ pub struct RunConfig {
     pub cni_results: PathBuf,
     /// File of the last good state.
     pub state: PathBuf,
+    /// End when another agent wants the pin root.
+    pub give_way: bool,
     /// How long a comparison of everything with the kernel takes.
     pub readback: Duration,
     /// At which of the node's devices to judge.
@@ -100,6 +120,7 @@ impl TryFrom<RunArgs> for RunConfig {
             new_pods: args.new_pods,
             cni_results: args.cni_results,
             state: args.state,
+            give_way: args.give_way,
             readback: Duration::from_secs(args.readback.into()),
             node_devices: args.node_devices,
             mark_bit: args.mark_bit,

@@ -31,6 +31,17 @@ const CLOCK_ATTEMPTS: u32 = 5;
 /// publishing takes nanoseconds.
 const STALE_CLAIM: u32 = 60;
 
+/// Ticks a second of the kernel's jiffies, as the resolution of its coarse clock says, which is one
+/// tick (clock_getres(2)); `None` if that is no rate a kernel has.
+#[must_use]
+pub fn tick_rate() -> Option<u32> {
+    let mut resolution = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: it writes the one structure.
+    let failed = unsafe { libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, &raw mut resolution) };
+    let nanoseconds = (failed == 0 && resolution.tv_sec == 0).then_some(resolution.tv_nsec)?;
+    nearest_hz(1e9 / nanoseconds as f64)
+}
+
 /// Ticks a second of the kernel's jiffies, from two readings. Takes about 200 ms, blocking.
 ///
 /// # Errors

@@ -4,6 +4,7 @@
 //! operations are ordered so that any prefix of them is one), but what is installed is then no
 //! longer known, so the next try is a new generation, with a growing pause between tries.
 
+mod bypass;
 pub mod devices;
 mod measure;
 mod report;
@@ -15,12 +16,13 @@ use std::time::{Duration, Instant};
 use aya::maps::{MapData, RingBuf};
 use netpold_core::compile::{CompileError, Compiler, Cursor, EndpointInfo, Essentials};
 use netpold_core::image::Table;
-use netpold_core::model::Change;
+use netpold_core::model::{Change, Direction};
 use netpold_core::ops::Capacity;
 use nix::net::if_::if_indextoname;
 
 use crate::conntrack::Pass;
 use crate::dataplane::Dataplane;
+use crate::dataplane::attach::Hook;
 use crate::dataplane::generation::GenerationError;
 use crate::dataplane::role::Role;
 use crate::dataplane::tables::TableError;
@@ -28,6 +30,7 @@ use crate::endpoint::{Device, InterfaceEvent};
 use crate::metrics::Instruments;
 use crate::seed::Wanted;
 
+use bypass::Bypass;
 use devices::NodeDevices;
 
 /// Shortest and longest pause before a failed update is tried again.
@@ -89,6 +92,8 @@ pub struct Engine {
     seeds: bool,
     /// How far the comparison with the kernel's tables has come.
     cursor: Cursor,
+    /// What went past the programs.
+    bypass: Bypass,
     /// Flows removed by all sweeps.
     swept: Pass,
     /// When the first of the changes that are not enforced yet was seen.
@@ -130,6 +135,7 @@ impl Engine {
             roles: None,
             seeds: true,
             cursor: Cursor::default(),
+            bypass: Bypass::default(),
             swept: Pass::default(),
             noticed: None,
             instruments: Instruments::default(),
@@ -174,7 +180,8 @@ impl Engine {
     }
 
     /// Whether what was compiled last is in force.
-    fn is_settled(&self) -> bool {
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
         self.installed && self.failure.is_none() && self.held.is_none()
     }
 
@@ -239,7 +246,25 @@ impl Engine {
             }
             Err(error) => tracing::warn!(error, "cannot look whether programs are still attached"),
         }
+        self.keep_order();
+        self.look_for_bypasses();
         self.retry_at()
+    }
+
+    fn keep_order(&mut self) {
+        match self.dataplane.keep_order() {
+            Ok(moved) => {
+                for Hook { ifindex, direction } in moved {
+                    self.repaired("order", 1);
+                    let interface = self.names.get(&ifindex);
+                    tracing::warn!(
+                        ifindex, interface, %direction,
+                        "another tool's program was put in front of netpold's: put behind it"
+                    );
+                }
+            }
+            Err(error) => tracing::warn!(error, "cannot look whether programs are still the first"),
+        }
     }
 
     /// Compares one of `slices` parts of the kernel's tables with what they must hold, and puts it
@@ -337,12 +362,29 @@ impl Engine {
                 },
             }
         };
+        self.close_restored();
         self.instruments.applying(|| self.dataplane.install(&self.capacity, &ops))?;
         self.instruments.new_generation();
         self.seed();
         self.installed = true;
         self.note_endpoints();
         Ok(ops.len())
+    }
+
+    /// After a boot, closes the pods that the last good state isolates until its programs are loaded:
+    /// connections that it denies would be faster.
+    fn close_restored(&mut self) {
+        if !self.restored || self.noted.is_some() {
+            return;
+        }
+        let isolated = self.compiler.endpoints().flat_map(|e| {
+            let [ingress, egress] =
+                [(e.ingress, Direction::Ingress), (e.egress, Direction::Egress)];
+            let closed = [ingress, egress].into_iter().filter(|(isolated, _)| *isolated);
+            closed.map(move |(_, direction)| Hook { ifindex: e.ifindex, direction })
+        });
+        let hooks = self.dataplane.close(&isolated.collect::<Vec<_>>());
+        tracing::info!(hooks, "isolated pods are closed until the programs are loaded");
     }
 
     /// Looks for the flows of endpoints that are about to be isolated, before packets are judged by

@@ -19,6 +19,7 @@ pub mod requirements;
 pub mod run;
 pub mod sandbox;
 pub mod seed;
+pub mod service_manager;
 pub mod source;
 pub mod state;
 pub mod status;

@@ -2,7 +2,8 @@
 //!
 //! The agent never detaches anything at its end: enforcement outlives it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -11,16 +12,16 @@ use netpold_core::model::Change;
 use netpold_core::ops::Capacity;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
-use tokio::task::block_in_place;
+use tokio::task::{JoinHandle, block_in_place};
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
 use crate::admin::Admin;
-use crate::config::{self, Origin, RunConfig};
+use crate::config::{self, RunConfig};
 use crate::dataplane::Dataplane;
 use crate::dataplane::attach::{Attacher, Mode};
-use crate::dataplane::bpffs::PinRoot;
-use crate::dataplane::generation::Predecessor;
+use crate::dataplane::bpffs::{self, PinRoot};
+use crate::dataplane::generation::{self, Predecessor};
 use crate::dataplane::tables::grace_period;
 use crate::endpoint::{self, Discovery};
 use crate::engine::Engine;
@@ -30,8 +31,10 @@ use crate::metrics::Metrics;
 use crate::object::object;
 use crate::requirements;
 use crate::sandbox::{Sandboxes, results};
-use crate::source::cluster::{self, Notices};
-use crate::source::{Batch, Source, manifests};
+use crate::service_manager;
+use crate::source::cluster::Notices;
+use crate::source::opened::Opened;
+use crate::source::{Batch, Source};
 use crate::state::{self, Keeper, Restored};
 use crate::status::Status;
 
@@ -53,27 +56,35 @@ pub fn run(mut config: RunConfig) -> Result<()> {
     config.start_log()?;
     object()?;
     requirements::check()?;
+    generation::prepare();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    runtime.block_on(async {
-        // First, since it changes nothing where it fails.
-        let (source, notices) = open(&config.origin).await?;
-        Agent::start(&config, source, notices)?.serve().await
-    })
+    let result = runtime.block_on(async {
+        let opened = if config.state.exists() {
+            // What is kept is enforced whether or not there is a source.
+            Opened::later(config.origin.clone())
+        } else {
+            // First, since it changes nothing where it fails.
+            Opened::now(&config.origin).await?
+        };
+        Agent::start(&config, when_due(opened, &config).await)?.serve().await
+    });
+    // A program that fetches credentials may still run.
+    runtime.shutdown_background();
+    result
 }
 
-/// Starts following the objects; a cluster is told of policies that cannot be honoured.
-async fn open(origin: &Origin) -> Result<(Source, Option<Notices>)> {
-    Ok(match origin {
-        Origin::Manifests(directory) => (manifests::watch(directory)?, None),
-        Origin::Cluster(settings) => {
-            let (source, notices) = cluster::watch(settings.clone()).await?;
-            (source, Some(notices))
-        }
-    })
+/// Who takes over from an agent that gives way does so when everything is known: until then that one
+/// goes on judging new pods.
+async fn when_due(opened: Opened, config: &RunConfig) -> Opened {
+    if config.give_way || !PinRoot::is_kept_for_another(&config.bpffs) {
+        return opened;
+    }
+    info!("another agent keeps this node until all objects are known here");
+    opened.complete().await
 }
 
 /// Everything that runs.
@@ -81,7 +92,8 @@ struct Agent {
     engine: Arc<Mutex<Engine>>,
     drops: Arc<Mutex<DropLog>>,
     source: Source,
-    notices: Option<Notices>,
+    notices: Arc<OnceLock<Notices>>,
+    opening: Option<JoinHandle<Result<()>>>,
     interfaces: mpsc::Receiver<endpoint::Event>,
     sandboxes: Sandboxes,
     answers: watch::Receiver<Vec<results::Answer>>,
@@ -96,6 +108,10 @@ struct Agent {
     reading_events: bool,
     /// How long comparing everything with the kernel may take.
     readback: Duration,
+    /// The pin root that is kept for another agent.
+    kept_for_another: Option<PathBuf>,
+    /// The service manager waits for word.
+    starting: bool,
     heartbeat: Heartbeat,
     _listener: Option<Listener>,
     _discovery: Discovery,
@@ -110,8 +126,12 @@ struct Synced {
 }
 
 impl Agent {
-    fn start(config: &RunConfig, source: Source, notices: Option<Notices>) -> Result<Self> {
+    fn start(config: &RunConfig, opened: Opened) -> Result<Self> {
+        let Opened { source, notices, opening } = opened;
         let pins = PinRoot::open(&config.bpffs)?;
+        if config.give_way {
+            pins.give_way()?;
+        }
         let mode = Mode::probe();
         requirements::warn_of_lacks(mode);
         let mut attacher = Attacher::new(&pins.links(), mode)?;
@@ -119,17 +139,20 @@ impl Agent {
         // Another version's tables are not read, but its programs judge.
         let inherited = predecessor.hash_seed.is_some() || !attacher.attached()?.is_empty();
         let mut engine = engine(config, pins, attacher, &predecessor)?;
+        let mut sandboxes = Sandboxes::new(config.node.clone());
+        let mut answers = results::follow(config.cni_results.clone())?;
         let restored = if inherited {
             engine.inherits_flows();
             Restored::default()
         } else {
-            restore(config, &mut engine)
+            restore(config, &mut engine, &mut sandboxes)
         };
+        let given = sandboxes.answers_are(answers.borrow_and_update().clone());
+        given.into_iter().for_each(|change| engine.apply(change));
         let engine = Arc::new(Mutex::new(engine));
         let drops = Arc::new(Mutex::new(DropLog::default()));
         let (events, interfaces) = mpsc::channel(EVENTS);
         let discovery = Discovery::start(endpoint::Settings::default(), events)?;
-        let answers = results::follow(config.cni_results.clone())?;
         let status = {
             let (engine, drops) = (Arc::clone(&engine), Arc::clone(&drops));
             let source = source.status.clone();
@@ -153,8 +176,9 @@ impl Agent {
             drops,
             source,
             notices,
+            opening,
             interfaces,
-            sandboxes: Sandboxes::new(config.node.clone()),
+            sandboxes,
             answers,
             // Nothing else is in force, so this is enforced before the source has said a word.
             synced: Synced { source: restored.is_in_force(), interfaces: false },
@@ -164,6 +188,8 @@ impl Agent {
             nothing_given: true,
             reading_events: false,
             readback: config.readback,
+            kept_for_another: config.give_way.then(|| config.bpffs.clone()),
+            starting: true,
             heartbeat,
             _listener: listener,
             _discovery: discovery,
@@ -186,7 +212,7 @@ impl Agent {
             tokio::select! {
                 batch = self.source.batches.recv() => match batch {
                     Some(batch) => noticed = Some(self.take_batch(batch)),
-                    None => bail!("the source of objects ended; what was enforced stays"),
+                    None => return self.source_ended().await,
                 },
                 event = self.interfaces.recv() => match event {
                     Some(event) => self.take_interface(event),
@@ -206,13 +232,18 @@ impl Agent {
                         let mut engine = lock(&self.engine);
                         engine.sweep();
                         retry = retry.into_iter().chain(engine.repair()).min();
-                        if let Some(notices) = &self.notices {
+                        if let Some(notices) = self.notices.get() {
                             notices.tell(engine.unhonoured());
+                            notices.tell_unjudged(engine.unjudged());
                         }
                     });
                     continue;
                 }
                 _ = slice.tick() => {
+                    if self.kept_for_another.as_ref().is_some_and(|root| !bpffs::is_still_kept(root)) {
+                        info!("another agent takes over");
+                        break;
+                    }
                     block_in_place(|| lock(&self.engine).readback(SLICES));
                     self.keep_state().await;
                     continue;
@@ -226,9 +257,31 @@ impl Agent {
                 grace.begin();
                 self.read_events();
             }
+            self.say_ready();
         }
         info!("netpold ends; what is enforced stays enforced");
         Ok(())
+    }
+
+    /// Tells the service manager, once, that what is known at the start is in force: the last good state,
+    /// what an earlier agent left, or what the source has said. Nothing at all is also in force.
+    fn say_ready(&mut self) {
+        let waits = self.restored.is_in_force() && !lock(&self.engine).is_settled();
+        if !self.starting || !self.synced.interfaces || waits {
+            return;
+        }
+        self.starting = false;
+        if let Err(error) = service_manager::ready() {
+            warn!(%error, "the service manager cannot be told that the agent is ready");
+        }
+    }
+
+    /// Why there is no source any more, or never was.
+    async fn source_ended(self) -> Result<()> {
+        if let Some(opening) = self.opening {
+            opening.await??;
+        }
+        bail!("the source of objects ended; what was enforced stays")
     }
 
     /// What came in the meantime belongs into the same update.
@@ -347,7 +400,7 @@ fn engine(
 }
 
 /// Puts the last good state in the place of the objects that the source has yet to name.
-fn restore(config: &RunConfig, engine: &mut Engine) -> Restored {
+fn restore(config: &RunConfig, engine: &mut Engine, sandboxes: &mut Sandboxes) -> Restored {
     let objects = state::read(&config.state, &config.node).unwrap_or_else(|error| {
         warn!("{error}; begins without it");
         None
@@ -361,6 +414,7 @@ fn restore(config: &RunConfig, engine: &mut Engine) -> Restored {
         );
     }
     engine.restored(restored.is_in_force());
+    sandboxes.restored(&objects);
     objects.into_iter().for_each(|object| engine.apply(object));
     restored
 }
@@ -397,7 +451,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Waits until no CPU is still judging a packet by what it read before the last update.
 #[derive(Debug, Default)]
 struct Grace {
-    wait: Option<tokio::task::JoinHandle<()>>,
+    wait: Option<JoinHandle<()>>,
 }
 
 impl Grace {

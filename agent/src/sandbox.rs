@@ -22,6 +22,9 @@ pub struct Sandboxes {
     answers: Vec<Answer>,
     /// As the source has them.
     pods: BTreeMap<Key, Pod>,
+    /// Pods of the last good state that the source has not named yet. Their addresses may be of before
+    /// a boot, so an answer counts more.
+    kept: BTreeSet<Key>,
     /// Addresses in the place of those that a status has not yet.
     given: BTreeMap<Key, Vec<IpAddr>>,
 }
@@ -30,13 +33,35 @@ impl Sandboxes {
     /// Of a node, by its name.
     #[must_use]
     pub fn new(node: String) -> Self {
-        Self { node, answers: Vec::new(), pods: BTreeMap::new(), given: BTreeMap::new() }
+        Self {
+            node,
+            answers: Vec::new(),
+            pods: BTreeMap::new(),
+            kept: BTreeSet::new(),
+            given: BTreeMap::new(),
+        }
+    }
+
+    /// Takes in the last good state, before the source has said anything.
+    pub fn restored(&mut self, objects: &[Change]) {
+        for object in objects {
+            if let Change::Pod(pod) = object
+                && pod.node == self.node
+                && !pod.host_network
+            {
+                self.kept.insert(pod.key.clone());
+                self.pods.insert(pod.key.clone(), pod.clone());
+            }
+        }
     }
 
     /// Completes what a source says about pods, and adds pods that it makes others believe.
     pub fn complete(&mut self, changes: &mut Vec<Change>) {
         let mut said = BTreeSet::new();
         for change in &*changes {
+            if let Change::Pod(Pod { key, .. }) | Change::PodGone(key) = change {
+                self.kept.remove(key);
+            }
             match change {
                 Change::Pod(pod) if pod.node == self.node && !pod.host_network => {
                     self.pods.insert(pod.key.clone(), pod.clone());
@@ -70,10 +95,12 @@ impl Sandboxes {
         let taken: BTreeSet<IpAddr> = self
             .pods
             .values()
-            .filter(|pod| !pod.finished && !pod.terminating)
+            .filter(|pod| !pod.finished && !pod.terminating && !self.kept.contains(&pod.key))
             .flat_map(|pod| pod.addresses.iter().copied())
             .collect();
-        let waiting = self.pods.values().filter(|pod| !pod.finished && pod.addresses.is_empty());
+        let waiting = self.pods.values().filter(|pod| {
+            !pod.finished && (pod.addresses.is_empty() || self.kept.contains(&pod.key))
+        });
         let given = waiting.filter_map(|pod| {
             // The last one: a sandbox that failed is made again.
             let answer = self.answers.iter().rev().find(|answer| answer.is_of(pod))?;
@@ -81,7 +108,15 @@ impl Sandboxes {
             let free = answer.addresses.iter().all(|address| !taken.contains(address));
             free.then(|| (pod.key.clone(), answer.addresses.clone()))
         });
-        let given = given.collect();
+        let mut given: BTreeMap<Key, Vec<IpAddr>> = given.collect();
+        // Since the boot it is another pod's.
+        let now: BTreeSet<IpAddr> = given.values().flatten().copied().collect();
+        let stale = self.kept.iter().filter(|key| {
+            !given.contains_key(*key)
+                && self.pods.get(*key).is_some_and(|p| p.addresses.iter().any(|a| now.contains(a)))
+        });
+        let stale: Vec<Key> = stale.cloned().collect();
+        given.extend(stale.into_iter().map(|key| (key, Vec::new())));
         std::mem::replace(&mut self.given, given)
     }
 

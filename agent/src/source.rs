@@ -9,6 +9,7 @@ pub mod convert;
 pub mod decode;
 pub mod document;
 pub mod manifests;
+pub mod opened;
 
 use std::fmt;
 use std::time::Instant;

@@ -52,7 +52,7 @@ pub struct Status {
     pub recent_drops: Vec<RecentDrop>,
     /// What somebody else had changed or removed and was put right.
     pub repairs: u64,
-    /// The same by kind: `entries` of tables, `programs`, `pins`.
+    /// The same by kind: `entries` of tables, `programs`, their `order` at a hook, `pins`.
     pub repaired: BTreeMap<String, u64>,
     /// Interfaces that are denied until their pod is known (`--new-pods deny`).
     pub waiting: Vec<String>,

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use crate::cli::UninstallArgs;
 use crate::dataplane::attach::{Attacher, Mode};
 use crate::dataplane::bpffs::PinRoot;
-use crate::dataplane::xdp;
+use crate::dataplane::{gate, xdp};
 
 /// Removes what `netpold run` left in force. Pods are not under policy any more after that.
 ///
@@ -19,6 +19,7 @@ pub fn run(args: &UninstallArgs) -> Result<()> {
     let links = pins.links();
     let early = xdp::detach_all(&links).context("cannot detach XDP programs")?;
     attacher.stop_watching().context("cannot detach what an upgrade left")?;
+    gate::open_all().context("cannot open what is closed until programs are loaded")?;
     for found in &attached {
         let (ifindex, direction) = (found.hook.ifindex, found.hook.direction);
         anstream::println!("detached: interface {ifindex}, {direction}");

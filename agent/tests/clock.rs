@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::process::Command;
 
 use aya::{EbpfLoader, programs::SchedClassifier};
-use netpold::conntrack::measure_hz;
+use netpold::conntrack::{measure_hz, tick_rate};
 use netpold::dataplane::test_run::jiffies;
 
 #[test]
@@ -17,6 +17,7 @@ fn the_measured_rate_is_the_configured_one() {
     let config = Command::new("zcat").arg("/proc/config.gz").output().unwrap();
     let config = String::from_utf8_lossy(&config.stdout);
     println!("{hz} ticks a second");
+    assert_eq!(tick_rate(), Some(hz), "the coarse clock's resolution is one tick");
     if let Some(configured) = config.lines().find_map(|line| line.strip_prefix("CONFIG_HZ=")) {
         assert_eq!(configured, hz.to_string());
     }

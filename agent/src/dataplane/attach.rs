@@ -4,7 +4,8 @@
 //! the agent goes, and its program is replaced in one step. Without TCX it is a filter of our own
 //! priority and handle below the interface's clsact qdisc, which stays with the interface and is
 //! replaced in one step too. Either way our program is put first and passes on what it allows
-//! (TCX_NEXT, TC_ACT_UNSPEC), so that other programs run as before.
+//! (TCX_NEXT, TC_ACT_UNSPEC), so that other programs run as before. What is put in front of it later
+//! is found by [`Attacher::attached`], and [`Attacher::put_first`] puts ours there again.
 //!
 //! Directions are the pod's: its egress is the TC ingress of the host side. Interfaces go by index,
 //! in the network namespace of the calling thread.
@@ -18,6 +19,7 @@ use std::path::{Path, PathBuf};
 use netpold_core::model::Direction;
 
 use super::clsact::Clsact;
+use super::front::Relay;
 use super::sys;
 
 const BPF_TCX_INGRESS: u32 = 46;
@@ -40,8 +42,8 @@ impl Mode {
     #[must_use]
     pub fn probe() -> Self {
         // Every namespace has a loopback interface with index 1.
-        match sys::query(1, BPF_TCX_INGRESS) {
-            Ok(()) => Self::Tcx,
+        match sys::programs(1, BPF_TCX_INGRESS) {
+            Ok(_) => Self::Tcx,
             Err(_) => Self::Clsact,
         }
     }
@@ -103,12 +105,14 @@ impl AttachError {
 }
 
 /// An attachment that was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Attached {
     /// Where.
     pub hook: Hook,
     /// Identifier of the program that runs there.
     pub program: u32,
+    /// Identifiers of the programs that packets meet before it; 0: of a filter without program.
+    pub ahead: Vec<u32>,
 }
 
 /// Attaches, replaces, finds and detaches. Keeps no state of its own: pins and filters are it.
@@ -172,6 +176,19 @@ impl Attacher {
             Backend::Clsact(clsact) => clsact.attach(program, hook),
         }
         .map_err(at("attaching", hook))
+    }
+
+    /// Puts `program`, which is attached there, in front of all others. Every packet is judged: a relay
+    /// to it stands in front meanwhile, and a few packets meet it twice.
+    ///
+    /// # Errors
+    /// The kernel refuses; [`AttachError::is_gone`]: no such interface.
+    pub fn put_first(&mut self, program: BorrowedFd<'_>, hook: Hook) -> Result<(), AttachError> {
+        match &mut self.backend {
+            Backend::Tcx { links, held } => put_first_tcx(links, held, program, hook),
+            Backend::Clsact(clsact) => clsact.put_first(program, hook),
+        }
+        .map_err(at("putting in front", hook))
     }
 
     /// Runs `program` in front of what is attached until [`Attacher::stop_watching`], also when this
@@ -317,6 +334,21 @@ fn attach_tcx(
     result
 }
 
+/// The kernel moves no link, and takes no program twice.
+fn put_first_tcx(
+    links: &Path,
+    held: &mut BTreeMap<Hook, OwnedFd>,
+    program: BorrowedFd<'_>,
+    hook: Hook,
+) -> io::Result<()> {
+    let relay = Relay::to(program)?;
+    let front = sys::tcx_link_create(relay.as_fd(), hook.ifindex, hook.tcx_type())?;
+    detach_tcx(&links.join(hook.file_name()))?;
+    held.remove(&hook).map_or(Ok(()), |link| sys::link_detach(link.as_fd()))?;
+    attach_tcx(links, held, program, hook)?;
+    sys::link_detach(front.as_fd())
+}
+
 fn pin(link: &OwnedFd, path: &Path) -> io::Result<()> {
     sys::obj_pin(link.as_fd(), path).map_err(|error| {
         let text = format!("in force as long as the agent runs, but not pinned: {error}");
@@ -341,7 +373,13 @@ fn list_tcx(links: &Path, held: &mut BTreeMap<Hook, OwnedFd>) -> io::Result<Vec<
         let Some(link) = open(&entry.path())? else { continue };
         let info = sys::tcx_info(link.as_fd())?;
         if (info.ifindex, info.attach_type) == (hook.ifindex, hook.tcx_type()) {
-            found.push(Attached { hook, program: info.program });
+            let programs = match sys::programs(hook.ifindex, hook.tcx_type()) {
+                // The interface has gone since.
+                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Vec::new(),
+                programs => programs?,
+            };
+            let ahead = programs.into_iter().take_while(|id| *id != info.program).collect();
+            found.push(Attached { hook, program: info.program, ahead });
         } else {
             held.remove(&hook);
             detach_tcx(&entry.path())?;

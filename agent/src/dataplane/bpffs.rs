@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use netpold_ebpf::layout::LAYOUT_VERSION;
 use nix::errno::Errno;
@@ -54,6 +55,11 @@ pub enum BpffsError {
     },
 }
 
+/// A directory below the root of an agent that gives way: who wants the root removes it.
+const GIVES_WAY: &str = "gives-way";
+/// How long such an agent has to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// A pin root that this process owns until it is dropped.
 #[derive(Debug)]
 pub struct PinRoot {
@@ -70,11 +76,32 @@ impl PinRoot {
     /// See [`BpffsError`]; nothing that is pinned is touched in any case.
     pub fn open(root: &Path) -> Result<Self, BpffsError> {
         ensure_bpffs(root)?;
-        let lock = lock(root)?;
+        let lock = match lock(root) {
+            Err(BpffsError::Busy { .. }) if fs::remove_dir(root.join(GIVES_WAY)).is_ok() => {
+                lock_soon(root)?
+            }
+            lock => lock?,
+        };
+        // Of one that was killed.
+        let _ = fs::remove_dir(root.join(GIVES_WAY));
         let versioned = root.join(format!("v{LAYOUT_VERSION}"));
         create(&versioned)?;
         create(&root.join("links"))?;
         Ok(Self { root: root.to_owned(), versioned, lock })
+    }
+
+    /// Whether an agent is running on a pin root that will give way to another.
+    #[must_use]
+    pub fn is_kept_for_another(root: &Path) -> bool {
+        root.join(GIVES_WAY).is_dir() && matches!(lock(root), Err(BpffsError::Busy { .. }))
+    }
+
+    /// Says that this agent gives way.
+    ///
+    /// # Errors
+    /// The directory cannot be made.
+    pub fn give_way(&self) -> Result<(), BpffsError> {
+        create(&self.root.join(GIVES_WAY))
     }
 
     /// Looks whether the pin root is there, and makes it again if it is not: bpffs was unmounted, or
@@ -196,6 +223,25 @@ fn is_same(open: &File, path: &Path) -> bool {
     match (open.metadata(), fs::metadata(path)) {
         (Ok(open), Ok(path)) => identity(open) == identity(path),
         _ => false,
+    }
+}
+
+/// Whether nobody wants the pin root that an agent keeps for another.
+#[must_use]
+pub fn is_still_kept(root: &Path) -> bool {
+    root.join(GIVES_WAY).is_dir()
+}
+
+/// Waits for an agent that has been asked to end.
+fn lock_soon(root: &Path) -> Result<Flock<File>, BpffsError> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match lock(root) {
+            Err(BpffsError::Busy { .. }) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            lock => return lock,
+        }
     }
 }
 

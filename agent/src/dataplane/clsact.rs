@@ -1,4 +1,7 @@
 //! Attachment for kernels without TCX: direct-action filters below the clsact qdisc.
+//!
+//! A second filter of ours may stand in front for a moment: while ours moves to the front, and
+//! (`gate.rs`, with TCX too) before the first programs are loaded.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -17,11 +20,14 @@ use crate::netlink::{Connection, Message, attributes, word};
 const PRIORITY: u16 = 1;
 /// Of all bpf filters with our priority, the one that is ours: "npol" in ASCII.
 const HANDLE: u32 = u32::from_be_bytes(*b"npol");
+/// The one that is ours for a moment.
+const TEMPORARY: u32 = u32::from_be_bytes(*b"nptm");
 const NAME: &str = "netpold";
 
 const TC_HEADER: usize = 20;
 const TCA_KIND: u16 = 1;
 const TCA_OPTIONS: u16 = 2;
+const TCA_CHAIN: u16 = 11;
 const TCA_BPF_ID: u16 = 11;
 
 /// The netlink connection that filters are managed by.
@@ -34,24 +40,55 @@ impl Clsact {
     }
 
     /// Adds or replaces our filter. Without NLM_F_EXCL the kernel exchanges a filter of the same
-    /// handle in place, while the old one serves packets that are under way.
+    /// handle in place, while the old one serves packets that are under way; a new one comes before
+    /// the others of its priority.
     pub(super) fn attach(&mut self, program: BorrowedFd<'_>, hook: Hook) -> io::Result<()> {
+        self.put(program, hook, HANDLE).map(drop)
+    }
+
+    /// The same for our temporary filter; whether the qdisc was made for it.
+    pub(super) fn attach_temporary(
+        &mut self,
+        program: BorrowedFd<'_>,
+        hook: Hook,
+    ) -> io::Result<bool> {
+        self.put(program, hook, TEMPORARY)
+    }
+
+    /// Puts our filter in front of those that were added to its priority after it. There is always one
+    /// of ours.
+    pub(super) fn put_first(&mut self, program: BorrowedFd<'_>, hook: Hook) -> io::Result<()> {
+        self.put(program, hook, TEMPORARY)?;
+        self.remove(hook, HANDLE)?;
+        self.put(program, hook, HANDLE)?;
+        self.remove(hook, TEMPORARY).map(drop)
+    }
+
+    fn put(&mut self, program: BorrowedFd<'_>, hook: Hook, handle: u32) -> io::Result<bool> {
         let added = self.request(
             RouteNetlinkMessage::NewQueueDiscipline(qdisc(hook.ifindex)?),
             NLM_F_CREATE | NLM_F_EXCL,
         );
-        match added.map_err(|error| (error.raw_os_error(), error)) {
-            Ok(()) => {}
-            Err((Some(libc::EEXIST), _)) => self.check_qdisc(hook)?,
+        let made = match added.map_err(|error| (error.raw_os_error(), error)) {
+            Ok(()) => true,
+            Err((Some(libc::EEXIST), _)) => self.check_qdisc(hook).map(|()| false)?,
             Err((_, error)) => return Err(error),
-        }
-        let mut filter = filter(hook)?;
+        };
+        let mut filter = filter(hook, handle)?;
         filter.attributes.push(TcAttribute::Options(vec![
             TcOption::Bpf(TcFilterBpfOption::ProgFd(program.as_raw_fd().cast_unsigned())),
             TcOption::Bpf(TcFilterBpfOption::ProgName(NAME.into())),
             TcOption::Bpf(TcFilterBpfOption::Flags(TcBpfFlags::DirectAction)),
         ]));
-        self.request(RouteNetlinkMessage::NewTrafficFilter(filter), NLM_F_CREATE)
+        let put = self.request(RouteNetlinkMessage::NewTrafficFilter(filter), NLM_F_CREATE);
+        put.map(|()| made).map_err(|error| match error.raw_os_error() {
+            // A filter of that priority is there, of another kind or protocol.
+            Some(libc::EINVAL | libc::ENOSPC) => io::Error::other(format!(
+                "a filter of another tool has the priority {PRIORITY}; give it another one \
+                 (`tc filter show`): {error}"
+            )),
+            _ => error,
+        })
     }
 
     /// Whether the qdisc that is there has a place for filters of this hook. The kind `ingress` is in
@@ -73,23 +110,50 @@ impl Clsact {
 
     /// Removes our filter, and the qdisc if it holds no filter then.
     pub(super) fn detach(&mut self, hook: Hook) -> io::Result<()> {
-        let removed = self.request(RouteNetlinkMessage::DelTrafficFilter(filter(hook)?), 0);
+        if self.remove(hook, HANDLE)? { self.tidy(hook.ifindex) } else { Ok(()) }
+    }
+
+    /// Removes our temporary filter; `qdisc`: also the qdisc if it holds no filter then.
+    pub(super) fn detach_temporary(&mut self, hook: Hook, qdisc: bool) -> io::Result<()> {
+        if self.remove(hook, TEMPORARY)? && qdisc { self.tidy(hook.ifindex) } else { Ok(()) }
+    }
+
+    /// Whether there was such a filter.
+    fn remove(&mut self, hook: Hook, handle: u32) -> io::Result<bool> {
+        let removed = self.request(RouteNetlinkMessage::DelTrafficFilter(filter(hook, handle)?), 0);
         match removed.map_err(|error| (error.raw_os_error(), error)) {
-            Ok(()) => {}
+            Ok(()) => Ok(true),
             // No filter; no qdisc to have filters (EINVAL); no interface.
-            Err((Some(libc::ENOENT | libc::EINVAL | libc::ENODEV), _)) => return Ok(()),
-            Err((_, error)) => return Err(error),
+            Err((Some(libc::ENOENT | libc::EINVAL | libc::ENODEV), _)) => Ok(false),
+            Err((_, error)) => Err(error),
         }
+    }
+
+    fn tidy(&mut self, ifindex: u32) -> io::Result<()> {
         for direction in Direction::BOTH {
-            if !self.filters(Hook { direction, ..hook }, |_| Some(()))?.is_empty() {
+            if !self.filters(Hook { ifindex, direction }, |_| Some(()))?.is_empty() {
                 return Ok(());
             }
         }
-        self.request(RouteNetlinkMessage::DelQueueDiscipline(qdisc(hook.ifindex)?), 0)
+        self.request(RouteNetlinkMessage::DelQueueDiscipline(qdisc(ifindex)?), 0)
     }
 
     /// Our filters on every interface of the namespace.
     pub(super) fn attached(&mut self) -> io::Result<Vec<Attached>> {
+        self.found(|hook, filters| {
+            let ours = filters.iter().position(|filter| filter.is(HANDLE))?;
+            let ahead = filters[..ours].iter().map(|filter| filter.program).collect();
+            Some(Attached { hook, program: filters[ours].program, ahead })
+        })
+    }
+
+    /// Where a temporary filter of ours is.
+    pub(super) fn temporaries(&mut self) -> io::Result<Vec<Hook>> {
+        self.found(|hook, filters| filters.iter().any(|f| f.is(TEMPORARY)).then_some(hook))
+    }
+
+    /// What is to be said of each hook with its filters.
+    fn found<T>(&mut self, each: impl Fn(Hook, &[Filter]) -> Option<T>) -> io::Result<Vec<T>> {
         let all = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
         let interfaces = self.0.dump(&all, |message| {
             let clsact = message
@@ -101,8 +165,7 @@ impl Clsact {
         for ifindex in interfaces {
             for direction in Direction::BOTH {
                 let hook = Hook { ifindex, direction };
-                let programs = self.filters(hook, ours)?;
-                found.extend(programs.into_iter().map(|program| Attached { hook, program }));
+                found.extend(each(hook, &self.filters(hook, Filter::read)?));
             }
         }
         Ok(found)
@@ -113,7 +176,7 @@ impl Clsact {
         hook: Hook,
         each: impl Fn(Message<'_>) -> Option<T>,
     ) -> io::Result<Vec<T>> {
-        let mut message = filter(hook)?;
+        let mut message = filter(hook, 0)?;
         message.header.handle = TcHandle::UNSPEC;
         message.header.info = 0;
         message.attributes.clear();
@@ -129,14 +192,35 @@ impl Clsact {
     }
 }
 
-/// Identifier of the program if the filter is ours.
-fn ours(message: Message<'_>) -> Option<u32> {
-    let priority = message.word(16)? >> 16;
-    if message.word(8)? != HANDLE || priority != u32::from(PRIORITY) {
-        return None;
+/// A filter of those that every packet meets, in the order of the list.
+struct Filter {
+    handle: u32,
+    priority: u32,
+    /// Identifier of its program; 0: it has none.
+    program: u32,
+}
+
+impl Filter {
+    /// `None` in a chain other than the first: packets come there by another filter only.
+    fn read(message: Message<'_>) -> Option<Self> {
+        let attribute = |wanted| {
+            message.attributes(TC_HEADER).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
+        };
+        if attribute(TCA_CHAIN).and_then(word).is_some_and(|chain| chain != 0) {
+            return None;
+        }
+        let options = attribute(TCA_OPTIONS).unwrap_or_default();
+        let id = attributes(options).find(|(kind, _)| *kind == TCA_BPF_ID);
+        Some(Self {
+            handle: message.word(8)?,
+            priority: message.word(16)? >> 16,
+            program: id.and_then(|(_, id)| word(id)).unwrap_or(0),
+        })
     }
-    let options = message.attributes(TC_HEADER).find(|(kind, _)| *kind == TCA_OPTIONS)?.1;
-    attributes(options).find(|(kind, _)| *kind == TCA_BPF_ID).and_then(|(_, id)| word(id))
+
+    fn is(&self, handle: u32) -> bool {
+        (self.handle, self.priority) == (handle, u32::from(PRIORITY))
+    }
 }
 
 fn qdisc(ifindex: u32) -> io::Result<TcMessage> {
@@ -147,14 +231,14 @@ fn qdisc(ifindex: u32) -> io::Result<TcMessage> {
     Ok(message)
 }
 
-fn filter(hook: Hook) -> io::Result<TcMessage> {
+fn filter(hook: Hook, handle: u32) -> io::Result<TcMessage> {
     let mut message = TcMessage::with_index(index(hook.ifindex)?);
     let minor = match hook.direction {
         Direction::Egress => TcHandle::MIN_INGRESS,
         Direction::Ingress => TcHandle::MIN_EGRESS,
     };
     message.header.parent = TcHandle { major: TcHandle::CLSACT.major, minor };
-    message.header.handle = HANDLE.into();
+    message.header.handle = handle.into();
     let every_protocol = (libc::ETH_P_ALL as u16).to_be();
     message.header.info = u32::from(PRIORITY) << 16 | u32::from(every_protocol);
     message.attributes.push(TcAttribute::Kind("bpf".into()));

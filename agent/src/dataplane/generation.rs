@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use aya::maps::{MapData, MapError, PerCpuArray, RingBuf};
 use aya::programs::{ProgramError, SchedClassifier, Xdp};
@@ -108,6 +109,24 @@ const SHARED: [&str; 5] = ["CT4", "CT6", "FRAGMENTS", "COUNTERS", "EVENTS"];
 /// Maps of the generation in force, by pin: what a later agent reads.
 const PUBLISHED: [Section; 2] = [direct::ENDPOINTS, direct::SETTINGS];
 
+/// aya makes no loader without parsing the kernel's own types, which takes a tenth of a second and is of
+/// no use here: one is made for all generations, and forgets them.
+static LOADER: OnceLock<Mutex<EbpfLoader<'static>>> = OnceLock::new();
+
+fn loader() -> &'static Mutex<EbpfLoader<'static>> {
+    LOADER.get_or_init(|| {
+        let mut loader = EbpfLoader::new();
+        loader.btf(None);
+        Mutex::new(loader)
+    })
+}
+
+/// Prepares what [`Generation::load`] needs, in the background.
+pub fn prepare() {
+    // Without a thread it is done when it is needed.
+    drop(std::thread::Builder::new().name("loader".into()).spawn(loader));
+}
+
 /// A loaded generation.
 pub struct Generation {
     bpf: Ebpf,
@@ -128,7 +147,7 @@ impl Generation {
         conntrack_buckets: u32,
     ) -> Result<Self, GenerationError> {
         let object = object()?;
-        let mut loader = EbpfLoader::new();
+        let mut loader = loader().lock().unwrap_or_else(PoisonError::into_inner);
         for (name, size) in sizes(capacity) {
             loader.map_max_entries(name, size);
         }
@@ -137,18 +156,14 @@ impl Generation {
         for name in SHARED {
             loader.map_pin_path(name, pins.map(name));
         }
-        let asks = u8::from(namespace::cookie().is_some());
-        loader.override_global("ASKS_FOR_NAMESPACE", &asks, true);
+        let asks: &'static u8 = if namespace::cookie().is_some() { &1 } else { &0 };
+        loader.override_global("ASKS_FOR_NAMESPACE", asks, true);
         let offered = Offered::to(&mut loader, pins)
             .map_err(|(name, cause)| GenerationError::Offer { name, cause })?;
         let mut bpf =
             loader.load(object).map_err(|e| GenerationError::Load { cause: Box::new(e) })?;
-        drop(offered);
-        for name in Program::ALL.map(Program::name).into_iter().chain([CLOCK]) {
-            classifier(&mut bpf, name)?
-                .load()
-                .map_err(|e| GenerationError::Program { name, cause: Box::new(e) })?;
-        }
+        drop((offered, loader));
+        load_programs(&mut bpf)?;
         let tables = Tables::open(&mut bpf)?;
         let published = PUBLISHED.map(|Section { name, section, .. }| (name, section));
         let mut pinned = SHARED
@@ -323,6 +338,27 @@ fn classifier<'a>(
         .ok_or(GenerationError::NoProgram(name))?
         .try_into()
         .map_err(|e| GenerationError::Program { name, cause: Box::new(e) })
+}
+
+/// Side by side: the kernel verifies each for itself, for up to half a second.
+fn load_programs(bpf: &mut Ebpf) -> Result<(), GenerationError> {
+    let names = Program::ALL.map(Program::name).into_iter().chain([CLOCK]);
+    let mut missing: BTreeSet<&str> = names.collect();
+    let loaded = std::thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for (name, program) in bpf.programs_mut() {
+            let Some(name) = missing.take(name) else { continue };
+            let failed = move |e| GenerationError::Program { name, cause: Box::new(e) };
+            threads.push(scope.spawn(move || {
+                let program: &mut SchedClassifier = program.try_into().map_err(failed)?;
+                program.load().map_err(failed)
+            }));
+        }
+        threads.into_iter().try_for_each(|thread| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    });
+    loaded.and(missing.first().map_or(Ok(()), |name| Err(GenerationError::NoProgram(name))))
 }
 
 fn sizes(capacity: &Capacity) -> [(&'static str, u32); 6] {

@@ -5,12 +5,15 @@ pub mod bpffs;
 mod clsact;
 pub mod direct;
 pub mod features;
+mod front;
+pub mod gate;
 pub mod generation;
 mod heritage;
 pub mod hosts6;
 mod locals;
 pub mod mmap;
 mod namespace;
+mod order;
 pub mod readback;
 pub mod role;
 mod sent;
@@ -34,15 +37,17 @@ use netpold_ebpf::proof::DEFAULT_BIT;
 
 use attach::{Attacher, Hook, Mode};
 use bpffs::PinRoot;
+use gate::Gate;
 use generation::{Generation, GenerationError, Predecessor};
 use heritage::Heritage;
+use order::Order;
 use readback::Strays;
 use role::{Program, Role};
 use sent::Sent;
 use tables::TableError;
 use uplink::Uplinks;
 
-use crate::conntrack::{Pass, Sweeper, measure_hz};
+use crate::conntrack::{Pass, Sweeper, measure_hz, tick_rate};
 use crate::seed::{Wanted, kernel_flows};
 
 /// Drop events that one CPU may emit in a second.
@@ -73,6 +78,8 @@ pub struct Dataplane {
     /// Programs may run in front of others, an earlier agent's if not this one's.
     watching: bool,
     strays: Strays,
+    order: Order,
+    gate: Gate,
 }
 
 impl Dataplane {
@@ -97,7 +104,10 @@ impl Dataplane {
             heritage: Vec::new(),
             watching: true,
             strays: Strays::default(),
+            order: Order::default(),
+            gate: Gate::default(),
         };
+        dataplane.find_closed();
         dataplane.find_heritage();
         dataplane
     }
@@ -159,7 +169,10 @@ impl Dataplane {
 
     /// Settings in seconds become jiffies by the kernel's own tick rate.
     fn first_settings(&mut self, generation: &Generation) -> Result<Settings, GenerationError> {
-        let hz = measure_hz(|| generation.jiffies()).map_err(GenerationError::Clock)?;
+        let hz = match tick_rate() {
+            Some(hz) => hz,
+            None => measure_hz(|| generation.jiffies()).map_err(GenerationError::Clock)?,
+        };
         self.hz = hz;
         // An earlier agent's programs prove what they judge, as these do.
         let demanded = self.predecessor()?.proof == Some(self.proof);
@@ -272,6 +285,7 @@ impl Dataplane {
             self.tend_uplinks();
         }
         self.end_takeover(problems.is_empty());
+        self.open(|ifindex| wanted.contains_key(&ifindex));
         if let Err(reason) = self.leave(wanted) {
             problems.insert(0, reason);
         }

@@ -1,16 +1,14 @@
 //! The cookie of the node's network namespace, by which programs know the node's own sockets.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
-use super::sys::bpf;
+use super::sys;
 
-/// `BPF_PROG_LOAD`, `BPF_PROG_TYPE_SCHED_CLS`, `BPF_FUNC_get_netns_cookie` of linux/bpf.h.
-const PROG_LOAD: u32 = 5;
-const SCHED_CLS: u64 = 3;
-const GET_NETNS_COOKIE: u64 = 122;
+/// `BPF_FUNC_get_netns_cookie` of linux/bpf.h.
+const GET_NETNS_COOKIE: i32 = 122;
 
 /// The cookie of the calling thread's network namespace (SO_NETNS_COOKIE, kernel 5.14); `None` where
 /// the kernel does not tell a classifier the cookie of a packet's socket (6.15).
@@ -21,15 +19,9 @@ pub(super) fn cookie() -> Option<u64> {
 
 /// Loads a classifier that asks: `call 122; r0 = 0; exit`.
 fn can_be_asked() -> io::Result<()> {
-    let code: [u64; 3] = [GET_NETNS_COOKIE << 32 | 0x85, 0xb7, 0x95];
-    let license = c"GPL";
-    let kind_and_length = SCHED_CLS | (code.len() as u64) << 32;
-    let mut load = [kind_and_length, code.as_ptr() as u64, license.as_ptr() as u64, 0, 0, 0];
-    // SAFETY: the block of BPF_PROG_LOAD; code and license outlive the call.
-    let fd = unsafe { bpf(PROG_LOAD, &mut load)? };
-    // SAFETY: a new descriptor, ours alone.
-    drop(unsafe { OwnedFd::from_raw_fd(fd) });
-    Ok(())
+    let ask = sys::instruction(0x85, 0, 0, 0, GET_NETNS_COOKIE);
+    let leave = [sys::instruction(0xb7, 0, 0, 0, 0), sys::instruction(0x95, 0, 0, 0, 0)];
+    sys::classifier(&[ask, leave[0], leave[1]]).map(drop)
 }
 
 fn own_cookie() -> io::Result<u64> {

@@ -5,11 +5,13 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 const BPF_MAP_CREATE: u32 = 0;
+const BPF_MAP_UPDATE_ELEM: u32 = 2;
+const BPF_PROG_LOAD: u32 = 5;
 const BPF_OBJ_PIN: u32 = 6;
 const BPF_OBJ_GET: u32 = 7;
 const BPF_OBJ_GET_INFO_BY_FD: u32 = 15;
@@ -19,6 +21,8 @@ const BPF_LINK_UPDATE: u32 = 29;
 const BPF_LINK_DETACH: u32 = 34;
 
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
+const BPF_MAP_TYPE_PROG_ARRAY: u32 = 3;
+const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 /// The map can be mapped into memory (kernel 5.5).
 pub(super) const BPF_F_MMAPABLE: u32 = 1 << 10;
 
@@ -72,6 +76,7 @@ struct LinkDetach {
     link_fd: u32,
 }
 
+/// Whole, since the kernel writes `revision` whatever size it is told.
 #[repr(C)]
 #[derive(Default)]
 struct Query {
@@ -82,6 +87,33 @@ struct Query {
     program_ids: u64,
     count: u32,
     reserved: u32,
+    program_flags: u64,
+    link_ids: u64,
+    link_flags: u64,
+    revision: u64,
+}
+
+#[repr(C)]
+struct MapUpdate {
+    map: u32,
+    unused: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct ProgLoad {
+    kind: u32,
+    instructions: u32,
+    code: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+    kernel_version: u32,
+    flags: u32,
 }
 
 #[repr(C)]
@@ -108,20 +140,6 @@ struct ProgInfo {
     id: u32,
     tag: [u8; 8],
     compiled_size: u32,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct ProgLoad {
-    kind: u32,
-    instructions: u32,
-    code: u64,
-    license: u64,
-    log_level: u32,
-    log_size: u32,
-    log: u64,
-    kernel_version: u32,
-    flags: u32,
 }
 
 /// `struct bpf_link_info` with the `tcx` member of its union; `xdp` has the interface index too.
@@ -176,7 +194,6 @@ fn map(mut attributes: MapCreate) -> io::Result<OwnedFd> {
 
 /// Loads a program that was made by hand: of a type (`enum bpf_prog_type`), with `BPF_F_*` flags.
 pub(super) fn prog_load(kind: u32, flags: u32, code: &[u64]) -> io::Result<OwnedFd> {
-    const BPF_PROG_LOAD: u32 = 5;
     let license = c"GPL";
     let mut attributes = ProgLoad {
         kind,
@@ -274,12 +291,49 @@ pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Asks what is attached at a hook of an interface, not caring for the answer: EINVAL if the kernel
-/// has no such hook.
-pub(super) fn query(ifindex: u32, attach_type: u32) -> io::Result<()> {
-    let mut attributes = Query { ifindex, attach_type, ..Query::default() };
-    // SAFETY: the block of BPF_PROG_QUERY, with room for no identifiers.
-    unsafe { bpf(BPF_PROG_QUERY, &mut attributes).map(drop) }
+/// Identifiers of the programs at a TCX hook of an interface, in the order in which packets meet them.
+/// EINVAL if the kernel has no such hook, ENODEV if there is no such interface.
+pub(super) fn programs(ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
+    /// `BPF_MPROG_MAX`: a hook holds no more.
+    const MOST: usize = 64;
+    let mut ids = [0_u32; MOST];
+    let mut attributes = Query {
+        ifindex,
+        attach_type,
+        program_ids: ids.as_mut_ptr() as u64,
+        count: MOST as u32,
+        ..Query::default()
+    };
+    // SAFETY: the block of BPF_PROG_QUERY; the kernel writes at most `count` identifiers.
+    unsafe { bpf(BPF_PROG_QUERY, &mut attributes)? };
+    Ok(ids.into_iter().take(attributes.count as usize).collect())
+}
+
+/// Loads a classifier.
+pub(super) fn classifier(code: &[u64]) -> io::Result<OwnedFd> {
+    prog_load(BPF_PROG_TYPE_SCHED_CLS, 0, code)
+}
+
+/// A map that tail calls find one program in, at index 0. Emptied when its last descriptor is closed.
+pub(super) fn program_array(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let array = map(MapCreate {
+        kind: BPF_MAP_TYPE_PROG_ARRAY,
+        key_size: 4,
+        value_size: 4,
+        max_entries: 1,
+        flags: 0,
+    })?;
+    let (key, value) = (0_u32, raw(program));
+    let mut attributes = MapUpdate {
+        map: raw(array.as_fd()),
+        unused: 0,
+        key: (&raw const key) as u64,
+        value: (&raw const value) as u64,
+        flags: 0,
+    };
+    // SAFETY: the block of BPF_MAP_UPDATE_ELEM; key and value are of the map's sizes and outlive it.
+    unsafe { bpf(BPF_MAP_UPDATE_ELEM, &mut attributes)? };
+    Ok(array)
 }
 
 /// Pins an object at a path on bpffs.
@@ -341,7 +395,8 @@ pub(crate) mod test_objects {
 
     /// A classifier that returns a constant: `r0 = verdict; exit`.
     pub(crate) fn classifier(verdict: i32) -> OwnedFd {
-        program(&[instruction(0xb7, 0, 0, 0, verdict), instruction(0x95, 0, 0, 0, 0)])
+        let code = [instruction(0xb7, 0, 0, 0, verdict), instruction(0x95, 0, 0, 0, 0)];
+        super::classifier(&code).expect("loading a program needs root")
     }
 
     /// A classifier that writes a record to a ring: `size` bytes, zero but for the first word.
@@ -362,11 +417,6 @@ pub(crate) mod test_objects {
             instruction(0xb7, 0, 0, 0, 0),
             instruction(0x95, 0, 0, 0, 0),
         ]);
-        program(&code)
-    }
-
-    fn program(code: &[u64]) -> OwnedFd {
-        const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
-        prog_load(BPF_PROG_TYPE_SCHED_CLS, 0, code).expect("loading a program needs root")
+        super::classifier(&code).expect("loading a program needs root")
     }
 }

@@ -10,7 +10,7 @@ use crate::metrics::{EndpointCounts, Fill, Instruments, Snapshot};
 use crate::status::Revision;
 
 /// What [`Engine::repair`] and [`Engine::readback`] put right.
-const REPAIRS: [&str; 3] = ["entries", "pins", "programs"];
+const REPAIRS: [&str; 4] = ["entries", "order", "pins", "programs"];
 
 impl Engine {
     /// What it counts and times.
@@ -22,6 +22,7 @@ impl Engine {
     /// The engine as it is now.
     pub fn snapshot(&mut self) -> Snapshot {
         let refused = self.compiler.problems().len() + self.attach_problems.len();
+        let refused = refused + self.unjudged().len();
         let failing = usize::from(self.failure.is_some()) + usize::from(self.held.is_some());
         Snapshot {
             revision: Revision { desired: self.desired, enforced: self.enforced },
@@ -34,6 +35,7 @@ impl Engine {
             swept: self.swept,
             evicted: self.evicted(),
             drops: self.drops_by_reason(),
+            bypassed: self.bypassed(),
             // All kinds: a counter that begins with its first event has no increase.
             repairs: REPAIRS
                 .map(|kind| (kind, self.repaired.get(kind).copied().unwrap_or(0)))

@@ -148,6 +148,7 @@ impl Engine {
             .chain(attach)
             .chain(uplinks.iter().cloned())
             .chain(self.dataplane.sent_problems())
+            .chain(self.unjudged())
             .chain(compile)
             .collect()
     }

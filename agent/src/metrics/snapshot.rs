@@ -63,6 +63,8 @@ pub struct Snapshot {
     pub evicted: [[u64; 2]; 2],
     /// Packets dropped.
     pub drops: Vec<(Direction, Reason, u64)>,
+    /// Packets that reached isolated pods past their programs.
+    pub bypassed: u64,
     /// What was put right after somebody else had changed it, by kind.
     pub repairs: Vec<(&'static str, u64)>,
 }
@@ -107,6 +109,8 @@ impl Snapshot {
         let EndpointCounts { all, enforced, isolated } = self.endpoints;
         writer.gauge("endpoints", "Interfaces of local pods", all)?;
         writer.gauge("endpoints_enforced", "Those of them that programs judge", enforced)?;
+        let help = "Packets that reached pods isolated for ingress past their programs, unjudged";
+        writer.counter("bypassed_packets", help, self.bypassed)?;
         writer.gauges(
             "endpoints_isolated",
             "Those of them that some policy isolates",

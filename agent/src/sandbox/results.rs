@@ -106,14 +106,17 @@ pub fn parse(bytes: &[u8]) -> Result<Option<Answer>, serde_json::Error> {
     }))
 }
 
-/// Follows the directory, in a thread that ends with the receiver. There need not be one.
+/// Follows the directory, in a thread that ends with the receiver. There need not be one. What it holds
+/// now has been read when this returns.
 ///
 /// # Errors
 /// The thread cannot be started.
 pub fn follow(directory: PathBuf) -> io::Result<watch::Receiver<Vec<Answer>>> {
     let (sender, answers) = watch::channel(Vec::new());
     let thread = std::thread::Builder::new().name("cni-results".into());
-    thread.spawn(move || Follower::new(directory).run(&sender))?;
+    let mut follower = Follower::new(directory);
+    follower.look_over(&sender);
+    thread.spawn(move || follower.run(&sender))?;
     Ok(answers)
 }
 
@@ -149,20 +152,24 @@ impl Follower {
 
     fn run(mut self, answers: &watch::Sender<Vec<Answer>>) {
         while !answers.is_closed() {
-            self.watched.renew();
-            match self.scan() {
-                Ok(()) => self.complained = false,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => self.files.clear(),
-                Err(error) => self.complain(&error),
-            }
-            let now = self.answers();
-            answers.send_if_modified(|before| {
-                let modified = *before != now;
-                *before = now;
-                modified
-            });
             self.wait();
+            self.look_over(answers);
         }
+    }
+
+    fn look_over(&mut self, answers: &watch::Sender<Vec<Answer>>) {
+        self.watched.renew();
+        match self.scan() {
+            Ok(()) => self.complained = false,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.files.clear(),
+            Err(error) => self.complain(&error),
+        }
+        let now = self.answers();
+        answers.send_if_modified(|before| {
+            let modified = *before != now;
+            *before = now;
+            modified
+        });
     }
 
     /// What is known stays: the directory may be readable again.

@@ -149,3 +149,19 @@ fn pods_of_other_nodes_and_of_the_node_itself_are_left_alone() {
     sandboxes.complete(&mut changes);
     assert_eq!(changes, [web(&["10.1.2.3"])], "a runtime that does not say the uid");
 }
+
+/// After a boot sandboxes are new, and so may be their addresses.
+#[test]
+fn an_answer_counts_more_than_a_kept_address() {
+    let mut sandboxes = Sandboxes::new("n1".to_owned());
+    let other = Change::Pod(pod("other", "u2", &["10.0.0.7"]));
+    sandboxes.restored(&[web(&["10.0.0.5"]), other]);
+    assert_eq!(sandboxes.answers_are(Vec::new()), []);
+    // What was the other's before the boot is this one's now.
+    let changes = sandboxes.answers_are(vec![answer("u1", &["10.0.0.7/24"])]);
+    assert_eq!(changes, [Change::Pod(pod("other", "u2", &[])), web(&["10.0.0.7"])]);
+    // The source has the last word.
+    let mut batch = vec![web(&["10.0.0.5"])];
+    sandboxes.complete(&mut batch);
+    assert_eq!(batch[0], web(&["10.0.0.5"]));
+}

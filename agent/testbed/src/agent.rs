@@ -105,6 +105,11 @@ impl Agent {
         self.options.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
     }
 
+    /// The manifests that [`Agent::restart`] starts with from now on; empty: none.
+    pub fn set_manifests(&mut self, directory: impl Into<PathBuf>) {
+        self.options.manifests = directory.into();
+    }
+
     /// Sends a signal and waits for the process to end; what it pinned stays.
     pub fn end(&mut self, signal: Signal) {
         if !matches!(self.child.try_wait(), Ok(None)) {

@@ -13,6 +13,8 @@ const PROG_LOAD: libc::c_long = 5;
 const LINK_CREATE: libc::c_long = 28;
 const MAP_TYPE_PROG_ARRAY: u32 = 3;
 const PROG_TYPE_SCHED_CLS: u32 = 3;
+/// TC ingress of an interface.
+const TCX_INGRESS: u32 = 46;
 /// TC egress of an interface.
 const TCX_EGRESS: u32 = 47;
 /// TCX_NEXT
@@ -21,6 +23,7 @@ const NEXT: i32 = -1;
 const TC_INDEX: i16 = 44;
 const PSEUDO_MAP_FD: u8 = 1;
 const TAIL_CALL: i32 = 12;
+const REDIRECT_PEER: i32 = 155;
 
 /// A program that stains packets: at an interface until it is dropped, or in front of another.
 #[derive(Debug)]
@@ -79,6 +82,28 @@ impl Host {
     }
 }
 
+impl Host {
+    /// Hands what comes in by an interface of this host to the other side of a veth, past that one's
+    /// hooks, until the value is dropped.
+    ///
+    /// # Errors
+    /// There is no such interface, or the kernel has no TCX (6.6).
+    pub fn redirect_peer(&self, interface: &str, veth: u32) -> Result<Stain> {
+        let ifindex = self.ifindex(interface)?.context("no such interface")?;
+        let program = load_whole(&[
+            instruction(0xb7, 1, 0, 0, veth.cast_signed()),
+            instruction(0xb7, 2, 0, 0, 0),
+            instruction(0x85, 0, 0, 0, REDIRECT_PEER),
+            instruction(0x95, 0, 0, 0, 0),
+        ])
+        .context("cannot load a program")?;
+        let mut create = [program.as_raw_fd().cast_unsigned(), ifindex, TCX_INGRESS, 0, 0, 0, 0, 0];
+        let link =
+            self.run(|| bpf(LINK_CREATE, &mut create))?.context("cannot attach a program")?;
+        Ok(Stain { program, _held: link })
+    }
+}
+
 /// Writes the field, with the context in register 6 from then on.
 fn set(tc_index: u16) -> Vec<u64> {
     vec![
@@ -114,8 +139,13 @@ struct Load {
     rest: [u64; 4],
 }
 
+/// A program that goes on with the next one at its end.
 fn load(mut code: Vec<u64>) -> io::Result<OwnedFd> {
     code.extend([instruction(0xb7, 0, 0, 0, NEXT), instruction(0x95, 0, 0, 0, 0)]);
+    load_whole(&code)
+}
+
+fn load_whole(code: &[u64]) -> io::Result<OwnedFd> {
     let license = c"GPL";
     let mut attributes = Load {
         kind: PROG_TYPE_SCHED_CLS,

@@ -60,7 +60,7 @@ fn every_right_is_used_and_none_is_missing() {
     world.start_agent();
     let status = world.wait("isolating the server", |status| isolated(status, "server"));
     assert!(complains(&status, "NetworkPolicy shop/mapped: spec.ingress[0]"), "{status}");
-    let event = wait_event(&world);
+    let event = wait_event(&world, NAMESPACE);
     assert_eq!(event["regarding"]["name"], "mapped");
     assert_eq!((&event["type"], &event["reportingInstance"]), (&json!("Warning"), &json!("n1")));
     assert!(event["note"].as_str().unwrap().contains("IPv4-mapped IPv6"), "{event}");
@@ -78,19 +78,47 @@ fn every_right_is_used_and_none_is_missing() {
     assert_eq!(granted.difference(&used).collect::<Vec<_>>(), Vec::<&Right>::new(), "never used");
 }
 
-/// The only Event there is.
-fn wait_event(world: &World) -> Value {
+/// Packets that nobody judges are the node's trouble: it is told so, by the same right.
+#[test]
+fn packets_past_the_programs_are_told_of_the_node() {
+    const TEST: &str = "packets_past_the_programs_are_told_of_the_node";
+    let Some(mut world) = World::new(TEST) else { return };
+    ["server", "client"].into_iter().for_each(|name| world.add(name));
+    world.policy("server", json!({ "podSelector": { "matchLabels": { "app": "server" } } }));
+    world.start_agent();
+    world.wait("isolating the server", |status| isolated(status, "server"));
+    assert!(!world.reaches("client", "server"));
+    let to = world.pod("server").host_ifindex();
+    let past = world.node.redirect_peer(world.pod("client").host_interface(), to);
+    let Ok(_past) = past else { return netpold_testbed::skip(TEST, "no TCX here") };
+    // What reached it before the first look-over (10 s) is no news.
+    for _ in 0..20 {
+        let _ = world.reaches("client", "server");
+        std::thread::sleep(std::time::Duration::from_secs(1));
+    }
+    let event = wait_event(&world, "default");
+    let regarding = [&event["regarding"]["kind"], &event["regarding"]["name"]];
+    assert_eq!(regarding, [&json!("Node"), &json!("n1")], "{event}");
+    assert_eq!(event["reason"], "PacketsNotJudged");
+    assert!(event["note"].as_str().unwrap().contains("past its programs"), "{event}");
+}
+
+/// The only Event of ours there is in a namespace.
+fn wait_event(world: &World, namespace: &str) -> Value {
     let deadline = std::time::Instant::now() + PATIENCE;
     loop {
-        let path = format!("/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events");
+        let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
         let events: Value =
             serde_json::from_str(&world.server.kubectl(&["get", "--raw", &path]).unwrap()).unwrap();
-        let items = events["items"].as_array().unwrap();
+        let all = events["items"].as_array().unwrap();
+        let ours = |event: &&Value| event["reportingController"] == "netpold";
+        let items: Vec<&Value> = all.iter().filter(ours).collect();
         assert!(items.len() <= 1, "one policy, one agent, one Event: {events}");
-        if let Some(event) = items.first() {
+        if let Some(&event) = items.first() {
             return event.clone();
         }
-        assert!(std::time::Instant::now() < deadline, "no Event");
+        let log = world.agent.as_ref().map(netpold_testbed::Agent::log).unwrap_or_default();
+        assert!(std::time::Instant::now() < deadline, "no Event\n{log}");
         std::thread::sleep(std::time::Duration::from_millis(200));
     }
 }

@@ -6,15 +6,18 @@ mod container;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use netpold::cli::{Cli, Command};
+use netpold::cli::{Cli, Command as Subcommand};
 use netpold_testbed::{
     Agent, AgentOptions, Cni, Manifests, Node, Pod, PodSpec, ProbeResult, Protocol, namespace,
-    require_root, skip,
+    require_root, skip, without_twins,
 };
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -60,7 +63,15 @@ fn isolates(status: &Value) -> bool {
 
 /// The values of a key of the systemd unit.
 fn unit(key: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/standalone/netpold.service");
+    value("netpold.service", key)
+}
+
+/// The unit that keeps the node from the boot on.
+const BOOT: &str = "netpold-boot.service";
+
+/// The values of a key of a systemd unit.
+fn value(unit: &str, key: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/standalone").join(unit);
     let text = std::fs::read_to_string(path).unwrap();
     let prefix = format!("{key}=");
     text.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap().to_owned()
@@ -70,7 +81,7 @@ fn unit(key: &str) -> String {
 fn the_unit_starts_netpold_with_flags_it_has() {
     let line = unit("ExecStart");
     let arguments = line.split_whitespace().chain(["--node-name", "n1"]);
-    let Command::Run(run) = Cli::try_parse_from(arguments).unwrap().command else {
+    let Subcommand::Run(run) = Cli::try_parse_from(arguments).unwrap().command else {
         panic!("not `netpold run`: {line}");
     };
     assert_eq!(run.bpffs, Path::new("/sys/fs/bpf/netpold"));
@@ -78,6 +89,114 @@ fn the_unit_starts_netpold_with_flags_it_has() {
         run.socket.parent(),
         Some(Path::new("/run").join(unit("RuntimeDirectory")).as_path())
     );
+}
+
+/// A process that ends with the test.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts what the unit for the boot starts, with this agent's pins and state.
+fn boot(shop: &Shop, agent: &Agent, notify: &Path) -> Ended {
+    let directory = shop.directory.path();
+    let place = |flag: &str| match flag {
+        "--bpffs" => Some(agent.bpffs()),
+        "--state" => Some(agent.state().join("last")),
+        "--socket" => Some(directory.join("boot.sock")),
+        "--manifests" => Some(directory.join("empty")),
+        _ => None,
+    };
+    std::fs::create_dir(directory.join("empty")).unwrap();
+    let line = value(BOOT, "ExecStart");
+    let mut words = line.split_whitespace().skip(1);
+    let mut command = shop.node.command(env!("CARGO_BIN_EXE_netpold")).unwrap();
+    without_twins(&mut command);
+    while let Some(word) = words.next() {
+        command.arg(word);
+        if let Some(path) = place(word) {
+            words.next();
+            command.arg(path);
+        }
+    }
+    command.args(["--node-name", shop.node.name()]).env("NOTIFY_SOCKET", notify);
+    Ended(command.spawn().unwrap())
+}
+
+#[test]
+fn the_boot_unit_keeps_the_node_until_the_agent_is_there() {
+    if !require_root("the_boot_unit_keeps_the_node_until_the_agent_is_there") {
+        return;
+    }
+    let shop = Shop::new(Node::new("boot", Cni::Ptp, "10.111.9.0/24", "fd00:111:9::/64").unwrap());
+    shop.manifests.write("deny.yaml", DENY).unwrap();
+    let manifests = shop.manifests.directory().to_owned();
+    let binary = env!("CARGO_BIN_EXE_netpold").into();
+    let mut agent =
+        Agent::start(&shop.node, AgentOptions { binary, manifests, arguments: Vec::new() })
+            .unwrap();
+    agent.wait_for("isolating the pods", TIMEOUT, isolates).unwrap();
+    let deadline = Instant::now() + TIMEOUT;
+    while !agent.state().join("last").exists() {
+        assert!(Instant::now() < deadline, "no state is kept");
+        std::thread::sleep(INTERVAL);
+    }
+    // A reboot leaves the state's file and no pin.
+    agent.end(Signal::SIGKILL);
+    let mut uninstall = Command::new(env!("CARGO_BIN_EXE_netpold"));
+    let uninstall = without_twins(&mut uninstall).arg("uninstall").arg("--bpffs");
+    assert!(uninstall.arg(agent.bpffs()).output().unwrap().status.success());
+    assert!(shop.probe().connected(), "nothing is enforced");
+
+    let path = shop.directory.path().join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let mut boot = boot(&shop, &agent, &path);
+    let mut word = [0; 64];
+    let length = socket.recv(&mut word).unwrap();
+    assert_eq!(&word[..length], b"READY=1");
+    assert!(shop.probe().dropped(), "in force when the unit is ready");
+
+    // The DaemonSet's agent comes, and cannot read everything yet: the node stays kept.
+    shop.manifests.write("broken.yaml", "kind: [").unwrap();
+    agent.restart(&shop.node).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(boot.0.try_wait().unwrap().is_none(), "{}", agent.log());
+    shop.manifests.remove("broken.yaml").unwrap();
+    agent.wait_for("isolating the pods", TIMEOUT, isolates).unwrap();
+    assert!(boot.0.wait().unwrap().success());
+    assert!(shop.probe().dropped(), "denied by policy");
+    shop.manifests.remove("deny.yaml").unwrap();
+    agent.wait_for("letting go", TIMEOUT, |status| !isolates(status)).unwrap();
+    assert!(shop.probe().connected(), "no policy any more");
+}
+
+#[test]
+fn the_boot_unit_is_as_careful_as_the_other() {
+    let line = value(BOOT, "ExecStart");
+    let arguments = line.split_whitespace().chain(["--node-name", "n1"]);
+    let Subcommand::Run(run) = Cli::try_parse_from(arguments).unwrap().command else {
+        panic!("not `netpold run`: {line}");
+    };
+    assert!(run.give_way);
+    let path = PathBuf::from("/run").join(value(BOOT, "RuntimeDirectory"));
+    assert_eq!((run.socket.parent(), run.manifests.as_deref()), (Some(&*path), Some(&*path)));
+    for key in [
+        "Type",
+        "Before",
+        "CapabilityBoundingSet",
+        "NoNewPrivileges",
+        "ProtectSystem",
+        "ReadWritePaths",
+        "RestrictAddressFamilies",
+        "MemoryDenyWriteExecute",
+    ] {
+        assert!(unit(key).contains(&value(BOOT, key)), "{key}");
+    }
 }
 
 /// A `netpold` that has the unit's capabilities and no others, on a bpffs that is mounted already.
@@ -120,7 +239,7 @@ fn the_units_capabilities_are_enough() {
 
 /// Whether there is runc; else the test is skipped.
 fn require_runc(test: &str) -> bool {
-    let there = std::process::Command::new("runc").arg("--version").output().is_ok();
+    let there = Command::new("runc").arg("--version").output().is_ok();
     if !there {
         skip(test, "needs runc (`cargo xtask setup`)");
     }

@@ -3,7 +3,8 @@
 use netpold_testbed::{Cni, require_root};
 use nix::sys::signal::Signal;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, ENFORCED};
+use crate::hooks;
 use crate::kernel;
 use crate::load::{guarded, under_load};
 
@@ -41,4 +42,31 @@ fn filters_leave_with_the_object() {
     let stranger = cluster.pod("stranger");
     crate::cluster::all_pass(&zombie, stranger, stranger.addresses());
     crate::cluster::none_pass(&zombie, &zombie, cluster.pod("server").addresses());
+}
+
+/// Of the same priority, which is the first, so that the kernel asks it before ours.
+#[test]
+fn a_filter_put_in_front_is_put_behind() {
+    const TC_ACT_OK: i32 = 0;
+    if !require_root("a_filter_put_in_front_is_put_behind") {
+        return;
+    }
+    let mut cluster = guarded(Cni::Ptp);
+    cluster.prepare = kernel::without_tcx;
+    cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
+    cluster.enforce();
+    let pin = cluster.agents[0].bpffs().join("accept");
+    hooks::pin(TC_ACT_OK, &pin).unwrap();
+    for (pod, side) in [("server", "egress"), ("stranger", "ingress")] {
+        let device = cluster.pod(pod).host_interface();
+        let add = ["filter", "add", "dev", device, side, "prio", "1", "bpf", "da", "object-pinned"];
+        let added = cluster.nodes[0].command("tc").unwrap().args(add).arg(&pin).status().unwrap();
+        assert!(added.success());
+    }
+    let first = |status: &serde_json::Value| status["repaired"]["order"].as_u64() >= Some(2);
+    cluster.agents[0].wait_for("first again", ENFORCED, first).unwrap();
+    cluster.denied("stranger", "server");
+    cluster.reaches("friend", "server");
+    let problems = cluster.agents[0].status().unwrap()["problems"].clone();
+    assert_eq!(problems.as_array().map(Vec::len), Some(0), "{problems}");
 }

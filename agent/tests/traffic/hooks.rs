@@ -1,20 +1,30 @@
 //! Other programs on the interfaces that netpold judges.
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 
-use netpold_testbed::{Cni, require_root};
+use netpold_testbed::{Cni, Protocol, require_root};
+use serde_json::Value;
 
-use crate::cluster::{Cluster, allow_from};
+use crate::cluster::{Cluster, ENFORCED, MOMENT, PORT, allow_from, isolate};
+use crate::load;
 
 const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_LINK_CREATE: libc::c_int = 28;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 const BPF_PROG_TYPE_XDP: u32 = 6;
+const BPF_OBJ_PIN: libc::c_int = 6;
+const BPF_TCX_INGRESS: u32 = 46;
 const BPF_TCX_EGRESS: u32 = 47;
+/// In front of all others.
+const BPF_F_BEFORE: u32 = 1 << 3;
 const BPF_XDP: u32 = 37;
 const XDP_PASS: i32 = 2;
+const TCX_NEXT: i32 = -1;
 const TCX_PASS: i32 = 0;
 const TCX_DROP: i32 = 2;
 
@@ -52,18 +62,39 @@ fn bpf<T>(command: libc::c_int, attributes: &T) -> io::Result<OwnedFd> {
 
 /// A program that always gives the same answer: `r0 = answer; exit`.
 fn program(program_type: u32, answer: i32) -> io::Result<OwnedFd> {
-    let instructions: [u64; 2] = [(answer as u32 as u64) << 32 | 0xb7, 0x95];
+    load(program_type, &[constant(0, answer), EXIT])
+}
+
+const EXIT: u64 = 0x95;
+
+/// `register = value`
+const fn constant(register: u64, value: i32) -> u64 {
+    (value as u32 as u64) << 32 | register << 8 | 0xb7
+}
+
+fn load(program_type: u32, instructions: &[u64]) -> io::Result<OwnedFd> {
     let license = c"GPL";
     bpf(
         BPF_PROG_LOAD,
         &Load {
             program_type,
-            count: 2,
+            count: instructions.len() as u32,
             instructions: instructions.as_ptr() as u64,
             license: license.as_ptr() as u64,
             rest: [0; 4],
         },
     )
+}
+
+/// Pins a classifier that always gives the same answer.
+pub(crate) fn pin(answer: i32, path: &Path) -> io::Result<()> {
+    let program = program(BPF_PROG_TYPE_SCHED_CLS, answer)?;
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let pin: [u64; 3] = [path.as_ptr() as u64, program.as_raw_fd() as u64, 0];
+    // It gives 0, which is no descriptor.
+    // SAFETY: pathname, bpf_fd and file_flags; the path outlives the call.
+    let done = unsafe { libc::syscall(libc::SYS_bpf, BPF_OBJ_PIN, &raw const pin, 24) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Puts such a program at the end of what sees packets into the pod; dropped, it is gone.
@@ -82,13 +113,27 @@ fn attach_at(
     (program_type, attach_type): (u32, u32),
     answer: i32,
 ) -> io::Result<OwnedFd> {
+    link(cluster, pod, &program(program_type, answer)?, attach_type, 0)
+}
+
+/// Attaches a program at the host side of a pod's veth; dropped, it is gone.
+fn link(
+    cluster: &Cluster,
+    pod: &str,
+    program: &OwnedFd,
+    attach_type: u32,
+    flags: u32,
+) -> io::Result<OwnedFd> {
     let ifindex = cluster.pod(pod).host_ifindex();
-    let create = || {
-        let program = program(program_type, answer)?;
-        let program = program.as_raw_fd() as u32;
-        bpf(BPF_LINK_CREATE, &Create { program, ifindex, attach_type, flags: 0, rest: [0; 4] })
-    };
-    cluster.nodes[0].run(create).unwrap()
+    let program = program.as_raw_fd() as u32;
+    let create = Create { program, ifindex, attach_type, flags, rest: [0; 4] };
+    cluster.nodes[0].run(|| bpf(BPF_LINK_CREATE, &create)).unwrap()
+}
+
+/// Puts a program that accepts everything in front of all others.
+fn accept_first(cluster: &Cluster, pod: &str, attach_type: u32) -> io::Result<OwnedFd> {
+    let program = program(BPF_PROG_TYPE_SCHED_CLS, TCX_PASS)?;
+    link(cluster, pod, &program, attach_type, BPF_F_BEFORE)
 }
 
 fn guarded() -> Cluster {
@@ -149,8 +194,136 @@ fn a_program_that_was_removed_by_hand_is_put_back() {
         Ok(()) => {}
         Err(e) => return eprintln!("SKIPPED a program removed by hand: no TCX link here: {e}"),
     }
-    let repaired = |status: &serde_json::Value| status["repairs"] == 1;
+    let repaired = |status: &Value| status["repairs"] == 1;
     cluster.agents[0].wait_for("repaired", Duration::from_secs(60), repaired).unwrap();
     cluster.denied("stranger", "server");
     cluster.reaches("friend", "server");
+}
+
+/// The look-over comes every second here; by default every ten.
+fn looked_after() -> Cluster {
+    let mut cluster = guarded();
+    cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
+    cluster.policy("stranger", isolate("stranger", &["Egress"])).enforce();
+    cluster
+}
+
+fn put_right(times: u64) -> impl FnMut(&Value) -> bool {
+    move |status| status["repaired"]["order"] == times
+}
+
+#[test]
+fn a_program_put_in_front_is_put_behind() {
+    const TEST: &str = "a_program_put_in_front_is_put_behind";
+    if !require_root(TEST) {
+        return;
+    }
+    let mut cluster = looked_after();
+    let first = match accept_first(&cluster, "server", BPF_TCX_EGRESS) {
+        Ok(link) => link,
+        Err(e) => return eprintln!("SKIPPED {TEST}: no TCX here: {e}"),
+    };
+    cluster.agents[0].wait_for("first again", ENFORCED, put_right(1)).unwrap();
+    let second = accept_first(&cluster, "stranger", BPF_TCX_INGRESS).unwrap();
+    cluster.agents[0].wait_for("first again", ENFORCED, put_right(2)).unwrap();
+    cluster.denied("stranger", "server");
+    cluster.denied("stranger", "friend");
+    cluster.reaches("friend", "server");
+    let log = cluster.agents[0].log();
+    assert!(log.contains("was put in front of netpold's: put behind it"), "{log}");
+    // The place is kept by an agent that begins anew.
+    cluster.restart(0);
+    cluster.denied("stranger", "server");
+    drop((first, second));
+    cluster.denied("stranger", "server");
+}
+
+/// Allowed traffic does not notice that programs change their order.
+#[test]
+fn traffic_goes_on_while_the_order_is_put_right() {
+    const TEST: &str = "traffic_goes_on_while_the_order_is_put_right";
+    if !require_root(TEST) {
+        return;
+    }
+    let mut cluster = load::guarded(Cni::Ptp);
+    cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
+    cluster.enforce();
+    // TCX_NEXT: it only looks on, so policy is in force all the time.
+    let observer = program(BPF_PROG_TYPE_SCHED_CLS, TCX_NEXT).unwrap();
+    let links = std::cell::RefCell::new(Vec::new());
+    let intrude = |cluster: &mut Cluster| {
+        let both = [("server", BPF_TCX_EGRESS), ("friend", BPF_TCX_INGRESS)];
+        let put = |(pod, at)| link(cluster, pod, &observer, at, BPF_F_BEFORE).unwrap();
+        links.borrow_mut().extend(both.map(put));
+        cluster.agents[0].wait_for("first again", ENFORCED, put_right(2)).unwrap();
+    };
+    load::under_load(&mut cluster, &[&intrude]);
+    cluster.denied("stranger", "server");
+}
+
+/// Two that both want to be first would never end: netpold gives way, and says so.
+#[test]
+fn who_insists_on_being_first_is_named() {
+    const TEST: &str = "who_insists_on_being_first_is_named";
+    if !require_root(TEST) {
+        return;
+    }
+    let mut cluster = looked_after();
+    let mut last = None;
+    for times in 1..=3 {
+        last = match accept_first(&cluster, "server", BPF_TCX_EGRESS) {
+            Ok(link) => Some(link),
+            Err(e) => return eprintln!("SKIPPED {TEST}: no TCX here: {e}"),
+        };
+        cluster.agents[0].wait_for("first again", ENFORCED, put_right(times)).unwrap();
+        cluster.denied("stranger", "server");
+    }
+    drop(last);
+    let last = accept_first(&cluster, "server", BPF_TCX_EGRESS).unwrap();
+    let named = |status: &Value| {
+        let problems = status["problems"].to_string();
+        problems.contains("in front of netpold's again, after it was put behind 3 times")
+            && problems.contains("ingress")
+    };
+    let status = cluster.agents[0].wait_for("aware of it", ENFORCED, named).unwrap();
+    assert_eq!(status["repaired"]["order"], 3, "{status}");
+    drop(last);
+    let settled = |status: &Value| status["problems"].as_array().is_some_and(Vec::is_empty);
+    cluster.agents[0].wait_for("rid of it", ENFORCED, settled).unwrap();
+    cluster.denied("stranger", "server");
+}
+
+/// As CNIs do that redirect to pods from the node's other devices.
+#[test]
+fn packets_past_the_programs_are_named() {
+    const TEST: &str = "packets_past_the_programs_are_named";
+    if !require_root(TEST) {
+        return;
+    }
+    let mut cluster = guarded();
+    cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
+    cluster.enforce();
+    cluster.reaches("friend", "server");
+    std::thread::sleep(Duration::from_secs(3));
+    let status = cluster.agents[0].status().unwrap();
+    assert_eq!(status["problems"].as_array().map(Vec::len), Some(0), "{status}");
+    let to = cluster.pod("server").host_ifindex();
+    let from = cluster.pod("stranger").host_interface();
+    let past = match cluster.nodes[0].redirect_peer(from, to) {
+        Ok(past) => past,
+        Err(e) => return eprintln!("SKIPPED {TEST}: no TCX here: {e:#}"),
+    };
+    let server = cluster.pod("server").ip4().unwrap();
+    let stranger = cluster.pod("stranger");
+    for _ in 0..5 {
+        let _ = stranger.probe(Protocol::Udp, server, PORT, MOMENT);
+    }
+    let name = cluster.pod("server").host_interface().to_owned();
+    let named = |status: &Value| {
+        let problems = status["problems"].as_array().map_or(&[][..], Vec::as_slice);
+        let mut texts = problems.iter().filter_map(Value::as_str);
+        texts.any(|text| text.contains(&name) && text.contains("past its programs"))
+    };
+    cluster.agents[0].wait_for("aware of it", ENFORCED, named).unwrap();
+    drop(past);
 }

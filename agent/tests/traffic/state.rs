@@ -1,7 +1,9 @@
 //! The last good state, at a boot before the source has said anything.
 
 use std::fs;
+use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use netpold_testbed::{Cni, require_root, without_twins};
@@ -9,7 +11,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::cluster::{Cluster, ENFORCED, allow_from, binary};
+use crate::cluster::{Cluster, ENFORCED, PORT, allow_from, binary};
 use crate::load::guarded;
 
 /// Waits until the state is on disk and newer than some time.
@@ -22,12 +24,17 @@ fn wait_kept(cluster: &Cluster) {
     }
 }
 
-/// What a reboot leaves of netpold: the state's file and no pin. The source has nothing to say yet.
-fn reboot(cluster: &mut Cluster) {
+/// What a reboot leaves of netpold: the state's file and no pin.
+fn shut_down(cluster: &mut Cluster) {
     cluster.agents[0].end(Signal::SIGKILL);
     let mut command = Command::new(binary());
     without_twins(&mut command).arg("uninstall").arg("--bpffs").arg(cluster.agents[0].bpffs());
     assert!(command.output().unwrap().status.success());
+}
+
+/// The source has nothing to say yet.
+fn reboot(cluster: &mut Cluster) {
+    shut_down(cluster);
     cluster.reaches("stranger", "server");
     cluster.manifests.remove("state.json").unwrap();
     cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
@@ -101,4 +108,117 @@ fn a_full_disk_is_said_and_enforcement_goes_on() {
     umount2(&directory, MntFlags::MNT_DETACH).unwrap();
     let fine = |status: &Value| status["problems"].as_array().is_some_and(Vec::is_empty);
     cluster.agents[0].wait_for("without a problem", ENFORCED, fine).unwrap();
+}
+
+/// An API server that nobody reaches, with credentials from a program that does not come to an end.
+fn without_api_server(cluster: &mut Cluster) {
+    let file = cluster.directory.path().join("kubeconfig");
+    let content = "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+        clusters: [{name: c, cluster: {server: 'https://192.0.2.1:6443'}}]\n\
+        contexts: [{name: c, context: {cluster: c, user: c}}]\n\
+        users: [{name: c, user: {exec: {apiVersion: client.authentication.k8s.io/v1, \
+        command: sleep, args: ['1000'], interactiveMode: Never}}}]\n";
+    fs::write(&file, content).unwrap();
+    cluster.agents[0].set_manifests("");
+    cluster.agents[0].set_arguments(&["--kubeconfig", file.to_str().unwrap()]);
+}
+
+/// Starts the agent while a pod connects to the server again and again; when it was let in for the last
+/// time, and when all programs were in force, both from the agent's start.
+fn boot(cluster: &mut Cluster) -> (Duration, Duration) {
+    let server = SocketAddr::from((cluster.pod("server").ip4().unwrap(), PORT));
+    let netns = std::sync::Arc::clone(cluster.pod("stranger").netns());
+    let (stop, connected) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            let hammer = || {
+                let mut last = None;
+                while !stop.load(Ordering::Relaxed) {
+                    if TcpStream::connect_timeout(&server, Duration::from_millis(20)).is_ok() {
+                        last = Some(Instant::now());
+                        connected.store(true, Ordering::Relaxed);
+                    }
+                }
+                last
+            };
+            netns.run(hammer).unwrap()
+        });
+        let patience = Instant::now() + ENFORCED;
+        while !connected.load(Ordering::Relaxed) && Instant::now() < patience {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let start = Instant::now();
+        cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
+        let back = cluster.agents[0].wait_for("back at its last state", ENFORCED, restored);
+        let exact = start.elapsed();
+        std::thread::sleep(Duration::from_millis(100));
+        stop.store(true, Ordering::Relaxed);
+        back.unwrap();
+        let last = client.join().unwrap().expect("nothing is enforced before the agent starts");
+        (last.saturating_duration_since(start), exact)
+    })
+}
+
+/// From the state file and the runtime's data alone.
+#[test]
+fn enforcement_is_in_force_at_once_at_boot() {
+    const ROUNDS: usize = 10;
+    if !require_root("enforcement_is_in_force_at_once_at_boot") {
+        return;
+    }
+    let mut cluster = guarded(Cni::Ptp);
+    cluster.enforce();
+    wait_kept(&cluster);
+    without_api_server(&mut cluster);
+    let (mut denied, mut exact): (Vec<_>, Vec<_>) = (0..ROUNDS)
+        .map(|_| {
+            shut_down(&mut cluster);
+            boot(&mut cluster)
+        })
+        .unzip();
+    denied.sort();
+    exact.sort();
+    println!(
+        "from the agent's start to the last connection that policy denies: median {:?}, max {:?}; \
+         to all programs in force: median {:?}, max {:?} of {ROUNDS}",
+        denied[ROUNDS / 2],
+        denied[ROUNDS - 1],
+        exact[ROUNDS / 2],
+        exact[ROUNDS - 1]
+    );
+    assert!(denied[ROUNDS / 2] < Duration::from_millis(1500), "{denied:?}");
+    cluster.denied("stranger", "server");
+    cluster.reaches("friend", "server");
+}
+
+/// Isolated pods are closed until their programs are loaded. An agent that is killed meanwhile leaves
+/// them so; the next one opens them.
+#[test]
+fn an_agent_that_ends_while_pods_are_closed_leaves_them_closed() {
+    if !require_root("an_agent_that_ends_while_pods_are_closed_leaves_them_closed") {
+        return;
+    }
+    let mut cluster = guarded(Cni::Ptp);
+    cluster.enforce();
+    wait_kept(&cluster);
+    shut_down(&mut cluster);
+    let manifests = cluster.manifests.directory().to_owned();
+    without_api_server(&mut cluster);
+    cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
+    let deadline = Instant::now() + ENFORCED;
+    while !cluster.agents[0].log().contains("isolated pods are closed") {
+        assert!(Instant::now() < deadline, "{}", cluster.agents[0].log());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    cluster.agents[0].end(Signal::SIGKILL);
+    cluster.denied("stranger", "server");
+    cluster.agents[0].set_manifests(manifests);
+    cluster.agents[0].set_arguments(&[]);
+    cluster.restart(0);
+    cluster.reaches("friend", "server");
+    cluster.denied("stranger", "server");
+    let device = cluster.pod("server").host_interface();
+    let show = ["filter", "show", "dev", device, "egress"];
+    let filters = cluster.nodes[0].command("tc").unwrap().args(show).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&filters.stdout), "", "nothing is left behind");
 }

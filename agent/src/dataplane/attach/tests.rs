@@ -148,6 +148,59 @@ fn ours_is_first_and_others_still_run() {
 }
 
 #[test]
+fn ours_goes_in_front_of_what_was_put_there() {
+    for mode in MODES {
+        isolated(|pins| {
+            let hook = LOOPBACK[1];
+            let links = pins.join("links");
+            let mut attacher = Attacher::new(&links, mode).unwrap();
+            let [ours, other] = [DROP, PASS].map(classifier);
+            attacher.attach(ours.as_fd(), hook).unwrap();
+            assert!(attacher.attached().unwrap()[0].ahead.is_empty(), "{mode}");
+            let foreign = match mode {
+                Mode::Tcx => Some(sys::tcx_link_create(other.as_fd(), 1, BPF_TCX_INGRESS).unwrap()),
+                Mode::Clsact => {
+                    let pin = pins.join("other");
+                    sys::obj_pin(other.as_fd(), &pin).unwrap();
+                    let pin = pin.display();
+                    run(&format!("tc filter add dev lo ingress prio 1 bpf da object-pinned {pin}"));
+                    None
+                }
+            };
+            assert!(delivers(), "{mode}: the other accepts first");
+            let found = attacher.attached().unwrap();
+            assert_eq!(found.iter().map(|f| f.ahead.len()).collect::<Vec<_>>(), [1], "{mode}");
+            attacher.put_first(ours.as_fd(), hook).unwrap();
+            assert!(!delivers(), "{mode}: ours is asked first");
+            let again = attacher.attached().unwrap();
+            assert_eq!((again.len(), again[0].program), (1, found[0].program), "{mode}");
+            assert!(again[0].ahead.is_empty(), "{mode}");
+            // The pin is that of the new link.
+            drop(attacher);
+            let mut attacher = Attacher::new(&links, mode).unwrap();
+            assert!(!delivers(), "{mode}");
+            attacher.detach(hook).unwrap();
+            assert!(delivers(), "{mode}: nothing of ours is left");
+            drop(foreign);
+        });
+    }
+}
+
+#[test]
+fn a_filter_of_another_protocol_in_our_place_is_named() {
+    isolated(|pins| {
+        run("tc qdisc add dev lo clsact");
+        let pin = pins.join("other");
+        sys::obj_pin(classifier(PASS).as_fd(), &pin).unwrap();
+        let pin = pin.display();
+        run(&format!("tc filter add dev lo ingress prio 1 protocol ip bpf da object-pinned {pin}"));
+        let mut attacher = Attacher::new(pins, Mode::Clsact).unwrap();
+        let error = attacher.attach(classifier(DROP).as_fd(), LOOPBACK[1]).unwrap_err();
+        assert!(error.to_string().contains("another tool has the priority 1"), "{error}");
+    });
+}
+
+#[test]
 fn the_qdisc_goes_with_its_last_filter() {
     isolated(|pins| {
         let mut attacher = Attacher::new(pins, Mode::Clsact).unwrap();

@@ -1,4 +1,4 @@
-//! Kubernetes Events on policies that cannot be honoured.
+//! Kubernetes Events on policies that cannot be honoured, and on a node where packets go past the programs.
 //!
 //! Of thousands of agents a few speak up (`engine/unhonoured.rs` says which), each once, and again as
 //! long as it stays so, because Events are forgotten after an hour. Nothing waits for them: an Event
@@ -30,9 +30,12 @@ const NOTE_MAX: usize = 1024;
 /// Longest name of a reporting instance that the API takes.
 const INSTANCE_MAX: usize = 128;
 
-/// Where to say which policies cannot be honoured. Dropped, it says no more.
+/// Where to say what is not enforced. Dropped, it says no more.
 #[derive(Debug)]
-pub struct Notices(watch::Sender<Unhonoured>);
+pub struct Notices {
+    policies: watch::Sender<Unhonoured>,
+    node: watch::Sender<Vec<String>>,
+}
 
 impl Notices {
     /// `troubled` has the uids of policies with problems.
@@ -41,16 +44,28 @@ impl Notices {
         node: String,
         troubled: watch::Receiver<BTreeMap<Key, String>>,
     ) -> Self {
-        let (sender, unhonoured) = watch::channel(Unhonoured::new());
+        let (policies, unhonoured) = watch::channel(Unhonoured::new());
+        let (sender, unjudged) = watch::channel(Vec::new());
         let instance = node.chars().take(INSTANCE_MAX).collect();
-        let writer = Writer { connection, node, instance, troubled, said: HashMap::new() };
+        let said = HashMap::new();
+        let writer =
+            Writer { connection, node, instance, troubled, unjudged, said, said_node: None };
         tokio::spawn(writer.run(unhonoured));
-        Self(sender)
+        Self { policies, node: sender }
+    }
+
+    /// Where on this node packets are not judged, all places there are now. Never waits.
+    pub fn tell_unjudged(&self, unjudged: Vec<String>) {
+        self.node.send_if_modified(|current| {
+            let modified = *current != unjudged;
+            *current = unjudged;
+            modified
+        });
     }
 
     /// All there are now. Never waits.
     pub fn tell(&self, unhonoured: Unhonoured) {
-        self.0.send_if_modified(|current| {
+        self.policies.send_if_modified(|current| {
             let modified = *current != unhonoured;
             *current = unhonoured;
             modified
@@ -63,8 +78,12 @@ struct Writer {
     node: String,
     instance: String,
     troubled: watch::Receiver<BTreeMap<Key, String>>,
+    /// Where packets are not judged.
+    unjudged: watch::Receiver<Vec<String>>,
     /// What was said of a policy, by uid, and when.
     said: HashMap<String, (String, Instant)>,
+    /// When it was said that there are such places on the node.
+    said_node: Option<Instant>,
 }
 
 impl Writer {
@@ -74,6 +93,7 @@ impl Writer {
             let pause = self.write(&all).await;
             tokio::select! {
                 changed = unhonoured.changed() => if changed.is_err() { return },
+                changed = self.unjudged.changed() => if changed.is_err() { return },
                 () = tokio::time::sleep(pause) => {}
             }
             tokio::time::sleep(PACE).await;
@@ -82,6 +102,16 @@ impl Writer {
 
     /// Writes one Event that is due; returns when to look again, beside the pace.
     async fn write(&mut self, all: &Unhonoured) -> Duration {
+        let unjudged = self.unjudged.borrow_and_update().clone();
+        if !unjudged.is_empty() && self.said_node.is_none_or(|when| when.elapsed() >= REPEAT) {
+            let note = cut(format!("Packets are not judged: {}", unjudged.join("; ")));
+            if let Err(error) = self.publish("PacketsNotJudged", &note, self.own_node()).await {
+                warn!(%error, "no Event can be written on the node");
+                return RETRY;
+            }
+            self.said_node = Some(Instant::now());
+            return Duration::ZERO;
+        }
         let uids = self.troubled.borrow().clone();
         self.said.retain(|uid, _| uids.values().any(|known| known == uid));
         for (policy, reasons) in all {
@@ -94,7 +124,8 @@ impl Writer {
             if !due {
                 continue;
             }
-            if let Err(error) = self.publish(policy, uid, &note).await {
+            let regarding = regarding(policy, uid);
+            if let Err(error) = self.publish("PolicyNotHonoured", &note, regarding).await {
                 warn!(%policy, %error, "no Event can be written on a policy");
                 return RETRY;
             }
@@ -106,7 +137,12 @@ impl Writer {
         RETRY
     }
 
-    async fn publish(&self, policy: &Key, uid: &str, note: &str) -> kube::Result<()> {
+    async fn publish(
+        &self,
+        reason: &str,
+        note: &str,
+        regarding: ObjectReference,
+    ) -> kube::Result<()> {
         let reporter =
             Reporter { controller: "netpold".into(), instance: Some(self.instance.clone()) };
         // A recorder would count repetitions up by changing the Event, which takes another right;
@@ -114,26 +150,45 @@ impl Writer {
         let recorder = Recorder::new(self.connection.client(), reporter);
         let event = Event {
             type_: EventType::Warning,
-            reason: "PolicyNotHonoured".into(),
+            reason: reason.into(),
             note: Some(note.to_owned()),
             action: "Enforce".into(),
             secondary: None,
         };
-        let regarding = ObjectReference {
-            api_version: Some("networking.k8s.io/v1".into()),
-            kind: Some("NetworkPolicy".into()),
-            namespace: Some(policy.namespace.clone()),
-            name: Some(policy.name.clone()),
-            uid: Some(uid.to_owned()),
-            ..ObjectReference::default()
-        };
         recorder.publish(&event, &regarding).await
+    }
+
+    /// By its name, as the kubelet's Events on a node are; in the namespace where those are, since some
+    /// servers (1.20) ask for the same one in both places.
+    fn own_node(&self) -> ObjectReference {
+        ObjectReference {
+            api_version: Some("v1".into()),
+            kind: Some("Node".into()),
+            namespace: Some("default".into()),
+            name: Some(self.node.clone()),
+            uid: Some(self.node.clone()),
+            ..ObjectReference::default()
+        }
+    }
+}
+
+fn regarding(policy: &Key, uid: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("networking.k8s.io/v1".into()),
+        kind: Some("NetworkPolicy".into()),
+        namespace: Some(policy.namespace.clone()),
+        name: Some(policy.name.clone()),
+        uid: Some(uid.to_owned()),
+        ..ObjectReference::default()
     }
 }
 
 fn note(node: &str, reasons: &[String]) -> String {
-    let mut text =
-        format!("On node {node} a part of this policy grants nothing: {}", reasons.join("; "));
+    cut(format!("On node {node} a part of this policy grants nothing: {}", reasons.join("; ")))
+}
+
+/// As long as the API takes it.
+fn cut(mut text: String) -> String {
     if text.len() > NOTE_MAX {
         let mut end = NOTE_MAX - 4;
         while !text.is_char_boundary(end) {

@@ -1,0 +1,54 @@
+//! Small programs that stand in front of ours for a moment.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use super::sys::{self, instruction};
+
+/// TCX_NEXT, TC_ACT_UNSPEC
+const NEXT: i32 = -1;
+/// TCX_DROP, TC_ACT_SHOT
+const DROP: i32 = 2;
+
+/// `r0 = immediate`, `exit`, `r2 = map`, `r3 = immediate`, `call helper`
+const RESULT: u8 = 0xb7;
+const EXIT: u8 = 0x95;
+const LOAD: u8 = 0x18;
+const CALL: u8 = 0x85;
+const PSEUDO_MAP_FD: u8 = 1;
+const TAIL_CALL: i32 = 12;
+
+/// A program that drops every packet.
+pub(super) fn closed() -> io::Result<OwnedFd> {
+    sys::classifier(&[instruction(RESULT, 0, 0, 0, DROP), instruction(EXIT, 0, 0, 0, 0)])
+}
+
+/// A program that does what another one does: a TCX hook takes no program twice.
+#[derive(Debug)]
+pub(super) struct Relay {
+    program: OwnedFd,
+    /// Without it the program would find nothing to go on in.
+    _target: OwnedFd,
+}
+
+impl Relay {
+    /// A relay to `program`, for as long as it is held.
+    pub(super) fn to(program: BorrowedFd<'_>) -> io::Result<Self> {
+        let target = sys::program_array(program)?;
+        let code = [
+            instruction(LOAD, 2, PSEUDO_MAP_FD, 0, target.as_raw_fd()),
+            0,
+            instruction(RESULT, 3, 0, 0, 0),
+            instruction(CALL, 0, 0, 0, TAIL_CALL),
+            instruction(RESULT, 0, 0, 0, NEXT),
+            instruction(EXIT, 0, 0, 0, 0),
+        ];
+        Ok(Self { program: sys::classifier(&code)?, _target: target })
+    }
+}
+
+impl AsFd for Relay {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.program.as_fd()
+    }
+}

@@ -1,0 +1,95 @@
+//! What keeps isolated pods closed until the first programs are loaded.
+//!
+//! At a boot pods and agent start together, and verifying the programs takes the kernel longer than a
+//! denied connection does. A program that drops everything is verified at once, and a clsact filter is
+//! attached without waiting for the kernel's grace periods as a TCX link does. TCX comes before it, so
+//! a pod is opened after its own programs are attached. Filters outlive the agent: one that ends in
+//! between leaves such pods closed until the next one.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::AsFd;
+
+use super::Dataplane;
+use super::attach::Hook;
+use super::clsact::Clsact;
+use super::front;
+
+/// The hooks that are closed.
+#[derive(Debug, Default)]
+pub(super) struct Gate {
+    hooks: BTreeSet<Hook>,
+    /// Interfaces whose qdisc was made for it.
+    qdiscs: BTreeSet<u32>,
+}
+
+impl Gate {
+    fn close(&mut self, hooks: &[Hook]) -> io::Result<()> {
+        let program = front::closed()?;
+        let mut filters = Clsact::open()?;
+        for &hook in hooks {
+            match filters.attach_temporary(program.as_fd(), hook) {
+                Ok(made) => {
+                    self.hooks.insert(hook);
+                    if made {
+                        self.qdiscs.insert(hook.ifindex);
+                    }
+                }
+                Err(error) => tracing::warn!(
+                    %error, ifindex = hook.ifindex, direction = %hook.direction,
+                    "an isolated pod is open until its programs are loaded"
+                ),
+            }
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, ready: impl Fn(u32) -> bool) -> io::Result<()> {
+        let hooks: Vec<Hook> =
+            self.hooks.iter().filter(|hook| ready(hook.ifindex)).copied().collect();
+        if hooks.is_empty() {
+            return Ok(());
+        }
+        let mut filters = Clsact::open()?;
+        for hook in hooks {
+            filters.detach_temporary(hook, self.qdiscs.contains(&hook.ifindex))?;
+            self.hooks.remove(&hook);
+        }
+        Ok(())
+    }
+}
+
+impl Dataplane {
+    /// Closes hooks of isolated pods until their programs are attached; how many.
+    pub fn close(&mut self, hooks: &[Hook]) -> usize {
+        if let Err(error) = self.gate.close(hooks) {
+            tracing::warn!(%error, "isolated pods are open until their programs are loaded");
+        }
+        self.gate.hooks.len()
+    }
+
+    /// Opens what was closed where the programs judge now, or where there is nothing to judge.
+    pub(super) fn open(&mut self, wanted: impl Fn(u32) -> bool) {
+        let attached = &self.attached;
+        if let Err(error) = self.gate.open(|i| attached.contains_key(&i) || !wanted(i)) {
+            tracing::error!(%error, "pods that were closed until their programs are attached stay so");
+        }
+    }
+
+    /// Takes in what an agent closed that ended before it could open it again.
+    pub(super) fn find_closed(&mut self) {
+        match Clsact::open().and_then(|mut filters| filters.temporaries()) {
+            Ok(hooks) => self.gate.hooks.extend(hooks),
+            Err(error) => tracing::warn!(%error, "cannot look for filters of an earlier agent"),
+        }
+    }
+}
+
+/// Opens whatever is closed in this network namespace.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn open_all() -> io::Result<()> {
+    let hooks = Clsact::open()?.temporaries()?.into_iter().collect();
+    Gate { hooks, qdiscs: BTreeSet::new() }.open(|_| true)
+}

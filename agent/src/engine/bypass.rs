@@ -1,0 +1,183 @@
+//! Packets that reach a pod without passing the programs at its interface, and hooks where others come
+//! before ours: neither is ours to repair, so it is said.
+//!
+//! bpf_redirect_peer hands a packet to the pod's side of the veth at once. The kernel counts it as received there, but as sent by nobody, so the difference of the two
+//! counters tells (kernel 6.7; before that it is not counted at all). A pod can write neither.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::time::{Duration, Instant};
+
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::{LinkAttribute, LinkMessage};
+
+use super::Engine;
+use crate::netlink::{Connection, Message, word};
+
+/// How long it is said after the last packet.
+const SAID: Duration = Duration::from_secs(600);
+
+const LINK_HEADER: usize = 16;
+const IFLA_LINK: u16 = 5;
+const IFLA_STATS64: u16 = 23;
+const IFLA_LINK_NETNSID: u16 = 37;
+
+/// What passed by the programs, by interface and endpoint.
+#[derive(Debug, Default)]
+pub(super) struct Bypass {
+    requests: Option<Connection>,
+    pods: BTreeMap<(u32, u32), Past>,
+    /// Of pods that are gone.
+    former: u64,
+}
+
+#[derive(Debug)]
+struct Past {
+    /// The pod's side: its index and namespace.
+    peer: (u32, i32),
+    /// Before it was isolated.
+    first: u64,
+    /// Now.
+    packets: u64,
+    last: Option<Instant>,
+}
+
+/// One side of a veth.
+#[derive(Clone, Copy, Debug, Default)]
+struct Side {
+    peer: u32,
+    namespace: Option<i32>,
+    received: u64,
+    sent: u64,
+}
+
+impl Engine {
+    /// Counts what reached pods that are isolated for ingress past their programs.
+    pub(super) fn look_for_bypasses(&mut self) {
+        let isolated = self.compiler.endpoints().filter(|e| e.ingress && !e.waiting);
+        let isolated: BTreeSet<(u32, u32)> = isolated.map(|e| (e.ifindex, e.id)).collect();
+        match self.bypass.look(&isolated) {
+            Ok(fresh) => {
+                for (ifindex, packets) in fresh {
+                    let interface = self.names.get(&ifindex);
+                    tracing::warn!(ifindex, interface, packets, "packets went past the programs");
+                }
+            }
+            Err(error) => tracing::debug!(%error, "interfaces' counters cannot be read"),
+        }
+    }
+
+    /// Where packets are not judged, for want of being seen.
+    #[must_use]
+    pub fn unjudged(&self) -> Vec<String> {
+        let name = |index: u32| match self.names.get(&index) {
+            Some(name) => format!("interface {name}"),
+            None => format!("interface {index}"),
+        };
+        let order = self.dataplane.order_problems();
+        let order = order
+            .map(|(hook, text)| format!("{} ({}): {text}", name(hook.ifindex), hook.direction));
+        let past = self
+            .bypass
+            .pods
+            .iter()
+            .filter(|(_, past)| past.last.is_some_and(|last| last.elapsed() < SAID));
+        let past = past.map(|((ifindex, _), past)| {
+            format!(
+                "{}: {} packets reached the pod past its programs, unjudged: another tool redirects \
+                 them (bpf_redirect_peer); switch that off",
+                name(*ifindex),
+                past.packets - past.first
+            )
+        });
+        order.chain(past).collect()
+    }
+
+    /// Packets that reached isolated pods unjudged, since the agent's start.
+    pub(super) fn bypassed(&self) -> u64 {
+        let past = self.bypass.pods.values().map(|past| past.packets - past.first);
+        self.bypass.former + past.sum::<u64>()
+    }
+}
+
+impl Bypass {
+    /// Looks at pods' interfaces, by interface and endpoint; where packets went past, and how many
+    /// since the last look.
+    fn look(&mut self, isolated: &BTreeSet<(u32, u32)>) -> io::Result<Vec<(u32, u64)>> {
+        let former = &mut self.former;
+        self.pods.retain(|key, past| {
+            let stays = isolated.contains(key);
+            *former += if stays { 0 } else { past.packets - past.first };
+            stays
+        });
+        let requests = match &mut self.requests {
+            Some(requests) => requests,
+            none => none.insert(Connection::open()?),
+        };
+        let mut fresh = Vec::new();
+        for &key in isolated {
+            let known = self.pods.get(&key).map(|past| past.peer);
+            let Some((peer, packets)) = past(requests, key.0, known) else {
+                continue;
+            };
+            let past =
+                self.pods.entry(key).or_insert(Past { peer, first: packets, packets, last: None });
+            past.peer = peer;
+            if packets > past.packets {
+                fresh.push((key.0, packets - past.packets));
+                past.packets = packets;
+                past.last = Some(Instant::now());
+            }
+        }
+        Ok(fresh)
+    }
+}
+
+/// Packets that the pod's side received and the host's did not send; `None` where that is not to be
+/// known, as of a veth that is going.
+fn past(
+    requests: &mut Connection,
+    index: u32,
+    known: Option<(u32, i32)>,
+) -> Option<((u32, i32), u64)> {
+    let peer = match known {
+        Some(peer) => peer,
+        None => {
+            let host = side(requests, index, None).ok()?;
+            (host.peer, host.namespace?)
+        }
+    };
+    // In this order, what is sent in between hides a few rather than showing too many.
+    let received = side(requests, peer.0, Some(peer.1)).ok()?.received;
+    let host = side(requests, index, None).ok()?;
+    let same = (host.peer, host.namespace) == (peer.0, Some(peer.1));
+    same.then(|| (peer, received.saturating_sub(host.sent)))
+}
+
+fn side(requests: &mut Connection, index: u32, namespace: Option<i32>) -> io::Result<Side> {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.attributes.extend(namespace.map(LinkAttribute::IfNetnsId));
+    let mut side = Side::default();
+    requests.request(RouteNetlinkMessage::GetLink(message), 0, |answer| read(answer, &mut side))?;
+    Ok(side)
+}
+
+fn read(answer: Message<'_>, side: &mut Side) {
+    for (kind, value) in answer.attributes(LINK_HEADER) {
+        match kind {
+            IFLA_LINK => side.peer = word(value).unwrap_or(0),
+            IFLA_LINK_NETNSID => side.namespace = word(value).map(u32::cast_signed),
+            // struct rtnl_link_stats64: rx_packets, tx_packets
+            IFLA_STATS64 => {
+                side.received = double(value);
+                side.sent = value.get(8..).map_or(0, double);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn double(bytes: &[u8]) -> u64 {
+    bytes.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+}

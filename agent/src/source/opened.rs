@@ -1,0 +1,118 @@
+//! Opening the source, at once or while the agent is at work already.
+
+use std::sync::{Arc, OnceLock};
+
+use anyhow::Result;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+use super::cluster::{self, Notices};
+use super::{Batch, Source, SourceStatus, manifests};
+use crate::config::Origin;
+
+/// The source, and where to tell a cluster of policies that cannot be honoured.
+pub struct Opened {
+    /// What is said of the objects.
+    pub source: Source,
+    /// Once it is open.
+    pub notices: Arc<OnceLock<Notices>>,
+    /// Where it is opened later: ends with the error if that fails.
+    pub opening: Option<JoinHandle<Result<()>>>,
+}
+
+impl Opened {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// It cannot be opened with these flags.
+    pub async fn now(origin: &Origin) -> Result<Self> {
+        let (source, told) = open(origin).await?;
+        let notices = Arc::new(told.map_or_else(OnceLock::new, OnceLock::from));
+        Ok(Self { source, notices, opening: None })
+    }
+
+    /// Waits until everything there is has been said; it is said again then.
+    pub async fn complete(self) -> Self {
+        Self { source: complete(self.source).await, ..self }
+    }
+
+    /// Opens it in the background: reading credentials can take as long as a program that fetches them.
+    #[must_use]
+    pub fn later(origin: Origin) -> Self {
+        let (batches, source) = pipe(&origin.to_string(), origin.is_partial());
+        let notices = Arc::new(OnceLock::new());
+        let told = Arc::clone(&notices);
+        let opening = tokio::spawn(async move {
+            let (opened, notices) = open(&origin).await?;
+            if let Some(notices) = notices {
+                let _ = told.set(notices);
+            }
+            batches.forward(opened).await;
+            Ok(())
+        });
+        Self { source, notices, opening: Some(opening) }
+    }
+}
+
+/// Starts following the objects; a cluster is told of policies that cannot be honoured.
+async fn open(origin: &Origin) -> Result<(Source, Option<Notices>)> {
+    Ok(match origin {
+        Origin::Manifests(directory) => (manifests::watch(directory)?, None),
+        Origin::Cluster(settings) => {
+            let (source, notices) = cluster::watch(settings.clone()).await?;
+            (source, Some(notices))
+        }
+    })
+}
+
+/// A source that is opened later: what it will say comes out of the one that is there now.
+fn pipe(origin: &str, partial: bool) -> (Pipe, Source) {
+    let (batches, received) = mpsc::channel(1);
+    let status = SourceStatus { origin: origin.to_owned(), ..SourceStatus::default() };
+    let (sender, status) = watch::channel(status);
+    (Pipe { batches, status: sender }, Source { batches: received, status, partial })
+}
+
+async fn complete(mut source: Source) -> Source {
+    let (pipe, later) = pipe(&source.status.borrow().origin.clone(), source.partial);
+    let mut said = Vec::new();
+    while said.last().is_none_or(|batch: &Batch| !batch.in_sync) {
+        let Some(batch) = source.batches.recv().await else { break };
+        said.push(batch);
+    }
+    tokio::spawn(async move {
+        for batch in said {
+            if pipe.batches.send(batch).await.is_err() {
+                return;
+            }
+        }
+        pipe.forward(source).await;
+    });
+    later
+}
+
+/// The end of a [`pipe`] that something is put into.
+#[derive(Debug)]
+struct Pipe {
+    batches: mpsc::Sender<Batch>,
+    status: watch::Sender<SourceStatus>,
+}
+
+impl Pipe {
+    /// Passes on what a source says until either end is closed.
+    async fn forward(self, mut source: Source) {
+        loop {
+            self.status.send_replace(source.status.borrow_and_update().clone());
+            tokio::select! {
+                batch = source.batches.recv() => {
+                    let Some(batch) = batch else { return };
+                    self.status.send_replace(source.status.borrow_and_update().clone());
+                    if self.batches.send(batch).await.is_err() {
+                        return;
+                    }
+                }
+                Ok(()) = source.status.changed() => {}
+            }
+        }
+    }
+}
