@@ -46,6 +46,8 @@ pub struct RunConfig {
     pub new_pods: NewPods,
     /// Directory of what CNI plugins answered.
     pub cni_results: PathBuf,
+    /// Directory of the kubelet's static pods.
+    pub static_pods: PathBuf,
     /// File of the last good state.
     pub state: PathBuf,
     /// How long a comparison of everything with the kernel takes.
@@ -94,6 +96,7 @@ impl TryFrom<RunArgs> for RunConfig {
             check_source: args.check_source,
             new_pods: args.new_pods,
             cni_results: args.cni_results,
+            static_pods: args.static_pods,
             state: args.state,
             readback: Duration::from_secs(args.readback.into()),
             node_devices: args.node_devices,
