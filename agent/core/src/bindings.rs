@@ -67,11 +67,11 @@ impl Answer {
     /// Whether it is this pod's, and not that of a former one of the same name.
     #[must_use]
     pub fn is_of(&self, pod: &Pod) -> bool {
-        self.pod == pod.key && (self.uid.is_empty() || self.uid == pod.uid || self.is_mirrored(pod))
+        self.pod == pod.key && (self.uid.is_empty() || self.uid == pod.uid || self.mirrors(pod))
     }
 
     /// The API's image of a static pod has a uid of its own.
-    fn is_mirrored(&self, pod: &Pod) -> bool {
+    fn mirrors(&self, pod: &Pod) -> bool {
         pod.uid == mirrored_uid(&self.uid, &self.pod)
     }
 }
@@ -81,6 +81,11 @@ impl Answer {
 #[must_use]
 pub fn mirrored_uid(uid: &str, key: &Key) -> String {
     format!("{uid}@{key}")
+}
+
+/// Whether a pod is the API's image of a static one; no other uid has that sign.
+fn is_mirrored(pod: &Pod) -> bool {
+    pod.uid.contains('@')
 }
 
 /// What a binding rests on.
@@ -240,14 +245,17 @@ impl Bindings {
         let listed: Vec<&Arc<Pod>> = cluster.pods().values().filter(here).collect();
         for held in self.veths.values_mut() {
             let Some(hash) = held.inherited.take() else { continue };
-            let is_it = |pod: &&Arc<Pod>| uid_hash(&pod.uid) == hash;
-            let answer = || self.answers.iter().rev().find(|answer| uid_hash(&answer.uid) == hash);
+            // Anybody may write an annotation that makes a uid, and the hash is no secret: the image of
+            // a static pod counts if the node has that pod.
+            let is_it = |pod: &&Arc<Pod>| {
+                uid_hash(&pod.uid) == hash
+                    && (!is_mirrored(pod) || self.answers.iter().any(|answer| answer.is_of(pod)))
+            };
             let known = listed.iter().copied().chain(&self.remembered).find(is_it);
             let bound = known.map(|pod| {
                 let (pod, standing) = as_judged(pod);
                 Bound { pod, standing, second: false }
             });
-            let bound = bound.or_else(|| Some(Candidate::of_answer(answer()?, cluster).bound()));
             held.lost = bound.is_none();
             held.binding = bound.map(|bound| Binding { bound, by: Proof::Inside });
         }

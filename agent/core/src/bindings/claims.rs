@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::{Answer, Binding, Bindings, Held, Proof};
+use super::{Answer, Binding, Bindings, Held, Proof, mirrored_uid};
 use crate::cluster::{Cluster, is_subject};
 use crate::model::{Bound, Pod, Standing};
 
@@ -35,7 +35,11 @@ impl Candidate {
         let (labels, ports) = answer.manifest.clone().unwrap_or_default();
         let pod = Pod {
             key: answer.pod.clone(),
-            uid: answer.uid.clone(),
+            // What the API will call a static pod: its flows stay its own then.
+            uid: match standing {
+                Standing::Unlisted => mirrored_uid(&answer.uid, &answer.pod),
+                _ => answer.uid.clone(),
+            },
             labels,
             node: cluster.node_name().to_owned(),
             addresses: answer.addresses.clone(),
