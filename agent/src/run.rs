@@ -134,7 +134,12 @@ impl Agent {
         let (events, interfaces) = mpsc::channel(EVENTS);
         let discovery = Discovery::start(endpoint::Settings::default(), events)?;
         let manifests = StaticPods::new(config.static_pods.clone(), config.node.clone());
-        let answers = results::follow(config.cni_results.clone(), manifests)?;
+        let mut answers = results::follow(config.cni_results.clone(), manifests)?;
+        let mut sandboxes = Sandboxes::new(config.node.clone());
+        // They say whose the interfaces are, so they are known before the first is looked at.
+        let first = answers.borrow_and_update().clone();
+        sandboxes.answers_are(first.clone());
+        lock(&engine).answers_are(first);
         let status = {
             let (engine, drops) = (Arc::clone(&engine), Arc::clone(&drops));
             let source = source.status.clone();
@@ -159,7 +164,7 @@ impl Agent {
             source,
             notices,
             interfaces,
-            sandboxes: Sandboxes::new(config.node.clone()),
+            sandboxes,
             answers,
             // Nothing else is in force, so this is enforced before the source has said a word.
             synced: Synced { source: restored.is_in_force(), interfaces: false },

@@ -224,8 +224,8 @@ impl Bindings {
     /// The pods that are gone from the API while their veths are there, as they were known last.
     pub fn deleted(&self) -> impl Iterator<Item = &Arc<Pod>> {
         let bindings = self.veths.values().filter_map(|held| held.binding.as_ref());
-        let deleted = bindings.filter(|binding| binding.bound.standing == Standing::Deleted);
-        deleted.map(|binding| &binding.bound.pod)
+        let own = bindings.map(|binding| &binding.bound).filter(|bound| !bound.second);
+        own.filter(|bound| bound.standing == Standing::Deleted).map(|bound| &bound.pod)
     }
 
     fn owner(&self, held: &Held, cluster: &Cluster) -> Owner {

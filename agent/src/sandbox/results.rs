@@ -99,8 +99,8 @@ pub fn parse(bytes: &[u8]) -> Result<Option<Answer>, serde_json::Error> {
     }))
 }
 
-/// Follows the directory, in a thread that ends with the receiver. There need not be one. Answers for
-/// static pods come with what their manifests say.
+/// Follows the directory, in a thread that ends with the receiver; what is there now is there at once.
+/// There need not be one. Answers for static pods come with what their manifests say.
 ///
 /// # Errors
 /// The thread cannot be started.
@@ -108,9 +108,10 @@ pub fn follow(
     directory: PathBuf,
     manifests: StaticPods,
 ) -> io::Result<watch::Receiver<Vec<Answer>>> {
-    let (sender, answers) = watch::channel(Vec::new());
+    let mut follower = Follower::new(directory, manifests);
+    let (sender, answers) = watch::channel(follower.look());
     let thread = std::thread::Builder::new().name("cni-results".into());
-    thread.spawn(move || Follower::new(directory, manifests).run(&sender))?;
+    thread.spawn(move || follower.run(&sender))?;
     Ok(answers)
 }
 
@@ -147,14 +148,7 @@ impl Follower {
 
     fn run(mut self, answers: &watch::Sender<Vec<Answer>>) {
         while !answers.is_closed() {
-            self.watched.renew();
-            match self.scan() {
-                Ok(()) => self.complained = false,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => self.files.clear(),
-                Err(error) => self.complain(&error),
-            }
-            let mut now = self.answers();
-            self.manifests.complete(&mut now);
+            let now = self.look();
             answers.send_if_modified(|before| {
                 let modified = *before != now;
                 *before = now;
@@ -162,6 +156,19 @@ impl Follower {
             });
             self.wait();
         }
+    }
+
+    /// What is there now.
+    fn look(&mut self) -> Vec<Answer> {
+        self.watched.renew();
+        match self.scan() {
+            Ok(()) => self.complained = false,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.files.clear(),
+            Err(error) => self.complain(&error),
+        }
+        let mut now = self.answers();
+        self.manifests.complete(&mut now);
+        now
     }
 
     /// What is known stays: the directory may be readable again.
@@ -196,12 +203,12 @@ impl Follower {
         let paths = entries.map(|entry| entry.map(|entry| entry.path()));
         let paths: Vec<PathBuf> = paths.collect::<io::Result<_>>()?;
         // A file that has just gone is not there.
-        let there = paths.into_iter().filter_map(|path| Some((path.clone(), self.look(&path)?)));
+        let there = paths.into_iter().filter_map(|path| Some((path.clone(), self.look_at(&path)?)));
         self.files = there.collect();
         Ok(())
     }
 
-    fn look(&mut self, path: &Path) -> Option<Seen> {
+    fn look_at(&mut self, path: &Path) -> Option<Seen> {
         let stamp = Stamp::of(&fs::metadata(path).ok()?);
         if let Some(seen) = self.files.remove(path).filter(|seen| seen.stamp == stamp) {
             return Some(seen);
