@@ -392,7 +392,8 @@ fn the_nodes_routes_to_single_addresses_are_told() {
     node.ip("route add 10.1.0.7 via 10.1.0.1 dev pod1 onlink proto ra");
     let mut observer = node.discover(EVENTS_ONLY);
     let routed = |event: &InterfaceEvent| event.routed.clone();
-    let addresses = |list: &[&str]| list.iter().map(|a| a.parse().unwrap()).collect::<Vec<_>>();
+    let addresses =
+        |list: &[&str]| -> Vec<IpAddr> { list.iter().map(|a| a.parse().unwrap()).collect() };
     let first = observer.initial();
     assert_eq!(first.iter().map(routed).collect::<Vec<_>>(), [addresses(&["10.1.0.1"])]);
     let mut until = |wanted: &[&str]| loop {

@@ -44,5 +44,6 @@ fn filters_stay_with_the_veth_of_a_deleted_pod() {
     crate::cluster::none_pass(&zombie, &zombie, cluster.pod("server").addresses());
     // Its binding is found again by the filters that are still there.
     cluster.restart(0);
-    crate::cluster::none_pass(&zombie, stranger, cluster.pod("stranger").addresses());
+    let stranger = cluster.pod("stranger");
+    crate::cluster::none_pass(&zombie, stranger, stranger.addresses());
 }
