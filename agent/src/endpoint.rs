@@ -66,6 +66,7 @@ const RETRY_SCAN: Duration = Duration::from_millis(500);
 
 /// What discovery tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "almost every event is of the largest variant")]
 pub enum Event {
     /// An interface came, changed or went.
     Interface(InterfaceEvent),
