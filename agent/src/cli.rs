@@ -15,6 +15,8 @@ const DEFAULT_SOCKET: &str = "/run/netpold/netpold.sock";
 const DEFAULT_STATE: &str = "/var/lib/netpold/state";
 /// Where libcni keeps what CNI plugins answered unless told otherwise.
 const DEFAULT_CNI_RESULTS: &str = "/var/lib/cni/results";
+/// Where the kubelet's static pods are unless told otherwise.
+const DEFAULT_STATIC_PODS: &str = "/etc/kubernetes/manifests";
 /// Where maps and links are pinned unless told otherwise.
 const DEFAULT_BPFFS: &str = "/sys/fs/bpf/netpold";
 
@@ -90,6 +92,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR", env = "NETPOLD_CNI_RESULTS",
         default_value = DEFAULT_CNI_RESULTS)]
     pub cni_results: PathBuf,
+    /// Directory of the kubelet's static pods: their labels while the API server has not listed them.
+    /// It need not exist
+    #[arg(long, value_name = "DIR", env = "NETPOLD_STATIC_PODS",
+        default_value = DEFAULT_STATIC_PODS)]
+    pub static_pods: PathBuf,
     /// File to keep the last good state in, for a boot without the source
     #[arg(long, value_name = "FILE", env = "NETPOLD_STATE", default_value = DEFAULT_STATE)]
     pub state: PathBuf,

@@ -67,6 +67,8 @@ pub struct RunConfig {
     pub new_pods: NewPods,
     /// Directory of what CNI plugins answered.
     pub cni_results: PathBuf,
+    /// Directory of the kubelet's static pods.
+    pub static_pods: PathBuf,
     /// File of the last good state.
     pub state: PathBuf,
     /// End when another agent wants the pin root.
@@ -119,6 +121,7 @@ impl TryFrom<RunArgs> for RunConfig {
             check_source: args.check_source,
             new_pods: args.new_pods,
             cni_results: args.cni_results,
+            static_pods: args.static_pods,
             state: args.state,
             give_way: args.give_way,
             readback: Duration::from_secs(args.readback.into()),

@@ -1,14 +1,16 @@
 //! Endpoint discovery: which interface leads to which addresses, by netlink alone.
 //!
-//! An endpoint's interface is a veth in our network namespace whose peer is in another one; the
-//! peer's global addresses say whose it is. No interface naming, no container runtime is asked.
+//! An endpoint's interface is a veth in our network namespace whose peer is in another one. Told of it
+//! are its name, the host routes that lead out of it and the peer's global addresses; whose it is by
+//! these is decided in `netpold_core::bindings`. No interface naming, no container runtime is asked.
 //!
 //! One thread listens to three sources, all in the namespace that [`Discovery::start`] is called
 //! in:
-//! - link events of our namespace: veths come, go and change;
+//! - link and route events of our namespace: veths come, go and change;
 //! - address events of every namespace that has an identifier in ours (the kernel gives one as soon
 //!   as it tells us of a veth that leads there), so that a pod's address is seen without polling;
-//!   needs CAP_NET_BROADCAST;
+//!   needs CAP_NET_BROADCAST. A pod can make any number of them, so they are gathered: what they
+//!   lead to is bounded for each interface;
 //! - time: an interface without address is asked again in growing intervals, and everything is
 //!   listed anew every [`Settings::rescan`], in case an event did not reach us.
 //!
@@ -32,6 +34,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use netlink_packet_route::AddressFamily;
 use netpold_core::model::Change;
 use nix::net::if_::if_nametoindex;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -41,23 +44,29 @@ use tracing::{debug, warn};
 pub use self::device::Device;
 use self::device::Devices;
 use self::message::{
-    LinkEvent, addresses_request, global_address, link_event, links_request, own_addresses_request,
-    peer_address,
+    LinkEvent, addresses_request, global_address, host_route, link_event, links_request,
+    own_addresses_request, peer_address, routes_request,
 };
 use self::table::{Table, Veth};
 use crate::netlink::{Connection, Listener, Received};
 
-/// `RTNLGRP_LINK`, `RTNLGRP_IPV4_IFADDR`, `RTNLGRP_IPV6_IFADDR`
-const LINK_GROUP: u32 = 1;
+/// `RTNLGRP_LINK`, `RTNLGRP_IPV4_ROUTE`, `RTNLGRP_IPV6_ROUTE`
+const OWN_GROUPS: [u32; 3] = [1, 7, 11];
+/// `RTNLGRP_IPV4_IFADDR`, `RTNLGRP_IPV6_IFADDR`
 const ADDRESS_GROUPS: [u32; 2] = [5, 9];
 /// kube-proxy's, in IPVS mode: it holds the address of every Service, which are not the node's to
 /// policy. The name is fixed in kube-proxy (`DefaultDummyDevice`).
 pub const SERVICE_DEVICE: &str = "kube-ipvs0";
+/// Events of a kind that are taken in at once. Where there are as many addresses' events, a namespace
+/// makes them as fast as they are read: none are for a while, and what comes then is one overrun.
+const AT_ONCE: usize = 1024;
+const BREATH: Duration = Duration::from_millis(20);
 /// After a listing that failed.
 const RETRY_SCAN: Duration = Duration::from_millis(500);
 
 /// What discovery tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "almost every event is of the largest variant")]
 pub enum Event {
     /// An interface came, changed or went.
     Interface(InterfaceEvent),
@@ -76,8 +85,12 @@ pub struct InterfaceEvent {
     /// [`Change::Interface`] or [`Change::InterfaceGone`]. An interface is told as soon as it is
     /// there, its addresses may follow.
     pub change: Change,
-    /// The interface's name, for people; a new name alone is told too.
+    /// The interface's name; a new name alone is told too.
     pub name: String,
+    /// Identifier of the namespace that its other side is in.
+    pub namespace: i32,
+    /// Addresses that the node's own routes lead to by it, one by one; sorted.
+    pub routed: Vec<IpAddr>,
 }
 
 /// How discovery goes about it.
@@ -114,6 +127,8 @@ pub struct Counters {
     pub overruns: AtomicU64,
     /// Events received.
     pub events: AtomicU64,
+    /// Questions for the addresses behind an interface.
+    pub questions: AtomicU64,
 }
 
 /// A running discovery; stops on drop.
@@ -138,14 +153,15 @@ impl Discovery {
         let counters = Arc::new(Counters::default());
         let worker = Worker {
             requests: Connection::open().map_err(failed("opening a netlink socket"))?,
-            links: Listener::open(&[LINK_GROUP], false, buffer)
-                .map_err(failed("listening to link events"))?,
+            links: Listener::open(&OWN_GROUPS, false, buffer)
+                .map_err(failed("listening to link and route events"))?,
             addresses: Listener::open(&ADDRESS_GROUPS, true, buffer)
                 .map_err(failed("listening to address events of all namespaces"))?,
             table: Table::default(),
             devices: Devices::default(),
             own: None,
             own_changed: false,
+            storm: false,
             counters: Arc::clone(&counters),
             settings,
             events,
@@ -204,6 +220,8 @@ struct Worker {
     own: Option<Vec<IpAddr>>,
     /// One of them may have changed since.
     own_changed: bool,
+    /// More address events than are taken in at once.
+    storm: bool,
     counters: Arc<Counters>,
     settings: Settings,
     events: mpsc::Sender<Event>,
@@ -253,7 +271,12 @@ impl Worker {
     fn take_events(&mut self) -> bool {
         let links = self.take_link_events();
         let addresses = self.take_address_events();
-        let lost = links.and_then(|links| addresses.map(|addresses| links || addresses));
+        if matches!(addresses, Ok(true)) {
+            // Any pod can bring that about. What it costs is bounded, and no link was missed.
+            self.counters.overruns.fetch_add(1, Ordering::Relaxed);
+            self.table.any_peer_changed(Instant::now());
+        }
+        let lost = links.and_then(|links| addresses.map(|_| links));
         let lost = lost.unwrap_or_else(|error| {
             warn!(%error, "reading netlink events failed");
             // Never seen to happen; if it does not pass, listing takes the events' place.
@@ -270,6 +293,9 @@ impl Worker {
         let (table, devices, counters) = (&mut self.table, &mut self.devices, &self.counters);
         drain(&mut self.links, |_, message| {
             counters.events.fetch_add(1, Ordering::Relaxed);
+            if let Some(route) = host_route(message) {
+                return table.route_is(route);
+            }
             match link_event(message) {
                 Some(LinkEvent::Now(veth)) => table.link_is(veth),
                 Some(LinkEvent::Other(index, device)) => devices.is(index, device),
@@ -284,14 +310,19 @@ impl Worker {
 
     fn take_address_events(&mut self) -> io::Result<bool> {
         let (table, counters) = (&mut self.table, &self.counters);
-        let own_changed = &mut self.own_changed;
+        let before = counters.events.load(Ordering::Relaxed);
+        let (own_changed, now) = (&mut self.own_changed, Instant::now());
         drain(&mut self.addresses, |namespace, message| {
             counters.events.fetch_add(1, Ordering::Relaxed);
             // struct ifaddrmsg: the interface index is its second word.
             match (namespace, message.word(4)) {
-                (Some(namespace), Some(peer)) => table.peer_changed(namespace, peer),
+                (Some(namespace), Some(peer)) => table.peer_changed(namespace, peer, now),
                 _ => *own_changed = true,
             }
+        })
+        .inspect(|_| {
+            let events = counters.events.load(Ordering::Relaxed) - before;
+            self.storm = events >= AT_ONCE as u64;
         })
     }
 
@@ -336,6 +367,7 @@ impl Worker {
             self.table.links_are(veths, lost);
             self.devices.are(devices);
         });
+        let known = known.and_then(|()| self.list_routes());
         match known.and_then(|()| self.list_addresses()) {
             Ok(scan) => scan,
             Err(error) => {
@@ -344,6 +376,20 @@ impl Worker {
                 Scan::Failed
             }
         }
+    }
+
+    fn list_routes(&mut self) -> io::Result<()> {
+        let mut routes = Vec::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            match self.requests.dump(&routes_request(family), host_route) {
+                Ok(found) => routes.extend(found),
+                // The kernel has no such family.
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.table.routes_are(routes);
+        Ok(())
     }
 
     fn list_addresses(&mut self) -> io::Result<Scan> {
@@ -400,6 +446,7 @@ impl Worker {
         let Some(&Veth { peer, namespace: Some(namespace), .. }) = self.table.veth(index) else {
             return Ok(true);
         };
+        self.counters.questions.fetch_add(1, Ordering::Relaxed);
         let request = addresses_request(namespace, peer);
         let found = self.requests.dump(&request, |message| peer_address(message, peer));
         match found {
@@ -436,6 +483,7 @@ impl Worker {
     /// Waits for an event, the next question that is due, or the next scan.
     fn wait(&self, next_scan: Instant) -> Result<(), Stop> {
         let until = self.table.next_due().map_or(next_scan, |due| due.min(next_scan));
+        let until = if self.storm { until.min(Instant::now() + BREATH) } else { until };
         // Rounded up: poll counts milliseconds, and zero would spin.
         let millis = until.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000);
         let timeout = PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX);
@@ -444,24 +492,26 @@ impl Worker {
             PollFd::new(self.links.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.addresses.as_fd(), PollFlags::POLLIN),
         ];
+        let ready = if self.storm { &mut ready[..2] } else { &mut ready[..] };
         // EINTR and the like: look again.
-        let _ = poll(&mut ready, timeout);
+        let _ = poll(ready, timeout);
         let told = ready[0].revents().is_some_and(|events| !events.is_empty());
         if told || self.events.is_closed() { Err(Stop) } else { Ok(()) }
     }
 }
 
-/// Receives until nothing is waiting; whether something was lost.
+/// Receives until nothing is waiting, or enough has come; whether something was lost.
 fn drain(
     listener: &mut Listener,
     mut each: impl FnMut(Option<i32>, crate::netlink::Message<'_>),
 ) -> io::Result<bool> {
     let mut lost = false;
-    loop {
+    for _ in 0..AT_ONCE {
         match listener.receive(&mut each)? {
             Received::Messages => {}
             Received::Overrun => lost = true,
-            Received::Nothing => return Ok(lost),
+            Received::Nothing => break,
         }
     }
+    Ok(lost)
 }

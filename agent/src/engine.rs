@@ -11,12 +11,14 @@ mod report;
 mod unhonoured;
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use aya::maps::{MapData, RingBuf};
+use netpold_core::bindings::{Answer, Bindings, Veth};
 use netpold_core::compile::{CompileError, Compiler, Cursor, EndpointInfo, Essentials};
 use netpold_core::image::Table;
-use netpold_core::model::{Change, Direction};
+use netpold_core::model::{Change, Direction, Interface, Pod};
 use netpold_core::ops::Capacity;
 use nix::net::if_::if_indextoname;
 
@@ -56,6 +58,7 @@ pub enum EngineError {
 /// Keeps the dataplane equal to the cluster state.
 pub struct Engine {
     compiler: Compiler,
+    bindings: Bindings,
     dataplane: Dataplane,
     capacity: Capacity,
     /// Names of the veths whose other sides are in other namespaces.
@@ -113,6 +116,7 @@ impl Engine {
     pub fn new(compiler: Compiler, dataplane: Dataplane, capacity: Capacity) -> Self {
         Self {
             compiler,
+            bindings: Bindings::default(),
             dataplane,
             capacity,
             names: BTreeMap::new(),
@@ -144,19 +148,46 @@ impl Engine {
 
     /// Takes a change in; nothing is written before [`Engine::step`].
     pub fn apply(&mut self, change: Change) {
+        self.bindings.note(&change, self.compiler.cluster());
         self.compiler.apply(change);
         self.desired += 1;
     }
 
-    /// Takes in what happened to an interface, and its name for people.
+    /// Before all else: pods that an earlier agent's tables have, by the index of interfaces that have
+    /// been there since and [`EndpointInfo::uid_hash`], and pods that it knew.
+    pub fn inherit(&mut self, bound: BTreeMap<u32, u64>, remembered: Vec<Pod>) {
+        self.bindings.inherit(bound, remembered);
+    }
+
+    /// Takes in what happened to an interface; whose it is shows with the next [`Engine::step`].
     pub fn apply_interface(&mut self, event: InterfaceEvent) {
         self.roles = None;
-        match &event.change {
-            Change::Interface(interface) => _ = self.names.insert(interface.index, event.name),
-            Change::InterfaceGone(index) => _ = self.names.remove(index),
-            _ => {}
+        let InterfaceEvent { change, name, namespace, routed } = event;
+        match change {
+            Change::Interface(Interface { index, incarnation, addresses: inside, .. }) => {
+                self.names.insert(index, name.clone());
+                let veth = Veth { index, incarnation, name, namespace, routed, inside };
+                self.bindings.veth_is(veth);
+            }
+            Change::InterfaceGone(index) => {
+                self.names.remove(&index);
+                self.bindings.veth_gone(index);
+            }
+            other => self.apply(other),
         }
-        self.apply(event.change);
+    }
+
+    /// Takes in what CNI plugins answered, all that is kept now.
+    pub fn answers_are(&mut self, answers: Vec<Answer>) {
+        self.bindings.answers_are(answers);
+    }
+
+    /// Decides whose the interfaces are.
+    fn settle(&mut self) {
+        for change in self.bindings.settle(self.compiler.cluster()) {
+            self.compiler.apply(change);
+            self.desired += 1;
+        }
     }
 
     /// Says why [`Engine::step`] is not called; `None`: it is.
@@ -176,7 +207,7 @@ impl Engine {
     #[must_use]
     pub fn last_good(&self, is_due: impl Fn(u64) -> bool) -> Option<(u64, Essentials)> {
         (self.is_settled() && is_due(self.enforced))
-            .then(|| (self.enforced, self.compiler.essentials()))
+            .then(|| (self.enforced, self.compiler.essentials(self.bindings.deleted())))
     }
 
     /// Whether what was compiled last is in force.
@@ -331,6 +362,7 @@ impl Engine {
 
     /// Writes the update; how many operations that took.
     fn write(&mut self) -> Result<usize, EngineError> {
+        self.settle();
         if !self.installed {
             return self.new_generation();
         }
@@ -404,10 +436,8 @@ impl Engine {
         }
         let cluster = self.compiler.cluster();
         let addresses = |e: &EndpointInfo| {
-            let pod = cluster.pods().get(&e.pod).cloned();
-            let addresses = pod.map(|pod| pod.addresses.clone()).unwrap_or_default();
             let id = e.id;
-            addresses.into_iter().map(move |address| (address, id))
+            self.addresses_of(e).into_iter().map(move |address| (address, id))
         };
         let wanted = Wanted {
             endpoints: newly.iter().flat_map(addresses).collect(),
@@ -420,6 +450,14 @@ impl Engine {
                 "the kernel's conntrack does not tell who began open connections: guessed by ports"
             ),
         }
+    }
+
+    /// The addresses that an endpoint's pod may use there.
+    fn addresses_of(&self, endpoint: &EndpointInfo) -> Vec<IpAddr> {
+        let cluster = self.compiler.cluster();
+        let interface = cluster.interfaces().get(&endpoint.ifindex);
+        let pod = interface.and_then(|interface| cluster.pod_behind(interface));
+        pod.map(|pod| pod.addresses.clone()).unwrap_or_default()
     }
 
     /// The tables hold the endpoints.

@@ -2,13 +2,14 @@
 //!
 //! The agent never detaches anything at its end: enforcement outlives it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use netpold_core::compile::{CheckSource, Compiler, NewPods, Options};
-use netpold_core::model::Change;
+use netpold_core::compile::{CheckSource, Compiler, NewPods, Options, WAITING};
+use netpold_core::model::{Change, Pod};
 use netpold_core::ops::Capacity;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
@@ -19,7 +20,7 @@ use tracing::{info, warn};
 use crate::admin::Admin;
 use crate::config::{self, RunConfig};
 use crate::dataplane::Dataplane;
-use crate::dataplane::attach::{Attacher, Mode};
+use crate::dataplane::attach::{Attached, Attacher, Mode};
 use crate::dataplane::bpffs::{self, PinRoot};
 use crate::dataplane::generation::{self, Predecessor};
 use crate::dataplane::tables::grace_period;
@@ -30,6 +31,7 @@ use crate::listen::{Heartbeat, Listener};
 use crate::metrics::Metrics;
 use crate::object::object;
 use crate::requirements;
+use crate::sandbox::manifests::StaticPods;
 use crate::sandbox::{Sandboxes, results};
 use crate::service_manager;
 use crate::source::cluster::Notices;
@@ -137,18 +139,23 @@ impl Agent {
         let mut attacher = Attacher::new(&pins.links(), mode)?;
         let predecessor = Predecessor::read(&pins)?;
         // Another version's tables are not read, but its programs judge.
-        let inherited = predecessor.hash_seed.is_some() || !attacher.attached()?.is_empty();
+        let attached = attacher.attached()?;
+        let inherited = predecessor.hash_seed.is_some() || !attached.is_empty();
         let mut engine = engine(config, pins, attacher, &predecessor)?;
         let mut sandboxes = Sandboxes::new(config.node.clone());
-        let mut answers = results::follow(config.cni_results.clone())?;
+        let manifests = StaticPods::new(config.static_pods.clone(), config.node.clone());
+        let mut answers = results::follow(config.cni_results.clone(), manifests)?;
         let restored = if inherited {
             engine.inherits_flows();
+            engine.inherit(bound(&predecessor, &attached), remembered(config));
             Restored::default()
         } else {
             restore(config, &mut engine, &mut sandboxes)
         };
-        let given = sandboxes.answers_are(answers.borrow_and_update().clone());
-        given.into_iter().for_each(|change| engine.apply(change));
+        // They say whose the interfaces are, so they are known before the first is looked at.
+        let first = answers.borrow_and_update().clone();
+        sandboxes.answers_are(first.clone()).into_iter().for_each(|change| engine.apply(change));
+        engine.answers_are(first);
         let engine = Arc::new(Mutex::new(engine));
         let drops = Arc::new(Mutex::new(DropLog::default()));
         let (events, interfaces) = mpsc::channel(EVENTS);
@@ -331,8 +338,9 @@ impl Agent {
 
     fn take_answers(&mut self) {
         let answers = self.answers.borrow_and_update().clone();
-        let changes = self.sandboxes.answers_are(answers);
+        let changes = self.sandboxes.answers_are(answers.clone());
         let mut engine = lock(&self.engine);
+        engine.answers_are(answers);
         changes.into_iter().for_each(|change| engine.apply(change));
     }
 
@@ -397,6 +405,28 @@ fn engine(
     let mut engine = Engine::new(Compiler::new(options), dataplane, capacity);
     engine.judge_at(config.node_devices.clone());
     Ok(engine)
+}
+
+/// Whose the interfaces are by the tables of the agent before this one. A program that is still
+/// attached shows that an interface has been there since: it goes with it.
+fn bound(predecessor: &Predecessor, attached: &[Attached]) -> BTreeMap<u32, u64> {
+    let since: BTreeSet<u32> = attached.iter().map(|found| found.hook.ifindex).collect();
+    let endpoints = predecessor.endpoints.iter();
+    let known = endpoints.filter(|e| since.contains(&e.ifindex) && e.uid_hash != WAITING);
+    known.map(|endpoint| (endpoint.ifindex, endpoint.uid_hash)).collect()
+}
+
+/// The pods of this node in the last good state, for those that are gone from the source.
+fn remembered(config: &RunConfig) -> Vec<Pod> {
+    let objects = state::read(&config.state, &config.node).unwrap_or_else(|error| {
+        warn!("{error}; pods that were deleted since are not known");
+        None
+    });
+    let pods = objects.into_iter().flatten().filter_map(|object| match object {
+        Change::Pod(pod) => Some(pod),
+        _ => None,
+    });
+    pods.filter(|pod| pod.node == config.node && !pod.host_network).collect()
 }
 
 /// Puts the last good state in the place of the objects that the source has yet to name.

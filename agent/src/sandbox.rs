@@ -6,6 +6,7 @@
 //! whose status has no address yet counts with the addresses of that answer; once the status has
 //! some, it alone is believed.
 
+pub mod manifests;
 pub mod results;
 
 use std::collections::{BTreeMap, BTreeSet};

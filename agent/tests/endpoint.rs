@@ -380,6 +380,70 @@ fn lost_events_lead_to_a_new_listing() {
 }
 
 #[test]
+fn the_nodes_routes_to_single_addresses_are_told() {
+    sweep();
+    let (node, pod) = (Namespace::new("h-n"), Namespace::new("h-1"));
+    node.veth("pod1", &pod);
+    node.ip("link set lo up");
+    node.ip("addr add 169.254.1.1/32 dev pod1");
+    node.ip("addr add fd00:1::fe/64 dev pod1 nodad");
+    node.ip("route add 10.1.0.1 dev pod1");
+    node.ip("route add 10.1.1.0/24 dev pod1");
+    node.ip("route add 10.1.0.7 via 10.1.0.1 dev pod1 onlink proto ra");
+    let mut observer = node.discover(EVENTS_ONLY);
+    let routed = |event: &InterfaceEvent| event.routed.clone();
+    let addresses =
+        |list: &[&str]| -> Vec<IpAddr> { list.iter().map(|a| a.parse().unwrap()).collect() };
+    let first = observer.initial();
+    assert_eq!(first.iter().map(routed).collect::<Vec<_>>(), [addresses(&["10.1.0.1"])]);
+    let mut until = |wanted: &[&str]| loop {
+        if let Event::Interface(event) = observer.next()
+            && event.routed == addresses(wanted)
+        {
+            return;
+        }
+    };
+    node.ip("route add fd00:1::1 dev pod1");
+    until(&["10.1.0.1", "fd00:1::1"]);
+    node.ip("route del 10.1.0.1 dev pod1");
+    until(&["fd00:1::1"]);
+}
+
+/// As fast as one thread can, in one pod; another one's address comes at its usual time.
+#[test]
+fn a_storm_of_addresses_costs_a_few_questions() {
+    sweep();
+    let (node, pod, quiet) = (Namespace::new("w-n"), Namespace::new("w-1"), Namespace::new("w-2"));
+    node.veth("pod1", &pod);
+    node.veth("pod2", &quiet);
+    let mut observer =
+        node.discover(Settings { rescan: Duration::from_secs(3600), ..Settings::default() });
+    observer.initial();
+    // Let the questions in growing intervals run out.
+    std::thread::sleep(Duration::from_secs(3));
+    let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    let before = count(&observer.discovery.counters().questions);
+    let lines = "addr add 10.1.0.1/32 dev eth0\naddr del 10.1.0.1/32 dev eth0\n".repeat(2_000);
+    let batch = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(batch.path(), lines).unwrap();
+    let began = Instant::now();
+    let mut changes = 0;
+    while began.elapsed() < Duration::from_secs(4) {
+        pod.ip(&format!("-batch {}", batch.path().display()));
+        changes += 4_000;
+    }
+    let asked = count(&observer.discovery.counters().questions) - before;
+    let overruns = count(&observer.discovery.counters().overruns);
+    println!("{changes} changes in {:?}: {asked} questions, {overruns} overruns", began.elapsed());
+    assert!(changes >= 4_000 && asked <= 100, "{asked} questions for {changes} changes");
+    quiet.ip("addr add 10.1.0.2/24 dev eth0");
+    observer.until("pod2", &["10.1.0.2"]);
+    // What it came to in the end is told, too.
+    pod.ip("addr add 10.1.0.9/32 dev eth0");
+    observer.until("pod1", &["10.1.0.9"]);
+}
+
+#[test]
 fn discovery_ends_with_its_receiver_and_with_its_handle() {
     sweep();
     let node = Namespace::new("e-n");

@@ -116,6 +116,7 @@ impl Cluster {
                 index: local.ifindex,
                 incarnation: 1,
                 addresses: local.addresses(),
+                ..Interface::default()
             }));
         }
         changes.extend((0..self.size.pods).map(|n| Change::Pod(self.remote(n))));

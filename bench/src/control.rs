@@ -241,7 +241,12 @@ impl Scale {
         changes.extend((0..self.policies).map(|n| Change::Policy(self.policy(n))));
         changes.extend((0..self.local).map(|n| {
             let addresses = self.pod(n).addresses;
-            Change::Interface(Interface { index: 100 + n, incarnation: 1, addresses })
+            Change::Interface(Interface {
+                index: 100 + n,
+                incarnation: 1,
+                addresses,
+                ..Interface::default()
+            })
         }));
         changes
     }

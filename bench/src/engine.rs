@@ -203,7 +203,12 @@ impl Subject {
     fn interface(&mut self, number: u32, veths: &Veths) {
         let index = veths.indices[number as usize];
         let addresses = self.scale.pod(number).addresses;
-        self.engine.apply(Change::Interface(Interface { index, incarnation: 1, addresses }));
+        self.engine.apply(Change::Interface(Interface {
+            index,
+            incarnation: 1,
+            addresses,
+            ..Interface::default()
+        }));
     }
 
     fn step(&mut self) -> Result<()> {

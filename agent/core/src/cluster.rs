@@ -13,7 +13,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use crate::model::{
-    Change, EndpointSlice, Interface, Key, Labels, Namespace, Node, Pod, Policy, Service,
+    Change, EndpointSlice, Interface, Key, Labels, Namespace, Node, Owner, Pod, Policy, Service,
 };
 
 use few::Few;
@@ -149,12 +149,6 @@ impl Cluster {
         &self.kinship
     }
 
-    /// The policies that select a pod: of its namespace, matching its labels.
-    pub fn policies_selecting<'a>(&'a self, pod: &'a Pod) -> impl Iterator<Item = &'a Arc<Policy>> {
-        self.policies_in(&pod.key.namespace)
-            .filter(|policy| is_subject(pod) && policy.pod_selector.matches(&pod.labels))
-    }
-
     /// Labels of a namespace. Pods and namespaces arrive on different watches, so a pod can be
     /// known before its namespace; until then the namespace has the one label that every namespace
     /// has. A selector that asks for any other label fails to match, which grants nothing.
@@ -200,14 +194,26 @@ impl Cluster {
         self.owner(address).is_none() && !self.services.is_cluster_address(address)
     }
 
-    /// The local pod behind an interface: the one that has one of its addresses.
+    /// The local pod behind an interface: the one it is bound to, else the one that has one of its
+    /// addresses.
     #[must_use]
-    pub fn pod_behind(&self, interface: &Interface) -> Option<&Arc<Pod>> {
-        interface
-            .addresses
-            .iter()
-            .filter_map(|address| self.owner(*address))
-            .find(|pod| pod.node == self.node)
+    pub fn pod_behind<'a>(&'a self, interface: &'a Interface) -> Option<&'a Pod> {
+        match &interface.owner {
+            Owner::Pod(bound) => Some(&bound.pod),
+            Owner::Denied => None,
+            Owner::Unbound => {
+                let owners = interface.addresses.iter().filter_map(|a| self.owner(*a));
+                owners.map(AsRef::as_ref).find(|pod| pod.node == self.node)
+            }
+        }
+    }
+
+    /// The pods of this node that claim an address, its owner first.
+    pub(crate) fn local_claimants(&self, address: IpAddr) -> Vec<&Arc<Pod>> {
+        let claimants = self.claims.get(&address).into_iter().flat_map(Few::iter);
+        let mut local: Vec<_> = claimants.filter(|pod| pod.node == self.node).collect();
+        local.sort_by_key(|pod| Reverse((Reverse(pod.terminating), pod.created, &pod.key)));
+        local
     }
 
     /// The interfaces that have an address behind them.
@@ -364,15 +370,15 @@ impl Cluster {
         if self.interfaces.get(&index) == new.as_ref() {
             return;
         }
-        for address in new.iter().flat_map(|interface| &interface.addresses) {
+        for address in new.iter().flat_map(addresses_behind) {
             self.links.entry(*address).or_default().insert(index);
         }
         let old = match &new {
             Some(new) => self.interfaces.insert(index, new.clone()),
             None => self.interfaces.remove(&index),
         };
-        let stays = |a: &IpAddr| new.as_ref().is_some_and(|new| new.addresses.contains(a));
-        for address in old.iter().flat_map(|old| &old.addresses).filter(|a| !stays(a)) {
+        let stays = |a: &IpAddr| new.as_ref().is_some_and(|new| addresses_behind(new).contains(a));
+        for address in old.iter().flat_map(addresses_behind).filter(|a| !stays(a)) {
             if let Some(indexes) = self.links.get_mut(address) {
                 indexes.remove(&index);
                 if indexes.is_empty() {
@@ -381,6 +387,15 @@ impl Cluster {
             }
         }
         dirty.interfaces.insert(index);
+    }
+}
+
+/// The addresses whose pods an interface's endpoint depends on.
+fn addresses_behind(interface: &Interface) -> &[IpAddr] {
+    match &interface.owner {
+        Owner::Pod(bound) => &bound.pod.addresses,
+        Owner::Unbound => &interface.addresses,
+        Owner::Denied => &[],
     }
 }
 

@@ -47,6 +47,8 @@ use sets::Sets;
 use space::Space;
 use spec::Spec;
 
+pub use endpoints::WAITING;
+pub(crate) use endpoints::uid_hash;
 pub use essentials::Essentials;
 pub use expected::{Cursor, Expected};
 pub use peers::{Atom, Frontend};

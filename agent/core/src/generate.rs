@@ -195,7 +195,12 @@ fn interfaces(pods: &[Pod]) -> Vec<Interface> {
             // Named after the pod, so that it stays while the pod does.
             let number: String = pod.key.name.chars().filter(char::is_ascii_digit).collect();
             let index = 10 + number.parse::<u32>().unwrap_or(0);
-            interfaces.push(Interface { index, incarnation: 1, addresses: own });
+            interfaces.push(Interface {
+                index,
+                incarnation: 1,
+                addresses: own,
+                ..Interface::default()
+            });
         }
     }
     interfaces

@@ -120,7 +120,12 @@ fn measure(services: u32) {
     changes.extend((0..POLICIES).map(|n| Change::Policy(nth_policy(n))));
     changes.extend((0..LOCAL).map(|n| {
         let addresses = nth_pod(n, "1").addresses;
-        Change::Interface(Interface { index: 100 + n, incarnation: 1, addresses })
+        Change::Interface(Interface {
+            index: 100 + n,
+            incarnation: 1,
+            addresses,
+            ..Interface::default()
+        })
     }));
     let mut world = World::new([]);
     timed("taking the changes in", || changes.into_iter().for_each(|c| world.compiler.apply(c)));

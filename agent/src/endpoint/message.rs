@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_packet_route::link::LinkMessage;
+use netlink_packet_route::route::RouteMessage;
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::device::Device;
@@ -13,6 +14,8 @@ use crate::netlink::{Message, attributes, word};
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
 const RTM_NEWADDR: u16 = 20;
+const RTM_NEWROUTE: u16 = 24;
+const RTM_DELROUTE: u16 = 25;
 
 const LINK_HEADER: usize = 16;
 const IFLA_ADDRESS: u16 = 1;
@@ -27,6 +30,13 @@ const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const RT_SCOPE_LINK: u8 = 253;
 
+const ROUTE_HEADER: usize = 12;
+const RTA_DST: u16 = 1;
+const RTA_OIF: u16 = 4;
+const RTN_UNICAST: u8 = 1;
+/// Routes of these origins are made by what others send: redirects and router advertisements.
+const LEARNT: [u8; 2] = [1, 9];
+
 /// What a link message says.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LinkEvent {
@@ -36,6 +46,49 @@ pub(super) enum LinkEvent {
     Other(u32, Option<Device>),
     /// A link, of whatever kind, is gone from the namespace.
     Gone(u32),
+}
+
+/// A route to one address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HostRoute {
+    pub(super) to: IpAddr,
+    /// Index of the interface that it leads out of.
+    pub(super) by: u32,
+    /// It is there, or gone.
+    pub(super) there: bool,
+}
+
+/// A request for the routes in our namespace.
+pub(super) fn routes_request(family: AddressFamily) -> RouteNetlinkMessage {
+    let mut message = RouteMessage::default();
+    message.header.address_family = family;
+    RouteNetlinkMessage::GetRoute(message)
+}
+
+/// Reads a route message; `None` for what is no route of the node's own to a single address.
+pub(super) fn host_route(message: Message<'_>) -> Option<HostRoute> {
+    // struct rtmsg: family, length of the destination, of the source, TOS, table, protocol, scope, type.
+    let &[family, length, _, _, _, origin, _, kind, ..] = message.payload else { return None };
+    let there = match message.kind {
+        RTM_NEWROUTE => true,
+        RTM_DELROUTE => false,
+        _ => return None,
+    };
+    let (mut to, mut by) = (None, None);
+    for (attribute, value) in message.attributes(ROUTE_HEADER) {
+        match attribute {
+            RTA_DST => to = address(family, value),
+            RTA_OIF => by = word(value),
+            _ => {}
+        }
+    }
+    let to = to?;
+    let single = u32::from(length) == if to.is_ipv4() { Ipv4Addr::BITS } else { Ipv6Addr::BITS };
+    (single && kind == RTN_UNICAST && !LEARNT.contains(&origin)).then_some(HostRoute {
+        to,
+        by: by?,
+        there,
+    })
 }
 
 /// A request for one link, or for all.

@@ -1,15 +1,22 @@
 //! What is known of the interfaces, and what of it has been told. No I/O, no clock.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use netpold_core::bindings;
 use netpold_core::model::{Change, Interface};
 
 use super::InterfaceEvent;
+use super::message::HostRoute;
 
 /// When an interface without address is asked again, after the first time, in milliseconds.
 const ASK_AGAIN: [u64; 11] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 1000];
+/// As many changes inside a namespace, none of them long after the last, are asked for at once.
+const AT_ONCE: u32 = 32;
+const CALM: Duration = Duration::from_secs(1);
+/// Shortest and longest time between two questions for one interface's addresses after that.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// How many interfaces are remembered after they are gone.
 const REMEMBERED: usize = 1024;
 
@@ -32,16 +39,13 @@ impl Veth {
     /// A number that is most likely another one for an interface that takes over the index, and
     /// the same for this one after a restart of the agent. Netlink tells no time or number of
     /// creation; what it tells that differs is the hardware address (random, unless the CNI sets
-    /// one) and where the other side is. The name is left out: CNIs rename. FNV-1a.
+    /// one). The name is left out, since CNIs rename, and so is where the other side is, since a pod
+    /// can move it. FNV-1a.
     fn identity(&self) -> u64 {
-        let namespace = self.namespace.unwrap_or(-1);
-        let bytes = self.index.to_le_bytes().into_iter().chain(self.peer.to_le_bytes());
-        bytes
-            .chain(namespace.to_le_bytes())
-            .chain(self.hardware.iter().copied())
-            .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-            })
+        let bytes = self.index.to_le_bytes().into_iter();
+        bytes.chain(self.hardware.iter().copied()).fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        })
     }
 }
 
@@ -56,19 +60,51 @@ struct Known {
     due: Option<Instant>,
     /// Questions asked without finding an address.
     fruitless: usize,
+    storm: Storm,
+}
+
+/// A pod can change its addresses any number of times a second. The first few changes are asked for at
+/// once, the others after a pause that grows while it goes on.
+#[derive(Debug, Default)]
+struct Storm {
+    last: Option<Instant>,
+    /// Questions in close succession.
+    questions: u32,
+    pause: Duration,
+}
+
+impl Storm {
+    /// Something changed inside: when to ask.
+    fn ask_at(&self, now: Instant) -> Instant {
+        self.last.map_or(now, |last| (last + self.pause).max(now))
+    }
+
+    /// It is asked now.
+    fn asked(&mut self, now: Instant) {
+        let calm = |last: Instant| now > last + self.pause * 2 + CALM;
+        if self.last.replace(now).is_none_or(calm) {
+            (self.questions, self.pause) = (0, Duration::ZERO);
+        }
+        self.questions += 1;
+        if self.questions > AT_ONCE {
+            self.pause = (self.pause * 2).clamp(PAUSE.0, PAUSE.1);
+        }
+    }
 }
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     links: BTreeMap<u32, Known>,
-    told: BTreeMap<u32, (Interface, String)>,
+    told: BTreeMap<u32, InterfaceEvent>,
+    /// The interface that the node's own routes lead to an address by, for single addresses.
+    routes: BTreeMap<IpAddr, u32>,
     /// Indexes and incarnations of interfaces that are gone, for telling a reused index.
     gone: VecDeque<(u32, u64)>,
     /// Links to ask about: their peer left our namespace.
     uncertain: Vec<u32>,
     /// Addresses to ask for at once.
-    changed: Vec<u32>,
+    changed: BTreeSet<u32>,
 }
 
 impl Table {
@@ -77,15 +113,16 @@ impl Table {
         let index = veth.index;
         match self.links.get_mut(&index) {
             Some(known) => {
+                // A pod can move its side to a namespace of its own: it is the same veth, and the
+                // same pod's.
                 let moved = (known.veth.peer, known.veth.namespace) != (veth.peer, veth.namespace);
                 known.veth = veth;
                 if moved {
-                    known.incarnation = fresh(&self.gone, &known.veth);
                     known.addresses.clear();
                     known.fruitless = 0;
                 }
                 if moved || known.addresses.is_empty() {
-                    self.changed.push(index);
+                    self.changed.insert(index);
                 }
             }
             None => self.add(veth),
@@ -95,9 +132,16 @@ impl Table {
     fn add(&mut self, veth: Veth) {
         let index = veth.index;
         let incarnation = fresh(&self.gone, &veth);
-        let known = Known { veth, incarnation, addresses: Vec::new(), due: None, fruitless: 0 };
+        let known = Known {
+            veth,
+            incarnation,
+            addresses: Vec::new(),
+            due: None,
+            fruitless: 0,
+            storm: Storm::default(),
+        };
         self.links.insert(index, known);
-        self.changed.push(index);
+        self.changed.insert(index);
     }
 
     /// A link is gone from our namespace. If it was the other side of a veth that stays, it moved to
@@ -138,18 +182,41 @@ impl Table {
     }
 
     /// Addresses changed at an interface of another namespace.
-    pub(super) fn peer_changed(&mut self, namespace: i32, peer: u32) {
-        let behind = self
-            .links
-            .values()
-            .filter(|known| known.veth.namespace == Some(namespace) && known.veth.peer == peer);
-        self.changed.extend(behind.map(|known| known.veth.index));
+    pub(super) fn peer_changed(&mut self, namespace: i32, peer: u32, now: Instant) {
+        let is_behind =
+            |known: &&mut Known| known.veth.namespace == Some(namespace) && known.veth.peer == peer;
+        for known in self.links.values_mut().filter(is_behind) {
+            known.ask_by(now);
+        }
+    }
+
+    /// Addresses changed somewhere: events were lost.
+    pub(super) fn any_peer_changed(&mut self, now: Instant) {
+        self.links.values_mut().for_each(|known| known.ask_by(now));
+    }
+
+    /// A route of the node's to a single address.
+    pub(super) fn route_is(&mut self, route: HostRoute) {
+        if route.there {
+            self.routes.insert(route.to, route.by);
+        } else if self.routes.get(&route.to) == Some(&route.by) {
+            self.routes.remove(&route.to);
+        }
+    }
+
+    /// All of these routes; of several to one address the first counts.
+    pub(super) fn routes_are(&mut self, routes: Vec<HostRoute>) {
+        self.routes.clear();
+        for route in routes {
+            self.routes.entry(route.to).or_insert(route.by);
+        }
     }
 
     /// The addresses behind an interface.
     pub(super) fn addresses_are(&mut self, index: u32, mut addresses: Vec<IpAddr>, now: Instant) {
         addresses.sort_unstable();
         addresses.dedup();
+        addresses.truncate(bindings::Veth::MAX_INSIDE);
         if let Some(known) = self.links.get_mut(&index) {
             known.addresses = addresses;
             if known.addresses.is_empty() {
@@ -189,10 +256,13 @@ impl Table {
         for (&index, known) in &mut self.links {
             if known.due.is_some_and(|at| at <= now) {
                 known.due = None;
-                due.push(index);
+                due.insert(index);
+            }
+            if due.contains(&index) {
+                known.storm.asked(now);
             }
         }
-        distinct(due)
+        due.into_iter().collect()
     }
 
     /// All addresses were asked for.
@@ -207,21 +277,22 @@ impl Table {
 
     /// What differs from what was told; it counts as told then.
     pub(super) fn differences(&mut self) -> Vec<InterfaceEvent> {
-        let now = self.links.values().filter(|known| known.veth.namespace.is_some());
-        let now: BTreeMap<u32, (Interface, String)> = now.map(Known::told).collect();
-        let gone = self.told.iter().filter(|(index, _)| !now.contains_key(index)).map(
-            |(&index, (_, name))| InterfaceEvent {
-                change: Change::InterfaceGone(index),
-                name: name.clone(),
-            },
-        );
-        let new = now.iter().filter(|(index, new)| self.told.get(index) != Some(new)).map(
-            |(_, (interface, name))| InterfaceEvent {
-                change: Change::Interface(interface.clone()),
-                name: name.clone(),
-            },
-        );
-        let differences = gone.chain(new).collect();
+        let mut routed: BTreeMap<u32, Vec<IpAddr>> = BTreeMap::new();
+        for (to, by) in &self.routes {
+            routed.entry(*by).or_default().push(*to);
+        }
+        let now = self.links.values().filter_map(|known| {
+            let namespace = known.veth.namespace?;
+            let routed = routed.remove(&known.veth.index).unwrap_or_default();
+            Some((known.veth.index, known.told(namespace, routed)))
+        });
+        let now: BTreeMap<u32, InterfaceEvent> = now.collect();
+        let gone =
+            self.told.iter().filter(|(index, _)| !now.contains_key(index)).map(|(&index, told)| {
+                InterfaceEvent { change: Change::InterfaceGone(index), ..told.clone() }
+            });
+        let new = now.iter().filter(|(index, new)| self.told.get(index) != Some(new));
+        let differences = gone.chain(new.map(|(_, event)| event.clone())).collect();
         self.told = now;
         differences
     }
@@ -234,13 +305,21 @@ impl Known {
         self.fruitless += 1;
     }
 
-    fn told(&self) -> (u32, (Interface, String)) {
+    /// Something changed inside: to be asked, soon.
+    fn ask_by(&mut self, now: Instant) {
+        let at = self.storm.ask_at(now);
+        self.due = Some(self.due.map_or(at, |due| due.min(at)));
+    }
+
+    fn told(&self, namespace: i32, routed: Vec<IpAddr>) -> InterfaceEvent {
         let interface = Interface {
             index: self.veth.index,
             incarnation: self.incarnation,
             addresses: self.addresses.clone(),
+            ..Interface::default()
         };
-        (self.veth.index, (interface, self.veth.name.clone()))
+        let name = self.veth.name.clone();
+        InterfaceEvent { change: Change::Interface(interface), name, namespace, routed }
     }
 }
 
@@ -314,7 +393,7 @@ mod tests {
         // Gone and back between two lists, the events lost: the hardware address tells.
         let mut other = veth(7, 2, Some(0));
         other.hardware[5] = 9;
-        let before = table.told[&7].0.incarnation;
+        let before = interface(&table.told[&7]).incarnation;
         table.links_are(vec![other.clone()], true);
         assert_ne!(told(&mut table).incarnation, before);
         // Without a loss it is the same one, its hardware address set just now.
@@ -353,6 +432,67 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_can_neither_make_another_interface_of_its_own_nor_lose_it() {
+        let mut table = Table::default();
+        table.link_is(veth(7, 2, Some(0)));
+        let first = told(&mut table).incarnation;
+        table.link_is(veth(7, 9, Some(1)));
+        assert_eq!(told(&mut table).incarnation, first, "moved to a namespace inside");
+        table.links_are(vec![veth(7, 2, Some(2))], true);
+        assert_eq!(told(&mut table).incarnation, first, "while events were lost");
+    }
+
+    #[test]
+    fn routes_to_single_addresses_are_told() {
+        let route = |to: &str, by, there| HostRoute { to: to.parse().unwrap(), by, there };
+        let routed = |events: Vec<InterfaceEvent>| {
+            let all = events.into_iter().map(|event| (interface(&event).index, event.routed.len()));
+            all.collect::<Vec<_>>()
+        };
+        let mut table = Table::default();
+        table.link_is(veth(7, 2, Some(0)));
+        table.link_is(veth(8, 2, Some(1)));
+        table.routes_are(vec![route("10.0.0.1", 7, true), route("10.0.0.1", 8, true)]);
+        assert_eq!(routed(table.differences()), [(7, 1), (8, 0)], "the better one");
+        table.route_is(route("10.0.0.1", 8, true));
+        assert_eq!(routed(table.differences()), [(7, 0), (8, 1)], "replaced");
+        table.route_is(route("10.0.0.1", 7, false));
+        assert_eq!(table.differences(), []);
+        table.route_is(route("10.0.0.1", 8, false));
+        assert_eq!(routed(table.differences()), [(8, 0)]);
+    }
+
+    #[test]
+    fn a_storm_of_addresses_is_looked_at_now_and_then() {
+        let (mut table, start) = (Table::default(), Instant::now());
+        table.link_is(veth(7, 2, Some(0)));
+        table.link_is(veth(8, 2, Some(1)));
+        let address: IpAddr = "10.0.0.1".parse().unwrap();
+        let mut asked = Vec::new();
+        // Ten thousand changes a second for a minute.
+        for tenth in 0..600_000u64 {
+            let now = start + Duration::from_micros(tenth * 100);
+            table.peer_changed(0, 2, now);
+            for index in table.due(now) {
+                asked.push((index, now));
+                table.addresses_are(index, vec![address], now);
+            }
+        }
+        let stormy = asked.iter().filter(|(index, _)| *index == 7).count();
+        assert!((40..70).contains(&stormy), "{stormy}");
+        assert_eq!(asked.len(), stormy + 1, "the other one once");
+        assert!(table.next_due().is_some_and(|due| due < start + Duration::from_secs(66)));
+        // Over: at once again.
+        let mut later = start + Duration::from_secs(66);
+        assert_eq!(table.due(later), [7], "the last change is not lost");
+        later += Duration::from_secs(20);
+        table.peer_changed(0, 2, later);
+        assert_eq!(table.due(later), [7]);
+        table.peer_changed(0, 2, later);
+        assert_eq!(table.next_due(), Some(later));
+    }
+
+    #[test]
     fn an_interface_without_address_is_asked_again_until_it_has_one() {
         let (mut table, start) = (Table::default(), Instant::now());
         table.link_is(veth(7, 2, Some(0)));
@@ -367,9 +507,10 @@ mod tests {
         }
         assert_eq!(asked, ASK_AGAIN.len());
         assert!(now - start > Duration::from_secs(2));
-        table.peer_changed(1, 2);
+        now += Duration::from_secs(20);
+        table.peer_changed(1, 2, now);
         assert!(table.due(now).is_empty(), "another namespace");
-        table.peer_changed(0, 2);
+        table.peer_changed(0, 2, now);
         assert_eq!(table.due(now), [7]);
         table.addresses_are(7, vec!["fd00::1".parse().unwrap()], now);
         assert_eq!(table.next_due(), None);

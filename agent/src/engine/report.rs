@@ -71,11 +71,7 @@ impl Engine {
             let status = EndpointStatus {
                 interface: self.names.get(&endpoint.ifindex).cloned(),
                 ifindex: Some(endpoint.ifindex),
-                addresses: cluster
-                    .pods()
-                    .get(&endpoint.pod)
-                    .map(|pod| pod.addresses.clone())
-                    .unwrap_or_default(),
+                addresses: self.addresses_of(&endpoint),
                 isolated: Direction::BOTH
                     .into_iter()
                     .zip(isolated)
@@ -136,6 +132,7 @@ impl Engine {
         });
         let (_, uplinks) = self.dataplane.uplinks();
         let compile = self.compiler.problems().into_iter().map(|p| p.to_string());
+        let bindings = self.bindings.problems(self.compiler.cluster());
         let pins = self.pin_problem.iter().cloned();
         let pins = pins.chain(self.state_problem.iter().cloned());
         let restored = self.restored.then(|| RESTORED.to_owned());
@@ -150,6 +147,7 @@ impl Engine {
             .chain(self.dataplane.sent_problems())
             .chain(self.unjudged())
             .chain(compile)
+            .chain(bindings.iter().map(ToString::to_string))
             .collect()
     }
 

@@ -10,13 +10,15 @@ use std::sync::mpsc as events;
 use std::time::{Duration, Instant, SystemTime};
 
 use ipnet::IpNet;
-use netpold_core::model::{Key, Pod};
+pub use netpold_core::bindings::Answer;
+use netpold_core::model::Key;
 use notify::event::{AccessKind, AccessMode, EventKind};
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
+use super::manifests::StaticPods;
 use crate::watched::{Stamp, Watched};
 
 /// What the kubelet calls a pod's interface; attachments by other names are no pod's addresses.
@@ -25,25 +27,6 @@ const INTERFACE: &str = "eth0";
 const RESCAN: Duration = Duration::from_secs(5);
 /// No answer is larger.
 const MAX_BYTES: u64 = 1 << 20;
-
-/// The addresses that a pod was given.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
-    /// `K8S_POD_NAMESPACE` and `K8S_POD_NAME`.
-    pub pod: Key,
-    /// `K8S_POD_UID`; empty if the runtime does not say it.
-    pub uid: String,
-    /// Sorted.
-    pub addresses: Vec<IpAddr>,
-}
-
-impl Answer {
-    /// Whether it is this pod's, and not that of a former one of the same name.
-    #[must_use]
-    pub fn is_of(&self, pod: &Pod) -> bool {
-        self.pod == pod.key && (self.uid.is_empty() || self.uid == pod.uid)
-    }
-}
 
 /// The file, as far as it is read.
 #[derive(Deserialize)]
@@ -72,12 +55,19 @@ struct Ip {
 }
 
 impl CniResult {
+    fn is_sandboxed(interface: &Value) -> bool {
+        interface["sandbox"].as_str().is_some_and(|path| !path.is_empty())
+    }
+
+    /// Names of the interfaces that are not in a sandbox: the host side of the veth, and a bridge.
+    fn host_interfaces(&self) -> Vec<String> {
+        let outside = self.interfaces.iter().filter(|interface| !Self::is_sandboxed(interface));
+        outside.filter_map(|interface| interface["name"].as_str().map(str::to_owned)).collect()
+    }
+
     /// An address is the pod's if its interface is in a sandbox, or not told.
     fn addresses(&self) -> Vec<IpAddr> {
-        let sandboxed = |index: usize| {
-            let interface = self.interfaces.get(index);
-            interface.and_then(|i| i["sandbox"].as_str()).is_some_and(|path| !path.is_empty())
-        };
+        let sandboxed = |index: usize| self.interfaces.get(index).is_some_and(Self::is_sandboxed);
         let inside = self.ips.iter().filter(|ip| ip.interface.is_none_or(sandboxed));
         let mut addresses: Vec<IpAddr> = inside.map(|ip| ip.address.addr()).collect();
         addresses.sort();
@@ -97,25 +87,30 @@ pub fn parse(bytes: &[u8]) -> Result<Option<Answer>, serde_json::Error> {
     else {
         return Ok(None);
     };
-    let addresses = cached.result.map(|result| result.addresses()).unwrap_or_default();
+    let addresses = cached.result.as_ref().map(CniResult::addresses).unwrap_or_default();
+    let interfaces = cached.result.as_ref().map(CniResult::host_interfaces).unwrap_or_default();
     let is_pods = cached.kind == "cniCacheV1" && cached.if_name == INTERFACE;
     Ok((is_pods && !addresses.is_empty()).then(|| Answer {
         pod: Key::new(namespace, name),
         uid: argument("K8S_POD_UID").unwrap_or_default().to_owned(),
         addresses,
+        interfaces,
+        manifest: None,
     }))
 }
 
 /// Follows the directory, in a thread that ends with the receiver. There need not be one. What it holds
-/// now has been read when this returns.
+/// now has been read when this returns. Answers for static pods come with what their manifests say.
 ///
 /// # Errors
 /// The thread cannot be started.
-pub fn follow(directory: PathBuf) -> io::Result<watch::Receiver<Vec<Answer>>> {
-    let (sender, answers) = watch::channel(Vec::new());
+pub fn follow(
+    directory: PathBuf,
+    manifests: StaticPods,
+) -> io::Result<watch::Receiver<Vec<Answer>>> {
+    let mut follower = Follower::new(directory, manifests);
+    let (sender, answers) = watch::channel(follower.look());
     let thread = std::thread::Builder::new().name("cni-results".into());
-    let mut follower = Follower::new(directory);
-    follower.look_over(&sender);
     thread.spawn(move || follower.run(&sender))?;
     Ok(answers)
 }
@@ -137,6 +132,7 @@ fn may_change(event: &notify::Event) -> bool {
 
 struct Follower {
     directory: PathBuf,
+    manifests: StaticPods,
     watched: Watched,
     events: events::Receiver<notify::Result<notify::Event>>,
     files: BTreeMap<PathBuf, Seen>,
@@ -144,32 +140,35 @@ struct Follower {
 }
 
 impl Follower {
-    fn new(directory: PathBuf) -> Self {
+    fn new(directory: PathBuf, manifests: StaticPods) -> Self {
         let (sender, events) = events::channel();
         let watched = Watched::new(&directory, sender);
-        Self { directory, watched, events, files: BTreeMap::new(), complained: false }
+        Self { directory, manifests, watched, events, files: BTreeMap::new(), complained: false }
     }
 
     fn run(mut self, answers: &watch::Sender<Vec<Answer>>) {
         while !answers.is_closed() {
+            let now = self.look();
+            answers.send_if_modified(|before| {
+                let modified = *before != now;
+                *before = now;
+                modified
+            });
             self.wait();
-            self.look_over(answers);
         }
     }
 
-    fn look_over(&mut self, answers: &watch::Sender<Vec<Answer>>) {
+    /// What is there now.
+    fn look(&mut self) -> Vec<Answer> {
         self.watched.renew();
         match self.scan() {
             Ok(()) => self.complained = false,
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.files.clear(),
             Err(error) => self.complain(&error),
         }
-        let now = self.answers();
-        answers.send_if_modified(|before| {
-            let modified = *before != now;
-            *before = now;
-            modified
-        });
+        let mut now = self.answers();
+        self.manifests.complete(&mut now);
+        now
     }
 
     /// What is known stays: the directory may be readable again.
@@ -204,12 +203,12 @@ impl Follower {
         let paths = entries.map(|entry| entry.map(|entry| entry.path()));
         let paths: Vec<PathBuf> = paths.collect::<io::Result<_>>()?;
         // A file that has just gone is not there.
-        let there = paths.into_iter().filter_map(|path| Some((path.clone(), self.look(&path)?)));
+        let there = paths.into_iter().filter_map(|path| Some((path.clone(), self.look_at(&path)?)));
         self.files = there.collect();
         Ok(())
     }
 
-    fn look(&mut self, path: &Path) -> Option<Seen> {
+    fn look_at(&mut self, path: &Path) -> Option<Seen> {
         let stamp = Stamp::of(&fs::metadata(path).ok()?);
         if let Some(seen) = self.files.remove(path).filter(|seen| seen.stamp == stamp) {
             return Some(seen);

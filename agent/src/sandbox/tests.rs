@@ -63,6 +63,7 @@ fn results_are_read() {
     assert_eq!(read.uid, "u1");
     let addresses: Vec<String> = read.addresses.iter().map(ToString::to_string).collect();
     assert_eq!(addresses, ["10.1.2.3", "fd00::3"], "not that of the bridge");
+    assert_eq!(read.interfaces, ["cni0", "veth1"], "on the node's side");
 }
 
 #[test]

@@ -14,6 +14,7 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use netpold_core::bindings::mirrored_uid;
 use netpold_core::model::{Change, Key, Labels, NamedPort, Namespace, Node, Pod, Protocol};
 
 pub use self::json::{Identity, Read, read};
@@ -215,7 +216,8 @@ fn node(node: &core::Node) -> Result<Converted, Problem> {
 
 fn pod(pod: &core::Pod) -> Result<Converted, Problem> {
     let key = key(&pod.metadata)?;
-    let uid = pod.metadata.uid.clone().unwrap_or_else(|| key.to_string());
+    let mirrored = mirror(&pod.metadata).map(|uid| mirrored_uid(uid, &key));
+    let uid = mirrored.or_else(|| pod.metadata.uid.clone()).unwrap_or_else(|| key.to_string());
     let mut problems = Vec::new();
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     let created = pod.metadata.creation_timestamp.as_ref();
@@ -232,6 +234,14 @@ fn pod(pod: &core::Pod) -> Result<Converted, Problem> {
         key,
     });
     Ok(Converted { change, problems })
+}
+
+/// The uid that the node knows a static pod by, if this is the image of one: the kubelet says it in
+/// annotations (`ConfigMirrorAnnotationKey`, `ConfigHashAnnotationKey`).
+fn mirror(metadata: &ObjectMeta) -> Option<&str> {
+    let annotation = |name| metadata.annotations.as_ref()?.get(name).map(String::as_str);
+    annotation("kubernetes.io/config.mirror")?;
+    annotation("kubernetes.io/config.hash")
 }
 
 /// `status.podIPs`, and only where that is absent or empty `status.podIP`.

@@ -33,7 +33,7 @@ fn essentials(objects: &[Change]) -> Essentials {
     let mut compiler = Compiler::new(Options { node: "here".into(), ..Options::default() });
     objects.iter().cloned().for_each(|object| compiler.apply(object));
     compiler.update().unwrap();
-    compiler.essentials()
+    compiler.essentials(std::iter::empty())
 }
 
 /// A state in a file of its own.

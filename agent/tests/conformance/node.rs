@@ -53,7 +53,12 @@ impl CompiledNode {
         });
         pods.map(|pod| {
             let addresses = pod.addresses.clone();
-            Change::Interface(Interface { index: index(&addresses), incarnation: 1, addresses })
+            Change::Interface(Interface {
+                index: index(&addresses),
+                incarnation: 1,
+                addresses,
+                ..Interface::default()
+            })
         })
     }
 

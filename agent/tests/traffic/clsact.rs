@@ -28,20 +28,25 @@ fn clsact_under_load() {
     cluster.denied("stranger", "friend");
 }
 
-/// The pod stays but is no longer Kubernetes'.
+/// The pod stays but is no longer Kubernetes': so do its filters.
 #[test]
-fn filters_leave_with_the_object() {
-    if !require_root("filters_leave_with_the_object") {
+fn filters_stay_with_the_veth_of_a_deleted_pod() {
+    if !require_root("filters_stay_with_the_veth_of_a_deleted_pod") {
         return;
     }
     let mut cluster = guarded(Cni::Bridge);
     cluster.prepare = kernel::without_tcx;
     cluster.enforce();
     let zombie = cluster.take("friend");
+    cluster.deleted.insert(zombie.name().to_owned(), zombie.host_ifindex());
     cluster.enforce();
     let stranger = cluster.pod("stranger");
-    crate::cluster::all_pass(&zombie, stranger, stranger.addresses());
+    crate::cluster::none_pass(&zombie, stranger, stranger.addresses());
     crate::cluster::none_pass(&zombie, &zombie, cluster.pod("server").addresses());
+    // Its binding is found again by the filters that are still there.
+    cluster.restart(0);
+    let stranger = cluster.pod("stranger");
+    crate::cluster::none_pass(&zombie, stranger, stranger.addresses());
 }
 
 /// Of the same priority, which is the first, so that the kernel asks it before ours.

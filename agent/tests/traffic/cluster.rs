@@ -40,6 +40,8 @@ pub(crate) struct Cluster {
     pub(crate) directory: TempDir,
     /// Pods whose status has no address yet.
     pub(crate) pending: BTreeSet<String>,
+    /// Endpoints that the agents judge though no pod here is theirs, by name and interface.
+    pub(crate) deleted: BTreeMap<String, u32>,
     /// Further arguments of the agents, set before the first [`Cluster::enforce`].
     pub(crate) arguments: Vec<String>,
     /// A last word about the agents' processes, said before the first [`Cluster::enforce`].
@@ -77,6 +79,7 @@ impl Cluster {
             manifests: Manifests::new(directory.path().join("manifests")).unwrap(),
             directory,
             pending: BTreeSet::new(),
+            deleted: BTreeMap::new(),
             arguments: Vec::new(),
             prepare: |_| (),
             state: 0,
@@ -164,7 +167,8 @@ impl Cluster {
         for (number, agent) in self.agents.iter_mut().enumerate() {
             let here = self.pods.values().filter(|(node, _)| *node == number);
             let here = here.map(|(_, pod)| (pod.name().to_owned(), pod.host_ifindex()));
-            agent.wait_marker(self.state, &here.collect(), ENFORCED).unwrap();
+            let here = here.chain(self.deleted.clone()).collect();
+            agent.wait_marker(self.state, &here, ENFORCED).unwrap();
         }
     }
 

@@ -39,7 +39,12 @@ fn engine(cluster: &Cluster, pins: &Path) -> Engine {
         let pod = cluster.pod(name);
         let (index, mut addresses) = (pod.host_ifindex(), pod.addresses().to_vec());
         addresses.sort_unstable();
-        engine.apply(Change::Interface(Interface { index, incarnation: 1, addresses }));
+        engine.apply(Change::Interface(Interface {
+            index,
+            incarnation: 1,
+            addresses,
+            ..Interface::default()
+        }));
     }
     engine
 }

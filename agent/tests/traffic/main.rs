@@ -20,6 +20,7 @@ mod failures;
 mod flood;
 mod fragments;
 mod hooks;
+mod identity;
 mod injected;
 mod kernel;
 mod latency;

@@ -150,32 +150,36 @@ fn flows_end_with_their_pod() {
     }
 }
 
-/// The pod is there but Kubernetes no longer lists it: its veth is one of the node's devices, and
-/// nothing of it is judged.
-#[test]
-fn programs_leave_with_the_object() {
-    if !require_root("programs_leave_with_the_object") {
-        return;
-    }
-    let mut cluster = guarded(Cni::Ptp);
+/// The pod is there but Kubernetes no longer lists it: its veth stays judged as it was, and is none of
+/// the node's devices; only with it do the programs go.
+fn programs_stay_with_the_veth(arguments: &[&str]) {
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
+    cluster.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
     cluster.policy("stranger", isolate("stranger", &["Egress"])).enforce();
     let devices = |cluster: &Cluster| cluster.agents[0].status().unwrap()["devices"].clone();
-    assert_eq!(devices(&cluster), serde_json::json!([]));
     let zombie = cluster.take("stranger");
+    let index = zombie.host_ifindex();
+    cluster.deleted.insert(zombie.name().to_owned(), index);
     cluster.enforce();
-    assert_eq!(devices(&cluster), serde_json::json!([zombie.host_interface()]));
-    crate::cluster::all_pass(&zombie, cluster.pod("friend"), cluster.pod("friend").addresses());
+    assert_eq!(devices(&cluster), serde_json::json!([]));
+    assert_eq!(links(&cluster.agents[0], index).len(), 2);
+    crate::cluster::none_pass(&zombie, cluster.pod("friend"), cluster.pod("friend").addresses());
+    cluster.deleted.clear();
+    zombie.delete().unwrap();
+    cluster.enforce();
+    assert_eq!(links(&cluster.agents[0], index), Vec::<String>::new());
 }
 
 #[test]
-fn programs_leave_with_the_object_where_devices_are_left_alone() {
-    if !require_root("programs_leave_with_the_object_where_devices_are_left_alone") {
-        return;
+fn programs_stay_with_the_veth_of_a_deleted_pod() {
+    if require_root("programs_stay_with_the_veth_of_a_deleted_pod") {
+        programs_stay_with_the_veth(&[]);
     }
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["stranger"]);
-    cluster.arguments = vec!["--node-devices=none".into()];
-    cluster.enforce();
-    let zombie = cluster.take("stranger");
-    cluster.enforce();
-    assert_eq!(links(&cluster.agents[0], zombie.host_ifindex()), Vec::<String>::new());
+}
+
+#[test]
+fn programs_stay_with_the_veth_where_devices_are_left_alone() {
+    if require_root("programs_stay_with_the_veth_where_devices_are_left_alone") {
+        programs_stay_with_the_veth(&["--node-devices=none"]);
+    }
 }

@@ -13,11 +13,11 @@ use crate::cluster::Cluster;
 use crate::compile::peers::Atoms;
 use crate::compile::spec::Spec;
 use crate::compile::{CheckSource, NewPods, Options};
-use crate::model::{Direction, Interface, Key, Pod};
+use crate::model::{Direction, Interface, Key, Owner, Pod, Standing};
 use crate::ops::Op;
 
-/// [`Endpoint::uid_hash`] of an interface whose pod is not known.
-const WAITING: u64 = u64::MAX;
+/// `Endpoint::uid_hash` of an interface whose pod is not known.
+pub const WAITING: u64 = u64::MAX;
 
 /// Addresses of a family that an endpoint's record has room for beside those it replaces.
 const MAX_ADDRESSES: usize = ENDPOINT_ADDRS / 2;
@@ -157,7 +157,8 @@ impl Endpoints {
     fn waiting(&mut self, interface: &Interface, atoms: &mut Atoms) -> Option<Live> {
         let key = (interface.index, interface.incarnation);
         let familiar = self.familiar.as_ref().is_some_and(|known| known.contains(&key));
-        if self.new_pods == NewPods::Allow || familiar {
+        let denied = interface.owner == Owner::Denied;
+        if !denied && (self.new_pods == NewPods::Allow || familiar) {
             return None;
         }
         let identity = Identity {
@@ -221,10 +222,16 @@ impl Endpoints {
         let Some(pod) = cluster.pod_behind(interface) else {
             return self.waiting(interface, atoms);
         };
+        let bound = match &interface.owner {
+            Owner::Pod(bound) => Some(bound),
+            Owner::Unbound | Owner::Denied => None,
+        };
+        let is = |standing| bound.is_some_and(|bound| bound.standing == standing);
         let (addr4, addr6) = split(pod);
         let crowded = addr4.len() > MAX_ADDRESSES || addr6.len() > MAX_ADDRESSES;
         let specs = Direction::BOTH.map(|direction| {
-            let spec = Spec::of_pod(cluster, pod, direction, atoms)?;
+            let labelled = !is(Standing::Unlabelled);
+            let spec = Spec::of_pod(cluster, pod, labelled, direction, atoms)?;
             // Judging by some of its addresses would be wrong for the others.
             Some(if crowded { Spec::nothing() } else { spec })
         });
@@ -242,9 +249,11 @@ impl Endpoints {
             addr6: addr6.into_iter().take(MAX_ADDRESSES).collect(),
             crowded,
             check_source: !crowded
+                && !bound.is_some_and(|bound| bound.second)
                 && match check {
                     CheckSource::Off => false,
-                    CheckSource::Isolated => isolated,
+                    // Another pod may have been given its address.
+                    CheckSource::Isolated => isolated || is(Standing::Deleted),
                     CheckSource::All => true,
                 },
             specs,

@@ -47,12 +47,18 @@ impl Serialize for Essentials {
 impl Compiler {
     /// The objects that matter to what is installed: the local pods, the policies of their
     /// namespaces, the pods that these name as peers, and all that is few. Without an isolated pod
-    /// there is none: nothing has to be kept.
+    /// there is none: nothing has to be kept. `deleted` are the local pods that the cluster has no
+    /// more: kept as finished ones, which are nobody's peers.
     #[must_use]
-    pub fn essentials(&self) -> Essentials {
+    pub fn essentials<'a>(&self, deleted: impl Iterator<Item = &'a Arc<Pod>>) -> Essentials {
         let cluster = self.cluster();
         let local = |pod: &Pod| pod.node == cluster.node_name() && is_subject(pod);
-        let locals = cluster.pods().values().filter(|pod| local(pod));
+        let replaced = |pod: &Pod| cluster.pods().get(&pod.key).is_some_and(|pod| local(pod));
+        let deleted: Vec<Arc<Pod>> = deleted
+            .filter(|pod| !replaced(pod))
+            .map(|pod| Arc::new(Pod { finished: true, ..pod.as_ref().clone() }))
+            .collect();
+        let locals = cluster.pods().values().filter(|pod| local(pod)).chain(&deleted);
         let guarded: BTreeSet<&str> = locals.map(|pod| pod.key.namespace.as_str()).collect();
         let policies: Vec<Arc<Policy>> = guarded
             .into_iter()
@@ -66,8 +72,8 @@ impl Compiler {
             pod.addresses.iter().any(|a| self.tables.class_of(Prefix::host(*a)).is_some())
         };
         let own = |pod: &Pod| pod.node == cluster.node_name();
-        let pods: Vec<Arc<Pod>> =
-            cluster.pods().values().filter(|pod| own(pod) || is_peer(pod)).cloned().collect();
+        let pods = cluster.pods().values().filter(|pod| own(pod) || is_peer(pod));
+        let pods: Vec<Arc<Pod>> = pods.chain(&deleted).cloned().collect();
         let named: BTreeSet<&str> = pods
             .iter()
             .map(|pod| pod.key.namespace.as_str())

@@ -7,7 +7,7 @@ use crate::cluster::Cluster;
 use crate::compile::classes::Signature;
 use crate::compile::peers::{Atom, AtomId, Atoms, NameId, OWN_NODE, Serves};
 use crate::compile::ports::Ports;
-use crate::model::{Direction, Pod, PortMatch, PortRule, Protocol, Rule};
+use crate::model::{Direction, Pod, Policy, PortMatch, PortRule, Protocol, Rule};
 
 /// Ports granted to a set of addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,19 +26,26 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    /// What a pod's policies allow in a direction; `None` if none isolates it.
+    /// What a pod's policies allow in a direction; `None` if none isolates it. A pod whose labels are
+    /// not known is isolated by every policy of its namespace, and granted what those grant that
+    /// select every pod.
     pub(crate) fn of_pod(
         cluster: &Cluster,
         pod: &Pod,
+        labelled: bool,
         direction: Direction,
         atoms: &mut Atoms,
     ) -> Option<Arc<Self>> {
         let mut spec = Self::default();
         let mut isolated = false;
-        for policy in cluster.policies_selecting(pod) {
+        let selects = |policy: &Policy| !labelled || policy.pod_selector.matches(&pod.labels);
+        let policies = cluster.policies_in(&pod.key.namespace).filter(|policy| selects(policy));
+        for policy in policies {
             let Some(rules) = policy.rules(direction) else { continue };
             isolated = true;
-            for rule in rules {
+            let selects_every_pod = policy.pod_selector.requirements.is_empty();
+            let granted = if labelled || selects_every_pod { rules } else { &[] };
+            for rule in granted {
                 spec.add(rule, &policy.key.namespace, pod, direction, atoms);
             }
         }

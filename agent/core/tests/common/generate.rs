@@ -215,6 +215,7 @@ fn any_interface() -> impl Strategy<Value = Interface> {
             index,
             incarnation,
             addresses: addresses.into_iter().map(ip).collect(),
+            ..Interface::default()
         },
     )
 }

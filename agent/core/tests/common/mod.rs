@@ -59,7 +59,12 @@ pub fn named(name: &str, protocol: Protocol, port: u16) -> NamedPort {
 }
 
 pub fn interface(index: u32, addresses: &[&str]) -> Interface {
-    Interface { index, incarnation: 1, addresses: addresses.iter().map(|a| ip(a)).collect() }
+    Interface {
+        index,
+        incarnation: 1,
+        addresses: addresses.iter().map(|a| ip(a)).collect(),
+        ..Interface::default()
+    }
 }
 
 /// A selector of labels that must be equal.

@@ -45,7 +45,7 @@ fn pod(name: &str, addresses: &[&str], app: &str) -> Change {
 
 fn interface(index: u32, addresses: &[&str]) -> Change {
     let addresses = addresses.iter().map(|a| a.parse().unwrap()).collect();
-    Change::Interface(Interface { index, incarnation: 1, addresses })
+    Change::Interface(Interface { index, incarnation: 1, addresses, ..Interface::default() })
 }
 
 fn app(value: &str) -> Selector {

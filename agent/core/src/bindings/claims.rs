@@ -1,0 +1,213 @@
+//! Who may have a veth: what the node says, what was seen inside first, whose namespace it is.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::{Answer, Binding, Bindings, Held, Proof, mirrored_uid};
+use crate::cluster::{Cluster, is_subject};
+use crate::model::{Bound, Pod, Standing};
+
+/// A pod that may be a veth's.
+#[derive(Clone, Debug)]
+pub(super) struct Candidate {
+    pub(super) pod: Arc<Pod>,
+    standing: Standing,
+    /// The uid is known, so that it is not mistaken for a former pod of the name.
+    certain: bool,
+}
+
+impl Candidate {
+    fn listed(pod: &Arc<Pod>) -> Self {
+        Self { pod: Arc::clone(pod), standing: Standing::Listed, certain: true }
+    }
+
+    /// The pod that an answer names: as the API has it, else as the node knows it.
+    pub(super) fn of_answer(answer: &Answer, cluster: &Cluster) -> Self {
+        let listed = cluster.pods().get(&answer.pod).filter(|pod| answer.is_of(pod));
+        let here = |pod: &Pod| pod.node == cluster.node_name() && !pod.host_network;
+        let certain = !answer.uid.is_empty();
+        if let Some(pod) = listed.filter(|pod| here(pod)) {
+            let (pod, standing) = as_judged(pod);
+            return Self { pod, standing, certain };
+        }
+        let standing =
+            answer.manifest.as_ref().map_or(Standing::Unlabelled, |_| Standing::Unlisted);
+        let (labels, ports) = answer.manifest.clone().unwrap_or_default();
+        let pod = Pod {
+            key: answer.pod.clone(),
+            // What the API will call a static pod: its flows stay its own then.
+            uid: match standing {
+                Standing::Unlisted => mirrored_uid(&answer.uid, &answer.pod),
+                _ => answer.uid.clone(),
+            },
+            labels,
+            node: cluster.node_name().to_owned(),
+            addresses: answer.addresses.clone(),
+            host_network: false,
+            finished: false,
+            terminating: false,
+            created: 0,
+            ports,
+        };
+        Self { pod: Arc::new(pod), standing, certain }
+    }
+
+    pub(super) fn bound(self) -> Bound {
+        Bound { pod: self.pod, standing: self.standing, second: false }
+    }
+
+    fn is(&self, pod: &Pod) -> bool {
+        self.pod.key == pod.key && self.pod.uid == pod.uid
+    }
+}
+
+impl Bindings {
+    /// Who has a veth by the node's word, the most credible first.
+    fn named(&self, held: &Held, cluster: &Cluster) -> Vec<Candidate> {
+        let answer = self.naming.get(&held.veth.name).and_then(|n| self.answers.get(*n));
+        let answered = answer.map(|answer| Candidate::of_answer(answer, cluster));
+        answered.into_iter().chain(claimants(&held.veth.routed, cluster)).collect()
+    }
+
+    /// The veth that a pod has for its own, and what that rests on.
+    fn holder(&self, pod: &Pod) -> Option<(u32, Proof)> {
+        let is_its =
+            |bound: &Bound| !bound.second && bound.pod.key == pod.key && bound.pod.uid == pod.uid;
+        let mut held = self.veths.values();
+        held.find_map(|held| {
+            let binding = held.binding.as_ref().filter(|binding| is_its(&binding.bound))?;
+            Some((held.veth.index, binding.by))
+        })
+    }
+
+    /// The answers and routes of the node.
+    pub(super) fn bind_by_the_node(&mut self, cluster: &Cluster) {
+        let indexes: Vec<u32> = self.veths.keys().copied().collect();
+        for index in indexes {
+            let Some(held) = self.veths.get(&index) else { continue };
+            let mut candidates = self.named(held, cluster);
+            let now = held.binding.as_ref();
+            if let Some(binding) = now {
+                if candidates.iter().any(|candidate| candidate.is(&binding.bound.pod)) {
+                    self.confirm(index);
+                    continue;
+                }
+                let deleted = binding.bound.standing == Standing::Deleted;
+                if binding.by == Proof::Node && !deleted {
+                    continue;
+                }
+                // Of a pod that is gone, an answer without uid may be a former one's.
+                candidates
+                    .retain(|new| !deleted || new.certain && new.standing == Standing::Listed);
+            }
+            let free = candidates.into_iter().find(|candidate| {
+                let holder = self.holder(&candidate.pod);
+                holder.is_none_or(|(_, by)| by < Proof::Node)
+            });
+            if let Some(candidate) = free {
+                self.bind(index, candidate.bound(), Proof::Node);
+            }
+        }
+    }
+
+    /// The node says of a binding what it was taken for.
+    fn confirm(&mut self, index: u32) {
+        let binding = self.veths.get_mut(&index).and_then(|held| held.binding.as_mut());
+        if let Some(binding) = binding.filter(|binding| !binding.bound.second) {
+            binding.by = Proof::Node;
+        }
+    }
+
+    /// Binds a veth; another one that had the pod for less loses it.
+    fn bind(&mut self, index: u32, bound: Bound, by: Proof) {
+        if let Some((other, _)) = self.holder(&bound.pod).filter(|(other, _)| *other != index)
+            && let Some(held) = self.veths.get_mut(&other)
+        {
+            held.binding = None;
+        }
+        if let Some(held) = self.veths.get_mut(&index) {
+            held.lost = false;
+            held.binding = Some(Binding { bound, by });
+        }
+    }
+
+    /// What was seen inside first. A binding that rests on it follows when its pod is gone and another
+    /// one has the address, unless a veth that is bound to nobody has it, too.
+    pub(super) fn bind_by_first_addresses(&mut self, cluster: &Cluster) {
+        let follows = |binding: &Binding| match binding.by {
+            Proof::Node => false,
+            Proof::Inside => binding.bound.standing == Standing::Deleted,
+            Proof::Namespace => true,
+        };
+        let unbound = self.veths.values().filter(|held| held.binding.is_none());
+        let moved = self.veths.values().filter(|h| h.binding.as_ref().is_some_and(follows));
+        let order = unbound.chain(moved).filter(|held| !held.lost && !held.first.is_empty());
+        let order: Vec<u32> = order.map(|held| held.veth.index).collect();
+        for index in order {
+            let Some(held) = self.veths.get(&index) else { continue };
+            let free = claimants(&held.first, cluster)
+                .find(|candidate| self.holder(&candidate.pod).is_none());
+            if let Some(candidate) = free {
+                self.bind(index, candidate.bound(), Proof::Inside);
+            }
+        }
+    }
+
+    /// Further veths of a namespace that has a pod.
+    pub(super) fn bind_by_namespace(&mut self) {
+        let unbound = self.veths.values().filter(|held| held.binding.is_none() && !held.lost);
+        let found: Vec<(u32, Bound)> = unbound
+            .filter_map(|held| {
+                let same = |other: &&Held| other.veth.namespace == held.veth.namespace;
+                let mut bound = self
+                    .veths
+                    .values()
+                    .filter(same)
+                    .filter_map(|other| other.binding.as_ref().map(|binding| &binding.bound));
+                let mut bound = bound.find(|bound| !bound.second)?.clone();
+                bound.second = true;
+                without_addresses(&mut bound.pod);
+                Some((held.veth.index, bound))
+            })
+            .collect();
+        for (index, bound) in found {
+            if let Some(held) = self.veths.get_mut(&index) {
+                held.binding = Some(Binding { bound, by: Proof::Namespace });
+            }
+        }
+    }
+
+    /// The pod that an unbound veth claims to be though another one is bound to it, and that one.
+    pub(super) fn rival(&self, held: &Held, cluster: &Cluster) -> Option<(Arc<Pod>, u32)> {
+        let named = self.named(held, cluster).into_iter();
+        let inside = claimants(&held.first, cluster).chain(claimants(&held.veth.inside, cluster));
+        named.chain(inside).find_map(|candidate| {
+            let (holder, _) = self.holder(&candidate.pod)?;
+            Some((candidate.pod, holder))
+        })
+    }
+}
+
+/// The pods of this node that claim one of these addresses.
+pub(super) fn claimants<'a>(
+    addresses: &'a [IpAddr],
+    cluster: &'a Cluster,
+) -> impl Iterator<Item = Candidate> + 'a {
+    let pods = addresses.iter().flat_map(|address| cluster.local_claimants(*address));
+    pods.map(Candidate::listed)
+}
+
+/// A pod of this node as the API has it: one that has finished counts as gone, though not for its veth.
+pub(super) fn as_judged(pod: &Arc<Pod>) -> (Arc<Pod>, Standing) {
+    if is_subject(pod) {
+        return (Arc::clone(pod), Standing::Listed);
+    }
+    (Arc::new(Pod { finished: false, ..pod.as_ref().clone() }), Standing::Deleted)
+}
+
+/// For a veth that has other addresses, of which nothing is known.
+pub(super) fn without_addresses(pod: &mut Arc<Pod>) {
+    if !pod.addresses.is_empty() {
+        Arc::make_mut(pod).addresses.clear();
+    }
+}

@@ -1,0 +1,161 @@
+//! What contradicts a binding, or is to be known about it.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use super::claims::claimants;
+use super::{Bindings, Held, Veth};
+use crate::cluster::Cluster;
+use crate::model::{Bound, Key, Standing};
+
+/// As many addresses inside a namespace are told at the most: with so many, more may be there.
+const MAX_INSIDE: usize = Veth::MAX_INSIDE;
+
+/// Something about a veth and its pod that is not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Problem {
+    /// The API has the pod no more, its veth is there.
+    Deleted {
+        /// The veth.
+        interface: String,
+        /// Its pod.
+        pod: Key,
+    },
+    /// The API has not listed the pod.
+    Unlisted {
+        /// The veth.
+        interface: String,
+        /// Its pod.
+        pod: Key,
+        /// Its manifest is on this node.
+        labelled: bool,
+    },
+    /// A veth is bound to nobody and claims to be a pod that another one is bound to.
+    Rival {
+        /// The veth.
+        interface: String,
+        /// What it claims to be.
+        pod: Key,
+        /// The veth that is bound to it.
+        bound: String,
+    },
+    /// A veth was bound to a pod of which nothing is known any more.
+    Lost {
+        /// The veth.
+        interface: String,
+    },
+    /// A pod uses another pod's address inside.
+    Foreign {
+        /// The veth.
+        interface: String,
+        /// Its pod.
+        pod: Key,
+        /// The address.
+        address: IpAddr,
+        /// Whose it is.
+        owner: Key,
+    },
+    /// A pod has none of its addresses inside, on this interface.
+    Missing {
+        /// The veth.
+        interface: String,
+        /// Its pod.
+        pod: Key,
+    },
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Deleted { interface, pod } => write!(
+                f,
+                "pod {pod} is deleted, its interface {interface} is still there: its last policy stays on it"
+            ),
+            Self::Unlisted { interface, pod, labelled: true } => write!(
+                f,
+                "pod {pod} (interface {interface}): the API server has not listed it; judged by its \
+                 manifest on this node"
+            ),
+            Self::Unlisted { interface, pod, labelled: false } => write!(
+                f,
+                "pod {pod} (interface {interface}): the API server has not listed it and its labels are \
+                 unknown; isolated by every policy of its namespace, granted nothing by label"
+            ),
+            Self::Rival { interface, pod, bound } => write!(
+                f,
+                "interface {interface} claims to be pod {pod}, which interface {bound} is bound to: denied"
+            ),
+            Self::Lost { interface } => write!(
+                f,
+                "interface {interface} was bound to a pod that is gone, and nothing is known of it: denied"
+            ),
+            Self::Foreign { interface, pod, address, owner } => write!(
+                f,
+                "pod {pod} (interface {interface}) has address {address} of pod {owner} inside; it stays {pod}"
+            ),
+            Self::Missing { interface, pod } => write!(
+                f,
+                "pod {pod} (interface {interface}) has none of its addresses on that interface inside; \
+                 it stays {pod}"
+            ),
+        }
+    }
+}
+
+impl Bindings {
+    /// What is not as it should be, as of the last [`Bindings::settle`].
+    #[must_use]
+    pub fn problems(&self, cluster: &Cluster) -> Vec<Problem> {
+        let all = self.veths.values().filter(|held| held.told.is_some());
+        all.flat_map(|held| match &held.binding {
+            Some(binding) => of_bound(held, &binding.bound, cluster),
+            None => self.of_unbound(held, cluster).into_iter().collect(),
+        })
+        .collect()
+    }
+
+    fn of_unbound(&self, held: &Held, cluster: &Cluster) -> Option<Problem> {
+        let interface = held.veth.name.clone();
+        if held.lost {
+            return Some(Problem::Lost { interface });
+        }
+        let (pod, holder) = self.rival(held, cluster)?;
+        let bound = self.veths.get(&holder)?.veth.name.clone();
+        Some(Problem::Rival { interface, pod: pod.key.clone(), bound })
+    }
+}
+
+fn of_bound(held: &Held, bound: &Bound, cluster: &Cluster) -> Vec<Problem> {
+    let (interface, pod) = (held.veth.name.clone(), bound.pod.key.clone());
+    if bound.second {
+        return Vec::new();
+    }
+    let mut problems: Vec<Problem> = match bound.standing {
+        Standing::Listed => None,
+        Standing::Deleted => {
+            Some(Problem::Deleted { interface: interface.clone(), pod: pod.clone() })
+        }
+        standing @ (Standing::Unlisted | Standing::Unlabelled) => Some(Problem::Unlisted {
+            interface: interface.clone(),
+            pod: pod.clone(),
+            labelled: standing == Standing::Unlisted,
+        }),
+    }
+    .into_iter()
+    .collect();
+    let own = |address: &IpAddr| bound.pod.addresses.contains(address);
+    for address in held.veth.inside.iter().filter(|address| !own(address)) {
+        let mut others =
+            claimants(std::slice::from_ref(address), cluster).filter(|other| other.pod.key != pod);
+        if let Some(other) = others.next() {
+            let (interface, pod) = (interface.clone(), pod.clone());
+            let (address, owner) = (*address, other.pod.key.clone());
+            problems.push(Problem::Foreign { interface, pod, address, owner });
+        }
+    }
+    let complete = held.veth.inside.len() < MAX_INSIDE && !bound.pod.addresses.is_empty();
+    if complete && !held.veth.inside.iter().any(own) {
+        problems.push(Problem::Missing { interface, pod });
+    }
+    problems
+}

@@ -1,0 +1,330 @@
+use std::net::IpAddr;
+
+use super::*;
+use crate::compile::{Compiler, Options};
+
+const NODE: &str = "here";
+
+fn addresses(list: &[&str]) -> Vec<IpAddr> {
+    list.iter().map(|address| address.parse().unwrap()).collect()
+}
+
+fn pod(name: &str, uid: &str, list: &[&str]) -> Pod {
+    Pod {
+        key: Key::new("x", name),
+        uid: uid.to_owned(),
+        labels: Labels::from_iter([("app".to_owned(), name.to_owned())]),
+        node: NODE.to_owned(),
+        addresses: addresses(list),
+        host_network: false,
+        finished: false,
+        terminating: false,
+        created: 0,
+        ports: Vec::new(),
+    }
+}
+
+/// A veth of a bridge: nothing but what is inside says whose it is.
+fn bridged(index: u32, inside: &[&str]) -> Veth {
+    Veth {
+        index,
+        incarnation: 1,
+        name: format!("veth{index}"),
+        namespace: index.cast_signed(),
+        routed: Vec::new(),
+        inside: addresses(inside),
+    }
+}
+
+fn routed(index: u32, list: &[&str]) -> Veth {
+    Veth { routed: addresses(list), ..bridged(index, list) }
+}
+
+fn answer(pod: &Pod, veth: u32) -> Answer {
+    Answer {
+        pod: pod.key.clone(),
+        uid: pod.uid.clone(),
+        addresses: pod.addresses.clone(),
+        interfaces: vec!["cni0".to_owned(), format!("veth{veth}")],
+        manifest: None,
+    }
+}
+
+struct World {
+    bindings: Bindings,
+    compiler: Compiler,
+}
+
+impl World {
+    fn new(pods: &[Pod], veths: &[Veth]) -> Self {
+        let options = Options { node: NODE.to_owned(), ..Options::default() };
+        let mut world = Self { bindings: Bindings::default(), compiler: Compiler::new(options) };
+        veths.iter().for_each(|veth| world.bindings.veth_is(veth.clone()));
+        pods.iter().for_each(|pod| world.apply(Change::Pod(pod.clone())));
+        world.settle();
+        world
+    }
+
+    fn apply(&mut self, change: Change) {
+        self.bindings.note(&change, self.compiler.cluster());
+        self.compiler.apply(change);
+    }
+
+    fn settle(&mut self) {
+        for change in self.bindings.settle(self.compiler.cluster()) {
+            self.compiler.apply(change);
+        }
+        self.compiler.update().unwrap();
+    }
+
+    fn pod_is(&mut self, pod: Pod) {
+        self.apply(Change::Pod(pod));
+        self.settle();
+    }
+
+    fn pod_gone(&mut self, name: &str) {
+        self.apply(Change::PodGone(Key::new("x", name)));
+        self.settle();
+    }
+
+    fn veth_is(&mut self, veth: Veth) {
+        self.bindings.veth_is(veth);
+        self.settle();
+    }
+
+    fn answers_are(&mut self, answers: &[Answer]) {
+        self.bindings.answers_are(answers.to_vec());
+        self.settle();
+    }
+
+    fn bound(&self, index: u32) -> Option<Bound> {
+        match &self.compiler.cluster().interfaces().get(&index)?.owner {
+            Owner::Pod(bound) => Some(bound.clone()),
+            Owner::Unbound | Owner::Denied => None,
+        }
+    }
+
+    /// Uid of a veth's pod.
+    fn uid(&self, index: u32) -> Option<String> {
+        self.bound(index).map(|bound| bound.pod.uid.clone())
+    }
+
+    fn is_denied(&self, index: u32) -> bool {
+        self.compiler.cluster().interfaces()[&index].owner == Owner::Denied
+    }
+
+    fn problems(&self) -> Vec<Problem> {
+        self.bindings.problems(self.compiler.cluster())
+    }
+
+    /// What another agent that starts now makes of it.
+    fn restarted(&self, pods: &[Pod], veths: &[Veth], remembered: &[Pod]) -> Self {
+        let endpoints = self.compiler.endpoints().filter(|endpoint| !endpoint.waiting);
+        let bound = endpoints.map(|e| (e.ifindex, e.uid_hash)).collect();
+        let mut world = Self::new(&[], &[]);
+        world.bindings.inherit(bound, remembered.to_vec());
+        veths.iter().for_each(|veth| world.bindings.veth_is(veth.clone()));
+        pods.iter().for_each(|pod| world.apply(Change::Pod(pod.clone())));
+        world.settle();
+        world
+    }
+}
+
+fn uid(text: &str) -> Option<String> {
+    Some(text.to_owned())
+}
+
+#[test]
+fn what_happens_inside_changes_nothing() {
+    let pods = [pod("a", "ua", &["10.0.0.1"]), pod("b", "ub", &["10.0.0.2"])];
+    for veth in [bridged, routed] {
+        let mut world = World::new(&pods, &[veth(1, &["10.0.0.1"]), veth(2, &["10.0.0.2"])]);
+        assert_eq!((world.uid(1), world.uid(2)), (uid("ua"), uid("ub")));
+        assert_eq!(world.problems(), []);
+        let inside = |inside: &[&str]| Veth { inside: addresses(inside), ..veth(1, &["10.0.0.1"]) };
+        world.veth_is(inside(&[]));
+        assert_eq!(world.uid(1), uid("ua"));
+        assert!(matches!(&world.problems()[..], [Problem::Missing { .. }]));
+        world.veth_is(inside(&["10.0.0.1", "10.0.0.2"]));
+        assert_eq!((world.uid(1), world.uid(2)), (uid("ua"), uid("ub")));
+        assert!(matches!(&world.problems()[..], [Problem::Foreign { .. }]));
+        world.veth_is(inside(&["10.0.0.2"]));
+        assert_eq!((world.uid(1), world.uid(2)), (uid("ua"), uid("ub")));
+        assert_eq!(world.problems().len(), 2);
+        // The one whose address it is goes, and its veth with it: still nothing to be had.
+        world.bindings.veth_gone(2);
+        world.settle();
+        assert_eq!(world.uid(1), uid("ua"));
+    }
+}
+
+#[test]
+fn a_newcomer_never_takes_a_bound_pod() {
+    let pods = [pod("a", "ua", &["10.0.0.1"])];
+    let mut world = World::new(&pods, &[bridged(2, &["10.0.0.1"])]);
+    world.veth_is(bridged(1, &["10.0.0.1"]));
+    assert_eq!(world.uid(2), uid("ua"));
+    assert!(world.is_denied(1), "it claims to be another's pod");
+    assert!(matches!(&world.problems()[..], [Problem::Rival { .. }]));
+    // Nobody's veth that begins to use a pod's address later.
+    world.veth_is(bridged(3, &["10.9.9.9"]));
+    assert!(!world.is_denied(3) && world.uid(3).is_none());
+    world.veth_is(Veth { inside: addresses(&["10.0.0.1"]), ..bridged(3, &[]) });
+    assert!(world.is_denied(3));
+    // The first claims count once the veth is gone, and no later ones.
+    world.bindings.veth_gone(2);
+    world.settle();
+    assert_eq!((world.uid(1), world.uid(3)), (uid("ua"), None));
+    assert!(world.is_denied(3));
+}
+
+#[test]
+fn only_the_first_addresses_count() {
+    let mut world = World::new(&[], &[bridged(1, &[])]);
+    world.veth_is(bridged(1, &["10.0.0.1"]));
+    world.veth_is(bridged(1, &["10.0.0.2"]));
+    world.pod_is(pod("b", "ub", &["10.0.0.2"]));
+    assert_eq!(world.uid(1), None);
+    world.pod_is(pod("a", "ua", &["10.0.0.1"]));
+    assert_eq!(world.uid(1), uid("ua"));
+}
+
+#[test]
+fn the_nodes_word_weighs_more_than_addresses_inside() {
+    let (a, b) = (pod("a", "ua", &["10.0.0.1"]), pod("b", "ub", &["10.0.0.2"]));
+    // Pod a was there first with b's address, before b had a veth.
+    let mut world = World::new(&[a.clone(), b.clone()], &[bridged(1, &["10.0.0.2"])]);
+    assert_eq!(world.uid(1), uid("ub"));
+    world.answers_are(&[answer(&a, 1)]);
+    assert_eq!(world.uid(1), uid("ua"));
+    // By a route, to the veth that has it.
+    let mut world = World::new(&[a, b], &[bridged(1, &["10.0.0.2"])]);
+    world.veth_is(routed(2, &["10.0.0.2"]));
+    assert_eq!((world.uid(1), world.uid(2)), (None, uid("ub")));
+    assert!(world.is_denied(1));
+}
+
+#[test]
+fn the_nodes_word_does_not_move_a_bound_veth() {
+    let (a, b) = (pod("a", "ua", &["10.0.0.1"]), pod("b", "ub", &["10.0.0.2"]));
+    let mut world = World::new(&[a.clone(), b.clone()], &[routed(1, &["10.0.0.1"])]);
+    // A route to another pod's address, as to a gateway.
+    world.veth_is(Veth { routed: addresses(&["10.0.0.2"]), ..routed(1, &["10.0.0.1"]) });
+    assert_eq!(world.uid(1), uid("ua"));
+    world.answers_are(&[answer(&b, 1)]);
+    assert_eq!(world.uid(1), uid("ua"), "as long as its pod is there");
+    world.pod_gone("a");
+    assert_eq!(world.uid(1), uid("ub"), "the API and the node agree");
+}
+
+#[test]
+fn a_deleted_pod_keeps_its_veth_and_yields_its_address() {
+    let a = pod("a", "ua", &["10.0.0.1", "10.0.0.9"]);
+    let mut world = World::new(std::slice::from_ref(&a), &[bridged(1, &["10.0.0.1"])]);
+    world.pod_gone("a");
+    let bound = world.bound(1).unwrap();
+    assert_eq!((bound.standing, &*bound.pod), (Standing::Deleted, &a), "as it was last");
+    assert!(matches!(&world.problems()[..], [Problem::Deleted { .. }]));
+    assert!(world.compiler.cluster().owner(a.addresses[0]).is_none(), "nobody's peer");
+    // The same name on a new veth, the old one still there.
+    world.veth_is(bridged(2, &["10.0.0.1"]));
+    assert_eq!(world.uid(2), None);
+    world.pod_is(pod("a", "ua2", &["10.0.0.1"]));
+    assert_eq!((world.uid(1), world.uid(2)), (uid("ua"), uid("ua2")));
+    assert_eq!(world.bound(1).unwrap().pod.addresses, addresses(&["10.0.0.9"]), "not to send from");
+    // The former one comes back in the API: it was only a gap.
+    let mut world = World::new(std::slice::from_ref(&a), &[bridged(1, &["10.0.0.1"])]);
+    world.pod_gone("a");
+    world.pod_is(Pod { finished: true, ..a.clone() });
+    assert_eq!(world.bound(1).unwrap().standing, Standing::Deleted, "finished");
+    world.pod_is(a.clone());
+    assert_eq!(world.bound(1).unwrap().standing, Standing::Listed);
+}
+
+#[test]
+fn an_address_reused_before_the_former_pod_is_gone() {
+    let former = Pod { terminating: true, ..pod("a", "ua", &["10.0.0.1"]) };
+    let mut world = World::new(&[former], &[bridged(1, &["10.0.0.1"])]);
+    assert_eq!(world.uid(1), uid("ua"), "nothing better is known");
+    world.pod_is(pod("b", "ub", &["10.0.0.1"]));
+    assert_eq!(world.uid(1), uid("ua"));
+    world.pod_gone("a");
+    assert_eq!(world.uid(1), uid("ub"));
+}
+
+#[test]
+fn bindings_outlive_the_agent() {
+    let (a, b) = (pod("a", "ua", &["10.0.0.1"]), pod("b", "ub", &["10.0.0.2"]));
+    let veths = [bridged(1, &["10.0.0.1"]), bridged(2, &["10.0.0.2"])];
+    let world = World::new(&[a.clone(), b.clone()], &veths);
+    let swapped = [bridged(1, &["10.0.0.2"]), bridged(2, &["10.0.0.1"])];
+    let again = world.restarted(&[a.clone(), b.clone()], &swapped, &[]);
+    assert_eq!((again.uid(1), again.uid(2)), (uid("ua"), uid("ub")));
+    // Deleted while no agent ran: by the last state, else nothing is known.
+    let remembered = again.restarted(std::slice::from_ref(&b), &swapped, std::slice::from_ref(&a));
+    assert_eq!(remembered.bound(1).unwrap().standing, Standing::Deleted);
+    assert_eq!(remembered.uid(1), uid("ua"));
+    let mut lost = again.restarted(std::slice::from_ref(&b), &swapped, &[]);
+    assert!(lost.is_denied(1) && lost.uid(2) == uid("ub"));
+    assert!(matches!(lost.problems()[0], Problem::Lost { .. }));
+    // An address inside is not the first there: it finds no pod.
+    lost.bindings.veth_gone(2);
+    lost.settle();
+    assert!(lost.is_denied(1));
+    lost.answers_are(&[answer(&b, 1)]);
+    assert_eq!(lost.uid(1), uid("ub"), "the node's word does");
+}
+
+#[test]
+fn further_veths_of_a_namespace_belong_to_its_pod() {
+    let a = pod("a", "ua", &["10.0.0.1"]);
+    let second = Veth { namespace: 1, ..bridged(2, &["192.168.7.1"]) };
+    let mut world = World::new(std::slice::from_ref(&a), &[second, bridged(1, &["10.0.0.1"])]);
+    let bound = world.bound(2).unwrap();
+    assert!(bound.second && bound.pod.addresses.is_empty() && !world.bound(1).unwrap().second);
+    assert_eq!(world.uid(2), uid("ua"));
+    world.bindings.veth_gone(1);
+    world.pod_gone("a");
+    assert_eq!(world.uid(2), uid("ua"), "it stays when the first goes");
+    // Its identifier is given to another namespace, whose pod is known better.
+    world.pod_is(pod("b", "ub", &["10.0.0.2"]));
+    world.veth_is(Veth { namespace: 1, ..bridged(3, &["10.0.0.2"]) });
+    assert_eq!(world.uid(3), uid("ub"));
+    let again = world.restarted(&[a], &[bridged(2, &["192.168.7.1"])], &[]);
+    assert_eq!(again.uid(2), uid("ua"));
+}
+
+#[test]
+fn a_pod_that_the_api_has_not_listed_is_known_by_its_answer() {
+    let key = Key::new("x", "web-here");
+    let of_static = Answer {
+        pod: key.clone(),
+        uid: "hash".to_owned(),
+        addresses: addresses(&["10.0.0.1"]),
+        interfaces: vec!["veth1".to_owned()],
+        manifest: None,
+    };
+    let mut world = World::new(&[], &[bridged(1, &[])]);
+    world.answers_are(std::slice::from_ref(&of_static));
+    let bound = world.bound(1).unwrap();
+    assert_eq!((bound.standing, &bound.pod.key), (Standing::Unlabelled, &key));
+    let labels = Labels::from_iter([("app".to_owned(), "web".to_owned())]);
+    let manifest = Some((labels.clone(), Vec::new()));
+    world.answers_are(&[Answer { manifest, ..of_static.clone() }]);
+    let bound = world.bound(1).unwrap();
+    assert_eq!((bound.standing, &bound.pod.labels), (Standing::Unlisted, &labels));
+    // Somebody else's pod of that name, or one that claims to be the image of it.
+    let other = Pod {
+        key: Key::new("y", "web-here"),
+        ..pod("z", &mirrored_uid("hash", &Key::new("y", "web-here")), &[])
+    };
+    world.pod_is(other);
+    assert_eq!(world.bound(1).unwrap().standing, Standing::Unlisted);
+    let mirror = Pod { key: key.clone(), ..pod("z", &mirrored_uid("hash", &key), &["10.0.0.1"]) };
+    world.pod_is(mirror.clone());
+    let bound = world.bound(1).unwrap();
+    assert_eq!((bound.standing, &*bound.pod), (Standing::Listed, &mirror));
+    // The answer's file is gone: nothing hangs on it.
+    world.answers_are(&[]);
+    assert_eq!(world.bound(1).unwrap().standing, Standing::Listed);
+}

@@ -1,0 +1,100 @@
+//! Manifests of this node's static pods: during an outage of the API server nothing else tells their
+//! labels.
+//!
+//! The kubelet runs what is in its manifest directory without asking anybody, and calls it after the
+//! file's name and the node's. That an answer is a static pod's shows in its name alone, so a file is
+//! only asked for labels and ports, never for whether there is a pod.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use netpold_core::bindings::Answer;
+use netpold_core::model::{Change, Key, Labels, NamedPort};
+use tracing::debug;
+
+use crate::source::manifests::read_text;
+use crate::watched::Stamp;
+
+/// No manifest is larger.
+const MAX_BYTES: u64 = 1 << 20;
+
+type Files = BTreeMap<PathBuf, (Stamp, Vec<(Key, Labels, Vec<NamedPort>)>)>;
+
+/// The kubelet's manifest directory. It need not exist.
+#[derive(Debug)]
+pub struct StaticPods {
+    directory: PathBuf,
+    node: String,
+    files: Files,
+}
+
+impl StaticPods {
+    /// Of a node, by its name.
+    #[must_use]
+    pub fn new(directory: PathBuf, node: String) -> Self {
+        Self { directory, node, files: Files::new() }
+    }
+
+    /// Adds what the manifests say to the answers for static pods.
+    pub fn complete(&mut self, answers: &mut [Answer]) {
+        if let Err(error) = self.scan() {
+            debug!("--static-pods {}: {error}", self.directory.display());
+            self.files.clear();
+        }
+        let pods = self.files.values().flat_map(|(_, pods)| pods);
+        let pods: BTreeMap<&Key, _> =
+            pods.map(|(key, labels, ports)| (key, (labels, ports))).collect();
+        for answer in answers {
+            let manifest = pods.get(&answer.pod);
+            answer.manifest = manifest.map(|(labels, ports)| ((*labels).clone(), (*ports).clone()));
+        }
+    }
+
+    fn scan(&mut self) -> io::Result<()> {
+        let mut files = Files::new();
+        for entry in fs::read_dir(&self.directory)? {
+            let path = entry?.path();
+            // The kubelet passes over hidden files, too.
+            let hidden = path.file_name().is_some_and(|n| n.as_encoded_bytes().starts_with(b"."));
+            let Some(stamp) = stamp(&path).filter(|_| !hidden) else { continue };
+            let known = self.files.remove(&path).filter(|(known, _)| *known == stamp);
+            let content = match known {
+                Some((_, pods)) => pods,
+                None => self.read(&path),
+            };
+            files.insert(path, (stamp, content));
+        }
+        self.files = files;
+        Ok(())
+    }
+
+    /// The pods in a file; none if it cannot be read: their labels stay unknown.
+    fn read(&self, path: &Path) -> Vec<(Key, Labels, Vec<NamedPort>)> {
+        let mut bytes = Vec::new();
+        let read = File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut bytes));
+        let found = read.map_err(|error| error.to_string()).and_then(|_| {
+            read_text(&path.to_string_lossy(), &bytes).map_err(|error| error.to_string())
+        });
+        let (changes, _) = found.unwrap_or_else(|error| {
+            debug!("{}: {error}; no labels from it", path.display());
+            Default::default()
+        });
+        let pods = changes.into_iter().filter_map(|change| match change {
+            Change::Pod(pod) => Some(pod),
+            _ => None,
+        });
+        pods.map(|pod| {
+            let name = format!("{}-{}", pod.key.name, self.node);
+            (Key::new(pod.key.namespace, name), pod.labels, pod.ports)
+        })
+        .collect()
+    }
+}
+
+/// A file's stamp; `None` for anything else.
+fn stamp(path: &Path) -> Option<Stamp> {
+    let metadata = fs::metadata(path).ok()?;
+    metadata.is_file().then(|| Stamp::of(&metadata))
+}

@@ -1,0 +1,411 @@
+//! Whose a veth is: what a pod does inside its namespace, or the API forgets, opens nothing.
+
+use std::net::{IpAddr, UdpSocket};
+use std::time::Duration;
+
+use netpold_testbed::{Cni, Netns, Pod, PodSpec, require_root, udp_frame};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::cluster::{
+    Cluster, ENFORCED, NAMESPACE, all_pass, allow_from, allow_to, isolate, none_pass,
+};
+use crate::udp;
+
+const BOTH: [&str; 2] = ["Ingress", "Egress"];
+const PORT: u16 = 4000;
+
+/// `locked` may do nothing, `server` listens to `friend` alone, `stranger` is under no policy.
+fn world(cni: Cni) -> Cluster {
+    let mut cluster = Cluster::one(cni).with_pods(&["locked", "friend", "server", "stranger"]);
+    cluster.policy("locked", isolate("locked", &BOTH));
+    cluster.policy("server", allow_from("server", "friend")).enforce();
+    cluster
+}
+
+/// The source addresses of what arrives at `to`: a frame each from these, sent by `sender`, and then
+/// one that is allowed.
+fn arrivals(cluster: &Cluster, sender: &Pod, from: &[IpAddr], to: &str) -> Vec<IpAddr> {
+    let to = cluster.pod(to);
+    let address = to.ip4().unwrap();
+    let socket = udp::socket(to, address, PORT);
+    let send = |pod: &Pod, interface: &str, from: IpAddr| {
+        let (from, to) = ((from, 5000).into(), (address, PORT).into());
+        let frame = udp_frame(pod.gateway_mac(), pod.mac(), from, to, b"hello").unwrap();
+        pod.send_frame(interface, &frame).unwrap();
+    };
+    from.iter().for_each(|from| send(sender, "eth0", *from));
+    std::thread::sleep(Duration::from_millis(100));
+    let (friend, mut arrived) = (cluster.pod("friend"), Vec::new());
+    send(friend, "eth0", friend.ip4().unwrap());
+    loop {
+        let (_, from) = udp::receive(&socket).expect("what is allowed arrives");
+        if from.ip() == friend.ip4().unwrap() {
+            return arrived;
+        }
+        arrived.push(from.ip());
+    }
+}
+
+/// How many datagrams of the friend's arrive at the server: one that `liar` sends, and one of its own.
+fn of_friend(cluster: &Cluster, liar: &Pod) -> usize {
+    let (friend, server) = (cluster.pod("friend"), cluster.pod("server"));
+    let (source, address) = (friend.ip4().unwrap(), server.ip4().unwrap());
+    let socket = udp::socket(server, address, PORT);
+    for (pod, port) in [(liar, 5001), (friend, 5002)] {
+        let (from, to) = ((source, port).into(), (address, PORT).into());
+        let frame = udp_frame(pod.gateway_mac(), pod.mac(), from, to, b"hello").unwrap();
+        pod.send_frame("eth0", &frame).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let mut arrived = 0;
+    loop {
+        let (_, from) = udp::receive(&socket).expect("what is allowed arrives");
+        arrived += 1;
+        if from.port() == 5002 {
+            return arrived;
+        }
+    }
+}
+
+/// Nothing gets out of `locked` under an address of its own, and nothing in.
+fn stays_locked(cluster: &Cluster) {
+    let locked = cluster.pod("locked");
+    let own = [locked.ip4().unwrap()];
+    assert!(arrivals(cluster, locked, &own, "stranger").is_empty(), "out");
+    none_pass(cluster.pod("stranger"), locked, locked.addresses());
+}
+
+fn says(cluster: &mut Cluster, words: &str) {
+    let said = |status: &Value| status["problems"].to_string().contains(words);
+    cluster.agents[0].wait_for(words, ENFORCED, said).unwrap();
+}
+
+fn fine(cluster: &mut Cluster) {
+    let fine = |status: &Value| status["problems"].as_array().is_some_and(Vec::is_empty);
+    cluster.agents[0].wait_for("without a problem", ENFORCED, fine).unwrap();
+}
+
+/// The pod takes its addresses off its interface and gives them to another, or another scope.
+fn inside(cluster: &Cluster, addresses: &str) {
+    let locked = cluster.pod("locked");
+    // The scope of an IPv6 address is in the address.
+    let scoped = addresses.contains("scope");
+    let lines: String = (locked.addresses().iter())
+        .filter(|own| own.is_ipv4() || !scoped)
+        .map(|own| format!("address add {own} dev {addresses}\n"))
+        .collect();
+    locked.netns().ip(&format!("address flush dev eth0\naddress flush dev lo\n{lines}")).unwrap();
+}
+
+fn hidden_addresses(cni: Cni) {
+    let mut cluster = world(cni);
+    fine(&mut cluster);
+    for addresses in ["lo", "eth0 scope link"] {
+        inside(&cluster, addresses);
+        says(&mut cluster, "has none of its addresses");
+        stays_locked(&cluster);
+        cluster.restart(0);
+        says(&mut cluster, "has none of its addresses");
+        stays_locked(&cluster);
+        inside(&cluster, "eth0");
+        fine(&mut cluster);
+    }
+}
+
+#[test]
+fn an_address_that_is_hidden_inside_opens_nothing_on_a_ptp_node() {
+    if require_root("an_address_that_is_hidden_inside_opens_nothing_on_a_ptp_node") {
+        hidden_addresses(Cni::Ptp);
+    }
+}
+
+#[test]
+fn an_address_that_is_hidden_inside_opens_nothing_on_a_bridge_node() {
+    if require_root("an_address_that_is_hidden_inside_opens_nothing_on_a_bridge_node") {
+        hidden_addresses(Cni::Bridge);
+    }
+}
+
+/// In the place of its own address, also before an agent starts anew.
+fn anothers_address(cni: Cni) {
+    let mut cluster = world(cni);
+    let friend = cluster.pod("friend").ip4().unwrap();
+    let netns = std::sync::Arc::clone(cluster.pod("locked").netns());
+    netns.ip(&format!("address add {friend}/32 dev eth0\n")).unwrap();
+    says(&mut cluster, "it stays shop/locked");
+    let is_not = |cluster: &Cluster| {
+        let locked = cluster.pod("locked");
+        // Two frames of the friend's would arrive at the server.
+        assert_eq!(of_friend(cluster, locked), 1);
+        stays_locked(cluster);
+    };
+    is_not(&cluster);
+    netns.ip(&format!("address flush dev eth0\naddress add {friend}/32 dev eth0\n")).unwrap();
+    says(&mut cluster, "has none of its addresses");
+    cluster.restart(0);
+    says(&mut cluster, "has none of its addresses");
+    is_not(&cluster);
+    // Renamed, for good measure.
+    netns.ip("link set eth0 down\nlink set eth0 name other\nlink set other up\n").unwrap();
+    cluster.restart(0);
+    let locked = cluster.pod("locked");
+    none_pass(cluster.pod("stranger"), locked, locked.addresses());
+    netns.ip("link set other down\nlink set other name eth0\nlink set eth0 up\n").unwrap();
+    is_not(&cluster);
+}
+
+#[test]
+fn another_pods_address_inside_gives_nothing_on_a_ptp_node() {
+    if require_root("another_pods_address_inside_gives_nothing_on_a_ptp_node") {
+        anothers_address(Cni::Ptp);
+    }
+}
+
+#[test]
+fn another_pods_address_inside_gives_nothing_on_a_bridge_node() {
+    if require_root("another_pods_address_inside_gives_nothing_on_a_bridge_node") {
+        anothers_address(Cni::Bridge);
+    }
+}
+
+/// The pod's side of the veth goes to a namespace of the pod's own making.
+#[test]
+fn a_veth_that_is_moved_within_its_pod_stays_the_pods() {
+    if !require_root("a_veth_that_is_moved_within_its_pod_stays_the_pods") {
+        return;
+    }
+    let mut cluster = world(Cni::Ptp);
+    let nested = Netns::create("nested").unwrap();
+    let own = cluster.pod("locked").ip4().unwrap();
+    let to = format!("link set eth0 netns {}\n", nested.path().display());
+    cluster.pod("locked").netns().ip(&to).unwrap();
+    let setup = format!(
+        "link set lo up\nlink set eth0 up\naddress add {own}/32 dev eth0\n\
+         route add 169.254.1.1 dev eth0 scope link\nroute add default via 169.254.1.1\n"
+    );
+    nested.ip(&setup).unwrap();
+    let stranger = cluster.pod("stranger").ip4().unwrap();
+    let closed = |cluster: &Cluster| {
+        let receiver = udp::socket(cluster.pod("stranger"), stranger, PORT);
+        receiver.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        let sender = nested.run(|| UdpSocket::bind((own, 5000))).unwrap().unwrap();
+        (0..5).for_each(|_| _ = sender.send_to(b"hello", (stranger, PORT)).unwrap());
+        assert!(udp::receive(&receiver).is_none(), "the pod's policy is on it still");
+    };
+    closed(&cluster);
+    // Listings tell where the other side is now; an overrun would do as much.
+    std::thread::sleep(Duration::from_secs(6));
+    closed(&cluster);
+    cluster.restart(0);
+    closed(&cluster);
+}
+
+/// Deleted from the API while its veth lives: what is there runs on.
+fn deleted(cni: Cni) {
+    let mut cluster = world(cni);
+    cluster.policy("stranger", isolate("stranger", &["Egress"]));
+    cluster.policy("friend", allow_from("friend", "stranger")).enforce();
+    let zombie = cluster.take("stranger");
+    cluster.deleted.insert(zombie.name().to_owned(), zombie.host_ifindex());
+    cluster.enforce();
+    says(&mut cluster, "is deleted, its interface");
+    let locked = |cluster: &Cluster| {
+        none_pass(&zombie, cluster.pod("friend"), cluster.pod("friend").addresses());
+    };
+    locked(&cluster);
+    // A policy for it that comes later counts, and it is no peer of others' any more.
+    cluster.policy("stranger", allow_to("stranger", "server"));
+    cluster.policy("server", allow_from("server", "stranger")).enforce();
+    locked(&cluster);
+    none_pass(&zombie, cluster.pod("server"), cluster.pod("server").addresses());
+    cluster.without_policy("server").enforce();
+    all_pass(&zombie, cluster.pod("server"), cluster.pod("server").addresses());
+    locked(&cluster);
+    // What the next agent knows of it is in the last good state.
+    kept(&cluster);
+    cluster.restart(0);
+    says(&mut cluster, "is deleted, its interface");
+    all_pass(&zombie, cluster.pod("server"), cluster.pod("server").addresses());
+    locked(&cluster);
+    cluster.deleted.clear();
+    zombie.delete().unwrap();
+    cluster.enforce();
+    fine(&mut cluster);
+}
+
+/// Waits until a state was written after now.
+fn kept(cluster: &Cluster) {
+    let (file, now) = (cluster.agents[0].state().join("last"), std::time::SystemTime::now());
+    let deadline = std::time::Instant::now() + ENFORCED;
+    let newer = || std::fs::metadata(&file).and_then(|m| m.modified()).is_ok_and(|at| at > now);
+    while !newer() && std::time::Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_deleted_pod_keeps_its_last_policy_on_a_ptp_node() {
+    if require_root("a_deleted_pod_keeps_its_last_policy_on_a_ptp_node") {
+        deleted(Cni::Ptp);
+    }
+}
+
+#[test]
+fn a_deleted_pod_keeps_its_last_policy_on_a_bridge_node() {
+    if require_root("a_deleted_pod_keeps_its_last_policy_on_a_bridge_node") {
+        deleted(Cni::Bridge);
+    }
+}
+
+/// Deleted while no agent runs, and no state tells what it was.
+#[test]
+fn a_pod_of_which_nothing_is_known_any_more_is_denied() {
+    if !require_root("a_pod_of_which_nothing_is_known_any_more_is_denied") {
+        return;
+    }
+    let mut cluster = world(Cni::Bridge);
+    cluster.agents[0].end(Signal::SIGKILL);
+    let _ = std::fs::remove_file(cluster.agents[0].state().join("last"));
+    let zombie = cluster.take("locked");
+    cluster.write();
+    cluster.restart(0);
+    says(&mut cluster, "nothing is known of it: denied");
+    none_pass(&zombie, cluster.pod("stranger"), cluster.pod("stranger").addresses());
+    none_pass(cluster.pod("stranger"), &zombie, zombie.addresses());
+}
+
+/// The same name and address on a new veth, while the old one is there with all that runs behind it.
+#[test]
+fn a_pod_that_is_made_again_inherits_nothing_and_leaves_nothing() {
+    if !require_root("a_pod_that_is_made_again_inherits_nothing_and_leaves_nothing") {
+        return;
+    }
+    let mut cluster = world(Cni::Bridge);
+    let old = cluster.take("locked");
+    let spec = PodSpec::new(NAMESPACE, "locked").label("app", "free");
+    cluster.add_as(0, spec.addresses(old.addresses()));
+    cluster.write();
+    says(&mut cluster, "is deleted, its interface");
+    let address = old.ip4().unwrap();
+    let new = cluster.pod("locked").host_ifindex();
+    let both = |status: &Value| {
+        let all = status["endpoints"].as_array().map_or(&[][..], Vec::as_slice);
+        let here = all.iter().filter(|e| e["pod"]["name"] == "locked" && !e["hook"].is_null());
+        let here: Vec<u64> = here.filter_map(|e| e["ifindex"].as_u64()).collect();
+        here.len() == 2 && here.contains(&old.host_ifindex().into()) && here.contains(&new.into())
+    };
+    cluster.agents[0].wait_for("judging both", ENFORCED, both).unwrap();
+    assert!(
+        arrivals(&cluster, &old, &[address], "stranger").is_empty(),
+        "the old one stays locked"
+    );
+    let new = cluster.pod("locked");
+    assert_eq!(arrivals(&cluster, new, &[address], "stranger"), [address], "the new one is free");
+}
+
+/// A younger pod says in its status that it has the address of `locked`.
+#[test]
+fn a_pod_that_claims_anothers_address_does_not_get_its_veth() {
+    if !require_root("a_pod_that_claims_anothers_address_does_not_get_its_veth") {
+        return;
+    }
+    for cni in [Cni::Ptp, Cni::Bridge] {
+        let mut cluster = world(cni);
+        let mut claimer = cluster.pod("locked").manifest();
+        claimer["metadata"]["name"] = "claimer".into();
+        claimer["metadata"]["uid"] = "11111111-0000-4000-8000-000000000000".into();
+        claimer["metadata"]["labels"] = serde_json::json!({ "app": "claimer" });
+        claimer["metadata"]["creationTimestamp"] = "2030-01-01T00:00:00Z".into();
+        cluster.objects.push(claimer);
+        cluster.write();
+        let known = |status: &Value| status["endpoints"].to_string().contains("claimer");
+        let known = cluster.agents[0].wait_for("aware of the claim", ENFORCED, known).unwrap();
+        let of_veth = |e: &&Value| e["ifindex"] == cluster.pod("locked").host_ifindex();
+        let all = known["endpoints"].as_array().unwrap();
+        assert_eq!(all.iter().find(of_veth).unwrap()["pod"]["name"], "locked");
+        stays_locked(&cluster);
+        // Also after a restart, by what the tables say.
+        cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
+        cluster.agents[0].wait_enforced(ENFORCED).unwrap();
+        stays_locked(&cluster);
+    }
+}
+
+/// A second interface of a pod is under the pod's policies.
+#[test]
+fn further_interfaces_of_a_pod_are_judged_as_it_is() {
+    if !require_root("further_interfaces_of_a_pod_are_judged_as_it_is") {
+        return;
+    }
+    let mut cluster = world(Cni::Ptp);
+    let (node, locked) = (&cluster.nodes[0], cluster.pod("locked"));
+    let add = format!(
+        "link add name second type veth peer name net1 netns {}\nlink set second up\n\
+         address add 192.168.77.1/24 dev second\n",
+        locked.netns().path().display()
+    );
+    node.netns().ip(&add).unwrap();
+    locked.netns().ip("link set net1 up\naddress add 192.168.77.2/24 dev net1\n").unwrap();
+    let index = u64::from(node.ifindex("second").unwrap().unwrap());
+    let judged = |status: &Value| {
+        let all = status["endpoints"].as_array().map_or(&[][..], Vec::as_slice);
+        let second = all.iter().find(|e| e["ifindex"] == index);
+        second.is_some_and(|e| e["pod"]["name"] == "locked" && !e["hook"].is_null())
+    };
+    cluster.agents[0].wait_for("aware of the second interface", ENFORCED, judged).unwrap();
+    let (locked, stranger) = (cluster.pod("locked"), cluster.pod("stranger"));
+    let to = stranger.ip4().unwrap();
+    locked.netns().ip(&format!("route replace {to} via 192.168.77.1 dev net1\n")).unwrap();
+    none_pass(locked, stranger, &[to]);
+    // The node itself reaches it, and is reached.
+    all_pass(&cluster.nodes[0], locked, &["192.168.77.2".parse().unwrap()]);
+}
+
+/// What a CNI plugin answered for a pod of which the API has said nothing, as of a static pod in an
+/// outage: its namespace's policies, and its manifest's labels where there is one.
+#[test]
+fn a_static_pod_that_nobody_has_listed_is_under_policy() {
+    if !require_root("a_static_pod_that_nobody_has_listed_is_under_policy") {
+        return;
+    }
+    let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["friend", "server", "stranger"]);
+    let results = cluster.directory.path().join("results");
+    let manifests = cluster.directory.path().join("static");
+    std::fs::create_dir(&results).unwrap();
+    std::fs::create_dir(&manifests).unwrap();
+    cluster.arguments = [("--cni-results", &results), ("--static-pods", &manifests)]
+        .into_iter()
+        .flat_map(|(flag, path)| [flag.to_owned(), path.to_str().unwrap().to_owned()])
+        .collect();
+    cluster.policy("web", allow_from("web", "friend"));
+    cluster.enforce();
+    cluster.add(0, "web-n1");
+    let web = cluster.take("web-n1");
+    let path = results.join(format!("testbed-{}-eth0", web.uid()));
+    std::fs::write(&path, web.cni_result("0123456789abcdef").to_string()).unwrap();
+    says(&mut cluster, "its labels are unknown");
+    for name in ["friend", "stranger"] {
+        none_pass(cluster.pod(name), &web, web.addresses());
+    }
+    all_pass(&web, cluster.pod("stranger"), cluster.pod("stranger").addresses());
+    let manifest = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: web\n  namespace: shop\n  \
+                    labels: {app: web}\nspec:\n  containers: [{name: main, image: example/main}]\n";
+    std::fs::write(manifests.join("web.yaml"), manifest).unwrap();
+    says(&mut cluster, "judged by its manifest");
+    all_pass(cluster.pod("friend"), &web, web.addresses());
+    none_pass(cluster.pod("stranger"), &web, web.addresses());
+    // The API answers again and has the kubelet's image of the pod, with a uid of its own.
+    let mut mirror = web.manifest();
+    mirror["metadata"]["annotations"] = serde_json::json!({
+        "kubernetes.io/config.mirror": "0123456789abcdef",
+        "kubernetes.io/config.hash": "0123456789abcdef",
+    });
+    mirror["metadata"]["labels"] = serde_json::json!({ "app": "web" });
+    cluster.objects.push(mirror);
+    cluster.deleted.insert(web.name().to_owned(), web.host_ifindex());
+    cluster.enforce();
+    fine(&mut cluster);
+    all_pass(cluster.pod("friend"), &web, web.addresses());
+    none_pass(cluster.pod("stranger"), &web, web.addresses());
+}
