@@ -23,7 +23,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
             remote: F::octets(packet.remote::<D>()),
             local: F::octets(packet.local::<D>()),
             ident: packet.network.fragment.ident,
-            protocol: u32::from(packet.network.protocol),
+            protocol: u32::from(packet.network.fragment.next),
         }
     }
 
@@ -60,7 +60,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
             (ports.remote_port, ports.local_port)
         };
         // Never an opening packet: that was the first's to say.
-        let protocol = packet.network.protocol;
+        let protocol = ports.protocol;
         let transport = Transport { protocol, flags: TCP_ACK, source, destination };
         // An error's quoted packet is in the first fragment, which was judged by it.
         if icmp::is_error(&transport) { Err(Reason::Related) } else { Ok(transport) }
@@ -75,7 +75,8 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         } else {
             (transport.destination, transport.source)
         };
-        let ports = FragmentPorts { local_port, remote_port, seen: self.tables.now() };
+        let (seen, protocol) = (self.tables.now(), transport.protocol);
+        let ports = FragmentPorts { local_port, remote_port, seen, protocol, reserved: [0; 3] };
         self.tables.remember_fragment(&self.fragment_key(packet), &ports);
     }
 }

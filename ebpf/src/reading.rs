@@ -2,6 +2,7 @@
 
 use crate::{
     family::Family,
+    neighbour::Discovery,
     packet::{Fragment, Network, Transport},
     reason::Reason,
     tracking::{Subject, is_opening},
@@ -17,6 +18,7 @@ pub struct Reading<F: Family> {
     /// Why there is no transport header.
     pub(crate) trouble: Option<Reason>,
     pub(crate) quoted: Quoted<F>,
+    pub(crate) discovery: Discovery,
 }
 
 impl<F: Family> Reading<F> {

@@ -80,6 +80,10 @@ impl<T: Tables> Translated<'_, T> {
         let mut network = F::network(bytes, offset, false)?;
         F::extensions(bytes, &mut network)?;
         let read = packet::transport(bytes, &network, false)?;
+        // No router forwarded it, so it goes to a neighbour.
+        if F::is_solicitation(&network, &read) {
+            return Ok(Reason::Neighbour);
+        }
         let class = F::class(self.tables, network.destination);
         let mut transport = Transport {
             protocol: self.forget(read.protocol.into()) as u8,
@@ -91,7 +95,9 @@ impl<T: Tables> Translated<'_, T> {
             if self.allows_all(class) {
                 return Ok(Reason::Allowed);
             }
-            transport.destination = self.port_of_first::<F>(&network)?;
+            let first = self.first::<F>(&network)?;
+            transport.protocol = first.protocol;
+            transport.destination = first.remote_port;
         }
         if !row_allows(self.tables, self.row, class, transport.protocol, transport.destination) {
             return Err(Reason::ServiceBackend);
@@ -99,7 +105,8 @@ impl<T: Tables> Translated<'_, T> {
         if network.fragment.is_first() {
             let seen = self.tables.now();
             let Transport { source: local_port, destination: remote_port, .. } = transport;
-            let ports = FragmentPorts { local_port, remote_port, seen };
+            let protocol = transport.protocol;
+            let ports = FragmentPorts { local_port, remote_port, seen, protocol, reserved: [0; 3] };
             self.tables.remember_fragment(&self.fragment_key::<F>(&network), &ports);
         }
         Ok(Reason::Allowed)
@@ -119,7 +126,7 @@ impl<T: Tables> Translated<'_, T> {
 
     /// What the datagram's first fragment was sent to.
     #[inline(always)]
-    fn port_of_first<F: Family>(&self, network: &Network<F::Address>) -> Result<u16, Reason> {
+    fn first<F: Family>(&self, network: &Network<F::Address>) -> Result<FragmentPorts, Reason> {
         let settings = self.tables.settings().ok_or(Reason::NoTable)?;
         let first = self
             .tables
@@ -129,7 +136,7 @@ impl<T: Tables> Translated<'_, T> {
         if age >= settings.timeouts[TIMEOUT_FRAGMENT] {
             return Err(Reason::FragmentWithoutFirst);
         }
-        Ok(first.remote_port)
+        Ok(first)
     }
 
     #[inline(always)]
@@ -140,7 +147,7 @@ impl<T: Tables> Translated<'_, T> {
             remote: F::octets(network.destination),
             local: F::octets(network.source),
             ident: network.fragment.ident,
-            protocol: u32::from(network.protocol),
+            protocol: u32::from(network.fragment.next),
         }
     }
 }

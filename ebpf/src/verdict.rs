@@ -13,6 +13,7 @@ use crate::{
         CLASS_TRANSLATED, CT_EGRESS, CT_FIN_EGRESS, CT_FIN_INGRESS, CT_INGRESS, ClassId,
         ENDPOINT_PROBES, EP_CHECK_SOURCE, ROW_NOT_ISOLATED, endpoint_slot,
     },
+    neighbour::{self, Discovery},
     packet::{self, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, TCP, Transport, UDP},
     policy::row_allows,
     reading::{Packet, Quote, Quoted},
@@ -224,6 +225,18 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         if D::EGRESS { self.ingress_row() } else { self.egress_row() }
     }
 
+    /// Whether this packet's direction is.
+    #[inline(always)]
+    pub(crate) const fn is_isolated(&self) -> bool {
+        self.row() != ROW_NOT_ISOLATED
+    }
+
+    /// Whether the pod sent this and may do so in its own name alone.
+    #[inline(always)]
+    pub(crate) const fn checks_source(&self) -> bool {
+        self.check_source
+    }
+
     /// Whether the node itself generated the packet.
     #[inline(always)]
     pub(crate) const fn is_from_node(&self) -> bool {
@@ -252,6 +265,7 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         then: &N,
     ) -> N::Output {
         let result = match link {
+            _ if D::EGRESS && self.rows == 0 => self.source_alone(bytes, link),
             Ok((ETHERTYPE_IPV4, _)) if !B::IPV4 => Err(Reason::Deferred),
             Ok((ETHERTYPE_IPV6, _)) if !B::IPV6 => Err(Reason::Deferred),
             Ok((ETHERTYPE_IPV4, offset)) => match self.read_ip::<V4, B>(bytes, offset) {
@@ -262,7 +276,7 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
                 Ok(reading) => return then.go(self, &reading),
                 Err(result) => result,
             },
-            Ok((ETHERTYPE_ARP, _)) => Ok(Reason::Neighbour),
+            Ok((ETHERTYPE_ARP, offset)) => self.arp(bytes, offset),
             Ok(_) => self.unread(Reason::NotIp),
             Err(reason) => self.unread(reason),
         };
@@ -299,7 +313,13 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         } else {
             Quoted::none(Quote::Nothing)
         };
-        Ok(Reading { network, transport, trouble, quoted })
+        let discovery = if B::PLAIN || trouble.is_some() || network.fragment.is_later() {
+            Discovery::No
+        } else {
+            let sender = self.check_source.then_some(self.endpoint);
+            F::discovery(bytes, &network, &transport, sender, D::EGRESS)
+        };
+        Ok(Reading { network, transport, trouble, quoted, discovery })
     }
 
     /// Whether a packet in pod ingress is for one of the pod's own addresses.
@@ -314,6 +334,17 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         self.ip(reading).into()
     }
 
+    /// Whether a packet in pod ingress is for an address that the pod does not have: a bridge floods
+    /// what it does not know where to send.
+    #[inline(always)]
+    fn is_flooded<F: Family>(&self, packet: &Packet<'_, F>) -> bool {
+        let to = packet.network.destination;
+        !D::EGRESS
+            && self.endpoint.flags() & EP_CHECK_SOURCE != 0
+            && !F::owns(self.endpoint, to)
+            && !F::is_shared(to)
+    }
+
     /// A packet that cannot be judged drops where its direction is isolated.
     #[inline(always)]
     fn unread(&self, reason: Reason) -> Result<Reason, Reason> {
@@ -325,9 +356,13 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
 
     #[inline(always)]
     fn ip<F: Family>(&self, reading: &Reading<F>) -> Result<Reason, Reason> {
-        let Reading { network, transport, trouble, quoted } = reading;
-        if trouble.is_none() && F::is_neighbour(network, transport, D::EGRESS) {
-            return Ok(Reason::Neighbour);
+        let Reading { network, transport, trouble, quoted, discovery } = reading;
+        match discovery {
+            Discovery::Claim => return Err(Reason::SpoofedSource),
+            // Where it goes shows whether the receiver is a neighbour.
+            Discovery::Single if D::EGRESS && self.is_isolated() => return Ok(Reason::Translated),
+            Discovery::OnLink | Discovery::Single => return Ok(Reason::Neighbour),
+            Discovery::No => {}
         }
         // A pod that may send anything may also ask for its address (DHCP) or speak on its link.
         let exempt = self.egress_row() == ROW_NOT_ISOLATED && F::is_link_scope(network.source);
@@ -338,7 +373,8 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
             return Ok(Reason::NotIsolated);
         }
         if let Some(reason) = *trouble {
-            return self.unread(reason);
+            let hides = self.check_source && neighbour::hides_claim(network, reason);
+            return if hides { Err(reason) } else { self.unread(reason) };
         }
         let transport = self.forget_path(*transport, quoted.quote == Quote::Unread);
         // This much the compiler shall remember: plain packets are TCP and UDP.
@@ -378,7 +414,12 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         let remote = F::behind(packet.remote::<D>(), self.revision);
         let class = F::class(self.tables, remote);
         if packet.network.fragment.is_later() {
-            packet.transport = self.transport_of_first(&packet, class)?;
+            packet.transport = match self.transport_of_first(&packet, class) {
+                Err(reason) if reason.is_drop() && self.is_flooded(&packet) => {
+                    return Err(Reason::Flooded);
+                }
+                transport => transport?,
+            };
         }
         let reason = self.whole(&packet, class, looked)?;
         if packet.network.fragment.is_first() && self.row() != ROW_NOT_ISOLATED {
@@ -405,6 +446,9 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
             (row_allows(self.tables, row, class, protocol, port), Reason::Allowed)
         };
         let allowed = self.forget(allowed.into()) & 1 != 0;
+        if self.is_flooded(packet) {
+            return if allowed { Ok(reason) } else { Err(Reason::Flooded) };
+        }
         match self.subject(packet, allowed)? {
             Some(mut subject) => {
                 let mut packet = *packet;
