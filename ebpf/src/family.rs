@@ -32,10 +32,10 @@ pub trait Family: Copy + Default + core::fmt::Debug {
         quoted: bool,
     ) -> Result<Network<Self::Address>, Reason>;
 
-    /// Follows extension headers, or looks through options.
+    /// Follows extension headers.
     ///
     /// # Errors
-    /// As [`packet::extensions`] and [`packet::options`].
+    /// As [`packet::extensions`].
     fn extensions<B: Bytes>(bytes: &B, network: &mut Network<Self::Address>) -> Result<(), Reason>;
 
     /// Class of an address.
@@ -120,8 +120,8 @@ impl Family for V4 {
     }
 
     #[inline(always)]
-    fn extensions<B: Bytes>(bytes: &B, network: &mut Network<u32>) -> Result<(), Reason> {
-        packet::options(bytes, network)
+    fn extensions<B: Bytes>(_bytes: &B, _network: &mut Network<u32>) -> Result<(), Reason> {
+        Ok(())
     }
 
     #[inline(always)]

@@ -48,6 +48,9 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         if row_word(self.tables, row, class) == PORTS_EVERY {
             return Err(Self::passing(Reason::Allowed, class));
         }
+        if self.is_flooded(packet) {
+            return Err(Reason::Flooded);
+        }
         let settings = self.tables.settings().ok_or(Reason::NoTable)?;
         let ports =
             self.tables.fragment(&self.fragment_key(packet)).ok_or(Reason::FragmentWithoutFirst)?;

@@ -6,14 +6,17 @@
 
 use crate::{
     family::{Family, V4, V6},
-    packet::{Bytes, ICMPV6, Network, Transport, Window, short},
+    packet::{
+        Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ICMPV6, Network, Transport, Window,
+        is_extension, short,
+    },
+    reading::Reading,
     reason::Reason,
     tables::{EndpointRef, Tables},
     verdict::{Direction, Judge},
 };
 
-/// Length of an ARP packet (RFC 826) of Ethernet and IPv4, and with what fills up a frame of 60 bytes.
-const ARP: u32 = 28;
+/// Length of an ARP packet (RFC 826), of Ethernet and IPv4, with what fills up a frame of 60 bytes.
 const ARP_PADDED: u32 = 46;
 
 const LISTENER_QUERY: u8 = 130;
@@ -92,6 +95,15 @@ pub(crate) const fn hides_claim<A>(network: &Network<A>, reason: Reason) -> bool
     }
 }
 
+/// Whether a packet has the number of a message of the link.
+#[inline(always)]
+pub(crate) fn may_be_one<A>(network: &Network<A>, transport: &Transport) -> bool {
+    let kind = (transport.destination >> 8) as u8;
+    network.protocol == ICMPV6
+        && matches!(kind, LISTENER_QUERY..=REDIRECT | LISTENER_REPORT_V2)
+        && !network.fragment.is_later()
+}
+
 /// A solicitation or advertisement that no router has forwarded.
 #[inline(always)]
 pub(crate) fn is_solicitation(network: &Network<[u64; 2]>, transport: &Transport) -> bool {
@@ -115,8 +127,9 @@ fn arp_sender<B: Bytes>(bytes: &B, offset: u32) -> Result<u32, Reason> {
     let is_one = packet.be32(0) == 0x0001_0800
         && matches!(packet.be32(4), 0x0604_0001 | 0x0604_0002)
         && bytes.length() <= offset + ARP_PADDED;
-    const { assert!(ARP == 28) };
-    if is_one { Ok(packet.be32(14)) } else { Err(Reason::Malformed) }
+    // By halves: it is aligned to these alone.
+    let sender = u32::from(packet.be16(14)) << 16 | u32::from(packet.be16(16));
+    if is_one { Ok(sender) } else { Err(Reason::Malformed) }
 }
 
 /// Bytes of a message behind the IPv6 header, and who says it.
@@ -275,7 +288,8 @@ impl<B: Bytes> Message<'_, B> {
         }
         // The hop-by-hop header is the first: it follows the IPv6 header or nothing does.
         let options = self.bytes.window::<8>(start + 40)?;
-        let alert = options.be32(2) == 0x0502_0000 && matches!(options.be16(6), 0x0100 | 0);
+        let (kind, value, padding) = (options.be16(2), options.be16(4), options.be16(6));
+        let alert = kind == 0x0502 && value == 0 && matches!(padding, 0x0100 | 0);
         if !alert || self.bytes.window::<8>(start)?.byte(6) != 0 {
             return Some(false);
         }
@@ -348,69 +362,61 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         Ok(Reason::Neighbour)
     }
 
-    /// What a pod sends that no policy selects: only who it says it is matters.
-    ///
-    /// # Errors
-    /// A drop, or [`Reason::Deferred`].
+    /// What a pod sends that no policy selects: only who it says it is matters. `None`: that is to be
+    /// found in its payload.
     #[inline(always)]
     pub(crate) fn source_alone<B: Bytes>(
         &self,
         bytes: &B,
         link: Result<(u16, u32), Reason>,
-    ) -> Result<Reason, Reason> {
-        use crate::packet::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6};
-        let (kind, offset) = match link {
-            Ok(link) => link,
-            Err(Reason::Deferred) => return Err(Reason::Deferred),
-            Err(_) => return Ok(Reason::NotIsolated),
-        };
-        let own = match kind {
-            ETHERTYPE_IPV4 => {
-                let source = bytes.window::<20>(offset).ok_or(short::<B>())?.be32(12);
+    ) -> Option<Result<Reason, Reason>> {
+        let own = match link {
+            Err(Reason::Deferred) => return Some(Err(Reason::Deferred)),
+            Ok((ETHERTYPE_IPV4, offset)) => {
+                let Some(header) = bytes.window::<20>(offset) else { return Some(Err(short::<B>())) };
+                let source = header.be32(12);
                 V4::owns(self.endpoint, source) || V4::is_link_scope(source)
             }
-            ETHERTYPE_IPV6 => {
-                let header = bytes.window::<40>(offset).ok_or(short::<B>())?;
+            Ok((ETHERTYPE_IPV6, offset)) => {
+                let Some(header) = bytes.window::<40>(offset) else { return Some(Err(short::<B>())) };
                 let (source, next) = (header.words(8), header.byte(6));
                 let own = V6::owns(self.endpoint, source) || V6::is_link_scope(source);
-                own && !self.is_claim(bytes, offset, next)?
+                if own && (next == ICMPV6 || is_extension(next)) {
+                    return payload_alone(bytes, offset, next);
+                }
+                own
             }
-            ETHERTYPE_ARP => return self.arp(bytes, offset),
+            Ok((ETHERTYPE_ARP, offset)) => return Some(self.arp(bytes, offset)),
             _ => true,
         };
-        if own { Ok(Reason::NotIsolated) } else { Err(Reason::SpoofedSource) }
+        Some(if own { Ok(Reason::NotIsolated) } else { Err(Reason::SpoofedSource) })
     }
 
-    /// Whether an IPv6 packet claims an address in its payload that is not the pod's.
-    ///
-    /// # Errors
-    /// As [`Judge::source_alone`].
+    /// The verdict about a message of the link, if the packet is one.
     #[inline(always)]
-    fn is_claim<B: Bytes>(&self, bytes: &B, offset: u32, next: u8) -> Result<bool, Reason> {
-        use crate::packet::{extensions, ipv6, is_extension, transport};
-        if next != ICMPV6 && !is_extension(next) {
-            return Ok(false);
+    pub(crate) fn link_message<F: Family, B: Bytes>(
+        &self,
+        bytes: &B,
+        reading: &Reading<F>,
+    ) -> Option<Result<Reason, Reason>> {
+        let sender = self.checks_source().then_some(self.endpoint);
+        match F::discovery(bytes, &reading.network, &reading.transport, sender, D::EGRESS) {
+            Discovery::No => None,
+            Discovery::Claim => Some(Err(Reason::SpoofedSource)),
+            // Where it goes shows whether the receiver is a neighbour.
+            Discovery::Single if D::EGRESS && self.is_isolated() => Some(Ok(Reason::Translated)),
+            Discovery::OnLink | Discovery::Single => Some(Ok(Reason::Neighbour)),
         }
-        if B::PLAIN {
-            let usual = next == ICMPV6
-                && !is_claim(bytes.window::<1>(offset + 40).ok_or(Reason::Deferred)?.byte(0));
-            return if usual { Ok(false) } else { Err(Reason::Deferred) };
-        }
-        let Ok(mut network) = ipv6(bytes, offset, false) else { return Ok(false) };
-        match extensions(bytes, &mut network) {
-            Ok(()) => {}
-            Err(reason) => {
-                return if hides_claim(&network, reason) { Err(reason) } else { Ok(false) };
-            }
-        }
-        if network.fragment.is_later() {
-            return Ok(false);
-        }
-        let transport = match transport(bytes, &network, false) {
-            Ok(transport) => transport,
-            Err(reason) => return if hides_claim(&network, reason) { Err(reason) } else { Ok(false) },
-        };
-        let sender = Some(self.endpoint);
-        Ok(discovery(bytes, &network, &transport, sender, true) == Discovery::Claim)
     }
+}
+
+/// Of a packet whose payload may claim something: what can be said at once.
+#[inline(always)]
+fn payload_alone<B: Bytes>(bytes: &B, offset: u32, next: u8) -> Option<Result<Reason, Reason>> {
+    if !B::PLAIN {
+        return None;
+    }
+    let kind = bytes.window::<1>(offset + 40).map(|message| message.byte(0));
+    let usual = next == ICMPV6 && kind.is_some_and(|kind| !is_claim(kind));
+    Some(if usual { Ok(Reason::NotIsolated) } else { Err(Reason::Deferred) })
 }

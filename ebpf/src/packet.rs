@@ -257,37 +257,28 @@ fn end_of<B: Bytes>(
     Ok(offset + stated)
 }
 
-/// Looks for a source route among IPv4 options (RFC 791): who is named there gets the packet after
-/// its destination.
-///
-/// # Errors
-/// [`Reason::Malformed`] if there is one.
+/// Whether IPv4 options between two offsets name a source route (RFC 791): then the packet goes on from
+/// its destination. So do options whose lengths cannot be, which the kernel refuses too.
 #[inline(always)]
-pub fn options<B: Bytes>(bytes: &B, network: &Network<u32>) -> Result<(), Reason> {
-    let (mut at, end) = (network.start + 20, network.payload);
-    if B::PLAIN || at == end {
-        return Ok(());
-    }
+pub(crate) fn has_route<B: Bytes>(bytes: &B, mut at: u32, end: u32) -> bool {
     for _ in 0..MAX_OPTION_BYTES {
         if at >= end {
             break;
         }
-        // The last option may be one byte; what follows is there, or the packet has no payload.
-        match bytes.window::<1>(at).ok_or(Reason::Truncated)?.byte(0) {
+        // The last option may be of one byte.
+        let kind = bytes.window::<1>(at).map_or(LOOSE_ROUTE, |option| option.byte(0));
+        let length = match kind {
             0 => break,
-            1 => at += 1,
-            LOOSE_ROUTE | STRICT_ROUTE => return Err(Reason::Malformed),
-            _ => {
-                let length = bytes.window::<2>(at).ok_or(Reason::Truncated)?.byte(1);
-                // The kernel refuses these too.
-                if length < 2 {
-                    return Err(Reason::Malformed);
-                }
-                at += u32::from(length);
-            }
+            1 => 1,
+            LOOSE_ROUTE | STRICT_ROUTE => return true,
+            _ => bytes.window::<2>(at).map_or(0, |option| option.byte(1)),
+        };
+        if length == 0 || (length == 1 && kind != 1) {
+            return true;
         }
+        at += u32::from(length);
     }
-    Ok(())
+    false
 }
 
 /// Whether a next header number is an extension header that is followed.

@@ -13,7 +13,7 @@ use crate::{
         CLASS_TRANSLATED, CT_EGRESS, CT_FIN_EGRESS, CT_FIN_INGRESS, CT_INGRESS, ClassId,
         ENDPOINT_PROBES, EP_CHECK_SOURCE, ROW_NOT_ISOLATED, endpoint_slot,
     },
-    neighbour::{self, Discovery},
+    neighbour,
     packet::{self, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, TCP, Transport, UDP},
     policy::row_allows,
     reading::{Packet, Quote, Quoted},
@@ -108,6 +108,8 @@ pub fn decide<D: Direction, B: Bytes, T: Tables>(bytes: &B, tables: &T, hook: Ho
 
 /// What is done with a packet once it is read.
 pub trait Then {
+    /// Whether [`Reading::look_for_route`] and [`Judge::link`] are for later, too.
+    const LATER: bool = false;
     /// What comes of it.
     type Output: From<Verdict>;
     /// Goes on with a packet.
@@ -264,16 +266,31 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         link: Result<(u16, u32), Reason>,
         then: &N,
     ) -> N::Output {
+        if D::EGRESS
+            && self.rows == 0
+            && let Some(result) = self.source_alone(bytes, link)
+        {
+            return Verdict::from(result).into();
+        }
         let result = match link {
-            _ if D::EGRESS && self.rows == 0 => self.source_alone(bytes, link),
             Ok((ETHERTYPE_IPV4, _)) if !B::IPV4 => Err(Reason::Deferred),
             Ok((ETHERTYPE_IPV6, _)) if !B::IPV6 => Err(Reason::Deferred),
             Ok((ETHERTYPE_IPV4, offset)) => match self.read_ip::<V4, B>(bytes, offset) {
-                Ok(reading) => return then.go(self, &reading),
+                Ok(mut reading) => {
+                    if !B::PLAIN && !N::LATER {
+                        reading.look_for_route(bytes);
+                    }
+                    return then.go(self, &reading);
+                }
                 Err(result) => result,
             },
             Ok((ETHERTYPE_IPV6, offset)) => match self.read_ip::<V6, B>(bytes, offset) {
-                Ok(reading) => return then.go(self, &reading),
+                Ok(reading) => {
+                    if !N::LATER && let Some(verdict) = self.link(bytes, &reading) {
+                        return verdict.into();
+                    }
+                    return then.go(self, &reading);
+                }
                 Err(result) => result,
             },
             Ok((ETHERTYPE_ARP, offset)) => self.arp(bytes, offset),
@@ -313,19 +330,22 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         } else {
             Quoted::none(Quote::Nothing)
         };
-        let discovery = if B::PLAIN || trouble.is_some() || network.fragment.is_later() {
-            Discovery::No
-        } else {
-            let sender = self.check_source.then_some(self.endpoint);
-            F::discovery(bytes, &network, &transport, sender, D::EGRESS)
-        };
-        Ok(Reading { network, transport, trouble, quoted, discovery })
+        Ok(Reading { network, transport, trouble, quoted })
     }
 
     /// Whether a packet in pod ingress is for one of the pod's own addresses.
     #[inline(always)]
     pub(crate) fn receives<F: Family>(&self, reading: &Reading<F>) -> bool {
         F::owns(self.endpoint, reading.network.destination)
+    }
+
+    /// The verdict about a packet that was read, if it is a message of the link.
+    #[inline(always)]
+    pub fn link<F: Family, B: Bytes>(&self, bytes: &B, reading: &Reading<F>) -> Option<Verdict> {
+        if B::PLAIN || !reading.is_of_link() {
+            return None;
+        }
+        self.link_message(bytes, reading).map(Verdict::from)
     }
 
     /// Judges a packet that was read.
@@ -337,7 +357,7 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
     /// Whether a packet in pod ingress is for an address that the pod does not have: a bridge floods
     /// what it does not know where to send.
     #[inline(always)]
-    fn is_flooded<F: Family>(&self, packet: &Packet<'_, F>) -> bool {
+    pub(crate) fn is_flooded<F: Family>(&self, packet: &Packet<'_, F>) -> bool {
         let to = packet.network.destination;
         !D::EGRESS
             && self.endpoint.flags() & EP_CHECK_SOURCE != 0
@@ -356,25 +376,18 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
 
     #[inline(always)]
     fn ip<F: Family>(&self, reading: &Reading<F>) -> Result<Reason, Reason> {
-        let Reading { network, transport, trouble, quoted, discovery } = reading;
-        match discovery {
-            Discovery::Claim => return Err(Reason::SpoofedSource),
-            // Where it goes shows whether the receiver is a neighbour.
-            Discovery::Single if D::EGRESS && self.is_isolated() => return Ok(Reason::Translated),
-            Discovery::OnLink | Discovery::Single => return Ok(Reason::Neighbour),
-            Discovery::No => {}
-        }
+        let Reading { network, transport, trouble, quoted } = reading;
         // A pod that may send anything may also ask for its address (DHCP) or speak on its link.
         let exempt = self.egress_row() == ROW_NOT_ISOLATED && F::is_link_scope(network.source);
         if self.check_source && !exempt && !F::owns(self.endpoint, network.source) {
             return Err(Reason::SpoofedSource);
         }
-        if self.rows == 0 {
-            return Ok(Reason::NotIsolated);
-        }
         if let Some(reason) = *trouble {
             let hides = self.check_source && neighbour::hides_claim(network, reason);
             return if hides { Err(reason) } else { self.unread(reason) };
+        }
+        if self.rows == 0 {
+            return Ok(Reason::NotIsolated);
         }
         let transport = self.forget_path(*transport, quoted.quote == Quote::Unread);
         // This much the compiler shall remember: plain packets are TCP and UDP.
@@ -414,12 +427,7 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         let remote = F::behind(packet.remote::<D>(), self.revision);
         let class = F::class(self.tables, remote);
         if packet.network.fragment.is_later() {
-            packet.transport = match self.transport_of_first(&packet, class) {
-                Err(reason) if reason.is_drop() && self.is_flooded(&packet) => {
-                    return Err(Reason::Flooded);
-                }
-                transport => transport?,
-            };
+            packet.transport = self.transport_of_first(&packet, class)?;
         }
         let reason = self.whole(&packet, class, looked)?;
         if packet.network.fragment.is_first() && self.row() != ROW_NOT_ISOLATED {

@@ -23,6 +23,7 @@ mod hooks;
 mod injected;
 mod kernel;
 mod latency;
+mod link;
 mod load;
 mod marks;
 mod metrics;
