@@ -81,8 +81,12 @@ pub struct RunArgs {
     /// Whose source is not checked, with commas between them: namespaces, where it is not of pods with
     /// the annotation netpold.io/check-source: off; blocks, for pods with an address in them
     /// [default: nobody's]
-    #[arg(long, value_name = "NAMESPACE|CIDR", env = "NETPOLD_SOURCE_CHECK_EXEMPT",
-        value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "NAMESPACE|CIDR",
+        env = "NETPOLD_SOURCE_CHECK_EXEMPT",
+        value_delimiter = ','
+    )]
     pub source_check_exempt: Vec<String>,
     /// Seconds within which changes that others make to maps, programs and pins are put right
     #[arg(long, value_name = "SECONDS", env = "NETPOLD_READBACK", default_value = "10",

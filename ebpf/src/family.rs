@@ -3,8 +3,8 @@
 use crate::{
     conntrack::{self, Key, words4, words6},
     layout::{ClassId, Ct4Key, ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Settings},
-    order,
     neighbour::{self, Discovery, is_link_local, is_multicast},
+    order,
     packet::{self, Bytes, Network, Transport},
     policy::class4,
     reason::Reason,

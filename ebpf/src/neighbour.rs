@@ -230,8 +230,7 @@ impl<B: Bytes> Message<'_, B> {
         let fixed = if self.kind == ROUTER_SOLICITATION { 8 } else { 24 };
         let right = match self.kind {
             ROUTER_SOLICITATION => {
-                reserved == 0
-                    && (V6::same(destination, ALL_ROUTERS) || is_link_local(destination))
+                reserved == 0 && (V6::same(destination, ALL_ROUTERS) || is_link_local(destination))
             }
             kind => {
                 let target = self.bytes.window::<24>(payload)?.words(8);
@@ -240,9 +239,7 @@ impl<B: Bytes> Message<'_, B> {
                 } else {
                     // Router, solicited, override.
                     let to_one = !is_multicast(destination);
-                    reserved << 3 == 0
-                        && !nobody
-                        && (to_one || V6::same(destination, ALL_NODES))
+                    reserved << 3 == 0 && !nobody && (to_one || V6::same(destination, ALL_NODES))
                 };
                 fits && !is_multicast(target)
             }
@@ -295,9 +292,7 @@ impl<B: Bytes> Message<'_, B> {
         }
         match self.kind {
             LISTENER_QUERY => Some(!self.sent && self.is_query()?),
-            LISTENER_REPORT_V2 => {
-                Some(V6::same(destination, ALL_REPORTS) && self.is_report()?)
-            }
+            LISTENER_REPORT_V2 => Some(V6::same(destination, ALL_REPORTS) && self.is_report()?),
             kind => {
                 let group = self.bytes.window::<24>(payload)?.words(8);
                 let to = if kind == LISTENER_REPORT { group } else { ALL_ROUTERS };
@@ -373,12 +368,16 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         let own = match link {
             Err(Reason::Deferred) => return Some(Err(Reason::Deferred)),
             Ok((ETHERTYPE_IPV4, offset)) => {
-                let Some(header) = bytes.window::<20>(offset) else { return Some(Err(short::<B>())) };
+                let Some(header) = bytes.window::<20>(offset) else {
+                    return Some(Err(short::<B>()));
+                };
                 let source = header.be32(12);
                 V4::owns(self.endpoint, source) || V4::is_link_scope(source)
             }
             Ok((ETHERTYPE_IPV6, offset)) => {
-                let Some(header) = bytes.window::<40>(offset) else { return Some(Err(short::<B>())) };
+                let Some(header) = bytes.window::<40>(offset) else {
+                    return Some(Err(short::<B>()));
+                };
                 let (source, next) = (header.words(8), header.byte(6));
                 let own = V6::owns(self.endpoint, source) || V6::is_link_scope(source);
                 if own && (next == ICMPV6 || is_extension(next)) {

@@ -81,7 +81,7 @@ impl<T: Tables> Translated<'_, T> {
         F::extensions(bytes, &mut network)?;
         let read = packet::transport(bytes, &network, false)?;
         // No router forwarded it, so it goes to a neighbour.
-        if F::is_solicitation(&network, &read) {
+        if self.forget(F::is_solicitation(&network, &read).into()) != 0 {
             return Ok(Reason::Neighbour);
         }
         let class = F::class(self.tables, network.destination);

@@ -286,7 +286,9 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
             },
             Ok((ETHERTYPE_IPV6, offset)) => match self.read_ip::<V6, B>(bytes, offset) {
                 Ok(reading) => {
-                    if !N::LATER && let Some(verdict) = self.link(bytes, &reading) {
+                    if !N::LATER
+                        && let Some(verdict) = self.link(bytes, &reading)
+                    {
                         return verdict.into();
                     }
                     return then.go(self, &reading);
@@ -454,7 +456,7 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
             (row_allows(self.tables, row, class, protocol, port), Reason::Allowed)
         };
         let allowed = self.forget(allowed.into()) & 1 != 0;
-        if self.is_flooded(packet) {
+        if self.forget(self.is_flooded(packet).into()) & 1 != 0 {
             return if allowed { Ok(reason) } else { Err(Reason::Flooded) };
         }
         match self.subject(packet, allowed)? {

@@ -134,7 +134,11 @@ fn solicitations_have_one_form() {
         // In another's name.
         (NEIGHBOUR, group, solicitation(NEIGHBOUR, &[]), Reason::SpoofedSource),
     ] {
-        assert_eq!(egress(&tables, &nd(from, to, &message)), expected, "{message:02x?} to {to:02x?}");
+        assert_eq!(
+            egress(&tables, &nd(from, to, &message)),
+            expected,
+            "{message:02x?} to {to:02x?}"
+        );
     }
     let sound = solicitation(NEIGHBOUR, &option(1));
     for (frame, why) in [

@@ -285,8 +285,7 @@ fn who_is_exempt_from_the_source_check() {
         let address = pod.addresses[0].to_string();
         world.apply([Change::Pod(pod.clone()), Change::Interface(interface(index, &[&address]))]);
     }
-    let checks =
-        |world: &World, i| world.tables.endpoint(i).unwrap().flags & EP_CHECK_SOURCE != 0;
+    let checks = |world: &World, i| world.tables.endpoint(i).unwrap().flags & EP_CHECK_SOURCE != 0;
     for (index, (pod, expected)) in (1..).zip(&pods) {
         assert_eq!(checks(&world, index), *expected, "{}", pod.key);
     }

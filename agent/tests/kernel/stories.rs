@@ -315,7 +315,9 @@ fn the_links_own_messages() {
         data.extend(&claim[54..]);
         frame(&ipv6(Who::Pod, Who::Client, 60, 255, &data))
     };
-    for (rows, forms) in [((INGRESS_ROW, EGRESS_ROW), true), ((INGRESS_ROW, 0), false), ((0, 0), false)] {
+    for (rows, forms) in
+        [((INGRESS_ROW, EGRESS_ROW), true), ((INGRESS_ROW, 0), false), ((0, 0), false)]
+    {
         world.set_rows(rows.0, rows.1);
         assert_eq!(world.egress(&arp(own, 18)), Reason::Neighbour);
         assert_eq!(world.egress(&arp([0; 4], 0)), Reason::Neighbour);
@@ -330,7 +332,15 @@ fn the_links_own_messages() {
         assert_eq!(world.egress(&vlan(&[0x8100], &claim)), Reason::SpoofedSource);
         let own = world.egress(&advertisement(Who::Pod, Who::Client, &option));
         let (marked, free) = (Reason::Translated, Reason::NotIsolated);
-        assert!(own == if forms { marked } else if rows.0 == 0 { free } else { Reason::Neighbour });
+        assert!(
+            own == if forms {
+                marked
+            } else if rows.0 == 0 {
+                free
+            } else {
+                Reason::Neighbour
+            }
+        );
         let more = world.egress(&advertisement(Who::Pod, Who::Client, &[1; 1000]));
         assert_eq!(more, if forms { Reason::Policy } else { free });
     }

@@ -251,9 +251,7 @@ impl Endpoints {
                     CheckSource::Isolated => isolated,
                     CheckSource::All => true,
                 },
-            unheard: pod.foreign_sources
-                && !exempt
-                && options.check_source != CheckSource::Off,
+            unheard: pod.foreign_sources && !exempt && options.check_source != CheckSource::Off,
             specs,
             record,
         })
