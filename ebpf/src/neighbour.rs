@@ -330,7 +330,7 @@ impl<B: Bytes> Message<'_, B> {
             let record = self.bytes.window::<20>(at)?;
             let (kind, group) = (record.byte(0), record.byte(4));
             let (auxiliary, sources) = (record.byte(1), record.be16(2));
-            let right = kind >= 1 && kind <= 6 && auxiliary == 0 && group == 0xff;
+            let right = matches!(kind, 1..=6) && auxiliary == 0 && group == 0xff;
             if !right || sources > MAX_SOURCES {
                 return Some(false);
             }
