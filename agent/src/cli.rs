@@ -77,9 +77,19 @@ pub struct RunArgs {
     /// Serve /metrics, /livez and /readyz there; :PORT for every address [default: nowhere]
     #[arg(long, value_name = "ADDRESS:PORT", env = "NETPOLD_LISTEN")]
     pub listen: Option<ListenAddress>,
-    /// Drop what a pod sends from an address that is not its own
-    #[arg(long, value_name = "WHICH", env = "NETPOLD_CHECK_SOURCE", default_value = "isolated")]
+    /// Drop what a pod sends from an address that is not its own, or in another's name
+    #[arg(long, value_name = "WHICH", env = "NETPOLD_CHECK_SOURCE", default_value = "all")]
     pub check_source: CheckSource,
+    /// Whose source is not checked, with commas between them: namespaces, where it is not of pods with
+    /// the annotation netpold.io/check-source: off; blocks, for pods with an address in them
+    /// [default: nobody's]
+    #[arg(
+        long,
+        value_name = "NAMESPACE|CIDR",
+        env = "NETPOLD_SOURCE_CHECK_EXEMPT",
+        value_delimiter = ','
+    )]
+    pub source_check_exempt: Vec<String>,
     /// Seconds within which changes that others make to maps, programs and pins are put right
     #[arg(long, value_name = "SECONDS", env = "NETPOLD_READBACK", default_value = "10",
           value_parser = clap::value_parser!(u16).range(1..))]

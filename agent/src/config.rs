@@ -1,10 +1,13 @@
 //! Settings of `netpold run`, validated.
 
 use std::io::IsTerminal;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use ipnet::IpNet;
+use netpold_core::compile::SourceExempt;
 use netpold_ebpf::uplink::Scope;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt as _;
@@ -63,6 +66,8 @@ pub struct RunConfig {
     pub listen: Option<ListenAddress>,
     /// Of which pods the source address is checked.
     pub check_source: CheckSource,
+    /// Of which pods it is not, all the same.
+    pub source_exempt: SourceExempt,
     /// What interfaces of unknown pods get.
     pub new_pods: NewPods,
     /// Directory of what CNI plugins answered.
@@ -119,6 +124,7 @@ impl TryFrom<RunArgs> for RunConfig {
             socket: args.socket,
             listen: args.listen,
             check_source: args.check_source,
+            source_exempt: source_exempt(&args.source_check_exempt)?,
             new_pods: args.new_pods,
             cni_results: args.cni_results,
             static_pods: args.static_pods,
@@ -163,6 +169,25 @@ impl RunConfig {
         };
         started.map_err(|error| anyhow::anyhow!("the log cannot be started: {error}"))
     }
+}
+
+/// Namespaces are RFC 1123 labels, so nothing is both.
+fn source_exempt(given: &[String]) -> Result<SourceExempt> {
+    let mut exempt = SourceExempt::default();
+    for item in given {
+        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        let address = |item: &str| item.parse::<IpAddr>().map(IpNet::from);
+        if let Ok(block) = item.parse::<IpNet>().or_else(|_| address(item)) {
+            let whole = block.trunc();
+            ensure!(block == whole, "--source-check-exempt {item}: did you mean {whole}?");
+            exempt.blocks.push(block);
+        } else if !item.is_empty() && item.len() <= 63 && item.chars().all(inner) {
+            exempt.namespaces.insert(item.clone());
+        } else {
+            bail!("--source-check-exempt {item:?} is neither a namespace nor a CIDR");
+        }
+    }
+    Ok(exempt)
 }
 
 /// A node's name is an RFC 1123 subdomain; with any other no pod would be found to be local.

@@ -390,6 +390,7 @@ fn engine(
             config::CheckSource::Isolated => CheckSource::Isolated,
             config::CheckSource::All => CheckSource::All,
         },
+        source_exempt: config.source_exempt.clone(),
         first_endpoint_id: first_endpoint_id(last, predecessor.hash_seed.is_some(), random),
         known_endpoints: known,
         new_pods: match config.new_pods {

@@ -259,6 +259,7 @@ fn pod(name: &str, node: &str, addresses: Vec<IpAddr>, labels: &[(&str, &str)]) 
         finished: false,
         terminating: false,
         created: 0,
+        foreign_sources: false,
         ports: Vec::new(),
     }
 }

@@ -275,6 +275,7 @@ impl Scale {
             finished: false,
             terminating: false,
             created: 0,
+            foreign_sources: false,
             ports: Vec::new(),
         }
     }

@@ -3,8 +3,9 @@
 use crate::{
     conntrack::{self, Key, words4, words6},
     layout::{ClassId, Ct4Key, ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Settings},
+    neighbour::{self, Discovery, is_link_local, is_multicast},
     order,
-    packet::{self, Bytes, ICMPV6, Network, Transport},
+    packet::{self, Bytes, Network, Transport},
     policy::class4,
     reason::Reason,
     tables::{EndpointRef, Tables},
@@ -75,12 +76,25 @@ pub trait Family: Copy + Default + core::fmt::Debug {
         protocol: u8,
     ) -> Self::Key;
 
-    /// Neighbour and multicast listener discovery, without which no packet finds its way. `sent`:
-    /// by the pod.
-    fn is_neighbour(network: &Network<Self::Address>, transport: &Transport, sent: bool) -> bool;
+    /// What the packet is to its link, by neighbour and multicast listener discovery. `sender`, `sent`:
+    /// as of [`neighbour::discovery`].
+    #[expect(private_interfaces, reason = "the trait is the crate's")]
+    fn discovery<B: Bytes>(
+        bytes: &B,
+        network: &Network<Self::Address>,
+        transport: &Transport,
+        sender: Option<EndpointRef>,
+        sent: bool,
+    ) -> Discovery;
+
+    /// Whether it is a neighbour's solicitation or advertisement that no router has forwarded.
+    fn is_solicitation(network: &Network<Self::Address>, transport: &Transport) -> bool;
 
     /// An address that a pod uses before it has its own, or beside it on the link.
     fn is_link_scope(address: Self::Address) -> bool;
+
+    /// An address that a pod may be reached by though it is none of its own.
+    fn is_shared(address: Self::Address) -> bool;
 
     /// The address in network byte order, IPv4 in the first four bytes.
     fn octets(address: Self::Address) -> [u8; 16];
@@ -165,13 +179,31 @@ impl Family for V4 {
     }
 
     #[inline(always)]
-    fn is_neighbour(_network: &Network<u32>, _transport: &Transport, _sent: bool) -> bool {
+    #[expect(private_interfaces, reason = "the trait is the crate's")]
+    fn discovery<B: Bytes>(
+        _bytes: &B,
+        _network: &Network<u32>,
+        _transport: &Transport,
+        _sender: Option<EndpointRef>,
+        _sent: bool,
+    ) -> Discovery {
+        Discovery::No
+    }
+
+    #[inline(always)]
+    fn is_solicitation(_network: &Network<u32>, _transport: &Transport) -> bool {
         false
     }
 
     #[inline(always)]
     fn is_link_scope(address: u32) -> bool {
         address == 0
+    }
+
+    /// Multicast and the limited broadcast.
+    #[inline(always)]
+    fn is_shared(address: u32) -> bool {
+        address >= 0xe000_0000
     }
 
     #[inline(always)]
@@ -190,21 +222,6 @@ impl V6 {
         let [a, b, c, d, e, f, g, h, rest @ ..] = *octets;
         [u64::from_ne_bytes([a, b, c, d, e, f, g, h]), u64::from_ne_bytes(rest)]
     }
-}
-
-/// Longest neighbour discovery message of a pod: an address each for target and link layer, a nonce.
-const NEIGHBOUR_MESSAGE: u32 = 64;
-
-/// fe80::/10
-#[inline(always)]
-const fn is_link_local(address: [u64; 2]) -> bool {
-    u64::from_be(address[0]) >> 54 == 0xfe80 >> 6
-}
-
-/// ff00::/8
-#[inline(always)]
-const fn is_multicast(address: [u64; 2]) -> bool {
-    u64::from_be(address[0]) >> 56 == 0xff
 }
 
 impl Family for V6 {
@@ -282,34 +299,32 @@ impl Family for V6 {
         words6(endpoint, local_port, remote_port, remote, protocol)
     }
 
-    /// RFC 4861 and RFC 3810. A hop limit of 255 proves to the receiver that no router forwarded a
-    /// packet, but of the sender it proves nothing: a pod may send solicitations and
-    /// advertisements, short ones, and those to addresses beyond the link only as far as
-    /// reachability of a neighbour is asked for. It is no router, which sends the other types.
     #[inline(always)]
-    fn is_neighbour(network: &Network<[u64; 2]>, transport: &Transport, sent: bool) -> bool {
-        if network.protocol != ICMPV6 || network.fragment.is_first() {
-            return false;
-        }
-        let on_link = is_multicast(network.destination) || is_link_local(network.destination);
-        let short = network.end.wrapping_sub(network.payload) <= NEIGHBOUR_MESSAGE;
-        match transport.destination >> 8 {
-            133 if sent => network.hop_limit == 255 && short && on_link,
-            135 | 136 if sent => network.hop_limit == 255 && short,
-            133 | 135 | 136 => network.hop_limit == 255,
-            134 | 137 if !sent => network.hop_limit == 255 && is_link_local(network.source),
-            130..=132 | 143 => {
-                network.hop_limit == 1
-                    && Self::is_link_scope(network.source)
-                    && is_multicast(network.destination)
-            }
-            _ => false,
-        }
+    #[expect(private_interfaces, reason = "the trait is the crate's")]
+    fn discovery<B: Bytes>(
+        bytes: &B,
+        network: &Network<[u64; 2]>,
+        transport: &Transport,
+        sender: Option<EndpointRef>,
+        sent: bool,
+    ) -> Discovery {
+        neighbour::discovery(bytes, network, transport, sender, sent)
+    }
+
+    #[inline(always)]
+    fn is_solicitation(network: &Network<[u64; 2]>, transport: &Transport) -> bool {
+        neighbour::is_solicitation(network, transport)
     }
 
     #[inline(always)]
     fn is_link_scope(address: [u64; 2]) -> bool {
         is_link_local(address) || Self::same(address, [0; 2])
+    }
+
+    /// Multicast, and link-local ones, which nobody knows.
+    #[inline(always)]
+    fn is_shared(address: [u64; 2]) -> bool {
+        is_link_local(address) || is_multicast(address)
     }
 
     #[inline(always)]

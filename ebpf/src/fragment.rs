@@ -23,7 +23,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
             remote: F::octets(packet.remote::<D>()),
             local: F::octets(packet.local::<D>()),
             ident: packet.network.fragment.ident,
-            protocol: u32::from(packet.network.protocol),
+            protocol: u32::from(packet.network.fragment.next),
         }
     }
 
@@ -48,6 +48,9 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         if row_word(self.tables, row, class) == PORTS_EVERY {
             return Err(Self::passing(Reason::Allowed, class));
         }
+        if self.is_flooded(packet) {
+            return Err(Reason::Flooded);
+        }
         let settings = self.tables.settings().ok_or(Reason::NoTable)?;
         let ports =
             self.tables.fragment(&self.fragment_key(packet)).ok_or(Reason::FragmentWithoutFirst)?;
@@ -60,7 +63,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
             (ports.remote_port, ports.local_port)
         };
         // Never an opening packet: that was the first's to say.
-        let protocol = packet.network.protocol;
+        let protocol = ports.protocol;
         let transport = Transport { protocol, flags: TCP_ACK, source, destination };
         // An error's quoted packet is in the first fragment, which was judged by it.
         if icmp::is_error(&transport) { Err(Reason::Related) } else { Ok(transport) }
@@ -75,7 +78,8 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         } else {
             (transport.destination, transport.source)
         };
-        let ports = FragmentPorts { local_port, remote_port, seen: self.tables.now() };
+        let (seen, protocol) = (self.tables.now(), transport.protocol);
+        let ports = FragmentPorts { local_port, remote_port, seen, protocol, reserved: [0; 3] };
         self.tables.remember_fragment(&self.fragment_key(packet), &ports);
     }
 }

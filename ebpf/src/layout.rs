@@ -152,7 +152,8 @@ pub const ENDPOINT_ADDRS: usize = 4;
 pub const EP_ADDR4_SHIFT: u32 = 0;
 /// [`Endpoint::flags`]: bit 4 + n says that `addr6[n]` is one of the endpoint's addresses.
 pub const EP_ADDR6_SHIFT: u32 = 4;
-/// [`Endpoint::flags`]: drop what the pod sends from an address that is not its own.
+/// [`Endpoint::flags`]: the pod has its addresses and no others. What it sends from another, or in
+/// another's name, drops; what comes for another is not its traffic.
 pub const EP_CHECK_SOURCE: u32 = 1 << 8;
 
 /// Highest number of endpoint slots; see [`endpoint_slot`].
@@ -417,7 +418,7 @@ pub struct FragmentKey {
     pub local: [u8; 16],
     /// Fragment identification.
     pub ident: u32,
-    /// IP protocol number.
+    /// IP protocol number; for IPv6 the Fragment header's next header.
     pub protocol: u32,
 }
 
@@ -432,6 +433,10 @@ pub struct FragmentPorts {
     pub remote_port: u16,
     /// Jiffies of the first fragment, low 32 bits.
     pub seen: u32,
+    /// Its transport protocol: with IPv6 options after the Fragment header not that of the key.
+    pub protocol: u8,
+    /// Zero.
+    pub reserved: [u8; 3],
 }
 
 /// A dropped packet, in the ring buffer. Rate limited per CPU.
@@ -477,7 +482,7 @@ const _: () = {
     assert!(size_of::<Ct4Bucket>() == size_of::<Ct4Way>() * CT_WAYS);
     assert!(size_of::<Ct6Key>() == 32 && size_of::<Ct6Way>() == 64);
     assert!(size_of::<Ct6Bucket>() == 256);
-    assert!(size_of::<FragmentKey>() == 48 && size_of::<FragmentPorts>() == 8);
+    assert!(size_of::<FragmentKey>() == 48 && size_of::<FragmentPorts>() == 12);
     assert!(size_of::<DropEvent>() == 56);
     assert!(ENDPOINT_SLOTS.is_power_of_two());
 };

@@ -20,6 +20,7 @@ pub mod hosts6;
 mod icmp;
 pub mod judged;
 pub mod layout;
+mod neighbour;
 #[cfg(not(target_arch = "bpf"))]
 pub mod node;
 mod observer;

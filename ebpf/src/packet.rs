@@ -18,6 +18,11 @@ const ETHERTYPE_QINQ: u16 = 0x88a8;
 const MAX_TAGS: usize = 2;
 /// IPv6 extension headers that are followed.
 const MAX_EXTENSIONS: usize = 8;
+/// Bytes of options that an IPv4 header has room for.
+const MAX_OPTION_BYTES: u32 = 40;
+/// IPv4 options: loose and strict source route.
+const LOOSE_ROUTE: u8 = 131;
+const STRICT_ROUTE: u8 = 137;
 /// Largest length an IP header can state; a longer packet (GSO) states 0.
 const MAX_STATED_LENGTH: u32 = 0xffff;
 
@@ -116,6 +121,9 @@ pub fn link<B: Bytes>(bytes: &B) -> Result<(u16, u32), Reason> {
 pub struct Fragment {
     /// Identification, the same in all parts.
     pub ident: u32,
+    /// What its parts have in common besides: the protocol, for IPv6 the Fragment header's next
+    /// header, which need not be the transport's.
+    pub next: u8,
     /// Offset in units of 8 bytes.
     pub offset: u16,
     /// More parts follow.
@@ -149,6 +157,8 @@ pub struct Network<A> {
     pub protocol: u8,
     /// Time to live, hop limit.
     pub hop_limit: u8,
+    /// Where the IP header begins, from the start of the frame.
+    pub start: u32,
     /// Where the payload begins, from the start of the frame.
     pub payload: u32,
     /// Where the IP packet ends, from the start of the frame.
@@ -176,8 +186,12 @@ pub fn ipv4<B: Bytes>(bytes: &B, offset: u32, quoted: bool) -> Result<Network<u3
     let end = end_of(bytes, offset, stated, header_length, stated == 0, quoted)?;
     let part = header.be16(6);
     let fragment = if !B::PLAIN {
-        let ident = u32::from(header.be16(4));
-        Fragment { ident, offset: part & 0x1fff, more: part & 0x2000 != 0 }
+        Fragment {
+            ident: u32::from(header.be16(4)),
+            next: header.byte(9),
+            offset: part & 0x1fff,
+            more: part & 0x2000 != 0,
+        }
     } else if part & 0x3fff == 0 {
         Fragment::default()
     } else {
@@ -188,6 +202,7 @@ pub fn ipv4<B: Bytes>(bytes: &B, offset: u32, quoted: bool) -> Result<Network<u3
         destination: header.be32(16),
         protocol: header.byte(9),
         hop_limit: if B::PLAIN { 0 } else { header.byte(8) },
+        start: offset,
         payload: offset + header_length,
         end,
         fragment,
@@ -211,6 +226,7 @@ pub fn ipv6<B: Bytes>(bytes: &B, offset: u32, quoted: bool) -> Result<Network<[u
         destination: header.words(24),
         protocol: header.byte(6),
         hop_limit: if B::PLAIN { 0 } else { header.byte(7) },
+        start: offset,
         payload: offset + 40,
         end,
         fragment: Fragment::default(),
@@ -241,9 +257,33 @@ fn end_of<B: Bytes>(
     Ok(offset + stated)
 }
 
+/// Whether IPv4 options between two offsets name a source route (RFC 791): then the packet goes on from
+/// its destination. So do options whose lengths cannot be, which the kernel refuses too.
+#[inline(always)]
+pub(crate) fn has_route<B: Bytes>(bytes: &B, mut at: u32, end: u32) -> bool {
+    for _ in 0..MAX_OPTION_BYTES {
+        if at >= end {
+            break;
+        }
+        // The last option may be of one byte.
+        let kind = bytes.window::<1>(at).map_or(LOOSE_ROUTE, |option| option.byte(0));
+        let length = match kind {
+            0 => break,
+            1 => 1,
+            LOOSE_ROUTE | STRICT_ROUTE => return true,
+            _ => bytes.window::<2>(at).map_or(0, |option| option.byte(1)),
+        };
+        if length == 0 || (length == 1 && kind != 1) {
+            return true;
+        }
+        at += u32::from(length);
+    }
+    false
+}
+
 /// Whether a next header number is an extension header that is followed.
 #[inline(always)]
-const fn is_extension(protocol: u8) -> bool {
+pub(crate) const fn is_extension(protocol: u8) -> bool {
     matches!(protocol, 0 | 43 | 44 | 51 | 60)
 }
 
@@ -251,7 +291,9 @@ const fn is_extension(protocol: u8) -> bool {
 /// options (RFC 8200 section 4). What comes behind a later fragment's header is not looked at.
 ///
 /// # Errors
-/// As [`ipv4`], and [`Reason::TooManyHeaders`].
+/// As [`ipv4`], and [`Reason::TooManyHeaders`]. [`Reason::Malformed`] also for a routing header with
+/// segments left: the packet goes on from its destination to one that nobody judged. And for parts
+/// of parts.
 #[inline(always)]
 pub fn extensions<B: Bytes>(bytes: &B, network: &mut Network<[u64; 2]>) -> Result<(), Reason> {
     if !is_extension(network.protocol) {
@@ -263,10 +305,16 @@ pub fn extensions<B: Bytes>(bytes: &B, network: &mut Network<[u64; 2]>) -> Resul
     for _ in 0..MAX_EXTENSIONS {
         let header = bytes.window::<8>(network.payload).ok_or(Reason::Truncated)?;
         let length = match network.protocol {
+            43 if header.byte(3) != 0 => return Err(Reason::Malformed),
+            44 if network.fragment.is_first() => return Err(Reason::Malformed),
             44 => {
                 let part = header.be16(2);
-                network.fragment =
-                    Fragment { ident: header.be32(4), offset: part >> 3, more: part & 1 != 0 };
+                network.fragment = Fragment {
+                    ident: header.be32(4),
+                    next: header.byte(0),
+                    offset: part >> 3,
+                    more: part & 1 != 0,
+                };
                 8
             }
             51 => (u32::from(header.byte(1)) + 2) * 4,

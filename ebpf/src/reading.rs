@@ -2,7 +2,8 @@
 
 use crate::{
     family::Family,
-    packet::{Fragment, Network, Transport},
+    neighbour,
+    packet::{self, Bytes, Fragment, Network, Transport},
     reason::Reason,
     tracking::{Subject, is_opening},
     verdict::Direction,
@@ -25,6 +26,29 @@ impl<F: Family> Reading<F> {
     pub(crate) fn is_whole(&self) -> bool {
         let Fragment { offset, more, .. } = self.network.fragment;
         offset == 0 && !more && self.trouble.is_none()
+    }
+
+    /// Whether there are IPv4 options.
+    #[must_use]
+    #[inline(always)]
+    pub fn has_options(&self) -> bool {
+        !F::IS_V6 && self.network.payload.wrapping_sub(self.network.start) != 20
+    }
+
+    /// Looks through IPv4 options: a packet that goes on from its destination cannot be judged.
+    #[inline(always)]
+    pub fn look_for_route<B: Bytes>(&mut self, bytes: &B) {
+        let options = self.network.start.wrapping_add(20);
+        if self.has_options() && packet::has_route(bytes, options, self.network.payload) {
+            self.trouble = Some(Reason::Malformed);
+        }
+    }
+
+    /// Whether [`crate::verdict::Judge::link`] may have a verdict about it.
+    #[must_use]
+    #[inline(always)]
+    pub fn is_of_link(&self) -> bool {
+        F::IS_V6 && self.trouble.is_none() && neighbour::may_be_one(&self.network, &self.transport)
     }
 
     /// Whether it begins a connection, and so is never an answer.

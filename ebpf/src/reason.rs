@@ -30,11 +30,13 @@ pub enum Reason {
     NotIp = 10,
     /// Drops: shorter than its own headers say.
     Truncated = 11,
-    /// Drops: header fields that contradict each other.
+    /// Drops: header fields that contradict each other, a route beyond the destination, ARP that is
+    /// not of IPv4 over Ethernet.
     Malformed = 12,
     /// Drops: more IPv6 extension headers than are followed.
     TooManyHeaders = 13,
-    /// Drops: the pod sent it from an address that is not its own.
+    /// Drops: the pod sent it from an address that is not its own, or claims another's by ARP or
+    /// neighbour discovery.
     SpoofedSource = 14,
     /// Drops: a later fragment whose first was not passed before.
     FragmentWithoutFirst = 15,
@@ -46,13 +48,16 @@ pub enum Reason {
     NoTable = 18,
     /// Drops: what it was translated to, as a Service's backend, no rule allows.
     ServiceBackend = 19,
+    /// Drops: for an address that is not the pod's, as a bridge floods it to every port, and no rule
+    /// allows it. Counted, and not told of: it is not the pod's traffic.
+    Flooded = 20,
     /// No verdict: the quick look at the packet was not enough. Never leaves the program.
-    Deferred = 20,
+    Deferred = 21,
 }
 
 impl Reason {
     /// Number of reasons.
-    pub const COUNT: u32 = 21;
+    pub const COUNT: u32 = 22;
 
     /// The first of those that drop; all before it pass.
     pub const FIRST_DROP: Self = Self::Policy;
@@ -79,6 +84,7 @@ impl Reason {
         Self::ConntrackFull,
         Self::NoTable,
         Self::ServiceBackend,
+        Self::Flooded,
         Self::Deferred,
     ];
 
@@ -119,6 +125,7 @@ impl Reason {
             Self::ConntrackFull => "conntrack_full",
             Self::NoTable => "no_table",
             Self::ServiceBackend => "service_backend",
+            Self::Flooded => "flooded",
             Self::Deferred => "deferred",
         }
     }

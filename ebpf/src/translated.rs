@@ -56,8 +56,7 @@ pub fn judge<B: Bytes, T: Tables>(
     if row == ROW_NOT_ISOLATED && !check_source {
         return Verdict::from(Ok(Reason::NotIsolated));
     }
-    let denied = if judged { Reason::ServiceBackend } else { Reason::Policy };
-    let packet = Translated { tables, sender, row, check_source, denied };
+    let packet = Translated { tables, sender, row, check_source, judged };
     match link {
         Ok((ETHERTYPE_IPV4, offset)) => packet.ip::<V4, B>(bytes, offset),
         Ok((ETHERTYPE_IPV6, offset)) => packet.ip::<V6, B>(bytes, offset),
@@ -73,8 +72,8 @@ struct Translated<'a, T> {
     sender: EndpointRef,
     row: u32,
     check_source: bool,
-    /// Why it drops where the row does not allow it.
-    denied: Reason,
+    /// The sender's own program has judged it.
+    judged: bool,
 }
 
 impl<T: Tables> Translated<'_, T> {
@@ -89,6 +88,10 @@ impl<T: Tables> Translated<'_, T> {
         }
         F::extensions(bytes, &mut network)?;
         let read = packet::transport(bytes, &network, false)?;
+        // No router forwarded it, so it goes to a neighbour.
+        if self.forget((self.judged && F::is_solicitation(&network, &read)).into()) != 0 {
+            return Ok(Reason::Neighbour);
+        }
         let class = untranslated(F::class(self.tables, network.destination));
         let mut transport = Transport {
             protocol: self.forget(read.protocol.into()) as u8,
@@ -100,15 +103,18 @@ impl<T: Tables> Translated<'_, T> {
             if self.allows_all(class) {
                 return Ok(Reason::Allowed);
             }
-            transport.destination = self.port_of_first::<F>(&network)?;
+            let first = self.first::<F>(&network)?;
+            transport.protocol = first.protocol;
+            transport.destination = first.remote_port;
         }
         if !row_allows(self.tables, self.row, class, transport.protocol, transport.destination) {
-            return Err(self.denied);
+            return Err(if self.judged { Reason::ServiceBackend } else { Reason::Policy });
         }
         if network.fragment.is_first() {
             let seen = self.tables.now();
             let Transport { source: local_port, destination: remote_port, .. } = transport;
-            let ports = FragmentPorts { local_port, remote_port, seen };
+            let protocol = transport.protocol;
+            let ports = FragmentPorts { local_port, remote_port, seen, protocol, reserved: [0; 3] };
             self.tables.remember_fragment(&self.fragment_key::<F>(&network), &ports);
         }
         Ok(Reason::Allowed)
@@ -128,7 +134,7 @@ impl<T: Tables> Translated<'_, T> {
 
     /// What the datagram's first fragment was sent to.
     #[inline(always)]
-    fn port_of_first<F: Family>(&self, network: &Network<F::Address>) -> Result<u16, Reason> {
+    fn first<F: Family>(&self, network: &Network<F::Address>) -> Result<FragmentPorts, Reason> {
         let settings = self.tables.settings().ok_or(Reason::NoTable)?;
         let first = self
             .tables
@@ -138,7 +144,7 @@ impl<T: Tables> Translated<'_, T> {
         if age >= settings.timeouts[TIMEOUT_FRAGMENT] {
             return Err(Reason::FragmentWithoutFirst);
         }
-        Ok(first.remote_port)
+        Ok(first)
     }
 
     #[inline(always)]
@@ -149,7 +155,7 @@ impl<T: Tables> Translated<'_, T> {
             remote: F::octets(network.destination),
             local: F::octets(network.source),
             ident: network.fragment.ident,
-            protocol: u32::from(network.protocol),
+            protocol: u32::from(network.fragment.next),
         }
     }
 }

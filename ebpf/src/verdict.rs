@@ -13,6 +13,7 @@ use crate::{
         CLASS_TRANSLATED, CT_EGRESS, CT_FIN_EGRESS, CT_FIN_INGRESS, CT_INGRESS, ClassId,
         ENDPOINT_PROBES, EP_CHECK_SOURCE, ROW_NOT_ISOLATED, endpoint_slot,
     },
+    neighbour,
     packet::{
         self, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Fragment, TCP, Transport, UDP,
     },
@@ -111,6 +112,8 @@ pub fn decide<D: Direction, B: Bytes, T: Tables>(bytes: &B, tables: &T, hook: Ho
 
 /// What is done with a packet once it is read.
 pub trait Then {
+    /// Whether [`Reading::look_for_route`] and [`Judge::link`] are for later, too.
+    const LATER: bool = false;
     /// What comes of it.
     type Output: From<Verdict>;
     /// Goes on with a packet.
@@ -228,6 +231,18 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         if D::EGRESS { self.ingress_row() } else { self.egress_row() }
     }
 
+    /// Whether this packet's direction is.
+    #[inline(always)]
+    pub(crate) const fn is_isolated(&self) -> bool {
+        self.row() != ROW_NOT_ISOLATED
+    }
+
+    /// Whether the pod sent this and may do so in its own name alone.
+    #[inline(always)]
+    pub(crate) const fn checks_source(&self) -> bool {
+        self.check_source
+    }
+
     /// Whether the node itself generated the packet, see [`crate::proof`].
     #[inline(always)]
     pub(crate) fn is_from_node(&self, fragment: &Fragment) -> bool {
@@ -265,18 +280,36 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         link: Result<(u16, u32), Reason>,
         then: &N,
     ) -> N::Output {
+        if D::EGRESS
+            && self.rows == 0
+            && let Some(result) = self.source_alone(bytes, link)
+        {
+            return Verdict::from(result).into();
+        }
         let result = match link {
             Ok((ETHERTYPE_IPV4, _)) if !B::IPV4 => Err(Reason::Deferred),
             Ok((ETHERTYPE_IPV6, _)) if !B::IPV6 => Err(Reason::Deferred),
             Ok((ETHERTYPE_IPV4, offset)) => match self.read_ip::<V4, B>(bytes, offset) {
-                Ok(reading) => return then.go(self, &reading),
+                Ok(mut reading) => {
+                    if !B::PLAIN && !N::LATER {
+                        reading.look_for_route(bytes);
+                    }
+                    return then.go(self, &reading);
+                }
                 Err(result) => result,
             },
             Ok((ETHERTYPE_IPV6, offset)) => match self.read_ip::<V6, B>(bytes, offset) {
-                Ok(reading) => return then.go(self, &reading),
+                Ok(reading) => {
+                    if !N::LATER
+                        && let Some(verdict) = self.link(bytes, &reading)
+                    {
+                        return verdict.into();
+                    }
+                    return then.go(self, &reading);
+                }
                 Err(result) => result,
             },
-            Ok((ETHERTYPE_ARP, _)) => Ok(Reason::Neighbour),
+            Ok((ETHERTYPE_ARP, offset)) => self.arp(bytes, offset),
             Ok(_) => self.unread(Reason::NotIp),
             Err(reason) => self.unread(reason),
         };
@@ -322,10 +355,30 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         F::owns(self.endpoint, reading.network.destination)
     }
 
+    /// The verdict about a packet that was read, if it is a message of the link.
+    #[inline(always)]
+    pub fn link<F: Family, B: Bytes>(&self, bytes: &B, reading: &Reading<F>) -> Option<Verdict> {
+        if B::PLAIN || !reading.is_of_link() {
+            return None;
+        }
+        self.link_message(bytes, reading).map(Verdict::from)
+    }
+
     /// Judges a packet that was read.
     #[inline(always)]
     pub fn judge<F: Family>(&self, reading: &Reading<F>) -> Verdict {
         self.ip(reading).into()
+    }
+
+    /// Whether a packet in pod ingress is for an address that the pod does not have: a bridge floods
+    /// what it does not know where to send.
+    #[inline(always)]
+    pub(crate) fn is_flooded<F: Family>(&self, packet: &Packet<'_, F>) -> bool {
+        let to = packet.network.destination;
+        !D::EGRESS
+            && self.endpoint.flags() & EP_CHECK_SOURCE != 0
+            && !F::owns(self.endpoint, to)
+            && !F::is_shared(to)
     }
 
     /// A packet that cannot be judged drops where its direction is isolated.
@@ -340,19 +393,17 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
     #[inline(always)]
     fn ip<F: Family>(&self, reading: &Reading<F>) -> Result<Reason, Reason> {
         let Reading { network, transport, trouble, quoted } = reading;
-        if trouble.is_none() && F::is_neighbour(network, transport, D::EGRESS) {
-            return Ok(Reason::Neighbour);
-        }
         // A pod that may send anything may also ask for its address (DHCP) or speak on its link.
         let exempt = self.egress_row() == ROW_NOT_ISOLATED && F::is_link_scope(network.source);
         if self.check_source && !exempt && !F::owns(self.endpoint, network.source) {
             return Err(Reason::SpoofedSource);
         }
+        if let Some(reason) = *trouble {
+            let hides = self.check_source && neighbour::hides_claim(network, reason);
+            return if hides { Err(reason) } else { self.unread(reason) };
+        }
         if self.rows == 0 {
             return Ok(Reason::NotIsolated);
-        }
-        if let Some(reason) = *trouble {
-            return self.unread(reason);
         }
         let transport = self.forget_path(*transport, quoted.quote == Quote::Unread);
         // This much the compiler shall remember: plain packets are TCP and UDP.
@@ -419,6 +470,9 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
             (row_allows(self.tables, row, class, protocol, port), Reason::Allowed)
         };
         let allowed = self.forget(allowed.into()) & 1 != 0;
+        if self.forget(self.is_flooded(packet).into()) & 1 != 0 {
+            return if allowed { Ok(reason) } else { Err(Reason::Flooded) };
+        }
         match self.subject(packet, allowed)? {
             Some(mut subject) => {
                 let mut packet = *packet;

@@ -20,9 +20,6 @@ const POD: [u8; 4] = [10, 0, 0, 2];
 const CLIENT: [u8; 4] = [10, 0, 1, 7];
 const STRANGER: [u8; 4] = [10, 0, 9, 9];
 const POD6: [u8; 16] = [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2];
-const LINK: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9];
-const ALL_NODES: [u8; 16] = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
-const FAR: [u8; 16] = [0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7];
 const SYN: u8 = 2;
 const ACK: u8 = 16;
 
@@ -53,17 +50,6 @@ fn v4(protocol: u8, from: [u8; 4], to: [u8; 4], payload: &[u8]) -> Vec<u8> {
     frame.extend([0, 1, 0, 0, 64, protocol, 0, 0]);
     frame.extend([from, to].concat());
     frame.extend(payload);
-    frame
-}
-
-fn icmp6(from: [u8; 16], to: [u8; 16], hop_limit: u8, kind: u8, length: usize) -> Vec<u8> {
-    let mut frame = vec![0; 12];
-    frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
-    frame.extend((length as u16).to_be_bytes());
-    frame.extend([58, hop_limit]);
-    frame.extend([from, to].concat());
-    frame.push(kind);
-    frame.resize(14 + 40 + length, 0);
     frame
 }
 
@@ -146,35 +132,6 @@ fn a_flow_that_policy_cut_is_not_opened_by_its_answers() {
     }
     set_rows(&mut tables, CLIENTS, 0);
     assert_eq!(ingress(&tables, &request), Reason::Allowed);
-}
-
-#[test]
-fn neighbour_discovery_is_no_tunnel() {
-    let tables = tables(NOBODY, NOBODY);
-    for (kind, to, length, expected) in [
-        (135, ALL_NODES, 32, Reason::Neighbour),
-        (136, FAR, 32, Reason::Neighbour),
-        (136, FAR, 900, Reason::Policy),
-        (133, ALL_NODES, 16, Reason::Neighbour),
-        (133, FAR, 16, Reason::Policy),
-        (134, ALL_NODES, 16, Reason::Policy),
-        (137, LINK, 40, Reason::Policy),
-    ] {
-        let frame = icmp6(POD6, to, 255, kind, length);
-        assert_eq!(egress(&tables, &frame), expected, "{kind} to {to:?}");
-    }
-    for (kind, from, to, hop_limit, expected) in [
-        (135, FAR, POD6, 255, Reason::Neighbour),
-        (135, FAR, POD6, 254, Reason::Policy),
-        (134, LINK, ALL_NODES, 255, Reason::Neighbour),
-        (134, FAR, ALL_NODES, 255, Reason::Policy),
-        (130, LINK, ALL_NODES, 1, Reason::Neighbour),
-        (131, FAR, POD6, 1, Reason::Policy),
-        (131, LINK, POD6, 1, Reason::Policy),
-    ] {
-        let frame = icmp6(from, to, hop_limit, kind, 32);
-        assert_eq!(ingress(&tables, &frame), expected, "{kind} from {from:?}");
-    }
 }
 
 #[test]

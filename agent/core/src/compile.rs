@@ -28,15 +28,16 @@ pub(crate) mod space;
 pub(crate) mod spec;
 mod update;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use ipnet::IpNet;
 
 use crate::cluster::{Cluster, Dirty};
 use crate::delta::AddressTables;
 use crate::image::Table;
-use crate::model::Change;
+use crate::model::{Change, Pod};
 use crate::ops::{Capacity, Op};
 use classes::Classes;
 use endpoints::Endpoints;
@@ -61,10 +62,30 @@ pub enum CheckSource {
     /// None.
     Off,
     /// Those that are isolated in a direction.
-    #[default]
     Isolated,
     /// All.
+    #[default]
     All,
+}
+
+/// Endpoints whose source is not checked all the same: gateways, virtual machines. Named by who runs
+/// the node, since a tenant could exempt himself otherwise and pass for any other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SourceExempt {
+    /// Namespaces in which a pod may ask for it, see [`crate::model::Pod::foreign_sources`].
+    pub namespaces: BTreeSet<String>,
+    /// Pods that have an address in one of these.
+    pub blocks: Vec<IpNet>,
+}
+
+impl SourceExempt {
+    /// Whether a pod is one of them.
+    #[must_use]
+    pub fn holds(&self, pod: &Pod) -> bool {
+        let within = |address| self.blocks.iter().any(|block| block.contains(address));
+        pod.foreign_sources && self.namespaces.contains(&pod.key.namespace)
+            || pod.addresses.iter().any(within)
+    }
 }
 
 /// What an interface gets that appears while its pod is not known.
@@ -86,6 +107,8 @@ pub struct Options {
     pub capacity: Capacity,
     /// Source address check.
     pub check_source: CheckSource,
+    /// Whom it leaves out.
+    pub source_exempt: SourceExempt,
     /// Interfaces whose pod is not known.
     pub new_pods: NewPods,
     /// First endpoint number to hand out; greater than any that conntrack still knows.

@@ -88,6 +88,11 @@ pub struct Pod {
     /// `spec.containers[].ports[]` that have a name, and those of `initContainers` that are
     /// sidecars (`restartPolicy: Always`).
     pub ports: Vec<NamedPort>,
+    /// Annotation `netpold.io/check-source` is `off`: the pod asks to send from addresses that are not
+    /// its own. Whoever may write the pod may write that, so it counts only in namespaces that
+    /// [`crate::compile::SourceExempt`] names.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub foreign_sources: bool,
 }
 
 /// A container port with a name.

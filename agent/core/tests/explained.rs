@@ -28,6 +28,7 @@ fn pod(key: Key, addresses: &[&str], app: &str) -> Pod {
         terminating: false,
         created: 0,
         ports: vec![NamedPort { name: "https".to_owned(), protocol: Protocol::Tcp, port: 8443 }],
+        foreign_sources: false,
     }
 }
 

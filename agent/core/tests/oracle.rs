@@ -23,6 +23,7 @@ fn pod(namespace: &str, name: &str, address: &str) -> Pod {
         finished: false,
         terminating: false,
         created: 0,
+        foreign_sources: false,
         ports: vec![],
     }
 }

@@ -6,10 +6,10 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 
 use common::*;
-use netpold_core::compile::{CheckSource, CompileError, Compiler, Options, Problem};
+use netpold_core::compile::{CheckSource, CompileError, Compiler, Options, Problem, SourceExempt};
 use netpold_core::image::Table;
 use netpold_core::memory::MemoryTables;
-use netpold_core::model::{Change, Policy, Selector};
+use netpold_core::model::{Change, Key, Pod, Policy, Selector};
 use netpold_core::ops::{Apply, Capacity, Op};
 use netpold_ebpf::layout::{EP_CHECK_SOURCE, ROW_NOT_ISOLATED};
 
@@ -26,7 +26,7 @@ fn pods_of_two_nodes() -> Vec<Change> {
     changes
 }
 
-fn far(n: u32, app: &str) -> netpold_core::model::Pod {
+fn far(n: u32, app: &str) -> Pod {
     let addresses = [format!("10.1.0.{n}"), format!("fd00:1::{n}")];
     let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
     let mut pod = pod("a", &format!("far{n}"), &[("app", app)], &addresses);
@@ -263,6 +263,43 @@ fn source_check_by_option() {
         let checks = |ifindex| world.tables.endpoint(ifindex).unwrap().flags & EP_CHECK_SOURCE != 0;
         assert_eq!((checks(1), checks(2)), (isolated, free), "{check:?}");
     }
+}
+
+/// A pod may ask not to be checked where the operator names its namespace, or has an address in a
+/// block that he names. Nothing else of a pod's own exempts it.
+#[test]
+fn who_is_exempt_from_the_source_check() {
+    let blocks = vec!["10.0.9.0/24".parse().unwrap()];
+    let source_exempt = SourceExempt { namespaces: ["vpn".to_owned()].into(), blocks };
+    let options = Options { node: NODE.into(), source_exempt, ..Options::default() };
+    let mut world = World { compiler: Compiler::new(options), tables: MemoryTables::new() };
+    let asking = |pod: Pod| Pod { foreign_sources: true, ..pod };
+    let pods = [
+        (asking(pod("vpn", "gateway", &[], &["10.0.0.1"])), false),
+        (pod("vpn", "web", &[], &["10.0.0.2"]), true),
+        (asking(pod("a", "liar", &[], &["10.0.0.3"])), true),
+        (pod("a", "machine", &[], &["10.0.9.4"]), false),
+        (pod("a", "many", &[], &["10.0.0.5", "10.0.0.6", "10.0.0.7"]), true),
+    ];
+    for (index, (pod, _)) in (1..).zip(&pods) {
+        let address = pod.addresses[0].to_string();
+        world.apply([Change::Pod(pod.clone()), Change::Interface(interface(index, &[&address]))]);
+    }
+    let checks = |world: &World, i| world.tables.endpoint(i).unwrap().flags & EP_CHECK_SOURCE != 0;
+    for (index, (pod, expected)) in (1..).zip(&pods) {
+        assert_eq!(checks(&world, index), *expected, "{}", pod.key);
+    }
+    let of = |name| Key::new("a", name);
+    let expected = [
+        Problem::SourceNotExempt { pod: of("liar") },
+        Problem::TooManyAddresses { pod: of("many") },
+    ];
+    assert_eq!(world.compiler.problems(), expected);
+    // It is asked for, and taken back, while the pod runs.
+    world.apply([Change::Pod(pod("vpn", "gateway", &[], &["10.0.0.1"]))]);
+    assert!(checks(&world, 1));
+    world.apply([Change::Pod(asking(pod("vpn", "gateway", &[], &["10.0.0.1"])))]);
+    assert!(!checks(&world, 1));
 }
 
 #[test]

@@ -49,6 +49,7 @@ fn pod(name: &str, uid: &str, addresses: &[&str]) -> Pod {
         terminating: false,
         created: 0,
         ports: Vec::new(),
+        foreign_sources: false,
     }
 }
 

@@ -26,6 +26,10 @@ use super::document::{self, ReadError};
 /// Label that every namespace carries with its own name (set by the API server since 1.21).
 const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
+/// Annotation of a pod that is to send from other addresses than its own, a gateway or a virtual
+/// machine's, if its value is `off`.
+const CHECK_SOURCE: &str = "netpold.io/check-source";
+
 /// What there is in `networking.k8s.io` beside NetworkPolicy; anything else can only be a slip.
 const NETWORKING_KINDS: [&str; 4] = ["Ingress", "IngressClass", "IPAddress", "ServiceCIDR"];
 
@@ -231,6 +235,7 @@ fn pod(pod: &core::Pod) -> Result<Converted, Problem> {
         terminating: pod.metadata.deletion_timestamp.is_some(),
         created: created.map_or(0, |t| t.0.as_second()),
         ports: named_ports(pod, &mut problems),
+        foreign_sources: foreign_sources(&pod.metadata, &mut problems),
         key,
     });
     Ok(Converted { change, problems })
@@ -242,6 +247,20 @@ fn mirror(metadata: &ObjectMeta) -> Option<&str> {
     let annotation = |name| metadata.annotations.as_ref()?.get(name).map(String::as_str);
     annotation("kubernetes.io/config.mirror")?;
     annotation("kubernetes.io/config.hash")
+}
+
+/// Whether a pod asks to send from addresses that are not its own.
+fn foreign_sources(metadata: &ObjectMeta, problems: &mut Vec<Problem>) -> bool {
+    let given = metadata.annotations.as_ref().and_then(|given| given.get(CHECK_SOURCE));
+    match given.map(String::as_str) {
+        None => false,
+        Some("off") => true,
+        Some(other) => {
+            let path = format!("metadata.annotations.{CHECK_SOURCE}");
+            problems.push(Problem::new(path, format!("`{other}` is not off")));
+            false
+        }
+    }
 }
 
 /// `status.podIPs`, and only where that is absent or empty `status.podIP`.

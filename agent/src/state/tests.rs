@@ -17,6 +17,7 @@ fn objects() -> Vec<Change> {
         terminating: false,
         created: 0,
         ports: Vec::new(),
+        foreign_sources: false,
     };
     let policy = Policy {
         key: Key::new("shop", "deny"),

@@ -23,6 +23,7 @@ pub struct PodSpec {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) annotations: BTreeMap<String, String>,
     pub(crate) ports: Vec<(String, Protocol, u16)>,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) ifindex: Option<u32>,
@@ -39,6 +40,13 @@ impl PodSpec {
     #[must_use]
     pub fn label(mut self, key: &str, value: &str) -> Self {
         self.labels.insert(key.into(), value.into());
+        self
+    }
+
+    /// With an annotation.
+    #[must_use]
+    pub fn annotation(mut self, key: &str, value: &str) -> Self {
+        self.annotations.insert(key.into(), value.into());
         self
     }
 
@@ -212,6 +220,7 @@ impl Pod {
                 "name": self.spec.name,
                 "uid": self.uid,
                 "labels": self.spec.labels,
+                "annotations": self.spec.annotations,
             },
             "spec": {
                 "nodeName": self.node.host.name(),

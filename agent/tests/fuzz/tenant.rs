@@ -96,7 +96,12 @@ impl World {
         let address: IpAddr = address.parse().expect("an address");
         self.interfaces.insert(address, index);
         let addresses = vec![address];
-        self.compiler.apply(Change::Interface(Interface { index, incarnation: 1, addresses, ..Interface::default() }));
+        self.compiler.apply(Change::Interface(Interface {
+            index,
+            incarnation: 1,
+            addresses,
+            ..Interface::default()
+        }));
     }
 
     fn apply(&mut self, change: Change) {

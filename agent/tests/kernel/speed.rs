@@ -52,6 +52,8 @@ fn nanoseconds_per_packet() {
         let empty = fastest(&mut world, "netpold_empty", &forward);
         world.set_rows(0, 0);
         report(family, "not isolated", fastest(&mut world, "netpold_ingress", &forward), empty);
+        let sent = segment(p, c, (80, 4000), ACK);
+        report(family, "its source alone", fastest(&mut world, "netpold_egress", &sent), empty);
         world.next_pod();
         let _ = world.ingress(&segment(c, p, (4000, 80), SYN));
         let answer = segment(p, c, (80, 4000), ACK);

@@ -161,7 +161,7 @@ fn headers_of_every_kind() {
         let mut data = Vec::new();
         for (index, _) in headers.iter().enumerate() {
             data.push(headers.get(index + 1).copied().unwrap_or(TCP));
-            data.extend([0, 1, 4, 0, 0, 0, 0]);
+            data.extend([0, 1, 0, 0, 0, 0, 0]);
         }
         data.extend(&syn);
         frame(&ipv6(c, p, headers[0], 64, &data))
@@ -185,9 +185,8 @@ fn headers_of_every_kind() {
         }
     }
     assert_eq!(world.ingress(&ether(0x88cc, &[0; 50])), Reason::NotIp);
-    assert_eq!(world.ingress(&ether(0x0806, &[0; 28])), Reason::Neighbour);
     // Neighbour discovery only where no router forwarded it.
-    let solicitation = icmp(135, 0, [0; 4], &[0; 16]);
+    let solicitation = icmp(135, 0, [0; 4], &p.v6());
     assert_eq!(
         world.ingress(&frame(&ipv6(Who::Stranger, p, 58, 255, &solicitation))),
         Reason::Neighbour
@@ -274,7 +273,9 @@ fn listener_discovery_before_the_pod_has_an_address() {
     // A report (RFC 3810): behind a router alert option, with hop limit 1, from no address.
     let report = |hop_limit, multicast: bool| {
         let mut data = vec![58, 0, 5, 2, 0, 0, 1, 0];
-        data.extend(icmp(143, 0, [0, 0, 0, 1], &[0; 20]));
+        let mut record = vec![4, 0, 0, 0, 0xff, 2];
+        record.resize(20, 1);
+        data.extend(icmp(143, 0, [0, 0, 0, 1], &record));
         let mut packet = ipv6(Who::Pod, Who::Server, 0, hop_limit, &data);
         packet[8..24].fill(0);
         if multicast {
@@ -286,4 +287,153 @@ fn listener_discovery_before_the_pod_has_an_address() {
     assert_eq!(world.egress(&report(64, true)), Reason::SpoofedSource);
     assert_eq!(world.egress(&report(1, false)), Reason::SpoofedSource, "no tunnel to a host");
     assert_eq!(world.ingress(&report(64, true)), Reason::Policy);
+}
+
+/// What no rule is asked about has one form, and the pod speaks for itself alone.
+#[test]
+fn the_links_own_messages() {
+    let Some(mut world) = world() else { return };
+    let arp = |from: [u8; 4], padding: usize| {
+        let mut packet = vec![0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 2];
+        packet.extend(from);
+        packet.extend([0, 0, 0, 0, 0, 0, 10, 0, 3, 2]);
+        packet.resize(28 + padding, 0);
+        ether(0x0806, &packet)
+    };
+    let (own, other) = (Who::Pod.v4(), Who::Friend.v4());
+    let long = arp(own, 1200);
+    let mut odd = arp(own, 0);
+    odd[14 + 4] = 8;
+    let advertisement = |target: Who, to: Who, extra: &[u8]| {
+        let rest = [&target.v6()[..], extra].concat();
+        frame(&ipv6(Who::Pod, to, 58, 255, &icmp(136, 0, [0x60, 0, 0, 0], &rest)))
+    };
+    let option = [2, 1, 2, 0, 0, 0, 0, 2];
+    let claim = advertisement(Who::Friend, Who::Client, &option);
+    let hidden = {
+        let mut data = vec![58, 0, 1, 4, 0, 0, 0, 0];
+        data.extend(&claim[54..]);
+        frame(&ipv6(Who::Pod, Who::Client, 60, 255, &data))
+    };
+    for (rows, forms) in
+        [((INGRESS_ROW, EGRESS_ROW), true), ((INGRESS_ROW, 0), false), ((0, 0), false)]
+    {
+        world.set_rows(rows.0, rows.1);
+        assert_eq!(world.egress(&arp(own, 18)), Reason::Neighbour);
+        assert_eq!(world.egress(&arp([0; 4], 0)), Reason::Neighbour);
+        assert_eq!(world.egress(&arp(other, 0)), Reason::SpoofedSource);
+        assert_eq!(world.egress(&vlan(&[0x8100], &arp(other, 0))), Reason::SpoofedSource);
+        assert_eq!(world.egress(&vlan(&[0x88a8, 0x8100], &arp(own, 0))), Reason::Neighbour);
+        assert_eq!(world.egress(&long), Reason::Malformed);
+        assert_eq!(world.egress(&vlan(&[0x8100], &long)), Reason::Malformed);
+        assert_eq!(world.egress(&odd), Reason::Malformed);
+        assert_eq!(world.egress(&claim), Reason::SpoofedSource);
+        assert_eq!(world.egress(&hidden), Reason::SpoofedSource);
+        assert_eq!(world.egress(&vlan(&[0x8100], &claim)), Reason::SpoofedSource);
+        let own = world.egress(&advertisement(Who::Pod, Who::Client, &option));
+        assert_eq!(own, if forms { Reason::Translated } else { Reason::Neighbour });
+        let more = world.egress(&advertisement(Who::Pod, Who::Client, &[1; 1000]));
+        assert_eq!(more, if forms { Reason::Policy } else { Reason::NotIsolated });
+    }
+    world.next_pod();
+    assert_eq!(world.ingress(&arp(other, 18)), Reason::Neighbour);
+    assert_eq!(world.ingress(&long), Reason::Malformed);
+    assert_eq!(world.ingress(&odd), Reason::Malformed);
+}
+
+/// Where a packet goes after its destination nobody judges.
+#[test]
+fn routes_beyond_the_destination() {
+    let Some(mut world) = world() else { return };
+    let (p, s) = (Who::Pod, Who::Server);
+    let question = udp(5000, 53, b"q");
+    let routed = |left: u8| {
+        let mut data = vec![UDP, 2, 0, left, 0, 0, 0, 0];
+        data.extend(Who::Stranger.v6());
+        data.extend(&question);
+        frame(&ipv6(p, s, 43, 64, &data))
+    };
+    let options = |options: &[u8]| frame(&ipv4(p, s, UDP, options, 0, &question));
+    let far = Who::Stranger.v4();
+    let route = |kind: u8| [kind, 7, 4, far[0], far[1], far[2], far[3], 0];
+    assert_eq!(world.egress(&routed(0)), Reason::Allowed);
+    assert_eq!(world.egress(&routed(1)), Reason::Malformed);
+    assert_eq!(world.egress(&options(&[1, 1, 7, 5, 4, 131, 137, 0])), Reason::Allowed, "recorded");
+    for kind in [131, 137] {
+        assert_eq!(world.egress(&options(&route(kind))), Reason::Malformed);
+        let behind = [&[1, 1, 1, 7, 5, 4, 0, 0][..], &route(kind)].concat();
+        assert_eq!(world.egress(&options(&behind)), Reason::Malformed);
+    }
+    world.set_rows(INGRESS_ROW, 0);
+    assert_eq!(world.egress(&routed(1)), Reason::NotIsolated);
+    assert_eq!(world.egress(&options(&route(131))), Reason::NotIsolated);
+    world.set_rows(0, 0);
+    assert_eq!(world.egress(&options(&route(131))), Reason::NotIsolated);
+}
+
+/// Parts whose Fragment header leads to more options: the transport is in the first alone.
+#[test]
+fn fragments_with_options_behind_their_header() {
+    let Some(mut world) = world() else { return };
+    let part = |from, to, offset: u16, more: bool, data: &[u8]| {
+        let mut payload = vec![60, 0];
+        payload.extend((offset << 3 | u16::from(more)).to_be_bytes());
+        payload.extend([0, 0, 0x12, 0x34]);
+        payload.extend(data);
+        frame(&ipv6(from, to, 44, 64, &payload))
+    };
+    let first = |port| {
+        let mut data = vec![UDP, 0, 1, 4, 0, 0, 0, 0];
+        data.extend(udp(5000, port, &[0; 8]));
+        data
+    };
+    let (p, s, c) = (Who::Pod, Who::Server, Who::Client);
+    assert_eq!(world.egress(&part(p, s, 3, false, &[0; 8])), Reason::FragmentWithoutFirst);
+    assert_eq!(world.egress(&part(p, s, 0, true, &first(53))), Reason::Allowed);
+    assert_eq!(world.egress(&part(p, s, 3, false, &[0; 8])), Reason::Allowed);
+    assert_eq!(world.ingress(&part(c, p, 0, true, &first(54))), Reason::Policy);
+    assert_eq!(world.ingress(&part(c, p, 3, false, &[0; 8])), Reason::FragmentWithoutFirst);
+    assert_eq!(world.ingress(&part(c, p, 0, true, &first(53))), Reason::Allowed);
+    assert_eq!(world.ingress(&part(c, p, 3, false, &[0; 8])), Reason::Allowed);
+    // A part of a part is nobody's.
+    let inner = [&[UDP, 0, 0, 1, 0, 0, 0, 9][..], &udp(5000, 53, &[0; 8])].concat();
+    let mut payload = vec![44, 0, 0, 1, 0, 0, 0x12, 0x35];
+    payload.extend(inner);
+    assert_eq!(world.egress(&frame(&ipv6(p, s, 44, 64, &payload))), Reason::Malformed);
+}
+
+/// A bridge floods what it cannot place: not this pod's traffic, whatever is in its tables.
+#[test]
+fn frames_for_others_are_neither_tracked_nor_told_of() {
+    let Some(mut world) = world() else { return };
+    for family in FAMILIES {
+        world.next_pod();
+        let (c, p, other) = (Who::Client, Who::Pod, Who::Friend);
+        let flooded = segment(family, c, other, (4000, 80), SYN);
+        assert_eq!(world.ingress(&flooded), Reason::Allowed, "as it would be for the pod");
+        assert_eq!(world.egress(&segment(family, p, c, (80, 4000), SYN | ACK)), Reason::Policy);
+        assert_eq!(world.ingress(&segment(family, c, other, (4000, 81), SYN)), Reason::Flooded);
+        let later = family.fragment(c, other, 2, false, &[0; 8]);
+        assert_eq!(world.ingress(&later), Reason::Flooded);
+        // An answer to another is none to the pod, though all but its address is the same.
+        assert_eq!(
+            world.egress(&segment(family, p, Who::Server, (5000, 443), SYN)),
+            Reason::Allowed
+        );
+        let answer = segment(family, Who::Server, other, (443, 5000), SYN | ACK);
+        assert_eq!(world.ingress(&answer), Reason::Flooded);
+        let answer = segment(family, Who::Server, p, (443, 5000), SYN | ACK);
+        assert_eq!(world.ingress(&answer), Reason::Reply);
+        // A gateway's address may be anyone's: then all is its traffic.
+        let flags = world.host.endpoints[IFINDEX as usize].flags;
+        let free = netpold_ebpf::layout::Endpoint {
+            flags: flags & !netpold_ebpf::layout::EP_CHECK_SOURCE,
+            ..world.host.endpoints[IFINDEX as usize]
+        };
+        world.set_endpoint(free);
+        assert_eq!(world.ingress(&segment(family, c, other, (4001, 81), SYN)), Reason::Policy);
+        assert_eq!(world.ingress(&segment(family, c, other, (4001, 80), SYN)), Reason::Allowed);
+        assert_eq!(world.egress(&segment(family, p, c, (80, 4001), SYN | ACK)), Reason::Reply);
+        world.set_endpoint(netpold_ebpf::layout::Endpoint { flags, ..free });
+    }
 }

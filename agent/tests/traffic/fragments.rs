@@ -1,6 +1,6 @@
 //! Datagrams that do not fit into one packet.
 
-use netpold_testbed::{Cni, Pod, require_root};
+use netpold_testbed::{Cni, Pod, require_root, udp_frame};
 use std::net::IpAddr;
 
 use crate::cluster::{Cluster, MOMENT, isolate};
@@ -53,4 +53,49 @@ fn long_datagrams_on_a_bridge_node() {
     if require_root("long_datagrams_on_a_bridge_node") {
         long_datagrams(Cni::Bridge);
     }
+}
+
+/// IPv6 parts with options behind the Fragment header, as the kernel puts them together.
+#[test]
+fn parts_with_options_behind_their_fragment_header() {
+    if !require_root("parts_with_options_behind_their_fragment_header") {
+        return;
+    }
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
+    let port = serde_json::json!({
+        "podSelector": { "matchLabels": { "app": "server" } },
+        "ingress": [{ "ports": [{ "protocol": "UDP", "port": ALLOWED }] }],
+    });
+    cluster.policy("server", port).enforce();
+    let (client, server) = (cluster.pod("client"), cluster.pod("server"));
+    let (from, to) = (client.ip6().unwrap(), server.ip6().unwrap());
+    let allowed = udp::socket(server, to, ALLOWED);
+    let denied = udp::socket(server, to, DENIED);
+    let payload = [7_u8; 64];
+    for (port, number) in [(DENIED, 1), (ALLOWED, 2)] {
+        let whole = udp_frame(
+            client.gateway_mac(),
+            client.mac(),
+            (from, 5000).into(),
+            (to, port).into(),
+            &payload,
+        );
+        let whole = whole.unwrap();
+        // A Destination Options header of padding, then the datagram.
+        let body = [&[17, 0, 1, 4, 0, 0, 0, 0][..], &whole[54..]].concat();
+        let (first, later) = body.split_at(40);
+        for (offset, more, part) in [(0_u16, 1, first), (40, 0, later)] {
+            let mut frame = whole[..54].to_vec();
+            frame[18..20].copy_from_slice(&(8 + part.len() as u16).to_be_bytes());
+            frame[20] = 44;
+            frame.extend([60, 0]);
+            frame.extend((offset | more).to_be_bytes());
+            frame.extend([0, 0, 0, number]);
+            frame.extend(part);
+            client.send_frame("eth0", &frame).unwrap();
+        }
+    }
+    assert_eq!(udp::receive(&allowed).expect("the allowed datagram").0, payload);
+    denied.set_read_timeout(Some(MOMENT)).unwrap();
+    assert_eq!(udp::receive(&denied), None);
 }

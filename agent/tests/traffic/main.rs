@@ -24,6 +24,7 @@ mod identity;
 mod injected;
 mod kernel;
 mod latency;
+mod link;
 mod load;
 mod marks;
 mod metrics;

@@ -1,7 +1,7 @@
 //! XDP at the pods' veths, in front of what judges what they send.
 
 mod cost;
-mod tap;
+pub(crate) mod tap;
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};

@@ -1,9 +1,9 @@
 //! Packets with a source that is not the pod's.
 
-use netpold_testbed::{Cni, Pod, require_root, udp_frame};
+use netpold_testbed::{Cni, Pod, PodSpec, require_root, udp_frame};
 use std::net::IpAddr;
 
-use crate::cluster::{Cluster, isolate};
+use crate::cluster::{Cluster, NAMESPACE, isolate};
 use crate::udp;
 
 const PORT: u16 = 4000;
@@ -47,18 +47,45 @@ fn spoofed_source_of_an_isolated_pod_is_dropped() {
     assert_eq!((&counted["direction"], &counted["packets"]), (&"egress".into(), &2.into()));
 }
 
+/// Those whose datagrams arrive, by what the agent is told.
+fn with_arguments(cni: Cni, arguments: &[&str], liar: PodSpec, dropped: bool) {
+    let mut cluster = Cluster::one(cni).with_pods(&["server", "victim"]);
+    cluster.add_as(0, liar);
+    cluster.arguments = arguments.iter().map(|&word| word.to_owned()).collect();
+    cluster.enforce();
+    let (liar, victim) = (cluster.pod("liar"), cluster.pod("victim"));
+    let both = liar.addresses().iter().zip(victim.addresses()).flat_map(|(l, v)| [*v, *l]);
+    let expected = if dropped { liar.addresses().to_vec() } else { both.collect() };
+    assert_eq!(arrivals(&cluster, liar, victim), expected, "{arguments:?}, {cni:?}");
+}
+
+fn liar() -> PodSpec {
+    PodSpec::new(NAMESPACE, "liar")
+}
+
 #[test]
 fn check_source_of_all_pods_or_of_none() {
     if !require_root("check_source_of_all_pods_or_of_none") {
         return;
     }
-    for (which, dropped) in [("all", true), ("off", false)] {
-        let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "liar", "victim"]);
-        cluster.arguments = vec!["--check-source".into(), which.into()];
-        cluster.enforce();
-        let (liar, victim) = (cluster.pod("liar"), cluster.pod("victim"));
-        let both = liar.addresses().iter().zip(victim.addresses()).flat_map(|(l, v)| [*v, *l]);
-        let expected = if dropped { liar.addresses().to_vec() } else { both.collect() };
-        assert_eq!(arrivals(&cluster, liar, victim), expected, "--check-source {which}");
+    with_arguments(Cni::Ptp, &[], liar(), true);
+    with_arguments(Cni::Bridge, &[], liar(), true);
+    for (which, dropped) in [("all", true), ("isolated", false), ("off", false)] {
+        with_arguments(Cni::Ptp, &["--check-source", which], liar(), dropped);
     }
+}
+
+/// Who may leave himself out: nobody but whom the node's operator names.
+#[test]
+fn only_whom_the_operator_names_is_exempt() {
+    if !require_root("only_whom_the_operator_names_is_exempt") {
+        return;
+    }
+    let asking = || liar().annotation("netpold.io/check-source", "off");
+    let exempt = "--source-check-exempt";
+    with_arguments(Cni::Ptp, &[], asking(), true);
+    with_arguments(Cni::Ptp, &[exempt, "kube-system,10.9.0.0/16"], asking(), true);
+    with_arguments(Cni::Ptp, &[exempt, NAMESPACE], liar(), true);
+    with_arguments(Cni::Ptp, &[exempt, NAMESPACE], asking(), false);
+    with_arguments(Cni::Ptp, &[exempt, "kube-system,10.1.1.0/24"], liar(), false);
 }

@@ -48,6 +48,7 @@ impl Candidate {
             terminating: false,
             created: 0,
             ports,
+            foreign_sources: false,
         };
         Self { pod: Arc::new(pod), standing, certain }
     }

@@ -21,6 +21,7 @@ fn pod(name: &str, uid: &str, list: &[&str]) -> Pod {
         terminating: false,
         created: 0,
         ports: Vec::new(),
+        foreign_sources: false,
     }
 }
 

@@ -89,6 +89,7 @@ mod tests {
             terminating: false,
             created: 0,
             ports: Vec::new(),
+            foreign_sources: false,
         })
     }
 

@@ -40,6 +40,8 @@ pub(crate) struct Live {
     /// More addresses of a family than the record holds.
     pub(crate) crowded: bool,
     check_source: bool,
+    /// The pod asks not to be checked, and nobody may grant that in its namespace.
+    pub(crate) unheard: bool,
     /// Ingress and egress; `None`: not isolated.
     pub(crate) specs: [Option<Arc<Spec>>; 2],
     /// Where the record is, and the record; `None`: no slot was free.
@@ -174,6 +176,7 @@ impl Endpoints {
             addr6: Vec::new(),
             crowded: false,
             check_source: false,
+            unheard: false,
             specs: [Some(Spec::nothing()), Some(Spec::own_node(atoms))],
             record,
         })
@@ -216,7 +219,7 @@ impl Endpoints {
         &mut self,
         interface: &Interface,
         cluster: &Cluster,
-        check: CheckSource,
+        options: &Options,
         atoms: &mut Atoms,
     ) -> Option<Live> {
         let Some(pod) = cluster.pod_behind(interface) else {
@@ -236,6 +239,7 @@ impl Endpoints {
             Some(if crowded { Spec::nothing() } else { spec })
         });
         let isolated = specs.iter().any(Option::is_some);
+        let exempt = options.source_exempt.holds(pod);
         let identity = Identity {
             pod: pod.key.clone(),
             uid_hash: uid_hash(&pod.uid),
@@ -248,14 +252,15 @@ impl Endpoints {
             addr4: addr4.into_iter().take(MAX_ADDRESSES).collect(),
             addr6: addr6.into_iter().take(MAX_ADDRESSES).collect(),
             crowded,
-            check_source: !crowded
+            check_source: !exempt
                 && !bound.is_some_and(|bound| bound.second)
-                && match check {
+                && match options.check_source {
                     CheckSource::Off => false,
                     // Another pod may have been given its address.
                     CheckSource::Isolated => isolated || is(Standing::Deleted),
                     CheckSource::All => true,
                 },
+            unheard: pod.foreign_sources && !exempt && options.check_source != CheckSource::Off,
             specs,
             record,
         })

@@ -43,8 +43,13 @@ pub enum Problem {
         message: String,
     },
     /// A local pod has more than two addresses of a family: where it is isolated it is denied
-    /// everything.
+    /// everything, elsewhere what it sends from any but the first two.
     TooManyAddresses {
+        /// The pod.
+        pod: Key,
+    },
+    /// A local pod asks not to have its source checked, where it may not.
+    SourceNotExempt {
         /// The pod.
         pod: Key,
     },
@@ -68,7 +73,13 @@ impl fmt::Display for Problem {
             Self::Policy { policy, message } => write!(f, "policy {policy}: {message}"),
             Self::TooManyAddresses { pod } => write!(
                 f,
-                "pod {pod}: more than two addresses of a family; denied everything where isolated"
+                "pod {pod}: more than two addresses of a family; denied everything where isolated, \
+                 and sending from any but two where not"
+            ),
+            Self::SourceNotExempt { pod } => write!(
+                f,
+                "pod {pod}: annotation netpold.io/check-source: off does not count in this \
+                 namespace; have it named in --source-check-exempt, or take the annotation off"
             ),
             Self::NoSlot { ifindex, pod } => {
                 write!(f, "pod {pod}, interface {ifindex}: NOT enforced, no endpoint slot is free")
@@ -145,6 +156,9 @@ impl Compiler {
             let pod = live.identity.pod.clone();
             if live.crowded {
                 problems.push(Problem::TooManyAddresses { pod: pod.clone() });
+            }
+            if live.unheard {
+                problems.push(Problem::SourceNotExempt { pod: pod.clone() });
             }
             if live.record.is_none() {
                 problems.push(Problem::NoSlot { ifindex: *ifindex, pod });

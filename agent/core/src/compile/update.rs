@@ -97,8 +97,7 @@ impl Compiler {
         let mut usage = Usage::default();
         for ifindex in &indexes {
             let new = self.cluster.interfaces().get(ifindex).and_then(|interface| {
-                let check = self.options.check_source;
-                self.endpoints.build(interface, &self.cluster, check, &mut self.atoms)
+                self.endpoints.build(interface, &self.cluster, &self.options, &mut self.atoms)
             });
             for spec in new.iter().flat_map(|live| live.specs.iter().flatten()) {
                 self.acquire_spec(spec, &mut usage);

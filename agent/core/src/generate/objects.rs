@@ -132,6 +132,7 @@ pub(super) fn pod(choices: &mut Choices<'_>, number: u32) -> Pod {
         terminating: choices.chance(10),
         created: i64::from(choices.below(3)),
         ports: choices.list(6, named_port),
+        foreign_sources: false,
     }
 }
 

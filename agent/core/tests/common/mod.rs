@@ -51,6 +51,7 @@ pub fn pod(namespace: &str, name: &str, pairs: &[(&str, &str)], addresses: &[&st
         terminating: false,
         created: 0,
         ports: Vec::new(),
+        foreign_sources: false,
     }
 }
 

@@ -36,6 +36,7 @@ fn plain_pod(name: &str, addresses: &[&str], app: &str) -> Pod {
         terminating: false,
         created: 0,
         ports: vec![NamedPort { name: "web".to_owned(), protocol: Protocol::Tcp, port: 80 }],
+        foreign_sources: false,
     }
 }
 

@@ -113,8 +113,24 @@ const READ_CONTAINER: Shape = Used(&[
     ("restartPolicy", &Free),
     ("ports", &Each(&Used(&[("name", &Free), ("containerPort", &Free), ("protocol", &Free)]))),
 ]);
+/// The annotations that netpold reads: its own, and those by which the kubelet tells static pods.
+const READ_ANNOTATIONS: Shape = Used(&[
+    ("netpold.io/check-source", &Free),
+    ("kubernetes.io/config.mirror", &Free),
+    ("kubernetes.io/config.hash", &Free),
+]);
+const READ_POD_METADATA: Shape = Used(&[
+    ("name", &Free),
+    ("namespace", &Free),
+    ("uid", &Free),
+    ("resourceVersion", &Free),
+    ("labels", &Free),
+    ("annotations", &READ_ANNOTATIONS),
+    ("creationTimestamp", &Free),
+    ("deletionTimestamp", &Free),
+]);
 const READ_POD: Shape = Used(&[
-    ("metadata", &READ_METADATA),
+    ("metadata", &READ_POD_METADATA),
     (
         "spec",
         &Used(&[

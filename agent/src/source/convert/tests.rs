@@ -354,6 +354,7 @@ metadata:
   namespace: x
   uid: 1-2
   labels: {app: web}
+  annotations: {netpold.io/check-source: 'off'}
   creationTimestamp: '1970-01-01T00:01:40Z'
   deletionTimestamp: '2026-01-01T00:00:00Z'
 spec:
@@ -390,8 +391,19 @@ status:
             port("side", Protocol::Tcp, 2),
             port("web", Protocol::Tcp, 80),
         ],
+        foreign_sources: true,
     };
     assert_eq!((pod, problems), (expected, vec![]));
+}
+
+#[test]
+fn a_pod_that_asks_for_something_else_is_checked() {
+    let (pod, problems) = pod_of(
+        "{apiVersion: v1, kind: Pod, metadata: {name: a, annotations: {netpold.io/check-source: 'no'}}}",
+    );
+    assert!(!pod.foreign_sources);
+    let expected = "metadata.annotations.netpold.io/check-source: `no` is not off";
+    assert_eq!(problems, [expected]);
 }
 
 #[test]

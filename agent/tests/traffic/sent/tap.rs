@@ -32,7 +32,7 @@ pub(super) fn sees_the_denied(cluster: &Cluster) -> bool {
 }
 
 /// A packet socket at an interface.
-fn tap(index: libc::c_int) -> io::Result<UdpSocket> {
+pub(crate) fn tap(index: libc::c_int) -> io::Result<UdpSocket> {
     let protocol = (libc::ETH_P_ALL as u16).to_be();
     // SAFETY: a plain system call without pointers.
     let fd = unsafe {

@@ -4,7 +4,7 @@ use aya_ebpf::bindings::__sk_buff;
 use netpold_ebpf::{
     event,
     layout::{DropEvent, Settings},
-    reason,
+    reason::{self, Reason},
     tables::Tables,
     verdict::{Direction, Egress, Ingress},
 };
@@ -18,6 +18,10 @@ use crate::{
 /// Counts a drop and, if this CPU may, emits its event.
 #[inline(always)]
 pub(crate) fn report<D: Direction>(skb: *mut __sk_buff, reason: u32) {
+    if reason == Reason::Flooded as u32 {
+        Maps::new().count(reason::counter_of(D::EGRESS, reason));
+        return;
+    }
     if count_one(D::EGRESS, reason) {
         if D::EGRESS {
             netpold_emit_egress(skb, reason);

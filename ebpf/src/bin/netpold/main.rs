@@ -54,6 +54,7 @@ fn netpold_ingress(context: TcContext) -> i32 {
     let looks = Looks {
         quick6: netpold_ingress_quick6,
         read: netpold_ingress_read,
+        link: netpold_ingress_link,
         judge4: netpold_ingress4,
         judge6: netpold_ingress6,
     };
@@ -71,6 +72,7 @@ fn netpold_egress(context: TcContext) -> i32 {
     let looks = Looks {
         quick6: netpold_egress_quick6,
         read: netpold_egress_read,
+        link: netpold_egress_link,
         judge4: netpold_egress4,
         judge6: netpold_egress6,
     };
@@ -100,11 +102,13 @@ fn netpold_empty(_context: TcContext) -> i32 {
 /// A function that is global to the kernel (5.6): verified by itself, for any packet.
 type Global = extern "C" fn(*mut __sk_buff) -> u32;
 
-/// The thorough look in three functions, none of which needs a whole stack: one reads the packet
-/// and leaves it in [`maps::SCRATCH`], one for each family judges what it left.
+/// The thorough look in functions, none of which needs a whole stack: one reads the packet
+/// and leaves it in [`maps::SCRATCH`], one knows the link's own messages, one for each family judges
+/// what it left.
 struct Looks {
     quick6: Global,
     read: Global,
+    link: Global,
     judge4: Global,
     judge6: Global,
 }
@@ -112,6 +116,10 @@ struct Looks {
 /// What [`Looks::read`] answers besides the numbers of [`Reason`].
 const READ_IPV4: u32 = 0x104;
 const READ_IPV6: u32 = 0x106;
+/// IPv4 with options.
+const READ_OPTIONS: u32 = 0x204;
+/// IPv6, and maybe a message of the link.
+const READ_LINK: u32 = 0x206;
 
 /// The quick look, then the thorough one where that was not enough; the number of the reason.
 #[inline(always)]
@@ -126,7 +134,15 @@ fn judge<D: Direction>(skb: *mut __sk_buff, looks: &Looks) -> u32 {
     if reason == Reason::Deferred as u32 {
         reason = match (looks.read)(skb) {
             READ_IPV4 => (looks.judge4)(skb),
+            READ_OPTIONS => {
+                netpold_options(skb);
+                (looks.judge4)(skb)
+            }
             READ_IPV6 => (looks.judge6)(skb),
+            READ_LINK => match (looks.link)(skb) {
+                READ_IPV6 => (looks.judge6)(skb),
+                settled => settled,
+            },
             settled => settled,
         };
     }
@@ -213,6 +229,7 @@ impl From<Verdict> for Answer {
 
 impl Then for Later {
     type Output = Answer;
+    const LATER: bool = true;
 
     #[inline(always)]
     fn go<F: Family, D: Direction, T: Tables>(
@@ -224,12 +241,27 @@ impl Then for Later {
         unsafe {
             if F::IS_V6 {
                 (&raw mut (*self.0).reading6).cast::<Reading<F>>().write(*reading);
-                Answer(READ_IPV6)
+                Answer(if reading.is_of_link() { READ_LINK } else { READ_IPV6 })
             } else {
                 (&raw mut (*self.0).reading4).cast::<Reading<F>>().write(*reading);
-                Answer(READ_IPV4)
+                Answer(if reading.has_options() { READ_OPTIONS } else { READ_IPV4 })
             }
         }
+    }
+}
+
+/// Settles the IPv6 packet that [`read`] left, if it is a message of the link.
+#[inline(always)]
+fn link_read<D: Direction>(skb: *mut __sk_buff) -> u32 {
+    let maps = Maps::new();
+    let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return Reason::NoTable as u32 };
+    match Judge::<D, _>::new(&maps, hook(skb)) {
+        Ok(judge) => {
+            // SAFETY: the program's context; this CPU's own scratch, written just before.
+            let (bytes, reading) = unsafe { (Copied::new(skb), &(*scratch).reading6) };
+            judge.link(&bytes, reading).map_or(READ_IPV6, Verdict::number)
+        }
+        Err(verdict) => verdict.number(),
     }
 }
 
@@ -248,9 +280,20 @@ fn judge_read<D: Direction, F: Family>(
     }
 }
 
+/// Looks through the options of the IPv4 packet that [`read`] left.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_options(skb: *mut __sk_buff) -> u32 {
+    if let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) {
+        // SAFETY: the program's context; this CPU's own scratch, written just before.
+        unsafe { (*scratch).reading4.look_for_route(&Copied::new(skb)) };
+    }
+    0
+}
+
 /// The functions of the thorough look for a direction.
 macro_rules! thorough {
-    ($direction:ty, $quick6:ident, $read:ident, $judge4:ident, $judge6:ident) => {
+    ($direction:ty, $quick6:ident, $read:ident, $link:ident, $judge4:ident, $judge6:ident) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $quick6(skb: *mut __sk_buff) -> u32 {
@@ -263,6 +306,12 @@ macro_rules! thorough {
         #[inline(never)]
         extern "C" fn $read(skb: *mut __sk_buff) -> u32 {
             read::<$direction>(skb)
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $link(skb: *mut __sk_buff) -> u32 {
+            link_read::<$direction>(skb)
         }
 
         #[unsafe(no_mangle)]
@@ -285,10 +334,18 @@ thorough!(
     Ingress,
     netpold_ingress_quick6,
     netpold_ingress_read,
+    netpold_ingress_link,
     netpold_ingress4,
     netpold_ingress6
 );
-thorough!(Egress, netpold_egress_quick6, netpold_egress_read, netpold_egress4, netpold_egress6);
+thorough!(
+    Egress,
+    netpold_egress_quick6,
+    netpold_egress_read,
+    netpold_egress_link,
+    netpold_egress4,
+    netpold_egress6
+);
 
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {

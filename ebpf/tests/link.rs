@@ -1,0 +1,318 @@
+//! Messages of the link, which no rule is asked about: their form, their reach and who speaks.
+
+mod common;
+
+use netpold_ebpf::{
+    host::HostTables,
+    layout::{EP_CHECK_SOURCE, Endpoint, mark},
+    packet,
+    proof::{Exit, Origin},
+    reason::Reason,
+    translated,
+    verdict::{Egress, Hook, Ingress, decide},
+};
+
+use common::{CLIENTS, NOBODY};
+
+const IFINDEX: u32 = 5;
+const POD: [u8; 16] = address(0xfd, 2);
+const NEIGHBOUR: [u8; 16] = address(0xfd, 3);
+const FAR: [u8; 16] = address(0x20, 7);
+const LINK: [u8; 16] = link(9);
+const NONE: [u8; 16] = [0; 16];
+const ALL_NODES: [u8; 16] = group(1);
+const ALL_ROUTERS: [u8; 16] = group(2);
+const ALL_REPORTS: [u8; 16] = group(0x16);
+
+const fn address(first: u8, last: u8) -> [u8; 16] {
+    [first, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]
+}
+
+const fn link(last: u8) -> [u8; 16] {
+    [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]
+}
+
+const fn group(last: u8) -> [u8; 16] {
+    [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]
+}
+
+/// The group in which an address is asked for.
+fn solicited(of: [u8; 16]) -> [u8; 16] {
+    let mut group = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, 0, 0, 0];
+    group[13..].copy_from_slice(&of[13..]);
+    group
+}
+
+/// A pod that may send nothing and gets no IPv6, or all with a row of 0.
+fn tables(row: u32, check: bool) -> HostTables {
+    let mut tables = common::tables();
+    let mut endpoint = Endpoint {
+        ifindex: IFINDEX,
+        id: 1,
+        rows: Endpoint::pack_rows(if row == 0 { 0 } else { CLIENTS }, row),
+        flags: if check { EP_CHECK_SOURCE } else { 0 } | 1 << 4 | 1,
+        ..Endpoint::default()
+    };
+    endpoint.addr4[0] = u32::from_be_bytes([10, 0, 0, 2]);
+    endpoint.addr6[0] = POD;
+    tables.set_endpoint(endpoint);
+    tables
+}
+
+fn ingress(tables: &HostTables, frame: &[u8]) -> Reason {
+    let hook = Hook { ifindex: IFINDEX, ingress_ifindex: 9 };
+    decide::<Ingress, _, _>(&frame, tables, hook).reason()
+}
+
+fn egress(tables: &HostTables, frame: &[u8]) -> Reason {
+    let hook = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
+    decide::<Egress, _, _>(&frame, tables, hook).reason()
+}
+
+fn ipv6(from: [u8; 16], to: [u8; 16], next: u8, hops: u8, payload: &[u8]) -> Vec<u8> {
+    let mut frame = vec![0; 12];
+    frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+    frame.extend((payload.len() as u16).to_be_bytes());
+    frame.extend([next, hops]);
+    frame.extend([from, to].concat());
+    frame.extend(payload);
+    frame
+}
+
+/// A message of neighbour discovery: flags, target and options.
+fn message(kind: u8, flags: u32, target: &[u8], options: &[u8]) -> Vec<u8> {
+    [&[kind, 0, 0, 0][..], &flags.to_be_bytes(), target, options].concat()
+}
+
+fn nd(from: [u8; 16], to: [u8; 16], message: &[u8]) -> Vec<u8> {
+    ipv6(from, to, 58, 255, message)
+}
+
+const fn option(kind: u8) -> [u8; 8] {
+    [kind, 1, 2, 0, 0, 0, 0, 2]
+}
+
+fn solicitation(of: [u8; 16], options: &[u8]) -> Vec<u8> {
+    message(135, 0, &of, options)
+}
+
+fn advertisement(of: [u8; 16], options: &[u8]) -> Vec<u8> {
+    message(136, 0x6000_0000, &of, options)
+}
+
+/// What a pod that may send nothing needs to be on its link, and not a byte more.
+#[test]
+fn solicitations_have_one_form() {
+    let tables = tables(NOBODY, true);
+    let group = solicited(NEIGHBOUR);
+    let single = Reason::Translated;
+    for (from, to, message, expected) in [
+        // To ask for an address, to make sure of it, to look whether one is free.
+        (POD, group, solicitation(NEIGHBOUR, &option(1)), Reason::Neighbour),
+        (LINK, group, solicitation(NEIGHBOUR, &[]), Reason::Neighbour),
+        (POD, NEIGHBOUR, solicitation(NEIGHBOUR, &option(1)), single),
+        (POD, link(1), solicitation(link(1), &[]), Reason::Neighbour),
+        (NONE, solicited(POD), solicitation(POD, &option(14)), Reason::Neighbour),
+        (NONE, solicited(POD), solicitation(POD, &[]), Reason::Neighbour),
+        (LINK, ALL_ROUTERS, message(133, 0, &[], &option(1)), Reason::Neighbour),
+        (NONE, ALL_ROUTERS, message(133, 0, &[], &[]), Reason::Neighbour),
+        // To another than it asks for.
+        (POD, FAR, solicitation(NEIGHBOUR, &[]), Reason::Policy),
+        (POD, ALL_NODES, solicitation(NEIGHBOUR, &[]), Reason::Policy),
+        (POD, solicited(POD), solicitation(NEIGHBOUR, &[]), Reason::Policy),
+        (POD, FAR, message(133, 0, &[], &[]), Reason::Policy),
+        (POD, ALL_NODES, message(133, 0, &[], &[]), Reason::Policy),
+        // More than one option, another one, one of another length, words that nobody reads.
+        (POD, group, solicitation(NEIGHBOUR, &[option(1); 2].concat()), Reason::Policy),
+        (POD, group, solicitation(NEIGHBOUR, &option(2)), Reason::Policy),
+        (POD, group, solicitation(NEIGHBOUR, &[1, 2, 0, 0, 0, 0, 0, 0]), Reason::Policy),
+        (POD, group, solicitation(NEIGHBOUR, &[0; 4]), Reason::Policy),
+        (POD, group, message(135, 1, &NEIGHBOUR, &[]), Reason::Policy),
+        (LINK, ALL_ROUTERS, message(133, 1, &[], &[]), Reason::SpoofedSource),
+        // From nobody only to see whether an address is free.
+        (NONE, solicited(POD), solicitation(POD, &option(1)), Reason::SpoofedSource),
+        (NONE, POD, solicitation(POD, &[]), Reason::SpoofedSource),
+        // In another's name.
+        (NEIGHBOUR, group, solicitation(NEIGHBOUR, &[]), Reason::SpoofedSource),
+    ] {
+        assert_eq!(
+            egress(&tables, &nd(from, to, &message)),
+            expected,
+            "{message:02x?} to {to:02x?}"
+        );
+    }
+    let sound = solicitation(NEIGHBOUR, &option(1));
+    for (frame, why) in [
+        (ipv6(POD, group, 58, 254, &sound), "hop limit"),
+        (ipv6(POD, group, 60, 255, &[&[58, 0, 1, 4, 0, 0, 0, 0], &sound[..]].concat()), "options"),
+        (ipv6(POD, group, 44, 255, &[&[58, 0, 0, 1, 0, 0, 0, 7], &sound[..]].concat()), "parts"),
+        (ipv6(POD, group, 44, 255, &[&[58, 0, 0, 0, 0, 0, 0, 7], &sound[..]].concat()), "one part"),
+    ] {
+        assert_eq!(egress(&tables, &frame), Reason::Policy, "{why}");
+    }
+}
+
+#[test]
+fn advertisements_are_of_the_pod() {
+    let isolated = tables(NOBODY, true);
+    for (from, to, message, expected) in [
+        (POD, NEIGHBOUR, advertisement(POD, &option(2)), Reason::Translated),
+        (POD, link(1), advertisement(POD, &option(2)), Reason::Neighbour),
+        (LINK, ALL_NODES, advertisement(POD, &[]), Reason::Neighbour),
+        (LINK, link(1), advertisement(LINK, &option(2)), Reason::Neighbour),
+        (POD, NEIGHBOUR, advertisement(POD, &option(1)), Reason::Policy),
+        (POD, solicited(NEIGHBOUR), advertisement(POD, &[]), Reason::Policy),
+        (POD, NEIGHBOUR, message(136, 1, &POD, &[]), Reason::Policy),
+        (POD, NEIGHBOUR, advertisement(POD, &[0; 900]), Reason::Policy),
+    ] {
+        assert_eq!(egress(&isolated, &nd(from, to, &message)), expected, "{message:02x?}");
+    }
+    // Claims, whether policy knows the pod or not.
+    for tables in [isolated, tables(0, true)] {
+        for (from, to, message) in [
+            (POD, ALL_NODES, advertisement(NEIGHBOUR, &option(2))),
+            (LINK, NEIGHBOUR, advertisement(NEIGHBOUR, &[])),
+            (LINK, NEIGHBOUR, advertisement(link(1), &[])),
+            (NEIGHBOUR, POD, advertisement(NEIGHBOUR, &[])),
+            (LINK, ALL_NODES, message(134, 0, &[0; 8], &[])),
+            (LINK, POD, message(137, 0, &NEIGHBOUR, &NEIGHBOUR)),
+            (POD, ALL_NODES, vec![136, 0, 0, 0, 0, 0, 0, 0]),
+        ] {
+            let plain = egress(&tables, &nd(from, to, &message));
+            assert_eq!(plain, Reason::SpoofedSource, "{message:02x?}");
+            for headers in [1, 8] {
+                let mut payload = Vec::new();
+                for header in 1..=headers {
+                    let next = if header == headers { 58 } else { 60 };
+                    payload.extend([next, 0, 1, 4, 0, 0, 0, 0]);
+                }
+                payload.extend(&message);
+                let hidden = egress(&tables, &ipv6(from, to, 60, 255, &payload));
+                assert_eq!(hidden, Reason::SpoofedSource, "{message:02x?} behind {headers}");
+                let deeper = [&[60, 0, 1, 4, 0, 0, 0, 0][..], &payload].concat();
+                let unseen = egress(&tables, &ipv6(from, to, 60, 255, &deeper));
+                assert!(unseen.is_drop(), "{message:02x?} behind more: {unseen:?}");
+            }
+            let first = [&[58, 0, 0, 1, 0, 0, 0, 7], &message[..]].concat();
+            let first = egress(&tables, &ipv6(from, to, 44, 255, &first));
+            assert_eq!(first, Reason::SpoofedSource, "{message:02x?}, the first part");
+        }
+    }
+    // Whoever may speak for others may do so, in the form.
+    let gateway = tables(NOBODY, false);
+    let claim = advertisement(NEIGHBOUR, &option(2));
+    assert_eq!(egress(&gateway, &nd(POD, ALL_NODES, &claim)), Reason::Neighbour);
+    let more = advertisement(NEIGHBOUR, &[0; 900]);
+    assert_eq!(egress(&gateway, &nd(POD, ALL_NODES, &more)), Reason::Policy);
+}
+
+/// What is sent to one address is judged again where it leaves: a router has lowered the hop limit.
+#[test]
+fn neighbour_discovery_does_not_leave_the_link() {
+    let tables = tables(NOBODY, true);
+    let behind = |frame: &[u8]| {
+        let tc_index = mark(IFINDEX, tables.endpoints[IFINDEX as usize].id);
+        let exit =
+            Exit { ifindex: 77, ingress_ifindex: IFINDEX, mark: tables.settings.proof, tc_index };
+        let origin = Origin::of(&tables, &exit);
+        translated::judge(&frame, packet::link(&frame), &tables, origin, 77).reason()
+    };
+    for message in [solicitation(FAR, &option(1)), advertisement(POD, &option(2))] {
+        let mut frame = nd(POD, FAR, &message);
+        assert_eq!(egress(&tables, &frame), Reason::Translated);
+        assert_eq!(behind(&frame), Reason::Neighbour, "a bridge passed it on");
+        frame[14 + 7] = 254;
+        assert_eq!(behind(&frame), Reason::ServiceBackend, "a router forwarded it");
+    }
+    let long = nd(POD, FAR, &advertisement(POD, &[0; 900]));
+    assert_eq!(behind(&long), Reason::ServiceBackend);
+}
+
+#[test]
+fn an_isolated_pod_gets_neighbour_discovery_of_its_link_alone() {
+    let tables = tables(NOBODY, true);
+    for (from, to, message, expected) in [
+        (NEIGHBOUR, solicited(POD), solicitation(POD, &option(1)), Reason::Neighbour),
+        (FAR, POD, solicitation(POD, &[]), Reason::Neighbour),
+        (NEIGHBOUR, POD, advertisement(NEIGHBOUR, &option(2)), Reason::Neighbour),
+        (LINK, ALL_NODES, message(134, 0, &[0; 8], &[0; 64]), Reason::Neighbour),
+        (FAR, ALL_NODES, message(134, 0, &[0; 8], &[]), Reason::Policy),
+        (LINK, ALL_NODES, message(134, 0, &[0; 8], &[0; 900]), Reason::Policy),
+        (NEIGHBOUR, solicited(POD), solicitation(POD, &[0; 900]), Reason::Policy),
+        (NEIGHBOUR, POD, advertisement(NEIGHBOUR, &[0; 900]), Reason::Policy),
+        (LINK, POD, message(137, 0, &FAR, &FAR), Reason::Policy),
+    ] {
+        assert_eq!(ingress(&tables, &nd(from, to, &message)), expected, "{message:02x?}");
+        let routed = ingress(&tables, &ipv6(from, to, 58, 254, &message));
+        assert_eq!(routed, Reason::Policy, "{message:02x?} by a router");
+    }
+}
+
+fn listener(from: [u8; 16], to: [u8; 16], alert: [u8; 6], message: &[u8]) -> Vec<u8> {
+    ipv6(from, to, 0, 1, &[&[58, 0], &alert[..], message].concat())
+}
+
+fn records(count: u16, each: &[u8]) -> Vec<u8> {
+    let mut message = vec![143, 0, 0, 0, 0, 0];
+    message.extend(count.to_be_bytes());
+    (0..count).for_each(|_| message.extend(each));
+    message
+}
+
+#[test]
+fn listener_reports_have_one_form() {
+    const ALERT: [u8; 6] = [5, 2, 0, 0, 1, 0];
+    let tables = tables(NOBODY, true);
+    let named = group(0xfb);
+    let record = [&[4, 0, 0, 0][..], &named].concat();
+    let with_source = [&[3, 0, 0, 1][..], &named, &FAR].concat();
+    let with_data = [&[4, 2, 0, 0][..], &named, &[0; 8]].concat();
+    let of_one = [&[4, 0, 0, 0][..], &FAR].concat();
+    let v1 = |kind: u8, extra: &[u8]| [&[kind, 0, 0, 0, 0, 0, 0, 0][..], &named, extra].concat();
+    for (to, message, sound) in [
+        (ALL_REPORTS, records(1, &record), true),
+        (ALL_REPORTS, records(8, &record), true),
+        (ALL_REPORTS, records(2, &with_source), true),
+        (ALL_REPORTS, records(9, &record), false),
+        (ALL_REPORTS, records(0, &record), false),
+        (ALL_REPORTS, records(1, &with_data), false),
+        (ALL_REPORTS, records(1, &of_one), false),
+        (ALL_REPORTS, [records(1, &record), vec![0; 1200]].concat(), false),
+        (ALL_REPORTS, [records(2, &record)[..28].to_vec(), vec![]].concat(), false),
+        (ALL_NODES, records(1, &record), false),
+        (named, v1(131, &[]), true),
+        (ALL_ROUTERS, v1(132, &[]), true),
+        (ALL_NODES, v1(131, &[]), false),
+        (named, v1(131, &[0; 1200]), false),
+        (FAR, v1(131, &[]), false),
+    ] {
+        let expected = if sound { Reason::Neighbour } else { Reason::SpoofedSource };
+        for from in [LINK, NONE] {
+            let verdict = egress(&tables, &listener(from, to, ALERT, &message));
+            assert_eq!(verdict, expected, "{message:02x?}");
+        }
+        // What is for one other host is not even the pod's.
+        let denied = if to == FAR { Reason::Flooded } else { Reason::Policy };
+        let expected = if sound { Reason::Neighbour } else { denied };
+        assert_eq!(ingress(&tables, &listener(LINK, to, ALERT, &message)), expected);
+        assert_eq!(ingress(&tables, &listener(FAR, to, ALERT, &message)), denied);
+        let unheard = ingress(&tables, &listener(LINK, to, [1, 4, 0, 0, 0, 0], &message));
+        assert_eq!(unheard, denied, "no router alert");
+        let direct = ingress(&tables, &ipv6(LINK, to, 58, 1, &message));
+        assert_eq!(direct, denied, "no hop-by-hop header");
+    }
+    // A pod is asked, and does not ask.
+    let query = |sources: u16| {
+        let mut message = v1(130, &[0, 0]);
+        message.extend(sources.to_be_bytes());
+        (0..sources).for_each(|_| message.extend(FAR));
+        message
+    };
+    for (message, sound) in
+        [(v1(130, &[]), true), (query(0), true), (query(8), true), (query(9), false)]
+    {
+        let expected = if sound { Reason::Neighbour } else { Reason::Policy };
+        assert_eq!(ingress(&tables, &listener(LINK, ALL_NODES, ALERT, &message)), expected);
+        assert!(egress(&tables, &listener(LINK, ALL_NODES, ALERT, &message)).is_drop());
+    }
+}
