@@ -19,6 +19,8 @@ pub(crate) struct Sent {
     pub(crate) heard: Option<Heard>,
 }
 
+/// Who is no party: a node, as a rule.
+const SOMEBODY: usize = usize::MAX;
 /// Ports of sockets that have not chosen one; no packet here has them.
 const EPHEMERAL: u16 = 32768;
 
@@ -32,11 +34,17 @@ pub(crate) struct History {
 }
 
 impl History {
-    pub(crate) fn sent(&mut self, sent: &Sent) {
+    pub(crate) fn sent(&mut self, world: &World, sent: &Sent) {
+        let own = &world.parties[sent.sender].addresses;
         let said = self.said.entry(sent.sender).or_default();
         let as_frames = sent.frames.iter().filter_map(|frame| read::frame(frame));
         for heard in as_frames.chain(sent.heard.clone()) {
-            said.extend(heard.tuples());
+            for mut tuple in heard.tuples() {
+                said.insert(tuple);
+                // Without an address of its own yet, or with one of its link: it is the same pod.
+                tuple.from.0 = own[usize::from(tuple.to.0.is_ipv6())];
+                said.insert(tuple);
+            }
         }
     }
 
@@ -67,9 +75,8 @@ impl History {
             return;
         }
         let claims = |party: &Party| party.addresses.contains(&heard.tuple.from.0);
-        if let Some(sender) = world.parties.iter().position(claims) {
-            self.arrived(world, (receiver, frame), sender);
-        }
+        let sender = world.parties.iter().position(claims).unwrap_or(SOMEBODY);
+        self.arrived(world, (receiver, frame), sender);
     }
 
     /// What somebody got, for answers.
@@ -107,6 +114,9 @@ pub(crate) fn judge(
     let family = usize::from(heard.tuple.to.0.is_ipv6());
     let exchange = Exchange { world, history, heard: &heard, sent, receiver, family };
     if !exchange.may_leave() {
+        if left_out.contains(&Trait::TranslatedAnew) && exchange.is_translated_anew() {
+            return Ok(());
+        }
         let why = format!("{} may not send it to {}", from.name, to.name);
         return Err(exchange.told(&why));
     }
@@ -126,7 +136,7 @@ fn is_for_many(address: IpAddr) -> bool {
 }
 
 fn is_outside(world: &World, party: usize) -> bool {
-    world.parties[party].pod.is_none()
+    world.parties.get(party).is_some_and(|party| party.pod.is_none())
 }
 
 /// The party, if anything is denied it in a direction.
@@ -187,7 +197,9 @@ impl Exchange<'_> {
             return true;
         }
         let Some(said) = &self.sent.heard else { return false };
-        if said.quoted.iter().any(|quoted| self.got(quoted)) {
+        if said.quoted.iter().any(|quoted| self.got(quoted))
+            || self.heard.quoted.iter().any(|quoted| self.may_ask(quoted))
+        {
             return true;
         }
         if self.heard.is_later {
@@ -200,6 +212,15 @@ impl Exchange<'_> {
         }
         (!said.is_opening && self.got(&said.tuple.reversed()))
             || said.others.iter().any(|other| self.got(&other.reversed()))
+    }
+
+    /// Whether an error is about an answer of the receiver's to what the sender may ask it.
+    fn may_ask(&self, quoted: &Tuple) -> bool {
+        let Some(pod) = &self.party(self.sent.sender).pod else { return true };
+        let (address, port) = quoted.from;
+        let protocol = if quoted.protocol == ICMPV6 { ICMP } else { quoted.protocol };
+        self.party(self.receiver).addresses.contains(&address)
+            && self.world.oracle.judge_translated(pod, Direction::Egress, address, protocol, port)
     }
 
     /// Whether the sender got this from the receiver.
@@ -249,6 +270,14 @@ impl Exchange<'_> {
                     Some(if number > 0 { tuple.from.1 } else { port }),
                 )
         })
+    }
+
+    /// Whether it answers somebody, and goes to somebody else.
+    fn is_translated_anew(&self) -> bool {
+        let Some(said) = &self.sent.heard else { return false };
+        let got = self.history.got(self.sent.sender);
+        !self.party(self.receiver).addresses.contains(&said.tuple.to.0)
+            && got.is_some_and(|got| got.contains_key(&said.tuple.reversed()))
     }
 
     /// Whether the receiver asked a Service, which led to somebody whom it may not ask.

@@ -102,7 +102,7 @@ impl Run {
         for _ in 0..BURSTS {
             for _ in 0..BURST {
                 let sent = generator.next(&self.world, &self.history, self.sent.len());
-                self.history.sent(&sent);
+                self.history.sent(&self.world, &sent);
                 self.send(&sent);
                 self.sent.push(sent);
             }
@@ -178,6 +178,7 @@ impl Run {
         let party = |number: usize| self.world.parties[number].name.clone();
         let mut told =
             format!("packet {} at {}: {}\n", leak.number, party(leak.receiver), leak.why);
+        told += &self.mentions(leak);
         match &sequence {
             Some(numbers) => {
                 let _ = writeln!(told, "  again with {} packets:", numbers.len());
@@ -194,6 +195,26 @@ impl Run {
             }
         }
         told
+    }
+
+    /// What the receiver has sent that has the sender's address in it, the last few.
+    fn mentions(&self, leak: &Leak) -> String {
+        let sender = &self.world.parties[self.sent[leak.number].sender];
+        let addresses = sender.addresses.map(|address| match address {
+            std::net::IpAddr::V4(address) => address.octets().to_vec(),
+            std::net::IpAddr::V6(address) => address.octets().to_vec(),
+        });
+        let has = |frame: &Vec<u8>| {
+            let at = |address: &Vec<u8>| frame.windows(address.len()).any(|part| part == address);
+            addresses.iter().any(at)
+        };
+        let sent = self.sent.iter().filter(|sent| sent.sender == leak.receiver);
+        let lines = sent.filter(|sent| sent.frames.iter().any(has)).rev().take(5).map(|sent| {
+            let frame = &sent.frames[0];
+            let shown: String = frame.iter().take(66).map(|byte| format!("{byte:02x}")).collect();
+            format!("  mention: {:?} {shown}\n", sent.traits)
+        });
+        lines.collect()
     }
 
     /// The fewest packets found that show a leak on what the nodes remember; `None`: none did.

@@ -43,6 +43,8 @@ pub(crate) enum Trait {
     Answer,
     /// To another node's node port.
     FarNodePort,
+    /// Answers what a translated address began, and is translated anew, to somebody else.
+    TranslatedAnew,
     /// Comes through a Service's translation from a backend that its receiver may not ask.
     DeniedBackend,
     /// After conntrack of the nodes forgot everything.
@@ -50,7 +52,7 @@ pub(crate) enum Trait {
 }
 
 /// All of them, with the names that `NETPOLD_WIREFUZZ_OPEN` knows.
-pub(crate) const ALL: [(Trait, &str); 21] = [
+pub(crate) const ALL: [(Trait, &str); 22] = [
     (Trait::Forged, "forged"),
     (Trait::Stranger, "stranger"),
     (Trait::Service, "service"),
@@ -70,25 +72,27 @@ pub(crate) const ALL: [(Trait, &str); 21] = [
     (Trait::ErrorOfOthers, "error-of-others"),
     (Trait::Answer, "answer"),
     (Trait::FarNodePort, "far-node-port"),
+    (Trait::TranslatedAnew, "translated-anew"),
     (Trait::DeniedBackend, "denied-backend"),
     (Trait::Forgotten, "forgotten"),
 ];
 
 /// Left out by default: packets with one of these are known to get through (issue 12, in brackets its
 /// number). Take one away when it is closed.
-pub(crate) const OPEN: [Trait; 12] = [
-    Trait::Fragments,     // 1
-    Trait::Forged,        // 10, 15
-    Trait::Itself,        // 11
-    Trait::Station,       // 11
-    Trait::Arp,           // 14
-    Trait::Neighbour,     // 3, 14
-    Trait::Tunnel,        // 13
-    Trait::OptionsInside, // 1
-    Trait::ErrorOfOthers, // 12
-    Trait::FarNodePort,   // other node's node ports: some backend is allowed
-    Trait::DeniedBackend, // 12: its answers, not only errors
-    Trait::Forgotten,     // 4, 15
+pub(crate) const OPEN: [Trait; 13] = [
+    Trait::Fragments,      // 1
+    Trait::Forged,         // 10, 15
+    Trait::Itself,         // 11
+    Trait::Station,        // 11
+    Trait::Arp,            // 14
+    Trait::Neighbour,      // 3, 14
+    Trait::Tunnel,         // 13
+    Trait::OptionsInside,  // 1
+    Trait::ErrorOfOthers,  // 12
+    Trait::FarNodePort,    // other node's node ports: some backend is allowed
+    Trait::TranslatedAnew, // 4, 15
+    Trait::DeniedBackend,  // 12: its answers, not only errors
+    Trait::Forgotten,      // 4, 15
 ];
 
 /// The traits that packets of this run must not have.
