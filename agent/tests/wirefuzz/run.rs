@@ -1,6 +1,6 @@
 //! Rounds of packets, until something arrives that must not, or the time is over.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -18,6 +18,8 @@ const BURSTS: usize = 25;
 const QUIET: Duration = Duration::from_millis(30);
 /// Packets before a failing one that are tried together with it.
 const WINDOW: usize = 2000;
+/// Packets that are kept, so that a run of hours does not fill the memory.
+const KEPT: usize = 50_000;
 /// Attempts to make a failing sequence shorter.
 const ATTEMPTS: usize = 60;
 /// Worlds among which the time is shared.
@@ -34,7 +36,9 @@ struct Leak {
 struct Run {
     world: World,
     history: History,
-    sent: Vec<Sent>,
+    sent: VecDeque<Sent>,
+    /// Number of the first of them.
+    first: usize,
     /// Judged once everything that came before it is known.
     pending: Vec<(usize, Vec<u8>, usize)>,
     arrived: usize,
@@ -63,7 +67,8 @@ pub(crate) fn fuzz(kind: Kind) {
     let deadline = Instant::now() + time;
     while Instant::now() < deadline {
         for leak in run.round(&mut generator) {
-            let traits = run.sent[leak.number].traits.clone();
+            let Some(sent) = run.packet(leak.number) else { continue };
+            let traits = sent.traits.clone();
             let known = leaks.entry(traits).or_default();
             known.0 += 1;
             if known.0 == 1 {
@@ -77,8 +82,8 @@ pub(crate) fn fuzz(kind: Kind) {
             run.world.check_flows();
         }
     }
-    println!("{} packets sent, {} frames arrived", run.sent.len(), run.arrived);
-    assert!(run.arrived > run.sent.len() / 20, "next to nothing arrives: this shows nothing");
+    println!("{} packets sent, {} frames arrived", run.count(), run.arrived);
+    assert!(run.arrived > run.count() / 20, "next to nothing arrives: this shows nothing");
     let mut told = String::new();
     for (traits, (count, report)) in &leaks {
         let _ = writeln!(told, "{count} with {traits:?}: {report}");
@@ -89,8 +94,17 @@ pub(crate) fn fuzz(kind: Kind) {
 impl Run {
     fn new(world: World) -> Self {
         let history = History::default();
-        let (sent, pending) = (Vec::new(), Vec::new());
-        Self { world, history, sent, pending, arrived: 0, left_out: left_out() }
+        let (sent, pending) = (VecDeque::new(), Vec::new());
+        Self { world, history, sent, first: 0, pending, arrived: 0, left_out: left_out() }
+    }
+
+    /// How many packets were sent.
+    fn count(&self) -> usize {
+        self.first + self.sent.len()
+    }
+
+    fn packet(&self, number: usize) -> Option<&Sent> {
+        self.sent.get(number.checked_sub(self.first)?)
     }
 
     fn round(&mut self, generator: &mut Generator) -> Vec<Leak> {
@@ -101,10 +115,14 @@ impl Run {
         }
         for _ in 0..BURSTS {
             for _ in 0..BURST {
-                let sent = generator.next(&self.world, &self.history, self.sent.len());
+                let sent = generator.next(&self.world, &self.history, self.count());
                 self.history.sent(&self.world, &sent);
                 self.send(&sent);
-                self.sent.push(sent);
+                self.sent.push_back(sent);
+                if self.sent.len() > KEPT {
+                    self.sent.pop_front();
+                    self.first += 1;
+                }
             }
             leaks.extend(self.collect());
         }
@@ -129,9 +147,9 @@ impl Run {
         for (receiver, party) in self.world.parties.iter().enumerate() {
             while let Some(frame) = party.wire.arrived() {
                 let number = number_in(&frame);
-                match number.and_then(|number| Some((number, self.sent.get(number)?))) {
-                    Some((number, sent)) => {
-                        self.history.arrived(&self.world, (receiver, &frame), sent.sender);
+                match number.and_then(|number| Some((number, self.packet(number)?.sender))) {
+                    Some((number, sender)) => {
+                        self.history.arrived(&self.world, (receiver, &frame), sender);
                         new.push((receiver, frame, number));
                     }
                     // Damaged, or of somebody's kernel: it is of whom it says.
@@ -142,7 +160,7 @@ impl Run {
         self.arrived += new.len();
         let before = std::mem::replace(&mut self.pending, new);
         let leak = |(receiver, frame, number): (usize, Vec<u8>, usize)| {
-            let sent = &self.sent[number];
+            let sent = self.packet(number)?;
             let arrived = (receiver, &frame[..]);
             let why = judge(&self.world, &self.history, arrived, sent, &self.left_out).err()?;
             Some(Leak { number, receiver, why })
@@ -166,8 +184,9 @@ impl Run {
     /// Whether a packet gets through again when these are sent once more, as they were.
     fn again(&mut self, numbers: &[usize], leak: &Leak) -> bool {
         for number in numbers {
-            let sent = self.sent[*number].clone();
-            self.send(&sent);
+            if let Some(sent) = self.packet(*number) {
+                self.send(sent);
+            }
         }
         self.settle().iter().any(|found| found.number == leak.number)
     }
@@ -178,7 +197,6 @@ impl Run {
         let party = |number: usize| self.world.parties[number].name.clone();
         let mut told =
             format!("packet {} at {}: {}\n", leak.number, party(leak.receiver), leak.why);
-        told += &self.mentions(leak);
         match &sequence {
             Some(numbers) => {
                 let _ = writeln!(told, "  again with {} packets:", numbers.len());
@@ -186,7 +204,7 @@ impl Run {
             None => told += "  not again when sent once more; the packet itself:\n",
         }
         for number in sequence.unwrap_or_else(|| vec![leak.number]).iter().rev().take(8).rev() {
-            let sent = &self.sent[*number];
+            let Some(sent) = self.packet(*number) else { continue };
             let _ = writeln!(told, "  {} from {} {:?}", number, party(sent.sender), sent.traits);
             for frame in sent.frames.iter().take(4) {
                 let shown: String =
@@ -195,26 +213,6 @@ impl Run {
             }
         }
         told
-    }
-
-    /// What the receiver has sent that has the sender's address in it, the last few.
-    fn mentions(&self, leak: &Leak) -> String {
-        let sender = &self.world.parties[self.sent[leak.number].sender];
-        let addresses = sender.addresses.map(|address| match address {
-            std::net::IpAddr::V4(address) => address.octets().to_vec(),
-            std::net::IpAddr::V6(address) => address.octets().to_vec(),
-        });
-        let has = |frame: &Vec<u8>| {
-            let at = |address: &Vec<u8>| frame.windows(address.len()).any(|part| part == address);
-            addresses.iter().any(at)
-        };
-        let sent = self.sent.iter().filter(|sent| sent.sender == leak.receiver);
-        let lines = sent.filter(|sent| sent.frames.iter().any(has)).rev().take(5).map(|sent| {
-            let frame = &sent.frames[0];
-            let shown: String = frame.iter().take(66).map(|byte| format!("{byte:02x}")).collect();
-            format!("  mention: {:?} {shown}\n", sent.traits)
-        });
-        lines.collect()
     }
 
     /// The fewest packets found that show a leak on what the nodes remember; `None`: none did.
@@ -226,7 +224,7 @@ impl Run {
             if self.again(&all, leak) {
                 break all;
             }
-            if length >= WINDOW || first == 0 {
+            if length >= WINDOW || first <= self.first {
                 return None;
             }
             length *= 4;
