@@ -361,7 +361,14 @@ impl Generator {
             1 => frame.extend(vec![0; 1 + self.random.below(40)]),
             _ => {
                 // Not the addresses, which would be another packet: lengths, types, offsets.
-                let at = 14 + [0, 2, 3, 4, 5, 6, 7, 34, 38, 40, 41, 46][self.random.below(12)];
+                let transport = if frame.get(12) == Some(&0x86) { 40 } else { 20 };
+                let at = match self.random.below(12) {
+                    7 => transport,
+                    8 => transport + 4,
+                    9.. => transport + self.random.below(14),
+                    header => [0, 2, 3, 4, 5, 6, 7][header],
+                };
+                let at = 14 + at;
                 if let Some(byte) = frame.get_mut(at) {
                     *byte = self.random.below(256) as u8;
                 }
@@ -413,6 +420,9 @@ impl Generator {
             let tuple = *said.iter().nth(self.random.below(said.len()))?;
             if whose == draft.sender { tuple.reversed() } else { tuple }
         };
+        if draft.world.is_translated(quoted.from.0) {
+            draft.traits.insert(Trait::ErrorOfOthers);
+        }
         let v4 = quoted.from.0.is_ipv4();
         let own = draft.party().addresses[usize::from(!v4)];
         let payload = draft.payload(40 + 900 * self.random.below(2));

@@ -24,6 +24,14 @@ const SOMEBODY: usize = usize::MAX;
 /// Ports of sockets that have not chosen one; no packet here has them.
 const EPHEMERAL: u16 = 32768;
 
+impl Sent {
+    /// As it was meant, and as each frame says.
+    fn forms(&self) -> impl Iterator<Item = Heard> {
+        let frames = self.frames.iter().filter_map(|frame| read::frame(frame));
+        self.heard.clone().into_iter().chain(frames)
+    }
+}
+
 /// What was said so far.
 #[derive(Debug, Default)]
 pub(crate) struct History {
@@ -37,8 +45,7 @@ impl History {
     pub(crate) fn sent(&mut self, world: &World, sent: &Sent) {
         let own = &world.parties[sent.sender].addresses;
         let said = self.said.entry(sent.sender).or_default();
-        let as_frames = sent.frames.iter().filter_map(|frame| read::frame(frame));
-        for heard in as_frames.chain(sent.heard.clone()) {
+        for heard in sent.forms() {
             for mut tuple in heard.tuples() {
                 said.insert(tuple);
                 // Without an address of its own yet, or with one of its link: it is the same pod.
@@ -196,14 +203,17 @@ impl Exchange<'_> {
         if self.allows(sender, Direction::Egress, addresses[self.family]) {
             return true;
         }
-        let Some(said) = &self.sent.heard else { return false };
-        if said.quoted.iter().any(|quoted| self.got(quoted))
-            || self.heard.quoted.iter().any(|quoted| self.may_ask(quoted))
-        {
+        self.heard.quoted.iter().any(|quoted| self.may_ask(quoted))
+            || self.sent.forms().any(|said| self.answers(&said))
+    }
+
+    /// Whether what was said answers the receiver, or is an error about what it said.
+    fn answers(&self, said: &Heard) -> bool {
+        if said.quoted.iter().any(|quoted| self.got(quoted)) {
             return true;
         }
         if self.heard.is_later {
-            return self.history.got(sender).is_some_and(|got| {
+            return self.history.got(self.sent.sender).is_some_and(|got| {
                 let same = |(tuple, who): (&Tuple, &BTreeSet<usize>)| {
                     tuple.protocol == said.tuple.protocol && self.is_of_receiver(who)
                 };
@@ -274,10 +284,11 @@ impl Exchange<'_> {
 
     /// Whether it answers somebody, and goes to somebody else.
     fn is_translated_anew(&self) -> bool {
-        let Some(said) = &self.sent.heard else { return false };
         let got = self.history.got(self.sent.sender);
-        !self.party(self.receiver).addresses.contains(&said.tuple.to.0)
-            && got.is_some_and(|got| got.contains_key(&said.tuple.reversed()))
+        self.sent.forms().any(|said| {
+            !self.party(self.receiver).addresses.contains(&said.tuple.to.0)
+                && got.is_some_and(|got| got.contains_key(&said.tuple.reversed()))
+        })
     }
 
     /// Whether the receiver asked a Service, which led to somebody whom it may not ask.

@@ -37,7 +37,7 @@ pub(crate) enum Trait {
     Damaged,
     /// An ICMP error about what came to its sender.
     Error,
-    /// An ICMP error about somebody else's flow, or none.
+    /// An ICMP error about somebody else's flow, or to an address that is translated.
     ErrorOfOthers,
     /// Answers what came to its sender.
     Answer,
