@@ -98,9 +98,6 @@ impl Generator {
     }
 
     fn packet(&mut self, draft: &mut Draft<'_>) -> Option<Sent> {
-        if self.forgotten {
-            draft.traits.insert(Trait::Forgotten);
-        }
         match self.random.below(20) {
             0 | 1 => self.about(draft),
             2 => self.link_message(draft),
@@ -236,6 +233,9 @@ impl Generator {
     fn flow(&mut self, draft: &mut Draft<'_>, flow: Tuple) -> Option<Sent> {
         if draft.party().addresses.contains(&flow.to.0) {
             draft.traits.insert(Trait::Itself);
+        }
+        if self.forgotten && draft.world.is_translated(flow.to.0) {
+            draft.traits.insert(Trait::Forgotten);
         }
         let length = match self.random.below(10) {
             0 => 1200,

@@ -263,6 +263,10 @@ impl Exchange<'_> {
             return true;
         }
         if self.heard.is_later {
+            let mut whole = self.sent.forms().flat_map(|said| said.quoted);
+            if whole.any(|quoted| self.concerns(&quoted)) {
+                return true;
+            }
             let protocol = self.heard.tuple.protocol;
             return said.iter().any(|tuple| tuple.protocol == protocol)
                 && self.asked(source, protocol, None);

@@ -107,6 +107,9 @@ fn ipv6(bytes: &[u8]) -> Option<Heard> {
         }
         protocols.push(next);
         rest = rest.get(header..).unwrap_or_default();
+        if is_later {
+            break;
+        }
     }
     let mut heard = transport(ends, &protocols, rest, is_later);
     if let Some(last) = last {

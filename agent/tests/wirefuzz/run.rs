@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::cluster::PATIENCE;
 use crate::generate::{Generator, number_in};
 use crate::judge::{History, Sent, judge};
-use crate::traits::{Trait, left_out};
+use crate::traits::{OPEN, Trait, left_out};
 use crate::world::{Kind, World};
 
 /// Packets between two looks at what arrived.
@@ -68,7 +68,10 @@ pub(crate) fn fuzz(kind: Kind) {
     while Instant::now() < deadline {
         for leak in run.round(&mut generator) {
             let Some(sent) = run.packet(leak.number) else { continue };
-            let traits = sent.traits.clone();
+            // What is known to be open explains the rest.
+            let open: BTreeSet<Trait> =
+                sent.traits.iter().copied().filter(|known| OPEN.contains(known)).collect();
+            let traits = if open.is_empty() { sent.traits.clone() } else { open };
             let known = leaks.entry(traits).or_default();
             known.0 += 1;
             if known.0 == 1 {

@@ -52,14 +52,14 @@ impl Shape {
     fn headed(&self, body: &[u8], part: Option<(u16, bool)>) -> Vec<u8> {
         match (self.from, self.to) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
-                let fields = part.map_or(0, |(at, more)| at / 8 | if more { 0x2000 } else { 0 });
+                let fields = part.map_or(0, |(at, more)| (at / 8) | if more { 0x2000 } else { 0 });
                 ipv4((from, to), self.protocol, (self.ident, fields), &self.options, body)
             }
             (IpAddr::V6(from), IpAddr::V6(to)) => {
                 let mut next = if self.inside { DESTINATION_OPTIONS } else { self.protocol };
                 let mut rest = body.to_vec();
                 if let Some((at, more)) = part {
-                    let fields = (at & !7 | u16::from(more)).to_be_bytes();
+                    let fields = ((at & !7) | u16::from(more)).to_be_bytes();
                     let ident = u32::from(self.ident).to_be_bytes();
                     rest = [&[next, 0], &fields[..], &ident, &rest].concat();
                     next = FRAGMENT;

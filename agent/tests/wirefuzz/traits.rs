@@ -47,7 +47,7 @@ pub(crate) enum Trait {
     TranslatedAnew,
     /// Comes through a Service's translation from a backend that its receiver may not ask.
     DeniedBackend,
-    /// After conntrack of the nodes forgot everything.
+    /// To what is translated, after conntrack of the nodes forgot everything.
     Forgotten,
 }
 
