@@ -137,9 +137,10 @@ pub(crate) fn judge(
     Ok(())
 }
 
-/// What is for everybody is for each.
+/// What is for everybody is for each; and what is for an address of its link.
 fn is_for_many(address: IpAddr) -> bool {
-    address.is_multicast() || address == IpAddr::from([255; 4])
+    let of_link = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
+    of_link || address.is_multicast() || address == IpAddr::from([255; 4])
 }
 
 fn is_outside(world: &World, party: usize) -> bool {
