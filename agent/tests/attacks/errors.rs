@@ -67,7 +67,7 @@ fn about_a_masqueraded_flow(cni: Cni, outside: bool, tally: &mut Tally) {
     } else {
         cluster.pod("client").wire("eth0").unwrap()
     };
-    for family in 0..2 {
+    for (family, external) in external.into_iter().enumerate() {
         for policy in [false, true] {
             if policy {
                 cluster.policy("hostile", isolate("hostile", &BOTH));
@@ -81,7 +81,7 @@ fn about_a_masqueraded_flow(cni: Cni, outside: bool, tally: &mut Tally) {
                 ((far, far.addresses()[family], CLIENT_PORT), (near, NODE_PORT).into())
             } else {
                 let pod = cluster.pod("client");
-                let to = (external[family], SERVICE_PORT).into();
+                let to = (external, SERVICE_PORT).into();
                 ((pod, pod.addresses()[family], CLIENT_PORT), to)
             };
             let seen = arrives_as(&at_server, client, to);
@@ -134,7 +134,7 @@ fn to_a_denied_backend(cni: Cni, tally: &mut Tally) {
     let service_ips = service.cluster_ips();
     provide(&mut cluster, Proxy::Nftables, &[service]);
     let wire = cluster.pod("enemy").wire("eth0").unwrap();
-    for family in 0..2 {
+    for (family, service_ip) in service_ips.into_iter().enumerate() {
         for policy in [false, true] {
             if policy {
                 cluster.policy("hostile", allow_to("hostile", "friend"));
@@ -142,7 +142,7 @@ fn to_a_denied_backend(cni: Cni, tally: &mut Tally) {
             cluster.enforce();
             let hostile = cluster.pod("hostile");
             let own = hostile.addresses()[family];
-            let service = SocketAddr::from((service_ips[family], SERVICE_PORT));
+            let service = SocketAddr::from((service_ip, SERVICE_PORT));
             let sender = Sender::pod(hostile);
             let ports = 6000..6000 + 4 * PACKETS as u16;
             for port in ports.clone() {

@@ -3,10 +3,11 @@
 
 use std::net::SocketAddr;
 
+use netpold_testbed::packet::{packet, tcp_message, udp_packet};
 use netpold_testbed::{Cni, Proxy, require_root};
 
-use crate::cluster::{Cluster, PATIENCE, allow_to};
-use crate::volley::{Sender, Tally, Volley};
+use crate::cluster::{Cluster, MOMENT, PATIENCE, PORT, allow_to, isolate};
+use crate::volley::{PACKETS, Sender, Tally, Volley};
 use crate::world::{NODE_PORT, SERVICE_PORT, Service, provide};
 
 const CLIENT_PORT: u16 = 5000;
@@ -80,7 +81,7 @@ fn answers(
             }
             let sender = Sender::pod(cluster.pod("client"));
             // The answer.
-            sender.send(&netpold_testbed::packet::udp_packet(own, there, b"answer"));
+            sender.send(&udp_packet(own, there, b"answer"));
             forgetting.forget(cluster);
             let volley = Volley::new();
             sender.datagrams(volley, own, there);
@@ -111,7 +112,7 @@ fn from_a_service(forgetting: Forgetting) {
         &mut cluster,
         forgetting,
         |cluster, family, client| {
-            let packet = netpold_testbed::packet::udp_packet(address(family), client, b"begin");
+            let packet = udp_packet(address(family), client, b"begin");
             Sender::node(cluster, 1).send(&packet);
         },
         |_, family| address(family),
@@ -200,7 +201,7 @@ fn answers_to_a_masqueraded_client_after_the_node_forgot() {
         Forgetting::Deleted,
         |cluster, family, client| {
             let far = SocketAddr::from((cluster.nodes[1].addresses()[family], NODE_PORT));
-            let packet = netpold_testbed::packet::udp_packet(far, client, b"begin");
+            let packet = udp_packet(far, client, b"begin");
             Sender::node(cluster, 1).send(&packet);
         },
         |cluster, family| {
@@ -216,5 +217,102 @@ fn answers_to_a_masqueraded_client_after_the_node_forgot() {
         },
         &mut tally,
     );
+    tally.holds();
+}
+
+/// A packet that conntrack takes for nonsense is not translated: the node answers it, with a reset. The next one
+/// is translated.
+#[test]
+#[ignore = "open: issue 12 number 15"]
+fn a_reset_of_the_node_begins_nothing() {
+    const NO_FLAGS: u8 = 0;
+    const PUSH_AND_ACK: u8 = 0x18;
+    if !require_root("a_reset_of_the_node_begins_nothing") {
+        return;
+    }
+    let mut cluster = world(Cni::Ptp);
+    let enemy = cluster.pod("enemy").wire("eth0").unwrap();
+    let mut tally = Tally::default();
+    for family in 0..2 {
+        for policy in [false, true] {
+            if policy {
+                cluster.policy("client", allow_to("client", "friend"));
+            }
+            cluster.enforce();
+            let own = SocketAddr::from((cluster.pod("client").addresses()[family], CLIENT_PORT));
+            let node = SocketAddr::from((cluster.nodes[0].addresses()[family], NODE_PORT));
+            let sender = Sender::pod(cluster.pod("client"));
+            let send = |flags: u8, sequence: u32, payload: &[u8]| {
+                let message = tcp_message(own, node, flags, (sequence, 1), payload);
+                sender.send(&packet(own.ip(), node.ip(), 6, &message));
+            };
+            send(NO_FLAGS, 1, &[]);
+            std::thread::sleep(MOMENT);
+            let volley = Volley::new();
+            for number in 0..PACKETS {
+                send(PUSH_AND_ACK, 1000 + 40 * number as u32, &volley.payload(number, 40));
+            }
+            let what = format!("to {node}");
+            if policy {
+                tally.note(&what, volley.leaked(&enemy));
+                cluster.without_policy("client");
+            } else {
+                volley.arrives(&enemy, &what);
+            }
+            cluster.nodes[0].forget_connections().unwrap();
+        }
+    }
+    tally.holds();
+}
+
+/// What a Service led to is dropped where it is denied, but the node remembers: so who was not reached could
+/// answer.
+fn of_a_denied_backend(cni: Cni, tally: &mut Tally) {
+    let mut cluster = Cluster::one(cni).with_pods(&["client", "friend", "enemy"]);
+    let service = Service::new(1, "mixed").pods(&cluster, &["friend", "enemy"]);
+    let service_ips = service.cluster_ips();
+    provide(&mut cluster, Proxy::Nftables, &[service]);
+    let client = cluster.pod("client").wire("eth0").unwrap();
+    for (family, service_ip) in service_ips.into_iter().enumerate() {
+        for policy in [false, true] {
+            if policy {
+                cluster.policy("client", isolate("client", &["Ingress"]));
+                cluster.policy("to", allow_to("client", "friend"));
+            }
+            cluster.enforce();
+            let own = cluster.pod("client").addresses()[family];
+            let enemy = SocketAddr::from((cluster.pod("enemy").addresses()[family], PORT));
+            let sender = Sender::pod(cluster.pod("client"));
+            let ports = 6000..6000 + 4 * PACKETS as u16;
+            let to = (service_ip, SERVICE_PORT).into();
+            ports.clone().for_each(|port| sender.send(&udp_packet((own, port).into(), to, b"?")));
+            let volley = Volley::new();
+            let sender = Sender::pod(cluster.pod("enemy"));
+            for (number, port) in ports.enumerate() {
+                // Every other one was led to the enemy.
+                let payload = volley.payload(number / 4, 400);
+                sender.send(&udp_packet(enemy, (own, port).into(), &payload));
+            }
+            let what = format!("of {enemy} on a {cni:?} node");
+            if policy {
+                tally.note(&what, volley.leaked(&client));
+                cluster.without_policy("client").without_policy("to");
+            } else {
+                volley.arrives(&client, &what);
+            }
+            cluster.nodes[0].forget_connections().unwrap();
+        }
+    }
+}
+
+#[test]
+#[ignore = "open: issue 12 number 12, answers in the place of errors"]
+fn answers_of_a_denied_backend() {
+    if !require_root("answers_of_a_denied_backend") {
+        return;
+    }
+    let mut tally = Tally::default();
+    of_a_denied_backend(Cni::Ptp, &mut tally);
+    of_a_denied_backend(Cni::Bridge, &mut tally);
     tally.holds();
 }

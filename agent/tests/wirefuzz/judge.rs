@@ -1,0 +1,330 @@
+//! Whether what arrived may: by who sent it, and by what was said before.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use netpold_core::model::Direction;
+
+use crate::read::{self, Heard, ICMP, ICMPV6, Tuple};
+use crate::traits::Trait;
+use crate::world::{PORTS, Party, World};
+
+/// A sent packet, in one or more frames.
+#[derive(Clone, Debug)]
+pub(crate) struct Sent {
+    pub(crate) sender: usize,
+    pub(crate) frames: Vec<Vec<u8>>,
+    pub(crate) traits: BTreeSet<Trait>,
+    /// As it was meant, were it in one piece and without tunnels around it.
+    pub(crate) heard: Option<Heard>,
+}
+
+/// Who is no party: a node, as a rule.
+const SOMEBODY: usize = usize::MAX;
+/// Ports of sockets that have not chosen one; no packet here has them.
+const EPHEMERAL: u16 = 32768;
+
+impl Sent {
+    /// As it was meant, and as each frame says.
+    fn forms(&self) -> impl Iterator<Item = Heard> {
+        let frames = self.frames.iter().filter_map(|frame| read::frame(frame));
+        self.heard.clone().into_iter().chain(frames)
+    }
+}
+
+/// What was said so far.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    /// By each party.
+    said: BTreeMap<usize, BTreeSet<Tuple>>,
+    /// To each party, and who really said it.
+    got: BTreeMap<usize, BTreeMap<Tuple, BTreeSet<usize>>>,
+}
+
+impl History {
+    pub(crate) fn sent(&mut self, world: &World, sent: &Sent) {
+        let own = &world.parties[sent.sender].addresses;
+        let said = self.said.entry(sent.sender).or_default();
+        for heard in sent.forms() {
+            for mut tuple in heard.tuples() {
+                said.insert(tuple);
+                // Without an address of its own yet, or with one of its link: it is the same pod.
+                tuple.from.0 = own[usize::from(tuple.to.0.is_ipv6())];
+                said.insert(tuple);
+            }
+        }
+    }
+
+    pub(crate) fn arrived(
+        &mut self,
+        world: &World,
+        (receiver, frame): (usize, &[u8]),
+        sender: usize,
+    ) {
+        if let Some(heard) = read::frame(frame) {
+            let got = self.got.entry(receiver).or_default();
+            for mut tuple in heard.tuples() {
+                got.entry(tuple).or_default().insert(sender);
+                let to = &mut tuple.to.0;
+                if is_for_many(*to) {
+                    *to = world.parties[receiver].addresses[usize::from(to.is_ipv6())];
+                    got.entry(tuple).or_default().insert(sender);
+                }
+            }
+        }
+    }
+
+    /// What nobody's name is in.
+    pub(crate) fn claimed(&mut self, world: &World, receiver: usize, frame: &[u8]) {
+        let Some(heard) = read::frame(frame) else { return };
+        if heard.others.is_empty() && heard.tuple.from.1.max(heard.tuple.to.1) >= EPHEMERAL {
+            // Of the flows beside.
+            return;
+        }
+        let claims = |party: &Party| party.addresses.contains(&heard.tuple.from.0);
+        let sender = world.parties.iter().position(claims).unwrap_or(SOMEBODY);
+        self.arrived(world, (receiver, frame), sender);
+    }
+
+    /// What somebody got, for answers.
+    pub(crate) fn got(&self, party: usize) -> Option<&BTreeMap<Tuple, BTreeSet<usize>>> {
+        self.got.get(&party)
+    }
+
+    /// What somebody said, for errors about it.
+    pub(crate) fn said(&self, party: usize) -> Option<&BTreeSet<Tuple>> {
+        self.said.get(&party)
+    }
+}
+
+/// Judges a frame that arrived.
+///
+/// # Errors
+/// Why it must not have.
+pub(crate) fn judge(
+    world: &World,
+    history: &History,
+    (receiver, frame): (usize, &[u8]),
+    sent: &Sent,
+    left_out: &BTreeSet<Trait>,
+) -> Result<(), String> {
+    if receiver == sent.sender || (is_outside(world, receiver) && is_outside(world, sent.sender)) {
+        return Ok(());
+    }
+    let (from, to) = (&world.parties[sent.sender], &world.parties[receiver]);
+    let Some(heard) = read::frame(frame) else {
+        let open = |party: &Party, direction| isolation(world, party, direction).is_none();
+        return (open(from, Direction::Egress) && open(to, Direction::Ingress))
+            .then_some(())
+            .ok_or_else(|| "it is not IP, and one of them is isolated".into());
+    };
+    let family = usize::from(heard.tuple.to.0.is_ipv6());
+    let exchange = Exchange { world, history, heard: &heard, sent, receiver, family };
+    if !exchange.may_leave() {
+        if left_out.contains(&Trait::TranslatedAnew) && exchange.is_translated_anew() {
+            return Ok(());
+        }
+        let why = format!("{} may not send it to {}", from.name, to.name);
+        return Err(exchange.told(&why));
+    }
+    if !exchange.may_enter() {
+        if left_out.contains(&Trait::DeniedBackend) && exchange.is_of_a_service() {
+            return Ok(());
+        }
+        let why = format!("{} may not get it from {}", to.name, from.name);
+        return Err(exchange.told(&why));
+    }
+    Ok(())
+}
+
+/// What is for everybody is for each; and what is for an address of its link.
+fn is_for_many(address: IpAddr) -> bool {
+    let of_link = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
+    of_link || address.is_multicast() || address == IpAddr::from([255; 4])
+}
+
+fn is_outside(world: &World, party: usize) -> bool {
+    world.parties.get(party).is_some_and(|party| party.pod.is_none())
+}
+
+/// The party, if anything is denied it in a direction.
+fn isolation<'a>(world: &World, party: &'a Party, direction: Direction) -> Option<&'a Party> {
+    let pod = party.pod.as_ref()?;
+    // Nobody's address, and a protocol and port that no rule names.
+    let nobody = IpAddr::from([198, 18, 0, 1]);
+    (!world.oracle.judge_translated(pod, direction, nobody, 254, 0)).then_some(party)
+}
+
+struct Exchange<'a> {
+    world: &'a World,
+    history: &'a History,
+    heard: &'a Heard,
+    sent: &'a Sent,
+    receiver: usize,
+    family: usize,
+}
+
+impl Exchange<'_> {
+    fn party(&self, number: usize) -> &Party {
+        &self.world.parties[number]
+    }
+
+    /// With what was said between these ports.
+    fn told(&self, why: &str) -> String {
+        let Tuple { protocol, from, to } = self.heard.tuple;
+        let near = |tuple: &&Tuple| {
+            let ports = [tuple.from.1, tuple.to.1];
+            tuple.protocol == protocol
+                && ports.contains(&from.1)
+                && ports.contains(&to.1)
+                && (tuple.from.0 == to.0 || tuple.to.0 == to.0)
+        };
+        let said = self.history.said(self.receiver).into_iter().flatten().filter(near);
+        let got = self.history.got(self.sent.sender).into_iter().flat_map(BTreeMap::keys);
+        let said: Vec<_> = said.take(9).collect();
+        let got: Vec<_> = got.filter(near).take(9).collect();
+        format!("{why}: {:?}\n  it said {said:?}\n  the sender got {got:?}", self.heard)
+    }
+
+    /// Whether policy allows somebody one of the packet's meanings.
+    fn allows(&self, who: usize, direction: Direction, remote: IpAddr) -> bool {
+        let Some(pod) = &self.party(who).pod else { return true };
+        let judge = |protocol: u8, port: u16| {
+            let protocol = if protocol == ICMPV6 { ICMP } else { protocol };
+            self.world.oracle.judge_translated(pod, direction, remote, protocol, port)
+        };
+        let protocol = self.heard.tuple.protocol;
+        let later = self.heard.is_later && PORTS.iter().any(|port| judge(protocol, *port));
+        later || self.heard.meanings.iter().any(|(protocol, port)| judge(*protocol, *port))
+    }
+
+    fn may_leave(&self) -> bool {
+        let (sender, receiver) = (self.sent.sender, self.receiver);
+        let addresses = &self.party(receiver).addresses;
+        if self.allows(sender, Direction::Egress, addresses[self.family]) {
+            return true;
+        }
+        self.heard.quoted.iter().any(|quoted| self.may_ask(quoted))
+            || self.sent.forms().any(|said| self.answers(&said))
+    }
+
+    /// Whether what was said answers the receiver, or is an error about what it said.
+    fn answers(&self, said: &Heard) -> bool {
+        if said.quoted.iter().any(|quoted| self.got(quoted)) {
+            return true;
+        }
+        if self.heard.is_later {
+            return self.history.got(self.sent.sender).is_some_and(|got| {
+                let same = |(tuple, who): (&Tuple, &BTreeSet<usize>)| {
+                    tuple.protocol == said.tuple.protocol && self.is_of_receiver(who)
+                };
+                got.iter().any(same)
+            });
+        }
+        (!said.is_opening && self.got(&said.tuple.reversed()))
+            || said.others.iter().any(|other| self.got(&other.reversed()))
+    }
+
+    /// Whether an error is about an answer of the receiver's to what the sender may ask it.
+    fn may_ask(&self, quoted: &Tuple) -> bool {
+        let Some(pod) = &self.party(self.sent.sender).pod else { return true };
+        let (address, port) = quoted.from;
+        let protocol = if quoted.protocol == ICMPV6 { ICMP } else { quoted.protocol };
+        self.party(self.receiver).addresses.contains(&address)
+            && self.world.oracle.judge_translated(pod, Direction::Egress, address, protocol, port)
+    }
+
+    /// Whether the sender got this from the receiver.
+    fn got(&self, tuple: &Tuple) -> bool {
+        let got = self.history.got(self.sent.sender).and_then(|got| got.get(tuple));
+        got.is_some_and(|who| self.is_of_receiver(who))
+    }
+
+    /// Whoever is outside is one and the same, at both its links.
+    fn is_of_receiver(&self, who: &BTreeSet<usize>) -> bool {
+        let same = |other: &usize| {
+            *other == self.receiver
+                || (is_outside(self.world, *other) && is_outside(self.world, self.receiver))
+        };
+        who.iter().any(same)
+    }
+
+    fn may_enter(&self) -> bool {
+        let (sender, receiver) = (self.sent.sender, self.receiver);
+        // Who is outside is whom it claims to be.
+        let source = match &self.party(sender).pod {
+            Some(_) => self.party(sender).addresses[self.family],
+            None => self.heard.tuple.from.0,
+        };
+        if self.allows(receiver, Direction::Ingress, source) {
+            return true;
+        }
+        let Some(said) = self.history.said(receiver) else { return false };
+        if self.heard.quoted.iter().any(|quoted| self.concerns(quoted)) {
+            return true;
+        }
+        if self.heard.is_later {
+            let mut whole = self.sent.forms().flat_map(|said| said.quoted);
+            if whole.any(|quoted| self.concerns(&quoted)) {
+                return true;
+            }
+            let protocol = self.heard.tuple.protocol;
+            return said.iter().any(|tuple| tuple.protocol == protocol)
+                && self.asked(source, protocol, None);
+        }
+        let port = self.sent.heard.as_ref().map_or(0, |heard| heard.tuple.from.1);
+        self.heard.tuples().enumerate().any(|(number, tuple)| {
+            // Who answers to everybody answers to each.
+            let mut asked = tuple.reversed();
+            asked.from.0 = self.party(receiver).addresses[self.family];
+            (number > 0 || !self.heard.is_opening)
+                && said.contains(&asked)
+                && self.asked(
+                    source,
+                    tuple.protocol,
+                    Some(if number > 0 { tuple.from.1 } else { port }),
+                )
+        })
+    }
+
+    /// Whether it answers somebody, and goes to somebody else.
+    fn is_translated_anew(&self) -> bool {
+        let got = self.history.got(self.sent.sender);
+        self.sent.forms().any(|said| {
+            !self.party(self.receiver).addresses.contains(&said.tuple.to.0)
+                && got.is_some_and(|got| got.contains_key(&said.tuple.reversed()))
+        })
+    }
+
+    /// Whether the receiver asked a Service, which led to somebody whom it may not ask.
+    fn is_of_a_service(&self) -> bool {
+        let tuple = self.heard.tuple;
+        let said = self.history.said(self.receiver);
+        self.world.is_translated(tuple.from.0)
+            && said.is_some_and(|said| said.contains(&tuple.reversed()))
+    }
+
+    /// Whether an error's packet is the receiver's own, of a flow that may be now, whoever began it.
+    fn concerns(&self, quoted: &Tuple) -> bool {
+        let Some(pod) = &self.party(self.receiver).pod else { return true };
+        let Tuple { protocol, from, to } = *quoted;
+        let protocol = if protocol == ICMPV6 { ICMP } else { protocol };
+        let history = self.history;
+        let said = history.said(self.receiver).is_some_and(|said| said.contains(quoted));
+        let got =
+            history.got(self.receiver).is_some_and(|got| got.contains_key(&quoted.reversed()));
+        let oracle = &self.world.oracle;
+        (said && oracle.judge(pod, Direction::Egress, to.0, protocol, to.1))
+            || (got && oracle.judge_translated(pod, Direction::Ingress, to.0, protocol, from.1))
+    }
+
+    /// Whether the receiver may ask the sender at the port from which it answers; without one, at any.
+    fn asked(&self, source: IpAddr, protocol: u8, port: Option<u16>) -> bool {
+        let Some(pod) = &self.party(self.receiver).pod else { return true };
+        let protocol = if protocol == ICMPV6 { ICMP } else { protocol };
+        let judge = |port: u16| {
+            self.world.oracle.judge_translated(pod, Direction::Egress, source, protocol, port)
+        };
+        port.map_or_else(|| PORTS.iter().any(|port| judge(*port)), judge)
+    }
+}

@@ -1,0 +1,63 @@
+//! Wire fuzzing: raw senders in pods and outside, raw sockets in every receiver, the real stack in between.
+//! Needs root.
+//!
+//! ```text
+//! generate ── frames with a cookie that names the sender ──► pods, bridge, routing, conntrack, NAT, VXLAN
+//! judge  ◄── whatever arrives at a pod's eth0 or outside ───────────────────────────────────────────┘
+//! ```
+//!
+//! What arrives must be allowed by the oracle for who *sent* it, whatever it says, or be an answer to (an
+//! error about) a flow that the oracle allows: [`judge`]. Connections between allowed pods go on beside it.
+//!
+//! `NETPOLD_WIREFUZZ_SECONDS`: for all worlds together, 60 if it is not set. `NETPOLD_WIREFUZZ_SEED`: of
+//! the random numbers; 1 if neither is set, the clock's if only the time is. `NETPOLD_WIREFUZZ_OPEN`: `all`,
+//! or traits (`forged,tunnel`) of packets that are known to get through and are left out otherwise, see
+//! [`traits::OPEN`].
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "helpers of a test are not seen as tests by the lints"
+)]
+
+#[expect(dead_code, reason = "of the small cluster, only what fuzzing needs")]
+#[path = "../traffic/cluster.rs"]
+mod cluster;
+mod generate;
+mod judge;
+#[path = "../kernel/random.rs"]
+mod random;
+mod read;
+mod run;
+#[expect(dead_code, reason = "of the Services, only what fuzzing needs")]
+#[path = "../traffic/services/world.rs"]
+mod services;
+mod shape;
+mod traits;
+mod world;
+
+use netpold_testbed::require_root;
+use world::Kind;
+
+#[test]
+fn nothing_gets_around_without_netfilter() {
+    if require_root("nothing_gets_around_without_netfilter") {
+        run::fuzz(Kind::Plain);
+    }
+}
+
+#[test]
+fn nothing_gets_around_with_translation() {
+    if require_root("nothing_gets_around_with_translation") {
+        run::fuzz(Kind::Translated);
+    }
+}
+
+#[test]
+fn nothing_gets_around_over_vxlan() {
+    if require_root("nothing_gets_around_over_vxlan") {
+        run::fuzz(Kind::Overlay);
+    }
+}

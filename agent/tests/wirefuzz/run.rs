@@ -1,0 +1,249 @@
+//! Rounds of packets, until something arrives that must not, or the time is over.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt::Write as _;
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::cluster::PATIENCE;
+use crate::generate::{Generator, number_in};
+use crate::judge::{History, Sent, judge};
+use crate::traits::{OPEN, Trait, left_out};
+use crate::world::{Kind, World};
+
+/// Packets between two looks at what arrived.
+const BURST: usize = 40;
+/// Bursts between two looks at the flows beside.
+const BURSTS: usize = 25;
+/// Nothing arrives for so long: all has arrived.
+const QUIET: Duration = Duration::from_millis(30);
+/// Packets before a failing one that are tried together with it.
+const WINDOW: usize = 2000;
+/// Packets that are kept, so that a run of hours does not fill the memory.
+const KEPT: usize = 50_000;
+/// Attempts to make a failing sequence shorter.
+const ATTEMPTS: usize = 60;
+/// Worlds among which the time is shared.
+const WORLDS: u32 = 3;
+
+/// What arrived and must not have.
+#[derive(Clone, Debug)]
+struct Leak {
+    number: usize,
+    receiver: usize,
+    why: String,
+}
+
+struct Run {
+    world: World,
+    history: History,
+    sent: VecDeque<Sent>,
+    /// Number of the first of them.
+    first: usize,
+    /// Judged once everything that came before it is known.
+    pending: Vec<(usize, Vec<u8>, usize)>,
+    arrived: usize,
+    left_out: BTreeSet<Trait>,
+}
+
+fn setting(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+}
+
+pub(crate) fn fuzz(kind: Kind) {
+    let seconds = setting("NETPOLD_WIREFUZZ_SECONDS");
+    let clock = || {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        now.map_or(1, |now| now.as_secs())
+    };
+    let seed =
+        setting("NETPOLD_WIREFUZZ_SEED").unwrap_or(if seconds.is_some() { clock() } else { 1 });
+    let hunting = std::env::var_os("NETPOLD_WIREFUZZ_OPEN").is_some();
+    let time = Duration::from_secs(seconds.unwrap_or(60)) / WORLDS;
+    println!("NETPOLD_WIREFUZZ_SEED={seed}, {kind:?} for {time:?}");
+    let mut generator = Generator::new(seed, left_out());
+    let mut run = Run::new(World::new(kind));
+    let mut leaks: BTreeMap<BTreeSet<Trait>, (usize, String)> = BTreeMap::new();
+    let deadline = Instant::now() + time;
+    while Instant::now() < deadline {
+        for leak in run.round(&mut generator) {
+            let Some(sent) = run.packet(leak.number) else { continue };
+            // What is known to be open explains the rest.
+            let open: BTreeSet<Trait> =
+                sent.traits.iter().copied().filter(|known| OPEN.contains(known)).collect();
+            let traits = if open.is_empty() { sent.traits.clone() } else { open };
+            let known = leaks.entry(traits).or_default();
+            known.0 += 1;
+            if known.0 == 1 {
+                known.1 = run.report(&leak);
+            }
+        }
+        if !leaks.is_empty() && !hunting {
+            break;
+        }
+        if !hunting {
+            run.world.check_flows();
+        }
+    }
+    println!("{} packets sent, {} frames arrived", run.count(), run.arrived);
+    assert!(run.arrived > run.count() / 20, "next to nothing arrives: this shows nothing");
+    let mut told = String::new();
+    for (traits, (count, report)) in &leaks {
+        let _ = writeln!(told, "{count} with {traits:?}: {report}");
+    }
+    assert!(leaks.is_empty(), "{kind:?}, NETPOLD_WIREFUZZ_SEED={seed}:\n{told}");
+}
+
+impl Run {
+    fn new(world: World) -> Self {
+        let history = History::default();
+        let (sent, pending) = (VecDeque::new(), Vec::new());
+        Self { world, history, sent, first: 0, pending, arrived: 0, left_out: left_out() }
+    }
+
+    /// How many packets were sent.
+    fn count(&self) -> usize {
+        self.first + self.sent.len()
+    }
+
+    fn packet(&self, number: usize) -> Option<&Sent> {
+        self.sent.get(number.checked_sub(self.first)?)
+    }
+
+    fn round(&mut self, generator: &mut Generator) -> Vec<Leak> {
+        let mut leaks = Vec::new();
+        if !self.left_out.contains(&Trait::Forgotten) && generator.random.below(4) == 0 {
+            self.world.cluster.nodes.iter().for_each(|node| node.forget_connections().unwrap());
+            generator.forgotten = true;
+        }
+        for _ in 0..BURSTS {
+            for _ in 0..BURST {
+                let sent = generator.next(&self.world, &self.history, self.count());
+                self.history.sent(&self.world, &sent);
+                self.send(&sent);
+                self.sent.push_back(sent);
+                if self.sent.len() > KEPT {
+                    self.sent.pop_front();
+                    self.first += 1;
+                }
+            }
+            leaks.extend(self.collect());
+        }
+        leaks.extend(self.settle());
+        for party in &self.world.parties {
+            let lost = party.wire.lost().unwrap();
+            assert_eq!(lost, 0, "{}: the raw socket had no room", party.name);
+        }
+        leaks
+    }
+
+    fn send(&self, sent: &Sent) {
+        for frame in &sent.frames {
+            // Longer than the MTU, after damage: the kernel refuses it.
+            let _ = self.world.parties[sent.sender].wire.send(frame);
+        }
+    }
+
+    /// Takes what arrived, and judges what arrived before that: whatever it could answer is known.
+    fn collect(&mut self) -> Vec<Leak> {
+        let mut new = Vec::new();
+        for (receiver, party) in self.world.parties.iter().enumerate() {
+            while let Some(frame) = party.wire.arrived() {
+                let number = number_in(&frame);
+                match number.and_then(|number| Some((number, self.packet(number)?.sender))) {
+                    Some((number, sender)) => {
+                        self.history.arrived(&self.world, (receiver, &frame), sender);
+                        new.push((receiver, frame, number));
+                    }
+                    // Damaged, or of somebody's kernel: it is of whom it says.
+                    None => self.history.claimed(&self.world, receiver, &frame),
+                }
+            }
+        }
+        self.arrived += new.len();
+        let before = std::mem::replace(&mut self.pending, new);
+        let leak = |(receiver, frame, number): (usize, Vec<u8>, usize)| {
+            let sent = self.packet(number)?;
+            let arrived = (receiver, &frame[..]);
+            let why = judge(&self.world, &self.history, arrived, sent, &self.left_out).err()?;
+            Some(Leak { number, receiver, why })
+        };
+        before.into_iter().filter_map(leak).collect()
+    }
+
+    /// Waits until nothing more arrives.
+    fn settle(&mut self) -> Vec<Leak> {
+        let (mut leaks, deadline) = (Vec::new(), Instant::now() + PATIENCE);
+        loop {
+            assert!(Instant::now() < deadline, "packets go round and round");
+            std::thread::sleep(QUIET);
+            leaks.extend(self.collect());
+            if self.pending.is_empty() {
+                return leaks;
+            }
+        }
+    }
+
+    /// Whether a packet gets through again when these are sent once more, as they were.
+    fn again(&mut self, numbers: &[usize], leak: &Leak) -> bool {
+        for number in numbers {
+            if let Some(sent) = self.packet(*number) {
+                self.send(sent);
+            }
+        }
+        self.settle().iter().any(|found| found.number == leak.number)
+    }
+
+    /// A leak, with a short sequence of packets that shows it.
+    fn report(&mut self, leak: &Leak) -> String {
+        let sequence = self.shrink(leak);
+        let party = |number: usize| self.world.parties[number].name.clone();
+        let mut told =
+            format!("packet {} at {}: {}\n", leak.number, party(leak.receiver), leak.why);
+        match &sequence {
+            Some(numbers) => {
+                let _ = writeln!(told, "  again with {} packets:", numbers.len());
+            }
+            None => told += "  not again when sent once more; the packet itself:\n",
+        }
+        for number in sequence.unwrap_or_else(|| vec![leak.number]).iter().rev().take(8).rev() {
+            let Some(sent) = self.packet(*number) else { continue };
+            let _ = writeln!(told, "  {} from {} {:?}", number, party(sent.sender), sent.traits);
+            for frame in sent.frames.iter().take(4) {
+                let shown: String =
+                    frame.iter().take(120).map(|byte| format!("{byte:02x}")).collect();
+                let _ = writeln!(told, "    {} bytes {shown}", frame.len());
+            }
+        }
+        told
+    }
+
+    /// The fewest packets found that show a leak on what the nodes remember; `None`: none did.
+    fn shrink(&mut self, leak: &Leak) -> Option<Vec<usize>> {
+        let mut length = 1;
+        let mut numbers = loop {
+            let first = (leak.number + 1).saturating_sub(length);
+            let all: Vec<usize> = (first..=leak.number).collect();
+            if self.again(&all, leak) {
+                break all;
+            }
+            if length >= WINDOW || first <= self.first {
+                return None;
+            }
+            length *= 4;
+        };
+        let mut piece = numbers.len() / 2;
+        let mut attempts = 0;
+        while piece > 0 && attempts < ATTEMPTS {
+            let mut at = 0;
+            while at + piece < numbers.len() && attempts < ATTEMPTS {
+                let mut fewer = numbers.clone();
+                fewer.drain(at..at + piece);
+                attempts += 1;
+                if self.again(&fewer, leak) { numbers = fewer } else { at += piece }
+            }
+            piece /= 2;
+        }
+        Some(numbers)
+    }
+}

@@ -1,0 +1,243 @@
+//! Who sends and who receives: ten pods on two nodes, and somebody outside.
+
+use std::net::IpAddr;
+
+use netpold_core::model::{Key, Pod as PodModel};
+use netpold_core::oracle::Oracle;
+use netpold_testbed::{Cni, Flow, Host, Node, PodSpec, Protocol, Proxy, Wire, link_nodes};
+use serde_json::json;
+
+use crate::cluster::{Cluster, NAMESPACE, PORT, isolate};
+use crate::services::{NODE_PORT, SERVICE_PORT, Service, provide};
+
+/// What lies between the pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Routing and bridging alone.
+    Plain,
+    /// Conntrack, defragmentation, Services, masquerade, and the bridge shown to all of it.
+    Translated,
+    /// Services and VXLAN between the nodes; the bridge is not shown to netfilter.
+    Overlay,
+}
+
+/// Somebody with a raw socket.
+pub(crate) struct Party {
+    pub(crate) name: String,
+    /// Outside if there is none.
+    pub(crate) pod: Option<PodModel>,
+    /// Number of its node, or of the one that it is linked to.
+    pub(crate) node: usize,
+    /// IPv4 and IPv6.
+    pub(crate) addresses: [IpAddr; 2],
+    pub(crate) mac: [u8; 6],
+    pub(crate) gateway: [u8; 6],
+    pub(crate) wire: Wire,
+}
+
+/// Dropped in this order.
+pub(crate) struct World {
+    pub(crate) parties: Vec<Party>,
+    pub(crate) oracle: Oracle,
+    /// Addresses and ports of Services.
+    pub(crate) frontends: Vec<(IpAddr, u16)>,
+    /// Nodes' addresses.
+    pub(crate) nodes: Vec<[IpAddr; 2]>,
+    pub(crate) cluster: Cluster,
+    flows: Vec<(&'static str, Flow)>,
+    outside: Node,
+}
+
+/// Two of each. `mute` may do nothing, `part` some things, `deaf` hears nobody, `bound` says
+/// nothing, no policy selects `free`.
+const APPS: [&str; 5] = ["mute", "part", "deaf", "bound", "free"];
+/// Who talks beside the fuzzing, over which protocol.
+const BESIDE: [(&str, &str, Protocol, &str); 6] = [
+    ("free1 to part1", "free1", Protocol::Tcp, "part1"),
+    ("free1 to part2", "free1", Protocol::Tcp, "part2"),
+    ("part1 to free2", "part1", Protocol::Tcp, "free2"),
+    ("part2 to free2", "part2", Protocol::Tcp, "free2"),
+    ("deaf2 to free1", "deaf2", Protocol::Udp, "free1"),
+    ("deaf1 to free1", "deaf1", Protocol::Udp, "free1"),
+];
+
+impl World {
+    pub(crate) fn new(kind: Kind) -> Self {
+        let mut cluster = Cluster::two();
+        for node in 0..2 {
+            for app in APPS {
+                let name = format!("{app}{}", node + 1);
+                cluster.add_as(node, PodSpec::new(NAMESPACE, &name).label("app", app));
+            }
+        }
+        let outside = Node::new("outside", Cni::Ptp, "10.8.0.0/24", "fd00:8::/64").unwrap();
+        let mut links = Vec::new();
+        for node in &cluster.nodes {
+            link_nodes(node, &outside).unwrap();
+            let new = links_of(&outside).into_iter().find(|name| !links.contains(name)).unwrap();
+            links.push(new);
+        }
+        quiet(&cluster);
+        let services = between(&mut cluster, kind);
+        policies(&mut cluster);
+        cluster.enforce();
+        let flows = beside(&cluster);
+        let (changes, status) =
+            netpold::source::manifests::read_once(cluster.manifests.directory()).unwrap();
+        assert!(status.problems.is_empty(), "{:?}", status.problems);
+        let oracle = Oracle::from_iter(changes);
+        let mut parties = pods(&cluster, &oracle);
+        for (number, link) in links.iter().enumerate() {
+            parties.push(Party {
+                name: format!("outside{}", number + 1),
+                pod: None,
+                node: number,
+                addresses: outside.addresses(),
+                mac: outside.hardware_address(link).unwrap(),
+                gateway: cluster.nodes[number].hardware_address(link).unwrap(),
+                wire: outside.wire(link).unwrap(),
+            });
+        }
+        let frontends = services.iter().flat_map(Service::sockets);
+        let frontends = frontends.map(|socket| (socket.ip(), socket.port())).collect();
+        let nodes = cluster.nodes.iter().map(|node| node.addresses()).collect();
+        Self { parties, oracle, frontends, nodes, cluster, flows, outside }
+    }
+
+    /// Whether what is sent to an address may go to somebody else: a Service's, a node's.
+    pub(crate) fn is_translated(&self, address: IpAddr) -> bool {
+        self.frontends.iter().any(|(frontend, _)| *frontend == address)
+            || self.nodes.as_flattened().contains(&address)
+    }
+
+    /// What was open before is open.
+    pub(crate) fn check_flows(&mut self) {
+        for (name, flow) in &mut self.flows {
+            let patience = crate::cluster::PATIENCE;
+            assert!(flow.ping(patience), "{name}: an allowed flow suffers, at {:?}", flow.local());
+        }
+        assert!(!self.outside.name().is_empty());
+    }
+}
+
+fn links_of(node: &Node) -> Vec<String> {
+    let names = || nix::net::if_::if_nameindex().unwrap();
+    let list = || names().iter().map(|i| i.name().to_string_lossy().into_owned()).collect();
+    let all: Vec<String> = node.run(list).unwrap();
+    all.into_iter().filter(|name| name.starts_with("link")).collect()
+}
+
+/// Servers of the cluster do not answer what begins with a cookie: two of them would go on forever.
+fn quiet(cluster: &Cluster) {
+    const RULES: &str = "table inet quiet {
+        chain in {
+            type filter hook input priority filter;
+            meta l4proto udp @th,64,24 0x7b6e70 drop
+        }
+    }";
+    let nodes = cluster.nodes.iter().map(|node| &**node as &Host);
+    let all = (1..3).flat_map(|node| APPS.map(|app| &**cluster.pod(&format!("{app}{node}"))));
+    for host in nodes.chain(all) {
+        let done = host.command("nft").unwrap().arg(RULES).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    }
+}
+
+/// Netfilter, Services and tunnels.
+fn between(cluster: &mut Cluster, kind: Kind) -> Vec<Service> {
+    if kind == Kind::Plain {
+        return Vec::new();
+    }
+    let named = |number: u8, name: &str, pods: &[&str], cluster: &Cluster| {
+        Service::new(number, name).pods(cluster, pods).node_port(NODE_PORT + u16::from(number) - 1)
+    };
+    let services = vec![
+        named(1, "good", &["free1", "free2"], cluster),
+        named(2, "mixed", &["free1", "free2", "part1", "part2", "deaf1", "bound2"], cluster),
+        named(3, "bad", &["mute1", "mute2", "deaf2"], cluster),
+    ];
+    provide(cluster, Proxy::Nftables, &services);
+    for (number, node) in cluster.nodes.iter().enumerate() {
+        if kind == Kind::Translated {
+            node.masquerade(&["10.1.0.0/16", "fd00:1::/32"]).unwrap();
+        } else {
+            for key in ["bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"] {
+                let _ = node.netns().sysctl(key, "0");
+            }
+            tunnel(cluster, number);
+        }
+    }
+    services
+}
+
+/// Routes the other node's pods through a VXLAN device, as Flannel does.
+fn tunnel(cluster: &Cluster, number: usize) {
+    let (node, other) = (&cluster.nodes[number], &cluster.nodes[1 - number]);
+    let (here, there) = (number + 1, 2 - number);
+    let ([own, _], [far, _]) = (node.addresses(), other.addresses());
+    node.netns()
+        .ip(&format!(
+            "link add vxlan9 address 0a:58:09:00:00:0{here} type vxlan id 9 local {own} \
+             remote {far} dstport 8472\n\
+             link set vxlan9 up\n\
+             address add 172.31.9.{here}/24 dev vxlan9\n\
+             address add fd00:9::{here}/64 dev vxlan9 nodad\n\
+             route replace 10.1.{there}.0/24 via 172.31.9.{there} dev vxlan9\n\
+             route replace fd00:1:{there}::/64 via fd00:9::{there} dev vxlan9\n"
+        ))
+        .unwrap();
+}
+
+fn policies(cluster: &mut Cluster) {
+    let peer = |app: &str| json!([{ "podSelector": { "matchLabels": { "app": app } } }]);
+    let ports = json!([{ "protocol": "UDP", "port": 4000 }, { "protocol": "TCP", "port": PORT }]);
+    let part = json!({
+        "podSelector": { "matchLabels": { "app": "part" } },
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{ "from": peer("free"), "ports": ports }, { "from": peer("bound") },
+                    { "from": peer("deaf") }],
+        "egress": [{ "to": peer("free"), "ports": ports }, { "to": peer("deaf") }],
+    });
+    cluster.policy("mute", isolate("mute", &["Ingress", "Egress"]));
+    cluster.policy("deaf", isolate("deaf", &["Ingress"]));
+    cluster.policy("bound", isolate("bound", &["Egress"]));
+    cluster.policy("part", part);
+}
+
+fn beside(cluster: &Cluster) -> Vec<(&'static str, Flow)> {
+    let mut flows = Vec::new();
+    for (name, from, protocol, to) in BESIDE {
+        for address in cluster.pod(to).addresses() {
+            flows.push((name, cluster.flow(from, protocol, *address)));
+        }
+    }
+    flows
+}
+
+fn pods(cluster: &Cluster, oracle: &Oracle) -> Vec<Party> {
+    let names = (0..2).flat_map(|node| APPS.map(|app| (node, format!("{app}{}", node + 1))));
+    names
+        .map(|(node, name)| {
+            let pod = cluster.pod(&name);
+            let key = Key::new(NAMESPACE, name.clone());
+            for family in ["ipv4", "ipv6"] {
+                for scope in ["all", "eth0"] {
+                    let key = format!("{family}/conf/{scope}/accept_redirects");
+                    pod.netns().sysctl(&key, "0").unwrap();
+                }
+            }
+            Party {
+                pod: oracle.pods.iter().find(|pod| pod.key == key).cloned(),
+                name,
+                node,
+                addresses: [pod.addresses()[0], pod.addresses()[1]],
+                mac: pod.mac(),
+                gateway: pod.gateway_mac(),
+                wire: pod.wire("eth0").unwrap(),
+            }
+        })
+        .collect()
+}
+
+/// Port of a Service, or of node ports.
+pub(crate) const PORTS: [u16; 7] = [PORT, 4000, 4001, 5000, SERVICE_PORT, NODE_PORT, NODE_PORT + 1];
