@@ -6,6 +6,7 @@
 //! that moment stays.
 
 mod adopt;
+pub mod timeouts;
 
 use std::collections::BTreeSet;
 use std::io;

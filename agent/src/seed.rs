@@ -8,8 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use netpold_ebpf::icmp;
 use netpold_ebpf::layout::{
-    CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_SYN, CT_SYN_ACK, Ct4Key, Ct6Key,
+    CT_EGRESS, CT_FIN_INGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_STREAM, CT_SYN, CT_SYN_ACK,
+    Ct4Key, Ct6Key,
 };
 use rtnetlink::packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR};
 use rtnetlink::sys::{Socket, SocketAddr};
@@ -26,6 +28,7 @@ const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_REPLY: u16 = 2;
 const CTA_STATUS: u16 = 3;
 const CTA_PROTOINFO: u16 = 4;
+const CTA_TIMEOUT: u16 = 7;
 const CTA_TUPLE_IP: u16 = 1;
 const CTA_TUPLE_PROTO: u16 = 2;
 const CTA_IP_SOURCES: [u16; 2] = [1, 3];
@@ -34,15 +37,19 @@ const CTA_PROTO_NUM: u16 = 1;
 const CTA_PROTO_SRC_PORT: u16 = 2;
 const CTA_PROTO_DST_PORT: u16 = 3;
 const CTA_PROTO_ICMP_IDS: [u16; 2] = [4, 7];
+const CTA_PROTO_ICMP_TYPES: [u16; 2] = [5, 8];
 const CTA_PROTOINFO_TCP: u16 = 1;
 const CTA_PROTOINFO_TCP_STATE: u16 = 1;
 const IPS_SEEN_REPLY: u32 = 1 << 1;
+const IPS_ASSURED: u32 = 1 << 2;
 const IPS_DYING: u32 = 1 << 9;
 /// `enum tcp_conntrack`
 const TCP_SYN_SENT: u8 = 1;
 const TCP_SYN_RECV: u8 = 2;
+const TCP_FIN_WAIT: u8 = 4;
 const TCP_LAST_ACK: u8 = 6;
 const TCP: u8 = 6;
+const UDP: u8 = 17;
 /// The kernel's dumps come in pieces of up to 32 KiB.
 const BUFFER: usize = 64 * 1024;
 
@@ -54,7 +61,7 @@ struct Tuple {
     protocol: u8,
     /// ICMP echo: the identifier.
     source_port: u16,
-    /// ICMP echo: 0.
+    /// ICMP echo: [`icmp::kind`].
     destination_port: u16,
 }
 
@@ -67,6 +74,8 @@ pub struct KernelFlow {
     reply: Tuple,
     /// What both sides have shown, as flags.
     flags: u16,
+    /// Seconds until the kernel forgets it, if it goes on as before.
+    pub remaining: Option<u32>,
 }
 
 /// Whose flows are wanted.
@@ -143,11 +152,13 @@ fn request() -> Vec<u8> {
 
 fn flow(message: Message<'_>) -> Option<KernelFlow> {
     let (mut original, mut reply, mut bits, mut state) = (None, None, 0, 0);
+    let mut remaining = None;
     for (kind, value) in message.attributes(HEADER) {
         match kind {
             CTA_TUPLE_ORIG => original = tuple(value),
             CTA_TUPLE_REPLY => reply = tuple(value),
             CTA_STATUS => bits = u32::from_be_bytes(*value.first_chunk()?),
+            CTA_TIMEOUT => remaining = value.first_chunk().map(|word| u32::from_be_bytes(*word)),
             CTA_PROTOINFO => state = tcp_state(value).unwrap_or(0),
             _ => {}
         }
@@ -159,9 +170,13 @@ fn flow(message: Message<'_>) -> Option<KernelFlow> {
     let flags = match (original.protocol, state) {
         (TCP, TCP_SYN_SENT) => CT_SYN,
         (TCP, TCP_SYN_RECV) => CT_SYN | CT_SYN_ACK,
+        // Whose FIN it was makes no difference to how long it is kept.
+        (TCP, TCP_FIN_WAIT..=TCP_LAST_ACK) => replied | CT_FIN_INGRESS,
+        // Of UDP that is said once it is a stream.
+        (UDP, _) if bits & IPS_ASSURED != 0 => replied | CT_STREAM,
         _ => replied,
     };
-    Some(KernelFlow { original, reply: reply?, flags })
+    Some(KernelFlow { original, reply: reply?, flags, remaining })
 }
 
 fn tcp_state(info: &[u8]) -> Option<u8> {
@@ -172,7 +187,7 @@ fn tcp_state(info: &[u8]) -> Option<u8> {
 
 fn tuple(value: &[u8]) -> Option<Tuple> {
     let (mut source, mut destination, mut protocol) = (None, None, None);
-    let (mut source_port, mut destination_port) = (0, 0);
+    let (mut source_port, mut destination_port, mut message) = (0, 0, None);
     let port = |value: &[u8]| value.first_chunk().map_or(0, |port| u16::from_be_bytes(*port));
     for (kind, value) in attributes(value) {
         for (part, value) in attributes(value) {
@@ -187,11 +202,15 @@ fn tuple(value: &[u8]) -> Option<Tuple> {
                 (CTA_TUPLE_PROTO, part) if CTA_PROTO_ICMP_IDS.contains(&part) => {
                     source_port = port(value);
                 }
+                (CTA_TUPLE_PROTO, part) if CTA_PROTO_ICMP_TYPES.contains(&part) => {
+                    message = value.first().copied();
+                }
                 _ => {}
             }
         }
     }
     let (source, destination, protocol) = (source?, destination?, protocol?);
+    let destination_port = message.map_or(destination_port, |it| icmp::kind(protocol, it));
     Some(Tuple { source, destination, protocol, source_port, destination_port })
 }
 
@@ -220,6 +239,7 @@ mod tests {
             original: tuple("10.0.0.1", "10.96.0.1", (4000, 80)),
             reply: tuple("10.0.0.2", "10.0.0.1", (8080, 4000)),
             flags: CT_REPLIED,
+            remaining: None,
         };
         let wanted = Wanted {
             endpoints: BTreeMap::from([

@@ -15,7 +15,7 @@ use netpold::engine::grown;
 use netpold_core::compile::{CompileError, Compiler, Options};
 use netpold_core::model::Change;
 use netpold_core::ops::{Capacity, Op};
-use netpold_ebpf::conntrack::timeouts;
+use netpold_ebpf::conntrack::{hash_keys, timeouts};
 use netpold_ebpf::layout::{Ct4Bucket, Ct6Bucket, Settings};
 use netpold_ebpf::proof::DEFAULT_BIT;
 
@@ -68,6 +68,7 @@ impl World {
         // No events: what a drop costs once the limit is reached.
         let settings = Settings {
             hash_seed: 1,
+            hash_keys: hash_keys(1),
             timeouts: timeouts(hz),
             refresh_after: hz,
             event_burst: 0,

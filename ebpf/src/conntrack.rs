@@ -4,27 +4,31 @@
 //! claimed by compare-and-swap of its control word to [`CT_BUSY`] under a new incarnation, then its
 //! key is written, then the control word is published. A reader compares the whole key between
 //! two reads of the control word of the same incarnation, so it never matches a half-written entry.
-//! An entry that has been idle for its timeout is absent, whether swept or not.
+//! An entry that has been idle for its timeout is absent, whether swept or not. A flow is in the first of
+//! its two buckets unless that was full; [`relocate`] moves one on where a new one finds no place.
 //!
 //! Two CPUs that insert one flow at the same moment may leave it twice. That is harmless: the
 //! first is found, refreshed by forward packets, and the other expires.
 
 pub use crate::control::{Control, timeouts};
-pub use share::make_room;
+pub use relocate::{Shift, make_place, shift};
+pub use share::{free_stale, make_room};
 #[cfg(not(target_arch = "bpf"))]
 pub use sweep::{Swept, sweep};
 
 use crate::{
-    control::{FREE, PROTECTED},
+    control::{FREE, HALF_OPEN, OVER, PROTECTED},
     family::V6,
     layout::{
-        CT_BUSY, CT_EGRESS, CT_INGRESS, CT_VALID, CT_WAYS, Ct4Key, Ct4Way, Ct6Key, Ct6Way, Settings,
+        CT_BUSY, CT_EGRESS, CT_INGRESS, CT_VALID, CT_WAYS, Ct4Key, Ct4Way, Ct6Key, Ct6Way,
+        HASH_KEYS, Settings,
     },
     order,
 };
 
 #[cfg(not(target_arch = "bpf"))]
 mod adopt;
+mod relocate;
 mod share;
 #[cfg(not(target_arch = "bpf"))]
 mod sweep;
@@ -163,20 +167,49 @@ pub fn key6_words(key: &Ct6Key) -> [u64; 4] {
     words6(key.endpoint, key.local_port, key.remote_port, remote, key.protocol as u8)
 }
 
-/// Seeded hash of a key. One word at a time by multiply and fold; both halves of the result are
-/// used, so it ends with a full mix.
+/// Keyed hash of a key, [`Settings::hash_keys`].
 #[must_use]
 #[inline(always)]
-pub fn hash<K: Key>(seed: u64, key: &K) -> u64 {
-    let mut hash = seed;
+pub fn hash<K: Key>(settings: &Settings, key: &K) -> u64 {
+    hash_words::<K>(settings, |index| key.word(index))
+}
+
+/// As [`hash`], of a key's words.
+///
+/// NH (Black, Halevi, Krawczyk, Krovetz, Rogaway: UMAC, 1999): each half of a word is added to a half of
+/// its key, and their products are added up. Whatever two different keys of one length are, they
+/// collide under one of 2^32 hash keys at the most; no difference collides under all of them. Both
+/// halves of the result are used, so a mix comes behind that maps no two sums to one.
+#[inline(always)]
+fn hash_words<K: Key>(settings: &Settings, word: impl Fn(usize) -> u64) -> u64 {
+    const { assert!(K::WORDS <= HASH_KEYS) };
+    let mut sum = 0_u64;
     let mut index = 0;
     while index < K::WORDS {
-        hash = (hash ^ key.word(index)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        hash ^= hash >> 32;
+        let (word, key) = (word(index), settings.hash_keys[index]);
+        let low = (word as u32).wrapping_add(key as u32);
+        let high = ((word >> 32) as u32).wrapping_add((key >> 32) as u32);
+        // The mix of what came before keeps the words in order, in the machine too: stacks are full.
+        sum = (sum ^ sum >> 32).wrapping_add(u64::from(low).wrapping_mul(u64::from(high)));
         index += 1;
     }
-    hash = hash.wrapping_mul(0xd6e8_feb8_6659_fd93);
-    hash ^ hash >> 29
+    let hash = (sum ^ sum >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    hash ^ hash >> 32
+}
+
+/// [`Settings::hash_keys`] of a seed (splitmix64: Steele, Lea, Flood, 2014).
+#[must_use]
+pub const fn hash_keys(seed: u64) -> [u64; HASH_KEYS] {
+    let mut keys = [0; HASH_KEYS];
+    let (mut state, mut index) = (seed, 0);
+    while index < HASH_KEYS {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        keys[index] = mixed ^ mixed >> 31;
+        index += 1;
+    }
+    keys
 }
 
 /// The two buckets of a flow, by its hash; always different in a table of more than one.
@@ -235,9 +268,20 @@ impl Hit {
     }
 }
 
-/// No way is free, expired, closed or unreplied in either bucket.
+/// Every way of both buckets holds an established flow that goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
+
+/// What made room for a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gave {
+    /// A way was free, or what was in it was over.
+    Nothing,
+    /// A half-open flow.
+    HalfOpen,
+    /// An established flow that had been idle for long.
+    Idle,
+}
 
 /// Finds the way of a bucket that holds a flow, expired or not: which one, hidden from the verifier,
 /// and its control word. Where none does that is not valid, and the first way stands in: were there
@@ -320,19 +364,19 @@ impl<K: Key> Flow<K> {
         hits.find(|hit| hit.control.is_valid())
     }
 
-    /// Marks a flow that was found: adds flags, and refreshes the stamp if it is old or flags
-    /// change. Returns at once where nothing is to be written.
+    /// Marks a flow that was found: adds flags and clears others, and refreshes the stamp if it is old
+    /// or flags change. Returns at once where nothing is to be written.
     ///
     /// # Safety
     /// As [`Flow::find`], on the same memory.
     #[inline(always)]
-    pub unsafe fn touch<M: Memory>(memory: &M, hit: Hit, flags: u16, now: u32, refresh_after: u32) {
+    pub unsafe fn touch<M: Memory>(memory: &M, hit: Hit, marks: Marks, now: u32, after: u32) {
         let mut old = hit.control;
-        if old.flags() & flags == flags && old.age(now) < refresh_after {
+        if marks.of(old.flags()) == old.flags() && old.age(now) < after {
             return;
         }
         for _ in 0..ATTEMPTS {
-            let new = Control::new(now, old.incarnation(), old.flags() | flags);
+            let new = Control::new(now, old.incarnation(), marks.of(old.flags()));
             // SAFETY: the way was found in the table.
             let seen = Control(unsafe { memory.swap(hit.way, old.0, new.0) });
             if seen == old || !seen.is_valid() || seen.incarnation() != old.incarnation() {
@@ -357,7 +401,7 @@ impl<K: Key> Flow<K> {
         }
     }
 
-    /// Inserts the flow into the best way of its buckets; whether a half-open flow had to go.
+    /// Inserts the flow into the best way of its buckets; what had to go for it.
     ///
     /// # Errors
     /// [`Full`] if every way is protected, or another writer was faster: try once more.
@@ -371,16 +415,21 @@ impl<K: Key> Flow<K> {
         flags: u16,
         settings: &Settings,
         now: u32,
-    ) -> Result<bool, Full> {
+    ) -> Result<Gave, Full> {
         // SAFETY: as the caller promises.
-        unsafe {
+        let (claimed, rank) = unsafe {
             let (way, old, rank) = self.victim(memory, settings, now).ok_or(Full)?;
-            if self.claim(memory, way, old, flags, now) { Ok(rank != FREE) } else { Err(Full) }
+            (self.claim(memory, way, old, flags, now), rank)
+        };
+        match rank {
+            _ if !claimed => Err(Full),
+            OVER.. => Ok(Gave::Nothing),
+            HALF_OPEN..OVER => Ok(Gave::HalfOpen),
+            ..HALF_OPEN => Ok(Gave::Idle),
         }
     }
 
-    /// The way to overwrite, its control word and rank: free, expired or closed, else the oldest
-    /// unreplied.
+    /// The way to overwrite, its control word and rank, see [`Control`]'s.
     #[inline(always)]
     unsafe fn victim<M: Memory>(
         &self,
@@ -442,6 +491,33 @@ impl<K: Key> Flow<K> {
             let new = Control::new(now, incarnation, flags | CT_VALID);
             memory.swap(way, busy.0, new.0) == busy.0
         }
+    }
+}
+
+/// Flags that a packet leaves in its flow's entry: those that are set in the lower half, those that go
+/// unless they are set in the upper. One word, since stacks are full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marks(u32);
+
+impl Marks {
+    /// Flags that are set, and flags that go.
+    #[must_use]
+    #[inline(always)]
+    pub const fn new(set: u16, cleared: u16) -> Self {
+        Self(set as u32 | (cleared as u32) << 16)
+    }
+
+    /// With further flags that are set.
+    #[must_use]
+    #[inline(always)]
+    pub const fn and(self, set: u16) -> Self {
+        Self(self.0 | set as u32)
+    }
+
+    /// What becomes of an entry's flags.
+    #[inline(always)]
+    const fn of(self, flags: u16) -> u16 {
+        flags & !((self.0 >> 16) as u16) | self.0 as u16
     }
 }
 

@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::{collections::HashMap, sync::Mutex, vec, vec::Vec};
 
 use crate::{
-    conntrack::{Memory, timeouts},
+    conntrack::{Memory, hash_keys, timeouts},
     family::{Family as _, V6},
     layout::{
         CT_WAYS, ClassId, Ct4Way, Ct6Way, ENDPOINT_ADDRS, ENDPOINT_SLOTS, EP_ADDR4_SHIFT,
@@ -21,6 +21,9 @@ use crate::{
 /// Words of an IPv4 and of an IPv6 conntrack bucket.
 const WORDS4: usize = CT_WAYS * size_of::<Ct4Way>() / 8;
 const WORDS6: usize = CT_WAYS * size_of::<Ct6Way>() / 8;
+
+/// [`Settings::hash_seed`] of [`HostTables`].
+const SEED: u64 = 0x1234_5678_9abc_def1;
 
 /// Atomic access to the host's memory.
 #[derive(Clone, Copy, Debug, Default)]
@@ -96,7 +99,8 @@ impl HostTables {
         };
         Self {
             settings: Settings {
-                hash_seed: 0x1234_5678_9abc_def1,
+                hash_seed: SEED,
+                hash_keys: hash_keys(SEED),
                 ct4_mask: buckets - 1,
                 ct6_mask: buckets - 1,
                 timeouts: timeouts(1000),

@@ -12,7 +12,7 @@ use crate::{
 /// Bytes of an ICMP error before the packet it quotes (RFC 792, RFC 4443).
 const ERROR_HEADER: u32 = 8;
 
-/// Part of an echo exchange.
+/// Part of an echo exchange, or of its kin: timestamps (RFC 792), extended echo (RFC 8335).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Echo {
     None,
@@ -26,13 +26,31 @@ pub(crate) const fn is_icmp(protocol: u8) -> bool {
     matches!(protocol, ICMP | ICMPV6)
 }
 
+/// Types of timestamps and of extended echo: the request's; the reply's is the next.
+const TIMESTAMP: u16 = 13;
+const EXTENDED: u16 = 42;
+const EXTENDED6: u16 = 160;
+
 /// Which part of an echo exchange a packet is.
 #[inline(always)]
 pub(crate) const fn echo(transport: &Transport) -> Echo {
     match (transport.protocol, transport.destination >> 8) {
-        (ICMP, 8) | (ICMPV6, 128) => Echo::Request,
-        (ICMP, 0) | (ICMPV6, 129) => Echo::Reply,
+        (ICMP, 8 | TIMESTAMP | EXTENDED) | (ICMPV6, 128 | EXTENDED6) => Echo::Request,
+        (ICMP, 0 | 14 | 43) | (ICMPV6, 129 | 161) => Echo::Reply,
         _ => Echo::None,
+    }
+}
+
+/// What an ICMP flow has for the other side's port, by the type of one of its messages: each kind of
+/// exchange has identifiers of its own. 0 for echo, and for what is none.
+#[must_use]
+#[inline(always)]
+pub const fn kind(protocol: u8, message: u8) -> u16 {
+    match (protocol, message) {
+        (ICMP, 13 | 14) => TIMESTAMP,
+        (ICMP, 42 | 43) => EXTENDED,
+        (ICMPV6, 160 | 161) => EXTENDED6,
+        _ => 0,
     }
 }
 

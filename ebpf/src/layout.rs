@@ -246,14 +246,17 @@ pub const fn marked_slot(mark: u32) -> u32 {
 pub struct Settings {
     /// Seed of the hashes; as old as the conntrack table, never changed while it lives.
     pub hash_seed: u64,
+    /// What the hashes are made with: [`crate::conntrack::hash_keys`] of the seed.
+    pub hash_keys: [u64; HASH_KEYS],
     /// Buckets in the IPv4 conntrack table less one (a power of two less one).
     pub ct4_mask: u32,
     /// Buckets in the IPv6 conntrack table less one.
     pub ct6_mask: u32,
-    /// Idle time after which a flow is forgotten, indexed by `TIMEOUT_*`.
+    /// Idle time after which a flow is forgotten, indexed by `TIMEOUT_*`. The agent changes these
+    /// while packets are judged, each by one store, as the kernel's own conntrack has them.
     pub timeouts: [u32; TIMEOUTS],
-    /// Age of an entry's time stamp from which a packet refreshes it; less than any timeout, so that
-    /// a younger entry needs no look at those.
+    /// Age of an entry's time stamp from which a packet refreshes it, a second; less than any timeout,
+    /// so that a younger entry needs no look at those.
     pub refresh_after: u32,
     /// Events a CPU may emit per `event_window`.
     pub event_burst: u32,
@@ -284,24 +287,47 @@ pub struct Settings {
     pub netns_cookie: u64,
 }
 
+/// Words of a hash's key: one for each word of the longest key that is hashed.
+pub const HASH_KEYS: usize = 4;
+
 /// [`Settings::timeouts`]: TCP, no reply seen (SYN sent or an adopted flow).
 pub const TIMEOUT_TCP_OPENING: usize = 0;
+/// [`Settings::timeouts`]: TCP, the SYN was answered, and that was all.
+pub const TIMEOUT_TCP_ANSWERED: usize = 1;
 /// [`Settings::timeouts`]: TCP, both directions seen.
-pub const TIMEOUT_TCP_ESTABLISHED: usize = 1;
-/// [`Settings::timeouts`]: TCP, both sides sent FIN, or either RST.
-pub const TIMEOUT_TCP_CLOSED: usize = 2;
+pub const TIMEOUT_TCP_ESTABLISHED: usize = 2;
+/// [`Settings::timeouts`]: TCP, one side sent FIN. So long is a flow of which a FIN or RST was seen
+/// protected at the least, too, unless the pod itself ended it.
+pub const TIMEOUT_TCP_HALF_CLOSED: usize = 3;
+/// [`Settings::timeouts`]: TCP, both sides sent FIN.
+pub const TIMEOUT_TCP_FINISHED: usize = 4;
+/// [`Settings::timeouts`]: TCP and SCTP, the pod sent RST, or one answered the opening. So long is a
+/// flow that both sides finished protected.
+pub const TIMEOUT_TCP_CLOSED: usize = 5;
+/// [`Settings::timeouts`]: TCP, an RST came to the pod. It may be forged, so the flow's next packet
+/// must find its entry.
+pub const TIMEOUT_TCP_RESET: usize = 6;
 /// [`Settings::timeouts`]: UDP and other protocols, no reply seen.
-pub const TIMEOUT_ONE_WAY: usize = 3;
-/// [`Settings::timeouts`]: UDP and other protocols, both directions seen.
-pub const TIMEOUT_TWO_WAY: usize = 4;
+pub const TIMEOUT_ONE_WAY: usize = 7;
+/// [`Settings::timeouts`]: UDP, answered, but no [`CT_STREAM`].
+pub const TIMEOUT_UDP_ANSWERED: usize = 8;
+/// [`Settings::timeouts`]: UDP with [`CT_STREAM`].
+pub const TIMEOUT_UDP_STREAM: usize = 9;
+/// [`Settings::timeouts`]: other protocols, both directions seen.
+pub const TIMEOUT_OTHER: usize = 10;
+/// [`Settings::timeouts`]: SCTP, before the association is established.
+pub const TIMEOUT_SCTP_OPENING: usize = 11;
 /// [`Settings::timeouts`]: SCTP, both directions seen.
-pub const TIMEOUT_SCTP_ESTABLISHED: usize = 5;
-/// [`Settings::timeouts`]: ICMP echo.
-pub const TIMEOUT_ECHO: usize = 6;
+pub const TIMEOUT_SCTP_ESTABLISHED: usize = 12;
+/// [`Settings::timeouts`]: ICMP echo and its kin.
+pub const TIMEOUT_ECHO: usize = 13;
 /// [`Settings::timeouts`]: the first fragment's ports.
-pub const TIMEOUT_FRAGMENT: usize = 7;
+pub const TIMEOUT_FRAGMENT: usize = 14;
+/// [`Settings::timeouts`]: an established flow that has been idle for so long gives way to a new one
+/// that finds no other room.
+pub const TIMEOUT_IDLE: usize = 15;
 /// Number of timeouts.
-pub const TIMEOUTS: usize = 8;
+pub const TIMEOUTS: usize = 16;
 
 /// Conntrack key of an IPv4 flow, as the endpoint sees it: one key for both directions.
 #[repr(C)]
@@ -317,7 +343,7 @@ pub struct Ct4Key {
     pub endpoint: u32,
     /// The pod's port; for ICMP echo the identifier.
     pub local_port: u16,
-    /// The other side's port; for ICMP echo 0.
+    /// The other side's port; for ICMP echo 0, for its kin the request's type.
     pub remote_port: u16,
     /// IP protocol number (8 bits; the rest zero).
     pub protocol: u32,
@@ -331,7 +357,7 @@ pub struct Ct6Key {
     pub endpoint: u32,
     /// The pod's port; for ICMPv6 echo the identifier.
     pub local_port: u16,
-    /// The other side's port; for ICMPv6 echo 0.
+    /// The other side's port; for ICMPv6 echo 0, for its kin the request's type.
     pub remote_port: u16,
     /// Remote address, network byte order.
     pub remote: [u8; 16],
@@ -395,13 +421,18 @@ pub const CT_NODE: u16 = 1 << 5;
 pub const CT_FIN_INGRESS: u16 = 1 << 6;
 /// Conntrack flag: FIN seen in pod egress.
 pub const CT_FIN_EGRESS: u16 = 1 << 7;
-/// Conntrack flag: RST seen.
+/// Conntrack flag: an RST (or an SCTP ABORT) came to the pod, and nothing of the flow since. Whoever
+/// guesses addresses and ports can forge one.
 pub const CT_RST: u16 = 1 << 8;
 /// Conntrack flag: a SYN opened it (else it was adopted mid-flow or seeded).
 pub const CT_SYN: u16 = 1 << 9;
 /// Conntrack flag: the SYN was answered. Any forged SYN gets that far, so it takes a further packet
 /// of the side that began to make the flow [`CT_REPLIED`].
 pub const CT_SYN_ACK: u16 = 1 << 10;
+/// Conntrack flag: UDP that went on for more than two seconds after it was answered.
+pub const CT_STREAM: u16 = 1 << 13;
+/// Conntrack flag: the pod itself sent an RST (or ABORT), and nothing of the flow was seen since.
+pub const CT_RST_SENT: u16 = 1 << 14;
 
 /// Key of the fragment table (LRU hash): the datagram as the endpoint sees it.
 #[repr(C)]
@@ -476,7 +507,7 @@ const _: () = {
     assert!(size_of::<PortBitmap>() == 8192);
     let other = if cfg!(feature = "other-layout") { 8 } else { 0 };
     assert!(size_of::<Endpoint>() == 112 + other && align_of::<Endpoint>() == 8);
-    assert!(size_of::<Settings>() == 96);
+    assert!(size_of::<Settings>() == 160);
     assert!(size_of::<Host6>() == 24 && size_of::<Hosts6Bucket>() == 128);
     assert!(size_of::<Ct4Key>() == 16 && size_of::<Ct4Way>() == 32 + other);
     assert!(size_of::<Ct4Bucket>() == size_of::<Ct4Way>() * CT_WAYS);

@@ -17,7 +17,7 @@ mod fragment;
 #[cfg(not(target_arch = "bpf"))]
 pub mod host;
 pub mod hosts6;
-mod icmp;
+pub mod icmp;
 pub mod judged;
 pub mod layout;
 mod neighbour;

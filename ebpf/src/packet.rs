@@ -49,6 +49,8 @@ pub const TCP_FIN: u8 = 0x01;
 pub const TCP_SYN: u8 = 0x02;
 /// TCP header flag RST.
 pub const TCP_RST: u8 = 0x04;
+/// TCP header flag PSH.
+pub const TCP_PSH: u8 = 0x08;
 /// TCP header flag ACK.
 pub const TCP_ACK: u8 = 0x10;
 
@@ -339,7 +341,7 @@ pub struct Transport {
     pub protocol: u8,
     /// TCP flags, for SCTP those that its first chunk stands for; else 0.
     pub flags: u8,
-    /// Source port; for ICMP the echo identifier; else 0.
+    /// Source port; for ICMP the identifier of an echo or its kin; else 0.
     pub source: u16,
     /// Destination port; for ICMP type << 8 | code; else 0.
     pub destination: u16,
@@ -357,8 +359,9 @@ pub fn transport<B: Bytes, A>(
 ) -> Result<Transport, Reason> {
     let mut transport = Transport { protocol: network.protocol, ..Transport::default() };
     if network.fragment.is_later() {
-        // One of 8 bytes would overwrite the flags that the first was judged by (RFC 1858).
-        let overlaps = network.protocol == TCP && network.fragment.offset == 1;
+        // One of 8 bytes would overwrite the flags that the first was judged by (RFC 1858), and so
+        // SCTP's first chunk.
+        let overlaps = matches!(network.protocol, TCP | SCTP) && network.fragment.offset == 1;
         return if overlaps { Err(Reason::TinyFragment) } else { Ok(transport) };
     }
     match network.protocol {

@@ -42,7 +42,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         let Some(settings) = self.tables.settings() else { return Err(nothing) };
         let own = Subject::<F>::new(packet.remote::<D>(), &packet.transport, D::EGRESS);
         let key = self.key::<F>(&own);
-        let hash = conntrack::hash(settings.hash_seed, &key);
+        let hash = conntrack::hash(settings, &key);
         let index = conntrack::first(hash, F::mask(settings));
         let Some(bucket) = F::bucket(self.tables, index) else { return Err(nothing) };
         // SAFETY: a whole bucket of this family's table.

@@ -1,7 +1,7 @@
 //! What the verdict reads and writes besides the packet.
 
 use crate::{
-    conntrack::{self, Flow, Full, Key, Memory},
+    conntrack::{self, Flow, Full, Gave, Key, Memory, Shift},
     family::{Family, V4, V6},
     layout::{ClassId, ENDPOINT_ADDRS, Endpoint, FragmentKey, FragmentPorts, Settings},
     order,
@@ -46,18 +46,51 @@ pub trait Tables: PolicyTables + Memory + Sized {
     fn insert6(&self, key: [u64; 4], hash: u64, flags: u16) -> Result<(), Full> {
         insert::<V6, _, _>(self, key, hash, flags).map(drop)
     }
-    /// Makes room for a flow of an endpoint that found none: [`make_room`], of the family that has
-    /// `is_v6`. In the kernel a function of its own too.
+    /// Makes room for a flow of an endpoint that found none: [`make_place`], else [`free_stale`], else
+    /// [`make_room`], of the family that has `is_v6`. In the kernel functions of their own too.
     #[inline(always)]
     fn make_room(&self, is_v6: bool, endpoint: u32, hash: u64) -> bool {
         if is_v6 {
-            make_room::<V6, _>(self, endpoint, hash)
+            make_place::<V6, _>(self, hash)
+                || free_stale::<V6, _>(self, endpoint, hash)
+                || make_room::<V6, _>(self, endpoint, hash)
         } else {
-            make_room::<V4, _>(self, endpoint, hash)
+            make_place::<V4, _>(self, hash)
+                || free_stale::<V4, _>(self, endpoint, hash)
+                || make_room::<V4, _>(self, endpoint, hash)
         }
     }
     /// Leaves it; an older one makes room.
     fn remember_fragment(&self, key: &FragmentKey, ports: &FragmentPorts);
+}
+
+/// Has another flow move on, by [`conntrack::make_place`].
+#[inline(always)]
+pub fn make_place<F: Family, T: Tables>(tables: &T, hash: u64) -> bool {
+    let Some(settings) = tables.settings() else { return false };
+    let buckets = conntrack::choices(hash, F::mask(settings));
+    conntrack::make_place(buckets, |index, place| shift::<F, T>(tables, index, place))
+}
+
+/// Moves a flow on, by [`conntrack::shift`].
+#[inline(always)]
+pub fn shift<F: Family, T: Tables>(tables: &T, index: u32, place: u32) -> Shift {
+    let Some(settings) = tables.settings() else { return Shift::STAYS };
+    let from = (index, place, F::mask(settings));
+    // SAFETY: whole buckets of this family's table.
+    unsafe { conntrack::shift::<F::Key, _>(tables, settings, from, |i| F::bucket(tables, i)) }
+}
+
+/// Frees a place of an endpoint's own, by [`conntrack::free_stale`].
+#[inline(always)]
+pub fn free_stale<F: Family, T: Tables>(tables: &T, endpoint: u32, hash: u64) -> bool {
+    let Some(settings) = tables.settings() else { return false };
+    let Some(buckets) = buckets::<F, T>(tables, settings, hash) else { return false };
+    // SAFETY: whole buckets of this family's table.
+    unsafe {
+        let wanted = (endpoint, hash);
+        conntrack::free_stale::<F::Key, _>(tables, buckets, wanted, settings, tables.now())
+    }
 }
 
 /// Makes room for a flow of an endpoint, by [`conntrack::make_room`].
@@ -94,7 +127,7 @@ pub fn flow<F: Family, K: Key, T: Tables>(
     Some(Flow { key, hash, buckets })
 }
 
-/// Inserts a flow into the table of its family; whether a half-open flow had to go.
+/// Inserts a flow into the table of its family; what had to go for it.
 ///
 /// # Errors
 /// [`Full`] if there is no room.
@@ -104,7 +137,7 @@ pub fn insert<F: Family, K: Key, T: Tables>(
     key: K,
     hash: u64,
     flags: u16,
-) -> Result<bool, Full> {
+) -> Result<Gave, Full> {
     let settings = tables.settings().ok_or(Full)?;
     let flow = flow::<F, K, T>(tables, settings, key, hash).ok_or(Full)?;
     // SAFETY: `flow` names whole buckets of this family's table.

@@ -7,14 +7,14 @@
 //! look like flows that the pod began, and outlive the policy that denies its client.
 
 use crate::{
-    conntrack::{self, Flow, Hit},
+    conntrack::{self, Flow, Hit, Marks},
     family::Family,
     icmp::{self, Echo},
     layout::{
-        CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_RST, CT_SYN, CT_SYN_ACK, ClassId,
-        ROW_NOT_ISOLATED, Settings,
+        CT_BUSY, CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_RST, CT_RST_SENT, CT_STREAM,
+        CT_SYN, CT_SYN_ACK, ClassId, ROW_NOT_ISOLATED, Settings,
     },
-    packet::{SCTP, TCP, TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN, Transport},
+    packet::{SCTP, TCP, TCP_ACK, TCP_FIN, TCP_PSH, TCP_RST, TCP_SYN, Transport, UDP},
     policy::row_allows,
     reading::{Packet, Quote},
     reason::Reason,
@@ -33,11 +33,13 @@ pub(crate) struct Subject<F: Family> {
 }
 
 impl<F: Family> Subject<F> {
-    /// The flow of a packet that the pod sent, or was sent. ICMP echo: the identifier and 0.
+    /// The flow of a packet that the pod sent, or was sent. ICMP echo: the identifier and
+    /// [`icmp::kind`].
     #[inline(always)]
     pub(crate) fn new(remote: F::Address, transport: &Transport, sent: bool) -> Self {
         let (local_port, remote_port) = if icmp::is_icmp(transport.protocol) {
-            (transport.source, 0)
+            let message = (transport.destination >> 8) as u8;
+            (transport.source, icmp::kind(transport.protocol, message))
         } else if sent {
             (transport.source, transport.destination)
         } else {
@@ -95,10 +97,14 @@ const fn only_answers(transport: &Transport) -> bool {
 }
 
 /// What an answer makes of its flow: the second packet of a handshake proves nothing of who sent the
-/// first.
+/// first, and one that refuses establishes nothing.
 #[inline(always)]
 const fn answering(transport: &Transport) -> u16 {
-    if transport.flags & TCP_SYN != 0 { CT_SYN_ACK } else { CT_REPLIED }
+    match transport.flags & (TCP_SYN | TCP_RST) {
+        0 => CT_REPLIED,
+        TCP_SYN => CT_SYN_ACK,
+        _ => 0,
+    }
 }
 
 /// What a further packet of the side that began makes of its flow.
@@ -108,12 +114,20 @@ const fn confirming(flags: u16, transport: &Transport) -> u16 {
     if flags & CT_SYN_ACK != 0 && !ends { CT_REPLIED } else { 0 }
 }
 
-/// Flags that a packet leaves in its entry however it came to pass.
+/// Instead of flags that a packet adds to its entry: the entry is left as it is.
+const LEAVE: u16 = CT_BUSY;
+
+/// Flags that a packet leaves in its entry however it came to pass. What ends a flow can be forged, so
+/// what shows that it goes on takes that back: after an RST any packet, after a FIN data of the side that
+/// is said to have sent it (PSH tells data from acknowledgements without a look behind the header).
 #[inline(always)]
-const fn closing_flags<D: Direction>(transport: &Transport) -> u16 {
+const fn closing<D: Direction>(transport: &Transport) -> Marks {
+    if transport.flags & TCP_RST != 0 {
+        return Marks::new(if D::EGRESS { CT_RST_SENT } else { CT_RST }, 0);
+    }
     let fin = if transport.flags & TCP_FIN != 0 { D::FIN } else { 0 };
-    let rst = if transport.flags & TCP_RST != 0 { CT_RST } else { 0 };
-    fin | rst
+    let data = transport.flags & (TCP_SYN | TCP_PSH) == TCP_PSH;
+    Marks::new(fin, CT_RST | CT_RST_SENT | if data { D::FIN } else { 0 })
 }
 
 impl<D: Direction, T: Tables> Judge<'_, D, T> {
@@ -167,7 +181,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         let settings = self.tables.settings().ok_or(Reason::NoTable)?;
         let key = self.key::<F>(subject);
         let hash = match looked.done {
-            0 => conntrack::hash(settings.hash_seed, &key),
+            0 => conntrack::hash(settings, &key),
             _ => looked.hash,
         };
         let hit = self.find::<F>(settings, &key, hash, looked)?;
@@ -197,23 +211,29 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         if icmp::is_error(&packet.transport) {
             return self.error(packet, subject, allowed, live);
         }
-        let Some(reason) = allowed else {
-            return match live {
-                Some(hit) => self.answer(packet, subject, class, hit, settings, now),
-                None => self.unanswered(packet),
-            };
-        };
-        let Some(hit) = live else {
+        let Some(found) = live else {
+            let Some(reason) = allowed else { return self.unanswered(packet) };
             if reason as u8 == Reason::Node as u8 && only_answers(&packet.transport) {
                 return self.unanswered(packet);
             }
             self.begin(key, hash, hit, packet, now)?;
             return Ok(Self::passing(reason, class));
         };
-        self.refresh::<F>(hit, packet, class, settings, now);
+        let add = match allowed {
+            Some(_) => self.refresh::<F>(found, packet, class, now),
+            None => match self.answer(packet, subject, class, found)? {
+                Reason::Reply => answering(&packet.transport),
+                loopback => return Ok(loopback),
+            },
+        };
+        if add != LEAVE {
+            self.touch::<F>(found, &packet.transport, add, settings, now);
+        }
+        let Some(reason) = allowed else { return Ok(Reason::Reply) };
         // An answer goes back through the translation that its flow came by: the node's address that
         // it goes to may stand for any client, whom the other side's policy has admitted.
-        let answers = hit.control.flags() & D::SEEN == 0 && !begins(&packet.transport);
+        let flags = found.control.flags();
+        let answers = flags & D::SEEN == 0 && !begins(&packet.transport);
         Ok(if answers { reason } else { Self::passing(reason, class) })
     }
 
@@ -300,16 +320,15 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         }
     }
 
-    /// An allowed packet meets its live entry.
+    /// An allowed packet meets its live entry: the flags that it adds, or [`LEAVE`].
     #[inline(always)]
     fn refresh<F: Family>(
         &self,
         hit: Hit,
         packet: &Packet<'_, F>,
         class: ClassId,
-        settings: &Settings,
         now: u32,
-    ) {
+    ) -> u16 {
         let transport = &packet.transport;
         let flags = hit.control.flags();
         let begun = flags & D::SEEN != 0;
@@ -317,20 +336,46 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         if is_opening(transport) && (!begun || hit.control.is_closing()) {
             // SAFETY: found in the table just now.
             unsafe { Flow::<F::Key>::restart(self.tables, hit, seen, now) };
-            return;
+            return LEAVE;
         }
         if !begun && self.was_cut(flags, packet, class) {
             // Not refreshed either, so it is over when its idle time is.
-            return;
+            return LEAVE;
         }
-        let add = match icmp::echo(transport) {
+        match icmp::echo(transport) {
             Echo::Request => seen,
             Echo::None if begun => seen & CT_NODE | confirming(flags, transport),
             Echo::Reply | Echo::None => answering(transport),
-        };
-        let add = add | closing_flags::<D>(transport);
-        // SAFETY: found in the table just now.
-        unsafe { Flow::<F::Key>::touch(self.tables, hit, add, now, settings.refresh_after) };
+        }
+    }
+
+    /// Marks a live entry with what a packet of its flow says.
+    #[inline(always)]
+    fn touch<F: Family>(
+        &self,
+        hit: Hit,
+        transport: &Transport,
+        add: u16,
+        settings: &Settings,
+        now: u32,
+    ) {
+        let mut marks = closing::<D>(transport).and(add);
+        let (flags, after) = (hit.control.flags(), settings.refresh_after);
+        if transport.protocol == UDP && flags & (CT_REPLIED | CT_STREAM) == CT_REPLIED {
+            // As the kernel's conntrack has it (`stream_ts`): until then the stamp stays.
+            if hit.control.age(now) <= 2 * after {
+                return;
+            }
+            marks = marks.and(CT_STREAM);
+        }
+        // SAFETY: found in the table just now, by this family's key.
+        unsafe {
+            if transport.flags & (TCP_FIN | TCP_RST) != 0 {
+                // The next packet is to be looked at, whatever it says.
+                self.tables.store(hit.judged::<F::Key>(), 0);
+            }
+            Flow::<F::Key>::touch(self.tables, hit, marks, now, after);
+        }
     }
 
     /// Whether a packet without a handshake belongs to a flow that the other side began and policy
@@ -372,6 +417,9 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
 
     /// A packet that policy does not allow meets a live entry: it passes if it answers a flow that
     /// policy allows now.
+    ///
+    /// # Errors
+    /// The reason to drop it.
     #[inline(always)]
     fn answer<F: Family>(
         &self,
@@ -379,19 +427,13 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         subject: &Subject<F>,
         class: ClassId,
         hit: Hit,
-        settings: &Settings,
-        now: u32,
     ) -> Result<Reason, Reason> {
-        let transport = &packet.transport;
         let flags = hit.control.flags();
         // The node's own packets are in ingress, so their answers are in egress.
         let node = if D::EGRESS { CT_NODE } else { 0 };
         if !self.still_allows(flags & (D::OTHER_SEEN | node), class, subject) {
             return self.unanswered(packet);
         }
-        let add = answering(transport) | closing_flags::<D>(transport);
-        // SAFETY: found in the table just now.
-        unsafe { Flow::<F::Key>::touch(self.tables, hit, add, now, settings.refresh_after) };
         Ok(Reason::Reply)
     }
 }

@@ -8,10 +8,12 @@ use std::{
 };
 
 use netpold_ebpf::{
-    conntrack::{Control, Flow, Full, hash, sweep, timeouts, words4},
+    conntrack::{Control, Flow, Full, Gave, Marks, hash, sweep, timeouts, words4},
     family::V4,
     host::{HostMemory, HostTables},
-    layout::{CT_INGRESS, CT_REPLIED, CT_VALID, Ct4Key, Settings},
+    layout::{
+        CT_INGRESS, CT_REPLIED, CT_VALID, Ct4Key, Settings, TIMEOUT_IDLE, TIMEOUT_TCP_ESTABLISHED,
+    },
     tables::{self, Tables},
 };
 
@@ -23,10 +25,10 @@ fn key(number: u32) -> [u64; 2] {
 
 fn hashed(tables: &HostTables, number: u32) -> ([u64; 2], u64) {
     let key = key(number);
-    (key, hash(tables.settings.hash_seed, &key))
+    (key, hash(&tables.settings, &key))
 }
 
-fn insert(tables: &HostTables, number: u32, flags: u16) -> Result<bool, Full> {
+fn insert(tables: &HostTables, number: u32, flags: u16) -> Result<Gave, Full> {
     let (key, hash) = hashed(tables, number);
     tables::insert::<V4, _, _>(tables, key, hash, flags)
 }
@@ -45,7 +47,8 @@ fn reply(tables: &HostTables, number: u32) {
     // SAFETY: the buckets of a live table.
     unsafe {
         let hit = flow(tables, number).find(tables).expect("the flow");
-        Flow::<[u64; 2]>::touch(tables, hit, CT_REPLIED, tables.now(), 0);
+        let marks = Marks::new(CT_REPLIED, 0);
+        Flow::<[u64; 2]>::touch(tables, hit, marks, tables.now(), 0);
     }
 }
 
@@ -76,8 +79,8 @@ fn a_table_full_of_replied_flows_says_so() {
     }
     assert_eq!(insert(&tables, 9, CT_INGRESS), Err(Full));
     // Once their timeout is over they make room, whether swept or not.
-    tables.now.fetch_add(tables.settings.timeouts[1], Ordering::AcqRel);
-    assert_eq!(insert(&tables, 9, CT_INGRESS), Ok(false));
+    tables.now.fetch_add(tables.settings.timeouts[TIMEOUT_TCP_ESTABLISHED], Ordering::AcqRel);
+    assert_eq!(insert(&tables, 9, CT_INGRESS), Ok(Gave::Nothing));
 }
 
 #[test]
@@ -87,7 +90,7 @@ fn the_oldest_unreplied_flow_goes_first() {
         insert(&tables, number, CT_INGRESS).expect("room");
         tables.now.fetch_add(10, Ordering::AcqRel);
     }
-    assert_eq!(insert(&tables, 4, CT_INGRESS), Ok(true));
+    assert_eq!(insert(&tables, 4, CT_INGRESS), Ok(Gave::HalfOpen));
     assert!(find(&tables, 0).is_none());
     assert!((1..=4).all(|number| find(&tables, number).is_some()));
 }
@@ -182,4 +185,102 @@ fn no_reader_ever_matches_another_flow() {
         }
         stop.store(true, Ordering::Release);
     });
+}
+
+/// A table that holds as many established flows as this, of 65,536.
+fn filled(flows: u32) -> HostTables {
+    let tables = HostTables::new(1 << 14);
+    for number in 0..flows {
+        assert!(establish(&tables, number), "flow {number} was refused");
+    }
+    tables
+}
+
+/// A new flow, as a verdict makes it, that is answered.
+fn establish(tables: &HostTables, number: u32) -> bool {
+    let (key, hash) = hashed(tables, number);
+    let begun = tables.insert4(key, hash, CT_INGRESS).or_else(|_| {
+        tables.make_room(false, 1, hash);
+        tables.insert4(key, hash, CT_INGRESS)
+    });
+    if begun.is_ok() {
+        reply(tables, number);
+    }
+    begun.is_ok()
+}
+
+const THREE_QUARTERS: u32 = 3 << 14;
+
+#[test]
+fn a_table_filled_to_three_quarters_refuses_nothing() {
+    let tables = filled(THREE_QUARTERS);
+    for number in THREE_QUARTERS..THREE_QUARTERS + 1000 {
+        assert!(establish(&tables, number), "flow {number} was refused");
+    }
+    for number in 0..THREE_QUARTERS + 1000 {
+        let control = find(&tables, number).expect("every flow is there");
+        assert_eq!(control.flags(), CT_VALID | CT_INGRESS | CT_REPLIED);
+    }
+}
+
+/// Flows move on while others look for them: an established one is found at every moment.
+#[test]
+fn flows_that_move_on_are_found_at_every_moment() {
+    let tables = filled(THREE_QUARTERS);
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut rounds = 0;
+            while !done.load(Ordering::Acquire) || rounds == 0 {
+                for number in (0..THREE_QUARTERS).step_by(7) {
+                    assert!(find(&tables, number).is_some(), "flow {number} is lost");
+                }
+                rounds += 1;
+            }
+        });
+        // Packets of the flows, whose entries change while they move.
+        let writer = scope.spawn(|| {
+            while !done.load(Ordering::Acquire) {
+                for number in (0..THREE_QUARTERS).step_by(11) {
+                    // SAFETY: the buckets of a live table.
+                    unsafe {
+                        let hit = flow(&tables, number).find(&tables).expect("the flow");
+                        let marks = Marks::new(CT_REPLIED, 0);
+                        Flow::<[u64; 2]>::touch(&tables, hit, marks, tables.now(), 0);
+                    }
+                }
+                tables.now.fetch_add(1, Ordering::AcqRel);
+            }
+        });
+        for number in THREE_QUARTERS..THREE_QUARTERS * 7 / 6 {
+            establish(&tables, number);
+        }
+        done.store(true, Ordering::Release);
+        for thread in [reader, writer] {
+            thread.join().expect("a thread");
+        }
+    });
+}
+
+/// Established flows that say nothing for two hours give way, where there is need.
+#[test]
+fn idle_flows_give_way_after_two_hours() {
+    let tables = HostTables::new(1);
+    for number in 0..4 {
+        insert(&tables, number, CT_INGRESS).expect("room");
+        reply(&tables, number);
+        tables.now.fetch_add(10, Ordering::AcqRel);
+    }
+    let idle = tables.settings.timeouts[TIMEOUT_IDLE];
+    assert_eq!(idle, 2 * 3600 * 1000);
+    tables.now.fetch_add(idle - 50, Ordering::AcqRel);
+    assert_eq!(insert(&tables, 4, CT_INGRESS), Err(Full));
+    tables.now.fetch_add(50 - 35, Ordering::AcqRel);
+    assert_eq!(insert(&tables, 4, CT_INGRESS), Ok(Gave::Idle), "the first has been for two hours");
+    assert!(find(&tables, 0).is_none());
+    assert!((1..=4).all(|number| find(&tables, number).is_some()));
+    // A half-open one goes before any of these.
+    tables.now.fetch_add(100, Ordering::AcqRel);
+    assert_eq!(insert(&tables, 5, CT_INGRESS), Ok(Gave::HalfOpen));
+    assert!(find(&tables, 4).is_none());
 }

@@ -2,7 +2,7 @@
 #![expect(clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
 use netpold_ebpf::{
-    conntrack::{Flow, Full, hash, words4},
+    conntrack::{Flow, Full, Marks, hash, words4},
     family::V4,
     host::HostTables,
     layout::{CT_INGRESS, CT_REPLIED, Ct4Key},
@@ -16,11 +16,11 @@ struct Of(u32, u32);
 impl Of {
     fn key(self) -> [u64; 2] {
         let Self(endpoint, remote) = self;
-        words4(&Ct4Key { endpoint, remote, local_port: 80, remote_port: 9, protocol: 17 })
+        words4(&Ct4Key { endpoint, remote, local_port: 80, remote_port: 9, protocol: 6 })
     }
 
     fn hash(self, tables: &HostTables) -> u64 {
-        hash(tables.settings.hash_seed, &self.key())
+        hash(&tables.settings, &self.key())
     }
 
     fn place(self, tables: &HostTables) -> Flow<[u64; 2]> {
@@ -33,7 +33,7 @@ impl Of {
         tables.now.fetch_add(1, core::sync::atomic::Ordering::AcqRel);
         let hash = self.hash(tables);
         tables.insert4(self.key(), hash, CT_INGRESS).or_else(|_| {
-            make_room::<V4, _>(tables, self.0, hash);
+            tables.make_room(false, self.0, hash);
             tables.insert4(self.key(), hash, CT_INGRESS)
         })
     }
@@ -43,7 +43,8 @@ impl Of {
         // SAFETY: the buckets of a live table.
         unsafe {
             let hit = self.place(tables).find(tables).expect("the flow");
-            Flow::<[u64; 2]>::touch(tables, hit, CT_REPLIED, tables.now(), 0);
+            let marks = Marks::new(CT_REPLIED, 0);
+            Flow::<[u64; 2]>::touch(tables, hit, marks, tables.now(), 0);
         }
         Ok(())
     }
@@ -163,4 +164,26 @@ fn a_table_with_room_is_not_shared() {
     Of(3, 0).insert(&tables).expect("the last one");
     assert!(!make_room::<V4, _>(&tables, 2, Of(2, 0).hash(&tables)), "a half-open flow is there");
     assert_eq!(there(&tables, 1, 7), 7);
+}
+
+/// A pod's own flows that have said nothing for a quarter of an hour make room for its new ones, and no
+/// others of its.
+#[test]
+fn a_pods_stale_flows_make_room_for_its_own() {
+    let tables = eight(&[4, 4]);
+    let minutes = |minutes: u32| {
+        tables.now.fetch_add(minutes * 60_000, core::sync::atomic::Ordering::AcqRel);
+    };
+    minutes(14);
+    assert_eq!(Of(1, 100).answered(&tables), Err(Full), "they may still be in use");
+    minutes(2);
+    assert_eq!(Of(1, 100).answered(&tables), Ok(()));
+    assert!(!Of(1, 0).is_there(&tables), "the longest idle one is gone");
+    assert_eq!((there(&tables, 1, 4), there(&tables, 2, 4)), (3, 4));
+    assert_eq!(Of(3, 0).insert(&tables), Err(Full), "not for another pod");
+    for number in 1..4 {
+        assert_eq!(Of(1, 100 + number).answered(&tables), Ok(()));
+    }
+    assert_eq!(Of(1, 104).answered(&tables), Err(Full), "those are in use");
+    assert_eq!(there(&tables, 2, 4), 4);
 }

@@ -1,7 +1,7 @@
 //! Flows that were tracked elsewhere, put into the tables.
 
 use aya::Pod;
-use netpold_ebpf::conntrack::{self, Flow, Full, Key, choices, key6_words, words4};
+use netpold_ebpf::conntrack::{self, Control, Flow, Full, Key, choices, key6_words, words4};
 use netpold_ebpf::host::HostMemory;
 use netpold_ebpf::layout::{CT_WAYS, Ct4Key, Ct6Key};
 
@@ -28,7 +28,27 @@ pub struct Tracked {
     pub seen: u32,
 }
 
+impl FlowKey {
+    /// IP protocol number.
+    const fn protocol(&self) -> u8 {
+        match self {
+            Self::V4(key) => key.protocol as u8,
+            Self::V6(key) => key.protocol as u8,
+        }
+    }
+}
+
 impl Sweeper {
+    /// The stamp of a flow that the kernel will forget in so many seconds (`None`: not known): by it,
+    /// the entry expires then too. `now` in jiffies.
+    #[must_use]
+    pub fn stamp(&self, flow: &Tracked, remaining: Option<u32>, now: u32) -> u32 {
+        let timeout = Control::new(0, 0, flow.flags).timeout(flow.key.protocol());
+        let timeout = self.settings.timeouts[timeout];
+        let remaining = remaining.map_or(timeout, |seconds| seconds.saturating_mul(self.hz));
+        now.wrapping_sub(timeout.saturating_sub(remaining))
+    }
+
     /// Adds a flow, or completes its entry.
     ///
     /// # Errors
@@ -59,11 +79,19 @@ impl Sweeper {
             let words = words.get(start..start + size).ok_or(Full)?;
             Ok(words.as_ptr().cast_mut().cast::<u64>())
         };
-        let hash = conntrack::hash(self.settings.hash_seed, &key);
+        let hash = conntrack::hash(&self.settings, &key);
         let [first, second] = choices(hash, mask);
         let flow_in = Flow { key, hash, buckets: [bucket(first)?, bucket(second)?] };
         let (settings, seen) = (&self.settings, flow.seen);
         // SAFETY: whole buckets of this family's table, mapped for writing while self lives.
-        unsafe { flow_in.adopt(&HostMemory, flow.flags, settings, now, seen) }
+        let adopt = || unsafe { flow_in.adopt(&HostMemory, flow.flags, settings, now, seen) };
+        adopt().or_else(|full| {
+            let made = conntrack::make_place([first, second], |index, place| {
+                let from = (index, place, mask);
+                // SAFETY: as above.
+                unsafe { conntrack::shift::<K, _>(&HostMemory, settings, from, |i| bucket(i).ok()) }
+            });
+            if made { adopt() } else { Err(full) }
+        })
     }
 }

@@ -198,6 +198,7 @@ impl Hosts6 {
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    use netpold_ebpf::conntrack::hash_keys;
     use netpold_ebpf::host::HostMemory;
 
     use super::*;
@@ -208,7 +209,8 @@ mod tests {
     fn table(buckets: u32) -> (Hosts6, Settings) {
         let fd = test_objects::array(size_of::<Hosts6Bucket>() as u32, buckets, BPF_F_MMAPABLE);
         let table = Hosts6::of(&MapData::from_fd(fd).unwrap()).unwrap();
-        let settings = Settings { hash_seed: 7, hosts6_mask: table.mask(), ..Settings::default() };
+        let (hash_keys, hosts6_mask) = (hash_keys(7), table.mask());
+        let settings = Settings { hash_keys, hosts6_mask, ..Settings::default() };
         (table, settings)
     }
 

@@ -27,11 +27,12 @@ pub mod xdp;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::os::fd::AsFd;
+use std::path::Path;
 
 use aya::maps::{MapData, PerCpuArray};
 use netpold_core::model::Direction;
 use netpold_core::ops::{Capacity, Op};
-use netpold_ebpf::conntrack::timeouts;
+use netpold_ebpf::conntrack::hash_keys;
 use netpold_ebpf::layout::Settings;
 use netpold_ebpf::proof::DEFAULT_BIT;
 
@@ -47,7 +48,7 @@ use sent::Sent;
 use tables::TableError;
 use uplink::Uplinks;
 
-use crate::conntrack::{Pass, Sweeper, measure_hz, tick_rate};
+use crate::conntrack::{Pass, Sweeper, Tracked, measure_hz, tick_rate, timeouts};
 use crate::seed::{Wanted, kernel_flows};
 
 /// Drop events that one CPU may emit in a second.
@@ -178,7 +179,8 @@ impl Dataplane {
         let demanded = self.predecessor()?.proof == Some(self.proof);
         Ok(Settings {
             hash_seed: self.hash_seed,
-            timeouts: timeouts(hz),
+            hash_keys: hash_keys(self.hash_seed),
+            timeouts: timeouts::current(hz, Path::new(timeouts::SYSCTLS)),
             refresh_after: hz,
             event_burst: EVENT_BURST,
             event_window: hz,
@@ -206,17 +208,32 @@ impl Dataplane {
         }
     }
 
-    /// Tidies flows away as [`Sweeper::pass`] does, and counts the others; `None` before the first
-    /// generation.
+    /// Tidies flows away as [`Sweeper::pass`] does, by the timeouts that the node's own conntrack has
+    /// now, and counts the others; `None` before the first generation.
     ///
     /// # Errors
     /// The tables cannot be mapped or the clock cannot be read.
     pub fn sweep(
-        &self,
+        &mut self,
         endpoints: Option<&BTreeSet<u32>>,
     ) -> Result<Option<Pass>, GenerationError> {
+        self.follow_timeouts()?;
         let Some(sweeper) = self.sweeper()? else { return Ok(None) };
         Ok(Some(sweeper.pass(self.now()?, endpoints)))
+    }
+
+    /// Takes over what has changed of the kernel's timeouts.
+    fn follow_timeouts(&mut self) -> Result<(), TableError> {
+        let (Some(settings), Some(generation)) = (&mut self.settings, &mut self.generation) else {
+            return Ok(());
+        };
+        let current = timeouts::current(self.hz, Path::new(timeouts::SYSCTLS));
+        if current != settings.timeouts {
+            tracing::info!("the kernel's conntrack has other timeouts; flows are kept as long");
+            generation.tables().write_timeouts(&current)?;
+            settings.timeouts = current;
+        }
+        Ok(())
     }
 
     /// The flow tables; `None` before the first generation.
@@ -246,8 +263,10 @@ impl Dataplane {
         let now = self.now().map_err(|error| error.to_string())?;
         let mut flows = 0;
         kernel_flows(|flow| {
-            let sides = wanted.sides(&flow, now);
-            flows += sides.filter(|side| tables.adopt(side, now).is_ok()).count() as u64;
+            for side in wanted.sides(&flow, now) {
+                let seen = tables.stamp(&side, flow.remaining, now);
+                flows += u64::from(tables.adopt(&Tracked { seen, ..side }, now).is_ok());
+            }
         })
         .map_err(|error| error.to_string())?;
         Ok(flows)

@@ -13,7 +13,7 @@ use aya::{Ebpf, Pod};
 use ipnet::Ipv6Net;
 use netpold_core::ops::{Apply, Op};
 use netpold_ebpf::layout::{
-    Endpoint, PortBitmap, PortWord, Row, RowBlock, Settings, TrieBlock, TrieRoot,
+    Endpoint, PortBitmap, PortWord, Row, RowBlock, Settings, TIMEOUTS, TrieBlock, TrieRoot,
 };
 
 use super::direct::{self, Section};
@@ -101,6 +101,18 @@ impl Tables {
         let settings = Settings { hosts6_mask: self.hosts6.mask(), ..settings };
         self.settings.write_element(0, &settings).map_err(at("SETTINGS"))?;
         Ok(settings)
+    }
+
+    /// Changes the timeouts, each by one store, while packets are judged.
+    ///
+    /// # Errors
+    /// The map is smaller than one element.
+    pub fn write_timeouts(&self, timeouts: &[u32; TIMEOUTS]) -> Result<(), TableError> {
+        let mut places = (offset_of!(Settings, timeouts)..).step_by(size_of::<u32>());
+        let mut written = timeouts.iter().zip(&mut places);
+        written
+            .try_for_each(|(timeout, place)| self.settings.store_u32(0, place, *timeout))
+            .map_err(at("SETTINGS"))
     }
 
     /// Makes void what the flow table remembers of judgements: after the last word of an update.

@@ -14,6 +14,7 @@ use super::{
     packets::{FAMILIES, Family, SYN, TCP, UDP, Who, frame, ip, tcp, udp},
     world,
     world::World,
+    world_of,
 };
 
 /// More than the table's 1,024 buckets of four hold.
@@ -76,5 +77,32 @@ fn a_pod_that_fills_the_table_keeps_no_other_out() {
         assert_eq!(given, usize::from(OTHERS), "{family:?}: another pod's");
         let evicted = world.counted(established);
         assert!(evicted > 15 && evicted <= u64::from(OTHERS), "{family:?}: {evicted}");
+    }
+}
+
+/// As many established flows as three quarters of the table, of several pods, and then more: of the pod
+/// that has the most, and of one that has none.
+#[test]
+fn a_table_filled_to_three_quarters_refuses_nothing() {
+    for (family, buckets, more) in [(Family::V4, 1 << 13, 500), (Family::V6, 1 << 11, 100)] {
+        let Some(mut world) = world_of(buckets) else { return };
+        let (mut left, each) = (buckets * 3, 30_000);
+        while left > 0 {
+            world.next_pod();
+            for port in 1..=left.min(each) {
+                assert!(asks(&mut world, family, port as u16), "{family:?}: {left} {port}");
+            }
+            left -= left.min(each);
+        }
+        for _ in 0..2 {
+            let refused =
+                (0..more / 2).filter(|more| !asks(&mut world, family, 40_000 + more)).count();
+            assert_eq!(refused, 0, "{family:?}");
+            world.next_pod();
+        }
+        for established in [false, true] {
+            let made_room = world.counted(evictions(family == Family::V6, established));
+            assert_eq!(made_room, 0, "{family:?}: nobody had to go");
+        }
     }
 }

@@ -7,6 +7,7 @@
     reason = "helpers of tests fail as tests do"
 )]
 
+mod closing;
 mod corpus;
 mod early;
 mod evictions;
@@ -26,9 +27,14 @@ use world::{PROGRAMS, World, program};
 
 /// The world, or `None` (said loudly) for a user who may not load programs.
 fn world() -> Option<World> {
+    world_of(1024)
+}
+
+/// As [`world`], with so many buckets of flows.
+fn world_of(buckets: u32) -> Option<World> {
     // SAFETY: no preconditions.
     if unsafe { libc::geteuid() } == 0 {
-        return Some(World::new());
+        return Some(World::new(buckets));
     }
     assert!(std::env::var_os("CI").is_none(), "kernel tests need root");
     println!("SKIPPED: kernel tests need root");

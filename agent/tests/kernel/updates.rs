@@ -17,7 +17,7 @@ use netpold_core::generate::{Choices, Cluster, NODE};
 use netpold_core::memory::MemoryTables;
 use netpold_core::model::Direction;
 use netpold_core::ops::{Apply, Op};
-use netpold_ebpf::conntrack::timeouts;
+use netpold_ebpf::conntrack::{hash_keys, timeouts};
 use netpold_ebpf::layout::{HOST6_WAYS, Settings};
 use netpold_testbed::{Netns, Unmount};
 
@@ -171,6 +171,7 @@ impl Kernel {
         let settings = Settings {
             ct4_mask: BUCKETS - 1,
             ct6_mask: BUCKETS - 1,
+            hash_keys: hash_keys(0),
             timeouts: timeouts(1000),
             refresh_after: 1000,
             ..Settings::default()

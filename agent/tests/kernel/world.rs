@@ -48,18 +48,18 @@ pub(crate) struct World {
 
 impl World {
     /// The pod admits the client to TCP 80 and UDP 53, the friend to everything; it may reach the
-    /// server on TCP 443, UDP 53 and by other protocols.
-    pub(crate) fn new() -> Self {
+    /// server on TCP 443, UDP 53 and by other protocols. The flow tables have so many buckets.
+    pub(crate) fn new(buckets: u32) -> Self {
         let object = netpold::object::object().expect("the eBPF object");
         let mut bpf = EbpfLoader::new()
-            .map_max_entries("CT4", 1024)
-            .map_max_entries("CT6", 1024)
+            .map_max_entries("CT4", buckets)
+            .map_max_entries("CT6", buckets)
             .load(object)
             .expect("maps");
         for name in PROGRAMS {
             program(&mut bpf, name).load().unwrap_or_else(|error| panic!("{name}: {error:?}"));
         }
-        let mut world = Self { host: tables(1024), bpf };
+        let mut world = Self { host: tables(buckets), bpf };
         world.prepare_early();
         world.write();
         world

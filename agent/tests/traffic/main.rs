@@ -14,6 +14,7 @@
 mod clsact;
 mod cluster;
 mod edits;
+mod ends;
 mod errors;
 mod established;
 mod failures;

@@ -8,7 +8,7 @@ use std::mem::offset_of;
 
 use netpold_ebpf::layout::{
     CT_BUSY, CT_EGRESS, CT_FIN_EGRESS, CT_FIN_INGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_RST,
-    CT_SYN, CT_SYN_ACK, CT_VALID, Ct4Way, Ct6Way, Endpoint,
+    CT_RST_SENT, CT_STREAM, CT_SYN, CT_SYN_ACK, CT_VALID, Ct4Way, Ct6Way, Endpoint,
 };
 
 /// A record as it is pinned: 24 bytes of name, padded with zeros, then place and width.
@@ -17,7 +17,7 @@ pub(super) type Record = [u32; 8];
 const NAME: usize = 24;
 
 /// Flags that a flow carries from one version to another.
-pub(super) const FLAGS: [(&str, u16); 9] = [
+pub(super) const FLAGS: [(&str, u16); 11] = [
     ("flag.ingress", CT_INGRESS),
     ("flag.egress", CT_EGRESS),
     ("flag.replied", CT_REPLIED),
@@ -27,6 +27,8 @@ pub(super) const FLAGS: [(&str, u16); 9] = [
     ("flag.rst", CT_RST),
     ("flag.syn", CT_SYN),
     ("flag.syn_ack", CT_SYN_ACK),
+    ("flag.stream", CT_STREAM),
+    ("flag.rst_sent", CT_RST_SENT),
 ];
 /// Those that say whether there is a flow.
 pub(super) const VALID_FLAGS: [&str; 2] = ["flag.valid", "flag.busy"];

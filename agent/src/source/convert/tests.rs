@@ -403,7 +403,7 @@ fn a_pod_that_asks_for_something_else_is_checked() {
     );
     assert!(!pod.foreign_sources);
     let expected = "metadata.annotations.netpold.io/check-source: `no` is not off";
-    assert_eq!(problems, [expected]);
+    assert_eq!(problems.iter().map(ToString::to_string).collect::<Vec<_>>(), [expected]);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use aya_ebpf::{
     maps::{Array, PerCpuArray, lpm_trie},
 };
 use netpold_ebpf::{
-    conntrack::{Full, Key, Memory},
+    conntrack::{Full, Gave, Key, Memory, Shift, choices, make_place},
     family::{Family, V4, V6},
     hosts6,
     layout::{
@@ -20,7 +20,7 @@ use netpold_ebpf::{
     order,
     policy::PolicyTables,
     reason,
-    tables::{EndpointRef, Tables, insert, make_room},
+    tables::{EndpointRef, Tables, free_stale, insert, make_room, shift},
     uplink::Locals,
 };
 
@@ -226,14 +226,59 @@ extern "C" fn netpold_insert6(hash: u64, flags: u32) -> u32 {
 #[inline(always)]
 fn insert_and_count<F: Family, K: Key>(key: K, hash: u64, flags: u32) -> u32 {
     let maps = Maps::new();
-    let Ok(evicted) = insert::<F, K, _>(&maps, key, hash, flags as u16) else { return 1 };
-    if evicted {
-        maps.count(reason::evictions(F::IS_V6, false));
+    match insert::<F, K, _>(&maps, key, hash, flags as u16) {
+        Ok(Gave::Nothing) => {}
+        Ok(gave) => maps.count(reason::evictions(F::IS_V6, gave == Gave::Idle)),
+        Err(Full) => return 1,
     }
     0
 }
 
-/// Makes room for a flow; 1 if it did.
+/// Has a flow move on to make a place for another, whose hash this is; 1 if one did. Four registers
+/// are all that it keeps: the frame below is the one of [`netpold_shift`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_make_place(is_v6: u32, hash: u64) -> u32 {
+    let Some(settings) =
+        Maps::new().settings().map(|settings| (settings.ct4_mask, settings.ct6_mask))
+    else {
+        return 0;
+    };
+    let mask = if is_v6 != 0 { settings.1 } else { settings.0 };
+    let made =
+        make_place(choices(hash, mask), |index, place| Shift(netpold_shift(is_v6, index, place)));
+    u32::from(made)
+}
+
+/// Moves a flow of a bucket on, see [`Shift`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_shift(is_v6: u32, index: u32, place: u32) -> u32 {
+    let maps = Maps::new();
+    if is_v6 != 0 {
+        shift::<V6, _>(&maps, index, place).0
+    } else {
+        shift::<V4, _>(&maps, index, place).0
+    }
+}
+
+/// Takes a place of the endpoint's own; 1 if it did.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_free_stale(is_v6: u32, endpoint: u32, hash: u64) -> u32 {
+    let (maps, is_v6) = (Maps::new(), is_v6 != 0);
+    let freed = if is_v6 {
+        free_stale::<V6, _>(&maps, endpoint, hash)
+    } else {
+        free_stale::<V4, _>(&maps, endpoint, hash)
+    };
+    if freed {
+        maps.count(reason::evictions(is_v6, true));
+    }
+    u32::from(freed)
+}
+
+/// Takes a place of another endpoint's; 1 if it did.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_make_room(is_v6: u32, endpoint: u32, hash: u64) -> u32 {
@@ -318,7 +363,7 @@ impl Locals for Maps {
 impl Tables for Maps {
     #[inline(always)]
     fn settings(&self) -> Option<&Settings> {
-        // SAFETY: map memory; but for one field written before the program is attached.
+        // SAFETY: map memory; what the agent changes meanwhile are words, each read on its own.
         Some(unsafe { &*maps::SETTINGS.get() })
     }
 
@@ -383,7 +428,10 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn make_room(&self, is_v6: bool, endpoint: u32, hash: u64) -> bool {
-        netpold_make_room(u32::from(is_v6), endpoint, hash) != 0
+        let is_v6 = u32::from(is_v6);
+        netpold_make_place(is_v6, hash) != 0
+            || netpold_free_stale(is_v6, endpoint, hash) != 0
+            || netpold_make_room(is_v6, endpoint, hash) != 0
     }
 
     #[inline(always)]

@@ -1,0 +1,130 @@
+//! What ends a flow, and what somebody only says of it.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use netpold_testbed::{Cni, Pod, ethernet, require_root};
+
+use crate::cluster::{Cluster, MOMENT, PATIENCE, allow_from, isolate};
+use crate::udp;
+
+const BOTH: [&str; 2] = ["Ingress", "Egress"];
+/// Above every port that a client is given: no packet in a connection's middle begins an entry.
+const HIGH: u16 = 64_000;
+const FIN: u8 = 0x01;
+const RST: u8 = 0x04;
+const ACK: u8 = 0x10;
+
+/// RFC 1071, of an even number of bytes.
+fn checksum(bytes: &[u8]) -> u16 {
+    let words = bytes.chunks_exact(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1]));
+    let sum: u32 = words.sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    !((folded & 0xffff) + (folded >> 16)) as u16
+}
+
+/// A segment from any address, with valid checksums.
+fn segment(sender: &Pod, ends: [SocketAddr; 2], sequence: u32, flags: u8) -> Vec<u8> {
+    let octets = ends.map(|end| match end.ip() {
+        IpAddr::V4(address) => address.octets(),
+        IpAddr::V6(_) => Ipv4Addr::UNSPECIFIED.octets(),
+    });
+    let mut tcp = ends.map(|end| end.port().to_be_bytes()).concat();
+    tcp.extend(sequence.to_be_bytes());
+    tcp.extend([0, 0, 0, 1, 0x50, flags, 4, 0, 0, 0, 0, 0]);
+    let pseudo = [&octets.concat()[..], &[0, 6, 0, 20]].concat();
+    let sum = checksum(&[&pseudo[..], &tcp].concat()).to_be_bytes();
+    tcp[16..18].copy_from_slice(&sum);
+    let mut packet = vec![0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0];
+    packet.extend(octets.concat());
+    let sum = checksum(&packet).to_be_bytes();
+    packet[10..12].copy_from_slice(&sum);
+    packet.extend(tcp);
+    ethernet(sender.gateway_mac(), sender.mac(), 0x0800, &packet)
+}
+
+/// One byte from the one to the other.
+#[track_caller]
+fn says(mut from: &TcpStream, mut to: &TcpStream, why: &str) {
+    let mut heard = [0];
+    from.write_all(b"x").expect(why);
+    to.read_exact(&mut heard).expect(why);
+}
+
+/// Somebody else sends resets and FINs from the client's address and port, with any sequence numbers.
+#[test]
+fn forged_ends_cut_no_connection() {
+    if !require_root("forged_ends_cut_no_connection") {
+        return;
+    }
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client", "forger"]);
+    // Forged sources do not get this far otherwise.
+    cluster.arguments = vec!["--check-source".into(), "off".into()];
+    cluster.policy("s", isolate("server", &BOTH)).policy("from", allow_from("server", "client"));
+    cluster.enforce();
+    let (server, forger) = (cluster.pod("server"), cluster.pod("forger"));
+    let to = SocketAddr::new(server.ip4().unwrap(), HIGH);
+    let listener = server.run(|| TcpListener::bind(to)).unwrap().unwrap();
+    let client = cluster.pod("client").run(|| TcpStream::connect_timeout(&to, PATIENCE));
+    let client = client.unwrap().unwrap();
+    let (served, from) = listener.accept().unwrap();
+    for stream in [&client, &served] {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_nodelay(true).unwrap();
+    }
+    says(&client, &served, "it is open");
+    says(&served, &client, "it is open");
+    for flags in [RST, RST | ACK, FIN | ACK] {
+        for guess in 0..8_u32 {
+            let frame = segment(forger, [from, to], guess << 29 | 0x0123_4567, flags);
+            forger.send_frame("eth0", &frame).unwrap();
+        }
+        // The ten seconds for which a flow that is over is kept, and more.
+        std::thread::sleep(Duration::from_secs(12));
+        says(&served, &client, "the server's next word arrives");
+        says(&client, &served, "and the client's");
+        says(&served, &client, "and its answer");
+    }
+}
+
+/// What the node's own conntrack has forgotten is no flow any more.
+#[test]
+fn no_flow_is_kept_longer_than_the_kernel_keeps_it() {
+    if !require_root("no_flow_is_kept_longer_than_the_kernel_keeps_it") {
+        return;
+    }
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
+    let keep = |cluster: &Cluster, seconds: &str| {
+        cluster.nodes[0].netns().sysctl("netfilter/nf_conntrack_udp_timeout", seconds)
+    };
+    if keep(&cluster, "2").is_err() {
+        return eprintln!("SKIPPED: this kernel has no conntrack");
+    }
+    cluster.arguments = vec!["--readback".into(), "1".into()];
+    cluster.policy("s", isolate("server", &BOTH)).policy("from", allow_from("server", "client"));
+    cluster.enforce();
+    let (server, client) = (cluster.pod("server"), cluster.pod("client"));
+    for (number, to) in server.addresses().iter().enumerate() {
+        let there = udp::socket(server, *to, HIGH);
+        let here = udp::socket(client, client.addresses()[number], HIGH);
+        // Says whether the server is still heard after some seconds of silence.
+        let outlives = |silence: Duration| {
+            here.set_read_timeout(Some(PATIENCE)).unwrap();
+            here.send_to(b"question", (*to, HIGH)).unwrap();
+            let (_, from) = udp::receive(&there).expect("it is allowed");
+            there.send_to(b"answer", from).unwrap();
+            udp::receive(&here).expect("it is answered");
+            std::thread::sleep(silence);
+            let _ = there.send_to(b"late", from);
+            here.set_read_timeout(Some(MOMENT)).unwrap();
+            udp::receive(&here).is_some()
+        };
+        keep(&cluster, "2").unwrap();
+        std::thread::sleep(Duration::from_secs(3));
+        assert!(!outlives(Duration::from_secs(4)), "{to}: the kernel's two seconds");
+        keep(&cluster, "60").unwrap();
+        std::thread::sleep(Duration::from_secs(3));
+        assert!(outlives(Duration::from_secs(4)), "{to}: the agent follows");
+    }
+}
