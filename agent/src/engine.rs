@@ -33,8 +33,16 @@ use devices::NodeDevices;
 /// Shortest and longest pause before a failed update is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
-/// No table grows beyond this: four million elements, 4 GiB of trie blocks.
-const MAX_ELEMENTS: u32 = 1 << 22;
+/// No table grows beyond this, so that all of them together stay under the memory limit of the DaemonSet
+/// (1 GiB): 192 MiB of bitmaps, 128 of row blocks, 48 of rows, 256 of trie blocks, 80 of the IPv6 tables.
+const LARGEST: Capacity = Capacity {
+    bitmaps: 24_576,
+    row_blocks: 65_536,
+    rows: 16_384,
+    trie_blocks: 262_144,
+    hosts6: 1 << 20,
+    cidrs6: 262_144,
+};
 
 /// Why an update is not enforced yet.
 #[derive(Debug, thiserror::Error)]
@@ -333,6 +341,9 @@ impl Engine {
                 Ok(ops) => break ops,
                 Err(error) => match grown(self.capacity, &error) {
                     Some(capacity) => self.capacity = capacity,
+                    None if self.compiler.leave_out(&error) => {
+                        tracing::error!(%error, "the largest policies are closed to make room");
+                    }
                     None => return Err(error.into()),
                 },
             }
@@ -445,19 +456,19 @@ impl Engine {
     }
 }
 
-/// At least twice the size of the table that was full; `None` where that is beyond what the layout
-/// can number.
+/// At least twice the size of the table that was full; `None` where that is beyond what a table may have.
 pub fn grown(mut capacity: Capacity, error: &CompileError) -> Option<Capacity> {
     let CompileError::Full { table, needed, capacity: had } = error;
-    let size = (*needed).max(had.saturating_mul(2)).min(MAX_ELEMENTS);
-    let field = match table {
+    let (field, largest) = match table {
         Table::Classes => return None,
-        Table::Bitmaps => &mut capacity.bitmaps,
-        Table::RowBlocks => &mut capacity.row_blocks,
-        Table::Rows => &mut capacity.rows,
-        Table::TrieBlocks => &mut capacity.trie_blocks,
-        Table::Hosts6 => &mut capacity.hosts6,
-        Table::Cidrs6 => &mut capacity.cidrs6,
+        Table::Bitmaps => (&mut capacity.bitmaps, LARGEST.bitmaps),
+        Table::RowBlocks => (&mut capacity.row_blocks, LARGEST.row_blocks),
+        Table::Rows => (&mut capacity.rows, LARGEST.rows),
+        Table::TrieBlocks => (&mut capacity.trie_blocks, LARGEST.trie_blocks),
+        Table::Hosts6 => (&mut capacity.hosts6, LARGEST.hosts6),
+        Table::Cidrs6 => (&mut capacity.cidrs6, LARGEST.cidrs6),
     };
+    // What was configured may be larger.
+    let size = (*needed).max(had.saturating_mul(2)).min(largest.max(*field));
     (*needed <= size).then(|| *field = size).map(|()| capacity)
 }

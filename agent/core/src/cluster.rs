@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
+use crate::budget::Weight;
 use crate::model::{
     Change, EndpointSlice, Interface, Key, Labels, Namespace, Node, Pod, Policy, Service,
 };
@@ -52,6 +53,8 @@ pub struct Cluster {
     /// The same pods, but for those that policy ignores.
     kinship: Kinship,
     policies: BTreeMap<Key, Arc<Policy>>,
+    /// What each of them asks for.
+    weights: BTreeMap<Key, Weight>,
     nodes: BTreeMap<String, Node>,
     services: Services,
     interfaces: BTreeMap<u32, Interface>,
@@ -132,6 +135,22 @@ impl Cluster {
     #[must_use]
     pub fn interfaces(&self) -> &BTreeMap<u32, Interface> {
         &self.interfaces
+    }
+
+    /// What a policy asks for.
+    pub(crate) fn weight(&self, policy: &Key) -> Option<&Weight> {
+        self.weights.get(policy)
+    }
+
+    /// What a policy asks for beyond its budget; such a policy isolates and grants nothing.
+    #[must_use]
+    pub fn excess(&self, policy: &Key) -> Option<&str> {
+        self.weight(policy)?.excess.as_deref()
+    }
+
+    /// Why parts of a policy, or all of it, grant nothing.
+    pub fn problems_of<'a>(&'a self, policy: &'a Policy) -> impl Iterator<Item = &'a str> {
+        policy.problems.iter().map(String::as_str).chain(self.excess(&policy.key))
     }
 
     /// The policies of a namespace, by name.
@@ -354,9 +373,15 @@ impl Cluster {
             return;
         }
         match new {
-            Some(new) => self.policies.insert(key.clone(), Arc::new(new)),
-            None => self.policies.remove(key),
-        };
+            Some(new) => {
+                self.weights.insert(key.clone(), Weight::of(&new));
+                self.policies.insert(key.clone(), Arc::new(new));
+            }
+            None => {
+                self.weights.remove(key);
+                self.policies.remove(key);
+            }
+        }
         dirty.policies.insert(key.namespace.clone());
     }
 

@@ -6,6 +6,7 @@
 //! held against, [`explain::Explainer`] says why.
 #![forbid(unsafe_code)]
 
+pub mod budget;
 pub mod cluster;
 pub mod compile;
 mod delta;

@@ -12,6 +12,7 @@ use netpold_ebpf::layout::{
 use crate::cluster::Cluster;
 use crate::compile::peers::Atoms;
 use crate::compile::spec::Spec;
+use crate::compile::specs::Specs;
 use crate::compile::{CheckSource, NewPods, Options};
 use crate::model::{Direction, Interface, Key, Pod};
 use crate::ops::Op;
@@ -216,6 +217,7 @@ impl Endpoints {
         interface: &Interface,
         cluster: &Cluster,
         check: CheckSource,
+        specs: &mut Specs,
         atoms: &mut Atoms,
     ) -> Option<Live> {
         let Some(pod) = cluster.pod_behind(interface) else {
@@ -224,7 +226,7 @@ impl Endpoints {
         let (addr4, addr6) = split(pod);
         let crowded = addr4.len() > MAX_ADDRESSES || addr6.len() > MAX_ADDRESSES;
         let specs = Direction::BOTH.map(|direction| {
-            let spec = Spec::of_pod(cluster, pod, direction, atoms)?;
+            let spec = specs.of_pod(cluster, pod, direction, atoms)?;
             // Judging by some of its addresses would be wrong for the others.
             Some(if crowded { Spec::nothing() } else { spec })
         });

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use hashbrown::HashSet;
+
 use super::index::Index;
 use super::{Atom, AtomId, Atoms, NameId, OWN_NODE};
 use crate::cluster::{Cluster, Kin, is_subject};
 use crate::compile::classes::Signature;
-use crate::model::{Labels, Pod};
+use crate::model::{Labels, Pod, Protocol};
 
 impl Atoms {
     /// The atoms an address belongs to for its own sake (not through a block).
@@ -75,13 +77,10 @@ impl Atoms {
         if let Some(known) = self.indexes.get(&ids) {
             return known.clone();
         }
-        let mut index = Index::default();
-        for id in &ids {
-            if let Some(Atom::PodsIn(_, pods) | Atom::Pods(_, pods)) = self.atom(*id) {
-                index.add(*id, pods);
-            }
-        }
-        let index = Arc::new(index);
+        let index = Arc::new(Index::new(ids.iter().filter_map(|id| match self.atom(*id) {
+            Some(Atom::PodsIn(_, pods) | Atom::Pods(_, pods)) => Some((*id, pods)),
+            _ => None,
+        })));
         self.indexes.insert(ids, index.clone());
         index
     }
@@ -107,18 +106,18 @@ impl Atoms {
         }
         for port in &pod.ports {
             let key = (port.protocol, port.name.clone());
-            let Some(name) = self.names.get(&key).filter(|name| name.users != 0) else { continue };
+            let Some(id) = self.name_ids.get(&key).copied() else { continue };
+            let Some(name) = self.names.get(&id).filter(|name| name.users != 0) else { continue };
             if let Some(id) = name.numbers.get(&port.port) {
                 atoms.push(*id);
                 continue;
             }
-            let name_id = name.id;
-            let id = self.intern(Atom::Named(key.0, key.1.clone(), port.port));
-            self.named.insert(id, (name_id, port.protocol, port.port));
-            if let Some(name) = self.names.get_mut(&key) {
-                name.numbers.insert(port.port, id);
+            let atom = self.intern(Atom::Named(key.0, key.1, port.port));
+            self.named.insert(atom, (id, port.protocol, port.port));
+            if let Some(name) = self.names.get_mut(&id) {
+                name.numbers.insert(port.port, atom);
             }
-            atoms.push(id);
+            atoms.push(atom);
         }
     }
 
@@ -166,11 +165,19 @@ impl Atoms {
         members
     }
 
-    /// Addresses of the pods that have a port of this name.
-    pub(crate) fn members_of_name(&self, cluster: &Cluster, id: NameId) -> Vec<IpAddr> {
-        let Some((protocol, name)) = self.name(id) else { return Vec::new() };
+    /// Addresses of the pods that have a port of one of these names.
+    pub(crate) fn members_of_names(&self, cluster: &Cluster, ids: &[NameId]) -> Vec<IpAddr> {
+        if ids.is_empty() {
+            return Vec::new();
+        }
+        let names: HashSet<(Protocol, &str)> = ids
+            .iter()
+            .filter_map(|id| self.name(*id))
+            .map(|(protocol, name)| (*protocol, name.as_str()))
+            .collect();
         let has = |pod: &&Arc<Pod>| {
-            is_subject(pod) && pod.ports.iter().any(|p| p.protocol == *protocol && p.name == *name)
+            let mut ports = pod.ports.iter();
+            is_subject(pod) && ports.any(|p| names.contains(&(p.protocol, p.name.as_str())))
         };
         cluster.pods().values().filter(has).flat_map(|pod| pod.addresses.iter().copied()).collect()
     }
