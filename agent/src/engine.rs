@@ -6,6 +6,7 @@
 
 pub mod devices;
 mod measure;
+mod pace;
 mod report;
 mod unhonoured;
 
@@ -29,6 +30,7 @@ use crate::metrics::Instruments;
 use crate::seed::Wanted;
 
 use devices::NodeDevices;
+use pace::Pace;
 
 /// Shortest and longest pause before a failed update is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
@@ -102,6 +104,7 @@ pub struct Engine {
     /// When the first of the changes that are not enforced yet was seen.
     noticed: Option<Instant>,
     instruments: Instruments,
+    pace: Pace,
 }
 
 struct Failure {
@@ -141,13 +144,22 @@ impl Engine {
             swept: Pass::default(),
             noticed: None,
             instruments: Instruments::default(),
+            pace: Pace::default(),
         }
     }
 
     /// Takes a change in; nothing is written before [`Engine::step`].
     pub fn apply(&mut self, change: Change) {
-        self.compiler.apply(change);
-        self.desired += 1;
+        let cluster = self.compiler.cluster();
+        // What is there at first waits for nothing.
+        let change = match self.installed {
+            true => self.pace.admit(change, cluster, Instant::now()),
+            false => Some(change),
+        };
+        if let Some(change) = change {
+            self.compiler.apply(change);
+            self.desired += 1;
+        }
     }
 
     /// Takes in what happened to an interface, and its name for people.
@@ -288,6 +300,10 @@ impl Engine {
     /// Says when to be called again if that failed.
     pub fn step(&mut self, noticed: Option<Instant>) -> Option<Instant> {
         self.noticed = self.noticed.or(noticed);
+        for change in self.pace.due(self.compiler.cluster(), Instant::now()) {
+            self.compiler.apply(change);
+            self.desired += 1;
+        }
         if self.failure.as_ref().is_some_and(|f| Instant::now() < f.retry_at) {
             // What waits for nothing but its attachment does not wait with the tables.
             self.attach();
@@ -309,7 +325,8 @@ impl Engine {
     fn retry_at(&self) -> Option<Instant> {
         let attach =
             || (!self.attach_problems.is_empty()).then(|| Instant::now() + Duration::from_secs(1));
-        self.failure.as_ref().map(|f| f.retry_at).or_else(attach)
+        let retry = self.failure.as_ref().map(|f| f.retry_at).or_else(attach);
+        retry.into_iter().chain(self.pace.next()).min()
     }
 
     /// Writes the update; how many operations that took.

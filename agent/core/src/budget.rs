@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashMap;
 
-use crate::compile::values_of_blocks;
+use crate::compile::exceeds_port_sets;
 use crate::model::{Direction, Key, Peer, Policy, PortMatch, Requirement, Selector};
 
 /// Rules, peers, exceptions, ports and values of labels that one direction of a policy may have
@@ -39,7 +39,7 @@ pub(crate) struct Weight {
 impl Weight {
     /// Weighs a policy.
     pub(crate) fn of(policy: &Policy) -> Self {
-        let units = Direction::BOTH.map(|direction| units(policy, direction));
+        let units = Direction::BOTH.map(|direction| units_of(policy, direction));
         let by_name = |rule: &crate::model::Rule| {
             let ports = rule.ports.iter().flatten();
             ports.into_iter().any(|port| matches!(port.port, PortMatch::Named(_)))
@@ -55,6 +55,12 @@ impl Weight {
     pub(crate) fn units(&self, direction: Direction) -> u64 {
         if self.excess.is_some() { 1 } else { self.units[direction as usize].into() }
     }
+}
+
+/// What a policy weighs in both directions, whatever its budget.
+#[must_use]
+pub fn units(policy: &Policy) -> u64 {
+    Direction::BOTH.into_iter().map(|direction| u64::from(units_of(policy, direction))).sum()
 }
 
 fn too_many_units(direction: Direction, units: u32) -> Option<String> {
@@ -77,18 +83,17 @@ fn too_many_port_sets(policy: &Policy, direction: Direction) -> Option<String> {
     if boundaries.sum::<usize>() <= POLICY_PORT_SETS {
         return None;
     }
-    let sets = values_of_blocks(policy, direction);
-    (sets > POLICY_PORT_SETS).then(|| {
+    exceeds_port_sets(policy, direction, POLICY_PORT_SETS).then(|| {
         format!(
-            "spec.{direction}: its ipBlocks overlap to {sets} different sets of ports, the limit is \
-             {POLICY_PORT_SETS}; over its budget, it isolates and grants nothing: give overlapping \
-             blocks the same ports"
+            "spec.{direction}: its ipBlocks overlap to more than {POLICY_PORT_SETS} different sets of \
+             ports; over its budget, it isolates and grants nothing: give overlapping blocks the same \
+             ports"
         )
     })
 }
 
 /// What one direction's rules weigh.
-fn units(policy: &Policy, direction: Direction) -> u32 {
+fn units_of(policy: &Policy, direction: Direction) -> u32 {
     let rules = policy.rules(direction).unwrap_or_default();
     let selectors: BTreeSet<(Option<&Selector>, &Selector)> = rules
         .iter()
@@ -101,9 +106,7 @@ fn units(policy: &Policy, direction: Direction) -> u32 {
     let crowded = u64::from(CROWDED_UNITS) * crowded(&selectors);
     let peer = |peer: &Peer| match peer {
         Peer::Block(block) => 1 + block.except.len(),
-        Peer::Pods { namespaces, pods } => {
-            1 + values(pods) + namespaces.as_ref().map_or(0, values)
-        }
+        Peer::Pods { namespaces, pods } => 1 + values(pods) + namespaces.as_ref().map_or(0, values),
     };
     let rules = rules.iter().map(|rule| {
         let peers: usize = rule.peers.iter().flatten().map(peer).sum();
@@ -166,7 +169,8 @@ pub(crate) struct Combination {
 /// budget. `units`: what all that each stands for weighs together.
 pub(crate) fn closed(units: &BTreeMap<Combination, u64>) -> BTreeSet<Combination> {
     let mut left: u64 = units.values().sum();
-    let mut largest: Vec<(&Combination, u64)> = units.iter().map(|(of, units)| (of, *units)).collect();
+    let mut largest: Vec<(&Combination, u64)> =
+        units.iter().map(|(of, units)| (of, *units)).collect();
     largest.sort_by_key(|(_, units)| std::cmp::Reverse(*units));
     let mut closed = BTreeSet::new();
     for (combination, units) in largest {
@@ -177,4 +181,66 @@ pub(crate) fn closed(units: &BTreeMap<Combination, u64>) -> BTreeSet<Combination
         closed.insert(combination.clone());
     }
     closed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{PortRule, Protocol, Rule};
+
+    fn policy(peers: Vec<Peer>) -> Policy {
+        let port = PortRule { protocol: Protocol::Tcp, port: PortMatch::Range(80, 80) };
+        let rule = Rule { peers: Some(peers), ports: Some(vec![port]) };
+        Policy {
+            key: Key::new("a", "p"),
+            pod_selector: Selector::default(),
+            ingress: Some(vec![rule]),
+            egress: None,
+            problems: Vec::new(),
+        }
+    }
+
+    fn pods(requirements: Vec<Requirement>) -> Peer {
+        Peer::Pods { namespaces: None, pods: Selector { requirements } }
+    }
+
+    #[test]
+    fn selectors_that_no_label_sets_apart_weigh_more() {
+        let web = || Requirement::In("app".into(), vec!["web".into()]);
+        let shard = |n: u32| Requirement::In("shard".into(), vec![n.to_string()]);
+        let not = |n: u32| Requirement::NotIn("shard".into(), vec![n.to_string()]);
+        let weight =
+            |peer: &dyn Fn(u32) -> Peer| Weight::of(&policy((0..2000).map(peer).collect()));
+        let apart = weight(&|n| pods(vec![web(), shard(n)]));
+        assert_eq!(apart.units, [2 + 2000 * 5, 0]);
+        assert_eq!(apart.excess, None);
+        for crowded in [weight(&|n| pods(vec![web(), not(n)])), weight(&|n| pods(vec![not(n)]))] {
+            let excess = crowded.excess.unwrap();
+            assert!(
+                excess.contains("spec.ingress") && excess.contains("over its budget"),
+                "{excess}"
+            );
+        }
+        let few = weight(&|n| pods(vec![not(n % 100)]));
+        assert_eq!(few.excess, None);
+    }
+
+    #[test]
+    fn the_largest_of_a_namespace_are_closed_first() {
+        let of = |name: &str| Combination {
+            direction: Direction::Ingress,
+            policies: vec![Key::new("a", name)],
+        };
+        let third = NAMESPACE_UNITS / 3;
+        let mut units = BTreeMap::from([
+            (of("small"), 10),
+            (of("one"), third),
+            (of("largest"), third + 20),
+            (of("other"), third),
+        ]);
+        assert_eq!(closed(&units), BTreeSet::from([of("largest")]));
+        units.remove(&of("small"));
+        units.insert(of("largest"), third - 20);
+        assert!(closed(&units).is_empty());
+    }
 }

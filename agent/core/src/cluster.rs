@@ -14,7 +14,7 @@ use hashbrown::HashMap;
 
 use crate::budget::Weight;
 use crate::model::{
-    Change, EndpointSlice, Interface, Key, Labels, Namespace, Node, Pod, Policy, Service,
+    Change, Direction, EndpointSlice, Interface, Key, Labels, Namespace, Node, Pod, Policy, Service,
 };
 
 use few::Few;
@@ -140,6 +140,14 @@ impl Cluster {
     /// What a policy asks for.
     pub(crate) fn weight(&self, policy: &Key) -> Option<&Weight> {
         self.weights.get(policy)
+    }
+
+    /// What the policies of a namespace weigh together, as [`crate::budget`] has it; those that are over
+    /// their budget weigh next to nothing.
+    #[must_use]
+    pub fn units_in(&self, namespace: &str) -> u64 {
+        let weights = in_namespace(&self.weights, namespace);
+        weights.flat_map(|weight| Direction::BOTH.map(|direction| weight.units(direction))).sum()
     }
 
     /// What a policy asks for beyond its budget; such a policy isolates and grants nothing.

@@ -260,8 +260,8 @@ impl Compiler {
     }
 }
 
-/// How many different sets of ports a policy's blocks come to in a direction.
-pub(crate) fn values_of_blocks(policy: &Policy, direction: Direction) -> usize {
+/// Whether a policy's blocks come to more different sets of ports than that in a direction.
+pub(crate) fn exceeds_port_sets(policy: &Policy, direction: Direction, most: usize) -> bool {
     let mut tries = tries::Tries::default();
     let mut names = BTreeMap::new();
     let mut granted = Vec::new();
@@ -274,5 +274,5 @@ pub(crate) fn values_of_blocks(policy: &Policy, direction: Direction) -> usize {
         let grant = spec::literal(rule, &mut names, &mut tries);
         granted.extend(blocks.map(|block| (block, grant)));
     }
-    blocks::BlockMap::new(&granted, &mut tries).len()
+    blocks::BlockMap::exceeds(&granted, &tries, most)
 }

@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use crate::compile::classes::Classes;
 use crate::compile::peers::Atoms;
-use crate::compile::space::Space;
 use crate::compile::ports::Grant;
+use crate::compile::space::Space;
 use crate::compile::spec::Spec;
 use crate::compile::tries::NAME;
 use crate::compile::{Atom, Ports};

@@ -138,6 +138,12 @@ impl Engine {
         let compile = self.compiler.problems().into_iter().map(|p| p.to_string());
         let pins = self.pin_problem.iter().cloned();
         let pins = pins.chain(self.state_problem.iter().cloned());
+        let waiting = self.pace.waiting().into_iter().map(|namespace| {
+            format!(
+                "namespace {namespace}: its policies are large and change faster than they can be \
+                 compiled without delaying others: the last changes wait"
+            )
+        });
         let restored = self.restored.then(|| RESTORED.to_owned());
         self.held
             .iter()
@@ -149,6 +155,7 @@ impl Engine {
             .chain(uplinks.iter().cloned())
             .chain(self.dataplane.sent_problems())
             .chain(compile)
+            .chain(waiting)
             .collect()
     }
 

@@ -24,8 +24,7 @@ pub(crate) struct Services {
 }
 
 /// Slices and their numbers for a port, by its name and protocol.
-pub(crate) type SlicesByPort<'a> =
-    HashMap<(&'a str, Protocol), Vec<(&'a Arc<EndpointSlice>, u16)>>;
+pub(crate) type SlicesByPort<'a> = HashMap<(&'a str, Protocol), Vec<(&'a Arc<EndpointSlice>, u16)>>;
 
 fn ports_by_name(service: &Service) -> HashMap<(&str, Protocol), Vec<&ServicePort>> {
     let mut by_name: HashMap<(&str, Protocol), Vec<&ServicePort>> = HashMap::new();
@@ -130,7 +129,8 @@ impl Services {
             HashMap::new();
         for address in &pod.addresses {
             for slice in self.behind.get(address).into_iter().flatten() {
-                let Some(service) = service_of(slice).and_then(|key| self.services.get(&key)) else {
+                let Some(service) = service_of(slice).and_then(|key| self.services.get(&key))
+                else {
                     continue;
                 };
                 let ports = by_name.entry(&service.key).or_insert_with(|| ports_by_name(service));

@@ -106,7 +106,8 @@ impl Groups {
         }
         let mut changes: Vec<(Prefix, SpecId, u32)> = Vec::new();
         for (id, spec) in &acquired {
-            changes.extend(spec.blocks.changes.iter().map(|(prefix, value)| (*prefix, *id, *value)));
+            changes
+                .extend(spec.blocks.changes.iter().map(|(prefix, value)| (*prefix, *id, *value)));
         }
         changes.sort_unstable();
         for (prefix, ..) in &changes {

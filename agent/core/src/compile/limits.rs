@@ -78,7 +78,8 @@ impl Limits {
         let all = large.clone();
         let sizes = specs.sizes().into_iter();
         large.extend(sizes.filter(|(_, size)| *size >= least).map(|(of, _)| namespace(&of)));
-        if dirty.policies.iter().any(|of| large.contains(of)) || concerned.any(|of| large.contains(&of))
+        if dirty.policies.iter().any(|of| large.contains(of))
+            || concerned.any(|of| large.contains(&of))
         {
             self.left_out.clear();
             return all;
@@ -110,7 +111,8 @@ fn namespace(combination: &Combination) -> String {
 /// The combinations that a namespace cannot have.
 fn over_budget(cluster: &Cluster, namespace: &str, pods: &[Arc<Pod>]) -> BTreeSet<Combination> {
     let weights = || cluster.policies_in(namespace).filter_map(|p| cluster.weight(&p.key));
-    let all = weights().map(|weight| Direction::BOTH.map(|of| weight.units(of)).iter().sum::<u64>());
+    let all =
+        weights().map(|weight| Direction::BOTH.map(|of| weight.units(of)).iter().sum::<u64>());
     if all.sum::<u64>() * pods.len() as u64 <= NAMESPACE_UNITS {
         return BTreeSet::new();
     }

@@ -73,11 +73,7 @@ pub struct Frontend {
 
 impl Atom {
     /// The addresses that a pod peer of a policy in `namespace` stands for.
-    pub(crate) fn of_pods(
-        namespaces: Option<&Selector>,
-        pods: &Selector,
-        namespace: &str,
-    ) -> Self {
+    pub(crate) fn of_pods(namespaces: Option<&Selector>, pods: &Selector, namespace: &str) -> Self {
         match namespaces {
             None => Self::PodsIn(namespace.to_owned(), pods.clone()),
             Some(namespaces) => Self::Pods(namespaces.clone(), pods.clone()),

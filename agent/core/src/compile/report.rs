@@ -152,12 +152,10 @@ impl Compiler {
             .map(|error| Problem::Refused { message: error.to_string() })
             .collect();
         for (key, policy) in self.cluster.policies() {
-            problems.extend(
-                self.cluster.problems_of(policy).map(|message| Problem::Policy {
-                    policy: key.clone(),
-                    message: message.to_owned(),
-                }),
-            );
+            problems.extend(self.cluster.problems_of(policy).map(|message| Problem::Policy {
+                policy: key.clone(),
+                message: message.to_owned(),
+            }));
         }
         problems.extend(self.closed().map(|(policies, direction, message)| Problem::Closed {
             policies: policies.to_vec(),

@@ -72,9 +72,10 @@ impl Specs {
             return Some(Spec::closed(direction, atoms));
         }
         let is_ingress = direction == Direction::Ingress;
-        let named = is_ingress && policies.iter().any(|policy| {
-                cluster.weight(&policy.key).is_some_and(|weight| weight.names_ports)
-            });
+        let named = is_ingress
+            && policies
+                .iter()
+                .any(|policy| cluster.weight(&policy.key).is_some_and(|weight| weight.names_ports));
         let ports = if named { pod.ports.clone() } else { Vec::new() };
         let served = if is_ingress { Vec::new() } else { served(cluster, pod) };
         let made = Made { direction, policies, ports, served };

@@ -131,7 +131,8 @@ impl Compiler {
             self.endpoints.live.get(index).map(|live| live.identity.pod.namespace.clone())
         };
         let now = indexes.iter().filter_map(pod).map(|pod| pod.key.namespace.clone());
-        let mut concerned: BTreeSet<String> = now.chain(indexes.iter().filter_map(before)).collect();
+        let mut concerned: BTreeSet<String> =
+            now.chain(indexes.iter().filter_map(before)).collect();
         let limits = &mut self.specs.limits;
         let mut limits = std::mem::take(limits);
         let mut changed = limits.reconsider(dirty, concerned.iter().cloned(), &self.specs);

@@ -97,7 +97,8 @@ impl Judgement {
             lines.extend(nearest.lacks.iter().map(|lack| format!("    {lack}")));
         }
         for problem in &self.problems {
-            let what = if problem.over_budget { "closed, grants nothing:" } else { "not understood in" };
+            let what =
+                if problem.over_budget { "closed, grants nothing:" } else { "not understood in" };
             lines.push(format!("  {what} {}: {}", problem.policy, problem.problem));
         }
         lines
