@@ -190,7 +190,10 @@ impl Compiler {
             self.settled = false;
         }
         match self.overflow() {
-            None => Ok(ops),
+            None => {
+                self.specs.limits.is_new = false;
+                Ok(ops)
+            }
             Some(error) => {
                 self.failed = Some(error.clone());
                 Err(error)

@@ -10,6 +10,7 @@ use netpold_core::budget::{POLICY_PORT_SETS, POLICY_UNITS};
 use netpold_core::compile::{CompileError, Problem};
 use netpold_core::explain::{Cause, Explainer, Verdict};
 use netpold_core::image::Table;
+use netpold_core::memory::MemoryTables;
 use netpold_core::model::{Change, Direction, IpBlock, Key, Peer, Policy, Rule, Selector};
 use netpold_core::ops::{Apply, Capacity};
 use netpold_core::probe::IpProtocol;
@@ -61,6 +62,14 @@ fn each_its_own(count: u32) -> Vec<Rule> {
     (0..count).map(nth).collect()
 }
 
+/// Starts over with tables of this size.
+fn install(world: &mut World, capacity: Capacity) {
+    let ops = world.compiler.reinstall(capacity).unwrap();
+    world.tables = MemoryTables::new();
+    ops.iter().for_each(|op| world.tables.apply(op).unwrap());
+    world.compiler.grace_passed();
+}
+
 fn problems(world: &World) -> Vec<String> {
     world.compiler.problems().iter().map(ToString::to_string).collect()
 }
@@ -86,6 +95,8 @@ fn twice_the_rules_are_about_twice_the_work() {
         let figures: Vec<u64> = [250, 500, 1000, 2000]
             .map(|rules| {
                 let mut world = World::new(two_tenants());
+                let capacity = Capacity { bitmaps: 4096, ..Capacity::default() };
+                install(&mut world, capacity);
                 let before = world.compiler.work();
                 world.apply([Change::Policy(large("tenant", shape(rules)))]);
                 world.compiler.work() - before
@@ -171,12 +182,7 @@ fn a_table_that_cannot_grow_closes_the_largest() {
     let CompileError::Full { table, .. } = error;
     assert_eq!(table, Table::Bitmaps);
     assert!(world.compiler.leave_out(&error));
-    let install = |world: &mut World| {
-        let ops = world.compiler.reinstall(capacity).unwrap();
-        world.tables = netpold_core::memory::MemoryTables::new();
-        ops.iter().for_each(|op| world.tables.apply(op).unwrap());
-    };
-    install(&mut world);
+    install(&mut world, capacity);
     let closed: Vec<Problem> = world.compiler.problems();
     assert!(
         matches!(&closed[..], [Problem::Closed { policies, direction: Direction::Egress, message }]

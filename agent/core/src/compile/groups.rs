@@ -9,14 +9,15 @@
 //! or join it are looked at again. In the rows of specs that stay, a group that keeps its number
 //! keeps its meaning too, since these specs' parts of the keys stay the same.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use crate::compile::blocks::NOTHING;
 use crate::compile::peers::AtomId;
-use crate::compile::prefix::{Prefix, PrefixMap};
+use crate::compile::prefix::{Family, Prefix, PrefixMap};
 use crate::compile::spec::Spec;
 
 /// Set in the numbers of groups.
@@ -43,21 +44,14 @@ struct Place {
 #[derive(Debug)]
 struct Group {
     key: Key,
-    /// Its first place: it stands for all.
+    /// One of its places, now or before: it stands for all.
     like: Prefix,
-    /// It has no place any more.
-    ended: bool,
+    /// 0: it ends with this update.
+    places: u32,
 }
 
-/// What a settling makes of a group's places that have the same new specs' values.
+/// Number of a key that places have from now on.
 type Target = usize;
-
-/// A key that places have from now on.
-struct Wanted {
-    key: Key,
-    like: Prefix,
-    group: Option<AtomId>,
-}
 
 /// The groups in use.
 #[derive(Debug, Default)]
@@ -66,10 +60,24 @@ pub(crate) struct Groups {
     free: BTreeSet<AtomId>,
     places: PrefixMap<Place>,
     groups: HashMap<AtomId, Group>,
+    by_key: HashMap<Key, AtomId>,
+    /// Those that lost their last place in this update (some may have got another since).
+    ended: Vec<AtomId>,
     acquired: Vec<(SpecId, Arc<Spec>)>,
     released: Vec<(SpecId, Arc<Spec>)>,
     /// Places looked at, ever.
     pub(crate) work: u64,
+}
+
+/// The places of a settling in their order, each with the key that it is to have; none: it ends.
+#[derive(Default)]
+struct Divided {
+    places: Vec<(Prefix, Place, Option<Target>)>,
+    keys: Vec<Key>,
+    by_key: HashMap<Key, Target>,
+    /// By the group and the new specs' values that a place has.
+    targets: HashMap<(AtomId, usize), Target>,
+    new: NewParts,
 }
 
 impl Groups {
@@ -91,144 +99,159 @@ impl Groups {
         }
     }
 
-    /// Divides the address space anew. Returns the places whose group is another than before, in order;
-    /// none where there is no place any more.
+    /// Divides what the specs that came or went grant anything anew. Returns the places whose group is
+    /// another than before, in order; none where there is no place any more.
     pub(crate) fn settle(&mut self) -> Vec<(Prefix, Option<AtomId>)> {
         let (acquired, released) =
             (std::mem::take(&mut self.acquired), std::mem::take(&mut self.released));
-        if acquired.is_empty() && released.is_empty() {
-            return Vec::new();
-        }
-        for (prefix, _) in released.iter().flat_map(|(_, spec)| &spec.blocks.changes) {
+        let prefixes = |specs: &[(SpecId, Arc<Spec>)]| -> Vec<Prefix> {
+            specs.iter().flat_map(|(_, spec)| &spec.blocks.changes).map(|change| change.0).collect()
+        };
+        let (begun, ended) = (prefixes(&acquired), prefixes(&released));
+        for prefix in &ended {
             if let Some(place) = self.places.get_mut(*prefix) {
                 place.specs -= 1;
             }
         }
+        begun.iter().for_each(|prefix| self.places.entry(*prefix).specs += 1);
         let mut changes: Vec<(Prefix, SpecId, u32)> = Vec::new();
         for (id, spec) in &acquired {
-            changes
-                .extend(spec.blocks.changes.iter().map(|(prefix, value)| (*prefix, *id, *value)));
+            changes.extend(spec.blocks.changes.iter().map(|(at, value)| (*at, *id, *value)));
         }
         changes.sort_unstable();
-        for (prefix, ..) in &changes {
-            self.places.entry(*prefix).specs += 1;
+        let mut gone: Vec<SpecId> = released.iter().map(|(id, _)| *id).collect();
+        gone.sort_unstable();
+        let mut divided = Divided::default();
+        for region in outermost(begun.into_iter().chain(ended).collect()) {
+            self.divide(region, &changes, &gone, &mut divided);
         }
-        let gone = released.iter().map(|(id, _)| *id).collect();
-        let (mut wanted, of_places) = self.divide(&changes, gone);
-        self.number(&mut wanted, &of_places);
-        self.install(wanted, of_places)
+        self.work += divided.places.len() as u64;
+        let groups = self.number(&divided);
+        self.install(&divided.places, &groups)
     }
 
-    /// The keys of all places, in their order; none for those that end.
+    /// Finds the keys of a region's places.
     fn divide(
-        &mut self,
+        &self,
+        region: Prefix,
         changes: &[(Prefix, SpecId, u32)],
-        mut gone: Vec<SpecId>,
-    ) -> (Vec<Wanted>, Vec<(Prefix, Place, Option<Target>)>) {
-        gone.sort_unstable();
-        let mut new = NewParts::default();
-        let (mut wanted, mut of_places) = (Vec::new(), Vec::new());
-        let mut targets: HashMap<(AtomId, usize), Target> = HashMap::new();
-        let mut by_key: HashMap<Key, Target> = HashMap::new();
+        gone: &[SpecId],
+        divided: &mut Divided,
+    ) {
+        let around = self.places.parent(region).and_then(|place| place.group);
         let mut open: Vec<(Prefix, AtomId, usize)> = Vec::new();
-        let mut next = 0;
-        for (prefix, place) in self.places.iter() {
-            self.work += 1;
+        let mut next = changes.partition_point(|change| change.0 < region);
+        for (prefix, place) in self.places.under(region) {
             while open.pop_if(|(outer, ..)| !outer.holds(prefix)).is_some() {}
-            let (group, part) = open.last().map_or((NO_GROUP, 0), |outer| (outer.1, outer.2));
+            let outer = (around.unwrap_or(NO_GROUP), NewParts::EMPTY);
+            let (group, part) = open.last().map_or(outer, |outer| (outer.1, outer.2));
             let group = place.group.unwrap_or(group);
             let here = changes[next..].iter().take_while(|change| change.0 == prefix).count();
-            let part = new.changed(part, &changes[next..next + here]);
+            let part = divided.new.changed(part, &changes[next..next + here]);
             next += here;
             open.push((prefix, group, part));
             let target = (place.specs > 0).then(|| {
+                let Divided { targets, by_key, keys, new, .. } = &mut *divided;
                 *targets.entry((group, part)).or_insert_with(|| {
                     let old = self.groups.get(&group).map_or(&[][..], |group| &group.key);
                     let stays = old.iter().filter(|(id, _)| gone.binary_search(id).is_err());
                     // New specs have greater numbers than those before.
                     let key: Key = stays.chain(&new.parts[part]).copied().collect();
                     *by_key.entry(key).or_insert_with_key(|key| {
-                        wanted.push(Wanted { key: key.clone(), like: prefix, group: None });
-                        wanted.len() - 1
+                        keys.push(key.clone());
+                        keys.len() - 1
                     })
                 })
             });
-            of_places.push((prefix, *place, target));
+            divided.places.push((prefix, *place, target));
         }
-        (wanted, of_places)
     }
 
-    /// Gives each key a group: the one there is, else that which most of its places come from if nobody
-    /// stayed in it, else a new one.
-    fn number(&mut self, wanted: &mut [Wanted], of_places: &[(Prefix, Place, Option<Target>)]) {
-        let by_key: HashMap<&Key, AtomId> = self
-            .groups
-            .iter()
-            .filter(|(_, group)| !group.ended)
-            .map(|(id, group)| (&group.key, *id))
-            .collect();
-        let mut taken: HashMap<AtomId, Target> = HashMap::new();
-        for (target, key) in wanted.iter_mut().enumerate() {
-            key.group = by_key.get(&key.key).copied();
-            key.group = key.group.or_else(|| key.key.is_empty().then_some(NO_GROUP));
-            taken.extend(key.group.map(|group| (group, target)));
-        }
+    /// Takes the places out of their groups and gives each key one: that which there is, else that which
+    /// most of its places come from if nobody stayed in it, else a new one.
+    fn number(&mut self, divided: &Divided) -> Vec<AtomId> {
         let mut from: HashMap<(Target, AtomId), u32> = HashMap::new();
-        for (_, place, target) in of_places {
-            if let (Some(group), Some(target)) = (place.group, target) {
-                *from.entry((*target, group)).or_default() += 1;
+        for (_, place, target) in &divided.places {
+            let Some(id) = place.group.filter(|id| *id != NO_GROUP) else { continue };
+            if let Some(target) = target {
+                *from.entry((*target, id)).or_default() += 1;
+            }
+            if let Some(group) = self.groups.get_mut(&id) {
+                group.places -= 1;
+                if group.places == 0 {
+                    self.ended.push(id);
+                }
             }
         }
+        let known = |key: &Key| match key.is_empty() {
+            true => Some(NO_GROUP),
+            false => self.by_key.get(key).copied(),
+        };
+        let mut groups: Vec<Option<AtomId>> = divided.keys.iter().map(known).collect();
+        let mut taken: HashSet<AtomId> = groups.iter().flatten().copied().collect();
         let mut most: Vec<(u32, Target, AtomId)> =
-            from.into_iter().map(|((target, group), count)| (count, target, group)).collect();
-        most.sort_unstable_by_key(|(count, target, group)| {
-            (std::cmp::Reverse(*count), *target, *group)
-        });
-        for (_, target, group) in most {
-            if wanted[target].group.is_none() && group != NO_GROUP && !taken.contains_key(&group) {
-                wanted[target].group = Some(group);
-                taken.insert(group, target);
+            from.into_iter().map(|((target, id), count)| (count, target, id)).collect();
+        most.sort_unstable_by_key(|(count, target, id)| (Reverse(*count), *target, *id));
+        for (_, target, id) in most {
+            let is_left = self.groups.get(&id).is_some_and(|group| group.places == 0);
+            if groups[target].is_none() && is_left && taken.insert(id) {
+                groups[target] = Some(id);
             }
         }
-        for key in wanted.iter_mut().filter(|key| key.group.is_none()) {
-            key.group = Some(self.free.pop_first().unwrap_or_else(|| {
-                self.next += 1;
-                self.next | GROUP
-            }));
+        let numbered = groups.into_iter().map(|id| id.unwrap_or_else(|| self.new_number()));
+        let numbered: Vec<AtomId> = numbered.collect();
+        for id in &self.ended {
+            if let Some(group) = self.groups.get(id).filter(|group| group.places == 0) {
+                self.by_key.remove(&group.key);
+            }
         }
+        for (id, key) in numbered.iter().zip(&divided.keys).filter(|(id, _)| **id != NO_GROUP) {
+            let like = Prefix { family: Family::V4, bits: 0, len: 0 };
+            let new = || Group { key: Key::new(), like, places: 0 };
+            self.groups.entry(*id).or_insert_with(new).key.clone_from(key);
+            self.by_key.insert(key.clone(), *id);
+        }
+        numbered
+    }
+
+    fn new_number(&mut self) -> AtomId {
+        self.free.pop_first().unwrap_or_else(|| {
+            self.next += 1;
+            self.next | GROUP
+        })
     }
 
     fn install(
         &mut self,
-        wanted: Vec<Wanted>,
-        of_places: Vec<(Prefix, Place, Option<Target>)>,
+        places: &[(Prefix, Place, Option<Target>)],
+        groups: &[AtomId],
     ) -> Vec<(Prefix, Option<AtomId>)> {
         let mut changed = Vec::new();
-        for (prefix, place, target) in of_places {
-            let group = target.and_then(|target| wanted[target].group);
-            if group.is_none() {
-                self.places.remove(prefix);
-            } else if let Some(place) = self.places.get_mut(prefix) {
-                place.group = group;
+        for (prefix, place, target) in places {
+            let id = target.map(|target| groups[target]);
+            if id.is_none() {
+                self.places.remove(*prefix);
+            } else if let Some(place) = self.places.get_mut(*prefix) {
+                place.group = id;
             }
-            if place.group != group {
-                changed.push((prefix, group));
+            if place.group != id {
+                changed.push((*prefix, id));
             }
-        }
-        self.groups.values_mut().for_each(|group| group.ended = true);
-        for Wanted { key, like, group } in wanted {
-            if let Some(id) = group.filter(|id| *id != NO_GROUP) {
-                self.groups.insert(id, Group { key, like, ended: false });
+            if let Some(group) = id.and_then(|id| self.groups.get_mut(&id)) {
+                if group.places == 0 {
+                    group.like = *prefix;
+                }
+                group.places += 1;
             }
         }
         changed
     }
 
     /// The number of the value that a spec's blocks have in a group; `id`: the spec's, if it is in
-    /// use. Of what is in use no longer, group or spec, it is told by the group's first place.
+    /// use. Of what is in use no longer, group or spec, it is told by one of the group's places.
     pub(crate) fn value(&self, group: AtomId, id: Option<SpecId>, spec: &Spec) -> u32 {
         let Some(group) = self.groups.get(&group) else { return NOTHING };
-        match id.filter(|_| !group.ended) {
+        match id.filter(|_| group.places > 0) {
             Some(id) => {
                 let found = group.key.binary_search_by_key(&id, |(id, _)| *id);
                 found.map_or(NOTHING, |place| group.key[place].1)
@@ -237,16 +260,32 @@ impl Groups {
         }
     }
 
-    /// The first place of a group.
-    pub(crate) fn like(&self, group: AtomId) -> Option<Prefix> {
-        self.groups.get(&group).map(|group| group.like)
+    /// The first place of a group: the same, however it came to be.
+    pub(crate) fn first(&self, id: AtomId) -> Option<Prefix> {
+        self.places.iter().find(|(_, place)| place.group == Some(id)).map(|(prefix, _)| prefix)
     }
 
     /// Ends the update: forgets groups without places.
     pub(crate) fn sweep(&mut self) {
-        let ended = self.groups.extract_if(|_, group| group.ended);
-        self.free.extend(ended.map(|(id, _)| id));
+        for id in std::mem::take(&mut self.ended) {
+            if self.groups.get(&id).is_some_and(|group| group.places == 0) {
+                self.groups.remove(&id);
+                self.free.insert(id);
+            }
+        }
     }
+}
+
+/// Those of the prefixes that no other holds, in order.
+fn outermost(mut prefixes: Vec<Prefix>) -> Vec<Prefix> {
+    prefixes.sort_unstable();
+    let mut outermost: Vec<Prefix> = Vec::new();
+    for prefix in prefixes {
+        if outermost.last().is_none_or(|outer| !outer.holds(prefix)) {
+            outermost.push(prefix);
+        }
+    }
+    outermost
 }
 
 /// What the new specs' blocks grant, each distinct combination once.
@@ -262,6 +301,9 @@ impl Default for NewParts {
 }
 
 impl NewParts {
+    /// Number of the one that grants nothing.
+    const EMPTY: usize = 0;
+
     /// A combination with these changes, which are in the order of the specs.
     fn changed(&mut self, part: usize, changes: &[(Prefix, SpecId, u32)]) -> usize {
         if changes.is_empty() {

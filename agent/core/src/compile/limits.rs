@@ -21,6 +21,8 @@ pub(crate) struct Limits {
     over: BTreeMap<String, BTreeSet<Combination>>,
     /// What a table had no room for, and how large it was.
     left_out: BTreeMap<Combination, (usize, Table)>,
+    /// It was left out for the update that is being made.
+    pub(crate) is_new: bool,
 }
 
 impl Limits {
@@ -71,9 +73,8 @@ impl Limits {
         mut concerned: impl Iterator<Item = String>,
         specs: &Specs,
     ) -> BTreeSet<String> {
-        let Some(least) = self.left_out.values().map(|(size, _)| *size).min() else {
-            return BTreeSet::new();
-        };
+        let least = self.left_out.values().map(|(size, _)| *size).min();
+        let Some(least) = least.filter(|_| !self.is_new) else { return BTreeSet::new() };
         let mut large: BTreeSet<String> = self.left_out.keys().map(namespace).collect();
         let all = large.clone();
         let sizes = specs.sizes().into_iter();
@@ -98,6 +99,7 @@ impl Limits {
                 break;
             }
             freed += size;
+            self.is_new = true;
             self.left_out.insert(combination, (size, table));
         }
         freed > 0

@@ -276,7 +276,7 @@ impl Atoms {
     /// What stands for an atom of a signature: frontends in full, of a group its first prefix.
     pub(crate) fn content(&self, id: AtomId) -> Option<Atom> {
         if is_group(id) {
-            return self.groups.like(id).map(|prefix| Atom::Blocks(prefix.to_net()));
+            return self.groups.first(id).map(|prefix| Atom::Blocks(prefix.to_net()));
         }
         if !is_frontends(id) {
             return self.atom(id).cloned();
