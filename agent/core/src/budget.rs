@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use hashbrown::HashMap;
 
 use crate::compile::exceeds_port_sets;
-use crate::model::{Direction, Key, Peer, Policy, PortMatch, Requirement, Selector};
+use crate::model::{Direction, Key, Peer, Policy, PortMatch, Requirement, Rule, Selector};
 
 /// Rules, peers, exceptions, ports and values of labels that one direction of a policy may have
 /// together.
@@ -40,7 +40,7 @@ impl Weight {
     /// Weighs a policy.
     pub(crate) fn of(policy: &Policy) -> Self {
         let units = Direction::BOTH.map(|direction| units_of(policy, direction));
-        let by_name = |rule: &crate::model::Rule| {
+        let by_name = |rule: &Rule| {
             let ports = rule.ports.iter().flatten();
             ports.into_iter().any(|port| matches!(port.port, PortMatch::Named(_)))
         };
@@ -74,13 +74,18 @@ fn too_many_units(direction: Direction, units: u32) -> Option<String> {
 }
 
 fn too_many_port_sets(policy: &Policy, direction: Direction) -> Option<String> {
-    let peers = policy.rules(direction).into_iter().flatten().flat_map(|rule| rule.peers.iter());
-    let boundaries = peers.flatten().map(|peer| match peer {
-        Peer::Block(block) => 1 + block.except.len(),
-        Peer::Pods { .. } => 0,
-    });
-    // There cannot be more sets than there are blocks and exceptions.
-    if boundaries.sum::<usize>() <= POLICY_PORT_SETS {
+    let blocks = |rule: &Rule| -> usize {
+        let blocks = rule.peers.iter().flatten().map(|peer| match peer {
+            Peer::Block(block) => 1 + block.except.len(),
+            Peer::Pods { .. } => 0,
+        });
+        blocks.sum()
+    };
+    let rules = policy.rules(direction).unwrap_or_default().iter().map(blocks);
+    let rules: Vec<usize> = rules.filter(|blocks| *blocks > 0).collect();
+    // There cannot be more sets than blocks and exceptions, nor than unions of the rules' ports.
+    let unions = 1usize.checked_shl(rules.len() as u32).unwrap_or(usize::MAX);
+    if unions.min(rules.iter().sum()) <= POLICY_PORT_SETS {
         return None;
     }
     exceeds_port_sets(policy, direction, POLICY_PORT_SETS).then(|| {
@@ -186,7 +191,7 @@ pub(crate) fn closed(units: &BTreeMap<Combination, u64>) -> BTreeSet<Combination
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{PortRule, Protocol, Rule};
+    use crate::model::{PortRule, Protocol};
 
     fn policy(peers: Vec<Peer>) -> Policy {
         let port = PortRule { protocol: Protocol::Tcp, port: PortMatch::Range(80, 80) };

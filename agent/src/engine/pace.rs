@@ -1,30 +1,65 @@
-//! Namespaces whose policies are large wait for one another's sake: who edits them in quick succession
-//! has the edits taken in together, later, and nobody else's wait behind them.
+//! Who edits large policies or Services in quick succession has the edits taken in together, later, and
+//! nobody else's wait behind them.
 //!
-//! An edit costs what all policies of its namespace weigh, since pods are under several at once. What is
-//! ordinary is free. Beyond that a namespace owes time: a few edits at once are in force at once, then
+//! An edit of a policy costs what all policies of its namespace weigh, since pods are under several at
+//! once; one of a Service or of its EndpointSlices, what the Service's ports weigh. What is ordinary is
+//! free. Beyond that a namespace owes time: a few edits at once are in force at once, then
 //! it has so much of the agent as the rate says.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use netpold_core::cluster::Cluster;
-use netpold_core::model::{Change, Key};
+use netpold_core::model::{Change, EndpointSlice, Key};
 
-/// What the policies of a namespace may weigh together for their edits to be free.
+/// What policies or a Service may weigh for their edits to be free.
 const FREE: u64 = 4096;
+/// What a Service's port weighs: it is held against every pod's rules.
+const PER_PORT: u64 = 50;
 /// What an edit owes for each unit beyond it: a hundred times what compiling one takes.
 const PER_UNIT: Duration = Duration::from_micros(200);
 /// What a namespace may owe before its edits wait.
 const CREDIT: Duration = Duration::from_secs(5);
 
-/// Changes of policies that wait.
+/// Changes that wait.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     /// Until when namespaces owe.
     owed: BTreeMap<String, Instant>,
-    /// The last word on each policy.
-    waiting: BTreeMap<Key, Change>,
+    /// The last word on each object.
+    waiting: BTreeMap<(Key, Kind), Change>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Policy,
+    Service,
+    Slice,
+}
+
+/// What a change is about, and what its objects weigh before and after it; `None`: it never waits.
+fn weigh(change: &Change, cluster: &Cluster) -> Option<(Key, Kind, u64)> {
+    let ports = |key: &Key| cluster.services().get(key).map_or(0, |service| service.ports.len());
+    let of_slice = |slice: &EndpointSlice| {
+        let service = Key::new(slice.key.namespace.clone(), slice.service.clone());
+        (slice.key.clone(), Kind::Slice, PER_PORT * ports(&service) as u64)
+    };
+    let of_policies = |key: &Key| cluster.units_in(&key.namespace);
+    Some(match change {
+        Change::Policy(policy) => {
+            let units = of_policies(&policy.key) + netpold_core::budget::units(policy);
+            (policy.key.clone(), Kind::Policy, units)
+        }
+        Change::PolicyGone(key) => (key.clone(), Kind::Policy, of_policies(key)),
+        Change::Service(service) => {
+            let ports = service.ports.len().max(ports(&service.key));
+            (service.key.clone(), Kind::Service, PER_PORT * ports as u64)
+        }
+        Change::ServiceGone(key) => (key.clone(), Kind::Service, PER_PORT * ports(key) as u64),
+        Change::EndpointSlice(slice) => of_slice(slice),
+        Change::EndpointSliceGone(key) => of_slice(cluster.slices().get(key)?),
+        _ => return None,
+    })
 }
 
 impl Pace {
@@ -35,29 +70,21 @@ impl Pace {
         cluster: &Cluster,
         now: Instant,
     ) -> Option<Change> {
-        let key = match &change {
-            Change::Policy(policy) => policy.key.clone(),
-            Change::PolicyGone(key) => key.clone(),
-            _ => return Some(change),
-        };
-        let namespace = key.namespace.clone();
-        if self.ready_at(&namespace).is_some_and(|ready| ready > now) {
-            self.waiting.insert(key, change);
+        let Some((key, kind, units)) = weigh(&change, cluster) else { return Some(change) };
+        // A change may not overtake another of its object.
+        let waits = units > FREE && self.ready_at(&key.namespace).is_some_and(|ready| ready > now);
+        if waits || self.waiting.contains_key(&(key.clone(), kind)) {
+            self.waiting.insert((key, kind), change);
             return None;
         }
-        let new = match &change {
-            Change::Policy(policy) => netpold_core::budget::units(policy),
-            _ => 0,
-        };
-        self.charge(namespace, cluster, new, now);
+        self.charge(&key.namespace, units, now);
         Some(change)
     }
 
-    fn charge(&mut self, namespace: String, cluster: &Cluster, new: u64, now: Instant) {
-        let units = (cluster.units_in(&namespace) + new).saturating_sub(FREE);
-        let units = u32::try_from(units).unwrap_or(u32::MAX);
+    fn charge(&mut self, namespace: &str, units: u64, now: Instant) {
+        let units = u32::try_from(units.saturating_sub(FREE)).unwrap_or(u32::MAX);
         if units > 0 {
-            let owed = self.owed.entry(namespace).or_insert(now);
+            let owed = self.owed.entry(namespace.to_owned()).or_insert(now);
             *owed = (*owed).max(now) + PER_UNIT * units;
         }
     }
@@ -73,24 +100,30 @@ impl Pace {
         let waiting = std::mem::take(&mut self.waiting);
         let ready = |key: &Key| self.ready_at(&key.namespace).is_none_or(|ready| ready <= now);
         let (due, waiting): (BTreeMap<_, _>, _) =
-            waiting.into_iter().partition(|(key, _)| ready(key));
+            waiting.into_iter().partition(|((key, _), _)| ready(key));
         self.waiting = waiting;
-        let mut namespaces: Vec<&String> = due.keys().map(|key| &key.namespace).collect();
-        namespaces.dedup();
-        for namespace in namespaces {
-            self.charge(namespace.clone(), cluster, 0, now);
+        // They are compiled together: the largest is what they cost.
+        let mut most: BTreeMap<&str, u64> = BTreeMap::new();
+        for ((key, _), change) in &due {
+            let units = weigh(change, cluster).map_or(0, |(.., units)| units);
+            let known = most.entry(&key.namespace).or_default();
+            *known = units.max(*known);
+        }
+        for (namespace, units) in most {
+            self.charge(namespace, units, now);
         }
         due.into_values().collect()
     }
 
     /// When the next ones are due.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.waiting.keys().filter_map(|key| self.ready_at(&key.namespace)).min()
+        self.waiting.keys().filter_map(|(key, _)| self.ready_at(&key.namespace)).min()
     }
 
     /// The namespaces whose edits wait.
     pub(super) fn waiting(&self) -> Vec<&str> {
-        let mut names: Vec<&str> = self.waiting.keys().map(|key| key.namespace.as_str()).collect();
+        let names = self.waiting.keys().map(|(key, _)| key.namespace.as_str());
+        let mut names: Vec<&str> = names.collect();
         names.dedup();
         names
     }

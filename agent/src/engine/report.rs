@@ -140,7 +140,7 @@ impl Engine {
         let pins = pins.chain(self.state_problem.iter().cloned());
         let waiting = self.pace.waiting().into_iter().map(|namespace| {
             format!(
-                "namespace {namespace}: its policies are large and change faster than they can be \
+                "namespace {namespace}: its policies or Services are large and change faster than they can be \
                  compiled without delaying others: the last changes wait"
             )
         });

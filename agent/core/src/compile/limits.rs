@@ -8,11 +8,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use hashbrown::HashMap;
+
 use crate::budget::{Combination, NAMESPACE_UNITS, closed};
 use crate::cluster::{Cluster, Dirty};
 use crate::compile::specs::{Specs, isolating};
 use crate::image::Table;
-use crate::model::{Direction, NamedPort, Pod};
+use crate::model::{Direction, Labels, NamedPort, Pod};
 
 /// The combinations that are closed.
 #[derive(Debug, Default)]
@@ -118,17 +120,24 @@ fn over_budget(cluster: &Cluster, namespace: &str, pods: &[Arc<Pod>]) -> BTreeSe
     if all.sum::<u64>() * pods.len() as u64 <= NAMESPACE_UNITS {
         return BTreeSet::new();
     }
-    let mut used: BTreeMap<Combination, (u64, BTreeSet<&[NamedPort]>)> = BTreeMap::new();
+    // Pods with equal labels are selected by the same policies.
+    let mut by_labels: HashMap<&Labels, Vec<&Pod>> = HashMap::new();
     for pod in pods {
+        by_labels.entry(&pod.labels).or_default().push(pod);
+    }
+    let mut used: BTreeMap<Combination, (u64, BTreeSet<&[NamedPort]>)> = BTreeMap::new();
+    for pods in by_labels.into_values() {
         for direction in Direction::BOTH {
-            let policies = isolating(cluster, pod, direction);
+            let policies =
+                pods.first().map_or_else(Vec::new, |pod| isolating(cluster, pod, direction));
             let weights = || policies.iter().filter_map(|p| cluster.weight(&p.key));
             let units = weights().map(|weight| weight.units(direction)).sum();
             let named = direction == Direction::Ingress && weights().any(|w| w.names_ports);
             let policies = policies.iter().map(|policy| policy.key.clone()).collect();
             let entry = used.entry(Combination { direction, policies }).or_default();
             entry.0 = units;
-            entry.1.insert(if named { &pod.ports } else { &[] });
+            let ports = pods.iter().map(|pod| if named { pod.ports.as_slice() } else { &[] });
+            entry.1.extend(ports);
         }
     }
     let units = used.into_iter().map(|(of, (units, times))| (of, units * times.len() as u64));

@@ -104,7 +104,8 @@ pub(crate) struct Atoms {
     /// Atoms of classes looked at for rows, ever.
     pub(crate) work: u64,
     own_namespace: HashMap<String, BTreeSet<AtomId>>,
-    any_namespace: BTreeSet<AtomId>,
+    /// By the selector of namespaces: each is held against a namespace once. None is empty.
+    any_namespace: BTreeMap<Selector, BTreeSet<AtomId>>,
     /// By namespace, the pod atoms whose namespace part matches it.
     candidates: HashMap<String, Arc<Index>>,
     /// Namespaces that the same atoms match, as those of one team, have one index.
@@ -162,8 +163,8 @@ impl Atoms {
                 self.own_namespace.entry(namespace.clone()).or_default().insert(id);
                 self.candidates.remove(namespace);
             }
-            Atom::Pods(..) => {
-                self.any_namespace.insert(id);
+            Atom::Pods(namespaces, _) => {
+                self.any_namespace.entry(namespaces.clone()).or_default().insert(id);
                 self.forget_candidates();
             }
             Atom::Serves(serves) => {
@@ -190,8 +191,13 @@ impl Atoms {
                 }
                 self.candidates.remove(namespace);
             }
-            Atom::Pods(..) => {
-                self.any_namespace.remove(&id);
+            Atom::Pods(namespaces, _) => {
+                if let Some(ids) = self.any_namespace.get_mut(namespaces) {
+                    ids.remove(&id);
+                    if ids.is_empty() {
+                        self.any_namespace.remove(namespaces);
+                    }
+                }
                 self.forget_candidates();
             }
             Atom::Serves(serves) => {

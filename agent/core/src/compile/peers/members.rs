@@ -1,6 +1,6 @@
 //! Which addresses belong to which atoms for their own sake: as a pod's, or as the own node's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::index::Index;
 use super::{Atom, AtomId, Atoms, NameId, OWN_NODE};
 use crate::cluster::{Cluster, Kin, is_subject};
 use crate::compile::classes::Signature;
-use crate::model::{Labels, Pod, Protocol};
+use crate::model::{Labels, Pod, Protocol, Selector};
 
 impl Atoms {
     /// The atoms an address belongs to for its own sake (not through a block).
@@ -50,26 +50,10 @@ impl Atoms {
             return known.clone();
         }
         let own = self.own_namespace.get(namespace).into_iter().flatten();
-        let ids = self.matching(cluster, namespace, own.chain(&self.any_namespace));
+        let ids = matching(cluster, namespace, own, &self.any_namespace);
         let found = self.index(ids);
         self.candidates.insert(namespace.to_owned(), found.clone());
         found
-    }
-
-    /// Those of the pod atoms whose namespace part matches a namespace.
-    fn matching<'a>(
-        &self,
-        cluster: &Cluster,
-        namespace: &str,
-        ids: impl Iterator<Item = &'a AtomId>,
-    ) -> Vec<AtomId> {
-        let labels = cluster.namespace_labels(namespace);
-        let matches = |id: &&AtomId| match self.atom(**id) {
-            Some(Atom::PodsIn(own, _)) => own == namespace,
-            Some(Atom::Pods(namespaces, _)) => namespaces.matches(&labels),
-            _ => false,
-        };
-        ids.filter(matches).copied().collect()
     }
 
     /// The index of these pod atoms.
@@ -128,13 +112,15 @@ impl Atoms {
         ids: &[AtomId],
     ) -> Vec<(&'a Kin, Signature)> {
         let mut own: BTreeMap<String, Vec<AtomId>> = BTreeMap::new();
-        let mut any: Vec<AtomId> = Vec::new();
+        let mut any: BTreeMap<Selector, BTreeSet<AtomId>> = BTreeMap::new();
         for id in ids {
             match self.atom(*id) {
                 Some(Atom::PodsIn(namespace, _)) => {
                     own.entry(namespace.clone()).or_default().push(*id);
                 }
-                Some(Atom::Pods(..)) => any.push(*id),
+                Some(Atom::Pods(namespaces, _)) => {
+                    any.entry(namespaces.clone()).or_default().insert(*id);
+                }
                 _ => {}
             }
         }
@@ -147,7 +133,7 @@ impl Atoms {
         let mut members = Vec::new();
         for namespace in namespaces {
             let own = own.get(namespace).into_iter().flatten();
-            let ids = self.matching(cluster, namespace, own.chain(&any));
+            let ids = matching(cluster, namespace, own, &any);
             if ids.is_empty() {
                 continue;
             }
@@ -181,4 +167,19 @@ impl Atoms {
         };
         cluster.pods().values().filter(has).flat_map(|pod| pod.addresses.iter().copied()).collect()
     }
+}
+
+/// Those of the pod atoms whose namespace part matches a namespace, in order: its own, and those of
+/// the selectors that match its labels.
+fn matching<'a>(
+    cluster: &Cluster,
+    namespace: &str,
+    own: impl Iterator<Item = &'a AtomId>,
+    any: &'a BTreeMap<Selector, BTreeSet<AtomId>>,
+) -> Vec<AtomId> {
+    let labels = cluster.namespace_labels(namespace);
+    let any = any.iter().filter(|(selector, _)| selector.matches(&labels));
+    let mut ids: Vec<AtomId> = own.chain(any.flat_map(|(_, ids)| ids)).copied().collect();
+    ids.sort_unstable();
+    ids
 }
