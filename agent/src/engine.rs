@@ -151,10 +151,12 @@ impl Engine {
     /// Takes a change in; nothing is written before [`Engine::step`].
     pub fn apply(&mut self, change: Change) {
         let cluster = self.compiler.cluster();
-        // What is there at first waits for nothing.
-        let change = match self.installed {
-            true => self.pace.admit(change, cluster, Instant::now()),
-            false => Some(change),
+        let change = if self.installed {
+            self.pace.admit(change, cluster, Instant::now())
+        } else {
+            // What is there at first waits for nothing.
+            self.pace.overtaken(&change, cluster);
+            Some(change)
         };
         if let Some(change) = change {
             self.compiler.apply(change);

@@ -136,7 +136,6 @@ fn run(arguments: &Arguments) -> Result<()> {
 }
 
 fn control(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
-    results.hostile = hostile::measure(&tell)?;
     let scales = scales(quick);
     for scale in &scales {
         let pins = pins.folder("control");
@@ -152,6 +151,7 @@ fn control(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
         let scale = Scale { pods, dual_stack: true, ..*scale };
         results.maps.push(maps::measure(scale, BUCKETS, &pins.join(format!("maps{pods}")))?);
     }
+    results.hostile = hostile::measure(&tell)?;
     Ok(())
 }
 

@@ -89,6 +89,13 @@ impl Pace {
         }
     }
 
+    /// A change goes ahead, whatever its namespace owes: what waits of its object is outdated.
+    pub(super) fn overtaken(&mut self, change: &Change, cluster: &Cluster) {
+        if let Some((key, kind, _)) = weigh(change, cluster) {
+            self.waiting.remove(&(key, kind));
+        }
+    }
+
     /// When the edits of a namespace need to wait no longer.
     fn ready_at(&self, namespace: &str) -> Option<Instant> {
         self.owed.get(namespace).and_then(|owed| owed.checked_sub(CREDIT))
