@@ -233,6 +233,7 @@ fn more_classes_than_there_are_close_the_largest() {
         }
     };
     assert_eq!(refused, 1);
+    world.tables = MemoryTables::new();
     ops.iter().for_each(|op| world.tables.apply(op).unwrap());
     let said = problems(&world);
     assert!(
