@@ -7,6 +7,7 @@
 mod bypass;
 pub mod devices;
 mod measure;
+mod pace;
 mod report;
 mod unhonoured;
 
@@ -34,12 +35,21 @@ use crate::seed::Wanted;
 
 use bypass::Bypass;
 use devices::NodeDevices;
+use pace::Pace;
 
 /// Shortest and longest pause before a failed update is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
-/// No table grows beyond this: four million elements, 4 GiB of trie blocks.
-const MAX_ELEMENTS: u32 = 1 << 22;
+/// No table grows beyond this, so that all of them together stay under the memory limit of the DaemonSet
+/// (1 GiB): 192 MiB of bitmaps, 128 of row blocks, 48 of rows, 256 of trie blocks, 80 of the IPv6 tables.
+const LARGEST: Capacity = Capacity {
+    bitmaps: 24_576,
+    row_blocks: 65_536,
+    rows: 16_384,
+    trie_blocks: 262_144,
+    hosts6: 1 << 20,
+    cidrs6: 262_144,
+};
 
 /// Why an update is not enforced yet.
 #[derive(Debug, thiserror::Error)]
@@ -102,6 +112,7 @@ pub struct Engine {
     /// When the first of the changes that are not enforced yet was seen.
     noticed: Option<Instant>,
     instruments: Instruments,
+    pace: Pace,
 }
 
 struct Failure {
@@ -143,14 +154,25 @@ impl Engine {
             swept: Pass::default(),
             noticed: None,
             instruments: Instruments::default(),
+            pace: Pace::default(),
         }
     }
 
     /// Takes a change in; nothing is written before [`Engine::step`].
     pub fn apply(&mut self, change: Change) {
         self.bindings.note(&change, self.compiler.cluster());
-        self.compiler.apply(change);
-        self.desired += 1;
+        let cluster = self.compiler.cluster();
+        let change = if self.installed {
+            self.pace.admit(change, cluster, Instant::now())
+        } else {
+            // What is there at first waits for nothing.
+            self.pace.overtaken(&change, cluster);
+            Some(change)
+        };
+        if let Some(change) = change {
+            self.compiler.apply(change);
+            self.desired += 1;
+        }
     }
 
     /// Before all else: pods that an earlier agent's tables have, by the index of interfaces that have
@@ -336,6 +358,10 @@ impl Engine {
     /// Says when to be called again if that failed.
     pub fn step(&mut self, noticed: Option<Instant>) -> Option<Instant> {
         self.noticed = self.noticed.or(noticed);
+        for change in self.pace.due(self.compiler.cluster(), Instant::now()) {
+            self.compiler.apply(change);
+            self.desired += 1;
+        }
         if self.failure.as_ref().is_some_and(|f| Instant::now() < f.retry_at) {
             // What waits for nothing but its attachment does not wait with the tables.
             self.attach();
@@ -357,7 +383,8 @@ impl Engine {
     fn retry_at(&self) -> Option<Instant> {
         let attach =
             || (!self.attach_problems.is_empty()).then(|| Instant::now() + Duration::from_secs(1));
-        self.failure.as_ref().map(|f| f.retry_at).or_else(attach)
+        let retry = self.failure.as_ref().map(|f| f.retry_at).or_else(attach);
+        retry.into_iter().chain(self.pace.next()).min()
     }
 
     /// Writes the update; how many operations that took.
@@ -390,6 +417,9 @@ impl Engine {
                 Ok(ops) => break ops,
                 Err(error) => match grown(self.capacity, &error) {
                     Some(capacity) => self.capacity = capacity,
+                    None if self.compiler.leave_out(&error) => {
+                        tracing::error!(%error, "the largest policies are closed to make room");
+                    }
                     None => return Err(error.into()),
                 },
             }
@@ -525,19 +555,19 @@ impl Engine {
     }
 }
 
-/// At least twice the size of the table that was full; `None` where that is beyond what the layout
-/// can number.
+/// At least twice the size of the table that was full; `None` where that is beyond what a table may have.
 pub fn grown(mut capacity: Capacity, error: &CompileError) -> Option<Capacity> {
     let CompileError::Full { table, needed, capacity: had } = error;
-    let size = (*needed).max(had.saturating_mul(2)).min(MAX_ELEMENTS);
-    let field = match table {
+    let (field, largest) = match table {
         Table::Classes => return None,
-        Table::Bitmaps => &mut capacity.bitmaps,
-        Table::RowBlocks => &mut capacity.row_blocks,
-        Table::Rows => &mut capacity.rows,
-        Table::TrieBlocks => &mut capacity.trie_blocks,
-        Table::Hosts6 => &mut capacity.hosts6,
-        Table::Cidrs6 => &mut capacity.cidrs6,
+        Table::Bitmaps => (&mut capacity.bitmaps, LARGEST.bitmaps),
+        Table::RowBlocks => (&mut capacity.row_blocks, LARGEST.row_blocks),
+        Table::Rows => (&mut capacity.rows, LARGEST.rows),
+        Table::TrieBlocks => (&mut capacity.trie_blocks, LARGEST.trie_blocks),
+        Table::Hosts6 => (&mut capacity.hosts6, LARGEST.hosts6),
+        Table::Cidrs6 => (&mut capacity.cidrs6, LARGEST.cidrs6),
     };
+    // What was configured may be larger.
+    let size = (*needed).max(had.saturating_mul(2)).min(largest.max(*field));
     (*needed <= size).then(|| *field = size).map(|()| capacity)
 }

@@ -120,7 +120,7 @@ pub(crate) fn measure(
 }
 
 /// Own memory, once what is free has been given back.
-fn memory() -> Result<u64> {
+pub(crate) fn memory() -> Result<u64> {
     // SAFETY: no preconditions.
     unsafe { libc::malloc_trim(0) };
     host::own_memory()
@@ -130,7 +130,7 @@ fn map_bytes() -> Result<u64> {
     Ok(host::map_memory()?.values().sum())
 }
 
-fn milliseconds(duration: Duration) -> f64 {
+pub(crate) fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
@@ -303,7 +303,7 @@ impl Scale {
     }
 
     /// A policy, its ingress rule changed.
-    fn edited(&self, number: u32, edit: impl FnOnce(&mut Rule)) -> Change {
+    pub(crate) fn edited(&self, number: u32, edit: impl FnOnce(&mut Rule)) -> Change {
         let mut policy = self.policy(number);
         if let Some(rule) = policy.ingress.as_mut().and_then(|rules| rules.first_mut()) {
             edit(rule);

@@ -10,6 +10,7 @@ mod flood;
 mod forward;
 mod frame;
 mod host;
+mod hostile;
 mod live;
 mod load;
 mod lookups;
@@ -56,7 +57,7 @@ struct Arguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// A large cluster: first image, memory, from event to enforced
+    /// A large cluster: first image, memory, from event to enforced; hostile tenants
     Control,
     /// Nanoseconds per packet
     Packet,
@@ -101,6 +102,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         refused: Vec::new(),
         control: Vec::new(),
         node: None,
+        hostile: Vec::new(),
         maps: Vec::new(),
         forwarding: Vec::new(),
         flood: Vec::new(),
@@ -149,6 +151,7 @@ fn control(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
         let scale = Scale { pods, dual_stack: true, ..*scale };
         results.maps.push(maps::measure(scale, BUCKETS, &pins.join(format!("maps{pods}")))?);
     }
+    results.hostile = hostile::measure(&tell)?;
     Ok(())
 }
 

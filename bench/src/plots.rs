@@ -7,6 +7,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use crate::cluster::Size;
+use crate::hostile::{Hostile, SHAPES, SIZES};
 use crate::report::{PacketFigure, Results};
 
 /// A chart's width and height.
@@ -52,6 +53,10 @@ pub(crate) fn draw(results: &Results, folder: &Path) -> Result<()> {
     for dimension in DIMENSIONS {
         lines(&results.packet, dimension, folder)?;
     }
+    let caption = "Hostile tenants: ms until what they write is in force (sizes double)";
+    hostile(&results.hostile, "hostile", caption, |f| f.first_ms, folder)?;
+    let caption = "Beside hostile tenants: ms until another's edit is in force, p99";
+    hostile(&results.hostile, "hostile-others", caption, |f| f.other_ms, folder)?;
     let forwarding: Vec<_> =
         results.forwarding.iter().map(|f| (f.filter.as_str(), f.total.min)).collect();
     bars(folder, "forwarding", "Forwarding: ns per packet on one core", &forwarding)?;
@@ -91,15 +96,42 @@ fn lines(figures: &[PacketFigure], (name, of, with): Dimension, folder: &Path) -
     });
     let path = folder.join(format!("packet-{name}.svg"));
     let area = SVGBackend::new(&path, CHART).into_drawing_area();
-    chart(&area, name, &sizes, &series).map_err(|error| anyhow!("{}: {error}", path.display()))
+    let caption = format!("ns per packet over the empty program, by {name}");
+    chart(&area, [&caption, name, "ns"], &sizes, &series)
+        .map_err(|error| anyhow!("{}: {error}", path.display()))
+}
+
+/// What hostile tenants cost by the size of what they write: `of` says which figure, in milliseconds.
+fn hostile(
+    figures: &[Hostile],
+    name: &str,
+    caption: &str,
+    of: fn(&Hostile) -> f64,
+    folder: &Path,
+) -> Result<()> {
+    if figures.is_empty() {
+        return Ok(());
+    }
+    let series = SHAPES.map(|(shape, _)| {
+        let points = SIZES.iter().enumerate().filter_map(|(place, size)| {
+            let figure = figures.iter().find(|f| f.shape == shape && f.size == *size)?;
+            Some((place as f64, of(figure)))
+        });
+        (shape.to_owned(), points.collect::<Vec<_>>())
+    });
+    let path = folder.join(format!("{name}.svg"));
+    let area = SVGBackend::new(&path, CHART).into_drawing_area();
+    chart(&area, [caption, "how many", "ms"], &SIZES, &series)
+        .map_err(|error| anyhow!("{}: {error}", path.display()))
 }
 
 type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
+/// A chart of a caption, of what is varied, and of a unit.
 fn chart(
     area: &Area<'_>,
-    name: &str,
+    [caption, varied, unit]: [&str; 3],
     sizes: &[u32],
     series: &[(String, Vec<(f64, f64)>)],
 ) -> Drawn {
@@ -107,7 +139,7 @@ fn chart(
     let all = series.iter().flat_map(|(_, points)| points.iter().map(|(_, y)| *y));
     let highest = all.fold(1.0, f64::max) * 1.1;
     let mut chart = ChartBuilder::on(area)
-        .caption(format!("ns per packet over the empty program, by {name}"), (FONT, 18))
+        .caption(caption, (FONT, 18))
         .margin(12)
         .x_label_area_size(36)
         .y_label_area_size(48)
@@ -121,8 +153,8 @@ fn chart(
         .disable_x_mesh()
         .x_labels(sizes.len() * 2)
         .x_label_formatter(&label)
-        .x_desc(name)
-        .y_desc("ns")
+        .x_desc(varied)
+        .y_desc(unit)
         .draw()?;
     for ((name, points), colour) in series.iter().zip(COLOURS) {
         let line = LineSeries::new(points.iter().copied(), colour.stroke_width(2)).point_size(3);

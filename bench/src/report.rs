@@ -13,6 +13,7 @@ use crate::engine::{self, Node};
 use crate::flood::{self, Flood};
 use crate::forward::Forwarding;
 use crate::host::Machine;
+use crate::hostile::Hostile;
 use crate::lookups::{self, CaseLookups};
 use crate::maps::{self, Maps};
 use crate::wire::{self, Wire};
@@ -96,6 +97,7 @@ pub(crate) struct Results {
     pub(crate) refused: Vec<String>,
     pub(crate) control: Vec<Control>,
     pub(crate) node: Option<Node>,
+    pub(crate) hostile: Vec<Hostile>,
     pub(crate) maps: Vec<Maps>,
     pub(crate) forwarding: Vec<Forwarding>,
     pub(crate) flood: Vec<Flood>,
@@ -120,6 +122,7 @@ impl Results {
         }
         self.print_packets();
         lookups::print(&self.lookups);
+        print_hostile(&self.hostile);
         for control in &self.control {
             print_control(control);
         }
@@ -225,6 +228,21 @@ fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
         }
         known
     })
+}
+
+fn print_hostile(figures: &[Hostile]) {
+    if figures.is_empty() {
+        return;
+    }
+    say("\nHostile tenants: what they write, by size");
+    let rows = figures.iter().map(|f| {
+        let times = [f.first_ms, f.edit_ms, f.other_ms].map(|ms| format!("{ms:.1}"));
+        let megabytes = format!("{:.0}", f.bytes as f64 / 1e6);
+        let begin = [f.shape.to_owned(), f.size.to_string()];
+        begin.into_iter().chain(times).chain([megabytes, f.work.to_string()]).collect()
+    });
+    let header = ["what", "size", "first ms", "edited ms", "another's edit, p99 ms", "MB", "steps"];
+    table(&header, rows);
 }
 
 fn print_control(control: &Control) {

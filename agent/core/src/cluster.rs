@@ -12,8 +12,10 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
+use crate::budget::Weight;
 use crate::model::{
-    Change, EndpointSlice, Interface, Key, Labels, Namespace, Node, Owner, Pod, Policy, Service,
+    Change, Direction, EndpointSlice, Interface, Key, Labels, Namespace, Node, Owner, Pod, Policy,
+    Service,
 };
 
 use few::Few;
@@ -52,6 +54,8 @@ pub struct Cluster {
     /// The same pods, but for those that policy ignores.
     kinship: Kinship,
     policies: BTreeMap<Key, Arc<Policy>>,
+    /// What each of them asks for.
+    weights: BTreeMap<Key, Weight>,
     nodes: BTreeMap<String, Node>,
     services: Services,
     interfaces: BTreeMap<u32, Interface>,
@@ -134,6 +138,30 @@ impl Cluster {
         &self.interfaces
     }
 
+    /// What a policy asks for.
+    pub(crate) fn weight(&self, policy: &Key) -> Option<&Weight> {
+        self.weights.get(policy)
+    }
+
+    /// What the policies of a namespace weigh together, as [`crate::budget`] has it; those that are over
+    /// their budget weigh next to nothing.
+    #[must_use]
+    pub fn units_in(&self, namespace: &str) -> u64 {
+        let weights = in_namespace(&self.weights, namespace);
+        weights.flat_map(|weight| Direction::BOTH.map(|direction| weight.units(direction))).sum()
+    }
+
+    /// What a policy asks for beyond its budget; such a policy isolates and grants nothing.
+    #[must_use]
+    pub fn excess(&self, policy: &Key) -> Option<&str> {
+        self.weight(policy)?.excess.as_deref()
+    }
+
+    /// Why parts of a policy, or all of it, grant nothing.
+    pub fn problems_of<'a>(&'a self, policy: &'a Policy) -> impl Iterator<Item = &'a str> {
+        policy.problems.iter().map(String::as_str).chain(self.excess(&policy.key))
+    }
+
     /// The policies of a namespace, by name.
     pub fn policies_in<'a>(&'a self, namespace: &str) -> impl Iterator<Item = &'a Arc<Policy>> {
         in_namespace(&self.policies, namespace)
@@ -197,13 +225,13 @@ impl Cluster {
     /// The local pod behind an interface: the one it is bound to, else the one that has one of its
     /// addresses.
     #[must_use]
-    pub fn pod_behind<'a>(&'a self, interface: &'a Interface) -> Option<&'a Pod> {
+    pub fn pod_behind<'a>(&'a self, interface: &'a Interface) -> Option<&'a Arc<Pod>> {
         match &interface.owner {
             Owner::Pod(bound) => Some(&bound.pod),
             Owner::Denied => None,
             Owner::Unbound => {
                 let owners = interface.addresses.iter().filter_map(|a| self.owner(*a));
-                owners.map(AsRef::as_ref).find(|pod| pod.node == self.node)
+                owners.into_iter().find(|pod| pod.node == self.node)
             }
         }
     }
@@ -360,9 +388,15 @@ impl Cluster {
             return;
         }
         match new {
-            Some(new) => self.policies.insert(key.clone(), Arc::new(new)),
-            None => self.policies.remove(key),
-        };
+            Some(new) => {
+                self.weights.insert(key.clone(), Weight::of(&new));
+                self.policies.insert(key.clone(), Arc::new(new));
+            }
+            None => {
+                self.weights.remove(key);
+                self.policies.remove(key);
+            }
+        }
         dirty.policies.insert(key.namespace.clone());
     }
 

@@ -1,15 +1,17 @@
 //! From cluster state to table contents, incrementally.
 //!
 //! The rules of all policies that select a local endpoint in a direction make a [`spec::Spec`]; the
-//! peers that specs name are atoms ([`peers`]); the atoms partition the address space ([`space`])
-//! into classes ([`classes`]); a row ([`rows`]) holds what its spec allows each class. A change is
-//! followed along exactly these lines: an endpoint's new spec brings and drops atoms, these touch
-//! addresses, these change class, and [`crate::delta`] orders the flips.
+//! pods that specs name are atoms ([`peers`]), and what their blocks grant, summed up by a sweep
+//! ([`blocks`]), divides the address space into groups ([`groups`]). The sets of atoms and groups that
+//! addresses have ([`space`]) are their classes ([`classes`]); a row ([`rows`]) holds what its spec allows
+//! each class. A change is followed along exactly these lines: an endpoint's new spec brings and drops
+//! atoms and places, these touch addresses, these change class, and [`crate::delta`] orders the flips.
+//! Sets of ports are tries ([`tries`]). What would be too much is closed ([`limits`]).
 //!
-//! Two kinds of atoms follow from others. Blocks that no spec tells apart are one in signatures
-//! ([`groups`]). Addresses of Services and node ports have an atom made of their backends'
+//! Addresses of Services and node ports have an atom made of their backends'
 //! ([`frontends`]), so they are settled after all others ([`services`]).
 
+mod blocks;
 pub(crate) mod classes;
 mod endpoints;
 mod essentials;
@@ -17,8 +19,9 @@ mod expected;
 pub(crate) mod frontends;
 pub(crate) mod groups;
 pub(crate) mod ids;
+mod limits;
 pub(crate) mod peers;
-mod ports;
+pub(crate) mod ports;
 pub(crate) mod prefix;
 mod report;
 pub(crate) mod rows;
@@ -26,27 +29,26 @@ mod services;
 mod sets;
 pub(crate) mod space;
 pub(crate) mod spec;
+mod specs;
+pub(crate) mod tries;
 mod update;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
-use hashbrown::HashMap;
 use ipnet::IpNet;
 
 use crate::cluster::{Cluster, Dirty};
 use crate::delta::AddressTables;
 use crate::image::Table;
-use crate::model::{Change, Pod};
+use crate::model::{Change, Direction, Peer, Pod, Policy};
 use crate::ops::{Capacity, Op};
 use classes::Classes;
 use endpoints::Endpoints;
-use groups::SpecId;
 use peers::Atoms;
 use rows::Rows;
 use sets::Sets;
 use space::Space;
-use spec::Spec;
+use specs::Specs;
 
 pub use endpoints::WAITING;
 pub(crate) use endpoints::uid_hash;
@@ -141,9 +143,7 @@ pub struct Compiler {
     cluster: Cluster,
     dirty: Dirty,
     atoms: Atoms,
-    /// Specs in use, their numbers and how many endpoint directions use them.
-    specs: HashMap<Arc<Spec>, (SpecId, u32)>,
-    next_spec: SpecId,
+    specs: Specs,
     space: Space,
     classes: Classes,
     services: services::Services,
@@ -166,8 +166,7 @@ impl Compiler {
             cluster: Cluster::new(options.node.clone()),
             dirty: Dirty::default(),
             atoms: Atoms::default(),
-            specs: HashMap::new(),
-            next_spec: 0,
+            specs: Specs::default(),
             space: Space::new(),
             classes: Classes::new(),
             services: services::Services::default(),
@@ -217,7 +216,10 @@ impl Compiler {
             self.settled = false;
         }
         match self.overflow() {
-            None => Ok(ops),
+            None => {
+                self.specs.limits.is_new = false;
+                Ok(ops)
+            }
             Some(error) => {
                 self.failed = Some(error.clone());
                 Err(error)
@@ -258,6 +260,24 @@ impl Compiler {
         self.release();
     }
 
+    /// What an update was refused for is left out from now on: the largest combinations of policies, as
+    /// far as the excess goes; the pods that they isolate are closed. False if there is none:
+    /// nothing but [`Compiler::reinstall`] with a greater capacity helps then.
+    pub fn leave_out(&mut self, error: &CompileError) -> bool {
+        let CompileError::Full { table, needed, capacity } = error;
+        let mut limits = std::mem::take(&mut self.specs.limits);
+        let found = limits.leave_out(*table, needed.saturating_sub(*capacity), &self.specs);
+        self.specs.limits = limits;
+        found
+    }
+
+    /// What updates have cost so far, in steps that depend on the cluster's state alone: prefixes,
+    /// classes by row, nodes of sets of ports.
+    #[must_use]
+    pub fn work(&self) -> u64 {
+        self.atoms.work + self.atoms.tries.work + self.atoms.groups.work
+    }
+
     fn release(&mut self) {
         self.classes.ids.grace_passed();
         self.sets.ids.grace_passed();
@@ -267,4 +287,21 @@ impl Compiler {
         self.tables.trie4.ids.grace_passed();
         self.endpoints.grace_passed();
     }
+}
+
+/// Whether a policy's blocks come to more different sets of ports than that in a direction.
+pub(crate) fn exceeds_port_sets(policy: &Policy, direction: Direction, most: usize) -> bool {
+    let mut tries = tries::Tries::default();
+    let mut names = BTreeMap::new();
+    let mut granted = Vec::new();
+    for rule in policy.rules(direction).unwrap_or_default() {
+        let Some(peers) = &rule.peers else { continue };
+        let blocks = peers.iter().filter_map(|peer| match peer {
+            Peer::Block(block) => Some(block),
+            Peer::Pods { .. } => None,
+        });
+        let grant = spec::literal(rule, &mut names, &mut tries);
+        granted.extend(blocks.map(|block| (block, grant)));
+    }
+    blocks::BlockMap::exceeds(&granted, &tries, most)
 }

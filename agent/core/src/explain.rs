@@ -16,6 +16,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use crate::budget::Weight;
 use crate::model::{Change, Direction, Key, Labels, Namespace, Pod, Policy};
 use crate::probe::{IpProtocol, Party, Probe};
 use rule::Traffic;
@@ -28,6 +29,8 @@ pub struct Explainer {
     pods: BTreeMap<Key, Pod>,
     /// By namespace, then by name.
     policies: BTreeMap<String, BTreeMap<String, Policy>>,
+    /// What policies ask for beyond their budget: these isolate and grant nothing.
+    excess: BTreeMap<Key, String>,
     /// The pod that an address belongs to.
     owners: BTreeMap<IpAddr, Key>,
     /// Addresses of each node, those of its hostNetwork pods included.
@@ -87,6 +90,9 @@ impl Explainer {
             all.nodes.entry(name).or_default().extend(addresses);
         }
         all.index_pods();
+        let policies = all.policies.values().flat_map(BTreeMap::values);
+        let excess = policies.filter_map(|p| Some((p.key.clone(), Weight::of(p).excess?)));
+        all.excess = excess.collect();
         all
     }
 
@@ -326,12 +332,15 @@ impl Explainer {
         };
         if detail == Detail::Reasons {
             judgement.isolated_by = policies.iter().map(|policy| policy.key.clone()).collect();
-            judgement.problems = policies.iter().flat_map(|policy| problems(policy)).collect();
+            judgement.problems = policies.iter().flat_map(|policy| self.problems(policy)).collect();
         }
         match always.or_else(|| self.special(traffic)) {
             Some(cause) => judgement.cause = cause,
             None if policies.is_empty() => {}
-            None => traffic.judge_rules(&policies, &mut judgement, detail),
+            None => {
+                let within = policies.into_iter().filter(|p| !self.excess.contains_key(&p.key));
+                traffic.judge_rules(&within.collect::<Vec<_>>(), &mut judgement, detail);
+            }
         }
         judgement
     }
@@ -350,6 +359,17 @@ impl Explainer {
         }
     }
 
+    /// Why parts of a policy, or all of it, grant nothing.
+    fn problems<'a>(&'a self, policy: &'a Policy) -> impl Iterator<Item = Problem> + 'a {
+        let problem = |problem: &String, over_budget| Problem {
+            policy: policy.key.clone(),
+            problem: problem.clone(),
+            over_budget,
+        };
+        let excess = self.excess.get(&policy.key).map(move |excess| problem(excess, true));
+        policy.problems.iter().map(move |text| problem(text, false)).chain(excess)
+    }
+
     fn isolating(&self, pod: &Pod, direction: Direction) -> Vec<&Policy> {
         if pod.host_network || pod.finished {
             return Vec::new();
@@ -365,11 +385,4 @@ impl Explainer {
 /// Who of several pods has an address that they all claim: the greatest.
 fn precedence(pod: &Pod) -> (bool, i64, &Key) {
     (!pod.terminating, pod.created, &pod.key)
-}
-
-fn problems(policy: &Policy) -> impl Iterator<Item = Problem> {
-    let policy_key = &policy.key;
-    let with_key =
-        |problem: &String| Problem { policy: policy_key.clone(), problem: problem.clone() };
-    policy.problems.iter().map(with_key)
 }

@@ -8,8 +8,10 @@ use serde::Serialize;
 
 use crate::compile::classes::Classes;
 use crate::compile::peers::Atoms;
+use crate::compile::ports::Grant;
 use crate::compile::space::Space;
-use crate::compile::spec::{Grant, Spec};
+use crate::compile::spec::Spec;
+use crate::compile::tries::NAME;
 use crate::compile::{Atom, Ports};
 use crate::model::{Key, Protocol};
 
@@ -41,6 +43,8 @@ pub struct Allowed {
     pub everyone: Granted,
     /// What the addresses of a set are allowed on top.
     pub peers: BTreeMap<Atom, Granted>,
+    /// What blocks allow on top, by longest prefix.
+    pub blocks: BTreeMap<IpNet, Granted>,
 }
 
 /// Ports granted to a set of addresses.
@@ -118,10 +122,19 @@ pub(crate) fn addresses(
 /// A spec with numbers replaced by what they stand for.
 pub(crate) fn allowed(spec: &Spec, atoms: &Atoms) -> Allowed {
     let granted = |grant: &Grant| Granted {
-        ports: grant.ports.clone(),
-        names: grant.names.iter().filter_map(|id| atoms.name(*id).cloned()).collect(),
+        ports: Ports::new(grant, &atoms.tries),
+        names: spec
+            .names
+            .iter()
+            .filter(|id| atoms.tries.contains(NAME, grant.names, **id))
+            .filter_map(|id| atoms.name(*id).cloned())
+            .collect(),
     };
+    let changes = spec.blocks.changes.iter();
     Allowed {
+        blocks: changes
+            .map(|(prefix, value)| (prefix.to_net(), granted(&spec.blocks.value(*value))))
+            .collect(),
         everyone: granted(&spec.everyone),
         peers: spec
             .peers

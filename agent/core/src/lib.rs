@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bindings;
+pub mod budget;
 pub mod cluster;
 pub mod compile;
 mod delta;

@@ -28,6 +28,7 @@ impl Engine {
             revision: Revision { desired: self.desired, enforced: self.enforced },
             not_ready: self.not_ready(),
             problems: (refused + failing) as u64,
+            closed_policies: self.closed_policies(),
             objects: objects(self.compiler.cluster()),
             endpoints: self.endpoint_counts(),
             tables: self.compiler.fill().iter().map(fill).collect(),

@@ -135,6 +135,12 @@ impl Engine {
         let bindings = self.bindings.problems(self.compiler.cluster());
         let pins = self.pin_problem.iter().cloned();
         let pins = pins.chain(self.state_problem.iter().cloned());
+        let waiting = self.pace.waiting().into_iter().map(|namespace| {
+            format!(
+                "namespace {namespace}: its policies or Services are large and change faster than they can be \
+                 compiled without delaying others: the last changes wait"
+            )
+        });
         let restored = self.restored.then(|| RESTORED.to_owned());
         self.held
             .iter()
@@ -148,6 +154,7 @@ impl Engine {
             .chain(self.unjudged())
             .chain(compile)
             .chain(bindings.iter().map(ToString::to_string))
+            .chain(waiting)
             .collect()
     }
 

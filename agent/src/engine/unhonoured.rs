@@ -14,17 +14,34 @@ const SPEAKERS: usize = 3;
 const LOOKED_AT: usize = 100;
 
 impl Engine {
-    /// Policies with a part that could not be understood, and the reasons; those that select a pod of
-    /// this node, if it is one of the first few nodes by name with such a pod.
+    /// Policies of which not everything counts: a part that could not be understood, or more than their
+    /// budget or the tables hold; with the reasons. Those that select a pod of this node, if it is one of
+    /// the first few nodes by name with such a pod; of what is closed on this node alone, all.
     #[must_use]
     pub fn unhonoured(&self) -> BTreeMap<Key, Vec<String>> {
-        unhonoured(self.compiler.cluster())
+        let mut all = unhonoured(self.compiler.cluster());
+        for (policies, direction, reason) in self.compiler.closed().take(LOOKED_AT) {
+            for policy in policies {
+                let reasons = all.entry(policy.clone()).or_default();
+                reasons.push(format!("spec.{direction}: closed: {reason}"));
+            }
+        }
+        all
+    }
+
+    /// How many policies grant nothing because they, or those they isolate pods with, are too much.
+    pub(super) fn closed_policies(&self) -> u64 {
+        let cluster = self.compiler.cluster();
+        let over = cluster.policies().keys().filter(|key| cluster.excess(key).is_some());
+        let together = self.compiler.closed().flat_map(|(policies, ..)| policies);
+        over.chain(together).collect::<BTreeSet<_>>().len() as u64
     }
 }
 
 fn unhonoured(cluster: &Cluster) -> BTreeMap<Key, Vec<String>> {
     let own = cluster.node_name();
-    let mut troubled = cluster.policies().values().filter(|p| !p.problems.is_empty()).peekable();
+    let policies = cluster.policies().values();
+    let mut troubled = policies.filter(|p| cluster.problems_of(p).next().is_some()).peekable();
     if troubled.peek().is_none() {
         return BTreeMap::new();
     }
@@ -38,7 +55,10 @@ fn unhonoured(cluster: &Cluster) -> BTreeMap<Key, Vec<String>> {
                 pods.filter(|pod| selects(policy, pod)).map(|pod| pod.node.as_str()).collect();
             nodes.into_iter().filter(|node| !node.is_empty()).take(SPEAKERS).any(|n| n == own)
         })
-        .map(|policy| (policy.key.clone(), policy.problems.clone()))
+        .map(|policy| {
+            let problems = cluster.problems_of(policy).map(str::to_owned).collect();
+            (policy.key.clone(), problems)
+        })
         .collect()
 }
 

@@ -49,6 +49,8 @@ pub struct Snapshot {
     pub not_ready: Vec<String>,
     /// Things that are not as they were asked for.
     pub problems: u64,
+    /// Policies that grant nothing because they are too much.
+    pub closed_policies: u64,
     /// Objects known, by the label `kind`.
     pub objects: Vec<(&'static str, u64)>,
     /// Local pods' interfaces.
@@ -98,6 +100,8 @@ impl Snapshot {
         )?;
         let help = "Things that are not as they were asked for; `netpold status` names them";
         writer.gauge("problems", help, self.problems)?;
+        let help = "Policies beyond their budget: closed, their pods isolated and granted nothing";
+        writer.gauge("policies_closed", help, self.closed_policies)?;
         let help = "What somebody else had changed and was put right, by kind";
         let repairs = self.repairs.iter().map(|(kind, count)| ([("kind", *kind)], *count));
         writer.counters("repairs", help, repairs)?;

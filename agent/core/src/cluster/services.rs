@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
+use hashbrown::HashMap;
+
 use crate::cluster::Dirty;
-use crate::model::{EndpointSlice, Key, Pod, Service, ServicePort};
+use crate::model::{EndpointSlice, Key, Pod, Protocol, Service, ServicePort};
 
 /// Where packets are translated, and to whom.
 #[derive(Debug, Default)]
@@ -19,6 +21,17 @@ pub(crate) struct Services {
     with_node_ports: BTreeMap<Key, Arc<Service>>,
     /// Every node's addresses and how many Nodes have them.
     nodes: BTreeMap<IpAddr, u32>,
+}
+
+/// Slices and their numbers for a port, by its name and protocol.
+pub(crate) type SlicesByPort<'a> = HashMap<(&'a str, Protocol), Vec<(&'a Arc<EndpointSlice>, u16)>>;
+
+fn ports_by_name(service: &Service) -> HashMap<(&str, Protocol), Vec<&ServicePort>> {
+    let mut by_name: HashMap<(&str, Protocol), Vec<&ServicePort>> = HashMap::new();
+    for port in &service.ports {
+        by_name.entry((port.name.as_str(), port.protocol)).or_default().push(port);
+    }
+    by_name
 }
 
 /// The key of a slice's Service; none if it names no Service.
@@ -83,25 +96,16 @@ impl Services {
         self.at.keys().copied().chain(self.nodes())
     }
 
-    /// Backends of a Service's port in one family: address and port.
-    pub(crate) fn backends<'a>(
-        &'a self,
-        service: &Key,
-        port: &'a ServicePort,
-        v6: bool,
-    ) -> impl Iterator<Item = (IpAddr, u16)> + 'a {
-        let slices = self.slices_of.get(service).into_iter().flatten();
-        slices.flat_map(move |slice| {
-            let same = slice
-                .ports
-                .iter()
-                .filter(|p| p.name == port.name && p.protocol == port.protocol)
-                .map(|p| p.port);
-            same.flat_map(move |number| {
-                let family = slice.addresses.iter().filter(move |a| a.is_ipv6() == v6);
-                family.map(move |address| (*address, number))
-            })
-        })
+    /// The slices of a Service's backends that have a number for a port, by the port's name.
+    pub(crate) fn slices_by_port(&self, service: &Key) -> SlicesByPort<'_> {
+        let mut by_port = SlicesByPort::new();
+        for slice in self.slices_of.get(service).into_iter().flatten() {
+            for port in &slice.ports {
+                let slices = by_port.entry((port.name.as_str(), port.protocol)).or_default();
+                slices.push((slice, port.port));
+            }
+        }
+        by_port
     }
 
     /// Whether no address is anybody's backend.
@@ -115,22 +119,27 @@ impl Services {
         slices.filter_map(|slice| service_of(slice))
     }
 
-    /// The ports of Services that a pod backs itself, and in which family.
+    /// The ports of Services that a pod backs itself, and in which family; some more than once.
     pub(crate) fn backed_by<'a>(
         &'a self,
         pod: &'a Pod,
-    ) -> impl Iterator<Item = (&'a Service, &'a ServicePort, bool)> {
-        pod.addresses.iter().flat_map(move |address| {
-            let slices = self.behind.get(address).into_iter().flatten();
-            slices.flat_map(move |slice| {
-                let service = service_of(slice).and_then(|key| self.services.get(&key));
-                let ports = service.into_iter().flat_map(|s| s.ports.iter().map(move |p| (s, p)));
-                let backed = ports.filter(|(_, port)| {
-                    slice.ports.iter().any(|p| p.name == port.name && p.protocol == port.protocol)
-                });
-                backed.map(|(service, port)| (&**service, port, address.is_ipv6()))
-            })
-        })
+    ) -> Vec<(&'a Service, &'a ServicePort, bool)> {
+        let mut backed = Vec::new();
+        let mut by_name: HashMap<&Key, HashMap<(&str, Protocol), Vec<&ServicePort>>> =
+            HashMap::new();
+        for address in &pod.addresses {
+            for slice in self.behind.get(address).into_iter().flatten() {
+                let Some(service) = service_of(slice).and_then(|key| self.services.get(&key))
+                else {
+                    continue;
+                };
+                let ports = by_name.entry(&service.key).or_insert_with(|| ports_by_name(service));
+                let named = slice.ports.iter().map(|port| (port.name.as_str(), port.protocol));
+                let named = named.filter_map(|name| ports.get(&name)).flatten();
+                backed.extend(named.map(|port| (&**service, *port, address.is_ipv6())));
+            }
+        }
+        backed
     }
 
     /// A Service now is this, or is gone. One that the nodes' proxy does not serve is none.

@@ -12,6 +12,7 @@ use netpold_ebpf::layout::{
 use crate::cluster::Cluster;
 use crate::compile::peers::Atoms;
 use crate::compile::spec::Spec;
+use crate::compile::specs::Specs;
 use crate::compile::{CheckSource, NewPods, Options};
 use crate::model::{Direction, Interface, Key, Owner, Pod, Standing};
 use crate::ops::Op;
@@ -220,6 +221,7 @@ impl Endpoints {
         interface: &Interface,
         cluster: &Cluster,
         options: &Options,
+        specs: &mut Specs,
         atoms: &mut Atoms,
     ) -> Option<Live> {
         let Some(pod) = cluster.pod_behind(interface) else {
@@ -234,7 +236,7 @@ impl Endpoints {
         let crowded = addr4.len() > MAX_ADDRESSES || addr6.len() > MAX_ADDRESSES;
         let specs = Direction::BOTH.map(|direction| {
             let labelled = !is(Standing::Unlabelled);
-            let spec = Spec::of_pod(cluster, pod, labelled, direction, atoms)?;
+            let spec = specs.of_pod(cluster, (pod, labelled), direction, atoms)?;
             // Judging by some of its addresses would be wrong for the others.
             Some(if crowded { Spec::nothing() } else { spec })
         });

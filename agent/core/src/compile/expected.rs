@@ -143,7 +143,7 @@ impl Compiler {
     }
 
     fn expected_bitmaps(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(Expected<'_>)) {
-        self.sets.expected(range, tell);
+        self.sets.expected(range, &self.atoms.tries, tell);
     }
 
     fn expected_endpoints(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(Expected<'_>)) {

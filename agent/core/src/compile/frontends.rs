@@ -67,9 +67,9 @@ impl Frontends {
     }
 
     /// The frontends of an address with this signature.
-    pub(crate) fn of(&self, signature: &[AtomId]) -> Option<&[Front]> {
+    pub(crate) fn of(&self, signature: &[AtomId]) -> Option<Arc<[Front]>> {
         let id = signature.last().filter(|id| is_frontends(**id))?;
-        self.contents.get(id).map(|(content, _)| &**content)
+        self.contents.get(id).map(|(content, _)| content.clone())
     }
 
     /// Ends the update: forgets what no address has any more.

@@ -1,202 +1,328 @@
-//! Blocks that no spec tells apart share a group, and addresses have groups where they would have
-//! blocks: a list of 100,000 blocks makes one class, not 100,000.
+//! The address space, divided by what blocks grant in all specs together.
 //!
-//! What every spec in use grants a block is its key; blocks with equal keys are one group. When a
-//! policy is edited, its spec gives way to another and the keys of all its blocks change, but what
-//! they have in common does not: such a group keeps its number, and only blocks that part from it
+//! Where some spec's blocks grant something else from a prefix on, there is a place. What each spec's
+//! blocks grant at a place is its key; places with equal keys are one group, and an address has the
+//! group of the longest place that holds it. A list of 100,000 blocks makes one group, not 100,000.
+//!
+//! When a policy is edited, its spec gives way to another and the keys of its places change, but what
+//! they have in common does not: such a group keeps its number, and only places that part from it
 //! or join it are looked at again. In the rows of specs that stay, a group that keeps its number
 //! keeps its meaning too, since these specs' parts of the keys stay the same.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
+use crate::compile::blocks::NOTHING;
 use crate::compile::peers::AtomId;
-use crate::compile::spec::{Grant, Spec};
+use crate::compile::prefix::{Family, Prefix, PrefixMap};
+use crate::compile::spec::Spec;
 
 /// Set in the numbers of groups.
 const GROUP: AtomId = 1 << 30;
+/// The group of what no block grants anything. It is never part of a signature.
+pub(crate) const NO_GROUP: AtomId = GROUP;
 
 /// Number of a spec in use; never reused.
 pub(crate) type SpecId = u32;
 
-/// What specs grant a block: by spec, in order, the number of one of its grants.
+/// What the specs' blocks grant: by spec, in order, the number of a value in its
+/// [`crate::compile::blocks::BlockMap`]. Specs that grant nothing are left out.
 type Key = Vec<(SpecId, u32)>;
+
+/// A prefix at which what blocks grant changes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    /// How many specs have a change here.
+    specs: u32,
+    /// `None`: it is new.
+    group: Option<AtomId>,
+}
 
 #[derive(Debug)]
 struct Group {
     key: Key,
-    members: u32,
-    /// One of them: it stands for all.
-    like: AtomId,
+    /// One of its places, now or before: it stands for all.
+    like: Prefix,
+    /// 0: it ends with this update.
+    places: u32,
 }
+
+/// Number of a key that places have from now on.
+type Target = usize;
 
 /// The groups in use.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
     next: AtomId,
-    keys: HashMap<AtomId, Key>,
-    of: HashMap<AtomId, AtomId>,
+    free: BTreeSet<AtomId>,
+    places: PrefixMap<Place>,
     groups: HashMap<AtomId, Group>,
-    by_key: BTreeMap<Key, AtomId>,
-    /// Blocks whose key changed since the last settling.
-    dirty: BTreeSet<AtomId>,
-    /// Some group has lost all its blocks since the last sweep.
-    idle: bool,
+    by_key: HashMap<Key, AtomId>,
+    /// Those that lost their last place in this update (some may have got another since).
+    ended: Vec<AtomId>,
+    acquired: Vec<(SpecId, Arc<Spec>)>,
+    released: Vec<(SpecId, Arc<Spec>)>,
+    /// Places looked at, ever.
+    pub(crate) work: u64,
+}
+
+/// The places of a settling in their order, each with the key that it is to have; none: it ends.
+#[derive(Default)]
+struct Divided {
+    places: Vec<(Prefix, Place, Option<Target>)>,
+    keys: Vec<Key>,
+    by_key: HashMap<Key, Target>,
+    /// By the group and the new specs' values that a place has.
+    targets: HashMap<(AtomId, usize), Target>,
+    new: NewParts,
 }
 
 impl Groups {
-    /// A spec is in use from now on. `is_block` tells which of its atoms are blocks.
-    pub(crate) fn acquire(&mut self, id: SpecId, spec: &Spec, is_block: impl Fn(AtomId) -> bool) {
-        let mut grants: HashMap<&Grant, u32> = HashMap::new();
-        for (atom, grant) in spec.peers.iter().filter(|(atom, _)| is_block(**atom)) {
-            let next = grants.len() as u32;
-            let number = *grants.entry(grant).or_insert(next);
-            self.keys.entry(*atom).or_default().push((id, number));
-            self.dirty.insert(*atom);
+    /// A spec is in use from now on.
+    pub(crate) fn acquire(&mut self, id: SpecId, spec: &Arc<Spec>) {
+        if !spec.blocks.changes.is_empty() {
+            self.acquired.push((id, spec.clone()));
         }
     }
 
     /// A spec is not in use any more.
-    pub(crate) fn release(&mut self, id: SpecId, spec: &Spec) {
-        for atom in spec.peers.keys() {
-            if let Some(key) = self.keys.get_mut(atom) {
-                key.retain(|(spec, _)| *spec != id);
-                self.dirty.insert(*atom);
-            }
+    pub(crate) fn release(&mut self, id: SpecId, spec: &Arc<Spec>) {
+        if spec.blocks.changes.is_empty() {
+            return;
+        }
+        match self.acquired.iter().position(|(acquired, _)| *acquired == id) {
+            Some(place) => drop(self.acquired.remove(place)),
+            None => self.released.push((id, spec.clone())),
         }
     }
 
-    /// Groups the blocks anew. Returns those that came to another group, and not those that are
-    /// gone or new.
-    pub(crate) fn settle(&mut self) -> Vec<AtomId> {
-        let dirty = std::mem::take(&mut self.dirty);
-        let orphaned = self.leave(&dirty);
-        let mut by_key: BTreeMap<Key, Vec<AtomId>> = BTreeMap::new();
-        for atom in &dirty {
-            match self.keys.get(atom) {
-                Some(key) if !key.is_empty() => by_key.entry(key.clone()).or_default().push(*atom),
-                _ => {
-                    self.keys.remove(atom);
-                    self.of.remove(atom);
+    /// Divides what the specs that came or went grant anything anew. Returns the places whose group is
+    /// another than before, in order; none where there is no place any more.
+    pub(crate) fn settle(&mut self) -> Vec<(Prefix, Option<AtomId>)> {
+        let (acquired, released) =
+            (std::mem::take(&mut self.acquired), std::mem::take(&mut self.released));
+        let prefixes = |specs: &[(SpecId, Arc<Spec>)]| -> Vec<Prefix> {
+            specs.iter().flat_map(|(_, spec)| &spec.blocks.changes).map(|change| change.0).collect()
+        };
+        let (begun, ended) = (prefixes(&acquired), prefixes(&released));
+        for prefix in &ended {
+            if let Some(place) = self.places.get_mut(*prefix) {
+                place.specs -= 1;
+            }
+        }
+        begun.iter().for_each(|prefix| self.places.entry(*prefix).specs += 1);
+        let mut changes: Vec<(Prefix, SpecId, u32)> = Vec::new();
+        for (id, spec) in &acquired {
+            changes.extend(spec.blocks.changes.iter().map(|(at, value)| (*at, *id, *value)));
+        }
+        changes.sort_unstable();
+        let mut gone: Vec<SpecId> = released.iter().map(|(id, _)| *id).collect();
+        gone.sort_unstable();
+        let mut divided = Divided::default();
+        for region in outermost(begun.into_iter().chain(ended).collect()) {
+            self.divide(region, &changes, &gone, &mut divided);
+        }
+        self.work += divided.places.len() as u64;
+        let groups = self.number(&divided);
+        self.install(&divided.places, &groups)
+    }
+
+    /// Finds the keys of a region's places.
+    fn divide(
+        &self,
+        region: Prefix,
+        changes: &[(Prefix, SpecId, u32)],
+        gone: &[SpecId],
+        divided: &mut Divided,
+    ) {
+        let around = self.places.parent(region).and_then(|place| place.group);
+        let mut open: Vec<(Prefix, AtomId, usize)> = Vec::new();
+        let mut next = changes.partition_point(|change| change.0 < region);
+        for (prefix, place) in self.places.under(region) {
+            while open.pop_if(|(outer, ..)| !outer.holds(prefix)).is_some() {}
+            let outer = (around.unwrap_or(NO_GROUP), NewParts::EMPTY);
+            let (group, part) = open.last().map_or(outer, |outer| (outer.1, outer.2));
+            let group = place.group.unwrap_or(group);
+            let here = changes[next..].iter().take_while(|change| change.0 == prefix).count();
+            let part = divided.new.changed(part, &changes[next..next + here]);
+            next += here;
+            open.push((prefix, group, part));
+            let target = (place.specs > 0).then(|| {
+                let Divided { targets, by_key, keys, new, .. } = &mut *divided;
+                *targets.entry((group, part)).or_insert_with(|| {
+                    let old = self.groups.get(&group).map_or(&[][..], |group| &group.key);
+                    let stays = old.iter().filter(|(id, _)| gone.binary_search(id).is_err());
+                    // New specs have greater numbers than those before.
+                    let key: Key = stays.chain(&new.parts[part]).copied().collect();
+                    *by_key.entry(key).or_insert_with_key(|key| {
+                        keys.push(key.clone());
+                        keys.len() - 1
+                    })
+                })
+            });
+            divided.places.push((prefix, *place, target));
+        }
+    }
+
+    /// Takes the places out of their groups and gives each key one: that which there is, else that which
+    /// most of its places come from if nobody stayed in it, else a new one.
+    fn number(&mut self, divided: &Divided) -> Vec<AtomId> {
+        let mut from: HashMap<(Target, AtomId), u32> = HashMap::new();
+        for (_, place, target) in &divided.places {
+            let Some(id) = place.group.filter(|id| *id != NO_GROUP) else { continue };
+            if let Some(target) = target {
+                *from.entry((*target, id)).or_default() += 1;
+            }
+            if let Some(group) = self.groups.get_mut(&id) {
+                group.places -= 1;
+                if group.places == 0 {
+                    self.ended.push(id);
                 }
             }
         }
-        let mut moved = Vec::new();
-        for (key, atoms) in by_key {
-            let group = self.group_for(&key, &atoms);
-            self.join(group, key, &atoms, &mut moved);
-        }
-        self.adopt(orphaned);
-        moved
-    }
-
-    /// Takes blocks out of their groups' counts. Returns groups that have to find another block to
-    /// stand for them.
-    fn leave(&mut self, blocks: &BTreeSet<AtomId>) -> BTreeSet<AtomId> {
-        let mut orphaned = BTreeSet::new();
-        let mut left: BTreeSet<AtomId> = BTreeSet::new();
-        for atom in blocks {
-            let Some(id) = self.of.get(atom) else { continue };
-            let Some(group) = self.groups.get_mut(id) else { continue };
-            group.members -= 1;
-            left.insert(*id);
-            if group.like == *atom {
-                orphaned.insert(*id);
+        let known = |key: &Key| match key.is_empty() {
+            true => Some(NO_GROUP),
+            false => self.by_key.get(key).copied(),
+        };
+        let mut groups: Vec<Option<AtomId>> = divided.keys.iter().map(known).collect();
+        let mut taken: HashSet<AtomId> = groups.iter().flatten().copied().collect();
+        let mut most: Vec<(u32, Target, AtomId)> =
+            from.into_iter().map(|((target, id), count)| (count, target, id)).collect();
+        most.sort_unstable_by_key(|(count, target, id)| (Reverse(*count), *target, *id));
+        for (_, target, id) in most {
+            let is_left = self.groups.get(&id).is_some_and(|group| group.places == 0);
+            if groups[target].is_none() && is_left && taken.insert(id) {
+                groups[target] = Some(id);
             }
         }
-        for id in left {
-            if let Some(group) = self.groups.get(&id).filter(|group| group.members == 0) {
+        let numbered = groups.into_iter().map(|id| id.unwrap_or_else(|| self.new_number()));
+        let numbered: Vec<AtomId> = numbered.collect();
+        for id in &self.ended {
+            if let Some(group) = self.groups.get(id).filter(|group| group.places == 0) {
                 self.by_key.remove(&group.key);
-                self.idle = true;
             }
         }
-        orphaned
+        for (id, key) in numbered.iter().zip(&divided.keys).filter(|(id, _)| **id != NO_GROUP) {
+            let like = Prefix { family: Family::V4, bits: 0, len: 0 };
+            let new = || Group { key: Key::new(), like, places: 0 };
+            self.groups.entry(*id).or_insert_with(new).key.clone_from(key);
+            self.by_key.insert(key.clone(), *id);
+        }
+        numbered
     }
 
-    /// The group of a key: the one there is, else that which most of the blocks come from if nobody
-    /// stayed in it, else a new one.
-    fn group_for(&mut self, key: &Key, blocks: &[AtomId]) -> AtomId {
-        if let Some(id) = self.by_key.get(key) {
-            return *id;
-        }
-        let mut from: BTreeMap<AtomId, u32> = BTreeMap::new();
-        for id in blocks.iter().filter_map(|atom| self.of.get(atom)) {
-            if self.groups.get(id).is_some_and(|group| group.members == 0) {
-                *from.entry(*id).or_default() += 1;
+    fn new_number(&mut self) -> AtomId {
+        self.free.pop_first().unwrap_or_else(|| {
+            self.next += 1;
+            self.next | GROUP
+        })
+    }
+
+    fn install(
+        &mut self,
+        places: &[(Prefix, Place, Option<Target>)],
+        groups: &[AtomId],
+    ) -> Vec<(Prefix, Option<AtomId>)> {
+        let mut changed = Vec::new();
+        for (prefix, place, target) in places {
+            let id = target.map(|target| groups[target]);
+            if id.is_none() {
+                self.places.remove(*prefix);
+            } else if let Some(place) = self.places.get_mut(*prefix) {
+                place.group = id;
+            }
+            if place.group != id {
+                changed.push((*prefix, id));
+            }
+            if let Some(group) = id.and_then(|id| self.groups.get_mut(&id)) {
+                if group.places == 0 {
+                    group.like = *prefix;
+                }
+                group.places += 1;
             }
         }
-        let most = from.into_iter().max_by_key(|(id, count)| (*count, std::cmp::Reverse(*id)));
-        most.map_or_else(
-            || {
-                self.next += 1;
-                self.next | GROUP
-            },
-            |(id, _)| id,
-        )
+        changed
     }
 
-    fn join(&mut self, id: AtomId, key: Key, blocks: &[AtomId], moved: &mut Vec<AtomId>) {
-        let Some(first) = blocks.first() else { return };
-        let group =
-            self.groups.entry(id).or_insert(Group { key: Key::new(), members: 0, like: *first });
-        if group.members == 0 {
-            group.key.clone_from(&key);
-            group.like = *first;
-            self.by_key.insert(key, id);
-        }
-        group.members += blocks.len() as u32;
-        for atom in blocks {
-            if self.of.insert(*atom, id).is_some_and(|before| before != id) {
-                moved.push(*atom);
+    /// The number of the value that a spec's blocks have in a group; `id`: the spec's, if it is in
+    /// use. Of what is in use no longer, group or spec, it is told by one of the group's places.
+    pub(crate) fn value(&self, group: AtomId, id: Option<SpecId>, spec: &Spec) -> u32 {
+        let Some(group) = self.groups.get(&group) else { return NOTHING };
+        match id.filter(|_| group.places > 0) {
+            Some(id) => {
+                let found = group.key.binary_search_by_key(&id, |(id, _)| *id);
+                found.map_or(NOTHING, |place| group.key[place].1)
             }
+            None => spec.blocks.at(group.like),
         }
     }
 
-    /// Finds groups whose standing block left another.
-    fn adopt(&mut self, mut orphaned: BTreeSet<AtomId>) {
-        orphaned.retain(|id| {
-            self.groups
-                .get(id)
-                .is_some_and(|group| group.members != 0 && self.of.get(&group.like) != Some(id))
-        });
-        if orphaned.is_empty() {
-            return;
-        }
-        let mut least: BTreeMap<AtomId, AtomId> = BTreeMap::new();
-        for (atom, id) in self.of.iter().filter(|(_, id)| orphaned.contains(id)) {
-            least.entry(*id).and_modify(|least| *least = (*least).min(*atom)).or_insert(*atom);
-        }
-        for (id, atom) in least {
-            if let Some(group) = self.groups.get_mut(&id) {
-                group.like = atom;
-            }
-        }
+    /// The first place of a group: the same, however it came to be.
+    pub(crate) fn first(&self, id: AtomId) -> Option<Prefix> {
+        self.places.iter().find(|(_, place)| place.group == Some(id)).map(|(prefix, _)| prefix)
     }
 
-    /// What an atom is in a signature: a block's group, anything else itself.
-    pub(crate) fn of(&self, atom: AtomId) -> AtomId {
-        self.of.get(&atom).copied().unwrap_or(atom)
-    }
-
-    /// The atom that specs grant to what is in a signature.
-    pub(crate) fn like(&self, id: AtomId) -> AtomId {
-        if !is_group(id) {
-            return id;
-        }
-        self.groups.get(&id).map_or(id, |group| group.like)
-    }
-
-    /// The blocks of a group.
-    pub(crate) fn members(&self, id: AtomId) -> impl Iterator<Item = AtomId> {
-        self.of.iter().filter(move |(_, group)| **group == id).map(|(atom, _)| *atom)
-    }
-
-    /// Ends the update: forgets groups without blocks.
+    /// Ends the update: forgets groups without places.
     pub(crate) fn sweep(&mut self) {
-        if std::mem::take(&mut self.idle) {
-            self.groups.retain(|_, group| group.members != 0);
+        for id in std::mem::take(&mut self.ended) {
+            if self.groups.get(&id).is_some_and(|group| group.places == 0) {
+                self.groups.remove(&id);
+                self.free.insert(id);
+            }
         }
+    }
+}
+
+/// Those of the prefixes that no other holds, in order.
+fn outermost(mut prefixes: Vec<Prefix>) -> Vec<Prefix> {
+    prefixes.sort_unstable();
+    let mut outermost: Vec<Prefix> = Vec::new();
+    for prefix in prefixes {
+        if outermost.last().is_none_or(|outer| !outer.holds(prefix)) {
+            outermost.push(prefix);
+        }
+    }
+    outermost
+}
+
+/// What the new specs' blocks grant, each distinct combination once.
+struct NewParts {
+    parts: Vec<Key>,
+    by_key: HashMap<Key, usize>,
+}
+
+impl Default for NewParts {
+    fn default() -> Self {
+        Self { parts: vec![Key::new()], by_key: HashMap::from([(Key::new(), 0)]) }
+    }
+}
+
+impl NewParts {
+    /// Number of the one that grants nothing.
+    const EMPTY: usize = 0;
+
+    /// A combination with these changes, which are in the order of the specs.
+    fn changed(&mut self, part: usize, changes: &[(Prefix, SpecId, u32)]) -> usize {
+        if changes.is_empty() {
+            return part;
+        }
+        let mut key = self.parts[part].clone();
+        for (_, id, value) in changes {
+            match key.binary_search_by_key(id, |(id, _)| *id) {
+                Ok(place) if *value == NOTHING => drop(key.remove(place)),
+                Ok(place) => key[place].1 = *value,
+                Err(_) if *value == NOTHING => {}
+                Err(place) => key.insert(place, (*id, *value)),
+            }
+        }
+        let parts = &mut self.parts;
+        *self.by_key.entry(key).or_insert_with_key(|key| {
+            parts.push(key.clone());
+            parts.len() - 1
+        })
     }
 }
 

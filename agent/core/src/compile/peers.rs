@@ -7,13 +7,14 @@ mod members;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{DefaultHashBuilder, HashMap};
+use ipnet::IpNet;
 use serde::Serialize;
 
 use crate::compile::frontends::{Frontends, is_frontends};
-use crate::compile::groups::{Groups, SpecId, is_group};
-use crate::compile::spec::Spec;
-use crate::model::{IpBlock, Key, Peer, Protocol, Selector};
+use crate::compile::groups::{Groups, is_group};
+use crate::compile::tries::Tries;
+use crate::model::{Key, Protocol, Selector};
 use index::Index;
 
 /// Number of an atom; never reused.
@@ -34,8 +35,8 @@ pub enum Atom {
     /// Addresses of the pods that the second selector matches, in the namespaces that the first
     /// matches.
     Pods(Selector, Selector),
-    /// Addresses in a block.
-    Block(IpBlock),
+    /// Addresses that blocks grant the same as this prefix, which is the first of them.
+    Blocks(IpNet),
     /// Addresses of the pods that have this container port name with this number.
     Named(Protocol, String, u16),
     /// Addresses at which a local pod reaches itself.
@@ -71,25 +72,11 @@ pub struct Frontend {
 }
 
 impl Atom {
-    /// The addresses that a peer of a policy in `namespace` stands for. Written so that equal sets
-    /// are likely equal atoms: of an ipBlock's exceptions only those inside the block count.
-    pub(crate) fn of_peer(peer: &Peer, namespace: &str) -> Self {
-        match peer {
-            Peer::Pods { namespaces: None, pods } => {
-                Self::PodsIn(namespace.to_owned(), pods.clone())
-            }
-            Peer::Pods { namespaces: Some(namespaces), pods } => {
-                Self::Pods(namespaces.clone(), pods.clone())
-            }
-            Peer::Block(block) => {
-                let cidr = block.cidr.trunc();
-                let inside = |e: &ipnet::IpNet| cidr.contains(e) || e.contains(&cidr);
-                let mut except: Vec<_> =
-                    block.except.iter().map(ipnet::IpNet::trunc).filter(inside).collect();
-                except.sort_unstable();
-                except.dedup();
-                Self::Block(IpBlock { cidr, except })
-            }
+    /// The addresses that a pod peer of a policy in `namespace` stands for.
+    pub(crate) fn of_pods(namespaces: Option<&Selector>, pods: &Selector, namespace: &str) -> Self {
+        match namespaces {
+            None => Self::PodsIn(namespace.to_owned(), pods.clone()),
+            Some(namespaces) => Self::Pods(namespaces.clone(), pods.clone()),
         }
     }
 }
@@ -100,15 +87,25 @@ pub(crate) struct Atoms {
     next: u32,
     ids: HashMap<Atom, AtomId>,
     users: HashMap<AtomId, (Atom, u32)>,
-    names: HashMap<(Protocol, String), Name>,
+    /// Atoms that may have no user any more.
+    idle: BTreeSet<AtomId>,
+    names: HashMap<NameId, Name>,
+    name_ids: HashMap<(Protocol, String), NameId>,
+    /// Names that may have no user any more.
+    idle_names: BTreeSet<NameId>,
     /// Number of the name and port that a [`Atom::Named`] stands for.
-    named: HashMap<AtomId, (NameId, Protocol, u16)>,
+    pub(crate) named: HashMap<AtomId, (NameId, Protocol, u16)>,
     /// [`Atom::Serves`] in use, by Service and in the order of their numbers.
     serves: BTreeMap<Key, BTreeMap<AtomId, Serves>>,
     pub(crate) frontends: Frontends,
     pub(crate) groups: Groups,
+    pub(crate) tries: Tries,
+    pub(crate) hasher: DefaultHashBuilder,
+    /// Atoms of classes looked at for rows, ever.
+    pub(crate) work: u64,
     own_namespace: HashMap<String, BTreeSet<AtomId>>,
-    any_namespace: BTreeSet<AtomId>,
+    /// By the selector of namespaces: each is held against a namespace once. None is empty.
+    any_namespace: BTreeMap<Selector, BTreeSet<AtomId>>,
     /// By namespace, the pod atoms whose namespace part matches it.
     candidates: HashMap<String, Arc<Index>>,
     /// Namespaces that the same atoms match, as those of one team, have one index.
@@ -118,7 +115,7 @@ pub(crate) struct Atoms {
 /// A named port that egress rules ask for.
 #[derive(Debug)]
 struct Name {
-    id: NameId,
+    name: (Protocol, String),
     users: u32,
     numbers: BTreeMap<u16, AtomId>,
 }
@@ -137,17 +134,21 @@ impl Atoms {
         };
         self.ids.insert(atom.clone(), id);
         self.users.insert(id, (atom, 0));
+        self.idle.insert(id);
         id
     }
 
     /// The number of a named port.
     pub(crate) fn intern_name(&mut self, protocol: Protocol, name: &str) -> NameId {
-        let next = &mut self.next;
-        let entry = self.names.entry((protocol, name.to_owned())).or_insert_with(|| {
-            *next += 1;
-            Name { id: *next, users: 0, numbers: BTreeMap::new() }
-        });
-        entry.id
+        let name = (protocol, name.to_owned());
+        if let Some(id) = self.name_ids.get(&name) {
+            return *id;
+        }
+        self.next += 1;
+        self.name_ids.insert(name.clone(), self.next);
+        self.names.insert(self.next, Name { name, users: 0, numbers: BTreeMap::new() });
+        self.idle_names.insert(self.next);
+        self.next
     }
 
     /// Counts a user more of an atom; true if it is the first.
@@ -162,8 +163,8 @@ impl Atoms {
                 self.own_namespace.entry(namespace.clone()).or_default().insert(id);
                 self.candidates.remove(namespace);
             }
-            Atom::Pods(..) => {
-                self.any_namespace.insert(id);
+            Atom::Pods(namespaces, _) => {
+                self.any_namespace.entry(namespaces.clone()).or_default().insert(id);
                 self.forget_candidates();
             }
             Atom::Serves(serves) => {
@@ -175,13 +176,6 @@ impl Atoms {
         true
     }
 
-    /// A spec is in use from now on: its blocks are grouped anew.
-    pub(crate) fn group(&mut self, id: SpecId, spec: &Spec) {
-        let users = &self.users;
-        let is_block = |atom| matches!(users.get(&atom), Some((Atom::Block(_), _)));
-        self.groups.acquire(id, spec, is_block);
-    }
-
     /// Counts a user less of an atom; true if it was the last.
     pub(crate) fn release(&mut self, id: AtomId) -> bool {
         let Some((atom, users)) = self.users.get_mut(&id) else { return false };
@@ -189,6 +183,7 @@ impl Atoms {
         if *users != 0 {
             return false;
         }
+        self.idle.insert(id);
         match atom {
             Atom::PodsIn(namespace, _) => {
                 if let Some(ids) = self.own_namespace.get_mut(namespace) {
@@ -196,8 +191,13 @@ impl Atoms {
                 }
                 self.candidates.remove(namespace);
             }
-            Atom::Pods(..) => {
-                self.any_namespace.remove(&id);
+            Atom::Pods(namespaces, _) => {
+                if let Some(ids) = self.any_namespace.get_mut(namespaces) {
+                    ids.remove(&id);
+                    if ids.is_empty() {
+                        self.any_namespace.remove(namespaces);
+                    }
+                }
                 self.forget_candidates();
             }
             Atom::Serves(serves) => {
@@ -215,7 +215,7 @@ impl Atoms {
 
     /// Counts a user more of a name; true if it is the first.
     pub(crate) fn acquire_name(&mut self, id: NameId) -> bool {
-        self.names.values_mut().find(|name| name.id == id).is_some_and(|name| {
+        self.names.get_mut(&id).is_some_and(|name| {
             name.users += 1;
             name.users == 1
         })
@@ -223,38 +223,41 @@ impl Atoms {
 
     /// Counts a user less of a name; true if it was the last.
     pub(crate) fn release_name(&mut self, id: NameId) -> bool {
-        self.names.values_mut().find(|name| name.id == id).is_some_and(|name| {
+        let is_last = self.names.get_mut(&id).is_some_and(|name| {
             name.users -= 1;
             name.users == 0
-        })
+        });
+        if is_last {
+            self.idle_names.insert(id);
+        }
+        is_last
     }
 
     /// Protocol and name of a named port.
     pub(crate) fn name(&self, id: NameId) -> Option<&(Protocol, String)> {
-        self.names.iter().find(|(_, name)| name.id == id).map(|(key, _)| key)
+        self.names.get(&id).map(|name| &name.name)
     }
 
     /// Forgets what has no user.
     pub(crate) fn sweep(&mut self) {
-        self.names.retain(|_, name| {
-            if name.users != 0 {
-                return true;
+        for id in std::mem::take(&mut self.idle_names) {
+            let Some(name) = self.names.get(&id).filter(|name| name.users == 0) else { continue };
+            for atom in name.numbers.values() {
+                self.named.remove(atom);
             }
-            for id in name.numbers.values() {
-                if let Some((atom, _)) = self.users.remove(id) {
-                    self.ids.remove(&atom);
-                }
-                self.named.remove(id);
+            self.idle.extend(name.numbers.values());
+            self.name_ids.remove(&name.name);
+            self.names.remove(&id);
+        }
+        for id in std::mem::take(&mut self.idle) {
+            // Those of names live as long as these.
+            if !self.is_used(id)
+                && !self.named.contains_key(&id)
+                && let Some((atom, _)) = self.users.remove(&id)
+            {
+                self.ids.remove(&atom);
             }
-            false
-        });
-        let named = &self.named;
-        let unused = |id: &AtomId, users: u32| users == 0 && !named.contains_key(id);
-        self.ids.retain(|_, id| {
-            let users = self.users.get(id).map_or(0, |(_, users)| *users);
-            !unused(id, users)
-        });
-        self.users.retain(|id, (_, users)| !unused(id, *users));
+        }
         self.indexes.retain(|_, index| Arc::strong_count(index) > 1);
     }
 
@@ -273,16 +276,17 @@ impl Atoms {
         all.filter(move |(_, serves)| serves.v6 == v6).map(|(id, _)| *id)
     }
 
-    /// What stands for an atom of a signature: frontends in full, of a group its least block.
+    /// What stands for an atom of a signature: frontends in full, of a group its first prefix.
     pub(crate) fn content(&self, id: AtomId) -> Option<Atom> {
         if is_group(id) {
-            return self.groups.members(id).filter_map(|block| self.atom(block)).min().cloned();
+            return self.groups.first(id).map(|prefix| Atom::Blocks(prefix.to_net()));
         }
         if !is_frontends(id) {
             return self.atom(id).cloned();
         }
         let named = |atoms: &[AtomId]| atoms.iter().filter_map(|id| self.content(*id)).collect();
-        let fronts = self.frontends.of(&[id])?.iter().map(|front| Frontend {
+        let fronts = self.frontends.of(&[id])?;
+        let fronts = fronts.iter().map(|front| Frontend {
             protocol: front.protocol,
             port: front.port,
             elsewhere: front.elsewhere,
@@ -294,11 +298,6 @@ impl Atoms {
     /// What an atom stands for; none for frontends.
     pub(crate) fn atom(&self, id: AtomId) -> Option<&Atom> {
         self.users.get(&id).map(|(atom, _)| atom)
-    }
-
-    /// What a [`Atom::Named`] stands for.
-    pub(crate) fn named(&self, id: AtomId) -> Option<(NameId, Protocol, u16)> {
-        self.named.get(&id).copied()
     }
 
     /// Namespace labels changed: forget what was derived from them.

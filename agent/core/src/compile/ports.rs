@@ -1,30 +1,93 @@
-//! Sets of ports, canonical: equal sets are equal values.
+//! Ports granted to a set of addresses.
 
-use netpold_ebpf::layout::PortBitmap;
-
+use crate::compile::tries::{ALL, NAME, NONE, PORT, Trie, Tries};
 use crate::model::Protocol;
+
+/// What is granted of each protocol, and by name. Equal grants are equal values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Grant {
+    /// TCP, UDP and SCTP destination ports.
+    ports: [Trie; 3],
+    /// Numbers of the port names that each destination resolves for itself (egress).
+    pub(crate) names: Trie,
+    /// Every other protocol, ICMP included.
+    pub(crate) other: bool,
+}
+
+impl Grant {
+    /// Every protocol and port.
+    pub(crate) const EVERYTHING: Self = Self { ports: [ALL; 3], names: NONE, other: true };
+
+    /// Whether nothing is granted.
+    pub(crate) fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The ports of a protocol.
+    pub(crate) fn of(&self, protocol: Protocol) -> Trie {
+        self.ports[protocol as usize]
+    }
+
+    /// Its sets.
+    pub(crate) fn sets(&self) -> [Trie; 4] {
+        let [tcp, udp, sctp] = self.ports;
+        [tcp, udp, sctp, self.names]
+    }
+
+    /// The same of other sets.
+    pub(crate) fn map(&self, mut set: impl FnMut(Trie) -> Trie) -> Self {
+        Self { ports: self.ports.map(&mut set), names: set(self.names), other: self.other }
+    }
+
+    /// Adds a range of ports, both ends included; an inverted one is empty.
+    pub(crate) fn add(&mut self, protocol: Protocol, first: u16, last: u16, tries: &mut Tries) {
+        if first <= last {
+            let range = tries.range(PORT, first.into(), last.into());
+            self.add_ports(protocol, range, tries);
+        }
+    }
+
+    /// Adds ports.
+    pub(crate) fn add_ports(&mut self, protocol: Protocol, ports: Trie, tries: &mut Tries) {
+        let known = &mut self.ports[protocol as usize];
+        *known = tries.union(*known, ports);
+    }
+
+    /// Adds the number of a name.
+    pub(crate) fn add_name(&mut self, name: u32, tries: &mut Tries) {
+        let name = tries.range(NAME, name, name);
+        self.names = tries.union(self.names, name);
+    }
+
+    /// What is in one of two.
+    pub(crate) fn union(&self, other: Self, tries: &mut Tries) -> Self {
+        let mut ports = self.ports;
+        for (set, more) in ports.iter_mut().zip(other.ports) {
+            *set = tries.union(*set, more);
+        }
+        let names = tries.union(self.names, other.names);
+        Self { ports, names, other: self.other || other.other }
+    }
+
+    /// The lowest port of each protocol, then the lowest name.
+    pub(crate) fn lowest(&self, tries: &Tries) -> [Option<u32>; 4] {
+        let [tcp, udp, sctp] = self.ports.map(|set| tries.lowest(PORT, set));
+        [tcp, udp, sctp, tries.lowest(NAME, self.names)]
+    }
+}
 
 /// Ports of one protocol: sorted ranges (both ends included) that neither overlap nor touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ranges(Vec<(u16, u16)>);
 
 impl Ranges {
-    /// Every port.
-    #[must_use]
-    pub fn all() -> Self {
-        Self(vec![(0, u16::MAX)])
-    }
-
-    /// Whether this is every port.
-    #[must_use]
-    pub fn is_all(&self) -> bool {
-        self.0 == [(0, u16::MAX)]
-    }
-
-    /// Whether there is no port.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    fn new(set: Trie, tries: &Tries) -> Self {
+        let mut ranges: Vec<(u16, u16)> = Vec::new();
+        tries.each_range(set, &mut |first, last| match ranges.last_mut() {
+            Some((_, end)) if u32::from(*end) + 1 == u32::from(first) => *end = last,
+            _ => ranges.push((first, last)),
+        });
+        Self(ranges)
     }
 
     /// The ranges.
@@ -32,69 +95,9 @@ impl Ranges {
     pub fn ranges(&self) -> &[(u16, u16)] {
         &self.0
     }
-
-    /// Whether a port is in it.
-    #[must_use]
-    pub fn contains(&self, port: u16) -> bool {
-        let next = self.0.partition_point(|(_, last)| *last < port);
-        self.0.get(next).is_some_and(|(first, _)| *first <= port)
-    }
-
-    /// The port, where there is but one.
-    #[must_use]
-    pub fn only(&self) -> Option<u16> {
-        match self.0.as_slice() {
-            [(first, last)] if first == last => Some(*first),
-            _ => None,
-        }
-    }
-
-    /// Adds a range, both ends included; an inverted one is empty.
-    pub fn add(&mut self, first: u16, last: u16) {
-        if first > last {
-            return;
-        }
-        // Ranges that overlap or touch the new one are merged with it.
-        let start = self.0.partition_point(|(_, l)| u32::from(*l) + 1 < u32::from(first));
-        let end = self.0.partition_point(|(f, _)| u32::from(*f) <= u32::from(last) + 1);
-        let (mut first, mut last) = (first, last);
-        for (f, l) in &self.0[start..end] {
-            first = first.min(*f);
-            last = last.max(*l);
-        }
-        self.0.splice(start..end, [(first, last)]);
-    }
-
-    /// Adds all of another set.
-    pub fn union(&mut self, other: &Self) {
-        if self.is_empty() {
-            self.0.clone_from(&other.0);
-            return;
-        }
-        for (first, last) in &other.0 {
-            self.add(*first, *last);
-        }
-    }
-
-    /// As the packet path reads it.
-    pub(crate) fn bitmap(&self) -> Box<PortBitmap> {
-        let mut words = Box::new([0u64; 1024]);
-        for (first, last) in &self.0 {
-            for (index, word) in words.iter_mut().enumerate().take(usize::from(last >> 6) + 1) {
-                let base = (index as u32) << 6;
-                if base + 63 < u32::from(*first) {
-                    continue;
-                }
-                let from = u32::from(*first).saturating_sub(base);
-                let to = (u32::from(*last) - base).min(63);
-                *word |= (u64::MAX << from) & (u64::MAX >> (63 - to));
-            }
-        }
-        words
-    }
 }
 
-/// What is allowed of every protocol.
+/// What is allowed of every protocol, written out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ports {
     /// TCP destination ports.
@@ -108,93 +111,27 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// Every protocol and port.
-    #[must_use]
-    pub fn all() -> Self {
-        Self { tcp: Ranges::all(), udp: Ranges::all(), sctp: Ranges::all(), other: true }
-    }
-
-    /// Whether nothing is allowed.
-    #[must_use]
-    pub fn is_none(&self) -> bool {
-        self.tcp.is_empty() && self.udp.is_empty() && self.sctp.is_empty() && !self.other
-    }
-
-    /// Whether everything is allowed.
-    #[must_use]
-    pub fn is_all(&self) -> bool {
-        self.tcp.is_all() && self.udp.is_all() && self.sctp.is_all() && self.other
-    }
-
-    /// The ports of a protocol.
-    #[must_use]
-    pub fn of(&self, protocol: Protocol) -> &Ranges {
-        match protocol {
-            Protocol::Tcp => &self.tcp,
-            Protocol::Udp => &self.udp,
-            Protocol::Sctp => &self.sctp,
-        }
-    }
-
-    /// The ports of a protocol.
-    pub fn of_mut(&mut self, protocol: Protocol) -> &mut Ranges {
-        match protocol {
-            Protocol::Tcp => &mut self.tcp,
-            Protocol::Udp => &mut self.udp,
-            Protocol::Sctp => &mut self.sctp,
-        }
-    }
-
-    /// Adds all of another set.
-    pub fn union(&mut self, other: &Self) {
-        self.tcp.union(&other.tcp);
-        self.udp.union(&other.udp);
-        self.sctp.union(&other.sctp);
-        self.other |= other.other;
+    pub(crate) fn new(grant: &Grant, tries: &Tries) -> Self {
+        let [tcp, udp, sctp] = grant.ports.map(|set| Ranges::new(set, tries));
+        Self { tcp, udp, sctp, other: grant.other }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     #[test]
     fn touching_ranges_merge_to_one_value() {
-        let mut split = Ranges::default();
-        split.add(0, 99);
-        split.add(200, u16::MAX);
-        split.add(100, 199);
-        assert!(split.is_all());
-        split.add(5, 4);
-        assert_eq!(split, Ranges::all());
-    }
-
-    proptest! {
-        #[test]
-        fn bitmap_and_ranges_hold_what_was_added(
-            added in prop::collection::vec((0u16.., 0u16..3000), 0..8),
-            probes in prop::collection::vec(0u16.., 32),
-        ) {
-            let mut ranges = Ranges::default();
-            let added: Vec<_> = added.into_iter().map(|(f, n)| (f, f.saturating_add(n))).collect();
-            for (first, last) in &added {
-                ranges.add(*first, *last);
-            }
-            let bitmap = ranges.bitmap();
-            let edges = added.iter().flat_map(|(f, l)| {
-                [*f, *l, f.wrapping_sub(1), l.wrapping_add(1)]
-            });
-            for port in edges.chain(probes) {
-                let expected = added.iter().any(|(f, l)| (*f..=*l).contains(&port));
-                let bit = bitmap[usize::from(port >> 6)] >> (port & 63) & 1 == 1;
-                prop_assert_eq!(bit, expected);
-                let inside = ranges.ranges().iter().any(|(f, l)| (*f..=*l).contains(&port));
-                prop_assert_eq!(inside, expected);
-                prop_assert_eq!(ranges.contains(port), expected);
-            }
-            let gaps = ranges.ranges().windows(2).all(|w| u32::from(w[0].1) + 1 < u32::from(w[1].0));
-            prop_assert!(gaps, "ranges touch: {:?}", ranges);
+        let mut tries = Tries::default();
+        let mut split = Grant::default();
+        for (first, last) in [(0, 99), (200, u16::MAX), (100, 199), (5, 4)] {
+            split.add(Protocol::Udp, first, last, &mut tries);
         }
+        assert_eq!(split.of(Protocol::Udp), ALL);
+        let mut odd = Grant::default();
+        odd.add(Protocol::Tcp, 80, 82, &mut tries);
+        odd.add(Protocol::Tcp, 83, 90, &mut tries);
+        assert_eq!(Ports::new(&odd, &tries).tcp.ranges(), [(80, 90)]);
     }
 }

@@ -54,6 +54,11 @@ impl Prefix {
         Self { bits: self.bits & mask(len), len, ..self }
     }
 
+    /// Whether another prefix lies within this one, or is the same.
+    pub(crate) fn holds(self, other: Self) -> bool {
+        self.family == other.family && self.len <= other.len && other.truncate(self.len) == self
+    }
+
     /// The highest address's bits.
     pub(crate) fn last(self) -> u128 {
         self.bits | !mask(self.len)
@@ -157,6 +162,12 @@ impl Lengths {
 /// The bit of a length; none for 128.
 fn bit(len: u8) -> u128 {
     1u128.checked_shl(u32::from(len)).unwrap_or(0)
+}
+
+impl<T> Default for PrefixMap<T> {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl<T> PrefixMap<T> {

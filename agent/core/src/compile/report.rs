@@ -42,6 +42,15 @@ pub enum Problem {
         /// What and why.
         message: String,
     },
+    /// What isolates pods together is too much: it is closed.
+    Closed {
+        /// The policies.
+        policies: Vec<Key>,
+        /// In this direction.
+        direction: Direction,
+        /// Why.
+        message: String,
+    },
     /// A local pod has more than two addresses of a family: where it is isolated it is denied
     /// everything, elsewhere what it sends from any but the first two.
     TooManyAddresses {
@@ -71,6 +80,15 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Policy { policy, message } => write!(f, "policy {policy}: {message}"),
+            Self::Closed { policies, direction, message } => {
+                let names: Vec<String> = policies.iter().map(ToString::to_string).collect();
+                write!(
+                    f,
+                    "policies {}: {direction} of the pods that they select together is closed, nothing \
+                     is granted: {message}",
+                    names.join(", ")
+                )
+            }
             Self::TooManyAddresses { pod } => write!(
                 f,
                 "pod {pod}: more than two addresses of a family; denied everything where isolated, \
@@ -145,13 +163,16 @@ impl Compiler {
             .map(|error| Problem::Refused { message: error.to_string() })
             .collect();
         for (key, policy) in self.cluster.policies() {
-            problems.extend(
-                policy.problems.iter().map(|message| Problem::Policy {
-                    policy: key.clone(),
-                    message: message.clone(),
-                }),
-            );
+            problems.extend(self.cluster.problems_of(policy).map(|message| Problem::Policy {
+                policy: key.clone(),
+                message: message.to_owned(),
+            }));
         }
+        problems.extend(self.closed().map(|(policies, direction, message)| Problem::Closed {
+            policies: policies.to_vec(),
+            direction,
+            message,
+        }));
         for (ifindex, live) in &self.endpoints.live {
             let pod = live.identity.pod.clone();
             if live.crowded {
@@ -165,6 +186,12 @@ impl Compiler {
             }
         }
         problems
+    }
+
+    /// The policies whose pods are closed in a direction where they select them together, and why.
+    pub fn closed(&self) -> impl Iterator<Item = (&[Key], Direction, String)> {
+        let closed = self.specs.limits.closed();
+        closed.map(|(of, reason)| (of.policies.as_slice(), of.direction, reason))
     }
 
     /// Used and available elements of every table.

@@ -99,46 +99,50 @@ impl Rows {
         block.map_or(PORT_SET_NONE, |block| block[low(class)])
     }
 
-    /// Fills the column of a class that no packet sees yet.
-    pub(crate) fn set_column(
+    /// Fills columns of classes that no packet sees yet.
+    pub(crate) fn set_columns(
         &mut self,
         id: u32,
-        class: ClassId,
-        set: u32,
+        columns: &[(ClassId, u32)],
         sets: &mut Sets,
         ops: &mut Vec<Op>,
     ) {
         let written = !self.is_new(id);
         let Some(row) = self.rows.get_mut(&id) else { return };
-        let Some(block) = row.blocks.get_mut(&high(class)) else {
-            if set == PORT_SET_NONE {
-                return;
+        // Blocks that are new are written whole, and only then led to.
+        let mut fresh: BTreeSet<u8> = BTreeSet::new();
+        for columns in columns.chunk_by(|(one, _), (other, _)| high(*one) == high(*other)) {
+            let Some(place) = columns.first().map(|(class, _)| high(*class)) else { continue };
+            if !row.blocks.contains_key(&place) {
+                if columns.iter().all(|(_, set)| *set == PORT_SET_NONE) {
+                    continue;
+                }
+                row.words[usize::from(place)] = self.block_ids.take();
+                row.blocks.insert(place, Box::new([PORT_SET_NONE; 256]));
+                fresh.insert(place);
             }
-            let mut block = Box::new([PORT_SET_NONE; 256]);
-            block[low(class)] = set;
-            sets.acquire(set);
-            let block_id = self.block_ids.take();
-            row.words[usize::from(high(class))] = block_id;
-            if written {
-                ops.push(Op::RowBlock(block_id, block_image(&block, sets)));
-                ops.push(Op::RowWord(id, high(class), block_id));
+            let Some(block) = row.blocks.get_mut(&place) else { continue };
+            for (class, set) in columns {
+                let column = &mut block[low(*class)];
+                if column == set {
+                    continue;
+                }
+                sets.acquire(*set);
+                sets.release(*column);
+                *column = *set;
+                if written && !fresh.contains(&place) {
+                    let (column, word) = (low(*class) as u8, sets.word(*set));
+                    ops.push(match place {
+                        FIRST => Op::RowFirst(id, column, word),
+                        place => Op::RowBlockWord(row.words[usize::from(place)], column, word),
+                    });
+                }
             }
-            row.blocks.insert(high(class), block);
-            return;
-        };
-        let column = &mut block[low(class)];
-        if *column == set {
-            return;
         }
-        sets.acquire(set);
-        sets.release(*column);
-        *column = set;
-        if written {
-            let (column, word) = (low(class) as u8, sets.word(set));
-            ops.push(match high(class) {
-                FIRST => Op::RowFirst(id, column, word),
-                high => Op::RowBlockWord(row.words[usize::from(high)], column, word),
-            });
+        for place in fresh.into_iter().filter(|_| written) {
+            let (number, block) = (row.words[usize::from(place)], row.blocks.get(&place));
+            ops.extend(block.map(|block| Op::RowBlock(number, block_image(block, sets))));
+            ops.push(Op::RowWord(id, place, number));
         }
     }
 
@@ -197,9 +201,11 @@ impl Rows {
 
     /// At the end of an update: nothing needs the columns of these classes any more.
     pub(crate) fn classes_ended(&mut self, retired: &[ClassId], sets: &mut Sets) {
-        for class in retired {
-            for row in self.rows.values_mut() {
-                if let Some(block) = row.blocks.get_mut(&high(*class)) {
+        for row in self.rows.values_mut() {
+            for classes in retired.chunk_by(|one, other| high(*one) == high(*other)) {
+                let block = classes.first().and_then(|class| row.blocks.get_mut(&high(*class)));
+                let Some(block) = block else { continue };
+                for class in classes {
                     sets.release(std::mem::replace(&mut block[low(*class)], STALE));
                 }
             }

@@ -12,10 +12,11 @@ use hashbrown::HashMap;
 
 use crate::cluster::{Dirty, services::range};
 use crate::compile::Compiler;
+use crate::compile::classes::Signature;
 use crate::compile::frontends::{Backends, Front};
 use crate::compile::peers::{AtomId, OWN_NODE, Serves};
 use crate::compile::prefix::{Family, Prefix};
-use crate::model::{Key, Protocol};
+use crate::model::{EndpointSlice, Key, Protocol, Service};
 
 /// A Service's port with its backends by family, IPv4 first.
 #[derive(Debug, PartialEq, Eq)]
@@ -51,14 +52,12 @@ impl Compiler {
     pub(super) fn settle_space(&mut self, dirty: &Dirty, served: &[Serves]) -> Vec<Prefix> {
         let active = self.atoms.is_used(OWN_NODE);
         if !active && !self.services.active {
-            return self.space.settle(&mut self.classes, &self.atoms.groups);
+            return self.space.settle(&mut self.classes);
         }
         let mut work = self.translation_dirty(active, dirty, served);
         let later: BTreeSet<Prefix> = work.addresses.iter().map(|a| Prefix::host(*a)).collect();
         let (mut touched, changed) =
-            self.space.settle_backends(&mut self.classes, &self.atoms.groups, |prefix| {
-                later.contains(&prefix)
-            });
+            self.space.settle_backends(&mut self.classes, |prefix| later.contains(&prefix));
         if active {
             if !self.cluster.translation().is_empty() {
                 work.services.extend(changed.into_iter().flat_map(|prefix| self.behind(prefix)));
@@ -69,7 +68,7 @@ impl Compiler {
             work.addresses.extend(self.cluster.translation().nodes());
         }
         self.set_frontends(&work, active);
-        touched.extend(self.space.settle(&mut self.classes, &self.atoms.groups));
+        touched.extend(self.space.settle(&mut self.classes));
         touched.sort_unstable();
         touched.dedup();
         touched
@@ -107,30 +106,7 @@ impl Compiler {
     fn resolve(&mut self, work: &mut Work) {
         let services = self.cluster.translation();
         for key in &work.services {
-            let new: Vec<Resolved> =
-                services.services().get(key).map_or_else(Vec::new, |service| {
-                    let ports = service.ports.iter().map(|port| Resolved {
-                        protocol: port.protocol,
-                        port: port.port,
-                        node_port: port.node_port,
-                        backends: [false, true].map(|v6| {
-                            let backends =
-                                services.backends(key, port, v6).map(|(address, number)| {
-                                    (
-                                        self.space.base(
-                                            Prefix::host(address),
-                                            &self.classes,
-                                            &self.atoms.groups,
-                                        ),
-                                        number,
-                                    )
-                                });
-                            let distinct: BTreeSet<_> = backends.collect();
-                            distinct.into_iter().collect()
-                        }),
-                    });
-                    ports.collect()
-                });
+            let new = services.services().get(key).map_or_else(Vec::new, |it| self.resolved(it));
             let old = self.services.resolved.get(key).map_or(&[][..], Vec::as_slice);
             if *old == new[..] {
                 continue;
@@ -144,6 +120,38 @@ impl Compiler {
                 self.services.resolved.remove(key);
             }
         }
+    }
+
+    /// A Service's ports with their backends. Those of a slice are told apart by their atoms alone, so its
+    /// addresses are looked at once, however many ports it has.
+    fn resolved(&self, service: &Service) -> Vec<Resolved> {
+        let by_port = self.cluster.translation().slices_by_port(&service.key);
+        let mut kinds: HashMap<*const EndpointSlice, [BTreeSet<Signature>; 2]> = HashMap::new();
+        let ports = service.ports.iter().map(|port| {
+            let mut backends = [BTreeSet::new(), BTreeSet::new()];
+            let slices = by_port.get(&(port.name.as_str(), port.protocol));
+            for (slice, number) in slices.into_iter().flatten() {
+                let kinds = kinds.entry(Arc::as_ptr(slice)).or_insert_with(|| self.kinds(slice));
+                for (backends, kinds) in backends.iter_mut().zip(kinds) {
+                    backends.extend(kinds.iter().map(|kind| (kind.clone(), *number)));
+                }
+            }
+            Resolved {
+                protocol: port.protocol,
+                port: port.port,
+                node_port: port.node_port,
+                backends: backends.map(|backends| backends.into_iter().collect()),
+            }
+        });
+        ports.collect()
+    }
+
+    /// The atoms that a slice's addresses have, IPv4 first, each combination once.
+    fn kinds(&self, slice: &EndpointSlice) -> [BTreeSet<Signature>; 2] {
+        [false, true].map(|v6| {
+            let addresses = slice.addresses.iter().filter(|address| address.is_ipv6() == v6);
+            addresses.map(|a| self.space.base(Prefix::host(*a), &self.classes)).collect()
+        })
     }
 
     /// Gives the addresses their atoms.

@@ -10,7 +10,9 @@ use netpold_ebpf::layout::{
 
 use crate::compile::expected::Expected;
 use crate::compile::ids::Ids;
-use crate::compile::ports::{Ports, Ranges};
+use crate::compile::ports::Grant;
+use crate::compile::tries::{ALL, NONE, Trie, Tries};
+use crate::model::Protocol;
 use crate::ops::Op;
 
 /// Number of the port set that allows nothing.
@@ -20,16 +22,18 @@ pub(crate) const PORT_SET_ALL: u32 = 1;
 /// First number of the others.
 const PORT_SET_FIRST: u32 = 2;
 
+const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+
 /// The port sets and bitmaps in use.
 #[derive(Debug)]
 pub(crate) struct Sets {
     pub(crate) ids: Ids,
     pub(crate) bitmap_ids: Ids,
-    by_ports: HashMap<Ports, u32>,
+    by_ports: HashMap<Grant, u32>,
     /// Content and number of row columns, by port set.
-    live: HashMap<u32, (Ports, PortSet, u32)>,
+    live: HashMap<u32, (Grant, PortSet, u32)>,
     /// Bitmap and number of port sets, by content.
-    bitmaps: HashMap<Ranges, (u32, u32)>,
+    bitmaps: HashMap<Trie, (u32, u32)>,
     /// Sets without a column (some may have got one since).
     idle: BTreeSet<u32>,
 }
@@ -46,47 +50,43 @@ impl Sets {
         }
     }
 
-    /// The port set of this content; its bitmaps are filled by `ops` if they are new.
-    pub(crate) fn intern(&mut self, ports: &Ports, ops: &mut Vec<Op>) -> u32 {
+    /// The port set of a grant without names; its bitmaps are filled by `ops` if they are new.
+    pub(crate) fn intern(&mut self, ports: &Grant, tries: &Tries, ops: &mut Vec<Op>) -> u32 {
         if ports.is_none() {
             return PORT_SET_NONE;
         }
-        if ports.is_all() {
+        if *ports == Grant::EVERYTHING {
             return PORT_SET_ALL;
         }
         if let Some(set) = self.by_ports.get(ports) {
             return *set;
         }
-        let content = PortSet {
-            tcp: self.bitmap(&ports.tcp, ops),
-            udp: self.bitmap(&ports.udp, ops),
-            sctp: self.bitmap(&ports.sctp, ops),
-            other: if ports.other { PORTS_ALL } else { PORTS_NONE },
-        };
+        let [tcp, udp, sctp] =
+            PROTOCOLS.map(|protocol| self.bitmap(ports.of(protocol), tries, ops));
+        let other = if ports.other { PORTS_ALL } else { PORTS_NONE };
         let set = self.ids.take();
-        self.by_ports.insert(ports.clone(), set);
-        self.live.insert(set, (ports.clone(), content, 0));
+        self.by_ports.insert(*ports, set);
+        self.live.insert(set, (*ports, PortSet { tcp, udp, sctp, other }, 0));
         self.idle.insert(set);
         set
     }
 
-    fn bitmap(&mut self, ranges: &Ranges, ops: &mut Vec<Op>) -> u32 {
-        if ranges.is_empty() {
-            return PORTS_NONE;
+    fn bitmap(&mut self, ports: Trie, tries: &Tries, ops: &mut Vec<Op>) -> u32 {
+        match ports {
+            NONE => return PORTS_NONE,
+            ALL => return PORTS_ALL,
+            _ => {}
         }
-        if ranges.is_all() {
-            return PORTS_ALL;
-        }
-        if let Some(port) = ranges.only() {
+        if let Some(port) = tries.only(ports) {
             return PORTS_ONE | u32::from(port);
         }
-        if let Some((bitmap, users)) = self.bitmaps.get_mut(ranges) {
+        if let Some((bitmap, users)) = self.bitmaps.get_mut(&ports) {
             *users += 1;
             return *bitmap;
         }
         let bitmap = self.bitmap_ids.take();
-        ops.push(Op::Bitmap(bitmap, ranges.bitmap()));
-        self.bitmaps.insert(ranges.clone(), (bitmap, 1));
+        ops.push(Op::Bitmap(bitmap, tries.bitmap(ports)));
+        self.bitmaps.insert(ports, (bitmap, 1));
         bitmap
     }
 
@@ -116,17 +116,27 @@ impl Sets {
     }
 
     /// Tells the bitmaps whose numbers are in a range.
-    pub(crate) fn expected(&self, range: Range<u32>, tell: &mut dyn FnMut(Expected<'_>)) {
-        let mut bitmaps: Vec<(u32, &Ranges)> = self
+    pub(crate) fn expected(
+        &self,
+        range: Range<u32>,
+        tries: &Tries,
+        tell: &mut dyn FnMut(Expected<'_>),
+    ) {
+        let mut bitmaps: Vec<(u32, Trie)> = self
             .bitmaps
             .iter()
-            .map(|(ranges, (bitmap, _))| (*bitmap, ranges))
+            .map(|(ports, (bitmap, _))| (*bitmap, *ports))
             .filter(|(bitmap, _)| range.contains(bitmap))
             .collect();
         bitmaps.sort_unstable_by_key(|(bitmap, _)| *bitmap);
-        for (bitmap, ranges) in bitmaps {
-            tell(Expected::Bitmap(bitmap, ranges.bitmap()));
+        for (bitmap, ports) in bitmaps {
+            tell(Expected::Bitmap(bitmap, tries.bitmap(ports)));
         }
+    }
+
+    /// The sets of ports that are in use.
+    pub(crate) fn tries(&self) -> impl Iterator<Item = Trie> {
+        self.live.values().flat_map(|(ports, ..)| ports.sets())
     }
 
     /// Ends the update: retires what has no user.
@@ -137,19 +147,17 @@ impl Sets {
             {
                 self.by_ports.remove(&ports);
                 self.ids.retire(set);
-                for ranges in [&ports.tcp, &ports.udp, &ports.sctp] {
-                    self.release_bitmap(ranges);
-                }
+                PROTOCOLS.iter().for_each(|protocol| self.release_bitmap(ports.of(*protocol)));
             }
         }
     }
 
-    fn release_bitmap(&mut self, ranges: &Ranges) {
-        if let Some((bitmap, users)) = self.bitmaps.get_mut(ranges) {
+    fn release_bitmap(&mut self, ports: Trie) {
+        if let Some((bitmap, users)) = self.bitmaps.get_mut(&ports) {
             *users -= 1;
             if *users == 0 {
                 self.bitmap_ids.retire(*bitmap);
-                self.bitmaps.remove(ranges);
+                self.bitmaps.remove(&ports);
             }
         }
     }

@@ -1,25 +1,23 @@
 //! The address space, partitioned: which atoms each address belongs to.
 //!
-//! Every boundary of a block in use and every address with atoms of its own is a node; an address
-//! that is no node belongs to the blocks of the longest node that holds it.
+//! Every place at which what blocks grant changes and every address with atoms of its own is a node; an
+//! address that is no node has the group of blocks of the longest node that holds it.
 
 use std::collections::BTreeSet;
 
+use hashbrown::HashSet;
 use netpold_ebpf::layout::ClassId;
 
 use crate::compile::classes::{Classes, Signature};
-use crate::compile::groups::Groups;
+use crate::compile::groups::NO_GROUP;
 use crate::compile::peers::AtomId;
 use crate::compile::prefix::{Prefix, PrefixMap};
-use crate::model::IpBlock;
 
 /// A prefix at which membership changes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Node {
-    /// Blocks whose `cidr` this is.
-    adds: Vec<AtomId>,
-    /// Blocks of which this is an exception.
-    cuts: Vec<AtomId>,
+    /// The group of blocks from here on; `None`: that of the prefix around this one.
+    group: Option<AtomId>,
     /// Atoms of the address itself; only single addresses have them.
     own: Signature,
     /// Atoms that follow from other addresses' atoms: frontends and what local pods serve. Only
@@ -31,8 +29,7 @@ pub(crate) struct Node {
 
 impl Node {
     fn is_empty(&self) -> bool {
-        [&self.adds, &self.cuts, &self.fronts].iter().all(|atoms| atoms.is_empty())
-            && self.own.is_empty()
+        self.group.is_none() && self.own.is_empty() && self.fronts.is_empty()
     }
 }
 
@@ -70,42 +67,42 @@ impl Space {
         std::mem::replace(&mut self.nodes.entry(prefix).fronts, fronts)
     }
 
-    /// Adds a block: all that it holds is looked at again.
-    pub(crate) fn add_block(&mut self, block: &IpBlock, atom: AtomId) {
-        let cidr = Prefix::net(block.cidr);
-        self.nodes.entry(cidr).adds.push(atom);
-        for except in &block.except {
-            self.nodes.entry(Prefix::net(*except)).cuts.push(atom);
+    /// Sets the groups of these prefixes, which come in order: what has its group from one of them is
+    /// looked at again.
+    pub(crate) fn set_groups(&mut self, groups: &[(Prefix, Option<AtomId>)]) {
+        for (prefix, group) in groups {
+            self.nodes.entry(*prefix).group = *group;
+            self.touched.insert(*prefix);
         }
-        self.touch_block(block);
-    }
-
-    /// Removes a block.
-    pub(crate) fn remove_block(&mut self, block: &IpBlock, atom: AtomId) {
-        if let Some(node) = self.nodes.get_mut(Prefix::net(block.cidr)) {
-            node.adds.retain(|a| *a != atom);
-        }
-        for except in &block.except {
-            if let Some(node) = self.nodes.get_mut(Prefix::net(*except)) {
-                node.cuts.retain(|a| *a != atom);
+        let changed: HashSet<Prefix> = groups.iter().map(|(prefix, _)| *prefix).collect();
+        let mut outermost: Option<Prefix> = None;
+        for (prefix, _) in groups {
+            if outermost.is_none_or(|outer| !outer.holds(*prefix)) {
+                outermost = Some(*prefix);
+                self.touch_below(*prefix, &changed);
             }
         }
-        self.touch_block(block);
     }
 
-    /// The addresses of a block are looked at again.
-    pub(crate) fn touch_block(&mut self, block: &IpBlock) {
-        self.touched.extend(self.nodes.under(Prefix::net(block.cidr)).map(|(prefix, _)| prefix));
-        // An exception wider than its block is a node outside it.
-        self.touched.extend(block.except.iter().map(|except| Prefix::net(*except)));
+    fn touch_below(&mut self, outermost: Prefix, changed: &HashSet<Prefix>) {
+        let mut open: Vec<(Prefix, bool)> = Vec::new();
+        for (prefix, node) in self.nodes.under(outermost) {
+            while open.pop_if(|(outer, _)| !outer.holds(prefix)).is_some() {}
+            let is_changed = changed.contains(&prefix);
+            if node.group.is_some() || is_changed {
+                open.push((prefix, is_changed));
+            } else if open.last().is_some_and(|(_, changed)| *changed) {
+                self.touched.insert(prefix);
+            }
+        }
     }
 
     /// Gives every touched node its class, drops those that ended, and returns the touched
     /// prefixes.
-    pub(crate) fn settle(&mut self, classes: &mut Classes, groups: &Groups) -> Vec<Prefix> {
+    pub(crate) fn settle(&mut self, classes: &mut Classes) -> Vec<Prefix> {
         let touched: Vec<Prefix> = std::mem::take(&mut self.touched).into_iter().collect();
         for prefix in &touched {
-            self.settle_node(*prefix, classes, groups);
+            self.settle_node(*prefix, classes);
         }
         touched
     }
@@ -115,7 +112,6 @@ impl Space {
     pub(crate) fn settle_backends(
         &mut self,
         classes: &mut Classes,
-        groups: &Groups,
         later: impl Fn(Prefix) -> bool,
     ) -> (Vec<Prefix>, Vec<Prefix>) {
         let (mut settled, mut changed) = (Vec::new(), Vec::new());
@@ -126,7 +122,7 @@ impl Space {
                 changed.push(prefix);
                 continue;
             }
-            if self.settle_node(prefix, classes, groups) {
+            if self.settle_node(prefix, classes) {
                 changed.push(prefix);
             }
             settled.push(prefix);
@@ -135,13 +131,13 @@ impl Space {
     }
 
     /// Whether the class of the node's addresses may have changed.
-    fn settle_node(&mut self, prefix: Prefix, classes: &mut Classes, groups: &Groups) -> bool {
+    fn settle_node(&mut self, prefix: Prefix, classes: &mut Classes) -> bool {
         let Some(node) = self.nodes.get(prefix) else { return false };
         let (before, mut after) = (node.class, None);
         if node.is_empty() {
             self.nodes.remove(prefix);
         } else {
-            after = Some(classes.acquire(self.signature(prefix, true, groups)));
+            after = Some(classes.acquire(self.signature(prefix, true)));
             if let Some(node) = self.nodes.get_mut(prefix).filter(|_| after != before) {
                 node.class = after;
             }
@@ -154,35 +150,33 @@ impl Space {
 
     /// The atoms of an address, its frontends aside. Nodes that are touched have no class yet, or an
     /// old one.
-    pub(crate) fn base(&self, prefix: Prefix, classes: &Classes, groups: &Groups) -> Signature {
+    pub(crate) fn base(&self, prefix: Prefix, classes: &Classes) -> Signature {
         let known = self.nodes.ancestors(prefix, prefix.len).next();
         let settled =
             known.filter(|(at, node)| node.fronts.is_empty() && !self.touched.contains(at));
         let class = settled.and_then(|(_, node)| classes.signature(node.class?));
-        class.cloned().unwrap_or_else(|| self.signature(prefix, false, groups))
+        class.cloned().unwrap_or_else(|| self.signature(prefix, false))
     }
 
     /// The atoms of a node's addresses.
-    fn signature(&self, prefix: Prefix, with_fronts: bool, groups: &Groups) -> Signature {
-        let mut atoms = Vec::new();
-        let mut cut: Vec<AtomId> = Vec::new();
-        let mut here = None;
+    fn signature(&self, prefix: Prefix, with_fronts: bool) -> Signature {
+        let (mut here, mut group) = (None, None);
         for (holder, node) in self.nodes.ancestors(prefix, prefix.len) {
-            atoms.extend(&node.adds);
-            cut.extend(&node.cuts);
             here = here.or((holder == prefix).then_some(node));
-        }
-        if let Some(node) = here.filter(|node| atoms.is_empty() && node.fronts.is_empty()) {
-            return node.own.clone();
-        }
-        atoms.retain(|atom| !cut.contains(atom));
-        // Only now: an exception cuts its own block, not the others of the group.
-        atoms.iter_mut().for_each(|atom| *atom = groups.of(*atom));
-        if let Some(node) = here {
-            atoms.extend(node.own.iter());
-            if with_fronts {
-                atoms.extend(&node.fronts);
+            group = node.group;
+            if group.is_some() {
+                break;
             }
+        }
+        let group = group.filter(|group| *group != NO_GROUP);
+        let fronts = here.map_or(&[][..], |node| &node.fronts);
+        if group.is_none() && (fronts.is_empty() || !with_fronts) {
+            return here.map(|node| node.own.clone()).unwrap_or_default();
+        }
+        let mut atoms = here.map_or_else(Vec::new, |node| node.own.to_vec());
+        atoms.extend(group);
+        if with_fronts {
+            atoms.extend(fronts);
         }
         atoms.sort_unstable();
         atoms.dedup();

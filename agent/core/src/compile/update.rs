@@ -11,9 +11,11 @@ use crate::compile::Compiler;
 use crate::compile::classes::Signature;
 use crate::compile::endpoints::Live;
 use crate::compile::peers::{Atom, AtomId, NameId, Serves};
+use crate::compile::ports::Grant;
 use crate::compile::prefix::Prefix;
 use crate::compile::spec::Spec;
 use crate::delta::{Plan, RowPair};
+use crate::model::Pod;
 use crate::ops::Op;
 
 /// The endpoints that an update concerns.
@@ -89,7 +91,9 @@ impl Compiler {
         indexes.extend(dirty.addresses.iter().flat_map(|a| self.cluster.interfaces_with(*a)));
         let backends = dirty.backends.iter();
         indexes.extend(backends.flat_map(|a| self.cluster.interfaces_of_claimants(*a)));
+        let reconsidered = self.refresh_limits(dirty, &indexes);
         indexes.extend(self.endpoints.in_namespaces(&dirty.policies));
+        indexes.extend(self.endpoints.in_namespaces(&reconsidered));
         // Those that found no slot may find one now.
         indexes.extend(&self.endpoints.unplaced);
         let mut changes = EndpointChanges::default();
@@ -97,7 +101,8 @@ impl Compiler {
         let mut usage = Usage::default();
         for ifindex in &indexes {
             let new = self.cluster.interfaces().get(ifindex).and_then(|interface| {
-                self.endpoints.build(interface, &self.cluster, &self.options, &mut self.atoms)
+                let (specs, atoms) = (&mut self.specs, &mut self.atoms);
+                self.endpoints.build(interface, &self.cluster, &self.options, specs, atoms)
             });
             for spec in new.iter().flat_map(|live| live.specs.iter().flatten()) {
                 self.acquire_spec(spec, &mut usage);
@@ -117,37 +122,58 @@ impl Compiler {
         (changes, usage)
     }
 
-    fn acquire_spec(&mut self, spec: &Arc<Spec>, usage: &mut Usage) {
-        if let Some((_, users)) = self.specs.get_mut(spec) {
-            *users += 1;
-            return;
+    /// Weighs what the update is about. Returns the namespaces in which something else is closed.
+    fn refresh_limits(&mut self, dirty: &Dirty, indexes: &BTreeSet<u32>) -> BTreeSet<String> {
+        let cluster = &self.cluster;
+        let pod = |index: &u32| cluster.pod_behind(cluster.interfaces().get(index)?).cloned();
+        let before = |index: &u32| {
+            self.endpoints.live.get(index).map(|live| live.identity.pod.namespace.clone())
+        };
+        let now = indexes.iter().filter_map(pod).map(|pod| pod.key.namespace.clone());
+        let mut concerned: BTreeSet<String> =
+            now.chain(indexes.iter().filter_map(before)).collect();
+        let limits = &mut self.specs.limits;
+        let mut limits = std::mem::take(limits);
+        let mut changed = limits.reconsider(dirty, concerned.iter().cloned(), &self.specs);
+        concerned.extend(dirty.policies.iter().cloned());
+        let mut here: BTreeMap<&str, Vec<Arc<Pod>>> = BTreeMap::new();
+        let pods: Vec<Arc<Pod>> = if concerned.is_empty() {
+            Vec::new()
+        } else {
+            cluster.interfaces().keys().filter_map(pod).collect()
+        };
+        for pod in pods.iter().filter(|pod| concerned.contains(&pod.key.namespace)) {
+            here.entry(&pod.key.namespace).or_default().push(pod.clone());
         }
-        let id = self.next_spec;
-        self.next_spec += 1;
-        self.specs.insert(spec.clone(), (id, 1));
-        self.atoms.group(id, spec);
+        for namespace in &concerned {
+            let pods = here.get(namespace.as_str()).map_or(&[][..], Vec::as_slice);
+            if limits.weigh(cluster, namespace, pods) {
+                changed.insert(namespace.clone());
+            }
+        }
+        self.specs.limits = limits;
+        changed
+    }
+
+    fn acquire_spec(&mut self, spec: &Arc<Spec>, usage: &mut Usage) {
+        let Some(id) = self.specs.acquire(spec) else { return };
+        self.atoms.groups.acquire(id, spec);
         for atom in spec.peers.keys().filter(|atom| self.atoms.acquire(**atom)) {
             *usage.atoms.entry(*atom).or_default() += 1;
         }
-        for name in spec.names().into_iter().filter(|name| self.atoms.acquire_name(*name)) {
-            *usage.names.entry(name).or_default() += 1;
+        for name in spec.names.iter().filter(|name| self.atoms.acquire_name(**name)) {
+            *usage.names.entry(*name).or_default() += 1;
         }
     }
 
     fn release_spec(&mut self, spec: &Arc<Spec>, usage: &mut Usage) {
-        let Some((id, users)) = self.specs.get_mut(spec) else { return };
-        let id = *id;
-        *users -= 1;
-        if *users != 0 {
-            return;
-        }
-        self.specs.remove(spec);
+        let Some(id) = self.specs.release(spec) else { return };
         self.atoms.groups.release(id, spec);
         for atom in spec.peers.keys().filter(|atom| self.atoms.release(**atom)) {
             *usage.atoms.entry(*atom).or_default() -= 1;
         }
-        for name in spec.names().into_iter().filter(|name| self.atoms.release_name(*name)) {
-            *usage.names.entry(name).or_default() -= 1;
+        for name in spec.names.iter().filter(|name| self.atoms.release_name(**name)) {
+            *usage.names.entry(*name).or_default() -= 1;
         }
     }
 
@@ -156,24 +182,18 @@ impl Compiler {
     /// begun or ceased to serve.
     fn refresh_addresses(&mut self, mut addresses: BTreeSet<IpAddr>, usage: &Usage) -> Vec<Serves> {
         let (mut of_pods, mut served) = (Vec::new(), Vec::new());
-        for (id, change) in usage.atoms.iter().filter(|(_, change)| **change != 0) {
+        for (id, _) in usage.atoms.iter().filter(|(_, change)| **change != 0) {
             match self.atoms.atom(*id) {
-                Some(Atom::Block(block)) if *change > 0 => self.space.add_block(block, *id),
-                Some(Atom::Block(block)) => self.space.remove_block(block, *id),
                 Some(Atom::OwnNode) => addresses.extend(self.cluster.own_addresses()),
                 Some(Atom::Serves(serves)) => served.push(serves.clone()),
                 _ => of_pods.push(*id),
             }
         }
-        for id in self.atoms.groups.settle() {
-            if let Some(Atom::Block(block)) = self.atoms.atom(id) {
-                self.space.touch_block(block);
-            }
-        }
+        self.space.set_groups(&self.atoms.groups.settle());
         let members = self.atoms.members(&self.cluster, &of_pods);
-        for (id, _) in usage.names.iter().filter(|(_, change)| **change != 0) {
-            addresses.extend(self.atoms.members_of_name(&self.cluster, *id));
-        }
+        let names = usage.names.iter().filter(|(_, change)| **change != 0);
+        let names: Vec<NameId> = names.map(|(id, _)| *id).collect();
+        addresses.extend(self.atoms.members_of_names(&self.cluster, &names));
         // Before addresses are looked at: what is not in use must not be found.
         let dropped = usage.names.values().chain(usage.atoms.values()).any(|change| *change <= 0);
         if dropped {
@@ -200,9 +220,7 @@ impl Compiler {
         let rows = self.rows.iter().filter(|_| !new.is_empty());
         let rows: Vec<_> = rows.map(|(id, spec)| (id, spec.clone())).collect();
         for (row, spec) in &rows {
-            for (class, signature) in &new {
-                self.fill_columns((*row, spec), (*class, signature), ops);
-            }
+            self.fill_row(*row, spec, &new, ops);
         }
         let mut missing: Vec<Arc<Spec>> = Vec::new();
         for live in changes.concerned.iter().filter_map(|i| self.endpoints.live.get(i)) {
@@ -220,26 +238,32 @@ impl Compiler {
     /// A new row with the columns of all classes.
     fn create_row(&mut self, spec: &Arc<Spec>, ops: &mut Vec<Op>) {
         let row = self.rows.create(spec);
-        let classes: Vec<_> = self.classes.iter().map(|(id, atoms)| (id, atoms.clone())).collect();
-        for (class, signature) in &classes {
-            self.fill_columns((row, spec), (*class, signature), ops);
-        }
+        let all = self.classes.iter().map(|(class, signature)| (class, signature.clone()));
+        let all: Vec<_> = all.collect();
+        self.fill_row(row, spec, &all, ops);
     }
 
-    /// Fills what a row holds of a class: also behind the place of translation, if it is translated.
-    fn fill_columns(
+    /// Fills columns of a spec's row.
+    fn fill_row(
         &mut self,
-        (row, spec): (u32, &Spec),
-        (class, signature): (ClassId, &Signature),
+        row: u32,
+        spec: &Arc<Spec>,
+        classes: &[(ClassId, Signature)],
         ops: &mut Vec<Op>,
     ) {
-        let set = self.sets.intern(&spec.allowed(signature, &self.atoms), ops);
-        self.rows.set_column(row, class, set, &mut self.sets, ops);
-        if untranslated(class) != class {
-            let ports = spec.allowed_untranslated(signature, &self.atoms);
-            let set = self.sets.intern(&ports, ops);
-            self.rows.set_column(row, untranslated(class), set, &mut self.sets, ops);
+        let id = self.specs.id(spec);
+        let mut columns = Vec::with_capacity(classes.len());
+        for (class, signature) in classes {
+            let allowed = spec.allowed(id, signature, &mut self.atoms);
+            columns.push((*class, self.sets.intern(&allowed, &self.atoms.tries, ops)));
+            // A class that is translated has a column for what was not, too.
+            if untranslated(*class) != *class {
+                let allowed = spec.allowed_untranslated(id, signature, &mut self.atoms);
+                let set = self.sets.intern(&allowed, &self.atoms.tries, ops);
+                columns.push((untranslated(*class), set));
+            }
         }
+        self.rows.set_columns(row, &columns, &mut self.sets, ops);
     }
 
     /// The rows that an endpoint is to have.
@@ -294,14 +318,14 @@ impl Compiler {
     fn fill_temporary(&mut self, through: &[(ClassId, ClassId, ClassId)], ops: &mut Vec<Op>) {
         let rows: Vec<_> = self.rows.iter().map(|(id, _)| id).collect();
         for row in rows {
-            for (from, to, temporary) in through {
-                let like = if self.rows.is_new(row) { *to } else { *from };
-                let columns = [(like, *temporary), (untranslated(like), untranslated(*temporary))];
-                for (like, column) in columns {
-                    let set = self.rows.column(row, like);
-                    self.rows.set_column(row, column, set, &mut self.sets, ops);
-                }
-            }
+            let is_new = self.rows.is_new(row);
+            let columns = through.iter().flat_map(|(from, to, temporary)| {
+                let like = if is_new { *to } else { *from };
+                [(like, *temporary), (untranslated(like), untranslated(*temporary))]
+            });
+            let columns = columns.map(|(like, column)| (column, self.rows.column(row, like)));
+            let columns: Vec<_> = columns.collect();
+            self.rows.set_columns(row, &columns, &mut self.sets, ops);
         }
     }
 
@@ -323,6 +347,13 @@ impl Compiler {
         self.sets.sweep();
         self.atoms.frontends.sweep();
         self.atoms.groups.sweep();
+        self.specs.sweep();
+        if self.atoms.tries.is_large() {
+            let grants = self.specs.iter().flat_map(|spec| spec.grants());
+            let rows = self.rows.iter().flat_map(|(_, spec)| spec.grants());
+            let specs = grants.chain(rows).flat_map(Grant::sets);
+            self.atoms.tries.collect(specs.chain(self.sets.tries()));
+        }
     }
 }
 

@@ -59,8 +59,9 @@ impl Trie4 {
                 roots.extend((prefix.v4() >> 16)..=last);
             }
         }
+        let outlines = (roots.len() > OUTLINED).then(|| Outlines::new(classes));
         for root in &roots {
-            self.paint_root(*root as u16, classes, ops);
+            self.paint_root(*root as u16, outlines.as_ref(), classes, ops);
         }
         for prefix in leaves.into_iter().filter(|leaf| !roots.contains(&(leaf.v4() >> 16))) {
             self.set_leaf(prefix.v4() >> 8, leaf(classes, prefix), ops);
@@ -68,19 +69,50 @@ impl Trie4 {
     }
 
     /// Repaints a whole /16.
-    fn paint_root(&mut self, index: u16, classes: &PrefixMap<ClassId>, ops: &mut Vec<Op>) {
+    fn paint_root(
+        &mut self,
+        index: u16,
+        outlines: Option<&Outlines>,
+        classes: &PrefixMap<ClassId>,
+        ops: &mut Vec<Op>,
+    ) {
         let bits = u128::from(index) << 112;
         let whole = Prefix { family: Family::V4, bits, len: 16 };
-        if classes.under(whole).all(|(prefix, _)| prefix.len <= 16) {
-            let class = classes.longest(whole).copied().unwrap_or(0);
+        let (base, is_plain) = match outlines {
+            Some(outlines) => outlines.of(index),
+            None => {
+                let is_plain = classes.under(whole).all(|(prefix, _)| prefix.len <= 16);
+                (classes.longest(whole).copied().unwrap_or(0), is_plain)
+            }
+        };
+        if is_plain {
+            self.set_root(index, base, ops);
+            return;
+        }
+        let middles = middles(classes, whole, base);
+        if let Some(block) = pointer(self.root[usize::from(index)]) {
+            for (middle, leaf) in (0u8..=255).zip(middles) {
+                self.set_middle(block, middle, leaf, ops);
+            }
+            if let Some(class) = self.uniform(block) {
+                self.set_root(index, class, ops);
+            }
+            return;
+        }
+        if let Some(class) = one_class(&middles) {
             self.set_root(index, class, ops);
             return;
         }
-        for middle in 0..256u32 {
-            let address = u32::from(index) << 16 | middle << 8;
-            let prefix = Prefix { family: Family::V4, bits: u128::from(address) << 96, len: 24 };
-            self.set_leaf(address >> 8, leaf(classes, prefix), ops);
+        let mut words = Box::new([0; 256]);
+        for (word, leaf) in words.iter_mut().zip(middles) {
+            *word = match leaf {
+                Leaf::Class(class) => class,
+                Leaf::Block(content) => self.add(content, ops) | TRIE_POINTER,
+            };
         }
+        let block = self.add(words, ops) | TRIE_POINTER;
+        self.root[usize::from(index)] = block;
+        ops.push(Op::TrieRootWord(index, block));
     }
 
     /// Gives a whole /16 one class.
@@ -177,6 +209,61 @@ impl Trie4 {
 /// The block that a word points to.
 fn pointer(word: u32) -> Option<u32> {
     (word & TRIE_POINTER != 0).then_some(word & !TRIE_POINTER)
+}
+
+/// Roots from which the outlines of all are drawn at once.
+const OUTLINED: usize = 1024;
+
+/// What every /16 is like: its class by the prefixes of up to 16 bits, and whether there are longer ones.
+struct Outlines {
+    classes: Vec<ClassId>,
+    is_plain: Vec<bool>,
+}
+
+impl Outlines {
+    fn new(classes: &PrefixMap<ClassId>) -> Self {
+        let mut all = Self { classes: vec![0; 65_536], is_plain: vec![true; 65_536] };
+        let every = Prefix { family: Family::V4, bits: 0, len: 0 };
+        // Each prefix comes before what it holds, so the longest is painted last.
+        for (prefix, class) in classes.under(every) {
+            let first = (prefix.v4() >> 16) as usize;
+            match 16u32.checked_sub(prefix.len.into()) {
+                Some(bits) => all.classes[first..first + (1 << bits)].fill(*class),
+                None => all.is_plain[first] = false,
+            }
+        }
+        all
+    }
+
+    fn of(&self, index: u16) -> (ClassId, bool) {
+        (self.classes[usize::from(index)], self.is_plain[usize::from(index)])
+    }
+}
+
+/// What the /24s of a /16 are to hold.
+fn middles(classes: &PrefixMap<ClassId>, whole: Prefix, base: ClassId) -> Vec<Leaf> {
+    let mut middles: Vec<Leaf> = (0..256).map(|_| Leaf::Class(base)).collect();
+    let mut divided: BTreeSet<Prefix> = BTreeSet::new();
+    for (prefix, class) in classes.under(whole).filter(|(prefix, _)| prefix.len > 16) {
+        if prefix.len > 24 {
+            divided.insert(prefix.truncate(24));
+            continue;
+        }
+        let first = (prefix.v4() >> 8 & 255) as usize;
+        let size = 1usize << (24 - prefix.len);
+        middles[first..first + size].iter_mut().for_each(|leaf| *leaf = Leaf::Class(*class));
+    }
+    for prefix in divided {
+        middles[(prefix.v4() >> 8 & 255) as usize] = leaf(classes, prefix);
+    }
+    middles
+}
+
+/// The class of all, if it is one.
+fn one_class(middles: &[Leaf]) -> Option<ClassId> {
+    let [Leaf::Class(class), others @ ..] = middles else { return None };
+    let same = |leaf: &Leaf| matches!(leaf, Leaf::Class(other) if other == class);
+    others.iter().all(same).then_some(*class)
 }
 
 /// The content of a /24.

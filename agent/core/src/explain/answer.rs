@@ -155,13 +155,16 @@ pub struct Nearest {
     pub lacks: Vec<String>,
 }
 
-/// Something of a policy that was not understood.
+/// Something of a policy that was not understood, or was too much.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Problem {
     /// The policy.
     pub policy: Key,
     /// What and where.
     pub problem: String,
+    /// It was understood, but asks for more than its budget: the policy is closed.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub over_budget: bool,
 }
 
 impl Explanation {

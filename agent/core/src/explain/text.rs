@@ -105,7 +105,9 @@ impl Judgement {
             lines.extend(nearest.lacks.iter().map(|lack| format!("    {lack}")));
         }
         for problem in &self.problems {
-            lines.push(format!("  not understood in {}: {}", problem.policy, problem.problem));
+            let what =
+                if problem.over_budget { "closed, grants nothing:" } else { "not understood in" };
+            lines.push(format!("  {what} {}: {}", problem.policy, problem.problem));
         }
         lines
     }

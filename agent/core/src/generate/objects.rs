@@ -240,6 +240,7 @@ fn rule(choices: &mut Choices<'_>) -> Rule {
     let ports = match choices.below(20) {
         0..=7 => None,
         8 => Some(Vec::new()),
+        9 => Some(choices.list(24, port_rule)),
         _ => Some(choices.list(6, port_rule)),
     };
     Rule { peers, ports }
@@ -261,7 +262,8 @@ fn prefix(address: IpAddr, length: u8) -> Option<IpNet> {
 
 fn block(choices: &mut Choices<'_>) -> IpBlock {
     let base = address(choices);
-    let length = length(choices, base);
+    // Wide ones hold most addresses, so that exceptions of one are in others.
+    let length = if choices.chance(25) { choices.below(9) as u8 } else { length(choices, base) };
     let cidr = prefix(base, length).unwrap_or_default();
     let except = choices.list(3, |choices| {
         // Mostly inside; what is outside or as wide as the block must do no harm either.

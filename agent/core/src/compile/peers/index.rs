@@ -17,20 +17,29 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// Files an atom under its pod selector.
-    pub(super) fn add(&mut self, atom: AtomId, selector: &Selector) {
-        let required = selector.requirements.iter().filter_map(|requirement| match requirement {
-            Requirement::In(key, values) => Some((key, values)),
-            _ => None,
-        });
-        let Some((key, values)) = required.min_by_key(|(_, values)| values.len()) else {
-            self.others.push(atom);
-            return;
-        };
-        let by_value = self.by_label.entry(key.clone()).or_default();
-        for value in values {
-            by_value.entry(value.clone()).or_default().push(atom);
+    /// Files atoms under their pod selectors, each under the label that fewest ask for.
+    pub(super) fn new<'a>(atoms: impl Iterator<Item = (AtomId, &'a Selector)> + Clone) -> Self {
+        let mut counts: HashMap<(&str, &str), u32> = HashMap::new();
+        for (key, values) in atoms.clone().flat_map(|(_, selector)| required(selector)) {
+            for value in values {
+                *counts.entry((key, value)).or_default() += 1;
+            }
         }
+        let others = |(key, values): &(&str, &[String])| -> u32 {
+            values.iter().filter_map(|value| counts.get(&(*key, value.as_str()))).sum()
+        };
+        let mut index = Self::default();
+        for (atom, selector) in atoms {
+            let Some((key, values)) = required(selector).min_by_key(others) else {
+                index.others.push(atom);
+                continue;
+            };
+            let by_value = index.by_label.entry_ref(key).or_default();
+            for value in values {
+                by_value.entry_ref(value).or_default().push(atom);
+            }
+        }
+        index
     }
 
     /// The atoms whose selectors may match: all that do, and few that do not.
@@ -38,6 +47,14 @@ impl Index {
         let filed = labels.iter().filter_map(|(key, value)| self.by_label.get(key)?.get(value));
         filed.flatten().chain(&self.others).copied()
     }
+}
+
+/// Keys of which a pod must have one of some values.
+fn required(selector: &Selector) -> impl Iterator<Item = (&str, &[String])> {
+    selector.requirements.iter().filter_map(|requirement| match requirement {
+        Requirement::In(key, values) => Some((key.as_str(), values.as_slice())),
+        _ => None,
+    })
 }
 
 #[cfg(test)]
@@ -59,10 +76,7 @@ mod tests {
             vec![Requirement::NotIn("app".into(), vec!["web".into()]), is_in("tier", &["back"])],
         ];
         let selectors = selectors.map(|requirements| Selector { requirements });
-        let mut index = Index::default();
-        for (atom, selector) in (0..).zip(&selectors) {
-            index.add(atom, selector);
-        }
+        let index = Index::new((0..).zip(&selectors));
         for app in [None, Some("web"), Some("db"), Some("other")] {
             for tier in [None, Some("front"), Some("back")] {
                 let pairs = [("app", app), ("tier", tier)];

@@ -1,14 +1,16 @@
 //! Which addresses belong to which atoms for their own sake: as a pod's, or as the own node's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
+
+use hashbrown::HashSet;
 
 use super::index::Index;
 use super::{Atom, AtomId, Atoms, NameId, OWN_NODE};
 use crate::cluster::{Cluster, Kin, is_subject};
 use crate::compile::classes::Signature;
-use crate::model::{Labels, Pod};
+use crate::model::{Labels, Pod, Protocol, Selector};
 
 impl Atoms {
     /// The atoms an address belongs to for its own sake (not through a block).
@@ -48,26 +50,10 @@ impl Atoms {
             return known.clone();
         }
         let own = self.own_namespace.get(namespace).into_iter().flatten();
-        let ids = self.matching(cluster, namespace, own.chain(&self.any_namespace));
+        let ids = matching(cluster, namespace, own, &self.any_namespace);
         let found = self.index(ids);
         self.candidates.insert(namespace.to_owned(), found.clone());
         found
-    }
-
-    /// Those of the pod atoms whose namespace part matches a namespace.
-    fn matching<'a>(
-        &self,
-        cluster: &Cluster,
-        namespace: &str,
-        ids: impl Iterator<Item = &'a AtomId>,
-    ) -> Vec<AtomId> {
-        let labels = cluster.namespace_labels(namespace);
-        let matches = |id: &&AtomId| match self.atom(**id) {
-            Some(Atom::PodsIn(own, _)) => own == namespace,
-            Some(Atom::Pods(namespaces, _)) => namespaces.matches(&labels),
-            _ => false,
-        };
-        ids.filter(matches).copied().collect()
     }
 
     /// The index of these pod atoms.
@@ -75,13 +61,10 @@ impl Atoms {
         if let Some(known) = self.indexes.get(&ids) {
             return known.clone();
         }
-        let mut index = Index::default();
-        for id in &ids {
-            if let Some(Atom::PodsIn(_, pods) | Atom::Pods(_, pods)) = self.atom(*id) {
-                index.add(*id, pods);
-            }
-        }
-        let index = Arc::new(index);
+        let index = Arc::new(Index::new(ids.iter().filter_map(|id| match self.atom(*id) {
+            Some(Atom::PodsIn(_, pods) | Atom::Pods(_, pods)) => Some((*id, pods)),
+            _ => None,
+        })));
         self.indexes.insert(ids, index.clone());
         index
     }
@@ -107,18 +90,18 @@ impl Atoms {
         }
         for port in &pod.ports {
             let key = (port.protocol, port.name.clone());
-            let Some(name) = self.names.get(&key).filter(|name| name.users != 0) else { continue };
+            let Some(id) = self.name_ids.get(&key).copied() else { continue };
+            let Some(name) = self.names.get(&id).filter(|name| name.users != 0) else { continue };
             if let Some(id) = name.numbers.get(&port.port) {
                 atoms.push(*id);
                 continue;
             }
-            let name_id = name.id;
-            let id = self.intern(Atom::Named(key.0, key.1.clone(), port.port));
-            self.named.insert(id, (name_id, port.protocol, port.port));
-            if let Some(name) = self.names.get_mut(&key) {
-                name.numbers.insert(port.port, id);
+            let atom = self.intern(Atom::Named(key.0, key.1, port.port));
+            self.named.insert(atom, (id, port.protocol, port.port));
+            if let Some(name) = self.names.get_mut(&id) {
+                name.numbers.insert(port.port, atom);
             }
-            atoms.push(id);
+            atoms.push(atom);
         }
     }
 
@@ -129,13 +112,15 @@ impl Atoms {
         ids: &[AtomId],
     ) -> Vec<(&'a Kin, Signature)> {
         let mut own: BTreeMap<String, Vec<AtomId>> = BTreeMap::new();
-        let mut any: Vec<AtomId> = Vec::new();
+        let mut any: BTreeMap<Selector, BTreeSet<AtomId>> = BTreeMap::new();
         for id in ids {
             match self.atom(*id) {
                 Some(Atom::PodsIn(namespace, _)) => {
                     own.entry(namespace.clone()).or_default().push(*id);
                 }
-                Some(Atom::Pods(..)) => any.push(*id),
+                Some(Atom::Pods(namespaces, _)) => {
+                    any.entry(namespaces.clone()).or_default().insert(*id);
+                }
                 _ => {}
             }
         }
@@ -148,7 +133,7 @@ impl Atoms {
         let mut members = Vec::new();
         for namespace in namespaces {
             let own = own.get(namespace).into_iter().flatten();
-            let ids = self.matching(cluster, namespace, own.chain(&any));
+            let ids = matching(cluster, namespace, own, &any);
             if ids.is_empty() {
                 continue;
             }
@@ -166,12 +151,35 @@ impl Atoms {
         members
     }
 
-    /// Addresses of the pods that have a port of this name.
-    pub(crate) fn members_of_name(&self, cluster: &Cluster, id: NameId) -> Vec<IpAddr> {
-        let Some((protocol, name)) = self.name(id) else { return Vec::new() };
+    /// Addresses of the pods that have a port of one of these names.
+    pub(crate) fn members_of_names(&self, cluster: &Cluster, ids: &[NameId]) -> Vec<IpAddr> {
+        if ids.is_empty() {
+            return Vec::new();
+        }
+        let names: HashSet<(Protocol, &str)> = ids
+            .iter()
+            .filter_map(|id| self.name(*id))
+            .map(|(protocol, name)| (*protocol, name.as_str()))
+            .collect();
         let has = |pod: &&Arc<Pod>| {
-            is_subject(pod) && pod.ports.iter().any(|p| p.protocol == *protocol && p.name == *name)
+            let mut ports = pod.ports.iter();
+            is_subject(pod) && ports.any(|p| names.contains(&(p.protocol, p.name.as_str())))
         };
         cluster.pods().values().filter(has).flat_map(|pod| pod.addresses.iter().copied()).collect()
     }
+}
+
+/// Those of the pod atoms whose namespace part matches a namespace, in order: its own, and those of
+/// the selectors that match its labels.
+fn matching<'a>(
+    cluster: &Cluster,
+    namespace: &str,
+    own: impl Iterator<Item = &'a AtomId>,
+    any: &'a BTreeMap<Selector, BTreeSet<AtomId>>,
+) -> Vec<AtomId> {
+    let labels = cluster.namespace_labels(namespace);
+    let any = any.iter().filter(|(selector, _)| selector.matches(&labels));
+    let mut ids: Vec<AtomId> = own.chain(any.flat_map(|(_, ids)| ids)).copied().collect();
+    ids.sort_unstable();
+    ids
 }

@@ -1,0 +1,251 @@
+//! What a policy, and the policies of one namespace on one node, may ask for.
+//!
+//! Limits are on what objects say, not on time: what is beyond them depends on the objects alone. A
+//! policy that asks for more isolates what it selects and grants nothing, like one that cannot be
+//! understood; others never notice.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hashbrown::HashMap;
+
+use crate::compile::exceeds_port_sets;
+use crate::model::{Direction, Key, Peer, Policy, PortMatch, Requirement, Rule, Selector};
+
+/// Rules, peers, exceptions, ports and values of labels that one direction of a policy may have
+/// together.
+pub const POLICY_UNITS: u32 = 262_144;
+/// The same for all that isolates pods of one namespace on one node, in both directions. Policies count
+/// once for each combination in which they select pods there.
+pub const NAMESPACE_UNITS: u64 = 2 * POLICY_UNITS as u64;
+/// Different sets of ports that the blocks of one direction of a policy may come to. Each may need 8 KiB.
+pub const POLICY_PORT_SETS: usize = 12_288;
+
+/// Selectors that one label may lead to before each of them counts as [`CROWDED_UNITS`].
+const CROWD: u32 = 16;
+/// Units of a selector that has to be held against many pods: 1024 of them may be in a policy.
+const CROWDED_UNITS: u32 = POLICY_UNITS / 1024;
+
+/// What a policy asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Weight {
+    /// By direction.
+    units: [u32; 2],
+    /// Ingress rules ask for ports by name: they mean something else on each pod.
+    pub(crate) names_ports: bool,
+    /// What is beyond the budget.
+    pub(crate) excess: Option<String>,
+}
+
+impl Weight {
+    /// Weighs a policy.
+    pub(crate) fn of(policy: &Policy) -> Self {
+        let units = Direction::BOTH.map(|direction| units_of(policy, direction));
+        let by_name = |rule: &Rule| {
+            let ports = rule.ports.iter().flatten();
+            ports.into_iter().any(|port| matches!(port.port, PortMatch::Named(_)))
+        };
+        let names_ports = policy.ingress.iter().flatten().any(by_name);
+        let excess = Direction::BOTH.into_iter().zip(units).find_map(|(direction, units)| {
+            too_many_units(direction, units).or_else(|| too_many_port_sets(policy, direction))
+        });
+        Self { units, names_ports, excess }
+    }
+
+    /// What counts of it in a direction: nothing if it grants nothing.
+    pub(crate) fn units(&self, direction: Direction) -> u64 {
+        if self.excess.is_some() { 1 } else { self.units[direction as usize].into() }
+    }
+}
+
+/// What a policy weighs in both directions, whatever its budget.
+#[must_use]
+pub fn units(policy: &Policy) -> u64 {
+    Direction::BOTH.into_iter().map(|direction| u64::from(units_of(policy, direction))).sum()
+}
+
+fn too_many_units(direction: Direction, units: u32) -> Option<String> {
+    (units > POLICY_UNITS).then(|| {
+        format!(
+            "spec.{direction}: its rules, peers, exceptions and ports weigh {units}, the limit is \
+             {POLICY_UNITS}; over its budget, it isolates and grants nothing: split the policy or use \
+             fewer, wider rules"
+        )
+    })
+}
+
+fn too_many_port_sets(policy: &Policy, direction: Direction) -> Option<String> {
+    let blocks = |rule: &Rule| -> usize {
+        let blocks = rule.peers.iter().flatten().map(|peer| match peer {
+            Peer::Block(block) => 1 + block.except.len(),
+            Peer::Pods { .. } => 0,
+        });
+        blocks.sum()
+    };
+    let rules = policy.rules(direction).unwrap_or_default().iter().map(blocks);
+    let rules: Vec<usize> = rules.filter(|blocks| *blocks > 0).collect();
+    // There cannot be more sets than blocks and exceptions, nor than unions of the rules' ports.
+    let unions = 1usize.checked_shl(rules.len() as u32).unwrap_or(usize::MAX);
+    if unions.min(rules.iter().sum()) <= POLICY_PORT_SETS {
+        return None;
+    }
+    exceeds_port_sets(policy, direction, POLICY_PORT_SETS).then(|| {
+        format!(
+            "spec.{direction}: its ipBlocks overlap to more than {POLICY_PORT_SETS} different sets of \
+             ports; over its budget, it isolates and grants nothing: give overlapping blocks the same \
+             ports"
+        )
+    })
+}
+
+/// What one direction's rules weigh.
+fn units_of(policy: &Policy, direction: Direction) -> u32 {
+    let rules = policy.rules(direction).unwrap_or_default();
+    let selectors: BTreeSet<(Option<&Selector>, &Selector)> = rules
+        .iter()
+        .flat_map(|rule| rule.peers.iter().flatten())
+        .filter_map(|peer| match peer {
+            Peer::Pods { namespaces, pods } => Some((namespaces.as_ref(), pods)),
+            Peer::Block(_) => None,
+        })
+        .collect();
+    let crowded = u64::from(CROWDED_UNITS) * crowded(&selectors);
+    let peer = |peer: &Peer| match peer {
+        Peer::Block(block) => 1 + block.except.len(),
+        Peer::Pods { namespaces, pods } => 1 + values(pods) + namespaces.as_ref().map_or(0, values),
+    };
+    let rules = rules.iter().map(|rule| {
+        let peers: usize = rule.peers.iter().flatten().map(peer).sum();
+        1 + peers + rule.ports.as_ref().map_or(0, Vec::len)
+    });
+    u32::try_from(rules.sum::<usize>() as u64 + crowded).unwrap_or(u32::MAX)
+}
+
+fn values(selector: &Selector) -> usize {
+    let requirements = selector.requirements.iter().map(|requirement| match requirement {
+        Requirement::In(_, values) | Requirement::NotIn(_, values) => 1 + values.len(),
+        Requirement::Exists(_) | Requirement::DoesNotExist(_) => 1,
+    });
+    requirements.sum()
+}
+
+/// A label of pods that a namespace selector admits.
+type Label<'a> = (Option<&'a Selector>, &'a str, &'a str);
+
+/// The labels of which a pod has one that a selector matches, by requirement.
+fn required<'a>(
+    namespaces: Option<&'a Selector>,
+    pods: &'a Selector,
+) -> impl Iterator<Item = impl Iterator<Item = Label<'a>>> {
+    pods.requirements.iter().filter_map(move |requirement| match requirement {
+        Requirement::In(key, values) => {
+            Some(values.iter().map(move |value| (namespaces, key.as_str(), value.as_str())))
+        }
+        _ => None,
+    })
+}
+
+/// Selectors that no label sets apart from others: whichever they are filed under, a pod with that
+/// label has to be held against them all.
+fn crowded(selectors: &BTreeSet<(Option<&Selector>, &Selector)>) -> u64 {
+    let mut counts: HashMap<Label<'_>, u32> = HashMap::new();
+    for label in selectors.iter().flat_map(|(of, pods)| required(*of, pods).flatten()) {
+        *counts.entry(label).or_default() += 1;
+    }
+    let is_crowded = |(of, pods): &&(Option<&Selector>, &Selector)| {
+        let most = |labels: &mut dyn Iterator<Item = Label<'_>>| {
+            labels.filter_map(|label| counts.get(&label).copied()).max().unwrap_or(0)
+        };
+        let least = required(*of, pods).map(|mut labels| most(&mut labels)).min();
+        least.is_none_or(|least| least > CROWD)
+    };
+    let crowded = selectors.iter().filter(is_crowded).count() as u64;
+    crowded.saturating_sub(CROWD.into())
+}
+
+/// Policies that together isolate pods of one node in a direction.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Combination {
+    pub(crate) direction: Direction,
+    /// Of one namespace, in order.
+    pub(crate) policies: Vec<Key>,
+}
+
+/// The combinations of one namespace that are closed, the largest first, for the others to be within its
+/// budget. `units`: what all that each stands for weighs together.
+pub(crate) fn closed(units: &BTreeMap<Combination, u64>) -> BTreeSet<Combination> {
+    let mut left: u64 = units.values().sum();
+    let mut largest: Vec<(&Combination, u64)> =
+        units.iter().map(|(of, units)| (of, *units)).collect();
+    largest.sort_by_key(|(_, units)| std::cmp::Reverse(*units));
+    let mut closed = BTreeSet::new();
+    for (combination, units) in largest {
+        if left <= NAMESPACE_UNITS {
+            break;
+        }
+        left -= units;
+        closed.insert(combination.clone());
+    }
+    closed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{PortRule, Protocol};
+
+    fn policy(peers: Vec<Peer>) -> Policy {
+        let port = PortRule { protocol: Protocol::Tcp, port: PortMatch::Range(80, 80) };
+        let rule = Rule { peers: Some(peers), ports: Some(vec![port]) };
+        Policy {
+            key: Key::new("a", "p"),
+            pod_selector: Selector::default(),
+            ingress: Some(vec![rule]),
+            egress: None,
+            problems: Vec::new(),
+        }
+    }
+
+    fn pods(requirements: Vec<Requirement>) -> Peer {
+        Peer::Pods { namespaces: None, pods: Selector { requirements } }
+    }
+
+    #[test]
+    fn selectors_that_no_label_sets_apart_weigh_more() {
+        let web = || Requirement::In("app".into(), vec!["web".into()]);
+        let shard = |n: u32| Requirement::In("shard".into(), vec![n.to_string()]);
+        let not = |n: u32| Requirement::NotIn("shard".into(), vec![n.to_string()]);
+        let weight =
+            |peer: &dyn Fn(u32) -> Peer| Weight::of(&policy((0..2000).map(peer).collect()));
+        let apart = weight(&|n| pods(vec![web(), shard(n)]));
+        assert_eq!(apart.units, [2 + 2000 * 5, 0]);
+        assert_eq!(apart.excess, None);
+        for crowded in [weight(&|n| pods(vec![web(), not(n)])), weight(&|n| pods(vec![not(n)]))] {
+            let excess = crowded.excess.unwrap();
+            assert!(
+                excess.contains("spec.ingress") && excess.contains("over its budget"),
+                "{excess}"
+            );
+        }
+        let few = weight(&|n| pods(vec![not(n % 100)]));
+        assert_eq!(few.excess, None);
+    }
+
+    #[test]
+    fn the_largest_of_a_namespace_are_closed_first() {
+        let of = |name: &str| Combination {
+            direction: Direction::Ingress,
+            policies: vec![Key::new("a", name)],
+        };
+        let third = NAMESPACE_UNITS / 3;
+        let mut units = BTreeMap::from([
+            (of("small"), 10),
+            (of("one"), third),
+            (of("largest"), third + 20),
+            (of("other"), third),
+        ]);
+        assert_eq!(closed(&units), BTreeSet::from([of("largest")]));
+        units.remove(&of("small"));
+        units.insert(of("largest"), third - 20);
+        assert!(closed(&units).is_empty());
+    }
+}

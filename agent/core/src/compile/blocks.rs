@@ -1,0 +1,316 @@
+//! What the blocks of one direction's rules grant, by address: a sweep over their prefixes.
+//!
+//! An address is granted the union of what the blocks grant that hold it and of which no exception
+//! does. Ten thousand blocks with an exception each make ten thousand addresses of which each is in
+//! all blocks but one. So the sets of blocks are never written down: the sweep goes through all
+//! prefixes in order, keeps the grants that are in force at hand, and notes what they come to. Two
+//! prefixes next to each other differ in few grants, so a tree of unions over the grants has only
+//! these paths to renew, and of each union (`tries`) only the ports in which it differs.
+
+use std::collections::BTreeSet;
+
+use hashbrown::HashMap;
+
+use crate::compile::ports::Grant;
+use crate::compile::prefix::Prefix;
+use crate::compile::tries::{Trie, Tries};
+use crate::model::IpBlock;
+
+/// Number of the value that grants nothing.
+pub(crate) const NOTHING: u32 = 0;
+
+/// What blocks grant, by address. An address has the value of the longest prefix that holds it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct BlockMap {
+    /// The prefixes at which it changes, in order, with the number of the value from there on.
+    pub(crate) changes: Vec<(Prefix, u32)>,
+    /// Values by number less one.
+    values: Vec<Grant>,
+}
+
+impl BlockMap {
+    /// What these blocks grant.
+    pub(crate) fn new(blocks: &[(&IpBlock, Grant)], tries: &mut Tries) -> Self {
+        let Some(sweep) = Sweep::new(blocks, tries) else { return Self::default() };
+        let (mut map, scratch) = sweep.run(usize::MAX);
+        let mut known = HashMap::new();
+        for value in &mut map.values {
+            *value = value.map(|set| tries.take_over(&scratch, set, &mut known));
+        }
+        tries.work += scratch.work;
+        map
+    }
+
+    /// Whether these blocks come to more different values than that.
+    pub(crate) fn exceeds(blocks: &[(&IpBlock, Grant)], tries: &Tries, most: usize) -> bool {
+        let sweep = Sweep::new(blocks, tries);
+        sweep.is_some_and(|sweep| sweep.run(most).0.values.len() > most)
+    }
+
+    /// How many different values there are.
+    pub(crate) fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// The values.
+    pub(crate) fn values(&self) -> &[Grant] {
+        &self.values
+    }
+
+    /// What the value of a number grants.
+    pub(crate) fn value(&self, number: u32) -> Grant {
+        let place = number.checked_sub(1).map(|place| place as usize);
+        place.and_then(|place| self.values.get(place)).copied().unwrap_or_default()
+    }
+
+    /// The number of the value of a prefix's addresses.
+    pub(crate) fn at(&self, prefix: Prefix) -> u32 {
+        let found = (0..=prefix.len).rev().find_map(|len| {
+            let holder = prefix.truncate(len);
+            self.changes.binary_search_by_key(&holder, |(at, _)| *at).ok()
+        });
+        found.map_or(NOTHING, |place| self.changes[place].1)
+    }
+}
+
+/// What happens at a prefix: block `.1` begins, or ends for as long as the prefix lasts.
+type Event = (Prefix, u32, bool);
+
+/// A prefix that the sweep is in.
+struct Open {
+    prefix: Prefix,
+    /// Its events.
+    events: std::ops::Range<usize>,
+    value: u32,
+}
+
+struct Sweep {
+    events: Vec<Event>,
+    /// The distinct grant of each block, by place.
+    grant_of: Vec<u32>,
+    grants: Vec<Grant>,
+    /// By block: how many exceptions hold the place where the sweep is.
+    cuts: Vec<u32>,
+    /// By distinct grant: blocks in force.
+    counts: Vec<u32>,
+    /// Unions of the grants in force: the leaves in the upper half, node `n` of `2n` and `2n + 1`.
+    tree: Vec<Grant>,
+    /// Leaves that are not what `counts` says.
+    stale: BTreeSet<usize>,
+    tries: Tries,
+    numbers: HashMap<Grant, u32>,
+}
+
+impl Sweep {
+    /// `None` if nothing is granted.
+    fn new(blocks: &[(&IpBlock, Grant)], of: &Tries) -> Option<Self> {
+        let mut tries = Tries::default();
+        let (mut known, mut distinct) = (HashMap::new(), HashMap::new());
+        let mut grants: Vec<Grant> = Vec::new();
+        let (mut events, mut grant_of) = (Vec::new(), Vec::new());
+        for (block, grant) in blocks {
+            let cidr = Prefix::net(block.cidr);
+            let except = || block.except.iter().map(|except| Prefix::net(*except));
+            if grant.is_none() || except().any(|except| except.holds(cidr)) {
+                continue;
+            }
+            let number = *distinct.entry(*grant).or_insert_with(|| {
+                grants.push(grant.map(|set: Trie| tries.take_over(of, set, &mut known)));
+                grants.len() as u32 - 1
+            });
+            let block = grant_of.len() as u32;
+            grant_of.push(number);
+            events.push((cidr, block, false));
+            events.extend(except().filter(|e| cidr.holds(*e)).map(|except| (except, block, true)));
+        }
+        if events.is_empty() {
+            return None;
+        }
+        events.sort_unstable();
+        // Grants of ports that are close to each other are joined first: they have most in common.
+        let mut order: Vec<u32> = (0..grants.len() as u32).collect();
+        order.sort_by_key(|number| grants[*number as usize].lowest(&tries));
+        let mut places = vec![0; grants.len()];
+        (0..).zip(&order).for_each(|(place, number)| places[*number as usize] = place);
+        grant_of.iter_mut().for_each(|number| *number = places[*number as usize]);
+        let leaves = grants.len().next_power_of_two();
+        Some(Self {
+            cuts: vec![0; grant_of.len()],
+            grant_of,
+            counts: vec![0; grants.len()],
+            grants: order.iter().map(|number| grants[*number as usize]).collect(),
+            tree: vec![Grant::default(); 2 * leaves],
+            stale: BTreeSet::new(),
+            events,
+            tries,
+            numbers: HashMap::new(),
+        })
+    }
+
+    /// Goes through all prefixes, or until there are more values than that.
+    fn run(mut self, most: usize) -> (BlockMap, Tries) {
+        let mut map = BlockMap::default();
+        let mut open: Vec<Open> = Vec::new();
+        let mut next = 0;
+        while let Some((prefix, ..)) = self.events.get(next).copied() {
+            while let Some(outer) = open.pop_if(|outer| !outer.prefix.holds(prefix)) {
+                self.pass(outer.events, false);
+            }
+            let same = self.events[next..].iter().take_while(|event| event.0 == prefix).count();
+            let events = next..next + same;
+            self.pass(events.clone(), true);
+            let value = self.value(&mut map);
+            if value != open.last().map_or(NOTHING, |outer| outer.value) {
+                map.changes.push((prefix, value));
+            }
+            if map.values.len() > most {
+                break;
+            }
+            open.push(Open { prefix, events, value });
+            next += same;
+        }
+        (map, self.tries)
+    }
+
+    /// Goes into a prefix, or out of it.
+    fn pass(&mut self, events: std::ops::Range<usize>, inwards: bool) {
+        for event in events {
+            let (_, block, is_except) = self.events[event];
+            let cuts = &mut self.cuts[block as usize];
+            let begins = if is_except {
+                *cuts = if inwards { *cuts + 1 } else { *cuts - 1 };
+                match (inwards, *cuts) {
+                    (true, 1) => false,
+                    (false, 0) => true,
+                    // Another exception of the block holds this one.
+                    _ => continue,
+                }
+            } else {
+                inwards
+            };
+            let grant = self.grant_of[block as usize] as usize;
+            let count = &mut self.counts[grant];
+            *count = if begins { *count + 1 } else { *count - 1 };
+            self.stale.insert(grant);
+        }
+    }
+
+    /// The number of what is granted here.
+    fn value(&mut self, map: &mut BlockMap) -> u32 {
+        let leaves = self.tree.len() / 2;
+        let mut above = Vec::new();
+        for leaf in std::mem::take(&mut self.stale) {
+            let grant = if self.counts[leaf] > 0 { self.grants[leaf] } else { Grant::default() };
+            if self.tree[leaves + leaf] != grant {
+                self.tree[leaves + leaf] = grant;
+                above.push((leaves + leaf) / 2);
+            }
+        }
+        above.dedup();
+        while above.first().is_some_and(|node| *node > 0) {
+            for node in &above {
+                let [one, other] = [self.tree[2 * node], self.tree[2 * node + 1]];
+                self.tree[*node] = one.union(other, &mut self.tries);
+            }
+            above.iter_mut().for_each(|node| *node /= 2);
+            above.dedup();
+        }
+        let all = self.tree[1];
+        if all.is_none() {
+            return NOTHING;
+        }
+        let number = *self.numbers.entry(all).or_insert_with(|| {
+            map.values.push(all);
+            map.values.len() as u32
+        });
+        if self.tries.is_large() {
+            let used = self.grants.iter().chain(&self.tree).chain(&map.values);
+            self.tries.collect(used.flat_map(Grant::sets));
+        }
+        number
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use super::*;
+    use crate::compile::tries::PORT;
+    use crate::model::Protocol;
+    use proptest::prelude::*;
+
+    fn grant(tries: &mut Tries, port: u16) -> Grant {
+        let mut grant = Grant::default();
+        grant.add(Protocol::Tcp, port, port, tries);
+        grant
+    }
+
+    proptest! {
+        /// Blocks of few, nested prefixes, held against a look at each block.
+        #[test]
+        fn says_what_each_block_says(
+            blocks in prop::collection::vec(
+                ((0u8..8, 0u8..=5), prop::collection::vec((0u8..8, 0u8..=5), 0..4), 0u16..6),
+                0..12,
+            ),
+        ) {
+            // Of addresses 0.0.0.0 to 7 and all others.
+            let net = |(low, len): (u8, u8)| {
+                let length = [0, 8, 29, 30, 31, 32][usize::from(len)];
+                let address = IpAddr::from([0, 0, 0, low]);
+                ipnet::IpNet::new(address, length).unwrap().trunc()
+            };
+            let blocks: Vec<(IpBlock, u16)> = blocks.into_iter().map(|(cidr, except, port)| {
+                let except = except.into_iter().map(net).collect();
+                (IpBlock { cidr: net(cidr), except }, port)
+            }).collect();
+            let mut tries = Tries::default();
+            let granted: Vec<(&IpBlock, Grant)> =
+                blocks.iter().map(|(block, port)| (block, grant(&mut tries, *port))).collect();
+            let map = BlockMap::new(&granted, &mut tries);
+            for low in 0..12u8 {
+                for address in [[0, 0, 0, low], [0, 1, 0, low], [9, 0, 0, low]] {
+                    let address = IpAddr::from(address);
+                    let value = map.value(map.at(Prefix::host(address)));
+                    for port in 0..6 {
+                        let expected =
+                            blocks.iter().any(|(b, granted)| *granted == port && b.contains(address));
+                        let found = tries.contains(PORT, value.of(Protocol::Tcp), port.into());
+                        prop_assert_eq!(found, expected, "{} {}", address, port);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What the sweep over so many rules costs: each everything but one address, and a port.
+    fn work(rules: u32, port: impl Fn(u32) -> u16) -> u64 {
+        let mut tries = Tries::default();
+        let blocks: Vec<(IpBlock, Grant)> = (0..rules)
+            .map(|n| {
+                let host = std::net::Ipv4Addr::from_bits(n.wrapping_mul(0x9e37_79b1));
+                let except = vec![ipnet::IpNet::new(host.into(), 32).unwrap()];
+                let block = IpBlock { cidr: "0.0.0.0/0".parse().unwrap(), except };
+                (block, grant(&mut tries, port(n)))
+            })
+            .collect();
+        let blocks: Vec<_> = blocks.iter().map(|(block, grant)| (block, *grant)).collect();
+        let map = BlockMap::new(&blocks, &mut tries);
+        assert_eq!(map.len(), rules as usize + 1);
+        tries.work
+    }
+
+    #[test]
+    fn twice_the_rules_are_about_twice_the_work() {
+        // Ports that lie apart share less of their tries: n log² n.
+        let shapes: [(&str, u64, fn(u32) -> u16); 2] =
+            [("in order", 23, |n| n as u16), ("scattered", 26, |n| (n as u16).reverse_bits())];
+        for (shape, tenths, port) in shapes {
+            let figures: Vec<u64> = [1000, 2000, 4000, 8000].map(|n| work(n, port)).to_vec();
+            for pair in figures.windows(2) {
+                assert!(pair[1] * 10 <= pair[0] * tenths, "{shape}: {figures:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What is closed because it would be too much: nothing of one tenant's keeps another's update out.
+//!
+//! Two limits beside those of a single policy ([`crate::budget`]). The policies that isolate pods of one
+//! namespace here may weigh so much together; the largest combinations are closed first. And where a
+//! table cannot grow any more, the largest combinations of all namespaces are left out until the rest
+//! has room. A closed combination isolates the pods it selects and grants nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use crate::budget::{Combination, NAMESPACE_UNITS, closed};
+use crate::cluster::{Cluster, Dirty};
+use crate::compile::specs::{Specs, isolating};
+use crate::image::Table;
+use crate::model::{Direction, Labels, NamedPort, Pod};
+
+/// The combinations that are closed.
+#[derive(Debug, Default)]
+pub(crate) struct Limits {
+    /// Namespaces that are over their budget here.
+    over: BTreeMap<String, BTreeSet<Combination>>,
+    /// What a table had no room for, and how large it was.
+    left_out: BTreeMap<Combination, (usize, Table)>,
+    /// It was left out for the update that is being made.
+    pub(crate) is_new: bool,
+}
+
+impl Limits {
+    pub(crate) fn is_closed(&self, combination: &Combination) -> bool {
+        self.left_out.contains_key(combination)
+            || self.over.values().any(|closed| closed.contains(combination))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.over.is_empty() && self.left_out.is_empty()
+    }
+
+    /// What is closed, and why.
+    pub(crate) fn closed(&self) -> impl Iterator<Item = (&Combination, String)> {
+        let over = self.over.values().flatten().map(|combination| {
+            let reason = format!(
+                "with all that isolates pods of the namespace on this node it weighs more than the \
+                 limit of {NAMESPACE_UNITS}, and it is among the largest"
+            );
+            (combination, reason)
+        });
+        let left_out = self.left_out.iter().map(|(combination, (size, table))| {
+            let reason = format!(
+                "the table of {table} has no room for it, and with {size} peers, prefixes and sets \
+                 of ports it is among the largest"
+            );
+            (combination, reason)
+        });
+        over.chain(left_out)
+    }
+
+    /// Weighs a namespace's policies anew, by the pods that are here; whether something else is closed.
+    pub(crate) fn weigh(&mut self, cluster: &Cluster, namespace: &str, pods: &[Arc<Pod>]) -> bool {
+        let closed = over_budget(cluster, namespace, pods);
+        let before = if closed.is_empty() {
+            self.over.remove(namespace)
+        } else {
+            self.over.insert(namespace.to_owned(), closed.clone())
+        };
+        before.unwrap_or_default() != closed
+    }
+
+    /// Gives what was left out another chance, if something as large may have changed. Returns the
+    /// namespaces that it is about.
+    pub(crate) fn reconsider(
+        &mut self,
+        dirty: &Dirty,
+        mut concerned: impl Iterator<Item = String>,
+        specs: &Specs,
+    ) -> BTreeSet<String> {
+        let least = self.left_out.values().map(|(size, _)| *size).min();
+        let Some(least) = least.filter(|_| !self.is_new) else { return BTreeSet::new() };
+        let mut large: BTreeSet<String> = self.left_out.keys().map(namespace).collect();
+        let all = large.clone();
+        let sizes = specs.sizes().into_iter();
+        large.extend(sizes.filter(|(_, size)| *size >= least).map(|(of, _)| namespace(&of)));
+        if dirty.policies.iter().any(|of| large.contains(of))
+            || concerned.any(|of| large.contains(&of))
+        {
+            self.left_out.clear();
+            return all;
+        }
+        BTreeSet::new()
+    }
+
+    /// Leaves the largest out until so many elements of a table are free; false if there is none.
+    pub(crate) fn leave_out(&mut self, table: Table, excess: u32, specs: &Specs) -> bool {
+        let mut sizes: Vec<(Combination, usize)> = specs.sizes().into_iter().collect();
+        sizes.retain(|(combination, size)| *size > 1 && !self.is_closed(combination));
+        sizes.sort_by(|one, other| (other.1, &one.0).cmp(&(one.1, &other.0)));
+        let mut freed = 0;
+        for (combination, size) in sizes {
+            if freed >= excess as usize {
+                break;
+            }
+            freed += size;
+            self.is_new = true;
+            self.left_out.insert(combination, (size, table));
+        }
+        freed > 0
+    }
+}
+
+fn namespace(combination: &Combination) -> String {
+    combination.policies.first().map(|key| key.namespace.clone()).unwrap_or_default()
+}
+
+/// The combinations that a namespace cannot have.
+fn over_budget(cluster: &Cluster, namespace: &str, pods: &[Arc<Pod>]) -> BTreeSet<Combination> {
+    let weights = || cluster.policies_in(namespace).filter_map(|p| cluster.weight(&p.key));
+    let all =
+        weights().map(|weight| Direction::BOTH.map(|of| weight.units(of)).iter().sum::<u64>());
+    if all.sum::<u64>() * pods.len() as u64 <= NAMESPACE_UNITS {
+        return BTreeSet::new();
+    }
+    // Pods with equal labels are selected by the same policies.
+    let mut by_labels: HashMap<&Labels, Vec<&Pod>> = HashMap::new();
+    for pod in pods {
+        by_labels.entry(&pod.labels).or_default().push(pod);
+    }
+    let mut used: BTreeMap<Combination, (u64, BTreeSet<&[NamedPort]>)> = BTreeMap::new();
+    for pods in by_labels.into_values() {
+        for direction in Direction::BOTH {
+            // A pod whose labels are not known is counted as if it had none.
+            let of = |pod: &&Pod| isolating(cluster, (pod, true), direction);
+            let policies = pods.first().map_or_else(Vec::new, of);
+            let weights = || policies.iter().filter_map(|p| cluster.weight(&p.key));
+            let units = weights().map(|weight| weight.units(direction)).sum();
+            let named = direction == Direction::Ingress && weights().any(|w| w.names_ports);
+            let policies = policies.iter().map(|policy| policy.key.clone()).collect();
+            let entry = used.entry(Combination { direction, policies }).or_default();
+            entry.0 = units;
+            let ports = pods.iter().map(|pod| if named { pod.ports.as_slice() } else { &[] });
+            entry.1.extend(ports);
+        }
+    }
+    let units = used.into_iter().map(|(of, (units, times))| (of, units * times.len() as u64));
+    closed(&units.collect())
+}

@@ -1,0 +1,187 @@
+//! The specs in use, and what they were made of: pods of one kind have one, made once.
+
+use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use crate::budget::Combination;
+use crate::cluster::Cluster;
+use crate::compile::groups::SpecId;
+use crate::compile::limits::Limits;
+use crate::compile::peers::{Atoms, Serves};
+use crate::compile::spec::{Source, Spec};
+use crate::model::{Direction, NamedPort, Pod, Policy};
+
+/// What a spec was made of. Policies are the same if they are one object.
+#[derive(Clone, Debug)]
+struct Made {
+    direction: Direction,
+    policies: Vec<Arc<Policy>>,
+    ports: Vec<NamedPort>,
+    served: Vec<Serves>,
+    /// The pod's labels are known, so the policies are those that select it.
+    labelled: bool,
+}
+
+impl PartialEq for Made {
+    fn eq(&self, other: &Self) -> bool {
+        let policies = || self.policies.iter().zip(&other.policies);
+        self.direction == other.direction
+            && self.policies.len() == other.policies.len()
+            && policies().all(|(one, other)| Arc::ptr_eq(one, other))
+            && self.ports == other.ports
+            && self.served == other.served
+            && self.labelled == other.labelled
+    }
+}
+
+impl Eq for Made {}
+
+impl Hash for Made {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.direction.hash(state);
+        self.policies.iter().for_each(|policy| Arc::as_ptr(policy).hash(state));
+        self.ports.hash(state);
+        self.served.hash(state);
+    }
+}
+
+/// The specs in use.
+#[derive(Debug, Default)]
+pub(crate) struct Specs {
+    next: SpecId,
+    /// Their numbers and how many endpoint directions use them.
+    users: HashMap<Arc<Spec>, (SpecId, u32)>,
+    made: HashMap<Made, Arc<Spec>>,
+    pub(crate) limits: Limits,
+}
+
+impl Specs {
+    /// What a pod's policies allow in a direction; `None` if none isolates it. A pod whose labels are
+    /// not known is isolated by every policy of its namespace, and granted what those grant that
+    /// select every pod.
+    pub(crate) fn of_pod(
+        &mut self,
+        cluster: &Cluster,
+        (pod, labelled): (&Pod, bool),
+        direction: Direction,
+        atoms: &mut Atoms,
+    ) -> Option<Arc<Spec>> {
+        let policies = isolating(cluster, (pod, labelled), direction);
+        if policies.is_empty() {
+            return None;
+        }
+        if !self.limits.is_empty() && self.limits.is_closed(&combination(direction, &policies)) {
+            return Some(Spec::closed(direction, atoms));
+        }
+        let is_ingress = direction == Direction::Ingress;
+        let named = is_ingress
+            && policies
+                .iter()
+                .any(|policy| cluster.weight(&policy.key).is_some_and(|weight| weight.names_ports));
+        let ports = if named { pod.ports.clone() } else { Vec::new() };
+        let served = if is_ingress { Vec::new() } else { served(cluster, pod) };
+        let made = Made { direction, policies, ports, served, labelled };
+        if let Some(known) = self.made.get(&made) {
+            return Some(known.clone());
+        }
+        let Made { policies, ports, served, .. } = &made;
+        // One that asks for more than its budget isolates and grants nothing.
+        let policies = policies.iter().filter(|policy| {
+            let selects = labelled || policy.pod_selector.requirements.is_empty();
+            selects && cluster.excess(&policy.key).is_none()
+        });
+        let policies: &[&Policy] = &policies.map(|policy| &**policy).collect::<Vec<_>>();
+        let source = Source { direction, policies, ports, served };
+        let spec = Spec::new(&source, atoms);
+        let spec = self.users.get_key_value(&spec).map_or(spec, |(known, _)| known.clone());
+        self.made.insert(made, spec.clone());
+        Some(spec)
+    }
+
+    /// The number of a spec that is in use.
+    pub(crate) fn id(&self, spec: &Arc<Spec>) -> Option<SpecId> {
+        self.users.get(spec).map(|(id, _)| *id)
+    }
+
+    /// One endpoint direction more has this spec; its number, if it is the first.
+    pub(crate) fn acquire(&mut self, spec: &Arc<Spec>) -> Option<SpecId> {
+        if let Some((_, users)) = self.users.get_mut(spec) {
+            *users += 1;
+            return None;
+        }
+        let id = self.next;
+        self.next += 1;
+        self.users.insert(spec.clone(), (id, 1));
+        Some(id)
+    }
+
+    /// One endpoint direction less has this spec; its number, if it was the last.
+    pub(crate) fn release(&mut self, spec: &Arc<Spec>) -> Option<SpecId> {
+        let (id, users) = self.users.get_mut(spec)?;
+        let id = *id;
+        *users -= 1;
+        (*users == 0).then(|| {
+            self.users.remove(spec);
+            id
+        })
+    }
+
+    /// How large the combinations of policies are that specs in use were made of.
+    pub(crate) fn sizes(&self) -> BTreeMap<Combination, usize> {
+        let mut sizes = BTreeMap::new();
+        for (made, spec) in &self.made {
+            let size = spec.peers.len() + spec.blocks.changes.len() + spec.blocks.len();
+            *sizes.entry(combination(made.direction, &made.policies)).or_default() += size;
+        }
+        sizes
+    }
+
+    /// Forgets the specs, not what is closed.
+    pub(crate) fn clear(&mut self) {
+        self.users.clear();
+        self.made.clear();
+    }
+
+    /// The specs in use.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Spec>> {
+        self.users.keys()
+    }
+
+    /// Ends the update: forgets what nothing in use was made of.
+    pub(crate) fn sweep(&mut self) {
+        let users = &self.users;
+        self.made.retain(|_, spec| users.contains_key(spec));
+    }
+}
+
+/// The policies that isolate a pod in a direction: all of its namespace's, if its labels are not
+/// known.
+pub(crate) fn isolating(
+    cluster: &Cluster,
+    (pod, labelled): (&Pod, bool),
+    direction: Direction,
+) -> Vec<Arc<Policy>> {
+    let selects = |policy: &&Arc<Policy>| !labelled || policy.pod_selector.matches(&pod.labels);
+    let policies = cluster.policies_in(&pod.key.namespace).filter(selects);
+    policies.filter(|policy| policy.rules(direction).is_some()).cloned().collect()
+}
+
+fn combination(direction: Direction, policies: &[Arc<Policy>]) -> Combination {
+    let policies = policies.iter().map(|policy| policy.key.clone()).collect();
+    Combination { direction, policies }
+}
+
+/// A pod reaches itself, also by way of a Service that it backs.
+fn served(cluster: &Cluster, pod: &Pod) -> Vec<Serves> {
+    let mut served = Vec::new();
+    for (service, port, v6) in cluster.translation().backed_by(pod) {
+        let service = service.key.clone();
+        served.push(Serves { service, v6, protocol: port.protocol, port: port.port });
+    }
+    served.sort_unstable();
+    served.dedup();
+    served
+}

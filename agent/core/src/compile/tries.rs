@@ -1,0 +1,305 @@
+//! Sets of numbers (ports, names) as binary tries of which each distinct one exists once: equal sets
+//! are equal numbers, sets that differ in one port share all but a path of sixteen nodes, and what
+//! two sets have in common is looked at once.
+
+use hashbrown::HashMap;
+use netpold_ebpf::layout::PortBitmap;
+
+/// A set; equal sets have equal numbers for as long as they are in use.
+pub(crate) type Trie = u32;
+
+/// No number at all.
+pub(crate) const NONE: Trie = 0;
+/// Every number.
+pub(crate) const ALL: Trie = 1;
+/// First number of a node.
+const FIRST: Trie = 2;
+
+/// Bits of a port.
+pub(crate) const PORT: u32 = 16;
+/// Bits of a name's number.
+pub(crate) const NAME: u32 = 32;
+
+/// Unions that are remembered; beyond it all are forgotten.
+const REMEMBERED: usize = 1 << 19;
+/// Nodes from which those that are not in use are looked for.
+const COLLECTED_FROM: usize = 1 << 16;
+
+/// All tries. A node is its two halves, the lower numbers first; how many numbers they are follows
+/// from where it is, so a node can stand for sets of ports and of names alike.
+#[derive(Debug, Default)]
+pub(crate) struct Tries {
+    nodes: Vec<[Trie; 2]>,
+    ids: HashMap<[Trie; 2], Trie>,
+    free: Vec<Trie>,
+    unions: HashMap<[Trie; 2], Trie>,
+    /// Nodes in use after the last collection.
+    kept: usize,
+    /// Nodes looked up and made, ever: what this costs, in a unit that depends on nothing else.
+    pub(crate) work: u64,
+}
+
+impl Tries {
+    fn node(&mut self, halves: [Trie; 2]) -> Trie {
+        match halves {
+            [NONE, NONE] => return NONE,
+            [ALL, ALL] => return ALL,
+            _ => {}
+        }
+        self.work += 1;
+        if let Some(id) = self.ids.get(&halves) {
+            return *id;
+        }
+        let id = match self.free.pop() {
+            Some(id) => {
+                self.nodes[(id - FIRST) as usize] = halves;
+                id
+            }
+            None => {
+                self.nodes.push(halves);
+                self.nodes.len() as Trie - 1 + FIRST
+            }
+        };
+        self.ids.insert(halves, id);
+        id
+    }
+
+    fn halves(&self, set: Trie) -> [Trie; 2] {
+        match set {
+            NONE | ALL => [set; 2],
+            node => self.nodes.get((node - FIRST) as usize).copied().unwrap_or_default(),
+        }
+    }
+
+    /// The numbers from `first` to `last`, both included, of those with so many bits.
+    pub(crate) fn range(&mut self, bits: u32, first: u32, last: u32) -> Trie {
+        if first == 0 && u64::from(last) == (1u64 << bits) - 1 {
+            return ALL;
+        }
+        let half = 1u32 << (bits - 1);
+        let low = (first < half).then(|| self.range(bits - 1, first, last.min(half - 1)));
+        let high =
+            (last >= half).then(|| self.range(bits - 1, first.saturating_sub(half), last - half));
+        self.node([low.unwrap_or(NONE), high.unwrap_or(NONE)])
+    }
+
+    /// What is in one of two sets.
+    pub(crate) fn union(&mut self, one: Trie, other: Trie) -> Trie {
+        match (one.min(other), one.max(other)) {
+            (NONE, set) => set,
+            (ALL, _) => ALL,
+            (a, b) if a == b => a,
+            (a, b) => {
+                self.work += 1;
+                if let Some(known) = self.unions.get(&[a, b]) {
+                    return *known;
+                }
+                let (of_a, of_b) = (self.halves(a), self.halves(b));
+                let low = self.union(of_a[0], of_b[0]);
+                let high = self.union(of_a[1], of_b[1]);
+                let union = self.node([low, high]);
+                if self.unions.len() >= REMEMBERED {
+                    self.unions.clear();
+                }
+                self.unions.insert([a, b], union);
+                union
+            }
+        }
+    }
+
+    /// Whether a number is in a set of those with so many bits.
+    pub(crate) fn contains(&self, bits: u32, set: Trie, number: u32) -> bool {
+        let mut set = set;
+        for bit in (0..bits).rev() {
+            if set <= ALL {
+                break;
+            }
+            set = self.halves(set)[(number >> bit & 1) as usize];
+        }
+        set == ALL
+    }
+
+    /// The lowest number of a set.
+    pub(crate) fn lowest(&self, bits: u32, set: Trie) -> Option<u32> {
+        let (mut set, mut lowest) = (set, 0);
+        for bit in (0..bits).rev() {
+            let [low, high] = self.halves(set);
+            set = if low == NONE { high } else { low };
+            lowest |= u32::from(low == NONE) << bit;
+        }
+        (set == ALL).then_some(lowest)
+    }
+
+    /// Tells the ranges of a set of ports in order, both ends included; those that touch are two.
+    pub(crate) fn each_range(&self, set: Trie, tell: &mut impl FnMut(u16, u16)) {
+        self.ranges_below(PORT, set, 0, tell);
+    }
+
+    fn ranges_below(&self, bits: u32, set: Trie, first: u32, tell: &mut impl FnMut(u16, u16)) {
+        match set {
+            NONE => {}
+            ALL => tell(first as u16, (first + ((1u32 << bits) - 1)) as u16),
+            _ if bits == 0 => {}
+            node => {
+                let [low, high] = self.halves(node);
+                self.ranges_below(bits - 1, low, first, tell);
+                self.ranges_below(bits - 1, high, first | 1 << (bits - 1), tell);
+            }
+        }
+    }
+
+    /// The port of a set of one.
+    pub(crate) fn only(&self, set: Trie) -> Option<u16> {
+        let mut set = set;
+        let mut port = 0;
+        for bit in (0..PORT).rev() {
+            let half = match self.halves(set) {
+                [half, NONE] => half,
+                [NONE, half] => {
+                    port |= 1u16 << bit;
+                    half
+                }
+                _ => return None,
+            };
+            set = half;
+        }
+        (set == ALL).then_some(port)
+    }
+
+    /// A set of ports as the packet path reads it.
+    pub(crate) fn bitmap(&self, set: Trie) -> Box<PortBitmap> {
+        let mut words = Box::new([0u64; 1024]);
+        self.each_range(set, &mut |first, last| {
+            let (from, to) = (usize::from(first >> 6), usize::from(last >> 6));
+            // Ranges of a trie are powers of two: within a word, or whole words.
+            if from == to {
+                let bits = u64::MAX >> (63 - (last - first));
+                words[from] |= bits << (first & 63);
+            } else {
+                words[from..=to].fill(u64::MAX);
+            }
+        });
+        words
+    }
+
+    /// The set of another collection. `known`: what was taken over of it already.
+    pub(crate) fn take_over(
+        &mut self,
+        from: &Self,
+        set: Trie,
+        known: &mut HashMap<Trie, Trie>,
+    ) -> Trie {
+        if set < FIRST {
+            return set;
+        }
+        if let Some(known) = known.get(&set) {
+            return *known;
+        }
+        let halves = from.halves(set).map(|half| self.take_over(from, half, known));
+        let taken = self.node(halves);
+        known.insert(set, taken);
+        taken
+    }
+
+    /// Whether [`Tries::collect`] is due.
+    pub(crate) fn is_large(&self) -> bool {
+        self.nodes.len() - self.free.len() > (2 * self.kept).max(COLLECTED_FROM)
+    }
+
+    /// Forgets what is not part of these sets.
+    pub(crate) fn collect(&mut self, sets: impl IntoIterator<Item = Trie>) {
+        let mut used = vec![false; self.nodes.len()];
+        let mut open: Vec<Trie> = sets.into_iter().collect();
+        while let Some(set) = open.pop() {
+            if let Some(used) = set.checked_sub(FIRST).and_then(|i| used.get_mut(i as usize))
+                && !std::mem::replace(used, true)
+            {
+                open.extend(self.halves(set));
+            }
+        }
+        self.unions = HashMap::new();
+        let place = |id: Trie| (id - FIRST) as usize;
+        self.ids.retain(|_, id| used[place(*id)]);
+        self.ids.shrink_to_fit();
+        self.free = (FIRST..).zip(&used).filter(|(_, used)| !**used).map(|(id, _)| id).collect();
+        self.kept = self.nodes.len() - self.free.len();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use proptest::prelude::*;
+
+    fn build(tries: &mut Tries, ranges: &[(u16, u16)]) -> Trie {
+        ranges.iter().fold(NONE, |set, (first, last)| {
+            let range = tries.range(PORT, (*first).into(), (*last).into());
+            tries.union(set, range)
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn sets_hold_what_was_added(
+            added in prop::collection::vec((0u16.., 0u16..3000), 0..8),
+            probes in prop::collection::vec(0u16.., 32),
+        ) {
+            let mut tries = Tries::default();
+            let added: Vec<_> = added.into_iter().map(|(f, n)| (f, f.saturating_add(n))).collect();
+            let set = build(&mut tries, &added);
+            let mut backwards = added.clone();
+            backwards.reverse();
+            prop_assert_eq!(build(&mut tries, &backwards), set, "equal sets are one");
+            let bitmap = tries.bitmap(set);
+            let edges = added.iter().flat_map(|(f, l)| {
+                [*f, *l, f.wrapping_sub(1), l.wrapping_add(1)]
+            });
+            let mut ports = BTreeSet::new();
+            tries.each_range(set, &mut |first, last| ports.extend(first..=last));
+            for port in edges.chain(probes) {
+                let expected = added.iter().any(|(f, l)| (*f..=*l).contains(&port));
+                let bit = bitmap[usize::from(port >> 6)] >> (port & 63) & 1 == 1;
+                prop_assert_eq!(bit, expected);
+                prop_assert_eq!(tries.contains(PORT, set, port.into()), expected);
+                prop_assert_eq!(ports.contains(&port), expected);
+            }
+            prop_assert_eq!(tries.lowest(PORT, set), ports.first().map(|port| u32::from(*port)));
+            let only = ports.first().copied().filter(|_| ports.len() == 1);
+            prop_assert_eq!(tries.only(set), only);
+            let mut others = Tries::default();
+            build(&mut others, &[(7, 70)]);
+            let taken = others.take_over(&tries, set, &mut HashMap::new());
+            prop_assert_eq!(others.bitmap(taken), bitmap);
+        }
+    }
+
+    #[test]
+    fn what_is_not_used_is_forgotten() {
+        let mut tries = Tries::default();
+        let kept = build(&mut tries, &[(80, 80), (443, 443)]);
+        let bitmap = tries.bitmap(kept);
+        for port in 1000..3000 {
+            build(&mut tries, &[(port, port), (80, 80)]);
+        }
+        let before = tries.nodes.len();
+        tries.collect([kept]);
+        assert!(tries.kept < 40, "{} nodes kept", tries.kept);
+        assert_eq!(tries.bitmap(kept), bitmap);
+        assert_eq!(build(&mut tries, &[(443, 443), (80, 80)]), kept);
+        build(&mut tries, &[(1000, 1000)]);
+        assert_eq!(tries.nodes.len(), before, "free nodes are used again");
+    }
+
+    #[test]
+    fn names_have_more_bits() {
+        let mut tries = Tries::default();
+        let one = tries.range(NAME, 70_000, 70_000);
+        let other = tries.range(NAME, 5, 5);
+        let both = tries.union(one, other);
+        for (name, expected) in [(5, true), (70_000, true), (4464, false), (0, false)] {
+            assert_eq!(tries.contains(NAME, both, name), expected, "{name}");
+        }
+    }
+}

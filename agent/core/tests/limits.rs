@@ -1,0 +1,248 @@
+//! What is too much closes the pods that it isolates, is named, and changes nothing for others.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use std::net::Ipv4Addr;
+
+use common::*;
+use netpold_core::budget::{POLICY_PORT_SETS, POLICY_UNITS};
+use netpold_core::compile::{CompileError, Problem};
+use netpold_core::explain::{Cause, Explainer, Verdict};
+use netpold_core::image::Table;
+use netpold_core::memory::MemoryTables;
+use netpold_core::model::{Change, Direction, IpBlock, Key, Peer, Policy, Rule, Selector};
+use netpold_core::ops::{Apply, Capacity};
+use netpold_core::probe::IpProtocol;
+
+const TENANT: u32 = 1;
+const VICTIM: u32 = 2;
+
+fn two_tenants() -> Vec<Change> {
+    vec![
+        Change::Namespace(namespace("tenant", &[])),
+        Change::Namespace(namespace("victim", &[])),
+        Change::Pod(pod("tenant", "p", &[], &["10.0.0.1"])),
+        Change::Pod(pod("victim", "p", &[], &["10.0.0.2"])),
+        Change::Interface(interface(TENANT, &["10.0.0.1"])),
+        Change::Interface(interface(VICTIM, &["10.0.0.2"])),
+        Change::Policy(small("victim", 443)),
+    ]
+}
+
+fn small(namespace: &str, port: u16) -> Policy {
+    let rules = vec![rule(Some(vec![block("198.51.100.0/24", &[])]), Some(vec![tcp(port)]))];
+    policy(namespace, "small", Selector::default(), None, Some(rules))
+}
+
+fn host(number: u32) -> Ipv4Addr {
+    Ipv4Addr::from_bits(0x1400_0000 + number * 256)
+}
+
+fn large(namespace: &str, rules: Vec<Rule>) -> Policy {
+    policy(namespace, "large", Selector::default(), None, Some(rules))
+}
+
+/// Everything but one address, and a port, in each rule.
+fn all_but_one(count: u32) -> Vec<Rule> {
+    let nth = |number: u32| {
+        let except = vec![ipnet::IpNet::new(host(number).into(), 32).unwrap()];
+        let block = IpBlock { cidr: "0.0.0.0/0".parse().unwrap(), except };
+        rule(Some(vec![Peer::Block(block)]), Some(vec![tcp(1 + 2 * number as u16)]))
+    };
+    (0..count).map(nth).collect()
+}
+
+/// A block of its own, and a port, in each rule.
+fn each_its_own(count: u32) -> Vec<Rule> {
+    let nth = |number: u32| {
+        let peers = vec![block(&format!("{}/32", host(number)), &[])];
+        rule(Some(peers), Some(vec![tcp(number as u16)]))
+    };
+    (0..count).map(nth).collect()
+}
+
+/// Starts over with tables of this size.
+fn install(world: &mut World, capacity: Capacity) {
+    let ops = world.compiler.reinstall(capacity).unwrap();
+    world.tables = MemoryTables::new();
+    ops.iter().for_each(|op| world.tables.apply(op).unwrap());
+    world.compiler.grace_passed();
+}
+
+fn problems(world: &World) -> Vec<String> {
+    world.compiler.problems().iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn all_but_one_address_each() {
+    let mut world = World::new(two_tenants());
+    world.apply([Change::Policy(large("tenant", all_but_one(200)))]);
+    for number in [0, 7, 199] {
+        let address = host(number).to_string();
+        for (port, allowed) in [(1 + 2 * number, false), (1 + 2 * (199 - number), true), (2, false)]
+        {
+            assert_eq!(world.egress(TENANT, &address, port as u16), allowed, "{address} {port}");
+        }
+    }
+    assert!(world.egress(TENANT, "9.9.9.9", 1) && !world.egress(TENANT, "9.9.9.9", 500));
+    assert!(problems(&world).is_empty());
+}
+
+#[test]
+fn twice_the_rules_are_about_twice_the_work() {
+    for shape in [all_but_one, each_its_own] {
+        let figures: Vec<u64> = [250, 500, 1000, 2000]
+            .map(|rules| {
+                let mut world = World::new(two_tenants());
+                let capacity = Capacity { bitmaps: 4096, ..Capacity::default() };
+                install(&mut world, capacity);
+                let before = world.compiler.work();
+                world.apply([Change::Policy(large("tenant", shape(rules)))]);
+                world.compiler.work() - before
+            })
+            .to_vec();
+        for pair in figures.windows(2) {
+            assert!(pair[1] * 10 <= pair[0] * 24, "{figures:?}");
+        }
+    }
+}
+
+#[test]
+fn what_others_do_costs_them_no_more() {
+    let edit = |world: &mut World, port| {
+        let before = world.compiler.work();
+        world.apply([Change::Policy(small("victim", port))]);
+        world.compiler.work() - before
+    };
+    let alone = edit(&mut World::new(two_tenants()), 80);
+    let mut world = World::new(two_tenants());
+    world.apply([Change::Policy(large("tenant", all_but_one(1000)))]);
+    let beside = edit(&mut world, 80);
+    // A look at each class and each place of the other's, twice at the most.
+    assert!(beside <= alone + 8 * 1001, "{alone}, beside it {beside}");
+}
+
+/// A policy over its budget: closed, named by compiler and explain; the victim's edits are in force.
+fn is_closed(excessive: Policy, reason: &str) {
+    let mut world = World::new(two_tenants());
+    world.apply([Change::Policy(small("tenant", 443)), Change::Policy(excessive.clone())]);
+    let said = problems(&world);
+    assert!(
+        said.len() == 1 && said[0].contains("tenant/large") && said[0].contains(reason),
+        "{said:?}"
+    );
+    assert!(world.egress(TENANT, "198.51.100.7", 443), "the tenant's other policy still grants");
+    assert!(
+        !world.egress(TENANT, &host(3).to_string(), 3),
+        "what is over its budget grants nothing"
+    );
+    world.apply([Change::PolicyGone(small("tenant", 443).key)]);
+    assert!(!world.egress(TENANT, "198.51.100.7", 443), "but isolates");
+    world.apply([Change::Policy(small("victim", 80))]);
+    assert!(world.egress(VICTIM, "198.51.100.7", 80) && !world.egress(VICTIM, "198.51.100.7", 443));
+    let explainer =
+        Explainer::new(two_tenants().into_iter().chain([Change::Policy(excessive.clone())]));
+    let (pod, tcp) = (Key::new("tenant", "p"), IpProtocol(6));
+    let judged = explainer.judge(&pod, Direction::Egress, host(3).into(), tcp, 3).unwrap();
+    assert_eq!((judged.verdict, judged.cause), (Verdict::Deny, Cause::NoRule));
+    let lines = judged.lines().join("\n");
+    assert!(
+        lines.contains("closed, grants nothing: tenant/large") && lines.contains(reason),
+        "{lines}"
+    );
+    world.apply([Change::Policy(large("tenant", each_its_own(10)))]);
+    assert!(world.egress(TENANT, &host(3).to_string(), 3));
+    assert!(problems(&world).is_empty());
+}
+
+#[test]
+fn too_many_sets_of_ports_close_their_policy() {
+    is_closed(
+        large("tenant", each_its_own(POLICY_PORT_SETS as u32 + 1)),
+        "different sets of ports",
+    );
+}
+
+#[test]
+fn too_many_rules_close_their_policy() {
+    let mut rules = each_its_own(10);
+    rules[0].ports = Some((0..=POLICY_UNITS).map(|n| tcp((n % 50_000) as u16)).collect());
+    is_closed(large("tenant", rules), "weigh");
+}
+
+#[test]
+fn a_table_that_cannot_grow_closes_the_largest() {
+    let capacity = Capacity { bitmaps: 64, ..Capacity::default() };
+    let mut world = World::new(two_tenants());
+    world.compiler.reinstall(capacity).unwrap();
+    world.compiler.apply(Change::Policy(large("tenant", all_but_one(100))));
+    world.compiler.apply(Change::Policy(small("victim", 80)));
+    let error = world.compiler.update().unwrap_err();
+    let CompileError::Full { table, .. } = error;
+    assert_eq!(table, Table::Bitmaps);
+    assert!(world.compiler.leave_out(&error));
+    install(&mut world, capacity);
+    let closed: Vec<Problem> = world.compiler.problems();
+    assert!(
+        matches!(&closed[..], [Problem::Closed { policies, direction: Direction::Egress, message }]
+            if *policies == [Key::new("tenant", "large")] && message.contains("port bitmaps")),
+        "{closed:?}"
+    );
+    assert!(!world.egress(TENANT, "9.9.9.9", 1), "closed");
+    assert!(world.egress(VICTIM, "198.51.100.7", 80) && !world.egress(VICTIM, "198.51.100.7", 443));
+    // Others go on, and nothing comes back before something as large changes.
+    world.apply([Change::Policy(small("victim", 81))]);
+    assert!(world.egress(VICTIM, "198.51.100.7", 81) && !world.egress(TENANT, "9.9.9.9", 1));
+    world.apply([Change::Policy(large("tenant", all_but_one(20)))]);
+    assert!(world.egress(TENANT, "9.9.9.9", 1) && problems(&world).is_empty());
+}
+
+#[test]
+fn more_classes_than_there_are_close_the_largest() {
+    let mut world = World::new(two_tenants());
+    // Within every budget, and together more than there are classes.
+    for tenant in 0..6u32 {
+        let (name, address) = (format!("t{tenant}"), format!("10.0.1.{tenant}"));
+        world.compiler.apply(Change::Pod(pod(&name, "p", &[], &[&address])));
+        world.compiler.apply(Change::Interface(interface(10 + tenant, &[&address])));
+        let nth = |number: u32| {
+            let host = Ipv4Addr::from_bits(0x1400_0000 + tenant * 0x0100_0000 + number);
+            rule(Some(vec![block(&format!("{host}/32"), &[])]), Some(vec![tcp(number as u16)]))
+        };
+        let rules = (1..12_000 + tenant).map(nth).collect();
+        world.compiler.apply(Change::Policy(large(&name, rules)));
+    }
+    let error = world.compiler.update().unwrap_err();
+    let mut capacity =
+        Capacity { trie_blocks: 1 << 18, row_blocks: 1 << 16, ..Capacity::default() };
+    capacity.bitmaps = 1 << 16;
+    assert!(matches!(error, CompileError::Full { .. }));
+    let mut refused = 0;
+    let ops = loop {
+        match world.compiler.reinstall(capacity) {
+            Ok(ops) => break ops,
+            Err(error) => {
+                refused += 1;
+                assert!(
+                    matches!(error, CompileError::Full { table: Table::Classes, .. }),
+                    "{error}"
+                );
+                assert!(world.compiler.leave_out(&error));
+            }
+        }
+    };
+    assert_eq!(refused, 1);
+    world.tables = MemoryTables::new();
+    ops.iter().for_each(|op| world.tables.apply(op).unwrap());
+    let said = problems(&world);
+    assert!(
+        said.len() == 1 && said[0].contains("t5/large"),
+        "the largest, and nobody else: {said:?}"
+    );
+    assert!(world.egress(VICTIM, "198.51.100.7", 443));
+    for tenant in 0..6u32 {
+        let address = Ipv4Addr::from_bits(0x1400_0000 + tenant * 0x0100_0000 + 77).to_string();
+        assert_eq!(world.egress(10 + tenant, &address, 77), tenant != 5, "tenant {tenant}");
+    }
+}

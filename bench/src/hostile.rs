@@ -1,0 +1,237 @@
+//! What one tenant's objects cost, by their size: they, an edit of them, and an edit of another tenant's
+//! beside them. Compiled and written to tables in plain memory; in processor time, so that it does not
+//! depend on what else runs.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use ipnet::{IpNet, Ipv4Net};
+use netpold_core::compile::{Compiler, Options};
+use netpold_core::memory::MemoryTables;
+use netpold_core::model::{
+    Change, EndpointSlice, Interface, IpBlock, Key, NamedPort, Peer, Pod, Policy, PortMatch,
+    PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
+};
+use netpold_core::ops::{Apply, Capacity};
+use serde::Serialize;
+
+use crate::cluster::NODE;
+use crate::control::{Scale, memory, milliseconds, percentile};
+
+/// Sizes of each shape.
+pub(crate) const SIZES: [u32; 5] = [625, 1250, 2500, 5000, 10_000];
+/// Beside what they are measured.
+const BESIDE: Scale =
+    Scale { pods: 10_000, namespaces: 100, policies: 500, local: 50, dual_stack: false, events: 0 };
+/// Edits of another tenant's.
+const EDITS: u32 = 50;
+const TENANT: &str = "tenant";
+
+/// What came out for a shape and a size.
+#[derive(Debug, Serialize)]
+pub(crate) struct Hostile {
+    /// What the tenant wrote.
+    pub(crate) shape: &'static str,
+    /// How many of it.
+    pub(crate) size: u32,
+    /// Milliseconds of processor time until it is in force.
+    pub(crate) first_ms: f64,
+    /// Milliseconds until an edit of it is.
+    pub(crate) edit_ms: f64,
+    /// Milliseconds until an edit of another tenant's policy is, at p99.
+    pub(crate) other_ms: f64,
+    /// Steps of the compiler for the first.
+    pub(crate) work: u64,
+    /// Resident memory more with it, tables included.
+    pub(crate) bytes: u64,
+}
+
+/// Objects of this size, and whether they are edited.
+type Shape = fn(u32, bool) -> Vec<Change>;
+
+/// The shapes by name.
+pub(crate) const SHAPES: [(&str, Shape); 5] = [
+    ("rules with all but one address, and a port", blocks_but_one),
+    ("rules with an address, and two ports", port_sets),
+    ("rules with a label, and a port", labels),
+    ("ports of a Service", service_ports),
+    ("rules with a port's name", named_ports),
+];
+
+/// Measures all shapes in all sizes.
+pub(crate) fn measure(progress: &dyn Fn(&str)) -> Result<Vec<Hostile>> {
+    let mut all = Vec::new();
+    for (shape, objects) in SHAPES {
+        for size in SIZES {
+            progress(&format!("hostile: {size} {shape}"));
+            all.push(one(shape, objects, size)?);
+        }
+    }
+    Ok(all)
+}
+
+struct World {
+    compiler: Compiler,
+    tables: MemoryTables,
+}
+
+impl World {
+    /// Milliseconds to take changes in and to bring them into force.
+    fn enforce(&mut self, changes: Vec<Change>) -> Result<f64> {
+        let start = processor_time();
+        changes.into_iter().for_each(|change| self.compiler.apply(change));
+        for op in self.compiler.update()? {
+            self.tables.apply(&op)?;
+        }
+        let took = milliseconds(processor_time().saturating_sub(start));
+        self.compiler.grace_passed();
+        Ok(took)
+    }
+}
+
+/// Processor time of this thread.
+fn processor_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a local variable that outlives the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
+fn one(shape: &'static str, objects: Shape, size: u32) -> Result<Hostile> {
+    let capacity = Capacity {
+        bitmaps: 1 << 15,
+        row_blocks: 1 << 16,
+        trie_blocks: 1 << 18,
+        ..Capacity::default()
+    };
+    let options = Options { node: NODE.into(), capacity, ..Options::default() };
+    let mut world = World { compiler: Compiler::new(options), tables: MemoryTables::new() };
+    let mut changes = BESIDE.changes();
+    changes.push(Change::Pod(pod("p", "x", 0)));
+    let addresses = pod("p", "x", 0).addresses;
+    let interface = Interface { index: 9, incarnation: 1, addresses, ..Interface::default() };
+    changes.push(Change::Interface(interface));
+    world.enforce(changes)?;
+    let (before, work) = (memory()?, world.compiler.work());
+    let first_ms = world.enforce(objects(size, false))?;
+    let work = world.compiler.work() - work;
+    let bytes = memory()?.saturating_sub(before);
+    ensure!(world.compiler.problems().is_empty(), "{shape}: {:?}", world.compiler.problems());
+    let edit_ms = world.enforce(objects(size, true))?;
+    let others = (0..EDITS).map(|n| {
+        let port = vec![tcp(3000 + n as u16)];
+        world.enforce(vec![BESIDE.edited(n % BESIDE.local, |rule| rule.ports = Some(port))])
+    });
+    let others: Vec<f64> = others.collect::<Result<_>>()?;
+    Ok(Hostile { shape, size, first_ms, edit_ms, other_ms: percentile(&others, 0.99), work, bytes })
+}
+
+fn pod(name: &str, label: &str, number: u32) -> Pod {
+    Pod {
+        key: Key::new(TENANT, name),
+        uid: name.to_owned(),
+        labels: [("id".to_owned(), label.to_owned())].into_iter().collect(),
+        node: if name == "p" { NODE.into() } else { "elsewhere".into() },
+        addresses: vec![IpAddr::V4(Ipv4Addr::from_bits(0x0b00_0001 + number))],
+        host_network: false,
+        finished: false,
+        terminating: false,
+        created: 0,
+        ports: Vec::new(),
+        foreign_sources: false,
+    }
+}
+
+fn tcp(port: u16) -> PortRule {
+    PortRule { protocol: Protocol::Tcp, port: PortMatch::Range(port, port) }
+}
+
+/// A policy of egress rules; an edit takes the last one away.
+fn policy(size: u32, edited: bool, rule: impl Fn(u32) -> Rule) -> Change {
+    Change::Policy(Policy {
+        key: Key::new(TENANT, "hostile"),
+        pod_selector: Selector::default(),
+        ingress: None,
+        egress: Some((0..size - u32::from(edited)).map(rule).collect()),
+        problems: Vec::new(),
+    })
+}
+
+fn scattered(number: u32) -> Ipv4Addr {
+    Ipv4Addr::from_bits(number.wrapping_mul(0x9e37_79b1))
+}
+
+fn blocks_but_one(size: u32, edited: bool) -> Vec<Change> {
+    vec![policy(size, edited, |n| {
+        let except = vec![IpNet::V4(Ipv4Net::new_assert(scattered(n), 32))];
+        let block = IpBlock { cidr: IpNet::default(), except };
+        Rule { peers: Some(vec![Peer::Block(block)]), ports: Some(vec![tcp(1 + n as u16)]) }
+    })]
+}
+
+fn port_sets(size: u32, edited: bool) -> Vec<Change> {
+    vec![policy(size, edited, |n| {
+        let cidr = IpNet::V4(Ipv4Net::new_assert(scattered(n), 32));
+        let block = IpBlock { cidr, except: Vec::new() };
+        let ports = vec![tcp(1 + n as u16), tcp(20_000 + n as u16)];
+        Rule { peers: Some(vec![Peer::Block(block)]), ports: Some(ports) }
+    })]
+}
+
+fn labels(size: u32, edited: bool) -> Vec<Change> {
+    let rules = policy(size, edited, |n| {
+        let requirements = vec![Requirement::In("id".into(), vec![format!("id{n}")])];
+        let pods = Selector { requirements };
+        let peers = vec![Peer::Pods { namespaces: None, pods }];
+        Rule { peers: Some(peers), ports: Some(vec![tcp(1 + n as u16)]) }
+    });
+    let pods = (0..size).map(|n| Change::Pod(pod(&format!("far{n}"), &format!("id{n}"), n + 1)));
+    pods.filter(|_| !edited).chain([rules]).collect()
+}
+
+fn service_ports(size: u32, edited: bool) -> Vec<Change> {
+    let address = IpAddr::V4(Ipv4Addr::new(10, 96, 1, 1));
+    let name = |n: u32| format!("port{n}");
+    let service = Change::Service(Service {
+        key: Key::new(TENANT, "s"),
+        addresses: vec![address],
+        cluster: vec![address],
+        unserved: false,
+        ports: (0..size - u32::from(edited))
+            .map(|n| ServicePort {
+                name: name(n),
+                protocol: Protocol::Tcp,
+                port: 1 + n as u16,
+                node_port: None,
+            })
+            .collect(),
+    });
+    let slices = (0..size.div_ceil(100)).map(|slice| {
+        let ports = slice * 100..size.min((slice + 1) * 100);
+        let port =
+            |n| SlicePort { name: name(n), protocol: Protocol::Tcp, port: 20_000 + n as u16 };
+        Change::EndpointSlice(EndpointSlice {
+            key: Key::new(TENANT, format!("s{slice}")),
+            service: "s".into(),
+            ports: ports.map(port).collect(),
+            addresses: (0..100).map(|n| IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0001 + n))).collect(),
+            not_ready: Vec::new(),
+        })
+    });
+    slices.filter(|_| !edited).chain([service]).collect()
+}
+
+fn named_ports(size: u32, edited: bool) -> Vec<Change> {
+    let name = |n: u32| format!("port{n}");
+    let rules = policy(size, edited, |n| {
+        let port = PortRule { protocol: Protocol::Tcp, port: PortMatch::Named(name(n)) };
+        let peers = vec![Peer::Pods { namespaces: None, pods: Selector::default() }];
+        Rule { peers: Some(peers), ports: Some(vec![port]) }
+    });
+    let mut far = pod("far", "far", 1);
+    far.ports = (0..size)
+        .map(|n| NamedPort { name: name(n), protocol: Protocol::Tcp, port: 1 + n as u16 })
+        .collect();
+    [Change::Pod(far)].into_iter().filter(|_| !edited).chain([rules]).collect()
+}
