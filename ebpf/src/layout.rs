@@ -20,6 +20,9 @@ pub type ClassId = u32;
 /// translated on their way, as those to a Service or to the own node, so what the source's row allows
 /// is judged again where the packet reaches a local pod or leaves the node. Not part of the number.
 pub const CLASS_TRANSLATED: ClassId = 1 << 30;
+/// A class word with this bit set beside [`CLASS_TRANSLATED`]: the addresses are Services' cluster
+/// addresses, from which nobody begins a flow. Not part of the number.
+pub const CLASS_SERVICE: ClassId = 1 << 29;
 /// The class whose column says what is allowed behind the place of translation: of one with
 /// [`CLASS_TRANSLATED`], whose number is even, the next, of any other the same. A packet that has an
 /// address of such a class there was not translated, so it is judged by what was granted literally.

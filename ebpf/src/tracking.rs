@@ -11,8 +11,8 @@ use crate::{
     family::Family,
     icmp::{self, Echo},
     layout::{
-        CT_BUSY, CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_RST, CT_RST_SENT, CT_STREAM,
-        CT_SYN, CT_SYN_ACK, ClassId, ROW_NOT_ISOLATED, Settings,
+        CLASS_SERVICE, CT_BUSY, CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_RST, CT_RST_SENT,
+        CT_STREAM, CT_SYN, CT_SYN_ACK, ClassId, ROW_NOT_ISOLATED, Settings,
     },
     packet::{SCTP, TCP, TCP_ACK, TCP_FIN, TCP_PSH, TCP_RST, TCP_SYN, Transport, UDP},
     policy::row_allows,
@@ -216,7 +216,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
             if reason as u8 == Reason::Node as u8 && only_answers(&packet.transport) {
                 return self.unanswered(packet);
             }
-            self.begin(key, hash, hit, packet, now)?;
+            self.begin(key, hash, hit, packet, class, now)?;
             return Ok(Self::passing(reason, class));
         };
         let add = match allowed {
@@ -299,8 +299,14 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         hash: u64,
         expired: Option<Hit>,
         packet: &Packet<'_, F>,
+        class: ClassId,
         now: u32,
     ) -> Result<(), Reason> {
+        // A Service only answers. Whoever sends in its name would have the pod's packets to it pass as
+        // answers, wherever the node leads them.
+        if !D::EGRESS && class & CLASS_SERVICE != 0 {
+            return Ok(());
+        }
         if !may_begin(&packet.transport) && !self.is_from_node(&packet.network.fragment) {
             return Ok(());
         }

@@ -3,7 +3,7 @@
 use netpold_ebpf::{
     host::HostTables,
     layout::{
-        CLASS_TRANSLATED, ENDPOINT_SLOTS, EP_CHECK_SOURCE, Endpoint, PORTS_EVERY,
+        CLASS_SERVICE, CLASS_TRANSLATED, ENDPOINT_SLOTS, EP_CHECK_SOURCE, Endpoint, PORTS_EVERY,
         PORTS_FIRST_BITMAP, PORTS_ONE, PortSet, Row, TRIE_POINTER, endpoint_slot, is_mark, mark,
         marked_slot,
     },
@@ -309,4 +309,26 @@ fn what_cannot_be_read_behind_a_translation_drops() {
     let origin = Origin::of(&tables, &marked(&tables, UPLINK));
     let verdict = translated::judge(&bare, link, &tables, origin, UPLINK);
     assert_eq!(verdict.reason(), Reason::Allowed);
+}
+
+/// Somebody who sends in a Service's name would have the pod's packets to it pass as answers, which are
+/// not judged again wherever the node leads them.
+#[test]
+fn a_services_address_begins_no_flow() {
+    let mut tables = tables();
+    tables.endpoints[POD_IFINDEX as usize].rows = Endpoint::pack_rows(0, 2);
+    let hook = Hook { ifindex: POD_IFINDEX, ingress_ifindex: UPLINK };
+    let from_service = tcp((SERVICE, 80), (POD, 5000), SYN);
+    let answer = |flags| tcp((POD, 5000), (SERVICE, 80), flags);
+    for (class, answered) in [
+        (SERVICE_CLASS | CLASS_TRANSLATED, Reason::Allowed),
+        (SERVICE_CLASS | CLASS_TRANSLATED | CLASS_SERVICE, Reason::Translated),
+    ] {
+        tables.forget_flows();
+        tables.trie_root[0x0a60] = class;
+        let verdict = decide::<Ingress, _, _>(&&*from_service, &tables, hook);
+        assert_eq!(verdict.reason(), Reason::NotIsolated);
+        assert_eq!(egress(&tables, &answer(SYN | ACK)), answered);
+        assert_eq!(egress(&tables, &answer(ACK)), answered);
+    }
 }

@@ -9,21 +9,29 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use netpold_ebpf::layout::{CLASS_TRANSLATED, ClassId, untranslated};
+use netpold_ebpf::layout::{CLASS_SERVICE, CLASS_TRANSLATED, ClassId, untranslated};
 
-use crate::compile::frontends::is_frontends;
+use crate::compile::frontends::{is_cluster_address, is_frontends};
 use crate::compile::ids::Ids;
 use crate::compile::peers::{AtomId, OWN_NODE};
 
 /// A sorted set of atoms.
 pub(crate) type Signature = Arc<[AtomId]>;
 
+/// The bits of a class word that are no part of its number.
+const FLAGS: ClassId = CLASS_TRANSLATED | CLASS_SERVICE;
+
 /// [`CLASS_TRANSLATED`] if packets to addresses of these atoms may be translated: the own node's
-/// (its node ports) and those that have frontends.
+/// (its node ports) and those that have frontends; [`CLASS_SERVICE`] too if they are Services' cluster
+/// addresses.
 fn translated(signature: &[AtomId]) -> ClassId {
     let own_node = signature.first() == Some(&OWN_NODE);
-    let frontends = signature.last().is_some_and(|id| is_frontends(*id));
-    if own_node || frontends { CLASS_TRANSLATED } else { 0 }
+    match signature.last() {
+        _ if own_node => CLASS_TRANSLATED,
+        Some(id) if is_cluster_address(*id) => FLAGS,
+        Some(id) if is_frontends(*id) => CLASS_TRANSLATED,
+        _ => 0,
+    }
 }
 
 /// The classes in use. Class 0 is the empty set, always there.
@@ -71,7 +79,7 @@ impl Classes {
     fn number(&mut self, translated: ClassId) -> ClassId {
         match translated {
             0 => self.ids.take(),
-            _ => self.ids.take_pair() | CLASS_TRANSLATED,
+            flags => self.ids.take_pair() | flags,
         }
     }
 
@@ -126,7 +134,7 @@ impl Classes {
             if class & CLASS_TRANSLATED == 0 {
                 self.ids.retire(class);
             } else {
-                self.ids.retire_pair(class & !CLASS_TRANSLATED);
+                self.ids.retire_pair(class & !FLAGS);
                 retired.push(untranslated(class));
             }
         }

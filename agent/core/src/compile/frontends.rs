@@ -15,6 +15,8 @@ use crate::model::Protocol;
 
 /// Set in the numbers of these atoms, so that one is last in every signature that has one.
 const FRONTENDS: AtomId = 1 << 31;
+/// Set besides in those of cluster addresses.
+const CLUSTER: AtomId = 1 << 29;
 
 /// Backends of a port: what atoms their addresses have, and their port; sorted, each once.
 pub(crate) type Backends = Arc<[(Signature, u16)]>;
@@ -34,7 +36,7 @@ pub(crate) struct Front {
 #[derive(Debug, Default)]
 pub(crate) struct Frontends {
     next: AtomId,
-    ids: HashMap<Arc<[Front]>, AtomId>,
+    ids: HashMap<(Arc<[Front]>, bool), AtomId>,
     /// Content and number of addresses.
     contents: HashMap<AtomId, (Arc<[Front]>, u32)>,
     /// Some atom lost its last address since the last sweep.
@@ -42,18 +44,20 @@ pub(crate) struct Frontends {
 }
 
 impl Frontends {
-    /// The atom of this content (sorted, each port once), for one address more.
-    pub(crate) fn acquire(&mut self, fronts: Vec<Front>) -> AtomId {
+    /// The atom of this content (sorted, each port once), for one address more; whether it is a
+    /// Service's cluster address.
+    pub(crate) fn acquire(&mut self, fronts: Vec<Front>, cluster: bool) -> AtomId {
         let content: Arc<[Front]> = fronts.into();
-        if let Some(id) = self.ids.get(&content) {
+        let key = (content.clone(), cluster);
+        if let Some(id) = self.ids.get(&key) {
             if let Some((_, addresses)) = self.contents.get_mut(id) {
                 *addresses += 1;
             }
             return *id;
         }
-        let id = self.next | FRONTENDS;
+        let id = self.next | FRONTENDS | if cluster { CLUSTER } else { 0 };
         self.next += 1;
-        self.ids.insert(content.clone(), id);
+        self.ids.insert(key, id);
         self.contents.insert(id, (content, 1));
         id
     }
@@ -79,6 +83,11 @@ impl Frontends {
             self.contents.retain(|_, (_, users)| *users != 0);
         }
     }
+}
+
+/// Whether an atom stands for the frontends of a Service's cluster address.
+pub(crate) fn is_cluster_address(id: AtomId) -> bool {
+    is_frontends(id) && id & CLUSTER != 0
 }
 
 /// Whether an atom stands for frontends.

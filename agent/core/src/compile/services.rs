@@ -197,7 +197,9 @@ impl Compiler {
                 elsewhere,
                 backends,
             };
-            atoms.push(self.atoms.frontends.acquire(fronts.into_iter().map(front).collect()));
+            let cluster = services.is_cluster_address(address);
+            let fronts = fronts.into_iter().map(front).collect();
+            atoms.push(self.atoms.frontends.acquire(fronts, cluster));
         }
         atoms
     }
