@@ -208,8 +208,8 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         let protocol = subject.protocol;
         let now = self.tables.now();
         let live = hit.filter(|hit| !hit.control.is_expired(self.tables, protocol, settings, now));
-        if icmp::is_error(&packet.transport) {
-            return self.error(packet, subject, allowed, live);
+        if D::EGRESS && icmp::is_error(&packet.transport) {
+            return self.sent_error(packet, subject, class, allowed, live);
         }
         let Some(found) = live else {
             let Some(reason) = allowed else { return self.unanswered(packet) };
@@ -223,7 +223,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
             Some(_) => self.refresh::<F>(found, packet, class, now),
             None => match self.answer(packet, subject, class, found)? {
                 Reason::Reply => answering(&packet.transport),
-                loopback => return Ok(loopback),
+                other => return Ok(other),
             },
         };
         if add != LEAVE {
@@ -396,20 +396,21 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         !self.still_allows(flags & (CT_NODE | D::OTHER_SEEN), class, &own)
     }
 
-    /// An ICMP error passes if it is about a flow that policy allows now. The node translates an error
-    /// as the flow that it quotes, so the pod's own is judged again after that, unless the flow was
-    /// begun by the other side: then the error goes back to whoever policy has admitted.
+    /// An ICMP error of the pod passes if it is about a flow that policy allows now. The node translates
+    /// an error as the flow that it quotes, so it is judged again after that, unless the flow was begun
+    /// by the other side: then the error goes back to whoever policy has admitted. It goes to who sent
+    /// what it quotes, so `class` is that of both.
     #[inline(always)]
-    fn error<F: Family>(
+    fn sent_error<F: Family>(
         &self,
         packet: &Packet<'_, F>,
         subject: &Subject<F>,
+        class: ClassId,
         allowed: Option<Reason>,
         live: Option<Hit>,
     ) -> Result<Reason, Reason> {
-        let class = F::class(self.tables, subject.remote);
         let flags = live.map_or(0, |hit| hit.control.flags());
-        if D::EGRESS && self.still_allows(flags & (D::OTHER_SEEN | CT_NODE), class, subject) {
+        if self.still_allows(flags & (D::OTHER_SEEN | CT_NODE), class, subject) {
             return Ok(Reason::Related);
         }
         if let Some(reason) = allowed {
@@ -422,7 +423,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     }
 
     /// A packet that policy does not allow meets a live entry: it passes if it answers a flow that
-    /// policy allows now.
+    /// policy allows now, or if it is an ICMP error about one that comes to the pod.
     ///
     /// # Errors
     /// The reason to drop it.
@@ -435,6 +436,11 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         hit: Hit,
     ) -> Result<Reason, Reason> {
         let flags = hit.control.flags();
+        if icmp::is_error(&packet.transport) {
+            let class = F::class(self.tables, subject.remote);
+            let related = self.still_allows(flags, class, subject);
+            return if related { Ok(Reason::Related) } else { self.unanswered(packet) };
+        }
         // The node's own packets are in ingress, so their answers are in egress.
         let node = if D::EGRESS { CT_NODE } else { 0 };
         if !self.still_allows(flags & (D::OTHER_SEEN | node), class, subject) {

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use netpold_ebpf::{
     host::HostTables,
     layout::{EP_CHECK_SOURCE, Endpoint, PORTS_FIRST_BITMAP, PortSet, TIMEOUT_UDP_ANSWERED},
+    proof::UNKNOWN_INTERFACE,
     reason::Reason,
     verdict::{Egress, Hook, Ingress, decide},
 };
@@ -326,4 +327,36 @@ fn nobody_passes_for_the_pod_itself() {
         assert_eq!(come_back(&tables), Reason::Loopback);
     }
     assert_eq!(ingress(&tables, &own), Reason::Policy);
+}
+
+/// Whoever forges the pod's address has the node answer to the pod: an echo reply, an error, a reset.
+#[test]
+fn the_node_answers_only_what_a_pod_has_asked() {
+    let tables = tables(NOBODY, 0);
+    let hook = Hook { ifindex: IFINDEX, ingress_ifindex: 0 };
+    let node = |frame: &[u8]| decide::<Ingress, _, _>(&frame, &tables, hook).reason();
+    let echo = |kind: u8| [kind, 0, 0, 0, 0, 7, 0, 1];
+    let reply = v4(1, STRANGER, POD, &echo(0));
+    let refused = v4(6, STRANGER, POD, &tcp(80, 4000, 4 | ACK));
+    let accepted = v4(6, STRANGER, POD, &tcp(80, 4000, SYN | ACK));
+    let asked = v4(6, POD, STRANGER, &tcp(4000, 80, SYN));
+    let unreachable = v4(1, STRANGER, POD, &error_about(&asked));
+    for answer in [&reply, &refused, &accepted, &unreachable] {
+        assert_eq!(node(answer), Reason::Policy);
+    }
+    // What the node itself begins.
+    assert_eq!(node(&v4(1, STRANGER, POD, &echo(8))), Reason::Node);
+    assert_eq!(node(&v4(6, STRANGER, POD, &tcp(4001, 80, SYN))), Reason::Node);
+    assert_eq!(node(&v4(6, STRANGER, POD, &tcp(4001, 80, 4))), Reason::Node, "and ends");
+    // What the pod has asked for.
+    assert_eq!(egress(&tables, &v4(1, POD, STRANGER, &echo(8))), Reason::NotIsolated);
+    assert_eq!(node(&reply), Reason::Reply);
+    assert_eq!(egress(&tables, &asked), Reason::NotIsolated);
+    assert_eq!(node(&unreachable), Reason::Related);
+    assert_eq!(node(&accepted), Reason::Node);
+    assert_eq!(node(&refused), Reason::Node);
+    // Packets of others that the kernel has made anew have no interface either.
+    let hook = Hook { ifindex: IFINDEX, ingress_ifindex: UNKNOWN_INTERFACE };
+    let opening = v4(6, STRANGER, POD, &tcp(4002, 80, SYN));
+    assert_eq!(decide::<Ingress, _, _>(&&*opening, &tables, hook).reason(), Reason::Policy);
 }

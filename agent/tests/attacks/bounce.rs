@@ -67,7 +67,6 @@ fn around_the_hook(test: &str, node: usize, far: bool) {
 }
 
 #[test]
-#[ignore = "open: issue 12 number 2"]
 fn bounced_to_a_pod_on_a_ptp_node() {
     if require_root("bounced_to_a_pod_on_a_ptp_node") {
         around_the_hook("bounced_to_a_pod_on_a_ptp_node", 0, false);
@@ -83,7 +82,6 @@ fn bounced_to_a_pod_on_a_bridge_node() {
 }
 
 #[test]
-#[ignore = "open: issue 12 number 2"]
 fn bounced_off_a_ptp_node() {
     if require_root("bounced_off_a_ptp_node") {
         around_the_hook("bounced_off_a_ptp_node", 0, true);
@@ -134,7 +132,6 @@ fn with_a_mark(test: &str, cni: Cni) {
 }
 
 #[test]
-#[ignore = "open: issue 12 number 2"]
 fn bounced_with_a_mark_on_a_ptp_node() {
     if require_root("bounced_with_a_mark_on_a_ptp_node") {
         with_a_mark("bounced_with_a_mark_on_a_ptp_node", Cni::Ptp);
@@ -142,7 +139,6 @@ fn bounced_with_a_mark_on_a_ptp_node() {
 }
 
 #[test]
-#[ignore = "open: issue 12 number 2"]
 fn bounced_with_a_mark_on_a_bridge_node() {
     if require_root("bounced_with_a_mark_on_a_bridge_node") {
         with_a_mark("bounced_with_a_mark_on_a_bridge_node", Cni::Bridge);

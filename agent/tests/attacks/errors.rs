@@ -103,7 +103,6 @@ fn about_a_masqueraded_flow(cni: Cni, outside: bool, tally: &mut Tally) {
 }
 
 #[test]
-#[ignore = "open: issue 12 number 12"]
 fn errors_to_a_node_ports_client_outside() {
     if !require_root("errors_to_a_node_ports_client_outside") {
         return;
@@ -115,7 +114,6 @@ fn errors_to_a_node_ports_client_outside() {
 }
 
 #[test]
-#[ignore = "open: issue 12 number 12"]
 fn errors_to_a_pod_that_denies_everything() {
     if !require_root("errors_to_a_pod_that_denies_everything") {
         return;
@@ -168,7 +166,6 @@ fn to_a_denied_backend(cni: Cni, tally: &mut Tally) {
 }
 
 #[test]
-#[ignore = "open: issue 12 number 12"]
 fn errors_to_a_denied_backend() {
     if !require_root("errors_to_a_denied_backend") {
         return;
@@ -181,7 +178,6 @@ fn errors_to_a_denied_backend() {
 
 /// The node takes source routes: what is sent to it goes on to whom the packet names behind it.
 #[test]
-#[ignore = "open: issue 12 number 12"]
 fn errors_by_a_source_route() {
     if !require_root("errors_by_a_source_route") {
         return;

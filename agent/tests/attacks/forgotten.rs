@@ -122,7 +122,6 @@ fn from_a_service(forgetting: Forgetting) {
 }
 
 #[test]
-#[ignore = "open: issue 12 number 4"]
 fn answers_to_a_service_that_the_node_has_deleted() {
     if require_root("answers_to_a_service_that_the_node_has_deleted") {
         from_a_service(Forgetting::Deleted);
@@ -130,7 +129,6 @@ fn answers_to_a_service_that_the_node_has_deleted() {
 }
 
 #[test]
-#[ignore = "open: issue 12 number 4"]
 fn answers_to_a_service_after_the_node_forgot() {
     if require_root("answers_to_a_service_after_the_node_forgot") {
         from_a_service(Forgetting::Expired);
@@ -223,7 +221,6 @@ fn answers_to_a_masqueraded_client_after_the_node_forgot() {
 /// A packet that conntrack takes for nonsense is not translated: the node answers it, with a reset. The next one
 /// is translated.
 #[test]
-#[ignore = "open: issue 12 number 15"]
 fn a_reset_of_the_node_begins_nothing() {
     const NO_FLAGS: u8 = 0;
     const PUSH_AND_ACK: u8 = 0x18;

@@ -62,7 +62,6 @@ fn marks_of_an_unknown_pod_on_a_bridge_node() {
 
 /// A pod's further interface on top of the bridge: no interface of the node receives what it sends.
 #[test]
-#[ignore = "open: issue 12 numbers 1 and 9"]
 fn a_macvlan_on_the_bridge_is_not_the_node() {
     const TEST: &str = "a_macvlan_on_the_bridge_is_not_the_node";
     if !require_root(TEST) {

@@ -29,7 +29,6 @@ fn mirror(cni: Cni, rp_filter: &str, tally: &mut Tally) {
 }
 
 #[test]
-#[ignore = "open: issue 12 number 15"]
 fn the_node_is_no_mirror() {
     if !require_root("the_node_is_no_mirror") {
         return;

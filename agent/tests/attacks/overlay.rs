@@ -74,7 +74,6 @@ fn decapsulated(cni: Cni, ways: &[[&str; 3]], tally: &mut Tally) {
 }
 
 #[test]
-#[ignore = "open: issue 12 number 13"]
 fn forged_by_way_of_the_nodes_tunnel() {
     if !require_root("forged_by_way_of_the_nodes_tunnel") {
         return;

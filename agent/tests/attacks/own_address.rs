@@ -41,7 +41,6 @@ fn uplink(cluster: &Cluster) -> Node {
 }
 
 #[test]
-#[ignore = "open: issue 12 number 11"]
 fn ones_own_address_at_another_station() {
     if !require_root("ones_own_address_at_another_station") {
         return;

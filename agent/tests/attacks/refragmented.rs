@@ -99,7 +99,6 @@ fn into_a_pod(node: usize, v6: bool, options: &[u8]) {
 }
 
 #[test]
-#[ignore = "open: issue 12 number 1"]
 fn refragmented_ipv6_on_a_ptp_node() {
     if require_root("refragmented_ipv6_on_a_ptp_node") {
         into_a_pod(0, true, &[]);
@@ -107,7 +106,6 @@ fn refragmented_ipv6_on_a_ptp_node() {
 }
 
 #[test]
-#[ignore = "open: issue 12 number 1"]
 fn refragmented_ipv6_on_a_bridge_node() {
     if require_root("refragmented_ipv6_on_a_bridge_node") {
         into_a_pod(1, true, &[]);

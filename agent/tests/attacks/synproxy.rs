@@ -46,7 +46,6 @@ fn client_port(client: IpAddr, frame: &[u8]) -> Option<u16> {
 }
 
 #[test]
-#[ignore = "open: issue 12 number 1"]
 fn connections_that_synproxy_opens() {
     if !require_root("connections_that_synproxy_opens") {
         return;

@@ -39,7 +39,7 @@ use netpold_ebpf::{
 use crate::{
     maps::Scratch,
     packet::{Copied, Direct},
-    tables::Maps,
+    tables::{Maps, PENDING, netpold_record},
 };
 
 /// TCX_NEXT, and TC_ACT_UNSPEC of a clsact filter: other programs on the hook still run.
@@ -129,24 +129,38 @@ fn judge<D: Direction>(skb: *mut __sk_buff, looks: &Looks) -> u32 {
     let bytes = unsafe { Direct::<true>::new(skb) };
     let mut reason = decide::<D, _, _>(&bytes, &maps, hook(skb)).number();
     if reason == Reason::Deferred as u32 {
-        reason = (looks.quick6)(skb);
+        reason = recorded(skb, looks.quick6);
     }
     if reason == Reason::Deferred as u32 {
+        netpold_leave_hook(skb);
         reason = match (looks.read)(skb) {
-            READ_IPV4 => (looks.judge4)(skb),
+            READ_IPV4 => recorded(skb, looks.judge4),
             READ_OPTIONS => {
                 netpold_options(skb);
-                (looks.judge4)(skb)
+                recorded(skb, looks.judge4)
             }
-            READ_IPV6 => (looks.judge6)(skb),
+            READ_IPV6 => recorded(skb, looks.judge6),
             READ_LINK => match (looks.link)(skb) {
-                READ_IPV6 => (looks.judge6)(skb),
+                READ_IPV6 => recorded(skb, looks.judge6),
                 settled => settled,
             },
             settled => settled,
         };
     }
     reason
+}
+
+/// The verdict of a function that may leave a flow to insert.
+#[inline(always)]
+fn recorded(skb: *mut __sk_buff, judge: Global) -> u32 {
+    let reason = judge(skb);
+    if reason & PENDING == 0 {
+        return reason;
+    }
+    match netpold_record(skb) {
+        0 => reason & !PENDING,
+        full => full,
+    }
 }
 
 /// The one place where a pod's verdict becomes an action.
@@ -180,25 +194,49 @@ static ASKS_FOR_NAMESPACE: u8 = 0;
 fn hook(skb: *mut __sk_buff) -> Hook {
     // SAFETY: the program's context.
     let (ifindex, mut ingress_ifindex) = unsafe { ((*skb).ifindex, (*skb).ingress_ifindex) };
-    if ingress_ifindex == 0 && !has_own_socket(skb) {
+    if ingress_ifindex == 0 && netpold_has_own_socket(skb) == 0 {
         ingress_ifindex = UNKNOWN_INTERFACE;
     }
     Hook { ifindex, ingress_ifindex }
 }
 
+/// Leaves in the scratch where a packet is, for functions that have no stack for a call.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_leave_hook(skb: *mut __sk_buff) -> u32 {
+    let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
+    // SAFETY: this CPU's own scratch.
+    unsafe { (&raw mut (*scratch).ingress_ifindex).write(hook(skb).ingress_ifindex.into()) };
+    0
+}
+
+/// What [`netpold_leave_hook`] left.
+///
+/// # Safety
+/// The program's context, and this CPU's scratch.
 #[inline(always)]
-fn has_own_socket(skb: *mut __sk_buff) -> bool {
+unsafe fn left_hook(skb: *mut __sk_buff, scratch: *const Scratch) -> Hook {
+    // SAFETY: as the caller promises.
+    unsafe { Hook { ifindex: (*skb).ifindex, ingress_ifindex: (*scratch).ingress_ifindex as u32 } }
+}
+
+/// Whether a packet has a socket of the node's namespace, 1 or 0. A function of its own, since its call of
+/// a helper would cost stack where it is inlined.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_has_own_socket(skb: *mut __sk_buff) -> u32 {
     // SAFETY: the program's context; the pointer is compared and nothing else.
     if unsafe { (*skb).__bindgen_anon_2.sk }.is_null() {
-        return false;
+        return 0;
     }
     // SAFETY: a constant of the loaded program.
     if unsafe { (&raw const ASKS_FOR_NAMESPACE).read_volatile() } == 0 {
-        return true;
+        return 1;
     }
     // SAFETY: the helper takes the context, and asks its socket, which is there.
     let cookie = unsafe { bpf_get_netns_cookie(skb.cast()) };
-    Maps::new().settings().is_some_and(|settings| settings.netns_cookie == cookie)
+    let own = Maps::new().settings().is_some_and(|settings| settings.netns_cookie == cookie);
+    u32::from(own)
 }
 
 /// Reads a packet, whatever it looks like.
@@ -206,7 +244,8 @@ fn has_own_socket(skb: *mut __sk_buff) -> bool {
 fn read<D: Direction>(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::new();
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return Reason::NoTable as u32 };
-    let judge = match Judge::<D, _>::new(&maps, hook(skb)) {
+    // SAFETY: the program's context; this CPU's own scratch.
+    let judge = match Judge::<D, _>::new(&maps, unsafe { left_hook(skb, scratch) }) {
         Ok(judge) => judge,
         Err(verdict) => return verdict.number(),
     };
@@ -271,11 +310,12 @@ fn judge_read<D: Direction, F: Family>(
     skb: *mut __sk_buff,
     reading: impl FnOnce(*mut Scratch) -> *mut Reading<F>,
 ) -> u32 {
-    let maps = Maps::new();
+    let maps = Maps::deferring();
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return Reason::NoTable as u32 };
-    match Judge::<D, _>::new(&maps, hook(skb)) {
+    // SAFETY: the program's context; this CPU's own scratch.
+    match Judge::<D, _>::new(&maps, unsafe { left_hook(skb, scratch) }) {
         // SAFETY: this CPU's own scratch, written just before.
-        Ok(judge) => judge.judge(unsafe { &*reading(scratch) }).number(),
+        Ok(judge) => maps.answer(judge.judge(unsafe { &*reading(scratch) })),
         Err(verdict) => verdict.number(),
     }
 }
@@ -299,7 +339,8 @@ macro_rules! thorough {
         extern "C" fn $quick6(skb: *mut __sk_buff) -> u32 {
             // SAFETY: the program's context.
             let bytes = unsafe { Direct::<false>::new(skb) };
-            decide::<$direction, _, _>(&bytes, &Maps::new(), hook(skb)).number()
+            let maps = Maps::deferring();
+            maps.answer(decide::<$direction, _, _>(&bytes, &maps, hook(skb)))
         }
 
         #[unsafe(no_mangle)]

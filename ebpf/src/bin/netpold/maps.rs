@@ -97,10 +97,31 @@ pub(crate) struct Scratch {
     pub(crate) fragment: FragmentKey,
     /// The IPv6 flow that is inserted.
     pub(crate) key6: [u64; 4],
+    /// The flow that it begins, inserted once it is judged: see [`Pending`].
+    pub(crate) pending: Pending,
+    /// [`Hook::ingress_ifindex`](netpold_ebpf::verdict::Hook) of that packet.
+    pub(crate) ingress_ifindex: u64,
     /// An IPv4 packet between the function that reads it and the one that judges it.
     pub(crate) reading4: Reading<V4>,
     /// The same of an IPv6 packet.
     pub(crate) reading6: Reading<V6>,
+}
+
+/// A flow that is to be inserted by the entry of the program, not below the function that judges: stack
+/// frames add up along a call.
+#[repr(C)]
+pub(crate) struct Pending {
+    /// Its key; IPv4 in the first two words.
+    pub(crate) key: [u64; 4],
+    /// The key's hash.
+    pub(crate) hash: u64,
+    /// Its flags, and [`Pending::IPV4`] or [`Pending::IPV6`].
+    pub(crate) what: u64,
+}
+
+impl Pending {
+    pub(crate) const IPV4: u64 = 1 << 32;
+    pub(crate) const IPV6: u64 = 1 << 33;
 }
 
 /// How many events this CPU may still emit. Only this program reads it.

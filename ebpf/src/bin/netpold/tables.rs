@@ -1,11 +1,12 @@
 //! The verdict's tables, as BPF maps.
 
 use core::arch::asm;
-use core::cell::UnsafeCell;
+use core::cell::{Cell, UnsafeCell};
 use core::ffi::c_void;
 use core::intrinsics::{AtomicOrdering, atomic_cxchg};
 
 use aya_ebpf::{
+    bindings::__sk_buff,
     helpers::{bpf_jiffies64, bpf_map_lookup_elem},
     maps::{Array, PerCpuArray, lpm_trie},
 };
@@ -14,28 +15,60 @@ use netpold_ebpf::{
     family::{Family, V4, V6},
     hosts6,
     layout::{
-        ClassId, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, HOST6_VALID, PortWord, Row,
-        Settings,
+        ClassId, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, HOST6_VALID, PortWord,
+        ROW_NOT_ISOLATED, Row, Settings,
     },
     order,
     policy::PolicyTables,
-    reason,
+    reason::{self, Reason},
     tables::{EndpointRef, Tables, free_stale, insert, make_room, shift},
     uplink::Locals,
+    verdict::{Verdict, find_endpoint},
 };
 
-use crate::maps;
+use crate::maps::{self, Pending};
 
 /// The maps of this program. Every array lookup takes its index from the one place on the stack,
 /// since a place for each would fill the 512 bytes that a program has.
-pub(crate) struct Maps {
+/// With `DEFERS`, flows are left for [`netpold_record`] to insert.
+pub(crate) struct Maps<const DEFERS: bool = false> {
     index: UnsafeCell<u32>,
+    /// One was.
+    deferred: Cell<bool>,
 }
 
 impl Maps {
     #[inline(always)]
     pub(crate) const fn new() -> Self {
-        Self { index: UnsafeCell::new(0) }
+        Self { index: UnsafeCell::new(0), deferred: Cell::new(false) }
+    }
+}
+
+impl Maps<true> {
+    /// As [`Maps::new`], for a function that is called: it leaves what it would insert.
+    #[inline(always)]
+    pub(crate) const fn deferring() -> Self {
+        Self { index: UnsafeCell::new(0), deferred: Cell::new(false) }
+    }
+
+    /// The number of a verdict's reason, with [`PENDING`] if a flow was left.
+    #[inline(always)]
+    pub(crate) fn answer(&self, verdict: Verdict) -> u32 {
+        verdict.number() | if self.deferred.get() { PENDING } else { 0 }
+    }
+}
+
+impl<const DEFERS: bool> Maps<DEFERS> {
+    /// Leaves a flow for [`netpold_record`].
+    #[inline(always)]
+    fn defer(&self, key: [u64; 4], hash: u64, what: u64) -> Result<(), Full> {
+        // An array has its first element.
+        if let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) {
+            // SAFETY: this CPU's own scratch.
+            unsafe { (&raw mut (*scratch).pending).write(Pending { key, hash, what }) };
+            self.deferred.set(true);
+        }
+        Ok(())
     }
 
     /// An element of an array map.
@@ -75,7 +108,7 @@ impl Maps {
     }
 }
 
-impl Maps {
+impl<const DEFERS: bool> Maps<DEFERS> {
     /// State of an IPv6 address' entry; not valid where there is none.
     #[inline(always)]
     fn host6_state(&self, address: [u64; 2]) -> u64 {
@@ -104,7 +137,7 @@ macro_rules! word {
     };
 }
 
-impl PolicyTables for Maps {
+impl<const DEFERS: bool> PolicyTables for Maps<DEFERS> {
     #[inline(always)]
     fn trie_root(&self, index: u16) -> u32 {
         // SAFETY: the index is below the table's length.
@@ -155,7 +188,7 @@ impl PolicyTables for Maps {
     }
 }
 
-impl Memory for Maps {
+impl<const DEFERS: bool> Memory for Maps<DEFERS> {
     #[inline(always)]
     unsafe fn load(&self, word: *const u64) -> u64 {
         // SAFETY: as the caller promises.
@@ -202,7 +235,58 @@ fn place_key(key: &FragmentKey) -> Option<*const FragmentKey> {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_cidr6(first: u64, second: u64) -> u32 {
-    Maps::new().cidr6(&V6::octets([first, second])).unwrap_or(0)
+    // As `PolicyTables::cidr6`, which says why.
+    let settings = order::behind(maps::SETTINGS.get(), first);
+    // SAFETY: map memory; the agent changes this field while the program runs.
+    if unsafe { (&raw const (*settings).has_cidr6).read_volatile() } == 0 {
+        return 0;
+    }
+    // struct bpf_lpm_trie_key: the prefix length, then the address in network byte order.
+    let key = [128, first as u32, (first >> 32) as u32, second as u32, (second >> 32) as u32];
+    // SAFETY: a map whose keys are of that form, and its values classes.
+    unsafe {
+        let map = (&raw const maps::CIDRS6).cast_mut().cast();
+        let class: *mut ClassId = bpf_map_lookup_elem(map, key.as_ptr().cast()).cast();
+        if class.is_null() { 0 } else { class.read_volatile() }
+    }
+}
+
+/// Beside the number of a reason: [`netpold_record`] is to be called.
+pub(crate) const PENDING: u32 = 1 << 9;
+
+/// Inserts the flow that was left by the function that judged. The number of the reason to drop its
+/// packet, if there is no room and its answers would be lost; else 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn netpold_record(skb: *mut __sk_buff) -> u32 {
+    let maps = Maps::new();
+    let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
+    // SAFETY: this CPU's own scratch.
+    let (what, hash) = unsafe { ((*scratch).pending.what, (*scratch).pending.hash) };
+    if insert_pending(&maps, what, hash) {
+        return 0;
+    }
+    // SAFETY: the program's context.
+    let Some(endpoint) = find_endpoint(&maps, unsafe { (*skb).ifindex }) else { return 0 };
+    maps.make_room(what & Pending::IPV6 != 0, endpoint.id(), hash);
+    let rows = endpoint.rows();
+    let both = rows as u32 != ROW_NOT_ISOLATED && (rows >> 32) as u32 != ROW_NOT_ISOLATED;
+    if insert_pending(&maps, what, hash) || !both { 0 } else { Reason::ConntrackFull as u32 }
+}
+
+#[inline(always)]
+fn insert_pending(maps: &Maps, what: u64, hash: u64) -> bool {
+    let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return false };
+    // SAFETY: this CPU's own scratch.
+    unsafe {
+        let key = &raw const (*scratch).pending.key;
+        if what & Pending::IPV6 != 0 {
+            maps.insert6(key.read(), hash, what as u16).is_ok()
+        } else {
+            let key = key.cast::<[u64; 2]>().read();
+            maps.insert4(key, hash, what as u16).is_ok()
+        }
+    }
 }
 
 /// Inserts an IPv4 flow; 0 if there was room. A global function to the kernel (5.6): verified by
@@ -346,7 +430,7 @@ fn hide(index: usize, noise: u64) -> usize {
     hidden
 }
 
-impl Locals for Maps {
+impl<const DEFERS: bool> Locals for Maps<DEFERS> {
     #[inline(always)]
     fn local4(&self, address: u32) -> Option<u32> {
         // SAFETY: the value is a word, which is read once.
@@ -360,7 +444,7 @@ impl Locals for Maps {
     }
 }
 
-impl Tables for Maps {
+impl<const DEFERS: bool> Tables for Maps<DEFERS> {
     #[inline(always)]
     fn settings(&self) -> Option<&Settings> {
         // SAFETY: map memory; what the agent changes meanwhile are words, each read on its own.
@@ -415,11 +499,17 @@ impl Tables for Maps {
     #[inline(always)]
     fn insert4(&self, key: [u64; 2], hash: u64, flags: u16) -> Result<(), Full> {
         let [first, second] = key;
+        if DEFERS {
+            return self.defer([first, second, 0, 0], hash, Pending::IPV4 | u64::from(flags));
+        }
         if netpold_insert4(first, second, hash, u32::from(flags)) == 0 { Ok(()) } else { Err(Full) }
     }
 
     #[inline(always)]
     fn insert6(&self, key: [u64; 4], hash: u64, flags: u16) -> Result<(), Full> {
+        if DEFERS {
+            return self.defer(key, hash, Pending::IPV6 | u64::from(flags));
+        }
         let scratch = maps::SCRATCH.get_ptr_mut(0).ok_or(Full)?;
         // SAFETY: this CPU's own scratch.
         unsafe { (&raw mut (*scratch).key6).write(key) };
