@@ -244,8 +244,9 @@ extern "C" fn netpold_has_own_socket(skb: *mut __sk_buff) -> u32 {
 fn read<D: Direction>(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::new();
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return Reason::NoTable as u32 };
-    // SAFETY: the program's context; this CPU's own scratch.
-    let judge = match Judge::<D, _>::new(&maps, unsafe { left_hook(skb, scratch) }) {
+    // SAFETY: the program's context. Reading a packet asks for nothing but its endpoint.
+    let hook = unsafe { Hook { ifindex: (*skb).ifindex, ingress_ifindex: UNKNOWN_INTERFACE } };
+    let judge = match Judge::<D, _>::new(&maps, hook) {
         Ok(judge) => judge,
         Err(verdict) => return verdict.number(),
     };
