@@ -70,16 +70,17 @@ pub(crate) const fn is_opening(transport: &Transport) -> bool {
 }
 
 /// Whether a packet may become a new entry in its direction. In the middle of a connection that
-/// began before its pod was isolated, the lower port is taken for the server's. A wrong guess cuts
-/// the connection, or lets a denied client's go on that was open before and whose server has the
-/// higher port.
+/// began before its pod was isolated, the lower port is taken for the server's, unless the node sent it.
+/// A wrong guess cuts the connection, or lets a denied client's go on that was open before and whose
+/// server has the higher port.
 #[inline(always)]
-const fn may_begin(transport: &Transport) -> bool {
+const fn may_begin(transport: &Transport, of_node: bool) -> bool {
     if !has_handshake(transport) {
         return !matches!(icmp::echo(transport), Echo::Reply);
     }
     is_opening(transport)
-        || (transport.flags & (TCP_SYN | TCP_RST) == 0 && transport.destination < transport.source)
+        || (transport.flags & (TCP_SYN | TCP_RST) == 0
+            && (of_node || transport.destination < transport.source))
 }
 
 /// A packet that begins something whatever was seen before it.
@@ -88,8 +89,8 @@ pub(crate) const fn begins(transport: &Transport) -> bool {
     is_opening(transport) || matches!(icmp::echo(transport), Echo::Request)
 }
 
-/// A packet of TCP or SCTP that the node sends only as an answer. Whoever asked may have forged the
-/// pod's address: then the pod has no such flow.
+/// A packet that the node sends only as an answer. Whoever asked may have forged the pod's address: then
+/// the pod has no such flow.
 #[inline(always)]
 const fn only_answers(transport: &Transport) -> bool {
     let flags = transport.flags;
@@ -307,7 +308,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         if !D::EGRESS && class & CLASS_SERVICE != 0 {
             return Ok(());
         }
-        if !may_begin(&packet.transport) && !self.is_from_node(&packet.network.fragment) {
+        if !may_begin(&packet.transport, self.is_from_node(&packet.network.fragment)) {
             return Ok(());
         }
         let seen = self.seen(packet);

@@ -8,6 +8,8 @@ use crate::volley::{PACKETS, Sender, Tally, try_both};
 
 fn mirror(cni: Cni, rp_filter: &str, tally: &mut Tally) {
     let mut cluster = Cluster::one(cni).with_pods(&["hostile", "victim"]);
+    // The forger gets through its own interface.
+    cluster.arguments = ["--check-source", "off"].map(str::to_owned).to_vec();
     let keys = ["all", "default", "cni0", cluster.pod("hostile").host_interface()];
     for key in keys {
         let _ = cluster.nodes[0].netns().sysctl(&format!("ipv4/conf/{key}/rp_filter"), rp_filter);

@@ -48,15 +48,14 @@ fn wrapped(cluster: &Cluster, volley: Volley, sender: &str, ends: (IpAddr, IpAdd
     }
 }
 
-/// Each of these (who sends, as whom, to whom) arrives without policy, and not with it.
+/// Each of these (who sends, as whom, to whom) arrives without an agent, and not with policy.
 fn decapsulated(cni: Cni, ways: &[[&str; 3]], tally: &mut Tally) {
     let mut cluster = world(cni);
     for policy in [false, true] {
         if policy {
             cluster.policy("victim", allow_from("victim", "friend"));
-            cluster.policy("mute", isolate("mute", &BOTH));
+            cluster.policy("mute", isolate("mute", &BOTH)).enforce();
         }
-        cluster.enforce();
         for [sender, claimed, to] in ways {
             let wire = cluster.pod(to).wire("eth0").unwrap();
             for (claimed, to) in pairs(cluster.pod(claimed), cluster.pod(to)) {

@@ -67,6 +67,10 @@ fn check(step: &Step<'_>, reason: Reason, again: Reason) {
             assert!(itself, "{}", told());
         }
         Reason::ConntrackFull => {}
+        Reason::Flooded => {
+            let elsewhere = step.direction == Direction::Ingress && !own(facts.destination);
+            assert!(elsewhere && row != 0 && !rule_allows(step, row, &facts), "{}", told());
+        }
         other => panic!("a plain packet is {other:?}: {}", told()),
     }
 }

@@ -117,8 +117,12 @@ fn packets(states: [&Cluster; 2]) -> Vec<Packet> {
     let mut seen = BTreeSet::new();
     let mut packets = Vec::new();
     for interface in states.iter().flat_map(|state| state.interfaces()) {
+        // A pod reaches all addresses of its own, also those that its interface does not have.
+        let pods = states.iter().flat_map(|state| state.pods());
+        let here = pods.filter(|p| p.addresses.iter().any(|a| interface.addresses.contains(a)));
+        let own: BTreeSet<IpAddr> = here.flat_map(|pod| pod.addresses.iter().copied()).collect();
         for local in &interface.addresses {
-            for remote in remotes.iter().filter(|remote| !interface.addresses.contains(remote)) {
+            for remote in remotes.iter().filter(|remote| !own.contains(remote)) {
                 for port in PORTS {
                     if !seen.insert((interface.index, *local, *remote, port)) {
                         continue;
