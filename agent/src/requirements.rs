@@ -69,8 +69,8 @@ fn lacking(kernel: Features, interprets: bool) -> Option<&'static str> {
     }
     if kernel.types == Some(false) {
         return Some(
-            "was built without BTF (there is no /sys/kernel/btf/vmlinux), and its verifier needs \
-             that for functions that take a packet; use one with CONFIG_DEBUG_INFO_BTF",
+            "has no BTF (no /sys/kernel/btf/vmlinux, or BPF_BTF_LOAD is refused), and its verifier \
+             needs that for functions that take a packet; use one with CONFIG_DEBUG_INFO_BTF",
         );
     }
     None

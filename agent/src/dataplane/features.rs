@@ -35,8 +35,8 @@ pub struct Features {
     pub atomics_compiled: Option<bool>,
     /// Arrays that can be mapped into memory: Linux 5.5.
     pub mappable_arrays: Option<bool>,
-    /// The kernel's own types, without which the verifier refuses functions that take a packet:
-    /// CONFIG_DEBUG_INFO_BTF.
+    /// The kernel's own types (CONFIG_DEBUG_INFO_BTF), without which the verifier refuses functions that
+    /// take a packet, and the program's, without which it verifies them anew at each call.
     pub types: Option<bool>,
     /// XDP programs that take frames in several pieces: Linux 5.18.
     pub xdp_fragments: Option<bool>,
@@ -53,7 +53,10 @@ impl Features {
             atomics: known(&swap),
             atomics_compiled: compiled,
             mappable_arrays: known(&sys::array(8, 1, sys::BPF_F_MMAPABLE)),
-            types: sysfs.is_dir().then(|| sysfs.join("btf/vmlinux").exists()),
+            types: match known(&sys::btf_load()) {
+                Some(false) => Some(false),
+                _ => sysfs.is_dir().then(|| sysfs.join("btf/vmlinux").exists()),
+            },
             xdp_fragments: xdp_fragments(),
         }
     }

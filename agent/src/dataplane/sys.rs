@@ -16,6 +16,7 @@ const BPF_OBJ_PIN: u32 = 6;
 const BPF_OBJ_GET: u32 = 7;
 const BPF_OBJ_GET_INFO_BY_FD: u32 = 15;
 const BPF_PROG_QUERY: u32 = 16;
+const BPF_BTF_LOAD: u32 = 18;
 const BPF_LINK_CREATE: u32 = 28;
 const BPF_LINK_UPDATE: u32 = 29;
 const BPF_LINK_DETACH: u32 = 34;
@@ -205,6 +206,22 @@ pub(super) fn prog_load(kind: u32, flags: u32, code: &[u64]) -> io::Result<Owned
     };
     // SAFETY: the block of BPF_PROG_LOAD; code and license outlive the call; a new descriptor.
     unsafe { bpf(BPF_PROG_LOAD, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+}
+
+/// Gives the kernel the types of a program: of one integer.
+pub(super) fn btf_load() -> io::Result<OwnedFd> {
+    // struct btf_header (magic, version and flags; lengths of itself, types and strings), then
+    // struct btf_type of an int of four bytes, its encoding, and the strings.
+    const HEADER: [u32; 6] = [0x0001_eb9f, 24, 0, 16, 16, 4];
+    const TYPES: [u32; 4] = [1, 1 << 24, 4, 32];
+    const STRINGS: u32 = u32::from_le_bytes(*b"\0i\0\0");
+    let mut blob = [0_u32; 11];
+    blob[..6].copy_from_slice(&HEADER);
+    blob[6..10].copy_from_slice(&TYPES);
+    blob[10] = STRINGS;
+    let mut attributes = [blob.as_ptr() as u64, 0, size_of_val(&blob) as u64, 0];
+    // SAFETY: the block of BPF_BTF_LOAD, whose pointer outlives the call; a new descriptor.
+    unsafe { bpf(BPF_BTF_LOAD, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
 }
 
 /// Whether the kernel compiled a program for this processor; else it is interpreted.

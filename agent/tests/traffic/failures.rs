@@ -186,17 +186,20 @@ fn without_ebpf() {
     assert!(told.contains("kernel 5.15 or later"), "{told}");
 }
 
-/// A kernel built without BTF: nothing here needs it.
+/// A kernel built without BTF is refused, with the reason.
 #[test]
 fn without_btf() {
     if !require_root("without_btf") {
         return;
     }
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
-    cluster.prepare = kernel::without_btf;
-    cluster.policy("server", allow_from("server", "friend")).enforce();
-    cluster.reaches("friend", "server");
-    cluster.denied("stranger", "server");
+    let mut cluster = Cluster::one(Cni::Ptp);
+    cluster.write();
+    let elsewhere = cluster.directory.path().join("bpf");
+    let _mounted = Unmount(&elsewhere);
+    let mut command = second(&cluster, &elsewhere);
+    kernel::without_btf(&mut command);
+    let output = command.output().unwrap();
+    refused(&output, "has no BTF (no /sys/kernel/btf/vmlinux, or BPF_BTF_LOAD is refused)");
 }
 
 /// Ended with the test, also when that fails.
