@@ -38,7 +38,7 @@ use netpold_ebpf::{
 
 use crate::{
     maps::Scratch,
-    packet::{Copied, Direct},
+    packet::{Copied, CopiedTo, Direct},
     tables::{Maps, PENDING, netpold_record},
 };
 
@@ -251,7 +251,8 @@ fn read<D: Direction>(skb: *mut __sk_buff) -> u32 {
         Err(verdict) => return verdict.number(),
     };
     // SAFETY: the program's context.
-    judge.read(&unsafe { Copied::new(skb) }, &Later(scratch)).0
+    let bytes = unsafe { CopiedTo::new(skb, &raw mut (*scratch).window) };
+    judge.read(&bytes, &Later(scratch)).0
 }
 
 /// Leaves a packet in the scratch.

@@ -14,6 +14,7 @@ use netpold_ebpf::{
         Ct4Bucket, Ct6Bucket, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, Hosts6Bucket,
         PortBitmap, Row, RowBlock, Settings, TrieBlock, TrieRoot,
     },
+    packet::MAX_WINDOW,
     reason,
     verdict::Reading,
 };
@@ -99,6 +100,8 @@ pub(crate) struct Scratch {
     pub(crate) key6: [u64; 4],
     /// The flow that it begins, inserted once it is judged: see [`Pending`].
     pub(crate) pending: Pending,
+    /// Bytes of a packet that is read.
+    pub(crate) window: [u64; MAX_WINDOW / 8],
     /// [`Hook::ingress_ifindex`](netpold_ebpf::verdict::Hook) of that packet.
     pub(crate) ingress_ifindex: u64,
     /// An IPv4 packet between the function that reads it and the one that judges it.

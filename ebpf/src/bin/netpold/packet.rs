@@ -113,13 +113,61 @@ impl Bytes for Copied {
 
     #[inline(always)]
     fn window<const N: usize>(&self, offset: u32) -> Option<InBuffer> {
-        const { assert!(N <= MAX_WINDOW) };
-        let buffer: *mut u8 = self.buffer.get().cast();
-        let skb = self.skb.cast_const().cast();
-        // SAFETY: the buffer has room for N bytes, and nobody reads an older window of it.
-        let result = unsafe { bpf_skb_load_bytes(skb, offset, buffer.cast(), N as u32) };
-        (result == 0).then_some(InBuffer(buffer))
+        // SAFETY: a buffer of that size; nobody reads an older window of it.
+        unsafe { copy::<N>(self.skb, self.buffer.get().cast(), offset) }
     }
+}
+
+/// A packet that is copied to memory of somebody else's, where there is no stack for it.
+pub(crate) struct CopiedTo {
+    skb: *mut __sk_buff,
+    buffer: *mut [u64; MAX_WINDOW / 8],
+}
+
+impl CopiedTo {
+    /// # Safety
+    /// `skb` is the program's context, and the buffer nobody else's meanwhile.
+    #[inline(always)]
+    pub(crate) const unsafe fn new(
+        skb: *mut __sk_buff,
+        buffer: *mut [u64; MAX_WINDOW / 8],
+    ) -> Self {
+        Self { skb, buffer }
+    }
+}
+
+impl Bytes for CopiedTo {
+    const PLAIN: bool = false;
+    type Window = InBuffer;
+
+    #[inline(always)]
+    fn length(&self) -> u32 {
+        // SAFETY: the program's context.
+        unsafe { (*self.skb).len }
+    }
+
+    #[inline(always)]
+    fn window<const N: usize>(&self, offset: u32) -> Option<InBuffer> {
+        // SAFETY: as above.
+        unsafe { copy::<N>(self.skb, self.buffer.cast(), offset) }
+    }
+}
+
+/// Copies `N` bytes of a packet.
+///
+/// # Safety
+/// The program's context, and room for [`MAX_WINDOW`] bytes.
+#[inline(always)]
+unsafe fn copy<const N: usize>(
+    skb: *mut __sk_buff,
+    buffer: *mut u8,
+    offset: u32,
+) -> Option<InBuffer> {
+    const { assert!(N <= MAX_WINDOW) };
+    // SAFETY: as the caller promises.
+    let result =
+        unsafe { bpf_skb_load_bytes(skb.cast_const().cast(), offset, buffer.cast(), N as u32) };
+    (result == 0).then_some(InBuffer(buffer))
 }
 
 /// A copied window; its fields are aligned, since a copy begins with a header.
