@@ -304,7 +304,8 @@ mod tests {
     #[test]
     fn twice_the_rules_are_about_twice_the_work() {
         // Ports that lie apart share less of their tries: n log² n.
-        let shapes: [(&str, u64, fn(u32) -> u16); 2] =
+        type Shape = (&'static str, u64, fn(u32) -> u16);
+        let shapes: [Shape; 2] =
             [("in order", 23, |n| n as u16), ("scattered", 26, |n| (n as u16).reverse_bits())];
         for (shape, tenths, port) in shapes {
             let figures: Vec<u64> = [1000, 2000, 4000, 8000].map(|n| work(n, port)).to_vec();
