@@ -15,7 +15,7 @@ use netpold::dataplane::test_run::{Run, run};
 use netpold_core::compile::{CheckSource, Compiler, Cursor, Options};
 use netpold_core::generate::{Choices, Cluster, NODE};
 use netpold_core::memory::MemoryTables;
-use netpold_core::model::Direction;
+use netpold_core::model::{Direction, Interface};
 use netpold_core::ops::{Apply, Op};
 use netpold_ebpf::conntrack::{hash_keys, timeouts};
 use netpold_ebpf::layout::{HOST6_WAYS, Settings};
@@ -117,10 +117,16 @@ fn packets(states: [&Cluster; 2]) -> Vec<Packet> {
     let mut seen = BTreeSet::new();
     let mut packets = Vec::new();
     for interface in states.iter().flat_map(|state| state.interfaces()) {
-        // A pod reaches all addresses of its own, also those that its interface does not have.
+        // A pod reaches all addresses of its own, those of either state, also where its interface does
+        // not have them.
+        let of_index = |other: &&Interface| other.index == interface.index;
+        let all = states.iter().flat_map(|state| state.interfaces()).filter(of_index);
+        let seen_there: BTreeSet<IpAddr> = all.flat_map(|i| i.addresses.iter().copied()).collect();
         let pods = states.iter().flat_map(|state| state.pods());
-        let here = pods.filter(|p| p.addresses.iter().any(|a| interface.addresses.contains(a)));
-        let own: BTreeSet<IpAddr> = here.flat_map(|pod| pod.addresses.iter().copied()).collect();
+        let here = pods.filter(|pod| pod.addresses.iter().any(|a| seen_there.contains(a)));
+        let mut own: BTreeSet<IpAddr> =
+            here.flat_map(|pod| pod.addresses.iter().copied()).collect();
+        own.extend(&seen_there);
         for local in &interface.addresses {
             for remote in remotes.iter().filter(|remote| !own.contains(remote)) {
                 for port in PORTS {
