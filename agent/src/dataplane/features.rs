@@ -7,7 +7,6 @@ use std::path::Path;
 
 use super::sys::{self, instruction};
 
-const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 /// The program takes frames in several pieces (Linux 5.18).
 const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
@@ -46,7 +45,7 @@ impl Features {
     /// Asks the kernel. Needs CAP_BPF and CAP_NET_ADMIN; changes nothing.
     #[must_use]
     pub fn probe() -> Self {
-        let swap = sys::prog_load(BPF_PROG_TYPE_SCHED_CLS, 0, &COMPARE_AND_SWAP);
+        let swap = sys::classifier(&COMPARE_AND_SWAP);
         let compiled = swap.as_ref().ok().and_then(|it| sys::is_compiled(it.as_fd()).ok());
         let sysfs = Path::new("/sys/kernel");
         Self {
@@ -110,7 +109,7 @@ mod tests {
         if nix::unistd::geteuid().is_root() {
             // An instruction that no kernel has.
             let unknown = [instruction(0xdb, 10, 1, -8, 0x7f), instruction(0x95, 0, 0, 0, 0)];
-            assert_eq!(known(&sys::prog_load(BPF_PROG_TYPE_SCHED_CLS, 0, &unknown)), Some(false));
+            assert_eq!(known(&sys::classifier(&unknown)), Some(false));
             assert_eq!(known(&sys::prog_load(BPF_PROG_TYPE_XDP, 1 << 30, &PASS)), Some(false));
         }
     }
