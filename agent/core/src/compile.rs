@@ -247,10 +247,33 @@ impl Compiler {
         self.failed = None;
         // No packet reads new tables yet.
         self.settled = true;
+        // What is in force may not be closed for having to be compiled again.
+        let held = self.specs.limits.hold_nothing();
         // Atoms, and with them addresses, follow from the endpoints.
         self.dirty = Dirty::default();
         self.dirty.interfaces.extend(self.cluster.interfaces().keys());
-        self.update()
+        let ops = self.update();
+        self.specs.limits.hold_back(held);
+        ops
+    }
+
+    /// Pods of these namespaces get no further large combination of policies compiled, until a call
+    /// without their namespace: those that no pod here has yet are closed so long. Takes effect with the
+    /// next update; large is what weighs more than [`budget::ORDINARY_UNITS`].
+    pub fn hold_back(&mut self, namespaces: BTreeSet<String>) {
+        self.dirty.policies.extend(self.specs.limits.hold_back(namespaces));
+    }
+
+    /// The namespaces of which [`Compiler::hold_back`] holds something back.
+    #[must_use]
+    pub fn held_back(&self) -> BTreeSet<String> {
+        self.specs.limits.deferred()
+    }
+
+    /// The large combinations of policies that were compiled since this was asked last: by namespace, how
+    /// much they weigh.
+    pub fn take_compiled(&mut self) -> BTreeMap<String, u64> {
+        self.specs.limits.take_compiled()
     }
 
     /// The operations of the last update are applied and no packet that was judged before is still

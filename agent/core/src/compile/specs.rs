@@ -88,6 +88,11 @@ impl Specs {
             return Some(known.clone());
         }
         let Made { policies, ports, served, .. } = &made;
+        let weights = policies.iter().filter_map(|policy| cluster.weight(&policy.key));
+        let units = weights.map(|weight| weight.units(direction)).sum();
+        if !self.limits.admits(combination(direction, policies), units) {
+            return Some(Spec::closed(direction, atoms));
+        }
         // One that asks for more than its budget isolates and grants nothing.
         let policies = policies.iter().filter(|policy| {
             let selects = labelled || policy.pod_selector.requirements.is_empty();
