@@ -97,3 +97,28 @@ fn every_reason_of_a_drop_is_documented() {
     let served = Reason::ALL.into_iter().filter(|reason| reason.is_drop()).map(Reason::as_str);
     assert_eq!(documented, served.collect());
 }
+
+/// Workflows are YAML, run the developer's checks, and name actions by their major version.
+#[test]
+fn workflows_are_well_formed() {
+    let folder = root().join(".github");
+    for name in
+        ["ISSUE_TEMPLATE/bug.yml", "ISSUE_TEMPLATE/feature.yml", "ISSUE_TEMPLATE/config.yml"]
+    {
+        let text = fs::read_to_string(folder.join(name)).unwrap();
+        let form: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
+        assert!(form["body"].is_array() || form["contact_links"].is_array(), "{name}");
+    }
+    for (name, runs) in [("ci.yaml", ".ci/run"), ("release.yaml", "cargo xtask image")] {
+        let text = fs::read_to_string(folder.join("workflows").join(name)).unwrap();
+        let workflow: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
+        let jobs = workflow["jobs"].as_object().unwrap().values();
+        let steps: Vec<_> = jobs.flat_map(|job| job["steps"].as_array().unwrap()).collect();
+        let commands = steps.iter().filter_map(|step| step["run"].as_str());
+        assert!(commands.into_iter().any(|command| command.contains(runs)), "{name}");
+        for action in steps.iter().filter_map(|step| step["uses"].as_str()) {
+            let (_, version) = action.split_once("@v").unwrap();
+            assert!(version.chars().all(|c| c.is_ascii_digit()), "{name}: {action}");
+        }
+    }
+}
