@@ -120,7 +120,7 @@ impl Observer {
         loop {
             match self.next() {
                 Event::Interface(event) => events.push(event),
-                Event::OwnAddresses(_) | Event::Devices(_) => {}
+                Event::OwnAddresses(_) | Event::Devices(_) | Event::Ports(_) => {}
                 Event::InSync => return events,
             }
         }
@@ -162,7 +162,7 @@ impl Observer {
         loop {
             match self.next() {
                 Event::Interface(event) => return event.change,
-                Event::OwnAddresses(_) | Event::Devices(_) => {}
+                Event::OwnAddresses(_) | Event::Devices(_) | Event::Ports(_) => {}
                 Event::InSync => panic!("in sync twice"),
             }
         }

@@ -101,7 +101,7 @@ fn marked(tables: &HostTables, ifindex: u32) -> Exit {
 
 fn leave_by(tables: &HostTables, frame: &[u8], exit: Exit) -> Reason {
     let origin = Origin::of(tables, &exit);
-    translated::judge(&frame, packet::link(&frame), tables, origin, exit.ifindex).reason()
+    translated::judge(&frame, packet::link(&frame), tables, origin, exit.ifindex, || true).reason()
 }
 
 fn behind(tables: &HostTables, frame: &[u8], ifindex: u32) -> Reason {
@@ -307,7 +307,7 @@ fn what_cannot_be_read_behind_a_translation_drops() {
     let bare = &whole[14..];
     let link = Ok((packet::ETHERTYPE_IPV4, 0));
     let origin = Origin::of(&tables, &marked(&tables, UPLINK));
-    let verdict = translated::judge(&bare, link, &tables, origin, UPLINK);
+    let verdict = translated::judge(&bare, link, &tables, origin, UPLINK, || true);
     assert_eq!(verdict.reason(), Reason::Allowed);
 }
 
