@@ -131,7 +131,9 @@ pub(super) fn bridge(message: Message<'_>) -> Option<u32> {
     for (kind, value) in message.attributes(LINK_HEADER) {
         match kind {
             IFLA_MASTER => master = word(value),
-            IFLA_LINKINFO => kinds = (info(value, IFLA_INFO_KIND), info(value, IFLA_INFO_SLAVE_KIND)),
+            IFLA_LINKINFO => {
+                kinds = (info(value, IFLA_INFO_KIND), info(value, IFLA_INFO_SLAVE_KIND))
+            }
             _ => {}
         }
     }

@@ -119,9 +119,8 @@ impl Engine {
         let devices = self.devices.iter().map(|(index, it)| (*index, &it.name, it.link));
         let veths = self.names.iter().map(|(index, name)| (*index, name, Some(Link::Veth)));
         let bridges = self.bridges();
-        let with_pods = |index: &u32| {
-            self.ports.get(index).is_some_and(|bridge| bridges.contains_key(bridge))
-        };
+        let with_pods =
+            |index: &u32| self.ports.get(index).is_some_and(|bridge| bridges.contains_key(bridge));
         let devices = devices
             .chain(veths)
             .filter(|(_, name, _)| self.judges_at(name))
