@@ -7,7 +7,7 @@
     reason = "helpers of a test are not seen as tests by the lints"
 )]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::net::IpAddr;
 use std::process::Command;
@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use netpold::endpoint::{Discovery, Event, InterfaceEvent, Settings};
 use netpold_core::model::{Change, Interface};
+use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, setns};
 use tokio::sync::mpsc;
 
@@ -101,6 +102,11 @@ struct Observer {
 impl Observer {
     fn next(&mut self) -> Event {
         self.within(PATIENCE).expect("an event")
+    }
+
+    /// All that is told in half a second.
+    fn for_a_while(&mut self) -> Vec<Event> {
+        std::iter::from_fn(|| self.within(Duration::from_millis(500))).collect()
     }
 
     fn within(&mut self, time: Duration) -> Option<Event> {
@@ -345,8 +351,15 @@ fn a_bridge_port_is_an_interface_and_leaving_the_bridge_is_not_its_end() {
     pod.ip("addr add 10.1.0.1/24 dev eth0");
     node.ip("link set pod1 master br0");
     let interface = observer.until("pod1", &["10.1.0.1"]);
+    let bridge = node.inside(|| if_nametoindex("br0").unwrap());
+    let mut ports = observer.for_a_while();
+    // It may have been told before the address was.
+    assert!(ports.is_empty() || ports == [Event::Ports([(interface.index, bridge)].into())]);
     node.ip("link set pod1 nomaster");
-    assert_eq!(observer.within(Duration::from_millis(500)), None);
+    ports = observer.for_a_while();
+    assert_eq!(ports, [Event::Ports(BTreeMap::new())]);
+    node.ip("link set pod1 master br0");
+    assert_eq!(observer.for_a_while(), [Event::Ports([(interface.index, bridge)].into())]);
     node.ip("link del pod1");
     observer.until_gone(interface.index);
 }

@@ -132,3 +132,32 @@ impl Dataplane {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::role::Link;
+    use super::*;
+
+    #[test]
+    fn a_bridge_proves_all_once_each_of_its_ports_does() {
+        let mut bridges = Bridges::default();
+        let bridge =
+            |ports: &[u32], isolated| Bridge { ports: ports.iter().copied().collect(), isolated };
+        bridges.known = [(2, bridge(&[5, 6], true)), (3, bridge(&[7], false))].into();
+        assert!(bridges.wanted().is_empty());
+        bridges.attached(5, Role::Pod(1));
+        bridges.attached(6, Role::Device(Link::Ethernet));
+        bridges.attached(7, Role::Device(Link::EthernetTunnel));
+        assert_eq!(bridges.wanted(), [(3, 3)].into(), "an uplink proves nothing by itself");
+        bridges.attached(6, Role::Device(Link::Port));
+        assert_eq!(bridges.wanted(), [(2, 2 | BRIDGE_ISOLATED), (3, 3)].into());
+        bridges.known.insert(2, bridge(&[5, 6, 8], true));
+        assert_eq!(bridges.wanted(), [(3, 3)].into(), "a port that has just come");
+        bridges.attached(8, Role::Device(Link::Veth));
+        bridges.attached(8, Role::Pod(2));
+        assert_eq!(bridges.wanted().len(), 2);
+        bridges.detached(5);
+        bridges.attached(7, Role::Device(Link::Ethernet));
+        assert!(bridges.wanted().is_empty());
+    }
+}
