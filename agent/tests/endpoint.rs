@@ -256,7 +256,7 @@ fn events_arrive_within_milliseconds_of_the_address() {
     std::thread::sleep(Duration::from_secs(3));
     // A netlink socket of our own, so that no process start is measured.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let index = pod.inside(|| nix::net::if_::if_nametoindex("eth0").unwrap());
+    let index = pod.inside(|| if_nametoindex("eth0").unwrap());
     let (connection, handle, _) =
         pod.inside(|| runtime.block_on(async { rtnetlink::new_connection().unwrap() }));
     runtime.spawn(connection);
