@@ -23,7 +23,14 @@ pub(super) struct Offsets {
 /// What programs need to ask the node's conntrack about a packet; `None` where the kernel has none, does
 /// not say what its types look like, or lets no program read its memory (lockdown for confidentiality).
 pub(super) fn offsets() -> Option<Offsets> {
-    may_read().then(|| find(&std::fs::read(TYPES).ok()?)).flatten()
+    if !may_read() {
+        tracing::warn!(
+            "no program may read this kernel's memory (is it locked down for confidentiality?): what its \
+             conntrack forgets or remembers otherwise than netpold is not noticed"
+        );
+        return None;
+    }
+    find(&std::fs::read(TYPES).ok()?)
 }
 
 /// Loads a classifier that reads what follows its packet's address:
