@@ -35,7 +35,7 @@ fn judge(world: &mut World, name: &str, slot: u32, frame: &[u8]) -> Reason {
     let exit = Exit { ifindex: IFINDEX, ingress_ifindex: UPLINK, mark: proof, tc_index: mark };
     let origin = Origin::of(&world.host, &exit);
     let verdict =
-        translated::judge(&frame, packet::link(&frame), &world.host, origin, IFINDEX, || true);
+        translated::judge(&frame, packet::link(&frame), &world.host, origin, IFINDEX, None, || true);
     let reason = verdict.reason();
     let before = world.dropped(Direction::Egress, reason);
     let target = program(&mut world.bpf, name).fd().expect(name);
@@ -148,6 +148,7 @@ fn packets_without_proof_are_judged_for_the_endpoint_they_came_by() {
                 &world.host,
                 origin,
                 IFINDEX,
+                None,
                 || true,
             );
             assert_eq!(on_host.reason(), expected);
