@@ -10,6 +10,7 @@ mod measure;
 mod pace;
 mod report;
 mod unhonoured;
+mod unproven;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -36,6 +37,7 @@ use crate::seed::Wanted;
 use bypass::Bypass;
 use devices::NodeDevices;
 use pace::Pace;
+use unproven::Missing;
 
 /// Shortest and longest pause before a failed update is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
@@ -107,6 +109,8 @@ pub struct Engine {
     cursor: Cursor,
     /// What went past the programs.
     bypass: Bypass,
+    /// What exits missed of packets.
+    missing: Missing,
     /// Flows removed by all sweeps.
     swept: Pass,
     /// When the first of the changes that are not enforced yet was seen.
@@ -151,6 +155,7 @@ impl Engine {
             seeds: true,
             cursor: Cursor::default(),
             bypass: Bypass::default(),
+            missing: Missing::default(),
             swept: Pass::default(),
             noticed: None,
             instruments: Instruments::default(),
@@ -301,6 +306,7 @@ impl Engine {
         }
         self.keep_order();
         self.look_for_bypasses();
+        self.look_for_unproven();
         self.retry_at()
     }
 

@@ -12,7 +12,7 @@
 
 /// Version of everything in this file; part of the pin path. The feature `other-layout` makes a second
 /// agent for the upgrade test, which lays out endpoints, flows and their flags differently.
-pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1006 } else { 6 };
+pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1007 } else { 7 };
 
 /// Number of the set of peers an address belongs to. Class 0 is "no set at all".
 pub type ClassId = u32;
@@ -228,6 +228,26 @@ pub const fn mark(slot: u32, id: u32) -> u32 {
 /// and is no endpoint's.
 pub const STRANGER: u32 = 1;
 
+/// What [`Settings::witness`] is one of: below every mark, above [`STRANGER`], and with the lowest bits zero,
+/// which choose a queue where a device has the qdisc `gred`.
+pub const WITNESSES: core::ops::RangeInclusive<u32> =
+    1..=(1 << (MARK_SLOT_BITS - WITNESS_SHIFT)) - 1;
+/// See [`WITNESSES`].
+pub const WITNESS_SHIFT: u32 = 4;
+
+/// Packets of an endpoint that an exit misses something at, see [`crate::proof`]: at
+/// [`endpoint_slot`] of the interface that they came by, probe 0.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unproven {
+    /// The proof is missing, and the witness shows that the endpoint's program has seen the packet.
+    pub erased: u64,
+    /// The proof is missing, and nothing shows that.
+    pub skipped: u64,
+    /// The proof is there, and what the program left in `skb->tc_index` is not.
+    pub unmarked: u64,
+}
+
 /// Whether `skb->tc_index` holds a [`mark`].
 #[must_use]
 #[inline(always)]
@@ -283,8 +303,10 @@ pub struct Settings {
     /// Not zero if what comes from an endpoint without [`Settings::proof`] has got round its programs,
     /// and is judged where it leaves. Zero until they are attached.
     pub demands_proof: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// What programs leave in `skb->tc_index` of a pod's packet that has no mark: one of [`WITNESSES`]
+    /// shifted by [`WITNESS_SHIFT`], of the agent's choice at random. It tells of a packet without proof whether the
+    /// program at its veth has seen it. 0: none.
+    pub witness: u32,
     /// The cookie of the node's network namespace, where programs can compare it with that of a
     /// packet's socket; else 0.
     pub netns_cookie: u64,
@@ -518,5 +540,6 @@ const _: () = {
     assert!(size_of::<Ct6Bucket>() == 256);
     assert!(size_of::<FragmentKey>() == 48 && size_of::<FragmentPorts>() == 12);
     assert!(size_of::<DropEvent>() == 56);
+    assert!(size_of::<Unproven>() == 24);
     assert!(ENDPOINT_SLOTS.is_power_of_two());
 };

@@ -1,14 +1,14 @@
 //! Proofs and marks: what a packet carries from its sender's veth to where it leaves the node or
 //! reaches a pod, by the rule of [`netpold_ebpf::proof`].
 //!
-//! A pod's packets come out of `netpold_egress` with the proof in `skb->mark`, and with our mark or with
-//! none in `skb->tc_index`; those from other veths, whose far sides are in namespaces of unknown
+//! A pod's packets come out of `netpold_egress` with the proof in `skb->mark`, and with our mark or the
+//! witness in `skb->tc_index`; those from other veths, whose far sides are in namespaces of unknown
 //! programs, out of `netpold_unmark` with the proof and [`STRANGER`].
 
 use aya_ebpf::{EbpfContext as _, bindings::__sk_buff, macros::classifier, programs::TcContext};
 use netpold_ebpf::{
     event,
-    layout::{STRANGER, mark},
+    layout::{STRANGER, endpoint_slot, mark},
     packet,
     proof::{self, Exit, Origin},
     reason::Reason,
@@ -17,7 +17,11 @@ use netpold_ebpf::{
     verdict::{Egress, find_slot},
 };
 
-use crate::{DROP, NEXT, drops, packet::Copied, tables::Maps};
+use crate::{
+    DROP, NEXT, drops, maps,
+    packet::Copied,
+    tables::{Maps, add_one},
+};
 
 /// TC egress of the node's other devices with an Ethernet header: uplinks, VXLAN, bonds.
 #[classifier]
@@ -65,7 +69,7 @@ const TELL: u32 = 1 << 8;
 
 #[inline(always)]
 fn node(skb: *mut __sk_buff, link: u32) -> i32 {
-    if matches!(origin(skb), Origin::Final) {
+    if is_final(skb) {
         return NEXT;
     }
     match translated(skb, link) {
@@ -82,13 +86,32 @@ fn origin(skb: *mut __sk_buff) -> Origin {
     Origin::of(&Maps::new(), &exit)
 }
 
+/// Whether nobody is to judge a packet for its sender. Counts what misses something that the sender's
+/// program left on it.
+#[inline(always)]
+fn is_final(skb: *mut __sk_buff) -> bool {
+    match origin(skb) {
+        Origin::Marked(_) => false,
+        Origin::Unjudged(_) => {
+            netpold_unproven(skb);
+            false
+        }
+        Origin::Final => {
+            if read(skb) == 0 && is_proven(skb) {
+                netpold_unproven(skb);
+            }
+            true
+        }
+    }
+}
+
 /// Judges a packet for its sender. One that passes loses its mark, since what encapsulates it is not
 /// the pod's any more, and the number of its reason is the answer; else it drops.
 #[inline(always)]
 fn translated(skb: *mut __sk_buff, link: u32) -> Option<u32> {
     let reason = netpold_translated(skb, link);
     if reason < Reason::FIRST_DROP as u32 {
-        write(skb, 0);
+        write(skb, witness());
         return Some(reason);
     }
     // From here and not from there: stack frames add up along a call.
@@ -102,7 +125,7 @@ fn translated(skb: *mut __sk_buff, link: u32) -> Option<u32> {
 /// judgement is next.
 #[inline(always)]
 pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
-    if matches!(origin(skb), Origin::Final) {
+    if is_final(skb) {
         return None;
     }
     match translated(skb, ETHERNET) {
@@ -111,13 +134,13 @@ pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
     }
 }
 
-/// A packet on its way out of a pod: with the proof, and with this pod's mark or with none.
+/// A packet on its way out of a pod: with the proof, and with this pod's mark or with the witness.
 #[inline(always)]
 pub(crate) fn leave(skb: *mut __sk_buff, marked: bool) {
     if marked {
         netpold_mark(skb);
-    } else if read(skb) != 0 {
-        write(skb, 0);
+    } else {
+        write(skb, witness());
     }
     prove(skb);
 }
@@ -127,6 +150,42 @@ pub(crate) fn leave(skb: *mut __sk_buff, marked: bool) {
 fn prove(skb: *mut __sk_buff) {
     let proof = Maps::new().settings().map_or(0, |settings| settings.proof);
     write_mark(skb, read_mark(skb) | proof);
+}
+
+/// [`netpold_ebpf::layout::Settings::witness`]
+#[inline(always)]
+fn witness() -> u32 {
+    Maps::new().settings().map_or(0, |settings| settings.witness)
+}
+
+#[inline(always)]
+fn is_proven(skb: *mut __sk_buff) -> bool {
+    Maps::new().settings().is_some_and(|settings| read_mark(skb) & settings.proof != 0)
+}
+
+/// Counts a packet of an endpoint that misses its proof, or the witness. A global function: rare.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_unproven(skb: *mut __sk_buff) -> u32 {
+    let maps = Maps::new();
+    // SAFETY: the program's context.
+    let ifindex = unsafe { (*skb).ingress_ifindex };
+    let witness = witness();
+    if witness == 0 || find_slot(&maps, ifindex).is_none() {
+        return 0;
+    }
+    let Some(counts) = maps.element(&maps::UNPROVEN, endpoint_slot(ifindex, 0)) else { return 0 };
+    // SAFETY: an element of that map.
+    unsafe {
+        add_one(if is_proven(skb) {
+            &raw mut (*counts).unmarked
+        } else if read(skb) == witness {
+            &raw mut (*counts).erased
+        } else {
+            &raw mut (*counts).skipped
+        });
+    }
+    0
 }
 
 /// Writes the mark of the endpoint whose interface this is. A global function to the kernel, as
