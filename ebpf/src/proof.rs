@@ -26,9 +26,7 @@
 //! proof on it comes from a pod, and drops ([`is_unpacked`]).
 
 use crate::{
-    layout::{
-        BRIDGE_ISOLATED, BRIDGES, STRANGER, Settings, is_mark, mark, marked_slot, parts_of,
-    },
+    layout::{BRIDGE_ISOLATED, BRIDGES, STRANGER, Settings, is_mark, mark, marked_slot, parts_of},
     tables::{EndpointRef, Tables},
     verdict::find_endpoint,
 };

@@ -102,7 +102,8 @@ fn marked(tables: &HostTables, ifindex: u32) -> Exit {
 
 fn leave_by(tables: &HostTables, frame: &[u8], exit: Exit) -> Reason {
     let origin = Origin::of(tables, &exit);
-    translated::judge(&frame, packet::link(&frame), tables, origin, exit.ifindex, None, || true).reason()
+    translated::judge(&frame, packet::link(&frame), tables, origin, exit.ifindex, None, || true)
+        .reason()
 }
 
 fn behind(tables: &HostTables, frame: &[u8], ifindex: u32) -> Reason {
@@ -174,7 +175,7 @@ fn what_comes_from_a_bridge_without_proof_drops_by_its_source() {
         let leave = |frame: &[u8], ingress_ifindex, mark, tc_index| {
             let exit = Exit { ifindex: UPLINK, ingress_ifindex, mark, tc_index };
             let (origin, link) = (Origin::of(&tables, &exit), packet::link(&frame));
-            translated::judge(&frame, link, &tables, origin, UPLINK, || lives).reason()
+            translated::judge(&frame, link, &tables, origin, UPLINK, None, || lives).reason()
         };
         for tc_index in [0, own, 0xffff] {
             let by_bridge = |source| {
@@ -404,7 +405,7 @@ fn answers_go_back_where_the_nodes_conntrack_has_them() {
         let exit = Exit { tc_index: answer_mark(exit.tc_index), ..exit };
         let origin = Origin::of(&tables, &exit);
         let link = packet::link(&&*packet);
-        translated::judge(&&*packet, link, &tables, origin, UPLINK, Some(course)).reason()
+        translated::judge(&&*packet, link, &tables, origin, UPLINK, Some(course), || true).reason()
     };
     let (pod, client, node) = ((POD, 80), (CLIENT, 5000), (NODE, 30001));
     let node_port = (NODE, 30080);
@@ -433,7 +434,7 @@ fn answers_go_back_where_the_nodes_conntrack_has_them() {
     let packet = tcp((NODE, 500), (SERVICE, 500), ACK);
     let origin = Origin::of(&tables, &marked(&tables, UPLINK));
     let (link, answer) = (packet::link(&&*packet), Some(Course::UNKNOWN));
-    let tunnel = translated::judge(&&*packet, link, &tables, origin, UPLINK, answer);
+    let tunnel = translated::judge(&&*packet, link, &tables, origin, UPLINK, answer, || true);
     assert_eq!(tunnel.reason(), Reason::ServiceBackend, "the node has packed it");
     // Round its program, nothing that it carries counts.
     let exit = Exit { ifindex: UPLINK, ingress_ifindex: POD_IFINDEX, ..Exit::default() };
@@ -441,7 +442,7 @@ fn answers_go_back_where_the_nodes_conntrack_has_them() {
     let course = Course::of(&masqueraded, REPLY);
     let origin = Origin::of(&tables, &exit);
     let link = packet::link(&&*packet);
-    let round = translated::judge(&&*packet, link, &tables, origin, UPLINK, Some(course));
+    let round = translated::judge(&&*packet, link, &tables, origin, UPLINK, Some(course), || true);
     assert_eq!(round.reason(), Reason::Policy);
 }
 

@@ -27,11 +27,17 @@ struct Resolved {
     backends: [Backends; 2],
 }
 
-/// Services as of the last update; empty while no endpoint is isolated for egress.
+/// Services as of the last update.
 #[derive(Debug, Default)]
 pub(super) struct Services {
+    /// Some endpoint is isolated for egress: the addresses of all Services count. Otherwise only those
+    /// of `backed` do.
     active: bool,
+    /// Empty while not active.
     resolved: HashMap<Key, Vec<Resolved>>,
+    /// Services with a backend that is isolated for ingress alone: their addresses may lead a pod back to
+    /// itself, so what it sends there is marked. Empty while active, when all Services are marked.
+    backed: BTreeSet<Key>,
 }
 
 /// What has to be looked at again.
@@ -51,10 +57,13 @@ impl Compiler {
     /// were looked at, in order.
     pub(super) fn settle_space(&mut self, dirty: &Dirty, served: &[Serves]) -> Vec<Prefix> {
         let active = self.atoms.is_used(OWN_NODE);
-        if !active && !self.services.active {
+        let backed = if active { BTreeSet::new() } else { self.endpoints.backed() };
+        let none = backed.is_empty() && self.services.backed.is_empty();
+        if !active && !self.services.active && none {
             return self.space.settle(&mut self.classes);
         }
         let mut work = self.translation_dirty(active, dirty, served);
+        self.backed_dirty(backed, dirty, &mut work);
         let later: BTreeSet<Prefix> = work.addresses.iter().map(|a| Prefix::host(*a)).collect();
         let (mut touched, changed) =
             self.space.settle_backends(&mut self.classes, |prefix| later.contains(&prefix));
@@ -79,8 +88,8 @@ impl Compiler {
         let services = self.cluster.translation();
         let mut work = Work { addresses: dirty.frontends.clone(), ..Work::default() };
         if active != self.services.active {
-            self.services = Services { active, resolved: HashMap::new() };
-            work.addresses.extend(services.addresses());
+            self.services = Services { active, ..Services::default() };
+            work.addresses.extend(services.addresses().chain(self.cluster.own_addresses()));
             work.services.extend(services.services().keys().cloned());
             return work;
         }
@@ -93,6 +102,24 @@ impl Compiler {
             work.addresses.extend(service.into_iter().flat_map(|s| &s.addresses));
         }
         work
+    }
+
+    /// What has to be looked at because other Services lead pods back to themselves than before, or
+    /// because such a Service or the node has other addresses.
+    fn backed_dirty(&mut self, backed: BTreeSet<Key>, dirty: &Dirty, work: &mut Work) {
+        if self.services.active {
+            return;
+        }
+        let services = self.cluster.translation();
+        let changed = self.services.backed.symmetric_difference(&backed);
+        let changed: Vec<_> = changed.chain(backed.intersection(&dirty.services)).collect();
+        if !changed.is_empty() {
+            let changed = changed.into_iter().filter_map(|key| services.services().get(key));
+            work.addresses.extend(changed.flat_map(|service| &service.addresses));
+            work.addresses.extend(self.cluster.own_addresses());
+        }
+        work.addresses.extend(&dirty.addresses);
+        self.services.backed = backed;
     }
 
     /// The Services with a backend in a prefix.
@@ -158,8 +185,11 @@ impl Compiler {
     fn set_frontends(&mut self, work: &Work, active: bool) {
         let mut node_ports: [Option<Fronts>; 2] = [None, None];
         for address in &work.addresses {
-            let atoms =
-                if active { self.frontends_of(*address, &mut node_ports) } else { Vec::new() };
+            let atoms = if active {
+                self.frontends_of(*address, &mut node_ports)
+            } else {
+                self.leads_back(*address)
+            };
             let before = self.space.set_fronts(Prefix::host(*address), atoms);
             self.atoms.frontends.release(&before);
         }
@@ -202,6 +232,19 @@ impl Compiler {
             atoms.push(self.atoms.frontends.acquire(fronts, cluster));
         }
         atoms
+    }
+
+    /// The atom of an address that may lead a pod back to itself, while nothing else matters of
+    /// Services: frontends without content, which grant nothing and have packets marked.
+    fn leads_back(&mut self, address: IpAddr) -> Vec<AtomId> {
+        let services = self.cluster.translation();
+        let backed = |service: &Arc<Service>| self.services.backed.contains(&service.key);
+        let node_port = self.cluster.is_own_node(address) && services.with_node_ports().any(backed);
+        if !node_port && !services.at(address).iter().any(backed) {
+            return Vec::new();
+        }
+        let cluster = services.is_cluster_address(address);
+        vec![self.atoms.frontends.acquire(Vec::new(), cluster)]
     }
 
     /// The node ports of all Services.
