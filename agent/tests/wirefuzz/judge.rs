@@ -112,6 +112,9 @@ pub(crate) fn judge(
         return Ok(());
     }
     let (from, to) = (&world.parties[sent.sender], &world.parties[receiver]);
+    if from.is_bridged_to(to) && is_of_link(from, frame) {
+        return Ok(());
+    }
     let Some(heard) = read::frame(frame) else {
         let open = |party: &Party, direction| isolation(world, party, direction).is_none();
         return (open(from, Direction::Egress) && open(to, Direction::Ingress))
@@ -135,6 +138,27 @@ pub(crate) fn judge(
         return Err(exchange.told(&why));
     }
     Ok(())
+}
+
+/// What a bridge's pods may tell each other whatever policy says: ARP with the padding of the shortest
+/// frame, a solicitation with one option at the most, both in the sender's own name.
+fn is_of_link(from: &Party, frame: &[u8]) -> bool {
+    let Some((kind, packet)) = read::untagged(frame) else { return false };
+    let [IpAddr::V4(own), IpAddr::V6(own6)] = from.addresses else { return false };
+    match kind {
+        0x0806 => {
+            packet.len() <= 46
+                && matches!(packet, [0, 1, 8, 0, 6, 4, 0, 1 | 2, ..])
+                && packet.get(14..18) == Some(&own.octets()[..])
+        }
+        0x86dd => {
+            packet.len() <= 72
+                && packet.get(6..8) == Some(&[ICMPV6, 255])
+                && packet.get(8..24) == Some(&own6.octets()[..])
+                && packet.get(40..42) == Some(&[135, 0])
+        }
+        _ => false,
+    }
 }
 
 /// What is for everybody is for each; and what is for an address of its link.
@@ -216,7 +240,8 @@ impl Exchange<'_> {
         if self.heard.is_later {
             return self.history.got(self.sent.sender).is_some_and(|got| {
                 let same = |(tuple, who): (&Tuple, &BTreeSet<usize>)| {
-                    tuple.protocol == said.tuple.protocol && self.is_of_receiver(who)
+                    said.tuples().any(|said| said.protocol == tuple.protocol)
+                        && self.is_of_receiver(who)
                 };
                 got.iter().any(same)
             });
@@ -240,21 +265,18 @@ impl Exchange<'_> {
         got.is_some_and(|who| self.is_of_receiver(who))
     }
 
-    /// Whoever is outside is one and the same, at both its links.
+    /// Whoever is outside may say anything in the receiver's name: nobody can tell, and answers go to
+    /// whom they name.
     fn is_of_receiver(&self, who: &BTreeSet<usize>) -> bool {
-        let same = |other: &usize| {
-            *other == self.receiver
-                || (is_outside(self.world, *other) && is_outside(self.world, self.receiver))
-        };
-        who.iter().any(same)
+        who.iter().any(|other| *other == self.receiver || is_outside(self.world, *other))
     }
 
     fn may_enter(&self) -> bool {
         let (sender, receiver) = (self.sent.sender, self.receiver);
         // Who is outside is whom it claims to be.
         let source = match &self.party(sender).pod {
-            Some(_) => self.party(sender).addresses[self.family],
-            None => self.heard.tuple.from.0,
+            Some(_) if !self.is_by_a_tunnel() => self.party(sender).addresses[self.family],
+            _ => self.heard.tuple.from.0,
         };
         if self.allows(receiver, Direction::Ingress, source) {
             return true;
@@ -285,6 +307,15 @@ impl Exchange<'_> {
                     Some(if number > 0 { tuple.from.1 } else { port }),
                 )
         })
+    }
+
+    /// Whether a pod that may send to another node's tunnel device has done so: to that node it is any
+    /// host outside. To its own node's it gets nothing through.
+    fn is_by_a_tunnel(&self) -> bool {
+        let (from, to) = (self.party(self.sent.sender), self.party(self.receiver));
+        self.sent.traits.contains(&Trait::Tunnel)
+            && from.node != to.node
+            && isolation(self.world, from, Direction::Egress).is_none()
     }
 
     /// Whether it answers somebody, and goes to somebody else.

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::cluster::PATIENCE;
 use crate::generate::{Generator, number_in};
 use crate::judge::{History, Sent, judge};
+use crate::read;
+use crate::tally::Tally;
 use crate::traits::{OPEN, Trait, left_out};
 use crate::world::{Kind, World};
 
@@ -24,6 +26,9 @@ const KEPT: usize = 50_000;
 const ATTEMPTS: usize = 60;
 /// Worlds among which the time is shared.
 const WORLDS: u32 = 3;
+/// Seconds for all worlds together, under CI and without.
+const LONG: u64 = 300;
+const SHORT: u64 = 60;
 
 /// What arrived and must not have.
 #[derive(Clone, Debug)]
@@ -42,6 +47,7 @@ struct Run {
     /// Judged once everything that came before it is known.
     pending: Vec<(usize, Vec<u8>, usize)>,
     arrived: usize,
+    tally: Tally,
     left_out: BTreeSet<Trait>,
 }
 
@@ -59,7 +65,9 @@ pub(crate) fn fuzz(kind: Kind) {
     let seed =
         setting("NETPOLD_WIREFUZZ_SEED").unwrap_or(if seconds.is_some() { clock() } else { 1 });
     let hunting = std::env::var_os("NETPOLD_WIREFUZZ_OPEN").is_some();
-    let time = Duration::from_secs(seconds.unwrap_or(60)) / WORLDS;
+    let ci = std::env::var("CI").is_ok_and(|value| value == "true");
+    let time = seconds.unwrap_or(if ci { LONG } else { SHORT });
+    let time = Duration::from_secs(time) / WORLDS;
     println!("NETPOLD_WIREFUZZ_SEED={seed}, {kind:?} for {time:?}");
     let mut generator = Generator::new(seed, left_out());
     let mut run = Run::new(World::new(kind));
@@ -85,20 +93,23 @@ pub(crate) fn fuzz(kind: Kind) {
             run.world.check_flows();
         }
     }
-    println!("{} packets sent, {} frames arrived", run.count(), run.arrived);
+    println!("{} packets sent, {} frames arrived\n{}", run.count(), run.arrived, run.tally);
     assert!(run.arrived > run.count() / 20, "next to nothing arrives: this shows nothing");
     let mut told = String::new();
     for (traits, (count, report)) in &leaks {
         let _ = writeln!(told, "{count} with {traits:?}: {report}");
     }
     assert!(leaks.is_empty(), "{kind:?}, NETPOLD_WIREFUZZ_SEED={seed}:\n{told}");
+    run.world.check_between(kind);
+    run.tally.check(kind, &run.left_out);
 }
 
 impl Run {
     fn new(world: World) -> Self {
         let history = History::default();
         let (sent, pending) = (VecDeque::new(), Vec::new());
-        Self { world, history, sent, first: 0, pending, arrived: 0, left_out: left_out() }
+        let (tally, left_out) = (Tally::default(), left_out());
+        Self { world, history, sent, first: 0, pending, arrived: 0, tally, left_out }
     }
 
     /// How many packets were sent.
@@ -117,17 +128,11 @@ impl Run {
             generator.forgotten = true;
         }
         for _ in 0..BURSTS {
-            for _ in 0..BURST {
-                let sent = generator.next(&self.world, &self.history, self.count());
-                self.history.sent(&self.world, &sent);
-                self.send(&sent);
-                self.sent.push_back(sent);
-                if self.sent.len() > KEPT {
-                    self.sent.pop_front();
-                    self.first += 1;
-                }
-            }
+            let began = Instant::now();
+            self.burst(generator);
             leaks.extend(self.collect());
+            // Half of a processor is for others.
+            std::thread::sleep(began.elapsed());
         }
         leaks.extend(self.settle());
         for party in &self.world.parties {
@@ -135,6 +140,20 @@ impl Run {
             assert_eq!(lost, 0, "{}: the raw socket had no room", party.name);
         }
         leaks
+    }
+
+    fn burst(&mut self, generator: &mut Generator) {
+        for _ in 0..BURST {
+            let sent = generator.next(&self.world, &self.history, self.count());
+            self.history.sent(&self.world, &sent);
+            self.tally.sent(&sent);
+            self.send(&sent);
+            self.sent.push_back(sent);
+            if self.sent.len() > KEPT {
+                self.sent.pop_front();
+                self.first += 1;
+            }
+        }
     }
 
     fn send(&self, sent: &Sent) {
@@ -162,13 +181,21 @@ impl Run {
         }
         self.arrived += new.len();
         let before = std::mem::replace(&mut self.pending, new);
-        let leak = |(receiver, frame, number): (usize, Vec<u8>, usize)| {
-            let sent = self.packet(number)?;
-            let arrived = (receiver, &frame[..]);
-            let why = judge(&self.world, &self.history, arrived, sent, &self.left_out).err()?;
-            Some(Leak { number, receiver, why })
-        };
-        before.into_iter().filter_map(leak).collect()
+        before.into_iter().filter_map(|arrived| self.leak(&arrived)).collect()
+    }
+
+    fn leak(&mut self, (receiver, frame, number): &(usize, Vec<u8>, usize)) -> Option<Leak> {
+        let (receiver, number) = (*receiver, *number);
+        let sent = self.sent.get(number.checked_sub(self.first)?)?;
+        match judge(&self.world, &self.history, (receiver, frame), sent, &self.left_out) {
+            Err(why) => return Some(Leak { number, receiver, why }),
+            Ok(()) if receiver != sent.sender => {
+                let heard = read::frame(frame);
+                self.tally.allowed(&self.world, (receiver, frame.len()), sent, heard.as_ref());
+            }
+            Ok(()) => {}
+        }
+        None
     }
 
     /// Waits until nothing more arrives.

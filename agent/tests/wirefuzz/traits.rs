@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use crate::world::Kind;
+
 /// One of the things that a generator may do to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Trait {
-    /// Another pod's source address, from a pod that no policy selects.
+    /// Another's source address, from a pod.
     Forged,
     /// A source that is nobody's, from a pod.
     Stranger,
@@ -51,6 +53,17 @@ pub(crate) enum Trait {
     Forgotten,
 }
 
+impl Trait {
+    /// Whether packets of a world can have it; else the judge says it of what arrives.
+    pub(crate) fn is_generated(self, kind: Kind) -> bool {
+        match self {
+            Self::Service | Self::FarNodePort => kind != Kind::Plain,
+            Self::TranslatedAnew | Self::DeniedBackend => false,
+            _ => true,
+        }
+    }
+}
+
 /// All of them, with the names that `NETPOLD_WIREFUZZ_OPEN` knows.
 pub(crate) const ALL: [(Trait, &str); 22] = [
     (Trait::Forged, "forged"),
@@ -79,17 +92,7 @@ pub(crate) const ALL: [(Trait, &str); 22] = [
 
 /// Left out by default: packets with one of these are known to get through (issue 12, in brackets its
 /// number). Take one away when it is closed.
-pub(crate) const OPEN: [Trait; 13] = [
-    Trait::Fragments,      // 1
-    Trait::Forged,         // 10, 15
-    Trait::Itself,         // 11
-    Trait::Station,        // 11
-    Trait::Arp,            // 14
-    Trait::Neighbour,      // 3, 14
-    Trait::Tunnel,         // 13
-    Trait::OptionsInside,  // 1
-    Trait::ErrorOfOthers,  // 12
-    Trait::FarNodePort,    // other node's node ports: some backend is allowed
+pub(crate) const OPEN: [Trait; 3] = [
     Trait::TranslatedAnew, // 4, 15
     Trait::DeniedBackend,  // 12: its answers, not only errors
     Trait::Forgotten,      // 4, 15
