@@ -13,9 +13,10 @@ use crate::{
     verdict::find_endpoint,
 };
 
-/// Whether a packet that came by an endpoint's veth (`ingress_ifindex`) goes astray at another's
-/// (`ifindex`): its sender is isolated in egress, and its receiver, whose addresses are known, does not
-/// have the address that it is for. Addresses of many and of the link are everybody's.
+/// Whether a packet with the proof ([`crate::proof`]), or one that has to be judged for an endpoint, goes
+/// astray at `ifindex`: its sender is isolated in egress, and its receiver, whose addresses are known,
+/// does not have the address that it is for. Addresses of many and of the link are everybody's.
+/// `ingress_ifindex`: the sender's veth; 0: parts that the kernel made anew, and whose nobody knows.
 #[must_use]
 #[inline(always)]
 pub fn is_astray<B: Bytes, T: Tables>(
@@ -24,12 +25,14 @@ pub fn is_astray<B: Bytes, T: Tables>(
     ifindex: u32,
     ingress_ifindex: u32,
 ) -> bool {
-    if ingress_ifindex == 0 || ingress_ifindex == ifindex {
+    if ingress_ifindex == ifindex {
         return false;
     }
-    let Some(sender) = find_endpoint(tables, ingress_ifindex) else { return false };
-    if (sender.rows() >> 32) as u32 == ROW_NOT_ISOLATED {
-        return false;
+    if ingress_ifindex != 0 {
+        let Some(sender) = find_endpoint(tables, ingress_ifindex) else { return false };
+        if (sender.rows() >> 32) as u32 == ROW_NOT_ISOLATED {
+            return false;
+        }
     }
     let Some(receiver) = find_endpoint(tables, ifindex) else { return false };
     if receiver.flags() & EP_CHECK_SOURCE == 0 {

@@ -108,7 +108,9 @@ pub(crate) fn judge(
     sent: &Sent,
     left_out: &BTreeSet<Trait>,
 ) -> Result<(), String> {
-    if receiver == sent.sender || (is_outside(world, receiver) && is_outside(world, sent.sender)) {
+    if receiver == sent.sender
+        || (is_outside(world, receiver) && is_outside(world, speaker(world, sent)))
+    {
         return Ok(());
     }
     let (from, to) = (&world.parties[sent.sender], &world.parties[receiver]);
@@ -171,6 +173,18 @@ fn is_outside(world: &World, party: usize) -> bool {
     world.parties.get(party).is_some_and(|party| party.pod.is_none())
 }
 
+/// Number of the party that a packet comes from. A pod that may send to another node's tunnel device is
+/// any host outside to that node; to its own node's it gets nothing through.
+pub(crate) fn speaker(world: &World, sent: &Sent) -> usize {
+    let from = &world.parties[sent.sender];
+    let own = world.nodes[from.node][0];
+    let by_a_tunnel = sent.traits.contains(&Trait::Tunnel)
+        && sent.frames.iter().filter_map(|frame| read::frame(frame)).all(|it| it.tuple.to.0 != own)
+        && isolation(world, from, Direction::Egress).is_none();
+    let outside = (0..world.parties.len()).find(|party| is_outside(world, *party));
+    outside.filter(|_| by_a_tunnel).unwrap_or(sent.sender)
+}
+
 /// The party, if anything is denied it in a direction.
 fn isolation<'a>(world: &World, party: &'a Party, direction: Direction) -> Option<&'a Party> {
     let pod = party.pod.as_ref()?;
@@ -217,8 +231,10 @@ impl Exchange<'_> {
             let protocol = if protocol == ICMPV6 { ICMP } else { protocol };
             self.world.oracle.judge_translated(pod, direction, remote, protocol, port)
         };
-        let protocol = self.heard.tuple.protocol;
-        let later = self.heard.is_later && PORTS.iter().any(|port| judge(protocol, *port));
+        // The kernel may have taken it to pieces behind other headers than its sender did.
+        let mut whole = self.sent.forms().flat_map(|said| said.meanings);
+        let later = self.heard.is_later
+            && whole.any(|(protocol, _)| PORTS.iter().any(|port| judge(protocol, *port)));
         later || self.heard.meanings.iter().any(|(protocol, port)| judge(*protocol, *port))
     }
 
@@ -259,10 +275,11 @@ impl Exchange<'_> {
             && self.world.oracle.judge_translated(pod, Direction::Egress, address, protocol, port)
     }
 
-    /// Whether the sender got this from the receiver.
+    /// Whether the sender got this from the receiver, or from an address of the link: whose those are
+    /// nobody knows.
     fn got(&self, tuple: &Tuple) -> bool {
         let got = self.history.got(self.sent.sender).and_then(|got| got.get(tuple));
-        got.is_some_and(|who| self.is_of_receiver(who))
+        got.is_some_and(|who| is_for_many(tuple.from.0) || self.is_of_receiver(who))
     }
 
     /// Whoever is outside may say anything in the receiver's name: nobody can tell, and answers go to
@@ -274,9 +291,10 @@ impl Exchange<'_> {
     fn may_enter(&self) -> bool {
         let (sender, receiver) = (self.sent.sender, self.receiver);
         // Who is outside is whom it claims to be.
-        let source = match &self.party(sender).pod {
-            Some(_) if !self.is_by_a_tunnel() => self.party(sender).addresses[self.family],
-            _ => self.heard.tuple.from.0,
+        let source = if is_outside(self.world, speaker(self.world, self.sent)) {
+            self.heard.tuple.from.0
+        } else {
+            self.party(sender).addresses[self.family]
         };
         if self.allows(receiver, Direction::Ingress, source) {
             return true;
@@ -309,15 +327,6 @@ impl Exchange<'_> {
         })
     }
 
-    /// Whether a pod that may send to another node's tunnel device has done so: to that node it is any
-    /// host outside. To its own node's it gets nothing through.
-    fn is_by_a_tunnel(&self) -> bool {
-        let (from, to) = (self.party(self.sent.sender), self.party(self.receiver));
-        self.sent.traits.contains(&Trait::Tunnel)
-            && from.node != to.node
-            && isolation(self.world, from, Direction::Egress).is_none()
-    }
-
     /// Whether it answers somebody, and goes to somebody else.
     fn is_translated_anew(&self) -> bool {
         let got = self.history.got(self.sent.sender);
@@ -345,7 +354,10 @@ impl Exchange<'_> {
         let got =
             history.got(self.receiver).is_some_and(|got| got.contains_key(&quoted.reversed()));
         let oracle = &self.world.oracle;
-        (said && oracle.judge(pod, Direction::Egress, to.0, protocol, to.1))
+        // Its interfaces' addresses are in no object.
+        let of_node = self.world.interfaces[self.party(self.receiver).node].contains(&to.0);
+        let may_ask = of_node || oracle.judge(pod, Direction::Egress, to.0, protocol, to.1);
+        (said && may_ask)
             || (got && oracle.judge_translated(pod, Direction::Ingress, to.0, protocol, from.1))
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::cluster::PATIENCE;
 use crate::generate::{Generator, number_in};
-use crate::judge::{History, Sent, judge};
+use crate::judge::{History, Sent, judge, speaker};
 use crate::read;
 use crate::tally::Tally;
 use crate::traits::{OPEN, Trait, left_out};
@@ -169,7 +169,8 @@ impl Run {
         for (receiver, party) in self.world.parties.iter().enumerate() {
             while let Some(frame) = party.wire.arrived() {
                 let number = number_in(&frame);
-                match number.and_then(|number| Some((number, self.packet(number)?.sender))) {
+                let sent = number.and_then(|number| Some((number, self.packet(number)?)));
+                match sent.map(|(number, sent)| (number, speaker(&self.world, sent))) {
                     Some((number, sender)) => {
                         self.history.arrived(&self.world, (receiver, &frame), sender);
                         new.push((receiver, frame, number));

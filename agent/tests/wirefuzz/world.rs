@@ -1,5 +1,6 @@
 //! Who sends and who receives: ten pods on two nodes, and somebody outside.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use netpold_core::model::{Key, Pod as PodModel};
@@ -51,6 +52,8 @@ pub(crate) struct World {
     pub(crate) frontends: Vec<(IpAddr, u16)>,
     /// Nodes' addresses.
     pub(crate) nodes: Vec<[IpAddr; 2]>,
+    /// Of each node's interfaces, those of the link aside.
+    pub(crate) interfaces: Vec<BTreeSet<IpAddr>>,
     pub(crate) cluster: Cluster,
     flows: Vec<(&'static str, Flow)>,
     outside: Node,
@@ -111,7 +114,8 @@ impl World {
         let frontends = services.iter().flat_map(Service::sockets);
         let frontends = frontends.map(|socket| (socket.ip(), socket.port())).collect();
         let nodes = cluster.nodes.iter().map(|node| node.addresses()).collect();
-        Self { parties, oracle, frontends, nodes, cluster, flows, outside }
+        let interfaces = cluster.nodes.iter().map(addresses_of).collect();
+        Self { parties, oracle, frontends, nodes, interfaces, cluster, flows, outside }
     }
 
     /// Whether what is sent to an address may go to somebody else: a Service's, a node's.
@@ -148,6 +152,19 @@ impl World {
         }
         assert!(!self.outside.name().is_empty());
     }
+}
+
+fn addresses_of(node: &Node) -> BTreeSet<IpAddr> {
+    let ip = |address: nix::sys::socket::SockaddrStorage| {
+        let v4 = address.as_sockaddr_in().map(|it| IpAddr::from(it.ip()));
+        v4.or_else(|| address.as_sockaddr_in6().map(|it| IpAddr::from(it.ip())))
+    };
+    let of_link = |it: &IpAddr| matches!(it, IpAddr::V6(it) if it.is_unicast_link_local());
+    let find = || {
+        let all = nix::ifaddrs::getifaddrs().unwrap();
+        all.filter_map(|found| ip(found.address?)).filter(|it| !of_link(it)).collect()
+    };
+    node.run(find).unwrap()
 }
 
 fn links_of(node: &Node) -> Vec<String> {
