@@ -215,7 +215,7 @@ fn neighbour_discovery_does_not_leave_the_link() {
         let exit =
             Exit { ifindex: 77, ingress_ifindex: IFINDEX, mark: tables.settings.proof, tc_index };
         let origin = Origin::of(&tables, &exit);
-        translated::judge(&frame, packet::link(&frame), &tables, origin, 77).reason()
+        translated::judge(&frame, packet::link(&frame), &tables, origin, 77, None).reason()
     };
     for message in [solicitation(FAR, &option(1)), advertisement(POD, &option(2))] {
         let mut frame = nd(POD, FAR, &message);

@@ -3,6 +3,7 @@
 pub mod attach;
 pub mod bpffs;
 mod clsact;
+mod connection;
 pub mod direct;
 pub mod features;
 mod front;

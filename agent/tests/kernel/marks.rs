@@ -33,7 +33,8 @@ fn judge(world: &mut World, name: &str, slot: u32, frame: &[u8]) -> Reason {
     let (mark, proof) = (mark(slot, id), world.host.settings.proof);
     let exit = Exit { ifindex: IFINDEX, ingress_ifindex: UPLINK, mark: proof, tc_index: mark };
     let origin = Origin::of(&world.host, &exit);
-    let verdict = translated::judge(&frame, packet::link(&frame), &world.host, origin, IFINDEX);
+    let verdict =
+        translated::judge(&frame, packet::link(&frame), &world.host, origin, IFINDEX, None);
     let reason = verdict.reason();
     let before = world.dropped(Direction::Egress, reason);
     let target = program(&mut world.bpf, name).fd().expect(name);
@@ -140,8 +141,14 @@ fn packets_without_proof_are_judged_for_the_endpoint_they_came_by() {
             let packet = frame(&ip(FAMILIES[0], Who::Pod, to, TCP, &tcp(4000, 443, SYN)));
             let exit = Exit { ifindex: IFINDEX, ingress_ifindex: SENDER, ..Exit::default() };
             let origin = Origin::of(&world.host, &exit);
-            let on_host =
-                translated::judge(&&*packet, packet::link(&&*packet), &world.host, origin, IFINDEX);
+            let on_host = translated::judge(
+                &&*packet,
+                packet::link(&&*packet),
+                &world.host,
+                origin,
+                IFINDEX,
+                None,
+            );
             assert_eq!(on_host.reason(), expected);
             let fd = program(&mut world.bpf, "netpold_node").fd().expect("netpold_node");
             let once = Run { ingress_ifindex: SENDER, ..Run::once(&packet) };

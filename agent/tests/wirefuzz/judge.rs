@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use netpold_core::model::Direction;
+use netpold_core::model::{Direction, Pod as PodModel};
 
 use crate::read::{self, Heard, ICMP, ICMPV6, Tuple};
 use crate::traits::Trait;
@@ -347,18 +347,27 @@ impl Exchange<'_> {
     /// Whether an error's packet is the receiver's own, of a flow that may be now, whoever began it.
     fn concerns(&self, quoted: &Tuple) -> bool {
         let Some(pod) = &self.party(self.receiver).pod else { return true };
-        let Tuple { protocol, from, to } = *quoted;
+        let Tuple { protocol, mut from, to } = *quoted;
+        if is_for_many(from.0) {
+            // An error to everybody about what everybody sent is no more than one to each.
+            from.0 = self.party(self.receiver).addresses[self.family];
+        }
+        let quoted = &Tuple { from, ..*quoted };
         let protocol = if protocol == ICMPV6 { ICMP } else { protocol };
         let history = self.history;
         let said = history.said(self.receiver).is_some_and(|said| said.contains(quoted));
         let got =
             history.got(self.receiver).is_some_and(|got| got.contains_key(&quoted.reversed()));
         let oracle = &self.world.oracle;
-        // Its interfaces' addresses are in no object.
-        let of_node = self.world.interfaces[self.party(self.receiver).node].contains(&to.0);
-        let may_ask = of_node || oracle.judge(pod, Direction::Egress, to.0, protocol, to.1);
+        let may_ask = self.is_of_node(to.0)
+            || oracle.judge(pod, Direction::Egress, to.0, protocol, to.1);
         (said && may_ask)
             || (got && oracle.judge_translated(pod, Direction::Ingress, to.0, protocol, from.1))
+    }
+
+    /// Whether an address is one of an interface of the receiver's node: in no object, and always reached.
+    fn is_of_node(&self, address: IpAddr) -> bool {
+        self.world.interfaces[self.party(self.receiver).node].contains(&address)
     }
 
     /// Whether the receiver may ask the sender at the port from which it answers; without one, at any.
@@ -366,7 +375,9 @@ impl Exchange<'_> {
         let Some(pod) = &self.party(self.receiver).pod else { return true };
         let protocol = if protocol == ICMPV6 { ICMP } else { protocol };
         let judge = |port: u16| {
-            self.world.oracle.judge_translated(pod, Direction::Egress, source, protocol, port)
+            let oracle = &self.world.oracle;
+            self.is_of_node(source)
+                || oracle.judge_translated(pod, Direction::Egress, source, protocol, port)
         };
         port.map_or_else(|| PORTS.iter().any(|port| judge(*port)), judge)
     }
