@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use netpold_core::model::{Direction, Pod as PodModel};
+use netpold_core::model::Direction;
 
 use crate::read::{self, Heard, ICMP, ICMPV6, Tuple};
 use crate::traits::Trait;
@@ -359,8 +359,8 @@ impl Exchange<'_> {
         let got =
             history.got(self.receiver).is_some_and(|got| got.contains_key(&quoted.reversed()));
         let oracle = &self.world.oracle;
-        let may_ask = self.is_of_node(to.0)
-            || oracle.judge(pod, Direction::Egress, to.0, protocol, to.1);
+        let may_ask =
+            self.is_of_node(to.0) || oracle.judge(pod, Direction::Egress, to.0, protocol, to.1);
         (said && may_ask)
             || (got && oracle.judge_translated(pod, Direction::Ingress, to.0, protocol, from.1))
     }
@@ -374,10 +374,13 @@ impl Exchange<'_> {
     fn asked(&self, source: IpAddr, protocol: u8, port: Option<u16>) -> bool {
         let Some(pod) = &self.party(self.receiver).pod else { return true };
         let protocol = if protocol == ICMPV6 { ICMP } else { protocol };
+        // Who is outside may also answer in a Service's name.
+        let outside = is_outside(self.world, speaker(self.world, self.sent));
         let judge = |port: u16| {
             let oracle = &self.world.oracle;
             self.is_of_node(source)
                 || oracle.judge_translated(pod, Direction::Egress, source, protocol, port)
+                || (outside && oracle.judge(pod, Direction::Egress, source, protocol, port))
         };
         port.map_or_else(|| PORTS.iter().any(|port| judge(*port)), judge)
     }

@@ -90,13 +90,7 @@ pub(crate) const ALL: [(Trait, &str); 22] = [
     (Trait::Forgotten, "forgotten"),
 ];
 
-/// Left out by default: packets with one of these are known to get through (issue 12, in brackets its
-/// number). Take one away when it is closed.
-pub(crate) const OPEN: [Trait; 3] = [
-    Trait::TranslatedAnew, // 4, 15
-    Trait::DeniedBackend,  // 12: its answers, not only errors
-    Trait::Forgotten,      // 4, 15
-];
+pub(crate) const OPEN: [Trait; 0] = [];
 
 /// The traits that packets of this run must not have.
 pub(crate) fn left_out() -> BTreeSet<Trait> {
