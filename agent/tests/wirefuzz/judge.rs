@@ -355,7 +355,12 @@ impl Exchange<'_> {
         let quoted = &Tuple { from, ..*quoted };
         let protocol = if protocol == ICMPV6 { ICMP } else { protocol };
         let history = self.history;
-        let said = history.said(self.receiver).is_some_and(|said| said.contains(quoted));
+        // Both directions of an echo have one identifier.
+        let echo = Tuple { from: (from.0, to.1), to: (to.0, from.1), ..*quoted };
+        let forms = [Some(*quoted), (protocol == ICMP).then_some(echo)];
+        let said = history
+            .said(self.receiver)
+            .is_some_and(|said| forms.into_iter().flatten().any(|form| said.contains(&form)));
         let got =
             history.got(self.receiver).is_some_and(|got| got.contains_key(&quoted.reversed()));
         let oracle = &self.world.oracle;
