@@ -22,7 +22,6 @@ const VXLAN_PORT: u16 = 8472;
 
 pub(crate) struct Generator {
     pub(crate) random: Random,
-    left_out: BTreeSet<Trait>,
     /// Whether conntrack of the nodes has forgotten something.
     pub(crate) forgotten: bool,
 }
@@ -69,10 +68,10 @@ impl<'a> Draft<'a> {
 }
 
 impl Generator {
-    pub(crate) fn new(seed: u64, left_out: BTreeSet<Trait>) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         // Not 0, and not close to another seed's.
         let random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        Self { random, left_out, forgotten: false }
+        Self { random, forgotten: false }
     }
 
     fn chance(&mut self, percent: usize) -> bool {
@@ -83,15 +82,14 @@ impl Generator {
         of[self.random.below(of.len())]
     }
 
-    /// The next packet, without any trait that is left out.
+    /// The next packet.
     pub(crate) fn next(&mut self, world: &World, history: &History, number: usize) -> Sent {
         loop {
             let sender = self.random.below(world.parties.len());
             let cookie = cookie(sender, number);
             let traits = BTreeSet::new();
             let mut draft = Draft { world, history, sender, cookie, traits };
-            let Some(sent) = self.packet(&mut draft) else { continue };
-            if sent.traits.is_disjoint(&self.left_out) {
+            if let Some(sent) = self.packet(&mut draft) {
                 return sent;
             }
         }

@@ -106,7 +106,6 @@ pub(crate) fn judge(
     history: &History,
     (receiver, frame): (usize, &[u8]),
     sent: &Sent,
-    left_out: &BTreeSet<Trait>,
 ) -> Result<(), String> {
     if receiver == sent.sender
         || (is_outside(world, receiver) && is_outside(world, speaker(world, sent)))
@@ -126,16 +125,10 @@ pub(crate) fn judge(
     let family = usize::from(heard.tuple.to.0.is_ipv6());
     let exchange = Exchange { world, history, heard: &heard, sent, receiver, family };
     if !exchange.may_leave() {
-        if left_out.contains(&Trait::TranslatedAnew) && exchange.is_translated_anew() {
-            return Ok(());
-        }
         let why = format!("{} may not send it to {}", from.name, to.name);
         return Err(exchange.told(&why));
     }
     if !exchange.may_enter() {
-        if left_out.contains(&Trait::DeniedBackend) && exchange.is_of_a_service() {
-            return Ok(());
-        }
         let why = format!("{} may not get it from {}", to.name, from.name);
         return Err(exchange.told(&why));
     }
@@ -325,23 +318,6 @@ impl Exchange<'_> {
                     Some(if number > 0 { tuple.from.1 } else { port }),
                 )
         })
-    }
-
-    /// Whether it answers somebody, and goes to somebody else.
-    fn is_translated_anew(&self) -> bool {
-        let got = self.history.got(self.sent.sender);
-        self.sent.forms().any(|said| {
-            !self.party(self.receiver).addresses.contains(&said.tuple.to.0)
-                && got.is_some_and(|got| got.contains_key(&said.tuple.reversed()))
-        })
-    }
-
-    /// Whether the receiver asked a Service, which led to somebody whom it may not ask.
-    fn is_of_a_service(&self) -> bool {
-        let tuple = self.heard.tuple;
-        let said = self.history.said(self.receiver);
-        self.world.is_translated(tuple.from.0)
-            && said.is_some_and(|said| said.contains(&tuple.reversed()))
     }
 
     /// Whether an error's packet is the receiver's own, of a flow that may be now, whoever began it.

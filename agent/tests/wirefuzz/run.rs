@@ -9,7 +9,7 @@ use crate::generate::{Generator, number_in};
 use crate::judge::{History, Sent, judge, speaker};
 use crate::read;
 use crate::tally::Tally;
-use crate::traits::{OPEN, Trait, left_out};
+use crate::traits::Trait;
 use crate::world::{Kind, World};
 
 /// Packets between two looks at what arrived.
@@ -48,7 +48,6 @@ struct Run {
     pending: Vec<(usize, Vec<u8>, usize)>,
     arrived: usize,
     tally: Tally,
-    left_out: BTreeSet<Trait>,
 }
 
 fn setting(name: &str) -> Option<u64> {
@@ -64,34 +63,27 @@ pub(crate) fn fuzz(kind: Kind) {
     };
     let seed =
         setting("NETPOLD_WIREFUZZ_SEED").unwrap_or(if seconds.is_some() { clock() } else { 1 });
-    let hunting = std::env::var_os("NETPOLD_WIREFUZZ_OPEN").is_some();
     let ci = std::env::var("CI").is_ok_and(|value| value == "true");
     let time = seconds.unwrap_or(if ci { LONG } else { SHORT });
     let time = Duration::from_secs(time) / WORLDS;
     println!("NETPOLD_WIREFUZZ_SEED={seed}, {kind:?} for {time:?}");
-    let mut generator = Generator::new(seed, left_out());
+    let mut generator = Generator::new(seed);
     let mut run = Run::new(World::new(kind));
     let mut leaks: BTreeMap<BTreeSet<Trait>, (usize, String)> = BTreeMap::new();
     let deadline = Instant::now() + time;
     while Instant::now() < deadline {
         for leak in run.round(&mut generator) {
             let Some(sent) = run.packet(leak.number) else { continue };
-            // What is known to be open explains the rest.
-            let open: BTreeSet<Trait> =
-                sent.traits.iter().copied().filter(|known| OPEN.contains(known)).collect();
-            let traits = if open.is_empty() { sent.traits.clone() } else { open };
-            let known = leaks.entry(traits).or_default();
+            let known = leaks.entry(sent.traits.clone()).or_default();
             known.0 += 1;
             if known.0 == 1 {
                 known.1 = run.report(&leak);
             }
         }
-        if !leaks.is_empty() && !hunting {
+        if !leaks.is_empty() {
             break;
         }
-        if !hunting {
-            run.world.check_flows();
-        }
+        run.world.check_flows();
     }
     println!("{} packets sent, {} frames arrived\n{}", run.count(), run.arrived, run.tally);
     assert!(run.arrived > run.count() / 20, "next to nothing arrives: this shows nothing");
@@ -101,15 +93,15 @@ pub(crate) fn fuzz(kind: Kind) {
     }
     assert!(leaks.is_empty(), "{kind:?}, NETPOLD_WIREFUZZ_SEED={seed}:\n{told}");
     run.world.check_between(kind);
-    run.tally.check(kind, &run.left_out);
+    run.tally.check(kind);
 }
 
 impl Run {
     fn new(world: World) -> Self {
         let history = History::default();
         let (sent, pending) = (VecDeque::new(), Vec::new());
-        let (tally, left_out) = (Tally::default(), left_out());
-        Self { world, history, sent, first: 0, pending, arrived: 0, tally, left_out }
+        let tally = Tally::default();
+        Self { world, history, sent, first: 0, pending, arrived: 0, tally }
     }
 
     /// How many packets were sent.
@@ -123,7 +115,7 @@ impl Run {
 
     fn round(&mut self, generator: &mut Generator) -> Vec<Leak> {
         let mut leaks = Vec::new();
-        if !self.left_out.contains(&Trait::Forgotten) && generator.random.below(4) == 0 {
+        if generator.random.below(4) == 0 {
             self.world.cluster.nodes.iter().for_each(|node| node.forget_connections().unwrap());
             generator.forgotten = true;
         }
@@ -188,7 +180,7 @@ impl Run {
     fn leak(&mut self, (receiver, frame, number): &(usize, Vec<u8>, usize)) -> Option<Leak> {
         let (receiver, number) = (*receiver, *number);
         let sent = self.sent.get(number.checked_sub(self.first)?)?;
-        match judge(&self.world, &self.history, (receiver, frame), sent, &self.left_out) {
+        match judge(&self.world, &self.history, (receiver, frame), sent) {
             Err(why) => return Some(Leak { number, receiver, why }),
             Ok(()) if receiver != sent.sender => {
                 let heard = read::frame(frame);

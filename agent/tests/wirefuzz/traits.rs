@@ -1,7 +1,5 @@
 //! What is special about a packet.
 
-use std::collections::BTreeSet;
-
 use crate::world::Kind;
 
 /// One of the things that a generator may do to a packet.
@@ -45,27 +43,19 @@ pub(crate) enum Trait {
     Answer,
     /// To another node's node port.
     FarNodePort,
-    /// Answers what a translated address began, and is translated anew, to somebody else.
-    TranslatedAnew,
-    /// Comes through a Service's translation from a backend that its receiver may not ask.
-    DeniedBackend,
     /// To what is translated, after conntrack of the nodes forgot everything.
     Forgotten,
 }
 
 impl Trait {
-    /// Whether packets of a world can have it; else the judge says it of what arrives.
+    /// Whether packets of a world can have it.
     pub(crate) fn is_generated(self, kind: Kind) -> bool {
-        match self {
-            Self::Service | Self::FarNodePort => kind != Kind::Plain,
-            Self::TranslatedAnew | Self::DeniedBackend => false,
-            _ => true,
-        }
+        kind != Kind::Plain || !matches!(self, Self::Service | Self::FarNodePort)
     }
 }
 
-/// All of them, with the names that `NETPOLD_WIREFUZZ_OPEN` knows.
-pub(crate) const ALL: [(Trait, &str); 22] = [
+/// All of them, with their names.
+pub(crate) const ALL: [(Trait, &str); 20] = [
     (Trait::Forged, "forged"),
     (Trait::Stranger, "stranger"),
     (Trait::Service, "service"),
@@ -85,26 +75,5 @@ pub(crate) const ALL: [(Trait, &str); 22] = [
     (Trait::ErrorOfOthers, "error-of-others"),
     (Trait::Answer, "answer"),
     (Trait::FarNodePort, "far-node-port"),
-    (Trait::TranslatedAnew, "translated-anew"),
-    (Trait::DeniedBackend, "denied-backend"),
     (Trait::Forgotten, "forgotten"),
 ];
-
-pub(crate) const OPEN: [Trait; 0] = [];
-
-/// The traits that packets of this run must not have.
-pub(crate) fn left_out() -> BTreeSet<Trait> {
-    let wanted = std::env::var("NETPOLD_WIREFUZZ_OPEN").unwrap_or_default();
-    if wanted == "all" {
-        return BTreeSet::new();
-    }
-    let wanted: Vec<Trait> = wanted
-        .split(',')
-        .filter(|name| !name.is_empty())
-        .map(|name| {
-            let found = ALL.iter().find(|(_, known)| *known == name);
-            found.unwrap_or_else(|| panic!("NETPOLD_WIREFUZZ_OPEN: no trait {name}: {ALL:?}")).0
-        })
-        .collect();
-    OPEN.into_iter().filter(|open| !wanted.contains(open)).collect()
-}
