@@ -298,7 +298,15 @@ impl Exchange<'_> {
         }
         if self.heard.is_later {
             let mut whole = self.sent.forms().flat_map(|said| said.quoted);
-            if whole.any(|quoted| self.concerns(&quoted)) {
+            // Through a Service the quoted packet comes back as it was sent there.
+            let led = |quoted: &Tuple| {
+                let same = |asked: &&Tuple| {
+                    asked.to.0 == self.heard.tuple.from.0
+                        && (asked.protocol, asked.from) == (quoted.protocol, quoted.from)
+                };
+                said.iter().filter(same).any(|asked| self.concerns(asked))
+            };
+            if whole.any(|quoted| self.concerns(&quoted) || led(&quoted)) {
                 return true;
             }
             let protocol = self.heard.tuple.protocol;
