@@ -136,8 +136,11 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// BTF of structs: name, size and members with their offsets in bytes.
-    fn types(structs: &[(&str, u32, &[(&str, u32)])]) -> Vec<u8> {
+    /// A struct's name, size and members with their offsets in bytes.
+    type Described<'a> = (&'a str, u32, &'a [(&'a str, u32)]);
+
+    /// BTF of structs.
+    fn types(structs: &[Described<'_>]) -> Vec<u8> {
         let (mut types, mut names) = (Vec::new(), vec![0]);
         let mut name = |text: &str| {
             let at = names.len() as u32;

@@ -357,7 +357,9 @@ fn answers_to_allowed_clients_go_on() {
             service.node_port(NODE_PORT + u16::from(number))
         })
         .collect();
-    servers.iter().for_each(|name| drop(cluster.policy(name, isolate(name, &["Egress"]))));
+    for name in servers {
+        cluster.policy(name, isolate(name, &["Egress"]));
+    }
     for tracked in [false, true] {
         if tracked {
             provide(&mut cluster, Proxy::Nftables, &services);

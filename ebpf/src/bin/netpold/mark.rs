@@ -162,8 +162,8 @@ fn is_answer(skb: *mut __sk_buff) -> bool {
     parts_of(read(skb)).1
 }
 
-/// Writes the mark of the endpoint whose interface this is, that of an answer or not. A global function to the kernel, as
-/// those in the crate's root.
+/// Writes the mark of the endpoint whose interface this is, that of an answer or not. A global function to
+/// the kernel, as those in the crate's root.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_mark(skb: *mut __sk_buff, answer: u32) -> u32 {
@@ -176,8 +176,8 @@ extern "C" fn netpold_mark(skb: *mut __sk_buff, answer: u32) -> u32 {
     0
 }
 
-/// Judges a marked packet, an answer by its [`Course`], and counts a drop; the number of the reason, with [`TELL`] if the drop's
-/// event is to be emitted.
+/// Judges a marked packet, an answer by its [`Course`], and counts a drop; the number of the reason, with
+/// [`TELL`] if the drop's event is to be emitted.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_translated(skb: *mut __sk_buff, link: u32, course: u32) -> u32 {
