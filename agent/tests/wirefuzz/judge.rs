@@ -313,7 +313,9 @@ impl Exchange<'_> {
             return said.iter().any(|tuple| tuple.protocol == protocol)
                 && self.asked(source, protocol, None);
         }
-        let port = self.sent.heard.as_ref().map_or(0, |heard| heard.tuple.from.1);
+        let outside = is_outside(self.world, speaker(self.world, self.sent));
+        let meant = self.sent.heard.as_ref().filter(|_| !outside).unwrap_or(self.heard);
+        let port = meant.tuple.from.1;
         self.heard.tuples().enumerate().any(|(number, tuple)| {
             // Who answers to everybody answers to each.
             let mut asked = tuple.reversed();
