@@ -33,6 +33,7 @@ mod reading;
 pub mod reason;
 mod recall;
 pub mod sent;
+pub mod station;
 pub mod tables;
 mod tracking;
 pub mod translated;

@@ -52,7 +52,7 @@ pub enum Reason {
     /// Drops: what it was translated to, as a Service's backend, no rule allows; or it comes from there.
     ServiceBackend = 20,
     /// Drops: for an address that is not the pod's, as a bridge floods it to every port, and no rule
-    /// allows it. Counted, and not told of: it is not the pod's traffic.
+    /// allows it, or an isolated endpoint sent it. Counted, and not told of: it is not the pod's traffic.
     Flooded = 21,
     /// No verdict: the quick look at the packet was not enough. Never leaves the program.
     Deferred = 22,

@@ -11,7 +11,7 @@ use netpold_ebpf::{
     packet,
     proof::{Exit, Origin},
     reason::Reason,
-    translated,
+    station, translated,
     verdict::{Egress, Hook, Ingress, decide},
 };
 
@@ -372,6 +372,41 @@ fn a_services_address_begins_no_flow() {
         assert_eq!(egress(&tables, &answer(SYN | ACK)), answered);
         assert_eq!(egress(&tables, &answer(ACK)), answered);
     }
+}
+
+/// On a bridge the station that a frame is for decides who gets it: another pod than the one whose
+/// address the packet has does not.
+#[test]
+fn what_is_for_anothers_address_arrives_nowhere_else() {
+    let mut tables = tables();
+    let mut other = Endpoint {
+        ifindex: OTHER_IFINDEX,
+        id: 2,
+        flags: 1 | EP_CHECK_SOURCE,
+        ..Endpoint::default()
+    };
+    other.addr4[0] = u32::from_be_bytes(OPEN);
+    tables.set_endpoint(other);
+    let astray = |tables: &HostTables, to, ifindex, by| {
+        let frame = tcp((POD, 4000), (to, 8080), SYN);
+        station::is_astray(&&frame[..], tables, ifindex, by)
+    };
+    for to in [ALLOWED, NODE, SERVICE, DENIED] {
+        assert!(astray(&tables, to, OTHER_IFINDEX, POD_IFINDEX), "{to:?}");
+        assert!(!astray(&tables, to, OTHER_IFINDEX, UPLINK), "from elsewhere");
+        assert!(astray(&tables, to, OTHER_IFINDEX, 0), "made anew of somebody's parts");
+        assert!(!astray(&tables, to, POD_IFINDEX, OTHER_IFINDEX), "its sender may send anything");
+    }
+    let tagged = {
+        let mut frame = tcp((POD, 4000), (ALLOWED, 8080), SYN);
+        frame.splice(12..12, [0x81, 0, 0, 7]);
+        frame
+    };
+    assert!(station::is_astray(&&tagged[..], &tables, OTHER_IFINDEX, POD_IFINDEX));
+    assert!(!astray(&tables, OPEN, OTHER_IFINDEX, POD_IFINDEX), "its own address");
+    assert!(!astray(&tables, [224, 0, 0, 251], OTHER_IFINDEX, POD_IFINDEX), "everybody's");
+    tables.endpoints[endpoint_slot(OTHER_IFINDEX, 0) as usize].flags &= !EP_CHECK_SOURCE;
+    assert!(!astray(&tables, ALLOWED, OTHER_IFINDEX, POD_IFINDEX), "it may have other addresses");
 }
 
 const AF_INET: u16 = 2;

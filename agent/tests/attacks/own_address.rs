@@ -1,11 +1,12 @@
-//! Packets to the sender's own address in frames to somebody else's (issue 12, 11).
+//! Packets to an address that their sender may reach, its own to begin with, in frames to somebody else's
+//! station (issue 12, 11).
 
 use std::net::IpAddr;
 
 use netpold_testbed::packet::{icmp_packet, packet, udp_packet};
 use netpold_testbed::{Cni, Node, require_root};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, allow_to};
 use crate::volley::{PACKETS, Sender, Tally, Volley, try_both};
 
 const BROADCAST: [u8; 6] = [0xff; 6];
@@ -72,6 +73,43 @@ fn ones_own_address_at_another_station() {
                     mixed(&sender, volley, from, own);
                 });
             }
+        }
+    }
+    tally.holds();
+}
+
+/// The node's own address, which every pod reaches, and an allowed peer's.
+#[test]
+fn an_allowed_address_at_another_station() {
+    if !require_root("an_allowed_address_at_another_station") {
+        return;
+    }
+    let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["hostile", "friend", "other"]);
+    let wire = cluster.pod("other").wire("eth0").unwrap();
+    let mut tally = Tally::default();
+    for family in 0..2 {
+        let own = cluster.pod("hostile").addresses()[family];
+        let node = cluster.nodes[0].addresses()[family];
+        let friend = cluster.pod("friend").addresses()[family];
+        for mac in [cluster.pod("other").mac(), BROADCAST] {
+            let attack = |cluster: &Cluster, volley: Volley, to: IpAddr| {
+                mixed(&Sender::pod(cluster.pod("hostile")).to(mac), volley, own, to);
+            };
+            let what = format!("to {node} at {mac:02x?}");
+            try_both(&mut cluster, (&what, "hostile"), &wire, &mut tally, |cluster, volley| {
+                attack(cluster, volley, node);
+            });
+            cluster.enforce();
+            let volley = Volley::new();
+            attack(&cluster, volley, friend);
+            let what = format!("to {friend} at {mac:02x?}");
+            volley.arrives(&wire, &what);
+            cluster.policy("hostile", allow_to("hostile", "friend")).enforce();
+            cluster.reaches("hostile", "friend");
+            let volley = Volley::new();
+            attack(&cluster, volley, friend);
+            tally.note(&what, volley.leaked(&wire));
+            cluster.without_policy("hostile");
         }
     }
     tally.holds();

@@ -22,7 +22,6 @@ const VXLAN_PORT: u16 = 8472;
 
 pub(crate) struct Generator {
     pub(crate) random: Random,
-    left_out: BTreeSet<Trait>,
     /// Whether conntrack of the nodes has forgotten something.
     pub(crate) forgotten: bool,
 }
@@ -69,10 +68,10 @@ impl<'a> Draft<'a> {
 }
 
 impl Generator {
-    pub(crate) fn new(seed: u64, left_out: BTreeSet<Trait>) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         // Not 0, and not close to another seed's.
         let random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        Self { random, left_out, forgotten: false }
+        Self { random, forgotten: false }
     }
 
     fn chance(&mut self, percent: usize) -> bool {
@@ -83,15 +82,14 @@ impl Generator {
         of[self.random.below(of.len())]
     }
 
-    /// The next packet, without any trait that is left out.
+    /// The next packet.
     pub(crate) fn next(&mut self, world: &World, history: &History, number: usize) -> Sent {
         loop {
             let sender = self.random.below(world.parties.len());
             let cookie = cookie(sender, number);
             let traits = BTreeSet::new();
             let mut draft = Draft { world, history, sender, cookie, traits };
-            let Some(sent) = self.packet(&mut draft) else { continue };
-            if sent.traits.is_disjoint(&self.left_out) {
+            if let Some(sent) = self.packet(&mut draft) {
                 return sent;
             }
         }
@@ -181,16 +179,16 @@ impl Generator {
             ];
             return if self.chance(50) { nobody[family] } else { self.one(&odd)[family] };
         }
-        // Whoever is isolated has its source checked; that is not known to be open.
-        if draft.party().name.starts_with("free") {
-            draft.traits.insert(Trait::Forged);
-        }
         let (others, nodes) = (&draft.world.parties, &draft.world.nodes);
-        if self.chance(80) {
+        let claimed = if self.chance(80) {
             others[self.random.below(others.len())].addresses[family]
         } else {
             nodes[self.random.below(nodes.len())][family]
+        };
+        if claimed != own {
+            draft.traits.insert(Trait::Forged);
         }
+        claimed
     }
 
     fn destination(&mut self, draft: &mut Draft<'_>, family: usize) -> IpAddr {
@@ -335,15 +333,7 @@ impl Generator {
             return None;
         }
         if self.chance(5) {
-            draft.traits.insert(Trait::Tagged);
-            let number = self.random.below(3) as u8;
-            let tag = [[0x81, 0, 0, number], [0x88, 0xa8, 0, number]][self.random.below(2)];
-            for frame in &mut frames {
-                frame.splice(12..12, tag);
-                if number == 2 {
-                    frame.splice(12..12, tag);
-                }
-            }
+            self.tag(draft, &mut frames);
         }
         if self.chance(6) {
             draft.traits.insert(Trait::Damaged);
@@ -380,13 +370,8 @@ impl Generator {
     fn next_hop(&mut self, draft: &mut Draft<'_>, to: IpAddr) -> [u8; 6] {
         let parties = &draft.world.parties;
         let party = draft.party();
-        let neighbour = |other: &&Party| {
-            party.node == 1
-                && other.node == 1
-                && other.pod.is_some()
-                && party.pod.is_some()
-                && other.addresses.contains(&to)
-        };
+        let neighbour =
+            |other: &&Party| party.is_bridged_to(other) && other.addresses.contains(&to);
         let right = match to {
             IpAddr::V4(to) if to.is_broadcast() => BROADCAST,
             IpAddr::V4(to) if to.is_multicast() => [1, 0, 0x5e, 0, 0, 0xfb],
@@ -446,16 +431,18 @@ impl Generator {
         self.sent(draft, &shape, in_parts)
     }
 
-    /// ARP, and what IPv6 has for it.
+    /// ARP, and what IPv6 has for it: in its form, or with more behind it.
     fn link_message(&mut self, draft: &mut Draft<'_>) -> Option<Sent> {
         let party = draft.party();
         let other = self.random.below(draft.world.parties.len());
         let other = &draft.world.parties[other];
         let to = if self.chance(50) { BROADCAST } else { other.mac };
-        let length = 14 + self.random.below(1300);
-        let frames = if self.chance(50) {
+        let mut frames = vec![if self.chance(50) {
             draft.traits.insert(Trait::Arp);
-            let (IpAddr::V4(own), IpAddr::V4(theirs)) = (party.addresses[0], other.addresses[0])
+            let long = 14 + self.random.below(1300);
+            let length = self.one(&[15, 18, 19, long]);
+            let (claimed, asked) = if self.chance(70) { (party, other) } else { (other, party) };
+            let (IpAddr::V4(own), IpAddr::V4(theirs)) = (claimed.addresses[0], asked.addresses[0])
             else {
                 return None;
             };
@@ -465,20 +452,62 @@ impl Generator {
             arp.extend(other.mac);
             arp.extend(theirs.octets());
             arp.extend(draft.payload(length));
-            vec![ethernet(to, party.mac, 0x0806, &arp)]
+            ethernet(to, party.mac, 0x0806, &arp)
         } else {
             draft.traits.insert(Trait::Neighbour);
-            let (own, theirs) = (party.addresses[1], other.addresses[1]);
-            let kind = self.one(&[133, 135, 136, 130, 131, 132, 143]);
-            let IpAddr::V6(target) = theirs else { return None };
-            let rest = [&target.octets()[..], &draft.payload(14 + self.random.below(40))].concat();
-            let mut whole = icmp_packet((own, theirs), (kind, 0), [0; 4], &rest);
-            whole[7] = self.one(&[255, 255, 1, 64]);
-            vec![frame(to, party.mac, &whole)]
-        };
+            let whole =
+                if self.chance(50) { self.asking(draft) } else { self.discovery(draft, other) };
+            frame(to, party.mac, &whole?)
+        }];
+        if self.chance(10) {
+            self.tag(draft, &mut frames);
+        }
         let heard = frames.first().and_then(|frame| read::frame(frame));
         let traits = std::mem::take(&mut draft.traits);
         Some(Sent { sender: draft.sender, frames, traits, heard })
+    }
+
+    /// A solicitation in its exact form, for an address that is the cookie.
+    fn asking(&mut self, draft: &Draft<'_>) -> Option<Vec<u8>> {
+        let IpAddr::V6(target) = IpAddr::from(<[u8; 16]>::try_from(draft.payload(16)).ok()?) else {
+            return None;
+        };
+        let [.., a, b, c] = target.octets();
+        let group = IpAddr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c]);
+        let mut rest = target.octets().to_vec();
+        if self.chance(50) {
+            rest.extend([1, 1]);
+            rest.extend(draft.party().mac);
+        }
+        let own = draft.party().addresses[1];
+        let mut whole = icmp_packet((own, group), (135, 0), [0; 4], &rest);
+        whole[7] = 255;
+        Some(whole)
+    }
+
+    /// A message of neighbour or listener discovery with more than it may have.
+    fn discovery(&mut self, draft: &Draft<'_>, other: &Party) -> Option<Vec<u8>> {
+        let (own, theirs) = (draft.party().addresses[1], other.addresses[1]);
+        let kind = self.one(&[133, 134, 135, 136, 137, 130, 131, 132, 143]);
+        let claimed = if self.chance(70) { theirs } else { own };
+        let IpAddr::V6(target) = claimed else { return None };
+        let rest = [&target.octets()[..], &draft.payload(14 + self.random.below(40))].concat();
+        let mut whole = icmp_packet((own, theirs), (kind, 0), [0; 4], &rest);
+        whole[7] = self.one(&[255, 255, 1, 64]);
+        Some(whole)
+    }
+
+    /// One or two VLAN tags.
+    fn tag(&mut self, draft: &mut Draft<'_>, frames: &mut [Vec<u8>]) {
+        draft.traits.insert(Trait::Tagged);
+        let number = self.random.below(3) as u8;
+        let tag = [[0x81, 0, 0, number], [0x88, 0xa8, 0, number]][self.random.below(2)];
+        for frame in frames {
+            frame.splice(12..12, tag);
+            if number == 2 {
+                frame.splice(12..12, tag);
+            }
+        }
     }
 
     /// A packet in VXLAN, to a node.

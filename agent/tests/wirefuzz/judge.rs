@@ -106,12 +106,16 @@ pub(crate) fn judge(
     history: &History,
     (receiver, frame): (usize, &[u8]),
     sent: &Sent,
-    left_out: &BTreeSet<Trait>,
 ) -> Result<(), String> {
-    if receiver == sent.sender || (is_outside(world, receiver) && is_outside(world, sent.sender)) {
+    if receiver == sent.sender
+        || (is_outside(world, receiver) && is_outside(world, speaker(world, sent)))
+    {
         return Ok(());
     }
     let (from, to) = (&world.parties[sent.sender], &world.parties[receiver]);
+    if from.is_bridged_to(to) && is_of_link(from, frame) {
+        return Ok(());
+    }
     let Some(heard) = read::frame(frame) else {
         let open = |party: &Party, direction| isolation(world, party, direction).is_none();
         return (open(from, Direction::Egress) && open(to, Direction::Ingress))
@@ -121,20 +125,35 @@ pub(crate) fn judge(
     let family = usize::from(heard.tuple.to.0.is_ipv6());
     let exchange = Exchange { world, history, heard: &heard, sent, receiver, family };
     if !exchange.may_leave() {
-        if left_out.contains(&Trait::TranslatedAnew) && exchange.is_translated_anew() {
-            return Ok(());
-        }
         let why = format!("{} may not send it to {}", from.name, to.name);
         return Err(exchange.told(&why));
     }
     if !exchange.may_enter() {
-        if left_out.contains(&Trait::DeniedBackend) && exchange.is_of_a_service() {
-            return Ok(());
-        }
         let why = format!("{} may not get it from {}", to.name, from.name);
         return Err(exchange.told(&why));
     }
     Ok(())
+}
+
+/// What a bridge's pods may tell each other whatever policy says: ARP with the padding of the shortest
+/// frame, a solicitation with one option at the most, both in the sender's own name.
+fn is_of_link(from: &Party, frame: &[u8]) -> bool {
+    let Some((kind, packet)) = read::untagged(frame) else { return false };
+    let [IpAddr::V4(own), IpAddr::V6(own6)] = from.addresses else { return false };
+    match kind {
+        0x0806 => {
+            packet.len() <= 46
+                && matches!(packet, [0, 1, 8, 0, 6, 4, 0, 1 | 2, ..])
+                && packet.get(14..18) == Some(&own.octets()[..])
+        }
+        0x86dd => {
+            packet.len() <= 72
+                && packet.get(6..8) == Some(&[ICMPV6, 255])
+                && packet.get(8..24) == Some(&own6.octets()[..])
+                && packet.get(40..42) == Some(&[135, 0])
+        }
+        _ => false,
+    }
 }
 
 /// What is for everybody is for each; and what is for an address of its link.
@@ -145,6 +164,18 @@ fn is_for_many(address: IpAddr) -> bool {
 
 fn is_outside(world: &World, party: usize) -> bool {
     world.parties.get(party).is_some_and(|party| party.pod.is_none())
+}
+
+/// Number of the party that a packet comes from. A pod that may send to another node's tunnel device is
+/// any host outside to that node; to its own node's it gets nothing through.
+pub(crate) fn speaker(world: &World, sent: &Sent) -> usize {
+    let from = &world.parties[sent.sender];
+    let own = world.nodes[from.node][0];
+    let by_a_tunnel = sent.traits.contains(&Trait::Tunnel)
+        && sent.frames.iter().filter_map(|frame| read::frame(frame)).all(|it| it.tuple.to.0 != own)
+        && isolation(world, from, Direction::Egress).is_none();
+    let outside = (0..world.parties.len()).find(|party| is_outside(world, *party));
+    outside.filter(|_| by_a_tunnel).unwrap_or(sent.sender)
 }
 
 /// The party, if anything is denied it in a direction.
@@ -193,8 +224,10 @@ impl Exchange<'_> {
             let protocol = if protocol == ICMPV6 { ICMP } else { protocol };
             self.world.oracle.judge_translated(pod, direction, remote, protocol, port)
         };
-        let protocol = self.heard.tuple.protocol;
-        let later = self.heard.is_later && PORTS.iter().any(|port| judge(protocol, *port));
+        // The kernel may have taken it to pieces behind other headers than its sender did.
+        let mut whole = self.sent.forms().flat_map(|said| said.meanings);
+        let later = self.heard.is_later
+            && whole.any(|(protocol, _)| PORTS.iter().any(|port| judge(protocol, *port)));
         later || self.heard.meanings.iter().any(|(protocol, port)| judge(*protocol, *port))
     }
 
@@ -216,7 +249,8 @@ impl Exchange<'_> {
         if self.heard.is_later {
             return self.history.got(self.sent.sender).is_some_and(|got| {
                 let same = |(tuple, who): (&Tuple, &BTreeSet<usize>)| {
-                    tuple.protocol == said.tuple.protocol && self.is_of_receiver(who)
+                    said.tuples().any(|said| said.protocol == tuple.protocol)
+                        && self.is_of_receiver(who)
                 };
                 got.iter().any(same)
             });
@@ -234,27 +268,26 @@ impl Exchange<'_> {
             && self.world.oracle.judge_translated(pod, Direction::Egress, address, protocol, port)
     }
 
-    /// Whether the sender got this from the receiver.
+    /// Whether the sender got this from the receiver, or from an address of the link: whose those are
+    /// nobody knows.
     fn got(&self, tuple: &Tuple) -> bool {
         let got = self.history.got(self.sent.sender).and_then(|got| got.get(tuple));
-        got.is_some_and(|who| self.is_of_receiver(who))
+        got.is_some_and(|who| is_for_many(tuple.from.0) || self.is_of_receiver(who))
     }
 
-    /// Whoever is outside is one and the same, at both its links.
+    /// Whoever is outside may say anything in the receiver's name: nobody can tell, and answers go to
+    /// whom they name.
     fn is_of_receiver(&self, who: &BTreeSet<usize>) -> bool {
-        let same = |other: &usize| {
-            *other == self.receiver
-                || (is_outside(self.world, *other) && is_outside(self.world, self.receiver))
-        };
-        who.iter().any(same)
+        who.iter().any(|other| *other == self.receiver || is_outside(self.world, *other))
     }
 
     fn may_enter(&self) -> bool {
         let (sender, receiver) = (self.sent.sender, self.receiver);
         // Who is outside is whom it claims to be.
-        let source = match &self.party(sender).pod {
-            Some(_) => self.party(sender).addresses[self.family],
-            None => self.heard.tuple.from.0,
+        let source = if is_outside(self.world, speaker(self.world, self.sent)) {
+            self.heard.tuple.from.0
+        } else {
+            self.party(sender).addresses[self.family]
         };
         if self.allows(receiver, Direction::Ingress, source) {
             return true;
@@ -265,14 +298,24 @@ impl Exchange<'_> {
         }
         if self.heard.is_later {
             let mut whole = self.sent.forms().flat_map(|said| said.quoted);
-            if whole.any(|quoted| self.concerns(&quoted)) {
+            // Through a Service the quoted packet comes back as it was sent there.
+            let led = |quoted: &Tuple| {
+                let same = |asked: &&Tuple| {
+                    asked.to.0 == self.heard.tuple.from.0
+                        && (asked.protocol, asked.from) == (quoted.protocol, quoted.from)
+                };
+                said.iter().filter(same).any(|asked| self.concerns(asked))
+            };
+            if whole.any(|quoted| self.concerns(&quoted) || led(&quoted)) {
                 return true;
             }
             let protocol = self.heard.tuple.protocol;
             return said.iter().any(|tuple| tuple.protocol == protocol)
                 && self.asked(source, protocol, None);
         }
-        let port = self.sent.heard.as_ref().map_or(0, |heard| heard.tuple.from.1);
+        let outside = is_outside(self.world, speaker(self.world, self.sent));
+        let meant = self.sent.heard.as_ref().filter(|_| !outside).unwrap_or(self.heard);
+        let port = meant.tuple.from.1;
         self.heard.tuples().enumerate().any(|(number, tuple)| {
             // Who answers to everybody answers to each.
             let mut asked = tuple.reversed();
@@ -287,43 +330,48 @@ impl Exchange<'_> {
         })
     }
 
-    /// Whether it answers somebody, and goes to somebody else.
-    fn is_translated_anew(&self) -> bool {
-        let got = self.history.got(self.sent.sender);
-        self.sent.forms().any(|said| {
-            !self.party(self.receiver).addresses.contains(&said.tuple.to.0)
-                && got.is_some_and(|got| got.contains_key(&said.tuple.reversed()))
-        })
-    }
-
-    /// Whether the receiver asked a Service, which led to somebody whom it may not ask.
-    fn is_of_a_service(&self) -> bool {
-        let tuple = self.heard.tuple;
-        let said = self.history.said(self.receiver);
-        self.world.is_translated(tuple.from.0)
-            && said.is_some_and(|said| said.contains(&tuple.reversed()))
-    }
-
     /// Whether an error's packet is the receiver's own, of a flow that may be now, whoever began it.
     fn concerns(&self, quoted: &Tuple) -> bool {
         let Some(pod) = &self.party(self.receiver).pod else { return true };
-        let Tuple { protocol, from, to } = *quoted;
+        let Tuple { protocol, mut from, to } = *quoted;
+        if is_for_many(from.0) {
+            // An error to everybody about what everybody sent is no more than one to each.
+            from.0 = self.party(self.receiver).addresses[self.family];
+        }
+        let quoted = &Tuple { from, ..*quoted };
         let protocol = if protocol == ICMPV6 { ICMP } else { protocol };
         let history = self.history;
-        let said = history.said(self.receiver).is_some_and(|said| said.contains(quoted));
+        // Both directions of an echo have one identifier.
+        let echo = Tuple { from: (from.0, to.1), to: (to.0, from.1), ..*quoted };
+        let forms = [Some(*quoted), (protocol == ICMP).then_some(echo)];
+        let said = history
+            .said(self.receiver)
+            .is_some_and(|said| forms.into_iter().flatten().any(|form| said.contains(&form)));
         let got =
             history.got(self.receiver).is_some_and(|got| got.contains_key(&quoted.reversed()));
         let oracle = &self.world.oracle;
-        (said && oracle.judge(pod, Direction::Egress, to.0, protocol, to.1))
+        let may_ask =
+            self.is_of_node(to.0) || oracle.judge(pod, Direction::Egress, to.0, protocol, to.1);
+        (said && may_ask)
             || (got && oracle.judge_translated(pod, Direction::Ingress, to.0, protocol, from.1))
+    }
+
+    /// Whether an address is one of an interface of the receiver's node: in no object, and always reached.
+    fn is_of_node(&self, address: IpAddr) -> bool {
+        self.world.interfaces[self.party(self.receiver).node].contains(&address)
     }
 
     /// Whether the receiver may ask the sender at the port from which it answers; without one, at any.
     fn asked(&self, source: IpAddr, protocol: u8, port: Option<u16>) -> bool {
         let Some(pod) = &self.party(self.receiver).pod else { return true };
         let protocol = if protocol == ICMPV6 { ICMP } else { protocol };
+        // Who is outside may also answer in a Service's name.
+        let outside = is_outside(self.world, speaker(self.world, self.sent));
         let judge = |port: u16| {
-            self.world.oracle.judge_translated(pod, Direction::Egress, source, protocol, port)
+            let oracle = &self.world.oracle;
+            self.is_of_node(source)
+                || oracle.judge_translated(pod, Direction::Egress, source, protocol, port)
+                || (outside && oracle.judge(pod, Direction::Egress, source, protocol, port))
         };
         port.map_or_else(|| PORTS.iter().any(|port| judge(*port)), judge)
     }

@@ -9,10 +9,8 @@
 //! What arrives must be allowed by the oracle for who *sent* it, whatever it says, or be an answer to (an
 //! error about) a flow that the oracle allows: [`judge`]. Connections between allowed pods go on beside it.
 //!
-//! `NETPOLD_WIREFUZZ_SECONDS`: for all worlds together, 60 if it is not set. `NETPOLD_WIREFUZZ_SEED`: of
-//! the random numbers; 1 if neither is set, the clock's if only the time is. `NETPOLD_WIREFUZZ_OPEN`: `all`,
-//! or traits (`forged,tunnel`) of packets that are known to get through and are left out otherwise, see
-//! [`traits::OPEN`].
+//! `NETPOLD_WIREFUZZ_SECONDS`: for all worlds together; 300 if it is not set and `CI=true` is, else 60.
+//! `NETPOLD_WIREFUZZ_SEED`: of the random numbers; 1 if neither is set, the clock's if only the time is.
 
 #![expect(
     clippy::unwrap_used,
@@ -35,6 +33,7 @@ mod run;
 #[path = "../traffic/services/world.rs"]
 mod services;
 mod shape;
+mod tally;
 mod traits;
 mod world;
 

@@ -47,14 +47,19 @@ impl Heard {
 
 /// `None`: not IP, or too short for an IP header.
 pub(crate) fn frame(frame: &[u8]) -> Option<Heard> {
+    match untagged(frame)? {
+        (0x0800 | 0x86dd, bytes) => packet(bytes),
+        _ => None,
+    }
+}
+
+/// Type and payload behind all tags.
+pub(crate) fn untagged(frame: &[u8]) -> Option<(u16, &[u8])> {
     let mut at = 12;
     while matches!(number(frame, at)?, 0x8100 | 0x88a8) {
         at += 4;
     }
-    match number(frame, at)? {
-        0x0800 | 0x86dd => packet(frame.get(at + 2..)?),
-        _ => None,
-    }
+    Some((number(frame, at)?, frame.get(at + 2..)?))
 }
 
 fn number(bytes: &[u8], at: usize) -> Option<u16> {

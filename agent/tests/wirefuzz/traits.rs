@@ -1,11 +1,11 @@
 //! What is special about a packet.
 
-use std::collections::BTreeSet;
+use crate::world::Kind;
 
 /// One of the things that a generator may do to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Trait {
-    /// Another pod's source address, from a pod that no policy selects.
+    /// Another's source address, from a pod.
     Forged,
     /// A source that is nobody's, from a pod.
     Stranger,
@@ -43,16 +43,19 @@ pub(crate) enum Trait {
     Answer,
     /// To another node's node port.
     FarNodePort,
-    /// Answers what a translated address began, and is translated anew, to somebody else.
-    TranslatedAnew,
-    /// Comes through a Service's translation from a backend that its receiver may not ask.
-    DeniedBackend,
     /// To what is translated, after conntrack of the nodes forgot everything.
     Forgotten,
 }
 
-/// All of them, with the names that `NETPOLD_WIREFUZZ_OPEN` knows.
-pub(crate) const ALL: [(Trait, &str); 22] = [
+impl Trait {
+    /// Whether packets of a world can have it.
+    pub(crate) fn is_generated(self, kind: Kind) -> bool {
+        kind != Kind::Plain || !matches!(self, Self::Service | Self::FarNodePort)
+    }
+}
+
+/// All of them, with their names.
+pub(crate) const ALL: [(Trait, &str); 20] = [
     (Trait::Forged, "forged"),
     (Trait::Stranger, "stranger"),
     (Trait::Service, "service"),
@@ -72,42 +75,5 @@ pub(crate) const ALL: [(Trait, &str); 22] = [
     (Trait::ErrorOfOthers, "error-of-others"),
     (Trait::Answer, "answer"),
     (Trait::FarNodePort, "far-node-port"),
-    (Trait::TranslatedAnew, "translated-anew"),
-    (Trait::DeniedBackend, "denied-backend"),
     (Trait::Forgotten, "forgotten"),
 ];
-
-/// Left out by default: packets with one of these are known to get through (issue 12, in brackets its
-/// number). Take one away when it is closed.
-pub(crate) const OPEN: [Trait; 13] = [
-    Trait::Fragments,      // 1
-    Trait::Forged,         // 10, 15
-    Trait::Itself,         // 11
-    Trait::Station,        // 11
-    Trait::Arp,            // 14
-    Trait::Neighbour,      // 3, 14
-    Trait::Tunnel,         // 13
-    Trait::OptionsInside,  // 1
-    Trait::ErrorOfOthers,  // 12
-    Trait::FarNodePort,    // other node's node ports: some backend is allowed
-    Trait::TranslatedAnew, // 4, 15
-    Trait::DeniedBackend,  // 12: its answers, not only errors
-    Trait::Forgotten,      // 4, 15
-];
-
-/// The traits that packets of this run must not have.
-pub(crate) fn left_out() -> BTreeSet<Trait> {
-    let wanted = std::env::var("NETPOLD_WIREFUZZ_OPEN").unwrap_or_default();
-    if wanted == "all" {
-        return BTreeSet::new();
-    }
-    let wanted: Vec<Trait> = wanted
-        .split(',')
-        .filter(|name| !name.is_empty())
-        .map(|name| {
-            let found = ALL.iter().find(|(_, known)| *known == name);
-            found.unwrap_or_else(|| panic!("NETPOLD_WIREFUZZ_OPEN: no trait {name}: {ALL:?}")).0
-        })
-        .collect();
-    OPEN.into_iter().filter(|open| !wanted.contains(open)).collect()
-}

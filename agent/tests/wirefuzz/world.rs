@@ -1,10 +1,11 @@
 //! Who sends and who receives: ten pods on two nodes, and somebody outside.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use netpold_core::model::{Key, Pod as PodModel};
 use netpold_core::oracle::Oracle;
-use netpold_testbed::{Cni, Flow, Host, Node, PodSpec, Protocol, Proxy, Wire, link_nodes};
+use netpold_testbed::{Cni, Flow, Host, Node, PodSpec, Protocol, Proxy, Wire, link_nodes, skip};
 use serde_json::json;
 
 use crate::cluster::{Cluster, NAMESPACE, PORT, isolate};
@@ -35,6 +36,14 @@ pub(crate) struct Party {
     pub(crate) wire: Wire,
 }
 
+impl Party {
+    /// Whether both are pods of the node with a bridge.
+    pub(crate) fn is_bridged_to(&self, other: &Self) -> bool {
+        let here = |party: &Self| party.pod.is_some() && party.node == 1;
+        here(self) && here(other)
+    }
+}
+
 /// Dropped in this order.
 pub(crate) struct World {
     pub(crate) parties: Vec<Party>,
@@ -43,11 +52,15 @@ pub(crate) struct World {
     pub(crate) frontends: Vec<(IpAddr, u16)>,
     /// Nodes' addresses.
     pub(crate) nodes: Vec<[IpAddr; 2]>,
+    /// Of each node's interfaces, those of the link aside.
+    pub(crate) interfaces: Vec<BTreeSet<IpAddr>>,
     pub(crate) cluster: Cluster,
     flows: Vec<(&'static str, Flow)>,
     outside: Node,
 }
 
+/// Whether bridges show their packets to netfilter.
+const SHOWN: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
 /// Two of each. `mute` may do nothing, `part` some things, `deaf` hears nobody, `bound` says
 /// nothing, no policy selects `free`.
 const APPS: [&str; 5] = ["mute", "part", "deaf", "bound", "free"];
@@ -101,13 +114,34 @@ impl World {
         let frontends = services.iter().flat_map(Service::sockets);
         let frontends = frontends.map(|socket| (socket.ip(), socket.port())).collect();
         let nodes = cluster.nodes.iter().map(|node| node.addresses()).collect();
-        Self { parties, oracle, frontends, nodes, cluster, flows, outside }
+        let interfaces = cluster.nodes.iter().map(addresses_of).collect();
+        Self { parties, oracle, frontends, nodes, interfaces, cluster, flows, outside }
     }
 
     /// Whether what is sent to an address may go to somebody else: a Service's, a node's.
     pub(crate) fn is_translated(&self, address: IpAddr) -> bool {
         self.frontends.iter().any(|(frontend, _)| *frontend == address)
             || self.nodes.as_flattened().contains(&address)
+    }
+
+    /// What a world is made for has been there: the bridge shown to netfilter or not, the overlay used.
+    pub(crate) fn check_between(&self, kind: Kind) {
+        let [_, bridge] = &self.cluster.nodes[..] else { panic!("two nodes") };
+        let shown = bridge.run(|| std::fs::read_to_string(SHOWN)).unwrap();
+        match (kind, shown) {
+            (Kind::Plain, _) => {}
+            (_, Err(error)) => skip("bridges with netfilter", format!("{SHOWN}: {error}")),
+            (_, Ok(shown)) => assert_eq!(shown.trim() == "1", kind == Kind::Translated),
+        }
+        let nodes = self.cluster.nodes.iter().filter(|_| kind == Kind::Overlay);
+        for node in nodes {
+            let devices = node.run(|| std::fs::read_to_string("/proc/thread-self/net/dev"));
+            let devices = devices.unwrap().unwrap();
+            let line = devices.lines().find_map(|line| line.trim().strip_prefix("vxlan9:"));
+            let packets: Vec<&str> = line.expect("a tunnel").split_whitespace().collect();
+            let ([received, sent], zero) = ([packets[1], packets[9]], "0");
+            assert!(received != zero && sent != zero, "{}: nothing by VXLAN", node.name());
+        }
     }
 
     /// What was open before is open.
@@ -118,6 +152,19 @@ impl World {
         }
         assert!(!self.outside.name().is_empty());
     }
+}
+
+fn addresses_of(node: &Node) -> BTreeSet<IpAddr> {
+    let ip = |address: nix::sys::socket::SockaddrStorage| {
+        let v4 = address.as_sockaddr_in().map(|it| IpAddr::from(it.ip()));
+        v4.or_else(|| address.as_sockaddr_in6().map(|it| IpAddr::from(it.ip())))
+    };
+    let of_link = |it: &IpAddr| matches!(it, IpAddr::V6(it) if it.is_unicast_link_local());
+    let find = || {
+        let all = nix::ifaddrs::getifaddrs().unwrap();
+        all.filter_map(|found| ip(found.address?)).filter(|it| !of_link(it)).collect()
+    };
+    node.run(find).unwrap()
 }
 
 fn links_of(node: &Node) -> Vec<String> {

@@ -20,9 +20,10 @@ use netpold_ebpf::{
     packet,
     proof::{self, Exit, Origin},
     reason::Reason,
+    station,
     tables::Tables as _,
     translated,
-    verdict::{Egress, find_slot},
+    verdict::{Egress, Ingress, find_slot},
 };
 
 use crate::{
@@ -140,7 +141,12 @@ fn translated(skb: *mut __sk_buff, link: u32) -> Option<u32> {
 /// judgement is next.
 #[inline(always)]
 pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
-    if is_final(skb) {
+    let settled = is_final(skb);
+    if (!settled || is_proven(skb)) && netpold_astray(skb) != 0 {
+        drops::report::<Ingress>(skb, Reason::Flooded as u32);
+        return Some(DROP);
+    }
+    if settled {
         return None;
     }
     match translated(skb, ETHERNET) {
@@ -162,6 +168,23 @@ pub(crate) fn leave(skb: *mut __sk_buff, reason: u32) {
     prove(skb);
 }
 
+/// Whether a packet is in a frame to another station than its own, 1 or 0; see [`station`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_astray(skb: *mut __sk_buff) -> u32 {
+    // SAFETY: the program's context.
+    unsafe {
+        let (bytes, ifindex, by) = (Copied::new(skb), (*skb).ifindex, (*skb).ingress_ifindex);
+        station::is_astray(&bytes, &Maps::new(), ifindex, by).into()
+    }
+}
+
+/// Whether one of these programs has seen the packet.
+#[inline(always)]
+fn is_proven(skb: *mut __sk_buff) -> bool {
+    Maps::new().settings().is_some_and(|settings| read_mark(skb) & settings.proof != 0)
+}
+
 /// One of these programs has seen the packet.
 #[inline(always)]
 fn prove(skb: *mut __sk_buff) {
@@ -179,11 +202,6 @@ fn is_answer(skb: *mut __sk_buff) -> bool {
 #[inline(always)]
 fn witness() -> u32 {
     Maps::new().settings().map_or(0, |settings| settings.witness)
-}
-
-#[inline(always)]
-fn is_proven(skb: *mut __sk_buff) -> bool {
-    Maps::new().settings().is_some_and(|settings| read_mark(skb) & settings.proof != 0)
 }
 
 /// Counts a packet of an endpoint that misses its proof, or the witness. A global function: rare.

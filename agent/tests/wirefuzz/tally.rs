@@ -1,0 +1,129 @@
+//! How often each thing was tried and got through, so that what never happens is seen.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::judge::Sent;
+use crate::read::Heard;
+use crate::traits::{ALL, Trait};
+use crate::world::{Kind, World};
+
+/// How the stack between two pods carried a packet, by what arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Way {
+    /// IPv4, over the node's routes.
+    Routed4,
+    /// IPv6, over the node's routes.
+    Routed6,
+    /// IPv4, between ports of a bridge.
+    Bridged4,
+    /// IPv6, between ports of a bridge.
+    Bridged6,
+    /// Sent in parts, arrived in a longer piece.
+    Defragmented,
+    /// Arrived with another destination.
+    Service,
+    /// Arrived with another source.
+    Masqueraded,
+    /// An ICMP error about somebody's flow.
+    Error,
+}
+
+impl Way {
+    /// Those that packets must have gone in a world.
+    fn expected(kind: Kind) -> &'static [Self] {
+        use Way::{
+            Bridged4, Bridged6, Defragmented, Error, Masqueraded, Routed4, Routed6, Service,
+        };
+        match kind {
+            Kind::Plain => &[Routed4, Routed6, Bridged4, Bridged6, Error],
+            Kind::Translated => {
+                &[Routed4, Routed6, Bridged4, Bridged6, Defragmented, Service, Masqueraded, Error]
+            }
+            Kind::Overlay => &[Routed4, Routed6, Bridged4, Bridged6, Defragmented, Service, Error],
+        }
+    }
+}
+
+/// What was sent, and what of it arrived where it may: packets and frames.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    traits: BTreeMap<Trait, [usize; 2]>,
+    ways: BTreeMap<Way, usize>,
+}
+
+impl Tally {
+    pub(crate) fn sent(&mut self, sent: &Sent) {
+        for of in &sent.traits {
+            self.traits.entry(*of).or_default()[0] += 1;
+        }
+    }
+
+    /// A frame that may be where it is, at somebody else than its sender.
+    pub(crate) fn allowed(
+        &mut self,
+        world: &World,
+        (receiver, length): (usize, usize),
+        sent: &Sent,
+        heard: Option<&Heard>,
+    ) {
+        for of in &sent.traits {
+            self.traits.entry(*of).or_default()[1] += 1;
+        }
+        if let Some(heard) = heard {
+            for way in ways(world, receiver, sent, heard) {
+                *self.ways.entry(way).or_default() += 1;
+            }
+            let longest = sent.frames.iter().map(Vec::len).max().unwrap_or(0);
+            if sent.frames.len() > 1 && length > longest {
+                *self.ways.entry(Way::Defragmented).or_default() += 1;
+            }
+        }
+    }
+
+    /// Everything that packets can have or do has been there.
+    ///
+    /// # Panics
+    /// Naming what has not.
+    pub(crate) fn check(&self, kind: Kind) {
+        let expected = ALL.iter().map(|(of, _)| of);
+        let expected = expected.filter(|of| of.is_generated(kind));
+        let never: Vec<_> = expected.filter(|of| !self.traits.contains_key(of)).collect();
+        assert!(never.is_empty(), "{kind:?}: no packet was {never:?}");
+        let ways = Way::expected(kind).iter();
+        let never: Vec<_> = ways.filter(|way| !self.ways.contains_key(way)).collect();
+        assert!(never.is_empty(), "{kind:?}: nothing arrived {never:?}");
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "trait: packets sent, frames of them that arrived and may")?;
+        for (of, name) in ALL {
+            let [sent, allowed] = self.traits.get(&of).copied().unwrap_or_default();
+            writeln!(f, "  {name:16} {sent:9} {allowed:9}")?;
+        }
+        writeln!(f, "way: frames that arrived by it and may")?;
+        self.ways.iter().try_for_each(|(way, count)| writeln!(f, "  {way:16?} {count:9}"))
+    }
+}
+
+/// The ways of a frame that one look at its addresses shows.
+fn ways(world: &World, receiver: usize, sent: &Sent, heard: &Heard) -> Vec<Way> {
+    let (from, to) = (&world.parties[sent.sender], &world.parties[receiver]);
+    let mut ways = vec![match (from.is_bridged_to(to), heard.tuple.to.0.is_ipv6()) {
+        (false, false) => Way::Routed4,
+        (false, true) => Way::Routed6,
+        (true, false) => Way::Bridged4,
+        (true, true) => Way::Bridged6,
+    }];
+    if let Some(meant) = &sent.heard
+        && !sent.traits.contains(&Trait::Damaged)
+        && !sent.traits.contains(&Trait::Routing)
+    {
+        ways.extend((meant.tuple.to.0 != heard.tuple.to.0).then_some(Way::Service));
+        ways.extend((meant.tuple.from.0 != heard.tuple.from.0).then_some(Way::Masqueraded));
+    }
+    ways.extend((!heard.quoted.is_empty()).then_some(Way::Error));
+    ways
+}
