@@ -12,14 +12,8 @@ pub mod cluster;
 pub mod compile;
 mod delta;
 pub mod explain;
-#[cfg(any(test, feature = "generate"))]
-pub mod generate;
-#[cfg(any(test, feature = "generate"))]
-pub mod hooks;
 pub mod image;
-pub mod memory;
 pub mod model;
 pub mod ops;
-pub mod oracle;
 pub mod probe;
 mod selector;

@@ -1,9 +1,9 @@
 //! Explanations against the oracle, and what they say.
 
 use netpold_core::explain::{Cause, Explainer, Verdict};
-use netpold_core::generate::{Choices, Cluster, PacketSource, shrink};
-use netpold_core::oracle::{Oracle, OracleVerdict};
 use netpold_core::probe::Probe;
+use netpold_testkit::generate::{Choices, Cluster, PacketSource, shrink};
+use netpold_testkit::oracle::{Oracle, OracleVerdict};
 
 /// A probe of this cluster on which the two disagree.
 fn disagreement(cluster: &Cluster, probes: &[Probe]) -> Option<Probe> {

@@ -10,10 +10,10 @@ use netpold_core::budget::{POLICY_PORT_SETS, POLICY_UNITS};
 use netpold_core::compile::{CompileError, Problem};
 use netpold_core::explain::{Cause, Explainer, Verdict};
 use netpold_core::image::Table;
-use netpold_core::memory::MemoryTables;
 use netpold_core::model::{Change, Direction, IpBlock, Key, Peer, Policy, Rule, Selector};
 use netpold_core::ops::{Apply, Capacity};
 use netpold_core::probe::IpProtocol;
+use netpold_testkit::memory::MemoryTables;
 
 const TENANT: u32 = 1;
 const VICTIM: u32 = 2;

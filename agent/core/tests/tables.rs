@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use common::*;
 use netpold_core::compile::{CheckSource, CompileError, Compiler, Options, Problem, SourceExempt};
 use netpold_core::image::Table;
-use netpold_core::memory::MemoryTables;
 use netpold_core::model::{Change, Key, Pod, Policy, Selector};
 use netpold_core::ops::{Apply, Capacity, Op};
 use netpold_ebpf::layout::{EP_CHECK_SOURCE, ROW_NOT_ISOLATED};
+use netpold_testkit::memory::MemoryTables;
 
 /// Pods `a/p1` to `a/p4` on interfaces 1 to 4, and `a/far1` to `a/far9` elsewhere.
 fn pods_of_two_nodes() -> Vec<Change> {
@@ -48,7 +48,7 @@ fn world() -> World {
 #[test]
 fn equal_rules_share_a_row() {
     let world = world();
-    let rows: BTreeSet<u64> = world.tables.endpoints().values().map(|e| e.rows).collect();
+    let rows: BTreeSet<u64> = world.tables.endpoints.values().map(|e| e.rows).collect();
     assert_eq!(rows.len(), 1);
     let fill = world.compiler.fill();
     let used = |table| fill.iter().find(|fill| fill.table == table).unwrap().used;
@@ -305,7 +305,7 @@ fn who_is_exempt_from_the_source_check() {
 #[test]
 fn an_isolated_direction_never_has_row_zero() {
     let world = world();
-    for endpoint in world.tables.endpoints().values() {
+    for endpoint in world.tables.endpoints.values() {
         assert_ne!(endpoint.rows as u32, ROW_NOT_ISOLATED);
         assert_eq!((endpoint.rows >> 32) as u32, ROW_NOT_ISOLATED);
     }

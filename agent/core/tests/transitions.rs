@@ -10,11 +10,11 @@ use std::net::IpAddr;
 
 use common::generate::{ADDRESSES, OUTSIDE, SERVICES, State, any_state, any_step};
 use common::{World, ip};
-use netpold_core::memory::MemoryTables;
 use netpold_core::model::Change;
 use netpold_core::ops::{Apply, Op};
 use netpold_ebpf::layout::{CLASS_TRANSLATED, untranslated};
 use netpold_ebpf::policy::row_allows;
+use netpold_testkit::memory::MemoryTables;
 use proptest::prelude::*;
 
 const INTERFACES: [u32; 4] = [10, 20, 30, 8212];

@@ -13,8 +13,8 @@ use netpold::source::convert::{self, Manifest};
 use netpold::source::document;
 use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::Change;
-use netpold_core::oracle::Oracle;
 use netpold_core::probe::{Party, Probe};
+use netpold_testkit::oracle::Oracle;
 use node::CompiledNode;
 
 /// Cases whose point is that something of a policy is not understood.

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use netpold::source::convert::{Kind, read};
 use netpold_core::compile::{Compiler, Options};
-use netpold_core::memory::MemoryTables;
 use netpold_core::model::{Change, Direction, Interface, Key};
 use netpold_core::ops::Apply;
-use netpold_core::oracle::Oracle;
+use netpold_testkit::memory::MemoryTables;
+use netpold_testkit::oracle::Oracle;
 
 use self::objects::{NAMES, hostile, kind};
 use super::random::Random;

@@ -13,16 +13,16 @@ use netpold::dataplane::readback::Strays;
 use netpold::dataplane::tables::Tables;
 use netpold::dataplane::test_run::{Run, run};
 use netpold_core::compile::{CheckSource, Compiler, Cursor, Options};
-use netpold_core::generate::{Choices, Cluster, NODE};
-use netpold_core::memory::MemoryTables;
 use netpold_core::model::{Direction, Interface};
 use netpold_core::ops::{Apply, Op};
 use netpold_ebpf::conntrack::{hash_keys, timeouts};
 use netpold_ebpf::layout::{HOST6_WAYS, Settings};
 use netpold_testbed::{Netns, Unmount};
+use netpold_testkit::generate::{Choices, Cluster, NODE};
+use netpold_testkit::memory::MemoryTables;
 
-use super::packets::{ACK, SYN, TCP, ether, tcp};
 use super::world::{PASS, UPLINK, program};
+use netpold_testkit::frames::{ACK, SYN, TCP, ether, tcp};
 
 /// Chains of states, and updates in each.
 const CHAINS: u64 = 2;

@@ -9,12 +9,12 @@
 use std::net::IpAddr;
 
 use netpold_core::compile::{Compiler, Options};
-use netpold_core::memory::MemoryTables;
 use netpold_core::model::{
     Change, Direction, Interface, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod,
     Policy, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
 };
 use netpold_core::ops::Apply;
+use netpold_testkit::memory::MemoryTables;
 
 pub mod generate;
 

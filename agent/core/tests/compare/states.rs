@@ -1,15 +1,15 @@
 //! Named states of a cluster, reached along different paths: the image is the same at the end.
 
-use netpold_core::generate::{Choices, Cluster, NODE};
 use netpold_core::image::Image;
-use netpold_core::memory::MemoryTables;
 use netpold_core::model::{
     Change, Interface, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy,
     PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
 };
 use netpold_core::ops::Apply;
+use netpold_testkit::generate::{Choices, Cluster, NODE};
+use netpold_testkit::memory::MemoryTables;
 
-use crate::harness::compiler;
+use netpold_testkit::harness::compiler;
 
 fn labels(pairs: &[(&str, &str)]) -> Labels {
     pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()

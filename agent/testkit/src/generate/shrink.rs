@@ -1,7 +1,9 @@
 //! From a cluster that fails to the smallest that still does.
 
 use super::Cluster;
-use crate::model::{Change, EndpointSlice, Peer, Pod, Policy, PortMatch, Rule, Selector, Service};
+use netpold_core::model::{
+    Change, EndpointSlice, Peer, Pod, Policy, PortMatch, Rule, Selector, Service,
+};
 
 /// Remove objects, then parts of objects, one at a time, for as long as `fails` still holds.
 #[must_use]

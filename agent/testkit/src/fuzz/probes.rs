@@ -1,11 +1,15 @@
 //! JSON lines for `netpold explain --probes`: never a panic, and what is understood can be written
 //! and read again.
 
+use crate::generate::Cluster;
 use netpold_core::explain::{Explainer, Verdict};
-use netpold_core::generate::Cluster;
 use netpold_core::probe::Probe;
 
-pub(crate) fn run(bytes: &[u8]) {
+/// Tries one input.
+///
+/// # Panics
+/// It shows a mistake.
+pub fn run(bytes: &[u8]) {
     thread_local! {
         static EXPLAINER: Explainer = Explainer::new(Cluster::from_seed(3).objects);
     }

@@ -2,33 +2,49 @@
 
 /// A family and its addresses of the story: the pod, a client it admits, a server it may reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Family {
+pub enum Family {
+    /// IPv4.
     V4,
+    /// IPv6.
     V6,
 }
 
-pub(crate) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+/// Both families.
+pub const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
-pub(crate) const TCP: u8 = 6;
-pub(crate) const UDP: u8 = 17;
-pub(crate) const SCTP: u8 = 132;
-pub(crate) const FIN: u8 = 0x01;
-pub(crate) const SYN: u8 = 0x02;
-pub(crate) const RST: u8 = 0x04;
-pub(crate) const ACK: u8 = 0x10;
+/// IP protocol number of TCP.
+pub const TCP: u8 = 6;
+/// IP protocol number of UDP.
+pub const UDP: u8 = 17;
+/// IP protocol number of SCTP.
+pub const SCTP: u8 = 132;
+/// TCP flag.
+pub const FIN: u8 = 0x01;
+/// TCP flag.
+pub const SYN: u8 = 0x02;
+/// TCP flag.
+pub const RST: u8 = 0x04;
+/// TCP flag.
+pub const ACK: u8 = 0x10;
 
 /// Who sends or receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Who {
+pub enum Who {
+    /// The pod that is judged.
     Pod,
+    /// A client that the pod admits to TCP 80 and UDP 53.
     Client,
+    /// A server that the pod may reach.
     Server,
+    /// Somebody whom no rule names.
     Stranger,
+    /// Somebody whom the pod admits to everything.
     Friend,
 }
 
 impl Who {
-    pub(crate) const fn number(self) -> u8 {
+    /// Third byte of the IPv4 address, third of the IPv6 address.
+    pub const fn number(self) -> u8 {
         match self {
             Self::Pod => 0,
             Self::Client => 1,
@@ -38,23 +54,27 @@ impl Who {
         }
     }
 
-    pub(crate) const fn v4(self) -> [u8; 4] {
+    /// IPv4 address.
+    pub const fn v4(self) -> [u8; 4] {
         [10, 0, self.number(), 2]
     }
 
-    pub(crate) const fn v6(self) -> [u8; 16] {
+    /// IPv6 address.
+    pub const fn v6(self) -> [u8; 16] {
         [0xfd, 0, self.number(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2]
     }
 }
 
-pub(crate) fn ether(ethertype: u16, payload: &[u8]) -> Vec<u8> {
+/// An Ethernet frame.
+pub fn ether(ethertype: u16, payload: &[u8]) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
     frame.extend(ethertype.to_be_bytes());
     frame.extend(payload);
     frame
 }
 
-pub(crate) fn vlan(tags: &[u16], frame: &[u8]) -> Vec<u8> {
+/// A frame with VLAN tags of these types before its EtherType.
+pub fn vlan(tags: &[u16], frame: &[u8]) -> Vec<u8> {
     let mut tagged = frame[..12].to_vec();
     for tag in tags {
         tagged.extend(tag.to_be_bytes());
@@ -65,14 +85,7 @@ pub(crate) fn vlan(tags: &[u16], frame: &[u8]) -> Vec<u8> {
 }
 
 /// An IPv4 packet with options and the fragment field.
-pub(crate) fn ipv4(
-    from: Who,
-    to: Who,
-    protocol: u8,
-    options: &[u8],
-    part: u16,
-    data: &[u8],
-) -> Vec<u8> {
+pub fn ipv4(from: Who, to: Who, protocol: u8, options: &[u8], part: u16, data: &[u8]) -> Vec<u8> {
     let header = 20 + options.len();
     let mut packet = vec![0x40 | (header / 4) as u8, 0];
     packet.extend(((header + data.len()) as u16).to_be_bytes());
@@ -86,7 +99,8 @@ pub(crate) fn ipv4(
     packet
 }
 
-pub(crate) fn ipv6(from: Who, to: Who, next: u8, hop_limit: u8, data: &[u8]) -> Vec<u8> {
+/// An IPv6 packet.
+pub fn ipv6(from: Who, to: Who, next: u8, hop_limit: u8, data: &[u8]) -> Vec<u8> {
     let mut packet = vec![0x60, 0, 0, 0];
     packet.extend((data.len() as u16).to_be_bytes());
     packet.extend([next, hop_limit]);
@@ -97,7 +111,7 @@ pub(crate) fn ipv6(from: Who, to: Who, next: u8, hop_limit: u8, data: &[u8]) -> 
 }
 
 /// The plain IP packet of a family, without Ethernet header.
-pub(crate) fn ip(family: Family, from: Who, to: Who, protocol: u8, data: &[u8]) -> Vec<u8> {
+pub fn ip(family: Family, from: Who, to: Who, protocol: u8, data: &[u8]) -> Vec<u8> {
     match family {
         Family::V4 => ipv4(from, to, protocol, &[], 0, data),
         Family::V6 => ipv6(from, to, protocol, 64, data),
@@ -105,17 +119,19 @@ pub(crate) fn ip(family: Family, from: Who, to: Who, protocol: u8, data: &[u8]) 
 }
 
 /// Puts the Ethernet header of its version before an IP packet.
-pub(crate) fn frame(packet: &[u8]) -> Vec<u8> {
+pub fn frame(packet: &[u8]) -> Vec<u8> {
     ether(if packet[0] >> 4 == 4 { 0x0800 } else { 0x86dd }, packet)
 }
 
-pub(crate) fn tcp(source: u16, destination: u16, flags: u8) -> Vec<u8> {
+/// A TCP header of 20 bytes, without data.
+pub fn tcp(source: u16, destination: u16, flags: u8) -> Vec<u8> {
     let mut header = ports(source, destination);
     header.extend([0, 0, 0, 1, 0, 0, 0, 2, 0x50, flags, 1, 0, 0, 0, 0, 0]);
     header
 }
 
-pub(crate) fn udp(source: u16, destination: u16, data: &[u8]) -> Vec<u8> {
+/// A UDP datagram.
+pub fn udp(source: u16, destination: u16, data: &[u8]) -> Vec<u8> {
     let mut header = ports(source, destination);
     header.extend(((8 + data.len()) as u16).to_be_bytes());
     header.extend([0, 0]);
@@ -124,7 +140,7 @@ pub(crate) fn udp(source: u16, destination: u16, data: &[u8]) -> Vec<u8> {
 }
 
 /// An SCTP packet of one chunk.
-pub(crate) fn sctp(source: u16, destination: u16, chunk: u8) -> Vec<u8> {
+pub fn sctp(source: u16, destination: u16, chunk: u8) -> Vec<u8> {
     let mut header = ports(source, destination);
     header.extend([0, 0, 0, 1, 0, 0, 0, 0, chunk, 0, 0, 4]);
     header
@@ -134,7 +150,8 @@ fn ports(source: u16, destination: u16) -> Vec<u8> {
     [source.to_be_bytes(), destination.to_be_bytes()].concat()
 }
 
-pub(crate) fn icmp(kind: u8, code: u8, rest: [u8; 4], data: &[u8]) -> Vec<u8> {
+/// An ICMP message, without a checksum.
+pub fn icmp(kind: u8, code: u8, rest: [u8; 4], data: &[u8]) -> Vec<u8> {
     let mut header = vec![kind, code, 0, 0];
     header.extend(rest);
     header.extend(data);
@@ -142,31 +159,28 @@ pub(crate) fn icmp(kind: u8, code: u8, rest: [u8; 4], data: &[u8]) -> Vec<u8> {
 }
 
 impl Family {
-    pub(crate) const fn icmp(self) -> u8 {
+    /// IP protocol number of the family's ICMP.
+    pub const fn icmp(self) -> u8 {
         if matches!(self, Self::V4) { 1 } else { 58 }
     }
 
-    pub(crate) const fn echo_request(self) -> u8 {
+    /// Type of an echo request.
+    pub const fn echo_request(self) -> u8 {
         if matches!(self, Self::V4) { 8 } else { 128 }
     }
 
-    pub(crate) const fn echo_reply(self) -> u8 {
+    /// Type of an echo reply.
+    pub const fn echo_reply(self) -> u8 {
         if matches!(self, Self::V4) { 0 } else { 129 }
     }
 
-    pub(crate) const fn unreachable(self) -> u8 {
+    /// Type of "destination unreachable".
+    pub const fn unreachable(self) -> u8 {
         if matches!(self, Self::V4) { 3 } else { 1 }
     }
 
     /// A fragment of a UDP datagram; `offset` in units of 8 bytes.
-    pub(crate) fn fragment(
-        self,
-        from: Who,
-        to: Who,
-        offset: u16,
-        more: bool,
-        data: &[u8],
-    ) -> Vec<u8> {
+    pub fn fragment(self, from: Who, to: Who, offset: u16, more: bool, data: &[u8]) -> Vec<u8> {
         match self {
             Self::V4 => {
                 let part = offset | if more { 0x2000 } else { 0 };

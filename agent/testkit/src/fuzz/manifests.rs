@@ -1,12 +1,16 @@
 //! A file's bytes: read without a panic, twice alike, and what comes of it can be enforced.
 
+use crate::memory::MemoryTables;
 use netpold::source::manifests::read_text;
 use netpold_core::compile::{Compiler, Options};
 use netpold_core::explain::Explainer;
-use netpold_core::memory::MemoryTables;
 use netpold_core::ops::Apply;
 
-pub(crate) fn run(bytes: &[u8]) {
+/// Tries one input.
+///
+/// # Panics
+/// It shows a mistake.
+pub fn run(bytes: &[u8]) {
     let lines = bytes.iter().filter(|byte| matches!(byte, b'\n' | b'\r')).count() as u32 + 1;
     let read = read_text("a.yaml", bytes);
     assert_eq!(read, read_text("a.yaml", bytes));

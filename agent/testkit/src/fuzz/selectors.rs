@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::generate::Choices;
 use netpold::source::manifests::read_text;
-use netpold_core::generate::Choices;
 use netpold_core::model::{Change, Labels};
 use serde_json::{Value, json};
 
@@ -11,7 +11,11 @@ const KEYS: [&str; 3] = ["app", "tier", "example.org/a"];
 const VALUES: [&str; 4] = ["web", "db", "", "a.b_c-d"];
 const OPERATORS: [&str; 6] = ["In", "NotIn", "Exists", "DoesNotExist", "in", ""];
 
-pub(crate) fn run(bytes: &[u8]) {
+/// Tries one input.
+///
+/// # Panics
+/// It shows a mistake.
+pub fn run(bytes: &[u8]) {
     let mut choices = Choices::from_bytes(bytes);
     let labels: Vec<Labels> = (0..4).map(|_| labels(&mut choices)).collect();
     let selector = selector(&mut choices);

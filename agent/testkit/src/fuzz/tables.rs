@@ -1,7 +1,7 @@
 //! The compiled tables against the oracle, from a fuzzer's bytes: the comparison of
 //! `core/tests/compare`, steered by coverage.
 
-use netpold_core::generate::{Choices, Cluster, PacketSource};
+use crate::generate::{Choices, Cluster, PacketSource};
 
 use crate::coverage::Coverage;
 use crate::harness::{Disagreement, Subject, compare, shrunk};
@@ -9,7 +9,11 @@ use crate::harness::{Disagreement, Subject, compare, shrunk};
 /// Packets for each state; the bytes make the states, a seed of four bytes the packets.
 const PACKETS: usize = 100;
 
-pub(crate) fn run(bytes: &[u8]) {
+/// Tries one input.
+///
+/// # Panics
+/// It shows a mistake.
+pub fn run(bytes: &[u8]) {
     let mut choices = Choices::from_bytes(bytes);
     let mut random = Choices::from_seed(choices.word().into());
     let mut states = vec![Cluster::generate(&mut choices)];

@@ -1,35 +1,36 @@
 //! The tables of one pod in plain memory, for the kernel tests and for fuzzing.
 
+use ipnet::Ipv6Net;
 use netpold_ebpf::{
-    host::HostTables,
     layout::{
         EP_CHECK_SOURCE, Endpoint, PORTS_ALL, PORTS_EVERY, PORTS_ONE, PortSet, Row, TRIE_POINTER,
     },
     verdict::{Egress, Hook, Ingress, Verdict, decide},
 };
 
-use super::packets::Who;
+use crate::frames::Who;
+use crate::node::NodeTables;
 
 /// Loopback, which every network namespace has.
-pub(crate) const IFINDEX: u32 = 1;
-pub(crate) const INGRESS_ROW: u32 = 2;
-pub(crate) const EGRESS_ROW: u32 = 3;
+pub const IFINDEX: u32 = 1;
+/// The pod's row for ingress.
+pub const INGRESS_ROW: u32 = 2;
+/// The pod's row for egress.
+pub const EGRESS_ROW: u32 = 3;
 /// A row that isolates and allows nothing.
-pub(crate) const DENY_ROW: u32 = 1;
+pub const DENY_ROW: u32 = 1;
 
+/// From the pod's view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
+pub enum Direction {
+    /// What the pod gets.
     Ingress,
+    /// What the pod sends.
     Egress,
 }
 
 /// Judges a frame by the host's code.
-pub(crate) fn judge(
-    tables: &HostTables,
-    direction: Direction,
-    came_from: u32,
-    frame: &[u8],
-) -> Verdict {
+pub fn judge(tables: &NodeTables, direction: Direction, came_from: u32, frame: &[u8]) -> Verdict {
     let hook = Hook { ifindex: IFINDEX, ingress_ifindex: came_from };
     match direction {
         Direction::Ingress => decide::<Ingress, _, _>(&frame, tables, hook),
@@ -45,24 +46,23 @@ fn class(who: Who) -> u32 {
 
 /// The pod admits the client to TCP 80 and UDP 53, the friend to everything; it may reach the
 /// server on TCP 443, UDP 53 and by other protocols.
-pub(crate) fn tables(buckets: u32) -> HostTables {
-    let mut tables = HostTables::new(buckets);
+pub fn tables(buckets: u32) -> NodeTables {
+    let mut tables = NodeTables::new(buckets);
     let mut block = [0; 256];
     for who in [Who::Client, Who::Server, Who::Friend] {
         block[usize::from(who.number())] = class(who);
-        let mut prefix = who.v6();
-        prefix[15] = 0;
-        tables.cidrs6.push((prefix, 64, class(who)));
+        let net = Ipv6Net::new_assert(who.v6().into(), 64);
+        tables.policy.set_cidr6(net, class(who));
     }
-    tables.hosts6.insert(Who::Client.v6(), class(Who::Client));
-    tables.trie_root[0x0a00] = TRIE_POINTER;
-    tables.trie_blocks.push(block);
+    tables.policy.hosts6.insert(Who::Client.v6().into(), class(Who::Client));
+    tables.policy.trie_root[0x0a00] = TRIE_POINTER;
+    tables.policy.trie_blocks.push(block);
 
     let mut https = [0; 1024];
     https[443 >> 6] = 1 << (443 & 63);
     let mut dns = [0; 1024];
     dns[0] = 1 << 53;
-    tables.bitmaps.extend([https, dns]);
+    tables.policy.bitmaps.extend([https, dns]);
 
     let mut admits = Row::EMPTY;
     let http = PortSet { tcp: PORTS_ONE | 80, udp: 3, ..PortSet::default() };
@@ -71,10 +71,10 @@ pub(crate) fn tables(buckets: u32) -> HostTables {
     let server = PortSet { tcp: 2, udp: PORTS_ONE | 53, sctp: PORTS_ALL, other: PORTS_ALL };
     let mut block = [0; 256];
     block[class(Who::Server) as usize & 255] = server.word();
-    tables.row_blocks.push(block);
+    tables.policy.row_blocks.push(block);
     let mut reaches = Row::EMPTY;
     reaches.blocks[class(Who::Server) as usize >> 8] = 1;
-    tables.rows.extend([Row::EMPTY, admits, reaches]);
+    tables.policy.rows.extend([Row::EMPTY, admits, reaches]);
 
     let mut endpoint = Endpoint {
         ifindex: IFINDEX,

@@ -2,17 +2,19 @@
 
 use std::path::Path;
 
-use super::world::{DENY_ROW, Direction, EGRESS_ROW, INGRESS_ROW};
+use crate::one_pod::{DENY_ROW, Direction, EGRESS_ROW, INGRESS_ROW};
 
 /// One packet of an input, and what was changed before it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Step<'a> {
-    pub(crate) direction: Direction,
+pub struct Step<'a> {
+    /// Direction.
+    pub direction: Direction,
     /// `ingress_ifindex`
-    pub(crate) came_from: u32,
+    pub came_from: u32,
     /// Rows of ingress and egress from now on.
-    pub(crate) rows: (u32, u32),
-    pub(crate) frame: &'a [u8],
+    pub rows: (u32, u32),
+    /// The frame, from its Ethernet header on.
+    pub frame: &'a [u8],
 }
 
 /// What the kernel takes at the least: an Ethernet header and something behind it.
@@ -20,7 +22,7 @@ const SHORTEST: usize = 15;
 
 /// An input is a run of packets: a byte that says direction, origin and rows, one for the length
 /// of the frame, and the frame. What is too short for BPF_PROG_TEST_RUN is left out.
-pub(crate) fn steps(mut bytes: &[u8]) -> Vec<Step<'_>> {
+pub fn steps(mut bytes: &[u8]) -> Vec<Step<'_>> {
     let mut steps = Vec::new();
     while let [how, length, rest @ ..] = bytes {
         let (frame, left) = rest.split_at(usize::from(*length).min(rest.len()));
@@ -54,7 +56,7 @@ pub(crate) fn steps(mut bytes: &[u8]) -> Vec<Step<'_>> {
 }
 
 /// The inputs in a folder, in the order of their names.
-pub(crate) fn corpus(folder: &Path) -> Vec<(String, Vec<u8>)> {
+pub fn corpus(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let entries = std::fs::read_dir(folder).expect("a folder with a corpus");
     let mut inputs: Vec<_> = entries
         .map(|entry| entry.expect("an entry").path())

@@ -11,11 +11,11 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::model::{
+use netpold_core::model::{
     Change, Direction, EndpointSlice, IpBlock, Labels, Namespace, Node, Peer, Pod, Policy,
     PortMatch, PortRule, Requirement, Rule, Selector, Service,
 };
-use crate::probe::{Party, Probe};
+use netpold_core::probe::{Party, Probe};
 use services::Of;
 
 /// Cluster state as plain lists.

@@ -13,7 +13,11 @@ use serde_json::Value;
 
 const NODE: &str = "n1";
 
-pub(crate) fn run(bytes: &[u8]) {
+/// Tries one input.
+///
+/// # Panics
+/// It shows a mistake.
+pub fn run(bytes: &[u8]) {
     if let Ok(Some(answer)) = results::parse(bytes) {
         assert!(!answer.addresses.is_empty(), "{answer:?}");
         assert!(answer.addresses.is_sorted(), "{answer:?}");

@@ -1,10 +1,11 @@
 //! Small, seeded, the same everywhere.
 
 /// Numbers by xorshift; the seed is not 0.
-pub(crate) struct Random(pub(crate) u64);
+pub struct Random(pub u64);
 
 impl Random {
-    pub(crate) fn below(&mut self, limit: usize) -> usize {
+    /// A number below `limit`; 0 where `limit` is 0.
+    pub fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

@@ -2,40 +2,46 @@
 
 use std::fmt::Write;
 
+use crate::generate::{Cluster, NODE, Packet, shrink};
+use crate::hooks::{Begun, Disagreement as Early, Hooks};
+use crate::memory::MemoryTables;
+use crate::oracle::Oracle;
 use netpold_core::compile::{Compiler, Options};
 use netpold_core::explain::{Explainer, Verdict};
-use netpold_core::generate::{Cluster, NODE, Packet, shrink};
-use netpold_core::hooks::{Begun, Disagreement as Early, Hooks};
-use netpold_core::memory::MemoryTables;
 use netpold_core::model::{Change, Direction, Key, Pod};
 use netpold_core::ops::Apply;
-use netpold_core::oracle::Oracle;
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::layout::CLASS_TRANSLATED;
 
 use crate::coverage::Coverage;
 
 /// What is compared.
-pub(crate) struct Subject {
-    pub(crate) state: Cluster,
-    pub(crate) compiler: Compiler,
-    pub(crate) tables: MemoryTables,
-    pub(crate) oracle: Oracle,
+pub struct Subject {
+    /// The cluster's state.
+    pub state: Cluster,
+    /// Compiles it.
+    pub compiler: Compiler,
+    /// The tables that the compiler filled.
+    pub tables: MemoryTables,
+    /// The literal reading of the same state.
+    pub oracle: Oracle,
     /// The packet path over these tables.
-    pub(crate) hooks: Hooks,
+    pub hooks: Hooks,
 }
 
 /// A seed on which tables and oracle disagree.
-pub(crate) struct Disagreement {
-    pub(crate) seed: u64,
+pub struct Disagreement {
+    /// The seed.
+    pub seed: u64,
     /// The states that lead there; they disagree in the last.
-    pub(crate) states: Vec<Cluster>,
-    pub(crate) packet: Packet,
+    pub states: Vec<Cluster>,
+    /// The packet on which they disagree.
+    pub packet: Packet,
 }
 
 impl Subject {
     /// With nothing in the cluster.
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self {
             state: Cluster::default(),
             compiler: compiler(),
@@ -46,7 +52,7 @@ impl Subject {
     }
 
     /// Lead all of it to another state in one update.
-    pub(crate) fn become_state(&mut self, next: &Cluster) {
+    pub fn become_state(&mut self, next: &Cluster) {
         for change in self.state.changes_to(next) {
             self.compiler.apply(change.clone());
             self.oracle.apply(change);
@@ -67,14 +73,14 @@ impl Subject {
     }
 
     /// The local pods that have an interface.
-    pub(crate) fn pods(&self) -> Vec<Key> {
+    pub fn pods(&self) -> Vec<Key> {
         self.endpoints().map(|(pod, _)| pod.key.clone()).collect()
     }
 
     /// What the oracle and the tables say (nothing, if they mark the address wrongly, or if the
     /// packet path disagrees with them or with itself); `None` about a pod's traffic with itself,
     /// which that passes before it reads a table.
-    pub(crate) fn verdicts(&self, packet: &Packet) -> Option<(bool, Option<bool>)> {
+    pub fn verdicts(&self, packet: &Packet) -> Option<(bool, Option<bool>)> {
         let (pod, ifindex) = self.endpoints().find(|(pod, _)| pod.key == packet.pod)?;
         if pod.addresses.contains(&packet.remote) {
             return None;
@@ -98,7 +104,7 @@ impl Subject {
     }
 
     /// What the pod's hook says of a packet that opens a flow.
-    pub(crate) fn begin(&self, packet: &Packet) -> Result<Option<bool>, Early> {
+    pub fn begin(&self, packet: &Packet) -> Result<Option<bool>, Early> {
         let index = self.endpoints().find(|(pod, _)| pod.key == packet.pod).map(|(_, index)| index);
         let Some(ifindex) = index else { return Ok(None) };
         let Packet { direction, remote, protocol, port, .. } = *packet;
@@ -108,7 +114,7 @@ impl Subject {
     /// Whether the mark of an address is as it should be: it says exactly where packets of isolated
     /// pods may be translated.
     fn is_marked_rightly(&self, packet: &Packet) -> bool {
-        let isolated = self.tables.endpoints().values().any(|endpoint| endpoint.rows >> 32 != 0);
+        let isolated = self.tables.endpoints.values().any(|endpoint| endpoint.rows >> 32 != 0);
         let Some((pod, _)) = self.endpoints().find(|(pod, _)| pod.key == packet.pod) else {
             return true;
         };
@@ -125,7 +131,7 @@ impl Subject {
     }
 
     /// Whether a direction of a pod's endpoint is isolated.
-    pub(crate) fn is_isolated(&self, pod: &Key, direction: Direction) -> bool {
+    pub fn is_isolated(&self, pod: &Key, direction: Direction) -> bool {
         let index = self.endpoints().find(|(p, _)| p.key == *pod).map(|(_, index)| index);
         let rows = index.and_then(|i| self.tables.endpoint(i)).map_or(0, |e| e.rows);
         match direction {
@@ -136,7 +142,7 @@ impl Subject {
 }
 
 /// A compiler for the generated clusters' node.
-pub(crate) fn compiler() -> Compiler {
+pub fn compiler() -> Compiler {
     Compiler::new(Options { node: NODE.to_owned(), ..Options::default() })
 }
 
@@ -144,11 +150,7 @@ pub(crate) fn compiler() -> Compiler {
 const EXPLAIN_EVERY: usize = 20;
 
 /// The first packet on which tables, or explain, and oracle disagree.
-pub(crate) fn compare(
-    subject: &Subject,
-    packets: &[Packet],
-    coverage: &mut Coverage,
-) -> Option<Packet> {
+pub fn compare(subject: &Subject, packets: &[Packet], coverage: &mut Coverage) -> Option<Packet> {
     let explainer = Explainer::new(subject.state.objects.iter().cloned());
     for (number, packet) in packets.iter().enumerate() {
         let Some((expected, found)) = subject.verdicts(packet) else { continue };
@@ -177,7 +179,7 @@ fn disagree(states: &[Cluster], packet: &Packet) -> bool {
 }
 
 /// The smallest states that show the disagreement, and what is said about it.
-pub(crate) fn shrunk(found: Disagreement) -> String {
+pub fn shrunk(found: Disagreement) -> String {
     let Disagreement { seed, mut states, packet } = found;
     if let Some(last) = states.last().filter(|last| disagree(&[(*last).clone()], &packet)) {
         states = vec![last.clone()];

@@ -1,17 +1,18 @@
-//! The kernel's maps in plain memory: what tests and `explain` judge packets with.
+//! The kernel's policy tables in plain memory, the one implementation that tests, fuzz targets and
+//! benchmarks judge packets with.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
+use std::ops::{Index, IndexMut};
 
+use ipnet::Ipv6Net;
+use netpold_core::model::Direction;
+use netpold_core::ops::{Apply, Op};
 use netpold_ebpf::layout::{
     ClassId, ENDPOINT_PROBES, ENDPOINT_SLOTS, Endpoint, PortBitmap, PortWord, ROW_NOT_ISOLATED,
     Row, RowBlock, TrieBlock, endpoint_slot, untranslated,
 };
 use netpold_ebpf::policy::{PolicyTables, class4, class6, row_allows};
-
-use crate::compile::prefix::{Prefix, PrefixMap};
-use crate::model::Direction;
-use crate::ops::{Apply, Op};
 
 /// Why an operation was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,7 +32,7 @@ pub enum MemoryError {
 
 /// A table of which only the elements that were filled exist.
 #[derive(Clone, Debug)]
-struct Elements<T> {
+pub struct Elements<T> {
     name: &'static str,
     filled: Vec<Option<Box<T>>>,
 }
@@ -52,13 +53,45 @@ impl<T> Elements<T> {
         }
         self.filled[index] = Some(element);
     }
-}
 
-impl<T> Elements<T> {
     /// Changes an element in place.
     fn get_mut(&mut self, index: u32) -> Result<&mut T, MemoryError> {
         let missing = MemoryError::Missing { table: self.name, index };
         self.filled.get_mut(index as usize).and_then(Option::as_deref_mut).ok_or(missing)
+    }
+
+    /// Fills the element after the last one.
+    pub fn push(&mut self, element: T) {
+        self.filled.push(Some(Box::new(element)));
+    }
+
+    /// All elements up to the last one; `empty` where none was filled.
+    #[must_use]
+    pub fn to_vec(&self, empty: T) -> Vec<T>
+    where
+        T: Copy,
+    {
+        self.filled.iter().map(|element| element.as_deref().copied().unwrap_or(empty)).collect()
+    }
+}
+
+impl<T> Extend<T> for Elements<T> {
+    fn extend<I: IntoIterator<Item = T>>(&mut self, elements: I) {
+        elements.into_iter().for_each(|element| self.push(element));
+    }
+}
+
+impl<T> Index<u32> for Elements<T> {
+    type Output = T;
+
+    fn index(&self, index: u32) -> &T {
+        self.get(index).expect("an element that was filled")
+    }
+}
+
+impl<T> IndexMut<u32> for Elements<T> {
+    fn index_mut(&mut self, index: u32) -> &mut T {
+        self.get_mut(index).expect("an element that was filled")
     }
 }
 
@@ -68,18 +101,25 @@ impl<T: Copy + Default> Elements<[T; 256]> {
     }
 }
 
-/// All tables of one generation.
+/// The policy tables of one generation. An element that was never filled reads as zero.
 #[derive(Clone, Debug)]
 pub struct MemoryTables {
-    root: Vec<u32>,
-    trie_blocks: Elements<TrieBlock>,
-    hosts6: BTreeMap<Ipv6Addr, ClassId>,
-    cidrs6: PrefixMap<ClassId>,
+    /// The IPv4 trie's root.
+    pub trie_root: Vec<u32>,
+    /// The IPv4 trie's blocks.
+    pub trie_blocks: Elements<TrieBlock>,
+    /// Classes of single IPv6 addresses.
+    pub hosts6: BTreeMap<Ipv6Addr, ClassId>,
+    cidrs6: BTreeMap<Ipv6Net, ClassId>,
     has_cidr6: bool,
-    rows: Elements<Row>,
-    row_blocks: Elements<RowBlock>,
-    bitmaps: Elements<PortBitmap>,
-    endpoints: BTreeMap<u32, Endpoint>,
+    /// The rows.
+    pub rows: Elements<Row>,
+    /// The row blocks.
+    pub row_blocks: Elements<RowBlock>,
+    /// The port bitmaps.
+    pub bitmaps: Elements<PortBitmap>,
+    /// The endpoints by slot.
+    pub endpoints: BTreeMap<u32, Endpoint>,
 }
 
 impl Default for MemoryTables {
@@ -93,10 +133,10 @@ impl MemoryTables {
     #[must_use]
     pub fn new() -> Self {
         Self {
-            root: vec![0; 65_536],
+            trie_root: vec![0; 65_536],
             trie_blocks: Elements::new("trie block"),
             hosts6: BTreeMap::new(),
-            cidrs6: PrefixMap::new(),
+            cidrs6: BTreeMap::new(),
             has_cidr6: false,
             rows: Elements::new("row"),
             row_blocks: Elements::new("row block"),
@@ -105,18 +145,35 @@ impl MemoryTables {
         }
     }
 
+    /// Empty tables with their reserved elements, so that what is pushed has the numbers that the first
+    /// elements in use have: row 1, row block 1, bitmap 2.
+    #[must_use]
+    pub fn with_reserved() -> Self {
+        let mut tables = Self::new();
+        tables.rows.push(Row::EMPTY);
+        tables.row_blocks.push([0; 256]);
+        tables.bitmaps.extend([[0; 1024]; 2]);
+        tables
+    }
+
+    /// Sets the class of an IPv6 prefix.
+    pub fn set_cidr6(&mut self, net: Ipv6Net, class: ClassId) {
+        self.has_cidr6 = true;
+        self.cidrs6.insert(net.trunc(), class);
+    }
+
+    /// The classes of IPv6 prefixes.
+    #[must_use]
+    pub fn cidrs6(&self) -> &BTreeMap<Ipv6Net, ClassId> {
+        &self.cidrs6
+    }
+
     /// The endpoint of an interface, found as the kernel program finds it.
     #[must_use]
     pub fn endpoint(&self, ifindex: u32) -> Option<&Endpoint> {
         (0..ENDPOINT_PROBES)
             .filter_map(|probe| self.endpoints.get(&endpoint_slot(ifindex, probe)))
             .find(|endpoint| endpoint.ifindex == ifindex)
-    }
-
-    /// All endpoints by slot.
-    #[must_use]
-    pub fn endpoints(&self) -> &BTreeMap<u32, Endpoint> {
-        &self.endpoints
     }
 
     /// Class of an address of either family.
@@ -172,8 +229,14 @@ impl MemoryTables {
         Ok(())
     }
 
+    /// The endpoint in a slot; one of all zeros where the slot is free.
+    #[must_use]
+    pub fn slot(&self, slot: u32) -> Endpoint {
+        self.endpoints.get(&slot).copied().unwrap_or_default()
+    }
+
     /// Changes an endpoint in place.
-    fn slot(&mut self, slot: u32) -> Result<&mut Endpoint, MemoryError> {
+    fn slot_mut(&mut self, slot: u32) -> Result<&mut Endpoint, MemoryError> {
         self.endpoints.get_mut(&slot).ok_or(MemoryError::Missing { table: "endpoint", index: slot })
     }
 }
@@ -199,17 +262,17 @@ impl Apply for MemoryTables {
             Op::TrieWord(id, index, value) => {
                 self.trie_blocks.get_mut(*id)?[usize::from(*index)] = *value;
             }
-            Op::TrieRootWord(index, value) => self.root[usize::from(*index)] = *value,
+            Op::TrieRootWord(index, value) => self.trie_root[usize::from(*index)] = *value,
             Op::Host6(address, class) => drop(self.hosts6.insert(*address, *class)),
             Op::Host6Gone(address) => drop(self.hosts6.remove(address)),
             Op::Cidr6(prefix, class) => {
-                self.cidrs6.insert(Prefix::net((*prefix).into()), *class);
+                self.cidrs6.insert(prefix.trunc(), *class);
             }
-            Op::Cidr6Gone(prefix) => drop(self.cidrs6.remove(Prefix::net((*prefix).into()))),
+            Op::Cidr6Gone(prefix) => drop(self.cidrs6.remove(&prefix.trunc())),
             Op::HasCidr6(has) => self.has_cidr6 = *has,
             Op::Endpoint(slot, endpoint) => self.fill_slot(*slot, **endpoint)?,
-            Op::EndpointRows(slot, rows) => self.slot(*slot)?.rows = *rows,
-            Op::EndpointAddrs(slot, endpoint) => *self.slot(*slot)? = **endpoint,
+            Op::EndpointRows(slot, rows) => self.slot_mut(*slot)?.rows = *rows,
+            Op::EndpointAddrs(slot, endpoint) => *self.slot_mut(*slot)? = **endpoint,
             Op::EndpointGone(slot) => drop(self.endpoints.remove(slot)),
             // Nobody judges while an operation is applied here.
             Op::Grace => {}
@@ -220,7 +283,7 @@ impl Apply for MemoryTables {
 
 impl PolicyTables for MemoryTables {
     fn trie_root(&self, index: u16) -> u32 {
-        self.root[usize::from(index)]
+        self.trie_root[usize::from(index)]
     }
 
     fn trie_block(&self, block: u32, index: u8) -> u32 {
@@ -235,7 +298,9 @@ impl PolicyTables for MemoryTables {
         if !self.has_cidr6 {
             return None;
         }
-        self.cidrs6.longest(Prefix::host(Ipv6Addr::from(*address).into())).copied()
+        let address = Ipv6Addr::from(*address);
+        let holders = (0..=128).rev().map(|length| Ipv6Net::new_assert(address, length).trunc());
+        holders.into_iter().find_map(|holder| self.cidrs6.get(&holder)).copied()
     }
 
     fn row_first(&self, row: u32, class: u8) -> PortWord {

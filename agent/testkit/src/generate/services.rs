@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use super::Choices;
 use super::objects::{self, NAMED_PORTS, NAMESPACES};
-use crate::model::{EndpointSlice, Key, Protocol, Service, ServicePort, SlicePort};
+use netpold_core::model::{EndpointSlice, Key, Protocol, Service, ServicePort, SlicePort};
 
 const NAMES: [&str; 3] = ["s0", "s1", "s2"];
 const PORT_NAMES: [&str; 3] = ["", "web", "dns"];

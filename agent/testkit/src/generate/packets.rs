@@ -6,8 +6,8 @@ use ipnet::IpNet;
 
 use super::objects::{self, NAMED_PORTS, PORTS};
 use super::{Choices, Cluster};
-use crate::model::{Change, Direction, Key, Peer, PortMatch, Service};
-use crate::probe::{IpProtocol, Party, Probe};
+use netpold_core::model::{Change, Direction, Key, Peer, PortMatch, Service};
+use netpold_core::probe::{IpProtocol, Party, Probe};
 
 /// A packet that opens a flow, as a pod sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]

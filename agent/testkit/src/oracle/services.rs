@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use crate::model::{Direction, Pod, Service, ServicePort};
 use crate::oracle::Oracle;
+use netpold_core::model::{Direction, Pod, Service, ServicePort};
 
 /// Which of an address's ports: those of the Services that have the address, or node ports.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 
 use super::{Choices, NODE, services};
-use crate::model::{
+use netpold_core::model::{
     Change, EndpointSlice, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy,
     PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service,
 };

@@ -5,17 +5,17 @@ use std::cell::Cell;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use netpold_ebpf::host::{HostTables, Plain};
 use netpold_ebpf::layout::{ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint};
-use netpold_ebpf::node::NodeTables;
 use netpold_ebpf::packet::{self, ICMP, ICMPV6, SCTP, TCP, TCP_ACK, TCP_SYN, UDP};
 use netpold_ebpf::reason::Reason;
 use netpold_ebpf::uplink::Scope;
 use netpold_ebpf::verdict::{Egress, Hook, Ingress, decide};
 use netpold_ebpf::{sent, uplink};
 
+use crate::flows::FlowTables;
 use crate::memory::MemoryTables;
-use crate::model::Direction;
+use crate::node::{NodeTables, Plain};
+use netpold_core::model::Direction;
 
 /// Where packets come to the node.
 const UPLINK: u32 = 2;
@@ -85,7 +85,7 @@ pub enum Packet {
 /// Hooks of a node, and how many packets XDP dropped in front of them.
 #[derive(Debug)]
 pub struct Hooks {
-    flows: HostTables,
+    flows: FlowTables,
     dropped: [Cell<u64>; 3],
 }
 
@@ -99,7 +99,7 @@ impl Hooks {
     /// Without a flow.
     #[must_use]
     pub fn new() -> Self {
-        Self { flows: HostTables::flows_alone(BUCKETS), dropped: Default::default() }
+        Self { flows: FlowTables::new(BUCKETS), dropped: Default::default() }
     }
 
     /// How many packets XDP dropped so far: of openings, of all, of what pods sent.
@@ -125,7 +125,7 @@ impl Hooks {
             return Ok(None);
         }
         self.flows.forget_flows();
-        let alone = tables.endpoints().values().filter(|other| owns(other, local)).count() == 1;
+        let alone = tables.endpoints.values().filter(|other| owns(other, local)).count() == 1;
         let path = Path { hooks: self, tables, begun, local, alone };
         let passes = path.show(Packet::Opening)?;
         for packet in [Packet::Answer, Packet::Unknown, Packet::UnknownAnswer] {
@@ -152,11 +152,7 @@ impl Path<'_> {
         let begun = self.begun.direction;
         let direction = if forward { begun } else { begun.opposite() };
         let frame = self.frame(packet, direction, forward);
-        let node = NodeTables {
-            policy: self.tables,
-            endpoints: self.tables.endpoints(),
-            flows: &self.hooks.flows,
-        };
+        let node = NodeTables { policy: self.tables, flows: &self.hooks.flows };
         let early = self.early(&node, direction, &frame);
         let ifindex = self.begun.ifindex;
         let hook = match direction {
@@ -178,7 +174,7 @@ impl Path<'_> {
 
     fn early(
         &self,
-        node: &NodeTables<'_, MemoryTables>,
+        node: &NodeTables<&MemoryTables, &FlowTables>,
         direction: Direction,
         frame: &[u8],
     ) -> Early {

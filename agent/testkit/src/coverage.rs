@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::generate::{Cluster, Packet};
 use netpold_core::explain::{Cause, Judgement};
-use netpold_core::generate::{Cluster, Packet};
 use netpold_core::model::{Change, Peer, PortMatch, Rule};
 
 /// Counts of packets by what they are about.
 #[derive(Default)]
-pub(crate) struct Coverage {
+pub struct Coverage {
     /// Allowed, denied.
     all: [u64; 2],
     /// Of those, in an isolated direction.
@@ -24,14 +24,14 @@ pub(crate) struct Coverage {
 
 impl Coverage {
     /// Count what XDP dropped.
-    pub(crate) fn early(&mut self, dropped: [u64; 3]) {
+    pub fn early(&mut self, dropped: [u64; 3]) {
         for (sum, count) in self.early.iter_mut().zip(dropped) {
             *sum += count;
         }
     }
 
     /// Count a packet.
-    pub(crate) fn packet(&mut self, packet: &Packet, allowed: bool, isolated: bool) {
+    pub fn packet(&mut self, packet: &Packet, allowed: bool, isolated: bool) {
         let verdict = usize::from(!allowed);
         self.all[verdict] += 1;
         if !isolated {
@@ -54,7 +54,7 @@ impl Coverage {
     }
 
     /// Count why.
-    pub(crate) fn explained(&mut self, state: &Cluster, judgement: &Judgement) {
+    pub fn explained(&mut self, state: &Cluster, judgement: &Judgement) {
         let mut count = |reason: String| *self.reasons.entry(reason).or_default() += 1;
         count(format!("{:?}", judgement.cause));
         let (Cause::Rule, Some(by)) = (judgement.cause, &judgement.allowed_by) else { return };
@@ -71,7 +71,7 @@ impl Coverage {
     }
 
     /// Take in another thread's counts.
-    pub(crate) fn add(&mut self, other: &Self) {
+    pub fn add(&mut self, other: &Self) {
         for verdict in 0..2 {
             self.all[verdict] += other.all[verdict];
             self.isolated[verdict] += other.isolated[verdict];
@@ -88,7 +88,7 @@ impl Coverage {
     }
 
     /// Everything occurred, in sensible proportion.
-    pub(crate) fn check(&self) {
+    pub fn check(&self) {
         let [allowed, denied] = self.isolated;
         let isolated = allowed + denied;
         assert!(self.all[0] + self.all[1] >= 10_000_000, "too few packets\n{self}");

@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::model::{Change, Interface, Node, Pod, Service};
+use netpold_core::model::{Change, Interface, Node, Pod, Service};
 
 /// The node that generated clusters are seen from.
 pub const NODE: &str = "n1";

@@ -1,26 +1,33 @@
 //! Packets, one after the other at one pod: nothing panics, and the verdict is what a parser that
 //! knows nothing of the first says it must be.
 
+use std::cell::RefCell;
+
 use netpold_ebpf::layout::Endpoint;
 use netpold_ebpf::reason::Reason;
 
-pub(crate) use crate::frames::Who;
-use crate::input::{Step, steps};
-use crate::world::{Direction, EGRESS_ROW, IFINDEX, INGRESS_ROW, judge, tables};
+use crate::frames::Who;
+use crate::node::NodeTables;
+use crate::one_pod::{Direction, EGRESS_ROW, IFINDEX, INGRESS_ROW, judge, tables};
+use crate::steps::{Step, steps};
 
 /// Few, so that flows collide.
 const BUCKETS: u32 = 4;
 
-pub(crate) fn run(bytes: &[u8]) {
+/// Tries one input.
+///
+/// # Panics
+/// It shows a mistake.
+pub fn run(bytes: &[u8]) {
     thread_local! {
-        static TABLES: std::cell::RefCell<netpold_ebpf::host::HostTables> =
-            std::cell::RefCell::new(tables(BUCKETS));
+        static TABLES: RefCell<NodeTables> =
+            RefCell::new(tables(BUCKETS));
     }
     TABLES.with_borrow_mut(|tables| {
-        tables.forget_flows();
+        tables.flows.forget_flows();
         for step in steps(bytes) {
             let (ingress, egress) = step.rows;
-            tables.endpoints[IFINDEX as usize].rows = Endpoint::pack_rows(ingress, egress);
+            tables.endpoint_mut(IFINDEX).rows = Endpoint::pack_rows(ingress, egress);
             tables.changed();
             let reason = judge(tables, step.direction, step.came_from, step.frame).reason();
             let again = judge(tables, step.direction, step.came_from, step.frame).reason();
@@ -75,7 +82,7 @@ fn check(step: &Step<'_>, reason: Reason, again: Reason) {
     }
 }
 
-/// What the rules of [`crate::world::tables`] say, in words.
+/// What the rules of [`crate::one_pod::tables`] say, in words.
 fn rule_allows(step: &Step<'_>, row: u32, facts: &Facts) -> bool {
     let (remote, local_row) = match step.direction {
         Direction::Ingress => (facts.source, INGRESS_ROW),

@@ -1,9 +1,9 @@
 //! Updates from one generated state to the next, operation by operation: every packet is judged by
 //! the state before or the state after.
 
+use crate::generate::{Choices, Cluster, PacketSource};
+use crate::memory::MemoryTables;
 use netpold_core::compile::Compiler;
-use netpold_core::generate::{Choices, Cluster, PacketSource};
-use netpold_core::memory::MemoryTables;
 use netpold_core::model::{Direction, Key};
 use netpold_core::ops::Apply;
 
@@ -15,9 +15,13 @@ const PACKETS: usize = 60;
 const STATES: usize = 4;
 
 /// A packet at an interface.
-type At = (u32, netpold_core::generate::Packet);
+type At = (u32, crate::generate::Packet);
 
-pub(crate) fn run(bytes: &[u8]) {
+/// Tries one input.
+///
+/// # Panics
+/// It shows a mistake.
+pub fn run(bytes: &[u8]) {
     let mut choices = Choices::from_bytes(bytes);
     let mut random = Choices::from_seed(choices.word().into());
     let (mut compiler, mut tables) = (compiler(), MemoryTables::new());
