@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 use aya::maps::{MapData, RingBuf};
 use netpold_core::bindings::{Answer, Bindings, Veth};
 use netpold_core::compile::{CompileError, Compiler, Cursor, EndpointInfo, Essentials};
-use netpold_core::image::Table;
 use netpold_core::model::{Change, Direction, Interface, Pod};
 use netpold_core::ops::Capacity;
+use netpold_core::ops::Table;
 use nix::net::if_::if_indextoname;
 
 use crate::conntrack::Pass;

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use ipnet::{IpNet, Ipv4Net};
-use netpold_core::compile::{Compiler, Options};
+use netpold_core::compile::Compiler;
 use netpold_core::model::{
     Change, EndpointSlice, Interface, IpBlock, Key, NamedPort, Peer, Pod, Policy, PortMatch,
     PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
 };
 use netpold_core::ops::{Apply, Capacity};
+use netpold_core::options::Options;
 use netpold_testkit::memory::MemoryTables;
 use serde::Serialize;
 

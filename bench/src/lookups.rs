@@ -3,9 +3,10 @@
 use std::cell::Cell;
 
 use anyhow::{Result, ensure};
-use netpold_core::compile::{Compiler, Options};
+use netpold_core::compile::Compiler;
 use netpold_core::model::Direction;
 use netpold_core::ops::Apply as _;
+use netpold_core::options::Options;
 use netpold_ebpf::conntrack::Memory;
 use netpold_ebpf::layout::{ClassId, FragmentKey, FragmentPorts, PortWord, Settings};
 use netpold_ebpf::packet::{TCP_ACK, TCP_SYN};

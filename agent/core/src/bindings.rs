@@ -20,8 +20,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::cluster::Cluster;
-use crate::compile::uid_hash;
-use crate::model::{Bound, Change, Interface, Key, Labels, NamedPort, Owner, Pod, Standing};
+use crate::model::{
+    Bound, Change, Interface, Key, Labels, NamedPort, Owner, Pod, Standing, uid_hash,
+};
 use claims::{Candidate, as_judged, without_addresses};
 
 pub use problems::Problem;

@@ -8,9 +8,9 @@ use std::net::Ipv4Addr;
 
 use common::*;
 use ipnet::{IpNet, Ipv4Net};
-use netpold_core::image::Table;
 use netpold_core::model::{Change, IpBlock, Peer, Policy, PortRule, Rule, Selector};
 use netpold_core::ops::Op;
+use netpold_core::ops::Table;
 
 /// More blocks than there are classes.
 const BLOCKS: u32 = 75_000;

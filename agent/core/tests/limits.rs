@@ -9,8 +9,8 @@ use common::*;
 use netpold_core::budget::{POLICY_PORT_SETS, POLICY_UNITS};
 use netpold_core::compile::{CompileError, Problem};
 use netpold_core::explain::{Cause, Explainer, Verdict};
-use netpold_core::image::Table;
 use netpold_core::model::{Change, Direction, IpBlock, Key, Peer, Policy, Rule, Selector};
+use netpold_core::ops::Table;
 use netpold_core::ops::{Apply, Capacity};
 use netpold_core::probe::IpProtocol;
 use netpold_testkit::memory::MemoryTables;
@@ -141,8 +141,9 @@ fn is_closed(excessive: Policy, reason: &str) {
     assert!(!world.egress(TENANT, "198.51.100.7", 443), "but isolates");
     world.apply([Change::Policy(small("victim", 80))]);
     assert!(world.egress(VICTIM, "198.51.100.7", 80) && !world.egress(VICTIM, "198.51.100.7", 443));
-    let explainer =
-        Explainer::new(two_tenants().into_iter().chain([Change::Policy(excessive.clone())]));
+    let objects = two_tenants().into_iter().chain([Change::Policy(excessive.clone())]);
+    let cluster = objects.collect();
+    let explainer = Explainer::new(&cluster);
     let (pod, tcp) = (Key::new("tenant", "p"), IpProtocol(6));
     let judged = explainer.judge(&pod, Direction::Egress, host(3).into(), tcp, 3).unwrap();
     assert_eq!((judged.verdict, judged.cause), (Verdict::Deny, Cause::NoRule));

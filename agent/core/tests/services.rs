@@ -4,10 +4,10 @@
 mod common;
 
 use common::*;
-use netpold_core::image::Table;
 use netpold_core::model::{Change, EndpointSlice, Key, Protocol, Selector, Service};
 use netpold_core::model::{ServicePort, SlicePort};
 use netpold_core::ops::Op;
+use netpold_core::ops::Table;
 use netpold_ebpf::layout::CLASS_TRANSLATED;
 
 const WEB: &str = "10.96.0.1";

@@ -6,10 +6,11 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 
 use common::*;
-use netpold_core::compile::{CheckSource, CompileError, Compiler, Options, Problem, SourceExempt};
-use netpold_core::image::Table;
+use netpold_core::compile::{CompileError, Compiler, Problem};
 use netpold_core::model::{Change, Key, Pod, Policy, Selector};
+use netpold_core::ops::Table;
 use netpold_core::ops::{Apply, Capacity, Op};
+use netpold_core::options::{CheckSource, Options, SourceExempt};
 use netpold_ebpf::layout::{EP_CHECK_SOURCE, ROW_NOT_ISOLATED};
 use netpold_testkit::memory::MemoryTables;
 

@@ -138,8 +138,9 @@ impl Pace {
 
 #[cfg(test)]
 mod tests {
-    use netpold_core::compile::{Compiler, Options};
+    use netpold_core::compile::Compiler;
     use netpold_core::model::{Peer, Policy, Rule, Selector};
+    use netpold_core::options::Options;
 
     use super::*;
 

@@ -70,8 +70,9 @@ fn selects(policy: &Policy, pod: &Pod) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use netpold_core::compile::{Compiler, Options};
+    use netpold_core::compile::Compiler;
     use netpold_core::model::{Change, Labels, Selector};
+    use netpold_core::options::Options;
 
     use super::*;
 

@@ -1,5 +1,6 @@
-use netpold_core::compile::{Compiler, Options};
+use netpold_core::compile::Compiler;
 use netpold_core::model::{Key, Labels, Namespace, Pod, Policy, Selector};
+use netpold_core::options::Options;
 use tempfile::TempDir;
 
 use super::*;

@@ -6,10 +6,11 @@ use crate::generate::{Cluster, NODE, Packet, shrink};
 use crate::hooks::{Begun, Disagreement as Early, Hooks};
 use crate::memory::MemoryTables;
 use crate::oracle::Oracle;
-use netpold_core::compile::{Compiler, Options};
+use netpold_core::compile::Compiler;
 use netpold_core::explain::{Explainer, Verdict};
-use netpold_core::model::{Change, Direction, Key, Pod};
+use netpold_core::model::{Direction, Key, Pod};
 use netpold_core::ops::Apply;
+use netpold_core::options::Options;
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::layout::CLASS_TRANSLATED;
 
@@ -151,7 +152,7 @@ const EXPLAIN_EVERY: usize = 20;
 
 /// The first packet on which tables, or explain, and oracle disagree.
 pub fn compare(subject: &Subject, packets: &[Packet], coverage: &mut Coverage) -> Option<Packet> {
-    let explainer = Explainer::new(subject.state.objects.iter().cloned());
+    let explainer = Explainer::new(subject.compiler.cluster());
     for (number, packet) in packets.iter().enumerate() {
         let Some((expected, found)) = subject.verdicts(packet) else { continue };
         if found != Some(expected) {
@@ -197,9 +198,8 @@ pub fn shrunk(found: Disagreement) -> String {
     let mut subject = Subject::new();
     states.iter().for_each(|state| subject.become_state(state));
     let mut text = format!("seed {seed}: {packet:?}\n(oracle, tables): ");
-    let changes: Vec<Change> = subject.state.objects.clone();
     let protocol = IpProtocol(packet.protocol);
-    let explained = Explainer::new(changes)
+    let explained = Explainer::new(subject.compiler.cluster())
         .judge(&packet.pod, packet.direction, packet.remote, protocol, packet.port)
         .map(|judgement| judgement.lines().join("\n"));
     let _ = writeln!(text, "{:?}\n{}", subject.verdicts(&packet), explained.unwrap_or_default());

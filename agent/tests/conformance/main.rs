@@ -73,7 +73,8 @@ fn failures(
         node.become_state(&changes)?;
     }
     let state: Oracle = changes.iter().cloned().collect();
-    let explainer = Explainer::new(changes);
+    let cluster = changes.into_iter().collect();
+    let explainer = Explainer::new(&cluster);
     let mut wrong = Vec::new();
     for check in &step.checks {
         let probe = probe(check);

@@ -3,9 +3,10 @@
 use std::net::IpAddr;
 
 use anyhow::{Result, anyhow};
-use netpold_core::compile::{Compiler, Options};
+use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Direction, Interface};
 use netpold_core::ops::Apply;
+use netpold_core::options::Options;
 use netpold_testkit::hooks::{Begun, Hooks};
 use netpold_testkit::memory::MemoryTables;
 

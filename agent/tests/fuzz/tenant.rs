@@ -11,9 +11,10 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use netpold::source::convert::{Kind, read};
-use netpold_core::compile::{Compiler, Options};
+use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Direction, Interface, Key};
 use netpold_core::ops::Apply;
+use netpold_core::options::Options;
 use netpold_testkit::memory::MemoryTables;
 use netpold_testkit::oracle::Oracle;
 

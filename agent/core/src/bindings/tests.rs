@@ -1,7 +1,8 @@
 use std::net::IpAddr;
 
 use super::*;
-use crate::compile::{Compiler, Options};
+use crate::compile::Compiler;
+use crate::options::Options;
 
 const NODE: &str = "here";
 

@@ -8,12 +8,13 @@
 
 use std::net::IpAddr;
 
-use netpold_core::compile::{Compiler, Options};
+use netpold_core::compile::Compiler;
 use netpold_core::model::{
     Change, Direction, Interface, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod,
     Policy, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
 };
 use netpold_core::ops::Apply;
+use netpold_core::options::Options;
 use netpold_testkit::memory::MemoryTables;
 
 pub mod generate;

@@ -1,6 +1,6 @@
 //! Named states of a cluster, reached along different paths: the image is the same at the end.
 
-use netpold_core::image::Image;
+use netpold_core::compile::Image;
 use netpold_core::model::{
     Change, Interface, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy,
     PortMatch, PortRule, Protocol, Requirement, Rule, Selector,

@@ -7,8 +7,9 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use netpold::sandbox::results;
 use netpold::state;
-use netpold_core::compile::{Compiler, Options};
+use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Interface};
+use netpold_core::options::Options;
 use serde_json::Value;
 
 const NODE: &str = "n1";

@@ -2,9 +2,9 @@
 
 use crate::memory::MemoryTables;
 use netpold::source::manifests::read_text;
-use netpold_core::compile::{Compiler, Options};
-use netpold_core::explain::Explainer;
+use netpold_core::compile::Compiler;
 use netpold_core::ops::Apply;
+use netpold_core::options::Options;
 
 /// Tries one input.
 ///
@@ -33,5 +33,4 @@ pub fn run(bytes: &[u8]) {
             tables.apply(op).expect("operations are in order");
         }
     }
-    drop(Explainer::new(changes));
 }

@@ -7,29 +7,15 @@
 //! directions taken together. If neither is, the address takes a temporary class whose column is
 //! `A(a)` in the old rows and `B(b)` in the new ones: it flips there, the rows flip, it flips on.
 
-pub(crate) mod trie4;
-
 use std::collections::BTreeSet;
 
 use hashbrown::HashMap;
 use netpold_ebpf::layout::{CLASS_TRANSLATED, ClassId, ROW_NOT_ISOLATED, untranslated};
 
-use crate::compile::classes::Classes;
-use crate::compile::prefix::{Family, Prefix, PrefixMap};
-use crate::compile::rows::Rows;
-use crate::compile::space::Space;
+use crate::compile::sets::classes::Classes;
+use crate::compile::tables::addresses::{AddressTables, Move};
+use crate::compile::tables::rows::Rows;
 use crate::ops::Op;
-use trie4::Trie4;
-
-/// The addresses of one prefix (those that no longer prefix of the update holds) change class.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Move {
-    prefix: Prefix,
-    pub(crate) from: ClassId,
-    pub(crate) to: ClassId,
-    /// Whether the tables hold the prefix at the end.
-    stays: bool,
-}
 
 /// Row numbers of an endpoint's two directions.
 pub(crate) type RowPair = (u32, u32);
@@ -41,96 +27,6 @@ enum Turn {
     AfterRows,
     /// To this temporary class before the rows flip, on to the final one after.
     Through(ClassId),
-}
-
-/// The tables that map addresses to classes, as installed.
-#[derive(Debug)]
-pub(crate) struct AddressTables {
-    prefixes: PrefixMap<ClassId>,
-    pub(crate) trie4: Trie4,
-    /// Most IPv6 addresses and prefixes held at once.
-    pub(crate) peak6: (u32, u32),
-}
-
-impl AddressTables {
-    pub(crate) fn new() -> Self {
-        Self { prefixes: PrefixMap::new(), trie4: Trie4::new(), peak6: (0, 0) }
-    }
-
-    /// What has to move for the touched prefixes to be as `space` says.
-    pub(crate) fn moves(&self, space: &Space, touched: &[Prefix]) -> Vec<Move> {
-        let moves = touched.iter().filter_map(|prefix| {
-            let (node, parent) = (space.nodes.get(*prefix), space.parent_class(*prefix));
-            let to = node.map_or(parent, |node| node.class.unwrap_or(0));
-            let stays = node.is_some() && to != parent;
-            let installed = self.prefixes.get(*prefix).copied();
-            let holder = || self.prefixes.parent(*prefix).copied().unwrap_or(0);
-            let from = installed.unwrap_or_else(holder);
-            let concerns = installed.is_some() || stays;
-            let same = installed.is_some() == stays && from == to;
-            (concerns && !same).then_some(Move { prefix: *prefix, from, to, stays })
-        });
-        moves.collect()
-    }
-
-    /// Writes classes and then removes prefixes. New prefixes come longest first, so that none ever
-    /// covers addresses that a longer one is still to take; they go shortest first, for the same
-    /// reason.
-    fn write(&mut self, mut set: Vec<(Prefix, ClassId)>, mut gone: Vec<Prefix>, ops: &mut Vec<Op>) {
-        let had_cidr6 = self.prefixes.count(Family::V6).1 != 0;
-        set.sort_by_key(|(prefix, _)| (std::cmp::Reverse(prefix.len), *prefix));
-        gone.sort_by_key(|prefix| (prefix.len, *prefix));
-        if !had_cidr6 && set.iter().any(|(prefix, _)| is_cidr6(*prefix)) {
-            ops.push(Op::HasCidr6(true));
-        }
-        let mut changed = Vec::new();
-        for (prefix, class) in set {
-            if self.prefixes.insert(prefix, class) == Some(class) {
-                continue;
-            }
-            match prefix.family {
-                Family::V4 => changed.push(prefix),
-                Family::V6 if prefix.is_host() => ops.push(Op::Host6(prefix.v6(), class)),
-                Family::V6 => ops.push(Op::Cidr6(prefix.net6(), class)),
-            }
-        }
-        let (hosts, cidrs) = self.prefixes.count(Family::V6);
-        self.peak6 = (self.peak6.0.max(hosts), self.peak6.1.max(cidrs));
-        for prefix in &gone {
-            if self.prefixes.remove(*prefix).is_none() {
-                continue;
-            }
-            match prefix.family {
-                Family::V4 => changed.push(*prefix),
-                Family::V6 if prefix.is_host() => ops.push(Op::Host6Gone(prefix.v6())),
-                Family::V6 => ops.push(Op::Cidr6Gone(prefix.net6())),
-            }
-        }
-        if self.prefixes.count(Family::V6).1 == 0 && gone.iter().any(|prefix| is_cidr6(*prefix)) {
-            ops.push(Op::HasCidr6(false));
-        }
-        self.trie4.repaint(&self.prefixes, &changed, ops);
-    }
-
-    /// The class that is installed for exactly this prefix.
-    pub(crate) fn class_of(&self, prefix: Prefix) -> Option<ClassId> {
-        self.prefixes.get(prefix).copied()
-    }
-
-    /// What is installed of a family.
-    pub(crate) fn entries(&self, family: Family) -> impl Iterator<Item = (Prefix, ClassId)> {
-        let whole = Prefix { family, bits: 0, len: 0 };
-        self.prefixes.under(whole).map(|(prefix, class)| (prefix, *class))
-    }
-
-    /// Number of IPv6 addresses and prefixes.
-    pub(crate) fn count6(&self) -> (u32, u32) {
-        self.prefixes.count(Family::V6)
-    }
-}
-
-fn is_cidr6(prefix: Prefix) -> bool {
-    prefix.family == Family::V6 && !prefix.is_host()
 }
 
 /// The moves of one update, each with its turn.

@@ -12,9 +12,8 @@ use hashbrown::HashMap;
 
 use crate::budget::{Combination, NAMESPACE_UNITS, closed};
 use crate::cluster::{Cluster, Dirty};
-use crate::compile::specs::{Specs, isolating};
-use crate::image::Table;
 use crate::model::{Direction, Labels, NamedPort, Pod};
+use crate::ops::Table;
 
 /// The combinations that are closed.
 #[derive(Debug, Default)]
@@ -73,13 +72,13 @@ impl Limits {
         &mut self,
         dirty: &Dirty,
         mut concerned: impl Iterator<Item = String>,
-        specs: &Specs,
+        sizes: impl FnOnce() -> BTreeMap<Combination, usize>,
     ) -> BTreeSet<String> {
         let least = self.left_out.values().map(|(size, _)| *size).min();
         let Some(least) = least.filter(|_| !self.is_new) else { return BTreeSet::new() };
         let mut large: BTreeSet<String> = self.left_out.keys().map(namespace).collect();
         let all = large.clone();
-        let sizes = specs.sizes().into_iter();
+        let sizes = sizes().into_iter();
         large.extend(sizes.filter(|(_, size)| *size >= least).map(|(of, _)| namespace(&of)));
         if dirty.policies.iter().any(|of| large.contains(of))
             || concerned.any(|of| large.contains(&of))
@@ -91,8 +90,13 @@ impl Limits {
     }
 
     /// Leaves the largest out until so many elements of a table are free; false if there is none.
-    pub(crate) fn leave_out(&mut self, table: Table, excess: u32, specs: &Specs) -> bool {
-        let mut sizes: Vec<(Combination, usize)> = specs.sizes().into_iter().collect();
+    pub(crate) fn leave_out(
+        &mut self,
+        table: Table,
+        excess: u32,
+        sizes: BTreeMap<Combination, usize>,
+    ) -> bool {
+        let mut sizes: Vec<(Combination, usize)> = sizes.into_iter().collect();
         sizes.retain(|(combination, size)| *size > 1 && !self.is_closed(combination));
         sizes.sort_by(|one, other| (other.1, &one.0).cmp(&(one.1, &other.0)));
         let mut freed = 0;
@@ -129,7 +133,7 @@ fn over_budget(cluster: &Cluster, namespace: &str, pods: &[Arc<Pod>]) -> BTreeSe
     for pods in by_labels.into_values() {
         for direction in Direction::BOTH {
             // A pod whose labels are not known is counted as if it had none.
-            let of = |pod: &&Pod| isolating(cluster, (pod, true), direction);
+            let of = |pod: &&Pod| cluster.isolating((pod, true), direction);
             let policies = pods.first().map_or_else(Vec::new, of);
             let weights = || policies.iter().filter_map(|p| cluster.weight(&p.key));
             let units = weights().map(|weight| weight.units(direction)).sum();

@@ -1,7 +1,10 @@
 //! Ports granted to a set of addresses.
 
-use crate::compile::tries::{ALL, NAME, NONE, PORT, Trie, Tries};
+pub(crate) mod blocks;
+pub(crate) mod tries;
+
 use crate::model::Protocol;
+use tries::{ALL, NAME, NONE, PORT, Trie, Tries};
 
 /// What is granted of each protocol, and by name. Equal grants are equal values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

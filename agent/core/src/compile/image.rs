@@ -4,16 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
-use serde::Serialize;
 
-use crate::compile::classes::Classes;
-use crate::compile::peers::Atoms;
-use crate::compile::ports::Grant;
-use crate::compile::space::Space;
-use crate::compile::spec::Spec;
-use crate::compile::tries::NAME;
-use crate::compile::{Atom, Ports};
-use crate::model::{Key, Protocol};
+use crate::compile::rules::direction_policy::Spec;
+use crate::compile::sets::Sets;
+use crate::compile::sets::set::Atom;
+use crate::compile::tables::endpoints::Live;
+use crate::model::{Direction, Key, Protocol};
+use crate::ports::tries::{NAME, Tries};
+use crate::ports::{Grant, Ports};
 
 /// The full desired content of the tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,81 +54,54 @@ pub struct Granted {
     pub names: BTreeSet<(Protocol, String)>,
 }
 
-/// Used and available elements of a table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Fill {
-    /// Name of the table.
-    pub table: Table,
-    /// Elements in use, reserved and quarantined ones included.
-    pub used: u32,
-    /// Elements there are.
-    pub capacity: u32,
-}
-
-/// A table of limited size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Table {
-    /// Columns of a row; cannot grow.
-    Classes,
-    /// `Capacity::bitmaps`
-    Bitmaps,
-    /// `Capacity::row_blocks`
-    RowBlocks,
-    /// `Capacity::rows`
-    Rows,
-    /// `Capacity::trie_blocks`
-    TrieBlocks,
-    /// `Capacity::hosts6`
-    Hosts6,
-    /// `Capacity::cidrs6`
-    Cidrs6,
-}
-
-impl std::fmt::Display for Table {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Classes => "classes",
-            Self::Bitmaps => "port bitmaps",
-            Self::RowBlocks => "row blocks",
-            Self::Rows => "rows",
-            Self::TrieBlocks => "IPv4 trie blocks",
-            Self::Hosts6 => "IPv6 addresses",
-            Self::Cidrs6 => "IPv6 prefixes",
-        })
+impl Image {
+    /// What sets, specs and endpoints come to.
+    pub(crate) fn new(sets: &Sets, tries: &Tries, live: &BTreeMap<u32, Live>) -> Self {
+        let endpoint = |live: &Live| {
+            let allowed = |direction: Direction| {
+                live.specs[direction as usize].as_ref().map(|spec| allowed(spec, sets, tries))
+            };
+            EndpointImage {
+                pod: live.identity.pod.clone(),
+                ingress: allowed(Direction::Ingress),
+                egress: allowed(Direction::Egress),
+            }
+        };
+        Self {
+            addresses: addresses(sets),
+            endpoints: live.iter().map(|(ifindex, live)| (*ifindex, endpoint(live))).collect(),
+        }
     }
 }
 
 /// The address part of an image.
-pub(crate) fn addresses(
-    space: &Space,
-    classes: &Classes,
-    atoms: &Atoms,
-) -> BTreeMap<IpNet, BTreeSet<Atom>> {
+fn addresses(sets: &Sets) -> BTreeMap<IpNet, BTreeSet<Atom>> {
+    let space = &sets.space;
     let own = space
         .nodes
         .iter()
         .filter(|(prefix, node)| node.class.unwrap_or(0) != space.parent_class(*prefix));
     own.map(|(prefix, node)| {
-        let signature = node.class.and_then(|class| classes.signature(class));
+        let signature = node.class.and_then(|class| sets.classes.signature(class));
         let named = signature.into_iter().flat_map(|ids| ids.iter());
-        (prefix.to_net(), named.filter_map(|id| atoms.content(*id)).collect())
+        (prefix.to_net(), named.filter_map(|id| sets.content(*id)).collect())
     })
     .collect()
 }
 
 /// A spec with numbers replaced by what they stand for.
-pub(crate) fn allowed(spec: &Spec, atoms: &Atoms) -> Allowed {
+fn allowed(spec: &Spec, sets: &Sets, tries: &Tries) -> Allowed {
+    let registry = &sets.peers.registry;
     let granted = |grant: &Grant| Granted {
-        ports: Ports::new(grant, &atoms.tries),
+        ports: Ports::new(grant, tries),
         names: spec
             .names
             .iter()
-            .filter(|id| atoms.tries.contains(NAME, grant.names, **id))
-            .filter_map(|id| atoms.name(*id).cloned())
+            .filter(|id| tries.contains(NAME, grant.names, **id))
+            .filter_map(|id| registry.name(*id).cloned())
             .collect(),
     };
-    let changes = spec.blocks.changes.iter();
+    let changes = spec.blocks.changes.0.iter();
     Allowed {
         blocks: changes
             .map(|(prefix, value)| (prefix.to_net(), granted(&spec.blocks.value(*value))))
@@ -139,7 +110,7 @@ pub(crate) fn allowed(spec: &Spec, atoms: &Atoms) -> Allowed {
         peers: spec
             .peers
             .iter()
-            .filter_map(|(id, grant)| Some((atoms.atom(*id)?.clone(), granted(grant))))
+            .filter_map(|(id, grant)| Some((registry.atom(*id)?.clone(), granted(grant))))
             .collect(),
     }
 }

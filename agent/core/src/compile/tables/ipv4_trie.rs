@@ -9,9 +9,9 @@ use std::collections::BTreeSet;
 use hashbrown::HashMap;
 use netpold_ebpf::layout::{ClassId, TRIE_POINTER, TrieBlock};
 
-use crate::compile::ids::Ids;
-use crate::compile::prefix::{Family, Prefix, PrefixMap};
+use crate::compile::slots::Ids;
 use crate::ops::Op;
+use crate::prefix::{Family, Prefix, PrefixMap};
 
 /// The trie as the tables hold it.
 #[derive(Debug)]

@@ -15,21 +15,15 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
-use crate::compile::blocks::NOTHING;
-use crate::compile::peers::AtomId;
-use crate::compile::prefix::{Family, Prefix, PrefixMap};
-use crate::compile::spec::Spec;
-
-/// Set in the numbers of groups.
-const GROUP: AtomId = 1 << 30;
-/// The group of what no block grants anything. It is never part of a signature.
-pub(crate) const NO_GROUP: AtomId = GROUP;
+use crate::compile::sets::set::{AtomId, GROUP, NO_GROUP};
+use crate::ports::blocks::{Changes, NOTHING};
+use crate::prefix::{Family, Prefix, PrefixMap};
 
 /// Number of a spec in use; never reused.
 pub(crate) type SpecId = u32;
 
 /// What the specs' blocks grant: by spec, in order, the number of a value in its
-/// [`crate::compile::blocks::BlockMap`]. Specs that grant nothing are left out.
+/// [`crate::ports::blocks::BlockMap`]. Specs that grant nothing are left out.
 type Key = Vec<(SpecId, u32)>;
 
 /// A prefix at which what blocks grant changes.
@@ -63,8 +57,8 @@ pub(crate) struct Groups {
     by_key: HashMap<Key, AtomId>,
     /// Those that lost their last place in this update (some may have got another since).
     ended: Vec<AtomId>,
-    acquired: Vec<(SpecId, Arc<Spec>)>,
-    released: Vec<(SpecId, Arc<Spec>)>,
+    acquired: Vec<(SpecId, Arc<Changes>)>,
+    released: Vec<(SpecId, Arc<Changes>)>,
     /// Places looked at, ever.
     pub(crate) work: u64,
 }
@@ -82,20 +76,20 @@ struct Divided {
 
 impl Groups {
     /// A spec is in use from now on.
-    pub(crate) fn acquire(&mut self, id: SpecId, spec: &Arc<Spec>) {
-        if !spec.blocks.changes.is_empty() {
-            self.acquired.push((id, spec.clone()));
+    pub(crate) fn acquire(&mut self, id: SpecId, changes: &Arc<Changes>) {
+        if !changes.0.is_empty() {
+            self.acquired.push((id, changes.clone()));
         }
     }
 
     /// A spec is not in use any more.
-    pub(crate) fn release(&mut self, id: SpecId, spec: &Arc<Spec>) {
-        if spec.blocks.changes.is_empty() {
+    pub(crate) fn release(&mut self, id: SpecId, changes: &Arc<Changes>) {
+        if changes.0.is_empty() {
             return;
         }
         match self.acquired.iter().position(|(acquired, _)| *acquired == id) {
             Some(place) => drop(self.acquired.remove(place)),
-            None => self.released.push((id, spec.clone())),
+            None => self.released.push((id, changes.clone())),
         }
     }
 
@@ -104,8 +98,8 @@ impl Groups {
     pub(crate) fn settle(&mut self) -> Vec<(Prefix, Option<AtomId>)> {
         let (acquired, released) =
             (std::mem::take(&mut self.acquired), std::mem::take(&mut self.released));
-        let prefixes = |specs: &[(SpecId, Arc<Spec>)]| -> Vec<Prefix> {
-            specs.iter().flat_map(|(_, spec)| &spec.blocks.changes).map(|change| change.0).collect()
+        let prefixes = |specs: &[(SpecId, Arc<Changes>)]| -> Vec<Prefix> {
+            specs.iter().flat_map(|(_, spec)| &spec.0).map(|change| change.0).collect()
         };
         let (begun, ended) = (prefixes(&acquired), prefixes(&released));
         for prefix in &ended {
@@ -116,7 +110,7 @@ impl Groups {
         begun.iter().for_each(|prefix| self.places.entry(*prefix).specs += 1);
         let mut changes: Vec<(Prefix, SpecId, u32)> = Vec::new();
         for (id, spec) in &acquired {
-            changes.extend(spec.blocks.changes.iter().map(|(at, value)| (*at, *id, *value)));
+            changes.extend(spec.0.iter().map(|(at, value)| (*at, *id, *value)));
         }
         changes.sort_unstable();
         let mut gone: Vec<SpecId> = released.iter().map(|(id, _)| *id).collect();
@@ -249,14 +243,14 @@ impl Groups {
 
     /// The number of the value that a spec's blocks have in a group; `id`: the spec's, if it is in
     /// use. Of what is in use no longer, group or spec, it is told by one of the group's places.
-    pub(crate) fn value(&self, group: AtomId, id: Option<SpecId>, spec: &Spec) -> u32 {
+    pub(crate) fn value(&self, group: AtomId, id: Option<SpecId>, changes: &Changes) -> u32 {
         let Some(group) = self.groups.get(&group) else { return NOTHING };
         match id.filter(|_| group.places > 0) {
             Some(id) => {
                 let found = group.key.binary_search_by_key(&id, |(id, _)| *id);
                 found.map_or(NOTHING, |place| group.key[place].1)
             }
-            None => spec.blocks.at(group.like),
+            None => changes.at(group.like),
         }
     }
 
@@ -324,9 +318,4 @@ impl NewParts {
             parts.len() - 1
         })
     }
-}
-
-/// Whether this is the number of a group.
-pub(crate) fn is_group(id: AtomId) -> bool {
-    id & GROUP != 0
 }

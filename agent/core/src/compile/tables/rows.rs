@@ -7,10 +7,10 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use netpold_ebpf::layout::{ClassId, ROW_NOT_ISOLATED, Row as RowImage, RowBlock};
 
-use crate::compile::expected::Expected;
-use crate::compile::ids::Ids;
-use crate::compile::sets::{PORT_SET_ALL, PORT_SET_NONE, Sets};
-use crate::compile::spec::Spec;
+use crate::compile::rules::direction_policy::Spec;
+use crate::compile::slots::Ids;
+use crate::compile::tables::element::Expected;
+use crate::compile::tables::port_sets::{PORT_SET_ALL, PORT_SET_NONE, Sets};
 use crate::ops::Op;
 
 /// The block of classes below 256.

@@ -10,12 +10,12 @@ use netpold_ebpf::layout::{
 };
 
 use crate::cluster::Cluster;
-use crate::compile::peers::Atoms;
-use crate::compile::spec::Spec;
-use crate::compile::specs::Specs;
-use crate::compile::{CheckSource, NewPods, Options};
-use crate::model::{Direction, Interface, Key, Owner, Pod, Standing};
+use crate::compile::rules::Rules;
+use crate::compile::rules::direction_policy::Spec;
+use crate::compile::sets::registry::Registry;
+use crate::model::{Direction, Interface, Key, Owner, Pod, Standing, uid_hash};
 use crate::ops::Op;
+use crate::options::{CheckSource, NewPods, Options};
 
 /// `Endpoint::uid_hash` of an interface whose pod is not known.
 pub const WAITING: u64 = u64::MAX;
@@ -116,6 +116,8 @@ fn place<T: Copy + PartialEq>(
 #[derive(Debug)]
 pub(crate) struct Endpoints {
     pub(crate) live: BTreeMap<u32, Live>,
+    /// As long as this number stays, so do the endpoints.
+    pub(crate) version: u64,
     next_id: u32,
     /// Numbers given by an earlier agent, or before the tables were forgotten.
     known: BTreeMap<(u32, u64), u32>,
@@ -135,6 +137,7 @@ impl Endpoints {
         let known = options.known_endpoints.values().map(|id| id + 1).max().unwrap_or(1);
         Self {
             live: BTreeMap::new(),
+            version: 0,
             next_id: options.first_endpoint_id.max(known).max(1),
             known: options.known_endpoints.clone(),
             kept: BTreeMap::new(),
@@ -157,7 +160,12 @@ impl Endpoints {
     }
 
     /// What an interface gets whose pod is not known: its node, and nobody else.
-    fn waiting(&mut self, interface: &Interface, atoms: &mut Atoms) -> Option<Live> {
+    fn waiting(
+        &mut self,
+        interface: &Interface,
+        rules: &mut Rules,
+        registry: &mut Registry,
+    ) -> Option<Live> {
         let key = (interface.index, interface.incarnation);
         let familiar = self.familiar.as_ref().is_some_and(|known| known.contains(&key));
         let denied = interface.owner == Owner::Denied;
@@ -178,7 +186,7 @@ impl Endpoints {
             crowded: false,
             check_source: false,
             unheard: false,
-            specs: [Some(Spec::nothing()), Some(Spec::own_node(atoms))],
+            specs: [Some(Spec::nothing()), Some(rules.own_node(registry))],
             record,
         })
     }
@@ -200,6 +208,7 @@ impl Endpoints {
         self.slots.clear();
         self.unplaced.clear();
         self.quarantine.clear();
+        self.version += 1;
     }
 
     pub(crate) fn grace_passed(&mut self) {
@@ -221,11 +230,11 @@ impl Endpoints {
         interface: &Interface,
         cluster: &Cluster,
         options: &Options,
-        specs: &mut Specs,
-        atoms: &mut Atoms,
+        rules: &mut Rules,
+        registry: &mut Registry,
     ) -> Option<Live> {
         let Some(pod) = cluster.pod_behind(interface) else {
-            return self.waiting(interface, atoms);
+            return self.waiting(interface, rules, registry);
         };
         let bound = match &interface.owner {
             Owner::Pod(bound) => Some(bound),
@@ -236,7 +245,7 @@ impl Endpoints {
         let crowded = addr4.len() > MAX_ADDRESSES || addr6.len() > MAX_ADDRESSES;
         let specs = Direction::BOTH.map(|direction| {
             let labelled = !is(Standing::Unlabelled);
-            let spec = specs.of_pod(cluster, (pod, labelled), direction, atoms)?;
+            let spec = rules.of_pod(cluster, (pod, labelled), direction, registry)?;
             // Judging by some of its addresses would be wrong for the others.
             Some(if crowded { Spec::nothing() } else { spec })
         });
@@ -345,11 +354,4 @@ fn split(pod: &Pod) -> (Vec<u32>, Vec<[u8; 16]>) {
         }
     }
     (addr4, addr6)
-}
-
-/// FNV-1a, 64 bits: stable across builds, unlike the standard hasher.
-pub(crate) fn uid_hash(uid: &str) -> u64 {
-    uid.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
 }

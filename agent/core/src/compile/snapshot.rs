@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-use crate::cluster::is_subject;
-use crate::compile::Compiler;
-use crate::compile::prefix::Prefix;
+use crate::cluster::{Cluster, is_subject};
+use crate::compile::tables::addresses::AddressTables;
 use crate::model::{EndpointSlice, Namespace, Node, Pod, Policy, Service};
+use crate::prefix::Prefix;
 
 /// Objects, shared with the cluster's state. Written out they are a list of `Change`s.
 #[derive(Clone, Debug, Default)]
@@ -44,14 +44,16 @@ impl Serialize for Essentials {
     }
 }
 
-impl Compiler {
+impl Essentials {
     /// The objects that matter to what is installed: the local pods, the policies of their
     /// namespaces, the pods that these name as peers, and all that is few. Without an isolated pod
     /// there is none: nothing has to be kept. `deleted` are the local pods that the cluster has no
     /// more: kept as finished ones, which are nobody's peers.
-    #[must_use]
-    pub fn essentials<'a>(&self, deleted: impl Iterator<Item = &'a Arc<Pod>>) -> Essentials {
-        let cluster = self.cluster();
+    pub(super) fn new<'a>(
+        cluster: &Cluster,
+        installed: &AddressTables,
+        deleted: impl Iterator<Item = &'a Arc<Pod>>,
+    ) -> Self {
         let local = |pod: &Pod| pod.node == cluster.node_name() && is_subject(pod);
         let replaced = |pod: &Pod| cluster.pods().get(&pod.key).is_some_and(|pod| local(pod));
         let deleted: Vec<Arc<Pod>> = deleted
@@ -66,10 +68,10 @@ impl Compiler {
             .cloned()
             .collect();
         if policies.is_empty() {
-            return Essentials::default();
+            return Self::default();
         }
         let is_peer = |pod: &Pod| {
-            pod.addresses.iter().any(|a| self.tables.class_of(Prefix::host(*a)).is_some())
+            pod.addresses.iter().any(|a| installed.class_of(Prefix::host(*a)).is_some())
         };
         let own = |pod: &Pod| pod.node == cluster.node_name();
         let pods = cluster.pods().values().filter(|pod| own(pod) || is_peer(pod));
@@ -81,7 +83,7 @@ impl Compiler {
             .collect();
         let namespaces =
             named.into_iter().filter_map(|name| cluster.namespaces().get(name).cloned()).collect();
-        Essentials {
+        Self {
             namespaces,
             nodes: cluster.nodes().values().cloned().collect(),
             services: cluster.services().values().cloned().collect(),

@@ -10,13 +10,15 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
+use crate::cluster::Cluster;
 use crate::cluster::{Dirty, services::range};
-use crate::compile::Compiler;
-use crate::compile::classes::Signature;
-use crate::compile::frontends::{Backends, Front};
-use crate::compile::peers::{AtomId, OWN_NODE, Serves};
-use crate::compile::prefix::{Family, Prefix};
+use crate::compile::sets::classes::Classes;
+use crate::compile::sets::partition::Space;
+use crate::compile::sets::registry::Registry;
+use crate::compile::sets::service_targets::{Backends, Front, Frontends};
+use crate::compile::sets::set::{AtomId, OWN_NODE, Serves, Signature};
 use crate::model::{EndpointSlice, Key, Protocol, Service};
+use crate::prefix::{Family, Prefix};
 
 /// A Service's port with its backends by family, IPv4 first.
 #[derive(Debug, PartialEq, Eq)]
@@ -46,18 +48,28 @@ struct Work {
 /// Ports of an address, sorted, each with all its backends. The last: it is a node port.
 type Fronts = BTreeMap<(Protocol, u16, bool), Backends>;
 
-impl Compiler {
+/// One settling of addresses: what it reads, and what it brings up to date.
+pub(super) struct Settling<'a> {
+    pub(super) cluster: &'a Cluster,
+    pub(super) registry: &'a Registry,
+    pub(super) services: &'a mut Services,
+    pub(super) frontends: &'a mut Frontends,
+    pub(super) space: &'a mut Space,
+    pub(super) classes: &'a mut Classes,
+}
+
+impl Settling<'_> {
     /// Gives every address its class, those of Services and nodes last. Returns the prefixes that
     /// were looked at, in order.
-    pub(super) fn settle_space(&mut self, dirty: &Dirty, served: &[Serves]) -> Vec<Prefix> {
-        let active = self.atoms.is_used(OWN_NODE);
+    pub(super) fn settle(&mut self, dirty: &Dirty, served: &[Serves]) -> Vec<Prefix> {
+        let active = self.registry.is_used(OWN_NODE);
         if !active && !self.services.active {
-            return self.space.settle(&mut self.classes);
+            return self.space.settle(self.classes);
         }
         let mut work = self.translation_dirty(active, dirty, served);
         let later: BTreeSet<Prefix> = work.addresses.iter().map(|a| Prefix::host(*a)).collect();
         let (mut touched, changed) =
-            self.space.settle_backends(&mut self.classes, |prefix| later.contains(&prefix));
+            self.space.settle_backends(self.classes, |prefix| later.contains(&prefix));
         if active {
             if !self.cluster.translation().is_empty() {
                 work.services.extend(changed.into_iter().flat_map(|prefix| self.behind(prefix)));
@@ -68,7 +80,7 @@ impl Compiler {
             work.addresses.extend(self.cluster.translation().nodes());
         }
         self.set_frontends(&work, active);
-        touched.extend(self.space.settle(&mut self.classes));
+        touched.extend(self.space.settle(self.classes));
         touched.sort_unstable();
         touched.dedup();
         touched
@@ -79,7 +91,7 @@ impl Compiler {
         let services = self.cluster.translation();
         let mut work = Work { addresses: dirty.frontends.clone(), ..Work::default() };
         if active != self.services.active {
-            self.services = Services { active, resolved: HashMap::new() };
+            *self.services = Services { active, resolved: HashMap::new() };
             work.addresses.extend(services.addresses());
             work.services.extend(services.services().keys().cloned());
             return work;
@@ -150,7 +162,7 @@ impl Compiler {
     fn kinds(&self, slice: &EndpointSlice) -> [BTreeSet<Signature>; 2] {
         [false, true].map(|v6| {
             let addresses = slice.addresses.iter().filter(|address| address.is_ipv6() == v6);
-            addresses.map(|a| self.space.base(Prefix::host(*a), &self.classes)).collect()
+            addresses.map(|a| self.space.base(Prefix::host(*a), self.classes)).collect()
         })
     }
 
@@ -161,7 +173,7 @@ impl Compiler {
             let atoms =
                 if active { self.frontends_of(*address, &mut node_ports) } else { Vec::new() };
             let before = self.space.set_fronts(Prefix::host(*address), atoms);
-            self.atoms.frontends.release(&before);
+            self.frontends.release(&before);
         }
     }
 
@@ -187,7 +199,7 @@ impl Compiler {
                 let backends = &port.backends[usize::from(v6)];
                 add(&mut fronts, (port.protocol, port.port, false), backends);
             }
-            atoms.extend(self.atoms.served(&service.key, v6));
+            atoms.extend(self.registry.served(&service.key, v6));
         }
         atoms.sort_unstable();
         if !fronts.is_empty() {
@@ -199,7 +211,7 @@ impl Compiler {
             };
             let cluster = services.is_cluster_address(address);
             let fronts = fronts.into_iter().map(front).collect();
-            atoms.push(self.atoms.frontends.acquire(fronts, cluster));
+            atoms.push(self.frontends.acquire(fronts, cluster));
         }
         atoms
     }

@@ -11,12 +11,8 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use netpold_ebpf::layout::{CLASS_SERVICE, CLASS_TRANSLATED, ClassId, untranslated};
 
-use crate::compile::frontends::{is_cluster_address, is_frontends};
-use crate::compile::ids::Ids;
-use crate::compile::peers::{AtomId, OWN_NODE};
-
-/// A sorted set of atoms.
-pub(crate) type Signature = Arc<[AtomId]>;
+use crate::compile::sets::set::{AtomId, OWN_NODE, Signature, is_cluster_address, is_frontends};
+use crate::compile::slots::Ids;
 
 /// The bits of a class word that are no part of its number.
 const FLAGS: ClassId = CLASS_TRANSLATED | CLASS_SERVICE;

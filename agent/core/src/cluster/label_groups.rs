@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use super::few::Few;
+use crate::cluster::small_vec::Few;
 use crate::model::{Labels, Pod};
 
 /// Pods of one namespace with equal labels.

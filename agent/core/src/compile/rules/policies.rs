@@ -8,10 +8,11 @@ use hashbrown::HashMap;
 
 use crate::budget::Combination;
 use crate::cluster::Cluster;
-use crate::compile::groups::SpecId;
-use crate::compile::limits::Limits;
-use crate::compile::peers::{Atoms, Serves};
-use crate::compile::spec::{Source, Spec};
+use crate::compile::rules::build::{Builder, Source};
+use crate::compile::rules::direction_policy::Spec;
+use crate::compile::rules::limits::Limits;
+use crate::compile::sets::block_groups::SpecId;
+use crate::compile::sets::set::Serves;
 use crate::model::{Direction, NamedPort, Pod, Policy};
 
 /// What a spec was made of. Policies are the same if they are one object.
@@ -55,7 +56,6 @@ pub(crate) struct Specs {
     /// Their numbers and how many endpoint directions use them.
     users: HashMap<Arc<Spec>, (SpecId, u32)>,
     made: HashMap<Made, Arc<Spec>>,
-    pub(crate) limits: Limits,
 }
 
 impl Specs {
@@ -67,14 +67,15 @@ impl Specs {
         cluster: &Cluster,
         (pod, labelled): (&Pod, bool),
         direction: Direction,
-        atoms: &mut Atoms,
+        limits: &Limits,
+        builder: &mut Builder<'_>,
     ) -> Option<Arc<Spec>> {
-        let policies = isolating(cluster, (pod, labelled), direction);
+        let policies = cluster.isolating((pod, labelled), direction);
         if policies.is_empty() {
             return None;
         }
-        if !self.limits.is_empty() && self.limits.is_closed(&combination(direction, &policies)) {
-            return Some(Spec::closed(direction, atoms));
+        if !limits.is_empty() && limits.is_closed(&combination(direction, &policies)) {
+            return Some(builder.closed(direction));
         }
         let is_ingress = direction == Direction::Ingress;
         let named = is_ingress
@@ -95,7 +96,7 @@ impl Specs {
         });
         let policies: &[&Policy] = &policies.map(|policy| &**policy).collect::<Vec<_>>();
         let source = Source { direction, policies, ports, served };
-        let spec = Spec::new(&source, atoms);
+        let spec = builder.build(&source);
         let spec = self.users.get_key_value(&spec).map_or(spec, |(known, _)| known.clone());
         self.made.insert(made, spec.clone());
         Some(spec)
@@ -133,7 +134,7 @@ impl Specs {
     pub(crate) fn sizes(&self) -> BTreeMap<Combination, usize> {
         let mut sizes = BTreeMap::new();
         for (made, spec) in &self.made {
-            let size = spec.peers.len() + spec.blocks.changes.len() + spec.blocks.len();
+            let size = spec.peers.len() + spec.blocks.changes.0.len() + spec.blocks.len();
             *sizes.entry(combination(made.direction, &made.policies)).or_default() += size;
         }
         sizes
@@ -155,18 +156,6 @@ impl Specs {
         let users = &self.users;
         self.made.retain(|_, spec| users.contains_key(spec));
     }
-}
-
-/// The policies that isolate a pod in a direction: all of its namespace's, if its labels are not
-/// known.
-pub(crate) fn isolating(
-    cluster: &Cluster,
-    (pod, labelled): (&Pod, bool),
-    direction: Direction,
-) -> Vec<Arc<Policy>> {
-    let selects = |policy: &&Arc<Policy>| !labelled || policy.pod_selector.matches(&pod.labels);
-    let policies = cluster.policies_in(&pod.key.namespace).filter(selects);
-    policies.filter(|policy| policy.rules(direction).is_some()).cloned().collect()
 }
 
 fn combination(direction: Direction, policies: &[Arc<Policy>]) -> Combination {

@@ -7,23 +7,40 @@
 //! prefixes next to each other differ in few grants, so a tree of unions over the grants has only
 //! these paths to renew, and of each union (`tries`) only the ports in which it differs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use crate::compile::ports::Grant;
-use crate::compile::prefix::Prefix;
-use crate::compile::tries::{Trie, Tries};
-use crate::model::IpBlock;
+use crate::model::{Direction, IpBlock, Peer, Policy, PortMatch, Protocol, Rule};
+use crate::ports::Grant;
+use crate::ports::tries::{Trie, Tries};
+use crate::prefix::Prefix;
 
 /// Number of the value that grants nothing.
 pub(crate) const NOTHING: u32 = 0;
 
-/// What blocks grant, by address. An address has the value of the longest prefix that holds it.
+/// The prefixes at which what blocks grant changes, in order, with the number of the value from there on.
+/// An address has the value of the longest prefix that holds it.
+#[derive(Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Changes(pub(crate) Vec<(Prefix, u32)>);
+
+impl Changes {
+    /// The number of the value of a prefix's addresses.
+    pub(crate) fn at(&self, prefix: Prefix) -> u32 {
+        let found = (0..=prefix.len).rev().find_map(|len| {
+            let holder = prefix.truncate(len);
+            self.0.binary_search_by_key(&holder, |(at, _)| *at).ok()
+        });
+        found.map_or(NOTHING, |place| self.0[place].1)
+    }
+}
+
+/// What blocks grant, by address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct BlockMap {
-    /// The prefixes at which it changes, in order, with the number of the value from there on.
-    pub(crate) changes: Vec<(Prefix, u32)>,
+    /// Where it changes.
+    pub(crate) changes: Arc<Changes>,
     /// Values by number less one.
     values: Vec<Grant>,
 }
@@ -42,7 +59,7 @@ impl BlockMap {
     }
 
     /// Whether these blocks come to more different values than that.
-    pub(crate) fn exceeds(blocks: &[(&IpBlock, Grant)], tries: &Tries, most: usize) -> bool {
+    fn exceeds(blocks: &[(&IpBlock, Grant)], tries: &Tries, most: usize) -> bool {
         let sweep = Sweep::new(blocks, tries);
         sweep.is_some_and(|sweep| sweep.run(most).0.values.len() > most)
     }
@@ -61,15 +78,6 @@ impl BlockMap {
     pub(crate) fn value(&self, number: u32) -> Grant {
         let place = number.checked_sub(1).map(|place| place as usize);
         place.and_then(|place| self.values.get(place)).copied().unwrap_or_default()
-    }
-
-    /// The number of the value of a prefix's addresses.
-    pub(crate) fn at(&self, prefix: Prefix) -> u32 {
-        let found = (0..=prefix.len).rev().find_map(|len| {
-            let holder = prefix.truncate(len);
-            self.changes.binary_search_by_key(&holder, |(at, _)| *at).ok()
-        });
-        found.map_or(NOTHING, |place| self.changes[place].1)
     }
 }
 
@@ -149,7 +157,7 @@ impl Sweep {
 
     /// Goes through all prefixes, or until there are more values than that.
     fn run(mut self, most: usize) -> (BlockMap, Tries) {
-        let mut map = BlockMap::default();
+        let (mut changes, mut values) = (Vec::new(), Vec::new());
         let mut open: Vec<Open> = Vec::new();
         let mut next = 0;
         while let Some((prefix, ..)) = self.events.get(next).copied() {
@@ -159,17 +167,17 @@ impl Sweep {
             let same = self.events[next..].iter().take_while(|event| event.0 == prefix).count();
             let events = next..next + same;
             self.pass(events.clone(), true);
-            let value = self.value(&mut map);
+            let value = self.value(&mut values);
             if value != open.last().map_or(NOTHING, |outer| outer.value) {
-                map.changes.push((prefix, value));
+                changes.push((prefix, value));
             }
-            if map.values.len() > most {
+            if values.len() > most {
                 break;
             }
             open.push(Open { prefix, events, value });
             next += same;
         }
-        (map, self.tries)
+        (BlockMap { changes: Arc::new(Changes(changes)), values }, self.tries)
     }
 
     /// Goes into a prefix, or out of it.
@@ -196,7 +204,7 @@ impl Sweep {
     }
 
     /// The number of what is granted here.
-    fn value(&mut self, map: &mut BlockMap) -> u32 {
+    fn value(&mut self, values: &mut Vec<Grant>) -> u32 {
         let leaves = self.tree.len() / 2;
         let mut above = Vec::new();
         for leaf in std::mem::take(&mut self.stale) {
@@ -220,15 +228,53 @@ impl Sweep {
             return NOTHING;
         }
         let number = *self.numbers.entry(all).or_insert_with(|| {
-            map.values.push(all);
-            map.values.len() as u32
+            values.push(all);
+            values.len() as u32
         });
         if self.tries.is_large() {
-            let used = self.grants.iter().chain(&self.tree).chain(&map.values);
+            let used = self.grants.iter().chain(&self.tree).chain(values.iter());
             self.tries.collect(used.flat_map(Grant::sets));
         }
         number
     }
+}
+
+/// Whether a policy's blocks come to more different sets of ports than that in a direction.
+pub(crate) fn exceeds_port_sets(policy: &Policy, direction: Direction, most: usize) -> bool {
+    let mut tries = Tries::default();
+    let mut names = BTreeMap::new();
+    let mut granted = Vec::new();
+    for rule in policy.rules(direction).unwrap_or_default() {
+        let Some(peers) = &rule.peers else { continue };
+        let blocks = peers.iter().filter_map(|peer| match peer {
+            Peer::Block(block) => Some(block),
+            Peer::Pods { .. } => None,
+        });
+        let grant = literal(rule, &mut names, &mut tries);
+        granted.extend(blocks.map(|block| (block, grant)));
+    }
+    BlockMap::exceeds(&granted, &tries, most)
+}
+
+/// What a rule grants, names by a number of their own.
+fn literal<'a>(
+    rule: &'a Rule,
+    names: &mut BTreeMap<(Protocol, &'a str), u32>,
+    tries: &mut Tries,
+) -> Grant {
+    let Some(ports) = &rule.ports else { return Grant::EVERYTHING };
+    let mut grant = Grant::default();
+    for port in ports {
+        match &port.port {
+            PortMatch::Any => grant.add(port.protocol, 0, u16::MAX, tries),
+            PortMatch::Range(first, last) => grant.add(port.protocol, *first, *last, tries),
+            PortMatch::Named(name) => {
+                let next = names.len() as u32;
+                grant.add_name(*names.entry((port.protocol, name)).or_insert(next), tries);
+            }
+        }
+    }
+    grant
 }
 
 #[cfg(test)]
@@ -236,8 +282,8 @@ mod tests {
     use std::net::IpAddr;
 
     use super::*;
-    use crate::compile::tries::PORT;
     use crate::model::Protocol;
+    use crate::ports::tries::PORT;
     use proptest::prelude::*;
 
     fn grant(tries: &mut Tries, port: u16) -> Grant {
@@ -272,7 +318,7 @@ mod tests {
             for low in 0..12u8 {
                 for address in [[0, 0, 0, low], [0, 1, 0, low], [9, 0, 0, low]] {
                     let address = IpAddr::from(address);
-                    let value = map.value(map.at(Prefix::host(address)));
+                    let value = map.value(map.changes.at(Prefix::host(address)));
                     for port in 0..6 {
                         let expected =
                             blocks.iter().any(|(b, granted)| *granted == port && b.contains(address));

@@ -9,14 +9,8 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use crate::compile::classes::Signature;
-use crate::compile::peers::AtomId;
+use crate::compile::sets::set::{AtomId, CLUSTER, FRONTENDS, Signature, is_frontends};
 use crate::model::Protocol;
-
-/// Set in the numbers of these atoms, so that one is last in every signature that has one.
-const FRONTENDS: AtomId = 1 << 31;
-/// Set besides in those of cluster addresses.
-const CLUSTER: AtomId = 1 << 29;
 
 /// Backends of a port: what atoms their addresses have, and their port; sorted, each once.
 pub(crate) type Backends = Arc<[(Signature, u16)]>;
@@ -83,14 +77,4 @@ impl Frontends {
             self.contents.retain(|_, (_, users)| *users != 0);
         }
     }
-}
-
-/// Whether an atom stands for the frontends of a Service's cluster address.
-pub(crate) fn is_cluster_address(id: AtomId) -> bool {
-    is_frontends(id) && id & CLUSTER != 0
-}
-
-/// Whether an atom stands for frontends.
-pub(crate) fn is_frontends(id: AtomId) -> bool {
-    id & FRONTENDS != 0
 }

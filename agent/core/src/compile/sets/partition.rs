@@ -8,10 +8,9 @@ use std::collections::BTreeSet;
 use hashbrown::HashSet;
 use netpold_ebpf::layout::ClassId;
 
-use crate::compile::classes::{Classes, Signature};
-use crate::compile::groups::NO_GROUP;
-use crate::compile::peers::AtomId;
-use crate::compile::prefix::{Prefix, PrefixMap};
+use crate::compile::sets::classes::Classes;
+use crate::compile::sets::set::{AtomId, NO_GROUP, Signature};
+use crate::prefix::{Prefix, PrefixMap};
 
 /// A prefix at which membership changes.
 #[derive(Clone, Debug, Default)]
