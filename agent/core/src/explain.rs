@@ -6,6 +6,7 @@
 //! tables'.
 
 mod answer;
+mod literal;
 mod rule;
 mod services;
 mod text;
@@ -15,23 +16,17 @@ pub use answer::{Backend, Cause, Explanation, Judgement, Nearest, Problem, RuleR
 use std::net::IpAddr;
 
 use crate::cluster::Cluster;
-use crate::model::{Direction, Key, Pod, Policy};
+use crate::model::{Direction, Key, Pod};
 use crate::probe::{IpProtocol, Party, Probe};
-use rule::Traffic;
+use answer::Detail;
+use literal::Literal;
+use services::Translated;
 
 /// Answers questions about a cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct Explainer<'c> {
     cluster: &'c Cluster,
-}
-
-/// How much is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Detail {
-    /// What decided; no rules.
-    Verdict,
-    /// Everything.
-    Reasons,
+    translated: Translated<'c>,
 }
 
 /// One side of a probe.
@@ -44,16 +39,7 @@ impl<'c> Explainer<'c> {
     /// An explainer of this cluster.
     #[must_use]
     pub fn new(cluster: &'c Cluster) -> Self {
-        Self { cluster }
-    }
-
-    /// The pod that an address belongs to.
-    fn owner(&self, address: IpAddr) -> Option<&'c Pod> {
-        self.cluster.owner(address).map(|pod| &**pod)
-    }
-
-    fn is_own_node(&self, pod: &Pod, address: IpAddr) -> bool {
-        !pod.node.is_empty() && self.cluster.is_of_node(&pod.node, address)
+        Self { cluster, translated: Translated { literal: Literal { cluster } } }
     }
 
     /// Answer a probe.
@@ -78,7 +64,7 @@ impl<'c> Explainer<'c> {
 
     fn sides(&self, probe: &Probe) -> Result<(Side<'c>, Side<'c>), String> {
         let (from, to) = (self.side(&probe.from)?, self.side(&probe.to)?);
-        let leads_to_pod = || to.addresses.iter().any(|a| self.leads_to_pod(*a, probe));
+        let leads_to_pod = || to.addresses.iter().any(|a| self.translated.leads_to_pod(*a, probe));
         if from.pod.is_none() && to.pod.is_none() && !leads_to_pod() {
             return Err(format!("neither {} nor {} is a pod's address", probe.from, probe.to));
         }
@@ -88,7 +74,10 @@ impl<'c> Explainer<'c> {
     fn side(&self, party: &Party) -> Result<Side<'c>, String> {
         let key = match party {
             Party::Address(address) => {
-                return Ok(Side { pod: self.owner(*address), addresses: vec![*address] });
+                return Ok(Side {
+                    pod: self.cluster.owner(*address).map(|pod| &**pod),
+                    addresses: vec![*address],
+                });
             }
             Party::Service(key) => {
                 let translation = self.cluster.translation();
@@ -166,40 +155,14 @@ impl<'c> Explainer<'c> {
     ) -> Explanation {
         let itself = from.pod.is_some_and(|a| to.pod.is_some_and(|b| a.key == b.key));
         let pair = (source, destination);
-        if !itself && let Some(answer) = self.explain_translated(probe, from, pair, detail) {
+        if !itself && let Some(answer) = self.translated.explain(probe, from.pod, pair, detail) {
             return answer;
         }
         let kind = (probe.protocol, probe.port);
-        let (egress, ingress) = self.judge_pair(from, source, to.pod, destination, kind, detail);
+        let (egress, ingress) =
+            self.translated.literal.judge_pair(from.pod, source, to.pod, destination, kind, detail);
         let verdict = Verdict::of([&egress, &ingress]);
         Explanation::judged(probe, verdict, None, egress, ingress)
-    }
-
-    /// Egress of the sender and ingress of the receiver, as far as they are pods.
-    fn judge_pair(
-        &self,
-        from: &Side<'_>,
-        source: IpAddr,
-        to: Option<&Pod>,
-        destination: IpAddr,
-        (protocol, port): (IpProtocol, u16),
-        detail: Detail,
-    ) -> (Option<Judgement>, Option<Judgement>) {
-        let itself = from.pod.map(|pod| &pod.key) == to.map(|pod| &pod.key);
-        let from_host = from.pod.is_none_or(|pod| pod.host_network);
-        let egress = from.pod.map(|pod| {
-            let always = itself.then_some(Cause::Itself);
-            let traffic = self.traffic(pod, Direction::Egress, destination, protocol, port);
-            self.judge_traffic(&traffic, always, detail)
-        });
-        let ingress = to.map(|pod| {
-            let from_node = from_host && self.is_own_node(pod, source);
-            let always = from_node.then_some(Cause::OwnNode);
-            let always = itself.then_some(Cause::Itself).or(always);
-            let traffic = self.traffic(pod, Direction::Ingress, source, protocol, port);
-            self.judge_traffic(&traffic, always, detail)
-        });
-        (egress, ingress)
     }
 
     /// Judge one direction at one pod, as the dataplane would by its tables; `None` if there is no
@@ -214,95 +177,12 @@ impl<'c> Explainer<'c> {
         port: u16,
     ) -> Option<Judgement> {
         let pod = self.cluster.pods().get(pod)?;
-        Some(self.judge_at_veth(pod, direction, remote, (protocol, port), Detail::Reasons))
-    }
-
-    fn traffic<'a>(
-        &self,
-        pod: &'a Pod,
-        direction: Direction,
-        remote: IpAddr,
-        protocol: IpProtocol,
-        port: u16,
-    ) -> Traffic<'a>
-    where
-        'c: 'a,
-    {
-        let remote_pod = self.owner(remote);
-        let out_of_sight = false;
-        let cluster = self.cluster;
-        Traffic { cluster, pod, direction, remote, remote_pod, protocol, port, out_of_sight }
-    }
-
-    /// `always`: the reason why this passes whatever policies say, if there is one that depends on
-    /// more than addresses.
-    fn judge_traffic(
-        &self,
-        traffic: &Traffic<'_>,
-        always: Option<Cause>,
-        detail: Detail,
-    ) -> Judgement {
-        let policies = self.isolating(traffic.pod, traffic.direction);
-        let mut judgement = Judgement {
-            pod: traffic.pod.key.clone(),
-            direction: traffic.direction,
-            remote: traffic.remote,
-            remote_pod: traffic.remote_pod.map(|pod| pod.key.clone()),
-            verdict: Verdict::Allow,
-            cause: Cause::NotIsolated,
-            isolated_by: Vec::new(),
-            allowed_by: None,
-            nearest: None,
-            problems: Vec::new(),
-        };
-        if detail == Detail::Reasons {
-            judgement.isolated_by = policies.iter().map(|policy| policy.key.clone()).collect();
-            judgement.problems = policies.iter().flat_map(|policy| self.problems(policy)).collect();
-        }
-        match always.or_else(|| self.special(traffic)) {
-            Some(cause) => judgement.cause = cause,
-            None if policies.is_empty() => {}
-            None => {
-                let within = policies.into_iter().filter(|p| self.cluster.excess(&p.key).is_none());
-                traffic.judge_rules(&within.collect::<Vec<_>>(), &mut judgement, detail);
-            }
-        }
-        judgement
-    }
-
-    /// What passes whatever policies say.
-    fn special(&self, traffic: &Traffic<'_>) -> Option<Cause> {
-        let (pod, remote) = (traffic.pod, traffic.remote);
-        if pod.host_network {
-            Some(Cause::HostNetwork)
-        } else if !traffic.out_of_sight && pod.addresses.contains(&remote) {
-            Some(Cause::Itself)
-        } else if traffic.direction == Direction::Egress && self.is_own_node(pod, remote) {
-            Some(Cause::OwnNode)
-        } else {
-            None
-        }
-    }
-
-    /// Why parts of a policy, or all of it, grant nothing.
-    fn problems<'p>(&self, policy: &'p Policy) -> impl Iterator<Item = Problem> + use<'p, 'c> {
-        let problem = |problem: &str, over_budget| Problem {
-            policy: policy.key.clone(),
-            problem: problem.to_owned(),
-            over_budget,
-        };
-        let excess = self.cluster.excess(&policy.key).map(|excess| problem(excess, true));
-        policy.problems.iter().map(move |text| problem(text, false)).chain(excess)
-    }
-
-    fn isolating(&self, pod: &Pod, direction: Direction) -> Vec<&'c Policy> {
-        if pod.host_network || pod.finished {
-            return Vec::new();
-        }
-        let policies = self.cluster.policies_in(&pod.key.namespace).map(|policy| &**policy);
-        policies
-            .filter(|policy| policy.rules(direction).is_some())
-            .filter(|policy| rule::unmet(&policy.pod_selector, &pod.labels).is_none())
-            .collect()
+        Some(self.translated.judge_at_veth(
+            pod,
+            direction,
+            remote,
+            (protocol, port),
+            Detail::Reasons,
+        ))
     }
 }

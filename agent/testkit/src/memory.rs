@@ -110,7 +110,8 @@ pub struct MemoryTables {
     pub trie_blocks: Elements<TrieBlock>,
     /// Classes of single IPv6 addresses.
     pub hosts6: BTreeMap<Ipv6Addr, ClassId>,
-    cidrs6: BTreeMap<Ipv6Net, ClassId>,
+    /// Classes of IPv6 prefixes: by length, by address. No length is empty.
+    cidrs6: BTreeMap<u8, BTreeMap<Ipv6Addr, ClassId>>,
     has_cidr6: bool,
     /// The rows.
     pub rows: Elements<Row>,
@@ -159,13 +160,27 @@ impl MemoryTables {
     /// Sets the class of an IPv6 prefix.
     pub fn set_cidr6(&mut self, net: Ipv6Net, class: ClassId) {
         self.has_cidr6 = true;
-        self.cidrs6.insert(net.trunc(), class);
+        self.insert_cidr6(net, class);
     }
 
     /// The classes of IPv6 prefixes.
     #[must_use]
-    pub fn cidrs6(&self) -> &BTreeMap<Ipv6Net, ClassId> {
-        &self.cidrs6
+    pub fn cidrs6(&self) -> Vec<(Ipv6Net, ClassId)> {
+        let all = self.cidrs6.iter().flat_map(|(len, all)| all.iter().map(move |it| (*len, it)));
+        all.map(|(len, (address, class))| (Ipv6Net::new_assert(*address, len), *class)).collect()
+    }
+
+    fn insert_cidr6(&mut self, net: Ipv6Net, class: ClassId) {
+        self.cidrs6.entry(net.prefix_len()).or_default().insert(net.network(), class);
+    }
+
+    fn remove_cidr6(&mut self, net: Ipv6Net) {
+        if let Some(all) = self.cidrs6.get_mut(&net.prefix_len()) {
+            all.remove(&net.network());
+            if all.is_empty() {
+                self.cidrs6.remove(&net.prefix_len());
+            }
+        }
     }
 
     /// The endpoint of an interface, found as the kernel program finds it.
@@ -265,10 +280,8 @@ impl Apply for MemoryTables {
             Op::TrieRootWord(index, value) => self.trie_root[usize::from(*index)] = *value,
             Op::Host6(address, class) => drop(self.hosts6.insert(*address, *class)),
             Op::Host6Gone(address) => drop(self.hosts6.remove(address)),
-            Op::Cidr6(prefix, class) => {
-                self.cidrs6.insert(prefix.trunc(), *class);
-            }
-            Op::Cidr6Gone(prefix) => drop(self.cidrs6.remove(&prefix.trunc())),
+            Op::Cidr6(prefix, class) => self.insert_cidr6(*prefix, *class),
+            Op::Cidr6Gone(prefix) => self.remove_cidr6(*prefix),
             Op::HasCidr6(has) => self.has_cidr6 = *has,
             Op::Endpoint(slot, endpoint) => self.fill_slot(*slot, **endpoint)?,
             Op::EndpointRows(slot, rows) => self.slot_mut(*slot)?.rows = *rows,
@@ -299,8 +312,8 @@ impl PolicyTables for MemoryTables {
             return None;
         }
         let address = Ipv6Addr::from(*address);
-        let holders = (0..=128).rev().map(|length| Ipv6Net::new_assert(address, length).trunc());
-        holders.into_iter().find_map(|holder| self.cidrs6.get(&holder)).copied()
+        let network = |len: u8| Ipv6Net::new_assert(address, len).network();
+        self.cidrs6.iter().rev().find_map(|(len, all)| all.get(&network(*len))).copied()
     }
 
     fn row_first(&self, row: u32, class: u8) -> PortWord {

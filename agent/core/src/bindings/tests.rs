@@ -2,6 +2,7 @@ use std::net::IpAddr;
 
 use super::*;
 use crate::compile::Compiler;
+use crate::model::Labels;
 use crate::options::Options;
 
 const NODE: &str = "here";

@@ -2,8 +2,9 @@
 
 use std::net::IpAddr;
 
-use super::{Cause, Detail, Judgement, Nearest, RuleRef, Verdict, text};
 use crate::cluster::Cluster;
+use crate::explain::answer::{Cause, Detail, Judgement, Nearest, RuleRef, Verdict};
+use crate::explain::text;
 use crate::model::{
     Direction, IpBlock, Labels, Peer, Pod, Policy, PortMatch, PortRule, Requirement, Rule, Selector,
 };

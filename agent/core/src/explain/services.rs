@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use super::rule::Traffic;
-use super::{Backend, Cause, Detail, Explainer, Explanation, Judgement, Side, Verdict, text};
 use crate::cluster::Cluster;
+use crate::explain::answer::{Backend, Cause, Detail, Explanation, Judgement, Verdict};
+use crate::explain::literal::Literal;
+use crate::explain::rule::Traffic;
+use crate::explain::text;
 use crate::model::{Direction, Key, Pod, Service, ServicePort};
 use crate::probe::{IpProtocol, Probe};
 
@@ -75,7 +77,13 @@ fn backends(cluster: &Cluster, frontends: &[(&Service, &ServicePort)], v6: bool)
     [ready, waiting]
 }
 
-impl Explainer<'_> {
+/// Judges traffic to Services by what it becomes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Translated<'c> {
+    pub(super) literal: Literal<'c>,
+}
+
+impl Translated<'_> {
     /// Where packets to this port of an address are translated to; none if they are not.
     fn translated(&self, address: IpAddr, protocol: IpProtocol, port: u16) -> Option<Translation> {
         let at = |at_node| self.translated_at(at_node, address, protocol, port);
@@ -89,11 +97,11 @@ impl Explainer<'_> {
         protocol: IpProtocol,
         port: u16,
     ) -> Option<Translation> {
-        let frontends = frontends(self.cluster, at_node, address, protocol, port);
+        let frontends = frontends(self.literal.cluster, at_node, address, protocol, port);
         if frontends.is_empty() {
             return None;
         }
-        let [backends, waiting] = backends(self.cluster, &frontends, address.is_ipv6());
+        let [backends, waiting] = backends(self.literal.cluster, &frontends, address.is_ipv6());
         let mut keys: Vec<Key> = frontends.iter().map(|(s, _)| s.key.clone()).collect();
         keys.sort();
         keys.dedup();
@@ -102,8 +110,9 @@ impl Explainer<'_> {
 
     /// Whether some backend of an address is a pod.
     pub(super) fn leads_to_pod(&self, address: IpAddr, probe: &Probe) -> bool {
-        self.translated(address, probe.protocol, probe.port)
-            .is_some_and(|to| to.backends.iter().any(|(address, _)| self.owner(*address).is_some()))
+        self.translated(address, probe.protocol, probe.port).is_some_and(|to| {
+            to.backends.iter().any(|(address, _)| self.literal.owner(*address).is_some())
+        })
     }
 
     /// What a pod's veth says: as literally read, and where that denies egress, allowed if some
@@ -116,8 +125,8 @@ impl Explainer<'_> {
         (protocol, port): (IpProtocol, u16),
         detail: Detail,
     ) -> Judgement {
-        let traffic = self.traffic(pod, direction, remote, protocol, port);
-        let mut judgement = self.judge_traffic(&traffic, None, detail);
+        let traffic = self.literal.traffic(pod, direction, remote, protocol, port);
+        let mut judgement = self.literal.judge_traffic(&traffic, None, detail);
         if direction == Direction::Ingress || judgement.verdict == Verdict::Allow {
             return judgement;
         }
@@ -127,9 +136,9 @@ impl Explainer<'_> {
                 let out_of_sight = to.at_node;
                 let mut backends =
                     to.backends.into_iter().chain(to.waiting).map(|(backend, port)| {
-                        let traffic = self.traffic(pod, direction, backend, protocol, port);
+                        let traffic = self.literal.traffic(pod, direction, backend, protocol, port);
                         let traffic = Traffic { out_of_sight, ..traffic };
-                        self.judge_traffic(&traffic, None, Detail::Verdict).verdict
+                        self.literal.judge_traffic(&traffic, None, Detail::Verdict).verdict
                             == Verdict::Allow
                     });
                 if out_of_sight {
@@ -148,29 +157,30 @@ impl Explainer<'_> {
 
     /// The answer for traffic to a Service's address or a node port, which counts by its backends;
     /// none if nothing is translated there.
-    pub(super) fn explain_translated(
+    pub(super) fn explain(
         &self,
         probe: &Probe,
-        from: &Side<'_>,
+        from: Option<&Pod>,
         (source, destination): (IpAddr, IpAddr),
         detail: Detail,
     ) -> Option<Explanation> {
         let Translation { services, backends, at_node, .. } =
             self.translated(destination, probe.protocol, probe.port)?;
-        let own = |pod: &Pod| self.is_own_node(pod, destination);
-        let out_of_sight = at_node && from.pod.is_some_and(|pod| !own(pod));
+        let own = |pod: &Pod| self.literal.is_own_node(pod, destination);
+        let out_of_sight = at_node && from.is_some_and(|pod| !own(pod));
         let backends: Vec<Backend> = backends
             .into_iter()
             .map(|(address, port)| {
-                let pod = self.owner(address);
+                let pod = self.literal.owner(address);
                 let kind = (probe.protocol, port);
-                let (egress, ingress) = self.judge_pair(from, source, pod, address, kind, detail);
+                let (egress, ingress) =
+                    self.literal.judge_pair(from, source, pod, address, kind, detail);
                 let verdict = Verdict::of([&egress, &ingress]);
                 let pod = pod.map(|pod| pod.key.clone());
                 Backend { address, port, pod, verdict, egress, ingress }
             })
             .collect();
-        let egress = from.pod.map(|pod| {
+        let egress = from.map(|pod| {
             let kind = (probe.protocol, probe.port);
             self.judge_at_veth(pod, Direction::Egress, destination, kind, detail)
         });
