@@ -21,8 +21,8 @@ use crate::model::{
 };
 pub(crate) use dirty::Dirty;
 use interfaces::Interfaces;
-pub(crate) use label_groups::Kin;
-use label_groups::Kinship;
+pub(crate) use label_groups::LabelGroup;
+use label_groups::PodsByLabels;
 use nodes::Nodes;
 use pods::Pods;
 pub use pods::is_subject;
@@ -162,7 +162,7 @@ impl Cluster {
     }
 
     /// The pods that policy does not ignore, by namespace and labels.
-    pub(crate) fn kinship(&self) -> &Kinship {
+    pub(crate) fn pods_by_labels(&self) -> &PodsByLabels {
         self.pods.by_labels()
     }
 

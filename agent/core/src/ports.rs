@@ -8,7 +8,7 @@ use tries::{ALL, NAME, NONE, PORT, Trie, Tries};
 
 /// What is granted of each protocol, and by name. Equal grants are equal values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Grant {
+pub(crate) struct AllowedPorts {
     /// TCP, UDP and SCTP destination ports.
     ports: [Trie; 3],
     /// Numbers of the port names that each destination resolves for itself (egress).
@@ -17,7 +17,7 @@ pub(crate) struct Grant {
     pub(crate) other: bool,
 }
 
-impl Grant {
+impl AllowedPorts {
     /// Every protocol and port.
     pub(crate) const EVERYTHING: Self = Self { ports: [ALL; 3], names: NONE, other: true };
 
@@ -114,7 +114,7 @@ pub struct Ports {
 }
 
 impl Ports {
-    pub(crate) fn new(grant: &Grant, tries: &Tries) -> Self {
+    pub(crate) fn new(grant: &AllowedPorts, tries: &Tries) -> Self {
         let [tcp, udp, sctp] = grant.ports.map(|set| Ranges::new(set, tries));
         Self { tcp, udp, sctp, other: grant.other }
     }
@@ -127,12 +127,12 @@ mod tests {
     #[test]
     fn touching_ranges_merge_to_one_value() {
         let mut tries = Tries::default();
-        let mut split = Grant::default();
+        let mut split = AllowedPorts::default();
         for (first, last) in [(0, 99), (200, u16::MAX), (100, 199), (5, 4)] {
             split.add(Protocol::Udp, first, last, &mut tries);
         }
         assert_eq!(split.of(Protocol::Udp), ALL);
-        let mut odd = Grant::default();
+        let mut odd = AllowedPorts::default();
         odd.add(Protocol::Tcp, 80, 82, &mut tries);
         odd.add(Protocol::Tcp, 83, 90, &mut tries);
         assert_eq!(Ports::new(&odd, &tries).tcp.ranges(), [(80, 90)]);

@@ -1,5 +1,5 @@
-//! Pods by what selectors read of them: those of a namespace with equal labels are kin. A selector is
-//! held against each kin once, however many pods a ReplicaSet has.
+//! Pods by what selectors read of them: those of a namespace with equal labels are a group. A selector is
+//! held against each group once, however many pods a ReplicaSet has.
 
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;
@@ -8,14 +8,14 @@ use std::sync::Arc;
 use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use crate::cluster::small_vec::Few;
+use crate::cluster::small_vec::SmallVec;
 use crate::model::{Labels, Pod};
 
 /// Pods of one namespace with equal labels.
 #[derive(Debug)]
-pub(crate) struct Kin(Few<Arc<Pod>>);
+pub(crate) struct LabelGroup(SmallVec<Arc<Pod>>);
 
-impl Kin {
+impl LabelGroup {
     /// Of each of them.
     pub(crate) fn labels(&self) -> &Labels {
         &self.0.first().labels
@@ -28,45 +28,47 @@ impl Kin {
 
 /// All pods that policy can select or match as peers.
 #[derive(Debug, Default)]
-pub(crate) struct Kinship {
+pub(crate) struct PodsByLabels {
     /// By namespace; none is empty.
-    namespaces: BTreeMap<String, HashTable<Kin>>,
+    namespaces: BTreeMap<String, HashTable<LabelGroup>>,
     hasher: DefaultHashBuilder,
 }
 
-impl Kinship {
+impl PodsByLabels {
     /// The namespaces with pods, in order.
     pub(crate) fn namespaces(&self) -> impl Iterator<Item = &str> {
         self.namespaces.keys().map(String::as_str)
     }
 
     /// The pods of a namespace.
-    pub(crate) fn of(&self, namespace: &str) -> impl Iterator<Item = &Kin> {
+    pub(crate) fn of(&self, namespace: &str) -> impl Iterator<Item = &LabelGroup> {
         self.namespaces.get(namespace).into_iter().flatten()
     }
 
     /// Takes a pod in.
     pub(crate) fn add(&mut self, pod: &Arc<Pod>) {
         let hash = |labels: &Labels| self.hasher.hash_one(labels);
-        let kin = self.namespaces.entry(pod.key.namespace.clone()).or_default();
-        let same = |kin: &Kin| *kin.labels() == pod.labels;
-        match kin.entry(hash(&pod.labels), same, |kin| hash(kin.labels())) {
-            Entry::Occupied(mut kin) => kin.get_mut().0.push(pod.clone()),
+        let group = self.namespaces.entry(pod.key.namespace.clone()).or_default();
+        let same = |group: &LabelGroup| *group.labels() == pod.labels;
+        match group.entry(hash(&pod.labels), same, |group| hash(group.labels())) {
+            Entry::Occupied(mut group) => group.get_mut().0.push(pod.clone()),
             Entry::Vacant(place) => {
-                place.insert(Kin(Few::one(pod.clone())));
+                place.insert(LabelGroup(SmallVec::one(pod.clone())));
             }
         }
     }
 
     /// Takes a pod out: the very one that was taken in.
     pub(crate) fn remove(&mut self, pod: &Arc<Pod>) {
-        let Some(kin) = self.namespaces.get_mut(&pod.key.namespace) else { return };
+        let Some(group) = self.namespaces.get_mut(&pod.key.namespace) else { return };
         let hash = self.hasher.hash_one(&pod.labels);
-        let Ok(mut entry) = kin.find_entry(hash, |kin| *kin.labels() == pod.labels) else { return };
+        let Ok(mut entry) = group.find_entry(hash, |group| *group.labels() == pod.labels) else {
+            return;
+        };
         if entry.get_mut().0.remove(|other| Arc::ptr_eq(other, pod)) {
             entry.remove();
         }
-        if kin.is_empty() {
+        if group.is_empty() {
             self.namespaces.remove(&pod.key.namespace);
         }
     }
@@ -93,12 +95,12 @@ mod tests {
         })
     }
 
-    /// The names of each kin's pods, sorted.
-    fn names(kinship: &Kinship, namespace: &str) -> Vec<Vec<String>> {
-        let mut all: Vec<Vec<String>> = kinship
+    /// The names of each group's pods, sorted.
+    fn names(pods_by_labels: &PodsByLabels, namespace: &str) -> Vec<Vec<String>> {
+        let mut all: Vec<Vec<String>> = pods_by_labels
             .of(namespace)
-            .map(|kin| {
-                let mut names: Vec<_> = kin.pods().map(|pod| pod.key.name.clone()).collect();
+            .map(|group| {
+                let mut names: Vec<_> = group.pods().map(|pod| pod.key.name.clone()).collect();
                 names.sort_unstable();
                 names
             })
@@ -111,16 +113,16 @@ mod tests {
     fn equal_labels_of_a_namespace_are_kin() {
         let pods = [("a", "1", "x"), ("a", "2", "y"), ("a", "3", "x"), ("b", "4", "x")]
             .map(|(namespace, name, app)| pod(namespace, name, app));
-        let mut kinship = Kinship::default();
-        pods.iter().for_each(|pod| kinship.add(pod));
-        assert_eq!(names(&kinship, "a"), [vec!["1", "3"], vec!["2"]]);
-        assert_eq!(names(&kinship, "b"), [["4"]]);
+        let mut pods_by_labels = PodsByLabels::default();
+        pods.iter().for_each(|pod| pods_by_labels.add(pod));
+        assert_eq!(names(&pods_by_labels, "a"), [vec!["1", "3"], vec!["2"]]);
+        assert_eq!(names(&pods_by_labels, "b"), [["4"]]);
         // The first of several goes, and one that is alone.
-        kinship.remove(&pods[0]);
-        kinship.remove(&pods[1]);
-        assert_eq!(names(&kinship, "a"), [["3"]]);
-        kinship.remove(&pods[1]);
-        kinship.remove(&pods[2]);
-        assert_eq!(kinship.namespaces().collect::<Vec<_>>(), ["b"]);
+        pods_by_labels.remove(&pods[0]);
+        pods_by_labels.remove(&pods[1]);
+        assert_eq!(names(&pods_by_labels, "a"), [["3"]]);
+        pods_by_labels.remove(&pods[1]);
+        pods_by_labels.remove(&pods[2]);
+        assert_eq!(pods_by_labels.namespaces().collect::<Vec<_>>(), ["b"]);
     }
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use crate::cluster::label_groups::Kinship;
-use crate::cluster::small_vec::Few;
+use crate::cluster::label_groups::PodsByLabels;
+use crate::cluster::small_vec::SmallVec;
 use crate::model::{Key, Pod};
 
 /// Every pod.
@@ -16,9 +16,9 @@ use crate::model::{Key, Pod};
 pub(super) struct Pods {
     by_key: BTreeMap<Key, Arc<Pod>>,
     /// The same pods, but for those that policy ignores.
-    by_labels: Kinship,
+    by_labels: PodsByLabels,
     /// Pods that claim an address.
-    claims: HashMap<IpAddr, Few<Arc<Pod>>>,
+    claims: HashMap<IpAddr, SmallVec<Arc<Pod>>>,
     /// Addresses that several pods claim.
     contested: BTreeSet<IpAddr>,
 }
@@ -30,7 +30,7 @@ impl Pods {
     }
 
     /// The pods that policy does not ignore, by namespace and labels.
-    pub(super) fn by_labels(&self) -> &Kinship {
+    pub(super) fn by_labels(&self) -> &PodsByLabels {
         &self.by_labels
     }
 
@@ -49,7 +49,7 @@ impl Pods {
 
     /// The pods that claim an address.
     pub(super) fn claimants(&self, address: IpAddr) -> impl Iterator<Item = &Arc<Pod>> {
-        self.claims.get(&address).into_iter().flat_map(Few::iter)
+        self.claims.get(&address).into_iter().flat_map(SmallVec::iter)
     }
 
     /// A pod now is this, or is gone. Returns what it was.
@@ -79,7 +79,7 @@ impl Pods {
                 pods.push(pod.clone());
                 self.contested.insert(*address);
             });
-            more.or_insert_with(|| Few::one(pod.clone()));
+            more.or_insert_with(|| SmallVec::one(pod.clone()));
         }
     }
 

@@ -2,12 +2,12 @@
 
 /// At least one, without order.
 #[derive(Debug)]
-pub(super) struct Few<T> {
+pub(super) struct SmallVec<T> {
     first: T,
     others: Vec<T>,
 }
 
-impl<T> Few<T> {
+impl<T> SmallVec<T> {
     /// Just one.
     pub(super) fn one(first: T) -> Self {
         Self { first, others: Vec::new() }

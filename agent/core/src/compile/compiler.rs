@@ -133,7 +133,7 @@ impl Compiler {
         self.failed = None;
         // No packet reads new tables yet.
         self.settled = true;
-        // Atoms, and with them addresses, follow from the endpoints.
+        // Peer sets, and with them addresses, follow from the endpoints.
         self.dirty = Dirty::default();
         self.dirty.interfaces.extend(self.cluster.interfaces().keys());
         self.update()
@@ -162,7 +162,7 @@ impl Compiler {
     }
 
     fn release(&mut self) {
-        self.sets.classes.ids.grace_passed();
+        self.sets.classes.slots.grace_passed();
         self.tables.grace_passed();
     }
 

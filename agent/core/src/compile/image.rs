@@ -5,20 +5,20 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
 
-use crate::compile::rules::direction_policy::Spec;
+use crate::compile::rules::direction_policy::DirectionPolicy;
 use crate::compile::sets::Sets;
-use crate::compile::sets::set::Atom;
+use crate::compile::sets::set::PeerSet;
 use crate::compile::tables::endpoints::Live;
 use crate::model::{Direction, Key, Protocol};
 use crate::ports::tries::{NAME, Tries};
-use crate::ports::{Grant, Ports};
+use crate::ports::{AllowedPorts, Ports};
 
 /// The full desired content of the tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Image {
     /// Which sets an address belongs to, by longest prefix; a prefix that says the same as the one
     /// around it is left out, and so is the one of no set around everything.
-    pub addresses: BTreeMap<IpNet, BTreeSet<Atom>>,
+    pub addresses: BTreeMap<IpNet, BTreeSet<PeerSet>>,
     /// By interface index.
     pub endpoints: BTreeMap<u32, EndpointImage>,
 }
@@ -40,7 +40,7 @@ pub struct Allowed {
     /// What every address is allowed.
     pub everyone: Granted,
     /// What the addresses of a set are allowed on top.
-    pub peers: BTreeMap<Atom, Granted>,
+    pub peers: BTreeMap<PeerSet, Granted>,
     /// What blocks allow on top, by longest prefix.
     pub blocks: BTreeMap<IpNet, Granted>,
 }
@@ -55,11 +55,13 @@ pub struct Granted {
 }
 
 impl Image {
-    /// What sets, specs and endpoints come to.
+    /// What sets, direction policies and endpoints come to.
     pub(crate) fn new(sets: &Sets, tries: &Tries, live: &BTreeMap<u32, Live>) -> Self {
         let endpoint = |live: &Live| {
             let allowed = |direction: Direction| {
-                live.specs[direction as usize].as_ref().map(|spec| allowed(spec, sets, tries))
+                live.direction_policies[direction as usize]
+                    .as_ref()
+                    .map(|direction_policy| allowed(direction_policy, sets, tries))
             };
             EndpointImage {
                 pod: live.identity.pod.clone(),
@@ -75,42 +77,44 @@ impl Image {
 }
 
 /// The address part of an image.
-fn addresses(sets: &Sets) -> BTreeMap<IpNet, BTreeSet<Atom>> {
-    let space = &sets.space;
-    let own = space
-        .nodes
+fn addresses(sets: &Sets) -> BTreeMap<IpNet, BTreeSet<PeerSet>> {
+    let partition = &sets.partition;
+    let own = partition
+        .entries
         .iter()
-        .filter(|(prefix, node)| node.class.unwrap_or(0) != space.parent_class(*prefix));
-    own.map(|(prefix, node)| {
-        let signature = node.class.and_then(|class| sets.classes.signature(class));
-        let named = signature.into_iter().flat_map(|ids| ids.iter());
+        .filter(|(prefix, entry)| entry.class.unwrap_or(0) != partition.parent_class(*prefix));
+    own.map(|(prefix, entry)| {
+        let membership = entry.class.and_then(|class| sets.classes.membership(class));
+        let named = membership.into_iter().flat_map(|ids| ids.iter());
         (prefix.to_net(), named.filter_map(|id| sets.content(*id)).collect())
     })
     .collect()
 }
 
-/// A spec with numbers replaced by what they stand for.
-fn allowed(spec: &Spec, sets: &Sets, tries: &Tries) -> Allowed {
+/// A direction policy with numbers replaced by what they stand for.
+fn allowed(direction_policy: &DirectionPolicy, sets: &Sets, tries: &Tries) -> Allowed {
     let registry = &sets.peers.registry;
-    let granted = |grant: &Grant| Granted {
+    let granted = |grant: &AllowedPorts| Granted {
         ports: Ports::new(grant, tries),
-        names: spec
+        names: direction_policy
             .names
             .iter()
             .filter(|id| tries.contains(NAME, grant.names, **id))
             .filter_map(|id| registry.name(*id).cloned())
             .collect(),
     };
-    let changes = spec.blocks.changes.0.iter();
+    let changes = direction_policy.blocks.changes.0.iter();
     Allowed {
         blocks: changes
-            .map(|(prefix, value)| (prefix.to_net(), granted(&spec.blocks.value(*value))))
+            .map(|(prefix, value)| {
+                (prefix.to_net(), granted(&direction_policy.blocks.value(*value)))
+            })
             .collect(),
-        everyone: granted(&spec.everyone),
-        peers: spec
+        everyone: granted(&direction_policy.everyone),
+        peers: direction_policy
             .peers
             .iter()
-            .filter_map(|(id, grant)| Some((registry.atom(*id)?.clone(), granted(grant))))
+            .filter_map(|(id, grant)| Some((registry.peer_set(*id)?.clone(), granted(grant))))
             .collect(),
     }
 }

@@ -22,21 +22,21 @@ pub(crate) type RowPair = (u32, u32);
 
 /// When addresses of a [`Move`] flip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
+enum FlipPhase {
     BeforeRows,
     AfterRows,
     /// To this temporary class before the rows flip, on to the final one after.
-    Through(ClassId),
+    ViaTemporary(ClassId),
 }
 
 /// The moves of one update, each with its turn.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    moves: Vec<(Move, Turn)>,
+    moves: Vec<(Move, FlipPhase)>,
 }
 
 /// Whether and how the moves between two classes can be ordered against the rows.
-struct Judge<'a> {
+struct OrderingCheck<'a> {
     rows: &'a Rows,
     words: &'a BTreeSet<(RowPair, RowPair)>,
 }
@@ -47,7 +47,7 @@ fn marked((_, egress): RowPair, class: ClassId) -> bool {
     egress != ROW_NOT_ISOLATED && class & CLASS_TRANSLATED != 0
 }
 
-impl Judge<'_> {
+impl OrderingCheck<'_> {
     /// Ingress, egress, and egress of what was not translated.
     fn columns(&self, word: RowPair, class: ClassId) -> [u32; 3] {
         let column = |row, class| self.rows.column(row, class);
@@ -78,26 +78,26 @@ impl Plan {
         rows: &Rows,
         classes: &mut Classes,
     ) -> (Self, Vec<(ClassId, ClassId, ClassId)>) {
-        let judge = Judge { rows, words };
-        let mut turns: HashMap<(ClassId, ClassId), Turn> = HashMap::new();
-        let mut through = Vec::new();
+        let check = OrderingCheck { rows, words };
+        let mut phases: HashMap<(ClassId, ClassId), FlipPhase> = HashMap::new();
+        let mut via_temporary = Vec::new();
         let moves = moves.into_iter().map(|step| {
             let (from, to) = (step.from, step.to);
-            let turn = *turns.entry((from, to)).or_insert_with(|| {
-                if from == to || judge.safe(from, to, false) {
-                    Turn::BeforeRows
-                } else if judge.safe(from, to, true) {
-                    Turn::AfterRows
+            let phase = *phases.entry((from, to)).or_insert_with(|| {
+                if from == to || check.safe(from, to, false) {
+                    FlipPhase::BeforeRows
+                } else if check.safe(from, to, true) {
+                    FlipPhase::AfterRows
                 } else {
                     let class = classes.temporary(from, to);
-                    through.push((from, to, class));
-                    Turn::Through(class)
+                    via_temporary.push((from, to, class));
+                    FlipPhase::ViaTemporary(class)
                 }
             });
-            (step, turn)
+            (step, phase)
         });
         let moves = moves.collect();
-        (Self { moves }, through)
+        (Self { moves }, via_temporary)
     }
 
     /// Whether no address moves.
@@ -107,18 +107,18 @@ impl Plan {
 
     /// Whether some address flips after the rows. Removing a prefix that flipped before is none.
     pub(crate) fn goes_on_after_rows(&self) -> bool {
-        self.moves.iter().any(|(_, turn)| *turn != Turn::BeforeRows)
+        self.moves.iter().any(|(_, phase)| *phase != FlipPhase::BeforeRows)
     }
 
     /// The flips before the rows'. Prefixes that end do so only in [`Plan::after_rows`]; so do new
     /// ones whose addresses wait, but they are written with their old class, lest a wider prefix
     /// take them along.
     pub(crate) fn before_rows(&self, tables: &mut AddressTables, ops: &mut Vec<Op>) {
-        let set = self.moves.iter().map(|(step, turn)| {
-            let class = match turn {
-                Turn::BeforeRows => step.to,
-                Turn::AfterRows => step.from,
-                Turn::Through(class) => *class,
+        let set = self.moves.iter().map(|(step, phase)| {
+            let class = match phase {
+                FlipPhase::BeforeRows => step.to,
+                FlipPhase::AfterRows => step.from,
+                FlipPhase::ViaTemporary(class) => *class,
             };
             (step.prefix, class)
         });
@@ -128,7 +128,7 @@ impl Plan {
     /// The flips after the rows'; all of them if those before them were left out.
     pub(crate) fn after_rows(&self, all: bool, tables: &mut AddressTables, ops: &mut Vec<Op>) {
         let (stay, go): (Vec<_>, Vec<_>) = self.moves.iter().partition(|(step, _)| step.stays);
-        let set = stay.iter().filter(|(_, turn)| all || *turn != Turn::BeforeRows);
+        let set = stay.iter().filter(|(_, phase)| all || *phase != FlipPhase::BeforeRows);
         let set = set.map(|(step, _)| (step.prefix, step.to)).collect();
         let gone = go.iter().map(|(step, _)| step.prefix).collect();
         tables.write(set, gone, ops);

@@ -1,6 +1,6 @@
 //! What the policies in use allow, and what of it is closed because it would be too much.
 //!
-//! [`build`] makes a [`direction_policy::Spec`] of the rules that isolate a pod in a direction, [`policies`]
+//! [`build`] makes a [`direction_policy::DirectionPolicy`] of the rules that isolate a pod in a direction, [`policies`]
 //! keeps those in use, [`evaluate`] says what one allows the addresses of a class, [`limits`] what is closed.
 
 pub(crate) mod build;
@@ -19,22 +19,22 @@ use crate::compile::sets::Sets;
 use crate::compile::sets::registry::Registry;
 use crate::model::{Direction, Key, Pod};
 use crate::ops::Table;
-use crate::ports::Grant;
+use crate::ports::AllowedPorts;
 use crate::ports::tries::{Trie, Tries};
 use build::Builder;
-use direction_policy::Spec;
+use direction_policy::DirectionPolicy;
 use evaluate::Evaluator;
 use limits::Limits;
-use policies::Specs;
+use policies::DirectionPolicies;
 
 /// What the policies in use allow.
 #[derive(Debug, Default)]
 pub(crate) struct Rules {
-    pub(crate) specs: Specs,
+    pub(crate) direction_policies: DirectionPolicies,
     limits: Limits,
     pub(crate) tries: Tries,
     hasher: DefaultHashBuilder,
-    /// Atoms of classes looked at for rows, ever.
+    /// Peer sets of classes looked at for rows, ever.
     evaluated: u64,
 }
 
@@ -47,22 +47,22 @@ impl Rules {
         pod: (&Pod, bool),
         direction: Direction,
         registry: &mut Registry,
-    ) -> Option<Arc<Spec>> {
+    ) -> Option<Arc<DirectionPolicy>> {
         let mut builder = Builder { registry, tries: &mut self.tries, hasher: &self.hasher };
-        self.specs.of_pod(cluster, pod, direction, &self.limits, &mut builder)
+        self.direction_policies.of_pod(cluster, pod, direction, &self.limits, &mut builder)
     }
 
     /// Isolated for egress, and only the own node allowed.
-    pub(crate) fn own_node(&mut self, registry: &mut Registry) -> Arc<Spec> {
+    pub(crate) fn own_node(&mut self, registry: &mut Registry) -> Arc<DirectionPolicy> {
         Builder { registry, tries: &mut self.tries, hasher: &self.hasher }.own_node()
     }
 
-    /// Says what specs allow the addresses that `sets` knows.
+    /// Says what direction policies allow the addresses that `sets` knows.
     pub(crate) fn evaluator<'a>(&'a mut self, sets: &'a Sets) -> Evaluator<'a> {
         Evaluator {
             registry: &sets.peers.registry,
             groups: &sets.groups,
-            frontends: &sets.frontends,
+            targets: &sets.targets,
             tries: &mut self.tries,
             work: &mut self.evaluated,
         }
@@ -76,9 +76,9 @@ impl Rules {
         dirty: &Dirty,
         mut concerned: BTreeSet<String>,
     ) -> BTreeSet<String> {
-        let specs = &self.specs;
+        let direction_policies = &self.direction_policies;
         let mut changed =
-            self.limits.reconsider(dirty, concerned.iter().cloned(), || specs.sizes());
+            self.limits.reconsider(dirty, concerned.iter().cloned(), || direction_policies.sizes());
         concerned.extend(dirty.policies.iter().cloned());
         let mut here: BTreeMap<&str, Vec<Arc<Pod>>> = BTreeMap::new();
         let pods: Vec<Arc<Pod>> = if concerned.is_empty() {
@@ -102,7 +102,7 @@ impl Rules {
     /// Leaves out the largest combinations of policies until so many elements of a table are free; false
     /// if there is none.
     pub(crate) fn leave_out(&mut self, table: Table, excess: u32) -> bool {
-        self.limits.leave_out(table, excess, self.specs.sizes())
+        self.limits.leave_out(table, excess, self.direction_policies.sizes())
     }
 
     /// The update that something was left out for is made.
@@ -116,30 +116,33 @@ impl Rules {
         closed.map(|(of, reason)| (of.policies.as_slice(), of.direction, reason))
     }
 
-    /// Steps taken so far: atoms of classes for rows, nodes of sets of ports.
+    /// Steps taken so far: peer sets of classes for rows, nodes of sets of ports.
     pub(crate) fn work(&self) -> u64 {
         self.evaluated + self.tries.work
     }
 
-    /// Forgets the specs and their sets of ports, not what is closed.
+    /// Forgets the direction policies and their sets of ports, not what is closed.
     pub(crate) fn forget(&mut self) {
-        self.specs.clear();
+        self.direction_policies.clear();
         self.tries = Tries::default();
         self.evaluated = 0;
     }
 
-    /// Ends the update: forgets specs without a user, and sets of ports that neither specs nor `others`
+    /// Ends the update: forgets direction policies without a user, and sets of ports that neither direction policies nor `others`
     /// have.
     pub(crate) fn sweep<'a>(
         &mut self,
-        of_rows: impl Iterator<Item = &'a Arc<Spec>>,
+        of_rows: impl Iterator<Item = &'a Arc<DirectionPolicy>>,
         others: impl Iterator<Item = Trie>,
     ) {
-        self.specs.sweep();
+        self.direction_policies.sweep();
         if self.tries.is_large() {
-            let grants = self.specs.iter().flat_map(|spec| spec.grants());
-            let rows = of_rows.flat_map(|spec| spec.grants());
-            self.tries.collect(grants.chain(rows).flat_map(Grant::sets).chain(others));
+            let grants = self
+                .direction_policies
+                .iter()
+                .flat_map(|direction_policy| direction_policy.grants());
+            let rows = of_rows.flat_map(|direction_policy| direction_policy.grants());
+            self.tries.collect(grants.chain(rows).flat_map(AllowedPorts::sets).chain(others));
         }
     }
 }

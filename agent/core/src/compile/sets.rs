@@ -19,29 +19,29 @@ use std::net::IpAddr;
 
 use crate::cluster::{Cluster, Dirty};
 use crate::prefix::Prefix;
-use block_groups::Groups;
+use block_groups::BlockGroups;
 use classes::Classes;
 use members::PeerSets;
-use partition::Space;
-use service_targets::Frontends;
+use partition::AddressPartition;
+use service_targets::ServiceTargets;
 use services::{Services, Settling};
-use set::{Atom, AtomId, Frontend, NameId, Serves, is_frontends, is_group};
+use set::{HairpinService, NameId, PeerSet, ServiceTarget, SetId, is_group, is_targets};
 
 /// What addresses are, as of the last update.
 #[derive(Debug)]
 pub(crate) struct Sets {
     pub(crate) peers: PeerSets,
-    pub(crate) groups: Groups,
-    pub(crate) frontends: Frontends,
+    pub(crate) groups: BlockGroups,
+    pub(crate) targets: ServiceTargets,
     services: Services,
-    pub(crate) space: Space,
+    pub(crate) partition: AddressPartition,
     pub(crate) classes: Classes,
 }
 
-/// Atoms and names whose use began or ended.
+/// Peer sets and names whose use began or ended.
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
-    pub(crate) atoms: BTreeMap<AtomId, i32>,
+    pub(crate) peer_sets: BTreeMap<SetId, i32>,
     pub(crate) names: BTreeMap<NameId, i32>,
 }
 
@@ -50,10 +50,10 @@ impl Sets {
     pub(crate) fn new() -> Self {
         Self {
             peers: PeerSets::default(),
-            groups: Groups::default(),
-            frontends: Frontends::default(),
+            groups: BlockGroups::default(),
+            targets: ServiceTargets::default(),
             services: Services::default(),
-            space: Space::new(),
+            partition: AddressPartition::new(),
             classes: Classes::new(),
         }
     }
@@ -70,77 +70,83 @@ impl Sets {
             cluster,
             registry: &self.peers.registry,
             services: &mut self.services,
-            frontends: &mut self.frontends,
-            space: &mut self.space,
+            targets: &mut self.targets,
+            partition: &mut self.partition,
             classes: &mut self.classes,
         };
         settling.settle(dirty, &served)
     }
 
     /// Brings the address space up to date: blocks that came or went, and the addresses that are
-    /// dirty or may belong to an atom that came or went. Returns the frontends that local pods have
+    /// dirty or may belong to a peer set that came or went. Returns the service targets that local pods have
     /// begun or ceased to serve.
     fn refresh_addresses(
         &mut self,
         cluster: &Cluster,
         mut addresses: BTreeSet<IpAddr>,
         usage: &Usage,
-    ) -> Vec<Serves> {
+    ) -> Vec<HairpinService> {
         let (mut of_pods, mut served) = (Vec::new(), Vec::new());
-        for (id, _) in usage.atoms.iter().filter(|(_, change)| **change != 0) {
-            match self.peers.registry.atom(*id) {
-                Some(Atom::OwnNode) => addresses.extend(cluster.own_addresses()),
-                Some(Atom::Serves(serves)) => served.push(serves.clone()),
+        for (id, _) in usage.peer_sets.iter().filter(|(_, change)| **change != 0) {
+            match self.peers.registry.peer_set(*id) {
+                Some(PeerSet::OwnNode) => addresses.extend(cluster.own_addresses()),
+                Some(PeerSet::HairpinService(hairpin)) => served.push(hairpin.clone()),
                 _ => of_pods.push(*id),
             }
         }
-        self.space.set_groups(&self.groups.settle());
+        self.partition.set_groups(&self.groups.settle());
         let members = self.peers.members(cluster, &of_pods);
         let names = usage.names.iter().filter(|(_, change)| **change != 0);
         let names: Vec<NameId> = names.map(|(id, _)| *id).collect();
         addresses.extend(self.peers.members_of_names(cluster, &names));
         // Before addresses are looked at: what is not in use must not be found.
-        let dropped = usage.names.values().chain(usage.atoms.values()).any(|change| *change <= 0);
+        let dropped =
+            usage.names.values().chain(usage.peer_sets.values()).any(|change| *change <= 0);
         if dropped {
             self.peers.sweep();
         }
         for address in addresses {
             let own = self.peers.of_address(cluster, address);
-            self.space.set_host(Prefix::host(address), own);
+            self.partition.set_host(Prefix::host(address), own);
         }
-        for (kin, of_labels) in &members {
-            for pod in kin.pods() {
+        for (group, of_labels) in &members {
+            for pod in group.pods() {
                 for address in &pod.addresses {
                     let own = self.peers.of_member(cluster, *address, of_labels);
-                    self.space.set_host(Prefix::host(*address), own);
+                    self.partition.set_host(Prefix::host(*address), own);
                 }
             }
         }
         served
     }
 
-    /// What stands for an atom of a signature: frontends in full, of a group its first prefix.
-    pub(crate) fn content(&self, id: AtomId) -> Option<Atom> {
+    /// What stands for a peer set of a membership: service targets in full, of a group its first prefix.
+    pub(crate) fn content(&self, id: SetId) -> Option<PeerSet> {
         if is_group(id) {
-            return self.groups.first(id).map(|prefix| Atom::Blocks(prefix.to_net()));
+            return self.groups.first(id).map(|prefix| PeerSet::Blocks(prefix.to_net()));
         }
-        if !is_frontends(id) {
-            return self.peers.registry.atom(id).cloned();
+        if !is_targets(id) {
+            return self.peers.registry.peer_set(id).cloned();
         }
-        let named = |atoms: &[AtomId]| atoms.iter().filter_map(|id| self.content(*id)).collect();
-        let fronts = self.frontends.of(&[id])?;
-        let fronts = fronts.iter().map(|front| Frontend {
-            protocol: front.protocol,
-            port: front.port,
-            elsewhere: front.elsewhere,
-            backends: front.backends.iter().map(|(atoms, port)| (named(atoms), *port)).collect(),
+        let named =
+            |peer_sets: &[SetId]| peer_sets.iter().filter_map(|id| self.content(*id)).collect();
+        let targets = self.targets.of(&[id])?;
+        let targets = targets.iter().map(|target| ServiceTarget {
+            protocol: target.protocol,
+            port: target.port,
+            elsewhere: target.elsewhere,
+            backends: target
+                .backends
+                .iter()
+                .map(|(peer_sets, port)| (named(peer_sets), *port))
+                .collect(),
         });
-        Some(Atom::Frontends(fronts.collect()))
+        Some(PeerSet::ServiceTargets(targets.collect()))
     }
 
     /// Ends the update: forgets what no address and no rule has any more.
     pub(crate) fn sweep(&mut self) {
-        self.frontends.sweep();
+        self.targets.sweep();
         self.groups.sweep();
     }
 }

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 /// Allocator of one table's element numbers. It does not know the table's capacity: an update runs
-/// to its end and is then refused as a whole if [`Ids::needed`] exceeds it.
+/// to its end and is then refused as a whole if [`SlotAllocator::needed`] exceeds it.
 #[derive(Debug)]
-pub(crate) struct Ids {
+pub(crate) struct SlotAllocator {
     next: u32,
     free: BTreeSet<u32>,
     /// First numbers of free pairs, which are only given as such.
@@ -14,7 +14,7 @@ pub(crate) struct Ids {
     quarantined_pairs: Vec<u32>,
 }
 
-impl Ids {
+impl SlotAllocator {
     /// An allocator whose first number is `reserved`.
     pub(crate) fn new(reserved: u32) -> Self {
         Self {
@@ -46,7 +46,7 @@ impl Ids {
         })
     }
 
-    /// Gives a pair back, as [`Ids::retire`].
+    /// Gives a pair back, as [`SlotAllocator::retire`].
     pub(crate) fn retire_pair(&mut self, first: u32) {
         self.quarantined_pairs.push(first);
     }
@@ -79,14 +79,17 @@ mod tests {
 
     #[test]
     fn pairs_are_even_and_stay_pairs() {
-        let mut ids = Ids::new(1);
-        assert_eq!([ids.take_pair(), ids.take(), ids.take(), ids.take_pair()], [2, 1, 4, 6]);
-        assert_eq!((ids.take(), ids.needed(), ids.used()), (5, 8, 8));
-        ids.retire_pair(2);
-        assert_eq!((ids.take_pair(), ids.used()), (8, 10), "packets may still read it");
-        ids.grace_passed();
-        assert_eq!(ids.used(), 8);
-        assert_eq!(ids.take(), 10, "half a pair is not given");
-        assert_eq!((ids.take_pair(), ids.used()), (2, 11));
+        let mut slots = SlotAllocator::new(1);
+        assert_eq!(
+            [slots.take_pair(), slots.take(), slots.take(), slots.take_pair()],
+            [2, 1, 4, 6]
+        );
+        assert_eq!((slots.take(), slots.needed(), slots.used()), (5, 8, 8));
+        slots.retire_pair(2);
+        assert_eq!((slots.take_pair(), slots.used()), (8, 10), "packets may still read it");
+        slots.grace_passed();
+        assert_eq!(slots.used(), 8);
+        assert_eq!(slots.take(), 10, "half a pair is not given");
+        assert_eq!((slots.take_pair(), slots.used()), (2, 11));
     }
 }

@@ -1,6 +1,6 @@
 //! What the kernel's tables hold as of the last update.
 //!
-//! [`addresses`] lead from an address to its class, IPv4 by [`ipv4_trie`]. [`rows`] hold what a spec allows
+//! [`addresses`] lead from an address to its class, IPv4 by [`ipv4_trie`]. [`rows`] hold what a direction policy allows
 //! each class, as [`port_sets`]. [`endpoints`] say which rows an interface has.
 
 pub(crate) mod addresses;
@@ -23,14 +23,14 @@ use crate::prefix::{Family, Prefix};
 use addresses::AddressTables;
 use element::{Cursor, Expected};
 use endpoints::Endpoints;
-use port_sets::Sets;
+use port_sets::PortSetTable;
 use rows::Rows;
 
 /// What the tables hold.
 #[derive(Debug)]
 pub(crate) struct Tables {
     pub(crate) addresses: AddressTables,
-    pub(crate) sets: Sets,
+    pub(crate) port_sets: PortSetTable,
     pub(crate) rows: Rows,
     pub(crate) endpoints: Endpoints,
 }
@@ -40,7 +40,7 @@ impl Tables {
     pub(crate) fn new(options: &Options) -> Self {
         Self {
             addresses: AddressTables::new(),
-            sets: Sets::new(),
+            port_sets: PortSetTable::new(),
             rows: Rows::new(),
             endpoints: Endpoints::new(options),
         }
@@ -49,30 +49,30 @@ impl Tables {
     /// Empty tables again. Endpoints keep their numbers.
     pub(crate) fn forget(&mut self) {
         self.addresses = AddressTables::new();
-        self.sets = Sets::new();
+        self.port_sets = PortSetTable::new();
         self.rows = Rows::new();
         self.endpoints.forget();
     }
 
     /// No packet reads retired elements any more.
     pub(crate) fn grace_passed(&mut self) {
-        self.sets.ids.grace_passed();
-        self.sets.bitmap_ids.grace_passed();
-        self.rows.ids.grace_passed();
-        self.rows.block_ids.grace_passed();
-        self.addresses.trie4.ids.grace_passed();
+        self.port_sets.slots.grace_passed();
+        self.port_sets.bitmap_slots.grace_passed();
+        self.rows.slots.grace_passed();
+        self.rows.block_slots.grace_passed();
+        self.addresses.ipv4_trie.slots.grace_passed();
         self.endpoints.grace_passed();
     }
 
     /// Used and available elements of every table.
     pub(crate) fn fill(&self, classes: &Classes, capacity: &Capacity) -> Vec<Fill> {
-        let (hosts6, cidrs6) = self.addresses.count6();
+        let (hosts6, cidrs6) = self.addresses.ipv6_count();
         let used = |table| match table {
-            Table::Classes => classes.ids.used(),
-            Table::Bitmaps => self.sets.bitmap_ids.used(),
-            Table::RowBlocks => self.rows.block_ids.used(),
-            Table::Rows => self.rows.ids.used(),
-            Table::TrieBlocks => self.addresses.trie4.ids.used(),
+            Table::Classes => classes.slots.used(),
+            Table::Bitmaps => self.port_sets.bitmap_slots.used(),
+            Table::RowBlocks => self.rows.block_slots.used(),
+            Table::Rows => self.rows.slots.used(),
+            Table::TrieBlocks => self.addresses.ipv4_trie.slots.used(),
             Table::Hosts6 => hosts6,
             Table::Cidrs6 => cidrs6,
         };
@@ -83,13 +83,13 @@ impl Tables {
     /// Elements that a table must have.
     pub(crate) fn needed(&self, table: Table, classes: &Classes) -> u32 {
         match table {
-            Table::Classes => classes.ids.needed(),
-            Table::Bitmaps => self.sets.bitmap_ids.needed(),
-            Table::RowBlocks => self.rows.block_ids.needed(),
-            Table::Rows => self.rows.ids.needed(),
-            Table::TrieBlocks => self.addresses.trie4.ids.needed(),
-            Table::Hosts6 => self.addresses.peak6.0,
-            Table::Cidrs6 => self.addresses.peak6.1,
+            Table::Classes => classes.slots.needed(),
+            Table::Bitmaps => self.port_sets.bitmap_slots.needed(),
+            Table::RowBlocks => self.rows.block_slots.needed(),
+            Table::Rows => self.rows.slots.needed(),
+            Table::TrieBlocks => self.addresses.ipv4_trie.slots.needed(),
+            Table::Hosts6 => self.addresses.ipv6_peak.0,
+            Table::Cidrs6 => self.addresses.ipv6_peak.1,
         }
     }
 }
@@ -111,11 +111,17 @@ type Tell = fn(&Elements<'_>, std::ops::Range<u32>, &mut dyn FnMut(Expected<'_>)
 /// The sections of a pass: how many elements, and how they are told.
 const SECTIONS: [(Count, Tell); 6] = [
     (|_| 65_536 / ROOT_CHUNK, |all, range, tell| all.tell_root(range, tell)),
-    (|all| all.tables.addresses.trie4.ids.needed(), |all, range, tell| all.tell_trie(range, tell)),
-    (|all| all.tables.rows.ids.needed(), |all, range, tell| all.tell_rows(range, tell)),
-    (|all| all.tables.sets.bitmap_ids.needed(), |all, range, tell| all.tell_bitmaps(range, tell)),
+    (
+        |all| all.tables.addresses.ipv4_trie.slots.needed(),
+        |all, range, tell| all.tell_trie(range, tell),
+    ),
+    (|all| all.tables.rows.slots.needed(), |all, range, tell| all.tell_rows(range, tell)),
+    (
+        |all| all.tables.port_sets.bitmap_slots.needed(),
+        |all, range, tell| all.tell_bitmaps(range, tell),
+    ),
     (|_| ENDPOINT_SLOTS, |all, range, tell| all.tell_endpoints(range, tell)),
-    (|all| all.count6(), |all, range, tell| all.tell_v6(range, tell)),
+    (|all| all.ipv6_count(), |all, range, tell| all.tell_v6(range, tell)),
 ];
 
 impl Elements<'_> {
@@ -159,8 +165,8 @@ impl Elements<'_> {
         (!prefix.is_host()).then(|| self.tables.addresses.class_of(prefix)).flatten()
     }
 
-    fn count6(&self) -> u32 {
-        let (hosts, cidrs) = self.tables.addresses.count6();
+    fn ipv6_count(&self) -> u32 {
+        let (hosts, cidrs) = self.tables.addresses.ipv6_count();
         // One more for the flag.
         hosts + cidrs + 1
     }
@@ -168,25 +174,25 @@ impl Elements<'_> {
     fn tell_root(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(Expected<'_>)) {
         for chunk in range {
             let first = chunk * ROOT_CHUNK;
-            let words = self.tables.addresses.trie4.root();
+            let words = self.tables.addresses.ipv4_trie.root();
             tell(Expected::TrieRoot(first, &words[first as usize..][..ROOT_CHUNK as usize]));
         }
     }
 
     fn tell_trie(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(Expected<'_>)) {
         for id in range {
-            if let Some(block) = self.tables.addresses.trie4.block(id) {
+            if let Some(block) = self.tables.addresses.ipv4_trie.block(id) {
                 tell(Expected::TrieBlock(id, block));
             }
         }
     }
 
     fn tell_rows(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(Expected<'_>)) {
-        self.tables.rows.expected(range, &self.tables.sets, tell);
+        self.tables.rows.expected(range, &self.tables.port_sets, tell);
     }
 
     fn tell_bitmaps(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(Expected<'_>)) {
-        self.tables.sets.expected(range, self.tries, tell);
+        self.tables.port_sets.expected(range, self.tries, tell);
     }
 
     fn tell_endpoints(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(Expected<'_>)) {
@@ -200,7 +206,7 @@ impl Elements<'_> {
 
     fn tell_v6(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(Expected<'_>)) {
         if range.start == 0 && range.end > 0 {
-            tell(Expected::HasCidr6(self.tables.addresses.count6().1 != 0));
+            tell(Expected::HasCidr6(self.tables.addresses.ipv6_count().1 != 0));
         }
         let (skip, last) = (range.start.saturating_sub(1), range.end.saturating_sub(1));
         let all = self.tables.addresses.entries(Family::V6);

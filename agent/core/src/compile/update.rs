@@ -8,8 +8,8 @@ use netpold_ebpf::layout::{ClassId, Endpoint, ROW_NOT_ISOLATED, untranslated};
 use crate::cluster::{Cluster, Dirty};
 use crate::compile::ordering::{Plan, RowPair};
 use crate::compile::rules::Rules;
-use crate::compile::rules::direction_policy::Spec;
-use crate::compile::sets::set::Signature;
+use crate::compile::rules::direction_policy::DirectionPolicy;
+use crate::compile::sets::set::Membership;
 use crate::compile::sets::{Sets, Usage};
 use crate::compile::tables::Tables;
 use crate::compile::tables::endpoints::Live;
@@ -50,15 +50,16 @@ impl Update<'_> {
         let touched = self.sets.settle(self.cluster, dirty, &usage);
         self.fill_rows(&changes, &mut ops);
 
-        let moves = self.tables.addresses.moves(&self.sets.space, &touched);
+        let moves = self.tables.addresses.moves(&self.sets.partition, &touched);
         let words = self.changing_words(&changes);
-        let (plan, through) = Plan::new(moves, &words, &self.tables.rows, &mut self.sets.classes);
-        if !through.is_empty() {
+        let (plan, via_temporary) =
+            Plan::new(moves, &words, &self.tables.rows, &mut self.sets.classes);
+        if !via_temporary.is_empty() {
             changes.concerned.extend(self.tables.endpoints.live.keys());
             self.separate_rows(&changes, &mut ops);
-            self.fill_temporary(&through, &mut ops);
+            self.fill_temporary(&via_temporary, &mut ops);
         }
-        self.tables.rows.write(&self.tables.sets, &mut ops);
+        self.tables.rows.write(&self.tables.port_sets, &mut ops);
 
         for slot in &changes.gone {
             self.tables.endpoints.vanish(*slot, &mut ops);
@@ -83,7 +84,7 @@ impl Update<'_> {
         ops
     }
 
-    /// Builds the endpoints that may have changed anew and counts the use of specs.
+    /// Builds the endpoints that may have changed anew and counts the use of direction policies.
     fn refresh_endpoints(&mut self, dirty: &Dirty) -> (EndpointChanges, Usage) {
         let mut indexes = dirty.interfaces.clone();
         indexes.extend(dirty.addresses.iter().flat_map(|a| self.cluster.interfaces_with(*a)));
@@ -96,7 +97,7 @@ impl Update<'_> {
         // Those that found no slot may find one now.
         indexes.extend(&self.tables.endpoints.unplaced);
         let mut changes = EndpointChanges::default();
-        let mut released: Vec<Arc<Spec>> = Vec::new();
+        let mut released: Vec<Arc<DirectionPolicy>> = Vec::new();
         let mut usage = Usage::default();
         for ifindex in &indexes {
             let new = self.cluster.interfaces().get(ifindex).and_then(|interface| {
@@ -104,19 +105,23 @@ impl Update<'_> {
                 let endpoints = &mut self.tables.endpoints;
                 endpoints.build(interface, self.cluster, self.options, rules, registry)
             });
-            for spec in new.iter().flat_map(|live| live.specs.iter().flatten()) {
-                self.acquire_spec(spec, &mut usage);
+            for direction_policy in
+                new.iter().flat_map(|live| live.direction_policies.iter().flatten())
+            {
+                self.acquire_policy(direction_policy, &mut usage);
             }
             let old = match new {
                 Some(new) => self.tables.endpoints.live.insert(*ifindex, new),
                 None => self.tables.endpoints.live.remove(ifindex),
             };
             changes.note(*ifindex, old.as_ref(), self.tables.endpoints.live.get(ifindex));
-            released.extend(old.into_iter().flat_map(|live| live.specs.into_iter().flatten()));
+            released.extend(
+                old.into_iter().flat_map(|live| live.direction_policies.into_iter().flatten()),
+            );
         }
         // Only now, so that what moves from one endpoint to another stays in use.
-        for spec in released {
-            self.release_spec(&spec, &mut usage);
+        for direction_policy in released {
+            self.release_policy(&direction_policy, &mut usage);
         }
         changes.concerned = indexes;
         (changes, usage)
@@ -134,75 +139,90 @@ impl Update<'_> {
         now.chain(before).collect()
     }
 
-    fn acquire_spec(&mut self, spec: &Arc<Spec>, usage: &mut Usage) {
-        let Some(id) = self.rules.specs.acquire(spec) else { return };
-        self.sets.groups.acquire(id, &spec.blocks.changes);
-        for atom in spec.peers.keys().filter(|atom| self.sets.peers.acquire(**atom)) {
-            *usage.atoms.entry(*atom).or_default() += 1;
+    fn acquire_policy(&mut self, direction_policy: &Arc<DirectionPolicy>, usage: &mut Usage) {
+        let Some(id) = self.rules.direction_policies.acquire(direction_policy) else { return };
+        self.sets.groups.acquire(id, &direction_policy.blocks.changes);
+        for peer_set in
+            direction_policy.peers.keys().filter(|peer_set| self.sets.peers.acquire(**peer_set))
+        {
+            *usage.peer_sets.entry(*peer_set).or_default() += 1;
         }
-        for name in spec.names.iter().filter(|name| self.sets.peers.registry.acquire_name(**name)) {
+        for name in direction_policy
+            .names
+            .iter()
+            .filter(|name| self.sets.peers.registry.acquire_name(**name))
+        {
             *usage.names.entry(*name).or_default() += 1;
         }
     }
 
-    fn release_spec(&mut self, spec: &Arc<Spec>, usage: &mut Usage) {
-        let Some(id) = self.rules.specs.release(spec) else { return };
-        self.sets.groups.release(id, &spec.blocks.changes);
-        for atom in spec.peers.keys().filter(|atom| self.sets.peers.release(**atom)) {
-            *usage.atoms.entry(*atom).or_default() -= 1;
+    fn release_policy(&mut self, direction_policy: &Arc<DirectionPolicy>, usage: &mut Usage) {
+        let Some(id) = self.rules.direction_policies.release(direction_policy) else { return };
+        self.sets.groups.release(id, &direction_policy.blocks.changes);
+        for peer_set in
+            direction_policy.peers.keys().filter(|peer_set| self.sets.peers.release(**peer_set))
+        {
+            *usage.peer_sets.entry(*peer_set).or_default() -= 1;
         }
-        for name in spec.names.iter().filter(|name| self.sets.peers.registry.release_name(**name)) {
+        for name in direction_policy
+            .names
+            .iter()
+            .filter(|name| self.sets.peers.registry.release_name(**name))
+        {
             *usage.names.entry(*name).or_default() -= 1;
         }
     }
 
-    /// Fills the columns of new classes in the rows there are, then the rows of new specs.
+    /// Fills the columns of new classes in the rows there are, then the rows of new direction policies.
     fn fill_rows(&mut self, changes: &EndpointChanges, ops: &mut Vec<Op>) {
         let new = self.sets.classes.take_new();
         let rows = self.tables.rows.iter().filter(|_| !new.is_empty());
-        let rows: Vec<_> = rows.map(|(id, spec)| (id, spec.clone())).collect();
-        for (row, spec) in &rows {
-            self.fill_row(*row, spec, &new, ops);
+        let rows: Vec<_> =
+            rows.map(|(id, direction_policy)| (id, direction_policy.clone())).collect();
+        for (row, direction_policy) in &rows {
+            self.fill_row(*row, direction_policy, &new, ops);
         }
-        let mut missing: Vec<Arc<Spec>> = Vec::new();
+        let mut missing: Vec<Arc<DirectionPolicy>> = Vec::new();
         for live in changes.concerned.iter().filter_map(|i| self.tables.endpoints.live.get(i)) {
-            for spec in live.specs.iter().flatten() {
-                if self.tables.rows.of_spec(spec).is_none() && !missing.contains(spec) {
-                    missing.push(spec.clone());
+            for direction_policy in live.direction_policies.iter().flatten() {
+                if self.tables.rows.of_policy(direction_policy).is_none()
+                    && !missing.contains(direction_policy)
+                {
+                    missing.push(direction_policy.clone());
                 }
             }
         }
-        for spec in &missing {
-            self.create_row(spec, ops);
+        for direction_policy in &missing {
+            self.create_row(direction_policy, ops);
         }
     }
 
     /// A new row with the columns of all classes.
-    fn create_row(&mut self, spec: &Arc<Spec>, ops: &mut Vec<Op>) {
-        let row = self.tables.rows.create(spec);
-        let all = self.sets.classes.iter().map(|(class, signature)| (class, signature.clone()));
+    fn create_row(&mut self, direction_policy: &Arc<DirectionPolicy>, ops: &mut Vec<Op>) {
+        let row = self.tables.rows.create(direction_policy);
+        let all = self.sets.classes.iter().map(|(class, membership)| (class, membership.clone()));
         let all: Vec<_> = all.collect();
-        self.fill_row(row, spec, &all, ops);
+        self.fill_row(row, direction_policy, &all, ops);
     }
 
-    /// Fills columns of a spec's row.
+    /// Fills columns of a direction policy's row.
     fn fill_row(
         &mut self,
         row: u32,
-        spec: &Arc<Spec>,
-        classes: &[(ClassId, Signature)],
+        direction_policy: &Arc<DirectionPolicy>,
+        classes: &[(ClassId, Membership)],
         ops: &mut Vec<Op>,
     ) {
-        let id = self.rules.specs.id(spec);
-        let (rows, sets) = (&mut self.tables.rows, &mut self.tables.sets);
+        let id = self.rules.direction_policies.id(direction_policy);
+        let (rows, sets) = (&mut self.tables.rows, &mut self.tables.port_sets);
         let mut evaluator = self.rules.evaluator(self.sets);
         let mut columns = Vec::with_capacity(classes.len());
-        for (class, signature) in classes {
-            let allowed = evaluator.allowed(spec, id, signature);
+        for (class, membership) in classes {
+            let allowed = evaluator.allowed(direction_policy, id, membership);
             columns.push((*class, sets.intern(&allowed, evaluator.tries, ops)));
             // A class that is translated has a column for what was not, too.
             if untranslated(*class) != *class {
-                let allowed = evaluator.allowed_untranslated(spec, id, signature);
+                let allowed = evaluator.allowed_untranslated(direction_policy, id, membership);
                 let set = sets.intern(&allowed, evaluator.tries, ops);
                 columns.push((untranslated(*class), set));
             }
@@ -212,16 +232,15 @@ impl Update<'_> {
 
     /// The rows that an endpoint is to have.
     fn desired_rows(&self, ifindex: u32) -> RowPair {
-        let row = |spec: &Option<Arc<Spec>>| {
-            spec.as_ref()
-                .and_then(|spec| self.tables.rows.of_spec(spec))
+        let row = |direction_policy: &Option<Arc<DirectionPolicy>>| {
+            direction_policy
+                .as_ref()
+                .and_then(|direction_policy| self.tables.rows.of_policy(direction_policy))
                 .unwrap_or(ROW_NOT_ISOLATED)
         };
-        self.tables
-            .endpoints
-            .live
-            .get(&ifindex)
-            .map_or((0, 0), |live| (row(&live.specs[0]), row(&live.specs[1])))
+        self.tables.endpoints.live.get(&ifindex).map_or((0, 0), |live| {
+            (row(&live.direction_policies[0]), row(&live.direction_policies[1]))
+        })
     }
 
     /// Rows before and after of the concerned endpoints that exist before and after.
@@ -239,22 +258,24 @@ impl Update<'_> {
     }
 
     /// Where temporary classes are needed, a row must not be both an endpoint's old and an
-    /// endpoint's new one: gives every spec of an endpoint that changes rows a new row, and the
-    /// other endpoints with these specs along with it.
+    /// endpoint's new one: gives every direction policy of an endpoint that changes rows a new row, and the
+    /// other endpoints with these direction policies along with it.
     fn separate_rows(&mut self, changes: &EndpointChanges, ops: &mut Vec<Op>) {
         loop {
             let changing = self.words(changes).into_iter().filter(|(_, (old, new))| old != new);
-            let specs = changing.flat_map(|(ifindex, _)| {
+            let direction_policies = changing.flat_map(|(ifindex, _)| {
                 let live = self.tables.endpoints.live.get(&ifindex);
-                live.map(|live| live.specs.clone()).into_iter().flatten().flatten()
+                live.map(|live| live.direction_policies.clone()).into_iter().flatten().flatten()
             });
-            let shared: Vec<_> = specs.filter(|spec| self.tables.rows.is_written(spec)).collect();
+            let shared: Vec<_> = direction_policies
+                .filter(|direction_policy| self.tables.rows.is_written(direction_policy))
+                .collect();
             if shared.is_empty() {
                 return;
             }
-            for spec in shared {
-                if self.tables.rows.is_written(&spec) {
-                    self.create_row(&spec, ops);
+            for direction_policy in shared {
+                if self.tables.rows.is_written(&direction_policy) {
+                    self.create_row(&direction_policy, ops);
                 }
             }
         }
@@ -262,18 +283,18 @@ impl Update<'_> {
 
     /// Fills the columns of temporary classes: as before in the rows that are in use, as after in
     /// the new ones.
-    fn fill_temporary(&mut self, through: &[(ClassId, ClassId, ClassId)], ops: &mut Vec<Op>) {
+    fn fill_temporary(&mut self, via_temporary: &[(ClassId, ClassId, ClassId)], ops: &mut Vec<Op>) {
         let rows: Vec<_> = self.tables.rows.iter().map(|(id, _)| id).collect();
         for row in rows {
             let is_new = self.tables.rows.is_new(row);
-            let columns = through.iter().flat_map(|(from, to, temporary)| {
+            let columns = via_temporary.iter().flat_map(|(from, to, temporary)| {
                 let like = if is_new { *to } else { *from };
                 [(like, *temporary), (untranslated(like), untranslated(*temporary))]
             });
             let columns =
                 columns.map(|(like, column)| (column, self.tables.rows.column(row, like)));
             let columns: Vec<_> = columns.collect();
-            self.tables.rows.set_columns(row, &columns, &mut self.tables.sets, ops);
+            self.tables.rows.set_columns(row, &columns, &mut self.tables.port_sets, ops);
         }
     }
 
@@ -289,14 +310,14 @@ impl Update<'_> {
         if !changes.concerned.is_empty() {
             let pairs = self.tables.endpoints.live.values().filter_map(Live::installed_rows);
             let used = pairs.flat_map(|(ingress, egress)| [ingress, egress]).collect();
-            self.tables.rows.retire_unused(&used, &mut self.tables.sets);
+            self.tables.rows.retire_unused(&used, &mut self.tables.port_sets);
         }
         let ended = self.sets.classes.sweep();
-        self.tables.rows.classes_ended(&ended, &mut self.tables.sets);
-        self.tables.sets.sweep();
+        self.tables.rows.classes_ended(&ended, &mut self.tables.port_sets);
+        self.tables.port_sets.sweep();
         self.sets.sweep();
-        let rows = self.tables.rows.iter().map(|(_, spec)| spec);
-        self.rules.sweep(rows, self.tables.sets.tries());
+        let rows = self.tables.rows.iter().map(|(_, direction_policy)| direction_policy);
+        self.rules.sweep(rows, self.tables.port_sets.tries());
     }
 }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use crate::model::{Direction, IpBlock, Peer, Policy, PortMatch, Protocol, Rule};
-use crate::ports::Grant;
+use crate::ports::AllowedPorts;
 use crate::ports::tries::{Trie, Tries};
 use crate::prefix::Prefix;
 
@@ -42,12 +42,12 @@ pub(crate) struct BlockMap {
     /// Where it changes.
     pub(crate) changes: Arc<Changes>,
     /// Values by number less one.
-    values: Vec<Grant>,
+    values: Vec<AllowedPorts>,
 }
 
 impl BlockMap {
     /// What these blocks grant.
-    pub(crate) fn new(blocks: &[(&IpBlock, Grant)], tries: &mut Tries) -> Self {
+    pub(crate) fn new(blocks: &[(&IpBlock, AllowedPorts)], tries: &mut Tries) -> Self {
         let Some(sweep) = Sweep::new(blocks, tries) else { return Self::default() };
         let (mut map, scratch) = sweep.run(usize::MAX);
         let mut known = HashMap::new();
@@ -59,7 +59,7 @@ impl BlockMap {
     }
 
     /// Whether these blocks come to more different values than that.
-    fn exceeds(blocks: &[(&IpBlock, Grant)], tries: &Tries, most: usize) -> bool {
+    fn exceeds(blocks: &[(&IpBlock, AllowedPorts)], tries: &Tries, most: usize) -> bool {
         let sweep = Sweep::new(blocks, tries);
         sweep.is_some_and(|sweep| sweep.run(most).0.values.len() > most)
     }
@@ -70,12 +70,12 @@ impl BlockMap {
     }
 
     /// The values.
-    pub(crate) fn values(&self) -> &[Grant] {
+    pub(crate) fn values(&self) -> &[AllowedPorts] {
         &self.values
     }
 
     /// What the value of a number grants.
-    pub(crate) fn value(&self, number: u32) -> Grant {
+    pub(crate) fn value(&self, number: u32) -> AllowedPorts {
         let place = number.checked_sub(1).map(|place| place as usize);
         place.and_then(|place| self.values.get(place)).copied().unwrap_or_default()
     }
@@ -96,25 +96,25 @@ struct Sweep {
     events: Vec<Event>,
     /// The distinct grant of each block, by place.
     grant_of: Vec<u32>,
-    grants: Vec<Grant>,
+    grants: Vec<AllowedPorts>,
     /// By block: how many exceptions hold the place where the sweep is.
     cuts: Vec<u32>,
     /// By distinct grant: blocks in force.
     counts: Vec<u32>,
     /// Unions of the grants in force: the leaves in the upper half, node `n` of `2n` and `2n + 1`.
-    tree: Vec<Grant>,
+    tree: Vec<AllowedPorts>,
     /// Leaves that are not what `counts` says.
     stale: BTreeSet<usize>,
     tries: Tries,
-    numbers: HashMap<Grant, u32>,
+    numbers: HashMap<AllowedPorts, u32>,
 }
 
 impl Sweep {
     /// `None` if nothing is granted.
-    fn new(blocks: &[(&IpBlock, Grant)], of: &Tries) -> Option<Self> {
+    fn new(blocks: &[(&IpBlock, AllowedPorts)], of: &Tries) -> Option<Self> {
         let mut tries = Tries::default();
         let (mut known, mut distinct) = (HashMap::new(), HashMap::new());
-        let mut grants: Vec<Grant> = Vec::new();
+        let mut grants: Vec<AllowedPorts> = Vec::new();
         let (mut events, mut grant_of) = (Vec::new(), Vec::new());
         for (block, grant) in blocks {
             let cidr = Prefix::net(block.cidr);
@@ -147,7 +147,7 @@ impl Sweep {
             grant_of,
             counts: vec![0; grants.len()],
             grants: order.iter().map(|number| grants[*number as usize]).collect(),
-            tree: vec![Grant::default(); 2 * leaves],
+            tree: vec![AllowedPorts::default(); 2 * leaves],
             stale: BTreeSet::new(),
             events,
             tries,
@@ -204,11 +204,12 @@ impl Sweep {
     }
 
     /// The number of what is granted here.
-    fn value(&mut self, values: &mut Vec<Grant>) -> u32 {
+    fn value(&mut self, values: &mut Vec<AllowedPorts>) -> u32 {
         let leaves = self.tree.len() / 2;
         let mut above = Vec::new();
         for leaf in std::mem::take(&mut self.stale) {
-            let grant = if self.counts[leaf] > 0 { self.grants[leaf] } else { Grant::default() };
+            let grant =
+                if self.counts[leaf] > 0 { self.grants[leaf] } else { AllowedPorts::default() };
             if self.tree[leaves + leaf] != grant {
                 self.tree[leaves + leaf] = grant;
                 above.push((leaves + leaf) / 2);
@@ -233,7 +234,7 @@ impl Sweep {
         });
         if self.tries.is_large() {
             let used = self.grants.iter().chain(&self.tree).chain(values.iter());
-            self.tries.collect(used.flat_map(Grant::sets));
+            self.tries.collect(used.flat_map(AllowedPorts::sets));
         }
         number
     }
@@ -261,9 +262,9 @@ fn literal<'a>(
     rule: &'a Rule,
     names: &mut BTreeMap<(Protocol, &'a str), u32>,
     tries: &mut Tries,
-) -> Grant {
-    let Some(ports) = &rule.ports else { return Grant::EVERYTHING };
-    let mut grant = Grant::default();
+) -> AllowedPorts {
+    let Some(ports) = &rule.ports else { return AllowedPorts::EVERYTHING };
+    let mut grant = AllowedPorts::default();
     for port in ports {
         match &port.port {
             PortMatch::Any => grant.add(port.protocol, 0, u16::MAX, tries),
@@ -286,8 +287,8 @@ mod tests {
     use crate::ports::tries::PORT;
     use proptest::prelude::*;
 
-    fn grant(tries: &mut Tries, port: u16) -> Grant {
-        let mut grant = Grant::default();
+    fn grant(tries: &mut Tries, port: u16) -> AllowedPorts {
+        let mut grant = AllowedPorts::default();
         grant.add(Protocol::Tcp, port, port, tries);
         grant
     }
@@ -312,7 +313,7 @@ mod tests {
                 (IpBlock { cidr: net(cidr), except }, port)
             }).collect();
             let mut tries = Tries::default();
-            let granted: Vec<(&IpBlock, Grant)> =
+            let granted: Vec<(&IpBlock, AllowedPorts)> =
                 blocks.iter().map(|(block, port)| (block, grant(&mut tries, *port))).collect();
             let map = BlockMap::new(&granted, &mut tries);
             for low in 0..12u8 {
@@ -333,7 +334,7 @@ mod tests {
     /// What the sweep over so many rules costs: each everything but one address, and a port.
     fn work(rules: u32, port: impl Fn(u32) -> u16) -> u64 {
         let mut tries = Tries::default();
-        let blocks: Vec<(IpBlock, Grant)> = (0..rules)
+        let blocks: Vec<(IpBlock, AllowedPorts)> = (0..rules)
             .map(|n| {
                 let host = std::net::Ipv4Addr::from_bits(n.wrapping_mul(0x9e37_79b1));
                 let except = vec![ipnet::IpNet::new(host.into(), 32).unwrap()];

@@ -1,4 +1,4 @@
-//! The specs in use, and what they were made of: pods of one kind have one, made once.
+//! The direction policies in use, and what they were made of: pods of one kind have one, made once.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -9,19 +9,19 @@ use hashbrown::HashMap;
 use crate::budget::Combination;
 use crate::cluster::Cluster;
 use crate::compile::rules::build::{Builder, Source};
-use crate::compile::rules::direction_policy::Spec;
+use crate::compile::rules::direction_policy::DirectionPolicy;
 use crate::compile::rules::limits::Limits;
-use crate::compile::sets::block_groups::SpecId;
-use crate::compile::sets::set::Serves;
+use crate::compile::sets::block_groups::PolicyId;
+use crate::compile::sets::set::HairpinService;
 use crate::model::{Direction, NamedPort, Pod, Policy};
 
-/// What a spec was made of. Policies are the same if they are one object.
+/// What a direction policy was made of. Policies are the same if they are one object.
 #[derive(Clone, Debug)]
 struct Made {
     direction: Direction,
     policies: Vec<Arc<Policy>>,
     ports: Vec<NamedPort>,
-    served: Vec<Serves>,
+    served: Vec<HairpinService>,
     /// The pod's labels are known, so the policies are those that select it.
     labelled: bool,
 }
@@ -49,16 +49,16 @@ impl Hash for Made {
     }
 }
 
-/// The specs in use.
+/// The direction policies in use.
 #[derive(Debug, Default)]
-pub(crate) struct Specs {
-    next: SpecId,
+pub(crate) struct DirectionPolicies {
+    next: PolicyId,
     /// Their numbers and how many endpoint directions use them.
-    users: HashMap<Arc<Spec>, (SpecId, u32)>,
-    made: HashMap<Made, Arc<Spec>>,
+    users: HashMap<Arc<DirectionPolicy>, (PolicyId, u32)>,
+    made: HashMap<Made, Arc<DirectionPolicy>>,
 }
 
-impl Specs {
+impl DirectionPolicies {
     /// What a pod's policies allow in a direction; `None` if none isolates it. A pod whose labels are
     /// not known is isolated by every policy of its namespace, and granted what those grant that
     /// select every pod.
@@ -69,7 +69,7 @@ impl Specs {
         direction: Direction,
         limits: &Limits,
         builder: &mut Builder<'_>,
-    ) -> Option<Arc<Spec>> {
+    ) -> Option<Arc<DirectionPolicy>> {
         let policies = cluster.isolating((pod, labelled), direction);
         if policies.is_empty() {
             return None;
@@ -96,65 +96,70 @@ impl Specs {
         });
         let policies: &[&Policy] = &policies.map(|policy| &**policy).collect::<Vec<_>>();
         let source = Source { direction, policies, ports, served };
-        let spec = builder.build(&source);
-        let spec = self.users.get_key_value(&spec).map_or(spec, |(known, _)| known.clone());
-        self.made.insert(made, spec.clone());
-        Some(spec)
+        let direction_policy = builder.build(&source);
+        let direction_policy = self
+            .users
+            .get_key_value(&direction_policy)
+            .map_or(direction_policy, |(known, _)| known.clone());
+        self.made.insert(made, direction_policy.clone());
+        Some(direction_policy)
     }
 
-    /// The number of a spec that is in use.
-    pub(crate) fn id(&self, spec: &Arc<Spec>) -> Option<SpecId> {
-        self.users.get(spec).map(|(id, _)| *id)
+    /// The number of a direction policy that is in use.
+    pub(crate) fn id(&self, direction_policy: &Arc<DirectionPolicy>) -> Option<PolicyId> {
+        self.users.get(direction_policy).map(|(id, _)| *id)
     }
 
-    /// One endpoint direction more has this spec; its number, if it is the first.
-    pub(crate) fn acquire(&mut self, spec: &Arc<Spec>) -> Option<SpecId> {
-        if let Some((_, users)) = self.users.get_mut(spec) {
+    /// One endpoint direction more has this direction policy; its number, if it is the first.
+    pub(crate) fn acquire(&mut self, direction_policy: &Arc<DirectionPolicy>) -> Option<PolicyId> {
+        if let Some((_, users)) = self.users.get_mut(direction_policy) {
             *users += 1;
             return None;
         }
         let id = self.next;
         self.next += 1;
-        self.users.insert(spec.clone(), (id, 1));
+        self.users.insert(direction_policy.clone(), (id, 1));
         Some(id)
     }
 
-    /// One endpoint direction less has this spec; its number, if it was the last.
-    pub(crate) fn release(&mut self, spec: &Arc<Spec>) -> Option<SpecId> {
-        let (id, users) = self.users.get_mut(spec)?;
+    /// One endpoint direction less has this direction policy; its number, if it was the last.
+    pub(crate) fn release(&mut self, direction_policy: &Arc<DirectionPolicy>) -> Option<PolicyId> {
+        let (id, users) = self.users.get_mut(direction_policy)?;
         let id = *id;
         *users -= 1;
         (*users == 0).then(|| {
-            self.users.remove(spec);
+            self.users.remove(direction_policy);
             id
         })
     }
 
-    /// How large the combinations of policies are that specs in use were made of.
+    /// How large the combinations of policies are that direction policies in use were made of.
     pub(crate) fn sizes(&self) -> BTreeMap<Combination, usize> {
         let mut sizes = BTreeMap::new();
-        for (made, spec) in &self.made {
-            let size = spec.peers.len() + spec.blocks.changes.0.len() + spec.blocks.len();
+        for (made, direction_policy) in &self.made {
+            let size = direction_policy.peers.len()
+                + direction_policy.blocks.changes.0.len()
+                + direction_policy.blocks.len();
             *sizes.entry(combination(made.direction, &made.policies)).or_default() += size;
         }
         sizes
     }
 
-    /// Forgets the specs, not what is closed.
+    /// Forgets the direction policies, not what is closed.
     pub(crate) fn clear(&mut self) {
         self.users.clear();
         self.made.clear();
     }
 
-    /// The specs in use.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Spec>> {
+    /// The direction policies in use.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<DirectionPolicy>> {
         self.users.keys()
     }
 
     /// Ends the update: forgets what nothing in use was made of.
     pub(crate) fn sweep(&mut self) {
         let users = &self.users;
-        self.made.retain(|_, spec| users.contains_key(spec));
+        self.made.retain(|_, direction_policy| users.contains_key(direction_policy));
     }
 }
 
@@ -164,11 +169,11 @@ fn combination(direction: Direction, policies: &[Arc<Policy>]) -> Combination {
 }
 
 /// A pod reaches itself, also by way of a Service that it backs.
-fn served(cluster: &Cluster, pod: &Pod) -> Vec<Serves> {
+fn served(cluster: &Cluster, pod: &Pod) -> Vec<HairpinService> {
     let mut served = Vec::new();
     for (service, port, v6) in cluster.translation().backed_by(pod) {
         let service = service.key.clone();
-        served.push(Serves { service, v6, protocol: port.protocol, port: port.port });
+        served.push(HairpinService { service, v6, protocol: port.protocol, port: port.port });
     }
     served.sort_unstable();
     served.dedup();

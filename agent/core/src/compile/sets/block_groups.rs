@@ -1,13 +1,13 @@
-//! The address space, divided by what blocks grant in all specs together.
+//! The address space, divided by what blocks grant in all direction policies together.
 //!
-//! Where some spec's blocks grant something else from a prefix on, there is a place. What each spec's
+//! Where some direction policy's blocks grant something else from a prefix on, there is a place. What each direction policy's
 //! blocks grant at a place is its key; places with equal keys are one group, and an address has the
 //! group of the longest place that holds it. A list of 100,000 blocks makes one group, not 100,000.
 //!
-//! When a policy is edited, its spec gives way to another and the keys of its places change, but what
+//! When a policy is edited, its direction policy gives way to another and the keys of its places change, but what
 //! they have in common does not: such a group keeps its number, and only places that part from it
-//! or join it are looked at again. In the rows of specs that stay, a group that keeps its number
-//! keeps its meaning too, since these specs' parts of the keys stay the same.
+//! or join it are looked at again. In the rows of direction policies that stay, a group that keeps its number
+//! keeps its meaning too, since these direction policies' parts of the keys stay the same.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -15,31 +15,31 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
-use crate::compile::sets::set::{AtomId, GROUP, NO_GROUP};
+use crate::compile::sets::set::{GROUP, NO_GROUP, SetId};
 use crate::ports::blocks::{Changes, NOTHING};
 use crate::prefix::{Family, Prefix, PrefixMap};
 
-/// Number of a spec in use; never reused.
-pub(crate) type SpecId = u32;
+/// Number of a direction policy in use; never reused.
+pub(crate) type PolicyId = u32;
 
-/// What the specs' blocks grant: by spec, in order, the number of a value in its
-/// [`crate::ports::blocks::BlockMap`]. Specs that grant nothing are left out.
-type Key = Vec<(SpecId, u32)>;
+/// What the direction policies' blocks grant: by direction policy, in order, the number of a value in its
+/// [`crate::ports::blocks::BlockMap`]. Direction policies that grant nothing are left out.
+type Key = Vec<(PolicyId, u32)>;
 
 /// A prefix at which what blocks grant changes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
-    /// How many specs have a change here.
-    specs: u32,
+    /// How many direction policies have a change here.
+    direction_policies: u32,
     /// `None`: it is new.
-    group: Option<AtomId>,
+    group: Option<SetId>,
 }
 
 #[derive(Debug)]
 struct Group {
     key: Key,
     /// One of its places, now or before: it stands for all.
-    like: Prefix,
+    representative: Prefix,
     /// 0: it ends with this update.
     places: u32,
 }
@@ -49,16 +49,16 @@ type Target = usize;
 
 /// The groups in use.
 #[derive(Debug, Default)]
-pub(crate) struct Groups {
-    next: AtomId,
-    free: BTreeSet<AtomId>,
+pub(crate) struct BlockGroups {
+    next: SetId,
+    free: BTreeSet<SetId>,
     places: PrefixMap<Place>,
-    groups: HashMap<AtomId, Group>,
-    by_key: HashMap<Key, AtomId>,
+    groups: HashMap<SetId, Group>,
+    by_key: HashMap<Key, SetId>,
     /// Those that lost their last place in this update (some may have got another since).
-    ended: Vec<AtomId>,
-    acquired: Vec<(SpecId, Arc<Changes>)>,
-    released: Vec<(SpecId, Arc<Changes>)>,
+    ended: Vec<SetId>,
+    acquired: Vec<(PolicyId, Arc<Changes>)>,
+    released: Vec<(PolicyId, Arc<Changes>)>,
     /// Places looked at, ever.
     pub(crate) work: u64,
 }
@@ -69,21 +69,21 @@ struct Divided {
     places: Vec<(Prefix, Place, Option<Target>)>,
     keys: Vec<Key>,
     by_key: HashMap<Key, Target>,
-    /// By the group and the new specs' values that a place has.
-    targets: HashMap<(AtomId, usize), Target>,
+    /// By the group and the new direction policies' values that a place has.
+    targets: HashMap<(SetId, usize), Target>,
     new: NewParts,
 }
 
-impl Groups {
-    /// A spec is in use from now on.
-    pub(crate) fn acquire(&mut self, id: SpecId, changes: &Arc<Changes>) {
+impl BlockGroups {
+    /// A direction policy is in use from now on.
+    pub(crate) fn acquire(&mut self, id: PolicyId, changes: &Arc<Changes>) {
         if !changes.0.is_empty() {
             self.acquired.push((id, changes.clone()));
         }
     }
 
-    /// A spec is not in use any more.
-    pub(crate) fn release(&mut self, id: SpecId, changes: &Arc<Changes>) {
+    /// A direction policy is not in use any more.
+    pub(crate) fn release(&mut self, id: PolicyId, changes: &Arc<Changes>) {
         if changes.0.is_empty() {
             return;
         }
@@ -93,27 +93,31 @@ impl Groups {
         }
     }
 
-    /// Divides what the specs that came or went grant anything anew. Returns the places whose group is
+    /// Divides what the direction policies that came or went grant anything anew. Returns the places whose group is
     /// another than before, in order; none where there is no place any more.
-    pub(crate) fn settle(&mut self) -> Vec<(Prefix, Option<AtomId>)> {
+    pub(crate) fn settle(&mut self) -> Vec<(Prefix, Option<SetId>)> {
         let (acquired, released) =
             (std::mem::take(&mut self.acquired), std::mem::take(&mut self.released));
-        let prefixes = |specs: &[(SpecId, Arc<Changes>)]| -> Vec<Prefix> {
-            specs.iter().flat_map(|(_, spec)| &spec.0).map(|change| change.0).collect()
+        let prefixes = |direction_policies: &[(PolicyId, Arc<Changes>)]| -> Vec<Prefix> {
+            direction_policies
+                .iter()
+                .flat_map(|(_, direction_policy)| &direction_policy.0)
+                .map(|change| change.0)
+                .collect()
         };
         let (begun, ended) = (prefixes(&acquired), prefixes(&released));
         for prefix in &ended {
             if let Some(place) = self.places.get_mut(*prefix) {
-                place.specs -= 1;
+                place.direction_policies -= 1;
             }
         }
-        begun.iter().for_each(|prefix| self.places.entry(*prefix).specs += 1);
-        let mut changes: Vec<(Prefix, SpecId, u32)> = Vec::new();
-        for (id, spec) in &acquired {
-            changes.extend(spec.0.iter().map(|(at, value)| (*at, *id, *value)));
+        begun.iter().for_each(|prefix| self.places.entry(*prefix).direction_policies += 1);
+        let mut changes: Vec<(Prefix, PolicyId, u32)> = Vec::new();
+        for (id, direction_policy) in &acquired {
+            changes.extend(direction_policy.0.iter().map(|(at, value)| (*at, *id, *value)));
         }
         changes.sort_unstable();
-        let mut gone: Vec<SpecId> = released.iter().map(|(id, _)| *id).collect();
+        let mut gone: Vec<PolicyId> = released.iter().map(|(id, _)| *id).collect();
         gone.sort_unstable();
         let mut divided = Divided::default();
         for region in outermost(begun.into_iter().chain(ended).collect()) {
@@ -128,12 +132,12 @@ impl Groups {
     fn divide(
         &self,
         region: Prefix,
-        changes: &[(Prefix, SpecId, u32)],
-        gone: &[SpecId],
+        changes: &[(Prefix, PolicyId, u32)],
+        gone: &[PolicyId],
         divided: &mut Divided,
     ) {
         let around = self.places.parent(region).and_then(|place| place.group);
-        let mut open: Vec<(Prefix, AtomId, usize)> = Vec::new();
+        let mut open: Vec<(Prefix, SetId, usize)> = Vec::new();
         let mut next = changes.partition_point(|change| change.0 < region);
         for (prefix, place) in self.places.under(region) {
             while open.pop_if(|(outer, ..)| !outer.holds(prefix)).is_some() {}
@@ -144,12 +148,12 @@ impl Groups {
             let part = divided.new.changed(part, &changes[next..next + here]);
             next += here;
             open.push((prefix, group, part));
-            let target = (place.specs > 0).then(|| {
+            let target = (place.direction_policies > 0).then(|| {
                 let Divided { targets, by_key, keys, new, .. } = &mut *divided;
                 *targets.entry((group, part)).or_insert_with(|| {
                     let old = self.groups.get(&group).map_or(&[][..], |group| &group.key);
                     let stays = old.iter().filter(|(id, _)| gone.binary_search(id).is_err());
-                    // New specs have greater numbers than those before.
+                    // New direction policies have greater numbers than those before.
                     let key: Key = stays.chain(&new.parts[part]).copied().collect();
                     *by_key.entry(key).or_insert_with_key(|key| {
                         keys.push(key.clone());
@@ -163,8 +167,8 @@ impl Groups {
 
     /// Takes the places out of their groups and gives each key one: that which there is, else that which
     /// most of its places come from if nobody stayed in it, else a new one.
-    fn number(&mut self, divided: &Divided) -> Vec<AtomId> {
-        let mut from: HashMap<(Target, AtomId), u32> = HashMap::new();
+    fn number(&mut self, divided: &Divided) -> Vec<SetId> {
+        let mut from: HashMap<(Target, SetId), u32> = HashMap::new();
         for (_, place, target) in &divided.places {
             let Some(id) = place.group.filter(|id| *id != NO_GROUP) else { continue };
             if let Some(target) = target {
@@ -181,9 +185,9 @@ impl Groups {
             true => Some(NO_GROUP),
             false => self.by_key.get(key).copied(),
         };
-        let mut groups: Vec<Option<AtomId>> = divided.keys.iter().map(known).collect();
-        let mut taken: HashSet<AtomId> = groups.iter().flatten().copied().collect();
-        let mut most: Vec<(u32, Target, AtomId)> =
+        let mut groups: Vec<Option<SetId>> = divided.keys.iter().map(known).collect();
+        let mut taken: HashSet<SetId> = groups.iter().flatten().copied().collect();
+        let mut most: Vec<(u32, Target, SetId)> =
             from.into_iter().map(|((target, id), count)| (count, target, id)).collect();
         most.sort_unstable_by_key(|(count, target, id)| (Reverse(*count), *target, *id));
         for (_, target, id) in most {
@@ -193,22 +197,22 @@ impl Groups {
             }
         }
         let numbered = groups.into_iter().map(|id| id.unwrap_or_else(|| self.new_number()));
-        let numbered: Vec<AtomId> = numbered.collect();
+        let numbered: Vec<SetId> = numbered.collect();
         for id in &self.ended {
             if let Some(group) = self.groups.get(id).filter(|group| group.places == 0) {
                 self.by_key.remove(&group.key);
             }
         }
         for (id, key) in numbered.iter().zip(&divided.keys).filter(|(id, _)| **id != NO_GROUP) {
-            let like = Prefix { family: Family::V4, bits: 0, len: 0 };
-            let new = || Group { key: Key::new(), like, places: 0 };
+            let representative = Prefix { family: Family::V4, bits: 0, len: 0 };
+            let new = || Group { key: Key::new(), representative, places: 0 };
             self.groups.entry(*id).or_insert_with(new).key.clone_from(key);
             self.by_key.insert(key.clone(), *id);
         }
         numbered
     }
 
-    fn new_number(&mut self) -> AtomId {
+    fn new_number(&mut self) -> SetId {
         self.free.pop_first().unwrap_or_else(|| {
             self.next += 1;
             self.next | GROUP
@@ -218,8 +222,8 @@ impl Groups {
     fn install(
         &mut self,
         places: &[(Prefix, Place, Option<Target>)],
-        groups: &[AtomId],
-    ) -> Vec<(Prefix, Option<AtomId>)> {
+        groups: &[SetId],
+    ) -> Vec<(Prefix, Option<SetId>)> {
         let mut changed = Vec::new();
         for (prefix, place, target) in places {
             let id = target.map(|target| groups[target]);
@@ -233,7 +237,7 @@ impl Groups {
             }
             if let Some(group) = id.and_then(|id| self.groups.get_mut(&id)) {
                 if group.places == 0 {
-                    group.like = *prefix;
+                    group.representative = *prefix;
                 }
                 group.places += 1;
             }
@@ -241,21 +245,21 @@ impl Groups {
         changed
     }
 
-    /// The number of the value that a spec's blocks have in a group; `id`: the spec's, if it is in
-    /// use. Of what is in use no longer, group or spec, it is told by one of the group's places.
-    pub(crate) fn value(&self, group: AtomId, id: Option<SpecId>, changes: &Changes) -> u32 {
+    /// The number of the value that a direction policy's blocks have in a group; `id`: the direction policy's, if it is in
+    /// use. Of what is in use no longer, group or direction policy, it is told by one of the group's places.
+    pub(crate) fn value(&self, group: SetId, id: Option<PolicyId>, changes: &Changes) -> u32 {
         let Some(group) = self.groups.get(&group) else { return NOTHING };
         match id.filter(|_| group.places > 0) {
             Some(id) => {
                 let found = group.key.binary_search_by_key(&id, |(id, _)| *id);
                 found.map_or(NOTHING, |place| group.key[place].1)
             }
-            None => changes.at(group.like),
+            None => changes.at(group.representative),
         }
     }
 
     /// The first place of a group: the same, however it came to be.
-    pub(crate) fn first(&self, id: AtomId) -> Option<Prefix> {
+    pub(crate) fn first(&self, id: SetId) -> Option<Prefix> {
         self.places.iter().find(|(_, place)| place.group == Some(id)).map(|(prefix, _)| prefix)
     }
 
@@ -282,7 +286,7 @@ fn outermost(mut prefixes: Vec<Prefix>) -> Vec<Prefix> {
     outermost
 }
 
-/// What the new specs' blocks grant, each distinct combination once.
+/// What the new direction policies' blocks grant, each distinct combination once.
 struct NewParts {
     parts: Vec<Key>,
     by_key: HashMap<Key, usize>,
@@ -298,8 +302,8 @@ impl NewParts {
     /// Number of the one that grants nothing.
     const EMPTY: usize = 0;
 
-    /// A combination with these changes, which are in the order of the specs.
-    fn changed(&mut self, part: usize, changes: &[(Prefix, SpecId, u32)]) -> usize {
+    /// A combination with these changes, which are in the order of the direction policies.
+    fn changed(&mut self, part: usize, changes: &[(Prefix, PolicyId, u32)]) -> usize {
         if changes.is_empty() {
             return part;
         }

@@ -1,7 +1,7 @@
-//! Classes: numbers of the distinct sets of atoms that addresses belong to.
+//! Classes: numbers of the distinct sets of peer sets that addresses belong to.
 //!
 //! The word that stands for a class in every table of addresses is its number and, if packets to
-//! its addresses may be translated, [`CLASS_TRANSLATED`]. That bit follows from the set of atoms; it
+//! its addresses may be translated, [`CLASS_TRANSLATED`]. That bit follows from the set of peer sets; it
 //! is set here, is part of every [`ClassId`] from here on, and rows leave it out. Such a class has
 //! two numbers and so two columns: the second one's is what [`untranslated`] says.
 
@@ -11,21 +11,21 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use netpold_ebpf::layout::{CLASS_SERVICE, CLASS_TRANSLATED, ClassId, untranslated};
 
-use crate::compile::sets::set::{AtomId, OWN_NODE, Signature, is_cluster_address, is_frontends};
-use crate::compile::slots::Ids;
+use crate::compile::sets::set::{Membership, OWN_NODE, SetId, is_cluster_address, is_targets};
+use crate::compile::slots::SlotAllocator;
 
 /// The bits of a class word that are no part of its number.
 const FLAGS: ClassId = CLASS_TRANSLATED | CLASS_SERVICE;
 
-/// [`CLASS_TRANSLATED`] if packets to addresses of these atoms may be translated: the own node's
-/// (its node ports) and those that have frontends; [`CLASS_SERVICE`] too if they are Services' cluster
+/// [`CLASS_TRANSLATED`] if packets to addresses of these peer sets may be translated: the own node's
+/// (its node ports) and those that have service targets; [`CLASS_SERVICE`] too if they are Services' cluster
 /// addresses.
-fn translated(signature: &[AtomId]) -> ClassId {
-    let own_node = signature.first() == Some(&OWN_NODE);
-    match signature.last() {
+fn translated(membership: &[SetId]) -> ClassId {
+    let own_node = membership.first() == Some(&OWN_NODE);
+    match membership.last() {
         _ if own_node => CLASS_TRANSLATED,
         Some(id) if is_cluster_address(*id) => FLAGS,
-        Some(id) if is_frontends(*id) => CLASS_TRANSLATED,
+        Some(id) if is_targets(*id) => CLASS_TRANSLATED,
         _ => 0,
     }
 }
@@ -33,10 +33,10 @@ fn translated(signature: &[AtomId]) -> ClassId {
 /// The classes in use. Class 0 is the empty set, always there.
 #[derive(Debug)]
 pub(crate) struct Classes {
-    pub(crate) ids: Ids,
-    by_signature: HashMap<Signature, ClassId>,
-    /// Signature and number of nodes.
-    live: BTreeMap<ClassId, (Signature, u32)>,
+    pub(crate) slots: SlotAllocator,
+    by_membership: HashMap<Membership, ClassId>,
+    /// Membership and number of nodes.
+    live: BTreeMap<ClassId, (Membership, u32)>,
     /// Classes that came to be in this update, temporary ones not included.
     new: BTreeSet<ClassId>,
     /// Classes that lost their last node in this update (some may have got another since).
@@ -46,10 +46,10 @@ pub(crate) struct Classes {
 
 impl Classes {
     pub(crate) fn new() -> Self {
-        let empty: Signature = Arc::from([]);
+        let empty: Membership = Arc::from([]);
         Self {
-            ids: Ids::new(1),
-            by_signature: HashMap::from([(empty.clone(), 0)]),
+            slots: SlotAllocator::new(1),
+            by_membership: HashMap::from([(empty.clone(), 0)]),
             live: BTreeMap::from([(0, (empty, 1))]),
             new: BTreeSet::new(),
             idle: BTreeSet::new(),
@@ -57,25 +57,25 @@ impl Classes {
         }
     }
 
-    /// The class of a signature, for one node more.
-    pub(crate) fn acquire(&mut self, signature: Signature) -> ClassId {
-        if let Some(class) = self.by_signature.get(&signature) {
+    /// The class of a membership, for one node more.
+    pub(crate) fn acquire(&mut self, membership: Membership) -> ClassId {
+        if let Some(class) = self.by_membership.get(&membership) {
             if let Some((_, nodes)) = self.live.get_mut(class) {
                 *nodes += 1;
             }
             return *class;
         }
-        let class = self.number(translated(&signature));
-        self.by_signature.insert(signature.clone(), class);
-        self.live.insert(class, (signature, 1));
+        let class = self.number(translated(&membership));
+        self.by_membership.insert(membership.clone(), class);
+        self.live.insert(class, (membership, 1));
         self.new.insert(class);
         class
     }
 
     fn number(&mut self, translated: ClassId) -> ClassId {
         match translated {
-            0 => self.ids.take(),
-            flags => self.ids.take_pair() | flags,
+            0 => self.slots.take(),
+            flags => self.slots.take_pair() | flags,
         }
     }
 
@@ -96,22 +96,22 @@ impl Classes {
         class
     }
 
-    /// Classes that came to be in this update and their signatures.
-    pub(crate) fn take_new(&mut self) -> Vec<(ClassId, Signature)> {
+    /// Classes that came to be in this update and their memberships.
+    pub(crate) fn take_new(&mut self) -> Vec<(ClassId, Membership)> {
         let new = std::mem::take(&mut self.new);
         new.into_iter()
             .filter_map(|class| Some((class, self.live.get(&class)?.0.clone())))
             .collect()
     }
 
-    /// All classes and their signatures, those that end with this update included.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (ClassId, &Signature)> {
-        self.live.iter().map(|(class, (signature, _))| (*class, signature))
+    /// All classes and their memberships, those that end with this update included.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ClassId, &Membership)> {
+        self.live.iter().map(|(class, (membership, _))| (*class, membership))
     }
 
-    /// Atoms of a class.
-    pub(crate) fn signature(&self, class: ClassId) -> Option<&Signature> {
-        self.live.get(&class).map(|(signature, _)| signature)
+    /// Peer sets of a class.
+    pub(crate) fn membership(&self, class: ClassId) -> Option<&Membership> {
+        self.live.get(&class).map(|(membership, _)| membership)
     }
 
     /// Ends the update: retires the classes without nodes and the temporary ones, and returns their
@@ -120,17 +120,17 @@ impl Classes {
         let mut retired = std::mem::take(&mut self.temporary);
         for class in std::mem::take(&mut self.idle) {
             if self.live.get(&class).is_some_and(|(_, nodes)| *nodes == 0)
-                && let Some((signature, _)) = self.live.remove(&class)
+                && let Some((membership, _)) = self.live.remove(&class)
             {
-                self.by_signature.remove(&signature);
+                self.by_membership.remove(&membership);
                 retired.push(class);
             }
         }
         for class in retired.clone() {
             if class & CLASS_TRANSLATED == 0 {
-                self.ids.retire(class);
+                self.slots.retire(class);
             } else {
-                self.ids.retire_pair(class & !FLAGS);
+                self.slots.retire_pair(class & !FLAGS);
                 retired.push(untranslated(class));
             }
         }

@@ -1,4 +1,4 @@
-//! Which addresses belong to which atoms for their own sake: as a pod's, or as the own node's.
+//! Which addresses belong to which peer sets for their own sake: as a pod's, or as the own node's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use crate::cluster::{Cluster, Kin, is_subject};
+use crate::cluster::{Cluster, LabelGroup, is_subject};
 use crate::compile::sets::registry::Registry;
 use crate::compile::sets::selector_index::{PodSelectors, matching, selecting};
-use crate::compile::sets::set::{Atom, AtomId, NameId, OWN_NODE, Signature};
+use crate::compile::sets::set::{Membership, NameId, OWN_NODE, PeerSet, SetId};
 use crate::model::{Pod, Protocol, Selector};
 
-/// The atoms in use, and what is needed to find those of a pod.
+/// The peer sets in use, and what is needed to find those of a pod.
 #[derive(Debug, Default)]
 pub(crate) struct PeerSets {
     pub(crate) registry: Registry,
@@ -20,20 +20,20 @@ pub(crate) struct PeerSets {
 }
 
 impl PeerSets {
-    /// Counts a user more of an atom; true if it is the first.
-    pub(crate) fn acquire(&mut self, id: AtomId) -> bool {
+    /// Counts a user more of a peer set; true if it is the first.
+    pub(crate) fn acquire(&mut self, id: SetId) -> bool {
         let is_first = self.registry.acquire(id);
-        if let Some(atom) = self.registry.atom(id).filter(|_| is_first) {
-            self.selectors.add(id, atom);
+        if let Some(peer_set) = self.registry.peer_set(id).filter(|_| is_first) {
+            self.selectors.add(id, peer_set);
         }
         is_first
     }
 
-    /// Counts a user less of an atom; true if it was the last.
-    pub(crate) fn release(&mut self, id: AtomId) -> bool {
+    /// Counts a user less of a peer set; true if it was the last.
+    pub(crate) fn release(&mut self, id: SetId) -> bool {
         let was_last = self.registry.release(id);
-        if let Some(atom) = self.registry.atom(id).filter(|_| was_last) {
-            self.selectors.remove(id, atom);
+        if let Some(peer_set) = self.registry.peer_set(id).filter(|_| was_last) {
+            self.selectors.remove(id, peer_set);
         }
         was_last
     }
@@ -49,20 +49,20 @@ impl PeerSets {
         self.selectors.forget();
     }
 
-    /// The atoms an address belongs to for its own sake (not through a block).
-    pub(crate) fn of_address(&mut self, cluster: &Cluster, address: IpAddr) -> Signature {
-        let mut atoms = Vec::new();
+    /// The peer sets an address belongs to for its own sake (not through a block).
+    pub(crate) fn of_address(&mut self, cluster: &Cluster, address: IpAddr) -> Membership {
+        let mut peer_sets = Vec::new();
         if cluster.is_own_node(address) && self.registry.is_used(OWN_NODE) {
-            atoms.push(OWN_NODE);
+            peer_sets.push(OWN_NODE);
         }
         if let Some(pod) = cluster.owner(address) {
             let candidates = self.selectors.candidates(cluster, &pod.key.namespace, &self.registry);
-            atoms.extend(selecting(&self.registry, &candidates, &pod.labels));
-            self.registry.ports_of(pod, &mut atoms);
+            peer_sets.extend(selecting(&self.registry, &candidates, &pod.labels));
+            self.registry.ports_of(pod, &mut peer_sets);
         }
-        atoms.sort_unstable();
-        atoms.dedup();
-        atoms.into()
+        peer_sets.sort_unstable();
+        peer_sets.dedup();
+        peer_sets.into()
     }
 
     /// The same for an address of one of [`PeerSets::members`].
@@ -70,8 +70,8 @@ impl PeerSets {
         &mut self,
         cluster: &Cluster,
         address: IpAddr,
-        of_labels: &Signature,
-    ) -> Signature {
+        of_labels: &Membership,
+    ) -> Membership {
         // Nobody else has it, and nothing but the labels counts.
         if !self.registry.has_names()
             && !cluster.is_contested(address)
@@ -82,30 +82,30 @@ impl PeerSets {
         self.of_address(cluster, address)
     }
 
-    /// The pods that some of these atoms select, each kin with all atoms in use that select it.
+    /// The pods that some of these peer sets select, each group with all peer sets in use that select it.
     pub(crate) fn members<'a>(
         &mut self,
         cluster: &'a Cluster,
-        ids: &[AtomId],
-    ) -> Vec<(&'a Kin, Signature)> {
-        let mut own: BTreeMap<String, Vec<AtomId>> = BTreeMap::new();
-        let mut any: BTreeMap<Selector, BTreeSet<AtomId>> = BTreeMap::new();
+        ids: &[SetId],
+    ) -> Vec<(&'a LabelGroup, Membership)> {
+        let mut own: BTreeMap<String, Vec<SetId>> = BTreeMap::new();
+        let mut any: BTreeMap<Selector, BTreeSet<SetId>> = BTreeMap::new();
         for id in ids {
-            match self.registry.atom(*id) {
-                Some(Atom::PodsIn(namespace, _)) => {
+            match self.registry.peer_set(*id) {
+                Some(PeerSet::PodsIn(namespace, _)) => {
                     own.entry(namespace.clone()).or_default().push(*id);
                 }
-                Some(Atom::Pods(namespaces, _)) => {
+                Some(PeerSet::Pods(namespaces, _)) => {
                     any.entry(namespaces.clone()).or_default().insert(*id);
                 }
                 _ => {}
             }
         }
-        let kinship = cluster.kinship();
+        let pods_by_labels = cluster.pods_by_labels();
         let namespaces: Vec<&str> = if any.is_empty() {
             own.keys().map(String::as_str).collect()
         } else {
-            kinship.namespaces().collect()
+            pods_by_labels.namespaces().collect()
         };
         let mut members = Vec::new();
         for namespace in namespaces {
@@ -116,12 +116,12 @@ impl PeerSets {
             }
             let index = self.selectors.index(ids, &self.registry);
             let candidates = self.selectors.candidates(cluster, namespace, &self.registry);
-            for kin in kinship.of(namespace) {
-                if selecting(&self.registry, &index, kin.labels()).next().is_some() {
-                    let mut atoms: Vec<AtomId> =
-                        selecting(&self.registry, &candidates, kin.labels()).collect();
-                    atoms.sort_unstable();
-                    members.push((kin, atoms.into()));
+            for group in pods_by_labels.of(namespace) {
+                if selecting(&self.registry, &index, group.labels()).next().is_some() {
+                    let mut peer_sets: Vec<SetId> =
+                        selecting(&self.registry, &candidates, group.labels()).collect();
+                    peer_sets.sort_unstable();
+                    members.push((group, peer_sets.into()));
                 }
             }
         }

@@ -1,29 +1,29 @@
-//! The sets of addresses that rules in use speak of. An address's class is the set of atoms it belongs to,
-//! so an atom exists only while some local endpoint's rules name it.
+//! The sets of addresses that rules in use speak of. An address's class is the set of peer sets it belongs to,
+//! so a peer set exists only while some local endpoint's rules name it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashMap;
 
-use crate::compile::sets::set::{Atom, AtomId, NameId, OWN_NODE, Serves};
+use crate::compile::sets::set::{HairpinService, NameId, OWN_NODE, PeerSet, SetId};
 use crate::model::{Key, Pod, Protocol};
 
-/// The atoms in use, and the port names.
+/// The peer sets in use, and the port names.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     next: u32,
-    ids: HashMap<Atom, AtomId>,
-    users: HashMap<AtomId, (Atom, u32)>,
-    /// Atoms that may have no user any more.
-    idle: BTreeSet<AtomId>,
+    ids: HashMap<PeerSet, SetId>,
+    users: HashMap<SetId, (PeerSet, u32)>,
+    /// Peer sets that may have no user any more.
+    idle: BTreeSet<SetId>,
     names: HashMap<NameId, Name>,
     name_ids: HashMap<(Protocol, String), NameId>,
     /// Names that may have no user any more.
     idle_names: BTreeSet<NameId>,
-    /// Number of the name and port that a [`Atom::Named`] stands for.
-    named: HashMap<AtomId, (NameId, Protocol, u16)>,
-    /// [`Atom::Serves`] in use, by Service and in the order of their numbers.
-    serves: BTreeMap<Key, BTreeMap<AtomId, Serves>>,
+    /// Number of the name and port that a [`PeerSet::Named`] stands for.
+    named: HashMap<SetId, (NameId, Protocol, u16)>,
+    /// [`PeerSet::HairpinService`] in use, by Service and in the order of their numbers.
+    hairpin: BTreeMap<Key, BTreeMap<SetId, HairpinService>>,
 }
 
 /// A named port that egress rules ask for.
@@ -31,23 +31,23 @@ pub(crate) struct Registry {
 struct Name {
     name: (Protocol, String),
     users: u32,
-    numbers: BTreeMap<u16, AtomId>,
+    numbers: BTreeMap<u16, SetId>,
 }
 
 impl Registry {
-    /// The number of an atom; it is dropped by [`Registry::sweep`] unless it is acquired before.
-    pub(crate) fn intern(&mut self, atom: Atom) -> AtomId {
-        if let Some(id) = self.ids.get(&atom) {
+    /// The number of a peer set; it is dropped by [`Registry::sweep`] unless it is acquired before.
+    pub(crate) fn intern(&mut self, peer_set: PeerSet) -> SetId {
+        if let Some(id) = self.ids.get(&peer_set) {
             return *id;
         }
-        let id = if atom == Atom::OwnNode {
+        let id = if peer_set == PeerSet::OwnNode {
             OWN_NODE
         } else {
             self.next += 1;
             self.next
         };
-        self.ids.insert(atom.clone(), id);
-        self.users.insert(id, (atom, 0));
+        self.ids.insert(peer_set.clone(), id);
+        self.users.insert(id, (peer_set, 0));
         self.idle.insert(id);
         id
     }
@@ -65,34 +65,34 @@ impl Registry {
         self.next
     }
 
-    /// Counts a user more of an atom; true if it is the first.
-    pub(crate) fn acquire(&mut self, id: AtomId) -> bool {
-        let Some((atom, users)) = self.users.get_mut(&id) else { return false };
+    /// Counts a user more of a peer set; true if it is the first.
+    pub(crate) fn acquire(&mut self, id: SetId) -> bool {
+        let Some((peer_set, users)) = self.users.get_mut(&id) else { return false };
         *users += 1;
         if *users != 1 {
             return false;
         }
-        if let Atom::Serves(serves) = atom {
-            let of_service = self.serves.entry(serves.service.clone()).or_default();
-            of_service.insert(id, serves.clone());
+        if let PeerSet::HairpinService(hairpin) = peer_set {
+            let of_service = self.hairpin.entry(hairpin.service.clone()).or_default();
+            of_service.insert(id, hairpin.clone());
         }
         true
     }
 
-    /// Counts a user less of an atom; true if it was the last.
-    pub(crate) fn release(&mut self, id: AtomId) -> bool {
-        let Some((atom, users)) = self.users.get_mut(&id) else { return false };
+    /// Counts a user less of a peer set; true if it was the last.
+    pub(crate) fn release(&mut self, id: SetId) -> bool {
+        let Some((peer_set, users)) = self.users.get_mut(&id) else { return false };
         *users -= 1;
         if *users != 0 {
             return false;
         }
         self.idle.insert(id);
-        if let Atom::Serves(serves) = atom
-            && let Some(of_service) = self.serves.get_mut(&serves.service)
+        if let PeerSet::HairpinService(hairpin) = peer_set
+            && let Some(of_service) = self.hairpin.get_mut(&hairpin.service)
         {
             of_service.remove(&id);
             if of_service.is_empty() {
-                self.serves.remove(&serves.service);
+                self.hairpin.remove(&hairpin.service);
             }
         }
         true
@@ -127,8 +127,8 @@ impl Registry {
     pub(crate) fn sweep(&mut self) {
         for id in std::mem::take(&mut self.idle_names) {
             let Some(name) = self.names.get(&id).filter(|name| name.users == 0) else { continue };
-            for atom in name.numbers.values() {
-                self.named.remove(atom);
+            for peer_set in name.numbers.values() {
+                self.named.remove(peer_set);
             }
             self.idle.extend(name.numbers.values());
             self.name_ids.remove(&name.name);
@@ -138,31 +138,31 @@ impl Registry {
             // Those of names live as long as these.
             if !self.is_used(id)
                 && !self.named.contains_key(&id)
-                && let Some((atom, _)) = self.users.remove(&id)
+                && let Some((peer_set, _)) = self.users.remove(&id)
             {
-                self.ids.remove(&atom);
+                self.ids.remove(&peer_set);
             }
         }
     }
 
-    /// Whether an atom has a user.
-    pub(crate) fn is_used(&self, id: AtomId) -> bool {
+    /// Whether a peer set has a user.
+    pub(crate) fn is_used(&self, id: SetId) -> bool {
         self.users.get(&id).is_some_and(|(_, users)| *users != 0)
     }
 
-    /// The atoms of what local pods serve at a Service's addresses.
+    /// The peer sets of what local pods serve at a Service's addresses.
     pub(crate) fn served<'a>(
         &'a self,
         service: &Key,
         v6: bool,
-    ) -> impl Iterator<Item = AtomId> + 'a {
-        let all = self.serves.get(service).into_iter().flatten();
-        all.filter(move |(_, serves)| serves.v6 == v6).map(|(id, _)| *id)
+    ) -> impl Iterator<Item = SetId> + 'a {
+        let all = self.hairpin.get(service).into_iter().flatten();
+        all.filter(move |(_, hairpin)| hairpin.v6 == v6).map(|(id, _)| *id)
     }
 
-    /// What an atom stands for; none for frontends.
-    pub(crate) fn atom(&self, id: AtomId) -> Option<&Atom> {
-        self.users.get(&id).map(|(atom, _)| atom)
+    /// What a peer set stands for; none for service targets.
+    pub(crate) fn peer_set(&self, id: SetId) -> Option<&PeerSet> {
+        self.users.get(&id).map(|(peer_set, _)| peer_set)
     }
 
     /// Whether rules ask for port names.
@@ -170,13 +170,13 @@ impl Registry {
         !self.names.is_empty()
     }
 
-    /// Name and port that an [`Atom::Named`] stands for.
-    pub(crate) fn named(&self, id: AtomId) -> Option<&(NameId, Protocol, u16)> {
+    /// Name and port that an [`PeerSet::Named`] stands for.
+    pub(crate) fn named(&self, id: SetId) -> Option<&(NameId, Protocol, u16)> {
         self.named.get(&id)
     }
 
-    /// The atoms of a pod's port names, as far as rules ask for these names.
-    pub(crate) fn ports_of(&mut self, pod: &Pod, atoms: &mut Vec<AtomId>) {
+    /// The peer sets of a pod's port names, as far as rules ask for these names.
+    pub(crate) fn ports_of(&mut self, pod: &Pod, peer_sets: &mut Vec<SetId>) {
         if self.names.is_empty() {
             return;
         }
@@ -185,15 +185,15 @@ impl Registry {
             let Some(id) = self.name_ids.get(&key).copied() else { continue };
             let Some(name) = self.names.get(&id).filter(|name| name.users != 0) else { continue };
             if let Some(id) = name.numbers.get(&port.port) {
-                atoms.push(*id);
+                peer_sets.push(*id);
                 continue;
             }
-            let atom = self.intern(Atom::Named(key.0, key.1, port.port));
-            self.named.insert(atom, (id, port.protocol, port.port));
+            let peer_set = self.intern(PeerSet::Named(key.0, key.1, port.port));
+            self.named.insert(peer_set, (id, port.protocol, port.port));
             if let Some(name) = self.names.get_mut(&id) {
-                name.numbers.insert(port.port, atom);
+                name.numbers.insert(port.port, peer_set);
             }
-            atoms.push(atom);
+            peer_sets.push(peer_set);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Which addresses are translated, and what they lead to; part of an update.
 //!
-//! Frontends are made of the backends' classes, so they come after all other addresses: those are
+//! Service targets are made of the backends' classes, so they come after all other addresses: those are
 //! settled first, then the Services with a backend among them are resolved again, then the
 //! addresses of the Services that came out different.
 
@@ -13,10 +13,10 @@ use hashbrown::HashMap;
 use crate::cluster::Cluster;
 use crate::cluster::{Dirty, services::range};
 use crate::compile::sets::classes::Classes;
-use crate::compile::sets::partition::Space;
+use crate::compile::sets::partition::AddressPartition;
 use crate::compile::sets::registry::Registry;
-use crate::compile::sets::service_targets::{Backends, Front, Frontends};
-use crate::compile::sets::set::{AtomId, OWN_NODE, Serves, Signature};
+use crate::compile::sets::service_targets::{Backends, ServiceTargets, TargetPort};
+use crate::compile::sets::set::{HairpinService, Membership, OWN_NODE, SetId};
 use crate::model::{EndpointSlice, Key, Protocol, Service};
 use crate::prefix::{Family, Prefix};
 
@@ -46,30 +46,30 @@ struct Work {
 }
 
 /// Ports of an address, sorted, each with all its backends. The last: it is a node port.
-type Fronts = BTreeMap<(Protocol, u16, bool), Backends>;
+type PortsOfAddress = BTreeMap<(Protocol, u16, bool), Backends>;
 
 /// One settling of addresses: what it reads, and what it brings up to date.
 pub(super) struct Settling<'a> {
     pub(super) cluster: &'a Cluster,
     pub(super) registry: &'a Registry,
     pub(super) services: &'a mut Services,
-    pub(super) frontends: &'a mut Frontends,
-    pub(super) space: &'a mut Space,
+    pub(super) targets: &'a mut ServiceTargets,
+    pub(super) partition: &'a mut AddressPartition,
     pub(super) classes: &'a mut Classes,
 }
 
 impl Settling<'_> {
     /// Gives every address its class, those of Services and nodes last. Returns the prefixes that
     /// were looked at, in order.
-    pub(super) fn settle(&mut self, dirty: &Dirty, served: &[Serves]) -> Vec<Prefix> {
+    pub(super) fn settle(&mut self, dirty: &Dirty, served: &[HairpinService]) -> Vec<Prefix> {
         let active = self.registry.is_used(OWN_NODE);
         if !active && !self.services.active {
-            return self.space.settle(self.classes);
+            return self.partition.settle(self.classes);
         }
         let mut work = self.translation_dirty(active, dirty, served);
         let later: BTreeSet<Prefix> = work.addresses.iter().map(|a| Prefix::host(*a)).collect();
         let (mut touched, changed) =
-            self.space.settle_backends(self.classes, |prefix| later.contains(&prefix));
+            self.partition.settle_backends(self.classes, |prefix| later.contains(&prefix));
         if active {
             if !self.cluster.translation().is_empty() {
                 work.services.extend(changed.into_iter().flat_map(|prefix| self.behind(prefix)));
@@ -79,15 +79,20 @@ impl Settling<'_> {
         if work.nodes {
             work.addresses.extend(self.cluster.translation().nodes());
         }
-        self.set_frontends(&work, active);
-        touched.extend(self.space.settle(self.classes));
+        self.set_targets_of(&work, active);
+        touched.extend(self.partition.settle(self.classes));
         touched.sort_unstable();
         touched.dedup();
         touched
     }
 
     /// What the changes themselves ask for, and what local pods began or ceased to serve.
-    fn translation_dirty(&mut self, active: bool, dirty: &Dirty, served: &[Serves]) -> Work {
+    fn translation_dirty(
+        &mut self,
+        active: bool,
+        dirty: &Dirty,
+        served: &[HairpinService],
+    ) -> Work {
         let services = self.cluster.translation();
         let mut work = Work { addresses: dirty.frontends.clone(), ..Work::default() };
         if active != self.services.active {
@@ -100,8 +105,8 @@ impl Settling<'_> {
         // Whether an address is the own node's may have changed.
         let translated = |a: &&IpAddr| services.is_node(**a) || !services.at(**a).is_empty();
         work.addresses.extend(dirty.addresses.iter().filter(translated));
-        for serves in served {
-            let service = services.services().get(&serves.service);
+        for hairpin in served {
+            let service = services.services().get(&hairpin.service);
             work.addresses.extend(service.into_iter().flat_map(|s| &s.addresses));
         }
         work
@@ -134,11 +139,11 @@ impl Settling<'_> {
         }
     }
 
-    /// A Service's ports with their backends. Those of a slice are told apart by their atoms alone, so its
+    /// A Service's ports with their backends. Those of a slice are told apart by their peer sets alone, so its
     /// addresses are looked at once, however many ports it has.
     fn resolved(&self, service: &Service) -> Vec<Resolved> {
         let by_port = self.cluster.translation().slices_by_port(&service.key);
-        let mut kinds: HashMap<*const EndpointSlice, [BTreeSet<Signature>; 2]> = HashMap::new();
+        let mut kinds: HashMap<*const EndpointSlice, [BTreeSet<Membership>; 2]> = HashMap::new();
         let ports = service.ports.iter().map(|port| {
             let mut backends = [BTreeSet::new(), BTreeSet::new()];
             let slices = by_port.get(&(port.name.as_str(), port.protocol));
@@ -158,82 +163,82 @@ impl Settling<'_> {
         ports.collect()
     }
 
-    /// The atoms that a slice's addresses have, IPv4 first, each combination once.
-    fn kinds(&self, slice: &EndpointSlice) -> [BTreeSet<Signature>; 2] {
+    /// The peer sets that a slice's addresses have, IPv4 first, each combination once.
+    fn kinds(&self, slice: &EndpointSlice) -> [BTreeSet<Membership>; 2] {
         [false, true].map(|v6| {
             let addresses = slice.addresses.iter().filter(|address| address.is_ipv6() == v6);
-            addresses.map(|a| self.space.base(Prefix::host(*a), self.classes)).collect()
+            addresses.map(|a| self.partition.base(Prefix::host(*a), self.classes)).collect()
         })
     }
 
-    /// Gives the addresses their atoms.
-    fn set_frontends(&mut self, work: &Work, active: bool) {
-        let mut node_ports: [Option<Fronts>; 2] = [None, None];
+    /// Gives the addresses their peer sets.
+    fn set_targets_of(&mut self, work: &Work, active: bool) {
+        let mut node_ports: [Option<PortsOfAddress>; 2] = [None, None];
         for address in &work.addresses {
-            let atoms =
-                if active { self.frontends_of(*address, &mut node_ports) } else { Vec::new() };
-            let before = self.space.set_fronts(Prefix::host(*address), atoms);
-            self.frontends.release(&before);
+            let peer_sets =
+                if active { self.targets_of(*address, &mut node_ports) } else { Vec::new() };
+            let before = self.partition.set_targets(Prefix::host(*address), peer_sets);
+            self.targets.release(&before);
         }
     }
 
-    /// The atoms that an address has as a Service's or a node's, sorted. The own node's need none:
+    /// The peer sets that an address has as a Service's or a node's, sorted. The own node's need none:
     /// everything is allowed there already.
-    fn frontends_of(
+    fn targets_of(
         &mut self,
         address: IpAddr,
-        node_ports: &mut [Option<Fronts>; 2],
-    ) -> Vec<AtomId> {
+        node_ports: &mut [Option<PortsOfAddress>; 2],
+    ) -> Vec<SetId> {
         let (services, v6) = (self.cluster.translation(), address.is_ipv6());
         if self.cluster.is_own_node(address) {
             return Vec::new();
         }
-        let mut fronts = Fronts::new();
-        let mut atoms = Vec::new();
+        let mut targets = PortsOfAddress::new();
+        let mut peer_sets = Vec::new();
         if services.is_node(address) {
             let shared = node_ports[usize::from(v6)].get_or_insert_with(|| self.node_ports(v6));
-            fronts.clone_from(shared);
+            targets.clone_from(shared);
         }
         for service in services.at(address) {
             for port in self.services.resolved.get(&service.key).into_iter().flatten() {
                 let backends = &port.backends[usize::from(v6)];
-                add(&mut fronts, (port.protocol, port.port, false), backends);
+                add(&mut targets, (port.protocol, port.port, false), backends);
             }
-            atoms.extend(self.registry.served(&service.key, v6));
+            peer_sets.extend(self.registry.served(&service.key, v6));
         }
-        atoms.sort_unstable();
-        if !fronts.is_empty() {
-            let front = |((protocol, port, elsewhere), backends)| Front {
+        peer_sets.sort_unstable();
+        if !targets.is_empty() {
+            let target = |((protocol, port, elsewhere), backends)| TargetPort {
                 protocol,
                 port,
                 elsewhere,
                 backends,
             };
             let cluster = services.is_cluster_address(address);
-            let fronts = fronts.into_iter().map(front).collect();
-            atoms.push(self.frontends.acquire(fronts, cluster));
+            let targets = targets.into_iter().map(target).collect();
+            peer_sets.push(self.targets.acquire(targets, cluster));
         }
-        atoms
+        peer_sets
     }
 
     /// The node ports of all Services.
-    fn node_ports(&self, v6: bool) -> Fronts {
-        let mut fronts = Fronts::new();
+    fn node_ports(&self, v6: bool) -> PortsOfAddress {
+        let mut targets = PortsOfAddress::new();
         for service in self.cluster.translation().with_node_ports() {
             for port in self.services.resolved.get(&service.key).into_iter().flatten() {
                 if let Some(number) = port.node_port {
                     let backends = &port.backends[usize::from(v6)];
-                    add(&mut fronts, (port.protocol, number, true), backends);
+                    add(&mut targets, (port.protocol, number, true), backends);
                 }
             }
         }
-        fronts
+        targets
     }
 }
 
 /// Adds backends to a port; of several Services at one address and port, all count.
-fn add(fronts: &mut Fronts, port: (Protocol, u16, bool), backends: &Backends) {
-    let known = fronts.entry(port).or_insert_with(|| backends.clone());
+fn add(targets: &mut PortsOfAddress, port: (Protocol, u16, bool), backends: &Backends) {
+    let known = targets.entry(port).or_insert_with(|| backends.clone());
     if !Arc::ptr_eq(known, backends) && known != backends {
         let union: BTreeSet<_> = known.iter().chain(backends.iter()).cloned().collect();
         *known = union.into_iter().collect();

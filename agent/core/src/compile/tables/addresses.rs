@@ -2,8 +2,8 @@
 
 use netpold_ebpf::layout::ClassId;
 
-use crate::compile::sets::partition::Space;
-use crate::compile::tables::ipv4_trie::Trie4;
+use crate::compile::sets::partition::AddressPartition;
+use crate::compile::tables::ipv4_trie::Ipv4Trie;
 use crate::ops::Op;
 use crate::prefix::{Family, Prefix, PrefixMap};
 
@@ -21,22 +21,22 @@ pub(crate) struct Move {
 #[derive(Debug)]
 pub(crate) struct AddressTables {
     prefixes: PrefixMap<ClassId>,
-    pub(crate) trie4: Trie4,
+    pub(crate) ipv4_trie: Ipv4Trie,
     /// Most IPv6 addresses and prefixes held at once.
-    pub(crate) peak6: (u32, u32),
+    pub(crate) ipv6_peak: (u32, u32),
 }
 
 impl AddressTables {
     pub(crate) fn new() -> Self {
-        Self { prefixes: PrefixMap::new(), trie4: Trie4::new(), peak6: (0, 0) }
+        Self { prefixes: PrefixMap::new(), ipv4_trie: Ipv4Trie::new(), ipv6_peak: (0, 0) }
     }
 
-    /// What has to move for the touched prefixes to be as `space` says.
-    pub(crate) fn moves(&self, space: &Space, touched: &[Prefix]) -> Vec<Move> {
+    /// What has to move for the touched prefixes to be as `partition` says.
+    pub(crate) fn moves(&self, partition: &AddressPartition, touched: &[Prefix]) -> Vec<Move> {
         let moves = touched.iter().filter_map(|prefix| {
-            let (node, parent) = (space.nodes.get(*prefix), space.parent_class(*prefix));
-            let to = node.map_or(parent, |node| node.class.unwrap_or(0));
-            let stays = node.is_some() && to != parent;
+            let (entry, parent) = (partition.entries.get(*prefix), partition.parent_class(*prefix));
+            let to = entry.map_or(parent, |entry| entry.class.unwrap_or(0));
+            let stays = entry.is_some() && to != parent;
             let installed = self.prefixes.get(*prefix).copied();
             let holder = || self.prefixes.parent(*prefix).copied().unwrap_or(0);
             let from = installed.unwrap_or_else(holder);
@@ -74,7 +74,7 @@ impl AddressTables {
             }
         }
         let (hosts, cidrs) = self.prefixes.count(Family::V6);
-        self.peak6 = (self.peak6.0.max(hosts), self.peak6.1.max(cidrs));
+        self.ipv6_peak = (self.ipv6_peak.0.max(hosts), self.ipv6_peak.1.max(cidrs));
         for prefix in &gone {
             if self.prefixes.remove(*prefix).is_none() {
                 continue;
@@ -88,7 +88,7 @@ impl AddressTables {
         if self.prefixes.count(Family::V6).1 == 0 && gone.iter().any(|prefix| is_cidr6(*prefix)) {
             ops.push(Op::HasCidr6(false));
         }
-        self.trie4.repaint(&self.prefixes, &changed, ops);
+        self.ipv4_trie.repaint(&self.prefixes, &changed, ops);
     }
 
     /// The class that is installed for exactly this prefix.
@@ -103,7 +103,7 @@ impl AddressTables {
     }
 
     /// Number of IPv6 addresses and prefixes.
-    pub(crate) fn count6(&self) -> (u32, u32) {
+    pub(crate) fn ipv6_count(&self) -> (u32, u32) {
         self.prefixes.count(Family::V6)
     }
 }

@@ -11,7 +11,7 @@ use netpold_ebpf::layout::{
 
 use crate::cluster::Cluster;
 use crate::compile::rules::Rules;
-use crate::compile::rules::direction_policy::Spec;
+use crate::compile::rules::direction_policy::DirectionPolicy;
 use crate::compile::sets::registry::Registry;
 use crate::model::{Direction, Interface, Key, Owner, Pod, Standing, uid_hash};
 use crate::ops::Op;
@@ -44,7 +44,7 @@ pub(crate) struct Live {
     /// The pod asks not to be checked, and nobody may grant that in its namespace.
     pub(crate) unheard: bool,
     /// Ingress and egress; `None`: not isolated.
-    pub(crate) specs: [Option<Arc<Spec>>; 2],
+    pub(crate) direction_policies: [Option<Arc<DirectionPolicy>>; 2],
     /// Where the record is, and the record; `None`: no slot was free.
     pub(crate) record: Option<(u32, Endpoint)>,
 }
@@ -57,7 +57,7 @@ impl Live {
 
     /// Whether a direction is isolated.
     pub(crate) fn isolated(&self, direction: Direction) -> bool {
-        self.specs[direction as usize].is_some()
+        self.direction_policies[direction as usize].is_some()
     }
 
     /// The installed rows, if there is a record.
@@ -186,7 +186,7 @@ impl Endpoints {
             crowded: false,
             check_source: false,
             unheard: false,
-            specs: [Some(Spec::nothing()), Some(rules.own_node(registry))],
+            direction_policies: [Some(DirectionPolicy::nothing()), Some(rules.own_node(registry))],
             record,
         })
     }
@@ -243,13 +243,13 @@ impl Endpoints {
         let is = |standing| bound.is_some_and(|bound| bound.standing == standing);
         let (addr4, addr6) = split(pod);
         let crowded = addr4.len() > MAX_ADDRESSES || addr6.len() > MAX_ADDRESSES;
-        let specs = Direction::BOTH.map(|direction| {
+        let direction_policies = Direction::BOTH.map(|direction| {
             let labelled = !is(Standing::Unlabelled);
-            let spec = rules.of_pod(cluster, (pod, labelled), direction, registry)?;
+            let direction_policy = rules.of_pod(cluster, (pod, labelled), direction, registry)?;
             // Judging by some of its addresses would be wrong for the others.
-            Some(if crowded { Spec::nothing() } else { spec })
+            Some(if crowded { DirectionPolicy::nothing() } else { direction_policy })
         });
-        let isolated = specs.iter().any(Option::is_some);
+        let isolated = direction_policies.iter().any(Option::is_some);
         let exempt = options.source_exempt.holds(pod);
         let identity = Identity {
             pod: pod.key.clone(),
@@ -272,7 +272,7 @@ impl Endpoints {
                     CheckSource::All => true,
                 },
             unheard: pod.foreign_sources && !exempt && options.check_source != CheckSource::Off,
-            specs,
+            direction_policies,
             record,
         })
     }

@@ -9,14 +9,14 @@ use std::collections::BTreeSet;
 use hashbrown::HashMap;
 use netpold_ebpf::layout::{ClassId, TRIE_POINTER, TrieBlock};
 
-use crate::compile::slots::Ids;
+use crate::compile::slots::SlotAllocator;
 use crate::ops::Op;
 use crate::prefix::{Family, Prefix, PrefixMap};
 
 /// The trie as the tables hold it.
 #[derive(Debug)]
-pub(crate) struct Trie4 {
-    pub(crate) ids: Ids,
+pub(crate) struct Ipv4Trie {
+    pub(crate) slots: SlotAllocator,
     root: Vec<u32>,
     blocks: HashMap<u32, Box<TrieBlock>>,
 }
@@ -27,9 +27,9 @@ enum Leaf {
     Block(Box<TrieBlock>),
 }
 
-impl Trie4 {
+impl Ipv4Trie {
     pub(crate) fn new() -> Self {
-        Self { ids: Ids::new(0), root: vec![0; 65_536], blocks: HashMap::new() }
+        Self { slots: SlotAllocator::new(0), root: vec![0; 65_536], blocks: HashMap::new() }
     }
 
     /// The words of the root.
@@ -183,7 +183,7 @@ impl Trie4 {
 
     /// A new block, complete.
     fn add(&mut self, content: Box<TrieBlock>, ops: &mut Vec<Op>) -> u32 {
-        let block = self.ids.take();
+        let block = self.slots.take();
         ops.push(Op::TrieBlock(block, content.clone()));
         self.blocks.insert(block, content);
         block
@@ -200,7 +200,7 @@ impl Trie4 {
     fn retire(&mut self, word: u32) {
         let Some(block) = pointer(word) else { return };
         if let Some(words) = self.blocks.remove(&block) {
-            self.ids.retire(block);
+            self.slots.retire(block);
             words.iter().for_each(|word| self.retire(*word));
         }
     }

@@ -8,11 +8,11 @@ use netpold_ebpf::layout::{
     PORTS_ALL, PORTS_EVERY, PORTS_FIRST_BITMAP, PORTS_NONE, PORTS_ONE, PortSet, PortWord,
 };
 
-use crate::compile::slots::Ids;
+use crate::compile::slots::SlotAllocator;
 use crate::compile::tables::element::Expected;
 use crate::model::Protocol;
 use crate::ops::Op;
-use crate::ports::Grant;
+use crate::ports::AllowedPorts;
 use crate::ports::tries::{ALL, NONE, Trie, Tries};
 
 /// Number of the port set that allows nothing.
@@ -26,23 +26,23 @@ const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 
 /// The port sets and bitmaps in use.
 #[derive(Debug)]
-pub(crate) struct Sets {
-    pub(crate) ids: Ids,
-    pub(crate) bitmap_ids: Ids,
-    by_ports: HashMap<Grant, u32>,
+pub(crate) struct PortSetTable {
+    pub(crate) slots: SlotAllocator,
+    pub(crate) bitmap_slots: SlotAllocator,
+    by_ports: HashMap<AllowedPorts, u32>,
     /// Content and number of row columns, by port set.
-    live: HashMap<u32, (Grant, PortSet, u32)>,
+    live: HashMap<u32, (AllowedPorts, PortSet, u32)>,
     /// Bitmap and number of port sets, by content.
     bitmaps: HashMap<Trie, (u32, u32)>,
     /// Sets without a column (some may have got one since).
     idle: BTreeSet<u32>,
 }
 
-impl Sets {
+impl PortSetTable {
     pub(crate) fn new() -> Self {
         Self {
-            ids: Ids::new(PORT_SET_FIRST),
-            bitmap_ids: Ids::new(PORTS_FIRST_BITMAP),
+            slots: SlotAllocator::new(PORT_SET_FIRST),
+            bitmap_slots: SlotAllocator::new(PORTS_FIRST_BITMAP),
             by_ports: HashMap::new(),
             live: HashMap::new(),
             bitmaps: HashMap::new(),
@@ -51,11 +51,11 @@ impl Sets {
     }
 
     /// The port set of a grant without names; its bitmaps are filled by `ops` if they are new.
-    pub(crate) fn intern(&mut self, ports: &Grant, tries: &Tries, ops: &mut Vec<Op>) -> u32 {
+    pub(crate) fn intern(&mut self, ports: &AllowedPorts, tries: &Tries, ops: &mut Vec<Op>) -> u32 {
         if ports.is_none() {
             return PORT_SET_NONE;
         }
-        if *ports == Grant::EVERYTHING {
+        if *ports == AllowedPorts::EVERYTHING {
             return PORT_SET_ALL;
         }
         if let Some(set) = self.by_ports.get(ports) {
@@ -64,7 +64,7 @@ impl Sets {
         let [tcp, udp, sctp] =
             PROTOCOLS.map(|protocol| self.bitmap(ports.of(protocol), tries, ops));
         let other = if ports.other { PORTS_ALL } else { PORTS_NONE };
-        let set = self.ids.take();
+        let set = self.slots.take();
         self.by_ports.insert(*ports, set);
         self.live.insert(set, (*ports, PortSet { tcp, udp, sctp, other }, 0));
         self.idle.insert(set);
@@ -84,7 +84,7 @@ impl Sets {
             *users += 1;
             return *bitmap;
         }
-        let bitmap = self.bitmap_ids.take();
+        let bitmap = self.bitmap_slots.take();
         ops.push(Op::Bitmap(bitmap, tries.bitmap(ports)));
         self.bitmaps.insert(ports, (bitmap, 1));
         bitmap
@@ -146,7 +146,7 @@ impl Sets {
                 && let Some((ports, ..)) = self.live.remove(&set)
             {
                 self.by_ports.remove(&ports);
-                self.ids.retire(set);
+                self.slots.retire(set);
                 PROTOCOLS.iter().for_each(|protocol| self.release_bitmap(ports.of(*protocol)));
             }
         }
@@ -156,7 +156,7 @@ impl Sets {
         if let Some((bitmap, users)) = self.bitmaps.get_mut(&ports) {
             *users -= 1;
             if *users == 0 {
-                self.bitmap_ids.retire(*bitmap);
+                self.bitmap_slots.retire(*bitmap);
                 self.bitmaps.remove(&ports);
             }
         }

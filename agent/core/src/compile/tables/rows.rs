@@ -1,4 +1,4 @@
-//! Rows: what each distinct spec allows each class, as the tables hold it.
+//! Rows: what each distinct direction policy allows each class, as the tables hold it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use netpold_ebpf::layout::{ClassId, ROW_NOT_ISOLATED, Row as RowImage, RowBlock};
 
-use crate::compile::rules::direction_policy::Spec;
-use crate::compile::slots::Ids;
+use crate::compile::rules::direction_policy::DirectionPolicy;
+use crate::compile::slots::SlotAllocator;
 use crate::compile::tables::element::Expected;
-use crate::compile::tables::port_sets::{PORT_SET_ALL, PORT_SET_NONE, Sets};
+use crate::compile::tables::port_sets::{PORT_SET_ALL, PORT_SET_NONE, PortSetTable};
 use crate::ops::Op;
 
 /// The block of classes below 256.
@@ -26,7 +26,7 @@ type Columns = [u32; 256];
 /// first, of classes below 256, is part of the row itself and always there.
 #[derive(Debug)]
 struct Row {
-    spec: Arc<Spec>,
+    direction_policy: Arc<DirectionPolicy>,
     words: Box<[u32; 256]>,
     blocks: BTreeMap<u8, Box<Columns>>,
 }
@@ -34,10 +34,10 @@ struct Row {
 /// The rows in use.
 #[derive(Debug)]
 pub(crate) struct Rows {
-    pub(crate) ids: Ids,
-    pub(crate) block_ids: Ids,
+    pub(crate) slots: SlotAllocator,
+    pub(crate) block_slots: SlotAllocator,
     rows: BTreeMap<u32, Row>,
-    by_spec: HashMap<Arc<Spec>, u32>,
+    by_policy: HashMap<Arc<DirectionPolicy>, u32>,
     /// Rows that the tables do not hold yet: changes to them need no operation.
     unwritten: BTreeSet<u32>,
     /// Classes of these blocks ended in the last update.
@@ -47,23 +47,23 @@ pub(crate) struct Rows {
 impl Rows {
     pub(crate) fn new() -> Self {
         Self {
-            ids: Ids::new(ROW_NOT_ISOLATED + 1),
-            block_ids: Ids::new(1),
+            slots: SlotAllocator::new(ROW_NOT_ISOLATED + 1),
+            block_slots: SlotAllocator::new(1),
             rows: BTreeMap::new(),
-            by_spec: HashMap::new(),
+            by_policy: HashMap::new(),
             unwritten: BTreeSet::new(),
             emptied: BTreeSet::new(),
         }
     }
 
-    /// The row of a spec.
-    pub(crate) fn of_spec(&self, spec: &Arc<Spec>) -> Option<u32> {
-        self.by_spec.get(spec).copied()
+    /// The row of a direction policy.
+    pub(crate) fn of_policy(&self, direction_policy: &Arc<DirectionPolicy>) -> Option<u32> {
+        self.by_policy.get(direction_policy).copied()
     }
 
-    /// Whether the tables hold a spec's row already.
-    pub(crate) fn is_written(&self, spec: &Arc<Spec>) -> bool {
-        self.of_spec(spec).is_some_and(|row| !self.is_new(row))
+    /// Whether the tables hold a direction policy's row already.
+    pub(crate) fn is_written(&self, direction_policy: &Arc<DirectionPolicy>) -> bool {
+        self.of_policy(direction_policy).is_some_and(|row| !self.is_new(row))
     }
 
     /// Whether the tables do not hold a row yet.
@@ -71,23 +71,23 @@ impl Rows {
         self.unwritten.contains(&row)
     }
 
-    /// A new, empty row for a spec; from now on it is the spec's row, also if it had another.
-    pub(crate) fn create(&mut self, spec: &Arc<Spec>) -> u32 {
-        let id = self.ids.take();
+    /// A new, empty row for a direction policy; from now on it is the direction policy's row, also if it had another.
+    pub(crate) fn create(&mut self, direction_policy: &Arc<DirectionPolicy>) -> u32 {
+        let id = self.slots.take();
         let row = Row {
-            spec: spec.clone(),
+            direction_policy: direction_policy.clone(),
             words: Box::new([0; 256]),
             blocks: BTreeMap::from([(FIRST, Box::new([PORT_SET_NONE; 256]))]),
         };
         self.rows.insert(id, row);
         self.unwritten.insert(id);
-        self.by_spec.insert(spec.clone(), id);
+        self.by_policy.insert(direction_policy.clone(), id);
         id
     }
 
-    /// All rows and their specs.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Arc<Spec>)> {
-        self.rows.iter().map(|(id, row)| (*id, &row.spec))
+    /// All rows and their direction policies.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Arc<DirectionPolicy>)> {
+        self.rows.iter().map(|(id, row)| (*id, &row.direction_policy))
     }
 
     /// What a row holds for a class. A direction that is not isolated allows everything.
@@ -104,7 +104,7 @@ impl Rows {
         &mut self,
         id: u32,
         columns: &[(ClassId, u32)],
-        sets: &mut Sets,
+        sets: &mut PortSetTable,
         ops: &mut Vec<Op>,
     ) {
         let written = !self.is_new(id);
@@ -117,7 +117,7 @@ impl Rows {
                 if columns.iter().all(|(_, set)| *set == PORT_SET_NONE) {
                     continue;
                 }
-                row.words[usize::from(place)] = self.block_ids.take();
+                row.words[usize::from(place)] = self.block_slots.take();
                 row.blocks.insert(place, Box::new([PORT_SET_NONE; 256]));
                 fresh.insert(place);
             }
@@ -147,7 +147,7 @@ impl Rows {
     }
 
     /// Writes the rows that the tables do not hold yet.
-    pub(crate) fn write(&mut self, sets: &Sets, ops: &mut Vec<Op>) {
+    pub(crate) fn write(&mut self, sets: &PortSetTable, ops: &mut Vec<Op>) {
         for id in std::mem::take(&mut self.unwritten) {
             let Some(row) = self.rows.get(&id) else { continue };
             let mut image = Box::new(RowImage { blocks: *row.words, ..RowImage::EMPTY });
@@ -166,7 +166,7 @@ impl Rows {
     pub(crate) fn expected(
         &self,
         range: Range<u32>,
-        sets: &Sets,
+        sets: &PortSetTable,
         tell: &mut dyn FnMut(Expected<'_>),
     ) {
         if range.contains(&ROW_NOT_ISOLATED) {
@@ -192,7 +192,7 @@ impl Rows {
     }
 
     /// At the end of an update that concerned endpoints: retires the rows that are not in `used`.
-    pub(crate) fn retire_unused(&mut self, used: &BTreeSet<u32>, sets: &mut Sets) {
+    pub(crate) fn retire_unused(&mut self, used: &BTreeSet<u32>, sets: &mut PortSetTable) {
         let unused: Vec<u32> = self.rows.keys().filter(|id| !used.contains(id)).copied().collect();
         for id in unused {
             self.retire(id, sets);
@@ -200,7 +200,7 @@ impl Rows {
     }
 
     /// At the end of an update: nothing needs the columns of these classes any more.
-    pub(crate) fn classes_ended(&mut self, retired: &[ClassId], sets: &mut Sets) {
+    pub(crate) fn classes_ended(&mut self, retired: &[ClassId], sets: &mut PortSetTable) {
         for row in self.rows.values_mut() {
             for classes in retired.chunk_by(|one, other| high(*one) == high(*other)) {
                 let block = classes.first().and_then(|class| row.blocks.get_mut(&high(*class)));
@@ -221,31 +221,31 @@ impl Rows {
             for (id, row) in &mut self.rows {
                 if row.blocks.get(&high).is_some_and(|block| block.iter().all(dead)) {
                     row.blocks.remove(&high);
-                    self.block_ids.retire(std::mem::take(&mut row.words[usize::from(high)]));
+                    self.block_slots.retire(std::mem::take(&mut row.words[usize::from(high)]));
                     ops.push(Op::RowWord(*id, high, 0));
                 }
             }
         }
     }
 
-    fn retire(&mut self, id: u32, sets: &mut Sets) {
+    fn retire(&mut self, id: u32, sets: &mut PortSetTable) {
         let Some(row) = self.rows.remove(&id) else { return };
         self.unwritten.remove(&id);
-        if self.by_spec.get(&row.spec) == Some(&id) {
-            self.by_spec.remove(&row.spec);
+        if self.by_policy.get(&row.direction_policy) == Some(&id) {
+            self.by_policy.remove(&row.direction_policy);
         }
         for (high, block) in &row.blocks {
             block.iter().for_each(|set| sets.release(*set));
             if *high != FIRST {
-                self.block_ids.retire(row.words[usize::from(*high)]);
+                self.block_slots.retire(row.words[usize::from(*high)]);
             }
         }
-        self.ids.retire(id);
+        self.slots.retire(id);
     }
 }
 
 /// The columns as the tables hold them.
-fn block_image(columns: &Columns, sets: &Sets) -> Box<RowBlock> {
+fn block_image(columns: &Columns, sets: &PortSetTable) -> Box<RowBlock> {
     Box::new(columns.map(|set| sets.word(set)))
 }
 
