@@ -170,7 +170,7 @@ impl Engine {
             Some(change)
         };
         if let Some(change) = change {
-            self.compiler.apply(change);
+            self.compiler.ingest(change);
             self.desired += 1;
         }
     }
@@ -207,7 +207,7 @@ impl Engine {
     /// Decides whose the interfaces are.
     fn settle(&mut self) {
         for change in self.bindings.settle(self.compiler.cluster()) {
-            self.compiler.apply(change);
+            self.compiler.ingest(change);
             self.desired += 1;
         }
     }
@@ -359,7 +359,7 @@ impl Engine {
     pub fn step(&mut self, noticed: Option<Instant>) -> Option<Instant> {
         self.noticed = self.noticed.or(noticed);
         for change in self.pace.due(self.compiler.cluster(), Instant::now()) {
-            self.compiler.apply(change);
+            self.compiler.ingest(change);
             self.desired += 1;
         }
         if self.failure.as_ref().is_some_and(|f| Instant::now() < f.retry_at) {

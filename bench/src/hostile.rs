@@ -12,7 +12,7 @@ use netpold_core::model::{
     Change, EndpointSlice, Interface, IpBlock, Key, NamedPort, Peer, Pod, Policy, PortMatch,
     PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
 };
-use netpold_core::ops::{Apply, Capacity};
+use netpold_core::ops::{Capacity, TableWriter};
 use netpold_core::options::Options;
 use netpold_testkit::memory::MemoryTables;
 use serde::Serialize;
@@ -81,9 +81,9 @@ impl World {
     /// Milliseconds to take changes in and to bring them into force.
     fn enforce(&mut self, changes: Vec<Change>) -> Result<f64> {
         let start = processor_time();
-        changes.into_iter().for_each(|change| self.compiler.apply(change));
+        changes.into_iter().for_each(|change| self.compiler.ingest(change));
         for op in self.compiler.update()? {
-            self.tables.apply(&op)?;
+            self.tables.write(&op)?;
         }
         let took = milliseconds(processor_time().saturating_sub(start));
         self.compiler.grace_passed();

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use anyhow::{Result, ensure};
 use netpold_core::compile::Compiler;
 use netpold_core::model::Direction;
-use netpold_core::ops::Apply as _;
+use netpold_core::ops::TableWriter as _;
 use netpold_core::options::Options;
 use netpold_ebpf::conntrack::Memory;
 use netpold_ebpf::layout::{ClassId, FragmentKey, FragmentPorts, PortWord, Settings};
@@ -60,10 +60,10 @@ pub(crate) fn count(size: Size, locals: [Local; 2]) -> Result<Vec<CaseLookups>> 
     let options = Options { node: NODE.into(), ..Options::default() };
     let mut capacity = options.capacity;
     let mut compiler = Compiler::new(options);
-    cluster.changes().into_iter().for_each(|change| compiler.apply(change));
+    cluster.changes().into_iter().for_each(|change| compiler.ingest(change));
     let mut memory = MemoryTables::new();
     for op in first_image(&mut compiler, &mut capacity)? {
-        memory.apply(&op)?;
+        memory.write(&op)?;
     }
     let mut flows = FlowTables::new(BUCKETS);
     flows.settings.has_cidr6 = u32::from(size.cidrs > 0);

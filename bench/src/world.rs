@@ -59,7 +59,7 @@ impl World {
         let options = Options { node: NODE.into(), first_endpoint_id: 1, ..Options::default() };
         let mut capacity = options.capacity;
         let mut compiler = Compiler::new(options);
-        changes.into_iter().for_each(|change| compiler.apply(change));
+        changes.into_iter().for_each(|change| compiler.ingest(change));
         let ops = first_image(&mut compiler, &mut capacity)?;
         let compile = start.elapsed();
         let start = Instant::now();

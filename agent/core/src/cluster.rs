@@ -50,7 +50,7 @@ impl FromIterator<Change> for Cluster {
     fn from_iter<I: IntoIterator<Item = Change>>(changes: I) -> Self {
         let mut cluster = Self::default();
         let mut dirty = Dirty::default();
-        changes.into_iter().for_each(|change| cluster.apply(change, &mut dirty));
+        changes.into_iter().for_each(|change| cluster.ingest(change, &mut dirty));
         cluster
     }
 }
@@ -257,7 +257,7 @@ impl Cluster {
     }
 
     /// Takes in a change; `dirty` grows by what has to be looked at again.
-    pub(crate) fn apply(&mut self, change: Change, dirty: &mut Dirty) {
+    pub(crate) fn ingest(&mut self, change: Change, dirty: &mut Dirty) {
         match change {
             Change::Namespace(new) => self.namespace(&new.name.clone(), Some(new), dirty),
             Change::NamespaceGone(name) => self.namespace(&name, None, dirty),

@@ -1,12 +1,13 @@
 //! From cluster state to table contents, incrementally.
 //!
-//! The rules of all policies that select a local endpoint in a direction make a
-//! [`rules::direction_policy::DirectionPolicy`]; the pods that direction policies name are peer sets ([`sets::registry`]), and what their
-//! blocks grant, summed up by a sweep ([`crate::ports::blocks`]), divides the address space into groups
-//! ([`sets::block_groups`]). The sets of peer sets and groups that addresses have ([`sets::partition`]) are their
-//! classes ([`sets::classes`]); a row ([`tables::rows`]) holds what its direction policy allows each class. A change is
-//! followed along exactly these lines: an endpoint's new direction policy brings and drops peer sets and places, these touch
-//! addresses, these change class, and [`ordering`] orders the flips.
+//! The rules of all policies that select a local endpoint in a direction make a direction policy
+//! ([`rules`]). The pods that its rules select are peer sets, and its ipBlocks divide the address space
+//! into block groups; the peer sets and the group of an address are its membership, which is numbered as
+//! a class ([`sets`]). A row holds what a direction policy allows each class ([`tables`]).
+//!
+//! A change follows these lines and nothing else: a new direction policy of an endpoint adds and drops
+//! peer sets and prefixes, these touch addresses, some of those change class ([`update`]). [`ordering`]
+//! decides which addresses flip before the endpoints and which after.
 
 mod compiler;
 mod image;
@@ -24,5 +25,5 @@ pub use image::{Allowed, EndpointImage, Granted, Image};
 pub use report::{EndpointInfo, Problem};
 pub use sets::set::{HairpinService, PeerSet, ServiceTarget};
 pub use snapshot::Essentials;
-pub use tables::element::{Cursor, Expected};
+pub use tables::element::{Cursor, DesiredElement};
 pub use tables::endpoints::WAITING;

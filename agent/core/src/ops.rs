@@ -60,14 +60,14 @@ pub enum Op {
 }
 
 /// Where operations go: the kernel's maps, or plain memory in tests.
-pub trait Apply {
+pub trait TableWriter {
     /// Why an operation was refused.
     type Error: std::error::Error;
     /// Carry out one operation.
     ///
     /// # Errors
     /// The table is full or the kernel refused; nothing of this operation is in effect then.
-    fn apply(&mut self, op: &Op) -> Result<(), Self::Error>;
+    fn write(&mut self, op: &Op) -> Result<(), Self::Error>;
 }
 
 /// Sizes of the tables in elements; a delta that would need more is refused as a whole.

@@ -71,9 +71,10 @@ fn blocks_of_equal_grants_share_a_class() {
 fn an_edit_of_a_long_list_moves_what_it_changes() {
     let mut world = cluster(vec![list(0..2000, 80)]);
     let trie_writes = |world: &mut World, rules: Vec<Rule>| {
-        world.compiler.apply(Change::Policy(allow(rules)));
+        world.compiler.ingest(Change::Policy(allow(rules)));
         let ops = world.compiler.update().unwrap();
-        ops.iter().for_each(|op| netpold_core::ops::Apply::apply(&mut world.tables, op).unwrap());
+        ops.iter()
+            .for_each(|op| netpold_core::ops::TableWriter::write(&mut world.tables, op).unwrap());
         world.compiler.grace_passed();
         let is_trie = |op: &&Op| matches!(op, Op::TrieWord(..) | Op::TrieRootWord(..));
         ops.iter().filter(is_trie).count()

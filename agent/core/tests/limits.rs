@@ -11,7 +11,7 @@ use netpold_core::compile::{CompileError, Problem};
 use netpold_core::explain::{Cause, Explainer, Verdict};
 use netpold_core::model::{Change, Direction, IpBlock, Key, Peer, Policy, Rule, Selector};
 use netpold_core::ops::Table;
-use netpold_core::ops::{Apply, Capacity};
+use netpold_core::ops::{Capacity, TableWriter};
 use netpold_core::probe::IpProtocol;
 use netpold_testkit::memory::MemoryTables;
 
@@ -66,7 +66,7 @@ fn each_its_own(count: u32) -> Vec<Rule> {
 fn install(world: &mut World, capacity: Capacity) {
     let ops = world.compiler.reinstall(capacity).unwrap();
     world.tables = MemoryTables::new();
-    ops.iter().for_each(|op| world.tables.apply(op).unwrap());
+    ops.iter().for_each(|op| world.tables.write(op).unwrap());
     world.compiler.grace_passed();
 }
 
@@ -177,8 +177,8 @@ fn a_table_that_cannot_grow_closes_the_largest() {
     let capacity = Capacity { bitmaps: 64, ..Capacity::default() };
     let mut world = World::new(two_tenants());
     world.compiler.reinstall(capacity).unwrap();
-    world.compiler.apply(Change::Policy(large("tenant", all_but_one(100))));
-    world.compiler.apply(Change::Policy(small("victim", 80)));
+    world.compiler.ingest(Change::Policy(large("tenant", all_but_one(100))));
+    world.compiler.ingest(Change::Policy(small("victim", 80)));
     let error = world.compiler.update().unwrap_err();
     let CompileError::Full { table, .. } = error;
     assert_eq!(table, Table::Bitmaps);
@@ -205,14 +205,14 @@ fn more_classes_than_there_are_close_the_largest() {
     // Within every budget, and together more than there are classes.
     for tenant in 0..6u32 {
         let (name, address) = (format!("t{tenant}"), format!("10.0.1.{tenant}"));
-        world.compiler.apply(Change::Pod(pod(&name, "p", &[], &[&address])));
-        world.compiler.apply(Change::Interface(interface(10 + tenant, &[&address])));
+        world.compiler.ingest(Change::Pod(pod(&name, "p", &[], &[&address])));
+        world.compiler.ingest(Change::Interface(interface(10 + tenant, &[&address])));
         let nth = |number: u32| {
             let host = Ipv4Addr::from_bits(0x1400_0000 + tenant * 0x0100_0000 + number);
             rule(Some(vec![block(&format!("{host}/32"), &[])]), Some(vec![tcp(number as u16)]))
         };
         let rules = (1..12_000 + tenant).map(nth).collect();
-        world.compiler.apply(Change::Policy(large(&name, rules)));
+        world.compiler.ingest(Change::Policy(large(&name, rules)));
     }
     let error = world.compiler.update().unwrap_err();
     let mut capacity =
@@ -235,7 +235,7 @@ fn more_classes_than_there_are_close_the_largest() {
     };
     assert_eq!(refused, 1);
     world.tables = MemoryTables::new();
-    ops.iter().for_each(|op| world.tables.apply(op).unwrap());
+    ops.iter().for_each(|op| world.tables.write(op).unwrap());
     let said = problems(&world);
     assert!(
         said.len() == 1 && said[0].contains("t5/large"),

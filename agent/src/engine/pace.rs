@@ -171,13 +171,13 @@ mod tests {
         for tick in 0..600u32 {
             let now = start + Duration::from_millis(100) * tick;
             for change in pace.due(compiler.cluster(), now) {
-                compiler.apply(change);
+                compiler.ingest(change);
                 admitted += 1;
             }
             let changes = [policy("large", 30_000, tick as u8), policy("small", 100, tick as u8)];
             for (change, count) in changes.into_iter().zip([&mut admitted, &mut small]) {
                 if let Some(change) = pace.admit(change, compiler.cluster(), now) {
-                    compiler.apply(change);
+                    compiler.ingest(change);
                     *count += 1;
                 }
             }

@@ -223,7 +223,7 @@ mod tests {
             let before = Cluster::from_seed(seed);
             let after = before.mutate(&mut Choices::from_seed(!seed));
             let mut oracle: Oracle = before.objects.iter().cloned().collect();
-            before.changes_to(&after).into_iter().for_each(|change| oracle.apply(change));
+            before.changes_to(&after).into_iter().for_each(|change| oracle.ingest(change));
             let sorted = |mut oracle: Oracle| {
                 oracle.pods.sort_by(|a, b| a.key.cmp(&b.key));
                 oracle.policies.sort_by(|a, b| a.key.cmp(&b.key));

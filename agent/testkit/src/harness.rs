@@ -9,7 +9,7 @@ use crate::oracle::Oracle;
 use netpold_core::compile::Compiler;
 use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::{Direction, Key, Pod};
-use netpold_core::ops::Apply;
+use netpold_core::ops::TableWriter;
 use netpold_core::options::Options;
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::layout::CLASS_TRANSLATED;
@@ -55,12 +55,12 @@ impl Subject {
     /// Lead all of it to another state in one update.
     pub fn become_state(&mut self, next: &Cluster) {
         for change in self.state.changes_to(next) {
-            self.compiler.apply(change.clone());
-            self.oracle.apply(change);
+            self.compiler.ingest(change.clone());
+            self.oracle.ingest(change);
         }
         self.state = next.clone();
         for op in self.compiler.update().expect("the tables are large enough") {
-            self.tables.apply(&op).expect("operations are in order");
+            self.tables.write(&op).expect("operations are in order");
         }
         self.compiler.grace_passed();
     }

@@ -1,5 +1,5 @@
-//! Test models of netpold. Only tests, fuzz targets and benchmarks depend on this crate; no product code
-//! can.
+//! Test models of netpold. Only tests, fuzz targets and benchmarks depend on this crate; no product
+//! code can.
 //!
 //! | module | model |
 //! |---|---|

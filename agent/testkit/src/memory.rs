@@ -7,7 +7,7 @@ use std::ops::{Index, IndexMut};
 
 use ipnet::Ipv6Net;
 use netpold_core::model::Direction;
-use netpold_core::ops::{Apply, Op};
+use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::layout::{
     ClassId, ENDPOINT_PROBES, ENDPOINT_SLOTS, Endpoint, PortBitmap, PortWord, ROW_NOT_ISOLATED,
     Row, RowBlock, TrieBlock, endpoint_slot, untranslated,
@@ -256,10 +256,10 @@ impl MemoryTables {
     }
 }
 
-impl Apply for MemoryTables {
+impl TableWriter for MemoryTables {
     type Error = MemoryError;
 
-    fn apply(&mut self, op: &Op) -> Result<(), MemoryError> {
+    fn write(&mut self, op: &Op) -> Result<(), MemoryError> {
         match op {
             Op::Bitmap(id, bitmap) => self.bitmaps.fill(*id, bitmap.clone()),
             Op::RowBlock(id, block) => self.row_blocks.fill(*id, block.clone()),

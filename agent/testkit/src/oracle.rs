@@ -79,7 +79,7 @@ impl FromIterator<Change> for Oracle {
     fn from_iter<I: IntoIterator<Item = Change>>(changes: I) -> Self {
         let mut oracle = Self::default();
         for change in changes {
-            oracle.apply(change);
+            oracle.ingest(change);
         }
         oracle
     }
@@ -87,7 +87,7 @@ impl FromIterator<Change> for Oracle {
 
 impl Oracle {
     /// Take in a change. Interfaces do not matter to what policy says.
-    pub fn apply(&mut self, change: Change) {
+    pub fn ingest(&mut self, change: Change) {
         match change {
             Change::Namespace(new) => {
                 self.namespaces.retain(|n| n.name != new.name);

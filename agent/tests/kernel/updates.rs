@@ -14,7 +14,7 @@ use netpold::dataplane::tables::Tables;
 use netpold::dataplane::test_run::{Run, run};
 use netpold_core::compile::{Compiler, Cursor};
 use netpold_core::model::{Direction, Interface};
-use netpold_core::ops::{Apply, Op};
+use netpold_core::ops::{Op, TableWriter};
 use netpold_core::options::{CheckSource, Options};
 use netpold_ebpf::conntrack::{hash_keys, timeouts};
 use netpold_ebpf::layout::{HOST6_WAYS, Settings};
@@ -327,12 +327,12 @@ fn chain(seed: u64) -> (usize, usize) {
         netns
             .run(|| updates.iter().for_each(|update| update.establish(&kernel)))
             .expect("the namespace");
-        pair[0].changes_to(&pair[1]).into_iter().for_each(|change| compiler.apply(change));
+        pair[0].changes_to(&pair[1]).into_iter().for_each(|change| compiler.ingest(change));
         let ops = compiler.update().expect("it fits");
-        ops.iter().for_each(|op| memory.apply(op).expect("memory"));
+        ops.iter().for_each(|op| memory.write(op).expect("memory"));
         updates = updates.into_iter().map(|update| update.with(&memory)).collect();
         for (number, op) in ops.iter().enumerate() {
-            kernel.tables.apply(op).expect("the kernel's maps");
+            kernel.tables.write(op).expect("the kernel's maps");
             let last = number + 1 == ops.len();
             if last {
                 kernel.tables.next_revision().expect("the settings");
@@ -375,7 +375,7 @@ fn addresses_without_room_leave_nothing_behind() {
     let entered = addresses().map(|address| Op::Host6(address, 1));
     let gone = addresses().map(Op::Host6Gone);
     for op in entered.chain(gone) {
-        kernel.tables.apply(&op).expect("the kernel's maps");
+        kernel.tables.write(&op).expect("the kernel's maps");
     }
     kernel.read_back(&Compiler::new(Options::default()), "empty");
 }

@@ -70,12 +70,12 @@ impl World {
 
     fn apply(&mut self, change: Change) {
         self.bindings.note(&change, self.compiler.cluster());
-        self.compiler.apply(change);
+        self.compiler.ingest(change);
     }
 
     fn settle(&mut self) {
         for change in self.bindings.settle(self.compiler.cluster()) {
-            self.compiler.apply(change);
+            self.compiler.ingest(change);
         }
         self.compiler.update().unwrap();
     }

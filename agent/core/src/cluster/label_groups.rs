@@ -1,5 +1,5 @@
-//! Pods by what selectors read of them: those of a namespace with equal labels are a group. A selector is
-//! held against each group once, however many pods a ReplicaSet has.
+//! Pods grouped by what selectors read of them: the pods of one namespace that have equal labels. A
+//! selector is evaluated once per group, however many pods a ReplicaSet has.
 
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;
@@ -16,11 +16,12 @@ use crate::model::{Labels, Pod};
 pub(crate) struct LabelGroup(SmallVec<Arc<Pod>>);
 
 impl LabelGroup {
-    /// Of each of them.
+    /// The labels of each of its pods.
     pub(crate) fn labels(&self) -> &Labels {
         &self.0.first().labels
     }
 
+    /// The pods.
     pub(crate) fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
         self.0.iter()
     }

@@ -13,7 +13,7 @@ use crate::compile::report::{self, EndpointInfo, Problem};
 use crate::compile::rules::Rules;
 use crate::compile::sets::Sets;
 use crate::compile::snapshot::Essentials;
-use crate::compile::tables::element::{Cursor, Expected};
+use crate::compile::tables::element::{Cursor, DesiredElement};
 use crate::compile::tables::{Elements, Tables};
 use crate::compile::update::Update;
 use crate::model::{Change, Direction, Key, Pod};
@@ -68,8 +68,8 @@ impl Compiler {
     }
 
     /// Takes in a change. Cheap: the work is done by the next update, once for all changes.
-    pub fn apply(&mut self, change: Change) {
-        self.cluster.apply(change, &mut self.dirty);
+    pub fn ingest(&mut self, change: Change) {
+        self.cluster.ingest(change, &mut self.dirty);
     }
 
     /// The cluster's state.
@@ -227,32 +227,32 @@ impl Compiler {
         Essentials::new(&self.cluster, &self.tables.addresses, deleted)
     }
 
-    /// Elements that a pass of [`Compiler::expected`] goes through.
+    /// Elements that a pass of [`Compiler::desired_elements`] goes through.
     #[must_use]
-    pub fn expected_elements(&self) -> u32 {
+    pub fn desired_count(&self) -> u32 {
         self.elements().count()
     }
 
     /// Tells what the next `budget` elements hold, and how far that is; after the last one the
     /// next pass begins. What is told is what the tables hold only if the last update was written.
-    pub fn expected(
+    pub fn desired_elements(
         &self,
         cursor: Cursor,
         budget: u32,
-        tell: &mut dyn FnMut(Expected<'_>),
+        tell: &mut dyn FnMut(DesiredElement<'_>),
     ) -> Cursor {
         self.elements().tell(cursor, budget, tell)
     }
 
     /// The class that the exact IPv6 table has for an address.
     #[must_use]
-    pub fn expected_host6(&self, address: Ipv6Addr) -> Option<ClassId> {
+    pub fn desired_host6(&self, address: Ipv6Addr) -> Option<ClassId> {
         self.elements().host6(address)
     }
 
     /// The class that the IPv6 prefix table has for a prefix.
     #[must_use]
-    pub fn expected_cidr6(&self, net: Ipv6Net) -> Option<ClassId> {
+    pub fn desired_cidr6(&self, net: Ipv6Net) -> Option<ClassId> {
         self.elements().cidr6(net)
     }
 

@@ -1,5 +1,5 @@
-//! From installed to desired without an in-between: which addresses flip before the endpoints'
-//! rows, which after, and which by way of a temporary class.
+//! From the installed to the desired state without an intermediate verdict: which addresses flip before the
+//! endpoints' rows, which after them, and which via a temporary class.
 //!
 //! A packet's stateless verdict is `f(row, class)`. Let an address go from class `a` to `b` while
 //! endpoints go from rows `A` to `B`. Classes first shows `A(b)` for a moment, rows first shows
@@ -29,7 +29,7 @@ enum FlipPhase {
     ViaTemporary(ClassId),
 }
 
-/// The moves of one update, each with its turn.
+/// The moves of one update, each with its phase.
 #[derive(Debug)]
 pub(crate) struct Plan {
     moves: Vec<(Move, FlipPhase)>,

@@ -1,7 +1,8 @@
 //! What the policies in use allow, and what of it is closed because it would be too much.
 //!
-//! [`build`] makes a [`direction_policy::DirectionPolicy`] of the rules that isolate a pod in a direction, [`policies`]
-//! keeps those in use, [`evaluate`] says what one allows the addresses of a class, [`limits`] what is closed.
+//! [`build`] makes a [`direction_policy::DirectionPolicy`] of the rules that isolate a pod in a
+//! direction, [`policies`] keeps those in use, [`evaluate`] says what one allows the addresses of a
+//! class, [`limits`] what is closed.
 
 pub(crate) mod build;
 pub(crate) mod direction_policy;
@@ -128,8 +129,8 @@ impl Rules {
         self.evaluated = 0;
     }
 
-    /// Ends the update: forgets direction policies without a user, and sets of ports that neither direction policies nor `others`
-    /// have.
+    /// Ends the update: forgets direction policies without a user, and sets of ports that neither
+    /// direction policies nor `others` have.
     pub(crate) fn sweep<'a>(
         &mut self,
         of_rows: impl Iterator<Item = &'a Arc<DirectionPolicy>>,

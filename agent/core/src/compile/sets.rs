@@ -1,8 +1,8 @@
 //! What addresses are: the sets that each belongs to, and the classes that these sets make.
 //!
-//! [`registry`] numbers the sets that rules in use speak of, [`members`] finds those of a pod, [`block_groups`]
-//! those of blocks, [`service_targets`] those of Services' addresses. [`partition`] keeps which prefixes
-//! have which sets, [`classes`] numbers the combinations.
+//! [`registry`] numbers the sets that rules in use speak of, [`members`] finds those of a pod,
+//! [`block_groups`] those of blocks, [`service_targets`] those of Services' addresses. [`partition`]
+//! keeps which prefixes have which sets, [`classes`] numbers the combinations.
 
 pub(crate) mod block_groups;
 pub(crate) mod classes;
@@ -77,8 +77,8 @@ impl Sets {
         settling.settle(dirty, &served)
     }
 
-    /// Brings the address space up to date: blocks that came or went, and the addresses that are
-    /// dirty or may belong to a peer set that came or went. Returns the service targets that local pods have
+    /// Brings the address space up to date: blocks that came or went, and the addresses that are dirty
+    /// or may belong to a peer set that came or went. Returns the service targets that local pods have
     /// begun or ceased to serve.
     fn refresh_addresses(
         &mut self,

@@ -1,7 +1,7 @@
 //! What the kernel's tables hold as of the last update.
 //!
-//! [`addresses`] lead from an address to its class, IPv4 by [`ipv4_trie`]. [`rows`] hold what a direction policy allows
-//! each class, as [`port_sets`]. [`endpoints`] say which rows an interface has.
+//! [`addresses`] lead from an address to its class, IPv4 by [`ipv4_trie`]. [`rows`] hold what a
+//! direction policy allows each class, as [`port_sets`]. [`endpoints`] say which rows an interface has.
 
 pub(crate) mod addresses;
 pub(crate) mod element;
@@ -21,7 +21,7 @@ use crate::options::Options;
 use crate::ports::tries::Tries;
 use crate::prefix::{Family, Prefix};
 use addresses::AddressTables;
-use element::{Cursor, Expected};
+use element::{Cursor, DesiredElement};
 use endpoints::Endpoints;
 use port_sets::PortSetTable;
 use rows::Rows;
@@ -106,7 +106,7 @@ pub(crate) struct Elements<'a> {
 /// How many elements a section has.
 type Count = fn(&Elements<'_>) -> u32;
 /// Tells the elements of a section whose numbers are in a range.
-type Tell = fn(&Elements<'_>, std::ops::Range<u32>, &mut dyn FnMut(Expected<'_>));
+type Tell = fn(&Elements<'_>, std::ops::Range<u32>, &mut dyn FnMut(DesiredElement<'_>));
 
 /// The sections of a pass: how many elements, and how they are told.
 const SECTIONS: [(Count, Tell); 6] = [
@@ -136,7 +136,7 @@ impl Elements<'_> {
         &self,
         mut cursor: Cursor,
         mut budget: u32,
-        tell: &mut dyn FnMut(Expected<'_>),
+        tell: &mut dyn FnMut(DesiredElement<'_>),
     ) -> Cursor {
         while budget > 0 {
             let Some((count, section)) = SECTIONS.get(cursor.section) else {
@@ -171,50 +171,54 @@ impl Elements<'_> {
         hosts + cidrs + 1
     }
 
-    fn tell_root(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(Expected<'_>)) {
+    fn tell_root(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(DesiredElement<'_>)) {
         for chunk in range {
             let first = chunk * ROOT_CHUNK;
             let words = self.tables.addresses.ipv4_trie.root();
-            tell(Expected::TrieRoot(first, &words[first as usize..][..ROOT_CHUNK as usize]));
+            tell(DesiredElement::TrieRoot(first, &words[first as usize..][..ROOT_CHUNK as usize]));
         }
     }
 
-    fn tell_trie(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(Expected<'_>)) {
+    fn tell_trie(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(DesiredElement<'_>)) {
         for id in range {
             if let Some(block) = self.tables.addresses.ipv4_trie.block(id) {
-                tell(Expected::TrieBlock(id, block));
+                tell(DesiredElement::TrieBlock(id, block));
             }
         }
     }
 
-    fn tell_rows(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(Expected<'_>)) {
+    fn tell_rows(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(DesiredElement<'_>)) {
         self.tables.rows.expected(range, &self.tables.port_sets, tell);
     }
 
-    fn tell_bitmaps(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(Expected<'_>)) {
+    fn tell_bitmaps(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(DesiredElement<'_>)) {
         self.tables.port_sets.expected(range, self.tries, tell);
     }
 
-    fn tell_endpoints(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(Expected<'_>)) {
+    fn tell_endpoints(
+        &self,
+        range: std::ops::Range<u32>,
+        tell: &mut dyn FnMut(DesiredElement<'_>),
+    ) {
         let records = self.tables.endpoints.live.values().filter_map(|live| live.record.as_ref());
         let records: std::collections::BTreeMap<u32, &Endpoint> =
             records.map(|(slot, record)| (*slot, record)).collect();
         for slot in range {
-            tell(Expected::Endpoint(slot, records.get(&slot).copied()));
+            tell(DesiredElement::Endpoint(slot, records.get(&slot).copied()));
         }
     }
 
-    fn tell_v6(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(Expected<'_>)) {
+    fn tell_v6(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(DesiredElement<'_>)) {
         if range.start == 0 && range.end > 0 {
-            tell(Expected::HasCidr6(self.tables.addresses.ipv6_count().1 != 0));
+            tell(DesiredElement::HasCidr6(self.tables.addresses.ipv6_count().1 != 0));
         }
         let (skip, last) = (range.start.saturating_sub(1), range.end.saturating_sub(1));
         let all = self.tables.addresses.entries(Family::V6);
         for (prefix, class) in all.skip(skip as usize).take((last - skip) as usize) {
             tell(if prefix.is_host() {
-                Expected::Host6(prefix.v6(), class)
+                DesiredElement::Host6(prefix.v6(), class)
             } else {
-                Expected::Cidr6(prefix.net6(), class)
+                DesiredElement::Cidr6(prefix.net6(), class)
             });
         }
     }

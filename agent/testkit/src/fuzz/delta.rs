@@ -5,7 +5,7 @@ use crate::generate::{Choices, Cluster, PacketSource};
 use crate::memory::MemoryTables;
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Direction, Key};
-use netpold_core::ops::Apply;
+use netpold_core::ops::TableWriter;
 
 use crate::harness::compiler;
 
@@ -65,10 +65,10 @@ fn lead(
 ) {
     let fresh = fresh(to);
     let (before, after) = (verdicts(tables, packets), verdicts(&fresh.1, packets));
-    from.changes_to(to).into_iter().for_each(|change| compiler.apply(change));
+    from.changes_to(to).into_iter().for_each(|change| compiler.ingest(change));
     let ops = compiler.update().expect("the tables are large enough");
     for (number, op) in ops.iter().enumerate() {
-        tables.apply(op).expect("operations are in order");
+        tables.write(op).expect("operations are in order");
         for (packet, seen) in verdicts(tables, packets).into_iter().enumerate() {
             assert!(
                 seen == before[packet] || seen == after[packet],
@@ -87,9 +87,9 @@ fn lead(
 
 fn fresh(state: &Cluster) -> (Compiler, MemoryTables) {
     let (mut compiler, mut tables) = (compiler(), MemoryTables::new());
-    state.objects.iter().cloned().for_each(|object| compiler.apply(object));
+    state.objects.iter().cloned().for_each(|object| compiler.ingest(object));
     for op in compiler.update().expect("the tables are large enough") {
-        tables.apply(&op).expect("operations are in order");
+        tables.write(&op).expect("operations are in order");
     }
     (compiler, tables)
 }

@@ -49,14 +49,14 @@ fn compiled(objects: Vec<Change>) -> (bool, Value) {
             && !pod.addresses.is_empty()
         {
             let addresses = pod.addresses.clone();
-            compiler.apply(Change::Interface(Interface {
+            compiler.ingest(Change::Interface(Interface {
                 index,
                 incarnation: 1,
                 addresses,
                 ..Interface::default()
             }));
         }
-        compiler.apply(object);
+        compiler.ingest(object);
     }
     let updated = compiler.update().is_ok();
     (updated, serde_json::to_value(compiler.essentials(std::iter::empty())).expect("serializable"))

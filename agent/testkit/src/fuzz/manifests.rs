@@ -3,7 +3,7 @@
 use crate::memory::MemoryTables;
 use netpold::source::manifests::read_text;
 use netpold_core::compile::Compiler;
-use netpold_core::ops::Apply;
+use netpold_core::ops::TableWriter;
 use netpold_core::options::Options;
 
 /// Tries one input.
@@ -26,11 +26,11 @@ pub fn run(bytes: &[u8]) {
         assert!((1..=lines + 1).contains(&problem.line), "{problem} of {lines} lines");
     }
     let mut compiler = Compiler::new(Options { node: "n1".into(), ..Options::default() });
-    changes.iter().cloned().for_each(|change| compiler.apply(change));
+    changes.iter().cloned().for_each(|change| compiler.ingest(change));
     if let Ok(ops) = compiler.update() {
         let mut tables = MemoryTables::new();
         for op in &ops {
-            tables.apply(op).expect("operations are in order");
+            tables.write(op).expect("operations are in order");
         }
     }
 }

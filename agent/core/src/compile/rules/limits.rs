@@ -1,9 +1,10 @@
-//! What is closed because it would be too much: nothing of one tenant's keeps another's update out.
+//! Which combinations of policies are closed because they ask for too much, so that no tenant can block
+//! another tenant's update.
 //!
-//! Two limits beside those of a single policy ([`crate::budget`]). The policies that isolate pods of one
-//! namespace here may weigh so much together; the largest combinations are closed first. And where a
-//! table cannot grow any more, the largest combinations of all namespaces are left out until the rest
-//! has room. A closed combination isolates the pods it selects and grants nothing.
+//! There are two limits besides the budget of a single policy ([`crate::budget`]). The policies that
+//! isolate pods of one namespace on this node share a budget; the largest combinations are closed
+//! first. If a table cannot grow any more, the largest combinations of all namespaces are left out
+//! until the rest fits. A closed combination isolates the pods that it selects and allows nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,13 +1,14 @@
-//! The address space, divided by what blocks grant in all direction policies together.
+//! The address space, divided by what the ipBlocks of all direction policies allow.
 //!
-//! Where some direction policy's blocks grant something else from a prefix on, there is a place. What each direction policy's
-//! blocks grant at a place is its key; places with equal keys are one group, and an address has the
-//! group of the longest place that holds it. A list of 100,000 blocks makes one group, not 100,000.
+//! A place is a prefix at which the blocks of some direction policy begin to allow something else. The
+//! key of a place is what the blocks of each direction policy allow there. Places with equal keys form one
+//! group, and an address belongs to the group of the longest place that contains it. So a list of 100,000
+//! blocks makes one group, not 100,000.
 //!
-//! When a policy is edited, its direction policy gives way to another and the keys of its places change, but what
-//! they have in common does not: such a group keeps its number, and only places that part from it
-//! or join it are looked at again. In the rows of direction policies that stay, a group that keeps its number
-//! keeps its meaning too, since these direction policies' parts of the keys stay the same.
+//! An edited policy becomes a new direction policy. The keys of its places change, but what they have in
+//! common does not: such a group keeps its number, and only places that leave or join it are looked at
+//! again. In the rows of unchanged direction policies a group that keeps its number also keeps its
+//! meaning, because their part of the key is unchanged.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -93,8 +94,8 @@ impl BlockGroups {
         }
     }
 
-    /// Divides what the direction policies that came or went grant anything anew. Returns the places whose group is
-    /// another than before, in order; none where there is no place any more.
+    /// Divides what the direction policies that came or went grant anything anew. Returns the places
+    /// whose group is another than before, in order; none where there is no place any more.
     pub(crate) fn settle(&mut self) -> Vec<(Prefix, Option<SetId>)> {
         let (acquired, released) =
             (std::mem::take(&mut self.acquired), std::mem::take(&mut self.released));
@@ -245,8 +246,9 @@ impl BlockGroups {
         changed
     }
 
-    /// The number of the value that a direction policy's blocks have in a group; `id`: the direction policy's, if it is in
-    /// use. Of what is in use no longer, group or direction policy, it is told by one of the group's places.
+    /// The number of the value that a direction policy's blocks have in a group; `id`: the direction
+    /// policy's, if it is in use. Of what is in use no longer, group or direction policy, it is told by
+    /// one of the group's places.
     pub(crate) fn value(&self, group: SetId, id: Option<PolicyId>, changes: &Changes) -> u32 {
         let Some(group) = self.groups.get(&group) else { return NOTHING };
         match id.filter(|_| group.places > 0) {

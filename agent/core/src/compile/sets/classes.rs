@@ -18,8 +18,8 @@ use crate::compile::slots::SlotAllocator;
 const FLAGS: ClassId = CLASS_TRANSLATED | CLASS_SERVICE;
 
 /// [`CLASS_TRANSLATED`] if packets to addresses of these peer sets may be translated: the own node's
-/// (its node ports) and those that have service targets; [`CLASS_SERVICE`] too if they are Services' cluster
-/// addresses.
+/// (its node ports) and those that have service targets; [`CLASS_SERVICE`] too if they are Services'
+/// cluster addresses.
 fn translated(membership: &[SetId]) -> ClassId {
     let own_node = membership.first() == Some(&OWN_NODE);
     match membership.last() {

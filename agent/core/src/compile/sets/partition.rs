@@ -1,7 +1,7 @@
 //! The address space, partitioned: which peer sets each address belongs to.
 //!
-//! Every place at which what blocks grant changes and every address with peer sets of its own is a entry; an
-//! address that is no entry has the group of blocks of the longest entry that holds it.
+//! Every place at which what blocks grant changes and every address with peer sets of its own is a
+//! entry; an address that is no entry has the group of blocks of the longest entry that holds it.
 
 use std::collections::BTreeSet;
 
@@ -19,8 +19,8 @@ pub(crate) struct PrefixEntry {
     group: Option<SetId>,
     /// Peer sets of the address itself; only single addresses have them.
     own: Membership,
-    /// Peer sets that follow from other addresses' peer sets: service targets and what local pods serve. Only
-    /// single addresses have them.
+    /// Peer sets that follow from other addresses' peer sets: service targets and what local pods
+    /// serve. Only single addresses have them.
     targets: Vec<SetId>,
     /// The class of the entry's addresses, counted in [`Classes`]; `None` until it is known.
     pub(crate) class: Option<ClassId>,
@@ -147,8 +147,8 @@ impl AddressPartition {
         before != after
     }
 
-    /// The peer sets of an address, its service targets aside. Nodes that are touched have no class yet, or an
-    /// old one.
+    /// The peer sets of an address, its service targets aside. Nodes that are touched have no class
+    /// yet, or an old one.
     pub(crate) fn base(&self, prefix: Prefix, classes: &Classes) -> Membership {
         let known = self.entries.ancestors(prefix, prefix.len).next();
         let settled =

@@ -1,5 +1,5 @@
-//! The sets of addresses that rules in use speak of. An address's class is the set of peer sets it belongs to,
-//! so a peer set exists only while some local endpoint's rules name it.
+//! The sets of addresses that rules in use speak of. An address's class is the set of peer sets it
+//! belongs to, so a peer set exists only while some local endpoint's rules name it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

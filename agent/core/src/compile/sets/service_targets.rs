@@ -1,9 +1,10 @@
 //! Service targets: what the address of a Service, or of a node with node ports, leads to.
 //!
 //! Such an address gets a peer set that stands for its content: each port with its backends, and each
-//! backend by the peer sets that its own address has. What a direction policy allows of it follows from the content
-//! alone, so a backend that changes class gives the address another peer set and with it another class:
-//! one word flips, like that of any address. Addresses with equal content share the peer set.
+//! backend by the peer sets that its own address has. What a direction policy allows of it follows from
+//! the content alone, so a backend that changes class gives the address another peer set and with it
+//! another class: one word flips, like that of any address. Addresses with equal content share the peer
+//! set.
 
 use std::sync::Arc;
 

@@ -139,8 +139,8 @@ impl Settling<'_> {
         }
     }
 
-    /// A Service's ports with their backends. Those of a slice are told apart by their peer sets alone, so its
-    /// addresses are looked at once, however many ports it has.
+    /// A Service's ports with their backends. Those of a slice are told apart by their peer sets alone,
+    /// so its addresses are looked at once, however many ports it has.
     fn resolved(&self, service: &Service) -> Vec<Resolved> {
         let by_port = self.cluster.translation().slices_by_port(&service.key);
         let mut kinds: HashMap<*const EndpointSlice, [BTreeSet<Membership>; 2]> = HashMap::new();

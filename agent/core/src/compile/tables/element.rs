@@ -8,12 +8,12 @@ use netpold_ebpf::layout::{ClassId, Endpoint, PortBitmap, PortWord, Row, RowBloc
 /// What an element holds as of the last update. Elements that no packet can reach hold anything
 /// and are not told.
 #[derive(Clone, Debug)]
-pub enum Expected<'a> {
+pub enum DesiredElement<'a> {
     /// Words of the trie's root, from an index on.
     TrieRoot(u32, &'a [u32]),
     /// A trie block.
     TrieBlock(u32, &'a TrieBlock),
-    /// A row; columns of [`Expected::ANY`] hold anything.
+    /// A row; columns of [`DesiredElement::ANY`] hold anything.
     Row(u32, Box<Row>),
     /// A row block; likewise.
     RowBlock(u32, Box<RowBlock>),
@@ -29,7 +29,7 @@ pub enum Expected<'a> {
     HasCidr6(bool),
 }
 
-impl Expected<'_> {
+impl DesiredElement<'_> {
     /// Stands for whatever a column of a row holds; no port set is this word.
     pub const ANY: PortWord = PortWord::MAX;
 }

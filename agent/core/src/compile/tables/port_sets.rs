@@ -9,7 +9,7 @@ use netpold_ebpf::layout::{
 };
 
 use crate::compile::slots::SlotAllocator;
-use crate::compile::tables::element::Expected;
+use crate::compile::tables::element::DesiredElement;
 use crate::model::Protocol;
 use crate::ops::Op;
 use crate::ports::AllowedPorts;
@@ -120,7 +120,7 @@ impl PortSetTable {
         &self,
         range: Range<u32>,
         tries: &Tries,
-        tell: &mut dyn FnMut(Expected<'_>),
+        tell: &mut dyn FnMut(DesiredElement<'_>),
     ) {
         let mut bitmaps: Vec<(u32, Trie)> = self
             .bitmaps
@@ -130,7 +130,7 @@ impl PortSetTable {
             .collect();
         bitmaps.sort_unstable_by_key(|(bitmap, _)| *bitmap);
         for (bitmap, ports) in bitmaps {
-            tell(Expected::Bitmap(bitmap, tries.bitmap(ports)));
+            tell(DesiredElement::Bitmap(bitmap, tries.bitmap(ports)));
         }
     }
 

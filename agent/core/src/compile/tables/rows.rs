@@ -9,7 +9,7 @@ use netpold_ebpf::layout::{ClassId, ROW_NOT_ISOLATED, Row as RowImage, RowBlock}
 
 use crate::compile::rules::direction_policy::DirectionPolicy;
 use crate::compile::slots::SlotAllocator;
-use crate::compile::tables::element::Expected;
+use crate::compile::tables::element::DesiredElement;
 use crate::compile::tables::port_sets::{PORT_SET_ALL, PORT_SET_NONE, PortSetTable};
 use crate::ops::Op;
 
@@ -71,7 +71,8 @@ impl Rows {
         self.unwritten.contains(&row)
     }
 
-    /// A new, empty row for a direction policy; from now on it is the direction policy's row, also if it had another.
+    /// A new, empty row for a direction policy; from now on it is the direction policy's row, also if
+    /// it had another.
     pub(crate) fn create(&mut self, direction_policy: &Arc<DirectionPolicy>) -> u32 {
         let id = self.slots.take();
         let row = Row {
@@ -167,14 +168,16 @@ impl Rows {
         &self,
         range: Range<u32>,
         sets: &PortSetTable,
-        tell: &mut dyn FnMut(Expected<'_>),
+        tell: &mut dyn FnMut(DesiredElement<'_>),
     ) {
         if range.contains(&ROW_NOT_ISOLATED) {
             // What rows point to where they have no block.
-            tell(Expected::RowBlock(0, Box::new([0; 256])));
+            tell(DesiredElement::RowBlock(0, Box::new([0; 256])));
         }
         let image = |block: &Columns| {
-            Box::new(block.map(|set| if set == STALE { Expected::ANY } else { sets.word(set) }))
+            Box::new(
+                block.map(|set| if set == STALE { DesiredElement::ANY } else { sets.word(set) }),
+            )
         };
         for (id, row) in self.rows.range(range) {
             let mut whole = Box::new(RowImage { blocks: *row.words, ..RowImage::EMPTY });
@@ -183,11 +186,11 @@ impl Rows {
                     FIRST => whole.first = *image(block),
                     high => {
                         let number = row.words[usize::from(high)];
-                        tell(Expected::RowBlock(number, image(block)));
+                        tell(DesiredElement::RowBlock(number, image(block)));
                     }
                 }
             }
-            tell(Expected::Row(*id, whole));
+            tell(DesiredElement::Row(*id, whole));
         }
     }
 
