@@ -22,6 +22,7 @@ use netpold_core::model::{Change, Direction, Interface, Pod};
 use netpold_core::ops::Capacity;
 use netpold_core::ops::Table;
 use nix::net::if_::if_indextoname;
+use nix::time::{ClockId, clock_gettime};
 
 use crate::conntrack::Pass;
 use crate::dataplane::Dataplane;
@@ -367,7 +368,7 @@ impl Engine {
             self.attach();
             return self.retry_at();
         }
-        match self.write() {
+        match self.write_within_credit() {
             Ok(operations) => {
                 self.attach();
                 self.succeeded(operations);
@@ -384,7 +385,20 @@ impl Engine {
         let attach =
             || (!self.attach_problems.is_empty()).then(|| Instant::now() + Duration::from_secs(1));
         let retry = self.failure.as_ref().map(|f| f.retry_at).or_else(attach);
-        retry.into_iter().chain(self.pace.next()).min()
+        retry.into_iter().chain(self.pace.next(&self.compiler.held_back())).min()
+    }
+
+    /// Writes the update, and charges what was large in it to its namespaces.
+    fn write_within_credit(&mut self) -> Result<usize, EngineError> {
+        let is_first = !self.installed;
+        let begin = thread_time();
+        self.compiler.hold_back(self.pace.held(Instant::now()));
+        let written = self.write();
+        let compiled = self.compiler.take_compiled();
+        let took = thread_time().saturating_sub(begin);
+        // Nobody owes for what had to be compiled all over.
+        self.pace.spent(if is_first { Duration::ZERO } else { took }, compiled, Instant::now());
+        written
     }
 
     /// Writes the update; how many operations that took.
@@ -553,6 +567,12 @@ impl Engine {
         tracing::error!(%reason, retry_in = ?pause, "update not enforced; what was enforced stays");
         self.failure = Some(Failure { reason, pause, retry_at: Instant::now() + pause });
     }
+}
+
+/// Processor time of this thread.
+fn thread_time() -> Duration {
+    let clock = ClockId::CLOCK_THREAD_CPUTIME_ID;
+    clock_gettime(clock).map_or(Duration::ZERO, Duration::from)
 }
 
 /// At least twice the size of the table that was full; `None` where that is beyond what a table may have.

@@ -40,6 +40,9 @@ pub(crate) struct Hostile {
     pub(crate) first_ms: f64,
     /// Milliseconds until an edit of it is.
     pub(crate) edit_ms: f64,
+    /// Milliseconds until a pod is in force that such objects select, relabelled so that they do not, or
+    /// do again; the longer of both.
+    pub(crate) relabel_ms: f64,
     /// Milliseconds until an edit of another tenant's policy is, at p99.
     pub(crate) other_ms: f64,
     /// Steps of the compiler for the first.
@@ -109,8 +112,8 @@ fn one(shape: &'static str, objects: Shape, size: u32) -> Result<Hostile> {
     let options = Options { node: NODE.into(), capacity, ..Options::default() };
     let mut world = World { compiler: Compiler::new(options), tables: MemoryTables::new() };
     let mut changes = BESIDE.changes();
-    changes.push(Change::Pod(pod("p", "x", 0)));
-    let addresses = pod("p", "x", 0).addresses;
+    changes.push(Change::Pod(local_pod(true)));
+    let addresses = local_pod(true).addresses;
     let interface = Interface { index: 9, incarnation: 1, addresses, ..Interface::default() };
     changes.push(Change::Interface(interface));
     world.enforce(changes)?;
@@ -120,12 +123,22 @@ fn one(shape: &'static str, objects: Shape, size: u32) -> Result<Hostile> {
     let bytes = memory()?.saturating_sub(before);
     ensure!(world.compiler.problems().is_empty(), "{shape}: {:?}", world.compiler.problems());
     let edit_ms = world.enforce(objects(size, true))?;
+    let relabelled =
+        [false, true].map(|selected| world.enforce(vec![Change::Pod(local_pod(selected))]));
+    let relabel_ms =
+        relabelled.into_iter().try_fold(0.0, |most, took| took.map(|t| t.max(most)))?;
     let others = (0..EDITS).map(|n| {
         let port = vec![tcp(3000 + n as u16)];
         world.enforce(vec![BESIDE.edited(n % BESIDE.local, |rule| rule.ports = Some(port))])
     });
     let others: Vec<f64> = others.collect::<Result<_>>()?;
-    Ok(Hostile { shape, size, first_ms, edit_ms, other_ms: percentile(&others, 0.99), work, bytes })
+    let other_ms = percentile(&others, 0.99);
+    Ok(Hostile { shape, size, first_ms, edit_ms, relabel_ms, other_ms, work, bytes })
+}
+
+/// The tenant's pod on the node; `selected`: its large policies isolate it.
+pub(crate) fn local_pod(selected: bool) -> Pod {
+    pod("p", if selected { "x" } else { "y" }, 0)
 }
 
 fn pod(name: &str, label: &str, number: u32) -> Pod {
@@ -152,7 +165,9 @@ fn tcp(port: u16) -> PortRule {
 fn policy(size: u32, edited: bool, rule: impl Fn(u32) -> Rule) -> Change {
     Change::Policy(Policy {
         key: Key::new(TENANT, "hostile"),
-        pod_selector: Selector::default(),
+        pod_selector: Selector {
+            requirements: vec![Requirement::In("id".into(), vec!["x".into()])],
+        },
         ingress: None,
         egress: Some((0..size - u32::from(edited)).map(rule).collect()),
         problems: Vec::new(),
@@ -163,7 +178,7 @@ fn scattered(number: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(number.wrapping_mul(0x9e37_79b1))
 }
 
-fn blocks_but_one(size: u32, edited: bool) -> Vec<Change> {
+pub(crate) fn blocks_but_one(size: u32, edited: bool) -> Vec<Change> {
     vec![policy(size, edited, |n| {
         let except = vec![IpNet::V4(Ipv4Net::new_assert(scattered(n), 32))];
         let block = IpBlock { cidr: IpNet::default(), except };

@@ -142,10 +142,10 @@ fn control(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
         results.control.push(control::measure(*scale, BUCKETS, &pins, &tell)?);
     }
     let Some(scale) = scales.first() else { return Ok(()) };
-    let (new_pods, time) = if quick { (50, 2) } else { (100, 5) };
-    let time = Duration::from_secs(time);
+    let (new_pods, time, flapping) = if quick { (50, 2, 20) } else { (100, 5, 300) };
+    let times = (Duration::from_secs(time), Duration::from_secs(flapping));
     let pins = pins.folder("node");
-    results.node = Some(engine::measure(*scale, new_pods, time, BUCKETS, &pins, &tell)?);
+    results.node = Some(engine::measure(*scale, new_pods, times, BUCKETS, &pins, &tell)?);
     for pods in [10_000, 100_000] {
         tell(&format!("control: maps at {pods} pods"));
         let scale = Scale { pods, dual_stack: true, ..*scale };

@@ -236,12 +236,21 @@ fn print_hostile(figures: &[Hostile]) {
     }
     say("\nHostile tenants: what they write, by size");
     let rows = figures.iter().map(|f| {
-        let times = [f.first_ms, f.edit_ms, f.other_ms].map(|ms| format!("{ms:.1}"));
+        let times = [f.first_ms, f.edit_ms, f.relabel_ms, f.other_ms].map(|ms| format!("{ms:.1}"));
         let megabytes = format!("{:.0}", f.bytes as f64 / 1e6);
         let begin = [f.shape.to_owned(), f.size.to_string()];
         begin.into_iter().chain(times).chain([megabytes, f.work.to_string()]).collect()
     });
-    let header = ["what", "size", "first ms", "edited ms", "another's edit, p99 ms", "MB", "steps"];
+    let header = [
+        "what",
+        "size",
+        "first ms",
+        "edited ms",
+        "relabelled ms",
+        "another's edit, p99 ms",
+        "MB",
+        "steps",
+    ];
     table(&header, rows);
 }
 

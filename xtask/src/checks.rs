@@ -18,6 +18,9 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     if !is_root() {
         step::warning("not root: the tests in network namespaces will be SKIPPED");
     }
+    if let Err(error) = setup::for_traffic() {
+        step::warning(&format!("the tests of Services with real traffic will FAIL: {error:#}"));
+    }
     if let Err(error) = setup::for_tests() {
         step::warning(&format!("the tests against an API server will be SKIPPED: {error:#}"));
     }

@@ -4,7 +4,7 @@
 //! - a compiler with the sources of `core` that can build for the eBPF target: a nightly with
 //!   rust-src, or Debian's own compiler (rustc-web, rust-web-src);
 //! - bpf-linker, installed into the user's cache and nowhere else;
-//! - for the tests alone kubectl, kube-apiserver and etcd in the user's cache, and tools that look at
+//! - for the tests alone nft and iptables, which translate Services there, kubectl, kube-apiserver and etcd in the user's cache, and tools that look at
 //!   `deploy/` (skopeo, shellcheck, ruby, runc, promtool).
 //!
 //! `agent/build.rs` looks for the compiler and the linker in the same places.
@@ -91,6 +91,17 @@ pub(crate) fn build_for(arch: Arch, command: &mut Command) -> Result<()> {
             .env(format!("CC_{variable}"), linker);
     }
     Ok(())
+}
+
+/// Programs that translate Services in the tests' namespaces, and the packages that have them.
+const TRANSLATORS: [(&str, &str); 2] = [("nft", "nftables"), ("iptables-restore", "iptables")];
+
+/// Installs what only the tests with real traffic need.
+///
+/// # Errors
+/// Naming what could not be had.
+pub(crate) fn for_traffic() -> Result<()> {
+    packages::install_programs(&TRANSLATORS)
 }
 
 /// Installs what only the tests against a real API server need.

@@ -20,6 +20,9 @@ pub const NAMESPACE_UNITS: u64 = 2 * POLICY_UNITS as u64;
 /// Different sets of ports that the blocks of one direction of a policy may come to. Each may need 8 KiB.
 pub const POLICY_PORT_SETS: usize = 12_288;
 
+/// Units up to which compiling is cheap: what they come to is compiled at once, whoever asks for it.
+pub const ORDINARY_UNITS: u64 = 4096;
+
 /// Selectors that one label may lead to before each of them counts as [`CROWDED_UNITS`].
 const CROWD: u32 = 16;
 /// Units of a selector that has to be held against many pods: 1024 of them may be in a policy.

@@ -247,3 +247,49 @@ fn more_classes_than_there_are_close_the_largest() {
         assert_eq!(world.egress(10 + tenant, &address, 77), tenant != 5, "tenant {tenant}");
     }
 }
+
+/// A tenant whose policies have just cost much relabels a pod in and out of large ones.
+#[test]
+fn a_namespace_that_is_held_back_closes_what_is_large_and_new() {
+    let selecting = |app: &str, rules| {
+        let pods = select(&[("app", app)]);
+        Change::Policy(policy("tenant", app, pods, None, Some(rules)))
+    };
+    let labelled = |app: &str| Change::Pod(pod("tenant", "p", &[("app", app)], &["10.0.0.1"]));
+    let mut world = World::new(two_tenants());
+    install(&mut world, Capacity { bitmaps: 8192, ..Capacity::default() });
+    let large = selecting("large", each_its_own(2000));
+    let other = selecting("other", each_its_own(2001));
+    world.apply([labelled("large"), large, other, selecting("tiny", each_its_own(4))]);
+    let (of_both, of_the_other) = (host(7).to_string(), host(2000).to_string());
+    assert_eq!(world.compiler.take_compiled().keys().collect::<Vec<_>>(), ["tenant"]);
+    assert!(world.egress(TENANT, &of_both, 7));
+
+    let hold = |world: &mut World, held: &[&str]| {
+        world.compiler.hold_back(held.iter().map(|name| (*name).to_owned()).collect());
+        world.apply([]);
+    };
+    hold(&mut world, &["tenant"]);
+    assert!(world.egress(TENANT, &of_both, 7) && problems(&world).is_empty(), "in force stays");
+    world.apply([labelled("other"), Change::Policy(small("victim", 80))]);
+    assert!(!world.egress(TENANT, &of_the_other, 2000), "closed so long");
+    assert!(!world.egress(TENANT, "9.9.9.9", 80), "and isolated");
+    let said = problems(&world);
+    assert!(said.len() == 1 && said[0].contains("tenant/other"), "{said:?}");
+    assert!(said[0].contains("compiled later"), "{said:?}");
+    assert!(world.egress(VICTIM, "198.51.100.7", 80), "nobody else waits");
+    assert!(world.compiler.take_compiled().is_empty());
+    world.apply([labelled("tiny")]);
+    assert!(world.egress(TENANT, &host(3).to_string(), 3), "what is small does not wait");
+
+    world.apply([labelled("other")]);
+    assert!(!world.egress(TENANT, &of_the_other, 2000));
+    hold(&mut world, &[]);
+    assert!(world.egress(TENANT, &of_the_other, 2000) && problems(&world).is_empty());
+    assert_eq!(world.compiler.take_compiled().len(), 1);
+
+    // New tables close nothing that was compiled.
+    hold(&mut world, &["tenant"]);
+    install(&mut world, Capacity { bitmaps: 8192, ..Capacity::default() });
+    assert!(world.egress(TENANT, &of_the_other, 2000) && problems(&world).is_empty());
+}

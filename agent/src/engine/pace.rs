@@ -1,31 +1,40 @@
 //! Who edits large policies or Services in quick succession has the edits taken in together, later, and
 //! nobody else's wait behind them.
 //!
-//! An edit of a policy costs what all policies of its namespace weigh, since pods are under several at
-//! once; one of a Service or of its EndpointSlices, what the Service's ports weigh. What is ordinary is
-//! free. Beyond that a namespace owes time: a few edits at once are in force at once, then
-//! it has so much of the agent as the rate says.
+//! A namespace owes a hundred times what its large objects cost beyond what is ordinary, in processor
+//! time of the engine, and pays by waiting: in the long run it has a hundredth of the engine, so that of a
+//! hundred edits of others at most one comes while it is busy with that namespace. An edit weighs what all
+//! policies of its namespace weigh, since pods are under several at once; one of a Service or of its
+//! EndpointSlices, what the Service's ports weigh. Small ones are free, and new pods never wait: where
+//! their namespace owes much they are closed until their policies are compiled ([`Compiler::hold_back`]).
+//!
+//! [`Compiler::hold_back`]: netpold_core::compile::Compiler::hold_back
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use netpold_core::budget::ORDINARY_UNITS;
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Change, EndpointSlice, Key};
 
-/// What policies or a Service may weigh for their edits to be free.
-const FREE: u64 = 4096;
 /// What a Service's port weighs: it is held against every pod's rules.
 const PER_PORT: u64 = 50;
-/// What an edit owes for each unit beyond it: a hundred times what compiling one takes.
-const PER_UNIT: Duration = Duration::from_micros(200);
+/// What an update may take for nobody to owe for it.
+const ORDINARY_TIME: Duration = Duration::from_millis(10);
+/// How many times what it cost a namespace owes.
+const FACTOR: u32 = 100;
 /// What a namespace may owe before its edits wait.
-const CREDIT: Duration = Duration::from_secs(5);
+const EDIT_CREDIT: Duration = Duration::from_secs(5);
+/// What a namespace may owe before large combinations of policies are not compiled for its new pods.
+const POD_CREDIT: Duration = Duration::from_secs(30);
 
 /// Changes that wait.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     /// Until when namespaces owe.
     owed: BTreeMap<String, Instant>,
+    /// Units of what is large in the update that is being made, by namespace.
+    large: BTreeMap<String, u64>,
     /// The last word on each object.
     waiting: BTreeMap<(Key, Kind), Change>,
 }
@@ -71,22 +80,44 @@ impl Pace {
         now: Instant,
     ) -> Option<Change> {
         let Some((key, kind, units)) = weigh(&change, cluster) else { return Some(change) };
+        let is_large = units > ORDINARY_UNITS;
+        let waits = is_large && self.ready_at(&key.namespace).is_some_and(|ready| ready > now);
         // A change may not overtake another of its object.
-        let waits = units > FREE && self.ready_at(&key.namespace).is_some_and(|ready| ready > now);
         if waits || self.waiting.contains_key(&(key.clone(), kind)) {
             self.waiting.insert((key, kind), change);
             return None;
         }
-        self.charge(&key.namespace, units, now);
+        if is_large {
+            *self.large.entry(key.namespace).or_default() += units;
+        }
         Some(change)
     }
 
-    fn charge(&mut self, namespace: &str, units: u64, now: Instant) {
-        let units = u32::try_from(units.saturating_sub(FREE)).unwrap_or(u32::MAX);
-        if units > 0 {
-            let owed = self.owed.entry(namespace.to_owned()).or_insert(now);
-            *owed = (*owed).max(now) + PER_UNIT * units;
+    /// Ends an update that took so much of a processor: who had something large in it owes. `compiled`:
+    /// units of the large combinations that were compiled, by namespace.
+    pub(super) fn spent(&mut self, took: Duration, compiled: BTreeMap<String, u64>, now: Instant) {
+        let mut large = std::mem::take(&mut self.large);
+        for (namespace, units) in compiled {
+            *large.entry(namespace).or_default() += units;
         }
+        let debt = took.saturating_sub(ORDINARY_TIME) * FACTOR;
+        let all: u64 = large.values().sum();
+        if debt.is_zero() {
+            return;
+        }
+        for (namespace, units) in large {
+            let owed = self.owed.entry(namespace).or_insert(now);
+            *owed = (*owed).max(now) + debt.mul_f64(units as f64 / all as f64);
+        }
+    }
+
+    /// The namespaces whose new pods have to wait for large combinations of policies. Not those whose
+    /// edits are in the update that is being made.
+    pub(super) fn held(&self, now: Instant) -> BTreeSet<String> {
+        let held = self.owed.iter().filter(|(namespace, owed)| {
+            **owed > now + POD_CREDIT && !self.large.contains_key(*namespace)
+        });
+        held.map(|(namespace, _)| namespace.clone()).collect()
     }
 
     /// A change goes ahead, whatever its namespace owes: what waits of its object is outdated.
@@ -98,7 +129,7 @@ impl Pace {
 
     /// When the edits of a namespace need to wait no longer.
     fn ready_at(&self, namespace: &str) -> Option<Instant> {
-        self.owed.get(namespace).and_then(|owed| owed.checked_sub(CREDIT))
+        self.owed.get(namespace).and_then(|owed| owed.checked_sub(EDIT_CREDIT))
     }
 
     /// The changes that have waited long enough: all of a namespace, which owes for them once.
@@ -117,14 +148,16 @@ impl Pace {
             *known = units.max(*known);
         }
         for (namespace, units) in most {
-            self.charge(namespace, units, now);
+            *self.large.entry(namespace.to_owned()).or_default() += units;
         }
         due.into_values().collect()
     }
 
-    /// When the next ones are due.
-    pub(super) fn next(&self) -> Option<Instant> {
-        self.waiting.keys().filter_map(|(key, _)| self.ready_at(&key.namespace)).min()
+    /// When the next ones are due, or new pods of one of the namespaces that are `held`.
+    pub(super) fn next(&self, held: &BTreeSet<String>) -> Option<Instant> {
+        let edits = self.waiting.keys().filter_map(|(key, _)| self.ready_at(&key.namespace));
+        let pods = held.iter().filter_map(|namespace| self.owed.get(namespace));
+        edits.chain(pods.filter_map(|owed| owed.checked_sub(POD_CREDIT))).min()
     }
 
     /// The namespaces whose edits wait.
@@ -161,34 +194,51 @@ mod tests {
         })
     }
 
+    /// A change of each every second, for ten minutes; one of the large policy takes half a second.
     #[test]
-    fn large_policies_that_flap_wait_and_others_do_not() {
+    fn large_policies_that_flap_have_a_hundredth_and_others_all_they_want() {
+        const LARGE: Duration = Duration::from_millis(500);
         let mut compiler = Compiler::new(Options::default());
         let mut pace = Pace::default();
         let start = Instant::now();
-        let (mut admitted, mut small) = (0, 0);
-        // Ten times a second, for a minute.
+        let (mut taken, mut small) = (0u32, 0);
         for tick in 0..600u32 {
-            let now = start + Duration::from_millis(100) * tick;
-            for change in pace.due(compiler.cluster(), now) {
-                compiler.ingest(change);
-                admitted += 1;
-            }
-            let changes = [policy("large", 30_000, tick as u8), policy("small", 100, tick as u8)];
-            for (change, count) in changes.into_iter().zip([&mut admitted, &mut small]) {
-                if let Some(change) = pace.admit(change, compiler.cluster(), now) {
-                    compiler.ingest(change);
-                    *count += 1;
-                }
-            }
+            let now = start + Duration::from_secs(1) * tick;
+            let mut update = pace.due(compiler.cluster(), now);
+            let large = policy("large", 6000, tick as u8);
+            update.extend(pace.admit(large, compiler.cluster(), now));
+            let took = LARGE * u32::from(!update.is_empty());
+            taken += u32::from(!update.is_empty());
+            let ordinary = pace.admit(policy("small", 100, tick as u8), compiler.cluster(), now);
+            small += u32::from(ordinary.is_some());
+            update.into_iter().chain(ordinary).for_each(|change| compiler.ingest(change));
+            pace.spent(took, BTreeMap::new(), now);
+            assert!(!pace.owed.contains_key("small"));
         }
         assert_eq!(small, 600, "what is ordinary never waits");
-        assert!((3..20).contains(&admitted), "{admitted} of 600 in a minute");
+        // One at once; then every fifty seconds.
+        assert!((10..=13).contains(&taken), "{taken} in ten minutes");
         assert_eq!(pace.waiting(), ["large"]);
         // The last word is in force in the end.
-        let end = pace.next().unwrap();
+        let end = pace.next(&BTreeSet::new()).unwrap();
         let due = pace.due(compiler.cluster(), end);
-        assert_eq!(due, [policy("large", 30_000, 599u32 as u8)]);
-        assert_eq!(pace.next(), None);
+        assert_eq!(due, [policy("large", 6000, 599u32 as u8)]);
+        assert_eq!(pace.next(&BTreeSet::new()), None);
+    }
+
+    #[test]
+    fn who_shares_an_update_owes_a_share() {
+        let (mut pace, now) = (Pace::default(), Instant::now());
+        let compiled = [("a", 30_000), ("b", 10_000)].map(|(of, units)| (of.to_owned(), units));
+        pace.spent(ORDINARY_TIME + Duration::from_secs(1), BTreeMap::from(compiled), now);
+        let owed: Vec<_> = pace.owed.values().map(|owed| (*owed - now).as_secs()).collect();
+        assert_eq!(owed, [75, 25]);
+        assert_eq!(pace.held(now), BTreeSet::from(["a".to_owned()]));
+        let later = pace.next(&pace.held(now)).unwrap();
+        assert_eq!(later - now, Duration::from_secs(45));
+        assert!(pace.held(later).is_empty());
+        // An update that took no longer than any other costs nobody anything.
+        pace.spent(ORDINARY_TIME, BTreeMap::from([("c".to_owned(), 5000)]), now);
+        assert_eq!(pace.owed.len(), 2);
     }
 }

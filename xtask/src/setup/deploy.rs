@@ -19,7 +19,8 @@ const PROMTOOL: &str = "usr/bin/promtool";
 /// # Errors
 /// Naming what could not be had.
 pub(super) fn install() -> Result<()> {
-    install_some(&TOOLS, needs_promtool())
+    packages::install_programs(&TOOLS)?;
+    if needs_promtool() { fetch_promtool() } else { Ok(()) }
 }
 
 /// The same for what looks at the image alone.
@@ -27,25 +28,7 @@ pub(super) fn install() -> Result<()> {
 /// # Errors
 /// Naming what could not be had.
 pub(super) fn install_for_image() -> Result<()> {
-    install_some(&TOOLS[..1], false)
-}
-
-fn install_some(tools: &[(&str, &str)], promtool: bool) -> Result<()> {
-    let lacking = tools.iter().filter(|(program, _)| toolchain::on_path(program).is_none());
-    let wanted: Vec<&str> = lacking.map(|(_, package)| *package).collect();
-    if wanted.is_empty() && !promtool {
-        return Ok(());
-    }
-    ensure!(
-        packages::have_apt() && packages::root(),
-        "looking at deploy/ and at images needs {} on the PATH; as root on Debian they are installed",
-        [&wanted[..], if promtool { &["promtool"][..] } else { &[] }].concat().join(", ")
-    );
-    packages::update();
-    if !wanted.is_empty() {
-        packages::install(&wanted)?;
-    }
-    if promtool { fetch_promtool() } else { Ok(()) }
+    packages::install_programs(&TOOLS[..1])
 }
 
 fn needs_promtool() -> bool {
@@ -57,6 +40,8 @@ fn needs_promtool() -> bool {
 /// Taken out of its package: installing that would start a Prometheus on this machine.
 fn fetch_promtool() -> Result<()> {
     let cache = toolchain::cache().context("neither XDG_CACHE_HOME nor HOME is set")?;
+    ensure!(packages::have_apt(), "looking at deploy/ needs promtool on the PATH");
+    packages::update();
     let work = tempfile::tempdir().context("no temporary directory")?;
     step::quiet(Command::new("apt-get").args(["download", "-q", "prometheus"]).current_dir(&work))?;
     let package = fs::read_dir(&work)?.filter_map(Result::ok).map(|entry| entry.path()).next();

@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
+use super::toolchain;
 use crate::step;
 
 /// Whether this system has apt.
@@ -55,4 +56,21 @@ pub(super) fn install(names: &[&str]) -> Result<()> {
             .args(names)
             .env("DEBIAN_FRONTEND", "noninteractive"),
     )
+}
+
+/// Installs the packages of those programs that are not there.
+pub(super) fn install_programs(programs: &[(&str, &str)]) -> Result<()> {
+    let lacking = programs.iter().filter(|(program, _)| toolchain::on_path(program).is_none());
+    let wanted: Vec<&str> = lacking.map(|(_, package)| *package).collect();
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    ensure!(
+        have_apt() && root(),
+        "{} missing; as root on Debian they are installed, else: apt-get install \
+         --no-install-recommends {0}",
+        wanted.join(" ")
+    );
+    update();
+    install(&wanted)
 }

@@ -1,6 +1,6 @@
 //! The compiler: takes changes in, and gives out the operations that bring the tables up to date.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv6Addr;
 use std::sync::Arc;
 
@@ -133,10 +133,33 @@ impl Compiler {
         self.failed = None;
         // No packet reads new tables yet.
         self.settled = true;
+        // What is in force may not be closed for having to be compiled again.
+        let held = self.rules.limits.hold_nothing();
         // Peer sets, and with them addresses, follow from the endpoints.
         self.dirty = Dirty::default();
         self.dirty.interfaces.extend(self.cluster.interfaces().keys());
-        self.update()
+        let ops = self.update();
+        self.rules.limits.hold_back(held);
+        ops
+    }
+
+    /// Pods of these namespaces get no further large combination of policies compiled, until a call
+    /// without their namespace: combinations that no pod here has yet are closed meanwhile. Takes effect
+    /// with the next update; large is what weighs more than [`crate::budget::ORDINARY_UNITS`].
+    pub fn hold_back(&mut self, namespaces: BTreeSet<String>) {
+        self.dirty.policies.extend(self.rules.limits.hold_back(namespaces));
+    }
+
+    /// The namespaces of which [`Compiler::hold_back`] holds something back.
+    #[must_use]
+    pub fn held_back(&self) -> BTreeSet<String> {
+        self.rules.limits.deferred()
+    }
+
+    /// The large combinations of policies that were compiled since this was asked last: by namespace, how
+    /// much they weigh.
+    pub fn take_compiled(&mut self) -> BTreeMap<String, u64> {
+        self.rules.limits.take_compiled()
     }
 
     /// The operations of the last update are applied and no packet that was judged before is still

@@ -32,7 +32,7 @@ use policies::DirectionPolicies;
 #[derive(Debug, Default)]
 pub(crate) struct Rules {
     pub(crate) direction_policies: DirectionPolicies,
-    limits: Limits,
+    pub(crate) limits: Limits,
     pub(crate) tries: Tries,
     hasher: DefaultHashBuilder,
     /// Peer sets of classes looked at for rows, ever.
@@ -50,7 +50,7 @@ impl Rules {
         registry: &mut Registry,
     ) -> Option<Arc<DirectionPolicy>> {
         let mut builder = Builder { registry, tries: &mut self.tries, hasher: &self.hasher };
-        self.direction_policies.of_pod(cluster, pod, direction, &self.limits, &mut builder)
+        self.direction_policies.of_pod(cluster, pod, direction, &mut self.limits, &mut builder)
     }
 
     /// Isolated for egress, and only the own node allowed.

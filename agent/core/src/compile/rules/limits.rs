@@ -5,13 +5,16 @@
 //! isolate pods of one namespace on this node share a budget; the largest combinations are closed
 //! first. If a table cannot grow any more, the largest combinations of all namespaces are left out
 //! until the rest fits. A closed combination isolates the pods that it selects and allows nothing.
+//!
+//! A third limit is one of time: a namespace that has just cost much gets no further large combination
+//! compiled for its pods until [`Limits::hold_back`] releases it. Such a combination is closed meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use crate::budget::{Combination, NAMESPACE_UNITS, closed};
+use crate::budget::{Combination, NAMESPACE_UNITS, ORDINARY_UNITS, closed};
 use crate::cluster::{Cluster, Dirty};
 use crate::model::{Direction, Labels, NamedPort, Pod};
 use crate::ops::Table;
@@ -23,6 +26,12 @@ pub(crate) struct Limits {
     over: BTreeMap<String, BTreeSet<Combination>>,
     /// What a table had no room for, and how large it was.
     left_out: BTreeMap<Combination, (usize, Table)>,
+    /// Namespaces whose large combinations are not compiled for now.
+    held: BTreeSet<String>,
+    /// What was not compiled for that reason.
+    deferred: BTreeSet<Combination>,
+    /// Units of the large combinations that were compiled, by namespace.
+    compiled: BTreeMap<String, u64>,
     /// It was left out for the update that is being made.
     pub(crate) is_new: bool,
 }
@@ -53,7 +62,51 @@ impl Limits {
             );
             (combination, reason)
         });
-        over.chain(left_out)
+        let deferred = self.deferred.iter().map(|combination| {
+            let reason = "it is large and pods of the namespace come under such policies faster than \
+                          they can be compiled without delaying others: it is compiled later";
+            (combination, reason.to_owned())
+        });
+        over.chain(left_out).chain(deferred)
+    }
+
+    /// Holds back the large combinations of these namespaces and of no others. Returns the namespaces
+    /// in which something waits no longer.
+    pub(crate) fn hold_back(&mut self, held: BTreeSet<String>) -> BTreeSet<String> {
+        self.held = held;
+        let due = |combination: &Combination| !self.held.contains(&namespace(combination));
+        let due: Vec<Combination> = self.deferred.extract_if(.., due).collect();
+        due.iter().map(namespace).collect()
+    }
+
+    /// The namespaces in which something waits.
+    pub(crate) fn deferred(&self) -> BTreeSet<String> {
+        self.deferred.iter().map(namespace).collect()
+    }
+
+    /// Compiles nothing later that is asked for now. Returns what [`Limits::hold_back`] said.
+    pub(crate) fn hold_nothing(&mut self) -> BTreeSet<String> {
+        self.deferred.clear();
+        std::mem::take(&mut self.held)
+    }
+
+    /// Whether a combination that weighs so much may be compiled now.
+    pub(crate) fn admits(&mut self, combination: Combination, units: u64) -> bool {
+        if units <= ORDINARY_UNITS {
+            return true;
+        }
+        let namespace = namespace(&combination);
+        if self.held.contains(&namespace) {
+            self.deferred.insert(combination);
+            return false;
+        }
+        *self.compiled.entry(namespace).or_default() += units;
+        true
+    }
+
+    /// The large combinations that were compiled since this was asked last: units by namespace.
+    pub(crate) fn take_compiled(&mut self) -> BTreeMap<String, u64> {
+        std::mem::take(&mut self.compiled)
     }
 
     /// Weighs a namespace's policies anew, by the pods that are here; whether something else is closed.

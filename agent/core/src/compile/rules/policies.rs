@@ -67,7 +67,7 @@ impl DirectionPolicies {
         cluster: &Cluster,
         (pod, labelled): (&Pod, bool),
         direction: Direction,
-        limits: &Limits,
+        limits: &mut Limits,
         builder: &mut Builder<'_>,
     ) -> Option<Arc<DirectionPolicy>> {
         let policies = cluster.isolating((pod, labelled), direction);
@@ -89,6 +89,11 @@ impl DirectionPolicies {
             return Some(known.clone());
         }
         let Made { policies, ports, served, .. } = &made;
+        let weights = policies.iter().filter_map(|policy| cluster.weight(&policy.key));
+        let units = weights.map(|weight| weight.units(direction)).sum();
+        if !limits.admits(combination(direction, policies), units) {
+            return Some(builder.closed(direction));
+        }
         // One that asks for more than its budget isolates and grants nothing.
         let policies = policies.iter().filter(|policy| {
             let selects = labelled || policy.pod_selector.requirements.is_empty();
