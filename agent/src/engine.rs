@@ -553,11 +553,17 @@ impl Engine {
         if self.enforced == self.desired && operations == 0 && !recovered {
             return;
         }
+        let first = self.enforced == 0;
         self.enforced = self.desired;
         let took = noticed.map(|noticed| noticed.elapsed());
         self.instruments.enforced(took);
-        let took = took.map(tracing::field::debug);
-        tracing::info!(revision = self.enforced, operations, took, recovered, "enforced");
+        let (revision, took) = (self.enforced, took.map(tracing::field::debug));
+        // A busy cluster has two updates a second; only those after a start or a failure are news.
+        if first || recovered {
+            tracing::info!(revision, operations, took, recovered, "enforced");
+        } else {
+            tracing::debug!(revision, operations, took, "enforced");
+        }
     }
 
     fn failed(&mut self, error: &EngineError) {

@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 
 use cluster::{Local, Size};
@@ -50,9 +50,12 @@ struct Arguments {
     /// The ratios to compare with
     #[arg(long, value_name = "FILE", default_value = "bench/baseline.json")]
     baseline: PathBuf,
-    /// Make this run's ratios the baseline
+    /// Make this run's ratios the baseline, and draw them
     #[arg(long)]
     save_baseline: bool,
+    /// Draw rules.svg beside the baseline from its ratios, and measure nothing
+    #[arg(long, conflicts_with = "save_baseline")]
+    draw_baseline: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -90,6 +93,9 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<()> {
+    if arguments.draw_baseline {
+        return draw_baseline(&arguments.baseline);
+    }
     host::seclude()?;
     let pins = Pins::new()?;
     let wanted = |part| arguments.part.is_empty() || arguments.part.contains(&part);
@@ -130,9 +136,20 @@ fn run(arguments: &Arguments) -> Result<()> {
     plots::draw(&results, &arguments.output)?;
     let ratios = results.ratios();
     if arguments.save_baseline {
-        return host::write(&arguments.baseline, &serde_json::to_string_pretty(&ratios)?);
+        host::write(&arguments.baseline, &serde_json::to_string_pretty(&ratios)?)?;
+        // A run of other parts has nothing to draw there.
+        let complete = !results.wire.is_empty();
+        return if complete { draw_baseline(&arguments.baseline) } else { Ok(()) };
     }
     compare(&ratios, &arguments.baseline).map(drop)
+}
+
+fn draw_baseline(baseline: &Path) -> Result<()> {
+    let text = std::fs::read_to_string(baseline)
+        .with_context(|| format!("cannot read {}", baseline.display()))?;
+    let ratios = serde_json::from_str(&text)
+        .with_context(|| format!("{} is no baseline", baseline.display()))?;
+    host::write(&baseline.with_file_name("rules.svg"), &plots::by_rules(&ratios)?)
 }
 
 fn control(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {

@@ -1,12 +1,15 @@
-//! The figures as pictures (SVG).
+//! The figures as pictures (SVG), readable on light and dark pages.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
+use plotters::chart::SeriesLabelPosition::{self, LowerLeft, UpperLeft};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use crate::cluster::Size;
+use crate::host;
 use crate::hostile::{Hostile, SHAPES, SIZES};
 use crate::report::{PacketFigure, Results};
 
@@ -24,6 +27,49 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(0xd6, 0x27, 0x28),
     RGBColor(0x94, 0x67, 0xbd),
     RGBColor(0x8c, 0x56, 0x4b),
+];
+
+/// Exchanges black and white where the reader prefers dark pages; no chart fills its background.
+const DARK: &str = "<style>@media (prefers-color-scheme: dark) { \
+                    [fill=\"#000000\"] { fill: #e6edf3 } [stroke=\"#000000\"] { stroke: #e6edf3 } \
+                    [fill=\"#FFFFFF\"] { fill: #0d1117 } }</style>\n";
+
+/// Numbers of rules in [`by_rules`].
+const RULES: [u32; 4] = [1, 100, 1000, 10_000];
+/// Lines of [`by_rules`]: name, and the baseline's names of its filter for [`RULES`], as far as they are
+/// measured.
+const FILTERS: [(&str, [Option<&str>; 4]); 4] = [
+    (
+        "netpold (1,000 pods; at 10,000 rules 100,000 pods)",
+        [
+            Some("netpold, 1000 pods, 1 rules"),
+            None,
+            None,
+            Some("netpold, 100000 pods, 10000 rules"),
+        ],
+    ),
+    (
+        "nftables, one chain",
+        [
+            Some("nftables, chain, 1 rules"),
+            Some("nftables, chain, 100 rules"),
+            Some("nftables, chain, 1000 rules"),
+            Some("nftables, chain, 10000 rules"),
+        ],
+    ),
+    (
+        "iptables, one chain",
+        [
+            Some("iptables, chain, 1 rules"),
+            Some("iptables, chain, 100 rules"),
+            Some("iptables, chain, 1000 rules"),
+            Some("iptables, chain, 10000 rules"),
+        ],
+    ),
+    (
+        "nftables, verdict map (10,000 rules)",
+        [None, None, None, Some("nftables, verdict map, 10000 rules")],
+    ),
 ];
 
 /// Family, case and flows of the lines in the charts.
@@ -94,11 +140,27 @@ fn lines(figures: &[PacketFigure], (name, of, with): Dimension, folder: &Path) -
         });
         (format!("IPv{family} {case}, {flows}"), points.collect::<Vec<_>>())
     });
-    let path = folder.join(format!("packet-{name}.svg"));
-    let area = SVGBackend::new(&path, CHART).into_drawing_area();
     let caption = format!("ns per packet over the empty program, by {name}");
-    chart(&area, [&caption, name, "ns"], &sizes, &series)
-        .map_err(|error| anyhow!("{}: {error}", path.display()))
+    let text = svg(CHART, |area| chart(area, [&caption, name, "ns"], UpperLeft, &sizes, &series))?;
+    host::write(&folder.join(format!("packet-{name}.svg")), &text)
+}
+
+/// The chart of README.md: packets that two pods exchange, by how many rules there are, as a share of
+/// those without any filter. `baseline`: the ratios of `baseline.json`.
+pub(crate) fn by_rules(baseline: &BTreeMap<String, f64>) -> Result<String> {
+    let series = FILTERS.map(|(name, filters)| {
+        let points = filters.iter().enumerate().filter_map(|(place, filter)| {
+            let ratio = baseline.get(&format!("wire, datagrams: {}", (*filter)?))?;
+            Some((place as f64, 100.0 / ratio))
+        });
+        (name.to_owned(), points.collect::<Vec<_>>())
+    });
+    ensure!(
+        series.iter().all(|(_, points)| !points.is_empty()),
+        "the baseline lacks the ratios of the part `wire`"
+    );
+    let caption = "UDP packets per second between two pods, % of no filter";
+    svg(CHART, |area| chart(area, [caption, "rules", "%"], LowerLeft, &RULES, &series))
 }
 
 /// What hostile tenants cost by the size of what they write: `of` says which figure, in milliseconds.
@@ -119,23 +181,34 @@ fn hostile(
         });
         (shape.to_owned(), points.collect::<Vec<_>>())
     });
-    let path = folder.join(format!("{name}.svg"));
-    let area = SVGBackend::new(&path, CHART).into_drawing_area();
-    chart(&area, [caption, "how many", "ms"], &SIZES, &series)
-        .map_err(|error| anyhow!("{}: {error}", path.display()))
+    let text =
+        svg(CHART, |area| chart(area, [caption, "how many", "ms"], UpperLeft, &SIZES, &series))?;
+    host::write(&folder.join(format!("{name}.svg")), &text)
 }
 
 type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
+/// The text of a picture.
+fn svg(size: (u32, u32), draw: impl FnOnce(&Area<'_>) -> Drawn) -> Result<String> {
+    let mut text = String::new();
+    let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
+    draw(&area).map_err(|error| anyhow!("cannot draw: {error}"))?;
+    drop(area);
+    let begin = text.find("<svg").unwrap_or_default();
+    let content = text[begin..].find('>').map_or(begin, |end| begin + end + 1);
+    text.insert_str(content, DARK);
+    Ok(text)
+}
+
 /// A chart of a caption, of what is varied, and of a unit.
 fn chart(
     area: &Area<'_>,
     [caption, varied, unit]: [&str; 3],
+    legend: SeriesLabelPosition,
     sizes: &[u32],
     series: &[(String, Vec<(f64, f64)>)],
 ) -> Drawn {
-    area.fill(&WHITE)?;
     let all = series.iter().flat_map(|(_, points)| points.iter().map(|(_, y)| *y));
     let highest = all.fold(1.0, f64::max) * 1.1;
     let mut chart = ChartBuilder::on(area)
@@ -151,6 +224,8 @@ fn chart(
     chart
         .configure_mesh()
         .disable_x_mesh()
+        .max_light_lines(0)
+        .y_label_formatter(&|value| format!("{value:.0}"))
         .x_labels(sizes.len() * 2)
         .x_label_formatter(&label)
         .x_desc(varied)
@@ -165,7 +240,7 @@ fn chart(
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
+        .position(legend)
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK.mix(0.2))
         .draw()?;
@@ -178,14 +253,12 @@ fn bars(folder: &Path, name: &str, title: &str, figures: &[Bar<'_>]) -> Result<(
     if figures.is_empty() {
         return Ok(());
     }
-    let path = folder.join(format!("{name}.svg"));
     let size = (CHART.0, (figures.len() as u32 + 2) * BAR as u32);
-    let area = SVGBackend::new(&path, size).into_drawing_area();
-    draw_bars(&area, title, figures).map_err(|error| anyhow!("{}: {error}", path.display()))
+    let text = svg(size, |area| draw_bars(area, title, figures))?;
+    host::write(&folder.join(format!("{name}.svg")), &text)
 }
 
 fn draw_bars(area: &Area<'_>, title: &str, figures: &[Bar<'_>]) -> Drawn {
-    area.fill(&WHITE)?;
     let text = (FONT, 14).into_font();
     area.draw(&Text::new(title, (12, BAR / 3), (FONT, 18).into_font()))?;
     let longest = figures.iter().map(|(_, value)| *value).fold(f64::MIN_POSITIVE, f64::max);
@@ -201,4 +274,18 @@ fn draw_bars(area: &Area<'_>, title: &str, figures: &[Bar<'_>]) -> Drawn {
     }
     area.present()?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `cargo xtask bench --draw-baseline` after a change of either.
+    #[test]
+    fn the_committed_chart_shows_the_committed_baseline() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+        let baseline = serde_json::from_str(&read("baseline.json")).unwrap();
+        assert_eq!(read("rules.svg"), by_rules(&baseline).unwrap());
+    }
 }

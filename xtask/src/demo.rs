@@ -16,9 +16,9 @@ use crate::step;
 use cluster::Cluster;
 
 const POLICIES: [(&str, &str); 3] = [
-    ("shop.yaml", include_str!("demo/policies/shop.yaml")),
-    ("billing.yaml", include_str!("demo/policies/billing.yaml")),
-    ("monitoring.yaml", include_str!("demo/policies/monitoring.yaml")),
+    ("shop.yaml", include_str!("../../deploy/example/shop.yaml")),
+    ("billing.yaml", include_str!("../../deploy/example/billing.yaml")),
+    ("monitoring.yaml", include_str!("../../deploy/example/monitoring.yaml")),
 ];
 
 /// Runs the demo.
@@ -60,7 +60,7 @@ fn play(binary: &std::path::Path) -> Result<usize> {
     go_on()?;
 
     let names = POLICIES.map(|(name, _)| name).join(", ");
-    step::title(&format!("policies: {names} (in xtask/src/demo/policies)"));
+    step::title(&format!("policies: {names} (in deploy/example)"));
     for (name, text) in POLICIES {
         manifests.write(name, text)?;
     }

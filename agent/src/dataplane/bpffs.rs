@@ -26,7 +26,8 @@ pub enum BpffsError {
     /// No bpffs there and none could be mounted.
     #[error(
         "--bpffs {}: not on a BPF file system, and mounting one there failed: {errno}. Run as root \
-         with CAP_SYS_ADMIN, or mount it beforehand: mount -t bpf bpf {}",
+         with CAP_SYS_ADMIN, or mount it beforehand: mount -t bpf bpf {}; in Kubernetes apply \
+         deploy/overlays/mount-bpffs instead of deploy/base",
         path.display(), path.display()
     )]
     Mount {

@@ -18,6 +18,10 @@ use crate::status::{
 
 /// Drops of the status that are explained, of those that differ: each takes a walk over policies.
 const EXPLAINED: usize = 16;
+/// First line of the explanation of a [`Reason::ServiceBackend`].
+const AFTER_TRANSLATION: &str = "judged at the packet's address and port after the node's Service \
+                                 translation; where nothing was translated, only rules for the \
+                                 address itself count";
 /// After a boot without a source.
 const RESTORED: &str = "the source is not in sync yet: the last good state is enforced until it is";
 /// Pods that a problem names, of those that it concerns.
@@ -176,7 +180,8 @@ impl Engine {
     /// Recent drops with the reason that the current policies give.
     fn explain_drops(&self, dropped: &[Dropped]) -> Vec<RecentDrop> {
         let mut distinct = BTreeMap::new();
-        for drop in dropped.iter().rev().filter(|drop| drop.reason == Reason::Policy.as_str()) {
+        let by_policy = [Reason::Policy, Reason::ServiceBackend].map(Reason::as_str);
+        for drop in dropped.iter().rev().filter(|drop| by_policy.contains(&drop.reason)) {
             if distinct.len() < EXPLAINED && !distinct.contains_key(&drop.key()) {
                 distinct.insert(drop.key(), drop);
             }
@@ -199,7 +204,10 @@ impl Engine {
             };
             explainer.judge(&pod, drop.direction, remote, protocol, port)
         };
-        judgement().map(|judgement| judgement.lines()).unwrap_or_default()
+        let lines = judgement().map(|judgement| judgement.lines()).unwrap_or_default();
+        let after_translation = drop.reason == Reason::ServiceBackend.as_str();
+        let note = after_translation.then(|| AFTER_TRANSLATION.to_owned());
+        note.into_iter().chain(lines).collect()
     }
 
     fn recent_drop(&self, drop: &Dropped, explanation: Vec<String>) -> RecentDrop {

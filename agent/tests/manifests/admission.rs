@@ -15,19 +15,24 @@ impl Policy {
     fn named(name: &str) -> Self {
         let objects = render("overlays/admission");
         let spec = find(&objects, "ValidatingAdmissionPolicy", name)["spec"].clone();
-        Self { spec, params: find(&objects, "NetworkPolicyLimits", "default").clone() }
+        Self { spec, params: find(&objects, "ConfigMap", "network-policy-limits").clone() }
     }
 
     /// What the policy says of a NetworkPolicy with this spec that is written anew or, with an old
     /// spec, over that; none: it passes.
     fn messages(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
-        let mut context = Context::default();
         let object = |spec: &Value| json!({ "metadata": { "name": "x" }, "spec": spec });
+        self.judge(&object(new), &old.map_or(Value::Null, object))
+    }
+
+    /// What the policy says of an object, null for an old one that is not there; none: it passes.
+    fn judge(&self, object: &Value, old: &Value) -> Vec<String> {
+        let mut context = Context::default();
         let mut add = |name: &str, value: &Value| {
             context.add_variable_from_value(name, cel::to_value(value).unwrap());
         };
-        add("object", &object(new));
-        add("oldObject", &old.map_or(Value::Null, object));
+        add("object", object);
+        add("oldObject", old);
         add("params", &self.params);
         let list = |name: &str| self.spec[name].as_array().cloned().unwrap_or_default();
         let matches = |condition: &Value| evaluate(condition, &context) == Cel::Bool(true);
@@ -120,7 +125,8 @@ fn limits_are_held() {
         return;
     }
     let policy = Policy::named("netpold-limits");
-    let limit = |name: &str| policy.params["spec"][name].as_u64().unwrap() as usize;
+    let limit =
+        |name: &str| -> usize { policy.params["data"][name].as_str().unwrap().parse().unwrap() };
     let pod = json!({ "podSelector": {} });
     for (rules, peers) in [("ingress", "from"), ("egress", "to")] {
         let of = |rule: Value| json!({ "podSelector": {}, rules: [rule] });
@@ -146,6 +152,36 @@ fn limits_are_held() {
     let beyond = json!({ "podSelector": {}, "ingress": many(&json!({}), 99) });
     assert!(policy.messages(&beyond, Some(&beyond)).is_empty(), "an unchanged spec stays");
     assert_eq!(policy.messages(&beyond, Some(&json!({ "podSelector": {} }))).len(), 1);
+}
+
+/// The limits that are shipped are taken, others only in their range.
+#[test]
+fn limits_that_are_none_are_refused() {
+    if !can_render("limits_that_are_none_are_refused") {
+        return;
+    }
+    let policy = Policy::named("netpold-limits-values");
+    let messages = |limits: &Value| policy.judge(limits, &Value::Null);
+    assert_eq!(messages(&policy.params), [""; 0], "the shipped ones");
+    for (name, value, good) in [
+        ("maxRules", json!("1"), true),
+        ("maxRules", json!("1000"), true),
+        ("maxExceptPerBlock", json!("0"), true),
+        ("maxRules", json!("0"), false),
+        ("maxRules", json!("1001"), false),
+        ("maxPeersPerRule", json!("many"), false),
+        ("maxPortsPerRule", json!(" 5"), false),
+        ("maxExceptPerBlock", json!("-1"), false),
+        ("maxFriends", json!("3"), false),
+    ] {
+        let mut limits = policy.params.clone();
+        limits["data"][name] = value;
+        assert_eq!(messages(&limits).is_empty(), good, "{limits}");
+    }
+    let mut fewer = policy.params.clone();
+    fewer["data"].as_object_mut().unwrap().remove("maxPortsPerRule");
+    assert!(messages(&fewer)[0].contains("one is missing"));
+    assert!(!messages(&json!({ "metadata": { "name": "x" } })).is_empty(), "no data at all");
 }
 
 #[test]

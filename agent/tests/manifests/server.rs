@@ -39,7 +39,6 @@ fn the_objects_do_what_they_are_for() {
     assert_eq!(container(&set)["securityContext"], container(&wanted)["securityContext"]);
     only_agents_run_in_their_namespace(&server, &set);
     tenants_policies_are_bounded(&server);
-    limits_have_a_schema(&server);
     agents_have_a_priority_level(&server);
 }
 
@@ -116,52 +115,6 @@ fn tenants_policies_are_bounded(server: &ApiServer) {
     create(server, &policy("two")).unwrap();
     let error = create(server, &policy("three")).unwrap_err();
     assert!(error.contains("exceeded quota: network-policies"), "{error}");
-}
-
-fn limits_have_a_schema(server: &ApiServer) {
-    let objects = render("overlays/admission");
-    create(server, find(&objects, "CustomResourceDefinition", "")).unwrap();
-    let crd = "crd/networkpolicylimits.netpold.io";
-    server.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", crd]).unwrap();
-    let status = get(server, &[crd])["status"].clone();
-    let conditions = status["conditions"].as_array().unwrap();
-    let has = |kind: &str| conditions.iter().any(|c| c["type"] == kind && c["status"] == "True");
-    assert!(has("NamesAccepted") && !has("NonStructuralSchema"), "{status}");
-    wrong_limits_are_refused(server, find(&objects, "NetworkPolicyLimits", ""));
-    let mut broken = find(&objects, "CustomResourceDefinition", "").clone();
-    let version = &mut broken["spec"]["versions"][0];
-    version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["maxRules"]["type"] =
-        Value::Null;
-    server.kubectl(&["delete", crd]).unwrap();
-    let error = create(server, &broken).unwrap_err();
-    assert!(error.contains("type: Required value"), "the schema is looked at: {error}");
-}
-
-/// The limits that are shipped are taken, others only as the schema has them.
-fn wrong_limits_are_refused(server: &ApiServer, limits: &Value) {
-    create(server, limits).unwrap();
-    let kept = get(server, &["networkpolicylimits", "default"]);
-    assert_eq!(kept["spec"], limits["spec"]);
-    for (field, value, says) in [
-        ("maxRules", json!(0), "should be greater than or equal to 1"),
-        ("maxRules", json!(1001), "should be less than or equal to 1000"),
-        ("maxPeersPerRule", json!("many"), "must be of type integer"),
-        ("maxExceptPerBlock", json!(-1), "should be greater than or equal to 0"),
-        ("maxPortsPerRule", Value::Null, "maxPortsPerRule"),
-    ] {
-        let mut wrong = limits.clone();
-        wrong["metadata"]["name"] = json!("wrong");
-        wrong["spec"][field] = value;
-        let error = create(server, &wrong).unwrap_err();
-        assert!(error.contains("spec.") && error.contains(says), "{field}: {error}");
-    }
-    let mut more = limits.clone();
-    more["metadata"]["name"] = json!("more");
-    more["spec"]["maxFriends"] = json!(3);
-    create(server, &more).unwrap();
-    let kept = get(server, &["networkpolicylimits", "more"]);
-    assert_eq!(kept["spec"], limits["spec"], "what the schema does not have is not kept");
-    server.kubectl(&["delete", "networkpolicylimits", "--all"]).unwrap();
 }
 
 /// The server has these kinds as v1beta1, in which the shares have another name.

@@ -4,16 +4,14 @@ use k8s_openapi::api::{
     admissionregistration::v1 as admission, apps::v1 as apps, core::v1 as core,
     flowcontrol::v1 as flowcontrol, rbac::v1 as rbac,
 };
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1 as extensions;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::rendered::{KUSTOMIZATIONS, can_render, render};
 
-/// Kinds that no Kubernetes has of itself: ours is held against its own schema by the API server, the
-/// Prometheus operator's are looked at in `monitoring.rs`.
-const OTHERS: [&str; 3] = ["NetworkPolicyLimits", "PodMonitor", "PrometheusRule"];
+/// Kinds of the Prometheus operator, which `monitoring.rs` looks at.
+const OTHERS: [&str; 2] = ["PodMonitor", "PrometheusRule"];
 
 #[test]
 fn every_field_is_one_that_kubernetes_has() {
@@ -43,9 +41,6 @@ fn unknown_fields(object: &Value) -> Vec<String> {
         ("flowcontrol.apiserver.k8s.io/v1", "FlowSchema") => read::<flowcontrol::FlowSchema>,
         ("flowcontrol.apiserver.k8s.io/v1", "PriorityLevelConfiguration") => {
             read::<flowcontrol::PriorityLevelConfiguration>
-        }
-        ("apiextensions.k8s.io/v1", "CustomResourceDefinition") => {
-            read::<extensions::CustomResourceDefinition>
         }
         ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy") => {
             read::<admission::ValidatingAdmissionPolicy>

@@ -164,6 +164,7 @@ fn without_bpffs() {
     let output = command.output().unwrap();
     refused(&output, "not on a BPF file system, and mounting one there failed: EPERM");
     assert!(stderr(&output).contains("mount it beforehand: mount -t bpf bpf "));
+    assert!(stderr(&output).contains("apply deploy/overlays/mount-bpffs instead of deploy/base"));
 }
 
 /// The agent does not give up (a full memory may have been the reason) but says so at once.

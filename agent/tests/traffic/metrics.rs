@@ -131,6 +131,9 @@ fn numbers_tell_what_happens() {
     let revisions = ["netpold_revision_desired", "netpold_revision_enforced"];
     assert_eq!(edited.value(revisions[0]), edited.value(revisions[1]));
     assert!(edited.value(revisions[1]) > after.value(revisions[1]));
+    let log = cluster.agents[0].log();
+    let updates = log.lines().filter(|line| line.contains("enforced") && line.contains("revision"));
+    assert_eq!(updates.count(), 1, "only the first update after a start is news:\n{log}");
     nothing_is_named(&cluster, &edited);
 }
 

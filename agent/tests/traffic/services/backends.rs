@@ -45,10 +45,22 @@ fn mixed(proxy: Proxy) {
         answer(client, &mixed, &["", "friend1", "friend2"]);
         assert!(lost(&cluster, node, "service_backend") > between.0, "dropped behind translation");
         assert_eq!(lost(&cluster, node, "policy"), between.1);
+        cluster.agents[node].wait_for("explained", PATIENCE, explains_the_backend).unwrap();
     }
     // What the rules say of a backend's own address does not change.
     cluster.denied("client1", "enemy1");
     cluster.denied("client1", "enemy2");
+}
+
+/// A drop after the translation says where it was judged, who isolates the client and that no rule of
+/// its allows the backend.
+fn explains_the_backend(status: &serde_json::Value) -> bool {
+    let drops = status["recent_drops"].as_array().into_iter().flatten();
+    let said = drops.filter(|drop| drop["reason"] == "service_backend");
+    let said = said.map(|drop| drop["explanation"].to_string()).next().unwrap_or_default();
+    ["after the node's Service translation", "denied, no rule allows it", "isolated by", "nearest:"]
+        .iter()
+        .all(|part| said.contains(part))
 }
 
 #[test]

@@ -1,0 +1,124 @@
+//! What pages show as output is what the binary prints, and what they link to is there.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use netpold_ebpf::reason::Reason;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn page(name: &str) -> String {
+    fs::read_to_string(root().join(name)).unwrap()
+}
+
+/// Blocks between fences that begin with a prompt: the command after `$ `, and the lines after it.
+fn sessions(page: &str) -> Vec<(&str, &str)> {
+    let blocks = page.split("\n```").skip(1).step_by(2);
+    let blocks = blocks.filter_map(|block| block.split_once('\n')?.1.strip_prefix("$ "));
+    blocks.filter_map(|session| session.split_once('\n')).collect()
+}
+
+#[test]
+fn the_readmes_output_is_real() {
+    let readme = page("README.md");
+    let sessions = sessions(&readme);
+    assert!(!sessions.is_empty(), "README.md shows no output");
+    for (command, shown) in sessions {
+        let arguments = command.strip_prefix("netpold ").unwrap().split(' ');
+        let mut netpold = Command::new(env!("CARGO_BIN_EXE_netpold"));
+        let output = netpold.args(arguments).env_clear().current_dir(root()).output().unwrap();
+        let printed = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(printed.trim_end(), shown.trim_end(), "{command}");
+    }
+}
+
+/// Every page of the project.
+const PAGES: [&str; 13] = [
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "README.md",
+    "SECURITY.md",
+    "agent/README.md",
+    "agent/THREATS.md",
+    "agent/core/conformance/README.md",
+    "bench/README.md",
+    "deploy/README.md",
+    "deploy/limits.md",
+    "deploy/metrics.md",
+    "deploy/troubleshooting.md",
+    "ebpf/README.md",
+];
+
+/// Anchors of a page's headings, as GitHub makes them.
+fn anchors(page: &str) -> Vec<String> {
+    let headings = page.lines().filter(|line| line.starts_with('#'));
+    let anchor = |heading: &str| {
+        let text = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = text.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+        kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+    };
+    headings.map(anchor).collect()
+}
+
+#[test]
+fn links_between_pages_lead_somewhere() {
+    let mut links = 0;
+    for name in PAGES {
+        let text = page(name);
+        let folder = root().join(name).parent().unwrap().to_owned();
+        let targets = text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap());
+        for target in targets.filter(|target| !target.contains("://")) {
+            let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let path = if file.is_empty() { root().join(name) } else { folder.join(file) };
+            assert!(path.exists(), "{name}: {target}");
+            if !anchor.is_empty() {
+                let there = anchors(&fs::read_to_string(&path).unwrap());
+                assert!(there.iter().any(|it| it == anchor), "{name}: {target}");
+            }
+            links += 1;
+        }
+    }
+    assert!(links > 30, "only {links} links were found");
+}
+
+/// The page's table of reasons has every label of the drop counter, and no other.
+#[test]
+fn every_reason_of_a_drop_is_documented() {
+    let text = page("deploy/metrics.md");
+    let table = text.split("| reason | meaning |\n").nth(1).unwrap();
+    let rows = table.lines().skip(1).map_while(|line| line.strip_prefix("| "));
+    let documented: BTreeSet<&str> =
+        rows.flat_map(|row| row.split(" |").next().unwrap().split(", ")).collect();
+    let served = Reason::ALL.into_iter().filter(|reason| reason.is_drop()).map(Reason::as_str);
+    assert_eq!(documented, served.collect());
+}
+
+/// Workflows are YAML, run the developer's checks, and name actions by their major version.
+#[test]
+fn workflows_are_well_formed() {
+    let folder = root().join(".github");
+    for name in
+        ["ISSUE_TEMPLATE/bug.yml", "ISSUE_TEMPLATE/feature.yml", "ISSUE_TEMPLATE/config.yml"]
+    {
+        let text = fs::read_to_string(folder.join(name)).unwrap();
+        let form: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
+        assert!(form["body"].is_array() || form["contact_links"].is_array(), "{name}");
+    }
+    for (name, runs) in [("ci.yaml", ".ci/run"), ("release.yaml", "cargo xtask image")] {
+        let text = fs::read_to_string(folder.join("workflows").join(name)).unwrap();
+        let workflow: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
+        let jobs = workflow["jobs"].as_object().unwrap().values();
+        let steps: Vec<_> = jobs.flat_map(|job| job["steps"].as_array().unwrap()).collect();
+        let commands = steps.iter().filter_map(|step| step["run"].as_str());
+        assert!(commands.into_iter().any(|command| command.contains(runs)), "{name}");
+        for action in steps.iter().filter_map(|step| step["uses"].as_str()) {
+            let (_, version) = action.split_once("@v").unwrap();
+            assert!(version.chars().all(|c| c.is_ascii_digit()), "{name}: {action}");
+        }
+    }
+}
