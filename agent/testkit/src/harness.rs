@@ -40,8 +40,15 @@ pub struct Disagreement {
     pub packet: Packet,
 }
 
+impl Default for Subject {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Subject {
     /// With nothing in the cluster.
+    #[must_use]
     pub fn new() -> Self {
         Self {
             state: Cluster::default(),
