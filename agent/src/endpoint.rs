@@ -42,9 +42,9 @@ use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
 pub use self::device::Device;
-use self::device::Devices;
+use self::device::Links;
 use self::message::{
-    LinkEvent, addresses_request, global_address, host_route, link_event, links_request,
+    LinkEvent, addresses_request, bridge, global_address, host_route, link_event, links_request,
     own_addresses_request, peer_address, routes_request,
 };
 use self::table::{Table, Veth};
@@ -75,6 +75,8 @@ pub enum Event {
     OwnAddresses(Vec<IpAddr>),
     /// The node's devices, other than veths, that packets leave it by, by index: these now.
     Devices(BTreeMap<u32, Device>),
+    /// The interfaces, veths or others, that are ports of a bridge, by index, with the bridge's: these now.
+    Ports(BTreeMap<u32, u32>),
     /// Everything that was there at the start has been sent: one listing got every answer.
     InSync,
 }
@@ -158,7 +160,8 @@ impl Discovery {
             addresses: Listener::open(&ADDRESS_GROUPS, true, buffer)
                 .map_err(failed("listening to address events of all namespaces"))?,
             table: Table::default(),
-            devices: Devices::default(),
+            devices: Links::default(),
+            ports: Links::default(),
             own: None,
             own_changed: false,
             storm: false,
@@ -215,7 +218,9 @@ struct Worker {
     links: Listener,
     addresses: Listener,
     table: Table,
-    devices: Devices,
+    devices: Links<Device>,
+    /// Ports of bridges, with their bridge.
+    ports: Links<u32>,
     /// The node's own addresses as told.
     own: Option<Vec<IpAddr>>,
     /// One of them may have changed since.
@@ -290,18 +295,26 @@ impl Worker {
     }
 
     fn take_link_events(&mut self) -> io::Result<bool> {
-        let (table, devices, counters) = (&mut self.table, &mut self.devices, &self.counters);
+        let (table, counters) = (&mut self.table, &self.counters);
+        let (devices, ports) = (&mut self.devices, &mut self.ports);
         drain(&mut self.links, |_, message| {
             counters.events.fetch_add(1, Ordering::Relaxed);
             if let Some(route) = host_route(message) {
                 return table.route_is(route);
             }
             match link_event(message) {
-                Some(LinkEvent::Now(veth)) => table.link_is(veth),
-                Some(LinkEvent::Other(index, device)) => devices.is(index, device),
+                Some(LinkEvent::Now(veth)) => {
+                    ports.is(veth.index, bridge(message));
+                    table.link_is(veth);
+                }
+                Some(LinkEvent::Other(index, device)) => {
+                    ports.is(index, bridge(message));
+                    devices.is(index, device);
+                }
                 Some(LinkEvent::Gone(index)) => {
                     table.link_gone(index);
                     devices.gone(index);
+                    ports.gone(index);
                 }
                 None => {}
             }
@@ -354,10 +367,14 @@ impl Worker {
     /// Lists all links and the addresses behind veths anew. `lost`: events are missing.
     fn scan(&mut self, lost: bool) -> Scan {
         self.counters.scans.fetch_add(1, Ordering::Relaxed);
-        let mut devices = BTreeMap::new();
+        let (mut devices, mut ports) = (BTreeMap::new(), BTreeMap::new());
         let found = self.requests.dump(&links_request(None), |message| match link_event(message) {
-            Some(LinkEvent::Now(veth)) => Some(veth),
+            Some(LinkEvent::Now(veth)) => {
+                ports.extend(bridge(message).map(|bridge| (veth.index, bridge)));
+                Some(veth)
+            }
             Some(LinkEvent::Other(index, device)) => {
+                ports.extend(bridge(message).map(|bridge| (index, bridge)));
                 devices.extend(device.map(|device| (index, device)));
                 None
             }
@@ -366,6 +383,7 @@ impl Worker {
         let known = found.map(|veths| {
             self.table.links_are(veths, lost);
             self.devices.are(devices);
+            self.ports.are(ports);
         });
         let known = known.and_then(|()| self.list_routes());
         match known.and_then(|()| self.list_addresses()) {
@@ -470,10 +488,10 @@ impl Worker {
         for event in self.table.differences() {
             self.send(Event::Interface(event))?;
         }
-        match self.devices.difference() {
-            Some(devices) => self.send(Event::Devices(devices)),
-            None => Ok(()),
+        if let Some(devices) = self.devices.difference() {
+            self.send(Event::Devices(devices))?;
         }
+        self.ports.difference().map_or(Ok(()), |ports| self.send(Event::Ports(ports)))
     }
 
     fn send(&self, event: Event) -> Result<(), Stop> {

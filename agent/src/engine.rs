@@ -76,6 +76,8 @@ pub struct Engine {
     names: BTreeMap<u32, String>,
     /// The node's other devices.
     devices: BTreeMap<u32, Device>,
+    /// Interfaces that are ports of bridges, with their bridge.
+    ports: BTreeMap<u32, u32>,
     node_devices: NodeDevices,
     desired: u64,
     enforced: u64,
@@ -133,6 +135,7 @@ impl Engine {
             capacity,
             names: BTreeMap::new(),
             devices: BTreeMap::new(),
+            ports: BTreeMap::new(),
             node_devices: NodeDevices::Auto,
             desired: 0,
             enforced: 0,
@@ -522,7 +525,10 @@ impl Engine {
     fn attach(&mut self) {
         let version = self.compiler.endpoints_version();
         let known = self.roles.take().filter(|(of, _)| *of == version);
-        let (_, roles) = known.unwrap_or_else(|| (version, self.roles()));
+        let (_, roles) = known.unwrap_or_else(|| {
+            self.tell_bridges();
+            (version, self.roles())
+        });
         let problems = if self.installed {
             self.dataplane.attach(&roles)
         } else {

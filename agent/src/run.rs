@@ -352,6 +352,7 @@ impl Agent {
                 lock(&self.engine).apply(Change::OwnAddresses(addresses));
             }
             endpoint::Event::Devices(devices) => lock(&self.engine).devices_are(devices),
+            endpoint::Event::Ports(ports) => lock(&self.engine).ports_are(ports),
             endpoint::Event::Interface(event) => lock(&self.engine).apply_interface(event),
         }
     }

@@ -7,7 +7,7 @@
     reason = "helpers of a test are not seen as tests by the lints"
 )]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::net::IpAddr;
 use std::process::Command;
@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use netpold::endpoint::{Discovery, Event, InterfaceEvent, Settings};
 use netpold_core::model::{Change, Interface};
+use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, setns};
 use tokio::sync::mpsc;
 
@@ -103,6 +104,11 @@ impl Observer {
         self.within(PATIENCE).expect("an event")
     }
 
+    /// All that is told in half a second.
+    fn for_a_while(&mut self) -> Vec<Event> {
+        std::iter::from_fn(|| self.within(Duration::from_millis(500))).collect()
+    }
+
     fn within(&mut self, time: Duration) -> Option<Event> {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -120,7 +126,7 @@ impl Observer {
         loop {
             match self.next() {
                 Event::Interface(event) => events.push(event),
-                Event::OwnAddresses(_) | Event::Devices(_) => {}
+                Event::OwnAddresses(_) | Event::Devices(_) | Event::Ports(_) => {}
                 Event::InSync => return events,
             }
         }
@@ -162,7 +168,7 @@ impl Observer {
         loop {
             match self.next() {
                 Event::Interface(event) => return event.change,
-                Event::OwnAddresses(_) | Event::Devices(_) => {}
+                Event::OwnAddresses(_) | Event::Devices(_) | Event::Ports(_) => {}
                 Event::InSync => panic!("in sync twice"),
             }
         }
@@ -250,7 +256,7 @@ fn events_arrive_within_milliseconds_of_the_address() {
     std::thread::sleep(Duration::from_secs(3));
     // A netlink socket of our own, so that no process start is measured.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let index = pod.inside(|| nix::net::if_::if_nametoindex("eth0").unwrap());
+    let index = pod.inside(|| if_nametoindex("eth0").unwrap());
     let (connection, handle, _) =
         pod.inside(|| runtime.block_on(async { rtnetlink::new_connection().unwrap() }));
     runtime.spawn(connection);
@@ -345,8 +351,15 @@ fn a_bridge_port_is_an_interface_and_leaving_the_bridge_is_not_its_end() {
     pod.ip("addr add 10.1.0.1/24 dev eth0");
     node.ip("link set pod1 master br0");
     let interface = observer.until("pod1", &["10.1.0.1"]);
+    let bridge = node.inside(|| if_nametoindex("br0").unwrap());
+    let mut ports = observer.for_a_while();
+    // It may have been told before the address was.
+    assert!(ports.is_empty() || ports == [Event::Ports([(interface.index, bridge)].into())]);
     node.ip("link set pod1 nomaster");
-    assert_eq!(observer.within(Duration::from_millis(500)), None);
+    ports = observer.for_a_while();
+    assert_eq!(ports, [Event::Ports(BTreeMap::new())]);
+    node.ip("link set pod1 master br0");
+    assert_eq!(observer.for_a_while(), [Event::Ports([(interface.index, bridge)].into())]);
     node.ip("link del pod1");
     observer.until_gone(interface.index);
 }

@@ -12,7 +12,7 @@
 
 /// Version of everything in this file; part of the pin path. The feature `other-layout` makes a second
 /// agent for the upgrade test, which lays out endpoints, flows and their flags differently.
-pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1006 } else { 6 };
+pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1007 } else { 7 };
 
 /// Number of the set of peers an address belongs to. Class 0 is "no set at all".
 pub type ClassId = u32;
@@ -283,12 +283,23 @@ pub struct Settings {
     /// Not zero if what comes from an endpoint without [`Settings::proof`] has got round its programs,
     /// and is judged where it leaves. Zero until they are attached.
     pub demands_proof: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Port of a UDP socket at 127.0.0.1 that is connected to itself, network byte order in the low 16
+    /// bits. The agent holds it: while it is there, the agent lives. 0: there is none.
+    pub agent_port: u32,
     /// The cookie of the node's network namespace, where programs can compare it with that of a
     /// packet's socket; else 0.
     pub netns_cookie: u64,
+    /// Bridges with pods, by interface index, of whose ports each has a program that leaves the proof, with
+    /// [`BRIDGE_ISOLATED`]; 0: none. What such a bridge hands to the node without [`Settings::proof`] went
+    /// round one of them, or came by a port that the agent does not know yet. The agent changes these while
+    /// packets are judged, each by one store.
+    pub bridges: [u32; BRIDGES],
 }
+
+/// How many bridges [`Settings::bridges`] has room for.
+pub const BRIDGES: usize = 4;
+/// [`Settings::bridges`]: policy isolates one of the bridge's pods for egress.
+pub const BRIDGE_ISOLATED: u32 = 1 << 31;
 
 /// Words of a hash's key: one for each word of the longest key that is hashed.
 pub const HASH_KEYS: usize = 4;
@@ -510,7 +521,7 @@ const _: () = {
     assert!(size_of::<PortBitmap>() == 8192);
     let other = if cfg!(feature = "other-layout") { 8 } else { 0 };
     assert!(size_of::<Endpoint>() == 112 + other && align_of::<Endpoint>() == 8);
-    assert!(size_of::<Settings>() == 160);
+    assert!(size_of::<Settings>() == 176);
     assert!(size_of::<Host6>() == 24 && size_of::<Hosts6Bucket>() == 128);
     assert!(size_of::<Ct4Key>() == 16 && size_of::<Ct4Way>() == 32 + other);
     assert!(size_of::<Ct4Bucket>() == size_of::<Ct4Way>() * CT_WAYS);

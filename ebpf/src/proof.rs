@@ -7,6 +7,14 @@
 //!    endpoint's veth. A packet with the proof and a mark is judged again for the sender that it names.
 //!    One without the proof got round the programs of its veth (`tc_skip_classify` of an `ifb`), and is
 //!    judged for the endpoint that it came by, as if it were new: nothing that it carries counts.
+//!
+//!    What a bridge hands to the node for routing came by the bridge, says the kernel: it forgets by which of
+//!    the ports. Where each port has a program that leaves the proof ([`Settings::bridges`]), what comes from
+//!    the bridge without it went round one of these, and nobody knows which:
+//!    * it has an endpoint's source: it drops if policy isolates any pod of the bridge for egress, since it
+//!      may be that pod's;
+//!    * it has another: it is forged and drops, while the agent lives. When it does not, a pod may have come
+//!      by a port that no program was put at.
 //! 3. What enters an endpoint is judged by that endpoint's own policy, unless the kernel proves that the
 //!    node made it: it came by no interface, and has a socket of the node's network namespace. A missing
 //!    interface alone proves nothing, since the kernel makes packets of others anew (refragmentation, Open
@@ -18,7 +26,7 @@
 //! proof on it comes from a pod, and drops ([`is_unpacked`]).
 
 use crate::{
-    layout::{STRANGER, Settings, is_mark, mark, marked_slot},
+    layout::{BRIDGE_ISOLATED, BRIDGES, STRANGER, Settings, is_mark, mark, marked_slot},
     tables::{EndpointRef, Tables},
     verdict::find_endpoint,
 };
@@ -51,6 +59,11 @@ pub enum Origin {
     Marked(Option<EndpointRef>),
     /// It came by an endpoint's veth, and was not judged there.
     Unjudged(EndpointRef),
+    /// It came by a port of a bridge whose ports all leave the proof, and was not judged there.
+    Unproven {
+        /// Policy isolates a pod of that bridge for egress.
+        isolated: bool,
+    },
 }
 
 impl Origin {
@@ -69,15 +82,29 @@ impl Origin {
         }
         match find_endpoint(tables, exit.ingress_ifindex) {
             Some(endpoint) => Self::Unjudged(endpoint),
-            None => Self::Final,
+            None => Self::by_bridge(settings, exit.ingress_ifindex),
         }
+    }
+
+    /// The origin of a packet without proof that came by a device which is no endpoint's.
+    #[inline(always)]
+    fn by_bridge(settings: &Settings, ifindex: u32) -> Self {
+        let bridges = (&raw const settings.bridges).cast::<u32>();
+        for n in 0..BRIDGES {
+            // SAFETY: an element of a readable array; the agent changes it meanwhile.
+            let bridge = unsafe { bridges.add(n).read_volatile() };
+            if bridge & !BRIDGE_ISOLATED == ifindex {
+                return Self::Unproven { isolated: bridge & BRIDGE_ISOLATED != 0 };
+            }
+        }
+        Self::Final
     }
 
     /// The endpoint that the packet comes from, where it is to be judged.
     #[must_use]
     pub fn endpoint(self) -> Option<EndpointRef> {
         match self {
-            Self::Final => None,
+            Self::Final | Self::Unproven { .. } => None,
             Self::Marked(endpoint) => endpoint,
             Self::Unjudged(endpoint) => Some(endpoint),
         }

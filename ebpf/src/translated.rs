@@ -16,11 +16,12 @@ use crate::{
         ClassId, EP_CHECK_SOURCE, FragmentKey, FragmentPorts, PORTS_EVERY, ROW_NOT_ISOLATED,
         TIMEOUT_FRAGMENT, untranslated,
     },
-    packet::{self, Bytes, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Network, Transport},
+    packet::{self, Bytes, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Network, Transport, Window as _},
     policy::{row_allows, row_word},
     proof::Origin,
     reason::Reason,
     tables::{EndpointRef, Tables},
+    uplink::Locals,
     verdict::Verdict,
 };
 
@@ -31,14 +32,15 @@ const BEHIND: u32 = 4;
 const EGRESS: u32 = 1;
 
 /// Judges a packet for the endpoint that sent it, where it goes out of `ifindex`. `link`: its type
-/// and where the IP header begins, as [`packet::link`] answers.
+/// and where the IP header begins, as [`packet::link`] answers. `agent_lives` is asked if that matters.
 #[inline(always)]
-pub fn judge<B: Bytes, T: Tables>(
+pub fn judge<B: Bytes, T: Tables + Locals>(
     bytes: &B,
     link: Result<(u16, u32), Reason>,
     tables: &T,
     origin: Origin,
     ifindex: u32,
+    agent_lives: impl FnOnce() -> bool,
 ) -> Verdict {
     let (sender, judged) = match origin {
         Origin::Final => return Verdict::from(Ok(Reason::NotEndpoint)),
@@ -46,6 +48,15 @@ pub fn judge<B: Bytes, T: Tables>(
         Origin::Marked(None) => return Verdict::from(Err(Reason::ServiceBackend)),
         Origin::Marked(Some(sender)) => (sender, true),
         Origin::Unjudged(sender) => (sender, false),
+        Origin::Unproven { isolated } => {
+            let drops = match has_local_source(bytes, link, tables) {
+                Ok(true) => isolated,
+                Ok(false) => agent_lives(),
+                Err(reason) => return Verdict::from(Err(reason)),
+            };
+            let verdict = if drops { Err(Reason::SpoofedSource) } else { Ok(Reason::NotEndpoint) };
+            return Verdict::from(verdict);
+        }
     };
     // The pod reaches itself through its own Service. Sources cannot tell: they are masqueraded.
     if judged && sender.ifindex() == ifindex {
@@ -64,6 +75,25 @@ pub fn judge<B: Bytes, T: Tables>(
         Err(reason) => Err(reason),
     }
     .into()
+}
+
+/// Whether a packet has the source of an endpoint.
+#[inline(always)]
+fn has_local_source<B: Bytes, T: Locals>(
+    bytes: &B,
+    link: Result<(u16, u32), Reason>,
+    tables: &T,
+) -> Result<bool, Reason> {
+    let local = match link? {
+        (ETHERTYPE_IPV4, offset) => {
+            tables.local4(bytes.window::<20>(offset).ok_or(Reason::Truncated)?.be32(12))
+        }
+        (ETHERTYPE_IPV6, offset) => {
+            tables.local6(bytes.window::<40>(offset).ok_or(Reason::Truncated)?.words(8))
+        }
+        _ => None,
+    };
+    Ok(local.is_some())
 }
 
 /// A packet's judgement for its sender.

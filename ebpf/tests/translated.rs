@@ -2,9 +2,9 @@
 
 use netpold_ebpf::{
     layout::{
-        CLASS_SERVICE, CLASS_TRANSLATED, ENDPOINT_SLOTS, EP_CHECK_SOURCE, Endpoint, PORTS_EVERY,
-        PORTS_FIRST_BITMAP, PORTS_ONE, PortSet, Row, TRIE_POINTER, endpoint_slot, is_mark, mark,
-        marked_slot,
+        BRIDGE_ISOLATED, CLASS_SERVICE, CLASS_TRANSLATED, ENDPOINT_SLOTS, EP_CHECK_SOURCE,
+        Endpoint, PORTS_EVERY, PORTS_FIRST_BITMAP, PORTS_ONE, PortSet, Row, TRIE_POINTER,
+        endpoint_slot, is_mark, mark, marked_slot,
     },
     packet,
     proof::{Exit, Origin},
@@ -101,7 +101,7 @@ fn marked(tables: &NodeTables, ifindex: u32) -> Exit {
 
 fn leave_by(tables: &NodeTables, frame: &[u8], exit: Exit) -> Reason {
     let origin = Origin::of(tables, &exit);
-    translated::judge(&frame, packet::link(&frame), tables, origin, exit.ifindex).reason()
+    translated::judge(&frame, packet::link(&frame), tables, origin, exit.ifindex, || true).reason()
 }
 
 fn behind(tables: &NodeTables, frame: &[u8], ifindex: u32) -> Reason {
@@ -157,6 +157,42 @@ fn what_went_round_its_program_is_judged_where_it_leaves() {
     let leave = |source| leave_by(&tables, &tcp((source, 1), (DENIED, 1), SYN), exit(POD_IFINDEX));
     assert_eq!(leave(POD), Reason::NotIsolated);
     assert_eq!(leave(DENIED), Reason::SpoofedSource);
+}
+
+/// Of what a bridge hands to the node without proof only the source says anything, and that a pod can write.
+#[test]
+fn what_comes_from_a_bridge_without_proof_drops_by_its_source() {
+    const BRIDGE: u32 = 9;
+    let mut tables = tables();
+    let own = mark(endpoint_slot(POD_IFINDEX, 0), 1);
+    for (isolated, lives) in [(false, false), (false, true), (true, false), (true, true)] {
+        let word = if isolated { BRIDGE | BRIDGE_ISOLATED } else { BRIDGE };
+        tables.flows.settings.bridges = [0, 77, word, 78 | BRIDGE_ISOLATED];
+        let leave = |frame: &[u8], ingress_ifindex, mark, tc_index| {
+            let exit = Exit { ifindex: UPLINK, ingress_ifindex, mark, tc_index };
+            let (origin, link) = (Origin::of(&tables, &exit), packet::link(&frame));
+            translated::judge(&frame, link, &tables, origin, UPLINK, || lives).reason()
+        };
+        for tc_index in [0, own, 0xffff] {
+            let by_bridge = |source| {
+                let frame = tcp((source, 1), (ALLOWED, 8080), SYN);
+                leave(&frame, BRIDGE, !tables.flows.settings.proof, tc_index)
+                    == Reason::SpoofedSource
+            };
+            assert_eq!(by_bridge(POD), isolated, "it may be the isolated pod's");
+            assert_eq!(by_bridge(CLIENT), lives, "or one's that has come while no agent ran");
+        }
+        let packet = tcp((CLIENT, 1), (ALLOWED, 8080), SYN);
+        assert_eq!(leave(&packet, BRIDGE, tables.flows.settings.proof, 0), Reason::NotEndpoint);
+        assert_eq!(leave(&packet, BRIDGE + 1, 0, 0), Reason::NotEndpoint, "another bridge");
+        assert_eq!(leave(&packet, 0, 0, 0), Reason::NotEndpoint, "the node");
+        for length in 0..34 {
+            assert_eq!(leave(&packet[..length], BRIDGE, 0, 0), Reason::Truncated, "{length}");
+        }
+    }
+    tables.flows.settings.demands_proof = 0;
+    let exit = Exit { ifindex: UPLINK, ingress_ifindex: BRIDGE, ..Exit::default() };
+    assert!(matches!(Origin::of(&tables, &exit), Origin::Final));
 }
 
 #[test]
@@ -308,7 +344,7 @@ fn what_cannot_be_read_behind_a_translation_drops() {
     let bare = &whole[14..];
     let link = Ok((packet::ETHERTYPE_IPV4, 0));
     let origin = Origin::of(&tables, &marked(&tables, UPLINK));
-    let verdict = translated::judge(&bare, link, &tables, origin, UPLINK);
+    let verdict = translated::judge(&bare, link, &tables, origin, UPLINK, || true);
     assert_eq!(verdict.reason(), Reason::Allowed);
 }
 

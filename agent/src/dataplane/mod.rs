@@ -2,6 +2,7 @@
 
 pub mod attach;
 pub mod bpffs;
+pub mod bridges;
 mod clsact;
 pub mod direct;
 pub mod features;
@@ -38,6 +39,7 @@ use netpold_ebpf::proof::DEFAULT_BIT;
 
 use attach::{Attacher, Hook, Mode};
 use bpffs::PinRoot;
+use bridges::Bridges;
 use gate::Gate;
 use generation::{Generation, GenerationError, Predecessor};
 use heritage::Heritage;
@@ -81,6 +83,7 @@ pub struct Dataplane {
     strays: Strays,
     order: Order,
     gate: Gate,
+    bridges: Bridges,
 }
 
 impl Dataplane {
@@ -107,6 +110,7 @@ impl Dataplane {
             strays: Strays::default(),
             order: Order::default(),
             gate: Gate::default(),
+            bridges: Bridges::default(),
         };
         dataplane.find_closed();
         dataplane.find_heritage();
@@ -187,6 +191,7 @@ impl Dataplane {
             proof: self.proof,
             netns_cookie: namespace::cookie().unwrap_or_default(),
             demands_proof: demanded.into(),
+            agent_port: self.bridges.agent_port(),
             ..Settings::default()
         })
     }
@@ -309,13 +314,15 @@ impl Dataplane {
             problems.insert(0, reason);
         }
         self.demand_proof();
+        problems.extend(self.demand_of_bridges());
         self.follow_pods(true);
         problems
     }
 
     /// As [`Dataplane::attach`], but leaves nothing: whatever else is attached stays.
     pub fn attach_new(&mut self, wanted: &BTreeMap<u32, Role>) -> BTreeMap<u32, String> {
-        let problems = self.attach_roles(wanted);
+        let mut problems = self.attach_roles(wanted);
+        problems.extend(self.demand_of_bridges());
         self.follow_pods(false);
         problems
     }
@@ -333,7 +340,10 @@ impl Dataplane {
                 continue;
             }
             match self.attach_one(ifindex, role) {
-                Ok(()) => _ = self.attached.insert(ifindex, role),
+                Ok(()) => {
+                    self.attached.insert(ifindex, role);
+                    self.bridges.attached(ifindex, role);
+                }
                 Err(reason) => _ = problems.insert(ifindex, reason),
             }
         }
@@ -384,7 +394,10 @@ impl Dataplane {
             .filter(|(i, role)| !complete(**i, **role))
             .map(|(i, _)| *i)
             .collect();
-        self.attached.retain(|ifindex, _| !missing.contains(ifindex));
+        for ifindex in &missing {
+            self.attached.remove(ifindex);
+            self.bridges.detached(*ifindex);
+        }
         Ok(missing)
     }
 
@@ -428,6 +441,7 @@ impl Dataplane {
                 self.attacher.detach(Hook { ifindex, direction }).map_err(|e| e.to_string())?;
             }
             self.attached.remove(&ifindex);
+            self.bridges.detached(ifindex);
         }
         Ok(())
     }

@@ -21,6 +21,9 @@ pub enum Link {
     /// An Ethernet header; and the other side is in another namespace, from where a packet could
     /// bring a mark along that is not ours.
     Veth,
+    /// An Ethernet header; and a port of a bridge that has pods, which must tell what comes in from what
+    /// they send.
+    Port,
     /// An Ethernet header; and what comes in was unpacked by the node.
     EthernetTunnel,
     /// The IP header; and what comes in was unpacked by the node.
@@ -38,9 +41,9 @@ pub enum Program {
     Node,
     /// The same where they have no Ethernet header.
     NodeIp,
-    /// Takes marks off.
+    /// Takes marks off, and proves that what comes in is no endpoint's.
     Unmark,
-    /// Drops what pods packed for a tunnel of their own node.
+    /// Drops what pods packed for a tunnel of their own node, and proves the same of the rest.
     Tunnel,
 }
 
@@ -82,11 +85,17 @@ impl Role {
             (Self::Pod(_), Direction::Egress) => Some(Program::Egress),
             (Self::Device(Link::Ip | Link::IpTunnel), Direction::Ingress) => Some(Program::NodeIp),
             (Self::Device(_), Direction::Ingress) => Some(Program::Node),
-            (Self::Device(Link::Veth), Direction::Egress) => Some(Program::Unmark),
+            (Self::Device(Link::Veth | Link::Port), Direction::Egress) => Some(Program::Unmark),
             (Self::Device(Link::EthernetTunnel | Link::IpTunnel), Direction::Egress) => {
                 Some(Program::Tunnel)
             }
             (Self::Device(Link::Ethernet | Link::Ip), Direction::Egress) => None,
         }
+    }
+
+    /// Whether all that comes in by an interface gets the proof, whoever sent it.
+    #[must_use]
+    pub const fn proves(self) -> bool {
+        self.program(Direction::Egress).is_some()
     }
 }

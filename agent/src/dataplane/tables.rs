@@ -133,6 +133,16 @@ impl Tables {
         self.settings.store_u32(0, offset, u32::from(watch)).map_err(at("SETTINGS"))
     }
 
+    /// Says of a bridge (0: of none) that all of its ports leave the proof; one of
+    /// [`netpold_ebpf::layout::BRIDGES`].
+    ///
+    /// # Errors
+    /// The map is smaller than one element.
+    pub(super) fn demand_of(&self, place: usize, bridge: u32) -> Result<(), TableError> {
+        let offset = offset_of!(Settings, bridges) + place * size_of::<u32>();
+        self.settings.store_u32(0, offset, bridge).map_err(at("SETTINGS"))
+    }
+
     /// Every endpoint's programs are there: what comes from one without the proof is judged.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The node's other devices: by which packets leave it that pods sent to Services.
+//! The node's other devices: by which packets leave it that pods sent to Services; and ports of bridges.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use crate::dataplane::role::Link;
 
 /// Kinds of links (IFLA_INFO_KIND) that packets pass on their way to another device, where they are
 /// judged, or that lead nowhere.
-const PASSED_ON: [&str; 5] = ["bridge", "vrf", "ifb", "dummy", "nlmon"];
+pub(super) const PASSED_ON: [&str; 5] = ["bridge", "vrf", "ifb", "dummy", "nlmon"];
 
 /// Kinds that lead to another namespace as a veth does.
 const NAMESPACES: [&str; 1] = ["netkit"];
@@ -61,18 +61,24 @@ impl Device {
     }
 }
 
-/// The devices that are there, and whether that has been told.
-#[derive(Debug, Default)]
-pub(super) struct Devices {
-    known: BTreeMap<u32, Device>,
-    told: Option<BTreeMap<u32, Device>>,
+/// The links that are something (devices, ports of a bridge), and whether that has been told.
+#[derive(Debug)]
+pub(super) struct Links<T> {
+    known: BTreeMap<u32, T>,
+    told: Option<BTreeMap<u32, T>>,
 }
 
-impl Devices {
+impl<T> Default for Links<T> {
+    fn default() -> Self {
+        Self { known: BTreeMap::new(), told: None }
+    }
+}
+
+impl<T: Clone + PartialEq> Links<T> {
     /// A link is this, or none of ours.
-    pub(super) fn is(&mut self, index: u32, device: Option<Device>) {
-        match device {
-            Some(device) => _ = self.known.insert(index, device),
+    pub(super) fn is(&mut self, index: u32, what: Option<T>) {
+        match what {
+            Some(what) => _ = self.known.insert(index, what),
             None => self.gone(index),
         }
     }
@@ -83,12 +89,12 @@ impl Devices {
     }
 
     /// These are all.
-    pub(super) fn are(&mut self, devices: BTreeMap<u32, Device>) {
-        self.known = devices;
+    pub(super) fn are(&mut self, links: BTreeMap<u32, T>) {
+        self.known = links;
     }
 
     /// All of them, if they differ from what was told; they count as told then.
-    pub(super) fn difference(&mut self) -> Option<BTreeMap<u32, Device>> {
+    pub(super) fn difference(&mut self) -> Option<BTreeMap<u32, T>> {
         (self.told.as_ref() != Some(&self.known)).then(|| {
             self.told = Some(self.known.clone());
             self.known.clone()
@@ -130,7 +136,7 @@ mod tests {
 
     #[test]
     fn only_differences_are_told() {
-        let mut devices = Devices::default();
+        let mut devices = Links::default();
         assert_eq!(devices.difference(), Some(BTreeMap::new()), "that there are none, too");
         assert_eq!(devices.difference(), None);
         devices.is(3, device("vxlan", 1));

@@ -7,7 +7,7 @@ use netlink_packet_route::link::LinkMessage;
 use netlink_packet_route::route::RouteMessage;
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::device::Device;
+use super::device::{Device, PASSED_ON};
 use super::table::Veth;
 use crate::netlink::{Message, attributes, word};
 
@@ -21,9 +21,11 @@ const LINK_HEADER: usize = 16;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_LINK: u16 = 5;
+const IFLA_MASTER: u16 = 10;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_LINK_NETNSID: u16 = 37;
 const IFLA_INFO_KIND: u16 = 1;
+const IFLA_INFO_SLAVE_KIND: u16 = 4;
 
 const ADDRESS_HEADER: usize = 8;
 const IFA_ADDRESS: u16 = 1;
@@ -123,6 +125,28 @@ pub(super) fn link_event(message: Message<'_>) -> Option<LinkEvent> {
     }
 }
 
+/// The bridge that a link is a port of; `None` for a link that is no port, or sends nothing into a bridge.
+pub(super) fn bridge(message: Message<'_>) -> Option<u32> {
+    let (mut master, mut kinds) = (None, (String::new(), String::new()));
+    for (kind, value) in message.attributes(LINK_HEADER) {
+        match kind {
+            IFLA_MASTER => master = word(value),
+            IFLA_LINKINFO => {
+                kinds = (info(value, IFLA_INFO_KIND), info(value, IFLA_INFO_SLAVE_KIND))
+            }
+            _ => {}
+        }
+    }
+    let (own, of_master) = kinds;
+    master.filter(|_| of_master == "bridge" && !PASSED_ON.contains(&own.as_str()))
+}
+
+/// A text of IFLA_LINKINFO.
+fn info(value: &[u8], wanted: u16) -> String {
+    let found = attributes(value).find(|(kind, _)| *kind == wanted);
+    found.map(|(_, value)| text(value)).unwrap_or_default()
+}
+
 fn link(message: Message<'_>, index: u32) -> Option<LinkEvent> {
     let mut link_kind = String::new();
     let mut veth =
@@ -133,10 +157,7 @@ fn link(message: Message<'_>, index: u32) -> Option<LinkEvent> {
             IFLA_IFNAME => veth.name = text(value),
             IFLA_LINK => veth.peer = word(value)?,
             IFLA_LINK_NETNSID => veth.namespace = word(value).map(u32::cast_signed),
-            IFLA_LINKINFO => {
-                let found = attributes(value).find(|(kind, _)| *kind == IFLA_INFO_KIND);
-                link_kind = found.map(|(_, value)| text(value)).unwrap_or_default();
-            }
+            IFLA_LINKINFO => link_kind = info(value, IFLA_INFO_KIND),
             _ => {}
         }
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
+use crate::dataplane::bridges::Bridge;
 use crate::dataplane::role::{Link, Role};
 use crate::endpoint::Device;
 use crate::pattern::matches;
@@ -72,6 +73,36 @@ impl Engine {
         self.roles = None;
     }
 
+    /// Takes in which interfaces are ports of bridges.
+    pub fn ports_are(&mut self, ports: BTreeMap<u32, u32>) {
+        self.ports = ports;
+        self.roles = None;
+        // A new port is waited for by nobody: its packets lack the proof until its program is there.
+        self.tell_bridges();
+    }
+
+    /// The bridges with pods that policy isolates for egress, or whose sources are checked.
+    fn bridges(&self) -> BTreeMap<u32, Bridge> {
+        let mut bridges = BTreeMap::<u32, Bridge>::new();
+        for pod in self.compiler.endpoints().filter(|pod| pod.egress || pod.checked) {
+            if let Some(bridge) = self.ports.get(&pod.ifindex) {
+                bridges.entry(*bridge).or_default().isolated |= pod.egress;
+            }
+        }
+        for (port, bridge) in &self.ports {
+            if let Some(bridge) = bridges.get_mut(bridge) {
+                bridge.ports.insert(*port);
+            }
+        }
+        bridges
+    }
+
+    /// Tells the dataplane of the bridges, before anything is attached.
+    pub(super) fn tell_bridges(&mut self) {
+        let bridges = self.bridges();
+        self.dataplane.bridges_are(bridges);
+    }
+
     /// Says at which devices to judge.
     pub fn judge_at(&mut self, devices: NodeDevices) {
         self.node_devices = devices;
@@ -87,10 +118,17 @@ impl Engine {
     pub(super) fn roles(&self) -> BTreeMap<u32, Role> {
         let devices = self.devices.iter().map(|(index, it)| (*index, &it.name, it.link));
         let veths = self.names.iter().map(|(index, name)| (*index, name, Some(Link::Veth)));
+        let bridges = self.bridges();
+        let with_pods =
+            |index: &u32| self.ports.get(index).is_some_and(|bridge| bridges.contains_key(bridge));
         let devices = devices
             .chain(veths)
             .filter(|(_, name, _)| self.judges_at(name))
-            .filter_map(|(index, _, link)| Some((index, Role::Device(link?))));
+            .filter_map(|(index, _, link)| Some((index, link?)))
+            .map(|(index, link)| match link {
+                Link::Ethernet if with_pods(&index) => (index, Role::Device(Link::Port)),
+                _ => (index, Role::Device(link)),
+            });
         let pods = self.compiler.endpoints().map(|e| (e.ifindex, Role::Pod(e.id)));
         devices.chain(pods).collect()
     }

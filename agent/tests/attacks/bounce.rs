@@ -1,11 +1,12 @@
 //! Packets that a pod's own `ifb` sends on: they ask the kernel to skip the next TC hook, which is the
 //! host's (issue 12, 2). A pod needs NET_ADMIN in its namespace for it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use netpold_ebpf::layout::{endpoint_slot, mark};
 use netpold_testbed::{Cni, Host, Pod, require_root, skip};
+use nix::sys::signal::Signal;
 
 use crate::cluster::{Cluster, isolate};
 use crate::volley::{BOTH, Sender, Tally, Volley, pairs, try_both};
@@ -74,7 +75,6 @@ fn bounced_to_a_pod_on_a_ptp_node() {
 }
 
 #[test]
-#[ignore = "open: issue 12 number 2"]
 fn bounced_to_a_pod_on_a_bridge_node() {
     if require_root("bounced_to_a_pod_on_a_bridge_node") {
         around_the_hook("bounced_to_a_pod_on_a_bridge_node", 1, false);
@@ -89,10 +89,78 @@ fn bounced_off_a_ptp_node() {
 }
 
 #[test]
-#[ignore = "open: issue 12 number 2"]
 fn bounced_off_a_bridge_node() {
     if require_root("bounced_off_a_bridge_node") {
         around_the_hook("bounced_off_a_bridge_node", 1, true);
+    }
+}
+
+/// With sources that are not the sender's: an address of the bridge's network that nobody has, one of
+/// elsewhere, that of a pod beside it that may send anything. `dead`: the agents are killed before.
+fn with_anothers_source(test: &str, dead: bool) {
+    let mut cluster = Cluster::two();
+    cluster.add(1, "hostile");
+    cluster.add(1, "free");
+    cluster.add(1, "near");
+    cluster.add(0, "far");
+    if !can_bounce(cluster.pod("hostile"), test) {
+        return;
+    }
+    let nobodys = ["10.1.2.77", "fd00:1:2::77"].map(|a| a.parse::<IpAddr>().unwrap());
+    let elsewhere = ["203.0.113.7", "2001:db8::7"].map(|a| a.parse::<IpAddr>().unwrap());
+    let of = |pod: &Pod| [pod.addresses()[0], pod.addresses()[1]];
+    let free = of(cluster.pod("free"));
+    let sources = [("nobody's", nobodys), ("elsewhere", elsewhere), ("a neighbour's", free)];
+    let mut tally = Tally::default();
+    for policy in [None, Some(false), Some(true)] {
+        if let Some(isolated) = policy {
+            if isolated {
+                cluster.policy("hostile", isolate("hostile", &BOTH));
+            }
+            cluster.enforce();
+            if dead && isolated {
+                cluster.agents.iter_mut().for_each(|agent| agent.end(Signal::SIGKILL));
+            }
+        }
+        for (what, sources) in sources {
+            // Who checks sources, or judges for the pod that has one, needs to know which pod that is. Of a
+            // pod that nobody knows the agent must know.
+            let passes = match policy {
+                None => true,
+                Some(false) => what == "a neighbour's",
+                Some(true) => dead && what != "a neighbour's",
+            };
+            for victim in ["near", "far"] {
+                let wire = cluster.pod(victim).wire("eth0").unwrap();
+                for (from, to) in sources.into_iter().zip(of(cluster.pod(victim))) {
+                    let what = format!("{what} {from} to {victim}, isolated: {policy:?}");
+                    let volley = Volley::new();
+                    let ends = ((from, 5000).into(), (to, PORT).into());
+                    bounced(cluster.pod("hostile"), volley, ends, None);
+                    if passes {
+                        volley.arrives(&wire, &what);
+                    } else {
+                        tally.note(&what, volley.leaked(&wire));
+                    }
+                }
+            }
+        }
+    }
+    tally.holds();
+}
+
+#[test]
+fn bounced_with_anothers_source_on_a_bridge_node() {
+    if require_root("bounced_with_anothers_source_on_a_bridge_node") {
+        with_anothers_source("bounced_with_anothers_source_on_a_bridge_node", false);
+    }
+}
+
+/// Programs outlive the agent, and endpoints have theirs: what has an endpoint's source without proof drops.
+#[test]
+fn bounced_with_a_neighbours_source_while_no_agent_runs() {
+    if require_root("bounced_with_a_neighbours_source_while_no_agent_runs") {
+        with_anothers_source("bounced_with_a_neighbours_source_while_no_agent_runs", true);
     }
 }
 

@@ -14,6 +14,7 @@
 )]
 
 mod bounce;
+mod bridges;
 #[expect(dead_code, reason = "of the small cluster, only what attacks need")]
 #[path = "../traffic/cluster.rs"]
 mod cluster;

@@ -1,10 +1,11 @@
 //! Marked packets in the kernel's programs: the same verdict as the host's code.
 
+use std::net::UdpSocket;
 use std::os::fd::AsFd;
 
 use netpold::dataplane::test_run::{Run, run};
 use netpold_ebpf::{
-    layout::{Endpoint, STRANGER, endpoint_slot, mark},
+    layout::{BRIDGE_ISOLATED, Endpoint, STRANGER, endpoint_slot, mark},
     packet,
     proof::{Exit, Origin},
     reason::Reason,
@@ -34,7 +35,8 @@ fn judge(world: &mut World, name: &str, slot: u32, frame: &[u8]) -> Reason {
     let (mark, proof) = (mark(slot, id), world.host.flows.settings.proof);
     let exit = Exit { ifindex: IFINDEX, ingress_ifindex: UPLINK, mark: proof, tc_index: mark };
     let origin = Origin::of(&world.host, &exit);
-    let verdict = translated::judge(&frame, packet::link(&frame), &world.host, origin, IFINDEX);
+    let verdict =
+        translated::judge(&frame, packet::link(&frame), &world.host, origin, IFINDEX, || true);
     let reason = verdict.reason();
     let before = world.dropped(Direction::Egress, reason);
     let target = program(&mut world.bpf, name).fd().expect(name);
@@ -141,13 +143,61 @@ fn packets_without_proof_are_judged_for_the_endpoint_they_came_by() {
             let packet = frame(&ip(FAMILIES[0], Who::Pod, to, TCP, &tcp(4000, 443, SYN)));
             let exit = Exit { ifindex: IFINDEX, ingress_ifindex: SENDER, ..Exit::default() };
             let origin = Origin::of(&world.host, &exit);
-            let on_host =
-                translated::judge(&&*packet, packet::link(&&*packet), &world.host, origin, IFINDEX);
+            let on_host = translated::judge(
+                &&*packet,
+                packet::link(&&*packet),
+                &world.host,
+                origin,
+                IFINDEX,
+                || true,
+            );
             assert_eq!(on_host.reason(), expected);
             let fd = program(&mut world.bpf, "netpold_node").fd().expect("netpold_node");
             let once = Run { ingress_ifindex: SENDER, ..Run::once(&packet) };
             let answer = run(fd.as_fd(), &once).expect("netpold_node");
             assert_eq!(answer.retval == PASS, !expected.is_drop(), "{to:?}");
+        }
+    }
+}
+
+/// What a bridge hands to the node without proof, whose it is by its source and the agent's socket.
+#[test]
+fn packets_without_proof_from_a_bridge_drop_by_their_source_and_while_the_agent_lives() {
+    const BRIDGE: u32 = 78;
+    let Some(mut world) = world() else { return };
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let own = socket.local_addr().expect("its address");
+    socket.connect(own).expect("itself");
+    let port = u32::from(own.port().to_be());
+    for (isolated, agent_port) in [(false, 0), (false, port), (true, 0), (true, port)] {
+        let flag = if isolated { BRIDGE_ISOLATED } else { 0 };
+        world.host.flows.settings.bridges = [7, 0, BRIDGE | flag, 0];
+        world.host.flows.settings.agent_port = agent_port;
+        world.set_endpoint(world.host.policy.slot(IFINDEX));
+        let lives = agent_port != 0;
+        for family in FAMILIES {
+            for (from, local) in [(Who::Pod, true), (Who::Stranger, false)] {
+                let packet = frame(&ip(family, from, Who::Server, TCP, &tcp(4000, 443, SYN)));
+                let drops = if local { isolated } else { lives };
+                let exit = Exit { ifindex: IFINDEX, ingress_ifindex: BRIDGE, ..Exit::default() };
+                let origin = Origin::of(&world.host, &exit);
+                let link = packet::link(&&*packet);
+                let on_host =
+                    translated::judge(&&*packet, link, &world.host, origin, IFINDEX, || lives);
+                let expected = if drops { Reason::SpoofedSource } else { Reason::NotEndpoint };
+                assert_eq!(on_host.reason(), expected, "{from:?}, {isolated}, {lives}");
+                let fd = program(&mut world.bpf, "netpold_node").fd().expect("netpold_node");
+                for (ingress_ifindex, mark, passes) in [
+                    (BRIDGE, 0, !drops),
+                    (BRIDGE, world.host.flows.settings.proof, true),
+                    (UPLINK, 0, true),
+                ] {
+                    let once = Run { ingress_ifindex, mark, ..Run::once(&packet) };
+                    let answer = run(fd.as_fd(), &once).expect("netpold_node");
+                    let what = (from, isolated, lives, ingress_ifindex, mark);
+                    assert_eq!(answer.retval == PASS, passes, "{what:?}");
+                }
+            }
         }
     }
 }

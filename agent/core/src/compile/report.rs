@@ -28,6 +28,9 @@ pub struct EndpointInfo {
     pub ingress: bool,
     /// Isolated for egress.
     pub egress: bool,
+    /// Its packets must have its own source.
+    #[serde(skip)]
+    pub checked: bool,
 }
 
 /// Something that keeps netpold from doing what was asked for.
@@ -117,6 +120,7 @@ impl EndpointInfo {
             slot: live.record.map(|(slot, _)| slot),
             ingress: live.isolated(Direction::Ingress),
             egress: live.isolated(Direction::Egress),
+            checked: live.check_source,
         }
     }
 }

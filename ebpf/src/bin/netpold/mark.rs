@@ -3,9 +3,16 @@
 //!
 //! A pod's packets come out of `netpold_egress` with the proof in `skb->mark`, and with our mark or with
 //! none in `skb->tc_index`; those from other veths, whose far sides are in namespaces of unknown
-//! programs, out of `netpold_unmark` with the proof and [`STRANGER`].
+//! programs, and from other ports of bridges with pods out of `netpold_unmark` with the proof and
+//! [`STRANGER`].
 
-use aya_ebpf::{EbpfContext as _, bindings::__sk_buff, macros::classifier, programs::TcContext};
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::{__sk_buff, BPF_F_CURRENT_NETNS},
+    helpers::generated::{bpf_sk_lookup_udp, bpf_sk_release},
+    macros::classifier,
+    programs::TcContext,
+};
 use netpold_ebpf::{
     event,
     layout::{STRANGER, mark},
@@ -33,27 +40,33 @@ fn netpold_node_ip(context: TcContext) -> i32 {
     node(context.as_ptr().cast(), NO_LINK_HEADER)
 }
 
-/// TC ingress of devices that lead to other namespaces and are no endpoints.
+/// TC ingress of devices that lead to other namespaces and are no endpoints, and of devices that are ports
+/// of a bridge with pods.
 #[classifier]
 #[inline(always)]
 fn netpold_unmark(context: TcContext) -> i32 {
-    let skb = context.as_ptr().cast();
-    write(skb, STRANGER);
-    prove(skb);
-    NEXT
+    strange(context.as_ptr().cast())
 }
 
 /// TC ingress of the node's tunnel devices: what a pod has packed itself for its own node, with an
-/// inner source of its choice, drops.
+/// inner source of its choice, drops. What passes is nobody's here, and may go on by a bridge.
 #[classifier]
 #[inline(always)]
 fn netpold_tunnel(context: TcContext) -> i32 {
     let skb: *mut __sk_buff = context.as_ptr().cast();
     if !proof::is_unpacked(&Maps::new(), read_mark(skb), read(skb)) {
-        return NEXT;
+        return strange(skb);
     }
     let _ = drops::count_one(true, Reason::SpoofedSource as u32);
     DROP
+}
+
+/// Lets a packet pass that is no endpoint's.
+#[inline(always)]
+fn strange(skb: *mut __sk_buff) -> i32 {
+    write(skb, STRANGER);
+    prove(skb);
+    NEXT
 }
 
 /// What a packet begins with, as the global functions take it.
@@ -151,11 +164,34 @@ extern "C" fn netpold_translated(skb: *mut __sk_buff, link: u32) -> u32 {
     // SAFETY: the program's context.
     let (bytes, ifindex) = unsafe { (Copied::new(skb), (*skb).ifindex) };
     let header = link_header(skb, &bytes, link);
-    let reason = translated::judge(&bytes, header, &Maps::new(), origin(skb), ifindex).number();
+    let agent_lives = || netpold_agent_lives(skb) != 0;
+    let maps = Maps::new();
+    let verdict = translated::judge(&bytes, header, &maps, origin(skb), ifindex, agent_lives);
+    let reason = verdict.number();
     if reason >= Reason::FIRST_DROP as u32 && drops::count_one(true, reason) {
         return reason | TELL;
     }
     reason
+}
+
+/// Whether the agent's socket is there ([`Settings::agent_port`](netpold_ebpf::layout::Settings)), 1 or 0: the
+/// kernel closes it with the agent, however that ends.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_agent_lives(skb: *mut __sk_buff) -> u32 {
+    let port = Maps::new().settings().map_or(0, |settings| settings.agent_port);
+    let address = u32::from_ne_bytes([127, 0, 0, 1]);
+    // struct bpf_sock_tuple of IPv4: source and destination address, then both ports.
+    let mut ends = [address, address, port | port << 16];
+    let (size, own) = (size_of_val(&ends) as u32, BPF_F_CURRENT_NETNS as u64);
+    // SAFETY: the program's context, and the ends of a socket.
+    let socket = unsafe { bpf_sk_lookup_udp(skb.cast(), (&raw mut ends).cast(), size, own, 0) };
+    if socket.is_null() {
+        return 0;
+    }
+    // SAFETY: a socket that was found is to be given back, once.
+    unsafe { bpf_sk_release(socket.cast()) };
+    1
 }
 
 /// Emits the event of a marked packet's drop: it is its sender's.

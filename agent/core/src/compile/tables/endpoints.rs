@@ -40,7 +40,7 @@ pub(crate) struct Live {
     addr6: Vec<[u8; 16]>,
     /// More addresses of a family than the record holds.
     pub(crate) crowded: bool,
-    check_source: bool,
+    pub(crate) check_source: bool,
     /// The pod asks not to be checked, and nobody may grant that in its namespace.
     pub(crate) unheard: bool,
     /// Ingress and egress; `None`: not isolated.
