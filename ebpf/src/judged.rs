@@ -84,7 +84,10 @@ mod tests {
         for number in 0..=u8::MAX {
             let reason = Judged(current.0 | u64::from(number)).reason::<Ingress>(current);
             assert!(reason.is_none_or(|reason| !reason.is_drop()));
-            assert_eq!(reason.map_or(0, |reason| reason as u8) != 0, (1..9).contains(&number));
+            assert_eq!(
+                reason.map_or(0, |reason| reason as u8) != 0,
+                (1..Reason::FIRST_DROP as u8).contains(&number)
+            );
         }
     }
 }

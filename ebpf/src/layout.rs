@@ -211,8 +211,8 @@ pub const fn endpoint_slot(ifindex: u32, probe: u32) -> u32 {
 /// How many bits of a mark number its slot.
 const MARK_SLOT_BITS: u32 = 13;
 /// The other bits of a mark are the endpoint's number modulo this, plus 1: a mark ends with its
-/// endpoint, not with the endpoint's slot.
-const MARK_NUMBERS: u32 = 7;
+/// endpoint, not with the endpoint's slot. In [`answer_mark`] this is added once more.
+const MARK_NUMBERS: u32 = 3;
 const _: () = assert!(1 << MARK_SLOT_BITS == ENDPOINT_SLOTS);
 
 /// A mark: the 16 bits of `skb->tc_index` that a packet takes along through routing, bridging and
@@ -224,11 +224,27 @@ pub const fn mark(slot: u32, id: u32) -> u32 {
     (id % MARK_NUMBERS + 1) << MARK_SLOT_BITS | slot & (ENDPOINT_SLOTS - 1)
 }
 
+/// The [`mark`] of a packet that is an answer: what it goes to once began the flow, at an address that the
+/// node may translate now. [`crate::connection`] says whether it goes back there.
+#[must_use]
+#[inline(always)]
+pub const fn answer_mark(mark: u32) -> u32 {
+    mark + (MARK_NUMBERS << MARK_SLOT_BITS)
+}
+
+/// A mark in its two parts: the [`mark`], and whether it is the [`answer_mark`] of that.
+#[must_use]
+#[inline(always)]
+pub const fn parts_of(mark: u32) -> (u32, bool) {
+    let answer = mark >> MARK_SLOT_BITS > MARK_NUMBERS;
+    (if answer { mark - (MARK_NUMBERS << MARK_SLOT_BITS) } else { mark }, answer)
+}
+
 /// What a packet carries in place of a [`mark`] that came by a device which leads to another namespace
 /// and is no endpoint's.
 pub const STRANGER: u32 = 1;
 
-/// Whether `skb->tc_index` holds a [`mark`].
+/// Whether `skb->tc_index` holds a [`mark`], or the [`answer_mark`] of one.
 #[must_use]
 #[inline(always)]
 pub const fn is_mark(tc_index: u32) -> bool {

@@ -9,6 +9,7 @@
 #[cfg(not(target_arch = "bpf"))]
 extern crate std;
 
+pub mod connection;
 pub mod conntrack;
 mod control;
 pub mod event;

@@ -26,7 +26,7 @@
 //! proof on it comes from a pod, and drops ([`is_unpacked`]).
 
 use crate::{
-    layout::{BRIDGE_ISOLATED, BRIDGES, STRANGER, Settings, is_mark, mark, marked_slot},
+    layout::{BRIDGE_ISOLATED, BRIDGES, STRANGER, Settings, is_mark, mark, marked_slot, parts_of},
     tables::{EndpointRef, Tables},
     verdict::find_endpoint,
 };
@@ -125,7 +125,7 @@ fn sender<T: Tables>(tables: &T, tc_index: u32) -> Option<EndpointRef> {
     let sender = tables.endpoint(slot)?;
     let ifindex = sender.ifindex();
     let sender = sender.behind(ifindex);
-    (ifindex != 0 && mark(slot, sender.id()) == tc_index).then_some(sender)
+    (ifindex != 0 && mark(slot, sender.id()) == parts_of(tc_index).0).then_some(sender)
 }
 
 /// Whether a packet that a tunnel device of the node has unpacked came from an endpoint of the node, by

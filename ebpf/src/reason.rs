@@ -24,40 +24,43 @@ pub enum Reason {
     /// Passes: the policy allows it to an address that may be translated, as a Service's. It is
     /// marked, and judged again behind the translation: see [`crate::translated`].
     Translated = 8,
+    /// Passes: answer of a flow whose own direction is allowed, at (or from) an address that may be
+    /// translated. The node's conntrack says where it leaves (or comes from): see [`crate::connection`].
+    Answer = 9,
     /// Drops: no rule allows it and it answers nothing.
-    Policy = 9,
+    Policy = 10,
     /// Drops: neither IP nor ARP.
-    NotIp = 10,
+    NotIp = 11,
     /// Drops: shorter than its own headers say.
-    Truncated = 11,
+    Truncated = 12,
     /// Drops: header fields that contradict each other, a route beyond the destination, ARP that is
     /// not of IPv4 over Ethernet.
-    Malformed = 12,
+    Malformed = 13,
     /// Drops: more IPv6 extension headers than are followed.
-    TooManyHeaders = 13,
+    TooManyHeaders = 14,
     /// Drops: the pod sent it from an address that is not its own, or claims another's by ARP or
     /// neighbour discovery.
-    SpoofedSource = 14,
+    SpoofedSource = 15,
     /// Drops: a later fragment whose first was not passed before.
-    FragmentWithoutFirst = 15,
+    FragmentWithoutFirst = 16,
     /// Drops: a fragment that hides or overlaps the transport header (RFC 1858).
-    TinyFragment = 16,
+    TinyFragment = 17,
     /// Drops: allowed, but its answers would be lost since no conntrack entry is to be had.
-    ConntrackFull = 17,
+    ConntrackFull = 18,
     /// Drops: a table that the program needs is not there (never with a complete load).
-    NoTable = 18,
-    /// Drops: what it was translated to, as a Service's backend, no rule allows.
-    ServiceBackend = 19,
+    NoTable = 19,
+    /// Drops: what it was translated to, as a Service's backend, no rule allows; or it comes from there.
+    ServiceBackend = 20,
     /// Drops: for an address that is not the pod's, as a bridge floods it to every port, and no rule
     /// allows it. Counted, and not told of: it is not the pod's traffic.
-    Flooded = 20,
+    Flooded = 21,
     /// No verdict: the quick look at the packet was not enough. Never leaves the program.
-    Deferred = 21,
+    Deferred = 22,
 }
 
 impl Reason {
     /// Number of reasons.
-    pub const COUNT: u32 = 22;
+    pub const COUNT: u32 = 23;
 
     /// The first of those that drop; all before it pass.
     pub const FIRST_DROP: Self = Self::Policy;
@@ -73,6 +76,7 @@ impl Reason {
         Self::Loopback,
         Self::Neighbour,
         Self::Translated,
+        Self::Answer,
         Self::Policy,
         Self::NotIp,
         Self::Truncated,
@@ -114,6 +118,7 @@ impl Reason {
             Self::Loopback => "loopback",
             Self::Neighbour => "neighbour",
             Self::Translated => "translated",
+            Self::Answer => "answer",
             Self::Policy => "policy",
             Self::NotIp => "not_ip",
             Self::Truncated => "truncated",

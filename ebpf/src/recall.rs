@@ -101,5 +101,8 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
 /// own come back depends on the interface it came by.
 #[inline(always)]
 const fn lasts(reason: Reason) -> bool {
-    matches!(reason, Reason::NotIsolated | Reason::Allowed | Reason::Reply | Reason::Translated)
+    matches!(
+        reason,
+        Reason::NotIsolated | Reason::Allowed | Reason::Reply | Reason::Translated | Reason::Answer
+    )
 }

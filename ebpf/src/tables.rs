@@ -22,6 +22,11 @@ pub trait Tables: PolicyTables + Memory + Sized {
     fn now(&self) -> u32;
     /// [`Settings::revision`]; later reads are not made before it.
     fn revision(&self) -> u32;
+    /// Whether the node's conntrack can be asked for a packet's [`crate::connection::Course`].
+    #[inline(always)]
+    fn knows_courses(&self) -> bool {
+        true
+    }
     /// What a datagram's first fragment left.
     fn fragment(&self, key: &FragmentKey) -> Option<FragmentPorts>;
     /// Class of an IPv6 address, as words in memory order; in the kernel a function of its own.

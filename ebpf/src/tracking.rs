@@ -230,12 +230,12 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         if add != LEAVE {
             self.touch::<F>(found, &packet.transport, add, settings, now);
         }
-        let Some(reason) = allowed else { return Ok(Reason::Reply) };
+        let Some(reason) = allowed else { return Ok(self.answering(Reason::Reply, class)) };
         // An answer goes back through the translation that its flow came by: the node's address that
         // it goes to may stand for any client, whom the other side's policy has admitted.
         let flags = found.control.flags();
-        let answers = flags & D::SEEN == 0 && !begins(&packet.transport);
-        Ok(if answers { reason } else { Self::passing(reason, class) })
+        let answers = D::EGRESS && flags & D::SEEN == 0 && !begins(&packet.transport);
+        Ok(if answers { self.answering(reason, class) } else { Self::passing(reason, class) })
     }
 
     /// The flow's entry, expired or not; its control word is not valid where there is none. The second
@@ -412,7 +412,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     ) -> Result<Reason, Reason> {
         let flags = live.map_or(0, |hit| hit.control.flags());
         if self.still_allows(flags & (D::OTHER_SEEN | CT_NODE), class, subject) {
-            return Ok(Reason::Related);
+            return Ok(self.answering(Reason::Related, class));
         }
         if let Some(reason) = allowed {
             return Ok(self.judged_again(reason));
@@ -439,8 +439,16 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         let flags = hit.control.flags();
         if icmp::is_error(&packet.transport) {
             let class = F::class(self.tables, subject.remote);
-            let related = self.still_allows(flags, class, subject);
-            return if related { Ok(Reason::Related) } else { self.unanswered(packet) };
+            if !self.still_allows(flags, class, subject) {
+                return self.unanswered(packet);
+            }
+            // About what the pod has answered it comes from whoever has begun that.
+            let begun = flags & D::SEEN == 0;
+            return Ok(if begun {
+                self.answering(Reason::Related, class)
+            } else {
+                Reason::Related
+            });
         }
         // The node's own packets are in ingress, so their answers are in egress.
         let node = if D::EGRESS { CT_NODE } else { 0 };

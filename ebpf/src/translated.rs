@@ -7,14 +7,20 @@
 //! port that the packet has now. If that still is one of those that are translated, it was not:
 //! then only what the address itself was granted counts ([`untranslated`]).
 //!
+//! An answer to such an address went back where its flow came from, as far as netpold knows. If the node's
+//! conntrack has forgotten that flow, the answer is a new one to it, and led anywhere: so it passes only if
+//! it goes back in the kernel's eyes, too, or goes where it was sent ([`crate::connection`]). Else it is
+//! judged as any other.
+//!
 //! A packet that nobody judged at its sender's veth is judged here for the first time ([`crate::proof`]):
 //! its source must be the sender's, and it answers nothing.
 
 use crate::{
+    connection::Course,
     family::{Family, V4, V6},
     layout::{
-        ClassId, EP_CHECK_SOURCE, FragmentKey, FragmentPorts, PORTS_EVERY, ROW_NOT_ISOLATED,
-        TIMEOUT_FRAGMENT, untranslated,
+        CLASS_TRANSLATED, ClassId, EP_CHECK_SOURCE, FragmentKey, FragmentPorts, PORTS_EVERY,
+        ROW_NOT_ISOLATED, TIMEOUT_FRAGMENT, untranslated,
     },
     packet::{self, Bytes, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Network, Transport, Window as _},
     policy::{row_allows, row_word},
@@ -32,7 +38,8 @@ const BEHIND: u32 = 4;
 const EGRESS: u32 = 1;
 
 /// Judges a packet for the endpoint that sent it, where it goes out of `ifindex`. `link`: its type
-/// and where the IP header begins, as [`packet::link`] answers. `agent_lives` is asked if that matters.
+/// and where the IP header begins, as [`packet::link`] answers. `answer`: of one that is marked as an answer.
+/// `agent_lives` is asked if that matters.
 #[inline(always)]
 pub fn judge<B: Bytes, T: Tables + Locals>(
     bytes: &B,
@@ -40,6 +47,7 @@ pub fn judge<B: Bytes, T: Tables + Locals>(
     tables: &T,
     origin: Origin,
     ifindex: u32,
+    answer: Option<Course>,
     agent_lives: impl FnOnce() -> bool,
 ) -> Verdict {
     let (sender, judged) = match origin {
@@ -62,12 +70,17 @@ pub fn judge<B: Bytes, T: Tables + Locals>(
     if judged && sender.ifindex() == ifindex {
         return Verdict::from(Ok(Reason::Loopback));
     }
+    let answer = answer.filter(|_| judged);
+    if answer.is_some_and(Course::answers) {
+        return Verdict::from(Ok(Reason::Reply));
+    }
+    let untracked = answer.is_some_and(|course| !course.is_known());
     let row = (sender.rows() >> 32) as u32;
     let check_source = !judged && sender.flags() & EP_CHECK_SOURCE != 0;
     if row == ROW_NOT_ISOLATED && !check_source {
         return Verdict::from(Ok(Reason::NotIsolated));
     }
-    let packet = Translated { tables, sender, row, check_source, judged };
+    let packet = Translated { tables, sender, row, check_source, judged, untracked };
     match link {
         Ok((ETHERTYPE_IPV4, offset)) => packet.ip::<V4, B>(bytes, offset),
         Ok((ETHERTYPE_IPV6, offset)) => packet.ip::<V6, B>(bytes, offset),
@@ -104,6 +117,8 @@ struct Translated<'a, T> {
     check_source: bool,
     /// The sender's own program has judged it.
     judged: bool,
+    /// It was sent as an answer, and the node's conntrack does not know it.
+    untracked: bool,
 }
 
 impl<T: Tables> Translated<'_, T> {
@@ -115,6 +130,9 @@ impl<T: Tables> Translated<'_, T> {
         }
         if self.row == ROW_NOT_ISOLATED {
             return Ok(Reason::NotIsolated);
+        }
+        if self.untracked && self.is_as_sent::<F>(&network) {
+            return Ok(Reason::Reply);
         }
         F::extensions(bytes, &mut network)?;
         let read = packet::transport(bytes, &network, false)?;
@@ -148,6 +166,15 @@ impl<T: Tables> Translated<'_, T> {
             self.tables.remember_fragment(&self.fragment_key::<F>(&network), &ports);
         }
         Ok(Reason::Allowed)
+    }
+
+    /// Whether an answer to an address that may be translated still has one, and its sender's source. In a
+    /// tunnel (of IPsec) it has not.
+    #[inline(always)]
+    fn is_as_sent<F: Family>(&self, network: &Network<F::Address>) -> bool {
+        let checked = self.sender.flags() & EP_CHECK_SOURCE != 0;
+        F::class(self.tables, network.destination) & CLASS_TRANSLATED != 0
+            && (!checked || F::owns(self.sender, network.source))
     }
 
     /// Hides from the verifier how a value came about; see [`crate::verdict::Judge`].

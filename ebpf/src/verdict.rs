@@ -260,6 +260,14 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         if D::EGRESS && class & CLASS_TRANSLATED != 0 { Reason::Translated } else { reason }
     }
 
+    /// Why an answer passes: at an address that may be translated the node's conntrack has to say so too,
+    /// unless the pod may send to anybody.
+    #[inline(always)]
+    pub(crate) fn answering(&self, reason: Reason, class: ClassId) -> Reason {
+        let translated = class & CLASS_TRANSLATED != 0 && self.egress_row() != ROW_NOT_ISOLATED;
+        if translated && self.tables.knows_courses() { Reason::Answer } else { reason }
+    }
+
     /// Why a packet passes that is to be judged again, wherever it goes.
     #[inline(always)]
     pub(crate) fn judged_again(&self, reason: Reason) -> Reason {

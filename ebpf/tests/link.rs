@@ -219,7 +219,7 @@ fn neighbour_discovery_does_not_leave_the_link() {
             tc_index,
         };
         let origin = Origin::of(&tables, &exit);
-        translated::judge(&frame, packet::link(&frame), &tables, origin, 77, || true).reason()
+        translated::judge(&frame, packet::link(&frame), &tables, origin, 77, None, || true).reason()
     };
     for message in [solicitation(FAR, &option(1)), advertisement(POD, &option(2))] {
         let mut frame = nd(POD, FAR, &message);

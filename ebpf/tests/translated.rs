@@ -1,10 +1,11 @@
 //! Packets to addresses that are translated: marked at the sender, judged again behind it.
 
 use netpold_ebpf::{
+    connection::{Course, Tuple},
     layout::{
         BRIDGE_ISOLATED, CLASS_SERVICE, CLASS_TRANSLATED, ENDPOINT_SLOTS, EP_CHECK_SOURCE,
         Endpoint, PORTS_EVERY, PORTS_FIRST_BITMAP, PORTS_ONE, PortSet, Row, TRIE_POINTER,
-        endpoint_slot, is_mark, mark, marked_slot,
+        answer_mark, endpoint_slot, is_mark, mark, marked_slot, parts_of,
     },
     packet,
     proof::{Exit, Origin},
@@ -101,7 +102,8 @@ fn marked(tables: &NodeTables, ifindex: u32) -> Exit {
 
 fn leave_by(tables: &NodeTables, frame: &[u8], exit: Exit) -> Reason {
     let origin = Origin::of(tables, &exit);
-    translated::judge(&frame, packet::link(&frame), tables, origin, exit.ifindex, || true).reason()
+    translated::judge(&frame, packet::link(&frame), tables, origin, exit.ifindex, None, || true)
+        .reason()
 }
 
 fn behind(tables: &NodeTables, frame: &[u8], ifindex: u32) -> Reason {
@@ -111,11 +113,14 @@ fn behind(tables: &NodeTables, frame: &[u8], ifindex: u32) -> Reason {
 #[test]
 fn a_mark_names_its_endpoint() {
     for slot in [0, 1, 4095, ENDPOINT_SLOTS - 1] {
-        for id in [0, 1, 6, 7, u32::MAX] {
-            assert!(is_mark(mark(slot, id)));
-            assert_eq!(marked_slot(mark(slot, id)), slot);
-            assert!(mark(slot, id) <= u32::from(u16::MAX));
-            assert_ne!(mark(slot, id), mark(slot, id.wrapping_add(1)), "the next pod's");
+        for id in [0, 1, 6, 7, u32::MAX - 1] {
+            let answer = answer_mark(mark(slot, id));
+            for (all, answers) in [(mark(slot, id), false), (answer, true)] {
+                assert!(is_mark(all) && all <= u32::from(u16::MAX));
+                assert_eq!(marked_slot(all), slot);
+                assert_eq!(parts_of(all), (mark(slot, id), answers));
+            }
+            assert_ne!(mark(slot, id), mark(slot, id + 1), "the next pod's");
         }
     }
     assert!(!is_mark(0));
@@ -171,7 +176,7 @@ fn what_comes_from_a_bridge_without_proof_drops_by_its_source() {
         let leave = |frame: &[u8], ingress_ifindex, mark, tc_index| {
             let exit = Exit { ifindex: UPLINK, ingress_ifindex, mark, tc_index };
             let (origin, link) = (Origin::of(&tables, &exit), packet::link(&frame));
-            translated::judge(&frame, link, &tables, origin, UPLINK, || lives).reason()
+            translated::judge(&frame, link, &tables, origin, UPLINK, None, || lives).reason()
         };
         for tc_index in [0, own, 0xffff] {
             let by_bridge = |source| {
@@ -276,8 +281,9 @@ fn answers_are_not_judged_as_what_they_are_translated_to() {
     let hook = Hook { ifindex: POD_IFINDEX, ingress_ifindex: UPLINK };
     let request = tcp(client, (POD, 80), SYN);
     assert_eq!(decide::<Ingress, _, _>(&&*request, &tables, hook).reason(), Reason::Allowed);
-    assert_eq!(egress(&tables, &tcp((POD, 80), client, SYN | ACK)), Reason::Allowed);
-    assert_eq!(egress(&tables, &tcp((POD, 80), client, ACK)), Reason::Allowed);
+    assert_eq!(egress(&tables, &tcp((POD, 80), client, SYN | ACK)), Reason::Answer);
+    assert_eq!(egress(&tables, &tcp((POD, 80), client, ACK)), Reason::Answer);
+    assert_eq!(egress(&tables, &tcp((POD, 80), client, ACK)), Reason::Answer, "it is remembered");
     // What it begins itself is, from the same port too.
     assert_eq!(egress(&tables, &tcp((POD, 80), client, SYN)), Reason::Translated);
     assert_eq!(egress(&tables, &tcp((POD, 81), client, SYN)), Reason::Translated);
@@ -297,7 +303,7 @@ fn icmp_errors_follow_the_flow_they_quote() {
     let hook = Hook { ifindex: POD_IFINDEX, ingress_ifindex: UPLINK };
     let request = tcp((NODE, 30001), (POD, 80), SYN);
     assert_eq!(decide::<Ingress, _, _>(&&*request, &tables, hook).reason(), Reason::Allowed);
-    assert_eq!(egress(&tables, &about((NODE, 30001), 80)), Reason::Related);
+    assert_eq!(egress(&tables, &about((NODE, 30001), 80)), Reason::Answer);
     // Nobody began it, or the pod did: the node may make anything of the error.
     assert_eq!(egress(&tables, &about((NODE, 30002), 80)), Reason::Translated);
     assert_eq!(egress(&tables, &tcp((POD, 40000), (SERVICE, 80), SYN)), Reason::Translated);
@@ -344,7 +350,7 @@ fn what_cannot_be_read_behind_a_translation_drops() {
     let bare = &whole[14..];
     let link = Ok((packet::ETHERTYPE_IPV4, 0));
     let origin = Origin::of(&tables, &marked(&tables, UPLINK));
-    let verdict = translated::judge(&bare, link, &tables, origin, UPLINK, || true);
+    let verdict = translated::judge(&bare, link, &tables, origin, UPLINK, None, || true);
     assert_eq!(verdict.reason(), Reason::Allowed);
 }
 
@@ -358,7 +364,7 @@ fn a_services_address_begins_no_flow() {
     let from_service = tcp((SERVICE, 80), (POD, 5000), SYN);
     let answer = |flags| tcp((POD, 5000), (SERVICE, 80), flags);
     for (class, answered) in [
-        (SERVICE_CLASS | CLASS_TRANSLATED, Reason::Allowed),
+        (SERVICE_CLASS | CLASS_TRANSLATED, Reason::Answer),
         (SERVICE_CLASS | CLASS_TRANSLATED | CLASS_SERVICE, Reason::Translated),
     ] {
         tables.flows.forget_flows();
@@ -368,4 +374,140 @@ fn a_services_address_begins_no_flow() {
         assert_eq!(egress(&tables, &answer(SYN | ACK)), answered);
         assert_eq!(egress(&tables, &answer(ACK)), answered);
     }
+}
+
+const AF_INET: u16 = 2;
+
+/// As the kernel keeps a TCP connection: what who began sends, what the other side sends.
+fn connection(original: [([u8; 4], u16); 2], reply: [([u8; 4], u16); 2]) -> [Tuple; 2] {
+    let address = |octets: [u8; 4]| [u32::from_ne_bytes(octets), 0, 0, 0];
+    let tuple = |[from, to]: [([u8; 4], u16); 2], direction| Tuple {
+        source: address(from.0),
+        source_port: from.1.to_be(),
+        destination: address(to.0),
+        destination_port: to.1.to_be(),
+        family: AF_INET,
+        protocol: 6,
+        direction,
+        ..Tuple::default()
+    };
+    [tuple(original, 0), tuple(reply, 1)]
+}
+
+/// The kernel's own conntrack may have forgotten the flow that an answer is of: then it is a new flow there,
+/// and led to whom the node leads those.
+#[test]
+fn answers_go_back_where_the_nodes_conntrack_has_them() {
+    const REPLY: u32 = 3;
+    const NEW: u32 = 2;
+    let tables = tables();
+    let leave = |to: ([u8; 4], u16), from: [u8; 4], course| {
+        let packet = tcp((from, 80), to, ACK);
+        let exit = marked(&tables, UPLINK);
+        let exit = Exit { tc_index: answer_mark(exit.tc_index), ..exit };
+        let origin = Origin::of(&tables, &exit);
+        let link = packet::link(&&*packet);
+        translated::judge(&&*packet, link, &tables, origin, UPLINK, Some(course), || true).reason()
+    };
+    let (pod, client, node) = ((POD, 80), (CLIENT, 5000), (NODE, 30001));
+    let node_port = (NODE, 30080);
+    let through = connection([client, node_port], [pod, node]);
+    let masqueraded = connection([client, pod], [pod, node]);
+    for tuples in [through, masqueraded] {
+        assert_eq!(leave(client, NODE, Course::of(&tuples, REPLY)), Reason::Reply);
+    }
+    // Forgotten, and led anew; to whom the pod may send all the same.
+    for (to, expected) in [
+        ((DENIED, 8080), Reason::ServiceBackend),
+        ((ALLOWED, 8081), Reason::ServiceBackend),
+        ((ALLOWED, 8080), Reason::Allowed),
+    ] {
+        let tuples = connection([pod, node_port], [to, pod]);
+        assert_eq!(leave(to, POD, Course::of(&tuples, NEW)), expected, "{to:?}");
+    }
+    // Forgotten, and sent on as it is, whatever its source became.
+    let plain = connection([pod, (SERVICE, 80)], [(SERVICE, 80), (NODE, 80)]);
+    assert_eq!(leave((SERVICE, 80), NODE, Course::of(&plain, NEW)), Reason::Reply);
+    // Nothing tracks it: nobody translated what still goes where it did.
+    assert_eq!(leave((SERVICE, 80), POD, Course::UNKNOWN), Reason::Reply);
+    assert_eq!(leave((DENIED, 80), POD, Course::UNKNOWN), Reason::ServiceBackend);
+    let mut tables = tables;
+    tables.endpoint_mut(POD_IFINDEX).flags |= EP_CHECK_SOURCE;
+    let packet = tcp((NODE, 500), (SERVICE, 500), ACK);
+    let origin = Origin::of(&tables, &marked(&tables, UPLINK));
+    let (link, answer) = (packet::link(&&*packet), Some(Course::UNKNOWN));
+    let tunnel = translated::judge(&&*packet, link, &tables, origin, UPLINK, answer, || true);
+    assert_eq!(tunnel.reason(), Reason::ServiceBackend, "the node has packed it");
+    // Round its program, nothing that it carries counts.
+    let exit = Exit { ifindex: UPLINK, ingress_ifindex: POD_IFINDEX, ..Exit::default() };
+    let packet = tcp((POD, 80), (DENIED, 80), ACK);
+    let course = Course::of(&masqueraded, REPLY);
+    let origin = Origin::of(&tables, &exit);
+    let link = packet::link(&&*packet);
+    let round = translated::judge(&&*packet, link, &tables, origin, UPLINK, Some(course), || true);
+    assert_eq!(round.reason(), Reason::Policy);
+}
+
+/// Who was denied behind a translation is known to the kernel all the same, and could answer.
+#[test]
+fn answers_are_of_those_whom_the_pod_may_send_to() {
+    const REPLY: u32 = 3;
+    const NEW: u32 = 2;
+    let mut tables = tables();
+    tables.endpoint_mut(POD_IFINDEX).rows = Endpoint::pack_rows(1, 2);
+    let (pod, service) = ((POD, 5000), (SERVICE, 80));
+    assert_eq!(egress(&tables, &tcp(pod, service, SYN)), Reason::Translated);
+    let hook = Hook { ifindex: POD_IFINDEX, ingress_ifindex: UPLINK };
+    for flags in [SYN | ACK, ACK, ACK] {
+        let answer = tcp(service, pod, flags);
+        assert_eq!(decide::<Ingress, _, _>(&&*answer, &tables, hook).reason(), Reason::Answer);
+    }
+    let endpoint = netpold_ebpf::verdict::find_endpoint(&tables, POD_IFINDEX).unwrap();
+    let allowed = |tuples: [Tuple; 2], info| {
+        Course::of(&tuples, info).is_of_allowed(&tables, endpoint, &tuples)
+    };
+    for (backend, expected) in [
+        ((ALLOWED, 8080), true),
+        ((ALLOWED, 8081), false),
+        ((OPEN, 1), true),
+        ((DENIED, 8080), false),
+        // Itself not translated, as a backend that is a node.
+        ((NODE, 6443), true),
+        ((SERVICE, 443), true),
+        ((SERVICE, 80), true),
+        ((SERVICE, 81), false),
+    ] {
+        let tuples = connection([pod, service], [backend, pod]);
+        assert_eq!(allowed(tuples, REPLY), expected, "{backend:?}");
+    }
+    // Nobody has translated it, or not by conntrack.
+    assert!(allowed(connection([service, pod], [pod, service]), NEW));
+    assert!(allowed([Tuple::default(); 2], REPLY));
+    // Masqueraded to where the pod sends.
+    assert!(!allowed(connection([(ALLOWED, 8080), pod], [pod, service]), NEW));
+    // Who may send to anybody gets anybody's answers.
+    tables.endpoint_mut(POD_IFINDEX).rows = Endpoint::pack_rows(1, 0);
+    tables.changed();
+    let answer = tcp(service, pod, ACK);
+    assert_eq!(decide::<Ingress, _, _>(&&*answer, &tables, hook).reason(), Reason::Reply);
+}
+
+/// An error about what the pod has sent comes from whom its answers come from.
+#[test]
+fn errors_are_of_those_whom_the_pod_may_send_to() {
+    let mut tables = tables();
+    tables.endpoint_mut(POD_IFINDEX).rows = Endpoint::pack_rows(1, 2);
+    let hook = Hook { ifindex: POD_IFINDEX, ingress_ifindex: UPLINK };
+    let about = |from: [u8; 4], to: ([u8; 4], u16), local| {
+        let mut message = vec![3, 3, 0, 0, 0, 0, 0, 0];
+        message.extend(&tcp((POD, local), to, ACK)[14..]);
+        frame(1, from, POD, 0, &message)
+    };
+    let ingress = |frame: Vec<u8>| decide::<Ingress, _, _>(&&*frame, &tables, hook).reason();
+    assert_eq!(egress(&tables, &tcp((POD, 5000), (SERVICE, 80), SYN)), Reason::Translated);
+    assert_eq!(ingress(about(SERVICE, (SERVICE, 80), 5000)), Reason::Answer);
+    assert_eq!(ingress(about(CLIENT, (SERVICE, 80), 5000)), Reason::Answer);
+    assert_eq!(ingress(about(SERVICE, (SERVICE, 80), 5001)), Reason::Policy);
+    assert_eq!(egress(&tables, &tcp((POD, 5000), (ALLOWED, 8080), SYN)), Reason::Allowed);
+    assert_eq!(ingress(about(CLIENT, (ALLOWED, 8080), 5000)), Reason::Related);
 }

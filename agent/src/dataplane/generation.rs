@@ -25,7 +25,7 @@ use super::namespace;
 use super::role::Program;
 use super::tables::{TableError, Tables, array, descriptor};
 use super::xdp::Early;
-use super::{features, sys, test_run};
+use super::{connection, features, sys, test_run};
 use crate::object::{ObjectMissing, object};
 
 /// Why a generation could not be made.
@@ -123,8 +123,18 @@ fn loader() -> &'static Mutex<EbpfLoader<'static>> {
 
 /// Prepares what [`Generation::load`] needs, in the background.
 pub fn prepare() {
+    let prepare = || {
+        connection_offsets();
+        loader();
+    };
     // Without a thread it is done when it is needed.
-    drop(std::thread::Builder::new().name("loader".into()).spawn(loader));
+    drop(std::thread::Builder::new().name("loader".into()).spawn(prepare));
+}
+
+/// What the programs ask the node's conntrack with, see [`connection`]; zero where they cannot.
+fn connection_offsets() -> &'static [u32; 2] {
+    static OFFSETS: OnceLock<[u32; 2]> = OnceLock::new();
+    OFFSETS.get_or_init(|| connection::offsets().map_or([0; 2], |it| [it.connection, it.tuples]))
 }
 
 /// A loaded generation.
@@ -158,6 +168,9 @@ impl Generation {
         }
         let asks: &'static u8 = if namespace::cookie().is_some() { &1 } else { &0 };
         loader.override_global("ASKS_FOR_NAMESPACE", asks, true);
+        let [field, tuples] = connection_offsets();
+        loader.override_global("CONNECTION_OFFSET", field, true);
+        loader.override_global("TUPLES_OFFSET", tuples, true);
         let offered = Offered::to(&mut loader, pins)
             .map_err(|(name, cause)| GenerationError::Offer { name, cause })?;
         let mut bpf =

@@ -4,6 +4,7 @@ pub mod attach;
 pub mod bpffs;
 pub mod bridges;
 mod clsact;
+mod connection;
 pub mod direct;
 pub mod features;
 mod front;

@@ -1,11 +1,10 @@
 //! What the engine tells of itself, for `netpold status`.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::collections::BTreeMap;
 
 use netpold_core::cluster::is_subject;
 use netpold_core::explain::Explainer;
-use netpold_core::model::{Change, Direction, Key, Node};
+use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::reason::{self, Reason};
 

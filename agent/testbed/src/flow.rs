@@ -22,8 +22,8 @@ pub struct Flow {
 impl Flow {
     pub(crate) fn open(
         from: &Host,
-        protocol: Protocol,
-        to: SocketAddr,
+        own: Option<SocketAddr>,
+        (protocol, to): (Protocol, SocketAddr),
         timeout: Duration,
     ) -> Result<Self> {
         let kind = match protocol {
@@ -33,6 +33,11 @@ impl Flow {
         };
         let socket = from.run(|| Socket::new(Domain::for_address(to), kind, None))?;
         let socket = socket.context("socket")?;
+        if let Some(own) = own {
+            // Its end is a reset, so that the port is free again.
+            socket.set_linger(Some(Duration::ZERO))?;
+            socket.bind(&own.into()).with_context(|| format!("{} has no {own}", from.name()))?;
+        }
         socket
             .connect_timeout(&to.into(), timeout)
             .with_context(|| format!("{} cannot connect to {to}", from.name()))?;

@@ -90,7 +90,21 @@ impl Host {
     /// # Errors
     /// When the connection is not established in time.
     pub fn open_flow(&self, protocol: Protocol, to: SocketAddr, timeout: Duration) -> Result<Flow> {
-        Flow::open(self, protocol, to, timeout)
+        Flow::open(self, None, (protocol, to), timeout)
+    }
+
+    /// As [`Host::open_flow`], from an address and port of one's own choice.
+    ///
+    /// # Errors
+    /// As [`Host::open_flow`], and when it is taken.
+    pub fn open_flow_from(
+        &self,
+        own: SocketAddr,
+        protocol: Protocol,
+        to: SocketAddr,
+        timeout: Duration,
+    ) -> Result<Flow> {
+        Flow::open(self, Some(own), (protocol, to), timeout)
     }
 
     /// Sends one Ethernet frame out of an interface (`eth0` of a pod), as it is.

@@ -1,16 +1,24 @@
-//! What the node's conntrack has forgotten and netpold remembers: answers that are translated anew, to
-//! somebody who is denied (issue 12, 4 and 15).
+//! What the node's conntrack and netpold know differently of a flow: answers that are translated anew, to
+//! somebody who is denied, since the node has forgotten what netpold remembers (issue 12, 4 and 15), and
+//! answers of somebody who was never reached, since the node remembers what netpold has dropped (12).
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
 
-use netpold_testbed::packet::{packet, tcp_message, udp_packet};
-use netpold_testbed::{Cni, Proxy, require_root};
+use netpold_testbed::packet::{packet, tcp_message, udp_packet, unreachable_packet};
+use netpold_testbed::{Cni, Flow, Protocol, Proxy, require_root};
 
 use crate::cluster::{Cluster, MOMENT, PATIENCE, PORT, allow_to, isolate};
 use crate::volley::{PACKETS, Sender, Tally, Volley};
-use crate::world::{NODE_PORT, SERVICE_PORT, Service, provide};
+use crate::world::{NODE_PORT, SERVICE_PORT, Service, answer, describe, provide};
 
 const CLIENT_PORT: u16 = 5000;
+const TCP: u8 = 6;
+const SYN: u8 = 0x02;
+const SYN_AND_ACK: u8 = 0x12;
+const PUSH_AND_ACK: u8 = 0x18;
+/// Behind quoted headers.
+const LONG: usize = 400;
 
 /// How the node comes to forget.
 #[derive(Clone, Copy)]
@@ -33,89 +41,134 @@ impl Forgetting {
         }
     }
 
-    fn forget(self, cluster: &Cluster) {
+    fn forget(self, world: &World) {
         match self {
-            Self::Deleted => cluster.nodes[0].forget_connections().unwrap(),
+            Self::Deleted => world.cluster.nodes[world.node].forget_connections().unwrap(),
             // An entry ends within its second; the sweep may come later, but nobody finds it then.
-            Self::Expired => std::thread::sleep(std::time::Duration::from_secs(3)),
+            Self::Expired => std::thread::sleep(Duration::from_secs(3)),
         }
     }
 }
 
-/// A client on the first node that may send to `friend` alone, and a Service whose backend is
-/// `enemy`.
-fn world(kind: Cni) -> Cluster {
+/// What the client sends once the node has forgotten.
+#[derive(Clone, Copy)]
+enum Answers {
+    Datagrams,
+    /// In the middle of a connection.
+    Segments,
+    /// ICMP errors about what began the flow, behind a datagram that begins one for the node.
+    Errors,
+}
+
+impl Answers {
+    fn protocol(self) -> Protocol {
+        if matches!(self, Self::Segments) { Protocol::Tcp } else { Protocol::Udp }
+    }
+
+    fn send(self, sender: &Sender, volley: Volley, own: SocketAddr, there: SocketAddr) {
+        match self {
+            Self::Datagrams => sender.datagrams(volley, own, there),
+            Self::Segments => {
+                for number in 0..PACKETS {
+                    let place = (1000 + 40 * number as u32, 1);
+                    let payload = volley.payload(number, 40);
+                    let message = tcp_message(own, there, PUSH_AND_ACK, place, &payload);
+                    sender.send(&packet(own.ip(), there.ip(), TCP, &message));
+                }
+            }
+            Self::Errors => {
+                sender.send(&udp_packet(own, there, b"a new flow"));
+                for number in 0..PACKETS {
+                    let quoted = udp_packet(there, own, &volley.payload(number, LONG));
+                    sender.send(&unreachable_packet(own.ip(), there.ip(), &quoted));
+                }
+            }
+        }
+    }
+}
+
+/// A client that may send to `friend` alone, and a Service whose backend is `enemy`, on one of two nodes.
+struct World {
+    cluster: Cluster,
+    node: usize,
+}
+
+fn world(kind: Cni) -> World {
     let mut cluster = Cluster::two();
     let node = usize::from(kind == Cni::Bridge);
     for name in ["client", "friend", "enemy"] {
         cluster.add(node, name);
     }
+    cluster.pod("client").serve(Protocol::Tcp, CLIENT_PORT).unwrap();
     let service = Service::new(1, "bad").pods(&cluster, &["enemy"]).node_port(NODE_PORT);
     provide(&mut cluster, Proxy::Nftables, &[service]);
-    cluster
+    World { cluster, node }
 }
 
-/// The client answers at an address that now leads to `enemy`.
-fn answers(
-    cluster: &mut Cluster,
-    forgetting: Forgetting,
-    begin: impl Fn(&Cluster, usize, SocketAddr),
-    service: impl Fn(&Cluster, usize) -> SocketAddr,
+/// Somebody begins a flow with the client, and stays where the answer is a flow, from an address that leads
+/// to `enemy`, and the client answers there.
+fn attack(
+    world: &mut World,
+    (forgetting, answers): (Forgetting, Answers),
+    begin: impl Fn(&World, SocketAddr, SocketAddr) -> Option<Flow>,
+    address: impl Fn(&World, usize) -> SocketAddr,
     tally: &mut Tally,
 ) {
-    let enemy = cluster.pod("enemy").wire("eth0").unwrap();
+    let enemy = world.cluster.pod("enemy").wire("eth0").unwrap();
     for family in 0..2 {
         for policy in [false, true] {
             if policy {
-                cluster.policy("client", allow_to("client", "friend"));
+                world.cluster.policy("client", allow_to("client", "friend"));
             }
-            cluster.enforce();
-            let own = (cluster.pod("client").addresses()[family], CLIENT_PORT).into();
-            let client = cluster.pod("client").wire("eth0").unwrap();
-            let there = service(cluster, family);
-            begin(cluster, family, own);
-            let deadline = std::time::Instant::now() + PATIENCE;
-            while !client.arrived().is_some_and(|frame| frame.windows(5).any(|w| w == b"begin")) {
-                assert!(std::time::Instant::now() < deadline, "{there} begins a flow");
+            world.cluster.enforce();
+            let client = world.cluster.pod("client");
+            let own = (client.addresses()[family], CLIENT_PORT).into();
+            let wire = client.wire("eth0").unwrap();
+            let there = address(world, family);
+            let flow = begin(world, there, own);
+            let deadline = Instant::now() + PATIENCE;
+            let begun = |frame: &Vec<u8>| frame.windows(5).any(|part| part == b"begin");
+            while flow.is_none() && !wire.arrived().is_some_and(|frame| begun(&frame)) {
+                assert!(Instant::now() < deadline, "{there} begins a flow");
                 std::thread::yield_now();
             }
-            let sender = Sender::pod(cluster.pod("client"));
-            // The answer.
-            sender.send(&udp_packet(own, there, b"answer"));
-            forgetting.forget(cluster);
+            let sender = Sender::pod(world.cluster.pod("client"));
+            if flow.is_none() {
+                // The answer.
+                sender.send(&udp_packet(own, there, b"answer"));
+            }
+            forgetting.forget(world);
             let volley = Volley::new();
-            sender.datagrams(volley, own, there);
-            let what = format!("by way of {there}");
+            answers.send(&sender, volley, own, there);
+            let what = format!("by way of {there}, {}", answers.protocol());
             if policy {
                 tally.note(&what, volley.leaked(&enemy));
-                cluster.without_policy("client");
+                world.cluster.without_policy("client");
             } else {
                 volley.arrives(&enemy, &what);
             }
-            for node in &cluster.nodes {
+            drop(flow);
+            for node in &world.cluster.nodes {
                 node.forget_connections().unwrap();
             }
         }
     }
 }
 
-/// Somebody on the wire sends in the Service's name.
-fn from_a_service(forgetting: Forgetting) {
-    let mut cluster = world(Cni::Ptp);
-    forgetting.prepare(&cluster);
-    let address = |family: usize| {
-        let all = Service::new(1, "bad").cluster_ips();
-        SocketAddr::from((all[family], SERVICE_PORT))
-    };
+/// Somebody on the wire sends in the name of a Service's address.
+fn from_a_service(forgetting: Forgetting, addresses: fn(&Service) -> [IpAddr; 2]) {
+    let mut world = world(Cni::Ptp);
+    forgetting.prepare(&world.cluster);
+    let service = addresses(&Service::new(1, "bad"));
     let mut tally = Tally::default();
-    answers(
-        &mut cluster,
-        forgetting,
-        |cluster, family, client| {
-            let packet = udp_packet(address(family), client, b"begin");
-            Sender::node(cluster, 1).send(&packet);
+    attack(
+        &mut world,
+        (forgetting, Answers::Datagrams),
+        |world, there, client| {
+            Sender::node(&world.cluster, 1).send(&udp_packet(there, client, b"begin"));
+            None
         },
-        |_, family| address(family),
+        |_, family| (service[family], SERVICE_PORT).into(),
         &mut tally,
     );
     tally.holds();
@@ -124,68 +177,109 @@ fn from_a_service(forgetting: Forgetting) {
 #[test]
 fn answers_to_a_service_that_the_node_has_deleted() {
     if require_root("answers_to_a_service_that_the_node_has_deleted") {
-        from_a_service(Forgetting::Deleted);
+        from_a_service(Forgetting::Deleted, Service::cluster_ips);
     }
 }
 
 #[test]
 fn answers_to_a_service_after_the_node_forgot() {
     if require_root("answers_to_a_service_after_the_node_forgot") {
-        from_a_service(Forgetting::Expired);
+        from_a_service(Forgetting::Expired, Service::cluster_ips);
     }
 }
 
-/// The node itself asks from the port at which it serves others.
-fn from_the_node(forgetting: Forgetting) {
-    let mut cluster = world(Cni::Ptp);
-    forgetting.prepare(&cluster);
-    let address = |cluster: &Cluster, family: usize| {
-        SocketAddr::from((cluster.nodes[0].addresses()[family], NODE_PORT))
-    };
+/// Which may be a real host's, so flows begin there.
+#[test]
+fn answers_to_an_external_address_that_the_node_has_deleted() {
+    if require_root("answers_to_an_external_address_that_the_node_has_deleted") {
+        from_a_service(Forgetting::Deleted, Service::external_ips);
+    }
+}
+
+/// The node itself asks from the port at which it serves others, at an address of its object or at a further
+/// one.
+fn from_the_node(kind: Cni, forgetting: Forgetting, answers: Answers, further: bool) {
+    const FURTHER: [&str; 2] = ["10.77.0.1", "fd00:77::1"];
+    let mut world = world(kind);
+    forgetting.prepare(&world.cluster);
+    if further {
+        let add = FURTHER.map(|address| format!("address add {address} dev lo\n")).concat();
+        world.cluster.nodes[world.node].netns().ip(&add).unwrap();
+    }
     let mut tally = Tally::default();
-    answers(
-        &mut cluster,
-        forgetting,
-        |cluster, family, client| {
-            let own = address(cluster, family);
-            let node = &cluster.nodes[0];
-            let socket = node.run(|| std::net::UdpSocket::bind(own)).unwrap().unwrap();
+    attack(
+        &mut world,
+        (forgetting, answers),
+        |world, there, client| {
+            let node = &world.cluster.nodes[world.node];
+            if matches!(answers, Answers::Segments) {
+                return Some(connected(node, there, client));
+            }
+            let socket = node.run(|| std::net::UdpSocket::bind(there)).unwrap().unwrap();
             socket.send_to(b"begin", client).unwrap();
+            None
         },
-        address,
+        |world, family| {
+            let own = world.cluster.nodes[world.node].addresses()[family];
+            let address = if further { FURTHER[family].parse().unwrap() } else { own };
+            (address, NODE_PORT).into()
+        },
         &mut tally,
     );
     tally.holds();
 }
 
+fn connected(from: &netpold_testbed::Host, own: SocketAddr, to: SocketAddr) -> Flow {
+    let mut flow = from.open_flow_from(own, Protocol::Tcp, to, PATIENCE).unwrap();
+    assert!(flow.ping(PATIENCE), "{own} to {to}");
+    flow
+}
+
 #[test]
-#[ignore = "open: issue 12 number 15"]
 fn answers_to_a_node_port_that_the_node_has_deleted() {
     if require_root("answers_to_a_node_port_that_the_node_has_deleted") {
-        from_the_node(Forgetting::Deleted);
+        from_the_node(Cni::Ptp, Forgetting::Deleted, Answers::Datagrams, false);
+        from_the_node(Cni::Bridge, Forgetting::Deleted, Answers::Datagrams, false);
     }
 }
 
 #[test]
-#[ignore = "open: issue 12 number 15"]
 fn answers_to_a_node_port_after_the_node_forgot() {
     if require_root("answers_to_a_node_port_after_the_node_forgot") {
-        from_the_node(Forgetting::Expired);
+        from_the_node(Cni::Ptp, Forgetting::Expired, Answers::Datagrams, false);
+    }
+}
+
+#[test]
+fn answers_to_a_node_port_of_a_further_address() {
+    if require_root("answers_to_a_node_port_of_a_further_address") {
+        from_the_node(Cni::Ptp, Forgetting::Deleted, Answers::Datagrams, true);
+    }
+}
+
+#[test]
+fn segments_to_a_node_port_that_the_node_has_deleted() {
+    if require_root("segments_to_a_node_port_that_the_node_has_deleted") {
+        from_the_node(Cni::Ptp, Forgetting::Deleted, Answers::Segments, false);
+        from_the_node(Cni::Bridge, Forgetting::Deleted, Answers::Segments, false);
+    }
+}
+
+#[test]
+fn errors_to_a_node_port_that_the_node_has_deleted() {
+    if require_root("errors_to_a_node_port_that_the_node_has_deleted") {
+        from_the_node(Cni::Ptp, Forgetting::Deleted, Answers::Errors, false);
+        from_the_node(Cni::Bridge, Forgetting::Deleted, Answers::Errors, false);
     }
 }
 
 /// A client outside comes by a node port to the very pod: masqueraded to an address of the node and a
 /// port of the node's choice, which is the node port where no other is asked for.
-#[test]
-#[ignore = "open: issue 12 number 4"]
-fn answers_to_a_masqueraded_client_after_the_node_forgot() {
-    if !require_root("answers_to_a_masqueraded_client_after_the_node_forgot") {
-        return;
-    }
-    let mut cluster = world(Cni::Ptp);
+fn masqueraded(answers: Answers) {
+    let mut world = world(Cni::Ptp);
     // What comes from the other node has this node's address, and keeps its port.
     crate::volley::nft(
-        &cluster.nodes[0],
+        &world.cluster.nodes[0],
         "table inet far {
             chain out {
                 type nat hook postrouting priority 90;
@@ -194,15 +288,20 @@ fn answers_to_a_masqueraded_client_after_the_node_forgot() {
         }",
     );
     let mut tally = Tally::default();
-    answers(
-        &mut cluster,
-        Forgetting::Deleted,
-        |cluster, family, client| {
-            let far = SocketAddr::from((cluster.nodes[1].addresses()[family], NODE_PORT));
-            let packet = udp_packet(far, client, b"begin");
-            Sender::node(cluster, 1).send(&packet);
+    attack(
+        &mut world,
+        (Forgetting::Deleted, answers),
+        |world, _, client| {
+            let node = &world.cluster.nodes[1];
+            let family = usize::from(client.is_ipv6());
+            let far = SocketAddr::from((node.addresses()[family], NODE_PORT));
+            if matches!(answers, Answers::Segments) {
+                return Some(connected(node, far, client));
+            }
+            Sender::node(&world.cluster, 1).send(&udp_packet(far, client, b"begin"));
+            None
         },
-        |cluster, family| {
+        |World { cluster, .. }, family| {
             let node = cluster.nodes[0].addresses()[family];
             let client = cluster.pod("client").addresses()[family];
             // The address that a route to the client prefers.
@@ -218,16 +317,96 @@ fn answers_to_a_masqueraded_client_after_the_node_forgot() {
     tally.holds();
 }
 
+#[test]
+fn answers_to_a_masqueraded_client_after_the_node_forgot() {
+    if require_root("answers_to_a_masqueraded_client_after_the_node_forgot") {
+        masqueraded(Answers::Datagrams);
+    }
+}
+
+#[test]
+fn segments_to_a_masqueraded_client_after_the_node_forgot() {
+    if require_root("segments_to_a_masqueraded_client_after_the_node_forgot") {
+        masqueraded(Answers::Segments);
+    }
+}
+
+#[test]
+fn errors_to_a_masqueraded_client_after_the_node_forgot() {
+    if require_root("errors_to_a_masqueraded_client_after_the_node_forgot") {
+        masqueraded(Answers::Errors);
+    }
+}
+
+/// A server that may send nothing goes on answering clients of its node port, however often the node forgets
+/// them, and other nodes, whether anything tracks that or not.
+#[test]
+fn answers_to_allowed_clients_go_on() {
+    if !require_root("answers_to_allowed_clients_go_on") {
+        return;
+    }
+    let mut cluster = Cluster::two();
+    let servers = ["server1", "server2"];
+    servers.iter().enumerate().for_each(|(node, name)| cluster.add(node, name));
+    Forgetting::Expired.prepare(&cluster);
+    let services: Vec<Service> = servers
+        .iter()
+        .zip(0..)
+        .map(|(name, number)| {
+            let service = Service::new(number + 1, name).pods(&cluster, &[name]);
+            service.node_port(NODE_PORT + u16::from(number))
+        })
+        .collect();
+    for name in servers {
+        cluster.policy(name, isolate(name, &["Egress"]));
+    }
+    for tracked in [false, true] {
+        if tracked {
+            provide(&mut cluster, Proxy::Nftables, &services);
+        } else {
+            describe(&mut cluster, &services);
+        }
+        cluster.enforce();
+        for (node, name) in servers.iter().enumerate() {
+            let far = &cluster.nodes[1 - node];
+            let pod = cluster.pod(name).addresses().to_vec();
+            let sockets: Vec<_> = pod.iter().map(|address| (*address, PORT).into()).collect();
+            answer(far, &sockets, &[name]);
+            answer(&cluster.nodes[node], &sockets, &[name]);
+            for address in pod {
+                let ping = far.probe(Protocol::Icmp, address, 0, PATIENCE);
+                assert!(!ping.dropped(), "{name} answers {ping}");
+            }
+        }
+    }
+    let far = &cluster.nodes[1];
+    for to in cluster.nodes[0].addresses() {
+        let to: Vec<SocketAddr> = [0, 1].map(|number| (to, NODE_PORT + number).into()).into();
+        for port in [NODE_PORT, CLIENT_PORT] {
+            let own = far.addresses()[usize::from(to[0].is_ipv6())];
+            let mut flows: Vec<Flow> = (to.iter().zip(0..))
+                .map(|(to, number)| {
+                    let own = (own, port + number).into();
+                    far.open_flow_from(own, Protocol::Udp, *to, PATIENCE).unwrap()
+                })
+                .collect();
+            for _ in 0..3 {
+                flows.iter_mut().for_each(|flow| assert!(flow.ping(PATIENCE), "{to:?}"));
+                std::thread::sleep(Duration::from_secs(2));
+            }
+        }
+    }
+}
+
 /// A packet that conntrack takes for nonsense is not translated: the node answers it, with a reset. The next one
 /// is translated.
 #[test]
 fn a_reset_of_the_node_begins_nothing() {
     const NO_FLAGS: u8 = 0;
-    const PUSH_AND_ACK: u8 = 0x18;
     if !require_root("a_reset_of_the_node_begins_nothing") {
         return;
     }
-    let mut cluster = world(Cni::Ptp);
+    let World { mut cluster, .. } = world(Cni::Ptp);
     let enemy = cluster.pod("enemy").wire("eth0").unwrap();
     let mut tally = Tally::default();
     for family in 0..2 {
@@ -241,7 +420,7 @@ fn a_reset_of_the_node_begins_nothing() {
             let sender = Sender::pod(cluster.pod("client"));
             let send = |flags: u8, sequence: u32, payload: &[u8]| {
                 let message = tcp_message(own, node, flags, (sequence, 1), payload);
-                sender.send(&packet(own.ip(), node.ip(), 6, &message));
+                sender.send(&packet(own.ip(), node.ip(), TCP, &message));
             };
             send(NO_FLAGS, 1, &[]);
             std::thread::sleep(MOMENT);
@@ -262,13 +441,41 @@ fn a_reset_of_the_node_begins_nothing() {
     tally.holds();
 }
 
+/// How somebody who was not reached sends to who had sent to a Service.
+#[derive(Clone, Copy, Debug)]
+enum Unreached {
+    Datagrams,
+    /// The second packet of a handshake, with data.
+    Handshakes,
+    /// ICMP errors about what the Service was sent.
+    Errors,
+}
+
+impl Unreached {
+    fn ask(self, sender: &Sender, own: SocketAddr, to: SocketAddr) {
+        let message = tcp_message(own, to, SYN, (1, 0), &[]);
+        sender.send(&match self {
+            Self::Handshakes => packet(own.ip(), to.ip(), TCP, &message),
+            Self::Datagrams | Self::Errors => udp_packet(own, to, b"?"),
+        });
+    }
+
+    fn answer(self, sender: &Sender, own: SocketAddr, to: SocketAddr, payload: &[u8]) {
+        let message = tcp_message(own, to, SYN_AND_ACK, (1, 2), payload);
+        sender.send(&match self {
+            Self::Datagrams => udp_packet(own, to, payload),
+            Self::Handshakes => packet(own.ip(), to.ip(), TCP, &message),
+            Self::Errors => unreachable_packet(own.ip(), to.ip(), &udp_packet(to, own, payload)),
+        });
+    }
+}
+
 /// What a Service led to is dropped where it is denied, but the node remembers: so who was not reached could
-/// answer.
-fn of_a_denied_backend(cni: Cni, tally: &mut Tally) {
-    let mut cluster = Cluster::one(cni).with_pods(&["client", "friend", "enemy"]);
-    let service = Service::new(1, "mixed").pods(&cluster, &["friend", "enemy"]);
+/// answer. Who was reached does.
+fn of_a_denied_backend(cluster: &mut Cluster, unreached: Unreached, tally: &mut Tally) {
+    let service = Service::new(1, "mixed").pods(cluster, &["friend", "enemy"]);
     let service_ips = service.cluster_ips();
-    provide(&mut cluster, Proxy::Nftables, &[service]);
+    provide(cluster, Proxy::Nftables, &[service]);
     let client = cluster.pod("client").wire("eth0").unwrap();
     for (family, service_ip) in service_ips.into_iter().enumerate() {
         for policy in [false, true] {
@@ -278,38 +485,82 @@ fn of_a_denied_backend(cni: Cni, tally: &mut Tally) {
             }
             cluster.enforce();
             let own = cluster.pod("client").addresses()[family];
-            let enemy = SocketAddr::from((cluster.pod("enemy").addresses()[family], PORT));
             let sender = Sender::pod(cluster.pod("client"));
             let ports = 6000..6000 + 4 * PACKETS as u16;
             let to = (service_ip, SERVICE_PORT).into();
-            ports.clone().for_each(|port| sender.send(&udp_packet((own, port).into(), to, b"?")));
-            let volley = Volley::new();
-            let sender = Sender::pod(cluster.pod("enemy"));
-            for (number, port) in ports.enumerate() {
-                // Every other one was led to the enemy.
-                let payload = volley.payload(number / 4, 400);
-                sender.send(&udp_packet(enemy, (own, port).into(), &payload));
+            ports.clone().for_each(|port| unreached.ask(&sender, (own, port).into(), to));
+            // They are on their way.
+            std::thread::sleep(MOMENT);
+            for name in ["enemy", "friend"] {
+                let backend = SocketAddr::from((cluster.pod(name).addresses()[family], PORT));
+                let volley = Volley::new();
+                let sender = Sender::pod(cluster.pod(name));
+                for (number, port) in ports.clone().enumerate() {
+                    // Every other one was led to each.
+                    let payload = volley.payload(number / 4, LONG);
+                    unreached.answer(&sender, backend, (own, port).into(), &payload);
+                }
+                let what = format!("{unreached:?} of {name}, {backend}");
+                if policy && name == "enemy" {
+                    tally.note(&what, volley.leaked(&client));
+                } else {
+                    volley.arrives(&client, &what);
+                }
             }
-            let what = format!("of {enemy} on a {cni:?} node");
             if policy {
-                tally.note(&what, volley.leaked(&client));
                 cluster.without_policy("client").without_policy("to");
-            } else {
-                volley.arrives(&client, &what);
             }
-            cluster.nodes[0].forget_connections().unwrap();
+            cluster.nodes.iter().for_each(|node| node.forget_connections().unwrap());
         }
     }
 }
 
+/// Its backends on the client's node, of either kind.
+fn of_a_denied_neighbour(unreached: Unreached) {
+    let mut tally = Tally::default();
+    for kind in [Cni::Ptp, Cni::Bridge] {
+        let mut cluster = Cluster::one(kind).with_pods(&["client", "friend", "enemy"]);
+        of_a_denied_backend(&mut cluster, unreached, &mut tally);
+    }
+    tally.holds();
+}
+
 #[test]
-#[ignore = "open: issue 12 number 12, answers in the place of errors"]
 fn answers_of_a_denied_backend() {
-    if !require_root("answers_of_a_denied_backend") {
+    if require_root("answers_of_a_denied_backend") {
+        of_a_denied_neighbour(Unreached::Datagrams);
+    }
+}
+
+#[test]
+fn handshakes_of_a_denied_backend() {
+    if require_root("handshakes_of_a_denied_backend") {
+        of_a_denied_neighbour(Unreached::Handshakes);
+    }
+}
+
+#[test]
+fn errors_of_a_denied_backend() {
+    if require_root("errors_of_a_denied_backend") {
+        of_a_denied_neighbour(Unreached::Errors);
+    }
+}
+
+/// On another node, what the client sends drops where it leaves its own.
+#[test]
+fn answers_of_a_denied_backend_elsewhere() {
+    if !require_root("answers_of_a_denied_backend_elsewhere") {
         return;
     }
     let mut tally = Tally::default();
-    of_a_denied_backend(Cni::Ptp, &mut tally);
-    of_a_denied_backend(Cni::Bridge, &mut tally);
+    for node in [0, 1] {
+        for unreached in [Unreached::Datagrams, Unreached::Errors] {
+            let mut cluster = Cluster::two();
+            cluster.add(node, "client");
+            cluster.add(1 - node, "friend");
+            cluster.add(1 - node, "enemy");
+            of_a_denied_backend(&mut cluster, unreached, &mut tally);
+        }
+    }
     tally.holds();
 }

@@ -19,7 +19,7 @@ use netpold_testkit::memory::MemoryTables;
 use netpold_testkit::oracle::Oracle;
 
 use self::objects::{NAMES, hostile, kind};
-use super::random::Random;
+use netpold_testkit::random::Random;
 
 /// The tenant that writes anything.
 const HOSTILE: &str = "mallory";

@@ -36,7 +36,9 @@ fn judge(world: &mut World, name: &str, slot: u32, frame: &[u8]) -> Reason {
     let exit = Exit { ifindex: IFINDEX, ingress_ifindex: UPLINK, mark: proof, tc_index: mark };
     let origin = Origin::of(&world.host, &exit);
     let verdict =
-        translated::judge(&frame, packet::link(&frame), &world.host, origin, IFINDEX, || true);
+        translated::judge(&frame, packet::link(&frame), &world.host, origin, IFINDEX, None, || {
+            true
+        });
     let reason = verdict.reason();
     let before = world.dropped(Direction::Egress, reason);
     let target = program(&mut world.bpf, name).fd().expect(name);
@@ -149,6 +151,7 @@ fn packets_without_proof_are_judged_for_the_endpoint_they_came_by() {
                 &world.host,
                 origin,
                 IFINDEX,
+                None,
                 || true,
             );
             assert_eq!(on_host.reason(), expected);
@@ -183,7 +186,9 @@ fn packets_without_proof_from_a_bridge_drop_by_their_source_and_while_the_agent_
                 let origin = Origin::of(&world.host, &exit);
                 let link = packet::link(&&*packet);
                 let on_host =
-                    translated::judge(&&*packet, link, &world.host, origin, IFINDEX, || lives);
+                    translated::judge(&&*packet, link, &world.host, origin, IFINDEX, None, || {
+                        lives
+                    });
                 let expected = if drops { Reason::SpoofedSource } else { Reason::NotEndpoint };
                 assert_eq!(on_host.reason(), expected, "{from:?}, {isolated}, {lives}");
                 let fd = program(&mut world.bpf, "netpold_node").fd().expect("netpold_node");

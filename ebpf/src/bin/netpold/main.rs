@@ -12,6 +12,7 @@
 #![feature(asm_experimental_arch, core_intrinsics)]
 #![expect(internal_features, reason = "atomic_cxchg is the only way to BPF_CMPXCHG")]
 
+mod connection;
 mod drops;
 mod early;
 mod maps;
@@ -62,7 +63,11 @@ fn netpold_ingress(context: TcContext) -> i32 {
     if let Some(settled) = mark::arrived(skb) {
         return settled;
     }
-    act::<Ingress>(skb, judge::<Ingress>(skb, &looks))
+    let mut reason = judge::<Ingress>(skb, &looks);
+    if reason == Reason::Answer as u32 && !connection::is_of_allowed(skb) {
+        reason = Reason::ServiceBackend as u32;
+    }
+    act::<Ingress>(skb, reason)
 }
 
 /// Pod egress: TC ingress of the host side.
@@ -78,9 +83,7 @@ fn netpold_egress(context: TcContext) -> i32 {
     };
     let skb = context.as_ptr().cast();
     let reason = judge::<Egress>(skb, &looks);
-    // A packet to the pod's own address may have any station's on a bridge.
-    let marked = reason == Reason::Translated as u32 || reason == Reason::Loopback as u32;
-    mark::leave(skb, marked);
+    mark::leave(skb, reason);
     act::<Egress>(skb, reason)
 }
 

@@ -9,6 +9,7 @@ use aya_ebpf::{
     maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf},
 };
 use netpold_ebpf::{
+    connection::Tuple,
     family::{V4, V6},
     layout::{
         Ct4Bucket, Ct6Bucket, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, Hosts6Bucket,
@@ -100,6 +101,8 @@ pub(crate) struct Scratch {
     pub(crate) key6: [u64; 4],
     /// The flow that it begins, inserted once it is judged: see [`Pending`].
     pub(crate) pending: Pending,
+    /// What the node's conntrack has of a packet.
+    pub(crate) connection: [Tuple; 2],
     /// Bytes of a packet that is read.
     pub(crate) window: [u64; MAX_WINDOW / 8],
     /// [`Hook::ingress_ifindex`](netpold_ebpf::verdict::Hook) of that packet.

@@ -14,8 +14,9 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use netpold_ebpf::{
+    connection::Course,
     event,
-    layout::{STRANGER, mark},
+    layout::{STRANGER, answer_mark, mark, parts_of},
     packet,
     proof::{self, Exit, Origin},
     reason::Reason,
@@ -24,7 +25,7 @@ use netpold_ebpf::{
     verdict::{Egress, find_slot},
 };
 
-use crate::{DROP, NEXT, drops, packet::Copied, tables::Maps};
+use crate::{DROP, NEXT, connection, drops, packet::Copied, tables::Maps};
 
 /// TC egress of the node's other devices with an Ethernet header: uplinks, VXLAN, bonds.
 #[classifier]
@@ -99,7 +100,8 @@ fn origin(skb: *mut __sk_buff) -> Origin {
 /// the pod's any more, and the number of its reason is the answer; else it drops.
 #[inline(always)]
 fn translated(skb: *mut __sk_buff, link: u32) -> Option<u32> {
-    let reason = netpold_translated(skb, link);
+    let course = if is_answer(skb) { connection::netpold_course(skb) } else { 0 };
+    let reason = netpold_translated(skb, link, course);
     if reason < Reason::FIRST_DROP as u32 {
         write(skb, 0);
         return Some(reason);
@@ -124,11 +126,13 @@ pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
     }
 }
 
-/// A packet on its way out of a pod: with the proof, and with this pod's mark or with none.
+/// A packet on its way out of a pod: with the proof, and with this pod's mark or with none, by the reason
+/// for which it passes. One to the pod's own address may have any station's on a bridge.
 #[inline(always)]
-pub(crate) fn leave(skb: *mut __sk_buff, marked: bool) {
-    if marked {
-        netpold_mark(skb);
+pub(crate) fn leave(skb: *mut __sk_buff, reason: u32) {
+    let answer = reason == Reason::Answer as u32;
+    if answer || reason == Reason::Translated as u32 || reason == Reason::Loopback as u32 {
+        netpold_mark(skb, answer.into());
     } else if read(skb) != 0 {
         write(skb, 0);
     }
@@ -142,31 +146,39 @@ fn prove(skb: *mut __sk_buff) {
     write_mark(skb, read_mark(skb) | proof);
 }
 
-/// Writes the mark of the endpoint whose interface this is. A global function to the kernel, as
-/// those in the crate's root.
+/// Whether a packet is marked as an answer.
+#[inline(always)]
+fn is_answer(skb: *mut __sk_buff) -> bool {
+    parts_of(read(skb)).1
+}
+
+/// Writes the mark of the endpoint whose interface this is, that of an answer or not. A global function to
+/// the kernel, as those in the crate's root.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_mark(skb: *mut __sk_buff) -> u32 {
+extern "C" fn netpold_mark(skb: *mut __sk_buff, answer: u32) -> u32 {
     // SAFETY: the program's context.
     let ifindex = unsafe { (*skb).ifindex };
     // An endpoint that went since it was judged: another slot's mark is worse than none.
     let found = find_slot(&Maps::new(), ifindex);
     let found = found.map_or(0, |(slot, endpoint)| mark(slot, endpoint.id()));
-    write(skb, found);
+    write(skb, if found != 0 && answer != 0 { answer_mark(found) } else { found });
     0
 }
 
-/// Judges a marked packet and counts a drop; the number of the reason, with [`TELL`] if the drop's
-/// event is to be emitted.
+/// Judges a marked packet, an answer by its [`Course`], and counts a drop; the number of the reason, with
+/// [`TELL`] if the drop's event is to be emitted.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_translated(skb: *mut __sk_buff, link: u32) -> u32 {
+extern "C" fn netpold_translated(skb: *mut __sk_buff, link: u32, course: u32) -> u32 {
     // SAFETY: the program's context.
     let (bytes, ifindex) = unsafe { (Copied::new(skb), (*skb).ifindex) };
     let header = link_header(skb, &bytes, link);
+    let answer = is_answer(skb).then_some(Course(course));
     let agent_lives = || netpold_agent_lives(skb) != 0;
     let maps = Maps::new();
-    let verdict = translated::judge(&bytes, header, &maps, origin(skb), ifindex, agent_lives);
+    let verdict =
+        translated::judge(&bytes, header, &maps, origin(skb), ifindex, answer, agent_lives);
     let reason = verdict.number();
     if reason >= Reason::FIRST_DROP as u32 && drops::count_one(true, reason) {
         return reason | TELL;

@@ -26,7 +26,10 @@ use netpold_ebpf::{
     verdict::{Verdict, find_endpoint},
 };
 
-use crate::maps::{self, Pending};
+use crate::{
+    connection,
+    maps::{self, Pending},
+};
 
 /// The maps of this program. Every array lookup takes its index from the one place on the stack,
 /// since a place for each would fill the 512 bytes that a program has.
@@ -484,6 +487,11 @@ impl<const DEFERS: bool> Tables for Maps<DEFERS> {
     fn revision(&self) -> u32 {
         // SAFETY: map memory; the agent changes this field while the program runs.
         unsafe { (&raw const (*maps::SETTINGS.get()).revision).read_volatile() }
+    }
+
+    #[inline(always)]
+    fn knows_courses(&self) -> bool {
+        connection::is_readable()
     }
 
     #[inline(always)]

@@ -1,0 +1,92 @@
+//! Asks the node's conntrack about a packet: `sk_buff._nfct` and what it points to, which no field of
+//! the program's context shows.
+
+use core::ffi::c_void;
+
+use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_probe_read_kernel};
+use netpold_ebpf::{
+    connection::{Course, Tuple},
+    verdict::find_endpoint,
+};
+
+use crate::{maps, tables::Maps};
+
+/// Offset of `_nfct` in `struct sk_buff`, in bytes; 0: unknown, or nothing may be read. Set when the
+/// programs are loaded, as [`crate::ASKS_FOR_NAMESPACE`].
+#[unsafe(no_mangle)]
+static CONNECTION_OFFSET: u32 = 0;
+/// Offset of `tuplehash` in `struct nf_conn`, in bytes.
+#[unsafe(no_mangle)]
+static TUPLES_OFFSET: u32 = 0;
+
+/// Bits of `_nfct` that are `enum ip_conntrack_info`; the others are the address (`NFCT_PTRMASK`).
+const INFO: u64 = 7;
+
+/// Whether the node's conntrack can be asked.
+#[inline(always)]
+pub(crate) fn is_readable() -> bool {
+    // SAFETY: a constant of the loaded program.
+    unsafe { (&raw const CONNECTION_OFFSET).read_volatile() != 0 }
+}
+
+/// A packet's [`Course`]; leaves the connection in the scratch. A global function to the kernel, as
+/// those in the crate's root.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn netpold_course(skb: *mut __sk_buff) -> u32 {
+    // SAFETY: constants of the loaded program.
+    let (field, tuples) = unsafe {
+        ((&raw const CONNECTION_OFFSET).read_volatile(), (&raw const TUPLES_OFFSET).read_volatile())
+    };
+    let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
+    if field == 0 {
+        return Course::UNKNOWN.0;
+    }
+    let mut connection = 0_u64;
+    // SAFETY: a helper that reads any address: the packet's, which has this field, and what that points
+    // to, which lives as long as the packet.
+    unsafe {
+        let field = skb.cast::<u8>().wrapping_add(field as usize);
+        if !fetch((&raw mut connection).cast(), size_of::<u64>() as u32, field) {
+            return Course::UNKNOWN.0;
+        }
+        let address = (connection & !INFO) as usize;
+        if address == 0 {
+            return Course::UNKNOWN.0;
+        }
+        let place = &raw mut (*scratch).connection;
+        let from = address.wrapping_add(tuples as usize) as *const u8;
+        if !fetch(place.cast(), size_of::<[Tuple; 2]>() as u32, from) {
+            return Course::UNKNOWN.0;
+        }
+        Course::of(&*place, (connection & INFO) as u32).0
+    }
+}
+
+/// # Safety
+/// `to` has room for so many bytes.
+#[inline(always)]
+unsafe fn fetch(to: *mut c_void, bytes: u32, from: *const u8) -> bool {
+    // SAFETY: as the caller promises.
+    unsafe { bpf_probe_read_kernel(to, bytes, from.cast()) == 0 }
+}
+
+/// Whether an answer that comes to a pod is of somebody whom the pod may send to.
+#[inline(always)]
+pub(crate) fn is_of_allowed(skb: *mut __sk_buff) -> bool {
+    let course = netpold_course(skb);
+    netpold_answerer(skb, course) != 0
+}
+
+/// As [`is_of_allowed`], by what [`netpold_course`] has left.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_answerer(skb: *mut __sk_buff, course: u32) -> u32 {
+    let maps = Maps::new();
+    let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 1 };
+    // SAFETY: the program's context.
+    let Some(endpoint) = find_endpoint(&maps, unsafe { (*skb).ifindex }) else { return 1 };
+    // SAFETY: this CPU's own scratch, written just before.
+    let tuples = unsafe { &(*scratch).connection };
+    Course(course).is_of_allowed(&maps, endpoint, tuples).into()
+}
