@@ -10,6 +10,7 @@ mod measure;
 mod pace;
 mod report;
 mod unhonoured;
+mod unproven;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -37,6 +38,7 @@ use crate::seed::Wanted;
 use bypass::Bypass;
 use devices::NodeDevices;
 use pace::Pace;
+use unproven::Missing;
 
 /// Shortest and longest pause before a failed update is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
@@ -110,6 +112,8 @@ pub struct Engine {
     cursor: Cursor,
     /// What went past the programs.
     bypass: Bypass,
+    /// What exits missed of packets.
+    missing: Missing,
     /// Flows removed by all sweeps.
     swept: Pass,
     /// When the first of the changes that are not enforced yet was seen.
@@ -155,6 +159,7 @@ impl Engine {
             seeds: true,
             cursor: Cursor::default(),
             bypass: Bypass::default(),
+            missing: Missing::default(),
             swept: Pass::default(),
             noticed: None,
             instruments: Instruments::default(),
@@ -305,6 +310,7 @@ impl Engine {
         }
         self.keep_order();
         self.look_for_bypasses();
+        self.look_for_unproven();
         self.retry_at()
     }
 

@@ -242,7 +242,7 @@ impl Agent {
                         retry = retry.into_iter().chain(engine.repair()).min();
                         if let Some(notices) = self.notices.get() {
                             notices.tell(engine.unhonoured());
-                            notices.tell_unjudged(engine.unjudged());
+                            notices.tell_of_node(engine.wrong_with_node());
                         }
                     });
                     continue;

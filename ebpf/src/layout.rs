@@ -244,6 +244,26 @@ pub const fn parts_of(mark: u32) -> (u32, bool) {
 /// and is no endpoint's.
 pub const STRANGER: u32 = 1;
 
+/// What [`Settings::witness`] is one of: below every mark, above [`STRANGER`], and with the lowest bits zero,
+/// which choose a queue where a device has the qdisc `gred`.
+pub const WITNESSES: core::ops::RangeInclusive<u32> =
+    1..=(1 << (MARK_SLOT_BITS - WITNESS_SHIFT)) - 1;
+/// See [`WITNESSES`].
+pub const WITNESS_SHIFT: u32 = 4;
+
+/// Packets of an endpoint that an exit misses something at, see [`crate::proof`]: at
+/// [`endpoint_slot`] of the interface that they came by, probe 0.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unproven {
+    /// The proof is missing, and the witness shows that the endpoint's program has seen the packet.
+    pub erased: u64,
+    /// The proof is missing, and nothing shows that.
+    pub skipped: u64,
+    /// The proof is there, and what the program left in `skb->tc_index` is not.
+    pub unmarked: u64,
+}
+
 /// Whether `skb->tc_index` holds a [`mark`], or the [`answer_mark`] of one.
 #[must_use]
 #[inline(always)]
@@ -302,6 +322,12 @@ pub struct Settings {
     /// Port of a UDP socket at 127.0.0.1 that is connected to itself, network byte order in the low 16
     /// bits. The agent holds it: while it is there, the agent lives. 0: there is none.
     pub agent_port: u32,
+    /// What programs leave in `skb->tc_index` of a pod's packet that has no mark: one of [`WITNESSES`]
+    /// shifted by [`WITNESS_SHIFT`], of the agent's choice at random. It tells of a packet without proof whether the
+    /// program at its veth has seen it. 0: none.
+    pub witness: u32,
+    /// Zero.
+    pub reserved: u32,
     /// The cookie of the node's network namespace, where programs can compare it with that of a
     /// packet's socket; else 0.
     pub netns_cookie: u64,
@@ -537,7 +563,7 @@ const _: () = {
     assert!(size_of::<PortBitmap>() == 8192);
     let other = if cfg!(feature = "other-layout") { 8 } else { 0 };
     assert!(size_of::<Endpoint>() == 112 + other && align_of::<Endpoint>() == 8);
-    assert!(size_of::<Settings>() == 176);
+    assert!(size_of::<Settings>() == 184);
     assert!(size_of::<Host6>() == 24 && size_of::<Hosts6Bucket>() == 128);
     assert!(size_of::<Ct4Key>() == 16 && size_of::<Ct4Way>() == 32 + other);
     assert!(size_of::<Ct4Bucket>() == size_of::<Ct4Way>() * CT_WAYS);
@@ -545,5 +571,6 @@ const _: () = {
     assert!(size_of::<Ct6Bucket>() == 256);
     assert!(size_of::<FragmentKey>() == 48 && size_of::<FragmentPorts>() == 12);
     assert!(size_of::<DropEvent>() == 56);
+    assert!(size_of::<Unproven>() == 24);
     assert!(ENDPOINT_SLOTS.is_power_of_two());
 };

@@ -2,7 +2,7 @@
 
 use crate::layout::{
     Ct4Key, Ct4Way, Ct6Key, Ct6Way, DropEvent, Endpoint, FragmentKey, FragmentPorts, Host6,
-    Hosts6Bucket, Lpm6Key, Row, Settings,
+    Hosts6Bucket, Lpm6Key, Row, Settings, Unproven,
 };
 
 macro_rules! pod {
@@ -15,4 +15,4 @@ macro_rules! pod {
 }
 
 pod!(Settings, Endpoint, Row, Lpm6Key, Host6, Hosts6Bucket);
-pod!(Ct4Key, Ct4Way, Ct6Key, Ct6Way, FragmentKey, FragmentPorts, DropEvent);
+pod!(Ct4Key, Ct4Way, Ct6Key, Ct6Way, FragmentKey, FragmentPorts, DropEvent, Unproven);

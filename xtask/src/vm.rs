@@ -33,6 +33,9 @@ pub(crate) struct Options {
     /// Only kernels whose version begins like this, such as 6.1
     #[arg(long, value_name = "VERSION")]
     kernel: Vec<String>,
+    /// Only tests with real traffic whose name has this in it, such as netkit::
+    #[arg(long, value_name = "NAME")]
+    traffic: Vec<String>,
     /// Processor that is emulated and built for
     #[arg(long, value_enum, default_value_t = Arch::own())]
     arch: Arch,
@@ -73,7 +76,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             wanted.suite,
             arch.name()
         ));
-        let guest = Guest::new(&kernel, &userland, &binaries)?;
+        let guest = Guest::new(&kernel, &userland, &binaries, &options.traffic)?;
         let report = console::boot(&qemu, &kernel, &guest, options.verbose)?;
         rows.push(tell(&kernel, &guest, &report));
     }

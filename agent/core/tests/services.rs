@@ -329,7 +329,7 @@ fn a_pod_of_two_families_behind_one_address() {
 }
 
 #[test]
-fn services_matter_to_egress_only() {
+fn services_of_others_matter_to_egress_only() {
     let rules = vec![rule(Some(vec![pods(None, select(&[("app", "good")]))]), None)];
     let into = Change::Policy(policy("a", "out", Selector::default(), Some(rules), None));
     let mut world = with([
@@ -342,6 +342,43 @@ fn services_matter_to_egress_only() {
     assert!(!is_marked(&world, WEB), "no pod is isolated for egress any more");
     assert!(world.compiler.image().addresses.len() < both);
     assert_eq!(world.tables.class(ip("192.0.2.2")), 0);
+}
+
+/// A pod that is isolated for ingress alone is known again behind the translation by its mark, so what
+/// may lead back to it is marked, and nothing else is.
+#[test]
+fn a_service_leads_its_own_backend_back_to_itself() {
+    let into = |policy_types| match policy_types {
+        "Ingress" => policy("a", "out", Selector::default(), Some(Vec::new()), None),
+        _ => policy("a", "out", Selector::default(), Some(Vec::new()), Some(Vec::new())),
+    };
+    let own = |backend: &str| slice("own-1", "own", &[backend], &[("", 8080)]);
+    const OWN: &str = "10.96.0.9";
+    const OWN_NODE: &str = "192.0.2.1";
+    let mut world = with([
+        service("web", &[WEB], &[("", 80, Some(30_080))]),
+        slice("web-1", "web", &["10.0.1.1"], &[("", 8080)]),
+        service("own", &[OWN, "fd96::9"], &[("", 80, None)]),
+        own("10.0.0.1"),
+        Change::Policy(into("Ingress")),
+    ]);
+    let marked = |world: &World| [OWN, "fd96::9", WEB, OWN_NODE].map(|to| is_marked(world, to));
+    assert_eq!(marked(&world), [true, true, false, false]);
+    assert!(!world.ingress(1, OWN, 80), "a mark grants nothing");
+    // The node's address leads to it by a node port.
+    world.apply([service("own", &[OWN], &[("", 80, Some(30_090))])]);
+    assert_eq!(marked(&world), [true, false, false, true]);
+    assert!(!is_marked(&world, "192.0.2.2"), "another node's does not come back as its own");
+    world.apply([own("10.0.1.1")]);
+    assert_eq!(marked(&world), [false; 4], "no local pod is its backend any more");
+    world.apply([own("10.0.0.1"), service("own", &[OWN], &[("", 80, None)])]);
+    assert_eq!(marked(&world), [true, false, false, false]);
+    world.apply([Change::Policy(into("both"))]);
+    assert_eq!(marked(&world), [true, false, true, true], "all Services matter to egress");
+    world.apply([Change::Policy(into("Ingress"))]);
+    assert_eq!(marked(&world), [true, false, false, false]);
+    world.apply([Change::ServiceGone(Key::new("a", "own"))]);
+    assert_eq!(marked(&world), [false; 4]);
 }
 
 #[test]

@@ -54,7 +54,7 @@ fn seen(tables: &MemoryTables, rows: u64, class: u32) -> u64 {
             bits = bits << 1 | u64::from(allowed);
         }
     }
-    if rows >> 32 != 0 && class & CLASS_TRANSLATED != 0 {
+    if rows != 0 && class & CLASS_TRANSLATED != 0 {
         bits |= MARKED;
     }
     bits

@@ -35,7 +35,7 @@ use aya::maps::{MapData, PerCpuArray};
 use netpold_core::model::Direction;
 use netpold_core::ops::{Capacity, Op};
 use netpold_ebpf::conntrack::hash_keys;
-use netpold_ebpf::layout::Settings;
+use netpold_ebpf::layout::{Settings, Unproven, WITNESS_SHIFT, WITNESSES};
 use netpold_ebpf::proof::DEFAULT_BIT;
 
 use attach::{Attacher, Hook, Mode};
@@ -56,6 +56,13 @@ use crate::seed::{Wanted, kernel_flows};
 
 /// Drop events that one CPU may emit in a second.
 const EVENT_BURST: u32 = 100;
+
+/// [`Settings::witness`]: nothing that a pod knows.
+fn witness() -> u32 {
+    let (first, last) = (*WITNESSES.start(), *WITNESSES.end());
+    let random = RandomState::new().hash_one(()) as u32;
+    (first + random % (last - first + 1)) << WITNESS_SHIFT
+}
 
 /// The node's dataplane: the current generation and what it is attached to.
 pub struct Dataplane {
@@ -193,6 +200,7 @@ impl Dataplane {
             netns_cookie: namespace::cookie().unwrap_or_default(),
             demands_proof: demanded.into(),
             agent_port: self.bridges.agent_port(),
+            witness: witness(),
             ..Settings::default()
         })
     }
@@ -289,6 +297,19 @@ impl Dataplane {
     pub fn counter(&self, index: u32) -> u64 {
         let values = self.counters.as_ref().and_then(|counters| counters.get(&index, 0).ok());
         values.map_or(0, |values| values.iter().sum())
+    }
+
+    /// Packets of the endpoint at an interface that exits missed the proof or the witness of, since this
+    /// generation was made.
+    #[must_use]
+    pub fn unproven(&mut self, ifindex: u32) -> Unproven {
+        self.generation.as_mut().map_or_else(Unproven::default, |it| it.tables().unproven(ifindex))
+    }
+
+    /// The bit of `skb->mark` that proves a judgement.
+    #[must_use]
+    pub fn proof(&self) -> u32 {
+        self.proof
     }
 
     /// Writes operations to the generation in force, in order.

@@ -14,6 +14,7 @@ use ipnet::Ipv6Net;
 use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::layout::{
     Endpoint, PortBitmap, PortWord, Row, RowBlock, Settings, TIMEOUTS, TrieBlock, TrieRoot,
+    Unproven, endpoint_slot,
 };
 
 use super::direct::{self, Section};
@@ -63,6 +64,7 @@ pub struct Tables {
     /// The last [`Op::HasCidr6`].
     pub(super) has_cidr6: bool,
     locals: Locals,
+    unproven: MappedArray<Unproven>,
 }
 
 impl Tables {
@@ -89,6 +91,7 @@ impl Tables {
             crowded: BTreeSet::new(),
             has_cidr6: false,
             locals: Locals::open(bpf)?,
+            unproven: mapped(bpf, "UNPROVEN")?,
         })
     }
 
@@ -125,6 +128,11 @@ impl Tables {
             .load_u32(0, REVISION)
             .and_then(|now| self.settings.store_u32(0, REVISION, now.wrapping_add(1)))
             .map_err(at("SETTINGS"))
+    }
+
+    /// Packets that came by an interface and that exits missed the proof or the witness of.
+    pub(super) fn unproven(&self, ifindex: u32) -> Unproven {
+        self.unproven.read(endpoint_slot(ifindex, 0)).unwrap_or_default()
     }
 
     /// Says whether programs only record flows.

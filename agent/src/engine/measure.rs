@@ -22,7 +22,7 @@ impl Engine {
     /// The engine as it is now.
     pub fn snapshot(&mut self) -> Snapshot {
         let refused = self.compiler.problems().len() + self.attach_problems.len();
-        let refused = refused + self.unjudged().len();
+        let refused = refused + self.unjudged().len() + self.unproven().len();
         let failing = usize::from(self.failure.is_some()) + usize::from(self.held.is_some());
         Snapshot {
             revision: Revision { desired: self.desired, enforced: self.enforced },
@@ -37,6 +37,7 @@ impl Engine {
             evicted: self.evicted(),
             drops: self.drops_by_reason(),
             bypassed: self.bypassed(),
+            unproven: self.unproven_packets(),
             // All kinds: a counter that begins with its first event has no increase.
             repairs: REPAIRS
                 .map(|kind| (kind, self.repaired.get(kind).copied().unwrap_or(0)))

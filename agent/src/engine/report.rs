@@ -59,6 +59,17 @@ impl Engine {
         }
     }
 
+    /// What another tool on this node, or a pod, does to packets, by the reason of the Event on the node.
+    #[must_use]
+    pub fn wrong_with_node(&self) -> BTreeMap<&'static str, Vec<String>> {
+        let unjudged = self.unjudged().into_iter();
+        let unjudged = unjudged.map(|problem| format!("Packets are not judged: {problem}"));
+        BTreeMap::from([
+            ("PacketsNotJudged", unjudged.collect()),
+            ("PacketsWithoutProof", self.unproven()),
+        ])
+    }
+
     /// The pod of an endpoint number.
     #[must_use]
     pub fn pod_of(&self, endpoint: u32) -> Option<Key> {
@@ -155,6 +166,7 @@ impl Engine {
             .chain(uplinks.iter().cloned())
             .chain(self.dataplane.sent_problems())
             .chain(self.unjudged())
+            .chain(self.unproven())
             .chain(compile)
             .chain(bindings.iter().map(ToString::to_string))
             .chain(waiting)

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use netpold_core::model::Direction;
+use netpold_ebpf::layout::Unproven;
 use netpold_ebpf::reason::Reason;
 
 use super::writer::Writer;
@@ -67,6 +68,8 @@ pub struct Snapshot {
     pub drops: Vec<(Direction, Reason, u64)>,
     /// Packets that reached isolated pods past their programs.
     pub bypassed: u64,
+    /// Packets of pods that exits missed something at.
+    pub unproven: Unproven,
     /// What was put right after somebody else had changed it, by kind.
     pub repairs: Vec<(&'static str, u64)>,
 }
@@ -115,6 +118,11 @@ impl Snapshot {
         writer.gauge("endpoints_enforced", "Those of them that programs judge", enforced)?;
         let help = "Packets that reached pods isolated for ingress past their programs, unjudged";
         writer.counter("bypassed_packets", help, self.bypassed)?;
+        let help = "Packets of pods that left without what netpold's program had left on them, by the cause";
+        let Unproven { erased, skipped, unmarked } = self.unproven;
+        let causes = [("mark_erased", erased), ("skipped", skipped), ("tc_index_erased", unmarked)];
+        let causes = causes.map(|(cause, packets)| ([("cause", cause)], packets));
+        writer.counters("unproven_packets", help, causes)?;
         writer.gauges(
             "endpoints_isolated",
             "Those of them that some policy isolates",

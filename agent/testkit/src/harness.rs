@@ -120,14 +120,26 @@ impl Subject {
     }
 
     /// Whether the mark of an address is as it should be: it says exactly where packets of isolated
-    /// pods may be translated.
+    /// pods may be translated, or to a pod itself while none is isolated for egress.
     fn is_marked_rightly(&self, packet: &Packet) -> bool {
         let isolated = self.tables.endpoints.values().any(|endpoint| endpoint.rows >> 32 != 0);
         let Some((pod, _)) = self.endpoints().find(|(pod, _)| pod.key == packet.pod) else {
             return true;
         };
         let marked = self.tables.class(packet.remote) & CLASS_TRANSLATED != 0;
-        marked == (isolated && self.oracle.is_translated(pod, packet.remote))
+        marked
+            == match isolated {
+                true => self.oracle.is_translated(pod, packet.remote),
+                false => self.leads_back(packet),
+            }
+    }
+
+    /// Whether some pod that is isolated for ingress may reach itself at the address.
+    fn leads_back(&self, packet: &Packet) -> bool {
+        self.endpoints().any(|(pod, _)| {
+            self.is_isolated(&pod.key, Direction::Ingress)
+                && self.oracle.leads_back(pod, packet.remote)
+        })
     }
 
     /// Whether a packet that nobody translated is judged as it should be where it leaves the node.

@@ -103,6 +103,32 @@ fn packets_past_the_programs_are_told_of_the_node() {
     assert!(event["note"].as_str().unwrap().contains("past its programs"), "{event}");
 }
 
+/// So is a rule of the node's that clears what netpold leaves on packets.
+#[test]
+fn a_rule_that_erases_marks_is_told_of_the_node() {
+    const TEST: &str = "a_rule_that_erases_marks_is_told_of_the_node";
+    let Some(mut world) = World::new(TEST) else { return };
+    ["server", "client"].into_iter().for_each(|name| world.add(name));
+    world.start_agent();
+    world.wait("at both pods", |status| {
+        let endpoints = status["endpoints"].as_array().map_or(&[][..], Vec::as_slice);
+        endpoints.iter().filter(|endpoint| !endpoint["hook"].is_null()).count() == 2
+    });
+    let rules = "add table inet other; add chain inet other passing { type filter hook forward priority 0; }; \
+                 add rule inet other passing meta mark set 0";
+    let done = world.node.command("nft").unwrap().arg(rules).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    // What passed before the first look-over (10 s) is no news.
+    for _ in 0..20 {
+        assert!(world.reaches("client", "server"), "policy allows it, and it is judged");
+        std::thread::sleep(std::time::Duration::from_secs(1));
+    }
+    let event = wait_event(&world, "default");
+    assert_eq!(event["regarding"]["kind"], "Node", "{event}");
+    assert_eq!(event["reason"], "PacketsWithoutProof");
+    assert!(event["note"].as_str().unwrap().contains("lost bit 28 of skb->mark"), "{event}");
+}
+
 /// The only Event of ours there is in a namespace.
 fn wait_event(world: &World, namespace: &str) -> Value {
     let deadline = std::time::Instant::now() + PATIENCE;

@@ -19,7 +19,7 @@ fn tc(pod: &Host, arguments: &str) {
 }
 
 /// Whether the kernel has what it takes.
-fn can_bounce(pod: &Pod, test: &str) -> bool {
+pub(crate) fn can_bounce(pod: &Pod, test: &str) -> bool {
     let made = pod.netns().ip("link add ifb0 type ifb\nlink set ifb0 up\n");
     if let Err(e) = &made {
         skip(test, format!("no ifb here: {e:#}"));
@@ -29,7 +29,12 @@ fn can_bounce(pod: &Pod, test: &str) -> bool {
 
 /// Sends a volley by way of `ifb0`: held up there until eth0 has no filter any more, so that the wish
 /// to skip one is still there when the host's turn comes. `stain`: with the mark of another pod.
-fn bounced(pod: &Pod, volley: Volley, (from, to): (SocketAddr, SocketAddr), stain: Option<u16>) {
+pub(crate) fn bounced(
+    pod: &Pod,
+    volley: Volley,
+    (from, to): (SocketAddr, SocketAddr),
+    stain: Option<u16>,
+) {
     let stain = stain.map(|value| pod.stain("eth0", value).unwrap());
     tc(pod, "qdisc replace dev ifb0 root tbf rate 8kbit burst 400 limit 1000000");
     tc(pod, "qdisc add dev eth0 clsact");

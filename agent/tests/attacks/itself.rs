@@ -66,7 +66,6 @@ fn a_pod_reaches_itself_by_its_service_on_a_bridge_node() {
 }
 
 #[test]
-#[ignore = "open: issue 12 number 5"]
 fn a_pod_reaches_itself_by_its_service_behind_a_bridge_without_netfilter() {
     if require_root("a_pod_reaches_itself_by_its_service_behind_a_bridge_without_netfilter") {
         itself(Cni::Bridge, false);

@@ -1,12 +1,18 @@
 //! Marks by pods whose devices netpold does not know, or that no interface of the node received
 //! (issue 12, 9 and 1).
 
+use std::time::Duration;
+
 use netpold_ebpf::layout::{endpoint_slot, mark};
 use netpold_testbed::packet::{frame, udp_packet};
-use netpold_testbed::{Cni, Host, PodSpec, Wire, require_root, skip};
+use netpold_testbed::{Cni, Host, PodSpec, Proxy, Wire, require_root, skip};
 
-use crate::cluster::{Cluster, ENFORCED, NAMESPACE, isolate};
-use crate::volley::{BOTH, PACKETS, Sender, Tally, Volley};
+use serde_json::Value;
+
+use crate::bounce::{bounced, can_bounce};
+use crate::cluster::{Cluster, ENFORCED, NAMESPACE, PORT as SERVED, isolate};
+use crate::volley::{BOTH, PACKETS, Sender, Tally, Volley, nft, pairs};
+use crate::world::{NOBODY, Service, answer, may_reach, provide};
 
 const PORT: u16 = 4000;
 
@@ -22,16 +28,14 @@ fn of_an_unknown_veth(test: &str, cni: Cni) {
     let wire = cluster.pod("victim").wire("eth0").unwrap();
     let mut tally = Tally::default();
     cluster.enforce();
-    let at_it = |status: &serde_json::Value| {
-        status["devices"].to_string().contains(zombie.host_interface())
-    };
+    let at_it = |status: &Value| status["devices"].to_string().contains(zombie.host_interface());
     cluster.agents[0].wait_for("at the zombie's veth", ENFORCED, at_it).unwrap();
     for stained in [false, true] {
         let _stain = match zombie.stain("eth0", forged(&cluster)) {
             Ok(stain) => stained.then_some(stain),
             Err(e) => return skip(test, format!("no TCX here: {e:#}")),
         };
-        for (from, to) in crate::volley::pairs(&zombie, cluster.pod("victim")) {
+        for (from, to) in pairs(&zombie, cluster.pod("victim")) {
             let ends = ((from, 5000).into(), (to, PORT).into());
             let volley = Volley::new();
             Sender::pod(&zombie).datagrams(volley, ends.0, ends.1);
@@ -107,4 +111,137 @@ fn a_macvlan_on_the_bridge_is_not_the_node() {
         }
     }
     tally.holds();
+}
+
+/// What is to be noticed is, within this (issue 12, 8).
+const NOTICED: Duration = Duration::from_secs(10);
+
+/// The look-over comes every second here; by default every ten.
+fn looked_after(cni: Cni, pods: &[&str]) -> Cluster {
+    let mut cluster = Cluster::one(cni).with_pods(pods);
+    cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
+    cluster
+}
+
+fn problems(status: &Value) -> Vec<&str> {
+    status["problems"].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+}
+
+/// The agent has looked at every endpoint once, and has nothing to say.
+fn settled(cluster: &mut Cluster) {
+    cluster.agents[0].wait_for("content", ENFORCED, |status| problems(status).is_empty()).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+}
+
+/// Waits until a problem has these words.
+fn said(cluster: &mut Cluster, words: &[&str]) {
+    let has = |status: &Value| {
+        problems(status).iter().any(|problem| words.iter().all(|word| problem.contains(word)))
+    };
+    cluster.agents[0].wait_for(&words.join(", "), NOTICED, has).unwrap();
+}
+
+/// Somebody else's rule clears the mark of all that the node forwards. It is said for as long as the rule is
+/// there. Verdicts between pods stay exact, and what cannot be judged without the mark drops.
+fn erased(cni: Cni) {
+    let mut cluster = looked_after(cni, &["client", "good", "bad"]);
+    let services = [
+        Service::new(1, "good").pods(&cluster, &["good"]),
+        Service::new(2, "bad").pods(&cluster, &["bad"]),
+    ];
+    let [good, bad] = [services[0].sockets(), services[1].sockets()];
+    provide(&mut cluster, Proxy::Nftables, &services);
+    cluster.policy("client", may_reach("client", &["good"])).enforce();
+    let backend = |cluster: &Cluster, name: &str| {
+        let addresses = cluster.pod(name).addresses().iter();
+        addresses.map(|address| (*address, SERVED).into()).collect::<Vec<_>>()
+    };
+    // An answer of the Service's has another source than its backend where it leaves.
+    let exact = |cluster: &Cluster, answers: &[&str]| {
+        answer(cluster.pod("client"), &good, answers);
+        answer(cluster.pod("client"), &bad, NOBODY);
+        answer(cluster.pod("client"), &backend(cluster, "good"), &["good"]);
+        cluster.denied("client", "bad");
+        cluster.reaches("good", "bad");
+    };
+    exact(&cluster, &["good"]);
+    settled(&mut cluster);
+    nft(&cluster.nodes[0], ERASER);
+    exact(&cluster, NOBODY);
+    said(&mut cluster, &["lost bit 28 of skb->mark on this node", "shop/client", "shop/good"]);
+    let log = cluster.agents[0].log();
+    assert!(log.contains("packets of pods miss their proof"), "{log}");
+    // What an isolated pod answers is not known to be an answer.
+    cluster.policy("good", isolate("good", &["Egress"])).enforce();
+    answer(cluster.pod("client"), &backend(&cluster, "good"), NOBODY);
+    cluster.without_policy("good").enforce();
+    nft(&cluster.nodes[0], "delete table inet other");
+    settled(&mut cluster);
+    exact(&cluster, &["good"]);
+}
+
+const ERASER: &str = "add table inet other; \
+                      add chain inet other passing { type filter hook forward priority 0; }; \
+                      add rule inet other passing meta mark set 0";
+
+#[test]
+fn a_rule_that_erases_marks_is_named_on_a_ptp_node() {
+    if require_root("a_rule_that_erases_marks_is_named_on_a_ptp_node") {
+        erased(Cni::Ptp);
+    }
+}
+
+#[test]
+fn a_rule_that_erases_marks_is_named_on_a_bridge_node() {
+    if require_root("a_rule_that_erases_marks_is_named_on_a_bridge_node") {
+        erased(Cni::Bridge);
+    }
+}
+
+/// The same symptom, by the pod's own doing: it is said of that pod, and of nobody else's rules.
+#[test]
+fn a_pod_that_goes_round_its_program_is_named() {
+    const TEST: &str = "a_pod_that_goes_round_its_program_is_named";
+    if !require_root(TEST) {
+        return;
+    }
+    let mut cluster = looked_after(Cni::Ptp, &["hostile", "victim", "other"]);
+    if !can_bounce(cluster.pod("hostile"), TEST) {
+        return;
+    }
+    cluster.enforce();
+    settled(&mut cluster);
+    cluster.reaches("other", "victim");
+    let (from, to) = pairs(cluster.pod("hostile"), cluster.pod("victim"))[0];
+    let ends = ((from, 5000).into(), (to, PORT).into());
+    bounced(cluster.pod("hostile"), Volley::new(), ends, None);
+    said(&mut cluster, &["packets of pod shop/hostile", "without having passed netpold's program"]);
+    let status = cluster.agents[0].status().unwrap();
+    let accused: Vec<&str> = problems(&status);
+    assert!(accused.len() == 1 && !accused[0].contains("shop/other"), "{accused:?}");
+}
+
+/// A tc filter behind netpold's program, as tools for bandwidth have it, clears the mark in tc_index.
+#[test]
+fn a_filter_that_erases_tc_index_is_named() {
+    const TEST: &str = "a_filter_that_erases_tc_index_is_named";
+    if !require_root(TEST) {
+        return;
+    }
+    let mut cluster = looked_after(Cni::Ptp, &["client", "server"]);
+    cluster.enforce();
+    settled(&mut cluster);
+    let veth = cluster.pod("client").host_interface().to_owned();
+    for arguments in [
+        format!("qdisc add dev {veth} clsact"),
+        format!("filter add dev {veth} ingress protocol all u32 match u32 0 0 action pass"),
+    ] {
+        let mut tc = cluster.nodes[0].command("tc").unwrap();
+        let done = tc.args(arguments.split(' ')).output().unwrap();
+        if !done.status.success() {
+            return skip(TEST, String::from_utf8_lossy(&done.stderr));
+        }
+    }
+    cluster.reaches("client", "server");
+    said(&mut cluster, &["lost skb->tc_index on this node", "shop/client"]);
 }

@@ -29,6 +29,7 @@ mod link;
 mod load;
 mod marks;
 mod metrics;
+mod netkit;
 mod newpods;
 mod pods;
 mod reach;

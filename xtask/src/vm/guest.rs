@@ -19,8 +19,16 @@ use crate::{cargo, root, step};
 
 /// Tests with real traffic: every module of `agent/tests/traffic` whose name begins so. Those that
 /// are left out are of the agent rather than of the kernel, and slow when emulated.
-const TRAFFIC: [&str; 7] =
-    ["reach::", "established::", "errors::", "fragments::", "spoof::", "kernel::", "uninstall::"];
+const TRAFFIC: [&str; 8] = [
+    "reach::",
+    "established::",
+    "errors::",
+    "fragments::",
+    "spoof::",
+    "kernel::",
+    "netkit::",
+    "uninstall::",
+];
 
 /// The step without which there is no point in the others.
 const LOAD: &str = "load";
@@ -94,12 +102,17 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    /// Makes the initramfs for a kernel.
+    /// Makes the initramfs for a kernel; `only` some tests with traffic, if any are given.
     ///
     /// # Errors
     /// When something that belongs into it cannot be read.
-    pub(super) fn new(kernel: &Kernel, userland: &Userland, binaries: &Binaries) -> Result<Self> {
-        let steps = steps(kernel, binaries);
+    pub(super) fn new(
+        kernel: &Kernel,
+        userland: &Userland,
+        binaries: &Binaries,
+        only: &[String],
+    ) -> Result<Self> {
+        let steps = steps(kernel, binaries, only);
         let mut archive = Archive::default();
         archive.file("/init", 0o755, include_str!("init.sh"));
         archive.copy(&userland.busybox, Path::new("/busybox"))?;
@@ -140,7 +153,7 @@ impl Guest {
     }
 }
 
-fn steps(kernel: &Kernel, binaries: &Binaries) -> Vec<Step> {
+fn steps(kernel: &Kernel, binaries: &Binaries, only: &[String]) -> Vec<Step> {
     let (netpold, tests) = (binaries.netpold.display(), binaries.kernel.display());
     let traffic = binaries.traffic.display();
     if kernel.too_old {
@@ -150,15 +163,19 @@ fn steps(kernel: &Kernel, binaries: &Binaries) -> Vec<Step> {
         );
         return vec![Step { name: "refuses", limit: 60, command: run }];
     }
-    let filters = TRAFFIC.join(" ");
+    let filters = if only.is_empty() { TRAFFIC.join(" ") } else { only.join(" ") };
+    let with_traffic = Step {
+        name: "traffic",
+        limit: 5400,
+        command: format!("{SLOWNESS}=6 {traffic} --test-threads=2 {filters}"),
+    };
+    if !only.is_empty() {
+        return vec![with_traffic];
+    }
     let load = "programs_pass_the_verifier --nocapture";
     vec![
         Step { name: LOAD, limit: 1200, command: format!("{tests} {load}") },
         Step { name: "kernel", limit: 2400, command: format!("{tests} --test-threads=2") },
-        Step {
-            name: "traffic",
-            limit: 5400,
-            command: format!("{SLOWNESS}=6 {traffic} --test-threads=2 {filters}"),
-        },
+        with_traffic,
     ]
 }

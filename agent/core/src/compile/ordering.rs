@@ -42,9 +42,9 @@ struct OrderingCheck<'a> {
 }
 
 /// Whether what a pod with these rows sends to addresses of a class is marked as translated: only what
-/// isolated pods send is.
-fn marked((_, egress): RowPair, class: ClassId) -> bool {
-    egress != ROW_NOT_ISOLATED && class & CLASS_TRANSLATED != 0
+/// isolated pods send is, whichever direction that is.
+fn marked(rows: RowPair, class: ClassId) -> bool {
+    rows != (ROW_NOT_ISOLATED, ROW_NOT_ISOLATED) && class & CLASS_TRANSLATED != 0
 }
 
 impl OrderingCheck<'_> {

@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crate::cluster::{Cluster, Dirty};
+use crate::model::Key;
 use crate::prefix::Prefix;
 use block_groups::BlockGroups;
 use classes::Classes;
@@ -58,12 +59,14 @@ impl Sets {
         }
     }
 
-    /// Gives every address its class. Returns the prefixes that were looked at, in order.
+    /// Gives every address its class. `backed`: the Services with a backend among the pods that are isolated
+    /// for ingress alone. Returns the prefixes that were looked at, in order.
     pub(crate) fn settle(
         &mut self,
         cluster: &Cluster,
         dirty: &Dirty,
         usage: &Usage,
+        backed: impl FnOnce() -> BTreeSet<Key>,
     ) -> Vec<Prefix> {
         let served = self.refresh_addresses(cluster, dirty.addresses.clone(), usage);
         let mut settling = Settling {
@@ -74,7 +77,7 @@ impl Sets {
             partition: &mut self.partition,
             classes: &mut self.classes,
         };
-        settling.settle(dirty, &served)
+        settling.settle(dirty, &served, backed)
     }
 
     /// Brings the address space up to date: blocks that came or went, and the addresses that are dirty

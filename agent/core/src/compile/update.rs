@@ -47,7 +47,8 @@ impl Update<'_> {
         }
         let (mut changes, usage) = self.refresh_endpoints(dirty);
         self.tables.endpoints.version += u64::from(!changes.concerned.is_empty());
-        let touched = self.sets.settle(self.cluster, dirty, &usage);
+        let touched =
+            self.sets.settle(self.cluster, dirty, &usage, || self.tables.endpoints.backed());
         self.fill_rows(&changes, &mut ops);
 
         let moves = self.tables.addresses.moves(&self.sets.partition, &touched);

@@ -16,6 +16,8 @@ use tracing::{debug, warn};
 
 use super::connection::Connection;
 
+/// What is wrong on the node, by the reason of the Event that says so.
+pub(super) type OfNode = BTreeMap<&'static str, Vec<String>>;
 /// Policies that select a local pod and cannot be honoured, with the reasons.
 pub type Unhonoured = BTreeMap<Key, Vec<String>>;
 
@@ -34,7 +36,7 @@ const INSTANCE_MAX: usize = 128;
 #[derive(Debug)]
 pub struct Notices {
     policies: watch::Sender<Unhonoured>,
-    node: watch::Sender<Vec<String>>,
+    node: watch::Sender<OfNode>,
 }
 
 impl Notices {
@@ -45,20 +47,20 @@ impl Notices {
         troubled: watch::Receiver<BTreeMap<Key, String>>,
     ) -> Self {
         let (policies, unhonoured) = watch::channel(Unhonoured::new());
-        let (sender, unjudged) = watch::channel(Vec::new());
+        let (sender, of_node) = watch::channel(OfNode::new());
         let instance = node.chars().take(INSTANCE_MAX).collect();
         let said = HashMap::new();
-        let writer =
-            Writer { connection, node, instance, troubled, unjudged, said, said_node: None };
+        let said_node = HashMap::new();
+        let writer = Writer { connection, node, instance, troubled, of_node, said, said_node };
         tokio::spawn(writer.run(unhonoured));
         Self { policies, node: sender }
     }
 
-    /// Where on this node packets are not judged, all places there are now. Never waits.
-    pub fn tell_unjudged(&self, unjudged: Vec<String>) {
+    /// All that is wrong on this node now. Never waits.
+    pub fn tell_of_node(&self, of_node: OfNode) {
         self.node.send_if_modified(|current| {
-            let modified = *current != unjudged;
-            *current = unjudged;
+            let modified = *current != of_node;
+            *current = of_node;
             modified
         });
     }
@@ -78,12 +80,11 @@ struct Writer {
     node: String,
     instance: String,
     troubled: watch::Receiver<BTreeMap<Key, String>>,
-    /// Where packets are not judged.
-    unjudged: watch::Receiver<Vec<String>>,
+    of_node: watch::Receiver<OfNode>,
     /// What was said of a policy, by uid, and when.
     said: HashMap<String, (String, Instant)>,
-    /// When it was said that there are such places on the node.
-    said_node: Option<Instant>,
+    /// When something was said of the node, by its reason.
+    said_node: HashMap<&'static str, Instant>,
 }
 
 impl Writer {
@@ -93,7 +94,7 @@ impl Writer {
             let pause = self.write(&all).await;
             tokio::select! {
                 changed = unhonoured.changed() => if changed.is_err() { return },
-                changed = self.unjudged.changed() => if changed.is_err() { return },
+                changed = self.of_node.changed() => if changed.is_err() { return },
                 () = tokio::time::sleep(pause) => {}
             }
             tokio::time::sleep(PACE).await;
@@ -102,14 +103,18 @@ impl Writer {
 
     /// Writes one Event that is due; returns when to look again, beside the pace.
     async fn write(&mut self, all: &Unhonoured) -> Duration {
-        let unjudged = self.unjudged.borrow_and_update().clone();
-        if !unjudged.is_empty() && self.said_node.is_none_or(|when| when.elapsed() >= REPEAT) {
-            let note = cut(format!("Packets are not judged: {}", unjudged.join("; ")));
-            if let Err(error) = self.publish("PacketsNotJudged", &note, self.own_node()).await {
+        let of_node = self.of_node.borrow_and_update().clone();
+        for (reason, problems) in of_node {
+            let said = self.said_node.get(reason);
+            if problems.is_empty() || said.is_some_and(|when| when.elapsed() < REPEAT) {
+                continue;
+            }
+            let note = cut(problems.join("; "));
+            if let Err(error) = self.publish(reason, &note, self.own_node()).await {
                 warn!(%error, "no Event can be written on the node");
                 return RETRY;
             }
-            self.said_node = Some(Instant::now());
+            self.said_node.insert(reason, Instant::now());
             return Duration::ZERO;
         }
         let uids = self.troubled.borrow().clone();

@@ -39,6 +39,27 @@ impl Oracle {
             })
     }
 
+    /// Whether packets to some port of an address may be translated to `pod` itself: a Service that it is
+    /// a backend of has the address, or has node ports and the address is the own node's.
+    #[must_use]
+    pub fn leads_back(&self, pod: &Pod, address: IpAddr) -> bool {
+        let own_node = self.is_own_node(pod, address);
+        self.services.iter().filter(|service| !service.unserved).any(|service| {
+            let node_port = service.ports.iter().any(|port| port.node_port.is_some());
+            let leads = service.addresses.contains(&address) || (own_node && node_port);
+            leads
+                && self.slices.iter().any(|slice| {
+                    slice.key.namespace == service.key.namespace
+                        && slice.service == service.key.name
+                        && slice.addresses.iter().any(|backend| pod.addresses.contains(backend))
+                        && slice.ports.iter().any(|of| {
+                            let mut ports = service.ports.iter();
+                            ports.any(|port| port.name == of.name && port.protocol == of.protocol)
+                        })
+                })
+        })
+    }
+
     /// Whether policy lets `pod` send this to `remote` if no node translates it on the way to
     /// `remote`: what is granted literally; and another node's node port, if each of its backends is
     /// allowed, ready or not, since that node chooses one. The pod itself is one like any other then.

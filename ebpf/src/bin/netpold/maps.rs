@@ -13,7 +13,7 @@ use netpold_ebpf::{
     family::{V4, V6},
     layout::{
         Ct4Bucket, Ct6Bucket, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, Hosts6Bucket,
-        PortBitmap, Row, RowBlock, Settings, TrieBlock, TrieRoot,
+        PortBitmap, Row, RowBlock, Settings, TrieBlock, TrieRoot, Unproven,
     },
     packet::MAX_WINDOW,
     reason,
@@ -86,6 +86,8 @@ pub(crate) static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(
 /// Index: [`reason::counter`].
 #[map]
 pub(crate) static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(reason::COUNTERS, 0);
+#[map]
+pub(crate) static UNPROVEN: Array<Unproven> = Array::with_max_entries(ENDPOINT_SLOTS, SHARED);
 #[map]
 pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(256 * 1024, 0);
 #[map]

@@ -1,8 +1,8 @@
 //! Proofs and marks: what a packet carries from its sender's veth to where it leaves the node or
 //! reaches a pod, by the rule of [`netpold_ebpf::proof`].
 //!
-//! A pod's packets come out of `netpold_egress` with the proof in `skb->mark`, and with our mark or with
-//! none in `skb->tc_index`; those from other veths, whose far sides are in namespaces of unknown
+//! A pod's packets come out of `netpold_egress` with the proof in `skb->mark`, and with our mark or
+//! the witness in `skb->tc_index`; those from other veths, whose far sides are in namespaces of unknown
 //! programs, and from other ports of bridges with pods out of `netpold_unmark` with the proof and
 //! [`STRANGER`].
 
@@ -16,7 +16,7 @@ use aya_ebpf::{
 use netpold_ebpf::{
     connection::Course,
     event,
-    layout::{STRANGER, answer_mark, mark, parts_of},
+    layout::{STRANGER, answer_mark, endpoint_slot, mark, parts_of},
     packet,
     proof::{self, Exit, Origin},
     reason::Reason,
@@ -25,7 +25,11 @@ use netpold_ebpf::{
     verdict::{Egress, find_slot},
 };
 
-use crate::{DROP, NEXT, connection, drops, packet::Copied, tables::Maps};
+use crate::{
+    DROP, NEXT, connection, drops, maps,
+    packet::Copied,
+    tables::{Maps, add_one},
+};
 
 /// TC egress of the node's other devices with an Ethernet header: uplinks, VXLAN, bonds.
 #[classifier]
@@ -79,7 +83,7 @@ const TELL: u32 = 1 << 8;
 
 #[inline(always)]
 fn node(skb: *mut __sk_buff, link: u32) -> i32 {
-    if matches!(origin(skb), Origin::Final) {
+    if is_final(skb) {
         return NEXT;
     }
     match translated(skb, link) {
@@ -96,6 +100,25 @@ fn origin(skb: *mut __sk_buff) -> Origin {
     Origin::of(&Maps::new(), &exit)
 }
 
+/// Whether nobody is to judge a packet for its sender. Counts what misses something that the sender's
+/// program left on it.
+#[inline(always)]
+fn is_final(skb: *mut __sk_buff) -> bool {
+    match origin(skb) {
+        Origin::Marked(_) | Origin::Unproven { .. } => false,
+        Origin::Unjudged(_) => {
+            netpold_unproven(skb);
+            false
+        }
+        Origin::Final => {
+            if read(skb) == 0 && is_proven(skb) {
+                netpold_unproven(skb);
+            }
+            true
+        }
+    }
+}
+
 /// Judges a packet for its sender. One that passes loses its mark, since what encapsulates it is not
 /// the pod's any more, and the number of its reason is the answer; else it drops.
 #[inline(always)]
@@ -103,7 +126,7 @@ fn translated(skb: *mut __sk_buff, link: u32) -> Option<u32> {
     let course = if is_answer(skb) { connection::netpold_course(skb) } else { 0 };
     let reason = netpold_translated(skb, link, course);
     if reason < Reason::FIRST_DROP as u32 {
-        write(skb, 0);
+        write(skb, witness());
         return Some(reason);
     }
     // From here and not from there: stack frames add up along a call.
@@ -117,7 +140,7 @@ fn translated(skb: *mut __sk_buff, link: u32) -> Option<u32> {
 /// judgement is next.
 #[inline(always)]
 pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
-    if matches!(origin(skb), Origin::Final) {
+    if is_final(skb) {
         return None;
     }
     match translated(skb, ETHERNET) {
@@ -126,15 +149,15 @@ pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
     }
 }
 
-/// A packet on its way out of a pod: with the proof, and with this pod's mark or with none, by the reason
-/// for which it passes. One to the pod's own address may have any station's on a bridge.
+/// A packet on its way out of a pod: with the proof, and with this pod's mark or with the witness, by the
+/// reason for which it passes. One to the pod's own address may have any station's on a bridge.
 #[inline(always)]
 pub(crate) fn leave(skb: *mut __sk_buff, reason: u32) {
     let answer = reason == Reason::Answer as u32;
     if answer || reason == Reason::Translated as u32 || reason == Reason::Loopback as u32 {
         netpold_mark(skb, answer.into());
-    } else if read(skb) != 0 {
-        write(skb, 0);
+    } else {
+        write(skb, witness());
     }
     prove(skb);
 }
@@ -150,6 +173,42 @@ fn prove(skb: *mut __sk_buff) {
 #[inline(always)]
 fn is_answer(skb: *mut __sk_buff) -> bool {
     parts_of(read(skb)).1
+}
+
+/// [`netpold_ebpf::layout::Settings::witness`]
+#[inline(always)]
+fn witness() -> u32 {
+    Maps::new().settings().map_or(0, |settings| settings.witness)
+}
+
+#[inline(always)]
+fn is_proven(skb: *mut __sk_buff) -> bool {
+    Maps::new().settings().is_some_and(|settings| read_mark(skb) & settings.proof != 0)
+}
+
+/// Counts a packet of an endpoint that misses its proof, or the witness. A global function: rare.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_unproven(skb: *mut __sk_buff) -> u32 {
+    let maps = Maps::new();
+    // SAFETY: the program's context.
+    let ifindex = unsafe { (*skb).ingress_ifindex };
+    let witness = witness();
+    if witness == 0 || find_slot(&maps, ifindex).is_none() {
+        return 0;
+    }
+    let Some(counts) = maps.element(&maps::UNPROVEN, endpoint_slot(ifindex, 0)) else { return 0 };
+    // SAFETY: an element of that map.
+    unsafe {
+        add_one(if is_proven(skb) {
+            &raw mut (*counts).unmarked
+        } else if read(skb) == witness {
+            &raw mut (*counts).erased
+        } else {
+            &raw mut (*counts).skipped
+        });
+    }
+    0
 }
 
 /// Writes the mark of the endpoint whose interface this is, that of an answer or not. A global function to

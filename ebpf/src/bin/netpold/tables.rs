@@ -111,6 +111,16 @@ impl<const DEFERS: bool> Maps<DEFERS> {
     }
 }
 
+/// One more, whatever other CPUs add at the same time.
+///
+/// # Safety
+/// A word of a map.
+#[inline(always)]
+pub(crate) unsafe fn add_one(word: *mut u64) {
+    // SAFETY: as the caller promises.
+    unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) word, in(reg) 1u64, options(nostack)) };
+}
+
 impl<const DEFERS: bool> Maps<DEFERS> {
     /// State of an IPv6 address' entry; not valid where there is none.
     #[inline(always)]

@@ -29,11 +29,17 @@ struct Resolved {
     backends: [Backends; 2],
 }
 
-/// Services as of the last update; empty while no endpoint is isolated for egress.
+/// Services as of the last update.
 #[derive(Debug, Default)]
 pub(super) struct Services {
+    /// Some endpoint is isolated for egress: the addresses of all Services count. Otherwise only those
+    /// of `backed` do.
     active: bool,
+    /// Empty while not active.
     resolved: HashMap<Key, Vec<Resolved>>,
+    /// Services with a backend that is isolated for ingress alone: their addresses may lead a pod back to
+    /// itself, so what it sends there is marked. Empty while active, when all Services are marked.
+    backed: BTreeSet<Key>,
 }
 
 /// What has to be looked at again.
@@ -61,12 +67,20 @@ pub(super) struct Settling<'a> {
 impl Settling<'_> {
     /// Gives every address its class, those of Services and nodes last. Returns the prefixes that
     /// were looked at, in order.
-    pub(super) fn settle(&mut self, dirty: &Dirty, served: &[HairpinService]) -> Vec<Prefix> {
+    pub(super) fn settle(
+        &mut self,
+        dirty: &Dirty,
+        served: &[HairpinService],
+        backed: impl FnOnce() -> BTreeSet<Key>,
+    ) -> Vec<Prefix> {
         let active = self.registry.is_used(OWN_NODE);
-        if !active && !self.services.active {
+        let backed = if active { BTreeSet::new() } else { backed() };
+        let none = backed.is_empty() && self.services.backed.is_empty();
+        if !active && !self.services.active && none {
             return self.partition.settle(self.classes);
         }
         let mut work = self.translation_dirty(active, dirty, served);
+        self.backed_dirty(backed, dirty, &mut work);
         let later: BTreeSet<Prefix> = work.addresses.iter().map(|a| Prefix::host(*a)).collect();
         let (mut touched, changed) =
             self.partition.settle_backends(self.classes, |prefix| later.contains(&prefix));
@@ -96,8 +110,8 @@ impl Settling<'_> {
         let services = self.cluster.translation();
         let mut work = Work { addresses: dirty.frontends.clone(), ..Work::default() };
         if active != self.services.active {
-            *self.services = Services { active, resolved: HashMap::new() };
-            work.addresses.extend(services.addresses());
+            *self.services = Services { active, ..Services::default() };
+            work.addresses.extend(services.addresses().chain(self.cluster.own_addresses()));
             work.services.extend(services.services().keys().cloned());
             return work;
         }
@@ -110,6 +124,24 @@ impl Settling<'_> {
             work.addresses.extend(service.into_iter().flat_map(|s| &s.addresses));
         }
         work
+    }
+
+    /// What has to be looked at because other Services lead pods back to themselves than before, or
+    /// because such a Service or the node has other addresses.
+    fn backed_dirty(&mut self, backed: BTreeSet<Key>, dirty: &Dirty, work: &mut Work) {
+        if self.services.active {
+            return;
+        }
+        let services = self.cluster.translation();
+        let changed = self.services.backed.symmetric_difference(&backed);
+        let changed: Vec<_> = changed.chain(backed.intersection(&dirty.services)).collect();
+        if !changed.is_empty() {
+            let changed = changed.into_iter().filter_map(|key| services.services().get(key));
+            work.addresses.extend(changed.flat_map(|service| &service.addresses));
+            work.addresses.extend(self.cluster.own_addresses());
+        }
+        work.addresses.extend(&dirty.addresses);
+        self.services.backed = backed;
     }
 
     /// The Services with a backend in a prefix.
@@ -175,8 +207,11 @@ impl Settling<'_> {
     fn set_targets_of(&mut self, work: &Work, active: bool) {
         let mut node_ports: [Option<PortsOfAddress>; 2] = [None, None];
         for address in &work.addresses {
-            let peer_sets =
-                if active { self.targets_of(*address, &mut node_ports) } else { Vec::new() };
+            let peer_sets = if active {
+                self.targets_of(*address, &mut node_ports)
+            } else {
+                self.leads_back(*address)
+            };
             let before = self.partition.set_targets(Prefix::host(*address), peer_sets);
             self.targets.release(&before);
         }
@@ -219,6 +254,19 @@ impl Settling<'_> {
             peer_sets.push(self.targets.acquire(targets, cluster));
         }
         peer_sets
+    }
+
+    /// The peer set of an address that may lead a pod back to itself, while nothing else matters of
+    /// Services: targets without content, which allow nothing and have packets marked.
+    fn leads_back(&mut self, address: IpAddr) -> Vec<SetId> {
+        let services = self.cluster.translation();
+        let backed = |service: &Arc<Service>| self.services.backed.contains(&service.key);
+        let node_port = self.cluster.is_own_node(address) && services.with_node_ports().any(backed);
+        if !node_port && !services.at(address).iter().any(backed) {
+            return Vec::new();
+        }
+        let cluster = services.is_cluster_address(address);
+        vec![self.targets.acquire(Vec::new(), cluster)]
     }
 
     /// The node ports of all Services.

@@ -45,6 +45,8 @@ pub(crate) struct Live {
     pub(crate) unheard: bool,
     /// Ingress and egress; `None`: not isolated.
     pub(crate) direction_policies: [Option<Arc<DirectionPolicy>>; 2],
+    /// The Services that the pod is a backend of, if it is isolated for ingress alone.
+    backs: BTreeSet<Key>,
     /// Where the record is, and the record; `None`: no slot was free.
     pub(crate) record: Option<(u32, Endpoint)>,
 }
@@ -187,6 +189,7 @@ impl Endpoints {
             check_source: false,
             unheard: false,
             direction_policies: [Some(DirectionPolicy::nothing()), Some(rules.own_node(registry))],
+            backs: BTreeSet::new(),
             record,
         })
     }
@@ -272,9 +275,21 @@ impl Endpoints {
                     CheckSource::All => true,
                 },
             unheard: pod.foreign_sources && !exempt && options.check_source != CheckSource::Off,
+            backs: match &direction_policies {
+                [Some(_), None] => {
+                    let backed = cluster.translation().backed_by(pod);
+                    backed.into_iter().map(|(service, ..)| service.key.clone()).collect()
+                }
+                _ => BTreeSet::new(),
+            },
             direction_policies,
             record,
         })
+    }
+
+    /// The Services that have a backend among the pods that are isolated for ingress alone.
+    pub(crate) fn backed(&self) -> BTreeSet<Key> {
+        self.live.values().flat_map(|live| &live.backs).cloned().collect()
     }
 
     /// The numbers of all endpoints, and those that are put by for endpoints to come. No other number that

@@ -1,0 +1,245 @@
+//! Packets of pods that exits miss the proof of (`netpold_ebpf::proof`), and whose fault that is.
+//!
+//! Something else on the node may clear the proof behind netpold's program at the pod's veth: a rule that
+//! sets the packet's mark, a tc or BPF program of another tool. Or the pod got round that program. The
+//! exits judge both alike and never more freely than policy; what they count tells the two apart, since a
+//! pod cannot know the witness that the program leaves in another field. Neither is ours to repair, so
+//! it is said.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use netpold_ebpf::layout::Unproven;
+
+use super::Engine;
+
+/// How long it is said after the last packet.
+const SAID: Duration = Duration::from_secs(30);
+/// A pod that guesses hits the witness once in 511 packets: more than this share of those without proof is no
+/// guess.
+const GUESSED: u64 = 16;
+/// Pods that a problem names, of those that it concerns.
+const NAMED: usize = 5;
+
+/// What was counted, by interface and endpoint.
+#[derive(Debug, Default)]
+pub(super) struct Missing {
+    pods: BTreeMap<(u32, u32), Counted>,
+    /// Of all pods there ever were.
+    total: Unproven,
+}
+
+#[derive(Debug)]
+struct Counted {
+    /// As the kernel's table had it at the last look.
+    read: Unproven,
+    /// Since [`SAID`] ago nothing was.
+    recent: Unproven,
+    last: Option<Instant>,
+}
+
+/// Whose fault it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Fault {
+    /// Somebody clears the proof.
+    Erased,
+    /// Somebody clears what is beside the proof.
+    Unmarked,
+    /// The pod goes round the program, or somebody clears both.
+    Skipped,
+}
+
+impl Counted {
+    fn fault(&self) -> Option<Fault> {
+        self.last.filter(|last| last.elapsed() < SAID)?;
+        let Unproven { erased, skipped, unmarked } = self.recent;
+        Some(match (erased, skipped) {
+            (0, 0) if unmarked == 0 => return None,
+            (0, 0) => Fault::Unmarked,
+            _ if erased.saturating_mul(GUESSED) > skipped => Fault::Erased,
+            _ => Fault::Skipped,
+        })
+    }
+
+    fn packets(&self) -> u64 {
+        self.recent.erased + self.recent.skipped + self.recent.unmarked
+    }
+}
+
+impl Engine {
+    /// Looks at what exits have counted since the last look.
+    pub(super) fn look_for_unproven(&mut self) {
+        let pods = self.compiler.endpoints().filter(|endpoint| !endpoint.waiting);
+        let pods: BTreeSet<(u32, u32)> = pods.map(|e| (e.ifindex, e.id)).collect();
+        let before = self.missing.faults();
+        self.missing.pods.retain(|key, _| pods.contains(key));
+        for (ifindex, id) in pods {
+            let read = self.dataplane.unproven(ifindex);
+            self.missing.look((ifindex, id), read);
+        }
+        if self.missing.faults() != before {
+            for problem in self.unproven() {
+                tracing::warn!(problem, "packets of pods miss their proof");
+            }
+        }
+    }
+
+    /// What is wrong with pods' packets where they leave, and by whose fault.
+    #[must_use]
+    pub fn unproven(&self) -> Vec<String> {
+        let proof = self.dataplane.proof();
+        let mut problems = Vec::new();
+        let (erased, packets) = self.at_fault(Fault::Erased);
+        let (skipped, others) = self.at_fault(Fault::Skipped);
+        if !erased.is_empty() {
+            let pods = named(&[&erased[..], &skipped[..]].concat());
+            problems.push(format!(
+                "{} packets of {pods} lost bit {} of skb->mark on this node after netpold had judged them: an \
+                 nftables or iptables rule that sets the mark without a mask, or a tc or BPF program of another \
+                 tool, clears it; they are judged again where they leave, those that the node has translated and \
+                 answers of isolated pods drop; have it keep {proof:#x}, or give netpold another bit (--mark-bit)",
+                packets + others,
+                proof.trailing_zeros(),
+            ));
+        } else if let [pod] = &skipped[..] {
+            problems.push(format!(
+                "{others} packets of {pod} left without having passed netpold's program at its interface: the \
+                 pod goes round it (an ifb in it, which takes NET_ADMIN), or another tool's program at that \
+                 interface clears skb->mark and skb->tc_index; they are judged where they leave, answers \
+                 and what the node has translated drop"
+            ));
+        } else if !skipped.is_empty() {
+            problems.push(format!(
+                "{others} packets of {} left without a trace of netpold's programs at their interfaces: \
+                 something on this node clears skb->mark and skb->tc_index, or each of these pods goes round \
+                 the program (an ifb in it, which takes NET_ADMIN); they are judged where they leave, answers \
+                 and what the node has translated drop",
+                named(&skipped)
+            ));
+        }
+        let (unmarked, packets) = self.at_fault(Fault::Unmarked);
+        if !unmarked.is_empty() {
+            problems.push(format!(
+                "{packets} packets of {} lost skb->tc_index on this node after netpold had judged them: a tc \
+                 filter behind netpold's that ends in TC_ACT_OK clears it; what they send to Services is not \
+                 judged behind its translation; have that filter end in TC_ACT_UNSPEC (continue)",
+                named(&unmarked)
+            ));
+        }
+        problems
+    }
+
+    /// The pods with that fault, and their packets.
+    fn at_fault(&self, fault: Fault) -> (Vec<String>, u64) {
+        let pods = self.missing.pods.iter().filter(|(_, counted)| counted.fault() == Some(fault));
+        let mut packets = 0;
+        let names = pods.map(|((ifindex, id), counted)| {
+            packets += counted.packets();
+            let pod = self.pod_of(*id).map_or_else(String::new, |pod| format!("pod {pod} "));
+            match self.names.get(ifindex) {
+                Some(name) => format!("{pod}(interface {name})"),
+                None => format!("{pod}(interface {ifindex})"),
+            }
+        });
+        (names.collect(), packets)
+    }
+
+    /// Packets that exits missed something at, since the agent's start.
+    pub(super) fn unproven_packets(&self) -> Unproven {
+        self.missing.total
+    }
+}
+
+impl Missing {
+    fn look(&mut self, key: (u32, u32), read: Unproven) {
+        let Some(counted) = self.pods.get_mut(&key) else {
+            // What came by the interface before was somebody else's, or before its program was there.
+            let recent = Unproven::default();
+            self.pods.insert(key, Counted { read, recent, last: None });
+            return;
+        };
+        let fresh = since(read, counted.read);
+        counted.read = read;
+        if counted.last.is_some_and(|last| last.elapsed() >= SAID) {
+            (counted.recent, counted.last) = (Unproven::default(), None);
+        }
+        if fresh != Unproven::default() {
+            counted.recent = plus(counted.recent, fresh);
+            self.total = plus(self.total, fresh);
+            counted.last = Some(Instant::now());
+        }
+    }
+
+    fn faults(&self) -> Vec<((u32, u32), Fault)> {
+        self.pods.iter().filter_map(|(key, counted)| Some((*key, counted.fault()?))).collect()
+    }
+}
+
+/// A new generation counts from zero.
+fn since(now: Unproven, before: Unproven) -> Unproven {
+    let fresh = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
+    Unproven {
+        erased: fresh(now.erased, before.erased),
+        skipped: fresh(now.skipped, before.skipped),
+        unmarked: fresh(now.unmarked, before.unmarked),
+    }
+}
+
+fn plus(one: Unproven, other: Unproven) -> Unproven {
+    Unproven {
+        erased: one.erased + other.erased,
+        skipped: one.skipped + other.skipped,
+        unmarked: one.unmarked + other.unmarked,
+    }
+}
+
+/// The first few.
+fn named(pods: &[String]) -> String {
+    let more = pods.len().saturating_sub(NAMED);
+    let first = pods.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if more == 0 { first } else { format!("{first} and {more} more") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fault(looks: &[(u64, u64, u64)]) -> Option<Fault> {
+        let mut missing = Missing::default();
+        for &(erased, skipped, unmarked) in looks {
+            missing.look((1, 1), Unproven { erased, skipped, unmarked });
+        }
+        missing.faults().first().map(|(_, fault)| *fault)
+    }
+
+    #[test]
+    fn whose_fault_it_is() {
+        assert_eq!(fault(&[(9, 9, 9)]), None, "from before the first look");
+        assert_eq!(fault(&[(9, 9, 9), (9, 9, 9)]), None);
+        assert_eq!(fault(&[(0, 0, 0), (5, 0, 0)]), Some(Fault::Erased));
+        assert_eq!(
+            fault(&[(0, 0, 0), (5, 60, 0)]),
+            Some(Fault::Erased),
+            "marked ones have no witness"
+        );
+        assert_eq!(fault(&[(0, 0, 0), (0, 5, 0)]), Some(Fault::Skipped));
+        assert_eq!(
+            fault(&[(0, 0, 0), (2, 1022, 0)]),
+            Some(Fault::Skipped),
+            "the witness is guessed"
+        );
+        assert_eq!(fault(&[(0, 0, 0), (0, 0, 3)]), Some(Fault::Unmarked));
+        assert_eq!(fault(&[(0, 7, 0), (0, 2, 0)]), Some(Fault::Skipped), "a new generation");
+    }
+
+    #[test]
+    fn all_packets_count() {
+        let mut missing = Missing::default();
+        for erased in [3, 5, 1] {
+            missing.look((1, 1), Unproven { erased, ..Unproven::default() });
+        }
+        missing.look((2, 2), Unproven { skipped: 4, ..Unproven::default() });
+        missing.look((2, 2), Unproven { skipped: 8, ..Unproven::default() });
+        assert_eq!(missing.total, Unproven { erased: 3, skipped: 4, unmarked: 0 });
+    }
+}
