@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 use aya::maps::{MapData, RingBuf};
 use netpold_core::bindings::{Answer, Bindings, Veth};
 use netpold_core::compile::{CompileError, Compiler, Cursor, EndpointInfo, Essentials};
-use netpold_core::image::Table;
 use netpold_core::model::{Change, Direction, Interface, Pod};
 use netpold_core::ops::Capacity;
+use netpold_core::ops::Table;
 use nix::net::if_::if_indextoname;
 use nix::time::{ClockId, clock_gettime};
 
@@ -179,7 +179,7 @@ impl Engine {
             Some(change)
         };
         if let Some(change) = change {
-            self.compiler.apply(change);
+            self.compiler.ingest(change);
             self.desired += 1;
         }
     }
@@ -216,7 +216,7 @@ impl Engine {
     /// Decides whose the interfaces are.
     fn settle(&mut self) {
         for change in self.bindings.settle(self.compiler.cluster()) {
-            self.compiler.apply(change);
+            self.compiler.ingest(change);
             self.desired += 1;
         }
     }
@@ -369,7 +369,7 @@ impl Engine {
     pub fn step(&mut self, noticed: Option<Instant>) -> Option<Instant> {
         self.noticed = self.noticed.or(noticed);
         for change in self.pace.due(self.compiler.cluster(), Instant::now()) {
-            self.compiler.apply(change);
+            self.compiler.ingest(change);
             self.desired += 1;
         }
         if self.failure.as_ref().is_some_and(|f| Instant::now() < f.retry_at) {

@@ -5,6 +5,7 @@ use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, Explanation, Verdict};
 use netpold_core::probe::Probe;
 use owo_colors::{OwoColorize, Style};
@@ -29,7 +30,8 @@ const BATCH: usize = 8192;
 /// # Errors
 /// It cannot be told because manifests or probes cannot be read.
 pub fn run(args: &ExplainArgs) -> Result<u8> {
-    let explainer = load(&args.manifests)?;
+    let cluster = load(&args.manifests)?;
+    let explainer = Explainer::new(&cluster);
     if let Some(file) = &args.probes {
         return answer_all(&explainer, file);
     }
@@ -60,7 +62,7 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
 }
 
 /// The cluster that manifests describe. What of it was not understood goes to standard error.
-fn load(directory: &Path) -> Result<Explainer> {
+fn load(directory: &Path) -> Result<Cluster> {
     let (changes, status) = manifests::read_once(directory)?;
     for problem in &status.problems {
         anstream::eprintln!("netpold: {}", printable(&problem.to_string()));
@@ -69,7 +71,7 @@ fn load(directory: &Path) -> Result<Explainer> {
     if !bad.is_empty() {
         bail!("cannot tell: not everything is known without {}", bad.join(", "));
     }
-    Ok(Explainer::new(changes))
+    Ok(changes.into_iter().collect())
 }
 
 fn unread(status: &SourceStatus) -> Vec<&str> {
@@ -109,7 +111,7 @@ fn give_verdict(fields: &mut Map<String, Value>, answer: &Explanation) {
 }
 
 /// Answer JSON lines, in their order.
-fn answer_all(explainer: &Explainer, file: &Path) -> Result<u8> {
+fn answer_all(explainer: &Explainer<'_>, file: &Path) -> Result<u8> {
     let mut lines: Box<dyn BufRead> = if file == Path::new("-") {
         Box::new(io::stdin().lock())
     } else {
@@ -151,7 +153,7 @@ fn read_batch(lines: &mut dyn BufRead) -> io::Result<Vec<Vec<u8>>> {
     Ok(batch)
 }
 
-fn answer_batch(explainer: &Explainer, batch: &[Vec<u8>]) -> Vec<(Value, bool)> {
+fn answer_batch(explainer: &Explainer<'_>, batch: &[Vec<u8>]) -> Vec<(Value, bool)> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let part = batch.len().div_ceil(threads).max(1);
     let work = |lines: &[Vec<u8>]| lines.iter().map(|l| answer_line(explainer, l)).collect();
@@ -165,7 +167,7 @@ fn answer_batch(explainer: &Explainer, batch: &[Vec<u8>]) -> Vec<(Value, bool)> 
 }
 
 /// The line with its `verdict`, or with `error`; and whether there is a verdict.
-fn answer_line(explainer: &Explainer, line: &[u8]) -> (Value, bool) {
+fn answer_line(explainer: &Explainer<'_>, line: &[u8]) -> (Value, bool) {
     let mut fields = match serde_json::from_slice::<Map<String, Value>>(line) {
         Ok(fields) => fields,
         Err(error) => return (failed(Map::new(), &format!("not a JSON object: {error}")), false),

@@ -8,9 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use netpold_core::compile::{CheckSource, Compiler, NewPods, Options, WAITING};
+use netpold_core::compile::{Compiler, WAITING};
 use netpold_core::model::{Change, Pod};
 use netpold_core::ops::Capacity;
+use netpold_core::options::{CheckSource, NewPods, Options};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, block_in_place};

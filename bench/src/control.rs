@@ -103,7 +103,7 @@ pub(crate) fn measure(
         let changes = (0..scale.events).map(|n| change(&scale, n, &mut random));
         events.push(latency(&mut world, event, changes).context(event)?);
         // Each kind begins with the same cluster.
-        scale.local_changes().into_iter().for_each(|change| world.compiler.apply(change));
+        scale.local_changes().into_iter().for_each(|change| world.compiler.ingest(change));
         enforce(&mut world)?;
     }
     let first = world.first;
@@ -144,7 +144,7 @@ fn latency(
     let begin = Instant::now();
     for change in changes {
         let start = Instant::now();
-        world.compiler.apply(change);
+        world.compiler.ingest(change);
         let ops = world.compiler.update()?;
         world.generation.apply(&ops)?;
         times.push(milliseconds(start.elapsed()));

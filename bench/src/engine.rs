@@ -11,9 +11,10 @@ use netpold::dataplane::attach::{Attacher, Hook, Mode};
 use netpold::dataplane::bpffs::PinRoot;
 use netpold::dataplane::tables::grace_period;
 use netpold::engine::Engine;
-use netpold_core::compile::{Compiler, Options};
+use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Direction, Interface, PortMatch, PortRule, Protocol};
 use netpold_core::ops::Capacity;
+use netpold_core::options::Options;
 use netpold_testbed::Netns;
 use serde::Serialize;
 

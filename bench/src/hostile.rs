@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use ipnet::{IpNet, Ipv4Net};
-use netpold_core::compile::{Compiler, Options};
-use netpold_core::memory::MemoryTables;
+use netpold_core::compile::Compiler;
 use netpold_core::model::{
     Change, EndpointSlice, Interface, IpBlock, Key, NamedPort, Peer, Pod, Policy, PortMatch,
     PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
 };
-use netpold_core::ops::{Apply, Capacity};
+use netpold_core::ops::{Capacity, TableWriter};
+use netpold_core::options::Options;
+use netpold_testkit::memory::MemoryTables;
 use serde::Serialize;
 
 use crate::cluster::NODE;
@@ -83,9 +84,9 @@ impl World {
     /// Milliseconds to take changes in and to bring them into force.
     fn enforce(&mut self, changes: Vec<Change>) -> Result<f64> {
         let start = processor_time();
-        changes.into_iter().for_each(|change| self.compiler.apply(change));
+        changes.into_iter().for_each(|change| self.compiler.ingest(change));
         for op in self.compiler.update()? {
-            self.tables.apply(&op)?;
+            self.tables.write(&op)?;
         }
         let took = milliseconds(processor_time().saturating_sub(start));
         self.compiler.grace_passed();

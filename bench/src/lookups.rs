@@ -3,18 +3,19 @@
 use std::cell::Cell;
 
 use anyhow::{Result, ensure};
-use netpold_core::compile::{Compiler, Options};
-use netpold_core::memory::MemoryTables;
+use netpold_core::compile::Compiler;
 use netpold_core::model::Direction;
-use netpold_core::ops::Apply as _;
+use netpold_core::ops::TableWriter as _;
+use netpold_core::options::Options;
 use netpold_ebpf::conntrack::Memory;
-use netpold_ebpf::host::{HostTables, Plain};
 use netpold_ebpf::layout::{ClassId, FragmentKey, FragmentPorts, PortWord, Settings};
-use netpold_ebpf::node::NodeTables;
 use netpold_ebpf::packet::{TCP_ACK, TCP_SYN};
 use netpold_ebpf::policy::PolicyTables;
 use netpold_ebpf::tables::{EndpointRef, Tables};
 use netpold_ebpf::verdict::{Egress, Hook, Ingress, decide};
+use netpold_testkit::flows::FlowTables;
+use netpold_testkit::memory::MemoryTables;
+use netpold_testkit::node::{NodeTables, Plain};
 use serde::Serialize;
 
 use crate::cluster::{Cluster, Local, NODE, PORT, Size};
@@ -59,14 +60,14 @@ pub(crate) fn count(size: Size, locals: [Local; 2]) -> Result<Vec<CaseLookups>> 
     let options = Options { node: NODE.into(), ..Options::default() };
     let mut capacity = options.capacity;
     let mut compiler = Compiler::new(options);
-    cluster.changes().into_iter().for_each(|change| compiler.apply(change));
+    cluster.changes().into_iter().for_each(|change| compiler.ingest(change));
     let mut memory = MemoryTables::new();
     for op in first_image(&mut compiler, &mut capacity)? {
-        memory.apply(&op)?;
+        memory.write(&op)?;
     }
-    let mut flows = HostTables::flows_alone(BUCKETS);
+    let mut flows = FlowTables::new(BUCKETS);
     flows.settings.has_cidr6 = u32::from(size.cidrs > 0);
-    let node = NodeTables { policy: &memory, endpoints: memory.endpoints(), flows: &flows };
+    let node = NodeTables { policy: &memory, flows: &flows };
     let tables = Counting { node, counted: Cell::default() };
     [false, true].into_iter().try_fold(Vec::new(), |mut all, v6| {
         for (case, lookups) in tables.cases(&cluster, locals, v6)? {
@@ -79,7 +80,7 @@ pub(crate) fn count(size: Size, locals: [Local; 2]) -> Result<Vec<CaseLookups>> 
 
 /// A node's tables, counted.
 struct Counting<'a> {
-    node: NodeTables<'a, MemoryTables>,
+    node: NodeTables<&'a MemoryTables, &'a FlowTables>,
     counted: Cell<Lookups>,
 }
 

@@ -22,8 +22,6 @@ pub mod icmp;
 pub mod judged;
 pub mod layout;
 mod neighbour;
-#[cfg(not(target_arch = "bpf"))]
-pub mod node;
 mod observer;
 pub mod order;
 pub mod packet;

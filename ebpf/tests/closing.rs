@@ -5,7 +5,6 @@ mod common;
 use std::sync::atomic::Ordering;
 
 use netpold_ebpf::{
-    host::HostTables,
     layout::{
         EP_CHECK_SOURCE, Endpoint, TIMEOUT_ECHO, TIMEOUT_TCP_CLOSED, TIMEOUT_TCP_ESTABLISHED,
         TIMEOUT_TCP_FINISHED, TIMEOUT_TCP_HALF_CLOSED, TIMEOUT_UDP_ANSWERED, TIMEOUT_UDP_STREAM,
@@ -13,6 +12,7 @@ use netpold_ebpf::{
     reason::Reason,
     verdict::{Egress, Hook, Ingress, decide},
 };
+use netpold_testkit::node::NodeTables;
 
 use common::{CLIENTS, NOBODY};
 
@@ -32,7 +32,7 @@ const MINUTE: u32 = 60 * SECOND;
 const HOUR: u32 = 60 * MINUTE;
 
 /// A pod that clients may reach, and another; `ingress` and `egress` are rows.
-fn tables(ingress: u32, egress: u32) -> HostTables {
+fn tables(ingress: u32, egress: u32) -> NodeTables {
     let mut tables = common::tables();
     for ifindex in [IFINDEX, OTHER] {
         let rows = Endpoint::pack_rows(ingress, egress);
@@ -67,7 +67,7 @@ fn udp(from: u16, to: u16) -> Vec<u8> {
 /// One flow between the client and the pod.
 #[derive(Clone, Copy)]
 struct Flow<'a> {
-    tables: &'a HostTables,
+    tables: &'a NodeTables,
     ifindex: u32,
     /// The pod's port, the client's.
     ports: (u16, u16),
@@ -96,16 +96,16 @@ impl Flow<'_> {
     }
 }
 
-fn flow(tables: &HostTables, ports: (u16, u16)) -> Flow<'_> {
+fn flow(tables: &NodeTables, ports: (u16, u16)) -> Flow<'_> {
     Flow { tables, ifindex: IFINDEX, ports }
 }
 
-fn later(tables: &HostTables, jiffies: u32) {
-    tables.now.fetch_add(jiffies, Ordering::AcqRel);
+fn later(tables: &NodeTables, jiffies: u32) {
+    tables.flows.now.fetch_add(jiffies, Ordering::AcqRel);
 }
 
 /// Many more flows than the table holds: half-open ones of the pod, established ones of another.
-fn crowd(tables: &HostTables) {
+fn crowd(tables: &NodeTables) {
     for port in 20_000..20_300 {
         let new = |ifindex| Flow { tables, ifindex, ports: (80, port) };
         let _ = new(IFINDEX).arrives(SYN);
@@ -170,7 +170,7 @@ fn the_next_packet_takes_a_forged_end_back() {
             // A FIN is taken back by data of the side that is said to have sent it.
             assert_eq!(flow.arrives(PSH | ACK), Reason::Allowed);
             assert_eq!(flow.leaves(ACK), Reason::Reply, "{ends} {ports:?}");
-            later(&tables, tables.settings.timeouts[TIMEOUT_TCP_ESTABLISHED] - 1);
+            later(&tables, tables.flows.settings.timeouts[TIMEOUT_TCP_ESTABLISHED] - 1);
             assert_eq!(
                 flow.leaves(ACK),
                 Reason::Reply,
@@ -194,7 +194,7 @@ fn half_closed_flows_end_after_two_minutes() {
         let tables = tables(CLIENTS, NOBODY);
         let flow = flow(&tables, PORTS[0]);
         flow.open();
-        let half_closed = tables.settings.timeouts[TIMEOUT_TCP_HALF_CLOSED];
+        let half_closed = tables.flows.settings.timeouts[TIMEOUT_TCP_HALF_CLOSED];
         assert_eq!(half_closed, 120 * SECOND);
         if pod_closes {
             assert_eq!(flow.leaves(FIN | ACK), Reason::Reply);
@@ -217,7 +217,7 @@ fn half_closed_flows_end_after_two_minutes() {
 #[test]
 fn what_is_over_makes_room_after_a_while() {
     let tables = tables(CLIENTS, NOBODY);
-    let timeouts = tables.settings.timeouts;
+    let timeouts = tables.flows.settings.timeouts;
     let all: Vec<u16> = (1_000..3_000)
         .filter(|port| {
             let new = flow(&tables, (80, *port));
@@ -253,7 +253,7 @@ fn the_pods_own_reset_ends_its_flow() {
     let flow = flow(&tables, PORTS[1]);
     flow.open();
     assert_eq!(flow.leaves(RST), Reason::Reply);
-    later(&tables, tables.settings.timeouts[TIMEOUT_TCP_CLOSED]);
+    later(&tables, tables.flows.settings.timeouts[TIMEOUT_TCP_CLOSED]);
     assert_eq!(flow.leaves(ACK), Reason::Policy);
 }
 
@@ -273,9 +273,9 @@ fn a_refusal_establishes_nothing() {
 #[test]
 fn datagrams_are_a_stream_after_two_seconds() {
     let mut tables = tables(CLIENTS, NOBODY);
-    tables.settings.timeouts[TIMEOUT_UDP_ANSWERED] = 30 * SECOND;
-    tables.settings.timeouts[TIMEOUT_UDP_STREAM] = 120 * SECOND;
-    let arrives = |tables: &HostTables, port| {
+    tables.flows.settings.timeouts[TIMEOUT_UDP_ANSWERED] = 30 * SECOND;
+    tables.flows.settings.timeouts[TIMEOUT_UDP_STREAM] = 120 * SECOND;
+    let arrives = |tables: &NodeTables, port| {
         let frame = v4(17, CLIENT, POD, &udp(port, 53));
         let hook = Hook { ifindex: IFINDEX, ingress_ifindex: 9 };
         assert_eq!(
@@ -283,7 +283,7 @@ fn datagrams_are_a_stream_after_two_seconds() {
             Reason::Allowed
         );
     };
-    let leaves = |tables: &HostTables, port| {
+    let leaves = |tables: &NodeTables, port| {
         let frame = v4(17, POD, CLIENT, &udp(53, port));
         let hook = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
         decide::<Egress, _, _>(&frame.as_slice(), tables, hook).reason()
@@ -300,10 +300,10 @@ fn datagrams_are_a_stream_after_two_seconds() {
             assert_eq!(leaves(&tables, port), Reason::Reply, "{steps}");
         }
         // Its stamp may be older than its last packet, by two seconds at the most.
-        let now = tables.now.load(Ordering::Acquire);
-        tables.now.store(now.wrapping_add(kept * SECOND), Ordering::Release);
+        let now = tables.flows.now.load(Ordering::Acquire);
+        tables.flows.now.store(now.wrapping_add(kept * SECOND), Ordering::Release);
         assert_eq!(leaves(&tables, port), Reason::Policy, "{steps} steps: no longer");
-        tables.now.store(now.wrapping_add((kept - 2) * SECOND - 1), Ordering::Release);
+        tables.flows.now.store(now.wrapping_add((kept - 2) * SECOND - 1), Ordering::Release);
         assert_eq!(leaves(&tables, port), Reason::Reply, "{steps} steps: as long");
     }
 }
@@ -329,7 +329,7 @@ fn every_kind_of_echo_is_answered_by_its_own() {
             assert_eq!(answers(other, 7), Reason::Policy, "{other} is no answer to {request}");
         }
         assert_eq!(answers(request, 7), Reason::Policy, "not a way back for requests");
-        later(&tables, tables.settings.timeouts[TIMEOUT_ECHO]);
+        later(&tables, tables.flows.settings.timeouts[TIMEOUT_ECHO]);
         assert_eq!(answers(reply, 7), Reason::Policy);
     }
 }

@@ -10,12 +10,13 @@ use std::{
 use netpold_ebpf::{
     conntrack::{Control, Flow, Full, Gave, Marks, hash, sweep, timeouts, words4},
     family::V4,
-    host::{HostMemory, HostTables},
+    host::HostMemory,
     layout::{
         CT_INGRESS, CT_REPLIED, CT_VALID, Ct4Key, Settings, TIMEOUT_IDLE, TIMEOUT_TCP_ESTABLISHED,
     },
     tables::{self, Tables},
 };
+use netpold_testkit::node::NodeTables;
 
 const BUCKETS: u32 = 16;
 
@@ -23,27 +24,27 @@ fn key(number: u32) -> [u64; 2] {
     words4(&Ct4Key { endpoint: 1, remote: number, local_port: 80, remote_port: 9, protocol: 6 })
 }
 
-fn hashed(tables: &HostTables, number: u32) -> ([u64; 2], u64) {
+fn hashed(tables: &NodeTables, number: u32) -> ([u64; 2], u64) {
     let key = key(number);
-    (key, hash(&tables.settings, &key))
+    (key, hash(&tables.flows.settings, &key))
 }
 
-fn insert(tables: &HostTables, number: u32, flags: u16) -> Result<Gave, Full> {
+fn insert(tables: &NodeTables, number: u32, flags: u16) -> Result<Gave, Full> {
     let (key, hash) = hashed(tables, number);
     tables::insert::<V4, _, _>(tables, key, hash, flags)
 }
 
-fn flow(tables: &HostTables, number: u32) -> Flow<[u64; 2]> {
+fn flow(tables: &NodeTables, number: u32) -> Flow<[u64; 2]> {
     let (key, hash) = hashed(tables, number);
-    tables::flow::<V4, _, _>(tables, &tables.settings, key, hash).expect("buckets")
+    tables::flow::<V4, _, _>(tables, &tables.flows.settings, key, hash).expect("buckets")
 }
 
-fn find(tables: &HostTables, number: u32) -> Option<Control> {
+fn find(tables: &NodeTables, number: u32) -> Option<Control> {
     // SAFETY: the buckets of a live table.
     unsafe { flow(tables, number).find(tables) }.map(|hit| hit.control)
 }
 
-fn reply(tables: &HostTables, number: u32) {
+fn reply(tables: &NodeTables, number: u32) {
     // SAFETY: the buckets of a live table.
     unsafe {
         let hit = flow(tables, number).find(tables).expect("the flow");
@@ -54,7 +55,7 @@ fn reply(tables: &HostTables, number: u32) {
 
 #[test]
 fn replied_flows_are_never_evicted_by_unreplied_ones() {
-    let tables = HostTables::new(BUCKETS);
+    let tables = NodeTables::new(BUCKETS);
     let mut replied = Vec::new();
     for number in 0..20 {
         insert(&tables, number, CT_INGRESS).expect("room");
@@ -72,23 +73,26 @@ fn replied_flows_are_never_evicted_by_unreplied_ones() {
 
 #[test]
 fn a_table_full_of_replied_flows_says_so() {
-    let tables = HostTables::new(1);
+    let tables = NodeTables::new(1);
     for number in 0..4 {
         insert(&tables, number, CT_INGRESS).expect("room");
         reply(&tables, number);
     }
     assert_eq!(insert(&tables, 9, CT_INGRESS), Err(Full));
     // Once their timeout is over they make room, whether swept or not.
-    tables.now.fetch_add(tables.settings.timeouts[TIMEOUT_TCP_ESTABLISHED], Ordering::AcqRel);
+    tables
+        .flows
+        .now
+        .fetch_add(tables.flows.settings.timeouts[TIMEOUT_TCP_ESTABLISHED], Ordering::AcqRel);
     assert_eq!(insert(&tables, 9, CT_INGRESS), Ok(Gave::Nothing));
 }
 
 #[test]
 fn the_oldest_unreplied_flow_goes_first() {
-    let tables = HostTables::new(1);
+    let tables = NodeTables::new(1);
     for number in 0..4 {
         insert(&tables, number, CT_INGRESS).expect("room");
-        tables.now.fetch_add(10, Ordering::AcqRel);
+        tables.flows.now.fetch_add(10, Ordering::AcqRel);
     }
     assert_eq!(insert(&tables, 4, CT_INGRESS), Ok(Gave::HalfOpen));
     assert!(find(&tables, 0).is_none());
@@ -97,17 +101,19 @@ fn the_oldest_unreplied_flow_goes_first() {
 
 #[test]
 fn sweeping_frees_expired_flows_only_across_the_wrap_of_jiffies() {
-    let tables = HostTables::new(1);
-    tables.now.store(u32::MAX - 5, Ordering::Release);
+    let tables = NodeTables::new(1);
+    tables.flows.now.store(u32::MAX - 5, Ordering::Release);
     for number in 0..3 {
         insert(&tables, number, CT_INGRESS).expect("room");
     }
     reply(&tables, 0);
-    let opening = tables.settings.timeouts[0];
+    let opening = tables.flows.settings.timeouts[0];
     let swept = |now| {
         let bucket = tables.bucket4(0).expect("a bucket");
         // SAFETY: a whole bucket of a live table.
-        unsafe { sweep::<[u64; 2], _>(&tables, bucket, &tables.settings, now, 1000, |_| true) }
+        unsafe {
+            sweep::<[u64; 2], _>(&tables, bucket, &tables.flows.settings, now, 1000, |_| true)
+        }
     };
     let (early, late) =
         ((u32::MAX - 5).wrapping_add(opening - 1), (u32::MAX - 5).wrapping_add(opening));
@@ -130,7 +136,7 @@ fn stamps_from_the_near_future_are_not_old() {
 /// a reader that matched a half-written entry would find flags of another flow.
 #[test]
 fn no_reader_ever_matches_another_flow() {
-    let tables = HostTables::new(4);
+    let tables = NodeTables::new(4);
     let (stop, seen_enough) = (AtomicBool::new(false), AtomicBool::new(false));
     let flags = |number: u32| CT_INGRESS | if number.is_multiple_of(2) { 1 << 9 } else { 0 };
     thread::scope(|scope| {
@@ -171,7 +177,7 @@ fn no_reader_ever_matches_another_flow() {
                         sweep::<[u64; 2], _>(
                             &tables,
                             bucket,
-                            &tables.settings,
+                            &tables.flows.settings,
                             tables.now(),
                             9,
                             |_| true,
@@ -188,8 +194,8 @@ fn no_reader_ever_matches_another_flow() {
 }
 
 /// A table that holds as many established flows as this, of 65,536.
-fn filled(flows: u32) -> HostTables {
-    let tables = HostTables::new(1 << 14);
+fn filled(flows: u32) -> NodeTables {
+    let tables = NodeTables::new(1 << 14);
     for number in 0..flows {
         assert!(establish(&tables, number), "flow {number} was refused");
     }
@@ -197,7 +203,7 @@ fn filled(flows: u32) -> HostTables {
 }
 
 /// A new flow, as a verdict makes it, that is answered.
-fn establish(tables: &HostTables, number: u32) -> bool {
+fn establish(tables: &NodeTables, number: u32) -> bool {
     let (key, hash) = hashed(tables, number);
     let begun = tables.insert4(key, hash, CT_INGRESS).or_else(|_| {
         tables.make_room(false, 1, hash);
@@ -249,7 +255,7 @@ fn flows_that_move_on_are_found_at_every_moment() {
                         Flow::<[u64; 2]>::touch(&tables, hit, marks, tables.now(), 0);
                     }
                 }
-                tables.now.fetch_add(1, Ordering::AcqRel);
+                tables.flows.now.fetch_add(1, Ordering::AcqRel);
             }
         });
         for number in THREE_QUARTERS..THREE_QUARTERS * 7 / 6 {
@@ -265,22 +271,22 @@ fn flows_that_move_on_are_found_at_every_moment() {
 /// Established flows that say nothing for two hours give way, where there is need.
 #[test]
 fn idle_flows_give_way_after_two_hours() {
-    let tables = HostTables::new(1);
+    let tables = NodeTables::new(1);
     for number in 0..4 {
         insert(&tables, number, CT_INGRESS).expect("room");
         reply(&tables, number);
-        tables.now.fetch_add(10, Ordering::AcqRel);
+        tables.flows.now.fetch_add(10, Ordering::AcqRel);
     }
-    let idle = tables.settings.timeouts[TIMEOUT_IDLE];
+    let idle = tables.flows.settings.timeouts[TIMEOUT_IDLE];
     assert_eq!(idle, 2 * 3600 * 1000);
-    tables.now.fetch_add(idle - 50, Ordering::AcqRel);
+    tables.flows.now.fetch_add(idle - 50, Ordering::AcqRel);
     assert_eq!(insert(&tables, 4, CT_INGRESS), Err(Full));
-    tables.now.fetch_add(50 - 35, Ordering::AcqRel);
+    tables.flows.now.fetch_add(50 - 35, Ordering::AcqRel);
     assert_eq!(insert(&tables, 4, CT_INGRESS), Ok(Gave::Idle), "the first has been for two hours");
     assert!(find(&tables, 0).is_none());
     assert!((1..=4).all(|number| find(&tables, number).is_some()));
     // A half-open one goes before any of these.
-    tables.now.fetch_add(100, Ordering::AcqRel);
+    tables.flows.now.fetch_add(100, Ordering::AcqRel);
     assert_eq!(insert(&tables, 5, CT_INGRESS), Ok(Gave::HalfOpen));
     assert!(find(&tables, 4).is_none());
 }

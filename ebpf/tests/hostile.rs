@@ -5,12 +5,12 @@ mod common;
 use std::sync::atomic::Ordering;
 
 use netpold_ebpf::{
-    host::HostTables,
     layout::{EP_CHECK_SOURCE, Endpoint, PORTS_FIRST_BITMAP, PortSet, TIMEOUT_UDP_ANSWERED},
     proof::UNKNOWN_INTERFACE,
     reason::Reason,
     verdict::{Egress, Hook, Ingress, decide},
 };
+use netpold_testkit::node::NodeTables;
 
 use common::{CLIENTS, NOBODY};
 
@@ -23,13 +23,13 @@ const SYN: u8 = 2;
 const ACK: u8 = 16;
 
 /// A pod with rows for ingress and egress: 0, [`NOBODY`], or [`CLIENTS`] (10.0.1.0/24).
-fn tables(ingress: u32, egress: u32) -> HostTables {
+fn tables(ingress: u32, egress: u32) -> NodeTables {
     let mut tables = common::tables();
     set_rows(&mut tables, ingress, egress);
     tables
 }
 
-fn set_rows(tables: &mut HostTables, ingress: u32, egress: u32) {
+fn set_rows(tables: &mut NodeTables, ingress: u32, egress: u32) {
     let mut endpoint = Endpoint {
         ifindex: IFINDEX,
         id: 1,
@@ -71,12 +71,12 @@ fn error_about(frame: &[u8]) -> Vec<u8> {
     message
 }
 
-fn ingress(tables: &HostTables, frame: &[u8]) -> Reason {
+fn ingress(tables: &NodeTables, frame: &[u8]) -> Reason {
     let hook = Hook { ifindex: IFINDEX, ingress_ifindex: 9 };
     decide::<Ingress, _, _>(&frame, tables, hook).reason()
 }
 
-fn egress(tables: &HostTables, frame: &[u8]) -> Reason {
+fn egress(tables: &NodeTables, frame: &[u8]) -> Reason {
     let hook = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
     decide::<Egress, _, _>(&frame, tables, hook).reason()
 }
@@ -100,8 +100,8 @@ fn a_flood_of_answered_syns_leaves_room_for_real_flows() {
         assert_eq!(ingress(&tables, &v4(6, CLIENT, POD, &tcp(port, 80, SYN))), Reason::Allowed);
     }
     assert_eq!(egress(&tables, &answer(ACK)), Reason::Reply);
-    let opening = tables.settings.timeouts[0];
-    tables.now.fetch_add(opening, Ordering::AcqRel);
+    let opening = tables.flows.settings.timeouts[0];
+    tables.flows.now.fetch_add(opening, Ordering::AcqRel);
     assert_eq!(egress(&tables, &answer(ACK)), Reason::Reply, "established");
     assert_eq!(egress(&tables, &v4(6, POD, CLIENT, &tcp(80, 3999, SYN | ACK))), Reason::Policy);
 }
@@ -160,12 +160,12 @@ fn part(mut frame: Vec<u8>, offset: u16, more: bool) -> Vec<u8> {
 }
 
 /// Rows of [`CLIENTS`] on UDP port 53 alone.
-fn only_dns(tables: &mut HostTables) {
+fn only_dns(tables: &mut NodeTables) {
     let mut dns = [0; 1024];
     dns[0] = 1 << 53;
-    tables.bitmaps.push(dns);
+    tables.policy.bitmaps.push(dns);
     let ports = PortSet { udp: PORTS_FIRST_BITMAP, ..PortSet::default() };
-    tables.rows[CLIENTS as usize].first[1] = ports.word();
+    tables.policy.rows[CLIENTS].first[1] = ports.word();
 }
 
 /// Parts that are sent twice with other content: which one the receiver keeps must not matter.
@@ -222,8 +222,8 @@ fn another_pods_flows_are_not_ones_own() {
     let answer = v4(6, POD, CLIENT, &tcp(80, 4000, ACK));
     assert_eq!(egress(&tables, &answer), Reason::Reply);
     // Another pod that has the same address, on another interface: a successor, or a liar.
-    let slot = tables.endpoints.iter().position(|e| e.ifindex == IFINDEX).expect("the pod");
-    let other = Endpoint { ifindex: IFINDEX + 1, id: 2, ..tables.endpoints[slot] };
+    let pod = *tables.policy.endpoint(IFINDEX).expect("the pod");
+    let other = Endpoint { ifindex: IFINDEX + 1, id: 2, ..pod };
     tables.set_endpoint(other);
     let hook = Hook { ifindex: IFINDEX + 1, ingress_ifindex: IFINDEX + 1 };
     let verdict = decide::<Egress, _, _>(&answer.as_slice(), &tables, hook);
@@ -270,13 +270,13 @@ fn a_full_flow_table_drops_only_what_could_not_be_answered() {
     assert_eq!(ingress(&tables, &request), Reason::Allowed);
     // Idle flows make room by themselves.
     set_rows(&mut tables, CLIENTS, NOBODY);
-    let idle = tables.settings.timeouts[TIMEOUT_UDP_ANSWERED];
-    tables.now.fetch_add(idle, Ordering::AcqRel);
+    let idle = tables.flows.settings.timeouts[TIMEOUT_UDP_ANSWERED];
+    tables.flows.now.fetch_add(idle, Ordering::AcqRel);
     assert_eq!(ingress(&tables, &request), Reason::Allowed);
 }
 
 /// A client's connection to the pod's port 80, which has gone on for a while.
-fn connection(tables: &HostTables) -> Vec<u8> {
+fn connection(tables: &NodeTables) -> Vec<u8> {
     let to_pod = |flags| v4(6, CLIENT, POD, &tcp(60000, 80, flags));
     let from_pod = |flags| v4(6, POD, CLIENT, &tcp(80, 60000, flags));
     for (flags, answer) in [(SYN, SYN | ACK), (ACK, ACK), (ACK, ACK)] {
@@ -291,9 +291,9 @@ fn connection(tables: &HostTables) -> Vec<u8> {
 fn an_open_connection_ends_with_its_policy() {
     let mut tables = tables(CLIENTS, NOBODY);
     let packet = connection(&tables);
-    let deny = |tables: &mut HostTables| {
+    let deny = |tables: &mut NodeTables| {
         let rows = Endpoint::pack_rows(NOBODY, NOBODY);
-        tables.endpoints[IFINDEX as usize].rows = rows;
+        tables.endpoint_mut(IFINDEX).rows = rows;
     };
     deny(&mut tables);
     assert_eq!(ingress(&tables, &packet), Reason::Allowed, "the update is still under way");
@@ -303,7 +303,7 @@ fn an_open_connection_ends_with_its_policy() {
     set_rows(&mut tables, CLIENTS, NOBODY);
     let packet = connection(&tables);
     deny(&mut tables);
-    tables.now.fetch_add(tables.settings.refresh_after, Ordering::AcqRel);
+    tables.flows.now.fetch_add(tables.flows.settings.refresh_after, Ordering::AcqRel);
     assert_eq!(ingress(&tables, &packet), Reason::Policy, "though nobody said that policy changed");
 }
 
@@ -313,7 +313,7 @@ fn an_open_connection_ends_with_its_policy() {
 fn nobody_passes_for_the_pod_itself() {
     let mut tables = tables(NOBODY, 0);
     let own = v4(17, POD, POD, &udp(5353, 5353));
-    let come_back = |tables: &HostTables| {
+    let come_back = |tables: &NodeTables| {
         let hook = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
         decide::<Ingress, _, _>(&own.as_slice(), tables, hook).reason()
     };

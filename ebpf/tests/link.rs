@@ -3,7 +3,6 @@
 mod common;
 
 use netpold_ebpf::{
-    host::HostTables,
     layout::{EP_CHECK_SOURCE, Endpoint, mark},
     packet,
     proof::{Exit, Origin},
@@ -11,6 +10,7 @@ use netpold_ebpf::{
     translated,
     verdict::{Egress, Hook, Ingress, decide},
 };
+use netpold_testkit::node::NodeTables;
 
 use common::{CLIENTS, NOBODY};
 
@@ -44,7 +44,7 @@ fn solicited(of: [u8; 16]) -> [u8; 16] {
 }
 
 /// A pod that may send nothing and gets no IPv6, or all with a row of 0.
-fn tables(row: u32, check: bool) -> HostTables {
+fn tables(row: u32, check: bool) -> NodeTables {
     let mut tables = common::tables();
     let mut endpoint = Endpoint {
         ifindex: IFINDEX,
@@ -59,12 +59,12 @@ fn tables(row: u32, check: bool) -> HostTables {
     tables
 }
 
-fn ingress(tables: &HostTables, frame: &[u8]) -> Reason {
+fn ingress(tables: &NodeTables, frame: &[u8]) -> Reason {
     let hook = Hook { ifindex: IFINDEX, ingress_ifindex: 9 };
     decide::<Ingress, _, _>(&frame, tables, hook).reason()
 }
 
-fn egress(tables: &HostTables, frame: &[u8]) -> Reason {
+fn egress(tables: &NodeTables, frame: &[u8]) -> Reason {
     let hook = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
     decide::<Egress, _, _>(&frame, tables, hook).reason()
 }
@@ -211,9 +211,13 @@ fn advertisements_are_of_the_pod() {
 fn neighbour_discovery_does_not_leave_the_link() {
     let tables = tables(NOBODY, true);
     let behind = |frame: &[u8]| {
-        let tc_index = mark(IFINDEX, tables.endpoints[IFINDEX as usize].id);
-        let exit =
-            Exit { ifindex: 77, ingress_ifindex: IFINDEX, mark: tables.settings.proof, tc_index };
+        let tc_index = mark(IFINDEX, tables.policy.slot(IFINDEX).id);
+        let exit = Exit {
+            ifindex: 77,
+            ingress_ifindex: IFINDEX,
+            mark: tables.flows.settings.proof,
+            tc_index,
+        };
         let origin = Origin::of(&tables, &exit);
         translated::judge(&frame, packet::link(&frame), &tables, origin, 77, None, || true).reason()
     };

@@ -4,10 +4,10 @@
 use netpold_ebpf::{
     conntrack::{Flow, Full, Marks, hash, words4},
     family::V4,
-    host::HostTables,
     layout::{CT_INGRESS, CT_REPLIED, Ct4Key},
     tables::{self, Tables, make_room},
 };
+use netpold_testkit::node::NodeTables;
 
 /// A flow of an endpoint.
 #[derive(Clone, Copy)]
@@ -19,18 +19,18 @@ impl Of {
         words4(&Ct4Key { endpoint, remote, local_port: 80, remote_port: 9, protocol: 6 })
     }
 
-    fn hash(self, tables: &HostTables) -> u64 {
-        hash(&tables.settings, &self.key())
+    fn hash(self, tables: &NodeTables) -> u64 {
+        hash(&tables.flows.settings, &self.key())
     }
 
-    fn place(self, tables: &HostTables) -> Flow<[u64; 2]> {
+    fn place(self, tables: &NodeTables) -> Flow<[u64; 2]> {
         let hash = self.hash(tables);
-        tables::flow::<V4, _, _>(tables, &tables.settings, self.key(), hash).expect("buckets")
+        tables::flow::<V4, _, _>(tables, &tables.flows.settings, self.key(), hash).expect("buckets")
     }
 
     /// As a verdict does.
-    fn insert(self, tables: &HostTables) -> Result<(), Full> {
-        tables.now.fetch_add(1, core::sync::atomic::Ordering::AcqRel);
+    fn insert(self, tables: &NodeTables) -> Result<(), Full> {
+        tables.flows.now.fetch_add(1, core::sync::atomic::Ordering::AcqRel);
         let hash = self.hash(tables);
         tables.insert4(self.key(), hash, CT_INGRESS).or_else(|_| {
             tables.make_room(false, self.0, hash);
@@ -38,7 +38,7 @@ impl Of {
         })
     }
 
-    fn answered(self, tables: &HostTables) -> Result<(), Full> {
+    fn answered(self, tables: &NodeTables) -> Result<(), Full> {
         self.insert(tables)?;
         // SAFETY: the buckets of a live table.
         unsafe {
@@ -49,20 +49,20 @@ impl Of {
         Ok(())
     }
 
-    fn is_there(self, tables: &HostTables) -> bool {
+    fn is_there(self, tables: &NodeTables) -> bool {
         // SAFETY: the buckets of a live table.
         unsafe { self.place(tables).find(tables) }.is_some()
     }
 }
 
 /// Flows of an endpoint that are in the table, of the first so many.
-fn there(tables: &HostTables, endpoint: u32, numbers: u32) -> usize {
+fn there(tables: &NodeTables, endpoint: u32, numbers: u32) -> usize {
     (0..numbers).filter(|number| Of(endpoint, *number).is_there(tables)).count()
 }
 
 /// Eight places that every flow has, some for each endpoint.
-fn eight(shares: &[u32]) -> HostTables {
-    let tables = HostTables::new(2);
+fn eight(shares: &[u32]) -> NodeTables {
+    let tables = NodeTables::new(2);
     for (endpoint, share) in shares.iter().enumerate() {
         for number in 0..*share {
             Of(endpoint as u32 + 1, number).answered(&tables).expect("room");
@@ -113,8 +113,8 @@ const WAYS: u32 = BUCKETS * 4;
 const TRIES: u32 = 20 * WAYS;
 
 /// A table that one endpoint has filled.
-fn filled() -> HostTables {
-    let tables = HostTables::new(BUCKETS);
+fn filled() -> NodeTables {
+    let tables = NodeTables::new(BUCKETS);
     for number in 0..TRIES {
         let _ = Of(1, number).answered(&tables);
     }
@@ -172,7 +172,7 @@ fn a_table_with_room_is_not_shared() {
 fn a_pods_stale_flows_make_room_for_its_own() {
     let tables = eight(&[4, 4]);
     let minutes = |minutes: u32| {
-        tables.now.fetch_add(minutes * 60_000, core::sync::atomic::Ordering::AcqRel);
+        tables.flows.now.fetch_add(minutes * 60_000, core::sync::atomic::Ordering::AcqRel);
     };
     minutes(14);
     assert_eq!(Of(1, 100).answered(&tables), Err(Full), "they may still be in use");

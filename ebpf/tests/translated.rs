@@ -2,7 +2,6 @@
 
 use netpold_ebpf::{
     connection::{Course, Tuple},
-    host::HostTables,
     layout::{
         BRIDGE_ISOLATED, CLASS_SERVICE, CLASS_TRANSLATED, ENDPOINT_SLOTS, EP_CHECK_SOURCE,
         Endpoint, PORTS_EVERY, PORTS_FIRST_BITMAP, PORTS_ONE, PortSet, Row, TRIE_POINTER,
@@ -14,6 +13,7 @@ use netpold_ebpf::{
     station, translated,
     verdict::{Egress, Hook, Ingress, decide},
 };
+use netpold_testkit::node::NodeTables;
 
 const POD_IFINDEX: u32 = 5;
 const OTHER_IFINDEX: u32 = 6;
@@ -33,27 +33,27 @@ const ACK: u8 = 16;
 /// A pod that may reach 10.0.1.0/24 at port 8080 of TCP and UDP, 10.0.2.0/24 at all, so the Service
 /// at port 80, and its node. The Service and the node may be translated; what is not translated may
 /// reach the Service's address at port 443.
-fn tables() -> HostTables {
-    let mut tables = HostTables::new(64);
+fn tables() -> NodeTables {
+    let mut tables = NodeTables::new(64);
     let mut third = [0; 256];
     third[1] = 1;
     third[2] = 2;
     third[3] = 3 | CLASS_TRANSLATED;
-    tables.trie_root[0x0a00] = TRIE_POINTER;
-    tables.trie_root[0x0a60] = SERVICE_CLASS | CLASS_TRANSLATED;
-    tables.trie_blocks.push(third);
+    tables.policy.trie_root[0x0a00] = TRIE_POINTER;
+    tables.policy.trie_root[0x0a60] = SERVICE_CLASS | CLASS_TRANSLATED;
+    tables.policy.trie_blocks.push(third);
     let port = |number: usize| {
         let mut bitmap = [0; 1024];
         bitmap[number >> 6] = 1 << (number & 63);
         bitmap
     };
-    tables.bitmaps.push(port(8080));
+    tables.policy.bitmaps.push(port(8080));
     let set = |ports| PortSet { tcp: ports, udp: ports, ..PortSet::default() }.word();
     let (app, http) = (set(PORTS_FIRST_BITMAP), set(PORTS_ONE | 80));
     let literally = set(PORTS_ONE | 443);
     let mut reaches = Row::EMPTY;
     reaches.first[..6].copy_from_slice(&[0, app, PORTS_EVERY, PORTS_EVERY, http, literally]);
-    tables.rows.extend([Row::EMPTY, reaches]);
+    tables.policy.rows.extend([Row::EMPTY, reaches]);
     let mut pod = Endpoint {
         ifindex: POD_IFINDEX,
         id: 1,
@@ -89,24 +89,24 @@ fn udp(to: ([u8; 4], u16), part: u16) -> Vec<u8> {
     frame(17, POD, to.0, part, &datagram.concat())
 }
 
-fn egress(tables: &HostTables, frame: &[u8]) -> Reason {
+fn egress(tables: &NodeTables, frame: &[u8]) -> Reason {
     let hook = Hook { ifindex: POD_IFINDEX, ingress_ifindex: POD_IFINDEX };
     decide::<Egress, _, _>(&frame, tables, hook).reason()
 }
 
 /// What the pod's program leaves in a packet that is to be judged again.
-fn marked(tables: &HostTables, ifindex: u32) -> Exit {
+fn marked(tables: &NodeTables, ifindex: u32) -> Exit {
     let tc_index = mark(endpoint_slot(POD_IFINDEX, 0), 1);
-    Exit { ifindex, ingress_ifindex: POD_IFINDEX, mark: tables.settings.proof, tc_index }
+    Exit { ifindex, ingress_ifindex: POD_IFINDEX, mark: tables.flows.settings.proof, tc_index }
 }
 
-fn leave_by(tables: &HostTables, frame: &[u8], exit: Exit) -> Reason {
+fn leave_by(tables: &NodeTables, frame: &[u8], exit: Exit) -> Reason {
     let origin = Origin::of(tables, &exit);
     translated::judge(&frame, packet::link(&frame), tables, origin, exit.ifindex, None, || true)
         .reason()
 }
 
-fn behind(tables: &HostTables, frame: &[u8], ifindex: u32) -> Reason {
+fn behind(tables: &NodeTables, frame: &[u8], ifindex: u32) -> Reason {
     leave_by(tables, frame, marked(tables, ifindex))
 }
 
@@ -131,12 +131,13 @@ fn a_mark_names_its_endpoint() {
 #[test]
 fn what_went_round_its_program_is_judged_where_it_leaves() {
     let mut tables = tables();
-    tables.endpoints[POD_IFINDEX as usize].flags |= EP_CHECK_SOURCE;
+    tables.endpoint_mut(POD_IFINDEX).flags |= EP_CHECK_SOURCE;
     let forged = mark(endpoint_slot(OTHER_IFINDEX, 0), 1);
     let own = mark(endpoint_slot(POD_IFINDEX, 0), 1);
     for tc_index in [0, own, forged, 0xffff] {
         for (ifindex, ingress_ifindex) in [(OTHER_IFINDEX, POD_IFINDEX), (UPLINK, POD_IFINDEX)] {
-            let exit = Exit { ifindex, ingress_ifindex, mark: !tables.settings.proof, tc_index };
+            let exit =
+                Exit { ifindex, ingress_ifindex, mark: !tables.flows.settings.proof, tc_index };
             let leave = |source, to| leave_by(&tables, &tcp((source, 1), to, ACK), exit);
             assert_eq!(leave(POD, (ALLOWED, 8080)), Reason::Allowed);
             assert_eq!(leave(POD, (ALLOWED, 8081)), Reason::Policy);
@@ -151,13 +152,13 @@ fn what_went_round_its_program_is_judged_where_it_leaves() {
     for ingress_ifindex in [0, UPLINK, OTHER_IFINDEX] {
         assert!(matches!(Origin::of(&tables, &exit(ingress_ifindex)), Origin::Final));
     }
-    let final_ = Exit { mark: tables.settings.proof, tc_index: 0, ..exit(POD_IFINDEX) };
+    let final_ = Exit { mark: tables.flows.settings.proof, tc_index: 0, ..exit(POD_IFINDEX) };
     assert!(matches!(Origin::of(&tables, &final_), Origin::Final), "judged");
-    tables.settings.demands_proof = 0;
+    tables.flows.settings.demands_proof = 0;
     assert!(matches!(Origin::of(&tables, &exit(POD_IFINDEX)), Origin::Final));
     // A pod that no policy isolates may send to anybody, but not as anybody.
-    tables.settings.demands_proof = 1;
-    tables.endpoints[POD_IFINDEX as usize].rows = 0;
+    tables.flows.settings.demands_proof = 1;
+    tables.endpoint_mut(POD_IFINDEX).rows = 0;
     let leave = |source| leave_by(&tables, &tcp((source, 1), (DENIED, 1), SYN), exit(POD_IFINDEX));
     assert_eq!(leave(POD), Reason::NotIsolated);
     assert_eq!(leave(DENIED), Reason::SpoofedSource);
@@ -171,7 +172,7 @@ fn what_comes_from_a_bridge_without_proof_drops_by_its_source() {
     let own = mark(endpoint_slot(POD_IFINDEX, 0), 1);
     for (isolated, lives) in [(false, false), (false, true), (true, false), (true, true)] {
         let word = if isolated { BRIDGE | BRIDGE_ISOLATED } else { BRIDGE };
-        tables.settings.bridges = [0, 77, word, 78 | BRIDGE_ISOLATED];
+        tables.flows.settings.bridges = [0, 77, word, 78 | BRIDGE_ISOLATED];
         let leave = |frame: &[u8], ingress_ifindex, mark, tc_index| {
             let exit = Exit { ifindex: UPLINK, ingress_ifindex, mark, tc_index };
             let (origin, link) = (Origin::of(&tables, &exit), packet::link(&frame));
@@ -180,20 +181,21 @@ fn what_comes_from_a_bridge_without_proof_drops_by_its_source() {
         for tc_index in [0, own, 0xffff] {
             let by_bridge = |source| {
                 let frame = tcp((source, 1), (ALLOWED, 8080), SYN);
-                leave(&frame, BRIDGE, !tables.settings.proof, tc_index) == Reason::SpoofedSource
+                leave(&frame, BRIDGE, !tables.flows.settings.proof, tc_index)
+                    == Reason::SpoofedSource
             };
             assert_eq!(by_bridge(POD), isolated, "it may be the isolated pod's");
             assert_eq!(by_bridge(CLIENT), lives, "or one's that has come while no agent ran");
         }
         let packet = tcp((CLIENT, 1), (ALLOWED, 8080), SYN);
-        assert_eq!(leave(&packet, BRIDGE, tables.settings.proof, 0), Reason::NotEndpoint);
+        assert_eq!(leave(&packet, BRIDGE, tables.flows.settings.proof, 0), Reason::NotEndpoint);
         assert_eq!(leave(&packet, BRIDGE + 1, 0, 0), Reason::NotEndpoint, "another bridge");
         assert_eq!(leave(&packet, 0, 0, 0), Reason::NotEndpoint, "the node");
         for length in 0..34 {
             assert_eq!(leave(&packet[..length], BRIDGE, 0, 0), Reason::Truncated, "{length}");
         }
     }
-    tables.settings.demands_proof = 0;
+    tables.flows.settings.demands_proof = 0;
     let exit = Exit { ifindex: UPLINK, ingress_ifindex: BRIDGE, ..Exit::default() };
     assert!(matches!(Origin::of(&tables, &exit), Origin::Final));
 }
@@ -204,7 +206,7 @@ fn a_mark_ends_with_its_endpoint() {
     let packet = tcp((POD, 40000), (OPEN, 80), SYN);
     let exit = marked(&tables, UPLINK);
     assert_eq!(leave_by(&tables, &packet, exit), Reason::Allowed);
-    tables.endpoints[POD_IFINDEX as usize].id += 1;
+    tables.endpoint_mut(POD_IFINDEX).id += 1;
     assert_eq!(
         leave_by(&tables, &packet, exit),
         Reason::ServiceBackend,
@@ -252,18 +254,18 @@ fn a_pod_reaches_itself_through_its_service() {
 #[test]
 fn a_pod_that_may_reach_anything_may_reach_every_backend() {
     let mut tables = tables();
-    tables.endpoints[POD_IFINDEX as usize].rows = Endpoint::pack_rows(2, 0);
+    tables.endpoint_mut(POD_IFINDEX).rows = Endpoint::pack_rows(2, 0);
     let to = tcp((POD, 40000), (SERVICE, 81), SYN);
     assert_eq!(egress(&tables, &to), Reason::Translated, "marked, to know itself again");
     assert_eq!(behind(&tables, &tcp((POD, 1), (DENIED, 1), SYN), UPLINK), Reason::NotIsolated);
-    tables.endpoints[POD_IFINDEX as usize].rows = 0;
+    tables.endpoint_mut(POD_IFINDEX).rows = 0;
     assert_eq!(egress(&tables, &to), Reason::NotIsolated);
 }
 
 #[test]
 fn a_mark_whose_endpoint_is_gone_grants_nothing() {
     let mut tables = tables();
-    tables.endpoints[POD_IFINDEX as usize] = Endpoint::default();
+    tables.policy.endpoints.remove(&POD_IFINDEX);
     let packet = tcp((POD, 40000), (OPEN, 80), SYN);
     assert_eq!(behind(&tables, &packet, UPLINK), Reason::ServiceBackend);
 }
@@ -273,7 +275,7 @@ fn a_mark_whose_endpoint_is_gone_grants_nothing() {
 #[test]
 fn answers_are_not_judged_as_what_they_are_translated_to() {
     let mut tables = tables();
-    tables.endpoints[POD_IFINDEX as usize].rows = Endpoint::pack_rows(2, 2);
+    tables.endpoint_mut(POD_IFINDEX).rows = Endpoint::pack_rows(2, 2);
     // The pod admits its node to port 80, and may itself send it anything.
     let client = (NODE, 30001);
     let hook = Hook { ifindex: POD_IFINDEX, ingress_ifindex: UPLINK };
@@ -291,7 +293,7 @@ fn answers_are_not_judged_as_what_they_are_translated_to() {
 #[test]
 fn icmp_errors_follow_the_flow_they_quote() {
     let mut tables = tables();
-    tables.endpoints[POD_IFINDEX as usize].rows = Endpoint::pack_rows(2, 2);
+    tables.endpoint_mut(POD_IFINDEX).rows = Endpoint::pack_rows(2, 2);
     let about = |from: ([u8; 4], u16), local| {
         let mut message = vec![3, 3, 0, 0, 0, 0, 0, 0];
         message.extend(&tcp(from, (POD, local), ACK)[14..]);
@@ -357,7 +359,7 @@ fn what_cannot_be_read_behind_a_translation_drops() {
 #[test]
 fn a_services_address_begins_no_flow() {
     let mut tables = tables();
-    tables.endpoints[POD_IFINDEX as usize].rows = Endpoint::pack_rows(0, 2);
+    tables.endpoint_mut(POD_IFINDEX).rows = Endpoint::pack_rows(0, 2);
     let hook = Hook { ifindex: POD_IFINDEX, ingress_ifindex: UPLINK };
     let from_service = tcp((SERVICE, 80), (POD, 5000), SYN);
     let answer = |flags| tcp((POD, 5000), (SERVICE, 80), flags);
@@ -365,8 +367,8 @@ fn a_services_address_begins_no_flow() {
         (SERVICE_CLASS | CLASS_TRANSLATED, Reason::Answer),
         (SERVICE_CLASS | CLASS_TRANSLATED | CLASS_SERVICE, Reason::Translated),
     ] {
-        tables.forget_flows();
-        tables.trie_root[0x0a60] = class;
+        tables.flows.forget_flows();
+        tables.policy.trie_root[0x0a60] = class;
         let verdict = decide::<Ingress, _, _>(&&*from_service, &tables, hook);
         assert_eq!(verdict.reason(), Reason::NotIsolated);
         assert_eq!(egress(&tables, &answer(SYN | ACK)), answered);
@@ -387,7 +389,7 @@ fn what_is_for_anothers_address_arrives_nowhere_else() {
     };
     other.addr4[0] = u32::from_be_bytes(OPEN);
     tables.set_endpoint(other);
-    let astray = |tables: &HostTables, to, ifindex, by| {
+    let astray = |tables: &NodeTables, to, ifindex, by| {
         let frame = tcp((POD, 4000), (to, 8080), SYN);
         station::is_astray(&&frame[..], tables, ifindex, by)
     };
@@ -405,7 +407,7 @@ fn what_is_for_anothers_address_arrives_nowhere_else() {
     assert!(station::is_astray(&&tagged[..], &tables, OTHER_IFINDEX, POD_IFINDEX));
     assert!(!astray(&tables, OPEN, OTHER_IFINDEX, POD_IFINDEX), "its own address");
     assert!(!astray(&tables, [224, 0, 0, 251], OTHER_IFINDEX, POD_IFINDEX), "everybody's");
-    tables.endpoints[endpoint_slot(OTHER_IFINDEX, 0) as usize].flags &= !EP_CHECK_SOURCE;
+    tables.endpoint_mut(endpoint_slot(OTHER_IFINDEX, 0)).flags &= !EP_CHECK_SOURCE;
     assert!(!astray(&tables, ALLOWED, OTHER_IFINDEX, POD_IFINDEX), "it may have other addresses");
 }
 
@@ -465,7 +467,7 @@ fn answers_go_back_where_the_nodes_conntrack_has_them() {
     assert_eq!(leave((SERVICE, 80), POD, Course::UNKNOWN), Reason::Reply);
     assert_eq!(leave((DENIED, 80), POD, Course::UNKNOWN), Reason::ServiceBackend);
     let mut tables = tables;
-    tables.endpoints[POD_IFINDEX as usize].flags |= EP_CHECK_SOURCE;
+    tables.endpoint_mut(POD_IFINDEX).flags |= EP_CHECK_SOURCE;
     let packet = tcp((NODE, 500), (SERVICE, 500), ACK);
     let origin = Origin::of(&tables, &marked(&tables, UPLINK));
     let (link, answer) = (packet::link(&&*packet), Some(Course::UNKNOWN));
@@ -487,7 +489,7 @@ fn answers_are_of_those_whom_the_pod_may_send_to() {
     const REPLY: u32 = 3;
     const NEW: u32 = 2;
     let mut tables = tables();
-    tables.endpoints[POD_IFINDEX as usize].rows = Endpoint::pack_rows(1, 2);
+    tables.endpoint_mut(POD_IFINDEX).rows = Endpoint::pack_rows(1, 2);
     let (pod, service) = ((POD, 5000), (SERVICE, 80));
     assert_eq!(egress(&tables, &tcp(pod, service, SYN)), Reason::Translated);
     let hook = Hook { ifindex: POD_IFINDEX, ingress_ifindex: UPLINK };
@@ -519,7 +521,7 @@ fn answers_are_of_those_whom_the_pod_may_send_to() {
     // Masqueraded to where the pod sends.
     assert!(!allowed(connection([(ALLOWED, 8080), pod], [pod, service]), NEW));
     // Who may send to anybody gets anybody's answers.
-    tables.endpoints[POD_IFINDEX as usize].rows = Endpoint::pack_rows(1, 0);
+    tables.endpoint_mut(POD_IFINDEX).rows = Endpoint::pack_rows(1, 0);
     tables.changed();
     let answer = tcp(service, pod, ACK);
     assert_eq!(decide::<Ingress, _, _>(&&*answer, &tables, hook).reason(), Reason::Reply);
@@ -529,7 +531,7 @@ fn answers_are_of_those_whom_the_pod_may_send_to() {
 #[test]
 fn errors_are_of_those_whom_the_pod_may_send_to() {
     let mut tables = tables();
-    tables.endpoints[POD_IFINDEX as usize].rows = Endpoint::pack_rows(1, 2);
+    tables.endpoint_mut(POD_IFINDEX).rows = Endpoint::pack_rows(1, 2);
     let hook = Hook { ifindex: POD_IFINDEX, ingress_ifindex: UPLINK };
     let about = |from: [u8; 4], to: ([u8; 4], u16), local| {
         let mut message = vec![3, 3, 0, 0, 0, 0, 0, 0];

@@ -3,13 +3,13 @@
 mod common;
 
 use netpold_ebpf::{
-    host::HostTables,
     layout::Endpoint,
     packet,
     reason::Reason,
     uplink::{Scope, drops},
     verdict::{Egress, Hook, Ingress, decide},
 };
+use netpold_testkit::node::NodeTables;
 
 const IFINDEX: u32 = 5;
 const UPLINK: u32 = 9;
@@ -22,7 +22,7 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 
 /// A pod that admits 10.0.1.0/24, and may send anything.
-fn tables() -> HostTables {
+fn tables() -> NodeTables {
     let mut tables = common::tables();
     let mut pod = Endpoint {
         ifindex: IFINDEX,
@@ -51,7 +51,7 @@ fn frame(tags: &[u8], protocol: u8, from: [u8; 4], to: [u8; 4], flags: u8) -> Ve
     frame
 }
 
-fn dropped(tables: &HostTables, frame: &[u8], scope: Scope) -> bool {
+fn dropped(tables: &NodeTables, frame: &[u8], scope: Scope) -> bool {
     drops(&frame, packet::link(&frame), tables, UPLINK, scope).is_some()
 }
 
@@ -88,12 +88,12 @@ fn answers_pass_and_leave_no_trace() {
         let verdict = decide::<Ingress, _, _>(&&answer[..], &tables, hook);
         assert_eq!(verdict.reason(), Reason::Reply);
     }
-    tables.forget_flows();
+    tables.flows.forget_flows();
     assert!(!dropped(&tables, &frame(&[], UDP, CLIENT, POD, 0), Scope::All));
     let answer = frame(&[], UDP, POD, CLIENT, 0);
     let denying = Endpoint {
         rows: Endpoint::pack_rows(common::NOBODY, common::NOBODY),
-        ..tables.endpoints[5]
+        ..tables.policy.slot(5)
     };
     let mut tables = tables;
     tables.set_endpoint(denying);

@@ -3,17 +3,17 @@
 mod common;
 
 use netpold_ebpf::{
-    host::HostTables,
     layout::Endpoint,
     packet::{self, Transport},
     reason::Reason,
     verdict::{Egress, Hook, Ingress, decide},
 };
+use netpold_testkit::node::NodeTables;
 
 const IFINDEX: u32 = 5;
 
 /// A pod 10.0.0.2 that admits 10.0.1.0/24 on every port and sends to nobody.
-fn tables() -> HostTables {
+fn tables() -> NodeTables {
     let mut tables = common::tables();
     let mut endpoint = Endpoint {
         ifindex: IFINDEX,
@@ -38,7 +38,7 @@ fn syn(options: &[u8]) -> Vec<u8> {
     frame
 }
 
-fn ingress(tables: &HostTables, ifindex: u32, frame: &[u8]) -> Reason {
+fn ingress(tables: &NodeTables, ifindex: u32, frame: &[u8]) -> Reason {
     let hook = Hook { ifindex, ingress_ifindex: 9 };
     decide::<Ingress, _, _>(&frame, tables, hook).reason()
 }
@@ -91,8 +91,8 @@ fn an_answer_passes_until_its_flow_has_been_idle_too_long() {
     assert_eq!(ingress(&tables, IFINDEX, &syn(&[])), Reason::Allowed);
     assert_eq!(egress(), Reason::Reply);
     // So far anyone could have forged the SYN.
-    let idle = tables.settings.timeouts[0];
-    tables.now.fetch_add(idle, std::sync::atomic::Ordering::AcqRel);
+    let idle = tables.flows.settings.timeouts[0];
+    tables.flows.now.fetch_add(idle, std::sync::atomic::Ordering::AcqRel);
     assert_eq!(egress(), Reason::Policy);
 }
 

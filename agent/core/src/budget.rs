@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashMap;
 
-use crate::compile::exceeds_port_sets;
 use crate::model::{Direction, Key, Peer, Policy, PortMatch, Requirement, Rule, Selector};
+use crate::ports::blocks::exceeds_port_sets;
 
 /// Rules, peers, exceptions, ports and values of labels that one direction of a policy may have
 /// together.

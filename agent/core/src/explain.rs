@@ -1,138 +1,45 @@
 //! Why something is allowed or denied, for people and for programs.
 //!
-//! An [`Explainer`] holds the cluster indexed, so that many probes are answered quickly; for each it
-//! walks the policies as the API describes them and keeps what it met: who isolates the pod, which
-//! rule allows, or which came nearest and what it lacked. Tests hold its verdicts against the
-//! oracle's and against the compiled tables'.
+//! An [`Explainer`] reads the same cluster state that is compiled. For each probe it walks the policies as
+//! the API describes them and keeps what it met: who isolates the pod, which rule allows, or which came
+//! nearest and what it lacked. Tests hold its verdicts against the oracle's and against the compiled
+//! tables'.
 
 mod answer;
+mod literal;
 mod rule;
 mod services;
 mod text;
 
 pub use answer::{Backend, Cause, Explanation, Judgement, Nearest, Problem, RuleRef, Verdict};
 
-use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::budget::Weight;
-use crate::model::{Change, Direction, Key, Labels, Namespace, Pod, Policy};
+use crate::cluster::Cluster;
+use crate::model::{Direction, Key, Pod};
 use crate::probe::{IpProtocol, Party, Probe};
-use rule::Traffic;
-use services::Services;
+use answer::Detail;
+use literal::Literal;
+use services::Translated;
 
-/// The cluster, indexed for questions.
-#[derive(Clone, Debug, Default)]
-pub struct Explainer {
-    namespaces: BTreeMap<String, Namespace>,
-    pods: BTreeMap<Key, Pod>,
-    /// By namespace, then by name.
-    policies: BTreeMap<String, BTreeMap<String, Policy>>,
-    /// What policies ask for beyond their budget: these isolate and grant nothing.
-    excess: BTreeMap<Key, String>,
-    /// The pod that an address belongs to.
-    owners: BTreeMap<IpAddr, Key>,
-    /// Addresses of each node, those of its hostNetwork pods included.
-    nodes: BTreeMap<String, BTreeSet<IpAddr>>,
-    services: Services,
-}
-
-/// How much is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Detail {
-    /// What decided; no rules.
-    Verdict,
-    /// Everything.
-    Reasons,
+/// Answers questions about a cluster.
+#[derive(Clone, Copy, Debug)]
+pub struct Explainer<'c> {
+    cluster: &'c Cluster,
+    translated: Translated<'c>,
 }
 
 /// One side of a probe.
-struct Side<'a> {
-    pod: Option<&'a Pod>,
+struct Side<'c> {
+    pod: Option<&'c Pod>,
     addresses: Vec<IpAddr>,
 }
 
-impl Explainer {
-    /// Index a cluster, given as one change for each object (of several for one object the last
-    /// counts).
+impl<'c> Explainer<'c> {
+    /// An explainer of this cluster.
     #[must_use]
-    pub fn new(changes: impl IntoIterator<Item = Change>) -> Self {
-        let mut all = Self::default();
-        let mut nodes = BTreeMap::new();
-        let (mut services, mut slices) = (BTreeMap::new(), BTreeMap::new());
-        for change in changes {
-            match change {
-                Change::Namespace(new) => drop(all.namespaces.insert(new.name.clone(), new)),
-                Change::NamespaceGone(name) => drop(all.namespaces.remove(&name)),
-                Change::Node(new) => drop(nodes.insert(new.name, new.addresses)),
-                Change::NodeGone(name) => drop(nodes.remove(&name)),
-                Change::Pod(new) => drop(all.pods.insert(new.key.clone(), new)),
-                Change::PodGone(key) => drop(all.pods.remove(&key)),
-                Change::Policy(new) => {
-                    let namespace = all.policies.entry(new.key.namespace.clone()).or_default();
-                    namespace.insert(new.key.name.clone(), new);
-                }
-                Change::PolicyGone(key) => {
-                    let namespace = all.policies.entry(key.namespace).or_default();
-                    namespace.remove(&key.name);
-                }
-                Change::Service(new) => drop(services.insert(new.key.clone(), new)),
-                Change::ServiceGone(key) => drop(services.remove(&key)),
-                Change::EndpointSlice(new) => drop(slices.insert(new.key.clone(), new)),
-                Change::EndpointSliceGone(key) => drop(slices.remove(&key)),
-                Change::Interface(_) | Change::InterfaceGone(_) | Change::OwnAddresses(_) => {}
-            }
-        }
-        let node_addresses = nodes.values().flatten().copied().collect();
-        all.services = Services::new(services, slices.into_values(), node_addresses);
-        for (name, addresses) in nodes {
-            all.nodes.entry(name).or_default().extend(addresses);
-        }
-        all.index_pods();
-        let policies = all.policies.values().flat_map(BTreeMap::values);
-        let excess = policies.filter_map(|p| Some((p.key.clone(), Weight::of(p).excess?)));
-        all.excess = excess.collect();
-        all
-    }
-
-    fn index_pods(&mut self) {
-        let mut claims: BTreeMap<IpAddr, &Pod> = BTreeMap::new();
-        for pod in self.pods.values().filter(|pod| !pod.finished) {
-            if pod.host_network {
-                let node = self.nodes.entry(pod.node.clone()).or_default();
-                node.extend(&pod.addresses);
-                continue;
-            }
-            for &address in &pod.addresses {
-                let claim = claims.entry(address).or_insert(pod);
-                if precedence(pod) > precedence(claim) {
-                    *claim = pod;
-                }
-            }
-        }
-        self.owners = claims.into_iter().map(|(ip, pod)| (ip, pod.key.clone())).collect();
-    }
-
-    /// The pod that an address belongs to.
-    fn owner(&self, address: IpAddr) -> Option<&Pod> {
-        self.owners.get(&address).and_then(|key| self.pods.get(key))
-    }
-
-    fn is_own_node(&self, pod: &Pod, address: IpAddr) -> bool {
-        !pod.node.is_empty()
-            && self.nodes.get(&pod.node).is_some_and(|addresses| addresses.contains(&address))
-    }
-
-    /// Labels of a namespace; one that is not known has the label that the API server gives to all.
-    fn namespace_labels(&self, name: &str) -> Cow<'_, Labels> {
-        match self.namespaces.get(name) {
-            Some(namespace) => Cow::Borrowed(&namespace.labels),
-            None => {
-                let label = ("kubernetes.io/metadata.name".to_owned(), name.to_owned());
-                Cow::Owned(Labels::from_iter([label]))
-            }
-        }
+    pub fn new(cluster: &'c Cluster) -> Self {
+        Self { cluster, translated: Translated { literal: Literal { cluster } } }
     }
 
     /// Answer a probe.
@@ -155,30 +62,34 @@ impl Explainer {
         }
     }
 
-    fn sides(&self, probe: &Probe) -> Result<(Side<'_>, Side<'_>), String> {
+    fn sides(&self, probe: &Probe) -> Result<(Side<'c>, Side<'c>), String> {
         let (from, to) = (self.side(&probe.from)?, self.side(&probe.to)?);
-        let leads_to_pod = || to.addresses.iter().any(|a| self.leads_to_pod(*a, probe));
+        let leads_to_pod = || to.addresses.iter().any(|a| self.translated.leads_to_pod(*a, probe));
         if from.pod.is_none() && to.pod.is_none() && !leads_to_pod() {
             return Err(format!("neither {} nor {} is a pod's address", probe.from, probe.to));
         }
         Ok((from, to))
     }
 
-    fn side(&self, party: &Party) -> Result<Side<'_>, String> {
+    fn side(&self, party: &Party) -> Result<Side<'c>, String> {
         let key = match party {
             Party::Address(address) => {
-                return Ok(Side { pod: self.owner(*address), addresses: vec![*address] });
+                return Ok(Side {
+                    pod: self.cluster.owner(*address).map(|pod| &**pod),
+                    addresses: vec![*address],
+                });
             }
             Party::Service(key) => {
-                let service = self.services.get(key);
-                let service = service.ok_or_else(|| format!("there is no Service {key}"))?;
-                if service.unserved {
+                let translation = self.cluster.translation();
+                if translation.is_unserved(key) {
                     return Err(format!(
                         "Service {key} is left to another proxy (label \
                          service.kubernetes.io/service-proxy-name or service.kubernetes.io/headless): \
                          nothing is translated at its addresses; ask its pods"
                     ));
                 }
+                let service = translation.services().get(key);
+                let service = service.ok_or_else(|| format!("there is no Service {key}"))?;
                 if service.addresses.is_empty() {
                     return Err(format!(
                         "Service {key} is headless: it has no address; ask its pods"
@@ -188,14 +99,14 @@ impl Explainer {
             }
             Party::Pod(key) => key,
         };
-        let pod = self.pods.get(key).ok_or_else(|| format!("there is no pod {key}"))?;
+        let pod = self.cluster.pods().get(key).ok_or_else(|| format!("there is no pod {key}"))?;
         if pod.finished {
             return Err(format!("pod {key} is finished (Succeeded or Failed): it has no traffic"));
         }
         if pod.addresses.is_empty() {
             return Err(format!("pod {key} has no address (yet)"));
         }
-        Ok(Side { pod: Some(pod), addresses: pod.addresses.clone() })
+        Ok(Side { pod: Some(&**pod), addresses: pod.addresses.clone() })
     }
 
     /// Every pair of addresses of one family is judged; if they disagree, it cannot be told.
@@ -244,40 +155,14 @@ impl Explainer {
     ) -> Explanation {
         let itself = from.pod.is_some_and(|a| to.pod.is_some_and(|b| a.key == b.key));
         let pair = (source, destination);
-        if !itself && let Some(answer) = self.explain_translated(probe, from, pair, detail) {
+        if !itself && let Some(answer) = self.translated.explain(probe, from.pod, pair, detail) {
             return answer;
         }
         let kind = (probe.protocol, probe.port);
-        let (egress, ingress) = self.judge_pair(from, source, to.pod, destination, kind, detail);
+        let (egress, ingress) =
+            self.translated.literal.judge_pair(from.pod, source, to.pod, destination, kind, detail);
         let verdict = Verdict::of([&egress, &ingress]);
         Explanation::judged(probe, verdict, None, egress, ingress)
-    }
-
-    /// Egress of the sender and ingress of the receiver, as far as they are pods.
-    fn judge_pair(
-        &self,
-        from: &Side<'_>,
-        source: IpAddr,
-        to: Option<&Pod>,
-        destination: IpAddr,
-        (protocol, port): (IpProtocol, u16),
-        detail: Detail,
-    ) -> (Option<Judgement>, Option<Judgement>) {
-        let itself = from.pod.map(|pod| &pod.key) == to.map(|pod| &pod.key);
-        let from_host = from.pod.is_none_or(|pod| pod.host_network);
-        let egress = from.pod.map(|pod| {
-            let always = itself.then_some(Cause::Itself);
-            let traffic = self.traffic(pod, Direction::Egress, destination, protocol, port);
-            self.judge_traffic(&traffic, always, detail)
-        });
-        let ingress = to.map(|pod| {
-            let from_node = from_host && self.is_own_node(pod, source);
-            let always = from_node.then_some(Cause::OwnNode);
-            let always = itself.then_some(Cause::Itself).or(always);
-            let traffic = self.traffic(pod, Direction::Ingress, source, protocol, port);
-            self.judge_traffic(&traffic, always, detail)
-        });
-        (egress, ingress)
     }
 
     /// Judge one direction at one pod, as the dataplane would by its tables; `None` if there is no
@@ -291,98 +176,13 @@ impl Explainer {
         protocol: IpProtocol,
         port: u16,
     ) -> Option<Judgement> {
-        let pod = self.pods.get(pod)?;
-        Some(self.judge_at_veth(pod, direction, remote, (protocol, port), Detail::Reasons))
+        let pod = self.cluster.pods().get(pod)?;
+        Some(self.translated.judge_at_veth(
+            pod,
+            direction,
+            remote,
+            (protocol, port),
+            Detail::Reasons,
+        ))
     }
-
-    fn traffic<'a>(
-        &'a self,
-        pod: &'a Pod,
-        direction: Direction,
-        remote: IpAddr,
-        protocol: IpProtocol,
-        port: u16,
-    ) -> Traffic<'a> {
-        let remote_pod = self.owner(remote);
-        let out_of_sight = false;
-        let explainer = self;
-        Traffic { explainer, pod, direction, remote, remote_pod, protocol, port, out_of_sight }
-    }
-
-    /// `always`: the reason why this passes whatever policies say, if there is one that depends on
-    /// more than addresses.
-    fn judge_traffic(
-        &self,
-        traffic: &Traffic<'_>,
-        always: Option<Cause>,
-        detail: Detail,
-    ) -> Judgement {
-        let policies = self.isolating(traffic.pod, traffic.direction);
-        let mut judgement = Judgement {
-            pod: traffic.pod.key.clone(),
-            direction: traffic.direction,
-            remote: traffic.remote,
-            remote_pod: traffic.remote_pod.map(|pod| pod.key.clone()),
-            verdict: Verdict::Allow,
-            cause: Cause::NotIsolated,
-            isolated_by: Vec::new(),
-            allowed_by: None,
-            nearest: None,
-            problems: Vec::new(),
-        };
-        if detail == Detail::Reasons {
-            judgement.isolated_by = policies.iter().map(|policy| policy.key.clone()).collect();
-            judgement.problems = policies.iter().flat_map(|policy| self.problems(policy)).collect();
-        }
-        match always.or_else(|| self.special(traffic)) {
-            Some(cause) => judgement.cause = cause,
-            None if policies.is_empty() => {}
-            None => {
-                let within = policies.into_iter().filter(|p| !self.excess.contains_key(&p.key));
-                traffic.judge_rules(&within.collect::<Vec<_>>(), &mut judgement, detail);
-            }
-        }
-        judgement
-    }
-
-    /// What passes whatever policies say.
-    fn special(&self, traffic: &Traffic<'_>) -> Option<Cause> {
-        let (pod, remote) = (traffic.pod, traffic.remote);
-        if pod.host_network {
-            Some(Cause::HostNetwork)
-        } else if !traffic.out_of_sight && pod.addresses.contains(&remote) {
-            Some(Cause::Itself)
-        } else if traffic.direction == Direction::Egress && self.is_own_node(pod, remote) {
-            Some(Cause::OwnNode)
-        } else {
-            None
-        }
-    }
-
-    /// Why parts of a policy, or all of it, grant nothing.
-    fn problems<'a>(&'a self, policy: &'a Policy) -> impl Iterator<Item = Problem> + 'a {
-        let problem = |problem: &String, over_budget| Problem {
-            policy: policy.key.clone(),
-            problem: problem.clone(),
-            over_budget,
-        };
-        let excess = self.excess.get(&policy.key).map(move |excess| problem(excess, true));
-        policy.problems.iter().map(move |text| problem(text, false)).chain(excess)
-    }
-
-    fn isolating(&self, pod: &Pod, direction: Direction) -> Vec<&Policy> {
-        if pod.host_network || pod.finished {
-            return Vec::new();
-        }
-        let policies = self.policies.get(&pod.key.namespace).into_iter().flat_map(BTreeMap::values);
-        policies
-            .filter(|policy| policy.rules(direction).is_some())
-            .filter(|policy| rule::unmet(&policy.pod_selector, &pod.labels).is_none())
-            .collect()
-    }
-}
-
-/// Who of several pods has an address that they all claim: the greatest.
-fn precedence(pod: &Pod) -> (bool, i64, &Key) {
-    (!pod.terminating, pod.created, &pod.key)
 }

@@ -462,3 +462,10 @@ pub enum Standing {
     /// It has not listed the pod, and nothing tells its labels and ports.
     Unlabelled,
 }
+
+/// FNV-1a, 64 bits: stable across builds, unlike the standard hasher.
+pub(crate) fn uid_hash(uid: &str) -> u64 {
+    uid.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}

@@ -7,7 +7,10 @@
 use std::net::Ipv6Addr;
 
 use ipnet::Ipv6Net;
-use netpold_ebpf::layout::{ClassId, Endpoint, PortBitmap, PortWord, Row, RowBlock, TrieBlock};
+use netpold_ebpf::layout::{
+    ClassId, Endpoint, MAX_CLASSES, PortBitmap, PortWord, Row, RowBlock, TrieBlock,
+};
+use serde::Serialize;
 
 /// One operation. Indexes are element numbers of the map concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,14 +60,14 @@ pub enum Op {
 }
 
 /// Where operations go: the kernel's maps, or plain memory in tests.
-pub trait Apply {
+pub trait TableWriter {
     /// Why an operation was refused.
     type Error: std::error::Error;
     /// Carry out one operation.
     ///
     /// # Errors
     /// The table is full or the kernel refused; nothing of this operation is in effect then.
-    fn apply(&mut self, op: &Op) -> Result<(), Self::Error>;
+    fn write(&mut self, op: &Op) -> Result<(), Self::Error>;
 }
 
 /// Sizes of the tables in elements; a delta that would need more is refused as a whole.
@@ -95,4 +98,78 @@ impl Default for Capacity {
             cidrs6: 65_536,
         }
     }
+}
+
+impl Capacity {
+    /// Elements that a table has.
+    #[must_use]
+    pub fn of(&self, table: Table) -> u32 {
+        match table {
+            Table::Classes => MAX_CLASSES,
+            Table::Bitmaps => self.bitmaps,
+            Table::RowBlocks => self.row_blocks,
+            Table::Rows => self.rows,
+            Table::TrieBlocks => self.trie_blocks,
+            Table::Hosts6 => self.hosts6,
+            Table::Cidrs6 => self.cidrs6,
+        }
+    }
+}
+
+/// Used and available elements of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Fill {
+    /// Name of the table.
+    pub table: Table,
+    /// Elements in use, reserved and quarantined ones included.
+    pub used: u32,
+    /// Elements there are.
+    pub capacity: u32,
+}
+
+/// A table of limited size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Table {
+    /// Columns of a row; cannot grow.
+    Classes,
+    /// `Capacity::bitmaps`
+    Bitmaps,
+    /// `Capacity::row_blocks`
+    RowBlocks,
+    /// `Capacity::rows`
+    Rows,
+    /// `Capacity::trie_blocks`
+    TrieBlocks,
+    /// `Capacity::hosts6`
+    Hosts6,
+    /// `Capacity::cidrs6`
+    Cidrs6,
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Classes => "classes",
+            Self::Bitmaps => "port bitmaps",
+            Self::RowBlocks => "row blocks",
+            Self::Rows => "rows",
+            Self::TrieBlocks => "IPv4 trie blocks",
+            Self::Hosts6 => "IPv6 addresses",
+            Self::Cidrs6 => "IPv6 prefixes",
+        })
+    }
+}
+
+impl Table {
+    /// All of them, in the order in which they are reported.
+    pub const ALL: [Self; 7] = [
+        Self::Classes,
+        Self::Bitmaps,
+        Self::RowBlocks,
+        Self::Rows,
+        Self::TrieBlocks,
+        Self::Hosts6,
+        Self::Cidrs6,
+    ];
 }

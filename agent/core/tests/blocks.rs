@@ -8,9 +8,9 @@ use std::net::Ipv4Addr;
 
 use common::*;
 use ipnet::{IpNet, Ipv4Net};
-use netpold_core::image::Table;
 use netpold_core::model::{Change, IpBlock, Peer, Policy, PortRule, Rule, Selector};
 use netpold_core::ops::Op;
+use netpold_core::ops::Table;
 
 /// More blocks than there are classes.
 const BLOCKS: u32 = 75_000;
@@ -71,9 +71,10 @@ fn blocks_of_equal_grants_share_a_class() {
 fn an_edit_of_a_long_list_moves_what_it_changes() {
     let mut world = cluster(vec![list(0..2000, 80)]);
     let trie_writes = |world: &mut World, rules: Vec<Rule>| {
-        world.compiler.apply(Change::Policy(allow(rules)));
+        world.compiler.ingest(Change::Policy(allow(rules)));
         let ops = world.compiler.update().unwrap();
-        ops.iter().for_each(|op| netpold_core::ops::Apply::apply(&mut world.tables, op).unwrap());
+        ops.iter()
+            .for_each(|op| netpold_core::ops::TableWriter::write(&mut world.tables, op).unwrap());
         world.compiler.grace_passed();
         let is_trie = |op: &&Op| matches!(op, Op::TrieWord(..) | Op::TrieRootWord(..));
         ops.iter().filter(is_trie).count()

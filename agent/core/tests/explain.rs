@@ -1,14 +1,15 @@
 //! Explanations against the oracle, and what they say.
 
 use netpold_core::explain::{Cause, Explainer, Verdict};
-use netpold_core::generate::{Choices, Cluster, PacketSource, shrink};
-use netpold_core::oracle::{Oracle, OracleVerdict};
 use netpold_core::probe::Probe;
+use netpold_testkit::generate::{Choices, Cluster, PacketSource, shrink};
+use netpold_testkit::oracle::{Oracle, OracleVerdict};
 
 /// A probe of this cluster on which the two disagree.
 fn disagreement(cluster: &Cluster, probes: &[Probe]) -> Option<Probe> {
     let oracle: Oracle = cluster.objects.iter().cloned().collect();
-    let explainer = Explainer::new(cluster.objects.iter().cloned());
+    let compiled = cluster.objects.iter().cloned().collect();
+    let explainer = Explainer::new(&compiled);
     probes
         .iter()
         .find(|probe| {
@@ -44,10 +45,12 @@ fn agrees_with_the_oracle() {
             let probes = [probe];
             let small = shrink(&cluster, |c| disagreement(c, &probes).is_some());
             let oracle: Oracle = small.objects.iter().cloned().collect();
-            let explained = Explainer::new(small.objects.iter().cloned()).explain(&probes[0]);
+            let compiled = small.objects.iter().cloned().collect();
+            let explained = Explainer::new(&compiled).explain(&probes[0]);
             panic!("seed {seed}:\n{small}\n{explained}\noracle: {:?}", oracle.verdict(&probes[0]));
         }
-        let explainer = Explainer::new(cluster.objects);
+        let compiled = cluster.objects.into_iter().collect();
+        let explainer = Explainer::new(&compiled);
         for probe in &probes {
             let answer = explainer.explain(probe);
             assert_eq!(explainer.verdict(probe), (answer.verdict, answer.reason.clone()));

@@ -99,7 +99,7 @@ fn shop() -> Vec<Change> {
 fn ask(from: &str, to: &str, protocol: &str, port: u16) -> Explanation {
     let probe = format!(r#"{{"from":"{from}","to":"{to}","protocol":"{protocol}","port":{port}}}"#);
     let probe: Probe = serde_json::from_str(&probe).unwrap();
-    Explainer::new(shop()).explain(&probe)
+    Explainer::new(&shop().into_iter().collect()).explain(&probe)
 }
 
 fn says(explanation: &Explanation, lines: &[&str]) {
@@ -178,7 +178,8 @@ fn long_lists_are_told_in_part() {
     let changes = shop().into_iter().chain([Change::Policy(many)]);
     let probe = r#"{"from":"a/client","to":"shop/db","protocol":"TCP","port":80}"#;
     let probe: Probe = serde_json::from_str(probe).unwrap();
-    let lines = Explainer::new(changes).explain(&probe).ingress.unwrap().lines();
+    let lines =
+        Explainer::new(&changes.into_iter().collect()).explain(&probe).ingress.unwrap().lines();
     assert_eq!(
         lines[2],
         "  nearest: ingress rule 1 of shop/many allows everything from 11.0.0.0/24 or 11.0.1.0/24 or \
@@ -285,7 +286,7 @@ fn ask_service(to: &str, backends: &[&str]) -> Explanation {
     let changes = [Change::Policy(out), front("s", "10.96.0.1"), slice("s"), own];
     let port = if to.starts_with("192.") { 30080 } else { 80 };
     let probe = format!(r#"{{"from":"a/client","to":"{to}","port":{port}}}"#);
-    Explainer::new(shop().into_iter().chain(changes))
+    Explainer::new(&shop().into_iter().chain(changes).collect())
         .explain(&serde_json::from_str(&probe).unwrap())
 }
 
@@ -370,9 +371,8 @@ fn a_service_of_another_proxy_is_no_service() {
         });
         let ask = |to: &str| {
             let probe = format!(r#"{{"from":"a/client","to":"{to}","port":80}}"#);
-            let explainer =
-                Explainer::new(shop().into_iter().chain([service.clone(), slice.clone()]));
-            explainer.explain(&serde_json::from_str(&probe).unwrap())
+            let objects = shop().into_iter().chain([service.clone(), slice.clone()]);
+            Explainer::new(&objects.collect()).explain(&serde_json::from_str(&probe).unwrap())
         };
         [ask("203.0.113.9"), ask("svc/shop/s")]
     };

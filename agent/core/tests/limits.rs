@@ -9,11 +9,11 @@ use common::*;
 use netpold_core::budget::{POLICY_PORT_SETS, POLICY_UNITS};
 use netpold_core::compile::{CompileError, Problem};
 use netpold_core::explain::{Cause, Explainer, Verdict};
-use netpold_core::image::Table;
-use netpold_core::memory::MemoryTables;
 use netpold_core::model::{Change, Direction, IpBlock, Key, Peer, Policy, Rule, Selector};
-use netpold_core::ops::{Apply, Capacity};
+use netpold_core::ops::Table;
+use netpold_core::ops::{Capacity, TableWriter};
 use netpold_core::probe::IpProtocol;
+use netpold_testkit::memory::MemoryTables;
 
 const TENANT: u32 = 1;
 const VICTIM: u32 = 2;
@@ -66,7 +66,7 @@ fn each_its_own(count: u32) -> Vec<Rule> {
 fn install(world: &mut World, capacity: Capacity) {
     let ops = world.compiler.reinstall(capacity).unwrap();
     world.tables = MemoryTables::new();
-    ops.iter().for_each(|op| world.tables.apply(op).unwrap());
+    ops.iter().for_each(|op| world.tables.write(op).unwrap());
     world.compiler.grace_passed();
 }
 
@@ -141,8 +141,9 @@ fn is_closed(excessive: Policy, reason: &str) {
     assert!(!world.egress(TENANT, "198.51.100.7", 443), "but isolates");
     world.apply([Change::Policy(small("victim", 80))]);
     assert!(world.egress(VICTIM, "198.51.100.7", 80) && !world.egress(VICTIM, "198.51.100.7", 443));
-    let explainer =
-        Explainer::new(two_tenants().into_iter().chain([Change::Policy(excessive.clone())]));
+    let objects = two_tenants().into_iter().chain([Change::Policy(excessive.clone())]);
+    let cluster = objects.collect();
+    let explainer = Explainer::new(&cluster);
     let (pod, tcp) = (Key::new("tenant", "p"), IpProtocol(6));
     let judged = explainer.judge(&pod, Direction::Egress, host(3).into(), tcp, 3).unwrap();
     assert_eq!((judged.verdict, judged.cause), (Verdict::Deny, Cause::NoRule));
@@ -176,8 +177,8 @@ fn a_table_that_cannot_grow_closes_the_largest() {
     let capacity = Capacity { bitmaps: 64, ..Capacity::default() };
     let mut world = World::new(two_tenants());
     world.compiler.reinstall(capacity).unwrap();
-    world.compiler.apply(Change::Policy(large("tenant", all_but_one(100))));
-    world.compiler.apply(Change::Policy(small("victim", 80)));
+    world.compiler.ingest(Change::Policy(large("tenant", all_but_one(100))));
+    world.compiler.ingest(Change::Policy(small("victim", 80)));
     let error = world.compiler.update().unwrap_err();
     let CompileError::Full { table, .. } = error;
     assert_eq!(table, Table::Bitmaps);
@@ -204,14 +205,14 @@ fn more_classes_than_there_are_close_the_largest() {
     // Within every budget, and together more than there are classes.
     for tenant in 0..6u32 {
         let (name, address) = (format!("t{tenant}"), format!("10.0.1.{tenant}"));
-        world.compiler.apply(Change::Pod(pod(&name, "p", &[], &[&address])));
-        world.compiler.apply(Change::Interface(interface(10 + tenant, &[&address])));
+        world.compiler.ingest(Change::Pod(pod(&name, "p", &[], &[&address])));
+        world.compiler.ingest(Change::Interface(interface(10 + tenant, &[&address])));
         let nth = |number: u32| {
             let host = Ipv4Addr::from_bits(0x1400_0000 + tenant * 0x0100_0000 + number);
             rule(Some(vec![block(&format!("{host}/32"), &[])]), Some(vec![tcp(number as u16)]))
         };
         let rules = (1..12_000 + tenant).map(nth).collect();
-        world.compiler.apply(Change::Policy(large(&name, rules)));
+        world.compiler.ingest(Change::Policy(large(&name, rules)));
     }
     let error = world.compiler.update().unwrap_err();
     let mut capacity =
@@ -234,7 +235,7 @@ fn more_classes_than_there_are_close_the_largest() {
     };
     assert_eq!(refused, 1);
     world.tables = MemoryTables::new();
-    ops.iter().for_each(|op| world.tables.apply(op).unwrap());
+    ops.iter().for_each(|op| world.tables.write(op).unwrap());
     let said = problems(&world);
     assert!(
         said.len() == 1 && said[0].contains("t5/large"),

@@ -5,8 +5,8 @@ use netpold_core::model::{
     Direction, IpBlock, Key, Labels, Namespace, Node, Peer, Pod, Policy, PortMatch, PortRule,
     Protocol, Requirement, Rule, Selector,
 };
-use netpold_core::oracle::{Oracle, OracleVerdict};
 use netpold_core::probe::Probe;
+use netpold_testkit::oracle::{Oracle, OracleVerdict};
 
 fn labels(app: &str) -> Labels {
     Labels::from_iter([("app".to_owned(), app.to_owned())])

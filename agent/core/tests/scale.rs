@@ -128,11 +128,11 @@ fn measure(services: u32) {
         })
     }));
     let mut world = World::new([]);
-    timed("taking the changes in", || changes.into_iter().for_each(|c| world.compiler.apply(c)));
+    timed("taking the changes in", || changes.into_iter().for_each(|c| world.compiler.ingest(c)));
     let ops = timed("full image", || world.compiler.update().unwrap());
     println!("  {} operations, {:?}", ops.len(), world.compiler.fill());
     let mut next = |what: &str, change: Change| {
-        world.compiler.apply(change);
+        world.compiler.ingest(change);
         let ops = timed(what, || world.compiler.update().unwrap());
         println!("  {} operations", ops.len());
         world.compiler.grace_passed();
@@ -191,7 +191,7 @@ fn a_rule_of_100_000_blocks() {
     ]);
     for (what, count) in [("100,000 blocks", 100_000), ("one less", 99_999), ("one more", 100_000)]
     {
-        world.compiler.apply(listed(count));
+        world.compiler.ingest(listed(count));
         let ops = timed(what, || world.compiler.update().unwrap());
         println!("  {} operations, {:?}", ops.len(), world.compiler.fill()[0]);
         world.compiler.grace_passed();

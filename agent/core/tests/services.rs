@@ -4,10 +4,10 @@
 mod common;
 
 use common::*;
-use netpold_core::image::Table;
 use netpold_core::model::{Change, EndpointSlice, Key, Protocol, Selector, Service};
 use netpold_core::model::{ServicePort, SlicePort};
 use netpold_core::ops::Op;
+use netpold_core::ops::Table;
 use netpold_ebpf::layout::CLASS_TRANSLATED;
 
 const WEB: &str = "10.96.0.1";
@@ -414,11 +414,11 @@ fn an_event_writes_the_words_of_the_addresses_concerned() {
     });
     let mut world = with(services);
     let relabelled = |app: &str| far("b7", app, &["10.0.2.7"]);
-    world.compiler.apply(relabelled("good"));
+    world.compiler.ingest(relabelled("good"));
     let ops = world.compiler.update().unwrap();
     let words = ops.iter().filter(|op| matches!(op, Op::TrieWord(..))).count();
     assert_eq!(words, 2, "the pod and the Service it backs: {ops:?}");
-    ops.iter().for_each(|op| netpold_core::ops::Apply::apply(&mut world.tables, op).unwrap());
+    ops.iter().for_each(|op| netpold_core::ops::TableWriter::write(&mut world.tables, op).unwrap());
     world.compiler.grace_passed();
     assert!(world.egress(1, "10.96.1.7", 80) && !world.egress(1, "10.96.1.8", 80));
     assert_eq!(world.apply([relabelled("good")]), 0);

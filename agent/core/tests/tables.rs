@@ -6,12 +6,13 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 
 use common::*;
-use netpold_core::compile::{CheckSource, CompileError, Compiler, Options, Problem, SourceExempt};
-use netpold_core::image::Table;
-use netpold_core::memory::MemoryTables;
+use netpold_core::compile::{CompileError, Compiler, Problem};
 use netpold_core::model::{Change, Key, Pod, Policy, Selector};
-use netpold_core::ops::{Apply, Capacity, Op};
+use netpold_core::ops::Table;
+use netpold_core::ops::{Capacity, Op, TableWriter};
+use netpold_core::options::{CheckSource, Options, SourceExempt};
 use netpold_ebpf::layout::{EP_CHECK_SOURCE, ROW_NOT_ISOLATED};
+use netpold_testkit::memory::MemoryTables;
 
 /// Pods `a/p1` to `a/p4` on interfaces 1 to 4, and `a/far1` to `a/far9` elsewhere.
 fn pods_of_two_nodes() -> Vec<Change> {
@@ -48,7 +49,7 @@ fn world() -> World {
 #[test]
 fn equal_rules_share_a_row() {
     let world = world();
-    let rows: BTreeSet<u64> = world.tables.endpoints().values().map(|e| e.rows).collect();
+    let rows: BTreeSet<u64> = world.tables.endpoints.values().map(|e| e.rows).collect();
     assert_eq!(rows.len(), 1);
     let fill = world.compiler.fill();
     let used = |table| fill.iter().find(|fill| fill.table == table).unwrap().used;
@@ -113,13 +114,13 @@ fn filled(op: &Op) -> Option<(&'static str, u32)> {
 #[test]
 fn numbers_are_reused_only_after_grace() {
     let mut compiler = Compiler::new(Options { node: NODE.into(), ..Options::default() });
-    pods_of_two_nodes().into_iter().for_each(|change| compiler.apply(change));
+    pods_of_two_nodes().into_iter().for_each(|change| compiler.ingest(change));
     let mut seen = BTreeSet::new();
     let mut highest = 0;
     let mut graces = 0;
     for round in 0..60 {
-        compiler.apply(Change::Policy(allow_from("x", 80 + round)));
-        compiler.apply(Change::Pod(far(9, if round % 2 == 0 { "x" } else { "y" })));
+        compiler.ingest(Change::Policy(allow_from("x", 80 + round)));
+        compiler.ingest(Change::Pod(far(9, if round % 2 == 0 { "x" } else { "y" })));
         for op in compiler.update().unwrap() {
             if op == Op::Grace {
                 seen.clear();
@@ -144,22 +145,22 @@ fn a_full_table_refuses_the_update_until_reinstalled() {
     let capacity = Capacity { rows: 3, ..Capacity::default() };
     let options = Options { node: NODE.into(), capacity, ..Options::default() };
     let mut compiler = Compiler::new(options);
-    pods_of_two_nodes().into_iter().for_each(|change| compiler.apply(change));
-    compiler.apply(Change::Policy(allow_from("x", 80)));
+    pods_of_two_nodes().into_iter().for_each(|change| compiler.ingest(change));
+    compiler.ingest(Change::Policy(allow_from("x", 80)));
     compiler.update().unwrap();
     let ids: BTreeMap<u32, u32> = compiler.endpoints().map(|e| (e.ifindex, e.id)).collect();
     let both = policy("a", "more", Selector::default(), Some(vec![]), Some(vec![]));
-    compiler.apply(Change::Policy(both.clone()));
-    compiler.apply(Change::Policy(allow_from("x", 81)));
+    compiler.ingest(Change::Policy(both.clone()));
+    compiler.ingest(Change::Policy(allow_from("x", 81)));
     let full = CompileError::Full { table: Table::Rows, needed: 4, capacity: 3 };
     assert_eq!(compiler.update(), Err(full.clone()));
     assert!(matches!(&compiler.problems()[..], [Problem::Refused { .. }]));
-    compiler.apply(Change::Pod(far(9, "y")));
+    compiler.ingest(Change::Pod(far(9, "y")));
     assert_eq!(compiler.update(), Err(full), "later updates do not slip past it");
 
     let ops = compiler.reinstall(Capacity { rows: 4, ..capacity }).unwrap();
     let mut tables = MemoryTables::new();
-    ops.iter().for_each(|op| tables.apply(op).unwrap());
+    ops.iter().for_each(|op| tables.write(op).unwrap());
     let see =
         |address| tables.allows(1, netpold_core::model::Direction::Ingress, ip(address), 6, 81);
     assert_eq!((see("10.1.0.1"), see("10.1.0.9")), (Some(true), Some(false)));
@@ -179,7 +180,7 @@ fn endpoint_numbers_are_recognised_and_never_reused() {
         ..Options::default()
     };
     let mut compiler = Compiler::new(options);
-    pods_of_two_nodes().into_iter().for_each(|change| compiler.apply(change));
+    pods_of_two_nodes().into_iter().for_each(|change| compiler.ingest(change));
     compiler.update().unwrap();
     compiler.grace_passed();
     for endpoint in compiler.endpoints() {
@@ -191,7 +192,7 @@ fn endpoint_numbers_are_recognised_and_never_reused() {
     let mut other = pod("a", "p2", &[("app", "local")], &["10.0.0.2", "fd00::2"]);
     other.uid = "another".into();
     for change in [Change::Interface(again), Change::Pod(other)] {
-        compiler.apply(change);
+        compiler.ingest(change);
         let ops = compiler.update().unwrap();
         assert!(matches!(ops[..], [Op::EndpointAddrs(..)]), "{ops:?}");
         let new: Vec<u32> =
@@ -305,7 +306,7 @@ fn who_is_exempt_from_the_source_check() {
 #[test]
 fn an_isolated_direction_never_has_row_zero() {
     let world = world();
-    for endpoint in world.tables.endpoints().values() {
+    for endpoint in world.tables.endpoints.values() {
         assert_ne!(endpoint.rows as u32, ROW_NOT_ISOLATED);
         assert_eq!((endpoint.rows >> 32) as u32, ROW_NOT_ISOLATED);
     }

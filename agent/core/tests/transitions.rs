@@ -10,11 +10,11 @@ use std::net::IpAddr;
 
 use common::generate::{ADDRESSES, OUTSIDE, SERVICES, State, any_state, any_step};
 use common::{World, ip};
-use netpold_core::memory::MemoryTables;
 use netpold_core::model::Change;
-use netpold_core::ops::{Apply, Op};
+use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::layout::{CLASS_TRANSLATED, untranslated};
 use netpold_ebpf::policy::row_allows;
+use netpold_testkit::memory::MemoryTables;
 use proptest::prelude::*;
 
 const INTERFACES: [u32; 4] = [10, 20, 30, 8212];
@@ -138,12 +138,12 @@ fn step(
     let fresh = World::new(State::default().changes_to(to));
     let before = verdicts(&world.tables, &remotes);
     let after = verdicts(&fresh.tables, &remotes);
-    changes.into_iter().for_each(|change| world.compiler.apply(change));
+    changes.into_iter().for_each(|change| world.compiler.ingest(change));
     let ops = world.compiler.update().unwrap();
     let mut in_flight = InFlight::default();
     in_flight.begin(&world.tables);
     for (done, op) in ops.iter().enumerate() {
-        world.tables.apply(op).unwrap();
+        world.tables.write(op).unwrap();
         in_flight.check(op, &world.tables, &remotes, (&before, &after))?;
         let now = verdicts(&world.tables, &remotes);
         for (packet, seen) in now.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! `agent/tests/fuzz/delta.rs`, steered by coverage: `cargo xtask fuzz delta`.
+//! `agent/testkit/src/fuzz/delta.rs`, steered by coverage: `cargo xtask fuzz delta`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| netpold_fuzz::run::delta(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| netpold_testkit::fuzz::delta::run(bytes));

@@ -1,4 +1,4 @@
-//! `agent/tests/fuzz/tables.rs`, steered by coverage: `cargo xtask fuzz tables`.
+//! `agent/testkit/src/fuzz/tables.rs`, steered by coverage: `cargo xtask fuzz tables`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| netpold_fuzz::run::tables(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| netpold_testkit::fuzz::tables::run(bytes));

@@ -13,7 +13,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use aya::maps::{MapData, MapError, PerCpuArray, RingBuf};
 use aya::programs::{ProgramError, SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfError, EbpfLoader, Pod};
-use netpold_core::ops::{Apply, Capacity, Op};
+use netpold_core::ops::{Capacity, Op, TableWriter};
 use netpold_ebpf::layout::{Endpoint, Settings};
 
 use super::bpffs::{PinRoot, remove_if_there};
@@ -229,7 +229,7 @@ impl Generation {
         if ops.is_empty() {
             return Ok(());
         }
-        let applied = ops.iter().try_for_each(|op| self.tables.apply(op));
+        let applied = ops.iter().try_for_each(|op| self.tables.write(op));
         self.tables.next_revision().and(applied)
     }
 

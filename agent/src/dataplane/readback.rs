@@ -12,8 +12,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use aya::Pod;
 use aya::maps::MapError;
-use netpold_core::compile::{Compiler, Cursor, Expected};
-use netpold_core::ops::{Apply, Op};
+use netpold_core::compile::{Compiler, Cursor, DesiredElement};
+use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::layout::{Endpoint, Row, Settings};
 
 use super::mmap::{MappedArray, MmapError};
@@ -56,15 +56,15 @@ fn note(repaired: &mut Repaired, table: &'static str, wrong: u64) {
     }
 }
 
-fn table(expected: &Expected<'_>) -> &'static str {
+fn table(expected: &DesiredElement<'_>) -> &'static str {
     match expected {
-        Expected::TrieRoot(..) | Expected::TrieBlock(..) => "IPv4 trie",
-        Expected::Row(..) | Expected::RowBlock(..) => "rows",
-        Expected::Bitmap(..) => "port bitmaps",
-        Expected::Endpoint(..) => "endpoints",
-        Expected::Host6(..) => "IPv6 addresses",
-        Expected::Cidr6(..) => "IPv6 prefixes",
-        Expected::HasCidr6(_) => "settings",
+        DesiredElement::TrieRoot(..) | DesiredElement::TrieBlock(..) => "IPv4 trie",
+        DesiredElement::Row(..) | DesiredElement::RowBlock(..) => "rows",
+        DesiredElement::Bitmap(..) => "port bitmaps",
+        DesiredElement::Endpoint(..) => "endpoints",
+        DesiredElement::Host6(..) => "IPv6 addresses",
+        DesiredElement::Cidr6(..) => "IPv6 prefixes",
+        DesiredElement::HasCidr6(_) => "settings",
     }
 }
 
@@ -84,9 +84,11 @@ impl Tables {
         if cursor.is_start() {
             note(&mut repaired, "settings", self.check_settings(settings)?);
         }
-        let budget = compiler.expected_elements() / slices.max(1) + 1;
+        let budget = compiler.desired_count() / slices.max(1) + 1;
         let mut failed = Ok(());
-        let next = compiler.expected(cursor, budget, &mut |expected| match self.check(&expected) {
+        let next = compiler.desired_elements(cursor, budget, &mut |expected| match self
+            .check(&expected)
+        {
             Ok(wrong) => note(&mut repaired, table(&expected), wrong),
             Err(error) => failed = Err(error),
         });
@@ -101,30 +103,30 @@ impl Tables {
     }
 
     /// Compares an element and puts it right; how many words or entries were wrong.
-    fn check(&mut self, expected: &Expected<'_>) -> Result<u64, TableError> {
+    fn check(&mut self, expected: &DesiredElement<'_>) -> Result<u64, TableError> {
         match expected {
-            Expected::TrieRoot(first, wanted) => {
+            DesiredElement::TrieRoot(first, wanted) => {
                 words(&self.trie_root, 0, *first, wanted).map_err(at("TRIE_ROOT"))
             }
-            Expected::TrieBlock(id, wanted) => {
+            DesiredElement::TrieBlock(id, wanted) => {
                 words(&self.trie_blocks, *id, 0, &wanted[..]).map_err(at("TRIE_BLOCKS"))
             }
-            Expected::Row(id, wanted) => {
+            DesiredElement::Row(id, wanted) => {
                 let blocks = offset_of!(Row, blocks) as u32 / 4;
                 wide_words(&self.rows, *id, &wanted.first)
                     .and_then(|wrong| Ok(wrong + words(&self.rows, *id, blocks, &wanted.blocks)?))
                     .map_err(at("ROWS"))
             }
-            Expected::RowBlock(id, wanted) => {
+            DesiredElement::RowBlock(id, wanted) => {
                 wide_words(&self.row_blocks, *id, &wanted[..]).map_err(at("ROW_BLOCKS"))
             }
-            Expected::Bitmap(id, wanted) => {
+            DesiredElement::Bitmap(id, wanted) => {
                 wide_words(&self.bitmaps, *id, &wanted[..]).map_err(at("PORT_BITMAPS"))
             }
-            Expected::Endpoint(slot, wanted) => {
+            DesiredElement::Endpoint(slot, wanted) => {
                 self.check_endpoint(*slot, *wanted).map_err(at("ENDPOINTS"))
             }
-            Expected::Host6(address, class) => {
+            DesiredElement::Host6(address, class) => {
                 let settings = self.current_settings()?;
                 let found = if self.crowded.contains(address) {
                     self.cidrs6.get(&lpm_key(&(*address).into()), 0).ok()
@@ -133,11 +135,11 @@ impl Tables {
                 };
                 self.check_v6(found, *class, Op::Host6(*address, *class))
             }
-            Expected::Cidr6(net, class) => {
+            DesiredElement::Cidr6(net, class) => {
                 let found = self.cidrs6.get(&lpm_key(net), 0).ok();
                 self.check_v6(found, *class, Op::Cidr6(*net, *class))
             }
-            Expected::HasCidr6(has) => {
+            DesiredElement::HasCidr6(has) => {
                 self.has_cidr6 = *has;
                 let word = offset_of!(Settings, has_cidr6) as u32 / 4;
                 words(&self.settings, 0, word, &[self.cidrs6_word()]).map_err(at("SETTINGS"))
@@ -149,7 +151,7 @@ impl Tables {
         if found == Some(class) {
             return Ok(0);
         }
-        self.apply(&write).map(|()| 1)
+        self.write(&write).map(|()| 1)
     }
 
     /// The rows first, and the slot is never without its interface if it had it before.
@@ -192,16 +194,16 @@ impl Tables {
         slices: u32,
     ) -> Result<(u64, u64), TableError> {
         const LEAST: u32 = 64;
-        let part = compiler.expected_elements() / slices.max(1) + LEAST;
+        let part = compiler.desired_count() / slices.max(1) + LEAST;
         let (mut hosts, mut cidrs) = (0, 0);
         for _ in 0..part {
             let Some(addresses) = self.hosts6.bucket(strays.host)? else {
                 strays.host = 0;
                 break;
             };
-            let known = |address: &Ipv6Addr| compiler.expected_host6(*address).is_some();
+            let known = |address: &Ipv6Addr| compiler.desired_host6(*address).is_some();
             for address in addresses.into_iter().filter(|address| !known(address)) {
-                self.apply(&Op::Host6Gone(address))?;
+                self.write(&Op::Host6Gone(address))?;
                 hosts += 1;
             }
             strays.host += 1;
@@ -211,9 +213,9 @@ impl Tables {
             let Some(key) = strays.cidr else { break };
             let Some(net) = net_of(key) else { continue };
             let crowded = net.prefix_len() == 128 && self.crowded.contains(&net.addr());
-            if !crowded && compiler.expected_cidr6(net).is_none() {
+            if !crowded && compiler.desired_cidr6(net).is_none() {
                 strays.cidr = None;
-                self.apply(&Op::Cidr6Gone(net))?;
+                self.write(&Op::Cidr6Gone(net))?;
                 cidrs += 1;
             }
         }
@@ -264,7 +266,7 @@ fn wide_words<T: Pod>(
 ) -> Result<u64, MmapError> {
     let mut wrong = 0;
     for (index, word) in wanted.iter().enumerate() {
-        if *word != Expected::ANY && map.load_u64(element, index * 8)? != *word {
+        if *word != DesiredElement::ANY && map.load_u64(element, index * 8)? != *word {
             map.store_u64(element, index * 8, *word)?;
             wrong += 1;
         }

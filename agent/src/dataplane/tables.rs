@@ -11,7 +11,7 @@ use aya::maps::lpm_trie::Key;
 use aya::maps::{LpmTrie, Map, MapData, MapError};
 use aya::{Ebpf, Pod};
 use ipnet::Ipv6Net;
-use netpold_core::ops::{Apply, Op};
+use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::layout::{
     Endpoint, PortBitmap, PortWord, Row, RowBlock, Settings, TIMEOUTS, TrieBlock, TrieRoot,
     Unproven, endpoint_slot,
@@ -213,10 +213,10 @@ pub(super) fn at(name: &'static str) -> impl Fn(MmapError) -> TableError {
     move |cause| TableError::Mapped { name, cause }
 }
 
-impl Apply for Tables {
+impl TableWriter for Tables {
     type Error = TableError;
 
-    fn apply(&mut self, op: &Op) -> Result<(), TableError> {
+    fn write(&mut self, op: &Op) -> Result<(), TableError> {
         match op {
             Op::Bitmap(i, bits) => self.bitmaps.write_element(*i, bits).map_err(at("PORT_BITMAPS")),
             Op::RowBlock(i, block) => {

@@ -106,7 +106,7 @@ fn objects(cluster: &Cluster) -> Vec<(&'static str, u64)> {
     counts.map(|(kind, count)| (kind, count as u64)).to_vec()
 }
 
-fn fill(fill: &netpold_core::image::Fill) -> Fill {
+fn fill(fill: &netpold_core::ops::Fill) -> Fill {
     Fill {
         table: fill.table.to_string().to_lowercase().replace(' ', "_"),
         used: fill.used.into(),

@@ -171,8 +171,9 @@ impl Pace {
 
 #[cfg(test)]
 mod tests {
-    use netpold_core::compile::{Compiler, Options};
+    use netpold_core::compile::Compiler;
     use netpold_core::model::{Peer, Policy, Rule, Selector};
+    use netpold_core::options::Options;
 
     use super::*;
 
@@ -210,7 +211,7 @@ mod tests {
             taken += u32::from(!update.is_empty());
             let ordinary = pace.admit(policy("small", 100, tick as u8), compiler.cluster(), now);
             small += u32::from(ordinary.is_some());
-            update.into_iter().chain(ordinary).for_each(|change| compiler.apply(change));
+            update.into_iter().chain(ordinary).for_each(|change| compiler.ingest(change));
             pace.spent(took, BTreeMap::new(), now);
             assert!(!pace.owed.contains_key("small"));
         }

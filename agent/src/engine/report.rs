@@ -1,11 +1,10 @@
 //! What the engine tells of itself, for `netpold status`.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::collections::BTreeMap;
 
 use netpold_core::cluster::is_subject;
 use netpold_core::explain::Explainer;
-use netpold_core::model::{Change, Direction, Key, Node};
+use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::reason::{self, Reason};
 
@@ -198,7 +197,7 @@ impl Engine {
                 distinct.insert(drop.key(), drop);
             }
         }
-        let explainer = self.explainer(distinct.values().copied());
+        let explainer = Explainer::new(self.compiler.cluster());
         let explain = |(key, drop)| (key, self.explain(&explainer, drop));
         let explanations: BTreeMap<_, _> = distinct.into_iter().map(explain).collect();
         let explanation = |drop: &Dropped| explanations.get(&drop.key()).cloned();
@@ -206,7 +205,7 @@ impl Engine {
         recent.map(|drop| self.recent_drop(drop, explanation(drop).unwrap_or_default())).collect()
     }
 
-    fn explain(&self, explainer: &Explainer, drop: &Dropped) -> Vec<String> {
+    fn explain(&self, explainer: &Explainer<'_>, drop: &Dropped) -> Vec<String> {
         let judgement = || {
             let pod = self.pod_of(drop.endpoint)?;
             let (protocol, remote) = (IpProtocol(drop.protocol?), drop.remote?);
@@ -236,39 +235,6 @@ impl Engine {
             reason: drop.reason.to_owned(),
             explanation,
         }
-    }
-
-    /// An explainer of these drops that knows what they have to do with, and not all the cluster:
-    /// it is copied while the engine stands still.
-    fn explainer<'a>(&self, drops: impl Iterator<Item = &'a Dropped> + Clone) -> Explainer {
-        let cluster = self.compiler.cluster();
-        let subjects: BTreeSet<Key> =
-            drops.clone().filter_map(|drop| self.pod_of(drop.endpoint)).collect();
-        let mut remotes: BTreeSet<IpAddr> = drops.filter_map(|drop| drop.remote).collect();
-        let mut translation: Vec<Change> = Vec::new();
-        for remote in remotes.clone() {
-            let (services, slices) = cluster.services_at(remote);
-            remotes.extend(slices.iter().flat_map(|slice| &slice.addresses));
-            translation.extend(services.into_iter().cloned().map(Change::Service));
-            translation.extend(slices.into_iter().cloned().map(Change::EndpointSlice));
-        }
-        let pods = cluster.pods().values().filter(|pod| {
-            subjects.contains(&pod.key) || pod.addresses.iter().any(|a| remotes.contains(a))
-        });
-        let pods: Vec<Change> = pods.map(|pod| Change::Pod(pod.as_ref().clone())).collect();
-        let namespaces = cluster.namespaces().values().cloned().map(Change::Namespace);
-        // What an explanation is to know beside the objects: the addresses of the node's interfaces.
-        let own = Node {
-            name: cluster.node_name().to_owned(),
-            addresses: cluster.own_addresses().collect(),
-        };
-        let others =
-            cluster.nodes().values().filter(|node| node.name != cluster.node_name()).cloned();
-        let nodes = others.chain([own]).map(Change::Node);
-        let isolating: BTreeSet<&str> = subjects.iter().map(|key| key.namespace.as_str()).collect();
-        let policies = isolating.into_iter().flat_map(|namespace| cluster.policies_in(namespace));
-        let policies = policies.map(|p| Change::Policy(p.as_ref().clone()));
-        Explainer::new(namespaces.chain(nodes).chain(pods).chain(policies).chain(translation))
     }
 }
 

@@ -70,8 +70,9 @@ fn selects(policy: &Policy, pod: &Pod) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use netpold_core::compile::{Compiler, Options};
+    use netpold_core::compile::Compiler;
     use netpold_core::model::{Change, Labels, Selector};
+    use netpold_core::options::Options;
 
     use super::*;
 
@@ -108,7 +109,7 @@ mod tests {
             let pods = ["", "n1", "n2", "n3", "n4"].map(|node| pod("x", node));
             let policies = [policy("x", &["bad"]), policy("good", &[]), policy("empty", &["bad"])];
             let pods = pods.into_iter().chain([pod("good", "n1")]);
-            pods.chain(policies).for_each(|change| compiler.apply(change));
+            pods.chain(policies).for_each(|change| compiler.ingest(change));
             let policies: Vec<String> =
                 unhonoured(compiler.cluster()).into_keys().map(|key| key.to_string()).collect();
             policies

@@ -1,5 +1,6 @@
-use netpold_core::compile::{Compiler, Options};
+use netpold_core::compile::Compiler;
 use netpold_core::model::{Key, Labels, Namespace, Pod, Policy, Selector};
+use netpold_core::options::Options;
 use tempfile::TempDir;
 
 use super::*;
@@ -32,7 +33,7 @@ fn objects() -> Vec<Change> {
 
 fn essentials(objects: &[Change]) -> Essentials {
     let mut compiler = Compiler::new(Options { node: "here".into(), ..Options::default() });
-    objects.iter().cloned().for_each(|object| compiler.apply(object));
+    objects.iter().cloned().for_each(|object| compiler.ingest(object));
     compiler.update().unwrap();
     compiler.essentials(std::iter::empty())
 }

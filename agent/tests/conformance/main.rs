@@ -13,8 +13,8 @@ use netpold::source::convert::{self, Manifest};
 use netpold::source::document;
 use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::Change;
-use netpold_core::oracle::Oracle;
 use netpold_core::probe::{Party, Probe};
+use netpold_testkit::oracle::Oracle;
 use node::CompiledNode;
 
 /// Cases whose point is that something of a policy is not understood.
@@ -73,7 +73,8 @@ fn failures(
         node.become_state(&changes)?;
     }
     let state: Oracle = changes.iter().cloned().collect();
-    let explainer = Explainer::new(changes);
+    let cluster = changes.into_iter().collect();
+    let explainer = Explainer::new(&cluster);
     let mut wrong = Vec::new();
     for check in &step.checks {
         let probe = probe(check);

@@ -3,11 +3,12 @@
 use std::net::IpAddr;
 
 use anyhow::{Result, anyhow};
-use netpold_core::compile::{Compiler, Options};
-use netpold_core::hooks::{Begun, Hooks};
-use netpold_core::memory::MemoryTables;
+use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Direction, Interface};
-use netpold_core::ops::Apply;
+use netpold_core::ops::TableWriter;
+use netpold_core::options::Options;
+use netpold_testkit::hooks::{Begun, Hooks};
+use netpold_testkit::memory::MemoryTables;
 
 use crate::case::Check;
 
@@ -37,9 +38,9 @@ impl CompiledNode {
         let ids: Vec<Change> = self.state.iter().map(Change::gone).collect();
         let gone = before.iter().map(Change::gone).filter(|id| !ids.contains(id));
         let new = self.state.iter().filter(|object| !before.contains(object)).cloned();
-        gone.chain(new).for_each(|change| self.compiler.apply(change));
+        gone.chain(new).for_each(|change| self.compiler.ingest(change));
         for op in self.compiler.update()? {
-            self.tables.apply(&op).map_err(|error| anyhow!("{error}"))?;
+            self.tables.write(&op).map_err(|error| anyhow!("{error}"))?;
         }
         self.compiler.grace_passed();
         Ok(())

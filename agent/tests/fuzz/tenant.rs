@@ -12,14 +12,15 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use netpold::source::convert::{Kind, read};
-use netpold_core::compile::{Compiler, Options};
-use netpold_core::memory::MemoryTables;
+use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Direction, Interface, Key};
-use netpold_core::ops::Apply;
-use netpold_core::oracle::Oracle;
+use netpold_core::ops::TableWriter;
+use netpold_core::options::Options;
+use netpold_testkit::memory::MemoryTables;
+use netpold_testkit::oracle::Oracle;
 
 use self::objects::{NAMES, hostile, kind};
-use super::random::Random;
+use netpold_testkit::random::Random;
 
 /// The tenant that writes anything.
 const HOSTILE: &str = "mallory";
@@ -100,7 +101,7 @@ impl World {
         let address: IpAddr = address.parse().expect("an address");
         self.interfaces.insert(address, index);
         let addresses = vec![address];
-        self.compiler.apply(Change::Interface(Interface {
+        self.compiler.ingest(Change::Interface(Interface {
             index,
             incarnation: 1,
             addresses,
@@ -109,8 +110,8 @@ impl World {
     }
 
     fn apply(&mut self, change: Change) {
-        self.compiler.apply(change.clone());
-        self.oracle.apply(change);
+        self.compiler.ingest(change.clone());
+        self.oracle.ingest(change);
     }
 
     fn good(&mut self, kind: Kind, json: &str) {
@@ -136,7 +137,7 @@ impl World {
         let ops = self.compiler.update().expect("the tables are large enough");
         let took = began.elapsed();
         for op in &ops {
-            self.tables.apply(op).expect("operations are in order");
+            self.tables.write(op).expect("operations are in order");
         }
         self.compiler.grace_passed();
         took

@@ -7,11 +7,11 @@ use netpold_ebpf::{
     reason::Reason,
 };
 
-use super::{
-    packets::{ACK, FAMILIES, FIN, Family, RST, SYN, TCP, Who, frame, icmp, ip, tcp},
-    world,
-    world::World,
+use netpold_testkit::frames::{
+    ACK, FAMILIES, FIN, Family, RST, SYN, TCP, Who, frame, icmp, ip, tcp,
 };
+
+use super::{world, world::World};
 
 /// Jiffies that stand for two minutes, and for ten seconds: 0.2 s and 0.1 s with 250 a second.
 const HALF_CLOSED: u32 = 50;
@@ -24,7 +24,7 @@ fn segment(family: Family, from: Who, to: Who, ports: (u16, u16), flags: u8) -> 
 /// Long enough for both, whatever rate the kernel's clock goes at.
 fn idle(world: &World) {
     sleep(Duration::from_millis(600));
-    world.host.now.fetch_add(2 * HALF_CLOSED, Ordering::AcqRel);
+    world.host.flows.now.fetch_add(2 * HALF_CLOSED, Ordering::AcqRel);
 }
 
 /// The pod's connection to the server's port 443 from a port below it: nothing that the pod sends in its
@@ -43,9 +43,9 @@ fn open(world: &mut World, family: Family) -> [Vec<u8>; 2] {
 #[test]
 fn half_closed_flows_end_and_forged_resets_end_none() {
     let Some(mut world) = world() else { return };
-    world.host.settings.refresh_after = 1;
-    world.host.settings.timeouts[TIMEOUT_TCP_HALF_CLOSED] = HALF_CLOSED;
-    world.host.settings.timeouts[TIMEOUT_TCP_CLOSED] = CLOSED;
+    world.host.flows.settings.refresh_after = 1;
+    world.host.flows.settings.timeouts[TIMEOUT_TCP_HALF_CLOSED] = HALF_CLOSED;
+    world.host.flows.settings.timeouts[TIMEOUT_TCP_CLOSED] = CLOSED;
     for family in FAMILIES {
         let back = |flags| segment(family, Who::Server, Who::Pod, (443, 400), flags);
         let [_, answer] = open(&mut world, family);

@@ -2,10 +2,9 @@
 
 use std::path::Path;
 
-use super::{
-    input::{corpus, steps},
-    world,
-};
+use netpold_testkit::steps::{corpus, steps};
+
+use super::world;
 
 #[test]
 fn kernel_and_host_agree_on_the_fuzz_corpus() {

@@ -5,15 +5,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use aya::maps::{HashMap, MapData};
 use aya::programs::{ProgramInfo, Xdp};
 use netpold::dataplane::test_run::{Attributes, call};
-use netpold_ebpf::host::Plain;
 use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint};
 use netpold_ebpf::packet;
 use netpold_ebpf::reason::Reason;
 use netpold_ebpf::uplink::Scope;
 use netpold_ebpf::{sent, uplink};
+use netpold_testkit::node::Plain;
 
-use super::packets::Who;
 use super::world::{Direction, IFINDEX, UPLINK, World};
+use netpold_testkit::frames::Who;
 
 /// A program of XDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

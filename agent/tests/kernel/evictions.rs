@@ -10,12 +10,9 @@ use netpold_ebpf::{
     reason::{Reason, evictions},
 };
 
-use super::{
-    packets::{FAMILIES, Family, SYN, TCP, UDP, Who, frame, ip, tcp, udp},
-    world,
-    world::World,
-    world_of,
-};
+use netpold_testkit::frames::{FAMILIES, Family, SYN, TCP, UDP, Who, frame, ip, tcp, udp};
+
+use super::{world, world::World, world_of};
 
 /// More than the table's 1,024 buckets of four hold.
 const FLOWS: u64 = 6_000;

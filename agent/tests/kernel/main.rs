@@ -11,14 +11,10 @@ mod closing;
 mod corpus;
 mod early;
 mod evictions;
-mod input;
 mod marks;
 mod mutations;
-mod packets;
-mod random;
 mod speed;
 mod stories;
-mod tables;
 mod updates;
 mod world;
 

@@ -13,8 +13,9 @@ use netpold_ebpf::{
 };
 use netpold_testbed::Stain;
 
+use netpold_testkit::frames::{ACK, FAMILIES, SYN, TCP, UDP, Who, frame, icmp, ip, tcp, udp, vlan};
+
 use super::{
-    packets::{ACK, FAMILIES, SYN, TCP, UDP, Who, frame, icmp, ip, tcp, udp, vlan},
     world,
     world::{DENY_ROW, Direction, EGRESS_ROW, IFINDEX, PASS, UPLINK, World, program},
 };
@@ -30,8 +31,8 @@ fn sender(world: &mut World, egress: u32) {
 /// Judges a packet with the mark of a slot, where it goes out of the node or, with a program for
 /// pods, into the pod.
 fn judge(world: &mut World, name: &str, slot: u32, frame: &[u8]) -> Reason {
-    let id = world.host.endpoints[slot as usize].id;
-    let (mark, proof) = (mark(slot, id), world.host.settings.proof);
+    let id = world.host.policy.slot(slot).id;
+    let (mark, proof) = (mark(slot, id), world.host.flows.settings.proof);
     let exit = Exit { ifindex: IFINDEX, ingress_ifindex: UPLINK, mark: proof, tc_index: mark };
     let origin = Origin::of(&world.host, &exit);
     let verdict =
@@ -100,7 +101,7 @@ fn marked_packets_are_judged_by_their_receiver_too() {
         let packet = frame(&ip(FAMILIES[0], from, Who::Pod, TCP, &tcp(4000, 80, SYN)));
         let target = program(&mut world.bpf, "netpold_ingress").fd().expect("ingress");
         let stain = Stain::before(target.as_fd(), mark(slot, 9) as u16).expect("a program");
-        let proof = world.host.settings.proof;
+        let proof = world.host.flows.settings.proof;
         let answer = run(stain.as_fd(), &Run { mark: proof, ..Run::once(&packet) }).expect("a run");
         assert_eq!(answer.retval == PASS, !expected.is_drop(), "{from:?}");
     }
@@ -111,7 +112,7 @@ fn packets_without_a_mark_pass_devices() {
     let Some(mut world) = world() else { return };
     sender(&mut world, DENY_ROW);
     let packet = frame(&ip(FAMILIES[0], Who::Pod, Who::Stranger, TCP, &tcp(1, 2, SYN)));
-    let proof = world.host.settings.proof;
+    let proof = world.host.flows.settings.proof;
     for name in ["netpold_node", "netpold_node_ip", "netpold_unmark", "netpold_tunnel"] {
         for tc_index in [0, 1, 77, u16::MAX, 0x7fff, 0xbfff | 0x2000] {
             for mark in [0, !proof, proof, u32::MAX] {
@@ -173,9 +174,9 @@ fn packets_without_proof_from_a_bridge_drop_by_their_source_and_while_the_agent_
     let port = u32::from(own.port().to_be());
     for (isolated, agent_port) in [(false, 0), (false, port), (true, 0), (true, port)] {
         let flag = if isolated { BRIDGE_ISOLATED } else { 0 };
-        world.host.settings.bridges = [7, 0, BRIDGE | flag, 0];
-        world.host.settings.agent_port = agent_port;
-        world.set_endpoint(world.host.endpoints[IFINDEX as usize]);
+        world.host.flows.settings.bridges = [7, 0, BRIDGE | flag, 0];
+        world.host.flows.settings.agent_port = agent_port;
+        world.set_endpoint(world.host.policy.slot(IFINDEX));
         let lives = agent_port != 0;
         for family in FAMILIES {
             for (from, local) in [(Who::Pod, true), (Who::Stranger, false)] {
@@ -193,7 +194,7 @@ fn packets_without_proof_from_a_bridge_drop_by_their_source_and_while_the_agent_
                 let fd = program(&mut world.bpf, "netpold_node").fd().expect("netpold_node");
                 for (ingress_ifindex, mark, passes) in [
                     (BRIDGE, 0, !drops),
-                    (BRIDGE, world.host.settings.proof, true),
+                    (BRIDGE, world.host.flows.settings.proof, true),
                     (UPLINK, 0, true),
                 ] {
                     let once = Run { ingress_ifindex, mark, ..Run::once(&packet) };

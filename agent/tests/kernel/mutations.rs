@@ -1,11 +1,11 @@
 //! Packets changed at random: the program in the kernel and the host's code say the same.
 
-use super::{
-    packets::{ACK, FAMILIES, Family, SYN, TCP, UDP, Who, frame, icmp, ip, ipv6, tcp, udp, vlan},
-    random::Random,
-    world,
-    world::Direction,
+use netpold_testkit::frames::{
+    ACK, FAMILIES, Family, SYN, TCP, UDP, Who, frame, icmp, ip, ipv6, tcp, udp, vlan,
 };
+use netpold_testkit::random::Random;
+
+use super::{world, world::Direction};
 
 fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();

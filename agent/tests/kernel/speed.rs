@@ -6,9 +6,10 @@ use netpold::dataplane::test_run::{Run, run};
 use netpold_ebpf::layout::{Endpoint, endpoint_slot, mark};
 use netpold_testbed::Stain;
 
+use netpold_testkit::frames::{ACK, FAMILIES, Family, SYN, TCP, Who, frame, icmp, ip, tcp};
+
 use super::{
     early::{EARLY, Early, run as run_xdp},
-    packets::{ACK, FAMILIES, Family, SYN, TCP, Who, frame, icmp, ip, tcp},
     world,
     world::{EGRESS_ROW, World, program},
 };
@@ -31,7 +32,7 @@ fn fastest_marked(world: &mut World, name: &str, packet: &[u8]) -> u32 {
     let target = program(&mut world.bpf, name).fd().expect(name);
     let mark = mark(endpoint_slot(SENDER, 0), 0) as u16;
     let stain = Stain::before(target.as_fd(), mark).expect("a program");
-    let proof = world.host.settings.proof;
+    let proof = world.host.flows.settings.proof;
     let repeated = Run { repeat: REPEAT, mark: proof, ..Run::once(packet) };
     (0..ROUNDS)
         .map(|_| run(stain.as_fd(), &repeated).expect(name).nanoseconds)

@@ -2,11 +2,12 @@
 
 use netpold_ebpf::reason::Reason;
 
+use netpold_testkit::frames::{
+    ACK, FAMILIES, FIN, Family, RST, SCTP, SYN, TCP, UDP, Who, ether, frame, icmp, ip, ipv4, ipv6,
+    sctp, tcp, udp, vlan,
+};
+
 use super::{
-    packets::{
-        ACK, FAMILIES, FIN, Family, RST, SCTP, SYN, TCP, UDP, Who, ether, frame, icmp, ip, ipv4,
-        ipv6, sctp, tcp, udp, vlan,
-    },
     world,
     world::{DENY_ROW, Direction, EGRESS_ROW, IFINDEX, INGRESS_ROW, UPLINK},
 };
@@ -425,10 +426,10 @@ fn frames_for_others_are_neither_tracked_nor_told_of() {
         let answer = segment(family, Who::Server, p, (443, 5000), SYN | ACK);
         assert_eq!(world.ingress(&answer), Reason::Reply);
         // A gateway's address may be anyone's: then all is its traffic.
-        let flags = world.host.endpoints[IFINDEX as usize].flags;
+        let flags = world.host.policy.slot(IFINDEX).flags;
         let free = netpold_ebpf::layout::Endpoint {
             flags: flags & !netpold_ebpf::layout::EP_CHECK_SOURCE,
-            ..world.host.endpoints[IFINDEX as usize]
+            ..world.host.policy.slot(IFINDEX)
         };
         world.set_endpoint(free);
         assert_eq!(world.ingress(&segment(family, c, other, (4001, 81), SYN)), Reason::Policy);

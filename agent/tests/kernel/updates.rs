@@ -12,17 +12,18 @@ use netpold::dataplane::direct::Offered;
 use netpold::dataplane::readback::Strays;
 use netpold::dataplane::tables::Tables;
 use netpold::dataplane::test_run::{Run, run};
-use netpold_core::compile::{CheckSource, Compiler, Cursor, Options};
-use netpold_core::generate::{Choices, Cluster, NODE};
-use netpold_core::memory::MemoryTables;
+use netpold_core::compile::{Compiler, Cursor};
 use netpold_core::model::{Direction, Interface};
-use netpold_core::ops::{Apply, Op};
+use netpold_core::ops::{Op, TableWriter};
+use netpold_core::options::{CheckSource, Options};
 use netpold_ebpf::conntrack::{hash_keys, timeouts};
 use netpold_ebpf::layout::{HOST6_WAYS, Settings};
 use netpold_testbed::{Netns, Unmount};
+use netpold_testkit::generate::{Choices, Cluster, NODE};
+use netpold_testkit::memory::MemoryTables;
 
-use super::packets::{ACK, SYN, TCP, ether, tcp};
 use super::world::{PASS, UPLINK, program};
+use netpold_testkit::frames::{ACK, SYN, TCP, ether, tcp};
 
 /// Chains of states, and updates in each.
 const CHAINS: u64 = 2;
@@ -326,12 +327,12 @@ fn chain(seed: u64) -> (usize, usize) {
         netns
             .run(|| updates.iter().for_each(|update| update.establish(&kernel)))
             .expect("the namespace");
-        pair[0].changes_to(&pair[1]).into_iter().for_each(|change| compiler.apply(change));
+        pair[0].changes_to(&pair[1]).into_iter().for_each(|change| compiler.ingest(change));
         let ops = compiler.update().expect("it fits");
-        ops.iter().for_each(|op| memory.apply(op).expect("memory"));
+        ops.iter().for_each(|op| memory.write(op).expect("memory"));
         updates = updates.into_iter().map(|update| update.with(&memory)).collect();
         for (number, op) in ops.iter().enumerate() {
-            kernel.tables.apply(op).expect("the kernel's maps");
+            kernel.tables.write(op).expect("the kernel's maps");
             let last = number + 1 == ops.len();
             if last {
                 kernel.tables.next_revision().expect("the settings");
@@ -374,7 +375,7 @@ fn addresses_without_room_leave_nothing_behind() {
     let entered = addresses().map(|address| Op::Host6(address, 1));
     let gone = addresses().map(Op::Host6Gone);
     for op in entered.chain(gone) {
-        kernel.tables.apply(&op).expect("the kernel's maps");
+        kernel.tables.write(&op).expect("the kernel's maps");
     }
     kernel.read_back(&Compiler::new(Options::default()), "empty");
 }

@@ -13,12 +13,12 @@ use netpold::dataplane::{
     test_run::{self, Run, run},
 };
 use netpold_ebpf::{
-    host::HostTables,
-    layout::Endpoint,
+    layout::{ENDPOINT_SLOTS, Endpoint, Row},
     reason::{Reason, counter},
 };
+use netpold_testkit::node::NodeTables;
 
-pub(crate) use super::tables::{
+pub(crate) use netpold_testkit::one_pod::{
     DENY_ROW, Direction, EGRESS_ROW, IFINDEX, INGRESS_ROW, judge as judge_on_host, tables,
 };
 
@@ -42,7 +42,7 @@ pub(crate) const PROGRAMS: [&str; 8] = [
 ];
 
 pub(crate) struct World {
-    pub(crate) host: HostTables,
+    pub(crate) host: NodeTables,
     pub(crate) bpf: Ebpf,
 }
 
@@ -68,31 +68,35 @@ impl World {
     /// Copies the host's tables into the kernel's.
     fn write(&mut self) {
         let Self { host, bpf } = self;
-        set_section(bpf, direct::TRIE_ROOT, &host.trie_root);
-        set_all(bpf, "TRIE_BLOCKS", &host.trie_blocks);
-        set_all(bpf, "ROWS", &host.rows);
-        set_all(bpf, "ROW_BLOCKS", &host.row_blocks);
-        set_all(bpf, "PORT_BITMAPS", &host.bitmaps);
+        set_section(bpf, direct::TRIE_ROOT, &host.policy.trie_root);
+        set_all(bpf, "TRIE_BLOCKS", &host.policy.trie_blocks.to_vec([0; 256]));
+        set_all(bpf, "ROWS", &host.policy.rows.to_vec(Row::EMPTY));
+        set_all(bpf, "ROW_BLOCKS", &host.policy.row_blocks.to_vec([0; 256]));
+        set_all(bpf, "PORT_BITMAPS", &host.policy.bitmaps.to_vec([0; 1024]));
         let hosts = Hosts6::open(bpf).expect("HOSTS6");
-        host.settings.hosts6_mask = hosts.mask();
-        for (address, class) in &host.hosts6 {
-            let set = hosts.set(&host.settings, (*address).into(), *class);
+        host.flows.settings.hosts6_mask = hosts.mask();
+        for (address, class) in &host.policy.hosts6 {
+            let set = hosts.set(&host.flows.settings, *address, *class);
             assert_eq!(set.expect("HOSTS6"), Ok(()), "it has room");
         }
         let mut cidrs: LpmTrie<&mut MapData, [u8; 16], u32> =
             LpmTrie::try_from(bpf.map_mut("CIDRS6").expect("CIDRS6")).expect("CIDRS6");
-        for (address, length, class) in &host.cidrs6 {
-            cidrs.insert(&Key::new(*length, *address), class, 0).expect("CIDRS6");
+        for (net, class) in host.policy.cidrs6() {
+            let key = Key::new(net.prefix_len().into(), net.addr().octets());
+            cidrs.insert(&key, class, 0).expect("CIDRS6");
         }
         self.write_endpoint();
     }
 
     fn write_endpoint(&mut self) {
-        let (slot, twin) = early::twin(self.host.endpoints[IFINDEX as usize]);
-        let mut endpoints = self.host.endpoints.clone();
+        let (slot, twin) = early::twin(self.host.policy.slot(IFINDEX));
+        let mut endpoints = vec![Endpoint::default(); ENDPOINT_SLOTS as usize];
+        for (slot, endpoint) in &self.host.policy.endpoints {
+            endpoints[*slot as usize] = *endpoint;
+        }
         endpoints[slot] = twin;
         set_section(&mut self.bpf, direct::ENDPOINTS, &endpoints);
-        set_section(&mut self.bpf, direct::SETTINGS, &[self.host.settings]);
+        set_section(&mut self.bpf, direct::SETTINGS, &[self.host.flows.settings]);
     }
 
     /// Writes another endpoint.
@@ -103,14 +107,14 @@ impl World {
 
     /// Flips the pod's rows.
     pub(crate) fn set_rows(&mut self, ingress: u32, egress: u32) {
-        self.host.endpoints[IFINDEX as usize].rows = Endpoint::pack_rows(ingress, egress);
+        self.host.endpoint_mut(IFINDEX).rows = Endpoint::pack_rows(ingress, egress);
         self.host.changed();
         self.write_endpoint();
     }
 
     /// Makes it another pod: nothing of the old one's flows is left.
     pub(crate) fn next_pod(&mut self) {
-        self.host.endpoints[IFINDEX as usize].id += 1;
+        self.host.endpoint_mut(IFINDEX).id += 1;
         self.set_rows(INGRESS_ROW, EGRESS_ROW);
     }
 

@@ -9,12 +9,13 @@ use netpold::dataplane::attach::{Attacher, Mode};
 use netpold::dataplane::bpffs::PinRoot;
 use netpold::engine::Engine;
 use netpold::source::manifests::read_once;
-use netpold_core::compile::{Compiler, Options};
+use netpold_core::compile::Compiler;
 use netpold_core::model::{
     Change, Interface, IpBlock, Key, Peer, Policy, PortMatch, PortRule, Protocol, Requirement,
     Rule, Selector,
 };
 use netpold_core::ops::Capacity;
+use netpold_core::options::Options;
 use netpold_testbed::{Cni, Unmount, require_root};
 
 use crate::cluster::{Cluster, NAMESPACE};

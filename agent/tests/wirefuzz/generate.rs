@@ -8,12 +8,12 @@ use netpold_testbed::ethernet;
 use netpold_testbed::packet::{frame, icmp_packet, packet, udp_packet};
 
 use crate::judge::{History, Sent};
-use crate::random::Random;
 use crate::read::{self, ICMP, ICMPV6, SCTP, TCP, Tuple, UDP};
 use crate::services::NODE_PORT;
 use crate::shape::{Shape, extension, message, options, routing};
 use crate::traits::Trait;
 use crate::world::{PORTS, Party, World};
+use netpold_testkit::random::Random;
 
 const BROADCAST: [u8; 6] = [0xff; 6];
 const SOURCE_PORTS: [u16; 7] = [5000, 5001, 5002, 4000, 80, 8080, NODE_PORT];

@@ -25,8 +25,6 @@
 mod cluster;
 mod generate;
 mod judge;
-#[path = "../kernel/random.rs"]
-mod random;
 mod read;
 mod run;
 #[expect(dead_code, reason = "of the Services, only what fuzzing needs")]

@@ -4,8 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use netpold_testbed::packet::{checksummed, ipv4, ipv6, tcp_message, udp_message};
 
-use crate::random::Random;
 use crate::read::{ICMP, ICMPV6, SCTP, TCP, Tuple, UDP};
+use netpold_testkit::random::Random;
 
 /// Protocol number of the Fragment header.
 const FRAGMENT: u8 = 44;

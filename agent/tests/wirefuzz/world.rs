@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use netpold_core::model::{Key, Pod as PodModel};
-use netpold_core::oracle::Oracle;
 use netpold_testbed::{Cni, Flow, Host, Node, PodSpec, Protocol, Proxy, Wire, link_nodes, skip};
+use netpold_testkit::oracle::Oracle;
 use serde_json::json;
 
 use crate::cluster::{Cluster, NAMESPACE, PORT, isolate};

@@ -1,9 +1,7 @@
 //! Tables that host tests share.
 
-use netpold_ebpf::{
-    host::HostTables,
-    layout::{PORTS_EVERY, Row, TRIE_POINTER},
-};
+use netpold_ebpf::layout::{PORTS_EVERY, Row, TRIE_POINTER};
+use netpold_testkit::node::NodeTables;
 
 /// Row that allows nothing.
 pub(crate) const NOBODY: u32 = 1;
@@ -11,14 +9,14 @@ pub(crate) const NOBODY: u32 = 1;
 pub(crate) const CLIENTS: u32 = 2;
 
 /// The rows [`NOBODY`] and [`CLIENTS`] and what they need, without an endpoint.
-pub(crate) fn tables() -> HostTables {
-    let mut tables = HostTables::new(16);
+pub(crate) fn tables() -> NodeTables {
+    let mut tables = NodeTables::new(16);
     let mut block = [0; 256];
     block[1] = 1;
-    tables.trie_root[0x0a00] = TRIE_POINTER;
-    tables.trie_blocks.push(block);
+    tables.policy.trie_root[0x0a00] = TRIE_POINTER;
+    tables.policy.trie_blocks.push(block);
     let mut admits = Row::EMPTY;
     admits.first[1] = PORTS_EVERY;
-    tables.rows.extend([Row::EMPTY, admits]);
+    tables.policy.rows.extend([Row::EMPTY, admits]);
     tables
 }

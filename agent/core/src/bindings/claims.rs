@@ -1,11 +1,14 @@
 //! Who may have a veth: what the node says, what was seen inside first, whose namespace it is.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::{Answer, Binding, Bindings, Held, Proof, mirrored_uid};
-use crate::cluster::{Cluster, is_subject};
-use crate::model::{Bound, Pod, Standing};
+use crate::bindings::veth::{
+    Answer, Binding, Held, Proof, as_judged, mirrored_uid, without_addresses,
+};
+use crate::cluster::Cluster;
+use crate::model::{Bound, Owner, Pod, Standing};
 
 /// A pod that may be a veth's.
 #[derive(Clone, Debug)]
@@ -62,7 +65,34 @@ impl Candidate {
     }
 }
 
-impl Bindings {
+/// The veths, and what the node says of them.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    pub(super) veths: BTreeMap<u32, Held>,
+    pub(super) answers: Vec<Answer>,
+    /// Places of the last answers that name an interface.
+    pub(super) naming: BTreeMap<String, usize>,
+}
+
+impl Claims {
+    /// Whose a veth is.
+    pub(super) fn owner(&self, held: &Held, cluster: &Cluster) -> Owner {
+        match &held.binding {
+            Some(binding) => Owner::Pod(binding.bound.clone()),
+            None if held.lost || self.rival(held, cluster).is_some() => Owner::Denied,
+            None => Owner::Unbound,
+        }
+    }
+
+    /// Takes over what the API says of bound pods.
+    pub(super) fn refresh(&mut self, cluster: &Cluster) {
+        for held in self.veths.values_mut() {
+            if let Some(binding) = &mut held.binding {
+                refresh(&mut binding.bound, cluster, &self.answers);
+            }
+        }
+    }
+
     /// Who has a veth by the node's word, the most credible first.
     fn named(&self, held: &Held, cluster: &Cluster) -> Vec<Candidate> {
         let answer = self.naming.get(&held.veth.name).and_then(|n| self.answers.get(*n));
@@ -198,17 +228,36 @@ pub(super) fn claimants<'a>(
     pods.map(Candidate::listed)
 }
 
-/// A pod of this node as the API has it: one that has finished counts as gone, though not for its veth.
-pub(super) fn as_judged(pod: &Arc<Pod>) -> (Arc<Pod>, Standing) {
-    if is_subject(pod) {
-        return (Arc::clone(pod), Standing::Listed);
+/// Takes over what the API says of a bound pod.
+fn refresh(bound: &mut Bound, cluster: &Cluster, answers: &[Answer]) {
+    let former = Arc::clone(&bound.pod);
+    let unlisted = matches!(bound.standing, Standing::Unlisted | Standing::Unlabelled);
+    let is_it = |pod: &&Arc<Pod>| {
+        let mirrored = || pod.uid == mirrored_uid(&former.uid, &former.key);
+        pod.uid == former.uid || unlisted && (former.uid.is_empty() || mirrored())
+    };
+    let here = |pod: &&Arc<Pod>| pod.node == cluster.node_name() && !pod.host_network;
+    let said = cluster.pods().get(&former.key).filter(is_it).filter(here);
+    let answered = || answers.iter().rev().find(|answer| answer.is_of(&former));
+    if let Some(pod) = said {
+        (bound.pod, bound.standing) = as_judged(pod);
+    } else if !unlisted {
+        bound.standing = Standing::Deleted;
+    } else if let Some(answer) = answered() {
+        let now = Candidate::of_answer(answer, cluster).bound();
+        (bound.pod, bound.standing) = (now.pod, now.standing);
     }
-    (Arc::new(Pod { finished: false, ..pod.as_ref().clone() }), Standing::Deleted)
-}
-
-/// For a veth that has other addresses, of which nothing is known.
-pub(super) fn without_addresses(pod: &mut Arc<Pod>) {
-    if !pod.addresses.is_empty() {
-        Arc::make_mut(pod).addresses.clear();
+    if bound.second {
+        without_addresses(&mut bound.pod);
+        return;
+    }
+    if bound.pod.addresses.is_empty() && !former.addresses.is_empty() {
+        Arc::make_mut(&mut bound.pod).addresses.clone_from(&former.addresses);
+    }
+    // What another pod has been given since is not this one's to send from.
+    let uid = bound.pod.uid.clone();
+    let foreign = |a: &IpAddr| cluster.owner(*a).is_some_and(|owner| owner.uid != uid);
+    if bound.standing != Standing::Listed && bound.pod.addresses.iter().any(foreign) {
+        Arc::make_mut(&mut bound.pod).addresses.retain(|address| !foreign(address));
     }
 }

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use super::claims::claimants;
-use super::{Bindings, Held, Veth};
+use crate::bindings::claims::{Claims, claimants};
+use crate::bindings::veth::{Held, Veth};
 use crate::cluster::Cluster;
 use crate::model::{Bound, Key, Standing};
 
@@ -102,27 +102,24 @@ impl fmt::Display for Problem {
     }
 }
 
-impl Bindings {
-    /// What is not as it should be, as of the last [`Bindings::settle`].
-    #[must_use]
-    pub fn problems(&self, cluster: &Cluster) -> Vec<Problem> {
-        let all = self.veths.values().filter(|held| held.told.is_some());
-        all.flat_map(|held| match &held.binding {
-            Some(binding) => of_bound(held, &binding.bound, cluster),
-            None => self.of_unbound(held, cluster).into_iter().collect(),
-        })
-        .collect()
-    }
+/// What is not as it should be.
+pub(super) fn of_claims(claims: &Claims, cluster: &Cluster) -> Vec<Problem> {
+    let all = claims.veths.values().filter(|held| held.told.is_some());
+    all.flat_map(|held| match &held.binding {
+        Some(binding) => of_bound(held, &binding.bound, cluster),
+        None => of_unbound(claims, held, cluster).into_iter().collect(),
+    })
+    .collect()
+}
 
-    fn of_unbound(&self, held: &Held, cluster: &Cluster) -> Option<Problem> {
-        let interface = held.veth.name.clone();
-        if held.lost {
-            return Some(Problem::Lost { interface });
-        }
-        let (pod, holder) = self.rival(held, cluster)?;
-        let bound = self.veths.get(&holder)?.veth.name.clone();
-        Some(Problem::Rival { interface, pod: pod.key.clone(), bound })
+fn of_unbound(claims: &Claims, held: &Held, cluster: &Cluster) -> Option<Problem> {
+    let interface = held.veth.name.clone();
+    if held.lost {
+        return Some(Problem::Lost { interface });
     }
+    let (pod, holder) = claims.rival(held, cluster)?;
+    let bound = claims.veths.get(&holder)?.veth.name.clone();
+    Some(Problem::Rival { interface, pod: pod.key.clone(), bound })
 }
 
 fn of_bound(held: &Held, bound: &Bound, cluster: &Cluster) -> Vec<Problem> {

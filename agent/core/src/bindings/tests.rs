@@ -1,7 +1,9 @@
 use std::net::IpAddr;
 
 use super::*;
-use crate::compile::{Compiler, Options};
+use crate::compile::Compiler;
+use crate::model::Labels;
+use crate::options::Options;
 
 const NODE: &str = "here";
 
@@ -68,12 +70,12 @@ impl World {
 
     fn apply(&mut self, change: Change) {
         self.bindings.note(&change, self.compiler.cluster());
-        self.compiler.apply(change);
+        self.compiler.ingest(change);
     }
 
     fn settle(&mut self) {
         for change in self.bindings.settle(self.compiler.cluster()) {
-            self.compiler.apply(change);
+            self.compiler.ingest(change);
         }
         self.compiler.update().unwrap();
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use crate::cluster::Dirty;
+use crate::cluster::dirty::Dirty;
 use crate::model::{EndpointSlice, Key, Pod, Protocol, Service, ServicePort};
 
 /// Where packets are translated, and to whom.
@@ -19,6 +19,8 @@ pub(crate) struct Services {
     at: BTreeMap<IpAddr, Vec<Arc<Service>>>,
     behind: BTreeMap<IpAddr, Vec<Arc<EndpointSlice>>>,
     with_node_ports: BTreeMap<Key, Arc<Service>>,
+    /// Services that another proxy serves; they are in none of the above.
+    unserved: BTreeSet<Key>,
     /// Every node's addresses and how many Nodes have them.
     nodes: BTreeMap<IpAddr, u32>,
 }
@@ -55,6 +57,16 @@ impl Services {
         &self.slices
     }
 
+    /// Whether a Service is left to another proxy.
+    pub(crate) fn is_unserved(&self, service: &Key) -> bool {
+        self.unserved.contains(service)
+    }
+
+    /// The slices of a Service.
+    pub(crate) fn slices_of(&self, service: &Key) -> &[Arc<EndpointSlice>] {
+        self.slices_of.get(service).map_or(&[], Vec::as_slice)
+    }
+
     /// The Services that have an address.
     pub(crate) fn at(&self, address: IpAddr) -> &[Arc<Service>] {
         self.at.get(&address).map_or(&[], Vec::as_slice)
@@ -63,17 +75,6 @@ impl Services {
     /// Whether an address is one of some Service's cluster addresses.
     pub(crate) fn is_cluster_address(&self, address: IpAddr) -> bool {
         self.at(address).iter().any(|service| service.cluster.contains(&address))
-    }
-
-    /// The Services that packets to an address may be for, and their slices.
-    pub(crate) fn leading_from(&self, address: IpAddr) -> (Vec<&Service>, Vec<&EndpointSlice>) {
-        let own = self.at(address).iter();
-        let node_ports = self.is_node(address).then(|| self.with_node_ports.values());
-        let services: Vec<&Service> =
-            own.chain(node_ports.into_iter().flatten()).map(|service| &**service).collect();
-        let slices = services.iter().filter_map(|service| self.slices_of.get(&service.key));
-        let slices = slices.flatten().map(|slice| &**slice).collect();
-        (services, slices)
     }
 
     /// The Services that have node ports.
@@ -144,6 +145,11 @@ impl Services {
 
     /// A Service now is this, or is gone. One that the nodes' proxy does not serve is none.
     pub(crate) fn set_service(&mut self, key: &Key, new: Option<Service>, dirty: &mut Dirty) {
+        if new.as_ref().is_some_and(|service| service.unserved) {
+            self.unserved.insert(key.clone());
+        } else {
+            self.unserved.remove(key);
+        }
         let new = new.filter(|service| !service.unserved);
         let old = self.services.get(key).cloned();
         if old.as_deref() == new.as_ref() {

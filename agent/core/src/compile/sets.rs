@@ -1,164 +1,155 @@
-//! Port sets and bitmaps, by content.
+//! What addresses are: the sets that each belongs to, and the classes that these sets make.
+//!
+//! [`registry`] numbers the sets that rules in use speak of, [`members`] finds those of a pod,
+//! [`block_groups`] those of blocks, [`service_targets`] those of Services' addresses. [`partition`]
+//! keeps which prefixes have which sets, [`classes`] numbers the combinations.
 
-use std::collections::BTreeSet;
-use std::ops::Range;
+pub(crate) mod block_groups;
+pub(crate) mod classes;
+mod members;
+pub(crate) mod partition;
+pub(crate) mod registry;
+mod selector_index;
+pub(crate) mod service_targets;
+mod services;
+pub(crate) mod set;
 
-use hashbrown::HashMap;
-use netpold_ebpf::layout::{
-    PORTS_ALL, PORTS_EVERY, PORTS_FIRST_BITMAP, PORTS_NONE, PORTS_ONE, PortSet, PortWord,
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
-use crate::compile::expected::Expected;
-use crate::compile::ids::Ids;
-use crate::compile::ports::Grant;
-use crate::compile::tries::{ALL, NONE, Trie, Tries};
-use crate::model::Protocol;
-use crate::ops::Op;
+use crate::cluster::{Cluster, Dirty};
+use crate::model::Key;
+use crate::prefix::Prefix;
+use block_groups::BlockGroups;
+use classes::Classes;
+use members::PeerSets;
+use partition::AddressPartition;
+use service_targets::ServiceTargets;
+use services::{Services, Settling};
+use set::{HairpinService, NameId, PeerSet, ServiceTarget, SetId, is_group, is_targets};
 
-/// Number of the port set that allows nothing.
-pub(crate) const PORT_SET_NONE: u32 = 0;
-/// Number of the port set that allows every protocol and port.
-pub(crate) const PORT_SET_ALL: u32 = 1;
-/// First number of the others.
-const PORT_SET_FIRST: u32 = 2;
-
-const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
-
-/// The port sets and bitmaps in use.
+/// What addresses are, as of the last update.
 #[derive(Debug)]
 pub(crate) struct Sets {
-    pub(crate) ids: Ids,
-    pub(crate) bitmap_ids: Ids,
-    by_ports: HashMap<Grant, u32>,
-    /// Content and number of row columns, by port set.
-    live: HashMap<u32, (Grant, PortSet, u32)>,
-    /// Bitmap and number of port sets, by content.
-    bitmaps: HashMap<Trie, (u32, u32)>,
-    /// Sets without a column (some may have got one since).
-    idle: BTreeSet<u32>,
+    pub(crate) peers: PeerSets,
+    pub(crate) groups: BlockGroups,
+    pub(crate) targets: ServiceTargets,
+    services: Services,
+    pub(crate) partition: AddressPartition,
+    pub(crate) classes: Classes,
+}
+
+/// Peer sets and names whose use began or ended.
+#[derive(Debug, Default)]
+pub(crate) struct Usage {
+    pub(crate) peer_sets: BTreeMap<SetId, i32>,
+    pub(crate) names: BTreeMap<NameId, i32>,
 }
 
 impl Sets {
+    /// Nobody speaks of any address.
     pub(crate) fn new() -> Self {
         Self {
-            ids: Ids::new(PORT_SET_FIRST),
-            bitmap_ids: Ids::new(PORTS_FIRST_BITMAP),
-            by_ports: HashMap::new(),
-            live: HashMap::new(),
-            bitmaps: HashMap::new(),
-            idle: BTreeSet::new(),
+            peers: PeerSets::default(),
+            groups: BlockGroups::default(),
+            targets: ServiceTargets::default(),
+            services: Services::default(),
+            partition: AddressPartition::new(),
+            classes: Classes::new(),
         }
     }
 
-    /// The port set of a grant without names; its bitmaps are filled by `ops` if they are new.
-    pub(crate) fn intern(&mut self, ports: &Grant, tries: &Tries, ops: &mut Vec<Op>) -> u32 {
-        if ports.is_none() {
-            return PORT_SET_NONE;
-        }
-        if *ports == Grant::EVERYTHING {
-            return PORT_SET_ALL;
-        }
-        if let Some(set) = self.by_ports.get(ports) {
-            return *set;
-        }
-        let [tcp, udp, sctp] =
-            PROTOCOLS.map(|protocol| self.bitmap(ports.of(protocol), tries, ops));
-        let other = if ports.other { PORTS_ALL } else { PORTS_NONE };
-        let set = self.ids.take();
-        self.by_ports.insert(*ports, set);
-        self.live.insert(set, (*ports, PortSet { tcp, udp, sctp, other }, 0));
-        self.idle.insert(set);
-        set
+    /// Gives every address its class. `backed`: the Services with a backend among the pods that are isolated
+    /// for ingress alone. Returns the prefixes that were looked at, in order.
+    pub(crate) fn settle(
+        &mut self,
+        cluster: &Cluster,
+        dirty: &Dirty,
+        usage: &Usage,
+        backed: impl FnOnce() -> BTreeSet<Key>,
+    ) -> Vec<Prefix> {
+        let served = self.refresh_addresses(cluster, dirty.addresses.clone(), usage);
+        let mut settling = Settling {
+            cluster,
+            registry: &self.peers.registry,
+            services: &mut self.services,
+            targets: &mut self.targets,
+            partition: &mut self.partition,
+            classes: &mut self.classes,
+        };
+        settling.settle(dirty, &served, backed)
     }
 
-    fn bitmap(&mut self, ports: Trie, tries: &Tries, ops: &mut Vec<Op>) -> u32 {
-        match ports {
-            NONE => return PORTS_NONE,
-            ALL => return PORTS_ALL,
-            _ => {}
-        }
-        if let Some(port) = tries.only(ports) {
-            return PORTS_ONE | u32::from(port);
-        }
-        if let Some((bitmap, users)) = self.bitmaps.get_mut(&ports) {
-            *users += 1;
-            return *bitmap;
-        }
-        let bitmap = self.bitmap_ids.take();
-        ops.push(Op::Bitmap(bitmap, tries.bitmap(ports)));
-        self.bitmaps.insert(ports, (bitmap, 1));
-        bitmap
-    }
-
-    /// A port set as the tables hold it. Of what is no set in use: nothing allowed.
-    pub(crate) fn word(&self, set: u32) -> PortWord {
-        match set {
-            PORT_SET_ALL => PORTS_EVERY,
-            _ => self.live.get(&set).map_or(0, |(_, content, _)| content.word()),
-        }
-    }
-
-    /// One column more has this set.
-    pub(crate) fn acquire(&mut self, set: u32) {
-        if let Some((_, _, columns)) = self.live.get_mut(&set) {
-            *columns += 1;
-        }
-    }
-
-    /// One column less has this set.
-    pub(crate) fn release(&mut self, set: u32) {
-        if let Some((_, _, columns)) = self.live.get_mut(&set) {
-            *columns -= 1;
-            if *columns == 0 {
-                self.idle.insert(set);
+    /// Brings the address space up to date: blocks that came or went, and the addresses that are dirty
+    /// or may belong to a peer set that came or went. Returns the service targets that local pods have
+    /// begun or ceased to serve.
+    fn refresh_addresses(
+        &mut self,
+        cluster: &Cluster,
+        mut addresses: BTreeSet<IpAddr>,
+        usage: &Usage,
+    ) -> Vec<HairpinService> {
+        let (mut of_pods, mut served) = (Vec::new(), Vec::new());
+        for (id, _) in usage.peer_sets.iter().filter(|(_, change)| **change != 0) {
+            match self.peers.registry.peer_set(*id) {
+                Some(PeerSet::OwnNode) => addresses.extend(cluster.own_addresses()),
+                Some(PeerSet::HairpinService(hairpin)) => served.push(hairpin.clone()),
+                _ => of_pods.push(*id),
             }
         }
-    }
-
-    /// Tells the bitmaps whose numbers are in a range.
-    pub(crate) fn expected(
-        &self,
-        range: Range<u32>,
-        tries: &Tries,
-        tell: &mut dyn FnMut(Expected<'_>),
-    ) {
-        let mut bitmaps: Vec<(u32, Trie)> = self
-            .bitmaps
-            .iter()
-            .map(|(ports, (bitmap, _))| (*bitmap, *ports))
-            .filter(|(bitmap, _)| range.contains(bitmap))
-            .collect();
-        bitmaps.sort_unstable_by_key(|(bitmap, _)| *bitmap);
-        for (bitmap, ports) in bitmaps {
-            tell(Expected::Bitmap(bitmap, tries.bitmap(ports)));
+        self.partition.set_groups(&self.groups.settle());
+        let members = self.peers.members(cluster, &of_pods);
+        let names = usage.names.iter().filter(|(_, change)| **change != 0);
+        let names: Vec<NameId> = names.map(|(id, _)| *id).collect();
+        addresses.extend(self.peers.members_of_names(cluster, &names));
+        // Before addresses are looked at: what is not in use must not be found.
+        let dropped =
+            usage.names.values().chain(usage.peer_sets.values()).any(|change| *change <= 0);
+        if dropped {
+            self.peers.sweep();
         }
+        for address in addresses {
+            let own = self.peers.of_address(cluster, address);
+            self.partition.set_host(Prefix::host(address), own);
+        }
+        for (group, of_labels) in &members {
+            for pod in group.pods() {
+                for address in &pod.addresses {
+                    let own = self.peers.of_member(cluster, *address, of_labels);
+                    self.partition.set_host(Prefix::host(*address), own);
+                }
+            }
+        }
+        served
     }
 
-    /// The sets of ports that are in use.
-    pub(crate) fn tries(&self) -> impl Iterator<Item = Trie> {
-        self.live.values().flat_map(|(ports, ..)| ports.sets())
+    /// What stands for a peer set of a membership: service targets in full, of a group its first prefix.
+    pub(crate) fn content(&self, id: SetId) -> Option<PeerSet> {
+        if is_group(id) {
+            return self.groups.first(id).map(|prefix| PeerSet::Blocks(prefix.to_net()));
+        }
+        if !is_targets(id) {
+            return self.peers.registry.peer_set(id).cloned();
+        }
+        let named =
+            |peer_sets: &[SetId]| peer_sets.iter().filter_map(|id| self.content(*id)).collect();
+        let targets = self.targets.of(&[id])?;
+        let targets = targets.iter().map(|target| ServiceTarget {
+            protocol: target.protocol,
+            port: target.port,
+            elsewhere: target.elsewhere,
+            backends: target
+                .backends
+                .iter()
+                .map(|(peer_sets, port)| (named(peer_sets), *port))
+                .collect(),
+        });
+        Some(PeerSet::ServiceTargets(targets.collect()))
     }
 
-    /// Ends the update: retires what has no user.
+    /// Ends the update: forgets what no address and no rule has any more.
     pub(crate) fn sweep(&mut self) {
-        for set in std::mem::take(&mut self.idle) {
-            if self.live.get(&set).is_some_and(|(_, _, columns)| *columns == 0)
-                && let Some((ports, ..)) = self.live.remove(&set)
-            {
-                self.by_ports.remove(&ports);
-                self.ids.retire(set);
-                PROTOCOLS.iter().for_each(|protocol| self.release_bitmap(ports.of(*protocol)));
-            }
-        }
-    }
-
-    fn release_bitmap(&mut self, ports: Trie) {
-        if let Some((bitmap, users)) = self.bitmaps.get_mut(&ports) {
-            *users -= 1;
-            if *users == 0 {
-                self.bitmap_ids.retire(*bitmap);
-                self.bitmaps.remove(&ports);
-            }
-        }
+        self.targets.sweep();
+        self.groups.sweep();
     }
 }

@@ -1,22 +1,20 @@
 //! One update: from what is dirty to ordered operations.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use netpold_ebpf::layout::{ClassId, Endpoint, ROW_NOT_ISOLATED, untranslated};
 
-use crate::cluster::Dirty;
-use crate::compile::Compiler;
-use crate::compile::classes::Signature;
-use crate::compile::endpoints::Live;
-use crate::compile::peers::{Atom, AtomId, NameId, Serves};
-use crate::compile::ports::Grant;
-use crate::compile::prefix::Prefix;
-use crate::compile::spec::Spec;
-use crate::delta::{Plan, RowPair};
-use crate::model::Pod;
+use crate::cluster::{Cluster, Dirty};
+use crate::compile::ordering::{Plan, RowPair};
+use crate::compile::rules::Rules;
+use crate::compile::rules::direction_policy::DirectionPolicy;
+use crate::compile::sets::set::Membership;
+use crate::compile::sets::{Sets, Usage};
+use crate::compile::tables::Tables;
+use crate::compile::tables::endpoints::Live;
 use crate::ops::Op;
+use crate::options::Options;
 
 /// The endpoints that an update concerns.
 #[derive(Debug, Default)]
@@ -29,258 +27,227 @@ struct EndpointChanges {
     new: Vec<u32>,
 }
 
-/// Atoms and names whose use began or ended.
-#[derive(Debug, Default)]
-struct Usage {
-    atoms: BTreeMap<AtomId, i32>,
-    names: BTreeMap<NameId, i32>,
+/// One update: what it reads, and what it brings up to date.
+pub(super) struct Update<'a> {
+    pub(super) cluster: &'a Cluster,
+    pub(super) options: &'a Options,
+    pub(super) sets: &'a mut Sets,
+    pub(super) rules: &'a mut Rules,
+    pub(super) tables: &'a mut Tables,
 }
 
-impl Compiler {
+impl Update<'_> {
     /// Carries out an update on everything but the kernel, regardless of capacity.
-    pub(super) fn run(&mut self) -> Vec<Op> {
+    pub(super) fn run(mut self, dirty: &Dirty) -> Vec<Op> {
         let mut ops = Vec::new();
-        let dirty = std::mem::take(&mut self.dirty);
-        self.rows.begin(&mut ops);
-        self.endpoints.begin(&self.cluster);
+        self.tables.rows.begin(&mut ops);
+        self.tables.endpoints.begin(self.cluster);
         if dirty.namespaces {
-            self.atoms.namespaces_changed();
+            self.sets.peers.namespaces_changed();
         }
-        let (mut changes, usage) = self.refresh_endpoints(&dirty);
-        self.endpoints_version += u64::from(!changes.concerned.is_empty());
-        let served = self.refresh_addresses(dirty.addresses.clone(), &usage);
-        let touched = self.settle_space(&dirty, &served);
+        let (mut changes, usage) = self.refresh_endpoints(dirty);
+        self.tables.endpoints.version += u64::from(!changes.concerned.is_empty());
+        let touched =
+            self.sets.settle(self.cluster, dirty, &usage, || self.tables.endpoints.backed());
         self.fill_rows(&changes, &mut ops);
 
-        let moves = self.tables.moves(&self.space, &touched);
+        let moves = self.tables.addresses.moves(&self.sets.partition, &touched);
         let words = self.changing_words(&changes);
-        let (plan, through) = Plan::new(moves, &words, &self.rows, &mut self.classes);
-        if !through.is_empty() {
-            changes.concerned.extend(self.endpoints.live.keys());
+        let (plan, via_temporary) =
+            Plan::new(moves, &words, &self.tables.rows, &mut self.sets.classes);
+        if !via_temporary.is_empty() {
+            changes.concerned.extend(self.tables.endpoints.live.keys());
             self.separate_rows(&changes, &mut ops);
-            self.fill_temporary(&through, &mut ops);
+            self.fill_temporary(&via_temporary, &mut ops);
         }
-        self.rows.write(&self.sets, &mut ops);
+        self.tables.rows.write(&self.tables.port_sets, &mut ops);
 
         for slot in &changes.gone {
-            self.endpoints.vanish(*slot, &mut ops);
+            self.tables.endpoints.vanish(*slot, &mut ops);
         }
         if !changes.gone.is_empty() && !plan.is_empty() {
             ops.push(Op::Grace);
         }
         if !words.is_empty() {
-            plan.before_rows(&mut self.tables, &mut ops);
+            plan.before_rows(&mut self.tables.addresses, &mut ops);
         }
         self.flip_endpoints(&changes, &mut ops);
         if !words.is_empty() && plan.goes_on_after_rows() {
             ops.push(Op::Grace);
         }
-        plan.after_rows(words.is_empty(), &mut self.tables, &mut ops);
-        self.endpoints.unplaced.clear();
+        plan.after_rows(words.is_empty(), &mut self.tables.addresses, &mut ops);
+        self.tables.endpoints.unplaced.clear();
         for ifindex in &changes.new {
             let rows = self.desired_rows(*ifindex);
-            self.endpoints.appear(*ifindex, pack(rows), &mut ops);
+            self.tables.endpoints.appear(*ifindex, pack(rows), &mut ops);
         }
         self.sweep(&changes);
         ops
     }
 
-    /// Builds the endpoints that may have changed anew and counts the use of specs.
+    /// Builds the endpoints that may have changed anew and counts the use of direction policies.
     fn refresh_endpoints(&mut self, dirty: &Dirty) -> (EndpointChanges, Usage) {
         let mut indexes = dirty.interfaces.clone();
         indexes.extend(dirty.addresses.iter().flat_map(|a| self.cluster.interfaces_with(*a)));
         let backends = dirty.backends.iter();
         indexes.extend(backends.flat_map(|a| self.cluster.interfaces_of_claimants(*a)));
-        let reconsidered = self.refresh_limits(dirty, &indexes);
-        indexes.extend(self.endpoints.in_namespaces(&dirty.policies));
-        indexes.extend(self.endpoints.in_namespaces(&reconsidered));
+        let concerned = self.namespaces(&indexes);
+        let reconsidered = self.rules.reconsider(self.cluster, dirty, concerned);
+        indexes.extend(self.tables.endpoints.in_namespaces(&dirty.policies));
+        indexes.extend(self.tables.endpoints.in_namespaces(&reconsidered));
         // Those that found no slot may find one now.
-        indexes.extend(&self.endpoints.unplaced);
+        indexes.extend(&self.tables.endpoints.unplaced);
         let mut changes = EndpointChanges::default();
-        let mut released: Vec<Arc<Spec>> = Vec::new();
+        let mut released: Vec<Arc<DirectionPolicy>> = Vec::new();
         let mut usage = Usage::default();
         for ifindex in &indexes {
             let new = self.cluster.interfaces().get(ifindex).and_then(|interface| {
-                let (specs, atoms) = (&mut self.specs, &mut self.atoms);
-                self.endpoints.build(interface, &self.cluster, &self.options, specs, atoms)
+                let (rules, registry) = (&mut *self.rules, &mut self.sets.peers.registry);
+                let endpoints = &mut self.tables.endpoints;
+                endpoints.build(interface, self.cluster, self.options, rules, registry)
             });
-            for spec in new.iter().flat_map(|live| live.specs.iter().flatten()) {
-                self.acquire_spec(spec, &mut usage);
+            for direction_policy in
+                new.iter().flat_map(|live| live.direction_policies.iter().flatten())
+            {
+                self.acquire_policy(direction_policy, &mut usage);
             }
             let old = match new {
-                Some(new) => self.endpoints.live.insert(*ifindex, new),
-                None => self.endpoints.live.remove(ifindex),
+                Some(new) => self.tables.endpoints.live.insert(*ifindex, new),
+                None => self.tables.endpoints.live.remove(ifindex),
             };
-            changes.note(*ifindex, old.as_ref(), self.endpoints.live.get(ifindex));
-            released.extend(old.into_iter().flat_map(|live| live.specs.into_iter().flatten()));
+            changes.note(*ifindex, old.as_ref(), self.tables.endpoints.live.get(ifindex));
+            released.extend(
+                old.into_iter().flat_map(|live| live.direction_policies.into_iter().flatten()),
+            );
         }
         // Only now, so that what moves from one endpoint to another stays in use.
-        for spec in released {
-            self.release_spec(&spec, &mut usage);
+        for direction_policy in released {
+            self.release_policy(&direction_policy, &mut usage);
         }
         changes.concerned = indexes;
         (changes, usage)
     }
 
-    /// Weighs what the update is about. Returns the namespaces in which something else is closed.
-    fn refresh_limits(&mut self, dirty: &Dirty, indexes: &BTreeSet<u32>) -> BTreeSet<String> {
-        let cluster = &self.cluster;
-        let pod = |index: &u32| cluster.pod_behind(cluster.interfaces().get(index)?).cloned();
-        let before = |index: &u32| {
-            self.endpoints.live.get(index).map(|live| live.identity.pod.namespace.clone())
-        };
-        let now = indexes.iter().filter_map(pod).map(|pod| pod.key.namespace.clone());
-        let mut concerned: BTreeSet<String> =
-            now.chain(indexes.iter().filter_map(before)).collect();
-        let limits = &mut self.specs.limits;
-        let mut limits = std::mem::take(limits);
-        let mut changed = limits.reconsider(dirty, concerned.iter().cloned(), &self.specs);
-        concerned.extend(dirty.policies.iter().cloned());
-        let mut here: BTreeMap<&str, Vec<Arc<Pod>>> = BTreeMap::new();
-        let pods: Vec<Arc<Pod>> = if concerned.is_empty() {
-            Vec::new()
-        } else {
-            cluster.interfaces().keys().filter_map(pod).collect()
-        };
-        for pod in pods.iter().filter(|pod| concerned.contains(&pod.key.namespace)) {
-            here.entry(&pod.key.namespace).or_default().push(pod.clone());
-        }
-        for namespace in &concerned {
-            let pods = here.get(namespace.as_str()).map_or(&[][..], Vec::as_slice);
-            if limits.weigh(cluster, namespace, pods) {
-                changed.insert(namespace.clone());
-            }
-        }
-        self.specs.limits = limits;
-        changed
+    /// The namespaces of these interfaces' pods, now and before.
+    fn namespaces(&self, indexes: &BTreeSet<u32>) -> BTreeSet<String> {
+        let now = indexes.iter().filter_map(|index| {
+            let pod = self.cluster.pod_behind(self.cluster.interfaces().get(index)?)?;
+            Some(pod.key.namespace.clone())
+        });
+        let before = indexes.iter().filter_map(|index| {
+            self.tables.endpoints.live.get(index).map(|live| live.identity.pod.namespace.clone())
+        });
+        now.chain(before).collect()
     }
 
-    fn acquire_spec(&mut self, spec: &Arc<Spec>, usage: &mut Usage) {
-        let Some(id) = self.specs.acquire(spec) else { return };
-        self.atoms.groups.acquire(id, spec);
-        for atom in spec.peers.keys().filter(|atom| self.atoms.acquire(**atom)) {
-            *usage.atoms.entry(*atom).or_default() += 1;
+    fn acquire_policy(&mut self, direction_policy: &Arc<DirectionPolicy>, usage: &mut Usage) {
+        let Some(id) = self.rules.direction_policies.acquire(direction_policy) else { return };
+        self.sets.groups.acquire(id, &direction_policy.blocks.changes);
+        for peer_set in
+            direction_policy.peers.keys().filter(|peer_set| self.sets.peers.acquire(**peer_set))
+        {
+            *usage.peer_sets.entry(*peer_set).or_default() += 1;
         }
-        for name in spec.names.iter().filter(|name| self.atoms.acquire_name(**name)) {
+        for name in direction_policy
+            .names
+            .iter()
+            .filter(|name| self.sets.peers.registry.acquire_name(**name))
+        {
             *usage.names.entry(*name).or_default() += 1;
         }
     }
 
-    fn release_spec(&mut self, spec: &Arc<Spec>, usage: &mut Usage) {
-        let Some(id) = self.specs.release(spec) else { return };
-        self.atoms.groups.release(id, spec);
-        for atom in spec.peers.keys().filter(|atom| self.atoms.release(**atom)) {
-            *usage.atoms.entry(*atom).or_default() -= 1;
+    fn release_policy(&mut self, direction_policy: &Arc<DirectionPolicy>, usage: &mut Usage) {
+        let Some(id) = self.rules.direction_policies.release(direction_policy) else { return };
+        self.sets.groups.release(id, &direction_policy.blocks.changes);
+        for peer_set in
+            direction_policy.peers.keys().filter(|peer_set| self.sets.peers.release(**peer_set))
+        {
+            *usage.peer_sets.entry(*peer_set).or_default() -= 1;
         }
-        for name in spec.names.iter().filter(|name| self.atoms.release_name(**name)) {
+        for name in direction_policy
+            .names
+            .iter()
+            .filter(|name| self.sets.peers.registry.release_name(**name))
+        {
             *usage.names.entry(*name).or_default() -= 1;
         }
     }
 
-    /// Brings the address space up to date: blocks that came or went, and the addresses that are
-    /// dirty or may belong to an atom that came or went. Returns the frontends that local pods have
-    /// begun or ceased to serve.
-    fn refresh_addresses(&mut self, mut addresses: BTreeSet<IpAddr>, usage: &Usage) -> Vec<Serves> {
-        let (mut of_pods, mut served) = (Vec::new(), Vec::new());
-        for (id, _) in usage.atoms.iter().filter(|(_, change)| **change != 0) {
-            match self.atoms.atom(*id) {
-                Some(Atom::OwnNode) => addresses.extend(self.cluster.own_addresses()),
-                Some(Atom::Serves(serves)) => served.push(serves.clone()),
-                _ => of_pods.push(*id),
-            }
-        }
-        self.space.set_groups(&self.atoms.groups.settle());
-        let members = self.atoms.members(&self.cluster, &of_pods);
-        let names = usage.names.iter().filter(|(_, change)| **change != 0);
-        let names: Vec<NameId> = names.map(|(id, _)| *id).collect();
-        addresses.extend(self.atoms.members_of_names(&self.cluster, &names));
-        // Before addresses are looked at: what is not in use must not be found.
-        let dropped = usage.names.values().chain(usage.atoms.values()).any(|change| *change <= 0);
-        if dropped {
-            self.atoms.sweep();
-        }
-        for address in addresses {
-            let own = self.atoms.of_address(&self.cluster, address);
-            self.space.set_host(Prefix::host(address), own);
-        }
-        for (kin, of_labels) in &members {
-            for pod in kin.pods() {
-                for address in &pod.addresses {
-                    let own = self.atoms.of_member(&self.cluster, *address, of_labels);
-                    self.space.set_host(Prefix::host(*address), own);
-                }
-            }
-        }
-        served
-    }
-
-    /// Fills the columns of new classes in the rows there are, then the rows of new specs.
+    /// Fills the columns of new classes in the rows there are, then the rows of new direction policies.
     fn fill_rows(&mut self, changes: &EndpointChanges, ops: &mut Vec<Op>) {
-        let new = self.classes.take_new();
-        let rows = self.rows.iter().filter(|_| !new.is_empty());
-        let rows: Vec<_> = rows.map(|(id, spec)| (id, spec.clone())).collect();
-        for (row, spec) in &rows {
-            self.fill_row(*row, spec, &new, ops);
+        let new = self.sets.classes.take_new();
+        let rows = self.tables.rows.iter().filter(|_| !new.is_empty());
+        let rows: Vec<_> =
+            rows.map(|(id, direction_policy)| (id, direction_policy.clone())).collect();
+        for (row, direction_policy) in &rows {
+            self.fill_row(*row, direction_policy, &new, ops);
         }
-        let mut missing: Vec<Arc<Spec>> = Vec::new();
-        for live in changes.concerned.iter().filter_map(|i| self.endpoints.live.get(i)) {
-            for spec in live.specs.iter().flatten() {
-                if self.rows.of_spec(spec).is_none() && !missing.contains(spec) {
-                    missing.push(spec.clone());
+        let mut missing: Vec<Arc<DirectionPolicy>> = Vec::new();
+        for live in changes.concerned.iter().filter_map(|i| self.tables.endpoints.live.get(i)) {
+            for direction_policy in live.direction_policies.iter().flatten() {
+                if self.tables.rows.of_policy(direction_policy).is_none()
+                    && !missing.contains(direction_policy)
+                {
+                    missing.push(direction_policy.clone());
                 }
             }
         }
-        for spec in &missing {
-            self.create_row(spec, ops);
+        for direction_policy in &missing {
+            self.create_row(direction_policy, ops);
         }
     }
 
     /// A new row with the columns of all classes.
-    fn create_row(&mut self, spec: &Arc<Spec>, ops: &mut Vec<Op>) {
-        let row = self.rows.create(spec);
-        let all = self.classes.iter().map(|(class, signature)| (class, signature.clone()));
+    fn create_row(&mut self, direction_policy: &Arc<DirectionPolicy>, ops: &mut Vec<Op>) {
+        let row = self.tables.rows.create(direction_policy);
+        let all = self.sets.classes.iter().map(|(class, membership)| (class, membership.clone()));
         let all: Vec<_> = all.collect();
-        self.fill_row(row, spec, &all, ops);
+        self.fill_row(row, direction_policy, &all, ops);
     }
 
-    /// Fills columns of a spec's row.
+    /// Fills columns of a direction policy's row.
     fn fill_row(
         &mut self,
         row: u32,
-        spec: &Arc<Spec>,
-        classes: &[(ClassId, Signature)],
+        direction_policy: &Arc<DirectionPolicy>,
+        classes: &[(ClassId, Membership)],
         ops: &mut Vec<Op>,
     ) {
-        let id = self.specs.id(spec);
+        let id = self.rules.direction_policies.id(direction_policy);
+        let (rows, sets) = (&mut self.tables.rows, &mut self.tables.port_sets);
+        let mut evaluator = self.rules.evaluator(self.sets);
         let mut columns = Vec::with_capacity(classes.len());
-        for (class, signature) in classes {
-            let allowed = spec.allowed(id, signature, &mut self.atoms);
-            columns.push((*class, self.sets.intern(&allowed, &self.atoms.tries, ops)));
+        for (class, membership) in classes {
+            let allowed = evaluator.allowed(direction_policy, id, membership);
+            columns.push((*class, sets.intern(&allowed, evaluator.tries, ops)));
             // A class that is translated has a column for what was not, too.
             if untranslated(*class) != *class {
-                let allowed = spec.allowed_untranslated(id, signature, &mut self.atoms);
-                let set = self.sets.intern(&allowed, &self.atoms.tries, ops);
+                let allowed = evaluator.allowed_untranslated(direction_policy, id, membership);
+                let set = sets.intern(&allowed, evaluator.tries, ops);
                 columns.push((untranslated(*class), set));
             }
         }
-        self.rows.set_columns(row, &columns, &mut self.sets, ops);
+        rows.set_columns(row, &columns, sets, ops);
     }
 
     /// The rows that an endpoint is to have.
     fn desired_rows(&self, ifindex: u32) -> RowPair {
-        let row = |spec: &Option<Arc<Spec>>| {
-            spec.as_ref().and_then(|spec| self.rows.of_spec(spec)).unwrap_or(ROW_NOT_ISOLATED)
+        let row = |direction_policy: &Option<Arc<DirectionPolicy>>| {
+            direction_policy
+                .as_ref()
+                .and_then(|direction_policy| self.tables.rows.of_policy(direction_policy))
+                .unwrap_or(ROW_NOT_ISOLATED)
         };
-        self.endpoints
-            .live
-            .get(&ifindex)
-            .map_or((0, 0), |live| (row(&live.specs[0]), row(&live.specs[1])))
+        self.tables.endpoints.live.get(&ifindex).map_or((0, 0), |live| {
+            (row(&live.direction_policies[0]), row(&live.direction_policies[1]))
+        })
     }
 
     /// Rows before and after of the concerned endpoints that exist before and after.
     fn words(&self, changes: &EndpointChanges) -> BTreeMap<u32, (RowPair, RowPair)> {
         let stay = changes.concerned.iter().filter_map(|ifindex| {
-            let live = self.endpoints.live.get(ifindex)?;
+            let live = self.tables.endpoints.live.get(ifindex)?;
             let before = live.installed_rows()?;
             Some((*ifindex, (before, self.desired_rows(*ifindex))))
         });
@@ -292,22 +259,24 @@ impl Compiler {
     }
 
     /// Where temporary classes are needed, a row must not be both an endpoint's old and an
-    /// endpoint's new one: gives every spec of an endpoint that changes rows a new row, and the
-    /// other endpoints with these specs along with it.
+    /// endpoint's new one: gives every direction policy of an endpoint that changes rows a new row, and the
+    /// other endpoints with these direction policies along with it.
     fn separate_rows(&mut self, changes: &EndpointChanges, ops: &mut Vec<Op>) {
         loop {
             let changing = self.words(changes).into_iter().filter(|(_, (old, new))| old != new);
-            let specs = changing.flat_map(|(ifindex, _)| {
-                let live = self.endpoints.live.get(&ifindex);
-                live.map(|live| live.specs.clone()).into_iter().flatten().flatten()
+            let direction_policies = changing.flat_map(|(ifindex, _)| {
+                let live = self.tables.endpoints.live.get(&ifindex);
+                live.map(|live| live.direction_policies.clone()).into_iter().flatten().flatten()
             });
-            let shared: Vec<_> = specs.filter(|spec| self.rows.is_written(spec)).collect();
+            let shared: Vec<_> = direction_policies
+                .filter(|direction_policy| self.tables.rows.is_written(direction_policy))
+                .collect();
             if shared.is_empty() {
                 return;
             }
-            for spec in shared {
-                if self.rows.is_written(&spec) {
-                    self.create_row(&spec, ops);
+            for direction_policy in shared {
+                if self.tables.rows.is_written(&direction_policy) {
+                    self.create_row(&direction_policy, ops);
                 }
             }
         }
@@ -315,45 +284,41 @@ impl Compiler {
 
     /// Fills the columns of temporary classes: as before in the rows that are in use, as after in
     /// the new ones.
-    fn fill_temporary(&mut self, through: &[(ClassId, ClassId, ClassId)], ops: &mut Vec<Op>) {
-        let rows: Vec<_> = self.rows.iter().map(|(id, _)| id).collect();
+    fn fill_temporary(&mut self, via_temporary: &[(ClassId, ClassId, ClassId)], ops: &mut Vec<Op>) {
+        let rows: Vec<_> = self.tables.rows.iter().map(|(id, _)| id).collect();
         for row in rows {
-            let is_new = self.rows.is_new(row);
-            let columns = through.iter().flat_map(|(from, to, temporary)| {
+            let is_new = self.tables.rows.is_new(row);
+            let columns = via_temporary.iter().flat_map(|(from, to, temporary)| {
                 let like = if is_new { *to } else { *from };
                 [(like, *temporary), (untranslated(like), untranslated(*temporary))]
             });
-            let columns = columns.map(|(like, column)| (column, self.rows.column(row, like)));
+            let columns =
+                columns.map(|(like, column)| (column, self.tables.rows.column(row, like)));
             let columns: Vec<_> = columns.collect();
-            self.rows.set_columns(row, &columns, &mut self.sets, ops);
+            self.tables.rows.set_columns(row, &columns, &mut self.tables.port_sets, ops);
         }
     }
 
     /// Flips the endpoints that exist before and after.
     fn flip_endpoints(&mut self, changes: &EndpointChanges, ops: &mut Vec<Op>) {
         for (ifindex, (_, rows)) in self.words(changes) {
-            self.endpoints.flip(ifindex, pack(rows), ops);
+            self.tables.endpoints.flip(ifindex, pack(rows), ops);
         }
     }
 
     /// Ends the update: retires what nothing uses any more.
     fn sweep(&mut self, changes: &EndpointChanges) {
         if !changes.concerned.is_empty() {
-            let pairs = self.endpoints.live.values().filter_map(Live::installed_rows);
+            let pairs = self.tables.endpoints.live.values().filter_map(Live::installed_rows);
             let used = pairs.flat_map(|(ingress, egress)| [ingress, egress]).collect();
-            self.rows.retire_unused(&used, &mut self.sets);
+            self.tables.rows.retire_unused(&used, &mut self.tables.port_sets);
         }
-        self.rows.classes_ended(&self.classes.sweep(), &mut self.sets);
+        let ended = self.sets.classes.sweep();
+        self.tables.rows.classes_ended(&ended, &mut self.tables.port_sets);
+        self.tables.port_sets.sweep();
         self.sets.sweep();
-        self.atoms.frontends.sweep();
-        self.atoms.groups.sweep();
-        self.specs.sweep();
-        if self.atoms.tries.is_large() {
-            let grants = self.specs.iter().flat_map(|spec| spec.grants());
-            let rows = self.rows.iter().flat_map(|(_, spec)| spec.grants());
-            let specs = grants.chain(rows).flat_map(Grant::sets);
-            self.atoms.tries.collect(specs.chain(self.sets.tries()));
-        }
+        let rows = self.tables.rows.iter().map(|(_, direction_policy)| direction_policy);
+        self.rules.sweep(rows, self.tables.port_sets.tries());
     }
 }
 

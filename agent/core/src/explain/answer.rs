@@ -7,6 +7,15 @@ use serde::Serialize;
 use crate::model::{Direction, Key};
 use crate::probe::Probe;
 
+/// How much is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Detail {
+    /// What decided; no rules.
+    Verdict,
+    /// Everything.
+    Reasons,
+}
+
 /// Answer to a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]

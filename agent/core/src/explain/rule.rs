@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
-use super::{Cause, Detail, Explainer, Judgement, Nearest, RuleRef, Verdict, text};
+use crate::cluster::Cluster;
+use crate::explain::answer::{Cause, Detail, Judgement, Nearest, RuleRef, Verdict};
+use crate::explain::text;
 use crate::model::{
     Direction, IpBlock, Labels, Peer, Pod, Policy, PortMatch, PortRule, Requirement, Rule, Selector,
 };
@@ -10,7 +12,7 @@ use crate::probe::IpProtocol;
 
 /// A packet at one pod.
 pub(super) struct Traffic<'a> {
-    pub(super) explainer: &'a Explainer,
+    pub(super) cluster: &'a Cluster,
     pub(super) pod: &'a Pod,
     pub(super) direction: Direction,
     pub(super) remote: IpAddr,
@@ -114,7 +116,7 @@ impl Traffic<'_> {
         match wanted {
             None => remote.key.namespace == policy.key.namespace,
             Some(selector) => {
-                let labels = self.explainer.namespace_labels(&remote.key.namespace);
+                let labels = self.cluster.namespace_labels(&remote.key.namespace);
                 unmet(selector, &labels).is_none()
             }
         }
@@ -200,7 +202,7 @@ impl Traffic<'_> {
                 let wanted = &policy.key.namespace;
                 return Some(format!("pod {} is not in namespace {wanted}", remote.key));
             };
-            let labels = self.explainer.namespace_labels(name);
+            let labels = self.cluster.namespace_labels(name);
             let unmet = unmet(selector, &labels)?;
             return Some(text::unmet(&format!("namespace {name}"), unmet, &labels));
         }
@@ -210,9 +212,8 @@ impl Traffic<'_> {
 
     fn no_pod_lack(&self) -> String {
         let remote = self.remote;
-        let node = self.explainer.nodes.iter().find(|(_, addresses)| addresses.contains(&remote));
-        match node {
-            Some((node, _)) => format!("{remote} is node {node}, which only an ipBlock can name"),
+        match self.cluster.node_of(remote) {
+            Some(node) => format!("{remote} is node {node}, which only an ipBlock can name"),
             None => format!("{remote} is no pod's address"),
         }
     }

@@ -1,24 +1,15 @@
 //! Traffic to Services and node ports: judged on the backends.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use super::rule::Traffic;
-use super::{Backend, Cause, Detail, Explainer, Explanation, Judgement, Side, Verdict, text};
-use crate::model::{Direction, EndpointSlice, Key, Pod, Service, ServicePort};
+use crate::cluster::Cluster;
+use crate::explain::answer::{Backend, Cause, Detail, Explanation, Judgement, Verdict};
+use crate::explain::literal::Literal;
+use crate::explain::rule::Traffic;
+use crate::explain::text;
+use crate::model::{Direction, Key, Pod, Service, ServicePort};
 use crate::probe::{IpProtocol, Probe};
-
-/// Services, indexed for questions.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Services {
-    services: BTreeMap<Key, Service>,
-    /// By the key of their Service.
-    slices: BTreeMap<Key, Vec<EndpointSlice>>,
-    at: BTreeMap<IpAddr, Vec<Key>>,
-    with_node_ports: Vec<Key>,
-    /// Addresses of Node objects.
-    nodes: BTreeSet<IpAddr>,
-}
 
 /// What a packet becomes.
 struct Translation {
@@ -35,82 +26,64 @@ struct Translation {
 /// Address and port of each.
 type Backends = BTreeSet<(IpAddr, u16)>;
 
-impl Services {
-    pub(super) fn new(
-        services: BTreeMap<Key, Service>,
-        slices: impl IntoIterator<Item = EndpointSlice>,
-        nodes: BTreeSet<IpAddr>,
-    ) -> Self {
-        let mut all = Self { nodes, ..Self::default() };
-        for slice in slices {
-            let service = Key::new(slice.key.namespace.clone(), slice.service.clone());
-            all.slices.entry(service).or_default().push(slice);
-        }
-        for (key, service) in services.iter().filter(|(_, service)| !service.unserved) {
-            for address in &service.addresses {
-                all.at.entry(*address).or_default().push(key.clone());
-            }
-            if service.ports.iter().any(|port| port.node_port.is_some()) {
-                all.with_node_ports.push(key.clone());
-            }
-        }
-        all.services = services;
-        all
-    }
-
-    pub(super) fn get(&self, key: &Key) -> Option<&Service> {
-        self.services.get(key)
-    }
-
-    /// The Services' ports that packets to this port of an address are for: of the Services that
-    /// have the address, or `at_node` node ports.
-    fn frontends(
-        &self,
-        at_node: bool,
-        address: IpAddr,
-        protocol: IpProtocol,
-        port: u16,
-    ) -> Vec<(&Service, &ServicePort)> {
-        let keys = match at_node {
-            true if self.nodes.contains(&address) => Some(&self.with_node_ports),
-            true => None,
-            false => self.at.get(&address),
-        };
-        let services = keys.into_iter().flatten().filter_map(|key| self.services.get(key));
-        let ports = services.flat_map(|service| service.ports.iter().map(move |p| (service, p)));
-        ports
-            .filter(|(_, candidate)| {
-                let number = if at_node { candidate.node_port } else { Some(candidate.port) };
-                candidate.protocol.number() == protocol.0 && number == Some(port)
-            })
-            .collect()
-    }
-
-    /// Addresses and ports behind Services' ports, in one family; those that new connections are
-    /// led to, and those that only go on with what they have.
-    fn backends(&self, frontends: &[(&Service, &ServicePort)], v6: bool) -> [Backends; 2] {
-        let [mut ready, mut waiting] = [const { Backends::new() }; 2];
-        for (service, port) in frontends {
-            for slice in self.slices.get(&service.key).into_iter().flatten() {
-                let same = |p: &&_| same_port(p, port);
-                for number in slice.ports.iter().filter(same).map(|p| p.port) {
-                    for address in slice.addresses.iter().filter(|a| a.is_ipv6() == v6) {
-                        let waits = slice.not_ready.contains(address);
-                        let list = if waits { &mut waiting } else { &mut ready };
-                        list.insert((*address, number));
-                    }
-                }
-            }
-        }
-        [ready, waiting]
-    }
-}
-
 fn same_port(slice: &crate::model::SlicePort, service: &ServicePort) -> bool {
     slice.name == service.name && slice.protocol == service.protocol
 }
 
-impl Explainer {
+/// The Services' ports that packets to this port of an address are for: of the Services that have the
+/// address, or `at_node` node ports.
+fn frontends(
+    cluster: &Cluster,
+    at_node: bool,
+    address: IpAddr,
+    protocol: IpProtocol,
+    port: u16,
+) -> Vec<(&Service, &ServicePort)> {
+    let translation = cluster.translation();
+    let services: Vec<&Service> = match at_node {
+        true if translation.is_node(address) => {
+            translation.with_node_ports().map(|service| &**service).collect()
+        }
+        true => Vec::new(),
+        false => translation.at(address).iter().map(|service| &**service).collect(),
+    };
+    let ports = services
+        .into_iter()
+        .flat_map(|service| service.ports.iter().map(move |port| (service, port)));
+    ports
+        .filter(|(_, candidate)| {
+            let number = if at_node { candidate.node_port } else { Some(candidate.port) };
+            candidate.protocol.number() == protocol.0 && number == Some(port)
+        })
+        .collect()
+}
+
+/// Addresses and ports behind Services' ports, in one family; those that new connections are led to, and
+/// those that only go on with what they have.
+fn backends(cluster: &Cluster, frontends: &[(&Service, &ServicePort)], v6: bool) -> [Backends; 2] {
+    let [mut ready, mut waiting] = [const { Backends::new() }; 2];
+    for (service, port) in frontends {
+        for slice in cluster.translation().slices_of(&service.key) {
+            let same = |p: &&_| same_port(p, port);
+            for number in slice.ports.iter().filter(same).map(|p| p.port) {
+                for address in slice.addresses.iter().filter(|a| a.is_ipv6() == v6) {
+                    let waits = slice.not_ready.contains(address);
+                    let list = if waits { &mut waiting } else { &mut ready };
+                    list.insert((*address, number));
+                }
+            }
+        }
+    }
+    [ready, waiting]
+}
+
+/// Judges traffic to Services by what it becomes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Translated<'c> {
+    pub(super) literal: Literal<'c>,
+}
+
+impl Translated<'_> {
     /// Where packets to this port of an address are translated to; none if they are not.
     fn translated(&self, address: IpAddr, protocol: IpProtocol, port: u16) -> Option<Translation> {
         let at = |at_node| self.translated_at(at_node, address, protocol, port);
@@ -124,11 +97,11 @@ impl Explainer {
         protocol: IpProtocol,
         port: u16,
     ) -> Option<Translation> {
-        let frontends = self.services.frontends(at_node, address, protocol, port);
+        let frontends = frontends(self.literal.cluster, at_node, address, protocol, port);
         if frontends.is_empty() {
             return None;
         }
-        let [backends, waiting] = self.services.backends(&frontends, address.is_ipv6());
+        let [backends, waiting] = backends(self.literal.cluster, &frontends, address.is_ipv6());
         let mut keys: Vec<Key> = frontends.iter().map(|(s, _)| s.key.clone()).collect();
         keys.sort();
         keys.dedup();
@@ -137,8 +110,9 @@ impl Explainer {
 
     /// Whether some backend of an address is a pod.
     pub(super) fn leads_to_pod(&self, address: IpAddr, probe: &Probe) -> bool {
-        self.translated(address, probe.protocol, probe.port)
-            .is_some_and(|to| to.backends.iter().any(|(address, _)| self.owner(*address).is_some()))
+        self.translated(address, probe.protocol, probe.port).is_some_and(|to| {
+            to.backends.iter().any(|(address, _)| self.literal.owner(*address).is_some())
+        })
     }
 
     /// What a pod's veth says: as literally read, and where that denies egress, allowed if some
@@ -151,8 +125,8 @@ impl Explainer {
         (protocol, port): (IpProtocol, u16),
         detail: Detail,
     ) -> Judgement {
-        let traffic = self.traffic(pod, direction, remote, protocol, port);
-        let mut judgement = self.judge_traffic(&traffic, None, detail);
+        let traffic = self.literal.traffic(pod, direction, remote, protocol, port);
+        let mut judgement = self.literal.judge_traffic(&traffic, None, detail);
         if direction == Direction::Ingress || judgement.verdict == Verdict::Allow {
             return judgement;
         }
@@ -162,9 +136,9 @@ impl Explainer {
                 let out_of_sight = to.at_node;
                 let mut backends =
                     to.backends.into_iter().chain(to.waiting).map(|(backend, port)| {
-                        let traffic = self.traffic(pod, direction, backend, protocol, port);
+                        let traffic = self.literal.traffic(pod, direction, backend, protocol, port);
                         let traffic = Traffic { out_of_sight, ..traffic };
-                        self.judge_traffic(&traffic, None, Detail::Verdict).verdict
+                        self.literal.judge_traffic(&traffic, None, Detail::Verdict).verdict
                             == Verdict::Allow
                     });
                 if out_of_sight {
@@ -183,29 +157,30 @@ impl Explainer {
 
     /// The answer for traffic to a Service's address or a node port, which counts by its backends;
     /// none if nothing is translated there.
-    pub(super) fn explain_translated(
+    pub(super) fn explain(
         &self,
         probe: &Probe,
-        from: &Side<'_>,
+        from: Option<&Pod>,
         (source, destination): (IpAddr, IpAddr),
         detail: Detail,
     ) -> Option<Explanation> {
         let Translation { services, backends, at_node, .. } =
             self.translated(destination, probe.protocol, probe.port)?;
-        let own = |pod: &Pod| self.is_own_node(pod, destination);
-        let out_of_sight = at_node && from.pod.is_some_and(|pod| !own(pod));
+        let own = |pod: &Pod| self.literal.is_own_node(pod, destination);
+        let out_of_sight = at_node && from.is_some_and(|pod| !own(pod));
         let backends: Vec<Backend> = backends
             .into_iter()
             .map(|(address, port)| {
-                let pod = self.owner(address);
+                let pod = self.literal.owner(address);
                 let kind = (probe.protocol, port);
-                let (egress, ingress) = self.judge_pair(from, source, pod, address, kind, detail);
+                let (egress, ingress) =
+                    self.literal.judge_pair(from, source, pod, address, kind, detail);
                 let verdict = Verdict::of([&egress, &ingress]);
                 let pod = pod.map(|pod| pod.key.clone());
                 Backend { address, port, pod, verdict, egress, ingress }
             })
             .collect();
-        let egress = from.pod.map(|pod| {
+        let egress = from.map(|pod| {
             let kind = (probe.protocol, probe.port);
             self.judge_at_veth(pod, Direction::Egress, destination, kind, detail)
         });

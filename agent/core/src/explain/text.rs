@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use super::{Backend, Cause, Explanation, Judgement, RuleRef, Verdict};
+use crate::explain::answer::{Backend, Cause, Explanation, Judgement, RuleRef, Verdict};
 use crate::model::{
     Direction, Key, Labels, Peer, PortMatch, PortRule, Requirement, Rule, Selector,
 };

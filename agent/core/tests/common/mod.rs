@@ -8,13 +8,14 @@
 
 use std::net::IpAddr;
 
-use netpold_core::compile::{Compiler, Options};
-use netpold_core::memory::MemoryTables;
+use netpold_core::compile::Compiler;
 use netpold_core::model::{
     Change, Direction, Interface, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod,
     Policy, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
 };
-use netpold_core::ops::Apply;
+use netpold_core::ops::TableWriter;
+use netpold_core::options::Options;
+use netpold_testkit::memory::MemoryTables;
 
 pub mod generate;
 
@@ -128,10 +129,10 @@ impl World {
 
     /// Takes in changes as one update; returns the number of operations.
     pub fn apply(&mut self, changes: impl IntoIterator<Item = Change>) -> usize {
-        changes.into_iter().for_each(|change| self.compiler.apply(change));
+        changes.into_iter().for_each(|change| self.compiler.ingest(change));
         let ops = self.compiler.update().unwrap();
         for op in &ops {
-            self.tables.apply(op).unwrap();
+            self.tables.write(op).unwrap();
         }
         self.compiler.grace_passed();
         ops.len()

@@ -1,16 +1,14 @@
 //! The compiled tables against the oracle.
 #![expect(clippy::expect_used, clippy::unwrap_used, reason = "helpers of tests")]
 
-mod coverage;
-mod harness;
 mod states;
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use coverage::Coverage;
-use harness::{Disagreement, Subject, compare, shrunk};
-use netpold_core::generate::{Choices, Cluster, PacketSource};
+use netpold_testkit::coverage::Coverage;
+use netpold_testkit::generate::{Choices, Cluster, PacketSource};
+use netpold_testkit::harness::{Disagreement, Subject, compare, shrunk};
 
 /// Clusters, each judged in two states.
 const CLUSTERS: u64 = 10_000;

@@ -1,15 +1,15 @@
 //! Named states of a cluster, reached along different paths: the image is the same at the end.
 
-use netpold_core::generate::{Choices, Cluster, NODE};
-use netpold_core::image::Image;
-use netpold_core::memory::MemoryTables;
+use netpold_core::compile::Image;
 use netpold_core::model::{
     Change, Interface, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy,
     PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
 };
-use netpold_core::ops::Apply;
+use netpold_core::ops::TableWriter;
+use netpold_testkit::generate::{Choices, Cluster, NODE};
+use netpold_testkit::memory::MemoryTables;
 
-use crate::harness::compiler;
+use netpold_testkit::harness::compiler;
 
 fn labels(pairs: &[(&str, &str)]) -> Labels {
     pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
@@ -213,9 +213,9 @@ fn expanded(state: &[Change]) -> Vec<(&'static str, Vec<Vec<Change>>)> {
 fn image(batches: &[Vec<Change>]) -> Image {
     let (mut compiler, mut tables) = (compiler(), MemoryTables::new());
     for (number, batch) in batches.iter().enumerate() {
-        batch.iter().for_each(|change| compiler.apply(change.clone()));
+        batch.iter().for_each(|change| compiler.ingest(change.clone()));
         for op in compiler.update().expect("the tables are large enough") {
-            tables.apply(&op).expect("operations are in order");
+            tables.write(&op).expect("operations are in order");
         }
         // The grace period sometimes takes longer.
         if number % 3 != 0 {
@@ -239,10 +239,10 @@ fn the_image_depends_on_the_state_not_on_the_path() {
 fn an_update_without_changes_writes_nothing() {
     for (name, state) in states() {
         let mut compiler = compiler();
-        state.iter().for_each(|change| compiler.apply(change.clone()));
+        state.iter().for_each(|change| compiler.ingest(change.clone()));
         compiler.update().unwrap();
         compiler.grace_passed();
-        state.iter().for_each(|change| compiler.apply(change.clone()));
+        state.iter().for_each(|change| compiler.ingest(change.clone()));
         assert_eq!(compiler.update().unwrap(), [], "{name}");
     }
 }

@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use netpold::source::convert::Kind;
 
-use super::super::random::Random;
 use super::{HOSTILE, NODE, OTHER};
+use netpold_testkit::random::Random;
 
 /// Names of each kind of the hostile tenant's objects: few, so that they change and come again.
 pub(super) const NAMES: [&str; 4] = ["a", "b", "c", "d"];

@@ -1,0 +1,113 @@
+//! Nodes and their addresses: those of Node objects and of hostNetwork pods, of the own node also those of
+//! its interfaces.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use crate::model::Node;
+
+/// Addresses, and how many objects say so.
+type Counted = BTreeMap<IpAddr, u32>;
+
+/// Every node.
+#[derive(Debug, Default)]
+pub(super) struct Nodes {
+    /// Name of the own node.
+    name: String,
+    by_name: BTreeMap<String, Node>,
+    /// The own node's addresses.
+    own: Counted,
+    /// Other nodes' addresses, by name; none is empty.
+    others: BTreeMap<String, Counted>,
+    /// What the own node's interfaces have, whether an object says so or not.
+    found: BTreeSet<IpAddr>,
+}
+
+impl Nodes {
+    /// None, as seen from the node of this name.
+    pub(super) fn new(name: String) -> Self {
+        Self { name, ..Self::default() }
+    }
+
+    /// Name of the own node.
+    pub(super) fn own_name(&self) -> &str {
+        &self.name
+    }
+
+    /// Node objects by name.
+    pub(super) fn by_name(&self) -> &BTreeMap<String, Node> {
+        &self.by_name
+    }
+
+    /// The own node's addresses by its objects.
+    pub(super) fn own(&self) -> impl Iterator<Item = IpAddr> {
+        self.own.keys().copied()
+    }
+
+    /// Whether an object says that an address is the own node's.
+    pub(super) fn is_own(&self, address: IpAddr) -> bool {
+        self.own.contains_key(&address)
+    }
+
+    /// The addresses of the own node's interfaces.
+    pub(super) fn found(&self) -> &BTreeSet<IpAddr> {
+        &self.found
+    }
+
+    /// Whether an object says that an address is another node's.
+    pub(super) fn is_others(&self, name: &str, address: IpAddr) -> bool {
+        self.others.get(name).is_some_and(|addresses| addresses.contains_key(&address))
+    }
+
+    /// The first node of which an object says that it has an address.
+    pub(super) fn with(&self, address: IpAddr) -> Option<&str> {
+        let others = self.others.iter().filter(|(_, all)| all.contains_key(&address));
+        let own = self.is_own(address).then_some(self.name.as_str());
+        others.map(|(name, _)| name.as_str()).chain(own).min()
+    }
+
+    /// A Node object now is this, or is gone. Returns its addresses before and after.
+    pub(super) fn set(&mut self, name: &str, new: Option<Node>) -> [Vec<IpAddr>; 2] {
+        let after = new.as_ref().map_or_else(Vec::new, |node| node.addresses.clone());
+        let old = match new {
+            Some(new) => self.by_name.insert(name.to_owned(), new),
+            None => self.by_name.remove(name),
+        };
+        let before = old.map_or_else(Vec::new, |node| node.addresses);
+        self.change(name, &before, &after);
+        [before, after]
+    }
+
+    /// An object says other addresses of a node. They are counted, because a Node and several pods can
+    /// name the same one.
+    pub(super) fn change(&mut self, name: &str, before: &[IpAddr], after: &[IpAddr]) {
+        if before.is_empty() && after.is_empty() {
+            return;
+        }
+        let is_own = name == self.name;
+        let addresses = match is_own {
+            true => &mut self.own,
+            false => self.others.entry(name.to_owned()).or_default(),
+        };
+        for address in after {
+            *addresses.entry(*address).or_default() += 1;
+        }
+        for address in before {
+            if let Some(count) = addresses.get_mut(address) {
+                *count -= 1;
+                if *count == 0 {
+                    addresses.remove(address);
+                }
+            }
+        }
+        if !is_own && addresses.is_empty() {
+            self.others.remove(name);
+        }
+    }
+
+    /// The own node's interfaces have these addresses now. Returns those that came or went.
+    pub(super) fn find(&mut self, found: BTreeSet<IpAddr>) -> Vec<IpAddr> {
+        let before = std::mem::replace(&mut self.found, found);
+        before.symmetric_difference(&self.found).copied().collect()
+    }
+}

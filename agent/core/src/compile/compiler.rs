@@ -1,0 +1,285 @@
+//! The compiler: takes changes in, and gives out the operations that bring the tables up to date.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv6Addr;
+use std::sync::Arc;
+
+use ipnet::Ipv6Net;
+use netpold_ebpf::layout::ClassId;
+
+use crate::cluster::{Cluster, Dirty};
+use crate::compile::image::Image;
+use crate::compile::report::{self, EndpointInfo, Problem};
+use crate::compile::rules::Rules;
+use crate::compile::sets::Sets;
+use crate::compile::snapshot::Essentials;
+use crate::compile::tables::element::{Cursor, DesiredElement};
+use crate::compile::tables::{Elements, Tables};
+use crate::compile::update::Update;
+use crate::model::{Change, Direction, Key, Pod};
+use crate::ops::{Capacity, Fill, Op, Table};
+use crate::options::Options;
+
+/// Why an update was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CompileError {
+    /// A table is too small. Nothing was written; no update is possible before
+    /// [`Compiler::reinstall`].
+    #[error("{table}: {needed} needed, {capacity} available")]
+    Full {
+        /// The first table that is too small.
+        table: Table,
+        /// Elements it must have.
+        needed: u32,
+        /// Elements it has.
+        capacity: u32,
+    },
+}
+
+/// The cluster's state, what it compiles to, and what of it is installed.
+#[derive(Debug)]
+pub struct Compiler {
+    options: Options,
+    cluster: Cluster,
+    dirty: Dirty,
+    sets: Sets,
+    rules: Rules,
+    tables: Tables,
+    /// The grace period of the last update's operations has passed.
+    settled: bool,
+    /// An update failed half-way: what is known of the tables is not what is installed.
+    failed: Option<CompileError>,
+}
+
+impl Compiler {
+    /// A compiler with nothing in the cluster and nothing installed.
+    #[must_use]
+    pub fn new(options: Options) -> Self {
+        Self {
+            cluster: Cluster::new(options.node.clone()),
+            dirty: Dirty::default(),
+            sets: Sets::new(),
+            rules: Rules::default(),
+            tables: Tables::new(&options),
+            settled: true,
+            failed: None,
+            options,
+        }
+    }
+
+    /// Takes in a change. Cheap: the work is done by the next update, once for all changes.
+    pub fn ingest(&mut self, change: Change) {
+        self.cluster.ingest(change, &mut self.dirty);
+    }
+
+    /// The cluster's state.
+    #[must_use]
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// The operations that lead from what is installed to what the cluster's state asks for, in the
+    /// order in which they must be applied. They count as applied from here on.
+    ///
+    /// # Errors
+    /// A table is too small. What is installed stays as it is; only [`Compiler::reinstall`] leads
+    /// on, with a greater capacity or a smaller cluster.
+    pub fn update(&mut self) -> Result<Vec<Op>, CompileError> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let settled = self.settled;
+        if !settled {
+            // The update waits before its first write, so it may use what fell free before: updates
+            // in close succession do not run out of numbers.
+            self.release();
+        }
+        let update = Update {
+            cluster: &self.cluster,
+            options: &self.options,
+            sets: &mut self.sets,
+            rules: &mut self.rules,
+            tables: &mut self.tables,
+        };
+        let mut ops = update.run(&std::mem::take(&mut self.dirty));
+        if !ops.is_empty() {
+            if !settled {
+                ops.insert(0, Op::Grace);
+            }
+            self.settled = false;
+        }
+        match self.overflow() {
+            None => {
+                self.rules.settled();
+                Ok(ops)
+            }
+            Some(error) => {
+                self.failed = Some(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// Starts over with new, empty tables of this capacity: the operations that fill them.
+    /// Endpoints keep their numbers.
+    ///
+    /// # Errors
+    /// As [`Compiler::update`].
+    pub fn reinstall(&mut self, capacity: Capacity) -> Result<Vec<Op>, CompileError> {
+        self.options.capacity = capacity;
+        self.sets = Sets::new();
+        self.rules.forget();
+        self.tables.forget();
+        self.failed = None;
+        // No packet reads new tables yet.
+        self.settled = true;
+        // What is in force may not be closed for having to be compiled again.
+        let held = self.rules.limits.hold_nothing();
+        // Peer sets, and with them addresses, follow from the endpoints.
+        self.dirty = Dirty::default();
+        self.dirty.interfaces.extend(self.cluster.interfaces().keys());
+        let ops = self.update();
+        self.rules.limits.hold_back(held);
+        ops
+    }
+
+    /// Pods of these namespaces get no further large combination of policies compiled, until a call
+    /// without their namespace: combinations that no pod here has yet are closed meanwhile. Takes effect
+    /// with the next update; large is what weighs more than [`crate::budget::ORDINARY_UNITS`].
+    pub fn hold_back(&mut self, namespaces: BTreeSet<String>) {
+        self.dirty.policies.extend(self.rules.limits.hold_back(namespaces));
+    }
+
+    /// The namespaces of which [`Compiler::hold_back`] holds something back.
+    #[must_use]
+    pub fn held_back(&self) -> BTreeSet<String> {
+        self.rules.limits.deferred()
+    }
+
+    /// The large combinations of policies that were compiled since this was asked last: by namespace, how
+    /// much they weigh.
+    pub fn take_compiled(&mut self) -> BTreeMap<String, u64> {
+        self.rules.limits.take_compiled()
+    }
+
+    /// The operations of the last update are applied and no packet that was judged before is still
+    /// on its way: numbers that fell free may be used again.
+    pub fn grace_passed(&mut self) {
+        self.settled = true;
+        self.release();
+    }
+
+    /// What an update was refused for is left out from now on: the largest combinations of policies, as
+    /// far as the excess goes; the pods that they isolate are closed. False if there is none:
+    /// nothing but [`Compiler::reinstall`] with a greater capacity helps then.
+    pub fn leave_out(&mut self, error: &CompileError) -> bool {
+        let CompileError::Full { table, needed, capacity } = error;
+        self.rules.leave_out(*table, needed.saturating_sub(*capacity))
+    }
+
+    /// What updates have cost so far, in steps that depend on the cluster's state alone: prefixes,
+    /// classes by row, nodes of sets of ports.
+    #[must_use]
+    pub fn work(&self) -> u64 {
+        self.rules.work() + self.sets.groups.work
+    }
+
+    fn release(&mut self) {
+        self.sets.classes.slots.grace_passed();
+        self.tables.grace_passed();
+    }
+
+    /// The table that the last update would have overflowed.
+    fn overflow(&self) -> Option<CompileError> {
+        Table::ALL.into_iter().find_map(|table| {
+            let needed = self.tables.needed(table, &self.sets.classes);
+            let capacity = self.options.capacity.of(table);
+            (needed > capacity).then_some(CompileError::Full { table, needed, capacity })
+        })
+    }
+
+    /// The numbers of endpoints ([`EndpointInfo::id`]) as of the last update, and those that earlier
+    /// endpoints may come back with. Flows of others belong to nobody any more.
+    #[must_use]
+    pub fn endpoint_numbers(&self) -> BTreeSet<u32> {
+        self.tables.endpoints.numbers().collect()
+    }
+
+    /// The endpoints as of the last update, by interface index.
+    pub fn endpoints(&self) -> impl Iterator<Item = EndpointInfo> {
+        self.tables.endpoints.live.iter().map(|(ifindex, live)| EndpointInfo::new(*ifindex, live))
+    }
+
+    /// As long as this number stays, so do the [`Compiler::endpoints`].
+    #[must_use]
+    pub fn endpoints_version(&self) -> u64 {
+        self.tables.endpoints.version
+    }
+
+    /// What the tables are to say as of the last update.
+    #[must_use]
+    pub fn image(&self) -> Image {
+        Image::new(&self.sets, &self.rules.tries, &self.tables.endpoints.live)
+    }
+
+    /// Everything that is not as it was asked for, as of the last update.
+    #[must_use]
+    pub fn problems(&self) -> Vec<Problem> {
+        let refused =
+            self.failed.iter().map(|error| Problem::Refused { message: error.to_string() });
+        refused
+            .chain(report::problems(&self.cluster, &self.rules, &self.tables.endpoints))
+            .collect()
+    }
+
+    /// The policies whose pods are closed in a direction where they select them together, and why.
+    pub fn closed(&self) -> impl Iterator<Item = (&[Key], Direction, String)> {
+        self.rules.closed()
+    }
+
+    /// Used and available elements of every table.
+    #[must_use]
+    pub fn fill(&self) -> Vec<Fill> {
+        self.tables.fill(&self.sets.classes, &self.options.capacity)
+    }
+
+    /// The objects that what is installed came from, see [`Essentials`]. `deleted` are the local pods
+    /// that the cluster has no more: kept as finished ones, which are nobody's peers.
+    #[must_use]
+    pub fn essentials<'a>(&self, deleted: impl Iterator<Item = &'a Arc<Pod>>) -> Essentials {
+        Essentials::new(&self.cluster, &self.tables.addresses, deleted)
+    }
+
+    /// Elements that a pass of [`Compiler::desired_elements`] goes through.
+    #[must_use]
+    pub fn desired_count(&self) -> u32 {
+        self.elements().count()
+    }
+
+    /// Tells what the next `budget` elements hold, and how far that is; after the last one the
+    /// next pass begins. What is told is what the tables hold only if the last update was written.
+    pub fn desired_elements(
+        &self,
+        cursor: Cursor,
+        budget: u32,
+        tell: &mut dyn FnMut(DesiredElement<'_>),
+    ) -> Cursor {
+        self.elements().tell(cursor, budget, tell)
+    }
+
+    /// The class that the exact IPv6 table has for an address.
+    #[must_use]
+    pub fn desired_host6(&self, address: Ipv6Addr) -> Option<ClassId> {
+        self.elements().host6(address)
+    }
+
+    /// The class that the IPv6 prefix table has for a prefix.
+    #[must_use]
+    pub fn desired_cidr6(&self, net: Ipv6Net) -> Option<ClassId> {
+        self.elements().cidr6(net)
+    }
+
+    fn elements(&self) -> Elements<'_> {
+        Elements { tables: &self.tables, tries: &self.rules.tries }
+    }
+}

@@ -1,0 +1,120 @@
+//! What the tables are to say, independent of numbers and of history: two compilers whose cluster
+//! state is equal have equal images.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipnet::IpNet;
+
+use crate::compile::rules::direction_policy::DirectionPolicy;
+use crate::compile::sets::Sets;
+use crate::compile::sets::set::PeerSet;
+use crate::compile::tables::endpoints::Live;
+use crate::model::{Direction, Key, Protocol};
+use crate::ports::tries::{NAME, Tries};
+use crate::ports::{AllowedPorts, Ports};
+
+/// The full desired content of the tables.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Image {
+    /// Which sets an address belongs to, by longest prefix; a prefix that says the same as the one
+    /// around it is left out, and so is the one of no set around everything.
+    pub addresses: BTreeMap<IpNet, BTreeSet<PeerSet>>,
+    /// By interface index.
+    pub endpoints: BTreeMap<u32, EndpointImage>,
+}
+
+/// What an endpoint allows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointImage {
+    /// The pod.
+    pub pod: Key,
+    /// `None`: not isolated.
+    pub ingress: Option<Allowed>,
+    /// `None`: not isolated.
+    pub egress: Option<Allowed>,
+}
+
+/// The union of all rules of a direction.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Allowed {
+    /// What every address is allowed.
+    pub everyone: Granted,
+    /// What the addresses of a set are allowed on top.
+    pub peers: BTreeMap<PeerSet, Granted>,
+    /// What blocks allow on top, by longest prefix.
+    pub blocks: BTreeMap<IpNet, Granted>,
+}
+
+/// Ports granted to a set of addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Granted {
+    /// By number.
+    pub ports: Ports,
+    /// By name, resolved on each destination.
+    pub names: BTreeSet<(Protocol, String)>,
+}
+
+impl Image {
+    /// What sets, direction policies and endpoints come to.
+    pub(crate) fn new(sets: &Sets, tries: &Tries, live: &BTreeMap<u32, Live>) -> Self {
+        let endpoint = |live: &Live| {
+            let allowed = |direction: Direction| {
+                live.direction_policies[direction as usize]
+                    .as_ref()
+                    .map(|direction_policy| allowed(direction_policy, sets, tries))
+            };
+            EndpointImage {
+                pod: live.identity.pod.clone(),
+                ingress: allowed(Direction::Ingress),
+                egress: allowed(Direction::Egress),
+            }
+        };
+        Self {
+            addresses: addresses(sets),
+            endpoints: live.iter().map(|(ifindex, live)| (*ifindex, endpoint(live))).collect(),
+        }
+    }
+}
+
+/// The address part of an image.
+fn addresses(sets: &Sets) -> BTreeMap<IpNet, BTreeSet<PeerSet>> {
+    let partition = &sets.partition;
+    let own = partition
+        .entries
+        .iter()
+        .filter(|(prefix, entry)| entry.class.unwrap_or(0) != partition.parent_class(*prefix));
+    own.map(|(prefix, entry)| {
+        let membership = entry.class.and_then(|class| sets.classes.membership(class));
+        let named = membership.into_iter().flat_map(|ids| ids.iter());
+        (prefix.to_net(), named.filter_map(|id| sets.content(*id)).collect())
+    })
+    .collect()
+}
+
+/// A direction policy with numbers replaced by what they stand for.
+fn allowed(direction_policy: &DirectionPolicy, sets: &Sets, tries: &Tries) -> Allowed {
+    let registry = &sets.peers.registry;
+    let granted = |grant: &AllowedPorts| Granted {
+        ports: Ports::new(grant, tries),
+        names: direction_policy
+            .names
+            .iter()
+            .filter(|id| tries.contains(NAME, grant.names, **id))
+            .filter_map(|id| registry.name(*id).cloned())
+            .collect(),
+    };
+    let changes = direction_policy.blocks.changes.0.iter();
+    Allowed {
+        blocks: changes
+            .map(|(prefix, value)| {
+                (prefix.to_net(), granted(&direction_policy.blocks.value(*value)))
+            })
+            .collect(),
+        everyone: granted(&direction_policy.everyone),
+        peers: direction_policy
+            .peers
+            .iter()
+            .filter_map(|(id, grant)| Some((registry.peer_set(*id)?.clone(), granted(grant))))
+            .collect(),
+    }
+}

@@ -1,0 +1,149 @@
+//! What the policies in use allow, and what of it is closed because it would be too much.
+//!
+//! [`build`] makes a [`direction_policy::DirectionPolicy`] of the rules that isolate a pod in a
+//! direction, [`policies`] keeps those in use, [`evaluate`] says what one allows the addresses of a
+//! class, [`limits`] what is closed.
+
+pub(crate) mod build;
+pub(crate) mod direction_policy;
+pub(crate) mod evaluate;
+mod limits;
+mod policies;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use hashbrown::DefaultHashBuilder;
+
+use crate::cluster::{Cluster, Dirty};
+use crate::compile::sets::Sets;
+use crate::compile::sets::registry::Registry;
+use crate::model::{Direction, Key, Pod};
+use crate::ops::Table;
+use crate::ports::AllowedPorts;
+use crate::ports::tries::{Trie, Tries};
+use build::Builder;
+use direction_policy::DirectionPolicy;
+use evaluate::Evaluator;
+use limits::Limits;
+use policies::DirectionPolicies;
+
+/// What the policies in use allow.
+#[derive(Debug, Default)]
+pub(crate) struct Rules {
+    pub(crate) direction_policies: DirectionPolicies,
+    pub(crate) limits: Limits,
+    pub(crate) tries: Tries,
+    hasher: DefaultHashBuilder,
+    /// Peer sets of classes looked at for rows, ever.
+    evaluated: u64,
+}
+
+impl Rules {
+    /// What a pod's policies allow in a direction; `None` if none isolates it. A pod whose labels are
+    /// not known is isolated by every policy of its namespace.
+    pub(crate) fn of_pod(
+        &mut self,
+        cluster: &Cluster,
+        pod: (&Pod, bool),
+        direction: Direction,
+        registry: &mut Registry,
+    ) -> Option<Arc<DirectionPolicy>> {
+        let mut builder = Builder { registry, tries: &mut self.tries, hasher: &self.hasher };
+        self.direction_policies.of_pod(cluster, pod, direction, &mut self.limits, &mut builder)
+    }
+
+    /// Isolated for egress, and only the own node allowed.
+    pub(crate) fn own_node(&mut self, registry: &mut Registry) -> Arc<DirectionPolicy> {
+        Builder { registry, tries: &mut self.tries, hasher: &self.hasher }.own_node()
+    }
+
+    /// Says what direction policies allow the addresses that `sets` knows.
+    pub(crate) fn evaluator<'a>(&'a mut self, sets: &'a Sets) -> Evaluator<'a> {
+        Evaluator {
+            registry: &sets.peers.registry,
+            groups: &sets.groups,
+            targets: &sets.targets,
+            tries: &mut self.tries,
+            work: &mut self.evaluated,
+        }
+    }
+
+    /// Weighs anew what the changes and these namespaces are about. Returns the namespaces in which
+    /// something else is closed.
+    pub(crate) fn reconsider(
+        &mut self,
+        cluster: &Cluster,
+        dirty: &Dirty,
+        mut concerned: BTreeSet<String>,
+    ) -> BTreeSet<String> {
+        let direction_policies = &self.direction_policies;
+        let mut changed =
+            self.limits.reconsider(dirty, concerned.iter().cloned(), || direction_policies.sizes());
+        concerned.extend(dirty.policies.iter().cloned());
+        let mut here: BTreeMap<&str, Vec<Arc<Pod>>> = BTreeMap::new();
+        let pods: Vec<Arc<Pod>> = if concerned.is_empty() {
+            Vec::new()
+        } else {
+            let interfaces = cluster.interfaces().values();
+            interfaces.filter_map(|interface| cluster.pod_behind(interface).cloned()).collect()
+        };
+        for pod in pods.iter().filter(|pod| concerned.contains(&pod.key.namespace)) {
+            here.entry(&pod.key.namespace).or_default().push(pod.clone());
+        }
+        for namespace in &concerned {
+            let pods = here.get(namespace.as_str()).map_or(&[][..], Vec::as_slice);
+            if self.limits.weigh(cluster, namespace, pods) {
+                changed.insert(namespace.clone());
+            }
+        }
+        changed
+    }
+
+    /// Leaves out the largest combinations of policies until so many elements of a table are free; false
+    /// if there is none.
+    pub(crate) fn leave_out(&mut self, table: Table, excess: u32) -> bool {
+        self.limits.leave_out(table, excess, self.direction_policies.sizes())
+    }
+
+    /// The update that something was left out for is made.
+    pub(crate) fn settled(&mut self) {
+        self.limits.is_new = false;
+    }
+
+    /// The policies whose pods are closed in a direction where they select them together, and why.
+    pub(crate) fn closed(&self) -> impl Iterator<Item = (&[Key], Direction, String)> {
+        let closed = self.limits.closed();
+        closed.map(|(of, reason)| (of.policies.as_slice(), of.direction, reason))
+    }
+
+    /// Steps taken so far: peer sets of classes for rows, nodes of sets of ports.
+    pub(crate) fn work(&self) -> u64 {
+        self.evaluated + self.tries.work
+    }
+
+    /// Forgets the direction policies and their sets of ports, not what is closed.
+    pub(crate) fn forget(&mut self) {
+        self.direction_policies.clear();
+        self.tries = Tries::default();
+        self.evaluated = 0;
+    }
+
+    /// Ends the update: forgets direction policies without a user, and sets of ports that neither
+    /// direction policies nor `others` have.
+    pub(crate) fn sweep<'a>(
+        &mut self,
+        of_rows: impl Iterator<Item = &'a Arc<DirectionPolicy>>,
+        others: impl Iterator<Item = Trie>,
+    ) {
+        self.direction_policies.sweep();
+        if self.tries.is_large() {
+            let grants = self
+                .direction_policies
+                .iter()
+                .flat_map(|direction_policy| direction_policy.grants());
+            let rows = of_rows.flat_map(|direction_policy| direction_policy.grants());
+            self.tries.collect(grants.chain(rows).flat_map(AllowedPorts::sets).chain(others));
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! From the rules of policies to a [`DirectionPolicy`].
+
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+use hashbrown::DefaultHashBuilder;
+
+use crate::compile::rules::direction_policy::DirectionPolicy;
+use crate::compile::sets::registry::Registry;
+use crate::compile::sets::set::{HairpinService, PeerSet};
+use crate::model::{
+    Direction, IpBlock, NamedPort, Peer, Policy, PortMatch, PortRule, Protocol, Rule,
+};
+use crate::ports::AllowedPorts;
+use crate::ports::blocks::BlockMap;
+use crate::ports::tries::Tries;
+
+/// What a direction policy is made of.
+pub(crate) struct Source<'a> {
+    pub(crate) direction: Direction,
+    /// The policies that grant something to the pod in this direction.
+    pub(crate) policies: &'a [&'a Policy],
+    /// The pod's named ports, if ingress rules ask for names.
+    pub(crate) ports: &'a [NamedPort],
+    /// The service targets that the pod backs itself.
+    pub(crate) served: &'a [HairpinService],
+}
+
+/// A direction policy that is being made.
+struct Draft<'a> {
+    direction_policy: DirectionPolicy,
+    blocks: Vec<(&'a IpBlock, AllowedPorts)>,
+    source: &'a Source<'a>,
+}
+
+/// Makes direction policies. The numbers in them are the registry's and the tries'.
+pub(crate) struct Builder<'a> {
+    pub(crate) registry: &'a mut Registry,
+    pub(crate) tries: &'a mut Tries,
+    pub(crate) hasher: &'a DefaultHashBuilder,
+}
+
+impl Builder<'_> {
+    /// What policies allow.
+    pub(crate) fn build(&mut self, source: &Source<'_>) -> Arc<DirectionPolicy> {
+        let mut draft =
+            Draft { direction_policy: DirectionPolicy::default(), blocks: Vec::new(), source };
+        for policy in source.policies {
+            for rule in policy.rules(source.direction).unwrap_or_default() {
+                self.add(rule, &policy.key.namespace, &mut draft);
+            }
+        }
+        let Draft { mut direction_policy, blocks, .. } = draft;
+        direction_policy.blocks = BlockMap::new(&blocks, self.tries);
+        if source.direction == Direction::Egress {
+            direction_policy
+                .peers
+                .insert(self.registry.intern(PeerSet::OwnNode), AllowedPorts::EVERYTHING);
+        }
+        for hairpin in source.served {
+            let peer_set = self.registry.intern(PeerSet::HairpinService(hairpin.clone()));
+            let grant = direction_policy.peers.entry(peer_set).or_default();
+            grant.add(hairpin.protocol, hairpin.port, hairpin.port, self.tries);
+        }
+        self.finish(direction_policy)
+    }
+
+    /// Isolated, and nothing allowed but what nothing can deny.
+    pub(crate) fn closed(&mut self, direction: Direction) -> Arc<DirectionPolicy> {
+        match direction {
+            Direction::Ingress => DirectionPolicy::nothing(),
+            Direction::Egress => self.own_node(),
+        }
+    }
+
+    /// Isolated, and only the own node allowed.
+    pub(crate) fn own_node(&mut self) -> Arc<DirectionPolicy> {
+        let mut direction_policy = DirectionPolicy::default();
+        direction_policy
+            .peers
+            .insert(self.registry.intern(PeerSet::OwnNode), AllowedPorts::EVERYTHING);
+        self.finish(direction_policy)
+    }
+
+    fn finish(&self, mut direction_policy: DirectionPolicy) -> Arc<DirectionPolicy> {
+        direction_policy.digest = self.hasher.hash_one((
+            &direction_policy.everyone,
+            &direction_policy.peers,
+            &direction_policy.blocks,
+        ));
+        Arc::new(direction_policy)
+    }
+
+    fn add<'a>(&mut self, rule: &'a Rule, namespace: &str, draft: &mut Draft<'a>) {
+        let mut grant = AllowedPorts::default();
+        match &rule.ports {
+            None => grant = AllowedPorts::EVERYTHING,
+            Some(ports) => ports.iter().for_each(|port| self.add_port(port, &mut grant, draft)),
+        }
+        if grant.is_none() {
+            return;
+        }
+        let Some(peers) = &rule.peers else {
+            draft.direction_policy.everyone =
+                draft.direction_policy.everyone.union(grant, self.tries);
+            return;
+        };
+        for peer in peers {
+            match peer {
+                Peer::Block(block) => draft.blocks.push((block, grant)),
+                Peer::Pods { namespaces, pods } => {
+                    let peer_set = PeerSet::of_pods(namespaces.as_ref(), pods, namespace);
+                    let known = draft
+                        .direction_policy
+                        .peers
+                        .entry(self.registry.intern(peer_set))
+                        .or_default();
+                    *known = known.union(grant, self.tries);
+                }
+            }
+        }
+    }
+
+    fn add_port(&mut self, rule: &PortRule, grant: &mut AllowedPorts, draft: &mut Draft<'_>) {
+        let protocol: Protocol = rule.protocol;
+        match (&rule.port, draft.source.direction) {
+            (PortMatch::Any, _) => grant.add(protocol, 0, u16::MAX, self.tries),
+            (PortMatch::Range(first, last), _) => {
+                grant.add(protocol, *first, *last, self.tries);
+            }
+            (PortMatch::Named(name), Direction::Ingress) => {
+                let ports = draft.source.ports.iter();
+                for port in ports.filter(|p| p.protocol == protocol && p.name == *name) {
+                    grant.add(protocol, port.port, port.port, self.tries);
+                }
+            }
+            (PortMatch::Named(name), Direction::Egress) => {
+                let name = self.registry.intern_name(protocol, name);
+                draft.direction_policy.names.insert(name);
+                grant.add_name(name, self.tries);
+            }
+        }
+    }
+}

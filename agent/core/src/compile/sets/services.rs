@@ -1,0 +1,294 @@
+//! Which addresses are translated, and what they lead to; part of an update.
+//!
+//! Service targets are made of the backends' classes, so they come after all other addresses: those are
+//! settled first, then the Services with a backend among them are resolved again, then the
+//! addresses of the Services that came out different.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use crate::cluster::Cluster;
+use crate::cluster::{Dirty, services::range};
+use crate::compile::sets::classes::Classes;
+use crate::compile::sets::partition::AddressPartition;
+use crate::compile::sets::registry::Registry;
+use crate::compile::sets::service_targets::{Backends, ServiceTargets, TargetPort};
+use crate::compile::sets::set::{HairpinService, Membership, OWN_NODE, SetId};
+use crate::model::{EndpointSlice, Key, Protocol, Service};
+use crate::prefix::{Family, Prefix};
+
+/// A Service's port with its backends by family, IPv4 first.
+#[derive(Debug, PartialEq, Eq)]
+struct Resolved {
+    protocol: Protocol,
+    port: u16,
+    node_port: Option<u16>,
+    backends: [Backends; 2],
+}
+
+/// Services as of the last update.
+#[derive(Debug, Default)]
+pub(super) struct Services {
+    /// Some endpoint is isolated for egress: the addresses of all Services count. Otherwise only those
+    /// of `backed` do.
+    active: bool,
+    /// Empty while not active.
+    resolved: HashMap<Key, Vec<Resolved>>,
+    /// Services with a backend that is isolated for ingress alone: their addresses may lead a pod back to
+    /// itself, so what it sends there is marked. Empty while active, when all Services are marked.
+    backed: BTreeSet<Key>,
+}
+
+/// What has to be looked at again.
+#[derive(Debug, Default)]
+struct Work {
+    services: BTreeSet<Key>,
+    addresses: BTreeSet<IpAddr>,
+    /// The node ports as a whole.
+    nodes: bool,
+}
+
+/// Ports of an address, sorted, each with all its backends. The last: it is a node port.
+type PortsOfAddress = BTreeMap<(Protocol, u16, bool), Backends>;
+
+/// One settling of addresses: what it reads, and what it brings up to date.
+pub(super) struct Settling<'a> {
+    pub(super) cluster: &'a Cluster,
+    pub(super) registry: &'a Registry,
+    pub(super) services: &'a mut Services,
+    pub(super) targets: &'a mut ServiceTargets,
+    pub(super) partition: &'a mut AddressPartition,
+    pub(super) classes: &'a mut Classes,
+}
+
+impl Settling<'_> {
+    /// Gives every address its class, those of Services and nodes last. Returns the prefixes that
+    /// were looked at, in order.
+    pub(super) fn settle(
+        &mut self,
+        dirty: &Dirty,
+        served: &[HairpinService],
+        backed: impl FnOnce() -> BTreeSet<Key>,
+    ) -> Vec<Prefix> {
+        let active = self.registry.is_used(OWN_NODE);
+        let backed = if active { BTreeSet::new() } else { backed() };
+        let none = backed.is_empty() && self.services.backed.is_empty();
+        if !active && !self.services.active && none {
+            return self.partition.settle(self.classes);
+        }
+        let mut work = self.translation_dirty(active, dirty, served);
+        self.backed_dirty(backed, dirty, &mut work);
+        let later: BTreeSet<Prefix> = work.addresses.iter().map(|a| Prefix::host(*a)).collect();
+        let (mut touched, changed) =
+            self.partition.settle_backends(self.classes, |prefix| later.contains(&prefix));
+        if active {
+            if !self.cluster.translation().is_empty() {
+                work.services.extend(changed.into_iter().flat_map(|prefix| self.behind(prefix)));
+            }
+            self.resolve(&mut work);
+        }
+        if work.nodes {
+            work.addresses.extend(self.cluster.translation().nodes());
+        }
+        self.set_targets_of(&work, active);
+        touched.extend(self.partition.settle(self.classes));
+        touched.sort_unstable();
+        touched.dedup();
+        touched
+    }
+
+    /// What the changes themselves ask for, and what local pods began or ceased to serve.
+    fn translation_dirty(
+        &mut self,
+        active: bool,
+        dirty: &Dirty,
+        served: &[HairpinService],
+    ) -> Work {
+        let services = self.cluster.translation();
+        let mut work = Work { addresses: dirty.frontends.clone(), ..Work::default() };
+        if active != self.services.active {
+            *self.services = Services { active, ..Services::default() };
+            work.addresses.extend(services.addresses().chain(self.cluster.own_addresses()));
+            work.services.extend(services.services().keys().cloned());
+            return work;
+        }
+        work.services.clone_from(&dirty.services);
+        // Whether an address is the own node's may have changed.
+        let translated = |a: &&IpAddr| services.is_node(**a) || !services.at(**a).is_empty();
+        work.addresses.extend(dirty.addresses.iter().filter(translated));
+        for hairpin in served {
+            let service = services.services().get(&hairpin.service);
+            work.addresses.extend(service.into_iter().flat_map(|s| &s.addresses));
+        }
+        work
+    }
+
+    /// What has to be looked at because other Services lead pods back to themselves than before, or
+    /// because such a Service or the node has other addresses.
+    fn backed_dirty(&mut self, backed: BTreeSet<Key>, dirty: &Dirty, work: &mut Work) {
+        if self.services.active {
+            return;
+        }
+        let services = self.cluster.translation();
+        let changed = self.services.backed.symmetric_difference(&backed);
+        let changed: Vec<_> = changed.chain(backed.intersection(&dirty.services)).collect();
+        if !changed.is_empty() {
+            let changed = changed.into_iter().filter_map(|key| services.services().get(key));
+            work.addresses.extend(changed.flat_map(|service| &service.addresses));
+            work.addresses.extend(self.cluster.own_addresses());
+        }
+        work.addresses.extend(&dirty.addresses);
+        self.services.backed = backed;
+    }
+
+    /// The Services with a backend in a prefix.
+    fn behind(&self, prefix: Prefix) -> Vec<Key> {
+        let services = self.cluster.translation();
+        let (first, last) = range(prefix.family == Family::V6, prefix.bits, prefix.last());
+        services.behind_range(first, last).collect()
+    }
+
+    /// Resolves Services again, and notes the addresses of those that came out different.
+    fn resolve(&mut self, work: &mut Work) {
+        let services = self.cluster.translation();
+        for key in &work.services {
+            let new = services.services().get(key).map_or_else(Vec::new, |it| self.resolved(it));
+            let old = self.services.resolved.get(key).map_or(&[][..], Vec::as_slice);
+            if *old == new[..] {
+                continue;
+            }
+            work.nodes |= old.iter().chain(&new).any(|port| port.node_port.is_some());
+            let service = services.services().get(key);
+            work.addresses.extend(service.into_iter().flat_map(|service| &service.addresses));
+            if service.is_some() {
+                self.services.resolved.insert(key.clone(), new);
+            } else {
+                self.services.resolved.remove(key);
+            }
+        }
+    }
+
+    /// A Service's ports with their backends. Those of a slice are told apart by their peer sets alone,
+    /// so its addresses are looked at once, however many ports it has.
+    fn resolved(&self, service: &Service) -> Vec<Resolved> {
+        let by_port = self.cluster.translation().slices_by_port(&service.key);
+        let mut kinds: HashMap<*const EndpointSlice, [BTreeSet<Membership>; 2]> = HashMap::new();
+        let ports = service.ports.iter().map(|port| {
+            let mut backends = [BTreeSet::new(), BTreeSet::new()];
+            let slices = by_port.get(&(port.name.as_str(), port.protocol));
+            for (slice, number) in slices.into_iter().flatten() {
+                let kinds = kinds.entry(Arc::as_ptr(slice)).or_insert_with(|| self.kinds(slice));
+                for (backends, kinds) in backends.iter_mut().zip(kinds) {
+                    backends.extend(kinds.iter().map(|kind| (kind.clone(), *number)));
+                }
+            }
+            Resolved {
+                protocol: port.protocol,
+                port: port.port,
+                node_port: port.node_port,
+                backends: backends.map(|backends| backends.into_iter().collect()),
+            }
+        });
+        ports.collect()
+    }
+
+    /// The peer sets that a slice's addresses have, IPv4 first, each combination once.
+    fn kinds(&self, slice: &EndpointSlice) -> [BTreeSet<Membership>; 2] {
+        [false, true].map(|v6| {
+            let addresses = slice.addresses.iter().filter(|address| address.is_ipv6() == v6);
+            addresses.map(|a| self.partition.base(Prefix::host(*a), self.classes)).collect()
+        })
+    }
+
+    /// Gives the addresses their peer sets.
+    fn set_targets_of(&mut self, work: &Work, active: bool) {
+        let mut node_ports: [Option<PortsOfAddress>; 2] = [None, None];
+        for address in &work.addresses {
+            let peer_sets = if active {
+                self.targets_of(*address, &mut node_ports)
+            } else {
+                self.leads_back(*address)
+            };
+            let before = self.partition.set_targets(Prefix::host(*address), peer_sets);
+            self.targets.release(&before);
+        }
+    }
+
+    /// The peer sets that an address has as a Service's or a node's, sorted. The own node's need none:
+    /// everything is allowed there already.
+    fn targets_of(
+        &mut self,
+        address: IpAddr,
+        node_ports: &mut [Option<PortsOfAddress>; 2],
+    ) -> Vec<SetId> {
+        let (services, v6) = (self.cluster.translation(), address.is_ipv6());
+        if self.cluster.is_own_node(address) {
+            return Vec::new();
+        }
+        let mut targets = PortsOfAddress::new();
+        let mut peer_sets = Vec::new();
+        if services.is_node(address) {
+            let shared = node_ports[usize::from(v6)].get_or_insert_with(|| self.node_ports(v6));
+            targets.clone_from(shared);
+        }
+        for service in services.at(address) {
+            for port in self.services.resolved.get(&service.key).into_iter().flatten() {
+                let backends = &port.backends[usize::from(v6)];
+                add(&mut targets, (port.protocol, port.port, false), backends);
+            }
+            peer_sets.extend(self.registry.served(&service.key, v6));
+        }
+        peer_sets.sort_unstable();
+        if !targets.is_empty() {
+            let target = |((protocol, port, elsewhere), backends)| TargetPort {
+                protocol,
+                port,
+                elsewhere,
+                backends,
+            };
+            let cluster = services.is_cluster_address(address);
+            let targets = targets.into_iter().map(target).collect();
+            peer_sets.push(self.targets.acquire(targets, cluster));
+        }
+        peer_sets
+    }
+
+    /// The peer set of an address that may lead a pod back to itself, while nothing else matters of
+    /// Services: targets without content, which allow nothing and have packets marked.
+    fn leads_back(&mut self, address: IpAddr) -> Vec<SetId> {
+        let services = self.cluster.translation();
+        let backed = |service: &Arc<Service>| self.services.backed.contains(&service.key);
+        let node_port = self.cluster.is_own_node(address) && services.with_node_ports().any(backed);
+        if !node_port && !services.at(address).iter().any(backed) {
+            return Vec::new();
+        }
+        let cluster = services.is_cluster_address(address);
+        vec![self.targets.acquire(Vec::new(), cluster)]
+    }
+
+    /// The node ports of all Services.
+    fn node_ports(&self, v6: bool) -> PortsOfAddress {
+        let mut targets = PortsOfAddress::new();
+        for service in self.cluster.translation().with_node_ports() {
+            for port in self.services.resolved.get(&service.key).into_iter().flatten() {
+                if let Some(number) = port.node_port {
+                    let backends = &port.backends[usize::from(v6)];
+                    add(&mut targets, (port.protocol, number, true), backends);
+                }
+            }
+        }
+        targets
+    }
+}
+
+/// Adds backends to a port; of several Services at one address and port, all count.
+fn add(targets: &mut PortsOfAddress, port: (Protocol, u16, bool), backends: &Backends) {
+    let known = targets.entry(port).or_insert_with(|| backends.clone());
+    if !Arc::ptr_eq(known, backends) && known != backends {
+        let union: BTreeSet<_> = known.iter().chain(backends.iter()).cloned().collect();
+        *known = union.into_iter().collect();
+    }
+}

@@ -1,0 +1,95 @@
+//! The objects that what is installed came from: enough to install it again.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde::{Serialize, Serializer};
+
+use crate::cluster::{Cluster, is_subject};
+use crate::compile::tables::addresses::AddressTables;
+use crate::model::{EndpointSlice, Namespace, Node, Pod, Policy, Service};
+use crate::prefix::Prefix;
+
+/// Objects, shared with the cluster's state. Written out they are a list of `Change`s.
+#[derive(Clone, Debug, Default)]
+pub struct Essentials {
+    namespaces: Vec<Namespace>,
+    nodes: Vec<Node>,
+    pods: Vec<Arc<Pod>>,
+    policies: Vec<Arc<Policy>>,
+    services: Vec<Arc<Service>>,
+    slices: Vec<Arc<EndpointSlice>>,
+}
+
+/// An object in the form of the `Change` that brings it.
+#[derive(Serialize)]
+enum Object<'a> {
+    Namespace(&'a Namespace),
+    Node(&'a Node),
+    Pod(&'a Pod),
+    Policy(&'a Policy),
+    Service(&'a Service),
+    EndpointSlice(&'a EndpointSlice),
+}
+
+impl Serialize for Essentials {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let objects = self.namespaces.iter().map(Object::Namespace);
+        let objects = objects.chain(self.nodes.iter().map(Object::Node));
+        let objects = objects.chain(self.pods.iter().map(|pod| Object::Pod(pod)));
+        let objects = objects.chain(self.policies.iter().map(|policy| Object::Policy(policy)));
+        let objects = objects.chain(self.services.iter().map(|it| Object::Service(it)));
+        let objects = objects.chain(self.slices.iter().map(|it| Object::EndpointSlice(it)));
+        serializer.collect_seq(objects)
+    }
+}
+
+impl Essentials {
+    /// The objects that matter to what is installed: the local pods, the policies of their
+    /// namespaces, the pods that these name as peers, and all that is few. Without an isolated pod
+    /// there is none: nothing has to be kept. `deleted` are the local pods that the cluster has no
+    /// more: kept as finished ones, which are nobody's peers.
+    pub(super) fn new<'a>(
+        cluster: &Cluster,
+        installed: &AddressTables,
+        deleted: impl Iterator<Item = &'a Arc<Pod>>,
+    ) -> Self {
+        let local = |pod: &Pod| pod.node == cluster.node_name() && is_subject(pod);
+        let replaced = |pod: &Pod| cluster.pods().get(&pod.key).is_some_and(|pod| local(pod));
+        let deleted: Vec<Arc<Pod>> = deleted
+            .filter(|pod| !replaced(pod))
+            .map(|pod| Arc::new(Pod { finished: true, ..pod.as_ref().clone() }))
+            .collect();
+        let locals = cluster.pods().values().filter(|pod| local(pod)).chain(&deleted);
+        let guarded: BTreeSet<&str> = locals.map(|pod| pod.key.namespace.as_str()).collect();
+        let policies: Vec<Arc<Policy>> = guarded
+            .into_iter()
+            .flat_map(|namespace| cluster.policies_in(namespace))
+            .cloned()
+            .collect();
+        if policies.is_empty() {
+            return Self::default();
+        }
+        let is_peer = |pod: &Pod| {
+            pod.addresses.iter().any(|a| installed.class_of(Prefix::host(*a)).is_some())
+        };
+        let own = |pod: &Pod| pod.node == cluster.node_name();
+        let pods = cluster.pods().values().filter(|pod| own(pod) || is_peer(pod));
+        let pods: Vec<Arc<Pod>> = pods.chain(&deleted).cloned().collect();
+        let named: BTreeSet<&str> = pods
+            .iter()
+            .map(|pod| pod.key.namespace.as_str())
+            .chain(policies.iter().map(|policy| policy.key.namespace.as_str()))
+            .collect();
+        let namespaces =
+            named.into_iter().filter_map(|name| cluster.namespaces().get(name).cloned()).collect();
+        Self {
+            namespaces,
+            nodes: cluster.nodes().values().cloned().collect(),
+            services: cluster.services().values().cloned().collect(),
+            slices: cluster.slices().values().cloned().collect(),
+            pods,
+            policies,
+        }
+    }
+}

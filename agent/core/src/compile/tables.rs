@@ -1,0 +1,225 @@
+//! What the kernel's tables hold as of the last update.
+//!
+//! [`addresses`] lead from an address to its class, IPv4 by [`ipv4_trie`]. [`rows`] hold what a
+//! direction policy allows each class, as [`port_sets`]. [`endpoints`] say which rows an interface has.
+
+pub(crate) mod addresses;
+pub(crate) mod element;
+pub(crate) mod endpoints;
+mod ipv4_trie;
+pub(crate) mod port_sets;
+pub(crate) mod rows;
+
+use std::net::Ipv6Addr;
+
+use ipnet::Ipv6Net;
+use netpold_ebpf::layout::{ClassId, ENDPOINT_SLOTS, Endpoint};
+
+use crate::compile::sets::classes::Classes;
+use crate::ops::{Capacity, Fill, Table};
+use crate::options::Options;
+use crate::ports::tries::Tries;
+use crate::prefix::{Family, Prefix};
+use addresses::AddressTables;
+use element::{Cursor, DesiredElement};
+use endpoints::Endpoints;
+use port_sets::PortSetTable;
+use rows::Rows;
+
+/// What the tables hold.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    pub(crate) addresses: AddressTables,
+    pub(crate) port_sets: PortSetTable,
+    pub(crate) rows: Rows,
+    pub(crate) endpoints: Endpoints,
+}
+
+impl Tables {
+    /// Empty tables.
+    pub(crate) fn new(options: &Options) -> Self {
+        Self {
+            addresses: AddressTables::new(),
+            port_sets: PortSetTable::new(),
+            rows: Rows::new(),
+            endpoints: Endpoints::new(options),
+        }
+    }
+
+    /// Empty tables again. Endpoints keep their numbers.
+    pub(crate) fn forget(&mut self) {
+        self.addresses = AddressTables::new();
+        self.port_sets = PortSetTable::new();
+        self.rows = Rows::new();
+        self.endpoints.forget();
+    }
+
+    /// No packet reads retired elements any more.
+    pub(crate) fn grace_passed(&mut self) {
+        self.port_sets.slots.grace_passed();
+        self.port_sets.bitmap_slots.grace_passed();
+        self.rows.slots.grace_passed();
+        self.rows.block_slots.grace_passed();
+        self.addresses.ipv4_trie.slots.grace_passed();
+        self.endpoints.grace_passed();
+    }
+
+    /// Used and available elements of every table.
+    pub(crate) fn fill(&self, classes: &Classes, capacity: &Capacity) -> Vec<Fill> {
+        let (hosts6, cidrs6) = self.addresses.ipv6_count();
+        let used = |table| match table {
+            Table::Classes => classes.slots.used(),
+            Table::Bitmaps => self.port_sets.bitmap_slots.used(),
+            Table::RowBlocks => self.rows.block_slots.used(),
+            Table::Rows => self.rows.slots.used(),
+            Table::TrieBlocks => self.addresses.ipv4_trie.slots.used(),
+            Table::Hosts6 => hosts6,
+            Table::Cidrs6 => cidrs6,
+        };
+        let fill = |table| Fill { table, used: used(table), capacity: capacity.of(table) };
+        Table::ALL.map(fill).to_vec()
+    }
+
+    /// Elements that a table must have.
+    pub(crate) fn needed(&self, table: Table, classes: &Classes) -> u32 {
+        match table {
+            Table::Classes => classes.slots.needed(),
+            Table::Bitmaps => self.port_sets.bitmap_slots.needed(),
+            Table::RowBlocks => self.rows.block_slots.needed(),
+            Table::Rows => self.rows.slots.needed(),
+            Table::TrieBlocks => self.addresses.ipv4_trie.slots.needed(),
+            Table::Hosts6 => self.addresses.ipv6_peak.0,
+            Table::Cidrs6 => self.addresses.ipv6_peak.1,
+        }
+    }
+}
+
+/// Words of the trie's root that are told at once.
+const ROOT_CHUNK: u32 = 256;
+
+/// What every element must hold, for comparing it with what it does hold.
+pub(crate) struct Elements<'a> {
+    pub(crate) tables: &'a Tables,
+    pub(crate) tries: &'a Tries,
+}
+
+/// How many elements a section has.
+type Count = fn(&Elements<'_>) -> u32;
+/// Tells the elements of a section whose numbers are in a range.
+type Tell = fn(&Elements<'_>, std::ops::Range<u32>, &mut dyn FnMut(DesiredElement<'_>));
+
+/// The sections of a pass: how many elements, and how they are told.
+const SECTIONS: [(Count, Tell); 6] = [
+    (|_| 65_536 / ROOT_CHUNK, |all, range, tell| all.tell_root(range, tell)),
+    (
+        |all| all.tables.addresses.ipv4_trie.slots.needed(),
+        |all, range, tell| all.tell_trie(range, tell),
+    ),
+    (|all| all.tables.rows.slots.needed(), |all, range, tell| all.tell_rows(range, tell)),
+    (
+        |all| all.tables.port_sets.bitmap_slots.needed(),
+        |all, range, tell| all.tell_bitmaps(range, tell),
+    ),
+    (|_| ENDPOINT_SLOTS, |all, range, tell| all.tell_endpoints(range, tell)),
+    (|all| all.ipv6_count(), |all, range, tell| all.tell_v6(range, tell)),
+];
+
+impl Elements<'_> {
+    /// Elements that a pass goes through.
+    pub(crate) fn count(&self) -> u32 {
+        SECTIONS.iter().map(|(count, _)| count(self)).sum()
+    }
+
+    /// Tells what the next `budget` elements hold, and how far that is; after the last one the
+    /// next pass begins. What is told is what the tables hold only if the last update was written.
+    pub(crate) fn tell(
+        &self,
+        mut cursor: Cursor,
+        mut budget: u32,
+        tell: &mut dyn FnMut(DesiredElement<'_>),
+    ) -> Cursor {
+        while budget > 0 {
+            let Some((count, section)) = SECTIONS.get(cursor.section) else {
+                return Cursor::default();
+            };
+            let end = count(self).min(cursor.next.saturating_add(budget));
+            let next = cursor.next.min(end);
+            section(self, next..end, tell);
+            budget -= end - next;
+            cursor.next = end;
+            if end == count(self) {
+                cursor = Cursor { section: cursor.section + 1, next: 0 };
+            }
+        }
+        if cursor.section == SECTIONS.len() { Cursor::default() } else { cursor }
+    }
+
+    /// The class that the exact IPv6 table has for an address.
+    pub(crate) fn host6(&self, address: Ipv6Addr) -> Option<ClassId> {
+        self.tables.addresses.class_of(Prefix::host(address.into()))
+    }
+
+    /// The class that the IPv6 prefix table has for a prefix.
+    pub(crate) fn cidr6(&self, net: Ipv6Net) -> Option<ClassId> {
+        let prefix = Prefix::net(net.into());
+        (!prefix.is_host()).then(|| self.tables.addresses.class_of(prefix)).flatten()
+    }
+
+    fn ipv6_count(&self) -> u32 {
+        let (hosts, cidrs) = self.tables.addresses.ipv6_count();
+        // One more for the flag.
+        hosts + cidrs + 1
+    }
+
+    fn tell_root(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(DesiredElement<'_>)) {
+        for chunk in range {
+            let first = chunk * ROOT_CHUNK;
+            let words = self.tables.addresses.ipv4_trie.root();
+            tell(DesiredElement::TrieRoot(first, &words[first as usize..][..ROOT_CHUNK as usize]));
+        }
+    }
+
+    fn tell_trie(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(DesiredElement<'_>)) {
+        for id in range {
+            if let Some(block) = self.tables.addresses.ipv4_trie.block(id) {
+                tell(DesiredElement::TrieBlock(id, block));
+            }
+        }
+    }
+
+    fn tell_rows(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(DesiredElement<'_>)) {
+        self.tables.rows.expected(range, &self.tables.port_sets, tell);
+    }
+
+    fn tell_bitmaps(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(DesiredElement<'_>)) {
+        self.tables.port_sets.expected(range, self.tries, tell);
+    }
+
+    fn tell_endpoints(
+        &self,
+        range: std::ops::Range<u32>,
+        tell: &mut dyn FnMut(DesiredElement<'_>),
+    ) {
+        let records = self.tables.endpoints.live.values().filter_map(|live| live.record.as_ref());
+        let records: std::collections::BTreeMap<u32, &Endpoint> =
+            records.map(|(slot, record)| (*slot, record)).collect();
+        for slot in range {
+            tell(DesiredElement::Endpoint(slot, records.get(&slot).copied()));
+        }
+    }
+
+    fn tell_v6(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(DesiredElement<'_>)) {
+        if range.start == 0 && range.end > 0 {
+            tell(DesiredElement::HasCidr6(self.tables.addresses.ipv6_count().1 != 0));
+        }
+        let (skip, last) = (range.start.saturating_sub(1), range.end.saturating_sub(1));
+        let all = self.tables.addresses.entries(Family::V6);
+        for (prefix, class) in all.skip(skip as usize).take((last - skip) as usize) {
+            tell(if prefix.is_host() {
+                DesiredElement::Host6(prefix.v6(), class)
+            } else {
+                DesiredElement::Cidr6(prefix.net6(), class)
+            });
+        }
+    }
+}

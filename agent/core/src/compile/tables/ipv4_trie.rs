@@ -1,0 +1,285 @@
+//! The IPv4 trie: from prefixes with classes to word flips.
+//!
+//! Every flip takes each address below it from its old class to its new one. Which address flips
+//! first does not matter to anybody (the caller orders by stages where it does), so words of blocks
+//! in use are flipped one by one, and a new block is complete before a word points to it.
+
+use std::collections::BTreeSet;
+
+use hashbrown::HashMap;
+use netpold_ebpf::layout::{ClassId, TRIE_POINTER, TrieBlock};
+
+use crate::compile::slots::SlotAllocator;
+use crate::ops::Op;
+use crate::prefix::{Family, Prefix, PrefixMap};
+
+/// The trie as the tables hold it.
+#[derive(Debug)]
+pub(crate) struct Ipv4Trie {
+    pub(crate) slots: SlotAllocator,
+    root: Vec<u32>,
+    blocks: HashMap<u32, Box<TrieBlock>>,
+}
+
+/// What a /24 is to hold.
+enum Leaf {
+    Class(ClassId),
+    Block(Box<TrieBlock>),
+}
+
+impl Ipv4Trie {
+    pub(crate) fn new() -> Self {
+        Self { slots: SlotAllocator::new(0), root: vec![0; 65_536], blocks: HashMap::new() }
+    }
+
+    /// The words of the root.
+    pub(crate) fn root(&self) -> &[u32] {
+        &self.root
+    }
+
+    /// A block in use.
+    pub(crate) fn block(&self, id: u32) -> Option<&TrieBlock> {
+        self.blocks.get(&id).map(|block| &**block)
+    }
+
+    /// Makes the trie agree with `classes`, which differ from it under the `changed` prefixes only.
+    pub(crate) fn repaint(
+        &mut self,
+        classes: &PrefixMap<ClassId>,
+        changed: &[Prefix],
+        ops: &mut Vec<Op>,
+    ) {
+        let mut roots = BTreeSet::new();
+        let mut leaves = BTreeSet::new();
+        for prefix in changed.iter().filter(|prefix| prefix.family == Family::V4) {
+            if prefix.len > 24 {
+                leaves.insert(prefix.truncate(24));
+            } else {
+                let last = Prefix { bits: prefix.last(), ..*prefix }.v4() >> 16;
+                roots.extend((prefix.v4() >> 16)..=last);
+            }
+        }
+        let outlines = (roots.len() > OUTLINED).then(|| Outlines::new(classes));
+        for root in &roots {
+            self.paint_root(*root as u16, outlines.as_ref(), classes, ops);
+        }
+        for prefix in leaves.into_iter().filter(|leaf| !roots.contains(&(leaf.v4() >> 16))) {
+            self.set_leaf(prefix.v4() >> 8, leaf(classes, prefix), ops);
+        }
+    }
+
+    /// Repaints a whole /16.
+    fn paint_root(
+        &mut self,
+        index: u16,
+        outlines: Option<&Outlines>,
+        classes: &PrefixMap<ClassId>,
+        ops: &mut Vec<Op>,
+    ) {
+        let bits = u128::from(index) << 112;
+        let whole = Prefix { family: Family::V4, bits, len: 16 };
+        let (base, is_plain) = match outlines {
+            Some(outlines) => outlines.of(index),
+            None => {
+                let is_plain = classes.under(whole).all(|(prefix, _)| prefix.len <= 16);
+                (classes.longest(whole).copied().unwrap_or(0), is_plain)
+            }
+        };
+        if is_plain {
+            self.set_root(index, base, ops);
+            return;
+        }
+        let middles = middles(classes, whole, base);
+        if let Some(block) = pointer(self.root[usize::from(index)]) {
+            for (middle, leaf) in (0u8..=255).zip(middles) {
+                self.set_middle(block, middle, leaf, ops);
+            }
+            if let Some(class) = self.uniform(block) {
+                self.set_root(index, class, ops);
+            }
+            return;
+        }
+        if let Some(class) = one_class(&middles) {
+            self.set_root(index, class, ops);
+            return;
+        }
+        let mut words = Box::new([0; 256]);
+        for (word, leaf) in words.iter_mut().zip(middles) {
+            *word = match leaf {
+                Leaf::Class(class) => class,
+                Leaf::Block(content) => self.add(content, ops) | TRIE_POINTER,
+            };
+        }
+        let block = self.add(words, ops) | TRIE_POINTER;
+        self.root[usize::from(index)] = block;
+        ops.push(Op::TrieRootWord(index, block));
+    }
+
+    /// Gives a whole /16 one class.
+    fn set_root(&mut self, index: u16, class: ClassId, ops: &mut Vec<Op>) {
+        let word = &mut self.root[usize::from(index)];
+        let before = std::mem::replace(word, class);
+        if before == class {
+            return;
+        }
+        ops.push(Op::TrieRootWord(index, class));
+        self.retire(before);
+    }
+
+    /// Gives a /24 (upper 24 bits) its content.
+    fn set_leaf(&mut self, index: u32, leaf: Leaf, ops: &mut Vec<Op>) {
+        let (root, middle) = ((index >> 8) as u16, (index & 255) as u8);
+        let word = self.root[usize::from(root)];
+        let Some(block) = pointer(word) else {
+            if matches!(leaf, Leaf::Class(class) if class == word) {
+                return;
+            }
+            // The /16 had one class: the same, as a block.
+            let block = self.add(Box::new([word; 256]), ops);
+            self.root[usize::from(root)] = block | TRIE_POINTER;
+            self.set_middle(block, middle, leaf, ops);
+            ops.push(Op::TrieRootWord(root, block | TRIE_POINTER));
+            return;
+        };
+        self.set_middle(block, middle, leaf, ops);
+        if let Some(class) = self.uniform(block) {
+            self.set_root(root, class, ops);
+        }
+    }
+
+    /// Sets one word of a second-level block.
+    fn set_middle(&mut self, block: u32, index: u8, leaf: Leaf, ops: &mut Vec<Op>) {
+        let word = self.word(block, index);
+        match (pointer(word), leaf) {
+            (_, Leaf::Class(class)) if word == class => {}
+            (_, Leaf::Class(class)) => {
+                self.set_word(block, index, class, ops);
+                self.retire(word);
+            }
+            (None, Leaf::Block(content)) => {
+                let leaf = self.add(content, ops);
+                self.set_word(block, index, leaf | TRIE_POINTER, ops);
+            }
+            (Some(leaf), Leaf::Block(content)) => {
+                for (index, class) in (0u8..=255).zip(content.iter()) {
+                    if self.word(leaf, index) != *class {
+                        self.set_word(leaf, index, *class, ops);
+                    }
+                }
+            }
+        }
+    }
+
+    fn word(&self, block: u32, index: u8) -> u32 {
+        self.blocks.get(&block).map_or(0, |words| words[usize::from(index)])
+    }
+
+    fn set_word(&mut self, block: u32, index: u8, word: u32, ops: &mut Vec<Op>) {
+        if let Some(words) = self.blocks.get_mut(&block) {
+            words[usize::from(index)] = word;
+            ops.push(Op::TrieWord(block, index, word));
+        }
+    }
+
+    /// A new block, complete.
+    fn add(&mut self, content: Box<TrieBlock>, ops: &mut Vec<Op>) -> u32 {
+        let block = self.slots.take();
+        ops.push(Op::TrieBlock(block, content.clone()));
+        self.blocks.insert(block, content);
+        block
+    }
+
+    /// The class of all of a block, if it is one.
+    fn uniform(&self, block: u32) -> Option<ClassId> {
+        let words = self.blocks.get(&block)?;
+        (words[0] & TRIE_POINTER == 0 && words.iter().all(|word| *word == words[0]))
+            .then_some(words[0])
+    }
+
+    /// Retires what a word pointed to.
+    fn retire(&mut self, word: u32) {
+        let Some(block) = pointer(word) else { return };
+        if let Some(words) = self.blocks.remove(&block) {
+            self.slots.retire(block);
+            words.iter().for_each(|word| self.retire(*word));
+        }
+    }
+}
+
+/// The block that a word points to.
+fn pointer(word: u32) -> Option<u32> {
+    (word & TRIE_POINTER != 0).then_some(word & !TRIE_POINTER)
+}
+
+/// Roots from which the outlines of all are drawn at once.
+const OUTLINED: usize = 1024;
+
+/// What every /16 is like: its class by the prefixes of up to 16 bits, and whether there are longer ones.
+struct Outlines {
+    classes: Vec<ClassId>,
+    is_plain: Vec<bool>,
+}
+
+impl Outlines {
+    fn new(classes: &PrefixMap<ClassId>) -> Self {
+        let mut all = Self { classes: vec![0; 65_536], is_plain: vec![true; 65_536] };
+        let every = Prefix { family: Family::V4, bits: 0, len: 0 };
+        // Each prefix comes before what it holds, so the longest is painted last.
+        for (prefix, class) in classes.under(every) {
+            let first = (prefix.v4() >> 16) as usize;
+            match 16u32.checked_sub(prefix.len.into()) {
+                Some(bits) => all.classes[first..first + (1 << bits)].fill(*class),
+                None => all.is_plain[first] = false,
+            }
+        }
+        all
+    }
+
+    fn of(&self, index: u16) -> (ClassId, bool) {
+        (self.classes[usize::from(index)], self.is_plain[usize::from(index)])
+    }
+}
+
+/// What the /24s of a /16 are to hold.
+fn middles(classes: &PrefixMap<ClassId>, whole: Prefix, base: ClassId) -> Vec<Leaf> {
+    let mut middles: Vec<Leaf> = (0..256).map(|_| Leaf::Class(base)).collect();
+    let mut divided: BTreeSet<Prefix> = BTreeSet::new();
+    for (prefix, class) in classes.under(whole).filter(|(prefix, _)| prefix.len > 16) {
+        if prefix.len > 24 {
+            divided.insert(prefix.truncate(24));
+            continue;
+        }
+        let first = (prefix.v4() >> 8 & 255) as usize;
+        let size = 1usize << (24 - prefix.len);
+        middles[first..first + size].iter_mut().for_each(|leaf| *leaf = Leaf::Class(*class));
+    }
+    for prefix in divided {
+        middles[(prefix.v4() >> 8 & 255) as usize] = leaf(classes, prefix);
+    }
+    middles
+}
+
+/// The class of all, if it is one.
+fn one_class(middles: &[Leaf]) -> Option<ClassId> {
+    let [Leaf::Class(class), others @ ..] = middles else { return None };
+    let same = |leaf: &Leaf| matches!(leaf, Leaf::Class(other) if other == class);
+    others.iter().all(same).then_some(*class)
+}
+
+/// The content of a /24.
+fn leaf(classes: &PrefixMap<ClassId>, prefix: Prefix) -> Leaf {
+    let base = classes.longest(prefix).copied().unwrap_or(0);
+    let mut words: Option<Box<TrieBlock>> = None;
+    // Each prefix comes before what it holds, so the longest is painted last.
+    for (inner, class) in classes.under(prefix).filter(|(inner, _)| inner.len > 24) {
+        let words = words.get_or_insert_with(|| Box::new([base; 256]));
+        let first = (inner.v4() & 255) as usize;
+        let size = 1usize << (32 - inner.len);
+        words[first..first + size].fill(*class);
+    }
+    match words {
+        None => Leaf::Class(base),
+        Some(words) if words.iter().all(|word| *word == words[0]) => Leaf::Class(words[0]),
+        Some(words) => Leaf::Block(words),
+    }
+}

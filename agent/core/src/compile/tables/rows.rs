@@ -1,0 +1,262 @@
+//! Rows: what each distinct direction policy allows each class, as the tables hold it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use netpold_ebpf::layout::{ClassId, ROW_NOT_ISOLATED, Row as RowImage, RowBlock};
+
+use crate::compile::rules::direction_policy::DirectionPolicy;
+use crate::compile::slots::SlotAllocator;
+use crate::compile::tables::element::DesiredElement;
+use crate::compile::tables::port_sets::{PORT_SET_ALL, PORT_SET_NONE, PortSetTable};
+use crate::ops::Op;
+
+/// The block of classes below 256.
+const FIRST: u8 = 0;
+
+/// Column of a class that has ended: whatever the table holds there, no packet reads it.
+const STALE: u32 = u32::MAX;
+
+/// Port sets by column.
+type Columns = [u32; 256];
+
+/// A row and its blocks. A block belongs to one row, so that a column can be filled in place. The
+/// first, of classes below 256, is part of the row itself and always there.
+#[derive(Debug)]
+struct Row {
+    direction_policy: Arc<DirectionPolicy>,
+    words: Box<[u32; 256]>,
+    blocks: BTreeMap<u8, Box<Columns>>,
+}
+
+/// The rows in use.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    pub(crate) slots: SlotAllocator,
+    pub(crate) block_slots: SlotAllocator,
+    rows: BTreeMap<u32, Row>,
+    by_policy: HashMap<Arc<DirectionPolicy>, u32>,
+    /// Rows that the tables do not hold yet: changes to them need no operation.
+    unwritten: BTreeSet<u32>,
+    /// Classes of these blocks ended in the last update.
+    emptied: BTreeSet<u8>,
+}
+
+impl Rows {
+    pub(crate) fn new() -> Self {
+        Self {
+            slots: SlotAllocator::new(ROW_NOT_ISOLATED + 1),
+            block_slots: SlotAllocator::new(1),
+            rows: BTreeMap::new(),
+            by_policy: HashMap::new(),
+            unwritten: BTreeSet::new(),
+            emptied: BTreeSet::new(),
+        }
+    }
+
+    /// The row of a direction policy.
+    pub(crate) fn of_policy(&self, direction_policy: &Arc<DirectionPolicy>) -> Option<u32> {
+        self.by_policy.get(direction_policy).copied()
+    }
+
+    /// Whether the tables hold a direction policy's row already.
+    pub(crate) fn is_written(&self, direction_policy: &Arc<DirectionPolicy>) -> bool {
+        self.of_policy(direction_policy).is_some_and(|row| !self.is_new(row))
+    }
+
+    /// Whether the tables do not hold a row yet.
+    pub(crate) fn is_new(&self, row: u32) -> bool {
+        self.unwritten.contains(&row)
+    }
+
+    /// A new, empty row for a direction policy; from now on it is the direction policy's row, also if
+    /// it had another.
+    pub(crate) fn create(&mut self, direction_policy: &Arc<DirectionPolicy>) -> u32 {
+        let id = self.slots.take();
+        let row = Row {
+            direction_policy: direction_policy.clone(),
+            words: Box::new([0; 256]),
+            blocks: BTreeMap::from([(FIRST, Box::new([PORT_SET_NONE; 256]))]),
+        };
+        self.rows.insert(id, row);
+        self.unwritten.insert(id);
+        self.by_policy.insert(direction_policy.clone(), id);
+        id
+    }
+
+    /// All rows and their direction policies.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Arc<DirectionPolicy>)> {
+        self.rows.iter().map(|(id, row)| (*id, &row.direction_policy))
+    }
+
+    /// What a row holds for a class. A direction that is not isolated allows everything.
+    pub(crate) fn column(&self, row: u32, class: ClassId) -> u32 {
+        if row == ROW_NOT_ISOLATED {
+            return PORT_SET_ALL;
+        }
+        let block = self.rows.get(&row).and_then(|row| row.blocks.get(&high(class)));
+        block.map_or(PORT_SET_NONE, |block| block[low(class)])
+    }
+
+    /// Fills columns of classes that no packet sees yet.
+    pub(crate) fn set_columns(
+        &mut self,
+        id: u32,
+        columns: &[(ClassId, u32)],
+        sets: &mut PortSetTable,
+        ops: &mut Vec<Op>,
+    ) {
+        let written = !self.is_new(id);
+        let Some(row) = self.rows.get_mut(&id) else { return };
+        // Blocks that are new are written whole, and only then led to.
+        let mut fresh: BTreeSet<u8> = BTreeSet::new();
+        for columns in columns.chunk_by(|(one, _), (other, _)| high(*one) == high(*other)) {
+            let Some(place) = columns.first().map(|(class, _)| high(*class)) else { continue };
+            if !row.blocks.contains_key(&place) {
+                if columns.iter().all(|(_, set)| *set == PORT_SET_NONE) {
+                    continue;
+                }
+                row.words[usize::from(place)] = self.block_slots.take();
+                row.blocks.insert(place, Box::new([PORT_SET_NONE; 256]));
+                fresh.insert(place);
+            }
+            let Some(block) = row.blocks.get_mut(&place) else { continue };
+            for (class, set) in columns {
+                let column = &mut block[low(*class)];
+                if column == set {
+                    continue;
+                }
+                sets.acquire(*set);
+                sets.release(*column);
+                *column = *set;
+                if written && !fresh.contains(&place) {
+                    let (column, word) = (low(*class) as u8, sets.word(*set));
+                    ops.push(match place {
+                        FIRST => Op::RowFirst(id, column, word),
+                        place => Op::RowBlockWord(row.words[usize::from(place)], column, word),
+                    });
+                }
+            }
+        }
+        for place in fresh.into_iter().filter(|_| written) {
+            let (number, block) = (row.words[usize::from(place)], row.blocks.get(&place));
+            ops.extend(block.map(|block| Op::RowBlock(number, block_image(block, sets))));
+            ops.push(Op::RowWord(id, place, number));
+        }
+    }
+
+    /// Writes the rows that the tables do not hold yet.
+    pub(crate) fn write(&mut self, sets: &PortSetTable, ops: &mut Vec<Op>) {
+        for id in std::mem::take(&mut self.unwritten) {
+            let Some(row) = self.rows.get(&id) else { continue };
+            let mut image = Box::new(RowImage { blocks: *row.words, ..RowImage::EMPTY });
+            for (high, block) in &row.blocks {
+                let block = block_image(block, sets);
+                match *high {
+                    FIRST => image.first = *block,
+                    high => ops.push(Op::RowBlock(row.words[usize::from(high)], block)),
+                }
+            }
+            ops.push(Op::Row(id, image));
+        }
+    }
+
+    /// Tells the rows whose numbers are in a range, with their blocks.
+    pub(crate) fn expected(
+        &self,
+        range: Range<u32>,
+        sets: &PortSetTable,
+        tell: &mut dyn FnMut(DesiredElement<'_>),
+    ) {
+        if range.contains(&ROW_NOT_ISOLATED) {
+            // What rows point to where they have no block.
+            tell(DesiredElement::RowBlock(0, Box::new([0; 256])));
+        }
+        let image = |block: &Columns| {
+            Box::new(
+                block.map(|set| if set == STALE { DesiredElement::ANY } else { sets.word(set) }),
+            )
+        };
+        for (id, row) in self.rows.range(range) {
+            let mut whole = Box::new(RowImage { blocks: *row.words, ..RowImage::EMPTY });
+            for (high, block) in &row.blocks {
+                match *high {
+                    FIRST => whole.first = *image(block),
+                    high => {
+                        let number = row.words[usize::from(high)];
+                        tell(DesiredElement::RowBlock(number, image(block)));
+                    }
+                }
+            }
+            tell(DesiredElement::Row(*id, whole));
+        }
+    }
+
+    /// At the end of an update that concerned endpoints: retires the rows that are not in `used`.
+    pub(crate) fn retire_unused(&mut self, used: &BTreeSet<u32>, sets: &mut PortSetTable) {
+        let unused: Vec<u32> = self.rows.keys().filter(|id| !used.contains(id)).copied().collect();
+        for id in unused {
+            self.retire(id, sets);
+        }
+    }
+
+    /// At the end of an update: nothing needs the columns of these classes any more.
+    pub(crate) fn classes_ended(&mut self, retired: &[ClassId], sets: &mut PortSetTable) {
+        for row in self.rows.values_mut() {
+            for classes in retired.chunk_by(|one, other| high(*one) == high(*other)) {
+                let block = classes.first().and_then(|class| row.blocks.get_mut(&high(*class)));
+                let Some(block) = block else { continue };
+                for class in classes {
+                    sets.release(std::mem::replace(&mut block[low(*class)], STALE));
+                }
+            }
+        }
+        self.emptied.extend(retired.iter().map(|class| high(*class)).filter(|high| *high != FIRST));
+    }
+
+    /// Begins an update: takes blocks out of rows whose classes ended in the last one. Not then and
+    /// there, because a packet in flight may have held such a class, and nobody waits for this.
+    pub(crate) fn begin(&mut self, ops: &mut Vec<Op>) {
+        for high in std::mem::take(&mut self.emptied) {
+            let dead = |set: &u32| matches!(*set, PORT_SET_NONE | STALE);
+            for (id, row) in &mut self.rows {
+                if row.blocks.get(&high).is_some_and(|block| block.iter().all(dead)) {
+                    row.blocks.remove(&high);
+                    self.block_slots.retire(std::mem::take(&mut row.words[usize::from(high)]));
+                    ops.push(Op::RowWord(*id, high, 0));
+                }
+            }
+        }
+    }
+
+    fn retire(&mut self, id: u32, sets: &mut PortSetTable) {
+        let Some(row) = self.rows.remove(&id) else { return };
+        self.unwritten.remove(&id);
+        if self.by_policy.get(&row.direction_policy) == Some(&id) {
+            self.by_policy.remove(&row.direction_policy);
+        }
+        for (high, block) in &row.blocks {
+            block.iter().for_each(|set| sets.release(*set));
+            if *high != FIRST {
+                self.block_slots.retire(row.words[usize::from(*high)]);
+            }
+        }
+        self.slots.retire(id);
+    }
+}
+
+/// The columns as the tables hold them.
+fn block_image(columns: &Columns, sets: &PortSetTable) -> Box<RowBlock> {
+    Box::new(columns.map(|set| sets.word(set)))
+}
+
+/// Of the class's number; what else its word says lies above 16 bits.
+fn high(class: ClassId) -> u8 {
+    (class >> 8) as u8
+}
+
+fn low(class: ClassId) -> usize {
+    (class & 255) as usize
+}

@@ -1,0 +1,140 @@
+//! Ports granted to a set of addresses.
+
+pub(crate) mod blocks;
+pub(crate) mod tries;
+
+use crate::model::Protocol;
+use tries::{ALL, NAME, NONE, PORT, Trie, Tries};
+
+/// What is granted of each protocol, and by name. Equal grants are equal values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct AllowedPorts {
+    /// TCP, UDP and SCTP destination ports.
+    ports: [Trie; 3],
+    /// Numbers of the port names that each destination resolves for itself (egress).
+    pub(crate) names: Trie,
+    /// Every other protocol, ICMP included.
+    pub(crate) other: bool,
+}
+
+impl AllowedPorts {
+    /// Every protocol and port.
+    pub(crate) const EVERYTHING: Self = Self { ports: [ALL; 3], names: NONE, other: true };
+
+    /// Whether nothing is granted.
+    pub(crate) fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The ports of a protocol.
+    pub(crate) fn of(&self, protocol: Protocol) -> Trie {
+        self.ports[protocol as usize]
+    }
+
+    /// Its sets.
+    pub(crate) fn sets(&self) -> [Trie; 4] {
+        let [tcp, udp, sctp] = self.ports;
+        [tcp, udp, sctp, self.names]
+    }
+
+    /// The same of other sets.
+    pub(crate) fn map(&self, mut set: impl FnMut(Trie) -> Trie) -> Self {
+        Self { ports: self.ports.map(&mut set), names: set(self.names), other: self.other }
+    }
+
+    /// Adds a range of ports, both ends included; an inverted one is empty.
+    pub(crate) fn add(&mut self, protocol: Protocol, first: u16, last: u16, tries: &mut Tries) {
+        if first <= last {
+            let range = tries.range(PORT, first.into(), last.into());
+            self.add_ports(protocol, range, tries);
+        }
+    }
+
+    /// Adds ports.
+    pub(crate) fn add_ports(&mut self, protocol: Protocol, ports: Trie, tries: &mut Tries) {
+        let known = &mut self.ports[protocol as usize];
+        *known = tries.union(*known, ports);
+    }
+
+    /// Adds the number of a name.
+    pub(crate) fn add_name(&mut self, name: u32, tries: &mut Tries) {
+        let name = tries.range(NAME, name, name);
+        self.names = tries.union(self.names, name);
+    }
+
+    /// What is in one of two.
+    pub(crate) fn union(&self, other: Self, tries: &mut Tries) -> Self {
+        let mut ports = self.ports;
+        for (set, more) in ports.iter_mut().zip(other.ports) {
+            *set = tries.union(*set, more);
+        }
+        let names = tries.union(self.names, other.names);
+        Self { ports, names, other: self.other || other.other }
+    }
+
+    /// The lowest port of each protocol, then the lowest name.
+    pub(crate) fn lowest(&self, tries: &Tries) -> [Option<u32>; 4] {
+        let [tcp, udp, sctp] = self.ports.map(|set| tries.lowest(PORT, set));
+        [tcp, udp, sctp, tries.lowest(NAME, self.names)]
+    }
+}
+
+/// Ports of one protocol: sorted ranges (both ends included) that neither overlap nor touch.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ranges(Vec<(u16, u16)>);
+
+impl Ranges {
+    fn new(set: Trie, tries: &Tries) -> Self {
+        let mut ranges: Vec<(u16, u16)> = Vec::new();
+        tries.each_range(set, &mut |first, last| match ranges.last_mut() {
+            Some((_, end)) if u32::from(*end) + 1 == u32::from(first) => *end = last,
+            _ => ranges.push((first, last)),
+        });
+        Self(ranges)
+    }
+
+    /// The ranges.
+    #[must_use]
+    pub fn ranges(&self) -> &[(u16, u16)] {
+        &self.0
+    }
+}
+
+/// What is allowed of every protocol, written out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ports {
+    /// TCP destination ports.
+    pub tcp: Ranges,
+    /// UDP destination ports.
+    pub udp: Ranges,
+    /// SCTP destination ports.
+    pub sctp: Ranges,
+    /// Every other protocol, ICMP included.
+    pub other: bool,
+}
+
+impl Ports {
+    pub(crate) fn new(grant: &AllowedPorts, tries: &Tries) -> Self {
+        let [tcp, udp, sctp] = grant.ports.map(|set| Ranges::new(set, tries));
+        Self { tcp, udp, sctp, other: grant.other }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn touching_ranges_merge_to_one_value() {
+        let mut tries = Tries::default();
+        let mut split = AllowedPorts::default();
+        for (first, last) in [(0, 99), (200, u16::MAX), (100, 199), (5, 4)] {
+            split.add(Protocol::Udp, first, last, &mut tries);
+        }
+        assert_eq!(split.of(Protocol::Udp), ALL);
+        let mut odd = AllowedPorts::default();
+        odd.add(Protocol::Tcp, 80, 82, &mut tries);
+        odd.add(Protocol::Tcp, 83, 90, &mut tries);
+        assert_eq!(Ports::new(&odd, &tries).tcp.ranges(), [(80, 90)]);
+    }
+}

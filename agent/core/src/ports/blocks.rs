@@ -1,0 +1,364 @@
+//! What the blocks of one direction's rules grant, by address: a sweep over their prefixes.
+//!
+//! An address is granted the union of what the blocks grant that hold it and of which no exception
+//! does. Ten thousand blocks with an exception each make ten thousand addresses of which each is in
+//! all blocks but one. So the sets of blocks are never written down: the sweep goes through all
+//! prefixes in order, keeps the grants that are in force at hand, and notes what they come to. Two
+//! prefixes next to each other differ in few grants, so a tree of unions over the grants has only
+//! these paths to renew, and of each union (`tries`) only the ports in which it differs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use crate::model::{Direction, IpBlock, Peer, Policy, PortMatch, Protocol, Rule};
+use crate::ports::AllowedPorts;
+use crate::ports::tries::{Trie, Tries};
+use crate::prefix::Prefix;
+
+/// Number of the value that grants nothing.
+pub(crate) const NOTHING: u32 = 0;
+
+/// The prefixes at which what blocks grant changes, in order, with the number of the value from there on.
+/// An address has the value of the longest prefix that holds it.
+#[derive(Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Changes(pub(crate) Vec<(Prefix, u32)>);
+
+impl Changes {
+    /// The number of the value of a prefix's addresses.
+    pub(crate) fn at(&self, prefix: Prefix) -> u32 {
+        let found = (0..=prefix.len).rev().find_map(|len| {
+            let holder = prefix.truncate(len);
+            self.0.binary_search_by_key(&holder, |(at, _)| *at).ok()
+        });
+        found.map_or(NOTHING, |place| self.0[place].1)
+    }
+}
+
+/// What blocks grant, by address.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct BlockMap {
+    /// Where it changes.
+    pub(crate) changes: Arc<Changes>,
+    /// Values by number less one.
+    values: Vec<AllowedPorts>,
+}
+
+impl BlockMap {
+    /// What these blocks grant.
+    pub(crate) fn new(blocks: &[(&IpBlock, AllowedPorts)], tries: &mut Tries) -> Self {
+        let Some(sweep) = Sweep::new(blocks, tries) else { return Self::default() };
+        let (mut map, scratch) = sweep.run(usize::MAX);
+        let mut known = HashMap::new();
+        for value in &mut map.values {
+            *value = value.map(|set| tries.take_over(&scratch, set, &mut known));
+        }
+        tries.work += scratch.work;
+        map
+    }
+
+    /// Whether these blocks come to more different values than that.
+    fn exceeds(blocks: &[(&IpBlock, AllowedPorts)], tries: &Tries, most: usize) -> bool {
+        let sweep = Sweep::new(blocks, tries);
+        sweep.is_some_and(|sweep| sweep.run(most).0.values.len() > most)
+    }
+
+    /// How many different values there are.
+    pub(crate) fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// The values.
+    pub(crate) fn values(&self) -> &[AllowedPorts] {
+        &self.values
+    }
+
+    /// What the value of a number grants.
+    pub(crate) fn value(&self, number: u32) -> AllowedPorts {
+        let place = number.checked_sub(1).map(|place| place as usize);
+        place.and_then(|place| self.values.get(place)).copied().unwrap_or_default()
+    }
+}
+
+/// What happens at a prefix: block `.1` begins, or ends for as long as the prefix lasts.
+type Event = (Prefix, u32, bool);
+
+/// A prefix that the sweep is in.
+struct Open {
+    prefix: Prefix,
+    /// Its events.
+    events: std::ops::Range<usize>,
+    value: u32,
+}
+
+struct Sweep {
+    events: Vec<Event>,
+    /// The distinct grant of each block, by place.
+    grant_of: Vec<u32>,
+    grants: Vec<AllowedPorts>,
+    /// By block: how many exceptions hold the place where the sweep is.
+    cuts: Vec<u32>,
+    /// By distinct grant: blocks in force.
+    counts: Vec<u32>,
+    /// Unions of the grants in force: the leaves in the upper half, node `n` of `2n` and `2n + 1`.
+    tree: Vec<AllowedPorts>,
+    /// Leaves that are not what `counts` says.
+    stale: BTreeSet<usize>,
+    tries: Tries,
+    numbers: HashMap<AllowedPorts, u32>,
+}
+
+impl Sweep {
+    /// `None` if nothing is granted.
+    fn new(blocks: &[(&IpBlock, AllowedPorts)], of: &Tries) -> Option<Self> {
+        let mut tries = Tries::default();
+        let (mut known, mut distinct) = (HashMap::new(), HashMap::new());
+        let mut grants: Vec<AllowedPorts> = Vec::new();
+        let (mut events, mut grant_of) = (Vec::new(), Vec::new());
+        for (block, grant) in blocks {
+            let cidr = Prefix::net(block.cidr);
+            let except = || block.except.iter().map(|except| Prefix::net(*except));
+            if grant.is_none() || except().any(|except| except.holds(cidr)) {
+                continue;
+            }
+            let number = *distinct.entry(*grant).or_insert_with(|| {
+                grants.push(grant.map(|set: Trie| tries.take_over(of, set, &mut known)));
+                grants.len() as u32 - 1
+            });
+            let block = grant_of.len() as u32;
+            grant_of.push(number);
+            events.push((cidr, block, false));
+            events.extend(except().filter(|e| cidr.holds(*e)).map(|except| (except, block, true)));
+        }
+        if events.is_empty() {
+            return None;
+        }
+        events.sort_unstable();
+        // Grants of ports that are close to each other are joined first: they have most in common.
+        let mut order: Vec<u32> = (0..grants.len() as u32).collect();
+        order.sort_by_key(|number| grants[*number as usize].lowest(&tries));
+        let mut places = vec![0; grants.len()];
+        (0..).zip(&order).for_each(|(place, number)| places[*number as usize] = place);
+        grant_of.iter_mut().for_each(|number| *number = places[*number as usize]);
+        let leaves = grants.len().next_power_of_two();
+        Some(Self {
+            cuts: vec![0; grant_of.len()],
+            grant_of,
+            counts: vec![0; grants.len()],
+            grants: order.iter().map(|number| grants[*number as usize]).collect(),
+            tree: vec![AllowedPorts::default(); 2 * leaves],
+            stale: BTreeSet::new(),
+            events,
+            tries,
+            numbers: HashMap::new(),
+        })
+    }
+
+    /// Goes through all prefixes, or until there are more values than that.
+    fn run(mut self, most: usize) -> (BlockMap, Tries) {
+        let (mut changes, mut values) = (Vec::new(), Vec::new());
+        let mut open: Vec<Open> = Vec::new();
+        let mut next = 0;
+        while let Some((prefix, ..)) = self.events.get(next).copied() {
+            while let Some(outer) = open.pop_if(|outer| !outer.prefix.holds(prefix)) {
+                self.pass(outer.events, false);
+            }
+            let same = self.events[next..].iter().take_while(|event| event.0 == prefix).count();
+            let events = next..next + same;
+            self.pass(events.clone(), true);
+            let value = self.value(&mut values);
+            if value != open.last().map_or(NOTHING, |outer| outer.value) {
+                changes.push((prefix, value));
+            }
+            if values.len() > most {
+                break;
+            }
+            open.push(Open { prefix, events, value });
+            next += same;
+        }
+        (BlockMap { changes: Arc::new(Changes(changes)), values }, self.tries)
+    }
+
+    /// Goes into a prefix, or out of it.
+    fn pass(&mut self, events: std::ops::Range<usize>, inwards: bool) {
+        for event in events {
+            let (_, block, is_except) = self.events[event];
+            let cuts = &mut self.cuts[block as usize];
+            let begins = if is_except {
+                *cuts = if inwards { *cuts + 1 } else { *cuts - 1 };
+                match (inwards, *cuts) {
+                    (true, 1) => false,
+                    (false, 0) => true,
+                    // Another exception of the block holds this one.
+                    _ => continue,
+                }
+            } else {
+                inwards
+            };
+            let grant = self.grant_of[block as usize] as usize;
+            let count = &mut self.counts[grant];
+            *count = if begins { *count + 1 } else { *count - 1 };
+            self.stale.insert(grant);
+        }
+    }
+
+    /// The number of what is granted here.
+    fn value(&mut self, values: &mut Vec<AllowedPorts>) -> u32 {
+        let leaves = self.tree.len() / 2;
+        let mut above = Vec::new();
+        for leaf in std::mem::take(&mut self.stale) {
+            let grant =
+                if self.counts[leaf] > 0 { self.grants[leaf] } else { AllowedPorts::default() };
+            if self.tree[leaves + leaf] != grant {
+                self.tree[leaves + leaf] = grant;
+                above.push((leaves + leaf) / 2);
+            }
+        }
+        above.dedup();
+        while above.first().is_some_and(|node| *node > 0) {
+            for node in &above {
+                let [one, other] = [self.tree[2 * node], self.tree[2 * node + 1]];
+                self.tree[*node] = one.union(other, &mut self.tries);
+            }
+            above.iter_mut().for_each(|node| *node /= 2);
+            above.dedup();
+        }
+        let all = self.tree[1];
+        if all.is_none() {
+            return NOTHING;
+        }
+        let number = *self.numbers.entry(all).or_insert_with(|| {
+            values.push(all);
+            values.len() as u32
+        });
+        if self.tries.is_large() {
+            let used = self.grants.iter().chain(&self.tree).chain(values.iter());
+            self.tries.collect(used.flat_map(AllowedPorts::sets));
+        }
+        number
+    }
+}
+
+/// Whether a policy's blocks come to more different sets of ports than that in a direction.
+pub(crate) fn exceeds_port_sets(policy: &Policy, direction: Direction, most: usize) -> bool {
+    let mut tries = Tries::default();
+    let mut names = BTreeMap::new();
+    let mut granted = Vec::new();
+    for rule in policy.rules(direction).unwrap_or_default() {
+        let Some(peers) = &rule.peers else { continue };
+        let blocks = peers.iter().filter_map(|peer| match peer {
+            Peer::Block(block) => Some(block),
+            Peer::Pods { .. } => None,
+        });
+        let grant = literal(rule, &mut names, &mut tries);
+        granted.extend(blocks.map(|block| (block, grant)));
+    }
+    BlockMap::exceeds(&granted, &tries, most)
+}
+
+/// What a rule grants, names by a number of their own.
+fn literal<'a>(
+    rule: &'a Rule,
+    names: &mut BTreeMap<(Protocol, &'a str), u32>,
+    tries: &mut Tries,
+) -> AllowedPorts {
+    let Some(ports) = &rule.ports else { return AllowedPorts::EVERYTHING };
+    let mut grant = AllowedPorts::default();
+    for port in ports {
+        match &port.port {
+            PortMatch::Any => grant.add(port.protocol, 0, u16::MAX, tries),
+            PortMatch::Range(first, last) => grant.add(port.protocol, *first, *last, tries),
+            PortMatch::Named(name) => {
+                let next = names.len() as u32;
+                grant.add_name(*names.entry((port.protocol, name)).or_insert(next), tries);
+            }
+        }
+    }
+    grant
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use super::*;
+    use crate::model::Protocol;
+    use crate::ports::tries::PORT;
+    use proptest::prelude::*;
+
+    fn grant(tries: &mut Tries, port: u16) -> AllowedPorts {
+        let mut grant = AllowedPorts::default();
+        grant.add(Protocol::Tcp, port, port, tries);
+        grant
+    }
+
+    proptest! {
+        /// Blocks of few, nested prefixes, held against a look at each block.
+        #[test]
+        fn says_what_each_block_says(
+            blocks in prop::collection::vec(
+                ((0u8..8, 0u8..=5), prop::collection::vec((0u8..8, 0u8..=5), 0..4), 0u16..6),
+                0..12,
+            ),
+        ) {
+            // Of addresses 0.0.0.0 to 7 and all others.
+            let net = |(low, len): (u8, u8)| {
+                let length = [0, 8, 29, 30, 31, 32][usize::from(len)];
+                let address = IpAddr::from([0, 0, 0, low]);
+                ipnet::IpNet::new(address, length).unwrap().trunc()
+            };
+            let blocks: Vec<(IpBlock, u16)> = blocks.into_iter().map(|(cidr, except, port)| {
+                let except = except.into_iter().map(net).collect();
+                (IpBlock { cidr: net(cidr), except }, port)
+            }).collect();
+            let mut tries = Tries::default();
+            let granted: Vec<(&IpBlock, AllowedPorts)> =
+                blocks.iter().map(|(block, port)| (block, grant(&mut tries, *port))).collect();
+            let map = BlockMap::new(&granted, &mut tries);
+            for low in 0..12u8 {
+                for address in [[0, 0, 0, low], [0, 1, 0, low], [9, 0, 0, low]] {
+                    let address = IpAddr::from(address);
+                    let value = map.value(map.changes.at(Prefix::host(address)));
+                    for port in 0..6 {
+                        let expected =
+                            blocks.iter().any(|(b, granted)| *granted == port && b.contains(address));
+                        let found = tries.contains(PORT, value.of(Protocol::Tcp), port.into());
+                        prop_assert_eq!(found, expected, "{} {}", address, port);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What the sweep over so many rules costs: each everything but one address, and a port.
+    fn work(rules: u32, port: impl Fn(u32) -> u16) -> u64 {
+        let mut tries = Tries::default();
+        let blocks: Vec<(IpBlock, AllowedPorts)> = (0..rules)
+            .map(|n| {
+                let host = std::net::Ipv4Addr::from_bits(n.wrapping_mul(0x9e37_79b1));
+                let except = vec![ipnet::IpNet::new(host.into(), 32).unwrap()];
+                let block = IpBlock { cidr: "0.0.0.0/0".parse().unwrap(), except };
+                (block, grant(&mut tries, port(n)))
+            })
+            .collect();
+        let blocks: Vec<_> = blocks.iter().map(|(block, grant)| (block, *grant)).collect();
+        let map = BlockMap::new(&blocks, &mut tries);
+        assert_eq!(map.len(), rules as usize + 1);
+        tries.work
+    }
+
+    #[test]
+    fn twice_the_rules_are_about_twice_the_work() {
+        // Ports that lie apart share less of their tries: n log² n.
+        type Shape = (&'static str, u64, fn(u32) -> u16);
+        let shapes: [Shape; 2] =
+            [("in order", 23, |n| n as u16), ("scattered", 26, |n| (n as u16).reverse_bits())];
+        for (shape, tenths, port) in shapes {
+            let figures: Vec<u64> = [1000, 2000, 4000, 8000].map(|n| work(n, port)).to_vec();
+            for pair in figures.windows(2) {
+                assert!(pair[1] * 10 <= pair[0] * tenths, "{shape}: {figures:?}");
+            }
+        }
+    }
+}

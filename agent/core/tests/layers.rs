@@ -1,0 +1,136 @@
+//! Imports in `src/` point down one list, and no two files import each other, directly or by way of others.
+#![expect(clippy::expect_used, reason = "helpers of tests")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+/// The layers, top to bottom; a module belongs to the longest entry that it starts with.
+const LAYERS: [&str; 22] = [
+    "compile",
+    "compile::compiler",
+    "compile::update",
+    "compile::ordering",
+    "compile::report",
+    "compile::image",
+    "compile::snapshot",
+    "compile::tables",
+    "compile::rules",
+    "compile::sets",
+    "compile::slots",
+    "explain",
+    "options",
+    "ops",
+    "bindings",
+    "cluster",
+    "budget",
+    "ports",
+    "probe",
+    "selector",
+    "prefix",
+    "model",
+];
+
+type Modules = BTreeMap<String, String>;
+
+/// The text of every module by its path, without comments and tests.
+fn modules(folder: &Path, path: &str, found: &mut Modules) {
+    for entry in fs::read_dir(folder).expect("a folder of modules") {
+        let entry = entry.expect("an entry").path();
+        let name = entry.file_stem().expect("a name").to_string_lossy().into_owned();
+        let module = if path.is_empty() { name.clone() } else { format!("{path}::{name}") };
+        if entry.is_dir() {
+            modules(&entry, &module, found);
+        } else if name != "lib" && name != "tests" {
+            let text = fs::read_to_string(&entry).expect("a module");
+            let code = text.split("\n#[cfg(test)]").next().unwrap_or_default();
+            let code = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+            found.insert(module, code.collect::<Vec<_>>().join("\n"));
+        }
+    }
+}
+
+/// The paths that a `use` names: `a::{b, c::d}` are two.
+fn expand(prefix: &str, tree: &str, paths: &mut Vec<String>) {
+    let Some((head, rest)) = tree.split_once('{') else {
+        paths.push(format!("{prefix}{}", tree.trim()));
+        return;
+    };
+    let prefix = format!("{prefix}{}", head.trim());
+    let inner = rest.trim_end().strip_suffix('}').unwrap_or(rest);
+    let (mut depth, mut start) = (0, 0);
+    for (at, letter) in inner.char_indices().chain([(inner.len(), ',')]) {
+        match letter {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                if !inner[start..at].trim().is_empty() {
+                    expand(&prefix, inner[start..at].trim(), paths);
+                }
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The module that a path written in `module` leads to, if it is another one of this crate.
+fn target(module: &str, path: &str, all: &Modules) -> Option<String> {
+    let parent = module.rsplit_once("::").map_or("", |(parent, _)| parent);
+    let absolute = match path.split_once("::") {
+        Some(("crate", rest)) => rest.to_owned(),
+        Some(("super", rest)) => format!("{parent}::{rest}").trim_start_matches(':').to_owned(),
+        _ => format!("{module}::{path}"),
+    };
+    let mut found = absolute.as_str();
+    while !all.contains_key(found) {
+        found = found.rsplit_once("::")?.0;
+    }
+    (found != module).then(|| found.to_owned())
+}
+
+/// Which modules each imports, by `use` and by paths within the code.
+fn imports(all: &Modules) -> BTreeMap<&str, BTreeSet<String>> {
+    let of = |module: &str, code: &str| {
+        let mut paths = Vec::new();
+        for (at, _) in code.match_indices("use ") {
+            let is_statement = code[..at].ends_with(['\n', ' ', ')']) || at == 0;
+            if let Some((tree, _)) = code[at + 4..].split_once(';').filter(|_| is_statement) {
+                expand("", tree, &mut paths);
+            }
+        }
+        for (at, _) in code.match_indices("crate::") {
+            let is_path = |letter: char| letter.is_alphanumeric() || matches!(letter, ':' | '_');
+            paths.push(code[at..].chars().take_while(|letter| is_path(*letter)).collect());
+        }
+        paths.iter().filter_map(|path| target(module, path, all)).collect()
+    };
+    all.iter().map(|(module, code)| (module.as_str(), of(module, code))).collect()
+}
+
+fn layer(module: &str) -> usize {
+    let holds = |layer: &&&str| module == **layer || module.starts_with(&format!("{layer}::"));
+    let longest = LAYERS.iter().filter(holds).max_by_key(|layer| layer.len());
+    let longest = longest.expect("every module has a layer");
+    LAYERS.iter().position(|layer| layer == longest).expect("it is one of them")
+}
+
+#[test]
+fn imports_point_down_and_make_no_circle() {
+    let mut all = Modules::new();
+    modules(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), "", &mut all);
+    let mut imports = imports(&all);
+    let count: usize = imports.values().map(BTreeSet::len).sum();
+    assert!(all.len() > 40 && count > 150, "{} modules, {count} imports", all.len());
+    for (module, targets) in &imports {
+        for target in targets {
+            assert!(layer(module) <= layer(target), "{module} imports {target}, which is above it");
+        }
+    }
+    // Modules that import nothing of what is left are taken away; what stays is a circle.
+    while !imports.is_empty() {
+        let left: BTreeSet<String> = imports.keys().map(|module| (*module).to_owned()).collect();
+        imports.retain(|_, targets| targets.iter().any(|target| left.contains(target)));
+        assert!(imports.len() < left.len(), "a circle of files: {imports:#?}");
+    }
+}

@@ -1,0 +1,102 @@
+//! The tables of flows in plain memory: conntrack, fragments, settings and the clock.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use netpold_ebpf::conntrack::{hash_keys, timeouts};
+use netpold_ebpf::layout::{CT_WAYS, Ct4Way, Ct6Way, FragmentKey, FragmentPorts, Settings};
+use netpold_ebpf::proof::DEFAULT_BIT;
+
+/// Words of an IPv4 and of an IPv6 conntrack bucket.
+const WORDS4: usize = CT_WAYS * size_of::<Ct4Way>() / 8;
+const WORDS6: usize = CT_WAYS * size_of::<Ct6Way>() / 8;
+
+/// [`Settings::hash_seed`] of [`FlowTables`].
+const SEED: u64 = 0x1234_5678_9abc_def1;
+
+/// Conntrack, fragments, settings and the clock.
+#[derive(Debug)]
+pub struct FlowTables {
+    /// The settings.
+    pub settings: Settings,
+    /// Jiffies.
+    pub now: AtomicU32,
+    ct4: Vec<AtomicU64>,
+    ct6: Vec<AtomicU64>,
+    fragments: Mutex<HashMap<[u8; 48], FragmentPorts>>,
+}
+
+impl FlowTables {
+    /// Empty tables of `buckets` buckets (a power of two) and 1000 jiffies a second.
+    #[must_use]
+    pub fn new(buckets: u32) -> Self {
+        let words = |each: usize| {
+            std::iter::repeat_with(AtomicU64::default).take(buckets as usize * each).collect()
+        };
+        Self {
+            settings: Settings {
+                hash_seed: SEED,
+                hash_keys: hash_keys(SEED),
+                ct4_mask: buckets - 1,
+                ct6_mask: buckets - 1,
+                timeouts: timeouts(1000),
+                refresh_after: 1000,
+                event_burst: 0,
+                event_window: 1000,
+                has_cidr6: 1,
+                proof: 1 << DEFAULT_BIT,
+                demands_proof: 1,
+                ..Settings::default()
+            },
+            now: AtomicU32::new(1_000_000),
+            ct4: words(WORDS4),
+            ct6: words(WORDS6),
+            fragments: Mutex::new(HashMap::new()),
+        }
+    }
+
+    /// Forgets every flow and fragment.
+    pub fn forget_flows(&self) {
+        for word in self.ct4.iter().chain(&self.ct6) {
+            word.store(0, Ordering::Release);
+        }
+        if let Ok(mut fragments) = self.fragments.lock() {
+            fragments.clear();
+        }
+    }
+
+    pub(crate) fn bucket4(&self, index: u32) -> Option<*mut u64> {
+        self.ct4.get(index as usize * WORDS4..(index as usize + 1) * WORDS4).map(first_word)
+    }
+
+    pub(crate) fn bucket6(&self, index: u32) -> Option<*mut u64> {
+        self.ct6.get(index as usize * WORDS6..(index as usize + 1) * WORDS6).map(first_word)
+    }
+
+    pub(crate) fn fragment(&self, key: &FragmentKey) -> Option<FragmentPorts> {
+        self.fragments.lock().ok()?.get(&fragment_key(key)).copied()
+    }
+
+    pub(crate) fn remember_fragment(&self, key: &FragmentKey, ports: &FragmentPorts) {
+        if let Ok(mut fragments) = self.fragments.lock() {
+            fragments.insert(fragment_key(key), *ports);
+        }
+    }
+}
+
+fn fragment_key(key: &FragmentKey) -> [u8; 48] {
+    let mut bytes = [0; 48];
+    bytes[..4].copy_from_slice(&key.endpoint.to_ne_bytes());
+    bytes[4..8].copy_from_slice(&key.direction.to_ne_bytes());
+    bytes[8..24].copy_from_slice(&key.remote);
+    bytes[24..40].copy_from_slice(&key.local);
+    bytes[40..44].copy_from_slice(&key.ident.to_ne_bytes());
+    bytes[44..].copy_from_slice(&key.protocol.to_ne_bytes());
+    bytes
+}
+
+/// Pointer to a run of words, good for all of them.
+fn first_word(words: &[AtomicU64]) -> *mut u64 {
+    words.as_ptr().cast_mut().cast()
+}

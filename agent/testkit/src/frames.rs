@@ -1,0 +1,198 @@
+//! Frames, byte by byte.
+
+/// A family and its addresses of the story: the pod, a client it admits, a server it may reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// Both families.
+pub const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+
+/// IP protocol number of TCP.
+pub const TCP: u8 = 6;
+/// IP protocol number of UDP.
+pub const UDP: u8 = 17;
+/// IP protocol number of SCTP.
+pub const SCTP: u8 = 132;
+/// TCP flag.
+pub const FIN: u8 = 0x01;
+/// TCP flag.
+pub const SYN: u8 = 0x02;
+/// TCP flag.
+pub const RST: u8 = 0x04;
+/// TCP flag.
+pub const ACK: u8 = 0x10;
+
+/// Who sends or receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// The pod that is judged.
+    Pod,
+    /// A client that the pod admits to TCP 80 and UDP 53.
+    Client,
+    /// A server that the pod may reach.
+    Server,
+    /// Somebody whom no rule names.
+    Stranger,
+    /// Somebody whom the pod admits to everything.
+    Friend,
+}
+
+impl Who {
+    /// Third byte of the IPv4 address, third of the IPv6 address.
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Pod => 0,
+            Self::Client => 1,
+            Self::Server => 2,
+            Self::Friend => 3,
+            Self::Stranger => 9,
+        }
+    }
+
+    /// IPv4 address.
+    pub const fn v4(self) -> [u8; 4] {
+        [10, 0, self.number(), 2]
+    }
+
+    /// IPv6 address.
+    pub const fn v6(self) -> [u8; 16] {
+        [0xfd, 0, self.number(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2]
+    }
+}
+
+/// An Ethernet frame.
+pub fn ether(ethertype: u16, payload: &[u8]) -> Vec<u8> {
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+    frame.extend(ethertype.to_be_bytes());
+    frame.extend(payload);
+    frame
+}
+
+/// A frame with VLAN tags of these types before its EtherType.
+pub fn vlan(tags: &[u16], frame: &[u8]) -> Vec<u8> {
+    let mut tagged = frame[..12].to_vec();
+    for tag in tags {
+        tagged.extend(tag.to_be_bytes());
+        tagged.extend([0, 7]);
+    }
+    tagged.extend(&frame[12..]);
+    tagged
+}
+
+/// An IPv4 packet with options and the fragment field.
+pub fn ipv4(from: Who, to: Who, protocol: u8, options: &[u8], part: u16, data: &[u8]) -> Vec<u8> {
+    let header = 20 + options.len();
+    let mut packet = vec![0x40 | (header / 4) as u8, 0];
+    packet.extend(((header + data.len()) as u16).to_be_bytes());
+    packet.extend([0x12, 0x34]);
+    packet.extend(part.to_be_bytes());
+    packet.extend([64, protocol, 0, 0]);
+    packet.extend(from.v4());
+    packet.extend(to.v4());
+    packet.extend(options);
+    packet.extend(data);
+    packet
+}
+
+/// An IPv6 packet.
+pub fn ipv6(from: Who, to: Who, next: u8, hop_limit: u8, data: &[u8]) -> Vec<u8> {
+    let mut packet = vec![0x60, 0, 0, 0];
+    packet.extend((data.len() as u16).to_be_bytes());
+    packet.extend([next, hop_limit]);
+    packet.extend(from.v6());
+    packet.extend(to.v6());
+    packet.extend(data);
+    packet
+}
+
+/// The plain IP packet of a family, without Ethernet header.
+pub fn ip(family: Family, from: Who, to: Who, protocol: u8, data: &[u8]) -> Vec<u8> {
+    match family {
+        Family::V4 => ipv4(from, to, protocol, &[], 0, data),
+        Family::V6 => ipv6(from, to, protocol, 64, data),
+    }
+}
+
+/// Puts the Ethernet header of its version before an IP packet.
+pub fn frame(packet: &[u8]) -> Vec<u8> {
+    ether(if packet[0] >> 4 == 4 { 0x0800 } else { 0x86dd }, packet)
+}
+
+/// A TCP header of 20 bytes, without data.
+pub fn tcp(source: u16, destination: u16, flags: u8) -> Vec<u8> {
+    let mut header = ports(source, destination);
+    header.extend([0, 0, 0, 1, 0, 0, 0, 2, 0x50, flags, 1, 0, 0, 0, 0, 0]);
+    header
+}
+
+/// A UDP datagram.
+pub fn udp(source: u16, destination: u16, data: &[u8]) -> Vec<u8> {
+    let mut header = ports(source, destination);
+    header.extend(((8 + data.len()) as u16).to_be_bytes());
+    header.extend([0, 0]);
+    header.extend(data);
+    header
+}
+
+/// An SCTP packet of one chunk.
+pub fn sctp(source: u16, destination: u16, chunk: u8) -> Vec<u8> {
+    let mut header = ports(source, destination);
+    header.extend([0, 0, 0, 1, 0, 0, 0, 0, chunk, 0, 0, 4]);
+    header
+}
+
+fn ports(source: u16, destination: u16) -> Vec<u8> {
+    [source.to_be_bytes(), destination.to_be_bytes()].concat()
+}
+
+/// An ICMP message, without a checksum.
+pub fn icmp(kind: u8, code: u8, rest: [u8; 4], data: &[u8]) -> Vec<u8> {
+    let mut header = vec![kind, code, 0, 0];
+    header.extend(rest);
+    header.extend(data);
+    header
+}
+
+impl Family {
+    /// IP protocol number of the family's ICMP.
+    pub const fn icmp(self) -> u8 {
+        if matches!(self, Self::V4) { 1 } else { 58 }
+    }
+
+    /// Type of an echo request.
+    pub const fn echo_request(self) -> u8 {
+        if matches!(self, Self::V4) { 8 } else { 128 }
+    }
+
+    /// Type of an echo reply.
+    pub const fn echo_reply(self) -> u8 {
+        if matches!(self, Self::V4) { 0 } else { 129 }
+    }
+
+    /// Type of "destination unreachable".
+    pub const fn unreachable(self) -> u8 {
+        if matches!(self, Self::V4) { 3 } else { 1 }
+    }
+
+    /// A fragment of a UDP datagram; `offset` in units of 8 bytes.
+    pub fn fragment(self, from: Who, to: Who, offset: u16, more: bool, data: &[u8]) -> Vec<u8> {
+        match self {
+            Self::V4 => {
+                let part = offset | if more { 0x2000 } else { 0 };
+                frame(&ipv4(from, to, UDP, &[], part, data))
+            }
+            Self::V6 => {
+                let mut payload = vec![UDP, 0];
+                payload.extend((offset << 3 | u16::from(more)).to_be_bytes());
+                payload.extend([0, 0, 0x12, 0x34]);
+                payload.extend(data);
+                frame(&ipv6(from, to, 44, 64, &payload))
+            }
+        }
+    }
+}

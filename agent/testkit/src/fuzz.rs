@@ -1,0 +1,12 @@
+//! The bodies of the fuzz targets of `agent/fuzz`; each takes a fuzzer's bytes and panics on a mistake.
+
+pub mod delta;
+#[cfg(feature = "agent")]
+pub mod kept;
+#[cfg(feature = "agent")]
+pub mod manifests;
+pub mod packets;
+pub mod probes;
+#[cfg(feature = "agent")]
+pub mod selectors;
+pub mod tables;

@@ -1,0 +1,63 @@
+//! Files that the agent finds on the node's disk: the last good state, and what CNI plugins answered.
+
+use std::io::Write;
+use std::path::Path;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use netpold::sandbox::results;
+use netpold::state;
+use netpold_core::compile::Compiler;
+use netpold_core::model::{Change, Interface};
+use netpold_core::options::Options;
+use serde_json::Value;
+
+const NODE: &str = "n1";
+
+/// Tries one input.
+///
+/// # Panics
+/// It shows a mistake.
+pub fn run(bytes: &[u8]) {
+    if let Ok(Some(answer)) = results::parse(bytes) {
+        assert!(!answer.addresses.is_empty(), "{answer:?}");
+        assert!(answer.addresses.is_sorted(), "{answer:?}");
+    }
+    // As it is, and as what was packed.
+    read(bytes);
+    let mut packed = GzEncoder::new(Vec::new(), Compression::none());
+    packed.write_all(bytes).expect("room in memory");
+    read(&packed.finish().expect("room in memory"));
+}
+
+/// A state that is read at all can be compiled, and kept again with the same content.
+fn read(file: &[u8]) {
+    let Ok(objects) = state::decode(file, Path::new("state"), NODE) else { return };
+    assert!(objects.iter().all(Change::is_object), "{objects:?}");
+    let (first, essentials) = compiled(objects);
+    let again = serde_json::from_value(essentials.clone()).expect("what was written is read");
+    let (second, kept) = compiled(again);
+    assert!(first == second && (!first || essentials == kept), "{essentials} became {kept}");
+}
+
+/// Compiles objects behind the interfaces of this node's pods; whether that went well, and what is
+/// kept of it.
+fn compiled(objects: Vec<Change>) -> (bool, Value) {
+    let mut compiler = Compiler::new(Options { node: NODE.into(), ..Options::default() });
+    for (object, index) in objects.into_iter().zip(1..) {
+        if let Change::Pod(pod) = &object
+            && !pod.addresses.is_empty()
+        {
+            let addresses = pod.addresses.clone();
+            compiler.ingest(Change::Interface(Interface {
+                index,
+                incarnation: 1,
+                addresses,
+                ..Interface::default()
+            }));
+        }
+        compiler.ingest(object);
+    }
+    let updated = compiler.update().is_ok();
+    (updated, serde_json::to_value(compiler.essentials(std::iter::empty())).expect("serializable"))
+}

@@ -1,0 +1,178 @@
+//! Packets for a generated cluster, biased to where verdicts change.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::objects::{self, NAMED_PORTS, PORTS};
+use super::{Choices, Cluster};
+use netpold_core::model::{Change, Direction, Key, Peer, PortMatch, Service};
+use netpold_core::probe::{IpProtocol, Party, Probe};
+
+/// A packet that opens a flow, as a pod sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// The pod.
+    pub pod: Key,
+    /// Into or out of the pod.
+    pub direction: Direction,
+    /// The other side.
+    pub remote: IpAddr,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Destination port.
+    pub port: u16,
+}
+
+/// What packets of one cluster are drawn from.
+#[derive(Clone, Debug)]
+pub struct PacketSource {
+    pods: Vec<Key>,
+    addresses: Vec<IpAddr>,
+    blocks: Vec<IpNet>,
+    ports: Vec<u16>,
+    /// Addresses, protocols and ports of Services and node ports.
+    frontends: Vec<(IpAddr, u8, u16)>,
+    services: Vec<Key>,
+}
+
+impl PacketSource {
+    /// Gather what the cluster's objects name: addresses, blocks and excepts, ends of port ranges
+    /// and their neighbours.
+    #[must_use]
+    pub fn new(cluster: &Cluster) -> Self {
+        let mut all = Self {
+            pods: cluster.pods().map(|pod| pod.key.clone()).collect(),
+            addresses: Vec::new(),
+            blocks: Vec::new(),
+            ports: PORTS.to_vec(),
+            frontends: Vec::new(),
+            services: Vec::new(),
+        };
+        let nodes: Vec<IpAddr> =
+            cluster.nodes().flat_map(|node| &node.addresses).copied().collect();
+        for object in &cluster.objects {
+            match object {
+                Change::Pod(pod) => {
+                    all.addresses.extend(&pod.addresses);
+                    all.ports.extend(pod.ports.iter().map(|port| port.port));
+                }
+                Change::Node(node) => all.addresses.extend(&node.addresses),
+                Change::Policy(policy) => {
+                    for rule in policy.ingress.iter().chain(&policy.egress).flatten() {
+                        rule.peers.iter().flatten().for_each(|peer| all.note_peer(peer));
+                        let ports = rule.ports.iter().flatten();
+                        ports.for_each(|port| all.note_port(&port.port));
+                    }
+                }
+                Change::Service(service) => all.note_service(service, &nodes),
+                Change::EndpointSlice(slice) => {
+                    all.addresses.extend(&slice.addresses);
+                    all.ports.extend(slice.ports.iter().map(|port| port.port));
+                }
+                _ => {}
+            }
+        }
+        all
+    }
+
+    fn note_service(&mut self, service: &Service, nodes: &[IpAddr]) {
+        self.services.push(service.key.clone());
+        self.addresses.extend(&service.addresses);
+        for port in &service.ports {
+            let protocol = port.protocol.number();
+            let own = service.addresses.iter().map(|address| (*address, port.port));
+            let node_ports = port.node_port.into_iter();
+            let node_ports = node_ports.flat_map(|number| nodes.iter().map(move |a| (*a, number)));
+            self.frontends.extend(own.chain(node_ports).map(|(a, number)| (a, protocol, number)));
+        }
+    }
+
+    fn note_peer(&mut self, peer: &Peer) {
+        if let Peer::Block(block) = peer {
+            self.blocks.push(block.cidr);
+            self.blocks.extend(&block.except);
+        }
+    }
+
+    fn note_port(&mut self, port: &PortMatch) {
+        if let PortMatch::Range(first, last) = port {
+            let ends = [first.wrapping_sub(1), *first, *last, last.wrapping_add(1)];
+            self.ports.extend(ends);
+        }
+    }
+
+    /// An address on either side.
+    fn remote(&self, choices: &mut Choices<'_>) -> IpAddr {
+        match choices.below(10) {
+            0..=5 if !self.addresses.is_empty() => *choices.pick(&self.addresses),
+            6..=8 if !self.blocks.is_empty() => {
+                let block = *choices.pick(&self.blocks);
+                objects::near(choices, &block)
+            }
+            9 if choices.chance(30) => IpAddr::from(choices.word().to_be_bytes()),
+            _ => objects::address(choices),
+        }
+    }
+
+    fn protocol(&self, choices: &mut Choices<'_>) -> u8 {
+        match choices.below(12) {
+            0..=4 => 6,
+            5..=7 => 17,
+            8 | 9 => 132,
+            10 => *choices.pick(&[1, 58]),
+            _ => *choices.pick(&[0, 2, 5, 7, 47, 131, 133, 255]),
+        }
+    }
+
+    fn port(&self, choices: &mut Choices<'_>) -> u16 {
+        match choices.below(10) {
+            0 => (choices.word() & 0xffff) as u16,
+            1..=3 => *choices.pick(&NAMED_PORTS),
+            _ => *choices.pick(&self.ports),
+        }
+    }
+
+    /// A packet of one of these pods.
+    pub fn packet(&self, choices: &mut Choices<'_>, pods: &[Key]) -> Packet {
+        if !self.frontends.is_empty() && choices.chance(20) {
+            let (remote, protocol, port) = *choices.pick(&self.frontends);
+            // Now and then the packets that a Service does not translate.
+            let port = if choices.chance(90) { port } else { self.port(choices) };
+            let direction = if choices.chance(90) { Direction::Egress } else { Direction::Ingress };
+            let pod = choices.pick(pods).clone();
+            return Packet { pod, direction, remote, protocol, port };
+        }
+        Packet {
+            pod: choices.pick(pods).clone(),
+            direction: *choices.pick(&Direction::BOTH),
+            remote: self.remote(choices),
+            protocol: self.protocol(choices),
+            port: self.port(choices),
+        }
+    }
+
+    /// A probe between any two parties.
+    pub fn probe(&self, choices: &mut Choices<'_>) -> Probe {
+        if !self.frontends.is_empty() && choices.chance(20) {
+            let (address, protocol, port) = *choices.pick(&self.frontends);
+            let protocol = IpProtocol(protocol);
+            let to = match choices.chance(20) && !self.services.is_empty() {
+                true => Party::Service(choices.pick(&self.services).clone()),
+                false => Party::Address(address),
+            };
+            return Probe { from: self.party(choices), to, protocol, port };
+        }
+        let protocol = IpProtocol(self.protocol(choices));
+        let port = if protocol.has_ports() { self.port(choices) } else { 0 };
+        Probe { from: self.party(choices), to: self.party(choices), protocol, port }
+    }
+
+    fn party(&self, choices: &mut Choices<'_>) -> Party {
+        match choices.below(10) {
+            0..=5 if !self.pods.is_empty() => Party::Pod(choices.pick(&self.pods).clone()),
+            6 if choices.chance(10) => Party::Pod(Key::new("x", "nobody")),
+            _ => Party::Address(self.remote(choices)),
+        }
+    }
+}

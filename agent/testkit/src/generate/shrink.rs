@@ -1,0 +1,201 @@
+//! From a cluster that fails to the smallest that still does.
+
+use super::Cluster;
+use netpold_core::model::{
+    Change, EndpointSlice, Peer, Pod, Policy, PortMatch, Rule, Selector, Service,
+};
+
+/// Remove objects, then parts of objects, one at a time, for as long as `fails` still holds.
+#[must_use]
+pub fn shrink(cluster: &Cluster, mut fails: impl FnMut(&Cluster) -> bool) -> Cluster {
+    let mut smallest = cluster.clone();
+    loop {
+        let Some(next) = smaller(&smallest).find(|candidate| fails(candidate)) else {
+            return smallest;
+        };
+        smallest = next;
+    }
+}
+
+/// Every cluster that is one step smaller, whole objects first.
+fn smaller(cluster: &Cluster) -> impl Iterator<Item = Cluster> {
+    let without = (0..cluster.objects.len()).map(|index| {
+        let mut next = cluster.clone();
+        next.objects.remove(index);
+        next
+    });
+    let reduced = cluster.objects.iter().enumerate().flat_map(move |(index, object)| {
+        reductions(object).into_iter().map(move |object| {
+            let mut next = cluster.clone();
+            next.objects[index] = object;
+            next
+        })
+    });
+    without.chain(reduced)
+}
+
+fn reductions(object: &Change) -> Vec<Change> {
+    match object {
+        Change::Namespace(namespace) => namespace
+            .labels
+            .keys()
+            .map(|key| {
+                let mut next = namespace.clone();
+                next.labels.remove(key);
+                Change::Namespace(next)
+            })
+            .collect(),
+        Change::Node(node) => shorter(&node.addresses)
+            .map(|addresses| {
+                let mut next = node.clone();
+                next.addresses = addresses;
+                Change::Node(next)
+            })
+            .collect(),
+        Change::Pod(pod) => smaller_pods(pod).into_iter().map(Change::Pod).collect(),
+        Change::Policy(policy) => {
+            smaller_policies(policy).into_iter().map(Change::Policy).collect()
+        }
+        Change::Service(service) => {
+            let addresses = shorter(&service.addresses)
+                .map(|addresses| Service { addresses, ..service.clone() });
+            let ports = shorter(&service.ports).map(|ports| Service { ports, ..service.clone() });
+            let served = service.unserved.then(|| Service { unserved: false, ..service.clone() });
+            addresses.chain(ports).chain(served).map(Change::Service).collect()
+        }
+        Change::EndpointSlice(slice) => {
+            let addresses = shorter(&slice.addresses)
+                .map(|addresses| EndpointSlice { addresses, ..slice.clone() });
+            let ports = shorter(&slice.ports).map(|ports| EndpointSlice { ports, ..slice.clone() });
+            let not_ready = shorter(&slice.not_ready)
+                .map(|not_ready| EndpointSlice { not_ready, ..slice.clone() });
+            addresses.chain(ports).chain(not_ready).map(Change::EndpointSlice).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// The list with one item less.
+fn shorter<T: Clone>(list: &[T]) -> impl Iterator<Item = Vec<T>> {
+    (0..list.len()).map(|index| {
+        let mut next = list.to_vec();
+        next.remove(index);
+        next
+    })
+}
+
+fn smaller_pods(pod: &Pod) -> Vec<Pod> {
+    let change = |edit: &dyn Fn(&mut Pod)| {
+        let mut next = pod.clone();
+        edit(&mut next);
+        next
+    };
+    let mut all = Vec::new();
+    all.extend(pod.labels.keys().map(|key| {
+        change(&|next| {
+            next.labels.remove(key);
+        })
+    }));
+    all.extend(
+        shorter(&pod.addresses).map(|list| change(&|next| next.addresses.clone_from(&list))),
+    );
+    all.extend(shorter(&pod.ports).map(|list| change(&|next| next.ports.clone_from(&list))));
+    all.push(change(&|next| next.terminating = false));
+    all.push(change(&|next| next.created = 0));
+    all.retain(|next| next != pod);
+    all
+}
+
+fn smaller_policies(policy: &Policy) -> Vec<Policy> {
+    let change = |edit: &dyn Fn(&mut Policy)| {
+        let mut next = policy.clone();
+        edit(&mut next);
+        next
+    };
+    let mut all = Vec::new();
+    if policy.ingress.is_some() {
+        all.push(change(&|next| next.ingress = None));
+    }
+    if policy.egress.is_some() {
+        all.push(change(&|next| next.egress = None));
+    }
+    if !policy.problems.is_empty() {
+        all.push(change(&|next| next.problems.clear()));
+    }
+    all.extend(
+        smaller_selectors(&policy.pod_selector)
+            .map(|s| change(&|next| next.pod_selector = s.clone())),
+    );
+    for rules in policy.ingress.iter().flat_map(|rules| smaller_rules(rules)) {
+        all.push(change(&|next| next.ingress = Some(rules.clone())));
+    }
+    for rules in policy.egress.iter().flat_map(|rules| smaller_rules(rules)) {
+        all.push(change(&|next| next.egress = Some(rules.clone())));
+    }
+    all
+}
+
+fn smaller_selectors(selector: &Selector) -> impl Iterator<Item = Selector> {
+    shorter(&selector.requirements).map(|requirements| Selector { requirements })
+}
+
+fn smaller_rules(rules: &[Rule]) -> Vec<Vec<Rule>> {
+    let mut all: Vec<Vec<Rule>> = shorter(rules).collect();
+    for (index, rule) in rules.iter().enumerate() {
+        for smaller in simpler_rules(rule) {
+            let mut next = rules.to_vec();
+            next[index] = smaller;
+            all.push(next);
+        }
+    }
+    all
+}
+
+fn simpler_rules(rule: &Rule) -> Vec<Rule> {
+    let mut all = Vec::new();
+    let with_peers = |peers| Rule { peers, ports: rule.ports.clone() };
+    let with_ports = |ports| Rule { peers: rule.peers.clone(), ports };
+    if let Some(peers) = &rule.peers {
+        all.push(with_peers(None));
+        all.extend(shorter(peers).map(|peers| with_peers(Some(peers))));
+        for (index, peer) in peers.iter().enumerate() {
+            for simpler in simpler_peers(peer) {
+                let mut next = peers.clone();
+                next[index] = simpler;
+                all.push(with_peers(Some(next)));
+            }
+        }
+    }
+    if let Some(ports) = &rule.ports {
+        all.push(with_ports(None));
+        all.extend(shorter(ports).map(|ports| with_ports(Some(ports))));
+        for (index, port) in ports.iter().enumerate() {
+            if port.port != PortMatch::Any {
+                let mut next = ports.clone();
+                next[index].port = PortMatch::Any;
+                all.push(with_ports(Some(next)));
+            }
+        }
+    }
+    all
+}
+
+fn simpler_peers(peer: &Peer) -> Vec<Peer> {
+    match peer {
+        Peer::Block(block) => shorter(&block.except)
+            .map(|except| {
+                let mut next = block.clone();
+                next.except = except;
+                Peer::Block(next)
+            })
+            .collect(),
+        Peer::Pods { namespaces, pods } => {
+            let mut all: Vec<Peer> = smaller_selectors(pods)
+                .map(|pods| Peer::Pods { namespaces: namespaces.clone(), pods })
+                .collect();
+            let namespaces = namespaces.iter().flat_map(smaller_selectors);
+            all.extend(namespaces.map(|s| Peer::Pods { namespaces: Some(s), pods: pods.clone() }));
+            all
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! A compiler with its tables in memory beside an oracle, led through states of a cluster.
+
+use std::fmt::Write;
+
+use crate::generate::{Cluster, NODE, Packet, shrink};
+use crate::hooks::{Begun, Disagreement as Early, Hooks};
+use crate::memory::MemoryTables;
+use crate::oracle::Oracle;
+use netpold_core::compile::Compiler;
+use netpold_core::explain::{Explainer, Verdict};
+use netpold_core::model::{Direction, Key, Pod};
+use netpold_core::ops::TableWriter;
+use netpold_core::options::Options;
+use netpold_core::probe::IpProtocol;
+use netpold_ebpf::layout::CLASS_TRANSLATED;
+
+use crate::coverage::Coverage;
+
+/// What is compared.
+pub struct Subject {
+    /// The cluster's state.
+    pub state: Cluster,
+    /// Compiles it.
+    pub compiler: Compiler,
+    /// The tables that the compiler filled.
+    pub tables: MemoryTables,
+    /// The literal reading of the same state.
+    pub oracle: Oracle,
+    /// The packet path over these tables.
+    pub hooks: Hooks,
+}
+
+/// A seed on which tables and oracle disagree.
+pub struct Disagreement {
+    /// The seed.
+    pub seed: u64,
+    /// The states that lead there; they disagree in the last.
+    pub states: Vec<Cluster>,
+    /// The packet on which they disagree.
+    pub packet: Packet,
+}
+
+impl Default for Subject {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Subject {
+    /// With nothing in the cluster.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            state: Cluster::default(),
+            compiler: compiler(),
+            tables: MemoryTables::new(),
+            oracle: Oracle::default(),
+            hooks: Hooks::new(),
+        }
+    }
+
+    /// Lead all of it to another state in one update.
+    pub fn become_state(&mut self, next: &Cluster) {
+        for change in self.state.changes_to(next) {
+            self.compiler.ingest(change.clone());
+            self.oracle.ingest(change);
+        }
+        self.state = next.clone();
+        for op in self.compiler.update().expect("the tables are large enough") {
+            self.tables.write(&op).expect("operations are in order");
+        }
+        self.compiler.grace_passed();
+    }
+
+    /// The local pods that have an interface, and its index.
+    fn endpoints(&self) -> impl Iterator<Item = (&Pod, u32)> {
+        self.state.interfaces().filter_map(|interface| {
+            let mut pods = interface.addresses.iter().filter_map(|a| self.oracle.pod_at(*a));
+            pods.find(|pod| pod.node == NODE).map(|pod| (pod, interface.index))
+        })
+    }
+
+    /// The local pods that have an interface.
+    pub fn pods(&self) -> Vec<Key> {
+        self.endpoints().map(|(pod, _)| pod.key.clone()).collect()
+    }
+
+    /// What the oracle and the tables say (nothing, if they mark the address wrongly, or if the
+    /// packet path disagrees with them or with itself); `None` about a pod's traffic with itself,
+    /// which that passes before it reads a table.
+    pub fn verdicts(&self, packet: &Packet) -> Option<(bool, Option<bool>)> {
+        let (pod, ifindex) = self.endpoints().find(|(pod, _)| pod.key == packet.pod)?;
+        if pod.addresses.contains(&packet.remote) {
+            return None;
+        }
+        let Packet { direction, remote, protocol, port, .. } = *packet;
+        let expected = self.oracle.judge(pod, direction, remote, protocol, port);
+        let found = self.tables.allows(ifindex, direction, remote, protocol, port);
+        let agreed = self.is_marked_rightly(packet)
+            && self.is_untranslated_rightly(packet, pod, ifindex)
+            && self.hooks_agree(packet, found);
+        Some((expected, found.filter(|_| agreed)))
+    }
+
+    /// Whether the pod's hooks say what the tables say of a packet that opens a flow, and XDP in
+    /// front of them what it is to. Of the packets that nothing can deny, some are enough.
+    fn hooks_agree(&self, packet: &Packet, found: Option<bool>) -> bool {
+        if !packet.port.is_multiple_of(4) && !self.is_isolated(&packet.pod, packet.direction) {
+            return true;
+        }
+        self.begin(packet).is_ok_and(|passes| passes.is_none() || passes == found)
+    }
+
+    /// What the pod's hook says of a packet that opens a flow.
+    pub fn begin(&self, packet: &Packet) -> Result<Option<bool>, Early> {
+        let index = self.endpoints().find(|(pod, _)| pod.key == packet.pod).map(|(_, index)| index);
+        let Some(ifindex) = index else { return Ok(None) };
+        let Packet { direction, remote, protocol, port, .. } = *packet;
+        self.hooks.begin(&self.tables, &Begun { ifindex, direction, remote, protocol, port })
+    }
+
+    /// Whether the mark of an address is as it should be: it says exactly where packets of isolated
+    /// pods may be translated, or to a pod itself while none is isolated for egress.
+    fn is_marked_rightly(&self, packet: &Packet) -> bool {
+        let isolated = self.tables.endpoints.values().any(|endpoint| endpoint.rows >> 32 != 0);
+        let Some((pod, _)) = self.endpoints().find(|(pod, _)| pod.key == packet.pod) else {
+            return true;
+        };
+        let marked = self.tables.class(packet.remote) & CLASS_TRANSLATED != 0;
+        marked
+            == match isolated {
+                true => self.oracle.is_translated(pod, packet.remote),
+                false => self.leads_back(packet),
+            }
+    }
+
+    /// Whether some pod that is isolated for ingress may reach itself at the address.
+    fn leads_back(&self, packet: &Packet) -> bool {
+        self.endpoints().any(|(pod, _)| {
+            self.is_isolated(&pod.key, Direction::Ingress)
+                && self.oracle.leads_back(pod, packet.remote)
+        })
+    }
+
+    /// Whether a packet that nobody translated is judged as it should be where it leaves the node.
+    fn is_untranslated_rightly(&self, packet: &Packet, pod: &Pod, ifindex: u32) -> bool {
+        let Packet { direction, remote, protocol, port, .. } = *packet;
+        let found = self.tables.allows_untranslated(ifindex, remote, protocol, port);
+        direction == Direction::Ingress
+            || found == Some(self.oracle.judge_untranslated(pod, remote, protocol, port))
+    }
+
+    /// Whether a direction of a pod's endpoint is isolated.
+    pub fn is_isolated(&self, pod: &Key, direction: Direction) -> bool {
+        let index = self.endpoints().find(|(p, _)| p.key == *pod).map(|(_, index)| index);
+        let rows = index.and_then(|i| self.tables.endpoint(i)).map_or(0, |e| e.rows);
+        match direction {
+            Direction::Ingress => rows as u32 != 0,
+            Direction::Egress => rows >> 32 != 0,
+        }
+    }
+}
+
+/// A compiler for the generated clusters' node.
+pub fn compiler() -> Compiler {
+    Compiler::new(Options { node: NODE.to_owned(), ..Options::default() })
+}
+
+/// How many packets are explained too.
+const EXPLAIN_EVERY: usize = 20;
+
+/// The first packet on which tables, or explain, and oracle disagree.
+pub fn compare(subject: &Subject, packets: &[Packet], coverage: &mut Coverage) -> Option<Packet> {
+    let explainer = Explainer::new(subject.compiler.cluster());
+    for (number, packet) in packets.iter().enumerate() {
+        let Some((expected, found)) = subject.verdicts(packet) else { continue };
+        if found != Some(expected) {
+            return Some(packet.clone());
+        }
+        coverage.packet(packet, expected, subject.is_isolated(&packet.pod, packet.direction));
+        if number % EXPLAIN_EVERY == 0 {
+            let Packet { direction, remote, port, .. } = *packet;
+            let protocol = IpProtocol(packet.protocol);
+            let explained = explainer.judge(&packet.pod, direction, remote, protocol, port)?;
+            if (explained.verdict == Verdict::Allow) != expected {
+                return Some(packet.clone());
+            }
+            coverage.explained(&subject.state, &explained);
+        }
+    }
+    None
+}
+
+/// Whether the packet is judged wrongly after these states.
+fn disagree(states: &[Cluster], packet: &Packet) -> bool {
+    let mut subject = Subject::new();
+    states.iter().for_each(|state| subject.become_state(state));
+    subject.verdicts(packet).is_some_and(|(expected, found)| found != Some(expected))
+}
+
+/// The smallest states that show the disagreement, and what is said about it.
+pub fn shrunk(found: Disagreement) -> String {
+    let Disagreement { seed, mut states, packet } = found;
+    if let Some(last) = states.last().filter(|last| disagree(&[(*last).clone()], &packet)) {
+        states = vec![last.clone()];
+    }
+    for _ in 0..2 {
+        for number in 0..states.len() {
+            let smallest = shrink(&states[number], |candidate| {
+                let mut states = states.clone();
+                states[number] = candidate.clone();
+                disagree(&states, &packet)
+            });
+            states[number] = smallest;
+        }
+    }
+    let mut subject = Subject::new();
+    states.iter().for_each(|state| subject.become_state(state));
+    let mut text = format!("seed {seed}: {packet:?}\n(oracle, tables): ");
+    let protocol = IpProtocol(packet.protocol);
+    let explained = Explainer::new(subject.compiler.cluster())
+        .judge(&packet.pod, packet.direction, packet.remote, protocol, packet.port)
+        .map(|judgement| judgement.lines().join("\n"));
+    let _ = writeln!(text, "{:?}\n{}", subject.verdicts(&packet), explained.unwrap_or_default());
+    let _ = match subject.begin(&packet) {
+        Ok(passes) => writeln!(text, "the hook: {passes:?}"),
+        Err(early) => writeln!(text, "{early}"),
+    };
+    for (number, state) in states.iter().enumerate() {
+        let _ = writeln!(text, "state {}:\n{state}", number + 1);
+    }
+    text
+}

@@ -1,0 +1,315 @@
+//! The packet path before [`MemoryTables`]: what a pod's hooks say of the packets of a flow, held
+//! against what XDP says of each before.
+
+use std::cell::Cell;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use netpold_ebpf::layout::{ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint};
+use netpold_ebpf::packet::{self, ICMP, ICMPV6, SCTP, TCP, TCP_ACK, TCP_SYN, UDP};
+use netpold_ebpf::reason::Reason;
+use netpold_ebpf::uplink::Scope;
+use netpold_ebpf::verdict::{Egress, Hook, Ingress, decide};
+use netpold_ebpf::{sent, uplink};
+
+use crate::flows::FlowTables;
+use crate::memory::MemoryTables;
+use crate::node::{NodeTables, Plain};
+use netpold_core::model::Direction;
+
+/// Where packets come to the node.
+const UPLINK: u32 = 2;
+/// Buckets of the flow tables: there is one flow at a time.
+const BUCKETS: u32 = 4;
+/// The port of a client, and one that no flow is known by.
+const CLIENT: u16 = 40_000;
+const UNKNOWN: u16 = 40_001;
+
+/// A flow that somebody begins with a pod, or the pod with somebody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Begun {
+    /// The pod's interface.
+    pub ifindex: u32,
+    /// Into or out of the pod.
+    pub direction: Direction,
+    /// The other side.
+    pub remote: IpAddr,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Destination port.
+    pub port: u16,
+}
+
+/// XDP and the pod's hook disagree on a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Disagreement {
+    /// What the hook said.
+    pub hook: Reason,
+    /// What XDP drops it for: at an uplink openings and all, at the pod's interface.
+    pub early: Early,
+    /// Which packet of the flow.
+    pub packet: Packet,
+}
+
+impl fmt::Display for Disagreement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { hook, early, packet } = self;
+        write!(f, "{packet:?}: the pod's hook says {hook:?}, XDP {early:?}")
+    }
+}
+
+/// Why XDP drops a packet, by what is asked of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Early {
+    /// At an uplink, [`Scope::Openings`].
+    pub openings: Option<Reason>,
+    /// At an uplink, [`Scope::All`].
+    pub all: Option<Reason>,
+    /// At the pod's own interface.
+    pub sent: Option<Reason>,
+}
+
+/// A packet of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packet {
+    /// The first.
+    Opening,
+    /// The first of the other side.
+    Answer,
+    /// One as from the middle of a flow that nobody knows.
+    Unknown,
+    /// The same of the other side.
+    UnknownAnswer,
+}
+
+/// Hooks of a node, and how many packets XDP dropped in front of them.
+#[derive(Debug)]
+pub struct Hooks {
+    flows: FlowTables,
+    dropped: [Cell<u64>; 3],
+}
+
+impl Default for Hooks {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Hooks {
+    /// Without a flow.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { flows: FlowTables::new(BUCKETS), dropped: Default::default() }
+    }
+
+    /// How many packets XDP dropped so far: of openings, of all, of what pods sent.
+    #[must_use]
+    pub fn dropped(&self) -> [u64; 3] {
+        self.dropped.each_ref().map(Cell::get)
+    }
+
+    /// Whether the pod's hook lets the first packet of a flow pass; `None` if there is no such
+    /// packet: no such endpoint, none of its addresses is of that family, the protocol is an
+    /// extension header of it. The flow's further packets are held against XDP too.
+    ///
+    /// # Errors
+    /// XDP drops what the hook would pass, or passes what it is to drop.
+    pub fn begin(
+        &self,
+        tables: &MemoryTables,
+        begun: &Begun,
+    ) -> Result<Option<bool>, Disagreement> {
+        let Some(endpoint) = tables.endpoint(begun.ifindex) else { return Ok(None) };
+        let Some(local) = address_of(endpoint, begun.remote.is_ipv6()) else { return Ok(None) };
+        if begun.remote.is_ipv6() && matches!(begun.protocol, 0 | 43 | 44 | 51 | 60) {
+            return Ok(None);
+        }
+        self.flows.forget_flows();
+        let alone = tables.endpoints.values().filter(|other| owns(other, local)).count() == 1;
+        let path = Path { hooks: self, tables, begun, local, alone };
+        let passes = path.show(Packet::Opening)?;
+        for packet in [Packet::Answer, Packet::Unknown, Packet::UnknownAnswer] {
+            path.show(packet)?;
+        }
+        Ok(Some(passes))
+    }
+}
+
+/// The way of one flow's packets.
+struct Path<'a> {
+    hooks: &'a Hooks,
+    tables: &'a MemoryTables,
+    begun: &'a Begun,
+    local: IpAddr,
+    /// No other endpoint claims that address.
+    alone: bool,
+}
+
+impl Path<'_> {
+    /// Shows a packet to XDP and then to the hook; whether that passes it.
+    fn show(&self, packet: Packet) -> Result<bool, Disagreement> {
+        let forward = matches!(packet, Packet::Opening | Packet::Unknown);
+        let begun = self.begun.direction;
+        let direction = if forward { begun } else { begun.opposite() };
+        let frame = self.frame(packet, direction, forward);
+        let node = NodeTables { policy: self.tables, flows: &self.hooks.flows };
+        let early = self.early(&node, direction, &frame);
+        let ifindex = self.begun.ifindex;
+        let hook = match direction {
+            Direction::Ingress => {
+                let at = Hook { ifindex, ingress_ifindex: UPLINK };
+                decide::<Ingress, _, _>(&frame.as_slice(), &node, at)
+            }
+            Direction::Egress => {
+                let at = Hook { ifindex, ingress_ifindex: ifindex };
+                decide::<Egress, _, _>(&frame.as_slice(), &node, at)
+            }
+        };
+        let reason = hook.reason();
+        if early != self.wanted(packet, direction, reason) {
+            return Err(Disagreement { hook: reason, early, packet });
+        }
+        Ok(hook.passes())
+    }
+
+    fn early(
+        &self,
+        node: &NodeTables<&MemoryTables, &FlowTables>,
+        direction: Direction,
+        frame: &[u8],
+    ) -> Early {
+        let frame = Plain(frame);
+        let link = packet::link(&frame);
+        let uplink =
+            |scope| uplink::drops(&frame, link, node, UPLINK, scope).map(|_| Reason::Policy);
+        let early = match direction {
+            Direction::Ingress => {
+                Early { openings: uplink(Scope::Openings), all: uplink(Scope::All), sent: None }
+            }
+            Direction::Egress => {
+                let sent = sent::drops(&frame, link, node, self.begun.ifindex);
+                Early { sent: sent.map(|(_, reason)| reason), ..Early::default() }
+            }
+        };
+        let all = [early.openings, early.all, early.sent];
+        for (count, _) in self.hooks.dropped.iter().zip(all).filter(|(_, why)| why.is_some()) {
+            count.set(count.get() + 1);
+        }
+        early
+    }
+
+    /// What XDP is to say where the hook says this.
+    fn wanted(&self, packet: Packet, direction: Direction, hook: Reason) -> Early {
+        let protocol = self.begun.protocol;
+        if !matches!(protocol, TCP | UDP | SCTP) {
+            return Early::default();
+        }
+        let policy = (hook == Reason::Policy).then_some(hook);
+        let opening = packet == Packet::Opening && matches!(protocol, TCP | SCTP);
+        match direction {
+            Direction::Ingress => {
+                let all = policy.filter(|_| self.alone);
+                Early { openings: all.filter(|_| opening), all, sent: None }
+            }
+            Direction::Egress => {
+                let spoofed = (hook == Reason::SpoofedSource).then_some(hook);
+                Early { sent: policy.or(spoofed), ..Early::default() }
+            }
+        }
+    }
+
+    /// The packet; every other flow's has a VLAN tag.
+    fn frame(&self, packet: Packet, direction: Direction, forward: bool) -> Vec<u8> {
+        let known = matches!(packet, Packet::Opening | Packet::Answer);
+        let client = if known { CLIENT } else { UNKNOWN };
+        let mut ports = (client, self.begun.port);
+        if !forward {
+            ports = (ports.1, ports.0);
+        }
+        let data = transport(self.begun.protocol, ports, packet);
+        let (from, to) = match direction {
+            Direction::Ingress => (self.begun.remote, self.local),
+            Direction::Egress => (self.local, self.begun.remote),
+        };
+        let mut frame = vec![0; 12];
+        if self.begun.port & 1 != 0 {
+            frame.extend([0x81, 0, 0, 7]);
+        }
+        match (from, to) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                ipv4(&mut frame, from, to, self.begun.protocol, &data);
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => {
+                ipv6(&mut frame, from, to, self.begun.protocol, &data);
+            }
+            _ => {}
+        }
+        frame
+    }
+}
+
+/// The first of an endpoint's addresses that is of a family.
+fn address_of(endpoint: &Endpoint, v6: bool) -> Option<IpAddr> {
+    addresses(endpoint).find(|address| address.is_ipv6() == v6)
+}
+
+fn owns(endpoint: &Endpoint, address: IpAddr) -> bool {
+    addresses(endpoint).any(|own| own == address)
+}
+
+fn addresses(endpoint: &Endpoint) -> impl Iterator<Item = IpAddr> {
+    let valid = |shift: u32, slot: usize| endpoint.flags >> (shift + slot as u32) & 1 != 0;
+    let slots = 0..ENDPOINT_ADDRS;
+    let four = slots.clone().filter(move |slot| valid(EP_ADDR4_SHIFT, *slot));
+    let six = slots.filter(move |slot| valid(EP_ADDR6_SHIFT, *slot));
+    let four = four.map(|slot| IpAddr::V4(endpoint.addr4[slot].into()));
+    four.chain(six.map(|slot| IpAddr::V6(endpoint.addr6[slot].into())))
+}
+
+/// The transport header and what is behind it; 8 bytes of it where the protocol is none of ours.
+fn transport(protocol: u8, (source, destination): (u16, u16), packet: Packet) -> Vec<u8> {
+    let answer = matches!(packet, Packet::Answer | Packet::UnknownAnswer);
+    let begins = matches!(packet, Packet::Opening | Packet::Answer);
+    let mut data = [source.to_be_bytes(), destination.to_be_bytes()].concat();
+    match protocol {
+        TCP => {
+            let syn = if begins { TCP_SYN } else { 0 };
+            let ack = if packet == Packet::Opening { 0 } else { TCP_ACK };
+            data.extend([0, 0, 0, 1, 0, 0, 0, 2, 0x50, syn | ack, 1, 0, 0, 0, 0, 0]);
+        }
+        // INIT, INIT ACK, DATA.
+        SCTP => {
+            let chunk = if !begins { 0 } else { 1 + u8::from(answer) };
+            data.extend([0, 0, 0, 1, 0, 0, 0, 0, chunk, 0, 0, 4]);
+        }
+        // Echo: the identifier is the client's port.
+        ICMP | ICMPV6 => {
+            let request = if protocol == ICMP { 8 } else { 128 };
+            let reply = if protocol == ICMP { 0 } else { 129 };
+            let port = if answer { destination } else { source };
+            data = vec![if answer { reply } else { request }, 0, 0, 0];
+            data.extend(port.to_be_bytes());
+            data.extend([0, 1]);
+        }
+        _ => data.extend([0, 8, 0, 0]),
+    }
+    data
+}
+
+fn ipv4(frame: &mut Vec<u8>, from: Ipv4Addr, to: Ipv4Addr, protocol: u8, data: &[u8]) {
+    frame.extend([0x08, 0x00, 0x45, 0]);
+    frame.extend((20 + data.len() as u16).to_be_bytes());
+    frame.extend([0, 0, 0, 0, 64, protocol, 0, 0]);
+    frame.extend(from.octets());
+    frame.extend(to.octets());
+    frame.extend(data);
+}
+
+fn ipv6(frame: &mut Vec<u8>, from: Ipv6Addr, to: Ipv6Addr, protocol: u8, data: &[u8]) {
+    frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+    frame.extend((data.len() as u16).to_be_bytes());
+    frame.extend([protocol, 64]);
+    frame.extend(from.octets());
+    frame.extend(to.octets());
+    frame.extend(data);
+}

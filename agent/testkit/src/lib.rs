@@ -1,0 +1,27 @@
+//! Test models of netpold. Only tests, fuzz targets and benchmarks depend on this crate; no product
+//! code can.
+//!
+//! | module | model |
+//! |---|---|
+//! | [`oracle`] | what NetworkPolicy says, read literally from the API's comments |
+//! | [`generate`] | small random clusters, packets and probes |
+//! | [`memory`], [`flows`], [`node`] | the kernel's tables in plain memory |
+//! | [`hooks`] | the programs at a pod's hooks and at an uplink, over these tables |
+//! | [`harness`], [`coverage`] | compiler and tables compared with the oracle |
+//! | [`one_pod`], [`frames`], [`steps`] | one pod's tables, frames, and the inputs of the fuzz target `packets` |
+//! | [`fuzz`] | the bodies of the fuzz targets, which are also tests of the agent |
+#![expect(clippy::expect_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+
+pub mod coverage;
+pub mod flows;
+pub mod frames;
+pub mod fuzz;
+pub mod generate;
+pub mod harness;
+pub mod hooks;
+pub mod memory;
+pub mod node;
+pub mod one_pod;
+pub mod oracle;
+pub mod random;
+pub mod steps;

@@ -1,0 +1,334 @@
+//! The kernel's policy tables in plain memory, the one implementation that tests, fuzz targets and
+//! benchmarks judge packets with.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::ops::{Index, IndexMut};
+
+use ipnet::Ipv6Net;
+use netpold_core::model::Direction;
+use netpold_core::ops::{Op, TableWriter};
+use netpold_ebpf::layout::{
+    ClassId, ENDPOINT_PROBES, ENDPOINT_SLOTS, Endpoint, PortBitmap, PortWord, ROW_NOT_ISOLATED,
+    Row, RowBlock, TrieBlock, endpoint_slot, untranslated,
+};
+use netpold_ebpf::policy::{PolicyTables, class4, class6, row_allows};
+
+/// Why an operation was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    /// The operation changes an element that was never filled.
+    #[error("{table} {index} was never filled")]
+    Missing {
+        /// Name of the table.
+        table: &'static str,
+        /// Element number.
+        index: u32,
+    },
+    /// The operation fills an endpoint slot that is in use.
+    #[error("endpoint slot {0} is in use")]
+    SlotInUse(u32),
+}
+
+/// A table of which only the elements that were filled exist.
+#[derive(Clone, Debug)]
+pub struct Elements<T> {
+    name: &'static str,
+    filled: Vec<Option<Box<T>>>,
+}
+
+impl<T> Elements<T> {
+    fn new(name: &'static str) -> Self {
+        Self { name, filled: Vec::new() }
+    }
+
+    fn get(&self, index: u32) -> Option<&T> {
+        self.filled.get(index as usize)?.as_deref()
+    }
+
+    fn fill(&mut self, index: u32, element: Box<T>) {
+        let index = index as usize;
+        if self.filled.len() <= index {
+            self.filled.resize_with(index + 1, || None);
+        }
+        self.filled[index] = Some(element);
+    }
+
+    /// Changes an element in place.
+    fn get_mut(&mut self, index: u32) -> Result<&mut T, MemoryError> {
+        let missing = MemoryError::Missing { table: self.name, index };
+        self.filled.get_mut(index as usize).and_then(Option::as_deref_mut).ok_or(missing)
+    }
+
+    /// Fills the element after the last one.
+    pub fn push(&mut self, element: T) {
+        self.filled.push(Some(Box::new(element)));
+    }
+
+    /// All elements up to the last one; `empty` where none was filled.
+    #[must_use]
+    pub fn to_vec(&self, empty: T) -> Vec<T>
+    where
+        T: Copy,
+    {
+        self.filled.iter().map(|element| element.as_deref().copied().unwrap_or(empty)).collect()
+    }
+}
+
+impl<T> Extend<T> for Elements<T> {
+    fn extend<I: IntoIterator<Item = T>>(&mut self, elements: I) {
+        elements.into_iter().for_each(|element| self.push(element));
+    }
+}
+
+impl<T> Index<u32> for Elements<T> {
+    type Output = T;
+
+    fn index(&self, index: u32) -> &T {
+        self.get(index).expect("an element that was filled")
+    }
+}
+
+impl<T> IndexMut<u32> for Elements<T> {
+    fn index_mut(&mut self, index: u32) -> &mut T {
+        self.get_mut(index).expect("an element that was filled")
+    }
+}
+
+impl<T: Copy + Default> Elements<[T; 256]> {
+    fn word(&self, index: u32, word: u8) -> T {
+        self.get(index).map_or_else(T::default, |words| words[usize::from(word)])
+    }
+}
+
+/// The policy tables of one generation. An element that was never filled reads as zero.
+#[derive(Clone, Debug)]
+pub struct MemoryTables {
+    /// The IPv4 trie's root.
+    pub trie_root: Vec<u32>,
+    /// The IPv4 trie's blocks.
+    pub trie_blocks: Elements<TrieBlock>,
+    /// Classes of single IPv6 addresses.
+    pub hosts6: BTreeMap<Ipv6Addr, ClassId>,
+    /// Classes of IPv6 prefixes: by length, by address. No length is empty.
+    cidrs6: BTreeMap<u8, BTreeMap<Ipv6Addr, ClassId>>,
+    has_cidr6: bool,
+    /// The rows.
+    pub rows: Elements<Row>,
+    /// The row blocks.
+    pub row_blocks: Elements<RowBlock>,
+    /// The port bitmaps.
+    pub bitmaps: Elements<PortBitmap>,
+    /// The endpoints by slot.
+    pub endpoints: BTreeMap<u32, Endpoint>,
+}
+
+impl Default for MemoryTables {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl MemoryTables {
+    /// Empty tables: everything zero.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            trie_root: vec![0; 65_536],
+            trie_blocks: Elements::new("trie block"),
+            hosts6: BTreeMap::new(),
+            cidrs6: BTreeMap::new(),
+            has_cidr6: false,
+            rows: Elements::new("row"),
+            row_blocks: Elements::new("row block"),
+            bitmaps: Elements::new("bitmap"),
+            endpoints: BTreeMap::new(),
+        }
+    }
+
+    /// Empty tables with their reserved elements, so that what is pushed has the numbers that the first
+    /// elements in use have: row 1, row block 1, bitmap 2.
+    #[must_use]
+    pub fn with_reserved() -> Self {
+        let mut tables = Self::new();
+        tables.rows.push(Row::EMPTY);
+        tables.row_blocks.push([0; 256]);
+        tables.bitmaps.extend([[0; 1024]; 2]);
+        tables
+    }
+
+    /// Sets the class of an IPv6 prefix.
+    pub fn set_cidr6(&mut self, net: Ipv6Net, class: ClassId) {
+        self.has_cidr6 = true;
+        self.insert_cidr6(net, class);
+    }
+
+    /// The classes of IPv6 prefixes.
+    #[must_use]
+    pub fn cidrs6(&self) -> Vec<(Ipv6Net, ClassId)> {
+        let all = self.cidrs6.iter().flat_map(|(len, all)| all.iter().map(move |it| (*len, it)));
+        all.map(|(len, (address, class))| (Ipv6Net::new_assert(*address, len), *class)).collect()
+    }
+
+    fn insert_cidr6(&mut self, net: Ipv6Net, class: ClassId) {
+        self.cidrs6.entry(net.prefix_len()).or_default().insert(net.network(), class);
+    }
+
+    fn remove_cidr6(&mut self, net: Ipv6Net) {
+        if let Some(all) = self.cidrs6.get_mut(&net.prefix_len()) {
+            all.remove(&net.network());
+            if all.is_empty() {
+                self.cidrs6.remove(&net.prefix_len());
+            }
+        }
+    }
+
+    /// The endpoint of an interface, found as the kernel program finds it.
+    #[must_use]
+    pub fn endpoint(&self, ifindex: u32) -> Option<&Endpoint> {
+        (0..ENDPOINT_PROBES)
+            .filter_map(|probe| self.endpoints.get(&endpoint_slot(ifindex, probe)))
+            .find(|endpoint| endpoint.ifindex == ifindex)
+    }
+
+    /// Class of an address of either family.
+    #[must_use]
+    pub fn class(&self, address: IpAddr) -> ClassId {
+        match address {
+            IpAddr::V4(v4) => class4(self, v4.to_bits()),
+            IpAddr::V6(v6) => class6(self, &v6.octets()),
+        }
+    }
+
+    /// The stateless judgement of a packet that an interface's pod receives or sends: `None` if the
+    /// interface has no endpoint. Own node and self traffic as ingress, which the packet path passes
+    /// before it looks here, are not considered.
+    #[must_use]
+    pub fn allows(
+        &self,
+        ifindex: u32,
+        direction: Direction,
+        remote: IpAddr,
+        protocol: u8,
+        port: u16,
+    ) -> Option<bool> {
+        let rows = self.endpoint(ifindex)?.rows;
+        let row = match direction {
+            Direction::Ingress => rows as u32,
+            Direction::Egress => (rows >> 32) as u32,
+        };
+        Some(row == ROW_NOT_ISOLATED || row_allows(self, row, self.class(remote), protocol, port))
+    }
+
+    /// The judgement of a packet that an interface's pod sent and that nobody translated, where it
+    /// leaves the node: `None` if the interface has no endpoint.
+    #[must_use]
+    pub fn allows_untranslated(
+        &self,
+        ifindex: u32,
+        remote: IpAddr,
+        protocol: u8,
+        port: u16,
+    ) -> Option<bool> {
+        let row = (self.endpoint(ifindex)?.rows >> 32) as u32;
+        let class = untranslated(self.class(remote));
+        Some(row == ROW_NOT_ISOLATED || row_allows(self, row, class, protocol, port))
+    }
+
+    /// Fills an endpoint slot, which must be free.
+    fn fill_slot(&mut self, slot: u32, endpoint: Endpoint) -> Result<(), MemoryError> {
+        if slot >= ENDPOINT_SLOTS || self.endpoints.contains_key(&slot) {
+            return Err(MemoryError::SlotInUse(slot));
+        }
+        self.endpoints.insert(slot, endpoint);
+        Ok(())
+    }
+
+    /// The endpoint in a slot; one of all zeros where the slot is free.
+    #[must_use]
+    pub fn slot(&self, slot: u32) -> Endpoint {
+        self.endpoints.get(&slot).copied().unwrap_or_default()
+    }
+
+    /// Changes an endpoint in place.
+    fn slot_mut(&mut self, slot: u32) -> Result<&mut Endpoint, MemoryError> {
+        self.endpoints.get_mut(&slot).ok_or(MemoryError::Missing { table: "endpoint", index: slot })
+    }
+}
+
+impl TableWriter for MemoryTables {
+    type Error = MemoryError;
+
+    fn write(&mut self, op: &Op) -> Result<(), MemoryError> {
+        match op {
+            Op::Bitmap(id, bitmap) => self.bitmaps.fill(*id, bitmap.clone()),
+            Op::RowBlock(id, block) => self.row_blocks.fill(*id, block.clone()),
+            Op::RowBlockWord(id, column, set) => {
+                self.row_blocks.get_mut(*id)?[usize::from(*column)] = *set;
+            }
+            Op::Row(id, row) => self.rows.fill(*id, row.clone()),
+            Op::RowFirst(id, class, set) => {
+                self.rows.get_mut(*id)?.first[usize::from(*class)] = *set;
+            }
+            Op::RowWord(id, index, block) => {
+                self.rows.get_mut(*id)?.blocks[usize::from(*index)] = *block;
+            }
+            Op::TrieBlock(id, block) => self.trie_blocks.fill(*id, block.clone()),
+            Op::TrieWord(id, index, value) => {
+                self.trie_blocks.get_mut(*id)?[usize::from(*index)] = *value;
+            }
+            Op::TrieRootWord(index, value) => self.trie_root[usize::from(*index)] = *value,
+            Op::Host6(address, class) => drop(self.hosts6.insert(*address, *class)),
+            Op::Host6Gone(address) => drop(self.hosts6.remove(address)),
+            Op::Cidr6(prefix, class) => self.insert_cidr6(*prefix, *class),
+            Op::Cidr6Gone(prefix) => self.remove_cidr6(*prefix),
+            Op::HasCidr6(has) => self.has_cidr6 = *has,
+            Op::Endpoint(slot, endpoint) => self.fill_slot(*slot, **endpoint)?,
+            Op::EndpointRows(slot, rows) => self.slot_mut(*slot)?.rows = *rows,
+            Op::EndpointAddrs(slot, endpoint) => *self.slot_mut(*slot)? = **endpoint,
+            Op::EndpointGone(slot) => drop(self.endpoints.remove(slot)),
+            // Nobody judges while an operation is applied here.
+            Op::Grace => {}
+        }
+        Ok(())
+    }
+}
+
+impl PolicyTables for MemoryTables {
+    fn trie_root(&self, index: u16) -> u32 {
+        self.trie_root[usize::from(index)]
+    }
+
+    fn trie_block(&self, block: u32, index: u8) -> u32 {
+        self.trie_blocks.word(block, index)
+    }
+
+    fn host6(&self, address: &[u8; 16]) -> Option<ClassId> {
+        self.hosts6.get(&Ipv6Addr::from(*address)).copied()
+    }
+
+    fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
+        if !self.has_cidr6 {
+            return None;
+        }
+        let address = Ipv6Addr::from(*address);
+        let network = |len: u8| Ipv6Net::new_assert(address, len).network();
+        self.cidrs6.iter().rev().find_map(|(len, all)| all.get(&network(*len))).copied()
+    }
+
+    fn row_first(&self, row: u32, class: u8) -> PortWord {
+        self.rows.get(row).map_or(0, |row| row.first[usize::from(class)])
+    }
+
+    fn row_blocks(&self, row: u32, index: u8) -> u32 {
+        self.rows.get(row).map_or(0, |row| row.blocks[usize::from(index)])
+    }
+
+    fn row_block(&self, block: u32, index: u8) -> PortWord {
+        self.row_blocks.word(block, index)
+    }
+
+    fn bitmap(&self, bitmap: u32, word: u16) -> u64 {
+        self.bitmaps.get(bitmap).map_or(0, |words| words[usize::from(word)])
+    }
+}

@@ -1,0 +1,202 @@
+//! All tables of a node in plain memory: what policy compiles to, and the flows beside it.
+
+use std::borrow::{Borrow, BorrowMut};
+use std::sync::LazyLock;
+use std::sync::atomic::Ordering;
+
+use netpold_ebpf::conntrack::Memory;
+use netpold_ebpf::family::{Family as _, V6};
+use netpold_ebpf::host::HostMemory;
+use netpold_ebpf::layout::{
+    ClassId, ENDPOINT_ADDRS, ENDPOINT_SLOTS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint, FragmentKey,
+    FragmentPorts, PortWord, Settings, endpoint_slot,
+};
+use netpold_ebpf::packet::Bytes;
+use netpold_ebpf::policy::PolicyTables;
+use netpold_ebpf::tables::{EndpointRef, Tables};
+use netpold_ebpf::uplink::Locals;
+
+use crate::flows::FlowTables;
+use crate::memory::MemoryTables;
+
+/// A node's tables, owned or borrowed.
+#[derive(Debug)]
+pub struct NodeTables<P = MemoryTables, F = FlowTables> {
+    /// Classes, rows and endpoints.
+    pub policy: P,
+    /// Flows, fragments, settings and the clock.
+    pub flows: F,
+}
+
+/// What a slot without an endpoint holds.
+static FREE: LazyLock<Endpoint> = LazyLock::new(Endpoint::default);
+
+impl NodeTables {
+    /// Tables to fill by hand: the reserved elements are there, conntrack has `buckets` buckets (a power
+    /// of two).
+    #[must_use]
+    pub fn new(buckets: u32) -> Self {
+        Self { policy: MemoryTables::with_reserved(), flows: FlowTables::new(buckets) }
+    }
+}
+
+impl<P: BorrowMut<MemoryTables>, F: BorrowMut<FlowTables>> NodeTables<P, F> {
+    /// Writes an endpoint to the first slot of its interface.
+    pub fn set_endpoint(&mut self, endpoint: Endpoint) {
+        let slot = endpoint_slot(endpoint.ifindex, 0);
+        self.policy.borrow_mut().endpoints.insert(slot, endpoint);
+        self.changed();
+    }
+
+    /// The endpoint in a slot, to be changed in place.
+    ///
+    /// # Panics
+    /// The slot is free.
+    pub fn endpoint_mut(&mut self, slot: u32) -> &mut Endpoint {
+        self.policy.borrow_mut().endpoints.get_mut(&slot).expect("an endpoint in this slot")
+    }
+
+    /// Policy was changed: what flows remember of it is void.
+    pub fn changed(&mut self) {
+        let settings = &mut self.flows.borrow_mut().settings;
+        settings.revision = settings.revision.wrapping_add(1);
+    }
+}
+
+impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
+    fn policy(&self) -> &MemoryTables {
+        self.policy.borrow()
+    }
+
+    fn flows(&self) -> &FlowTables {
+        self.flows.borrow()
+    }
+
+    /// The only endpoint slot with a valid address slot for which this holds.
+    fn slot_of(&self, holds: impl Fn(usize, &Endpoint) -> bool, shift: u32) -> Option<u32> {
+        let valid = |endpoint: &Endpoint, slot: usize| {
+            endpoint.flags >> (shift + slot as u32) & 1 != 0 && holds(slot, endpoint)
+        };
+        let owns = |endpoint: &Endpoint| (0..ENDPOINT_ADDRS).any(|slot| valid(endpoint, slot));
+        let mut all = self.policy().endpoints.iter().filter(|(_, endpoint)| owns(endpoint));
+        let (slot, _) = all.next()?;
+        all.next().is_none().then_some(*slot)
+    }
+}
+
+impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> Locals for NodeTables<P, F> {
+    fn local4(&self, address: u32) -> Option<u32> {
+        self.slot_of(|slot, endpoint| endpoint.addr4[slot] == address, EP_ADDR4_SHIFT)
+    }
+
+    fn local6(&self, address: [u64; 2]) -> Option<u32> {
+        let address = V6::octets(address);
+        self.slot_of(|slot, endpoint| endpoint.addr6[slot] == address, EP_ADDR6_SHIFT)
+    }
+}
+
+impl<P: Borrow<MemoryTables>, F> PolicyTables for NodeTables<P, F> {
+    fn trie_root(&self, index: u16) -> u32 {
+        PolicyTables::trie_root(self.policy.borrow(), index)
+    }
+
+    fn trie_block(&self, block: u32, index: u8) -> u32 {
+        self.policy.borrow().trie_block(block, index)
+    }
+
+    fn host6(&self, address: &[u8; 16]) -> Option<ClassId> {
+        self.policy.borrow().host6(address)
+    }
+
+    fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
+        self.policy.borrow().cidr6(address)
+    }
+
+    fn row_first(&self, row: u32, class: u8) -> PortWord {
+        self.policy.borrow().row_first(row, class)
+    }
+
+    fn row_blocks(&self, row: u32, index: u8) -> u32 {
+        PolicyTables::row_blocks(self.policy.borrow(), row, index)
+    }
+
+    fn row_block(&self, block: u32, index: u8) -> PortWord {
+        self.policy.borrow().row_block(block, index)
+    }
+
+    fn bitmap(&self, bitmap: u32, word: u16) -> u64 {
+        self.policy.borrow().bitmap(bitmap, word)
+    }
+}
+
+impl<P, F> Memory for NodeTables<P, F> {
+    unsafe fn load(&self, word: *const u64) -> u64 {
+        // SAFETY: as the caller promises.
+        unsafe { HostMemory.load(word) }
+    }
+
+    unsafe fn store(&self, word: *mut u64, value: u64) {
+        // SAFETY: as the caller promises.
+        unsafe { HostMemory.store(word, value) }
+    }
+
+    unsafe fn swap(&self, word: *mut u64, old: u64, new: u64) -> u64 {
+        // SAFETY: as the caller promises.
+        unsafe { HostMemory.swap(word, old, new) }
+    }
+}
+
+impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> Tables for NodeTables<P, F> {
+    fn settings(&self) -> Option<&Settings> {
+        Some(&self.flows().settings)
+    }
+
+    fn endpoint(&self, slot: u32) -> Option<EndpointRef> {
+        let endpoint = self.policy().endpoints.get(&slot).unwrap_or(&FREE);
+        // SAFETY: lives as long as the tables.
+        (slot < ENDPOINT_SLOTS).then(|| unsafe { EndpointRef::new(endpoint) })
+    }
+
+    fn bucket4(&self, index: u32) -> Option<*mut u64> {
+        self.flows().bucket4(index)
+    }
+
+    fn bucket6(&self, index: u32) -> Option<*mut u64> {
+        self.flows().bucket6(index)
+    }
+
+    fn now(&self) -> u32 {
+        self.flows().now.load(Ordering::Acquire)
+    }
+
+    fn revision(&self) -> u32 {
+        self.flows().settings.revision
+    }
+
+    fn fragment(&self, key: &FragmentKey) -> Option<FragmentPorts> {
+        self.flows().fragment(key)
+    }
+
+    fn remember_fragment(&self, key: &FragmentKey, ports: &FragmentPorts) {
+        self.flows().remember_fragment(key, ports);
+    }
+}
+
+/// A frame as XDP reads it: plain packets, also behind VLAN tags.
+#[derive(Clone, Copy, Debug)]
+pub struct Plain<'a>(pub &'a [u8]);
+
+impl<'a> Bytes for Plain<'a> {
+    const PLAIN: bool = true;
+    const TAGS: bool = true;
+    const SCTP: bool = true;
+    type Window = &'a [u8];
+
+    fn length(&self) -> u32 {
+        self.0.length()
+    }
+
+    fn window<const N: usize>(&self, offset: u32) -> Option<&'a [u8]> {
+        self.0.window::<N>(offset)
+    }
+}

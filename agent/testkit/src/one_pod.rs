@@ -1,0 +1,90 @@
+//! The tables of one pod in plain memory, for the kernel tests and for fuzzing.
+
+use ipnet::Ipv6Net;
+use netpold_ebpf::{
+    layout::{
+        EP_CHECK_SOURCE, Endpoint, PORTS_ALL, PORTS_EVERY, PORTS_ONE, PortSet, Row, TRIE_POINTER,
+    },
+    verdict::{Egress, Hook, Ingress, Verdict, decide},
+};
+
+use crate::frames::Who;
+use crate::node::NodeTables;
+
+/// Loopback, which every network namespace has.
+pub const IFINDEX: u32 = 1;
+/// The pod's row for ingress.
+pub const INGRESS_ROW: u32 = 2;
+/// The pod's row for egress.
+pub const EGRESS_ROW: u32 = 3;
+/// A row that isolates and allows nothing.
+pub const DENY_ROW: u32 = 1;
+
+/// From the pod's view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// What the pod gets.
+    Ingress,
+    /// What the pod sends.
+    Egress,
+}
+
+/// Judges a frame by the host's code.
+pub fn judge(tables: &NodeTables, direction: Direction, came_from: u32, frame: &[u8]) -> Verdict {
+    let hook = Hook { ifindex: IFINDEX, ingress_ifindex: came_from };
+    match direction {
+        Direction::Ingress => decide::<Ingress, _, _>(&frame, tables, hook),
+        Direction::Egress => decide::<Egress, _, _>(&frame, tables, hook),
+    }
+}
+
+/// Classes below 256 are in the row itself, that of the server is in a block of its own.
+fn class(who: Who) -> u32 {
+    let number = u32::from(who.number());
+    if who == Who::Server { number + 0x300 } else { number }
+}
+
+/// The pod admits the client to TCP 80 and UDP 53, the friend to everything; it may reach the
+/// server on TCP 443, UDP 53 and by other protocols.
+pub fn tables(buckets: u32) -> NodeTables {
+    let mut tables = NodeTables::new(buckets);
+    let mut block = [0; 256];
+    for who in [Who::Client, Who::Server, Who::Friend] {
+        block[usize::from(who.number())] = class(who);
+        let net = Ipv6Net::new_assert(who.v6().into(), 64);
+        tables.policy.set_cidr6(net, class(who));
+    }
+    tables.policy.hosts6.insert(Who::Client.v6().into(), class(Who::Client));
+    tables.policy.trie_root[0x0a00] = TRIE_POINTER;
+    tables.policy.trie_blocks.push(block);
+
+    let mut https = [0; 1024];
+    https[443 >> 6] = 1 << (443 & 63);
+    let mut dns = [0; 1024];
+    dns[0] = 1 << 53;
+    tables.policy.bitmaps.extend([https, dns]);
+
+    let mut admits = Row::EMPTY;
+    let http = PortSet { tcp: PORTS_ONE | 80, udp: 3, ..PortSet::default() };
+    admits.first[class(Who::Client) as usize] = http.word();
+    admits.first[class(Who::Friend) as usize] = PORTS_EVERY;
+    let server = PortSet { tcp: 2, udp: PORTS_ONE | 53, sctp: PORTS_ALL, other: PORTS_ALL };
+    let mut block = [0; 256];
+    block[class(Who::Server) as usize & 255] = server.word();
+    tables.policy.row_blocks.push(block);
+    let mut reaches = Row::EMPTY;
+    reaches.blocks[class(Who::Server) as usize >> 8] = 1;
+    tables.policy.rows.extend([Row::EMPTY, admits, reaches]);
+
+    let mut endpoint = Endpoint {
+        ifindex: IFINDEX,
+        id: 7,
+        rows: Endpoint::pack_rows(INGRESS_ROW, EGRESS_ROW),
+        flags: EP_CHECK_SOURCE | 0x11,
+        ..Endpoint::default()
+    };
+    endpoint.addr4[0] = u32::from_be_bytes(Who::Pod.v4());
+    endpoint.addr6[0] = Who::Pod.v6();
+    tables.set_endpoint(endpoint);
+    tables
+}
