@@ -234,7 +234,7 @@ fn a_filter_that_erases_tc_index_is_named() {
     let veth = cluster.pod("client").host_interface().to_owned();
     for arguments in [
         format!("qdisc add dev {veth} clsact"),
-        format!("filter add dev {veth} ingress protocol all u32 match u32 0 0 action pass"),
+        format!("filter add dev {veth} ingress protocol all u32 match u32 0 0 flowid 1:0"),
     ] {
         let mut tc = cluster.nodes[0].command("tc").unwrap();
         let done = tc.args(arguments.split(' ')).output().unwrap();
