@@ -72,6 +72,9 @@ fn a_filter_put_in_front_is_put_behind() {
     cluster.agents[0].wait_for("first again", ENFORCED, first).unwrap();
     cluster.denied("stranger", "server");
     cluster.reaches("friend", "server");
-    let problems = cluster.agents[0].status().unwrap()["problems"].clone();
-    assert_eq!(problems.as_array().map(Vec::len), Some(0), "{problems}");
+    let status = cluster.agents[0].status().unwrap();
+    let problems = status["problems"].as_array().unwrap();
+    // The accepting filter comes after netpold's now, and what it does there is named.
+    let other = |problem: &&serde_json::Value| !problem.to_string().contains("lost skb->tc_index");
+    assert_eq!(problems.iter().find(other), None);
 }
