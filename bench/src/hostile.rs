@@ -15,6 +15,7 @@ use netpold_core::model::{
 use netpold_core::ops::{Capacity, TableWriter};
 use netpold_core::options::Options;
 use netpold_testkit::memory::MemoryTables;
+use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use crate::cluster::NODE;
@@ -96,10 +97,7 @@ impl World {
 
 /// Processor time of this thread.
 fn processor_time() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to a local variable that outlives the call.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
 fn one(shape: &'static str, objects: Shape, size: u32) -> Result<Hostile> {
