@@ -128,11 +128,17 @@ fn sender<T: Tables>(tables: &T, tc_index: u32) -> Option<EndpointRef> {
     (ifindex != 0 && mark(slot, sender.id()) == parts_of(tc_index).0).then_some(sender)
 }
 
+/// Whether one of the programs has seen a packet, by its `skb->mark`.
+#[must_use]
+#[inline(always)]
+pub fn is_proven<T: Tables>(tables: &T, mark: u32) -> bool {
+    tables.settings().is_some_and(|settings| mark & settings.proof != 0)
+}
+
 /// Whether a packet that a tunnel device of the node has unpacked came from an endpoint of the node, by
 /// its `skb->mark` and `skb->tc_index`.
 #[must_use]
 #[inline(always)]
 pub fn is_unpacked<T: Tables>(tables: &T, mark: u32, tc_index: u32) -> bool {
-    let proven = tables.settings().is_some_and(|settings| mark & settings.proof != 0);
-    proven && tc_index != STRANGER
+    is_proven(tables, mark) && tc_index != STRANGER
 }

@@ -182,7 +182,7 @@ extern "C" fn netpold_astray(skb: *mut __sk_buff) -> u32 {
 /// Whether one of these programs has seen the packet.
 #[inline(always)]
 fn is_proven(skb: *mut __sk_buff) -> bool {
-    Maps::new().settings().is_some_and(|settings| read_mark(skb) & settings.proof != 0)
+    proof::is_proven(&Maps::new(), read_mark(skb))
 }
 
 /// One of these programs has seen the packet.
