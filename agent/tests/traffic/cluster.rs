@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// What is allowed arrives within this, however busy the machine is.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// What is denied has this long to prove the opposite.
 pub(crate) const MOMENT: Duration = Duration::from_millis(300);
 /// An agent starts, loads its programs and enforces within this.

@@ -134,7 +134,7 @@ fn boot(cluster: &mut Cluster) -> (Duration, Duration) {
             let hammer = || {
                 let mut last = None;
                 while !stop.load(Ordering::Relaxed) {
-                    if TcpStream::connect_timeout(&server, Duration::from_millis(20)).is_ok() {
+                    if TcpStream::connect_timeout(&server, Duration::from_millis(50)).is_ok() {
                         last = Some(Instant::now());
                         connected.store(true, Ordering::Relaxed);
                     }
@@ -186,7 +186,8 @@ fn enforcement_is_in_force_at_once_at_boot() {
         exact[ROUNDS / 2],
         exact[ROUNDS - 1]
     );
-    assert!(denied[ROUNDS / 2] < Duration::from_millis(1500), "{denied:?}");
+    // As long as loading takes on this machine at this hour, so long would pods be open.
+    assert!(denied[ROUNDS / 2] < exact[ROUNDS / 2], "{denied:?} {exact:?}");
     cluster.denied("stranger", "server");
     cluster.reaches("friend", "server");
 }

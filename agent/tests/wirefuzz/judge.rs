@@ -309,9 +309,14 @@ impl Exchange<'_> {
             if whole.any(|quoted| self.concerns(&quoted) || led(&quoted)) {
                 return true;
             }
-            let protocol = self.heard.tuple.protocol;
-            return said.iter().any(|tuple| tuple.protocol == protocol)
-                && self.asked(source, protocol, None);
+            // A part says the Fragment header's next header, which is not the transport protocol where
+            // options follow: the whole packet says it.
+            let whole: Vec<_> = self.sent.forms().collect();
+            let protocols = whole.iter().flat_map(Heard::tuples).map(|tuple| tuple.protocol);
+            return protocols.chain([self.heard.tuple.protocol]).any(|protocol| {
+                said.iter().any(|tuple| tuple.protocol == protocol)
+                    && self.asked(source, protocol, None)
+            });
         }
         let outside = is_outside(self.world, speaker(self.world, self.sent));
         let meant = self.sent.heard.as_ref().filter(|_| !outside).unwrap_or(self.heard);
