@@ -1,7 +1,7 @@
 //! Packets that go round a pod's program on a bridge while programs are put in place: by a new agent, or
 //! because pods come (the other ways are in [`crate::bounce`]).
 
-use std::net::SocketAddr;
+use std::net::IpAddr;
 
 use netpold_testbed::packet::udp_packet;
 use netpold_testbed::{PodSpec, require_root};
@@ -16,12 +16,9 @@ const PORT: u16 = 4000;
 const STREAM: usize = 9_000;
 const RATE: &str = "80kbit";
 
-/// Who sends what to whom.
-type Flow = (Volley, SocketAddr, SocketAddr);
-
-/// Begins to send packets round the program of `hostile`, alternating between the flows; they go on by
+/// Begins to send packets round the program of `hostile`, from and to each of these in turn; they go on by
 /// themselves.
-fn stream(cluster: &Cluster, flows: &[Flow]) {
+fn stream(cluster: &Cluster, volley: Volley, ends: &[(IpAddr, IpAddr)]) {
     let hostile = cluster.pod("hostile");
     tc(hostile, "qdisc replace dev ifb0 root tbf rate 8kbit burst 400 limit 4000000");
     tc(hostile, "qdisc add dev eth0 clsact");
@@ -32,8 +29,9 @@ fn stream(cluster: &Cluster, flows: &[Flow]) {
     );
     let sender = Sender::pod(hostile);
     for number in 0..STREAM {
-        let (volley, from, to) = flows[number % flows.len()];
-        sender.send(&udp_packet(from, to, &volley.payload(number, 40)));
+        let (from, to) = ends[number % ends.len()];
+        let payload = volley.payload(number, 40);
+        sender.send(&udp_packet((from, 5000).into(), (to, PORT).into(), &payload));
     }
     tc(hostile, "qdisc del dev eth0 clsact");
     tc(hostile, &format!("qdisc change dev ifb0 root tbf rate {RATE} burst 2000 limit 4000000"));
@@ -53,23 +51,15 @@ fn while_programs_change(test: &str, meanwhile: impl FnOnce(&mut Cluster)) {
         return;
     }
     let wire = cluster.pod("far").wire("eth0").unwrap();
-    let own = pairs(cluster.pod("hostile"), cluster.pod("far"));
-    let nears = pairs(cluster.pod("near"), cluster.pod("far"));
-    let flows: Vec<_> = [("its own", own), ("its neighbour's", nears)]
-        .into_iter()
-        .flat_map(|(whose, ends)| ends.into_iter().map(move |ends| (whose, ends)))
-        .map(|(whose, (from, to))| {
-            let what = format!("{whose} {from} to {to}");
-            (what, (Volley::new(), (from, 5000).into(), (to, PORT).into()))
-        })
-        .collect();
+    let ends =
+        ["hostile", "near"].map(|from| pairs(cluster.pod(from), cluster.pod("far"))).concat();
     cluster.enforce();
-    let (volley, (from, to)) =
-        (Volley::new(), pairs(cluster.pod("hostile"), cluster.pod("far"))[0]);
+    let (volley, (from, to)) = (Volley::new(), ends[0]);
     bounced(cluster.pod("hostile"), volley, ((from, 5000).into(), (to, PORT).into()), None);
     volley.arrives(&wire, "without policy");
     cluster.policy("hostile", isolate("hostile", &BOTH)).enforce();
-    stream(&cluster, &flows.iter().map(|(_, flow)| *flow).collect::<Vec<_>>());
+    let volley = Volley::new();
+    stream(&cluster, volley, &ends);
     meanwhile(&mut cluster);
     let hostile = cluster.pod("hostile");
     let left = hostile.command("tc").unwrap().args(["-s", "qdisc", "show", "dev", "ifb0"]).output();
@@ -77,9 +67,7 @@ fn while_programs_change(test: &str, meanwhile: impl FnOnce(&mut Cluster)) {
     assert!(left.contains("backlog") && !left.contains(" 0p "), "the stream has ended: {left}");
     tc(hostile, "qdisc del dev ifb0 root");
     let mut tally = Tally::default();
-    for (what, (volley, ..)) in flows {
-        tally.note(&what, volley.leaked(&wire));
-    }
+    tally.note("with its own source and its neighbour's", volley.leaked(&wire));
     tally.holds();
     let (near, far) = (cluster.pod("near"), cluster.pod("far"));
     for (from, to) in pairs(near, far) {
