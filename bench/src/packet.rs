@@ -1,5 +1,6 @@
 //! Nanoseconds per packet over the empty program, by BPF_PROG_TEST_RUN.
 
+mod between;
 mod probe;
 mod service;
 mod uplink;
@@ -18,6 +19,7 @@ use crate::report::PacketFigure;
 use crate::steer::Flows;
 use crate::world::World;
 
+use between::Between;
 use probe::{Place, Probe, Runnable, figures};
 use service::Service;
 use uplink::Uplink;
@@ -159,8 +161,9 @@ struct Subject {
     times: u32,
     world: World,
     families: Vec<Family>,
-    /// XDP and Services, of each family; not for few flows.
+    /// XDP, pods of this node and Services, of each family; not for few flows.
     uplinks: Vec<Uplink>,
+    between: Vec<Between>,
     services: Vec<Service>,
 }
 
@@ -195,7 +198,7 @@ pub(crate) fn measure(
             Ok(world) => {
                 let flows = (effort.flows, MANY);
                 let mut subject = subject(&cluster, *size, world, locals, &empty, flows)?;
-                subject.add(&cluster, locals[0], &empty, effort)?;
+                subject.add(&cluster, locals, &empty, effort)?;
                 subjects.push(subject);
             }
             Err(error) => found.refused.push((*size, format!("{error:#}"))),
@@ -242,20 +245,23 @@ fn subject(
         .into_iter()
         .map(|v6| Family::new(cluster, locals, &programs, flows, v6))
         .collect::<Result<_>>()?;
-    Ok(Subject { size, times: 1, world, families, uplinks: Vec::new(), services: Vec::new() })
+    let (uplinks, between, services) = (Vec::new(), Vec::new(), Vec::new());
+    Ok(Subject { size, times: 1, world, families, uplinks, between, services })
 }
 
 impl Subject {
-    /// Adds the programs of uplinks, and Services.
+    /// Adds the programs of uplinks, what pods of the node send to each other, and Services.
     fn add(
         &mut self,
         cluster: &Cluster,
-        isolated: Local,
+        locals: [Local; 2],
         empty: &OwnedFd,
         effort: Effort,
     ) -> Result<()> {
+        let [isolated, _] = locals;
         for v6 in [false, true] {
             self.uplinks.push(Uplink::new(cluster, isolated, &mut self.world, effort, v6)?);
+            self.between.push(Between::new(cluster, locals, &mut self.world, empty, v6)?);
             self.services.push(Service::new(isolated, &mut self.world, empty, v6)?);
         }
         Ok(())
@@ -267,14 +273,16 @@ impl Subject {
         }
         // With the flows of the cases before.
         self.uplinks.iter_mut().try_for_each(|uplink| uplink.round(effort))?;
+        self.between.iter_mut().try_for_each(|between| between.round(effort))?;
         self.services.iter_mut().try_for_each(|service| service.round(&self.world, effort))
     }
 
     fn figures(&self) -> Vec<PacketFigure> {
         let families = self.families.iter().map(|it| ("pods", &it.probes, it.v6));
         let uplinks = self.uplinks.iter().map(|it| ("uplinks", &it.probes, it.v6));
+        let between = self.between.iter().map(|it| ("between pods", &it.probes, it.v6));
         let services = self.services.iter().map(|it| ("Services", &it.probes, it.v6));
-        let all = families.chain(uplinks).chain(services);
+        let all = families.chain(uplinks).chain(between).chain(services);
         all.flat_map(|(group, probes, v6)| figures(probes, group, self.size, v6)).collect()
     }
 }

@@ -18,7 +18,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     #[inline(always)]
     fn fragment_key<F: Family>(&self, packet: &Packet<'_, F>) -> FragmentKey {
         FragmentKey {
-            endpoint: self.endpoint.id(),
+            endpoint: self.endpoint_id(),
             direction: u32::from(D::EGRESS) + F::FRAGMENT_OFFSET,
             remote: F::octets(packet.remote::<D>()),
             local: F::octets(packet.local::<D>()),

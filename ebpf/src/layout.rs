@@ -12,7 +12,7 @@
 
 /// Version of everything in this file; part of the pin path. The feature `other-layout` makes a second
 /// agent for the upgrade test, which lays out endpoints, flows and their flags differently.
-pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1007 } else { 7 };
+pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1008 } else { 8 };
 
 /// Number of the set of peers an address belongs to. Class 0 is "no set at all".
 pub type ClassId = u32;
@@ -326,22 +326,34 @@ pub struct Settings {
     /// shifted by [`WITNESS_SHIFT`], of the agent's choice at random. It tells of a packet without proof whether the
     /// program at its veth has seen it. 0: none.
     pub witness: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// How many slots from [`endpoint_slot`] on hold an interface at the most, up to [`ENDPOINT_PROBES`]: one,
+    /// unless two share a slot; 0: not known. The agent raises it before it writes such an endpoint.
+    pub probes: u32,
     /// The cookie of the node's network namespace, where programs can compare it with that of a
     /// packet's socket; else 0.
     pub netns_cookie: u64,
     /// Bridges with pods, by interface index, of whose ports each has a program that leaves the proof, with
-    /// [`BRIDGE_ISOLATED`]; 0: none. What such a bridge hands to the node without [`Settings::proof`] went
-    /// round one of them, or came by a port that the agent does not know yet. The agent changes these while
-    /// packets are judged, each by one store.
+    /// [`BRIDGE_ISOLATED`] and [`BRIDGE_OPEN`]; [`BRIDGE_GONE`]: none here; 0: none here nor after it. What
+    /// such a bridge hands to the node without [`Settings::proof`] went round one of these programs, or came by
+    /// a port that the agent does not know yet. The agent changes these while packets are judged, each by
+    /// one store.
     pub bridges: [u32; BRIDGES],
 }
 
 /// How many bridges [`Settings::bridges`] has room for.
-pub const BRIDGES: usize = 4;
+pub const BRIDGES: usize = 16;
 /// [`Settings::bridges`]: policy isolates one of the bridge's pods for egress.
 pub const BRIDGE_ISOLATED: u32 = 1 << 31;
+/// [`Settings::bridges`]: the bridge got a port that has no program yet. All of its endpoints have theirs.
+pub const BRIDGE_OPEN: u32 = 1 << 30;
+/// [`Settings::bridges`]: none, but others may follow.
+pub const BRIDGE_GONE: u32 = BRIDGE_ISOLATED;
+/// The interface index of a word of [`Settings::bridges`]; 0: none.
+#[must_use]
+#[inline(always)]
+pub const fn bridge_ifindex(word: u32) -> u32 {
+    word & !(BRIDGE_ISOLATED | BRIDGE_OPEN)
+}
 
 /// Words of a hash's key: one for each word of the longest key that is hashed.
 pub const HASH_KEYS: usize = 4;
@@ -563,7 +575,7 @@ const _: () = {
     assert!(size_of::<PortBitmap>() == 8192);
     let other = if cfg!(feature = "other-layout") { 8 } else { 0 };
     assert!(size_of::<Endpoint>() == 112 + other && align_of::<Endpoint>() == 8);
-    assert!(size_of::<Settings>() == 184);
+    assert!(size_of::<Settings>() == 232);
     assert!(size_of::<Host6>() == 24 && size_of::<Hosts6Bucket>() == 128);
     assert!(size_of::<Ct4Key>() == 16 && size_of::<Ct4Way>() == 32 + other);
     assert!(size_of::<Ct4Bucket>() == size_of::<Ct4Way>() * CT_WAYS);

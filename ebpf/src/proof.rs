@@ -13,8 +13,8 @@
 //!    the bridge without it went round one of these, and nobody knows which:
 //!    * it has an endpoint's source: it drops if policy isolates any pod of the bridge for egress, since it
 //!      may be that pod's;
-//!    * it has another: it is forged and drops, while the agent lives. When it does not, a pod may have come
-//!      by a port that no program was put at.
+//!    * it has another: it is forged and drops, while the agent lives and the bridge has no port without a
+//!      program ([`BRIDGE_OPEN`]). When it does not, a pod may have come by a port that no program was put at.
 //! 3. What enters an endpoint is judged by that endpoint's own policy, unless the kernel proves that the
 //!    node made it: it came by no interface, and has a socket of the node's network namespace. A missing
 //!    interface alone proves nothing, since the kernel makes packets of others anew (refragmentation, Open
@@ -26,7 +26,10 @@
 //! proof on it comes from a pod, and drops ([`is_unpacked`]).
 
 use crate::{
-    layout::{BRIDGE_ISOLATED, BRIDGES, STRANGER, Settings, is_mark, mark, marked_slot, parts_of},
+    layout::{
+        BRIDGE_ISOLATED, BRIDGE_OPEN, BRIDGES, STRANGER, Settings, bridge_ifindex, is_mark, mark,
+        marked_slot, parts_of,
+    },
     tables::{EndpointRef, Tables},
     verdict::find_endpoint,
 };
@@ -63,6 +66,8 @@ pub enum Origin {
     Unproven {
         /// Policy isolates a pod of that bridge for egress.
         isolated: bool,
+        /// It may have come by a port that has no program yet.
+        open: bool,
     },
 }
 
@@ -93,8 +98,12 @@ impl Origin {
         for n in 0..BRIDGES {
             // SAFETY: an element of a readable array; the agent changes it meanwhile.
             let bridge = unsafe { bridges.add(n).read_volatile() };
-            if bridge & !BRIDGE_ISOLATED == ifindex {
-                return Self::Unproven { isolated: bridge & BRIDGE_ISOLATED != 0 };
+            if bridge == 0 {
+                break;
+            }
+            if bridge_ifindex(bridge) == ifindex {
+                let (isolated, open) = (bridge & BRIDGE_ISOLATED != 0, bridge & BRIDGE_OPEN != 0);
+                return Self::Unproven { isolated, open };
             }
         }
         Self::Final

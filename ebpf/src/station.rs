@@ -9,45 +9,47 @@ use crate::{
     family::{Family, V4, V6},
     layout::{EP_CHECK_SOURCE, ROW_NOT_ISOLATED},
     packet::{self, Bytes, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Window as _},
+    reason::Reason,
     tables::{EndpointRef, Tables},
     verdict::find_endpoint,
 };
 
-/// Whether a packet with the proof ([`crate::proof`]), or one that has to be judged for an endpoint, goes
-/// astray at `ifindex`: its sender is isolated in egress, and its receiver, whose addresses are known,
-/// does not have the address that it is for. Addresses of many and of the link are everybody's.
+/// Whether a packet with the proof ([`crate::proof`]), or one that has to be judged for an endpoint, may go
+/// astray at `ifindex`: whether its sender is isolated in egress.
 /// `ingress_ifindex`: the sender's veth; 0: parts that the kernel made anew, and whose nobody knows.
 #[must_use]
 #[inline(always)]
-pub fn is_astray<B: Bytes, T: Tables>(
-    bytes: &B,
-    tables: &T,
-    ifindex: u32,
-    ingress_ifindex: u32,
-) -> bool {
-    if ingress_ifindex == ifindex {
-        return false;
+pub fn may_go_astray<T: Tables>(tables: &T, ifindex: u32, ingress_ifindex: u32) -> bool {
+    if ingress_ifindex == 0 || ingress_ifindex == ifindex {
+        return ingress_ifindex == 0;
     }
-    if ingress_ifindex != 0 {
-        let Some(sender) = find_endpoint(tables, ingress_ifindex) else { return false };
-        if (sender.rows() >> 32) as u32 == ROW_NOT_ISOLATED {
-            return false;
-        }
-    }
-    let Some(receiver) = find_endpoint(tables, ifindex) else { return false };
+    find_endpoint(tables, ingress_ifindex)
+        .is_some_and(|sender| (sender.rows() >> 32) as u32 != ROW_NOT_ISOLATED)
+}
+
+/// Whether a packet that [`may_go_astray`] does: its receiver, whose addresses are known, does not have the
+/// address that it is for. Addresses of many and of the link are everybody's.
+///
+/// # Errors
+/// [`Reason::Deferred`] where it has to be read by copying.
+#[inline(always)]
+pub fn is_astray<B: Bytes, T: Tables>(bytes: &B, tables: &T, ifindex: u32) -> Result<bool, Reason> {
+    let Some(receiver) = find_endpoint(tables, ifindex) else { return Ok(false) };
     if receiver.flags() & EP_CHECK_SOURCE == 0 {
-        return false;
+        return Ok(false);
     }
+    let short = if B::PLAIN { Err(Reason::Deferred) } else { Ok(false) };
     match packet::link(bytes) {
-        Ok((ETHERTYPE_IPV4, offset)) => {
-            let header = bytes.window::<20>(offset);
-            header.is_some_and(|header| is_of_another::<V4>(receiver, header.be32(16)))
-        }
-        Ok((ETHERTYPE_IPV6, offset)) => {
-            let header = bytes.window::<40>(offset);
-            header.is_some_and(|header| is_of_another::<V6>(receiver, header.words(24)))
-        }
-        _ => false,
+        Ok((ETHERTYPE_IPV4, offset)) => match bytes.window::<20>(offset) {
+            Some(header) => Ok(is_of_another::<V4>(receiver, header.be32(16))),
+            None => short,
+        },
+        Ok((ETHERTYPE_IPV6, offset)) => match bytes.window::<40>(offset) {
+            Some(header) => Ok(is_of_another::<V6>(receiver, header.words(24))),
+            None => short,
+        },
+        Err(Reason::Deferred) => Err(Reason::Deferred),
+        _ => Ok(false),
     }
 }
 

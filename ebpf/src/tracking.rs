@@ -165,7 +165,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     #[inline(always)]
     pub(crate) fn key<F: Family>(&self, subject: &Subject<F>) -> F::Key {
         let Subject { remote, protocol, local_port, remote_port } = *subject;
-        F::key(self.endpoint.id(), remote, local_port, remote_port, protocol)
+        F::key(self.endpoint_id(), remote, local_port, remote_port, protocol)
     }
 
     /// The verdict by the flow table: an allowed packet makes or refreshes its entry, another
@@ -318,7 +318,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
             return Ok(());
         }
         let inserted = F::insert(self.tables, key, hash, seen).or_else(|_| {
-            self.tables.make_room(F::IS_V6, self.endpoint.id(), hash);
+            self.tables.make_room(F::IS_V6, self.endpoint_id(), hash);
             F::insert(self.tables, key, hash, seen)
         });
         match inserted {

@@ -56,10 +56,10 @@ pub fn judge<B: Bytes, T: Tables + Locals>(
         Origin::Marked(None) => return Verdict::from(Err(Reason::ServiceBackend)),
         Origin::Marked(Some(sender)) => (sender, true),
         Origin::Unjudged(sender) => (sender, false),
-        Origin::Unproven { isolated } => {
+        Origin::Unproven { isolated, open } => {
             let drops = match has_local_source(bytes, link, tables) {
                 Ok(true) => isolated,
-                Ok(false) => agent_lives(),
+                Ok(false) => !open && agent_lives(),
                 Err(reason) => return Verdict::from(Err(reason)),
             };
             let verdict = if drops { Err(Reason::SpoofedSource) } else { Ok(Reason::NotEndpoint) };

@@ -11,7 +11,7 @@ use crate::{
     icmp,
     layout::{
         CLASS_TRANSLATED, CT_EGRESS, CT_FIN_EGRESS, CT_FIN_INGRESS, CT_INGRESS, ClassId,
-        ENDPOINT_PROBES, EP_CHECK_SOURCE, ROW_NOT_ISOLATED, endpoint_slot,
+        ENDPOINT_PROBES, EP_CHECK_SOURCE, ROW_NOT_ISOLATED, Settings, endpoint_slot,
     },
     neighbour,
     packet::{
@@ -70,6 +70,25 @@ pub struct Hook {
     /// The interface through which the packet came to the node; 0: none, and it has a socket;
     /// [`crate::proof::UNKNOWN_INTERFACE`]: none, and nothing says that the node generated it.
     pub ingress_ifindex: u32,
+}
+
+/// By which interface a packet came: one word instead of two that are kept during a judgement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Came(u32);
+
+impl Came {
+    const BY_NONE: Self = Self(0);
+    const BY_ITS_OWN: Self = Self(1);
+    const BY_ANOTHER: Self = Self(2);
+
+    #[inline(always)]
+    const fn by(hook: Hook) -> Self {
+        match hook.ingress_ifindex {
+            0 => Self::BY_NONE,
+            same if same == hook.ifindex => Self::BY_ITS_OWN,
+            _ => Self::BY_ANOTHER,
+        }
+    }
 }
 
 /// A direction, as the pod sees it.
@@ -151,6 +170,7 @@ pub fn find_endpoint<T: Tables>(tables: &T, ifindex: u32) -> Option<EndpointRef>
 #[must_use]
 #[inline(always)]
 pub fn find_slot<T: Tables>(tables: &T, ifindex: u32) -> Option<(u32, EndpointRef)> {
+    let probes = tables.settings().map_or(0, probes);
     for probe in 0..ENDPOINT_PROBES {
         let slot = endpoint_slot(ifindex, probe);
         let endpoint = tables.endpoint(slot)?;
@@ -160,8 +180,18 @@ pub fn find_slot<T: Tables>(tables: &T, ifindex: u32) -> Option<(u32, EndpointRe
         if found == ifindex {
             return Some((slot, endpoint));
         }
+        if probe + 1 == probes {
+            break;
+        }
     }
     None
+}
+
+/// The agent sets this field while programs run.
+#[inline(always)]
+fn probes(settings: &Settings) -> u32 {
+    // SAFETY: a reference is readable.
+    unsafe { (&raw const settings.probes).read_volatile() }
 }
 
 /// One packet's judgement at one endpoint. `rows` was read once: both directions of one moment.
@@ -172,7 +202,7 @@ pub struct Judge<'a, D, T> {
     rows: u64,
     pub(crate) revision: u32,
     check_source: bool,
-    pub(crate) hook: Hook,
+    came: Came,
     noise: u64,
     direction: PhantomData<D>,
 }
@@ -204,7 +234,14 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         }
         let noise = u64::from(endpoint.id());
         let direction = PhantomData;
-        Ok(Self { tables, endpoint, rows, revision, check_source, hook, noise, direction })
+        let came = Came::by(hook);
+        Ok(Self { tables, endpoint, rows, revision, check_source, came, noise, direction })
+    }
+
+    /// The endpoint's number, read once: where it is kept anyway, to [`Judge::forget`] by.
+    #[inline(always)]
+    pub(crate) const fn endpoint_id(&self) -> u32 {
+        self.noise as u32
     }
 
     /// Row of pod ingress.
@@ -246,7 +283,7 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
     /// Whether the node itself generated the packet, see [`crate::proof`].
     #[inline(always)]
     pub(crate) fn is_from_node(&self, fragment: &Fragment) -> bool {
-        if D::EGRESS || self.hook.ingress_ifindex != 0 {
+        if D::EGRESS || self.came != Came::BY_NONE {
             return false;
         }
         let whole = !fragment.is_later() && !fragment.more;
@@ -505,7 +542,7 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         let loopback = if D::EGRESS {
             F::owns(self.endpoint, packet.remote::<D>())
         } else {
-            self.hook.ingress_ifindex == self.hook.ifindex
+            self.came == Came::BY_ITS_OWN
         };
         if loopback { Ok(Reason::Loopback) } else { Err(Reason::Policy) }
     }

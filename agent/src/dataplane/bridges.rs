@@ -1,16 +1,19 @@
 //! Bridges that hand nothing to the node without a proof of judgement, and how programs know that the agent
 //! lives: the rule is in [`netpold_ebpf::proof`].
 //!
-//! A bridge is one of them while each of its ports has a program that leaves the proof. Netlink tells of a
-//! port that has none yet: until it has, nothing is demanded of its bridge.
+//! A bridge becomes one of them once each of its ports has a program that leaves the proof, and stays one
+//! while other agents and generations follow. Netlink tells of a port that has none yet: until it has, only
+//! what has an endpoint's source is sure not to be from there ([`BRIDGE_OPEN`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
 
-use netpold_ebpf::layout::{BRIDGE_ISOLATED, BRIDGES};
+use netpold_core::model::Direction;
+use netpold_ebpf::layout::{BRIDGE_GONE, BRIDGE_ISOLATED, BRIDGE_OPEN, BRIDGES, bridge_ifindex};
 
-use super::attach::Mode;
+use super::attach::{Hook, Mode};
+use super::generation::Predecessor;
 use super::role::Role;
 use super::{Dataplane, tables};
 
@@ -71,57 +74,125 @@ impl Bridges {
         self.proving.remove(&ifindex);
     }
 
-    /// What programs are to know of the bridges whose ports all prove, as [`Settings::bridges`] has it; by
-    /// interface index.
-    fn wanted(&self) -> BTreeMap<u32, u32> {
-        let complete = self.known.iter().filter(|(_, it)| it.ports.is_subset(&self.proving));
-        let flag = |it: &Bridge| if it.isolated { BRIDGE_ISOLATED } else { 0 };
-        complete.map(|(bridge, it)| (*bridge, bridge | flag(it))).collect()
+    /// Interfaces that are not wanted any more are about to lose their programs.
+    pub(super) fn leaves(&mut self, wanted: &BTreeMap<u32, Role>) {
+        self.proving.retain(|ifindex| wanted.get(ifindex).is_some_and(|role| role.proves()));
+    }
+
+    /// Whether an interface is a port without a program of a bridge that something is demanded of already.
+    pub(super) fn waits_for(&self, ifindex: u32, role: Role, demanded: &[u32; BRIDGES]) -> bool {
+        let mut bridges = demanded.iter().filter_map(|word| self.known.get(&bridge_ifindex(*word)));
+        role.proves()
+            && !self.proving.contains(&ifindex)
+            && bridges.any(|bridge| bridge.ports.contains(&ifindex))
+    }
+
+    /// What programs are to know of a bridge, as [`Settings::bridges`] has it: `None` of one that has no pods.
+    fn word(&self, bridge: u32) -> Option<u32> {
+        let it = self.known.get(&bridge)?;
+        let isolated = if it.isolated { BRIDGE_ISOLATED } else { 0 };
+        let open = if it.ports.is_subset(&self.proving) { 0 } else { BRIDGE_OPEN };
+        Some(bridge | isolated | open)
+    }
+
+    /// The words of the bridges whose ports all prove.
+    fn complete(&self) -> impl Iterator<Item = u32> {
+        let words = self.known.keys().filter_map(|bridge| self.word(*bridge));
+        words.filter(|word| word & BRIDGE_OPEN == 0)
+    }
+
+    /// What comes after `now`, where nothing more is demanded: of no bridge that has no pods any more.
+    fn kept(&self, now: &[u32; BRIDGES]) -> [u32; BRIDGES] {
+        tidy(now.map(|word| self.word(bridge_ifindex(word)).unwrap_or(0)))
+    }
+
+    /// What comes after `now`, where all is demanded that can be; and the bridges there was no room for.
+    fn demanded(&self, now: &[u32; BRIDGES]) -> ([u32; BRIDGES], Vec<u32>) {
+        let (mut words, mut left) = (self.kept(now), Vec::new());
+        for word in self.complete() {
+            if words.contains(&word) {
+                continue;
+            }
+            match words.iter_mut().find(|place| bridge_ifindex(**place) == 0) {
+                Some(place) => *place = word,
+                None => left.push(bridge_ifindex(word)),
+            }
+        }
+        (words, left)
     }
 }
 
+/// Programs look no further than the first 0.
+fn tidy(mut words: [u32; BRIDGES]) -> [u32; BRIDGES] {
+    let end = words.iter().rposition(|word| bridge_ifindex(*word) != 0).map_or(0, |last| last + 1);
+    words[end..].fill(0);
+    words[..end].iter_mut().filter(|word| **word == 0).for_each(|word| *word = BRIDGE_GONE);
+    words
+}
+
 impl Dataplane {
-    /// These bridges have pods. From now on nothing is demanded of those with a port that has no program;
-    /// of others it is after the next [`Dataplane::attach`].
+    /// What an earlier agent's programs demand, these demand from the first on: each interface that has one of
+    /// its programs where packets come in leaves the proof.
+    pub(super) fn inherit_bridges(&mut self, predecessor: &Predecessor) -> [u32; BRIDGES] {
+        match self.attacher.attached() {
+            Ok(attached) => {
+                let comes_in = |hook: &Hook| hook.direction == Direction::Egress;
+                let hooks = attached.into_iter().map(|found| found.hook).filter(comes_in);
+                self.bridges.proving.extend(hooks.map(|hook| hook.ifindex));
+                predecessor.bridges
+            }
+            Err(error) => {
+                tracing::warn!(%error, "nothing is demanded of bridges until all programs are attached");
+                [0; BRIDGES]
+            }
+        }
+    }
+
+    /// These bridges have pods. From now on less is demanded of those with a port that has no program; more
+    /// of others after the next [`Dataplane::attach`].
     pub fn bridges_are(&mut self, bridges: BTreeMap<u32, Bridge>) {
         self.bridges.known = bridges;
-        let wanted = self.bridges.wanted();
-        self.demand_of(|now| wanted.get(&(now & !BRIDGE_ISOLATED)).copied().unwrap_or(0));
+        self.demand_no_more();
+    }
+
+    /// Demands less of bridges with a port that has no program.
+    fn demand_no_more(&mut self) {
+        if let Some(settings) = self.settings {
+            self.demand(self.bridges.kept(&settings.bridges));
+        }
+    }
+
+    /// Before what is not wanted any more loses its programs.
+    pub(super) fn leave_bridges(&mut self, wanted: &BTreeMap<u32, Role>) {
+        self.bridges.leaves(wanted);
+        self.demand_no_more();
     }
 
     /// Demands the proof of all bridges that it can be demanded of. Gives those that there was no room
     /// for, with the reason.
     pub(super) fn demand_of_bridges(&mut self) -> Vec<(u32, String)> {
         let Some(settings) = self.settings else { return Vec::new() };
-        let mut fresh = self.bridges.wanted();
-        for known in settings.bridges {
-            fresh.remove(&(known & !BRIDGE_ISOLATED));
+        let (words, left) = self.bridges.demanded(&settings.bridges);
+        if words != settings.bridges {
+            // What came by before is on its way. To attach a link takes as long.
+            if self.mode() == Mode::Clsact {
+                tables::grace_period();
+            }
+            self.demand(words);
         }
-        if fresh.is_empty() {
-            return Vec::new();
-        }
-        // What came by before is on its way. To attach a link takes as long.
-        if self.mode() == Mode::Clsact {
-            tables::grace_period();
-        }
-        self.demand_of(|now| {
-            let place = (now == 0).then(|| fresh.pop_first()).flatten();
-            place.map_or(now, |(_, word)| word)
-        });
         let reason = format!(
             "more than {BRIDGES} bridges have pods: packets that go round a pod's program are not found on \
              this one"
         );
-        fresh.into_keys().map(|bridge| (bridge, reason.clone())).collect()
+        left.into_iter().map(|bridge| (bridge, reason.clone())).collect()
     }
 
-    /// Changes the bridges that the proof is demanded of, place by place.
-    fn demand_of(&mut self, mut of: impl FnMut(u32) -> u32) {
+    /// Changes what is demanded of bridges, place by place.
+    fn demand(&mut self, words: [u32; BRIDGES]) {
         let (Some(settings), Some(generation)) = (&mut self.settings, &mut self.generation) else {
             return;
         };
-        for (place, now) in settings.bridges.iter_mut().enumerate() {
-            let wanted = of(*now);
+        for (place, (now, wanted)) in settings.bridges.iter_mut().zip(words).enumerate() {
             if wanted == *now {
                 continue;
             }
@@ -138,26 +209,78 @@ mod tests {
     use super::super::role::Link;
     use super::*;
 
+    fn bridge(ports: &[u32], isolated: bool) -> Bridge {
+        Bridge { ports: ports.iter().copied().collect(), isolated }
+    }
+
+    fn first<const N: usize>(words: [u32; N]) -> [u32; BRIDGES] {
+        std::array::from_fn(|place| words.get(place).copied().unwrap_or(0))
+    }
+
     #[test]
     fn a_bridge_proves_all_once_each_of_its_ports_does() {
         let mut bridges = Bridges::default();
-        let bridge =
-            |ports: &[u32], isolated| Bridge { ports: ports.iter().copied().collect(), isolated };
+        let complete = |bridges: &Bridges| bridges.complete().collect::<Vec<_>>();
         bridges.known = [(2, bridge(&[5, 6], true)), (3, bridge(&[7], false))].into();
-        assert!(bridges.wanted().is_empty());
+        assert!(complete(&bridges).is_empty());
         bridges.attached(5, Role::Pod(1));
         bridges.attached(6, Role::Device(Link::Ethernet));
         bridges.attached(7, Role::Device(Link::EthernetTunnel));
-        assert_eq!(bridges.wanted(), [(3, 3)].into(), "an uplink proves nothing by itself");
+        assert_eq!(complete(&bridges), [3], "an uplink proves nothing by itself");
+        let waits = |port, role| bridges.waits_for(port, role, &first([3, 2]));
+        assert!(waits(6, Role::Device(Link::Port)), "so its program comes first");
+        assert!(!waits(6, Role::Device(Link::Ethernet)), "which leaves no proof");
+        assert!(!waits(7, Role::Device(Link::Port)), "it has one");
+        assert!(!waits(9, Role::Pod(1)), "no port");
+        assert!(!bridges.waits_for(6, Role::Pod(1), &first([3])), "nothing is demanded yet");
         bridges.attached(6, Role::Device(Link::Port));
-        assert_eq!(bridges.wanted(), [(2, 2 | BRIDGE_ISOLATED), (3, 3)].into());
+        assert_eq!(complete(&bridges), [2 | BRIDGE_ISOLATED, 3]);
         bridges.known.insert(2, bridge(&[5, 6, 8], true));
-        assert_eq!(bridges.wanted(), [(3, 3)].into(), "a port that has just come");
+        assert_eq!(complete(&bridges), [3], "a port that has just come");
         bridges.attached(8, Role::Device(Link::Veth));
         bridges.attached(8, Role::Pod(2));
-        assert_eq!(bridges.wanted().len(), 2);
+        assert_eq!(complete(&bridges).len(), 2);
         bridges.detached(5);
         bridges.attached(7, Role::Device(Link::Ethernet));
-        assert!(bridges.wanted().is_empty());
+        assert!(complete(&bridges).is_empty());
+    }
+
+    #[test]
+    fn what_is_demanded_of_a_bridge_lapses_with_its_pods_alone() {
+        let mut bridges = Bridges::default();
+        let nothing = [0; BRIDGES];
+        bridges.known = [(2, bridge(&[5], true)), (3, bridge(&[6], false))].into();
+        assert_eq!(bridges.demanded(&nothing), (nothing, vec![]), "no program anywhere");
+        bridges.attached(5, Role::Pod(1));
+        bridges.attached(6, Role::Pod(2));
+        let isolated = 2 | BRIDGE_ISOLATED;
+        assert_eq!(bridges.kept(&nothing), nothing, "more is demanded after the attachment alone");
+        let (both, _) = bridges.demanded(&nothing);
+        assert_eq!(both, first([isolated, 3]));
+        bridges.known.insert(2, bridge(&[5, 7], true));
+        let open = first([isolated | BRIDGE_OPEN, 3]);
+        assert_eq!(bridges.kept(&both), open);
+        assert_eq!(bridges.demanded(&open), (open, vec![]), "until the port has its program");
+        bridges.attached(7, Role::Device(Link::Veth));
+        assert_eq!(bridges.demanded(&open), (both, vec![]));
+        bridges.known.remove(&2);
+        let second = first([BRIDGE_GONE, 3]);
+        assert_eq!(bridges.kept(&both), second, "programs look beyond it");
+        bridges.known.insert(4, bridge(&[5], false));
+        assert_eq!(bridges.demanded(&second), (first([4, 3]), vec![]), "its place is free");
+        bridges.known.remove(&3);
+        assert_eq!(bridges.kept(&first([4, 3])), first([4]));
+    }
+
+    #[test]
+    fn more_bridges_than_there_are_places_are_named() {
+        let last = BRIDGES as u32 + 2;
+        let mut bridges = Bridges::default();
+        bridges.known = (1..=last).map(|index| (index, bridge(&[100 + index], false))).collect();
+        (1..=last).for_each(|index| bridges.attached(100 + index, Role::Pod(index)));
+        let (words, left) = bridges.demanded(&[0; BRIDGES]);
+        assert_eq!(words.len() + left.len(), last as usize);
+        assert!(words.into_iter().chain(left.clone()).eq(1..=last));
+        assert_eq!(bridges.demanded(&words), (words, left));
     }
 }

@@ -14,7 +14,7 @@ use aya::maps::{MapData, MapError, PerCpuArray, RingBuf};
 use aya::programs::{ProgramError, SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfError, EbpfLoader, Pod};
 use netpold_core::ops::{Capacity, Op, TableWriter};
-use netpold_ebpf::layout::{Endpoint, Settings};
+use netpold_ebpf::layout::{BRIDGES, Endpoint, Settings};
 
 use super::bpffs::{PinRoot, remove_if_there};
 use super::direct::{self, Offered, Section};
@@ -392,6 +392,8 @@ pub struct Predecessor {
     pub hash_seed: Option<u64>,
     /// The bit of `skb->mark` by which its programs prove what they judge, once all of them do.
     pub proof: Option<u32>,
+    /// The bridges that its programs demand the proof of, as [`Settings::bridges`].
+    pub bridges: [u32; BRIDGES],
     /// Endpoints it had, by interface index.
     pub endpoints: Vec<Endpoint>,
 }
@@ -408,13 +410,14 @@ impl Predecessor {
         let settings = settings.and_then(|s| s.read(0).ok());
         let hash_seed = settings.map(|s| s.hash_seed);
         let proof = settings.filter(|s| s.demands_proof != 0).map(|s| s.proof);
+        let bridges = settings.map_or([0; BRIDGES], |s| s.bridges);
         let endpoints = endpoints
             .map(|map| (0..map.elements()).filter_map(|i| map.read(i).ok()).collect::<Vec<_>>())
             .unwrap_or_default()
             .into_iter()
             .filter(|e| e.ifindex != 0)
             .collect();
-        let mut predecessor = Self { hash_seed, proof, endpoints };
+        let mut predecessor = Self { hash_seed, proof, bridges, endpoints };
         for directory in pins.other_versions() {
             // What cannot be read is said where its flows are looked for.
             if let Ok(others) = Heritage::open(&directory).and_then(|other| other.endpoints()) {

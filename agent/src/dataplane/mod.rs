@@ -35,7 +35,7 @@ use aya::maps::{MapData, PerCpuArray};
 use netpold_core::model::Direction;
 use netpold_core::ops::{Capacity, Op};
 use netpold_ebpf::conntrack::hash_keys;
-use netpold_ebpf::layout::{Settings, Unproven, WITNESS_SHIFT, WITNESSES};
+use netpold_ebpf::layout::{BRIDGES, Settings, Unproven, WITNESS_SHIFT, WITNESSES};
 use netpold_ebpf::proof::DEFAULT_BIT;
 
 use attach::{Attacher, Hook, Mode};
@@ -188,7 +188,9 @@ impl Dataplane {
         };
         self.hz = hz;
         // An earlier agent's programs prove what they judge, as these do.
-        let demanded = self.predecessor()?.proof == Some(self.proof);
+        let predecessor = self.predecessor()?;
+        let demanded = predecessor.proof == Some(self.proof);
+        let bridges = if demanded { self.inherit_bridges(&predecessor) } else { [0; BRIDGES] };
         Ok(Settings {
             hash_seed: self.hash_seed,
             hash_keys: hash_keys(self.hash_seed),
@@ -201,6 +203,7 @@ impl Dataplane {
             demands_proof: demanded.into(),
             agent_port: self.bridges.agent_port(),
             witness: witness(),
+            bridges,
             ..Settings::default()
         })
     }
@@ -326,6 +329,7 @@ impl Dataplane {
     /// clean-up.
     pub fn attach(&mut self, wanted: &BTreeMap<u32, Role>) -> BTreeMap<u32, String> {
         self.begin_takeover(wanted);
+        self.leave_bridges(wanted);
         let mut problems = self.attach_roles(wanted);
         if self.uplinks.is_stale() {
             self.tend_uplinks();
@@ -354,10 +358,28 @@ impl Dataplane {
         if self.generation.is_none() {
             return problems;
         }
+        // New ports of bridges first: until each port has a program, not all that lacks the proof can be told
+        // to be forged, and so long exits keep the programs of the generation before.
+        let demanded = self.settings.map_or([0; BRIDGES], |settings| settings.bridges);
+        let waits = |ifindex, role| self.bridges.waits_for(ifindex, role, &demanded);
+        let (newcomers, others): (Vec<_>, Vec<_>) =
+            wanted.iter().partition(|(ifindex, role)| waits(**ifindex, **role));
+        self.attach_all(newcomers, &mut problems);
+        problems.extend(self.demand_of_bridges());
         // Devices first, so that nothing is marked before it is judged there.
         let is_pod = |role: &Role| matches!(role, Role::Pod(_));
-        let (pods, devices): (Vec<_>, Vec<_>) = wanted.iter().partition(|(_, role)| is_pod(role));
-        for (&ifindex, &role) in devices.into_iter().chain(pods) {
+        let (pods, devices): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|(_, role)| is_pod(role));
+        self.attach_all(devices.into_iter().chain(pods), &mut problems);
+        problems
+    }
+
+    fn attach_all<'a>(
+        &mut self,
+        wanted: impl IntoIterator<Item = (&'a u32, &'a Role)>,
+        problems: &mut BTreeMap<u32, String>,
+    ) {
+        for (&ifindex, &role) in wanted {
             if self.attached.get(&ifindex) == Some(&role) {
                 continue;
             }
@@ -369,7 +391,6 @@ impl Dataplane {
                 Err(reason) => _ = problems.insert(ifindex, reason),
             }
         }
-        problems
     }
 
     /// Pins again what was unpinned by somebody else, makes the pin root itself again if need be.

@@ -179,7 +179,8 @@ impl Tables {
     fn check_settings(&self, wanted: Settings) -> Result<u64, TableError> {
         let found = self.settings.read(0).map_err(at("SETTINGS"))?;
         let Settings { has_cidr6, revision, .. } = found;
-        let wanted = Settings { has_cidr6, revision, watch_only: 0, ..wanted };
+        let probes = self.probes;
+        let wanted = Settings { has_cidr6, revision, probes, watch_only: 0, ..wanted };
         if found == wanted {
             return Ok(0);
         }

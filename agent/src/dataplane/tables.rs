@@ -13,8 +13,8 @@ use aya::{Ebpf, Pod};
 use ipnet::Ipv6Net;
 use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::layout::{
-    Endpoint, PortBitmap, PortWord, Row, RowBlock, Settings, TIMEOUTS, TrieBlock, TrieRoot,
-    Unproven, endpoint_slot,
+    ENDPOINT_SLOTS, Endpoint, PortBitmap, PortWord, Row, RowBlock, Settings, TIMEOUTS, TrieBlock,
+    TrieRoot, Unproven, endpoint_slot,
 };
 
 use super::direct::{self, Section};
@@ -63,6 +63,8 @@ pub struct Tables {
     pub(super) crowded: BTreeSet<Ipv6Addr>,
     /// The last [`Op::HasCidr6`].
     pub(super) has_cidr6: bool,
+    /// [`Settings::probes`]
+    pub(super) probes: u32,
     locals: Locals,
     unproven: MappedArray<Unproven>,
 }
@@ -90,6 +92,7 @@ impl Tables {
             cidrs6_fd,
             crowded: BTreeSet::new(),
             has_cidr6: false,
+            probes: 1,
             locals: Locals::open(bpf)?,
             unproven: mapped(bpf, "UNPROVEN")?,
         })
@@ -101,7 +104,8 @@ impl Tables {
     /// # Errors
     /// The map is smaller than one element.
     pub fn write_settings(&self, settings: Settings) -> Result<Settings, TableError> {
-        let settings = Settings { hosts6_mask: self.hosts6.mask(), ..settings };
+        let (hosts6_mask, probes) = (self.hosts6.mask(), self.probes);
+        let settings = Settings { hosts6_mask, probes, ..settings };
         self.settings.write_element(0, &settings).map_err(at("SETTINGS"))?;
         Ok(settings)
     }
@@ -319,6 +323,16 @@ impl Tables {
         self.settings.read(0).map_err(at("SETTINGS"))
     }
 
+    /// Programs look for an interface's endpoint in this slot, too.
+    fn look_as_far_as(&mut self, slot: u32, ifindex: u32) -> Result<(), MmapError> {
+        let beyond = slot.wrapping_sub(endpoint_slot(ifindex, 0)) & (ENDPOINT_SLOTS - 1);
+        if beyond < self.probes {
+            return Ok(());
+        }
+        self.probes = beyond + 1;
+        self.settings.store_u32(0, offset_of!(Settings, probes), self.probes)
+    }
+
     /// The order of the stores is what `layout::Endpoint` promises: the interface index last when a
     /// slot is filled, first when it is freed; flags after the addresses they make valid.
     fn apply_endpoint(&mut self, op: &Op) -> Result<(), MmapError> {
@@ -326,6 +340,7 @@ impl Tables {
         const FLAGS: usize = offset_of!(Endpoint, flags);
         match op {
             Op::Endpoint(slot, endpoint) => {
+                self.look_as_far_as(*slot, endpoint.ifindex)?;
                 self.endpoints.write_element(*slot, &Endpoint { ifindex: 0, ..**endpoint })?;
                 self.endpoints.store_u32(*slot, IFINDEX, endpoint.ifindex)
             }

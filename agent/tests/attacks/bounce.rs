@@ -13,7 +13,7 @@ use crate::volley::{BOTH, Sender, Tally, Volley, pairs, try_both};
 
 const PORT: u16 = 4000;
 
-fn tc(pod: &Host, arguments: &str) {
+pub(crate) fn tc(pod: &Host, arguments: &str) {
     let done = pod.command("tc").unwrap().args(arguments.split(' ')).output().unwrap();
     assert!(done.status.success(), "tc {arguments}: {}", String::from_utf8_lossy(&done.stderr));
 }

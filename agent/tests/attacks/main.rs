@@ -20,6 +20,7 @@ mod bridges;
 mod cluster;
 mod errors;
 mod forgotten;
+mod handover;
 mod itself;
 mod marks;
 mod mirror;

@@ -14,6 +14,7 @@ mod evictions;
 mod marks;
 mod mutations;
 mod speed;
+mod stack;
 mod stories;
 mod updates;
 mod world;

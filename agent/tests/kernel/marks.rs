@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use netpold::dataplane::test_run::{Run, run};
 use netpold_ebpf::{
-    layout::{BRIDGE_ISOLATED, Endpoint, STRANGER, endpoint_slot, mark},
+    layout::{BRIDGE_GONE, BRIDGE_ISOLATED, BRIDGE_OPEN, Endpoint, STRANGER, endpoint_slot, mark},
     packet,
     proof::{Exit, Origin},
     reason::Reason,
@@ -172,16 +172,18 @@ fn packets_without_proof_from_a_bridge_drop_by_their_source_and_while_the_agent_
     let own = socket.local_addr().expect("its address");
     socket.connect(own).expect("itself");
     let port = u32::from(own.port().to_be());
-    for (isolated, agent_port) in [(false, 0), (false, port), (true, 0), (true, port)] {
-        let flag = if isolated { BRIDGE_ISOLATED } else { 0 };
-        world.host.flows.settings.bridges = [7, 0, BRIDGE | flag, 0];
+    let all = [(false, 0), (false, port), (true, 0), (true, port)];
+    let cases = [0, BRIDGE_OPEN].map(|open| all.map(|(isolated, agent)| (isolated, agent, open)));
+    for (isolated, agent_port, open) in cases.into_iter().flatten() {
+        let flag = if isolated { BRIDGE_ISOLATED | open } else { open };
+        world.host.flows.settings.bridges[..3].copy_from_slice(&[7, BRIDGE_GONE, BRIDGE | flag]);
         world.host.flows.settings.agent_port = agent_port;
         world.set_endpoint(world.host.policy.slot(IFINDEX));
         let lives = agent_port != 0;
         for family in FAMILIES {
             for (from, local) in [(Who::Pod, true), (Who::Stranger, false)] {
                 let packet = frame(&ip(family, from, Who::Server, TCP, &tcp(4000, 443, SYN)));
-                let drops = if local { isolated } else { lives };
+                let drops = if local { isolated } else { lives && open == 0 };
                 let exit = Exit { ifindex: IFINDEX, ingress_ifindex: BRIDGE, ..Exit::default() };
                 let origin = Origin::of(&world.host, &exit);
                 let link = packet::link(&&*packet);

@@ -39,6 +39,8 @@ pub(super) struct Probe {
     pub(super) expected: u32,
     /// Place of what is subtracted; none for what is subtracted itself.
     pub(super) baseline: Option<usize>,
+    /// `ingress_ifindex`
+    from: u32,
     samples: Vec<f64>,
 }
 
@@ -69,7 +71,13 @@ impl Probe {
         expected: u32,
         baseline: Option<usize>,
     ) -> Self {
-        Self { name, addresses, program, frame, place, expected, baseline, samples: Vec::new() }
+        let (from, samples) = (UPLINK, Vec::new());
+        Self { name, addresses, program, frame, place, expected, baseline, from, samples }
+    }
+
+    /// The packet came by this interface.
+    pub(super) fn from(self, ifindex: u32) -> Self {
+        Self { from: ifindex, ..self }
     }
 
     /// Runs it once without taking its time.
@@ -93,7 +101,8 @@ impl Probe {
             return Ok((answer, Duration::from_nanos(u64::from(mean) * u64::from(repeat))));
         };
         let mark = if matches!(self.program, Runnable::Marked(_)) { PROOF } else { 0 };
-        let packet = Run { packet: &self.frame, ifindex, ingress_ifindex: UPLINK, mark, repeat };
+        let (packet, ingress_ifindex) = (&self.frame[..], self.from);
+        let packet = Run { packet, ifindex, ingress_ifindex, mark, repeat };
         let start = Instant::now();
         let answer = run(self.program.as_fd(), &packet)?;
         Ok((answer.retval, start.elapsed()))

@@ -58,12 +58,21 @@ impl Service {
             let place = Place::Classifier(at);
             Probe::new(name, program, place, tcp(pod, to, flags), expected, baseline)
         };
+        let answer = Probe::new(
+            ("Service's answer", ONE),
+            direct(&program(world, Direction::Ingress)?)?,
+            Place::Classifier(isolated.ifindex),
+            tcp(service, pod, ACK),
+            PASS,
+            Some(0),
+        );
         let probes = vec![
             probe(("empty", ONE), direct(empty)?, service, ACK, PASS, None),
             probe(("empty, marked", ONE), marked(empty)?, backend, SYN, PASS, None),
             probe(("empty", PORTS), steered(empty)?, service, SYN, PASS, None),
             probe(("Service, new", PORTS), steered(&egress)?, service, SYN, PASS, Some(2)),
             probe(("Service, established", ONE), direct(&egress)?, service, ACK, PASS, Some(0)),
+            answer,
             probe(("behind Service", ONE), marked(&node)?, backend, SYN, PASS, Some(1)),
             probe(("behind Service, denied", ONE), marked(&node)?, stranger, SYN, DROP, Some(1)),
         ];

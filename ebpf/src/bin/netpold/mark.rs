@@ -28,7 +28,7 @@ use netpold_ebpf::{
 
 use crate::{
     DROP, NEXT, connection, drops, maps,
-    packet::Copied,
+    packet::{Copied, Direct as Headers},
     tables::{Maps, add_one},
 };
 
@@ -84,7 +84,7 @@ const TELL: u32 = 1 << 8;
 
 #[inline(always)]
 fn node(skb: *mut __sk_buff, link: u32) -> i32 {
-    if is_final(skb) {
+    if is_final(skb, &exit(skb)) {
         return NEXT;
     }
     match translated(skb, link) {
@@ -94,25 +94,29 @@ fn node(skb: *mut __sk_buff, link: u32) -> i32 {
 }
 
 #[inline(always)]
-fn origin(skb: *mut __sk_buff) -> Origin {
+fn exit(skb: *mut __sk_buff) -> Exit {
     // SAFETY: the program's context.
     let (ifindex, ingress_ifindex) = unsafe { ((*skb).ifindex, (*skb).ingress_ifindex) };
-    let exit = Exit { ifindex, ingress_ifindex, mark: read_mark(skb), tc_index: read(skb) };
-    Origin::of(&Maps::new(), &exit)
+    Exit { ifindex, ingress_ifindex, mark: read_mark(skb), tc_index: read(skb) }
+}
+
+#[inline(always)]
+fn origin(skb: *mut __sk_buff) -> Origin {
+    Origin::of(&Maps::new(), &exit(skb))
 }
 
 /// Whether nobody is to judge a packet for its sender. Counts what misses something that the sender's
 /// program left on it.
 #[inline(always)]
-fn is_final(skb: *mut __sk_buff) -> bool {
-    match origin(skb) {
+fn is_final(skb: *mut __sk_buff, exit: &Exit) -> bool {
+    match Origin::of(&Maps::new(), exit) {
         Origin::Marked(_) | Origin::Unproven { .. } => false,
         Origin::Unjudged(_) => {
             netpold_unproven(skb);
             false
         }
         Origin::Final => {
-            if read(skb) == 0 && is_proven(skb) {
+            if exit.tc_index == 0 && is_proven(exit.mark) {
                 netpold_unproven(skb);
             }
             true
@@ -141,8 +145,12 @@ fn translated(skb: *mut __sk_buff, link: u32) -> Option<u32> {
 /// judgement is next.
 #[inline(always)]
 pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
-    let settled = is_final(skb);
-    if (!settled || is_proven(skb)) && netpold_astray(skb) != 0 {
+    let exit = exit(skb);
+    let settled = is_final(skb, &exit);
+    if (!settled || is_proven(exit.mark))
+        && station::may_go_astray(&Maps::new(), exit.ifindex, exit.ingress_ifindex)
+        && netpold_astray(skb) != 0
+    {
         drops::report::<Ingress>(skb, Reason::Flooded as u32);
         return Some(DROP);
     }
@@ -172,17 +180,20 @@ pub(crate) fn leave(skb: *mut __sk_buff, reason: u32) {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_astray(skb: *mut __sk_buff) -> u32 {
+    let maps = Maps::new();
     // SAFETY: the program's context.
-    unsafe {
-        let (bytes, ifindex, by) = (Copied::new(skb), (*skb).ifindex, (*skb).ingress_ifindex);
-        station::is_astray(&bytes, &Maps::new(), ifindex, by).into()
-    }
+    let (direct, ifindex) = unsafe { (Headers::<true>::new(skb), (*skb).ifindex) };
+    let astray = station::is_astray(&direct, &maps, ifindex).or_else(|_| {
+        // SAFETY: as above.
+        station::is_astray(&unsafe { Copied::new(skb) }, &maps, ifindex)
+    });
+    astray.unwrap_or(false).into()
 }
 
-/// Whether one of these programs has seen the packet.
+/// Whether one of these programs has seen a packet with this `skb->mark`.
 #[inline(always)]
-fn is_proven(skb: *mut __sk_buff) -> bool {
-    proof::is_proven(&Maps::new(), read_mark(skb))
+fn is_proven(mark: u32) -> bool {
+    proof::is_proven(&Maps::new(), mark)
 }
 
 /// One of these programs has seen the packet.
@@ -218,7 +229,7 @@ extern "C" fn netpold_unproven(skb: *mut __sk_buff) -> u32 {
     let Some(counts) = maps.element(&maps::UNPROVEN, endpoint_slot(ifindex, 0)) else { return 0 };
     // SAFETY: an element of that map.
     unsafe {
-        add_one(if is_proven(skb) {
+        add_one(if is_proven(read_mark(skb)) {
             &raw mut (*counts).unmarked
         } else if read(skb) == witness {
             &raw mut (*counts).erased

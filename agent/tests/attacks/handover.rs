@@ -1,0 +1,104 @@
+//! Packets that go round a pod's program on a bridge while programs are put in place: by a new agent, or
+//! because pods come (the other ways are in [`crate::bounce`]).
+
+use std::net::IpAddr;
+
+use netpold_testbed::packet::udp_packet;
+use netpold_testbed::{PodSpec, require_root};
+use nix::sys::signal::Signal;
+
+use crate::bounce::{bounced, can_bounce, tc};
+use crate::cluster::{Cluster, NAMESPACE, isolate};
+use crate::volley::{BOTH, Sender, Tally, Volley, pairs};
+
+const PORT: u16 = 4000;
+/// Packets of a stream, of some 100 bytes each: a hundred a second, for longer than anything here takes.
+const STREAM: usize = 9_000;
+const RATE: &str = "80kbit";
+
+/// Begins to send packets round the program of `hostile`, from and to each of these in turn; they go on by
+/// themselves.
+fn stream(cluster: &Cluster, volley: Volley, ends: &[(IpAddr, IpAddr)]) {
+    let hostile = cluster.pod("hostile");
+    tc(hostile, "qdisc replace dev ifb0 root tbf rate 8kbit burst 400 limit 4000000");
+    tc(hostile, "qdisc add dev eth0 clsact");
+    tc(
+        hostile,
+        "filter add dev eth0 egress protocol all u32 match u32 0 0 \
+             action mirred egress redirect dev ifb0",
+    );
+    let sender = Sender::pod(hostile);
+    for number in 0..STREAM {
+        let (from, to) = ends[number % ends.len()];
+        let payload = volley.payload(number, 40);
+        sender.send(&udp_packet((from, 5000).into(), (to, PORT).into(), &payload));
+    }
+    tc(hostile, "qdisc del dev eth0 clsact");
+    tc(hostile, &format!("qdisc change dev ifb0 root tbf rate {RATE} burst 2000 limit 4000000"));
+}
+
+/// A pod of a bridge that may send nothing streams with its own source and with its neighbour's, who may, to
+/// another node, while `meanwhile` happens.
+fn while_programs_change(test: &str, meanwhile: impl FnOnce(&mut Cluster)) {
+    if !require_root(test) {
+        return;
+    }
+    let mut cluster = Cluster::two();
+    for (node, name) in [(1, "hostile"), (1, "near"), (0, "far")] {
+        cluster.add(node, name);
+    }
+    if !can_bounce(cluster.pod("hostile"), test) {
+        return;
+    }
+    let wire = cluster.pod("far").wire("eth0").unwrap();
+    let ends =
+        ["hostile", "near"].map(|from| pairs(cluster.pod(from), cluster.pod("far"))).concat();
+    cluster.enforce();
+    let (volley, (from, to)) = (Volley::new(), ends[0]);
+    bounced(cluster.pod("hostile"), volley, ((from, 5000).into(), (to, PORT).into()), None);
+    volley.arrives(&wire, "without policy");
+    cluster.policy("hostile", isolate("hostile", &BOTH)).enforce();
+    let volley = Volley::new();
+    stream(&cluster, volley, &ends);
+    meanwhile(&mut cluster);
+    let hostile = cluster.pod("hostile");
+    let left = hostile.command("tc").unwrap().args(["-s", "qdisc", "show", "dev", "ifb0"]).output();
+    let left = String::from_utf8(left.unwrap().stdout).unwrap();
+    assert!(left.contains("backlog") && !left.contains(" 0p "), "the stream has ended: {left}");
+    tc(hostile, "qdisc del dev ifb0 root");
+    let mut tally = Tally::default();
+    tally.note("with its own source and its neighbour's", volley.leaked(&wire));
+    tally.holds();
+    let (near, far) = (cluster.pod("near"), cluster.pod("far"));
+    for (from, to) in pairs(near, far) {
+        let volley = Volley::new();
+        Sender::pod(near).datagrams(volley, (from, 5000).into(), (to, PORT).into());
+        volley.arrives(&wire, "of the neighbour itself");
+    }
+}
+
+/// Adds pods whose programs are not there yet; the agents hear of them.
+fn add_pods(cluster: &mut Cluster, numbers: std::ops::Range<u32>) {
+    for number in numbers {
+        cluster.add_as(1, PodSpec::new(NAMESPACE, &format!("new{number}")));
+    }
+    cluster.write();
+}
+
+/// The programs of new pods take the new agent longest.
+#[test]
+fn bounced_while_a_new_agent_begins() {
+    while_programs_change("bounced_while_a_new_agent_begins", |cluster| {
+        cluster.agents[1].end(Signal::SIGKILL);
+        add_pods(cluster, 0..4);
+        cluster.restart(1);
+    });
+}
+
+#[test]
+fn bounced_while_pods_come() {
+    while_programs_change("bounced_while_pods_come", |cluster| {
+        add_pods(cluster, 0..8);
+        cluster.wait();
+    });
+}
