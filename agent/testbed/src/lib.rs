@@ -33,6 +33,7 @@
 
 mod agent;
 pub mod apiserver;
+pub mod cluster;
 mod conntrack;
 mod flow;
 mod frame;
@@ -47,6 +48,7 @@ mod pod;
 mod probe;
 mod sctp;
 mod server;
+pub mod services;
 mod signals;
 mod stain;
 mod translation;

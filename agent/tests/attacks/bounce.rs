@@ -5,10 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use netpold_ebpf::layout::{endpoint_slot, mark};
+use netpold_testbed::cluster::{Cluster, isolate};
 use netpold_testbed::{Cni, Host, Pod, require_root, skip};
 use nix::sys::signal::Signal;
 
-use crate::cluster::{Cluster, isolate};
 use crate::volley::{BOTH, Sender, Tally, Volley, pairs, try_both};
 
 const PORT: u16 = 4000;

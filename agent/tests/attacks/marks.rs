@@ -4,15 +4,15 @@
 use std::time::Duration;
 
 use netpold_ebpf::layout::{endpoint_slot, mark};
+use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, PORT as SERVED, isolate};
 use netpold_testbed::packet::{frame, udp_packet};
+use netpold_testbed::services::{NOBODY, Service, answer, may_reach, provide};
 use netpold_testbed::{Cni, Host, PodSpec, Proxy, Wire, require_root, skip};
 
 use serde_json::Value;
 
 use crate::bounce::{bounced, can_bounce};
-use crate::cluster::{Cluster, ENFORCED, NAMESPACE, PORT as SERVED, isolate};
 use crate::volley::{BOTH, PACKETS, Sender, Tally, Volley, nft, pairs};
-use crate::world::{NOBODY, Service, answer, may_reach, provide};
 
 const PORT: u16 = 4000;
 

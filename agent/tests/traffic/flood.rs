@@ -10,10 +10,10 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use netpold_testbed::cluster::{Cluster, PATIENCE};
 use netpold_testbed::{Cni, Pod, require_root};
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, PATIENCE};
 use sender::{Kind, Sender};
 
 const FLOWS: usize = 10_000;

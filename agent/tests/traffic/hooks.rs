@@ -7,10 +7,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
+use netpold_testbed::cluster::{Cluster, ENFORCED, MOMENT, PORT, allow_from, isolate};
 use netpold_testbed::{Cni, Protocol, require_root};
 use serde_json::Value;
 
-use crate::cluster::{Cluster, ENFORCED, MOMENT, PORT, allow_from, isolate};
 use crate::load;
 
 const BPF_PROG_LOAD: libc::c_int = 5;

@@ -12,11 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use netpold_testbed::cluster::{Cluster, ENFORCED, allow_from, isolate};
 use netpold_testbed::{Cni, require_root};
 use nix::poll::{PollFd, PollFlags, poll};
 use serde_json::Value;
 
-use crate::cluster::{Cluster, ENFORCED, allow_from, isolate};
 use crate::failures::from_many;
 use crate::kernel::NOTIFY_OF_BPF;
 

@@ -12,7 +12,6 @@
 )]
 
 mod clsact;
-mod cluster;
 mod edits;
 mod ends;
 mod errors;

@@ -1,8 +1,9 @@
 //! Who reaches whom, over TCP, UDP, SCTP and echo, in both families.
 
+use netpold_testbed::cluster::{
+    Cluster, MOMENT, all_pass, allow_from, allow_to, isolate, none_pass,
+};
 use netpold_testbed::{Cni, Probe, Protocol, probe_all, require_root};
-
-use crate::cluster::{Cluster, MOMENT, all_pass, allow_from, allow_to, isolate, none_pass};
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
 

@@ -2,10 +2,10 @@
 
 use std::process::Output;
 
+use netpold_testbed::cluster::{Cluster, allow_from, binary};
 use netpold_testbed::{Cni, require_root, without_twins};
 use nix::sys::signal::Signal;
 
-use crate::cluster::{Cluster, allow_from, binary};
 use crate::kernel;
 
 /// On the node: filters are found in its network namespace alone.

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use netpold_ebpf::layout::LAYOUT_VERSION;
+use netpold_testbed::cluster::{Cluster, binary};
 use netpold_testbed::{Cni, require_root};
 use nix::sys::signal::Signal;
 
-use crate::cluster::{Cluster, binary};
 use crate::kernel;
 use crate::load::{guarded, under_load, under_old_load};
 

@@ -6,10 +6,10 @@ use std::net::IpAddr;
 
 use netpold_testbed::ethernet;
 use netpold_testbed::packet::{frame, icmp_packet, packet, udp_packet};
+use netpold_testbed::services::NODE_PORT;
 
 use crate::judge::{History, Sent};
 use crate::read::{self, ICMP, ICMPV6, SCTP, TCP, Tuple, UDP};
-use crate::services::NODE_PORT;
 use crate::shape::{Shape, extension, message, options, routing};
 use crate::traits::Trait;
 use crate::world::{PORTS, Party, World};
