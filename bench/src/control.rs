@@ -14,6 +14,7 @@ use netpold_core::ops::Op;
 use serde::Serialize;
 
 use crate::cluster::NODE;
+use crate::figures::{say, table};
 use crate::host;
 use crate::random::Random;
 use crate::world::World;
@@ -344,4 +345,33 @@ fn selector(key: &str, value: &str) -> Selector {
 
 fn tcp(port: u16) -> PortRule {
     PortRule { protocol: Protocol::Tcp, port: PortMatch::Range(port, port) }
+}
+
+/// Prints what was found.
+pub(crate) fn print(control: &Control) {
+    let Control { scale, compile_ms, load_ms, write_ms, operations, own_bytes, map_bytes, events } =
+        control;
+    let stack = if scale.dual_stack { "dual stack" } else { "IPv4" };
+    say(&format!(
+        "\nControl, {stack}: {} pods, {} namespaces, {} policies, {} local pods\n\
+         first image: compiled in {compile_ms:.0} ms, maps and programs made in {load_ms:.0} ms, \
+         {operations} operations written in {write_ms:.1} ms\n\
+         memory: {:.0} MB of its own, {:.0} MB of maps",
+        scale.pods,
+        scale.namespaces,
+        scale.policies,
+        scale.local,
+        *own_bytes as f64 / 1e6,
+        *map_bytes as f64 / 1e6,
+    ));
+    let rows = events.iter().map(|e| {
+        let time = |ms: f64| format!("{ms:.3}");
+        let mean = |count: f64| format!("{count:.1}");
+        let times = [e.p50_ms, e.p99_ms, e.max_ms].map(time);
+        let counts = [e.operations, e.waits].map(mean);
+        [e.event.to_owned(), e.events.to_string()].into_iter().chain(times).chain(counts).collect()
+    });
+    let header =
+        ["from event to enforced", "events", "p50 ms", "p99 ms", "max ms", "operations", "waits"];
+    table(&header, rows);
 }

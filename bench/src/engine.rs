@@ -21,9 +21,9 @@ use serde::Serialize;
 use crate::cluster::{Cluster, Local, NODE, Size};
 use crate::control::{Scale, percentile};
 use crate::effect;
+use crate::figures::say;
 use crate::filter::feed;
 use crate::packet::{load_empty, program};
-use crate::report::say;
 use crate::world::World;
 use crate::{host, hostile};
 

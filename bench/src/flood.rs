@@ -21,13 +21,13 @@ use serde::Serialize;
 
 use crate::bytecode::{Code, GENERIC, NATIVE, SCHED_CLS, XDP, attach_xdp, send_live};
 use crate::cluster::{Cluster, Local, PORT, Size};
+use crate::figures::{Spread, say, spread, table};
 use crate::filter::{Filter, feed, installed, iptables_forward, traffic};
 use crate::forward::mac_text;
 use crate::frame::syn;
 use crate::host;
 use crate::live::{Then, sender};
 use crate::packet::program;
-use crate::report::{Spread, say, spread, table};
 use crate::world::World;
 
 /// What one place to drop costs.

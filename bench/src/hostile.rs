@@ -20,6 +20,7 @@ use serde::Serialize;
 
 use crate::cluster::NODE;
 use crate::control::{Scale, memory, milliseconds, percentile};
+use crate::figures::{say, table};
 
 /// Sizes of each shape.
 pub(crate) const SIZES: [u32; 5] = [625, 1250, 2500, 5000, 10_000];
@@ -248,4 +249,29 @@ fn named_ports(size: u32, edited: bool) -> Vec<Change> {
         .map(|n| NamedPort { name: name(n), protocol: Protocol::Tcp, port: 1 + n as u16 })
         .collect();
     [Change::Pod(far)].into_iter().filter(|_| !edited).chain([rules]).collect()
+}
+
+/// Prints what was found.
+pub(crate) fn print(figures: &[Hostile]) {
+    if figures.is_empty() {
+        return;
+    }
+    say("\nHostile tenants: what they write, by size");
+    let rows = figures.iter().map(|f| {
+        let times = [f.first_ms, f.edit_ms, f.relabel_ms, f.other_ms].map(|ms| format!("{ms:.1}"));
+        let megabytes = format!("{:.0}", f.bytes as f64 / 1e6);
+        let begin = [f.shape.to_owned(), f.size.to_string()];
+        begin.into_iter().chain(times).chain([megabytes, f.work.to_string()]).collect()
+    });
+    let header = [
+        "what",
+        "size",
+        "first ms",
+        "edited ms",
+        "relabelled ms",
+        "another's edit, p99 ms",
+        "MB",
+        "steps",
+    ];
+    table(&header, rows);
 }

@@ -21,7 +21,7 @@ use std::fs::File;
 use std::process::Command;
 use std::time::SystemTime;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use netpold_testbed::apiserver::KubeBinaries;
 
 use crate::arch::Arch;
@@ -137,23 +137,13 @@ fn install(needs: &Needs) -> Result<()> {
 }
 
 fn install_packages(missing: &[&str]) -> Result<()> {
-    let by_hand = format!("apt-get install --no-install-recommends {}", missing.join(" "));
-    if !packages::have_apt() {
-        bail!(
-            "no apt here. Needed: iproute2; a nightly Rust with rust-src (rustup {}); bpf-linker \
-             {LINKER_VERSION} for LLVM {LLVM_MAJOR} on the PATH",
-            NIGHTLY.join(" ")
-        );
-    }
-    if !packages::root() {
-        bail!("run `cargo xtask setup` as root, or: {by_hand}");
-    }
-    packages::update();
-    let (known, unknown): (Vec<&str>, Vec<&str>) =
-        missing.iter().partition(|name| packages::available(name));
-    if !known.is_empty() {
-        packages::install(&known)?;
-    }
+    ensure!(
+        packages::have_apt(),
+        "no apt here. Needed: iproute2; a nightly Rust with rust-src (rustup {}); bpf-linker \
+         {LINKER_VERSION} for LLVM {LLVM_MAJOR} on the PATH",
+        NIGHTLY.join(" ")
+    );
+    let unknown = packages::install(missing)?;
     if unknown.iter().any(|name| COMPILER_PACKAGES.contains(name)) {
         // Ubuntu has no rustc-web.
         step::quiet(Command::new("rustup").args(NIGHTLY)).context(
