@@ -11,6 +11,7 @@ use netpold_core::model::{
     Protocol, Requirement, Rule, Selector,
 };
 use netpold_core::ops::Op;
+use netpold_testkit::objects;
 use serde::Serialize;
 
 use crate::cluster::NODE;
@@ -265,19 +266,12 @@ impl Scale {
             let bits = 0xfd00 << 112 | u128::from(number + 1);
             addresses.push(IpAddr::V6(Ipv6Addr::from_bits(bits)));
         }
-        let labels = [("app", app(number / self.namespaces)), ("version", "1".into())];
+        let namespace = namespace_name(number % self.namespaces);
+        let labels = [("app", &*app(number / self.namespaces)), ("version", "1")];
         Pod {
-            key: Key::new(namespace_name(number % self.namespaces), format!("pod{number}")),
-            uid: format!("uid{number}"),
-            labels: labels.map(|(key, value)| (key.to_owned(), value)).into_iter().collect(),
             node: if number < self.local { NODE.into() } else { "elsewhere".into() },
             addresses,
-            host_network: false,
-            finished: false,
-            terminating: false,
-            created: 0,
-            foreign_sources: false,
-            ports: Vec::new(),
+            ..objects::pod(&namespace, &format!("pod{number}"), &labels, &[])
         }
     }
 

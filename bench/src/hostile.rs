@@ -15,6 +15,7 @@ use netpold_core::model::{
 use netpold_core::ops::{Capacity, TableWriter};
 use netpold_core::options::Options;
 use netpold_testkit::memory::MemoryTables;
+use netpold_testkit::objects;
 use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
@@ -142,17 +143,9 @@ pub(crate) fn local_pod(selected: bool) -> Pod {
 
 fn pod(name: &str, label: &str, number: u32) -> Pod {
     Pod {
-        key: Key::new(TENANT, name),
-        uid: name.to_owned(),
-        labels: [("id".to_owned(), label.to_owned())].into_iter().collect(),
         node: if name == "p" { NODE.into() } else { "elsewhere".into() },
         addresses: vec![IpAddr::V4(Ipv4Addr::from_bits(0x0b00_0001 + number))],
-        host_network: false,
-        finished: false,
-        terminating: false,
-        created: 0,
-        ports: Vec::new(),
-        foreign_sources: false,
+        ..objects::pod(TENANT, name, &[("id", label)], &[])
     }
 }
 

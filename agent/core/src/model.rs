@@ -11,6 +11,7 @@ use litemap::LiteMap;
 use serde::{Deserialize, Serialize, Serializer};
 
 /// Namespace and name of a namespaced object.
+#[cfg_attr(test, derive(Default))]
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Key {
     /// `metadata.namespace`
@@ -61,6 +62,7 @@ pub struct Node {
 }
 
 /// A Pod.
+#[cfg_attr(test, derive(Default))]
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Pod {
     /// `metadata.namespace` and `metadata.name`

@@ -2,12 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-mod common;
-
-use common::*;
 use netpold_core::model::{
     Change, Direction, Policy, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
 };
+use netpold_testkit::objects::{
+    NODE, block, interface, ip, named, namespace, node, pod, pods, policy, port_name, rule, select,
+    tcp,
+};
+use netpold_testkit::world::World;
 
 /// Two namespaces; `a/web` on interface 10, `a/db` on 11, `b/web` elsewhere.
 fn base() -> Vec<Change> {

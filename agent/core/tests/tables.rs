@@ -1,11 +1,8 @@
 //! What an update writes: no more than it must, within capacity, numbers reused only after grace.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::*;
 use netpold_core::compile::{CompileError, Compiler, Problem};
 use netpold_core::model::{Change, Key, Pod, Policy, Selector};
 use netpold_core::ops::Table;
@@ -13,6 +10,10 @@ use netpold_core::ops::{Capacity, Op, TableWriter};
 use netpold_core::options::{CheckSource, Options, SourceExempt};
 use netpold_ebpf::layout::{EP_CHECK_SOURCE, ROW_NOT_ISOLATED};
 use netpold_testkit::memory::MemoryTables;
+use netpold_testkit::objects::{
+    NODE, interface, ip, namespace, pod, pods, policy, rule, select, tcp,
+};
+use netpold_testkit::world::World;
 
 /// Pods `a/p1` to `a/p4` on interfaces 1 to 4, and `a/far1` to `a/far9` elsewhere.
 fn pods_of_two_nodes() -> Vec<Change> {

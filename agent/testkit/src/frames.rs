@@ -1,5 +1,7 @@
 //! Frames, byte by byte.
 
+use bytes::BufMut;
+
 /// A family and its addresses of the story: the pod, a client it admits, a server it may reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
@@ -68,8 +70,8 @@ impl Who {
 /// An Ethernet frame.
 pub fn ether(ethertype: u16, payload: &[u8]) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
-    frame.extend(ethertype.to_be_bytes());
-    frame.extend(payload);
+    frame.put_u16(ethertype);
+    frame.put_slice(payload);
     frame
 }
 
@@ -77,10 +79,10 @@ pub fn ether(ethertype: u16, payload: &[u8]) -> Vec<u8> {
 pub fn vlan(tags: &[u16], frame: &[u8]) -> Vec<u8> {
     let mut tagged = frame[..12].to_vec();
     for tag in tags {
-        tagged.extend(tag.to_be_bytes());
-        tagged.extend([0, 7]);
+        tagged.put_u16(*tag);
+        tagged.put_u16(7);
     }
-    tagged.extend(&frame[12..]);
+    tagged.put_slice(&frame[12..]);
     tagged
 }
 
@@ -88,25 +90,25 @@ pub fn vlan(tags: &[u16], frame: &[u8]) -> Vec<u8> {
 pub fn ipv4(from: Who, to: Who, protocol: u8, options: &[u8], part: u16, data: &[u8]) -> Vec<u8> {
     let header = 20 + options.len();
     let mut packet = vec![0x40 | (header / 4) as u8, 0];
-    packet.extend(((header + data.len()) as u16).to_be_bytes());
-    packet.extend([0x12, 0x34]);
-    packet.extend(part.to_be_bytes());
-    packet.extend([64, protocol, 0, 0]);
-    packet.extend(from.v4());
-    packet.extend(to.v4());
-    packet.extend(options);
-    packet.extend(data);
+    packet.put_u16((header + data.len()) as u16);
+    packet.put_u16(0x1234);
+    packet.put_u16(part);
+    packet.put_slice(&[64, protocol, 0, 0]);
+    packet.put_slice(&from.v4());
+    packet.put_slice(&to.v4());
+    packet.put_slice(options);
+    packet.put_slice(data);
     packet
 }
 
 /// An IPv6 packet.
 pub fn ipv6(from: Who, to: Who, next: u8, hop_limit: u8, data: &[u8]) -> Vec<u8> {
     let mut packet = vec![0x60, 0, 0, 0];
-    packet.extend((data.len() as u16).to_be_bytes());
-    packet.extend([next, hop_limit]);
-    packet.extend(from.v6());
-    packet.extend(to.v6());
-    packet.extend(data);
+    packet.put_u16(data.len() as u16);
+    packet.put_slice(&[next, hop_limit]);
+    packet.put_slice(&from.v6());
+    packet.put_slice(&to.v6());
+    packet.put_slice(data);
     packet
 }
 
@@ -126,23 +128,23 @@ pub fn frame(packet: &[u8]) -> Vec<u8> {
 /// A TCP header of 20 bytes, without data.
 pub fn tcp(source: u16, destination: u16, flags: u8) -> Vec<u8> {
     let mut header = ports(source, destination);
-    header.extend([0, 0, 0, 1, 0, 0, 0, 2, 0x50, flags, 1, 0, 0, 0, 0, 0]);
+    header.put_slice(&[0, 0, 0, 1, 0, 0, 0, 2, 0x50, flags, 1, 0, 0, 0, 0, 0]);
     header
 }
 
 /// A UDP datagram.
 pub fn udp(source: u16, destination: u16, data: &[u8]) -> Vec<u8> {
     let mut header = ports(source, destination);
-    header.extend(((8 + data.len()) as u16).to_be_bytes());
-    header.extend([0, 0]);
-    header.extend(data);
+    header.put_u16((8 + data.len()) as u16);
+    header.put_u16(0);
+    header.put_slice(data);
     header
 }
 
 /// An SCTP packet of one chunk.
 pub fn sctp(source: u16, destination: u16, chunk: u8) -> Vec<u8> {
     let mut header = ports(source, destination);
-    header.extend([0, 0, 0, 1, 0, 0, 0, 0, chunk, 0, 0, 4]);
+    header.put_slice(&[0, 0, 0, 1, 0, 0, 0, 0, chunk, 0, 0, 4]);
     header
 }
 
@@ -153,8 +155,8 @@ fn ports(source: u16, destination: u16) -> Vec<u8> {
 /// An ICMP message, without a checksum.
 pub fn icmp(kind: u8, code: u8, rest: [u8; 4], data: &[u8]) -> Vec<u8> {
     let mut header = vec![kind, code, 0, 0];
-    header.extend(rest);
-    header.extend(data);
+    header.put_slice(&rest);
+    header.put_slice(data);
     header
 }
 
@@ -188,9 +190,9 @@ impl Family {
             }
             Self::V6 => {
                 let mut payload = vec![UDP, 0];
-                payload.extend((offset << 3 | u16::from(more)).to_be_bytes());
-                payload.extend([0, 0, 0x12, 0x34]);
-                payload.extend(data);
+                payload.put_u16(offset << 3 | u16::from(more));
+                payload.put_u32(0x1234);
+                payload.put_slice(data);
                 frame(&ipv6(from, to, 44, 64, &payload))
             }
         }

@@ -4,6 +4,7 @@
 //! | module | model |
 //! |---|---|
 //! | [`oracle`] | what NetworkPolicy says, read literally from the API's comments |
+//! | [`objects`], [`world`] | objects written by hand, and what they compile to |
 //! | [`generate`] | small random clusters, packets and probes |
 //! | [`memory`], [`flows`], [`node`] | the kernel's tables in plain memory |
 //! | [`hooks`] | the programs at a pod's hooks and at an uplink, over these tables |
@@ -21,7 +22,9 @@ pub mod harness;
 pub mod hooks;
 pub mod memory;
 pub mod node;
+pub mod objects;
 pub mod one_pod;
 pub mod oracle;
 pub mod random;
 pub mod steps;
+pub mod world;

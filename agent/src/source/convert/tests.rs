@@ -1,6 +1,7 @@
 //! Each meaning of an absent, empty or wrong field, by manifest.
 
 use netpold_core::model::{IpBlock, Peer, Policy, PortMatch, Requirement, Rule, Selector};
+use netpold_testkit::objects;
 
 use super::*;
 use crate::source::document::{Entry, parse};
@@ -377,13 +378,9 @@ status:
     );
     let port = |name: &str, protocol, port| NamedPort { name: name.into(), protocol, port };
     let expected = Pod {
-        key: Key::new("x", "a"),
         uid: "1-2".into(),
-        labels: labels_of([("app", "web")]),
         node: "n".into(),
-        addresses: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
         host_network: true,
-        finished: false,
         terminating: true,
         created: 100,
         ports: vec![
@@ -392,6 +389,7 @@ status:
             port("web", Protocol::Tcp, 80),
         ],
         foreign_sources: true,
+        ..objects::pod("x", "a", &[("app", "web")], &["10.0.0.1", "fd00::1"])
     };
     assert_eq!((pod, problems), (expected, vec![]));
 }

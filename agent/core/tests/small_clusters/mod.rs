@@ -6,10 +6,9 @@ use netpold_core::model::{
     Change, EndpointSlice, Interface, Key, NamedPort, Namespace, Node, Peer, Pod, Policy,
     PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
 };
+use netpold_testkit::objects::{self, NODE, block, ip, namespace, node, pods};
 use proptest::prelude::*;
 use proptest::sample::{select as one_of, subsequence};
-
-use super::{NODE, block, ip, namespace, node, pods};
 
 pub const NAMESPACES: [&str; 3] = ["a", "b", "c"];
 const VALUES: [&str; 3] = ["x", "y", "z"];
@@ -174,7 +173,7 @@ fn any_rules() -> impl Strategy<Value = Option<Vec<Rule>>> {
 fn any_policy() -> impl Strategy<Value = Policy> {
     (one_of(&NAMESPACES[..]), 0..3u8, any_selector(), any_rules(), any_rules()).prop_map(
         |(namespace, name, selector, ingress, egress)| {
-            super::policy(namespace, &format!("p{name}"), selector, ingress, egress)
+            objects::policy(namespace, &format!("p{name}"), selector, ingress, egress)
         },
     )
 }
@@ -197,7 +196,7 @@ fn any_pod() -> impl Strategy<Value = Pod> {
         prop::collection::vec(port, 0..3),
     )
         .prop_map(|((namespace, name, uid), pairs, addresses, flags, created, ports)| {
-            let mut pod = super::pod(namespace, &format!("n{name}"), &pairs, &addresses);
+            let mut pod = objects::pod(namespace, &format!("n{name}"), &pairs, &addresses);
             pod.uid = format!("{namespace}/{name}/{uid}");
             let (local, host_network, finished, terminating) = flags;
             if !local {
