@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a client may take to ask.
 const HEADER_PATIENCE: Duration = Duration::from_secs(2);
 /// The main loop turns every ten seconds at least; an update of the largest cluster takes seconds.
-const STALLED: Duration = Duration::from_secs(120);
+const STALLED: Duration = Duration::from_mins(2);
 
 /// Where to listen: `ADDRESS:PORT`, or `:PORT` for every address of both families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

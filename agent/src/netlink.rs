@@ -179,7 +179,7 @@ pub(crate) enum Received {
 
 impl Listener {
     /// Subscribes to multicast groups (`RTNLGRP_*`) of the calling thread's network namespace;
-    /// with `all_namespaces` also of those that have an identifier in it (CAP_NET_BROADCAST).
+    /// with `all_namespaces` also of those that have an identifier in it (`CAP_NET_BROADCAST`).
     pub(crate) fn open(
         groups: &[u32],
         all_namespaces: bool,

@@ -53,9 +53,9 @@ pub(crate) struct Found {
 
 /// The hardware address of the node's uplink.
 const NODE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
-/// XDP_DROP
+/// `XDP_DROP`
 const DROP: i32 = 1;
-/// TCX_DROP
+/// `TCX_DROP`
 const SHOT: i32 = 2;
 
 /// What drops.

@@ -1,6 +1,6 @@
 //! Forwarding from one pod's veth to another's, one core, by live frames.
 //!
-//! The kernel takes frames from BPF_PROG_TEST_RUN as if the first veth had received them: they
+//! The kernel takes frames from `BPF_PROG_TEST_RUN` as if the first veth had received them: they
 //! pass its TC ingress, are routed, and leave through the second veth's TC egress into the other
 //! pod's namespace, where they end because they are for no one's hardware address.
 

@@ -1,4 +1,4 @@
-//! Nanoseconds per packet over the empty program, by BPF_PROG_TEST_RUN.
+//! Nanoseconds per packet over the empty program, by `BPF_PROG_TEST_RUN`.
 
 mod probe;
 mod service;
@@ -23,7 +23,7 @@ use probe::{Place, Probe, Runnable, figures};
 use service::Service;
 use uplink::Uplink;
 
-/// The program that passes a packet on (TCX_NEXT), and the one that drops it.
+/// The program that passes a packet on (`TCX_NEXT`), and the one that drops it.
 const PASS: u32 = u32::MAX;
 const DROP: u32 = 2;
 

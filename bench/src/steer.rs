@@ -1,4 +1,4 @@
-//! Many flows in one BPF_PROG_TEST_RUN call.
+//! Many flows in one `BPF_PROG_TEST_RUN` call.
 //!
 //! The kernel runs a program on one packet as often as asked, without a way to change the packet.
 //! So a small program goes first: it writes the next of a list of flows into the packet (address

@@ -27,7 +27,7 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// What is denied has this long to prove the opposite.
 pub const MOMENT: Duration = Duration::from_millis(300);
 /// An agent starts, loads its programs and enforces within this.
-pub const ENFORCED: Duration = Duration::from_secs(60);
+pub const ENFORCED: Duration = Duration::from_mins(1);
 /// Every pod and node serves it over TCP, UDP and SCTP.
 pub const PORT: u16 = 80;
 /// The namespace of all pods.
@@ -64,11 +64,13 @@ pub struct Cluster {
 
 impl Cluster {
     /// One node.
+    #[must_use]
     pub fn one(cni: Cni) -> Self {
         Self::of(&[cni])
     }
 
     /// Two nodes with a link, the first ptp-style, the second bridge-style.
+    #[must_use]
     pub fn two() -> Self {
         let cluster = Self::of(&[Cni::Ptp, Cni::Bridge]);
         link_nodes(&cluster.nodes[0], &cluster.nodes[1]).unwrap();
@@ -100,6 +102,7 @@ impl Cluster {
     }
 
     /// Pods on the first node, with the label `app` of their names.
+    #[must_use]
     pub fn with_pods(mut self, names: &[&str]) -> Self {
         names.iter().for_each(|name| self.add(0, name));
         self
@@ -119,6 +122,7 @@ impl Cluster {
     }
 
     /// The pod of that name.
+    #[must_use]
     pub fn pod(&self, name: &str) -> &Pod {
         &self.pods[name].1
     }
@@ -204,6 +208,7 @@ impl Cluster {
     }
 
     /// A flow between pods that has been answered once.
+    #[must_use]
     pub fn flow(&self, from: &str, protocol: Protocol, to: IpAddr) -> Flow {
         let mut flow = self.pod(from).open_flow(protocol, (to, PORT).into(), PATIENCE).unwrap();
         assert!(flow.ping(PATIENCE), "{protocol} from {from} to {to} is answered");
@@ -285,17 +290,20 @@ fn policy_object(name: &str, spec: &Value) -> Value {
 }
 
 /// The spec of a policy for pods of an app that allows nothing in the directions given.
+#[must_use]
 pub fn isolate(app: &str, directions: &[&str]) -> Value {
     json!({ "podSelector": { "matchLabels": { "app": app } }, "policyTypes": directions })
 }
 
 /// Ingress to an app from another one alone.
+#[must_use]
 pub fn allow_from(app: &str, peer: &str) -> Value {
     let peer = json!({ "podSelector": { "matchLabels": { "app": peer } } });
     json!({ "podSelector": { "matchLabels": { "app": app } }, "ingress": [{ "from": [peer] }] })
 }
 
 /// Egress of an app to another one alone.
+#[must_use]
 pub fn allow_to(app: &str, peer: &str) -> Value {
     let peer = json!({ "podSelector": { "matchLabels": { "app": peer } } });
     json!({

@@ -32,7 +32,7 @@ impl Netns {
     /// Makes a namespace named `np-<pid>-<number>-<label>`, its loopback down.
     ///
     /// # Errors
-    /// Without the capabilities for it (CAP_SYS_ADMIN), or when `/run` cannot be written.
+    /// Without the capabilities for it (`CAP_SYS_ADMIN`), or when `/run` cannot be written.
     pub fn create(label: &str) -> Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);

@@ -75,6 +75,7 @@ pub struct Service {
 
 impl Service {
     /// Without backends; the number is the last part of its addresses.
+    #[must_use]
     pub fn new(number: u8, name: &str) -> Self {
         Self {
             name: name.into(),
@@ -88,28 +89,33 @@ impl Service {
     }
 
     /// With these pods as ready backends.
+    #[must_use]
     pub fn pods(self, cluster: &Cluster, names: &[&str]) -> Self {
         names.iter().fold(self, |service, name| service.pod(cluster, name, State::Ready))
     }
 
     /// With a pod as a backend.
+    #[must_use]
     pub fn pod(mut self, cluster: &Cluster, name: &str, state: State) -> Self {
         self.endpoints.extend(cluster.pod(name).addresses().iter().map(|a| (*a, state)));
         self
     }
 
     /// With ready backends that need not be pods.
+    #[must_use]
     pub fn addresses(mut self, addresses: &[IpAddr]) -> Self {
         self.endpoints.extend(addresses.iter().map(|address| (*address, State::Ready)));
         self
     }
 
     /// With a pod as a backend that is not ready.
+    #[must_use]
     pub fn not_ready(self, cluster: &Cluster, name: &str) -> Self {
         self.pod(cluster, name, State::NotReady)
     }
 
     /// Served by the nodes at a port too.
+    #[must_use]
     pub fn node_port(mut self, port: u16) -> Self {
         self.node_port = Some(port);
         self
@@ -121,21 +127,25 @@ impl Service {
     }
 
     /// One of each family.
+    #[must_use]
     pub fn cluster_ips(&self) -> [IpAddr; 2] {
         self.address("10.96.0.", "fd00:96::")
     }
 
     /// One of each family.
+    #[must_use]
     pub fn external_ips(&self) -> [IpAddr; 2] {
         self.address("203.0.113.", "2001:db8:e::")
     }
 
     /// Addresses of its load balancer, one of each family.
+    #[must_use]
     pub fn balancer_ips(&self) -> [IpAddr; 2] {
         self.address("198.51.100.", "2001:db8:b::")
     }
 
     /// Every address that it is reached at inside the cluster, with its port.
+    #[must_use]
     pub fn sockets(&self) -> Vec<SocketAddr> {
         let all = [self.cluster_ips(), self.external_ips(), self.balancer_ips()];
         all.as_flattened().iter().map(|address| (*address, self.port).into()).collect()
@@ -228,6 +238,7 @@ pub fn describe(cluster: &mut Cluster, services: &[Service]) {
 }
 
 /// A policy by which the pods of an app may send to those of others, at [`PORT`] alone.
+#[must_use]
 pub fn may_reach(app: &str, others: &[&str]) -> Value {
     let peer = |other: &&str| json!({ "podSelector": { "matchLabels": { "app": other } } });
     let ports = PROTOCOLS.map(|p| json!({ "protocol": p.to_string(), "port": PORT }));
@@ -278,6 +289,7 @@ pub fn answer(from: &Host, sockets: &[SocketAddr], names: &[&str]) {
 pub const NOBODY: &[&str] = &[""];
 
 /// How many packets an agent's pods lost in egress for a reason.
+#[must_use]
 pub fn lost(cluster: &Cluster, node: usize, reason: &str) -> u64 {
     let status = cluster.agents[node].status().unwrap();
     let drops = status["drops"].as_array().cloned().unwrap_or_default();

@@ -60,13 +60,13 @@ impl Cluster {
         // Half of the clusters have no Services.
         if choices.chance(50) {
             let mut all: Vec<Service> = Vec::new();
-            for _ in 0..1 + choices.below(4) {
+            for _ in 0..=choices.below(4) {
                 let service = services::service(choices);
                 if all.iter().all(|other| other.key != service.key) {
                     all.push(service);
                 }
             }
-            for number in 0..1 + choices.below(7) {
+            for number in 0..=choices.below(7) {
                 objects.push(Change::EndpointSlice(services::slice(choices, number, &all)));
             }
             objects.extend(all.into_iter().map(Change::Service));

@@ -162,6 +162,7 @@ impl Subject {
 }
 
 /// A compiler for the generated clusters' node.
+#[must_use]
 pub fn compiler() -> Compiler {
     Compiler::new(Options { node: NODE.to_owned(), ..Options::default() })
 }
@@ -199,6 +200,7 @@ fn disagree(states: &[Cluster], packet: &Packet) -> bool {
 }
 
 /// The smallest states that show the disagreement, and what is said about it.
+#[must_use]
 pub fn shrunk(found: Disagreement) -> String {
     let Disagreement { seed, mut states, packet } = found;
     if let Some(last) = states.last().filter(|last| disagree(&[(*last).clone()], &packet)) {

@@ -46,6 +46,7 @@ fn class(who: Who) -> u32 {
 
 /// The pod admits the client to TCP 80 and UDP 53, the friend to everything; it may reach the
 /// server on TCP 443, UDP 53 and by other protocols.
+#[must_use]
 pub fn tables(buckets: u32) -> NodeTables {
     let mut tables = NodeTables::new(buckets);
     let mut block = [0; 256];

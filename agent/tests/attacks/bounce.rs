@@ -1,5 +1,5 @@
 //! Packets that a pod's own `ifb` sends on: they ask the kernel to skip the next TC hook, which is the
-//! host's (issue 12, 2). A pod needs NET_ADMIN in its namespace for it.
+//! host's (issue 12, 2). A pod needs `NET_ADMIN` in its namespace for it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

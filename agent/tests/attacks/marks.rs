@@ -221,7 +221,7 @@ fn a_pod_that_goes_round_its_program_is_named() {
     assert!(accused.len() == 1 && !accused[0].contains("shop/other"), "{accused:?}");
 }
 
-/// A tc filter behind netpold's program, as tools for bandwidth have it, clears the mark in tc_index.
+/// A tc filter behind netpold's program, as tools for bandwidth have it, clears the mark in `tc_index`.
 #[test]
 fn a_filter_that_erases_tc_index_is_named() {
     const TEST: &str = "a_filter_that_erases_tc_index_is_named";

@@ -28,7 +28,7 @@ const TCX_NEXT: i32 = -1;
 const TCX_PASS: i32 = 0;
 const TCX_DROP: i32 = 2;
 
-/// The beginning of `union bpf_attr` for BPF_PROG_LOAD.
+/// The beginning of `union bpf_attr` for `BPF_PROG_LOAD`.
 #[repr(C)]
 struct Load {
     program_type: u32,
@@ -38,7 +38,7 @@ struct Load {
     rest: [u64; 4],
 }
 
-/// The same for BPF_LINK_CREATE.
+/// The same for `BPF_LINK_CREATE`.
 #[repr(C)]
 struct Create {
     program: u32,
@@ -195,7 +195,7 @@ fn a_program_that_was_removed_by_hand_is_put_back() {
         Err(e) => return eprintln!("SKIPPED a program removed by hand: no TCX link here: {e}"),
     }
     let repaired = |status: &Value| status["repairs"] == 1;
-    cluster.agents[0].wait_for("repaired", Duration::from_secs(60), repaired).unwrap();
+    cluster.agents[0].wait_for("repaired", Duration::from_mins(1), repaired).unwrap();
     cluster.denied("stranger", "server");
     cluster.reaches("friend", "server");
 }

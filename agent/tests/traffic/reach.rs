@@ -71,7 +71,7 @@ fn a_ping_does_not_open_the_way_back() {
     }
     let both = |to| Probe { from: b, protocol: Protocol::Icmp, to, port: 0 };
     let echoes: Vec<_> = a.addresses().iter().copied().map(both).collect();
-    assert!(probe_all(&echoes, MOMENT).iter().all(|result| result.dropped()));
+    assert!(probe_all(&echoes, MOMENT).iter().all(netpold_testbed::ProbeResult::dropped));
 }
 
 #[test]

@@ -16,7 +16,7 @@ type Traffic = fn(&mut Cluster, &[&dyn Fn(&mut Cluster)]);
 
 /// Builds the agent whose tables are laid out differently, once for all tests of a build.
 fn other() -> PathBuf {
-    let directory = PathBuf::from(binary()).parent().unwrap().to_owned();
+    let directory = binary().parent().unwrap().to_owned();
     let mut cargo = Command::new(env!("CARGO"));
     // What cargo told this test is not meant for another cargo.
     for (name, _) in std::env::vars_os() {

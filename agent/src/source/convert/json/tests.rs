@@ -82,7 +82,7 @@ fn a_policy_that_cannot_be_decoded_isolates_what_it_selects_as_far_as_that_is_re
             &both,
             "spec.ingress: is given twice",
         ),
-        (r#"[1]"#.to_owned(), true, &both, "spec: is sequence, expected"),
+        (r"[1]".to_owned(), true, &both, "spec: is sequence, expected"),
     ] {
         let (policy, problems, undecoded) =
             read_policy("{\"name\":\"p\",\"namespace\":\"x\"}", &spec);
