@@ -73,9 +73,12 @@ impl ListenAddress {
         let listener = match self.address {
             Some(address) => bind(address),
             // The kernel's default takes both families there; it may have been built without IPv6.
-            None => bind(Ipv6Addr::UNSPECIFIED.into()).or_else(|error| match error.kind() {
-                io::ErrorKind::AddrInUse => Err(error),
-                _ => bind(Ipv4Addr::UNSPECIFIED.into()),
+            None => bind(Ipv6Addr::UNSPECIFIED.into()).or_else(|error| {
+                if error.kind() == io::ErrorKind::AddrInUse {
+                    Err(error)
+                } else {
+                    bind(Ipv4Addr::UNSPECIFIED.into())
+                }
             }),
         }?;
         listener.set_nonblocking(true).map(|()| listener)

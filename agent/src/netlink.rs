@@ -253,17 +253,20 @@ impl AsFd for Listener {
 /// # Safety
 /// `header` was filled in by recvmsg, its control buffer is still there.
 unsafe fn namespace_id(header: &libc::msghdr) -> Option<i32> {
-    // SAFETY: the caller's promise; CMSG_NXTHDR stays within msg_controllen.
-    unsafe {
-        let mut next = libc::CMSG_FIRSTHDR(header);
-        while let Some(control) = next.as_ref() {
-            if control.cmsg_level == libc::SOL_NETLINK
-                && control.cmsg_type == libc::NETLINK_LISTEN_ALL_NSID
-            {
-                return Some(libc::CMSG_DATA(control).cast::<i32>().read_unaligned());
-            }
-            next = libc::CMSG_NXTHDR(header, control);
+    // SAFETY: the caller's promise.
+    let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
+    // SAFETY: null or within msg_controllen, as CMSG_FIRSTHDR and CMSG_NXTHDR give it.
+    while let Some(control) = unsafe { next.as_ref() } {
+        if control.cmsg_level == libc::SOL_NETLINK
+            && control.cmsg_type == libc::NETLINK_LISTEN_ALL_NSID
+        {
+            // SAFETY: a header within msg_controllen.
+            let data = unsafe { libc::CMSG_DATA(control) }.cast::<i32>();
+            // SAFETY: what comes with that option is an int.
+            return Some(unsafe { data.read_unaligned() });
         }
+        // SAFETY: as before.
+        next = unsafe { libc::CMSG_NXTHDR(header, control) };
     }
     None
 }

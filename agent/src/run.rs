@@ -425,10 +425,10 @@ fn remembered(config: &RunConfig) -> Vec<Pod> {
         warn!("{error}; pods that were deleted since are not known");
         None
     });
-    let pods = objects.into_iter().flatten().filter_map(|object| match object {
-        Change::Pod(pod) => Some(pod),
-        _ => None,
-    });
+    let pods = objects
+        .into_iter()
+        .flatten()
+        .filter_map(|object| if let Change::Pod(pod) = object { Some(pod) } else { None });
     pods.filter(|pod| pod.node == config.node && !pod.host_network).collect()
 }
 

@@ -206,9 +206,11 @@ fn pods_that_are_there_at_the_start_come_before_in_sync() {
     events.sort_by(|a, b| a.name.cmp(&b.name));
     let found: Vec<_> = events
         .iter()
-        .map(|event| match &event.change {
-            Change::Interface(interface) => (event.name.as_str(), interface.addresses.clone()),
-            other => panic!("{other:?}"),
+        .map(|event| {
+            let Change::Interface(interface) = &event.change else {
+                panic!("it is of another kind")
+            };
+            (event.name.as_str(), interface.addresses.clone())
         })
         .collect();
     let addresses = |list: &[&str]| list.iter().map(|a| a.parse().unwrap()).collect::<Vec<_>>();

@@ -226,9 +226,10 @@ impl Node {
 
     fn send(&self, guard: &Guard, packets: u32) -> Result<f64> {
         // What an attachment changed at the devices settles with the first packets.
-        let stream = match guard {
-            Guard::Pod { direction: Direction::Egress, .. } => &self.from_pod,
-            _ => &self.to_pod,
+        let stream = if let Guard::Pod { direction: Direction::Egress, .. } = guard {
+            &self.from_pod
+        } else {
+            &self.to_pod
         };
         self.transmit(stream, packets / 100)?;
         let dropped = self.dropped(guard)?;

@@ -410,7 +410,14 @@ impl Change {
             Self::Service(service) => Self::ServiceGone(service.key.clone()),
             Self::EndpointSlice(slice) => Self::EndpointSliceGone(slice.key.clone()),
             Self::Interface(interface) => Self::InterfaceGone(interface.index),
-            gone => gone.clone(),
+            Self::NamespaceGone(_)
+            | Self::NodeGone(_)
+            | Self::PodGone(_)
+            | Self::PolicyGone(_)
+            | Self::ServiceGone(_)
+            | Self::EndpointSliceGone(_)
+            | Self::InterfaceGone(_)
+            | Self::OwnAddresses(_) => self.clone(),
         }
     }
 }

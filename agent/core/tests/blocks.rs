@@ -132,7 +132,7 @@ proptest! {
             for address in [net.network(), net.broadcast()] {
                 let holders: Vec<u16> =
                     reference.cover(&address.into()).map(|(_, port)| *port).collect();
-                for (_, port) in reference.iter() {
+                for (_, port) in &reference {
                     let allowed = world.egress(1, &address.to_string(), *port);
                     prop_assert_eq!(allowed, holders.contains(port), "{} port {}", address, port);
                 }

@@ -3,8 +3,8 @@
 
 use netpold_core::explain::{Explainer, Explanation, Verdict};
 use netpold_core::model::{
-    Change, EndpointSlice, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy,
-    PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
+    Change, EndpointSlice, IpBlock, Key, Namespace, Node, Peer, Pod, Policy, PortMatch, PortRule,
+    Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
 };
 use netpold_core::probe::Probe;
 use netpold_testkit::objects::{self, labels, named};

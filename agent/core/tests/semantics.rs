@@ -1,7 +1,5 @@
 //! What each part of a NetworkPolicy compiles to, judged through the tables.
 
-#![expect(clippy::unwrap_used, reason = "tests")]
-
 use netpold_core::model::{
     Change, Direction, Policy, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
 };

@@ -2,7 +2,12 @@
 //!
 //! Nothing here returns an error: a step that fails, fails the test.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::missing_panics_doc,
+    reason = "helpers of tests fail as tests do"
+)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

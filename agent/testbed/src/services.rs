@@ -1,6 +1,11 @@
 //! Services of a [`Cluster`] as objects and as translation, and what clients get through them.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::missing_panics_doc,
+    reason = "helpers of tests fail as tests do"
+)]
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -262,7 +267,7 @@ pub fn outcomes(from: &Host, sockets: &[SocketAddr]) -> BTreeMap<String, usize> 
         let who = match result {
             ProbeResult::Connected(name) => name,
             ProbeResult::Timeout => String::new(),
-            other => {
+            other @ (ProbeResult::Refused | ProbeResult::Unreachable | ProbeResult::Failed(_)) => {
                 let (from, to) = (from.name(), probe.to);
                 panic!("{from} to {to} port {}, {}: {other}", probe.port, probe.protocol)
             }

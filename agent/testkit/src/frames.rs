@@ -46,6 +46,7 @@ pub enum Who {
 
 impl Who {
     /// Third byte of the IPv4 address, third of the IPv6 address.
+    #[must_use]
     pub const fn number(self) -> u8 {
         match self {
             Self::Pod => 0,
@@ -57,17 +58,20 @@ impl Who {
     }
 
     /// IPv4 address.
+    #[must_use]
     pub const fn v4(self) -> [u8; 4] {
         [10, 0, self.number(), 2]
     }
 
     /// IPv6 address.
+    #[must_use]
     pub const fn v6(self) -> [u8; 16] {
         [0xfd, 0, self.number(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2]
     }
 }
 
 /// An Ethernet frame.
+#[must_use]
 pub fn ether(ethertype: u16, payload: &[u8]) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
     frame.put_u16(ethertype);
@@ -76,6 +80,7 @@ pub fn ether(ethertype: u16, payload: &[u8]) -> Vec<u8> {
 }
 
 /// A frame with VLAN tags of these types before its EtherType.
+#[must_use]
 pub fn vlan(tags: &[u16], frame: &[u8]) -> Vec<u8> {
     let mut tagged = frame[..12].to_vec();
     for tag in tags {
@@ -87,6 +92,7 @@ pub fn vlan(tags: &[u16], frame: &[u8]) -> Vec<u8> {
 }
 
 /// An IPv4 packet with options and the fragment field.
+#[must_use]
 pub fn ipv4(from: Who, to: Who, protocol: u8, options: &[u8], part: u16, data: &[u8]) -> Vec<u8> {
     let header = 20 + options.len();
     let mut packet = vec![0x40 | (header / 4) as u8, 0];
@@ -102,6 +108,7 @@ pub fn ipv4(from: Who, to: Who, protocol: u8, options: &[u8], part: u16, data: &
 }
 
 /// An IPv6 packet.
+#[must_use]
 pub fn ipv6(from: Who, to: Who, next: u8, hop_limit: u8, data: &[u8]) -> Vec<u8> {
     let mut packet = vec![0x60, 0, 0, 0];
     packet.put_u16(data.len() as u16);
@@ -113,6 +120,7 @@ pub fn ipv6(from: Who, to: Who, next: u8, hop_limit: u8, data: &[u8]) -> Vec<u8>
 }
 
 /// The plain IP packet of a family, without Ethernet header.
+#[must_use]
 pub fn ip(family: Family, from: Who, to: Who, protocol: u8, data: &[u8]) -> Vec<u8> {
     match family {
         Family::V4 => ipv4(from, to, protocol, &[], 0, data),
@@ -121,11 +129,13 @@ pub fn ip(family: Family, from: Who, to: Who, protocol: u8, data: &[u8]) -> Vec<
 }
 
 /// Puts the Ethernet header of its version before an IP packet.
+#[must_use]
 pub fn frame(packet: &[u8]) -> Vec<u8> {
     ether(if packet[0] >> 4 == 4 { 0x0800 } else { 0x86dd }, packet)
 }
 
 /// A TCP header of 20 bytes, without data.
+#[must_use]
 pub fn tcp(source: u16, destination: u16, flags: u8) -> Vec<u8> {
     let mut header = ports(source, destination);
     header.put_slice(&[0, 0, 0, 1, 0, 0, 0, 2, 0x50, flags, 1, 0, 0, 0, 0, 0]);
@@ -133,6 +143,7 @@ pub fn tcp(source: u16, destination: u16, flags: u8) -> Vec<u8> {
 }
 
 /// A UDP datagram.
+#[must_use]
 pub fn udp(source: u16, destination: u16, data: &[u8]) -> Vec<u8> {
     let mut header = ports(source, destination);
     header.put_u16((8 + data.len()) as u16);
@@ -142,6 +153,7 @@ pub fn udp(source: u16, destination: u16, data: &[u8]) -> Vec<u8> {
 }
 
 /// An SCTP packet of one chunk.
+#[must_use]
 pub fn sctp(source: u16, destination: u16, chunk: u8) -> Vec<u8> {
     let mut header = ports(source, destination);
     header.put_slice(&[0, 0, 0, 1, 0, 0, 0, 0, chunk, 0, 0, 4]);
@@ -153,6 +165,7 @@ fn ports(source: u16, destination: u16) -> Vec<u8> {
 }
 
 /// An ICMP message, without a checksum.
+#[must_use]
 pub fn icmp(kind: u8, code: u8, rest: [u8; 4], data: &[u8]) -> Vec<u8> {
     let mut header = vec![kind, code, 0, 0];
     header.put_slice(&rest);
@@ -162,26 +175,31 @@ pub fn icmp(kind: u8, code: u8, rest: [u8; 4], data: &[u8]) -> Vec<u8> {
 
 impl Family {
     /// IP protocol number of the family's ICMP.
+    #[must_use]
     pub const fn icmp(self) -> u8 {
         if matches!(self, Self::V4) { 1 } else { 58 }
     }
 
     /// Type of an echo request.
+    #[must_use]
     pub const fn echo_request(self) -> u8 {
         if matches!(self, Self::V4) { 8 } else { 128 }
     }
 
     /// Type of an echo reply.
+    #[must_use]
     pub const fn echo_reply(self) -> u8 {
         if matches!(self, Self::V4) { 0 } else { 129 }
     }
 
     /// Type of "destination unreachable".
+    #[must_use]
     pub const fn unreachable(self) -> u8 {
         if matches!(self, Self::V4) { 3 } else { 1 }
     }
 
     /// A fragment of a UDP datagram; `offset` in units of 8 bytes.
+    #[must_use]
     pub fn fragment(self, from: Who, to: Who, offset: u16, more: bool, data: &[u8]) -> Vec<u8> {
         match self {
             Self::V4 => {

@@ -112,6 +112,9 @@ impl Subject {
     }
 
     /// What the pod's hook says of a packet that opens a flow.
+    ///
+    /// # Errors
+    /// XDP in front of the hook, or a second look, disagrees with it.
     pub fn begin(&self, packet: &Packet) -> Result<Option<bool>, Early> {
         let index = self.endpoints().find(|(pod, _)| pod.key == packet.pod).map(|(_, index)| index);
         let Some(ifindex) = index else { return Ok(None) };

@@ -11,7 +11,12 @@
 //! | [`harness`], [`coverage`] | compiler and tables compared with the oracle |
 //! | [`one_pod`], [`frames`], [`steps`] | one pod's tables, frames, and the inputs of the fuzz target `packets` |
 //! | [`fuzz`] | the bodies of the fuzz targets, which are also tests of the agent |
-#![expect(clippy::expect_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+#![expect(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::missing_panics_doc,
+    reason = "helpers of tests fail as tests do"
+)]
 
 pub mod coverage;
 pub mod flows;

@@ -210,7 +210,7 @@ fn holds(check: &Check, result: &ProbeResult) -> bool {
     match result {
         ProbeResult::Connected(name) => check.allow && (name.is_empty() || *name == check.to.name),
         ProbeResult::Timeout => !check.allow,
-        _ => false,
+        ProbeResult::Refused | ProbeResult::Unreachable | ProbeResult::Failed(_) => false,
     }
 }
 

@@ -376,7 +376,9 @@ impl Generator {
             IpAddr::V4(to) if to.is_broadcast() => BROADCAST,
             IpAddr::V4(to) if to.is_multicast() => [1, 0, 0x5e, 0, 0, 0xfb],
             IpAddr::V6(to) if to.is_multicast() => [0x33, 0x33, 0, 0, 0, 1],
-            _ => parties.iter().find(neighbour).map_or(party.gateway, |other| other.mac),
+            IpAddr::V4(_) | IpAddr::V6(_) => {
+                parties.iter().find(neighbour).map_or(party.gateway, |other| other.mac)
+            }
         };
         if !self.chance(8) {
             return right;

@@ -39,9 +39,10 @@ impl Candidate {
         let pod = Pod {
             key: answer.pod.clone(),
             // What the API will call a static pod: its flows stay its own then.
-            uid: match standing {
-                Standing::Unlisted => mirrored_uid(&answer.uid, &answer.pod),
-                _ => answer.uid.clone(),
+            uid: if standing == Standing::Unlisted {
+                mirrored_uid(&answer.uid, &answer.pod)
+            } else {
+                answer.uid.clone()
             },
             labels,
             node: cluster.node_name().to_owned(),

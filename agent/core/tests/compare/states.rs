@@ -2,8 +2,8 @@
 
 use netpold_core::compile::Image;
 use netpold_core::model::{
-    Change, Interface, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy,
-    PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
+    Change, Interface, IpBlock, Key, Namespace, Node, Peer, Pod, Policy, PortMatch, PortRule,
+    Protocol, Requirement, Rule, Selector,
 };
 use netpold_core::ops::TableWriter;
 use netpold_testkit::generate::{Choices, Cluster, NODE};

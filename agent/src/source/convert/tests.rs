@@ -62,10 +62,8 @@ fn policy(spec: &str) -> Policy {
     let text = format!(
         "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: p}}\nspec: {spec}"
     );
-    match convert(&text).change {
-        Change::Policy(policy) => policy,
-        other => panic!("{other:?}"),
-    }
+    let Change::Policy(policy) = convert(&text).change else { panic!("it is of another kind") };
+    policy
 }
 
 /// The only ingress rule of a policy with this one rule, and the problems.
@@ -76,10 +74,8 @@ fn rule(rule: &str) -> (Rule, Vec<String>) {
 
 fn pod_of(text: &str) -> (Pod, Vec<Problem>) {
     let converted = convert(text);
-    match converted.change {
-        Change::Pod(pod) => (pod, converted.problems),
-        other => panic!("{other:?}"),
-    }
+    let Change::Pod(pod) = converted.change else { panic!("it is of another kind") };
+    (pod, converted.problems)
 }
 
 fn labels_of<const N: usize>(labels: [(&str, &str); N]) -> Labels {
