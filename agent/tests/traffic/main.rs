@@ -12,6 +12,7 @@
 )]
 
 mod clsact;
+mod cni_results;
 mod edits;
 mod ends;
 mod errors;
@@ -34,7 +35,6 @@ mod pods;
 mod reach;
 mod readback;
 mod restart;
-mod sandbox;
 mod seeded;
 mod sent;
 mod services;
