@@ -261,9 +261,9 @@ unsafe fn namespace_id(header: &libc::msghdr) -> Option<i32> {
             && control.cmsg_type == libc::NETLINK_LISTEN_ALL_NSID
         {
             // SAFETY: a header within msg_controllen.
-            let data = unsafe { libc::CMSG_DATA(control) }.cast::<i32>();
+            let data = unsafe { libc::CMSG_DATA(control) }.cast::<[u8; 4]>();
             // SAFETY: what comes with that option is an int.
-            return Some(unsafe { data.read_unaligned() });
+            return Some(i32::from_ne_bytes(unsafe { data.read() }));
         }
         // SAFETY: as before.
         next = unsafe { libc::CMSG_NXTHDR(header, control) };

@@ -269,7 +269,7 @@ fn random_v4(random: &mut Random) -> IpNet {
     IpNet::V4(net.trunc())
 }
 
-/// Somewhere in 2a00::/8, /32 to /64.
+/// Somewhere in `2a00::/8`, /32 to /64.
 fn random_v6(random: &mut Random) -> IpNet {
     let bits = 0x2a << 120 | u128::from(random.next() >> 8) << 64;
     let net = Ipv6Net::new_assert(Ipv6Addr::from_bits(bits), 32 + random.below(33) as u8);

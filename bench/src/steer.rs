@@ -11,8 +11,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use anyhow::{Context, Result};
 use netpold::dataplane::mmap::MappedArray;
+use netpold::dataplane::sys::program_array;
 
-use crate::bytecode::{Code, SCHED_CLS, XDP, memory, program_array};
+use crate::bytecode::{Code, SCHED_CLS, XDP, memory};
 use crate::frame::End;
 
 /// `__sk_buff.data` and `data_end`.

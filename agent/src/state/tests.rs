@@ -1,5 +1,5 @@
 use netpold_core::compile::Compiler;
-use netpold_core::model::{Key, Pod, Selector};
+use netpold_core::model::{Pod, Selector};
 use netpold_core::options::Options;
 use netpold_testkit::objects;
 use tempfile::TempDir;

@@ -127,7 +127,7 @@ impl Stage {
             self.sender.send(kind, count / PARTS);
             self.flows.talk(part);
         }
-        let (cpu, log) = (self.agent_cpu() - cpu, self.agent_log() - log);
+        let (cpu, log) = (self.agent_cpu().saturating_sub(cpu), self.agent_log() - log);
         let cost = Cost { wall: start.elapsed(), cpu, log };
         println!(
             "{kind:?}: {count} packets in {:.1?}, {:.0} a second; agent {:.2?} of CPU, {} bytes of log; \

@@ -34,6 +34,7 @@ const SECCOMP_IOCTL_NOTIF_RECV: libc::c_ulong = 0xc050_2100;
 const SECCOMP_IOCTL_NOTIF_SEND: libc::c_ulong = 0xc018_2101;
 
 /// To the agent's process, before it is one.
+#[expect(clippy::multiple_unsafe_ops_per_block, reason = "system calls in a row")]
 fn listened_to(command: &mut Command) {
     let install = || {
         let length = NOTIFY_OF_BPF.len() as u16;
@@ -86,6 +87,7 @@ impl Injector {
 }
 
 /// The listener's descriptor, once the process has it.
+#[expect(clippy::multiple_unsafe_ops_per_block, reason = "system calls in a row")]
 fn listener(pid: u32) -> io::Result<OwnedFd> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {

@@ -112,7 +112,7 @@ impl World {
         }
         let frontends = services.iter().flat_map(Service::sockets);
         let frontends = frontends.map(|socket| (socket.ip(), socket.port())).collect();
-        let nodes = cluster.nodes.iter().map(netpold_testbed::Node::addresses).collect();
+        let nodes = cluster.nodes.iter().map(Node::addresses).collect();
         let interfaces = cluster.nodes.iter().map(addresses_of).collect();
         Self { parties, oracle, frontends, nodes, interfaces, cluster, flows, outside }
     }

@@ -1,4 +1,4 @@
-use netpold_core::model::{Change, Key, Labels, Pod};
+use netpold_core::model::{Change, Key, Pod};
 use netpold_testkit::objects;
 
 use super::PodAddresses;

@@ -62,7 +62,7 @@ fn check(step: &Step<'_>, reason: Reason, again: Reason) {
         }
         Reason::NotIsolated => assert!(row == 0, "{}", told()),
         Reason::Policy | Reason::Reply => {
-            assert!(row != 0 && !rule_allows(step, row, &facts), "{}", told())
+            assert!(row != 0 && !rule_allows(step, row, &facts), "{}", told());
         }
         Reason::SpoofedSource => assert!(spoofed, "{}", told()),
         Reason::Node => {

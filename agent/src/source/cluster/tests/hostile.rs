@@ -23,6 +23,7 @@ const POLICIES: &str = "networkpolicies.networking.k8s.io";
 /// Objects of every depth, type and size among others, in pages and in a watch, which go on behind
 /// them from the versions they have.
 #[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::too_many_lines, reason = "one story")]
 async fn an_object_that_cannot_be_decoded_is_a_matter_of_its_own() {
     static MENDED: AtomicBool = AtomicBool::new(false);
     fn script(resource: &str, query: &str, before: usize) -> Answer {
