@@ -72,7 +72,7 @@ fn watch(root: &Path) {
 
 /// A compiler that can build `core` for the eBPF target.
 enum Compiler {
-    /// A rustc, allowed its unstable features by RUSTC_BOOTSTRAP, under the running cargo.
+    /// A rustc, allowed its unstable features by `RUSTC_BOOTSTRAP`, under the running cargo.
     Bootstrap(PathBuf),
     /// `rustup run nightly`.
     Nightly,

@@ -23,7 +23,7 @@ use serde::Serialize;
 pub use self::adopt::{FlowKey, Tracked};
 use crate::dataplane::mmap::{MappedArray, MmapError};
 
-/// The values of CONFIG_HZ that a kernel can be configured with on the machines we run on.
+/// The values of `CONFIG_HZ` that a kernel can be configured with on the machines we run on.
 const TICKS_PER_SECOND: [u32; 4] = [100, 250, 300, 1000];
 /// Long enough to tell 250 from 300 with a tick of error at each end.
 const CLOCK_SAMPLE: Duration = Duration::from_millis(200);
@@ -33,7 +33,7 @@ const CLOCK_ATTEMPTS: u32 = 5;
 const STALE_CLAIM: u32 = 60;
 
 /// Ticks a second of the kernel's jiffies, as the resolution of its coarse clock says, which is one
-/// tick (clock_getres(2)); `None` if that is no rate a kernel has.
+/// tick (`clock_getres(2)`); `None` if that is no rate a kernel has.
 #[must_use]
 pub fn tick_rate() -> Option<u32> {
     let mut resolution = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -9,7 +9,7 @@
 //! - link and route events of our namespace: veths come, go and change;
 //! - address events of every namespace that has an identifier in ours (the kernel gives one as soon
 //!   as it tells us of a veth that leads there), so that a pod's address is seen without polling;
-//!   needs CAP_NET_BROADCAST. A pod can make any number of them, so they are gathered: what they
+//!   needs `CAP_NET_BROADCAST`. A pod can make any number of them, so they are gathered: what they
 //!   lead to is bounded for each interface;
 //! - time: an interface without address is asked again in growing intervals, and everything is
 //!   listed anew every [`Settings::rescan`], in case an event did not reach us.

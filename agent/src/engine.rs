@@ -105,7 +105,19 @@ impl Engine {
                 self.interfaces.veth_gone(index);
                 self.bindings.veth_gone(index);
             }
-            other => self.apply(other),
+            Change::Namespace(_)
+            | Change::NamespaceGone(_)
+            | Change::Node(_)
+            | Change::NodeGone(_)
+            | Change::Pod(_)
+            | Change::PodGone(_)
+            | Change::Policy(_)
+            | Change::PolicyGone(_)
+            | Change::Service(_)
+            | Change::ServiceGone(_)
+            | Change::EndpointSlice(_)
+            | Change::EndpointSliceGone(_)
+            | Change::OwnAddresses(_) => self.apply(change),
         }
     }
 

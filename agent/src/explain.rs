@@ -106,7 +106,9 @@ fn give_verdict(fields: &mut Map<String, Value>, answer: &Explanation) {
         Verdict::Unknown => {
             fields.insert("error".into(), answer.reason.clone().unwrap_or_default().into())
         }
-        known => fields.insert("verdict".into(), known.to_string().into()),
+        known @ (Verdict::Allow | Verdict::Deny) => {
+            fields.insert("verdict".into(), known.to_string().into())
+        }
     };
 }
 

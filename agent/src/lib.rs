@@ -24,3 +24,34 @@ pub mod state;
 pub mod status;
 pub mod uninstall;
 mod watched;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cli::{Cli, Command};
+use crate::config::RunConfig;
+
+/// Exit status of a command that failed; `explain` has its own, see there.
+const FAILED: u8 = 1;
+/// Exit status of `explain` that cannot tell, and of arguments that make no sense.
+const UNUSABLE: u8 = 2;
+
+/// The process, for each binary of this package.
+#[must_use]
+pub fn main() -> ExitCode {
+    let (result, failure) = match Cli::parse().command {
+        Command::Run(args) => match RunConfig::try_from(args) {
+            Ok(config) => (run::run(config).map(|()| 0), FAILED),
+            Err(error) => (Err(error), UNUSABLE),
+        },
+        Command::Explain(args) => (explain::run(&args), UNUSABLE),
+        Command::Uninstall(args) => (uninstall::run(&args).map(|()| 0), FAILED),
+        Command::Status(args) => (status::run(&args).map(|()| 0), FAILED),
+    };
+    let status = result.unwrap_or_else(|error| {
+        anstream::eprintln!("netpold: {error:#}");
+        failure
+    });
+    ExitCode::from(status)
+}

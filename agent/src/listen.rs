@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a client may take to ask.
 const HEADER_PATIENCE: Duration = Duration::from_secs(2);
 /// The main loop turns every ten seconds at least; an update of the largest cluster takes seconds.
-const STALLED: Duration = Duration::from_secs(120);
+const STALLED: Duration = Duration::from_mins(2);
 
 /// Where to listen: `ADDRESS:PORT`, or `:PORT` for every address of both families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,9 +73,12 @@ impl ListenAddress {
         let listener = match self.address {
             Some(address) => bind(address),
             // The kernel's default takes both families there; it may have been built without IPv6.
-            None => bind(Ipv6Addr::UNSPECIFIED.into()).or_else(|error| match error.kind() {
-                io::ErrorKind::AddrInUse => Err(error),
-                _ => bind(Ipv4Addr::UNSPECIFIED.into()),
+            None => bind(Ipv6Addr::UNSPECIFIED.into()).or_else(|error| {
+                if error.kind() == io::ErrorKind::AddrInUse {
+                    Err(error)
+                } else {
+                    bind(Ipv4Addr::UNSPECIFIED.into())
+                }
             }),
         }?;
         listener.set_nonblocking(true).map(|()| listener)

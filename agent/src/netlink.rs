@@ -179,7 +179,7 @@ pub(crate) enum Received {
 
 impl Listener {
     /// Subscribes to multicast groups (`RTNLGRP_*`) of the calling thread's network namespace;
-    /// with `all_namespaces` also of those that have an identifier in it (CAP_NET_BROADCAST).
+    /// with `all_namespaces` also of those that have an identifier in it (`CAP_NET_BROADCAST`).
     pub(crate) fn open(
         groups: &[u32],
         all_namespaces: bool,
@@ -253,17 +253,20 @@ impl AsFd for Listener {
 /// # Safety
 /// `header` was filled in by recvmsg, its control buffer is still there.
 unsafe fn namespace_id(header: &libc::msghdr) -> Option<i32> {
-    // SAFETY: the caller's promise; CMSG_NXTHDR stays within msg_controllen.
-    unsafe {
-        let mut next = libc::CMSG_FIRSTHDR(header);
-        while let Some(control) = next.as_ref() {
-            if control.cmsg_level == libc::SOL_NETLINK
-                && control.cmsg_type == libc::NETLINK_LISTEN_ALL_NSID
-            {
-                return Some(libc::CMSG_DATA(control).cast::<i32>().read_unaligned());
-            }
-            next = libc::CMSG_NXTHDR(header, control);
+    // SAFETY: the caller's promise.
+    let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
+    // SAFETY: null or within msg_controllen, as CMSG_FIRSTHDR and CMSG_NXTHDR give it.
+    while let Some(control) = unsafe { next.as_ref() } {
+        if control.cmsg_level == libc::SOL_NETLINK
+            && control.cmsg_type == libc::NETLINK_LISTEN_ALL_NSID
+        {
+            // SAFETY: a header within msg_controllen.
+            let data = unsafe { libc::CMSG_DATA(control) }.cast::<[u8; 4]>();
+            // SAFETY: what comes with that option is an int.
+            return Some(i32::from_ne_bytes(unsafe { data.read() }));
         }
+        // SAFETY: as before.
+        next = unsafe { libc::CMSG_NXTHDR(header, control) };
     }
     None
 }

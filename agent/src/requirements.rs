@@ -13,7 +13,7 @@ const CAPABILITIES: [(u32, &str, &str); 4] = [
     (38, "CAP_PERFMON", "programs that compute with packet pointers"),
     (11, "CAP_NET_BROADCAST", "address events of all namespaces"),
 ];
-/// Stands for CAP_BPF and CAP_PERFMON too.
+/// Stands for `CAP_BPF` and `CAP_PERFMON` too.
 const CAP_SYS_ADMIN: u32 = 21;
 /// What there is to say of the processor.
 const UNTRIED: Option<&str> = if cfg!(target_arch = "x86_64") {

@@ -369,10 +369,9 @@ fn bound(predecessor: &Predecessor, attached: &[Attached]) -> BTreeMap<u32, u64>
 /// The pods of this node in the last good state, for those that are gone from the source.
 fn remembered(config: &RunConfig) -> Vec<Pod> {
     let objects = kept(&config.state, &config.node, "pods that were deleted since are not known");
-    let pods = objects.into_iter().filter_map(|object| match object {
-        Change::Pod(pod) => Some(pod),
-        _ => None,
-    });
+    let pods = objects
+        .into_iter()
+        .filter_map(|object| if let Change::Pod(pod) = object { Some(pod) } else { None });
     pods.filter(|pod| pod.node == config.node && !pod.host_network).collect()
 }
 

@@ -19,7 +19,7 @@ use rtnetlink::sys::{Socket, SocketAddr};
 use crate::conntrack::{FlowKey, Tracked};
 use crate::netlink::{Message, attributes, messages, status};
 
-/// linux/netlink.h, linux/netfilter/nfnetlink.h, linux/netfilter/nfnetlink_conntrack.h
+/// linux/netlink.h, linux/netfilter/nfnetlink.h, `linux/netfilter/nfnetlink_conntrack.h`
 const NETLINK_NETFILTER: isize = 12;
 const CT_GET: u16 = 1 << 8 | 1;
 /// `struct nfgenmsg`
@@ -121,7 +121,7 @@ fn key(endpoint: u32, tuple: &Tuple) -> Option<FlowKey> {
 /// Hands over every flow that the kernel tracks in the calling thread's network namespace.
 ///
 /// # Errors
-/// The kernel has no conntrack, or does not tell (CAP_NET_ADMIN).
+/// The kernel has no conntrack, or does not tell (`CAP_NET_ADMIN`).
 pub fn kernel_flows(mut each: impl FnMut(KernelFlow)) -> io::Result<()> {
     let mut socket = Socket::new(NETLINK_NETFILTER)?;
     socket.bind_auto()?;

@@ -1,4 +1,4 @@
-//! Word to the service manager, as sd_notify(3) describes it.
+//! Word to the service manager, as `sd_notify(3)` describes it.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;

@@ -116,7 +116,7 @@ pub fn decode(file: impl BufRead, path: &Path, node: &str) -> Result<Vec<Change>
     let document: Document<Vec<Change>> = serde_json::from_slice(&bytes).map_err(damaged)?;
     // Interfaces are what they are now.
     let objects = document.objects.into_iter();
-    Ok(objects.filter(|change| change.is_object()).collect())
+    Ok(objects.filter(Change::is_object).collect())
 }
 
 /// Puts a state in the place of the last one.

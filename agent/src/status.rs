@@ -168,6 +168,10 @@ fn understood<'j, T: Deserialize<'j>>(json: &'j str) -> Result<T> {
     serde_json::from_str(json).context(NOT_UNDERSTOOD)
 }
 
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "an enum of another crate, open to further variants"
+)]
 fn request(socket: &Path) -> Result<String> {
     let shown = socket.display();
     let mut stream = UnixStream::connect(socket).map_err(|error| match error.kind() {

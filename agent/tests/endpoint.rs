@@ -21,10 +21,9 @@ use nix::sched::{CloneFlags, setns};
 use tokio::sync::mpsc;
 
 /// Far beyond what anything here takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 /// No help from the periodic listing.
-const EVENTS_ONLY: Settings =
-    Settings { rescan: Duration::from_secs(3600), receive_buffer: 1 << 20 };
+const EVENTS_ONLY: Settings = Settings { rescan: Duration::from_hours(1), receive_buffer: 1 << 20 };
 
 fn ip(arguments: &str) {
     assert!(try_ip(arguments), "ip {arguments}");
@@ -207,9 +206,11 @@ fn pods_that_are_there_at_the_start_come_before_in_sync() {
     events.sort_by(|a, b| a.name.cmp(&b.name));
     let found: Vec<_> = events
         .iter()
-        .map(|event| match &event.change {
-            Change::Interface(interface) => (event.name.as_str(), interface.addresses.clone()),
-            other => panic!("{other:?}"),
+        .map(|event| {
+            let Change::Interface(interface) = &event.change else {
+                panic!("it is of another kind")
+            };
+            (event.name.as_str(), interface.addresses.clone())
         })
         .collect();
     let addresses = |list: &[&str]| list.iter().map(|a| a.parse().unwrap()).collect::<Vec<_>>();
@@ -430,7 +431,7 @@ fn a_storm_of_addresses_costs_a_few_questions() {
     node.veth("pod1", &pod);
     node.veth("pod2", &quiet);
     let mut observer =
-        node.discover(Settings { rescan: Duration::from_secs(3600), ..Settings::default() });
+        node.discover(Settings { rescan: Duration::from_hours(1), ..Settings::default() });
     observer.initial();
     // Let the questions in growing intervals run out.
     std::thread::sleep(Duration::from_secs(3));

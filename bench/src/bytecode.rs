@@ -1,14 +1,10 @@
 //! Small eBPF programs and maps made by hand: the harness around what is measured.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use netpold::dataplane::test_run::{self, Attributes, bpf};
-
-const MAP_CREATE: u32 = 0;
-const MAP_UPDATE_ELEM: u32 = 2;
-const PROG_LOAD: u32 = 5;
-const LINK_CREATE: u32 = 28;
+use netpold::dataplane::sys::{self, instruction};
+use netpold::dataplane::test_run::{self, Attributes};
 
 /// `BPF_XDP` of `enum bpf_attach_type`.
 const ATTACH_XDP: u32 = 37;
@@ -16,10 +12,6 @@ const ATTACH_XDP: u32 = 37;
 const F_TEST_XDP_LIVE_FRAMES: u32 = 1 << 1;
 /// The program takes packets in several pieces, as those do that it may be put in front of.
 const F_XDP_HAS_FRAGS: u32 = 1 << 5;
-
-const MAP_TYPE_ARRAY: u32 = 2;
-const MAP_TYPE_PROG_ARRAY: u32 = 3;
-const F_MMAPABLE: u32 = 1 << 10;
 
 /// `BPF_PROG_TYPE_SCHED_CLS`
 pub(crate) const SCHED_CLS: u32 = 3;
@@ -29,43 +21,6 @@ pub(crate) const XDP: u32 = 6;
 const PSEUDO_MAP_FD: u8 = 1;
 const PSEUDO_MAP_VALUE: u8 = 2;
 const FUNC_TAIL_CALL: i32 = 12;
-
-#[repr(C)]
-#[derive(Default)]
-struct MapCreate {
-    kind: u32,
-    key_size: u32,
-    value_size: u32,
-    max_entries: u32,
-    flags: u32,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct MapUpdate {
-    map: u32,
-    reserved: u32,
-    key: u64,
-    value: u64,
-    flags: u64,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct ProgLoad {
-    kind: u32,
-    instructions: u32,
-    code: u64,
-    license: u64,
-    log_level: u32,
-    log_size: u32,
-    log: u64,
-    kernel_version: u32,
-    flags: u32,
-    name: [u8; 16],
-    ifindex: u32,
-    attach_type: u32,
-}
 
 /// `struct xdp_md`
 #[repr(C)]
@@ -79,15 +34,6 @@ struct XdpContext {
     egress_ifindex: u32,
 }
 
-#[repr(C)]
-#[derive(Default)]
-struct LinkCreate {
-    program: u32,
-    ifindex: u32,
-    attach_type: u32,
-    flags: u32,
-}
-
 /// `XDP_FLAGS_DRV_MODE`: in the device's driver.
 pub(crate) const NATIVE: u32 = 1 << 2;
 /// `XDP_FLAGS_SKB_MODE`: in the stack.
@@ -98,10 +44,7 @@ pub(crate) const GENERIC: u32 = 1 << 1;
 /// # Errors
 /// The kernel refuses.
 pub(crate) fn attach_xdp(program: &OwnedFd, ifindex: u32, flags: u32) -> io::Result<OwnedFd> {
-    let mut attributes =
-        LinkCreate { program: raw(program), ifindex, attach_type: ATTACH_XDP, flags };
-    // SAFETY: the block of BPF_LINK_CREATE, without pointers; the result is a new descriptor.
-    unsafe { bpf(LINK_CREATE, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+    sys::link_create(program.as_fd(), ifindex, ATTACH_XDP, flags)
 }
 
 /// Sends a frame `repeat` times through an XDP program and, if that passes it, into the network
@@ -157,59 +100,17 @@ fn raw(fd: &impl AsRawFd) -> u32 {
     fd.as_raw_fd().cast_unsigned()
 }
 
-fn create(mut attributes: MapCreate) -> io::Result<OwnedFd> {
-    // SAFETY: the block of BPF_MAP_CREATE, without pointers; the result is a new descriptor.
-    unsafe { bpf(MAP_CREATE, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
-}
-
 /// An array of one element that can be mapped into memory.
 ///
 /// # Errors
 /// The kernel refuses.
 pub(crate) fn memory(bytes: u32) -> io::Result<OwnedFd> {
-    create(MapCreate {
-        kind: MAP_TYPE_ARRAY,
-        key_size: 4,
-        value_size: bytes,
-        max_entries: 1,
-        flags: F_MMAPABLE,
-    })
-}
-
-/// A program array of one element: the target of [`Code::tail_call`].
-///
-/// # Errors
-/// The kernel refuses, for instance a program that cannot be tail called.
-pub(crate) fn program_array(target: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let array = create(MapCreate {
-        kind: MAP_TYPE_PROG_ARRAY,
-        key_size: 4,
-        value_size: 4,
-        max_entries: 1,
-        flags: 0,
-    })?;
-    let (key, value) = (0_u32, raw(&target));
-    let mut attributes = MapUpdate {
-        map: raw(&array),
-        key: (&raw const key) as u64,
-        value: (&raw const value) as u64,
-        ..MapUpdate::default()
-    };
-    // SAFETY: the block of BPF_MAP_UPDATE_ELEM; key and value outlive the call.
-    unsafe { bpf(MAP_UPDATE_ELEM, &mut attributes)? };
-    Ok(array)
+    sys::array(bytes, 1, sys::BPF_F_MMAPABLE)
 }
 
 /// Instructions, in order.
 #[derive(Default)]
 pub(crate) struct Code(Vec<u64>);
-
-/// `struct bpf_insn`: opcode, registers, offset, immediate.
-fn instruction(code: u8, destination: u8, source: u8, offset: i16, immediate: i32) -> u64 {
-    let registers = u64::from(source << 4 | destination) << 8;
-    let offset = u64::from(offset.cast_unsigned()) << 16;
-    u64::from(code) | registers | offset | u64::from(immediate.cast_unsigned()) << 32
-}
 
 impl Code {
     fn push(mut self, code: u8, to: u8, from: u8, offset: i16, immediate: i32) -> Self {
@@ -287,7 +188,7 @@ impl Code {
         self.push(0x18, to, PSEUDO_MAP_VALUE, 0, map.as_raw_fd()).push(0, 0, 0, 0, 0)
     }
 
-    /// Goes on in the program of a [`program_array`], with the context in register 6.
+    /// Goes on in the program of a [`program_array`](sys::program_array), with the context in register 6.
     pub(crate) fn tail_call(self, array: &OwnedFd) -> Self {
         self.copy(1, 6)
             .push(0x18, 2, PSEUDO_MAP_FD, 0, array.as_raw_fd())
@@ -306,19 +207,8 @@ impl Code {
     /// # Errors
     /// The verifier refuses.
     pub(crate) fn load(self, kind: u32) -> io::Result<OwnedFd> {
-        let license = c"GPL";
-        let mut attributes = ProgLoad {
-            kind,
-            instructions: self.0.len() as u32,
-            code: self.0.as_ptr() as u64,
-            license: license.as_ptr() as u64,
-            // What the agent's loader says of its own: kernel 6.18 compares it at tail calls.
-            flags: if kind == XDP { F_XDP_HAS_FRAGS } else { 0 },
-            attach_type: if kind == XDP { ATTACH_XDP } else { 0 },
-            ..ProgLoad::default()
-        };
-        // SAFETY: the block of BPF_PROG_LOAD; code and license outlive the call; the result is a
-        // new descriptor.
-        unsafe { bpf(PROG_LOAD, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+        // What the agent's loader says of its own: kernel 6.18 compares it at tail calls.
+        let (hook, flags) = if kind == XDP { (ATTACH_XDP, F_XDP_HAS_FRAGS) } else { (0, 0) };
+        sys::prog_load_for(hook, kind, flags, &self.0)
     }
 }

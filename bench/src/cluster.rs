@@ -8,6 +8,7 @@ use netpold_core::model::{
     Change, EndpointSlice, Interface, IpBlock, Key, Labels, Namespace, Node, Peer, Pod, Policy,
     PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
 };
+use netpold_testkit::objects;
 use serde::Serialize;
 
 use crate::random::Random;
@@ -249,19 +250,7 @@ fn namespace() -> Namespace {
 }
 
 fn pod(name: &str, node: &str, addresses: Vec<IpAddr>, labels: &[(&str, &str)]) -> Pod {
-    Pod {
-        key: Key::new("bench", name),
-        uid: name.into(),
-        labels: labels.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect(),
-        node: node.into(),
-        addresses,
-        host_network: false,
-        finished: false,
-        terminating: false,
-        created: 0,
-        foreign_sources: false,
-        ports: Vec::new(),
-    }
+    Pod { node: node.into(), addresses, ..objects::pod("bench", name, labels, &[]) }
 }
 
 /// Address of pod `number` elsewhere: as nodes hand them out, without gaps.
@@ -280,7 +269,7 @@ fn random_v4(random: &mut Random) -> IpNet {
     IpNet::V4(net.trunc())
 }
 
-/// Somewhere in 2a00::/8, /32 to /64.
+/// Somewhere in `2a00::/8`, /32 to /64.
 fn random_v6(random: &mut Random) -> IpNet {
     let bits = 0x2a << 120 | u128::from(random.next() >> 8) << 64;
     let net = Ipv6Net::new_assert(Ipv6Addr::from_bits(bits), 32 + random.below(33) as u8);

@@ -11,9 +11,11 @@ use netpold_core::model::{
     Protocol, Requirement, Rule, Selector,
 };
 use netpold_core::ops::Op;
+use netpold_testkit::objects;
 use serde::Serialize;
 
 use crate::cluster::NODE;
+use crate::figures::{say, table};
 use crate::host;
 use crate::random::Random;
 use crate::world::World;
@@ -264,19 +266,12 @@ impl Scale {
             let bits = 0xfd00 << 112 | u128::from(number + 1);
             addresses.push(IpAddr::V6(Ipv6Addr::from_bits(bits)));
         }
-        let labels = [("app", app(number / self.namespaces)), ("version", "1".into())];
+        let namespace = namespace_name(number % self.namespaces);
+        let labels = [("app", &*app(number / self.namespaces)), ("version", "1")];
         Pod {
-            key: Key::new(namespace_name(number % self.namespaces), format!("pod{number}")),
-            uid: format!("uid{number}"),
-            labels: labels.map(|(key, value)| (key.to_owned(), value)).into_iter().collect(),
             node: if number < self.local { NODE.into() } else { "elsewhere".into() },
             addresses,
-            host_network: false,
-            finished: false,
-            terminating: false,
-            created: 0,
-            foreign_sources: false,
-            ports: Vec::new(),
+            ..objects::pod(&namespace, &format!("pod{number}"), &labels, &[])
         }
     }
 
@@ -344,4 +339,33 @@ fn selector(key: &str, value: &str) -> Selector {
 
 fn tcp(port: u16) -> PortRule {
     PortRule { protocol: Protocol::Tcp, port: PortMatch::Range(port, port) }
+}
+
+/// Prints what was found.
+pub(crate) fn print(control: &Control) {
+    let Control { scale, compile_ms, load_ms, write_ms, operations, own_bytes, map_bytes, events } =
+        control;
+    let stack = if scale.dual_stack { "dual stack" } else { "IPv4" };
+    say(&format!(
+        "\nControl, {stack}: {} pods, {} namespaces, {} policies, {} local pods\n\
+         first image: compiled in {compile_ms:.0} ms, maps and programs made in {load_ms:.0} ms, \
+         {operations} operations written in {write_ms:.1} ms\n\
+         memory: {:.0} MB of its own, {:.0} MB of maps",
+        scale.pods,
+        scale.namespaces,
+        scale.policies,
+        scale.local,
+        *own_bytes as f64 / 1e6,
+        *map_bytes as f64 / 1e6,
+    ));
+    let rows = events.iter().map(|e| {
+        let time = |ms: f64| format!("{ms:.3}");
+        let mean = |count: f64| format!("{count:.1}");
+        let times = [e.p50_ms, e.p99_ms, e.max_ms].map(time);
+        let counts = [e.operations, e.waits].map(mean);
+        [e.event.to_owned(), e.events.to_string()].into_iter().chain(times).chain(counts).collect()
+    });
+    let header =
+        ["from event to enforced", "events", "p50 ms", "p99 ms", "max ms", "operations", "waits"];
+    table(&header, rows);
 }

@@ -17,7 +17,7 @@ use netpold_testbed::Netns;
 use crate::bytecode::{Code, SCHED_CLS, memory};
 use crate::host;
 
-/// TCX_NEXT
+/// `TCX_NEXT`
 const NEXT: i32 = -1;
 
 /// Milliseconds until a TCX program at the egress of each of `count` new pods judges a packet. One

@@ -21,9 +21,9 @@ use serde::Serialize;
 use crate::cluster::{Cluster, Local, NODE, Size};
 use crate::control::{Scale, percentile};
 use crate::effect;
+use crate::figures::say;
 use crate::filter::feed;
 use crate::packet::{load_empty, program};
-use crate::report::say;
 use crate::world::World;
 use crate::{host, hostile};
 
@@ -174,7 +174,7 @@ fn attach(veths: &Veths, local: u32, buckets: u32, pins: &Path) -> Result<Vec<At
                 attacher.attach(program.as_fd(), Hook { ifindex, direction: *direction })?;
             }
             times.push(start.elapsed().as_secs_f64() * 1e3);
-            let used = processor_time(libc::RUSAGE_THREAD)? - used;
+            let used = processor_time(libc::RUSAGE_THREAD)?.saturating_sub(used);
             cpu.push(used.as_secs_f64() * 1e3);
         }
         let exchange = |&ifindex: &u32| -> Result<f64> {
@@ -300,7 +300,8 @@ impl Subject {
                 std::thread::sleep(until.saturating_duration_since(Instant::now()));
             }
         }
-        let (used, took) = (processor_time(libc::RUSAGE_SELF)? - before, begin.elapsed());
+        let (used, took) =
+            (processor_time(libc::RUSAGE_SELF)?.saturating_sub(before), begin.elapsed());
         ensure!(took < time * 2, "{all} events took {took:?} and not {time:?}");
         Ok(100.0 * used.as_secs_f64() / took.as_secs_f64())
     }

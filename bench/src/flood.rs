@@ -21,13 +21,13 @@ use serde::Serialize;
 
 use crate::bytecode::{Code, GENERIC, NATIVE, SCHED_CLS, XDP, attach_xdp, send_live};
 use crate::cluster::{Cluster, Local, PORT, Size};
+use crate::figures::{Spread, say, spread, table};
 use crate::filter::{Filter, feed, installed, iptables_forward, traffic};
 use crate::forward::mac_text;
 use crate::frame::syn;
 use crate::host;
 use crate::live::{Then, sender};
 use crate::packet::program;
-use crate::report::{Spread, say, spread, table};
 use crate::world::World;
 
 /// What one place to drop costs.
@@ -53,9 +53,9 @@ pub(crate) struct Found {
 
 /// The hardware address of the node's uplink.
 const NODE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
-/// XDP_DROP
+/// `XDP_DROP`
 const DROP: i32 = 1;
-/// TCX_DROP
+/// `TCX_DROP`
 const SHOT: i32 = 2;
 
 /// What drops.
@@ -226,9 +226,10 @@ impl Node {
 
     fn send(&self, guard: &Guard, packets: u32) -> Result<f64> {
         // What an attachment changed at the devices settles with the first packets.
-        let stream = match guard {
-            Guard::Pod { direction: Direction::Egress, .. } => &self.from_pod,
-            _ => &self.to_pod,
+        let stream = if let Guard::Pod { direction: Direction::Egress, .. } = guard {
+            &self.from_pod
+        } else {
+            &self.to_pod
         };
         self.transmit(stream, packets / 100)?;
         let dropped = self.dropped(guard)?;

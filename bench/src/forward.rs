@@ -1,6 +1,6 @@
 //! Forwarding from one pod's veth to another's, one core, by live frames.
 //!
-//! The kernel takes frames from BPF_PROG_TEST_RUN as if the first veth had received them: they
+//! The kernel takes frames from `BPF_PROG_TEST_RUN` as if the first veth had received them: they
 //! pass its TC ingress, are routed, and leave through the second veth's TC egress into the other
 //! pod's namespace, where they end because they are for no one's hardware address.
 
@@ -18,11 +18,11 @@ use serde::Serialize;
 
 use crate::bytecode::{attach_xdp, send_live};
 use crate::cluster::{Cluster, Local, PORT, Size};
+use crate::figures::{Spread, say, spread, table};
 use crate::filter::{Filter, installed, iptables_forward, nft_forward, other, traffic};
 use crate::host;
 use crate::live::{Then, sender};
 use crate::packet::{load_empty, program};
-use crate::report::Spread;
 use crate::world::World;
 
 /// The sender's port.
@@ -238,4 +238,16 @@ impl Wire {
 
 pub(crate) fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+/// Prints what was found.
+pub(crate) fn print(forwarding: &[Forwarding]) {
+    if !forwarding.is_empty() {
+        say(
+            "\nForwarding: ns per 60-byte UDP packet from veth to veth, one core (minimum / median)",
+        );
+        let rows =
+            forwarding.iter().map(|f| vec![f.filter.clone(), spread(f.total), spread(f.over_none)]);
+        table(&["filter", "in all", "over no filter"], rows);
+    }
 }

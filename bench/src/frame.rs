@@ -2,65 +2,39 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use netpold_testbed::packet;
+
 /// TCP flag.
 pub(crate) const SYN: u8 = 0x02;
 /// TCP flag.
 pub(crate) const ACK: u8 = 0x10;
 
 const ETHERNET: usize = 14;
+const TCP: u8 = 6;
 
-/// A TCP segment without data, in Ethernet. Checksums are zero: no program here reads them.
+/// A TCP segment without data, in Ethernet.
 pub(crate) fn tcp(from: (IpAddr, u16), to: (IpAddr, u16), flags: u8) -> Vec<u8> {
-    let mut segment = [from.1.to_be_bytes(), to.1.to_be_bytes()].concat();
-    segment.extend([0, 0, 0, 1, 0, 0, 0, 2, 0x50, flags, 1, 0, 0, 0, 0, 0]);
-    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
-    match (from.0, to.0) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            frame.extend([0x08, 0x00, 0x45, 0, 0, 20 + segment.len() as u8]);
-            frame.extend([0x12, 0x34, 0x40, 0, 64, 6, 0, 0]);
-            frame.extend(from.octets());
-            frame.extend(to.octets());
-        }
-        (from, to) => {
-            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, segment.len() as u8, 6, 64]);
-            frame.extend(octets16(from));
-            frame.extend(octets16(to));
-        }
-    }
-    frame.extend(segment);
-    frame
+    segment([2, 0, 0, 0, 0, 1], from, to, flags, (1, 2))
 }
 
-/// A TCP segment that opens a connection over IPv4, in Ethernet, padded to 60 bytes, its checksums
-/// right. Port and sequence number of the sender are 0.
+fn segment(
+    to_mac: [u8; 6],
+    from: (IpAddr, u16),
+    to: (IpAddr, u16),
+    flags: u8,
+    numbers: (u32, u32),
+) -> Vec<u8> {
+    let segment = packet::tcp_message(from.into(), to.into(), flags, numbers, &[]);
+    let packet = packet::packet(from.0, to.0, TCP, &segment);
+    packet::frame(to_mac, [2, 0, 0, 0, 0, 2], &packet)
+}
+
+/// A TCP segment that opens a connection over IPv4, in Ethernet, padded to 60 bytes. Port and sequence
+/// number of the sender are 0.
 pub(crate) fn syn(to_mac: [u8; 6], from: Ipv4Addr, to: (Ipv4Addr, u16)) -> Vec<u8> {
-    let mut frame = tcp((from.into(), 0), (to.0.into(), to.1), SYN);
-    frame[..6].copy_from_slice(&to_mac);
-    let segment = ETHERNET + 20;
-    frame[segment + 6..segment + 8].fill(0);
-    let header = checksum(&frame[ETHERNET..segment]);
-    frame[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&header.to_be_bytes());
-    // The pseudo header: addresses, protocol and length.
-    let covered = [&frame[ETHERNET + 12..], &[0, 6, 0, 20]].concat();
-    let sum = checksum(&covered);
-    frame[segment + 16..segment + 18].copy_from_slice(&sum.to_be_bytes());
+    let mut frame = segment(to_mac, (from.into(), 0), (to.0.into(), to.1), SYN, (0, 0));
     frame.resize(60, 0);
     frame
-}
-
-/// RFC 1071, of an even number of bytes.
-fn checksum(bytes: &[u8]) -> u16 {
-    let (words, _) = bytes.as_chunks::<2>();
-    let sum: u32 = words.iter().map(|word| u32::from(u16::from_be_bytes(*word))).sum();
-    let folded = (sum >> 16) + (sum & 0xffff);
-    !((folded + (folded >> 16)) as u16)
-}
-
-fn octets16(address: IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    }
 }
 
 /// Where one end's address and port are in a frame of [`tcp`].
@@ -91,14 +65,6 @@ impl End {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_opens_a_connection_has_right_checksums() {
-        let frame = syn([1; 6], Ipv4Addr::new(10, 64, 0, 2), (Ipv4Addr::new(10, 200, 0, 1), 80));
-        assert_eq!(frame.len(), 60);
-        assert_eq!(checksum(&frame[14..34]), 0);
-        assert_eq!(checksum(&[&frame[26..54], &[0, 6, 0, 20]].concat()), 0);
-    }
 
     #[test]
     fn ends_are_where_the_frame_has_them() {

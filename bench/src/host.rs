@@ -15,7 +15,7 @@ use serde::Serialize;
 /// goes with the process. To be called before any thread is started.
 ///
 /// # Errors
-/// Without CAP_SYS_ADMIN.
+/// Without `CAP_SYS_ADMIN`.
 pub(crate) fn seclude() -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
         .context("cannot make namespaces: run as root")?;
@@ -27,7 +27,7 @@ pub(crate) fn seclude() -> Result<()> {
 /// Mounts a BPF file system.
 ///
 /// # Errors
-/// Without CAP_SYS_ADMIN.
+/// Without `CAP_SYS_ADMIN`.
 pub(crate) fn mount_bpffs(at: &Path) -> Result<()> {
     mount(Some("bpf"), at, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
         .context("cannot mount a bpffs")

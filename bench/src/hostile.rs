@@ -15,11 +15,13 @@ use netpold_core::model::{
 use netpold_core::ops::{Capacity, TableWriter};
 use netpold_core::options::Options;
 use netpold_testkit::memory::MemoryTables;
+use netpold_testkit::objects;
 use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use crate::cluster::NODE;
 use crate::control::{Scale, memory, milliseconds, percentile};
+use crate::figures::{say, table};
 
 /// Sizes of each shape.
 pub(crate) const SIZES: [u32; 5] = [625, 1250, 2500, 5000, 10_000];
@@ -141,17 +143,9 @@ pub(crate) fn local_pod(selected: bool) -> Pod {
 
 fn pod(name: &str, label: &str, number: u32) -> Pod {
     Pod {
-        key: Key::new(TENANT, name),
-        uid: name.to_owned(),
-        labels: [("id".to_owned(), label.to_owned())].into_iter().collect(),
         node: if name == "p" { NODE.into() } else { "elsewhere".into() },
         addresses: vec![IpAddr::V4(Ipv4Addr::from_bits(0x0b00_0001 + number))],
-        host_network: false,
-        finished: false,
-        terminating: false,
-        created: 0,
-        ports: Vec::new(),
-        foreign_sources: false,
+        ..objects::pod(TENANT, name, &[("id", label)], &[])
     }
 }
 
@@ -248,4 +242,29 @@ fn named_ports(size: u32, edited: bool) -> Vec<Change> {
         .map(|n| NamedPort { name: name(n), protocol: Protocol::Tcp, port: 1 + n as u16 })
         .collect();
     [Change::Pod(far)].into_iter().filter(|_| !edited).chain([rules]).collect()
+}
+
+/// Prints what was found.
+pub(crate) fn print(figures: &[Hostile]) {
+    if figures.is_empty() {
+        return;
+    }
+    say("\nHostile tenants: what they write, by size");
+    let rows = figures.iter().map(|f| {
+        let times = [f.first_ms, f.edit_ms, f.relabel_ms, f.other_ms].map(|ms| format!("{ms:.1}"));
+        let megabytes = format!("{:.0}", f.bytes as f64 / 1e6);
+        let begin = [f.shape.to_owned(), f.size.to_string()];
+        begin.into_iter().chain(times).chain([megabytes, f.work.to_string()]).collect()
+    });
+    let header = [
+        "what",
+        "size",
+        "first ms",
+        "edited ms",
+        "relabelled ms",
+        "another's edit, p99 ms",
+        "MB",
+        "steps",
+    ];
+    table(&header, rows);
 }

@@ -1,4 +1,4 @@
-//! Live frames: packets that the kernel makes as fast as it can (BPF_PROG_TEST_RUN, kernel 5.18).
+//! Live frames: packets that the kernel makes as fast as it can (`BPF_PROG_TEST_RUN`, kernel 5.18).
 //!
 //! The frames' pages are used again as the stack left them, so the sending program writes the
 //! headers anew every time.
@@ -11,9 +11,9 @@ use crate::bytecode::{Code, XDP, memory};
 /// What becomes of a frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Then {
-    /// It enters the stack as if the interface had received it (XDP_PASS).
+    /// It enters the stack as if the interface had received it (`XDP_PASS`).
     Receive = 2,
-    /// It leaves by the interface (XDP_TX).
+    /// It leaves by the interface (`XDP_TX`).
     Transmit = 3,
 }
 

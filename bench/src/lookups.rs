@@ -19,8 +19,8 @@ use netpold_testkit::node::{NodeTables, Plain};
 use serde::Serialize;
 
 use crate::cluster::{Cluster, Local, NODE, PORT, Size};
+use crate::figures::{say, table};
 use crate::frame::tcp;
-use crate::report::{say, table};
 use crate::world::first_image;
 
 /// Where packets to pods come from.

@@ -5,6 +5,7 @@ mod cluster;
 mod control;
 mod effect;
 mod engine;
+mod figures;
 mod filter;
 mod flood;
 mod forward;

@@ -8,8 +8,8 @@ use aya::maps::loaded_maps;
 use serde::Serialize;
 
 use crate::control::Scale;
+use crate::figures::{say, table};
 use crate::host::map_memory;
-use crate::report::{say, table};
 use crate::world::World;
 
 /// One cluster's maps.

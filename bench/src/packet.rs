@@ -1,4 +1,4 @@
-//! Nanoseconds per packet over the empty program, by BPF_PROG_TEST_RUN.
+//! Nanoseconds per packet over the empty program, by `BPF_PROG_TEST_RUN`.
 
 mod between;
 mod probe;
@@ -12,10 +12,11 @@ use anyhow::{Context, Result};
 use aya::EbpfLoader;
 use aya::programs::SchedClassifier;
 use netpold_core::model::Direction;
+use serde::Serialize;
 
 use crate::cluster::{Cluster, Local, PORT, Size};
+use crate::figures::{Spread, say, spread, table};
 use crate::frame::{ACK, SYN, tcp};
-use crate::report::PacketFigure;
 use crate::steer::Flows;
 use crate::world::World;
 
@@ -24,9 +25,26 @@ use probe::{Place, Probe, Runnable, figures};
 use service::Service;
 use uplink::Uplink;
 
-/// The program that passes a packet on (TCX_NEXT), and the one that drops it.
+/// The program that passes a packet on (`TCX_NEXT`), and the one that drops it.
 const PASS: u32 = u32::MAX;
 const DROP: u32 = 2;
+
+/// One case of the packet part.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct PacketFigure {
+    #[serde(flatten)]
+    pub(crate) size: Size,
+    /// 4 or 6.
+    pub(crate) family: u8,
+    /// What the table is of that it belongs to.
+    pub(crate) group: &'static str,
+    pub(crate) case: &'static str,
+    pub(crate) addresses: &'static str,
+    /// Nanoseconds per packet over the empty program.
+    pub(crate) over_empty: Spread,
+    /// Nanoseconds per packet of the empty program, run in the same way.
+    pub(crate) empty: Spread,
+}
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug)]
@@ -312,4 +330,37 @@ pub(crate) fn load_empty() -> Result<OwnedFd> {
     let program: &mut SchedClassifier = program.try_into()?;
     program.load()?;
     Ok(program.fd()?.as_fd().try_clone_to_owned()?)
+}
+
+/// A table for each family and group: sizes down, cases across.
+pub(crate) fn print(figures: &[PacketFigure]) {
+    let tables = distinct(figures.iter().map(|f| (f.family, f.group)));
+    for (family, group) in tables {
+        let shown = || figures.iter().filter(|f| (f.family, f.group) == (family, group));
+        let cases = distinct(shown().map(|f| (f.case, f.addresses)));
+        say(&format!(
+            "\nIPv{family}, {group}: ns per packet over the empty program (minimum / median)"
+        ));
+        let header: Vec<String> = cases.iter().map(|(c, a)| format!("{c}, {a}")).collect();
+        let header: Vec<&str> =
+            std::iter::once("cluster").chain(header.iter().map(String::as_str)).collect();
+        let rows = distinct(shown().map(|f| f.size)).into_iter().map(|size| {
+            let cell = |case: &(&str, &str)| {
+                let found = shown().find(|f| f.size == size && (f.case, f.addresses) == *case);
+                found.map_or_else(String::new, |figure| spread(figure.over_empty))
+            };
+            std::iter::once(size.to_string()).chain(cases.iter().map(cell)).collect()
+        });
+        table(&header, rows);
+    }
+}
+
+/// Each value once, in the order of their first appearance.
+fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    values.fold(Vec::new(), |mut known, value| {
+        if !known.contains(&value) {
+            known.push(value);
+        }
+        known
+    })
 }

@@ -11,7 +11,8 @@ use plotters::prelude::*;
 use crate::cluster::Size;
 use crate::host;
 use crate::hostile::{Hostile, SHAPES, SIZES};
-use crate::report::{PacketFigure, Results};
+use crate::packet::PacketFigure;
+use crate::report::Results;
 
 /// A chart's width and height.
 const CHART: (u32, u32) = (760, 440);

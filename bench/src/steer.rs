@@ -1,4 +1,4 @@
-//! Many flows in one BPF_PROG_TEST_RUN call.
+//! Many flows in one `BPF_PROG_TEST_RUN` call.
 //!
 //! The kernel runs a program on one packet as often as asked, without a way to change the packet.
 //! So a small program goes first: it writes the next of a list of flows into the packet (address
@@ -11,8 +11,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use anyhow::{Context, Result};
 use netpold::dataplane::mmap::MappedArray;
+use netpold::dataplane::sys::program_array;
 
-use crate::bytecode::{Code, SCHED_CLS, XDP, memory, program_array};
+use crate::bytecode::{Code, SCHED_CLS, XDP, memory};
 use crate::frame::End;
 
 /// `__sk_buff.data` and `data_end`.

@@ -10,12 +10,12 @@ use netpold_testbed::Netns;
 use serde::Serialize;
 
 use crate::cluster::{Cluster, Local, PORT, Size};
+use crate::figures::{Rate, Spread, say, spread, table};
 use crate::filter::{Filter, installed, iptables_forward, nft_forward, other};
 use crate::forward::mac_text;
 use crate::host;
 use crate::load::{Load, Sample};
 use crate::packet::load_empty;
-use crate::report::{Rate, Spread, say, spread, table};
 use crate::world::World;
 
 /// What gets through one filter.

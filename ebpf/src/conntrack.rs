@@ -9,6 +9,10 @@
 //!
 //! Two CPUs that insert one flow at the same moment may leave it twice. That is harmless: the
 //! first is found, refreshed by forward packets, and the other expires.
+#![expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a way's words are read and written under one promise"
+)]
 
 pub use crate::control::{Control, timeouts};
 pub use relocate::{Shift, make_place, shift};
@@ -312,7 +316,7 @@ unsafe fn probe<K: Key, M: Memory>(memory: &M, key: &K, way: *mut u64) -> Option
     // SAFETY: the caller's way has a control word and a key.
     unsafe {
         // Begin with the word that differs most, which is the one with the ports.
-        let first = if K::WORDS == 2 { 1 } else { 0 };
+        let first = usize::from(K::WORDS == 2);
         if memory.load(way.add(1 + first)) != key.word(first) {
             return None;
         }

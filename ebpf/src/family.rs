@@ -174,7 +174,7 @@ impl Family for V4 {
         remote_port: u16,
         protocol: u8,
     ) -> [u64; 2] {
-        let protocol = protocol as u32;
+        let protocol = u32::from(protocol);
         words4(&Ct4Key { endpoint, remote, local_port, remote_port, protocol })
     }
 
@@ -218,6 +218,7 @@ impl V6 {
     /// An address' octets as words in memory order; [`Family::octets`] the other way round.
     #[must_use]
     #[inline(always)]
+    #[expect(clippy::many_single_char_names, reason = "the octets in their order")]
     pub const fn words(octets: &[u8; 16]) -> [u64; 2] {
         let [a, b, c, d, e, f, g, h, rest @ ..] = *octets;
         [u64::from_ne_bytes([a, b, c, d, e, f, g, h]), u64::from_ne_bytes(rest)]

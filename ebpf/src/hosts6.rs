@@ -6,6 +6,10 @@
 //! table instead. An entry changes its class by one word. It changes its address only while its state
 //! is not valid, and comes back under another incarnation, so that a reader who compared the address
 //! between two looks at the state has seen one entry.
+#![expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a way's words are read and written under one promise"
+)]
 
 use crate::{
     conntrack::{Memory, choices, hash},

@@ -69,6 +69,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     /// must be one that the pod sent. The pod's own errors go to who sent the quoted packet, and
     /// to nobody else: they could carry anything.
     #[inline(always)]
+    #[expect(clippy::unused_self, reason = "a step of the evaluator, as the others")]
     pub(crate) fn quoted_flow<F: Family, B: Bytes>(
         &self,
         bytes: &B,

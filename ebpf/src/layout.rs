@@ -1,7 +1,7 @@
 //! The maps' contents, word for word as the kernel program and the agent both see them.
 //!
 //! Everything here is `repr(C)`, has no implicit padding and a size that is asserted below, because
-//! the agent writes most of these tables with plain aligned stores through mmap (BPF_F_MMAPABLE,
+//! the agent writes most of these tables with plain aligned stores through mmap (`BPF_F_MMAPABLE`,
 //! kernel 5.5) while packets are being judged. A change to anything in this file is a new
 //! [`LAYOUT_VERSION`]: another version's maps are never reused, they are replaced as a generation.
 //!
@@ -42,7 +42,7 @@ pub type TrieBlock = [u32; 256];
 /// word is the [`ClassId`].
 pub const TRIE_POINTER: u32 = 1 << 31;
 
-/// Key of the IPv6 prefix table (BPF_MAP_TYPE_LPM_TRIE): prefix length in bits, host byte order,
+/// Key of the IPv6 prefix table (`BPF_MAP_TYPE_LPM_TRIE)`: prefix length in bits, host byte order,
 /// then the address in network byte order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -46,7 +46,7 @@ const UNSPECIFIED: [u64; 2] = [0; 2];
 const ALL_NODES: [u64; 2] = of(0xff02 << 48, 1);
 const ALL_ROUTERS: [u64; 2] = of(0xff02 << 48, 2);
 const ALL_REPORTS: [u64; 2] = of(0xff02 << 48, 0x16);
-/// ff02::1:ff00:0/104
+/// `ff02::1:ff00:0/104`
 const SOLICITED_NODE: u64 = 0x1_ff00_0000;
 
 /// An address as words in memory order.
@@ -67,13 +67,13 @@ pub(crate) enum Discovery {
     Claim,
 }
 
-/// fe80::/10
+/// `fe80::/10`
 #[inline(always)]
 pub(crate) const fn is_link_local(address: [u64; 2]) -> bool {
     u64::from_be(address[0]) >> 54 == 0xfe80 >> 6
 }
 
-/// ff00::/8
+/// `ff00::/8`
 #[inline(always)]
 pub(crate) const fn is_multicast(address: [u64; 2]) -> bool {
     u64::from_be(address[0]) >> 56 == 0xff
@@ -87,6 +87,7 @@ const fn is_claim(kind: u8) -> bool {
 
 /// Whether a packet may claim an address where netpold does not see it, but its receiver may.
 #[inline(always)]
+#[expect(clippy::wildcard_enum_match_arm, reason = "of all reasons, two hide what a packet says")]
 pub(crate) const fn hides_claim<A>(network: &Network<A>, reason: Reason) -> bool {
     match reason {
         Reason::TooManyHeaders => true,

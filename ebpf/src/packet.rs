@@ -194,7 +194,7 @@ pub fn ipv4<B: Bytes>(bytes: &B, offset: u32, quoted: bool) -> Result<Network<u3
             offset: part & 0x1fff,
             more: part & 0x2000 != 0,
         }
-    } else if part & 0x3fff == 0 {
+    } else if part.trailing_zeros() >= 14 {
         Fragment::default()
     } else {
         return Err(Reason::Deferred);

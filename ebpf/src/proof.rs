@@ -24,6 +24,10 @@
 //!
 //! Tunnels undo 1 where a pod sends to its own node's tunnel device: what such a device unpacks with the
 //! proof on it comes from a pod, and drops ([`is_unpacked`]).
+#![expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "where a word is, and reading it, is one step"
+)]
 
 use crate::{
     layout::{

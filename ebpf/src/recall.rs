@@ -1,4 +1,8 @@
 //! The short way of a packet in a flow's middle: by what its entry remembers, see [`crate::judged`].
+#![expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a way's words are read and written under one promise"
+)]
 
 use crate::{
     conntrack::{self, Control, Hit},

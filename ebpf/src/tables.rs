@@ -1,4 +1,8 @@
 //! What the verdict reads and writes besides the packet.
+#![expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "where a word is, and reading it, is one step"
+)]
 
 use crate::{
     conntrack::{self, Flow, Full, Gave, Key, Memory, Shift},
@@ -216,6 +220,7 @@ impl EndpointRef {
     /// A slot of [`Endpoint::addr6`], as words in memory order.
     #[must_use]
     #[inline(always)]
+    #[expect(clippy::cast_ptr_alignment, reason = "asserted below")]
     pub(crate) fn addr6(self, slot: usize) -> [u64; 2] {
         const { assert!(core::mem::offset_of!(Endpoint, addr6) % 8 == 0) };
         debug_assert!(slot < ENDPOINT_ADDRS);

@@ -5,7 +5,10 @@
 //! every allowed packet of an endpoint with any isolation refreshes its flow's entry: were only
 //! the flows recorded whose answers could be dropped at the moment, a server's answers would later
 //! look like flows that the pod began, and outlive the policy that denies its client.
-
+#![expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a way's words are read and written under one promise"
+)]
 use crate::{
     conntrack::{self, Flow, Hit, Marks},
     family::Family,
@@ -197,6 +200,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
 
     /// As [`Judge::settle`], with what the flow table has.
     #[inline(always)]
+    #[expect(clippy::wildcard_enum_match_arm, reason = "of all reasons, a reply goes on")]
     fn settle_entry<F: Family>(
         &self,
         packet: &Packet<'_, F>,

@@ -46,11 +46,12 @@ fn find(tables: &NodeTables, number: u32) -> Option<Control> {
 
 fn reply(tables: &NodeTables, number: u32) {
     // SAFETY: the buckets of a live table.
+    let hit = unsafe { flow(tables, number).find(tables) }.expect("the flow");
+    let marks = Marks::new(CT_REPLIED, 0);
+    // SAFETY: as before.
     unsafe {
-        let hit = flow(tables, number).find(tables).expect("the flow");
-        let marks = Marks::new(CT_REPLIED, 0);
         Flow::<[u64; 2]>::touch(tables, hit, marks, tables.now(), 0);
-    }
+    };
 }
 
 #[test]
@@ -249,11 +250,12 @@ fn flows_that_move_on_are_found_at_every_moment() {
             while !done.load(Ordering::Acquire) {
                 for number in (0..THREE_QUARTERS).step_by(11) {
                     // SAFETY: the buckets of a live table.
+                    let hit = unsafe { flow(&tables, number).find(&tables) }.expect("the flow");
+                    let marks = Marks::new(CT_REPLIED, 0);
+                    // SAFETY: as before.
                     unsafe {
-                        let hit = flow(&tables, number).find(&tables).expect("the flow");
-                        let marks = Marks::new(CT_REPLIED, 0);
                         Flow::<[u64; 2]>::touch(&tables, hit, marks, tables.now(), 0);
-                    }
+                    };
                 }
                 tables.flows.now.fetch_add(1, Ordering::AcqRel);
             }

@@ -41,11 +41,12 @@ impl Of {
     fn answered(self, tables: &NodeTables) -> Result<(), Full> {
         self.insert(tables)?;
         // SAFETY: the buckets of a live table.
+        let hit = unsafe { self.place(tables).find(tables) }.expect("the flow");
+        let marks = Marks::new(CT_REPLIED, 0);
+        // SAFETY: as before.
         unsafe {
-            let hit = self.place(tables).find(tables).expect("the flow");
-            let marks = Marks::new(CT_REPLIED, 0);
             Flow::<[u64; 2]>::touch(tables, hit, marks, tables.now(), 0);
-        }
+        };
         Ok(())
     }
 

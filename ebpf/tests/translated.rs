@@ -15,6 +15,9 @@ use netpold_ebpf::{
 };
 use netpold_testkit::node::NodeTables;
 
+const HTTP: u32 = 80;
+const HTTPS: u32 = 443;
+
 const POD_IFINDEX: u32 = 5;
 const OTHER_IFINDEX: u32 = 6;
 const UPLINK: u32 = 2;
@@ -49,8 +52,8 @@ fn tables() -> NodeTables {
     };
     tables.policy.bitmaps.push(port(8080));
     let set = |ports| PortSet { tcp: ports, udp: ports, ..PortSet::default() }.word();
-    let (app, http) = (set(PORTS_FIRST_BITMAP), set(PORTS_ONE | 80));
-    let literally = set(PORTS_ONE | 443);
+    let (app, http) = (set(PORTS_FIRST_BITMAP), set(PORTS_ONE | HTTP));
+    let literally = set(PORTS_ONE | HTTPS);
     let mut reaches = Row::EMPTY;
     reaches.first[..6].copy_from_slice(&[0, app, PORTS_EVERY, PORTS_EVERY, http, literally]);
     tables.policy.rows.extend([Row::EMPTY, reaches]);
@@ -116,7 +119,7 @@ fn a_mark_names_its_endpoint() {
         for id in [0, 1, 6, 7, u32::MAX - 1] {
             let answer = answer_mark(mark(slot, id));
             for (all, answers) in [(mark(slot, id), false), (answer, true)] {
-                assert!(is_mark(all) && all <= u32::from(u16::MAX));
+                assert!(is_mark(all) && u16::try_from(all).is_ok());
                 assert_eq!(marked_slot(all), slot);
                 assert_eq!(parts_of(all), (mark(slot, id), answers));
             }
@@ -168,13 +171,14 @@ fn what_went_round_its_program_is_judged_where_it_leaves() {
 #[test]
 fn what_comes_from_a_bridge_without_proof_drops_by_its_source() {
     const BRIDGE: u32 = 9;
+    const OTHER: u32 = 78;
     let mut tables = tables();
     let own = mark(endpoint_slot(POD_IFINDEX, 0), 1);
     for flags in 0..8 {
         let [isolated, lives, open] = [0, 1, 2].map(|bit| flags >> bit & 1 != 0);
         let word = if isolated { BRIDGE | BRIDGE_ISOLATED } else { BRIDGE };
         let word = if open { word | BRIDGE_OPEN } else { word };
-        let others = [77, BRIDGE_GONE, word, 78 | BRIDGE_ISOLATED];
+        let others = [77, BRIDGE_GONE, word, OTHER | BRIDGE_ISOLATED];
         tables.flows.settings.bridges[..others.len()].copy_from_slice(&others);
         let leave = |frame: &[u8], ingress_ifindex, mark, tc_index| {
             let exit = Exit { ifindex: UPLINK, ingress_ifindex, mark, tc_index };

@@ -1,4 +1,4 @@
-//! The verdict on the host: what BPF_PROG_TEST_RUN cannot be given, and needs no root.
+//! The verdict on the host: what `BPF_PROG_TEST_RUN` cannot be given, and needs no root.
 
 mod common;
 

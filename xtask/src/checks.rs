@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 use netpold_testbed::is_root;
 
 use crate::cargo;
-use crate::setup::{self, Toolchain};
+use crate::setup::{self, Program, SHEAR, TYPOS, Toolchain};
 use crate::step;
 
 /// Runs all checks, also after one has failed, so that one run names everything that is wrong.
@@ -27,6 +27,11 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     if let Err(error) = setup::for_deploy() {
         step::warning(&format!("what looks at deploy/ will be SKIPPED in part: {error:#}"));
     }
+    if filter.is_none()
+        && let Err(error) = setup::for_sources()
+    {
+        step::warning(&format!("some checks of the sources will be SKIPPED: {error:#}"));
+    }
     let mut failed = Vec::new();
     let mut check = |name: &'static str, result: Result<()>| {
         if let Err(error) = result {
@@ -37,6 +42,9 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     if filter.is_none() {
         check("format", step::show(&mut cargo(&["fmt", "--all", "--check"])));
         check("clippy", clippy(&toolchain));
+        check("documentation", documentation(&toolchain));
+        check("unused dependencies", with(&SHEAR, &[]));
+        check("spelling", with(&TYPOS, &["--config", ".config/typos.toml"]));
         check("licences and advisories", deny());
     }
     // Last, so that the runner's summary is what one sees at the end.
@@ -50,6 +58,21 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
 fn clippy(toolchain: &Toolchain) -> Result<()> {
     let arguments = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
     step::show(toolchain.apply(&mut cargo(&arguments)))
+}
+
+/// Also of what is private: a link that leads nowhere, or a page that rustdoc cannot render, is an error.
+fn documentation(toolchain: &Toolchain) -> Result<()> {
+    let arguments = ["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"];
+    step::show(toolchain.apply(&mut cargo(&arguments)).env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+/// Runs a program over the sources, where it is installed.
+fn with(program: &Program, arguments: &[&str]) -> Result<()> {
+    let Some(path) = program.find() else {
+        step::warning(&format!("SKIPPED: {} is not installed", program.name));
+        return Ok(());
+    };
+    step::show(Command::new(path).args(arguments).current_dir(crate::root()))
 }
 
 fn deny() -> Result<()> {

@@ -4,11 +4,13 @@
 //! - a compiler with the sources of `core` that can build for the eBPF target: a nightly with
 //!   rust-src, or Debian's own compiler (rustc-web, rust-web-src);
 //! - bpf-linker, installed into the user's cache and nowhere else;
+//! - for checks of the sources cargo-shear (unused dependencies) and typos (spelling), in the user's cache;
 //! - for the tests alone nft and iptables, which translate Services there, kubectl, kube-apiserver and etcd in the user's cache, and tools that look at
 //!   `deploy/` (skopeo, shellcheck, ruby, runc, promtool).
 //!
 //! `agent/build.rs` looks for the compiler and the linker in the same places.
 
+mod crates;
 mod cross;
 mod deploy;
 mod kube_apiserver;
@@ -21,11 +23,12 @@ use std::fs::File;
 use std::process::Command;
 use std::time::SystemTime;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use netpold_testbed::apiserver::KubeBinaries;
 
 use crate::arch::Arch;
 use crate::step;
+pub(crate) use crates::{Program, SHEAR, TYPOS};
 pub(crate) use cross::emulator;
 use toolchain::{LINKER_VERSION, LLVM_MAJOR, Needs};
 pub(crate) use toolchain::{Toolchain, cache as user_cache, on_path};
@@ -96,6 +99,14 @@ pub(crate) fn build_for(arch: Arch, command: &mut Command) -> Result<()> {
 /// Programs that translate Services in the tests' namespaces, and the packages that have them.
 const TRANSLATORS: [(&str, &str); 2] = [("nft", "nftables"), ("iptables-restore", "iptables")];
 
+/// Installs what looks at the sources.
+///
+/// # Errors
+/// Naming what could not be had.
+pub(crate) fn for_sources() -> Result<()> {
+    SHEAR.install().and(TYPOS.install())
+}
+
 /// Installs what only the tests with real traffic need.
 ///
 /// # Errors
@@ -137,23 +148,13 @@ fn install(needs: &Needs) -> Result<()> {
 }
 
 fn install_packages(missing: &[&str]) -> Result<()> {
-    let by_hand = format!("apt-get install --no-install-recommends {}", missing.join(" "));
-    if !packages::have_apt() {
-        bail!(
-            "no apt here. Needed: iproute2; a nightly Rust with rust-src (rustup {}); bpf-linker \
-             {LINKER_VERSION} for LLVM {LLVM_MAJOR} on the PATH",
-            NIGHTLY.join(" ")
-        );
-    }
-    if !packages::root() {
-        bail!("run `cargo xtask setup` as root, or: {by_hand}");
-    }
-    packages::update();
-    let (known, unknown): (Vec<&str>, Vec<&str>) =
-        missing.iter().partition(|name| packages::available(name));
-    if !known.is_empty() {
-        packages::install(&known)?;
-    }
+    ensure!(
+        packages::have_apt(),
+        "no apt here. Needed: iproute2; a nightly Rust with rust-src (rustup {}); bpf-linker \
+         {LINKER_VERSION} for LLVM {LLVM_MAJOR} on the PATH",
+        NIGHTLY.join(" ")
+    );
+    let unknown = packages::install(missing)?;
     if unknown.iter().any(|name| COMPILER_PACKAGES.contains(name)) {
         // Ubuntu has no rustc-web.
         step::quiet(Command::new("rustup").args(NIGHTLY)).context(
@@ -174,22 +175,13 @@ fn install_packages(missing: &[&str]) -> Result<()> {
     bail!("apt knows no package {}{linker}", rest.join(", "))
 }
 
-/// About a minute of compiling, into a folder of our own: other projects of the user may need
-/// another version.
+/// About a minute of compiling.
 fn install_linker() -> Result<()> {
     let folder = toolchain::linker_folder().context("neither XDG_CACHE_HOME nor HOME is set")?;
     let feature = format!("llvm-{LLVM_MAJOR}");
-    let arguments = ["install", "bpf-linker", "--version", LINKER_VERSION];
-    let features = ["--no-default-features", "--features", &feature, "--root"];
-    step::quiet(
-        crate::cargo(&arguments)
-            .args(features)
-            .arg(folder)
-            .env("LLVM_PREFIX", LLVM_PREFIX)
-            .env_remove("CARGO_BUILD_TARGET")
-            // At the top of the tree our lock file's folder would be taken for its workspace.
-            .current_dir("/"),
-    )
+    let features = ["--no-default-features", "--features", &feature];
+    let prefix = [("LLVM_PREFIX", LLVM_PREFIX)];
+    crates::install("bpf-linker", LINKER_VERSION, &folder, &features, &prefix)
 }
 
 /// The agent's build script cannot watch for a compiler that is not there yet: touched, it runs

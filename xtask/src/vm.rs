@@ -33,7 +33,7 @@ pub(crate) struct Options {
     /// Only kernels whose version begins like this, such as 6.1
     #[arg(long, value_name = "VERSION")]
     kernel: Vec<String>,
-    /// Only tests with real traffic whose name has this in it, such as netkit::
+    /// Only tests with real traffic whose name has this in it, such as `netkit::`
     #[arg(long, value_name = "NAME")]
     traffic: Vec<String>,
     /// Processor that is emulated and built for
@@ -146,4 +146,4 @@ fn output(command: &mut Command) -> Result<String> {
 }
 
 /// How long a guest may take until its first step.
-const BOOT: Duration = Duration::from_secs(600);
+const BOOT: Duration = Duration::from_mins(10);

@@ -91,7 +91,19 @@ impl Bindings {
         self.stale |= match change {
             Change::Pod(pod) => is_local(pod) || before(&pod.key) || self.any_deleted(),
             Change::PodGone(key) => before(key) || self.any_deleted(),
-            _ => false,
+            Change::Namespace(_)
+            | Change::NamespaceGone(_)
+            | Change::Node(_)
+            | Change::NodeGone(_)
+            | Change::Policy(_)
+            | Change::PolicyGone(_)
+            | Change::Service(_)
+            | Change::ServiceGone(_)
+            | Change::EndpointSlice(_)
+            | Change::EndpointSliceGone(_)
+            | Change::Interface(_)
+            | Change::InterfaceGone(_)
+            | Change::OwnAddresses(_) => false,
         };
     }
 

@@ -139,11 +139,12 @@ fn required<'a>(
     namespaces: Option<&'a Selector>,
     pods: &'a Selector,
 ) -> impl Iterator<Item = impl Iterator<Item = Label<'a>>> {
-    pods.requirements.iter().filter_map(move |requirement| match requirement {
-        Requirement::In(key, values) => {
+    pods.requirements.iter().filter_map(move |requirement| {
+        if let Requirement::In(key, values) = requirement {
             Some(values.iter().map(move |value| (namespaces, key.as_str(), value.as_str())))
+        } else {
+            None
         }
-        _ => None,
     })
 }
 

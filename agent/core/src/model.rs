@@ -11,6 +11,7 @@ use litemap::LiteMap;
 use serde::{Deserialize, Serialize, Serializer};
 
 /// Namespace and name of a namespaced object.
+#[cfg_attr(test, derive(Default))]
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Key {
     /// `metadata.namespace`
@@ -61,6 +62,7 @@ pub struct Node {
 }
 
 /// A Pod.
+#[cfg_attr(test, derive(Default))]
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Pod {
     /// `metadata.namespace` and `metadata.name`
@@ -408,7 +410,14 @@ impl Change {
             Self::Service(service) => Self::ServiceGone(service.key.clone()),
             Self::EndpointSlice(slice) => Self::EndpointSliceGone(slice.key.clone()),
             Self::Interface(interface) => Self::InterfaceGone(interface.index),
-            gone => gone.clone(),
+            Self::NamespaceGone(_)
+            | Self::NodeGone(_)
+            | Self::PodGone(_)
+            | Self::PolicyGone(_)
+            | Self::ServiceGone(_)
+            | Self::EndpointSliceGone(_)
+            | Self::InterfaceGone(_)
+            | Self::OwnAddresses(_) => self.clone(),
         }
     }
 }

@@ -275,6 +275,9 @@ impl<T> PrefixMap<T> {
 
 #[cfg(test)]
 mod tests {
+    use prefix_trie::joint::JointPrefixMap;
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -304,5 +307,44 @@ mod tests {
         assert!(nets6.is_sorted_by_key(|prefix| key6(*prefix)));
         assert!(nets.iter().all(|prefix| prefix4(key4(*prefix)) == *prefix));
         assert!(nets6.iter().all(|prefix| prefix6(key6(*prefix)) == *prefix));
+    }
+    /// Prefixes of a small part of each family's addresses, so that many hold others.
+    fn nets() -> impl Strategy<Value = IpNet> {
+        let masked = |address: IpAddr, len| IpNet::new(address, len).unwrap().trunc();
+        let v4 = (0..=u16::MAX, 0..=32u8).prop_map(move |(bits, len)| {
+            masked(IpAddr::from([10, 0, (bits >> 14) as u8, bits as u8]), len)
+        });
+        let v6 = (0..=u16::MAX, 0..=128u8).prop_map(move |(bits, len)| {
+            masked(Ipv6Addr::from_bits(0xfd << 120 | u128::from(bits)).into(), len)
+        });
+        prop_oneof![v4, v6]
+    }
+
+    proptest! {
+        /// The map finds what `prefix-trie` finds, after any insertions and removals.
+        #[test]
+        fn the_map_is_as_the_reference(
+            edits in prop::collection::vec((nets(), any::<bool>(), any::<u8>()), 1..60),
+            asked in prop::collection::vec(nets(), 40),
+        ) {
+            let (mut map, mut reference) = (PrefixMap::default(), JointPrefixMap::<IpNet, u8>::new());
+            for (net, is_there, value) in &edits {
+                let (old, expected) = if *is_there {
+                    (map.insert(Prefix::net(*net), *value), reference.insert(*net, *value))
+                } else {
+                    (map.remove(Prefix::net(*net)), reference.remove(net))
+                };
+                prop_assert_eq!(old, expected);
+            }
+            for net in edits.iter().map(|(net, ..)| net).chain(&asked) {
+                let prefix = Prefix::net(*net);
+                prop_assert_eq!(map.longest(prefix), reference.get_lpm(net).map(|(_, value)| value));
+                let above = net.supernet().and_then(|net| reference.get_lpm(&net));
+                prop_assert_eq!(map.parent(prefix), above.map(|(_, value)| value));
+                let under: Vec<_> = map.under(prefix).map(|(prefix, value)| (prefix, *value)).collect();
+                let expected = reference.children(net).map(|(net, value)| (Prefix::net(net), *value));
+                prop_assert_eq!(under, expected.collect::<Vec<_>>());
+            }
+        }
     }
 }

@@ -2,15 +2,16 @@
 //! they change.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-mod common;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
-use std::net::Ipv4Addr;
-
-use common::*;
 use ipnet::{IpNet, Ipv4Net};
 use netpold_core::model::{Change, IpBlock, Peer, Policy, PortRule, Rule, Selector};
 use netpold_core::ops::Op;
 use netpold_core::ops::Table;
+use netpold_testkit::objects::{block, interface, namespace, pod, policy, rule, tcp};
+use netpold_testkit::world::World;
+use prefix_trie::joint::JointPrefixMap;
+use proptest::prelude::*;
 
 /// More blocks than there are classes.
 const BLOCKS: u32 = 75_000;
@@ -100,4 +101,42 @@ fn exceptions_cut_their_own_block_within_a_group_too() {
         assert_eq!(world.egress(1, address, 80), allowed, "{address}");
     }
     assert_eq!(classes(&world), 2);
+}
+
+/// Blocks that hold each other, in a part of each family's addresses.
+fn nested_blocks() -> impl Strategy<Value = Vec<IpNet>> {
+    let v4 = (any::<u16>(), 7..=32u8).prop_map(|(bits, len)| {
+        let [high, low] = bits.to_be_bytes();
+        IpNet::new([20, high & 1, high >> 7, low].into(), len).unwrap()
+    });
+    let v6 = (any::<u16>(), 16..=128u8).prop_map(|(bits, len)| {
+        let bits = 0xfd00 << 112 | u128::from(bits & 255) << 64 | u128::from(bits >> 8);
+        IpNet::new(Ipv6Addr::from_bits(bits).into(), len).unwrap()
+    });
+    prop::collection::vec(prop_oneof![v4, v6].prop_map(|net| net.trunc()), 1..20)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// An address is allowed the ports of the blocks that hold it, which `prefix-trie` finds.
+    #[test]
+    fn an_address_has_the_ports_of_the_blocks_that_hold_it(nets in nested_blocks()) {
+        let reference: JointPrefixMap<IpNet, u16> = nets.iter().copied().zip(1000..).collect();
+        let rules = reference.iter().map(|(cidr, port)| {
+            let block = Peer::Block(IpBlock { cidr, except: Vec::new() });
+            rule(Some(vec![block]), Some(vec![tcp(*port)]))
+        });
+        let world = cluster(rules.collect());
+        for net in &nets {
+            for address in [net.network(), net.broadcast()] {
+                let holders: Vec<u16> =
+                    reference.cover(&address.into()).map(|(_, port)| *port).collect();
+                for (_, port) in &reference {
+                    let allowed = world.egress(1, &address.to_string(), *port);
+                    prop_assert_eq!(allowed, holders.contains(port), "{} port {}", address, port);
+                }
+            }
+        }
+    }
 }

@@ -24,9 +24,12 @@ fn disagreement(cluster: &Cluster, probes: &[Probe]) -> Option<Probe> {
                 OracleVerdict::DependsOnAddress | OracleVerdict::CannotTell => (None, None),
             };
             let answer = explainer.explain(probe);
-            let side = |judgement: &Option<netpold_core::explain::Judgement>| match answer.verdict {
-                Verdict::Unknown => None,
-                _ => Some(judgement.as_ref().is_none_or(|j| j.verdict == Verdict::Allow)),
+            let side = |judgement: &Option<netpold_core::explain::Judgement>| {
+                if answer.verdict == Verdict::Unknown {
+                    None
+                } else {
+                    Some(judgement.as_ref().is_none_or(|j| j.verdict == Verdict::Allow))
+                }
             };
             (side(&answer.egress), side(&answer.ingress)) != expected
         })

@@ -3,14 +3,11 @@
 
 use netpold_core::explain::{Explainer, Explanation, Verdict};
 use netpold_core::model::{
-    Change, EndpointSlice, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy,
-    PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
+    Change, EndpointSlice, IpBlock, Key, Namespace, Node, Peer, Pod, Policy, PortMatch, PortRule,
+    Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
 };
 use netpold_core::probe::Probe;
-
-fn labels(pairs: &[(&str, &str)]) -> Labels {
-    pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
-}
+use netpold_testkit::objects::{self, labels, named};
 
 fn is(key: &str, value: &str) -> Selector {
     Selector { requirements: vec![Requirement::In(key.to_owned(), vec![value.to_owned()])] }
@@ -18,17 +15,9 @@ fn is(key: &str, value: &str) -> Selector {
 
 fn pod(key: Key, addresses: &[&str], app: &str) -> Pod {
     Pod {
-        uid: key.to_string(),
-        key,
-        labels: labels(&[("app", app)]),
         node: "n1".to_owned(),
-        addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
-        host_network: false,
-        finished: false,
-        terminating: false,
-        created: 0,
-        ports: vec![NamedPort { name: "https".to_owned(), protocol: Protocol::Tcp, port: 8443 }],
-        foreign_sources: false,
+        ports: vec![named("https", Protocol::Tcp, 8443)],
+        ..objects::pod(&key.namespace, &key.name, &[("app", app)], addresses)
     }
 }
 

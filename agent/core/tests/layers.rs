@@ -1,4 +1,5 @@
-//! Imports in `src/` point down one list, and no two files import each other, directly or by way of others.
+//! Imports in `src/` point down one list, and no two files import each other, directly or by way of others. Of the
+//! other crates that holds for what is at the top of `src/`, but for circles that are named here.
 #![expect(clippy::expect_used, reason = "helpers of tests")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,6 +32,28 @@ const LAYERS: [&str; 22] = [
     "model",
 ];
 
+/// Circles of modules at the top of a crate that are not taken apart yet. One that is gone or smaller is to be
+/// changed here.
+const CIRCLES: [(&str, &[&str]); 3] = [
+    ("agent", &["admin", "cli", "config", "engine", "listen", "metrics", "source", "status"]),
+    ("agent", &["conntrack", "dataplane", "seed"]),
+    ("ebpf", EBPF_CIRCLE),
+];
+
+const EBPF_CIRCLE: &[&str] = &[
+    "conntrack",
+    "control",
+    "family",
+    "icmp",
+    "judged",
+    "neighbour",
+    "reading",
+    "recall",
+    "tables",
+    "tracking",
+    "verdict",
+];
+
 type Modules = BTreeMap<String, String>;
 
 /// The text of every module by its path, without comments and tests.
@@ -38,7 +61,11 @@ fn modules(folder: &Path, path: &str, found: &mut Modules) {
     for entry in fs::read_dir(folder).expect("a folder of modules") {
         let entry = entry.expect("an entry").path();
         let name = entry.file_stem().expect("a name").to_string_lossy().into_owned();
-        let module = if path.is_empty() { name.clone() } else { format!("{path}::{name}") };
+        let module = match (path, name.as_str()) {
+            ("", _) => name.clone(),
+            (folder, "mod") => folder.to_owned(),
+            _ => format!("{path}::{name}"),
+        };
         if entry.is_dir() {
             modules(&entry, &module, found);
         } else if name != "lib" && name != "tests" {
@@ -119,7 +146,7 @@ fn layer(module: &str) -> usize {
 fn imports_point_down_and_make_no_circle() {
     let mut all = Modules::new();
     modules(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), "", &mut all);
-    let mut imports = imports(&all);
+    let imports = imports(&all);
     let count: usize = imports.values().map(BTreeSet::len).sum();
     assert!(all.len() > 40 && count > 150, "{} modules, {count} imports", all.len());
     for (module, targets) in &imports {
@@ -127,10 +154,55 @@ fn imports_point_down_and_make_no_circle() {
             assert!(layer(module) <= layer(target), "{module} imports {target}, which is above it");
         }
     }
-    // Modules that import nothing of what is left are taken away; what stays is a circle.
-    while !imports.is_empty() {
-        let left: BTreeSet<String> = imports.keys().map(|module| (*module).to_owned()).collect();
-        imports.retain(|_, targets| targets.iter().any(|target| left.contains(target)));
-        assert!(imports.len() < left.len(), "a circle of files: {imports:#?}");
+    let circles = circles(&imports);
+    assert!(circles.is_empty(), "circles of files: {circles:#?}");
+}
+
+/// The sets of modules that import each other, directly or by way of others.
+fn circles<M: AsRef<str>>(imports: &BTreeMap<M, BTreeSet<String>>) -> Vec<Vec<String>> {
+    let by_name: BTreeMap<&str, _> = imports.iter().map(|(m, t)| (m.as_ref(), t)).collect();
+    let mut all: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for module in by_name.keys() {
+        let mut left = vec![*module];
+        while let Some(next) = left.pop() {
+            let reached = all.entry(module).or_default();
+            let targets = by_name[next].iter().map(String::as_str);
+            left.extend(targets.filter(|target| reached.insert(*target)));
+        }
     }
+    let circle = |(module, reached): (&&str, &BTreeSet<&str>)| {
+        let back = |other: &&&str| all.get(**other).is_some_and(|there| there.contains(module));
+        reached.iter().filter(back).map(|other| (*other).to_owned()).collect::<Vec<_>>()
+    };
+    let circles: BTreeSet<Vec<String>> = all.iter().map(circle).collect();
+    circles.into_iter().filter(|circle| !circle.is_empty()).collect()
+}
+
+/// What the modules at the top of a crate import of each other, in all their files.
+fn imports_at_the_top(all: &Modules) -> BTreeMap<String, BTreeSet<String>> {
+    let top = |module: &str| module.split("::").next().unwrap_or_default().to_owned();
+    let mut tops: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (module, targets) in imports(all) {
+        let own = top(module);
+        let targets = targets.iter().map(|t| top(t)).filter(|t| *t != own).collect::<Vec<_>>();
+        tops.entry(own).or_default().extend(targets);
+    }
+    tops
+}
+
+#[test]
+fn other_crates_have_no_circles_but_those_named() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut found = Vec::new();
+    for name in ["agent", "agent/testbed", "agent/testkit", "bench", "ebpf", "xtask"] {
+        let mut all = Modules::new();
+        modules(&root.join(name).join("src"), "", &mut all);
+        all.retain(|module, _| module != "main" && !module.starts_with("bin::"));
+        let imports = imports_at_the_top(&all);
+        assert!(imports.len() > 8, "{name}: {} modules", imports.len());
+        found.extend(circles(&imports).into_iter().map(|circle| (name, circle)));
+    }
+    let named = CIRCLES.map(|(name, circle)| (name, circle.iter().map(|m| (*m).to_owned())));
+    let named: Vec<_> = named.into_iter().map(|(name, all)| (name, all.collect())).collect();
+    assert_eq!(found, named);
 }

@@ -1,11 +1,8 @@
 //! What is too much closes the pods that it isolates, is named, and changes nothing for others.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-mod common;
-
 use std::net::Ipv4Addr;
 
-use common::*;
 use netpold_core::budget::{POLICY_PORT_SETS, POLICY_UNITS};
 use netpold_core::compile::{CompileError, Problem};
 use netpold_core::explain::{Cause, Explainer, Verdict};
@@ -14,6 +11,8 @@ use netpold_core::ops::Table;
 use netpold_core::ops::{Capacity, TableWriter};
 use netpold_core::probe::IpProtocol;
 use netpold_testkit::memory::MemoryTables;
+use netpold_testkit::objects::{block, interface, namespace, pod, policy, rule, select, tcp};
+use netpold_testkit::world::World;
 
 const TENANT: u32 = 1;
 const VICTIM: u32 = 2;

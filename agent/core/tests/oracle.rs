@@ -6,6 +6,7 @@ use netpold_core::model::{
     Protocol, Requirement, Rule, Selector,
 };
 use netpold_core::probe::Probe;
+use netpold_testkit::objects;
 use netpold_testkit::oracle::{Oracle, OracleVerdict};
 
 fn labels(app: &str) -> Labels {
@@ -13,19 +14,7 @@ fn labels(app: &str) -> Labels {
 }
 
 fn pod(namespace: &str, name: &str, address: &str) -> Pod {
-    Pod {
-        key: Key::new(namespace, name),
-        uid: String::new(),
-        labels: labels(name),
-        node: "n1".to_owned(),
-        addresses: vec![address.parse().unwrap()],
-        host_network: false,
-        finished: false,
-        terminating: false,
-        created: 0,
-        foreign_sources: false,
-        ports: vec![],
-    }
+    Pod { node: "n1".to_owned(), ..objects::pod(namespace, name, &[("app", name)], &[address]) }
 }
 
 /// Namespaces x (labelled) and y (not), a pod a in x that is selected, and peers.

@@ -1,15 +1,16 @@
 //! Times of a large cluster: `cargo test --release -p netpold-core --test scale -- --ignored --nocapture`.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test that reports figures")]
 
-mod common;
-
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant;
 
-use common::*;
 use netpold_core::model::{
     Change, EndpointSlice, Interface, Key, Pod, Protocol, Selector, Service, ServicePort, SlicePort,
 };
+use netpold_testkit::objects::{
+    NODE, block, interface, namespace, node, pod, pods, policy, rule, select, tcp,
+};
+use netpold_testkit::world::World;
 
 const NAMESPACES: u32 = 1000;
 const PODS: u32 = 100_000;

@@ -1,13 +1,13 @@
 //! What each part of a NetworkPolicy compiles to, judged through the tables.
 
-#![expect(clippy::unwrap_used, reason = "tests")]
-
-mod common;
-
-use common::*;
 use netpold_core::model::{
     Change, Direction, Policy, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
 };
+use netpold_testkit::objects::{
+    NODE, block, interface, ip, named, namespace, node, pod, pods, policy, port_name, rule, select,
+    tcp,
+};
+use netpold_testkit::world::World;
 
 /// Two namespaces; `a/web` on interface 10, `a/db` on 11, `b/web` elsewhere.
 fn base() -> Vec<Change> {

@@ -1,14 +1,15 @@
 //! Services: each decision by a small cluster, and what an event writes.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-mod common;
-
-use common::*;
 use netpold_core::model::{Change, EndpointSlice, Key, Protocol, Selector, Service};
 use netpold_core::model::{ServicePort, SlicePort};
 use netpold_core::ops::Op;
 use netpold_core::ops::Table;
 use netpold_ebpf::layout::CLASS_TRANSLATED;
+use netpold_testkit::objects::{
+    NODE, block, interface, ip, namespace, node, pod, pods, policy, rule, select, tcp,
+};
+use netpold_testkit::world::World;
 
 const WEB: &str = "10.96.0.1";
 const WEB6: &str = "fd96::1";

@@ -3,19 +3,20 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use common::generate::{ADDRESSES, OUTSIDE, SERVICES, State, any_state, any_step};
-use common::{World, ip};
+mod small_clusters;
+
 use netpold_core::model::Change;
 use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::layout::{CLASS_TRANSLATED, untranslated};
 use netpold_ebpf::policy::row_allows;
 use netpold_testkit::memory::MemoryTables;
+use netpold_testkit::objects::ip;
+use netpold_testkit::world::World;
 use proptest::prelude::*;
+use small_clusters::{ADDRESSES, OUTSIDE, SERVICES, State, any_state, any_step};
 
 const INTERFACES: [u32; 4] = [10, 20, 30, 8212];
 /// Protocols and ports on either side of every edge that the generator knows.

@@ -1,14 +1,15 @@
 //! The worked example of the crate's documentation, which quotes what this prints.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
-mod common;
-
 use std::fmt::Write;
 
-use common::{World, block, interface, labels, namespace, pod, pods, policy, rule, select, tcp};
 use netpold_core::model::{Change, Pod};
 use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::layout::{PORT_BITS, PORTS_ONE, PortWord, Row, TRIE_POINTER};
+use netpold_testkit::objects::{
+    block, interface, labels, namespace, pod, pods, policy, rule, select, tcp,
+};
+use netpold_testkit::world::World;
 
 const DOCUMENTATION: &str = include_str!("../src/lib.rs");
 
@@ -64,6 +65,7 @@ fn rows(rows: u64) -> String {
 }
 
 /// An operation on one line.
+#[expect(clippy::wildcard_enum_match_arm, reason = "the example has not all operations")]
 fn line(op: &Op) -> String {
     match op {
         Op::Row(id, content) => format!("fill row {id}: {}", row(content)),

@@ -4,7 +4,7 @@
 //! the agent goes, and its program is replaced in one step. Without TCX it is a filter of our own
 //! priority and handle below the interface's clsact qdisc, which stays with the interface and is
 //! replaced in one step too. Either way our program is put first and passes on what it allows
-//! (TCX_NEXT, TC_ACT_UNSPEC), so that other programs run as before. What is put in front of it later
+//! (`TCX_NEXT`, `TC_ACT_UNSPEC`), so that other programs run as before. What is put in front of it later
 //! is found by [`Attacher::attached`], and [`Attacher::put_first`] puts ours there again.
 //!
 //! Directions are the pod's: its egress is the TC ingress of the host side. Interfaces go by index,

@@ -152,6 +152,7 @@ impl PinRoot {
 
     /// Removes what agents of other layout versions left, once nothing uses it any more. Gives what
     /// could not be removed.
+    #[must_use]
     pub fn remove_other_versions(&self) -> Vec<(PathBuf, io::Error)> {
         let others = self.other_versions().into_iter();
         others.filter_map(|path| fs::remove_dir_all(&path).err().map(|e| (path, e))).collect()
@@ -251,8 +252,12 @@ fn lock_soon(root: &Path) -> Result<Flock<File>, BpffsError> {
 fn lock(root: &Path) -> Result<Flock<File>, BpffsError> {
     let directory =
         File::open(root).map_err(|cause| BpffsError::Create { path: root.to_owned(), cause })?;
-    Flock::lock(directory, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
-        Errno::EWOULDBLOCK => BpffsError::Busy { path: root.to_owned() },
-        errno => BpffsError::Lock { path: root.to_owned(), errno },
+    Flock::lock(directory, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
+        let path = root.to_owned();
+        if errno == Errno::EWOULDBLOCK {
+            BpffsError::Busy { path }
+        } else {
+            BpffsError::Lock { path, errno }
+        }
     })
 }

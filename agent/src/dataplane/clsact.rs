@@ -39,7 +39,7 @@ impl Clsact {
         Connection::open().map(Self)
     }
 
-    /// Adds or replaces our filter. Without NLM_F_EXCL the kernel exchanges a filter of the same
+    /// Adds or replaces our filter. Without `NLM_F_EXCL` the kernel exchanges a filter of the same
     /// handle in place, while the old one serves packets that are under way; a new one comes before
     /// the others of its priority.
     pub(super) fn attach(&mut self, program: BorrowedFd<'_>, hook: Hook) -> io::Result<()> {

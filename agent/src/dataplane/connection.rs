@@ -1,5 +1,5 @@
 //! Where the kernel keeps what its conntrack knows of a packet, which no field of a program's context
-//! shows: read from the kernel's own types (BTF), and by programs with bpf_probe_read_kernel.
+//! shows: read from the kernel's own types (BTF), and by programs with `bpf_probe_read_kernel`.
 
 use super::sys;
 

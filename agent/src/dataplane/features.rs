@@ -34,7 +34,7 @@ pub struct Features {
     pub atomics_compiled: Option<bool>,
     /// Arrays that can be mapped into memory: Linux 5.5.
     pub mappable_arrays: Option<bool>,
-    /// The kernel's own types (CONFIG_DEBUG_INFO_BTF), without which the verifier refuses functions that
+    /// The kernel's own types (`CONFIG_DEBUG_INFO_BTF`), without which the verifier refuses functions that
     /// take a packet, and the program's, without which it verifies them anew at each call.
     pub types: Option<bool>,
     /// XDP programs that take frames in several pieces: Linux 5.18.
@@ -42,7 +42,7 @@ pub struct Features {
 }
 
 impl Features {
-    /// Asks the kernel. Needs CAP_BPF and CAP_NET_ADMIN; changes nothing.
+    /// Asks the kernel. Needs `CAP_BPF` and `CAP_NET_ADMIN`; changes nothing.
     #[must_use]
     pub fn probe() -> Self {
         let swap = sys::classifier(&COMPARE_AND_SWAP);

@@ -5,9 +5,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use super::sys::{self, instruction};
 
-/// TCX_NEXT, TC_ACT_UNSPEC
+/// `TCX_NEXT`, `TC_ACT_UNSPEC`
 const NEXT: i32 = -1;
-/// TCX_DROP, TC_ACT_SHOT
+/// `TCX_DROP`, `TC_ACT_SHOT`
 const DROP: i32 = 2;
 
 /// `r0 = immediate`, `exit`, `r2 = map`, `r3 = immediate`, `call helper`

@@ -223,10 +223,10 @@ mod tests {
         let first = table.map.words().unwrap().as_ptr();
         buckets(settings, words(address)).into_iter().find_map(|bucket| {
             // SAFETY: a bucket of the table, whose words are all atomic.
-            let state = unsafe {
-                let bucket = first.add(bucket as usize * size_of::<Hosts6Bucket>() / 8);
-                hosts6::state(&HostMemory, bucket.cast_mut().cast(), words(address))
-            };
+            let bucket = unsafe { first.add(bucket as usize * size_of::<Hosts6Bucket>() / 8) };
+            // SAFETY: as before.
+            let state =
+                unsafe { hosts6::state(&HostMemory, bucket.cast_mut().cast(), words(address)) };
             (state & HOST6_VALID != 0).then(|| hosts6::class(state))
         })
     }
@@ -271,7 +271,7 @@ mod tests {
 
     /// More addresses than places take turns: whoever reads one meanwhile finds its class or nothing.
     #[test]
-    fn readers_never_see_another_addresss_class() {
+    fn readers_never_see_the_class_of_another_address() {
         const TURNS: u128 = 400_000;
         let (table, settings) = table(1);
         let done = AtomicBool::new(false);

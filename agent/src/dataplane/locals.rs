@@ -37,6 +37,7 @@ impl Locals {
     }
 
     /// Follows an operation on an endpoint slot.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "of the operations, those on this table")]
     pub(super) fn apply(&mut self, op: &Op) -> Result<(), TableError> {
         let (slot, endpoint) = match op {
             Op::Endpoint(slot, endpoint) | Op::EndpointAddrs(slot, endpoint) => (*slot, **endpoint),

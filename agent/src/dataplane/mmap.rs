@@ -1,6 +1,6 @@
 //! Array maps as plain memory: what the agent writes, programs read in the same instant.
 //!
-//! A map created with BPF_F_MMAPABLE (kernel 5.5) is mapped once; after that a write is a store,
+//! A map created with `BPF_F_MMAPABLE` (kernel 5.5) is mapped once; after that a write is a store,
 //! not a system call. Every access goes through atomics, because programs read (and, in conntrack
 //! tables, write) the same words on other CPUs at the same time: words are never torn, and a
 //! `store_*` is a release, so what was written before it is visible to who sees it.
@@ -28,7 +28,7 @@ pub enum MmapError {
         /// What the layout says.
         expected: u32,
     },
-    /// The kernel refused; EPERM and EINVAL mean that the map lacks BPF_F_MMAPABLE or is smaller.
+    /// The kernel refused; EPERM and EINVAL mean that the map lacks `BPF_F_MMAPABLE` or is smaller.
     #[error("mapping {bytes} bytes: {cause}")]
     Map {
         /// Length asked for.
@@ -180,9 +180,11 @@ impl<T: Pod> MappedArray<T> {
     /// [`MmapError::OutOfBounds`]
     pub fn write_element(&self, element: u32, value: &T) -> Result<(), MmapError> {
         for index in 0..size_of::<T>() / 4 {
+            let words = std::ptr::from_ref(value).cast::<u32>();
             // SAFETY: T is plain old data of whole 32-bit words (WHOLE_WORDS), index is inside.
-            let word =
-                unsafe { std::ptr::from_ref(value).cast::<u32>().add(index).read_unaligned() };
+            let at = unsafe { words.add(index) };
+            // SAFETY: as before.
+            let word = unsafe { at.read_unaligned() };
             self.word32(element, index * 4)?.store(word, Ordering::Relaxed);
         }
         std::sync::atomic::fence(Ordering::Release);
@@ -200,7 +202,9 @@ impl<T: Pod> MappedArray<T> {
         for index in 0..size_of::<T>() / 4 {
             let word = self.word32(element, index * 4)?.load(Ordering::Relaxed);
             // SAFETY: inside `value`, which is whole words (WHOLE_WORDS).
-            unsafe { value.as_mut_ptr().cast::<u32>().add(index).write_unaligned(word) };
+            let at = unsafe { value.as_mut_ptr().cast::<u32>().add(index) };
+            // SAFETY: as before.
+            unsafe { at.write_unaligned(word) };
         }
         std::sync::atomic::fence(Ordering::Acquire);
         // SAFETY: every word was written, and T: Pod is valid for any bytes.
@@ -221,14 +225,18 @@ impl<T: Pod> MappedArray<T> {
 
     fn word32(&self, element: u32, offset: usize) -> Result<&AtomicU32, MmapError> {
         let at = self.position(element, offset, 4)?;
-        // SAFETY: in bounds and aligned (position); the mapping lives as long as self.
-        Ok(unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(at).cast()) })
+        // SAFETY: in bounds (position).
+        let word = unsafe { self.base.as_ptr().add(at) };
+        // SAFETY: aligned (position); the mapping lives as long as self.
+        Ok(unsafe { AtomicU32::from_ptr(word.cast()) })
     }
 
     fn word64(&self, element: u32, offset: usize) -> Result<&AtomicU64, MmapError> {
         let at = self.position(element, offset, 8)?;
-        // SAFETY: in bounds and aligned (position); the mapping lives as long as self.
-        Ok(unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(at).cast()) })
+        // SAFETY: in bounds (position).
+        let word = unsafe { self.base.as_ptr().add(at) };
+        // SAFETY: aligned (position); the mapping lives as long as self.
+        Ok(unsafe { AtomicU64::from_ptr(word.cast()) })
     }
 
     fn position(&self, element: u32, offset: usize, width: usize) -> Result<usize, MmapError> {

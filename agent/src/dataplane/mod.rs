@@ -19,7 +19,7 @@ mod order;
 pub mod readback;
 pub mod role;
 mod sent;
-pub(crate) mod sys;
+pub mod sys;
 pub mod tables;
 mod takeover;
 pub mod test_run;

@@ -10,7 +10,7 @@ use super::sys;
 /// `BPF_FUNC_get_netns_cookie` of linux/bpf.h.
 const GET_NETNS_COOKIE: i32 = 122;
 
-/// The cookie of the calling thread's network namespace (SO_NETNS_COOKIE, kernel 5.14); `None` where
+/// The cookie of the calling thread's network namespace (`SO_NETNS_COOKIE`, kernel 5.14); `None` where
 /// the kernel does not tell a classifier the cookie of a packet's socket (6.15).
 #[must_use]
 pub(super) fn cookie() -> Option<u64> {

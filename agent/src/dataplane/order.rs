@@ -1,6 +1,6 @@
 //! Our programs are the first at their hooks, and stay it.
 //!
-//! A program in front that accepts (TCX_PASS, TC_ACT_OK) or redirects ends a packet's way through the
+//! A program in front that accepts (`TCX_PASS`, `TC_ACT_OK`) or redirects ends a packet's way through the
 //! hook before ours has seen it. Whether one only looks on cannot be told from outside, so ours goes in
 //! front of each: those that look on see what policy lets through. Whoever comes back again and again
 //! is let have the place, and reported: two tools that both want to be first would never end.

@@ -166,11 +166,11 @@ impl Tables {
             self.endpoints.store_u32(slot, ifindex, 0)?;
         }
         self.endpoints.store_u64(slot, offset_of!(Endpoint, rows), wanted.rows)?;
-        if found.ifindex != wanted.ifindex {
+        if found.ifindex == wanted.ifindex {
+            self.endpoints.write_element(slot, &wanted)?;
+        } else {
             self.endpoints.write_element(slot, &Endpoint { ifindex: 0, ..wanted })?;
             self.endpoints.store_u32(slot, ifindex, wanted.ifindex)?;
-        } else {
-            self.endpoints.write_element(slot, &wanted)?;
         }
         Ok(1)
     }

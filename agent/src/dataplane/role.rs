@@ -16,7 +16,7 @@ pub enum Role {
 pub enum Link {
     /// An Ethernet header.
     Ethernet,
-    /// The IP header, as those of tunnels and WireGuard.
+    /// The IP header, as those of tunnels and `WireGuard`.
     Ip,
     /// An Ethernet header; and the other side is in another namespace, from where a packet could
     /// bring a mark along that is not ours.

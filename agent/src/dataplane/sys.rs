@@ -25,7 +25,7 @@ const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_MAP_TYPE_PROG_ARRAY: u32 = 3;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 /// The map can be mapped into memory (kernel 5.5).
-pub(super) const BPF_F_MMAPABLE: u32 = 1 << 10;
+pub const BPF_F_MMAPABLE: u32 = 1 << 10;
 
 const BPF_LINK_TYPE_TCX: u32 = 11;
 /// In front of every other program at the hook.
@@ -115,6 +115,9 @@ struct ProgLoad {
     log: u64,
     kernel_version: u32,
     flags: u32,
+    name: [u8; 16],
+    ifindex: u32,
+    attach_type: u32,
 }
 
 #[repr(C)]
@@ -179,22 +182,44 @@ pub unsafe fn bpf<A>(command: u32, attributes: &mut A) -> io::Result<i32> {
     i32::try_from(result).ok().filter(|&fd| fd >= 0).ok_or_else(io::Error::last_os_error)
 }
 
+/// As [`bpf`], of a command that makes a descriptor.
+///
+/// # Safety
+/// As [`bpf`]; the command's result is a new descriptor.
+unsafe fn descriptor<A>(command: u32, attributes: &mut A) -> io::Result<OwnedFd> {
+    // SAFETY: the caller's promise.
+    let fd = unsafe { bpf(command, attributes) }?;
+    // SAFETY: new, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 fn raw(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd().cast_unsigned()
 }
 
 /// Makes an array map.
-pub(super) fn array(value_size: u32, max_entries: u32, flags: u32) -> io::Result<OwnedFd> {
+///
+/// # Errors
+/// The kernel's.
+pub fn array(value_size: u32, max_entries: u32, flags: u32) -> io::Result<OwnedFd> {
     map(MapCreate { kind: BPF_MAP_TYPE_ARRAY, key_size: 4, value_size, max_entries, flags })
 }
 
 fn map(mut attributes: MapCreate) -> io::Result<OwnedFd> {
     // SAFETY: the block of BPF_MAP_CREATE, without pointers; the result is a new descriptor.
-    unsafe { bpf(BPF_MAP_CREATE, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+    unsafe { descriptor(BPF_MAP_CREATE, &mut attributes) }
 }
 
 /// Loads a program that was made by hand: of a type (`enum bpf_prog_type`), with `BPF_F_*` flags.
 pub(super) fn prog_load(kind: u32, flags: u32, code: &[u64]) -> io::Result<OwnedFd> {
+    prog_load_for(0, kind, flags, code)
+}
+
+/// As [`prog_load`], for a hook (`enum bpf_attach_type`).
+///
+/// # Errors
+/// The kernel's: the verifier refuses.
+pub fn prog_load_for(hook: u32, kind: u32, flags: u32, code: &[u64]) -> io::Result<OwnedFd> {
     let license = c"GPL";
     let mut attributes = ProgLoad {
         kind,
@@ -202,10 +227,11 @@ pub(super) fn prog_load(kind: u32, flags: u32, code: &[u64]) -> io::Result<Owned
         code: code.as_ptr() as u64,
         license: license.as_ptr() as u64,
         flags,
+        attach_type: hook,
         ..ProgLoad::default()
     };
     // SAFETY: the block of BPF_PROG_LOAD; code and license outlive the call; a new descriptor.
-    unsafe { bpf(BPF_PROG_LOAD, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+    unsafe { descriptor(BPF_PROG_LOAD, &mut attributes) }
 }
 
 /// Gives the kernel the types of a program: of one integer.
@@ -221,7 +247,7 @@ pub(super) fn btf_load() -> io::Result<OwnedFd> {
     blob[10] = STRINGS;
     let mut attributes = [blob.as_ptr() as u64, 0, size_of_val(&blob) as u64, 0];
     // SAFETY: the block of BPF_BTF_LOAD, whose pointer outlives the call; a new descriptor.
-    unsafe { bpf(BPF_BTF_LOAD, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+    unsafe { descriptor(BPF_BTF_LOAD, &mut attributes) }
 }
 
 /// Whether the kernel compiled a program for this processor; else it is interpreted.
@@ -237,8 +263,9 @@ pub(super) fn is_compiled(program: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(info.compiled_size != 0)
 }
 
-/// `struct bpf_insn`
-pub(super) const fn instruction(
+/// `struct bpf_insn`: opcode, registers, offset, immediate.
+#[must_use]
+pub const fn instruction(
     code: u8,
     destination: u8,
     source: u8,
@@ -277,8 +304,12 @@ pub(super) fn tcx_link_create(
     link_create(program, ifindex, attach_type, BPF_F_BEFORE)
 }
 
-/// Attaches a program to an interface; as [`tcx_link_create`], at any hook.
-pub(super) fn link_create(
+/// Attaches a program to an interface, at any hook; it is detached when the link's last descriptor and pin
+/// are gone.
+///
+/// # Errors
+/// The kernel's.
+pub fn link_create(
     program: BorrowedFd<'_>,
     ifindex: u32,
     attach_type: u32,
@@ -287,7 +318,7 @@ pub(super) fn link_create(
     let mut attributes =
         LinkCreate { prog_fd: raw(program), ifindex, attach_type, flags, ..LinkCreate::default() };
     // SAFETY: the block of BPF_LINK_CREATE, without pointers; the result is a new descriptor.
-    unsafe { bpf(BPF_LINK_CREATE, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+    unsafe { descriptor(BPF_LINK_CREATE, &mut attributes) }
 }
 
 /// Replaces a link's program; packets meet the one or the other, never none.
@@ -332,7 +363,10 @@ pub(super) fn classifier(code: &[u64]) -> io::Result<OwnedFd> {
 }
 
 /// A map that tail calls find one program in, at index 0. Emptied when its last descriptor is closed.
-pub(super) fn program_array(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+///
+/// # Errors
+/// The kernel's, for instance of a program that cannot be tail called.
+pub fn program_array(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let array = map(MapCreate {
         kind: BPF_MAP_TYPE_PROG_ARRAY,
         key_size: 4,
@@ -367,15 +401,15 @@ pub(super) fn obj_get(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attributes = Obj { pathname: path.as_ptr() as u64, ..Obj::default() };
     // SAFETY: the block of BPF_OBJ_GET; the path outlives the call; a new descriptor comes back.
-    unsafe { bpf(BPF_OBJ_GET, &mut attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+    unsafe { descriptor(BPF_OBJ_GET, &mut attributes) }
 }
 
-/// What a link is; an error of kind InvalidData if it is no TCX link.
+/// What a link is; an error of kind `InvalidData` if it is no TCX link.
 pub(super) fn tcx_info(link: BorrowedFd<'_>) -> io::Result<LinkAt> {
     link_info(link, BPF_LINK_TYPE_TCX)
 }
 
-/// What a link is; an error of kind InvalidData if it is of another kind (`enum bpf_link_type`).
+/// What a link is; an error of kind `InvalidData` if it is of another kind (`enum bpf_link_type`).
 pub(super) fn link_info(link: BorrowedFd<'_>, kind: u32) -> io::Result<LinkAt> {
     let mut info = LinkInfo::default();
     let mut attributes = InfoByFd {

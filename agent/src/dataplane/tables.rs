@@ -167,7 +167,7 @@ impl Tables {
 
 /// Returns when every packet whose judgement began before the call has been judged.
 ///
-/// MEMBARRIER_CMD_GLOBAL (kernel 4.3) waits for an RCU grace period, and programs run inside RCU
+/// `MEMBARRIER_CMD_GLOBAL` (kernel 4.3) waits for an RCU grace period, and programs run inside RCU
 /// read sections.
 pub fn grace_period() {
     // SAFETY: membarrier(2) takes no pointers.
@@ -195,15 +195,15 @@ fn section<T: Pod>(bpf: &Ebpf, section: Section) -> Result<MappedArray<T>, Table
 
 /// A descriptor of its own of a loaded object's map.
 pub(super) fn descriptor(bpf: &Ebpf, name: &'static str) -> Result<OwnedFd, TableError> {
-    let data = match bpf.map(name) {
-        Some(
-            Map::Array(data)
-            | Map::LruHashMap(data)
-            | Map::LpmTrie(data)
-            | Map::PerCpuArray(data)
-            | Map::RingBuf(data),
-        ) => data,
-        _ => return Err(TableError::Missing(name)),
+    let Some(
+        Map::Array(data)
+        | Map::LruHashMap(data)
+        | Map::LpmTrie(data)
+        | Map::PerCpuArray(data)
+        | Map::RingBuf(data),
+    ) = bpf.map(name)
+    else {
+        return Err(TableError::Missing(name));
     };
     let copy = data.fd().as_fd().try_clone_to_owned();
     copy.map_err(|error| TableError::Map { name, cause: MapError::IoError(error) })
@@ -272,6 +272,7 @@ impl TableWriter for Tables {
 }
 
 impl Tables {
+    #[expect(clippy::wildcard_enum_match_arm, reason = "of the operations, those on this table")]
     fn apply_v6(&mut self, op: &Op) -> Result<(), TableError> {
         let result = match op {
             Op::Host6(address, class) => return self.set_host6(*address, *class),
@@ -335,6 +336,7 @@ impl Tables {
 
     /// The order of the stores is what `layout::Endpoint` promises: the interface index last when a
     /// slot is filled, first when it is freed; flags after the addresses they make valid.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "of the operations, those on this table")]
     fn apply_endpoint(&mut self, op: &Op) -> Result<(), MmapError> {
         const IFINDEX: usize = offset_of!(Endpoint, ifindex);
         const FLAGS: usize = offset_of!(Endpoint, flags);

@@ -1,4 +1,4 @@
-//! BPF_PROG_TEST_RUN: gives a loaded program a packet and tells its answer.
+//! `BPF_PROG_TEST_RUN`: gives a loaded program a packet and tells its answer.
 //!
 //! The agent reads the kernel's clock through it, tests and benchmarks judge packets.
 
@@ -92,7 +92,7 @@ struct Context {
     ifindex: u32,
 }
 
-/// BPF_PROG_TEST_RUN as it is.
+/// `BPF_PROG_TEST_RUN` as it is.
 ///
 /// # Errors
 /// The error of bpf(2).
@@ -108,7 +108,7 @@ pub unsafe fn call(attributes: &mut Attributes) -> io::Result<()> {
 ///
 /// # Errors
 /// The error of bpf(2): `EINVAL` for a frame under 14 bytes or one its Ethernet type does not fit,
-/// `ENODEV` for an interface that is not there, `EPERM` without CAP_BPF and CAP_NET_ADMIN.
+/// `ENODEV` for an interface that is not there, `EPERM` without `CAP_BPF` and `CAP_NET_ADMIN`.
 pub fn run(program: BorrowedFd<'_>, run: &Run<'_>) -> io::Result<Answer> {
     let context = Context {
         mark: run.mark,

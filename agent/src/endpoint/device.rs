@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::dataplane::role::Link;
 
-/// Kinds of links (IFLA_INFO_KIND) that packets pass on their way to another device, where they are
+/// Kinds of links (`IFLA_INFO_KIND`) that packets pass on their way to another device, where they are
 /// judged, or that lead nowhere.
 pub(super) const PASSED_ON: [&str; 5] = ["bridge", "vrf", "ifb", "dummy", "nlmon"];
 
@@ -27,7 +27,7 @@ const TUNNELS: [&str; 12] = [
     "bareudp",
 ];
 
-/// `ARPHRD_*` of linux/if_arp.h.
+/// `ARPHRD_*` of `linux/if_arp.h`.
 const LOOPBACK: u16 = 772;
 const ETHERNET: u16 = 1;
 /// PPP, RAWIP, TUNNEL, TUNNEL6, SIT, IPGRE, IP6GRE, NONE: no header before that of IP.

@@ -1,4 +1,4 @@
-//! Netlink's words for links and addresses (linux/if_link.h, linux/if_addr.h).
+//! Netlink's words for links and addresses (`linux/if_link.h`, `linux/if_addr.h`).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -132,7 +132,7 @@ pub(super) fn bridge(message: Message<'_>) -> Option<u32> {
         match kind {
             IFLA_MASTER => master = word(value),
             IFLA_LINKINFO => {
-                kinds = (info(value, IFLA_INFO_KIND), info(value, IFLA_INFO_SLAVE_KIND))
+                kinds = (info(value, IFLA_INFO_KIND), info(value, IFLA_INFO_SLAVE_KIND));
             }
             _ => {}
         }
@@ -141,7 +141,7 @@ pub(super) fn bridge(message: Message<'_>) -> Option<u32> {
     master.filter(|_| of_master == "bridge" && !PASSED_ON.contains(&own.as_str()))
 }
 
-/// A text of IFLA_LINKINFO.
+/// A text of `IFLA_LINKINFO`.
 fn info(value: &[u8], wanted: u16) -> String {
     let found = attributes(value).find(|(kind, _)| *kind == wanted);
     found.map(|(_, value)| text(value)).unwrap_or_default()

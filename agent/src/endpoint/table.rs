@@ -353,10 +353,8 @@ mod tests {
     }
 
     fn interface(event: &InterfaceEvent) -> &Interface {
-        match &event.change {
-            Change::Interface(interface) => interface,
-            other => panic!("not an interface: {other:?}"),
-        }
+        let Change::Interface(interface) = &event.change else { panic!("it is of another kind") };
+        interface
     }
 
     fn told(table: &mut Table) -> Interface {

@@ -1,7 +1,7 @@
 //! Packets that reach a pod without passing the programs at its interface, and hooks where others come
 //! before ours: neither is ours to repair, so it is said.
 //!
-//! bpf_redirect_peer hands a packet to the pod's side of the veth at once. The kernel counts it as received
+//! `bpf_redirect_peer` hands a packet to the pod's side of the veth at once. The kernel counts it as received
 //! there, but as sent by nobody, so the difference of the two counters tells (kernel 6.7; before that it is not counted at all). A pod can write neither.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ use super::interfaces::NodeInterfaces;
 use crate::netlink::{Connection, Message, word};
 
 /// How long it is said after the last packet.
-const SAID: Duration = Duration::from_secs(600);
+const SAID: Duration = Duration::from_mins(10);
 
 const LINK_HEADER: usize = 16;
 const IFLA_LINK: u16 = 5;

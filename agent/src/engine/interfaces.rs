@@ -160,9 +160,9 @@ impl NodeInterfaces {
             .chain(veths)
             .filter(|(_, name, _)| self.judged.include(name))
             .filter_map(|(index, _, link)| Some((index, link?)))
-            .map(|(index, link)| match link {
-                Link::Ethernet if with_pods(&index) => (index, Role::Device(Link::Port)),
-                _ => (index, Role::Device(link)),
+            .map(|(index, link)| {
+                let is_port = link == Link::Ethernet && with_pods(&index);
+                (index, Role::Device(if is_port { Link::Port } else { link }))
             });
         let pods = compiler.endpoints().map(|e| (e.ifindex, Role::Pod(e.id)));
         let roles = devices.chain(pods).collect();

@@ -67,7 +67,15 @@ fn weigh(change: &Change, cluster: &Cluster) -> Option<(Key, Kind, u64)> {
         Change::ServiceGone(key) => (key.clone(), Kind::Service, PER_PORT * ports(key) as u64),
         Change::EndpointSlice(slice) => of_slice(slice),
         Change::EndpointSliceGone(key) => of_slice(cluster.slices().get(key)?),
-        _ => return None,
+        Change::Namespace(_)
+        | Change::NamespaceGone(_)
+        | Change::Node(_)
+        | Change::NodeGone(_)
+        | Change::Pod(_)
+        | Change::PodGone(_)
+        | Change::Interface(_)
+        | Change::InterfaceGone(_)
+        | Change::OwnAddresses(_) => return None,
     })
 }
 

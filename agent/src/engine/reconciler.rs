@@ -290,6 +290,7 @@ fn thread_time() -> Duration {
 }
 
 /// At least twice the size of the table that was full; `None` where that is beyond what a table may have.
+#[must_use]
 pub fn grown(mut capacity: Capacity, error: &CompileError) -> Option<Capacity> {
     let CompileError::Full { table, needed, capacity: had } = error;
     let (field, largest) = match table {

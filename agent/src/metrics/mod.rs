@@ -1,4 +1,4 @@
-//! What `/metrics` serves, in OpenMetrics text.
+//! What `/metrics` serves, in `OpenMetrics` text.
 //!
 //! Three sources: [`Instruments`] that the engine moves as it works, a [`Snapshot`] of the engine that
 //! is taken at each scrape, and the process itself. A scrape never waits for the engine: while that is

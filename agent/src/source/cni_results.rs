@@ -63,13 +63,14 @@ impl PodAddresses {
             if let Change::Pod(Pod { key, .. }) | Change::PodGone(key) = change {
                 self.kept.remove(key);
             }
-            match change {
-                Change::Pod(pod) if pod.node == self.node && !pod.host_network => {
-                    self.pods.insert(pod.key.clone(), pod.clone());
-                    said.insert(pod.key.clone());
-                }
-                Change::Pod(Pod { key, .. }) | Change::PodGone(key) => _ = self.pods.remove(key),
-                _ => {}
+            if let Change::Pod(pod) = change
+                && pod.node == self.node
+                && !pod.host_network
+            {
+                self.pods.insert(pod.key.clone(), pod.clone());
+                said.insert(pod.key.clone());
+            } else if let Change::Pod(Pod { key, .. }) | Change::PodGone(key) = change {
+                self.pods.remove(key);
             }
         }
         let before = self.give();

@@ -69,13 +69,17 @@ impl de::Error for Mismatch {
     fn invalid_type(found: de::Unexpected<'_>, expected: &dyn de::Expected) -> Self {
         use de::Unexpected::{Bool, Float, Signed, Unit};
         let expected = expected.to_string();
-        let hint = match found {
-            Bool(_) | Float(_) | Signed(_) if expected == "a string" => "; put it in quotes",
-            _ => "",
+        let hint = if let Bool(_) | Float(_) | Signed(_) = found
+            && expected == "a string"
+        {
+            "; put it in quotes"
+        } else {
+            ""
         };
-        match found {
-            Unit => Self::custom(format_args!("is empty, expected {expected}")),
-            found => Self::custom(format_args!("is {found}, expected {expected}{hint}")),
+        if found == Unit {
+            Self::custom(format_args!("is empty, expected {expected}"))
+        } else {
+            Self::custom(format_args!("is {found}, expected {expected}{hint}"))
         }
     }
 }
@@ -107,10 +111,7 @@ impl<'de> Deserializer<'de> for Typed<'de> {
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Mismatch> {
-        match self.node.value {
-            Value::Null => visitor.visit_none(),
-            _ => visitor.visit_some(self),
-        }
+        if self.node.value == Value::Null { visitor.visit_none() } else { visitor.visit_some(self) }
     }
 
     fn deserialize_newtype_struct<V: Visitor<'de>>(

@@ -75,9 +75,10 @@ impl Node {
     /// The entry of a key, if this is a mapping that has it.
     #[must_use]
     pub fn entry(&self, key: &str) -> Option<&Entry> {
-        match &self.value {
-            Value::Map(entries) => entries.iter().find(|e| e.key == key),
-            _ => None,
+        if let Value::Map(entries) = &self.value {
+            entries.iter().find(|e| e.key == key)
+        } else {
+            None
         }
     }
 
@@ -90,10 +91,7 @@ impl Node {
     /// The text of a key, if it has one.
     #[must_use]
     pub fn text(&self, key: &str) -> Option<&str> {
-        match &self.get(key)?.value {
-            Value::Text(text) => Some(text),
-            _ => None,
-        }
+        if let Value::Text(text) = &self.get(key)?.value { Some(text) } else { None }
     }
 
     /// Line of what a path such as `spec.ingress[0].ports` names, or of the nearest part of the
@@ -103,10 +101,13 @@ impl Node {
         let (mut node, mut line) = (self, self.line);
         for step in path.split(['.', '[']) {
             let next = match step.strip_suffix(']').map(str::parse::<usize>) {
-                Some(Ok(index)) => match &node.value {
-                    Value::List(items) => items.get(index).map(|n| (n, n.line)),
-                    _ => None,
-                },
+                Some(Ok(index)) => {
+                    if let Value::List(items) = &node.value {
+                        items.get(index).map(|n| (n, n.line))
+                    } else {
+                        None
+                    }
+                }
                 _ => node.entry(step).map(|e| (&e.node, e.line)),
             };
             let Some(next) = next else { break };
@@ -119,7 +120,7 @@ impl Node {
         1 + match &self.value {
             Value::List(items) => items.iter().map(Self::size).sum(),
             Value::Map(entries) => entries.iter().map(|e| e.node.size()).sum(),
-            _ => 0,
+            Value::Null | Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::Text(_) => 0,
         }
     }
 }
@@ -128,6 +129,7 @@ impl Node {
 ///
 /// # Errors
 /// The first thing that is not YAML, a repeated key, or a limit exceeded, with its line.
+#[expect(clippy::wildcard_enum_match_arm, reason = "most events begin no document")]
 pub fn parse(text: &str) -> Result<Vec<Node>, ReadError> {
     let text = join_surrogates(text.strip_prefix('\u{feff}').unwrap_or(text));
     let mut reader =
@@ -196,6 +198,7 @@ impl<'t> Reader<'t> {
         }
     }
 
+    #[expect(clippy::wildcard_enum_match_arm, reason = "most events begin no node")]
     fn node(&mut self, event: Event<'t>, span: Span, depth: usize) -> Result<Node, ReadError> {
         let at = line(span);
         if depth > MAX_DEPTH {
@@ -278,7 +281,9 @@ fn merge(into: &mut Vec<Entry>, keys: &mut HashSet<String>, from: Node) -> Resul
             Ok(())
         }
         Value::List(items) => items.into_iter().try_for_each(|item| merge(into, keys, item)),
-        _ => Err(ReadError::new(from.line, "`<<` needs a mapping")),
+        Value::Null | Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::Text(_) => {
+            Err(ReadError::new(from.line, "`<<` needs a mapping"))
+        }
     }
 }
 

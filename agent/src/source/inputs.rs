@@ -148,6 +148,7 @@ impl Inputs {
 }
 
 /// The objects of the last good state; none where it cannot be read, which is logged with the `outcome`.
+#[must_use]
 pub fn kept(state: &Path, node: &str, outcome: &str) -> Vec<Change> {
     let objects = state::read(state, node).unwrap_or_else(|error| {
         tracing::warn!("{error}; {outcome}");

@@ -44,6 +44,10 @@ pub struct ManifestsError {
     error: io::Error,
 }
 
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "an enum of another crate, open to further variants"
+)]
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => "; create it, or name the directory that holds the manifests",

@@ -1,34 +1,21 @@
 use netpold_core::compile::Compiler;
-use netpold_core::model::{Key, Labels, Namespace, Pod, Policy, Selector};
+use netpold_core::model::{Pod, Selector};
 use netpold_core::options::Options;
+use netpold_testkit::objects;
 use tempfile::TempDir;
 
 use super::*;
 
 /// A node with a pod that a policy isolates.
 fn objects() -> Vec<Change> {
-    let pod = Pod {
-        key: Key::new("shop", "web"),
-        uid: "u".into(),
-        labels: [("app".into(), "web".into())].into_iter().collect(),
-        node: "here".into(),
-        addresses: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
-        host_network: false,
-        finished: false,
-        terminating: false,
-        created: 0,
-        ports: Vec::new(),
-        foreign_sources: false,
-    };
-    let policy = Policy {
-        key: Key::new("shop", "deny"),
-        pod_selector: Selector::default(),
-        ingress: Some(Vec::new()),
-        egress: None,
-        problems: Vec::new(),
-    };
-    let namespace = Namespace { name: "shop".into(), labels: Labels::default() };
-    vec![Change::Namespace(namespace), Change::Pod(pod), Change::Policy(policy)]
+    let pod = objects::pod("shop", "web", &[("app", "web")], &["10.0.0.1", "fd00::1"]);
+    let policy = objects::policy("shop", "deny", Selector::default(), Some(Vec::new()), None);
+    let namespace = objects::namespace("shop", &[]);
+    vec![
+        Change::Namespace(namespace),
+        Change::Pod(Pod { uid: "u".into(), ..pod }),
+        Change::Policy(policy),
+    ]
 }
 
 fn essentials(objects: &[Change]) -> Essentials {

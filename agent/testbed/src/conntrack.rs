@@ -3,6 +3,7 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use anyhow::{Context, Result, ensure};
+use bytes::{Buf, BufMut};
 use nix::errno::Errno;
 
 use crate::host::Host;
@@ -31,21 +32,21 @@ fn flush() -> Result<()> {
     // SAFETY: the descriptor is new and ours alone.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     // struct nlmsghdr, struct nfgenmsg of any family.
-    let mut request = (LENGTH as u32).to_ne_bytes().to_vec();
-    request.extend(DELETE.to_ne_bytes());
-    request.extend(REQUEST_AND_ACK.to_ne_bytes());
+    let mut request = Vec::with_capacity(LENGTH);
+    request.put_u32_ne(LENGTH as u32);
+    request.put_u16_ne(DELETE);
+    request.put_u16_ne(REQUEST_AND_ACK);
     request.resize(LENGTH, 0);
     let mut answer = [0_u8; 64];
-    // SAFETY: both buffers are as long as is said.
-    let length = unsafe {
-        let sent = libc::send(socket.as_raw_fd(), request.as_ptr().cast(), LENGTH, 0);
-        Errno::result(sent).context("nfnetlink")?;
-        libc::recv(socket.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0)
-    };
+    // SAFETY: the buffer is as long as is said.
+    let sent = unsafe { libc::send(socket.as_raw_fd(), request.as_ptr().cast(), LENGTH, 0) };
+    Errno::result(sent).context("nfnetlink")?;
+    let (buffer, room) = (answer.as_mut_ptr().cast(), answer.len());
+    // SAFETY: as before.
+    let length = unsafe { libc::recv(socket.as_raw_fd(), buffer, room, 0) };
     let length = Errno::result(length).context("nfnetlink")?;
     ensure!(length >= LENGTH as isize, "nfnetlink answers {length} bytes");
-    let [a, b, c, d] = [answer[16], answer[17], answer[18], answer[19]];
-    let error = i32::from_ne_bytes([a, b, c, d]);
+    let error = (&answer[16..]).get_i32_ne();
     ensure!(error == 0, "nfnetlink: {}", Errno::from_raw(-error));
     Ok(())
 }

@@ -11,6 +11,30 @@ use crate::Protocol;
 use crate::host::Host;
 use crate::probe::nonce;
 
+impl Host {
+    /// Opens a flow that stays, over TCP or UDP.
+    ///
+    /// # Errors
+    /// When the connection is not established in time.
+    pub fn open_flow(&self, protocol: Protocol, to: SocketAddr, timeout: Duration) -> Result<Flow> {
+        Flow::open(self, None, (protocol, to), timeout)
+    }
+
+    /// As [`Host::open_flow`], from an address and port of one's own choice.
+    ///
+    /// # Errors
+    /// As [`Host::open_flow`], and when it is taken.
+    pub fn open_flow_from(
+        &self,
+        own: SocketAddr,
+        protocol: Protocol,
+        to: SocketAddr,
+        timeout: Duration,
+    ) -> Result<Flow> {
+        Flow::open(self, Some(own), (protocol, to), timeout)
+    }
+}
+
 /// An open TCP connection, or a UDP socket that keeps its port.
 #[derive(Debug)]
 pub struct Flow {

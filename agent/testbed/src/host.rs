@@ -1,18 +1,14 @@
 //! What a node and a pod have in common: a namespace with a name, servers and probes.
 
 use std::ffi::OsStr;
-use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Result;
 
 use crate::Protocol;
-use crate::flow::Flow;
 use crate::frame;
 use crate::netns::Netns;
-use crate::probe::{Probe, ProbeResult, probe_all};
 use crate::server::Servers;
 
 /// A network namespace that serves and probes. Its servers end before it does.
@@ -69,42 +65,6 @@ impl Host {
     /// When the port is taken, and for ICMP, which the kernel answers.
     pub fn serve(&self, protocol: Protocol, port: u16) -> Result<()> {
         self.servers.serve(&self.netns, protocol, port)
-    }
-
-    /// One probe; for many at once see [`probe_all`].
-    #[must_use]
-    pub fn probe(
-        &self,
-        protocol: Protocol,
-        to: IpAddr,
-        port: u16,
-        timeout: Duration,
-    ) -> ProbeResult {
-        let probe = Probe { from: self, protocol, to, port };
-        let failed = || ProbeResult::Failed("no answer from the prober".into());
-        probe_all(&[probe], timeout).pop().unwrap_or_else(failed)
-    }
-
-    /// Opens a flow that stays, over TCP or UDP.
-    ///
-    /// # Errors
-    /// When the connection is not established in time.
-    pub fn open_flow(&self, protocol: Protocol, to: SocketAddr, timeout: Duration) -> Result<Flow> {
-        Flow::open(self, None, (protocol, to), timeout)
-    }
-
-    /// As [`Host::open_flow`], from an address and port of one's own choice.
-    ///
-    /// # Errors
-    /// As [`Host::open_flow`], and when it is taken.
-    pub fn open_flow_from(
-        &self,
-        own: SocketAddr,
-        protocol: Protocol,
-        to: SocketAddr,
-        timeout: Duration,
-    ) -> Result<Flow> {
-        Flow::open(self, Some(own), (protocol, to), timeout)
     }
 
     /// Sends one Ethernet frame out of an interface (`eth0` of a pod), as it is.

@@ -29,6 +29,10 @@ pub(crate) fn tell_local(socket: &Socket, v6: bool) -> nix::Result<()> {
 
 /// Receives without waiting. An IPv4 peer of a dual-stack socket shows as a mapped address, which
 /// [`reply`] takes back as it is.
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "an enum of another crate, open to further variants"
+)]
 pub(crate) fn receive(socket: &Socket, buffer: &mut [u8]) -> nix::Result<Option<Received>> {
     let mut control = nix::cmsg_space!(libc::in6_pktinfo, libc::in_pktinfo);
     let mut slices = [IoSliceMut::new(buffer)];

@@ -19,7 +19,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 /// Not `/run/netns`: the first `ip netns add` on a machine binds that directory over itself, and
 /// what was mounted in it before could never be unmounted. For a look inside while a test runs:
 /// `nsenter --net=/run/netpold-testbed/NAME`.
-const DIRECTORY: &str = "/run/netpold-testbed";
+pub(crate) const DIRECTORY: &str = "/run/netpold-testbed";
 
 /// A network namespace with a name, removed when dropped.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl Netns {
     /// Makes a namespace named `np-<pid>-<number>-<label>`, its loopback down.
     ///
     /// # Errors
-    /// Without the capabilities for it (CAP_SYS_ADMIN), or when `/run` cannot be written.
+    /// Without the capabilities for it (`CAP_SYS_ADMIN`), or when `/run` cannot be written.
     pub fn create(label: &str) -> Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -177,48 +177,7 @@ fn bind_new(path: &Path) -> Result<OwnedFd> {
     Ok(File::open(path)?.into())
 }
 
-fn remove(path: &Path) {
+pub(crate) fn remove(path: &Path) {
     while umount2(path, MntFlags::MNT_DETACH).is_ok() {}
     let _ = fs::remove_file(path);
-}
-
-/// Removes the namespaces and agent directories that processes which no longer live have left
-/// behind. Called at the start of a test it keeps a killed run from leaking into the next; it
-/// touches nothing of a living process, so parallel runs do not disturb each other.
-pub fn sweep() {
-    for path in stale(Path::new(DIRECTORY)) {
-        remove(&path);
-    }
-    for path in stale(&std::env::temp_dir()) {
-        crate::agent::clean(&path);
-    }
-}
-
-/// Entries of a directory whose names carry the id of a process that is gone.
-fn stale(directory: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
-    let dead = |pid: u32| !Path::new("/proc").join(pid.to_string()).exists();
-    entries
-        .flatten()
-        .filter(|entry| entry.file_name().to_str().and_then(owner).is_some_and(dead))
-        .map(|entry| entry.path())
-        .collect()
-}
-
-/// The process that made the namespace of this name; `None` if it is not one of ours.
-fn owner(name: &str) -> Option<u32> {
-    name.strip_prefix("np-")?.split('-').next()?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::owner;
-
-    #[test]
-    fn only_our_names_have_an_owner() {
-        assert_eq!(owner("np-4711-0-node-a"), Some(4711));
-        assert_eq!(owner("np-x-0"), None);
-        assert_eq!(owner("cni-4711"), None);
-        assert_eq!(owner("np-"), None);
-    }
 }

@@ -12,7 +12,6 @@ use ipnet::{Ipv4Net, Ipv6Net};
 use serde_json::{Value, json};
 
 use crate::host::Host;
-use crate::pod::{Pod, PodSpec};
 
 /// How pods are connected to their node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +37,7 @@ const FIRST_POD: u32 = 10;
 #[derive(Debug)]
 pub struct Node {
     pub(crate) inner: Arc<Inner>,
-    next_pod: AtomicU32,
+    pub(crate) next_pod: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -95,22 +94,6 @@ impl Node {
         };
         inner.set_up()?;
         Ok(Self { inner: Arc::new(inner), next_pod: AtomicU32::new(FIRST_POD) })
-    }
-
-    /// Adds a pod: a namespace of its own behind a new veth.
-    ///
-    /// # Errors
-    /// When a link or an address cannot be made.
-    pub fn add_pod(&self, spec: &PodSpec) -> Result<Pod> {
-        let mut spec = spec.clone();
-        if spec.addresses.is_empty() {
-            let number = self.next_pod.fetch_add(1, Ordering::Relaxed);
-            spec.addresses = vec![
-                Ipv4Addr::from(u32::from(self.inner.cidr4.network()) + number).into(),
-                Ipv6Addr::from(u128::from(self.inner.cidr6.network()) + u128::from(number)).into(),
-            ];
-        }
-        Pod::create(Arc::clone(&self.inner), spec)
     }
 
     /// `InternalIP`s, IPv4 then IPv6.

@@ -2,6 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use anyhow::{Result, bail};
+use bytes::BufMut;
+
 use crate::frame::ethernet;
 use crate::icmp::checksum;
 
@@ -32,13 +35,13 @@ pub fn ipv4(
 ) -> Vec<u8> {
     let length = 20 + options.len();
     let mut header = vec![0x40 | (length / 4) as u8, 0];
-    header.extend(((length + payload.len()) as u16).to_be_bytes());
-    header.extend(ident.to_be_bytes());
-    header.extend(part.to_be_bytes());
-    header.extend([HOPS, protocol, 0, 0]);
-    header.extend(from.octets());
-    header.extend(to.octets());
-    header.extend(options);
+    header.put_u16((length + payload.len()) as u16);
+    header.put_u16(ident);
+    header.put_u16(part);
+    header.put_slice(&[HOPS, protocol, 0, 0]);
+    header.put_u32(from.to_bits());
+    header.put_u32(to.to_bits());
+    header.put_slice(options);
     let sum = checksum(&header).to_be_bytes();
     header[10..12].copy_from_slice(&sum);
     [&header, payload].concat()
@@ -48,11 +51,11 @@ pub fn ipv4(
 #[must_use]
 pub fn ipv6((from, to): (Ipv6Addr, Ipv6Addr), next: u8, payload: &[u8]) -> Vec<u8> {
     let mut packet = vec![0x60, 0, 0, 0];
-    packet.extend((payload.len() as u16).to_be_bytes());
-    packet.extend([next, HOPS]);
-    packet.extend(from.octets());
-    packet.extend(to.octets());
-    packet.extend(payload);
+    packet.put_u16(payload.len() as u16);
+    packet.put_slice(&[next, HOPS]);
+    packet.put_u128(from.to_bits());
+    packet.put_u128(to.to_bits());
+    packet.put_slice(payload);
     packet
 }
 
@@ -78,18 +81,25 @@ pub fn checksummed(from: IpAddr, to: IpAddr, protocol: u8, mut message: Vec<u8>)
         return message;
     }
     message[at..at + 2].fill(0);
-    let length = (message.len() as u32).to_be_bytes();
-    let pseudo = match (from, to) {
-        _ if protocol == ICMP => Vec::new(),
+    let length = message.len();
+    let mut covered = Vec::with_capacity(40 + length);
+    match (from, to) {
+        _ if protocol == ICMP => {}
         (IpAddr::V4(from), IpAddr::V4(to)) => {
-            [&from.octets()[..], &to.octets(), &[0, protocol], &length[2..]].concat()
+            covered.put_u32(from.to_bits());
+            covered.put_u32(to.to_bits());
+            covered.put_u16(protocol.into());
+            covered.put_u16(length as u16);
         }
         _ => {
-            let ends = [mapped(from).octets(), mapped(to).octets()].concat();
-            [&ends[..], &length, &[0, 0, 0, protocol]].concat()
+            covered.put_u128(mapped(from).to_bits());
+            covered.put_u128(mapped(to).to_bits());
+            covered.put_u32(length as u32);
+            covered.put_u32(protocol.into());
         }
-    };
-    let sum = checksum(&[&pseudo[..], &message].concat());
+    }
+    covered.put_slice(&message);
+    let sum = checksum(&covered);
     // RFC 768: an all-zero checksum would mean that there is none.
     let sum = if sum == 0 && protocol == UDP { u16::MAX } else { sum };
     message[at..at + 2].copy_from_slice(&sum.to_be_bytes());
@@ -99,9 +109,12 @@ pub fn checksummed(from: IpAddr, to: IpAddr, protocol: u8, mut message: Vec<u8>)
 /// A UDP message (header and payload).
 #[must_use]
 pub fn udp_message(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Vec<u8> {
-    let length = (8 + payload.len()) as u16;
-    let mut message = [from.port(), to.port(), length, 0].map(u16::to_be_bytes).concat();
-    message.extend(payload);
+    let mut message = Vec::with_capacity(8 + payload.len());
+    message.put_u16(from.port());
+    message.put_u16(to.port());
+    message.put_u16((8 + payload.len()) as u16);
+    message.put_u16(0);
+    message.put_slice(payload);
     checksummed(from.ip(), to.ip(), UDP, message)
 }
 
@@ -109,6 +122,26 @@ pub fn udp_message(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Vec<u8> 
 #[must_use]
 pub fn udp_packet(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Vec<u8> {
     packet(from.ip(), to.ip(), UDP, &udp_message(from, to, payload))
+}
+
+/// A UDP datagram that is not to be fragmented, in an Ethernet frame.
+///
+/// # Errors
+/// When the addresses are of different families.
+pub fn udp_frame(
+    destination_mac: [u8; 6],
+    source_mac: [u8; 6],
+    from: SocketAddr,
+    to: SocketAddr,
+    payload: &[u8],
+) -> Result<Vec<u8>> {
+    let message = udp_message(from, to, payload);
+    let packet = match (from.ip(), to.ip()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => ipv4((from, to), UDP, (0, 0x4000), &[], &message),
+        (IpAddr::V6(from), IpAddr::V6(to)) => ipv6((from, to), UDP, &message),
+        _ => bail!("{from} and {to} are of different families"),
+    };
+    Ok(frame(destination_mac, source_mac, &packet))
 }
 
 /// A TCP segment (header and payload) with these flags, sequence and acknowledgement numbers.
@@ -120,11 +153,13 @@ pub fn tcp_message(
     (sequence, acknowledged): (u32, u32),
     payload: &[u8],
 ) -> Vec<u8> {
-    let mut message = [from.port(), to.port()].map(u16::to_be_bytes).concat();
-    message.extend(sequence.to_be_bytes());
-    message.extend(acknowledged.to_be_bytes());
-    message.extend([0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
-    message.extend(payload);
+    let mut message = Vec::with_capacity(20 + payload.len());
+    message.put_u16(from.port());
+    message.put_u16(to.port());
+    message.put_u32(sequence);
+    message.put_u32(acknowledged);
+    message.put_slice(&[0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
+    message.put_slice(payload);
     checksummed(from.ip(), to.ip(), TCP, message)
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +12,9 @@ use serde_json::{Value, json};
 
 use crate::Protocol;
 use crate::host::Host;
-use crate::node::{BRIDGE, BRIDGE_MAC, Cni, Inner, PTP_GATEWAY, PTP_GATEWAY_V6, PTP_MAC, mac_text};
+use crate::node::{
+    BRIDGE, BRIDGE_MAC, Cni, Inner, Node, PTP_GATEWAY, PTP_GATEWAY_V6, PTP_MAC, mac_text,
+};
 
 /// The pod's side of its veth.
 const INTERFACE: &str = "eth0";
@@ -89,6 +91,24 @@ impl Deref for Pod {
 
     fn deref(&self) -> &Host {
         &self.host
+    }
+}
+
+impl Node {
+    /// Adds a pod: a namespace of its own behind a new veth.
+    ///
+    /// # Errors
+    /// When a link or an address cannot be made.
+    pub fn add_pod(&self, spec: &PodSpec) -> Result<Pod> {
+        let mut spec = spec.clone();
+        if spec.addresses.is_empty() {
+            let number = self.next_pod.fetch_add(1, Ordering::Relaxed);
+            spec.addresses = vec![
+                Ipv4Addr::from(u32::from(self.inner.cidr4.network()) + number).into(),
+                Ipv6Addr::from(u128::from(self.inner.cidr6.network()) + u128::from(number)).into(),
+            ];
+        }
+        Pod::create(Arc::clone(&self.inner), spec)
     }
 }
 

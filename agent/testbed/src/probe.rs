@@ -72,6 +72,22 @@ impl std::fmt::Display for ProbeResult {
     }
 }
 
+impl Host {
+    /// One probe; for many at once see [`probe_all`].
+    #[must_use]
+    pub fn probe(
+        &self,
+        protocol: Protocol,
+        to: IpAddr,
+        port: u16,
+        timeout: Duration,
+    ) -> ProbeResult {
+        let probe = Probe { from: self, protocol, to, port };
+        let failed = || ProbeResult::Failed("no answer from the prober".into());
+        probe_all(&[probe], timeout).pop().unwrap_or_else(failed)
+    }
+}
+
 /// Asks many questions at the same time and answers in their order. Takes about as long as one
 /// probe that times out. Requests that have no connection to repeat them are sent again once, at
 /// half the time.

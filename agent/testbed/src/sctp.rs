@@ -1,5 +1,7 @@
 //! As much of SCTP (RFC 9260) as a probe needs: INIT, INIT ACK and ABORT.
 
+use bytes::{Buf, BufMut};
+
 const INIT: u8 = 1;
 const INIT_ACK: u8 = 2;
 const ABORT: u8 = 6;
@@ -34,9 +36,9 @@ pub(crate) fn init_ack(source: u16, destination: u16, to: u32, cookie: &[u8]) ->
     let mut packet = header(source, destination, to);
     let parameter = 4 + cookie.len();
     push_init(&mut packet, INIT_ACK, to.wrapping_add(1).max(1), parameter);
-    packet.extend(STATE_COOKIE.to_be_bytes());
-    packet.extend((parameter as u16).to_be_bytes());
-    packet.extend(cookie);
+    packet.put_u16(STATE_COOKIE);
+    packet.put_u16(parameter as u16);
+    packet.put_slice(cookie);
     packet.resize(packet.len().next_multiple_of(4), 0);
     finish(packet)
 }
@@ -50,8 +52,9 @@ pub(crate) fn abort(source: u16, destination: u16, to: u32) -> Vec<u8> {
 
 /// Reads a packet; `None` if it is damaged or of another kind.
 pub(crate) fn parse(packet: &[u8]) -> Option<Packet<'_>> {
-    let (header, chunks) = packet.split_at_checked(COMMON_HEADER)?;
-    let sent = u32::from_le_bytes(header[8..12].try_into().ok()?);
+    let (mut header, chunks) = packet.split_at_checked(COMMON_HEADER)?;
+    let (source, destination, tag) = (header.get_u16(), header.get_u16(), header.get_u32());
+    let sent = header.get_u32_le();
     let mut unsummed = packet.to_vec();
     unsummed[8..12].fill(0);
     if crc32c(&unsummed) != sent {
@@ -65,30 +68,25 @@ pub(crate) fn parse(packet: &[u8]) -> Option<Packet<'_>> {
         ABORT => Chunk::Abort,
         _ => return None,
     };
-    Some(Packet {
-        source: u16::from_be_bytes([header[0], header[1]]),
-        destination: u16::from_be_bytes([header[2], header[3]]),
-        tag: u32::from_be_bytes(header[4..8].try_into().ok()?),
-        chunk,
-    })
+    Some(Packet { source, destination, tag, chunk })
 }
 
 fn header(source: u16, destination: u16, tag: u32) -> Vec<u8> {
     let mut packet = Vec::with_capacity(64);
-    packet.extend(source.to_be_bytes());
-    packet.extend(destination.to_be_bytes());
-    packet.extend(tag.to_be_bytes());
-    packet.extend([0; 4]);
+    packet.put_u16(source);
+    packet.put_u16(destination);
+    packet.put_u32(tag);
+    packet.put_u32(0);
     packet
 }
 
 fn push_init(packet: &mut Vec<u8>, kind: u8, tag: u32, parameters: usize) {
-    packet.extend([kind, 0]);
-    packet.extend(((INIT_CHUNK + parameters) as u16).to_be_bytes());
-    packet.extend(tag.to_be_bytes());
-    packet.extend(65_536_u32.to_be_bytes());
-    packet.extend([0, 1, 0, 1]);
-    packet.extend(tag.to_be_bytes());
+    packet.put_slice(&[kind, 0]);
+    packet.put_u16((INIT_CHUNK + parameters) as u16);
+    packet.put_u32(tag);
+    packet.put_u32(65_536);
+    packet.put_slice(&[0, 1, 0, 1]);
+    packet.put_u32(tag);
 }
 
 /// Appendix A: the sum is stored with its least significant byte first.

@@ -17,7 +17,7 @@ const PROG_TYPE_SCHED_CLS: u32 = 3;
 const TCX_INGRESS: u32 = 46;
 /// TC egress of an interface.
 const TCX_EGRESS: u32 = 47;
-/// TCX_NEXT
+/// `TCX_NEXT`
 const NEXT: i32 = -1;
 /// Offset in `struct __sk_buff`.
 const TC_INDEX: i16 = 44;
@@ -120,7 +120,7 @@ fn instruction(code: u8, to: u8, from: u8, offset: i16, immediate: i32) -> u64 {
     u64::from(code) | registers | offset | u64::from(immediate.cast_unsigned()) << 32
 }
 
-/// The blocks of BPF_MAP_UPDATE_ELEM and BPF_PROG_LOAD.
+/// The blocks of `BPF_MAP_UPDATE_ELEM` and `BPF_PROG_LOAD`.
 #[repr(C)]
 struct Update {
     map: i32,

@@ -36,8 +36,8 @@ impl Host {
     /// There is no such interface.
     pub fn hardware_address(&self, interface: &str) -> Result<[u8; 6]> {
         let find = || {
-            let all = getifaddrs().ok()?.filter(|found| found.interface_name == interface);
-            all.filter_map(|found| found.address?.as_link_addr()?.addr()).next()
+            let mut all = getifaddrs().ok()?.filter(|found| found.interface_name == interface);
+            all.find_map(|found| found.address?.as_link_addr()?.addr())
         };
         self.run(find)?.with_context(|| format!("{} has no interface {interface}", self.name()))
     }

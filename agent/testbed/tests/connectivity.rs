@@ -11,7 +11,7 @@ use netpold_testbed::{
     require_root, udp_frame,
 };
 
-const TIMEOUT: Duration = Duration::from_millis(1000);
+const TIMEOUT: Duration = Duration::from_secs(1);
 const PORTS: [u16; 2] = [80, 81];
 
 /// Two linked nodes, one of each kind, with `each` pods on each of them.
@@ -40,7 +40,7 @@ fn serve_all(host: &Host) {
 }
 
 /// Every protocol and port at an address.
-fn all<'a>(from: &'a Host, to: IpAddr) -> Vec<Probe<'a>> {
+fn all(from: &Host, to: IpAddr) -> Vec<Probe<'_>> {
     let mut probes = vec![Probe { from, protocol: Protocol::Icmp, to, port: 0 }];
     for protocol in Protocol::WITH_PORTS {
         probes.extend(PORTS.map(|port| Probe { from, protocol, to, port }));

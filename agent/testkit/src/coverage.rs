@@ -58,11 +58,14 @@ impl Coverage {
         let mut count = |reason: String| *self.reasons.entry(reason).or_default() += 1;
         count(format!("{:?}", judgement.cause));
         let (Cause::Rule, Some(by)) = (judgement.cause, &judgement.allowed_by) else { return };
-        let rule = state.objects.iter().find_map(|object| match object {
-            Change::Policy(policy) if policy.key == by.policy => {
+        let rule = state.objects.iter().find_map(|object| {
+            if let Change::Policy(policy) = object
+                && policy.key == by.policy
+            {
                 policy.rules(by.direction)?.get(by.index)
+            } else {
+                None
             }
-            _ => None,
         });
         if let Some(rule) = rule {
             count(format!("{} {}", judgement.direction, peer_kind(rule, by.peer)));

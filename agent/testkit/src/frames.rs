@@ -1,5 +1,7 @@
 //! Frames, byte by byte.
 
+use bytes::BufMut;
+
 /// A family and its addresses of the story: the pod, a client it admits, a server it may reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
@@ -44,6 +46,7 @@ pub enum Who {
 
 impl Who {
     /// Third byte of the IPv4 address, third of the IPv6 address.
+    #[must_use]
     pub const fn number(self) -> u8 {
         match self {
             Self::Pod => 0,
@@ -55,62 +58,69 @@ impl Who {
     }
 
     /// IPv4 address.
+    #[must_use]
     pub const fn v4(self) -> [u8; 4] {
         [10, 0, self.number(), 2]
     }
 
     /// IPv6 address.
+    #[must_use]
     pub const fn v6(self) -> [u8; 16] {
         [0xfd, 0, self.number(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2]
     }
 }
 
 /// An Ethernet frame.
+#[must_use]
 pub fn ether(ethertype: u16, payload: &[u8]) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
-    frame.extend(ethertype.to_be_bytes());
-    frame.extend(payload);
+    frame.put_u16(ethertype);
+    frame.put_slice(payload);
     frame
 }
 
 /// A frame with VLAN tags of these types before its EtherType.
+#[must_use]
 pub fn vlan(tags: &[u16], frame: &[u8]) -> Vec<u8> {
     let mut tagged = frame[..12].to_vec();
     for tag in tags {
-        tagged.extend(tag.to_be_bytes());
-        tagged.extend([0, 7]);
+        tagged.put_u16(*tag);
+        tagged.put_u16(7);
     }
-    tagged.extend(&frame[12..]);
+    tagged.put_slice(&frame[12..]);
     tagged
 }
 
 /// An IPv4 packet with options and the fragment field.
+#[must_use]
 pub fn ipv4(from: Who, to: Who, protocol: u8, options: &[u8], part: u16, data: &[u8]) -> Vec<u8> {
     let header = 20 + options.len();
     let mut packet = vec![0x40 | (header / 4) as u8, 0];
-    packet.extend(((header + data.len()) as u16).to_be_bytes());
-    packet.extend([0x12, 0x34]);
-    packet.extend(part.to_be_bytes());
-    packet.extend([64, protocol, 0, 0]);
-    packet.extend(from.v4());
-    packet.extend(to.v4());
-    packet.extend(options);
-    packet.extend(data);
+    packet.put_u16((header + data.len()) as u16);
+    packet.put_u16(0x1234);
+    packet.put_u16(part);
+    packet.put_slice(&[64, protocol, 0, 0]);
+    packet.put_slice(&from.v4());
+    packet.put_slice(&to.v4());
+    packet.put_slice(options);
+    packet.put_slice(data);
     packet
 }
 
 /// An IPv6 packet.
+#[must_use]
 pub fn ipv6(from: Who, to: Who, next: u8, hop_limit: u8, data: &[u8]) -> Vec<u8> {
     let mut packet = vec![0x60, 0, 0, 0];
-    packet.extend((data.len() as u16).to_be_bytes());
-    packet.extend([next, hop_limit]);
-    packet.extend(from.v6());
-    packet.extend(to.v6());
-    packet.extend(data);
+    packet.put_u16(data.len() as u16);
+    packet.put_slice(&[next, hop_limit]);
+    packet.put_slice(&from.v6());
+    packet.put_slice(&to.v6());
+    packet.put_slice(data);
     packet
 }
 
 /// The plain IP packet of a family, without Ethernet header.
+#[must_use]
 pub fn ip(family: Family, from: Who, to: Who, protocol: u8, data: &[u8]) -> Vec<u8> {
     match family {
         Family::V4 => ipv4(from, to, protocol, &[], 0, data),
@@ -119,30 +129,34 @@ pub fn ip(family: Family, from: Who, to: Who, protocol: u8, data: &[u8]) -> Vec<
 }
 
 /// Puts the Ethernet header of its version before an IP packet.
+#[must_use]
 pub fn frame(packet: &[u8]) -> Vec<u8> {
     ether(if packet[0] >> 4 == 4 { 0x0800 } else { 0x86dd }, packet)
 }
 
 /// A TCP header of 20 bytes, without data.
+#[must_use]
 pub fn tcp(source: u16, destination: u16, flags: u8) -> Vec<u8> {
     let mut header = ports(source, destination);
-    header.extend([0, 0, 0, 1, 0, 0, 0, 2, 0x50, flags, 1, 0, 0, 0, 0, 0]);
+    header.put_slice(&[0, 0, 0, 1, 0, 0, 0, 2, 0x50, flags, 1, 0, 0, 0, 0, 0]);
     header
 }
 
 /// A UDP datagram.
+#[must_use]
 pub fn udp(source: u16, destination: u16, data: &[u8]) -> Vec<u8> {
     let mut header = ports(source, destination);
-    header.extend(((8 + data.len()) as u16).to_be_bytes());
-    header.extend([0, 0]);
-    header.extend(data);
+    header.put_u16((8 + data.len()) as u16);
+    header.put_u16(0);
+    header.put_slice(data);
     header
 }
 
 /// An SCTP packet of one chunk.
+#[must_use]
 pub fn sctp(source: u16, destination: u16, chunk: u8) -> Vec<u8> {
     let mut header = ports(source, destination);
-    header.extend([0, 0, 0, 1, 0, 0, 0, 0, chunk, 0, 0, 4]);
+    header.put_slice(&[0, 0, 0, 1, 0, 0, 0, 0, chunk, 0, 0, 4]);
     header
 }
 
@@ -151,35 +165,41 @@ fn ports(source: u16, destination: u16) -> Vec<u8> {
 }
 
 /// An ICMP message, without a checksum.
+#[must_use]
 pub fn icmp(kind: u8, code: u8, rest: [u8; 4], data: &[u8]) -> Vec<u8> {
     let mut header = vec![kind, code, 0, 0];
-    header.extend(rest);
-    header.extend(data);
+    header.put_slice(&rest);
+    header.put_slice(data);
     header
 }
 
 impl Family {
     /// IP protocol number of the family's ICMP.
+    #[must_use]
     pub const fn icmp(self) -> u8 {
         if matches!(self, Self::V4) { 1 } else { 58 }
     }
 
     /// Type of an echo request.
+    #[must_use]
     pub const fn echo_request(self) -> u8 {
         if matches!(self, Self::V4) { 8 } else { 128 }
     }
 
     /// Type of an echo reply.
+    #[must_use]
     pub const fn echo_reply(self) -> u8 {
         if matches!(self, Self::V4) { 0 } else { 129 }
     }
 
     /// Type of "destination unreachable".
+    #[must_use]
     pub const fn unreachable(self) -> u8 {
         if matches!(self, Self::V4) { 3 } else { 1 }
     }
 
     /// A fragment of a UDP datagram; `offset` in units of 8 bytes.
+    #[must_use]
     pub fn fragment(self, from: Who, to: Who, offset: u16, more: bool, data: &[u8]) -> Vec<u8> {
         match self {
             Self::V4 => {
@@ -188,9 +208,9 @@ impl Family {
             }
             Self::V6 => {
                 let mut payload = vec![UDP, 0];
-                payload.extend((offset << 3 | u16::from(more)).to_be_bytes());
-                payload.extend([0, 0, 0x12, 0x34]);
-                payload.extend(data);
+                payload.put_u16(offset << 3 | u16::from(more));
+                payload.put_u32(0x1234);
+                payload.put_slice(data);
                 frame(&ipv6(from, to, 44, 64, &payload))
             }
         }

@@ -112,6 +112,9 @@ impl Subject {
     }
 
     /// What the pod's hook says of a packet that opens a flow.
+    ///
+    /// # Errors
+    /// XDP in front of the hook, or a second look, disagrees with it.
     pub fn begin(&self, packet: &Packet) -> Result<Option<bool>, Early> {
         let index = self.endpoints().find(|(pod, _)| pod.key == packet.pod).map(|(_, index)| index);
         let Some(ifindex) = index else { return Ok(None) };
@@ -162,6 +165,7 @@ impl Subject {
 }
 
 /// A compiler for the generated clusters' node.
+#[must_use]
 pub fn compiler() -> Compiler {
     Compiler::new(Options { node: NODE.to_owned(), ..Options::default() })
 }
@@ -199,6 +203,7 @@ fn disagree(states: &[Cluster], packet: &Packet) -> bool {
 }
 
 /// The smallest states that show the disagreement, and what is said about it.
+#[must_use]
 pub fn shrunk(found: Disagreement) -> String {
     let Disagreement { seed, mut states, packet } = found;
     if let Some(last) = states.last().filter(|last| disagree(&[(*last).clone()], &packet)) {

@@ -279,7 +279,7 @@ fn transport(protocol: u8, (source, destination): (u16, u16), packet: Packet) ->
         }
         // INIT, INIT ACK, DATA.
         SCTP => {
-            let chunk = if !begins { 0 } else { 1 + u8::from(answer) };
+            let chunk = if begins { 1 + u8::from(answer) } else { 0 };
             data.extend([0, 0, 0, 1, 0, 0, 0, 0, chunk, 0, 0, 4]);
         }
         // Echo: the identifier is the client's port.

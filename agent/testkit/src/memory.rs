@@ -13,6 +13,7 @@ use netpold_ebpf::layout::{
     Row, RowBlock, TrieBlock, endpoint_slot, untranslated,
 };
 use netpold_ebpf::policy::{PolicyTables, class4, class6, row_allows};
+use prefix_trie::PrefixMap;
 
 /// Why an operation was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -110,8 +111,8 @@ pub struct MemoryTables {
     pub trie_blocks: Elements<TrieBlock>,
     /// Classes of single IPv6 addresses.
     pub hosts6: BTreeMap<Ipv6Addr, ClassId>,
-    /// Classes of IPv6 prefixes: by length, by address. No length is empty.
-    cidrs6: BTreeMap<u8, BTreeMap<Ipv6Addr, ClassId>>,
+    /// Classes of IPv6 prefixes.
+    cidrs6: PrefixMap<Ipv6Net, ClassId>,
     has_cidr6: bool,
     /// The rows.
     pub rows: Elements<Row>,
@@ -137,7 +138,7 @@ impl MemoryTables {
             trie_root: vec![0; 65_536],
             trie_blocks: Elements::new("trie block"),
             hosts6: BTreeMap::new(),
-            cidrs6: BTreeMap::new(),
+            cidrs6: PrefixMap::new(),
             has_cidr6: false,
             rows: Elements::new("row"),
             row_blocks: Elements::new("row block"),
@@ -160,27 +161,13 @@ impl MemoryTables {
     /// Sets the class of an IPv6 prefix.
     pub fn set_cidr6(&mut self, net: Ipv6Net, class: ClassId) {
         self.has_cidr6 = true;
-        self.insert_cidr6(net, class);
+        self.cidrs6.insert(net, class);
     }
 
     /// The classes of IPv6 prefixes.
     #[must_use]
     pub fn cidrs6(&self) -> Vec<(Ipv6Net, ClassId)> {
-        let all = self.cidrs6.iter().flat_map(|(len, all)| all.iter().map(move |it| (*len, it)));
-        all.map(|(len, (address, class))| (Ipv6Net::new_assert(*address, len), *class)).collect()
-    }
-
-    fn insert_cidr6(&mut self, net: Ipv6Net, class: ClassId) {
-        self.cidrs6.entry(net.prefix_len()).or_default().insert(net.network(), class);
-    }
-
-    fn remove_cidr6(&mut self, net: Ipv6Net) {
-        if let Some(all) = self.cidrs6.get_mut(&net.prefix_len()) {
-            all.remove(&net.network());
-            if all.is_empty() {
-                self.cidrs6.remove(&net.prefix_len());
-            }
-        }
+        self.cidrs6.iter().map(|(net, class)| (net, *class)).collect()
     }
 
     /// The endpoint of an interface, found as the kernel program finds it.
@@ -280,8 +267,8 @@ impl TableWriter for MemoryTables {
             Op::TrieRootWord(index, value) => self.trie_root[usize::from(*index)] = *value,
             Op::Host6(address, class) => drop(self.hosts6.insert(*address, *class)),
             Op::Host6Gone(address) => drop(self.hosts6.remove(address)),
-            Op::Cidr6(prefix, class) => self.insert_cidr6(*prefix, *class),
-            Op::Cidr6Gone(prefix) => self.remove_cidr6(*prefix),
+            Op::Cidr6(prefix, class) => drop(self.cidrs6.insert(*prefix, *class)),
+            Op::Cidr6Gone(prefix) => drop(self.cidrs6.remove(prefix)),
             Op::HasCidr6(has) => self.has_cidr6 = *has,
             Op::Endpoint(slot, endpoint) => self.fill_slot(*slot, **endpoint)?,
             Op::EndpointRows(slot, rows) => self.slot_mut(*slot)?.rows = *rows,
@@ -311,9 +298,8 @@ impl PolicyTables for MemoryTables {
         if !self.has_cidr6 {
             return None;
         }
-        let address = Ipv6Addr::from(*address);
-        let network = |len: u8| Ipv6Net::new_assert(address, len).network();
-        self.cidrs6.iter().rev().find_map(|(len, all)| all.get(&network(*len))).copied()
+        let (_, class) = self.cidrs6.get_lpm(&Ipv6Addr::from(*address).into())?;
+        Some(*class)
     }
 
     fn row_first(&self, row: u32, class: u8) -> PortWord {

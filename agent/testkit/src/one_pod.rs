@@ -11,6 +11,10 @@ use netpold_ebpf::{
 use crate::frames::Who;
 use crate::node::NodeTables;
 
+const HTTPS: usize = 443;
+const HTTP: u32 = 80;
+const DNS: u32 = 53;
+
 /// Loopback, which every network namespace has.
 pub const IFINDEX: u32 = 1;
 /// The pod's row for ingress.
@@ -46,6 +50,7 @@ fn class(who: Who) -> u32 {
 
 /// The pod admits the client to TCP 80 and UDP 53, the friend to everything; it may reach the
 /// server on TCP 443, UDP 53 and by other protocols.
+#[must_use]
 pub fn tables(buckets: u32) -> NodeTables {
     let mut tables = NodeTables::new(buckets);
     let mut block = [0; 256];
@@ -59,16 +64,16 @@ pub fn tables(buckets: u32) -> NodeTables {
     tables.policy.trie_blocks.push(block);
 
     let mut https = [0; 1024];
-    https[443 >> 6] = 1 << (443 & 63);
+    https[HTTPS >> 6] = 1 << (HTTPS & 63);
     let mut dns = [0; 1024];
     dns[0] = 1 << 53;
     tables.policy.bitmaps.extend([https, dns]);
 
     let mut admits = Row::EMPTY;
-    let http = PortSet { tcp: PORTS_ONE | 80, udp: 3, ..PortSet::default() };
+    let http = PortSet { tcp: PORTS_ONE | HTTP, udp: 3, ..PortSet::default() };
     admits.first[class(Who::Client) as usize] = http.word();
     admits.first[class(Who::Friend) as usize] = PORTS_EVERY;
-    let server = PortSet { tcp: 2, udp: PORTS_ONE | 53, sctp: PORTS_ALL, other: PORTS_ALL };
+    let server = PortSet { tcp: 2, udp: PORTS_ONE | DNS, sctp: PORTS_ALL, other: PORTS_ALL };
     let mut block = [0; 256];
     block[class(Who::Server) as usize & 255] = server.word();
     tables.policy.row_blocks.push(block);

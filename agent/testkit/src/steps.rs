@@ -21,7 +21,8 @@ pub struct Step<'a> {
 const SHORTEST: usize = 15;
 
 /// An input is a run of packets: a byte that says direction, origin and rows, one for the length
-/// of the frame, and the frame. What is too short for BPF_PROG_TEST_RUN is left out.
+/// of the frame, and the frame. What is too short for `BPF_PROG_TEST_RUN` is left out.
+#[must_use]
 pub fn steps(mut bytes: &[u8]) -> Vec<Step<'_>> {
     let mut steps = Vec::new();
     while let [how, length, rest @ ..] = bytes {
@@ -56,6 +57,7 @@ pub fn steps(mut bytes: &[u8]) -> Vec<Step<'_>> {
 }
 
 /// The inputs in a folder, in the order of their names.
+#[must_use]
 pub fn corpus(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let entries = std::fs::read_dir(folder).expect("a folder with a corpus");
     let mut inputs: Vec<_> = entries

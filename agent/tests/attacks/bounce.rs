@@ -1,14 +1,14 @@
 //! Packets that a pod's own `ifb` sends on: they ask the kernel to skip the next TC hook, which is the
-//! host's (issue 12, 2). A pod needs NET_ADMIN in its namespace for it.
+//! host's (issue 12, 2). A pod needs `NET_ADMIN` in its namespace for it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use netpold_ebpf::layout::{endpoint_slot, mark};
+use netpold_testbed::cluster::{Cluster, isolate};
 use netpold_testbed::{Cni, Host, Pod, require_root, skip};
 use nix::sys::signal::Signal;
 
-use crate::cluster::{Cluster, isolate};
 use crate::volley::{BOTH, Sender, Tally, Volley, pairs, try_both};
 
 const PORT: u16 = 4000;

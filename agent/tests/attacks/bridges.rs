@@ -7,11 +7,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
+use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, all_pass, allow_to};
 use netpold_testbed::packet::{frame, udp_packet};
 use netpold_testbed::{Host, Pod, PodSpec, require_root};
 use nix::sys::signal::Signal;
 
-use crate::cluster::{Cluster, ENFORCED, NAMESPACE, all_pass, allow_to};
 use crate::volley::{PACKETS, Sender, Volley};
 
 const PORT: u16 = 4000;

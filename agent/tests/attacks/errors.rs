@@ -3,14 +3,14 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use netpold_testbed::cluster::{Cluster, PATIENCE, PORT, allow_to, isolate};
 use netpold_testbed::packet::{
     checksummed, ipv4, packet, tcp_message, udp_packet, unreachable_packet,
 };
+use netpold_testbed::services::{NODE_PORT, SERVICE_PORT, Service, provide};
 use netpold_testbed::{Cni, Host, Proxy, Wire, require_root};
 
-use crate::cluster::{Cluster, PATIENCE, PORT, allow_to, isolate};
 use crate::volley::{BOTH, PACKETS, Sender, Tally, Volley};
-use crate::world::{NODE_PORT, SERVICE_PORT, Service, provide};
 
 const CLIENT_PORT: u16 = 5000;
 /// Behind the quoted headers.

@@ -5,12 +5,12 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, PORT, allow_to, isolate};
 use netpold_testbed::packet::{packet, tcp_message, udp_packet, unreachable_packet};
+use netpold_testbed::services::{NODE_PORT, SERVICE_PORT, Service, answer, describe, provide};
 use netpold_testbed::{Cni, Flow, Protocol, Proxy, require_root};
 
-use crate::cluster::{Cluster, MOMENT, PATIENCE, PORT, allow_to, isolate};
 use crate::volley::{PACKETS, Sender, Tally, Volley};
-use crate::world::{NODE_PORT, SERVICE_PORT, Service, answer, describe, provide};
 
 const CLIENT_PORT: u16 = 5000;
 const TCP: u8 = 6;

@@ -1,11 +1,11 @@
 //! A pod that reaches itself through its own Service, whatever other pods are isolated and however the
 //! bridge is set (issue 12, 5).
 
+use netpold_testbed::cluster::{Cluster, isolate};
+use netpold_testbed::services::{NODE_PORT, Service, outcomes, provide};
 use netpold_testbed::{Cni, Proxy, require_root};
 
-use crate::cluster::{Cluster, isolate};
 use crate::volley::BOTH;
-use crate::world::{NODE_PORT, Service, outcomes, provide};
 
 fn itself(cni: Cni, bridge_calls: bool) {
     let mut cluster = Cluster::one(cni).with_pods(&["alone", "other"]);

@@ -15,9 +15,6 @@
 
 mod bounce;
 mod bridges;
-#[expect(dead_code, reason = "of the small cluster, only what attacks need")]
-#[path = "../traffic/cluster.rs"]
-mod cluster;
 mod errors;
 mod forgotten;
 mod handover;
@@ -29,6 +26,3 @@ mod own_address;
 mod refragmented;
 mod synproxy;
 mod volley;
-#[expect(dead_code, reason = "of the Services, only what attacks need")]
-#[path = "../traffic/services/world.rs"]
-mod world;

@@ -4,15 +4,15 @@
 use std::time::Duration;
 
 use netpold_ebpf::layout::{endpoint_slot, mark};
+use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, PORT as SERVED, isolate};
 use netpold_testbed::packet::{frame, udp_packet};
+use netpold_testbed::services::{NOBODY, Service, answer, may_reach, provide};
 use netpold_testbed::{Cni, Host, PodSpec, Proxy, Wire, require_root, skip};
 
 use serde_json::Value;
 
 use crate::bounce::{bounced, can_bounce};
-use crate::cluster::{Cluster, ENFORCED, NAMESPACE, PORT as SERVED, isolate};
 use crate::volley::{BOTH, PACKETS, Sender, Tally, Volley, nft, pairs};
-use crate::world::{NOBODY, Service, answer, may_reach, provide};
 
 const PORT: u16 = 4000;
 
@@ -221,7 +221,7 @@ fn a_pod_that_goes_round_its_program_is_named() {
     assert!(accused.len() == 1 && !accused[0].contains("shop/other"), "{accused:?}");
 }
 
-/// A tc filter behind netpold's program, as tools for bandwidth have it, clears the mark in tc_index.
+/// A tc filter behind netpold's program, as tools for bandwidth have it, clears the mark in `tc_index`.
 #[test]
 fn a_filter_that_erases_tc_index_is_named() {
     const TEST: &str = "a_filter_that_erases_tc_index_is_named";

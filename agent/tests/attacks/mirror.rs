@@ -1,9 +1,9 @@
 //! The node as a mirror: what it answers to a forged source is its own packet (issue 12, 15).
 
+use netpold_testbed::cluster::Cluster;
 use netpold_testbed::packet::icmp_packet;
 use netpold_testbed::{Cni, require_root};
 
-use crate::cluster::Cluster;
 use crate::volley::{PACKETS, Sender, Tally, try_both};
 
 fn mirror(cni: Cni, rp_filter: &str, tally: &mut Tally) {

@@ -3,10 +3,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use netpold_testbed::cluster::{Cluster, allow_from, isolate};
 use netpold_testbed::packet::{frame, udp_packet};
 use netpold_testbed::{Cni, require_root};
 
-use crate::cluster::{Cluster, allow_from, isolate};
 use crate::volley::{BOTH, PACKETS, Sender, Tally, Volley, pairs};
 
 const VXLAN_PORT: u16 = 8472;

@@ -3,10 +3,10 @@
 
 use std::net::IpAddr;
 
+use netpold_testbed::cluster::{Cluster, allow_to};
 use netpold_testbed::packet::{icmp_packet, packet, udp_packet};
 use netpold_testbed::{Cni, Node, require_root};
 
-use crate::cluster::{Cluster, allow_to};
 use crate::volley::{PACKETS, Sender, Tally, Volley, try_both};
 
 const BROADCAST: [u8; 6] = [0xff; 6];

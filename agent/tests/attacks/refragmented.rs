@@ -3,10 +3,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use netpold_testbed::cluster::Cluster;
 use netpold_testbed::packet::{ipv4, ipv6, udp_message};
 use netpold_testbed::{Proxy, require_root};
 
-use crate::cluster::Cluster;
 use crate::volley::{PACKETS, Sender, Tally, Volley, try_both};
 
 const PORT: u16 = 4000;
@@ -75,7 +75,9 @@ fn into_a_pod(node: usize, v6: bool, options: &[u8]) {
     });
     // What passed made the victim's answers pass, too.
     let answers = cluster.pod("stranger").wire("eth0").unwrap();
-    cluster.policy("victim", crate::cluster::isolate("victim", &crate::volley::BOTH)).enforce();
+    cluster
+        .policy("victim", netpold_testbed::cluster::isolate("victim", &crate::volley::BOTH))
+        .enforce();
     let volley = Volley::new();
     attack(&Sender::pod(cluster.pod("stranger")), (stranger, to), options, Volley::new());
     Sender::pod(cluster.pod("victim")).datagrams(

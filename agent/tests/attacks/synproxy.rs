@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use netpold_testbed::cluster::{Cluster, PATIENCE, PORT, isolate};
 use netpold_testbed::{Probe, Protocol, Proxy, probe_all, require_root};
 
-use crate::cluster::{Cluster, PATIENCE, PORT, isolate};
 use crate::volley::{BOTH, PACKETS, Tally, nft};
 
 const RULES: &str = "table inet guard {

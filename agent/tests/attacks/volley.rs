@@ -5,10 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use netpold_testbed::cluster::{Cluster, PATIENCE, isolate};
 use netpold_testbed::packet::{frame, udp_packet};
 use netpold_testbed::{Host, Pod, Wire};
-
-use crate::cluster::{Cluster, PATIENCE, isolate};
 
 /// How many packets an attack is made of.
 pub(crate) const PACKETS: usize = 100;

@@ -283,9 +283,10 @@ impl Cluster {
         let object = self.objects.get_mut(id).with_context(|| format!("no {id}"))?;
         let current = object["metadata"]["labels"].as_object_mut().context("no labels")?;
         for (key, value) in labels {
-            match value {
-                Value::Null => drop(current.remove(&key)),
-                value => drop(current.insert(key, value)),
+            if value.is_null() {
+                current.remove(&key);
+            } else {
+                current.insert(key, value);
             }
         }
         Ok(())

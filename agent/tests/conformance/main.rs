@@ -31,7 +31,7 @@ fn convert(step: &Step) -> Result<(Vec<Change>, usize)> {
                     problems += converted.problems.len();
                     changes.push(converted.change);
                 }
-                other => bail!("not an object netpold reads: {other:?}"),
+                other @ Manifest::Other(..) => bail!("not an object netpold reads: {other:?}"),
             }
         }
     }

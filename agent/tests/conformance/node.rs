@@ -48,9 +48,15 @@ impl CompiledNode {
 
     /// A veth for each of the node's pods that runs.
     fn interfaces(&self, objects: &[Change]) -> impl Iterator<Item = Change> {
-        let pods = objects.iter().filter_map(|object| match object {
-            Change::Pod(pod) if pod.node == self.name && !pod.finished => Some(pod),
-            _ => None,
+        let pods = objects.iter().filter_map(|object| {
+            if let Change::Pod(pod) = object
+                && pod.node == self.name
+                && !pod.finished
+            {
+                Some(pod)
+            } else {
+                None
+            }
         });
         pods.map(|pod| {
             let addresses = pod.addresses.clone();
@@ -65,9 +71,14 @@ impl CompiledNode {
 
     /// The interface of the pod here that has an address.
     fn interface_of(&self, address: IpAddr) -> Option<&Interface> {
-        self.state.iter().find_map(|object| match object {
-            Change::Interface(i) if i.addresses.contains(&address) => Some(i),
-            _ => None,
+        self.state.iter().find_map(|object| {
+            if let Change::Interface(i) = object
+                && i.addresses.contains(&address)
+            {
+                Some(i)
+            } else {
+                None
+            }
         })
     }
 

@@ -26,7 +26,7 @@ const DENIED: Duration = Duration::from_millis(120);
 /// How long one that ought to be answered gets on a machine that is busy with other things.
 const ALLOWED: Duration = Duration::from_secs(5);
 /// Until an agent enforces a step.
-const ENFORCED: Duration = Duration::from_secs(60);
+const ENFORCED: Duration = Duration::from_mins(1);
 /// Which share of the cases is run again under XDP.
 const EARLY_EVERY: usize = 4;
 
@@ -210,7 +210,7 @@ fn holds(check: &Check, result: &ProbeResult) -> bool {
     match result {
         ProbeResult::Connected(name) => check.allow && (name.is_empty() || *name == check.to.name),
         ProbeResult::Timeout => !check.allow,
-        _ => false,
+        ProbeResult::Refused | ProbeResult::Unreachable | ProbeResult::Failed(_) => false,
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) enum Early {
 /// All of them.
 pub(crate) const EARLY: [Early; 3] =
     [Early::Uplink(Scope::Openings), Early::Uplink(Scope::All), Early::Sent];
-/// BPF_PROG_TEST_RUN lets XDP see loopback as the device that a packet came by, which here is the
+/// `BPF_PROG_TEST_RUN` lets XDP see loopback as the device that a packet came by, which here is the
 /// pod's own. So the uplink's programs find the pod in another slot, as behind another interface.
 const SLOT: u32 = IFINDEX + 1;
 const XDP_DROP: u32 = 1;

@@ -1,4 +1,4 @@
-//! The programs in this machine's kernel, by BPF_PROG_TEST_RUN. Needs root; without it each test
+//! The programs in this machine's kernel, by `BPF_PROG_TEST_RUN`. Needs root; without it each test
 //! says loudly that it was skipped, and fails in CI.
 #![expect(
     clippy::expect_used,

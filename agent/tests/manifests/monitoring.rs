@@ -35,7 +35,7 @@ fn all<'a>(value: &'a Value, key: &str, found: &mut Vec<&'a str>) {
             _ => all(value, key, found),
         }),
         Value::Array(items) => items.iter().for_each(|item| all(item, key, found)),
-        _ => {}
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
 

@@ -137,7 +137,7 @@ fn agents_have_a_priority_level(server: &ApiServer) {
     };
     let wanted = (uid("flowschema"), uid("prioritylevelconfiguration"));
     // The server takes a moment to put them into force.
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_mins(1);
     while classified(server, &["get", "pods", "-A", "--as", AGENT]) != wanted {
         assert!(
             std::time::Instant::now() < deadline,

@@ -1,4 +1,4 @@
-//! Every object against the types that Kubernetes publishes (k8s-openapi, generated from its OpenAPI).
+//! Every object against the types that Kubernetes publishes (k8s-openapi, generated from its `OpenAPI`).
 
 use k8s_openapi::api::{
     admissionregistration::v1 as admission, apps::v1 as apps, core::v1 as core,

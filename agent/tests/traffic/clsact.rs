@@ -1,9 +1,9 @@
 //! Enforcement by filters below a clsact qdisc, as on kernels before 6.6.
 
+use netpold_testbed::cluster::{Cluster, ENFORCED};
 use netpold_testbed::{Cni, require_root};
 use nix::sys::signal::Signal;
 
-use crate::cluster::{Cluster, ENFORCED};
 use crate::hooks;
 use crate::kernel;
 use crate::load::{guarded, under_load};
@@ -41,12 +41,12 @@ fn filters_stay_with_the_veth_of_a_deleted_pod() {
     cluster.deleted.insert(zombie.name().to_owned(), zombie.host_ifindex());
     cluster.enforce();
     let stranger = cluster.pod("stranger");
-    crate::cluster::none_pass(&zombie, stranger, stranger.addresses());
-    crate::cluster::none_pass(&zombie, &zombie, cluster.pod("server").addresses());
+    netpold_testbed::cluster::none_pass(&zombie, stranger, stranger.addresses());
+    netpold_testbed::cluster::none_pass(&zombie, &zombie, cluster.pod("server").addresses());
     // Its binding is found again by the filters that are still there.
     cluster.restart(0);
     let stranger = cluster.pod("stranger");
-    crate::cluster::none_pass(&zombie, stranger, stranger.addresses());
+    netpold_testbed::cluster::none_pass(&zombie, stranger, stranger.addresses());
 }
 
 /// Of the same priority, which is the first, so that the kernel asks it before ours.

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use netpold_testbed::cluster::{Cluster, ENFORCED, PORT};
 use netpold_testbed::{Cni, Protocol, require_root};
 use serde_json::Value;
 
-use crate::cluster::{Cluster, ENFORCED, PORT};
 use crate::load::guarded;
 
 /// A cluster whose agents look for answers in a directory that is not there yet.

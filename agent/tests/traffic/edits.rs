@@ -16,9 +16,9 @@ use netpold_core::model::{
 };
 use netpold_core::ops::Capacity;
 use netpold_core::options::Options;
+use netpold_testbed::cluster::{Cluster, NAMESPACE};
 use netpold_testbed::{Cni, Unmount, require_root};
 
-use crate::cluster::{Cluster, NAMESPACE};
 use crate::load::{guarded, under_load};
 
 /// Updates, and edits that each of them gathers: what the manifests' 10 ms would.

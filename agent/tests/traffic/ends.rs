@@ -4,9 +4,9 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
+use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, allow_from, isolate};
 use netpold_testbed::{Cni, Pod, ethernet, require_root};
 
-use crate::cluster::{Cluster, MOMENT, PATIENCE, allow_from, isolate};
 use crate::udp;
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];

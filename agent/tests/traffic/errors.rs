@@ -5,9 +5,9 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::Instant;
 
+use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, allow_from, allow_to, isolate};
 use netpold_testbed::{Cni, ProbeResult, Protocol, require_root};
 
-use crate::cluster::{Cluster, MOMENT, PATIENCE, allow_from, allow_to, isolate};
 use crate::udp;
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];

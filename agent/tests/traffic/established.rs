@@ -2,10 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, allow_from, allow_to, isolate};
 use netpold_testbed::{Cni, Flow, Protocol, require_root};
 use serde_json::json;
-
-use crate::cluster::{Cluster, MOMENT, PATIENCE, allow_from, allow_to, isolate};
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
 

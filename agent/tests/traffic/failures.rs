@@ -6,10 +6,10 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
+use netpold_testbed::cluster::{Cluster, ENFORCED, allow_from, binary, isolate, remount};
 use netpold_testbed::{Cni, Unmount, require_root, without_twins};
 use nix::sys::signal::Signal;
 
-use crate::cluster::{Cluster, ENFORCED, allow_from, binary, isolate, remount};
 use crate::kernel;
 
 fn guarded() -> Cluster {

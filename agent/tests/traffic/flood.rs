@@ -10,10 +10,10 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use netpold_testbed::cluster::{Cluster, PATIENCE};
 use netpold_testbed::{Cni, Pod, require_root};
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, PATIENCE};
 use sender::{Kind, Sender};
 
 const FLOWS: usize = 10_000;
@@ -127,7 +127,7 @@ impl Stage {
             self.sender.send(kind, count / PARTS);
             self.flows.talk(part);
         }
-        let (cpu, log) = (self.agent_cpu() - cpu, self.agent_log() - log);
+        let (cpu, log) = (self.agent_cpu().saturating_sub(cpu), self.agent_log() - log);
         let cost = Cost { wall: start.elapsed(), cpu, log };
         println!(
             "{kind:?}: {count} packets in {:.1?}, {:.0} a second; agent {:.2?} of CPU, {} bytes of log; \

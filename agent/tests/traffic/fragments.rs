@@ -1,9 +1,9 @@
 //! Datagrams that do not fit into one packet.
 
+use netpold_testbed::cluster::{Cluster, MOMENT, isolate};
 use netpold_testbed::{Cni, Pod, require_root, udp_frame};
 use std::net::IpAddr;
 
-use crate::cluster::{Cluster, MOMENT, isolate};
 use crate::udp;
 
 const ALLOWED: u16 = 4000;

@@ -7,10 +7,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
+use netpold_testbed::cluster::{Cluster, ENFORCED, MOMENT, PORT, allow_from, isolate};
 use netpold_testbed::{Cni, Protocol, require_root};
 use serde_json::Value;
 
-use crate::cluster::{Cluster, ENFORCED, MOMENT, PORT, allow_from, isolate};
 use crate::load;
 
 const BPF_PROG_LOAD: libc::c_int = 5;
@@ -28,7 +28,7 @@ const TCX_NEXT: i32 = -1;
 const TCX_PASS: i32 = 0;
 const TCX_DROP: i32 = 2;
 
-/// The beginning of `union bpf_attr` for BPF_PROG_LOAD.
+/// The beginning of `union bpf_attr` for `BPF_PROG_LOAD`.
 #[repr(C)]
 struct Load {
     program_type: u32,
@@ -38,7 +38,7 @@ struct Load {
     rest: [u64; 4],
 }
 
-/// The same for BPF_LINK_CREATE.
+/// The same for `BPF_LINK_CREATE`.
 #[repr(C)]
 struct Create {
     program: u32,
@@ -195,7 +195,7 @@ fn a_program_that_was_removed_by_hand_is_put_back() {
         Err(e) => return eprintln!("SKIPPED a program removed by hand: no TCX link here: {e}"),
     }
     let repaired = |status: &Value| status["repairs"] == 1;
-    cluster.agents[0].wait_for("repaired", Duration::from_secs(60), repaired).unwrap();
+    cluster.agents[0].wait_for("repaired", Duration::from_mins(1), repaired).unwrap();
     cluster.denied("stranger", "server");
     cluster.reaches("friend", "server");
 }

@@ -3,13 +3,13 @@
 use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
 
+use netpold_testbed::cluster::{
+    Cluster, ENFORCED, NAMESPACE, all_pass, allow_from, allow_to, isolate, none_pass,
+};
 use netpold_testbed::{Cni, Netns, Pod, PodSpec, require_root, udp_frame};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::cluster::{
-    Cluster, ENFORCED, NAMESPACE, all_pass, allow_from, allow_to, isolate, none_pass,
-};
 use crate::udp;
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];

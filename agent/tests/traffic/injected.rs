@@ -12,11 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use netpold_testbed::cluster::{Cluster, ENFORCED, allow_from, isolate};
 use netpold_testbed::{Cni, require_root};
 use nix::poll::{PollFd, PollFlags, poll};
 use serde_json::Value;
 
-use crate::cluster::{Cluster, ENFORCED, allow_from, isolate};
 use crate::failures::from_many;
 use crate::kernel::NOTIFY_OF_BPF;
 
@@ -34,6 +34,7 @@ const SECCOMP_IOCTL_NOTIF_RECV: libc::c_ulong = 0xc050_2100;
 const SECCOMP_IOCTL_NOTIF_SEND: libc::c_ulong = 0xc018_2101;
 
 /// To the agent's process, before it is one.
+#[expect(clippy::multiple_unsafe_ops_per_block, reason = "system calls in a row")]
 fn listened_to(command: &mut Command) {
     let install = || {
         let length = NOTIFY_OF_BPF.len() as u16;
@@ -86,6 +87,7 @@ impl Injector {
 }
 
 /// The listener's descriptor, once the process has it.
+#[expect(clippy::multiple_unsafe_ops_per_block, reason = "system calls in a row")]
 fn listener(pid: u32) -> io::Result<OwnedFd> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {

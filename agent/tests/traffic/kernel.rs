@@ -75,6 +75,7 @@ pub(crate) fn without_btf(command: &mut Command) {
     filtered(command, &NO_BTF);
 }
 
+#[expect(clippy::multiple_unsafe_ops_per_block, reason = "system calls in a row")]
 fn filtered(command: &mut Command, filter: &'static [sock_filter]) {
     let install = || {
         let length = filter.len() as u16;

@@ -4,9 +4,9 @@ use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use netpold_testbed::cluster::{Cluster, PATIENCE, allow_from};
 use netpold_testbed::{Cni, require_root};
 
-use crate::cluster::{Cluster, PATIENCE, allow_from};
 use crate::udp;
 
 const ROUNDS: u32 = 20;

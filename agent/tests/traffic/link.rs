@@ -3,9 +3,11 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::time::{Duration, Instant};
 
+use netpold_testbed::cluster::{
+    Cluster, MOMENT, NAMESPACE, PATIENCE, allow_from, allow_to, isolate,
+};
 use netpold_testbed::{Cni, Pod, PodSpec, ethernet, require_root, udp_frame};
 
-use crate::cluster::{Cluster, MOMENT, NAMESPACE, PATIENCE, allow_from, allow_to, isolate};
 use crate::sent::tap::tap;
 
 const ARP: u16 = 0x0806;

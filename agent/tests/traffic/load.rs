@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use netpold_testbed::cluster::{Cluster, PATIENCE, PORT, allow_from, allow_to, isolate};
 use netpold_testbed::{Cni, Flow, Netns, Protocol};
 
-use crate::cluster::{Cluster, PATIENCE, PORT, allow_from, allow_to, isolate};
 use crate::udp;
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];

@@ -12,7 +12,6 @@
 )]
 
 mod clsact;
-mod cluster;
 mod cni_results;
 mod edits;
 mod ends;

@@ -1,9 +1,10 @@
 //! Marks that are not netpold's: a pod with a program of its own writes `skb->tc_index`.
 
 use netpold_ebpf::layout::{endpoint_slot, mark};
+use netpold_testbed::cluster::{
+    Cluster, MOMENT, NAMESPACE, PORT, all_pass, allow_from, isolate, none_pass,
+};
 use netpold_testbed::{Cni, Host, PodSpec, require_root};
-
-use crate::cluster::{Cluster, MOMENT, NAMESPACE, PORT, all_pass, allow_from, isolate, none_pass};
 
 /// The interface that leads to the other node.
 pub(crate) fn wire(node: &Host) -> String {
@@ -75,7 +76,9 @@ fn nobody_whom_netpold_does_not_know_can_forge_a_mark() {
     };
     let devices = |status: &serde_json::Value| status["devices"].as_array().map(Vec::len);
     cluster.agents[0]
-        .wait_for("at two devices", crate::cluster::ENFORCED, |status| devices(status) == Some(2))
+        .wait_for("at two devices", netpold_testbed::cluster::ENFORCED, |status| {
+            devices(status) == Some(2)
+        })
         .unwrap();
     let server = cluster.pod("server");
     none_pass(&zombie, server, server.addresses());

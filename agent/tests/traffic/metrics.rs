@@ -1,15 +1,14 @@
 //! What `--listen` serves, scraped over real sockets in the node's namespace.
-
+#![expect(clippy::float_cmp, reason = "counts, which floats hold exactly")]
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Instant;
 
+use netpold_testbed::cluster::{Cluster, ENFORCED, MOMENT, NAMESPACE, PATIENCE, PORT, allow_from};
 use netpold_testbed::{Cni, Host, Protocol, require_root};
 use nix::sys::signal::Signal;
-
-use crate::cluster::{Cluster, ENFORCED, MOMENT, NAMESPACE, PATIENCE, PORT, allow_from};
 
 const LISTEN: u16 = 9417;
 

@@ -9,14 +9,13 @@ use netlink_packet_route::link::{
     InfoData, InfoKind, InfoNetkit, LinkAttribute, LinkInfo, LinkMessage, NetkitMode,
 };
 use netpold_ebpf::layout::{endpoint_slot, mark};
+use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, all_pass, allow_from, none_pass};
 use netpold_testbed::{Cni, Pod, PodSpec, require_root};
 use rtnetlink::packet_core::{
     NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
     NetlinkPayload,
 };
 use rtnetlink::sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
-
-use crate::cluster::{Cluster, ENFORCED, NAMESPACE, all_pass, allow_from, none_pass};
 
 /// Makes a pair, here and in the namespace of a pod; `ip` of Debian 12 cannot.
 fn pair(name: &str, pod: &Pod, mode: NetkitMode) -> io::Result<()> {

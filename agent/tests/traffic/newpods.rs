@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use netpold_testbed::cluster::{Cluster, ENFORCED, all_pass, none_pass};
 use netpold_testbed::{Cni, Netns, require_root};
 
-use crate::cluster::{Cluster, ENFORCED, all_pass, none_pass};
 use crate::load::guarded;
 
 fn denying() -> Cluster {

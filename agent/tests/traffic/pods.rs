@@ -2,10 +2,9 @@
 
 use std::fs;
 
+use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, PATIENCE, allow_from, isolate};
 use netpold_testbed::{Agent, Cni, PodSpec, Protocol, require_root};
 use serde_json::Value;
-
-use crate::cluster::{Cluster, ENFORCED, NAMESPACE, PATIENCE, allow_from, isolate};
 
 /// A server that listens to `friend` alone.
 fn guarded(cni: Cni) -> Cluster {
@@ -163,7 +162,11 @@ fn programs_stay_with_the_veth(arguments: &[&str]) {
     cluster.enforce();
     assert_eq!(devices(&cluster), serde_json::json!([]));
     assert_eq!(links(&cluster.agents[0], index).len(), 2);
-    crate::cluster::none_pass(&zombie, cluster.pod("friend"), cluster.pod("friend").addresses());
+    netpold_testbed::cluster::none_pass(
+        &zombie,
+        cluster.pod("friend"),
+        cluster.pod("friend").addresses(),
+    );
     cluster.deleted.clear();
     zombie.delete().unwrap();
     cluster.enforce();

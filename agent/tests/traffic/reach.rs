@@ -1,8 +1,9 @@
 //! Who reaches whom, over TCP, UDP, SCTP and echo, in both families.
 
+use netpold_testbed::cluster::{
+    Cluster, MOMENT, all_pass, allow_from, allow_to, isolate, none_pass,
+};
 use netpold_testbed::{Cni, Probe, Protocol, probe_all, require_root};
-
-use crate::cluster::{Cluster, MOMENT, all_pass, allow_from, allow_to, isolate, none_pass};
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
 
@@ -70,7 +71,7 @@ fn a_ping_does_not_open_the_way_back() {
     }
     let both = |to| Probe { from: b, protocol: Protocol::Icmp, to, port: 0 };
     let echoes: Vec<_> = a.addresses().iter().copied().map(both).collect();
-    assert!(probe_all(&echoes, MOMENT).iter().all(|result| result.dropped()));
+    assert!(probe_all(&echoes, MOMENT).iter().all(netpold_testbed::ProbeResult::dropped));
 }
 
 #[test]

@@ -10,12 +10,12 @@ use aya::programs::loaded_programs;
 use netpold::dataplane::hosts6::Hosts6;
 use netpold::dataplane::mmap::MappedArray;
 use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint, LAYOUT_VERSION, PORTS_EVERY, Row, Settings};
+use netpold_testbed::cluster::{Cluster, ENFORCED, remount};
 use netpold_testbed::{Cni, require_root};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::cluster::{Cluster, ENFORCED, remount};
 use crate::kernel;
 use crate::load::guarded;
 
@@ -150,7 +150,7 @@ fn a_read_only_bpffs_leaves_no_new_pod_open() {
     let bpffs = cluster.agents[0].bpffs();
     remount(&bpffs, "ro");
     cluster.add(0, "late");
-    cluster.policy("late", crate::cluster::isolate("late", &["Ingress", "Egress"]));
+    cluster.policy("late", netpold_testbed::cluster::isolate("late", &["Ingress", "Egress"]));
     cluster.write();
     let index = cluster.pod("late").host_ifindex();
     let told = |status: &Value| {

@@ -1,9 +1,9 @@
 //! Agents that end in any way and come back.
 
+use netpold_testbed::cluster::{Cluster, ENFORCED, MOMENT, PATIENCE, allow_from, isolate};
 use netpold_testbed::{Cni, Protocol, require_root};
 use nix::sys::signal::Signal;
 
-use crate::cluster::{Cluster, ENFORCED, MOMENT, PATIENCE, allow_from, isolate};
 use crate::load::{guarded, under_load};
 
 fn again_and_again(signal: Signal) {

@@ -4,9 +4,8 @@ use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::process::Stdio;
 
+use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, allow_from, allow_to, isolate};
 use netpold_testbed::{Cni, Flow, Protocol, require_root};
-
-use crate::cluster::{Cluster, MOMENT, PATIENCE, allow_from, allow_to, isolate};
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
 /// Beyond every port that a client is given: a guess by ports takes the client for the server.

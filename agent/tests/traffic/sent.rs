@@ -8,11 +8,11 @@ use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use netpold_testbed::cluster::{Cluster, ENFORCED, allow_to, isolate};
 use netpold_testbed::{Cni, require_root};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::cluster::{Cluster, ENFORCED, allow_to, isolate};
 use crate::hooks::attach_xdp;
 use crate::uninstall::uninstall;
 use tap::sees_the_denied;

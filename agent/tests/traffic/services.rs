@@ -8,4 +8,3 @@ mod itself;
 mod node_ports;
 mod paths;
 mod untranslated;
-mod world;

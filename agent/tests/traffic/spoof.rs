@@ -1,9 +1,9 @@
 //! Packets with a source that is not the pod's.
 
+use netpold_testbed::cluster::{Cluster, NAMESPACE, isolate};
 use netpold_testbed::{Cni, Pod, PodSpec, require_root, udp_frame};
 use std::net::IpAddr;
 
-use crate::cluster::{Cluster, NAMESPACE, isolate};
 use crate::udp;
 
 const PORT: u16 = 4000;

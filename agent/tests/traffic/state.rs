@@ -5,12 +5,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use netpold_testbed::cluster::{Cluster, ENFORCED, PORT, allow_from, binary};
 use netpold_testbed::{Cni, require_root, without_twins};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::cluster::{Cluster, ENFORCED, PORT, allow_from, binary};
 use crate::load::guarded;
 
 /// Waits until the state is on disk and newer than some time.

@@ -3,8 +3,7 @@
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use netpold_testbed::Host;
-
-use crate::cluster::PATIENCE;
+use netpold_testbed::cluster::PATIENCE;
 
 /// A socket in a host's namespace, bound to one of its addresses.
 pub(crate) fn socket(host: &Host, address: IpAddr, port: u16) -> UdpSocket {

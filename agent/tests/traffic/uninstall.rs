@@ -1,11 +1,12 @@
 //! Taking netpold off a node.
 
+use std::path::Path;
 use std::process::Output;
 
+use netpold_testbed::cluster::{Cluster, allow_from, binary};
 use netpold_testbed::{Cni, require_root, without_twins};
 use nix::sys::signal::Signal;
 
-use crate::cluster::{Cluster, allow_from, binary};
 use crate::kernel;
 
 /// On the node: filters are found in its network namespace alone.
@@ -53,5 +54,8 @@ fn takes_everything_away(cluster: Cluster) {
     let left = std::fs::read_dir(cluster.agents[0].bpffs()).unwrap();
     let left = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     // The kernel's own files at the top of a bpffs.
-    assert!(left.into_iter().all(|name| name.ends_with(".debug")), "pins");
+    assert!(
+        left.into_iter().all(|name| Path::new(&name).extension().is_some_and(|it| it == "debug")),
+        "pins"
+    );
 }

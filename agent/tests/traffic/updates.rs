@@ -1,9 +1,9 @@
 //! Updates under traffic: no packet meets a state that is neither the old nor the new one.
 
+use netpold_testbed::cluster::{Cluster, allow_from};
 use netpold_testbed::{Cni, require_root};
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, allow_from};
 use crate::load::{guarded, under_load};
 
 /// The same permission, by address.

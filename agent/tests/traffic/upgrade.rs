@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use netpold_ebpf::layout::LAYOUT_VERSION;
+use netpold_testbed::cluster::{Cluster, binary};
 use netpold_testbed::{Cni, require_root};
 use nix::sys::signal::Signal;
 
-use crate::cluster::{Cluster, binary};
 use crate::kernel;
 use crate::load::{guarded, under_load, under_old_load};
 
@@ -16,7 +16,7 @@ type Traffic = fn(&mut Cluster, &[&dyn Fn(&mut Cluster)]);
 
 /// Builds the agent whose tables are laid out differently, once for all tests of a build.
 fn other() -> PathBuf {
-    let directory = PathBuf::from(binary()).parent().unwrap().to_owned();
+    let directory = binary().parent().unwrap().to_owned();
     let mut cargo = Command::new(env!("CARGO"));
     // What cargo told this test is not meant for another cargo.
     for (name, _) in std::env::vars_os() {

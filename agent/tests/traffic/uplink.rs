@@ -1,9 +1,8 @@
 //! XDP at the device by which packets reach the node.
 
+use netpold_testbed::cluster::{Cluster, allow_from, isolate};
 use netpold_testbed::{Agent, require_root};
 use nix::sys::signal::Signal;
-
-use crate::cluster::{Cluster, allow_from, isolate};
 
 /// A server on the second node that listens to `friend` on the first alone.
 fn guarded(drops: &str) -> Cluster {

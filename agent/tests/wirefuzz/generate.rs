@@ -6,10 +6,10 @@ use std::net::IpAddr;
 
 use netpold_testbed::ethernet;
 use netpold_testbed::packet::{frame, icmp_packet, packet, udp_packet};
+use netpold_testbed::services::NODE_PORT;
 
 use crate::judge::{History, Sent};
 use crate::read::{self, ICMP, ICMPV6, SCTP, TCP, Tuple, UDP};
-use crate::services::NODE_PORT;
 use crate::shape::{Shape, extension, message, options, routing};
 use crate::traits::Trait;
 use crate::world::{PORTS, Party, World};
@@ -376,7 +376,9 @@ impl Generator {
             IpAddr::V4(to) if to.is_broadcast() => BROADCAST,
             IpAddr::V4(to) if to.is_multicast() => [1, 0, 0x5e, 0, 0, 0xfb],
             IpAddr::V6(to) if to.is_multicast() => [0x33, 0x33, 0, 0, 0, 1],
-            _ => parties.iter().find(neighbour).map_or(party.gateway, |other| other.mac),
+            IpAddr::V4(_) | IpAddr::V6(_) => {
+                parties.iter().find(neighbour).map_or(party.gateway, |other| other.mac)
+            }
         };
         if !self.chance(8) {
             return right;

@@ -20,16 +20,10 @@
     reason = "helpers of a test are not seen as tests by the lints"
 )]
 
-#[expect(dead_code, reason = "of the small cluster, only what fuzzing needs")]
-#[path = "../traffic/cluster.rs"]
-mod cluster;
 mod generate;
 mod judge;
 mod read;
 mod run;
-#[expect(dead_code, reason = "of the Services, only what fuzzing needs")]
-#[path = "../traffic/services/world.rs"]
-mod services;
 mod shape;
 mod tally;
 mod traits;

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::cluster::PATIENCE;
+use netpold_testbed::cluster::PATIENCE;
+
 use crate::generate::{Generator, number_in};
 use crate::judge::{History, Sent, judge, speaker};
 use crate::read;

@@ -4,12 +4,11 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use netpold_core::model::{Key, Pod as PodModel};
+use netpold_testbed::cluster::{Cluster, NAMESPACE, PORT, isolate};
+use netpold_testbed::services::{NODE_PORT, SERVICE_PORT, Service, provide};
 use netpold_testbed::{Cni, Flow, Host, Node, PodSpec, Protocol, Proxy, Wire, link_nodes, skip};
 use netpold_testkit::oracle::Oracle;
 use serde_json::json;
-
-use crate::cluster::{Cluster, NAMESPACE, PORT, isolate};
-use crate::services::{NODE_PORT, SERVICE_PORT, Service, provide};
 
 /// What lies between the pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +112,7 @@ impl World {
         }
         let frontends = services.iter().flat_map(Service::sockets);
         let frontends = frontends.map(|socket| (socket.ip(), socket.port())).collect();
-        let nodes = cluster.nodes.iter().map(|node| node.addresses()).collect();
+        let nodes = cluster.nodes.iter().map(Node::addresses).collect();
         let interfaces = cluster.nodes.iter().map(addresses_of).collect();
         Self { parties, oracle, frontends, nodes, interfaces, cluster, flows, outside }
     }
@@ -147,7 +146,7 @@ impl World {
     /// What was open before is open.
     pub(crate) fn check_flows(&mut self) {
         for (name, flow) in &mut self.flows {
-            let patience = crate::cluster::PATIENCE;
+            let patience = netpold_testbed::cluster::PATIENCE;
             assert!(flow.ping(patience), "{name}: an allowed flow suffers, at {:?}", flow.local());
         }
         assert!(!self.outside.name().is_empty());

@@ -9,9 +9,10 @@ use netpold::dataplane::test_run::{Run, run};
 use netpold_ebpf::proof::DEFAULT_BIT;
 use netpold_testbed::Stain;
 
+use super::PacketFigure;
 use crate::bytecode::run_xdp;
 use crate::cluster::Size;
-use crate::report::{PacketFigure, Spread};
+use crate::figures::Spread;
 use crate::steer::Steered;
 
 /// `ingress_ifindex` of packets that come from elsewhere: any that is neither 0 nor a pod's.

@@ -14,7 +14,7 @@ use crate::frame::{ACK, SYN, tcp};
 use crate::steer::Flows;
 use crate::world::World;
 
-/// XDP_DROP and XDP_PASS
+/// `XDP_DROP` and `XDP_PASS`
 const DROP: u32 = 1;
 const PASS: u32 = 2;
 

@@ -39,7 +39,7 @@ impl Cell<'_> {
                 self.expected && (name.is_empty() || name == self.to.name())
             }
             ProbeResult::Timeout => !self.expected,
-            _ => false,
+            ProbeResult::Refused | ProbeResult::Unreachable | ProbeResult::Failed(_) => false,
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::arch::Arch;
 use crate::{setup, step};
 
 /// A pod that one other may reach.
-const CLUSTER: &str = r#"
+const CLUSTER: &str = r"
 {apiVersion: v1, kind: Namespace, metadata: {name: shop}}
 ---
 {apiVersion: v1, kind: Pod, metadata: {name: web, namespace: shop, labels: {app: web}},
@@ -27,7 +27,7 @@ const CLUSTER: &str = r#"
 {apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: db, namespace: shop},
  spec: {podSelector: {matchLabels: {app: db}},
         ingress: [{from: [{podSelector: {matchLabels: {app: web}}}]}]}}
-"#;
+";
 
 /// Looks at an image: that skopeo takes it for one and finds every digest right, what it says of
 /// itself, that there is one file in it, and that this runs with nothing else around it.

@@ -4,17 +4,21 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use super::{packages, toolchain};
 use crate::arch::Arch;
 use crate::step;
 
-/// Debian's packages: compiler, C library, emulator.
-const PACKAGES: [&str; 3] = ["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user-static"];
 const LINKER: &str = "aarch64-linux-gnu-gcc";
 /// Runs a static arm64 program, and is one file itself.
 const EMULATOR: &str = "qemu-aarch64-static";
+/// Programs, and Debian's packages that have them; the compiler's C library is one more.
+const PROGRAMS: [(&str, &str); 3] = [
+    (LINKER, "gcc-aarch64-linux-gnu"),
+    (LINKER, "libc6-dev-arm64-cross"),
+    (EMULATOR, "qemu-user-static"),
+];
 
 /// Installs what is missing to build for 64-bit ARM with glibc, and gives the linker.
 ///
@@ -23,18 +27,7 @@ const EMULATOR: &str = "qemu-aarch64-static";
 pub(super) fn install(arch: Arch) -> Result<&'static str> {
     let target = arch.target();
     ensure!(arch == Arch::Arm64, "this machine can build for itself and arm64, not for {target}");
-    let there = |program: &str| toolchain::on_path(program).is_some();
-    if !(there(LINKER) && there(EMULATOR)) {
-        if !(packages::have_apt() && packages::root()) {
-            bail!(
-                "building for {target} needs {LINKER}, its C library and {EMULATOR}: as root on \
-                 Debian they are installed ({})",
-                PACKAGES.join(", ")
-            );
-        }
-        packages::update();
-        packages::install(&PACKAGES)?;
-    }
+    packages::install_programs(&PROGRAMS).with_context(|| format!("building for {target}"))?;
     if !has_library(target) {
         step::quiet(Command::new("rustup").args(["target", "add", target]))
             .with_context(|| format!("no standard library of Rust for {target}"))?;

@@ -14,7 +14,7 @@ pub(super) fn have_apt() -> bool {
 }
 
 /// Whether packages may be installed.
-pub(super) fn root() -> bool {
+fn root() -> bool {
     let id = Command::new("id").arg("-u").output();
     id.is_ok_and(|output| output.stdout.trim_ascii() == b"0")
 }
@@ -30,6 +30,45 @@ pub(super) fn not_installed<'a>(names: &[&'a str]) -> Vec<&'a str> {
     names.iter().copied().filter(|name| !installed(name)).collect()
 }
 
+/// Installs packages without asking, and gives those that apt does not know.
+///
+/// # Errors
+/// There is no apt, this is not root, or apt fails.
+pub(super) fn install<'a>(names: &[&'a str]) -> Result<Vec<&'a str>> {
+    ensure!(
+        have_apt() && root(),
+        "{} missing; as root on Debian they are installed, else: apt-get install \
+         --no-install-recommends {0}",
+        names.join(" ")
+    );
+    update();
+    let (known, unknown): (Vec<&str>, Vec<&str>) = names.iter().partition(|name| available(name));
+    if !known.is_empty() {
+        step::quiet(
+            Command::new("apt-get")
+                .args(["install", "-q", "-y", "--no-install-recommends"])
+                .args(known)
+                .env("DEBIAN_FRONTEND", "noninteractive"),
+        )?;
+    }
+    Ok(unknown)
+}
+
+/// Installs the packages of those programs that are not there.
+///
+/// # Errors
+/// As [`install`], and when apt does not know one of them.
+pub(super) fn install_programs(programs: &[(&str, &str)]) -> Result<()> {
+    let lacking = programs.iter().filter(|(program, _)| toolchain::on_path(program).is_none());
+    let wanted: Vec<&str> = lacking.map(|(_, package)| *package).collect();
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let unknown = install(&wanted)?;
+    ensure!(unknown.is_empty(), "apt knows no package {}", unknown.join(", "));
+    Ok(())
+}
+
 /// Fetches the lists: a new image has none, an old one outdated ones. A source that cannot be
 /// reached need not be the one we want, so that does not end the set-up.
 pub(super) fn update() {
@@ -39,38 +78,11 @@ pub(super) fn update() {
 }
 
 /// Whether there is a version to install.
-pub(super) fn available(name: &str) -> bool {
+fn available(name: &str) -> bool {
     let shown = Command::new("apt-cache")
         .args(["show", "--no-all-versions", name])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status();
     shown.is_ok_and(|status| status.success())
-}
-
-/// Installs packages without asking.
-pub(super) fn install(names: &[&str]) -> Result<()> {
-    step::quiet(
-        Command::new("apt-get")
-            .args(["install", "-q", "-y", "--no-install-recommends"])
-            .args(names)
-            .env("DEBIAN_FRONTEND", "noninteractive"),
-    )
-}
-
-/// Installs the packages of those programs that are not there.
-pub(super) fn install_programs(programs: &[(&str, &str)]) -> Result<()> {
-    let lacking = programs.iter().filter(|(program, _)| toolchain::on_path(program).is_none());
-    let wanted: Vec<&str> = lacking.map(|(_, package)| *package).collect();
-    if wanted.is_empty() {
-        return Ok(());
-    }
-    ensure!(
-        have_apt() && root(),
-        "{} missing; as root on Debian they are installed, else: apt-get install \
-         --no-install-recommends {0}",
-        wanted.join(" ")
-    );
-    update();
-    install(&wanted)
 }

@@ -39,9 +39,10 @@ impl Candidate {
         let pod = Pod {
             key: result.pod.clone(),
             // What the API will call a static pod: its flows stay its own then.
-            uid: match standing {
-                Standing::Unlisted => mirrored_uid(&result.uid, &result.pod),
-                _ => result.uid.clone(),
+            uid: if standing == Standing::Unlisted {
+                mirrored_uid(&result.uid, &result.pod)
+            } else {
+                result.uid.clone()
             },
             labels,
             node: cluster.node_name().to_owned(),

@@ -18,12 +18,7 @@ fn pod(name: &str, uid: &str, list: &[&str]) -> Pod {
         labels: Labels::from_iter([("app".to_owned(), name.to_owned())]),
         node: NODE.to_owned(),
         addresses: addresses(list),
-        host_network: false,
-        finished: false,
-        terminating: false,
-        created: 0,
-        ports: Vec::new(),
-        foreign_sources: false,
+        ..Pod::default()
     }
 }
 

@@ -83,16 +83,8 @@ mod tests {
     fn pod(namespace: &str, name: &str, app: &str) -> Arc<Pod> {
         Arc::new(Pod {
             key: Key::new(namespace, name),
-            uid: String::new(),
             labels: Labels::from_iter([("app".to_owned(), app.to_owned())]),
-            node: String::new(),
-            addresses: Vec::new(),
-            host_network: false,
-            finished: false,
-            terminating: false,
-            created: 0,
-            ports: Vec::new(),
-            foreign_sources: false,
+            ..Pod::default()
         })
     }
 

@@ -162,9 +162,12 @@ impl Traffic<'_> {
             return format!("{protocol} is not in it");
         }
         let named: Vec<String> = same
-            .filter_map(|rule| match &rule.port {
-                PortMatch::Named(name) => Some(self.named_lack(rule, name)),
-                _ => None,
+            .filter_map(|rule| {
+                if let PortMatch::Named(name) = &rule.port {
+                    Some(self.named_lack(rule, name))
+                } else {
+                    None
+                }
             })
             .collect();
         let mut lack = format!("port {} is not in it", self.port);

@@ -212,7 +212,7 @@ impl Sweep {
                 if self.counts[leaf] > 0 { self.grants[leaf] } else { AllowedPorts::default() };
             if self.tree[leaves + leaf] != grant {
                 self.tree[leaves + leaf] = grant;
-                above.push((leaves + leaf) / 2);
+                above.push(usize::midpoint(leaves, leaf));
             }
         }
         above.dedup();

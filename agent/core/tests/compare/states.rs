@@ -2,18 +2,15 @@
 
 use netpold_core::compile::Image;
 use netpold_core::model::{
-    Change, Interface, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy,
-    PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
+    Change, Interface, IpBlock, Key, Namespace, Node, Peer, Pod, Policy, PortMatch, PortRule,
+    Protocol, Requirement, Rule, Selector,
 };
 use netpold_core::ops::TableWriter;
 use netpold_testkit::generate::{Choices, Cluster, NODE};
 use netpold_testkit::memory::MemoryTables;
+use netpold_testkit::objects::{self, labels, named};
 
 use netpold_testkit::harness::compiler;
-
-fn labels(pairs: &[(&str, &str)]) -> Labels {
-    pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
-}
 
 fn namespace(name: &str, pairs: &[(&str, &str)]) -> Change {
     Change::Namespace(Namespace { name: name.to_owned(), labels: labels(pairs) })
@@ -26,17 +23,10 @@ fn node(name: &str, addresses: &[&str]) -> Change {
 
 fn plain_pod(name: &str, addresses: &[&str], app: &str) -> Pod {
     Pod {
-        key: Key::new("x", name),
         uid: name.to_owned(),
-        labels: labels(&[("app", app)]),
         node: NODE.to_owned(),
-        addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
-        host_network: false,
-        finished: false,
-        terminating: false,
-        created: 0,
-        ports: vec![NamedPort { name: "web".to_owned(), protocol: Protocol::Tcp, port: 80 }],
-        foreign_sources: false,
+        ports: vec![named("web", Protocol::Tcp, 80)],
+        ..objects::pod("x", name, &[("app", app)], addresses)
     }
 }
 

@@ -10,11 +10,11 @@ use nix::sched::{CloneFlags, unshare};
 use super::sys::test_objects::classifier;
 use super::*;
 
-/// TCX_NEXT and TC_ACT_UNSPEC: go on with the next program.
+/// `TCX_NEXT` and `TC_ACT_UNSPEC`: go on with the next program.
 const NEXT: i32 = -1;
-/// TCX_PASS and TC_ACT_OK: pass, ask no other program.
+/// `TCX_PASS` and `TC_ACT_OK`: pass, ask no other program.
 const PASS: i32 = 0;
-/// TCX_DROP and TC_ACT_SHOT.
+/// `TCX_DROP` and `TC_ACT_SHOT`.
 const DROP: i32 = 2;
 
 const MODES: [Mode; 2] = [Mode::Tcx, Mode::Clsact];

@@ -127,12 +127,9 @@ async fn connect(access: &Access) -> Result<(Client, String), ConnectError> {
 }
 
 fn not_in_cluster(error: InClusterError) -> ConnectError {
-    ConnectError::NotInCluster(match error {
-        InClusterError::ReadEnvironmentVariable(_) => {
-            "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set".to_owned()
-        }
-        error => error.to_string(),
-    })
+    let variables = "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set";
+    let is_absent = matches!(error, InClusterError::ReadEnvironmentVariable(_));
+    ConnectError::NotInCluster(if is_absent { variables.to_owned() } else { error.to_string() })
 }
 
 async fn from_kubeconfig(path: &Path, context: Option<&str>) -> Result<Config, ConnectError> {
@@ -150,6 +147,10 @@ async fn from_kubeconfig(path: &Path, context: Option<&str>) -> Result<Config, C
     Config::from_custom_kubeconfig(file, &options).await.map_err(at)
 }
 
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "an enum of another crate, open to further variants"
+)]
 fn of_kubeconfig(path: &Path, error: KubeconfigError) -> ConnectError {
     let path = path.to_owned();
     match error {

@@ -48,6 +48,10 @@ impl Failure {
     }
 
     /// Of an error of the client.
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "an enum of another crate, open to further variants"
+    )]
     pub(super) fn of(error: kube::Error) -> Self {
         match error {
             kube::Error::Api(status) => Self::of_status(&status),

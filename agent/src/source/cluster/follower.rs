@@ -31,7 +31,7 @@ const PAGE: u32 = 500;
 /// How long a server may take to begin a streaming list and between its objects.
 const STREAM_PAUSE: Duration = Duration::from_secs(30);
 /// A kind that the server does not serve is asked for again this often.
-const NOT_SERVED: Duration = Duration::from_secs(300);
+const NOT_SERVED: Duration = Duration::from_mins(5);
 /// A watch ends by itself after this long, and a random part of as much again: an agent on every
 /// node must not return at the same moment. kube accepts less than 295 s.
 const WATCH_SECONDS: u32 = 145;

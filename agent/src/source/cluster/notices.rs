@@ -24,9 +24,9 @@ pub type Unhonoured = BTreeMap<Key, Vec<String>>;
 /// Least time between two Events.
 const PACE: Duration = Duration::from_secs(1);
 /// An Event is repeated this often, as long as it is true.
-const REPEAT: Duration = Duration::from_secs(1800);
+const REPEAT: Duration = Duration::from_mins(30);
 /// Least time between attempts after one failed.
-const RETRY: Duration = Duration::from_secs(60);
+const RETRY: Duration = Duration::from_mins(1);
 /// Longest note that the API takes, in bytes.
 const NOTE_MAX: usize = 1024;
 /// Longest name of a reporting instance that the API takes.

@@ -101,9 +101,8 @@ impl Splitter {
                         self.key.push(byte);
                     }
                 }
-                (_, b' ' | b'\n' | b'\r' | b'\t') => {}
+                (_, b' ' | b'\n' | b'\r' | b'\t') | (At::BeforeKey, b',') => {}
                 (At::Outside, b'{') => self.at = At::BeforeKey,
-                (At::BeforeKey, b',') => {}
                 (At::BeforeKey, b'"') => {
                     self.key.clear();
                     self.at = At::Key;

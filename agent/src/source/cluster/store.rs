@@ -216,6 +216,7 @@ mod tests {
         read(convert::Kind::Pod, pod.to_string().as_bytes(), true)
     }
 
+    #[expect(clippy::wildcard_enum_match_arm, reason = "of the many kinds, the ones this is about")]
     fn said(change: &Change) -> String {
         match change {
             Change::Pod(pod) => format!("{}={}", pod.key, pod.labels.get("l").unwrap()),

@@ -124,9 +124,10 @@ struct Seen {
 
 /// Whether a file may have another content after this.
 fn may_change(event: &notify::Event) -> bool {
-    match event.kind {
-        EventKind::Access(kind) => kind == AccessKind::Close(AccessMode::Write),
-        _ => true,
+    if let EventKind::Access(kind) = event.kind {
+        kind == AccessKind::Close(AccessMode::Write)
+    } else {
+        true
     }
 }
 

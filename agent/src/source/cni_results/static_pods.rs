@@ -81,10 +81,9 @@ impl StaticPods {
             debug!("{}: {error}; no labels from it", path.display());
             Default::default()
         });
-        let pods = changes.into_iter().filter_map(|change| match change {
-            Change::Pod(pod) => Some(pod),
-            _ => None,
-        });
+        let pods = changes
+            .into_iter()
+            .filter_map(|change| if let Change::Pod(pod) = change { Some(pod) } else { None });
         pods.map(|pod| {
             let name = format!("{}-{}", pod.key.name, self.node);
             (Key::new(pod.key.namespace, name), pod.labels, pod.ports)

@@ -1,4 +1,5 @@
-use netpold_core::model::{Change, Key, Labels, Pod};
+use netpold_core::model::{Change, Key, Pod};
+use netpold_testkit::objects;
 
 use super::PodAddresses;
 use super::cache::{CniResult, parse};
@@ -38,19 +39,7 @@ fn result(uid: &str, addresses: &[&str]) -> CniResult {
 }
 
 fn pod(name: &str, uid: &str, addresses: &[&str]) -> Pod {
-    Pod {
-        key: Key::new("shop", name),
-        uid: uid.to_owned(),
-        labels: Labels::default(),
-        node: "n1".to_owned(),
-        addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
-        host_network: false,
-        finished: false,
-        terminating: false,
-        created: 0,
-        ports: Vec::new(),
-        foreign_sources: false,
-    }
+    Pod { uid: uid.to_owned(), node: "n1".to_owned(), ..objects::pod("shop", name, &[], addresses) }
 }
 
 fn web(addresses: &[&str]) -> Change {

@@ -68,10 +68,8 @@ pub fn read(kind: Kind, json: &[u8], whole: bool) -> Read {
 
 fn decoded(kind: Kind, json: &[u8]) -> Result<(Identity, Converted), Problem> {
     let node = node(json, kind.shape())?;
-    let unknown = match kind {
-        Kind::NetworkPolicy => fields::unknown_in_spec(&node),
-        _ => Vec::new(),
-    };
+    let unknown =
+        if kind == Kind::NetworkPolicy { fields::unknown_in_spec(&node) } else { Vec::new() };
     let converted = object(kind, &node, &unknown)?;
     let metadata = node.get("metadata");
     let text = |field: &str| metadata.and_then(|m| m.text(field)).map(str::to_owned);
@@ -220,7 +218,7 @@ impl Context {
     fn within(&mut self, step: &str) {
         // Of a value that is nested deep, the outermost steps tell where it is.
         if self.path.len() > STEPS_MAX {
-            self.path = "[...]".to_owned();
+            "[...]".clone_into(&mut self.path);
         }
         let dot = if self.path.is_empty() || self.path.starts_with('[') { "" } else { "." };
         self.path = format!("{step}{dot}{}", self.path);
@@ -293,10 +291,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Node, A::Error> {
         self.check_depth()?;
-        let shape = match self.shape {
-            Shape::Each(shape) => shape,
-            _ => &Shape::Free,
-        };
+        let shape = if let Shape::Each(shape) = self.shape { shape } else { &Shape::Free };
         let mut items = Vec::new();
         loop {
             let seed = Seed { shape, depth: self.depth + 1, context: self.context };

@@ -105,13 +105,18 @@ impl Reader<'_> {
             Direction::Ingress => {
                 for (index, rule) in spec.ingress.iter().flatten().enumerate() {
                     let path = format!("spec.ingress[{index}]");
-                    rules.push(self.rule(&path, "from", rule.from.as_deref(), &rule.ports));
+                    rules.push(self.rule(
+                        &path,
+                        "from",
+                        rule.from.as_deref(),
+                        rule.ports.as_deref(),
+                    ));
                 }
             }
             Direction::Egress => {
                 for (index, rule) in spec.egress.iter().flatten().enumerate() {
                     let path = format!("spec.egress[{index}]");
-                    rules.push(self.rule(&path, "to", rule.to.as_deref(), &rule.ports));
+                    rules.push(self.rule(&path, "to", rule.to.as_deref(), rule.ports.as_deref()));
                 }
             }
         }
@@ -127,7 +132,7 @@ impl Reader<'_> {
         path: &str,
         side: &str,
         peers: Option<&[NetworkPolicyPeer]>,
-        ports: &Option<Vec<NetworkPolicyPort>>,
+        ports: Option<&[NetworkPolicyPort]>,
     ) -> Rule {
         if self.unknown_in(path) {
             return Rule { peers: Some(Vec::new()), ports: Some(Vec::new()) };
@@ -139,7 +144,7 @@ impl Reader<'_> {
                 peers.filter_map(|(n, p)| self.peer(&format!("{path}.{side}[{n}]"), p)).collect(),
             );
         }
-        if let Some(given) = ports.as_ref().filter(|p| !p.is_empty()) {
+        if let Some(given) = ports.filter(|p| !p.is_empty()) {
             let ports = given.iter().enumerate();
             rule.ports = Some(
                 ports.filter_map(|(n, p)| self.port(&format!("{path}.ports[{n}]"), p)).collect(),

@@ -1,6 +1,7 @@
 //! Each meaning of an absent, empty or wrong field, by manifest.
 
 use netpold_core::model::{IpBlock, Peer, Policy, PortMatch, Requirement, Rule, Selector};
+use netpold_testkit::objects;
 
 use super::*;
 use crate::source::document::{Entry, parse};
@@ -61,10 +62,8 @@ fn policy(spec: &str) -> Policy {
     let text = format!(
         "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: p}}\nspec: {spec}"
     );
-    match convert(&text).change {
-        Change::Policy(policy) => policy,
-        other => panic!("{other:?}"),
-    }
+    let Change::Policy(policy) = convert(&text).change else { panic!("it is of another kind") };
+    policy
 }
 
 /// The only ingress rule of a policy with this one rule, and the problems.
@@ -75,10 +74,8 @@ fn rule(rule: &str) -> (Rule, Vec<String>) {
 
 fn pod_of(text: &str) -> (Pod, Vec<Problem>) {
     let converted = convert(text);
-    match converted.change {
-        Change::Pod(pod) => (pod, converted.problems),
-        other => panic!("{other:?}"),
-    }
+    let Change::Pod(pod) = converted.change else { panic!("it is of another kind") };
+    (pod, converted.problems)
 }
 
 fn labels_of<const N: usize>(labels: [(&str, &str); N]) -> Labels {
@@ -377,13 +374,9 @@ status:
     );
     let port = |name: &str, protocol, port| NamedPort { name: name.into(), protocol, port };
     let expected = Pod {
-        key: Key::new("x", "a"),
         uid: "1-2".into(),
-        labels: labels_of([("app", "web")]),
         node: "n".into(),
-        addresses: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
         host_network: true,
-        finished: false,
         terminating: true,
         created: 100,
         ports: vec![
@@ -392,6 +385,7 @@ status:
             port("web", Protocol::Tcp, 80),
         ],
         foreign_sources: true,
+        ..objects::pod("x", "a", &[("app", "web")], &["10.0.0.1", "fd00::1"])
     };
     assert_eq!((pod, problems), (expected, vec![]));
 }

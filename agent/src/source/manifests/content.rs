@@ -30,7 +30,15 @@ impl Id {
             Change::Policy(policy) => Some(Self::Policy(policy.key.clone())),
             Change::Service(service) => Some(Self::Service(service.key.clone())),
             Change::EndpointSlice(slice) => Some(Self::EndpointSlice(slice.key.clone())),
-            _ => None,
+            Change::NamespaceGone(_)
+            | Change::NodeGone(_)
+            | Change::PodGone(_)
+            | Change::PolicyGone(_)
+            | Change::ServiceGone(_)
+            | Change::EndpointSliceGone(_)
+            | Change::Interface(_)
+            | Change::InterfaceGone(_)
+            | Change::OwnAddresses(_) => None,
         }
     }
 
@@ -78,8 +86,8 @@ pub(super) struct Content {
 /// Read a file's text: all of it or nothing.
 pub(super) fn read(file: &str, bytes: &[u8]) -> Result<Content, ReadError> {
     let text = std::str::from_utf8(bytes).map_err(|e| {
-        let lines = bytes[..e.valid_up_to()].iter().filter(|b| **b == b'\n').count();
-        ReadError::new(u32::try_from(lines + 1).unwrap_or(u32::MAX), "not UTF-8 text")
+        let line = bytes[..e.valid_up_to()].split(|byte| *byte == b'\n').count();
+        ReadError::new(u32::try_from(line).unwrap_or(u32::MAX), "not UTF-8 text")
     })?;
     let mut content = Content::default();
     for document in parse(text)? {
@@ -129,7 +137,9 @@ impl Content {
         let items = match items.node.value {
             Value::List(items) => items,
             Value::Null => Vec::new(),
-            _ => return Err(ReadError::new(items.line, "items: is no list")),
+            Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::Text(_) | Value::Map(_) => {
+                return Err(ReadError::new(items.line, "items: is no list"));
+            }
         };
         for mut item in items {
             inherit(&mut item, "kind", Some(kind).filter(|kind| !kind.is_empty()));

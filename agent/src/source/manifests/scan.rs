@@ -84,6 +84,10 @@ impl Scanner {
     }
 
     /// Take note of a notification. Returns whether it calls for a scan.
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "an enum of another crate, open to further variants"
+    )]
     pub(super) fn note(&mut self, event: &notify::Event, now: Instant) -> bool {
         let writer = match event.kind {
             EventKind::Access(AccessKind::Close(AccessMode::Write))

@@ -180,6 +180,7 @@ mod tests {
         (file.into(), Update::Good(read(file, text.as_bytes()).unwrap()))
     }
 
+    #[expect(clippy::wildcard_enum_match_arm, reason = "of the many kinds, the ones this is about")]
     fn said(changes: Vec<Change>) -> Vec<String> {
         let text = |change| match change {
             Change::Pod(pod) => format!("{}={}", pod.key.name, pod.labels.get("l").unwrap()),

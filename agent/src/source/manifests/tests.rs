@@ -87,6 +87,7 @@ impl Fixture {
     }
 }
 
+#[expect(clippy::wildcard_enum_match_arm, reason = "of the many kinds, the ones this is about")]
 fn said(batch: &Batch) -> Vec<String> {
     let text = |change: &Change| match change {
         Change::Namespace(namespace) => format!("+{}", namespace.name),

@@ -80,10 +80,7 @@ impl Attempt {
     }
 
     pub(super) fn interest(&self) -> PollFlags {
-        match self.wire {
-            Wire::Connecting(_) => PollFlags::POLLOUT,
-            _ => PollFlags::POLLIN,
-        }
+        if let Wire::Connecting(_) = self.wire { PollFlags::POLLOUT } else { PollFlags::POLLIN }
     }
 
     /// Goes on after the socket became ready; `None`: not answered yet.

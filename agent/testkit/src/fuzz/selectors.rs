@@ -73,7 +73,7 @@ fn values(expression: &Value) -> Vec<&str> {
     expression["values"].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }
 
-/// LabelSelectorRequirement: In and NotIn need values, the others have none.
+/// LabelSelectorRequirement: In and `NotIn` need values, the others have none.
 fn is_valid(selector: &Value) -> bool {
     expressions(selector).iter().all(|expression| {
         let some = !values(expression).is_empty();

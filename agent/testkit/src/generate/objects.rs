@@ -179,7 +179,15 @@ pub(super) fn changed(choices: &mut Choices<'_>, object: &Change) -> Change {
             }
             Change::EndpointSlice(EndpointSlice { key: old.key.clone(), ..new })
         }
-        other => other.clone(),
+        Change::NamespaceGone(_)
+        | Change::NodeGone(_)
+        | Change::PodGone(_)
+        | Change::PolicyGone(_)
+        | Change::ServiceGone(_)
+        | Change::EndpointSliceGone(_)
+        | Change::Interface(_)
+        | Change::InterfaceGone(_)
+        | Change::OwnAddresses(_) => object.clone(),
     }
 }
 

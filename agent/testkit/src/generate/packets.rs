@@ -40,6 +40,10 @@ impl PacketSource {
     /// Gather what the cluster's objects name: addresses, blocks and excepts, ends of port ranges
     /// and their neighbours.
     #[must_use]
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "of the many kinds, those that packets are drawn from"
+    )]
     pub fn new(cluster: &Cluster) -> Self {
         let mut all = Self {
             pods: cluster.pods().map(|pod| pod.key.clone()).collect(),
@@ -115,16 +119,6 @@ impl PacketSource {
         }
     }
 
-    fn protocol(&self, choices: &mut Choices<'_>) -> u8 {
-        match choices.below(12) {
-            0..=4 => 6,
-            5..=7 => 17,
-            8 | 9 => 132,
-            10 => *choices.pick(&[1, 58]),
-            _ => *choices.pick(&[0, 2, 5, 7, 47, 131, 133, 255]),
-        }
-    }
-
     fn port(&self, choices: &mut Choices<'_>) -> u16 {
         match choices.below(10) {
             0 => (choices.word() & 0xffff) as u16,
@@ -147,7 +141,7 @@ impl PacketSource {
             pod: choices.pick(pods).clone(),
             direction: *choices.pick(&Direction::BOTH),
             remote: self.remote(choices),
-            protocol: self.protocol(choices),
+            protocol: protocol(choices),
             port: self.port(choices),
         }
     }
@@ -163,7 +157,7 @@ impl PacketSource {
             };
             return Probe { from: self.party(choices), to, protocol, port };
         }
-        let protocol = IpProtocol(self.protocol(choices));
+        let protocol = IpProtocol(protocol(choices));
         let port = if protocol.has_ports() { self.port(choices) } else { 0 };
         Probe { from: self.party(choices), to: self.party(choices), protocol, port }
     }
@@ -174,5 +168,15 @@ impl PacketSource {
             6 if choices.chance(10) => Party::Pod(Key::new("x", "nobody")),
             _ => Party::Address(self.remote(choices)),
         }
+    }
+}
+
+fn protocol(choices: &mut Choices<'_>) -> u8 {
+    match choices.below(12) {
+        0..=4 => 6,
+        5..=7 => 17,
+        8 | 9 => 132,
+        10 => *choices.pick(&[1, 58]),
+        _ => *choices.pick(&[0, 2, 5, 7, 47, 131, 133, 255]),
     }
 }

@@ -71,7 +71,15 @@ fn reductions(object: &Change) -> Vec<Change> {
                 .map(|not_ready| EndpointSlice { not_ready, ..slice.clone() });
             addresses.chain(ports).chain(not_ready).map(Change::EndpointSlice).collect()
         }
-        _ => Vec::new(),
+        Change::NamespaceGone(_)
+        | Change::NodeGone(_)
+        | Change::PodGone(_)
+        | Change::PolicyGone(_)
+        | Change::ServiceGone(_)
+        | Change::EndpointSliceGone(_)
+        | Change::Interface(_)
+        | Change::InterfaceGone(_)
+        | Change::OwnAddresses(_) => Vec::new(),
     }
 }
 

@@ -14,8 +14,10 @@ fn serve() {
     let Ok(address) = std::env::var(ADDRESS) else { return };
     end_with_the_test();
     let listener = TcpListener::bind(address).unwrap();
-    // SAFETY: a plain system call; the descriptor is new and ours alone.
-    let epoll = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
+    // SAFETY: a plain system call.
+    let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    // SAFETY: the descriptor is new and ours alone.
+    let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
     watch(&epoll, listener.as_raw_fd());
     let mut streams: HashMap<RawFd, TcpStream> = HashMap::new();
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];

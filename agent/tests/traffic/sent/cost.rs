@@ -5,10 +5,10 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
+use netpold_testbed::cluster::{Cluster, allow_to};
 use netpold_testbed::{Cni, require_root};
 
 use super::{XDP, dropped, modes};
-use crate::cluster::{Cluster, allow_to};
 use crate::udp;
 
 /// Rounds of streams, and of datagrams: short ones, of which one is disturbed by nobody.

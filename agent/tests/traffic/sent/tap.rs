@@ -4,7 +4,8 @@ use std::io;
 use std::net::UdpSocket;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use crate::cluster::{Cluster, PATIENCE};
+use netpold_testbed::cluster::{Cluster, PATIENCE};
+
 use crate::udp;
 
 const DENIED: &[u8] = b"who sees this?";

@@ -1,11 +1,11 @@
 //! The programs at the node's devices: without them, without the agent, and as filters.
 
+use netpold_testbed::cluster::{Cluster, ENFORCED};
+use netpold_testbed::services::{Service, answer, provide};
 use netpold_testbed::{Proxy, require_root};
 use nix::sys::signal::Signal;
 
 use super::backends::two_nodes;
-use super::world::{Service, answer, provide};
-use crate::cluster::{Cluster, ENFORCED};
 use crate::kernel;
 use crate::marks::wire;
 

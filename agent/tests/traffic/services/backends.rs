@@ -1,12 +1,11 @@
 //! Backends that policy allows and others, here and on another node.
 
-use netpold_testbed::{Protocol, Proxy, require_root};
-use serde_json::json;
-
-use super::world::{
+use netpold_testbed::cluster::{Cluster, MOMENT, NAMESPACE, PATIENCE};
+use netpold_testbed::services::{
     NOBODY, SERVICE_PORT, Service, answer, describe, lost, may_reach, outcomes, provide,
 };
-use crate::cluster::{Cluster, MOMENT, NAMESPACE, PATIENCE};
+use netpold_testbed::{Protocol, Proxy, require_root};
+use serde_json::json;
 
 /// A client on each node that may reach friends, which like enemies are on both nodes.
 pub(super) fn two_nodes() -> Cluster {
@@ -135,7 +134,7 @@ fn services_follow_policy_while_flows_run() {
             .cluster_ips()
             .into_iter()
             .flat_map(|to| {
-                super::world::PROTOCOLS.map(|protocol| {
+                netpold_testbed::services::PROTOCOLS.map(|protocol| {
                     client.open_flow(protocol, (to, SERVICE_PORT).into(), PATIENCE).unwrap()
                 })
             })

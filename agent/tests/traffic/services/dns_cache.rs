@@ -3,11 +3,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use netpold_testbed::cluster::{Cluster, PATIENCE, isolate};
+use netpold_testbed::services::{NOBODY, PROTOCOLS, Service, may_reach, outcomes, provide};
 use netpold_testbed::{Node, ProbeResult, Protocol, Proxy, require_root};
 
 use super::backends::two_nodes;
-use super::world::{NOBODY, PROTOCOLS, Service, may_reach, outcomes, provide};
-use crate::cluster::{Cluster, PATIENCE, isolate};
 
 const DNS: u16 = 53;
 /// The cache's own address, as its manifest has it.

@@ -1,10 +1,12 @@
 //! Endpoints that come and go, and Services that have nothing but their endpoints.
 
+use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, PORT};
+use netpold_testbed::services::{
+    NOBODY, SERVICE_PORT, Service, State, answer, lost, may_reach, provide,
+};
 use netpold_testbed::{Protocol, Proxy, require_root};
 
 use super::backends::two_nodes;
-use super::world::{NOBODY, SERVICE_PORT, Service, State, answer, lost, may_reach, provide};
-use crate::cluster::{Cluster, MOMENT, PATIENCE, PORT};
 
 const CLIENTS: [&str; 2] = ["client1", "client2"];
 

@@ -1,9 +1,8 @@
 //! A pod that reaches itself through its own Service.
 
+use netpold_testbed::cluster::{Cluster, isolate};
+use netpold_testbed::services::{NODE_PORT, Service, answer, provide};
 use netpold_testbed::{Cni, Proxy, require_root};
-
-use super::world::{NODE_PORT, Service, answer, provide};
-use crate::cluster::{Cluster, isolate};
 
 /// A node whose bridge sends packets back where they came from, as the bridge plugin's
 /// `hairpinMode` has it: what a pod sends to itself is translated before it is bridged.

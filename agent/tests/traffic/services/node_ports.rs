@@ -1,11 +1,11 @@
 //! Node ports, the node's own and another's, and clients from outside.
 
+use netpold_testbed::cluster::{Cluster, isolate};
+use netpold_testbed::services::{NOBODY, NODE_PORT, Service, answer, may_reach, provide};
 use netpold_testbed::{Proxy, require_root};
 use serde_json::json;
 
 use super::backends::two_nodes;
-use super::world::{NOBODY, NODE_PORT, Service, answer, may_reach, provide};
-use crate::cluster::{Cluster, isolate};
 
 fn sockets(cluster: &Cluster, node: usize, port: u16) -> [std::net::SocketAddr; 2] {
     cluster.nodes[node].addresses().map(|address| (address, port).into())

@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
+use netpold_testbed::cluster::{Cluster, MOMENT, PORT, all_pass};
+use netpold_testbed::services::{SERVICE_PORT, Service, answer, may_reach, outcomes, provide};
 use netpold_testbed::{Cni, Node, Proxy, link_nodes, require_root};
 use serde_json::json;
 
 use super::backends::two_nodes;
-use super::world::{SERVICE_PORT, Service, answer, may_reach, outcomes, provide};
-use crate::cluster::{Cluster, MOMENT, PORT, all_pass};
 use crate::udp;
 
 /// Services without selector whose backends are outside of the cluster; pods' packets leave with
@@ -19,7 +19,7 @@ fn outside(cni: Cni) {
         let cidrs = [format!("10.{number}.0.0/24"), format!("fd00:{number}::/64")];
         let node = Node::new(name, Cni::Ptp, &cidrs[0], &cidrs[1]).unwrap();
         link_nodes(&cluster.nodes[0], &node).unwrap();
-        super::world::PROTOCOLS.iter().for_each(|p| node.serve(*p, PORT).unwrap());
+        netpold_testbed::services::PROTOCOLS.iter().for_each(|p| node.serve(*p, PORT).unwrap());
         node
     });
     cluster.nodes[0].masquerade(&["10.1.0.0/16", "fd00:1::/32"]).unwrap();
@@ -74,7 +74,7 @@ fn services_through_a_tunnel() {
     cluster.nodes[0].netns().ip("link del vxlan9\n").unwrap();
     tunnel(&cluster.nodes[0], &cluster.nodes[1]);
     let there = |status: &serde_json::Value| status["devices"].to_string().contains("vxlan9");
-    cluster.agents[0].wait_for("at the tunnel", crate::cluster::ENFORCED, there).unwrap();
+    cluster.agents[0].wait_for("at the tunnel", netpold_testbed::cluster::ENFORCED, there).unwrap();
     answer(cluster.pod("client1"), &mixed.sockets(), &["", "friend1", "friend2"]);
 }
 

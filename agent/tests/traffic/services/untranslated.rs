@@ -2,12 +2,14 @@
 
 use std::net::IpAddr;
 
+use netpold_testbed::cluster::Cluster;
+use netpold_testbed::services::{
+    NOBODY, PROTOCOLS, SERVICE_PORT, Service, answer, describe, lost, provide,
+};
 use netpold_testbed::{Proxy, require_root};
 use serde_json::{Value, json};
 
 use super::backends::two_nodes;
-use super::world::{NOBODY, PROTOCOLS, SERVICE_PORT, Service, answer, describe, lost, provide};
-use crate::cluster::Cluster;
 use crate::marks::wire;
 
 /// The second node is the host of these addresses too, and the first knows the way.
@@ -41,7 +43,7 @@ fn labelled(cluster: &mut Cluster, service: &Service, label: &str) {
 /// The host answers, whose name is not a pod's.
 #[track_caller]
 fn host_answers(cluster: &Cluster, from: &str, service: &Service) {
-    let seen = super::world::outcomes(cluster.pod(from), &external(service));
+    let seen = netpold_testbed::services::outcomes(cluster.pod(from), &external(service));
     let seen: Vec<&String> = seen.keys().collect();
     assert_eq!(seen, [cluster.nodes[1].name()], "{from}");
 }

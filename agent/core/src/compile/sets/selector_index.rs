@@ -35,7 +35,11 @@ impl PodSelectors {
                 self.any_namespace.entry(namespaces.clone()).or_default().insert(id);
                 self.forget();
             }
-            _ => {}
+            PeerSet::OwnNode
+            | PeerSet::Blocks(_)
+            | PeerSet::Named(..)
+            | PeerSet::HairpinService(_)
+            | PeerSet::ServiceTargets(_) => {}
         }
     }
 
@@ -57,7 +61,11 @@ impl PodSelectors {
                 }
                 self.forget();
             }
-            _ => {}
+            PeerSet::OwnNode
+            | PeerSet::Blocks(_)
+            | PeerSet::Named(..)
+            | PeerSet::HairpinService(_)
+            | PeerSet::ServiceTargets(_) => {}
         }
     }
 
@@ -178,9 +186,12 @@ impl Index {
 
 /// Keys of which a pod must have one of some values.
 fn required(selector: &Selector) -> impl Iterator<Item = (&str, &[String])> {
-    selector.requirements.iter().filter_map(|requirement| match requirement {
-        Requirement::In(key, values) => Some((key.as_str(), values.as_slice())),
-        _ => None,
+    selector.requirements.iter().filter_map(|requirement| {
+        if let Requirement::In(key, values) = requirement {
+            Some((key.as_str(), values.as_slice()))
+        } else {
+            None
+        }
     })
 }
 

@@ -23,6 +23,7 @@ const POLICIES: &str = "networkpolicies.networking.k8s.io";
 /// Objects of every depth, type and size among others, in pages and in a watch, which go on behind
 /// them from the versions they have.
 #[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::too_many_lines, reason = "one story")]
 async fn an_object_that_cannot_be_decoded_is_a_matter_of_its_own() {
     static MENDED: AtomicBool = AtomicBool::new(false);
     fn script(resource: &str, query: &str, before: usize) -> Answer {
@@ -95,9 +96,12 @@ async fn an_object_that_cannot_be_decoded_is_a_matter_of_its_own() {
     assert_eq!((undecoded(&status, POLICIES), found.len()), (3, 5), "{found:#?}");
     MENDED.store(true, Ordering::Relaxed);
     until(&mut source, |_, said| {
-        let policies = said.iter().filter_map(|change| match change {
-            Change::Policy(policy) => Some((policy.key.name.as_str(), policy)),
-            _ => None,
+        let policies = said.iter().filter_map(|change| {
+            if let Change::Policy(policy) = change {
+                Some((policy.key.name.as_str(), policy))
+            } else {
+                None
+            }
         });
         let policies: BTreeMap<&str, &Policy> = policies.collect();
         let closed = |name: &str| {
@@ -105,9 +109,14 @@ async fn an_object_that_cannot_be_decoded_is_a_matter_of_its_own() {
         };
         let selects = |name: &str| policies[name].pod_selector.requirements.len();
         let names: Vec<&str> = policies.keys().copied().collect();
-        let label = said.iter().find_map(|change| match change {
-            Change::Pod(pod) if pod.key.name == "a" => pod.labels.get("l").map(String::from),
-            _ => None,
+        let label = said.iter().find_map(|change| {
+            if let Change::Pod(pod) = change
+                && pod.key.name == "a"
+            {
+                pod.labels.get("l").map(String::from)
+            } else {
+                None
+            }
         });
         names == ["deep", "first", "last", "twice", "unused"]
             && closed("deep")

@@ -82,7 +82,7 @@ fn a_policy_that_cannot_be_decoded_isolates_what_it_selects_as_far_as_that_is_re
             &both,
             "spec.ingress: is given twice",
         ),
-        (r#"[1]"#.to_owned(), true, &both, "spec: is sequence, expected"),
+        (r"[1]".to_owned(), true, &both, "spec: is sequence, expected"),
     ] {
         let (policy, problems, undecoded) =
             read_policy("{\"name\":\"p\",\"namespace\":\"x\"}", &spec);
@@ -99,9 +99,10 @@ fn a_policy_that_cannot_be_decoded_isolates_what_it_selects_as_far_as_that_is_re
 
 /// As a server renders what a tenant may write into it.
 fn with_managed_fields(kind: Kind, entry: &str) -> Read {
-    let rest = match kind {
-        Kind::EndpointSlice => r#""addressType":"IPv4","endpoints":[],"ports":[]"#,
-        _ => r#""spec":{"podSelector":{}}"#,
+    let rest = if kind == Kind::EndpointSlice {
+        r#""addressType":"IPv4","endpoints":[],"ports":[]"#
+    } else {
+        r#""spec":{"podSelector":{}}"#
     };
     let text = format!(
         r#"{{"metadata":{{"name":"n","namespace":"x","uid":"u","resourceVersion":"7",

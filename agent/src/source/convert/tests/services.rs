@@ -13,10 +13,8 @@ fn service_of(rest: &str) -> (Service, Vec<String>) {
     let text = format!("{{apiVersion: v1, kind: Service, metadata: {{name: s}}, {rest}}}");
     let converted = convert(&text);
     let problems = problems(&converted);
-    match converted.change {
-        Change::Service(service) => (service, problems),
-        other => panic!("{other:?}"),
-    }
+    let Change::Service(service) = converted.change else { panic!("it is of another kind") };
+    (service, problems)
 }
 
 fn slice_of(rest: &str) -> (EndpointSlice, Vec<String>) {
@@ -26,10 +24,8 @@ fn slice_of(rest: &str) -> (EndpointSlice, Vec<String>) {
     );
     let converted = convert(&text);
     let problems = problems(&converted);
-    match converted.change {
-        Change::EndpointSlice(slice) => (slice, problems),
-        other => panic!("{other:?}"),
-    }
+    let Change::EndpointSlice(slice) = converted.change else { panic!("it is of another kind") };
+    (slice, problems)
 }
 
 fn ips(texts: &[&str]) -> Vec<IpAddr> {

@@ -1,19 +1,30 @@
-//! Services as objects and as translation, and what clients get through them.
+//! Services of a [`Cluster`] as objects and as translation, and what clients get through them.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::missing_panics_doc,
+    reason = "helpers of tests fail as tests do"
+)]
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use netpold_testbed::{Host, Probe, ProbeResult, Protocol, Proxy, Translation, probe_all};
 use serde_json::{Value, json};
 
+use crate::Protocol;
 use crate::cluster::{Cluster, NAMESPACE, PORT};
+use crate::host::Host;
+use crate::probe::{Probe, ProbeResult, probe_all};
+use crate::translation::{Proxy, Translation};
 
 /// Where Services are served; their backends are at [`PORT`].
-pub(super) const SERVICE_PORT: u16 = 8080;
-pub(super) const NODE_PORT: u16 = 30080;
+pub const SERVICE_PORT: u16 = 8080;
+/// A port at which nodes serve a Service.
+pub const NODE_PORT: u16 = 30080;
 /// Both translated protocols.
-pub(super) const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
+pub const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 /// What is tried so often goes to each of four backends, but for one time in a million.
 const TRIES: usize = 12;
 /// What is dropped, or answered, has this long.
@@ -21,7 +32,7 @@ const LONG_ENOUGH: Duration = Duration::from_secs(2);
 
 /// How an endpoint is doing: its conditions, and whether new connections are led to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub enum State {
     /// As most are.
     Ready,
     /// Not led to.
@@ -52,20 +63,25 @@ impl State {
 
 /// A Service of TCP and UDP, whose backends are pods or addresses.
 #[derive(Clone, Debug)]
-pub(super) struct Service {
-    pub(super) name: String,
+pub struct Service {
+    /// In the namespace of all pods.
+    pub name: String,
     number: u8,
     /// Where it is served.
-    pub(super) port: u16,
-    pub(super) node_port: Option<u16>,
-    pub(super) affinity: Option<u32>,
+    pub port: u16,
+    /// Where nodes serve it, if they do.
+    pub node_port: Option<u16>,
+    /// Seconds for which a client stays with its backend.
+    pub affinity: Option<u32>,
     /// Without any address of its own.
-    pub(super) headless: bool,
+    pub headless: bool,
     endpoints: Vec<(IpAddr, State)>,
 }
 
 impl Service {
-    pub(super) fn new(number: u8, name: &str) -> Self {
+    /// Without backends; the number is the last part of its addresses.
+    #[must_use]
+    pub fn new(number: u8, name: &str) -> Self {
         Self {
             name: name.into(),
             number,
@@ -77,25 +93,35 @@ impl Service {
         }
     }
 
-    pub(super) fn pods(self, cluster: &Cluster, names: &[&str]) -> Self {
+    /// With these pods as ready backends.
+    #[must_use]
+    pub fn pods(self, cluster: &Cluster, names: &[&str]) -> Self {
         names.iter().fold(self, |service, name| service.pod(cluster, name, State::Ready))
     }
 
-    pub(super) fn pod(mut self, cluster: &Cluster, name: &str, state: State) -> Self {
+    /// With a pod as a backend.
+    #[must_use]
+    pub fn pod(mut self, cluster: &Cluster, name: &str, state: State) -> Self {
         self.endpoints.extend(cluster.pod(name).addresses().iter().map(|a| (*a, state)));
         self
     }
 
-    pub(super) fn addresses(mut self, addresses: &[IpAddr]) -> Self {
+    /// With ready backends that need not be pods.
+    #[must_use]
+    pub fn addresses(mut self, addresses: &[IpAddr]) -> Self {
         self.endpoints.extend(addresses.iter().map(|address| (*address, State::Ready)));
         self
     }
 
-    pub(super) fn not_ready(self, cluster: &Cluster, name: &str) -> Self {
+    /// With a pod as a backend that is not ready.
+    #[must_use]
+    pub fn not_ready(self, cluster: &Cluster, name: &str) -> Self {
         self.pod(cluster, name, State::NotReady)
     }
 
-    pub(super) fn node_port(mut self, port: u16) -> Self {
+    /// Served by the nodes at a port too.
+    #[must_use]
+    pub fn node_port(mut self, port: u16) -> Self {
         self.node_port = Some(port);
         self
     }
@@ -105,20 +131,27 @@ impl Service {
             .map(|text| text.parse().unwrap())
     }
 
-    pub(super) fn cluster_ips(&self) -> [IpAddr; 2] {
+    /// One of each family.
+    #[must_use]
+    pub fn cluster_ips(&self) -> [IpAddr; 2] {
         self.address("10.96.0.", "fd00:96::")
     }
 
-    pub(super) fn external_ips(&self) -> [IpAddr; 2] {
+    /// One of each family.
+    #[must_use]
+    pub fn external_ips(&self) -> [IpAddr; 2] {
         self.address("203.0.113.", "2001:db8:e::")
     }
 
-    pub(super) fn balancer_ips(&self) -> [IpAddr; 2] {
+    /// Addresses of its load balancer, one of each family.
+    #[must_use]
+    pub fn balancer_ips(&self) -> [IpAddr; 2] {
         self.address("198.51.100.", "2001:db8:b::")
     }
 
     /// Every address that it is reached at inside the cluster, with its port.
-    pub(super) fn sockets(&self) -> Vec<SocketAddr> {
+    #[must_use]
+    pub fn sockets(&self) -> Vec<SocketAddr> {
         let all = [self.cluster_ips(), self.external_ips(), self.balancer_ips()];
         all.as_flattened().iter().map(|address| (*address, self.port).into()).collect()
     }
@@ -196,7 +229,7 @@ impl Service {
 }
 
 /// Lays down the Services' rules on every node, and their objects with the next update.
-pub(super) fn provide(cluster: &mut Cluster, proxy: Proxy, services: &[Service]) {
+pub fn provide(cluster: &mut Cluster, proxy: Proxy, services: &[Service]) {
     describe(cluster, services);
     let translations: Vec<Translation> = services.iter().flat_map(Service::translations).collect();
     for node in &cluster.nodes {
@@ -205,12 +238,13 @@ pub(super) fn provide(cluster: &mut Cluster, proxy: Proxy, services: &[Service])
 }
 
 /// Only their objects: a cluster whose Services nobody translates.
-pub(super) fn describe(cluster: &mut Cluster, services: &[Service]) {
+pub fn describe(cluster: &mut Cluster, services: &[Service]) {
     cluster.objects = services.iter().flat_map(Service::objects).collect();
 }
 
 /// A policy by which the pods of an app may send to those of others, at [`PORT`] alone.
-pub(super) fn may_reach(app: &str, others: &[&str]) -> Value {
+#[must_use]
+pub fn may_reach(app: &str, others: &[&str]) -> Value {
     let peer = |other: &&str| json!({ "podSelector": { "matchLabels": { "app": other } } });
     let ports = PROTOCOLS.map(|p| json!({ "protocol": p.to_string(), "port": PORT }));
     json!({
@@ -221,7 +255,7 @@ pub(super) fn may_reach(app: &str, others: &[&str]) -> Value {
 }
 
 /// Who answered how often, and how many probes were dropped (under the empty name).
-pub(super) fn outcomes(from: &Host, sockets: &[SocketAddr]) -> BTreeMap<String, usize> {
+pub fn outcomes(from: &Host, sockets: &[SocketAddr]) -> BTreeMap<String, usize> {
     let probe = |socket: &SocketAddr| {
         let (to, port) = (socket.ip(), socket.port());
         PROTOCOLS.map(|protocol| Probe { from, protocol, to, port })
@@ -233,7 +267,7 @@ pub(super) fn outcomes(from: &Host, sockets: &[SocketAddr]) -> BTreeMap<String, 
         let who = match result {
             ProbeResult::Connected(name) => name,
             ProbeResult::Timeout => String::new(),
-            other => {
+            other @ (ProbeResult::Refused | ProbeResult::Unreachable | ProbeResult::Failed(_)) => {
                 let (from, to) = (from.name(), probe.to);
                 panic!("{from} to {to} port {}, {}: {other}", probe.port, probe.protocol)
             }
@@ -245,7 +279,7 @@ pub(super) fn outcomes(from: &Host, sockets: &[SocketAddr]) -> BTreeMap<String, 
 
 /// These answer, each of them, and nobody else; with an empty name among them, some are dropped.
 #[track_caller]
-pub(super) fn answer(from: &Host, sockets: &[SocketAddr], names: &[&str]) {
+pub fn answer(from: &Host, sockets: &[SocketAddr], names: &[&str]) {
     let outcomes = outcomes(from, sockets);
     let mut expected: Vec<String> = names
         .iter()
@@ -257,10 +291,11 @@ pub(super) fn answer(from: &Host, sockets: &[SocketAddr], names: &[&str]) {
 }
 
 /// Nothing is answered.
-pub(super) const NOBODY: &[&str] = &[""];
+pub const NOBODY: &[&str] = &[""];
 
 /// How many packets an agent's pods lost in egress for a reason.
-pub(super) fn lost(cluster: &Cluster, node: usize, reason: &str) -> u64 {
+#[must_use]
+pub fn lost(cluster: &Cluster, node: usize, reason: &str) -> u64 {
     let status = cluster.agents[node].status().unwrap();
     let drops = status["drops"].as_array().cloned().unwrap_or_default();
     let egress = |drop: &&Value| drop["direction"] == "egress" || drop["direction"] == "Egress";

@@ -6,14 +6,13 @@ use netpold_core::model::{
     Change, EndpointSlice, Interface, Key, NamedPort, Namespace, Node, Peer, Pod, Policy,
     PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
 };
+use netpold_testkit::objects::{self, NODE, block, ip, namespace, node, pods};
 use proptest::prelude::*;
 use proptest::sample::{select as one_of, subsequence};
 
-use super::{NODE, block, ip, namespace, node, pods};
-
-pub const NAMESPACES: [&str; 3] = ["a", "b", "c"];
+pub(crate) const NAMESPACES: [&str; 3] = ["a", "b", "c"];
 const VALUES: [&str; 3] = ["x", "y", "z"];
-pub const ADDRESSES: [&str; 14] = [
+pub(crate) const ADDRESSES: [&str; 14] = [
     "10.0.0.1",
     "10.0.0.2",
     "10.0.0.3",
@@ -30,9 +29,9 @@ pub const ADDRESSES: [&str; 14] = [
     "fd00:7::1",
 ];
 /// Addresses of Services, beside those of others that they share.
-pub const SERVICES: [&str; 4] = ["10.9.0.1", "10.9.0.2", "fd00:9::1", "fd00:9::2"];
+pub(crate) const SERVICES: [&str; 4] = ["10.9.0.1", "10.9.0.2", "fd00:9::1", "fd00:9::2"];
 /// Addresses that are never anybody's.
-pub const OUTSIDE: [&str; 8] = [
+pub(crate) const OUTSIDE: [&str; 8] = [
     "10.0.0.9",
     "10.0.2.9",
     "10.9.0.9",
@@ -59,19 +58,19 @@ const CIDRS: [(&str, &[&str]); 12] = [
 
 /// A whole cluster.
 #[derive(Clone, Debug, Default)]
-pub struct State {
-    pub namespaces: BTreeMap<String, Namespace>,
-    pub nodes: BTreeMap<String, Node>,
-    pub pods: BTreeMap<Key, Pod>,
-    pub policies: BTreeMap<Key, Policy>,
-    pub interfaces: BTreeMap<u32, Interface>,
-    pub services: BTreeMap<Key, Service>,
-    pub slices: BTreeMap<Key, EndpointSlice>,
+pub(crate) struct State {
+    pub(crate) namespaces: BTreeMap<String, Namespace>,
+    pub(crate) nodes: BTreeMap<String, Node>,
+    pub(crate) pods: BTreeMap<Key, Pod>,
+    pub(crate) policies: BTreeMap<Key, Policy>,
+    pub(crate) interfaces: BTreeMap<u32, Interface>,
+    pub(crate) services: BTreeMap<Key, Service>,
+    pub(crate) slices: BTreeMap<Key, EndpointSlice>,
 }
 
 impl State {
     /// What leads from here to there.
-    pub fn changes_to(&self, other: &Self) -> Vec<Change> {
+    pub(crate) fn changes_to(&self, other: &Self) -> Vec<Change> {
         let mut changes = Vec::new();
         diff(
             &self.namespaces,
@@ -174,7 +173,7 @@ fn any_rules() -> impl Strategy<Value = Option<Vec<Rule>>> {
 fn any_policy() -> impl Strategy<Value = Policy> {
     (one_of(&NAMESPACES[..]), 0..3u8, any_selector(), any_rules(), any_rules()).prop_map(
         |(namespace, name, selector, ingress, egress)| {
-            super::policy(namespace, &format!("p{name}"), selector, ingress, egress)
+            objects::policy(namespace, &format!("p{name}"), selector, ingress, egress)
         },
     )
 }
@@ -197,7 +196,7 @@ fn any_pod() -> impl Strategy<Value = Pod> {
         prop::collection::vec(port, 0..3),
     )
         .prop_map(|((namespace, name, uid), pairs, addresses, flags, created, ports)| {
-            let mut pod = super::pod(namespace, &format!("n{name}"), &pairs, &addresses);
+            let mut pod = objects::pod(namespace, &format!("n{name}"), &pairs, &addresses);
             pod.uid = format!("{namespace}/{name}/{uid}");
             let (local, host_network, finished, terminating) = flags;
             if !local {
@@ -265,7 +264,7 @@ fn any_slice() -> impl Strategy<Value = EndpointSlice> {
 }
 
 /// A cluster of at most a few of everything.
-pub fn any_state() -> impl Strategy<Value = State> {
+pub(crate) fn any_state() -> impl Strategy<Value = State> {
     let namespaces = subsequence(NAMESPACES.to_vec(), 1..=3);
     let labels = prop::collection::vec(any_labels(), 3);
     (
@@ -303,7 +302,7 @@ pub fn any_state() -> impl Strategy<Value = State> {
 }
 
 /// A cluster that differs from another in some of its objects, up to all.
-pub fn any_step() -> impl Strategy<Value = (State, State)> {
+pub(crate) fn any_step() -> impl Strategy<Value = (State, State)> {
     (any_state(), any_state(), any::<u64>(), 1..5u32).prop_map(|(from, to, bits, share)| {
         // Keep most objects, so that several changes meet objects that stay.
         let mut mixed = from.clone();

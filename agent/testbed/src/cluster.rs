@@ -1,62 +1,82 @@
-//! A small cluster: one namespace of pods, policies, and an agent on each node.
+//! A small cluster for tests: one namespace of pods, policies, and an agent on each node.
+//!
+//! Nothing here returns an error: a step that fails, fails the test.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::missing_panics_doc,
+    reason = "helpers of tests fail as tests do"
+)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use netpold_testbed::{
-    Agent, AgentOptions, Cni, Flow, Host, Manifests, Node, Pod, PodSpec, Probe, ProbeResult,
-    Protocol, link_nodes, marker, namespace, probe_all,
-};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::Protocol;
+use crate::agent::{Agent, AgentOptions};
+use crate::flow::Flow;
+use crate::host::Host;
+use crate::manifests::{Manifests, marker, namespace};
+use crate::node::{Cni, Node, link_nodes};
+use crate::pod::{Pod, PodSpec};
+use crate::probe::{Probe, ProbeResult, probe_all};
+
 /// What is allowed arrives within this, however busy the machine is.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 /// What is denied has this long to prove the opposite.
-pub(crate) const MOMENT: Duration = Duration::from_millis(300);
+pub const MOMENT: Duration = Duration::from_millis(300);
 /// An agent starts, loads its programs and enforces within this.
-pub(crate) const ENFORCED: Duration = Duration::from_secs(60);
+pub const ENFORCED: Duration = Duration::from_mins(1);
 /// Every pod and node serves it over TCP, UDP and SCTP.
-pub(crate) const PORT: u16 = 80;
+pub const PORT: u16 = 80;
 /// The namespace of all pods.
-pub(crate) const NAMESPACE: &str = "shop";
+pub const NAMESPACE: &str = "shop";
 
 const ALL: [Protocol; 4] = [Protocol::Icmp, Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 const CIDRS: [(&str, &str); 2] =
     [("10.1.1.0/24", "fd00:1:1::/64"), ("10.1.2.0/24", "fd00:1:2::/64")];
 
 /// Dropped in this order: agents end before what they look at goes.
-pub(crate) struct Cluster {
-    pub(crate) agents: Vec<Agent>,
+pub struct Cluster {
+    /// One on each node, in the order of the nodes.
+    pub agents: Vec<Agent>,
     pods: BTreeMap<String, (usize, Pod)>,
-    pub(crate) nodes: Vec<Node>,
+    /// One or two.
+    pub nodes: Vec<Node>,
     policies: BTreeMap<String, Value>,
     /// Further objects.
-    pub(crate) objects: Vec<Value>,
-    pub(crate) manifests: Manifests,
-    pub(crate) directory: TempDir,
+    pub objects: Vec<Value>,
+    /// What the agents read.
+    pub manifests: Manifests,
+    /// Where a test may keep files.
+    pub directory: TempDir,
     /// Pods whose status has no address yet.
-    pub(crate) pending: BTreeSet<String>,
+    pub pending: BTreeSet<String>,
     /// Endpoints that the agents judge though no pod here is theirs, by name and interface.
-    pub(crate) deleted: BTreeMap<String, u32>,
+    pub deleted: BTreeMap<String, u32>,
     /// Further arguments of the agents, set before the first [`Cluster::enforce`].
-    pub(crate) arguments: Vec<String>,
+    pub arguments: Vec<String>,
     /// A last word about the agents' processes, said before the first [`Cluster::enforce`].
-    pub(crate) prepare: fn(&mut Command),
+    pub prepare: fn(&mut Command),
     state: u32,
 }
 
 impl Cluster {
     /// One node.
-    pub(crate) fn one(cni: Cni) -> Self {
+    #[must_use]
+    pub fn one(cni: Cni) -> Self {
         Self::of(&[cni])
     }
 
     /// Two nodes with a link, the first ptp-style, the second bridge-style.
-    pub(crate) fn two() -> Self {
+    #[must_use]
+    pub fn two() -> Self {
         let cluster = Self::of(&[Cni::Ptp, Cni::Bridge]);
         link_nodes(&cluster.nodes[0], &cluster.nodes[1]).unwrap();
         cluster
@@ -87,50 +107,55 @@ impl Cluster {
     }
 
     /// Pods on the first node, with the label `app` of their names.
-    pub(crate) fn with_pods(mut self, names: &[&str]) -> Self {
+    #[must_use]
+    pub fn with_pods(mut self, names: &[&str]) -> Self {
         names.iter().for_each(|name| self.add(0, name));
         self
     }
 
     /// A pod with the label `app` of its name.
-    pub(crate) fn add(&mut self, node: usize, name: &str) {
+    pub fn add(&mut self, node: usize, name: &str) {
         self.add_as(node, PodSpec::new(NAMESPACE, name).label("app", name));
     }
 
     /// A pod after one's own wishes.
-    pub(crate) fn add_as(&mut self, node: usize, spec: PodSpec) {
+    pub fn add_as(&mut self, node: usize, spec: PodSpec) {
         let pod = self.nodes[node].add_pod(&spec).unwrap();
         serve(&pod);
         let former = self.pods.insert(pod.pod_name().to_owned(), (node, pod));
         assert!(former.is_none(), "a pod of that name is there");
     }
 
-    pub(crate) fn pod(&self, name: &str) -> &Pod {
+    /// The pod of that name.
+    #[must_use]
+    pub fn pod(&self, name: &str) -> &Pod {
         &self.pods[name].1
     }
 
-    pub(crate) fn pod_mut(&mut self, name: &str) -> &mut Pod {
+    /// The pod of that name, to be changed.
+    pub fn pod_mut(&mut self, name: &str) -> &mut Pod {
         &mut self.pods.get_mut(name).unwrap().1
     }
 
     /// Takes a pod out; it is gone when dropped.
-    pub(crate) fn take(&mut self, name: &str) -> Pod {
+    pub fn take(&mut self, name: &str) -> Pod {
         self.pods.remove(name).unwrap().1
     }
 
     /// Sets the only policy of that name; in force with the next [`Cluster::enforce`].
-    pub(crate) fn policy(&mut self, name: &str, spec: Value) -> &mut Self {
+    pub fn policy(&mut self, name: &str, spec: Value) -> &mut Self {
         self.policies.insert(name.to_owned(), spec);
         self
     }
 
-    pub(crate) fn without_policy(&mut self, name: &str) -> &mut Self {
+    /// Removes the policy of that name, with the next [`Cluster::enforce`].
+    pub fn without_policy(&mut self, name: &str) -> &mut Self {
         self.policies.remove(name).expect("a policy of that name");
         self
     }
 
     /// Writes everything there is and waits until it is enforced; starts the agents if need be.
-    pub(crate) fn enforce(&mut self) -> &mut Self {
+    pub fn enforce(&mut self) -> &mut Self {
         self.write();
         if self.agents.is_empty() {
             self.start();
@@ -140,12 +165,12 @@ impl Cluster {
     }
 
     /// Starts an agent on each node.
-    pub(crate) fn start(&mut self) {
+    pub fn start(&mut self) {
         self.agents = self.nodes.iter().map(|node| self.start_agent(node)).collect();
     }
 
     /// Writes everything there is, in one step.
-    pub(crate) fn write(&mut self) {
+    pub fn write(&mut self) {
         self.state += 1;
         let mut objects = vec![namespace(NAMESPACE, &[]), namespace("netpold-marker", &[])];
         objects.extend(self.nodes.iter().map(Node::manifest));
@@ -163,7 +188,7 @@ impl Cluster {
     }
 
     /// Waits until the agents enforce what was written last.
-    pub(crate) fn wait(&mut self) {
+    pub fn wait(&mut self) {
         for (number, agent) in self.agents.iter_mut().enumerate() {
             let here = self.pods.values().filter(|(node, _)| *node == number);
             let here = here.map(|(_, pod)| (pod.name().to_owned(), pod.host_ifindex()));
@@ -174,7 +199,7 @@ impl Cluster {
 
     fn start_agent(&self, node: &Node) -> Agent {
         let options = AgentOptions {
-            binary: binary().into(),
+            binary: binary(),
             manifests: self.manifests.directory().to_owned(),
             arguments: self.arguments.clone(),
         };
@@ -182,13 +207,14 @@ impl Cluster {
     }
 
     /// Starts an agent again that was ended, and waits until it enforces.
-    pub(crate) fn restart(&mut self, node: usize) {
+    pub fn restart(&mut self, node: usize) {
         self.agents[node].restart(&self.nodes[node]).unwrap();
         self.wait();
     }
 
     /// A flow between pods that has been answered once.
-    pub(crate) fn flow(&self, from: &str, protocol: Protocol, to: IpAddr) -> Flow {
+    #[must_use]
+    pub fn flow(&self, from: &str, protocol: Protocol, to: IpAddr) -> Flow {
         let mut flow = self.pod(from).open_flow(protocol, (to, PORT).into(), PATIENCE).unwrap();
         assert!(flow.ping(PATIENCE), "{protocol} from {from} to {to} is answered");
         flow
@@ -196,26 +222,34 @@ impl Cluster {
 
     /// `from` reaches `to` over every protocol and family.
     #[track_caller]
-    pub(crate) fn reaches(&self, from: &str, to: &str) {
+    pub fn reaches(&self, from: &str, to: &str) {
         let to = self.pod(to);
         all_pass(self.pod(from), to, to.addresses());
     }
 
     /// `from` reaches `to` over no protocol and family.
     #[track_caller]
-    pub(crate) fn denied(&self, from: &str, to: &str) {
+    pub fn denied(&self, from: &str, to: &str) {
         let to = self.pod(to);
         none_pass(self.pod(from), to, to.addresses());
     }
 }
 
-/// The agent under test.
-pub(crate) fn binary() -> &'static str {
-    env!("CARGO_BIN_EXE_netpold")
+/// The agent under test: cargo builds it with the integration tests of its package, one folder above them.
+#[must_use]
+pub fn binary() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let binary = test.parent().and_then(Path::parent).unwrap().join("netpold");
+    assert!(
+        binary.is_file(),
+        "no agent at {}: only tests of its package have it",
+        binary.display()
+    );
+    binary
 }
 
 /// Makes a mounted file system read-only (`ro`) or writable (`rw`).
-pub(crate) fn remount(path: &Path, how: &str) {
+pub fn remount(path: &Path, how: &str) {
     let options = format!("remount,{how}");
     let done = Command::new("mount").args(["-o", &options]).arg(path).status().unwrap();
     assert!(done.success());
@@ -232,7 +266,7 @@ fn probes<'a>(from: &'a Host, addresses: &[IpAddr]) -> Vec<Probe<'a>> {
 
 /// Every protocol is answered at these addresses of `to`.
 #[track_caller]
-pub(crate) fn all_pass(from: &Host, to: &Host, addresses: &[IpAddr]) {
+pub fn all_pass(from: &Host, to: &Host, addresses: &[IpAddr]) {
     let probes = probes(from, addresses);
     for (probe, result) in probes.iter().zip(probe_all(&probes, PATIENCE)) {
         let name = if probe.protocol == Protocol::Icmp { "" } else { to.name() };
@@ -243,7 +277,7 @@ pub(crate) fn all_pass(from: &Host, to: &Host, addresses: &[IpAddr]) {
 
 /// No protocol is answered.
 #[track_caller]
-pub(crate) fn none_pass(from: &Host, to: &Host, addresses: &[IpAddr]) {
+pub fn none_pass(from: &Host, to: &Host, addresses: &[IpAddr]) {
     let probes = probes(from, addresses);
     for (probe, result) in probes.iter().zip(probe_all(&probes, MOMENT)) {
         let (from, to) = (from.name(), to.name());
@@ -261,18 +295,21 @@ fn policy_object(name: &str, spec: &Value) -> Value {
 }
 
 /// The spec of a policy for pods of an app that allows nothing in the directions given.
-pub(crate) fn isolate(app: &str, directions: &[&str]) -> Value {
+#[must_use]
+pub fn isolate(app: &str, directions: &[&str]) -> Value {
     json!({ "podSelector": { "matchLabels": { "app": app } }, "policyTypes": directions })
 }
 
 /// Ingress to an app from another one alone.
-pub(crate) fn allow_from(app: &str, peer: &str) -> Value {
+#[must_use]
+pub fn allow_from(app: &str, peer: &str) -> Value {
     let peer = json!({ "podSelector": { "matchLabels": { "app": peer } } });
     json!({ "podSelector": { "matchLabels": { "app": app } }, "ingress": [{ "from": [peer] }] })
 }
 
 /// Egress of an app to another one alone.
-pub(crate) fn allow_to(app: &str, peer: &str) -> Value {
+#[must_use]
+pub fn allow_to(app: &str, peer: &str) -> Value {
     let peer = json!({ "podSelector": { "matchLabels": { "app": peer } } });
     json!({
         "podSelector": { "matchLabels": { "app": app } },

@@ -1,0 +1,124 @@
+//! Builders of the model's objects: what they do not ask for is as most objects have it.
+
+use std::net::IpAddr;
+
+use netpold_core::model::{
+    Interface, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy, PortMatch,
+    PortRule, Protocol, Requirement, Rule, Selector,
+};
+
+/// The node of [`pod`], and of the [`World`](crate::world::World) that they are compiled in.
+pub const NODE: &str = "here";
+
+/// An address that is written down.
+#[must_use]
+pub fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+/// Addresses that are written down.
+#[must_use]
+pub fn ips(texts: &[&str]) -> Vec<IpAddr> {
+    texts.iter().map(|text| ip(text)).collect()
+}
+
+/// Labels.
+#[must_use]
+pub fn labels(pairs: &[(&str, &str)]) -> Labels {
+    pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+}
+
+/// A namespace, with the label that every one has.
+#[must_use]
+pub fn namespace(name: &str, pairs: &[(&str, &str)]) -> Namespace {
+    let mut labels = labels(pairs);
+    labels.insert("kubernetes.io/metadata.name".into(), name.into());
+    Namespace { name: name.into(), labels }
+}
+
+/// A node.
+#[must_use]
+pub fn node(name: &str, addresses: &[&str]) -> Node {
+    Node { name: name.into(), addresses: ips(addresses) }
+}
+
+/// A running pod of [`NODE`].
+#[must_use]
+pub fn pod(namespace: &str, name: &str, pairs: &[(&str, &str)], addresses: &[&str]) -> Pod {
+    Pod {
+        key: Key::new(namespace, name),
+        uid: format!("{namespace}/{name}"),
+        labels: labels(pairs),
+        node: NODE.into(),
+        addresses: ips(addresses),
+        host_network: false,
+        finished: false,
+        terminating: false,
+        created: 0,
+        ports: Vec::new(),
+        foreign_sources: false,
+    }
+}
+
+/// A port of a container that has a name.
+#[must_use]
+pub fn named(name: &str, protocol: Protocol, port: u16) -> NamedPort {
+    NamedPort { name: name.into(), protocol, port }
+}
+
+/// An interface with these addresses.
+#[must_use]
+pub fn interface(index: u32, addresses: &[&str]) -> Interface {
+    Interface { index, incarnation: 1, addresses: ips(addresses), ..Interface::default() }
+}
+
+/// A selector of labels that must be equal.
+#[must_use]
+pub fn select(pairs: &[(&str, &str)]) -> Selector {
+    let equal = |(k, v): &(&str, &str)| Requirement::In((*k).into(), vec![(*v).into()]);
+    Selector { requirements: pairs.iter().map(equal).collect() }
+}
+
+/// Pods as peers; without `namespaces` of the policy's own.
+#[must_use]
+pub const fn pods(namespaces: Option<Selector>, pods: Selector) -> Peer {
+    Peer::Pods { namespaces, pods }
+}
+
+/// A block of addresses as a peer.
+#[must_use]
+pub fn block(cidr: &str, except: &[&str]) -> Peer {
+    let net = |text: &str| text.parse().expect("a prefix");
+    Peer::Block(IpBlock { cidr: net(cidr), except: except.iter().map(|e| net(e)).collect() })
+}
+
+/// One port of TCP.
+#[must_use]
+pub const fn tcp(port: u16) -> PortRule {
+    PortRule { protocol: Protocol::Tcp, port: PortMatch::Range(port, port) }
+}
+
+/// A port by its name.
+#[must_use]
+pub fn port_name(protocol: Protocol, name: &str) -> PortRule {
+    PortRule { protocol, port: PortMatch::Named(name.into()) }
+}
+
+/// A rule; `None` allows all peers, or all ports.
+#[must_use]
+pub const fn rule(peers: Option<Vec<Peer>>, ports: Option<Vec<PortRule>>) -> Rule {
+    Rule { peers, ports }
+}
+
+/// A policy; a direction that is `None` is not isolated.
+#[must_use]
+pub fn policy(
+    namespace: &str,
+    name: &str,
+    pod_selector: Selector,
+    ingress: Option<Vec<Rule>>,
+    egress: Option<Vec<Rule>>,
+) -> Policy {
+    let key = Key::new(namespace, name);
+    Policy { key, pod_selector, ingress, egress, problems: Vec::new() }
+}
