@@ -9,6 +9,8 @@ pub mod devices;
 mod measure;
 mod pace;
 mod report;
+mod room;
+mod successor;
 mod unhonoured;
 mod unproven;
 
@@ -21,7 +23,6 @@ use netpold_core::bindings::{Answer, Bindings, Veth};
 use netpold_core::compile::{CompileError, Compiler, Cursor, EndpointInfo, Essentials};
 use netpold_core::model::{Change, Direction, Interface, Pod};
 use netpold_core::ops::Capacity;
-use netpold_core::ops::Table;
 use nix::net::if_::if_indextoname;
 use nix::time::{ClockId, clock_gettime};
 
@@ -38,21 +39,12 @@ use crate::seed::Wanted;
 use bypass::Bypass;
 use devices::NodeDevices;
 use pace::Pace;
+pub use room::grown;
+use successor::{Succession, install};
 use unproven::Missing;
 
 /// Shortest and longest pause before a failed update is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
-
-/// No table grows beyond this, so that all of them together stay under the memory limit of the DaemonSet
-/// (1 GiB): 192 MiB of bitmaps, 128 of row blocks, 48 of rows, 256 of trie blocks, 80 of the IPv6 tables.
-const LARGEST: Capacity = Capacity {
-    bitmaps: 24_576,
-    row_blocks: 65_536,
-    rows: 16_384,
-    trie_blocks: 262_144,
-    hosts6: 1 << 20,
-    cidrs6: 262_144,
-};
 
 /// Why an update is not enforced yet.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +58,9 @@ pub enum EngineError {
     /// The kernel refused a write.
     #[error(transparent)]
     Table(#[from] TableError),
+    /// There is no thread to compile on.
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
 }
 
 /// Keeps the dataplane equal to the cluster state.
@@ -120,6 +115,7 @@ pub struct Engine {
     noticed: Option<Instant>,
     instruments: Instruments,
     pace: Pace,
+    succession: Succession,
 }
 
 struct Failure {
@@ -164,6 +160,7 @@ impl Engine {
             noticed: None,
             instruments: Instruments::default(),
             pace: Pace::default(),
+            succession: Succession::default(),
         }
     }
 
@@ -172,16 +169,21 @@ impl Engine {
         self.bindings.note(&change, self.compiler.cluster());
         let cluster = self.compiler.cluster();
         let change = if self.installed {
-            self.pace.admit(change, cluster, Instant::now())
+            self.pace.admit(change, cluster)
         } else {
             // What is there at first waits for nothing.
             self.pace.overtaken(&change, cluster);
             Some(change)
         };
         if let Some(change) = change {
-            self.compiler.ingest(change);
-            self.desired += 1;
+            self.take_in(change);
         }
+    }
+
+    fn take_in(&mut self, change: Change) {
+        self.succession.note(&change);
+        self.compiler.ingest(change);
+        self.desired += 1;
     }
 
     /// Before all else: pods that an earlier agent's tables have, by the index of interfaces that have
@@ -216,8 +218,7 @@ impl Engine {
     /// Decides whose the interfaces are.
     fn settle(&mut self) {
         for change in self.bindings.settle(self.compiler.cluster()) {
-            self.compiler.ingest(change);
-            self.desired += 1;
+            self.take_in(change);
         }
     }
 
@@ -368,10 +369,6 @@ impl Engine {
     /// Says when to be called again if that failed.
     pub fn step(&mut self, noticed: Option<Instant>) -> Option<Instant> {
         self.noticed = self.noticed.or(noticed);
-        for change in self.pace.due(self.compiler.cluster(), Instant::now()) {
-            self.compiler.ingest(change);
-            self.desired += 1;
-        }
         if self.failure.as_ref().is_some_and(|f| Instant::now() < f.retry_at) {
             // What waits for nothing but its attachment does not wait with the tables.
             self.attach();
@@ -381,6 +378,7 @@ impl Engine {
             Ok(operations) => {
                 self.attach();
                 self.succeeded(operations);
+                self.begin_successor();
             }
             Err(error) => {
                 self.failed(&error);
@@ -394,19 +392,21 @@ impl Engine {
         let attach =
             || (!self.attach_problems.is_empty()).then(|| Instant::now() + Duration::from_secs(1));
         let retry = self.failure.as_ref().map(|f| f.retry_at).or_else(attach);
-        retry.into_iter().chain(self.pace.next(&self.compiler.held_back())).min()
+        retry.into_iter().chain(self.successor_due()).min()
     }
 
-    /// Writes the update, and charges what was large in it to its namespaces.
+    /// Writes the update, and charges what was more than modest in it to its namespaces.
     fn write_within_credit(&mut self) -> Result<usize, EngineError> {
         let is_first = !self.installed;
         let begin = thread_time();
-        self.compiler.hold_back(self.pace.held(Instant::now()));
+        self.compiler.defer(Some(self.pace.held(Instant::now())));
         let written = self.write();
         let compiled = self.compiler.take_compiled();
         let took = thread_time().saturating_sub(begin);
         // Nobody owes for what had to be compiled all over.
-        self.pace.spent(if is_first { Duration::ZERO } else { took }, compiled, Instant::now());
+        if !is_first {
+            self.pace.spent(took, compiled, Instant::now());
+        }
         written
     }
 
@@ -415,6 +415,9 @@ impl Engine {
         self.settle();
         if !self.installed {
             return self.new_generation();
+        }
+        if let Some(operations) = self.succeed()? {
+            return Ok(operations);
         }
         match self.instruments.compiling(|| self.compiler.update()) {
             Ok(ops) => {
@@ -435,18 +438,9 @@ impl Engine {
     /// Installs everything into new tables, grown until it fits.
     fn new_generation(&mut self) -> Result<usize, EngineError> {
         self.installed = false;
-        let ops = loop {
-            match self.instruments.compiling(|| self.compiler.reinstall(self.capacity)) {
-                Ok(ops) => break ops,
-                Err(error) => match grown(self.capacity, &error) {
-                    Some(capacity) => self.capacity = capacity,
-                    None if self.compiler.leave_out(&error) => {
-                        tracing::error!(%error, "the largest policies are closed to make room");
-                    }
-                    None => return Err(error.into()),
-                },
-            }
-        };
+        let capacity = self.capacity;
+        let ops = self.instruments.compiling(|| install(&mut self.compiler, capacity))?;
+        self.capacity = self.compiler.capacity();
         self.close_restored();
         self.instruments.applying(|| self.dataplane.install(&self.capacity, &ops))?;
         self.instruments.new_generation();
@@ -591,21 +585,4 @@ impl Engine {
 fn thread_time() -> Duration {
     let clock = ClockId::CLOCK_THREAD_CPUTIME_ID;
     clock_gettime(clock).map_or(Duration::ZERO, Duration::from)
-}
-
-/// At least twice the size of the table that was full; `None` where that is beyond what a table may have.
-pub fn grown(mut capacity: Capacity, error: &CompileError) -> Option<Capacity> {
-    let CompileError::Full { table, needed, capacity: had } = error;
-    let (field, largest) = match table {
-        Table::Classes => return None,
-        Table::Bitmaps => (&mut capacity.bitmaps, LARGEST.bitmaps),
-        Table::RowBlocks => (&mut capacity.row_blocks, LARGEST.row_blocks),
-        Table::Rows => (&mut capacity.rows, LARGEST.rows),
-        Table::TrieBlocks => (&mut capacity.trie_blocks, LARGEST.trie_blocks),
-        Table::Hosts6 => (&mut capacity.hosts6, LARGEST.hosts6),
-        Table::Cidrs6 => (&mut capacity.cidrs6, LARGEST.cidrs6),
-    };
-    // What was configured may be larger.
-    let size = (*needed).max(had.saturating_mul(2)).min(largest.max(*field));
-    (*needed <= size).then(|| *field = size).map(|()| capacity)
 }

@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::cluster::Size;
 use crate::control::Control;
 use crate::engine::{self, Node};
+use crate::flapping::{self, Flapping};
 use crate::flood::{self, Flood};
 use crate::forward::Forwarding;
 use crate::host::Machine;
@@ -97,6 +98,8 @@ pub(crate) struct Results {
     pub(crate) refused: Vec<String>,
     pub(crate) control: Vec<Control>,
     pub(crate) node: Option<Node>,
+    /// Edits beside a tenant who flaps.
+    pub(crate) flapping: Option<Flapping>,
     pub(crate) hostile: Vec<Hostile>,
     pub(crate) maps: Vec<Maps>,
     pub(crate) forwarding: Vec<Forwarding>,
@@ -127,6 +130,7 @@ impl Results {
             print_control(control);
         }
         self.node.iter().for_each(engine::print);
+        self.flapping.iter().for_each(flapping::print);
         maps::print(&self.maps);
         if !self.forwarding.is_empty() {
             say(

@@ -151,8 +151,8 @@ impl Engine {
         let pins = pins.chain(self.state_problem.iter().cloned());
         let waiting = self.pace.waiting().into_iter().map(|namespace| {
             format!(
-                "namespace {namespace}: its policies or Services are large and change faster than they can be \
-                 compiled without delaying others: the last changes wait"
+                "namespace {namespace}: changes of large Services wait until they are compiled beside all else: \
+                 soon, or later if they are frequent"
             )
         });
         let restored = self.restored.then(|| RESTORED.to_owned());
@@ -170,6 +170,7 @@ impl Engine {
             .chain(compile)
             .chain(bindings.iter().map(ToString::to_string))
             .chain(waiting)
+            .chain(self.succession.problem())
             .collect()
     }
 
