@@ -22,10 +22,10 @@ use crate::cluster::{Cluster, Local, NODE, Size};
 use crate::control::{Scale, percentile};
 use crate::effect;
 use crate::filter::feed;
+use crate::host;
 use crate::packet::{load_empty, program};
 use crate::report::say;
 use crate::world::World;
-use crate::host;
 
 /// What was found.
 #[derive(Debug, Serialize)]
@@ -213,8 +213,8 @@ impl Subject {
     }
 
     fn step(&mut self) -> Result<()> {
-        let again = self.engine.step(None);
-        ensure!(again.is_none(), "the engine could not enforce: {:?}", self.problems());
+        let _later = self.engine.step(None);
+        ensure!(self.engine.is_settled(), "the engine could not enforce: {:?}", self.problems());
         Ok(())
     }
 

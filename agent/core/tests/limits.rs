@@ -265,8 +265,14 @@ fn defer(world: &mut World, held: &[&str]) {
 }
 
 /// Tables that have room for it.
-const ROOM: Capacity =
-    Capacity { bitmaps: 8192, row_blocks: 4096, rows: 2048, trie_blocks: 16_384, hosts6: 8, cidrs6: 8 };
+const ROOM: Capacity = Capacity {
+    bitmaps: 8192,
+    row_blocks: 4096,
+    rows: 2048,
+    trie_blocks: 16_384,
+    hosts6: 8,
+    cidrs6: 8,
+};
 
 /// Another compiler takes the place of the world's.
 fn succeed(world: &mut World, since: impl FnOnce(&mut World)) {

@@ -33,13 +33,15 @@ const ROUNDS: u32 = 10;
 const REST: u32 = 2;
 /// How long large policies that nobody uses stay in the tables, unless there is another reason to begin.
 const LINGER: Duration = Duration::from_secs(60);
-/// Below everything else of the agent.
+/// Below everything else of the agent by so much.
 const NICE: libc::c_int = 5;
 
 /// What is compiled beside the rest.
 #[derive(Default)]
 pub(super) struct Succession {
     job: Option<Job>,
+    /// Ready, but much has changed meanwhile.
+    behind: Option<Behind>,
     /// The next one begins no earlier.
     rests_until: Option<Instant>,
     /// Since when large policies are in the tables that nobody uses.
@@ -53,6 +55,14 @@ struct Job {
     /// What has changed since it was told.
     changed: BTreeSet<ObjectKey>,
     /// The namespaces that it works for.
+    clients: BTreeSet<String>,
+    rounds: u32,
+}
+
+/// A compiler that is to take in what has changed, on its own thread again.
+struct Behind {
+    made: Made,
+    changed: BTreeSet<ObjectKey>,
     clients: BTreeSet<String>,
     rounds: u32,
 }
@@ -126,14 +136,14 @@ impl Made {
 impl Succession {
     /// An object has changed.
     pub(super) fn note(&mut self, change: &Change) {
-        if let Some(job) = &mut self.job {
-            job.changed.insert(ObjectKey::of(change));
-        }
+        let job = self.job.as_mut().map(|job| &mut job.changed);
+        let changed = job.or(self.behind.as_mut().map(|behind| &mut behind.changed));
+        changed.into_iter().for_each(|changed| drop(changed.insert(ObjectKey::of(change))));
     }
 
     /// Whether a compiler is at work.
     pub(super) fn is_busy(&self) -> bool {
-        self.job.is_some()
+        self.job.is_some() || self.behind.is_some()
     }
 
     /// Why large policies are not compiled.
@@ -165,12 +175,17 @@ impl Engine {
         let linger = self.succession.lingering.map(|since| since + LINGER);
         let crowded = roomy(self.capacity, &self.compiler.fill()) != self.capacity;
         let asks = self.compiler.late();
-        let asks = self.pace.next(&asks, now).into_iter().chain(linger).chain(crowded.then_some(now));
+        let asks =
+            self.pace.next(&asks, now).into_iter().chain(linger).chain(crowded.then_some(now));
         asks.min().map(|at| at.max(rests))
     }
 
     /// Begins to compile what is large, if something is due.
     pub(super) fn begin_successor(&mut self) {
+        if let Some(behind) = self.succession.behind.take() {
+            self.catch_up(behind);
+            return;
+        }
         let now = Instant::now();
         let lingering = self.compiler.lingering();
         let since = self.succession.lingering;
@@ -193,6 +208,19 @@ impl Engine {
             instruments: self.instruments.clone(),
         };
         self.spawn(clients, 0, move || order.make());
+    }
+
+    /// Lets a compiler take in what has changed. After an update, so that endpoints that are new have
+    /// their numbers.
+    fn catch_up(&mut self, behind: Behind) {
+        let Behind { mut made, changed, clients, rounds } = behind;
+        let news = self.compiler.news(changed);
+        self.spawn(clients, rounds + 1, move || {
+            let begin = thread_time();
+            made.catch_up(news)?;
+            made.took += thread_time().saturating_sub(begin);
+            Ok(made)
+        });
     }
 
     fn spawn(
@@ -235,16 +263,11 @@ impl Engine {
                 return Ok(None);
             }
         };
-        let news = self.compiler.news(changed.iter().cloned());
         if changed.len() > FEW && rounds < ROUNDS {
-            self.spawn(clients, rounds + 1, move || {
-                let begin = thread_time();
-                made.catch_up(news)?;
-                made.took += thread_time().saturating_sub(begin);
-                Ok(made)
-            });
+            self.succession.behind = Some(Behind { made, changed, clients, rounds });
             return Ok(None);
         }
+        let news = self.compiler.news(changed);
         made.compiler.defer(Some(self.pace.held(Instant::now())));
         let compiled = made.compiler.take_compiled();
         match made.catch_up(news) {
@@ -296,9 +319,9 @@ fn drop_elsewhere(it: impl Send + 'static) {
 
 /// The engine goes first.
 fn yield_to_others() {
-    // SAFETY: setpriority(2) takes no pointers; 0 is the calling thread.
-    let done = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
-    if done != 0 {
+    // SAFETY: nice(3) takes no pointers; it is of the calling thread.
+    let nice = unsafe { libc::nice(NICE) };
+    if nice == -1 {
         tracing::debug!("the thread that compiles large policies cannot yield to others");
     }
 }

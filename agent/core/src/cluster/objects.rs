@@ -4,9 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::budget::Weight;
-use crate::model::{
-    Change, EndpointSlice, Interface, Key, Namespace, Node, Pod, Policy, Service,
-};
+use crate::model::{Change, EndpointSlice, Interface, Key, Namespace, Node, Pod, Policy, Service};
 
 /// Which object a change is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,9 +84,7 @@ impl Object {
             Change::PolicyGone(key) => Self::Policy(key, None),
             Change::Service(new) => Self::Service(new.key.clone(), Some(Arc::new(new))),
             Change::ServiceGone(key) => Self::Service(key, None),
-            Change::EndpointSlice(new) => {
-                Self::EndpointSlice(new.key.clone(), Some(Arc::new(new)))
-            }
+            Change::EndpointSlice(new) => Self::EndpointSlice(new.key.clone(), Some(Arc::new(new))),
             Change::EndpointSliceGone(key) => Self::EndpointSlice(key, None),
             Change::Interface(new) => Self::Interface(new.index, Some(new)),
             Change::InterfaceGone(index) => Self::Interface(index, None),

@@ -198,7 +198,12 @@ impl Services {
     }
 
     /// An EndpointSlice now is this, or is gone.
-    pub(crate) fn set_slice(&mut self, key: &Key, new: Option<Arc<EndpointSlice>>, dirty: &mut Dirty) {
+    pub(crate) fn set_slice(
+        &mut self,
+        key: &Key,
+        new: Option<Arc<EndpointSlice>>,
+        dirty: &mut Dirty,
+    ) {
         let old = self.slices.get(key).cloned();
         if old == new {
             return;

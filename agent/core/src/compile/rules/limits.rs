@@ -147,7 +147,9 @@ impl Limits {
         let mut large: BTreeSet<String> = self.left_out.keys().map(namespace_of).collect();
         let all = large.clone();
         let sizes = sizes().into_iter();
-        large.extend(sizes.filter(|(_, size)| *size >= least).map(|(of, _)| of.namespace().to_owned()));
+        large.extend(
+            sizes.filter(|(_, size)| *size >= least).map(|(of, _)| of.namespace().to_owned()),
+        );
         if dirty.policies.iter().any(|of| large.contains(of))
             || concerned.any(|of| large.contains(&of))
         {

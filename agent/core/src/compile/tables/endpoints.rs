@@ -10,8 +10,8 @@ use netpold_ebpf::layout::{
 };
 
 use crate::cluster::Cluster;
-use crate::compile::rules::{Late, Rules};
 use crate::compile::rules::direction_policy::DirectionPolicy;
+use crate::compile::rules::{Late, Rules};
 use crate::compile::sets::registry::Registry;
 use crate::model::{Direction, Interface, Key, Owner, Pod, Standing, uid_hash};
 use crate::ops::Op;
