@@ -17,8 +17,9 @@ use netpold_core::compile::{CompileError, Compiler, News};
 use netpold_core::model::Change;
 use netpold_core::ops::{Capacity, Op};
 
+use super::EngineError;
+use super::reconciler::{Reconciler, thread_time};
 use super::room::{grown, roomy};
-use super::{Engine, EngineError, RETRY, thread_time};
 use crate::dataplane::fresh::Recipe;
 use crate::dataplane::generation::Generation;
 use crate::metrics::Instruments;
@@ -33,6 +34,8 @@ const ROUNDS: u32 = 10;
 const REST: u32 = 2;
 /// How long large policies that nobody uses stay in the tables, unless there is another reason to begin.
 const LINGER: Duration = Duration::from_secs(60);
+/// Shortest and longest pause before what failed is tried again.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// Below everything else of the agent by so much.
 const NICE: libc::c_int = 5;
 
@@ -138,7 +141,9 @@ impl Succession {
     pub(super) fn note(&mut self, change: &Change) {
         let job = self.job.as_mut().map(|job| &mut job.changed);
         let changed = job.or(self.behind.as_mut().map(|behind| &mut behind.changed));
-        changed.into_iter().for_each(|changed| drop(changed.insert(ObjectKey::of(change))));
+        if let Some(changed) = changed {
+            changed.insert(ObjectKey::of(change));
+        }
     }
 
     /// Whether a compiler is at work.
@@ -153,22 +158,21 @@ impl Succession {
     }
 
     fn failed(&mut self, error: &EngineError) {
-        let pause =
-            self.failure.as_ref().map_or(RETRY.0 * 10, |(_, pause)| (*pause * 2).min(RETRY.1));
+        let pause = self.failure.as_ref().map_or(RETRY.0, |(_, pause)| (*pause * 2).min(RETRY.1));
         tracing::error!(%error, retry_in = ?pause, "large policies are not compiled");
         self.failure = Some((error.to_string(), pause));
         self.rests_until = Some(Instant::now() + pause);
     }
 }
 
-impl Engine {
+impl Reconciler {
     /// When to look after the other compiler.
     pub(super) fn successor_due(&self) -> Option<Instant> {
         let now = Instant::now();
         if self.succession.is_busy() {
             return Some(now + POLL);
         }
-        if !self.is_settled() {
+        if !self.installed {
             return None;
         }
         let rests = self.succession.rests_until.unwrap_or(now);
@@ -298,7 +302,7 @@ impl Engine {
         self.instruments.new_generation();
         self.seed();
         self.installed = true;
-        self.note_endpoints();
+        self.in_force.note(&self.compiler);
         let shares = clients.iter().map(|namespace| {
             (namespace.clone(), compiled.get(namespace).copied().unwrap_or(0).max(1))
         });
