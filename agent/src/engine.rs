@@ -277,7 +277,11 @@ impl Engine {
     }
 
     fn retry_at(&self) -> Option<Instant> {
-        self.health.retry_at().into_iter().chain(self.reconciler.successor_due()).min()
+        self.health
+            .retry_at()
+            .into_iter()
+            .chain(self.reconciler.successor_due(Instant::now()))
+            .min()
     }
 
     /// Attaches the programs according to the interfaces' roles.

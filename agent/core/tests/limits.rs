@@ -321,6 +321,13 @@ fn what_is_large_waits_for_another_compiler_and_nobody_else_does() {
     assert!(world.compiler.take_compiled().is_empty());
     assert_eq!(world.compiler.late().into_iter().collect::<Vec<_>>(), ["tenant"]);
 
+    // A further policy for a pod that is isolated already: as before.
+    let further = policy("tenant", "further", Selector::default(), None, Some(each_its_own(3)));
+    world.apply([Change::Policy(further.clone())]);
+    assert!(world.egress(TENANT, &of_both, 7));
+    world.apply([Change::PolicyGone(further.key)]);
+    assert!(world.egress(TENANT, &of_both, 7) && !world.egress(TENANT, &of_the_edit, 2000));
+
     // A policy that is new, and large: closed.
     world.apply([selecting("other", each_its_own(2002)), labelled("other")]);
     assert!(!world.egress(TENANT, &of_both, 7) && !world.egress(TENANT, "9.9.9.9", 80));

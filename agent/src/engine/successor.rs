@@ -167,8 +167,7 @@ impl Succession {
 
 impl Reconciler {
     /// When to look after the other compiler.
-    pub(super) fn successor_due(&self) -> Option<Instant> {
-        let now = Instant::now();
+    pub(super) fn successor_due(&self, now: Instant) -> Option<Instant> {
         if self.succession.is_busy() {
             return Some(now + POLL);
         }
@@ -194,7 +193,7 @@ impl Reconciler {
         let lingering = self.compiler.lingering();
         let since = self.succession.lingering;
         self.succession.lingering = (!lingering.is_empty()).then(|| since.unwrap_or(now));
-        if self.succession.is_busy() || self.successor_due().is_none_or(|due| due > now) {
+        if self.succession.is_busy() || self.successor_due(now).is_none_or(|due| due > now) {
             return;
         }
         let Some(recipe) = self.dataplane.recipe() else { return };

@@ -28,6 +28,7 @@ use direction_policy::DirectionPolicy;
 use evaluate::Evaluator;
 pub(crate) use limits::Late;
 use limits::Limits;
+pub(crate) use policies::Before;
 use policies::DirectionPolicies;
 
 /// What the policies in use allow.
@@ -48,7 +49,7 @@ impl Rules {
         &mut self,
         cluster: &Cluster,
         pod: (&Pod, bool),
-        direction: (Direction, Option<&Arc<DirectionPolicy>>),
+        direction: (Direction, Option<Before<'_>>),
         registry: &mut Registry,
     ) -> Option<(Arc<DirectionPolicy>, Option<Late>)> {
         let mut builder = Builder { registry, tries: &mut self.tries, hasher: &self.hasher };

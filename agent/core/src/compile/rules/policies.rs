@@ -49,6 +49,14 @@ impl Hash for Made {
     }
 }
 
+/// What a pod has in a direction before an update.
+#[derive(Clone, Copy)]
+pub(crate) struct Before<'a> {
+    pub(crate) direction_policy: &'a Arc<DirectionPolicy>,
+    /// The pod is still selected as it was.
+    pub(crate) same_labels: bool,
+}
+
 /// The direction policies in use.
 #[derive(Debug, Default)]
 pub(crate) struct DirectionPolicies {
@@ -65,12 +73,12 @@ pub(crate) struct DirectionPolicies {
 impl DirectionPolicies {
     /// What a pod's policies allow in a direction; `None` if none isolates it. A pod whose labels are
     /// not known is isolated by every policy of its namespace, and granted what those grant that
-    /// select every pod. `before`: what the pod has now.
+    /// select every pod.
     pub(crate) fn of_pod(
         &mut self,
         cluster: &Cluster,
         (pod, labelled): (&Pod, bool),
-        (direction, before): (Direction, Option<&Arc<DirectionPolicy>>),
+        (direction, before): (Direction, Option<Before<'_>>),
         limits: &mut Limits,
         builder: &mut Builder<'_>,
     ) -> Option<(Arc<DirectionPolicy>, Option<Late>)> {
@@ -120,24 +128,23 @@ impl DirectionPolicies {
         Some((direction_policy, None))
     }
 
-    /// What was made of the same policies before an edit: the pod's own, or what any pod may have whose
-    /// ports and Services are the same.
-    fn former(
-        &self,
-        made: &Made,
-        before: Option<&Arc<DirectionPolicy>>,
-    ) -> Option<Arc<DirectionPolicy>> {
+    /// What a pod goes on with until its policies are compiled: what it has, if only policies have changed;
+    /// after other changes what was made of the same policies before an edit, for it or for a pod with the
+    /// same ports and Services.
+    fn former(&self, made: &Made, before: Option<Before<'_>>) -> Option<Arc<DirectionPolicy>> {
         let of = combination(made.direction, &made.policies);
-        let same = self.made.iter().filter(|(other, _)| {
-            other.labelled == made.labelled && combination(other.direction, &other.policies) == of
-        });
         // The pod's own before all others, then the newest.
         let rank = |(other, direction_policy): &(&Made, &Arc<DirectionPolicy>)| {
-            let is_own = before.is_some_and(|before| Arc::ptr_eq(before, direction_policy));
-            let fits = is_own || (other.ports == made.ports && other.served == made.served);
-            fits.then(|| (is_own, self.id(direction_policy)))
+            let own = before.filter(|own| Arc::ptr_eq(own.direction_policy, direction_policy));
+            let same = || {
+                other.labelled == made.labelled
+                    && combination(other.direction, &other.policies) == of
+                    && (own.is_some() || (other.ports == made.ports && other.served == made.served))
+            };
+            let fits = own.is_some_and(|own| own.same_labels) || same();
+            fits.then(|| (own.is_some(), self.id(direction_policy)))
         };
-        let best = same.max_by_key(rank).filter(|best| rank(best).is_some());
+        let best = self.made.iter().max_by_key(rank).filter(|best| rank(best).is_some());
         best.map(|(_, direction_policy)| direction_policy.clone())
     }
 

@@ -11,9 +11,9 @@ use netpold_ebpf::layout::{
 
 use crate::cluster::Cluster;
 use crate::compile::rules::direction_policy::DirectionPolicy;
-use crate::compile::rules::{Late, Rules};
+use crate::compile::rules::{Before, Late, Rules};
 use crate::compile::sets::registry::Registry;
-use crate::model::{Direction, Interface, Key, Owner, Pod, Standing, uid_hash};
+use crate::model::{Direction, Interface, Key, Labels, Owner, Pod, Standing, uid_hash};
 use crate::ops::Op;
 use crate::options::{CheckSource, NewPods, Options};
 
@@ -45,7 +45,9 @@ pub(crate) struct Live {
     pub(crate) unheard: bool,
     /// Ingress and egress; `None`: not isolated.
     pub(crate) direction_policies: [Option<Arc<DirectionPolicy>>; 2],
-    /// What of that is not as policies have it now.
+    /// Those that policies select the pod by, if they are known.
+    labels: Option<Labels>,
+    /// What of the direction policies is not as policies have it now.
     pub(crate) late: [Option<Late>; 2],
     /// The Services that the pod is a backend of, if it is isolated for ingress alone.
     backs: BTreeSet<Key>,
@@ -201,6 +203,7 @@ impl Endpoints {
             check_source: false,
             unheard: false,
             direction_policies: [Some(DirectionPolicy::nothing()), Some(rules.own_node(registry))],
+            labels: None,
             late: [None, None],
             backs: BTreeSet::new(),
             record,
@@ -267,7 +270,11 @@ impl Endpoints {
         let before = self.live.get(&interface.index).filter(|live| live.identity == identity);
         let labelled = !is(Standing::Unlabelled);
         let [ingress, egress] = Direction::BOTH.map(|direction| {
-            let now = before.and_then(|it| it.direction_policies[direction as usize].as_ref());
+            let now = before.and_then(|before| {
+                let direction_policy = before.direction_policies[direction as usize].as_ref()?;
+                let same_labels = before.labels == labelled.then(|| pod.labels.clone());
+                Some(Before { direction_policy, same_labels })
+            });
             rules.of_pod(cluster, (pod, labelled), (direction, now), registry).unzip()
         });
         let late = [ingress.1.flatten(), egress.1.flatten()];
@@ -301,6 +308,7 @@ impl Endpoints {
                 _ => BTreeSet::new(),
             },
             direction_policies,
+            labels: labelled.then(|| pod.labels.clone()),
             late,
             record,
         })
