@@ -11,6 +11,8 @@ mod measure;
 mod pace;
 mod reconciler;
 mod report;
+mod room;
+mod successor;
 mod unhonoured;
 mod unproven;
 
@@ -36,7 +38,7 @@ use interfaces::{NodeDevices, NodeInterfaces};
 use reconciler::Reconciler;
 use unproven::Missing;
 
-pub use reconciler::grown;
+pub use room::grown;
 
 /// Why an update is not enforced yet.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +52,9 @@ pub enum EngineError {
     /// The kernel refused a write.
     #[error(transparent)]
     Table(#[from] TableError),
+    /// There is no thread to compile on.
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
 }
 
 /// Keeps the dataplane equal to the cluster state.
@@ -260,7 +265,6 @@ impl Engine {
     /// Says when to be called again if that failed.
     pub fn step(&mut self, noticed: Option<Instant>) -> Option<Instant> {
         self.health.noticed(noticed);
-        self.reconciler.admit_due();
         if self.health.is_pausing() {
             // What waits for nothing but its attachment does not wait with the tables.
             self.attach();
@@ -273,6 +277,7 @@ impl Engine {
             Ok(operations) => {
                 self.attach();
                 self.succeeded(operations);
+                self.reconciler.begin_successor();
             }
             Err(error) => {
                 self.reconciler.instruments.failed();
@@ -284,8 +289,11 @@ impl Engine {
     }
 
     fn retry_at(&self) -> Option<Instant> {
-        let Reconciler { compiler, pace, .. } = &self.reconciler;
-        self.health.retry_at().into_iter().chain(pace.next(&compiler.held_back())).min()
+        self.health
+            .retry_at()
+            .into_iter()
+            .chain(self.reconciler.successor_due(Instant::now()))
+            .min()
     }
 
     /// Attaches the programs according to the interfaces' roles.

@@ -12,7 +12,7 @@ use netpold::dataplane::bpffs::PinRoot;
 use netpold::dataplane::tables::grace_period;
 use netpold::engine::Engine;
 use netpold_core::compile::Compiler;
-use netpold_core::model::{Change, Direction, Interface, PortMatch, PortRule, Protocol};
+use netpold_core::model::{Change, Direction, Interface};
 use netpold_core::ops::Capacity;
 use netpold_core::options::Options;
 use netpold_testbed::Netns;
@@ -23,9 +23,9 @@ use crate::control::{Scale, percentile};
 use crate::effect;
 use crate::figures::say;
 use crate::filter::feed;
+use crate::host;
 use crate::packet::{load_empty, program};
 use crate::world::World;
-use crate::{host, hostile};
 
 /// What was found.
 #[derive(Debug, Serialize)]
@@ -49,30 +49,7 @@ pub(crate) struct Node {
     pub(crate) cpu_percent: f64,
     /// The same without any event.
     pub(crate) idle_percent: f64,
-    /// Another tenant's edits beside one who flaps.
-    pub(crate) flapping: Flapping,
 }
-
-/// Milliseconds from an edit of a small policy to its enforcement, beside a tenant of another namespace
-/// that edits a large policy and relabels its pod in and out of it [`FLAPS_PER_SECOND`] times a second.
-#[derive(Debug, Serialize)]
-pub(crate) struct Flapping {
-    /// Edits of the small policy.
-    pub(crate) edits: u32,
-    /// Milliseconds.
-    pub(crate) p50_ms: f64,
-    /// Milliseconds.
-    pub(crate) p99_ms: f64,
-    /// Milliseconds.
-    pub(crate) longest_ms: f64,
-}
-
-/// Edits and relabellings.
-const FLAPS_PER_SECOND: u32 = 10;
-/// Of the small policy, meanwhile.
-const EDITS_PER_SECOND: u32 = 20;
-/// Rules of the large one, each of all but one address and with a port.
-const FLAPPING_RULES: u32 = 10_000;
 
 /// What it takes to attach both programs to a new interface.
 #[derive(Debug, Serialize)]
@@ -100,7 +77,7 @@ const EVENTS_PER_SECOND: u32 = 100;
 pub(crate) fn measure(
     scale: Scale,
     new_pods: u32,
-    (time, flapping): (Duration, Duration),
+    time: Duration,
     buckets: u32,
     pins: &Path,
     progress: &dyn Fn(&str),
@@ -117,12 +94,8 @@ pub(crate) fn measure(
     progress("control: processor time at pod events");
     let idle_percent = engine.load(time, 0)?;
     let cpu_percent = engine.load(time, EVENTS_PER_SECOND)?;
-    progress(&format!("control: edits beside a tenant who flaps, {flapping:?}"));
-    let interface = veths.indices.last().copied().context("an interface")?;
-    let flapping = engine.beside_flapping(flapping, interface)?;
     Ok(Node {
         attach,
-        flapping,
         effect_p50_ms: percentile(&effect, 0.5),
         effect_p99_ms: percentile(&effect, 0.99),
         pod_p50_ms: percentile(&pods, 0.5),
@@ -135,13 +108,13 @@ pub(crate) fn measure(
 }
 
 /// Host sides of veths, whose other sides are in another namespace.
-struct Veths {
-    indices: Vec<u32>,
+pub(crate) struct Veths {
+    pub(crate) indices: Vec<u32>,
     _netns: Netns,
 }
 
 impl Veths {
-    fn new(count: u32) -> Result<Self> {
+    pub(crate) fn new(count: u32) -> Result<Self> {
         let netns = Netns::create("control")?;
         let path = netns.path();
         let lines = (0..count).map(|n| {
@@ -200,8 +173,8 @@ fn attach(veths: &Veths, local: u32, buckets: u32, pins: &Path) -> Result<Vec<At
 }
 
 /// The engine with a large cluster in it.
-struct Subject {
-    engine: Engine,
+pub(crate) struct Subject {
+    pub(crate) engine: Engine,
     scale: Scale,
     /// Where the attachments are pinned.
     links: PathBuf,
@@ -210,7 +183,7 @@ struct Subject {
 }
 
 impl Subject {
-    fn new(scale: Scale, veths: &Veths, buckets: u32, pins: &Path) -> Result<Self> {
+    pub(crate) fn new(scale: Scale, veths: &Veths, buckets: u32, pins: &Path) -> Result<Self> {
         let root = PinRoot::open(pins)?;
         let links = root.links();
         let dataplane = Dataplane::new(root, Attacher::new(&links, Mode::Tcx)?, buckets, 1);
@@ -240,12 +213,12 @@ impl Subject {
     }
 
     fn step(&mut self) -> Result<()> {
-        let again = self.engine.step(None);
-        ensure!(again.is_none(), "the engine could not enforce: {:?}", self.problems());
+        let _later = self.engine.step(None);
+        ensure!(self.engine.is_settled(), "the engine could not enforce: {:?}", self.problems());
         Ok(())
     }
 
-    fn problems(&mut self) -> Vec<String> {
+    pub(crate) fn problems(&mut self) -> Vec<String> {
         self.engine.report(&[]).problems
     }
 
@@ -264,7 +237,7 @@ impl Subject {
     }
 
     /// What the agent does in the background after an update.
-    fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         grace_period();
         self.engine.grace_passed();
     }
@@ -304,43 +277,6 @@ impl Subject {
             (processor_time(libc::RUSAGE_SELF)?.saturating_sub(before), begin.elapsed());
         ensure!(took < time * 2, "{all} events took {took:?} and not {time:?}");
         Ok(100.0 * used.as_secs_f64() / took.as_secs_f64())
-    }
-
-    /// Edits policies of the scale's while a tenant whose pod has this interface flaps.
-    fn beside_flapping(&mut self, time: Duration, index: u32) -> Result<Flapping> {
-        let addresses = hostile::local_pod(true).addresses;
-        let interface = Interface { index, incarnation: 1, addresses, ..Interface::default() };
-        let mut turn = false;
-        let mut latencies = Vec::new();
-        self.engine.apply(Change::Interface(interface));
-        let begin = Instant::now();
-        let (edits, per_flap) =
-            (time.as_secs() as u32 * EDITS_PER_SECOND, EDITS_PER_SECOND / FLAPS_PER_SECOND);
-        for edit in 0..edits {
-            let due = begin + Duration::from_secs(1) * edit / EDITS_PER_SECOND;
-            std::thread::sleep(due.saturating_duration_since(Instant::now()));
-            if edit % per_flap == 0 {
-                turn = !turn;
-                let large = hostile::blocks_but_one(FLAPPING_RULES, turn).into_iter();
-                let changes = large.chain([Change::Pod(hostile::local_pod(edit % 3 > 0))]);
-                changes.for_each(|change| self.engine.apply(change));
-            }
-            let port = PortMatch::Range(3000 + (edit % 1000) as u16, 4000);
-            let ports = Some(vec![PortRule { protocol: Protocol::Tcp, port }]);
-            let number = edit % self.scale.local;
-            self.engine.apply(self.scale.edited(number, |rule| rule.ports = ports));
-            // A tenant whose edits wait has it called again.
-            let _later = self.engine.step(None);
-            ensure!(self.engine.is_settled(), "not enforced: {:?}", self.problems());
-            latencies.push(due.elapsed().as_secs_f64() * 1e3);
-            self.settle();
-        }
-        Ok(Flapping {
-            edits,
-            p50_ms: percentile(&latencies, 0.5),
-            p99_ms: percentile(&latencies, 0.99),
-            longest_ms: percentile(&latencies, 1.0),
-        })
     }
 
     /// A pod comes, changes its label, goes, somewhere else.
@@ -395,10 +331,5 @@ pub(crate) fn print(node: &Node) {
          compiled, written and attached in {pod_p50_ms:.3} ms (p50), {pod_p99_ms:.3} ms (p99)\n\
          at {} pod events per second {:.2} % of one core, {:.2} % without events",
         node.events_per_second, node.cpu_percent, node.idle_percent,
-    ));
-    let Flapping { edits, p50_ms, p99_ms, longest_ms } = node.flapping;
-    say(&format!(
-        "{edits} edits beside a tenant who flaps a policy of {FLAPPING_RULES} rules and its pod's labels: enforced \
-         within {p50_ms:.1} ms (p50), {p99_ms:.1} ms (p99), {longest_ms:.0} ms (longest)"
     ));
 }

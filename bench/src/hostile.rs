@@ -26,7 +26,7 @@ use crate::figures::{say, table};
 /// Sizes of each shape.
 pub(crate) const SIZES: [u32; 5] = [625, 1250, 2500, 5000, 10_000];
 /// Beside what they are measured.
-const BESIDE: Scale =
+pub(crate) const BESIDE: Scale =
     Scale { pods: 10_000, namespaces: 100, policies: 500, local: 50, dual_stack: false, events: 0 };
 /// Edits of another tenant's.
 const EDITS: u32 = 50;

@@ -7,6 +7,7 @@ mod effect;
 mod engine;
 mod figures;
 mod filter;
+mod flapping;
 mod flood;
 mod forward;
 mod frame;
@@ -63,6 +64,8 @@ struct Arguments {
 enum Part {
     /// A large cluster: first image, memory, from event to enforced; hostile tenants
     Control,
+    /// Of control only another tenant's edits beside one who flaps: five minutes
+    Flapping,
     /// Nanoseconds per packet
     Packet,
     /// Forwarding between veths
@@ -109,6 +112,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         refused: Vec::new(),
         control: Vec::new(),
         node: None,
+        flapping: None,
         hostile: Vec::new(),
         maps: Vec::new(),
         forwarding: Vec::new(),
@@ -118,6 +122,11 @@ fn run(arguments: &Arguments) -> Result<()> {
     // First, while the process has no other memory.
     if wanted(Part::Control) {
         control(arguments.quick, &pins, &mut results)?;
+    }
+    if wanted(Part::Control) || wanted(Part::Flapping) {
+        let time = Duration::from_secs(if arguments.quick { 20 } else { 300 });
+        let pins = pins.folder("flapping");
+        results.flapping = Some(flapping::measure(time, BUCKETS, &pins, &tell)?);
     }
     if wanted(Part::Packet) {
         packets(arguments.quick, &pins, &mut results)?;
@@ -160,10 +169,10 @@ fn control(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
         results.control.push(control::measure(*scale, BUCKETS, &pins, &tell)?);
     }
     let Some(scale) = scales.first() else { return Ok(()) };
-    let (new_pods, time, flapping) = if quick { (50, 2, 20) } else { (100, 5, 300) };
-    let times = (Duration::from_secs(time), Duration::from_secs(flapping));
+    let (new_pods, time) = if quick { (50, 2) } else { (100, 5) };
+    let time = Duration::from_secs(time);
     let pins = pins.folder("node");
-    results.node = Some(engine::measure(*scale, new_pods, times, BUCKETS, &pins, &tell)?);
+    results.node = Some(engine::measure(*scale, new_pods, time, BUCKETS, &pins, &tell)?);
     for pods in [10_000, 100_000] {
         tell(&format!("control: maps at {pods} pods"));
         let scale = Scale { pods, dual_stack: true, ..*scale };

@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::control::{self, Control};
 use crate::engine::{self, Node};
 use crate::figures::{say, table};
+use crate::flapping::{self, Flapping};
 use crate::flood::{self, Flood};
 use crate::forward::{self, Forwarding};
 use crate::host::Machine;
@@ -42,6 +43,8 @@ pub(crate) struct Results {
     pub(crate) refused: Vec<String>,
     pub(crate) control: Vec<Control>,
     pub(crate) node: Option<Node>,
+    /// Edits beside a tenant who flaps.
+    pub(crate) flapping: Option<Flapping>,
     pub(crate) hostile: Vec<Hostile>,
     pub(crate) maps: Vec<Maps>,
     pub(crate) forwarding: Vec<Forwarding>,
@@ -70,6 +73,7 @@ impl Results {
         hostile::print(&self.hostile);
         self.control.iter().for_each(control::print);
         self.node.iter().for_each(engine::print);
+        self.flapping.iter().for_each(flapping::print);
         maps::print(&self.maps);
         forward::print(&self.forwarding);
         flood::print(&self.flood);

@@ -20,8 +20,11 @@ pub const NAMESPACE_UNITS: u64 = 2 * POLICY_UNITS as u64;
 /// Different sets of ports that the blocks of one direction of a policy may come to. Each may need 8 KiB.
 pub const POLICY_PORT_SETS: usize = 12_288;
 
-/// Units up to which compiling is cheap: what they come to is compiled at once, whoever asks for it.
+/// Units up to which a namespace's policies are compiled in the update that they come with. What is more is
+/// large.
 pub const ORDINARY_UNITS: u64 = 4096;
+/// Units up to which compiling is cheap: whoever asks for it.
+pub const MODEST_UNITS: u64 = 512;
 
 /// Selectors that one label may lead to before each of them counts as [`CROWDED_UNITS`].
 const CROWD: u32 = 16;
@@ -37,21 +40,38 @@ pub(crate) struct Weight {
     pub(crate) names_ports: bool,
     /// What is beyond the budget.
     pub(crate) excess: Option<String>,
+    /// Sets of ports were counted, or cannot be too many.
+    pub(crate) is_exact: bool,
 }
 
 impl Weight {
     /// Weighs a policy.
     pub(crate) fn of(policy: &Policy) -> Self {
+        let mut weight = Self::hasty(policy);
+        if !weight.is_exact {
+            let too_many = |direction| too_many_port_sets(policy, direction);
+            weight.excess = Direction::BOTH.into_iter().find_map(too_many);
+            weight.is_exact = true;
+        }
+        weight
+    }
+
+    /// Weighs a policy, but does not count its sets of ports if that takes long: such a policy is beyond
+    /// [`ORDINARY_UNITS`].
+    pub(crate) fn hasty(policy: &Policy) -> Self {
         let units = Direction::BOTH.map(|direction| units_of(policy, direction));
         let by_name = |rule: &Rule| {
             let ports = rule.ports.iter().flatten();
             ports.into_iter().any(|port| matches!(port.port, PortMatch::Named(_)))
         };
         let names_ports = policy.ingress.iter().flatten().any(by_name);
-        let excess = Direction::BOTH.into_iter().zip(units).find_map(|(direction, units)| {
-            too_many_units(direction, units).or_else(|| too_many_port_sets(policy, direction))
-        });
-        Self { units, names_ports, excess }
+        let excess = Direction::BOTH
+            .into_iter()
+            .zip(units)
+            .find_map(|(direction, units)| too_many_units(direction, units));
+        let may_exceed = |direction| may_exceed_port_sets(policy, direction);
+        let is_exact = excess.is_some() || !Direction::BOTH.into_iter().any(may_exceed);
+        Self { units, names_ports, excess, is_exact }
     }
 
     /// What counts of it in a direction: nothing if it grants nothing.
@@ -76,7 +96,7 @@ fn too_many_units(direction: Direction, units: u32) -> Option<String> {
     })
 }
 
-fn too_many_port_sets(policy: &Policy, direction: Direction) -> Option<String> {
+fn may_exceed_port_sets(policy: &Policy, direction: Direction) -> bool {
     let blocks = |rule: &Rule| -> usize {
         let blocks = rule.peers.iter().flatten().map(|peer| match peer {
             Peer::Block(block) => 1 + block.except.len(),
@@ -88,10 +108,13 @@ fn too_many_port_sets(policy: &Policy, direction: Direction) -> Option<String> {
     let rules: Vec<usize> = rules.filter(|blocks| *blocks > 0).collect();
     // There cannot be more sets than blocks and exceptions, nor than unions of the rules' ports.
     let unions = 1usize.checked_shl(rules.len() as u32).unwrap_or(usize::MAX);
-    if unions.min(rules.iter().sum()) <= POLICY_PORT_SETS {
-        return None;
-    }
-    exceeds_port_sets(policy, direction, POLICY_PORT_SETS).then(|| {
+    unions.min(rules.iter().sum()) > POLICY_PORT_SETS
+}
+
+fn too_many_port_sets(policy: &Policy, direction: Direction) -> Option<String> {
+    let exceeds = may_exceed_port_sets(policy, direction)
+        && exceeds_port_sets(policy, direction, POLICY_PORT_SETS);
+    exceeds.then(|| {
         format!(
             "spec.{direction}: its ipBlocks overlap to more than {POLICY_PORT_SETS} different sets of \
              ports; over its budget, it isolates and grants nothing: give overlapping blocks the same \
@@ -172,6 +195,13 @@ pub(crate) struct Combination {
     pub(crate) direction: Direction,
     /// Of one namespace, in order.
     pub(crate) policies: Vec<Key>,
+}
+
+impl Combination {
+    /// The namespace of its policies.
+    pub(crate) fn namespace(&self) -> &str {
+        self.policies.first().map_or("", |key| &key.namespace)
+    }
 }
 
 /// The combinations of one namespace that are closed, the largest first, for the others to be within its

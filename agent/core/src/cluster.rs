@@ -4,6 +4,7 @@ mod dirty;
 mod interfaces;
 mod label_groups;
 mod nodes;
+mod objects;
 mod pods;
 pub(crate) mod services;
 mod small_vec;
@@ -24,6 +25,8 @@ use interfaces::Interfaces;
 pub(crate) use label_groups::LabelGroup;
 use label_groups::PodsByLabels;
 use nodes::Nodes;
+pub(crate) use objects::Object;
+pub use objects::ObjectKey;
 use pods::Pods;
 pub use pods::is_subject;
 use services::Services;
@@ -42,6 +45,8 @@ pub struct Cluster {
     nodes: Nodes,
     services: Services,
     interfaces: Interfaces,
+    /// See [`Cluster::weigh_hastily`].
+    hasty: bool,
 }
 
 impl FromIterator<Change> for Cluster {
@@ -258,29 +263,97 @@ impl Cluster {
 
     /// Takes in a change; `dirty` grows by what has to be looked at again.
     pub(crate) fn ingest(&mut self, change: Change, dirty: &mut Dirty) {
-        match change {
-            Change::Namespace(new) => self.namespace(&new.name.clone(), Some(new), dirty),
-            Change::NamespaceGone(name) => self.namespace(&name, None, dirty),
-            Change::Node(new) => self.set_node(&new.name.clone(), Some(new), dirty),
-            Change::NodeGone(name) => self.set_node(&name, None, dirty),
-            Change::Pod(new) => self.pod(&new.key.clone(), Some(new), dirty),
-            Change::PodGone(key) => self.pod(&key, None, dirty),
-            Change::Policy(new) => self.policy(&new.key.clone(), Some(new), dirty),
-            Change::PolicyGone(key) => self.policy(&key, None, dirty),
-            Change::Service(new) => self.service(&new.key.clone(), Some(new), dirty),
-            Change::ServiceGone(key) => self.service(&key, None, dirty),
-            Change::EndpointSlice(new) => {
-                self.services.set_slice(&new.key.clone(), Some(new), dirty);
+        // A policy that is no other is not weighed again.
+        if let Change::Policy(new) = &change
+            && self.policies.get(&new.key).is_some_and(|known| **known == *new)
+        {
+            return;
+        }
+        let hasty = self.hasty;
+        let weigh = |new: &Policy| if hasty { Weight::hasty(new) } else { Weight::of(new) };
+        self.take_in(Object::of(change, weigh), dirty);
+    }
+
+    /// Whether what takes long to weigh of new policies is left for [`Cluster::weigh_exactly`].
+    pub(crate) fn weigh_hastily(&mut self, hasty: bool) {
+        self.hasty = hasty;
+    }
+
+    /// Weighs what was weighed hastily.
+    pub(crate) fn weigh_exactly(&mut self) {
+        for (key, weight) in &mut self.weights {
+            if let Some(policy) = self.policies.get(key).filter(|_| !weight.is_exact) {
+                *weight = Weight::of(policy);
             }
-            Change::EndpointSliceGone(key) => self.services.set_slice(&key, None, dirty),
-            Change::Interface(new) => {
-                let index = new.index;
-                dirty.interfaces.extend(self.interfaces.set(index, Some(new)).then_some(index));
+        }
+    }
+
+    /// An object as it is here.
+    pub(crate) fn object(&self, key: ObjectKey) -> Object {
+        match key {
+            ObjectKey::Namespace(name) => {
+                let namespace = self.namespaces.get(&name).cloned();
+                Object::Namespace(name, namespace)
             }
-            Change::InterfaceGone(index) => {
-                dirty.interfaces.extend(self.interfaces.set(index, None).then_some(index));
+            ObjectKey::Node(name) => {
+                let node = self.nodes.by_name().get(&name).cloned();
+                Object::Node(name, node)
             }
-            Change::OwnAddresses(addresses) => {
+            ObjectKey::Pod(key) => {
+                let pod = self.pods.by_key().get(&key).cloned();
+                Object::Pod(key, pod)
+            }
+            ObjectKey::Policy(key) => {
+                let policy = self.policies.get(&key).cloned().zip(self.weights.get(&key).cloned());
+                Object::Policy(key, policy)
+            }
+            ObjectKey::Service(key) => {
+                let service = self.services.service(&key);
+                Object::Service(key, service)
+            }
+            ObjectKey::EndpointSlice(key) => {
+                let slice = self.services.slices().get(&key).cloned();
+                Object::EndpointSlice(key, slice)
+            }
+            ObjectKey::Interface(index) => {
+                let interface = self.interfaces.by_index().get(&index).cloned();
+                Object::Interface(index, interface)
+            }
+            ObjectKey::OwnAddresses => {
+                Object::OwnAddresses(self.nodes.found().iter().copied().collect())
+            }
+        }
+    }
+
+    /// Every object that is here.
+    pub(crate) fn objects(&self) -> impl Iterator<Item = Object> {
+        let namespaces = self.namespaces.keys().cloned().map(ObjectKey::Namespace);
+        let nodes = self.nodes.by_name().keys().cloned().map(ObjectKey::Node);
+        let policies = self.policies.keys().cloned().map(ObjectKey::Policy);
+        let services = self.services.all_services().cloned().map(ObjectKey::Service);
+        let slices = self.services.slices().keys().cloned().map(ObjectKey::EndpointSlice);
+        let interfaces = self.interfaces.by_index().keys().copied().map(ObjectKey::Interface);
+        let few = namespaces.chain(nodes).chain(policies).chain(services).chain(slices);
+        let few = few.chain(interfaces).chain([ObjectKey::OwnAddresses]);
+        // Pods are the most.
+        let pods = self.pods.by_key();
+        let pods = pods.iter().map(|(key, pod)| Object::Pod(key.clone(), Some(pod.clone())));
+        few.map(|key| self.object(key)).chain(pods)
+    }
+
+    /// Takes an object in as it is now; `dirty` grows by what has to be looked at again.
+    pub(crate) fn take_in(&mut self, object: Object, dirty: &mut Dirty) {
+        match object {
+            Object::Namespace(name, new) => self.namespace(&name, new, dirty),
+            Object::Node(name, new) => self.set_node(&name, new, dirty),
+            Object::Pod(key, new) => self.pod(&key, new, dirty),
+            Object::Policy(key, new) => self.policy(&key, new, dirty),
+            Object::Service(key, new) => self.service(&key, new, dirty),
+            Object::EndpointSlice(key, new) => self.services.set_slice(&key, new, dirty),
+            Object::Interface(index, new) => {
+                dirty.interfaces.extend(self.interfaces.set(index, new).then_some(index));
+            }
+            Object::OwnAddresses(addresses) => {
                 dirty.addresses.extend(self.nodes.find(addresses.into_iter().collect()));
             }
         }
@@ -300,7 +373,7 @@ impl Cluster {
         }
     }
 
-    fn service(&mut self, key: &Key, new: Option<Service>, dirty: &mut Dirty) {
+    fn service(&mut self, key: &Key, new: Option<Arc<Service>>, dirty: &mut Dirty) {
         let old = self.services.services().get(key).map(|service| &service.cluster);
         let named = old.into_iter().chain(new.as_ref().map(|service| &service.cluster)).flatten();
         // What an interface has may become, or cease to be, the own node's.
@@ -316,11 +389,10 @@ impl Cluster {
         }
     }
 
-    fn pod(&mut self, key: &Key, new: Option<Pod>, dirty: &mut Dirty) {
-        if self.pods.by_key().get(key).map(|pod| &**pod) == new.as_ref() {
+    fn pod(&mut self, key: &Key, new: Option<Arc<Pod>>, dirty: &mut Dirty) {
+        if self.pods.by_key().get(key) == new.as_ref() {
             return;
         }
-        let new = new.map(Arc::new);
         let old = self.pods.set(key, new.as_ref());
         for pod in old.iter().chain(new.as_ref()) {
             dirty.addresses.extend(&pod.addresses);
@@ -334,14 +406,14 @@ impl Cluster {
         }
     }
 
-    fn policy(&mut self, key: &Key, new: Option<Policy>, dirty: &mut Dirty) {
-        if self.policies.get(key).map(|policy| &**policy) == new.as_ref() {
+    fn policy(&mut self, key: &Key, new: Option<(Arc<Policy>, Weight)>, dirty: &mut Dirty) {
+        if self.policies.get(key) == new.as_ref().map(|(policy, _)| policy) {
             return;
         }
         match new {
-            Some(new) => {
-                self.weights.insert(key.clone(), Weight::of(&new));
-                self.policies.insert(key.clone(), Arc::new(new));
+            Some((policy, weight)) => {
+                self.weights.insert(key.clone(), weight);
+                self.policies.insert(key.clone(), policy);
             }
             None => {
                 self.weights.remove(key);

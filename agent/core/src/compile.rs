@@ -20,7 +20,7 @@ mod snapshot;
 mod tables;
 mod update;
 
-pub use compiler::{CompileError, Compiler};
+pub use compiler::{CompileError, Compiler, News};
 pub use image::{Allowed, EndpointImage, Granted, Image};
 pub use report::{EndpointInfo, Problem};
 pub use sets::set::{HairpinService, PeerSet, ServiceTarget};

@@ -4,6 +4,7 @@
 use std::net::Ipv4Addr;
 
 use netpold_core::budget::{POLICY_PORT_SETS, POLICY_UNITS};
+use netpold_core::cluster::ObjectKey;
 use netpold_core::compile::{CompileError, Problem};
 use netpold_core::explain::{Cause, Explainer, Verdict};
 use netpold_core::model::{Change, Direction, IpBlock, Key, Peer, Policy, Rule, Selector};
@@ -247,48 +248,189 @@ fn more_classes_than_there_are_close_the_largest() {
     }
 }
 
-/// A tenant whose policies have just cost much relabels a pod in and out of large ones.
+/// Policies of one namespace, each for the pods of an `app`.
+fn selecting(app: &str, rules: Vec<Rule>) -> Change {
+    Change::Policy(policy("tenant", app, select(&[("app", app)]), None, Some(rules)))
+}
+
+fn labelled(app: &str) -> Change {
+    Change::Pod(pod("tenant", "p", &[("app", app)], &["10.0.0.1"]))
+}
+
+/// What is large is left to another compiler, of these namespaces also what is more than modest.
+fn defer(world: &mut World, held: &[&str]) {
+    world.compiler.defer(Some(held.iter().map(|name| (*name).to_owned()).collect()));
+    world.apply([]);
+}
+
+/// Tables that have room for it.
+const ROOM: Capacity = Capacity {
+    bitmaps: 8192,
+    row_blocks: 4096,
+    rows: 2048,
+    trie_blocks: 16_384,
+    hosts6: 8,
+    cidrs6: 8,
+};
+
+/// Another compiler takes the place of the world's.
+fn succeed(world: &mut World, since: impl FnOnce(&mut World)) {
+    let mut successor = world.compiler.blank();
+    successor.follow(world.compiler.everything());
+    let ops = successor.reinstall(ROOM).unwrap();
+    let mut tables = MemoryTables::new();
+    ops.iter().for_each(|op| tables.write(op).unwrap());
+    successor.grace_passed();
+    successor.defer(Some(std::collections::BTreeSet::new()));
+    since(world);
+    let changed = [
+        ObjectKey::Pod(Key::new("tenant", "p")),
+        ObjectKey::Policy(Key::new("victim", "small")),
+        ObjectKey::Policy(Key::new("tenant", "large")),
+        ObjectKey::Interface(NEWCOMER),
+        ObjectKey::Pod(Key::new("victim", "q")),
+    ];
+    successor.follow(world.compiler.news(changed));
+    successor.update().unwrap().iter().for_each(|op| tables.write(op).unwrap());
+    successor.grace_passed();
+    (world.compiler, world.tables) = (successor, tables);
+}
+
+const NEWCOMER: u32 = 3;
+
 #[test]
-fn a_namespace_that_is_held_back_closes_what_is_large_and_new() {
-    let selecting = |app: &str, rules| {
-        let pods = select(&[("app", app)]);
-        Change::Policy(policy("tenant", app, pods, None, Some(rules)))
-    };
-    let labelled = |app: &str| Change::Pod(pod("tenant", "p", &[("app", app)], &["10.0.0.1"]));
+fn what_is_large_waits_for_another_compiler_and_nobody_else_does() {
     let mut world = World::new(two_tenants());
-    install(&mut world, Capacity { bitmaps: 8192, ..Capacity::default() });
-    let large = selecting("large", each_its_own(2000));
-    let other = selecting("other", each_its_own(2001));
-    world.apply([labelled("large"), large, other, selecting("tiny", each_its_own(4))]);
-    let (of_both, of_the_other) = (host(7).to_string(), host(2000).to_string());
+    install(&mut world, ROOM);
+    world.apply([labelled("large"), selecting("large", each_its_own(2000))]);
     assert_eq!(world.compiler.take_compiled().keys().collect::<Vec<_>>(), ["tenant"]);
+    let (of_both, of_the_edit) = (host(7).to_string(), host(2000).to_string());
     assert!(world.egress(TENANT, &of_both, 7));
 
-    let hold = |world: &mut World, held: &[&str]| {
-        world.compiler.hold_back(held.iter().map(|name| (*name).to_owned()).collect());
-        world.apply([]);
-    };
-    hold(&mut world, &["tenant"]);
+    defer(&mut world, &[]);
     assert!(world.egress(TENANT, &of_both, 7) && problems(&world).is_empty(), "in force stays");
-    world.apply([labelled("other"), Change::Policy(small("victim", 80))]);
-    assert!(!world.egress(TENANT, &of_the_other, 2000), "closed so long");
-    assert!(!world.egress(TENANT, "9.9.9.9", 80), "and isolated");
+    // An edit: as before it. Of the work there is no trace.
+    let before = world.compiler.work();
+    world.apply([selecting("large", each_its_own(2001)), Change::Policy(small("victim", 80))]);
+    assert!(world.compiler.work() - before < 4 * 2001, "the victim's, at each class");
+    assert!(world.egress(VICTIM, "198.51.100.7", 80), "nobody else waits");
+    assert!(world.egress(TENANT, &of_both, 7) && !world.egress(TENANT, &of_the_edit, 2000));
+    let said = problems(&world);
+    assert!(said.len() == 1 && said[0].contains("before their last edit"), "{said:?}");
+    assert!(world.compiler.take_compiled().is_empty());
+    assert_eq!(world.compiler.late().into_iter().collect::<Vec<_>>(), ["tenant"]);
+
+    // A further policy for a pod that is isolated already: as before.
+    let further = policy("tenant", "further", Selector::default(), None, Some(each_its_own(3)));
+    world.apply([Change::Policy(further.clone())]);
+    assert!(world.egress(TENANT, &of_both, 7));
+    world.apply([Change::PolicyGone(further.key)]);
+    assert!(world.egress(TENANT, &of_both, 7) && !world.egress(TENANT, &of_the_edit, 2000));
+
+    // A policy that is new, and large: closed.
+    world.apply([selecting("other", each_its_own(2002)), labelled("other")]);
+    assert!(!world.egress(TENANT, &of_both, 7) && !world.egress(TENANT, "9.9.9.9", 80));
     let said = problems(&world);
     assert!(said.len() == 1 && said[0].contains("tenant/other"), "{said:?}");
-    assert!(said[0].contains("compiled later"), "{said:?}");
-    assert!(world.egress(VICTIM, "198.51.100.7", 80), "nobody else waits");
-    assert!(world.compiler.take_compiled().is_empty());
-    world.apply([labelled("tiny")]);
+    assert!(said[0].contains("is closed") && said[0].contains("compiled beside"), "{said:?}");
+    // What nobody uses stays, and is there at once for who wants it again.
+    assert_eq!(world.compiler.lingering().into_iter().collect::<Vec<_>>(), ["tenant"]);
+    world.apply([labelled("large")]);
+    assert!(world.egress(TENANT, &of_both, 7), "as before its edit");
+    world.apply([selecting("tiny", each_its_own(4)), labelled("tiny")]);
     assert!(world.egress(TENANT, &host(3).to_string(), 3), "what is small does not wait");
 
     world.apply([labelled("other")]);
-    assert!(!world.egress(TENANT, &of_the_other, 2000));
-    hold(&mut world, &[]);
-    assert!(world.egress(TENANT, &of_the_other, 2000) && problems(&world).is_empty());
-    assert_eq!(world.compiler.take_compiled().len(), 1);
+    succeed(&mut world, |world| {
+        world.apply([Change::Policy(small("victim", 81))]);
+    });
+    assert!(world.egress(TENANT, &of_the_edit, 2000) && problems(&world).is_empty());
+    assert!(world.egress(VICTIM, "198.51.100.7", 81) && !world.egress(VICTIM, "198.51.100.7", 80));
+    assert!(world.compiler.late().is_empty() && world.compiler.lingering().is_empty());
+    assert_eq!(world.compiler.take_compiled().keys().collect::<Vec<_>>(), ["tenant"]);
 
-    // New tables close nothing that was compiled.
-    hold(&mut world, &["tenant"]);
-    install(&mut world, Capacity { bitmaps: 8192, ..Capacity::default() });
-    assert!(world.egress(TENANT, &of_the_other, 2000) && problems(&world).is_empty());
+    // New tables close nothing.
+    install(&mut world, ROOM);
+    assert!(world.egress(TENANT, &of_the_edit, 2000) && problems(&world).is_empty());
+}
+
+/// Who has had much compiled has what is more than modest wait, too.
+#[test]
+fn what_is_more_than_modest_waits_for_namespaces_that_are_held() {
+    let mut world = World::new(two_tenants());
+    defer(&mut world, &["tenant"]);
+    let medium = || selecting("medium", each_its_own(300));
+    world.apply([labelled("medium"), medium(), Change::Policy(large("victim", each_its_own(300)))]);
+    assert!(!world.egress(TENANT, &host(7).to_string(), 7), "closed so long");
+    assert!(world.egress(VICTIM, &host(7).to_string(), 7));
+    defer(&mut world, &[]);
+    assert!(world.egress(TENANT, &host(7).to_string(), 7) && problems(&world).is_empty());
+    // Three of them in one update are too much, one after the other they are not.
+    let pods = (0..3).map(|n| {
+        let (address, app) = (format!("10.0.2.{n}"), format!("app{n}"));
+        let pod = pod("tenant", &app, &[("app", &app)], &[&address]);
+        [Change::Pod(pod), Change::Interface(interface(20 + n, &[&address]))]
+    });
+    let policies = (0..3).map(|n| selecting(&format!("app{n}"), each_its_own(600 + n)));
+    world.apply(pods.flatten().chain(policies));
+    let allowed = (0..3).filter(|n| world.egress(20 + n, &host(7).to_string(), 7));
+    assert_eq!(allowed.count(), 2);
+    world.compiler.defer(None);
+    world.apply([]);
+    assert!((0..3).all(|n| world.egress(20 + n, &host(7).to_string(), 7)));
+}
+
+/// Endpoints that come while another compiler is at work have the same numbers there.
+#[test]
+fn a_successor_gives_the_numbers_that_were_given() {
+    let mut world = World::new(two_tenants());
+    defer(&mut world, &[]);
+    world.apply([labelled("large"), selecting("large", each_its_own(2000))]);
+    let numbers = |world: &World| -> Vec<(u32, u32)> {
+        world.compiler.endpoints().map(|it| (it.ifindex, it.id)).collect()
+    };
+    let mut before = Vec::new();
+    let version = world.compiler.endpoints_version();
+    succeed(&mut world, |world| {
+        let pod = Change::Pod(pod("victim", "q", &[], &["10.0.0.3"]));
+        world.apply([pod, Change::Interface(interface(NEWCOMER, &["10.0.0.3"]))]);
+        before = numbers(world);
+    });
+    assert_eq!((before.len(), numbers(&world)), (3, before));
+    assert!(world.compiler.endpoints_version() > version);
+    assert!(world.egress(TENANT, &host(7).to_string(), 7));
+}
+
+#[test]
+fn all_tables_that_are_too_small_grow_for_one_compilation() {
+    let mut world = World::new(two_tenants());
+    let error = world.compiler.reinstall(Capacity { rows: 1, bitmaps: 1, ..ROOM }).unwrap_err();
+    assert!(matches!(error, CompileError::Full { .. }));
+    world.compiler.ingest(Change::Policy(large("tenant", all_but_one(100))));
+    let small = Capacity { rows: 1, bitmaps: 1, row_blocks: 1, trie_blocks: 1, ..ROOM };
+    let asked = std::cell::RefCell::new(Vec::new());
+    let alone = || {
+        let mut other = world.compiler.blank();
+        other.follow(world.compiler.everything());
+        other.reinstall(ROOM).unwrap();
+        other.work()
+    };
+    let alone = alone();
+    let ops = world.compiler.reinstall_grown(small, |capacity, error| {
+        let CompileError::Full { table, .. } = error;
+        asked.borrow_mut().push(*table);
+        Some(match table {
+            Table::Bitmaps => Capacity { bitmaps: ROOM.bitmaps, ..capacity },
+            Table::RowBlocks => Capacity { row_blocks: ROOM.row_blocks, ..capacity },
+            Table::Rows => Capacity { rows: ROOM.rows, ..capacity },
+            Table::TrieBlocks => Capacity { trie_blocks: ROOM.trie_blocks, ..capacity },
+            _ => return None,
+        })
+    });
+    assert!(asked.borrow().len() >= 3, "{asked:?}");
+    assert_eq!(world.compiler.work(), alone, "compiled once, whatever was too small");
+    world.tables = MemoryTables::new();
+    ops.unwrap().iter().for_each(|op| world.tables.write(op).unwrap());
+    world.compiler.grace_passed();
+    assert!(world.egress(TENANT, "9.9.9.9", 1) && problems(&world).is_empty());
 }

@@ -8,6 +8,8 @@ use std::net::IpAddr;
 
 mod small_clusters;
 
+use netpold_core::cluster::ObjectKey;
+use netpold_core::compile::Compiler;
 use netpold_core::model::Change;
 use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::layout::{CLASS_TRANSLATED, untranslated};
@@ -233,5 +235,28 @@ proptest! {
             let remotes = remotes();
             prop_assert_eq!(verdicts(&world.tables, &remotes), verdicts(&fresh.tables, &remotes));
         }
+    }
+
+    /// A compiler that is told of what another one knows, and later of what has changed.
+    #[test]
+    fn a_successor_is_as_if_it_had_been_there((first, second) in any_step()) {
+        let mut world = World::new(State::default().changes_to(&first));
+        let mut successor = world.compiler.blank();
+        successor.follow(world.compiler.everything());
+        let mut tables = MemoryTables::new();
+        let ops = successor.reinstall(world.compiler.capacity()).unwrap();
+        ops.iter().for_each(|op| tables.write(op).unwrap());
+        prop_assert_eq!(successor.image(), world.compiler.image());
+        successor.grace_passed();
+        let changes = first.changes_to(&second);
+        let changed: BTreeSet<ObjectKey> = changes.iter().map(ObjectKey::of).collect();
+        world.apply(changes);
+        successor.follow(world.compiler.news(changed));
+        successor.update().unwrap().iter().for_each(|op| tables.write(op).unwrap());
+        prop_assert_eq!(successor.image(), world.compiler.image());
+        let remotes = remotes();
+        prop_assert_eq!(verdicts(&tables, &remotes), verdicts(&world.tables, &remotes));
+        let numbers = |it: &Compiler| it.endpoints().map(|e| (e.ifindex, e.id)).collect::<Vec<_>>();
+        prop_assert_eq!(numbers(&successor), numbers(&world.compiler));
     }
 }

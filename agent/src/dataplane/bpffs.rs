@@ -69,6 +69,18 @@ pub struct PinRoot {
     lock: Flock<File>,
 }
 
+/// Where maps are pinned. Says nothing of who owns the pin root.
+#[derive(Clone, Debug)]
+pub struct MapPins(PathBuf);
+
+impl MapPins {
+    /// Where a map is pinned.
+    #[must_use]
+    pub fn map(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
 impl PinRoot {
     /// Makes sure that `root` is on a bpffs (mounting one there if need be), locks it against other
     /// agents and creates the folder of this layout version.
@@ -128,10 +140,16 @@ impl PinRoot {
         &self.root
     }
 
+    /// Where maps of this layout version are pinned.
+    #[must_use]
+    pub fn maps(&self) -> MapPins {
+        MapPins(self.versioned.clone())
+    }
+
     /// Where a map of this layout version is pinned.
     #[must_use]
     pub fn map(&self, name: &str) -> PathBuf {
-        self.versioned.join(name)
+        self.maps().map(name)
     }
 
     /// Where links are pinned: the same place for every layout version, so that an upgrade replaces

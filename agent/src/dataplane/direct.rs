@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use aya::EbpfLoader;
 use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint, Settings, TrieRoot};
 
-use super::bpffs::{PinRoot, remove_if_there};
+use super::bpffs::{MapPins, remove_if_there};
 use super::sys;
 
 /// A table at a fixed address.
@@ -50,7 +50,7 @@ impl Offered {
     /// The kernel refuses a map or a pin: its name is given.
     pub fn to(
         loader: &mut EbpfLoader<'_>,
-        pins: &PinRoot,
+        pins: &MapPins,
     ) -> Result<Self, (&'static str, io::Error)> {
         let mut offered = Self { pins: Vec::new() };
         for section in [SETTINGS, ENDPOINTS, TRIE_ROOT] {

@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use aya::maps::{MapData, MapError, PerCpuArray, RingBuf};
@@ -16,7 +17,7 @@ use aya::{Ebpf, EbpfError, EbpfLoader, Pod};
 use netpold_core::ops::{Capacity, Op, TableWriter};
 use netpold_ebpf::layout::{BRIDGES, Endpoint, Settings};
 
-use super::bpffs::{PinRoot, remove_if_there};
+use super::bpffs::{MapPins, PinRoot, remove_if_there};
 use super::direct::{self, Offered, Section};
 use super::heritage::{self, Heritage};
 use super::hosts6::buckets_for;
@@ -156,6 +157,15 @@ impl Generation {
         capacity: &Capacity,
         conntrack_buckets: u32,
     ) -> Result<Self, GenerationError> {
+        Self::load_at(&pins.maps(), capacity, conntrack_buckets)
+    }
+
+    /// The same without the pin root itself.
+    pub(super) fn load_at(
+        pins: &MapPins,
+        capacity: &Capacity,
+        conntrack_buckets: u32,
+    ) -> Result<Self, GenerationError> {
         let object = object()?;
         let mut loader = loader().lock().unwrap_or_else(PoisonError::into_inner);
         for (name, size) in sizes(capacity) {
@@ -186,7 +196,8 @@ impl Generation {
             .map(|(name, map)| Ok((name, descriptor(&bpf, map)?)))
             .collect::<Result<Vec<_>, TableError>>()?;
         let name = heritage::DESCRIPTION;
-        let description = heritage::describe().map_err(|e| pin_error(pins, name, e.to_string()))?;
+        let description =
+            heritage::describe().map_err(|e| pin_error(pins.map(name), name, e.to_string()))?;
         pinned.push((name, description));
         Ok(Self { bpf, tables, pinned })
     }
@@ -231,6 +242,15 @@ impl Generation {
         }
         let applied = ops.iter().try_for_each(|op| self.tables.write(op));
         self.tables.next_revision().and(applied)
+    }
+
+    /// Writes operations in order before anything is attached: there is no packet to wait for.
+    ///
+    /// # Errors
+    /// The first one the kernel refused.
+    pub fn fill(&mut self, ops: &[Op]) -> Result<(), TableError> {
+        let writes = ops.iter().filter(|op| !matches!(op, Op::Grace));
+        writes.into_iter().try_for_each(|op| self.tables.write(op))
     }
 
     /// Writes the settings, before anything is attached, and gives what was written: the bucket
@@ -299,7 +319,7 @@ impl Generation {
         let own = self.pinned.iter().filter(|(name, _)| !SHARED.contains(name));
         for (name, map) in own {
             replace_pin(pins, name, map.as_fd())
-                .map_err(|e| pin_error(pins, name, e.to_string()))?;
+                .map_err(|e| pin_error(pins.map(name), name, e.to_string()))?;
         }
         Ok(())
     }
@@ -313,7 +333,7 @@ impl Generation {
         let mut count = 0;
         for (name, map) in missing {
             sys::obj_pin(map.as_fd(), &pins.map(name))
-                .map_err(|e| pin_error(pins, name, e.to_string()))?;
+                .map_err(|e| pin_error(pins.map(name), name, e.to_string()))?;
             count += 1;
         }
         Ok(count)
@@ -333,8 +353,8 @@ fn replace_pin(pins: &PinRoot, name: &str, map: BorrowedFd<'_>) -> io::Result<()
     std::fs::rename(&fresh, pins.map(name))
 }
 
-fn pin_error(pins: &PinRoot, name: &'static str, reason: String) -> GenerationError {
-    GenerationError::Pin { name, path: pins.map(name).display().to_string(), reason }
+fn pin_error(pin: PathBuf, name: &'static str, reason: String) -> GenerationError {
+    GenerationError::Pin { name, path: pin.display().to_string(), reason }
 }
 
 /// Elements of an array map, at least one.
@@ -442,7 +462,7 @@ fn pinned<T: Pod>(
     if !path.exists() {
         return Ok(None);
     }
-    let failed = |reason: String| pin_error(pins, name, reason);
+    let failed = |reason: String| pin_error(pins.map(name), name, reason);
     let map = MapData::from_pin(&path).map_err(|e: MapError| failed(chain(&e)))?;
     MappedArray::flat(&map).map(Some).map_err(|e| failed(chain(&e)))
 }

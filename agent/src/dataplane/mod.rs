@@ -7,6 +7,7 @@ mod clsact;
 mod connection;
 pub mod direct;
 pub mod features;
+pub mod fresh;
 mod front;
 pub mod gate;
 pub mod generation;
@@ -159,9 +160,16 @@ impl Dataplane {
     /// See [`GenerationError`].
     pub fn install(&mut self, capacity: &Capacity, ops: &[Op]) -> Result<(), GenerationError> {
         let mut fresh = Generation::load(&self.pins, capacity, self.conntrack_buckets)?;
+        self.introduce(&mut fresh)?;
+        fresh.apply(ops)?;
+        self.put_in_place(fresh).map(drop)
+    }
+
+    /// Gives a generation the settings in force.
+    fn introduce(&mut self, fresh: &mut Generation) -> Result<(), GenerationError> {
         let mut settings = match self.settings {
             Some(settings) => settings,
-            None => self.first_settings(&fresh)?,
+            None => self.first_settings(fresh)?,
         };
         // The flow table is shared with generations whose numbers are not known here.
         settings.revision = RandomState::new().hash_one(()) as u32;
@@ -169,15 +177,23 @@ impl Dataplane {
         if !self.heritage.is_empty() && self.mode() == Mode::Tcx {
             fresh.watch_only(true)?;
         }
-        self.counters = Some(fresh.counters()?);
-        fresh.apply(ops)?;
+        Ok(())
+    }
+
+    /// What is attached next is of this generation. Gives back the one before it.
+    fn put_in_place(
+        &mut self,
+        mut fresh: Generation,
+    ) -> Result<Option<Generation>, GenerationError> {
+        let counters = fresh.counters()?;
         fresh.publish(&self.pins)?;
-        self.generation = Some(fresh);
+        self.counters = Some(counters);
+        let before = self.generation.replace(fresh);
         self.attached.clear();
         self.swept = false;
         self.uplinks.renew();
         self.sent.renew();
-        Ok(())
+        Ok(before)
     }
 
     /// Settings in seconds become jiffies by the kernel's own tick rate.

@@ -105,6 +105,11 @@ impl Sent {
         }
     }
 
+    /// The program that is wanted.
+    pub(super) fn early(&self) -> Option<Early> {
+        self.wanted.then_some(Early::Sent)
+    }
+
     /// A new generation: its program is to replace the other everywhere.
     pub(super) fn renew(&mut self) {
         self.attached.clear();

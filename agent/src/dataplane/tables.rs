@@ -98,14 +98,15 @@ impl Tables {
         })
     }
 
-    /// Writes the settings and gives what was written; before anything is attached, and before
-    /// operations.
+    /// Writes the settings and gives what was written; before anything is attached. Operations need the
+    /// keys of hashes, which stay.
     ///
     /// # Errors
     /// The map is smaller than one element.
     pub fn write_settings(&self, settings: Settings) -> Result<Settings, TableError> {
-        let (hosts6_mask, probes) = (self.hosts6.mask(), self.probes);
-        let settings = Settings { hosts6_mask, probes, ..settings };
+        let (hosts6_mask, has_cidr6) = (self.hosts6.mask(), self.cidrs6_word());
+        let probes = self.probes;
+        let settings = Settings { hosts6_mask, has_cidr6, probes, ..settings };
         self.settings.write_element(0, &settings).map_err(at("SETTINGS"))?;
         Ok(settings)
     }

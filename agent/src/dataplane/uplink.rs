@@ -98,6 +98,11 @@ impl Uplinks {
         self.stale = true;
     }
 
+    /// The program that is wanted.
+    pub(super) fn early(&self) -> Option<Early> {
+        self.scope().map(Early::Uplink)
+    }
+
     /// What is dropped, if anything is to be.
     fn scope(&self) -> Option<Scope> {
         self.wanted.as_ref().map(|wanted| wanted.scope)

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use netpold_core::compile::{CompileError, Compiler, Cursor, EndpointInfo};
+use netpold_core::compile::{Compiler, Cursor, EndpointInfo};
 use netpold_core::model::{Change, Direction};
-use netpold_core::ops::{Capacity, Table};
+use netpold_core::ops::Capacity;
 use nix::time::{ClockId, clock_gettime};
 
 use super::EngineError;
 use super::pace::Pace;
+use super::successor::{Succession, install};
 use crate::dataplane::Dataplane;
 use crate::dataplane::attach::Hook;
 use crate::dataplane::readback::Repaired;
@@ -20,29 +21,20 @@ use crate::metrics::Instruments;
 use crate::seed::Wanted;
 use crate::status::Revision;
 
-/// No table grows beyond this, so that all of them together stay under the memory limit of the DaemonSet
-/// (1 GiB): 192 MiB of bitmaps, 128 of row blocks, 48 of rows, 256 of trie blocks, 80 of the IPv6 tables.
-const LARGEST: Capacity = Capacity {
-    bitmaps: 24_576,
-    row_blocks: 65_536,
-    rows: 16_384,
-    trie_blocks: 262_144,
-    hosts6: 1 << 20,
-    cidrs6: 262_144,
-};
-
 /// See the module.
 pub(super) struct Reconciler {
     pub(super) compiler: Compiler,
     pub(super) dataplane: Dataplane,
-    capacity: Capacity,
+    pub(super) capacity: Capacity,
     pub(super) pace: Pace,
     pub(super) revision: Revision,
     /// The tables hold what the compiler believes they hold.
     pub(super) installed: bool,
     /// What is enforced is the last good state, as far as the source has not spoken.
     pub(super) restored: bool,
-    in_force: InForce,
+    pub(super) in_force: InForce,
+    /// What is compiled beside the rest.
+    pub(super) succession: Succession,
     /// How far the comparison with the kernel's tables has come.
     cursor: Cursor,
     pub(super) instruments: Instruments,
@@ -50,7 +42,7 @@ pub(super) struct Reconciler {
 
 /// The endpoints of the tables in force.
 #[derive(Debug)]
-struct InForce {
+pub(super) struct InForce {
     /// By interface index.
     endpoints: BTreeMap<u32, u32>,
     /// Whether they are isolated.
@@ -74,6 +66,7 @@ impl Reconciler {
             installed: false,
             restored: false,
             in_force: InForce { endpoints, isolated, version: None, seeds: true },
+            succession: Succession::default(),
             cursor: Cursor::default(),
             instruments: Instruments::default(),
         }
@@ -83,7 +76,7 @@ impl Reconciler {
     pub(super) fn admit(&mut self, change: Change) {
         let cluster = self.compiler.cluster();
         let change = if self.installed {
-            self.pace.admit(change, cluster, Instant::now())
+            self.pace.admit(change, cluster)
         } else {
             // What is there at first waits for nothing.
             self.pace.overtaken(&change, cluster);
@@ -92,15 +85,10 @@ impl Reconciler {
         self.ingest(change);
     }
 
-    /// Takes in what has waited long enough.
-    pub(super) fn admit_due(&mut self) {
-        let due = self.pace.due(self.compiler.cluster(), Instant::now());
-        self.ingest(due);
-    }
-
     /// Takes changes in.
     pub(super) fn ingest(&mut self, changes: impl IntoIterator<Item = Change>) {
         for change in changes {
+            self.succession.note(&change);
             self.compiler.ingest(change);
             self.revision.desired += 1;
         }
@@ -111,16 +99,18 @@ impl Reconciler {
         self.in_force.seeds = false;
     }
 
-    /// Writes the update, and charges what was large in it to its namespaces.
+    /// Writes the update, and charges what was more than modest in it to its namespaces.
     pub(super) fn write_within_credit(&mut self) -> Result<usize, EngineError> {
         let is_first = !self.installed;
         let begin = thread_time();
-        self.compiler.hold_back(self.pace.held(Instant::now()));
+        self.compiler.defer(Some(self.pace.held(Instant::now())));
         let written = self.write();
         let compiled = self.compiler.take_compiled();
         let took = thread_time().saturating_sub(begin);
         // Nobody owes for what had to be compiled all over.
-        self.pace.spent(if is_first { Duration::ZERO } else { took }, compiled, Instant::now());
+        if !is_first {
+            self.pace.spent(took, compiled, Instant::now());
+        }
         written
     }
 
@@ -128,6 +118,9 @@ impl Reconciler {
     fn write(&mut self) -> Result<usize, EngineError> {
         if !self.installed {
             return self.new_generation();
+        }
+        if let Some(operations) = self.succeed()? {
+            return Ok(operations);
         }
         match self.instruments.compiling(|| self.compiler.update()) {
             Ok(ops) => {
@@ -148,18 +141,9 @@ impl Reconciler {
     /// Installs everything into new tables, grown until it fits.
     fn new_generation(&mut self) -> Result<usize, EngineError> {
         self.installed = false;
-        let ops = loop {
-            match self.instruments.compiling(|| self.compiler.reinstall(self.capacity)) {
-                Ok(ops) => break ops,
-                Err(error) => match grown(self.capacity, &error) {
-                    Some(capacity) => self.capacity = capacity,
-                    None if self.compiler.leave_out(&error) => {
-                        tracing::error!(%error, "the largest policies are closed to make room");
-                    }
-                    None => return Err(error.into()),
-                },
-            }
-        };
+        let capacity = self.capacity;
+        let ops = self.instruments.compiling(|| install(&mut self.compiler, capacity))?;
+        self.capacity = self.compiler.capacity();
         self.close_restored();
         self.instruments.applying(|| self.dataplane.install(&self.capacity, &ops))?;
         self.instruments.new_generation();
@@ -187,7 +171,7 @@ impl Reconciler {
 
     /// Looks for the flows of endpoints that are about to be isolated, before packets are judged by
     /// them. A pod that has just come has none.
-    fn seed(&mut self) {
+    pub(super) fn seed(&mut self) {
         let newly = self.in_force.newly_isolated(&self.compiler);
         if newly.is_empty() {
             return;
@@ -272,7 +256,7 @@ impl InForce {
     }
 
     /// The tables hold the endpoints.
-    fn note(&mut self, compiler: &Compiler) {
+    pub(super) fn note(&mut self, compiler: &Compiler) {
         self.seeds = true;
         let version = compiler.endpoints_version();
         if self.version.replace(version) == Some(version) {
@@ -284,25 +268,7 @@ impl InForce {
 }
 
 /// Processor time of this thread.
-fn thread_time() -> Duration {
+pub(super) fn thread_time() -> Duration {
     let clock = ClockId::CLOCK_THREAD_CPUTIME_ID;
     clock_gettime(clock).map_or(Duration::ZERO, Duration::from)
-}
-
-/// At least twice the size of the table that was full; `None` where that is beyond what a table may have.
-#[must_use]
-pub fn grown(mut capacity: Capacity, error: &CompileError) -> Option<Capacity> {
-    let CompileError::Full { table, needed, capacity: had } = error;
-    let (field, largest) = match table {
-        Table::Classes => return None,
-        Table::Bitmaps => (&mut capacity.bitmaps, LARGEST.bitmaps),
-        Table::RowBlocks => (&mut capacity.row_blocks, LARGEST.row_blocks),
-        Table::Rows => (&mut capacity.rows, LARGEST.rows),
-        Table::TrieBlocks => (&mut capacity.trie_blocks, LARGEST.trie_blocks),
-        Table::Hosts6 => (&mut capacity.hosts6, LARGEST.hosts6),
-        Table::Cidrs6 => (&mut capacity.cidrs6, LARGEST.cidrs6),
-    };
-    // What was configured may be larger.
-    let size = (*needed).max(had.saturating_mul(2)).min(largest.max(*field));
-    (*needed <= size).then(|| *field = size).map(|()| capacity)
 }

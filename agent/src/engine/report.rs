@@ -163,8 +163,8 @@ impl Engine {
         let bindings = self.bindings.problems(compiler.cluster());
         let waiting = pace.waiting().into_iter().map(|namespace| {
             format!(
-                "namespace {namespace}: its policies or Services are large and change faster than they can be \
-                 compiled without delaying others: the last changes wait"
+                "namespace {namespace}: changes of large Services wait until they are compiled beside all else: \
+                 soon, or later if they are frequent"
             )
         });
         let held = health.held.iter().cloned();
@@ -179,6 +179,7 @@ impl Engine {
             .chain(compiler.problems().into_iter().map(|problem| problem.to_string()))
             .chain(bindings.iter().map(ToString::to_string))
             .chain(waiting)
+            .chain(self.reconciler.succession.problem())
             .collect()
     }
 

@@ -88,7 +88,7 @@ impl Instruments {
         );
         registry.register(
             "generations",
-            "Times that everything was written into new tables: start, growth, recovery",
+            "Times that everything was written into new tables: start, growth, recovery, large policies",
             self.generations.clone(),
         );
     }

@@ -1,8 +1,9 @@
 //! A thousand policy edits a second beside flows that none of them concerns.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::sync::Mutex;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use netpold::dataplane::Dataplane;
 use netpold::dataplane::attach::{Attacher, Mode};
@@ -36,7 +37,7 @@ fn engine(cluster: &Cluster, pins: &Path) -> Engine {
     let (changes, _) = read_once(cluster.manifests.directory()).unwrap();
     changes.into_iter().for_each(|change| engine.apply(change));
     engine.apply(Change::OwnAddresses(cluster.nodes[0].addresses().to_vec()));
-    for name in ["server", "friend", "stranger"] {
+    for name in ["server", "friend", "stranger", "spare"] {
         let pod = cluster.pod(name);
         let (index, mut addresses) = (pod.host_ifindex(), pod.addresses().to_vec());
         addresses.sort_unstable();
@@ -78,6 +79,7 @@ fn edits_that_concern_no_flow_touch_none() {
         return;
     }
     let mut cluster = guarded(Cni::Ptp);
+    cluster.add(0, "spare");
     cluster.write();
     let pins = cluster.directory.path().join("bpf");
     let _mounted = Unmount(pins.clone());
@@ -107,5 +109,86 @@ fn edits_that_concern_no_flow_touch_none() {
     let repaired = engine.report(&[]).repaired;
     assert!(repaired.is_empty(), "the tables hold what the edits came to: {repaired:?}");
     cluster.reaches("friend", "server");
+    cluster.denied("stranger", "server");
+}
+
+/// Rules of a policy that is too large to be compiled with others' edits.
+const LARGE: u32 = 2000;
+/// On another thread, in a debug build, on a busy machine.
+const COMPILED: Duration = Duration::from_secs(300);
+
+/// A policy for the spare pod's ingress, from these addresses and from many others.
+fn large(from: &[IpAddr], turn: u32) -> Change {
+    let rule = |address: IpAddr, ports| Rule {
+        peers: Some(vec![Peer::Block(IpBlock { cidr: address.into(), except: Vec::new() })]),
+        ports,
+    };
+    let others = (turn..LARGE).map(|n| {
+        let port = PortMatch::Range(1000 + n as u16, 1010 + n as u16);
+        let ports = Some(vec![PortRule { protocol: Protocol::Tcp, port }]);
+        rule(Ipv4Addr::from_bits(0xc612_0000 + n).into(), ports)
+    });
+    let from = from.iter().map(|address| rule(*address, None));
+    Change::Policy(Policy {
+        key: Key::new(NAMESPACE, "large"),
+        pod_selector: Selector {
+            requirements: vec![Requirement::In("app".into(), vec!["spare".into()])],
+        },
+        ingress: Some(from.chain(others).collect()),
+        egress: None,
+        problems: Vec::new(),
+    })
+}
+
+#[test]
+fn what_is_large_is_compiled_beside_others_edits() {
+    if !require_root("what_is_large_is_compiled_beside_others_edits") {
+        return;
+    }
+    let mut cluster = guarded(Cni::Ptp);
+    cluster.add(0, "spare");
+    cluster.without_policy("f").without_policy("to");
+    cluster.write();
+    let pins = cluster.directory.path().join("bpf");
+    let _mounted = Unmount(pins.clone());
+    let engine = Mutex::new(cluster.nodes[0].run(|| engine(&cluster, &pins)).unwrap());
+    // What the status says of the large policy, after one update.
+    let step = |cluster: &Cluster| -> Option<String> {
+        let mut engine = engine.lock().unwrap();
+        let engine = &mut *engine;
+        cluster.nodes[0].run(|| engine.step(None)).unwrap();
+        let problems = engine.report(&[]).problems;
+        assert!(engine.is_settled(), "an update was refused: {problems:?}");
+        problems.into_iter().find(|problem| problem.contains("compiled beside"))
+    };
+    let apply = |change| engine.lock().unwrap().apply(change);
+    assert_eq!(step(&cluster), None);
+    cluster.reaches("friend", "spare");
+    cluster.reaches("stranger", "spare");
+    let flapping = |cluster: &mut Cluster| {
+        let friend = cluster.pod("friend").addresses().to_vec();
+        apply(large(&friend, 0));
+        apply(edit(0, 0));
+        let said = step(cluster).expect("it is not compiled with the others");
+        assert!(said.contains("is closed"), "{said}");
+        cluster.denied("friend", "spare");
+        cluster.denied("friend", "stranger");
+        let began = Instant::now();
+        while step(cluster).is_some() {
+            assert!(began.elapsed() < COMPILED, "compiled at some time");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        cluster.reaches("friend", "spare");
+        cluster.denied("stranger", "spare");
+        apply(large(&[], 1));
+        let said = step(cluster).expect("nor is its edit");
+        assert!(said.contains("before their last edit"), "{said}");
+        cluster.reaches("friend", "spare");
+    };
+    under_load(&mut cluster, &[&flapping]);
+    let mut engine = engine.into_inner().unwrap();
+    engine.readback(1);
+    let repaired = engine.report(&[]).repaired;
+    assert!(repaired.is_empty(), "the tables hold what was compiled: {repaired:?}");
     cluster.denied("stranger", "server");
 }

@@ -57,6 +57,23 @@ impl Services {
         &self.slices
     }
 
+    /// The keys of all Services, those of another proxy included.
+    pub(super) fn all_services(&self) -> impl Iterator<Item = &Key> {
+        self.services.keys().chain(&self.unserved)
+    }
+
+    /// A Service by its key; one of another proxy without what nobody reads of it.
+    pub(super) fn service(&self, key: &Key) -> Option<Arc<Service>> {
+        let unserved = || {
+            self.unserved.contains(key).then(|| {
+                let (addresses, cluster, ports) = (Vec::new(), Vec::new(), Vec::new());
+                let key = key.clone();
+                Arc::new(Service { key, addresses, cluster, unserved: true, ports })
+            })
+        };
+        self.services.get(key).cloned().or_else(unserved)
+    }
+
     /// Whether a Service is left to another proxy.
     pub(crate) fn is_unserved(&self, service: &Key) -> bool {
         self.unserved.contains(service)
@@ -144,7 +161,7 @@ impl Services {
     }
 
     /// A Service now is this, or is gone. One that the nodes' proxy does not serve is none.
-    pub(crate) fn set_service(&mut self, key: &Key, new: Option<Service>, dirty: &mut Dirty) {
+    pub(crate) fn set_service(&mut self, key: &Key, new: Option<Arc<Service>>, dirty: &mut Dirty) {
         if new.as_ref().is_some_and(|service| service.unserved) {
             self.unserved.insert(key.clone());
         } else {
@@ -152,7 +169,7 @@ impl Services {
         }
         let new = new.filter(|service| !service.unserved);
         let old = self.services.get(key).cloned();
-        if old.as_deref() == new.as_ref() {
+        if old == new {
             return;
         }
         if let Some(old) = old {
@@ -162,7 +179,7 @@ impl Services {
             self.with_node_ports.remove(key);
             dirty.frontends.extend(&old.addresses);
         }
-        match new.map(Arc::new) {
+        match new {
             Some(new) => {
                 for address in &new.addresses {
                     self.at.entry(*address).or_default().push(new.clone());
@@ -181,12 +198,17 @@ impl Services {
     }
 
     /// An EndpointSlice now is this, or is gone.
-    pub(crate) fn set_slice(&mut self, key: &Key, new: Option<EndpointSlice>, dirty: &mut Dirty) {
+    pub(crate) fn set_slice(
+        &mut self,
+        key: &Key,
+        new: Option<Arc<EndpointSlice>>,
+        dirty: &mut Dirty,
+    ) {
         let old = self.slices.get(key).cloned();
-        if old.as_deref() == new.as_ref() {
+        if old == new {
             return;
         }
-        note_backends(old.as_deref(), new.as_ref(), dirty);
+        note_backends(old.as_deref(), new.as_deref(), dirty);
         if let Some(old) = old {
             for address in &old.addresses {
                 remove(&mut self.behind, address, |slice| slice.key == *key);
@@ -196,7 +218,7 @@ impl Services {
                 dirty.services.insert(service);
             }
         }
-        let Some(new) = new.map(Arc::new) else {
+        let Some(new) = new else {
             self.slices.remove(key);
             return;
         };

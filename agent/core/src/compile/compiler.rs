@@ -7,13 +7,14 @@ use std::sync::Arc;
 use ipnet::Ipv6Net;
 use netpold_ebpf::layout::ClassId;
 
-use crate::cluster::{Cluster, Dirty};
+use crate::cluster::{Cluster, Dirty, Object, ObjectKey};
 use crate::compile::image::Image;
 use crate::compile::report::{self, EndpointInfo, Problem};
 use crate::compile::rules::Rules;
 use crate::compile::sets::Sets;
 use crate::compile::snapshot::Essentials;
 use crate::compile::tables::element::{Cursor, DesiredElement};
+use crate::compile::tables::endpoints::Given;
 use crate::compile::tables::{Elements, Tables};
 use crate::compile::update::Update;
 use crate::model::{Change, Direction, Key, Pod};
@@ -34,6 +35,13 @@ pub enum CompileError {
         /// Elements it has.
         capacity: u32,
     },
+}
+
+/// What one compiler knows that another has to, see [`Compiler::follow`].
+#[derive(Debug)]
+pub struct News {
+    objects: Vec<Object>,
+    given: Given,
 }
 
 /// The cluster's state, what it compiles to, and what of it is installed.
@@ -94,6 +102,18 @@ impl Compiler {
             // in close succession do not run out of numbers.
             self.release();
         }
+        let mut ops = self.run();
+        if !ops.is_empty() {
+            if !settled {
+                ops.insert(0, Op::Grace);
+            }
+            self.settled = false;
+        }
+        self.conclude(ops)
+    }
+
+    /// Brings everything but the kernel up to date, regardless of capacity.
+    fn run(&mut self) -> Vec<Op> {
         let update = Update {
             cluster: &self.cluster,
             options: &self.options,
@@ -101,23 +121,17 @@ impl Compiler {
             rules: &mut self.rules,
             tables: &mut self.tables,
         };
-        let mut ops = update.run(&std::mem::take(&mut self.dirty));
-        if !ops.is_empty() {
-            if !settled {
-                ops.insert(0, Op::Grace);
-            }
-            self.settled = false;
+        update.run(&std::mem::take(&mut self.dirty))
+    }
+
+    /// The operations, if the tables have room for what they lead to.
+    fn conclude(&mut self, ops: Vec<Op>) -> Result<Vec<Op>, CompileError> {
+        if let Some(error) = self.overflow() {
+            self.failed = Some(error.clone());
+            return Err(error);
         }
-        match self.overflow() {
-            None => {
-                self.rules.settled();
-                Ok(ops)
-            }
-            Some(error) => {
-                self.failed = Some(error.clone());
-                Err(error)
-            }
-        }
+        self.rules.settled();
+        Ok(ops)
     }
 
     /// Starts over with new, empty tables of this capacity: the operations that fill them.
@@ -126,6 +140,19 @@ impl Compiler {
     /// # Errors
     /// As [`Compiler::update`].
     pub fn reinstall(&mut self, capacity: Capacity) -> Result<Vec<Op>, CompileError> {
+        self.reinstall_grown(capacity, |_, _| None)
+    }
+
+    /// The same, but for as long as a table is too small, `grow` says what to have instead: everything is
+    /// compiled once. [`Compiler::capacity`] is what the tables must have.
+    ///
+    /// # Errors
+    /// As [`Compiler::update`], if `grow` knows no more.
+    pub fn reinstall_grown(
+        &mut self,
+        capacity: Capacity,
+        grow: impl Fn(Capacity, &CompileError) -> Option<Capacity>,
+    ) -> Result<Vec<Op>, CompileError> {
         self.options.capacity = capacity;
         self.sets = Sets::new();
         self.rules.forget();
@@ -134,32 +161,110 @@ impl Compiler {
         // No packet reads new tables yet.
         self.settled = true;
         // What is in force may not be closed for having to be compiled again.
-        let held = self.rules.limits.hold_nothing();
+        let deferring = self.rules.limits.defer(None);
+        self.cluster.weigh_exactly();
         // Peer sets, and with them addresses, follow from the endpoints.
         self.dirty = Dirty::default();
         self.dirty.interfaces.extend(self.cluster.interfaces().keys());
-        let ops = self.update();
-        self.rules.limits.hold_back(held);
-        ops
+        let ops = self.run();
+        self.settled = ops.is_empty();
+        self.rules.limits.defer(deferring);
+        while let Some(error) = self.overflow() {
+            match grow(self.options.capacity, &error) {
+                Some(larger) => self.options.capacity = larger,
+                None => break,
+            }
+        }
+        self.conclude(ops)
     }
 
-    /// Pods of these namespaces get no further large combination of policies compiled, until a call
-    /// without their namespace: combinations that no pod here has yet are closed meanwhile. Takes effect
-    /// with the next update; large is what weighs more than [`crate::budget::ORDINARY_UNITS`].
-    pub fn hold_back(&mut self, namespaces: BTreeSet<String>) {
-        self.dirty.policies.extend(self.rules.limits.hold_back(namespaces));
-    }
-
-    /// The namespaces of which [`Compiler::hold_back`] holds something back.
+    /// The sizes that the tables must have.
     #[must_use]
-    pub fn held_back(&self) -> BTreeSet<String> {
-        self.rules.limits.deferred()
+    pub fn capacity(&self) -> Capacity {
+        self.options.capacity
     }
 
-    /// The large combinations of policies that were compiled since this was asked last: by namespace, how
-    /// much they weigh.
+    /// Before the operations of a reinstallation are written: the tables will be at least this large.
+    pub fn enlarge(&mut self, capacity: Capacity) {
+        let now = &mut self.options.capacity;
+        *now = Capacity {
+            bitmaps: now.bitmaps.max(capacity.bitmaps),
+            row_blocks: now.row_blocks.max(capacity.row_blocks),
+            rows: now.rows.max(capacity.rows),
+            trie_blocks: now.trie_blocks.max(capacity.trie_blocks),
+            hosts6: now.hosts6.max(capacity.hosts6),
+            cidrs6: now.cidrs6.max(capacity.cidrs6),
+        };
+    }
+
+    /// From the next update on, leaves the policies that are large ([`crate::budget::ORDINARY_UNITS`]) to
+    /// another compiler, so that no update takes long: pods have what they had before an edit of
+    /// theirs, and pods that they isolate newly are closed. Of these namespaces also what is more than
+    /// modest ([`crate::budget::MODEST_UNITS`]). `None`: compiles everything.
+    pub fn defer(&mut self, held: Option<BTreeSet<String>>) {
+        self.cluster.weigh_hastily(held.is_some());
+        if held.is_none() {
+            self.cluster.weigh_exactly();
+        }
+        let before = self.rules.limits.defer(held.clone());
+        let late = self.late();
+        let due = late.into_iter().filter(|namespace| match &held {
+            None => true,
+            Some(held) => {
+                !held.contains(namespace)
+                    && before.as_ref().is_some_and(|before| before.contains(namespace))
+            }
+        });
+        self.dirty.policies.extend(due);
+    }
+
+    /// The namespaces with policies that wait for another compiler.
+    #[must_use]
+    pub fn late(&self) -> BTreeSet<String> {
+        self.tables.endpoints.late().map(|late| late.of.namespace().to_owned()).collect()
+    }
+
+    /// The namespaces with large policies that nobody uses any more, and that only new tables are
+    /// without.
+    #[must_use]
+    pub fn lingering(&self) -> BTreeSet<String> {
+        self.rules.direction_policies.lingering_of()
+    }
+
+    /// What was compiled since this was asked last and is more than modest: by namespace, how much it
+    /// weighs.
     pub fn take_compiled(&mut self) -> BTreeMap<String, u64> {
         self.rules.limits.take_compiled()
+    }
+
+    /// Another compiler with the same options, that knows of no object.
+    #[must_use]
+    pub fn blank(&self) -> Self {
+        Self::new(self.options.clone())
+    }
+
+    /// All objects, for another compiler. Cheap: they are shared.
+    #[must_use]
+    pub fn everything(&self) -> News {
+        News { objects: self.cluster.objects().collect(), given: self.tables.endpoints.given() }
+    }
+
+    /// These objects as they are now, for another compiler.
+    #[must_use]
+    pub fn news(&self, of: impl IntoIterator<Item = ObjectKey>) -> News {
+        let objects = of.into_iter().map(|key| self.cluster.object(key)).collect();
+        News { objects, given: self.tables.endpoints.given() }
+    }
+
+    /// Takes in what another compiler knows, and gives endpoints the numbers that it gives.
+    pub fn follow(&mut self, news: News) {
+        for object in news.objects {
+            self.cluster.take_in(object, &mut self.dirty);
+        }
+        if !self.rules.limits.is_deferring() {
+            self.cluster.weigh_exactly();
+        }
+        self.tables.endpoints.take_over(news.given);
     }
 
     /// The operations of the last update are applied and no packet that was judged before is still
@@ -234,7 +339,10 @@ impl Compiler {
 
     /// The policies whose pods are closed in a direction where they select them together, and why.
     pub fn closed(&self) -> impl Iterator<Item = (&[Key], Direction, String)> {
-        self.rules.closed()
+        let late: BTreeSet<_> = self.tables.endpoints.late().filter(|it| it.is_closed).collect();
+        let late = late.into_iter();
+        let late = late.map(|it| (&it.of.policies[..], it.of.direction, it.reason().to_owned()));
+        self.rules.closed().chain(late)
     }
 
     /// Used and available elements of every table.

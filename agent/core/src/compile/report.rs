@@ -1,5 +1,6 @@
 //! What others want to know of a compiler: endpoints and problems.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::Serialize;
@@ -53,6 +54,15 @@ pub enum Problem {
         /// Why.
         message: String,
     },
+    /// The last edit of what isolates pods together is not in force yet.
+    Late {
+        /// The policies.
+        policies: Vec<Key>,
+        /// In this direction.
+        direction: Direction,
+        /// Why.
+        message: String,
+    },
     /// A local pod has more than two addresses of a family: where it is isolated it is denied
     /// everything, elsewhere what it sends from any but the first two.
     TooManyAddresses {
@@ -88,6 +98,15 @@ impl fmt::Display for Problem {
                     f,
                     "policies {}: {direction} of the pods that they select together is closed, nothing \
                      is granted: {message}",
+                    names.join(", ")
+                )
+            }
+            Self::Late { policies, direction, message } => {
+                let names: Vec<String> = policies.iter().map(ToString::to_string).collect();
+                write!(
+                    f,
+                    "policies {}: {direction} of the pods that they select together is as it was before their \
+                     last edit: {message}",
                     names.join(", ")
                 )
             }
@@ -140,6 +159,15 @@ pub(super) fn problems(cluster: &Cluster, rules: &Rules, endpoints: &Endpoints) 
         policies: policies.to_vec(),
         direction,
         message,
+    }));
+    let late: BTreeSet<_> = endpoints.late().collect();
+    problems.extend(late.into_iter().map(|late| {
+        let (policies, direction) = (late.of.policies.clone(), late.of.direction);
+        let message = late.reason().to_owned();
+        match late.is_closed {
+            true => Problem::Closed { policies, direction, message },
+            false => Problem::Late { policies, direction, message },
+        }
     }));
     for (ifindex, live) in &endpoints.live {
         let pod = live.identity.pod.clone();

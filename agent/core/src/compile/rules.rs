@@ -17,6 +17,7 @@ use hashbrown::DefaultHashBuilder;
 
 use crate::cluster::{Cluster, Dirty};
 use crate::compile::sets::Sets;
+use crate::compile::sets::block_groups::PolicyId;
 use crate::compile::sets::registry::Registry;
 use crate::model::{Direction, Key, Pod};
 use crate::ops::Table;
@@ -25,7 +26,9 @@ use crate::ports::tries::{Trie, Tries};
 use build::Builder;
 use direction_policy::DirectionPolicy;
 use evaluate::Evaluator;
+pub(crate) use limits::Late;
 use limits::Limits;
+pub(crate) use policies::Before;
 use policies::DirectionPolicies;
 
 /// What the policies in use allow.
@@ -41,16 +44,21 @@ pub(crate) struct Rules {
 
 impl Rules {
     /// What a pod's policies allow in a direction; `None` if none isolates it. A pod whose labels are
-    /// not known is isolated by every policy of its namespace.
+    /// not known is isolated by every policy of its namespace. What it has now comes with the direction.
     pub(crate) fn of_pod(
         &mut self,
         cluster: &Cluster,
         pod: (&Pod, bool),
-        direction: Direction,
+        direction: (Direction, Option<Before<'_>>),
         registry: &mut Registry,
-    ) -> Option<Arc<DirectionPolicy>> {
+    ) -> Option<(Arc<DirectionPolicy>, Option<Late>)> {
         let mut builder = Builder { registry, tries: &mut self.tries, hasher: &self.hasher };
         self.direction_policies.of_pod(cluster, pod, direction, &mut self.limits, &mut builder)
+    }
+
+    /// One endpoint direction less has this direction policy; its number, if that ends its use.
+    pub(crate) fn release(&mut self, direction_policy: &Arc<DirectionPolicy>) -> Option<PolicyId> {
+        self.direction_policies.release(direction_policy, self.limits.is_deferring())
     }
 
     /// Isolated for egress, and only the own node allowed.

@@ -40,6 +40,7 @@ impl Update<'_> {
     /// Carries out an update on everything but the kernel, regardless of capacity.
     pub(super) fn run(mut self, dirty: &Dirty) -> Vec<Op> {
         let mut ops = Vec::new();
+        self.rules.limits.begin();
         self.tables.rows.begin(&mut ops);
         self.tables.endpoints.begin(self.cluster);
         if dirty.namespaces {
@@ -158,7 +159,7 @@ impl Update<'_> {
     }
 
     fn release_policy(&mut self, direction_policy: &Arc<DirectionPolicy>, usage: &mut Usage) {
-        let Some(id) = self.rules.direction_policies.release(direction_policy) else { return };
+        let Some(id) = self.rules.release(direction_policy) else { return };
         self.sets.groups.release(id, &direction_policy.blocks.changes);
         for peer_set in
             direction_policy.peers.keys().filter(|peer_set| self.sets.peers.release(**peer_set))
@@ -310,7 +311,10 @@ impl Update<'_> {
     fn sweep(&mut self, changes: &EndpointChanges) {
         if !changes.concerned.is_empty() {
             let pairs = self.tables.endpoints.live.values().filter_map(Live::installed_rows);
-            let used = pairs.flat_map(|(ingress, egress)| [ingress, egress]).collect();
+            let lingering = self.rules.direction_policies.lingering();
+            let lingering = lingering.filter_map(|it| self.tables.rows.of_policy(it));
+            let used = pairs.flat_map(|(ingress, egress)| [ingress, egress]).chain(lingering);
+            let used = used.collect();
             self.tables.rows.retire_unused(&used, &mut self.tables.port_sets);
         }
         let ended = self.sets.classes.sweep();

@@ -6,18 +6,35 @@
 //! first. If a table cannot grow any more, the largest combinations of all namespaces are left out
 //! until the rest fits. A closed combination isolates the pods that it selects and allows nothing.
 //!
-//! A third limit is one of time: a namespace that has just cost much gets no further large combination
-//! compiled for its pods until [`Limits::hold_back`] releases it. Such a combination is closed meanwhile.
+//! A third limit is one of time, so that no update takes long: once [`Limits::defer`] was called, a combination
+//! that is large is not compiled, nor is what a namespace has beyond that in one update. It waits for
+//! another compiler ([`Late`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use crate::budget::{Combination, NAMESPACE_UNITS, ORDINARY_UNITS, closed};
+use crate::budget::{Combination, MODEST_UNITS, NAMESPACE_UNITS, ORDINARY_UNITS, closed};
 use crate::cluster::{Cluster, Dirty};
 use crate::model::{Direction, Labels, NamedPort, Pod};
 use crate::ops::Table;
+
+/// What is not as its policies have it now, because they are large: somebody else compiles them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Late {
+    pub(crate) of: Combination,
+    /// It is closed so long; else it is as it was before the last edit.
+    pub(crate) is_closed: bool,
+}
+
+impl Late {
+    /// Why.
+    pub(crate) fn reason(&self) -> &'static str {
+        "they are large, and compiled beside all else: in force soon, or, if the namespace's large policies \
+         change often, later"
+    }
+}
 
 /// The combinations that are closed.
 #[derive(Debug, Default)]
@@ -26,11 +43,11 @@ pub(crate) struct Limits {
     over: BTreeMap<String, BTreeSet<Combination>>,
     /// What a table had no room for, and how large it was.
     left_out: BTreeMap<Combination, (usize, Table)>,
-    /// Namespaces whose large combinations are not compiled for now.
-    held: BTreeSet<String>,
-    /// What was not compiled for that reason.
-    deferred: BTreeSet<Combination>,
-    /// Units of the large combinations that were compiled, by namespace.
+    /// What is large is not compiled, nor what is more than modest of these namespaces.
+    deferring: Option<BTreeSet<String>>,
+    /// Units that were compiled in this update, by namespace.
+    admitted: BTreeMap<String, u64>,
+    /// Units of the combinations that were compiled and are more than modest, by namespace.
     compiled: BTreeMap<String, u64>,
     /// It was left out for the update that is being made.
     pub(crate) is_new: bool,
@@ -62,49 +79,46 @@ impl Limits {
             );
             (combination, reason)
         });
-        let deferred = self.deferred.iter().map(|combination| {
-            let reason = "it is large and pods of the namespace come under such policies faster than \
-                          they can be compiled without delaying others: it is compiled later";
-            (combination, reason.to_owned())
-        });
-        over.chain(left_out).chain(deferred)
+        over.chain(left_out)
     }
 
-    /// Holds back the large combinations of these namespaces and of no others. Returns the namespaces
-    /// in which something waits no longer.
-    pub(crate) fn hold_back(&mut self, held: BTreeSet<String>) -> BTreeSet<String> {
-        self.held = held;
-        let due = |combination: &Combination| !self.held.contains(&namespace(combination));
-        let due: Vec<Combination> = self.deferred.extract_if(.., due).collect();
-        due.iter().map(namespace).collect()
+    /// From now on, leaves what is large to another compiler, of these namespaces also what is more than
+    /// modest; `None`: compiles everything. Returns what was said before.
+    pub(crate) fn defer(
+        &mut self,
+        deferring: Option<BTreeSet<String>>,
+    ) -> Option<BTreeSet<String>> {
+        std::mem::replace(&mut self.deferring, deferring)
     }
 
-    /// The namespaces in which something waits.
-    pub(crate) fn deferred(&self) -> BTreeSet<String> {
-        self.deferred.iter().map(namespace).collect()
+    /// Whether what is large is left to another compiler.
+    pub(crate) fn is_deferring(&self) -> bool {
+        self.deferring.is_some()
     }
 
-    /// Compiles nothing later that is asked for now. Returns what [`Limits::hold_back`] said.
-    pub(crate) fn hold_nothing(&mut self) -> BTreeSet<String> {
-        self.deferred.clear();
-        std::mem::take(&mut self.held)
+    /// An update begins.
+    pub(crate) fn begin(&mut self) {
+        self.admitted.clear();
     }
 
     /// Whether a combination that weighs so much may be compiled now.
-    pub(crate) fn admits(&mut self, combination: Combination, units: u64) -> bool {
-        if units <= ORDINARY_UNITS {
+    pub(crate) fn admits(&mut self, combination: &Combination, units: u64) -> bool {
+        if units <= MODEST_UNITS {
             return true;
         }
-        let namespace = namespace(&combination);
-        if self.held.contains(&namespace) {
-            self.deferred.insert(combination);
-            return false;
+        let namespace = combination.namespace();
+        if let Some(held) = &self.deferring {
+            let admitted = self.admitted.entry(namespace.to_owned()).or_default();
+            if held.contains(namespace) || *admitted + units > ORDINARY_UNITS {
+                return false;
+            }
+            *admitted += units;
         }
-        *self.compiled.entry(namespace).or_default() += units;
+        *self.compiled.entry(namespace.to_owned()).or_default() += units;
         true
     }
 
-    /// The large combinations that were compiled since this was asked last: units by namespace.
+    /// What was compiled since this was asked last and is more than modest: units by namespace.
     pub(crate) fn take_compiled(&mut self) -> BTreeMap<String, u64> {
         std::mem::take(&mut self.compiled)
     }
@@ -130,10 +144,12 @@ impl Limits {
     ) -> BTreeSet<String> {
         let least = self.left_out.values().map(|(size, _)| *size).min();
         let Some(least) = least.filter(|_| !self.is_new) else { return BTreeSet::new() };
-        let mut large: BTreeSet<String> = self.left_out.keys().map(namespace).collect();
+        let mut large: BTreeSet<String> = self.left_out.keys().map(namespace_of).collect();
         let all = large.clone();
         let sizes = sizes().into_iter();
-        large.extend(sizes.filter(|(_, size)| *size >= least).map(|(of, _)| namespace(&of)));
+        large.extend(
+            sizes.filter(|(_, size)| *size >= least).map(|(of, _)| of.namespace().to_owned()),
+        );
         if dirty.policies.iter().any(|of| large.contains(of))
             || concerned.any(|of| large.contains(&of))
         {
@@ -166,8 +182,8 @@ impl Limits {
     }
 }
 
-fn namespace(combination: &Combination) -> String {
-    combination.policies.first().map(|key| key.namespace.clone()).unwrap_or_default()
+fn namespace_of(combination: &Combination) -> String {
+    combination.namespace().to_owned()
 }
 
 /// The combinations that a namespace cannot have.

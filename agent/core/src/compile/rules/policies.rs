@@ -1,16 +1,16 @@
 //! The direction policies in use, and what they were made of: pods of one kind have one, made once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
-use crate::budget::Combination;
+use crate::budget::{Combination, ORDINARY_UNITS};
 use crate::cluster::Cluster;
 use crate::compile::rules::build::{Builder, Source};
 use crate::compile::rules::direction_policy::DirectionPolicy;
-use crate::compile::rules::limits::Limits;
+use crate::compile::rules::limits::{Late, Limits};
 use crate::compile::sets::block_groups::PolicyId;
 use crate::compile::sets::set::HairpinService;
 use crate::model::{Direction, NamedPort, Pod, Policy};
@@ -49,6 +49,14 @@ impl Hash for Made {
     }
 }
 
+/// What a pod has in a direction before an update.
+#[derive(Clone, Copy)]
+pub(crate) struct Before<'a> {
+    pub(crate) direction_policy: &'a Arc<DirectionPolicy>,
+    /// The pod is still selected as it was.
+    pub(crate) same_labels: bool,
+}
+
 /// The direction policies in use.
 #[derive(Debug, Default)]
 pub(crate) struct DirectionPolicies {
@@ -56,6 +64,10 @@ pub(crate) struct DirectionPolicies {
     /// Their numbers and how many endpoint directions use them.
     users: HashMap<Arc<DirectionPolicy>, (PolicyId, u32)>,
     made: HashMap<Made, Arc<DirectionPolicy>>,
+    /// Those that were made of large combinations.
+    large: HashSet<Arc<DirectionPolicy>>,
+    /// Those of them that nobody uses and that are too large to take out of the tables now.
+    lingering: HashSet<Arc<DirectionPolicy>>,
 }
 
 impl DirectionPolicies {
@@ -66,16 +78,16 @@ impl DirectionPolicies {
         &mut self,
         cluster: &Cluster,
         (pod, labelled): (&Pod, bool),
-        direction: Direction,
+        (direction, before): (Direction, Option<Before<'_>>),
         limits: &mut Limits,
         builder: &mut Builder<'_>,
-    ) -> Option<Arc<DirectionPolicy>> {
+    ) -> Option<(Arc<DirectionPolicy>, Option<Late>)> {
         let policies = cluster.isolating((pod, labelled), direction);
         if policies.is_empty() {
             return None;
         }
         if !limits.is_empty() && limits.is_closed(&combination(direction, &policies)) {
-            return Some(builder.closed(direction));
+            return Some((builder.closed(direction), None));
         }
         let is_ingress = direction == Direction::Ingress;
         let named = is_ingress
@@ -86,13 +98,16 @@ impl DirectionPolicies {
         let served = if is_ingress { Vec::new() } else { served(cluster, pod) };
         let made = Made { direction, policies, ports, served, labelled };
         if let Some(known) = self.made.get(&made) {
-            return Some(known.clone());
+            return Some((known.clone(), None));
         }
         let Made { policies, ports, served, .. } = &made;
         let weights = policies.iter().filter_map(|policy| cluster.weight(&policy.key));
         let units = weights.map(|weight| weight.units(direction)).sum();
-        if !limits.admits(combination(direction, policies), units) {
-            return Some(builder.closed(direction));
+        let of = combination(direction, policies);
+        if !limits.admits(&of, units) {
+            let former = self.former(&made, before);
+            let late = Late { of, is_closed: former.is_none() };
+            return Some((former.unwrap_or_else(|| builder.closed(direction)), Some(late)));
         }
         // One that asks for more than its budget isolates and grants nothing.
         let policies = policies.iter().filter(|policy| {
@@ -106,8 +121,31 @@ impl DirectionPolicies {
             .users
             .get_key_value(&direction_policy)
             .map_or(direction_policy, |(known, _)| known.clone());
+        if units > ORDINARY_UNITS {
+            self.large.insert(direction_policy.clone());
+        }
         self.made.insert(made, direction_policy.clone());
-        Some(direction_policy)
+        Some((direction_policy, None))
+    }
+
+    /// What a pod goes on with until its policies are compiled: what it has, if only policies have changed;
+    /// after other changes what was made of the same policies before an edit, for it or for a pod with the
+    /// same ports and Services.
+    fn former(&self, made: &Made, before: Option<Before<'_>>) -> Option<Arc<DirectionPolicy>> {
+        let of = combination(made.direction, &made.policies);
+        // The pod's own before all others, then the newest.
+        let rank = |(other, direction_policy): &(&Made, &Arc<DirectionPolicy>)| {
+            let own = before.filter(|own| Arc::ptr_eq(own.direction_policy, direction_policy));
+            let same = || {
+                other.labelled == made.labelled
+                    && combination(other.direction, &other.policies) == of
+                    && (own.is_some() || (other.ports == made.ports && other.served == made.served))
+            };
+            let fits = own.is_some_and(|own| own.same_labels) || same();
+            fits.then(|| (own.is_some(), self.id(direction_policy)))
+        };
+        let best = self.made.iter().max_by_key(rank).filter(|best| rank(best).is_some());
+        best.map(|(_, direction_policy)| direction_policy.clone())
     }
 
     /// The number of a direction policy that is in use.
@@ -119,6 +157,7 @@ impl DirectionPolicies {
     pub(crate) fn acquire(&mut self, direction_policy: &Arc<DirectionPolicy>) -> Option<PolicyId> {
         if let Some((_, users)) = self.users.get_mut(direction_policy) {
             *users += 1;
+            self.lingering.remove(direction_policy);
             return None;
         }
         let id = self.next;
@@ -127,11 +166,20 @@ impl DirectionPolicies {
         Some(id)
     }
 
-    /// One endpoint direction less has this direction policy; its number, if it was the last.
-    pub(crate) fn release(&mut self, direction_policy: &Arc<DirectionPolicy>) -> Option<PolicyId> {
+    /// One endpoint direction less has this direction policy; its number, if it was the last. One that is
+    /// large stays where the tables are not to be changed that much (`linger`).
+    pub(crate) fn release(
+        &mut self,
+        direction_policy: &Arc<DirectionPolicy>,
+        linger: bool,
+    ) -> Option<PolicyId> {
         let (id, users) = self.users.get_mut(direction_policy)?;
         let id = *id;
         *users -= 1;
+        if *users == 0 && linger && self.large.contains(direction_policy) {
+            self.lingering.insert(direction_policy.clone());
+            return None;
+        }
         (*users == 0).then(|| {
             self.users.remove(direction_policy);
             id
@@ -154,6 +202,8 @@ impl DirectionPolicies {
     pub(crate) fn clear(&mut self) {
         self.users.clear();
         self.made.clear();
+        self.large.clear();
+        self.lingering.clear();
     }
 
     /// The direction policies in use.
@@ -161,10 +211,24 @@ impl DirectionPolicies {
         self.users.keys()
     }
 
+    /// Those that nobody uses any more and that are in the tables still.
+    pub(crate) fn lingering(&self) -> impl Iterator<Item = &Arc<DirectionPolicy>> {
+        self.lingering.iter()
+    }
+
+    /// The namespaces of their policies.
+    pub(crate) fn lingering_of(&self) -> BTreeSet<String> {
+        let made = self.made.iter().filter(|_| !self.lingering.is_empty());
+        let lingering = made.filter(|(_, it)| self.lingering.contains(*it));
+        let policies = lingering.filter_map(|(made, _)| made.policies.first());
+        policies.map(|policy| policy.key.namespace.clone()).collect()
+    }
+
     /// Ends the update: forgets what nothing in use was made of.
     pub(crate) fn sweep(&mut self) {
         let users = &self.users;
         self.made.retain(|_, direction_policy| users.contains_key(direction_policy));
+        self.large.retain(|direction_policy| users.contains_key(direction_policy));
     }
 }
 

@@ -10,10 +10,10 @@ use netpold_ebpf::layout::{
 };
 
 use crate::cluster::Cluster;
-use crate::compile::rules::Rules;
 use crate::compile::rules::direction_policy::DirectionPolicy;
+use crate::compile::rules::{Before, Late, Rules};
 use crate::compile::sets::registry::Registry;
-use crate::model::{Direction, Interface, Key, Owner, Pod, Standing, uid_hash};
+use crate::model::{Direction, Interface, Key, Labels, Owner, Pod, Standing, uid_hash};
 use crate::ops::Op;
 use crate::options::{CheckSource, NewPods, Options};
 
@@ -45,6 +45,10 @@ pub(crate) struct Live {
     pub(crate) unheard: bool,
     /// Ingress and egress; `None`: not isolated.
     pub(crate) direction_policies: [Option<Arc<DirectionPolicy>>; 2],
+    /// Those that policies select the pod by, if they are known.
+    labels: Option<Labels>,
+    /// What of the direction policies is not as policies have it now.
+    pub(crate) late: [Option<Late>; 2],
     /// The Services that the pod is a backend of, if it is isolated for ingress alone.
     backs: BTreeSet<Key>,
     /// Where the record is, and the record; `None`: no slot was free.
@@ -112,6 +116,16 @@ fn place<T: Copy + PartialEq>(
         now |= 1 << slot;
     }
     (slots, now)
+}
+
+/// The numbers that a compiler has given, and to whom it will give which.
+#[derive(Debug)]
+pub(crate) struct Given {
+    version: u64,
+    next_id: u32,
+    known: BTreeMap<(u32, u64), u32>,
+    kept: BTreeMap<(u32, Identity), u32>,
+    familiar: Option<BTreeSet<(u32, u64)>>,
 }
 
 /// All endpoints by interface index.
@@ -189,6 +203,8 @@ impl Endpoints {
             check_source: false,
             unheard: false,
             direction_policies: [Some(DirectionPolicy::nothing()), Some(rules.own_node(registry))],
+            labels: None,
+            late: [None, None],
             backs: BTreeSet::new(),
             record,
         })
@@ -246,19 +262,28 @@ impl Endpoints {
         let is = |standing| bound.is_some_and(|bound| bound.standing == standing);
         let (addr4, addr6) = split(pod);
         let crowded = addr4.len() > MAX_ADDRESSES || addr6.len() > MAX_ADDRESSES;
-        let direction_policies = Direction::BOTH.map(|direction| {
-            let labelled = !is(Standing::Unlabelled);
-            let direction_policy = rules.of_pod(cluster, (pod, labelled), direction, registry)?;
-            // Judging by some of its addresses would be wrong for the others.
-            Some(if crowded { DirectionPolicy::nothing() } else { direction_policy })
-        });
-        let isolated = direction_policies.iter().any(Option::is_some);
-        let exempt = options.source_exempt.holds(pod);
         let identity = Identity {
             pod: pod.key.clone(),
             uid_hash: uid_hash(&pod.uid),
             incarnation: interface.incarnation,
         };
+        let before = self.live.get(&interface.index).filter(|live| live.identity == identity);
+        let labelled = !is(Standing::Unlabelled);
+        let [ingress, egress] = Direction::BOTH.map(|direction| {
+            let now = before.and_then(|before| {
+                let direction_policy = before.direction_policies[direction as usize].as_ref()?;
+                let same_labels = before.labels == labelled.then(|| pod.labels.clone());
+                Some(Before { direction_policy, same_labels })
+            });
+            rules.of_pod(cluster, (pod, labelled), (direction, now), registry).unzip()
+        });
+        let late = [ingress.1.flatten(), egress.1.flatten()];
+        let direction_policies = [ingress.0, egress.0].map(|direction_policy| {
+            // Judging by some of its addresses would be wrong for the others.
+            direction_policy.map(|it| if crowded { DirectionPolicy::nothing() } else { it })
+        });
+        let isolated = direction_policies.iter().any(Option::is_some);
+        let exempt = options.source_exempt.holds(pod);
         let (id, record) = self.carried(interface.index, &identity);
         Some(Live {
             identity,
@@ -283,8 +308,41 @@ impl Endpoints {
                 _ => BTreeSet::new(),
             },
             direction_policies,
+            labels: labelled.then(|| pod.labels.clone()),
+            late,
             record,
         })
+    }
+
+    /// What is not as policies have it now.
+    pub(crate) fn late(&self) -> impl Iterator<Item = &Late> {
+        self.live.values().flat_map(|live| live.late.iter().flatten())
+    }
+
+    /// The numbers that were given so far, for another compiler.
+    pub(crate) fn given(&self) -> Given {
+        let live = self.live.iter();
+        let live = live.map(|(ifindex, live)| ((*ifindex, live.identity.clone()), live.id));
+        Given {
+            version: self.version,
+            next_id: self.next_id,
+            known: self.known.clone(),
+            kept: self.kept.clone().into_iter().chain(live).collect(),
+            familiar: self.familiar.clone(),
+        }
+    }
+
+    /// Gives the numbers that another compiler has given.
+    pub(crate) fn take_over(&mut self, given: Given) {
+        self.version = self.version.max(given.version) + 1;
+        self.next_id = given.next_id;
+        self.known = given.known;
+        self.kept = given.kept;
+        let is_live = |(ifindex, of): &(u32, Identity)| {
+            self.live.get(ifindex).is_some_and(|live| live.identity == *of)
+        };
+        self.kept.retain(|key, _| !is_live(key));
+        self.familiar = given.familiar;
     }
 
     /// The Services that have a backend among the pods that are isolated for ingress alone.

@@ -1,0 +1,330 @@
+//! What is large is compiled on another thread, into a generation of its own, and nobody waits for it.
+//!
+//! The engine's own compiler leaves large policies alone ([`Compiler::defer`]), and large Services wait in
+//! [`super::pace`]. When some are due, a second compiler gets all objects and compiles everything, while the
+//! first goes on with everybody's edits; the maps and programs of the new generation are made and filled
+//! there, too. In the end the second compiler takes in what has changed meanwhile, and it and its generation
+//! replace the first. Tables that have little room left grow in the same way.
+//!
+//! Until then pods have what they had before an edit of theirs, and pods that are isolated newly are closed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use netpold_core::cluster::ObjectKey;
+use netpold_core::compile::{CompileError, Compiler, News};
+use netpold_core::model::Change;
+use netpold_core::ops::{Capacity, Op};
+
+use super::EngineError;
+use super::reconciler::{Reconciler, thread_time};
+use super::room::{grown, roomy};
+use crate::dataplane::fresh::Recipe;
+use crate::dataplane::generation::Generation;
+use crate::metrics::Instruments;
+
+/// How often the engine looks whether the other thread is ready.
+const POLL: Duration = Duration::from_millis(20);
+/// Objects that may have changed meanwhile for the engine to take them in itself, in one update.
+const FEW: usize = 128;
+/// How often the other thread takes in what has changed before that.
+const ROUNDS: u32 = 10;
+/// How many times its processor time the next one waits, lest this takes all of a processor.
+const REST: u32 = 2;
+/// How long large policies that nobody uses stay in the tables, unless there is another reason to begin.
+const LINGER: Duration = Duration::from_secs(60);
+/// Shortest and longest pause before what failed is tried again.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// Below everything else of the agent by so much.
+const NICE: libc::c_int = 5;
+
+/// What is compiled beside the rest.
+#[derive(Default)]
+pub(super) struct Succession {
+    job: Option<Job>,
+    /// Ready, but much has changed meanwhile.
+    behind: Option<Behind>,
+    /// The next one begins no earlier.
+    rests_until: Option<Instant>,
+    /// Since when large policies are in the tables that nobody uses.
+    lingering: Option<Instant>,
+    failure: Option<(String, Duration)>,
+}
+
+/// A compiler at work on another thread.
+struct Job {
+    thread: JoinHandle<Result<Made, EngineError>>,
+    /// What has changed since it was told.
+    changed: BTreeSet<ObjectKey>,
+    /// The namespaces that it works for.
+    clients: BTreeSet<String>,
+    rounds: u32,
+}
+
+/// A compiler that is to take in what has changed, on its own thread again.
+struct Behind {
+    made: Made,
+    changed: BTreeSet<ObjectKey>,
+    clients: BTreeSet<String>,
+    rounds: u32,
+}
+
+/// A compiler with the generation that holds what it has compiled.
+struct Made {
+    compiler: Compiler,
+    generation: Generation,
+    /// Processor time.
+    took: Duration,
+}
+
+/// What it takes to make one.
+struct Order {
+    compiler: Compiler,
+    news: News,
+    /// What waits in the engine.
+    changes: Vec<Change>,
+    capacity: Capacity,
+    recipe: Recipe,
+    instruments: Instruments,
+}
+
+impl Order {
+    fn make(self) -> Result<Made, EngineError> {
+        let Self { mut compiler, news, changes, capacity, recipe, instruments } = self;
+        let begin = thread_time();
+        compiler.follow(news);
+        changes.into_iter().for_each(|change| compiler.ingest(change));
+        let ops = instruments.compiling(|| install(&mut compiler, capacity))?;
+        compiler.enlarge(roomy(compiler.capacity(), &compiler.fill()));
+        let made = recipe.make(&compiler.capacity(), &ops);
+        let took = thread_time().saturating_sub(begin);
+        // No packet is judged by it yet.
+        compiler.grace_passed();
+        compiler.defer(Some(BTreeSet::new()));
+        Ok(Made { compiler, generation: made?, took })
+    }
+}
+
+/// Compiles everything for new tables; the largest policies are closed if they cannot be large enough.
+/// The sizes are [`Compiler::capacity`].
+pub(super) fn install(
+    compiler: &mut Compiler,
+    capacity: Capacity,
+) -> Result<Vec<Op>, CompileError> {
+    let mut capacity = capacity;
+    loop {
+        match compiler.reinstall_grown(capacity, grown) {
+            Ok(ops) => return Ok(ops),
+            Err(error) if compiler.leave_out(&error) => {
+                tracing::error!(%error, "the largest policies are closed to make room");
+                capacity = compiler.capacity();
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+impl Made {
+    /// Takes in what has changed since.
+    fn catch_up(&mut self, news: News) -> Result<usize, EngineError> {
+        self.compiler.follow(news);
+        let ops = self.compiler.update()?;
+        self.generation.fill(&ops)?;
+        self.compiler.grace_passed();
+        Ok(ops.len())
+    }
+}
+
+impl Succession {
+    /// An object has changed.
+    pub(super) fn note(&mut self, change: &Change) {
+        let job = self.job.as_mut().map(|job| &mut job.changed);
+        let changed = job.or(self.behind.as_mut().map(|behind| &mut behind.changed));
+        if let Some(changed) = changed {
+            changed.insert(ObjectKey::of(change));
+        }
+    }
+
+    /// Whether a compiler is at work.
+    pub(super) fn is_busy(&self) -> bool {
+        self.job.is_some() || self.behind.is_some()
+    }
+
+    /// Why large policies are not compiled.
+    pub(super) fn problem(&self) -> Option<String> {
+        let (reason, _) = self.failure.as_ref()?;
+        Some(format!("large policies and Services cannot be compiled, tried again: {reason}"))
+    }
+
+    fn failed(&mut self, error: &EngineError) {
+        let pause = self.failure.as_ref().map_or(RETRY.0, |(_, pause)| (*pause * 2).min(RETRY.1));
+        tracing::error!(%error, retry_in = ?pause, "large policies are not compiled");
+        self.failure = Some((error.to_string(), pause));
+        self.rests_until = Some(Instant::now() + pause);
+    }
+}
+
+impl Reconciler {
+    /// When to look after the other compiler.
+    pub(super) fn successor_due(&self, now: Instant) -> Option<Instant> {
+        if self.succession.is_busy() {
+            return Some(now + POLL);
+        }
+        if !self.installed {
+            return None;
+        }
+        let rests = self.succession.rests_until.unwrap_or(now);
+        let linger = self.succession.lingering.map(|since| since + LINGER);
+        let crowded = roomy(self.capacity, &self.compiler.fill()) != self.capacity;
+        let asks = self.compiler.late();
+        let asks =
+            self.pace.next(&asks, now).into_iter().chain(linger).chain(crowded.then_some(now));
+        asks.min().map(|at| at.max(rests))
+    }
+
+    /// Begins to compile what is large, if something is due.
+    pub(super) fn begin_successor(&mut self) {
+        if let Some(behind) = self.succession.behind.take() {
+            self.catch_up(behind);
+            return;
+        }
+        let now = Instant::now();
+        let lingering = self.compiler.lingering();
+        let since = self.succession.lingering;
+        self.succession.lingering = (!lingering.is_empty()).then(|| since.unwrap_or(now));
+        if self.succession.is_busy() || self.successor_due(now).is_none_or(|due| due > now) {
+            return;
+        }
+        let Some(recipe) = self.dataplane.recipe() else { return };
+        let mut clients = self.compiler.late();
+        clients.extend(lingering);
+        clients.retain(|namespace| self.pace.is_ready(namespace, now));
+        let changes = self.pace.take(now);
+        clients.extend(self.pace.taken().map(str::to_owned));
+        let order = Order {
+            compiler: self.compiler.blank(),
+            news: self.compiler.everything(),
+            changes,
+            capacity: self.capacity,
+            recipe,
+            instruments: self.instruments.clone(),
+        };
+        self.spawn(clients, 0, move || order.make());
+    }
+
+    /// Lets a compiler take in what has changed. After an update, so that endpoints that are new have
+    /// their numbers.
+    fn catch_up(&mut self, behind: Behind) {
+        let Behind { mut made, changed, clients, rounds } = behind;
+        let news = self.compiler.news(changed);
+        self.spawn(clients, rounds + 1, move || {
+            let begin = thread_time();
+            made.catch_up(news)?;
+            made.took += thread_time().saturating_sub(begin);
+            Ok(made)
+        });
+    }
+
+    fn spawn(
+        &mut self,
+        clients: BTreeSet<String>,
+        rounds: u32,
+        work: impl FnOnce() -> Result<Made, EngineError> + Send + 'static,
+    ) {
+        let work = move || {
+            yield_to_others();
+            work()
+        };
+        match std::thread::Builder::new().name("successor".into()).spawn(work) {
+            Ok(thread) => {
+                let changed = BTreeSet::new();
+                self.succession.job = Some(Job { thread, changed, clients, rounds });
+            }
+            Err(error) => self.abandon(&EngineError::Thread(error)),
+        }
+    }
+
+    /// There will be no successor.
+    fn abandon(&mut self, error: &EngineError) {
+        self.succession.failed(error);
+        self.pace.put_back();
+    }
+
+    /// Lets the other compiler and its generation replace those in force, if they are ready; how many
+    /// operations that took.
+    pub(super) fn succeed(&mut self) -> Result<Option<usize>, EngineError> {
+        let Some(job) = self.succession.job.take_if(|job| job.thread.is_finished()) else {
+            return Ok(None);
+        };
+        let Job { thread, changed, clients, rounds } = job;
+        let made = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let mut made = match made {
+            Ok(made) => made,
+            Err(error) => {
+                self.abandon(&error);
+                return Ok(None);
+            }
+        };
+        if changed.len() > FEW && rounds < ROUNDS {
+            self.succession.behind = Some(Behind { made, changed, clients, rounds });
+            return Ok(None);
+        }
+        let news = self.compiler.news(changed);
+        made.compiler.defer(Some(self.pace.held(Instant::now())));
+        let compiled = made.compiler.take_compiled();
+        match made.catch_up(news) {
+            Ok(operations) => {
+                self.replace(made, &clients, &compiled)?;
+                Ok(Some(operations.max(1)))
+            }
+            Err(error) => {
+                self.abandon(&error);
+                drop_elsewhere(made);
+                Ok(None)
+            }
+        }
+    }
+
+    fn replace(
+        &mut self,
+        made: Made,
+        clients: &BTreeSet<String>,
+        compiled: &BTreeMap<String, u64>,
+    ) -> Result<(), EngineError> {
+        let Made { compiler, generation, took } = made;
+        self.installed = false;
+        let generation = self.instruments.applying(|| self.dataplane.adopt(generation))?;
+        let former = std::mem::replace(&mut self.compiler, compiler);
+        drop_elsewhere((former, generation));
+        self.capacity = self.compiler.capacity();
+        self.instruments.new_generation();
+        self.seed();
+        self.installed = true;
+        self.in_force.note(&self.compiler);
+        let shares = clients.iter().map(|namespace| {
+            (namespace.clone(), compiled.get(namespace).copied().unwrap_or(0).max(1))
+        });
+        let now = Instant::now();
+        self.pace.succeeded(took, shares.collect(), now);
+        self.succession.failure = None;
+        self.succession.rests_until = Some(now + took * REST);
+        tracing::debug!(?took, ?clients, "large policies and Services are in force");
+        Ok(())
+    }
+}
+
+/// Freeing hundreds of megabytes takes a while.
+fn drop_elsewhere(it: impl Send + 'static) {
+    // Without a thread it is dropped here.
+    drop(std::thread::Builder::new().name("former".into()).spawn(move || drop(it)));
+}
+
+/// The engine goes first.
+fn yield_to_others() {
+    // SAFETY: nice(3) takes no pointers; it is of the calling thread.
+    let nice = unsafe { libc::nice(NICE) };
+    if nice == -1 {
+        tracing::debug!("the thread that compiles large policies cannot yield to others");
+    }
+}
