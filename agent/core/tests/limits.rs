@@ -424,7 +424,7 @@ fn all_tables_that_are_too_small_grow_for_one_compilation() {
             Table::RowBlocks => Capacity { row_blocks: ROOM.row_blocks, ..capacity },
             Table::Rows => Capacity { rows: ROOM.rows, ..capacity },
             Table::TrieBlocks => Capacity { trie_blocks: ROOM.trie_blocks, ..capacity },
-            _ => return None,
+            Table::Classes | Table::Hosts6 | Table::Cidrs6 => return None,
         })
     });
     assert!(asked.borrow().len() >= 3, "{asked:?}");

@@ -68,6 +68,8 @@ fn weigh(change: &Change, cluster: &Cluster) -> Option<(Object, u64)> {
         | Change::NamespaceGone(_)
         | Change::Node(_)
         | Change::NodeGone(_)
+        | Change::Policy(_)
+        | Change::PolicyGone(_)
         | Change::Pod(_)
         | Change::PodGone(_)
         | Change::Interface(_)

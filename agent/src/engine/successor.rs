@@ -33,9 +33,9 @@ const ROUNDS: u32 = 10;
 /// How many times its processor time the next one waits, lest this takes all of a processor.
 const REST: u32 = 2;
 /// How long large policies that nobody uses stay in the tables, unless there is another reason to begin.
-const LINGER: Duration = Duration::from_secs(60);
+const LINGER: Duration = Duration::from_mins(1);
 /// Shortest and longest pause before what failed is tried again.
-const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 /// Below everything else of the agent by so much.
 const NICE: libc::c_int = 5;
 

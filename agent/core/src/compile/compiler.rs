@@ -10,7 +10,7 @@ use netpold_ebpf::layout::ClassId;
 use crate::cluster::{Cluster, Dirty, Object, ObjectKey};
 use crate::compile::image::Image;
 use crate::compile::report::{self, EndpointInfo, Problem};
-use crate::compile::rules::Rules;
+use crate::compile::rules::{Late, Rules};
 use crate::compile::sets::Sets;
 use crate::compile::snapshot::Essentials;
 use crate::compile::tables::element::{Cursor, DesiredElement};
@@ -341,7 +341,7 @@ impl Compiler {
     pub fn closed(&self) -> impl Iterator<Item = (&[Key], Direction, String)> {
         let late: BTreeSet<_> = self.tables.endpoints.late().filter(|it| it.is_closed).collect();
         let late = late.into_iter();
-        let late = late.map(|it| (&it.of.policies[..], it.of.direction, it.reason().to_owned()));
+        let late = late.map(|it| (&it.of.policies[..], it.of.direction, Late::REASON.to_owned()));
         self.rules.closed().chain(late)
     }
 

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::cluster::Cluster;
-use crate::compile::rules::Rules;
+use crate::compile::rules::{Late, Rules};
 use crate::compile::tables::endpoints::{Endpoints, Live};
 use crate::model::{Direction, Key};
 
@@ -163,7 +163,7 @@ pub(super) fn problems(cluster: &Cluster, rules: &Rules, endpoints: &Endpoints) 
     let late: BTreeSet<_> = endpoints.late().collect();
     problems.extend(late.into_iter().map(|late| {
         let (policies, direction) = (late.of.policies.clone(), late.of.direction);
-        let message = late.reason().to_owned();
+        let message = Late::REASON.to_owned();
         match late.is_closed {
             true => Problem::Closed { policies, direction, message },
             false => Problem::Late { policies, direction, message },

@@ -30,10 +30,8 @@ pub(crate) struct Late {
 
 impl Late {
     /// Why.
-    pub(crate) fn reason(&self) -> &'static str {
-        "they are large, and compiled beside all else: in force soon, or, if the namespace's large policies \
-         change often, later"
-    }
+    pub(crate) const REASON: &'static str = "they are large, and compiled beside all else: in force soon, or, if the namespace's large \
+         policies change often, later";
 }
 
 /// The combinations that are closed.
