@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use crate::control::{memory, percentile};
 use crate::engine::{Subject, Veths};
+use crate::figures::say;
 use crate::hostile;
-use crate::report::say;
 
 /// Milliseconds from an edit of a small policy to its enforcement, beside a tenant of another namespace
 /// that edits a large policy and relabels its pod in and out of it [`FLAPS_PER_SECOND`] times a second.

@@ -233,7 +233,7 @@ mod tests {
         assert!((28..=32).contains(&taken), "{taken} in ten minutes");
         assert_eq!(pace.waiting(), ["large"]);
         // The last word is in force in the end.
-        let end = pace.next(&BTreeSet::new(), start + Duration::from_secs(600)).unwrap();
+        let end = pace.next(&BTreeSet::new(), start + Duration::from_mins(10)).unwrap();
         assert_eq!(pace.take(end), [service("large", 200, 599)]);
         pace.succeeded(LARGE, BTreeMap::new(), end);
         assert_eq!(pace.next(&BTreeSet::new(), end), None);

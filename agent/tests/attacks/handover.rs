@@ -3,12 +3,12 @@
 
 use std::net::IpAddr;
 
+use netpold_testbed::cluster::{Cluster, NAMESPACE, isolate};
 use netpold_testbed::packet::udp_packet;
 use netpold_testbed::{PodSpec, require_root};
 use nix::sys::signal::Signal;
 
 use crate::bounce::{bounced, can_bounce, tc};
-use crate::cluster::{Cluster, NAMESPACE, isolate};
 use crate::volley::{BOTH, Sender, Tally, Volley, pairs};
 
 const PORT: u16 = 4000;

@@ -115,7 +115,7 @@ fn edits_that_concern_no_flow_touch_none() {
 /// Rules of a policy that is too large to be compiled with others' edits.
 const LARGE: u32 = 2000;
 /// On another thread, in a debug build, on a busy machine.
-const COMPILED: Duration = Duration::from_secs(240);
+const COMPILED: Duration = Duration::from_mins(4);
 
 /// A policy for the spare pod's ingress, from these addresses and from many others.
 fn large(from: &[IpAddr], turn: u32) -> Change {
