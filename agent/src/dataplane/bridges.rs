@@ -71,8 +71,8 @@ impl Bridges {
         self.proving.remove(&ifindex);
     }
 
-    /// What programs are to know of the bridges whose ports all prove, as [`Settings::bridges`] has it; by
-    /// interface index.
+    /// What programs are to know of the bridges whose ports all prove, as
+    /// [`Settings::bridges`](netpold_ebpf::layout::Settings::bridges) has it; by interface index.
     fn wanted(&self) -> BTreeMap<u32, u32> {
         let complete = self.known.iter().filter(|(_, it)| it.ports.is_subset(&self.proving));
         let flag = |it: &Bridge| if it.isolated { BRIDGE_ISOLATED } else { 0 };
