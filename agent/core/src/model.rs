@@ -92,7 +92,7 @@ pub struct Pod {
     pub ports: Vec<NamedPort>,
     /// Annotation `netpold.io/check-source` is `off`: the pod asks to send from addresses that are not
     /// its own. Whoever may write the pod may write that, so it counts only in namespaces that
-    /// [`crate::compile::SourceExempt`] names.
+    /// [`crate::options::SourceExempt`] names.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub foreign_sources: bool,
 }

@@ -87,7 +87,7 @@ impl Bridges {
             && bridges.any(|bridge| bridge.ports.contains(&ifindex))
     }
 
-    /// What programs are to know of a bridge, as [`Settings::bridges`] has it: `None` of one that has no pods.
+    /// What programs are to know of a bridge, as [`netpold_ebpf::layout::Settings::bridges`] has it: `None` of one that has no pods.
     fn word(&self, bridge: u32) -> Option<u32> {
         let it = self.known.get(&bridge)?;
         let isolated = if it.isolated { BRIDGE_ISOLATED } else { 0 };

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Everything happens in namespaces that the process makes itself and that have no way out; they
-//! go when their owner is dropped, on panic too, and [`sweep`] removes what a killed process left.
+//! go when their owner is dropped, on panic too, and [`sweep()`] removes what a killed process left.
 //! No part of netpold is used here, so what the tests see does not depend on what they test.
 //!
 //! ```no_run
@@ -109,7 +109,7 @@ pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// Whether the test may run: true as root, after a [`sweep`]. Otherwise it is skipped, see [`skip`].
+/// Whether the test may run: true as root, after a [`sweep()`]. Otherwise it is skipped, see [`skip`].
 #[must_use]
 pub fn require_root(test: &str) -> bool {
     let root = is_root();

@@ -1,47 +1,27 @@
 //! What ends a flow, and what somebody only says of it.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, allow_from, isolate};
-use netpold_testbed::{Cni, Pod, ethernet, require_root};
+use netpold_testbed::{Cni, Pod, packet, require_root};
 
 use crate::udp;
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
 /// Above every port that a client is given: no packet in a connection's middle begins an entry.
 const HIGH: u16 = 64_000;
+const TCP: u8 = 6;
 const FIN: u8 = 0x01;
 const RST: u8 = 0x04;
 const ACK: u8 = 0x10;
 
-/// RFC 1071, of an even number of bytes.
-fn checksum(bytes: &[u8]) -> u16 {
-    let words = bytes.chunks_exact(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1]));
-    let sum: u32 = words.sum();
-    let folded = (sum & 0xffff) + (sum >> 16);
-    !((folded & 0xffff) + (folded >> 16)) as u16
-}
-
-/// A segment from any address, with valid checksums.
-fn segment(sender: &Pod, ends: [SocketAddr; 2], sequence: u32, flags: u8) -> Vec<u8> {
-    let octets = ends.map(|end| match end.ip() {
-        IpAddr::V4(address) => address.octets(),
-        IpAddr::V6(_) => Ipv4Addr::UNSPECIFIED.octets(),
-    });
-    let mut tcp = ends.map(|end| end.port().to_be_bytes()).concat();
-    tcp.extend(sequence.to_be_bytes());
-    tcp.extend([0, 0, 0, 1, 0x50, flags, 4, 0, 0, 0, 0, 0]);
-    let pseudo = [&octets.concat()[..], &[0, 6, 0, 20]].concat();
-    let sum = checksum(&[&pseudo[..], &tcp].concat()).to_be_bytes();
-    tcp[16..18].copy_from_slice(&sum);
-    let mut packet = vec![0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0];
-    packet.extend(octets.concat());
-    let sum = checksum(&packet).to_be_bytes();
-    packet[10..12].copy_from_slice(&sum);
-    packet.extend(tcp);
-    ethernet(sender.gateway_mac(), sender.mac(), 0x0800, &packet)
+/// A segment from any address.
+fn segment(sender: &Pod, [from, to]: [SocketAddr; 2], sequence: u32, flags: u8) -> Vec<u8> {
+    let segment = packet::tcp_message(from, to, flags, (sequence, 1), &[]);
+    let packet = packet::packet(from.ip(), to.ip(), TCP, &segment);
+    packet::frame(sender.gateway_mac(), sender.mac(), &packet)
 }
 
 /// One byte from the one to the other.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use netpold_testbed::cluster::{
     Cluster, MOMENT, NAMESPACE, PATIENCE, allow_from, allow_to, isolate,
 };
-use netpold_testbed::{Cni, Pod, PodSpec, ethernet, require_root, udp_frame};
+use netpold_testbed::{Cni, Pod, PodSpec, ethernet, packet, require_root, udp_frame};
 
 use crate::sent::tap::tap;
 
@@ -259,12 +259,6 @@ fn no_pod_of_a_bridge_claims_anothers_address() {
     }
 }
 
-fn checksum(header: &[u8]) -> [u8; 2] {
-    let pairs = header.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
-    let sum: u32 = pairs.sum();
-    (!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes()
-}
-
 /// A packet to the own node, which every pod may reach, that goes on from there to one that this pod
 /// may not.
 #[test]
@@ -296,14 +290,9 @@ fn a_route_beyond_the_destination_is_not_taken() {
         frames.add("segments left", IPV6, &ipv6(ip6(pod), node6, 43, 64, &routed));
         // A loose source route (RFC 791).
         let udp = [&[0x30, 0x39, 0x30, 0x39, 0, 14, 0, 0][..], &frames.marker()].concat();
-        let mut packet = vec![0x47, 0, 0, 28 + 14, 0, 1, 0, 0, 64, 17, 0, 0];
-        packet.extend([ip4(pod).octets(), node4.octets()].concat());
-        packet.extend([131, 7, 4]);
-        packet.extend(ip4(server).octets());
-        packet.push(0);
-        let sum = checksum(&packet);
-        packet[10..12].copy_from_slice(&sum);
-        frames.add("a source route", IPV4, &[packet, udp].concat());
+        let options = [&[131, 7, 4][..], &ip4(server).octets(), &[0]].concat();
+        let packet = packet::ipv4((ip4(pod), node4), 17, (1, 0), &options, &udp);
+        frames.add("a source route", IPV4, &packet);
         let expected = if passes { frames.names() } else { Vec::new() };
         assert_eq!(frames.seen_by(&sniffer), expected, "{name}");
     }

@@ -92,7 +92,7 @@ pub(super) struct Held {
     /// it: what is there now is not the first.
     pub(super) first: Vec<IpAddr>,
     pub(super) binding: Option<Binding>,
-    /// [`uid_hash`] of the pod that an earlier agent had bound it to.
+    /// [`uid_hash`](super::uid_hash) of the pod that an earlier agent had bound it to.
     pub(super) inherited: Option<u64>,
     /// An earlier agent's pod is nowhere to be found.
     pub(super) lost: bool,
