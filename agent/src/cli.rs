@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use netpold_core::probe::{IpProtocol, Party};
 use serde::Serialize;
 
-use crate::engine::devices::NodeDevices;
+use crate::engine::interfaces::NodeDevices;
 use crate::listen::ListenAddress;
 
 /// Where the agent's control socket is unless told otherwise.

@@ -5,54 +5,38 @@
 //! longer known, so the next try is a new generation, with a growing pause between tries.
 
 mod bypass;
-pub mod devices;
+mod health;
+pub mod interfaces;
 mod measure;
 mod pace;
+mod reconciler;
 mod report;
 mod unhonoured;
 mod unproven;
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use aya::maps::{MapData, RingBuf};
-use netpold_core::bindings::{Answer, Bindings, Veth};
-use netpold_core::compile::{CompileError, Compiler, Cursor, EndpointInfo, Essentials};
-use netpold_core::model::{Change, Direction, Interface, Pod};
+use netpold_core::bindings::{Bindings, CniResult, Veth};
+use netpold_core::compile::{CompileError, Compiler, Essentials};
+use netpold_core::model::{Change, Interface, Pod};
 use netpold_core::ops::Capacity;
-use netpold_core::ops::Table;
 use nix::net::if_::if_indextoname;
-use nix::time::{ClockId, clock_gettime};
 
-use crate::conntrack::Pass;
 use crate::dataplane::Dataplane;
 use crate::dataplane::attach::Hook;
 use crate::dataplane::generation::GenerationError;
-use crate::dataplane::role::Role;
 use crate::dataplane::tables::TableError;
 use crate::endpoint::{Device, InterfaceEvent};
-use crate::metrics::Instruments;
-use crate::seed::Wanted;
 
 use bypass::Bypass;
-use devices::NodeDevices;
-use pace::Pace;
+use health::Health;
+use interfaces::{NodeDevices, NodeInterfaces};
+use reconciler::Reconciler;
 use unproven::Missing;
 
-/// Shortest and longest pause before a failed update is tried again.
-const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
-
-/// No table grows beyond this, so that all of them together stay under the memory limit of the DaemonSet
-/// (1 GiB): 192 MiB of bitmaps, 128 of row blocks, 48 of rows, 256 of trie blocks, 80 of the IPv6 tables.
-const LARGEST: Capacity = Capacity {
-    bitmaps: 24_576,
-    row_blocks: 65_536,
-    rows: 16_384,
-    trie_blocks: 262_144,
-    hosts6: 1 << 20,
-    cidrs6: 262_144,
-};
+pub use reconciler::grown;
 
 /// Why an update is not enforced yet.
 #[derive(Debug, thiserror::Error)]
@@ -70,62 +54,14 @@ pub enum EngineError {
 
 /// Keeps the dataplane equal to the cluster state.
 pub struct Engine {
-    compiler: Compiler,
+    reconciler: Reconciler,
     bindings: Bindings,
-    dataplane: Dataplane,
-    capacity: Capacity,
-    /// Names of the veths whose other sides are in other namespaces.
-    names: BTreeMap<u32, String>,
-    /// The node's other devices.
-    devices: BTreeMap<u32, Device>,
-    /// Interfaces that are ports of bridges, with their bridge.
-    ports: BTreeMap<u32, u32>,
-    node_devices: NodeDevices,
-    desired: u64,
-    enforced: u64,
-    /// The tables hold what the compiler believes they hold.
-    installed: bool,
-    failure: Option<Failure>,
-    /// Why nothing is written at all.
-    held: Option<String>,
-    /// Endpoints that the tables in force hold, by interface index.
-    written: BTreeMap<u32, u32>,
-    attach_problems: BTreeMap<u32, String>,
-    census: Option<Pass>,
-    /// What was put right after somebody else had changed it, by kind.
-    repaired: BTreeMap<&'static str, u64>,
-    /// Why pins cannot be kept.
-    pin_problem: Option<String>,
-    /// Why the last good state cannot be kept.
-    state_problem: Option<String>,
-    /// What is enforced is the last good state, as far as the source has not spoken.
-    restored: bool,
-    /// Endpoints that had a record after the last update, and whether they were isolated.
-    isolated: BTreeMap<u32, bool>,
-    /// [`Compiler::endpoints_version`] that `written` and `isolated` are of.
-    noted: Option<u64>,
-    /// What every interface should be, and of which version; `None`: something else changed.
-    roles: Option<(u64, BTreeMap<u32, Role>)>,
-    /// Flows of endpoints that become isolated are looked for in the kernel's conntrack.
-    seeds: bool,
-    /// How far the comparison with the kernel's tables has come.
-    cursor: Cursor,
-    /// What went past the programs.
+    interfaces: NodeInterfaces,
+    health: Health,
+    /// Packets that went past the programs.
     bypass: Bypass,
-    /// What exits missed of packets.
+    /// Packets whose proof the exits miss.
     missing: Missing,
-    /// Flows removed by all sweeps.
-    swept: Pass,
-    /// When the first of the changes that are not enforced yet was seen.
-    noticed: Option<Instant>,
-    instruments: Instruments,
-    pace: Pace,
-}
-
-struct Failure {
-    reason: String,
-    pause: Duration,
-    retry_at: Instant,
 }
 
 impl Engine {
@@ -133,149 +69,118 @@ impl Engine {
     #[must_use]
     pub fn new(compiler: Compiler, dataplane: Dataplane, capacity: Capacity) -> Self {
         Self {
-            compiler,
+            reconciler: Reconciler::new(compiler, dataplane, capacity),
             bindings: Bindings::default(),
-            dataplane,
-            capacity,
-            names: BTreeMap::new(),
-            devices: BTreeMap::new(),
-            ports: BTreeMap::new(),
-            node_devices: NodeDevices::Auto,
-            desired: 0,
-            enforced: 0,
-            installed: false,
-            failure: None,
-            held: None,
-            written: BTreeMap::new(),
-            attach_problems: BTreeMap::new(),
-            census: None,
-            repaired: BTreeMap::new(),
-            pin_problem: None,
-            state_problem: None,
-            restored: false,
-            isolated: BTreeMap::new(),
-            noted: None,
-            roles: None,
-            seeds: true,
-            cursor: Cursor::default(),
+            interfaces: NodeInterfaces::new(),
+            health: Health::default(),
             bypass: Bypass::default(),
             missing: Missing::default(),
-            swept: Pass::default(),
-            noticed: None,
-            instruments: Instruments::default(),
-            pace: Pace::default(),
         }
     }
 
     /// Takes a change in; nothing is written before [`Engine::step`].
     pub fn apply(&mut self, change: Change) {
-        self.bindings.note(&change, self.compiler.cluster());
-        let cluster = self.compiler.cluster();
-        let change = if self.installed {
-            self.pace.admit(change, cluster, Instant::now())
-        } else {
-            // What is there at first waits for nothing.
-            self.pace.overtaken(&change, cluster);
-            Some(change)
-        };
-        if let Some(change) = change {
-            self.compiler.ingest(change);
-            self.desired += 1;
-        }
+        self.bindings.note(&change, self.reconciler.compiler.cluster());
+        self.reconciler.admit(change);
     }
 
     /// Before all else: pods that an earlier agent's tables have, by the index of interfaces that have
     /// been there since and [`EndpointInfo::uid_hash`], and pods that it knew.
+    ///
+    /// [`EndpointInfo::uid_hash`]: netpold_core::compile::EndpointInfo::uid_hash
     pub fn inherit(&mut self, bound: BTreeMap<u32, u64>, remembered: Vec<Pod>) {
         self.bindings.inherit(bound, remembered);
     }
 
     /// Takes in what happened to an interface; whose it is shows with the next [`Engine::step`].
     pub fn apply_interface(&mut self, event: InterfaceEvent) {
-        self.roles = None;
         let InterfaceEvent { change, name, namespace, routed } = event;
         match change {
             Change::Interface(Interface { index, incarnation, addresses: inside, .. }) => {
-                self.names.insert(index, name.clone());
+                self.interfaces.veth_is(index, name.clone());
                 let veth = Veth { index, incarnation, name, namespace, routed, inside };
                 self.bindings.veth_is(veth);
             }
             Change::InterfaceGone(index) => {
-                self.names.remove(&index);
+                self.interfaces.veth_gone(index);
                 self.bindings.veth_gone(index);
             }
             other => self.apply(other),
         }
     }
 
-    /// Takes in what CNI plugins answered, all that is kept now.
-    pub fn answers_are(&mut self, answers: Vec<Answer>) {
-        self.bindings.answers_are(answers);
+    /// Takes in the devices that are not veths.
+    pub fn devices_are(&mut self, devices: BTreeMap<u32, Device>) {
+        self.interfaces.devices_are(devices);
     }
 
-    /// Decides whose the interfaces are.
-    fn settle(&mut self) {
-        for change in self.bindings.settle(self.compiler.cluster()) {
-            self.compiler.ingest(change);
-            self.desired += 1;
-        }
+    /// Takes in which interfaces are ports of bridges.
+    pub fn ports_are(&mut self, ports: BTreeMap<u32, u32>) {
+        self.interfaces.ports_are(ports);
+        // A new port is waited for by nobody: its packets lack the proof until its program is there.
+        self.tell_bridges();
+    }
+
+    /// Says at which devices to judge.
+    pub fn judge_at(&mut self, devices: NodeDevices) {
+        self.interfaces.judge_at(devices);
+    }
+
+    /// Takes in the CNI results, all that are kept now.
+    pub fn cni_results_are(&mut self, results: Vec<CniResult>) {
+        self.bindings.cni_results_are(results);
     }
 
     /// Says why [`Engine::step`] is not called; `None`: it is.
     pub fn hold(&mut self, reason: Option<String>) {
-        if let Some(reason) = reason.as_ref().filter(|_| self.held != reason) {
-            tracing::warn!(reason, "nothing is changed");
-        }
-        self.held = reason;
+        self.health.hold(reason);
     }
 
     /// No packet is judged any more by what was read before the last update.
     pub fn grace_passed(&mut self) {
-        self.compiler.grace_passed();
+        self.reconciler.compiler.grace_passed();
     }
 
     /// How often something was enforced, and what it came from.
     #[must_use]
     pub fn last_good(&self, is_due: impl Fn(u64) -> bool) -> Option<(u64, Essentials)> {
-        (self.is_settled() && is_due(self.enforced))
-            .then(|| (self.enforced, self.compiler.essentials(self.bindings.deleted())))
+        let enforced = self.reconciler.revision.enforced;
+        (self.is_settled() && is_due(enforced))
+            .then(|| (enforced, self.reconciler.compiler.essentials(self.bindings.deleted())))
     }
 
     /// Whether what was compiled last is in force.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.installed && self.failure.is_none() && self.held.is_none()
+        self.reconciler.installed && self.health.failure().is_none() && self.health.held.is_none()
     }
 
     /// Says why a boot would begin without policy.
     pub fn state_problem(&mut self, problem: Option<String>) {
-        self.state_problem = problem;
+        self.health.state_problem = problem;
     }
 
     /// Says that the last good state is in force and not what the source says.
     pub fn restored(&mut self, restored: bool) {
-        self.restored = restored;
+        self.reconciler.restored = restored;
     }
 
     /// What an earlier agent recorded is to be relied on: its flows are known.
     pub fn inherits_flows(&mut self) {
-        self.seeds = false;
+        self.reconciler.inherits_flows();
     }
 
     /// The ring of drop events; once, and not before the first generation.
     pub fn events(&mut self) -> Option<RingBuf<MapData>> {
-        self.dataplane.generation()?.events().ok()
+        self.reconciler.dataplane.generation()?.events().ok()
     }
 
     /// Tidies flows away that have expired or whose endpoint is gone, and counts the others. Which are
     /// gone is known once everything is enforced.
     pub fn sweep(&mut self) {
-        let endpoints = self.is_settled().then(|| self.compiler.endpoint_numbers());
-        match self.dataplane.sweep(endpoints.as_ref()) {
-            Ok(pass) => {
-                pass.iter().for_each(|pass| self.count_swept(pass));
-                self.census = pass;
-            }
+        let endpoints = self.is_settled().then(|| self.reconciler.compiler.endpoint_numbers());
+        match self.reconciler.dataplane.sweep(endpoints.as_ref()) {
+            Ok(pass) => self.health.count_sweep(pass),
             Err(error) => tracing::warn!(%error, "conntrack cannot be swept; flows expire anyway"),
         }
     }
@@ -283,23 +188,18 @@ impl Engine {
     /// Puts back what somebody took away: programs that no longer run where they were attached. Says
     /// when to call [`Engine::step`] if that failed.
     pub fn repair(&mut self) -> Option<Instant> {
-        let restored = self.dataplane.tend_uplinks() + self.dataplane.repair_sent();
-        self.repaired("programs", restored);
-        match self.dataplane.keep_pins() {
-            Ok(pinned) => {
-                self.repaired("pins", pinned);
-                self.pin_problem = None;
-            }
-            Err(reason) => self.cannot_keep_pins(reason),
-        }
-        match self.dataplane.missing() {
+        let dataplane = &mut self.reconciler.dataplane;
+        let restored = dataplane.tend_uplinks() + dataplane.repair_sent();
+        self.health.repaired("programs", restored);
+        self.health.pins(dataplane.keep_pins());
+        match dataplane.missing() {
             Ok(missing) if missing.is_empty() => {}
             Ok(missing) => {
                 self.attach();
                 // An interface that has just gone is no repair; discovery will say so.
                 let there = missing.iter().filter(|i| if_indextoname(**i).is_ok());
                 for ifindex in there {
-                    self.repaired("programs", 1);
+                    self.health.repaired("programs", 1);
                     tracing::warn!(
                         ifindex,
                         "a program was gone from this interface: attached again"
@@ -309,17 +209,22 @@ impl Engine {
             Err(error) => tracing::warn!(error, "cannot look whether programs are still attached"),
         }
         self.keep_order();
-        self.look_for_bypasses();
-        self.look_for_unproven();
+        let Reconciler { compiler, dataplane, .. } = &mut self.reconciler;
+        self.bypass.look(compiler, &self.interfaces);
+        if self.missing.look(compiler, dataplane) {
+            for problem in self.unproven() {
+                tracing::warn!(problem, "packets of pods miss their proof");
+            }
+        }
         self.retry_at()
     }
 
     fn keep_order(&mut self) {
-        match self.dataplane.keep_order() {
+        match self.reconciler.dataplane.keep_order() {
             Ok(moved) => {
                 for Hook { ifindex, direction } in moved {
-                    self.repaired("order", 1);
-                    let interface = self.names.get(&ifindex);
+                    self.health.repaired("order", 1);
+                    let interface = self.interfaces.veth(ifindex);
                     tracing::warn!(
                         ifindex, interface, %direction,
                         "another tool's program was put in front of netpold's: put behind it"
@@ -333,57 +238,33 @@ impl Engine {
     /// Compares one of `slices` parts of the kernel's tables with what they must hold, and puts it
     /// right. Not while updates fail: what is installed is not known then.
     pub fn readback(&mut self, slices: u32) {
-        if !self.installed {
-            return;
+        for (table, entries) in self.reconciler.readback(slices) {
+            tracing::warn!(table, entries, "somebody changed a table: put right");
+            self.health.repaired("entries", entries);
         }
-        match self.dataplane.readback(&self.compiler, self.cursor, slices) {
-            Ok((next, repaired)) => {
-                self.cursor = next;
-                for (table, entries) in repaired {
-                    tracing::warn!(table, entries, "somebody changed a table: put right");
-                    self.repaired("entries", entries);
-                }
-            }
-            Err(error) => {
-                tracing::error!(%error, "the tables cannot be compared: a new generation");
-                self.installed = false;
-            }
-        }
-    }
-
-    fn repaired(&mut self, kind: &'static str, count: u64) {
-        if count > 0 {
-            *self.repaired.entry(kind).or_default() += count;
-        }
-    }
-
-    fn cannot_keep_pins(&mut self, reason: String) {
-        if self.pin_problem.as_ref() != Some(&reason) {
-            tracing::error!(reason, "pins cannot be kept; tried again");
-        }
-        self.pin_problem = Some(reason);
     }
 
     /// Brings the kernel to the desired state; `noticed` is when the first of the changes was seen.
     /// Says when to be called again if that failed.
     pub fn step(&mut self, noticed: Option<Instant>) -> Option<Instant> {
-        self.noticed = self.noticed.or(noticed);
-        for change in self.pace.due(self.compiler.cluster(), Instant::now()) {
-            self.compiler.ingest(change);
-            self.desired += 1;
-        }
-        if self.failure.as_ref().is_some_and(|f| Instant::now() < f.retry_at) {
+        self.health.noticed(noticed);
+        self.reconciler.admit_due();
+        if self.health.is_pausing() {
             // What waits for nothing but its attachment does not wait with the tables.
             self.attach();
             return self.retry_at();
         }
-        match self.write_within_credit() {
+        // Decides whose the interfaces are.
+        let bound = self.bindings.settle(self.reconciler.compiler.cluster());
+        self.reconciler.ingest(bound);
+        match self.reconciler.write_within_credit() {
             Ok(operations) => {
                 self.attach();
                 self.succeeded(operations);
             }
             Err(error) => {
-                self.failed(&error);
+                self.reconciler.instruments.failed();
+                self.health.failed(&error);
                 self.attach();
             }
         }
@@ -391,185 +272,37 @@ impl Engine {
     }
 
     fn retry_at(&self) -> Option<Instant> {
-        let attach =
-            || (!self.attach_problems.is_empty()).then(|| Instant::now() + Duration::from_secs(1));
-        let retry = self.failure.as_ref().map(|f| f.retry_at).or_else(attach);
-        retry.into_iter().chain(self.pace.next(&self.compiler.held_back())).min()
+        let Reconciler { compiler, pace, .. } = &self.reconciler;
+        self.health.retry_at().into_iter().chain(pace.next(&compiler.held_back())).min()
     }
 
-    /// Writes the update, and charges what was large in it to its namespaces.
-    fn write_within_credit(&mut self) -> Result<usize, EngineError> {
-        let is_first = !self.installed;
-        let begin = thread_time();
-        self.compiler.hold_back(self.pace.held(Instant::now()));
-        let written = self.write();
-        let compiled = self.compiler.take_compiled();
-        let took = thread_time().saturating_sub(begin);
-        // Nobody owes for what had to be compiled all over.
-        self.pace.spent(if is_first { Duration::ZERO } else { took }, compiled, Instant::now());
-        written
-    }
-
-    /// Writes the update; how many operations that took.
-    fn write(&mut self) -> Result<usize, EngineError> {
-        self.settle();
-        if !self.installed {
-            return self.new_generation();
-        }
-        match self.instruments.compiling(|| self.compiler.update()) {
-            Ok(ops) => {
-                self.installed = false;
-                self.seed();
-                self.instruments.applying(|| self.dataplane.apply(&ops))?;
-                self.installed = true;
-                self.note_endpoints();
-                Ok(ops.len())
-            }
-            Err(error) => {
-                tracing::info!(%error, "the update needs larger tables: a new generation");
-                self.new_generation()
-            }
-        }
-    }
-
-    /// Installs everything into new tables, grown until it fits.
-    fn new_generation(&mut self) -> Result<usize, EngineError> {
-        self.installed = false;
-        let ops = loop {
-            match self.instruments.compiling(|| self.compiler.reinstall(self.capacity)) {
-                Ok(ops) => break ops,
-                Err(error) => match grown(self.capacity, &error) {
-                    Some(capacity) => self.capacity = capacity,
-                    None if self.compiler.leave_out(&error) => {
-                        tracing::error!(%error, "the largest policies are closed to make room");
-                    }
-                    None => return Err(error.into()),
-                },
-            }
-        };
-        self.close_restored();
-        self.instruments.applying(|| self.dataplane.install(&self.capacity, &ops))?;
-        self.instruments.new_generation();
-        self.seed();
-        self.installed = true;
-        self.note_endpoints();
-        Ok(ops.len())
-    }
-
-    /// After a boot, closes the pods that the last good state isolates until its programs are loaded:
-    /// connections that it denies would be faster.
-    fn close_restored(&mut self) {
-        if !self.restored || self.noted.is_some() {
-            return;
-        }
-        let isolated = self.compiler.endpoints().flat_map(|e| {
-            let [ingress, egress] =
-                [(e.ingress, Direction::Ingress), (e.egress, Direction::Egress)];
-            let closed = [ingress, egress].into_iter().filter(|(isolated, _)| *isolated);
-            closed.map(move |(_, direction)| Hook { ifindex: e.ifindex, direction })
-        });
-        let hooks = self.dataplane.close(&isolated.collect::<Vec<_>>());
-        tracing::info!(hooks, "isolated pods are closed until the programs are loaded");
-    }
-
-    /// Looks for the flows of endpoints that are about to be isolated, before packets are judged by
-    /// them. A pod that has just come has none.
-    fn seed(&mut self) {
-        if self.noted == Some(self.compiler.endpoints_version()) {
-            return;
-        }
-        let begin = self.isolated.is_empty();
-        let newly = |e: &EndpointInfo| {
-            let before = self.isolated.get(&e.id);
-            (e.ingress || e.egress) && !e.waiting && before.map_or(begin, |isolated| !isolated)
-        };
-        let newly: Vec<EndpointInfo> = self.compiler.endpoints().filter(newly).collect();
-        if !self.seeds || newly.is_empty() {
-            return;
-        }
-        let cluster = self.compiler.cluster();
-        let addresses = |e: &EndpointInfo| {
-            let id = e.id;
-            self.addresses_of(e).into_iter().map(move |address| (address, id))
-        };
-        let wanted = Wanted {
-            endpoints: newly.iter().flat_map(addresses).collect(),
-            own: cluster.own_addresses().collect(),
-        };
-        match self.dataplane.seed(&wanted) {
-            Ok(flows) => tracing::debug!(endpoints = newly.len(), flows, "flows taken over"),
-            Err(error) => tracing::info!(
-                %error,
-                "the kernel's conntrack does not tell who began open connections: guessed by ports"
-            ),
-        }
-    }
-
-    /// The addresses that an endpoint's pod may use there.
-    fn addresses_of(&self, endpoint: &EndpointInfo) -> Vec<IpAddr> {
-        let cluster = self.compiler.cluster();
-        let interface = cluster.interfaces().get(&endpoint.ifindex);
-        let pod = interface.and_then(|interface| cluster.pod_behind(interface));
-        pod.map(|pod| pod.addresses.clone()).unwrap_or_default()
-    }
-
-    /// The tables hold the endpoints.
-    fn note_endpoints(&mut self) {
-        self.seeds = true;
-        let version = self.compiler.endpoints_version();
-        if self.noted.replace(version) == Some(version) {
-            return;
-        }
-        self.written = self.compiler.endpoints().map(|e| (e.ifindex, e.id)).collect();
-        let isolated = self.compiler.endpoints().map(|e| (e.id, e.ingress || e.egress));
-        self.isolated = isolated.collect();
-    }
-
-    /// Attaches to endpoints and devices that are new and leaves those that are gone, once their
-    /// tables are written. As long as updates fail, only attaches to endpoints that the tables held
-    /// before, and takes none for a device.
+    /// Attaches the programs according to the interfaces' roles.
     fn attach(&mut self) {
-        let version = self.compiler.endpoints_version();
-        let known = self.roles.take().filter(|(of, _)| *of == version);
-        let (_, roles) = known.unwrap_or_else(|| {
+        if self.interfaces.have_changed(&self.reconciler.compiler) {
             self.tell_bridges();
-            (version, self.roles())
-        });
-        let problems = if self.installed {
-            self.dataplane.attach(&roles)
-        } else {
-            let mut wanted = roles.clone();
-            wanted.retain(|ifindex, role| match role {
-                Role::Pod(id) => self.written.get(ifindex) == Some(id),
-                Role::Device(_) => !self.is_pod(*ifindex),
-            });
-            self.dataplane.attach_new(&wanted)
-        };
-        for (index, problem) in &problems {
-            if self.attach_problems.get(index) != Some(problem) {
-                tracing::error!(ifindex = index, problem, "an interface is not enforced");
-            }
+            self.interfaces.assign_roles(&self.reconciler.compiler);
         }
-        self.attach_problems = problems;
-        self.roles = Some((version, roles));
+        if let Some(roles) = self.interfaces.roles() {
+            self.health.cannot_attach(self.reconciler.attach(roles));
+        }
     }
 
-    /// Whether the programs judge a pod at an interface.
-    pub(super) fn is_pod(&self, ifindex: u32) -> bool {
-        matches!(self.dataplane.attached(ifindex), Some(Role::Pod(_)))
+    /// Tells the dataplane of the bridges, before anything is attached.
+    fn tell_bridges(&mut self) {
+        let bridges = self.interfaces.bridges(&self.reconciler.compiler);
+        self.reconciler.dataplane.bridges_are(bridges);
     }
 
     fn succeeded(&mut self, operations: usize) {
-        let recovered = self.failure.take().is_some();
-        let noticed = self.noticed.take();
-        if self.enforced == self.desired && operations == 0 && !recovered {
+        let (recovered, took) = self.health.succeeded();
+        let revision = &mut self.reconciler.revision;
+        if revision.enforced == revision.desired && operations == 0 && !recovered {
             return;
         }
-        let first = self.enforced == 0;
-        self.enforced = self.desired;
-        let took = noticed.map(|noticed| noticed.elapsed());
-        self.instruments.enforced(took);
-        let (revision, took) = (self.enforced, took.map(tracing::field::debug));
+        let first = revision.enforced == 0;
+        revision.enforced = revision.desired;
+        self.reconciler.instruments.enforced(took);
+        let (revision, took) = (revision.enforced, took.map(tracing::field::debug));
         // A busy cluster has two updates a second; only those after a start or a failure are news.
         if first || recovered {
             tracing::info!(revision, operations, took, recovered, "enforced");
@@ -577,35 +310,4 @@ impl Engine {
             tracing::debug!(revision, operations, took, "enforced");
         }
     }
-
-    fn failed(&mut self, error: &EngineError) {
-        let pause = self.failure.as_ref().map_or(RETRY.0, |f| (f.pause * 2).min(RETRY.1));
-        let reason = error.to_string();
-        self.instruments.failed();
-        tracing::error!(%reason, retry_in = ?pause, "update not enforced; what was enforced stays");
-        self.failure = Some(Failure { reason, pause, retry_at: Instant::now() + pause });
-    }
-}
-
-/// Processor time of this thread.
-fn thread_time() -> Duration {
-    let clock = ClockId::CLOCK_THREAD_CPUTIME_ID;
-    clock_gettime(clock).map_or(Duration::ZERO, Duration::from)
-}
-
-/// At least twice the size of the table that was full; `None` where that is beyond what a table may have.
-pub fn grown(mut capacity: Capacity, error: &CompileError) -> Option<Capacity> {
-    let CompileError::Full { table, needed, capacity: had } = error;
-    let (field, largest) = match table {
-        Table::Classes => return None,
-        Table::Bitmaps => (&mut capacity.bitmaps, LARGEST.bitmaps),
-        Table::RowBlocks => (&mut capacity.row_blocks, LARGEST.row_blocks),
-        Table::Rows => (&mut capacity.rows, LARGEST.rows),
-        Table::TrieBlocks => (&mut capacity.trie_blocks, LARGEST.trie_blocks),
-        Table::Hosts6 => (&mut capacity.hosts6, LARGEST.hosts6),
-        Table::Cidrs6 => (&mut capacity.cidrs6, LARGEST.cidrs6),
-    };
-    // What was configured may be larger.
-    let size = (*needed).max(had.saturating_mul(2)).min(largest.max(*field));
-    (*needed <= size).then(|| *field = size).map(|()| capacity)
 }

@@ -1,8 +1,8 @@
 //! Packets that reach a pod without passing the programs at its interface, and hooks where others come
 //! before ours: neither is ours to repair, so it is said.
 //!
-//! bpf_redirect_peer hands a packet to the pod's side of the veth at once. The kernel counts it as received there, but as sent by nobody, so the difference of the two
-//! counters tells (kernel 6.7; before that it is not counted at all). A pod can write neither.
+//! bpf_redirect_peer hands a packet to the pod's side of the veth at once. The kernel counts it as received
+//! there, but as sent by nobody, so the difference of the two counters tells (kernel 6.7; before that it is not counted at all). A pod can write neither.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkMessage};
+use netpold_core::compile::Compiler;
 
-use super::Engine;
+use super::interfaces::NodeInterfaces;
 use crate::netlink::{Connection, Message, word};
 
 /// How long it is said after the last packet.
@@ -51,15 +52,15 @@ struct Side {
     sent: u64,
 }
 
-impl Engine {
+impl Bypass {
     /// Counts what reached pods that are isolated for ingress past their programs.
-    pub(super) fn look_for_bypasses(&mut self) {
-        let isolated = self.compiler.endpoints().filter(|e| e.ingress && !e.waiting);
+    pub(super) fn look(&mut self, compiler: &Compiler, interfaces: &NodeInterfaces) {
+        let isolated = compiler.endpoints().filter(|e| e.ingress && !e.waiting);
         let isolated: BTreeSet<(u32, u32)> = isolated.map(|e| (e.ifindex, e.id)).collect();
-        match self.bypass.look(&isolated) {
+        match self.count(&isolated) {
             Ok(fresh) => {
                 for (ifindex, packets) in fresh {
-                    let interface = self.names.get(&ifindex);
+                    let interface = interfaces.veth(ifindex);
                     tracing::warn!(ifindex, interface, packets, "packets went past the programs");
                 }
             }
@@ -67,43 +68,28 @@ impl Engine {
         }
     }
 
-    /// Where packets are not judged, for want of being seen.
-    #[must_use]
-    pub fn unjudged(&self) -> Vec<String> {
-        let name = |index: u32| match self.names.get(&index) {
-            Some(name) => format!("interface {name}"),
-            None => format!("interface {index}"),
-        };
-        let order = self.dataplane.order_problems();
-        let order = order
-            .map(|(hook, text)| format!("{} ({}): {text}", name(hook.ifindex), hook.direction));
-        let past = self
-            .bypass
-            .pods
-            .iter()
-            .filter(|(_, past)| past.last.is_some_and(|last| last.elapsed() < SAID));
-        let past = past.map(|((ifindex, _), past)| {
+    /// Pods that packets have lately reached unjudged.
+    pub(super) fn problems(&self, interfaces: &NodeInterfaces) -> impl Iterator<Item = String> {
+        let lately = |past: &Past| past.last.is_some_and(|last| last.elapsed() < SAID);
+        self.pods.iter().filter(move |(_, past)| lately(past)).map(|((ifindex, _), past)| {
             format!(
                 "{}: {} packets reached the pod past its programs, unjudged: another tool redirects \
                  them (bpf_redirect_peer); switch that off",
-                name(*ifindex),
+                interfaces.label(*ifindex),
                 past.packets - past.first
             )
-        });
-        order.chain(past).collect()
+        })
     }
 
     /// Packets that reached isolated pods unjudged, since the agent's start.
-    pub(super) fn bypassed(&self) -> u64 {
-        let past = self.bypass.pods.values().map(|past| past.packets - past.first);
-        self.bypass.former + past.sum::<u64>()
+    pub(super) fn packets(&self) -> u64 {
+        let past = self.pods.values().map(|past| past.packets - past.first);
+        self.former + past.sum::<u64>()
     }
-}
 
-impl Bypass {
     /// Looks at pods' interfaces, by interface and endpoint; where packets went past, and how many
     /// since the last look.
-    fn look(&mut self, isolated: &BTreeSet<(u32, u32)>) -> io::Result<Vec<(u32, u64)>> {
+    fn count(&mut self, isolated: &BTreeSet<(u32, u32)>) -> io::Result<Vec<(u32, u64)>> {
         let former = &mut self.former;
         self.pods.retain(|key, past| {
             let stays = isolated.contains(key);

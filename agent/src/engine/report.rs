@@ -6,14 +6,16 @@ use netpold_core::cluster::is_subject;
 use netpold_core::explain::Explainer;
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
-use netpold_ebpf::reason::{self, Reason};
+use netpold_ebpf::reason::Reason;
 
-use super::Engine;
+use super::measure::drops_by_reason;
+use super::reconciler::Reconciler;
+use super::{Engine, unhonoured};
 use crate::conntrack::{Census, Pass};
+use crate::dataplane::Dataplane;
+use crate::dataplane::attach::Hook;
 use crate::events::Dropped;
-use crate::status::{
-    DropCount, EndpointStatus, RecentDrop, Revision, Status, TableStatus, UplinkStatus,
-};
+use crate::status::{DropCount, EndpointStatus, RecentDrop, Status, TableStatus, UplinkStatus};
 
 /// Drops of the status that are explained, of those that differ: each takes a walk over policies.
 const EXPLAINED: usize = 16;
@@ -28,35 +30,40 @@ const NAMED: usize = 5;
 
 impl Engine {
     /// The parts of the status that the engine knows of.
-    pub fn report(&mut self, dropped: &[Dropped]) -> Status {
+    #[must_use]
+    pub fn report(&self, dropped: &[Dropped]) -> Status {
+        let Reconciler { compiler, dataplane, revision, .. } = &self.reconciler;
+        let health = &self.health;
         let endpoints = self.endpoints();
+        let tables = compiler.fill().into_iter().map(|fill| TableStatus {
+            name: fill.table.to_string(),
+            used: fill.used.into(),
+            capacity: fill.capacity.into(),
+        });
         Status {
-            in_sync: self.held.is_none(),
+            in_sync: health.held.is_none(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            node: self.compiler.cluster().node_name().to_owned(),
-            revision: Revision { desired: self.desired, enforced: self.enforced },
-            tables: self
-                .compiler
-                .fill()
-                .iter()
-                .map(|fill| TableStatus {
-                    name: fill.table.to_string(),
-                    used: fill.used.into(),
-                    capacity: fill.capacity.into(),
-                })
-                .collect(),
-            conntrack: self.census.as_ref().map(flow_tables).unwrap_or_default(),
-            drops: self.drops(),
+            node: compiler.cluster().node_name().to_owned(),
+            revision: *revision,
+            tables: tables.collect(),
+            conntrack: health.census.as_ref().map(flow_tables).unwrap_or_default(),
+            drops: drops(dataplane),
             recent_drops: self.explain_drops(dropped),
-            repairs: self.repaired.values().sum(),
-            repaired: self.repaired.iter().map(|(k, n)| ((*k).to_owned(), *n)).collect(),
+            repairs: health.repairs().values().sum(),
+            repaired: health.repairs().iter().map(|(k, n)| ((*k).to_owned(), *n)).collect(),
             waiting: self.waiting(),
-            devices: self.judging_devices(),
-            uplinks: self.uplinks(),
+            devices: self.interfaces.judging_devices(dataplane),
+            uplinks: uplinks(dataplane),
             problems: self.problems(&endpoints),
             endpoints,
             ..Status::default()
         }
+    }
+
+    /// Policies of which not everything counts, with the reasons, for Events.
+    #[must_use]
+    pub fn unhonoured(&self) -> BTreeMap<Key, Vec<String>> {
+        unhonoured::unhonoured(&self.reconciler.compiler)
     }
 
     /// What another tool on this node, or a pod, does to packets, by the reason of the Event on the node.
@@ -70,29 +77,49 @@ impl Engine {
         ])
     }
 
+    /// Where packets are not judged, for want of being seen.
+    pub(super) fn unjudged(&self) -> Vec<String> {
+        let label = |hook: Hook| self.interfaces.label(hook.ifindex);
+        let order = self.reconciler.dataplane.order_problems();
+        let order =
+            order.map(|(hook, text)| format!("{} ({}): {text}", label(hook), hook.direction));
+        order.chain(self.bypass.problems(&self.interfaces)).collect()
+    }
+
+    /// What is wrong with pods' packets where they leave, and by whose fault.
+    pub(super) fn unproven(&self) -> Vec<String> {
+        let name = |ifindex, id| {
+            let pod = self.pod_of(id).map_or_else(String::new, |pod| format!("pod {pod} "));
+            format!("{pod}({})", self.interfaces.label(ifindex))
+        };
+        self.missing.problems(self.reconciler.dataplane.proof(), &name)
+    }
+
     /// The pod of an endpoint number.
     #[must_use]
     pub fn pod_of(&self, endpoint: u32) -> Option<Key> {
-        self.compiler.endpoints().find(|e| e.id == endpoint && !e.waiting).map(|e| e.pod)
+        let mut endpoints = self.reconciler.compiler.endpoints();
+        endpoints.find(|e| e.id == endpoint && !e.waiting).map(|e| e.pod)
     }
 
     fn endpoints(&self) -> Vec<EndpointStatus> {
-        let cluster = self.compiler.cluster();
-        let mode = self.dataplane.mode().to_string();
+        let Reconciler { compiler, dataplane, .. } = &self.reconciler;
+        let cluster = compiler.cluster();
+        let mode = dataplane.mode().to_string();
         let mut listed: BTreeMap<(Key, Option<u32>), EndpointStatus> = BTreeMap::new();
-        for endpoint in self.compiler.endpoints().filter(|endpoint| !endpoint.waiting) {
+        for endpoint in compiler.endpoints().filter(|endpoint| !endpoint.waiting) {
             let isolated = [endpoint.ingress, endpoint.egress];
             let status = EndpointStatus {
-                interface: self.names.get(&endpoint.ifindex).cloned(),
+                interface: self.interfaces.veth(endpoint.ifindex).map(str::to_owned),
                 ifindex: Some(endpoint.ifindex),
-                addresses: self.addresses_of(&endpoint),
+                addresses: self.reconciler.addresses_of(&endpoint),
                 isolated: Direction::BOTH
                     .into_iter()
                     .zip(isolated)
                     .filter_map(|(direction, isolated)| isolated.then_some(direction))
                     .collect(),
-                hook: self.is_pod(endpoint.ifindex).then(|| mode.clone()),
-                xdp: self.dataplane.sent_mode(endpoint.ifindex).map(|mode| mode.to_string()),
+                hook: self.reconciler.is_pod(endpoint.ifindex).then(|| mode.clone()),
+                xdp: dataplane.sent_mode(endpoint.ifindex).map(|mode| mode.to_string()),
                 pod: endpoint.pod.clone(),
             };
             listed.insert((endpoint.pod, Some(endpoint.ifindex)), status);
@@ -115,77 +142,44 @@ impl Engine {
         listed.into_values().collect()
     }
 
-    fn uplinks(&self) -> Vec<UplinkStatus> {
-        let (attached, _) = self.dataplane.uplinks();
-        attached
-            .map(|uplink| UplinkStatus {
-                interface: uplink.name.clone(),
-                mode: uplink.mode.to_string(),
-            })
-            .collect()
-    }
-
     /// Interfaces that are denied because nobody knows their pod.
     fn waiting(&self) -> Vec<String> {
-        let waiting = self.compiler.endpoints().filter(|endpoint| endpoint.waiting);
-        let name = |index: u32| self.names.get(&index).cloned();
-        waiting.map(|e| name(e.ifindex).unwrap_or_else(|| e.ifindex.to_string())).collect()
+        let endpoints = self.reconciler.compiler.endpoints();
+        let name = |index: u32| match self.interfaces.veth(index) {
+            Some(name) => name.to_owned(),
+            None => index.to_string(),
+        };
+        endpoints.filter(|endpoint| endpoint.waiting).map(|e| name(e.ifindex)).collect()
     }
 
     fn problems(&self, endpoints: &[EndpointStatus]) -> Vec<String> {
-        let failure = self.failure.iter().map(|f| {
-            format!(
-                "not enforced yet: {}; what was enforced stays, {}",
-                f.reason,
-                left_out(endpoints)
-            )
+        let Reconciler { compiler, dataplane, pace, restored, .. } = &self.reconciler;
+        let health = &self.health;
+        let failure = health.failure().map(|reason| {
+            let left_out = left_out(endpoints);
+            format!("not enforced yet: {reason}; what was enforced stays, {left_out}")
         });
-        let attach = self.attach_problems.iter().map(|(index, reason)| match index {
-            0 => format!("leaving interfaces that are no longer judged at: {reason}"),
-            index => format!("interface {index}: {reason}"),
-        });
-        let (_, uplinks) = self.dataplane.uplinks();
-        let compile = self.compiler.problems().into_iter().map(|p| p.to_string());
-        let bindings = self.bindings.problems(self.compiler.cluster());
-        let pins = self.pin_problem.iter().cloned();
-        let pins = pins.chain(self.state_problem.iter().cloned());
-        let waiting = self.pace.waiting().into_iter().map(|namespace| {
+        let (_, uplinks) = dataplane.uplinks();
+        let bindings = self.bindings.problems(compiler.cluster());
+        let waiting = pace.waiting().into_iter().map(|namespace| {
             format!(
                 "namespace {namespace}: its policies or Services are large and change faster than they can be \
                  compiled without delaying others: the last changes wait"
             )
         });
-        let restored = self.restored.then(|| RESTORED.to_owned());
-        self.held
-            .iter()
-            .cloned()
-            .chain(restored)
+        let held = health.held.iter().cloned();
+        held.chain(restored.then(|| RESTORED.to_owned()))
             .chain(failure)
-            .chain(pins)
-            .chain(attach)
+            .chain(health.keeping_problems().cloned())
+            .chain(health.attach_problems())
             .chain(uplinks.iter().cloned())
-            .chain(self.dataplane.sent_problems())
+            .chain(dataplane.sent_problems())
             .chain(self.unjudged())
             .chain(self.unproven())
-            .chain(compile)
+            .chain(compiler.problems().into_iter().map(|problem| problem.to_string()))
             .chain(bindings.iter().map(ToString::to_string))
             .chain(waiting)
             .collect()
-    }
-
-    /// Counters that are not zero, of reasons that drop.
-    fn drops(&mut self) -> Vec<DropCount> {
-        let mut drops = Vec::new();
-        for direction in Direction::BOTH {
-            for reason in Reason::ALL.into_iter().filter(|reason| reason.is_drop()) {
-                let index = reason::counter(direction == Direction::Egress, reason);
-                let packets = self.dataplane.counter(index);
-                if packets > 0 {
-                    drops.push(DropCount { reason: reason.as_str().into(), direction, packets });
-                }
-            }
-        }
-        drops
     }
 
     /// Recent drops with the reason that the current policies give.
@@ -197,7 +191,7 @@ impl Engine {
                 distinct.insert(drop.key(), drop);
             }
         }
-        let explainer = Explainer::new(self.compiler.cluster());
+        let explainer = Explainer::new(self.reconciler.compiler.cluster());
         let explain = |(key, drop)| (key, self.explain(&explainer, drop));
         let explanations: BTreeMap<_, _> = distinct.into_iter().map(explain).collect();
         let explanation = |drop: &Dropped| explanations.get(&drop.key()).cloned();
@@ -223,8 +217,8 @@ impl Engine {
 
     fn recent_drop(&self, drop: &Dropped, explanation: Vec<String>) -> RecentDrop {
         let pod = self.pod_of(drop.endpoint);
-        let interface = || match self.names.get(&drop.ifindex) {
-            Some(name) => name.clone(),
+        let interface = || match self.interfaces.veth(drop.ifindex) {
+            Some(name) => name.to_owned(),
             None => format!("interface {}", drop.ifindex),
         };
         RecentDrop {
@@ -236,6 +230,26 @@ impl Engine {
             explanation,
         }
     }
+}
+
+fn uplinks(dataplane: &Dataplane) -> Vec<UplinkStatus> {
+    let (attached, _) = dataplane.uplinks();
+    let status = attached.map(|uplink| UplinkStatus {
+        interface: uplink.name.clone(),
+        mode: uplink.mode.to_string(),
+    });
+    status.collect()
+}
+
+/// Counters that are not zero, of reasons that drop.
+fn drops(dataplane: &Dataplane) -> Vec<DropCount> {
+    let counted = drops_by_reason(dataplane).into_iter().filter(|(.., packets)| *packets > 0);
+    let count = |(direction, reason, packets): (Direction, Reason, u64)| DropCount {
+        reason: reason.as_str().into(),
+        direction,
+        packets,
+    };
+    counted.map(count).collect()
 }
 
 /// Which pods have no program, while new ones get none.

@@ -4,41 +4,37 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use netpold_core::cluster::{Cluster, is_subject};
+use netpold_core::compile::Compiler;
 use netpold_core::model::{Key, Pod, Policy};
-
-use super::Engine;
 
 /// Nodes that speak up about one policy: more would say the same, fewer might all be down.
 const SPEAKERS: usize = 3;
 /// Policies looked at: of each the namespace's pods are gone through while the engine stands still.
 const LOOKED_AT: usize = 100;
 
-impl Engine {
-    /// Policies of which not everything counts: a part that could not be understood, or more than their
-    /// budget or the tables hold; with the reasons. Those that select a pod of this node, if it is one of
-    /// the first few nodes by name with such a pod; of what is closed on this node alone, all.
-    #[must_use]
-    pub fn unhonoured(&self) -> BTreeMap<Key, Vec<String>> {
-        let mut all = unhonoured(self.compiler.cluster());
-        for (policies, direction, reason) in self.compiler.closed().take(LOOKED_AT) {
-            for policy in policies {
-                let reasons = all.entry(policy.clone()).or_default();
-                reasons.push(format!("spec.{direction}: closed: {reason}"));
-            }
+/// Policies of which not everything counts: a part that could not be understood, or more than their
+/// budget or the tables hold; with the reasons. Those that select a pod of this node, if it is one of
+/// the first few nodes by name with such a pod; of what is closed on this node alone, all.
+pub(super) fn unhonoured(compiler: &Compiler) -> BTreeMap<Key, Vec<String>> {
+    let mut all = not_understood(compiler.cluster());
+    for (policies, direction, reason) in compiler.closed().take(LOOKED_AT) {
+        for policy in policies {
+            let reasons = all.entry(policy.clone()).or_default();
+            reasons.push(format!("spec.{direction}: closed: {reason}"));
         }
-        all
     }
-
-    /// How many policies grant nothing because they, or those they isolate pods with, are too much.
-    pub(super) fn closed_policies(&self) -> u64 {
-        let cluster = self.compiler.cluster();
-        let over = cluster.policies().keys().filter(|key| cluster.excess(key).is_some());
-        let together = self.compiler.closed().flat_map(|(policies, ..)| policies);
-        over.chain(together).collect::<BTreeSet<_>>().len() as u64
-    }
+    all
 }
 
-fn unhonoured(cluster: &Cluster) -> BTreeMap<Key, Vec<String>> {
+/// How many policies grant nothing because they, or those they isolate pods with, are too much.
+pub(super) fn closed(compiler: &Compiler) -> u64 {
+    let cluster = compiler.cluster();
+    let over = cluster.policies().keys().filter(|key| cluster.excess(key).is_some());
+    let together = compiler.closed().flat_map(|(policies, ..)| policies);
+    over.chain(together).collect::<BTreeSet<_>>().len() as u64
+}
+
+fn not_understood(cluster: &Cluster) -> BTreeMap<Key, Vec<String>> {
     let own = cluster.node_name();
     let policies = cluster.policies().values();
     let mut troubled = policies.filter(|p| cluster.problems_of(p).next().is_some()).peekable();
@@ -70,7 +66,6 @@ fn selects(policy: &Policy, pod: &Pod) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use netpold_core::compile::Compiler;
     use netpold_core::model::{Change, Labels, Selector};
     use netpold_core::options::Options;
 
@@ -111,7 +106,7 @@ mod tests {
             let pods = pods.into_iter().chain([pod("good", "n1")]);
             pods.chain(policies).for_each(|change| compiler.ingest(change));
             let policies: Vec<String> =
-                unhonoured(compiler.cluster()).into_keys().map(|key| key.to_string()).collect();
+                not_understood(compiler.cluster()).into_keys().map(|key| key.to_string()).collect();
             policies
         };
         for node in ["n1", "n2", "n3"] {

@@ -9,9 +9,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use netpold_core::compile::Compiler;
 use netpold_ebpf::layout::Unproven;
 
-use super::Engine;
+use crate::dataplane::Dataplane;
 
 /// How long it is said after the last packet.
 const SAID: Duration = Duration::from_secs(30);
@@ -66,31 +67,25 @@ impl Counted {
     }
 }
 
-impl Engine {
-    /// Looks at what exits have counted since the last look.
-    pub(super) fn look_for_unproven(&mut self) {
-        let pods = self.compiler.endpoints().filter(|endpoint| !endpoint.waiting);
+impl Missing {
+    /// Looks at what exits have counted since the last look; whether it is another fault now.
+    pub(super) fn look(&mut self, compiler: &Compiler, dataplane: &mut Dataplane) -> bool {
+        let pods = compiler.endpoints().filter(|endpoint| !endpoint.waiting);
         let pods: BTreeSet<(u32, u32)> = pods.map(|e| (e.ifindex, e.id)).collect();
-        let before = self.missing.faults();
-        self.missing.pods.retain(|key, _| pods.contains(key));
+        let before = self.faults();
+        self.pods.retain(|key, _| pods.contains(key));
         for (ifindex, id) in pods {
-            let read = self.dataplane.unproven(ifindex);
-            self.missing.look((ifindex, id), read);
+            self.count((ifindex, id), dataplane.unproven(ifindex));
         }
-        if self.missing.faults() != before {
-            for problem in self.unproven() {
-                tracing::warn!(problem, "packets of pods miss their proof");
-            }
-        }
+        self.faults() != before
     }
 
-    /// What is wrong with pods' packets where they leave, and by whose fault.
-    #[must_use]
-    pub fn unproven(&self) -> Vec<String> {
-        let proof = self.dataplane.proof();
+    /// What is wrong with pods' packets where they leave, and by whose fault. `proof` is the bit of
+    /// `skb->mark`; `name` describes the pod of an interface and endpoint.
+    pub(super) fn problems(&self, proof: u32, name: &dyn Fn(u32, u32) -> String) -> Vec<String> {
         let mut problems = Vec::new();
-        let (erased, packets) = self.at_fault(Fault::Erased);
-        let (skipped, others) = self.at_fault(Fault::Skipped);
+        let (erased, packets) = self.at_fault(Fault::Erased, name);
+        let (skipped, others) = self.at_fault(Fault::Skipped, name);
         if !erased.is_empty() {
             let pods = named(&[&erased[..], &skipped[..]].concat());
             problems.push(format!(
@@ -117,7 +112,7 @@ impl Engine {
                 named(&skipped)
             ));
         }
-        let (unmarked, packets) = self.at_fault(Fault::Unmarked);
+        let (unmarked, packets) = self.at_fault(Fault::Unmarked, name);
         if !unmarked.is_empty() {
             problems.push(format!(
                 "{packets} packets of {} lost skb->tc_index on this node after netpold had judged them: a tc \
@@ -130,28 +125,22 @@ impl Engine {
     }
 
     /// The pods with that fault, and their packets.
-    fn at_fault(&self, fault: Fault) -> (Vec<String>, u64) {
-        let pods = self.missing.pods.iter().filter(|(_, counted)| counted.fault() == Some(fault));
-        let mut packets = 0;
-        let names = pods.map(|((ifindex, id), counted)| {
+    fn at_fault(&self, fault: Fault, name: &dyn Fn(u32, u32) -> String) -> (Vec<String>, u64) {
+        let pods = self.pods.iter().filter(|(_, counted)| counted.fault() == Some(fault));
+        let (mut names, mut packets) = (Vec::new(), 0);
+        for ((ifindex, id), counted) in pods {
             packets += counted.packets();
-            let pod = self.pod_of(*id).map_or_else(String::new, |pod| format!("pod {pod} "));
-            match self.names.get(ifindex) {
-                Some(name) => format!("{pod}(interface {name})"),
-                None => format!("{pod}(interface {ifindex})"),
-            }
-        });
-        (names.collect(), packets)
+            names.push(name(*ifindex, *id));
+        }
+        (names, packets)
     }
 
     /// Packets that exits missed something at, since the agent's start.
-    pub(super) fn unproven_packets(&self) -> Unproven {
-        self.missing.total
+    pub(super) fn total(&self) -> Unproven {
+        self.total
     }
-}
 
-impl Missing {
-    fn look(&mut self, key: (u32, u32), read: Unproven) {
+    fn count(&mut self, key: (u32, u32), read: Unproven) {
         let Some(counted) = self.pods.get_mut(&key) else {
             // What came by the interface before was somebody else's, or before its program was there.
             let recent = Unproven::default();
@@ -207,7 +196,7 @@ mod tests {
     fn fault(looks: &[(u64, u64, u64)]) -> Option<Fault> {
         let mut missing = Missing::default();
         for &(erased, skipped, unmarked) in looks {
-            missing.look((1, 1), Unproven { erased, skipped, unmarked });
+            missing.count((1, 1), Unproven { erased, skipped, unmarked });
         }
         missing.faults().first().map(|(_, fault)| *fault)
     }
@@ -236,10 +225,10 @@ mod tests {
     fn all_packets_count() {
         let mut missing = Missing::default();
         for erased in [3, 5, 1] {
-            missing.look((1, 1), Unproven { erased, ..Unproven::default() });
+            missing.count((1, 1), Unproven { erased, ..Unproven::default() });
         }
-        missing.look((2, 2), Unproven { skipped: 4, ..Unproven::default() });
-        missing.look((2, 2), Unproven { skipped: 8, ..Unproven::default() });
+        missing.count((2, 2), Unproven { skipped: 4, ..Unproven::default() });
+        missing.count((2, 2), Unproven { skipped: 8, ..Unproven::default() });
         assert_eq!(missing.total, Unproven { erased: 3, skipped: 4, unmarked: 0 });
     }
 }

@@ -1,14 +1,15 @@
-//! What every interface is: pods' veths, and the devices by which packets leave the node otherwise.
+//! The role of every interface: a pod's veth, or a device by which packets leave the node.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
+use netpold_core::compile::Compiler;
+
+use crate::dataplane::Dataplane;
 use crate::dataplane::bridges::Bridge;
 use crate::dataplane::role::{Link, Role};
 use crate::endpoint::Device;
 use crate::pattern::matches;
-
-use super::Engine;
 
 /// At which of the node's devices packets to Services are judged behind their translation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,11 +57,41 @@ impl NodeDevices {
     }
 }
 
-impl Engine {
-    /// Takes in the devices that are not veths.
-    pub fn devices_are(&mut self, devices: BTreeMap<u32, Device>) {
+/// The node's interfaces as discovery reports them.
+#[derive(Debug)]
+pub(super) struct NodeInterfaces {
+    /// Names of the veths whose other sides are in other namespaces.
+    veths: BTreeMap<u32, String>,
+    /// All others.
+    devices: BTreeMap<u32, Device>,
+    /// Interfaces that are ports of bridges, with their bridge.
+    ports: BTreeMap<u32, u32>,
+    judged: NodeDevices,
+    /// The role of each interface, and [`Compiler::endpoints_version`] that it holds for.
+    roles: Option<(u64, BTreeMap<u32, Role>)>,
+}
+
+impl NodeInterfaces {
+    /// None yet.
+    pub(super) fn new() -> Self {
+        let (veths, devices, ports) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { veths, devices, ports, judged: NodeDevices::Auto, roles: None }
+    }
+
+    /// A veth appeared, or its addresses changed.
+    pub(super) fn veth_is(&mut self, index: u32, name: String) {
+        self.veths.insert(index, name);
+        self.roles = None;
+    }
+
+    pub(super) fn veth_gone(&mut self, index: u32) {
+        self.veths.remove(&index);
+        self.roles = None;
+    }
+
+    pub(super) fn devices_are(&mut self, devices: BTreeMap<u32, Device>) {
         for (index, device) in &devices {
-            if device.link.is_none() && self.judges_at(&device.name) {
+            if device.link.is_none() && self.judged.include(&device.name) {
                 tracing::warn!(
                     ifindex = index,
                     device = device.name,
@@ -73,18 +104,33 @@ impl Engine {
         self.roles = None;
     }
 
-    /// Takes in which interfaces are ports of bridges.
-    pub fn ports_are(&mut self, ports: BTreeMap<u32, u32>) {
+    pub(super) fn ports_are(&mut self, ports: BTreeMap<u32, u32>) {
         self.ports = ports;
         self.roles = None;
-        // A new port is waited for by nobody: its packets lack the proof until its program is there.
-        self.tell_bridges();
+    }
+
+    pub(super) fn judge_at(&mut self, devices: NodeDevices) {
+        self.judged = devices;
+        self.roles = None;
+    }
+
+    /// The name of a pod's veth.
+    pub(super) fn veth(&self, index: u32) -> Option<&str> {
+        self.veths.get(&index).map(String::as_str)
+    }
+
+    /// For messages: the name of a pod's veth, its number if it has gone.
+    pub(super) fn label(&self, index: u32) -> String {
+        match self.veth(index) {
+            Some(name) => format!("interface {name}"),
+            None => format!("interface {index}"),
+        }
     }
 
     /// The bridges with pods that policy isolates for egress, or whose sources are checked.
-    fn bridges(&self) -> BTreeMap<u32, Bridge> {
+    pub(super) fn bridges(&self, compiler: &Compiler) -> BTreeMap<u32, Bridge> {
         let mut bridges = BTreeMap::<u32, Bridge>::new();
-        for pod in self.compiler.endpoints().filter(|pod| pod.egress || pod.checked) {
+        for pod in compiler.endpoints().filter(|pod| pod.egress || pod.checked) {
             if let Some(bridge) = self.ports.get(&pod.ifindex) {
                 bridges.entry(*bridge).or_default().isolated |= pod.egress;
             }
@@ -97,51 +143,46 @@ impl Engine {
         bridges
     }
 
-    /// Tells the dataplane of the bridges, before anything is attached.
-    pub(super) fn tell_bridges(&mut self) {
-        let bridges = self.bridges();
-        self.dataplane.bridges_are(bridges);
+    /// Whether [`NodeInterfaces::roles`] is outdated.
+    pub(super) fn have_changed(&self, compiler: &Compiler) -> bool {
+        self.roles.as_ref().is_none_or(|(of, _)| *of != compiler.endpoints_version())
     }
 
-    /// Says at which devices to judge.
-    pub fn judge_at(&mut self, devices: NodeDevices) {
-        self.node_devices = devices;
-        self.roles = None;
-    }
-
-    fn judges_at(&self, name: &str) -> bool {
-        self.node_devices.include(name)
-    }
-
-    /// What every interface should be. A veth is the node's, in which nobody judges but for what is
-    /// sent there to Services, until it is found to be a pod's.
-    pub(super) fn roles(&self) -> BTreeMap<u32, Role> {
+    /// Decides the role of each interface. A veth is one of the node's devices, at which packets to Services are
+    /// judged and no others, until it is found to be a pod's.
+    pub(super) fn assign_roles(&mut self, compiler: &Compiler) -> &BTreeMap<u32, Role> {
         let devices = self.devices.iter().map(|(index, it)| (*index, &it.name, it.link));
-        let veths = self.names.iter().map(|(index, name)| (*index, name, Some(Link::Veth)));
-        let bridges = self.bridges();
+        let veths = self.veths.iter().map(|(index, name)| (*index, name, Some(Link::Veth)));
+        let bridges = self.bridges(compiler);
         let with_pods =
             |index: &u32| self.ports.get(index).is_some_and(|bridge| bridges.contains_key(bridge));
         let devices = devices
             .chain(veths)
-            .filter(|(_, name, _)| self.judges_at(name))
+            .filter(|(_, name, _)| self.judged.include(name))
             .filter_map(|(index, _, link)| Some((index, link?)))
             .map(|(index, link)| match link {
                 Link::Ethernet if with_pods(&index) => (index, Role::Device(Link::Port)),
                 _ => (index, Role::Device(link)),
             });
-        let pods = self.compiler.endpoints().map(|e| (e.ifindex, Role::Pod(e.id)));
-        devices.chain(pods).collect()
+        let pods = compiler.endpoints().map(|e| (e.ifindex, Role::Pod(e.id)));
+        let roles = devices.chain(pods).collect();
+        &self.roles.insert((compiler.endpoints_version(), roles)).1
+    }
+
+    /// The roles that were assigned last.
+    pub(super) fn roles(&self) -> Option<&BTreeMap<u32, Role>> {
+        self.roles.as_ref().map(|(_, roles)| roles)
     }
 
     /// Names of the devices that the programs run at, sorted.
-    pub(super) fn judging_devices(&self) -> Vec<String> {
-        let name = |index| {
-            self.names.get(index).or_else(|| self.devices.get(index).map(|device| &device.name))
-        };
-        let roles = self.names.keys().chain(self.devices.keys());
-        let mut names: Vec<String> = roles
-            .filter(|index| matches!(self.dataplane.attached(**index), Some(Role::Device(_))))
-            .filter_map(|index| name(index).cloned())
+    pub(super) fn judging_devices(&self, dataplane: &Dataplane) -> Vec<String> {
+        let devices = self.devices.iter().map(|(index, device)| (index, &device.name));
+        let mut names: Vec<String> = self
+            .veths
+            .iter()
+            .chain(devices)
+            .filter(|(index, _)| matches!(dataplane.attached(**index), Some(Role::Device(_))))
+            .map(|(_, name)| name.clone())
             .collect();
         names.sort_unstable();
         names
