@@ -275,8 +275,8 @@ mod tests {
     #[test]
     fn more_bridges_than_there_are_places_are_named() {
         let last = BRIDGES as u32 + 2;
-        let mut bridges = Bridges::default();
-        bridges.known = (1..=last).map(|index| (index, bridge(&[100 + index], false))).collect();
+        let known = (1..=last).map(|index| (index, bridge(&[100 + index], false))).collect();
+        let mut bridges = Bridges { known, ..Bridges::default() };
         (1..=last).for_each(|index| bridges.attached(100 + index, Role::Pod(index)));
         let (words, left) = bridges.demanded(&[0; BRIDGES]);
         assert_eq!(words.len() + left.len(), last as usize);

@@ -142,7 +142,7 @@ fn functions(bytes: &[u8]) -> BTreeMap<Place, Function> {
 }
 
 /// The chain of calls that takes most, with what it takes.
-fn deepest<'a>(functions: &'a BTreeMap<Place, Function>, place: Place) -> (u32, Vec<&'a Function>) {
+fn deepest(functions: &BTreeMap<Place, Function>, place: Place) -> (u32, Vec<&Function>) {
     let function = functions.get(&place).expect("what is called is a function");
     let (below, mut chain) = function
         .calls
