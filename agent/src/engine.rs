@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use aya::maps::{MapData, RingBuf};
-use netpold_core::bindings::{Answer, Bindings, Veth};
+use netpold_core::bindings::{Bindings, CniResult, Veth};
 use netpold_core::compile::{CompileError, Compiler, Essentials};
 use netpold_core::model::{Change, Interface, Pod};
 use netpold_core::ops::Capacity;
@@ -131,9 +131,9 @@ impl Engine {
         self.interfaces.judge_at(devices);
     }
 
-    /// Takes in what CNI plugins answered, all that is kept now.
-    pub fn answers_are(&mut self, answers: Vec<Answer>) {
-        self.bindings.answers_are(answers);
+    /// Takes in the CNI results, all that are kept now.
+    pub fn cni_results_are(&mut self, results: Vec<CniResult>) {
+        self.bindings.cni_results_are(results);
     }
 
     /// Says why [`Engine::step`] is not called; `None`: it is.

@@ -17,7 +17,6 @@ pub mod pattern;
 mod printable;
 pub mod requirements;
 pub mod run;
-pub mod sandbox;
 pub mod seed;
 pub mod service_manager;
 pub mod source;

@@ -13,7 +13,7 @@ use netpold_core::model::{Change, Pod};
 use netpold_core::ops::Capacity;
 use netpold_core::options::{CheckSource, NewPods, Options};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, block_in_place};
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
@@ -32,22 +32,19 @@ use crate::listen::{Heartbeat, Listener};
 use crate::metrics::Metrics;
 use crate::object::object;
 use crate::requirements;
-use crate::sandbox::manifests::StaticPods;
-use crate::sandbox::{Sandboxes, results};
 use crate::service_manager;
 use crate::source::cluster::Notices;
+use crate::source::cni_results::cache;
+use crate::source::cni_results::static_pods::StaticPods;
+use crate::source::inputs::{Input, Inputs, kept};
 use crate::source::opened::Opened;
-use crate::source::{Batch, Source};
-use crate::state::{self, Keeper, Restored};
+use crate::state::Keeper;
 use crate::status::Status;
 
 /// Buckets of the IPv4 conntrack table, four flows each: half a million flows in 16 MiB.
 const CONNTRACK_BUCKETS: u32 = 131_072;
 /// Parts in which the kernel's tables are compared within the interval.
 const SLICES: u32 = 40;
-/// Why an agent that took over does not begin.
-const NOTHING_GIVEN: &str = "the manifests directory holds no object; what an earlier agent enforced \
-                             stays until it does (`netpold uninstall` takes it off the node)";
 /// Interface events in flight.
 const EVENTS: usize = 4096;
 
@@ -94,20 +91,13 @@ async fn when_due(opened: Opened, config: &RunConfig) -> Opened {
 struct Agent {
     engine: Arc<Mutex<Engine>>,
     drops: Arc<Mutex<DropLog>>,
-    source: Source,
+    inputs: Inputs,
     notices: Arc<OnceLock<Notices>>,
     opening: Option<JoinHandle<Result<()>>>,
     interfaces: mpsc::Receiver<endpoint::Event>,
-    sandboxes: Sandboxes,
-    answers: watch::Receiver<Vec<results::Answer>>,
-    synced: Synced,
-    /// Of the last good state: what the source has not spoken of.
-    restored: Restored,
+    /// All interfaces there are at the start are known.
+    interfaces_in_sync: bool,
     keeper: Keeper,
-    /// An earlier agent's state is in force.
-    inherited: bool,
-    /// The source has not named a single object.
-    nothing_given: bool,
     reading_events: bool,
     /// How long comparing everything with the kernel may take.
     readback: Duration,
@@ -116,16 +106,8 @@ struct Agent {
     /// The service manager waits for word.
     starting: bool,
     heartbeat: Heartbeat,
-    _listener: Option<Listener>,
-    _discovery: Discovery,
-    _admin: Admin,
-}
-
-/// What has said all there is.
-#[derive(Clone, Copy, Debug, Default)]
-struct Synced {
-    source: bool,
-    interfaces: bool,
+    /// They end with the agent.
+    _running: (Discovery, Admin, Option<Listener>),
 }
 
 impl Agent {
@@ -143,27 +125,23 @@ impl Agent {
         let attached = attacher.attached()?;
         let inherited = predecessor.hash_seed.is_some() || !attached.is_empty();
         let mut engine = engine(config, pins, attacher, &predecessor)?;
-        let mut sandboxes = Sandboxes::new(config.node.clone());
         let manifests = StaticPods::new(config.static_pods.clone(), config.node.clone());
-        let mut answers = results::follow(config.cni_results.clone(), manifests)?;
-        let restored = if inherited {
+        let results = cache::follow(config.cni_results.clone(), manifests)?;
+        let mut inputs = Inputs::new(source, results, config.node.clone(), inherited);
+        if inherited {
             engine.inherits_flows();
             engine.inherit(bound(&predecessor, &attached), remembered(config));
-            Restored::default()
-        } else {
-            restore(config, &mut engine, &mut sandboxes)
-        };
-        // They say whose the interfaces are, so they are known before the first is looked at.
-        let first = answers.borrow_and_update().clone();
-        sandboxes.answers_are(first.clone()).into_iter().for_each(|change| engine.apply(change));
-        engine.answers_are(first);
+        }
+        // CNI results say whose the interfaces are, so they are known before the first is looked at.
+        let first = inputs.first(&config.state, &config.node);
+        take(&mut engine, &inputs, first);
         let engine = Arc::new(Mutex::new(engine));
         let drops = Arc::new(Mutex::new(DropLog::default()));
         let (events, interfaces) = mpsc::channel(EVENTS);
         let discovery = Discovery::start(endpoint::Settings::default(), events)?;
         let status = {
             let (engine, drops) = (Arc::clone(&engine), Arc::clone(&drops));
-            let source = source.status.clone();
+            let source = inputs.status();
             move || {
                 let recent = lock(&drops).recent();
                 let source = source.borrow().clone();
@@ -174,34 +152,26 @@ impl Agent {
         let admin = Admin::serve(&config.socket, status)?;
         let heartbeat = Heartbeat::default();
         let listen = |address| {
-            let metrics = Metrics::new(engine.clone(), drops.clone(), source.status.clone());
+            let metrics = Metrics::new(engine.clone(), drops.clone(), inputs.status());
             Listener::start(address, metrics, heartbeat.clone())
         };
         let listener = config.listen.map(listen).transpose()?;
-        info!(node = config.node, from = source.status.borrow().origin, "netpold starts");
+        info!(node = config.node, from = inputs.status().borrow().origin, "netpold starts");
         Ok(Self {
             engine,
             drops,
-            source,
+            inputs,
             notices,
             opening,
             interfaces,
-            sandboxes,
-            answers,
-            // Nothing else is in force, so this is enforced before the source has said a word.
-            synced: Synced { source: restored.is_in_force(), interfaces: false },
+            interfaces_in_sync: false,
             keeper: Keeper::new(config.state.clone(), config.node.clone()),
-            restored,
-            inherited,
-            nothing_given: true,
             reading_events: false,
             readback: config.readback,
             kept_for_another: config.give_way.then(|| config.bpffs.clone()),
             starting: true,
             heartbeat,
-            _listener: listener,
-            _discovery: discovery,
-            _admin: admin,
+            _running: (discovery, admin, listener),
         })
     }
 
@@ -218,18 +188,14 @@ impl Agent {
             let mut noticed = None;
             self.heartbeat.beat();
             tokio::select! {
-                batch = self.source.batches.recv() => match batch {
-                    Some(batch) => noticed = Some(self.take_batch(batch)),
+                input = self.inputs.next() => match input {
+                    Some(input) => noticed = Some(self.take_input(input)),
                     None => return self.source_ended().await,
                 },
                 event = self.interfaces.recv() => match event {
                     Some(event) => self.take_interface(event),
                     None => bail!("endpoint discovery ended; what was enforced stays"),
                 },
-                Ok(()) = self.answers.changed() => {
-                    noticed = Some(Instant::now());
-                    self.take_answers();
-                }
                 () = pause_until(retry) => {}
                 () = grace.passed() => {
                     lock(&self.engine).grace_passed();
@@ -260,7 +226,7 @@ impl Agent {
                 _ = interrupt.recv() => break,
             }
             self.take_what_is_there(&mut noticed);
-            if self.synced.source && self.synced.interfaces {
+            if self.inputs.are_usable() && self.interfaces_in_sync {
                 retry = block_in_place(|| lock(&self.engine).step(noticed));
                 grace.begin();
                 self.read_events();
@@ -274,8 +240,8 @@ impl Agent {
     /// Tells the service manager, once, that what is known at the start is in force: the last good state,
     /// what an earlier agent left, or what the source has said. Nothing at all is also in force.
     fn say_ready(&mut self) {
-        let waits = self.restored.is_in_force() && !lock(&self.engine).is_settled();
-        if !self.starting || !self.synced.interfaces || waits {
+        let waits = self.inputs.are_restored() && !lock(&self.engine).is_settled();
+        if !self.starting || !self.interfaces_in_sync || waits {
             return;
         }
         self.starting = false;
@@ -294,8 +260,8 @@ impl Agent {
 
     /// What came in the meantime belongs into the same update.
     fn take_what_is_there(&mut self, noticed: &mut Option<Instant>) {
-        while let Ok(batch) = self.source.batches.try_recv() {
-            let at = self.take_batch(batch);
+        while let Some(input) = self.inputs.try_next() {
+            let at = self.take_input(input);
             noticed.get_or_insert(at);
         }
         while let Ok(event) = self.interfaces.try_recv() {
@@ -306,7 +272,7 @@ impl Agent {
     /// Writes the last good state if it is time to.
     async fn keep_state(&mut self) {
         let problem = self.keeper.settle().await;
-        if self.restored.is_in_force() {
+        if self.inputs.are_restored() {
             return;
         }
         let keeper = &self.keeper;
@@ -319,35 +285,16 @@ impl Agent {
         }
     }
 
-    fn take_batch(&mut self, mut batch: Batch) -> Instant {
-        self.restored.complete(&mut batch);
-        self.sandboxes.complete(&mut batch.changes);
-        // A file that never was readable keeps the source from being in sync. Where an earlier agent
-        // enforces something, that stays; where nothing is enforced, what is known is better. No
-        // object at all never means that there are no policies: the volume may not be mounted yet.
-        self.nothing_given &= batch.changes.is_empty();
-        // A cluster is not enforced in parts: its API server will have the rest in a moment.
-        let early = !self.inherited && self.source.partial;
-        self.synced.source |= early || (batch.in_sync && !self.nothing_given);
-        let mut engine = lock(&self.engine);
-        let held = (batch.in_sync && !self.synced.source).then(|| NOTHING_GIVEN.to_owned());
-        engine.hold(held);
-        engine.restored(self.restored.is_in_force());
-        batch.changes.into_iter().for_each(|change| engine.apply(change));
-        batch.at
-    }
-
-    fn take_answers(&mut self) {
-        let answers = self.answers.borrow_and_update().clone();
-        let changes = self.sandboxes.answers_are(answers.clone());
-        let mut engine = lock(&self.engine);
-        engine.answers_are(answers);
-        changes.into_iter().for_each(|change| engine.apply(change));
+    /// Gives changes to the engine; when they were noticed.
+    fn take_input(&mut self, input: Input) -> Instant {
+        let at = input.at;
+        take(&mut lock(&self.engine), &self.inputs, input);
+        at
     }
 
     fn take_interface(&mut self, event: endpoint::Event) {
         match event {
-            endpoint::Event::InSync => self.synced.interfaces = true,
+            endpoint::Event::InSync => self.interfaces_in_sync = true,
             endpoint::Event::OwnAddresses(addresses) => {
                 lock(&self.engine).apply(Change::OwnAddresses(addresses));
             }
@@ -421,35 +368,22 @@ fn bound(predecessor: &Predecessor, attached: &[Attached]) -> BTreeMap<u32, u64>
 
 /// The pods of this node in the last good state, for those that are gone from the source.
 fn remembered(config: &RunConfig) -> Vec<Pod> {
-    let objects = state::read(&config.state, &config.node).unwrap_or_else(|error| {
-        warn!("{error}; pods that were deleted since are not known");
-        None
-    });
-    let pods = objects.into_iter().flatten().filter_map(|object| match object {
+    let objects = kept(&config.state, &config.node, "pods that were deleted since are not known");
+    let pods = objects.into_iter().filter_map(|object| match object {
         Change::Pod(pod) => Some(pod),
         _ => None,
     });
     pods.filter(|pod| pod.node == config.node && !pod.host_network).collect()
 }
 
-/// Puts the last good state in the place of the objects that the source has yet to name.
-fn restore(config: &RunConfig, engine: &mut Engine, sandboxes: &mut Sandboxes) -> Restored {
-    let objects = state::read(&config.state, &config.node).unwrap_or_else(|error| {
-        warn!("{error}; begins without it");
-        None
-    });
-    let objects = objects.unwrap_or_default();
-    let restored = Restored::new(&objects);
-    if restored.is_in_force() {
-        info!(
-            objects = objects.len(),
-            "the last good state is enforced until the source is in sync"
-        );
+/// Gives changes to the engine, and says how far they may be believed.
+fn take(engine: &mut Engine, inputs: &Inputs, input: Input) {
+    engine.hold(inputs.held());
+    engine.restored(inputs.are_restored());
+    if let Some(results) = input.results {
+        engine.cni_results_are(results);
     }
-    engine.restored(restored.is_in_force());
-    sandboxes.restored(&objects);
-    objects.into_iter().for_each(|object| engine.apply(object));
-    restored
+    input.changes.into_iter().for_each(|change| engine.apply(change));
 }
 
 /// Conntrack may still know endpoints that went before the last agent ended, so numbers go on well

@@ -5,11 +5,14 @@
 //! change is not mentioned, and what a batch says belongs together.
 
 pub mod cluster;
+pub mod cni_results;
 pub mod convert;
 pub mod decode;
 pub mod document;
+pub mod inputs;
 pub mod manifests;
 pub mod opened;
+pub mod restored;
 
 use std::fmt;
 use std::time::Instant;

@@ -6,7 +6,6 @@
 //! and renamed, so there is the old one, the new one, or none. What cannot be read, or is
 //! another node's, counts as none: nothing is ever enforced by half of it.
 
-use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
@@ -20,8 +19,6 @@ use netpold_core::model::Change;
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 use tokio::task::JoinHandle;
-
-use crate::source::Batch;
 
 /// Version of the file's form.
 const FORMAT: u32 = 1;
@@ -203,47 +200,6 @@ impl Keeper {
         }
         self.problem.clone()
     }
-}
-
-/// Objects of the last good state that the source has not spoken of yet.
-#[derive(Debug, Default)]
-pub struct Restored {
-    gone: Vec<Change>,
-    /// The source has named an object.
-    something_given: bool,
-}
-
-impl Restored {
-    /// All of them.
-    #[must_use]
-    pub fn new(objects: &[Change]) -> Self {
-        Self { gone: objects.iter().map(Change::gone).collect(), something_given: false }
-    }
-
-    /// Whether the state still is in force, in part at least.
-    #[must_use]
-    pub fn is_in_force(&self) -> bool {
-        !self.gone.is_empty()
-    }
-
-    /// Completes a batch: once the source is in sync, what it has not named goes. A source that has
-    /// named nothing at all is not believed.
-    pub fn complete(&mut self, batch: &mut Batch) {
-        self.something_given |= !batch.changes.is_empty();
-        if self.gone.is_empty() {
-            return;
-        }
-        let named: BTreeSet<String> = batch.changes.iter().map(name).collect();
-        self.gone.retain(|gone| !named.contains(&name(gone)));
-        if batch.in_sync && self.something_given {
-            batch.changes.append(&mut self.gone);
-        }
-    }
-}
-
-/// What a change is about.
-fn name(change: &Change) -> String {
-    format!("{:?}", change.gone())
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Which pod a veth belongs to: decided once, for the veth's life, by what the pod cannot write.
 //!
 //! In the order of their weight:
-//! - the node says so: the CNI plugin's answer names the veth, or a host route leads to the pod's
+//! - the node says so: the CNI plugin's result names the veth, or a host route leads to the pod's
 //!   address through it;
-//! - where neither does (bridges without kept answers), the first addresses that were seen behind
+//! - where neither does (bridges without kept results), the first addresses that were seen behind
 //!   the veth: a veth that is bound to nobody is bound to a pod that no veth is bound to;
 //! - a further veth of a namespace whose pod is known belongs to that pod.
 //!
@@ -26,7 +26,7 @@ use claims::Claims;
 use veth::{Binding, Held, Proof, as_judged, is_mirrored};
 
 pub use problems::Problem;
-pub use veth::{Answer, Veth, mirrored_uid};
+pub use veth::{CniResult, Veth, mirrored_uid};
 
 /// All veths and their pods.
 #[derive(Debug, Default)]
@@ -74,14 +74,14 @@ impl Bindings {
         self.gone.extend(self.claims.veths.remove(&index).map(|held| held.veth.index));
     }
 
-    /// What CNI plugins answered, all that is kept now, the last written last.
-    pub fn answers_are(&mut self, answers: Vec<Answer>) {
-        self.stale |= self.claims.answers != answers;
-        let places = answers.iter().enumerate();
+    /// What CNI plugins reported, all that is kept now, the last written last.
+    pub fn cni_results_are(&mut self, results: Vec<CniResult>) {
+        self.stale |= self.claims.results != results;
+        let places = results.iter().enumerate();
         let named =
             places.flat_map(|(place, a)| a.interfaces.iter().map(move |i| (i.clone(), place)));
         self.claims.naming = named.collect();
-        self.claims.answers = answers;
+        self.claims.results = results;
     }
 
     /// The cluster's state changes, or is about to.
@@ -152,7 +152,7 @@ impl Bindings {
             let is_it = |pod: &&Arc<Pod>| {
                 uid_hash(&pod.uid) == hash
                     && (!is_mirrored(pod)
-                        || self.claims.answers.iter().any(|answer| answer.is_of(pod)))
+                        || self.claims.results.iter().any(|result| result.is_of(pod)))
             };
             let known = listed.iter().copied().chain(&self.remembered).find(is_it);
             let bound = known.map(|pod| {
@@ -165,16 +165,16 @@ impl Bindings {
         self.separate();
     }
 
-    /// Of several veths that an earlier agent had bound to one pod, the one that a route or an answer
+    /// Of several veths that an earlier agent had bound to one pod, the one that a route or a result
     /// names is its own, else the one with its addresses inside, else the first.
     fn separate(&mut self) {
         let mut own: BTreeMap<(Key, String), (u8, u32)> = BTreeMap::new();
         let rank = |held: &Held, pod: &Pod| {
             let has = |addresses: &[IpAddr]| pod.addresses.iter().any(|a| addresses.contains(a));
-            let named = |a: &Answer| a.is_of(pod) && a.interfaces.contains(&held.veth.name);
+            let named = |a: &CniResult| a.is_of(pod) && a.interfaces.contains(&held.veth.name);
             match () {
                 () if held.told.is_some() => 0,
-                () if self.claims.answers.iter().any(named) || has(&held.veth.routed) => 1,
+                () if self.claims.results.iter().any(named) || has(&held.veth.routed) => 1,
                 () if has(&held.veth.inside) => 2,
                 () => 3,
             }

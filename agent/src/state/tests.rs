@@ -104,23 +104,3 @@ fn another_format_is_none() {
     fs::write(&path, packed.finish().unwrap()).unwrap();
     assert!(matches!(read(&path, "here"), Err(StateError::Format { found: 2, .. })));
 }
-
-#[test]
-fn what_a_source_does_not_name_goes_once_it_is_in_sync() {
-    let mut restored = Restored::new(&objects());
-    let batch = |changes: &[Change], in_sync| Batch {
-        changes: changes.to_vec(),
-        in_sync,
-        at: Instant::now(),
-    };
-    let mut nothing = batch(&[], true);
-    restored.complete(&mut nothing);
-    assert!(nothing.changes.is_empty() && restored.is_in_force(), "nothing at all is no answer");
-    let mut part = batch(&objects()[..1], false);
-    restored.complete(&mut part);
-    assert_eq!(part.changes, objects()[..1], "it is not in sync yet");
-    let mut rest = batch(&objects()[1..2], true);
-    restored.complete(&mut rest);
-    assert_eq!(rest.changes, [objects()[1].clone(), objects()[2].gone()]);
-    assert!(!restored.is_in_force());
-}

@@ -13,6 +13,7 @@
 
 mod clsact;
 mod cluster;
+mod cni_results;
 mod edits;
 mod ends;
 mod errors;
@@ -35,7 +36,6 @@ mod pods;
 mod reach;
 mod readback;
 mod restart;
-mod sandbox;
 mod seeded;
 mod sent;
 mod services;

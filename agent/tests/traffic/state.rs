@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -27,7 +26,8 @@ fn wait_kept(cluster: &Cluster) {
 /// What a reboot leaves of netpold: the state's file and no pin.
 fn shut_down(cluster: &mut Cluster) {
     cluster.agents[0].end(Signal::SIGKILL);
-    let mut command = Command::new(binary());
+    // In the node's namespace, where the interfaces are.
+    let mut command = cluster.nodes[0].command(binary()).unwrap();
     without_twins(&mut command).arg("uninstall").arg("--bpffs").arg(cluster.agents[0].bpffs());
     assert!(command.output().unwrap().status.success());
 }
@@ -40,10 +40,15 @@ fn reboot(cluster: &mut Cluster) {
     cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
 }
 
+/// The programs judge every pod whose interface is known, and one of them is isolated: before interfaces are
+/// looked at none is known.
 fn restored(status: &Value) -> bool {
+    let isolated = |it: &Value| it["isolated"].as_array().is_some_and(|all| !all.is_empty());
     status["problems"].to_string().contains("the last good state is enforced")
         && status["endpoints"].as_array().is_some_and(|all| {
-            all.len() >= 3 && all.iter().all(|e| e["ifindex"].is_null() || !e["hook"].is_null())
+            all.len() >= 3
+                && all.iter().all(|e| e["ifindex"].is_null() || !e["hook"].is_null())
+                && all.iter().any(|e| isolated(e) && !e["hook"].is_null())
         })
 }
 

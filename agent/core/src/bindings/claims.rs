@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::bindings::veth::{
-    Answer, Binding, Held, Proof, as_judged, mirrored_uid, without_addresses,
+    Binding, CniResult, Held, Proof, as_judged, mirrored_uid, without_addresses,
 };
 use crate::cluster::Cluster;
 use crate::model::{Bound, Owner, Pod, Standing};
@@ -24,28 +24,28 @@ impl Candidate {
         Self { pod: Arc::clone(pod), standing: Standing::Listed, certain: true }
     }
 
-    /// The pod that an answer names: as the API has it, else as the node knows it.
-    pub(super) fn of_answer(answer: &Answer, cluster: &Cluster) -> Self {
-        let listed = cluster.pods().get(&answer.pod).filter(|pod| answer.is_of(pod));
+    /// The pod that a result names: as the API has it, else as the node knows it.
+    pub(super) fn of_result(result: &CniResult, cluster: &Cluster) -> Self {
+        let listed = cluster.pods().get(&result.pod).filter(|pod| result.is_of(pod));
         let here = |pod: &Pod| pod.node == cluster.node_name() && !pod.host_network;
-        let certain = !answer.uid.is_empty();
+        let certain = !result.uid.is_empty();
         if let Some(pod) = listed.filter(|pod| here(pod)) {
             let (pod, standing) = as_judged(pod);
             return Self { pod, standing, certain };
         }
         let standing =
-            answer.manifest.as_ref().map_or(Standing::Unlabelled, |_| Standing::Unlisted);
-        let (labels, ports) = answer.manifest.clone().unwrap_or_default();
+            result.manifest.as_ref().map_or(Standing::Unlabelled, |_| Standing::Unlisted);
+        let (labels, ports) = result.manifest.clone().unwrap_or_default();
         let pod = Pod {
-            key: answer.pod.clone(),
+            key: result.pod.clone(),
             // What the API will call a static pod: its flows stay its own then.
             uid: match standing {
-                Standing::Unlisted => mirrored_uid(&answer.uid, &answer.pod),
-                _ => answer.uid.clone(),
+                Standing::Unlisted => mirrored_uid(&result.uid, &result.pod),
+                _ => result.uid.clone(),
             },
             labels,
             node: cluster.node_name().to_owned(),
-            addresses: answer.addresses.clone(),
+            addresses: result.addresses.clone(),
             host_network: false,
             finished: false,
             terminating: false,
@@ -69,8 +69,8 @@ impl Candidate {
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     pub(super) veths: BTreeMap<u32, Held>,
-    pub(super) answers: Vec<Answer>,
-    /// Places of the last answers that name an interface.
+    pub(super) results: Vec<CniResult>,
+    /// Places of the last results that name an interface.
     pub(super) naming: BTreeMap<String, usize>,
 }
 
@@ -88,16 +88,16 @@ impl Claims {
     pub(super) fn refresh(&mut self, cluster: &Cluster) {
         for held in self.veths.values_mut() {
             if let Some(binding) = &mut held.binding {
-                refresh(&mut binding.bound, cluster, &self.answers);
+                refresh(&mut binding.bound, cluster, &self.results);
             }
         }
     }
 
     /// Who has a veth by the node's word, the most credible first.
     fn named(&self, held: &Held, cluster: &Cluster) -> Vec<Candidate> {
-        let answer = self.naming.get(&held.veth.name).and_then(|n| self.answers.get(*n));
-        let answered = answer.map(|answer| Candidate::of_answer(answer, cluster));
-        answered.into_iter().chain(claimants(&held.veth.routed, cluster)).collect()
+        let result = self.naming.get(&held.veth.name).and_then(|n| self.results.get(*n));
+        let reported = result.map(|result| Candidate::of_result(result, cluster));
+        reported.into_iter().chain(claimants(&held.veth.routed, cluster)).collect()
     }
 
     /// The veth that a pod has for its own, and what that rests on.
@@ -111,7 +111,7 @@ impl Claims {
         })
     }
 
-    /// The answers and routes of the node.
+    /// The results and routes of the node.
     pub(super) fn bind_by_the_node(&mut self, cluster: &Cluster) {
         let indexes: Vec<u32> = self.veths.keys().copied().collect();
         for index in indexes {
@@ -127,7 +127,7 @@ impl Claims {
                 if binding.by == Proof::Node && !deleted {
                     continue;
                 }
-                // Of a pod that is gone, an answer without uid may be a former one's.
+                // Of a pod that is gone, a result without uid may be a former one's.
                 candidates
                     .retain(|new| !deleted || new.certain && new.standing == Standing::Listed);
             }
@@ -229,7 +229,7 @@ pub(super) fn claimants<'a>(
 }
 
 /// Takes over what the API says of a bound pod.
-fn refresh(bound: &mut Bound, cluster: &Cluster, answers: &[Answer]) {
+fn refresh(bound: &mut Bound, cluster: &Cluster, results: &[CniResult]) {
     let former = Arc::clone(&bound.pod);
     let unlisted = matches!(bound.standing, Standing::Unlisted | Standing::Unlabelled);
     let is_it = |pod: &&Arc<Pod>| {
@@ -238,13 +238,13 @@ fn refresh(bound: &mut Bound, cluster: &Cluster, answers: &[Answer]) {
     };
     let here = |pod: &&Arc<Pod>| pod.node == cluster.node_name() && !pod.host_network;
     let said = cluster.pods().get(&former.key).filter(is_it).filter(here);
-    let answered = || answers.iter().rev().find(|answer| answer.is_of(&former));
+    let reported = || results.iter().rev().find(|result| result.is_of(&former));
     if let Some(pod) = said {
         (bound.pod, bound.standing) = as_judged(pod);
     } else if !unlisted {
         bound.standing = Standing::Deleted;
-    } else if let Some(answer) = answered() {
-        let now = Candidate::of_answer(answer, cluster).bound();
+    } else if let Some(result) = reported() {
+        let now = Candidate::of_result(result, cluster).bound();
         (bound.pod, bound.standing) = (now.pod, now.standing);
     }
     if bound.second {

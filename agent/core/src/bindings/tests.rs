@@ -43,8 +43,8 @@ fn routed(index: u32, list: &[&str]) -> Veth {
     Veth { routed: addresses(list), ..bridged(index, list) }
 }
 
-fn answer(pod: &Pod, veth: u32) -> Answer {
-    Answer {
+fn result(pod: &Pod, veth: u32) -> CniResult {
+    CniResult {
         pod: pod.key.clone(),
         uid: pod.uid.clone(),
         addresses: pod.addresses.clone(),
@@ -95,8 +95,8 @@ impl World {
         self.settle();
     }
 
-    fn answers_are(&mut self, answers: &[Answer]) {
-        self.bindings.answers_are(answers.to_vec());
+    fn cni_results_are(&mut self, results: &[CniResult]) {
+        self.bindings.cni_results_are(results.to_vec());
         self.settle();
     }
 
@@ -198,7 +198,7 @@ fn the_nodes_word_weighs_more_than_addresses_inside() {
     // Pod a was there first with b's address, before b had a veth.
     let mut world = World::new(&[a.clone(), b.clone()], &[bridged(1, &["10.0.0.2"])]);
     assert_eq!(world.uid(1), uid("ub"));
-    world.answers_are(&[answer(&a, 1)]);
+    world.cni_results_are(&[result(&a, 1)]);
     assert_eq!(world.uid(1), uid("ua"));
     // By a route, to the veth that has it.
     let mut world = World::new(&[a, b], &[bridged(1, &["10.0.0.2"])]);
@@ -214,7 +214,7 @@ fn the_nodes_word_does_not_move_a_bound_veth() {
     // A route to another pod's address, as to a gateway.
     world.veth_is(Veth { routed: addresses(&["10.0.0.2"]), ..routed(1, &["10.0.0.1"]) });
     assert_eq!(world.uid(1), uid("ua"));
-    world.answers_are(&[answer(&b, 1)]);
+    world.cni_results_are(&[result(&b, 1)]);
     assert_eq!(world.uid(1), uid("ua"), "as long as its pod is there");
     world.pod_gone("a");
     assert_eq!(world.uid(1), uid("ub"), "the API and the node agree");
@@ -274,7 +274,7 @@ fn bindings_outlive_the_agent() {
     lost.bindings.veth_gone(2);
     lost.settle();
     assert!(lost.is_denied(1));
-    lost.answers_are(&[answer(&b, 1)]);
+    lost.cni_results_are(&[result(&b, 1)]);
     assert_eq!(lost.uid(1), uid("ub"), "the node's word does");
 }
 
@@ -300,7 +300,7 @@ fn further_veths_of_a_namespace_belong_to_its_pod() {
 #[test]
 fn a_pod_that_the_api_has_not_listed_is_known_by_its_answer() {
     let key = Key::new("x", "web-here");
-    let of_static = Answer {
+    let of_static = CniResult {
         pod: key.clone(),
         uid: "hash".to_owned(),
         addresses: addresses(&["10.0.0.1"]),
@@ -308,12 +308,12 @@ fn a_pod_that_the_api_has_not_listed_is_known_by_its_answer() {
         manifest: None,
     };
     let mut world = World::new(&[], &[bridged(1, &[])]);
-    world.answers_are(std::slice::from_ref(&of_static));
+    world.cni_results_are(std::slice::from_ref(&of_static));
     let bound = world.bound(1).unwrap();
     assert_eq!((bound.standing, &bound.pod.key), (Standing::Unlabelled, &key));
     let labels = Labels::from_iter([("app".to_owned(), "web".to_owned())]);
     let manifest = Some((labels.clone(), Vec::new()));
-    world.answers_are(&[Answer { manifest, ..of_static.clone() }]);
+    world.cni_results_are(&[CniResult { manifest, ..of_static.clone() }]);
     let bound = world.bound(1).unwrap();
     assert_eq!((bound.standing, &bound.pod.labels), (Standing::Unlisted, &labels));
     // Somebody else's pod of that name, or one that claims to be the image of it.
@@ -327,7 +327,7 @@ fn a_pod_that_the_api_has_not_listed_is_known_by_its_answer() {
     world.pod_is(mirror.clone());
     let bound = world.bound(1).unwrap();
     assert_eq!((bound.standing, &*bound.pod), (Standing::Listed, &mirror));
-    // The answer's file is gone: nothing hangs on it.
-    world.answers_are(&[]);
+    // The result's file is gone: nothing hangs on it.
+    world.cni_results_are(&[]);
     assert_eq!(world.bound(1).unwrap().standing, Standing::Listed);
 }

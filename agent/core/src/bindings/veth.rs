@@ -28,9 +28,9 @@ impl Veth {
     pub const MAX_INSIDE: usize = 64;
 }
 
-/// What a CNI plugin answered for a pod of this node.
+/// What a CNI plugin reported for a pod of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct CniResult {
     /// `K8S_POD_NAMESPACE` and `K8S_POD_NAME`.
     pub pod: Key,
     /// `K8S_POD_UID`; empty if the runtime does not say it.
@@ -43,7 +43,7 @@ pub struct Answer {
     pub manifest: Option<(Labels, Vec<NamedPort>)>,
 }
 
-impl Answer {
+impl CniResult {
     /// Whether it is this pod's, and not that of a former one of the same name.
     #[must_use]
     pub fn is_of(&self, pod: &Pod) -> bool {

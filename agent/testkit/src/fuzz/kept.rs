@@ -1,11 +1,11 @@
-//! Files that the agent finds on the node's disk: the last good state, and what CNI plugins answered.
+//! Files that the agent finds on the node's disk: the last good state, and CNI results.
 
 use std::io::Write;
 use std::path::Path;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use netpold::sandbox::results;
+use netpold::source::cni_results::cache;
 use netpold::state;
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Interface};
@@ -19,9 +19,9 @@ const NODE: &str = "n1";
 /// # Panics
 /// It shows a mistake.
 pub fn run(bytes: &[u8]) {
-    if let Ok(Some(answer)) = results::parse(bytes) {
-        assert!(!answer.addresses.is_empty(), "{answer:?}");
-        assert!(answer.addresses.is_sorted(), "{answer:?}");
+    if let Ok(Some(result)) = cache::parse(bytes) {
+        assert!(!result.addresses.is_empty(), "{result:?}");
+        assert!(result.addresses.is_sorted(), "{result:?}");
     }
     // As it is, and as what was packed.
     read(bytes);

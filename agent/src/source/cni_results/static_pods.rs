@@ -2,7 +2,7 @@
 //! labels.
 //!
 //! The kubelet runs what is in its manifest directory without asking anybody, and calls it after the
-//! file's name and the node's. That an answer is a static pod's shows in its name alone, so a file is
+//! file's name and the node's. That a result is a static pod's shows in its name alone, so a file is
 //! only asked for labels and ports, never for whether there is a pod.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use netpold_core::bindings::Answer;
+use netpold_core::bindings::CniResult;
 use netpold_core::model::{Change, Key, Labels, NamedPort};
 use tracing::debug;
 
@@ -37,8 +37,8 @@ impl StaticPods {
         Self { directory, node, files: Files::new() }
     }
 
-    /// Adds what the manifests say to the answers for static pods.
-    pub fn complete(&mut self, answers: &mut [Answer]) {
+    /// Adds what the manifests say to the results for static pods.
+    pub fn complete(&mut self, results: &mut [CniResult]) {
         if let Err(error) = self.scan() {
             debug!("--static-pods {}: {error}", self.directory.display());
             self.files.clear();
@@ -46,9 +46,9 @@ impl StaticPods {
         let pods = self.files.values().flat_map(|(_, pods)| pods);
         let pods: BTreeMap<&Key, _> =
             pods.map(|(key, labels, ports)| (key, (labels, ports))).collect();
-        for answer in answers {
-            let manifest = pods.get(&answer.pod);
-            answer.manifest = manifest.map(|(labels, ports)| ((*labels).clone(), (*ports).clone()));
+        for result in results {
+            let manifest = pods.get(&result.pod);
+            result.manifest = manifest.map(|(labels, ports)| ((*labels).clone(), (*ports).clone()));
         }
     }
 

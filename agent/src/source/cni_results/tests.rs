@@ -1,7 +1,7 @@
 use netpold_core::model::{Change, Key, Labels, Pod};
 
-use super::Sandboxes;
-use super::results::{Answer, parse};
+use super::PodAddresses;
+use super::cache::{CniResult, parse};
 
 /// As containerd's libcni writes it; the arguments come twice there.
 fn file(uid: &str, addresses: &[&str]) -> String {
@@ -33,7 +33,7 @@ fn file(uid: &str, addresses: &[&str]) -> String {
     .to_string()
 }
 
-fn answer(uid: &str, addresses: &[&str]) -> Answer {
+fn result(uid: &str, addresses: &[&str]) -> CniResult {
     parse(file(uid, addresses).as_bytes()).unwrap().unwrap()
 }
 
@@ -59,7 +59,7 @@ fn web(addresses: &[&str]) -> Change {
 
 #[test]
 fn results_are_read() {
-    let read = answer("u1", &["10.1.2.3/24", "fd00::3/64"]);
+    let read = result("u1", &["10.1.2.3/24", "fd00::3/64"]);
     assert_eq!(read.pod, Key::new("shop", "web"));
     assert_eq!(read.uid, "u1");
     let addresses: Vec<String> = read.addresses.iter().map(ToString::to_string).collect();
@@ -85,85 +85,85 @@ fn other_files_are_none_of_a_pods_address() {
 
 #[test]
 fn an_answer_counts_until_there_is_a_status() {
-    let mut sandboxes = Sandboxes::new("n1".to_owned());
-    assert_eq!(sandboxes.answers_are(vec![answer("u1", &["10.1.2.3/24"])]), []);
+    let mut pods = PodAddresses::new("n1".to_owned());
+    assert_eq!(pods.results_are(vec![result("u1", &["10.1.2.3/24"])]), []);
     let mut changes = vec![web(&[])];
-    sandboxes.complete(&mut changes);
+    pods.complete(&mut changes);
     assert_eq!(changes, [web(&["10.1.2.3"])]);
     // Labels change: the address stays.
     let mut changes = vec![web(&[])];
-    sandboxes.complete(&mut changes);
+    pods.complete(&mut changes);
     assert_eq!(changes, [web(&["10.1.2.3"])]);
     let mut changes = vec![web(&["10.1.2.9"])];
-    sandboxes.complete(&mut changes);
+    pods.complete(&mut changes);
     assert_eq!(changes, [web(&["10.1.2.9"])], "the status is believed");
-    assert_eq!(sandboxes.answers_are(Vec::new()), [], "nothing hangs on it any more");
+    assert_eq!(pods.results_are(Vec::new()), [], "nothing hangs on it any more");
 }
 
 #[test]
 fn the_pod_may_be_known_first() {
-    let mut sandboxes = Sandboxes::new("n1".to_owned());
+    let mut pods = PodAddresses::new("n1".to_owned());
     let mut changes = vec![web(&[])];
-    sandboxes.complete(&mut changes);
+    pods.complete(&mut changes);
     assert_eq!(changes, [web(&[])]);
-    let first = answer("u1", &["10.1.2.3/24"]);
-    assert_eq!(sandboxes.answers_are(vec![first.clone()]), [web(&["10.1.2.3"])]);
+    let first = result("u1", &["10.1.2.3/24"]);
+    assert_eq!(pods.results_are(vec![first.clone()]), [web(&["10.1.2.3"])]);
     // Its sandbox is made again.
-    let again = vec![first, answer("u1", &["10.1.2.4/24"])];
-    assert_eq!(sandboxes.answers_are(again), [web(&["10.1.2.4"])]);
-    assert_eq!(sandboxes.answers_are(Vec::new()), [web(&[])]);
+    let again = vec![first, result("u1", &["10.1.2.4/24"])];
+    assert_eq!(pods.results_are(again), [web(&["10.1.2.4"])]);
+    assert_eq!(pods.results_are(Vec::new()), [web(&[])]);
 }
 
 #[test]
 fn answers_left_behind_are_nobodys() {
-    let mut sandboxes = Sandboxes::new("n1".to_owned());
-    let former = vec![answer("u0", &["10.1.2.3/24"])];
-    assert_eq!(sandboxes.answers_are(former), []);
+    let mut pods = PodAddresses::new("n1".to_owned());
+    let former = vec![result("u0", &["10.1.2.3/24"])];
+    assert_eq!(pods.results_are(former), []);
     let mut changes = vec![web(&[])];
-    sandboxes.complete(&mut changes);
+    pods.complete(&mut changes);
     assert_eq!(changes, [web(&[])], "of a former pod of that name");
 
-    sandboxes.answers_are(vec![answer("u1", &["10.1.2.3/24"])]);
+    pods.results_are(vec![result("u1", &["10.1.2.3/24"])]);
     // The address is another pod's by its status.
     let other = |terminating| Change::Pod(Pod { terminating, ..pod("other", "u2", &["10.1.2.3"]) });
     let mut changes = vec![other(false)];
-    sandboxes.complete(&mut changes);
+    pods.complete(&mut changes);
     assert_eq!(changes, [other(false), web(&[])]);
     let mut changes = vec![other(true)];
-    sandboxes.complete(&mut changes);
+    pods.complete(&mut changes);
     assert_eq!(changes, [other(true), web(&["10.1.2.3"])], "a pod that ends yields it");
 }
 
 #[test]
 fn pods_of_other_nodes_and_of_the_node_itself_are_left_alone() {
-    let mut sandboxes = Sandboxes::new("n1".to_owned());
-    sandboxes.answers_are(vec![answer("", &["10.1.2.3/24"])]);
+    let mut pods = PodAddresses::new("n1".to_owned());
+    pods.results_are(vec![result("", &["10.1.2.3/24"])]);
     for one in [
         Pod { node: "n2".to_owned(), ..pod("web", "u1", &[]) },
         Pod { host_network: true, ..pod("web", "u1", &[]) },
         Pod { finished: true, ..pod("web", "u1", &[]) },
     ] {
         let mut changes = vec![Change::Pod(one.clone())];
-        sandboxes.complete(&mut changes);
+        pods.complete(&mut changes);
         assert_eq!(changes, [Change::Pod(one)]);
     }
     let mut changes = vec![web(&[])];
-    sandboxes.complete(&mut changes);
+    pods.complete(&mut changes);
     assert_eq!(changes, [web(&["10.1.2.3"])], "a runtime that does not say the uid");
 }
 
-/// After a boot sandboxes are new, and so may be their addresses.
+/// After a boot pods are new, and so may be their addresses.
 #[test]
 fn an_answer_counts_more_than_a_kept_address() {
-    let mut sandboxes = Sandboxes::new("n1".to_owned());
+    let mut pods = PodAddresses::new("n1".to_owned());
     let other = Change::Pod(pod("other", "u2", &["10.0.0.7"]));
-    sandboxes.restored(&[web(&["10.0.0.5"]), other]);
-    assert_eq!(sandboxes.answers_are(Vec::new()), []);
+    pods.restored(&[web(&["10.0.0.5"]), other]);
+    assert_eq!(pods.results_are(Vec::new()), []);
     // What was the other's before the boot is this one's now.
-    let changes = sandboxes.answers_are(vec![answer("u1", &["10.0.0.7/24"])]);
+    let changes = pods.results_are(vec![result("u1", &["10.0.0.7/24"])]);
     assert_eq!(changes, [Change::Pod(pod("other", "u2", &[])), web(&["10.0.0.7"])]);
     // The source has the last word.
     let mut batch = vec![web(&["10.0.0.5"])];
-    sandboxes.complete(&mut batch);
+    pods.complete(&mut batch);
     assert_eq!(batch[0], web(&["10.0.0.5"]));
 }

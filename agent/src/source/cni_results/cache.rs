@@ -1,4 +1,4 @@
-//! What CNI plugins answered, as libcni keeps it: a JSON file for each attachment, written after ADD
+//! What CNI plugins reported, as libcni keeps it: a JSON file for each attachment, written after ADD
 //! and removed by DEL (`cniCacheV1`, libcni 0.7 and later, in `/var/lib/cni/results`).
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::sync::mpsc as events;
 use std::time::{Duration, Instant, SystemTime};
 
 use ipnet::IpNet;
-pub use netpold_core::bindings::Answer;
+pub use netpold_core::bindings::CniResult;
 use netpold_core::model::Key;
 use notify::event::{AccessKind, AccessMode, EventKind};
 use serde::Deserialize;
@@ -18,14 +18,14 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
-use super::manifests::StaticPods;
+use super::static_pods::StaticPods;
 use crate::watched::{Stamp, Watched};
 
 /// What the kubelet calls a pod's interface; attachments by other names are no pod's addresses.
 const INTERFACE: &str = "eth0";
 /// Longest time between two looks at the directory.
 const RESCAN: Duration = Duration::from_secs(5);
-/// No answer is larger.
+/// No result is larger.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// The file, as far as it is read.
@@ -36,12 +36,12 @@ struct Cached {
     if_name: String,
     #[serde(default)]
     cni_args: Vec<(String, String)>,
-    result: Option<CniResult>,
+    result: Option<AddResult>,
 }
 
 /// A result of CNI 0.3.0 and later; older ones have no `ips` and are not read.
 #[derive(Deserialize)]
-struct CniResult {
+struct AddResult {
     #[serde(default)]
     interfaces: Vec<Value>,
     #[serde(default)]
@@ -54,7 +54,7 @@ struct Ip {
     interface: Option<usize>,
 }
 
-impl CniResult {
+impl AddResult {
     fn is_sandboxed(interface: &Value) -> bool {
         interface["sandbox"].as_str().is_some_and(|path| !path.is_empty())
     }
@@ -80,17 +80,17 @@ impl CniResult {
 ///
 /// # Errors
 /// It is not what libcni writes, or not all of it.
-pub fn parse(bytes: &[u8]) -> Result<Option<Answer>, serde_json::Error> {
+pub fn parse(bytes: &[u8]) -> Result<Option<CniResult>, serde_json::Error> {
     let cached: Cached = serde_json::from_slice(bytes)?;
     let argument = |name| cached.cni_args.iter().rev().find(|(n, _)| n == name).map(|(_, v)| &**v);
     let (Some(namespace), Some(name)) = (argument("K8S_POD_NAMESPACE"), argument("K8S_POD_NAME"))
     else {
         return Ok(None);
     };
-    let addresses = cached.result.as_ref().map(CniResult::addresses).unwrap_or_default();
-    let interfaces = cached.result.as_ref().map(CniResult::host_interfaces).unwrap_or_default();
+    let addresses = cached.result.as_ref().map(AddResult::addresses).unwrap_or_default();
+    let interfaces = cached.result.as_ref().map(AddResult::host_interfaces).unwrap_or_default();
     let is_pods = cached.kind == "cniCacheV1" && cached.if_name == INTERFACE;
-    Ok((is_pods && !addresses.is_empty()).then(|| Answer {
+    Ok((is_pods && !addresses.is_empty()).then(|| CniResult {
         pod: Key::new(namespace, name),
         uid: argument("K8S_POD_UID").unwrap_or_default().to_owned(),
         addresses,
@@ -107,19 +107,19 @@ pub fn parse(bytes: &[u8]) -> Result<Option<Answer>, serde_json::Error> {
 pub fn follow(
     directory: PathBuf,
     manifests: StaticPods,
-) -> io::Result<watch::Receiver<Vec<Answer>>> {
+) -> io::Result<watch::Receiver<Vec<CniResult>>> {
     let mut follower = Follower::new(directory, manifests);
-    let (sender, answers) = watch::channel(follower.look());
+    let (sender, results) = watch::channel(follower.look());
     let thread = std::thread::Builder::new().name("cni-results".into());
     thread.spawn(move || follower.run(&sender))?;
-    Ok(answers)
+    Ok(results)
 }
 
 /// What was read of a file.
 struct Seen {
     stamp: Stamp,
     written: SystemTime,
-    answer: Option<Answer>,
+    result: Option<CniResult>,
 }
 
 /// Whether a file may have another content after this.
@@ -146,10 +146,10 @@ impl Follower {
         Self { directory, manifests, watched, events, files: BTreeMap::new(), complained: false }
     }
 
-    fn run(mut self, answers: &watch::Sender<Vec<Answer>>) {
-        while !answers.is_closed() {
+    fn run(mut self, results: &watch::Sender<Vec<CniResult>>) {
+        while !results.is_closed() {
             let now = self.look();
-            answers.send_if_modified(|before| {
+            results.send_if_modified(|before| {
                 let modified = *before != now;
                 *before = now;
                 modified
@@ -159,14 +159,14 @@ impl Follower {
     }
 
     /// What is there now.
-    fn look(&mut self) -> Vec<Answer> {
+    fn look(&mut self) -> Vec<CniResult> {
         self.watched.renew();
         match self.scan() {
             Ok(()) => self.complained = false,
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.files.clear(),
             Err(error) => self.complain(&error),
         }
-        let mut now = self.answers();
+        let mut now = self.results();
         self.manifests.complete(&mut now);
         now
     }
@@ -218,18 +218,18 @@ impl Follower {
         let (stamp, written) = (Stamp::of(&metadata), metadata.modified().ok()?);
         let mut bytes = Vec::new();
         file.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
-        // libcni writes in place: half a file is no answer yet, the other half comes with an event.
-        let answer = parse(&bytes).unwrap_or_else(|error| {
+        // libcni writes in place: half a file is no result yet, the other half comes with an event.
+        let result = parse(&bytes).unwrap_or_else(|error| {
             debug!("{}: {error}; not read", path.display());
             None
         });
-        Some(Seen { stamp, written, answer })
+        Some(Seen { stamp, written, result })
     }
 
     /// The last written last.
-    fn answers(&self) -> Vec<Answer> {
+    fn results(&self) -> Vec<CniResult> {
         let mut files: Vec<&Seen> = self.files.values().collect();
         files.sort_by_key(|seen| seen.written);
-        files.into_iter().filter_map(|seen| seen.answer.clone()).collect()
+        files.into_iter().filter_map(|seen| seen.result.clone()).collect()
     }
 }

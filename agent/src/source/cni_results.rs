@@ -2,41 +2,41 @@
 //!
 //! The kubelet writes a pod's addresses into its status after its sandbox was made, often after its
 //! containers run, and not at all while the API server is away. A container runtime has them earlier:
-//! libcni keeps what the CNI plugins answered, before the first container starts. A pod of this node
-//! whose status has no address yet counts with the addresses of that answer; once the status has
+//! libcni keeps what the CNI plugins reported, before the first container starts. A pod of this node
+//! whose status has no address yet counts with the addresses of that result; once the status has
 //! some, it alone is believed.
 
-pub mod manifests;
-pub mod results;
+pub mod cache;
+pub mod static_pods;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use netpold_core::model::{Change, Key, Pod};
 
-use results::Answer;
+use cache::CniResult;
 
-/// This node's pods, and what CNI plugins answered for them.
+/// This node's pods, and the CNI results for them.
 #[derive(Debug)]
-pub struct Sandboxes {
+pub struct PodAddresses {
     node: String,
-    answers: Vec<Answer>,
+    results: Vec<CniResult>,
     /// As the source has them.
     pods: BTreeMap<Key, Pod>,
     /// Pods of the last good state that the source has not named yet. Their addresses may be of before
-    /// a boot, so an answer counts more.
+    /// a boot, so a result counts more.
     kept: BTreeSet<Key>,
     /// Addresses in the place of those that a status has not yet.
     given: BTreeMap<Key, Vec<IpAddr>>,
 }
 
-impl Sandboxes {
+impl PodAddresses {
     /// Of a node, by its name.
     #[must_use]
     pub fn new(node: String) -> Self {
         Self {
             node,
-            answers: Vec::new(),
+            results: Vec::new(),
             pods: BTreeMap::new(),
             kept: BTreeSet::new(),
             given: BTreeMap::new(),
@@ -84,9 +84,9 @@ impl Sandboxes {
             .extend(self.changed(&before).filter(|pod| !said.contains(&pod.key)).map(Change::Pod));
     }
 
-    /// Takes in the answers that are kept now, all of them; which pods that changes.
-    pub fn answers_are(&mut self, answers: Vec<Answer>) -> Vec<Change> {
-        self.answers = answers;
+    /// Takes in the results that are kept now, all of them; which pods that changes.
+    pub fn results_are(&mut self, results: Vec<CniResult>) -> Vec<Change> {
+        self.results = results;
         let before = self.give();
         self.changed(&before).map(Change::Pod).collect()
     }
@@ -104,10 +104,10 @@ impl Sandboxes {
         });
         let given = waiting.filter_map(|pod| {
             // The last one: a sandbox that failed is made again.
-            let answer = self.answers.iter().rev().find(|answer| answer.is_of(pod))?;
-            // An answer that was left behind does not take another pod's address away.
-            let free = answer.addresses.iter().all(|address| !taken.contains(address));
-            free.then(|| (pod.key.clone(), answer.addresses.clone()))
+            let result = self.results.iter().rev().find(|result| result.is_of(pod))?;
+            // A result that was left behind does not take another pod's address away.
+            let free = result.addresses.iter().all(|address| !taken.contains(address));
+            free.then(|| (pod.key.clone(), result.addresses.clone()))
         });
         let mut given: BTreeMap<Key, Vec<IpAddr>> = given.collect();
         // Since the boot it is another pod's.

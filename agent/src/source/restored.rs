@@ -1,0 +1,85 @@
+//! The last good state after a boot: in force until the source has spoken.
+
+use std::collections::BTreeSet;
+
+use netpold_core::model::Change;
+
+use super::Batch;
+
+/// Objects of the last good state that the source has not spoken of yet.
+#[derive(Debug, Default)]
+pub struct Restored {
+    gone: Vec<Change>,
+    /// The source has named an object.
+    something_given: bool,
+}
+
+impl Restored {
+    /// All of them.
+    #[must_use]
+    pub fn new(objects: &[Change]) -> Self {
+        Self { gone: objects.iter().map(Change::gone).collect(), something_given: false }
+    }
+
+    /// Whether the state still is in force, in part at least.
+    #[must_use]
+    pub fn is_in_force(&self) -> bool {
+        !self.gone.is_empty()
+    }
+
+    /// Completes a batch: once the source is in sync, what it has not named goes. A source that has
+    /// named nothing at all is not believed.
+    pub fn complete(&mut self, batch: &mut Batch) {
+        self.something_given |= !batch.changes.is_empty();
+        if self.gone.is_empty() {
+            return;
+        }
+        let named: BTreeSet<String> = batch.changes.iter().map(name).collect();
+        self.gone.retain(|gone| !named.contains(&name(gone)));
+        if batch.in_sync && self.something_given {
+            batch.changes.append(&mut self.gone);
+        }
+    }
+}
+
+/// What a change is about.
+fn name(change: &Change) -> String {
+    format!("{:?}", change.gone())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use netpold_core::model::{Labels, Namespace};
+
+    use super::*;
+
+    #[test]
+    fn what_a_source_does_not_name_goes_once_it_is_in_sync() {
+        let objects: Vec<Change> = ["a", "b", "c"]
+            .map(|name| {
+                Change::Namespace(Namespace { name: name.into(), labels: Labels::default() })
+            })
+            .into();
+        let mut restored = Restored::new(&objects);
+        let batch = |changes: &[Change], in_sync| Batch {
+            changes: changes.to_vec(),
+            in_sync,
+            at: Instant::now(),
+        };
+        let mut nothing = batch(&[], true);
+        restored.complete(&mut nothing);
+        assert!(
+            nothing.changes.is_empty() && restored.is_in_force(),
+            "nothing at all is no answer"
+        );
+        let mut part = batch(&objects[..1], false);
+        restored.complete(&mut part);
+        assert_eq!(part.changes, objects[..1], "it is not in sync yet");
+        let mut rest = batch(&objects[1..2], true);
+        restored.complete(&mut rest);
+        assert_eq!(rest.changes, [objects[1].clone(), objects[2].gone()]);
+        assert!(!restored.is_in_force());
+    }
+}
