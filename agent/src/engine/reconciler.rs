@@ -170,9 +170,12 @@ impl Reconciler {
     }
 
     /// Looks for the flows of endpoints that are about to be isolated, before packets are judged by
-    /// them. A pod that has just come has none.
+    /// them. A pod that has just come has none. This goes through all flows of the node while everybody
+    /// waits, so who has it done often goes without: those flows are guessed by their ports.
     pub(super) fn seed(&mut self) {
-        let newly = self.in_force.newly_isolated(&self.compiler);
+        let mut newly = self.in_force.newly_isolated(&self.compiler);
+        let (begin, now) = (thread_time(), Instant::now());
+        newly.retain(|endpoint| self.pace.is_ready(&endpoint.pod.namespace, now));
         if newly.is_empty() {
             return;
         }
@@ -190,6 +193,11 @@ impl Reconciler {
                 %error,
                 "the kernel's conntrack does not tell who began open connections: guessed by ports"
             ),
+        }
+        // At the start nobody else waits.
+        if self.in_force.version.is_some() {
+            let shares = newly.into_iter().map(|endpoint| (endpoint.pod.namespace, 1)).collect();
+            self.pace.spent(thread_time().saturating_sub(begin), shares, now);
         }
     }
 
