@@ -27,11 +27,6 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     if let Err(error) = setup::for_deploy() {
         step::warning(&format!("what looks at deploy/ will be SKIPPED in part: {error:#}"));
     }
-    if filter.is_none()
-        && let Err(error) = setup::for_sources()
-    {
-        step::warning(&format!("some checks of the sources will be SKIPPED: {error:#}"));
-    }
     let mut failed = Vec::new();
     let mut check = |name: &'static str, result: Result<()>| {
         if let Err(error) = result {
@@ -66,10 +61,11 @@ fn documentation(toolchain: &Toolchain) -> Result<()> {
     step::show(toolchain.apply(&mut cargo(&arguments)).env("RUSTDOCFLAGS", "-D warnings"))
 }
 
-/// Runs a program over the sources, where it is installed.
+/// Runs a program over the sources, where it is installed: building one takes minutes, so only `cargo xtask setup`
+/// does.
 fn with(program: &Program, arguments: &[&str]) -> Result<()> {
     let Some(path) = program.find() else {
-        step::warning(&format!("SKIPPED: {} is not installed", program.name));
+        step::warning(&format!("SKIPPED: {} is not installed (cargo xtask setup)", program.name));
         return Ok(());
     };
     step::show(Command::new(path).args(arguments).current_dir(crate::root()))

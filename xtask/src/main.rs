@@ -56,10 +56,10 @@ enum Task {
 fn main() -> ExitCode {
     let result = match Arguments::parse().task {
         Task::Setup => setup::run()
-            .and_then(|_| setup::for_sources())
-            .and_then(|()| setup::for_traffic())
+            .and_then(|_| setup::for_traffic())
             .and_then(|()| setup::for_deploy())
-            .and_then(|()| setup::for_tests()),
+            .and_then(|()| setup::for_tests())
+            .and_then(|()| setup::for_sources()),
         Task::Test { filter } => checks::run(filter.as_deref()),
         Task::Demo { binary } => demo::run(binary),
         Task::Image(options) => image::run(&options),

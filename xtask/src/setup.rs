@@ -4,9 +4,10 @@
 //! - a compiler with the sources of `core` that can build for the eBPF target: a nightly with
 //!   rust-src, or Debian's own compiler (rustc-web, rust-web-src);
 //! - bpf-linker, installed into the user's cache and nowhere else;
-//! - for checks of the sources cargo-shear (unused dependencies) and typos (spelling), in the user's cache;
-//! - for the tests alone nft and iptables, which translate Services there, kubectl, kube-apiserver and etcd in the user's cache, and tools that look at
-//!   `deploy/` (skopeo, shellcheck, ruby, runc, promtool).
+//! - for checks of the sources cargo-shear (unused dependencies) and typos (spelling), in the user's cache; the tests
+//!   do without them;
+//! - for the tests alone nft and iptables, which translate Services there, kubectl, kube-apiserver and etcd in the
+//!   user's cache, and tools that look at `deploy/` (skopeo, shellcheck, ruby, runc, promtool).
 //!
 //! `agent/build.rs` looks for the compiler and the linker in the same places.
 
