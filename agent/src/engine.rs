@@ -13,15 +13,15 @@ mod reconciler;
 mod report;
 mod room;
 mod successor;
-mod unhonoured;
 mod unproven;
+mod unsupported;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use aya::maps::{MapData, RingBuf};
 use netpold_core::bindings::{Bindings, CniResult, Veth};
-use netpold_core::compile::{CompileError, Compiler, Essentials};
+use netpold_core::compile::{CompileError, Compiler, StateSnapshot};
 use netpold_core::model::{Change, Interface, Pod};
 use netpold_core::ops::Capacity;
 use nix::net::if_::if_indextoname;
@@ -84,7 +84,7 @@ impl Engine {
     }
 
     /// Takes a change in; nothing is written before [`Engine::step`].
-    pub fn apply(&mut self, change: Change) {
+    pub fn ingest(&mut self, change: Change) {
         self.bindings.note(&change, self.reconciler.compiler.cluster());
         self.reconciler.admit(change);
     }
@@ -98,7 +98,7 @@ impl Engine {
     }
 
     /// Takes in what happened to an interface; whose it is shows with the next [`Engine::step`].
-    pub fn apply_interface(&mut self, event: InterfaceEvent) {
+    pub fn ingest_interface(&mut self, event: InterfaceEvent) {
         let InterfaceEvent { change, name, namespace, routed } = event;
         match change {
             Change::Interface(Interface { index, incarnation, addresses: inside, .. }) => {
@@ -122,7 +122,7 @@ impl Engine {
             | Change::ServiceGone(_)
             | Change::EndpointSlice(_)
             | Change::EndpointSliceGone(_)
-            | Change::OwnAddresses(_) => self.apply(change),
+            | Change::OwnAddresses(_) => self.ingest(change),
         }
     }
 
@@ -160,10 +160,10 @@ impl Engine {
 
     /// How often something was enforced, and what it came from.
     #[must_use]
-    pub fn last_good(&self, is_due: impl Fn(u64) -> bool) -> Option<(u64, Essentials)> {
+    pub fn last_good(&self, is_due: impl Fn(u64) -> bool) -> Option<(u64, StateSnapshot)> {
         let enforced = self.reconciler.revision.enforced;
         (self.is_settled() && is_due(enforced))
-            .then(|| (enforced, self.reconciler.compiler.essentials(self.bindings.deleted())))
+            .then(|| (enforced, self.reconciler.compiler.state_snapshot(self.bindings.deleted())))
     }
 
     /// Whether what was compiled last is in force.

@@ -33,12 +33,12 @@ use crate::metrics::Metrics;
 use crate::object::object;
 use crate::requirements;
 use crate::service_manager;
-use crate::source::cluster::Notices;
+use crate::source::cluster::EventRecorder;
 use crate::source::cni_results::cache;
 use crate::source::cni_results::static_pods::StaticPods;
 use crate::source::inputs::{Input, Inputs, kept};
 use crate::source::opened::Opened;
-use crate::state::Keeper;
+use crate::state::SnapshotWriter;
 use crate::status::Status;
 
 /// Buckets of the IPv4 conntrack table, four flows each: half a million flows in 16 MiB.
@@ -92,12 +92,12 @@ struct Agent {
     engine: Arc<Mutex<Engine>>,
     drops: Arc<Mutex<DropLog>>,
     inputs: Inputs,
-    notices: Arc<OnceLock<Notices>>,
+    event_recorder: Arc<OnceLock<EventRecorder>>,
     opening: Option<JoinHandle<Result<()>>>,
     interfaces: mpsc::Receiver<endpoint::Event>,
     /// All interfaces there are at the start are known.
     interfaces_in_sync: bool,
-    keeper: Keeper,
+    snapshots: SnapshotWriter,
     reading_events: bool,
     /// How long comparing everything with the kernel may take.
     readback: Duration,
@@ -112,7 +112,7 @@ struct Agent {
 
 impl Agent {
     fn start(config: &RunConfig, opened: Opened) -> Result<Self> {
-        let Opened { source, notices, opening } = opened;
+        let Opened { source, event_recorder, opening } = opened;
         let pins = PinRoot::open(&config.bpffs)?;
         if config.give_way {
             pins.give_way()?;
@@ -161,11 +161,11 @@ impl Agent {
             engine,
             drops,
             inputs,
-            notices,
+            event_recorder,
             opening,
             interfaces,
             interfaces_in_sync: false,
-            keeper: Keeper::new(config.state.clone(), config.node.clone()),
+            snapshots: SnapshotWriter::new(config.state.clone(), config.node.clone()),
             reading_events: false,
             readback: config.readback,
             kept_for_another: config.give_way.then(|| config.bpffs.clone()),
@@ -206,9 +206,9 @@ impl Agent {
                         let mut engine = lock(&self.engine);
                         engine.sweep();
                         retry = retry.into_iter().chain(engine.repair()).min();
-                        if let Some(notices) = self.notices.get() {
-                            notices.tell(engine.unhonoured());
-                            notices.tell_of_node(engine.wrong_with_node());
+                        if let Some(event_recorder) = self.event_recorder.get() {
+                            event_recorder.tell(engine.unsupported_policies());
+                            event_recorder.tell_of_node(engine.wrong_with_node());
                         }
                     });
                     continue;
@@ -271,17 +271,17 @@ impl Agent {
 
     /// Writes the last good state if it is time to.
     async fn keep_state(&mut self) {
-        let problem = self.keeper.settle().await;
+        let problem = self.snapshots.settle().await;
         if self.inputs.are_restored() {
             return;
         }
-        let keeper = &self.keeper;
+        let snapshots = &self.snapshots;
         let mut engine = lock(&self.engine);
         engine.state_problem(problem);
-        let due = block_in_place(|| engine.last_good(|revision| keeper.is_due(revision)));
+        let due = block_in_place(|| engine.last_good(|revision| snapshots.is_due(revision)));
         drop(engine);
         if let Some((revision, objects)) = due {
-            self.keeper.write(revision, objects);
+            self.snapshots.write(revision, objects);
         }
     }
 
@@ -296,11 +296,11 @@ impl Agent {
         match event {
             endpoint::Event::InSync => self.interfaces_in_sync = true,
             endpoint::Event::OwnAddresses(addresses) => {
-                lock(&self.engine).apply(Change::OwnAddresses(addresses));
+                lock(&self.engine).ingest(Change::OwnAddresses(addresses));
             }
             endpoint::Event::Devices(devices) => lock(&self.engine).devices_are(devices),
             endpoint::Event::Ports(ports) => lock(&self.engine).ports_are(ports),
-            endpoint::Event::Interface(event) => lock(&self.engine).apply_interface(event),
+            endpoint::Event::Interface(event) => lock(&self.engine).ingest_interface(event),
         }
     }
 
@@ -382,7 +382,7 @@ fn take(engine: &mut Engine, inputs: &Inputs, input: Input) {
     if let Some(results) = input.results {
         engine.cni_results_are(results);
     }
-    input.changes.into_iter().for_each(|change| engine.apply(change));
+    input.changes.into_iter().for_each(|change| engine.ingest(change));
 }
 
 /// Conntrack may still know endpoints that went before the last agent ended, so numbers go on well

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use flate2::Compression;
 use flate2::bufread::GzDecoder;
 use flate2::write::GzEncoder;
-use netpold_core::compile::Essentials;
+use netpold_core::compile::StateSnapshot;
 use netpold_core::model::Change;
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
@@ -123,7 +123,7 @@ pub fn decode(file: impl BufRead, path: &Path, node: &str) -> Result<Vec<Change>
 ///
 /// # Errors
 /// [`StateError::Io`]; the last one stays.
-pub fn write(path: &Path, node: &str, objects: &Essentials) -> Result<(), StateError> {
+pub fn write(path: &Path, node: &str, objects: &StateSnapshot) -> Result<(), StateError> {
     let failed = |cause| StateError::Io { path: path.to_owned(), cause };
     let directory = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(directory).map_err(failed)?;
@@ -138,7 +138,7 @@ pub fn write(path: &Path, node: &str, objects: &Essentials) -> Result<(), StateE
 
 fn write_document<W: Write>(
     mut packed: GzEncoder<W>,
-    document: &Document<&Essentials>,
+    document: &Document<&StateSnapshot>,
 ) -> io::Result<()> {
     serde_json::to_writer(&mut packed, document)?;
     packed.finish()?.flush()
@@ -146,7 +146,7 @@ fn write_document<W: Write>(
 
 /// Writes the state now and then, in the background.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct SnapshotWriter {
     path: PathBuf,
     node: String,
     /// Revision in the file, or on its way there.
@@ -157,7 +157,7 @@ pub struct Keeper {
     problem: Option<String>,
 }
 
-impl Keeper {
+impl SnapshotWriter {
     /// One that has written nothing.
     #[must_use]
     pub fn new(path: PathBuf, node: String) -> Self {
@@ -172,7 +172,7 @@ impl Keeper {
     }
 
     /// Begins to write a revision.
-    pub fn write(&mut self, revision: u64, objects: Essentials) {
+    pub fn write(&mut self, revision: u64, objects: StateSnapshot) {
         let (path, node) = (self.path.clone(), self.node.clone());
         self.kept = revision;
         self.writing = Some(tokio::task::spawn_blocking(move || {

@@ -191,7 +191,7 @@ impl Subject {
         let mut engine = Engine::new(Compiler::new(options), dataplane, Capacity::default());
         let objects = scale.changes().into_iter();
         objects.filter(|change| !matches!(change, Change::Interface(_))).for_each(|change| {
-            engine.apply(change);
+            engine.ingest(change);
         });
         let mut subject = Self { engine, scale, links, events: 0 };
         (0..scale.local).for_each(|n| subject.interface(n, veths));
@@ -204,7 +204,7 @@ impl Subject {
     fn interface(&mut self, number: u32, veths: &Veths) {
         let index = veths.indices[number as usize];
         let addresses = self.scale.pod(number).addresses;
-        self.engine.apply(Change::Interface(Interface {
+        self.engine.ingest(Change::Interface(Interface {
             index,
             incarnation: 1,
             addresses,
@@ -227,7 +227,7 @@ impl Subject {
         let number = self.scale.local + number;
         let mut pod = self.scale.pod(number);
         pod.node = NODE.into();
-        self.engine.apply(Change::Pod(pod));
+        self.engine.ingest(Change::Pod(pod));
         self.interface(number, veths);
         let start = Instant::now();
         self.step()?;
@@ -291,7 +291,7 @@ impl Subject {
             _ => Change::PodGone(pod.key),
         };
         self.events += 1;
-        self.engine.apply(change);
+        self.engine.ingest(change);
         self.step()?;
         self.settle();
         Ok(())

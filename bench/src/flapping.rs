@@ -55,7 +55,7 @@ pub(crate) fn measure(
     let mut subject = Subject::new(scale, &veths, buckets, pins)?;
     let index = veths.indices.last().copied().context("an interface")?;
     let addresses = hostile::local_pod(true).addresses;
-    subject.engine.apply(Change::Interface(Interface {
+    subject.engine.ingest(Change::Interface(Interface {
         index,
         incarnation: 1,
         addresses,
@@ -78,12 +78,12 @@ pub(crate) fn measure(
             turn = !turn;
             let large = hostile::blocks_but_one(FLAPPING_RULES, turn).into_iter();
             let changes = large.chain([Change::Pod(hostile::local_pod(edit % 3 > 0))]);
-            changes.for_each(|change| subject.engine.apply(change));
+            changes.for_each(|change| subject.engine.ingest(change));
         }
         let port = PortMatch::Range(3000 + (edit % 1000) as u16, 4000);
         let ports = Some(vec![PortRule { protocol: Protocol::Tcp, port }]);
         let number = edit % scale.local;
-        subject.engine.apply(scale.edited(number, |rule| rule.ports = ports));
+        subject.engine.ingest(scale.edited(number, |rule| rule.ports = ports));
         again = subject.engine.step(None);
         ensure!(subject.engine.is_settled(), "not enforced: {:?}", subject.problems());
         let took = due.elapsed().as_secs_f64() * 1e3;

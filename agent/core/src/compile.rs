@@ -24,6 +24,6 @@ pub use compiler::{CompileError, Compiler, News};
 pub use image::{Allowed, EndpointImage, Granted, Image};
 pub use report::{EndpointInfo, Problem};
 pub use sets::set::{HairpinService, PeerSet, ServiceTarget};
-pub use snapshot::Essentials;
+pub use snapshot::StateSnapshot;
 pub use tables::element::{Cursor, DesiredElement};
 pub use tables::endpoints::WAITING;

@@ -5,7 +5,7 @@ use netpold_core::model::Direction;
 use netpold_ebpf::reason::{self, Reason};
 
 use super::reconciler::Reconciler;
-use super::{Engine, unhonoured};
+use super::{Engine, unsupported};
 use crate::dataplane::Dataplane;
 use crate::metrics::{EndpointCounts, Fill, Instruments, Snapshot};
 
@@ -30,7 +30,7 @@ impl Engine {
             revision: *revision,
             not_ready: self.not_ready(),
             problems: (refused + failing) as u64,
-            closed_policies: unhonoured::closed(compiler),
+            closed_policies: unsupported::closed(compiler),
             objects: objects(compiler.cluster()),
             endpoints: endpoint_counts(&self.reconciler),
             tables: compiler.fill().iter().map(fill).collect(),

@@ -10,7 +10,7 @@ use netpold_ebpf::reason::Reason;
 
 use super::measure::drops_by_reason;
 use super::reconciler::Reconciler;
-use super::{Engine, unhonoured};
+use super::{Engine, unsupported};
 use crate::conntrack::{Census, Pass};
 use crate::dataplane::Dataplane;
 use crate::dataplane::attach::Hook;
@@ -62,8 +62,8 @@ impl Engine {
 
     /// Policies of which not everything counts, with the reasons, for Events.
     #[must_use]
-    pub fn unhonoured(&self) -> BTreeMap<Key, Vec<String>> {
-        unhonoured::unhonoured(&self.reconciler.compiler)
+    pub fn unsupported_policies(&self) -> BTreeMap<Key, Vec<String>> {
+        unsupported::unsupported_policies(&self.reconciler.compiler)
     }
 
     /// What another tool on this node, or a pod, does to packets, by the reason of the Event on the node.

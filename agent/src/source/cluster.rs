@@ -3,7 +3,7 @@
 //! ```text
 //! Follower<Pod> ──┐ Update                    ┌─► Batch    (engine)
 //! Follower<…> ────┼────────► Hub ─────────────┼─► SourceStatus
-//! Follower<…> ────┘ 5 ms                      └─► uids of troubled policies ─► Notices
+//! Follower<…> ────┘ 5 ms                      └─► uids of troubled policies ─► EventRecorder
 //! ```
 //!
 //! Each kind is followed by itself: one that cannot be read keeps none of the others from going on.
@@ -14,11 +14,11 @@
 
 mod answer;
 mod connection;
+mod event_recorder;
 mod failure;
 mod follower;
 mod hub;
 mod kind;
-mod notices;
 mod split;
 mod store;
 
@@ -31,10 +31,10 @@ use tokio::sync::mpsc;
 
 use self::connection::Connection;
 pub use self::connection::{Access, ConnectError};
+pub use self::event_recorder::{EventRecorder, Unsupported};
 use self::follower::Follower;
 use self::hub::{Hub, Update};
 use self::kind::Kind;
-pub use self::notices::{Notices, Unhonoured};
 use super::{KindStatus, Source};
 
 /// Updates and batches in flight.
@@ -56,7 +56,7 @@ pub struct Settings {
 ///
 /// # Errors
 /// There is nothing to connect to, or not with these credentials.
-pub async fn watch(settings: Settings) -> Result<(Source, Notices), ConnectError> {
+pub async fn watch(settings: Settings) -> Result<(Source, EventRecorder), ConnectError> {
     let connection = Arc::new(Connection::open(settings.access).await?);
     let (updates, received) = mpsc::channel(IN_FLIGHT);
     let (batches, source) = mpsc::channel(IN_FLIGHT);
@@ -71,8 +71,8 @@ pub async fn watch(settings: Settings) -> Result<(Source, Notices), ConnectError
     let origin = format!("API server {}", connection.server());
     let (hub, status, troubled) = Hub::new(origin, starter.kinds, received, batches);
     tokio::spawn(hub.run());
-    let notices = Notices::start(connection, settings.node, troubled);
-    Ok((Source { batches: source, status, partial: false }, notices))
+    let event_recorder = EventRecorder::start(connection, settings.node, troubled);
+    Ok((Source { batches: source, status, partial: false }, event_recorder))
 }
 
 struct Starter {

@@ -6,7 +6,7 @@ use anyhow::Result;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use super::cluster::{self, Notices};
+use super::cluster::{self, EventRecorder};
 use super::{Batch, Source, SourceStatus, manifests};
 use crate::config::Origin;
 
@@ -15,7 +15,7 @@ pub struct Opened {
     /// What is said of the objects.
     pub source: Source,
     /// Once it is open.
-    pub notices: Arc<OnceLock<Notices>>,
+    pub event_recorder: Arc<OnceLock<EventRecorder>>,
     /// Where it is opened later: ends with the error if that fails.
     pub opening: Option<JoinHandle<Result<()>>>,
 }
@@ -27,8 +27,8 @@ impl Opened {
     /// It cannot be opened with these flags.
     pub async fn now(origin: &Origin) -> Result<Self> {
         let (source, told) = open(origin).await?;
-        let notices = Arc::new(told.map_or_else(OnceLock::new, OnceLock::from));
-        Ok(Self { source, notices, opening: None })
+        let event_recorder = Arc::new(told.map_or_else(OnceLock::new, OnceLock::from));
+        Ok(Self { source, event_recorder, opening: None })
     }
 
     /// Waits until everything there is has been said; it is said again then.
@@ -40,27 +40,27 @@ impl Opened {
     #[must_use]
     pub fn later(origin: Origin) -> Self {
         let (batches, source) = pipe(&origin.to_string(), origin.is_partial());
-        let notices = Arc::new(OnceLock::new());
-        let told = Arc::clone(&notices);
+        let event_recorder = Arc::new(OnceLock::new());
+        let told = Arc::clone(&event_recorder);
         let opening = tokio::spawn(async move {
-            let (opened, notices) = open(&origin).await?;
-            if let Some(notices) = notices {
-                let _ = told.set(notices);
+            let (opened, event_recorder) = open(&origin).await?;
+            if let Some(event_recorder) = event_recorder {
+                let _ = told.set(event_recorder);
             }
             batches.forward(opened).await;
             Ok(())
         });
-        Self { source, notices, opening: Some(opening) }
+        Self { source, event_recorder, opening: Some(opening) }
     }
 }
 
 /// Starts following the objects; a cluster is told of policies that cannot be honoured.
-async fn open(origin: &Origin) -> Result<(Source, Option<Notices>)> {
+async fn open(origin: &Origin) -> Result<(Source, Option<EventRecorder>)> {
     Ok(match origin {
         Origin::Manifests(directory) => (manifests::watch(directory)?, None),
         Origin::Cluster(settings) => {
-            let (source, notices) = cluster::watch(settings.clone()).await?;
-            (source, Some(notices))
+            let (source, event_recorder) = cluster::watch(settings.clone()).await?;
+            (source, Some(event_recorder))
         }
     })
 }

@@ -18,18 +18,18 @@ fn objects() -> Vec<Change> {
     ]
 }
 
-fn essentials(objects: &[Change]) -> Essentials {
+fn state_snapshot(objects: &[Change]) -> StateSnapshot {
     let mut compiler = Compiler::new(Options { node: "here".into(), ..Options::default() });
     objects.iter().cloned().for_each(|object| compiler.ingest(object));
     compiler.update().unwrap();
-    compiler.essentials(std::iter::empty())
+    compiler.state_snapshot(std::iter::empty())
 }
 
 /// A state in a file of its own.
 fn kept() -> (TempDir, PathBuf) {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("sub/state");
-    write(&path, "here", &essentials(&objects())).unwrap();
+    write(&path, "here", &state_snapshot(&objects())).unwrap();
     (directory, path)
 }
 
@@ -46,7 +46,7 @@ fn what_is_written_is_read() {
 fn nothing_is_kept_where_nothing_is_isolated() {
     let mut objects = objects();
     objects.pop();
-    let written = serde_json::to_string(&essentials(&objects)).unwrap();
+    let written = serde_json::to_string(&state_snapshot(&objects)).unwrap();
     assert_eq!(written, "[]");
 }
 

@@ -35,13 +35,13 @@ fn engine(cluster: &Cluster, pins: &Path) -> Engine {
     let dataplane = Dataplane::new(pins, attacher, 131_072, 7);
     let mut engine = Engine::new(compiler, dataplane, Capacity::default());
     let (changes, _) = read_once(cluster.manifests.directory()).unwrap();
-    changes.into_iter().for_each(|change| engine.apply(change));
-    engine.apply(Change::OwnAddresses(cluster.nodes[0].addresses().to_vec()));
+    changes.into_iter().for_each(|change| engine.ingest(change));
+    engine.ingest(Change::OwnAddresses(cluster.nodes[0].addresses().to_vec()));
     for name in ["server", "friend", "stranger", "spare"] {
         let pod = cluster.pod(name);
         let (index, mut addresses) = (pod.host_ifindex(), pod.addresses().to_vec());
         addresses.sort_unstable();
-        engine.apply(Change::Interface(Interface {
+        engine.ingest(Change::Interface(Interface {
             index,
             incarnation: 1,
             addresses,
@@ -96,7 +96,7 @@ fn edits_that_concern_no_flow_touch_none() {
         let began = Instant::now();
         for update in 0..UPDATES {
             for number in 0..EDITS {
-                engine.lock().unwrap().apply(edit(update, number));
+                engine.lock().unwrap().ingest(edit(update, number));
             }
             step(cluster);
         }
@@ -161,7 +161,7 @@ fn what_is_large_is_compiled_beside_others_edits() {
         assert!(engine.is_settled(), "an update was refused: {problems:?}");
         problems.into_iter().find(|problem| problem.contains("compiled beside"))
     };
-    let apply = |change| engine.lock().unwrap().apply(change);
+    let apply = |change| engine.lock().unwrap().ingest(change);
     assert_eq!(step(&cluster), None);
     cluster.reaches("friend", "spare");
     cluster.reaches("stranger", "spare");

@@ -12,7 +12,7 @@ use crate::compile::image::Image;
 use crate::compile::report::{self, EndpointInfo, Problem};
 use crate::compile::rules::{Late, Rules};
 use crate::compile::sets::Sets;
-use crate::compile::snapshot::Essentials;
+use crate::compile::snapshot::StateSnapshot;
 use crate::compile::tables::element::{Cursor, DesiredElement};
 use crate::compile::tables::endpoints::Given;
 use crate::compile::tables::{Elements, Tables};
@@ -351,11 +351,11 @@ impl Compiler {
         self.tables.fill(&self.sets.classes, &self.options.capacity)
     }
 
-    /// The objects that what is installed came from, see [`Essentials`]. `deleted` are the local pods
+    /// The objects that what is installed came from, see [`StateSnapshot`]. `deleted` are the local pods
     /// that the cluster has no more: kept as finished ones, which are nobody's peers.
     #[must_use]
-    pub fn essentials<'a>(&self, deleted: impl Iterator<Item = &'a Arc<Pod>>) -> Essentials {
-        Essentials::new(&self.cluster, &self.tables.addresses, deleted)
+    pub fn state_snapshot<'a>(&self, deleted: impl Iterator<Item = &'a Arc<Pod>>) -> StateSnapshot {
+        StateSnapshot::new(&self.cluster, &self.tables.addresses, deleted)
     }
 
     /// Elements that a pass of [`Compiler::desired_elements`] goes through.

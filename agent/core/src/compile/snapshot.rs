@@ -12,7 +12,7 @@ use crate::prefix::Prefix;
 
 /// Objects, shared with the cluster's state. Written out they are a list of `Change`s.
 #[derive(Clone, Debug, Default)]
-pub struct Essentials {
+pub struct StateSnapshot {
     namespaces: Vec<Namespace>,
     nodes: Vec<Node>,
     pods: Vec<Arc<Pod>>,
@@ -32,7 +32,7 @@ enum Object<'a> {
     EndpointSlice(&'a EndpointSlice),
 }
 
-impl Serialize for Essentials {
+impl Serialize for StateSnapshot {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let objects = self.namespaces.iter().map(Object::Namespace);
         let objects = objects.chain(self.nodes.iter().map(Object::Node));
@@ -44,7 +44,7 @@ impl Serialize for Essentials {
     }
 }
 
-impl Essentials {
+impl StateSnapshot {
     /// The objects that matter to what is installed: the local pods, the policies of their
     /// namespaces, the pods that these name as peers, and all that is few. Without an isolated pod
     /// there is none: nothing has to be kept. `deleted` are the local pods that the cluster has no

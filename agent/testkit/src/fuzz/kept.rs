@@ -34,10 +34,13 @@ pub fn run(bytes: &[u8]) {
 fn read(file: &[u8]) {
     let Ok(objects) = state::decode(file, Path::new("state"), NODE) else { return };
     assert!(objects.iter().all(Change::is_object), "{objects:?}");
-    let (first, essentials) = compiled(objects);
-    let again = serde_json::from_value(essentials.clone()).expect("what was written is read");
+    let (first, state_snapshot) = compiled(objects);
+    let again = serde_json::from_value(state_snapshot.clone()).expect("what was written is read");
     let (second, kept) = compiled(again);
-    assert!(first == second && (!first || essentials == kept), "{essentials} became {kept}");
+    assert!(
+        first == second && (!first || state_snapshot == kept),
+        "{state_snapshot} became {kept}"
+    );
 }
 
 /// Compiles objects behind the interfaces of this node's pods; whether that went well, and what is
@@ -59,5 +62,8 @@ fn compiled(objects: Vec<Change>) -> (bool, Value) {
         compiler.ingest(object);
     }
     let updated = compiler.update().is_ok();
-    (updated, serde_json::to_value(compiler.essentials(std::iter::empty())).expect("serializable"))
+    (
+        updated,
+        serde_json::to_value(compiler.state_snapshot(std::iter::empty())).expect("serializable"),
+    )
 }

@@ -15,7 +15,7 @@ const LOOKED_AT: usize = 100;
 /// Policies of which not everything counts: a part that could not be understood, or more than their
 /// budget or the tables hold; with the reasons. Those that select a pod of this node, if it is one of
 /// the first few nodes by name with such a pod; of what is closed on this node alone, all.
-pub(super) fn unhonoured(compiler: &Compiler) -> BTreeMap<Key, Vec<String>> {
+pub(super) fn unsupported_policies(compiler: &Compiler) -> BTreeMap<Key, Vec<String>> {
     let mut all = not_understood(compiler.cluster());
     for (policies, direction, reason) in compiler.closed().take(LOOKED_AT) {
         for policy in policies {

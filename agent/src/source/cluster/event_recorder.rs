@@ -1,6 +1,6 @@
 //! Kubernetes Events on policies that cannot be honoured, and on a node where packets go past the programs.
 //!
-//! Of thousands of agents a few speak up (`engine/unhonoured.rs` says which), each once, and again as
+//! Of thousands of agents a few speak up (`engine/unsupported.rs` says which), each once, and again as
 //! long as it stays so, because Events are forgotten after an hour. Nothing waits for them: an Event
 //! that cannot be written is tried again later.
 
@@ -19,7 +19,7 @@ use super::connection::Connection;
 /// What is wrong on the node, by the reason of the Event that says so.
 pub(super) type OfNode = BTreeMap<&'static str, Vec<String>>;
 /// Policies that select a local pod and cannot be honoured, with the reasons.
-pub type Unhonoured = BTreeMap<Key, Vec<String>>;
+pub type Unsupported = BTreeMap<Key, Vec<String>>;
 
 /// Least time between two Events.
 const PACE: Duration = Duration::from_secs(1);
@@ -34,25 +34,25 @@ const INSTANCE_MAX: usize = 128;
 
 /// Where to say what is not enforced. Dropped, it says no more.
 #[derive(Debug)]
-pub struct Notices {
-    policies: watch::Sender<Unhonoured>,
+pub struct EventRecorder {
+    policies: watch::Sender<Unsupported>,
     node: watch::Sender<OfNode>,
 }
 
-impl Notices {
+impl EventRecorder {
     /// `troubled` has the uids of policies with problems.
     pub(super) fn start(
         connection: Arc<Connection>,
         node: String,
         troubled: watch::Receiver<BTreeMap<Key, String>>,
     ) -> Self {
-        let (policies, unhonoured) = watch::channel(Unhonoured::new());
+        let (policies, unsupported) = watch::channel(Unsupported::new());
         let (sender, of_node) = watch::channel(OfNode::new());
         let instance = node.chars().take(INSTANCE_MAX).collect();
         let said = HashMap::new();
         let said_node = HashMap::new();
         let writer = Writer { connection, node, instance, troubled, of_node, said, said_node };
-        tokio::spawn(writer.run(unhonoured));
+        tokio::spawn(writer.run(unsupported));
         Self { policies, node: sender }
     }
 
@@ -66,10 +66,10 @@ impl Notices {
     }
 
     /// All there are now. Never waits.
-    pub fn tell(&self, unhonoured: Unhonoured) {
+    pub fn tell(&self, unsupported: Unsupported) {
         self.policies.send_if_modified(|current| {
-            let modified = *current != unhonoured;
-            *current = unhonoured;
+            let modified = *current != unsupported;
+            *current = unsupported;
             modified
         });
     }
@@ -88,12 +88,12 @@ struct Writer {
 }
 
 impl Writer {
-    async fn run(mut self, mut unhonoured: watch::Receiver<Unhonoured>) {
+    async fn run(mut self, mut unsupported: watch::Receiver<Unsupported>) {
         loop {
-            let all = unhonoured.borrow_and_update().clone();
+            let all = unsupported.borrow_and_update().clone();
             let pause = self.write(&all).await;
             tokio::select! {
-                changed = unhonoured.changed() => if changed.is_err() { return },
+                changed = unsupported.changed() => if changed.is_err() { return },
                 changed = self.of_node.changed() => if changed.is_err() { return },
                 () = tokio::time::sleep(pause) => {}
             }
@@ -102,7 +102,7 @@ impl Writer {
     }
 
     /// Writes one Event that is due; returns when to look again, beside the pace.
-    async fn write(&mut self, all: &Unhonoured) -> Duration {
+    async fn write(&mut self, all: &Unsupported) -> Duration {
         let of_node = self.of_node.borrow_and_update().clone();
         for (reason, problems) in of_node {
             let said = self.said_node.get(reason);
