@@ -15,8 +15,8 @@
 )]
 
 pub use crate::control::{Control, timeouts};
+pub use evict::{free_stale, make_room};
 pub use relocate::{Shift, make_place, shift};
-pub use share::{free_stale, make_room};
 #[cfg(not(target_arch = "bpf"))]
 pub use sweep::{Swept, sweep};
 
@@ -32,8 +32,8 @@ use crate::{
 
 #[cfg(not(target_arch = "bpf"))]
 mod adopt;
+mod evict;
 mod relocate;
-mod share;
 #[cfg(not(target_arch = "bpf"))]
 mod sweep;
 
@@ -261,12 +261,12 @@ impl Hit {
         Self { way, control }
     }
 
-    /// The entry's word of [`crate::judged::Judged`].
+    /// The entry's word of [`crate::cached_verdict::CachedVerdict`].
     ///
     /// # Safety
     /// The entry must have been found by this kind of key.
     #[inline(always)]
-    pub(crate) const unsafe fn judged<K: Key>(&self) -> *mut u64 {
+    pub(crate) const unsafe fn cached_verdict<K: Key>(&self) -> *mut u64 {
         // SAFETY: it lies behind the key.
         unsafe { self.way.add(1 + K::WORDS) }
     }
@@ -324,7 +324,7 @@ unsafe fn probe<K: Key, M: Memory>(memory: &M, key: &K, way: *mut u64) -> Option
         if !control.is_valid() {
             return None;
         }
-        let stored = order::behind(way, control.0);
+        let stored = order::after_load(way, control.0);
         let mut behind_key = 0;
         let mut index = 0;
         while index < K::WORDS {
@@ -400,7 +400,7 @@ impl<K: Key> Flow<K> {
         let new = Control::new(now, incarnation, flags | CT_VALID);
         // SAFETY: the way was found in the table, by this kind of key.
         unsafe {
-            memory.store(hit.judged::<K>(), 0);
+            memory.store(hit.cached_verdict::<K>(), 0);
             memory.swap(hit.way, hit.control.0, new.0) == hit.control.0
         }
     }
@@ -490,8 +490,8 @@ impl<K: Key> Flow<K> {
                 memory.store(way.add(1 + index), self.key.word(index));
                 index += 1;
             }
-            // Incarnations come round again; see `crate::judged`.
-            memory.store(Hit { way, control: busy }.judged::<K>(), 0);
+            // Incarnations come round again; see `crate::cached_verdict`.
+            memory.store(Hit { way, control: busy }.cached_verdict::<K>(), 0);
             let new = Control::new(now, incarnation, flags | CT_VALID);
             memory.swap(way, busy.0, new.0) == busy.0
         }

@@ -45,7 +45,7 @@ pub trait Family: Copy + Default + core::fmt::Debug {
     fn owns(endpoint: EndpointRef, address: Self::Address) -> bool;
 
     /// The same address; what is looked up by it is read only once `read` is known, see [`order`].
-    fn behind(address: Self::Address, read: u32) -> Self::Address;
+    fn after_load(address: Self::Address, read: u32) -> Self::Address;
 
     /// Whether two addresses are the same.
     fn same(a: Self::Address, b: Self::Address) -> bool;
@@ -132,12 +132,12 @@ impl Family for V4 {
     #[inline(always)]
     fn owns(endpoint: EndpointRef, address: u32) -> bool {
         let flags = endpoint.flags();
-        let (endpoint, flags) = (endpoint.behind(flags), flags >> EP_ADDR4_SHIFT);
+        let (endpoint, flags) = (endpoint.after_load(flags), flags >> EP_ADDR4_SHIFT);
         (0..ENDPOINT_ADDRS).any(|slot| flags >> slot & 1 != 0 && endpoint.addr4(slot) == address)
     }
 
     #[inline(always)]
-    fn behind(address: u32, read: u32) -> u32 {
+    fn after_load(address: u32, read: u32) -> u32 {
         address | order::zero(read.into()) as u32
     }
 
@@ -253,13 +253,13 @@ impl Family for V6 {
     #[inline(always)]
     fn owns(endpoint: EndpointRef, address: [u64; 2]) -> bool {
         let flags = endpoint.flags();
-        let (endpoint, flags) = (endpoint.behind(flags), flags >> EP_ADDR6_SHIFT);
+        let (endpoint, flags) = (endpoint.after_load(flags), flags >> EP_ADDR6_SHIFT);
         (0..ENDPOINT_ADDRS)
             .any(|slot| flags >> slot & 1 != 0 && Self::same(endpoint.addr6(slot), address))
     }
 
     #[inline(always)]
-    fn behind(address: [u64; 2], read: u32) -> [u64; 2] {
+    fn after_load(address: [u64; 2], read: u32) -> [u64; 2] {
         let zero = order::zero(read.into()) as u64;
         [address[0] | zero, address[1] | zero]
     }

@@ -7,14 +7,14 @@ use crate::{
         ClassId, FragmentKey, FragmentPorts, PORTS_EVERY, ROW_NOT_ISOLATED, TIMEOUT_FRAGMENT,
     },
     packet::{TCP_ACK, Transport},
+    parsed::Packet,
     policy::row_word,
-    reading::Packet,
     reason::Reason,
     tables::Tables,
-    verdict::{Direction, Judge},
+    verdict::{Direction, PacketEvaluator},
 };
 
-impl<D: Direction, T: Tables> Judge<'_, D, T> {
+impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
     #[inline(always)]
     fn fragment_key<F: Family>(&self, packet: &Packet<'_, F>) -> FragmentKey {
         FragmentKey {

@@ -43,9 +43,9 @@ pub unsafe fn state<M: Memory>(memory: &M, bucket: *mut u64, address: [u64; 2]) 
                 continue;
             }
             let before = memory.load(entry);
-            let stored = order::behind(entry, before);
+            let stored = order::after_load(entry, before);
             let halves = [memory.load(stored.add(1)), memory.load(stored.add(2))];
-            let again = order::behind(entry, halves[0] | halves[1]);
+            let again = order::after_load(entry, halves[0] | halves[1]);
             if halves[0] != address[0] || halves[1] != address[1] {
                 continue;
             }

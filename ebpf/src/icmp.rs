@@ -3,10 +3,10 @@
 use crate::{
     family::Family,
     packet::{self, Bytes, ICMP, ICMPV6, Network, Transport},
-    reading::{Quote, Quoted},
+    parsed::{Quote, Quoted},
     tables::Tables,
-    tracking::Subject,
-    verdict::{Direction, Judge},
+    tracking::FlowTuple,
+    verdict::{Direction, PacketEvaluator},
 };
 
 /// Bytes of an ICMP error before the packet it quotes (RFC 792, RFC 4443).
@@ -64,7 +64,7 @@ pub(crate) const fn is_error(transport: &Transport) -> bool {
     )
 }
 
-impl<D: Direction, T: Tables> Judge<'_, D, T> {
+impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
     /// The flow that an ICMP error quotes. Any router may send one to the pod, so the quoted packet
     /// must be one that the pod sent. The pod's own errors go to who sent the quoted packet, and
     /// to nobody else: they could carry anything.
@@ -93,7 +93,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         if !F::same(local, own) || (D::EGRESS && !F::same(remote, error.destination)) {
             return Quoted::none(Quote::Nothing);
         }
-        let flow = Subject::new(remote, &transport, !D::EGRESS);
+        let flow = FlowTuple::new(remote, &transport, !D::EGRESS);
         Quoted { quote: Quote::Flow, flow }
     }
 }

@@ -444,7 +444,7 @@ pub struct Ct4Way {
     pub control: u64,
     /// The flow.
     pub key: Ct4Key,
-    /// How the flow was judged last, see [`crate::judged::Judged`].
+    /// How the flow was judged last, see [`crate::cached_verdict::CachedVerdict`].
     pub judged: u64,
     /// Makes the way longer, for the upgrade test.
     #[cfg(feature = "other-layout")]

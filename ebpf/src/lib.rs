@@ -9,27 +9,27 @@
 #[cfg(not(target_arch = "bpf"))]
 extern crate std;
 
+pub mod cached_verdict;
 pub mod connection;
 pub mod conntrack;
 mod control;
 pub mod event;
 pub mod family;
+mod fast_path;
 mod fragment;
 #[cfg(not(target_arch = "bpf"))]
 pub mod host;
 pub mod hosts6;
 pub mod icmp;
-pub mod judged;
 pub mod layout;
 mod neighbour;
 mod observer;
 pub mod order;
 pub mod packet;
+mod parsed;
 pub mod policy;
 pub mod proof;
-mod reading;
 pub mod reason;
-mod recall;
 pub mod sent;
 pub mod station;
 pub mod tables;

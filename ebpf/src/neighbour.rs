@@ -10,10 +10,10 @@ use crate::{
         Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ICMPV6, Network, Transport, Window,
         is_extension, short,
     },
-    reading::Reading,
+    parsed::ParsedPacket,
     reason::Reason,
     tables::{EndpointRef, Tables},
-    verdict::{Direction, Judge},
+    verdict::{Direction, PacketEvaluator},
 };
 
 /// Length of an ARP packet (RFC 826), of Ethernet and IPv4, with what fills up a frame of 60 bytes.
@@ -341,7 +341,7 @@ impl<B: Bytes> Message<'_, B> {
     }
 }
 
-impl<D: Direction, T: Tables> Judge<'_, D, T> {
+impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
     /// ARP: in its form, and of the pod in its own name.
     ///
     /// # Errors
@@ -397,7 +397,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     pub(crate) fn link_message<F: Family, B: Bytes>(
         &self,
         bytes: &B,
-        reading: &Reading<F>,
+        reading: &ParsedPacket<F>,
     ) -> Option<Result<Reason, Reason>> {
         let sender = self.checks_source().then_some(self.endpoint);
         match F::discovery(bytes, &reading.network, &reading.transport, sender, D::EGRESS) {

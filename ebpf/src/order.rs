@@ -34,6 +34,6 @@ pub fn zero(read: u64) -> usize {
 /// The same place, read only once `read` is known.
 #[must_use]
 #[inline(always)]
-pub fn behind<T>(place: *mut T, read: u64) -> *mut T {
+pub fn after_load<T>(place: *mut T, read: u64) -> *mut T {
     place.wrapping_byte_add(zero(read))
 }

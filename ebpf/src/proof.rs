@@ -137,7 +137,7 @@ fn sender<T: Tables>(tables: &T, tc_index: u32) -> Option<EndpointRef> {
     let slot = marked_slot(tc_index);
     let sender = tables.endpoint(slot)?;
     let ifindex = sender.ifindex();
-    let sender = sender.behind(ifindex);
+    let sender = sender.after_load(ifindex);
     (ifindex != 0 && mark(slot, sender.id()) == parts_of(tc_index).0).then_some(sender)
 }
 

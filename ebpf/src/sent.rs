@@ -8,10 +8,10 @@ use crate::{
     family::Family,
     observer::Observer,
     packet::Bytes,
-    reading::Reading,
+    parsed::ParsedPacket,
     reason::Reason,
     tables::{EndpointRef, Tables},
-    verdict::{Direction, Egress, Hook, Judge, Then, Verdict, find_endpoint},
+    verdict::{Direction, Egress, Hook, PacketEvaluator, Verdict, Visitor, find_endpoint},
 };
 
 /// The pod at whose hook a packet would be dropped, and why, if that is certain: no rule allows it
@@ -26,7 +26,7 @@ pub fn drops<B: Bytes, T: Tables>(
     let endpoint = find_endpoint(tables, ifindex)?;
     let observer = Observer(tables);
     let hook = Hook { ifindex, ingress_ifindex: ifindex };
-    let judge = Judge::<Egress, _>::at(&observer, endpoint, hook).ok()?;
+    let judge = PacketEvaluator::<Egress, _>::at(&observer, endpoint, hook).ok()?;
     let reason = judge.read_behind(bytes, link, &Whole).reason();
     matches!(reason, Reason::Policy | Reason::SpoofedSource).then_some((endpoint, reason))
 }
@@ -34,14 +34,14 @@ pub fn drops<B: Bytes, T: Tables>(
 /// Judges whole packets, and leaves the rest to the pod's hook.
 struct Whole;
 
-impl Then for Whole {
+impl Visitor for Whole {
     type Output = Verdict;
 
     #[inline(always)]
-    fn go<F: Family, D: Direction, T: Tables>(
+    fn visit<F: Family, D: Direction, T: Tables>(
         &self,
-        judge: &Judge<'_, D, T>,
-        reading: &Reading<F>,
+        judge: &PacketEvaluator<'_, D, T>,
+        reading: &ParsedPacket<F>,
     ) -> Verdict {
         if reading.is_whole() { judge.judge(reading) } else { Verdict::from(Err(Reason::Deferred)) }
     }

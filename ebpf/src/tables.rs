@@ -172,8 +172,8 @@ impl EndpointRef {
     /// The same record, whose fields are read only once `read` is known, see [`order`].
     #[must_use]
     #[inline(always)]
-    pub(crate) fn behind(self, read: u32) -> Self {
-        Self(order::behind(self.0.cast_mut(), u64::from(read)))
+    pub(crate) fn after_load(self, read: u32) -> Self {
+        Self(order::after_load(self.0.cast_mut(), u64::from(read)))
     }
 
     /// [`Endpoint::ifindex`].

@@ -12,30 +12,30 @@
 use crate::{
     conntrack::{self, Flow, Hit, Marks},
     family::Family,
+    fast_path::LookupHint,
     icmp::{self, Echo},
     layout::{
         CLASS_SERVICE, CT_BUSY, CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_RST, CT_RST_SENT,
         CT_STREAM, CT_SYN, CT_SYN_ACK, ClassId, ROW_NOT_ISOLATED, Settings,
     },
     packet::{SCTP, TCP, TCP_ACK, TCP_FIN, TCP_PSH, TCP_RST, TCP_SYN, Transport, UDP},
+    parsed::{Packet, Quote},
     policy::row_allows,
-    reading::{Packet, Quote},
     reason::Reason,
-    recall::Looked,
     tables::Tables,
-    verdict::{Direction, Judge},
+    verdict::{Direction, PacketEvaluator},
 };
 
 /// The flow a packet belongs to or, for an ICMP error, is about.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Subject<F: Family> {
+pub(crate) struct FlowTuple<F: Family> {
     remote: F::Address,
     protocol: u8,
     local_port: u16,
     remote_port: u16,
 }
 
-impl<F: Family> Subject<F> {
+impl<F: Family> FlowTuple<F> {
     /// The flow of a packet that the pod sent, or was sent. ICMP echo: the identifier and
     /// [`icmp::kind`].
     #[inline(always)]
@@ -51,9 +51,12 @@ impl<F: Family> Subject<F> {
         Self { remote, protocol: transport.protocol, local_port, remote_port }
     }
 
-    /// As [`Judge::forget`].
+    /// As [`PacketEvaluator::forget`].
     #[inline(always)]
-    pub(crate) fn forget_path<D: Direction, T: Tables>(&mut self, judge: &Judge<'_, D, T>) {
+    pub(crate) fn forget_path<D: Direction, T: Tables>(
+        &mut self,
+        judge: &PacketEvaluator<'_, D, T>,
+    ) {
         self.protocol = judge.forget(self.protocol.into()) as u8;
         self.local_port = judge.forget(self.local_port);
         self.remote_port = judge.forget(self.remote_port);
@@ -134,19 +137,19 @@ const fn closing<D: Direction>(transport: &Transport) -> Marks {
     Marks::new(fin, CT_RST | CT_RST_SENT | if data { D::FIN } else { 0 })
 }
 
-impl<D: Direction, T: Tables> Judge<'_, D, T> {
+impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
     /// The flow to look up for a packet; `None` where the flow table has no say.
     ///
     /// # Errors
     /// [`Reason::Deferred`] for ICMP errors in the quick look.
     #[inline(always)]
-    pub(crate) fn subject<F: Family>(
+    pub(crate) fn flow_tuple<F: Family>(
         &self,
         packet: &Packet<'_, F>,
         allowed: bool,
-    ) -> Result<Option<Subject<F>>, Reason> {
+    ) -> Result<Option<FlowTuple<F>>, Reason> {
         let transport = &packet.transport;
-        let own = Subject::new(packet.remote::<D>(), transport, D::EGRESS);
+        let own = FlowTuple::new(packet.remote::<D>(), transport, D::EGRESS);
         if icmp::is_icmp(transport.protocol) {
             return match icmp::echo(transport) {
                 Echo::Request => Ok(allowed.then_some(own)),
@@ -166,8 +169,8 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
 
     /// A flow's key.
     #[inline(always)]
-    pub(crate) fn key<F: Family>(&self, subject: &Subject<F>) -> F::Key {
-        let Subject { remote, protocol, local_port, remote_port } = *subject;
+    pub(crate) fn key<F: Family>(&self, subject: &FlowTuple<F>) -> F::Key {
+        let FlowTuple { remote, protocol, local_port, remote_port } = *subject;
         F::key(self.endpoint_id(), remote, local_port, remote_port, protocol)
     }
 
@@ -177,18 +180,18 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     pub(crate) fn settle<F: Family>(
         &self,
         packet: &Packet<'_, F>,
-        subject: &Subject<F>,
+        subject: &FlowTuple<F>,
         class: ClassId,
         allowed: Option<Reason>,
-        looked: Looked,
+        hint: LookupHint,
     ) -> Result<Reason, Reason> {
         let settings = self.tables.settings().ok_or(Reason::NoTable)?;
         let key = self.key::<F>(subject);
-        let hash = match looked.done {
+        let hash = match hint.done {
             0 => conntrack::hash(settings, &key),
-            _ => looked.hash,
+            _ => hint.hash,
         };
-        let hit = self.find::<F>(settings, &key, hash, looked)?;
+        let hit = self.find::<F>(settings, &key, hash, hint)?;
         let hit = hit.control.is_valid().then_some(hit);
         let entry = (key, hash, hit);
         let reason = self.settle_entry(packet, subject, class, allowed, entry, settings)?;
@@ -198,13 +201,13 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         Ok(reason)
     }
 
-    /// As [`Judge::settle`], with what the flow table has.
+    /// As [`PacketEvaluator::settle`], with what the flow table has.
     #[inline(always)]
     #[expect(clippy::wildcard_enum_match_arm, reason = "of all reasons, a reply goes on")]
     fn settle_entry<F: Family>(
         &self,
         packet: &Packet<'_, F>,
-        subject: &Subject<F>,
+        subject: &FlowTuple<F>,
         class: ClassId,
         allowed: Option<Reason>,
         (key, hash, hit): (F::Key, u64, Option<Hit>),
@@ -253,15 +256,15 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         settings: &Settings,
         key: &F::Key,
         hash: u64,
-        looked: Looked,
+        hint: LookupHint,
     ) -> Result<Hit, Reason> {
         let index = conntrack::first(hash, F::mask(settings));
         let bucket = F::bucket(self.tables, index).ok_or(Reason::NoTable)?;
         // SAFETY: a whole bucket of this family's table.
         let hit = unsafe {
-            let found = match looked.done {
+            let found = match hint.done {
                 0 => conntrack::search(self.tables, key, hash, bucket),
-                _ => looked.found,
+                _ => hint.found,
             };
             Hit::at::<F::Key>(bucket, found)
         };
@@ -284,7 +287,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
 
     /// Whether policy allows now what a flow sends in a direction that its entry records.
     #[inline(always)]
-    fn still_allows<F: Family>(&self, flags: u16, class: ClassId, subject: &Subject<F>) -> bool {
+    fn still_allows<F: Family>(&self, flags: u16, class: ClassId, subject: &FlowTuple<F>) -> bool {
         let allows = |row: u32, port: u16| {
             row == ROW_NOT_ISOLATED || row_allows(self.tables, row, class, subject.protocol, port)
         };
@@ -383,7 +386,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         unsafe {
             if transport.flags & (TCP_FIN | TCP_RST) != 0 {
                 // The next packet is to be looked at, whatever it says.
-                self.tables.store(hit.judged::<F::Key>(), 0);
+                self.tables.store(hit.cached_verdict::<F::Key>(), 0);
             }
             Flow::<F::Key>::touch(self.tables, hit, marks, now, after);
         }
@@ -397,7 +400,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         if has_handshake(transport) || icmp::is_icmp(transport.protocol) {
             return false;
         }
-        let own = Subject::<F>::new(packet.remote::<D>(), transport, D::EGRESS);
+        let own = FlowTuple::<F>::new(packet.remote::<D>(), transport, D::EGRESS);
         !self.still_allows(flags & (CT_NODE | D::OTHER_SEEN), class, &own)
     }
 
@@ -409,7 +412,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     fn sent_error<F: Family>(
         &self,
         packet: &Packet<'_, F>,
-        subject: &Subject<F>,
+        subject: &FlowTuple<F>,
         class: ClassId,
         allowed: Option<Reason>,
         live: Option<Hit>,
@@ -436,7 +439,7 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     fn answer<F: Family>(
         &self,
         packet: &Packet<'_, F>,
-        subject: &Subject<F>,
+        subject: &FlowTuple<F>,
         class: ClassId,
         hit: Hit,
     ) -> Result<Reason, Reason> {

@@ -177,7 +177,7 @@ impl<T: Tables> Translated<'_, T> {
             && (!checked || F::owns(self.sender, network.source))
     }
 
-    /// Hides from the verifier how a value came about; see [`crate::verdict::Judge`].
+    /// Hides from the verifier how a value came about; see [`crate::verdict::PacketEvaluator`].
     #[inline(always)]
     fn forget(&self, value: u16) -> u16 {
         self.tables.opaque(usize::from(value), u64::from(self.row)) as u16

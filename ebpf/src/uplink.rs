@@ -1,6 +1,6 @@
 //! What arrives at the node for a local pod, judged before the kernel makes a packet of it (XDP).
 //!
-//! The verdict is that of the pod's own hook, [`crate::verdict::Judge`], asked by an `Observer`: it
+//! The verdict is that of the pod's own hook, [`crate::verdict::PacketEvaluator`], asked by an `Observer`: it
 //! sees the flow table and changes nothing. Only what that hook would drop for want of a rule is
 //! dropped here, and of that only what can be told at this place. Everything else passes on, to be
 //! judged where it always was.
@@ -14,10 +14,10 @@ use crate::{
     layout::ROW_NOT_ISOLATED,
     observer::Observer,
     packet::{Bytes, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Window as _},
-    reading::Reading,
+    parsed::ParsedPacket,
     reason::Reason,
     tables::{EndpointRef, Tables},
-    verdict::{Direction, Hook, Ingress, Judge, Then, Verdict},
+    verdict::{Direction, Hook, Ingress, PacketEvaluator, Verdict, Visitor},
 };
 
 /// Which of the packets that policy denies are dropped.
@@ -56,7 +56,7 @@ pub fn drops<B: Bytes, T: Tables + Locals>(
     let endpoint = tables.endpoint(slot?)?;
     let hook = Hook { ifindex: endpoint.ifindex(), ingress_ifindex };
     let observer = Observer(tables);
-    let judge = Judge::<Ingress, _>::at(&observer, endpoint, hook).ok()?;
+    let judge = PacketEvaluator::<Ingress, _>::at(&observer, endpoint, hook).ok()?;
     let verdict = judge.read_behind(bytes, link, &Certain(scope));
     (verdict.reason() == Reason::Policy).then_some(endpoint)
 }
@@ -64,14 +64,14 @@ pub fn drops<B: Bytes, T: Tables + Locals>(
 /// Judges what may be dropped here, and leaves the rest to the pod's hook.
 struct Certain(Scope);
 
-impl Then for Certain {
+impl Visitor for Certain {
     type Output = Verdict;
 
     #[inline(always)]
-    fn go<F: Family, D: Direction, T: Tables>(
+    fn visit<F: Family, D: Direction, T: Tables>(
         &self,
-        judge: &Judge<'_, D, T>,
-        reading: &Reading<F>,
+        judge: &PacketEvaluator<'_, D, T>,
+        reading: &ParsedPacket<F>,
     ) -> Verdict {
         // The slot may be another pod's since the address was looked up.
         let told = judge.receives(reading)

@@ -1,13 +1,14 @@
 //! The judgement of one packet, the same in the kernel and on the host.
 //!
 //! Inner functions answer `Result<_, Reason>`: `Err` is a settled verdict, to pass or to drop.
-//! [`Judge::judge`] turns either side into the one [`Verdict`].
+//! [`PacketEvaluator::judge`] turns either side into the one [`Verdict`].
 
 use core::marker::PhantomData;
 
-pub use crate::reading::Reading;
+pub use crate::parsed::ParsedPacket;
 use crate::{
     family::{Family, V4, V6},
+    fast_path::LookupHint,
     icmp,
     layout::{
         CLASS_TRANSLATED, CT_EGRESS, CT_FIN_EGRESS, CT_FIN_INGRESS, CT_INGRESS, ClassId,
@@ -17,10 +18,9 @@ use crate::{
     packet::{
         self, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Fragment, TCP, Transport, UDP,
     },
+    parsed::{Packet, Quote, Quoted},
     policy::row_allows,
-    reading::{Packet, Quote, Quoted},
     reason::Reason,
-    recall::Looked,
     tables::{EndpointRef, Tables},
     tracking::begins,
 };
@@ -122,7 +122,7 @@ impl Direction for Egress {
 /// Judges one packet.
 #[inline(always)]
 pub fn decide<D: Direction, B: Bytes, T: Tables>(bytes: &B, tables: &T, hook: Hook) -> Verdict {
-    let judge = match Judge::<D, T>::new(tables, hook) {
+    let judge = match PacketEvaluator::<D, T>::new(tables, hook) {
         Ok(judge) => judge,
         Err(verdict) => return verdict,
     };
@@ -130,30 +130,30 @@ pub fn decide<D: Direction, B: Bytes, T: Tables>(bytes: &B, tables: &T, hook: Ho
 }
 
 /// What is done with a packet once it is read.
-pub trait Then {
-    /// Whether [`Reading::look_for_route`] and [`Judge::link`] are for later, too.
+pub trait Visitor {
+    /// Whether [`ParsedPacket::look_for_route`] and [`PacketEvaluator::link`] are for later, too.
     const LATER: bool = false;
     /// What comes of it.
     type Output: From<Verdict>;
     /// Goes on with a packet.
-    fn go<F: Family, D: Direction, T: Tables>(
+    fn visit<F: Family, D: Direction, T: Tables>(
         &self,
-        judge: &Judge<'_, D, T>,
-        reading: &Reading<F>,
+        judge: &PacketEvaluator<'_, D, T>,
+        reading: &ParsedPacket<F>,
     ) -> Self::Output;
 }
 
-/// Judge it at once.
+/// Judges it at once.
 struct Now;
 
-impl Then for Now {
+impl Visitor for Now {
     type Output = Verdict;
 
     #[inline(always)]
-    fn go<F: Family, D: Direction, T: Tables>(
+    fn visit<F: Family, D: Direction, T: Tables>(
         &self,
-        judge: &Judge<'_, D, T>,
-        reading: &Reading<F>,
+        judge: &PacketEvaluator<'_, D, T>,
+        reading: &ParsedPacket<F>,
     ) -> Verdict {
         judge.judge(reading)
     }
@@ -176,7 +176,7 @@ pub fn find_slot<T: Tables>(tables: &T, ifindex: u32) -> Option<(u32, EndpointRe
         let endpoint = tables.endpoint(slot)?;
         // The index is written last.
         let found = endpoint.ifindex();
-        let endpoint = endpoint.behind(found);
+        let endpoint = endpoint.after_load(found);
         if found == ifindex {
             return Some((slot, endpoint));
         }
@@ -196,7 +196,7 @@ fn probes(settings: &Settings) -> u32 {
 
 /// One packet's judgement at one endpoint. `rows` was read once: both directions of one moment.
 #[derive(Debug)]
-pub struct Judge<'a, D, T> {
+pub struct PacketEvaluator<'a, D, T> {
     pub(crate) tables: &'a T,
     pub(crate) endpoint: EndpointRef,
     rows: u64,
@@ -207,7 +207,7 @@ pub struct Judge<'a, D, T> {
     direction: PhantomData<D>,
 }
 
-impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
+impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
     /// Begins a judgement.
     ///
     /// # Errors
@@ -218,15 +218,15 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         Self::at(tables, endpoint, hook)
     }
 
-    /// As [`Judge::new`], at an endpoint that was found already.
+    /// As [`PacketEvaluator::new`], at an endpoint that was found already.
     ///
     /// # Errors
-    /// As [`Judge::new`].
+    /// As [`PacketEvaluator::new`].
     #[inline(always)]
     pub fn at(tables: &'a T, endpoint: EndpointRef, hook: Hook) -> Result<Self, Verdict> {
-        // Before anything that policy consists of, see [`crate::judged`].
+        // Before anything that policy consists of, see [`crate::cached_verdict`].
         let revision = tables.revision();
-        let endpoint = endpoint.behind(revision);
+        let endpoint = endpoint.after_load(revision);
         let rows = endpoint.rows();
         let check_source = D::EGRESS && endpoint.flags() & EP_CHECK_SOURCE != 0;
         if rows == 0 && !check_source {
@@ -238,7 +238,7 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         Ok(Self { tables, endpoint, rows, revision, check_source, came, noise, direction })
     }
 
-    /// The endpoint's number, read once: where it is kept anyway, to [`Judge::forget`] by.
+    /// The endpoint's number, read once: where it is kept anyway, to [`PacketEvaluator::forget`] by.
     #[inline(always)]
     pub(crate) const fn endpoint_id(&self) -> u32 {
         self.noise as u32
@@ -313,17 +313,17 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
 
     /// Reads a packet and goes on, unless its headers are enough for a verdict.
     #[inline(always)]
-    pub fn read<B: Bytes, N: Then>(&self, bytes: &B, then: &N) -> N::Output {
-        self.read_behind(bytes, packet::link(bytes), then)
+    pub fn read<B: Bytes, N: Visitor>(&self, bytes: &B, visitor: &N) -> N::Output {
+        self.read_behind(bytes, packet::link(bytes), visitor)
     }
 
-    /// As [`Judge::read`], behind a link header that was read already.
+    /// As [`PacketEvaluator::read`], behind a link header that was read already.
     #[inline(always)]
-    pub fn read_behind<B: Bytes, N: Then>(
+    pub fn read_behind<B: Bytes, N: Visitor>(
         &self,
         bytes: &B,
         link: Result<(u16, u32), Reason>,
-        then: &N,
+        visitor: &N,
     ) -> N::Output {
         if D::EGRESS
             && self.rows == 0
@@ -339,7 +339,7 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
                     if !B::PLAIN && !N::LATER {
                         reading.look_for_route(bytes);
                     }
-                    return then.go(self, &reading);
+                    return visitor.visit(self, &reading);
                 }
                 Err(result) => result,
             },
@@ -350,7 +350,7 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
                     {
                         return verdict.into();
                     }
-                    return then.go(self, &reading);
+                    return visitor.visit(self, &reading);
                 }
                 Err(result) => result,
             },
@@ -366,7 +366,7 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         &self,
         bytes: &B,
         offset: u32,
-    ) -> Result<Reading<F>, Result<Reason, Reason>> {
+    ) -> Result<ParsedPacket<F>, Result<Reason, Reason>> {
         let mut network = match F::network(bytes, offset, false) {
             Ok(network) => network,
             // No address to check: that is for the check of the source to drop.
@@ -377,7 +377,7 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
             Ok(()) => packet::transport(bytes, &network, false),
             Err(reason) => Err(reason),
         };
-        let (transport, trouble) = match result {
+        let (transport, parse_error) = match result {
             Ok(transport) => (transport, None),
             // Nothing may be decided on half a look.
             Err(Reason::Deferred) => return Err(Err(Reason::Deferred)),
@@ -391,18 +391,22 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         } else {
             Quoted::none(Quote::Nothing)
         };
-        Ok(Reading { network, transport, trouble, quoted })
+        Ok(ParsedPacket { network, transport, parse_error, quoted })
     }
 
     /// Whether a packet in pod ingress is for one of the pod's own addresses.
     #[inline(always)]
-    pub(crate) fn receives<F: Family>(&self, reading: &Reading<F>) -> bool {
+    pub(crate) fn receives<F: Family>(&self, reading: &ParsedPacket<F>) -> bool {
         F::owns(self.endpoint, reading.network.destination)
     }
 
     /// The verdict about a packet that was read, if it is a message of the link.
     #[inline(always)]
-    pub fn link<F: Family, B: Bytes>(&self, bytes: &B, reading: &Reading<F>) -> Option<Verdict> {
+    pub fn link<F: Family, B: Bytes>(
+        &self,
+        bytes: &B,
+        reading: &ParsedPacket<F>,
+    ) -> Option<Verdict> {
         if B::PLAIN || !reading.is_of_link() {
             return None;
         }
@@ -411,7 +415,7 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
 
     /// Judges a packet that was read.
     #[inline(always)]
-    pub fn judge<F: Family>(&self, reading: &Reading<F>) -> Verdict {
+    pub fn judge<F: Family>(&self, reading: &ParsedPacket<F>) -> Verdict {
         self.ip(reading).into()
     }
 
@@ -436,14 +440,14 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
     }
 
     #[inline(always)]
-    fn ip<F: Family>(&self, reading: &Reading<F>) -> Result<Reason, Reason> {
-        let Reading { network, transport, trouble, quoted } = reading;
+    fn ip<F: Family>(&self, reading: &ParsedPacket<F>) -> Result<Reason, Reason> {
+        let ParsedPacket { network, transport, parse_error, quoted } = reading;
         // A pod that may send anything may also ask for its address (DHCP) or speak on its link.
         let exempt = self.egress_row() == ROW_NOT_ISOLATED && F::is_link_scope(network.source);
         if self.check_source && !exempt && !F::owns(self.endpoint, network.source) {
             return Err(Reason::SpoofedSource);
         }
-        if let Some(reason) = *trouble {
+        if let Some(reason) = *parse_error {
             let hides = self.check_source && neighbour::hides_claim(network, reason);
             return if hides { Err(reason) } else { self.unread(reason) };
         }
@@ -480,17 +484,17 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
     /// Fragments get their first one's ports; whole packets go straight through.
     #[inline(always)]
     fn datagram<F: Family>(&self, mut packet: Packet<'_, F>) -> Result<Reason, Reason> {
-        let looked = match self.recall(&packet) {
+        let hint = match self.cached_verdict(&packet) {
             Ok(reason) => return Ok(reason),
-            Err(looked) => looked,
+            Err(hint) => hint,
         };
         // Behind the revision too.
-        let remote = F::behind(packet.remote::<D>(), self.revision);
+        let remote = F::after_load(packet.remote::<D>(), self.revision);
         let class = F::class(self.tables, remote);
         if packet.network.fragment.is_later() {
             packet.transport = self.transport_of_first(&packet, class)?;
         }
-        let reason = self.whole(&packet, class, looked)?;
+        let reason = self.whole(&packet, class, hint)?;
         if packet.network.fragment.is_first() && self.row() != ROW_NOT_ISOLATED {
             self.remember_first(&packet);
         }
@@ -503,7 +507,7 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         &self,
         packet: &Packet<'_, F>,
         class: ClassId,
-        looked: Looked,
+        hint: LookupHint,
     ) -> Result<Reason, Reason> {
         let row = self.row();
         let (allowed, reason) = if row == ROW_NOT_ISOLATED {
@@ -518,7 +522,7 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
         if self.forget(self.is_flooded(packet).into()) & 1 != 0 {
             return if allowed { Ok(reason) } else { Err(Reason::Flooded) };
         }
-        match self.subject(packet, allowed)? {
+        match self.flow_tuple(packet, allowed)? {
             Some(mut subject) => {
                 let mut packet = *packet;
                 if packet.quoted.quote != Quote::Unread {
@@ -526,7 +530,7 @@ impl<'a, D: Direction, T: Tables> Judge<'a, D, T> {
                     packet.transport = self.forget_path(packet.transport, false);
                 }
                 let allowed = allowed.then_some(reason);
-                self.settle(&packet, &subject, class, allowed, looked)
+                self.settle(&packet, &subject, class, allowed, hint)
             }
             // An error quotes what the node may have translated, and then goes where that went.
             None if allowed && icmp::is_error(&packet.transport) => Ok(self.judged_again(reason)),

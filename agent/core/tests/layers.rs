@@ -41,14 +41,14 @@ const CIRCLES: [(&str, &[&str]); 3] = [
 ];
 
 const EBPF_CIRCLE: &[&str] = &[
+    "cached_verdict",
     "conntrack",
     "control",
     "family",
+    "fast_path",
     "icmp",
-    "judged",
     "neighbour",
-    "reading",
-    "recall",
+    "parsed",
     "tables",
     "tracking",
     "verdict",

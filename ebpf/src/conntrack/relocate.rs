@@ -78,7 +78,7 @@ pub unsafe fn shift<K: Key, M: Memory>(
     unsafe {
         let way = home.add((place as usize & (CT_WAYS - 1)) * K::STRIDE);
         let control = Control(memory.load(way));
-        let stored = order::behind(way, control.0);
+        let stored = order::after_load(way, control.0);
         let hash = hash_words::<K>(settings, |word| memory.load(stored.add(1 + word)));
         if !control.is_valid() || first(hash, mask) != index {
             return Shift::STAYS;
@@ -120,7 +120,7 @@ unsafe fn copy<K: Key, M: Memory>(
             memory.store(to.add(word), memory.load(from.add(word)));
             word += 1;
         }
-        memory.store(Hit { way: to, control: busy }.judged::<K>(), 0);
+        memory.store(Hit { way: to, control: busy }.cached_verdict::<K>(), 0);
         memory.swap(to, busy.0, copied.0);
         let freed = Control::new(0, control.incarnation(), 0);
         let moved = memory.swap(from, control.0, freed.0) == control.0;

@@ -34,7 +34,9 @@ use netpold_ebpf::{
     proof::UNKNOWN_INTERFACE,
     reason::Reason,
     tables::Tables,
-    verdict::{Direction, Egress, Hook, Ingress, Judge, Reading, Then, Verdict, decide},
+    verdict::{
+        Direction, Egress, Hook, Ingress, PacketEvaluator, ParsedPacket, Verdict, Visitor, decide,
+    },
 };
 
 use crate::{
@@ -249,7 +251,7 @@ fn read<D: Direction>(skb: *mut __sk_buff) -> u32 {
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return Reason::NoTable as u32 };
     // SAFETY: the program's context. Reading a packet asks for nothing but its endpoint.
     let hook = unsafe { Hook { ifindex: (*skb).ifindex, ingress_ifindex: UNKNOWN_INTERFACE } };
-    let judge = match Judge::<D, _>::new(&maps, hook) {
+    let judge = match PacketEvaluator::<D, _>::new(&maps, hook) {
         Ok(judge) => judge,
         Err(verdict) => return verdict.number(),
     };
@@ -271,23 +273,23 @@ impl From<Verdict> for Answer {
     }
 }
 
-impl Then for Later {
+impl Visitor for Later {
     type Output = Answer;
     const LATER: bool = true;
 
     #[inline(always)]
-    fn go<F: Family, D: Direction, T: Tables>(
+    fn visit<F: Family, D: Direction, T: Tables>(
         &self,
-        _judge: &Judge<'_, D, T>,
-        reading: &Reading<F>,
+        _judge: &PacketEvaluator<'_, D, T>,
+        reading: &ParsedPacket<F>,
     ) -> Answer {
         // SAFETY: this CPU's own scratch, which has room for a reading of each family.
         unsafe {
             if F::IS_V6 {
-                (&raw mut (*self.0).reading6).cast::<Reading<F>>().write(*reading);
+                (&raw mut (*self.0).reading6).cast::<ParsedPacket<F>>().write(*reading);
                 Answer(if reading.is_of_link() { READ_LINK } else { READ_IPV6 })
             } else {
-                (&raw mut (*self.0).reading4).cast::<Reading<F>>().write(*reading);
+                (&raw mut (*self.0).reading4).cast::<ParsedPacket<F>>().write(*reading);
                 Answer(if reading.has_options() { READ_OPTIONS } else { READ_IPV4 })
             }
         }
@@ -299,7 +301,7 @@ impl Then for Later {
 fn link_read<D: Direction>(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::new();
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return Reason::NoTable as u32 };
-    match Judge::<D, _>::new(&maps, hook(skb)) {
+    match PacketEvaluator::<D, _>::new(&maps, hook(skb)) {
         Ok(judge) => {
             // SAFETY: the program's context; this CPU's own scratch, written just before.
             let (bytes, reading) = unsafe { (Copied::new(skb), &(*scratch).reading6) };
@@ -313,12 +315,12 @@ fn link_read<D: Direction>(skb: *mut __sk_buff) -> u32 {
 #[inline(always)]
 fn judge_read<D: Direction, F: Family>(
     skb: *mut __sk_buff,
-    reading: impl FnOnce(*mut Scratch) -> *mut Reading<F>,
+    reading: impl FnOnce(*mut Scratch) -> *mut ParsedPacket<F>,
 ) -> u32 {
     let maps = Maps::deferring();
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return Reason::NoTable as u32 };
     // SAFETY: the program's context; this CPU's own scratch.
-    match Judge::<D, _>::new(&maps, unsafe { left_hook(skb, scratch) }) {
+    match PacketEvaluator::<D, _>::new(&maps, unsafe { left_hook(skb, scratch) }) {
         // SAFETY: this CPU's own scratch, written just before.
         Ok(judge) => maps.answer(judge.judge(unsafe { &*reading(scratch) })),
         Err(verdict) => verdict.number(),

@@ -17,7 +17,7 @@ use netpold_ebpf::{
     },
     packet::MAX_WINDOW,
     reason,
-    verdict::Reading,
+    verdict::ParsedPacket,
 };
 
 /// Written by the agent through mmap while packets are judged.
@@ -110,9 +110,9 @@ pub(crate) struct Scratch {
     /// [`Hook::ingress_ifindex`](netpold_ebpf::verdict::Hook) of that packet.
     pub(crate) ingress_ifindex: u64,
     /// An IPv4 packet between the function that reads it and the one that judges it.
-    pub(crate) reading4: Reading<V4>,
+    pub(crate) reading4: ParsedPacket<V4>,
     /// The same of an IPv6 packet.
-    pub(crate) reading6: Reading<V6>,
+    pub(crate) reading6: ParsedPacket<V6>,
 }
 
 /// A flow that is to be inserted by the entry of the program, not below the function that judges: stack

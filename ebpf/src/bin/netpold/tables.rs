@@ -171,7 +171,7 @@ impl<const DEFERS: bool> PolicyTables for Maps<DEFERS> {
     #[inline(always)]
     fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
         // Who looks an address up behind the revision reads this behind it too.
-        let settings = order::behind(maps::SETTINGS.get(), V6::words(address)[0]);
+        let settings = order::after_load(maps::SETTINGS.get(), V6::words(address)[0]);
         // SAFETY: map memory; the agent changes this field while the program runs.
         if unsafe { (&raw const (*settings).has_cidr6).read_volatile() } == 0 {
             return None;
@@ -249,7 +249,7 @@ fn place_key(key: &FragmentKey) -> Option<*const FragmentKey> {
 #[inline(never)]
 extern "C" fn netpold_cidr6(first: u64, second: u64) -> u32 {
     // As `PolicyTables::cidr6`, which says why.
-    let settings = order::behind(maps::SETTINGS.get(), first);
+    let settings = order::after_load(maps::SETTINGS.get(), first);
     // SAFETY: map memory; the agent changes this field while the program runs.
     if unsafe { (&raw const (*settings).has_cidr6).read_volatile() } == 0 {
         return 0;

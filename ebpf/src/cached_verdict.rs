@@ -14,12 +14,12 @@ use crate::{reason::Reason, verdict::Direction};
 /// From the top: 32 bits policy revision, 16 bits incarnation of the entry, 8 bits [`Reason`] for pod
 /// egress, 8 for pod ingress. [`Reason::NotEndpoint`], 0, says that nothing is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Judged(pub u64);
+pub struct CachedVerdict(pub u64);
 
 /// Bits of both reasons.
 const REASONS: u32 = 16;
 
-impl Judged {
+impl CachedVerdict {
     /// Nothing known, of an entry's incarnation under a revision.
     #[must_use]
     #[inline(always)]
@@ -32,7 +32,7 @@ impl Judged {
     }
 
     /// Why a packet of this direction passes, if that is known of `current`, which is
-    /// [`Judged::nothing`] of what holds now.
+    /// [`CachedVerdict::nothing`] of what holds now.
     #[must_use]
     #[inline(always)]
     pub const fn reason<D: Direction>(self, current: Self) -> Option<Reason> {
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn what_is_remembered_is_of_one_revision_and_incarnation() {
-        let current = Judged::nothing(7, 3);
+        let current = CachedVerdict::nothing(7, 3);
         assert_eq!(current.reason::<Ingress>(current), None);
         let sent = current.with::<Egress>(current, Reason::Translated);
         assert_eq!(sent.reason::<Egress>(current), Some(Reason::Translated));
@@ -70,7 +70,7 @@ mod tests {
         let both = sent.with::<Ingress>(current, Reason::Reply);
         assert_eq!(both.reason::<Egress>(current), Some(Reason::Translated));
         assert_eq!(both.reason::<Ingress>(current), Some(Reason::Reply));
-        for other in [Judged::nothing(8, 3), Judged::nothing(7, 4)] {
+        for other in [CachedVerdict::nothing(8, 3), CachedVerdict::nothing(7, 4)] {
             assert_eq!(both.reason::<Ingress>(other), None);
             let renewed = both.with::<Ingress>(other, Reason::Allowed);
             assert_eq!(renewed.reason::<Ingress>(other), Some(Reason::Allowed));
@@ -80,9 +80,9 @@ mod tests {
 
     #[test]
     fn no_number_is_a_drop() {
-        let current = Judged::nothing(1, 1);
+        let current = CachedVerdict::nothing(1, 1);
         for number in 0..=u8::MAX {
-            let reason = Judged(current.0 | u64::from(number)).reason::<Ingress>(current);
+            let reason = CachedVerdict(current.0 | u64::from(number)).reason::<Ingress>(current);
             assert!(reason.is_none_or(|reason| !reason.is_drop()));
             assert_eq!(
                 reason.map_or(0, |reason| reason as u8) != 0,

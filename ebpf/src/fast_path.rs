@@ -1,25 +1,26 @@
-//! The short way of a packet in a flow's middle: by what its entry remembers, see [`crate::judged`].
+//! The fast path: a packet of a known flow passes on the verdict that its conntrack entry caches, see
+//! [`crate::cached_verdict`].
 #![expect(
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
 
 use crate::{
+    cached_verdict::CachedVerdict,
     conntrack::{self, Control, Hit},
     family::Family,
-    judged::Judged,
     layout::CT_REPLIED,
     packet::{SCTP, TCP, TCP_FIN, TCP_RST, TCP_SYN, UDP},
-    reading::Packet,
+    parsed::Packet,
     reason::Reason,
     tables::Tables,
-    tracking::{Subject, has_handshake},
-    verdict::{Direction, Judge},
+    tracking::{FlowTuple, has_handshake},
+    verdict::{Direction, PacketEvaluator},
 };
 
-/// What [`Judge::recall`] found in the first of a flow's two buckets.
+/// What [`PacketEvaluator::cached_verdict`] found in the first of a flow's two buckets.
 #[derive(Clone, Copy)]
-pub(crate) struct Looked {
+pub(crate) struct LookupHint {
     /// Not 0 if it did look. Hidden from the verifier, which else would follow all that comes behind
     /// once more.
     pub(crate) done: u16,
@@ -29,7 +30,7 @@ pub(crate) struct Looked {
     pub(crate) found: (usize, Control),
 }
 
-impl<D: Direction, T: Tables> Judge<'_, D, T> {
+impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
     /// Why a packet passes, where its flow's entry remembers that of the current policy and would be
     /// left as it is. This is what most packets meet, and all that they read of the tables.
     ///
@@ -38,33 +39,36 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
     /// # Errors
     /// What was found there.
     #[inline(always)]
-    pub(crate) fn recall<F: Family>(&self, packet: &Packet<'_, F>) -> Result<Reason, Looked> {
-        let nothing = Looked { done: self.forget(0), hash: 0, found: (0, Control(0)) };
+    pub(crate) fn cached_verdict<F: Family>(
+        &self,
+        packet: &Packet<'_, F>,
+    ) -> Result<Reason, LookupHint> {
+        let nothing = LookupHint { done: self.forget(0), hash: 0, found: (0, Control(0)) };
         if !self.is_usual(packet) {
             return Err(nothing);
         }
         let Some(settings) = self.tables.settings() else { return Err(nothing) };
-        let own = Subject::<F>::new(packet.remote::<D>(), &packet.transport, D::EGRESS);
+        let own = FlowTuple::<F>::new(packet.remote::<D>(), &packet.transport, D::EGRESS);
         let key = self.key::<F>(&own);
         let hash = conntrack::hash(settings, &key);
         let index = conntrack::first(hash, F::mask(settings));
         let Some(bucket) = F::bucket(self.tables, index) else { return Err(nothing) };
         // SAFETY: a whole bucket of this family's table.
         let found = unsafe { conntrack::search(self.tables, &key, hash, bucket) };
-        let looked = Looked { done: self.forget(1), hash, found };
+        let hint = LookupHint { done: self.forget(1), hash, found };
         // SAFETY: as above.
         let hit = unsafe { Hit::at::<F::Key>(bucket, found) };
         let age = self.tables.now().wrapping_sub(hit.control.seen());
         if !hit.control.is_valid() || age >= settings.refresh_after {
-            return Err(looked);
+            return Err(hint);
         }
         // SAFETY: found by this family's key.
-        let judged = Judged(unsafe { self.tables.load(hit.judged::<F::Key>()) });
-        let current = Judged::nothing(self.revision, hit.control.incarnation());
-        judged.reason::<D>(current).ok_or(looked)
+        let judged = CachedVerdict(unsafe { self.tables.load(hit.cached_verdict::<F::Key>()) });
+        let current = CachedVerdict::nothing(self.revision, hit.control.incarnation());
+        judged.reason::<D>(current).ok_or(hint)
     }
 
-    /// Leaves in a flow's entry why a packet passed, for [`Judge::recall`]. Whoever writes at the same
+    /// Leaves in a flow's entry why a packet passed, for [`PacketEvaluator::cached_verdict`]. Whoever writes at the same
     /// time overwrites a reason that will be found out again.
     #[inline(always)]
     pub(crate) fn remember<F: Family>(&self, packet: &Packet<'_, F>, hit: Hit, reason: Reason) {
@@ -76,11 +80,11 @@ impl<D: Direction, T: Tables> Judge<'_, D, T> {
         if !settled || !self.is_usual(packet) || !lasts(reason) {
             return;
         }
-        let current = Judged::nothing(self.revision, hit.control.incarnation());
+        let current = CachedVerdict::nothing(self.revision, hit.control.incarnation());
         // SAFETY: found by this family's key, in memory that is only ever changed by whole words.
         unsafe {
-            let word = hit.judged::<F::Key>();
-            let before = Judged(self.tables.load(word));
+            let word = hit.cached_verdict::<F::Key>();
+            let before = CachedVerdict(self.tables.load(word));
             let after = before.with::<D>(current, reason);
             if after != before {
                 self.tables.store(word, after.0);

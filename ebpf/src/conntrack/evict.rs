@@ -44,7 +44,7 @@ pub unsafe fn free_stale<K: Key, M: Memory>(
         let (control, other) = unsafe {
             let way = way::<K>(buckets, place);
             let control = Control(memory.load(way));
-            (control, K::endpoint(memory.load(order::behind(way, control.0).add(1))))
+            (control, K::endpoint(memory.load(order::after_load(way, control.0).add(1))))
         };
         let age = control.age(now);
         let own = other == endpoint && control.is_valid();
@@ -85,7 +85,7 @@ pub unsafe fn make_room<K: Key, M: Memory>(
             let way = way::<K>(buckets, place);
             let control = Control(memory.load(way));
             // Behind it: if the control word is still the same when it is swapped, this is its flow's.
-            let way = order::behind(way, control.0);
+            let way = order::after_load(way, control.0);
             let other = K::endpoint(memory.load(way.add(1)));
             let ways = ways_of::<K, M>(memory, buckets, other, hash);
             (control, stored_protocol::<K, M>(memory, way), ways)

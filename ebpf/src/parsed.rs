@@ -5,27 +5,27 @@ use crate::{
     neighbour,
     packet::{self, Bytes, Fragment, Network, Transport},
     reason::Reason,
-    tracking::{Subject, is_opening},
+    tracking::{FlowTuple, is_opening},
     verdict::Direction,
 };
 
 /// What was read of an IP packet: all that a verdict depends on. In the kernel it is left in a map
 /// between two functions, so every field is always written.
 #[derive(Clone, Copy, Debug)]
-pub struct Reading<F: Family> {
+pub struct ParsedPacket<F: Family> {
     pub(crate) network: Network<F::Address>,
     pub(crate) transport: Transport,
     /// Why there is no transport header.
-    pub(crate) trouble: Option<Reason>,
+    pub(crate) parse_error: Option<Reason>,
     pub(crate) quoted: Quoted<F>,
 }
 
-impl<F: Family> Reading<F> {
+impl<F: Family> ParsedPacket<F> {
     /// Whether the packet is a datagram of its own, with a transport header.
     #[inline(always)]
     pub(crate) fn is_whole(&self) -> bool {
         let Fragment { offset, more, .. } = self.network.fragment;
-        offset == 0 && !more && self.trouble.is_none()
+        offset == 0 && !more && self.parse_error.is_none()
     }
 
     /// Whether there are IPv4 options.
@@ -40,15 +40,17 @@ impl<F: Family> Reading<F> {
     pub fn look_for_route<B: Bytes>(&mut self, bytes: &B) {
         let options = self.network.start.wrapping_add(20);
         if self.has_options() && packet::has_route(bytes, options, self.network.payload) {
-            self.trouble = Some(Reason::Malformed);
+            self.parse_error = Some(Reason::Malformed);
         }
     }
 
-    /// Whether [`crate::verdict::Judge::link`] may have a verdict about it.
+    /// Whether [`crate::verdict::PacketEvaluator::link`] may have a verdict about it.
     #[must_use]
     #[inline(always)]
     pub fn is_of_link(&self) -> bool {
-        F::IS_V6 && self.trouble.is_none() && neighbour::may_be_one(&self.network, &self.transport)
+        F::IS_V6
+            && self.parse_error.is_none()
+            && neighbour::may_be_one(&self.network, &self.transport)
     }
 
     /// Whether it begins a connection, and so is never an answer.
@@ -62,7 +64,7 @@ impl<F: Family> Reading<F> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Quoted<F: Family> {
     pub(crate) quote: Quote,
-    pub(crate) flow: Subject<F>,
+    pub(crate) flow: FlowTuple<F>,
 }
 
 /// Whether there is a [`Quoted::flow`].
@@ -79,7 +81,7 @@ pub(crate) enum Quote {
 impl<F: Family> Quoted<F> {
     #[inline(always)]
     pub(crate) fn none(quote: Quote) -> Self {
-        Self { quote, flow: Subject::default() }
+        Self { quote, flow: FlowTuple::default() }
     }
 }
 
