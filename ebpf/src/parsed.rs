@@ -70,7 +70,7 @@ pub(crate) struct Quoted<F: Family> {
 /// Whether there is a [`Quoted::flow`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Quote {
-    /// The quick look does not read it.
+    /// The fast path does not read it.
     Unread,
     /// None that could be the pod's.
     Nothing,

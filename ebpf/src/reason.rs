@@ -54,7 +54,7 @@ pub enum Reason {
     /// Drops: for an address that is not the pod's, as a bridge floods it to every port, and no rule
     /// allows it, or an isolated endpoint sent it. Counted, and not told of: it is not the pod's traffic.
     Flooded = 21,
-    /// No verdict: the quick look at the packet was not enough. Never leaves the program.
+    /// No verdict: the packet needs the slow path. Never leaves the program.
     Deferred = 22,
 }
 

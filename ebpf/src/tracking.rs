@@ -141,7 +141,7 @@ impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
     /// The flow to look up for a packet; `None` where the flow table has no say.
     ///
     /// # Errors
-    /// [`Reason::Deferred`] for ICMP errors in the quick look.
+    /// [`Reason::Deferred`] for ICMP errors on the fast path.
     #[inline(always)]
     pub(crate) fn flow_tuple<F: Family>(
         &self,

@@ -66,7 +66,7 @@ fn nanoseconds_per_packet() {
         let denied = segment(Who::Stranger, p, (4000, 80), ACK);
         let name = "denied, no SYN";
         report(family, name, fastest(&mut world, "netpold_ingress", &denied), empty);
-        // The thorough look.
+        // The slow path.
         let ping = icmp(family.echo_request(), 0, [0, 5, 0, 1], b"ping");
         let ping = frame(&ip(family, p, Who::Server, family.icmp(), &ping));
         report(family, "echo", fastest(&mut world, "netpold_egress", &ping), empty);

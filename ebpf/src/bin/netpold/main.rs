@@ -4,9 +4,8 @@
 //! `netpold_node` and its kin to the node's other devices, see [`mark`]. In front of all of these,
 //! where that is asked for, XDP drops what is sure to be dropped: [`sent`] and [`uplink`].
 //!
-//! Each packet is judged in place by a short program; what needs more (fragments, extension
-//! headers, tags, ICMP errors, headers outside the linear part) is judged by the same code over
-//! copied bytes, in a function of its own.
+//! The fast path judges a packet in place. Fragments, extension headers, tags, ICMP errors and headers outside the
+//! linear part take the slow path: the same code over copied bytes, in functions of its own.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch, core_intrinsics)]
@@ -54,7 +53,7 @@ const DROP: i32 = 2;
 #[classifier]
 #[inline(always)]
 fn netpold_ingress(context: TcContext) -> i32 {
-    let looks = Looks {
+    let slow_path = SlowPath {
         quick6: netpold_ingress_quick6,
         read: netpold_ingress_read,
         link: netpold_ingress_link,
@@ -65,7 +64,7 @@ fn netpold_ingress(context: TcContext) -> i32 {
     if let Some(settled) = mark::arrived(skb) {
         return settled;
     }
-    let mut reason = judge::<Ingress>(skb, &looks);
+    let mut reason = judge::<Ingress>(skb, &slow_path);
     if reason == Reason::Answer as u32 && !connection::is_of_allowed(skb) {
         reason = Reason::ServiceBackend as u32;
     }
@@ -76,7 +75,7 @@ fn netpold_ingress(context: TcContext) -> i32 {
 #[classifier]
 #[inline(always)]
 fn netpold_egress(context: TcContext) -> i32 {
-    let looks = Looks {
+    let slow_path = SlowPath {
         quick6: netpold_egress_quick6,
         read: netpold_egress_read,
         link: netpold_egress_link,
@@ -84,7 +83,7 @@ fn netpold_egress(context: TcContext) -> i32 {
         judge6: netpold_egress6,
     };
     let skb = context.as_ptr().cast();
-    let reason = judge::<Egress>(skb, &looks);
+    let reason = judge::<Egress>(skb, &slow_path);
     mark::leave(skb, reason);
     act::<Egress>(skb, reason)
 }
@@ -107,10 +106,10 @@ fn netpold_empty(_context: TcContext) -> i32 {
 /// A function that is global to the kernel (5.6): verified by itself, for any packet.
 type Global = extern "C" fn(*mut __sk_buff) -> u32;
 
-/// The thorough look in functions, none of which needs a whole stack: one reads the packet
+/// The slow path in functions, none of which needs a whole stack: one reads the packet
 /// and leaves it in [`maps::SCRATCH`], one knows the link's own messages, one for each family judges
 /// what it left.
-struct Looks {
+struct SlowPath {
     quick6: Global,
     read: Global,
     link: Global,
@@ -118,7 +117,7 @@ struct Looks {
     judge6: Global,
 }
 
-/// What [`Looks::read`] answers besides the numbers of [`Reason`].
+/// What [`SlowPath::read`] answers besides the numbers of [`Reason`].
 const READ_IPV4: u32 = 0x104;
 const READ_IPV6: u32 = 0x106;
 /// IPv4 with options.
@@ -126,27 +125,27 @@ const READ_OPTIONS: u32 = 0x204;
 /// IPv6, and maybe a message of the link.
 const READ_LINK: u32 = 0x206;
 
-/// The quick look, then the thorough one where that was not enough; the number of the reason.
+/// The fast path, then the slow path where that was not enough; the number of the reason.
 #[inline(always)]
-fn judge<D: Direction>(skb: *mut __sk_buff, looks: &Looks) -> u32 {
+fn judge<D: Direction>(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
     let maps = Maps::new();
     // SAFETY: the program's context.
     let bytes = unsafe { Direct::<true>::new(skb) };
     let mut reason = decide::<D, _, _>(&bytes, &maps, hook(skb)).number();
     if reason == Reason::Deferred as u32 {
-        reason = recorded(skb, looks.quick6);
+        reason = recorded(skb, slow_path.quick6);
     }
     if reason == Reason::Deferred as u32 {
         netpold_leave_hook(skb);
-        reason = match (looks.read)(skb) {
-            READ_IPV4 => recorded(skb, looks.judge4),
+        reason = match (slow_path.read)(skb) {
+            READ_IPV4 => recorded(skb, slow_path.judge4),
             READ_OPTIONS => {
                 netpold_options(skb);
-                recorded(skb, looks.judge4)
+                recorded(skb, slow_path.judge4)
             }
-            READ_IPV6 => recorded(skb, looks.judge6),
-            READ_LINK => match (looks.link)(skb) {
-                READ_IPV6 => recorded(skb, looks.judge6),
+            READ_IPV6 => recorded(skb, slow_path.judge6),
+            READ_LINK => match (slow_path.link)(skb) {
+                READ_IPV6 => recorded(skb, slow_path.judge6),
                 settled => settled,
             },
             settled => settled,
@@ -338,7 +337,7 @@ extern "C" fn netpold_options(skb: *mut __sk_buff) -> u32 {
     0
 }
 
-/// The functions of the thorough look for a direction.
+/// The functions of the slow path for a direction.
 macro_rules! thorough {
     ($direction:ty, $quick6:ident, $read:ident, $link:ident, $judge4:ident, $judge6:ident) => {
         #[unsafe(no_mangle)]
