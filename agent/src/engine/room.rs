@@ -3,8 +3,8 @@
 use netpold_core::compile::CompileError;
 use netpold_core::ops::{Capacity, Fill, Table};
 
-/// No table grows beyond this, so that all of them together stay under the memory limit of the DaemonSet
-/// (1 GiB): 192 MiB of bitmaps, 128 of row blocks, 48 of rows, 256 of trie blocks, 80 of the IPv6 tables.
+/// No table grows beyond this, so that all of them together, those of two generations while one replaces the
+/// other, stay under the memory limit of the DaemonSet (2 GiB): 192 MiB of bitmaps, 128 of row blocks, 48 of rows, 256 of trie blocks, 80 of the IPv6 tables.
 const LARGEST: Capacity = Capacity {
     bitmaps: 24_576,
     row_blocks: 65_536,
