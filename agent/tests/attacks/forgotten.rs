@@ -13,6 +13,9 @@ use netpold_testbed::{Cni, Flow, Protocol, Proxy, require_root};
 use crate::volley::{PACKETS, Sender, Tally, Volley};
 
 const CLIENT_PORT: u16 = 5000;
+/// Without policy and with it: what the first volley's late answers leave in the node's conntrack is no flow of
+/// the second.
+const CLIENT_PORTS: [u16; 2] = [CLIENT_PORT, 5001];
 const TCP: u8 = 6;
 const SYN: u8 = 0x02;
 const SYN_AND_ACK: u8 = 0x12;
@@ -99,7 +102,9 @@ fn world(kind: Cni) -> World {
     for name in ["client", "friend", "enemy"] {
         cluster.add(node, name);
     }
-    cluster.pod("client").serve(Protocol::Tcp, CLIENT_PORT).unwrap();
+    for port in CLIENT_PORTS {
+        cluster.pod("client").serve(Protocol::Tcp, port).unwrap();
+    }
     let service = Service::new(1, "bad").pods(&cluster, &["enemy"]).node_port(NODE_PORT);
     provide(&mut cluster, Proxy::Nftables, &[service]);
     World { cluster, node }
@@ -122,7 +127,7 @@ fn attack(
             }
             world.cluster.enforce();
             let client = world.cluster.pod("client");
-            let own = (client.addresses()[family], CLIENT_PORT).into();
+            let own = (client.addresses()[family], CLIENT_PORTS[usize::from(policy)]).into();
             let wire = client.wire("eth0").unwrap();
             let there = address(world, family);
             let flow = begin(world, there, own);
