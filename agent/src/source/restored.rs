@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use netpold_core::cluster::ObjectKey;
 use netpold_core::model::Change;
 
 use super::Batch;
@@ -34,17 +35,12 @@ impl Restored {
         if self.gone.is_empty() {
             return;
         }
-        let named: BTreeSet<String> = batch.changes.iter().map(name).collect();
-        self.gone.retain(|gone| !named.contains(&name(gone)));
+        let named: BTreeSet<ObjectKey> = batch.changes.iter().map(ObjectKey::of).collect();
+        self.gone.retain(|gone| !named.contains(&ObjectKey::of(gone)));
         if batch.in_sync && self.something_given {
             batch.changes.append(&mut self.gone);
         }
     }
-}
-
-/// What a change is about.
-fn name(change: &Change) -> String {
-    format!("{:?}", change.gone())
 }
 
 #[cfg(test)]
