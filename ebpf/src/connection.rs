@@ -107,6 +107,10 @@ impl Course {
 
     /// Whether an answer that comes to an endpoint is of somebody whom the endpoint may send to. Its
     /// tuples are at `tuples`.
+    ///
+    /// In the reply direction that is who got what the endpoint sent. In the original direction conntrack
+    /// has no flow that the packet could answer, and has not written its source: a Service's address is another
+    /// node's work, for whoever made that node believe in such a flow, and counts for what is granted literally.
     #[inline(always)]
     pub fn is_of_allowed<T: Tables>(
         self,
@@ -114,18 +118,20 @@ impl Course {
         endpoint: EndpointRef,
         tuples: &[Tuple; 2],
     ) -> bool {
-        if !self.is_known() || self.0 & Self::SOURCE == 0 {
+        let reply = self.0 & Self::REPLY != 0;
+        let translated = self.0 & Self::SOURCE != 0;
+        if !self.is_known() || reply && !translated {
             return true;
         }
         // Not an answer, but masqueraded to look like one.
-        if self.0 & Self::REPLY == 0 {
+        if !reply && translated {
             return false;
         }
         let row = (endpoint.rows() >> 32) as u32;
         if row == ROW_NOT_ISOLATED {
             return true;
         }
-        let Tuple { source, source_port, family, protocol, .. } = tuples[1];
+        let Tuple { source, source_port, family, protocol, .. } = tuples[usize::from(reply)];
         let class = if family == AF_INET6 {
             let words = |at: usize| u64::from(source[at]) | u64::from(source[at + 1]) << 32;
             V6::class(tables, [words(0), words(2)])

@@ -524,8 +524,14 @@ fn answers_are_of_those_whom_the_pod_may_send_to() {
         let tuples = connection([pod, service], [backend, pod]);
         assert_eq!(allowed(tuples, REPLY), expected, "{backend:?}");
     }
-    // Nobody has translated it, or not by conntrack.
-    assert!(allowed(connection([service, pod], [pod, service]), NEW));
+    // Conntrack has forgotten the flow, or another node wrote the Service's address: what is granted literally.
+    for (source, expected) in
+        [((NODE, 6443), true), ((SERVICE, 443), true), (service, false), ((SERVICE, 81), false)]
+    {
+        let tuples = connection([source, pod], [pod, source]);
+        assert_eq!(allowed(tuples, NEW), expected, "{source:?}");
+    }
+    // Not translated by conntrack.
     assert!(allowed([Tuple::default(); 2], REPLY));
     // Masqueraded to where the pod sends.
     assert!(!allowed(connection([(ALLOWED, 8080), pod], [pod, service]), NEW));

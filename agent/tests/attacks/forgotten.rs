@@ -569,3 +569,59 @@ fn answers_of_a_denied_backend_elsewhere() {
     }
     tally.holds();
 }
+
+/// Another node believes in the client's flow to a Service, since somebody sent the like of it there, and the
+/// client's own has forgotten it: so what a backend there sends comes in the Service's name.
+#[test]
+fn answers_in_a_services_name_by_another_node() {
+    if !require_root("answers_in_a_services_name_by_another_node") {
+        return;
+    }
+    let mut tally = Tally::default();
+    for node in [0, 1] {
+        let mut cluster = Cluster::two();
+        for (node, name) in [(node, "client"), (1 - node, "friend"), (1 - node, "enemy")] {
+            cluster.add(node, name);
+        }
+        let service = Service::new(1, "mixed").pods(&cluster, &["friend", "enemy"]);
+        let service_ips = service.cluster_ips();
+        provide(&mut cluster, Proxy::Nftables, &[service]);
+        let wire = cluster.pod("client").wire("eth0").unwrap();
+        for policy in [false, true] {
+            if policy {
+                cluster.policy("client", isolate("client", &["Ingress"]));
+                cluster.policy("to", allow_to("client", "friend"));
+            }
+            cluster.enforce();
+            for (family, service_ip) in service_ips.into_iter().enumerate() {
+                let own = cluster.pod("client").addresses()[family];
+                let enemy = SocketAddr::from((cluster.pod("enemy").addresses()[family], PORT));
+                let (client, forger) =
+                    (Sender::pod(cluster.pod("client")), Sender::node(&cluster, node));
+                let ports = 6000..6000 + 4 * PACKETS as u16;
+                let to = (service_ip, SERVICE_PORT).into();
+                for sender in [&client, &forger] {
+                    let ask = |port| Unreached::Datagrams.ask(sender, (own, port).into(), to);
+                    ports.clone().for_each(ask);
+                }
+                // They are on their way.
+                std::thread::sleep(MOMENT);
+                cluster.nodes[node].forget_connections().unwrap();
+                let (volley, sender) = (Volley::new(), Sender::pod(cluster.pod("enemy")));
+                for (number, port) in ports.enumerate() {
+                    // Every other one was led to each.
+                    let payload = volley.payload(number / 4, LONG);
+                    Unreached::Datagrams.answer(&sender, enemy, (own, port).into(), &payload);
+                }
+                let what = format!("{enemy} as {service_ip}");
+                if policy {
+                    tally.note(&what, volley.leaked(&wire));
+                } else {
+                    volley.arrives(&wire, &what);
+                }
+                cluster.nodes.iter().for_each(|node| node.forget_connections().unwrap());
+            }
+        }
+    }
+    tally.holds();
+}

@@ -1,6 +1,7 @@
 //! Whether what arrived may: by who sent it, and by what was said before.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use netpold_core::model::Direction;
@@ -89,6 +90,12 @@ impl History {
     /// What somebody got, for answers.
     pub(crate) fn got(&self, party: usize) -> Option<&BTreeMap<Tuple, BTreeSet<usize>>> {
         self.got.get(&party)
+    }
+
+    /// Who said something, in whoever's name.
+    fn who_said(&self, tuple: &Tuple) -> Vec<usize> {
+        let says = |(who, said): (&usize, &BTreeSet<Tuple>)| said.contains(tuple).then_some(*who);
+        self.said.iter().filter_map(says).collect()
     }
 
     /// What somebody said, for errors about it.
@@ -214,7 +221,18 @@ impl Exchange<'_> {
         let got = self.history.got(self.sent.sender).into_iter().flat_map(BTreeMap::keys);
         let said: Vec<_> = said.take(9).collect();
         let got: Vec<_> = got.filter(near).take(9).collect();
-        format!("{why}: {:?}\n  it said {said:?}\n  the sender got {got:?}", self.heard)
+        let mut told =
+            format!("{why}: {:?}\n  it said {said:?}\n  the sender got {got:?}", self.heard);
+        // Who began this, whoever they said they were.
+        let tuples: BTreeSet<_> =
+            self.sent.forms().chain([self.heard.clone()]).map(|form| form.tuple).collect();
+        for tuple in tuples {
+            let asked = tuple.reversed();
+            let got = self.history.got(self.sent.sender).and_then(|got| got.get(&asked));
+            let said = self.history.who_said(&asked);
+            let _ = write!(told, "\n  {asked:?}: said by {said:?}, to the sender by {got:?}");
+        }
+        told
     }
 
     /// Whether policy allows somebody one of the packet's meanings.
@@ -268,11 +286,17 @@ impl Exchange<'_> {
             && self.world.oracle.judge_translated(pod, Direction::Egress, address, protocol, port)
     }
 
-    /// Whether the sender got this from the receiver, or from an address of the link: whose those are
-    /// nobody knows.
+    /// Whether the sender got this from the receiver, or from an address that leads to anybody: one of the
+    /// link, or another node's, which may have forgotten the flow and leads the answer to a node port.
     fn got(&self, tuple: &Tuple) -> bool {
+        let nodes = self.world.nodes.iter().enumerate();
+        let far = |(node, addresses): (usize, &[IpAddr; 2])| {
+            node != self.party(self.sent.sender).node && addresses.contains(&tuple.from.0)
+        };
         let got = self.history.got(self.sent.sender).and_then(|got| got.get(tuple));
-        got.is_some_and(|who| is_for_many(tuple.from.0) || self.is_of_receiver(who))
+        got.is_some_and(|who| {
+            is_for_many(tuple.from.0) || self.is_of_receiver(who) || nodes.clone().any(far)
+        })
     }
 
     /// Whoever is outside may say anything in the receiver's name: nobody can tell, and answers go to
