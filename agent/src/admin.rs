@@ -1,5 +1,7 @@
 //! The control socket: a line with a request in, one JSON document out, end.
 
+pub mod client;
+
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -17,12 +19,12 @@ use tracing::debug;
 use crate::status::Status;
 
 /// The request for a [`Status`].
-pub(crate) const STATUS_REQUEST: &str = "status";
+const STATUS_REQUEST: &str = "status";
 /// What the socket's name ends in until it is ready.
 pub(crate) const NEW_SUFFIX: &str = ".new";
 /// Longest request.
 const REQUEST_MAX: u64 = 64;
-/// How long a client may take.
+/// How long a client may take, and waits.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The control socket cannot be made.

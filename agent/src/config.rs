@@ -20,36 +20,10 @@ use crate::engine::interfaces::NodeDevices;
 use crate::listen::ListenAddress;
 use crate::printable::log_field;
 use crate::source::cluster;
+use crate::source::opened::Origin;
 
 /// Longest path of a control socket: `sun_path` less its end and the suffix it is created with.
 const SOCKET_PATH_MAX: usize = 107 - crate::admin::NEW_SUFFIX.len();
-
-/// Where the objects come from.
-#[derive(Clone, Debug)]
-pub enum Origin {
-    /// A directory of manifests.
-    Manifests(PathBuf),
-    /// A cluster's API server.
-    Cluster(cluster::Settings),
-}
-
-impl Origin {
-    /// Where nothing is enforced yet, what is known of files before all can be read is better than
-    /// nothing: nobody may ever mend one that is broken. An API server will say the rest.
-    #[must_use]
-    pub const fn is_partial(&self) -> bool {
-        matches!(self, Self::Manifests(_))
-    }
-}
-
-impl std::fmt::Display for Origin {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Manifests(directory) => write!(f, "manifests in {}", directory.display()),
-            Self::Cluster(_) => f.write_str("API server"),
-        }
-    }
-}
 
 /// Settings of `netpold run`.
 #[derive(Debug)]

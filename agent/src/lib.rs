@@ -47,7 +47,7 @@ pub fn main() -> ExitCode {
         },
         Command::Explain(args) => (explain::run(&args), UNUSABLE),
         Command::Uninstall(args) => (uninstall::run(&args).map(|()| 0), FAILED),
-        Command::Status(args) => (status::run(&args).map(|()| 0), FAILED),
+        Command::Status(args) => (admin::client::run(&args).map(|()| 0), FAILED),
     };
     let status = result.unwrap_or_else(|error| {
         anstream::eprintln!("netpold: {error:#}");

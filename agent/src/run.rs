@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -152,7 +152,13 @@ impl Agent {
         let admin = Admin::serve(&config.socket, status)?;
         let heartbeat = Heartbeat::default();
         let listen = |address| {
-            let metrics = Metrics::new(engine.clone(), drops.clone(), inputs.status());
+            let at_work = Arc::clone(&engine);
+            let snapshot = move || try_lock(&at_work).map(|mut engine| engine.snapshot());
+            let mut now = lock(&engine);
+            let (instruments, first) = (now.instruments().clone(), now.snapshot());
+            drop(now);
+            let (drops, source) = (drops.clone(), inputs.status());
+            let metrics = Metrics::new(&instruments, first, snapshot, drops, source);
             Listener::start(address, metrics, heartbeat.clone())
         };
         let listener = config.listen.map(listen).transpose()?;
@@ -412,6 +418,15 @@ async fn pause_until(instant: Option<Instant>) {
 /// A panic elsewhere leaves what is behind the lock as it was before that update.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// As [`lock`]; `None` while somebody else has it.
+fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 /// Waits until no CPU is still judging a packet by what it read before the last update.

@@ -1,26 +1,18 @@
-//! What a running agent says of itself: the document, and the `status` command that shows it.
+//! The status of a running agent: the document, and its rendering as text.
 
 mod render;
 
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, Read, Write};
 use std::net::IpAddr;
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context as _, Result};
 use netpold_core::model::{Direction, Key};
 use serde::{Deserialize, Serialize};
 
-use crate::admin::STATUS_REQUEST;
-use crate::cli::{Output, StatusArgs};
 use crate::printable::printable_json;
 use crate::source::SourceStatus;
 
 const NOT_UNDERSTOOD: &str = "the agent's answer is not understood; is it another version?";
-/// How long to wait for the agent.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a running agent enforces, drops and has problems with.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -137,59 +129,23 @@ pub struct RecentDrop {
     pub explanation: Vec<String>,
 }
 
-/// Show what the agent says.
+/// Renders a status document as text. All names in it are made printable here, in one place.
 ///
 /// # Errors
-/// No agent answers, or not as this version expects.
-pub fn run(args: &StatusArgs) -> Result<()> {
-    let json = request(&args.socket)?;
-    let text = match args.output {
-        Output::Json => {
-            let value: serde_json::Value = understood(&json)?;
-            format!("{value:#}\n")
-        }
-        Output::Text => text(&json)?,
-    };
-    match anstream::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
-    }
-}
-
-/// The document for people. What objects are called in it is made printable here, in one place.
-fn text(json: &str) -> Result<String> {
+/// The document is not one of this version.
+pub(crate) fn text(json: &str) -> Result<String> {
     let mut value = understood(json)?;
     printable_json(&mut value);
     let status: Status = serde_json::from_value(value).context(NOT_UNDERSTOOD)?;
     Ok(render::render(&status))
 }
 
-fn understood<'j, T: Deserialize<'j>>(json: &'j str) -> Result<T> {
+/// Parses a status document, or a part of one.
+///
+/// # Errors
+/// The document is not one of this version.
+pub(crate) fn understood<'j, T: Deserialize<'j>>(json: &'j str) -> Result<T> {
     serde_json::from_str(json).context(NOT_UNDERSTOOD)
-}
-
-#[expect(
-    clippy::wildcard_enum_match_arm,
-    reason = "an enum of another crate, open to further variants"
-)]
-fn request(socket: &Path) -> Result<String> {
-    let shown = socket.display();
-    let mut stream = UnixStream::connect(socket).map_err(|error| match error.kind() {
-        ErrorKind::NotFound | ErrorKind::ConnectionRefused => anyhow!(
-            "no agent is listening on {shown}: is `netpold run` running, and with this --socket?"
-        ),
-        ErrorKind::PermissionDenied => {
-            anyhow!("{shown} may not be opened: use the account that the agent runs as, as root")
-        }
-        _ => anyhow!(error).context(format!("{shown} cannot be opened")),
-    })?;
-    let mut exchange = || {
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.write_all(format!("{STATUS_REQUEST}\n").as_bytes())?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).map(|_| answer)
-    };
-    exchange().with_context(|| format!("the agent on {shown} does not answer"))
 }
 
 #[cfg(test)]

@@ -24,7 +24,6 @@ use tokio::sync::watch;
 pub use instruments::Instruments;
 pub use snapshot::{Direct, EndpointCounts, Fill, Snapshot};
 
-use crate::engine::Engine;
 use crate::events::DropLog;
 use crate::source::SourceStatus;
 use process::Process;
@@ -41,10 +40,13 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Metrics of these parts of an agent.
+    /// Metrics of these parts of an agent. `first` is served until `snapshot` gives another, which it does
+    /// not while the engine is busy.
     #[must_use]
     pub fn new(
-        engine: Arc<Mutex<Engine>>,
+        instruments: &Instruments,
+        first: Snapshot,
+        snapshot: impl Fn() -> Option<Snapshot> + Send + Sync + 'static,
         drops: Arc<Mutex<DropLog>>,
         source: watch::Receiver<SourceStatus>,
     ) -> Self {
@@ -52,9 +54,10 @@ impl Metrics {
         let netpold = registry.sub_registry_with_prefix("netpold");
         let build = [("version", env!("CARGO_PKG_VERSION")), ("arch", std::env::consts::ARCH)];
         netpold.register("build", "The agent that runs", Info::new(build));
-        lock(&engine).instruments().register(netpold);
-        let last = Mutex::new(lock(&engine).snapshot());
-        let observed = Arc::new(Observed { engine, drops, source, last });
+        instruments.register(netpold);
+        let snapshot = Box::new(snapshot);
+        let last = Mutex::new(first);
+        let observed = Arc::new(Observed { snapshot, drops, source, last });
         netpold.register_collector(Box::new(Arc::clone(&observed)));
         registry.register_collector(Box::new(Process::default()));
         Self { registry, observed }
@@ -80,9 +83,9 @@ impl Metrics {
     }
 }
 
-/// The parts that are looked at.
+/// The parts that a scrape reads.
 struct Observed {
-    engine: Arc<Mutex<Engine>>,
+    snapshot: Box<dyn Fn() -> Option<Snapshot> + Send + Sync>,
     drops: Arc<Mutex<DropLog>>,
     source: watch::Receiver<SourceStatus>,
     last: Mutex<Snapshot>,
@@ -96,13 +99,9 @@ impl fmt::Debug for Observed {
 }
 
 impl Observed {
-    /// The engine as it is, or as it was before what it is doing.
+    /// The engine as it is, or its previous snapshot while it is busy.
     fn snapshot(&self) -> Snapshot {
-        let fresh = match self.engine.try_lock() {
-            Ok(mut engine) => Some(engine.snapshot()),
-            Err(std::sync::TryLockError::Poisoned(engine)) => Some(engine.into_inner().snapshot()),
-            Err(std::sync::TryLockError::WouldBlock) => None,
-        };
+        let fresh = (self.snapshot)();
         let mut last = lock(&self.last);
         if let Some(fresh) = fresh {
             *last = fresh;

@@ -1,5 +1,7 @@
 //! Opening the source, at once or while the agent is at work already.
 
+use std::fmt;
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Result;
@@ -8,7 +10,33 @@ use tokio::task::JoinHandle;
 
 use super::cluster::{self, EventRecorder};
 use super::{Batch, Source, SourceStatus, manifests};
-use crate::config::Origin;
+
+/// Where the objects come from.
+#[derive(Clone, Debug)]
+pub enum Origin {
+    /// A directory of manifests.
+    Manifests(PathBuf),
+    /// A cluster's API server.
+    Cluster(cluster::Settings),
+}
+
+impl Origin {
+    /// Where nothing is enforced yet, what is known of files before all can be read is better than
+    /// nothing: nobody may ever mend one that is broken. An API server will say the rest.
+    #[must_use]
+    pub const fn is_partial(&self) -> bool {
+        matches!(self, Self::Manifests(_))
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Manifests(directory) => write!(f, "manifests in {}", directory.display()),
+            Self::Cluster(_) => f.write_str("API server"),
+        }
+    }
+}
 
 /// The source, and where to tell a cluster of policies that cannot be honoured.
 pub struct Opened {
