@@ -7,7 +7,7 @@
 
 use crate::{
     family::{Family, V4, V6},
-    layout::{ROW_NOT_ISOLATED, untranslated},
+    layout::{ClassId, ROW_NOT_ISOLATED, untranslated},
     packet::{SCTP, TCP, UDP},
     policy::row_allows,
     tables::{EndpointRef, Tables},
@@ -138,7 +138,9 @@ impl Course {
         } else {
             V4::class(tables, u32::from_be(source[0]))
         };
-        row_allows(tables, row, untranslated(class), protocol, u16::from_be(source_port))
+        // Opaque: of its two parts, put together behind a mask, Linux 6.1 forgets the bounds.
+        let class = tables.opaque(untranslated(class) as usize, u64::from(row)) as ClassId;
+        row_allows(tables, row, class, protocol, u16::from_be(source_port))
     }
 }
 
