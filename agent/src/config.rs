@@ -91,6 +91,11 @@ impl TryFrom<RunArgs> for RunConfig {
         let log = EnvFilter::builder().parse(&args.log).with_context(|| {
             format!("--log {}: a level is error, warn, info, debug or trace", args.log)
         })?;
+        // The client logs each failed request without its address and cause; the source logs outages.
+        let log = match "kube_client::client=off".parse() {
+            Ok(directive) if !args.log.contains("kube_client") => log.add_directive(directive),
+            _ => log,
+        };
         Ok(Self {
             origin: origin(args.manifests, settings),
             node: args.node_name,

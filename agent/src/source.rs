@@ -94,6 +94,9 @@ pub struct KindStatus {
     pub restarts: u64,
     /// What is wrong now; what is known stays in effect.
     pub error: Option<String>,
+    /// The error is that there is no connection to the server.
+    #[serde(skip)]
+    pub unreachable: bool,
 }
 
 /// Something that could not be read or understood.

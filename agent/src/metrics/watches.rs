@@ -77,6 +77,7 @@ mod tests {
             lists: 2,
             restarts: 1,
             error: None,
+            unreachable: false,
         };
         let error = Some("connection refused".to_owned());
         let services =

@@ -10,7 +10,8 @@
 //! So is each object: `split.rs` takes answers apart without looking into objects, `convert` reads of
 //! each what policy needs, and one that cannot be decoded is named and changes nothing for the others.
 //! Nothing is in sync before every kind was listed once. After that an outage of any length changes
-//! nothing: what was known stays, and the next list says what was missed, deletions too.
+//! nothing: what was known stays, and the next list says what was missed, deletions too. `outage.rs` has
+//! all kinds return together.
 
 mod answer;
 mod connection;
@@ -19,6 +20,7 @@ mod failure;
 mod follower;
 mod hub;
 mod kind;
+mod outage;
 mod split;
 mod store;
 
@@ -35,6 +37,7 @@ pub use self::event_recorder::{EventRecorder, Unsupported};
 use self::follower::Follower;
 use self::hub::{Hub, Update};
 use self::kind::Kind;
+use self::outage::Outage;
 use super::{KindStatus, Source};
 
 /// Updates and batches in flight.
@@ -60,7 +63,9 @@ pub async fn watch(settings: Settings) -> Result<(Source, EventRecorder), Connec
     let connection = Arc::new(Connection::open(settings.access).await?);
     let (updates, received) = mpsc::channel(IN_FLIGHT);
     let (batches, source) = mpsc::channel(IN_FLIGHT);
-    let mut starter = Starter { connection: Arc::clone(&connection), updates, kinds: Vec::new() };
+    let outage = Outage::new();
+    let mut starter =
+        Starter { connection: Arc::clone(&connection), outage, updates, kinds: Vec::new() };
     let own = (!settings.all_nodes).then(|| format!("metadata.name={}", settings.node));
     starter.start::<Node>(own);
     starter.start::<Namespace>(None);
@@ -77,6 +82,7 @@ pub async fn watch(settings: Settings) -> Result<(Source, EventRecorder), Connec
 
 struct Starter {
     connection: Arc<Connection>,
+    outage: Arc<Outage>,
     updates: mpsc::Sender<Update>,
     kinds: Vec<KindStatus>,
 }
@@ -84,7 +90,8 @@ struct Starter {
 impl Starter {
     fn start<K: Kind>(&mut self, fields: Option<String>) {
         let (connection, updates) = (Arc::clone(&self.connection), self.updates.clone());
-        let follower = Follower::<K>::new(connection, updates, self.kinds.len(), fields);
+        let member = self.outage.member();
+        let follower = Follower::<K>::new(connection, member, updates, self.kinds.len(), fields);
         self.kinds.push(follower.status());
         tokio::spawn(follower.run());
     }

@@ -49,6 +49,37 @@ fn an_api_server_that_goes_and_comes_back() {
     world.becomes("stranger", "server", true);
 }
 
+/// An outage is one line of the log, and its end another, however many kinds notice it.
+#[test]
+fn an_outage_is_logged_once() {
+    let Some(mut world) = guarded("an_outage_is_logged_once") else { return };
+    world.server.end(Signal::SIGKILL);
+    failing(&mut world, "Connection refused");
+    let down = outage();
+    std::thread::sleep(down);
+    let since = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
+    world.server.restart().unwrap();
+    let up = std::time::Instant::now();
+    world.wait("following every kind", |status| {
+        let kinds = status["source"]["kinds"].as_array().unwrap();
+        let mut served = kinds.iter().filter(|kind| kind["served"] == true);
+        served.all(|kind| kind["last_event"].as_u64().is_some_and(|last| last >= since))
+    });
+    println!("after {down:?} every kind is followed {:?} after the server is ready", up.elapsed());
+    let log = world.agent().log();
+    let lines = |words: &str| log.lines().filter(|line| line.contains(words)).count();
+    assert_eq!(lines("what was known stays in force"), 1, "{log}");
+    assert_eq!(lines("answers again"), 1, "{log}");
+    assert_eq!(lines("client error"), 0, "{log}");
+    as_before(&world);
+}
+
+/// How long the server is away: `NETPOLD_OUTAGE_SECONDS`, else a moment.
+fn outage() -> Duration {
+    let seconds = std::env::var("NETPOLD_OUTAGE_SECONDS").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(1))
+}
+
 /// The kubelet makes a pod that it was told of before, and cannot say so to anybody.
 #[test]
 fn a_pod_that_comes_while_the_server_is_away() {

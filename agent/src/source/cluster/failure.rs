@@ -66,9 +66,15 @@ impl Failure {
         Self::Unreachable(chain(error))
     }
 
-    /// Another connection, with the credentials as they are now, may help.
+    /// Another connection, with the credentials as they are now, may help. One that was silent may be a
+    /// connection whose other end is gone.
     pub(super) const fn calls_for_renewal(&self) -> bool {
-        matches!(self, Self::Unauthorized(_) | Self::Unreachable(_))
+        matches!(self, Self::Unauthorized(_) | Self::Unreachable(_) | Self::Silent(_))
+    }
+
+    /// There is no connection.
+    pub(super) const fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Unreachable(_))
     }
 
     /// A watch cannot go on from where it was.
@@ -108,18 +114,24 @@ fn hint(words: &str) -> &'static str {
     }
 }
 
-/// An error and what caused it, without repetition: libraries put the cause into the text too.
+/// An error and its causes, without repetition: libraries put the cause into the text too, and where in the
+/// client it happened.
 fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
+    let mut texts = Vec::new();
+    let mut cause = Some(error);
     while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
+        let text = error.to_string();
+        let text = text.trim_start_matches("ServiceError: ");
+        if !text.starts_with("client error (") {
+            texts.push(text.to_owned());
         }
         cause = error.source();
     }
-    text
+    let mut all = texts.first().cloned().unwrap_or_else(|| error.to_string());
+    for text in texts.iter().skip(1).filter(|text| !all.contains(*text)).collect::<Vec<_>>() {
+        all = format!("{all}: {text}");
+    }
+    all
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ use super::connection::Connection;
 use super::failure::Failure;
 use super::hub::Update;
 use super::kind::Kind;
+use super::outage::{Following, Member};
 use super::split::Part;
 use super::store::Store;
 use crate::source::{KindStatus, convert};
@@ -49,6 +50,7 @@ enum State {
 /// Follows one kind.
 pub(super) struct Follower<K> {
     connection: Arc<Connection>,
+    outage: Member,
     updates: mpsc::Sender<Update>,
     number: usize,
     /// Further narrowing by fields.
@@ -65,12 +67,14 @@ impl<K: Kind> Follower<K> {
     /// `number` is the kind's among all that are followed.
     pub(super) fn new(
         connection: Arc<Connection>,
+        outage: Member,
         updates: mpsc::Sender<Update>,
         number: usize,
         fields: Option<String>,
     ) -> Self {
         Self {
             connection,
+            outage,
             updates,
             number,
             fields: fields.or_else(|| K::FIELDS.map(str::to_owned)),
@@ -292,7 +296,9 @@ impl<K: Kind> Follower<K> {
         self.status.last_event = unix_seconds();
         self.status.served = true;
         self.status.error = None;
+        self.status.unreachable = false;
         self.backoff.reset();
+        self.outage.set(Following::Works);
     }
 
     async fn failed(&mut self, verb: &str, failure: &Failure) {
@@ -307,15 +313,16 @@ impl<K: Kind> Follower<K> {
         } else {
             self.status.error = Some(text);
         }
+        self.status.unreachable = failure.is_unreachable();
         if failure.calls_for_list() {
             self.state = State::List;
         }
         self.say(Vec::new(), Instant::now()).await;
+        self.outage.set(if absent { Following::Rests } else { Following::Fails });
         let pause = if absent { NOT_SERVED } else { self.backoff.next().unwrap_or(NOT_SERVED) };
-        let closed = self.updates.clone();
         tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            () = closed.closed() => {}
+            () = self.outage.pause(pause) => {}
+            () = self.updates.closed() => {}
         }
         if failure.calls_for_renewal() {
             self.connection.renew().await;

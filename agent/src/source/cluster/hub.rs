@@ -149,14 +149,28 @@ impl Hub {
     }
 }
 
-/// Log what is new among the problems and what is settled.
+/// Logs what is new among the problems and what is settled. A server without connection is one
+/// problem, whichever kinds notice it.
 fn report(before: &SourceStatus, now: &SourceStatus) {
-    for problem in now.problems.iter().filter(|p| !before.problems.contains(p)) {
-        warn!("{problem}");
+    let missed = [before, now].map(|status| status.kinds.iter().find(|kind| kind.unreachable));
+    match missed {
+        [None, Some(kind)] => warn!(
+            "{}; what was known stays in force, and the server is asked again",
+            kind.error.as_deref().unwrap_or_default()
+        ),
+        [Some(_), None] => info!("{} answers again", now.origin),
+        _ => {}
     }
-    for problem in before.problems.iter().filter(|p| !now.problems.contains(p)) {
-        info!("settled: {problem}");
-    }
+    let unreachable = |problem: &SourceProblem| {
+        let mut kinds = before.kinds.iter().chain(&now.kinds);
+        kinds.any(|kind| kind.unreachable && kind.error.as_ref() == Some(&problem.text))
+    };
+    let new = |of: &SourceStatus, than: &SourceStatus| {
+        let all = of.problems.iter().filter(|it| !than.problems.contains(it) && !unreachable(it));
+        all.map(ToString::to_string).collect::<Vec<_>>()
+    };
+    new(now, before).iter().for_each(|problem| warn!("{problem}"));
+    new(before, now).iter().for_each(|problem| info!("settled: {problem}"));
     if now.in_sync && !before.in_sync {
         let objects: usize = now.kinds.iter().map(|kind| kind.objects).sum();
         info!(objects, "every kind is in sync");

@@ -1,0 +1,164 @@
+//! An outage of the API server: every kind fails, one of them keeps asking, and its success wakes the others.
+//!
+//! Left to itself, each kind would wait out a backoff of up to a minute after the server is back.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Mutex, watch};
+use tokio::time::{Instant, sleep, sleep_until};
+
+/// The shortest pause between two requests of the kind that keeps asking; up to as much is added.
+const ASKING: Duration = Duration::from_secs(1);
+/// The other kinds return within this time of the first one's success. Agents on all nodes notice the
+/// end of an outage together, so each request is delayed by a random part of it.
+const SPREAD: Duration = Duration::from_secs(1);
+
+/// How following a kind goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Following {
+    /// The server answers.
+    Works,
+    /// The last request failed.
+    Fails,
+    /// The server does not serve the kind; it is asked for rarely and counts for nothing here.
+    Rests,
+}
+
+/// Shared by all kinds of a cluster.
+#[derive(Debug)]
+pub(super) struct Outage {
+    kinds: StdMutex<Vec<Following>>,
+    /// How many outages have ended.
+    ended: watch::Sender<u64>,
+    /// Held by the kind that keeps asking, while it pauses.
+    asking: Mutex<()>,
+}
+
+impl Outage {
+    pub(super) fn new() -> Arc<Self> {
+        let (ended, _) = watch::channel(0);
+        Arc::new(Self { kinds: StdMutex::default(), ended, asking: Mutex::default() })
+    }
+
+    /// Adds a kind, which works until it says otherwise.
+    pub(super) fn member(self: &Arc<Self>) -> Member {
+        let mut kinds = self.kinds();
+        kinds.push(Following::Works);
+        Member { outage: Arc::clone(self), number: kinds.len() - 1 }
+    }
+
+    fn kinds(&self) -> MutexGuard<'_, Vec<Following>> {
+        self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether no kind works, and at least one fails.
+fn is_outage(kinds: &[Following]) -> bool {
+    kinds.contains(&Following::Fails) && !kinds.contains(&Following::Works)
+}
+
+/// One kind's part in it.
+#[derive(Debug)]
+pub(super) struct Member {
+    outage: Arc<Outage>,
+    number: usize,
+}
+
+impl Member {
+    /// Says how following the kind goes now. The first kind that works again ends the outage.
+    pub(super) fn set(&self, now: Following) {
+        let mut kinds = self.outage.kinds();
+        let was_outage = is_outage(&kinds);
+        if let Some(kind) = kinds.get_mut(self.number) {
+            *kind = now;
+        }
+        if was_outage && now == Following::Works {
+            self.outage.ended.send_modify(|ended| *ended += 1);
+        }
+    }
+
+    /// Waits before the next request: for `backoff`, or less in an outage.
+    pub(super) async fn pause(&self, backoff: Duration) {
+        let mut ended = self.outage.ended.subscribe();
+        let until = Instant::now() + backoff;
+        let outage = is_outage(&self.outage.kinds());
+        if let Some(_asking) = outage.then(|| self.outage.asking.try_lock().ok()).flatten() {
+            let soon = Instant::now() + ASKING + random_part(ASKING);
+            return sleep_until(until.min(soon)).await;
+        }
+        tokio::select! {
+            () = sleep_until(until) => {}
+            Ok(()) = ended.changed() => sleep(random_part(SPREAD)).await,
+        }
+    }
+}
+
+fn random_part(of: Duration) -> Duration {
+    let random = RandomState::new().hash_one(()) % 1000;
+    of * u32::try_from(random).unwrap_or(0) / 1000
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// Longer than any test.
+    const BACKOFF: Duration = Duration::from_hours(1);
+    const PATIENCE: Duration = Duration::from_mins(1);
+
+    /// Asks a server as a follower does, until it answers.
+    async fn follow(member: Member, server: Arc<AtomicBool>) {
+        while !server.load(Ordering::Relaxed) {
+            member.set(Following::Fails);
+            member.pause(BACKOFF).await;
+        }
+        member.set(Following::Works);
+    }
+
+    #[tokio::test]
+    async fn every_kind_returns_after_an_outage() {
+        let (outage, server) = (Outage::new(), Arc::new(AtomicBool::new(false)));
+        let mut kinds = tokio::task::JoinSet::new();
+        for member in (0..6).map(|_| outage.member()).collect::<Vec<_>>() {
+            kinds.spawn(follow(member, Arc::clone(&server)));
+        }
+        sleep(Duration::from_millis(50)).await;
+        server.store(true, Ordering::Relaxed);
+        let all = timeout(PATIENCE, kinds.join_all()).await;
+        assert!(all.is_ok(), "{:?}", outage.kinds());
+    }
+
+    /// A kind that fails alone keeps to its backoff, and nobody wakes it.
+    #[tokio::test]
+    async fn a_kind_that_fails_alone_waits() {
+        let outage = Outage::new();
+        let (alone, other) = (outage.member(), outage.member());
+        alone.set(Following::Fails);
+        let (began, backoff) = (Instant::now(), 2 * ASKING);
+        let works = async {
+            sleep(Duration::from_millis(50)).await;
+            other.set(Following::Works);
+        };
+        tokio::join!(alone.pause(backoff), works);
+        assert!(began.elapsed() >= backoff, "{:?}", began.elapsed());
+    }
+
+    /// A kind that the server does not serve neither is an outage nor hides one.
+    #[tokio::test]
+    async fn a_kind_that_rests_counts_for_nothing() {
+        let outage = Outage::new();
+        let (rests, kind) = (outage.member(), outage.member());
+        rests.set(Following::Rests);
+        assert!(!is_outage(&outage.kinds()));
+        kind.set(Following::Fails);
+        assert!(timeout(PATIENCE, kind.pause(BACKOFF)).await.is_ok());
+        kind.set(Following::Rests);
+        assert!(!is_outage(&outage.kinds()));
+    }
+}
