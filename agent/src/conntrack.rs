@@ -21,7 +21,7 @@ use netpold_ebpf::layout::{CT_REPLIED, CT_WAYS, Ct4Bucket, Ct6Bucket, Settings};
 use serde::Serialize;
 
 pub use self::adopt::{FlowKey, Tracked};
-use crate::dataplane::mmap::{MappedArray, MmapError};
+use crate::bpf::mmap::{MappedArray, MmapError};
 
 /// The values of `CONFIG_HZ` that a kernel can be configured with on the machines we run on.
 const TICKS_PER_SECOND: [u32; 4] = [100, 250, 300, 1000];

@@ -6,7 +6,7 @@ use netpold_ebpf::host::HostMemory;
 use netpold_ebpf::layout::{CT_WAYS, Ct4Key, Ct6Key};
 
 use super::Sweeper;
-use crate::dataplane::mmap::MappedArray;
+use crate::bpf::mmap::MappedArray;
 
 /// A flow's key of either family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,7 +20,7 @@ use netpold_core::model::Direction;
 
 use super::clsact::Clsact;
 use super::front::Relay;
-use super::sys;
+use crate::bpf::sys;
 
 const BPF_TCX_INGRESS: u32 = 46;
 const BPF_TCX_EGRESS: u32 = 47;

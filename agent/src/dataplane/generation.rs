@@ -21,12 +21,13 @@ use super::bpffs::{MapPins, PinRoot, remove_if_there};
 use super::direct::{self, Offered, Section};
 use super::heritage::{self, Heritage};
 use super::hosts6::buckets_for;
-use super::mmap::MappedArray;
 use super::namespace;
 use super::role::Program;
 use super::tables::{TableError, Tables, array, descriptor};
 use super::xdp::Early;
-use super::{connection, features, sys, test_run};
+use super::{connection, features};
+use crate::bpf::mmap::MappedArray;
+use crate::bpf::{sys, test_run};
 use crate::object::{ObjectMissing, object};
 
 /// Why a generation could not be made.

@@ -14,7 +14,8 @@ use std::os::fd::AsFd;
 pub(super) use description::Description;
 use description::{FLAGS, Missing, Place, VALID_FLAGS};
 
-use super::mmap::{MappedArray, MmapError};
+use crate::bpf::mmap::{MappedArray, MmapError};
+use crate::bpf::sys;
 use crate::conntrack::{FlowKey, Tracked};
 
 /// The pinned description.
@@ -258,7 +259,7 @@ fn mapped(directory: &Path, name: &str) -> impl FnOnce(MmapError) -> HeritageErr
 pub(super) fn describe() -> io::Result<std::os::fd::OwnedFd> {
     let records = Description::own().to_records();
     let size = size_of::<description::Record>() as u32;
-    let map = super::sys::array(size, records.len() as u32, super::sys::BPF_F_MMAPABLE)?;
+    let map = sys::array(size, records.len() as u32, sys::BPF_F_MMAPABLE)?;
     let memory = MappedArray::<description::Record>::from_fd(map.as_fd(), records.len() as u32)
         .map_err(io::Error::other)?;
     for (index, record) in (0..).zip(&records) {

@@ -12,8 +12,8 @@ use netpold_ebpf::family::V6;
 use netpold_ebpf::hosts6::{self, buckets};
 use netpold_ebpf::layout::{ClassId, HOST6_VALID, HOST6_WAYS, Host6, Hosts6Bucket, Settings};
 
-use super::mmap::{MappedArray, MmapError};
 use super::tables::{TableError, array, at};
+use crate::bpf::mmap::{MappedArray, MmapError};
 
 const NAME: &str = "HOSTS6";
 
@@ -202,7 +202,7 @@ mod tests {
     use netpold_ebpf::host::HostMemory;
 
     use super::*;
-    use crate::dataplane::sys::test_objects;
+    use crate::bpf::sys::test_objects;
 
     const BPF_F_MMAPABLE: u32 = 1 << 10;
 

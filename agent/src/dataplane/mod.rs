@@ -14,16 +14,13 @@ pub mod generation;
 mod heritage;
 pub mod hosts6;
 mod locals;
-pub mod mmap;
 mod namespace;
 mod order;
 pub mod readback;
 pub mod role;
 mod sent;
-pub mod sys;
 pub mod tables;
 mod takeover;
-pub mod test_run;
 pub mod uplink;
 pub mod xdp;
 

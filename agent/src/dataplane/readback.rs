@@ -16,9 +16,10 @@ use netpold_core::compile::{Compiler, Cursor, DesiredElement};
 use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::layout::{Endpoint, Row, Settings};
 
-use super::mmap::{MappedArray, MmapError};
+use super::Dataplane;
 use super::tables::{TableError, Tables, at, lpm_key};
-use super::{Dataplane, sys};
+use crate::bpf::mmap::{MappedArray, MmapError};
+use crate::bpf::sys;
 
 /// Entries that were put right, by table.
 pub type Repaired = BTreeMap<&'static str, u64>;

@@ -20,7 +20,7 @@ use netpold_ebpf::layout::{
 use super::direct::{self, Section};
 use super::hosts6::Hosts6;
 use super::locals::Locals;
-use super::mmap::{MappedArray, MmapError};
+use crate::bpf::mmap::{MappedArray, MmapError};
 
 /// Why a table could not be opened or written.
 #[derive(Debug, thiserror::Error)]

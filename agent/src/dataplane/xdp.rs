@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use netpold_ebpf::uplink::Scope;
 
-use super::sys;
+use crate::bpf::sys;
 
 /// `BPF_XDP` of `enum bpf_attach_type`.
 const BPF_XDP: u32 = 37;

@@ -7,11 +7,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
 
 use aya::EbpfLoader;
+use netpold::bpf::test_run::{Run, run};
 use netpold::dataplane::bpffs::PinRoot;
 use netpold::dataplane::direct::Offered;
 use netpold::dataplane::readback::Strays;
 use netpold::dataplane::tables::Tables;
-use netpold::dataplane::test_run::{Run, run};
 use netpold_core::compile::{Compiler, Cursor};
 use netpold_core::model::{Direction, Interface};
 use netpold_core::ops::{Op, TableWriter};

@@ -7,10 +7,10 @@ use aya::{
     maps::{Array, LpmTrie, Map, MapData, PerCpuArray, lpm_trie::Key},
     programs::SchedClassifier,
 };
+use netpold::bpf::test_run::{self, Run, run};
 use netpold::dataplane::{
     direct::{self, Section},
     hosts6::Hosts6,
-    test_run::{self, Run, run},
 };
 use netpold_ebpf::{
     layout::{ENDPOINT_SLOTS, Endpoint, Row},
