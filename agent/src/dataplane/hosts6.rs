@@ -12,7 +12,7 @@ use netpold_ebpf::family::V6;
 use netpold_ebpf::hosts6::{self, buckets};
 use netpold_ebpf::layout::{ClassId, HOST6_VALID, HOST6_WAYS, Host6, Hosts6Bucket, Settings};
 
-use super::tables::{TableError, array, at};
+use super::maps::{TableError, array, at};
 use crate::bpf::mmap::{MappedArray, MmapError};
 
 const NAME: &str = "HOSTS6";

@@ -11,7 +11,7 @@ use aya::{Ebpf, Pod};
 use netpold_core::ops::Op;
 use netpold_ebpf::layout::{ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint};
 
-use super::tables::TableError;
+use super::maps::TableError;
 
 /// Endpoint slots by address, of one family.
 #[derive(Debug)]

@@ -17,7 +17,8 @@ use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::layout::{Endpoint, Row, Settings};
 
 use super::Dataplane;
-use super::tables::{TableError, Tables, at, lpm_key};
+use super::maps::{TableError, at};
+use super::tables::{Tables, lpm_key};
 use crate::bpf::mmap::{MappedArray, MmapError};
 use crate::bpf::sys;
 

@@ -4,12 +4,12 @@
 use std::collections::BTreeSet;
 use std::mem::offset_of;
 use std::net::Ipv6Addr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use aya::Ebpf;
 use aya::maps::lpm_trie::Key;
-use aya::maps::{LpmTrie, Map, MapData, MapError};
-use aya::{Ebpf, Pod};
+use aya::maps::{LpmTrie, MapData};
 use ipnet::Ipv6Net;
 use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::layout::{
@@ -17,34 +17,12 @@ use netpold_ebpf::layout::{
     TrieRoot, Unproven, endpoint_slot,
 };
 
-use super::direct::{self, Section};
+use super::direct;
 use super::hosts6::Hosts6;
 use super::locals::Locals;
+pub use super::maps::TableError;
+use super::maps::{at, descriptor, mapped, section};
 use crate::bpf::mmap::{MappedArray, MmapError};
-
-/// Why a table could not be opened or written.
-#[derive(Debug, thiserror::Error)]
-pub enum TableError {
-    /// The eBPF object has no such map: object and agent do not belong together.
-    #[error("the eBPF object has no map {0}; agent and object are of different versions")]
-    Missing(&'static str),
-    /// The kernel refused.
-    #[error("map {name}: {cause}")]
-    Map {
-        /// Map.
-        name: &'static str,
-        /// Why.
-        cause: MapError,
-    },
-    /// mmap or an access through it failed.
-    #[error("map {name}: {cause}")]
-    Mapped {
-        /// Map.
-        name: &'static str,
-        /// Why.
-        cause: MmapError,
-    },
-}
 
 /// All tables that policy is written to, of one generation.
 pub struct Tables {
@@ -177,45 +155,6 @@ pub fn grace_period() {
         // nohz_full kernels refuse it; a program runs for microseconds.
         std::thread::sleep(Duration::from_millis(100));
     }
-}
-
-/// The array map `name` of a loaded object.
-///
-/// # Errors
-/// The map is missing or no array.
-pub fn array<'a>(bpf: &'a Ebpf, name: &'static str) -> Result<&'a MapData, TableError> {
-    match bpf.map(name) {
-        Some(Map::Array(data)) => Ok(data),
-        _ => Err(TableError::Missing(name)),
-    }
-}
-
-fn section<T: Pod>(bpf: &Ebpf, section: Section) -> Result<MappedArray<T>, TableError> {
-    MappedArray::flat(array(bpf, section.section)?).map_err(at(section.name))
-}
-
-/// A descriptor of its own of a loaded object's map.
-pub(super) fn descriptor(bpf: &Ebpf, name: &'static str) -> Result<OwnedFd, TableError> {
-    let Some(
-        Map::Array(data)
-        | Map::LruHashMap(data)
-        | Map::LpmTrie(data)
-        | Map::PerCpuArray(data)
-        | Map::RingBuf(data),
-    ) = bpf.map(name)
-    else {
-        return Err(TableError::Missing(name));
-    };
-    let copy = data.fd().as_fd().try_clone_to_owned();
-    copy.map_err(|error| TableError::Map { name, cause: MapError::IoError(error) })
-}
-
-fn mapped<T: Pod>(bpf: &Ebpf, name: &'static str) -> Result<MappedArray<T>, TableError> {
-    MappedArray::new(array(bpf, name)?).map_err(at(name))
-}
-
-pub(super) fn at(name: &'static str) -> impl Fn(MmapError) -> TableError {
-    move |cause| TableError::Mapped { name, cause }
 }
 
 impl TableWriter for Tables {
