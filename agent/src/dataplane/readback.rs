@@ -16,7 +16,6 @@ use netpold_core::compile::{Compiler, Cursor, DesiredElement};
 use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::layout::{Endpoint, Row, Settings};
 
-use super::Dataplane;
 use super::maps::{TableError, at};
 use super::tables::{Tables, lpm_key};
 use crate::bpf::mmap::{MappedArray, MmapError};
@@ -31,25 +30,6 @@ pub struct Strays {
     /// The next bucket of addresses.
     host: u32,
     cidr: Option<PrefixKey>,
-}
-
-impl Dataplane {
-    /// Compares the next of `slices` parts of the tables with what the compiler's last update left
-    /// in them, and puts right what differs. Gives where the next part begins.
-    ///
-    /// # Errors
-    /// A table cannot be read or written.
-    pub fn readback(
-        &mut self,
-        compiler: &Compiler,
-        cursor: Cursor,
-        slices: u32,
-    ) -> Result<(Cursor, Repaired), TableError> {
-        let (Some(settings), Some(generation)) = (self.settings, &mut self.generation) else {
-            return Ok((cursor, Repaired::new()));
-        };
-        generation.tables().readback(settings, compiler, (cursor, slices), &mut self.strays)
-    }
 }
 
 fn note(repaired: &mut Repaired, table: &'static str, wrong: u64) {
@@ -71,7 +51,9 @@ fn table(expected: &DesiredElement<'_>) -> &'static str {
 }
 
 impl Tables {
-    /// As [`Dataplane::readback`]; `settings` are those that were written.
+    /// Compares the next of `slices` parts of the tables with what the compiler's last update left
+    /// in them, and puts right what differs; `settings` are those that were written. Gives where the
+    /// next part begins.
     ///
     /// # Errors
     /// A table cannot be read or written.

@@ -126,7 +126,7 @@ impl Reconciler {
             Ok(ops) => {
                 self.installed = false;
                 self.seed();
-                self.instruments.applying(|| self.dataplane.apply(&ops))?;
+                self.instruments.applying(|| self.dataplane.write(&ops))?;
                 self.installed = true;
                 self.in_force.note(&self.compiler);
                 Ok(ops.len())
@@ -226,7 +226,7 @@ impl Reconciler {
 
     /// Whether the programs judge a pod at an interface.
     pub(super) fn is_pod(&self, ifindex: u32) -> bool {
-        matches!(self.dataplane.attached(ifindex), Some(Role::Pod(_)))
+        matches!(self.dataplane.hooks().attached(ifindex), Some(Role::Pod(_)))
     }
 
     /// Compares one of `slices` parts of the kernel's tables with what they must hold, and puts it
