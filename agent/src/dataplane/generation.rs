@@ -25,7 +25,7 @@ use super::namespace;
 use super::other_layout;
 use super::role::Program;
 use super::tables::Tables;
-use super::xdp::Early;
+use super::xdp::XdpProgram;
 use super::{connection, features};
 use crate::bpf::{sys, test_run};
 use crate::object::{ObjectMissing, object};
@@ -243,7 +243,7 @@ impl Generation {
     ///
     /// # Errors
     /// The object has no such program, or the kernel refuses it.
-    pub fn early(&mut self, program: Early) -> Result<(BorrowedFd<'_>, u32), GenerationError> {
+    pub fn xdp(&mut self, program: XdpProgram) -> Result<(BorrowedFd<'_>, u32), GenerationError> {
         let name = program.name();
         let failed = |e| GenerationError::Program { name, cause: Box::new(e) };
         let program = self.bpf.program_mut(name).ok_or(GenerationError::NoProgram(name))?;

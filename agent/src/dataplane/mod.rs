@@ -175,7 +175,7 @@ impl Dataplane {
             pins: self.pins.maps(),
             conntrack_buckets: self.conntrack_buckets,
             settings: self.settings.written()?,
-            early: self.uplink_xdp.early().into_iter().chain(self.pod_xdp.early()).collect(),
+            xdp: self.uplink_xdp.program().into_iter().chain(self.pod_xdp.program()).collect(),
         })
     }
 
@@ -286,7 +286,7 @@ impl Dataplane {
     pub fn reconcile_xdp(&mut self) -> u64 {
         let Some(generation) = &mut self.generation else { return 0 };
         let uplinks = self.uplink_xdp.reconcile(generation);
-        uplinks + self.pod_xdp.repair(&self.hooks.pods(), generation)
+        uplinks + self.pod_xdp.reconcile_lost(&self.hooks.pods(), generation)
     }
 
     /// Pins again what was unpinned by somebody else, makes the pin root itself again if need be.

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use nix::net::if_::if_indextoname;
 
 use super::generation::Generation;
-use super::xdp::{Early, Kind, Links, Mode};
+use super::xdp::{Kind, Links, Mode, XdpProgram};
 
 /// Interfaces that a problem names, of those that it concerns.
 const NAMED: usize = 5;
@@ -48,8 +48,8 @@ impl PodXdp {
     }
 
     /// The program that is wanted.
-    pub(super) fn early(&self) -> Option<Early> {
-        self.wanted.then_some(Early::Sent)
+    pub(super) fn program(&self) -> Option<XdpProgram> {
+        self.wanted.then_some(XdpProgram::Pod)
     }
 
     /// A new generation: its program is to replace the other everywhere.
@@ -75,7 +75,7 @@ impl PodXdp {
     ) {
         let known = self.problems();
         if self.wanted {
-            match generation.early(Early::Sent) {
+            match generation.xdp(XdpProgram::Pod) {
                 Ok((program, _)) => self.attach(program, pods),
                 Err(error) => self.missing = Some(error.to_string()),
             }
@@ -90,11 +90,15 @@ impl PodXdp {
 
     /// Puts back what somebody took away, and tries again where there is no program; how many had been
     /// taken away.
-    pub(super) fn repair(&mut self, pods: &BTreeMap<u32, u32>, generation: &mut Generation) -> u64 {
+    pub(super) fn reconcile_lost(
+        &mut self,
+        pods: &BTreeMap<u32, u32>,
+        generation: &mut Generation,
+    ) -> u64 {
         if !self.wanted {
             return 0;
         }
-        let Ok((_, id)) = generation.early(Early::Sent) else { return 0 };
+        let Ok((_, id)) = generation.xdp(XdpProgram::Pod) else { return 0 };
         self.forget_lost(id);
         self.tries_again = true;
         self.reconcile(pods, generation, false);
@@ -131,7 +135,7 @@ impl PodXdp {
         if self.attached.len() == attached && !self.unswept {
             return;
         }
-        let problems = self.links.keep(|index| self.attached.get(&index).map(|(_, mode)| *mode));
+        let problems = self.links.retain(|index| self.attached.get(&index).map(|(_, mode)| *mode));
         problems.iter().for_each(|problem| tracing::warn!("{problem}"));
         self.unswept = !problems.is_empty();
     }

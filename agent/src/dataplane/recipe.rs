@@ -5,7 +5,7 @@ use netpold_ebpf::layout::Settings;
 
 use super::bpffs::MapPins;
 use super::generation::{Generation, GenerationError};
-use super::xdp::Early;
+use super::xdp::XdpProgram;
 
 /// What a generation is made from.
 #[derive(Clone, Debug)]
@@ -15,7 +15,7 @@ pub struct Recipe {
     /// Of the generation in force.
     pub(super) settings: Settings,
     /// The XDP programs that it has.
-    pub(super) early: Vec<Early>,
+    pub(super) xdp: Vec<XdpProgram>,
 }
 
 impl Recipe {
@@ -28,9 +28,9 @@ impl Recipe {
         let mut fresh = Generation::load_at(&self.pins, capacity, self.conntrack_buckets)?;
         fresh.write_settings(self.settings)?;
         fresh.fill(ops)?;
-        for program in &self.early {
+        for program in &self.xdp {
             // What the kernel refuses is told of where it is to be attached.
-            drop(fresh.early(*program));
+            drop(fresh.xdp(*program));
         }
         Ok(fresh)
     }

@@ -10,7 +10,7 @@ use netpold_ebpf::uplink::Scope;
 use nix::net::if_::if_nameindex;
 
 use super::generation::Generation;
-use super::xdp::{Early, Kind, Links, Mode};
+use super::xdp::{Kind, Links, Mode, XdpProgram};
 use crate::pattern::matches;
 
 /// Which devices, and what is dropped there.
@@ -73,7 +73,7 @@ impl UplinkXdp {
             return 0;
         };
         let known = self.problems.clone();
-        let restored = match generation.early(Early::Uplink(scope)) {
+        let restored = match generation.xdp(XdpProgram::Uplink(scope)) {
             Ok((program, id)) => self.attach(program, id),
             Err(error) => self.failed(&error.to_string()),
         };
@@ -95,8 +95,8 @@ impl UplinkXdp {
     }
 
     /// The program that is wanted.
-    pub(super) fn early(&self) -> Option<Early> {
-        self.scope().map(Early::Uplink)
+    pub(super) fn program(&self) -> Option<XdpProgram> {
+        self.scope().map(XdpProgram::Uplink)
     }
 
     /// What is dropped, if anything is to be.
@@ -154,7 +154,7 @@ impl UplinkXdp {
     fn leave(&mut self) {
         self.stale = false;
         let attached = &self.attached;
-        let failed = self.links.keep(|index| attached.get(&index).map(|uplink| uplink.mode));
+        let failed = self.links.retain(|index| attached.get(&index).map(|uplink| uplink.mode));
         self.problems.extend(failed);
     }
 
