@@ -19,7 +19,7 @@ use netpold_ebpf::layout::{Settings, Unproven};
 
 use super::bpffs::{MapPins, PinRoot, remove_if_there};
 use super::direct::{self, Offered, Section};
-use super::hosts6::buckets_for;
+use super::ipv6_hosts::buckets_for;
 use super::maps::{TableError, array, descriptor};
 use super::namespace;
 use super::other_layout;

@@ -22,7 +22,7 @@ mod front;
 pub mod gate;
 pub mod generation;
 pub mod hook;
-pub mod hosts6;
+pub mod ipv6_hosts;
 mod layout_migration;
 mod locals;
 mod maps;

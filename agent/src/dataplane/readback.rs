@@ -115,7 +115,7 @@ impl Tables {
                 let found = if self.crowded.contains(address) {
                     self.cidrs6.get(&lpm_key(&(*address).into()), 0).ok()
                 } else {
-                    self.hosts6.get(&settings, *address)?
+                    self.ipv6_hosts.get(&settings, *address)?
                 };
                 self.check_v6(found, *class, Op::Host6(*address, *class))
             }
@@ -182,7 +182,7 @@ impl Tables {
         let part = compiler.desired_count() / slices.max(1) + LEAST;
         let (mut hosts, mut cidrs) = (0, 0);
         for _ in 0..part {
-            let Some(addresses) = self.hosts6.bucket(strays.host)? else {
+            let Some(addresses) = self.ipv6_hosts.bucket(strays.host)? else {
                 strays.host = 0;
                 break;
             };

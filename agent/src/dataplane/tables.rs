@@ -18,7 +18,7 @@ use netpold_ebpf::layout::{
 };
 
 use super::direct;
-use super::hosts6::Hosts6;
+use super::ipv6_hosts::Ipv6Hosts;
 use super::locals::Locals;
 pub use super::maps::TableError;
 use super::maps::{at, descriptor, mapped, section};
@@ -33,7 +33,7 @@ pub struct Tables {
     pub(super) rows: MappedArray<Row>,
     pub(super) row_blocks: MappedArray<RowBlock>,
     pub(super) bitmaps: MappedArray<PortBitmap>,
-    pub(super) hosts6: Hosts6,
+    pub(super) ipv6_hosts: Ipv6Hosts,
     pub(super) cidrs6: LpmTrie<MapData, [u8; 16], u32>,
     /// The same map, for walks that go on where they stopped.
     pub(super) cidrs6_fd: OwnedFd,
@@ -65,7 +65,7 @@ impl Tables {
             rows: mapped(bpf, "ROWS")?,
             row_blocks: mapped(bpf, "ROW_BLOCKS")?,
             bitmaps: mapped(bpf, "PORT_BITMAPS")?,
-            hosts6: Hosts6::open(bpf)?,
+            ipv6_hosts: Ipv6Hosts::open(bpf)?,
             cidrs6,
             cidrs6_fd,
             crowded: BTreeSet::new(),
@@ -82,7 +82,7 @@ impl Tables {
     /// # Errors
     /// The map is smaller than one element.
     pub fn write_settings(&self, settings: Settings) -> Result<Settings, TableError> {
-        let (hosts6_mask, has_cidr6) = (self.hosts6.mask(), self.cidrs6_word());
+        let (hosts6_mask, has_cidr6) = (self.ipv6_hosts.mask(), self.cidrs6_word());
         let probes = self.probes;
         let settings = Settings { hosts6_mask, has_cidr6, probes, ..settings };
         self.settings.write_element(0, &settings).map_err(at("SETTINGS"))?;
@@ -222,7 +222,7 @@ impl Tables {
             }
             Op::Host6Gone(address) => {
                 let settings = self.current_settings()?;
-                return self.hosts6.remove(&settings, *address).map(drop);
+                return self.ipv6_hosts.remove(&settings, *address).map(drop);
             }
             Op::Cidr6(net, class) => self.cidrs6.insert(&lpm_key(net), class, 0),
             Op::Cidr6Gone(net) => self.cidrs6.remove(&lpm_key(net)),
@@ -235,7 +235,7 @@ impl Tables {
     fn set_host6(&mut self, address: Ipv6Addr, class: u32) -> Result<(), TableError> {
         if !self.crowded.contains(&address) {
             let settings = self.current_settings()?;
-            if let Ok(()) = self.hosts6.set(&settings, address, class)? {
+            if let Ok(()) = self.ipv6_hosts.set(&settings, address, class)? {
                 return Ok(());
             }
         }

@@ -10,7 +10,7 @@ use aya::{
 use netpold::bpf::test_run::{self, Run, run};
 use netpold::dataplane::{
     direct::{self, Section},
-    hosts6::Hosts6,
+    ipv6_hosts::Ipv6Hosts,
 };
 use netpold_ebpf::{
     layout::{ENDPOINT_SLOTS, Endpoint, Row},
@@ -73,7 +73,7 @@ impl World {
         set_all(bpf, "ROWS", &host.policy.rows.to_vec(Row::EMPTY));
         set_all(bpf, "ROW_BLOCKS", &host.policy.row_blocks.to_vec([0; 256]));
         set_all(bpf, "PORT_BITMAPS", &host.policy.bitmaps.to_vec([0; 1024]));
-        let hosts = Hosts6::open(bpf).expect("HOSTS6");
+        let hosts = Ipv6Hosts::open(bpf).expect("HOSTS6");
         host.flows.settings.hosts6_mask = hosts.mask();
         for (address, class) in &host.policy.hosts6 {
             let set = hosts.set(&host.flows.settings, *address, *class);
