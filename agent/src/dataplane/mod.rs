@@ -24,7 +24,7 @@ pub mod generation;
 pub mod hook;
 pub mod ipv6_hosts;
 mod layout_migration;
-mod locals;
+mod local_endpoints;
 mod maps;
 mod namespace;
 mod order;

@@ -19,7 +19,7 @@ use netpold_ebpf::layout::{
 
 use super::direct;
 use super::ipv6_hosts::Ipv6Hosts;
-use super::locals::Locals;
+use super::local_endpoints::LocalEndpoints;
 pub use super::maps::TableError;
 use super::maps::{at, descriptor, mapped, section};
 use crate::bpf::mmap::{MappedArray, MmapError};
@@ -43,7 +43,7 @@ pub struct Tables {
     pub(super) has_cidr6: bool,
     /// [`Settings::probes`]
     pub(super) probes: u32,
-    locals: Locals,
+    local_endpoints: LocalEndpoints,
     unproven: MappedArray<Unproven>,
 }
 
@@ -71,7 +71,7 @@ impl Tables {
             crowded: BTreeSet::new(),
             has_cidr6: false,
             probes: 1,
-            locals: Locals::open(bpf)?,
+            local_endpoints: LocalEndpoints::open(bpf)?,
             unproven: mapped(bpf, "UNPROVEN")?,
         })
     }
@@ -201,7 +201,7 @@ impl TableWriter for Tables {
             | Op::EndpointAddrs(..)
             | Op::EndpointGone(_) => {
                 self.apply_endpoint(op).map_err(at("ENDPOINTS"))?;
-                self.locals.apply(op)
+                self.local_endpoints.apply(op)
             }
             Op::Grace => {
                 grace_period();
