@@ -112,7 +112,7 @@ impl Tables {
             }
             DesiredElement::Host6(address, class) => {
                 let settings = self.current_settings()?;
-                let found = if self.crowded.contains(address) {
+                let found = if self.overflow.contains(address) {
                     self.cidrs6.get(&lpm_key(&(*address).into()), 0).ok()
                 } else {
                     self.ipv6_hosts.get(&settings, *address)?
@@ -197,8 +197,8 @@ impl Tables {
             strays.cidr = next_cidr6(&self.cidrs6_fd, strays.cidr)?;
             let Some(key) = strays.cidr else { break };
             let Some(net) = net_of(key) else { continue };
-            let crowded = net.prefix_len() == 128 && self.crowded.contains(&net.addr());
-            if !crowded && compiler.desired_cidr6(net).is_none() {
+            let overflow = net.prefix_len() == 128 && self.overflow.contains(&net.addr());
+            if !overflow && compiler.desired_cidr6(net).is_none() {
                 strays.cidr = None;
                 self.write(&Op::Cidr6Gone(net))?;
                 cidrs += 1;

@@ -38,7 +38,7 @@ pub struct Tables {
     /// The same map, for walks that go on where they stopped.
     pub(super) cidrs6_fd: OwnedFd,
     /// IPv6 addresses that found no room among the others: they are prefixes of 128 bits.
-    pub(super) crowded: BTreeSet<Ipv6Addr>,
+    pub(super) overflow: BTreeSet<Ipv6Addr>,
     /// The last [`Op::HasCidr6`].
     pub(super) has_cidr6: bool,
     /// [`Settings::probes`]
@@ -68,7 +68,7 @@ impl Tables {
             ipv6_hosts: Ipv6Hosts::open(bpf)?,
             cidrs6,
             cidrs6_fd,
-            crowded: BTreeSet::new(),
+            overflow: BTreeSet::new(),
             has_cidr6: false,
             probes: 1,
             local_endpoints: LocalEndpoints::open(bpf)?,
@@ -216,7 +216,7 @@ impl Tables {
     fn apply_v6(&mut self, op: &Op) -> Result<(), TableError> {
         let result = match op {
             Op::Host6(address, class) => return self.set_host6(*address, *class),
-            Op::Host6Gone(address) if self.crowded.remove(address) => {
+            Op::Host6Gone(address) if self.overflow.remove(address) => {
                 self.tell_cidrs6()?;
                 self.cidrs6.remove(&lpm_key(&Ipv6Net::from(*address)))
             }
@@ -233,7 +233,7 @@ impl Tables {
 
     /// An address without room in its buckets goes to the prefixes.
     fn set_host6(&mut self, address: Ipv6Addr, class: u32) -> Result<(), TableError> {
-        if !self.crowded.contains(&address) {
+        if !self.overflow.contains(&address) {
             let settings = self.current_settings()?;
             if let Ok(()) = self.ipv6_hosts.set(&settings, address, class)? {
                 return Ok(());
@@ -243,7 +243,7 @@ impl Tables {
         self.cidrs6
             .insert(&key, class, 0)
             .map_err(|cause| TableError::Map { name: "CIDRS6", cause })?;
-        self.crowded.insert(address);
+        self.overflow.insert(address);
         self.tell_cidrs6()
     }
 
@@ -256,7 +256,7 @@ impl Tables {
 
     /// What [`Settings::has_cidr6`] must be.
     pub(super) fn cidrs6_word(&self) -> u32 {
-        u32::from(self.has_cidr6 || !self.crowded.is_empty())
+        u32::from(self.has_cidr6 || !self.overflow.is_empty())
     }
 
     /// The settings as programs read them: where an IPv6 address is depends on them.
