@@ -18,7 +18,7 @@ use netpold_core::ops::{Capacity, Op, TableWriter};
 use netpold_ebpf::layout::{Settings, Unproven};
 
 use super::bpffs::{MapPins, PinRoot, remove_if_there};
-use super::direct::{self, Offered, Section};
+use super::global_sections::{self, Offered, Section};
 use super::ipv6_hosts::buckets_for;
 use super::maps::{TableError, array, descriptor};
 use super::namespace;
@@ -109,7 +109,7 @@ const CLOCK: &str = "netpold_clock";
 const SHARED: [&str; 5] = ["CT4", "CT6", "FRAGMENTS", "COUNTERS", "EVENTS"];
 
 /// Maps of the generation in force, by pin: what a later agent reads.
-const PUBLISHED: [Section; 2] = [direct::ENDPOINTS, direct::SETTINGS];
+const PUBLISHED: [Section; 2] = [global_sections::ENDPOINTS, global_sections::SETTINGS];
 
 /// aya makes no loader without parsing the kernel's own types, which takes a tenth of a second and is of
 /// no use here: one is made for all generations, and forgets them.

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use aya::maps::{Map, MapData, MapError};
 use aya::{Ebpf, Pod};
 
-use super::direct::Section;
+use super::global_sections::Section;
 use crate::bpf::mmap::{MappedArray, MmapError};
 
 /// Why a table could not be opened or written.

@@ -17,7 +17,7 @@ use netpold_ebpf::layout::{
     TrieRoot, Unproven, endpoint_slot,
 };
 
-use super::direct;
+use super::global_sections;
 use super::ipv6_hosts::Ipv6Hosts;
 use super::local_endpoints::LocalEndpoints;
 pub use super::maps::TableError;
@@ -58,9 +58,9 @@ impl Tables {
         let cidrs6 = LpmTrie::try_from(bpf.take_map(name).ok_or(TableError::Missing(name))?)
             .map_err(|cause| TableError::Map { name, cause })?;
         Ok(Self {
-            settings: section(bpf, direct::SETTINGS)?,
-            endpoints: section(bpf, direct::ENDPOINTS)?,
-            trie_root: section(bpf, direct::TRIE_ROOT)?,
+            settings: section(bpf, global_sections::SETTINGS)?,
+            endpoints: section(bpf, global_sections::ENDPOINTS)?,
+            trie_root: section(bpf, global_sections::TRIE_ROOT)?,
             trie_blocks: mapped(bpf, "TRIE_BLOCKS")?,
             rows: mapped(bpf, "ROWS")?,
             row_blocks: mapped(bpf, "ROW_BLOCKS")?,

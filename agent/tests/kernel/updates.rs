@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use aya::EbpfLoader;
 use netpold::bpf::test_run::{Run, run};
 use netpold::dataplane::bpffs::PinRoot;
-use netpold::dataplane::direct::Offered;
+use netpold::dataplane::global_sections::Offered;
 use netpold::dataplane::readback::Strays;
 use netpold::dataplane::tables::Tables;
 use netpold_core::compile::{Compiler, Cursor};

@@ -9,7 +9,7 @@ use aya::{
 };
 use netpold::bpf::test_run::{self, Run, run};
 use netpold::dataplane::{
-    direct::{self, Section},
+    global_sections::{self, Section},
     ipv6_hosts::Ipv6Hosts,
 };
 use netpold_ebpf::{
@@ -68,7 +68,7 @@ impl World {
     /// Copies the host's tables into the kernel's.
     fn write(&mut self) {
         let Self { host, bpf } = self;
-        set_section(bpf, direct::TRIE_ROOT, &host.policy.trie_root);
+        set_section(bpf, global_sections::TRIE_ROOT, &host.policy.trie_root);
         set_all(bpf, "TRIE_BLOCKS", &host.policy.trie_blocks.to_vec([0; 256]));
         set_all(bpf, "ROWS", &host.policy.rows.to_vec(Row::EMPTY));
         set_all(bpf, "ROW_BLOCKS", &host.policy.row_blocks.to_vec([0; 256]));
@@ -95,8 +95,8 @@ impl World {
             endpoints[*slot as usize] = *endpoint;
         }
         endpoints[slot] = twin;
-        set_section(&mut self.bpf, direct::ENDPOINTS, &endpoints);
-        set_section(&mut self.bpf, direct::SETTINGS, &[self.host.flows.settings]);
+        set_section(&mut self.bpf, global_sections::ENDPOINTS, &endpoints);
+        set_section(&mut self.bpf, global_sections::SETTINGS, &[self.host.flows.settings]);
     }
 
     /// Writes another endpoint.
