@@ -12,6 +12,7 @@
 //! | `layout_migration` | other layout versions' flows, until they are carried over |
 
 pub mod attach;
+pub mod audit;
 pub mod bpffs;
 pub mod bridges;
 mod clsact;
@@ -31,7 +32,6 @@ mod order;
 mod other_layout;
 pub mod pinned_state;
 pub mod pod_xdp;
-pub mod readback;
 pub mod recipe;
 pub mod role;
 mod settings;
@@ -48,13 +48,13 @@ use netpold_core::ops::{Capacity, Op};
 use netpold_ebpf::proof::DEFAULT_BIT;
 
 use attach::{Attacher, Hook, Mode};
+use audit::{Repaired, UnexpectedEntries};
 use bpffs::PinRoot;
 use bridges::Bridge;
 use generation::{Generation, GenerationError};
 use layout_migration::LayoutMigration;
 use pinned_state::PinnedState;
 use pod_xdp::PodXdp;
-use readback::{Repaired, Strays};
 use recipe::Recipe;
 use role::{Role, Roles};
 use settings::ActiveSettings;
@@ -100,7 +100,7 @@ pub struct Dataplane {
     uplink_xdp: UplinkXdp,
     pod_xdp: PodXdp,
     migration: LayoutMigration,
-    strays: Strays,
+    unexpected: UnexpectedEntries,
 }
 
 impl Dataplane {
@@ -115,7 +115,7 @@ impl Dataplane {
             uplink_xdp: UplinkXdp::new(pins.links(), options.uplinks),
             pod_xdp: PodXdp::new(pins.links(), options.pod_xdp),
             migration: LayoutMigration::find(&pins),
-            strays: Strays::default(),
+            unexpected: UnexpectedEntries::default(),
             pins,
         }
     }
@@ -324,7 +324,7 @@ impl Dataplane {
     ///
     /// # Errors
     /// A table cannot be read or written.
-    pub fn readback(
+    pub fn audit(
         &mut self,
         compiler: &Compiler,
         cursor: Cursor,
@@ -334,7 +334,7 @@ impl Dataplane {
         else {
             return Ok((cursor, Repaired::new()));
         };
-        generation.tables().readback(settings, compiler, (cursor, slices), &mut self.strays)
+        generation.tables().audit(settings, compiler, (cursor, slices), &mut self.unexpected)
     }
 
     /// Tidies flows away as [`Sweeper::pass`] does, by the timeouts that the node's own conntrack has

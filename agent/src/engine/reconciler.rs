@@ -15,7 +15,7 @@ use super::pace::Pace;
 use super::successor::{Succession, install};
 use crate::dataplane::Dataplane;
 use crate::dataplane::attach::Hook;
-use crate::dataplane::readback::Repaired;
+use crate::dataplane::audit::Repaired;
 use crate::dataplane::role::Role;
 use crate::metrics::Instruments;
 use crate::seed::Wanted;
@@ -235,7 +235,7 @@ impl Reconciler {
         if !self.installed {
             return Repaired::new();
         }
-        match self.dataplane.readback(&self.compiler, self.cursor, slices) {
+        match self.dataplane.audit(&self.compiler, self.cursor, slices) {
             Ok((next, repaired)) => {
                 self.cursor = next;
                 repaired
