@@ -115,7 +115,7 @@ impl LayoutMigration {
         let (mut flows, mut refused) = (0_u64, 0_u64);
         let Ok(Some((tables, now))) = settings.flow_tables(Some(generation)) else { return };
         for layout in &self.layouts {
-            let carried = layout.flows(|flow| match tables.adopt(&flow, now) {
+            let carried = layout.flows(|flow| match tables.import(&flow, now) {
                 Ok(()) => flows += 1,
                 Err(_) => refused += 1,
             });

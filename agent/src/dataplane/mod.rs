@@ -63,7 +63,7 @@ use tc_hooks::{Problems, TcHooks};
 use uplink_xdp::{UplinkXdp, Wanted as WantedUplinks};
 
 use crate::conntrack::{Pass, Tracked};
-use crate::seed::{Wanted, kernel_flows};
+use crate::import_conntrack::{Wanted, kernel_flows};
 
 /// What a dataplane is made with.
 #[derive(Clone, Debug)]
@@ -359,14 +359,14 @@ impl Dataplane {
     ///
     /// # Errors
     /// The kernel does not tell, or the flow tables cannot be mapped.
-    pub fn seed(&self, wanted: &Wanted) -> Result<u64, String> {
+    pub fn import_conntrack(&self, wanted: &Wanted) -> Result<u64, String> {
         let tables = self.settings.flow_tables(self.generation());
         let Some((tables, now)) = tables.map_err(|error| error.to_string())? else { return Ok(0) };
         let mut flows = 0;
         kernel_flows(|flow| {
             for side in wanted.sides(&flow, now) {
                 let seen = tables.stamp(&side, flow.remaining, now);
-                flows += u64::from(tables.adopt(&Tracked { seen, ..side }, now).is_ok());
+                flows += u64::from(tables.import(&Tracked { seen, ..side }, now).is_ok());
             }
         })
         .map_err(|error| error.to_string())?;

@@ -299,7 +299,7 @@ impl Reconciler {
         drop_elsewhere((former, generation));
         self.capacity = self.compiler.capacity();
         self.instruments.new_generation();
-        self.seed();
+        self.import_conntrack();
         self.installed = true;
         self.in_force.note(&self.compiler);
         let shares = clients.iter().map(|namespace| {
