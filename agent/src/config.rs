@@ -15,7 +15,7 @@ use tracing_subscriber::fmt::format;
 
 pub use crate::cli::{CheckSource, NewPods};
 use crate::cli::{LogFormat, PodEgressHook, RunArgs, UplinkDrops, WatchNodes};
-use crate::dataplane::uplink::Wanted;
+use crate::dataplane::uplink_xdp::Wanted;
 use crate::engine::interfaces::NodeDevices;
 use crate::listen::ListenAddress;
 use crate::printable::log_field;

@@ -5,7 +5,7 @@
 //! compare-and-swap of its whole control word, time stamp included: a flow that has a packet at
 //! that moment stays.
 
-mod adopt;
+mod import;
 pub mod timeouts;
 
 use std::collections::BTreeSet;
@@ -20,8 +20,8 @@ use netpold_ebpf::host::HostMemory;
 use netpold_ebpf::layout::{CT_REPLIED, CT_WAYS, Ct4Bucket, Ct6Bucket, Settings};
 use serde::Serialize;
 
-pub use self::adopt::{FlowKey, Tracked};
-use crate::dataplane::mmap::{MappedArray, MmapError};
+pub use self::import::{FlowKey, Tracked};
+use crate::bpf::mmap::{MappedArray, MmapError};
 
 /// The values of `CONFIG_HZ` that a kernel can be configured with on the machines we run on.
 const TICKS_PER_SECOND: [u32; 4] = [100, 250, 300, 1000];

@@ -189,7 +189,7 @@ impl Engine {
 
     /// The ring of drop events; once, and not before the first generation.
     pub fn events(&mut self) -> Option<RingBuf<MapData>> {
-        self.reconciler.dataplane.generation()?.events().ok()
+        self.reconciler.dataplane.events()
     }
 
     /// Tidies flows away that have expired or whose endpoint is gone, and counts the others. Which are
@@ -206,9 +206,8 @@ impl Engine {
     /// when to call [`Engine::step`] if that failed.
     pub fn repair(&mut self) -> Option<Instant> {
         let dataplane = &mut self.reconciler.dataplane;
-        let restored = dataplane.tend_uplinks() + dataplane.repair_sent();
-        self.health.repaired("programs", restored);
-        self.health.pins(dataplane.keep_pins());
+        self.health.repaired("programs", dataplane.reconcile_xdp());
+        self.health.pins(dataplane.reconcile_pins());
         match dataplane.missing() {
             Ok(missing) if missing.is_empty() => {}
             Ok(missing) => {
@@ -225,7 +224,7 @@ impl Engine {
             }
             Err(error) => tracing::warn!(error, "cannot look whether programs are still attached"),
         }
-        self.keep_order();
+        self.reconcile_order();
         let Reconciler { compiler, dataplane, .. } = &mut self.reconciler;
         self.bypass.look(compiler, &self.interfaces);
         if self.missing.look(compiler, dataplane) {
@@ -236,8 +235,8 @@ impl Engine {
         self.retry_at()
     }
 
-    fn keep_order(&mut self) {
-        match self.reconciler.dataplane.keep_order() {
+    fn reconcile_order(&mut self) {
+        match self.reconciler.dataplane.reconcile_order() {
             Ok(moved) => {
                 for Hook { ifindex, direction } in moved {
                     self.health.repaired("order", 1);

@@ -292,8 +292,8 @@ mod tests {
     use aya::maps::Map;
 
     use super::*;
-    use crate::dataplane::sys::test_objects;
-    use crate::dataplane::test_run;
+    use crate::bpf::sys::test_objects;
+    use crate::bpf::test_run;
 
     fn event(endpoint: u32, local_port: u16, remote_port: u16) -> DropEvent {
         let mut remote = [0; 16];

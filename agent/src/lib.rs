@@ -1,6 +1,7 @@
 //! Kubernetes NetworkPolicy enforced in eBPF at every pod's veth: the agent's parts.
 
 pub mod admin;
+pub mod bpf;
 pub mod cli;
 pub mod config;
 pub mod conntrack;
@@ -9,6 +10,7 @@ pub mod endpoint;
 pub mod engine;
 pub mod events;
 pub mod explain;
+pub mod import_conntrack;
 pub mod listen;
 pub mod metrics;
 pub mod netlink;
@@ -17,7 +19,6 @@ pub mod pattern;
 mod printable;
 pub mod requirements;
 pub mod run;
-pub mod seed;
 pub mod service_manager;
 pub mod source;
 pub mod state;

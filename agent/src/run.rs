@@ -20,11 +20,12 @@ use tracing::{info, warn};
 
 use crate::admin::Admin;
 use crate::config::{self, RunConfig};
-use crate::dataplane::Dataplane;
 use crate::dataplane::attach::{Attached, Attacher, Mode};
 use crate::dataplane::bpffs::{self, PinRoot};
-use crate::dataplane::generation::{self, Predecessor};
+use crate::dataplane::generation;
+use crate::dataplane::pinned_state::PinnedState;
 use crate::dataplane::tables::grace_period;
+use crate::dataplane::{Dataplane, DataplaneOptions};
 use crate::endpoint::{self, Discovery};
 use crate::engine::Engine;
 use crate::events::{self, DropLog};
@@ -120,17 +121,17 @@ impl Agent {
         let mode = Mode::probe();
         requirements::warn_of_lacks(mode);
         let mut attacher = Attacher::new(&pins.links(), mode)?;
-        let predecessor = Predecessor::read(&pins)?;
+        let pinned = PinnedState::read(&pins)?;
         // Another version's tables are not read, but its programs judge.
         let attached = attacher.attached()?;
-        let inherited = predecessor.hash_seed.is_some() || !attached.is_empty();
-        let mut engine = engine(config, pins, attacher, &predecessor)?;
+        let inherited = pinned.hash_seed.is_some() || !attached.is_empty();
+        let mut engine = engine(config, pins, attacher, &pinned)?;
         let manifests = StaticPods::new(config.static_pods.clone(), config.node.clone());
         let results = cache::follow(config.cni_results.clone(), manifests)?;
         let mut inputs = Inputs::new(source, results, config.node.clone(), inherited);
         if inherited {
             engine.inherits_flows();
-            engine.inherit(bound(&predecessor, &attached), remembered(config));
+            engine.inherit(bound(&pinned, &attached), remembered(config));
         }
         // CNI results say whose the interfaces are, so they are known before the first is looked at.
         let first = inputs.first(&config.state, &config.node);
@@ -331,11 +332,11 @@ fn engine(
     config: &RunConfig,
     pins: PinRoot,
     attacher: Attacher,
-    predecessor: &Predecessor,
+    pinned: &PinnedState,
 ) -> Result<Engine> {
     let capacity = Capacity::default();
-    let known = predecessor.endpoints.iter().map(|e| ((e.ifindex, e.uid_hash), e.id)).collect();
-    let last = predecessor.endpoints.iter().map(|e| e.id).max();
+    let known = pinned.endpoints.iter().map(|e| ((e.ifindex, e.uid_hash), e.id)).collect();
+    let last = pinned.endpoints.iter().map(|e| e.id).max();
     let random = random().context("cannot read random bytes")?;
     let options = Options {
         node: config.node.clone(),
@@ -346,18 +347,21 @@ fn engine(
             config::CheckSource::All => CheckSource::All,
         },
         source_exempt: config.source_exempt.clone(),
-        first_endpoint_id: first_endpoint_id(last, predecessor.hash_seed.is_some(), random),
+        first_endpoint_id: first_endpoint_id(last, pinned.hash_seed.is_some(), random),
         known_endpoints: known,
         new_pods: match config.new_pods {
             config::NewPods::Allow => NewPods::Allow,
             config::NewPods::Deny => NewPods::Deny,
         },
     };
-    let seed = predecessor.hash_seed.unwrap_or(random);
-    let dataplane = Dataplane::new(pins, attacher, CONNTRACK_BUCKETS, seed)
-        .with_proof(1 << config.mark_bit)
-        .with_uplinks(config.uplinks.clone())
-        .with_sent(config.sent);
+    let seed = pinned.hash_seed.unwrap_or(random);
+    let dataplane = DataplaneOptions {
+        proof: 1 << config.mark_bit,
+        uplinks: config.uplinks.clone(),
+        pod_xdp: config.sent,
+        ..DataplaneOptions::new(CONNTRACK_BUCKETS, seed)
+    };
+    let dataplane = Dataplane::new(pins, attacher, dataplane);
     let mut engine = Engine::new(Compiler::new(options), dataplane, capacity);
     engine.judge_at(config.node_devices.clone());
     Ok(engine)
@@ -365,9 +369,9 @@ fn engine(
 
 /// Whose the interfaces are by the tables of the agent before this one. A program that is still
 /// attached shows that an interface has been there since: it goes with it.
-fn bound(predecessor: &Predecessor, attached: &[Attached]) -> BTreeMap<u32, u64> {
+fn bound(pinned: &PinnedState, attached: &[Attached]) -> BTreeMap<u32, u64> {
     let since: BTreeSet<u32> = attached.iter().map(|found| found.hook.ifindex).collect();
-    let endpoints = predecessor.endpoints.iter();
+    let endpoints = pinned.endpoints.iter();
     let known = endpoints.filter(|e| since.contains(&e.ifindex) && e.uid_hash != WAITING);
     known.map(|endpoint| (endpoint.ifindex, endpoint.uid_hash)).collect()
 }

@@ -4,8 +4,8 @@ use std::os::fd::AsFd;
 use std::process::Command;
 
 use aya::{EbpfLoader, programs::SchedClassifier};
+use netpold::bpf::test_run::jiffies;
 use netpold::conntrack::{measure_hz, tick_rate};
-use netpold::dataplane::test_run::jiffies;
 
 #[test]
 fn the_measured_rate_is_the_configured_one() {

@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use netpold::bpf::mmap::MappedArray;
 use netpold::dataplane::attach::{Attacher, Hook, Mode};
-use netpold::dataplane::mmap::MappedArray;
 use netpold_core::model::Direction;
 use netpold_testbed::Netns;
 

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use netpold::dataplane::Dataplane;
 use netpold::dataplane::attach::{Attacher, Hook, Mode};
 use netpold::dataplane::bpffs::PinRoot;
 use netpold::dataplane::tables::grace_period;
+use netpold::dataplane::{Dataplane, DataplaneOptions};
 use netpold::engine::Engine;
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Direction, Interface};
@@ -186,7 +186,8 @@ impl Subject {
     pub(crate) fn new(scale: Scale, veths: &Veths, buckets: u32, pins: &Path) -> Result<Self> {
         let root = PinRoot::open(pins)?;
         let links = root.links();
-        let dataplane = Dataplane::new(root, Attacher::new(&links, Mode::Tcx)?, buckets, 1);
+        let options = DataplaneOptions::new(buckets, 1);
+        let dataplane = Dataplane::new(root, Attacher::new(&links, Mode::Tcx)?, options);
         let options = Options { node: NODE.into(), first_endpoint_id: 1, ..Options::default() };
         let mut engine = Engine::new(Compiler::new(options), dataplane, Capacity::default());
         let objects = scale.changes().into_iter();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use aya::maps::{MapData, PerCpuArray};
 use netpold::dataplane::attach::{Attacher, Hook, Mode};
-use netpold::dataplane::xdp::Early;
+use netpold::dataplane::xdp::XdpProgram;
 use netpold_core::model::Direction;
 use netpold_ebpf::reason::{Reason, counter};
 use netpold_ebpf::uplink::Scope;
@@ -325,7 +325,7 @@ impl Node {
 fn own(world: &mut World) -> Result<Vec<Subject>> {
     let floor = Code::default().end(DROP).load(XDP).context("cannot load a program")?;
     let mut uplink = |scope| -> Result<OwnedFd> {
-        Ok(world.generation.early(Early::Uplink(scope))?.0.try_clone_to_owned()?)
+        Ok(world.generation.xdp(XdpProgram::Uplink(scope))?.0.try_clone_to_owned()?)
     };
     let openings = uplink(Scope::Openings)?;
     let all = uplink(Scope::All)?;

@@ -9,8 +9,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use netpold::bpf::test_run::{Run, run};
 use netpold::dataplane::attach::{Attacher, Hook, Mode};
-use netpold::dataplane::test_run::{Run, run};
 use netpold_core::model::Direction;
 use netpold_ebpf::proof::DEFAULT_BIT;
 use netpold_testbed::{Netns, udp_frame};

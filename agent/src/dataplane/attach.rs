@@ -16,14 +16,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use netpold_core::model::Direction;
-
 use super::clsact::Clsact;
 use super::front::Relay;
-use super::sys;
-
-const BPF_TCX_INGRESS: u32 = 46;
-const BPF_TCX_EGRESS: u32 = 47;
+use super::hook::BPF_TCX_INGRESS;
+pub use super::hook::{Attached, Hook};
+use crate::bpf::sys;
 
 /// In the name of a link's pin that runs in front of another; no dot, which bpffs refuses.
 const WATCHING: &str = "-before-";
@@ -58,35 +55,6 @@ impl std::fmt::Display for Mode {
     }
 }
 
-/// One hook of one interface.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Hook {
-    /// Interface index.
-    pub ifindex: u32,
-    /// As the pod sees it.
-    pub direction: Direction,
-}
-
-impl Hook {
-    fn tcx_type(self) -> u32 {
-        match self.direction {
-            Direction::Egress => BPF_TCX_INGRESS,
-            Direction::Ingress => BPF_TCX_EGRESS,
-        }
-    }
-
-    fn file_name(self) -> String {
-        format!("{}-{}", self.ifindex, self.direction)
-    }
-
-    fn from_file_name(name: &str) -> Option<Self> {
-        let (ifindex, direction) = name.split_once('-')?;
-        let direction = Direction::BOTH.into_iter().find(|d| d.to_string() == direction)?;
-        let hook = Self { ifindex: ifindex.parse().ok()?, direction };
-        (hook.file_name() == name).then_some(hook)
-    }
-}
-
 /// An attachment could not be made, changed or taken away.
 #[derive(Debug, thiserror::Error)]
 #[error("{operation} at {subject}: {cause}")]
@@ -102,17 +70,6 @@ impl AttachError {
     pub fn is_gone(&self) -> bool {
         self.cause.raw_os_error() == Some(libc::ENODEV)
     }
-}
-
-/// An attachment that was found.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Attached {
-    /// Where.
-    pub hook: Hook,
-    /// Identifier of the program that runs there.
-    pub program: u32,
-    /// Identifiers of the programs that packets meet before it; 0: of a filter without program.
-    pub ahead: Vec<u32>,
 }
 
 /// Attaches, replaces, finds and detaches. Keeps no state of its own: pins and filters are it.

@@ -6,16 +6,10 @@
 //! what has an endpoint's source is sure not to be from there ([`BRIDGE_OPEN`]).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
-use std::net::{Ipv4Addr, UdpSocket};
 
-use netpold_core::model::Direction;
 use netpold_ebpf::layout::{BRIDGE_GONE, BRIDGE_ISOLATED, BRIDGE_OPEN, BRIDGES, bridge_ifindex};
 
-use super::attach::{Hook, Mode};
-use super::generation::Predecessor;
-use super::role::Role;
-use super::{Dataplane, tables};
+use super::role::{Role, Roles};
 
 /// A bridge that has pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,31 +27,17 @@ pub(super) struct Bridges {
     known: BTreeMap<u32, Bridge>,
     /// Interfaces with a program that leaves the proof, of whatever generation.
     proving: BTreeSet<u32>,
-    /// See [`Bridges::agent_port`].
-    agent: Option<UdpSocket>,
 }
 
 impl Bridges {
-    /// The port, in network byte order, of a socket that ends with this process; 0 if there is none.
-    pub(super) fn agent_port(&mut self) -> u32 {
-        let port = |socket: &UdpSocket| Ok(u32::from(socket.local_addr()?.port().to_be()));
-        let own = || -> io::Result<UdpSocket> {
-            let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-            socket.connect(socket.local_addr()?)?;
-            Ok(socket)
-        };
-        let found = match &self.agent {
-            Some(socket) => port(socket),
-            None => own().and_then(|socket| port(self.agent.insert(socket))),
-        };
-        found.unwrap_or_else(|error| {
-            tracing::warn!(
-                %error,
-                "no socket at 127.0.0.1: packets that go round a pod's program on a bridge drop only if \
-                 they have a pod's source"
-            );
-            0
-        })
+    /// These bridges have pods.
+    pub(super) fn are(&mut self, bridges: BTreeMap<u32, Bridge>) {
+        self.known = bridges;
+    }
+
+    /// Interfaces have programs of an earlier agent that leave the proof.
+    pub(super) fn prove(&mut self, interfaces: impl IntoIterator<Item = u32>) {
+        self.proving.extend(interfaces);
     }
 
     /// An interface has programs of this role now.
@@ -75,7 +55,7 @@ impl Bridges {
     }
 
     /// Interfaces that are not wanted any more are about to lose their programs.
-    pub(super) fn leaves(&mut self, wanted: &BTreeMap<u32, Role>) {
+    pub(super) fn leaves(&mut self, wanted: &Roles) {
         self.proving.retain(|ifindex| wanted.get(ifindex).is_some_and(|role| role.proves()));
     }
 
@@ -102,12 +82,12 @@ impl Bridges {
     }
 
     /// What comes after `now`, where nothing more is demanded: of no bridge that has no pods any more.
-    fn kept(&self, now: &[u32; BRIDGES]) -> [u32; BRIDGES] {
+    pub(super) fn kept(&self, now: &[u32; BRIDGES]) -> [u32; BRIDGES] {
         tidy(now.map(|word| self.word(bridge_ifindex(word)).unwrap_or(0)))
     }
 
     /// What comes after `now`, where all is demanded that can be; and the bridges there was no room for.
-    fn demanded(&self, now: &[u32; BRIDGES]) -> ([u32; BRIDGES], Vec<u32>) {
+    pub(super) fn demanded(&self, now: &[u32; BRIDGES]) -> ([u32; BRIDGES], Vec<u32>) {
         let (mut words, mut left) = (self.kept(now), Vec::new());
         for word in self.complete() {
             if words.contains(&word) {
@@ -128,80 +108,6 @@ fn tidy(mut words: [u32; BRIDGES]) -> [u32; BRIDGES] {
     words[end..].fill(0);
     words[..end].iter_mut().filter(|word| **word == 0).for_each(|word| *word = BRIDGE_GONE);
     words
-}
-
-impl Dataplane {
-    /// What an earlier agent's programs demand, these demand from the first on: each interface that has one of
-    /// its programs where packets come in leaves the proof.
-    pub(super) fn inherit_bridges(&mut self, predecessor: &Predecessor) -> [u32; BRIDGES] {
-        match self.attacher.attached() {
-            Ok(attached) => {
-                let comes_in = |hook: &Hook| hook.direction == Direction::Egress;
-                let hooks = attached.into_iter().map(|found| found.hook).filter(comes_in);
-                self.bridges.proving.extend(hooks.map(|hook| hook.ifindex));
-                predecessor.bridges
-            }
-            Err(error) => {
-                tracing::warn!(%error, "nothing is demanded of bridges until all programs are attached");
-                [0; BRIDGES]
-            }
-        }
-    }
-
-    /// These bridges have pods. From now on less is demanded of those with a port that has no program; more
-    /// of others after the next [`Dataplane::attach`].
-    pub fn bridges_are(&mut self, bridges: BTreeMap<u32, Bridge>) {
-        self.bridges.known = bridges;
-        self.demand_no_more();
-    }
-
-    /// Demands less of bridges with a port that has no program.
-    fn demand_no_more(&mut self) {
-        if let Some(settings) = self.settings {
-            self.demand(self.bridges.kept(&settings.bridges));
-        }
-    }
-
-    /// Before what is not wanted any more loses its programs.
-    pub(super) fn leave_bridges(&mut self, wanted: &BTreeMap<u32, Role>) {
-        self.bridges.leaves(wanted);
-        self.demand_no_more();
-    }
-
-    /// Demands the proof of all bridges that it can be demanded of. Gives those that there was no room
-    /// for, with the reason.
-    pub(super) fn demand_of_bridges(&mut self) -> Vec<(u32, String)> {
-        let Some(settings) = self.settings else { return Vec::new() };
-        let (words, left) = self.bridges.demanded(&settings.bridges);
-        if words != settings.bridges {
-            // What came by before is on its way. To attach a link takes as long.
-            if self.mode() == Mode::Clsact {
-                tables::grace_period();
-            }
-            self.demand(words);
-        }
-        let reason = format!(
-            "more than {BRIDGES} bridges have pods: packets that go round a pod's program are not found on \
-             this one"
-        );
-        left.into_iter().map(|bridge| (bridge, reason.clone())).collect()
-    }
-
-    /// Changes what is demanded of bridges, place by place.
-    fn demand(&mut self, words: [u32; BRIDGES]) {
-        let (Some(settings), Some(generation)) = (&mut self.settings, &mut self.generation) else {
-            return;
-        };
-        for (place, (now, wanted)) in settings.bridges.iter_mut().zip(words).enumerate() {
-            if wanted == *now {
-                continue;
-            }
-            match generation.tables().demand_of(place, wanted) {
-                Ok(()) => *now = wanted,
-                Err(error) => tracing::error!(%error, "what is demanded of bridges stays"),
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use netlink_packet_route::tc::{
 use netpold_core::model::Direction;
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 
-use super::attach::{Attached, Hook};
+use super::hook::{Attached, Hook};
 use crate::netlink::{Connection, Message, attributes, word};
 
 /// In front of all filters that have a priority of their own.

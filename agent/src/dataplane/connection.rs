@@ -1,7 +1,7 @@
 //! Where the kernel keeps what its conntrack knows of a packet, which no field of a program's context
 //! shows: read from the kernel's own types (BTF), and by programs with `bpf_probe_read_kernel`.
 
-use super::sys;
+use crate::bpf::sys;
 
 /// `BPF_FUNC_probe_read_kernel` of linux/bpf.h.
 const PROBE_READ_KERNEL: i32 = 113;

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use super::sys::{self, instruction};
+use crate::bpf::sys::{self, instruction};
 
 const BPF_PROG_TYPE_XDP: u32 = 6;
 /// The program takes frames in several pieces (Linux 5.18).

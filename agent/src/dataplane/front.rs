@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use super::sys::{self, instruction};
+use crate::bpf::sys::{self, instruction};
 
 /// `TCX_NEXT`, `TC_ACT_UNSPEC`
 const NEXT: i32 = -1;

@@ -10,10 +10,9 @@ use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::AsFd;
 
-use super::Dataplane;
-use super::attach::Hook;
 use super::clsact::Clsact;
 use super::front;
+use super::hook::Hook;
 
 /// The hooks that are closed.
 #[derive(Debug, Default)]
@@ -24,7 +23,32 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    fn close(&mut self, hooks: &[Hook]) -> io::Result<()> {
+    /// What an agent closed that ended before it could open it again.
+    pub(super) fn find() -> Self {
+        let found = Clsact::open().and_then(|mut filters| filters.temporaries());
+        let hooks = found.unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot look for filters of an earlier agent");
+            Vec::new()
+        });
+        Self { hooks: hooks.into_iter().collect(), qdiscs: BTreeSet::new() }
+    }
+
+    /// Closes hooks of isolated pods; how many are closed.
+    pub(super) fn close(&mut self, hooks: &[Hook]) -> usize {
+        if let Err(error) = self.try_close(hooks) {
+            tracing::warn!(%error, "isolated pods are open until their programs are loaded");
+        }
+        self.hooks.len()
+    }
+
+    /// Opens the hooks of the interfaces that are ready.
+    pub(super) fn open(&mut self, ready: impl Fn(u32) -> bool) {
+        if let Err(error) = self.try_open(ready) {
+            tracing::error!(%error, "pods that were closed until their programs are attached stay so");
+        }
+    }
+
+    fn try_close(&mut self, hooks: &[Hook]) -> io::Result<()> {
         let program = front::closed()?;
         let mut filters = Clsact::open()?;
         for &hook in hooks {
@@ -44,7 +68,7 @@ impl Gate {
         Ok(())
     }
 
-    fn open(&mut self, ready: impl Fn(u32) -> bool) -> io::Result<()> {
+    fn try_open(&mut self, ready: impl Fn(u32) -> bool) -> io::Result<()> {
         let hooks: Vec<Hook> =
             self.hooks.iter().filter(|hook| ready(hook.ifindex)).copied().collect();
         if hooks.is_empty() {
@@ -59,37 +83,11 @@ impl Gate {
     }
 }
 
-impl Dataplane {
-    /// Closes hooks of isolated pods until their programs are attached; how many.
-    pub fn close(&mut self, hooks: &[Hook]) -> usize {
-        if let Err(error) = self.gate.close(hooks) {
-            tracing::warn!(%error, "isolated pods are open until their programs are loaded");
-        }
-        self.gate.hooks.len()
-    }
-
-    /// Opens what was closed where the programs judge now, or where there is nothing to judge.
-    pub(super) fn open(&mut self, wanted: impl Fn(u32) -> bool) {
-        let attached = &self.attached;
-        if let Err(error) = self.gate.open(|i| attached.contains_key(&i) || !wanted(i)) {
-            tracing::error!(%error, "pods that were closed until their programs are attached stay so");
-        }
-    }
-
-    /// Takes in what an agent closed that ended before it could open it again.
-    pub(super) fn find_closed(&mut self) {
-        match Clsact::open().and_then(|mut filters| filters.temporaries()) {
-            Ok(hooks) => self.gate.hooks.extend(hooks),
-            Err(error) => tracing::warn!(%error, "cannot look for filters of an earlier agent"),
-        }
-    }
-}
-
 /// Opens whatever is closed in this network namespace.
 ///
 /// # Errors
 /// The kernel refuses.
 pub fn open_all() -> io::Result<()> {
     let hooks = Clsact::open()?.temporaries()?.into_iter().collect();
-    Gate { hooks, qdiscs: BTreeSet::new() }.open(|_| true)
+    Gate { hooks, qdiscs: BTreeSet::new() }.try_open(|_| true)
 }

@@ -11,22 +11,23 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use aya::maps::{MapData, MapError, PerCpuArray, RingBuf};
+use aya::maps::{MapData, PerCpuArray, RingBuf};
 use aya::programs::{ProgramError, SchedClassifier, Xdp};
-use aya::{Ebpf, EbpfError, EbpfLoader, Pod};
+use aya::{Ebpf, EbpfError, EbpfLoader};
 use netpold_core::ops::{Capacity, Op, TableWriter};
-use netpold_ebpf::layout::{BRIDGES, Endpoint, Settings};
+use netpold_ebpf::layout::{Settings, Unproven};
 
 use super::bpffs::{MapPins, PinRoot, remove_if_there};
-use super::direct::{self, Offered, Section};
-use super::heritage::{self, Heritage};
-use super::hosts6::buckets_for;
-use super::mmap::MappedArray;
+use super::global_sections::{self, Offered, Section};
+use super::ipv6_hosts::buckets_for;
+use super::maps::{TableError, array, descriptor};
 use super::namespace;
+use super::other_layout;
 use super::role::Program;
-use super::tables::{TableError, Tables, array, descriptor};
-use super::xdp::Early;
-use super::{connection, features, sys, test_run};
+use super::tables::Tables;
+use super::xdp::XdpProgram;
+use super::{connection, features};
+use crate::bpf::{sys, test_run};
 use crate::object::{ObjectMissing, object};
 
 /// Why a generation could not be made.
@@ -89,7 +90,7 @@ pub enum GenerationError {
 }
 
 /// An error with its causes on one line.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -108,7 +109,7 @@ const CLOCK: &str = "netpold_clock";
 const SHARED: [&str; 5] = ["CT4", "CT6", "FRAGMENTS", "COUNTERS", "EVENTS"];
 
 /// Maps of the generation in force, by pin: what a later agent reads.
-const PUBLISHED: [Section; 2] = [direct::ENDPOINTS, direct::SETTINGS];
+const PUBLISHED: [Section; 2] = [global_sections::ENDPOINTS, global_sections::SETTINGS];
 
 /// aya makes no loader without parsing the kernel's own types, which takes a tenth of a second and is of
 /// no use here: one is made for all generations, and forgets them.
@@ -195,9 +196,9 @@ impl Generation {
             .chain(published)
             .map(|(name, map)| Ok((name, descriptor(&bpf, map)?)))
             .collect::<Result<Vec<_>, TableError>>()?;
-        let name = heritage::DESCRIPTION;
+        let name = other_layout::DESCRIPTION;
         let description =
-            heritage::describe().map_err(|e| pin_error(pins.map(name), name, e.to_string()))?;
+            other_layout::describe().map_err(|e| pin_error(pins.map(name), name, e.to_string()))?;
         pinned.push((name, description));
         Ok(Self { bpf, tables, pinned })
     }
@@ -213,11 +214,36 @@ impl Generation {
         classifier(&mut self.bpf, program.into().name())
     }
 
+    /// The descriptor of a program.
+    ///
+    /// # Errors
+    /// The object has no such program.
+    pub fn fd(&self, program: Program) -> Result<BorrowedFd<'_>, GenerationError> {
+        let failed = |e| GenerationError::Program { name: program.name(), cause: Box::new(e) };
+        self.loaded(program)?.fd().map(AsFd::as_fd).map_err(failed)
+    }
+
+    /// The identifier of a program.
+    ///
+    /// # Errors
+    /// The object has no such program, or the kernel does not say.
+    pub fn id(&self, program: Program) -> Result<u32, GenerationError> {
+        let failed = |e| GenerationError::Program { name: program.name(), cause: Box::new(e) };
+        self.loaded(program)?.info().map(|info| info.id()).map_err(failed)
+    }
+
+    fn loaded(&self, program: Program) -> Result<&SchedClassifier, GenerationError> {
+        let name = program.name();
+        let failed = |e| GenerationError::Program { name, cause: Box::new(e) };
+        let program = self.bpf.program(name).ok_or(GenerationError::NoProgram(name))?;
+        program.try_into().map_err(failed)
+    }
+
     /// A program of XDP and its identifier; loaded when it is asked for the first time.
     ///
     /// # Errors
     /// The object has no such program, or the kernel refuses it.
-    pub fn early(&mut self, program: Early) -> Result<(BorrowedFd<'_>, u32), GenerationError> {
+    pub fn xdp(&mut self, program: XdpProgram) -> Result<(BorrowedFd<'_>, u32), GenerationError> {
         let name = program.name();
         let failed = |e| GenerationError::Program { name, cause: Box::new(e) };
         let program = self.bpf.program_mut(name).ok_or(GenerationError::NoProgram(name))?;
@@ -310,6 +336,21 @@ impl Generation {
             .map_err(|cause| TableError::Map { name, cause })
     }
 
+    /// A drop counter summed over the CPUs; shared by generations.
+    #[must_use]
+    pub fn counter(&self, index: u32) -> u64 {
+        let counters = self.bpf.map("COUNTERS").and_then(|map| PerCpuArray::try_from(map).ok());
+        let values = counters.and_then(|all: PerCpuArray<_, u64>| all.get(&index, 0).ok());
+        values.map_or(0, |values| values.iter().sum())
+    }
+
+    /// Packets of the endpoint at an interface that exits missed the proof or the witness of, since this
+    /// generation was made.
+    #[must_use]
+    pub fn unproven(&self, ifindex: u32) -> Unproven {
+        self.tables.unproven(ifindex)
+    }
+
     /// Makes this generation's endpoints and settings the pinned ones: what a later agent reads to
     /// recognise endpoints and to go on with the conntrack hash.
     ///
@@ -353,7 +394,7 @@ fn replace_pin(pins: &PinRoot, name: &str, map: BorrowedFd<'_>) -> io::Result<()
     std::fs::rename(&fresh, pins.map(name))
 }
 
-fn pin_error(pin: PathBuf, name: &'static str, reason: String) -> GenerationError {
+pub(super) fn pin_error(pin: PathBuf, name: &'static str, reason: String) -> GenerationError {
     GenerationError::Pin { name, path: pin.display().to_string(), reason }
 }
 
@@ -403,66 +444,4 @@ fn sizes(capacity: &Capacity) -> [(&'static str, u32); 6] {
         ("HOSTS6", buckets_for(capacity.hosts6)),
         ("CIDRS6", capacity.cidrs6),
     ]
-}
-
-/// What the agent before this one left pinned.
-#[derive(Debug, Default)]
-pub struct Predecessor {
-    /// Seed of the conntrack hash in the shared tables.
-    pub hash_seed: Option<u64>,
-    /// The bit of `skb->mark` by which its programs prove what they judge, once all of them do.
-    pub proof: Option<u32>,
-    /// The bridges that its programs demand the proof of, as [`Settings::bridges`].
-    pub bridges: [u32; BRIDGES],
-    /// Endpoints it had, by interface index.
-    pub endpoints: Vec<Endpoint>,
-}
-
-impl Predecessor {
-    /// Reads the pins of this layout version, and the endpoints of others. What is not there was
-    /// never made: a first start.
-    ///
-    /// # Errors
-    /// A pin is there but cannot be read.
-    pub fn read(pins: &PinRoot) -> Result<Self, GenerationError> {
-        let settings = pinned::<Settings>(pins, "SETTINGS")?;
-        let endpoints = pinned::<Endpoint>(pins, "ENDPOINTS")?;
-        let settings = settings.and_then(|s| s.read(0).ok());
-        let hash_seed = settings.map(|s| s.hash_seed);
-        let proof = settings.filter(|s| s.demands_proof != 0).map(|s| s.proof);
-        let bridges = settings.map_or([0; BRIDGES], |s| s.bridges);
-        let endpoints = endpoints
-            .map(|map| (0..map.elements()).filter_map(|i| map.read(i).ok()).collect::<Vec<_>>())
-            .unwrap_or_default()
-            .into_iter()
-            .filter(|e| e.ifindex != 0)
-            .collect();
-        let mut predecessor = Self { hash_seed, proof, bridges, endpoints };
-        for directory in pins.other_versions() {
-            // What cannot be read is said where its flows are looked for.
-            if let Ok(others) = Heritage::open(&directory).and_then(|other| other.endpoints()) {
-                predecessor.add(others);
-            }
-        }
-        Ok(predecessor)
-    }
-
-    /// Takes in another version's endpoints; those known already stay.
-    fn add(&mut self, others: Vec<Endpoint>) {
-        let known: BTreeSet<u32> = self.endpoints.iter().map(|e| e.ifindex).collect();
-        self.endpoints.extend(others.into_iter().filter(|e| !known.contains(&e.ifindex)));
-    }
-}
-
-fn pinned<T: Pod>(
-    pins: &PinRoot,
-    name: &'static str,
-) -> Result<Option<MappedArray<T>>, GenerationError> {
-    let path = pins.map(name);
-    if !path.exists() {
-        return Ok(None);
-    }
-    let failed = |reason: String| pin_error(pins.map(name), name, reason);
-    let map = MapData::from_pin(&path).map_err(|e: MapError| failed(chain(&e)))?;
-    MappedArray::flat(&map).map(Some).map_err(|e| failed(chain(&e)))
 }

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
-use super::sys;
+use crate::bpf::sys;
 
 /// `BPF_FUNC_get_netns_cookie` of linux/bpf.h.
 const GET_NETNS_COOKIE: i32 = 122;

@@ -6,11 +6,11 @@
 //! is let have the place, and reported: two tools that both want to be first would never end.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::os::fd::BorrowedFd;
 
-use super::Dataplane;
-use super::attach::{Attached, Hook};
-use super::role::Program;
+use super::attach::{Attached, Attacher, Hook};
+use super::generation::Generation;
+use super::role::Roles;
 
 /// How often ours is put in front of others at one hook.
 const MOVES: u32 = 3;
@@ -22,22 +22,28 @@ pub(super) struct Order {
     problems: BTreeMap<Hook, String>,
 }
 
-impl Dataplane {
+impl Order {
     /// Puts our programs in front of those that were put in front of them. Gives the hooks.
     ///
     /// # Errors
     /// The attachments cannot be listed.
-    pub fn keep_order(&mut self) -> Result<Vec<Hook>, String> {
-        let found = self.attacher.attached().map_err(|error| error.to_string())?;
-        self.order.moves.retain(|hook, _| self.attached.contains_key(&hook.ifindex));
-        self.order.problems.clear();
+    pub(super) fn reconcile(
+        &mut self,
+        attacher: &mut Attacher,
+        attached: &Roles,
+        generation: &Generation,
+    ) -> Result<Vec<Hook>, String> {
+        let found = attacher.attached().map_err(|error| error.to_string())?;
+        self.moves.retain(|hook, _| attached.contains_key(&hook.ifindex));
+        self.problems.clear();
         let mut moved = Vec::new();
         for Attached { hook, ahead, .. } in found.into_iter().filter(|f| !f.ahead.is_empty()) {
-            let role = self.attached.get(&hook.ifindex);
+            let role = attached.get(&hook.ifindex);
             let Some(program) = role.and_then(|role| role.program(hook.direction)) else {
                 continue;
             };
-            match self.put_first_at(hook, program) {
+            let program = generation.fd(program).map_err(|error| error.to_string());
+            match program.and_then(|program| self.put_first(attacher, program, hook)) {
                 Ok(true) => moved.push(hook),
                 Ok(false) => {
                     let problem = format!(
@@ -46,30 +52,32 @@ impl Dataplane {
                          show`) and have it attach behind",
                         programs(&ahead),
                     );
-                    self.order.problems.insert(hook, problem);
+                    self.problems.insert(hook, problem);
                 }
-                Err(error) => _ = self.order.problems.insert(hook, error),
+                Err(error) => _ = self.problems.insert(hook, error),
             }
         }
         Ok(moved)
     }
 
     /// Hooks where others come before us, and stay there.
-    pub fn order_problems(&self) -> impl Iterator<Item = (Hook, &str)> {
-        self.order.problems.iter().map(|(hook, problem)| (*hook, problem.as_str()))
+    pub(super) fn problems(&self) -> impl Iterator<Item = (Hook, &str)> {
+        self.problems.iter().map(|(hook, problem)| (*hook, problem.as_str()))
     }
 
     /// Whether it was moved; not if it was too often.
-    fn put_first_at(&mut self, hook: Hook, program: Program) -> Result<bool, String> {
-        let Some(generation) = &mut self.generation else { return Ok(false) };
-        let moves = self.order.moves.entry(hook).or_default();
+    fn put_first(
+        &mut self,
+        attacher: &mut Attacher,
+        program: BorrowedFd<'_>,
+        hook: Hook,
+    ) -> Result<bool, String> {
+        let moves = self.moves.entry(hook).or_default();
         if *moves == MOVES {
             return Ok(false);
         }
         *moves += 1;
-        let program = generation.program(program).map_err(|e| e.to_string())?;
-        let program = program.fd().map_err(|e| e.to_string())?;
-        match self.attacher.put_first(program.as_fd(), hook) {
+        match attacher.put_first(program, hook) {
             Err(error) if !error.is_gone() => Err(error.to_string()),
             _ => Ok(true),
         }

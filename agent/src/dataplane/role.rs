@@ -1,6 +1,11 @@
 //! What an interface is to the dataplane, and which programs that means at its hooks.
 
+use std::collections::BTreeMap;
+
 use netpold_core::model::Direction;
+
+/// What interfaces are, by index.
+pub type Roles = BTreeMap<u32, Role>;
 
 /// What an interface is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,12 +4,12 @@
 use std::collections::BTreeSet;
 use std::mem::offset_of;
 use std::net::Ipv6Addr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use aya::Ebpf;
 use aya::maps::lpm_trie::Key;
-use aya::maps::{LpmTrie, Map, MapData, MapError};
-use aya::{Ebpf, Pod};
+use aya::maps::{LpmTrie, MapData};
 use ipnet::Ipv6Net;
 use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::layout::{
@@ -17,34 +17,12 @@ use netpold_ebpf::layout::{
     TrieRoot, Unproven, endpoint_slot,
 };
 
-use super::direct::{self, Section};
-use super::hosts6::Hosts6;
-use super::locals::Locals;
-use super::mmap::{MappedArray, MmapError};
-
-/// Why a table could not be opened or written.
-#[derive(Debug, thiserror::Error)]
-pub enum TableError {
-    /// The eBPF object has no such map: object and agent do not belong together.
-    #[error("the eBPF object has no map {0}; agent and object are of different versions")]
-    Missing(&'static str),
-    /// The kernel refused.
-    #[error("map {name}: {cause}")]
-    Map {
-        /// Map.
-        name: &'static str,
-        /// Why.
-        cause: MapError,
-    },
-    /// mmap or an access through it failed.
-    #[error("map {name}: {cause}")]
-    Mapped {
-        /// Map.
-        name: &'static str,
-        /// Why.
-        cause: MmapError,
-    },
-}
+use super::global_sections;
+use super::ipv6_hosts::Ipv6Hosts;
+use super::local_endpoints::LocalEndpoints;
+pub use super::maps::TableError;
+use super::maps::{at, descriptor, mapped, section};
+use crate::bpf::mmap::{MappedArray, MmapError};
 
 /// All tables that policy is written to, of one generation.
 pub struct Tables {
@@ -55,17 +33,17 @@ pub struct Tables {
     pub(super) rows: MappedArray<Row>,
     pub(super) row_blocks: MappedArray<RowBlock>,
     pub(super) bitmaps: MappedArray<PortBitmap>,
-    pub(super) hosts6: Hosts6,
+    pub(super) ipv6_hosts: Ipv6Hosts,
     pub(super) cidrs6: LpmTrie<MapData, [u8; 16], u32>,
     /// The same map, for walks that go on where they stopped.
     pub(super) cidrs6_fd: OwnedFd,
     /// IPv6 addresses that found no room among the others: they are prefixes of 128 bits.
-    pub(super) crowded: BTreeSet<Ipv6Addr>,
+    pub(super) overflow: BTreeSet<Ipv6Addr>,
     /// The last [`Op::HasCidr6`].
     pub(super) has_cidr6: bool,
     /// [`Settings::probes`]
     pub(super) probes: u32,
-    locals: Locals,
+    local_endpoints: LocalEndpoints,
     unproven: MappedArray<Unproven>,
 }
 
@@ -80,20 +58,20 @@ impl Tables {
         let cidrs6 = LpmTrie::try_from(bpf.take_map(name).ok_or(TableError::Missing(name))?)
             .map_err(|cause| TableError::Map { name, cause })?;
         Ok(Self {
-            settings: section(bpf, direct::SETTINGS)?,
-            endpoints: section(bpf, direct::ENDPOINTS)?,
-            trie_root: section(bpf, direct::TRIE_ROOT)?,
+            settings: section(bpf, global_sections::SETTINGS)?,
+            endpoints: section(bpf, global_sections::ENDPOINTS)?,
+            trie_root: section(bpf, global_sections::TRIE_ROOT)?,
             trie_blocks: mapped(bpf, "TRIE_BLOCKS")?,
             rows: mapped(bpf, "ROWS")?,
             row_blocks: mapped(bpf, "ROW_BLOCKS")?,
             bitmaps: mapped(bpf, "PORT_BITMAPS")?,
-            hosts6: Hosts6::open(bpf)?,
+            ipv6_hosts: Ipv6Hosts::open(bpf)?,
             cidrs6,
             cidrs6_fd,
-            crowded: BTreeSet::new(),
+            overflow: BTreeSet::new(),
             has_cidr6: false,
             probes: 1,
-            locals: Locals::open(bpf)?,
+            local_endpoints: LocalEndpoints::open(bpf)?,
             unproven: mapped(bpf, "UNPROVEN")?,
         })
     }
@@ -104,7 +82,7 @@ impl Tables {
     /// # Errors
     /// The map is smaller than one element.
     pub fn write_settings(&self, settings: Settings) -> Result<Settings, TableError> {
-        let (hosts6_mask, has_cidr6) = (self.hosts6.mask(), self.cidrs6_word());
+        let (hosts6_mask, has_cidr6) = (self.ipv6_hosts.mask(), self.cidrs6_word());
         let probes = self.probes;
         let settings = Settings { hosts6_mask, has_cidr6, probes, ..settings };
         self.settings.write_element(0, &settings).map_err(at("SETTINGS"))?;
@@ -179,45 +157,6 @@ pub fn grace_period() {
     }
 }
 
-/// The array map `name` of a loaded object.
-///
-/// # Errors
-/// The map is missing or no array.
-pub fn array<'a>(bpf: &'a Ebpf, name: &'static str) -> Result<&'a MapData, TableError> {
-    match bpf.map(name) {
-        Some(Map::Array(data)) => Ok(data),
-        _ => Err(TableError::Missing(name)),
-    }
-}
-
-fn section<T: Pod>(bpf: &Ebpf, section: Section) -> Result<MappedArray<T>, TableError> {
-    MappedArray::flat(array(bpf, section.section)?).map_err(at(section.name))
-}
-
-/// A descriptor of its own of a loaded object's map.
-pub(super) fn descriptor(bpf: &Ebpf, name: &'static str) -> Result<OwnedFd, TableError> {
-    let Some(
-        Map::Array(data)
-        | Map::LruHashMap(data)
-        | Map::LpmTrie(data)
-        | Map::PerCpuArray(data)
-        | Map::RingBuf(data),
-    ) = bpf.map(name)
-    else {
-        return Err(TableError::Missing(name));
-    };
-    let copy = data.fd().as_fd().try_clone_to_owned();
-    copy.map_err(|error| TableError::Map { name, cause: MapError::IoError(error) })
-}
-
-fn mapped<T: Pod>(bpf: &Ebpf, name: &'static str) -> Result<MappedArray<T>, TableError> {
-    MappedArray::new(array(bpf, name)?).map_err(at(name))
-}
-
-pub(super) fn at(name: &'static str) -> impl Fn(MmapError) -> TableError {
-    move |cause| TableError::Mapped { name, cause }
-}
-
 impl TableWriter for Tables {
     type Error = TableError;
 
@@ -262,7 +201,7 @@ impl TableWriter for Tables {
             | Op::EndpointAddrs(..)
             | Op::EndpointGone(_) => {
                 self.apply_endpoint(op).map_err(at("ENDPOINTS"))?;
-                self.locals.apply(op)
+                self.local_endpoints.apply(op)
             }
             Op::Grace => {
                 grace_period();
@@ -277,13 +216,13 @@ impl Tables {
     fn apply_v6(&mut self, op: &Op) -> Result<(), TableError> {
         let result = match op {
             Op::Host6(address, class) => return self.set_host6(*address, *class),
-            Op::Host6Gone(address) if self.crowded.remove(address) => {
+            Op::Host6Gone(address) if self.overflow.remove(address) => {
                 self.tell_cidrs6()?;
                 self.cidrs6.remove(&lpm_key(&Ipv6Net::from(*address)))
             }
             Op::Host6Gone(address) => {
                 let settings = self.current_settings()?;
-                return self.hosts6.remove(&settings, *address).map(drop);
+                return self.ipv6_hosts.remove(&settings, *address).map(drop);
             }
             Op::Cidr6(net, class) => self.cidrs6.insert(&lpm_key(net), class, 0),
             Op::Cidr6Gone(net) => self.cidrs6.remove(&lpm_key(net)),
@@ -294,9 +233,9 @@ impl Tables {
 
     /// An address without room in its buckets goes to the prefixes.
     fn set_host6(&mut self, address: Ipv6Addr, class: u32) -> Result<(), TableError> {
-        if !self.crowded.contains(&address) {
+        if !self.overflow.contains(&address) {
             let settings = self.current_settings()?;
-            if let Ok(()) = self.hosts6.set(&settings, address, class)? {
+            if let Ok(()) = self.ipv6_hosts.set(&settings, address, class)? {
                 return Ok(());
             }
         }
@@ -304,7 +243,7 @@ impl Tables {
         self.cidrs6
             .insert(&key, class, 0)
             .map_err(|cause| TableError::Map { name: "CIDRS6", cause })?;
-        self.crowded.insert(address);
+        self.overflow.insert(address);
         self.tell_cidrs6()
     }
 
@@ -317,7 +256,7 @@ impl Tables {
 
     /// What [`Settings::has_cidr6`] must be.
     pub(super) fn cidrs6_word(&self) -> u32 {
-        u32::from(self.has_cidr6 || !self.crowded.is_empty())
+        u32::from(self.has_cidr6 || !self.overflow.is_empty())
     }
 
     /// The settings as programs read them: where an IPv6 address is depends on them.

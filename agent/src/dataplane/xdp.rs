@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use netpold_ebpf::uplink::Scope;
 
-use super::sys;
+use crate::bpf::sys;
 
 /// `BPF_XDP` of `enum bpf_attach_type`.
 const BPF_XDP: u32 = 37;
@@ -47,21 +47,21 @@ impl std::fmt::Display for Mode {
 
 /// A program of XDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Early {
+pub enum XdpProgram {
     /// At an uplink.
     Uplink(Scope),
     /// At the host side of a pod's veth.
-    Sent,
+    Pod,
 }
 
-impl Early {
+impl XdpProgram {
     /// Its name in the object.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Uplink(Scope::Openings) => "netpold_uplink",
             Self::Uplink(Scope::All) => "netpold_uplink_all",
-            Self::Sent => "netpold_sent",
+            Self::Pod => "netpold_sent",
         }
     }
 }
@@ -132,7 +132,7 @@ impl Links {
     }
 
     /// Takes away all links but those that are wanted; what could not be taken away.
-    pub(super) fn keep(&self, wanted: impl Fn(u32) -> Option<Mode>) -> Vec<String> {
+    pub(super) fn retain(&self, wanted: impl Fn(u32) -> Option<Mode>) -> Vec<String> {
         let unwanted =
             self.pins().into_iter().filter(|(_, index, mode)| wanted(*index) != Some(*mode));
         let failed = unwanted.filter_map(|(path, ..)| {

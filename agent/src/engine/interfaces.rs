@@ -181,7 +181,9 @@ impl NodeInterfaces {
             .veths
             .iter()
             .chain(devices)
-            .filter(|(index, _)| matches!(dataplane.attached(**index), Some(Role::Device(_))))
+            .filter(|(index, _)| {
+                matches!(dataplane.hooks().attached(**index), Some(Role::Device(_)))
+            })
             .map(|(_, name)| name.clone())
             .collect();
         names.sort_unstable();

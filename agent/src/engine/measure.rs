@@ -76,13 +76,18 @@ pub(super) fn drops_by_reason(dataplane: &Dataplane) -> Vec<(Direction, Reason, 
     let keys = Direction::BOTH.into_iter().flat_map(|d| drops().map(move |r| (d, r)));
     keys.map(|(direction, reason)| {
         let index = reason::counter(direction == Direction::Egress, reason);
-        (direction, reason, dataplane.counter(index))
+        (direction, reason, counter(dataplane, index))
     })
     .collect()
 }
 
+/// A drop counter; 0 before the first generation.
+fn counter(dataplane: &Dataplane, index: u32) -> u64 {
+    dataplane.generation().map_or(0, |generation| generation.counter(index))
+}
+
 fn evicted(dataplane: &Dataplane) -> [[u64; 2]; 2] {
-    let count = |is_v6, state| dataplane.counter(reason::evictions(is_v6, state));
+    let count = |is_v6, state| counter(dataplane, reason::evictions(is_v6, state));
     [false, true].map(|is_v6| [false, true].map(|established| count(is_v6, established)))
 }
 

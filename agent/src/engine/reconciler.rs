@@ -15,10 +15,10 @@ use super::pace::Pace;
 use super::successor::{Succession, install};
 use crate::dataplane::Dataplane;
 use crate::dataplane::attach::Hook;
-use crate::dataplane::readback::Repaired;
+use crate::dataplane::audit::Repaired;
 use crate::dataplane::role::Role;
+use crate::import_conntrack::Wanted;
 use crate::metrics::Instruments;
-use crate::seed::Wanted;
 use crate::status::Revision;
 
 /// See the module.
@@ -125,8 +125,8 @@ impl Reconciler {
         match self.instruments.compiling(|| self.compiler.update()) {
             Ok(ops) => {
                 self.installed = false;
-                self.seed();
-                self.instruments.applying(|| self.dataplane.apply(&ops))?;
+                self.import_conntrack();
+                self.instruments.applying(|| self.dataplane.write(&ops))?;
                 self.installed = true;
                 self.in_force.note(&self.compiler);
                 Ok(ops.len())
@@ -147,7 +147,7 @@ impl Reconciler {
         self.close_restored();
         self.instruments.applying(|| self.dataplane.install(&self.capacity, &ops))?;
         self.instruments.new_generation();
-        self.seed();
+        self.import_conntrack();
         self.installed = true;
         self.in_force.note(&self.compiler);
         Ok(ops.len())
@@ -172,7 +172,7 @@ impl Reconciler {
     /// Looks for the flows of endpoints that are about to be isolated, before packets are judged by
     /// them. A pod that has just come has none. This goes through all flows of the node while everybody
     /// waits, so who has it done often goes without: those flows are guessed by their ports.
-    pub(super) fn seed(&mut self) {
+    pub(super) fn import_conntrack(&mut self) {
         let mut newly = self.in_force.newly_isolated(&self.compiler);
         let (begin, now) = (thread_time(), Instant::now());
         newly.retain(|endpoint| self.pace.is_ready(&endpoint.pod.namespace, now));
@@ -187,7 +187,7 @@ impl Reconciler {
             endpoints: newly.iter().flat_map(addresses).collect(),
             own: self.compiler.cluster().own_addresses().collect(),
         };
-        match self.dataplane.seed(&wanted) {
+        match self.dataplane.import_conntrack(&wanted) {
             Ok(flows) => tracing::debug!(endpoints = newly.len(), flows, "flows taken over"),
             Err(error) => tracing::info!(
                 %error,
@@ -226,7 +226,7 @@ impl Reconciler {
 
     /// Whether the programs judge a pod at an interface.
     pub(super) fn is_pod(&self, ifindex: u32) -> bool {
-        matches!(self.dataplane.attached(ifindex), Some(Role::Pod(_)))
+        matches!(self.dataplane.hooks().attached(ifindex), Some(Role::Pod(_)))
     }
 
     /// Compares one of `slices` parts of the kernel's tables with what they must hold, and puts it
@@ -235,7 +235,7 @@ impl Reconciler {
         if !self.installed {
             return Repaired::new();
         }
-        match self.dataplane.readback(&self.compiler, self.cursor, slices) {
+        match self.dataplane.audit(&self.compiler, self.cursor, slices) {
             Ok((next, repaired)) => {
                 self.cursor = next;
                 repaired

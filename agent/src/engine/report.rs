@@ -80,7 +80,7 @@ impl Engine {
     /// Where packets are not judged, for want of being seen.
     pub(super) fn unjudged(&self) -> Vec<String> {
         let label = |hook: Hook| self.interfaces.label(hook.ifindex);
-        let order = self.reconciler.dataplane.order_problems();
+        let order = self.reconciler.dataplane.hooks().order_problems();
         let order =
             order.map(|(hook, text)| format!("{} ({}): {text}", label(hook), hook.direction));
         order.chain(self.bypass.problems(&self.interfaces)).collect()
@@ -105,7 +105,7 @@ impl Engine {
     fn endpoints(&self) -> Vec<EndpointStatus> {
         let Reconciler { compiler, dataplane, .. } = &self.reconciler;
         let cluster = compiler.cluster();
-        let mode = dataplane.mode().to_string();
+        let mode = dataplane.hooks().mode().to_string();
         let mut listed: BTreeMap<(Key, Option<u32>), EndpointStatus> = BTreeMap::new();
         for endpoint in compiler.endpoints().filter(|endpoint| !endpoint.waiting) {
             let isolated = [endpoint.ingress, endpoint.egress];
@@ -119,7 +119,7 @@ impl Engine {
                     .filter_map(|(direction, isolated)| isolated.then_some(direction))
                     .collect(),
                 hook: self.reconciler.is_pod(endpoint.ifindex).then(|| mode.clone()),
-                xdp: dataplane.sent_mode(endpoint.ifindex).map(|mode| mode.to_string()),
+                xdp: dataplane.pod_xdp().mode(endpoint.ifindex).map(|mode| mode.to_string()),
                 pod: endpoint.pod.clone(),
             };
             listed.insert((endpoint.pod, Some(endpoint.ifindex)), status);
@@ -159,7 +159,6 @@ impl Engine {
             let left_out = left_out(endpoints);
             format!("not enforced yet: {reason}; what was enforced stays, {left_out}")
         });
-        let (_, uplinks) = dataplane.uplinks();
         let bindings = self.bindings.problems(compiler.cluster());
         let waiting = pace.waiting().into_iter().map(|namespace| {
             format!(
@@ -172,8 +171,8 @@ impl Engine {
             .chain(failure)
             .chain(health.keeping_problems().cloned())
             .chain(health.attach_problems())
-            .chain(uplinks.iter().cloned())
-            .chain(dataplane.sent_problems())
+            .chain(dataplane.uplink_xdp().problems().iter().cloned())
+            .chain(dataplane.pod_xdp().problems())
             .chain(self.unjudged())
             .chain(self.unproven())
             .chain(compiler.problems().into_iter().map(|problem| problem.to_string()))
@@ -234,8 +233,7 @@ impl Engine {
 }
 
 fn uplinks(dataplane: &Dataplane) -> Vec<UplinkStatus> {
-    let (attached, _) = dataplane.uplinks();
-    let status = attached.map(|uplink| UplinkStatus {
+    let status = dataplane.uplink_xdp().attached().map(|uplink| UplinkStatus {
         interface: uplink.name.clone(),
         mode: uplink.mode.to_string(),
     });

@@ -20,8 +20,8 @@ use netpold_core::ops::{Capacity, Op};
 use super::EngineError;
 use super::reconciler::{Reconciler, thread_time};
 use super::room::{grown, roomy};
-use crate::dataplane::fresh::Recipe;
 use crate::dataplane::generation::Generation;
+use crate::dataplane::recipe::Recipe;
 use crate::metrics::Instruments;
 
 /// How often the engine looks whether the other thread is ready.
@@ -294,12 +294,12 @@ impl Reconciler {
     ) -> Result<(), EngineError> {
         let Made { compiler, generation, took } = made;
         self.installed = false;
-        let generation = self.instruments.applying(|| self.dataplane.adopt(generation))?;
+        let generation = self.instruments.applying(|| self.dataplane.replace(generation))?;
         let former = std::mem::replace(&mut self.compiler, compiler);
         drop_elsewhere((former, generation));
         self.capacity = self.compiler.capacity();
         self.instruments.new_generation();
-        self.seed();
+        self.import_conntrack();
         self.installed = true;
         self.in_force.note(&self.compiler);
         let shares = clients.iter().map(|namespace| {

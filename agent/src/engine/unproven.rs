@@ -69,13 +69,14 @@ impl Counted {
 
 impl Missing {
     /// Looks at what exits have counted since the last look; whether it is another fault now.
-    pub(super) fn look(&mut self, compiler: &Compiler, dataplane: &mut Dataplane) -> bool {
+    pub(super) fn look(&mut self, compiler: &Compiler, dataplane: &Dataplane) -> bool {
         let pods = compiler.endpoints().filter(|endpoint| !endpoint.waiting);
         let pods: BTreeSet<(u32, u32)> = pods.map(|e| (e.ifindex, e.id)).collect();
-        let before = self.faults();
+        let (before, generation) = (self.faults(), dataplane.generation());
         self.pods.retain(|key, _| pods.contains(key));
         for (ifindex, id) in pods {
-            self.count((ifindex, id), dataplane.unproven(ifindex));
+            let counted = generation.map_or_else(Unproven::default, |it| it.unproven(ifindex));
+            self.count((ifindex, id), counted);
         }
         self.faults() != before
     }

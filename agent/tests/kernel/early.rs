@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use aya::maps::{HashMap, MapData};
 use aya::programs::{ProgramInfo, Xdp};
-use netpold::dataplane::test_run::{Attributes, call};
+use netpold::bpf::test_run::{Attributes, call};
 use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint};
 use netpold_ebpf::packet;
 use netpold_ebpf::reason::Reason;

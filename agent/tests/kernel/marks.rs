@@ -3,7 +3,7 @@
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
 
-use netpold::dataplane::test_run::{Run, run};
+use netpold::bpf::test_run::{Run, run};
 use netpold_ebpf::{
     layout::{BRIDGE_GONE, BRIDGE_ISOLATED, BRIDGE_OPEN, Endpoint, STRANGER, endpoint_slot, mark},
     packet,

@@ -7,11 +7,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
 
 use aya::EbpfLoader;
+use netpold::bpf::test_run::{Run, run};
+use netpold::dataplane::audit::UnexpectedEntries;
 use netpold::dataplane::bpffs::PinRoot;
-use netpold::dataplane::direct::Offered;
-use netpold::dataplane::readback::Strays;
+use netpold::dataplane::global_sections::Offered;
 use netpold::dataplane::tables::Tables;
-use netpold::dataplane::test_run::{Run, run};
 use netpold_core::compile::{Compiler, Cursor};
 use netpold_core::model::{Direction, Interface};
 use netpold_core::ops::{Op, TableWriter};
@@ -220,8 +220,8 @@ impl Kernel {
     /// The tables hold what the compiler says, whatever became of addresses without room.
     fn read_back(&mut self, compiler: &Compiler, place: &str) {
         let whole = (Cursor::default(), 1);
-        let strays = &mut Strays::default();
-        let read = self.tables.readback(self.settings, compiler, whole, strays);
+        let unexpected = &mut UnexpectedEntries::default();
+        let read = self.tables.audit(self.settings, compiler, whole, unexpected);
         let (_, repaired) = read.expect("the kernel's maps");
         assert!(repaired.is_empty(), "{place}: {repaired:?}");
     }

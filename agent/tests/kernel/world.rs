@@ -7,10 +7,10 @@ use aya::{
     maps::{Array, LpmTrie, Map, MapData, PerCpuArray, lpm_trie::Key},
     programs::SchedClassifier,
 };
+use netpold::bpf::test_run::{self, Run, run};
 use netpold::dataplane::{
-    direct::{self, Section},
-    hosts6::Hosts6,
-    test_run::{self, Run, run},
+    global_sections::{self, Section},
+    ipv6_hosts::Ipv6Hosts,
 };
 use netpold_ebpf::{
     layout::{ENDPOINT_SLOTS, Endpoint, Row},
@@ -68,12 +68,12 @@ impl World {
     /// Copies the host's tables into the kernel's.
     fn write(&mut self) {
         let Self { host, bpf } = self;
-        set_section(bpf, direct::TRIE_ROOT, &host.policy.trie_root);
+        set_section(bpf, global_sections::TRIE_ROOT, &host.policy.trie_root);
         set_all(bpf, "TRIE_BLOCKS", &host.policy.trie_blocks.to_vec([0; 256]));
         set_all(bpf, "ROWS", &host.policy.rows.to_vec(Row::EMPTY));
         set_all(bpf, "ROW_BLOCKS", &host.policy.row_blocks.to_vec([0; 256]));
         set_all(bpf, "PORT_BITMAPS", &host.policy.bitmaps.to_vec([0; 1024]));
-        let hosts = Hosts6::open(bpf).expect("HOSTS6");
+        let hosts = Ipv6Hosts::open(bpf).expect("HOSTS6");
         host.flows.settings.hosts6_mask = hosts.mask();
         for (address, class) in &host.policy.hosts6 {
             let set = hosts.set(&host.flows.settings, *address, *class);
@@ -95,8 +95,8 @@ impl World {
             endpoints[*slot as usize] = *endpoint;
         }
         endpoints[slot] = twin;
-        set_section(&mut self.bpf, direct::ENDPOINTS, &endpoints);
-        set_section(&mut self.bpf, direct::SETTINGS, &[self.host.flows.settings]);
+        set_section(&mut self.bpf, global_sections::ENDPOINTS, &endpoints);
+        set_section(&mut self.bpf, global_sections::SETTINGS, &[self.host.flows.settings]);
     }
 
     /// Writes another endpoint.

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use aya::maps::{MapData, MapInfo};
 use aya::programs::loaded_programs;
-use netpold::dataplane::hosts6::Hosts6;
-use netpold::dataplane::mmap::MappedArray;
+use netpold::bpf::mmap::MappedArray;
+use netpold::dataplane::ipv6_hosts::Ipv6Hosts;
 use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint, LAYOUT_VERSION, PORTS_EVERY, Row, Settings};
 use netpold_testbed::cluster::{Cluster, ENFORCED, remount};
 use netpold_testbed::{Cni, require_root};
@@ -81,7 +81,7 @@ fn allow_everything(cluster: &Cluster) {
 /// The stranger gets the friend's class.
 fn disguise(cluster: &Cluster) {
     let data = MapData::from_id(unpinned(cluster, "HOSTS6")).unwrap();
-    let hosts = Hosts6::of(&data).unwrap();
+    let hosts = Ipv6Hosts::of(&data).unwrap();
     let settings = MappedArray::<Settings>::new(&pinned(cluster, "SETTINGS")).unwrap();
     let settings = settings.read(0).unwrap();
     let address = |pod: &str| match cluster.pod(pod).ip6() {

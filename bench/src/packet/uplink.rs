@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, Result};
-use netpold::dataplane::xdp::Early;
+use netpold::dataplane::xdp::XdpProgram;
 use netpold_ebpf::uplink::Scope;
 
 use super::probe::{Place, Probe, Runnable};
@@ -40,7 +40,7 @@ impl Uplink {
         let pod = (isolated.address(v6), PORT);
         let empty = Code::default().end(PASS as i32).load(XDP).context("no empty XDP program")?;
         let mut program = |scope| -> Result<OwnedFd> {
-            Ok(world.generation.early(Early::Uplink(scope))?.0.try_clone_to_owned()?)
+            Ok(world.generation.xdp(XdpProgram::Uplink(scope))?.0.try_clone_to_owned()?)
         };
         let (openings, all) = (program(Scope::Openings)?, program(Scope::All)?);
         let direct =

@@ -7,8 +7,9 @@ use std::time::Duration;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
-use super::sys::test_objects::classifier;
 use super::*;
+use crate::bpf::sys::test_objects::classifier;
+use netpold_core::model::Direction;
 
 /// `TCX_NEXT` and `TC_ACT_UNSPEC`: go on with the next program.
 const NEXT: i32 = -1;

@@ -12,8 +12,8 @@ use netpold_ebpf::family::V6;
 use netpold_ebpf::hosts6::{self, buckets};
 use netpold_ebpf::layout::{ClassId, HOST6_VALID, HOST6_WAYS, Host6, Hosts6Bucket, Settings};
 
-use super::mmap::{MappedArray, MmapError};
-use super::tables::{TableError, array, at};
+use super::maps::{TableError, array, at};
+use crate::bpf::mmap::{MappedArray, MmapError};
 
 const NAME: &str = "HOSTS6";
 
@@ -23,7 +23,7 @@ pub struct Full;
 
 /// The table of IPv6 addresses.
 #[derive(Debug)]
-pub struct Hosts6 {
+pub struct Ipv6Hosts {
     map: MappedArray<Hosts6Bucket>,
 }
 
@@ -59,7 +59,7 @@ fn words(address: Ipv6Addr) -> [u64; 2] {
     V6::words(&address.octets())
 }
 
-impl Hosts6 {
+impl Ipv6Hosts {
     /// Takes the table of a loaded object.
     ///
     /// # Errors
@@ -202,13 +202,13 @@ mod tests {
     use netpold_ebpf::host::HostMemory;
 
     use super::*;
-    use crate::dataplane::sys::test_objects;
+    use crate::bpf::sys::test_objects;
 
     const BPF_F_MMAPABLE: u32 = 1 << 10;
 
-    fn table(buckets: u32) -> (Hosts6, Settings) {
+    fn table(buckets: u32) -> (Ipv6Hosts, Settings) {
         let fd = test_objects::array(size_of::<Hosts6Bucket>() as u32, buckets, BPF_F_MMAPABLE);
-        let table = Hosts6::of(&MapData::from_fd(fd).unwrap()).unwrap();
+        let table = Ipv6Hosts::of(&MapData::from_fd(fd).unwrap()).unwrap();
         let (hash_keys, hosts6_mask) = (hash_keys(7), table.mask());
         let settings = Settings { hash_keys, hosts6_mask, ..Settings::default() };
         (table, settings)
@@ -219,7 +219,7 @@ mod tests {
     }
 
     /// As a program reads it.
-    fn read(table: &Hosts6, settings: &Settings, address: Ipv6Addr) -> Option<ClassId> {
+    fn read(table: &Ipv6Hosts, settings: &Settings, address: Ipv6Addr) -> Option<ClassId> {
         let first = table.map.words().unwrap().as_ptr();
         buckets(settings, words(address)).into_iter().find_map(|bucket| {
             // SAFETY: a bucket of the table, whose words are all atomic.

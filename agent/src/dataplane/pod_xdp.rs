@@ -7,16 +7,15 @@ use std::path::PathBuf;
 
 use nix::net::if_::if_indextoname;
 
-use super::Dataplane;
-use super::role::Role;
-use super::xdp::{Early, Kind, Links, Mode};
+use super::generation::Generation;
+use super::xdp::{Kind, Links, Mode, XdpProgram};
 
 /// Interfaces that a problem names, of those that it concerns.
 const NAMED: usize = 5;
 
 /// The programs at the pods' interfaces.
 #[derive(Debug)]
-pub(super) struct Sent {
+pub struct PodXdp {
     links: Links,
     wanted: bool,
     /// Endpoints with the current generation's program, by interface, and where it runs.
@@ -33,69 +32,12 @@ pub(super) struct Sent {
     unswept: bool,
 }
 
-impl Dataplane {
-    /// Lets XDP drop what pods may not send, in front of their hooks.
-    #[must_use]
-    pub fn with_sent(mut self, wanted: bool) -> Self {
-        self.sent.wanted = wanted;
-        self
-    }
-
-    /// Where XDP drops in front of a pod's hook.
-    #[must_use]
-    pub fn sent_mode(&self, ifindex: u32) -> Option<Mode> {
-        self.sent.attached.get(&ifindex).map(|(_, mode)| *mode)
-    }
-
-    /// What is wrong with XDP at the pods' interfaces.
-    #[must_use]
-    pub fn sent_problems(&self) -> Vec<String> {
-        self.sent.problems()
-    }
-
-    /// Puts back what somebody took away, and tries again where there is no program; how many had been
-    /// taken away.
-    pub fn repair_sent(&mut self) -> u64 {
-        let Some(generation) = self.generation.as_mut().filter(|_| self.sent.wanted) else {
-            return 0;
-        };
-        let Ok((_, id)) = generation.early(Early::Sent) else { return 0 };
-        self.sent.forget_lost(id);
-        self.sent.tries_again = true;
-        self.follow_pods(false);
-        self.sent.tries_again = false;
-        self.sent.restored()
-    }
-
-    /// Attaches where the pods' hooks are attached, and with `leave` takes away what is elsewhere.
-    pub(super) fn follow_pods(&mut self, leave: bool) {
-        let Some(generation) = &mut self.generation else { return };
-        let pods = self.attached.iter().filter_map(|(index, role)| match role {
-            Role::Pod(endpoint) => Some((*index, *endpoint)),
-            Role::Device(_) => None,
-        });
-        let known = self.sent.problems();
-        if self.sent.wanted {
-            match generation.early(Early::Sent) {
-                Ok((program, _)) => self.sent.attach(program, pods.clone()),
-                Err(error) => self.sent.missing = Some(error.to_string()),
-            }
-        }
-        if leave {
-            self.sent.leave(&pods.collect());
-        }
-        for problem in self.sent.problems().iter().filter(|problem| !known.contains(problem)) {
-            tracing::warn!("{problem}");
-        }
-    }
-}
-
-impl Sent {
+impl PodXdp {
     /// Nothing is attached yet. `links` is a directory on a bpffs.
-    pub(super) fn new(links: PathBuf) -> Self {
+    pub(super) fn new(links: PathBuf, wanted: bool) -> Self {
         Self {
             links: Links::new(links, Kind::Pod),
-            wanted: false,
+            wanted,
             attached: BTreeMap::new(),
             failed: BTreeMap::new(),
             lost: BTreeSet::new(),
@@ -106,8 +48,8 @@ impl Sent {
     }
 
     /// The program that is wanted.
-    pub(super) fn early(&self) -> Option<Early> {
-        self.wanted.then_some(Early::Sent)
+    pub(super) fn program(&self) -> Option<XdpProgram> {
+        self.wanted.then_some(XdpProgram::Pod)
     }
 
     /// A new generation: its program is to replace the other everywhere.
@@ -117,9 +59,56 @@ impl Sent {
         self.unswept = true;
     }
 
-    fn attach(&mut self, program: BorrowedFd<'_>, pods: impl Iterator<Item = (u32, u32)>) {
+    /// Where XDP drops in front of a pod's hook.
+    #[must_use]
+    pub fn mode(&self, ifindex: u32) -> Option<Mode> {
+        self.attached.get(&ifindex).map(|(_, mode)| *mode)
+    }
+
+    /// Makes the program run where the pods' hooks are attached (endpoints by interface), and with
+    /// `leave` nowhere else.
+    pub(super) fn reconcile(
+        &mut self,
+        pods: &BTreeMap<u32, u32>,
+        generation: &mut Generation,
+        leave: bool,
+    ) {
+        let known = self.problems();
+        if self.wanted {
+            match generation.xdp(XdpProgram::Pod) {
+                Ok((program, _)) => self.attach(program, pods),
+                Err(error) => self.missing = Some(error.to_string()),
+            }
+        }
+        if leave {
+            self.leave(pods);
+        }
+        for problem in self.problems().iter().filter(|problem| !known.contains(problem)) {
+            tracing::warn!("{problem}");
+        }
+    }
+
+    /// Puts back what somebody took away, and tries again where there is no program; how many had been
+    /// taken away.
+    pub(super) fn reconcile_lost(
+        &mut self,
+        pods: &BTreeMap<u32, u32>,
+        generation: &mut Generation,
+    ) -> u64 {
+        if !self.wanted {
+            return 0;
+        }
+        let Ok((_, id)) = generation.xdp(XdpProgram::Pod) else { return 0 };
+        self.forget_lost(id);
+        self.tries_again = true;
+        self.reconcile(pods, generation, false);
+        self.tries_again = false;
+        self.restored()
+    }
+
+    fn attach(&mut self, program: BorrowedFd<'_>, pods: &BTreeMap<u32, u32>) {
         self.missing = None;
-        for (index, endpoint) in pods {
+        for (&index, &endpoint) in pods {
             let attached = self.attached.get(&index).map(|(of, _)| *of);
             let failed = self.failed.get(&index).map(|(of, _)| *of);
             let failed = failed.filter(|_| !self.tries_again);
@@ -146,7 +135,7 @@ impl Sent {
         if self.attached.len() == attached && !self.unswept {
             return;
         }
-        let problems = self.links.keep(|index| self.attached.get(&index).map(|(_, mode)| *mode));
+        let problems = self.links.retain(|index| self.attached.get(&index).map(|(_, mode)| *mode));
         problems.iter().for_each(|problem| tracing::warn!("{problem}"));
         self.unswept = !problems.is_empty();
     }
@@ -166,8 +155,9 @@ impl Sent {
         (lost - self.lost.len()) as u64
     }
 
-    /// One for all interfaces that it concerns.
-    fn problems(&self) -> Vec<String> {
+    /// What is wrong, once for all interfaces that it concerns.
+    #[must_use]
+    pub fn problems(&self) -> Vec<String> {
         let mut reasons: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
         for (index, (_, reason)) in &self.failed {
             reasons.entry(reason).or_default().push(*index);

@@ -6,7 +6,7 @@ use netpold_ebpf::host::HostMemory;
 use netpold_ebpf::layout::{CT_WAYS, Ct4Key, Ct6Key};
 
 use super::Sweeper;
-use crate::dataplane::mmap::MappedArray;
+use crate::bpf::mmap::MappedArray;
 
 /// A flow's key of either family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,18 +53,18 @@ impl Sweeper {
     ///
     /// # Errors
     /// [`Full`] if its buckets have no room.
-    pub fn adopt(&self, flow: &Tracked, now: u32) -> Result<(), Full> {
+    pub fn import(&self, flow: &Tracked, now: u32) -> Result<(), Full> {
         match &flow.key {
             FlowKey::V4(key) => {
-                self.adopt_in(&self.four, self.settings.ct4_mask, words4(key), flow, now)
+                self.import_in(&self.four, self.settings.ct4_mask, words4(key), flow, now)
             }
             FlowKey::V6(key) => {
-                self.adopt_in(&self.six, self.settings.ct6_mask, key6_words(key), flow, now)
+                self.import_in(&self.six, self.settings.ct6_mask, key6_words(key), flow, now)
             }
         }
     }
 
-    fn adopt_in<K: Key, B: Pod>(
+    fn import_in<K: Key, B: Pod>(
         &self,
         table: &MappedArray<B>,
         mask: u32,

@@ -14,7 +14,8 @@ use std::os::fd::AsFd;
 pub(super) use description::Description;
 use description::{FLAGS, Missing, Place, VALID_FLAGS};
 
-use super::mmap::{MappedArray, MmapError};
+use crate::bpf::mmap::{MappedArray, MmapError};
+use crate::bpf::sys;
 use crate::conntrack::{FlowKey, Tracked};
 
 /// The pinned description.
@@ -22,7 +23,7 @@ pub(super) const DESCRIPTION: &str = "LAYOUT";
 
 /// Another version's tables cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum HeritageError {
+pub(super) enum OtherLayoutError {
     /// A pin cannot be opened.
     #[error("{}: {cause}", path.display())]
     Pin {
@@ -46,7 +47,7 @@ pub(super) enum HeritageError {
 
 /// The tables of another layout version.
 #[derive(Debug)]
-pub(super) struct Heritage {
+pub(super) struct OtherLayout {
     description: Description,
     endpoints: Words,
     four: Words,
@@ -57,9 +58,9 @@ pub(super) struct Heritage {
 #[derive(Debug)]
 struct Words(MappedArray<u64>);
 
-impl Heritage {
+impl OtherLayout {
     /// Opens the tables pinned in a version's directory.
-    pub(super) fn open(directory: &Path) -> Result<Self, HeritageError> {
+    pub(super) fn open(directory: &Path) -> Result<Self, OtherLayoutError> {
         let records = MappedArray::<description::Record>::new(&pin(directory, DESCRIPTION)?)
             .map_err(mapped(directory, DESCRIPTION))?;
         let records = (0..records.elements()).filter_map(|index| records.read(index).ok());
@@ -74,7 +75,7 @@ impl Heritage {
     }
 
     /// The endpoints in use, as far as a later agent needs to know them.
-    pub(super) fn endpoints(&self) -> Result<Vec<Endpoint>, HeritageError> {
+    pub(super) fn endpoints(&self) -> Result<Vec<Endpoint>, OtherLayoutError> {
         let place = |name| self.description.place(name);
         let (ifindex, id) = (place("endpoint.ifindex")?, place("endpoint.id")?);
         let (uid_hash, words) = (place("endpoint.uid_hash")?, self.endpoints.all());
@@ -90,7 +91,7 @@ impl Heritage {
 
     /// Makes the other version's programs pass everything: each endpoint's both directions in one
     /// store. Only while others judge in front of them.
-    pub(super) fn stand_aside(&self) -> Result<(), HeritageError> {
+    pub(super) fn stand_aside(&self) -> Result<(), OtherLayoutError> {
         let rows = self.description.place("endpoint.rows")?;
         let stride = self.description.place("endpoint")?.stride();
         let words = self.endpoints.all();
@@ -103,7 +104,7 @@ impl Heritage {
     }
 
     /// Hands over every flow there is. One that is written meanwhile may be left out.
-    pub(super) fn flows(&self, mut each: impl FnMut(Tracked)) -> Result<(), HeritageError> {
+    pub(super) fn flows(&self, mut each: impl FnMut(Tracked)) -> Result<(), OtherLayoutError> {
         self.ways(
             &self.four,
             "way4",
@@ -141,7 +142,7 @@ impl Heritage {
         name: &'static str,
         key: impl Fn(&KeyPlaces, &[AtomicU64], usize) -> FlowKey,
         each: &mut impl FnMut(Tracked),
-    ) -> Result<(), HeritageError> {
+    ) -> Result<(), OtherLayoutError> {
         let way = self.description.place(name)?;
         let places = KeyPlaces::new(&self.description, name)?;
         let control = ControlPlaces::new(&self.description)?;
@@ -161,9 +162,9 @@ impl Heritage {
 }
 
 impl Words {
-    fn open(directory: &Path, name: &str) -> Result<Self, HeritageError> {
+    fn open(directory: &Path, name: &str) -> Result<Self, OtherLayoutError> {
         let map = pin(directory, name)?;
-        let failed = |cause| HeritageError::Pin { path: directory.join(name), cause };
+        let failed = |cause| OtherLayoutError::Pin { path: directory.join(name), cause };
         let info = map.info().map_err(failed)?;
         let stride = u64::from(info.value_size()).next_multiple_of(8);
         let words = u32::try_from(stride / 8 * u64::from(info.max_entries())).unwrap_or(0);
@@ -244,21 +245,21 @@ fn number(words: &[AtomicU64], base: usize, place: Place) -> u64 {
     u64::from_le_bytes(bytes(words, base, place))
 }
 
-fn pin(directory: &Path, name: &str) -> Result<MapData, HeritageError> {
+fn pin(directory: &Path, name: &str) -> Result<MapData, OtherLayoutError> {
     let path = directory.join(name);
-    MapData::from_pin(&path).map_err(|cause| HeritageError::Pin { path, cause })
+    MapData::from_pin(&path).map_err(|cause| OtherLayoutError::Pin { path, cause })
 }
 
-fn mapped(directory: &Path, name: &str) -> impl FnOnce(MmapError) -> HeritageError {
+fn mapped(directory: &Path, name: &str) -> impl FnOnce(MmapError) -> OtherLayoutError {
     let path = directory.join(name);
-    move |cause| HeritageError::Mapped { path, cause }
+    move |cause| OtherLayoutError::Mapped { path, cause }
 }
 
 /// A map that holds this version's description.
 pub(super) fn describe() -> io::Result<std::os::fd::OwnedFd> {
     let records = Description::own().to_records();
     let size = size_of::<description::Record>() as u32;
-    let map = super::sys::array(size, records.len() as u32, super::sys::BPF_F_MMAPABLE)?;
+    let map = sys::array(size, records.len() as u32, sys::BPF_F_MMAPABLE)?;
     let memory = MappedArray::<description::Record>::from_fd(map.as_fd(), records.len() as u32)
         .map_err(io::Error::other)?;
     for (index, record) in (0..).zip(&records) {

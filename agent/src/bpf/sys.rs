@@ -33,13 +33,13 @@ const BPF_F_BEFORE: u32 = 1 << 3;
 
 /// What the kernel says of a link to an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LinkAt {
+pub(crate) struct LinkAt {
     /// Program identifier.
-    pub(super) program: u32,
+    pub(crate) program: u32,
     /// Interface; 0 once it is gone.
-    pub(super) ifindex: u32,
+    pub(crate) ifindex: u32,
     /// `BPF_TCX_INGRESS` or `BPF_TCX_EGRESS`; of a TCX link only.
-    pub(super) attach_type: u32,
+    pub(crate) attach_type: u32,
 }
 
 #[repr(C)]
@@ -211,7 +211,7 @@ fn map(mut attributes: MapCreate) -> io::Result<OwnedFd> {
 }
 
 /// Loads a program that was made by hand: of a type (`enum bpf_prog_type`), with `BPF_F_*` flags.
-pub(super) fn prog_load(kind: u32, flags: u32, code: &[u64]) -> io::Result<OwnedFd> {
+pub(crate) fn prog_load(kind: u32, flags: u32, code: &[u64]) -> io::Result<OwnedFd> {
     prog_load_for(0, kind, flags, code)
 }
 
@@ -235,7 +235,7 @@ pub fn prog_load_for(hook: u32, kind: u32, flags: u32, code: &[u64]) -> io::Resu
 }
 
 /// Gives the kernel the types of a program: of one integer.
-pub(super) fn btf_load() -> io::Result<OwnedFd> {
+pub(crate) fn btf_load() -> io::Result<OwnedFd> {
     // struct btf_header (magic, version and flags; lengths of itself, types and strings), then
     // struct btf_type of an int of four bytes, its encoding, and the strings.
     const HEADER: [u32; 6] = [0x0001_eb9f, 24, 0, 16, 16, 4];
@@ -251,7 +251,7 @@ pub(super) fn btf_load() -> io::Result<OwnedFd> {
 }
 
 /// Whether the kernel compiled a program for this processor; else it is interpreted.
-pub(super) fn is_compiled(program: BorrowedFd<'_>) -> io::Result<bool> {
+pub(crate) fn is_compiled(program: BorrowedFd<'_>) -> io::Result<bool> {
     let mut info = ProgInfo::default();
     let mut attributes = InfoByFd {
         bpf_fd: raw(program),
@@ -278,7 +278,7 @@ pub const fn instruction(
 }
 
 /// The key behind another one in a map's own order, or the first; `None` behind the last.
-pub(super) fn next_key<const N: usize>(
+pub(crate) fn next_key<const N: usize>(
     map: BorrowedFd<'_>,
     key: Option<[u8; N]>,
 ) -> io::Result<Option<[u8; N]>> {
@@ -296,7 +296,7 @@ pub(super) fn next_key<const N: usize>(
 
 /// Attaches a program in front of all others at a TCX hook; the link is detached when its last
 /// descriptor and pin are gone.
-pub(super) fn tcx_link_create(
+pub(crate) fn tcx_link_create(
     program: BorrowedFd<'_>,
     ifindex: u32,
     attach_type: u32,
@@ -322,7 +322,7 @@ pub fn link_create(
 }
 
 /// Replaces a link's program; packets meet the one or the other, never none.
-pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+pub(crate) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attributes =
         LinkUpdate { link_fd: raw(link), new_prog_fd: raw(program), ..LinkUpdate::default() };
     // SAFETY: the block of BPF_LINK_UPDATE, without pointers.
@@ -330,7 +330,7 @@ pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
 }
 
 /// Takes a link off its hook at once; done already if its interface is gone.
-pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
+pub(crate) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     let mut attributes = LinkDetach { link_fd: raw(link) };
     // SAFETY: the block of BPF_LINK_DETACH, without pointers.
     match unsafe { bpf(BPF_LINK_DETACH, &mut attributes) } {
@@ -341,7 +341,7 @@ pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
 
 /// Identifiers of the programs at a TCX hook of an interface, in the order in which packets meet them.
 /// EINVAL if the kernel has no such hook, ENODEV if there is no such interface.
-pub(super) fn programs(ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
+pub(crate) fn programs(ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
     /// `BPF_MPROG_MAX`: a hook holds no more.
     const MOST: usize = 64;
     let mut ids = [0_u32; MOST];
@@ -358,7 +358,7 @@ pub(super) fn programs(ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
 }
 
 /// Loads a classifier.
-pub(super) fn classifier(code: &[u64]) -> io::Result<OwnedFd> {
+pub(crate) fn classifier(code: &[u64]) -> io::Result<OwnedFd> {
     prog_load(BPF_PROG_TYPE_SCHED_CLS, 0, code)
 }
 
@@ -388,7 +388,7 @@ pub fn program_array(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 }
 
 /// Pins an object at a path on bpffs.
-pub(super) fn obj_pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+pub(crate) fn obj_pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attributes =
         Obj { pathname: path.as_ptr() as u64, bpf_fd: raw(object), ..Obj::default() };
@@ -397,7 +397,7 @@ pub(super) fn obj_pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
 }
 
 /// Opens a pinned object.
-pub(super) fn obj_get(path: &Path) -> io::Result<OwnedFd> {
+pub(crate) fn obj_get(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attributes = Obj { pathname: path.as_ptr() as u64, ..Obj::default() };
     // SAFETY: the block of BPF_OBJ_GET; the path outlives the call; a new descriptor comes back.
@@ -405,12 +405,12 @@ pub(super) fn obj_get(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// What a link is; an error of kind `InvalidData` if it is no TCX link.
-pub(super) fn tcx_info(link: BorrowedFd<'_>) -> io::Result<LinkAt> {
+pub(crate) fn tcx_info(link: BorrowedFd<'_>) -> io::Result<LinkAt> {
     link_info(link, BPF_LINK_TYPE_TCX)
 }
 
 /// What a link is; an error of kind `InvalidData` if it is of another kind (`enum bpf_link_type`).
-pub(super) fn link_info(link: BorrowedFd<'_>, kind: u32) -> io::Result<LinkAt> {
+pub(crate) fn link_info(link: BorrowedFd<'_>, kind: u32) -> io::Result<LinkAt> {
     let mut info = LinkInfo::default();
     let mut attributes = InfoByFd {
         bpf_fd: raw(link),

@@ -12,7 +12,7 @@ use aya::EbpfLoader;
 use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint, Settings, TrieRoot};
 
 use super::bpffs::{MapPins, remove_if_there};
-use super::sys;
+use crate::bpf::sys;
 
 /// A table at a fixed address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use netpold_ebpf::uplink::Scope;
 use nix::net::if_::if_nameindex;
 
-use super::Dataplane;
-use super::xdp::{Early, Kind, Links, Mode};
+use super::generation::Generation;
+use super::xdp::{Kind, Links, Mode, XdpProgram};
 use crate::pattern::matches;
 
 /// Which devices, and what is dropped there.
@@ -33,7 +33,7 @@ pub struct Uplink {
 
 /// The programs at the uplinks.
 #[derive(Debug)]
-pub(super) struct Uplinks {
+pub struct UplinkXdp {
     links: Links,
     wanted: Option<Wanted>,
     /// Those with the current generation's program, by index.
@@ -42,49 +42,45 @@ pub(super) struct Uplinks {
     stale: bool,
 }
 
-impl Dataplane {
-    /// Drops at these devices too what policy denies.
-    #[must_use]
-    pub fn with_uplinks(mut self, wanted: Option<Wanted>) -> Self {
-        self.uplinks.wanted = wanted;
-        self
-    }
-
-    /// Looks after the programs at the uplinks: devices come and go. How many of those that ran there
-    /// were gone.
-    pub fn tend_uplinks(&mut self) -> u64 {
-        let Some(generation) = &mut self.generation else { return 0 };
-        let Some(scope) = self.uplinks.scope() else {
-            self.uplinks.leave();
-            return 0;
-        };
-        let known = self.uplinks.problems.clone();
-        let restored = match generation.early(Early::Uplink(scope)) {
-            Ok((program, id)) => self.uplinks.attach(program, id),
-            Err(error) => self.uplinks.failed(&error.to_string()),
-        };
-        for problem in self.uplinks.problems.iter().filter(|problem| !known.contains(problem)) {
-            tracing::warn!("{problem}");
-        }
-        restored
-    }
-
-    /// Devices with an XDP program of ours, and what is wrong there.
-    pub fn uplinks(&self) -> (impl Iterator<Item = &Uplink>, &[String]) {
-        (self.uplinks.attached.values(), &self.uplinks.problems)
-    }
-}
-
-impl Uplinks {
+impl UplinkXdp {
     /// Nothing is attached yet. `links` is a directory on a bpffs.
-    pub(super) fn new(links: PathBuf) -> Self {
+    pub(super) fn new(links: PathBuf, wanted: Option<Wanted>) -> Self {
         Self {
             links: Links::new(links, Kind::Uplink),
-            wanted: None,
+            wanted,
             attached: BTreeMap::new(),
             problems: Vec::new(),
             stale: false,
         }
+    }
+
+    /// Devices with the program.
+    pub fn attached(&self) -> impl Iterator<Item = &Uplink> {
+        self.attached.values()
+    }
+
+    /// What is wrong at the devices.
+    #[must_use]
+    pub fn problems(&self) -> &[String] {
+        &self.problems
+    }
+
+    /// Makes the program run at the wanted devices and at no other: devices come and go. How many of
+    /// those that it ran at had lost it.
+    pub(super) fn reconcile(&mut self, generation: &mut Generation) -> u64 {
+        let Some(scope) = self.scope() else {
+            self.leave();
+            return 0;
+        };
+        let known = self.problems.clone();
+        let restored = match generation.xdp(XdpProgram::Uplink(scope)) {
+            Ok((program, id)) => self.attach(program, id),
+            Err(error) => self.failed(&error.to_string()),
+        };
+        for problem in self.problems.iter().filter(|problem| !known.contains(problem)) {
+            tracing::warn!("{problem}");
+        }
+        restored
     }
 
     /// Whether another generation's program may be what runs.
@@ -99,8 +95,8 @@ impl Uplinks {
     }
 
     /// The program that is wanted.
-    pub(super) fn early(&self) -> Option<Early> {
-        self.scope().map(Early::Uplink)
+    pub(super) fn program(&self) -> Option<XdpProgram> {
+        self.scope().map(XdpProgram::Uplink)
     }
 
     /// What is dropped, if anything is to be.
@@ -158,7 +154,7 @@ impl Uplinks {
     fn leave(&mut self) {
         self.stale = false;
         let attached = &self.attached;
-        let failed = self.links.keep(|index| attached.get(&index).map(|uplink| uplink.mode));
+        let failed = self.links.retain(|index| attached.get(&index).map(|uplink| uplink.mode));
         self.problems.extend(failed);
     }
 

@@ -11,7 +11,7 @@ use aya::{Ebpf, Pod};
 use netpold_core::ops::Op;
 use netpold_ebpf::layout::{ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint};
 
-use super::tables::TableError;
+use super::maps::TableError;
 
 /// Endpoint slots by address, of one family.
 #[derive(Debug)]
@@ -25,12 +25,12 @@ struct Family<K: Pod + Ord> {
 
 /// Endpoint slots by address.
 #[derive(Debug)]
-pub(super) struct Locals {
+pub(super) struct LocalEndpoints {
     four: Family<u32>,
     six: Family<[u8; 16]>,
 }
 
-impl Locals {
+impl LocalEndpoints {
     /// Takes the tables out of a loaded object.
     pub(super) fn open(bpf: &mut Ebpf) -> Result<Self, TableError> {
         Ok(Self { four: Family::open(bpf, "LOCALS4")?, six: Family::open(bpf, "LOCALS6")? })

@@ -16,38 +16,20 @@ use netpold_core::compile::{Compiler, Cursor, DesiredElement};
 use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::layout::{Endpoint, Row, Settings};
 
-use super::mmap::{MappedArray, MmapError};
-use super::tables::{TableError, Tables, at, lpm_key};
-use super::{Dataplane, sys};
+use super::maps::{TableError, at};
+use super::tables::{Tables, lpm_key};
+use crate::bpf::mmap::{MappedArray, MmapError};
+use crate::bpf::sys;
 
 /// Entries that were put right, by table.
 pub type Repaired = BTreeMap<&'static str, u64>;
 
 /// How far the search for IPv6 entries that nobody asked for has come.
 #[derive(Debug, Default)]
-pub struct Strays {
+pub struct UnexpectedEntries {
     /// The next bucket of addresses.
     host: u32,
     cidr: Option<PrefixKey>,
-}
-
-impl Dataplane {
-    /// Compares the next of `slices` parts of the tables with what the compiler's last update left
-    /// in them, and puts right what differs. Gives where the next part begins.
-    ///
-    /// # Errors
-    /// A table cannot be read or written.
-    pub fn readback(
-        &mut self,
-        compiler: &Compiler,
-        cursor: Cursor,
-        slices: u32,
-    ) -> Result<(Cursor, Repaired), TableError> {
-        let (Some(settings), Some(generation)) = (self.settings, &mut self.generation) else {
-            return Ok((cursor, Repaired::new()));
-        };
-        generation.tables().readback(settings, compiler, (cursor, slices), &mut self.strays)
-    }
 }
 
 fn note(repaired: &mut Repaired, table: &'static str, wrong: u64) {
@@ -56,8 +38,8 @@ fn note(repaired: &mut Repaired, table: &'static str, wrong: u64) {
     }
 }
 
-fn table(expected: &DesiredElement<'_>) -> &'static str {
-    match expected {
+fn table(desired: &DesiredElement<'_>) -> &'static str {
+    match desired {
         DesiredElement::TrieRoot(..) | DesiredElement::TrieBlock(..) => "IPv4 trie",
         DesiredElement::Row(..) | DesiredElement::RowBlock(..) => "rows",
         DesiredElement::Bitmap(..) => "port bitmaps",
@@ -69,16 +51,18 @@ fn table(expected: &DesiredElement<'_>) -> &'static str {
 }
 
 impl Tables {
-    /// As [`Dataplane::readback`]; `settings` are those that were written.
+    /// Compares the next of `slices` parts of the tables with what the compiler's last update left
+    /// in them, and puts right what differs; `settings` are those that were written. Gives where the
+    /// next part begins.
     ///
     /// # Errors
     /// A table cannot be read or written.
-    pub fn readback(
+    pub fn audit(
         &mut self,
         settings: Settings,
         compiler: &Compiler,
         (cursor, slices): (Cursor, u32),
-        strays: &mut Strays,
+        unexpected: &mut UnexpectedEntries,
     ) -> Result<(Cursor, Repaired), TableError> {
         let mut repaired = Repaired::new();
         if cursor.is_start() {
@@ -86,14 +70,13 @@ impl Tables {
         }
         let budget = compiler.desired_count() / slices.max(1) + 1;
         let mut failed = Ok(());
-        let next = compiler.desired_elements(cursor, budget, &mut |expected| match self
-            .check(&expected)
-        {
-            Ok(wrong) => note(&mut repaired, table(&expected), wrong),
-            Err(error) => failed = Err(error),
-        });
+        let next =
+            compiler.desired_elements(cursor, budget, &mut |desired| match self.check(&desired) {
+                Ok(wrong) => note(&mut repaired, table(&desired), wrong),
+                Err(error) => failed = Err(error),
+            });
         failed?;
-        let removed = self.remove_strays(compiler, strays, slices)?;
+        let removed = self.remove_unexpected(compiler, unexpected, slices)?;
         note(&mut repaired, "IPv6 addresses", removed.0);
         note(&mut repaired, "IPv6 prefixes", removed.1);
         if !repaired.is_empty() {
@@ -103,8 +86,8 @@ impl Tables {
     }
 
     /// Compares an element and puts it right; how many words or entries were wrong.
-    fn check(&mut self, expected: &DesiredElement<'_>) -> Result<u64, TableError> {
-        match expected {
+    fn check(&mut self, desired: &DesiredElement<'_>) -> Result<u64, TableError> {
+        match desired {
             DesiredElement::TrieRoot(first, wanted) => {
                 words(&self.trie_root, 0, *first, wanted).map_err(at("TRIE_ROOT"))
             }
@@ -128,10 +111,10 @@ impl Tables {
             }
             DesiredElement::Host6(address, class) => {
                 let settings = self.current_settings()?;
-                let found = if self.crowded.contains(address) {
+                let found = if self.overflow.contains(address) {
                     self.cidrs6.get(&lpm_key(&(*address).into()), 0).ok()
                 } else {
-                    self.hosts6.get(&settings, *address)?
+                    self.ipv6_hosts.get(&settings, *address)?
                 };
                 self.check_v6(found, *class, Op::Host6(*address, *class))
             }
@@ -188,18 +171,18 @@ impl Tables {
     }
 
     /// Removes or corrects some of the IPv6 entries that nobody asked for: addresses, prefixes.
-    fn remove_strays(
+    fn remove_unexpected(
         &mut self,
         compiler: &Compiler,
-        strays: &mut Strays,
+        unexpected: &mut UnexpectedEntries,
         slices: u32,
     ) -> Result<(u64, u64), TableError> {
         const LEAST: u32 = 64;
         let part = compiler.desired_count() / slices.max(1) + LEAST;
         let (mut hosts, mut cidrs) = (0, 0);
         for _ in 0..part {
-            let Some(addresses) = self.hosts6.bucket(strays.host)? else {
-                strays.host = 0;
+            let Some(addresses) = self.ipv6_hosts.bucket(unexpected.host)? else {
+                unexpected.host = 0;
                 break;
             };
             let known = |address: &Ipv6Addr| compiler.desired_host6(*address).is_some();
@@ -207,15 +190,15 @@ impl Tables {
                 self.write(&Op::Host6Gone(address))?;
                 hosts += 1;
             }
-            strays.host += 1;
+            unexpected.host += 1;
         }
         for _ in 0..part {
-            strays.cidr = next_cidr6(&self.cidrs6_fd, strays.cidr)?;
-            let Some(key) = strays.cidr else { break };
+            unexpected.cidr = next_cidr6(&self.cidrs6_fd, unexpected.cidr)?;
+            let Some(key) = unexpected.cidr else { break };
             let Some(net) = net_of(key) else { continue };
-            let crowded = net.prefix_len() == 128 && self.crowded.contains(&net.addr());
-            if !crowded && compiler.desired_cidr6(net).is_none() {
-                strays.cidr = None;
+            let overflow = net.prefix_len() == 128 && self.overflow.contains(&net.addr());
+            if !overflow && compiler.desired_cidr6(net).is_none() {
+                unexpected.cidr = None;
                 self.write(&Op::Cidr6Gone(net))?;
                 cidrs += 1;
             }

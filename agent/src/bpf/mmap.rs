@@ -260,7 +260,7 @@ mod tests {
     use aya::maps::{Array, Map};
 
     use super::*;
-    use crate::dataplane::sys::test_objects;
+    use crate::bpf::sys::test_objects;
 
     const BPF_F_MMAPABLE: u32 = 1 << 10;
 

@@ -1,0 +1,50 @@
+//! The hooks of an interface, and what is found attached there.
+
+use netpold_core::model::Direction;
+
+/// `BPF_TCX_INGRESS` and `BPF_TCX_EGRESS` of `enum bpf_attach_type`.
+pub(super) const BPF_TCX_INGRESS: u32 = 46;
+const BPF_TCX_EGRESS: u32 = 47;
+
+/// One hook of one interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Hook {
+    /// Interface index.
+    pub ifindex: u32,
+    /// As the pod sees it.
+    pub direction: Direction,
+}
+
+impl Hook {
+    /// Attach type of `bpf(2)` links there.
+    pub(super) fn tcx_type(self) -> u32 {
+        match self.direction {
+            Direction::Egress => BPF_TCX_INGRESS,
+            Direction::Ingress => BPF_TCX_EGRESS,
+        }
+    }
+
+    /// The name of its link's pin.
+    pub(super) fn file_name(self) -> String {
+        format!("{}-{}", self.ifindex, self.direction)
+    }
+
+    /// The hook that a pin's name says.
+    pub(super) fn from_file_name(name: &str) -> Option<Self> {
+        let (ifindex, direction) = name.split_once('-')?;
+        let direction = Direction::BOTH.into_iter().find(|d| d.to_string() == direction)?;
+        let hook = Self { ifindex: ifindex.parse().ok()?, direction };
+        (hook.file_name() == name).then_some(hook)
+    }
+}
+
+/// An attachment that was found.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Attached {
+    /// Where.
+    pub hook: Hook,
+    /// Identifier of the program that runs there.
+    pub program: u32,
+    /// Identifiers of the programs that packets meet before it; 0: of a filter without program.
+    pub ahead: Vec<u32>,
+}

@@ -1,0 +1,74 @@
+//! What an earlier agent left pinned.
+
+use std::collections::BTreeSet;
+
+use aya::Pod;
+use aya::maps::{MapData, MapError};
+use netpold_ebpf::layout::{BRIDGES, Endpoint, Settings};
+
+use super::bpffs::PinRoot;
+use super::generation::{GenerationError, chain, pin_error};
+use super::other_layout::OtherLayout;
+use crate::bpf::mmap::MappedArray;
+
+/// What the agent before this one left pinned.
+#[derive(Debug, Default)]
+pub struct PinnedState {
+    /// Seed of the conntrack hash in the shared tables.
+    pub hash_seed: Option<u64>,
+    /// The bit of `skb->mark` by which its programs prove what they judge, once all of them do.
+    pub proof: Option<u32>,
+    /// The bridges that its programs demand the proof of, as [`Settings::bridges`].
+    pub bridges: [u32; BRIDGES],
+    /// Endpoints it had, by interface index.
+    pub endpoints: Vec<Endpoint>,
+}
+
+impl PinnedState {
+    /// Reads the pins of this layout version, and the endpoints of others. What is not there was
+    /// never made: a first start.
+    ///
+    /// # Errors
+    /// A pin is there but cannot be read.
+    pub fn read(pins: &PinRoot) -> Result<Self, GenerationError> {
+        let settings = pinned::<Settings>(pins, "SETTINGS")?;
+        let endpoints = pinned::<Endpoint>(pins, "ENDPOINTS")?;
+        let settings = settings.and_then(|s| s.read(0).ok());
+        let hash_seed = settings.map(|s| s.hash_seed);
+        let proof = settings.filter(|s| s.demands_proof != 0).map(|s| s.proof);
+        let bridges = settings.map_or([0; BRIDGES], |s| s.bridges);
+        let endpoints = endpoints
+            .map(|map| (0..map.elements()).filter_map(|i| map.read(i).ok()).collect::<Vec<_>>())
+            .unwrap_or_default()
+            .into_iter()
+            .filter(|e| e.ifindex != 0)
+            .collect();
+        let mut state = Self { hash_seed, proof, bridges, endpoints };
+        for directory in pins.other_versions() {
+            // What cannot be read is said where its flows are looked for.
+            if let Ok(others) = OtherLayout::open(&directory).and_then(|other| other.endpoints()) {
+                state.add(others);
+            }
+        }
+        Ok(state)
+    }
+
+    /// Takes in another version's endpoints; those known already stay.
+    fn add(&mut self, others: Vec<Endpoint>) {
+        let known: BTreeSet<u32> = self.endpoints.iter().map(|e| e.ifindex).collect();
+        self.endpoints.extend(others.into_iter().filter(|e| !known.contains(&e.ifindex)));
+    }
+}
+
+fn pinned<T: Pod>(
+    pins: &PinRoot,
+    name: &'static str,
+) -> Result<Option<MappedArray<T>>, GenerationError> {
+    let path = pins.map(name);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let failed = |reason: String| pin_error(pins.map(name), name, reason);
+    let map = MapData::from_pin(&path).map_err(|e: MapError| failed(chain(&e)))?;
+    MappedArray::flat(&map).map(Some).map_err(|e| failed(chain(&e)))
+}

@@ -1,0 +1,221 @@
+//! The programs at the TC hooks of pods' interfaces and of the node's other devices.
+
+use std::collections::BTreeMap;
+
+use netpold_core::model::Direction;
+use netpold_ebpf::layout::BRIDGES;
+
+use super::attach::{AttachError, Attacher, Hook, Mode};
+use super::bpffs::PinRoot;
+use super::bridges::{Bridge, Bridges};
+use super::gate::Gate;
+use super::generation::{Generation, GenerationError};
+use super::order::Order;
+use super::role::{Program, Role, Roles};
+
+/// Interfaces where something failed, with the reason; index 0 stands for all of them.
+pub type Problems = BTreeMap<u32, String>;
+
+/// See the module.
+pub struct TcHooks {
+    attacher: Attacher,
+    /// Interfaces with the current generation's programs.
+    attached: Roles,
+    /// What an earlier agent left attached was gone through.
+    swept: bool,
+    order: Order,
+    gate: Gate,
+    bridges: Bridges,
+}
+
+impl TcHooks {
+    /// Nothing is attached yet, but what an earlier agent left.
+    pub(super) fn new(attacher: Attacher) -> Self {
+        Self {
+            attacher,
+            attached: Roles::new(),
+            swept: false,
+            order: Order::default(),
+            gate: Gate::find(),
+            bridges: Bridges::default(),
+        }
+    }
+
+    /// How programs are attached.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.attacher.mode()
+    }
+
+    /// What an interface is that the current generation's programs run at.
+    #[must_use]
+    pub fn attached(&self, ifindex: u32) -> Option<Role> {
+        self.attached.get(&ifindex).copied()
+    }
+
+    /// Hooks where other programs come before netpold's, and stay there.
+    pub fn order_problems(&self) -> impl Iterator<Item = (Hook, &str)> {
+        self.order.problems()
+    }
+
+    /// Endpoints by the interfaces that the current generation's programs run at.
+    pub(super) fn pods(&self) -> BTreeMap<u32, u32> {
+        let pods = self.attached.iter().filter_map(|(index, role)| match role {
+            Role::Pod(endpoint) => Some((*index, *endpoint)),
+            Role::Device(_) => None,
+        });
+        pods.collect()
+    }
+
+    /// Below them all.
+    pub(super) fn attacher(&mut self) -> &mut Attacher {
+        &mut self.attacher
+    }
+
+    /// What may be demanded of bridges by the programs at their ports.
+    pub(super) fn bridges(&self) -> &Bridges {
+        &self.bridges
+    }
+
+    /// These bridges have pods.
+    pub(super) fn bridges_are(&mut self, bridges: BTreeMap<u32, Bridge>) {
+        self.bridges.are(bridges);
+    }
+
+    /// Interfaces that are not wanted any more are about to lose their programs.
+    pub(super) fn bridges_lose_ports(&mut self, wanted: &Roles) {
+        self.bridges.leaves(wanted);
+    }
+
+    /// What an earlier agent's programs demand, these demand from the first on: each interface that has one of
+    /// its programs where packets come in leaves the proof.
+    pub(super) fn inherit_bridges(&mut self, demanded: [u32; BRIDGES]) -> [u32; BRIDGES] {
+        match self.attacher.attached() {
+            Ok(attached) => {
+                let hooks = attached.into_iter().map(|found| found.hook);
+                let comes_in = hooks.filter(|hook| hook.direction == Direction::Egress);
+                self.bridges.prove(comes_in.map(|hook| hook.ifindex));
+                demanded
+            }
+            Err(error) => {
+                tracing::warn!(%error, "nothing is demanded of bridges until all programs are attached");
+                [0; BRIDGES]
+            }
+        }
+    }
+
+    /// A new generation: its programs are to replace the others everywhere.
+    pub(super) fn renew(&mut self) {
+        self.attached.clear();
+        self.swept = false;
+    }
+
+    /// Attaches the programs of interfaces' roles, in order, where they do not run yet.
+    pub(super) fn attach<'a>(
+        &mut self,
+        wanted: impl IntoIterator<Item = (&'a u32, &'a Role)>,
+        generation: &Generation,
+    ) -> Problems {
+        let mut problems = Problems::new();
+        for (&ifindex, &role) in wanted {
+            if self.attached.get(&ifindex) == Some(&role) {
+                continue;
+            }
+            match self.attach_one(ifindex, role, generation) {
+                Ok(()) => {
+                    self.attached.insert(ifindex, role);
+                    self.bridges.attached(ifindex, role);
+                }
+                Err(reason) => _ = problems.insert(ifindex, reason),
+            }
+        }
+        problems
+    }
+
+    fn attach_one(
+        &mut self,
+        ifindex: u32,
+        role: Role,
+        generation: &Generation,
+    ) -> Result<(), String> {
+        let mut result = Ok(());
+        for direction in Direction::BOTH {
+            let hook = Hook { ifindex, direction };
+            let Some(program) = role.program(direction) else {
+                self.attacher.detach(hook).map_err(|e| e.to_string())?;
+                continue;
+            };
+            let program = generation.fd(program).map_err(|e| e.to_string())?;
+            match self.attacher.attach(program, hook) {
+                // Discovery will say that the interface is gone. What fails at one hook leaves the
+                // other no less guarded.
+                Err(error) if !error.is_gone() => result = result.and(Err(error.to_string())),
+                _ => {}
+            }
+        }
+        result
+    }
+
+    /// Detaches from what is not wanted: after a new generation from whatever an earlier agent left
+    /// attached, else only from what this one attached to.
+    pub(super) fn leave(&mut self, wanted: &Roles, pins: &PinRoot) -> Result<(), AttachError> {
+        if !self.swept {
+            self.attacher.retain(|hook| wanted.contains_key(&hook.ifindex))?;
+            for (path, error) in pins.remove_other_versions() {
+                tracing::warn!(path = %path.display(), %error, "an old version's pins stay");
+            }
+            self.swept = true;
+        }
+        let unwanted: Vec<u32> =
+            self.attached.keys().filter(|i| !wanted.contains_key(i)).copied().collect();
+        for ifindex in unwanted {
+            for direction in Direction::BOTH {
+                self.attacher.detach(Hook { ifindex, direction })?;
+            }
+            self.forget(ifindex);
+        }
+        Ok(())
+    }
+
+    /// Interfaces where a program of the current generation no longer runs (a link or filter removed by
+    /// hand, a qdisc deleted); [`TcHooks::attach`] puts it back.
+    pub(super) fn missing(&mut self, generation: &Generation) -> Result<Vec<u32>, String> {
+        let ids = Program::ALL.map(|program| Ok((program, generation.id(program)?)));
+        let ids: Result<BTreeMap<Program, u32>, GenerationError> = ids.into_iter().collect();
+        let ids = ids.map_err(|e| e.to_string())?;
+        let found = self.attacher.attached().map_err(|e| e.to_string())?;
+        let found: BTreeMap<Hook, u32> =
+            found.into_iter().map(|found| (found.hook, found.program)).collect();
+        let complete = |ifindex: u32, role: Role| {
+            Direction::BOTH.into_iter().all(|direction| {
+                let program = role.program(direction).and_then(|program| ids.get(&program));
+                program.is_none() || found.get(&Hook { ifindex, direction }) == program
+            })
+        };
+        let attached = self.attached.iter().filter(|(ifindex, role)| !complete(**ifindex, **role));
+        let missing: Vec<u32> = attached.map(|(ifindex, _)| *ifindex).collect();
+        missing.iter().for_each(|ifindex| self.forget(*ifindex));
+        Ok(missing)
+    }
+
+    fn forget(&mut self, ifindex: u32) {
+        self.attached.remove(&ifindex);
+        self.bridges.detached(ifindex);
+    }
+
+    /// Puts programs in front of those that were put in front of them; gives the hooks.
+    pub(super) fn reconcile_order(&mut self, generation: &Generation) -> Result<Vec<Hook>, String> {
+        self.order.reconcile(&mut self.attacher, &self.attached, generation)
+    }
+
+    /// Closes hooks of isolated pods until their programs are attached; how many.
+    pub(super) fn close(&mut self, hooks: &[Hook]) -> usize {
+        self.gate.close(hooks)
+    }
+
+    /// Opens what was closed where the programs judge now, or where there is nothing to judge.
+    pub(super) fn open(&mut self, wanted: &Roles) {
+        let attached = &self.attached;
+        self.gate.open(|index| attached.contains_key(&index) || !wanted.contains_key(&index));
+    }
+}
