@@ -35,9 +35,9 @@ use std::path::Path;
 use aya::maps::{MapData, PerCpuArray};
 use netpold_core::model::Direction;
 use netpold_core::ops::{Capacity, Op};
-use netpold_ebpf::conntrack::hash_keys;
+use netpold_ebpf::flow::key::hash_keys;
+use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_ebpf::layout::{BRIDGES, Settings, Unproven, WITNESS_SHIFT, WITNESSES};
-use netpold_ebpf::proof::DEFAULT_BIT;
 
 use attach::{Attacher, Hook, Mode};
 use bpffs::PinRoot;
@@ -127,7 +127,7 @@ impl Dataplane {
     }
 
     /// With another bit of `skb->mark` by which programs know what they have judged, see
-    /// [`netpold_ebpf::proof`].
+    /// [`netpold_ebpf::judge::proof`].
     #[must_use]
     pub fn with_proof(mut self, bit: u32) -> Self {
         self.proof = bit;

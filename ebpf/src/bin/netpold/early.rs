@@ -4,11 +4,11 @@ use core::arch::asm;
 
 use aya_ebpf::{bindings::xdp_action, programs::XdpContext};
 use netpold_ebpf::{
+    direction::Direction,
+    endpoint::EndpointRef,
     event,
-    packet::{self, Bytes},
+    packet::{bytes::Bytes, parse},
     reason::Reason,
-    tables::EndpointRef,
-    verdict::Direction,
 };
 
 use crate::{drops, packet::InPlace, watches_only};
@@ -63,7 +63,7 @@ impl Frame {
     #[inline(always)]
     pub(crate) fn open(context: &XdpContext) -> Option<(Self, Link)> {
         let frame = Self { data: context.data(), end: context.data_end() };
-        let (kind, offset) = packet::link(&frame).ok()?;
+        let (kind, offset) = parse::link(&frame).ok()?;
         Some((frame.without_tags(offset), Ok((kind, ETHERNET))))
     }
 

@@ -1,7 +1,7 @@
 //! The program of the pods' interfaces: XDP, in front of `netpold_egress`.
 
 use aya_ebpf::{bindings::xdp_action, macros::xdp, programs::XdpContext};
-use netpold_ebpf::{sent::drops, verdict::Egress};
+use netpold_ebpf::{direction::Egress, xdp::sent::drops};
 
 use crate::{
     early::{Frame, came_by, settle},

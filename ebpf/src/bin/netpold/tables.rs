@@ -11,19 +11,25 @@ use aya_ebpf::{
     maps::{Array, PerCpuArray, lpm_trie},
 };
 use netpold_ebpf::{
-    conntrack::{Full, Gave, Key, Memory, Shift, choices, make_place},
-    family::{Family, V4, V6},
-    hosts6,
+    endpoint::EndpointRef,
+    flow::{
+        key::{Key, choices},
+        memory::Memory,
+        relocate::{Shift, make_place},
+        table::{Full, Gave},
+    },
     layout::{
         ClassId, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, HOST6_VALID, PortWord,
         ROW_NOT_ISOLATED, Row, Settings,
     },
     order,
-    policy::PolicyTables,
+    packet::family::{V4, V6},
     reason::{self, Reason},
-    tables::{EndpointRef, Tables, free_stale, insert, make_room, shift},
-    uplink::Locals,
-    verdict::{Verdict, find_endpoint},
+    tables::{
+        TableFamily, Tables, find_endpoint, free_stale, hosts6, insert, locals::Locals, make_room,
+        policy::PolicyTables, shift,
+    },
+    verdict::Verdict,
 };
 
 use crate::{
@@ -321,7 +327,7 @@ extern "C" fn netpold_insert6(hash: u64, flags: u32) -> u32 {
 }
 
 #[inline(always)]
-fn insert_and_count<F: Family, K: Key>(key: K, hash: u64, flags: u32) -> u32 {
+fn insert_and_count<F: TableFamily, K: Key>(key: K, hash: u64, flags: u32) -> u32 {
     let maps = Maps::new();
     match insert::<F, K, _>(&maps, key, hash, flags as u16) {
         Ok(Gave::Nothing) => {}

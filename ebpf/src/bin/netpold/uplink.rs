@@ -2,9 +2,9 @@
 
 use aya_ebpf::{bindings::xdp_action, macros::xdp, programs::XdpContext};
 use netpold_ebpf::{
+    direction::Ingress,
     reason::Reason,
-    uplink::{Scope, drops},
-    verdict::Ingress,
+    xdp::uplink::{Scope, drops},
 };
 
 use crate::{

@@ -8,9 +8,13 @@
 //! established makes room but what has been idle for two hours, and half-open flows take one
 //! another's place first.
 
-use super::{Control, Key, Memory, PLACES, stored_protocol, way};
 use crate::{
-    control::PROTECTED,
+    flow::{
+        control::{Control, PROTECTED},
+        key::Key,
+        memory::Memory,
+        table::{PLACES, stored_protocol, way},
+    },
     layout::{Settings, TIMEOUT_IDLE},
     order,
 };
@@ -27,8 +31,12 @@ const STALE: u32 = 8;
 /// long; false if none has, or another writer was faster.
 ///
 /// # Safety
-/// As [`super::Flow::find`].
+/// As [`crate::flow::table::Flow::find`].
 #[inline(always)]
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a way's words are read and written under one promise"
+)]
 pub unsafe fn free_stale<K: Key, M: Memory>(
     memory: &M,
     buckets: [*mut u64; 2],
@@ -63,8 +71,12 @@ pub unsafe fn free_stale<K: Key, M: Memory>(
 /// was faster. `hash` is the flow's.
 ///
 /// # Safety
-/// As [`super::Flow::find`].
+/// As [`crate::flow::table::Flow::find`].
 #[inline(always)]
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a way's words are read and written under one promise"
+)]
 pub unsafe fn make_room<K: Key, M: Memory>(
     memory: &M,
     buckets: [*mut u64; 2],
@@ -116,6 +128,10 @@ unsafe fn free<M: Memory>(memory: &M, way: *mut u64, control: Control) -> bool {
 
 /// How many of a flow's ways hold, or held, flows of an endpoint.
 #[inline(always)]
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a way's words are read and written under one promise"
+)]
 unsafe fn ways_of<K: Key, M: Memory>(
     memory: &M,
     buckets: [*mut u64; 2],

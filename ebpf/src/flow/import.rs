@@ -1,7 +1,12 @@
 //! Entries that come from elsewhere: from another layout's table, or from the kernel's conntrack.
 
 use crate::{
-    conntrack::{Control, Flow, Full, Key, Memory},
+    flow::{
+        control::Control,
+        key::Key,
+        memory::Memory,
+        table::{Flow, Full},
+    },
     layout::{CT_VALID, Settings},
 };
 
@@ -14,6 +19,10 @@ impl<K: Key> Flow<K> {
     ///
     /// # Safety
     /// As [`Flow::find`].
+    #[expect(
+        clippy::multiple_unsafe_ops_per_block,
+        reason = "a way's words are read and written under one promise"
+    )]
     pub unsafe fn adopt<M: Memory>(
         &self,
         memory: &M,

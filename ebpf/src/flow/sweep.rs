@@ -1,8 +1,7 @@
 //! Tidying flows away that are over: expired, or of a pod that is gone.
 
-use super::stored_protocol;
 use crate::{
-    conntrack::{Control, Key, Memory},
+    flow::{control::Control, key::Key, memory::Memory, table::stored_protocol},
     layout::{CT_BUSY, CT_WAYS, Settings},
 };
 
@@ -22,7 +21,11 @@ pub struct Swept {
 /// for `stale` jiffies is freed too.
 ///
 /// # Safety
-/// As [`super::Flow::find`].
+/// As [`crate::flow::table::Flow::find`].
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a way's words are read and written under one promise"
+)]
 pub unsafe fn sweep<K: Key, M: Memory>(
     memory: &M,
     bucket: *mut u64,

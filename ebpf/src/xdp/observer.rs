@@ -2,10 +2,10 @@
 //! pod's hook.
 
 use crate::{
-    conntrack::{Full, Memory},
+    endpoint::EndpointRef,
+    flow::{memory::Memory, table::Full},
     layout::{ClassId, FragmentKey, FragmentPorts, PortWord, Settings},
-    policy::PolicyTables,
-    tables::{EndpointRef, Tables},
+    tables::{Tables, policy::PolicyTables},
 };
 
 /// Tables that are read only: what would be written counts as written.

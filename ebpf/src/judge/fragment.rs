@@ -1,17 +1,14 @@
 //! Fragments: the first is judged on its ports and leaves them to those that follow.
 
 use crate::{
-    family::Family,
-    icmp,
+    direction::Direction,
+    judge::evaluator::PacketEvaluator,
     layout::{
         ClassId, FragmentKey, FragmentPorts, PORTS_EVERY, ROW_NOT_ISOLATED, TIMEOUT_FRAGMENT,
     },
-    packet::{TCP_ACK, Transport},
-    parsed::Packet,
-    policy::row_word,
+    packet::{family::Family, icmp, parse::Transport, parsed::Packet, protocol::TCP_ACK},
     reason::Reason,
-    tables::Tables,
-    verdict::{Direction, PacketEvaluator},
+    tables::{Tables, policy::row_word},
 };
 
 impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {

@@ -6,10 +6,14 @@
 //! ways can move, a place is made in the second bucket of one of them first. That way a table that is
 //! filled to three quarters refuses none of 100,000 flows (it refused one in five).
 
-use super::{CT_WAYS, Control, Hit, Key, Memory, PLACES, hash_words};
 use crate::{
-    conntrack::{first, second},
-    layout::{CT_BUSY, CT_VALID, Settings},
+    flow::{
+        control::Control,
+        key::{Key, first, hash_words, second},
+        memory::Memory,
+        table::{Hit, PLACES},
+    },
+    layout::{CT_BUSY, CT_VALID, CT_WAYS, Settings},
     order,
 };
 
@@ -67,6 +71,10 @@ pub fn make_place(buckets: [u32; 2], shift: impl Fn(u32, u32) -> Shift) -> bool 
 /// # Safety
 /// `bucket` must give whole buckets of this key's kind, by index, in memory as [`Memory`] asks.
 #[inline(always)]
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a way's words are read and written under one promise"
+)]
 pub unsafe fn shift<K: Key, M: Memory>(
     memory: &M,
     settings: &Settings,
@@ -102,6 +110,10 @@ pub unsafe fn shift<K: Key, M: Memory>(
 /// Makes a flow's entry in a free way and frees the one it was in; false if either was touched
 /// meanwhile, and then nothing has changed.
 #[inline(always)]
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a way's words are read and written under one promise"
+)]
 unsafe fn copy<K: Key, M: Memory>(
     memory: &M,
     (from, control): (*mut u64, Control),

@@ -24,18 +24,14 @@
 //!
 //! Tunnels undo 1 where a pod sends to its own node's tunnel device: what such a device unpacks with the
 //! proof on it comes from a pod, and drops ([`is_unpacked`]).
-#![expect(
-    clippy::multiple_unsafe_ops_per_block,
-    reason = "where a word is, and reading it, is one step"
-)]
 
 use crate::{
+    endpoint::EndpointRef,
     layout::{
         BRIDGE_ISOLATED, BRIDGE_OPEN, BRIDGES, STRANGER, Settings, bridge_ifindex, is_mark, mark,
         marked_slot, parts_of,
     },
-    tables::{EndpointRef, Tables},
-    verdict::find_endpoint,
+    tables::{Tables, find_endpoint},
 };
 
 /// Which bit of `skb->mark` is the proof, unless the agent is told another.
@@ -97,6 +93,10 @@ impl Origin {
 
     /// The origin of a packet without proof that came by a device which is no endpoint's.
     #[inline(always)]
+    #[expect(
+        clippy::multiple_unsafe_ops_per_block,
+        reason = "where a word is, and reading it, is one step"
+    )]
     fn by_bridge(settings: &Settings, ifindex: u32) -> Self {
         let bridges = (&raw const settings.bridges).cast::<u32>();
         for n in 0..BRIDGES {

@@ -9,25 +9,31 @@
 //!
 //! An answer to such an address went back where its flow came from, as far as netpold knows. If the node's
 //! conntrack has forgotten that flow, the answer is a new one to it, and led anywhere: so it passes only if
-//! it goes back in the kernel's eyes, too, or goes where it was sent ([`crate::connection`]). Else it is
+//! it goes back in the kernel's eyes, too, or goes where it was sent ([`crate::judge::connection`]). Else it is
 //! judged as any other.
 //!
-//! A packet that nobody judged at its sender's veth is judged here for the first time ([`crate::proof`]):
+//! A packet that nobody judged at its sender's veth is judged here for the first time ([`crate::judge::proof`]):
 //! its source must be the sender's, and it answers nothing.
 
 use crate::{
-    connection::Course,
-    family::{Family, V4, V6},
+    endpoint::EndpointRef,
+    judge::{connection::Course, proof::Origin},
     layout::{
         CLASS_TRANSLATED, ClassId, EP_CHECK_SOURCE, FragmentKey, FragmentPorts, PORTS_EVERY,
         ROW_NOT_ISOLATED, TIMEOUT_FRAGMENT, untranslated,
     },
-    packet::{self, Bytes, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Network, Transport, Window as _},
-    policy::{row_allows, row_word},
-    proof::Origin,
+    packet::{
+        bytes::{Bytes, Window as _},
+        family::{V4, V6},
+        parse::{self, Network, Transport},
+        protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6},
+    },
     reason::Reason,
-    tables::{EndpointRef, Tables},
-    uplink::Locals,
+    tables::{
+        TableFamily, Tables,
+        locals::Locals,
+        policy::{row_allows, row_word},
+    },
     verdict::Verdict,
 };
 
@@ -38,7 +44,7 @@ const BEHIND: u32 = 4;
 const EGRESS: u32 = 1;
 
 /// Judges a packet for the endpoint that sent it, where it goes out of `ifindex`. `link`: its type
-/// and where the IP header begins, as [`packet::link`] answers. `answer`: of one that is marked as an answer.
+/// and where the IP header begins, as [`parse::link`] answers. `answer`: of one that is marked as an answer.
 /// `agent_lives` is asked if that matters.
 #[inline(always)]
 pub fn judge<B: Bytes, T: Tables + Locals>(
@@ -123,7 +129,7 @@ struct Translated<'a, T> {
 
 impl<T: Tables> Translated<'_, T> {
     #[inline(always)]
-    fn ip<F: Family, B: Bytes>(&self, bytes: &B, offset: u32) -> Result<Reason, Reason> {
+    fn ip<F: TableFamily, B: Bytes>(&self, bytes: &B, offset: u32) -> Result<Reason, Reason> {
         let mut network = F::network(bytes, offset, false)?;
         if self.check_source && !F::owns(self.sender, network.source) {
             return Err(Reason::SpoofedSource);
@@ -135,7 +141,7 @@ impl<T: Tables> Translated<'_, T> {
             return Ok(Reason::Reply);
         }
         F::extensions(bytes, &mut network)?;
-        let read = packet::transport(bytes, &network, false)?;
+        let read = parse::transport(bytes, &network, false)?;
         // No router forwarded it, so it goes to a neighbour.
         if self.forget((self.judged && F::is_solicitation(&network, &read)).into()) != 0 {
             return Ok(Reason::Neighbour);
@@ -171,13 +177,13 @@ impl<T: Tables> Translated<'_, T> {
     /// Whether an answer to an address that may be translated still has one, and its sender's source. In a
     /// tunnel (of IPsec) it has not.
     #[inline(always)]
-    fn is_as_sent<F: Family>(&self, network: &Network<F::Address>) -> bool {
+    fn is_as_sent<F: TableFamily>(&self, network: &Network<F::Address>) -> bool {
         let checked = self.sender.flags() & EP_CHECK_SOURCE != 0;
         F::class(self.tables, network.destination) & CLASS_TRANSLATED != 0
             && (!checked || F::owns(self.sender, network.source))
     }
 
-    /// Hides from the verifier how a value came about; see [`crate::verdict::PacketEvaluator`].
+    /// Hides from the verifier how a value came about; see [`crate::judge::evaluator::PacketEvaluator`].
     #[inline(always)]
     fn forget(&self, value: u16) -> u16 {
         self.tables.opaque(usize::from(value), u64::from(self.row)) as u16
@@ -191,7 +197,10 @@ impl<T: Tables> Translated<'_, T> {
 
     /// What the datagram's first fragment was sent to.
     #[inline(always)]
-    fn first<F: Family>(&self, network: &Network<F::Address>) -> Result<FragmentPorts, Reason> {
+    fn first<F: TableFamily>(
+        &self,
+        network: &Network<F::Address>,
+    ) -> Result<FragmentPorts, Reason> {
         let settings = self.tables.settings().ok_or(Reason::NoTable)?;
         let first = self
             .tables
@@ -205,7 +214,7 @@ impl<T: Tables> Translated<'_, T> {
     }
 
     #[inline(always)]
-    fn fragment_key<F: Family>(&self, network: &Network<F::Address>) -> FragmentKey {
+    fn fragment_key<F: TableFamily>(&self, network: &Network<F::Address>) -> FragmentKey {
         FragmentKey {
             endpoint: self.sender.id(),
             direction: EGRESS + F::FRAGMENT_OFFSET + BEHIND,

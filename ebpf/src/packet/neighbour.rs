@@ -5,15 +5,15 @@
 //! pod in nobody else's name. What else is written like it is judged as any other packet.
 
 use crate::{
-    family::{Family, V4, V6},
+    endpoint::EndpointRef,
     packet::{
-        Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ICMPV6, Network, Transport, Window,
-        is_extension, short,
+        bytes::{Bytes, Window as _, short},
+        family::{Family as _, V6, is_link_local, is_multicast},
+        icmp::{ADVERTISEMENT, SOLICITATION},
+        parse::{Network, Transport},
+        protocol::ICMPV6,
     },
-    parsed::ParsedPacket,
     reason::Reason,
-    tables::{EndpointRef, Tables},
-    verdict::{Direction, PacketEvaluator},
 };
 
 /// Length of an ARP packet (RFC 826), of Ethernet and IPv4, with what fills up a frame of 60 bytes.
@@ -24,8 +24,6 @@ const LISTENER_REPORT: u8 = 131;
 const LISTENER_DONE: u8 = 132;
 const ROUTER_SOLICITATION: u8 = 133;
 const ROUTER_ADVERTISEMENT: u8 = 134;
-const SOLICITATION: u8 = 135;
-const ADVERTISEMENT: u8 = 136;
 const REDIRECT: u8 = 137;
 const LISTENER_REPORT_V2: u8 = 143;
 
@@ -34,8 +32,6 @@ const LISTENER_REPORT_V2: u8 = 143;
 const SOURCE_LINK: u8 = 1;
 const TARGET_LINK: u8 = 2;
 const NONCE: u8 = 14;
-/// A solicitation or an advertisement with its option.
-const LONGEST: u32 = 32;
 /// Longest router advertisement that a pod gets unasked.
 const MAX_ADVERTISEMENT: u32 = 512;
 /// Records of a listener report, and sources of one or of a query.
@@ -67,21 +63,9 @@ pub(crate) enum Discovery {
     Claim,
 }
 
-/// `fe80::/10`
-#[inline(always)]
-pub(crate) const fn is_link_local(address: [u64; 2]) -> bool {
-    u64::from_be(address[0]) >> 54 == 0xfe80 >> 6
-}
-
-/// `ff00::/8`
-#[inline(always)]
-pub(crate) const fn is_multicast(address: [u64; 2]) -> bool {
-    u64::from_be(address[0]) >> 56 == 0xff
-}
-
 /// Whether an ICMPv6 type says something of who sends it that its source address does not prove.
 #[inline(always)]
-const fn is_claim(kind: u8) -> bool {
+pub(crate) const fn is_claim(kind: u8) -> bool {
     matches!(kind, ROUTER_ADVERTISEMENT | ADVERTISEMENT | REDIRECT)
 }
 
@@ -105,17 +89,6 @@ pub(crate) fn may_be_one<A>(network: &Network<A>, transport: &Transport) -> bool
         && !network.fragment.is_later()
 }
 
-/// A solicitation or advertisement that no router has forwarded.
-#[inline(always)]
-pub(crate) fn is_solicitation(network: &Network<[u64; 2]>, transport: &Transport) -> bool {
-    let kind = (transport.destination >> 8) as u8;
-    network.protocol == ICMPV6
-        && network.hop_limit == 255
-        && network.payload == network.start + 40
-        && network.end.wrapping_sub(network.payload) <= LONGEST
-        && matches!(kind, SOLICITATION | ADVERTISEMENT)
-}
-
 /// The sender's address in an ARP packet behind a link header; 0 while it asks whether it may have
 /// one (RFC 5227).
 ///
@@ -123,7 +96,7 @@ pub(crate) fn is_solicitation(network: &Network<[u64; 2]>, transport: &Transport
 /// [`Reason::Malformed`] unless it is a request or a reply of IPv4 over Ethernet, or if it is longer
 /// than one; [`Reason::Truncated`], or [`Reason::Deferred`].
 #[inline(always)]
-fn arp_sender<B: Bytes>(bytes: &B, offset: u32) -> Result<u32, Reason> {
+pub(crate) fn arp_sender<B: Bytes>(bytes: &B, offset: u32) -> Result<u32, Reason> {
     let packet = bytes.window::<28>(offset).ok_or(short::<B>())?;
     let is_one = packet.be32(0) == 0x0001_0800
         && matches!(packet.be32(4), 0x0604_0001 | 0x0604_0002)
@@ -144,8 +117,8 @@ struct Message<'a, B> {
     sent: bool,
 }
 
-/// What an IPv6 packet is to its link. `sender`: the pod that sent it, if its addresses are all that
-/// it may speak for.
+/// What an IPv6 packet is to its link, by neighbour and multicast listener discovery. `sender`: the pod that sent
+/// it, if its addresses are all that it may speak for. `sent`: a pod sent it.
 #[inline(always)]
 pub(crate) fn discovery<B: Bytes>(
     bytes: &B,
@@ -339,84 +312,4 @@ impl<B: Bytes> Message<'_, B> {
         }
         Some(at == self.network.end)
     }
-}
-
-impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
-    /// ARP: in its form, and of the pod in its own name.
-    ///
-    /// # Errors
-    /// A drop, or [`Reason::Deferred`].
-    #[inline(always)]
-    pub(crate) fn arp<B: Bytes>(&self, bytes: &B, offset: u32) -> Result<Reason, Reason> {
-        if !self.is_isolated() && !self.checks_source() {
-            return Ok(Reason::Neighbour);
-        }
-        let sender = arp_sender(bytes, offset)?;
-        if self.checks_source() && sender != 0 && !V4::owns(self.endpoint, sender) {
-            return Err(Reason::SpoofedSource);
-        }
-        Ok(Reason::Neighbour)
-    }
-
-    /// What a pod sends that no policy selects: only who it says it is matters. `None`: that is to be
-    /// found in its payload.
-    #[inline(always)]
-    pub(crate) fn source_alone<B: Bytes>(
-        &self,
-        bytes: &B,
-        link: Result<(u16, u32), Reason>,
-    ) -> Option<Result<Reason, Reason>> {
-        let own = match link {
-            Err(Reason::Deferred) => return Some(Err(Reason::Deferred)),
-            Ok((ETHERTYPE_IPV4, offset)) => {
-                let Some(header) = bytes.window::<20>(offset) else {
-                    return Some(Err(short::<B>()));
-                };
-                let source = header.be32(12);
-                V4::owns(self.endpoint, source) || V4::is_link_scope(source)
-            }
-            Ok((ETHERTYPE_IPV6, offset)) => {
-                let Some(header) = bytes.window::<40>(offset) else {
-                    return Some(Err(short::<B>()));
-                };
-                let (source, next) = (header.words(8), header.byte(6));
-                let own = V6::owns(self.endpoint, source) || V6::is_link_scope(source);
-                if own && (next == ICMPV6 || is_extension(next)) {
-                    return payload_alone(bytes, offset, next);
-                }
-                own
-            }
-            Ok((ETHERTYPE_ARP, offset)) => return Some(self.arp(bytes, offset)),
-            _ => true,
-        };
-        Some(if own { Ok(Reason::NotIsolated) } else { Err(Reason::SpoofedSource) })
-    }
-
-    /// The verdict about a message of the link, if the packet is one.
-    #[inline(always)]
-    pub(crate) fn link_message<F: Family, B: Bytes>(
-        &self,
-        bytes: &B,
-        reading: &ParsedPacket<F>,
-    ) -> Option<Result<Reason, Reason>> {
-        let sender = self.checks_source().then_some(self.endpoint);
-        match F::discovery(bytes, &reading.network, &reading.transport, sender, D::EGRESS) {
-            Discovery::No => None,
-            Discovery::Claim => Some(Err(Reason::SpoofedSource)),
-            // Where it goes shows whether the receiver is a neighbour.
-            Discovery::Single if D::EGRESS && self.is_isolated() => Some(Ok(Reason::Translated)),
-            Discovery::OnLink | Discovery::Single => Some(Ok(Reason::Neighbour)),
-        }
-    }
-}
-
-/// Of a packet whose payload may claim something: what can be said at once.
-#[inline(always)]
-fn payload_alone<B: Bytes>(bytes: &B, offset: u32, next: u8) -> Option<Result<Reason, Reason>> {
-    if !B::PLAIN {
-        return None;
-    }
-    let kind = bytes.window::<1>(offset + 40).map(|message| message.byte(0));
-    let usual = next == ICMPV6 && kind.is_some_and(|kind| !is_claim(kind));
-    Some(if usual { Ok(Reason::NotIsolated) } else { Err(Reason::Deferred) })
 }

@@ -1,21 +1,25 @@
 //! What a pod sends, judged at the host side of its veth before the stack sees it (XDP).
 //!
-//! As at the uplinks ([`crate::uplink`]) the verdict is that of the pod's own hook, and nothing is
+//! As at the uplinks ([`crate::xdp::uplink`]) the verdict is that of the pod's own hook, and nothing is
 //! written: what that hook is to pass is recorded, and marked for a second judgement, there. Here
 //! nothing was translated yet, so all that belongs to no known flow can be told.
 
 use crate::{
-    family::Family,
-    observer::Observer,
-    packet::Bytes,
-    parsed::ParsedPacket,
+    direction::{Direction, Egress},
+    endpoint::EndpointRef,
+    judge::{
+        decide::Visitor,
+        evaluator::{Hook, PacketEvaluator},
+    },
+    packet::{bytes::Bytes, parsed::ParsedPacket},
     reason::Reason,
-    tables::{EndpointRef, Tables},
-    verdict::{Direction, Egress, Hook, PacketEvaluator, Verdict, Visitor, find_endpoint},
+    tables::{TableFamily, Tables, find_endpoint},
+    verdict::Verdict,
+    xdp::observer::Observer,
 };
 
 /// The pod at whose hook a packet would be dropped, and why, if that is certain: no rule allows it
-/// and it answers nothing, or its source is not the pod's. `link`: as for [`crate::uplink::drops`].
+/// and it answers nothing, or its source is not the pod's. `link`: as for [`crate::xdp::uplink::drops`].
 #[inline(always)]
 pub fn drops<B: Bytes, T: Tables>(
     bytes: &B,
@@ -38,7 +42,7 @@ impl Visitor for Whole {
     type Output = Verdict;
 
     #[inline(always)]
-    fn visit<F: Family, D: Direction, T: Tables>(
+    fn visit<F: TableFamily, D: Direction, T: Tables>(
         &self,
         judge: &PacketEvaluator<'_, D, T>,
         reading: &ParsedPacket<F>,

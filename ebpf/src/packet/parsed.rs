@@ -1,12 +1,15 @@
 //! What is read of a packet, before it is judged.
 
 use crate::{
-    family::Family,
-    neighbour,
-    packet::{self, Bytes, Fragment, Network, Transport},
+    direction::Direction,
+    packet::{
+        bytes::Bytes,
+        family::Family,
+        neighbour,
+        parse::{self, Fragment, Network, Transport, is_opening},
+        quoted::Quoted,
+    },
     reason::Reason,
-    tracking::{FlowTuple, is_opening},
-    verdict::Direction,
 };
 
 /// What was read of an IP packet: all that a verdict depends on. In the kernel it is left in a map
@@ -39,12 +42,12 @@ impl<F: Family> ParsedPacket<F> {
     #[inline(always)]
     pub fn look_for_route<B: Bytes>(&mut self, bytes: &B) {
         let options = self.network.start.wrapping_add(20);
-        if self.has_options() && packet::has_route(bytes, options, self.network.payload) {
+        if self.has_options() && parse::has_route(bytes, options, self.network.payload) {
             self.parse_error = Some(Reason::Malformed);
         }
     }
 
-    /// Whether [`crate::verdict::PacketEvaluator::link`] may have a verdict about it.
+    /// Whether [`crate::judge::evaluator::PacketEvaluator::link`] may have a verdict about it.
     #[must_use]
     #[inline(always)]
     pub fn is_of_link(&self) -> bool {
@@ -57,31 +60,6 @@ impl<F: Family> ParsedPacket<F> {
     #[inline(always)]
     pub(crate) const fn is_opening(&self) -> bool {
         is_opening(&self.transport)
-    }
-}
-
-/// The flow that an ICMP error is about.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Quoted<F: Family> {
-    pub(crate) quote: Quote,
-    pub(crate) flow: FlowTuple<F>,
-}
-
-/// Whether there is a [`Quoted::flow`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Quote {
-    /// The fast path does not read it.
-    Unread,
-    /// None that could be the pod's.
-    Nothing,
-    /// There is.
-    Flow,
-}
-
-impl<F: Family> Quoted<F> {
-    #[inline(always)]
-    pub(crate) fn none(quote: Quote) -> Self {
-        Self { quote, flow: FlowTuple::default() }
     }
 }
 

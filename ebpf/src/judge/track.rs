@@ -5,75 +5,28 @@
 //! every allowed packet of an endpoint with any isolation refreshes its flow's entry: were only
 //! the flows recorded whose answers could be dropped at the moment, a server's answers would later
 //! look like flows that the pod began, and outlive the policy that denies its client.
-#![expect(
-    clippy::multiple_unsafe_ops_per_block,
-    reason = "a way's words are read and written under one promise"
-)]
 use crate::{
-    conntrack::{self, Flow, Hit, Marks},
-    family::Family,
-    fast_path::LookupHint,
-    icmp::{self, Echo},
+    direction::Direction,
+    flow::{
+        key,
+        table::{self, Flow, Hit, Marks},
+    },
+    judge::{evaluator::PacketEvaluator, fast_path::LookupHint},
     layout::{
         CLASS_SERVICE, CT_BUSY, CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_RST, CT_RST_SENT,
         CT_STREAM, CT_SYN, CT_SYN_ACK, ClassId, ROW_NOT_ISOLATED, Settings,
     },
-    packet::{SCTP, TCP, TCP_ACK, TCP_FIN, TCP_PSH, TCP_RST, TCP_SYN, Transport, UDP},
-    parsed::{Packet, Quote},
-    policy::row_allows,
+    packet::{
+        icmp::{self, Echo, begins},
+        parse::{Transport, has_handshake, is_opening},
+        parsed::Packet,
+        protocol::{TCP_ACK, TCP_FIN, TCP_PSH, TCP_RST, TCP_SYN, UDP},
+        quoted::Quote,
+        tuple::FlowTuple,
+    },
     reason::Reason,
-    tables::Tables,
-    verdict::{Direction, PacketEvaluator},
+    tables::{TableFamily, Tables, policy::row_allows},
 };
-
-/// The flow a packet belongs to or, for an ICMP error, is about.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct FlowTuple<F: Family> {
-    remote: F::Address,
-    protocol: u8,
-    local_port: u16,
-    remote_port: u16,
-}
-
-impl<F: Family> FlowTuple<F> {
-    /// The flow of a packet that the pod sent, or was sent. ICMP echo: the identifier and
-    /// [`icmp::kind`].
-    #[inline(always)]
-    pub(crate) fn new(remote: F::Address, transport: &Transport, sent: bool) -> Self {
-        let (local_port, remote_port) = if icmp::is_icmp(transport.protocol) {
-            let message = (transport.destination >> 8) as u8;
-            (transport.source, icmp::kind(transport.protocol, message))
-        } else if sent {
-            (transport.source, transport.destination)
-        } else {
-            (transport.destination, transport.source)
-        };
-        Self { remote, protocol: transport.protocol, local_port, remote_port }
-    }
-
-    /// As [`PacketEvaluator::forget`].
-    #[inline(always)]
-    pub(crate) fn forget_path<D: Direction, T: Tables>(
-        &mut self,
-        judge: &PacketEvaluator<'_, D, T>,
-    ) {
-        self.protocol = judge.forget(self.protocol.into()) as u8;
-        self.local_port = judge.forget(self.local_port);
-        self.remote_port = judge.forget(self.remote_port);
-    }
-}
-
-/// Whether packets tell the beginning of a flow from its middle.
-#[inline(always)]
-pub(crate) const fn has_handshake(transport: &Transport) -> bool {
-    matches!(transport.protocol, TCP | SCTP)
-}
-
-/// A packet that begins a connection, and so is never an answer.
-#[inline(always)]
-pub(crate) const fn is_opening(transport: &Transport) -> bool {
-    transport.flags & (TCP_SYN | TCP_ACK) == TCP_SYN
-}
 
 /// Whether a packet may become a new entry in its direction. In the middle of a connection that
 /// began before its pod was isolated, the lower port is taken for the server's, unless the node sent it.
@@ -87,12 +40,6 @@ const fn may_begin(transport: &Transport, of_node: bool) -> bool {
     is_opening(transport)
         || (transport.flags & (TCP_SYN | TCP_RST) == 0
             && (of_node || transport.destination < transport.source))
-}
-
-/// A packet that begins something whatever was seen before it.
-#[inline(always)]
-pub(crate) const fn begins(transport: &Transport) -> bool {
-    is_opening(transport) || matches!(icmp::echo(transport), Echo::Request)
 }
 
 /// A packet that the node sends only as an answer. Whoever asked may have forged the pod's address: then
@@ -143,7 +90,7 @@ impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
     /// # Errors
     /// [`Reason::Deferred`] for ICMP errors on the fast path.
     #[inline(always)]
-    pub(crate) fn flow_tuple<F: Family>(
+    pub(crate) fn flow_tuple<F: TableFamily>(
         &self,
         packet: &Packet<'_, F>,
         allowed: bool,
@@ -167,17 +114,10 @@ impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
         Ok((allowed || !is_opening(transport)).then_some(own))
     }
 
-    /// A flow's key.
-    #[inline(always)]
-    pub(crate) fn key<F: Family>(&self, subject: &FlowTuple<F>) -> F::Key {
-        let FlowTuple { remote, protocol, local_port, remote_port } = *subject;
-        F::key(self.endpoint_id(), remote, local_port, remote_port, protocol)
-    }
-
     /// The verdict by the flow table: an allowed packet makes or refreshes its entry, another
     /// passes if its entry says so.
     #[inline(always)]
-    pub(crate) fn settle<F: Family>(
+    pub(crate) fn settle<F: TableFamily>(
         &self,
         packet: &Packet<'_, F>,
         subject: &FlowTuple<F>,
@@ -188,7 +128,7 @@ impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
         let settings = self.tables.settings().ok_or(Reason::NoTable)?;
         let key = self.key::<F>(subject);
         let hash = match hint.done {
-            0 => conntrack::hash(settings, &key),
+            0 => key::hash(settings, &key),
             _ => hint.hash,
         };
         let hit = self.find::<F>(settings, &key, hash, hint)?;
@@ -204,7 +144,7 @@ impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
     /// As [`PacketEvaluator::settle`], with what the flow table has.
     #[inline(always)]
     #[expect(clippy::wildcard_enum_match_arm, reason = "of all reasons, a reply goes on")]
-    fn settle_entry<F: Family>(
+    fn settle_entry<F: TableFamily>(
         &self,
         packet: &Packet<'_, F>,
         subject: &FlowTuple<F>,
@@ -251,19 +191,23 @@ impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
     /// # Errors
     /// [`Reason::NoTable`].
     #[inline(always)]
-    fn find<F: Family>(
+    #[expect(
+        clippy::multiple_unsafe_ops_per_block,
+        reason = "a way's words are read and written under one promise"
+    )]
+    fn find<F: TableFamily>(
         &self,
         settings: &Settings,
         key: &F::Key,
         hash: u64,
         hint: LookupHint,
     ) -> Result<Hit, Reason> {
-        let index = conntrack::first(hash, F::mask(settings));
+        let index = key::first(hash, F::mask(settings));
         let bucket = F::bucket(self.tables, index).ok_or(Reason::NoTable)?;
         // SAFETY: a whole bucket of this family's table.
         let hit = unsafe {
             let found = match hint.done {
-                0 => conntrack::search(self.tables, key, hash, bucket),
+                0 => table::search(self.tables, key, hash, bucket),
                 _ => hint.found,
             };
             Hit::at::<F::Key>(bucket, found)
@@ -271,15 +215,15 @@ impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
         if hit.control.is_valid() {
             return Ok(hit);
         }
-        let index = conntrack::second(hash, F::mask(settings));
+        let index = key::second(hash, F::mask(settings));
         let bucket = F::bucket(self.tables, index).ok_or(Reason::NoTable)?;
         // SAFETY: as above.
-        Ok(unsafe { Hit::at::<F::Key>(bucket, conntrack::search(self.tables, key, hash, bucket)) })
+        Ok(unsafe { Hit::at::<F::Key>(bucket, table::search(self.tables, key, hash, bucket)) })
     }
 
     /// Flags of an entry that a packet of this direction begins.
     #[inline(always)]
-    fn seen<F: Family>(&self, packet: &Packet<'_, F>) -> u16 {
+    fn seen<F: TableFamily>(&self, packet: &Packet<'_, F>) -> u16 {
         let node = if self.is_from_node(&packet.network.fragment) { CT_NODE } else { 0 };
         let syn = if is_opening(&packet.transport) { CT_SYN } else { 0 };
         D::SEEN | node | syn
@@ -287,7 +231,12 @@ impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
 
     /// Whether policy allows now what a flow sends in a direction that its entry records.
     #[inline(always)]
-    fn still_allows<F: Family>(&self, flags: u16, class: ClassId, subject: &FlowTuple<F>) -> bool {
+    fn still_allows<F: TableFamily>(
+        &self,
+        flags: u16,
+        class: ClassId,
+        subject: &FlowTuple<F>,
+    ) -> bool {
         let allows = |row: u32, port: u16| {
             row == ROW_NOT_ISOLATED || row_allows(self.tables, row, class, subject.protocol, port)
         };
@@ -301,7 +250,7 @@ impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
     /// # Errors
     /// [`Reason::ConntrackFull`] if there is no room and the answers would be dropped.
     #[inline(always)]
-    fn begin<F: Family>(
+    fn begin<F: TableFamily>(
         &self,
         key: F::Key,
         hash: u64,
@@ -336,7 +285,7 @@ impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
 
     /// An allowed packet meets its live entry: the flags that it adds, or [`LEAVE`].
     #[inline(always)]
-    fn refresh<F: Family>(
+    fn refresh<F: TableFamily>(
         &self,
         hit: Hit,
         packet: &Packet<'_, F>,
@@ -365,7 +314,11 @@ impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
 
     /// Marks a live entry with what a packet of its flow says.
     #[inline(always)]
-    fn touch<F: Family>(
+    #[expect(
+        clippy::multiple_unsafe_ops_per_block,
+        reason = "a way's words are read and written under one promise"
+    )]
+    fn touch<F: TableFamily>(
         &self,
         hit: Hit,
         transport: &Transport,
@@ -395,7 +348,7 @@ impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
     /// Whether a packet without a handshake belongs to a flow that the other side began and policy
     /// has cut since. What the pod still sends there must not make it a flow of the pod's own.
     #[inline(always)]
-    fn was_cut<F: Family>(&self, flags: u16, packet: &Packet<'_, F>, class: ClassId) -> bool {
+    fn was_cut<F: TableFamily>(&self, flags: u16, packet: &Packet<'_, F>, class: ClassId) -> bool {
         let transport = &packet.transport;
         if has_handshake(transport) || icmp::is_icmp(transport.protocol) {
             return false;
@@ -409,7 +362,7 @@ impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
     /// by the other side: then the error goes back to whoever policy has admitted. It goes to who sent
     /// what it quotes, so `class` is that of both.
     #[inline(always)]
-    fn sent_error<F: Family>(
+    fn sent_error<F: TableFamily>(
         &self,
         packet: &Packet<'_, F>,
         subject: &FlowTuple<F>,
@@ -436,7 +389,7 @@ impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
     /// # Errors
     /// The reason to drop it.
     #[inline(always)]
-    fn answer<F: Family>(
+    fn answer<F: TableFamily>(
         &self,
         packet: &Packet<'_, F>,
         subject: &FlowTuple<F>,

@@ -1,6 +1,6 @@
 //! What arrives at the node for a local pod, judged before the kernel makes a packet of it (XDP).
 //!
-//! The verdict is that of the pod's own hook, [`crate::verdict::PacketEvaluator`], asked by an `Observer`: it
+//! The verdict is that of the pod's own hook, [`crate::judge::evaluator::PacketEvaluator`], asked by an `Observer`: it
 //! sees the flow table and changes nothing. Only what that hook would drop for want of a rule is
 //! dropped here, and of that only what can be told at this place. Everything else passes on, to be
 //! judged where it always was.
@@ -10,14 +10,22 @@
 //! node is said to translate nothing ([`Scope::All`]), only what answers nothing is dropped.
 
 use crate::{
-    family::Family,
+    direction::{Direction, Ingress},
+    endpoint::EndpointRef,
+    judge::{
+        decide::Visitor,
+        evaluator::{Hook, PacketEvaluator},
+    },
     layout::ROW_NOT_ISOLATED,
-    observer::Observer,
-    packet::{Bytes, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Window as _},
-    parsed::ParsedPacket,
+    packet::{
+        bytes::{Bytes, Window as _},
+        parsed::ParsedPacket,
+        protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6},
+    },
     reason::Reason,
-    tables::{EndpointRef, Tables},
-    verdict::{Direction, Hook, Ingress, PacketEvaluator, Verdict, Visitor},
+    tables::{TableFamily, Tables, locals::Locals},
+    verdict::Verdict,
+    xdp::observer::Observer,
 };
 
 /// Which of the packets that policy denies are dropped.
@@ -29,17 +37,8 @@ pub enum Scope {
     All,
 }
 
-/// Where local pods are. An address that two of them claim is nobody's here: which of them gets the
-/// packet is for the node's routes to say.
-pub trait Locals {
-    /// Endpoint slot of the pod with an IPv4 address (`u32::from_be_bytes`).
-    fn local4(&self, address: u32) -> Option<u32>;
-    /// Endpoint slot of the pod with an IPv6 address, given as words in memory order.
-    fn local6(&self, address: [u64; 2]) -> Option<u32>;
-}
-
 /// The endpoint at whose hook a packet would be dropped, if that is certain. `link`: the packet's
-/// type and where its IP header begins, as [`crate::packet::link`] answers.
+/// type and where its IP header begins, as [`crate::packet::parse::link`] answers.
 #[inline(always)]
 pub fn drops<B: Bytes, T: Tables + Locals>(
     bytes: &B,
@@ -68,7 +67,7 @@ impl Visitor for Certain {
     type Output = Verdict;
 
     #[inline(always)]
-    fn visit<F: Family, D: Direction, T: Tables>(
+    fn visit<F: TableFamily, D: Direction, T: Tables>(
         &self,
         judge: &PacketEvaluator<'_, D, T>,
         reading: &ParsedPacket<F>,

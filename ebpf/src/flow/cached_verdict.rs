@@ -9,7 +9,7 @@
 //! judged by policy again, so that nothing remembered lasts longer than that after all, whatever
 //! became of the revision.
 
-use crate::{reason::Reason, verdict::Direction};
+use crate::{direction::Direction, reason::Reason};
 
 /// From the top: 32 bits policy revision, 16 bits incarnation of the entry, 8 bits [`Reason`] for pod
 /// egress, 8 for pod ingress. [`Reason::NotEndpoint`], 0, says that nothing is known.
@@ -58,7 +58,7 @@ impl CachedVerdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verdict::{Egress, Ingress};
+    use crate::direction::{Egress, Ingress};
 
     #[test]
     fn what_is_remembered_is_of_one_revision_and_incarnation() {

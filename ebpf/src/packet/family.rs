@@ -1,14 +1,15 @@
-//! What differs between IPv4 and IPv6, so that the verdict is written once.
+//! The IP versions: what differs in their headers and addresses, so that the verdict is written once.
 
 use crate::{
-    conntrack::{self, Key, words4, words6},
-    layout::{ClassId, Ct4Key, ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Settings},
-    neighbour::{self, Discovery, is_link_local, is_multicast},
+    endpoint::EndpointRef,
+    layout::{ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT},
     order,
-    packet::{self, Bytes, Network, Transport},
-    policy::class4,
+    packet::{
+        bytes::Bytes,
+        icmp,
+        parse::{self, Network, Transport},
+    },
     reason::Reason,
-    tables::{EndpointRef, Tables},
 };
 
 /// An IP version.
@@ -19,13 +20,11 @@ pub trait Family: Copy + Default + core::fmt::Debug {
     const FRAGMENT_OFFSET: u32;
     /// An address.
     type Address: Copy + Default + core::fmt::Debug;
-    /// A conntrack key.
-    type Key: Key;
 
     /// Reads the IP header at an offset and what is between it and the transport header.
     ///
     /// # Errors
-    /// As [`packet::ipv4`] and [`packet::extensions`].
+    /// As [`parse::ipv4`] and [`parse::extensions`].
     fn network<B: Bytes>(
         bytes: &B,
         offset: u32,
@@ -35,11 +34,8 @@ pub trait Family: Copy + Default + core::fmt::Debug {
     /// Follows extension headers.
     ///
     /// # Errors
-    /// As [`packet::extensions`].
+    /// As [`parse::extensions`].
     fn extensions<B: Bytes>(bytes: &B, network: &mut Network<Self::Address>) -> Result<(), Reason>;
-
-    /// Class of an address.
-    fn class<T: Tables>(tables: &T, address: Self::Address) -> ClassId;
 
     /// Whether an address is one of the endpoint's own.
     fn owns(endpoint: EndpointRef, address: Self::Address) -> bool;
@@ -49,43 +45,6 @@ pub trait Family: Copy + Default + core::fmt::Debug {
 
     /// Whether two addresses are the same.
     fn same(a: Self::Address, b: Self::Address) -> bool;
-
-    /// Inserts a flow, by [`Tables::insert4`] or [`Tables::insert6`].
-    ///
-    /// # Errors
-    /// [`conntrack::Full`] if there is no room.
-    fn insert<T: Tables>(
-        tables: &T,
-        key: Self::Key,
-        hash: u64,
-        flags: u16,
-    ) -> Result<(), conntrack::Full>;
-
-    /// Buckets in the flow table less one.
-    fn mask(settings: &Settings) -> u32;
-
-    /// First word of a bucket of the flow table.
-    fn bucket<T: Tables>(tables: &T, index: u32) -> Option<*mut u64>;
-
-    /// The flow's key.
-    fn key(
-        endpoint: u32,
-        remote: Self::Address,
-        local_port: u16,
-        remote_port: u16,
-        protocol: u8,
-    ) -> Self::Key;
-
-    /// What the packet is to its link, by neighbour and multicast listener discovery. `sender`, `sent`:
-    /// as of [`neighbour::discovery`].
-    #[expect(private_interfaces, reason = "the trait is the crate's")]
-    fn discovery<B: Bytes>(
-        bytes: &B,
-        network: &Network<Self::Address>,
-        transport: &Transport,
-        sender: Option<EndpointRef>,
-        sent: bool,
-    ) -> Discovery;
 
     /// Whether it is a neighbour's solicitation or advertisement that no router has forwarded.
     fn is_solicitation(network: &Network<Self::Address>, transport: &Transport) -> bool;
@@ -112,21 +71,15 @@ impl Family for V4 {
     const IS_V6: bool = false;
     const FRAGMENT_OFFSET: u32 = 0;
     type Address = u32;
-    type Key = [u64; 2];
 
     #[inline(always)]
     fn network<B: Bytes>(bytes: &B, offset: u32, quoted: bool) -> Result<Network<u32>, Reason> {
-        packet::ipv4(bytes, offset, quoted)
+        parse::ipv4(bytes, offset, quoted)
     }
 
     #[inline(always)]
     fn extensions<B: Bytes>(_bytes: &B, _network: &mut Network<u32>) -> Result<(), Reason> {
         Ok(())
-    }
-
-    #[inline(always)]
-    fn class<T: Tables>(tables: &T, address: u32) -> ClassId {
-        class4(tables, address)
     }
 
     #[inline(always)]
@@ -144,50 +97,6 @@ impl Family for V4 {
     #[inline(always)]
     fn same(a: u32, b: u32) -> bool {
         a == b
-    }
-
-    #[inline(always)]
-    fn insert<T: Tables>(
-        tables: &T,
-        key: [u64; 2],
-        hash: u64,
-        flags: u16,
-    ) -> Result<(), conntrack::Full> {
-        tables.insert4(key, hash, flags)
-    }
-
-    #[inline(always)]
-    fn mask(settings: &Settings) -> u32 {
-        settings.ct4_mask
-    }
-
-    #[inline(always)]
-    fn bucket<T: Tables>(tables: &T, index: u32) -> Option<*mut u64> {
-        tables.bucket4(index)
-    }
-
-    #[inline(always)]
-    fn key(
-        endpoint: u32,
-        remote: u32,
-        local_port: u16,
-        remote_port: u16,
-        protocol: u8,
-    ) -> [u64; 2] {
-        let protocol = u32::from(protocol);
-        words4(&Ct4Key { endpoint, remote, local_port, remote_port, protocol })
-    }
-
-    #[inline(always)]
-    #[expect(private_interfaces, reason = "the trait is the crate's")]
-    fn discovery<B: Bytes>(
-        _bytes: &B,
-        _network: &Network<u32>,
-        _transport: &Transport,
-        _sender: Option<EndpointRef>,
-        _sent: bool,
-    ) -> Discovery {
-        Discovery::No
     }
 
     #[inline(always)]
@@ -225,11 +134,22 @@ impl V6 {
     }
 }
 
+/// `fe80::/10`
+#[inline(always)]
+pub(crate) const fn is_link_local(address: [u64; 2]) -> bool {
+    u64::from_be(address[0]) >> 54 == 0xfe80 >> 6
+}
+
+/// `ff00::/8`
+#[inline(always)]
+pub(crate) const fn is_multicast(address: [u64; 2]) -> bool {
+    u64::from_be(address[0]) >> 56 == 0xff
+}
+
 impl Family for V6 {
     const IS_V6: bool = true;
     const FRAGMENT_OFFSET: u32 = 2;
     type Address = [u64; 2];
-    type Key = [u64; 4];
 
     #[inline(always)]
     fn network<B: Bytes>(
@@ -237,17 +157,12 @@ impl Family for V6 {
         offset: u32,
         quoted: bool,
     ) -> Result<Network<[u64; 2]>, Reason> {
-        packet::ipv6(bytes, offset, quoted)
+        parse::ipv6(bytes, offset, quoted)
     }
 
     #[inline(always)]
     fn extensions<B: Bytes>(bytes: &B, network: &mut Network<[u64; 2]>) -> Result<(), Reason> {
-        packet::extensions(bytes, network)
-    }
-
-    #[inline(always)]
-    fn class<T: Tables>(tables: &T, address: [u64; 2]) -> ClassId {
-        tables.class6(address)
+        parse::extensions(bytes, network)
     }
 
     #[inline(always)]
@@ -270,51 +185,8 @@ impl Family for V6 {
     }
 
     #[inline(always)]
-    fn insert<T: Tables>(
-        tables: &T,
-        key: [u64; 4],
-        hash: u64,
-        flags: u16,
-    ) -> Result<(), conntrack::Full> {
-        tables.insert6(key, hash, flags)
-    }
-
-    #[inline(always)]
-    fn mask(settings: &Settings) -> u32 {
-        settings.ct6_mask
-    }
-
-    #[inline(always)]
-    fn bucket<T: Tables>(tables: &T, index: u32) -> Option<*mut u64> {
-        tables.bucket6(index)
-    }
-
-    #[inline(always)]
-    fn key(
-        endpoint: u32,
-        remote: [u64; 2],
-        local_port: u16,
-        remote_port: u16,
-        protocol: u8,
-    ) -> [u64; 4] {
-        words6(endpoint, local_port, remote_port, remote, protocol)
-    }
-
-    #[inline(always)]
-    #[expect(private_interfaces, reason = "the trait is the crate's")]
-    fn discovery<B: Bytes>(
-        bytes: &B,
-        network: &Network<[u64; 2]>,
-        transport: &Transport,
-        sender: Option<EndpointRef>,
-        sent: bool,
-    ) -> Discovery {
-        neighbour::discovery(bytes, network, transport, sender, sent)
-    }
-
-    #[inline(always)]
     fn is_solicitation(network: &Network<[u64; 2]>, transport: &Transport) -> bool {
-        neighbour::is_solicitation(network, transport)
+        icmp::is_solicitation(network, transport)
     }
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! The control word of a conntrack entry: when it was seen, what was seen, when it expires.
 
 use crate::{
-    conntrack::Memory,
+    flow::memory::Memory,
     layout::{
         CT_BUSY, CT_FIN_EGRESS, CT_FIN_INGRESS, CT_REPLIED, CT_RST, CT_RST_SENT, CT_STREAM,
         CT_SYN_ACK, CT_VALID, Settings, TIMEOUT_ECHO, TIMEOUT_FRAGMENT, TIMEOUT_IDLE,
@@ -10,7 +10,7 @@ use crate::{
         TIMEOUT_TCP_HALF_CLOSED, TIMEOUT_TCP_OPENING, TIMEOUT_TCP_RESET, TIMEOUT_UDP_ANSWERED,
         TIMEOUT_UDP_STREAM, TIMEOUTS,
     },
-    packet::{ICMP, ICMPV6, SCTP, TCP, UDP},
+    packet::protocol::{ICMP, ICMPV6, SCTP, TCP, UDP},
 };
 
 /// Both FIN flags.

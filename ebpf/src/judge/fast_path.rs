@@ -1,21 +1,25 @@
 //! The fast path: a packet of a known flow passes on the verdict that its conntrack entry caches, see
-//! [`crate::cached_verdict`].
-#![expect(
-    clippy::multiple_unsafe_ops_per_block,
-    reason = "a way's words are read and written under one promise"
-)]
+//! [`crate::flow::cached_verdict`].
 
 use crate::{
-    cached_verdict::CachedVerdict,
-    conntrack::{self, Control, Hit},
-    family::Family,
+    direction::Direction,
+    flow::{
+        cached_verdict::CachedVerdict,
+        control::Control,
+        key,
+        table::{self, Hit},
+    },
+    judge::evaluator::PacketEvaluator,
     layout::CT_REPLIED,
-    packet::{SCTP, TCP, TCP_FIN, TCP_RST, TCP_SYN, UDP},
-    parsed::Packet,
+    packet::{
+        family::Family,
+        parse::has_handshake,
+        parsed::Packet,
+        protocol::{SCTP, TCP, TCP_FIN, TCP_RST, TCP_SYN, UDP},
+        tuple::FlowTuple,
+    },
     reason::Reason,
-    tables::Tables,
-    tracking::{FlowTuple, has_handshake},
-    verdict::{Direction, PacketEvaluator},
+    tables::{TableFamily, Tables},
 };
 
 /// What [`PacketEvaluator::cached_verdict`] found in the first of a flow's two buckets.
@@ -26,7 +30,7 @@ pub(crate) struct LookupHint {
     pub(crate) done: u16,
     /// The hash of the flow's key, if so.
     pub(crate) hash: u64,
-    /// As [`conntrack::search`] answers.
+    /// As [`table::search`] answers.
     pub(crate) found: (usize, Control),
 }
 
@@ -39,7 +43,11 @@ impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
     /// # Errors
     /// What was found there.
     #[inline(always)]
-    pub(crate) fn cached_verdict<F: Family>(
+    #[expect(
+        clippy::multiple_unsafe_ops_per_block,
+        reason = "a way's words are read and written under one promise"
+    )]
+    pub(crate) fn cached_verdict<F: TableFamily>(
         &self,
         packet: &Packet<'_, F>,
     ) -> Result<Reason, LookupHint> {
@@ -50,11 +58,11 @@ impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
         let Some(settings) = self.tables.settings() else { return Err(nothing) };
         let own = FlowTuple::<F>::new(packet.remote::<D>(), &packet.transport, D::EGRESS);
         let key = self.key::<F>(&own);
-        let hash = conntrack::hash(settings, &key);
-        let index = conntrack::first(hash, F::mask(settings));
+        let hash = key::hash(settings, &key);
+        let index = key::first(hash, F::mask(settings));
         let Some(bucket) = F::bucket(self.tables, index) else { return Err(nothing) };
         // SAFETY: a whole bucket of this family's table.
-        let found = unsafe { conntrack::search(self.tables, &key, hash, bucket) };
+        let found = unsafe { table::search(self.tables, &key, hash, bucket) };
         let hint = LookupHint { done: self.forget(1), hash, found };
         // SAFETY: as above.
         let hit = unsafe { Hit::at::<F::Key>(bucket, found) };
@@ -71,7 +79,16 @@ impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
     /// Leaves in a flow's entry why a packet passed, for [`PacketEvaluator::cached_verdict`]. Whoever writes at the same
     /// time overwrites a reason that will be found out again.
     #[inline(always)]
-    pub(crate) fn remember<F: Family>(&self, packet: &Packet<'_, F>, hit: Hit, reason: Reason) {
+    #[expect(
+        clippy::multiple_unsafe_ops_per_block,
+        reason = "a way's words are read and written under one promise"
+    )]
+    pub(crate) fn remember<F: TableFamily>(
+        &self,
+        packet: &Packet<'_, F>,
+        hit: Hit,
+        reason: Reason,
+    ) {
         // Until a connection's opening is confirmed its packets have flags to add. Hidden, since they
         // would else be computed where there is no entry, of a register that nobody wrote.
         let flags = self.forget(hit.control.flags());

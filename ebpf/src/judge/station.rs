@@ -6,15 +6,19 @@
 //! the address alone.
 
 use crate::{
-    family::{Family, V4, V6},
+    endpoint::EndpointRef,
     layout::{EP_CHECK_SOURCE, ROW_NOT_ISOLATED},
-    packet::{self, Bytes, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Window as _},
+    packet::{
+        bytes::{Bytes, Window as _},
+        family::{Family, V4, V6},
+        parse,
+        protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6},
+    },
     reason::Reason,
-    tables::{EndpointRef, Tables},
-    verdict::find_endpoint,
+    tables::{Tables, find_endpoint},
 };
 
-/// Whether a packet with the proof ([`crate::proof`]), or one that has to be judged for an endpoint, may go
+/// Whether a packet with the proof ([`crate::judge::proof`]), or one that has to be judged for an endpoint, may go
 /// astray at `ifindex`: whether its sender is isolated in egress.
 /// `ingress_ifindex`: the sender's veth; 0: parts that the kernel made anew, and whose nobody knows.
 #[must_use]
@@ -39,7 +43,7 @@ pub fn is_astray<B: Bytes, T: Tables>(bytes: &B, tables: &T, ifindex: u32) -> Re
         return Ok(false);
     }
     let short = if B::PLAIN { Err(Reason::Deferred) } else { Ok(false) };
-    match packet::link(bytes) {
+    match parse::link(bytes) {
         Ok((ETHERTYPE_IPV4, offset)) => match bytes.window::<20>(offset) {
             Some(header) => Ok(is_of_another::<V4>(receiver, header.be32(16))),
             None => short,

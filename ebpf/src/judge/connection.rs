@@ -6,11 +6,13 @@
 //! answer of the one that got what was sent, whatever address it has.
 
 use crate::{
-    family::{Family, V4, V6},
+    endpoint::EndpointRef,
     layout::{ROW_NOT_ISOLATED, untranslated},
-    packet::{SCTP, TCP, UDP},
-    policy::row_allows,
-    tables::{EndpointRef, Tables},
+    packet::{
+        family::{V4, V6},
+        protocol::{SCTP, TCP, UDP},
+    },
+    tables::{TableFamily as _, Tables, policy::row_allows},
 };
 
 /// One direction of a connection: `struct nf_conntrack_tuple_hash`, the same in all kernels since

@@ -6,13 +6,12 @@
 //! table instead. An entry changes its class by one word. It changes its address only while its state
 //! is not valid, and comes back under another incarnation, so that a reader who compared the address
 //! between two looks at the state has seen one entry.
-#![expect(
-    clippy::multiple_unsafe_ops_per_block,
-    reason = "a way's words are read and written under one promise"
-)]
 
 use crate::{
-    conntrack::{Memory, choices, hash},
+    flow::{
+        key::{choices, hash},
+        memory::Memory,
+    },
     layout::{ClassId, HOST6_VALID, HOST6_WAYS, Host6, Settings},
     order,
 };
@@ -33,6 +32,10 @@ pub fn buckets(settings: &Settings, address: [u64; 2]) -> [u32; 2] {
 /// The bucket must be a [`crate::layout::Hosts6Bucket`] in memory as [`Memory`] asks.
 #[must_use]
 #[inline(always)]
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a way's words are read and written under one promise"
+)]
 pub unsafe fn state<M: Memory>(memory: &M, bucket: *mut u64, address: [u64; 2]) -> u64 {
     for index in 0..HOST6_WAYS {
         // SAFETY: the entry lies in the bucket.
