@@ -70,7 +70,7 @@ pub struct Host6 {
 }
 
 /// A bucket of the table of IPv6 addresses: two cache lines. An address is in one of two, by its hash
-/// ([`crate::tables::hosts6`]).
+/// ([`crate::tables::ipv6_hosts`]).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hosts6Bucket {

@@ -1,7 +1,7 @@
 //! The tables that a verdict reads and writes: [`Tables`], and what an IP version has of them.
 
-pub mod hosts6;
-pub mod locals;
+pub mod ipv6_hosts;
+pub mod local_endpoints;
 pub mod policy;
 
 use crate::{

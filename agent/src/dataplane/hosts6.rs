@@ -1,4 +1,4 @@
-//! The table of IPv6 addresses, written: see [`netpold_ebpf::tables::hosts6`].
+//! The table of IPv6 addresses, written: see [`netpold_ebpf::tables::ipv6_hosts`].
 //!
 //! Nobody else writes it, and programs read it meanwhile. An entry never moves: a reader that looked
 //! into one bucket before and into the other behind would miss it.
@@ -10,7 +10,7 @@ use aya::Ebpf;
 use aya::maps::MapData;
 use netpold_ebpf::layout::{ClassId, HOST6_VALID, HOST6_WAYS, Host6, Hosts6Bucket, Settings};
 use netpold_ebpf::packet::family::V6;
-use netpold_ebpf::tables::hosts6::{self, buckets};
+use netpold_ebpf::tables::ipv6_hosts::{self as hosts6, buckets};
 
 use super::mmap::{MappedArray, MmapError};
 use super::tables::{TableError, array, at};

@@ -13,7 +13,7 @@ use netpold_ebpf::packet::parse;
 use netpold_ebpf::packet::protocol::{ICMP, ICMPV6, SCTP, TCP, TCP_ACK, TCP_SYN, UDP};
 use netpold_ebpf::reason::Reason;
 use netpold_ebpf::xdp::uplink::Scope;
-use netpold_ebpf::xdp::{sent, uplink};
+use netpold_ebpf::xdp::{pod, uplink};
 
 use crate::flows::FlowTables;
 use crate::memory::MemoryTables;
@@ -190,7 +190,7 @@ impl Path<'_> {
                 Early { openings: uplink(Scope::Openings), all: uplink(Scope::All), sent: None }
             }
             Direction::Egress => {
-                let sent = sent::drops(&frame, link, node, self.begun.ifindex);
+                let sent = pod::drops(&frame, link, node, self.begun.ifindex);
                 Early { sent: sent.map(|(_, reason)| reason), ..Early::default() }
             }
         };

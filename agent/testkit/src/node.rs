@@ -14,7 +14,7 @@ use netpold_ebpf::layout::{
 use netpold_ebpf::packet::bytes::Bytes;
 use netpold_ebpf::packet::family::{Family as _, V6};
 use netpold_ebpf::tables::Tables;
-use netpold_ebpf::tables::locals::Locals;
+use netpold_ebpf::tables::local_endpoints::LocalEndpoints;
 use netpold_ebpf::tables::policy::PolicyTables;
 
 use crate::flows::FlowTables;
@@ -85,7 +85,7 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
     }
 }
 
-impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> Locals for NodeTables<P, F> {
+impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> LocalEndpoints for NodeTables<P, F> {
     fn local4(&self, address: u32) -> Option<u32> {
         self.slot_of(|slot, endpoint| endpoint.addr4[slot] == address, EP_ADDR4_SHIFT)
     }

@@ -9,7 +9,7 @@ use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint};
 use netpold_ebpf::packet::{parse, protocol};
 use netpold_ebpf::reason::Reason;
 use netpold_ebpf::xdp::uplink::Scope;
-use netpold_ebpf::xdp::{sent, uplink};
+use netpold_ebpf::xdp::{pod, uplink};
 use netpold_testkit::node::Plain;
 
 use super::world::{Direction, IFINDEX, UPLINK, World};
@@ -104,8 +104,8 @@ impl World {
             }
             Early::Sent => {
                 let plain = Plain(frame);
-                let expected = sent::drops(&plain, parse::link(&plain), host, IFINDEX);
-                let thorough = sent::drops(&frame, parse::link(&frame), host, IFINDEX);
+                let expected = pod::drops(&plain, parse::link(&plain), host, IFINDEX);
+                let thorough = pod::drops(&frame, parse::link(&frame), host, IFINDEX);
                 (expected.map(|(_, reason)| reason), thorough.map(|(_, reason)| reason))
             }
         };

@@ -31,7 +31,7 @@ use crate::{
     reason::Reason,
     tables::{
         TableFamily, Tables,
-        locals::Locals,
+        local_endpoints::LocalEndpoints,
         policy::{row_allows, row_word},
     },
     verdict::Verdict,
@@ -47,7 +47,7 @@ const EGRESS: u32 = 1;
 /// and where the IP header begins, as [`parse::link`] answers. `answer`: of one that is marked as an answer.
 /// `agent_lives` is asked if that matters.
 #[inline(always)]
-pub fn judge<B: Bytes, T: Tables + Locals>(
+pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
     bytes: &B,
     link: Result<(u16, u32), Reason>,
     tables: &T,
@@ -98,7 +98,7 @@ pub fn judge<B: Bytes, T: Tables + Locals>(
 
 /// Whether a packet has the source of an endpoint.
 #[inline(always)]
-fn has_local_source<B: Bytes, T: Locals>(
+fn has_local_source<B: Bytes, T: LocalEndpoints>(
     bytes: &B,
     link: Result<(u16, u32), Reason>,
     tables: &T,

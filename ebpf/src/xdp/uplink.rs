@@ -23,7 +23,7 @@ use crate::{
         protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6},
     },
     reason::Reason,
-    tables::{TableFamily, Tables, locals::Locals},
+    tables::{TableFamily, Tables, local_endpoints::LocalEndpoints},
     verdict::Verdict,
     xdp::observer::Observer,
 };
@@ -40,7 +40,7 @@ pub enum Scope {
 /// The endpoint at whose hook a packet would be dropped, if that is certain. `link`: the packet's
 /// type and where its IP header begins, as [`crate::packet::parse::link`] answers.
 #[inline(always)]
-pub fn drops<B: Bytes, T: Tables + Locals>(
+pub fn drops<B: Bytes, T: Tables + LocalEndpoints>(
     bytes: &B,
     link: Result<(u16, u32), Reason>,
     tables: &T,

@@ -2,7 +2,7 @@
 //!
 //! `netpold_ingress` and `netpold_egress` are attached to the host side of every pod's veth,
 //! `netpold_node` and its kin to the node's other devices, see [`mark`]. In front of all of these,
-//! where that is asked for, XDP drops what is sure to be dropped: [`sent`] and [`uplink`].
+//! where that is asked for, XDP drops what is sure to be dropped: [`pod_xdp`] and [`uplink`].
 //!
 //! The fast path judges a packet in place. Fragments, extension headers, tags, ICMP errors and headers outside the
 //! linear part take the slow path: the same code over copied bytes, in functions of its own.
@@ -13,13 +13,13 @@
 
 mod connection;
 mod drops;
-mod early;
 mod maps;
 mod mark;
 mod packet;
-mod sent;
+mod pod_xdp;
 mod tables;
 mod uplink;
+mod xdp;
 
 use aya_ebpf::{
     EbpfContext as _,

@@ -8,8 +8,8 @@ use netpold_ebpf::{
 };
 
 use crate::{
-    early::{Frame, came_by, settle},
     tables::Maps,
+    xdp::{Frame, came_by, settle},
 };
 
 /// Drops what begins a connection that policy denies.

@@ -1,11 +1,11 @@
 //! The program of the pods' interfaces: XDP, in front of `netpold_egress`.
 
 use aya_ebpf::{bindings::xdp_action, macros::xdp, programs::XdpContext};
-use netpold_ebpf::{direction::Egress, xdp::sent::drops};
+use netpold_ebpf::{direction::Egress, xdp::pod::drops};
 
 use crate::{
-    early::{Frame, came_by, settle},
     tables::Maps,
+    xdp::{Frame, came_by, settle},
 };
 
 /// Drops what a pod sends and may not.
