@@ -121,7 +121,7 @@ pub struct RunArgs {
     /// Bit of the packet mark (`skb->mark`) that says that a packet was judged at its pod's interface: one
     /// that nothing else on the node uses
     #[arg(long, value_name = "BIT", env = "NETPOLD_MARK_BIT",
-          default_value_t = netpold_ebpf::proof::DEFAULT_BIT,
+          default_value_t = netpold_ebpf::judge::proof::DEFAULT_BIT,
           value_parser = clap::value_parser!(u8).range(0..32))]
     pub mark_bit: u8,
     /// Devices at which XDP drops what policy denies to local pods, before the kernel makes a packet

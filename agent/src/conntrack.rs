@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 
 use aya::Pod;
 use aya::maps::MapData;
-use netpold_ebpf::conntrack::{Control, Key, sweep};
+use netpold_ebpf::flow::control::Control;
+use netpold_ebpf::flow::key::Key;
+use netpold_ebpf::flow::sweep::sweep;
 use netpold_ebpf::host::HostMemory;
 use netpold_ebpf::layout::{CT_REPLIED, CT_WAYS, Ct4Bucket, Ct6Bucket, Settings};
 use serde::Serialize;

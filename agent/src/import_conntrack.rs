@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use netpold_ebpf::icmp;
 use netpold_ebpf::layout::{
     CT_EGRESS, CT_FIN_INGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_STREAM, CT_SYN, CT_SYN_ACK,
     Ct4Key, Ct6Key,
 };
+use netpold_ebpf::packet::icmp;
 use rtnetlink::packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR};
 use rtnetlink::sys::{Socket, SocketAddr};
 

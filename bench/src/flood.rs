@@ -15,7 +15,7 @@ use netpold::dataplane::attach::{Attacher, Hook, Mode};
 use netpold::dataplane::xdp::XdpProgram;
 use netpold_core::model::Direction;
 use netpold_ebpf::reason::{Reason, counter};
-use netpold_ebpf::uplink::Scope;
+use netpold_ebpf::xdp::uplink::Scope;
 use netpold_testbed::Netns;
 use serde::Serialize;
 

@@ -16,9 +16,10 @@ use netpold_core::compile::{CompileError, Compiler};
 use netpold_core::model::Change;
 use netpold_core::ops::{Capacity, Op};
 use netpold_core::options::Options;
-use netpold_ebpf::conntrack::{hash_keys, timeouts};
+use netpold_ebpf::flow::control::timeouts;
+use netpold_ebpf::flow::key::hash_keys;
+use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_ebpf::layout::{Ct4Bucket, Ct6Bucket, Settings};
-use netpold_ebpf::proof::DEFAULT_BIT;
 
 use crate::cluster::NODE;
 

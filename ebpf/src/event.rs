@@ -1,18 +1,21 @@
 //! What is said about a dropped packet.
 
 use crate::{
-    family::{Family, V4, V6},
-    icmp,
+    direction::Direction,
     layout::DropEvent,
-    packet::{self, Bytes, ETHERTYPE_IPV4, ETHERTYPE_IPV6},
+    packet::{
+        bytes::Bytes,
+        family::{Family, V4, V6},
+        icmp, parse,
+        protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6},
+    },
     reason::Reason,
-    verdict::Direction,
 };
 
 /// Fills in what can be read of the packet: as much as there is, since broken packets drop too.
 #[inline(always)]
 pub fn describe<D: Direction, B: Bytes>(bytes: &B, event: &mut DropEvent) {
-    describe_at::<D, B>(bytes, packet::link(bytes), event);
+    describe_at::<D, B>(bytes, parse::link(bytes), event);
 }
 
 /// As [`describe`], of a packet whose link header was read: its type and where IP begins.
@@ -50,7 +53,7 @@ fn addresses<D: Direction, F: Family, B: Bytes>(
     event.protocol = network.protocol;
     event.local = F::octets(local);
     event.remote = F::octets(remote);
-    let Ok(transport) = packet::transport(bytes, &network, true) else { return };
+    let Ok(transport) = parse::transport(bytes, &network, true) else { return };
     if !followed {
         return;
     }

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::conntrack::Memory;
+use crate::flow::memory::Memory;
 
 /// Atomic access to the host's memory.
 #[derive(Clone, Copy, Debug, Default)]

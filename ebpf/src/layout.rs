@@ -70,7 +70,7 @@ pub struct Host6 {
 }
 
 /// A bucket of the table of IPv6 addresses: two cache lines. An address is in one of two, by its hash
-/// ([`crate::hosts6`]).
+/// ([`crate::tables::ipv6_hosts`]).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hosts6Bucket {
@@ -225,7 +225,7 @@ pub const fn mark(slot: u32, id: u32) -> u32 {
 }
 
 /// The [`mark`] of a packet that is an answer: what it goes to once began the flow, at an address that the
-/// node may translate now. [`crate::connection`] says whether it goes back there.
+/// node may translate now. [`crate::judge::connection`] says whether it goes back there.
 #[must_use]
 #[inline(always)]
 pub const fn answer_mark(mark: u32) -> u32 {
@@ -251,7 +251,7 @@ pub const WITNESSES: core::ops::RangeInclusive<u32> =
 /// See [`WITNESSES`].
 pub const WITNESS_SHIFT: u32 = 4;
 
-/// Packets of an endpoint that an exit misses something at, see [`crate::proof`]: at
+/// Packets of an endpoint that an exit misses something at, see [`crate::judge::proof`]: at
 /// [`endpoint_slot`] of the interface that they came by, probe 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -285,7 +285,7 @@ pub const fn marked_slot(mark: u32) -> u32 {
 pub struct Settings {
     /// Seed of the hashes; as old as the conntrack table, never changed while it lives.
     pub hash_seed: u64,
-    /// What the hashes are made with: [`crate::conntrack::hash_keys`] of the seed.
+    /// What the hashes are made with: [`crate::flow::key::hash_keys`] of the seed.
     pub hash_keys: [u64; HASH_KEYS],
     /// Buckets in the IPv4 conntrack table less one (a power of two less one).
     pub ct4_mask: u32,
@@ -444,7 +444,7 @@ pub struct Ct4Way {
     pub control: u64,
     /// The flow.
     pub key: Ct4Key,
-    /// How the flow was judged last, see [`crate::cached_verdict::CachedVerdict`].
+    /// How the flow was judged last, see [`crate::flow::cached_verdict::CachedVerdict`].
     pub judged: u64,
     /// Makes the way longer, for the upgrade test.
     #[cfg(feature = "other-layout")]
@@ -546,7 +546,7 @@ pub struct DropEvent {
     pub ifindex: u32,
     /// [`Endpoint::id`].
     pub endpoint: u32,
-    /// `crate::verdict::Reason` as a number.
+    /// `crate::reason::Reason` as a number.
     pub reason: u8,
     /// 0 pod ingress, 1 pod egress.
     pub direction: u8,

@@ -1,41 +1,40 @@
 //! netpold's packet path, shared by the kernel program, the agent and the tests.
 //!
-//! [`verdict::decide`] judges one packet: [`packet`] reads it through [`packet::Bytes`], [`policy`]
-//! and [`conntrack`] read [`tables::Tables`]. In the kernel these are the packet and BPF maps, on
-//! the host a slice and plain memory.
+//! [`judge::decide::decide`] judges one packet: [`packet::parse`] reads it through [`packet::bytes::Bytes`]; the
+//! judgement reads policy and flows through [`tables::Tables`]. In the kernel these are the packet and BPF maps,
+//! on the host a slice and plain memory.
+//!
+//! Imports point down this list, and no two files import each other:
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`xdp`] | the judgement before the stack, at uplinks and pods' interfaces |
+//! | [`judge`] | the judgement at the pods' hooks and of packets that the node has translated |
+//! | [`tables`] | the tables that a judgement reads: policy, endpoints, flows |
+//! | [`flow`] | the flow table: keys, control words, insertion, eviction |
+//! | [`event`] | the description of a dropped packet |
+//! | [`packet`] | bytes, headers, IP versions |
+//! | [`endpoint`], [`verdict`], [`direction`] | an endpoint's record, a verdict, a direction |
+//! | [`layout`], [`reason`], [`order`] | layouts of the maps, reasons of verdicts, order of reads |
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
 #[cfg(not(target_arch = "bpf"))]
 extern crate std;
 
-pub mod cached_verdict;
-pub mod connection;
-pub mod conntrack;
-mod control;
+pub mod direction;
+pub mod endpoint;
 pub mod event;
-pub mod family;
-mod fast_path;
-mod fragment;
+pub mod flow;
 #[cfg(not(target_arch = "bpf"))]
 pub mod host;
-pub mod hosts6;
-pub mod icmp;
+pub mod judge;
 pub mod layout;
-mod neighbour;
-mod observer;
 pub mod order;
 pub mod packet;
-mod parsed;
-pub mod policy;
-pub mod proof;
 pub mod reason;
-pub mod sent;
-pub mod station;
 pub mod tables;
-mod tracking;
-pub mod translated;
-pub mod uplink;
 #[cfg(feature = "user")]
 mod user;
 pub mod verdict;
+pub mod xdp;

@@ -22,10 +22,10 @@ pub enum Reason {
     /// Passes: ARP, IPv6 neighbour discovery, multicast listener discovery.
     Neighbour = 7,
     /// Passes: the policy allows it to an address that may be translated, as a Service's. It is
-    /// marked, and judged again behind the translation: see [`crate::translated`].
+    /// marked, and judged again behind the translation: see [`crate::judge::post_nat`].
     Translated = 8,
     /// Passes: answer of a flow whose own direction is allowed, at (or from) an address that may be
-    /// translated. The node's conntrack says where it leaves (or comes from): see [`crate::connection`].
+    /// translated. The node's conntrack says where it leaves (or comes from): see [`crate::judge::connection`].
     Answer = 9,
     /// Drops: no rule allows it and it answers nothing.
     Policy = 10,

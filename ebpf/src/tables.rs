@@ -1,15 +1,23 @@
-//! What the verdict reads and writes besides the packet.
-#![expect(
-    clippy::multiple_unsafe_ops_per_block,
-    reason = "where a word is, and reading it, is one step"
-)]
+//! The tables that a verdict reads and writes: [`Tables`], and what an IP version has of them.
+
+pub mod ipv6_hosts;
+pub mod local_endpoints;
+pub mod policy;
 
 use crate::{
-    conntrack::{self, Flow, Full, Gave, Key, Memory, Shift},
-    family::{Family, V4, V6},
-    layout::{ClassId, ENDPOINT_ADDRS, Endpoint, FragmentKey, FragmentPorts, Settings},
-    order,
-    policy::{PolicyTables, class6},
+    endpoint::EndpointRef,
+    flow::{
+        evict,
+        key::{self, Key, words4, words6},
+        memory::Memory,
+        relocate::{self, Shift},
+        table::{Flow, Full, Gave},
+    },
+    layout::{
+        ClassId, Ct4Key, ENDPOINT_PROBES, FragmentKey, FragmentPorts, Settings, endpoint_slot,
+    },
+    packet::family::{Family, V4, V6},
+    tables::policy::{PolicyTables, class4, class6},
 };
 
 /// The tables of one node: BPF maps in the kernel, plain memory in tests.
@@ -26,7 +34,7 @@ pub trait Tables: PolicyTables + Memory + Sized {
     fn now(&self) -> u32;
     /// [`Settings::revision`]; later reads are not made before it.
     fn revision(&self) -> u32;
-    /// Whether the node's conntrack can be asked for a packet's [`crate::connection::Course`].
+    /// Whether the node's conntrack can be asked for a packet's [`crate::judge::connection::Course`].
     #[inline(always)]
     fn knows_courses(&self) -> bool {
         true
@@ -73,60 +81,161 @@ pub trait Tables: PolicyTables + Memory + Sized {
     fn remember_fragment(&self, key: &FragmentKey, ports: &FragmentPorts);
 }
 
-/// Has another flow move on, by [`conntrack::make_place`].
-#[inline(always)]
-pub fn make_place<F: Family, T: Tables>(tables: &T, hash: u64) -> bool {
-    let Some(settings) = tables.settings() else { return false };
-    let buckets = conntrack::choices(hash, F::mask(settings));
-    conntrack::make_place(buckets, |index, place| shift::<F, T>(tables, index, place))
+/// The tables of an IP version.
+pub trait TableFamily: Family {
+    /// A conntrack key.
+    type Key: Key;
+
+    /// Class of an address.
+    fn class<T: Tables>(tables: &T, address: Self::Address) -> ClassId;
+
+    /// Inserts a flow, by [`Tables::insert4`] or [`Tables::insert6`].
+    ///
+    /// # Errors
+    /// [`Full`] if there is no room.
+    fn insert<T: Tables>(tables: &T, key: Self::Key, hash: u64, flags: u16) -> Result<(), Full>;
+
+    /// Buckets in the flow table less one.
+    fn mask(settings: &Settings) -> u32;
+
+    /// First word of a bucket of the flow table.
+    fn bucket<T: Tables>(tables: &T, index: u32) -> Option<*mut u64>;
+
+    /// The flow's key.
+    fn key(
+        endpoint: u32,
+        remote: Self::Address,
+        local_port: u16,
+        remote_port: u16,
+        protocol: u8,
+    ) -> Self::Key;
 }
 
-/// Moves a flow on, by [`conntrack::shift`].
+impl TableFamily for V4 {
+    type Key = [u64; 2];
+
+    #[inline(always)]
+    fn class<T: Tables>(tables: &T, address: u32) -> ClassId {
+        class4(tables, address)
+    }
+
+    #[inline(always)]
+    fn insert<T: Tables>(tables: &T, key: [u64; 2], hash: u64, flags: u16) -> Result<(), Full> {
+        tables.insert4(key, hash, flags)
+    }
+
+    #[inline(always)]
+    fn mask(settings: &Settings) -> u32 {
+        settings.ct4_mask
+    }
+
+    #[inline(always)]
+    fn bucket<T: Tables>(tables: &T, index: u32) -> Option<*mut u64> {
+        tables.bucket4(index)
+    }
+
+    #[inline(always)]
+    fn key(
+        endpoint: u32,
+        remote: u32,
+        local_port: u16,
+        remote_port: u16,
+        protocol: u8,
+    ) -> [u64; 2] {
+        let protocol = u32::from(protocol);
+        words4(&Ct4Key { endpoint, remote, local_port, remote_port, protocol })
+    }
+}
+
+impl TableFamily for V6 {
+    type Key = [u64; 4];
+
+    #[inline(always)]
+    fn class<T: Tables>(tables: &T, address: [u64; 2]) -> ClassId {
+        tables.class6(address)
+    }
+
+    #[inline(always)]
+    fn insert<T: Tables>(tables: &T, key: [u64; 4], hash: u64, flags: u16) -> Result<(), Full> {
+        tables.insert6(key, hash, flags)
+    }
+
+    #[inline(always)]
+    fn mask(settings: &Settings) -> u32 {
+        settings.ct6_mask
+    }
+
+    #[inline(always)]
+    fn bucket<T: Tables>(tables: &T, index: u32) -> Option<*mut u64> {
+        tables.bucket6(index)
+    }
+
+    #[inline(always)]
+    fn key(
+        endpoint: u32,
+        remote: [u64; 2],
+        local_port: u16,
+        remote_port: u16,
+        protocol: u8,
+    ) -> [u64; 4] {
+        words6(endpoint, local_port, remote_port, remote, protocol)
+    }
+}
+
+/// Has another flow move on, by [`relocate::make_place`].
 #[inline(always)]
-pub fn shift<F: Family, T: Tables>(tables: &T, index: u32, place: u32) -> Shift {
+pub fn make_place<F: TableFamily, T: Tables>(tables: &T, hash: u64) -> bool {
+    let Some(settings) = tables.settings() else { return false };
+    let buckets = key::choices(hash, F::mask(settings));
+    relocate::make_place(buckets, |index, place| shift::<F, T>(tables, index, place))
+}
+
+/// Moves a flow on, by [`relocate::shift`].
+#[inline(always)]
+pub fn shift<F: TableFamily, T: Tables>(tables: &T, index: u32, place: u32) -> Shift {
     let Some(settings) = tables.settings() else { return Shift::STAYS };
     let from = (index, place, F::mask(settings));
     // SAFETY: whole buckets of this family's table.
-    unsafe { conntrack::shift::<F::Key, _>(tables, settings, from, |i| F::bucket(tables, i)) }
+    unsafe { relocate::shift::<F::Key, _>(tables, settings, from, |i| F::bucket(tables, i)) }
 }
 
-/// Frees a place of an endpoint's own, by [`conntrack::free_stale`].
+/// Frees a place of an endpoint's own, by [`evict::free_stale`].
 #[inline(always)]
-pub fn free_stale<F: Family, T: Tables>(tables: &T, endpoint: u32, hash: u64) -> bool {
+pub fn free_stale<F: TableFamily, T: Tables>(tables: &T, endpoint: u32, hash: u64) -> bool {
     let Some(settings) = tables.settings() else { return false };
     let Some(buckets) = buckets::<F, T>(tables, settings, hash) else { return false };
     // SAFETY: whole buckets of this family's table.
     unsafe {
         let wanted = (endpoint, hash);
-        conntrack::free_stale::<F::Key, _>(tables, buckets, wanted, settings, tables.now())
+        evict::free_stale::<F::Key, _>(tables, buckets, wanted, settings, tables.now())
     }
 }
 
-/// Makes room for a flow of an endpoint, by [`conntrack::make_room`].
+/// Makes room for a flow of an endpoint, by [`evict::make_room`].
 #[inline(always)]
-pub fn make_room<F: Family, T: Tables>(tables: &T, endpoint: u32, hash: u64) -> bool {
+pub fn make_room<F: TableFamily, T: Tables>(tables: &T, endpoint: u32, hash: u64) -> bool {
     let Some(settings) = tables.settings() else { return false };
     let Some(buckets) = buckets::<F, T>(tables, settings, hash) else { return false };
     // SAFETY: whole buckets of this family's table.
     unsafe {
         let wanted = (endpoint, hash);
-        conntrack::make_room::<F::Key, _>(tables, buckets, wanted, settings, tables.now())
+        evict::make_room::<F::Key, _>(tables, buckets, wanted, settings, tables.now())
     }
 }
 
 #[inline(always)]
-fn buckets<F: Family, T: Tables>(
+fn buckets<F: TableFamily, T: Tables>(
     tables: &T,
     settings: &Settings,
     hash: u64,
 ) -> Option<[*mut u64; 2]> {
-    let [first, second] = conntrack::choices(hash, F::mask(settings));
+    let [first, second] = key::choices(hash, F::mask(settings));
     Some([F::bucket(tables, first)?, F::bucket(tables, second)?])
 }
 
-/// The place in the table of its family of a flow whose key has that hash ([`conntrack::hash`]).
+/// The place in the table of its family of a flow whose key has that hash ([`key::hash`]).
 #[inline(always)]
-pub fn flow<F: Family, K: Key, T: Tables>(
+pub fn flow<F: TableFamily, K: Key, T: Tables>(
     tables: &T,
     settings: &Settings,
     key: K,
@@ -141,7 +250,7 @@ pub fn flow<F: Family, K: Key, T: Tables>(
 /// # Errors
 /// [`Full`] if there is no room.
 #[inline(always)]
-pub fn insert<F: Family, K: Key, T: Tables>(
+pub fn insert<F: TableFamily, K: Key, T: Tables>(
     tables: &T,
     key: K,
     hash: u64,
@@ -153,81 +262,37 @@ pub fn insert<F: Family, K: Key, T: Tables>(
     unsafe { flow.insert(tables, flags, settings, tables.now()) }
 }
 
-/// An endpoint's record in memory that the agent writes meanwhile: every field is read on its own,
-/// once, and `rows` as the one word that it is.
-#[derive(Clone, Copy, Debug)]
-pub struct EndpointRef(*const Endpoint);
+/// The endpoint of an interface.
+#[must_use]
+#[inline(always)]
+pub fn find_endpoint<T: Tables>(tables: &T, ifindex: u32) -> Option<EndpointRef> {
+    find_slot(tables, ifindex).map(|(_, endpoint)| endpoint)
+}
 
-impl EndpointRef {
-    /// A record in a table.
-    ///
-    /// # Safety
-    /// The pointer must stay readable for as long as the value is used.
-    #[must_use]
-    #[inline(always)]
-    pub const unsafe fn new(record: *const Endpoint) -> Self {
-        Self(record)
-    }
-
-    /// The same record, whose fields are read only once `read` is known, see [`order`].
-    #[must_use]
-    #[inline(always)]
-    pub(crate) fn after_load(self, read: u32) -> Self {
-        Self(order::after_load(self.0.cast_mut(), u64::from(read)))
-    }
-
-    /// [`Endpoint::ifindex`].
-    #[must_use]
-    #[inline(always)]
-    pub fn ifindex(self) -> u32 {
-        // SAFETY: readable, by `new`.
-        unsafe { (&raw const (*self.0).ifindex).read_volatile() }
-    }
-
-    /// [`Endpoint::id`].
-    #[must_use]
-    #[inline(always)]
-    pub fn id(self) -> u32 {
-        // SAFETY: readable, by `new`.
-        unsafe { (&raw const (*self.0).id).read_volatile() }
-    }
-
-    /// [`Endpoint::rows`].
-    #[must_use]
-    #[inline(always)]
-    pub fn rows(self) -> u64 {
-        // SAFETY: readable, by `new`.
-        unsafe { (&raw const (*self.0).rows).read_volatile() }
-    }
-
-    /// [`Endpoint::flags`].
-    #[must_use]
-    #[inline(always)]
-    pub fn flags(self) -> u32 {
-        // SAFETY: readable, by `new`.
-        unsafe { (&raw const (*self.0).flags).read_volatile() }
-    }
-
-    /// A slot of [`Endpoint::addr4`].
-    #[must_use]
-    #[inline(always)]
-    pub(crate) fn addr4(self, slot: usize) -> u32 {
-        debug_assert!(slot < ENDPOINT_ADDRS);
-        // SAFETY: readable, by `new`; callers count to ENDPOINT_ADDRS.
-        unsafe { (&raw const (*self.0).addr4).cast::<u32>().add(slot).read_volatile() }
-    }
-
-    /// A slot of [`Endpoint::addr6`], as words in memory order.
-    #[must_use]
-    #[inline(always)]
-    #[expect(clippy::cast_ptr_alignment, reason = "asserted below")]
-    pub(crate) fn addr6(self, slot: usize) -> [u64; 2] {
-        const { assert!(core::mem::offset_of!(Endpoint, addr6) % 8 == 0) };
-        debug_assert!(slot < ENDPOINT_ADDRS);
-        // SAFETY: readable, by `new`; aligned, by the assertion above.
-        unsafe {
-            let words = (&raw const (*self.0).addr6).cast::<u64>().add(slot * 2);
-            [words.read_volatile(), words.add(1).read_volatile()]
+/// The endpoint of an interface, and its slot.
+#[must_use]
+#[inline(always)]
+pub fn find_slot<T: Tables>(tables: &T, ifindex: u32) -> Option<(u32, EndpointRef)> {
+    let probes = tables.settings().map_or(0, probes);
+    for probe in 0..ENDPOINT_PROBES {
+        let slot = endpoint_slot(ifindex, probe);
+        let endpoint = tables.endpoint(slot)?;
+        // The index is written last.
+        let found = endpoint.ifindex();
+        let endpoint = endpoint.after_load(found);
+        if found == ifindex {
+            return Some((slot, endpoint));
+        }
+        if probe + 1 == probes {
+            break;
         }
     }
+    None
+}
+
+/// The agent sets this field while programs run.
+#[inline(always)]
+fn probes(settings: &Settings) -> u32 {
+    // SAFETY: a reference is readable.
+    unsafe { (&raw const settings.probes).read_volatile() }
 }

@@ -5,12 +5,13 @@ mod common;
 use std::sync::atomic::Ordering;
 
 use netpold_ebpf::{
+    direction::{Egress, Ingress},
+    judge::{decide::decide, evaluator::Hook},
     layout::{
         EP_CHECK_SOURCE, Endpoint, TIMEOUT_ECHO, TIMEOUT_TCP_CLOSED, TIMEOUT_TCP_ESTABLISHED,
         TIMEOUT_TCP_FINISHED, TIMEOUT_TCP_HALF_CLOSED, TIMEOUT_UDP_ANSWERED, TIMEOUT_UDP_STREAM,
     },
     reason::Reason,
-    verdict::{Egress, Hook, Ingress, decide},
 };
 use netpold_testkit::node::NodeTables;
 

@@ -8,12 +8,17 @@ use std::{
 };
 
 use netpold_ebpf::{
-    conntrack::{Control, Flow, Full, Gave, Marks, hash, sweep, timeouts, words4},
-    family::V4,
+    flow::{
+        control::{Control, timeouts},
+        key::{hash, words4},
+        sweep::sweep,
+        table::{Flow, Full, Gave, Marks},
+    },
     host::HostMemory,
     layout::{
         CT_INGRESS, CT_REPLIED, CT_VALID, Ct4Key, Settings, TIMEOUT_IDLE, TIMEOUT_TCP_ESTABLISHED,
     },
+    packet::family::V4,
     tables::{self, Tables},
 };
 use netpold_testkit::node::NodeTables;

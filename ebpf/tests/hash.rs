@@ -2,7 +2,7 @@
 //! not know the hash's key.
 
 use netpold_ebpf::{
-    conntrack::{Key, choices, hash, hash_keys},
+    flow::key::{Key, choices, hash, hash_keys},
     layout::Settings,
 };
 

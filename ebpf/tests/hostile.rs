@@ -5,10 +5,10 @@ mod common;
 use std::sync::atomic::Ordering;
 
 use netpold_ebpf::{
+    direction::{Egress, Ingress},
+    judge::{decide::decide, evaluator::Hook, proof::UNKNOWN_INTERFACE},
     layout::{EP_CHECK_SOURCE, Endpoint, PORTS_FIRST_BITMAP, PortSet, TIMEOUT_UDP_ANSWERED},
-    proof::UNKNOWN_INTERFACE,
     reason::Reason,
-    verdict::{Egress, Hook, Ingress, decide},
 };
 use netpold_testkit::node::NodeTables;
 

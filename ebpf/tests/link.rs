@@ -3,12 +3,16 @@
 mod common;
 
 use netpold_ebpf::{
+    direction::{Egress, Ingress},
+    judge::{
+        decide::decide,
+        evaluator::Hook,
+        post_nat,
+        proof::{Exit, Origin},
+    },
     layout::{EP_CHECK_SOURCE, Endpoint, mark},
-    packet,
-    proof::{Exit, Origin},
+    packet::parse,
     reason::Reason,
-    translated,
-    verdict::{Egress, Hook, Ingress, decide},
 };
 use netpold_testkit::node::NodeTables;
 
@@ -219,7 +223,7 @@ fn neighbour_discovery_does_not_leave_the_link() {
             tc_index,
         };
         let origin = Origin::of(&tables, &exit);
-        translated::judge(&frame, packet::link(&frame), &tables, origin, 77, None, || true).reason()
+        post_nat::judge(&frame, parse::link(&frame), &tables, origin, 77, None, || true).reason()
     };
     for message in [solicitation(FAR, &option(1)), advertisement(POD, &option(2))] {
         let mut frame = nd(POD, FAR, &message);

@@ -2,9 +2,12 @@
 #![expect(clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
 use netpold_ebpf::{
-    conntrack::{Flow, Full, Marks, hash, words4},
-    family::V4,
+    flow::{
+        key::{hash, words4},
+        table::{Flow, Full, Marks},
+    },
     layout::{CT_INGRESS, CT_REPLIED, Ct4Key},
+    packet::family::V4,
     tables::{self, Tables, make_room},
 };
 use netpold_testkit::node::NodeTables;

@@ -1,17 +1,22 @@
 //! Packets to addresses that are translated: marked at the sender, judged again behind it.
 
 use netpold_ebpf::{
-    connection::{Course, Tuple},
+    direction::{Egress, Ingress},
+    judge::{
+        connection::{Course, Tuple},
+        decide::decide,
+        evaluator::Hook,
+        post_nat,
+        proof::{Exit, Origin},
+        station,
+    },
     layout::{
         BRIDGE_GONE, BRIDGE_ISOLATED, BRIDGE_OPEN, CLASS_SERVICE, CLASS_TRANSLATED, ENDPOINT_SLOTS,
         EP_CHECK_SOURCE, Endpoint, PORTS_EVERY, PORTS_FIRST_BITMAP, PORTS_ONE, PortSet, Row,
         TRIE_POINTER, answer_mark, endpoint_slot, is_mark, mark, marked_slot, parts_of,
     },
-    packet,
-    proof::{Exit, Origin},
+    packet::{parse, protocol},
     reason::Reason,
-    station, translated,
-    verdict::{Egress, Hook, Ingress, decide},
 };
 use netpold_testkit::node::NodeTables;
 
@@ -105,7 +110,7 @@ fn marked(tables: &NodeTables, ifindex: u32) -> Exit {
 
 fn leave_by(tables: &NodeTables, frame: &[u8], exit: Exit) -> Reason {
     let origin = Origin::of(tables, &exit);
-    translated::judge(&frame, packet::link(&frame), tables, origin, exit.ifindex, None, || true)
+    post_nat::judge(&frame, parse::link(&frame), tables, origin, exit.ifindex, None, || true)
         .reason()
 }
 
@@ -182,8 +187,8 @@ fn what_comes_from_a_bridge_without_proof_drops_by_its_source() {
         tables.flows.settings.bridges[..others.len()].copy_from_slice(&others);
         let leave = |frame: &[u8], ingress_ifindex, mark, tc_index| {
             let exit = Exit { ifindex: UPLINK, ingress_ifindex, mark, tc_index };
-            let (origin, link) = (Origin::of(&tables, &exit), packet::link(&frame));
-            translated::judge(&frame, link, &tables, origin, UPLINK, None, || lives).reason()
+            let (origin, link) = (Origin::of(&tables, &exit), parse::link(&frame));
+            post_nat::judge(&frame, link, &tables, origin, UPLINK, None, || lives).reason()
         };
         for tc_index in [0, own, 0xffff] {
             let by_bridge = |source| {
@@ -356,9 +361,9 @@ fn what_cannot_be_read_behind_a_translation_drops() {
     assert_eq!(behind(&tables, &arp, UPLINK), Reason::NotIp);
     // A device without link header: the type comes from elsewhere.
     let bare = &whole[14..];
-    let link = Ok((packet::ETHERTYPE_IPV4, 0));
+    let link = Ok((protocol::ETHERTYPE_IPV4, 0));
     let origin = Origin::of(&tables, &marked(&tables, UPLINK));
-    let verdict = translated::judge(&bare, link, &tables, origin, UPLINK, None, || true);
+    let verdict = post_nat::judge(&bare, link, &tables, origin, UPLINK, None, || true);
     assert_eq!(verdict.reason(), Reason::Allowed);
 }
 
@@ -450,8 +455,8 @@ fn answers_go_back_where_the_nodes_conntrack_has_them() {
         let exit = marked(&tables, UPLINK);
         let exit = Exit { tc_index: answer_mark(exit.tc_index), ..exit };
         let origin = Origin::of(&tables, &exit);
-        let link = packet::link(&&*packet);
-        translated::judge(&&*packet, link, &tables, origin, UPLINK, Some(course), || true).reason()
+        let link = parse::link(&&*packet);
+        post_nat::judge(&&*packet, link, &tables, origin, UPLINK, Some(course), || true).reason()
     };
     let (pod, client, node) = ((POD, 80), (CLIENT, 5000), (NODE, 30001));
     let node_port = (NODE, 30080);
@@ -479,16 +484,16 @@ fn answers_go_back_where_the_nodes_conntrack_has_them() {
     tables.endpoint_mut(POD_IFINDEX).flags |= EP_CHECK_SOURCE;
     let packet = tcp((NODE, 500), (SERVICE, 500), ACK);
     let origin = Origin::of(&tables, &marked(&tables, UPLINK));
-    let (link, answer) = (packet::link(&&*packet), Some(Course::UNKNOWN));
-    let tunnel = translated::judge(&&*packet, link, &tables, origin, UPLINK, answer, || true);
+    let (link, answer) = (parse::link(&&*packet), Some(Course::UNKNOWN));
+    let tunnel = post_nat::judge(&&*packet, link, &tables, origin, UPLINK, answer, || true);
     assert_eq!(tunnel.reason(), Reason::ServiceBackend, "the node has packed it");
     // Round its program, nothing that it carries counts.
     let exit = Exit { ifindex: UPLINK, ingress_ifindex: POD_IFINDEX, ..Exit::default() };
     let packet = tcp((POD, 80), (DENIED, 80), ACK);
     let course = Course::of(&masqueraded, REPLY);
     let origin = Origin::of(&tables, &exit);
-    let link = packet::link(&&*packet);
-    let round = translated::judge(&&*packet, link, &tables, origin, UPLINK, Some(course), || true);
+    let link = parse::link(&&*packet);
+    let round = post_nat::judge(&&*packet, link, &tables, origin, UPLINK, Some(course), || true);
     assert_eq!(round.reason(), Reason::Policy);
 }
 
@@ -506,7 +511,7 @@ fn answers_are_of_those_whom_the_pod_may_send_to() {
         let answer = tcp(service, pod, flags);
         assert_eq!(decide::<Ingress, _, _>(&&*answer, &tables, hook).reason(), Reason::Answer);
     }
-    let endpoint = netpold_ebpf::verdict::find_endpoint(&tables, POD_IFINDEX).unwrap();
+    let endpoint = netpold_ebpf::tables::find_endpoint(&tables, POD_IFINDEX).unwrap();
     let allowed = |tuples: [Tuple; 2], info| {
         Course::of(&tuples, info).is_of_allowed(&tables, endpoint, &tuples)
     };

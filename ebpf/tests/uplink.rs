@@ -3,11 +3,12 @@
 mod common;
 
 use netpold_ebpf::{
+    direction::{Egress, Ingress},
+    judge::{decide::decide, evaluator::Hook},
     layout::Endpoint,
-    packet,
+    packet::parse,
     reason::Reason,
-    uplink::{Scope, drops},
-    verdict::{Egress, Hook, Ingress, decide},
+    xdp::uplink::{Scope, drops},
 };
 use netpold_testkit::node::NodeTables;
 
@@ -52,7 +53,7 @@ fn frame(tags: &[u8], protocol: u8, from: [u8; 4], to: [u8; 4], flags: u8) -> Ve
 }
 
 fn dropped(tables: &NodeTables, frame: &[u8], scope: Scope) -> bool {
-    drops(&frame, packet::link(&frame), tables, UPLINK, scope).is_some()
+    drops(&frame, parse::link(&frame), tables, UPLINK, scope).is_some()
 }
 
 #[test]

@@ -3,10 +3,11 @@
 mod common;
 
 use netpold_ebpf::{
+    direction::{Egress, Ingress},
+    judge::{decide::decide, evaluator::Hook},
     layout::Endpoint,
-    packet::{self, Transport},
+    packet::parse::{self, Transport},
     reason::Reason,
-    verdict::{Egress, Hook, Ingress, decide},
 };
 use netpold_testkit::node::NodeTables;
 
@@ -100,9 +101,9 @@ fn an_answer_passes_until_its_flow_has_been_idle_too_long() {
 fn the_parser_reads_ports_behind_options() {
     let frame = syn(&[1; 12]);
     let bytes = frame.as_slice();
-    let (_, offset) = packet::link(&bytes).expect("Ethernet");
-    let network = packet::ipv4(&bytes, offset, false).expect("IPv4");
-    let transport = packet::transport(&bytes, &network, false);
+    let (_, offset) = parse::link(&bytes).expect("Ethernet");
+    let network = parse::ipv4(&bytes, offset, false).expect("IPv4");
+    let transport = parse::transport(&bytes, &network, false);
     let expected = Transport { protocol: 6, flags: 2, source: 4000, destination: 80 };
     assert_eq!(transport, Ok(expected));
 }

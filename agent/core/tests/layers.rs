@@ -1,5 +1,5 @@
-//! Imports in `src/` point down one list, and no two files import each other, directly or by way of others. Of the
-//! other crates that holds for what is at the top of `src/`, but for circles that are named here.
+//! Imports in core's `src/` point down one list, and no two files import each other, directly or through others.
+//! In the other crates no two modules at the top of `src/` do, and in ebpf and the dataplane no two files.
 #![expect(clippy::expect_used, reason = "helpers of tests")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,24 +30,6 @@ const LAYERS: [&str; 22] = [
     "selector",
     "prefix",
     "model",
-];
-
-/// Circles of modules at the top of a crate that are not taken apart yet. One that is gone or smaller is to be
-/// changed here.
-const CIRCLES: [(&str, &[&str]); 1] = [("ebpf", EBPF_CIRCLE)];
-
-const EBPF_CIRCLE: &[&str] = &[
-    "cached_verdict",
-    "conntrack",
-    "control",
-    "family",
-    "fast_path",
-    "icmp",
-    "neighbour",
-    "parsed",
-    "tables",
-    "tracking",
-    "verdict",
 ];
 
 type Modules = BTreeMap<String, String>;
@@ -190,27 +172,22 @@ fn imports_at_the_top(all: &Modules) -> BTreeMap<String, BTreeSet<String>> {
 }
 
 #[test]
-fn other_crates_have_no_circles_but_those_named() {
+fn other_crates_have_no_circles() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let mut found = Vec::new();
     for name in ["agent", "agent/testbed", "agent/testkit", "bench", "ebpf", "xtask"] {
         let mut all = Modules::new();
         modules(&root.join(name).join("src"), "", &mut all);
         all.retain(|module, _| module != "main" && !module.starts_with("bin::"));
-        let imports = imports_at_the_top(&all);
-        assert!(imports.len() > 8, "{name}: {} modules", imports.len());
-        found.extend(circles(&imports).into_iter().map(|circle| (name, circle)));
+        let tops = imports_at_the_top(&all);
+        assert!(tops.len() > 8, "{name}: {} modules", tops.len());
+        assert_eq!(circles(&tops), Vec::<Vec<String>>::new(), "at the top of {name}");
+        // Of these not even two files.
+        let by_file = |module: &str| {
+            name == "ebpf"
+                || ["dataplane", "bpf"].contains(&module.split("::").next().unwrap_or(""))
+        };
+        all.retain(|module, _| by_file(module));
+        let files = circles(&imports(&all));
+        assert_eq!(files, Vec::<Vec<String>>::new(), "of files in {name}");
     }
-    let named = CIRCLES.map(|(name, circle)| (name, circle.iter().map(|m| (*m).to_owned())));
-    let named: Vec<_> = named.into_iter().map(|(name, all)| (name, all.collect())).collect();
-    assert_eq!(found, named);
-}
-
-#[test]
-fn files_of_the_dataplane_make_no_circle() {
-    let mut all = Modules::new();
-    modules(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../src"), "", &mut all);
-    all.retain(|module, _| ["dataplane", "bpf"].contains(&module.split("::").next().unwrap_or("")));
-    assert!(all.len() > 30, "{} modules", all.len());
-    assert_eq!(circles(&imports(&all)), Vec::<Vec<String>>::new());
 }

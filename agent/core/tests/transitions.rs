@@ -13,7 +13,7 @@ use netpold_core::compile::Compiler;
 use netpold_core::model::Change;
 use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::layout::{CLASS_TRANSLATED, untranslated};
-use netpold_ebpf::policy::row_allows;
+use netpold_ebpf::tables::policy::row_allows;
 use netpold_testkit::memory::MemoryTables;
 use netpold_testkit::objects::ip;
 use netpold_testkit::world::World;

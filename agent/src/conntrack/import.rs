@@ -1,7 +1,10 @@
 //! Flows that were tracked elsewhere, put into the tables.
 
 use aya::Pod;
-use netpold_ebpf::conntrack::{self, Control, Flow, Full, Key, choices, key6_words, words4};
+use netpold_ebpf::flow::control::Control;
+use netpold_ebpf::flow::key::{Key, choices, hash, key6_words, words4};
+use netpold_ebpf::flow::relocate::{make_place, shift};
+use netpold_ebpf::flow::table::{Flow, Full};
 use netpold_ebpf::host::HostMemory;
 use netpold_ebpf::layout::{CT_WAYS, Ct4Key, Ct6Key};
 
@@ -79,17 +82,17 @@ impl Sweeper {
             let words = words.get(start..start + size).ok_or(Full)?;
             Ok(words.as_ptr().cast_mut().cast::<u64>())
         };
-        let hash = conntrack::hash(&self.settings, &key);
+        let hash = hash(&self.settings, &key);
         let [first, second] = choices(hash, mask);
         let flow_in = Flow { key, hash, buckets: [bucket(first)?, bucket(second)?] };
         let (settings, seen) = (&self.settings, flow.seen);
         // SAFETY: whole buckets of this family's table, mapped for writing while self lives.
         let adopt = || unsafe { flow_in.adopt(&HostMemory, flow.flags, settings, now, seen) };
         adopt().or_else(|full| {
-            let made = conntrack::make_place([first, second], |index, place| {
+            let made = make_place([first, second], |index, place| {
                 let from = (index, place, mask);
                 // SAFETY: as above.
-                unsafe { conntrack::shift::<K, _>(&HostMemory, settings, from, |i| bucket(i).ok()) }
+                unsafe { shift::<K, _>(&HostMemory, settings, from, |i| bucket(i).ok()) }
             });
             if made { adopt() } else { Err(full) }
         })

@@ -1,6 +1,6 @@
 use std::sync::Barrier;
 
-use netpold_ebpf::conntrack::timeouts;
+use netpold_ebpf::flow::control::timeouts;
 use netpold_ebpf::layout::{
     CT_BUSY, CT_EGRESS, CT_RST, CT_VALID, Ct4Key, Ct4Way, Ct6Key, Ct6Way, TIMEOUT_TCP_OPENING,
 };

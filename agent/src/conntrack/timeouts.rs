@@ -7,7 +7,7 @@
 use std::io;
 use std::path::Path;
 
-use netpold_ebpf::conntrack::timeouts;
+use netpold_ebpf::flow::control::timeouts;
 use netpold_ebpf::layout::{
     TIMEOUT_ECHO, TIMEOUT_ONE_WAY, TIMEOUT_OTHER, TIMEOUT_SCTP_ESTABLISHED, TIMEOUT_SCTP_OPENING,
     TIMEOUT_TCP_ANSWERED, TIMEOUT_TCP_CLOSED, TIMEOUT_TCP_ESTABLISHED, TIMEOUT_TCP_FINISHED,

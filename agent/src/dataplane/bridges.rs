@@ -1,5 +1,5 @@
 //! Bridges that hand nothing to the node without a proof of judgement, and how programs know that the agent
-//! lives: the rule is in [`netpold_ebpf::proof`].
+//! lives: the rule is in [`netpold_ebpf::judge::proof`].
 //!
 //! A bridge becomes one of them once each of its ports has a program that leaves the proof, and stays one
 //! while other agents and generations follow. Netlink tells of a port that has none yet: until it has, only

@@ -1,4 +1,4 @@
-//! The table of IPv6 addresses, written: see [`netpold_ebpf::hosts6`].
+//! The table of IPv6 addresses, written: see [`netpold_ebpf::tables::ipv6_hosts`].
 //!
 //! Nobody else writes it, and programs read it meanwhile. An entry never moves: a reader that looked
 //! into one bucket before and into the other behind would miss it.
@@ -8,9 +8,9 @@ use std::net::Ipv6Addr;
 
 use aya::Ebpf;
 use aya::maps::MapData;
-use netpold_ebpf::family::V6;
-use netpold_ebpf::hosts6::{self, buckets};
 use netpold_ebpf::layout::{ClassId, HOST6_VALID, HOST6_WAYS, Host6, Hosts6Bucket, Settings};
+use netpold_ebpf::packet::family::V6;
+use netpold_ebpf::tables::ipv6_hosts::{self as hosts6, buckets};
 
 use super::maps::{TableError, array, at};
 use crate::bpf::mmap::{MappedArray, MmapError};
@@ -198,7 +198,7 @@ impl Ipv6Hosts {
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use netpold_ebpf::conntrack::hash_keys;
+    use netpold_ebpf::flow::key::hash_keys;
     use netpold_ebpf::host::HostMemory;
 
     use super::*;

@@ -45,7 +45,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use aya::maps::{MapData, RingBuf};
 use netpold_core::compile::{Compiler, Cursor};
 use netpold_core::ops::{Capacity, Op};
-use netpold_ebpf::proof::DEFAULT_BIT;
+use netpold_ebpf::judge::proof::DEFAULT_BIT;
 
 use attach::{Attacher, Hook, Mode};
 use audit::{Repaired, UnexpectedEntries};
@@ -73,7 +73,7 @@ pub struct DataplaneOptions {
     pub conntrack_buckets: u32,
     /// Seed of the flow tables' hash.
     pub hash_seed: u64,
-    /// The bit of `skb->mark` by which programs know what they have judged, see [`netpold_ebpf::proof`].
+    /// The bit of `skb->mark` by which programs know what they have judged, see [`netpold_ebpf::judge::proof`].
     pub proof: u32,
     /// Devices where XDP drops what policy denies.
     pub uplinks: Option<WantedUplinks>,

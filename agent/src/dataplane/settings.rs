@@ -5,7 +5,7 @@ use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::path::Path;
 
-use netpold_ebpf::conntrack::hash_keys;
+use netpold_ebpf::flow::key::hash_keys;
 use netpold_ebpf::layout::{BRIDGES, Settings, WITNESS_SHIFT, WITNESSES};
 
 use super::attach::Mode;

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
-use netpold_ebpf::uplink::Scope;
+use netpold_ebpf::xdp::uplink::Scope;
 use nix::net::if_::if_nameindex;
 
 use super::generation::Generation;

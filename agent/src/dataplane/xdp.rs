@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-use netpold_ebpf::uplink::Scope;
+use netpold_ebpf::xdp::uplink::Scope;
 
 use crate::bpf::sys;
 

@@ -1,4 +1,4 @@
-//! Packets of pods that exits miss the proof of (`netpold_ebpf::proof`), and whose fault that is.
+//! Packets of pods that exits miss the proof of (`netpold_ebpf::judge::proof`), and whose fault that is.
 //!
 //! Something else on the node may clear the proof behind netpold's program at the pod's veth: a rule that
 //! sets the packet's mark, a tc or BPF program of another tool. Or the pod got round that program. The

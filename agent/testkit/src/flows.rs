@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use netpold_ebpf::conntrack::{hash_keys, timeouts};
+use netpold_ebpf::flow::control::timeouts;
+use netpold_ebpf::flow::key::hash_keys;
+use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_ebpf::layout::{CT_WAYS, Ct4Way, Ct6Way, FragmentKey, FragmentPorts, Settings};
-use netpold_ebpf::proof::DEFAULT_BIT;
 
 /// Words of an IPv4 and of an IPv6 conntrack bucket.
 const WORDS4: usize = CT_WAYS * size_of::<Ct4Way>() / 8;

@@ -5,12 +5,15 @@ use std::cell::Cell;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use netpold_ebpf::direction::{Egress, Ingress};
+use netpold_ebpf::judge::decide::decide;
+use netpold_ebpf::judge::evaluator::Hook;
 use netpold_ebpf::layout::{ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint};
-use netpold_ebpf::packet::{self, ICMP, ICMPV6, SCTP, TCP, TCP_ACK, TCP_SYN, UDP};
+use netpold_ebpf::packet::parse;
+use netpold_ebpf::packet::protocol::{ICMP, ICMPV6, SCTP, TCP, TCP_ACK, TCP_SYN, UDP};
 use netpold_ebpf::reason::Reason;
-use netpold_ebpf::uplink::Scope;
-use netpold_ebpf::verdict::{Egress, Hook, Ingress, decide};
-use netpold_ebpf::{sent, uplink};
+use netpold_ebpf::xdp::uplink::Scope;
+use netpold_ebpf::xdp::{pod, uplink};
 
 use crate::flows::FlowTables;
 use crate::memory::MemoryTables;
@@ -179,7 +182,7 @@ impl Path<'_> {
         frame: &[u8],
     ) -> Early {
         let frame = Plain(frame);
-        let link = packet::link(&frame);
+        let link = parse::link(&frame);
         let uplink =
             |scope| uplink::drops(&frame, link, node, UPLINK, scope).map(|_| Reason::Policy);
         let early = match direction {
@@ -187,7 +190,7 @@ impl Path<'_> {
                 Early { openings: uplink(Scope::Openings), all: uplink(Scope::All), sent: None }
             }
             Direction::Egress => {
-                let sent = sent::drops(&frame, link, node, self.begun.ifindex);
+                let sent = pod::drops(&frame, link, node, self.begun.ifindex);
                 Early { sent: sent.map(|(_, reason)| reason), ..Early::default() }
             }
         };

@@ -12,7 +12,7 @@ use netpold_ebpf::layout::{
     ClassId, ENDPOINT_PROBES, ENDPOINT_SLOTS, Endpoint, PortBitmap, PortWord, ROW_NOT_ISOLATED,
     Row, RowBlock, TrieBlock, endpoint_slot, untranslated,
 };
-use netpold_ebpf::policy::{PolicyTables, class4, class6, row_allows};
+use netpold_ebpf::tables::policy::{PolicyTables, class4, class6, row_allows};
 use prefix_trie::PrefixMap;
 
 /// Why an operation was refused.

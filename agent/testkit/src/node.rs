@@ -4,17 +4,18 @@ use std::borrow::{Borrow, BorrowMut};
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
 
-use netpold_ebpf::conntrack::Memory;
-use netpold_ebpf::family::{Family as _, V6};
+use netpold_ebpf::endpoint::EndpointRef;
+use netpold_ebpf::flow::memory::Memory;
 use netpold_ebpf::host::HostMemory;
 use netpold_ebpf::layout::{
     ClassId, ENDPOINT_ADDRS, ENDPOINT_SLOTS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint, FragmentKey,
     FragmentPorts, PortWord, Settings, endpoint_slot,
 };
-use netpold_ebpf::packet::Bytes;
-use netpold_ebpf::policy::PolicyTables;
-use netpold_ebpf::tables::{EndpointRef, Tables};
-use netpold_ebpf::uplink::Locals;
+use netpold_ebpf::packet::bytes::Bytes;
+use netpold_ebpf::packet::family::{Family as _, V6};
+use netpold_ebpf::tables::Tables;
+use netpold_ebpf::tables::local_endpoints::LocalEndpoints;
+use netpold_ebpf::tables::policy::PolicyTables;
 
 use crate::flows::FlowTables;
 use crate::memory::MemoryTables;
@@ -84,7 +85,7 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
     }
 }
 
-impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> Locals for NodeTables<P, F> {
+impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> LocalEndpoints for NodeTables<P, F> {
     fn local4(&self, address: u32) -> Option<u32> {
         self.slot_of(|slot, endpoint| endpoint.addr4[slot] == address, EP_ADDR4_SHIFT)
     }

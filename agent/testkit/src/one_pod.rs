@@ -2,10 +2,12 @@
 
 use ipnet::Ipv6Net;
 use netpold_ebpf::{
+    direction::{Egress, Ingress},
+    judge::{decide::decide, evaluator::Hook},
     layout::{
         EP_CHECK_SOURCE, Endpoint, PORTS_ALL, PORTS_EVERY, PORTS_ONE, PortSet, Row, TRIE_POINTER,
     },
-    verdict::{Egress, Hook, Ingress, Verdict, decide},
+    verdict::Verdict,
 };
 
 use crate::frames::Who;

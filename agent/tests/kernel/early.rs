@@ -6,10 +6,10 @@ use aya::maps::{HashMap, MapData};
 use aya::programs::{ProgramInfo, Xdp};
 use netpold::bpf::test_run::{Attributes, call};
 use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint};
-use netpold_ebpf::packet;
+use netpold_ebpf::packet::{parse, protocol};
 use netpold_ebpf::reason::Reason;
-use netpold_ebpf::uplink::Scope;
-use netpold_ebpf::{sent, uplink};
+use netpold_ebpf::xdp::uplink::Scope;
+use netpold_ebpf::xdp::{pod, uplink};
 use netpold_testkit::node::Plain;
 
 use super::world::{Direction, IFINDEX, UPLINK, World};
@@ -97,15 +97,15 @@ impl World {
         let (expected, thorough) = match program {
             Early::Uplink(scope) => {
                 let plain = Plain(frame);
-                let link = packet::link(&plain);
+                let link = parse::link(&plain);
                 let expected = uplink::drops(&plain, link, host, UPLINK, scope);
-                let thorough = uplink::drops(&frame, packet::link(&frame), host, UPLINK, scope);
+                let thorough = uplink::drops(&frame, parse::link(&frame), host, UPLINK, scope);
                 (expected.map(|_| Reason::Policy), thorough.map(|_| Reason::Policy))
             }
             Early::Sent => {
                 let plain = Plain(frame);
-                let expected = sent::drops(&plain, packet::link(&plain), host, IFINDEX);
-                let thorough = sent::drops(&frame, packet::link(&frame), host, IFINDEX);
+                let expected = pod::drops(&plain, parse::link(&plain), host, IFINDEX);
+                let thorough = pod::drops(&frame, parse::link(&frame), host, IFINDEX);
                 (expected.map(|(_, reason)| reason), thorough.map(|(_, reason)| reason))
             }
         };
@@ -179,7 +179,7 @@ impl Said {
 
 /// The type of an IP packet behind the link header, and its header.
 fn ip(frame: &[u8]) -> Option<(u16, &[u8])> {
-    let (kind, offset) = packet::link(&frame).ok()?;
+    let (kind, offset) = parse::link(&frame).ok()?;
     Some((kind, frame.get(offset as usize..)?))
 }
 
@@ -187,18 +187,21 @@ fn ip(frame: &[u8]) -> Option<(u16, &[u8])> {
 /// on.
 fn is_plain(frame: &[u8]) -> bool {
     match ip(frame) {
-        Some((packet::ETHERTYPE_IPV4, [0x45, _, _, _, _, _, 0 | 0x40, 0, _, 6 | 17 | 132, ..])) => {
-            true
+        Some((
+            protocol::ETHERTYPE_IPV4,
+            [0x45, _, _, _, _, _, 0 | 0x40, 0, _, 6 | 17 | 132, ..],
+        )) => true,
+        Some((protocol::ETHERTYPE_IPV6, [first, _, _, _, _, _, 6 | 17 | 132, ..])) => {
+            first >> 4 == 6
         }
-        Some((packet::ETHERTYPE_IPV6, [first, _, _, _, _, _, 6 | 17 | 132, ..])) => first >> 4 == 6,
         _ => false,
     }
 }
 
 fn is_for_pod(frame: &[u8]) -> bool {
     match ip(frame) {
-        Some((packet::ETHERTYPE_IPV4, header)) => header.get(16..20) == Some(&Who::Pod.v4()),
-        Some((packet::ETHERTYPE_IPV6, header)) => header.get(24..40) == Some(&Who::Pod.v6()),
+        Some((protocol::ETHERTYPE_IPV4, header)) => header.get(16..20) == Some(&Who::Pod.v4()),
+        Some((protocol::ETHERTYPE_IPV6, header)) => header.get(24..40) == Some(&Who::Pod.v6()),
         _ => false,
     }
 }

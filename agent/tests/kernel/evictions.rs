@@ -5,7 +5,7 @@ use aya::{
     maps::{Array, MapData},
 };
 use netpold_ebpf::{
-    conntrack::Control,
+    flow::control::Control,
     layout::{Ct4Bucket, Ct6Bucket},
     reason::{Reason, evictions},
 };

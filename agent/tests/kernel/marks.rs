@@ -5,11 +5,13 @@ use std::os::fd::AsFd;
 
 use netpold::bpf::test_run::{Run, run};
 use netpold_ebpf::{
+    judge::{
+        post_nat,
+        proof::{Exit, Origin},
+    },
     layout::{BRIDGE_GONE, BRIDGE_ISOLATED, BRIDGE_OPEN, Endpoint, STRANGER, endpoint_slot, mark},
-    packet,
-    proof::{Exit, Origin},
+    packet::parse,
     reason::Reason,
-    translated,
 };
 use netpold_testbed::Stain;
 
@@ -36,9 +38,7 @@ fn judge(world: &mut World, name: &str, slot: u32, frame: &[u8]) -> Reason {
     let exit = Exit { ifindex: IFINDEX, ingress_ifindex: UPLINK, mark: proof, tc_index: mark };
     let origin = Origin::of(&world.host, &exit);
     let verdict =
-        translated::judge(&frame, packet::link(&frame), &world.host, origin, IFINDEX, None, || {
-            true
-        });
+        post_nat::judge(&frame, parse::link(&frame), &world.host, origin, IFINDEX, None, || true);
     let reason = verdict.reason();
     let before = world.dropped(Direction::Egress, reason);
     let target = program(&mut world.bpf, name).fd().expect(name);
@@ -145,9 +145,9 @@ fn packets_without_proof_are_judged_for_the_endpoint_they_came_by() {
             let packet = frame(&ip(FAMILIES[0], Who::Pod, to, TCP, &tcp(4000, 443, SYN)));
             let exit = Exit { ifindex: IFINDEX, ingress_ifindex: SENDER, ..Exit::default() };
             let origin = Origin::of(&world.host, &exit);
-            let on_host = translated::judge(
+            let on_host = post_nat::judge(
                 &&*packet,
-                packet::link(&&*packet),
+                parse::link(&&*packet),
                 &world.host,
                 origin,
                 IFINDEX,
@@ -186,11 +186,9 @@ fn packets_without_proof_from_a_bridge_drop_by_their_source_and_while_the_agent_
                 let drops = if local { isolated } else { lives && open == 0 };
                 let exit = Exit { ifindex: IFINDEX, ingress_ifindex: BRIDGE, ..Exit::default() };
                 let origin = Origin::of(&world.host, &exit);
-                let link = packet::link(&&*packet);
+                let link = parse::link(&&*packet);
                 let on_host =
-                    translated::judge(&&*packet, link, &world.host, origin, IFINDEX, None, || {
-                        lives
-                    });
+                    post_nat::judge(&&*packet, link, &world.host, origin, IFINDEX, None, || lives);
                 let expected = if drops { Reason::SpoofedSource } else { Reason::NotEndpoint };
                 assert_eq!(on_host.reason(), expected, "{from:?}, {isolated}, {lives}");
                 let fd = program(&mut world.bpf, "netpold_node").fd().expect("netpold_node");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use netpold::bpf::test_run::{Run, run};
-use netpold_ebpf::proof::DEFAULT_BIT;
+use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_testbed::Stain;
 
 use super::PacketFigure;

@@ -5,8 +5,8 @@ use core::ffi::c_void;
 
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_probe_read_kernel};
 use netpold_ebpf::{
-    connection::{Course, Tuple},
-    verdict::find_endpoint,
+    judge::connection::{Course, Tuple},
+    tables::find_endpoint,
 };
 
 use crate::{maps, tables::Maps};

@@ -2,11 +2,11 @@
 
 use aya_ebpf::bindings::__sk_buff;
 use netpold_ebpf::{
+    direction::{Direction, Egress, Ingress},
     event,
     layout::{DropEvent, Settings},
     reason::{self, Reason},
     tables::Tables,
-    verdict::{Direction, Egress, Ingress},
 };
 
 use crate::{
@@ -77,7 +77,7 @@ extern "C" fn netpold_emit_egress(skb: *mut __sk_buff, reason: u32) -> u32 {
 fn emit<D: Direction>(skb: *mut __sk_buff, reason: u32) -> u32 {
     // SAFETY: the program's context.
     let ifindex = unsafe { (*skb).ifindex };
-    let endpoint = netpold_ebpf::verdict::find_endpoint(&Maps::new(), ifindex);
+    let endpoint = netpold_ebpf::tables::find_endpoint(&Maps::new(), ifindex);
     let endpoint = (ifindex, endpoint.map_or(0, |endpoint| endpoint.id()));
     send(reason, endpoint, |event| {
         // SAFETY: the program's context.

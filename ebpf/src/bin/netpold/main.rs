@@ -2,7 +2,7 @@
 //!
 //! `netpold_ingress` and `netpold_egress` are attached to the host side of every pod's veth,
 //! `netpold_node` and its kin to the node's other devices, see [`mark`]. In front of all of these,
-//! where that is asked for, XDP drops what is sure to be dropped: [`sent`] and [`uplink`].
+//! where that is asked for, XDP drops what is sure to be dropped: [`pod_xdp`] and [`uplink`].
 //!
 //! The fast path judges a packet in place. Fragments, extension headers, tags, ICMP errors and headers outside the
 //! linear part take the slow path: the same code over copied bytes, in functions of its own.
@@ -13,13 +13,13 @@
 
 mod connection;
 mod drops;
-mod early;
 mod maps;
 mod mark;
 mod packet;
-mod sent;
+mod pod_xdp;
 mod tables;
 mod uplink;
+mod xdp;
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -29,13 +29,19 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use netpold_ebpf::{
-    family::{Family, V4, V6},
-    proof::UNKNOWN_INTERFACE,
-    reason::Reason,
-    tables::Tables,
-    verdict::{
-        Direction, Egress, Hook, Ingress, PacketEvaluator, ParsedPacket, Verdict, Visitor, decide,
+    direction::{Direction, Egress, Ingress},
+    judge::{
+        decide::{Visitor, decide},
+        evaluator::{Hook, PacketEvaluator},
+        proof::UNKNOWN_INTERFACE,
     },
+    packet::{
+        family::{V4, V6},
+        parsed::ParsedPacket,
+    },
+    reason::Reason,
+    tables::{TableFamily, Tables},
+    verdict::Verdict,
 };
 
 use crate::{
@@ -193,7 +199,7 @@ fn watches_only() -> bool {
 static ASKS_FOR_NAMESPACE: u8 = 0;
 
 /// Where a packet is. The node has made it only if it has a socket of the node's, see
-/// [`netpold_ebpf::proof`].
+/// [`netpold_ebpf::judge::proof`].
 #[inline(always)]
 fn hook(skb: *mut __sk_buff) -> Hook {
     // SAFETY: the program's context.
@@ -277,7 +283,7 @@ impl Visitor for Later {
     const LATER: bool = true;
 
     #[inline(always)]
-    fn visit<F: Family, D: Direction, T: Tables>(
+    fn visit<F: TableFamily, D: Direction, T: Tables>(
         &self,
         _judge: &PacketEvaluator<'_, D, T>,
         reading: &ParsedPacket<F>,
@@ -312,7 +318,7 @@ fn link_read<D: Direction>(skb: *mut __sk_buff) -> u32 {
 
 /// Judges the packet that [`read`] left.
 #[inline(always)]
-fn judge_read<D: Direction, F: Family>(
+fn judge_read<D: Direction, F: TableFamily>(
     skb: *mut __sk_buff,
     reading: impl FnOnce(*mut Scratch) -> *mut ParsedPacket<F>,
 ) -> u32 {

@@ -9,15 +9,17 @@ use aya_ebpf::{
     maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf},
 };
 use netpold_ebpf::{
-    connection::Tuple,
-    family::{V4, V6},
+    judge::connection::Tuple,
     layout::{
         Ct4Bucket, Ct6Bucket, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, Hosts6Bucket,
         PortBitmap, Row, RowBlock, Settings, TrieBlock, TrieRoot, Unproven,
     },
-    packet::MAX_WINDOW,
+    packet::{
+        bytes::MAX_WINDOW,
+        family::{V4, V6},
+        parsed::ParsedPacket,
+    },
     reason,
-    verdict::ParsedPacket,
 };
 
 /// Written by the agent through mmap while packets are judged.
@@ -107,7 +109,7 @@ pub(crate) struct Scratch {
     pub(crate) connection: [Tuple; 2],
     /// Bytes of a packet that is read.
     pub(crate) window: [u64; MAX_WINDOW / 8],
-    /// [`Hook::ingress_ifindex`](netpold_ebpf::verdict::Hook) of that packet.
+    /// [`Hook::ingress_ifindex`](netpold_ebpf::judge::evaluator::Hook) of that packet.
     pub(crate) ingress_ifindex: u64,
     /// An IPv4 packet between the function that reads it and the one that judges it.
     pub(crate) reading4: ParsedPacket<V4>,

@@ -1,5 +1,5 @@
 //! Proofs and marks: what a packet carries from its sender's veth to where it leaves the node or
-//! reaches a pod, by the rule of [`netpold_ebpf::proof`].
+//! reaches a pod, by the rule of [`netpold_ebpf::judge::proof`].
 //!
 //! A pod's packets come out of `netpold_egress` with the proof in `skb->mark`, and with our mark or
 //! the witness in `skb->tc_index`; those from other veths, whose far sides are in namespaces of unknown
@@ -14,16 +14,18 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use netpold_ebpf::{
-    connection::Course,
+    direction::{Egress, Ingress},
     event,
+    judge::{
+        connection::Course,
+        post_nat,
+        proof::{self, Exit, Origin},
+        station,
+    },
     layout::{STRANGER, answer_mark, endpoint_slot, mark, parts_of},
-    packet,
-    proof::{self, Exit, Origin},
+    packet::parse,
     reason::Reason,
-    station,
-    tables::Tables as _,
-    translated,
-    verdict::{Egress, Ingress, find_slot},
+    tables::{Tables as _, find_slot},
 };
 
 use crate::{
@@ -265,8 +267,7 @@ extern "C" fn netpold_translated(skb: *mut __sk_buff, link: u32, course: u32) ->
     let answer = is_answer(skb).then_some(Course(course));
     let agent_lives = || netpold_agent_lives(skb) != 0;
     let maps = Maps::new();
-    let verdict =
-        translated::judge(&bytes, header, &maps, origin(skb), ifindex, answer, agent_lives);
+    let verdict = post_nat::judge(&bytes, header, &maps, origin(skb), ifindex, answer, agent_lives);
     let reason = verdict.number();
     if reason >= Reason::FIRST_DROP as u32 && drops::count_one(true, reason) {
         return reason | TELL;
@@ -314,7 +315,7 @@ fn link_header(skb: *mut __sk_buff, bytes: &Copied, link: u32) -> Result<(u16, u
         // SAFETY: the program's context.
         return Ok((u16::from_be(unsafe { (*skb).protocol } as u16), 0));
     }
-    packet::link(bytes)
+    parse::link(bytes)
 }
 
 #[inline(always)]

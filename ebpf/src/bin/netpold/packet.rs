@@ -3,7 +3,7 @@
 use core::{cell::UnsafeCell, mem::MaybeUninit};
 
 use aya_ebpf::{bindings::__sk_buff, helpers::bpf_skb_load_bytes};
-use netpold_ebpf::packet::{Bytes, MAX_WINDOW, Window};
+use netpold_ebpf::packet::bytes::{Bytes, MAX_WINDOW, Window};
 
 /// The linear part of a packet, read in place. Headers that lie elsewhere, and whatever is unusual,
 /// are left to [`Copied`].

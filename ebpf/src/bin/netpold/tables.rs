@@ -11,19 +11,25 @@ use aya_ebpf::{
     maps::{Array, PerCpuArray, lpm_trie},
 };
 use netpold_ebpf::{
-    conntrack::{Full, Gave, Key, Memory, Shift, choices, make_place},
-    family::{Family, V4, V6},
-    hosts6,
+    endpoint::EndpointRef,
+    flow::{
+        key::{Key, choices},
+        memory::Memory,
+        relocate::{Shift, make_place},
+        table::{Full, Gave},
+    },
     layout::{
         ClassId, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, HOST6_VALID, PortWord,
         ROW_NOT_ISOLATED, Row, Settings,
     },
     order,
-    policy::PolicyTables,
+    packet::family::{V4, V6},
     reason::{self, Reason},
-    tables::{EndpointRef, Tables, free_stale, insert, make_room, shift},
-    uplink::Locals,
-    verdict::{Verdict, find_endpoint},
+    tables::{
+        TableFamily, Tables, find_endpoint, free_stale, insert, ipv6_hosts,
+        local_endpoints::LocalEndpoints, make_room, policy::PolicyTables, shift,
+    },
+    verdict::Verdict,
 };
 
 use crate::{
@@ -126,10 +132,10 @@ impl<const DEFERS: bool> Maps<DEFERS> {
     #[inline(always)]
     fn host6_state(&self, address: [u64; 2]) -> u64 {
         let Some(settings) = self.settings() else { return 0 };
-        for index in hosts6::buckets(settings, address) {
+        for index in ipv6_hosts::buckets(settings, address) {
             let Some(bucket) = self.element(&maps::HOSTS6, index) else { return 0 };
             // SAFETY: a bucket of that table.
-            let state = unsafe { hosts6::state(self, bucket.cast(), address) };
+            let state = unsafe { ipv6_hosts::state(self, bucket.cast(), address) };
             if state & HOST6_VALID != 0 {
                 return state;
             }
@@ -165,7 +171,7 @@ impl<const DEFERS: bool> PolicyTables for Maps<DEFERS> {
     #[inline(always)]
     fn host6(&self, address: &[u8; 16]) -> Option<ClassId> {
         let state = self.host6_state(V6::words(address));
-        (state & HOST6_VALID != 0).then_some(hosts6::class(state))
+        (state & HOST6_VALID != 0).then_some(ipv6_hosts::class(state))
     }
 
     #[inline(always)]
@@ -321,7 +327,7 @@ extern "C" fn netpold_insert6(hash: u64, flags: u32) -> u32 {
 }
 
 #[inline(always)]
-fn insert_and_count<F: Family, K: Key>(key: K, hash: u64, flags: u32) -> u32 {
+fn insert_and_count<F: TableFamily, K: Key>(key: K, hash: u64, flags: u32) -> u32 {
     let maps = Maps::new();
     match insert::<F, K, _>(&maps, key, hash, flags as u16) {
         Ok(Gave::Nothing) => {}
@@ -443,7 +449,7 @@ fn hide(index: usize, noise: u64) -> usize {
     hidden
 }
 
-impl<const DEFERS: bool> Locals for Maps<DEFERS> {
+impl<const DEFERS: bool> LocalEndpoints for Maps<DEFERS> {
     #[inline(always)]
     fn local4(&self, address: u32) -> Option<u32> {
         // SAFETY: the value is a word, which is read once.
@@ -508,7 +514,7 @@ impl<const DEFERS: bool> Tables for Maps<DEFERS> {
     fn class6(&self, address: [u64; 2]) -> ClassId {
         let state = self.host6_state(address);
         if state & HOST6_VALID != 0 {
-            hosts6::class(state)
+            ipv6_hosts::class(state)
         } else {
             netpold_cidr6(address[0], address[1])
         }

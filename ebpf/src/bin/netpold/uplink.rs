@@ -2,14 +2,14 @@
 
 use aya_ebpf::{bindings::xdp_action, macros::xdp, programs::XdpContext};
 use netpold_ebpf::{
+    direction::Ingress,
     reason::Reason,
-    uplink::{Scope, drops},
-    verdict::Ingress,
+    xdp::uplink::{Scope, drops},
 };
 
 use crate::{
-    early::{Frame, came_by, settle},
     tables::Maps,
+    xdp::{Frame, came_by, settle},
 };
 
 /// Drops what begins a connection that policy denies.

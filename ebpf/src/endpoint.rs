@@ -1,0 +1,89 @@
+//! An endpoint's record, read while the agent writes it.
+
+use crate::{
+    layout::{ENDPOINT_ADDRS, Endpoint},
+    order,
+};
+
+/// An endpoint's record in memory that the agent writes meanwhile: every field is read on its own,
+/// once, and `rows` as the one word that it is.
+#[derive(Clone, Copy, Debug)]
+pub struct EndpointRef(*const Endpoint);
+
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "where a word is, and reading it, is one step"
+)]
+impl EndpointRef {
+    /// A record in a table.
+    ///
+    /// # Safety
+    /// The pointer must stay readable for as long as the value is used.
+    #[must_use]
+    #[inline(always)]
+    pub const unsafe fn new(record: *const Endpoint) -> Self {
+        Self(record)
+    }
+
+    /// The same record, whose fields are read only once `read` is known, see [`order`].
+    #[must_use]
+    #[inline(always)]
+    pub(crate) fn after_load(self, read: u32) -> Self {
+        Self(order::after_load(self.0.cast_mut(), u64::from(read)))
+    }
+
+    /// [`Endpoint::ifindex`].
+    #[must_use]
+    #[inline(always)]
+    pub fn ifindex(self) -> u32 {
+        // SAFETY: readable, by `new`.
+        unsafe { (&raw const (*self.0).ifindex).read_volatile() }
+    }
+
+    /// [`Endpoint::id`].
+    #[must_use]
+    #[inline(always)]
+    pub fn id(self) -> u32 {
+        // SAFETY: readable, by `new`.
+        unsafe { (&raw const (*self.0).id).read_volatile() }
+    }
+
+    /// [`Endpoint::rows`].
+    #[must_use]
+    #[inline(always)]
+    pub fn rows(self) -> u64 {
+        // SAFETY: readable, by `new`.
+        unsafe { (&raw const (*self.0).rows).read_volatile() }
+    }
+
+    /// [`Endpoint::flags`].
+    #[must_use]
+    #[inline(always)]
+    pub fn flags(self) -> u32 {
+        // SAFETY: readable, by `new`.
+        unsafe { (&raw const (*self.0).flags).read_volatile() }
+    }
+
+    /// A slot of [`Endpoint::addr4`].
+    #[must_use]
+    #[inline(always)]
+    pub(crate) fn addr4(self, slot: usize) -> u32 {
+        debug_assert!(slot < ENDPOINT_ADDRS);
+        // SAFETY: readable, by `new`; callers count to ENDPOINT_ADDRS.
+        unsafe { (&raw const (*self.0).addr4).cast::<u32>().add(slot).read_volatile() }
+    }
+
+    /// A slot of [`Endpoint::addr6`], as words in memory order.
+    #[must_use]
+    #[inline(always)]
+    #[expect(clippy::cast_ptr_alignment, reason = "asserted below")]
+    pub(crate) fn addr6(self, slot: usize) -> [u64; 2] {
+        const { assert!(core::mem::offset_of!(Endpoint, addr6) % 8 == 0) };
+        debug_assert!(slot < ENDPOINT_ADDRS);
+        // SAFETY: readable, by `new`; aligned, by the assertion above.
+        unsafe {
+            let words = (&raw const (*self.0).addr6).cast::<u64>().add(slot * 2);
+            [words.read_volatile(), words.add(1).read_volatile()]
+        }
+    }
+}

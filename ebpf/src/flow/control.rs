@@ -1,0 +1,219 @@
+//! The control word of a conntrack entry: when it was seen, what was seen, when it expires.
+
+use crate::{
+    flow::memory::Memory,
+    layout::{
+        CT_BUSY, CT_FIN_EGRESS, CT_FIN_INGRESS, CT_REPLIED, CT_RST, CT_RST_SENT, CT_STREAM,
+        CT_SYN_ACK, CT_VALID, Settings, TIMEOUT_ECHO, TIMEOUT_FRAGMENT, TIMEOUT_IDLE,
+        TIMEOUT_ONE_WAY, TIMEOUT_OTHER, TIMEOUT_SCTP_ESTABLISHED, TIMEOUT_SCTP_OPENING,
+        TIMEOUT_TCP_ANSWERED, TIMEOUT_TCP_CLOSED, TIMEOUT_TCP_ESTABLISHED, TIMEOUT_TCP_FINISHED,
+        TIMEOUT_TCP_HALF_CLOSED, TIMEOUT_TCP_OPENING, TIMEOUT_TCP_RESET, TIMEOUT_UDP_ANSWERED,
+        TIMEOUT_UDP_STREAM, TIMEOUTS,
+    },
+    packet::protocol::{ICMP, ICMPV6, SCTP, TCP, UDP},
+};
+
+/// Both FIN flags.
+const CT_FINS: u16 = CT_FIN_INGRESS | CT_FIN_EGRESS;
+/// RST, whoever sent it.
+const CT_RSTS: u16 = CT_RST | CT_RST_SENT;
+/// Ages from here on are stamps of a CPU whose clock was read a little later.
+const FUTURE: u32 = 0xffff_0000;
+
+/// Rank of a way that is never given up. Those of established flows that have been idle for long are
+/// above it: their age.
+pub(crate) const PROTECTED: u64 = 0;
+/// Rank of the youngest half-open flow; its age is added.
+pub(crate) const HALF_OPEN: u64 = 1 << 33;
+/// Rank of a flow that is over, as far as can be told; its age is added.
+pub(crate) const OVER: u64 = 1 << 34;
+/// Rank of a way that holds nothing any more.
+pub(crate) const FREE: u64 = 1 << 35;
+
+/// A control word: 32 bits last-seen jiffies, 16 bits incarnation, 16 bits `CT_*` flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Control(pub u64);
+
+impl Control {
+    /// A control word of its parts.
+    #[must_use]
+    #[inline(always)]
+    pub const fn new(seen: u32, incarnation: u16, flags: u16) -> Self {
+        Self((seen as u64) << 32 | (incarnation as u64) << 16 | flags as u64)
+    }
+
+    /// The `CT_*` flags.
+    #[must_use]
+    #[inline(always)]
+    pub const fn flags(self) -> u16 {
+        self.0 as u16
+    }
+
+    /// How often the way was written.
+    #[must_use]
+    #[inline(always)]
+    pub const fn incarnation(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+
+    /// When the flow was last seen, in jiffies.
+    #[must_use]
+    #[inline(always)]
+    pub const fn seen(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// Jiffies since the flow was last seen. A stamp from the near future (another CPU's) is 0.
+    #[must_use]
+    #[inline(always)]
+    pub const fn age(self, now: u32) -> u32 {
+        let age = now.wrapping_sub(self.seen());
+        if age < FUTURE { age } else { 0 }
+    }
+
+    /// Whether the key may be compared.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_valid(self) -> bool {
+        self.flags() & (CT_VALID | CT_BUSY) == CT_VALID
+    }
+
+    /// Whether a TCP flow is being closed: a FIN or RST was seen.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_closing(self) -> bool {
+        self.flags() & (CT_FINS | CT_RSTS) != 0
+    }
+
+    /// Whether a TCP flow is over, if nobody forged what ended it: RST, or FIN from both sides.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_closed(self) -> bool {
+        self.flags() & CT_RSTS != 0 || self.flags() & CT_FINS == CT_FINS
+    }
+
+    /// Which of [`Settings::timeouts`] holds.
+    #[must_use]
+    #[inline(always)]
+    pub const fn timeout(self, protocol: u8) -> usize {
+        let replied = self.flags() & CT_REPLIED != 0;
+        match (protocol, replied) {
+            (TCP | SCTP, _) if self.is_closing() => self.closing_timeout(protocol),
+            (TCP, true) => TIMEOUT_TCP_ESTABLISHED,
+            (TCP, false) if self.flags() & CT_SYN_ACK != 0 => TIMEOUT_TCP_ANSWERED,
+            (TCP, false) => TIMEOUT_TCP_OPENING,
+            (SCTP, true) => TIMEOUT_SCTP_ESTABLISHED,
+            (SCTP, false) => TIMEOUT_SCTP_OPENING,
+            (ICMP | ICMPV6, _) => TIMEOUT_ECHO,
+            (_, false) => TIMEOUT_ONE_WAY,
+            (UDP, true) if self.flags() & CT_STREAM != 0 => TIMEOUT_UDP_STREAM,
+            (UDP, true) => TIMEOUT_UDP_ANSWERED,
+            (_, true) => TIMEOUT_OTHER,
+        }
+    }
+
+    /// As [`Control::timeout`]. What the pod itself sent is believed; what came to it may be forged,
+    /// and must not end an established flow.
+    #[inline(always)]
+    const fn closing_timeout(self, protocol: u8) -> usize {
+        let flags = self.flags();
+        if flags & CT_RST_SENT != 0 || flags & (CT_REPLIED | CT_RST) == CT_RST {
+            TIMEOUT_TCP_CLOSED
+        } else if flags & CT_REPLIED == 0 {
+            TIMEOUT_TCP_OPENING
+        } else if protocol == SCTP {
+            TIMEOUT_SCTP_ESTABLISHED
+        } else if flags & CT_FINS == CT_FINS {
+            TIMEOUT_TCP_FINISHED
+        } else if flags & CT_FINS != 0 {
+            TIMEOUT_TCP_HALF_CLOSED
+        } else {
+            TIMEOUT_TCP_RESET
+        }
+    }
+
+    /// Whether the flow has been idle for its timeout.
+    #[must_use]
+    #[inline(always)]
+    pub fn is_expired<M: Memory>(
+        self,
+        memory: &M,
+        protocol: u8,
+        settings: &Settings,
+        now: u32,
+    ) -> bool {
+        // The mask is for the verifier, which else would follow each of the timeouts.
+        const { assert!(TIMEOUTS.is_power_of_two()) };
+        let age = self.age(now);
+        if age < settings.refresh_after {
+            return false;
+        }
+        let timeout = memory.opaque(self.timeout(protocol), self.0) & (TIMEOUTS - 1);
+        age >= settings.timeouts[timeout]
+    }
+}
+
+impl Control {
+    /// How willingly a way is given up: [`FREE`], what is [`OVER`], [`HALF_OPEN`] flows, established
+    /// ones that have been idle for long; the oldest of each first, and of the rest none:
+    /// [`PROTECTED`].
+    #[inline(always)]
+    pub(crate) fn rank<M: Memory>(
+        self,
+        memory: &M,
+        protocol: u8,
+        settings: &Settings,
+        now: u32,
+    ) -> u64 {
+        let flags = self.flags();
+        if flags & CT_BUSY != 0 {
+            return PROTECTED;
+        }
+        if flags & CT_VALID == 0 || self.is_expired(memory, protocol, settings, now) {
+            return FREE;
+        }
+        let age = u64::from(self.age(now)) + 1;
+        if flags & CT_REPLIED == 0 {
+            return HALF_OPEN + age;
+        }
+        let (protection, rank) =
+            if self.is_closing() { (self.closing_protection(), OVER) } else { (TIMEOUT_IDLE, 0) };
+        let protection = memory.opaque(protection, self.0) & (TIMEOUTS - 1);
+        if age <= settings.timeouts[protection].into() { PROTECTED } else { rank + age }
+    }
+
+    /// How long a flow that is being closed is protected.
+    #[inline(always)]
+    const fn closing_protection(self) -> usize {
+        // The pod's own FIN is in it, so this takes no more than the other side's.
+        let finished = self.flags() & CT_FINS == CT_FINS || self.flags() & CT_RST_SENT != 0;
+        if finished { TIMEOUT_TCP_CLOSED } else { TIMEOUT_TCP_HALF_CLOSED }
+    }
+}
+
+/// Timeouts in jiffies of a kernel with `hz` ticks a second, where the node's own conntrack has none
+/// that are shorter. TCP as there, except that five days are cut to what 32-bit stamps can tell apart.
+#[must_use]
+pub fn timeouts(hz: u32) -> [u32; TIMEOUTS] {
+    let seconds = |seconds: u32| seconds.saturating_mul(hz.max(1)).min(u32::MAX / 4);
+    let mut timeouts = [0; TIMEOUTS];
+    timeouts[TIMEOUT_TCP_OPENING] = seconds(120);
+    timeouts[TIMEOUT_TCP_ANSWERED] = seconds(60);
+    timeouts[TIMEOUT_TCP_ESTABLISHED] = seconds(5 * 24 * 3600);
+    timeouts[TIMEOUT_TCP_HALF_CLOSED] = seconds(120);
+    timeouts[TIMEOUT_TCP_FINISHED] = seconds(120);
+    timeouts[TIMEOUT_TCP_CLOSED] = seconds(10);
+    // The kernel knows a forged RST by its sequence number. This is what RFC 5382 asks of a flow that
+    // may be silent between two keepalives.
+    timeouts[TIMEOUT_TCP_RESET] = seconds(2 * 3600 + 4 * 60);
+    timeouts[TIMEOUT_ONE_WAY] = seconds(30);
+    timeouts[TIMEOUT_UDP_ANSWERED] = seconds(180);
+    timeouts[TIMEOUT_UDP_STREAM] = seconds(180);
+    timeouts[TIMEOUT_OTHER] = seconds(180);
+    timeouts[TIMEOUT_SCTP_OPENING] = seconds(120);
+    timeouts[TIMEOUT_SCTP_ESTABLISHED] = seconds(5 * 24 * 3600);
+    timeouts[TIMEOUT_ECHO] = seconds(30);
+    timeouts[TIMEOUT_FRAGMENT] = seconds(30);
+    timeouts[TIMEOUT_IDLE] = seconds(2 * 3600);
+    timeouts
+}

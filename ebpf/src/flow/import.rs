@@ -1,0 +1,55 @@
+//! Entries that come from elsewhere: from another layout's table, or from the kernel's conntrack.
+
+use crate::{
+    flow::{
+        control::Control,
+        key::Key,
+        memory::Memory,
+        table::{Flow, Full},
+    },
+    layout::{CT_VALID, Settings},
+};
+
+impl<K: Key> Flow<K> {
+    /// Makes the flow's entry hold at least these flags and be no older than `seen`: adds it with
+    /// this stamp, or completes the entry that is there. What would have expired at `now` is left out.
+    ///
+    /// # Errors
+    /// [`Full`] if every way is protected, or another writer was faster.
+    ///
+    /// # Safety
+    /// As [`Flow::find`].
+    #[expect(
+        clippy::multiple_unsafe_ops_per_block,
+        reason = "a way's words are read and written under one promise"
+    )]
+    pub unsafe fn adopt<M: Memory>(
+        &self,
+        memory: &M,
+        flags: u16,
+        settings: &Settings,
+        now: u32,
+        seen: u32,
+    ) -> Result<(), Full> {
+        let protocol = self.key.protocol();
+        let new = Control::new(seen, 0, flags | CT_VALID);
+        if new.is_expired(memory, protocol, settings, now) {
+            return Ok(());
+        }
+        // SAFETY: as the caller promises.
+        unsafe {
+            let Some(hit) = self.find(memory) else {
+                let (way, old, _) = self.victim(memory, settings, now).ok_or(Full)?;
+                let claimed = self.claim(memory, way, old, flags, seen);
+                return if claimed { Ok(()) } else { Err(Full) };
+            };
+            let old = hit.control;
+            let expired = old.is_expired(memory, protocol, settings, now);
+            let flags = if expired { flags } else { flags | old.flags() };
+            let newer = if old.age(now) < new.age(now) { old.seen() } else { seen };
+            let whole = Control::new(newer, old.incarnation(), flags | CT_VALID);
+            let swapped = whole == old || memory.swap(hit.way, old.0, whole.0) == old.0;
+            if swapped { Ok(()) } else { Err(Full) }
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! Entries of the flow table: finding, inserting and refreshing them.
+//!
+//! A way is
+//! claimed by compare-and-swap of its control word to [`CT_BUSY`] under a new incarnation, then its
+//! key is written, then the control word is published. A reader compares the whole key between
+//! two reads of the control word of the same incarnation, so it never matches a half-written entry.
+//! An entry that has been idle for its timeout is absent, whether swept or not. A flow is in the first of
+//! its two buckets unless that was full; [`crate::flow::relocate`] moves one on where a new one finds no place.
+//!
+//! Two CPUs that insert one flow at the same moment may leave it twice. That is harmless: the
+//! first is found, refreshed by forward packets, and the other expires.
+
+use crate::{
+    flow::{
+        control::{Control, FREE, HALF_OPEN, OVER, PROTECTED},
+        key::Key,
+        memory::Memory,
+    },
+    layout::{CT_BUSY, CT_EGRESS, CT_INGRESS, CT_VALID, CT_WAYS, Settings},
+    order,
+};
+
+/// Attempts to change an entry that others change too.
+const ATTEMPTS: usize = 4;
+
+/// Ways that a flow may be in.
+pub(crate) const PLACES: usize = 2 * CT_WAYS;
+
+/// An entry that was found.
+#[derive(Clone, Copy, Debug)]
+pub struct Hit {
+    pub(crate) way: *mut u64,
+    /// Its control word when it was read.
+    pub control: Control,
+}
+
+impl Hit {
+    /// What [`search`] found in a bucket.
+    ///
+    /// # Safety
+    /// The bucket must be [`CT_WAYS`] ways of this key's kind.
+    #[inline(always)]
+    pub(crate) const unsafe fn at<K: Key>(
+        bucket: *mut u64,
+        (index, control): (usize, Control),
+    ) -> Self {
+        // SAFETY: the way lies in the bucket.
+        let way = unsafe { bucket.add((index & (CT_WAYS - 1)) * K::STRIDE) };
+        Self { way, control }
+    }
+
+    /// The entry's word of [`crate::flow::cached_verdict::CachedVerdict`].
+    ///
+    /// # Safety
+    /// The entry must have been found by this kind of key.
+    #[inline(always)]
+    pub(crate) const unsafe fn cached_verdict<K: Key>(&self) -> *mut u64 {
+        // SAFETY: it lies behind the key.
+        unsafe { self.way.add(1 + K::WORDS) }
+    }
+}
+
+/// Every way of both buckets holds an established flow that goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
+
+/// What made room for a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gave {
+    /// A way was free, or what was in it was over.
+    Nothing,
+    /// A half-open flow.
+    HalfOpen,
+    /// An established flow that had been idle for long.
+    Idle,
+}
+
+/// Finds the way of a bucket that holds a flow, expired or not: which one, hidden from the verifier,
+/// and its control word. Where none does that is not valid, and the first way stands in: were there
+/// nothing at all, registers would be saved that nobody wrote, which the verifier refuses.
+///
+/// # Safety
+/// The bucket must be [`CT_WAYS`] ways of this key's kind, in memory as [`Memory`] asks.
+#[inline(always)]
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a way's words are read and written under one promise"
+)]
+pub(crate) unsafe fn search<K: Key, M: Memory>(
+    memory: &M,
+    key: &K,
+    hash: u64,
+    bucket: *mut u64,
+) -> (usize, Control) {
+    for index in 0..CT_WAYS {
+        // SAFETY: the way lies in the bucket.
+        let control = unsafe { probe(memory, key, bucket.add(index * K::STRIDE)) };
+        if let Some(control) = control {
+            return (memory.opaque(index, hash), control);
+        }
+    }
+    (memory.opaque(0, hash), Control(0))
+}
+
+/// Whether a way holds the flow.
+#[inline(always)]
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a way's words are read and written under one promise"
+)]
+unsafe fn probe<K: Key, M: Memory>(memory: &M, key: &K, way: *mut u64) -> Option<Control> {
+    // SAFETY: the caller's way has a control word and a key.
+    unsafe {
+        // Begin with the word that differs most, which is the one with the ports.
+        let first = usize::from(K::WORDS == 2);
+        if memory.load(way.add(1 + first)) != key.word(first) {
+            return None;
+        }
+        let control = Control(memory.load(way));
+        if !control.is_valid() {
+            return None;
+        }
+        let stored = order::after_load(way, control.0);
+        let mut behind_key = 0;
+        let mut index = 0;
+        while index < K::WORDS {
+            let word = memory.load(stored.add(1 + index));
+            behind_key |= order::zero(word);
+            if word != key.word(index) {
+                return None;
+            }
+            index += 1;
+        }
+        let again = Control(memory.load(way.wrapping_byte_add(behind_key)));
+        // Mostly nobody has touched it meanwhile.
+        let same =
+            again == control || (again.is_valid() && again.incarnation() == control.incarnation());
+        same.then_some(again)
+    }
+}
+
+/// The two buckets of one flow.
+#[derive(Clone, Copy, Debug)]
+pub struct Flow<K> {
+    /// The flow.
+    pub key: K,
+    /// Its hash.
+    pub hash: u64,
+    /// First words of its buckets.
+    pub buckets: [*mut u64; 2],
+}
+
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a way's words are read and written under one promise"
+)]
+impl<K: Key> Flow<K> {
+    /// Finds the flow, expired or not.
+    ///
+    /// # Safety
+    /// The buckets must be [`CT_WAYS`] ways of this key's kind each, in memory as [`Memory`] asks.
+    #[inline(always)]
+    pub unsafe fn find<M: Memory>(&self, memory: &M) -> Option<Hit> {
+        let mut hits = self.buckets.into_iter().map(|bucket| {
+            // SAFETY: as the caller promises.
+            unsafe { Hit::at::<K>(bucket, search(memory, &self.key, self.hash, bucket)) }
+        });
+        hits.find(|hit| hit.control.is_valid())
+    }
+
+    /// Marks a flow that was found: adds flags and clears others, and refreshes the stamp if it is old
+    /// or flags change. Returns at once where nothing is to be written.
+    ///
+    /// # Safety
+    /// As [`Flow::find`], on the same memory.
+    #[inline(always)]
+    pub unsafe fn touch<M: Memory>(memory: &M, hit: Hit, marks: Marks, now: u32, after: u32) {
+        let mut old = hit.control;
+        if marks.of(old.flags()) == old.flags() && old.age(now) < after {
+            return;
+        }
+        for _ in 0..ATTEMPTS {
+            let new = Control::new(now, old.incarnation(), marks.of(old.flags()));
+            // SAFETY: the way was found in the table.
+            let seen = Control(unsafe { memory.swap(hit.way, old.0, new.0) });
+            if seen == old || !seen.is_valid() || seen.incarnation() != old.incarnation() {
+                return;
+            }
+            old = seen;
+        }
+    }
+
+    /// Begins a found flow again: new incarnation, only these flags. False if others were faster.
+    ///
+    /// # Safety
+    /// As [`Flow::touch`].
+    #[inline(always)]
+    pub unsafe fn restart<M: Memory>(memory: &M, hit: Hit, flags: u16, now: u32) -> bool {
+        let incarnation = hit.control.incarnation().wrapping_add(1);
+        let new = Control::new(now, incarnation, flags | CT_VALID);
+        // SAFETY: the way was found in the table, by this kind of key.
+        unsafe {
+            memory.store(hit.cached_verdict::<K>(), 0);
+            memory.swap(hit.way, hit.control.0, new.0) == hit.control.0
+        }
+    }
+
+    /// Inserts the flow into the best way of its buckets; what had to go for it.
+    ///
+    /// # Errors
+    /// [`Full`] if every way is protected, or another writer was faster: try once more.
+    ///
+    /// # Safety
+    /// As [`Flow::find`].
+    #[inline(always)]
+    pub unsafe fn insert<M: Memory>(
+        &self,
+        memory: &M,
+        flags: u16,
+        settings: &Settings,
+        now: u32,
+    ) -> Result<Gave, Full> {
+        // SAFETY: as the caller promises.
+        let (claimed, rank) = unsafe {
+            let (way, old, rank) = self.victim(memory, settings, now).ok_or(Full)?;
+            (self.claim(memory, way, old, flags, now), rank)
+        };
+        match rank {
+            _ if !claimed => Err(Full),
+            OVER.. => Ok(Gave::Nothing),
+            HALF_OPEN..OVER => Ok(Gave::HalfOpen),
+            ..HALF_OPEN => Ok(Gave::Idle),
+        }
+    }
+
+    /// The way to overwrite, its control word and rank, see [`Control`]'s.
+    #[inline(always)]
+    pub(crate) unsafe fn victim<M: Memory>(
+        &self,
+        memory: &M,
+        settings: &Settings,
+        now: u32,
+    ) -> Option<(*mut u64, Control, u64)> {
+        let (mut best, mut best_rank, mut best_control) = (0, PROTECTED, Control(0));
+        // A number that the verifier knows and the compiler does not. Unrolled, this would not fit the
+        // stack; and a loop that ends with `!=` instead of `<` never ends for verifiers before 6.8.
+        let mut place = 0;
+        while place < PLACES {
+            // SAFETY: as the caller promises.
+            let (control, protocol) = unsafe {
+                let way = way::<K>(self.buckets, place);
+                (Control(memory.load(way)), stored_protocol::<K, M>(memory, way))
+            };
+            let rank = control.rank(memory, protocol, settings, now);
+            if rank > best_rank {
+                // Not the hash: it would have to be kept until here, on a stack that is full.
+                best = memory.opaque(place, self.key.word(0));
+                best_rank = memory.opaque(rank as usize, self.key.word(0)) as u64;
+                best_control = control;
+            }
+            if best_rank == FREE {
+                break;
+            }
+            place = core::hint::black_box(place + 1);
+        }
+        // SAFETY: as the caller promises.
+        let way = unsafe { way::<K>(self.buckets, best) };
+        (best_rank != PROTECTED).then_some((way, best_control, best_rank))
+    }
+
+    /// Takes a way and writes the flow into it; false if another writer was faster.
+    #[inline(always)]
+    pub(crate) unsafe fn claim<M: Memory>(
+        &self,
+        memory: &M,
+        way: *mut u64,
+        old: Control,
+        flags: u16,
+        now: u32,
+    ) -> bool {
+        let incarnation = old.incarnation().wrapping_add(1);
+        let busy = Control::new(now, incarnation, CT_BUSY);
+        // SAFETY: the way lies in the table, and is this writer's once the swap succeeded.
+        unsafe {
+            if memory.swap(way, old.0, busy.0) != old.0 {
+                return false;
+            }
+            let mut index = 0;
+            while index < K::WORDS {
+                memory.store(way.add(1 + index), self.key.word(index));
+                index += 1;
+            }
+            // Incarnations come round again; see `crate::flow::cached_verdict`.
+            memory.store(Hit { way, control: busy }.cached_verdict::<K>(), 0);
+            let new = Control::new(now, incarnation, flags | CT_VALID);
+            memory.swap(way, busy.0, new.0) == busy.0
+        }
+    }
+}
+
+/// Flags that a packet leaves in its flow's entry: those that are set in the lower half, those that go
+/// unless they are set in the upper. One word, since stacks are full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marks(u32);
+
+impl Marks {
+    /// Flags that are set, and flags that go.
+    #[must_use]
+    #[inline(always)]
+    pub const fn new(set: u16, cleared: u16) -> Self {
+        Self(set as u32 | (cleared as u32) << 16)
+    }
+
+    /// With further flags that are set.
+    #[must_use]
+    #[inline(always)]
+    pub const fn and(self, set: u16) -> Self {
+        Self(self.0 | set as u32)
+    }
+
+    /// What becomes of an entry's flags.
+    #[inline(always)]
+    const fn of(self, flags: u16) -> u16 {
+        flags & !((self.0 >> 16) as u16) | self.0 as u16
+    }
+}
+
+/// A way of a flow's two buckets; `place` counts modulo [`PLACES`].
+///
+/// # Safety
+/// As [`Flow::find`].
+#[inline(always)]
+pub(crate) unsafe fn way<K: Key>(buckets: [*mut u64; 2], place: usize) -> *mut u64 {
+    let bucket = if place % PLACES < CT_WAYS { buckets[0] } else { buckets[1] };
+    // SAFETY: the way lies in the bucket.
+    unsafe { bucket.add(place % CT_WAYS * K::STRIDE) }
+}
+
+/// Protocol of the flow a way holds.
+#[inline(always)]
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a way's words are read and written under one promise"
+)]
+pub(crate) unsafe fn stored_protocol<K: Key, M: Memory>(memory: &M, way: *mut u64) -> u8 {
+    // SAFETY: the caller's way has a key.
+    unsafe {
+        if K::WORDS == 2 {
+            (memory.load(way.add(2)) >> 32) as u8
+        } else {
+            memory.load(way.add(4)) as u8
+        }
+    }
+}
+
+/// The flag of pod ingress or pod egress seen.
+#[must_use]
+#[inline(always)]
+pub const fn direction_flag(egress: bool) -> u16 {
+    if egress { CT_EGRESS } else { CT_INGRESS }
+}

@@ -1,0 +1,221 @@
+//! What the node's own conntrack says of a packet: its [`Course`].
+//!
+//! The kernel keeps two tuples of a connection, one for each direction, as its packets are before the
+//! node translates them. Where a packet has the other tuple's ends now, nobody has translated it. What
+//! goes in the reply direction goes back through the translation that the connection came by: it is an
+//! answer of the one that got what was sent, whatever address it has.
+
+use crate::{
+    endpoint::EndpointRef,
+    layout::{ClassId, ROW_NOT_ISOLATED, untranslated},
+    packet::{
+        family::{V4, V6},
+        protocol::{SCTP, TCP, UDP},
+    },
+    tables::{TableFamily as _, Tables, policy::row_allows},
+};
+
+/// One direction of a connection: `struct nf_conntrack_tuple_hash`, the same in all kernels since
+/// 2.6.20. Addresses and ports in network byte order, IPv4 in the first word.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tuple {
+    /// The kernel's list.
+    pub list: [u64; 2],
+    /// Who sends.
+    pub source: [u32; 4],
+    /// Its port; of ICMP the identifier.
+    pub source_port: u16,
+    /// `AF_INET` or `AF_INET6`.
+    pub family: u16,
+    /// Whom it is sent to.
+    pub destination: [u32; 4],
+    /// Its port; of ICMP type and code.
+    pub destination_port: u16,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// 0 the direction of who began, 1 the other.
+    pub direction: u8,
+}
+
+const _: () = assert!(size_of::<Tuple>() == 56);
+
+const AF_INET: u16 = 2;
+const AF_INET6: u16 = 10;
+/// `IP_CT_IS_REPLY`: from here on `enum ip_conntrack_info` is of the reply direction.
+const IS_REPLY: u32 = 3;
+/// `IP_CT_NUMBER`: these have no connection.
+const UNTRACKED: u32 = 5;
+
+/// How a packet goes, as the node's conntrack has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Course(pub u32);
+
+impl Course {
+    /// Conntrack knows nothing of the packet, so it has translated nothing; or it cannot be asked.
+    pub const UNKNOWN: Self = Self(0);
+    /// Conntrack knows the packet.
+    const KNOWN: u32 = 1 << 0;
+    /// In the direction of answers.
+    const REPLY: u32 = 1 << 1;
+    /// From another source than it was sent from.
+    const SOURCE: u32 = 1 << 2;
+    /// To another destination than it was sent to.
+    const DESTINATION: u32 = 1 << 3;
+
+    /// What a connection's tuples and the packet's `enum ip_conntrack_info` say. Memory that does not look
+    /// like two tuples says nothing.
+    #[must_use]
+    #[inline(always)]
+    pub fn of(tuples: &[Tuple; 2], info: u32) -> Self {
+        let [original, reply] = tuples;
+        let paired = original.direction == 0
+            && reply.direction == 1
+            && original.family == reply.family
+            && matches!(original.family, AF_INET | AF_INET6);
+        if info >= UNTRACKED || !paired {
+            return Self::UNKNOWN;
+        }
+        let ports = has_ports(original.protocol);
+        let moved = original.source != reply.destination
+            || ports && original.source_port != reply.destination_port;
+        let led = original.destination != reply.source
+            || ports && original.destination_port != reply.source_port;
+        let mut course = Self::KNOWN;
+        if info >= IS_REPLY {
+            course |= Self::REPLY;
+            course |= if moved { Self::DESTINATION } else { 0 };
+            course |= if led { Self::SOURCE } else { 0 };
+        } else {
+            course |= if moved { Self::SOURCE } else { 0 };
+            course |= if led { Self::DESTINATION } else { 0 };
+        }
+        Self(course)
+    }
+
+    /// Whether conntrack knows the packet.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_known(self) -> bool {
+        self.0 & Self::KNOWN != 0
+    }
+
+    /// Whether a packet that was sent as an answer is one, or goes where it was sent.
+    #[must_use]
+    #[inline(always)]
+    pub const fn answers(self) -> bool {
+        self.is_known() && (self.0 & Self::REPLY != 0 || self.0 & Self::DESTINATION == 0)
+    }
+
+    /// Whether an answer that comes to an endpoint is of somebody whom the endpoint may send to. Its
+    /// tuples are at `tuples`.
+    ///
+    /// In the reply direction that is who got what the endpoint sent. In the original direction conntrack
+    /// has no flow that the packet could answer, and has not written its source: a Service's address is another
+    /// node's work, for whoever made that node believe in such a flow, and counts for what is granted literally.
+    #[inline(always)]
+    pub fn is_of_allowed<T: Tables>(
+        self,
+        tables: &T,
+        endpoint: EndpointRef,
+        tuples: &[Tuple; 2],
+    ) -> bool {
+        let reply = self.0 & Self::REPLY != 0;
+        let translated = self.0 & Self::SOURCE != 0;
+        if !self.is_known() || reply && !translated {
+            return true;
+        }
+        // Not an answer, but masqueraded to look like one.
+        if !reply && translated {
+            return false;
+        }
+        let row = (endpoint.rows() >> 32) as u32;
+        if row == ROW_NOT_ISOLATED {
+            return true;
+        }
+        let Tuple { source, source_port, family, protocol, .. } = tuples[usize::from(reply)];
+        let class = if family == AF_INET6 {
+            let words = |at: usize| u64::from(source[at]) | u64::from(source[at + 1]) << 32;
+            V6::class(tables, [words(0), words(2)])
+        } else {
+            V4::class(tables, u32::from_be(source[0]))
+        };
+        // Opaque: of its two parts, put together behind a mask, Linux 6.1 forgets the bounds.
+        let class = tables.opaque(untranslated(class) as usize, u64::from(row)) as ClassId;
+        row_allows(tables, row, class, protocol, u16::from_be(source_port))
+    }
+}
+
+/// Of all others the two sides of a tuple have different things where ports would be.
+#[inline(always)]
+const fn has_ports(protocol: u8) -> bool {
+    matches!(protocol, TCP | UDP | SCTP)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tuple(source: (u32, u16), destination: (u32, u16), direction: u8) -> Tuple {
+        let address = |address: u32| [address.to_be(), 0, 0, 0];
+        Tuple {
+            source: address(source.0),
+            source_port: source.1.to_be(),
+            family: AF_INET,
+            destination: address(destination.0),
+            destination_port: destination.1.to_be(),
+            protocol: UDP,
+            direction,
+            ..Tuple::default()
+        }
+    }
+
+    #[test]
+    fn answers_go_back_and_nothing_else_is_translated() {
+        let (pod, service, backend, node) = ((1, 5000), (2, 80), (3, 8080), (4, 6000));
+        let plain = [tuple(pod, backend, 0), tuple(backend, pod, 1)];
+        let led = [tuple(pod, service, 0), tuple(backend, pod, 1)];
+        let port = [tuple(pod, service, 0), tuple((service.0, 81), pod, 1)];
+        let masqueraded = [tuple(pod, backend, 0), tuple(backend, node, 1)];
+        for (tuples, there, back) in [
+            (plain, (true, false), (true, false)),
+            (led, (false, false), (true, true)),
+            (port, (false, false), (true, true)),
+            (masqueraded, (true, true), (true, false)),
+        ] {
+            for info in 0..IS_REPLY {
+                let course = Course::of(&tuples, info);
+                assert!(course.is_known());
+                assert_eq!((course.answers(), course.0 & Course::SOURCE != 0), there, "{tuples:?}");
+            }
+            for info in IS_REPLY..UNTRACKED {
+                let course = Course::of(&tuples, info);
+                assert_eq!((course.answers(), course.0 & Course::SOURCE != 0), back, "{tuples:?}");
+            }
+            assert_eq!(Course::of(&tuples, 7), Course::UNKNOWN);
+        }
+    }
+
+    #[test]
+    fn what_are_no_tuples_says_nothing() {
+        let tuples = [tuple((1, 1), (2, 2), 0), tuple((2, 2), (1, 1), 1)];
+        let [original, reply] = tuples;
+        for tuples in [
+            [original, original],
+            [reply, original],
+            [Tuple { family: 0, ..original }, Tuple { family: 0, ..reply }],
+            [original, Tuple { family: AF_INET6, ..reply }],
+        ] {
+            assert_eq!(Course::of(&tuples, 0), Course::UNKNOWN);
+        }
+        assert!(!Course::UNKNOWN.answers());
+    }
+
+    /// An echo's answer has a type where its request has an identifier.
+    #[test]
+    fn addresses_alone_tell_of_protocols_without_ports() {
+        let echo = |from, to, direction| Tuple { protocol: 1, ..tuple(from, to, direction) };
+        let tuples = [echo((1, 77), (2, 0x800), 0), echo((2, 77), (1, 0), 1)];
+        assert_eq!(Course::of(&tuples, 3), Course(Course::KNOWN | Course::REPLY));
+    }
+}

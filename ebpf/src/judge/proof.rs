@@ -1,0 +1,157 @@
+//! The rule of the packet path: who is to judge a packet, and how that is known.
+//!
+//! 1. What comes from an endpoint is judged at its veth. A packet that passes there carries a proof, the
+//!    bit [`Settings::proof`] of `skb->mark`, which no pod can write, and is either final or carries a
+//!    [`mark`] that names its sender: its verdict depends on what the node makes of it.
+//! 2. Every exit (another pod's veth, the uplink, a tunnel) demands the proof of what came by an
+//!    endpoint's veth. A packet with the proof and a mark is judged again for the sender that it names.
+//!    One without the proof got round the programs of its veth (`tc_skip_classify` of an `ifb`), and is
+//!    judged for the endpoint that it came by, as if it were new: nothing that it carries counts.
+//!
+//!    What a bridge hands to the node for routing came by the bridge, says the kernel: it forgets by which of
+//!    the ports. Where each port has a program that leaves the proof ([`Settings::bridges`]), what comes from
+//!    the bridge without it went round one of these, and nobody knows which:
+//!    * it has an endpoint's source: it drops if policy isolates any pod of the bridge for egress, since it
+//!      may be that pod's;
+//!    * it has another: it is forged and drops, while the agent lives and the bridge has no port without a
+//!      program ([`BRIDGE_OPEN`]). When it does not, a pod may have come by a port that no program was put at.
+//! 3. What enters an endpoint is judged by that endpoint's own policy, unless the kernel proves that the
+//!    node made it: it came by no interface, and has a socket of the node's network namespace. A missing
+//!    interface alone proves nothing, since the kernel makes packets of others anew (refragmentation, Open
+//!    vSwitch, SYNPROXY). A pod's socket stays with its packet across a bridge, through refragmentation
+//!    there, and through a macvlan on a device of the node. Where the kernel does not tell a socket's
+//!    namespace (before 6.15), any socket counts, but only with a packet that is whole.
+//!
+//! Tunnels undo 1 where a pod sends to its own node's tunnel device: what such a device unpacks with the
+//! proof on it comes from a pod, and drops ([`is_unpacked`]).
+
+use crate::{
+    endpoint::EndpointRef,
+    layout::{
+        BRIDGE_ISOLATED, BRIDGE_OPEN, BRIDGES, STRANGER, Settings, bridge_ifindex, is_mark, mark,
+        marked_slot, parts_of,
+    },
+    tables::{Tables, find_endpoint},
+};
+
+/// Which bit of `skb->mark` is the proof, unless the agent is told another.
+pub const DEFAULT_BIT: u8 = 28;
+
+/// The interface that a packet came by, where nothing says which that was: the node did not make it.
+pub const UNKNOWN_INTERFACE: u32 = u32::MAX;
+
+/// What the kernel says of a packet at an exit: the fields of `struct __sk_buff`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Exit {
+    /// The interface it goes out of.
+    pub ifindex: u32,
+    /// The interface that it came to the node by; 0: none.
+    pub ingress_ifindex: u32,
+    /// `skb->mark`.
+    pub mark: u32,
+    /// `skb->tc_index`.
+    pub tc_index: u32,
+}
+
+/// Whether, and for whom, a packet is to be judged at an exit.
+#[derive(Clone, Copy, Debug)]
+pub enum Origin {
+    /// It is not from an endpoint, or its verdict is final.
+    Final,
+    /// It was judged at its sender's veth, and is to be judged again; `None`: the sender is gone.
+    Marked(Option<EndpointRef>),
+    /// It came by an endpoint's veth, and was not judged there.
+    Unjudged(EndpointRef),
+    /// It came by a port of a bridge whose ports all leave the proof, and was not judged there.
+    Unproven {
+        /// Policy isolates a pod of that bridge for egress.
+        isolated: bool,
+        /// It may have come by a port that has no program yet.
+        open: bool,
+    },
+}
+
+impl Origin {
+    /// Reads the proof and the mark of a packet.
+    #[inline(always)]
+    pub fn of<T: Tables>(tables: &T, exit: &Exit) -> Self {
+        let Some(settings) = tables.settings() else { return Self::Final };
+        if exit.mark & settings.proof != 0 {
+            let marked = is_mark(exit.tc_index);
+            return if marked { Self::Marked(sender(tables, exit.tc_index)) } else { Self::Final };
+        }
+        // To itself a pod may send what it likes.
+        let from_outside = exit.ingress_ifindex == 0 || exit.ingress_ifindex == exit.ifindex;
+        if from_outside || !demands_proof(settings) {
+            return Self::Final;
+        }
+        match find_endpoint(tables, exit.ingress_ifindex) {
+            Some(endpoint) => Self::Unjudged(endpoint),
+            None => Self::by_bridge(settings, exit.ingress_ifindex),
+        }
+    }
+
+    /// The origin of a packet without proof that came by a device which is no endpoint's.
+    #[inline(always)]
+    #[expect(
+        clippy::multiple_unsafe_ops_per_block,
+        reason = "where a word is, and reading it, is one step"
+    )]
+    fn by_bridge(settings: &Settings, ifindex: u32) -> Self {
+        let bridges = (&raw const settings.bridges).cast::<u32>();
+        for n in 0..BRIDGES {
+            // SAFETY: an element of a readable array; the agent changes it meanwhile.
+            let bridge = unsafe { bridges.add(n).read_volatile() };
+            if bridge == 0 {
+                break;
+            }
+            if bridge_ifindex(bridge) == ifindex {
+                let (isolated, open) = (bridge & BRIDGE_ISOLATED != 0, bridge & BRIDGE_OPEN != 0);
+                return Self::Unproven { isolated, open };
+            }
+        }
+        Self::Final
+    }
+
+    /// The endpoint that the packet comes from, where it is to be judged.
+    #[must_use]
+    pub fn endpoint(self) -> Option<EndpointRef> {
+        match self {
+            Self::Final | Self::Unproven { .. } => None,
+            Self::Marked(endpoint) => endpoint,
+            Self::Unjudged(endpoint) => Some(endpoint),
+        }
+    }
+}
+
+/// The agent sets this field while programs run.
+#[inline(always)]
+fn demands_proof(settings: &Settings) -> bool {
+    // SAFETY: a reference is readable.
+    unsafe { (&raw const settings.demands_proof).read_volatile() != 0 }
+}
+
+/// The endpoint that a mark names, if it still is there.
+#[inline(always)]
+fn sender<T: Tables>(tables: &T, tc_index: u32) -> Option<EndpointRef> {
+    let slot = marked_slot(tc_index);
+    let sender = tables.endpoint(slot)?;
+    let ifindex = sender.ifindex();
+    let sender = sender.after_load(ifindex);
+    (ifindex != 0 && mark(slot, sender.id()) == parts_of(tc_index).0).then_some(sender)
+}
+
+/// Whether one of the programs has seen a packet, by its `skb->mark`.
+#[must_use]
+#[inline(always)]
+pub fn is_proven<T: Tables>(tables: &T, mark: u32) -> bool {
+    tables.settings().is_some_and(|settings| mark & settings.proof != 0)
+}
+
+/// Whether a packet that a tunnel device of the node has unpacked came from an endpoint of the node, by
+/// its `skb->mark` and `skb->tc_index`.
+#[must_use]
+#[inline(always)]
+pub fn is_unpacked<T: Tables>(tables: &T, mark: u32, tc_index: u32) -> bool {
+    is_proven(tables, mark) && tc_index != STRANGER
+}

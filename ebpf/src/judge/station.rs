@@ -1,0 +1,63 @@
+//! Packets in frames to another station than the one whose address they have.
+//!
+//! An endpoint's egress policy is about addresses, and a bridge delivers by the frame's station: in a frame
+//! to another pod's, a packet to an address that its sender may reach (an allowed peer's, the node's own)
+//! would arrive at whom it may not. So what an isolated endpoint sends arrives at endpoints that have
+//! the address alone.
+
+use crate::{
+    endpoint::EndpointRef,
+    layout::{EP_CHECK_SOURCE, ROW_NOT_ISOLATED},
+    packet::{
+        bytes::{Bytes, Window as _},
+        family::{Family, V4, V6},
+        parse,
+        protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6},
+    },
+    reason::Reason,
+    tables::{Tables, find_endpoint},
+};
+
+/// Whether a packet with the proof ([`crate::judge::proof`]), or one that has to be judged for an endpoint, may go
+/// astray at `ifindex`: whether its sender is isolated in egress.
+/// `ingress_ifindex`: the sender's veth; 0: parts that the kernel made anew, and whose nobody knows.
+#[must_use]
+#[inline(always)]
+pub fn may_go_astray<T: Tables>(tables: &T, ifindex: u32, ingress_ifindex: u32) -> bool {
+    if ingress_ifindex == 0 || ingress_ifindex == ifindex {
+        return ingress_ifindex == 0;
+    }
+    find_endpoint(tables, ingress_ifindex)
+        .is_some_and(|sender| (sender.rows() >> 32) as u32 != ROW_NOT_ISOLATED)
+}
+
+/// Whether a packet that [`may_go_astray`] does: its receiver, whose addresses are known, does not have the
+/// address that it is for. Addresses of many and of the link are everybody's.
+///
+/// # Errors
+/// [`Reason::Deferred`] where it has to be read by copying.
+#[inline(always)]
+pub fn is_astray<B: Bytes, T: Tables>(bytes: &B, tables: &T, ifindex: u32) -> Result<bool, Reason> {
+    let Some(receiver) = find_endpoint(tables, ifindex) else { return Ok(false) };
+    if receiver.flags() & EP_CHECK_SOURCE == 0 {
+        return Ok(false);
+    }
+    let short = if B::PLAIN { Err(Reason::Deferred) } else { Ok(false) };
+    match parse::link(bytes) {
+        Ok((ETHERTYPE_IPV4, offset)) => match bytes.window::<20>(offset) {
+            Some(header) => Ok(is_of_another::<V4>(receiver, header.be32(16))),
+            None => short,
+        },
+        Ok((ETHERTYPE_IPV6, offset)) => match bytes.window::<40>(offset) {
+            Some(header) => Ok(is_of_another::<V6>(receiver, header.words(24))),
+            None => short,
+        },
+        Err(Reason::Deferred) => Err(Reason::Deferred),
+        _ => Ok(false),
+    }
+}
+
+#[inline(always)]
+fn is_of_another<F: Family>(receiver: EndpointRef, address: F::Address) -> bool {
+    !F::owns(receiver, address) && !F::is_shared(address)
+}

@@ -1,0 +1,88 @@
+//! Access to the bytes of a packet: packet memory or a copying helper in the kernel, a slice on the host.
+
+use crate::reason::Reason;
+
+/// Bytes of a packet that were found to be there, read by constant offsets. A window may share its
+/// memory with the next that is taken of the same packet: read it first.
+pub trait Window: Copy {
+    /// The byte at an offset.
+    fn byte(&self, at: usize) -> u8;
+    /// Big-endian 16 bits at an offset.
+    fn be16(&self, at: usize) -> u16;
+    /// Big-endian 32 bits at an offset.
+    fn be32(&self, at: usize) -> u32;
+    /// 16 bytes at an offset, as two words in memory order.
+    fn words(&self, at: usize) -> [u64; 2];
+}
+
+/// A packet, from its Ethernet header.
+pub trait Bytes {
+    /// Whether only plain packets are wanted.
+    const PLAIN: bool;
+    /// Whether VLAN tags are read over.
+    const TAGS: bool = !Self::PLAIN;
+    /// Whether IPv4 is wanted; if not, it ends in [`Reason::Deferred`].
+    const IPV4: bool = true;
+    /// Whether IPv6 is wanted.
+    const IPV6: bool = true;
+    /// Whether SCTP is read; plain packets are TCP and UDP else.
+    const SCTP: bool = !Self::PLAIN;
+    /// What [`Bytes::window`] gives.
+    type Window: Window;
+    /// Length of the whole packet.
+    fn length(&self) -> u32;
+    /// `N` bytes from an offset; `None` if the packet is shorter, or with [`Bytes::PLAIN`] if they
+    /// are not at hand. `N` is at most [`MAX_WINDOW`], `offset` at most 64 if plain.
+    fn window<const N: usize>(&self, offset: u32) -> Option<Self::Window>;
+}
+
+/// Largest window.
+pub const MAX_WINDOW: usize = 40;
+
+/// The reason for a window that was not there.
+#[inline(always)]
+pub(crate) const fn short<B: Bytes>() -> Reason {
+    if B::PLAIN { Reason::Deferred } else { Reason::Truncated }
+}
+
+/// Packet bytes on the host.
+impl Window for &[u8] {
+    #[inline(always)]
+    fn byte(&self, at: usize) -> u8 {
+        self[at]
+    }
+
+    #[inline(always)]
+    fn be16(&self, at: usize) -> u16 {
+        u16::from_be_bytes([self[at], self[at + 1]])
+    }
+
+    #[inline(always)]
+    fn be32(&self, at: usize) -> u32 {
+        u32::from(self.be16(at)) << 16 | u32::from(self.be16(at + 2))
+    }
+
+    #[inline(always)]
+    fn words(&self, at: usize) -> [u64; 2] {
+        let word = |at: usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&self[at..at + 8]);
+            u64::from_ne_bytes(bytes)
+        };
+        [word(at), word(at + 8)]
+    }
+}
+
+impl<'a> Bytes for &'a [u8] {
+    const PLAIN: bool = false;
+    type Window = &'a [u8];
+
+    fn length(&self) -> u32 {
+        self.len() as u32
+    }
+
+    fn window<const N: usize>(&self, offset: u32) -> Option<&'a [u8]> {
+        let start = offset as usize;
+        self.get(start..start.checked_add(N)?)
+    }
+}

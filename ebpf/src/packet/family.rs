@@ -1,0 +1,210 @@
+//! The IP versions: what differs in their headers and addresses, so that the verdict is written once.
+
+use crate::{
+    endpoint::EndpointRef,
+    layout::{ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT},
+    order,
+    packet::{
+        bytes::Bytes,
+        icmp,
+        parse::{self, Network, Transport},
+    },
+    reason::Reason,
+};
+
+/// An IP version.
+pub trait Family: Copy + Default + core::fmt::Debug {
+    /// Which of the two.
+    const IS_V6: bool;
+    /// 0 for IPv4, 2 for IPv6: added to [`crate::layout::FragmentKey::direction`].
+    const FRAGMENT_OFFSET: u32;
+    /// An address.
+    type Address: Copy + Default + core::fmt::Debug;
+
+    /// Reads the IP header at an offset and what is between it and the transport header.
+    ///
+    /// # Errors
+    /// As [`parse::ipv4`] and [`parse::extensions`].
+    fn network<B: Bytes>(
+        bytes: &B,
+        offset: u32,
+        quoted: bool,
+    ) -> Result<Network<Self::Address>, Reason>;
+
+    /// Follows extension headers.
+    ///
+    /// # Errors
+    /// As [`parse::extensions`].
+    fn extensions<B: Bytes>(bytes: &B, network: &mut Network<Self::Address>) -> Result<(), Reason>;
+
+    /// Whether an address is one of the endpoint's own.
+    fn owns(endpoint: EndpointRef, address: Self::Address) -> bool;
+
+    /// The same address; what is looked up by it is read only once `read` is known, see [`order`].
+    fn after_load(address: Self::Address, read: u32) -> Self::Address;
+
+    /// Whether two addresses are the same.
+    fn same(a: Self::Address, b: Self::Address) -> bool;
+
+    /// Whether it is a neighbour's solicitation or advertisement that no router has forwarded.
+    fn is_solicitation(network: &Network<Self::Address>, transport: &Transport) -> bool;
+
+    /// An address that a pod uses before it has its own, or beside it on the link.
+    fn is_link_scope(address: Self::Address) -> bool;
+
+    /// An address that a pod may be reached by though it is none of its own.
+    fn is_shared(address: Self::Address) -> bool;
+
+    /// The address in network byte order, IPv4 in the first four bytes.
+    fn octets(address: Self::Address) -> [u8; 16];
+}
+
+/// IPv4.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct V4;
+
+/// IPv6.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct V6;
+
+impl Family for V4 {
+    const IS_V6: bool = false;
+    const FRAGMENT_OFFSET: u32 = 0;
+    type Address = u32;
+
+    #[inline(always)]
+    fn network<B: Bytes>(bytes: &B, offset: u32, quoted: bool) -> Result<Network<u32>, Reason> {
+        parse::ipv4(bytes, offset, quoted)
+    }
+
+    #[inline(always)]
+    fn extensions<B: Bytes>(_bytes: &B, _network: &mut Network<u32>) -> Result<(), Reason> {
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn owns(endpoint: EndpointRef, address: u32) -> bool {
+        let flags = endpoint.flags();
+        let (endpoint, flags) = (endpoint.after_load(flags), flags >> EP_ADDR4_SHIFT);
+        (0..ENDPOINT_ADDRS).any(|slot| flags >> slot & 1 != 0 && endpoint.addr4(slot) == address)
+    }
+
+    #[inline(always)]
+    fn after_load(address: u32, read: u32) -> u32 {
+        address | order::zero(read.into()) as u32
+    }
+
+    #[inline(always)]
+    fn same(a: u32, b: u32) -> bool {
+        a == b
+    }
+
+    #[inline(always)]
+    fn is_solicitation(_network: &Network<u32>, _transport: &Transport) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn is_link_scope(address: u32) -> bool {
+        address == 0
+    }
+
+    /// Multicast and the limited broadcast.
+    #[inline(always)]
+    fn is_shared(address: u32) -> bool {
+        address >= 0xe000_0000
+    }
+
+    #[inline(always)]
+    fn octets(address: u32) -> [u8; 16] {
+        let mut octets = [0; 16];
+        octets[..4].copy_from_slice(&address.to_be_bytes());
+        octets
+    }
+}
+
+impl V6 {
+    /// An address' octets as words in memory order; [`Family::octets`] the other way round.
+    #[must_use]
+    #[inline(always)]
+    #[expect(clippy::many_single_char_names, reason = "the octets in their order")]
+    pub const fn words(octets: &[u8; 16]) -> [u64; 2] {
+        let [a, b, c, d, e, f, g, h, rest @ ..] = *octets;
+        [u64::from_ne_bytes([a, b, c, d, e, f, g, h]), u64::from_ne_bytes(rest)]
+    }
+}
+
+/// `fe80::/10`
+#[inline(always)]
+pub(crate) const fn is_link_local(address: [u64; 2]) -> bool {
+    u64::from_be(address[0]) >> 54 == 0xfe80 >> 6
+}
+
+/// `ff00::/8`
+#[inline(always)]
+pub(crate) const fn is_multicast(address: [u64; 2]) -> bool {
+    u64::from_be(address[0]) >> 56 == 0xff
+}
+
+impl Family for V6 {
+    const IS_V6: bool = true;
+    const FRAGMENT_OFFSET: u32 = 2;
+    type Address = [u64; 2];
+
+    #[inline(always)]
+    fn network<B: Bytes>(
+        bytes: &B,
+        offset: u32,
+        quoted: bool,
+    ) -> Result<Network<[u64; 2]>, Reason> {
+        parse::ipv6(bytes, offset, quoted)
+    }
+
+    #[inline(always)]
+    fn extensions<B: Bytes>(bytes: &B, network: &mut Network<[u64; 2]>) -> Result<(), Reason> {
+        parse::extensions(bytes, network)
+    }
+
+    #[inline(always)]
+    fn owns(endpoint: EndpointRef, address: [u64; 2]) -> bool {
+        let flags = endpoint.flags();
+        let (endpoint, flags) = (endpoint.after_load(flags), flags >> EP_ADDR6_SHIFT);
+        (0..ENDPOINT_ADDRS)
+            .any(|slot| flags >> slot & 1 != 0 && Self::same(endpoint.addr6(slot), address))
+    }
+
+    #[inline(always)]
+    fn after_load(address: [u64; 2], read: u32) -> [u64; 2] {
+        let zero = order::zero(read.into()) as u64;
+        [address[0] | zero, address[1] | zero]
+    }
+
+    #[inline(always)]
+    fn same(a: [u64; 2], b: [u64; 2]) -> bool {
+        a[0] == b[0] && a[1] == b[1]
+    }
+
+    #[inline(always)]
+    fn is_solicitation(network: &Network<[u64; 2]>, transport: &Transport) -> bool {
+        icmp::is_solicitation(network, transport)
+    }
+
+    #[inline(always)]
+    fn is_link_scope(address: [u64; 2]) -> bool {
+        is_link_local(address) || Self::same(address, [0; 2])
+    }
+
+    /// Multicast, and link-local ones, which nobody knows.
+    #[inline(always)]
+    fn is_shared(address: [u64; 2]) -> bool {
+        is_link_local(address) || is_multicast(address)
+    }
+
+    #[inline(always)]
+    fn octets(address: [u64; 2]) -> [u8; 16] {
+        let mut octets = [0; 16];
+        octets[..8].copy_from_slice(&address[0].to_ne_bytes());
+        octets[8..].copy_from_slice(&address[1].to_ne_bytes());
+        octets
+    }
+}

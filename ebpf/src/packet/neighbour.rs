@@ -1,0 +1,315 @@
+//! What hosts of a link say to each other, without which no packet finds its way: ARP, neighbour and
+//! multicast listener discovery.
+//!
+//! It passes whatever policy says, so it passes in its exact form alone, to whom it is for, and of a
+//! pod in nobody else's name. What else is written like it is judged as any other packet.
+
+use crate::{
+    endpoint::EndpointRef,
+    packet::{
+        bytes::{Bytes, Window as _, short},
+        family::{Family as _, V6, is_link_local, is_multicast},
+        icmp::{ADVERTISEMENT, SOLICITATION},
+        parse::{Network, Transport},
+        protocol::ICMPV6,
+    },
+    reason::Reason,
+};
+
+/// Length of an ARP packet (RFC 826), of Ethernet and IPv4, with what fills up a frame of 60 bytes.
+const ARP_PADDED: u32 = 46;
+
+const LISTENER_QUERY: u8 = 130;
+const LISTENER_REPORT: u8 = 131;
+const LISTENER_DONE: u8 = 132;
+const ROUTER_SOLICITATION: u8 = 133;
+const ROUTER_ADVERTISEMENT: u8 = 134;
+const REDIRECT: u8 = 137;
+const LISTENER_REPORT_V2: u8 = 143;
+
+/// Options of neighbour discovery, each of 8 bytes: the sender's link-layer address, the target's,
+/// and what tells one's own detection of duplicates from another's (RFC 7527).
+const SOURCE_LINK: u8 = 1;
+const TARGET_LINK: u8 = 2;
+const NONCE: u8 = 14;
+/// Longest router advertisement that a pod gets unasked.
+const MAX_ADVERTISEMENT: u32 = 512;
+/// Records of a listener report, and sources of one or of a query.
+const MAX_RECORDS: u16 = 8;
+const MAX_SOURCES: u16 = 8;
+
+const UNSPECIFIED: [u64; 2] = [0; 2];
+const ALL_NODES: [u64; 2] = of(0xff02 << 48, 1);
+const ALL_ROUTERS: [u64; 2] = of(0xff02 << 48, 2);
+const ALL_REPORTS: [u64; 2] = of(0xff02 << 48, 0x16);
+/// `ff02::1:ff00:0/104`
+const SOLICITED_NODE: u64 = 0x1_ff00_0000;
+
+/// An address as words in memory order.
+const fn of(high: u64, low: u64) -> [u64; 2] {
+    [high.to_be(), low.to_be()]
+}
+
+/// What a packet is to its link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Discovery {
+    /// None of its messages, or not in its form.
+    No,
+    /// One to many, or to a link-local address: it stays on the link.
+    OnLink,
+    /// One to a single address that may be beyond the link.
+    Single,
+    /// The pod claims an address that is not its own, or to be a router.
+    Claim,
+}
+
+/// Whether an ICMPv6 type says something of who sends it that its source address does not prove.
+#[inline(always)]
+pub(crate) const fn is_claim(kind: u8) -> bool {
+    matches!(kind, ROUTER_ADVERTISEMENT | ADVERTISEMENT | REDIRECT)
+}
+
+/// Whether a packet may claim an address where netpold does not see it, but its receiver may.
+#[inline(always)]
+#[expect(clippy::wildcard_enum_match_arm, reason = "of all reasons, two hide what a packet says")]
+pub(crate) const fn hides_claim<A>(network: &Network<A>, reason: Reason) -> bool {
+    match reason {
+        Reason::TooManyHeaders => true,
+        Reason::TinyFragment => network.protocol == ICMPV6,
+        _ => false,
+    }
+}
+
+/// Whether a packet has the number of a message of the link.
+#[inline(always)]
+pub(crate) fn may_be_one<A>(network: &Network<A>, transport: &Transport) -> bool {
+    let kind = (transport.destination >> 8) as u8;
+    network.protocol == ICMPV6
+        && matches!(kind, LISTENER_QUERY..=REDIRECT | LISTENER_REPORT_V2)
+        && !network.fragment.is_later()
+}
+
+/// The sender's address in an ARP packet behind a link header; 0 while it asks whether it may have
+/// one (RFC 5227).
+///
+/// # Errors
+/// [`Reason::Malformed`] unless it is a request or a reply of IPv4 over Ethernet, or if it is longer
+/// than one; [`Reason::Truncated`], or [`Reason::Deferred`].
+#[inline(always)]
+pub(crate) fn arp_sender<B: Bytes>(bytes: &B, offset: u32) -> Result<u32, Reason> {
+    let packet = bytes.window::<28>(offset).ok_or(short::<B>())?;
+    let is_one = packet.be32(0) == 0x0001_0800
+        && matches!(packet.be32(4), 0x0604_0001 | 0x0604_0002)
+        && bytes.length() <= offset + ARP_PADDED;
+    // By halves: it is aligned to these alone.
+    let sender = u32::from(packet.be16(14)) << 16 | u32::from(packet.be16(16));
+    if is_one { Ok(sender) } else { Err(Reason::Malformed) }
+}
+
+/// Bytes of a message behind the IPv6 header, and who says it.
+struct Message<'a, B> {
+    bytes: &'a B,
+    network: &'a Network<[u64; 2]>,
+    kind: u8,
+    /// The pod, if it sent the message and must do so in its own name.
+    sender: Option<EndpointRef>,
+    /// The pod sent it.
+    sent: bool,
+}
+
+/// What an IPv6 packet is to its link, by neighbour and multicast listener discovery. `sender`: the pod that sent
+/// it, if its addresses are all that it may speak for. `sent`: a pod sent it.
+#[inline(always)]
+pub(crate) fn discovery<B: Bytes>(
+    bytes: &B,
+    network: &Network<[u64; 2]>,
+    transport: &Transport,
+    sender: Option<EndpointRef>,
+    sent: bool,
+) -> Discovery {
+    let (kind, code) = ((transport.destination >> 8) as u8, transport.destination as u8);
+    if network.protocol != ICMPV6 {
+        return Discovery::No;
+    }
+    let message = Message { bytes, network, kind, sender, sent };
+    let is_whole = !network.fragment.more && code == 0;
+    match kind {
+        ROUTER_SOLICITATION..=ADVERTISEMENT => message.neighbour(is_whole),
+        REDIRECT if sender.is_some() => Discovery::Claim,
+        LISTENER_QUERY..=LISTENER_DONE | LISTENER_REPORT_V2
+            if is_whole && message.is_listener() == Some(true) =>
+        {
+            Discovery::OnLink
+        }
+        _ => Discovery::No,
+    }
+}
+
+impl<B: Bytes> Message<'_, B> {
+    /// Length of the message.
+    #[inline(always)]
+    fn length(&self) -> u32 {
+        self.network.end.wrapping_sub(self.network.payload)
+    }
+
+    /// Whether an address is the pod's, or may be: its link-local ones nobody knows.
+    #[inline(always)]
+    fn may_be_own(&self, address: [u64; 2]) -> bool {
+        self.sender.is_none_or(|pod| is_link_local(address) || V6::owns(pod, address))
+    }
+
+    /// RFC 4861 section 4.
+    #[inline(always)]
+    fn neighbour(&self, is_whole: bool) -> Discovery {
+        let sound = is_whole && self.is_neighbour().unwrap_or(false);
+        if self.sender.is_some() && is_claim(self.kind) && !self.is_own_claim().unwrap_or(false) {
+            return Discovery::Claim;
+        }
+        let to = self.network.destination;
+        match sound {
+            false => Discovery::No,
+            true if is_multicast(to) || is_link_local(to) => Discovery::OnLink,
+            true => Discovery::Single,
+        }
+    }
+
+    /// Whether an advertisement is of an address of the pod's: of a link-local one, by itself.
+    #[inline(always)]
+    fn is_own_claim(&self) -> Option<bool> {
+        if self.kind != ADVERTISEMENT {
+            return Some(false);
+        }
+        let target = self.bytes.window::<24>(self.network.payload)?.words(8);
+        let itself = !is_link_local(target) || V6::same(target, self.network.source);
+        Some(itself && self.may_be_own(target))
+    }
+
+    /// The exact form: hop limit 255, no extension header, no word that nobody reads, one option at
+    /// the most, and to whom it is for.
+    #[inline(always)]
+    fn is_neighbour(&self) -> Option<bool> {
+        let Network { source, destination, hop_limit, start, payload, .. } = *self.network;
+        if hop_limit != 255 || payload != start + 40 {
+            return Some(false);
+        }
+        if self.kind == ROUTER_ADVERTISEMENT {
+            let fits = self.length() >= 16 && self.length() <= MAX_ADVERTISEMENT;
+            return Some(!self.sent && fits && is_link_local(source));
+        }
+        let nobody = V6::same(source, UNSPECIFIED);
+        if is_multicast(source) || (!nobody && !self.may_be_own(source)) {
+            return Some(false);
+        }
+        let reserved = self.bytes.window::<8>(payload)?.be32(4);
+        let fixed = if self.kind == ROUTER_SOLICITATION { 8 } else { 24 };
+        let right = match self.kind {
+            ROUTER_SOLICITATION => {
+                reserved == 0 && (V6::same(destination, ALL_ROUTERS) || is_link_local(destination))
+            }
+            kind => {
+                let target = self.bytes.window::<24>(payload)?.words(8);
+                let fits = if kind == SOLICITATION {
+                    reserved == 0 && self.asks(target, nobody)
+                } else {
+                    // Router, solicited, override.
+                    let to_one = !is_multicast(destination);
+                    reserved << 3 == 0 && !nobody && (to_one || V6::same(destination, ALL_NODES))
+                };
+                fits && !is_multicast(target)
+            }
+        };
+        Some(right && self.has_one_option(fixed, nobody)?)
+    }
+
+    /// Whether a solicitation goes to its target, or to the group of that (RFC 4291 section 2.7.1).
+    #[inline(always)]
+    fn asks(&self, target: [u64; 2], nobody: bool) -> bool {
+        let to = self.network.destination;
+        let group = SOLICITED_NODE | u64::from_be(target[1]) & 0xff_ffff;
+        V6::same(to, of(0xff02 << 48, group)) || (!nobody && V6::same(to, target))
+    }
+
+    /// Whether the message ends behind its fixed part, or behind one option that it may have.
+    #[inline(always)]
+    fn has_one_option(&self, fixed: u32, nobody: bool) -> Option<bool> {
+        if self.length() == fixed {
+            return Some(true);
+        }
+        if self.length() != fixed + 8 {
+            return Some(false);
+        }
+        let option = self.bytes.window::<8>(self.network.payload + fixed)?;
+        let allowed = match option.byte(0) {
+            SOURCE_LINK => !nobody && self.kind != ADVERTISEMENT,
+            TARGET_LINK => self.kind == ADVERTISEMENT,
+            NONCE => self.kind == SOLICITATION,
+            _ => false,
+        };
+        Some(allowed && option.byte(1) == 1)
+    }
+
+    /// RFC 2710 and RFC 3810: hop limit 1 behind a router alert (RFC 2711), from a link-local address
+    /// or before there is one, to a group. A pod does not ask.
+    #[inline(always)]
+    fn is_listener(&self) -> Option<bool> {
+        let Network { source, destination, hop_limit, start, payload, .. } = *self.network;
+        let local = is_link_local(source) || V6::same(source, UNSPECIFIED);
+        if hop_limit != 1 || !local || !is_multicast(destination) || payload != start + 48 {
+            return Some(false);
+        }
+        // The hop-by-hop header is the first: it follows the IPv6 header or nothing does.
+        let options = self.bytes.window::<8>(start + 40)?;
+        let (kind, value, padding) = (options.be16(2), options.be16(4), options.be16(6));
+        let alert = kind == 0x0502 && value == 0 && matches!(padding, 0x0100 | 0);
+        if !alert || self.bytes.window::<8>(start)?.byte(6) != 0 {
+            return Some(false);
+        }
+        match self.kind {
+            LISTENER_QUERY => Some(!self.sent && self.is_query()?),
+            LISTENER_REPORT_V2 => Some(V6::same(destination, ALL_REPORTS) && self.is_report()?),
+            kind => {
+                let group = self.bytes.window::<24>(payload)?.words(8);
+                let to = if kind == LISTENER_REPORT { group } else { ALL_ROUTERS };
+                let right = is_multicast(group) && V6::same(destination, to);
+                let reserved = self.bytes.window::<8>(payload)?.be32(4);
+                Some(right && self.length() == 24 && reserved == 0)
+            }
+        }
+    }
+
+    /// A query of either version.
+    #[inline(always)]
+    fn is_query(&self) -> Option<bool> {
+        if self.length() == 24 {
+            return Some(true);
+        }
+        let sources = self.bytes.window::<28>(self.network.payload)?.be16(26);
+        let length = 28 + 16 * u32::from(sources);
+        Some(sources <= MAX_SOURCES && self.length() == length)
+    }
+
+    /// A report of the second version: records of groups without auxiliary data, and nothing behind.
+    #[inline(always)]
+    fn is_report(&self) -> Option<bool> {
+        let header = self.bytes.window::<8>(self.network.payload)?;
+        let (reserved, records) = (header.be16(4), header.be16(6));
+        if reserved != 0 || records == 0 || records > MAX_RECORDS {
+            return Some(false);
+        }
+        let mut at = self.network.payload + 8;
+        for number in 0..MAX_RECORDS {
+            if number >= records {
+                break;
+            }
+            let record = self.bytes.window::<20>(at)?;
+            let (kind, group) = (record.byte(0), record.byte(4));
+            let (auxiliary, sources) = (record.byte(1), record.be16(2));
+            let right = matches!(kind, 1..=6) && auxiliary == 0 && group == 0xff;
+            if !right || sources > MAX_SOURCES {
+                return Some(false);
+            }
+            at += 20 + 16 * u32::from(sources);
+        }
+        Some(at == self.network.end)
+    }
+}

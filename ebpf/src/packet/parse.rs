@@ -1,0 +1,365 @@
+//! Headers to [`Network`] and [`Transport`]: what policy and conntrack need to know of a packet.
+//!
+//! Written once, over [`Bytes`]: packet memory or a copying helper in the kernel, a slice on the
+//! host. With [`Bytes::PLAIN`] everything unusual (tags, extension headers, fragments) ends in
+//! [`Reason::Deferred`], which keeps the hot program short; the same code without it judges those.
+
+use crate::{
+    packet::{
+        bytes::{Bytes, Window as _, short},
+        protocol::{ICMP, ICMPV6, SCTP, TCP, TCP_ACK, TCP_RST, TCP_SYN, UDP},
+    },
+    reason::Reason,
+};
+
+const ETHERTYPE_VLAN: u16 = 0x8100;
+const ETHERTYPE_QINQ: u16 = 0x88a8;
+/// VLAN tags that are read over (one 802.1ad, one 802.1Q).
+const MAX_TAGS: usize = 2;
+/// IPv6 extension headers that are followed.
+const MAX_EXTENSIONS: usize = 8;
+/// Bytes of options that an IPv4 header has room for.
+const MAX_OPTION_BYTES: u32 = 40;
+/// IPv4 options: loose and strict source route.
+const LOOSE_ROUTE: u8 = 131;
+const STRICT_ROUTE: u8 = 137;
+/// Largest length an IP header can state; a longer packet (GSO) states 0.
+const MAX_STATED_LENGTH: u32 = 0xffff;
+
+/// Chunks that open an association and that end it (RFC 9260 section 3.2).
+const SCTP_INIT: u8 = 1;
+const SCTP_INIT_ACK: u8 = 2;
+const SCTP_ABORT: u8 = 6;
+const SCTP_SHUTDOWN_COMPLETE: u8 = 14;
+
+/// Ethernet header and inline VLAN tags: the type, and where its header begins.
+///
+/// # Errors
+/// [`Reason::Truncated`], or [`Reason::Deferred`].
+#[inline(always)]
+pub fn link<B: Bytes>(bytes: &B) -> Result<(u16, u32), Reason> {
+    let mut ethertype = bytes.window::<14>(0).ok_or(short::<B>())?.be16(12);
+    let mut offset = 14;
+    for _ in 0..MAX_TAGS {
+        if ethertype != ETHERTYPE_VLAN && ethertype != ETHERTYPE_QINQ {
+            break;
+        }
+        if !B::TAGS {
+            return Err(Reason::Deferred);
+        }
+        ethertype = bytes.window::<4>(offset).ok_or(short::<B>())?.be16(2);
+        offset += 4;
+    }
+    Ok((ethertype, offset))
+}
+
+/// Which part of a datagram a packet is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fragment {
+    /// Identification, the same in all parts.
+    pub ident: u32,
+    /// What its parts have in common besides: the protocol, for IPv6 the Fragment header's next
+    /// header, which need not be the transport's.
+    pub next: u8,
+    /// Offset in units of 8 bytes.
+    pub offset: u16,
+    /// More parts follow.
+    pub more: bool,
+}
+
+impl Fragment {
+    /// Whether this is a part other than the first.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_later(&self) -> bool {
+        self.offset != 0
+    }
+
+    /// Whether this is the first of several parts.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_first(&self) -> bool {
+        self.offset == 0 && self.more
+    }
+}
+
+/// The IP header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network<A> {
+    /// Source address.
+    pub source: A,
+    /// Destination address.
+    pub destination: A,
+    /// Protocol; for IPv6 the first next header until [`extensions`] has followed it.
+    pub protocol: u8,
+    /// Time to live, hop limit.
+    pub hop_limit: u8,
+    /// Where the IP header begins, from the start of the frame.
+    pub start: u32,
+    /// Where the payload begins, from the start of the frame.
+    pub payload: u32,
+    /// Where the IP packet ends, from the start of the frame.
+    pub end: u32,
+    /// Fragmentation.
+    pub fragment: Fragment,
+}
+
+/// IPv4 header at an offset. `quoted`: inside an ICMP error, which cuts the packet short.
+///
+/// # Errors
+/// [`Reason::Truncated`], [`Reason::Malformed`], or [`Reason::Deferred`].
+#[inline(always)]
+pub fn ipv4<B: Bytes>(bytes: &B, offset: u32, quoted: bool) -> Result<Network<u32>, Reason> {
+    let header = bytes.window::<20>(offset).ok_or(short::<B>())?;
+    let first = header.byte(0);
+    let header_length = u32::from(first & 0xf) * 4;
+    if first >> 4 != 4 || header_length < 20 {
+        return Err(Reason::Malformed);
+    }
+    if B::PLAIN && header_length != 20 {
+        return Err(Reason::Deferred);
+    }
+    let stated = u32::from(header.be16(2));
+    let end = end_of(bytes, offset, stated, header_length, stated == 0, quoted)?;
+    let part = header.be16(6);
+    let fragment = if !B::PLAIN {
+        Fragment {
+            ident: u32::from(header.be16(4)),
+            next: header.byte(9),
+            offset: part & 0x1fff,
+            more: part & 0x2000 != 0,
+        }
+    } else if part.trailing_zeros() >= 14 {
+        Fragment::default()
+    } else {
+        return Err(Reason::Deferred);
+    };
+    Ok(Network {
+        source: header.be32(12),
+        destination: header.be32(16),
+        protocol: header.byte(9),
+        hop_limit: if B::PLAIN { 0 } else { header.byte(8) },
+        start: offset,
+        payload: offset + header_length,
+        end,
+        fragment,
+    })
+}
+
+/// IPv6 header at an offset, without extension headers; addresses as words in memory order.
+///
+/// # Errors
+/// As [`ipv4`].
+#[inline(always)]
+pub fn ipv6<B: Bytes>(bytes: &B, offset: u32, quoted: bool) -> Result<Network<[u64; 2]>, Reason> {
+    let header = bytes.window::<40>(offset).ok_or(short::<B>())?;
+    if header.byte(0) >> 4 != 6 {
+        return Err(Reason::Malformed);
+    }
+    let stated = u32::from(header.be16(4));
+    let end = end_of(bytes, offset, 40 + stated, 40, stated == 0, quoted)?;
+    Ok(Network {
+        source: header.words(8),
+        destination: header.words(24),
+        protocol: header.byte(6),
+        hop_limit: if B::PLAIN { 0 } else { header.byte(7) },
+        start: offset,
+        payload: offset + 40,
+        end,
+        fragment: Fragment::default(),
+    })
+}
+
+/// Where a packet ends that states its length: within the frame, past its own header. A packet
+/// longer than the field (BIG TCP, RFC 2675) states 0 and fills the frame.
+#[inline(always)]
+fn end_of<B: Bytes>(
+    bytes: &B,
+    offset: u32,
+    stated: u32,
+    header: u32,
+    zero: bool,
+    quoted: bool,
+) -> Result<u32, Reason> {
+    let length = bytes.length();
+    if quoted || (zero && length > MAX_STATED_LENGTH) {
+        return Ok(length);
+    }
+    if stated < header {
+        return Err(Reason::Malformed);
+    }
+    if offset + stated > length {
+        return Err(Reason::Truncated);
+    }
+    Ok(offset + stated)
+}
+
+/// Whether IPv4 options between two offsets name a source route (RFC 791): then the packet goes on from
+/// its destination. So do options whose lengths cannot be, which the kernel refuses too.
+#[inline(always)]
+pub(crate) fn has_route<B: Bytes>(bytes: &B, mut at: u32, end: u32) -> bool {
+    for _ in 0..MAX_OPTION_BYTES {
+        if at >= end {
+            break;
+        }
+        // The last option may be of one byte.
+        let kind = bytes.window::<1>(at).map_or(LOOSE_ROUTE, |option| option.byte(0));
+        let length = match kind {
+            0 => break,
+            1 => 1,
+            LOOSE_ROUTE | STRICT_ROUTE => return true,
+            _ => bytes.window::<2>(at).map_or(0, |option| option.byte(1)),
+        };
+        if length == 0 || (length == 1 && kind != 1) {
+            return true;
+        }
+        at += u32::from(length);
+    }
+    false
+}
+
+/// Whether a next header number is an extension header that is followed.
+#[inline(always)]
+pub(crate) const fn is_extension(protocol: u8) -> bool {
+    matches!(protocol, 0 | 43 | 44 | 51 | 60)
+}
+
+/// Follows IPv6 extension headers: hop-by-hop, routing, fragment, authentication, destination
+/// options (RFC 8200 section 4). What comes behind a later fragment's header is not looked at.
+///
+/// # Errors
+/// As [`ipv4`], and [`Reason::TooManyHeaders`]. [`Reason::Malformed`] also for a routing header with
+/// segments left: the packet goes on from its destination to one that nobody judged. And for parts
+/// of parts.
+#[inline(always)]
+pub fn extensions<B: Bytes>(bytes: &B, network: &mut Network<[u64; 2]>) -> Result<(), Reason> {
+    if !is_extension(network.protocol) {
+        return Ok(());
+    }
+    if B::PLAIN {
+        return Err(Reason::Deferred);
+    }
+    for _ in 0..MAX_EXTENSIONS {
+        let header = bytes.window::<8>(network.payload).ok_or(Reason::Truncated)?;
+        let length = match network.protocol {
+            43 if header.byte(3) != 0 => return Err(Reason::Malformed),
+            44 if network.fragment.is_first() => return Err(Reason::Malformed),
+            44 => {
+                let part = header.be16(2);
+                network.fragment = Fragment {
+                    ident: header.be32(4),
+                    next: header.byte(0),
+                    offset: part >> 3,
+                    more: part & 1 != 0,
+                };
+                8
+            }
+            51 => (u32::from(header.byte(1)) + 2) * 4,
+            _ => (u32::from(header.byte(1)) + 1) * 8,
+        };
+        network.protocol = header.byte(0);
+        network.payload += length;
+        if network.payload > network.end {
+            return Err(Reason::Truncated);
+        }
+        if network.fragment.is_later() || !is_extension(network.protocol) {
+            return Ok(());
+        }
+    }
+    Err(Reason::TooManyHeaders)
+}
+
+/// The transport header: what rows and conntrack keys are made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Transport {
+    /// Protocol number.
+    pub protocol: u8,
+    /// TCP flags, for SCTP those that its first chunk stands for; else 0.
+    pub flags: u8,
+    /// Source port; for ICMP the identifier of an echo or its kin; else 0.
+    pub source: u16,
+    /// Destination port; for ICMP type << 8 | code; else 0.
+    pub destination: u16,
+}
+
+/// Reads the transport header. `quoted`: only the first 8 bytes are promised (RFC 792).
+///
+/// # Errors
+/// [`Reason::Truncated`], [`Reason::TinyFragment`], or [`Reason::Deferred`].
+#[inline(always)]
+pub fn transport<B: Bytes, A>(
+    bytes: &B,
+    network: &Network<A>,
+    quoted: bool,
+) -> Result<Transport, Reason> {
+    let mut transport = Transport { protocol: network.protocol, ..Transport::default() };
+    if network.fragment.is_later() {
+        // One of 8 bytes would overwrite the flags that the first was judged by (RFC 1858), and so
+        // SCTP's first chunk.
+        let overlaps = matches!(network.protocol, TCP | SCTP) && network.fragment.offset == 1;
+        return if overlaps { Err(Reason::TinyFragment) } else { Ok(transport) };
+    }
+    match network.protocol {
+        SCTP if !B::SCTP => return Err(Reason::Deferred),
+        protocol if B::PLAIN && !matches!(protocol, TCP | UDP | SCTP) => {
+            return Err(Reason::Deferred);
+        }
+        TCP if !quoted => {
+            let header = header::<20, B, A>(bytes, network)?;
+            transport.flags = header.byte(13);
+            transport.source = header.be16(0);
+            transport.destination = header.be16(2);
+        }
+        SCTP if !quoted => {
+            let header = header::<16, B, A>(bytes, network)?;
+            transport.flags = match header.byte(12) {
+                SCTP_INIT => TCP_SYN,
+                SCTP_INIT_ACK => TCP_SYN | TCP_ACK,
+                SCTP_ABORT | SCTP_SHUTDOWN_COMPLETE => TCP_ACK | TCP_RST,
+                _ => TCP_ACK,
+            };
+            transport.source = header.be16(0);
+            transport.destination = header.be16(2);
+        }
+        TCP | UDP | SCTP => {
+            let header = header::<8, B, A>(bytes, network)?;
+            transport.source = header.be16(0);
+            transport.destination = header.be16(2);
+        }
+        ICMP | ICMPV6 => {
+            let header = header::<8, B, A>(bytes, network)?;
+            transport.destination = header.be16(0);
+            transport.source = header.be16(4);
+        }
+        _ => {}
+    }
+    Ok(transport)
+}
+
+/// The first `N` bytes of the payload, which must be there.
+#[inline(always)]
+fn header<const N: usize, B: Bytes, A>(
+    bytes: &B,
+    network: &Network<A>,
+) -> Result<B::Window, Reason> {
+    if network.payload + N as u32 > network.end {
+        return Err(if network.fragment.is_first() {
+            Reason::TinyFragment
+        } else {
+            Reason::Truncated
+        });
+    }
+    bytes.window::<N>(network.payload).ok_or(short::<B>())
+}
+
+/// Whether packets tell the beginning of a flow from its middle.
+#[inline(always)]
+pub(crate) const fn has_handshake(transport: &Transport) -> bool {
+    matches!(transport.protocol, TCP | SCTP)
+}
+
+/// A packet that begins a connection, and so is never an answer.
+#[inline(always)]
+pub(crate) const fn is_opening(transport: &Transport) -> bool {
+    transport.flags & (TCP_SYN | TCP_ACK) == TCP_SYN
+}

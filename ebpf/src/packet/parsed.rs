@@ -1,0 +1,86 @@
+//! What is read of a packet, before it is judged.
+
+use crate::{
+    direction::Direction,
+    packet::{
+        bytes::Bytes,
+        family::Family,
+        neighbour,
+        parse::{self, Fragment, Network, Transport, is_opening},
+        quoted::Quoted,
+    },
+    reason::Reason,
+};
+
+/// What was read of an IP packet: all that a verdict depends on. In the kernel it is left in a map
+/// between two functions, so every field is always written.
+#[derive(Clone, Copy, Debug)]
+pub struct ParsedPacket<F: Family> {
+    pub(crate) network: Network<F::Address>,
+    pub(crate) transport: Transport,
+    /// Why there is no transport header.
+    pub(crate) parse_error: Option<Reason>,
+    pub(crate) quoted: Quoted<F>,
+}
+
+impl<F: Family> ParsedPacket<F> {
+    /// Whether the packet is a datagram of its own, with a transport header.
+    #[inline(always)]
+    pub(crate) fn is_whole(&self) -> bool {
+        let Fragment { offset, more, .. } = self.network.fragment;
+        offset == 0 && !more && self.parse_error.is_none()
+    }
+
+    /// Whether there are IPv4 options.
+    #[must_use]
+    #[inline(always)]
+    pub fn has_options(&self) -> bool {
+        !F::IS_V6 && self.network.payload.wrapping_sub(self.network.start) != 20
+    }
+
+    /// Looks through IPv4 options: a packet that goes on from its destination cannot be judged.
+    #[inline(always)]
+    pub fn look_for_route<B: Bytes>(&mut self, bytes: &B) {
+        let options = self.network.start.wrapping_add(20);
+        if self.has_options() && parse::has_route(bytes, options, self.network.payload) {
+            self.parse_error = Some(Reason::Malformed);
+        }
+    }
+
+    /// Whether [`crate::judge::evaluator::PacketEvaluator::link`] may have a verdict about it.
+    #[must_use]
+    #[inline(always)]
+    pub fn is_of_link(&self) -> bool {
+        F::IS_V6
+            && self.parse_error.is_none()
+            && neighbour::may_be_one(&self.network, &self.transport)
+    }
+
+    /// Whether it begins a connection, and so is never an answer.
+    #[inline(always)]
+    pub(crate) const fn is_opening(&self) -> bool {
+        is_opening(&self.transport)
+    }
+}
+
+/// A packet as the endpoint sees it.
+#[derive(Clone, Copy)]
+pub(crate) struct Packet<'a, F: Family> {
+    pub(crate) network: &'a Network<F::Address>,
+    pub(crate) transport: Transport,
+    pub(crate) quoted: &'a Quoted<F>,
+}
+
+impl<F: Family> Packet<'_, F> {
+    /// The pod's address.
+    #[inline(always)]
+    pub(crate) const fn local<D: Direction>(&self) -> F::Address {
+        if D::EGRESS { self.network.source } else { self.network.destination }
+    }
+
+    /// The other side's address.
+    #[inline(always)]
+    pub(crate) const fn remote<D: Direction>(&self) -> F::Address {
+        if D::EGRESS { self.network.destination } else { self.network.source }
+    }
+}

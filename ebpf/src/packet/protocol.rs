@@ -1,0 +1,28 @@
+//! Numbers of the protocols that the parser knows.
+
+/// IPv4, as Ethernet type.
+pub const ETHERTYPE_IPV4: u16 = 0x0800;
+/// IPv6, as Ethernet type.
+pub const ETHERTYPE_IPV6: u16 = 0x86dd;
+/// ARP, as Ethernet type.
+pub const ETHERTYPE_ARP: u16 = 0x0806;
+/// ICMP for IPv4.
+pub const ICMP: u8 = 1;
+/// TCP.
+pub const TCP: u8 = 6;
+/// UDP.
+pub const UDP: u8 = 17;
+/// ICMP for IPv6.
+pub const ICMPV6: u8 = 58;
+/// SCTP.
+pub const SCTP: u8 = 132;
+/// TCP header flag FIN.
+pub const TCP_FIN: u8 = 0x01;
+/// TCP header flag SYN.
+pub const TCP_SYN: u8 = 0x02;
+/// TCP header flag RST.
+pub const TCP_RST: u8 = 0x04;
+/// TCP header flag PSH.
+pub const TCP_PSH: u8 = 0x08;
+/// TCP header flag ACK.
+pub const TCP_ACK: u8 = 0x10;

@@ -1,0 +1,52 @@
+//! What a pod sends, judged at the host side of its veth before the stack sees it (XDP).
+//!
+//! As at the uplinks ([`crate::xdp::uplink`]) the verdict is that of the pod's own hook, and nothing is
+//! written: what that hook is to pass is recorded, and marked for a second judgement, there. Here
+//! nothing was translated yet, so all that belongs to no known flow can be told.
+
+use crate::{
+    direction::{Direction, Egress},
+    endpoint::EndpointRef,
+    judge::{
+        decide::Visitor,
+        evaluator::{Hook, PacketEvaluator},
+    },
+    packet::{bytes::Bytes, parsed::ParsedPacket},
+    reason::Reason,
+    tables::{TableFamily, Tables, find_endpoint},
+    verdict::Verdict,
+    xdp::observer::Observer,
+};
+
+/// The pod at whose hook a packet would be dropped, and why, if that is certain: no rule allows it
+/// and it answers nothing, or its source is not the pod's. `link`: as for [`crate::xdp::uplink::drops`].
+#[inline(always)]
+pub fn drops<B: Bytes, T: Tables>(
+    bytes: &B,
+    link: Result<(u16, u32), Reason>,
+    tables: &T,
+    ifindex: u32,
+) -> Option<(EndpointRef, Reason)> {
+    let endpoint = find_endpoint(tables, ifindex)?;
+    let observer = Observer(tables);
+    let hook = Hook { ifindex, ingress_ifindex: ifindex };
+    let judge = PacketEvaluator::<Egress, _>::at(&observer, endpoint, hook).ok()?;
+    let reason = judge.read_behind(bytes, link, &Whole).reason();
+    matches!(reason, Reason::Policy | Reason::SpoofedSource).then_some((endpoint, reason))
+}
+
+/// Judges whole packets, and leaves the rest to the pod's hook.
+struct Whole;
+
+impl Visitor for Whole {
+    type Output = Verdict;
+
+    #[inline(always)]
+    fn visit<F: TableFamily, D: Direction, T: Tables>(
+        &self,
+        judge: &PacketEvaluator<'_, D, T>,
+        reading: &ParsedPacket<F>,
+    ) -> Verdict {
+        if reading.is_whole() { judge.judge(reading) } else { Verdict::from(Err(Reason::Deferred)) }
+    }
+}
