@@ -1,6 +1,6 @@
 //! All kinds together: what they say becomes batches, and one status.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use netpold_core::model::{Change, Key};
@@ -161,16 +161,26 @@ fn report(before: &SourceStatus, now: &SourceStatus) {
         [Some(_), None] => info!("{} answers again", now.origin),
         _ => {}
     }
-    let unreachable = |problem: &SourceProblem| {
-        let mut kinds = before.kinds.iter().chain(&now.kinds);
-        kinds.any(|kind| kind.unreachable && kind.error.as_ref() == Some(&problem.text))
-    };
-    let new = |of: &SourceStatus, than: &SourceStatus| {
-        let all = of.problems.iter().filter(|it| !than.problems.contains(it) && !unreachable(it));
-        all.map(ToString::to_string).collect::<Vec<_>>()
-    };
-    new(now, before).iter().for_each(|problem| warn!("{problem}"));
-    new(before, now).iter().for_each(|problem| info!("settled: {problem}"));
+    // Of kinds without connection neither what is wrong now is logged, nor what was wrong before.
+    let lost: BTreeSet<&String> = before
+        .kinds
+        .iter()
+        .zip(&now.kinds)
+        .flat_map(|(was, is)| {
+            let before = was.error.iter().filter(|_| was.unreachable || is.unreachable);
+            before.chain(is.error.iter().filter(|_| is.unreachable))
+        })
+        .collect();
+    for problem in now.problems.iter().filter(|it| !before.problems.contains(it)) {
+        if !lost.contains(&problem.text) {
+            warn!("{problem}");
+        }
+    }
+    for problem in before.problems.iter().filter(|it| !now.problems.contains(it)) {
+        if !lost.contains(&problem.text) {
+            info!("settled: {problem}");
+        }
+    }
     if now.in_sync && !before.in_sync {
         let objects: usize = now.kinds.iter().map(|kind| kind.objects).sum();
         info!(objects, "every kind is in sync");
