@@ -25,4 +25,5 @@ mod overlay;
 mod own_address;
 mod refragmented;
 mod synproxy;
+mod unreached;
 mod volley;

@@ -289,14 +289,11 @@ impl Exchange<'_> {
     /// Whether the sender got this from the receiver, or from an address that leads to anybody: one of the
     /// link, or another node's, which may have forgotten the flow and leads the answer to a node port.
     fn got(&self, tuple: &Tuple) -> bool {
-        let nodes = self.world.nodes.iter().enumerate();
-        let far = |(node, addresses): (usize, &[IpAddr; 2])| {
-            node != self.party(self.sent.sender).node && addresses.contains(&tuple.from.0)
-        };
+        let own = self.party(self.sent.sender).node;
+        let mut nodes = self.world.nodes.iter().enumerate();
+        let far = nodes.any(|(node, it)| node != own && it.contains(&tuple.from.0));
         let got = self.history.got(self.sent.sender).and_then(|got| got.get(tuple));
-        got.is_some_and(|who| {
-            is_for_many(tuple.from.0) || self.is_of_receiver(who) || nodes.clone().any(far)
-        })
+        got.is_some_and(|who| far || is_for_many(tuple.from.0) || self.is_of_receiver(who))
     }
 
     /// Whoever is outside may say anything in the receiver's name: nobody can tell, and answers go to
