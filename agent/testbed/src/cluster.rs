@@ -23,7 +23,7 @@ use crate::agent::{Agent, AgentOptions};
 use crate::flow::Flow;
 use crate::host::Host;
 use crate::manifests::{Manifests, marker, namespace};
-use crate::node::{Cni, Node, link_nodes};
+use crate::node::{Cni, Node, link_nodes, mac_text};
 use crate::pod::{Pod, PodSpec};
 use crate::probe::{Probe, ProbeResult, probe_all};
 
@@ -218,6 +218,20 @@ impl Cluster {
         let mut flow = self.pod(from).open_flow(protocol, (to, PORT).into(), PATIENCE).unwrap();
         assert!(flow.ping(PATIENCE), "{protocol} from {from} to {to} is answered");
         flow
+    }
+
+    /// Whoever sends to `to` on its link has its hardware address for good, `from` or the node. A pod
+    /// that is closed, or has hidden its address, does not answer for it, and after three seconds the
+    /// kernel says that it is unreachable: on a slow machine that would take the place of what a probe asks.
+    pub fn keep_neighbour(&self, from: &str, to: &str) {
+        let (node, to) = &self.pods[to];
+        let batch = |device: &str| -> String {
+            let of =
+                |own| format!("neigh replace {own} lladdr {} dev {device}\n", mac_text(to.mac()));
+            to.addresses().iter().map(of).collect()
+        };
+        self.pod(from).netns().ip(&batch("eth0")).unwrap();
+        self.nodes[*node].netns().ip(&batch(to.host_interface())).unwrap();
     }
 
     /// `from` reaches `to` over every protocol and family.

@@ -101,6 +101,7 @@ fn inside(cluster: &Cluster, addresses: &str) {
 fn hidden_addresses(cni: Cni) {
     let mut cluster = world(cni);
     fine(&mut cluster);
+    cluster.keep_neighbour("stranger", "locked");
     for addresses in ["lo", "eth0 scope link"] {
         inside(&cluster, addresses);
         says(&mut cluster, "has none of its addresses");

@@ -173,6 +173,8 @@ fn enforcement_is_in_force_at_once_at_boot() {
     }
     let mut cluster = guarded(Cni::Ptp);
     cluster.enforce();
+    cluster.keep_neighbour("friend", "server");
+    cluster.keep_neighbour("server", "friend");
     wait_kept(&cluster);
     without_api_server(&mut cluster);
     let (mut denied, mut exact): (Vec<_>, Vec<_>) = (0..ROUNDS)
@@ -206,6 +208,8 @@ fn an_agent_that_ends_while_pods_are_closed_leaves_them_closed() {
     }
     let mut cluster = guarded(Cni::Ptp);
     cluster.enforce();
+    cluster.keep_neighbour("friend", "server");
+    cluster.keep_neighbour("server", "friend");
     wait_kept(&cluster);
     shut_down(&mut cluster);
     let manifests = cluster.manifests.directory().to_owned();
