@@ -5,6 +5,7 @@
 //! longer known, so the next try is a new generation, with a growing pause between tries.
 
 mod bypass;
+mod enforcement;
 mod health;
 pub mod interfaces;
 mod measure;
@@ -38,6 +39,7 @@ use interfaces::{NodeDevices, NodeInterfaces};
 use reconciler::Reconciler;
 use unproven::Missing;
 
+pub use enforcement::{Enforcement, PodEnforcement, PolicyEnforcement};
 pub use room::grown;
 
 /// Why an update is not enforced yet.

@@ -1,6 +1,7 @@
 //! Kubernetes NetworkPolicy enforced in eBPF at every pod's veth: the agent's parts.
 
 pub mod admin;
+pub mod api;
 pub mod bpf;
 pub mod cli;
 pub mod config;

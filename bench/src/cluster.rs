@@ -6,7 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use netpold_core::model::{
     Change, EndpointSlice, Interface, IpBlock, Key, Labels, Namespace, Node, Peer, Pod, Policy,
-    PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
+    PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service,
+    ServicePort, SlicePort,
 };
 use netpold_testkit::objects;
 use serde::Serialize;
@@ -226,6 +227,7 @@ fn policy(number: u32, rule: Rule) -> Policy {
         ingress: Some(vec![rule.clone()]),
         egress: Some(vec![rule]),
         problems: Vec::new(),
+        version: PolicyVersion::default(),
     }
 }
 

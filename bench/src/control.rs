@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use netpold::dataplane::tables::grace_period;
 use netpold_core::model::{
-    Change, Interface, IpBlock, Key, Namespace, Node, Peer, Pod, Policy, PortMatch, PortRule,
-    Protocol, Requirement, Rule, Selector,
+    Change, Interface, IpBlock, Key, Namespace, Node, Peer, Pod, Policy, PolicyVersion, PortMatch,
+    PortRule, Protocol, Requirement, Rule, Selector,
 };
 use netpold_core::ops::Op;
 use netpold_testkit::objects;
@@ -294,6 +294,7 @@ impl Scale {
             ingress: Some(rules.clone()),
             egress: Some(rules),
             problems: Vec::new(),
+            version: PolicyVersion::default(),
         }
     }
 

@@ -9,8 +9,8 @@ use anyhow::{Result, ensure};
 use ipnet::{IpNet, Ipv4Net};
 use netpold_core::compile::Compiler;
 use netpold_core::model::{
-    Change, EndpointSlice, Interface, IpBlock, Key, NamedPort, Peer, Pod, Policy, PortMatch,
-    PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
+    Change, EndpointSlice, Interface, IpBlock, Key, NamedPort, Peer, Pod, Policy, PolicyVersion,
+    PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
 };
 use netpold_core::ops::{Capacity, TableWriter};
 use netpold_core::options::Options;
@@ -163,6 +163,7 @@ fn policy(size: u32, edited: bool, rule: impl Fn(u32) -> Rule) -> Change {
         ingress: None,
         egress: Some((0..size - u32::from(edited)).map(rule).collect()),
         problems: Vec::new(),
+        version: PolicyVersion::default(),
     })
 }
 

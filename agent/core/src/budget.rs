@@ -225,7 +225,7 @@ pub(crate) fn closed(units: &BTreeMap<Combination, u64>) -> BTreeSet<Combination
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{PortRule, Protocol};
+    use crate::model::{PolicyVersion, PortRule, Protocol};
 
     fn policy(peers: Vec<Peer>) -> Policy {
         let port = PortRule { protocol: Protocol::Tcp, port: PortMatch::Range(80, 80) };
@@ -236,6 +236,7 @@ mod tests {
             ingress: Some(vec![rule]),
             egress: None,
             problems: Vec::new(),
+            version: PolicyVersion::default(),
         }
     }
 

@@ -191,6 +191,18 @@ pub struct Policy {
     /// The parts concerned grant nothing; a `podSelector` that cannot be understood selects every
     /// pod of the namespace.
     pub problems: Vec<String>,
+    /// Which state of the object this is.
+    #[serde(default)]
+    pub version: PolicyVersion,
+}
+
+/// Which state of a NetworkPolicy is meant, to say of it that it is in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PolicyVersion {
+    /// `metadata.uid`; empty: from a file without one.
+    pub uid: String,
+    /// `metadata.generation`, which the API server counts up with each change of the spec; 0 where absent.
+    pub generation: i64,
 }
 
 impl Policy {

@@ -3,8 +3,8 @@
 
 use netpold_core::explain::{Explainer, Explanation, Verdict};
 use netpold_core::model::{
-    Change, EndpointSlice, IpBlock, Key, Namespace, Node, Peer, Pod, Policy, PortMatch, PortRule,
-    Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
+    Change, EndpointSlice, IpBlock, Key, Namespace, Node, Peer, Pod, Policy, PolicyVersion,
+    PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
 };
 use netpold_core::probe::Probe;
 use netpold_testkit::objects::{self, labels, named};
@@ -50,6 +50,7 @@ fn shop() -> Vec<Change> {
         ]),
         egress: None,
         problems: vec![],
+        version: PolicyVersion::default(),
     };
     let deny = Policy {
         key: Key::new("shop", "deny"),
@@ -57,6 +58,7 @@ fn shop() -> Vec<Change> {
         ingress: Some(vec![]),
         egress: None,
         problems: vec!["spec.ingress[0].from[0]: neither selector nor ipBlock".to_owned()],
+        version: PolicyVersion::default(),
     };
     let namespace = |name: &str, team: &str| {
         Change::Namespace(Namespace { name: name.to_owned(), labels: labels(&[("team", team)]) })
@@ -163,6 +165,7 @@ fn long_lists_are_told_in_part() {
         ingress: Some(vec![Rule { peers: Some((0..100).map(block).collect()), ports: None }]),
         egress: None,
         problems: vec![],
+        version: PolicyVersion::default(),
     };
     let changes = shop().into_iter().chain([Change::Policy(many)]);
     let probe = r#"{"from":"a/client","to":"shop/db","protocol":"TCP","port":80}"#;
@@ -241,6 +244,7 @@ fn ask_service(to: &str, backends: &[&str]) -> Explanation {
             Rule { peers: Some(vec![named]), ports: Some(vec![tcp(PortMatch::Any)]) },
         ]),
         problems: vec![],
+        version: PolicyVersion::default(),
     };
     let front = |name: &str, address: &str| {
         Change::Service(Service {
@@ -271,6 +275,7 @@ fn ask_service(to: &str, backends: &[&str]) -> Explanation {
         ingress: Some(vec![Rule { peers: None, ports: None }]),
         egress: None,
         problems: vec![],
+        version: PolicyVersion::default(),
     });
     let changes = [Change::Policy(out), front("s", "10.96.0.1"), slice("s"), own];
     let port = if to.starts_with("192.") { 30080 } else { 80 };

@@ -2,8 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use netpold_core::model::{
-    Direction, IpBlock, Key, Labels, Namespace, Node, Peer, Pod, Policy, PortMatch, PortRule,
-    Protocol, Requirement, Rule, Selector,
+    Direction, IpBlock, Key, Labels, Namespace, Node, Peer, Pod, Policy, PolicyVersion, PortMatch,
+    PortRule, Protocol, Requirement, Rule, Selector,
 };
 use netpold_core::probe::Probe;
 use netpold_testkit::objects;
@@ -25,6 +25,7 @@ fn cluster(rules: Vec<Rule>) -> Oracle {
         ingress: Some(rules),
         egress: None,
         problems: vec![],
+        version: PolicyVersion::default(),
     };
     Oracle {
         namespaces: vec![

@@ -66,7 +66,7 @@ fn selects(policy: &Policy, pod: &Pod) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use netpold_core::model::{Change, Labels, Selector};
+    use netpold_core::model::{Change, Labels, PolicyVersion, Selector};
     use netpold_core::options::Options;
 
     use super::*;
@@ -94,6 +94,7 @@ mod tests {
             ingress: Some(Vec::new()),
             egress: None,
             problems: problems.iter().map(|p| (*p).to_owned()).collect(),
+            version: PolicyVersion::default(),
         })
     }
 

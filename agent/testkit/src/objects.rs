@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use netpold_core::model::{
-    Interface, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy, PortMatch,
-    PortRule, Protocol, Requirement, Rule, Selector,
+    Interface, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy, PolicyVersion,
+    PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
 };
 
 /// The node of [`pod`], and of the [`World`](crate::world::World) that they are compiled in.
@@ -120,5 +120,12 @@ pub fn policy(
     egress: Option<Vec<Rule>>,
 ) -> Policy {
     let key = Key::new(namespace, name);
-    Policy { key, pod_selector, ingress, egress, problems: Vec::new() }
+    Policy {
+        key,
+        pod_selector,
+        ingress,
+        egress,
+        problems: Vec::new(),
+        version: PolicyVersion::default(),
+    }
 }

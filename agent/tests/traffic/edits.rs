@@ -12,8 +12,8 @@ use netpold::engine::Engine;
 use netpold::source::manifests::read_once;
 use netpold_core::compile::Compiler;
 use netpold_core::model::{
-    Change, Interface, IpBlock, Key, Peer, Policy, PortMatch, PortRule, Protocol, Requirement,
-    Rule, Selector,
+    Change, Interface, IpBlock, Key, Peer, Policy, PolicyVersion, PortMatch, PortRule, Protocol,
+    Requirement, Rule, Selector,
 };
 use netpold_core::ops::Capacity;
 use netpold_core::options::Options;
@@ -70,6 +70,7 @@ fn edit(update: u32, number: u32) -> Change {
         ingress: Some(vec![rule]),
         egress: None,
         problems: Vec::new(),
+        version: PolicyVersion::default(),
     })
 }
 
@@ -137,6 +138,7 @@ fn large(from: &[IpAddr], turn: u32) -> Change {
         ingress: Some(from.chain(others).collect()),
         egress: None,
         problems: Vec::new(),
+        version: PolicyVersion::default(),
     })
 }
 

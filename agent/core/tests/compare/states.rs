@@ -2,8 +2,8 @@
 
 use netpold_core::compile::Image;
 use netpold_core::model::{
-    Change, Interface, IpBlock, Key, Namespace, Node, Peer, Pod, Policy, PortMatch, PortRule,
-    Protocol, Requirement, Rule, Selector,
+    Change, Interface, IpBlock, Key, Namespace, Node, Peer, Pod, Policy, PolicyVersion, PortMatch,
+    PortRule, Protocol, Requirement, Rule, Selector,
 };
 use netpold_core::ops::TableWriter;
 use netpold_testkit::generate::{Choices, Cluster, NODE};
@@ -71,6 +71,7 @@ fn policy(name: &str, selects: Selector, ingress: &[Rule], egress: Option<&[Rule
         ingress: Some(ingress.to_vec()),
         egress: egress.map(<[Rule]>::to_vec),
         problems: Vec::new(),
+        version: PolicyVersion::default(),
     })
 }
 

@@ -100,6 +100,7 @@ const READ_METADATA: Shape = Used(&[
     ("namespace", &Free),
     ("uid", &Free),
     ("resourceVersion", &Free),
+    ("generation", &Free),
     ("labels", &Free),
     ("creationTimestamp", &Free),
     ("deletionTimestamp", &Free),

@@ -10,7 +10,7 @@ use k8s_openapi::api::networking::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use netpold_core::model::{
-    Direction, IpBlock, Peer, Policy, PortMatch, PortRule, Protocol, Rule, Selector,
+    Direction, IpBlock, Peer, Policy, PolicyVersion, PortMatch, PortRule, Protocol, Rule, Selector,
 };
 
 use super::selector::selector;
@@ -43,8 +43,12 @@ pub(super) fn network_policy(
         problems.truncate(NAMED);
         problems.push(Problem::new("spec", format!("{more} more problems")));
     }
+    let version = PolicyVersion {
+        uid: policy.metadata.uid.clone().unwrap_or_default(),
+        generation: policy.metadata.generation.unwrap_or_default(),
+    };
     let texts = problems.iter().map(ToString::to_string).collect();
-    let policy = Policy { key, pod_selector, ingress, egress, problems: texts };
+    let policy = Policy { key, pod_selector, ingress, egress, problems: texts, version };
     Ok(Converted { change: Change::Policy(policy), problems })
 }
 

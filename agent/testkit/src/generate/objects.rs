@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use super::{Choices, NODE, services};
 use netpold_core::model::{
     Change, EndpointSlice, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy,
-    PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service,
+    PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service,
 };
 
 pub(super) const NAMESPACES: [&str; 3] = ["x", "y", "z"];
@@ -206,7 +206,7 @@ pub(super) fn policy(choices: &mut Choices<'_>, number: u32) -> Policy {
     let ingress = (types != 1).then(|| choices.list(5, rule));
     let egress = (types != 0).then(|| choices.list(5, rule));
     let problems = if choices.chance(5) { vec!["spec: made up".to_owned()] } else { Vec::new() };
-    Policy { key, pod_selector, ingress, egress, problems }
+    Policy { key, pod_selector, ingress, egress, problems, version: PolicyVersion::default() }
 }
 
 fn selector(choices: &mut Choices<'_>) -> Selector {

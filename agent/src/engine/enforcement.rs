@@ -1,0 +1,155 @@
+//! What is in force on this node, pod by pod and policy by policy, for the API objects that say so.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use netpold_core::cluster::is_subject;
+use netpold_core::model::{Key, Pod, PolicyVersion};
+
+use super::Engine;
+use super::reconciler::Reconciler;
+use crate::status::Revision;
+
+/// Policies of a namespace that are looked at: each is held against the namespace's pods here while the engine stands
+/// still, and a namespace may have any number.
+const OF_NAMESPACE: usize = 500;
+/// Policies that are listed: 2,000 of them are some 400 kB of the API server's storage.
+const LISTED: usize = 2000;
+
+/// What is in force on this node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Enforcement {
+    /// Number of the policy set.
+    pub revision: Revision,
+    /// Why what the source says is not in force, or not known. What was in force before stays so.
+    pub behind: Option<String>,
+    /// The node's pods that policy can select.
+    pub pods: BTreeMap<Key, PodEnforcement>,
+    /// The policies that select one of them.
+    pub policies: BTreeMap<Key, PolicyEnforcement>,
+    /// Policies that may select one and were not looked at.
+    pub omitted: usize,
+}
+
+/// Whether a pod is under the policies that select it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodEnforcement {
+    /// `metadata.uid`
+    pub uid: String,
+    /// Why its packets are not judged; `None`: they are, in both directions.
+    pub lacks: Option<&'static str>,
+}
+
+/// Whether a policy is in force here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyEnforcement {
+    /// The state of the object that this is about.
+    pub version: PolicyVersion,
+    /// Pods of this node that it selects.
+    pub pods: usize,
+    /// Those of them whose packets are not judged.
+    pub not_judged: usize,
+    /// It is compiled later, beside the rest: until then its former state is in force.
+    pub is_late: bool,
+    /// More than the tables or its budget hold: it isolates, and grants nothing.
+    pub closed: Option<String>,
+    /// Parts that were not understood and grant nothing.
+    pub problems: Vec<String>,
+}
+
+impl Engine {
+    /// What is in force.
+    #[must_use]
+    pub fn enforcement(&self) -> Enforcement {
+        let Reconciler { compiler, revision, .. } = &self.reconciler;
+        let cluster = compiler.cluster();
+        let local = || {
+            let all = cluster.pods().values();
+            all.filter(|pod| pod.node == cluster.node_name() && is_subject(pod))
+        };
+        let late = compiler.late();
+        let judged = self.judged();
+        let pods: BTreeMap<Key, PodEnforcement> = local()
+            .map(|pod| {
+                let lacks = match judged.get(&pod.key) {
+                    _ if self.reconciler.restored => Some("the source is not in sync"),
+                    None => Some("its interface is not known"),
+                    Some(false) => Some("no program is attached to its interface"),
+                    Some(true) if late.contains(&pod.key.namespace) => {
+                        Some("a large policy of its namespace is being compiled")
+                    }
+                    Some(true) => None,
+                };
+                (pod.key.clone(), PodEnforcement { uid: pod.uid.clone(), lacks })
+            })
+            .collect();
+        let (policies, omitted) = self.policies_of(local(), &pods, &late);
+        Enforcement { revision: *revision, behind: self.behind(), pods, policies, omitted }
+    }
+
+    /// Why what is desired is not in force.
+    fn behind(&self) -> Option<String> {
+        let Reconciler { revision, restored, .. } = &self.reconciler;
+        let restored = restored.then(|| "the source is not in sync".to_owned());
+        let failure = self.health.failure().map(str::to_owned);
+        let unsettled = (!self.is_settled() || revision.enforced != revision.desired)
+            .then(|| "an update is being written".to_owned());
+        self.health.held.clone().or(restored).or(failure).or(unsettled)
+    }
+
+    /// The pods with an interface, and whether programs judge what passes there.
+    fn judged(&self) -> BTreeMap<Key, bool> {
+        let endpoints = self.reconciler.compiler.endpoints().filter(|endpoint| !endpoint.waiting);
+        endpoints
+            .map(|endpoint| {
+                let judged = endpoint.slot.is_some() && self.reconciler.is_pod(endpoint.ifindex);
+                (endpoint.pod, judged)
+            })
+            .collect()
+    }
+
+    fn policies_of<'p>(
+        &self,
+        local: impl Iterator<Item = &'p std::sync::Arc<Pod>>,
+        pods: &BTreeMap<Key, PodEnforcement>,
+        late: &BTreeSet<String>,
+    ) -> (BTreeMap<Key, PolicyEnforcement>, usize) {
+        let compiler = &self.reconciler.compiler;
+        let cluster = compiler.cluster();
+        let mut closed: BTreeMap<&Key, String> = BTreeMap::new();
+        for (of, direction, reason) in compiler.closed() {
+            for policy in of {
+                closed.insert(policy, format!("spec.{direction}: closed: {reason}"));
+            }
+        }
+        let mut by_namespace: BTreeMap<&str, Vec<&Pod>> = BTreeMap::new();
+        for pod in local {
+            by_namespace.entry(&pod.key.namespace).or_default().push(pod);
+        }
+        let (mut all, mut omitted) = (BTreeMap::new(), 0);
+        for (namespace, pods_here) in by_namespace {
+            for (number, policy) in cluster.policies_in(namespace).enumerate() {
+                if number >= OF_NAMESPACE || all.len() >= LISTED {
+                    omitted += 1;
+                    continue;
+                }
+                let selects = |pod: &&&Pod| policy.pod_selector.matches(&pod.labels);
+                let selected: Vec<_> = pods_here.iter().filter(selects).collect();
+                if selected.is_empty() {
+                    continue;
+                }
+                let lacks = |pod: &Pod| pods.get(&pod.key).is_some_and(|it| it.lacks.is_some());
+                let excess = cluster.excess(&policy.key).map(|excess| format!("closed: {excess}"));
+                let enforcement = PolicyEnforcement {
+                    version: policy.version.clone(),
+                    pods: selected.len(),
+                    not_judged: selected.iter().filter(|pod| lacks(pod)).count(),
+                    is_late: late.contains(namespace),
+                    closed: excess.or_else(|| closed.get(&policy.key).cloned()),
+                    problems: policy.problems.clone(),
+                };
+                all.insert(policy.key.clone(), enforcement);
+            }
+        }
+        (all, omitted)
+    }
+}
