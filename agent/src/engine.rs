@@ -5,6 +5,7 @@
 //! longer known, so the next try is a new generation, with a growing pause between tries.
 
 mod bypass;
+mod denials;
 mod enforcement;
 mod health;
 pub mod interfaces;

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use aya::maps::{MapData, RingBuf};
-use netpold_core::model::Direction;
+use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::layout::DropEvent;
 use netpold_ebpf::reason::Reason;
@@ -28,6 +28,10 @@ const KEPT: usize = 64;
 pub const QUIET: Duration = Duration::from_secs(10);
 /// Distinct drops told apart at a time; beyond that, new ones are counted and not logged.
 const DISTINCT: usize = 128;
+/// Distinct denials of a pod that are kept until somebody asks for them.
+const DENIED_OF_POD: usize = 4;
+/// Pods of which denials are kept.
+const DENIED_PODS: usize = 256;
 
 /// A dropped packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -76,7 +80,7 @@ impl Dropped {
     }
 
     /// What makes two drops the same for the log: the port is that of the service.
-    pub(crate) fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> DropKey {
         let port = match self.direction {
             Direction::Ingress => self.local_port,
             Direction::Egress => self.remote_port,
@@ -105,7 +109,14 @@ impl fmt::Display for Dropped {
     }
 }
 
-pub(crate) type Key = (u32, Direction, &'static str, Option<IpAddr>, Option<u8>, u16);
+impl Dropped {
+    /// Policy decided, and can say why.
+    pub(crate) fn is_denial(&self) -> bool {
+        [Reason::Policy, Reason::ServiceBackend].map(Reason::as_str).contains(&self.reason)
+    }
+}
+
+pub(crate) type DropKey = (u32, Direction, &'static str, Option<IpAddr>, Option<u8>, u16);
 
 fn address(family: u8, bytes: &[u8; 16]) -> Option<IpAddr> {
     match family {
@@ -124,6 +135,28 @@ pub struct Line {
     pub times: u64,
 }
 
+/// A denial to tell a pod's owner of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Denial {
+    /// The pod.
+    pub pod: Key,
+    /// Its `metadata.uid`.
+    pub uid: String,
+    /// Denials with the same are the same to the owner.
+    pub(crate) key: DropKey,
+    /// What was denied and why, in a sentence.
+    pub text: String,
+}
+
+/// Denials, and how fast they may be told.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Denials {
+    /// The denials, of as many pods as possible.
+    pub all: Vec<Denial>,
+    /// Nodes whose agents write Events beside this one's.
+    pub nodes: usize,
+}
+
 #[derive(Debug)]
 struct Quiet {
     until: Instant,
@@ -135,10 +168,12 @@ struct Quiet {
 #[derive(Debug, Default)]
 pub struct DropLog {
     recent: VecDeque<Dropped>,
-    quiet: BTreeMap<Key, Quiet>,
+    quiet: BTreeMap<DropKey, Quiet>,
     seen: u64,
     suppressed: u64,
     unnamed: u64,
+    /// By endpoint number, so that the denials of one pod leave those of others room.
+    denied: BTreeMap<u32, Vec<Line>>,
 }
 
 impl DropLog {
@@ -169,6 +204,7 @@ impl DropLog {
             self.recent.pop_front();
         }
         self.recent.push_back(dropped.clone());
+        self.keep_denial(&dropped);
         let key = dropped.key();
         if let Some(quiet) = self.quiet.get_mut(&key) {
             let times = quiet.unsaid.as_ref().map_or(1, |line| line.times + 1);
@@ -186,6 +222,25 @@ impl DropLog {
         }
         self.quiet.insert(key, Quiet { until: now + QUIET, unsaid: None });
         Some(Line { dropped, times: 1 })
+    }
+
+    fn keep_denial(&mut self, dropped: &Dropped) {
+        let is_full =
+            self.denied.len() >= DENIED_PODS && !self.denied.contains_key(&dropped.endpoint);
+        if is_full || !dropped.is_denial() {
+            return;
+        }
+        let kept = self.denied.entry(dropped.endpoint).or_default();
+        if let Some(line) = kept.iter_mut().find(|line| line.dropped.key() == dropped.key()) {
+            *line = Line { dropped: dropped.clone(), times: line.times + 1 };
+        } else if kept.len() < DENIED_OF_POD {
+            kept.push(Line { dropped: dropped.clone(), times: 1 });
+        }
+    }
+
+    /// Denials since the last call, some of each pod.
+    pub fn take_denied(&mut self) -> BTreeMap<u32, Vec<Line>> {
+        std::mem::take(&mut self.denied)
     }
 
     /// How many events since the last call were beyond what is told apart.
@@ -353,6 +408,22 @@ mod tests {
         assert_eq!(log.take_unnamed(), 0);
         let recent = log.recent();
         assert_eq!((recent.len(), recent[0].endpoint), (KEPT, 10_000 - KEPT as u32));
+        assert_eq!(log.take_denied().len(), DENIED_PODS);
+    }
+
+    #[test]
+    fn denials_of_one_pod_leave_those_of_others_room() {
+        let (mut log, now) = (DropLog::default(), Instant::now());
+        for port in 0..100 {
+            log.record(&event(1, port, 1), now);
+            log.record(&event(1, 0, 1), now);
+        }
+        log.record(&event(2, 80, 1), now);
+        log.record(&DropEvent { reason: Reason::Malformed as u8, ..event(3, 80, 1) }, now);
+        let denied = log.take_denied();
+        assert_eq!(denied.keys().copied().collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(denied[&1].iter().map(|line| line.times).collect::<Vec<_>>(), [101, 1, 1, 1]);
+        assert!(log.take_denied().is_empty());
     }
 
     #[test]

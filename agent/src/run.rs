@@ -216,6 +216,8 @@ impl Agent {
                         if let Some(event_recorder) = self.event_recorder.get() {
                             event_recorder.tell(engine.unsupported_policies());
                             event_recorder.tell_of_node(engine.wrong_with_node());
+                            let denied = lock(&self.drops).take_denied();
+                            event_recorder.tell_of_denials(engine.denials(denied));
                         }
                     });
                     continue;

@@ -185,34 +185,19 @@ impl Engine {
     /// Recent drops with the reason that the current policies give.
     fn explain_drops(&self, dropped: &[Dropped]) -> Vec<RecentDrop> {
         let mut distinct = BTreeMap::new();
-        let by_policy = [Reason::Policy, Reason::ServiceBackend].map(Reason::as_str);
-        for drop in dropped.iter().rev().filter(|drop| by_policy.contains(&drop.reason)) {
+        for drop in dropped.iter().rev().filter(|drop| drop.is_denial()) {
             if distinct.len() < EXPLAINED && !distinct.contains_key(&drop.key()) {
                 distinct.insert(drop.key(), drop);
             }
         }
         let explainer = Explainer::new(self.reconciler.compiler.cluster());
-        let explain = |(key, drop)| (key, self.explain(&explainer, drop));
+        let explain = |(key, drop): (_, &Dropped)| {
+            (key, explain(&explainer, self.pod_of(drop.endpoint).as_ref(), drop))
+        };
         let explanations: BTreeMap<_, _> = distinct.into_iter().map(explain).collect();
         let explanation = |drop: &Dropped| explanations.get(&drop.key()).cloned();
         let recent = dropped.iter().rev();
         recent.map(|drop| self.recent_drop(drop, explanation(drop).unwrap_or_default())).collect()
-    }
-
-    fn explain(&self, explainer: &Explainer<'_>, drop: &Dropped) -> Vec<String> {
-        let judgement = || {
-            let pod = self.pod_of(drop.endpoint)?;
-            let (protocol, remote) = (IpProtocol(drop.protocol?), drop.remote?);
-            let port = match drop.direction {
-                Direction::Ingress => drop.local_port,
-                Direction::Egress => drop.remote_port,
-            };
-            explainer.judge(&pod, drop.direction, remote, protocol, port)
-        };
-        let lines = judgement().map(|judgement| judgement.lines()).unwrap_or_default();
-        let after_translation = drop.reason == Reason::ServiceBackend.as_str();
-        let note = after_translation.then(|| AFTER_TRANSLATION.to_owned());
-        note.into_iter().chain(lines).collect()
     }
 
     fn recent_drop(&self, drop: &Dropped, explanation: Vec<String>) -> RecentDrop {
@@ -230,6 +215,22 @@ impl Engine {
             explanation,
         }
     }
+}
+
+/// Why the policies of now deny that, in lines; none: the packet or its pod is not known well enough.
+pub(super) fn explain(explainer: &Explainer<'_>, pod: Option<&Key>, drop: &Dropped) -> Vec<String> {
+    let judgement = || {
+        let (protocol, remote) = (IpProtocol(drop.protocol?), drop.remote?);
+        let port = match drop.direction {
+            Direction::Ingress => drop.local_port,
+            Direction::Egress => drop.remote_port,
+        };
+        explainer.judge(pod?, drop.direction, remote, protocol, port)
+    };
+    let lines = judgement().map(|judgement| judgement.lines()).unwrap_or_default();
+    let after_translation = drop.reason == Reason::ServiceBackend.as_str();
+    let note = after_translation.then(|| AFTER_TRANSLATION.to_owned());
+    note.into_iter().chain(lines).collect()
 }
 
 fn uplinks(dataplane: &Dataplane) -> Vec<UplinkStatus> {

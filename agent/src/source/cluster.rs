@@ -15,6 +15,7 @@
 
 mod answer;
 mod connection;
+mod denials;
 mod event_recorder;
 mod failure;
 mod follower;

@@ -11,10 +11,12 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use netpold_core::model::Key;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tracing::{debug, warn};
 
 use super::connection::Connection;
+use super::denials;
+use crate::events::Denials;
 
 /// What is wrong on the node, by the reason of the Event that says so.
 pub(super) type OfNode = BTreeMap<&'static str, Vec<String>>;
@@ -37,6 +39,7 @@ const INSTANCE_MAX: usize = 128;
 pub struct EventRecorder {
     policies: watch::Sender<Unsupported>,
     node: watch::Sender<OfNode>,
+    denials: mpsc::Sender<Denials>,
 }
 
 impl EventRecorder {
@@ -48,12 +51,14 @@ impl EventRecorder {
     ) -> Self {
         let (policies, unsupported) = watch::channel(Unsupported::new());
         let (sender, of_node) = watch::channel(OfNode::new());
-        let instance = node.chars().take(INSTANCE_MAX).collect();
+        let instance: String = node.chars().take(INSTANCE_MAX).collect();
+        let (denials, denied) = mpsc::channel(1);
+        tokio::spawn(denials::write(Arc::clone(&connection), instance.clone(), denied));
         let said = HashMap::new();
         let said_node = HashMap::new();
         let writer = Writer { connection, node, instance, troubled, of_node, said, said_node };
         tokio::spawn(writer.run(unsupported));
-        Self { policies, node: sender }
+        Self { policies, node: sender, denials }
     }
 
     /// All that is wrong on this node now. Never waits.
@@ -63,6 +68,13 @@ impl EventRecorder {
             *current = of_node;
             modified
         });
+    }
+
+    /// Denials to tell the owners of pods of; not those that come while others are being told. Never waits.
+    pub fn tell_of_denials(&self, denials: Denials) {
+        if !denials.all.is_empty() {
+            let _ = self.denials.try_send(denials);
+        }
     }
 
     /// All there are now. Never waits.
@@ -148,19 +160,7 @@ impl Writer {
         note: &str,
         regarding: ObjectReference,
     ) -> kube::Result<()> {
-        let reporter =
-            Reporter { controller: "netpold".into(), instance: Some(self.instance.clone()) };
-        // A recorder would count repetitions up by changing the Event, which takes another right;
-        // a new one each time only creates.
-        let recorder = Recorder::new(self.connection.client(), reporter);
-        let event = Event {
-            type_: EventType::Warning,
-            reason: reason.into(),
-            note: Some(note.to_owned()),
-            action: "Enforce".into(),
-            secondary: None,
-        };
-        recorder.publish(&event, &regarding).await
+        publish(&self.connection, &self.instance, (reason, "Enforce"), note, regarding).await
     }
 
     /// By its name, as the kubelet's Events on a node are; in the namespace where those are, since some
@@ -175,6 +175,28 @@ impl Writer {
             ..ObjectReference::default()
         }
     }
+}
+
+/// Writes an Event of a reason and an action.
+pub(super) async fn publish(
+    connection: &Connection,
+    instance: &str,
+    (reason, action): (&str, &str),
+    note: &str,
+    regarding: ObjectReference,
+) -> kube::Result<()> {
+    let reporter = Reporter { controller: "netpold".into(), instance: Some(instance.to_owned()) };
+    // A recorder would count repetitions up by changing the Event, which takes another right; a new one each time
+    // only creates.
+    let recorder = Recorder::new(connection.client(), reporter);
+    let event = Event {
+        type_: EventType::Warning,
+        reason: reason.into(),
+        note: Some(note.to_owned()),
+        action: action.into(),
+        secondary: None,
+    };
+    recorder.publish(&event, &regarding).await
 }
 
 fn regarding(policy: &Key, uid: &str) -> ObjectReference {
@@ -193,7 +215,7 @@ fn note(node: &str, reasons: &[String]) -> String {
 }
 
 /// As long as the API takes it.
-fn cut(mut text: String) -> String {
+pub(super) fn cut(mut text: String) -> String {
     if text.len() > NOTE_MAX {
         let mut end = NOTE_MAX - 4;
         while !text.is_char_boundary(end) {

@@ -1,0 +1,151 @@
+//! Kubernetes Events on pods whose traffic is denied, where their namespace asks for them.
+//!
+//! Whoever can send packets can have them denied, so what they cause is bounded: a few Events a pod, one at a time a
+//! node, and the more nodes there are the slower each. A denial that finds no room is not told; the next Event of its
+//! pod says that there were more.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use tokio::sync::mpsc;
+use tracing::{debug, warn};
+
+use super::connection::Connection;
+use super::event_recorder::{cut, publish};
+use crate::events::{Denial, Denials, DropKey};
+
+/// The same denial is told once in this time, and a pod has [`OF_POD`] Events in it.
+const PERIOD: Duration = Duration::from_mins(10);
+/// Events of a pod within [`PERIOD`].
+const OF_POD: usize = 5;
+/// Least time between two Events of a node.
+const PACE: Duration = Duration::from_secs(1);
+/// Least time between two Events of a node for each node there is: 10 a second come from a large cluster together.
+const PACE_OF_NODES: Duration = Duration::from_millis(100);
+/// Least time between attempts after one failed.
+const RETRY: Duration = Duration::from_mins(1);
+
+/// Writes what comes, until nobody says more.
+pub(super) async fn write(
+    connection: Arc<Connection>,
+    instance: String,
+    mut denials: mpsc::Receiver<Denials>,
+) {
+    let mut told = Told::default();
+    while let Some(Denials { all, nodes }) = denials.recv().await {
+        let pace = pace(nodes);
+        for denial in all {
+            let Some(note) = told.note(&denial, Instant::now()) else { continue };
+            let regarding = regarding(&denial);
+            let reason = ("NetworkPolicyDenied", "Deny");
+            let written = publish(&connection, &instance, reason, &note, regarding).await;
+            let pause = match written {
+                Ok(()) => {
+                    debug!(pod = %denial.pod, note, "Event written");
+                    pace
+                }
+                Err(error) => {
+                    warn!(pod = %denial.pod, %error, "no Event can be written on a pod");
+                    RETRY
+                }
+            };
+            tokio::time::sleep(pause).await;
+        }
+    }
+}
+
+fn pace(nodes: usize) -> Duration {
+    PACE.max(PACE_OF_NODES * u32::try_from(nodes).unwrap_or(u32::MAX))
+}
+
+fn regarding(denial: &Denial) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Pod".into()),
+        namespace: Some(denial.pod.namespace.clone()),
+        name: Some(denial.pod.name.clone()),
+        uid: Some(denial.uid.clone()),
+        ..ObjectReference::default()
+    }
+}
+
+/// What was told of each pod, by its uid. The node's pace and [`PERIOD`] bound how many there are.
+#[derive(Default)]
+struct Told(HashMap<String, OfPod>);
+
+#[derive(Default)]
+struct OfPod {
+    events: Vec<(DropKey, Instant)>,
+    /// Denials that found no room since the last Event.
+    untold: u64,
+}
+
+impl Told {
+    /// What to tell of a denial now; `None`: nothing.
+    fn note(&mut self, denial: &Denial, now: Instant) -> Option<String> {
+        let is_recent = |at: &Instant| now.saturating_duration_since(*at) < PERIOD;
+        self.0.retain(|_, pod| {
+            pod.events.retain(|(_, at)| is_recent(at));
+            !pod.events.is_empty()
+        });
+        let pod = self.0.entry(denial.uid.clone()).or_default();
+        if pod.events.iter().any(|(key, _)| *key == denial.key) {
+            return None;
+        }
+        if pod.events.len() >= OF_POD {
+            pod.untold += 1;
+            return None;
+        }
+        pod.events.push((denial.key, now));
+        let more = match std::mem::take(&mut pod.untold) {
+            0 => String::new(),
+            untold => format!(" (and {untold} other denials before)"),
+        };
+        Some(cut(format!("{}{more}", denial.text)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netpold_core::model::{Direction, Key};
+
+    use super::*;
+
+    fn denial(pod: &str, port: u16) -> Denial {
+        let key = (1, Direction::Ingress, "policy", None, Some(6), port);
+        Denial { pod: Key::new("x", pod), uid: pod.into(), key, text: format!("port {port}") }
+    }
+
+    #[test]
+    fn a_pod_has_five_events_in_ten_minutes_and_none_twice() {
+        let (mut told, start) = (Told::default(), Instant::now());
+        let ports = (0..1000).map(|n| n % 100);
+        let notes: Vec<_> = ports.filter_map(|n| told.note(&denial("a", n), start)).collect();
+        assert_eq!(notes, ["port 0", "port 1", "port 2", "port 3", "port 4"]);
+        assert!(told.note(&denial("b", 0), start).is_some(), "another pod has its own");
+        let later = start + PERIOD;
+        assert!(told.note(&denial("b", 7), later).is_some());
+        assert_eq!(told.0.len(), 1, "what is long ago is forgotten");
+        assert_eq!(told.note(&denial("a", 0), later).as_deref(), Some("port 0"));
+    }
+
+    #[test]
+    fn an_event_says_that_others_were_not_told() {
+        let (mut told, start) = (Told::default(), Instant::now());
+        let first = start + PERIOD / 2;
+        assert!(told.note(&denial("a", 0), start).is_some());
+        let notes = (1..20).filter_map(|n| told.note(&denial("a", n), first)).count();
+        assert_eq!(notes, OF_POD - 1);
+        let note = told.note(&denial("a", 0), start + PERIOD);
+        assert_eq!(note.as_deref(), Some("port 0 (and 15 other denials before)"));
+    }
+
+    #[test]
+    fn a_large_cluster_writes_ten_events_a_second() {
+        assert_eq!(pace(0), PACE);
+        assert_eq!(pace(3), PACE);
+        assert_eq!(pace(5000), Duration::from_secs(500));
+    }
+}
