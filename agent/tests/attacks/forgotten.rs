@@ -157,9 +157,25 @@ fn attack(
     }
 }
 
+/// The node that begins flows by hand takes no answer to them. It knows nothing of such a flow, so its own node port
+/// would lead the answer to `enemy` (THREATS.md names that way), and what `enemy` says to it would come back as
+/// the flow that is to be forgotten.
+fn takes_no_datagram(node: &netpold_testbed::Host) {
+    crate::volley::nft(
+        node,
+        "table inet deaf {
+            chain first {
+                type filter hook prerouting priority raw;
+                meta l4proto udp drop
+            }
+        }",
+    );
+}
+
 /// Somebody on the wire sends in the name of a Service's address.
 fn from_a_service(forgetting: Forgetting, addresses: fn(&Service) -> [IpAddr; 2]) {
     let mut world = world(Cni::Ptp);
+    takes_no_datagram(&world.cluster.nodes[1]);
     forgetting.prepare(&world.cluster);
     let service = addresses(&Service::new(1, "bad"));
     let mut tally = Tally::default();
@@ -279,6 +295,7 @@ fn errors_to_a_node_port_that_the_node_has_deleted() {
 /// port of the node's choice, which is the node port where no other is asked for.
 fn masqueraded(answers: Answers) {
     let mut world = world(Cni::Ptp);
+    takes_no_datagram(&world.cluster.nodes[1]);
     // What comes from the other node has this node's address, and keeps its port.
     crate::volley::nft(
         &world.cluster.nodes[0],
