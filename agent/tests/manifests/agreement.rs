@@ -79,9 +79,9 @@ fn every_node_has_an_agent_that_nothing_drives_away() {
     assert_eq!(pod["tolerations"], json!([{ "operator": "Exists" }]));
     assert_eq!(pod["hostNetwork"], true);
     assert_eq!(set["updateStrategy"]["rollingUpdate"]["maxUnavailable"], "10%");
-    let account = find(&base, "ServiceAccount", "");
+    let account = find(&base, "ServiceAccount", "netpold");
     assert_eq!(pod["serviceAccountName"], account["metadata"]["name"]);
-    let subject = &find(&base, "ClusterRoleBinding", "")["subjects"][0];
+    let subject = &find(&base, "ClusterRoleBinding", "netpold")["subjects"][0];
     assert_eq!(subject["name"], account["metadata"]["name"]);
     assert_eq!(subject["namespace"], account["metadata"]["namespace"]);
     assert_eq!(set["selector"]["matchLabels"], set["template"]["metadata"]["labels"]);
@@ -96,13 +96,16 @@ fn the_overlays_name_what_is_there() {
         return;
     }
     let protection = render("overlays/api-protection");
-    let schema = &find(&protection, "FlowSchema", "")["spec"];
-    let level = find(&protection, "PriorityLevelConfiguration", "");
-    assert_eq!(schema["priorityLevelConfiguration"]["name"], level["metadata"]["name"]);
-    let base = render("base");
-    let account = &find(&base, "ServiceAccount", "")["metadata"];
-    let subject = &schema["rules"][0]["subjects"][0]["serviceAccount"];
-    assert_eq!(subject, &json!({ "name": account["name"], "namespace": account["namespace"] }));
+    let accounts = ["netpold", "netpold-controller"];
+    for schema in protection.iter().filter(|o| o["kind"] == "FlowSchema") {
+        let level = schema["spec"]["priorityLevelConfiguration"]["name"].as_str().unwrap();
+        find(&protection, "PriorityLevelConfiguration", level);
+        for subject in schema["spec"]["rules"].as_array().unwrap() {
+            let account = &subject["subjects"][0]["serviceAccount"];
+            assert_eq!(account["namespace"], "netpold-system");
+            assert!(accounts.iter().any(|name| account["name"] == *name), "{account}");
+        }
+    }
 
     let admission = render("overlays/admission");
     for binding in admission.iter().filter(|o| o["kind"] == "ValidatingAdmissionPolicyBinding") {
@@ -113,6 +116,17 @@ fn the_overlays_name_what_is_there() {
         if let Some(name) = parameters["name"].as_str() {
             let found = find(&admission, policy["paramKind"]["kind"].as_str().unwrap(), name);
             assert_eq!(parameters["namespace"], found["metadata"]["namespace"]);
+        }
+    }
+    for overlay in KUSTOMIZATIONS {
+        let objects = render(overlay);
+        for kind in ["ValidatingAdmissionPolicy", "MutatingAdmissionPolicy"] {
+            let named = |object: &&Value| object["kind"] == format!("{kind}Binding");
+            for binding in objects.iter().filter(named) {
+                find(&objects, kind, binding["spec"]["policyName"].as_str().unwrap());
+            }
+            let policies = objects.iter().filter(|object| object["kind"] == kind).count();
+            assert_eq!(objects.iter().filter(named).count(), policies, "{overlay}: each is bound");
         }
     }
     let kind = render("overlays/kind");
@@ -133,8 +147,10 @@ fn one_apply_installs_each_folder() {
         return;
     }
     for name in KUSTOMIZATIONS {
-        let mut kinds = render(name).into_iter().map(|o| o["kind"].as_str().unwrap().to_owned());
-        assert!(kinds.all(|kind| kind != "CustomResourceDefinition"), "{name}");
+        let objects = render(name);
+        let defined = objects.iter().filter(|o| o["kind"] == "CustomResourceDefinition");
+        let defined: Vec<_> = defined.map(|o| &o["spec"]["names"]["kind"]).collect();
+        assert!(objects.iter().all(|o| !defined.contains(&&o["kind"])), "{name}");
     }
 }
 

@@ -6,6 +6,8 @@
 
 mod admission;
 mod agreement;
+mod expressions;
+mod gates;
 mod monitoring;
 mod rendered;
 mod scripts;

@@ -10,7 +10,7 @@ use serde_json::Value;
 use netpold_testbed::skip;
 
 /// Everything that is rendered, the base first.
-pub(crate) const KUSTOMIZATIONS: [&str; 8] = [
+pub(crate) const KUSTOMIZATIONS: [&str; 13] = [
     "base",
     "overlays/admission",
     "overlays/api-protection",
@@ -18,6 +18,11 @@ pub(crate) const KUSTOMIZATIONS: [&str; 8] = [
     "overlays/monitoring",
     "overlays/mount-bpffs",
     "overlays/quotas",
+    "overlays/readiness-gate",
+    "overlays/readiness-gate-v1beta1",
+    "overlays/readiness-gate-webhook",
+    "overlays/startup-taint",
+    "overlays/startup-taint-v1beta1",
     "overlays/tenant-quota",
 ];
 
