@@ -10,11 +10,12 @@ use serde_json::Value;
 use netpold_testbed::skip;
 
 /// Everything that is rendered, the base first.
-pub(crate) const KUSTOMIZATIONS: [&str; 13] = [
+pub(crate) const KUSTOMIZATIONS: [&str; 14] = [
     "base",
     "overlays/admission",
     "overlays/api-protection",
     "overlays/kind",
+    "overlays/least-privilege",
     "overlays/monitoring",
     "overlays/mount-bpffs",
     "overlays/quotas",
