@@ -48,10 +48,9 @@ impl Expressions {
         let Some(context) = self.context(given) else { return Vec::new() };
         let broken = |validation: &Value| evaluate(validation, &context) != Cel::Bool(true);
         let message = |validation: Value| match validation["messageExpression"].as_str() {
-            Some(expression) => match run(expression, &context) {
-                Cel::String(message) => message.to_string(),
-                other => panic!("{expression}: {other:?}"),
-            },
+            Some(expression) => {
+                run(expression, &context).json().unwrap().as_str().unwrap().to_owned()
+            }
             None => validation["message"].as_str().unwrap().to_owned(),
         };
         self.list("validations").into_iter().filter(broken).map(message).collect()
@@ -122,10 +121,10 @@ fn run(expression: &str, context: &Context<'_, '_>) -> Cel {
 fn add(object: &mut Value, path: &str, value: &Value) {
     let (parent, last) = path.rsplit_once('/').unwrap();
     let parent = object.pointer_mut(parent).unwrap();
-    match parent {
-        Value::Array(items) if last == "-" => items.push(value.clone()),
-        Value::Object(fields) => _ = fields.insert(last.to_owned(), value.clone()),
-        other => panic!("{path} leads to {other}"),
+    if last == "-" {
+        parent.as_array_mut().unwrap().push(value.clone());
+    } else {
+        parent.as_object_mut().unwrap().insert(last.to_owned(), value.clone());
     }
 }
 

@@ -93,12 +93,12 @@ fn agents_set_their_condition_of_pods_on_their_node() {
     let mut fresh = pod();
     fresh["status"] = json!({});
     let first: Change = &|pod| {
-        pod["status"]["conditions"] = json!([condition("netpold.io/network-ready", "False")])
+        pod["status"]["conditions"] = json!([condition("netpold.io/network-ready", "False")]);
     };
     judged(&policy, &request("n1"), &fresh, first, &[]);
     fresh.as_object_mut().unwrap().remove("status");
     let first: Change = &|pod| {
-        pod["status"] = json!({ "conditions": [condition("netpold.io/network-ready", "False")] })
+        pod["status"] = json!({ "conditions": [condition("netpold.io/network-ready", "False")] });
     };
     judged(&policy, &request("n1"), &fresh, first, &[]);
 }
