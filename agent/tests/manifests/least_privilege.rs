@@ -273,7 +273,7 @@ fn agents_change_nothing_else_of_nodes() {
         (&|node| _ = conditions(node).remove(0), &[other_condition]),
         (&|node| conditions(node).push(condition("DiskPressure", "True")), &[other_condition]),
         (&|node| node["status"]["capacity"]["pods"] = json!("0"), &[status]),
-        (&|node| node["status"]["addresses"] = json!([]), &[status]),
+        (&|node| node["status"]["addresses"] = json!([{ "address": "10.9.0.9" }]), &[status]),
         (&|node| node["metadata"]["labels"]["node-role.kubernetes.io/x"] = json!(""), &[metadata]),
         (&|node| node["metadata"]["annotations"] = json!({ "a": "b" }), &[metadata]),
     ];
