@@ -38,7 +38,7 @@ fn the_readmes_output_is_real() {
 }
 
 /// Every page of the project.
-const PAGES: [&str; 13] = [
+const PAGES: [&str; 14] = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
@@ -50,6 +50,7 @@ const PAGES: [&str; 13] = [
     "deploy/README.md",
     "deploy/limits.md",
     "deploy/metrics.md",
+    "deploy/status.md",
     "deploy/troubleshooting.md",
     "ebpf/README.md",
 ];

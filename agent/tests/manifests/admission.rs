@@ -1,21 +1,22 @@
-//! The expressions of the admission policies, evaluated by a CEL interpreter as the API server would.
+//! The policies on NetworkPolicies: what they refuse and let pass.
 
-use cel::{Context, Program, Value as Cel};
 use serde_json::{Value, json};
 
+use crate::expressions::Expressions;
 use crate::rendered::{can_render, find, render};
 
-/// An admission policy and its parameters.
+/// An admission policy of `overlays/admission`, and the limits.
 struct Policy {
-    spec: Value,
+    expressions: Expressions,
     params: Value,
 }
 
 impl Policy {
     fn named(name: &str) -> Self {
         let objects = render("overlays/admission");
-        let spec = find(&objects, "ValidatingAdmissionPolicy", name)["spec"].clone();
-        Self { spec, params: find(&objects, "ConfigMap", "network-policy-limits").clone() }
+        let params = find(&objects, "ConfigMap", "network-policy-limits").clone();
+        let policy = find(&objects, "ValidatingAdmissionPolicy", name);
+        Self { expressions: Expressions::of(policy), params }
     }
 
     /// What the policy says of a NetworkPolicy with this spec that is written anew or, with an old
@@ -27,29 +28,8 @@ impl Policy {
 
     /// What the policy says of an object, null for an old one that is not there; none: it passes.
     fn judge(&self, object: &Value, old: &Value) -> Vec<String> {
-        let mut context = Context::default();
-        let mut add = |name: &str, value: &Value| {
-            context.add_variable_from_value(name, cel::to_value(value).unwrap());
-        };
-        add("object", object);
-        add("oldObject", old);
-        add("params", &self.params);
-        let list = |name: &str| self.spec[name].as_array().cloned().unwrap_or_default();
-        let matches = |condition: &Value| evaluate(condition, &context) == Cel::Bool(true);
-        if !list("matchConditions").iter().all(matches) {
-            return Vec::new();
-        }
-        let mut variables = serde_json::Map::new();
-        for variable in list("variables") {
-            // Each may use those before it.
-            context.add_variable_from_value("variables", cel::to_value(&variables).unwrap());
-            let value = evaluate(&variable, &context).json().unwrap();
-            variables.insert(variable["name"].as_str().unwrap().to_owned(), value);
-        }
-        context.add_variable_from_value("variables", cel::to_value(&variables).unwrap());
-        let broken =
-            list("validations").into_iter().filter(|v| evaluate(v, &context) != Cel::Bool(true));
-        broken.map(|v| v["message"].as_str().unwrap().to_owned()).collect()
+        let given = [("object", object), ("oldObject", old), ("params", &self.params)];
+        self.expressions.refusals(&given)
     }
 
     #[track_caller]
@@ -63,16 +43,6 @@ impl Policy {
         let messages = self.messages(spec, None);
         assert!(messages.len() == 1 && messages[0].contains(with), "{messages:?} of {spec}");
     }
-}
-
-#[track_caller]
-fn evaluate(holder: &Value, context: &Context<'_, '_>) -> Cel {
-    let expression = holder["expression"].as_str().unwrap();
-    let program = Program::compile(expression);
-    assert!(program.is_ok(), "{expression}: {:?}", program.err());
-    let result = program.unwrap().execute(context);
-    assert!(result.is_ok(), "{expression}: {:?}", result.err());
-    result.unwrap()
 }
 
 /// A spec with so many of something.

@@ -79,9 +79,9 @@ fn every_node_has_an_agent_that_nothing_drives_away() {
     assert_eq!(pod["tolerations"], json!([{ "operator": "Exists" }]));
     assert_eq!(pod["hostNetwork"], true);
     assert_eq!(set["updateStrategy"]["rollingUpdate"]["maxUnavailable"], "10%");
-    let account = find(&base, "ServiceAccount", "");
+    let account = find(&base, "ServiceAccount", "netpold");
     assert_eq!(pod["serviceAccountName"], account["metadata"]["name"]);
-    let subject = &find(&base, "ClusterRoleBinding", "")["subjects"][0];
+    let subject = &find(&base, "ClusterRoleBinding", "netpold")["subjects"][0];
     assert_eq!(subject["name"], account["metadata"]["name"]);
     assert_eq!(subject["namespace"], account["metadata"]["namespace"]);
     assert_eq!(set["selector"]["matchLabels"], set["template"]["metadata"]["labels"]);
@@ -96,13 +96,16 @@ fn the_overlays_name_what_is_there() {
         return;
     }
     let protection = render("overlays/api-protection");
-    let schema = &find(&protection, "FlowSchema", "")["spec"];
-    let level = find(&protection, "PriorityLevelConfiguration", "");
-    assert_eq!(schema["priorityLevelConfiguration"]["name"], level["metadata"]["name"]);
-    let base = render("base");
-    let account = &find(&base, "ServiceAccount", "")["metadata"];
-    let subject = &schema["rules"][0]["subjects"][0]["serviceAccount"];
-    assert_eq!(subject, &json!({ "name": account["name"], "namespace": account["namespace"] }));
+    let accounts = ["netpold", "netpold-controller"];
+    for schema in protection.iter().filter(|o| o["kind"] == "FlowSchema") {
+        let level = schema["spec"]["priorityLevelConfiguration"]["name"].as_str().unwrap();
+        find(&protection, "PriorityLevelConfiguration", level);
+        for subject in schema["spec"]["rules"].as_array().unwrap() {
+            let account = &subject["subjects"][0]["serviceAccount"];
+            assert_eq!(account["namespace"], "netpold-system");
+            assert!(accounts.iter().any(|name| account["name"] == *name), "{account}");
+        }
+    }
 
     let admission = render("overlays/admission");
     for binding in admission.iter().filter(|o| o["kind"] == "ValidatingAdmissionPolicyBinding") {
@@ -113,6 +116,17 @@ fn the_overlays_name_what_is_there() {
         if let Some(name) = parameters["name"].as_str() {
             let found = find(&admission, policy["paramKind"]["kind"].as_str().unwrap(), name);
             assert_eq!(parameters["namespace"], found["metadata"]["namespace"]);
+        }
+    }
+    for overlay in KUSTOMIZATIONS {
+        let objects = render(overlay);
+        for kind in ["ValidatingAdmissionPolicy", "MutatingAdmissionPolicy"] {
+            let named = |object: &&Value| object["kind"] == format!("{kind}Binding");
+            for binding in objects.iter().filter(named) {
+                find(&objects, kind, binding["spec"]["policyName"].as_str().unwrap());
+            }
+            let policies = objects.iter().filter(|object| object["kind"] == kind).count();
+            assert_eq!(objects.iter().filter(named).count(), policies, "{overlay}: each is bound");
         }
     }
     let kind = render("overlays/kind");
@@ -133,8 +147,40 @@ fn one_apply_installs_each_folder() {
         return;
     }
     for name in KUSTOMIZATIONS {
-        let mut kinds = render(name).into_iter().map(|o| o["kind"].as_str().unwrap().to_owned());
-        assert!(kinds.all(|kind| kind != "CustomResourceDefinition"), "{name}");
+        let objects = render(name);
+        let defined = objects.iter().filter(|o| o["kind"] == "CustomResourceDefinition");
+        let defined: Vec<_> = defined.map(|o| &o["spec"]["names"]["kind"]).collect();
+        assert!(objects.iter().all(|o| !defined.contains(&&o["kind"])), "{name}");
+    }
+}
+
+/// The webhook's configuration leads to the controller, which the quota admits and the startup taint does not keep away.
+#[test]
+fn the_controller_is_where_others_look_for_it() {
+    if !can_render("the_controller_is_where_others_look_for_it") {
+        return;
+    }
+    let (base, quotas) = (render("base"), render("overlays/quotas"));
+    let webhook = render("overlays/readiness-gate-webhook").remove(0);
+    let wanted = &webhook["webhooks"][0]["clientConfig"]["service"];
+    for set in base.iter().filter(|object| object["kind"] == "Deployment") {
+        assert_eq!(set["metadata"]["name"], "netpold-controller");
+        let service = find(&base, "Service", "netpold-controller");
+        assert_eq!(service["metadata"]["name"], wanted["name"]);
+        assert_eq!(service["metadata"]["namespace"], wanted["namespace"]);
+        assert_eq!(service["spec"]["ports"][0]["port"], wanted["port"]);
+        let pod = &set["spec"]["template"]["spec"];
+        let ports = list(&pod["containers"][0]["ports"]);
+        assert!(ports.iter().any(|port| port["name"] == service["spec"]["ports"][0]["targetPort"]));
+        let labels = &set["spec"]["template"]["metadata"]["labels"];
+        assert_eq!(&service["spec"]["selector"], labels);
+        let budget = find(&base, "PodDisruptionBudget", "netpold-controller");
+        assert_eq!(&budget["spec"]["selector"]["matchLabels"], labels);
+        let classes = &find(&quotas, "ResourceQuota", "critical-pods")["spec"]["scopeSelector"];
+        let classes = list(&classes["matchExpressions"][0]["values"]);
+        assert!(classes.contains(&pod["priorityClassName"]), "{pod}");
+        let tolerated = |key: &str| list(&pod["tolerations"]).iter().any(|it| it["key"] == key);
+        assert!(tolerated("netpold.io/agent-not-ready"), "{pod}");
     }
 }
 

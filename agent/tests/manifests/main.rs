@@ -6,6 +6,9 @@
 
 mod admission;
 mod agreement;
+mod expressions;
+mod gates;
+mod least_privilege;
 mod monitoring;
 mod rendered;
 mod scripts;

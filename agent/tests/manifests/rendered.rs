@@ -10,14 +10,20 @@ use serde_json::Value;
 use netpold_testbed::skip;
 
 /// Everything that is rendered, the base first.
-pub(crate) const KUSTOMIZATIONS: [&str; 8] = [
+pub(crate) const KUSTOMIZATIONS: [&str; 14] = [
     "base",
     "overlays/admission",
     "overlays/api-protection",
     "overlays/kind",
+    "overlays/least-privilege",
     "overlays/monitoring",
     "overlays/mount-bpffs",
     "overlays/quotas",
+    "overlays/readiness-gate",
+    "overlays/readiness-gate-v1beta1",
+    "overlays/readiness-gate-webhook",
+    "overlays/startup-taint",
+    "overlays/startup-taint-v1beta1",
     "overlays/tenant-quota",
 ];
 

@@ -10,6 +10,7 @@ use crate::rendered::{can_render, find, render};
 
 const NAMESPACE: &str = "netpold-system";
 const AGENT: &str = "system:serviceaccount:netpold-system:netpold";
+const CONTROLLER: &str = "system:serviceaccount:netpold-system:netpold-controller";
 
 fn create(server: &ApiServer, object: &Value) -> Result<String, String> {
     let created =
@@ -30,7 +31,13 @@ fn the_objects_do_what_they_are_for() {
         return;
     }
     let server = ApiServer::start().unwrap();
-    for object in render("base") {
+    for mut object in render("base") {
+        if object["kind"] == "PodDisruptionBudget" {
+            object["apiVersion"] = json!("policy/v1beta1");
+        }
+        create(&server, &object).unwrap();
+    }
+    for object in render("overlays/readiness-gate-webhook") {
         create(&server, &object).unwrap();
     }
     let set = get(&server, &["daemonset", "netpold", "-n", NAMESPACE]);
@@ -80,6 +87,10 @@ fn only_agents_run_in_their_namespace(server: &ApiServer, set: &Value) {
     other["spec"]["priorityClassName"] = Value::Null;
     let error = create(server, &other).unwrap_err();
     assert!(error.contains("exceeded quota: no-other-pods"), "{error}");
+    other["spec"]["priorityClassName"] = json!("system-cluster-critical");
+    create(server, &other).unwrap();
+    let used = get(server, &["resourcequota", "critical-pods", "-n", NAMESPACE]);
+    assert_eq!(used["status"]["used"]["pods"], "2", "the controller's");
 
     let mut small = agent_pod(set, "small");
     small["spec"]["containers"][0]["resources"] = json!({ "limits": { "memory": "8Mi" } });
@@ -132,21 +143,37 @@ fn agents_have_a_priority_level(server: &ApiServer) {
     for object in &objects {
         create(server, object).unwrap();
     }
-    let uid = |kind: &str| {
-        get(server, &[kind, "netpold"])["metadata"]["uid"].as_str().unwrap().to_owned()
+    let uid = |kind: &str, name: &str| {
+        get(server, &[kind, name])["metadata"]["uid"].as_str().unwrap().to_owned()
     };
-    let wanted = (uid("flowschema"), uid("prioritylevelconfiguration"));
-    // The server takes a moment to put them into force.
-    let deadline = std::time::Instant::now() + std::time::Duration::from_mins(1);
-    while classified(server, &["get", "pods", "-A", "--as", AGENT]) != wanted {
-        assert!(
-            std::time::Instant::now() < deadline,
-            "the agents' requests have no level of their own"
-        );
-        std::thread::sleep(std::time::Duration::from_millis(200));
+    let group = |schema: &str, level: &str| {
+        (uid("flowschema", schema), uid("prioritylevelconfiguration", level))
+    };
+    let report = server.directory().join("report.json");
+    std::fs::write(&report, r#"{"apiVersion": "netpold.io/v1alpha1", "kind": "NodePolicyStatus"}"#)
+        .unwrap();
+    let reports = "/apis/netpold.io/v1alpha1/nodepolicystatuses";
+    let write = ["create", "--raw", reports, "-f", report.to_str().unwrap(), "--as", AGENT];
+    let read = ["get", "pods", "-A", "--as", AGENT];
+    let status = group("netpold-status", "netpold-status");
+    for (request, wanted) in [
+        (&read[..], &group("netpold", "netpold")),
+        (&write, &status),
+        (
+            &["get", "pods", "-A", "--as", CONTROLLER],
+            &group("netpold-controller", "netpold-status"),
+        ),
+    ] {
+        // The server takes a moment to put them into force.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_mins(1);
+        while classified(server, request) != *wanted {
+            assert!(std::time::Instant::now() < deadline, "{request:?} has no level of its own");
+            std::thread::sleep(std::time::Duration::from_millis(200));
+        }
     }
     let other = ["get", "pods", "-A", "--as", "system:serviceaccount:default:default"];
-    assert_ne!(classified(server, &other), wanted, "others have not");
+    let level = classified(server, &other).1;
+    assert!(level != status.1 && level != group("netpold", "netpold").1, "others have not");
 }
 
 /// Flow schema and priority level that a request was put into, as the answer's headers say.

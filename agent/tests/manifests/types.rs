@@ -1,9 +1,15 @@
 //! Every object against the types that Kubernetes publishes (k8s-openapi, generated from its `OpenAPI`).
 
 use k8s_openapi::api::{
-    admissionregistration::v1 as admission, apps::v1 as apps, core::v1 as core,
-    flowcontrol::v1 as flowcontrol, rbac::v1 as rbac,
+    admissionregistration::{v1 as admission, v1alpha1 as mutating},
+    apps::v1 as apps,
+    coordination::v1 as coordination,
+    core::v1 as core,
+    flowcontrol::v1 as flowcontrol,
+    policy::v1 as policy,
+    rbac::v1 as rbac,
 };
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1 as apiextensions;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -28,6 +34,7 @@ fn every_field_is_one_that_kubernetes_has() {
 
 /// Paths in an object that its type does not know.
 fn unknown_fields(object: &Value) -> Vec<String> {
+    let object = &in_known_version(object);
     let kind = object["kind"].as_str().unwrap();
     let read = match (object["apiVersion"].as_str().unwrap(), kind) {
         ("v1", "Namespace") => read::<core::Namespace>,
@@ -35,7 +42,17 @@ fn unknown_fields(object: &Value) -> Vec<String> {
         ("v1", "ConfigMap") => read::<core::ConfigMap>,
         ("v1", "ResourceQuota") => read::<core::ResourceQuota>,
         ("v1", "LimitRange") => read::<core::LimitRange>,
+        ("v1", "Secret") => read::<core::Secret>,
+        ("v1", "Service") => read::<core::Service>,
         ("apps/v1", "DaemonSet") => read::<apps::DaemonSet>,
+        ("apps/v1", "Deployment") => read::<apps::Deployment>,
+        ("policy/v1", "PodDisruptionBudget") => read::<policy::PodDisruptionBudget>,
+        ("coordination.k8s.io/v1", "Lease") => read::<coordination::Lease>,
+        ("apiextensions.k8s.io/v1", "CustomResourceDefinition") => {
+            read::<apiextensions::CustomResourceDefinition>
+        }
+        ("rbac.authorization.k8s.io/v1", "Role") => read::<rbac::Role>,
+        ("rbac.authorization.k8s.io/v1", "RoleBinding") => read::<rbac::RoleBinding>,
         ("rbac.authorization.k8s.io/v1", "ClusterRole") => read::<rbac::ClusterRole>,
         ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding") => read::<rbac::ClusterRoleBinding>,
         ("flowcontrol.apiserver.k8s.io/v1", "FlowSchema") => read::<flowcontrol::FlowSchema>,
@@ -48,6 +65,15 @@ fn unknown_fields(object: &Value) -> Vec<String> {
         ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding") => {
             read::<admission::ValidatingAdmissionPolicyBinding>
         }
+        ("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration") => {
+            read::<admission::MutatingWebhookConfiguration>
+        }
+        ("admissionregistration.k8s.io/v1alpha1", "MutatingAdmissionPolicy") => {
+            read::<mutating::MutatingAdmissionPolicy>
+        }
+        ("admissionregistration.k8s.io/v1alpha1", "MutatingAdmissionPolicyBinding") => {
+            read::<mutating::MutatingAdmissionPolicyBinding>
+        }
         (version, kind) => {
             assert!(OTHERS.contains(&kind), "no type for {version} {kind}");
             return Vec::new();
@@ -56,6 +82,17 @@ fn unknown_fields(object: &Value) -> Vec<String> {
     let mut lost = Vec::new();
     compare(object, &read(object), kind, &mut lost);
     lost
+}
+
+/// Kubernetes 1.33 has mutating policies as v1alpha1; v1beta1 (1.34) and v1 (1.36) have the same fields.
+fn in_known_version(object: &Value) -> Value {
+    let mut object = object.clone();
+    let newer = ["admissionregistration.k8s.io/v1", "admissionregistration.k8s.io/v1beta1"];
+    let is_mutating = object["kind"].as_str().unwrap().starts_with("MutatingAdmissionPolicy");
+    if is_mutating && newer.iter().any(|version| object["apiVersion"] == *version) {
+        object["apiVersion"] = "admissionregistration.k8s.io/v1alpha1".into();
+    }
+    object
 }
 
 /// What a type makes of an object.
