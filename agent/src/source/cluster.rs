@@ -14,9 +14,9 @@
 //! all kinds return together.
 
 mod answer;
-mod connection;
+pub(crate) mod connection;
 mod event_recorder;
-mod failure;
+pub(crate) mod failure;
 mod follower;
 mod hub;
 mod kind;

@@ -35,6 +35,7 @@ const INSTANCE_MAX: usize = 128;
 /// Where to say what is not enforced. Dropped, it says no more.
 #[derive(Debug)]
 pub struct EventRecorder {
+    connection: Arc<Connection>,
     policies: watch::Sender<Unsupported>,
     node: watch::Sender<OfNode>,
 }
@@ -51,9 +52,15 @@ impl EventRecorder {
         let instance = node.chars().take(INSTANCE_MAX).collect();
         let said = HashMap::new();
         let said_node = HashMap::new();
+        let shared = Arc::clone(&connection);
         let writer = Writer { connection, node, instance, troubled, of_node, said, said_node };
         tokio::spawn(writer.run(unsupported));
-        Self { policies, node: sender }
+        Self { connection: shared, policies, node: sender }
+    }
+
+    /// The way to the API server that it writes to.
+    pub(crate) fn connection(&self) -> Arc<Connection> {
+        Arc::clone(&self.connection)
     }
 
     /// All that is wrong on this node now. Never waits.
