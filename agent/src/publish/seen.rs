@@ -24,7 +24,7 @@ pub(super) struct Seen {
     /// What the source says has been in force since the agent started.
     pub(super) begun: bool,
     /// Since when nothing that is desired has come into force; `None`: all of it is in force.
-    behind_since: Option<Instant>,
+    pub(super) behind_since: Option<Instant>,
 }
 
 impl Seen {

@@ -9,6 +9,7 @@
 
 mod follow;
 mod hostile;
+mod in_force;
 mod load;
 mod outage;
 mod rbac;
