@@ -63,7 +63,8 @@ where
     let mut backoff = DefaultBackoff::default();
     loop {
         let seconds = u32::try_from((WATCH + random_part(WATCH)).as_secs()).unwrap_or(0);
-        let config = watcher::Config::default().fields(fields).timeout(seconds);
+        // From the server's cache, which finds a node's pods without reading all there are.
+        let config = watcher::Config::default().fields(fields).timeout(seconds).any_semantic();
         let mut events = pin!(watcher::watcher(Api::all(connection.client()), config));
         let mut failures = 0;
         while failures < PATIENCE {

@@ -278,15 +278,10 @@ mod tests {
 
     #[test]
     fn only_what_differs_is_written() {
-        let mut seen = Seen::default();
-        seen.look = Look {
-            enforcement: Enforcement {
-                revision: Revision { desired: 2, enforced: 2 },
-                ..Enforcement::default()
-            },
-            problems: Vec::new(),
-            in_sync: true,
-        };
+        let revision = Revision { desired: 2, enforced: 2 };
+        let enforcement = Enforcement { revision, ..Enforcement::default() };
+        let look = Look { enforcement, problems: Vec::new(), in_sync: true };
+        let mut seen = Seen { look, begun: true, behind_since: None };
         let all = changed(None, &seen);
         assert!(all.contains_key("policies") && !all.contains_key("renewTime"));
         assert_eq!(changed(Some(&all), &seen), Map::new());

@@ -41,7 +41,7 @@ impl Seen {
     /// Why not all that the source says is in force.
     pub(super) fn behind(&self) -> Option<&str> {
         let unknown = (!self.look.in_sync).then_some("not every object is known yet");
-        self.look.enforcement.behind.as_deref().or(unknown)
+        unknown.or(self.look.enforcement.behind.as_deref())
     }
 
     pub(super) fn pod(&self, key: &Key, uid: &str) -> Option<&PodEnforcement> {
