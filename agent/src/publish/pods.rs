@@ -165,13 +165,13 @@ struct Followed {
     /// Since when it should say something else.
     wrong_since: Option<Instant>,
     /// It is let alone until then.
-    rests_until: Instant,
+    rests_until: Option<Instant>,
     writing: bool,
 }
 
 impl Followed {
     fn new(pod: Gated) -> Self {
-        Self { pod, wrong_since: None, rests_until: Instant::now(), writing: false }
+        Self { pod, wrong_since: None, rests_until: None, writing: false }
     }
 
     /// What to write now. That a pod is enforced is said at once, the opposite only if it lasts.
@@ -183,7 +183,8 @@ impl Followed {
         };
         let since = *self.wrong_since.get_or_insert(now);
         let lasts = wanted.met || now.saturating_duration_since(since) >= PASSING;
-        (lasts && !self.writing && self.rests_until <= now).then_some(wanted)
+        (lasts && !self.writing && self.rests_until.is_none_or(|until| until <= now))
+            .then_some(wanted)
     }
 }
 
@@ -309,7 +310,7 @@ impl Readiness {
         };
         if let Some(followed) = followed {
             followed.writing = false;
-            followed.rests_until = Instant::now() + rest;
+            followed.rests_until = Some(Instant::now() + rest);
             if outcome.is_ok() {
                 followed.pod.condition = Some(Condition {
                     kind: self.gate.clone(),
