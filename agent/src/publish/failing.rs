@@ -54,11 +54,6 @@ impl Failing {
         self.retry_at = self.retry_at.max(Instant::now() + pause);
     }
 
-    /// The next write need not wait.
-    pub(super) fn resume(&mut self) {
-        self.retry_at = Instant::now();
-    }
-
     pub(super) fn worked(&mut self) {
         self.retry_at = Instant::now();
         if self.said.take().is_some() {

@@ -234,4 +234,23 @@ mod tests {
         assert_eq!(patch["spec"]["taints"], json!([taint("a"), taint("b")]));
         assert_eq!(patch["metadata"]["resourceVersion"], "7", "of no later Node");
     }
+
+    #[test]
+    fn a_node_is_not_called_ready_or_unready_too_early() {
+        let now = Instant::now();
+        let Some(long_ago) = now.checked_sub(2 * BEGINNING) else { return };
+        let mut seen = Seen::default();
+        assert_eq!(wanted(&seen, now), None, "nothing was seen");
+        seen.behind_since = Some(long_ago);
+        assert_eq!(wanted(&seen, now), None, "the agent has only started");
+        let (status, reason, _) = wanted(&seen, long_ago).unwrap();
+        assert_eq!((status, reason), ("False", "NotStarted"));
+        seen.begun = true;
+        seen.look.in_sync = true;
+        seen.look.enforcement.behind = Some("the tables are full".into());
+        let said = ("False", "UpdateNotInForce", "the tables are full".to_owned());
+        assert_eq!(wanted(&seen, now), Some(said));
+        seen.look.enforcement.behind = None;
+        assert_eq!(wanted(&seen, now).unwrap().0, "True");
+    }
 }

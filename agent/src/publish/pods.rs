@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::failing::{Failing, random_part};
 use super::follow::{Condition, follow, resource};
@@ -29,8 +29,10 @@ use super::{PASSING, TICK, now};
 const AT_ONCE: usize = 4;
 /// What was written shows in the watch within this, or is looked at again.
 const ECHO: Duration = Duration::from_secs(2);
-/// A pod whose condition the server does not take is tried again this often, and a random part of as much later.
-const REFUSED: Duration = Duration::from_secs(30);
+/// A pod whose condition could not be written is tried again after this, and a random part of as much.
+const REFUSED: Duration = Duration::from_secs(10);
+/// The agent may write conditions, if it wrote one within this: what is refused then is one pod's.
+const PERMITTED: Duration = Duration::from_mins(5);
 
 /// What is read of a pod.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -167,11 +169,13 @@ struct Followed {
     /// It is let alone until then.
     rests_until: Option<Instant>,
     writing: bool,
+    /// The server takes no condition of it, and the log says so.
+    refused: bool,
 }
 
 impl Followed {
     fn new(pod: Gated) -> Self {
-        Self { pod, wrong_since: None, rests_until: None, writing: false }
+        Self { pod, wrong_since: None, rests_until: None, writing: false, refused: false }
     }
 
     /// What to write now. That a pod is enforced is said at once, the opposite only if it lasts.
@@ -185,6 +189,22 @@ impl Followed {
         let lasts = wanted.met || now.saturating_duration_since(since) >= PASSING;
         (lasts && !self.writing && self.rests_until.is_none_or(|until| until <= now))
             .then_some(wanted)
+    }
+}
+
+impl Followed {
+    /// Its condition was written.
+    fn says(&mut self, gate: &str, wanted: Wanted) {
+        self.pod.condition = Some(Condition {
+            kind: gate.to_owned(),
+            status: wanted.status().to_owned(),
+            reason: Some(wanted.reason.to_owned()),
+            message: Some(wanted.message.to_owned()),
+        });
+        self.wrong_since = None;
+        self.writing = false;
+        self.refused = false;
+        self.rests_until = Some(Instant::now() + ECHO);
     }
 }
 
@@ -207,6 +227,8 @@ pub(super) struct Readiness {
     listed: BTreeMap<Key, Followed>,
     writes: JoinSet<Written>,
     failing: Failing,
+    /// When a condition was written last.
+    worked_at: Option<Instant>,
 }
 
 impl Readiness {
@@ -225,6 +247,7 @@ impl Readiness {
             listed: BTreeMap::new(),
             writes: JoinSet::new(),
             failing: Failing::new("patch pods/status"),
+            worked_at: None,
         }
     }
 
@@ -278,16 +301,20 @@ impl Readiness {
         }
     }
 
-    /// Starts the writes that are due, as many as go at once.
+    /// Starts the writes that are due, as many as go at once: those first that were not tried yet, or longest ago.
     fn write(&mut self) {
         let seen = Arc::clone(&self.seen.borrow_and_update());
         let now = Instant::now();
-        for (key, followed) in &mut self.pods {
-            let due = followed.due(key, &seen, now);
-            let Some(wanted) = due.filter(|_| self.writes.len() < AT_ONCE) else { continue };
-            if self.failing.is_pausing() {
-                continue;
-            }
+        let all = self.pods.iter_mut();
+        let due =
+            all.filter_map(|(key, it)| it.due(key, &seen, now).map(|wanted| (key, it, wanted)));
+        let mut due: Vec<_> = due.collect();
+        if self.failing.is_pausing() {
+            return;
+        }
+        due.sort_by_key(|(_, followed, _)| followed.rests_until);
+        let room = AT_ONCE.saturating_sub(self.writes.len());
+        for (key, followed, wanted) in due.into_iter().take(room) {
             followed.writing = true;
             let patch = Patch::Strategic(wanted.patch(&self.gate, &followed.pod));
             let (key, uid) = (key.clone(), followed.pod.uid.clone());
@@ -303,40 +330,30 @@ impl Readiness {
     async fn written(&mut self, written: Written) {
         let Written { key, uid, wanted, outcome } = written;
         let followed = self.pods.get_mut(&key).filter(|followed| followed.pod.uid == uid);
-        let rest = match &outcome {
-            Ok(()) => ECHO,
-            Err(error) if error.is_of_object() => REFUSED + random_part(REFUSED),
-            Err(_) => Duration::ZERO,
-        };
-        if let Some(followed) = followed {
-            followed.writing = false;
-            followed.rests_until = Some(Instant::now() + rest);
-            if outcome.is_ok() {
-                followed.pod.condition = Some(Condition {
-                    kind: self.gate.clone(),
-                    status: wanted.status().to_owned(),
-                    reason: Some(wanted.reason.to_owned()),
-                    message: Some(wanted.message.to_owned()),
-                });
-                followed.wrong_since = None;
-            }
-        }
-        match outcome {
+        let error = match outcome {
             Ok(()) => {
                 debug!(pod = %key, status = wanted.status(), reason = wanted.reason, "pod told");
-                self.failing.worked();
-            }
-            // It went, or is another one by now.
-            Err(error) if error.is_absent() || error.is_conflict() => {
-                debug!(pod = %key, ?error, "pod not told");
-            }
-            Err(error) => {
-                self.failing.failed(&error, self.writer.connection()).await;
-                if error.is_of_object() {
-                    // The others are none the worse for it.
-                    self.failing.resume();
+                if let Some(followed) = followed {
+                    followed.says(&self.gate, wanted);
                 }
+                self.worked_at = Some(Instant::now());
+                return self.failing.worked();
             }
+            Err(error) => error,
+        };
+        let permitted = self.worked_at.is_some_and(|at| at.elapsed() < PERMITTED);
+        let is_of_pod = error.is_of_object() || (permitted && error.is_forbidden());
+        if let Some(followed) = followed {
+            followed.writing = false;
+            followed.rests_until = Some(Instant::now() + REFUSED + random_part(REFUSED));
+            // One that went, or is another one by now, is nobody's trouble.
+            let is_news = is_of_pod && !(error.is_absent() || error.is_conflict());
+            if is_news && !std::mem::replace(&mut followed.refused, true) {
+                warn!(pod = %key, ?error, "the server does not take this pod's condition");
+            }
+        }
+        if !is_of_pod {
+            self.failing.failed(&error, self.writer.connection()).await;
         }
     }
 }

@@ -43,6 +43,11 @@ impl WriteError {
         self.code == Some(409)
     }
 
+    /// 403: by the server's roles, or by an admission policy for this object.
+    pub(super) fn is_forbidden(&self) -> bool {
+        self.code == Some(403)
+    }
+
     /// The server objects to this very write, not to the agent.
     pub(super) fn is_of_object(&self) -> bool {
         matches!(self.code, Some(400 | 404 | 409 | 422))
