@@ -65,6 +65,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "SECONDS", env = "NETPOLD_API_TIMEOUT", default_value = "100",
         value_parser = clap::value_parser!(u16).range(1..=3600))]
     pub api_timeout: u16,
+    /// Readiness gate of pods that are ready no sooner than policy judges their packets, and their
+    /// condition that says so
+    #[arg(long, value_name = "TYPE", env = "NETPOLD_READINESS_GATE",
+        default_value = crate::publish::READINESS_GATE)]
+    pub readiness_gate: String,
     /// Name of this node, as in the pods' spec.nodeName
     #[arg(long, value_name = "NAME", env = "NETPOLD_NODE_NAME")]
     pub node_name: String,

@@ -32,6 +32,8 @@ pub struct RunConfig {
     pub origin: Origin,
     /// Name of this node.
     pub node: String,
+    /// Condition of pods with the readiness gate of this name.
+    pub readiness_gate: String,
     /// Directory to pin maps and links in.
     pub bpffs: PathBuf,
     /// Control socket to create.
@@ -73,6 +75,7 @@ impl TryFrom<RunArgs> for RunConfig {
 
     fn try_from(args: RunArgs) -> Result<Self> {
         check_node_name(&args.node_name)?;
+        check_condition(&args.readiness_gate)?;
         ensure!(
             args.socket.as_os_str().len() <= SOCKET_PATH_MAX,
             "--socket {}: {} bytes, a socket's path may have {SOCKET_PATH_MAX}; choose a shorter one",
@@ -91,14 +94,16 @@ impl TryFrom<RunArgs> for RunConfig {
         let log = EnvFilter::builder().parse(&args.log).with_context(|| {
             format!("--log {}: a level is error, warn, info, debug or trace", args.log)
         })?;
-        // The client logs each failed request without its address and cause; the source logs outages.
-        let log = match "kube_client::client=off".parse() {
-            Ok(directive) if !args.log.contains("kube_client") => log.add_directive(directive),
+        // The client logs each failed request without its address and cause, the watcher too; the source logs outages.
+        let quiet = |log: EnvFilter, target: &str| match format!("{target}=off").parse() {
+            Ok(directive) if !args.log.contains(target) => log.add_directive(directive),
             _ => log,
         };
+        let log = quiet(quiet(log, "kube_client::client"), "kube_runtime::watcher");
         Ok(Self {
             origin: origin(args.manifests, settings),
             node: args.node_name,
+            readiness_gate: args.readiness_gate,
             bpffs: args.bpffs,
             socket: args.socket,
             listen: args.listen,
@@ -178,5 +183,16 @@ fn check_node_name(name: &str) -> Result<()> {
              see `kubectl get nodes`"
         );
     }
+    Ok(())
+}
+
+/// The type of a condition is a qualified name; the API server would refuse any other one with each write.
+fn check_condition(name: &str) -> Result<()> {
+    let inner = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
+    ensure!(
+        !name.is_empty() && name.len() <= 316 && name.chars().all(inner),
+        "--readiness-gate {name:?} cannot be a condition's type; choose one like {}",
+        crate::publish::READINESS_GATE
+    );
     Ok(())
 }

@@ -18,6 +18,7 @@ pub mod netlink;
 pub mod object;
 pub mod pattern;
 mod printable;
+pub mod publish;
 pub mod requirements;
 pub mod run;
 pub mod service_manager;

@@ -13,7 +13,7 @@ use netpold_core::model::{Change, Pod};
 use netpold_core::ops::Capacity;
 use netpold_core::options::{CheckSource, NewPods, Options};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::{JoinHandle, block_in_place};
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
@@ -32,6 +32,7 @@ use crate::events::{self, DropLog};
 use crate::listen::{Heartbeat, Listener};
 use crate::metrics::Metrics;
 use crate::object::object;
+use crate::publish::{self, Look, Publisher};
 use crate::requirements;
 use crate::service_manager;
 use crate::source::cluster::EventRecorder;
@@ -95,6 +96,10 @@ struct Agent {
     inputs: Inputs,
     event_recorder: Arc<OnceLock<EventRecorder>>,
     opening: Option<JoinHandle<Result<()>>>,
+    /// Tells the cluster what is in force, once there is a connection; it is rung after each step.
+    publisher: Option<Publisher>,
+    ring: Arc<Notify>,
+    to_publish: publish::Settings,
     interfaces: mpsc::Receiver<endpoint::Event>,
     /// All interfaces there are at the start are known.
     interfaces_in_sync: bool,
@@ -170,6 +175,12 @@ impl Agent {
             inputs,
             event_recorder,
             opening,
+            publisher: None,
+            ring: Arc::default(),
+            to_publish: publish::Settings {
+                node: config.node.clone(),
+                readiness_gate: config.readiness_gate.clone(),
+            },
             interfaces,
             interfaces_in_sync: false,
             snapshots: SnapshotWriter::new(config.state.clone(), config.node.clone()),
@@ -241,6 +252,7 @@ impl Agent {
                 self.read_events();
             }
             self.say_ready();
+            self.publish();
         }
         info!("netpold ends; what is enforced stays enforced");
         Ok(())
@@ -257,6 +269,23 @@ impl Agent {
         if let Err(error) = service_manager::ready() {
             warn!(%error, "the service manager cannot be told that the agent is ready");
         }
+    }
+
+    /// Tells the cluster what is in force now. The agent that keeps the node for another one leaves that to it.
+    fn publish(&mut self) {
+        self.ring.notify_one();
+        if self.publisher.is_some() || self.kept_for_another.is_some() {
+            return;
+        }
+        let Some(event_recorder) = self.event_recorder.get() else { return };
+        let (engine, source) = (Arc::clone(&self.engine), self.inputs.status());
+        let look = move || {
+            let in_sync = source.borrow().in_sync;
+            let engine = lock(&engine);
+            Look { enforcement: engine.enforcement(), problems: engine.hindrances(), in_sync }
+        };
+        let (settings, ring) = (self.to_publish.clone(), Arc::clone(&self.ring));
+        self.publisher = Some(Publisher::start(event_recorder, settings, ring, look));
     }
 
     /// Why there is no source any more, or never was.

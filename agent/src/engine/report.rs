@@ -77,6 +77,14 @@ impl Engine {
         ])
     }
 
+    /// What keeps policy from being in force, or from staying so.
+    #[must_use]
+    pub fn hindrances(&self) -> Vec<String> {
+        let of_node = self.wrong_with_node().into_values().flatten();
+        let kept = self.health.keeping_problems().cloned();
+        self.health.attach_problems().chain(kept).chain(of_node).collect()
+    }
+
     /// Where packets are not judged, for want of being seen.
     pub(super) fn unjudged(&self) -> Vec<String> {
         let label = |hook: Hook| self.interfaces.label(hook.ifindex);

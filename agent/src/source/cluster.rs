@@ -14,10 +14,10 @@
 //! all kinds return together.
 
 mod answer;
-mod connection;
+pub(crate) mod connection;
 mod denials;
 mod event_recorder;
-mod failure;
+pub(crate) mod failure;
 mod follower;
 mod hub;
 mod kind;

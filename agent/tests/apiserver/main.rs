@@ -10,6 +10,7 @@
 mod denials;
 mod follow;
 mod hostile;
+mod in_force;
 mod load;
 mod outage;
 mod rbac;

@@ -3,12 +3,14 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
+use netpold::publish::STARTUP_TAINT;
 use netpold::source::decode::decode;
 use netpold::source::document;
 use netpold_testbed::Access;
 use netpold_testbed::apiserver::Request;
 use serde_json::{Value, json};
 
+use crate::in_force::{eventually, gate};
 use crate::world::{NAMESPACE, PATIENCE, USER, World, binary, complains, isolated, rbac_file};
 
 /// Verb, group and resource.
@@ -45,7 +47,9 @@ fn used(requests: &[Request]) -> BTreeSet<Right> {
 #[test]
 fn every_right_is_used_and_none_is_missing() {
     let Some(mut world) = World::new("every_right_is_used_and_none_is_missing") else { return };
-    world.add("server");
+    world.add_with("server", gate);
+    let taint = format!("{STARTUP_TAINT}=:NoSchedule");
+    world.server.kubectl(&["taint", "node", "n1", &taint]).unwrap();
     // The API takes such a block, but no packet has such an address on the wire.
     let mapped = json!({ "ipBlock": { "cidr": "::ffff:10.0.0.0/104" } });
     let selector = json!({ "matchLabels": { "app": "server" } });
@@ -67,6 +71,12 @@ fn every_right_is_used_and_none_is_missing() {
     let described =
         world.server.kubectl(&["describe", "netpol", "mapped", "-n", NAMESPACE]).unwrap();
     println!("{described}");
+
+    // The Node's condition is written after its taint is removed, the report when it likes.
+    eventually(&world, "told in every way", || {
+        let used = used(&world.server.requests(USER).unwrap());
+        granted().is_subset(&used)
+    });
 
     let requests = world.server.requests(USER).unwrap();
     assert!(requests.len() > 6);

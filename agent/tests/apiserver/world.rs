@@ -45,6 +45,9 @@ impl World {
         world.server.kubectl(&["create", "namespace", "netpold-system"]).unwrap();
         world.server.kubectl(&["create", "namespace", NAMESPACE]).unwrap();
         world.server.apply(&std::fs::read_to_string(rbac_file()).unwrap()).unwrap();
+        world.server.apply(&std::fs::read_to_string(base("crds.yaml")).unwrap()).unwrap();
+        let established = ["wait", "crd", "--all", "--for=condition=established", "--timeout=90s"];
+        world.server.kubectl(&established).unwrap();
         world.create(world.node.manifest());
         world.rotate_token();
         Some(world)
@@ -68,10 +71,17 @@ impl World {
 
     /// A pod with the label `app` of its name: its object, its namespace, its status.
     pub(crate) fn add(&mut self, name: &str) {
+        self.add_with(name, |_| ());
+    }
+
+    /// The same, with a last word about its object.
+    pub(crate) fn add_with(&mut self, name: &str, change: impl FnOnce(&mut Value)) {
         let spec = PodSpec::new(NAMESPACE, name).label("app", name);
         let pod = self.node.add_pod(&spec).unwrap();
         pod.serve(Protocol::Tcp, PORT).unwrap();
-        self.create(pod.manifest());
+        let mut object = pod.manifest();
+        change(&mut object);
+        self.create(object);
         self.pods.insert(name.to_owned(), pod);
     }
 
@@ -207,8 +217,13 @@ pub(crate) fn binary() -> &'static str {
     env!("CARGO_BIN_EXE_netpold")
 }
 
+/// A file of the installation.
+fn base(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/base").join(name)
+}
+
 pub(crate) fn rbac_file() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/base/rbac.yaml")
+    base("rbac.yaml")
 }
 
 /// Whether an interface of that pod is judged, for ingress.

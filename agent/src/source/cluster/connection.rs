@@ -1,5 +1,6 @@
 //! The way to the API server: where it is, who we are, and what is wrong with either.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -68,37 +69,43 @@ pub struct Access {
 }
 
 /// A client, and how to make another one.
-pub(super) struct Connection {
+pub(crate) struct Connection {
     access: Access,
     server: String,
     current: Mutex<(Client, Instant)>,
 }
 
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("server", &self.server).finish_non_exhaustive()
+    }
+}
+
 impl Connection {
-    pub(super) async fn open(access: Access) -> Result<Self, ConnectError> {
+    pub(crate) async fn open(access: Access) -> Result<Self, ConnectError> {
         let (client, server) = connect(&access).await?;
         let current = Mutex::new((client, Instant::now()));
         Ok(Self { access, server, current })
     }
 
     /// `https://address:port`
-    pub(super) fn server(&self) -> &str {
+    pub(crate) fn server(&self) -> &str {
         &self.server
     }
 
     /// See [`Access::timeout`].
-    pub(super) const fn timeout(&self) -> Duration {
+    pub(crate) const fn timeout(&self) -> Duration {
         self.access.timeout
     }
 
     /// The client as of now.
-    pub(super) fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 
     /// Reads configuration and credentials again: tokens are rotated, certificate authorities too.
     /// If they cannot be read, those that were good once stay.
-    pub(super) async fn renew(&self) {
+    pub(crate) async fn renew(&self) {
         let last = self.current.lock().unwrap_or_else(PoisonError::into_inner).1;
         if last.elapsed() < RENEWAL {
             return;

@@ -37,6 +37,7 @@ const INSTANCE_MAX: usize = 128;
 /// Where to say what is not enforced. Dropped, it says no more.
 #[derive(Debug)]
 pub struct EventRecorder {
+    connection: Arc<Connection>,
     policies: watch::Sender<Unsupported>,
     node: watch::Sender<OfNode>,
     denials: mpsc::Sender<Denials>,
@@ -56,9 +57,15 @@ impl EventRecorder {
         tokio::spawn(denials::write(Arc::clone(&connection), instance.clone(), denied));
         let said = HashMap::new();
         let said_node = HashMap::new();
+        let shared = Arc::clone(&connection);
         let writer = Writer { connection, node, instance, troubled, of_node, said, said_node };
         tokio::spawn(writer.run(unsupported));
-        Self { policies, node: sender, denials }
+        Self { connection: shared, policies, node: sender, denials }
+    }
+
+    /// The way to the API server that it writes to.
+    pub(crate) fn connection(&self) -> Arc<Connection> {
+        Arc::clone(&self.connection)
     }
 
     /// All that is wrong on this node now. Never waits.

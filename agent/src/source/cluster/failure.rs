@@ -8,7 +8,7 @@ use kube::core::Status;
 
 /// Why a request failed.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(crate) enum Failure {
     /// 410: history was compacted, the watch cannot go on from where it was. List again.
     Gone,
     /// 404: the server does not serve the kind.
@@ -31,7 +31,7 @@ pub(super) enum Failure {
 
 impl Failure {
     /// Of an error status, in an answer or in a watch.
-    pub(super) fn of_status(status: &Status) -> Self {
+    pub(crate) fn of_status(status: &Status) -> Self {
         let words = match status.message.as_str() {
             "" => format!("HTTP status {}", status.code),
             message => message.to_owned(),
@@ -52,7 +52,7 @@ impl Failure {
         clippy::wildcard_enum_match_arm,
         reason = "an enum of another crate, open to further variants"
     )]
-    pub(super) fn of(error: kube::Error) -> Self {
+    pub(crate) fn of(error: kube::Error) -> Self {
         match error {
             kube::Error::Api(status) => Self::of_status(&status),
             kube::Error::SerdeError(error) => Self::Undecodable(error.to_string()),
@@ -62,28 +62,28 @@ impl Failure {
     }
 
     /// Of an answer that began and does not go on.
-    pub(super) fn of_body(error: &io::Error) -> Self {
+    pub(crate) fn of_body(error: &io::Error) -> Self {
         Self::Unreachable(chain(error))
     }
 
     /// Another connection, with the credentials as they are now, may help. One that was silent may be a
     /// connection whose other end is gone.
-    pub(super) const fn calls_for_renewal(&self) -> bool {
+    pub(crate) const fn calls_for_renewal(&self) -> bool {
         matches!(self, Self::Unauthorized(_) | Self::Unreachable(_) | Self::Silent(_))
     }
 
     /// There is no connection.
-    pub(super) const fn is_unreachable(&self) -> bool {
+    pub(crate) const fn is_unreachable(&self) -> bool {
         matches!(self, Self::Unreachable(_))
     }
 
     /// A watch cannot go on from where it was.
-    pub(super) const fn calls_for_list(&self) -> bool {
+    pub(crate) const fn calls_for_list(&self) -> bool {
         matches!(self, Self::Gone | Self::NotServed | Self::NotUnderstood(_) | Self::Undecodable(_))
     }
 
     /// What is wrong, for people; `what` is the request, as `list pods`.
-    pub(super) fn text(&self, what: &str, server: &str) -> String {
+    pub(crate) fn text(&self, what: &str, server: &str) -> String {
         match self {
             Self::Gone => format!("cannot {what}: too far behind, listing again"),
             Self::NotServed => format!("cannot {what}: {server} does not serve it"),

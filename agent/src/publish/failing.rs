@@ -1,0 +1,70 @@
+//! A kind of writes that fails for now: when to try again, and what the log says of it.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+use kube::runtime::utils::Backoff;
+use kube::runtime::watcher::DefaultBackoff;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::write::WriteError;
+use crate::source::cluster::connection::Connection;
+
+/// See the module.
+pub(super) struct Failing {
+    /// As in `patch pods/status`.
+    what: &'static str,
+    /// The HTTP status that the log was told of; 0: no answer.
+    said: Option<u16>,
+    backoff: DefaultBackoff,
+    retry_at: Instant,
+}
+
+impl Failing {
+    pub(super) fn new(what: &'static str) -> Self {
+        Self { what, said: None, backoff: DefaultBackoff::default(), retry_at: Instant::now() }
+    }
+
+    /// It is too early to try again.
+    pub(super) fn is_pausing(&self) -> bool {
+        Instant::now() < self.retry_at
+    }
+
+    /// How long it is too early to try again.
+    pub(super) fn pause(&self) -> Duration {
+        self.retry_at.saturating_duration_since(Instant::now())
+    }
+
+    /// It failed. Each state is logged once; texts differ by object.
+    pub(super) async fn failed(&mut self, error: &WriteError, connection: &Connection) {
+        let code = error.code.unwrap_or(0);
+        if self.said.replace(code) != Some(code) {
+            let problem = error.failure.text(self.what, connection.server());
+            warn!(problem, "the cluster is not told what is in force; enforcement goes on");
+        }
+        self.retry_at = Instant::now() + self.backoff.next().unwrap_or(Duration::from_secs(30));
+        if error.failure.calls_for_renewal() {
+            connection.renew().await;
+        }
+    }
+
+    /// At least so long after the last failure.
+    pub(super) fn not_before(&mut self, pause: Duration) {
+        self.retry_at = self.retry_at.max(Instant::now() + pause);
+    }
+
+    pub(super) fn worked(&mut self) {
+        self.retry_at = Instant::now();
+        if self.said.take().is_some() {
+            info!(to = self.what, "the cluster is told again what is in force");
+            self.backoff.reset();
+        }
+    }
+}
+
+/// A part of a time, by chance: agents on all nodes see a change together.
+pub(super) fn random_part(of: Duration) -> Duration {
+    let random = RandomState::new().hash_one(()) % 1000;
+    of * u32::try_from(random).unwrap_or(0) / 1000
+}

@@ -1,0 +1,256 @@
+//! The own Node: without the startup taint once the agent enforces, and with a condition.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::Patch;
+use kube::runtime::watcher::Event;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval};
+use tracing::{debug, info};
+
+use super::failing::{Failing, random_part};
+use super::follow::{Condition, follow, resource};
+use super::seen::Seen;
+use super::text::{MESSAGE_MAX, cut};
+use super::write::{WriteError, Writer};
+use super::{NODE_CONDITION, STARTUP_TAINT, TICK, now};
+
+/// An agent that enforces nothing of what the source says may take this long to begin: what the Node says of its
+/// predecessor holds that long.
+const BEGINNING: Duration = Duration::from_mins(2);
+/// Another message alone is written this often: every kubelet's and controller's watch of Nodes gets it.
+const MESSAGE: Duration = Duration::from_mins(5);
+/// What was written shows in the watch within this, or is looked at again.
+const ECHO: Duration = Duration::from_secs(2);
+
+/// What is read of a Node.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct NodeObject {
+    metadata: ObjectMeta,
+    spec: Spec,
+    status: Status,
+}
+
+resource!(NodeObject, Node);
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Spec {
+    /// As they are: they are written back.
+    taints: Option<Vec<Value>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Status {
+    conditions: Option<Vec<Condition>>,
+}
+
+/// A merge patch that removes the startup taint; `None`: it is not there. Such a patch replaces the whole list, so it is
+/// good for the Node as it was seen and for no later one: where somebody else was faster, it is made anew from what the
+/// watch says next.
+fn without_taint(node: &NodeObject) -> Option<Value> {
+    let taints = node.spec.taints.as_deref()?;
+    let others: Vec<&Value> = taints.iter().filter(|taint| taint["key"] != STARTUP_TAINT).collect();
+    let version =
+        node.metadata.resource_version.as_ref().filter(|_| others.len() < taints.len())?;
+    let metadata = json!({ "uid": node.metadata.uid, "resourceVersion": version });
+    Some(json!({ "metadata": metadata, "spec": { "taints": others } }))
+}
+
+/// What the Node's condition should say: status, reason, message.
+type Wanted = (&'static str, &'static str, String);
+
+fn wanted(seen: &Seen, started: Instant) -> Option<Wanted> {
+    if seen.begun && seen.is_current() {
+        return Some(("True", "Enforcing", "Policy is in force on this node.".into()));
+    }
+    let due = seen.is_behind() && (seen.begun || started.elapsed() >= BEGINNING);
+    let reason = if seen.begun { "UpdateNotInForce" } else { "NotStarted" };
+    let message = seen.behind().filter(|_| due)?;
+    Some(("False", reason, cut(message, MESSAGE_MAX)))
+}
+
+/// Keeps the Node.
+pub(super) struct NodeWriter {
+    writer: Arc<Writer>,
+    name: String,
+    seen: watch::Receiver<Arc<Seen>>,
+    /// The Node's uid, for others.
+    uid: watch::Sender<Option<String>>,
+    node: Option<NodeObject>,
+    started: Instant,
+    taint: Failing,
+    condition: Failing,
+    /// When something was said last.
+    said_at: Option<Instant>,
+}
+
+impl NodeWriter {
+    pub(super) fn new(
+        writer: Arc<Writer>,
+        name: String,
+        seen: watch::Receiver<Arc<Seen>>,
+        uid: watch::Sender<Option<String>>,
+    ) -> Self {
+        Self {
+            writer,
+            name,
+            seen,
+            uid,
+            node: None,
+            started: Instant::now(),
+            taint: Failing::new("patch nodes"),
+            condition: Failing::new("patch nodes/status"),
+            said_at: None,
+        }
+    }
+
+    /// Runs until the observer ends.
+    pub(super) async fn run(mut self) {
+        let fields = format!("metadata.name={}", self.name);
+        let mut events = follow::<NodeObject>(Arc::clone(self.writer.connection()), fields);
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                changed = self.seen.changed() => if changed.is_err() { return },
+                event = events.recv() => match event {
+                    Some(Event::Apply(node) | Event::InitApply(node)) => self.take(node),
+                    Some(Event::Delete(_)) => self.node = None,
+                    Some(Event::Init | Event::InitDone) => {}
+                    None => return,
+                },
+                _ = tick.tick() => {}
+            }
+            let seen = Arc::clone(&self.seen.borrow_and_update());
+            if seen.begun && seen.is_current() {
+                self.remove_taint().await;
+            }
+            self.say(&seen).await;
+        }
+    }
+
+    fn take(&mut self, node: NodeObject) {
+        self.uid.send_if_modified(|uid| {
+            let modified = *uid != node.metadata.uid;
+            uid.clone_from(&node.metadata.uid);
+            modified
+        });
+        self.node = Some(node);
+    }
+
+    async fn remove_taint(&mut self) {
+        let Some(node) = self.node.as_mut().filter(|_| !self.taint.is_pausing()) else { return };
+        let Some(patch) = without_taint(node) else { return };
+        let patch = Patch::Merge(patch);
+        match self.writer.patch::<Node>((None, &self.name), None, &patch).await {
+            Ok(()) => {
+                info!(taint = STARTUP_TAINT, "policy is in force: the startup taint is removed");
+                self.taint.worked();
+                let taints = node.spec.taints.iter_mut();
+                taints.for_each(|taints| taints.retain(|taint| taint["key"] != STARTUP_TAINT));
+            }
+            Err(error) => failed(&mut self.taint, &error, &self.writer).await,
+        }
+    }
+
+    async fn say(&mut self, seen: &Seen) {
+        let wanted = wanted(seen, self.started);
+        let node = self.node.as_mut().filter(|_| !self.condition.is_pausing());
+        let (Some(node), Some((status, reason, message))) = (node, wanted) else { return };
+        let conditions = node.status.conditions.get_or_insert_default();
+        let said = conditions.iter().find(|condition| condition.kind == NODE_CONDITION).cloned();
+        let turns = said.as_ref().is_none_or(|said| said.status != status);
+        let same = said.is_some_and(|said| {
+            said.reason.as_deref() == Some(reason) && said.message.as_ref() == Some(&message)
+        });
+        let rest = if turns { ECHO } else { MESSAGE };
+        if (same && !turns) || self.said_at.is_some_and(|at| at.elapsed() < rest) {
+            return;
+        }
+        let at = now();
+        let mut condition = json!({
+            "type": NODE_CONDITION,
+            "status": status,
+            "reason": reason,
+            "message": message,
+            "lastHeartbeatTime": at,
+        });
+        if turns {
+            condition["lastTransitionTime"] = json!(at);
+        }
+        // By type, as of pods; the uid is that of the Node that was seen.
+        let patch = Patch::Strategic(json!({
+            "metadata": { "uid": node.metadata.uid },
+            "status": { "conditions": [condition] },
+        }));
+        match self.writer.patch::<Node>((None, &self.name), Some("status"), &patch).await {
+            Ok(()) => {
+                self.condition.worked();
+                self.said_at = Some(Instant::now());
+                conditions.retain(|condition| condition.kind != NODE_CONDITION);
+                conditions.push(Condition {
+                    kind: NODE_CONDITION.into(),
+                    status: status.into(),
+                    reason: Some(reason.into()),
+                    message: Some(message),
+                });
+            }
+            Err(error) => failed(&mut self.condition, &error, &self.writer).await,
+        }
+    }
+}
+
+/// A Node that changed or went in the meantime will be named again by the watch.
+async fn failed(failing: &mut Failing, error: &WriteError, writer: &Writer) {
+    if error.is_of_object() {
+        debug!(?error, "the Node is not as it was seen");
+        return failing.not_before(ECHO + random_part(ECHO));
+    }
+    failing.failed(error, writer.connection()).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_taint_is_removed_and_no_other() {
+        let taint = |key: &str| json!({ "key": key, "effect": "NoSchedule" });
+        let node = |taints: &[Value]| NodeObject {
+            metadata: ObjectMeta { resource_version: Some("7".into()), ..ObjectMeta::default() },
+            spec: Spec { taints: Some(taints.to_vec()) },
+            status: Status::default(),
+        };
+        assert_eq!(without_taint(&node(&[taint("a"), taint("b")])), None);
+        let patch = without_taint(&node(&[taint("a"), taint(STARTUP_TAINT), taint("b")])).unwrap();
+        assert_eq!(patch["spec"]["taints"], json!([taint("a"), taint("b")]));
+        assert_eq!(patch["metadata"]["resourceVersion"], "7", "of no later Node");
+    }
+
+    #[test]
+    fn a_node_is_not_called_ready_or_unready_too_early() {
+        let now = Instant::now();
+        let Some(long_ago) = now.checked_sub(2 * BEGINNING) else { return };
+        let mut seen = Seen::default();
+        assert_eq!(wanted(&seen, now), None, "nothing was seen");
+        seen.behind_since = Some(long_ago);
+        assert_eq!(wanted(&seen, now), None, "the agent has only started");
+        let (status, reason, _) = wanted(&seen, long_ago).unwrap();
+        assert_eq!((status, reason), ("False", "NotStarted"));
+        seen.begun = true;
+        seen.look.in_sync = true;
+        seen.look.enforcement.behind = Some("the tables are full".into());
+        let said = ("False", "UpdateNotInForce", "the tables are full".to_owned());
+        assert_eq!(wanted(&seen, now), Some(said));
+        seen.look.enforcement.behind = None;
+        assert_eq!(wanted(&seen, now).unwrap().0, "True");
+    }
+}

@@ -1,0 +1,370 @@
+//! The condition of pods that have the readiness gate.
+//!
+//! A pod is not ready before its condition is True, so nothing is sent to it before policy judges it. The kubelet keeps
+//! conditions that are not its own.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::Patch;
+use kube::runtime::watcher::Event;
+use netpold_core::model::Key;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval};
+use tracing::{debug, warn};
+
+use super::failing::{Failing, random_part};
+use super::follow::{Condition, follow, resource};
+use super::seen::Seen;
+use super::write::{WriteError, Writer};
+use super::{PASSING, TICK, now};
+
+/// Writes under way at a time.
+const AT_ONCE: usize = 4;
+/// What was written shows in the watch within this, or is looked at again.
+const ECHO: Duration = Duration::from_secs(2);
+/// A pod whose condition could not be written is tried again after this, and a random part of as much.
+const REFUSED: Duration = Duration::from_secs(10);
+/// The agent may write conditions, if it wrote one within this: what is refused then is one pod's.
+const PERMITTED: Duration = Duration::from_mins(5);
+
+/// What is read of a pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct PodObject {
+    metadata: ObjectMeta,
+    spec: Spec,
+    status: Status,
+}
+
+resource!(PodObject, Pod);
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Spec {
+    host_network: Option<bool>,
+    readiness_gates: Option<Vec<Gate>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Gate {
+    condition_type: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Status {
+    conditions: Option<Vec<Condition>>,
+}
+
+/// A pod with the gate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Gated {
+    uid: String,
+    host_network: bool,
+    /// As the API has it.
+    condition: Option<Condition>,
+}
+
+impl Gated {
+    /// `None`: without the gate, or on its way out.
+    fn of(object: PodObject, gate: &str) -> Option<(Key, Self)> {
+        let PodObject { metadata, spec, status } = object;
+        let gates = spec.readiness_gates.unwrap_or_default();
+        if metadata.deletion_timestamp.is_some() || !gates.iter().any(|g| g.condition_type == gate)
+        {
+            return None;
+        }
+        let key = key(&metadata);
+        let conditions = status.conditions.unwrap_or_default();
+        let pod = Self {
+            uid: metadata.uid.unwrap_or_default(),
+            host_network: spec.host_network.unwrap_or_default(),
+            condition: conditions.into_iter().find(|condition| condition.kind == gate),
+        };
+        Some((key, pod))
+    }
+}
+
+fn key(metadata: &ObjectMeta) -> Key {
+    Key {
+        namespace: metadata.namespace.clone().unwrap_or_default(),
+        name: metadata.name.clone().unwrap_or_default(),
+    }
+}
+
+/// What a pod's condition should say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Wanted {
+    met: bool,
+    reason: &'static str,
+    message: &'static str,
+}
+
+impl Wanted {
+    /// `None`: the agent does not know better than what is said.
+    fn of(key: &Key, pod: &Gated, seen: &Seen) -> Option<Self> {
+        let met = |reason, message| Some(Self { met: true, reason, message });
+        let unmet = |reason, message| Some(Self { met: false, reason, message });
+        if pod.host_network {
+            return met("HostNetwork", "Policy does not apply to pods in the host's network.");
+        }
+        if !seen.begun {
+            return None;
+        }
+        if !seen.is_current() {
+            let message = "What policy says now is not in force on the node; see its \
+                           NodePolicyStatus.";
+            return if seen.is_behind() { unmet("UpdateNotInForce", message) } else { None };
+        }
+        match seen.pod(key, &pod.uid).map(|pod| pod.lacks) {
+            Some(None) => met("Enforced", "Policy judges the pod's packets in both directions."),
+            Some(Some(lacks)) => unmet("NotJudged", lacks),
+            None => unmet("NotKnown", "the agent has not seen the pod"),
+        }
+    }
+
+    const fn status(self) -> &'static str {
+        if self.met { "True" } else { "False" }
+    }
+
+    /// True is True, whoever said it and in which words.
+    fn is_said(self, condition: Option<&Condition>) -> bool {
+        condition.is_some_and(|said| {
+            said.status == self.status()
+                && (self.met
+                    || (said.reason.as_deref(), said.message.as_deref())
+                        == (Some(self.reason), Some(self.message)))
+        })
+    }
+
+    /// A strategic merge patch: lists of conditions are merged by `type`. A pod made anew under the name has another
+    /// uid, which cannot be changed: 409.
+    fn patch(self, gate: &str, pod: &Gated) -> Value {
+        let mut condition = json!({
+            "type": gate,
+            "status": self.status(),
+            "reason": self.reason,
+            "message": self.message,
+        });
+        if pod.condition.as_ref().is_none_or(|said| said.status != self.status()) {
+            condition["lastTransitionTime"] = json!(now());
+        }
+        json!({ "metadata": { "uid": pod.uid }, "status": { "conditions": [condition] } })
+    }
+}
+
+/// A pod, and what is being done about its condition.
+struct Followed {
+    pod: Gated,
+    /// Since when it should say something else.
+    wrong_since: Option<Instant>,
+    /// It is let alone until then.
+    rests_until: Option<Instant>,
+    writing: bool,
+    /// The server takes no condition of it, and the log says so.
+    refused: bool,
+}
+
+impl Followed {
+    fn new(pod: Gated) -> Self {
+        Self { pod, wrong_since: None, rests_until: None, writing: false, refused: false }
+    }
+
+    /// What to write now. That a pod is enforced is said at once, the opposite only if it lasts.
+    fn due(&mut self, key: &Key, seen: &Seen, now: Instant) -> Option<Wanted> {
+        let wanted = Wanted::of(key, &self.pod, seen);
+        let Some(wanted) = wanted.filter(|w| !w.is_said(self.pod.condition.as_ref())) else {
+            self.wrong_since = None;
+            return None;
+        };
+        let since = *self.wrong_since.get_or_insert(now);
+        let lasts = wanted.met || now.saturating_duration_since(since) >= PASSING;
+        (lasts && !self.writing && self.rests_until.is_none_or(|until| until <= now))
+            .then_some(wanted)
+    }
+}
+
+impl Followed {
+    /// Its condition was written.
+    fn says(&mut self, gate: &str, wanted: Wanted) {
+        self.pod.condition = Some(Condition {
+            kind: gate.to_owned(),
+            status: wanted.status().to_owned(),
+            reason: Some(wanted.reason.to_owned()),
+            message: Some(wanted.message.to_owned()),
+        });
+        self.wrong_since = None;
+        self.writing = false;
+        self.refused = false;
+        self.rests_until = Some(Instant::now() + ECHO);
+    }
+}
+
+/// A write that is over.
+struct Written {
+    key: Key,
+    uid: String,
+    wanted: Wanted,
+    outcome: Result<(), WriteError>,
+}
+
+/// Keeps the conditions.
+pub(super) struct Readiness {
+    writer: Arc<Writer>,
+    node: String,
+    gate: String,
+    seen: watch::Receiver<Arc<Seen>>,
+    pods: BTreeMap<Key, Followed>,
+    /// Named by the list that is coming in.
+    listed: BTreeMap<Key, Followed>,
+    writes: JoinSet<Written>,
+    failing: Failing,
+    /// When a condition was written last.
+    worked_at: Option<Instant>,
+}
+
+impl Readiness {
+    pub(super) fn new(
+        writer: Arc<Writer>,
+        node: String,
+        gate: String,
+        seen: watch::Receiver<Arc<Seen>>,
+    ) -> Self {
+        Self {
+            writer,
+            node,
+            gate,
+            seen,
+            pods: BTreeMap::new(),
+            listed: BTreeMap::new(),
+            writes: JoinSet::new(),
+            failing: Failing::new("patch pods/status"),
+            worked_at: None,
+        }
+    }
+
+    /// Runs until the observer ends.
+    pub(super) async fn run(mut self) {
+        let fields =
+            format!("spec.nodeName={},status.phase!=Succeeded,status.phase!=Failed", self.node);
+        let mut events = follow::<PodObject>(Arc::clone(self.writer.connection()), fields);
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                changed = self.seen.changed() => if changed.is_err() { return },
+                event = events.recv() => match event {
+                    Some(event) => self.take(event),
+                    None => return,
+                },
+                Some(written) = self.writes.join_next() => {
+                    if let Ok(written) = written {
+                        self.written(written).await;
+                    }
+                }
+                _ = tick.tick() => {}
+            }
+            self.write();
+        }
+    }
+
+    fn take(&mut self, event: Event<PodObject>) {
+        match event {
+            Event::Init => self.listed.clear(),
+            Event::InitApply(object) => {
+                if let Some((key, pod)) = Gated::of(object, &self.gate) {
+                    let known = self.pods.remove(&key);
+                    let followed = updated(known, pod);
+                    self.listed.insert(key, followed);
+                }
+            }
+            Event::InitDone => self.pods = std::mem::take(&mut self.listed),
+            Event::Apply(object) => {
+                let gone = key(&object.metadata);
+                match Gated::of(object, &self.gate) {
+                    Some((key, pod)) => {
+                        let known = self.pods.remove(&key);
+                        self.pods.insert(key, updated(known, pod));
+                    }
+                    None => drop(self.pods.remove(&gone)),
+                }
+            }
+            Event::Delete(object) => drop(self.pods.remove(&key(&object.metadata))),
+        }
+    }
+
+    /// Starts the writes that are due, as many as go at once: those first that were not tried yet, or longest ago.
+    fn write(&mut self) {
+        let seen = Arc::clone(&self.seen.borrow_and_update());
+        let now = Instant::now();
+        let all = self.pods.iter_mut();
+        let due =
+            all.filter_map(|(key, it)| it.due(key, &seen, now).map(|wanted| (key, it, wanted)));
+        let mut due: Vec<_> = due.collect();
+        if self.failing.is_pausing() {
+            return;
+        }
+        due.sort_by_key(|(_, followed, _)| followed.rests_until);
+        let room = AT_ONCE.saturating_sub(self.writes.len());
+        for (key, followed, wanted) in due.into_iter().take(room) {
+            followed.writing = true;
+            let patch = Patch::Strategic(wanted.patch(&self.gate, &followed.pod));
+            let (key, uid) = (key.clone(), followed.pod.uid.clone());
+            let writer = Arc::clone(&self.writer);
+            self.writes.spawn(async move {
+                let of = (Some(key.namespace.as_str()), key.name.as_str());
+                let outcome = writer.patch::<Pod>(of, Some("status"), &patch).await;
+                Written { key, uid, wanted, outcome }
+            });
+        }
+    }
+
+    async fn written(&mut self, written: Written) {
+        let Written { key, uid, wanted, outcome } = written;
+        let followed = self.pods.get_mut(&key).filter(|followed| followed.pod.uid == uid);
+        let error = match outcome {
+            Ok(()) => {
+                debug!(pod = %key, status = wanted.status(), reason = wanted.reason, "pod told");
+                if let Some(followed) = followed {
+                    followed.says(&self.gate, wanted);
+                }
+                self.worked_at = Some(Instant::now());
+                return self.failing.worked();
+            }
+            Err(error) => error,
+        };
+        let permitted = self.worked_at.is_some_and(|at| at.elapsed() < PERMITTED);
+        let is_of_pod = error.is_of_object() || (permitted && error.is_forbidden());
+        if let Some(followed) = followed {
+            followed.writing = false;
+            followed.rests_until = Some(Instant::now() + REFUSED + random_part(REFUSED));
+            // One that went, or is another one by now, is nobody's trouble.
+            let is_news = is_of_pod && !(error.is_absent() || error.is_conflict());
+            if is_news && !std::mem::replace(&mut followed.refused, true) {
+                warn!(pod = %key, ?error, "the server does not take this pod's condition");
+            }
+        }
+        if !is_of_pod {
+            self.failing.failed(&error, self.writer.connection()).await;
+        }
+    }
+}
+
+/// A pod as it is now; another one under the name begins anew.
+fn updated(known: Option<Followed>, pod: Gated) -> Followed {
+    match known {
+        Some(known) if known.pod.uid == pod.uid => Followed { pod, ..known },
+        _ => Followed::new(pod),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,88 @@
+use netpold_core::model::Key;
+
+use super::*;
+use crate::engine::{Enforcement, PodEnforcement};
+use crate::publish::Look;
+
+const GATE: &str = "netpold.io/network-ready";
+
+fn web() -> Key {
+    Key { namespace: "shop".into(), name: "web".into() }
+}
+
+fn gated(json: Value) -> Option<Gated> {
+    let object: PodObject = serde_json::from_value(json).unwrap();
+    Gated::of(object, GATE).map(|(_, pod)| pod)
+}
+
+fn pod(status: Option<&str>) -> Gated {
+    let condition = status.map(|status| Condition {
+        kind: GATE.into(),
+        status: status.into(),
+        ..Condition::default()
+    });
+    Gated { uid: "u1".into(), host_network: false, condition }
+}
+
+fn seen(uid: &str, lacks: Option<&'static str>) -> Seen {
+    let pods = BTreeMap::from([(web(), PodEnforcement { uid: uid.into(), lacks })]);
+    let enforcement = Enforcement { pods, ..Enforcement::default() };
+    Seen {
+        look: Look { enforcement, problems: Vec::new(), in_sync: true },
+        begun: true,
+        ..Seen::default()
+    }
+}
+
+#[test]
+fn pods_without_the_gate_are_left_alone() {
+    let object = |gate: &str| {
+        json!({
+            "metadata": { "namespace": "shop", "name": "web", "uid": "u1" },
+            "spec": { "readinessGates": [{ "conditionType": gate }] },
+        })
+    };
+    assert_eq!(gated(object("example.com/other")), None);
+    assert_eq!(gated(object(GATE)), Some(pod(None)));
+    let mut going = object(GATE);
+    going["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    assert_eq!(gated(going), None);
+}
+
+#[test]
+fn what_is_enforced_is_said_at_once_and_the_opposite_if_it_lasts() {
+    let now = Instant::now();
+    let mut followed = Followed::new(pod(None));
+    let due = followed.due(&web(), &seen("u1", None), now);
+    assert!(due.unwrap().met);
+    let mut followed = Followed::new(pod(Some("True")));
+    assert_eq!(followed.due(&web(), &seen("u1", None), now), None, "it says so");
+    let lacks = seen("u1", Some("no program is attached to its interface"));
+    assert_eq!(followed.due(&web(), &lacks, now), None, "it may pass");
+    assert_eq!(followed.due(&web(), &seen("u1", None), now + PASSING), None, "it did");
+    assert_eq!(followed.due(&web(), &lacks, now + PASSING), None, "this is another time");
+    let due = followed.due(&web(), &lacks, now + 2 * PASSING).unwrap();
+    assert_eq!((due.met, due.reason), (false, "NotJudged"));
+}
+
+#[test]
+fn nothing_is_said_before_the_agent_knows() {
+    let before = Seen { begun: false, ..seen("u1", None) };
+    assert_eq!(Wanted::of(&web(), &pod(Some("True")), &before), None);
+    let wanted = Wanted::of(&web(), &pod(None), &seen("another", None)).unwrap();
+    assert_eq!((wanted.met, wanted.reason), (false, "NotKnown"), "a pod of the same name");
+    let host = Gated { host_network: true, ..pod(None) };
+    assert!(Wanted::of(&web(), &host, &before).unwrap().met, "policy has no part in it");
+}
+
+#[test]
+fn a_patch_holds_for_the_pod_that_was_seen() {
+    let wanted = Wanted { met: false, reason: "NotJudged", message: "why" };
+    let patch = wanted.patch(GATE, &pod(Some("True")));
+    assert_eq!(patch["metadata"], json!({ "uid": "u1" }));
+    let condition = &patch["status"]["conditions"][0];
+    assert_eq!((&condition["type"], &condition["status"]), (&json!(GATE), &json!("False")));
+    assert!(condition["lastTransitionTime"].is_string(), "it turns");
+    let again = wanted.patch(GATE, &pod(Some("False")));
+    assert!(again["status"]["conditions"][0].get("lastTransitionTime").is_none(), "it stays");
+}

@@ -1,0 +1,129 @@
+//! What is in force, looked at after each step of the engine, and for how long it has not been.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use netpold_core::model::Key;
+use tokio::sync::{Notify, watch};
+use tokio::time::{sleep, timeout};
+
+use super::{Look, PASSING};
+use crate::engine::PodEnforcement;
+
+/// Least time between two looks: each holds the engine's lock.
+const PACE: Duration = Duration::from_millis(200);
+/// A look may take one part of so many of the time.
+const SHARE: u32 = 20;
+/// Looked at this often where nobody rings.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// What is in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub(super) look: Look,
+    /// What the source says has been in force since the agent started.
+    pub(super) begun: bool,
+    /// Since when nothing that is desired has come into force; `None`: all of it is in force.
+    pub(super) behind_since: Option<Instant>,
+}
+
+impl Seen {
+    /// All that the source says is in force.
+    pub(super) fn is_current(&self) -> bool {
+        self.look.in_sync && self.look.enforcement.behind.is_none()
+    }
+
+    /// What is desired has not been in force for so long that it is to be said.
+    pub(super) fn is_behind(&self) -> bool {
+        self.behind_since.is_some_and(|since| since.elapsed() >= PASSING)
+    }
+
+    /// Why not all that the source says is in force.
+    pub(super) fn behind(&self) -> Option<&str> {
+        let unknown = (!self.look.in_sync).then_some("not every object is known yet");
+        unknown.or(self.look.enforcement.behind.as_deref())
+    }
+
+    pub(super) fn pod(&self, key: &Key, uid: &str) -> Option<&PodEnforcement> {
+        self.look.enforcement.pods.get(key).filter(|pod| pod.uid == uid)
+    }
+
+    /// After another look. A revision that came into force is progress: under changes without end there is always one
+    /// more that is being written.
+    fn next(&self, look: Look, now: Instant) -> Self {
+        let revision = |look: &Look| look.enforcement.revision.enforced;
+        let progress = revision(&look) != revision(&self.look);
+        let mut next = Self { look, begun: self.begun, behind_since: None };
+        if next.is_current() {
+            next.begun = true;
+        } else {
+            next.behind_since = self.behind_since.filter(|_| !progress).or(Some(now));
+        }
+        next
+    }
+}
+
+/// Looks, and says what it saw.
+pub(super) struct Observer<F> {
+    look: Arc<F>,
+    seen: watch::Sender<Arc<Seen>>,
+}
+
+impl<F: Fn() -> Look + Send + Sync + 'static> Observer<F> {
+    pub(super) fn new(look: F, seen: watch::Sender<Arc<Seen>>) -> Self {
+        Self { look: Arc::new(look), seen }
+    }
+
+    /// Looks whenever the bell rings, until nobody listens any more.
+    pub(super) async fn run(self, ring: Arc<Notify>) {
+        while !self.seen.is_closed() {
+            let began = Instant::now();
+            let look = Arc::clone(&self.look);
+            let Ok(look) = tokio::task::spawn_blocking(move || look()).await else { return };
+            self.seen.send_if_modified(|seen| {
+                let next = seen.next(look, Instant::now());
+                let modified = **seen != next;
+                *seen = Arc::new(next);
+                modified
+            });
+            sleep(PACE.max(began.elapsed() * SHARE)).await;
+            // Nobody rang: looked at all the same.
+            let _ = timeout(IDLE, ring.notified()).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Enforcement;
+    use crate::status::Revision;
+
+    fn look(in_sync: bool, behind: Option<&str>, enforced: u64) -> Look {
+        let revision = Revision { desired: enforced, enforced };
+        let behind = behind.map(str::to_owned);
+        let enforcement = Enforcement { revision, behind, ..Enforcement::default() };
+        Look { enforcement, problems: Vec::new(), in_sync }
+    }
+
+    #[test]
+    fn nothing_has_begun_before_everything_is_known_and_in_force() {
+        let now = Instant::now();
+        let seen = Seen::default().next(look(false, None, 1), now);
+        assert!(!seen.begun && !seen.is_current());
+        let seen = seen.next(look(true, Some("writing"), 1), now);
+        assert!(!seen.begun && !seen.is_current());
+        let seen = seen.next(look(true, None, 1), now).next(look(true, Some("writing"), 1), now);
+        assert!(seen.begun && !seen.is_current() && !seen.is_behind());
+    }
+
+    #[test]
+    fn an_update_after_another_is_not_behind() {
+        let Some(long_ago) = Instant::now().checked_sub(2 * PASSING) else { return };
+        let seen = Seen::default().next(look(true, Some("writing"), 1), long_ago);
+        let seen = seen.next(look(true, Some("writing"), 1), Instant::now());
+        assert!(seen.is_behind(), "nothing came into force");
+        let seen = seen.next(look(true, Some("writing"), 2), Instant::now());
+        assert!(!seen.is_behind());
+    }
+}

@@ -1,0 +1,163 @@
+//! Writes to the API server, as many as are fair.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::header::{ACCEPT, HeaderValue};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::core::request;
+use kube::core::{Request, Resource};
+use serde::Serialize;
+use tokio::sync::Mutex;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::source::cluster::connection::Connection;
+use crate::source::cluster::failure::Failure;
+
+/// Writes a second in the long run, of the whole agent.
+const RATE: f64 = 10.0;
+/// Writes at once after a rest.
+const BURST: f64 = 50.0;
+/// A write that is not answered within this has failed.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The answer repeats the whole object unless asked for less.
+const METADATA: &str =
+    "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+
+/// Why something could not be written.
+#[derive(Debug)]
+pub(super) struct WriteError {
+    /// HTTP status; `None`: no answer.
+    pub(super) code: Option<u16>,
+    pub(super) failure: Failure,
+}
+
+impl WriteError {
+    /// 404: the object, or its kind, is not there.
+    pub(super) fn is_absent(&self) -> bool {
+        self.code == Some(404)
+    }
+
+    /// 409: the object is another one than was meant.
+    pub(super) fn is_conflict(&self) -> bool {
+        self.code == Some(409)
+    }
+
+    /// 403: by the server's roles, or by an admission policy for this object.
+    pub(super) fn is_forbidden(&self) -> bool {
+        self.code == Some(403)
+    }
+
+    /// The server objects to this very write, not to the agent.
+    pub(super) fn is_of_object(&self) -> bool {
+        matches!(self.code, Some(400 | 404 | 409 | 422))
+    }
+}
+
+/// Writes for all tasks of the agent.
+pub(super) struct Writer {
+    connection: Arc<Connection>,
+    bucket: Mutex<Bucket>,
+}
+
+impl Writer {
+    pub(super) fn new(connection: Arc<Connection>) -> Self {
+        Self { connection, bucket: Mutex::new(Bucket { left: BURST, at: Instant::now() }) }
+    }
+
+    pub(super) fn connection(&self) -> &Arc<Connection> {
+        &self.connection
+    }
+
+    /// Patches an object, or a subresource of it. `namespace` where the kind has them.
+    pub(super) async fn patch<K: Resource<DynamicType = ()>>(
+        &self,
+        (namespace, name): (Option<&str>, &str),
+        subresource: Option<&str>,
+        patch: &Patch<impl Serialize>,
+    ) -> Result<(), WriteError> {
+        let request = Request::new(K::url_path(&(), namespace));
+        let parameters = PatchParams::default();
+        self.send(match subresource {
+            Some(part) => request.patch_subresource(part, name, &parameters, patch),
+            None => request.patch(name, &parameters, patch),
+        })
+        .await
+    }
+
+    /// Creates an object of a kind without namespaces.
+    pub(super) async fn create<K: Resource<DynamicType = ()>>(
+        &self,
+        object: &impl Serialize,
+    ) -> Result<(), WriteError> {
+        let request = Request::new(K::url_path(&(), None));
+        let body = serde_json::to_vec(object).map_err(|error| WriteError {
+            code: None,
+            failure: Failure::Undecodable(error.to_string()),
+        })?;
+        self.send(request.create(&PostParams::default(), body)).await
+    }
+
+    async fn send(
+        &self,
+        request: Result<hyper::Request<Vec<u8>>, request::Error>,
+    ) -> Result<(), WriteError> {
+        let mut request = request.map_err(|error| error_of(kube::Error::BuildRequest(error)))?;
+        request.headers_mut().insert(ACCEPT, HeaderValue::from_static(METADATA));
+        self.bucket.lock().await.take().await;
+        let client = self.connection.client();
+        match timeout(PATIENCE, client.request_text(request)).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => Err(error_of(error)),
+            Err(_) => Err(WriteError { code: None, failure: Failure::Silent(PATIENCE) }),
+        }
+    }
+}
+
+fn error_of(error: kube::Error) -> WriteError {
+    let code = if let kube::Error::Api(status) = &error { Some(status.code) } else { None };
+    WriteError { code, failure: Failure::of(error) }
+}
+
+/// A token bucket; who waits keeps the others waiting, in their order.
+#[derive(Debug)]
+struct Bucket {
+    left: f64,
+    at: Instant,
+}
+
+impl Bucket {
+    async fn take(&mut self) {
+        let pause = self.reserve(Instant::now());
+        sleep(pause).await;
+    }
+
+    /// Takes one; how long to wait for it.
+    fn reserve(&mut self, now: Instant) -> Duration {
+        let rest = now.saturating_duration_since(self.at).as_secs_f64();
+        self.left = rest.mul_add(RATE, self.left).min(BURST) - 1.0;
+        self.at = now;
+        Duration::from_secs_f64((-self.left).max(0.0) / RATE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rollout of 110 pods.
+    #[test]
+    fn fifty_at_once_then_ten_a_second() {
+        let began = Instant::now();
+        let mut bucket = Bucket { left: BURST, at: began };
+        let mut now = began;
+        for _ in 0..50 {
+            assert_eq!(bucket.reserve(now), Duration::ZERO);
+        }
+        for _ in 50..110 {
+            now += bucket.reserve(now);
+        }
+        let took = now - began;
+        assert!(took.as_secs_f64() > 5.9 && took.as_secs_f64() < 6.1, "{took:?}");
+    }
+}
