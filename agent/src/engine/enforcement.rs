@@ -35,8 +35,10 @@ pub struct Enforcement {
 pub struct PodEnforcement {
     /// `metadata.uid`
     pub uid: String,
-    /// Why its packets are not judged; `None`: they are, in both directions.
+    /// Why its packets are not judged by what policy says now; `None`: they are, in both directions.
     pub lacks: Option<&'static str>,
+    /// They are judged, if only by a former policy.
+    pub is_judged: bool,
 }
 
 /// Whether a policy is in force here.
@@ -79,7 +81,8 @@ impl Engine {
                     }
                     Some(true) => None,
                 };
-                (pod.key.clone(), PodEnforcement { uid: pod.uid.clone(), lacks })
+                let is_judged = judged.get(&pod.key) == Some(&true);
+                (pod.key.clone(), PodEnforcement { uid: pod.uid.clone(), lacks, is_judged })
             })
             .collect();
         let (policies, omitted) = self.policies_of(local(), &pods, &late);

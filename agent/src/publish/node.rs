@@ -14,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, info};
 
 use super::failing::{Failing, random_part};
-use super::follow::{Condition, follow, resource};
+use super::follow::{self, Condition, follow, resource};
 use super::seen::Seen;
 use super::text::{MESSAGE_MAX, cut};
 use super::write::{WriteError, Writer};
@@ -32,6 +32,7 @@ const ECHO: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct NodeObject {
+    #[serde(deserialize_with = "follow::metadata")]
     metadata: ObjectMeta,
     spec: Spec,
     status: Status,

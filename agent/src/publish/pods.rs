@@ -20,7 +20,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, warn};
 
 use super::failing::{Failing, random_part};
-use super::follow::{Condition, follow, resource};
+use super::follow::{self, Condition, follow, resource};
 use super::seen::Seen;
 use super::write::{WriteError, Writer};
 use super::{PASSING, TICK, now};
@@ -38,6 +38,7 @@ const PERMITTED: Duration = Duration::from_mins(5);
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct PodObject {
+    #[serde(deserialize_with = "follow::metadata")]
     metadata: ObjectMeta,
     spec: Spec,
     status: Status,
@@ -93,6 +94,13 @@ impl Gated {
     }
 }
 
+impl Gated {
+    /// The API says that policy judges it.
+    fn is_met(&self) -> bool {
+        self.condition.as_ref().is_some_and(|said| said.status == "True")
+    }
+}
+
 fn key(metadata: &ObjectMeta) -> Key {
     Key {
         namespace: metadata.namespace.clone().unwrap_or_default(),
@@ -119,13 +127,21 @@ impl Wanted {
         if !seen.begun {
             return None;
         }
+        let known = seen.pod(key, &pod.uid);
+        // An update that fails, by whoever's fault, takes no pod out of its Services while its former policy judges it.
+        let stays = pod.is_met() && known.is_some_and(|it| it.is_judged);
         if !seen.is_current() {
             let message = "What policy says now is not in force on the node; see its \
                            NodePolicyStatus.";
-            return if seen.is_behind() { unmet("UpdateNotInForce", message) } else { None };
+            return if seen.is_behind() && !stays {
+                unmet("UpdateNotInForce", message)
+            } else {
+                None
+            };
         }
-        match seen.pod(key, &pod.uid).map(|pod| pod.lacks) {
+        match known.map(|pod| pod.lacks) {
             Some(None) => met("Enforced", "Policy judges the pod's packets in both directions."),
+            Some(Some(_)) if stays => None,
             Some(Some(lacks)) => unmet("NotJudged", lacks),
             None => unmet("NotKnown", "the agent has not seen the pod"),
         }

@@ -5,6 +5,7 @@ use crate::engine::{Enforcement, PodEnforcement};
 use crate::publish::Look;
 
 const GATE: &str = "netpold.io/network-ready";
+const NO_PROGRAM: &str = "no program is attached to its interface";
 
 fn web() -> Key {
     Key { namespace: "shop".into(), name: "web".into() }
@@ -25,7 +26,9 @@ fn pod(status: Option<&str>) -> Gated {
 }
 
 fn seen(uid: &str, lacks: Option<&'static str>) -> Seen {
-    let pods = BTreeMap::from([(web(), PodEnforcement { uid: uid.into(), lacks })]);
+    // Of the things that a pod may lack, one is not a program.
+    let is_judged = lacks != Some(NO_PROGRAM);
+    let pods = BTreeMap::from([(web(), PodEnforcement { uid: uid.into(), lacks, is_judged })]);
     let enforcement = Enforcement { pods, ..Enforcement::default() };
     Seen {
         look: Look { enforcement, problems: Vec::new(), in_sync: true },
@@ -57,7 +60,7 @@ fn what_is_enforced_is_said_at_once_and_the_opposite_if_it_lasts() {
     assert!(due.unwrap().met);
     let mut followed = Followed::new(pod(Some("True")));
     assert_eq!(followed.due(&web(), &seen("u1", None), now), None, "it says so");
-    let lacks = seen("u1", Some("no program is attached to its interface"));
+    let lacks = seen("u1", Some(NO_PROGRAM));
     assert_eq!(followed.due(&web(), &lacks, now), None, "it may pass");
     assert_eq!(followed.due(&web(), &seen("u1", None), now + PASSING), None, "it did");
     assert_eq!(followed.due(&web(), &lacks, now + PASSING), None, "this is another time");
@@ -85,4 +88,42 @@ fn a_patch_holds_for_the_pod_that_was_seen() {
     assert!(condition["lastTransitionTime"].is_string(), "it turns");
     let again = wanted.patch(GATE, &pod(Some("False")));
     assert!(again["status"]["conditions"][0].get("lastTransitionTime").is_none(), "it stays");
+}
+
+#[test]
+fn an_update_that_fails_takes_no_pod_out_of_its_services() {
+    let Some(long_ago) = Instant::now().checked_sub(2 * PASSING) else { return };
+    let late = Some("a large policy of its namespace is being compiled");
+    let mut behind = seen("u1", None);
+    behind.look.enforcement.behind = Some("the tables are full".into());
+    behind.behind_since = Some(long_ago);
+    for seen in [&behind, &seen("u1", late)] {
+        assert_eq!(
+            Wanted::of(&web(), &pod(Some("True")), seen),
+            None,
+            "its former policy judges it"
+        );
+        assert!(!Wanted::of(&web(), &pod(None), seen).unwrap().met);
+    }
+    let mut open = behind.clone();
+    open.look.enforcement.pods = seen("u1", Some(NO_PROGRAM)).look.enforcement.pods;
+    assert!(!Wanted::of(&web(), &pod(Some("True")), &open).unwrap().met);
+}
+
+/// The times are of the years 10000 and 10026; a tenant chooses both.
+#[test]
+fn nothing_that_a_tenant_writes_keeps_a_pod_from_being_read() {
+    let pod = json!({
+        "metadata": {
+            "namespace": "shop",
+            "name": "web",
+            "uid": "u1",
+            "deletionTimestamp": "+10026-01-01T00:00:00Z",
+            "managedFields": [{ "time": "10000-01-01T13:59:59Z", "fieldsV1": 7 }],
+            "labels": null,
+        },
+    });
+    let read: PodObject = serde_json::from_value(pod).unwrap();
+    assert!(read.metadata.deletion_timestamp.is_some());
+    assert_eq!(key(&read.metadata), web());
 }
