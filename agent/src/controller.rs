@@ -9,14 +9,17 @@
 //! Secret ─► Certificates ─► webhook (every replica) · caBundle (leader)
 //! ```
 
+mod certificates;
 mod evaluate;
 mod follow;
+mod health;
 mod index;
 mod lease;
 mod queue;
 mod statuses;
 #[cfg(test)]
 mod tests;
+mod webhook;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,11 +29,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing::info;
 
+use self::certificates::Keeper;
+use self::health::Health;
 use self::lease::Election;
 use self::statuses::{Counters, Statuses};
 use crate::cli::ControllerArgs;
 use crate::config::{log_filter, start_log};
-use crate::listen::Heartbeat;
+use crate::listen::{Heartbeat, Listener};
 use crate::source::cluster::{self, Access};
 
 /// Runs until it is told to end.
@@ -66,8 +71,19 @@ async fn serve(args: ControllerArgs) -> Result<()> {
     let (end, ends) = watch::channel(false);
     let (election, leading) = Election::new(client.clone(), &args.namespace, identity);
     let election = tokio::spawn(election.run(ends));
-    let (statuses, _synced) =
-        Statuses::new(client.clone(), source, leading.clone(), counters, heartbeat.clone());
+    let (statuses, synced) = Statuses::new(
+        client.clone(),
+        source,
+        leading.clone(),
+        Arc::clone(&counters),
+        heartbeat.clone(),
+    );
+    let (keeper, served) =
+        Keeper::new(client, &args.namespace, args.certificate_lifetime, leading.clone());
+    tokio::spawn(keeper.run());
+    tokio::spawn(webhook::open(args.webhook_listen, Arc::clone(&served))?);
+    let answers = health::router(Health { heartbeat, counters, leading, synced, served });
+    let _listener = args.listen.map(|address| Listener::serve(address, answers)).transpose()?;
     let mut statuses = tokio::spawn(statuses.run());
     let result = tokio::select! {
         _ = terminate.recv() => Ok(()),

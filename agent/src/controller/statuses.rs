@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::{Api, Client};
+use kube::core::Request;
+use kube::{Api, Client, Resource};
 use netpold_core::model::Key;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
@@ -36,6 +37,8 @@ const RETRY: Duration = Duration::from_secs(2);
 const LOOK_OVER: Duration = Duration::from_secs(2);
 /// Policies looked at in a row without a pause for what comes in.
 const IN_A_ROW: usize = 200;
+/// Failed writes are logged this often.
+const COMPLAIN: Duration = Duration::from_secs(30);
 /// Objects in flight.
 const OBJECTS: usize = 64;
 
@@ -79,6 +82,8 @@ pub(super) struct Statuses {
     written: BTreeMap<Key, Written>,
     in_flight: BTreeSet<Key>,
     writes: JoinSet<Outcome>,
+    /// When a failed write was logged last.
+    complained: Option<Instant>,
     /// What was listed wholly: policies, pods and nodes; reports; statuses.
     listed: [bool; 3],
 }
@@ -104,6 +109,7 @@ impl Statuses {
             written: BTreeMap::new(),
             in_flight: BTreeSet::new(),
             writes: JoinSet::new(),
+            complained: None,
             listed: [false; 3],
         };
         (statuses, is_synced)
@@ -249,7 +255,8 @@ impl Statuses {
                 // Somebody else wrote it, or it is gone: a watch will say so.
                 let expected =
                     matches!(&error, kube::Error::Api(status) if [404, 409].contains(&status.code));
-                if !expected {
+                if !expected && self.complained.is_none_or(|at| at.elapsed() > COMPLAIN) {
+                    self.complained = Some(Instant::now());
                     warn!(%error, "the status of NetworkPolicy {key} cannot be written");
                 }
                 self.queue.push_at(key, Instant::now() + RETRY);
@@ -290,11 +297,11 @@ impl Statuses {
         if is_owned && before == Some(&report) {
             return false;
         }
-        let api = Api::<NetworkPolicyStatus>::namespaced(self.client.clone(), &key.namespace);
+        let client = self.client.clone();
         let version = known.map(|known| known.version.clone());
         self.in_flight.insert(key.clone());
         self.writes.spawn(async move {
-            let written = write(&api, &key, &uid, version, is_owned, &report);
+            let written = write(&client, &key, &uid, version, is_owned, &report);
             let result = match tokio::time::timeout(PATIENCE, written).await {
                 Ok(result) => result,
                 Err(late) => Err(kube::Error::Service(late.into())),
@@ -307,13 +314,14 @@ impl Statuses {
 
 /// Creates the object if there is none, and writes its status: it must be as it was known.
 async fn write(
-    api: &Api<NetworkPolicyStatus>,
+    client: &Client,
     key: &Key,
     uid: &str,
     version: Option<String>,
     is_owned: bool,
     report: &PolicyReport,
 ) -> Result<NetworkPolicyStatus, kube::Error> {
+    let api = Api::<NetworkPolicyStatus>::namespaced(client.clone(), &key.namespace);
     let version = match version {
         Some(version) if is_owned => Some(version),
         // A policy that was deleted and created again before the garbage collector came.
@@ -323,21 +331,26 @@ async fn write(
             let patch = Patch::Merge(json!({ "metadata": metadata }));
             api.patch(&key.name, &PatchParams::default(), &patch).await?.metadata.resource_version
         }
-        None => {
-            let metadata = ObjectMeta {
-                name: Some(key.name.clone()),
-                owner_references: Some(vec![owner(key, uid)]),
-                ..ObjectMeta::default()
-            };
-            let object = NetworkPolicyStatus { metadata, status: None };
-            api.create(&PostParams::default(), &object).await?.metadata.resource_version
-        }
+        None => create(client, key, uid).await?.metadata.resource_version,
     };
     let patch = Patch::Merge(json!({
         "metadata": { "resourceVersion": version },
         "status": whole(report).map_err(kube::Error::SerdeError)?,
     }));
     api.patch_status(&key.name, &PatchParams::default(), &patch).await
+}
+
+async fn create(client: &Client, key: &Key, uid: &str) -> Result<NetworkPolicyStatus, kube::Error> {
+    let kind = NetworkPolicyStatus::kind(&());
+    let object = json!({
+        "apiVersion": NetworkPolicyStatus::api_version(&()),
+        "kind": kind,
+        "metadata": { "name": key.name, "ownerReferences": [owner(key, uid)] },
+    });
+    let path = NetworkPolicyStatus::url_path(&(), Some(&key.namespace));
+    let request =
+        Request::new(path).create(&PostParams::default(), object.to_string().into_bytes());
+    client.request(request.map_err(kube::Error::BuildRequest)?).await
 }
 
 /// With what is absent named, or a merge would leave what was there.

@@ -7,4 +7,5 @@
 mod leader;
 mod life;
 mod rights;
+mod webhook;
 mod world;

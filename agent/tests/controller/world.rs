@@ -81,7 +81,7 @@ impl World {
         let kubeconfig = self.server.write_kubeconfig(name, &Access::Token(&token)).unwrap();
         let log = self.server.directory().join(format!("{name}.log"));
         let child = Command::new(env!("CARGO_BIN_EXE_netpold"))
-            .args(["controller", "--identity", name, "--api-timeout", "30", "--kubeconfig"])
+            .args(["controller", "--identity", name, "--kubeconfig"])
             .arg(kubeconfig)
             .args(["--log", "info,netpold::controller=debug"])
             .args(if more.contains(&"--webhook-listen") {
