@@ -39,12 +39,11 @@ impl Progress {
         match (on.agent, on.entry) {
             (Agent::Silent, _) => Self::AgentSilent,
             (Agent::Absent, _) => Self::NoAgent,
-            (Agent::NotYet, _) => Self::Pending,
             (Agent::Reports, Some(entry)) if entry.generation != generation => Self::Pending,
             (Agent::Reports, Some(entry)) if entry.enforced => Self::Enforced,
             (Agent::Reports, Some(entry)) if entry.message.contains(CLOSED) => Self::NotHonoured,
             (Agent::Reports, None) if on.omits => Self::NotLookedAt,
-            (Agent::Reports, _) => Self::Pending,
+            (Agent::Reports | Agent::NotYet, _) => Self::Pending,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Policies, pods and nodes' reports, cut down to what a policy's status follows from. Each change returns the
 //! policies whose status may be another now.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -381,10 +382,7 @@ fn touch_all(of: Option<&Namespace>, namespace: &str, touched: &mut Touched) {
 }
 
 /// Counts one less; whether there are none any more.
-fn uncount<K: Ord + Clone, Q: Ord + ?Sized>(counts: &mut BTreeMap<K, usize>, key: &Q) -> bool
-where
-    K: std::borrow::Borrow<Q>,
-{
+fn uncount<K: Ord + Borrow<Q>, Q: Ord + ?Sized>(counts: &mut BTreeMap<K, usize>, key: &Q) -> bool {
     let Some(count) = counts.get_mut(key) else { return false };
     *count -= 1;
     let none = *count == 0;

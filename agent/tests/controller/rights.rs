@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::webhook::{configuration, trusted};
@@ -33,7 +34,7 @@ fn every_right_is_used_and_none_is_missing() {
     world.node("n1");
     world.pod("server", "server", "n1");
     world.create(&configuration(1));
-    let _controller = world.start("one", &[]);
+    let mut controller = world.start("one", &[]);
     wait("trusted", || trusted(&world));
     world.policy("server", "server", 1);
     world.becomes("server", [1, 0, 0], ["False", "Pending"]);
@@ -56,6 +57,15 @@ fn every_right_is_used_and_none_is_missing() {
     };
     wait("replaced", replaced);
 
+    world.report("n1", 0, &[("server", true, "")]);
+    world.becomes("server", [1, 1, 0], ["True", "AllNodes"]);
+    // A watch may be written to the log when it ends.
+    controller.end(Signal::SIGTERM);
+    let watched = |resource: &str| {
+        let requests = world.server.requests(USER).unwrap();
+        requests.iter().any(|it| it.resource == resource && it.verb == "watch")
+    };
+    wait("logged", || ["networkpolicystatuses", "nodepolicystatuses"].into_iter().all(watched));
     let requests = world.server.requests(USER).unwrap();
     for request in &requests {
         assert!(request.code != 403 && request.code != 401, "refused: {request:?}");

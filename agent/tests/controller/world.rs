@@ -141,10 +141,15 @@ impl World {
     pub(crate) fn report(&self, node: &str, minutes: i64, policies: &[(&str, bool, &str)]) {
         let entry = |(name, enforced, message): &(&str, bool, &str)| {
             let policy = self.get(&["networkpolicy", name, "-n", NAMESPACE]);
-            json!({
-                "namespace": NAMESPACE, "name": name, "pods": 1, "enforced": enforced, "message": message,
+            let mut entry = json!({
+                "namespace": NAMESPACE, "name": name, "pods": 1, "enforced": enforced,
                 "uid": policy["metadata"]["uid"], "observedGeneration": policy["metadata"]["generation"],
-            })
+            });
+            // As the agents write it: no message is none, not an empty one.
+            if !message.is_empty() {
+                entry["message"] = json!(message);
+            }
+            entry
         };
         let renewed = Timestamp::now() - SignedDuration::from_mins(minutes);
         let status = json!({

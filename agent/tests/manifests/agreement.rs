@@ -79,9 +79,9 @@ fn every_node_has_an_agent_that_nothing_drives_away() {
     assert_eq!(pod["tolerations"], json!([{ "operator": "Exists" }]));
     assert_eq!(pod["hostNetwork"], true);
     assert_eq!(set["updateStrategy"]["rollingUpdate"]["maxUnavailable"], "10%");
-    let account = find(&base, "ServiceAccount", "");
+    let account = find(&base, "ServiceAccount", "netpold");
     assert_eq!(pod["serviceAccountName"], account["metadata"]["name"]);
-    let subject = &find(&base, "ClusterRoleBinding", "")["subjects"][0];
+    let subject = &find(&base, "ClusterRoleBinding", "netpold")["subjects"][0];
     assert_eq!(subject["name"], account["metadata"]["name"]);
     assert_eq!(subject["namespace"], account["metadata"]["namespace"]);
     assert_eq!(set["selector"]["matchLabels"], set["template"]["metadata"]["labels"]);
@@ -100,7 +100,7 @@ fn the_overlays_name_what_is_there() {
     let level = find(&protection, "PriorityLevelConfiguration", "");
     assert_eq!(schema["priorityLevelConfiguration"]["name"], level["metadata"]["name"]);
     let base = render("base");
-    let account = &find(&base, "ServiceAccount", "")["metadata"];
+    let account = &find(&base, "ServiceAccount", "netpold")["metadata"];
     let subject = &schema["rules"][0]["subjects"][0]["serviceAccount"];
     assert_eq!(subject, &json!({ "name": account["name"], "namespace": account["namespace"] }));
 

@@ -30,7 +30,10 @@ fn the_objects_do_what_they_are_for() {
         return;
     }
     let server = ApiServer::start().unwrap();
-    for object in render("base") {
+    for mut object in render("base") {
+        if object["apiVersion"] == "policy/v1" {
+            object["apiVersion"] = json!("policy/v1beta1");
+        }
         create(&server, &object).unwrap();
     }
     let set = get(&server, &["daemonset", "netpold", "-n", NAMESPACE]);

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::{
     admissionregistration::v1 as admission, apps::v1 as apps, core::v1 as core,
-    flowcontrol::v1 as flowcontrol, rbac::v1 as rbac,
+    flowcontrol::v1 as flowcontrol, policy::v1 as policy, rbac::v1 as rbac,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -35,7 +35,12 @@ fn unknown_fields(object: &Value) -> Vec<String> {
         ("v1", "ConfigMap") => read::<core::ConfigMap>,
         ("v1", "ResourceQuota") => read::<core::ResourceQuota>,
         ("v1", "LimitRange") => read::<core::LimitRange>,
+        ("v1", "Service") => read::<core::Service>,
         ("apps/v1", "DaemonSet") => read::<apps::DaemonSet>,
+        ("apps/v1", "Deployment") => read::<apps::Deployment>,
+        ("policy/v1", "PodDisruptionBudget") => read::<policy::PodDisruptionBudget>,
+        ("rbac.authorization.k8s.io/v1", "Role") => read::<rbac::Role>,
+        ("rbac.authorization.k8s.io/v1", "RoleBinding") => read::<rbac::RoleBinding>,
         ("rbac.authorization.k8s.io/v1", "ClusterRole") => read::<rbac::ClusterRole>,
         ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding") => read::<rbac::ClusterRoleBinding>,
         ("flowcontrol.apiserver.k8s.io/v1", "FlowSchema") => read::<flowcontrol::FlowSchema>,
