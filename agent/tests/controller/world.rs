@@ -1,6 +1,7 @@
 //! An API server, and controllers that have only their own rights.
 
 use std::fs::File;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -48,7 +49,7 @@ impl Drop for Controller {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
-            println!("{}:\n{}", self.log.display(), self.log());
+            let _ = writeln!(std::io::stderr(), "{}:\n{}", self.log.display(), self.log());
         }
     }
 }
