@@ -25,7 +25,6 @@ use rcgen::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tokio::sync::watch;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -34,6 +33,7 @@ use tokio_rustls::rustls::sign::CertifiedKey;
 use tracing::{info, warn};
 
 use super::index::Now;
+use super::lease::Leading;
 
 /// Name of the Secret.
 const SECRET: &str = "netpold-controller-tls";
@@ -170,7 +170,7 @@ pub(super) struct Keeper {
     configurations: Api<MutatingWebhookConfiguration>,
     names: Vec<String>,
     lifetime: Duration,
-    leading: watch::Receiver<bool>,
+    leading: Leading,
     served: Arc<Served>,
     /// What is served now.
     current: Option<Issued>,
@@ -183,7 +183,7 @@ impl Keeper {
         client: Client,
         namespace: &str,
         lifetime: Duration,
-        leading: watch::Receiver<bool>,
+        leading: Leading,
     ) -> (Self, Arc<Served>) {
         let served = Arc::new(Served::default());
         let service = format!("netpold-controller.{namespace}.svc");
@@ -227,7 +227,7 @@ impl Keeper {
     }
 
     async fn turn(&mut self) -> Result<()> {
-        let leads = *self.leading.borrow_and_update();
+        let leads = self.leading.is();
         let secret =
             self.secrets.get_opt(SECRET).await.with_context(|| format!("Secret {SECRET}"))?;
         let mut certificates = secret.as_ref().and_then(read);

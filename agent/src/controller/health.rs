@@ -12,6 +12,7 @@ use axum::routing::get;
 use tokio::sync::watch;
 
 use super::certificates::Served;
+use super::lease::Leading;
 use super::statuses::Counters;
 use crate::listen::Heartbeat;
 
@@ -20,7 +21,7 @@ use crate::listen::Heartbeat;
 pub(super) struct Health {
     pub(super) heartbeat: Heartbeat,
     pub(super) counters: Arc<Counters>,
-    pub(super) leading: watch::Receiver<bool>,
+    pub(super) leading: Leading,
     pub(super) synced: watch::Receiver<bool>,
     pub(super) served: Arc<Served>,
 }
@@ -61,7 +62,7 @@ async fn metrics(State(health): State<Health>) -> Response {
             "leader",
             "gauge",
             "Whether this replica writes statuses.",
-            u64::from(*health.leading.borrow()),
+            u64::from(health.leading.is()),
         ),
         ("policies", "gauge", "NetworkPolicies known.", policies.load(Ordering::Relaxed) as u64),
         ("waiting", "gauge", "NetworkPolicies to look at.", waiting.load(Ordering::Relaxed) as u64),

@@ -1,6 +1,7 @@
 //! Which of several controllers writes: the one that holds the Lease, as Kubernetes' own controllers do it. Others'
 //! clocks are not trusted: a Lease has run out when it was not renewed for its duration since it was first seen so.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -22,11 +23,36 @@ const RETRY: Duration = Duration::from_secs(2);
 /// An attempt may take so long.
 const PATIENCE: Duration = Duration::from_secs(4);
 
+/// Whether this controller is the leader.
+#[derive(Clone, Debug)]
+pub(super) struct Leading {
+    flag: watch::Receiver<bool>,
+    until: Arc<Mutex<Option<Instant>>>,
+}
+
+impl Leading {
+    /// It is now. A process that was stopped in its tracks learns of it here before anything else has run again.
+    pub(super) fn is(&self) -> bool {
+        let until = *self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        *self.flag.borrow() && until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Waits until it is, or no longer is.
+    ///
+    /// # Errors
+    /// The election has ended.
+    pub(super) async fn changed(&mut self) -> Result<(), watch::error::RecvError> {
+        self.flag.changed().await
+    }
+}
+
 /// Takes part in the election.
 pub(super) struct Election {
     api: Api<Lease>,
     identity: String,
     leading: watch::Sender<bool>,
+    /// A leader leads until then.
+    until: Arc<Mutex<Option<Instant>>>,
     /// The version of the Lease that was seen last, and since when it is this one.
     seen: Option<(String, Instant)>,
     /// When this controller began the renewal that succeeded last.
@@ -34,14 +60,12 @@ pub(super) struct Election {
 }
 
 impl Election {
-    pub(super) fn new(
-        client: Client,
-        namespace: &str,
-        identity: String,
-    ) -> (Self, watch::Receiver<bool>) {
-        let (leading, leads) = watch::channel(false);
+    pub(super) fn new(client: Client, namespace: &str, identity: String) -> (Self, Leading) {
+        let (leading, flag) = watch::channel(false);
+        let until = Arc::new(Mutex::new(None));
+        let leads = Leading { flag, until: Arc::clone(&until) };
         let api = Api::namespaced(client, namespace);
-        (Self { api, identity, leading, seen: None, renewed: None }, leads)
+        (Self { api, identity, leading, until, seen: None, renewed: None }, leads)
     }
 
     /// Takes part until `ends` is true, and lets go of the Lease then.
@@ -84,6 +108,8 @@ impl Election {
     }
 
     fn leads_or_not(&self) {
+        let until = self.renewed.map(|renewed| renewed + RENEW_DEADLINE);
+        *self.until.lock().unwrap_or_else(PoisonError::into_inner) = until;
         let leads = self.renewed.is_some_and(|renewed| renewed.elapsed() < RENEW_DEADLINE);
         self.leading.send_if_modified(|leading| {
             let modified = *leading != leads;

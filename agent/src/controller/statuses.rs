@@ -20,6 +20,7 @@ use tracing::warn;
 use super::evaluate::evaluate;
 use super::follow::{Seen, follow, key};
 use super::index::{Index, Now, Touched};
+use super::lease::Leading;
 use super::queue::Queue;
 use crate::api::{NetworkPolicyStatus, NodePolicyStatus, PolicyReport};
 use crate::listen::Heartbeat;
@@ -73,7 +74,7 @@ struct Outcome {
 pub(super) struct Statuses {
     client: Client,
     source: Source,
-    leading: watch::Receiver<bool>,
+    leading: Leading,
     synced: watch::Sender<bool>,
     counters: Arc<Counters>,
     heartbeat: Heartbeat,
@@ -92,7 +93,7 @@ impl Statuses {
     pub(super) fn new(
         client: Client,
         source: Source,
-        leading: watch::Receiver<bool>,
+        leading: Leading,
         counters: Arc<Counters>,
         heartbeat: Heartbeat,
     ) -> (Self, watch::Receiver<bool>) {
@@ -187,7 +188,7 @@ impl Statuses {
 
     /// A leader has all to look at. One that leads no longer writes nothing more.
     fn leads_or_not(&mut self) {
-        if *self.leading.borrow_and_update() {
+        if self.leading.is() {
             self.look_at_all();
         } else {
             self.writes.abort_all();
@@ -266,7 +267,7 @@ impl Statuses {
 
     /// When to look at a policy next, if it is this controller's turn.
     fn next_look(&self) -> Option<Instant> {
-        let may = self.is_ready() && *self.leading.borrow() && self.in_flight.len() < IN_FLIGHT;
+        let may = self.is_ready() && self.leading.is() && self.in_flight.len() < IN_FLIGHT;
         self.queue.next(Instant::now()).filter(|_| may)
     }
 

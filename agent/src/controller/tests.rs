@@ -129,7 +129,9 @@ fn nodes_report_one_by_one() {
     assert_eq!(world.report("n1", 1, true, "").len(), 1);
     assert!(world.report("n1", 1, true, "").is_empty(), "nothing new");
     assert_said(&world, [3, 1, 0], "True Honoured", "False Pending");
-    ["n2", "n3"].map(|node| world.report(node, 1, true, ""));
+    for node in ["n2", "n3"] {
+        world.report(node, 1, true, "");
+    }
     assert_said(&world, [3, 3, 0], "True Honoured", "True AllNodes");
     assert_eq!(world.policy(2, &[]).len(), 1);
     assert_said(&world, [3, 0, 0], "Unknown NotLookedAt", "False Pending");
@@ -149,7 +151,9 @@ fn a_part_that_is_not_understood_is_said_without_nodes() {
 #[test]
 fn agents_fall_silent_and_return() {
     let mut world = World::new();
-    ["n1", "n2"].map(|node| world.report(node, 1, true, ""));
+    for node in ["n1", "n2"] {
+        world.report(node, 1, true, "");
+    }
     assert!(world.pass(100).is_empty());
     world.report("n1", 1, true, "");
     assert_eq!(world.pass(100).len(), 1);
@@ -157,7 +161,9 @@ fn agents_fall_silent_and_return() {
     let failed = world.status().not_enforced;
     let failed: Vec<_> = failed.iter().map(|it| (&*it.node, &*it.reason)).collect();
     assert_eq!(failed, [("n2", "AgentSilent"), ("n3", "NoAgent")]);
-    ["n2", "n3"].map(|node| world.report(node, 1, true, ""));
+    for node in ["n2", "n3"] {
+        world.report(node, 1, true, "");
+    }
     assert_said(&world, [3, 3, 0], "True Honoured", "True AllNodes");
     world.say(Change::NodeGone("n3".into()));
     assert_said(&world, [2, 2, 0], "True Honoured", "True AllNodes");
@@ -167,7 +173,7 @@ fn agents_fall_silent_and_return() {
 #[test]
 fn an_agent_with_a_wrong_clock_is_not_silent_for_long() {
     let mut world = World::new();
-    let mut report = |world: &mut World| {
+    let report = |world: &mut World| {
         world.now.unix -= 3600;
         world.report("n1", 1, true, "");
         world.now.unix += 3600;
@@ -195,7 +201,9 @@ fn nodes_that_omit_policies_leave_it_open() {
 #[test]
 fn pods_that_do_not_count_do_not() {
     let mut world = World::new();
-    ["n1", "n2", "n3"].map(|node| world.report(node, 1, true, ""));
+    for node in ["n1", "n2", "n3"] {
+        world.report(node, 1, true, "");
+    }
     assert!(world.pod("second", "a", "n1").is_empty(), "another of the same on the node");
     assert!(world.pod("other", "b", "n1").is_empty(), "no policy selects it");
     assert_eq!(world.say(Change::PodGone(Key::new("x", "n2"))).len(), 1);
