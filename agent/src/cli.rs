@@ -1,6 +1,7 @@
 //! The command line. Every flag has an environment twin, `NETPOLD_` and its name.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use netpold_core::probe::{IpProtocol, Party};
@@ -40,6 +41,8 @@ pub enum Command {
     Explain(ExplainArgs),
     /// Show what a running agent enforces, drops and has problems with
     Status(StatusArgs),
+    /// Write which policies are in force, and add the readiness gate to new pods
+    Controller(ControllerArgs),
     /// Take every program and pin off this node; its pods are not under policy any more
     Uninstall(UninstallArgs),
 }
@@ -145,6 +148,63 @@ pub struct RunArgs {
     /// What to log: a level, or targets with levels as in `info,netpold::source=debug`
     #[arg(long, value_name = "FILTER", env = "NETPOLD_LOG", default_value = "info")]
     pub log: String,
+}
+
+/// Flags of `netpold controller`.
+#[derive(Debug, Args)]
+pub struct ControllerArgs {
+    /// How to reach the API server; by default as every pod in a cluster does
+    #[arg(long, value_name = "FILE", env = "NETPOLD_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig, instead of its current one
+    #[arg(long, value_name = "NAME", env = "NETPOLD_CONTEXT", requires = "kubeconfig")]
+    pub context: Option<String>,
+    /// Seconds without a word after which a connection to the API server is given up
+    #[arg(long, value_name = "SECONDS", env = "NETPOLD_API_TIMEOUT", default_value = "100",
+        value_parser = clap::value_parser!(u16).range(1..=3600))]
+    pub api_timeout: u16,
+    /// Namespace of the controller's Lease, Secret and Service
+    #[arg(long, value_name = "NAME", env = "NETPOLD_NAMESPACE", default_value = "netpold-system")]
+    pub namespace: String,
+    /// What this replica is called in the Lease: the pod's name [default: the host's name]
+    #[arg(long, value_name = "NAME", env = "NETPOLD_IDENTITY")]
+    pub identity: Option<String>,
+    /// Serve the webhook there
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        env = "NETPOLD_WEBHOOK_LISTEN",
+        default_value = ":8443"
+    )]
+    pub webhook_listen: ListenAddress,
+    /// How long the webhook's certificates are good for, as in 90d, 12h, 30m or 60s; they are replaced after
+    /// two thirds of it
+    #[arg(long, value_name = "TIME", env = "NETPOLD_CERTIFICATE_LIFETIME", default_value = "90d",
+        value_parser = lifetime)]
+    pub certificate_lifetime: Duration,
+    /// Serve /metrics, /livez and /readyz there; :PORT for every address [default: nowhere]
+    #[arg(long, value_name = "ADDRESS:PORT", env = "NETPOLD_LISTEN")]
+    pub listen: Option<ListenAddress>,
+    /// Format of the log
+    #[arg(long, value_name = "FORMAT", env = "NETPOLD_LOG_FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
+    /// What to log: a level, or targets with levels as in `info,netpold::source=debug`
+    #[arg(long, value_name = "FILTER", env = "NETPOLD_LOG", default_value = "info")]
+    pub log: String,
+}
+
+/// A time of 15 seconds to 10 years, with its unit.
+fn lifetime(text: &str) -> Result<Duration, String> {
+    let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
+    let seconds = units.into_iter().find_map(|(unit, seconds)| {
+        text.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(seconds)
+    });
+    let seconds =
+        seconds.ok_or_else(|| "give a number and a unit, as in 90d, 12h, 30m or 60s".to_owned())?;
+    match seconds {
+        15..=315_360_000 => Ok(Duration::from_secs(seconds)),
+        _ => Err("give 15s to 3650d".to_owned()),
+    }
 }
 
 /// Of which pods the source address is checked.

@@ -91,15 +91,7 @@ impl TryFrom<RunArgs> for RunConfig {
             node: args.node_name.clone(),
             all_nodes: args.watch_nodes == WatchNodes::All,
         };
-        let log = EnvFilter::builder().parse(&args.log).with_context(|| {
-            format!("--log {}: a level is error, warn, info, debug or trace", args.log)
-        })?;
-        // The client logs each failed request without its address and cause, the watcher too; the source logs outages.
-        let quiet = |log: EnvFilter, target: &str| match format!("{target}=off").parse() {
-            Ok(directive) if !args.log.contains(target) => log.add_directive(directive),
-            _ => log,
-        };
-        let log = quiet(quiet(log, "kube_client::client"), "kube_runtime::watcher");
+        let log = log_filter(&args.log)?;
         Ok(Self {
             origin: origin(args.manifests, settings),
             node: args.node_name,
@@ -131,6 +123,39 @@ impl TryFrom<RunArgs> for RunConfig {
     }
 }
 
+/// What to log, of `--log`.
+///
+/// # Errors
+/// It is no filter.
+pub(crate) fn log_filter(given: &str) -> Result<EnvFilter> {
+    let log = EnvFilter::builder()
+        .parse(given)
+        .with_context(|| format!("--log {given}: a level is error, warn, info, debug or trace"))?;
+    // The client logs each failed request without its address and cause, the watcher too; the source logs outages.
+    let quiet = |log: EnvFilter, target: &str| match format!("{target}=off").parse() {
+        Ok(directive) if !given.contains(target) => log.add_directive(directive),
+        _ => log,
+    };
+    Ok(quiet(quiet(log, "kube_client::client"), "kube_runtime::watcher"))
+}
+
+/// Start logging to standard error. Once in a process.
+///
+/// # Errors
+/// Something in this process logs already.
+pub(crate) fn start_log(kind: LogFormat, filter: EnvFilter) -> Result<()> {
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let started = match kind {
+        LogFormat::Text => {
+            let ansi = std::io::stderr().is_terminal();
+            let fields = format::debug_fn(log_field).delimited(" ");
+            log.fmt_fields(fields).with_target(false).with_ansi(ansi).try_init()
+        }
+        LogFormat::Json => log.json().flatten_event(true).try_init(),
+    };
+    started.map_err(|error| anyhow::anyhow!("the log cannot be started: {error}"))
+}
+
 fn origin(manifests: Option<PathBuf>, cluster: cluster::Settings) -> Origin {
     manifests.map_or(Origin::Cluster(cluster), Origin::Manifests)
 }
@@ -141,17 +166,7 @@ impl RunConfig {
     /// # Errors
     /// Something in this process logs already.
     pub fn start_log(&mut self) -> Result<()> {
-        let filter = std::mem::take(&mut self.log);
-        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-        let started = match self.log_format {
-            LogFormat::Text => {
-                let ansi = std::io::stderr().is_terminal();
-                let fields = format::debug_fn(log_field).delimited(" ");
-                log.fmt_fields(fields).with_target(false).with_ansi(ansi).try_init()
-            }
-            LogFormat::Json => log.json().flatten_event(true).try_init(),
-        };
-        started.map_err(|error| anyhow::anyhow!("the log cannot be started: {error}"))
+        start_log(self.log_format, std::mem::take(&mut self.log))
     }
 }
 

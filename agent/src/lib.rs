@@ -6,6 +6,7 @@ pub mod bpf;
 pub mod cli;
 pub mod config;
 pub mod conntrack;
+pub mod controller;
 pub mod dataplane;
 pub mod endpoint;
 pub mod engine;
@@ -49,6 +50,7 @@ pub fn main() -> ExitCode {
             Err(error) => (Err(error), UNUSABLE),
         },
         Command::Explain(args) => (explain::run(&args), UNUSABLE),
+        Command::Controller(args) => (controller::run(args).map(|()| 0), FAILED),
         Command::Uninstall(args) => (uninstall::run(&args).map(|()| 0), FAILED),
         Command::Status(args) => (admin::client::run(&args).map(|()| 0), FAILED),
     };

@@ -68,7 +68,7 @@ impl fmt::Display for ListenAddress {
 }
 
 impl ListenAddress {
-    fn bind(self) -> io::Result<std::net::TcpListener> {
+    pub(crate) fn bind(self) -> io::Result<std::net::TcpListener> {
         let bind = |address: IpAddr| std::net::TcpListener::bind((address, self.port));
         let listener = match self.address {
             Some(address) => bind(address),
@@ -113,7 +113,7 @@ impl Heartbeat {
     }
 
     /// How long the loop has not turned, if that is too long.
-    fn stalled(&self, now: Instant) -> Option<Duration> {
+    pub(crate) fn stalled(&self, now: Instant) -> Option<Duration> {
         let last = Duration::from_secs(self.last.load(Ordering::Relaxed));
         let since = now.saturating_duration_since(self.start).saturating_sub(last);
         (since > STALLED).then_some(since)
@@ -149,14 +149,19 @@ impl Listener {
         metrics: Metrics,
         heartbeat: Heartbeat,
     ) -> Result<Self, ListenError> {
-        let opened = address.bind().and_then(TcpListener::from_std);
-        let listener = opened.map_err(|cause| ListenError { address, cause })?;
-        info!(%address, "serves /metrics, /livez and /readyz");
         let router = Router::new()
             .route("/metrics", get(metrics_text))
             .route("/livez", get(live))
             .route("/readyz", get(ready))
             .with_state(Answers { metrics: Arc::new(metrics), heartbeat });
+        Self::serve(address, router)
+    }
+
+    /// The same with other answers.
+    pub(crate) fn serve(address: ListenAddress, router: Router) -> Result<Self, ListenError> {
+        let opened = address.bind().and_then(TcpListener::from_std);
+        let listener = opened.map_err(|cause| ListenError { address, cause })?;
+        info!(%address, "serves /metrics, /livez and /readyz");
         Ok(Self { task: tokio::spawn(accept(listener, router)) })
     }
 }

@@ -33,7 +33,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use tokio::sync::mpsc;
 
 use self::connection::Connection;
-pub use self::connection::{Access, ConnectError};
+pub use self::connection::{Access, ConnectError, client};
 pub use self::event_recorder::{EventRecorder, Unsupported};
 use self::follower::Follower;
 use self::hub::{Hub, Update};
@@ -79,6 +79,25 @@ pub async fn watch(settings: Settings) -> Result<(Source, EventRecorder), Connec
     tokio::spawn(hub.run());
     let event_recorder = EventRecorder::start(connection, settings.node, troubled);
     Ok((Source { batches: source, status, partial: false }, event_recorder))
+}
+
+/// Follow what the status of policies follows from: nodes, policies and pods. As [`watch`] otherwise.
+///
+/// # Errors
+/// As of [`watch`].
+pub async fn watch_policies(access: Access) -> Result<Source, ConnectError> {
+    let connection = Arc::new(Connection::open(access).await?);
+    let (updates, received) = mpsc::channel(IN_FLIGHT);
+    let (batches, source) = mpsc::channel(IN_FLIGHT);
+    let origin = format!("API server {}", connection.server());
+    let outage = Outage::new();
+    let mut starter = Starter { connection, outage, updates, kinds: Vec::new() };
+    starter.start::<Node>(None);
+    starter.start::<NetworkPolicy>(None);
+    starter.start::<Pod>(None);
+    let (hub, status, _) = Hub::new(origin, starter.kinds, received, batches);
+    tokio::spawn(hub.run());
+    Ok(Source { batches: source, status, partial: false })
 }
 
 struct Starter {

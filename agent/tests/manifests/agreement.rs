@@ -163,25 +163,23 @@ fn the_controller_is_where_others_look_for_it() {
     let (base, quotas) = (render("base"), render("overlays/quotas"));
     let webhook = render("overlays/readiness-gate-webhook").remove(0);
     let wanted = &webhook["webhooks"][0]["clientConfig"]["service"];
-    for set in base.iter().filter(|object| object["kind"] == "Deployment") {
-        assert_eq!(set["metadata"]["name"], "netpold-controller");
-        let service = find(&base, "Service", "netpold-controller");
-        assert_eq!(service["metadata"]["name"], wanted["name"]);
-        assert_eq!(service["metadata"]["namespace"], wanted["namespace"]);
-        assert_eq!(service["spec"]["ports"][0]["port"], wanted["port"]);
-        let pod = &set["spec"]["template"]["spec"];
-        let ports = list(&pod["containers"][0]["ports"]);
-        assert!(ports.iter().any(|port| port["name"] == service["spec"]["ports"][0]["targetPort"]));
-        let labels = &set["spec"]["template"]["metadata"]["labels"];
-        assert_eq!(&service["spec"]["selector"], labels);
-        let budget = find(&base, "PodDisruptionBudget", "netpold-controller");
-        assert_eq!(&budget["spec"]["selector"]["matchLabels"], labels);
-        let classes = &find(&quotas, "ResourceQuota", "critical-pods")["spec"]["scopeSelector"];
-        let classes = list(&classes["matchExpressions"][0]["values"]);
-        assert!(classes.contains(&pod["priorityClassName"]), "{pod}");
-        let tolerated = |key: &str| list(&pod["tolerations"]).iter().any(|it| it["key"] == key);
-        assert!(tolerated("netpold.io/agent-not-ready"), "{pod}");
-    }
+    let set = find(&base, "Deployment", "netpold-controller");
+    let service = find(&base, "Service", "netpold-controller");
+    assert_eq!(service["metadata"]["name"], wanted["name"]);
+    assert_eq!(service["metadata"]["namespace"], wanted["namespace"]);
+    assert_eq!(service["spec"]["ports"][0]["port"], wanted["port"]);
+    let pod = &set["spec"]["template"]["spec"];
+    let ports = list(&pod["containers"][0]["ports"]);
+    assert!(ports.iter().any(|port| port["name"] == service["spec"]["ports"][0]["targetPort"]));
+    let labels = &set["spec"]["template"]["metadata"]["labels"];
+    assert_eq!(&service["spec"]["selector"], labels);
+    let budget = find(&base, "PodDisruptionBudget", "netpold-controller");
+    assert_eq!(&budget["spec"]["selector"]["matchLabels"], labels);
+    let classes = &find(&quotas, "ResourceQuota", "critical-pods")["spec"]["scopeSelector"];
+    let classes = list(&classes["matchExpressions"][0]["values"]);
+    assert!(classes.contains(&pod["priorityClassName"]), "{pod}");
+    let tolerated = |key: &str| list(&pod["tolerations"]).iter().any(|it| it["key"] == key);
+    assert!(tolerated("netpold.io/agent-not-ready"), "{pod}");
 }
 
 /// The expressions read the limits that are shipped, and no others.

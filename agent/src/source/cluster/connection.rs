@@ -120,6 +120,14 @@ impl Connection {
     }
 }
 
+/// A client of the API server. It reads a token again that is in a file; other credentials stay as they are.
+///
+/// # Errors
+/// There is nothing to connect to, or not with these credentials.
+pub async fn client(access: &Access) -> Result<Client, ConnectError> {
+    Ok(connect(access).await?.0)
+}
+
 async fn connect(access: &Access) -> Result<(Client, String), ConnectError> {
     let mut config = match &access.kubeconfig {
         Some(path) => from_kubeconfig(path, access.context.as_deref()).await?,

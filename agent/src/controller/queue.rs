@@ -1,0 +1,119 @@
+//! Policies to look at, namespace by namespace in turn: one with thousands of policies that change all the time
+//! delays another's by one write.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use netpold_core::model::Key;
+
+/// Changes of a policy that come together are one write.
+const GATHER: Duration = Duration::from_millis(100);
+/// Least time between two writes of one policy.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Times of writes are forgotten when there are this many.
+const REMEMBERED: usize = 10_000;
+
+/// The queue.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    /// All that wait.
+    waiting: BTreeSet<Key>,
+    /// Not due yet, by when they are.
+    later: BTreeSet<(Instant, Key)>,
+    /// Due, by namespace, the longest first; none is empty.
+    due: BTreeMap<String, VecDeque<String>>,
+    /// The namespace that was served last.
+    last: String,
+    /// When a policy was written last.
+    written: BTreeMap<Key, Instant>,
+}
+
+impl Queue {
+    /// Has a policy looked at, soon.
+    pub(super) fn push(&mut self, key: Key, now: Instant) {
+        let paused = self.written.get(&key).map_or(now, |written| *written + PAUSE);
+        self.push_at(key, paused.max(now + GATHER));
+    }
+
+    /// Has a policy looked at from a moment on.
+    pub(super) fn push_at(&mut self, key: Key, at: Instant) {
+        if !self.waiting.insert(key.clone()) {
+            return;
+        }
+        self.later.insert((at, key));
+    }
+
+    /// The next one that is due.
+    pub(super) fn pop(&mut self, now: Instant) -> Option<Key> {
+        while self.later.first().is_some_and(|(at, _)| *at <= now) {
+            let Some((_, key)) = self.later.pop_first() else { break };
+            self.due.entry(key.namespace).or_default().push_back(key.name);
+        }
+        let after = (std::ops::Bound::Excluded(self.last.as_str()), std::ops::Bound::Unbounded);
+        let next = self.due.range::<str, _>(after).next().or_else(|| self.due.iter().next());
+        let namespace = next.map(|(namespace, _)| namespace.clone())?;
+        let names = self.due.get_mut(&namespace)?;
+        let name = names.pop_front()?;
+        if names.is_empty() {
+            self.due.remove(&namespace);
+        }
+        self.last.clone_from(&namespace);
+        let key = Key { namespace, name };
+        self.waiting.remove(&key);
+        Some(key)
+    }
+
+    /// When to ask again; `None`: nothing is waiting.
+    pub(super) fn next(&self, now: Instant) -> Option<Instant> {
+        match self.due.is_empty() {
+            true => self.later.first().map(|(at, _)| *at),
+            false => Some(now),
+        }
+    }
+
+    /// How many are waiting.
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// A policy was written.
+    pub(super) fn written(&mut self, key: Key, now: Instant) {
+        if self.written.len() >= REMEMBERED {
+            self.written.retain(|_, at| *at + PAUSE > now);
+        }
+        self.written.insert(key, now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn namespaces_take_turns() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        (0..3).for_each(|n| queue.push(Key::new("crowd", format!("p{n}")), now));
+        queue.push(Key::new("alone", "p"), now);
+        queue.push(Key::new("alone", "p"), now);
+        assert_eq!((queue.pop(now), queue.len()), (None, 4));
+        let then = now + GATHER;
+        let order: Vec<String> =
+            std::iter::from_fn(|| queue.pop(then)).map(|key| key.to_string()).collect();
+        assert_eq!(order, ["alone/p", "crowd/p0", "crowd/p1", "crowd/p2"]);
+        (0..3).for_each(|n| queue.push(Key::new("crowd", format!("p{n}")), then));
+        let then = then + GATHER;
+        assert_eq!(queue.pop(then), Some(Key::new("crowd", "p0")));
+        queue.push_at(Key::new("alone", "p"), then);
+        assert_eq!(queue.pop(then), Some(Key::new("alone", "p")), "before the others of the crowd");
+    }
+
+    #[test]
+    fn a_policy_is_not_written_all_the_time() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        let key = Key::new("x", "p");
+        queue.written(key.clone(), now);
+        queue.push(key.clone(), now);
+        assert_eq!(queue.next(now), Some(now + PAUSE));
+        assert_eq!((queue.pop(now + GATHER), queue.pop(now + PAUSE)), (None, Some(key)));
+    }
+}

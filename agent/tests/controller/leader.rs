@@ -1,0 +1,98 @@
+//! Of two controllers one writes.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use crate::world::{USER, World, wait};
+
+/// A Lease runs out after 15 s, and is looked at every 2 s; the rest is for a slow machine.
+const TAKEOVER: Duration = Duration::from_secs(45);
+
+fn holder(world: &World) -> String {
+    let get = ["get", "lease", "netpold-controller", "-n", "netpold-system", "--ignore-not-found"];
+    world.server.kubectl(&[&get[..], &["-o", "jsonpath={.spec.holderIdentity}"]].concat()).unwrap()
+}
+
+/// How often each status was written.
+fn writes(world: &World) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for request in world.server.requests(USER).unwrap() {
+        let written = request.resource.starts_with("networkpolicystatuses")
+            && !["list", "watch"].contains(&&*request.verb);
+        if written {
+            assert!(request.code < 300, "{request:?}");
+            let path = request.uri.split('?').next().unwrap_or_default();
+            *counts.entry(format!("{} {path}", request.verb)).or_default() += 1;
+        }
+    }
+    counts
+}
+
+#[test]
+fn another_takes_over_from_a_leader_that_is_gone() {
+    let Some(world) = World::new("another_takes_over_from_a_leader_that_is_gone") else { return };
+    world.node("n1");
+    world.pod("server", "server", "n1");
+    world.report("n1", 0, &[]);
+    let names = ["one", "two"];
+    let mut controllers = names.map(|name| world.start(name, &[]));
+    wait("led", || !holder(&world).is_empty());
+    world.policy("server", "server", 1);
+    world.becomes("server", [1, 0, 0], ["False", "Pending"]);
+    let first = holder(&world);
+    let leader = names.iter().position(|name| *name == first).unwrap();
+
+    controllers[leader].end(Signal::SIGKILL);
+    let killed = Instant::now();
+    world.policy("late", "server", 1);
+    world.report("n1", 0, &[("server", true, ""), ("late", true, "")]);
+    world.becomes("late", [1, 1, 0], ["True", "AllNodes"]);
+    assert!(killed.elapsed() < TAKEOVER, "{:?}", killed.elapsed());
+    println!("taken over after {:?}", killed.elapsed());
+    world.becomes("server", [1, 1, 0], ["True", "AllNodes"]);
+    assert_eq!(holder(&world), names[1 - leader]);
+
+    // One that ends orderly lets go of the Lease: nobody waits for it.
+    controllers[leader] = world.start("three", &[]);
+    wait("the third stands by", || controllers[leader].log().contains("every kind is in sync"));
+    controllers[1 - leader].end(Signal::SIGTERM);
+    wait("led by the third", || holder(&world) == "three");
+    assert!(controllers[1 - leader].log().contains("lets go of the Lease"));
+    world.report("n1", 0, &[("server", true, "")]);
+    world.becomes("late", [1, 0, 0], ["False", "Pending"]);
+
+    // What was so stays unwritten by the next one.
+    let counts = writes(&world);
+    let of = |what: &str| {
+        counts.iter().filter(|(path, _)| path.ends_with(what)).map(|(_, n)| n).sum::<usize>()
+    };
+    assert_eq!(of("networkpolicystatuses"), 2, "each was created once: {counts:?}");
+    assert_eq!(of("/server/status"), 2, "Pending, and in force: {counts:?}");
+    assert_eq!(of("/late/status"), 2, "in force at once, and Pending again: {counts:?}");
+}
+
+/// A leader that was stopped in its tracks must not write when it goes on, after another has taken over.
+#[test]
+fn a_leader_that_slept_writes_nothing() {
+    let Some(world) = World::new("a_leader_that_slept_writes_nothing") else { return };
+    world.node("n1");
+    world.pod("server", "server", "n1");
+    let first = world.start("one", &[]);
+    wait("led by the first", || holder(&world) == "one");
+    world.policy("server", "server", 1);
+    world.becomes("server", [1, 0, 0], ["False", "Pending"]);
+    first.signal(Signal::SIGSTOP);
+    let _second = world.start("two", &[]);
+    wait("led by the second", || holder(&world) == "two");
+    first.signal(Signal::SIGCONT);
+    world.report("n1", 0, &[("server", true, "")]);
+    world.becomes("server", [1, 1, 0], ["True", "AllNodes"]);
+    std::thread::sleep(Duration::from_secs(5));
+    assert_eq!(holder(&world), "two");
+    let refused = world.server.requests(USER).unwrap().into_iter();
+    let refused: Vec<_> =
+        refused.filter(|it| it.code == 409 && it.resource.contains("networkpolicy")).collect();
+    assert!(refused.is_empty(), "{refused:?}");
+}

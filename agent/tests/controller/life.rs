@@ -1,0 +1,115 @@
+//! A policy's status through its life.
+
+use serde_json::json;
+
+use crate::world::{NAMESPACE, World, condition, wait};
+
+#[test]
+fn a_status_follows_its_policy() {
+    let Some(world) = World::new("a_status_follows_its_policy") else { return };
+    for node in ["n1", "n2", "n3"] {
+        world.node(node);
+        world.pod(&format!("server-{node}"), "server", node);
+    }
+    world.pod("other", "other", "n1");
+    let _controller = world.start("one", &[]);
+    world.policy("server", "server", 1);
+    let object = world.becomes("server", [3, 0, 0], ["False", "Pending"]);
+    let policy = world.get(&["networkpolicy", "server", "-n", NAMESPACE]);
+    let owner = &object["metadata"]["ownerReferences"][0];
+    assert_eq!(
+        (&owner["kind"], &owner["uid"]),
+        (&json!("NetworkPolicy"), &policy["metadata"]["uid"])
+    );
+    assert_eq!(condition(&object["status"], "Accepted")["status"], "Unknown", "{object}");
+
+    // The nodes report one by one.
+    for node in ["n1", "n2", "n3"] {
+        world.report(node, 0, &[]);
+    }
+    world.report("n1", 0, &[("server", true, "")]);
+    let object = world.becomes("server", [3, 1, 0], ["False", "Pending"]);
+    let status = &object["status"];
+    assert_eq!(condition(status, "Accepted")["status"], "True", "{status}");
+    assert_eq!(condition(status, "Enforcing")["message"], "in force on 1 of 3 nodes");
+    let named =
+        status["notEnforced"].as_array().unwrap().iter().map(|it| it["node"].as_str().unwrap());
+    assert_eq!(named.collect::<Vec<_>>(), ["n2", "n3"]);
+    world.report("n2", 0, &[("server", false, "its interface is not known")]);
+    wait("with the node's word", || {
+        let object = world.status("server").unwrap();
+        object["status"]["notEnforced"][0]["message"] == "its interface is not known"
+    });
+    let waiting = std::thread::scope(|scope| {
+        let waits = scope.spawn(|| {
+            let for_it = [
+                "wait",
+                "--for=condition=Enforcing",
+                "networkpolicystatus/server",
+                "-n",
+                NAMESPACE,
+            ];
+            world.server.kubectl(&[&for_it[..], &["--timeout=90s"]].concat())
+        });
+        world.report("n2", 0, &[("server", true, "")]);
+        world.report("n3", 0, &[("server", true, "")]);
+        waits.join().unwrap()
+    });
+    assert!(waiting.unwrap().contains("condition met"));
+    let object = world.becomes("server", [3, 3, 0], ["True", "AllNodes"]);
+    let status = &object["status"];
+    assert!(status["notEnforced"].as_array().is_none_or(Vec::is_empty), "{status}");
+    assert_eq!(
+        (&status["observedGeneration"], &condition(status, "Enforcing")["observedGeneration"]),
+        (&json!(1), &json!(1))
+    );
+
+    // An edit is not in force before the nodes say so.
+    world.policy("server", "server", 2);
+    let object = world.becomes("server", [3, 0, 0], ["False", "Pending"]);
+    assert_eq!(object["status"]["observedGeneration"], 2);
+    world.report("n1", 0, &[("server", false, "spec.ingress: closed: more than the tables hold")]);
+    let object = world.becomes("server", [3, 0, 1], ["False", "NotHonoured"]);
+    let accepted = condition(&object["status"], "Accepted");
+    assert_eq!(
+        (&accepted["status"], &accepted["reason"]),
+        (&json!("False"), &json!("PartNotHonoured"))
+    );
+    for node in ["n1", "n2", "n3"] {
+        world.report(node, 0, &[("server", true, "")]);
+    }
+    world.becomes("server", [3, 3, 0], ["True", "AllNodes"]);
+
+    // An agent falls silent, comes back, and its node goes.
+    world.report("n3", 10, &[("server", true, "")]);
+    let object = world.becomes("server", [3, 2, 1], ["False", "AgentSilent"]);
+    assert_eq!(object["status"]["notEnforced"][0]["node"], "n3");
+    world.report("n3", 0, &[("server", true, "")]);
+    world.becomes("server", [3, 3, 0], ["True", "AllNodes"]);
+    world.report("n3", 10, &[("server", true, "")]);
+    world.becomes("server", [3, 2, 1], ["False", "AgentSilent"]);
+    world.server.kubectl(&["delete", "node", "n3"]).unwrap();
+    world.becomes("server", [2, 2, 0], ["True", "AllNodes"]);
+
+    // Pods come and go.
+    world.policy("other", "other", 1);
+    world.becomes("other", [1, 0, 0], ["False", "Pending"]);
+    let now = ["delete", "pod", "other", "-n", NAMESPACE, "--grace-period=0", "--force"];
+    world.server.kubectl(&now).unwrap();
+    world.becomes("other", [0, 0, 0], ["True", "NoPods"]);
+
+    // A policy of the same name is another one.
+    world.server.kubectl(&["delete", "networkpolicy", "server", "-n", NAMESPACE]).unwrap();
+    world.policy("server", "server", 1);
+    let object = world.becomes("server", [2, 0, 0], ["False", "Pending"]);
+    let policy = world.get(&["networkpolicy", "server", "-n", NAMESPACE]);
+    wait("owned by the new one", || {
+        let object = world.status("server").unwrap();
+        object["metadata"]["ownerReferences"][0]["uid"] == policy["metadata"]["uid"]
+    });
+    assert_eq!(object["status"]["observedGeneration"], 1);
+
+    // A status that somebody deletes is written again.
+    world.server.kubectl(&["delete", "networkpolicystatus", "server", "-n", NAMESPACE]).unwrap();
+    world.becomes("server", [2, 0, 0], ["False", "Pending"]);
+}

@@ -1,0 +1,11 @@
+//! Controllers against a real API server. Needs the binaries that `cargo xtask setup` provides.
+//!
+//! The tests play the agents: they write `NodePolicyStatus` objects. Nothing collects garbage.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod leader;
+mod life;
+mod rights;
+mod webhook;
+mod world;

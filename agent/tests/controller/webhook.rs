@@ -1,0 +1,96 @@
+//! Pods get the readiness gate as the API server creates them.
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::world::{NAMESPACE, World, wait};
+
+/// The configuration that `deploy/overlays/readiness-gate` ships, of a webhook at this port.
+pub(crate) fn configuration(port: u16) -> Value {
+    let rule = json!({
+        "operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "scope": "Namespaced",
+    });
+    json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": { "name": "netpold-readiness-gate" },
+        "webhooks": [{
+            "name": "readiness-gate.netpold.io",
+            "clientConfig": { "url": format!("https://127.0.0.1:{port}/mutate-pods") },
+            "rules": [rule],
+            "admissionReviewVersions": ["v1"],
+            "sideEffects": "None",
+            "failurePolicy": "Ignore",
+            "reinvocationPolicy": "IfNeeded",
+            "timeoutSeconds": 10,
+        }],
+    })
+}
+
+fn bundle(world: &World) -> String {
+    let found = world.get(&["mutatingwebhookconfiguration", "netpold-readiness-gate"]);
+    found["webhooks"][0]["clientConfig"]["caBundle"].as_str().unwrap_or_default().to_owned()
+}
+
+/// The API server knows the webhook's authority.
+pub(crate) fn trusted(world: &World) -> bool {
+    !bundle(world).is_empty()
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+}
+
+/// The readiness gates of a pod that is created.
+fn gates(world: &World, name: &str) -> Vec<String> {
+    world.pod(name, "x", "n1");
+    let pod = world.get(&["pod", name, "-n", NAMESPACE]);
+    let gates = pod["spec"]["readinessGates"].as_array().cloned().unwrap_or_default();
+    gates.iter().map(|gate| gate["conditionType"].as_str().unwrap().to_owned()).collect()
+}
+
+fn is_gated(world: &World, name: &str) -> bool {
+    gates(world, name) == ["netpold.io/network-ready"]
+}
+
+#[test]
+fn pods_get_the_gate_while_certificates_change() {
+    let Some(world) = World::new("pods_get_the_gate_while_certificates_change") else { return };
+    world.node("n1");
+    let port = free_port();
+    world.create(&configuration(port));
+    let address = format!("127.0.0.1:{port}");
+    let life = ["--webhook-listen", &address, "--certificate-lifetime", "60s"];
+    let mut controller = world.start("one", &life);
+    wait("trusted", || trusted(&world));
+    let mut number = 0;
+    let mut next = || {
+        number += 1;
+        is_gated(&world, &format!("p{number}"))
+    };
+    wait("asked", &mut next);
+    // Another certificate is made after 40 s and served after 45 s; the first one ends at 60 s.
+    let served = || controller.log().matches("the webhook serves another certificate").count();
+    let (began, mut bundles) = (Instant::now(), vec![bundle(&world)]);
+    while served() < 2 || began.elapsed() < Duration::from_secs(65) {
+        assert!(next(), "{:?} after the first\n{}", began.elapsed(), controller.log());
+        let now = bundle(&world);
+        if bundles.last() != Some(&now) {
+            bundles.push(now);
+        }
+        assert!(
+            began.elapsed() < Duration::from_mins(3),
+            "no other certificate\n{}",
+            controller.log()
+        );
+    }
+    println!("{number} pods, {} bundles, {} certificates", bundles.len(), served());
+    assert!(bundles.len() >= 2);
+
+    // Without the webhook pods are created all the same.
+    controller.end(Signal::SIGKILL);
+    assert_eq!(gates(&world, "without"), Vec::<String>::new());
+}

@@ -1,0 +1,235 @@
+//! An API server, and controllers that have only their own rights.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use netpold_testbed::{Access, ApiServer, require_apiserver};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+/// What is to happen happens within this, however busy the machine is.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+const INTERVAL: Duration = Duration::from_millis(100);
+pub(crate) const NAMESPACE: &str = "shop";
+/// The controller, as the API server knows it.
+pub(crate) const USER: &str = "system:serviceaccount:netpold-system:netpold-controller";
+/// What of the manifest can be created here: the server has no `policy/v1`, and nothing runs Deployments.
+const CREATED: [&str; 5] =
+    ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"];
+
+/// Dropped, it is killed.
+pub(crate) struct Controller {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Controller {
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
+    }
+
+    /// Kills it, or ends it orderly, and waits for that.
+    pub(crate) fn end(&mut self, signal: Signal) {
+        self.signal(signal);
+        self.child.wait().unwrap();
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let _ = writeln!(std::io::stderr(), "{}:\n{}", self.log.display(), self.log());
+        }
+    }
+}
+
+pub(crate) struct World {
+    pub(crate) server: ApiServer,
+}
+
+impl World {
+    /// A server with netpold's kinds and the controller's rights; `None` where the test cannot run.
+    pub(crate) fn new(test: &str) -> Option<Self> {
+        if !require_apiserver(test) {
+            return None;
+        }
+        let world = Self { server: ApiServer::start().unwrap() };
+        world.server.kubectl(&["create", "namespace", "netpold-system"]).unwrap();
+        world.server.kubectl(&["create", "namespace", NAMESPACE]).unwrap();
+        world.server.apply(&std::fs::read_to_string(base("crds.yaml")).unwrap()).unwrap();
+        for object in manifest().iter().filter(|o| CREATED.contains(&o["kind"].as_str().unwrap())) {
+            world.server.apply(&object.to_string()).unwrap();
+        }
+        let established = ["wait", "--for=condition=Established", "crd", "--all", "--timeout=90s"];
+        world.server.kubectl(&established).unwrap();
+        Some(world)
+    }
+
+    /// Starts a controller of that name.
+    pub(crate) fn start(&self, name: &str, more: &[&str]) -> Controller {
+        let token = self.server.token("netpold-system", "netpold-controller").unwrap();
+        let kubeconfig = self.server.write_kubeconfig(name, &Access::Token(&token)).unwrap();
+        let log = self.server.directory().join(format!("{name}.log"));
+        let child = Command::new(env!("CARGO_BIN_EXE_netpold"))
+            .args(["controller", "--identity", name, "--kubeconfig"])
+            .arg(kubeconfig)
+            .args(["--log", "info,netpold::controller=debug"])
+            .args(if more.contains(&"--webhook-listen") {
+                &[][..]
+            } else {
+                &["--webhook-listen", "127.0.0.1:0"]
+            })
+            .args(more)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(&log).unwrap())
+            .spawn()
+            .unwrap();
+        Controller { child, log }
+    }
+
+    pub(crate) fn create(&self, object: &Value) {
+        let create = ["create", "--validate=false", "-f", "-"];
+        self.server.kubectl_with(&create, &object.to_string()).unwrap();
+    }
+
+    pub(crate) fn node(&self, name: &str) {
+        self.create(&json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name } }));
+    }
+
+    /// A pod of an app, as a scheduler leaves it.
+    pub(crate) fn pod(&self, name: &str, app: &str, node: &str) {
+        let metadata = json!({ "namespace": NAMESPACE, "name": name, "labels": { "app": app } });
+        let containers = json!([{ "name": "main", "image": "example/main" }]);
+        let spec = json!({ "nodeName": node, "containers": containers });
+        self.create(
+            &json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec }),
+        );
+    }
+
+    /// `kubectl apply` of a policy for the pods of an app, with so many rules.
+    pub(crate) fn policy(&self, name: &str, app: &str, rules: usize) {
+        let policy = json!({
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": { "namespace": NAMESPACE, "name": name },
+            "spec": {
+                "podSelector": { "matchLabels": { "app": app } },
+                "ingress": vec![json!({}); rules],
+            },
+        });
+        self.server.apply(&policy.to_string()).unwrap();
+    }
+
+    pub(crate) fn get(&self, arguments: &[&str]) -> Value {
+        let said = self.server.kubectl(&[&["get", "-o", "json"], arguments].concat()).unwrap();
+        serde_json::from_str(&said).unwrap()
+    }
+
+    /// Writes what a node's agent says, as of so many minutes ago: of each policy whether it is in force, and a
+    /// message.
+    pub(crate) fn report(&self, node: &str, minutes: i64, policies: &[(&str, bool, &str)]) {
+        let entry = |(name, enforced, message): &(&str, bool, &str)| {
+            let policy = self.get(&["networkpolicy", name, "-n", NAMESPACE]);
+            let mut entry = json!({
+                "namespace": NAMESPACE, "name": name, "pods": 1, "enforced": enforced,
+                "uid": policy["metadata"]["uid"], "observedGeneration": policy["metadata"]["generation"],
+            });
+            // As the agents write it: no message is none, not an empty one.
+            if !message.is_empty() {
+                entry["message"] = json!(message);
+            }
+            entry
+        };
+        let renewed = Timestamp::now() - SignedDuration::from_mins(minutes);
+        let status = json!({
+            "agentVersion": "0", "renewTime": Timestamp::from_second(renewed.as_second()).unwrap().to_string(),
+            "policies": policies.iter().map(entry).collect::<Vec<_>>(),
+        });
+        let object = json!({
+            "apiVersion": "netpold.io/v1alpha1", "kind": "NodePolicyStatus", "metadata": { "name": node },
+        });
+        self.server.apply(&object.to_string()).unwrap();
+        let patch = json!({ "status": status }).to_string();
+        let patch = [
+            "patch",
+            "nodepolicystatus",
+            node,
+            "--subresource=status",
+            "--type=merge",
+            "-p",
+            &patch,
+        ];
+        self.server.kubectl(&patch).unwrap();
+    }
+
+    /// A policy's status, if it has one.
+    pub(crate) fn status(&self, policy: &str) -> Option<Value> {
+        let get = [
+            "get",
+            "networkpolicystatus",
+            policy,
+            "-n",
+            NAMESPACE,
+            "-o",
+            "json",
+            "--ignore-not-found",
+        ];
+        serde_json::from_str(&self.server.kubectl(&get).unwrap()).ok()
+    }
+
+    /// Waits until a policy's status says this: desired, enforced and failed nodes, and of `Enforcing` status and
+    /// reason.
+    #[track_caller]
+    pub(crate) fn becomes(&self, policy: &str, nodes: [i64; 3], enforcing: [&str; 2]) -> Value {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let object = self.status(policy).unwrap_or_default();
+            let said = &object["status"];
+            let counts = ["desired", "enforced", "failed"]
+                .map(|name| said["nodes"][name].as_i64().unwrap_or(-1));
+            let found = condition(said, "Enforcing");
+            if counts == nodes && found["status"] == enforcing[0] && found["reason"] == enforcing[1]
+            {
+                return object;
+            }
+            assert!(Instant::now() < deadline, "not {nodes:?}, {enforcing:?}: {object:#}");
+            std::thread::sleep(INTERVAL);
+        }
+    }
+}
+
+/// Waits until something is so.
+#[track_caller]
+pub(crate) fn wait(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not {what}");
+        std::thread::sleep(INTERVAL);
+    }
+}
+
+pub(crate) fn condition<'s>(status: &'s Value, name: &str) -> &'s Value {
+    let all = status["conditions"].as_array().map_or(&[][..], Vec::as_slice);
+    all.iter().find(|it| it["type"] == name).unwrap_or(&Value::Null)
+}
+
+fn base(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/base").join(name)
+}
+
+/// The objects of `deploy/base/controller.yaml`.
+pub(crate) fn manifest() -> Vec<Value> {
+    serde_saphyr::from_multiple(&std::fs::read_to_string(base("controller.yaml")).unwrap()).unwrap()
+}
