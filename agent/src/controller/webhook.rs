@@ -129,7 +129,7 @@ fn patch(request: &Value) -> Option<Value> {
     let is_created = request["operation"] == "CREATE"
         && request["subResource"].as_str().is_none_or(str::is_empty);
     let spec = &request["object"]["spec"];
-    if !is_pod || !is_created || !spec.is_object() || spec["hostNetwork"] == true {
+    if !is_pod || !is_created || !spec.is_object() || is_without_agent(&request["object"]) {
         return None;
     }
     let gate = json!({ "conditionType": GATE });
@@ -143,6 +143,18 @@ fn patch(request: &Value) -> Option<Value> {
         }
         Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_) => None,
     }
+}
+
+/// Whether no agent would write the condition of a pod, or the kubelet not read its gate: such a pod would never be
+/// ready. The same pods as in `deploy/overlays/readiness-gate`.
+fn is_without_agent(pod: &Value) -> bool {
+    let spec = &pod["spec"];
+    let is_linux = |os: &Value| os.is_null() || os == "linux";
+    let is_static = !pod["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_null();
+    spec["hostNetwork"] == true
+        || is_static
+        || !is_linux(&spec["os"]["name"])
+        || !is_linux(&spec["nodeSelector"]["kubernetes.io/os"])
 }
 
 #[cfg(test)]
@@ -167,6 +179,15 @@ mod tests {
         assert_eq!(path(&other), Some(json!("/spec/readinessGates/-")));
         assert_eq!(path(&json!({ "readinessGates": [gate] })), None);
         assert_eq!(path(&json!({ "hostNetwork": true })), None);
+        assert_eq!(path(&json!({ "os": { "name": "windows" } })), None);
+        assert_eq!(path(&json!({ "nodeSelector": { "kubernetes.io/os": "windows" } })), None);
+        assert!(
+            path(&json!({ "os": { "name": "linux" }, "nodeSelector": { "disk": "ssd" } }))
+                .is_some()
+        );
+        let mut mirror = request("CREATE", &json!({}));
+        mirror["object"]["metadata"]["annotations"]["kubernetes.io/config.mirror"] = json!("x");
+        assert_eq!(patch(&mirror), None);
         assert_eq!(patch(&request("UPDATE", &json!({}))), None);
     }
 

@@ -48,7 +48,7 @@ pub struct PolicyEnforcement {
     pub version: PolicyVersion,
     /// Pods of this node that it selects.
     pub pods: usize,
-    /// Those of them whose packets are not judged.
+    /// Those of them that have an address and whose packets are not judged.
     pub not_judged: usize,
     /// It is compiled later, beside the rest: until then its former state is in force.
     pub is_late: bool,
@@ -85,7 +85,7 @@ impl Engine {
                 (pod.key.clone(), PodEnforcement { uid: pod.uid.clone(), lacks, is_judged })
             })
             .collect();
-        let (policies, omitted) = self.policies_of(local(), &pods, &late);
+        let (policies, omitted) = self.policies_of(local(), &judged, &late);
         Enforcement { revision: *revision, behind: self.behind(), pods, policies, omitted }
     }
 
@@ -113,7 +113,7 @@ impl Engine {
     fn policies_of<'p>(
         &self,
         local: impl Iterator<Item = &'p std::sync::Arc<Pod>>,
-        pods: &BTreeMap<Key, PodEnforcement>,
+        judged: &BTreeMap<Key, bool>,
         late: &BTreeSet<String>,
     ) -> (BTreeMap<Key, PolicyEnforcement>, usize) {
         let compiler = &self.reconciler.compiler;
@@ -140,12 +140,14 @@ impl Engine {
                 if selected.is_empty() {
                     continue;
                 }
-                let lacks = |pod: &Pod| pods.get(&pod.key).is_some_and(|it| it.lacks.is_some());
+                // A pod without an address sends nothing yet.
+                let is_open =
+                    |pod: &Pod| !pod.addresses.is_empty() && judged.get(&pod.key) != Some(&true);
                 let excess = cluster.excess(&policy.key).map(|excess| format!("closed: {excess}"));
                 let enforcement = PolicyEnforcement {
                     version: policy.version.clone(),
                     pods: selected.len(),
-                    not_judged: selected.iter().filter(|pod| lacks(pod)).count(),
+                    not_judged: selected.iter().filter(|pod| is_open(pod)).count(),
                     is_late: late.contains(namespace),
                     closed: excess.or_else(|| closed.get(&policy.key).cloned()),
                     problems: policy.problems.clone(),

@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::world::{NAMESPACE, PATIENCE, USER, World, allow_from, isolated, rbac_file};
+use crate::world::{NAMESPACE, PATIENCE, USER, World, allow_from, binary, isolated, rbac_file};
 
 /// Gives a pod's object the readiness gate.
 pub(crate) fn gate(pod: &mut Value) {
@@ -244,6 +244,64 @@ fn a_report_follows_the_policies() {
     eventually(&world, "whole", || !world.report()["status"]["agentVersion"].is_null());
     let renewed = world.report()["status"]["renewTime"].clone();
     eventually(&world, "renewed", || world.report()["status"]["renewTime"] != renewed);
+}
+
+/// A process that is killed with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What a pipeline waits for: the condition of a policy, by the words of a real agent through a real controller.
+#[test]
+fn a_policy_is_enforcing_when_its_node_enforces_it() {
+    let Some(mut world) = World::new("a_policy_is_enforcing_when_its_node_enforces_it") else {
+        return;
+    };
+    ["server", "friend"].into_iter().for_each(|name| world.add(name));
+    world.start_agent();
+    // What the controller may do is another test's matter.
+    let mut controller = world.node.command(binary()).unwrap();
+    controller.args(["controller", "--identity", "one", "--webhook-listen", "127.0.0.1:8443"]);
+    controller.arg("--kubeconfig").arg(world.server.admin());
+    let _controller = Running(controller.spawn().unwrap());
+
+    world.policy("server", allow_from("server", "friend"));
+    let of = |world: &World| {
+        let get = ["networkpolicystatus", "server", "--ignore-not-found"];
+        let all = [&["get", "-o", "json", "-n", NAMESPACE], &get[..]].concat();
+        let said = world.server.kubectl(&all).unwrap();
+        serde_json::from_str::<Value>(&said).unwrap_or_default()
+    };
+    let says = |world: &World, generation: u64, status: &str, enforced: u64| {
+        let object = of(world);
+        let enforcing = condition(&object, "Enforcing");
+        enforcing["observedGeneration"] == generation
+            && enforcing["status"] == status
+            && object["status"]["nodes"]
+                == json!({ "desired": 1, "enforced": enforced, "failed": 0 })
+    };
+    eventually(&world, "a status", || !of(&world).is_null());
+    let wait = ["wait", "--for=condition=Enforcing", "networkpolicystatus/server", "--timeout=90s"];
+    world.server.kubectl(&[&wait[..], &["-n", NAMESPACE]].concat()).unwrap();
+    assert!(says(&world, 1, "True", 1), "{}", of(&world));
+    assert!(world.reaches("friend", "server"));
+
+    // An agent that stands still enforces no edit, and nobody says that it does.
+    let pid = nix::unistd::Pid::from_raw(world.agent().pid().cast_signed());
+    nix::sys::signal::kill(pid, Signal::SIGSTOP).unwrap();
+    world.policy("server", allow_from("server", "nobody"));
+    eventually(&world, "False", || says(&world, 2, "False", 0));
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(says(&world, 2, "False", 0), "{}", of(&world));
+    assert!(world.reaches("friend", "server"), "the former policy is in force");
+    nix::sys::signal::kill(pid, Signal::SIGCONT).unwrap();
+    eventually(&world, "True again", || says(&world, 2, "True", 1));
+    assert!(!world.reaches("friend", "server"));
 }
 
 /// A server that takes none of it: enforcement goes on, each refusal is logged once, and all is said later.
