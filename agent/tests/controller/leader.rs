@@ -1,6 +1,8 @@
 //! Of two controllers one writes.
 
 use std::collections::BTreeMap;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -95,4 +97,31 @@ fn a_leader_that_slept_writes_nothing() {
     let refused: Vec<_> =
         refused.filter(|it| it.code == 409 && it.resource.contains("networkpolicy")).collect();
     assert!(refused.is_empty(), "{refused:?}");
+}
+
+fn answer(port: u16, path: &str) -> String {
+    let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { return String::new() };
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    let mut said = String::new();
+    let done = stream.write_all(request.as_bytes());
+    let _ = done.and_then(|()| stream.read_to_string(&mut said));
+    said
+}
+
+#[test]
+fn a_controller_says_how_it_is() {
+    let Some(world) = World::new("a_controller_says_how_it_is") else { return };
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let _controller = world.start("one", &["--listen", &format!("127.0.0.1:{port}")]);
+    world.policy("server", "server", 1);
+    wait("ready", || answer(port, "/readyz").starts_with("HTTP/1.1 200"));
+    assert!(answer(port, "/livez").starts_with("HTTP/1.1 200"));
+    wait("written", || {
+        let metrics = answer(port, "/metrics");
+        let says = |line: &str| metrics.lines().any(|it| it.starts_with(line));
+        says("netpold_controller_leader 1")
+            && says("netpold_controller_policies 1")
+            && says("netpold_controller_status_writes_total ")
+            && !says("netpold_controller_status_writes_total 0")
+    });
 }
