@@ -5,9 +5,12 @@
 
 use std::borrow::Cow;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, OwnerReference, Time};
+use k8s_openapi::jiff::Timestamp;
 use kube::Resource;
-use serde::{Deserialize, Serialize};
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
 /// API group of netpold's kinds, and prefix of its labels, conditions and taints.
 pub const GROUP: &str = "netpold.io";
@@ -19,9 +22,10 @@ pub const VERSION: &str = "v1alpha1";
 #[serde(rename_all = "camelCase")]
 pub struct NodePolicyStatus {
     /// Of the node's name; owned by the Node.
+    #[serde(deserialize_with = "used_metadata")]
     pub metadata: ObjectMeta,
     /// What the agent says.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "if_readable", skip_serializing_if = "Option::is_none")]
     pub status: Option<NodeReport>,
 }
 
@@ -77,9 +81,10 @@ pub struct PolicyOnNode {
 #[serde(rename_all = "camelCase")]
 pub struct NetworkPolicyStatus {
     /// Of the policy's name.
+    #[serde(deserialize_with = "used_metadata")]
     pub metadata: ObjectMeta,
     /// What the controller has gathered.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "if_readable", skip_serializing_if = "Option::is_none")]
     pub status: Option<PolicyReport>,
 }
 
@@ -120,6 +125,40 @@ pub struct NodeFailure {
     pub reason: String,
     /// In a sentence.
     pub message: String,
+}
+
+/// What netpold uses of `metadata`. The rest is not decoded: whoever may write an object can write times into it that no
+/// decoder takes, and one such object would keep all others of its kind from being followed.
+pub(crate) fn used_metadata<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "camelCase", default)]
+    struct Used {
+        namespace: Option<String>,
+        name: Option<String>,
+        uid: Option<String>,
+        resource_version: Option<String>,
+        owner_references: Option<Vec<OwnerReference>>,
+        /// The author chooses the grace period that it follows from.
+        deletion_timestamp: Option<IgnoredAny>,
+    }
+    let used = Used::deserialize(from)?;
+    Ok(ObjectMeta {
+        namespace: used.namespace,
+        name: used.name,
+        uid: used.uid,
+        resource_version: used.resource_version,
+        owner_references: used.owner_references,
+        deletion_timestamp: used.deletion_timestamp.map(|_| Time(Timestamp::UNIX_EPOCH)),
+        ..ObjectMeta::default()
+    })
+}
+
+/// A status that cannot be decoded counts as none: it is written anew.
+fn if_readable<'de, D: Deserializer<'de>, T: DeserializeOwned>(
+    from: D,
+) -> Result<Option<T>, D::Error> {
+    let value = Option::<Value>::deserialize(from)?;
+    Ok(value.and_then(|value| serde_json::from_value(value).ok()))
 }
 
 macro_rules! resource {
@@ -167,3 +206,31 @@ resource!(
     "networkpolicystatuses",
     k8s_openapi::NamespaceResourceScope
 );
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Whoever may write these objects in one namespace keeps nobody else's from being followed.
+    #[test]
+    fn an_object_that_cannot_be_decoded_has_no_status() {
+        let late = "9999-12-31T23:59:59-14:00";
+        let condition =
+            json!({ "type": "Enforcing", "status": "True", "lastTransitionTime": late });
+        let object = json!({
+            "metadata": {
+                "namespace": "a",
+                "name": "p",
+                "resourceVersion": "7",
+                "managedFields": [{ "time": late }],
+                "creationTimestamp": late,
+            },
+            "status": { "conditions": [condition] },
+        });
+        let read: NetworkPolicyStatus = serde_json::from_value(object).unwrap();
+        assert_eq!(read.metadata.resource_version.as_deref(), Some("7"));
+        assert_eq!(read.status, None);
+    }
+}

@@ -131,7 +131,7 @@ impl Engine {
         let (mut all, mut omitted) = (BTreeMap::new(), 0);
         for (namespace, pods_here) in by_namespace {
             for (number, policy) in cluster.policies_in(namespace).enumerate() {
-                if number >= OF_NAMESPACE || all.len() >= LISTED {
+                if number >= OF_NAMESPACE {
                     omitted += 1;
                     continue;
                 }
@@ -155,6 +155,47 @@ impl Engine {
                 all.insert(policy.key.clone(), enforcement);
             }
         }
+        omitted += leave_out(&mut all);
         (all, omitted)
+    }
+}
+
+/// Leaves out policies until [`LISTED`] are left, of the namespaces that have most; how many.
+fn leave_out<T>(all: &mut BTreeMap<Key, T>) -> usize {
+    let before = all.len();
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for key in all.keys() {
+        *counts.entry(key.namespace.clone()).or_default() += 1;
+    }
+    let fits =
+        |share: &usize| counts.values().map(|count| count.min(share)).sum::<usize>() <= LISTED;
+    let share = (1..=OF_NAMESPACE).rev().find(fits).unwrap_or(1);
+    let mut kept: BTreeMap<String, usize> = BTreeMap::new();
+    all.retain(|key, _| {
+        let kept = kept.entry(key.namespace.clone()).or_default();
+        *kept += 1;
+        *kept <= share
+    });
+    before - all.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn namespaces_with_many_policies_make_room_for_those_with_few() {
+        let policies = |namespace: &str, count: usize| {
+            let key = |n| (Key::new(namespace, format!("p{n:03}")), n);
+            (0..count).map(key).collect::<BTreeMap<_, _>>()
+        };
+        let crowd = (0..8).flat_map(|n| policies(&format!("a{n}"), OF_NAMESPACE));
+        let mut all: BTreeMap<Key, usize> = crowd.chain(policies("z", 30)).collect();
+        let before = all.len();
+        let left_out = leave_out(&mut all);
+        assert_eq!(all.len(), before - left_out);
+        let of = |namespace: &str| all.keys().filter(|key| key.namespace == namespace).count();
+        assert_eq!((of("z"), of("a0"), of("a7")), (30, 246, 246), "of {LISTED}");
+        assert_eq!(leave_out(&mut all), 0);
     }
 }

@@ -9,13 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use k8s_openapi::jiff::Timestamp;
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, DefaultBackoff, Event};
 use kube::{Api, Resource};
-use serde::de::{DeserializeOwned, IgnoredAny};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::debug;
@@ -37,31 +35,6 @@ pub(super) struct Condition {
     pub(super) status: String,
     pub(super) reason: Option<String>,
     pub(super) message: Option<String>,
-}
-
-/// What is used of `metadata`. The rest is not decoded: a tenant can write times that no decoder takes into it, and
-/// would keep every pod of the node from being followed.
-pub(super) fn metadata<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
-    #[derive(Default, Deserialize)]
-    #[serde(rename_all = "camelCase", default)]
-    struct Used {
-        namespace: Option<String>,
-        name: Option<String>,
-        uid: Option<String>,
-        resource_version: Option<String>,
-        /// Of the author's grace period.
-        deletion_timestamp: Option<IgnoredAny>,
-    }
-    let Used { namespace, name, uid, resource_version, deletion_timestamp } =
-        Used::deserialize(from)?;
-    Ok(ObjectMeta {
-        namespace,
-        name,
-        uid,
-        resource_version,
-        deletion_timestamp: deletion_timestamp.map(|_| Time(Timestamp::UNIX_EPOCH)),
-        ..ObjectMeta::default()
-    })
 }
 
 /// Events in flight.

@@ -14,11 +14,12 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, info};
 
 use super::failing::{Failing, random_part};
-use super::follow::{self, Condition, follow, resource};
+use super::follow::{Condition, follow, resource};
 use super::seen::Seen;
 use super::text::{MESSAGE_MAX, cut};
 use super::write::{WriteError, Writer};
 use super::{NODE_CONDITION, STARTUP_TAINT, TICK, now};
+use crate::api;
 
 /// An agent that enforces nothing of what the source says may take this long to begin: what the Node says of its
 /// predecessor holds that long.
@@ -32,7 +33,7 @@ const ECHO: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct NodeObject {
-    #[serde(deserialize_with = "follow::metadata")]
+    #[serde(deserialize_with = "api::used_metadata")]
     metadata: ObjectMeta,
     spec: Spec,
     status: Status,

@@ -20,10 +20,11 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, warn};
 
 use super::failing::{Failing, random_part};
-use super::follow::{self, Condition, follow, resource};
+use super::follow::{Condition, follow, resource};
 use super::seen::Seen;
 use super::write::{WriteError, Writer};
 use super::{PASSING, TICK, now};
+use crate::api;
 
 /// Writes under way at a time.
 const AT_ONCE: usize = 4;
@@ -38,7 +39,7 @@ const PERMITTED: Duration = Duration::from_mins(5);
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct PodObject {
-    #[serde(deserialize_with = "follow::metadata")]
+    #[serde(deserialize_with = "api::used_metadata")]
     metadata: ObjectMeta,
     spec: Spec,
     status: Status,
