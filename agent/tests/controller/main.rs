@@ -8,5 +8,6 @@ mod fair;
 mod leader;
 mod life;
 mod rights;
+mod scale;
 mod webhook;
 mod world;
