@@ -60,10 +60,17 @@ impl Engine {
         }
     }
 
-    /// Policies of which not everything counts, with the reasons, for Events.
+    /// Policies of which not everything counts, with their uids and the reasons, for Events.
     #[must_use]
-    pub fn unsupported_policies(&self) -> BTreeMap<Key, Vec<String>> {
-        unsupported::unsupported_policies(&self.reconciler.compiler)
+    pub fn unsupported_policies(&self) -> BTreeMap<Key, (String, Vec<String>)> {
+        let compiler = &self.reconciler.compiler;
+        let policies = compiler.cluster().policies();
+        let all = unsupported::unsupported_policies(compiler).into_iter();
+        all.filter_map(|(key, reasons)| {
+            let uid = policies.get(&key)?.version.uid.clone();
+            Some((key, (uid, reasons)))
+        })
+        .collect()
     }
 
     /// What another tool on this node, or a pod, does to packets, by the reason of the Event on the node.

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! Follower<Pod> ──┐ Update                    ┌─► Batch    (engine)
-//! Follower<…> ────┼────────► Hub ─────────────┼─► SourceStatus
-//! Follower<…> ────┘ 5 ms                      └─► uids of troubled policies ─► EventRecorder
+//! Follower<…> ────┼────────► Hub ─────────────┤
+//! Follower<…> ────┘ 5 ms                      └─► SourceStatus
 //! ```
 //!
 //! Each kind is followed by itself: one that cannot be read keeps none of the others from going on.
@@ -75,9 +75,9 @@ pub async fn watch(settings: Settings) -> Result<(Source, EventRecorder), Connec
     starter.start::<Service>(None);
     starter.start::<EndpointSlice>(None);
     let origin = format!("API server {}", connection.server());
-    let (hub, status, troubled) = Hub::new(origin, starter.kinds, received, batches);
+    let (hub, status) = Hub::new(origin, starter.kinds, received, batches);
     tokio::spawn(hub.run());
-    let event_recorder = EventRecorder::start(connection, settings.node, troubled);
+    let event_recorder = EventRecorder::start(connection, settings.node);
     Ok((Source { batches: source, status, partial: false }, event_recorder))
 }
 
@@ -95,7 +95,7 @@ pub async fn watch_policies(access: Access) -> Result<Source, ConnectError> {
     starter.start::<Node>(None);
     starter.start::<NetworkPolicy>(None);
     starter.start::<Pod>(None);
-    let (hub, status, _) = Hub::new(origin, starter.kinds, received, batches);
+    let (hub, status) = Hub::new(origin, starter.kinds, received, batches);
     tokio::spawn(hub.run());
     Ok(Source { batches: source, status, partial: false })
 }

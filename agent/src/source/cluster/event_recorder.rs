@@ -20,8 +20,8 @@ use crate::events::Denials;
 
 /// What is wrong on the node, by the reason of the Event that says so.
 pub(super) type OfNode = BTreeMap<&'static str, Vec<String>>;
-/// Policies that select a local pod and cannot be honoured, with the reasons.
-pub type Unsupported = BTreeMap<Key, Vec<String>>;
+/// Policies that select a local pod and cannot be honoured, with their uids and the reasons.
+pub type Unsupported = BTreeMap<Key, (String, Vec<String>)>;
 
 /// Least time between two Events.
 const PACE: Duration = Duration::from_secs(1);
@@ -44,12 +44,7 @@ pub struct EventRecorder {
 }
 
 impl EventRecorder {
-    /// `troubled` has the uids of policies with problems.
-    pub(super) fn start(
-        connection: Arc<Connection>,
-        node: String,
-        troubled: watch::Receiver<BTreeMap<Key, String>>,
-    ) -> Self {
+    pub(super) fn start(connection: Arc<Connection>, node: String) -> Self {
         let (policies, unsupported) = watch::channel(Unsupported::new());
         let (sender, of_node) = watch::channel(OfNode::new());
         let instance: String = node.chars().take(INSTANCE_MAX).collect();
@@ -58,7 +53,7 @@ impl EventRecorder {
         let said = HashMap::new();
         let said_node = HashMap::new();
         let shared = Arc::clone(&connection);
-        let writer = Writer { connection, node, instance, troubled, of_node, said, said_node };
+        let writer = Writer { connection, node, instance, of_node, said, said_node };
         tokio::spawn(writer.run(unsupported));
         Self { connection: shared, policies, node: sender, denials }
     }
@@ -98,7 +93,6 @@ struct Writer {
     connection: Arc<Connection>,
     node: String,
     instance: String,
-    troubled: watch::Receiver<BTreeMap<Key, String>>,
     of_node: watch::Receiver<OfNode>,
     /// What was said of a policy, by uid, and when.
     said: HashMap<String, (String, Instant)>,
@@ -136,10 +130,8 @@ impl Writer {
             self.said_node.insert(reason, Instant::now());
             return Duration::ZERO;
         }
-        let uids = self.troubled.borrow().clone();
-        self.said.retain(|uid, _| uids.values().any(|known| known == uid));
-        for (policy, reasons) in all {
-            let Some(uid) = uids.get(policy) else { continue };
+        self.said.retain(|uid, _| all.values().any(|(known, _)| known == uid));
+        for (policy, (uid, reasons)) in all {
             let note = note(&self.node, reasons);
             let due = self
                 .said

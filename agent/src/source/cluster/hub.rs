@@ -36,8 +36,6 @@ pub(super) struct Problems {
     pub(super) texts: Vec<String>,
     /// How many more there are.
     pub(super) more: usize,
-    /// The uids of the objects concerned, of kinds that have Events.
-    pub(super) uids: Option<BTreeMap<Key, String>>,
 }
 
 /// Gathers updates.
@@ -45,7 +43,6 @@ pub(super) struct Hub {
     updates: mpsc::Receiver<Update>,
     batches: mpsc::Sender<Batch>,
     status: watch::Sender<SourceStatus>,
-    troubled: watch::Sender<BTreeMap<Key, String>>,
     origin: String,
     kinds: Vec<Known>,
     in_sync: bool,
@@ -64,16 +61,15 @@ impl Hub {
         kinds: Vec<KindStatus>,
         updates: mpsc::Receiver<Update>,
         batches: mpsc::Sender<Batch>,
-    ) -> (Self, watch::Receiver<SourceStatus>, watch::Receiver<BTreeMap<Key, String>>) {
+    ) -> (Self, watch::Receiver<SourceStatus>) {
         let kinds = kinds
             .into_iter()
             .map(|status| Known { status, synced: false, problems: Problems::default() })
             .collect();
         let (status, seen) = watch::channel(SourceStatus::default());
-        let (troubled, troubles) = watch::channel(BTreeMap::new());
-        let hub = Self { updates, batches, status, troubled, origin, kinds, in_sync: false };
+        let hub = Self { updates, batches, status, origin, kinds, in_sync: false };
         hub.status.send_replace(hub.current());
-        (hub, seen, troubles)
+        (hub, seen)
     }
 
     /// Gathers until every kind has ended, or nobody listens any more.
@@ -102,10 +98,7 @@ impl Hub {
         let Some(known) = self.kinds.get_mut(update.kind) else { return };
         known.status = update.status;
         known.synced = update.synced;
-        if let Some(mut problems) = update.problems {
-            if let Some(uids) = problems.uids.take() {
-                self.troubled.send_replace(uids);
-            }
+        if let Some(problems) = update.problems {
             known.problems = problems;
         }
     }

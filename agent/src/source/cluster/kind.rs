@@ -19,8 +19,6 @@ pub(super) trait Kind: Resource<DynamicType = ()> + Send + Sync + 'static {
     const FIELDS: Option<&'static str> = None;
     /// Which objects are asked for, by their labels.
     const LABELS: Option<&'static str> = None;
-    /// Their uids are remembered, for Kubernetes Events.
-    const WITH_UID: bool = false;
 
     /// The change that says that the object of this key is gone; of kinds without namespaces the
     /// key's is empty.
@@ -78,7 +76,6 @@ impl Kind for EndpointSlice {
 
 impl Kind for NetworkPolicy {
     const KIND: convert::Kind = convert::Kind::NetworkPolicy;
-    const WITH_UID: bool = true;
 
     fn gone(key: Key) -> Change {
         Change::PolicyGone(key)

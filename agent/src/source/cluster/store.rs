@@ -38,7 +38,6 @@ struct Known {
     /// Of what it said last; nothing, if it never could be decoded.
     print: Option<u64>,
     list: u32,
-    uid: Option<Box<str>>,
 }
 
 /// What is wrong with an object.
@@ -100,9 +99,8 @@ impl<K: Kind> Store<K> {
         let name = name(&read.identity);
         let before = self.known.get(&name).and_then(|known| known.print);
         let print = read.change.as_ref().map(|change| self.hasher.hash_one(change)).or(before);
-        let uid = K::WITH_UID.then(|| read.identity.uid.clone().unwrap_or_default().into());
         self.trouble(&name, read, before.is_some());
-        self.known.insert(name, Known { print, list: self.list, uid });
+        self.known.insert(name, Known { print, list: self.list });
         read.change.clone().filter(|_| before != print)
     }
 
@@ -173,11 +171,7 @@ impl<K: Kind> Store<K> {
             texts.extend(trouble.texts.iter().take(room).cloned());
             of_namespace.1 += trouble.texts.len().min(room);
         }
-        let uid = |name: &str| self.known.get(name)?.uid.as_deref().map(str::to_owned);
-        let named = self.troubles.keys();
-        let uids =
-            K::WITH_UID.then(|| named.filter_map(|name| Some((key(name), uid(name)?))).collect());
-        Some(Problems { more: all - texts.len(), texts, uids })
+        Some(Problems { more: all - texts.len(), texts })
     }
 }
 

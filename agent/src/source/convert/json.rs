@@ -48,6 +48,8 @@ pub struct Identity {
     pub uid: Option<String>,
     /// `metadata.resourceVersion`
     pub version: Option<String>,
+    /// `metadata.generation`
+    pub generation: Option<i64>,
 }
 
 /// Read an object of a kind. `whole`: the text was not cut off for its size.
@@ -78,6 +80,7 @@ fn decoded(kind: Kind, json: &[u8]) -> Result<(Identity, Converted), Problem> {
         name: text("name"),
         uid: text("uid"),
         version: text("resourceVersion"),
+        generation: metadata.and_then(|of| typed(of.get("generation")?).ok()),
     };
     Ok((identity, converted))
 }
@@ -110,6 +113,8 @@ fn without_rules(identity: &Identity, json: &[u8]) -> Option<Converted> {
         metadata: ObjectMeta {
             name: identity.name.clone(),
             namespace: identity.namespace.clone(),
+            uid: identity.uid.clone(),
+            generation: identity.generation,
             ..ObjectMeta::default()
         },
         spec: Some(NetworkPolicySpec {
@@ -179,6 +184,10 @@ impl<'de> Visitor<'de> for Metadata<'_> {
                 "name" => &mut self.0.name,
                 "uid" => &mut self.0.uid,
                 "resourceVersion" => &mut self.0.version,
+                "generation" => {
+                    self.0.generation = Some(map.next_value()?);
+                    continue;
+                }
                 _ => {
                     map.next_value::<IgnoredAny>()?;
                     continue;

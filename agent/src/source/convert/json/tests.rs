@@ -85,7 +85,8 @@ fn a_policy_that_cannot_be_decoded_isolates_what_it_selects_as_far_as_that_is_re
         (r"[1]".to_owned(), true, &both, "spec: is sequence, expected"),
     ] {
         let (policy, problems, undecoded) =
-            read_policy("{\"name\":\"p\",\"namespace\":\"x\"}", &spec);
+            read_policy(r#"{"name":"p","namespace":"x","uid":"u","generation":3}"#, &spec);
+        assert_eq!((policy.version.uid.as_str(), policy.version.generation), ("u", 3));
         let shown = &spec[..spec.len().min(100)];
         assert_eq!(policy.key.to_string(), "x/p");
         assert_eq!(policy.pod_selector.requirements.is_empty(), selects_all, "{shown}");
