@@ -113,7 +113,8 @@ fn renewed(mut status: Value) -> Value {
     json!({ "status": status })
 }
 
-/// Bytes that a process has received and sent over its open connections, seconds of processor, MiB resident.
+/// Bytes that a process has received and sent over its open connections (what went over one that has closed since is
+/// not known), seconds of processor, MiB resident.
 fn costs(controller: &Controller) -> [f64; 4] {
     let output = Command::new("ss").args(["-Htinp", "state", "established"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -147,7 +148,7 @@ fn cost(
 ) -> String {
     let (took, now) = (since.elapsed().as_secs_f64(), costs(controller));
     let requests = world.server.requests(USER).unwrap().len() - before.1;
-    let [received, sent, cpu] = [0, 1, 2].map(|n| now[n] - before.0[n]);
+    let [received, sent, cpu] = [0, 1, 2].map(|n| (now[n] - before.0[n]).max(0.0));
     format!(
         "{what}: {took:.0} s; {requests} requests, {:.2} a second; {:.1} kB a second received, {:.1} sent; \
          {cpu:.1} s of processor; {:.0} MiB resident",
