@@ -3,11 +3,8 @@
 //! An agent writes the [`NodePolicyStatus`] of its node, which says which policies are in force there. The controller
 //! gathers those into a [`NetworkPolicyStatus`] for each NetworkPolicy.
 
-use std::borrow::Cow;
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, OwnerReference, Time};
 use k8s_openapi::jiff::Timestamp;
-use kube::Resource;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
@@ -161,25 +158,36 @@ fn if_readable<'de, D: Deserializer<'de>, T: DeserializeOwned>(
     Ok(value.and_then(|value| serde_json::from_value(value).ok()))
 }
 
+/// Makes a type with a field `metadata` an object of a kind of its own, or a part of one that is known.
 macro_rules! resource {
-    ($type:ty, $kind:literal, $plural:literal, $scope:ty) => {
-        impl Resource for $type {
+    ($type:ty, part of $of:ty) => {
+        $crate::api::resource!(
+            $type,
+            <$of as kube::Resource>::Scope,
+            <$of as kube::Resource>::kind(&()),
+            <$of as kube::Resource>::group(&()),
+            <$of as kube::Resource>::version(&()),
+            <$of as kube::Resource>::plural(&())
+        );
+    };
+    ($type:ty, $scope:ty, $kind:expr, $group:expr, $version:expr, $plural:expr) => {
+        impl kube::Resource for $type {
             type DynamicType = ();
             type Scope = $scope;
 
-            fn kind((): &()) -> Cow<'_, str> {
+            fn kind((): &()) -> std::borrow::Cow<'_, str> {
                 $kind.into()
             }
 
-            fn group((): &()) -> Cow<'_, str> {
-                GROUP.into()
+            fn group((): &()) -> std::borrow::Cow<'_, str> {
+                $group.into()
             }
 
-            fn version((): &()) -> Cow<'_, str> {
-                VERSION.into()
+            fn version((): &()) -> std::borrow::Cow<'_, str> {
+                $version.into()
             }
 
-            fn plural((): &()) -> Cow<'_, str> {
+            fn plural((): &()) -> std::borrow::Cow<'_, str> {
                 $plural.into()
             }
 
@@ -194,17 +202,23 @@ macro_rules! resource {
     };
 }
 
+pub(crate) use resource;
+
 resource!(
     NodePolicyStatus,
+    k8s_openapi::ClusterResourceScope,
     "NodePolicyStatus",
-    "nodepolicystatuses",
-    k8s_openapi::ClusterResourceScope
+    GROUP,
+    VERSION,
+    "nodepolicystatuses"
 );
 resource!(
     NetworkPolicyStatus,
+    k8s_openapi::NamespaceResourceScope,
     "NetworkPolicyStatus",
-    "networkpolicystatuses",
-    k8s_openapi::NamespaceResourceScope
+    GROUP,
+    VERSION,
+    "networkpolicystatuses"
 );
 
 #[cfg(test)]

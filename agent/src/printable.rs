@@ -32,6 +32,16 @@ pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
+/// The text, or its beginning and ` ...`: at most `most` bytes, and no character in part.
+pub(crate) fn cut(mut text: String, most: usize) -> String {
+    const MORE: &str = " ...";
+    if text.len() > most {
+        text.truncate(text.floor_char_boundary(most.saturating_sub(MORE.len())));
+        text.push_str(MORE);
+    }
+    text
+}
+
 /// Every text in a JSON document, keys aside, made [`printable`].
 pub(crate) fn printable_json(value: &mut serde_json::Value) {
     use serde_json::Value;
@@ -81,6 +91,14 @@ mod tests {
         ] {
             assert_eq!(printable(text), shown);
         }
+    }
+
+    #[test]
+    fn a_text_is_cut_between_characters() {
+        assert_eq!(cut("short".into(), 5), "short");
+        let long = cut("\u{e9}".repeat(1000), 1024);
+        assert_eq!((long.len(), long.ends_with("\u{e9} ...")), (1024, true));
+        assert!(cut("\u{e9}".repeat(1000), 1023).len() <= 1023);
     }
 
     #[derive(Clone, Default)]

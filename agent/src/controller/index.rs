@@ -443,9 +443,5 @@ fn differing<'a>(mut old: &'a [Entry], mut new: &'a [Entry]) -> Vec<&'a str> {
 
 /// The beginning of a text, of at most so many bytes.
 pub(super) fn clipped(text: &str, max: usize) -> &str {
-    let mut end = text.len().min(max);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
+    &text[..text.floor_char_boundary(max)]
 }

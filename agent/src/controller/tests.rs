@@ -7,6 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use netpold_core::model::{
     Change, Key, Labels, Node, Pod, Policy, PolicyVersion, Requirement, Selector,
 };
+use netpold_testkit::objects;
 
 use super::evaluate::{ACCEPTED, ENFORCING, evaluate};
 use super::index::{Index, Now, Touched};
@@ -101,19 +102,8 @@ impl World {
 }
 
 fn pod(key: Key, labels: Labels, node: &str) -> Pod {
-    Pod {
-        uid: key.to_string(),
-        key,
-        labels,
-        node: node.to_owned(),
-        addresses: Vec::new(),
-        host_network: false,
-        finished: false,
-        terminating: false,
-        created: 0,
-        ports: Vec::new(),
-        foreign_sources: false,
-    }
+    let pod = objects::pod(&key.namespace, &key.name, &[], &[]);
+    Pod { labels, node: node.to_owned(), ..pod }
 }
 
 #[track_caller]

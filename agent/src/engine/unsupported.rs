@@ -66,25 +66,15 @@ fn selects(policy: &Policy, pod: &Pod) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use netpold_core::model::{Change, Labels, PolicyVersion, Selector};
+    use netpold_core::model::{Change, PolicyVersion, Selector};
     use netpold_core::options::Options;
+    use netpold_testkit::objects;
 
     use super::*;
 
     fn pod(namespace: &str, node: &str) -> Change {
-        Change::Pod(Pod {
-            key: Key::new(namespace, node),
-            uid: node.to_owned(),
-            labels: Labels::default(),
-            node: node.to_owned(),
-            addresses: Vec::new(),
-            host_network: false,
-            finished: false,
-            terminating: false,
-            created: 0,
-            ports: Vec::new(),
-            foreign_sources: false,
-        })
+        let pod = objects::pod(namespace, node, &[], &[]);
+        Change::Pod(Pod { uid: node.to_owned(), node: node.to_owned(), ..pod })
     }
 
     fn policy(namespace: &str, problems: &[&str]) -> Change {

@@ -90,38 +90,3 @@ where
         connection.renew().await;
     }
 }
-
-macro_rules! resource {
-    ($type:ty, $of:ty) => {
-        impl kube::Resource for $type {
-            type DynamicType = ();
-            type Scope = <$of as kube::Resource>::Scope;
-
-            fn kind((): &()) -> std::borrow::Cow<'_, str> {
-                <$of as kube::Resource>::kind(&())
-            }
-
-            fn group((): &()) -> std::borrow::Cow<'_, str> {
-                <$of as kube::Resource>::group(&())
-            }
-
-            fn version((): &()) -> std::borrow::Cow<'_, str> {
-                <$of as kube::Resource>::version(&())
-            }
-
-            fn plural((): &()) -> std::borrow::Cow<'_, str> {
-                <$of as kube::Resource>::plural(&())
-            }
-
-            fn meta(&self) -> &ObjectMeta {
-                &self.metadata
-            }
-
-            fn meta_mut(&mut self) -> &mut ObjectMeta {
-                &mut self.metadata
-            }
-        }
-    };
-}
-
-pub(super) use resource;

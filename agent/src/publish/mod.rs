@@ -16,7 +16,6 @@ mod node;
 mod pods;
 mod report;
 mod seen;
-mod text;
 mod write;
 
 use std::sync::Arc;
@@ -42,6 +41,8 @@ pub const STARTUP_TAINT: &str = "netpold.io/agent-not-ready";
 /// Condition of the Node.
 pub const NODE_CONDITION: &str = "netpold.io/NetworkPolicyReady";
 
+/// Longest message of a condition and of a report, in bytes. The CRD counts characters, which are never more.
+const MESSAGE_MAX: usize = 1024;
 /// What is not in force for less than this, as an update that is being written, makes no condition False.
 const PASSING: Duration = Duration::from_secs(5);
 /// Conditions are held against what is in force at least this often.

@@ -14,12 +14,12 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, info};
 
 use super::failing::{Failing, random_part};
-use super::follow::{Condition, follow, resource};
+use super::follow::{Condition, follow};
 use super::seen::Seen;
-use super::text::{MESSAGE_MAX, cut};
 use super::write::{WriteError, Writer};
-use super::{NODE_CONDITION, STARTUP_TAINT, TICK, now};
+use super::{MESSAGE_MAX, NODE_CONDITION, STARTUP_TAINT, TICK, now};
 use crate::api;
+use crate::printable::cut;
 
 /// An agent that enforces nothing of what the source says may take this long to begin: what the Node says of its
 /// predecessor holds that long.
@@ -39,7 +39,7 @@ pub(super) struct NodeObject {
     status: Status,
 }
 
-resource!(NodeObject, Node);
+api::resource!(NodeObject, part of Node);
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
@@ -76,7 +76,7 @@ fn wanted(seen: &Seen, started: Instant) -> Option<Wanted> {
     let due = seen.is_behind() && (seen.begun || started.elapsed() >= BEGINNING);
     let reason = if seen.begun { "UpdateNotInForce" } else { "NotStarted" };
     let message = seen.behind().filter(|_| due)?;
-    Some(("False", reason, cut(message, MESSAGE_MAX)))
+    Some(("False", reason, cut(message.to_owned(), MESSAGE_MAX)))
 }
 
 /// Keeps the Node.

@@ -20,7 +20,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, warn};
 
 use super::failing::{Failing, random_part};
-use super::follow::{Condition, follow, resource};
+use super::follow::{Condition, follow};
 use super::seen::Seen;
 use super::write::{WriteError, Writer};
 use super::{PASSING, TICK, now};
@@ -45,7 +45,7 @@ pub(super) struct PodObject {
     status: Status,
 }
 
-resource!(PodObject, Pod);
+api::resource!(PodObject, part of Pod);
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

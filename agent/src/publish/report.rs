@@ -16,11 +16,11 @@ use tracing::debug;
 
 use super::failing::{Failing, random_part};
 use super::seen::Seen;
-use super::text::{MESSAGE_MAX, cut};
 use super::write::{WriteError, Writer};
-use super::{PASSING, now};
+use super::{MESSAGE_MAX, PASSING, now};
 use crate::api::{GROUP, NodePolicyStatus, NodeReport, PolicyOnNode, VERSION};
 use crate::engine::PolicyEnforcement;
+use crate::printable::cut;
 
 /// Least time between two reports.
 const PACE: Duration = Duration::from_secs(5);
@@ -65,7 +65,7 @@ fn report(seen: &Seen) -> NodeReport {
         pods_enforced: count(enforcement.pods.values().filter(|pod| pod.lacks.is_none()).count()),
         policies,
         policies_omitted: count(enforcement.omitted + left),
-        problems: problems.map(|problem| cut(&problem, MESSAGE_MAX)).collect(),
+        problems: problems.map(|problem| cut(problem, MESSAGE_MAX)).collect(),
     }
 }
 
@@ -92,7 +92,7 @@ fn policy(key: &Key, it: &PolicyEnforcement) -> PolicyOnNode {
         observed_generation: it.version.generation,
         pods: count(it.pods),
         enforced,
-        message: cut(&message, MESSAGE_MAX),
+        message: cut(message, MESSAGE_MAX),
     }
 }
 
@@ -102,7 +102,7 @@ fn bounded(all: impl Iterator<Item = PolicyOnNode>) -> (Vec<PolicyOnNode>, usize
     let (mut messages, mut size) = (0, 0);
     for mut policy in all {
         if messages + policy.message.len() > MESSAGES {
-            policy.message = cut(&policy.message, SHORT);
+            policy.message = cut(policy.message, SHORT);
         }
         let names = policy.namespace.len() + policy.name.len() + policy.uid.len();
         size += FRAME + names + policy.message.len();

@@ -22,6 +22,7 @@ use self::policy::network_policy;
 use self::service::{endpoint_slice, service};
 use super::decode::{Mismatch, typed};
 use super::document::{self, ReadError};
+use crate::printable::cut;
 
 /// Label that every namespace carries with its own name (set by the API server since 1.21).
 const NAME_LABEL: &str = "kubernetes.io/metadata.name";
@@ -90,15 +91,8 @@ impl From<Problem> for Mismatch {
 }
 
 /// As it may stand in a line of a log: not too long, and without control characters.
-fn clipped(mut text: String) -> String {
-    if text.len() > PROBLEM_MAX {
-        let mut end = PROBLEM_MAX - 4;
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        text.truncate(end);
-        text.push_str(" ...");
-    }
+fn clipped(text: String) -> String {
+    let text = cut(text, PROBLEM_MAX);
     if text.contains(char::is_control) {
         let shown =
             |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };

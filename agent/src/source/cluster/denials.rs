@@ -13,8 +13,9 @@ use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
 use super::connection::Connection;
-use super::event_recorder::{cut, publish};
+use super::event_recorder::{NOTE_MAX, publish};
 use crate::events::{Denial, Denials, DropKey};
+use crate::printable::cut;
 
 /// The same denial is told once in this time, and a pod has [`OF_POD`] Events in it.
 const PERIOD: Duration = Duration::from_mins(10);
@@ -103,7 +104,7 @@ impl Told {
             0 => String::new(),
             untold => format!(" (and {untold} other denials before)"),
         };
-        Some(cut(format!("{}{more}", denial.text)))
+        Some(cut(format!("{}{more}", denial.text), NOTE_MAX))
     }
 }
 

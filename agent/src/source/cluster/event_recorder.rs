@@ -17,6 +17,7 @@ use tracing::{debug, warn};
 use super::connection::Connection;
 use super::denials;
 use crate::events::Denials;
+use crate::printable::cut;
 
 /// What is wrong on the node, by the reason of the Event that says so.
 pub(super) type OfNode = BTreeMap<&'static str, Vec<String>>;
@@ -30,7 +31,7 @@ const REPEAT: Duration = Duration::from_mins(30);
 /// Least time between attempts after one failed.
 const RETRY: Duration = Duration::from_mins(1);
 /// Longest note that the API takes, in bytes.
-const NOTE_MAX: usize = 1024;
+pub(super) const NOTE_MAX: usize = 1024;
 /// Longest name of a reporting instance that the API takes.
 const INSTANCE_MAX: usize = 128;
 
@@ -122,7 +123,7 @@ impl Writer {
             if problems.is_empty() || said.is_some_and(|when| when.elapsed() < REPEAT) {
                 continue;
             }
-            let note = cut(problems.join("; "));
+            let note = cut(problems.join("; "), NOTE_MAX);
             if let Err(error) = self.publish(reason, &note, self.own_node()).await {
                 warn!(%error, "no Event can be written on the node");
                 return RETRY;
@@ -210,20 +211,8 @@ fn regarding(policy: &Key, uid: &str) -> ObjectReference {
 }
 
 fn note(node: &str, reasons: &[String]) -> String {
-    cut(format!("On node {node} a part of this policy grants nothing: {}", reasons.join("; ")))
-}
-
-/// As long as the API takes it.
-pub(super) fn cut(mut text: String) -> String {
-    if text.len() > NOTE_MAX {
-        let mut end = NOTE_MAX - 4;
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        text.truncate(end);
-        text.push_str(" ...");
-    }
-    text
+    let reasons = reasons.join("; ");
+    cut(format!("On node {node} a part of this policy grants nothing: {reasons}"), NOTE_MAX)
 }
 
 #[cfg(test)]
