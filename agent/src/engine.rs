@@ -121,6 +121,8 @@ impl Engine {
             | Change::PodGone(_)
             | Change::Policy(_)
             | Change::PolicyGone(_)
+            | Change::ClusterPolicy(_)
+            | Change::ClusterPolicyGone(_)
             | Change::Service(_)
             | Change::ServiceGone(_)
             | Change::EndpointSlice(_)

@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use netpold_core::model::{
-    Change, EndpointSlice, Interface, IpBlock, Key, Labels, Namespace, Node, Peer, Pod, Policy,
-    PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service,
-    ServicePort, SlicePort,
+    Change, EndpointSlice, Enforcement, Interface, IpBlock, Key, Labels, Namespace, Node, Peer,
+    Pod, Policy, PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
+    Service, ServicePort, SlicePort,
 };
 use netpold_testkit::objects;
 use serde::Serialize;
@@ -228,6 +228,7 @@ fn policy(number: u32, rule: Rule) -> Policy {
         egress: Some(vec![rule]),
         problems: Vec::new(),
         version: PolicyVersion::default(),
+        enforcement: Enforcement::Enforce,
     }
 }
 
@@ -244,7 +245,11 @@ fn selector(key: &str, value: &str) -> Selector {
 }
 
 fn node() -> Node {
-    Node { name: NODE.into(), addresses: vec![IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1))] }
+    Node {
+        name: NODE.into(),
+        addresses: vec![IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1))],
+        labels: Labels::new(),
+    }
 }
 
 fn namespace() -> Namespace {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use netpold::dataplane::tables::grace_period;
 use netpold_core::model::{
-    Change, Interface, IpBlock, Key, Namespace, Node, Peer, Pod, Policy, PolicyVersion, PortMatch,
-    PortRule, Protocol, Requirement, Rule, Selector,
+    Change, Enforcement, Interface, IpBlock, Key, Labels, Namespace, Node, Peer, Pod, Policy,
+    PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
 };
 use netpold_core::ops::Op;
 use netpold_testkit::objects;
@@ -237,7 +237,11 @@ impl Scale {
     /// Everything in it.
     pub(crate) fn changes(&self) -> Vec<Change> {
         let address = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
-        let mut changes = vec![Change::Node(Node { name: NODE.into(), addresses: vec![address] })];
+        let mut changes = vec![Change::Node(Node {
+            name: NODE.into(),
+            addresses: vec![address],
+            labels: Labels::new(),
+        })];
         changes.extend((0..self.namespaces).map(|n| Change::Namespace(namespace(n, n))));
         changes.extend((0..self.pods).map(|n| Change::Pod(self.pod(n))));
         changes.extend((0..self.policies).map(|n| Change::Policy(self.policy(n))));
@@ -295,6 +299,7 @@ impl Scale {
             egress: Some(rules),
             problems: Vec::new(),
             version: PolicyVersion::default(),
+            enforcement: Enforcement::Enforce,
         }
     }
 

@@ -9,8 +9,9 @@ use anyhow::{Result, ensure};
 use ipnet::{IpNet, Ipv4Net};
 use netpold_core::compile::Compiler;
 use netpold_core::model::{
-    Change, EndpointSlice, Interface, IpBlock, Key, NamedPort, Peer, Pod, Policy, PolicyVersion,
-    PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
+    Change, EndpointSlice, Enforcement, Interface, IpBlock, Key, NamedPort, Peer, Pod, Policy,
+    PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service,
+    ServicePort, SlicePort,
 };
 use netpold_core::ops::{Capacity, TableWriter};
 use netpold_core::options::Options;
@@ -164,6 +165,7 @@ fn policy(size: u32, edited: bool, rule: impl Fn(u32) -> Rule) -> Change {
         egress: Some((0..size - u32::from(edited)).map(rule).collect()),
         problems: Vec::new(),
         version: PolicyVersion::default(),
+        enforcement: Enforcement::Enforce,
     })
 }
 

@@ -97,6 +97,8 @@ impl Bindings {
             | Change::NodeGone(_)
             | Change::Policy(_)
             | Change::PolicyGone(_)
+            | Change::ClusterPolicy(_)
+            | Change::ClusterPolicyGone(_)
             | Change::Service(_)
             | Change::ServiceGone(_)
             | Change::EndpointSlice(_)

@@ -100,7 +100,7 @@ fn may_exceed_port_sets(policy: &Policy, direction: Direction) -> bool {
     let blocks = |rule: &Rule| -> usize {
         let blocks = rule.peers.iter().flatten().map(|peer| match peer {
             Peer::Block(block) => 1 + block.except.len(),
-            Peer::Pods { .. } => 0,
+            Peer::Pods { .. } | Peer::Nodes(_) => 0,
         });
         blocks.sum()
     };
@@ -131,13 +131,14 @@ fn units_of(policy: &Policy, direction: Direction) -> u32 {
         .flat_map(|rule| rule.peers.iter().flatten())
         .filter_map(|peer| match peer {
             Peer::Pods { namespaces, pods } => Some((namespaces.as_ref(), pods)),
-            Peer::Block(_) => None,
+            Peer::Block(_) | Peer::Nodes(_) => None,
         })
         .collect();
     let crowded = u64::from(CROWDED_UNITS) * crowded(&selectors);
     let peer = |peer: &Peer| match peer {
         Peer::Block(block) => 1 + block.except.len(),
         Peer::Pods { namespaces, pods } => 1 + values(pods) + namespaces.as_ref().map_or(0, values),
+        Peer::Nodes(nodes) => 1 + values(nodes),
     };
     let rules = rules.iter().map(|rule| {
         let peers: usize = rule.peers.iter().flatten().map(peer).sum();
@@ -225,7 +226,7 @@ pub(crate) fn closed(units: &BTreeMap<Combination, u64>) -> BTreeSet<Combination
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{PolicyVersion, PortRule, Protocol};
+    use crate::model::{Enforcement, PolicyVersion, PortRule, Protocol};
 
     fn policy(peers: Vec<Peer>) -> Policy {
         let port = PortRule { protocol: Protocol::Tcp, port: PortMatch::Range(80, 80) };
@@ -237,6 +238,7 @@ mod tests {
             egress: None,
             problems: Vec::new(),
             version: PolicyVersion::default(),
+            enforcement: Enforcement::Enforce,
         }
     }
 

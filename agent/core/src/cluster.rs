@@ -1,5 +1,6 @@
 //! The current state of the cluster's objects: no history, and the indexes that compiling needs.
 
+mod cluster_policies;
 mod dirty;
 mod interfaces;
 mod label_groups;
@@ -17,9 +18,10 @@ use std::sync::Arc;
 
 use crate::budget::Weight;
 use crate::model::{
-    Change, Direction, EndpointSlice, Interface, Key, Labels, Namespace, Node, Owner, Pod, Policy,
-    Service,
+    Change, ClusterPolicy, Direction, EndpointSlice, Interface, Key, Labels, Namespace, Node,
+    Owner, Pod, Policy, Selector, Service,
 };
+use cluster_policies::ClusterPolicies;
 pub(crate) use dirty::Dirty;
 use interfaces::Interfaces;
 pub(crate) use label_groups::LabelGroup;
@@ -42,6 +44,7 @@ pub struct Cluster {
     policies: BTreeMap<Key, Arc<Policy>>,
     /// What each of them asks for.
     weights: BTreeMap<Key, Weight>,
+    cluster_policies: ClusterPolicies,
     nodes: Nodes,
     services: Services,
     interfaces: Interfaces,
@@ -161,6 +164,37 @@ impl Cluster {
         policies.filter(|policy| policy.rules(direction).is_some()).cloned().collect()
     }
 
+    /// The ClusterNetworkPolicies, in the order in which they are asked.
+    pub fn cluster_policies(&self) -> impl Iterator<Item = &Arc<ClusterPolicy>> {
+        self.cluster_policies.iter()
+    }
+
+    /// The ClusterNetworkPolicy of a name.
+    #[must_use]
+    pub fn cluster_policy(&self, name: &str) -> Option<&Arc<ClusterPolicy>> {
+        self.cluster_policies.get(name)
+    }
+
+    /// The ClusterNetworkPolicies with rules for a pod in a direction, in the order in which they are
+    /// asked: all that speak of its namespace, if its labels are not known.
+    pub(crate) fn tiers_of(
+        &self,
+        (pod, labelled): (&Pod, bool),
+        direction: Direction,
+    ) -> Vec<Arc<ClusterPolicy>> {
+        if self.cluster_policies.is_empty() {
+            return Vec::new();
+        }
+        let namespace = self.namespace_labels(&pod.key.namespace);
+        let selects = |policy: &&Arc<ClusterPolicy>| {
+            let subject = &policy.subject;
+            !policy.rules(direction).is_empty()
+                && subject.namespaces.matches(&namespace)
+                && (!labelled || subject.pods.matches(&pod.labels))
+        };
+        self.cluster_policies().filter(selects).cloned().collect()
+    }
+
     /// The pods of a namespace, by name.
     pub fn pods_in<'a>(&'a self, namespace: &str) -> impl Iterator<Item = &'a Arc<Pod>> {
         in_namespace(self.pods.by_key(), namespace)
@@ -215,6 +249,13 @@ impl Cluster {
             true => self.is_own_node(address),
             false => self.nodes.is_others(node, address),
         }
+    }
+
+    /// Whether a Node object that the selector matches has an address.
+    #[must_use]
+    pub fn is_of_nodes(&self, selector: &Selector, address: IpAddr) -> bool {
+        let mut nodes = self.nodes.by_name().values();
+        nodes.any(|node| node.addresses.contains(&address) && selector.matches(&node.labels))
     }
 
     /// The node of which an object says that it has an address.
@@ -307,6 +348,10 @@ impl Cluster {
                 let policy = self.policies.get(&key).cloned().zip(self.weights.get(&key).cloned());
                 Object::Policy(key, policy)
             }
+            ObjectKey::ClusterPolicy(name) => {
+                let policy = self.cluster_policy(&name).cloned();
+                Object::ClusterPolicy(name, policy)
+            }
             ObjectKey::Service(key) => {
                 let service = self.services.service(&key);
                 Object::Service(key, service)
@@ -330,11 +375,13 @@ impl Cluster {
         let namespaces = self.namespaces.keys().cloned().map(ObjectKey::Namespace);
         let nodes = self.nodes.by_name().keys().cloned().map(ObjectKey::Node);
         let policies = self.policies.keys().cloned().map(ObjectKey::Policy);
+        let of_cluster = self.cluster_policies();
+        let of_cluster = of_cluster.map(|policy| ObjectKey::ClusterPolicy(policy.name.clone()));
         let services = self.services.all_services().cloned().map(ObjectKey::Service);
         let slices = self.services.slices().keys().cloned().map(ObjectKey::EndpointSlice);
         let interfaces = self.interfaces.by_index().keys().copied().map(ObjectKey::Interface);
         let few = namespaces.chain(nodes).chain(policies).chain(services).chain(slices);
-        let few = few.chain(interfaces).chain([ObjectKey::OwnAddresses]);
+        let few = few.chain(of_cluster).chain(interfaces).chain([ObjectKey::OwnAddresses]);
         // Pods are the most.
         let pods = self.pods.by_key();
         let pods = pods.iter().map(|(key, pod)| Object::Pod(key.clone(), Some(pod.clone())));
@@ -348,6 +395,9 @@ impl Cluster {
             Object::Node(name, new) => self.set_node(&name, new, dirty),
             Object::Pod(key, new) => self.pod(&key, new, dirty),
             Object::Policy(key, new) => self.policy(&key, new, dirty),
+            Object::ClusterPolicy(name, new) => {
+                dirty.cluster_policies |= self.cluster_policies.set(&name, new);
+            }
             Object::Service(key, new) => self.service(&key, new, dirty),
             Object::EndpointSlice(key, new) => self.services.set_slice(&key, new, dirty),
             Object::Interface(index, new) => {

@@ -59,6 +59,9 @@ pub struct Node {
     pub name: String,
     /// `status.addresses` of every type that is an address (InternalIP, ExternalIP).
     pub addresses: Vec<IpAddr>,
+    /// `metadata.labels`
+    #[serde(default, serialize_with = "as_map", skip_serializing_if = "LiteMap::is_empty")]
+    pub labels: Labels,
 }
 
 /// A Pod.
@@ -194,6 +197,27 @@ pub struct Policy {
     /// Which state of the object this is.
     #[serde(default)]
     pub version: PolicyVersion,
+    /// Annotation `netpold.io/enforcement`.
+    #[serde(default, skip_serializing_if = "Enforcement::is_enforce")]
+    pub enforcement: Enforcement,
+}
+
+/// Whether a policy decides, or only says what it would have decided.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Enforcement {
+    /// It decides.
+    #[default]
+    Enforce,
+    /// For the verdict it is absent; what it would have denied is recorded.
+    Audit,
+}
+
+impl Enforcement {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
+    fn is_enforce(&self) -> bool {
+        *self == Self::Enforce
+    }
 }
 
 /// Which state of a NetworkPolicy is meant, to say of it that it is in force.
@@ -216,6 +240,110 @@ impl Policy {
     }
 }
 
+/// A ClusterNetworkPolicy (`policy.networking.k8s.io/v1alpha2`).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ClusterPolicy {
+    /// `metadata.name`
+    pub name: String,
+    /// `spec.tier`
+    pub tier: Tier,
+    /// `spec.priority`, 0 to 1000: the lowest is asked first; of equal ones the first by name.
+    pub priority: u16,
+    /// `spec.subject`: the pods that it is about, hostNetwork pods never.
+    pub subject: NamespacedPods,
+    /// `spec.ingress`; the first rule that matches decides. Their peers are never blocks or nodes.
+    pub ingress: Vec<ClusterRule>,
+    /// `spec.egress`
+    pub egress: Vec<ClusterRule>,
+    /// What could not be understood, as `spec.egress[0].to[1]: …`, empty if all was. An Accept rule
+    /// with such a part matches nothing, a Deny or Pass rule denies everything; a `subject` that cannot
+    /// be understood is every pod, and its Accept and Pass rules match nothing.
+    pub problems: Vec<String>,
+    /// Which state of the object this is.
+    #[serde(default)]
+    pub version: PolicyVersion,
+    /// Annotation `netpold.io/enforcement`.
+    #[serde(default, skip_serializing_if = "Enforcement::is_enforce")]
+    pub enforcement: Enforcement,
+}
+
+impl ClusterPolicy {
+    /// The rules of a direction; none: the policy says nothing of it.
+    #[must_use]
+    pub fn rules(&self, direction: Direction) -> &[ClusterRule] {
+        match direction {
+            Direction::Ingress => &self.ingress,
+            Direction::Egress => &self.egress,
+        }
+    }
+
+    /// Where it stands among all: policies with lesser values are asked first.
+    #[must_use]
+    pub fn precedence(&self) -> (Tier, u16, &str) {
+        (self.tier, self.priority, &self.name)
+    }
+}
+
+/// `spec.tier`, in the order of evaluation; NetworkPolicy stands between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Tier {
+    /// Before NetworkPolicy.
+    Admin,
+    /// After NetworkPolicy, for pods that no NetworkPolicy isolates in the direction.
+    Baseline,
+}
+
+impl std::fmt::Display for Tier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Admin => "Admin",
+            Self::Baseline => "Baseline",
+        })
+    }
+}
+
+/// Pods of namespaces: `spec.subject.namespaces` (every pod) or `spec.subject.pods`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct NamespacedPods {
+    /// `namespaces`, or `pods.namespaceSelector`
+    pub namespaces: Selector,
+    /// `pods.podSelector`
+    pub pods: Selector,
+}
+
+/// One item of a ClusterNetworkPolicy's `spec.ingress` or `spec.egress`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ClusterRule {
+    /// `name`; empty where absent.
+    pub name: String,
+    /// `action`
+    pub action: Action,
+    /// `from` or `to`, and `protocols`. A named port names no protocol in this API, so it is there for
+    /// each of the three.
+    pub matches: Rule,
+}
+
+/// `action`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Action {
+    /// Allowed, and nothing else is asked.
+    Accept,
+    /// Denied, and nothing else is asked.
+    Deny,
+    /// The rest of the tier is not asked; the next tier is.
+    Pass,
+}
+
+impl std::fmt::Display for Action {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Accept => "Accept",
+            Self::Deny => "Deny",
+            Self::Pass => "Pass",
+        })
+    }
+}
+
 /// One item of `spec.ingress` or `spec.egress`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Rule {
@@ -235,8 +363,10 @@ pub enum Peer {
         /// `podSelector`; absent in the API with a `namespaceSelector`: the empty selector.
         pods: Selector,
     },
-    /// `ipBlock`
+    /// `ipBlock`, and each item of a ClusterNetworkPolicy's `networks`.
     Block(IpBlock),
+    /// `nodes` of a ClusterNetworkPolicy: what the `status.addresses` of these nodes say.
+    Nodes(Selector),
 }
 
 /// `ipBlock`
@@ -380,6 +510,10 @@ pub enum Change {
     Policy(Policy),
     /// A NetworkPolicy is gone.
     PolicyGone(Key),
+    /// A ClusterNetworkPolicy now is this.
+    ClusterPolicy(ClusterPolicy),
+    /// A ClusterNetworkPolicy is gone.
+    ClusterPolicyGone(String),
     /// A Service now is this.
     Service(Service),
     /// A Service is gone.
@@ -406,6 +540,7 @@ impl Change {
                 | Self::Node(_)
                 | Self::Pod(_)
                 | Self::Policy(_)
+                | Self::ClusterPolicy(_)
                 | Self::Service(_)
                 | Self::EndpointSlice(_)
         )
@@ -419,6 +554,7 @@ impl Change {
             Self::Node(node) => Self::NodeGone(node.name.clone()),
             Self::Pod(pod) => Self::PodGone(pod.key.clone()),
             Self::Policy(policy) => Self::PolicyGone(policy.key.clone()),
+            Self::ClusterPolicy(policy) => Self::ClusterPolicyGone(policy.name.clone()),
             Self::Service(service) => Self::ServiceGone(service.key.clone()),
             Self::EndpointSlice(slice) => Self::EndpointSliceGone(slice.key.clone()),
             Self::Interface(interface) => Self::InterfaceGone(interface.index),
@@ -426,6 +562,7 @@ impl Change {
             | Self::NodeGone(_)
             | Self::PodGone(_)
             | Self::PolicyGone(_)
+            | Self::ClusterPolicyGone(_)
             | Self::ServiceGone(_)
             | Self::EndpointSliceGone(_)
             | Self::InterfaceGone(_)

@@ -3,8 +3,9 @@
 
 use netpold_core::explain::{Explainer, Explanation, Verdict};
 use netpold_core::model::{
-    Change, EndpointSlice, IpBlock, Key, Namespace, Node, Peer, Pod, Policy, PolicyVersion,
-    PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
+    Change, EndpointSlice, Enforcement, IpBlock, Key, Labels, Namespace, Node, Peer, Pod, Policy,
+    PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service,
+    ServicePort, SlicePort,
 };
 use netpold_core::probe::Probe;
 use netpold_testkit::objects::{self, labels, named};
@@ -51,6 +52,7 @@ fn shop() -> Vec<Change> {
         egress: None,
         problems: vec![],
         version: PolicyVersion::default(),
+        enforcement: Enforcement::Enforce,
     };
     let deny = Policy {
         key: Key::new("shop", "deny"),
@@ -59,12 +61,17 @@ fn shop() -> Vec<Change> {
         egress: None,
         problems: vec!["spec.ingress[0].from[0]: neither selector nor ipBlock".to_owned()],
         version: PolicyVersion::default(),
+        enforcement: Enforcement::Enforce,
     };
     let namespace = |name: &str, team: &str| {
         Change::Namespace(Namespace { name: name.to_owned(), labels: labels(&[("team", team)]) })
     };
     let node = |name: &str, address: &str| {
-        Change::Node(Node { name: name.to_owned(), addresses: vec![address.parse().unwrap()] })
+        Change::Node(Node {
+            name: name.to_owned(),
+            addresses: vec![address.parse().unwrap()],
+            labels: Labels::new(),
+        })
     };
     let key = Key::new;
     vec![
@@ -166,6 +173,7 @@ fn long_lists_are_told_in_part() {
         egress: None,
         problems: vec![],
         version: PolicyVersion::default(),
+        enforcement: Enforcement::Enforce,
     };
     let changes = shop().into_iter().chain([Change::Policy(many)]);
     let probe = r#"{"from":"a/client","to":"shop/db","protocol":"TCP","port":80}"#;
@@ -245,6 +253,7 @@ fn ask_service(to: &str, backends: &[&str]) -> Explanation {
         ]),
         problems: vec![],
         version: PolicyVersion::default(),
+        enforcement: Enforcement::Enforce,
     };
     let front = |name: &str, address: &str| {
         Change::Service(Service {
@@ -276,6 +285,7 @@ fn ask_service(to: &str, backends: &[&str]) -> Explanation {
         egress: None,
         problems: vec![],
         version: PolicyVersion::default(),
+        enforcement: Enforcement::Enforce,
     });
     let changes = [Change::Policy(out), front("s", "10.96.0.1"), slice("s"), own];
     let port = if to.starts_with("192.") { 30080 } else { 80 };

@@ -2,8 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use netpold_core::model::{
-    Direction, IpBlock, Key, Labels, Namespace, Node, Peer, Pod, Policy, PolicyVersion, PortMatch,
-    PortRule, Protocol, Requirement, Rule, Selector,
+    Direction, Enforcement, IpBlock, Key, Labels, Namespace, Node, Peer, Pod, Policy,
+    PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
 };
 use netpold_core::probe::Probe;
 use netpold_testkit::objects;
@@ -26,6 +26,7 @@ fn cluster(rules: Vec<Rule>) -> Oracle {
         egress: None,
         problems: vec![],
         version: PolicyVersion::default(),
+        enforcement: Enforcement::Enforce,
     };
     Oracle {
         namespaces: vec![
@@ -35,6 +36,7 @@ fn cluster(rules: Vec<Rule>) -> Oracle {
         nodes: vec![Node {
             name: "n1".to_owned(),
             addresses: vec!["192.168.0.1".parse().unwrap()],
+            labels: Labels::new(),
         }],
         pods: vec![
             pod("x", "a", "10.0.0.1"),

@@ -175,6 +175,8 @@ impl Index {
             Change::NodeGone(name) => self.node(&name, false, now, touched),
             Change::Namespace(_)
             | Change::NamespaceGone(_)
+            | Change::ClusterPolicy(_)
+            | Change::ClusterPolicyGone(_)
             | Change::Service(_)
             | Change::ServiceGone(_)
             | Change::EndpointSlice(_)

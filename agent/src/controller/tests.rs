@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use netpold_core::model::{
-    Change, Key, Labels, Node, Pod, Policy, PolicyVersion, Requirement, Selector,
+    Change, Enforcement, Key, Labels, Node, Pod, Policy, PolicyVersion, Requirement, Selector,
 };
 use netpold_testkit::objects;
 
@@ -28,7 +28,11 @@ impl World {
         let now = Now { instant: Instant::now(), unix: 1_000_000 };
         let mut world = Self { index: Index::default(), now };
         for node in ["n1", "n2", "n3"] {
-            world.say(Change::Node(Node { name: node.into(), addresses: Vec::new() }));
+            world.say(Change::Node(Node {
+                name: node.into(),
+                addresses: Vec::new(),
+                labels: Labels::new(),
+            }));
             world.pod(node, "a", node);
         }
         world.policy(1, &[]);
@@ -56,6 +60,7 @@ impl World {
             egress: None,
             problems: problems.iter().map(|it| (*it).to_owned()).collect(),
             version: PolicyVersion { uid: "u".into(), generation },
+            enforcement: Enforcement::Enforce,
         }))
     }
 

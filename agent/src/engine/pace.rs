@@ -70,6 +70,8 @@ fn weigh(change: &Change, cluster: &Cluster) -> Option<(Object, u64)> {
         | Change::NodeGone(_)
         | Change::Policy(_)
         | Change::PolicyGone(_)
+        | Change::ClusterPolicy(_)
+        | Change::ClusterPolicyGone(_)
         | Change::Pod(_)
         | Change::PodGone(_)
         | Change::Interface(_)

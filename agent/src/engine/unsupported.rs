@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::compile::Compiler;
-use netpold_core::model::{Key, Pod, Policy};
+use netpold_core::model::{Enforcement, Key, Pod, Policy};
 
 /// Nodes that speak up about one policy: more would say the same, fewer might all be down.
 const SPEAKERS: usize = 3;
@@ -85,6 +85,7 @@ mod tests {
             egress: None,
             problems: problems.iter().map(|p| (*p).to_owned()).collect(),
             version: PolicyVersion::default(),
+            enforcement: Enforcement::Enforce,
         })
     }
 

@@ -209,7 +209,10 @@ fn node(node: &core::Node) -> Result<Converted, Problem> {
         .filter(|(_, a)| a.type_ == "InternalIP" || a.type_ == "ExternalIP")
         .map(|(n, a)| (format!("status.addresses[{n}].address"), a.address.as_str()));
     let addresses = parse_addresses(addresses, &mut problems);
-    Ok(Converted { change: Change::Node(Node { name, addresses }), problems })
+    Ok(Converted {
+        change: Change::Node(Node { name, addresses, labels: labels(&node.metadata) }),
+        problems,
+    })
 }
 
 fn pod(pod: &core::Pod) -> Result<Converted, Problem> {

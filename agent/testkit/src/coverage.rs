@@ -143,6 +143,7 @@ fn peer_kind(rule: &Rule, index: Option<usize>) -> &'static str {
         Some(Peer::Pods { .. }) => PEER_KINDS[3],
         Some(Peer::Block(block)) if block.except.is_empty() => PEER_KINDS[4],
         Some(Peer::Block(_)) => PEER_KINDS[5],
+        Some(Peer::Nodes(_)) => panic!("a NetworkPolicy has no such peer"),
     }
 }
 

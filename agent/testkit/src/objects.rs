@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use netpold_core::model::{
-    Interface, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy, PolicyVersion,
-    PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
+    Enforcement, Interface, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy,
+    PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
 };
 
 /// The node of [`pod`], and of the [`World`](crate::world::World) that they are compiled in.
@@ -39,7 +39,7 @@ pub fn namespace(name: &str, pairs: &[(&str, &str)]) -> Namespace {
 /// A node.
 #[must_use]
 pub fn node(name: &str, addresses: &[&str]) -> Node {
-    Node { name: name.into(), addresses: ips(addresses) }
+    Node { name: name.into(), addresses: ips(addresses), labels: Labels::new() }
 }
 
 /// A running pod of [`NODE`].
@@ -127,5 +127,6 @@ pub fn policy(
         egress,
         problems: Vec::new(),
         version: PolicyVersion::default(),
+        enforcement: Enforcement::Enforce,
     }
 }

@@ -119,7 +119,11 @@ impl Oracle {
                 self.slices.push(new);
             }
             Change::EndpointSliceGone(key) => self.slices.retain(|s| s.key != key),
-            Change::Interface(_) | Change::InterfaceGone(_) | Change::OwnAddresses(_) => {}
+            Change::ClusterPolicy(_)
+            | Change::ClusterPolicyGone(_)
+            | Change::Interface(_)
+            | Change::InterfaceGone(_)
+            | Change::OwnAddresses(_) => {}
         }
     }
 
@@ -361,6 +365,10 @@ impl Oracle {
         for peer in peers {
             let matches = match peer {
                 Peer::Block(block) => block_holds(block, remote),
+                Peer::Nodes(nodes) => self
+                    .nodes
+                    .iter()
+                    .any(|node| node.addresses.contains(&remote) && selects(nodes, &node.labels)),
                 Peer::Pods { namespaces, pods } => match self.pod_at(remote) {
                     None => false,
                     Some(pod) => {

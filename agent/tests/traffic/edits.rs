@@ -12,8 +12,8 @@ use netpold::engine::Engine;
 use netpold::source::manifests::read_once;
 use netpold_core::compile::Compiler;
 use netpold_core::model::{
-    Change, Interface, IpBlock, Key, Peer, Policy, PolicyVersion, PortMatch, PortRule, Protocol,
-    Requirement, Rule, Selector,
+    Change, Enforcement, Interface, IpBlock, Key, Peer, Policy, PolicyVersion, PortMatch, PortRule,
+    Protocol, Requirement, Rule, Selector,
 };
 use netpold_core::ops::Capacity;
 use netpold_core::options::Options;
@@ -71,6 +71,7 @@ fn edit(update: u32, number: u32) -> Change {
         egress: None,
         problems: Vec::new(),
         version: PolicyVersion::default(),
+        enforcement: Enforcement::Enforce,
     })
 }
 
@@ -139,6 +140,7 @@ fn large(from: &[IpAddr], turn: u32) -> Change {
         egress: None,
         problems: Vec::new(),
         version: PolicyVersion::default(),
+        enforcement: Enforcement::Enforce,
     })
 }
 

@@ -12,6 +12,8 @@ pub(crate) struct Dirty {
     pub(crate) addresses: BTreeSet<IpAddr>,
     /// Namespaces in which a policy changed.
     pub(crate) policies: BTreeSet<String>,
+    /// Some ClusterNetworkPolicy changed.
+    pub(crate) cluster_policies: bool,
     /// Interfaces that changed, came or went.
     pub(crate) interfaces: BTreeSet<u32>,
     /// Some namespace's labels changed.

@@ -4,7 +4,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::budget::Weight;
-use crate::model::{Change, EndpointSlice, Interface, Key, Namespace, Node, Pod, Policy, Service};
+use crate::model::{
+    Change, ClusterPolicy, EndpointSlice, Interface, Key, Namespace, Node, Pod, Policy, Service,
+};
 
 /// Which object a change is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,6 +19,8 @@ pub enum ObjectKey {
     Pod(Key),
     /// A NetworkPolicy.
     Policy(Key),
+    /// A ClusterNetworkPolicy by name.
+    ClusterPolicy(String),
     /// A Service.
     Service(Key),
     /// An EndpointSlice.
@@ -40,6 +44,9 @@ impl ObjectKey {
             Change::Policy(Policy { key, .. }) | Change::PolicyGone(key) => {
                 Self::Policy(key.clone())
             }
+            Change::ClusterPolicy(ClusterPolicy { name, .. }) | Change::ClusterPolicyGone(name) => {
+                Self::ClusterPolicy(name.clone())
+            }
             Change::Service(Service { key, .. }) | Change::ServiceGone(key) => {
                 Self::Service(key.clone())
             }
@@ -61,6 +68,7 @@ pub(crate) enum Object {
     Node(String, Option<Node>),
     Pod(Key, Option<Arc<Pod>>),
     Policy(Key, Option<(Arc<Policy>, Weight)>),
+    ClusterPolicy(String, Option<Arc<ClusterPolicy>>),
     Service(Key, Option<Arc<Service>>),
     EndpointSlice(Key, Option<Arc<EndpointSlice>>),
     Interface(u32, Option<Interface>),
@@ -82,6 +90,10 @@ impl Object {
                 Self::Policy(new.key.clone(), Some((Arc::new(new), weight)))
             }
             Change::PolicyGone(key) => Self::Policy(key, None),
+            Change::ClusterPolicy(new) => {
+                Self::ClusterPolicy(new.name.clone(), Some(Arc::new(new)))
+            }
+            Change::ClusterPolicyGone(name) => Self::ClusterPolicy(name, None),
             Change::Service(new) => Self::Service(new.key.clone(), Some(Arc::new(new))),
             Change::ServiceGone(key) => Self::Service(key, None),
             Change::EndpointSlice(new) => Self::EndpointSlice(new.key.clone(), Some(Arc::new(new))),

@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 
 use crate::cluster::{Cluster, is_subject};
 use crate::compile::tables::addresses::AddressTables;
-use crate::model::{EndpointSlice, Namespace, Node, Pod, Policy, Service};
+use crate::model::{ClusterPolicy, EndpointSlice, Namespace, Node, Pod, Policy, Service};
 use crate::prefix::Prefix;
 
 /// Objects, shared with the cluster's state. Written out they are a list of `Change`s.
@@ -17,6 +17,7 @@ pub struct StateSnapshot {
     nodes: Vec<Node>,
     pods: Vec<Arc<Pod>>,
     policies: Vec<Arc<Policy>>,
+    cluster_policies: Vec<Arc<ClusterPolicy>>,
     services: Vec<Arc<Service>>,
     slices: Vec<Arc<EndpointSlice>>,
 }
@@ -28,6 +29,7 @@ enum Object<'a> {
     Node(&'a Node),
     Pod(&'a Pod),
     Policy(&'a Policy),
+    ClusterPolicy(&'a ClusterPolicy),
     Service(&'a Service),
     EndpointSlice(&'a EndpointSlice),
 }
@@ -38,6 +40,8 @@ impl Serialize for StateSnapshot {
         let objects = objects.chain(self.nodes.iter().map(Object::Node));
         let objects = objects.chain(self.pods.iter().map(|pod| Object::Pod(pod)));
         let objects = objects.chain(self.policies.iter().map(|policy| Object::Policy(policy)));
+        let of_cluster = self.cluster_policies.iter();
+        let objects = objects.chain(of_cluster.map(|policy| Object::ClusterPolicy(policy)));
         let objects = objects.chain(self.services.iter().map(|it| Object::Service(it)));
         let objects = objects.chain(self.slices.iter().map(|it| Object::EndpointSlice(it)));
         serializer.collect_seq(objects)
@@ -67,7 +71,9 @@ impl StateSnapshot {
             .flat_map(|namespace| cluster.policies_in(namespace))
             .cloned()
             .collect();
-        if policies.is_empty() {
+        let cluster_policies: Vec<Arc<ClusterPolicy>> =
+            cluster.cluster_policies().cloned().collect();
+        if policies.is_empty() && cluster_policies.is_empty() {
             return Self::default();
         }
         let is_peer = |pod: &Pod| {
@@ -90,6 +96,7 @@ impl StateSnapshot {
             slices: cluster.slices().values().cloned().collect(),
             pods,
             policies,
+            cluster_policies,
         }
     }
 }

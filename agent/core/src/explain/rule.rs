@@ -105,6 +105,7 @@ impl Traffic<'_> {
     fn peer_matches(&self, policy: &Policy, peer: &Peer) -> bool {
         match peer {
             Peer::Block(block) => block.contains(self.remote),
+            Peer::Nodes(nodes) => self.cluster.is_of_nodes(nodes, self.remote),
             Peer::Pods { namespaces, pods } => self.remote_pod.is_some_and(|remote| {
                 self.namespace_matches(policy, namespaces.as_ref(), remote)
                     && unmet(pods, &remote.labels).is_none()
@@ -194,6 +195,9 @@ impl Traffic<'_> {
     fn peer_lack(&self, policy: &Policy, peer: &Peer) -> Option<String> {
         let (namespaces, pods) = match peer {
             Peer::Block(block) => return Some(block_lack(block, self.remote)),
+            Peer::Nodes(_) => {
+                return Some(format!("{} is of no node that it selects", self.remote));
+            }
             Peer::Pods { namespaces, pods } => (namespaces, pods),
         };
         let Some(remote) = self.remote_pod else {

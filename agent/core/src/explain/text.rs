@@ -205,6 +205,8 @@ fn peer(namespace: &str, peer: &Peer) -> String {
             let excepts = join(block.except.iter().map(ToString::to_string), "", ", ");
             format!("{} except {excepts}", block.cidr)
         }
+        Peer::Nodes(nodes) if nodes.requirements.is_empty() => "nodes".to_owned(),
+        Peer::Nodes(nodes) => format!("nodes {}", selector(nodes)),
         Peer::Pods { namespaces, pods } => {
             let pods = match pods.requirements.is_empty() {
                 true => "pods".to_owned(),

@@ -2,8 +2,8 @@
 
 use netpold_core::compile::Image;
 use netpold_core::model::{
-    Change, Interface, IpBlock, Key, Namespace, Node, Peer, Pod, Policy, PolicyVersion, PortMatch,
-    PortRule, Protocol, Requirement, Rule, Selector,
+    Change, Enforcement, Interface, IpBlock, Key, Labels, Namespace, Node, Peer, Pod, Policy,
+    PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
 };
 use netpold_core::ops::TableWriter;
 use netpold_testkit::generate::{Choices, Cluster, NODE};
@@ -18,7 +18,7 @@ fn namespace(name: &str, pairs: &[(&str, &str)]) -> Change {
 
 fn node(name: &str, addresses: &[&str]) -> Change {
     let addresses = addresses.iter().map(|a| a.parse().unwrap()).collect();
-    Change::Node(Node { name: name.to_owned(), addresses })
+    Change::Node(Node { name: name.to_owned(), addresses, labels: Labels::new() })
 }
 
 fn plain_pod(name: &str, addresses: &[&str], app: &str) -> Pod {
@@ -72,6 +72,7 @@ fn policy(name: &str, selects: Selector, ingress: &[Rule], egress: Option<&[Rule
         egress: egress.map(<[Rule]>::to_vec),
         problems: Vec::new(),
         version: PolicyVersion::default(),
+        enforcement: Enforcement::Enforce,
     })
 }
 

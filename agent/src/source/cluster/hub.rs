@@ -211,8 +211,10 @@ fn place(change: &Change) -> (u8, Key) {
         Change::EndpointSliceGone(key) => (4, key.clone()),
         Change::Policy(policy) => (5, policy.key.clone()),
         Change::PolicyGone(key) => (5, key.clone()),
+        Change::ClusterPolicy(policy) => (6, alone(&policy.name)),
+        Change::ClusterPolicyGone(name) => (6, alone(name)),
         // No kind that is watched says these.
-        Change::Interface(_) | Change::InterfaceGone(_) | Change::OwnAddresses(_) => (6, alone("")),
+        Change::Interface(_) | Change::InterfaceGone(_) | Change::OwnAddresses(_) => (7, alone("")),
     }
 }
 

@@ -10,7 +10,8 @@ use k8s_openapi::api::networking::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use netpold_core::model::{
-    Direction, IpBlock, Peer, Policy, PolicyVersion, PortMatch, PortRule, Protocol, Rule, Selector,
+    Direction, Enforcement, IpBlock, Peer, Policy, PolicyVersion, PortMatch, PortRule, Protocol,
+    Rule, Selector,
 };
 
 use super::selector::selector;
@@ -47,8 +48,10 @@ pub(super) fn network_policy(
         uid: policy.metadata.uid.clone().unwrap_or_default(),
         generation: policy.metadata.generation.unwrap_or_default(),
     };
+    let enforcement = Enforcement::Enforce;
     let texts = problems.iter().map(ToString::to_string).collect();
-    let policy = Policy { key, pod_selector, ingress, egress, problems: texts, version };
+    let policy =
+        Policy { key, pod_selector, ingress, egress, problems: texts, version, enforcement };
     Ok(Converted { change: Change::Policy(policy), problems })
 }
 

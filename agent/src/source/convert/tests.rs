@@ -329,7 +329,10 @@ fn nodes_have_internal_and_external_addresses() {
          {type: ExternalIP, address: '2001:db8::1'}, {type: InternalIP, address: nowhere}]}}",
     );
     let addresses = vec!["192.168.0.1".parse().unwrap(), "2001:db8::1".parse().unwrap()];
-    assert_eq!(converted.change, Change::Node(Node { name: "n".into(), addresses }));
+    assert_eq!(
+        converted.change,
+        Change::Node(Node { name: "n".into(), addresses, labels: Labels::new() })
+    );
     let problems: Vec<String> = converted.problems.iter().map(ToString::to_string).collect();
     assert_eq!(
         problems,

@@ -15,6 +15,7 @@ pub(super) enum Id {
     Namespace(String),
     Node(String),
     Policy(Key),
+    ClusterPolicy(String),
     Pod(Key),
     Service(Key),
     EndpointSlice(Key),
@@ -28,12 +29,14 @@ impl Id {
             Change::Node(node) => Some(Self::Node(node.name.clone())),
             Change::Pod(pod) => Some(Self::Pod(pod.key.clone())),
             Change::Policy(policy) => Some(Self::Policy(policy.key.clone())),
+            Change::ClusterPolicy(policy) => Some(Self::ClusterPolicy(policy.name.clone())),
             Change::Service(service) => Some(Self::Service(service.key.clone())),
             Change::EndpointSlice(slice) => Some(Self::EndpointSlice(slice.key.clone())),
             Change::NamespaceGone(_)
             | Change::NodeGone(_)
             | Change::PodGone(_)
             | Change::PolicyGone(_)
+            | Change::ClusterPolicyGone(_)
             | Change::ServiceGone(_)
             | Change::EndpointSliceGone(_)
             | Change::Interface(_)
@@ -48,6 +51,7 @@ impl Id {
             Self::Namespace(name) => Change::NamespaceGone(name),
             Self::Node(name) => Change::NodeGone(name),
             Self::Policy(key) => Change::PolicyGone(key),
+            Self::ClusterPolicy(name) => Change::ClusterPolicyGone(name),
             Self::Pod(key) => Change::PodGone(key),
             Self::Service(key) => Change::ServiceGone(key),
             Self::EndpointSlice(key) => Change::EndpointSliceGone(key),
@@ -61,6 +65,7 @@ impl std::fmt::Display for Id {
             Self::Namespace(name) => write!(f, "Namespace {name}"),
             Self::Node(name) => write!(f, "Node {name}"),
             Self::Policy(key) => write!(f, "NetworkPolicy {key}"),
+            Self::ClusterPolicy(name) => write!(f, "ClusterNetworkPolicy {name}"),
             Self::Pod(key) => write!(f, "Pod {key}"),
             Self::Service(key) => write!(f, "Service {key}"),
             Self::EndpointSlice(key) => write!(f, "EndpointSlice {key}"),

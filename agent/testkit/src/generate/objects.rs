@@ -6,8 +6,9 @@ use ipnet::IpNet;
 
 use super::{Choices, NODE, services};
 use netpold_core::model::{
-    Change, EndpointSlice, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy,
-    PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service,
+    Change, EndpointSlice, Enforcement, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer,
+    Pod, Policy, PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
+    Service,
 };
 
 pub(super) const NAMESPACES: [&str; 3] = ["x", "y", "z"];
@@ -99,7 +100,7 @@ pub(super) fn node(choices: &mut Choices<'_>, name: &str) -> Node {
     }
     addresses.sort();
     addresses.dedup();
-    Node { name: name.to_owned(), addresses }
+    Node { name: name.to_owned(), addresses, labels: labels(choices) }
 }
 
 pub(super) fn pod(choices: &mut Choices<'_>, number: u32) -> Pod {
@@ -179,7 +180,10 @@ pub(super) fn changed(choices: &mut Choices<'_>, object: &Change) -> Change {
             }
             Change::EndpointSlice(EndpointSlice { key: old.key.clone(), ..new })
         }
-        Change::NamespaceGone(_)
+        // Nothing makes these yet.
+        Change::ClusterPolicy(_)
+        | Change::ClusterPolicyGone(_)
+        | Change::NamespaceGone(_)
         | Change::NodeGone(_)
         | Change::PodGone(_)
         | Change::PolicyGone(_)
@@ -206,7 +210,15 @@ pub(super) fn policy(choices: &mut Choices<'_>, number: u32) -> Policy {
     let ingress = (types != 1).then(|| choices.list(5, rule));
     let egress = (types != 0).then(|| choices.list(5, rule));
     let problems = if choices.chance(5) { vec!["spec: made up".to_owned()] } else { Vec::new() };
-    Policy { key, pod_selector, ingress, egress, problems, version: PolicyVersion::default() }
+    Policy {
+        key,
+        pod_selector,
+        ingress,
+        egress,
+        problems,
+        version: PolicyVersion::default(),
+        enforcement: Enforcement::Enforce,
+    }
 }
 
 fn selector(choices: &mut Choices<'_>) -> Selector {

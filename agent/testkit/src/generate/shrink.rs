@@ -71,7 +71,10 @@ fn reductions(object: &Change) -> Vec<Change> {
                 .map(|not_ready| EndpointSlice { not_ready, ..slice.clone() });
             addresses.chain(ports).chain(not_ready).map(Change::EndpointSlice).collect()
         }
-        Change::NamespaceGone(_)
+        // Nothing makes these yet.
+        Change::ClusterPolicy(_)
+        | Change::ClusterPolicyGone(_)
+        | Change::NamespaceGone(_)
         | Change::NodeGone(_)
         | Change::PodGone(_)
         | Change::PolicyGone(_)
@@ -197,6 +200,7 @@ fn simpler_peers(peer: &Peer) -> Vec<Peer> {
                 Peer::Block(next)
             })
             .collect(),
+        Peer::Nodes(nodes) => smaller_selectors(nodes).map(Peer::Nodes).collect(),
         Peer::Pods { namespaces, pods } => {
             let mut all: Vec<Peer> = smaller_selectors(pods)
                 .map(|pods| Peer::Pods { namespaces: namespaces.clone(), pods })

@@ -108,6 +108,11 @@ impl Builder<'_> {
         for peer in peers {
             match peer {
                 Peer::Block(block) => draft.blocks.push((block, grant)),
+                Peer::Nodes(nodes) => {
+                    let id = self.registry.intern(PeerSet::Nodes(nodes.clone()));
+                    let known = draft.direction_policy.peers.entry(id).or_default();
+                    *known = known.union(grant, self.tries);
+                }
                 Peer::Pods { namespaces, pods } => {
                     let peer_set = PeerSet::of_pods(namespaces.as_ref(), pods, namespace);
                     let known = draft

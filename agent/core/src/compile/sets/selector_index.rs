@@ -36,6 +36,7 @@ impl PodSelectors {
                 self.forget();
             }
             PeerSet::OwnNode
+            | PeerSet::Nodes(_)
             | PeerSet::Blocks(_)
             | PeerSet::Named(..)
             | PeerSet::HairpinService(_)
@@ -62,6 +63,7 @@ impl PodSelectors {
                 self.forget();
             }
             PeerSet::OwnNode
+            | PeerSet::Nodes(_)
             | PeerSet::Blocks(_)
             | PeerSet::Named(..)
             | PeerSet::HairpinService(_)

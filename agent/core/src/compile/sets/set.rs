@@ -52,6 +52,8 @@ pub enum PeerSet {
     /// Addresses of the pods that the second selector matches, in the namespaces that the first
     /// matches.
     Pods(Selector, Selector),
+    /// Addresses of the nodes that a selector matches, by their Node objects.
+    Nodes(Selector),
     /// Addresses that blocks grant the same as this prefix, which is the first of them.
     Blocks(IpNet),
     /// Addresses of the pods that have this container port name with this number.

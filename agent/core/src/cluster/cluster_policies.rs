@@ -1,0 +1,44 @@
+//! ClusterNetworkPolicies in the order in which they are asked.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::model::{ClusterPolicy, Tier};
+
+/// Every ClusterNetworkPolicy.
+#[derive(Debug, Default)]
+pub(super) struct ClusterPolicies {
+    by_name: BTreeMap<String, Arc<ClusterPolicy>>,
+    /// By tier, priority and name.
+    in_order: BTreeMap<(Tier, u16, String), Arc<ClusterPolicy>>,
+}
+
+impl ClusterPolicies {
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_name.is_empty()
+    }
+
+    /// In the order in which they are asked.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<ClusterPolicy>> {
+        self.in_order.values()
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<&Arc<ClusterPolicy>> {
+        self.by_name.get(name)
+    }
+
+    /// The policy of this name now is this, or is gone; whether that is a change.
+    pub(super) fn set(&mut self, name: &str, new: Option<Arc<ClusterPolicy>>) -> bool {
+        if self.by_name.get(name) == new.as_ref() {
+            return false;
+        }
+        if let Some(old) = self.by_name.remove(name) {
+            self.in_order.remove(&(old.tier, old.priority, old.name.clone()));
+        }
+        if let Some(new) = new {
+            self.in_order.insert((new.tier, new.priority, new.name.clone()), new.clone());
+            self.by_name.insert(name.to_owned(), new);
+        }
+        true
+    }
+}
