@@ -169,6 +169,11 @@ impl Cluster {
         self.cluster_policies.iter()
     }
 
+    /// Whether there is a ClusterNetworkPolicy.
+    pub(crate) fn has_cluster_policies(&self) -> bool {
+        !self.cluster_policies.is_empty()
+    }
+
     /// The ClusterNetworkPolicy of a name.
     #[must_use]
     pub fn cluster_policy(&self, name: &str) -> Option<&Arc<ClusterPolicy>> {
@@ -254,8 +259,12 @@ impl Cluster {
     /// Whether a Node object that the selector matches has an address.
     #[must_use]
     pub fn is_of_nodes(&self, selector: &Selector, address: IpAddr) -> bool {
-        let mut nodes = self.nodes.by_name().values();
-        nodes.any(|node| node.addresses.contains(&address) && selector.matches(&node.labels))
+        self.nodes.listing(address).any(|node| selector.matches(&node.labels))
+    }
+
+    /// Whether some Node object lists an address.
+    pub(crate) fn is_listed(&self, address: IpAddr) -> bool {
+        self.nodes.listing(address).next().is_some()
     }
 
     /// The node of which an object says that it has an address.
@@ -432,9 +441,9 @@ impl Cluster {
     }
 
     fn set_node(&mut self, name: &str, new: Option<Node>, dirty: &mut Dirty) {
-        let [before, after] = self.nodes.set(name, new);
+        let ([before, after], relabelled) = self.nodes.set(name, new);
         self.services.set_node(&before, &after, dirty);
-        if name == self.node_name() {
+        if name == self.node_name() || relabelled || before != after {
             dirty.addresses.extend(before.iter().chain(&after));
         }
     }

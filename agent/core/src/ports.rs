@@ -6,12 +6,18 @@ pub(crate) mod tries;
 use crate::model::Protocol;
 use tries::{ALL, NAME, NONE, PORT, Trie, Tries};
 
+/// Tells the numbers of rules from those of names, which are less. A rule of a tier is not a grant: what
+/// it matches is only known when all rules before it are. So sets and blocks carry the numbers of the rules
+/// that name them, by the same unions as grants.
+pub(crate) const MARK: u32 = 1 << (NAME - 1);
+
 /// What is granted of each protocol, and by name. Equal grants are equal values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct AllowedPorts {
     /// TCP, UDP and SCTP destination ports.
     ports: [Trie; 3],
-    /// Numbers of the port names that each destination resolves for itself (egress).
+    /// Numbers of the port names that each destination resolves for itself (egress), and, with
+    /// [`MARK`], numbers of the tiers' rules that match.
     pub(crate) names: Trie,
     /// Every other protocol, ICMP included.
     pub(crate) other: bool,
@@ -60,6 +66,40 @@ impl AllowedPorts {
     pub(crate) fn add_name(&mut self, name: u32, tries: &mut Tries) {
         let name = tries.range(NAME, name, name);
         self.names = tries.union(self.names, name);
+    }
+
+    /// Nothing but the mark of a rule.
+    pub(crate) fn mark(rule: u32, tries: &mut Tries) -> Self {
+        let mut marked = Self::default();
+        marked.add_name(MARK | rule, tries);
+        marked
+    }
+
+    /// The rules whose marks it has, in order.
+    pub(crate) fn marks(&self, tries: &Tries) -> Vec<u32> {
+        tries.upper_half(NAME, self.names)
+    }
+
+    /// What is in it and not in another; names aside.
+    pub(crate) fn minus(&self, other: &Self, tries: &mut Tries) -> Self {
+        let mut ports = self.ports;
+        for (set, less) in ports.iter_mut().zip(other.ports) {
+            *set = tries.minus(*set, less);
+        }
+        Self { ports, names: NONE, other: self.other && !other.other }
+    }
+
+    /// What is in both; names aside.
+    pub(crate) fn both(&self, other: &Self, tries: &mut Tries) -> Self {
+        let rest = self.minus(other, tries);
+        self.minus(&rest, tries)
+    }
+
+    /// Takes a port away.
+    pub(crate) fn remove(&mut self, protocol: Protocol, port: u16, tries: &mut Tries) {
+        let port = tries.range(PORT, port.into(), port.into());
+        let known = &mut self.ports[protocol as usize];
+        *known = tries.minus(*known, port);
     }
 
     /// What is in one of two.

@@ -15,6 +15,8 @@ pub(super) struct Nodes {
     /// Name of the own node.
     name: String,
     by_name: BTreeMap<String, Node>,
+    /// The Node objects that list an address; none is empty.
+    listed: BTreeMap<IpAddr, BTreeSet<String>>,
     /// The own node's addresses.
     own: Counted,
     /// Other nodes' addresses, by name; none is empty.
@@ -59,6 +61,12 @@ impl Nodes {
         self.others.get(name).is_some_and(|addresses| addresses.contains_key(&address))
     }
 
+    /// The Node objects that list an address.
+    pub(super) fn listing(&self, address: IpAddr) -> impl Iterator<Item = &Node> {
+        let names = self.listed.get(&address).into_iter().flatten();
+        names.filter_map(|name| self.by_name.get(name))
+    }
+
     /// The first node of which an object says that it has an address.
     pub(super) fn with(&self, address: IpAddr) -> Option<&str> {
         let others = self.others.iter().filter(|(_, all)| all.contains_key(&address));
@@ -66,16 +74,31 @@ impl Nodes {
         others.map(|(name, _)| name.as_str()).chain(own).min()
     }
 
-    /// A Node object now is this, or is gone. Returns its addresses before and after.
-    pub(super) fn set(&mut self, name: &str, new: Option<Node>) -> [Vec<IpAddr>; 2] {
+    /// A Node object now is this, or is gone. Returns its addresses before and after, and whether selectors
+    /// read something else of it.
+    pub(super) fn set(&mut self, name: &str, new: Option<Node>) -> ([Vec<IpAddr>; 2], bool) {
+        let labels = |node: Option<&Node>| node.map(|node| node.labels.clone());
         let after = new.as_ref().map_or_else(Vec::new, |node| node.addresses.clone());
+        let labels_after = labels(new.as_ref());
         let old = match new {
             Some(new) => self.by_name.insert(name.to_owned(), new),
             None => self.by_name.remove(name),
         };
+        let relabelled = labels(old.as_ref()) != labels_after;
         let before = old.map_or_else(Vec::new, |node| node.addresses);
+        for address in before.iter().filter(|address| !after.contains(address)) {
+            if let Some(names) = self.listed.get_mut(address) {
+                names.remove(name);
+                if names.is_empty() {
+                    self.listed.remove(address);
+                }
+            }
+        }
+        for address in &after {
+            self.listed.entry(*address).or_default().insert(name.to_owned());
+        }
         self.change(name, &before, &after);
-        [before, after]
+        ([before, after], relabelled)
     }
 
     /// An object says other addresses of a node. They are counted, because a Node and several pods can

@@ -45,6 +45,13 @@ pub enum Problem {
         /// What and why.
         message: String,
     },
+    /// A part of a ClusterNetworkPolicy could not be understood: its rule fails closed.
+    ClusterPolicy {
+        /// The policy.
+        policy: String,
+        /// What and why.
+        message: String,
+    },
     /// What isolates pods together is too much: it is closed.
     Closed {
         /// The policies.
@@ -92,6 +99,9 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Policy { policy, message } => write!(f, "policy {policy}: {message}"),
+            Self::ClusterPolicy { policy, message } => {
+                write!(f, "ClusterNetworkPolicy {policy}: {message}")
+            }
             Self::Closed { policies, direction, message } => {
                 let names: Vec<String> = policies.iter().map(ToString::to_string).collect();
                 write!(
@@ -154,6 +164,12 @@ pub(super) fn problems(cluster: &Cluster, rules: &Rules, endpoints: &Endpoints) 
                 message: message.to_owned(),
             }),
         );
+    }
+    for policy in cluster.cluster_policies() {
+        problems.extend(policy.problems.iter().map(|message| Problem::ClusterPolicy {
+            policy: policy.name.clone(),
+            message: message.clone(),
+        }));
     }
     problems.extend(rules.closed().map(|(policies, direction, message)| Problem::Closed {
         policies: policies.to_vec(),

@@ -93,6 +93,11 @@ impl Sets {
         for (id, _) in usage.peer_sets.iter().filter(|(_, change)| **change != 0) {
             match self.peers.registry.peer_set(*id) {
                 Some(PeerSet::OwnNode) => addresses.extend(cluster.own_addresses()),
+                Some(PeerSet::Nodes(selector)) => {
+                    let nodes = cluster.nodes().values();
+                    let selected = nodes.filter(|node| selector.matches(&node.labels));
+                    addresses.extend(selected.flat_map(|node| &node.addresses));
+                }
                 Some(PeerSet::HairpinService(hairpin)) => served.push(hairpin.clone()),
                 _ => of_pods.push(*id),
             }

@@ -96,6 +96,10 @@ impl Update<'_> {
         let reconsidered = self.rules.reconsider(self.cluster, dirty, concerned);
         indexes.extend(self.tables.endpoints.in_namespaces(&dirty.policies));
         indexes.extend(self.tables.endpoints.in_namespaces(&reconsidered));
+        // Whom one is about is known only when it is held against each pod; so is, with it, a namespace's.
+        if dirty.cluster_policies || dirty.namespaces && self.cluster.has_cluster_policies() {
+            indexes.extend(self.cluster.interfaces().keys());
+        }
         // Those that found no slot may find one now.
         indexes.extend(&self.tables.endpoints.unplaced);
         let mut changes = EndpointChanges::default();

@@ -20,7 +20,7 @@ pub(crate) const PORT: u32 = 16;
 /// Bits of a name's number.
 pub(crate) const NAME: u32 = 32;
 
-/// Unions that are remembered; beyond it all are forgotten.
+/// Unions, and differences, that are remembered; beyond it all are forgotten.
 const REMEMBERED: usize = 1 << 19;
 /// Nodes from which those that are not in use are looked for.
 const COLLECTED_FROM: usize = 1 << 16;
@@ -33,6 +33,7 @@ pub(crate) struct Tries {
     ids: HashMap<[Trie; 2], Trie>,
     free: Vec<Trie>,
     unions: HashMap<[Trie; 2], Trie>,
+    differences: HashMap<[Trie; 2], Trie>,
     /// Nodes in use after the last collection.
     kept: usize,
     /// Nodes looked up and made, ever: what this costs, in a unit that depends on nothing else.
@@ -103,6 +104,50 @@ impl Tries {
                 }
                 self.unions.insert([a, b], union);
                 union
+            }
+        }
+    }
+
+    /// What is in one set and not in another.
+    pub(crate) fn minus(&mut self, one: Trie, other: Trie) -> Trie {
+        match (one, other) {
+            (NONE, _) | (_, ALL) => NONE,
+            (set, NONE) => set,
+            (a, b) if a == b => NONE,
+            (a, b) => {
+                self.work += 1;
+                if let Some(known) = self.differences.get(&[a, b]) {
+                    return *known;
+                }
+                let (of_a, of_b) = (self.halves(a), self.halves(b));
+                let low = self.minus(of_a[0], of_b[0]);
+                let high = self.minus(of_a[1], of_b[1]);
+                let difference = self.node([low, high]);
+                if self.differences.len() >= REMEMBERED {
+                    self.differences.clear();
+                }
+                self.differences.insert([a, b], difference);
+                difference
+            }
+        }
+    }
+
+    /// The numbers of a set of those with so many bits that have the highest bit, without it, in order.
+    pub(crate) fn upper_half(&self, bits: u32, set: Trie) -> Vec<u32> {
+        let mut numbers = Vec::new();
+        self.numbers_below(bits - 1, self.halves(set)[1], 0, &mut numbers);
+        numbers
+    }
+
+    fn numbers_below(&self, bits: u32, set: Trie, first: u32, numbers: &mut Vec<u32>) {
+        match set {
+            NONE => {}
+            ALL => numbers.extend(first..=first + ((1u32 << bits) - 1)),
+            _ if bits == 0 => {}
+            node => {
+                let [low, high] = self.halves(node);
+                self.numbers_below(bits - 1, low, first, numbers);
+                self.numbers_below(bits - 1, high, first | 1 << (bits - 1), numbers);
             }
         }
     }
@@ -218,6 +263,7 @@ impl Tries {
             }
         }
         self.unions = HashMap::new();
+        self.differences = HashMap::new();
         let place = |id: Trie| (id - FIRST) as usize;
         self.ids.retain(|_, id| used[place(*id)]);
         self.ids.shrink_to_fit();
@@ -268,6 +314,20 @@ mod tests {
             prop_assert_eq!(tries.lowest(PORT, set), ports.first().map(|port| u32::from(*port)));
             let only = ports.first().copied().filter(|_| ports.len() == 1);
             prop_assert_eq!(tries.only(set), only);
+            let (even, odd): (Vec<_>, Vec<_>) =
+                added.iter().copied().enumerate().partition(|(n, _)| n % 2 == 0);
+            let [one, other] = [even, odd].map(|part| {
+                let ranges: Vec<_> = part.into_iter().map(|(_, range)| range).collect();
+                build(&mut tries, &ranges)
+            });
+            let left = tries.minus(one, other);
+            for port in added.iter().flat_map(|(first, last)| [*first, *last]) {
+                let [left, one, other] =
+                    [left, one, other].map(|set| tries.contains(PORT, set, port.into()));
+                prop_assert_eq!(left, one && !other, "{}", port);
+            }
+            let again = tries.union(left, other);
+            prop_assert_eq!(again, set, "what was taken away is put back");
             let mut others = Tries::default();
             build(&mut others, &[(7, 70)]);
             let taken = others.take_over(&tries, set, &mut HashMap::new());
@@ -298,6 +358,13 @@ mod tests {
         let one = tries.range(NAME, 70_000, 70_000);
         let other = tries.range(NAME, 5, 5);
         let both = tries.union(one, other);
+        assert!(tries.upper_half(NAME, both).is_empty());
+        let mut marked = both;
+        for mark in [1 << 31, 1 << 31 | 6, 1 << 31 | 7] {
+            let mark = tries.range(NAME, mark, mark);
+            marked = tries.union(marked, mark);
+        }
+        assert_eq!(tries.upper_half(NAME, marked), [0, 6, 7]);
         for (name, expected) in [(5, true), (70_000, true), (4464, false), (0, false)] {
             assert_eq!(tries.contains(NAME, both, name), expected, "{name}");
         }

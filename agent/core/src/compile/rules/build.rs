@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use hashbrown::DefaultHashBuilder;
 
-use crate::compile::rules::direction_policy::DirectionPolicy;
+use crate::compile::rules::direction_policy::{DirectionPolicy, TierRule, Tiers};
 use crate::compile::sets::registry::Registry;
 use crate::compile::sets::set::{HairpinService, PeerSet};
 use crate::model::{
-    Direction, IpBlock, NamedPort, Peer, Policy, PortMatch, PortRule, Protocol, Rule,
+    Action, ClusterPolicy, Direction, IpBlock, NamedPort, Peer, Policy, PortMatch, PortRule,
+    Protocol, Rule, Tier,
 };
 use crate::ports::AllowedPorts;
 use crate::ports::blocks::BlockMap;
@@ -20,6 +21,12 @@ pub(crate) struct Source<'a> {
     pub(crate) direction: Direction,
     /// The policies that grant something to the pod in this direction.
     pub(crate) policies: &'a [&'a Policy],
+    /// Whether some NetworkPolicy isolates the pod, even if none grants anything.
+    pub(crate) isolated: bool,
+    /// The ClusterNetworkPolicies that have rules for the pod, in the order in which they are asked.
+    pub(crate) tiers: &'a [Arc<ClusterPolicy>],
+    /// The pod's labels are known, so these select it; else they may.
+    pub(crate) labelled: bool,
     /// The pod's named ports, if ingress rules ask for names.
     pub(crate) ports: &'a [NamedPort],
     /// The service targets that the pod backs itself.
@@ -47,8 +54,14 @@ impl Builder<'_> {
             Draft { direction_policy: DirectionPolicy::default(), blocks: Vec::new(), source };
         for policy in source.policies {
             for rule in policy.rules(source.direction).unwrap_or_default() {
-                self.add(rule, &policy.key.namespace, &mut draft);
+                let grant = self.ports_of(rule, &mut draft);
+                self.add(rule, grant, &policy.key.namespace, &mut draft);
             }
+        }
+        if !source.tiers.is_empty() {
+            let rules = self.add_tiers(&mut draft);
+            let tiers = Tiers { rules, isolated: source.isolated };
+            draft.direction_policy.tiers = Some(Arc::new(tiers));
         }
         let Draft { mut direction_policy, blocks, .. } = draft;
         direction_policy.blocks = BlockMap::new(&blocks, self.tries);
@@ -65,7 +78,7 @@ impl Builder<'_> {
         self.finish(direction_policy)
     }
 
-    /// Isolated, and nothing allowed but what nothing can deny.
+    /// Isolated, and nothing allowed but the own node, which no NetworkPolicy can deny.
     pub(crate) fn closed(&mut self, direction: Direction) -> Arc<DirectionPolicy> {
         match direction {
             Direction::Ingress => DirectionPolicy::nothing(),
@@ -87,16 +100,48 @@ impl Builder<'_> {
             &direction_policy.everyone,
             &direction_policy.peers,
             &direction_policy.blocks,
+            &direction_policy.tiers,
         ));
         Arc::new(direction_policy)
     }
 
-    fn add<'a>(&mut self, rule: &'a Rule, namespace: &str, draft: &mut Draft<'a>) {
-        let mut grant = AllowedPorts::default();
-        match &rule.ports {
-            None => grant = AllowedPorts::EVERYTHING,
-            Some(ports) => ports.iter().for_each(|port| self.add_port(port, &mut grant, draft)),
+    /// Adds the rules of ClusterNetworkPolicies, each as a mark on whom it matches, and returns what
+    /// they say.
+    fn add_tiers(&mut self, draft: &mut Draft<'_>) -> Vec<TierRule> {
+        let Source { direction, isolated, tiers, labelled, .. } = *draft.source;
+        let mut rules = Vec::new();
+        for policy in tiers.iter().filter(|it| !(isolated && it.tier == Tier::Baseline)) {
+            let selects = labelled || policy.subject.pods.requirements.is_empty();
+            for rule in policy.rules(direction) {
+                // A policy that may not be about the pod denies, and allows nothing.
+                if !selects && rule.action != Action::Deny {
+                    continue;
+                }
+                let ports = self.ports_of(&rule.matches, draft);
+                let mark = AllowedPorts::mark(rules.len() as u32, self.tries);
+                rules.push(TierRule { tier: policy.tier, action: rule.action, ports });
+                // Its pod peers have selectors for namespaces: they are of no namespace of its own.
+                self.add(&rule.matches, mark, "", draft);
+            }
         }
+        rules
+    }
+
+    fn ports_of(&mut self, rule: &Rule, draft: &mut Draft<'_>) -> AllowedPorts {
+        let Some(ports) = &rule.ports else { return AllowedPorts::EVERYTHING };
+        let mut grant = AllowedPorts::default();
+        ports.iter().for_each(|port| self.add_port(port, &mut grant, draft));
+        grant
+    }
+
+    /// Grants something to the peers of a rule.
+    fn add<'a>(
+        &mut self,
+        rule: &'a Rule,
+        grant: AllowedPorts,
+        namespace: &str,
+        draft: &mut Draft<'a>,
+    ) {
         if grant.is_none() {
             return;
         }
@@ -109,21 +154,20 @@ impl Builder<'_> {
             match peer {
                 Peer::Block(block) => draft.blocks.push((block, grant)),
                 Peer::Nodes(nodes) => {
-                    let id = self.registry.intern(PeerSet::Nodes(nodes.clone()));
-                    let known = draft.direction_policy.peers.entry(id).or_default();
-                    *known = known.union(grant, self.tries);
+                    self.add_set(PeerSet::Nodes(nodes.clone()), grant, draft);
                 }
                 Peer::Pods { namespaces, pods } => {
                     let peer_set = PeerSet::of_pods(namespaces.as_ref(), pods, namespace);
-                    let known = draft
-                        .direction_policy
-                        .peers
-                        .entry(self.registry.intern(peer_set))
-                        .or_default();
-                    *known = known.union(grant, self.tries);
+                    self.add_set(peer_set, grant, draft);
                 }
             }
         }
+    }
+
+    fn add_set(&mut self, peer_set: PeerSet, grant: AllowedPorts, draft: &mut Draft<'_>) {
+        let id = self.registry.intern(peer_set);
+        let known = draft.direction_policy.peers.entry(id).or_default();
+        *known = known.union(grant, self.tries);
     }
 
     fn add_port(&mut self, rule: &PortRule, grant: &mut AllowedPorts, draft: &mut Draft<'_>) {

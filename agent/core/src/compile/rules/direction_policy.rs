@@ -1,10 +1,16 @@
 //! What the policies that isolate a pod in one direction allow, as plain data: the input of a row.
+//!
+//! Without ClusterNetworkPolicies that is a union of grants. With them it is also a list of rules in the
+//! order in which they are asked ([`Tiers`]); what sets and blocks are granted then includes marks of the
+//! rules that name them. What an address is allowed is flattened from both when its column is filled
+//! ([`super::evaluate`]), so a packet pays nothing for tiers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::compile::sets::set::{NameId, SetId};
+use crate::model::{Action, Tier};
 use crate::ports::AllowedPorts;
 use crate::ports::blocks::BlockMap;
 
@@ -20,6 +26,27 @@ pub(crate) struct DirectionPolicy {
     pub(crate) blocks: BlockMap,
     /// The port names that the grants ask for.
     pub(crate) names: BTreeSet<NameId>,
+    /// What ClusterNetworkPolicies say before and after; `None`: nothing.
+    pub(crate) tiers: Option<Arc<Tiers>>,
+}
+
+/// The rules of ClusterNetworkPolicies for a pod in a direction.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Tiers {
+    /// In the order in which they are asked; a rule's mark is its place. None of Baseline if
+    /// `isolated`, as they are not asked then.
+    pub(crate) rules: Vec<TierRule>,
+    /// Some NetworkPolicy isolates the pod: what its rules do not grant is denied.
+    pub(crate) isolated: bool,
+}
+
+/// What a rule says of whom it matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct TierRule {
+    pub(crate) tier: Tier,
+    pub(crate) action: Action,
+    /// Of these ports and protocols.
+    pub(crate) ports: AllowedPorts,
 }
 
 impl Hash for DirectionPolicy {
@@ -36,6 +63,7 @@ impl DirectionPolicy {
 
     /// All that is granted.
     pub(crate) fn grants(&self) -> impl Iterator<Item = &AllowedPorts> {
-        self.peers.values().chain([&self.everyone]).chain(self.blocks.values())
+        let rules = self.tiers.iter().flat_map(|tiers| &tiers.rules).map(|rule| &rule.ports);
+        self.peers.values().chain([&self.everyone]).chain(self.blocks.values()).chain(rules)
     }
 }

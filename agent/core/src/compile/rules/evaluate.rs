@@ -2,11 +2,12 @@
 
 use hashbrown::HashMap;
 
-use crate::compile::rules::direction_policy::DirectionPolicy;
+use crate::compile::rules::direction_policy::{DirectionPolicy, TierRule, Tiers};
 use crate::compile::sets::block_groups::{BlockGroups, PolicyId};
 use crate::compile::sets::registry::Registry;
 use crate::compile::sets::service_targets::ServiceTargets;
 use crate::compile::sets::set::{Membership, OWN_NODE, PeerSet, SetId, is_group, is_targets};
+use crate::model::{Action, Tier};
 use crate::ports::AllowedPorts;
 use crate::ports::tries::{NAME, NONE, PORT, Tries};
 
@@ -20,14 +21,22 @@ pub(crate) struct Evaluator<'a> {
     pub(crate) work: &'a mut u64,
 }
 
+/// What is decided of addresses.
+#[derive(Clone, Copy)]
+struct Decided {
+    allowed: AllowedPorts,
+    /// What a Deny rule of a tier decides. What no grant of a NetworkPolicy allows is not in it.
+    denied: AllowedPorts,
+}
+
 impl Evaluator<'_> {
-    /// What addresses with these peer sets are granted, names included; service targets are not considered.
-    fn granted(
+    /// What is decided of addresses with these peer sets, names included; service targets are not considered.
+    fn decided(
         &mut self,
         direction_policy: &DirectionPolicy,
         id: Option<PolicyId>,
         membership: &[SetId],
-    ) -> AllowedPorts {
+    ) -> Decided {
         let mut all = direction_policy.everyone;
         for peer_set in membership {
             let grant = if is_group(*peer_set) {
@@ -41,17 +50,48 @@ impl Evaluator<'_> {
             };
             all = all.union(grant, self.tries);
         }
-        if all.names != NONE {
-            for (name, protocol, number) in
-                membership.iter().filter_map(|id| self.registry.named(*id))
-            {
-                if self.tries.contains(NAME, all.names, *name) {
-                    all.add(*protocol, *number, *number, self.tries);
-                }
-            }
-            all.names = NONE;
+        let Some(tiers) = &direction_policy.tiers else {
+            self.resolve(&mut all, membership);
+            return Decided { allowed: all, denied: AllowedPorts::default() };
+        };
+        let matching = all.marks(self.tries);
+        self.resolve(&mut all, membership);
+        self.flatten(tiers, &matching, &all, membership)
+    }
+
+    /// Adds the ports that have one of the names, and takes the names away.
+    fn resolve(&mut self, ports: &mut AllowedPorts, membership: &[SetId]) {
+        let names = std::mem::replace(&mut ports.names, NONE);
+        if names == NONE {
+            return;
         }
-        all
+        for (name, protocol, number) in membership.iter().filter_map(|id| self.registry.named(*id))
+        {
+            if self.tries.contains(NAME, names, *name) {
+                ports.add(*protocol, *number, *number, self.tries);
+            }
+        }
+    }
+
+    /// Asks the tiers in order. `matching`: the rules that name the addresses as peers; `granted`: what
+    /// NetworkPolicies grant them.
+    fn flatten(
+        &mut self,
+        tiers: &Tiers,
+        matching: &[u32],
+        granted: &AllowedPorts,
+        membership: &[SetId],
+    ) -> Decided {
+        let rules = matching.iter().filter_map(|mark| tiers.rules.get(*mark as usize));
+        let rules: Vec<TierRule> = rules
+            .map(|rule| {
+                let mut rule = *rule;
+                self.resolve(&mut rule.ports, membership);
+                rule
+            })
+            .collect();
+        *self.work += rules.len() as u64;
+        flatten(&rules, tiers.isolated.then_some(granted), self.tries)
     }
 
     /// What addresses with these peer sets are allowed. `id`: the direction policy's, if it is in use.
@@ -62,7 +102,7 @@ impl Evaluator<'_> {
         membership: &[SetId],
     ) -> AllowedPorts {
         *self.work += membership.len() as u64 + 1;
-        let mut ports = self.granted(direction_policy, id, membership);
+        let mut ports = self.decided(direction_policy, id, membership).allowed;
         self.add_targets(direction_policy, id, membership, false, &mut ports);
         self.add_targets(direction_policy, id, membership, true, &mut ports);
         ports
@@ -81,13 +121,15 @@ impl Evaluator<'_> {
             |id: &SetId| matches!(self.registry.peer_set(*id), Some(PeerSet::HairpinService(_)));
         let own: Vec<SetId> = membership.iter().copied().filter(|id| !hairpin(id)).collect();
         *self.work += own.len() as u64 + 1;
-        let mut ports = self.granted(direction_policy, id, &own);
+        let mut ports = self.decided(direction_policy, id, &own).allowed;
         self.add_targets(direction_policy, id, membership, true, &mut ports);
         ports
     }
 
     /// Adds the ports of service targets: those of which some backend is allowed, or `elsewhere` those of
-    /// which every backend is (and there is one). They are for egress only, and so is the own node.
+    /// which every backend is (and there is one). Takes those away of which a tier denies every backend, or
+    /// `elsewhere` some backend, though the address itself may be allowed: who must not reach a pod must not
+    /// reach it by another address. They are for egress only, and so is the own node.
     fn add_targets(
         &mut self,
         direction_policy: &DirectionPolicy,
@@ -103,25 +145,65 @@ impl Evaluator<'_> {
         }
         let Some(targets) = self.targets.of(membership) else { return };
         // Backends are many, but of few kinds.
-        let mut of_backends: HashMap<Membership, AllowedPorts> = HashMap::new();
+        let mut of_backends: HashMap<Membership, Decided> = HashMap::new();
+        let may_deny = direction_policy.tiers.is_some();
         for target in targets.iter().filter(|target| target.elsewhere == elsewhere) {
             *self.work += 1;
-            if self.tries.contains(PORT, ports.of(target.protocol), target.port.into()) {
+            let known = self.tries.contains(PORT, ports.of(target.protocol), target.port.into());
+            if known && !may_deny || target.backends.is_empty() {
                 continue;
             }
-            let mut allows = |(backend, port): &(Membership, u16)| {
-                let granted = *of_backends
+            let (mut allowed, mut denied) = (0, 0);
+            for (backend, port) in &*target.backends {
+                let decided = *of_backends
                     .entry_ref(backend)
-                    .or_insert_with(|| self.granted(direction_policy, id, backend));
-                self.tries.contains(PORT, granted.of(target.protocol), (*port).into())
-            };
-            let allowed = match elsewhere {
-                true => !target.backends.is_empty() && target.backends.iter().all(&mut allows),
-                false => target.backends.iter().any(&mut allows),
-            };
-            if allowed {
+                    .or_insert_with(|| self.decided(direction_policy, id, backend));
+                let holds = |ports: &AllowedPorts| {
+                    self.tries.contains(PORT, ports.of(target.protocol), (*port).into())
+                };
+                allowed += usize::from(holds(&decided.allowed));
+                denied += usize::from(holds(&decided.denied));
+                // Most often the first settles it.
+                if !may_deny && (allowed > 0) != elsewhere {
+                    break;
+                }
+            }
+            let all = target.backends.len();
+            if denied == all || elsewhere && denied > 0 {
+                ports.remove(target.protocol, target.port, self.tries);
+            } else if !known && (allowed == all || !elsewhere && allowed > 0) {
                 ports.add(target.protocol, target.port, target.port, self.tries);
             }
         }
     }
+}
+
+/// What rules, in the order in which they are asked, decide of whom they all match. `granted`: what
+/// NetworkPolicies grant; `None`: none isolates, so that Baseline is asked and all else is allowed.
+fn flatten(rules: &[TierRule], granted: Option<&AllowedPorts>, tries: &mut Tries) -> Decided {
+    let mut decided = Decided { allowed: AllowedPorts::default(), denied: AllowedPorts::default() };
+    // What no tier has decided so far.
+    let mut open = AllowedPorts::EVERYTHING;
+    let ask = |tier: Tier, decided: &mut Decided, open: &mut AllowedPorts, tries: &mut Tries| {
+        let mut passed = AllowedPorts::default();
+        for rule in rules.iter().filter(|rule| rule.tier == tier) {
+            let of = rule.ports.both(open, tries);
+            *open = open.minus(&of, tries);
+            let into = match rule.action {
+                Action::Accept => &mut decided.allowed,
+                Action::Deny => &mut decided.denied,
+                Action::Pass => &mut passed,
+            };
+            *into = into.union(of, tries);
+        }
+        *open = open.union(passed, tries);
+    };
+    ask(Tier::Admin, &mut decided, &mut open, tries);
+    if let Some(granted) = granted {
+        open = open.both(granted, tries);
+    } else {
+        ask(Tier::Baseline, &mut decided, &mut open, tries);
+    }
+    decided.allowed = decided.allowed.union(open, tries);
+    decided
 }

@@ -165,7 +165,10 @@ impl Limits {
         sizes: BTreeMap<Combination, usize>,
     ) -> bool {
         let mut sizes: Vec<(Combination, usize)> = sizes.into_iter().collect();
-        sizes.retain(|(combination, size)| *size > 1 && !self.is_closed(combination));
+        // ClusterNetworkPolicies alone are nobody's to leave out.
+        sizes.retain(|(combination, size)| {
+            *size > 1 && !combination.policies.is_empty() && !self.is_closed(combination)
+        });
         sizes.sort_by(|one, other| (other.1, &one.0).cmp(&(one.1, &other.0)));
         let mut freed = 0;
         for (combination, size) in sizes {

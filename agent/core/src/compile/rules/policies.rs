@@ -13,7 +13,7 @@ use crate::compile::rules::direction_policy::DirectionPolicy;
 use crate::compile::rules::limits::{Late, Limits};
 use crate::compile::sets::block_groups::PolicyId;
 use crate::compile::sets::set::HairpinService;
-use crate::model::{Direction, NamedPort, Pod, Policy};
+use crate::model::{ClusterPolicy, Direction, NamedPort, Pod, Policy, PortMatch};
 
 /// What a direction policy was made of. Policies are the same if they are one object.
 #[derive(Clone, Debug)]
@@ -22,16 +22,45 @@ struct Made {
     policies: Vec<Arc<Policy>>,
     ports: Vec<NamedPort>,
     served: Vec<HairpinService>,
+    /// In the order in which they are asked.
+    tiers: Vec<Arc<ClusterPolicy>>,
     /// The pod's labels are known, so the policies are those that select it.
     labelled: bool,
 }
 
+impl Made {
+    /// What is to be built of it, with these policies granting something.
+    fn source<'a>(&'a self, policies: &'a [&'a Policy]) -> Source<'a> {
+        Source {
+            direction: self.direction,
+            policies,
+            isolated: !self.policies.is_empty(),
+            tiers: &self.tiers,
+            labelled: self.labelled,
+            ports: &self.ports,
+            served: &self.served,
+        }
+    }
+
+    /// The same, with no NetworkPolicy granting anything. None of them, however large, takes a pod away
+    /// from the tiers.
+    fn closed(&self, builder: &mut Builder<'_>) -> Arc<DirectionPolicy> {
+        match self.tiers.is_empty() {
+            true => builder.closed(self.direction),
+            false => builder.build(&Source { served: &[], ..self.source(&[]) }),
+        }
+    }
+}
+
 impl PartialEq for Made {
     fn eq(&self, other: &Self) -> bool {
+        let tiers = || self.tiers.iter().zip(&other.tiers);
         let policies = || self.policies.iter().zip(&other.policies);
         self.direction == other.direction
             && self.policies.len() == other.policies.len()
             && policies().all(|(one, other)| Arc::ptr_eq(one, other))
+            && self.tiers.len() == other.tiers.len()
+            && tiers().all(|(one, other)| Arc::ptr_eq(one, other))
             && self.ports == other.ports
             && self.served == other.served
             && self.labelled == other.labelled
@@ -44,6 +73,7 @@ impl Hash for Made {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.direction.hash(state);
         self.policies.iter().for_each(|policy| Arc::as_ptr(policy).hash(state));
+        self.tiers.iter().for_each(|policy| Arc::as_ptr(policy).hash(state));
         self.ports.hash(state);
         self.served.hash(state);
     }
@@ -83,31 +113,32 @@ impl DirectionPolicies {
         builder: &mut Builder<'_>,
     ) -> Option<(Arc<DirectionPolicy>, Option<Late>)> {
         let policies = cluster.isolating((pod, labelled), direction);
-        if policies.is_empty() {
+        let tiers = cluster.tiers_of((pod, labelled), direction);
+        if policies.is_empty() && tiers.is_empty() {
             return None;
-        }
-        if !limits.is_empty() && limits.is_closed(&combination(direction, &policies)) {
-            return Some((builder.closed(direction), None));
         }
         let is_ingress = direction == Direction::Ingress;
         let named = is_ingress
-            && policies
-                .iter()
-                .any(|policy| cluster.weight(&policy.key).is_some_and(|weight| weight.names_ports));
+            && (policies.iter().any(|policy| {
+                cluster.weight(&policy.key).is_some_and(|weight| weight.names_ports)
+            }) || tiers.iter().any(|policy| names_ports(policy)));
         let ports = if named { pod.ports.clone() } else { Vec::new() };
         let served = if is_ingress { Vec::new() } else { served(cluster, pod) };
-        let made = Made { direction, policies, ports, served, labelled };
+        let of = combination(direction, &policies);
+        let made = Made { direction, policies, ports, served, tiers, labelled };
+        if !limits.is_empty() && limits.is_closed(&of) {
+            return Some((made.closed(builder), None));
+        }
         if let Some(known) = self.made.get(&made) {
             return Some((known.clone(), None));
         }
-        let Made { policies, ports, served, .. } = &made;
+        let policies = &made.policies;
         let weights = policies.iter().filter_map(|policy| cluster.weight(&policy.key));
         let units = weights.map(|weight| weight.units(direction)).sum();
-        let of = combination(direction, policies);
         if !limits.admits(&of, units) {
             let former = self.former(&made, before);
             let late = Late { of, is_closed: former.is_none() };
-            return Some((former.unwrap_or_else(|| builder.closed(direction)), Some(late)));
+            return Some((former.unwrap_or_else(|| made.closed(builder)), Some(late)));
         }
         // One that asks for more than its budget isolates and grants nothing.
         let policies = policies.iter().filter(|policy| {
@@ -115,8 +146,7 @@ impl DirectionPolicies {
             selects && cluster.excess(&policy.key).is_none()
         });
         let policies: &[&Policy] = &policies.map(|policy| &**policy).collect::<Vec<_>>();
-        let source = Source { direction, policies, ports, served };
-        let direction_policy = builder.build(&source);
+        let direction_policy = builder.build(&made.source(policies));
         let direction_policy = self
             .users
             .get_key_value(&direction_policy)
@@ -247,4 +277,10 @@ fn served(cluster: &Cluster, pod: &Pod) -> Vec<HairpinService> {
     served.sort_unstable();
     served.dedup();
     served
+}
+
+/// Whether ingress rules of a policy ask for ports by name.
+fn names_ports(policy: &ClusterPolicy) -> bool {
+    let mut ports = policy.ingress.iter().flat_map(|rule| rule.matches.ports.iter().flatten());
+    ports.any(|port| matches!(port.port, PortMatch::Named(_)))
 }

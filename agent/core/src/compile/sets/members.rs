@@ -17,6 +17,8 @@ use crate::model::{Pod, Protocol, Selector};
 pub(crate) struct PeerSets {
     pub(crate) registry: Registry,
     selectors: PodSelectors,
+    /// Those of nodes.
+    nodes: BTreeSet<SetId>,
 }
 
 impl PeerSets {
@@ -25,6 +27,9 @@ impl PeerSets {
         let is_first = self.registry.acquire(id);
         if let Some(peer_set) = self.registry.peer_set(id).filter(|_| is_first) {
             self.selectors.add(id, peer_set);
+            if matches!(peer_set, PeerSet::Nodes(_)) {
+                self.nodes.insert(id);
+            }
         }
         is_first
     }
@@ -34,6 +39,7 @@ impl PeerSets {
         let was_last = self.registry.release(id);
         if let Some(peer_set) = self.registry.peer_set(id).filter(|_| was_last) {
             self.selectors.remove(id, peer_set);
+            self.nodes.remove(&id);
         }
         was_last
     }
@@ -54,6 +60,12 @@ impl PeerSets {
         let mut peer_sets = Vec::new();
         if cluster.is_own_node(address) && self.registry.is_used(OWN_NODE) {
             peer_sets.push(OWN_NODE);
+        }
+        if !self.nodes.is_empty() && cluster.is_listed(address) {
+            peer_sets.extend(self.nodes.iter().filter(|id| {
+                matches!(self.registry.peer_set(**id),
+                    Some(PeerSet::Nodes(nodes)) if cluster.is_of_nodes(nodes, address))
+            }));
         }
         if let Some(pod) = cluster.owner(address) {
             let candidates = self.selectors.candidates(cluster, &pod.key.namespace, &self.registry);
@@ -76,6 +88,7 @@ impl PeerSets {
         if !self.registry.has_names()
             && !cluster.is_contested(address)
             && !cluster.is_own_node(address)
+            && (self.nodes.is_empty() || !cluster.is_listed(address))
         {
             return of_labels.clone();
         }
