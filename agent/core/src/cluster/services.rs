@@ -28,6 +28,17 @@ pub(crate) struct Services {
 /// Slices and their numbers for a port, by its name and protocol.
 pub(crate) type SlicesByPort<'a> = HashMap<(&'a str, Protocol), Vec<(&'a Arc<EndpointSlice>, u16)>>;
 
+/// A port of a Service that a pod backs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Backed<'a> {
+    pub(crate) service: &'a Service,
+    pub(crate) port: &'a ServicePort,
+    /// The pod's address that is the backend.
+    pub(crate) address: IpAddr,
+    /// The backend's port.
+    pub(crate) number: u16,
+}
+
 fn ports_by_name(service: &Service) -> HashMap<(&str, Protocol), Vec<&ServicePort>> {
     let mut by_name: HashMap<(&str, Protocol), Vec<&ServicePort>> = HashMap::new();
     for port in &service.ports {
@@ -137,11 +148,8 @@ impl Services {
         slices.filter_map(|slice| service_of(slice))
     }
 
-    /// The ports of Services that a pod backs itself, and in which family; some more than once.
-    pub(crate) fn backed_by<'a>(
-        &'a self,
-        pod: &'a Pod,
-    ) -> Vec<(&'a Service, &'a ServicePort, bool)> {
+    /// The ports of Services that a pod backs itself; some more than once.
+    pub(crate) fn backed_by<'a>(&'a self, pod: &'a Pod) -> Vec<Backed<'a>> {
         let mut backed = Vec::new();
         let mut by_name: HashMap<&Key, HashMap<(&str, Protocol), Vec<&ServicePort>>> =
             HashMap::new();
@@ -152,9 +160,12 @@ impl Services {
                     continue;
                 };
                 let ports = by_name.entry(&service.key).or_insert_with(|| ports_by_name(service));
-                let named = slice.ports.iter().map(|port| (port.name.as_str(), port.protocol));
-                let named = named.filter_map(|name| ports.get(&name)).flatten();
-                backed.extend(named.map(|port| (&**service, *port, address.is_ipv6())));
+                for of_slice in &slice.ports {
+                    let name = (of_slice.name.as_str(), of_slice.protocol);
+                    let (number, address) = (of_slice.port, *address);
+                    let named = ports.get(&name).into_iter().flatten();
+                    backed.extend(named.map(|port| Backed { service, port, address, number }));
+                }
             }
         }
         backed

@@ -8,6 +8,7 @@ pub(crate) mod build;
 pub(crate) mod direction_policy;
 pub(crate) mod evaluate;
 mod limits;
+mod own_traffic;
 mod policies;
 
 use std::collections::{BTreeMap, BTreeSet};

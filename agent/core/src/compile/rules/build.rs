@@ -31,6 +31,8 @@ pub(crate) struct Source<'a> {
     pub(crate) ports: &'a [NamedPort],
     /// The service targets that the pod backs itself.
     pub(crate) served: &'a [HairpinService],
+    /// Those by which tiers deny it to reach itself.
+    pub(crate) refused: &'a [HairpinService],
 }
 
 /// A direction policy that is being made.
@@ -58,7 +60,7 @@ impl Builder<'_> {
                 self.add(rule, grant, &policy.key.namespace, &mut draft);
             }
         }
-        if !source.tiers.is_empty() {
+        if !source.tiers.is_empty() || !source.refused.is_empty() {
             let rules = self.add_tiers(&mut draft);
             let tiers = Tiers { rules, isolated: source.isolated };
             draft.direction_policy.tiers = Some(Arc::new(tiers));
@@ -74,6 +76,13 @@ impl Builder<'_> {
             let peer_set = self.registry.intern(PeerSet::HairpinService(hairpin.clone()));
             let grant = direction_policy.peers.entry(peer_set).or_default();
             grant.add(hairpin.protocol, hairpin.port, hairpin.port, self.tries);
+        }
+        for hairpin in source.refused {
+            let peer_set = self.registry.intern(PeerSet::HairpinService(hairpin.clone()));
+            // So that it counts as in use.
+            direction_policy.peers.entry(peer_set).or_default();
+            let ports = direction_policy.refused.entry(peer_set).or_default();
+            ports.add(hairpin.protocol, hairpin.port, hairpin.port, self.tries);
         }
         self.finish(direction_policy)
     }
@@ -101,6 +110,7 @@ impl Builder<'_> {
             &direction_policy.peers,
             &direction_policy.blocks,
             &direction_policy.tiers,
+            &direction_policy.refused,
         ));
         Arc::new(direction_policy)
     }

@@ -28,6 +28,10 @@ pub(crate) struct DirectionPolicy {
     pub(crate) names: BTreeSet<NameId>,
     /// What ClusterNetworkPolicies say before and after; `None`: nothing.
     pub(crate) tiers: Option<Arc<Tiers>>,
+    /// What is allowed nobody, of [`crate::compile::sets::set::PeerSet::HairpinService`]: a tier denies the pod
+    /// to reach itself there. Nothing tells a packet to itself from others behind the translation, so the
+    /// port is closed in front of it.
+    pub(crate) refused: BTreeMap<SetId, AllowedPorts>,
 }
 
 /// The rules of ClusterNetworkPolicies for a pod in a direction.
@@ -64,6 +68,11 @@ impl DirectionPolicy {
     /// All that is granted.
     pub(crate) fn grants(&self) -> impl Iterator<Item = &AllowedPorts> {
         let rules = self.tiers.iter().flat_map(|tiers| &tiers.rules).map(|rule| &rule.ports);
-        self.peers.values().chain([&self.everyone]).chain(self.blocks.values()).chain(rules)
+        self.peers
+            .values()
+            .chain([&self.everyone])
+            .chain(self.blocks.values())
+            .chain(rules)
+            .chain(self.refused.values())
     }
 }

@@ -105,6 +105,9 @@ impl Evaluator<'_> {
         let mut ports = self.decided(direction_policy, id, membership).allowed;
         self.add_targets(direction_policy, id, membership, false, &mut ports);
         self.add_targets(direction_policy, id, membership, true, &mut ports);
+        for refused in membership.iter().filter_map(|id| direction_policy.refused.get(id)) {
+            ports = ports.minus(refused, self.tries);
+        }
         ports
     }
 

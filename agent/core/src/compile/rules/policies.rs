@@ -11,6 +11,7 @@ use crate::cluster::Cluster;
 use crate::compile::rules::build::{Builder, Source};
 use crate::compile::rules::direction_policy::DirectionPolicy;
 use crate::compile::rules::limits::{Late, Limits};
+use crate::compile::rules::own_traffic::OwnTraffic;
 use crate::compile::sets::block_groups::PolicyId;
 use crate::compile::sets::set::HairpinService;
 use crate::model::{ClusterPolicy, Direction, NamedPort, Pod, Policy, PortMatch};
@@ -22,6 +23,8 @@ struct Made {
     policies: Vec<Arc<Policy>>,
     ports: Vec<NamedPort>,
     served: Vec<HairpinService>,
+    /// None of `served`.
+    refused: Vec<HairpinService>,
     /// In the order in which they are asked.
     tiers: Vec<Arc<ClusterPolicy>>,
     /// The pod's labels are known, so the policies are those that select it.
@@ -39,13 +42,14 @@ impl Made {
             labelled: self.labelled,
             ports: &self.ports,
             served: &self.served,
+            refused: &self.refused,
         }
     }
 
     /// The same, with no NetworkPolicy granting anything. None of them, however large, takes a pod away
     /// from the tiers.
     fn closed(&self, builder: &mut Builder<'_>) -> Arc<DirectionPolicy> {
-        match self.tiers.is_empty() {
+        match self.tiers.is_empty() && self.refused.is_empty() {
             true => builder.closed(self.direction),
             false => builder.build(&Source { served: &[], ..self.source(&[]) }),
         }
@@ -63,6 +67,7 @@ impl PartialEq for Made {
             && tiers().all(|(one, other)| Arc::ptr_eq(one, other))
             && self.ports == other.ports
             && self.served == other.served
+            && self.refused == other.refused
             && self.labelled == other.labelled
     }
 }
@@ -76,6 +81,7 @@ impl Hash for Made {
         self.tiers.iter().for_each(|policy| Arc::as_ptr(policy).hash(state));
         self.ports.hash(state);
         self.served.hash(state);
+        self.refused.hash(state);
     }
 }
 
@@ -114,18 +120,23 @@ impl DirectionPolicies {
     ) -> Option<(Arc<DirectionPolicy>, Option<Late>)> {
         let policies = cluster.isolating((pod, labelled), direction);
         let tiers = cluster.tiers_of((pod, labelled), direction);
-        if policies.is_empty() && tiers.is_empty() {
+        let is_ingress = direction == Direction::Ingress;
+        let isolated = !policies.is_empty();
+        let backs = !is_ingress && (isolated || cluster.has_cluster_policies());
+        let [served, refused] = match backs {
+            true => served(cluster, (pod, labelled), isolated),
+            false => [Vec::new(), Vec::new()],
+        };
+        if !isolated && tiers.is_empty() && refused.is_empty() {
             return None;
         }
-        let is_ingress = direction == Direction::Ingress;
         let named = is_ingress
             && (policies.iter().any(|policy| {
                 cluster.weight(&policy.key).is_some_and(|weight| weight.names_ports)
             }) || tiers.iter().any(|policy| names_ports(policy)));
         let ports = if named { pod.ports.clone() } else { Vec::new() };
-        let served = if is_ingress { Vec::new() } else { served(cluster, pod) };
         let of = combination(direction, &policies);
-        let made = Made { direction, policies, ports, served, tiers, labelled };
+        let made = Made { direction, policies, ports, served, refused, tiers, labelled };
         if !limits.is_empty() && limits.is_closed(&of) {
             return Some((made.closed(builder), None));
         }
@@ -267,16 +278,30 @@ fn combination(direction: Direction, policies: &[Arc<Policy>]) -> Combination {
     Combination { direction, policies }
 }
 
-/// A pod reaches itself, also by way of a Service that it backs.
-fn served(cluster: &Cluster, pod: &Pod) -> Vec<HairpinService> {
-    let mut served = Vec::new();
-    for (service, port, v6) in cluster.translation().backed_by(pod) {
-        let service = service.key.clone();
-        served.push(HairpinService { service, v6, protocol: port.protocol, port: port.port });
+/// The service targets that a pod backs itself: those by which it may reach itself, whatever
+/// NetworkPolicies say, and those by which tiers deny it that.
+fn served(
+    cluster: &Cluster,
+    (pod, labelled): (&Pod, bool),
+    isolated: bool,
+) -> [Vec<HairpinService>; 2] {
+    let (mut served, mut refused) = (Vec::new(), Vec::new());
+    let judge = OwnTraffic::of(cluster, (pod, labelled), isolated);
+    for backed in cluster.translation().backed_by(pod) {
+        let (service, protocol) = (backed.service.key.clone(), backed.port.protocol);
+        let (v6, port) = (backed.address.is_ipv6(), backed.port.port);
+        let hairpin = HairpinService { service, v6, protocol, port };
+        match judge.denies(backed.address, protocol, backed.number) {
+            true => refused.push(hairpin),
+            false => served.push(hairpin),
+        }
     }
-    served.sort_unstable();
-    served.dedup();
-    served
+    served.retain(|hairpin| !refused.contains(hairpin));
+    [served, refused].map(|mut all| {
+        all.sort_unstable();
+        all.dedup();
+        all
+    })
 }
 
 /// Whether ingress rules of a policy ask for ports by name.

@@ -303,7 +303,7 @@ impl Endpoints {
             backs: match &direction_policies {
                 [Some(_), None] => {
                     let backed = cluster.translation().backed_by(pod);
-                    backed.into_iter().map(|(service, ..)| service.key.clone()).collect()
+                    backed.into_iter().map(|it| it.service.key.clone()).collect()
                 }
                 _ => BTreeSet::new(),
             },

@@ -1,0 +1,90 @@
+//! What tiers say of a pod's traffic to itself, by a literal reading of their rules.
+//!
+//! A pod that reaches itself through a Service is exempt from NetworkPolicy and subject to
+//! ClusterNetworkPolicy (the API's overview says so); by its own address it is exempt from both.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::cluster::Cluster;
+use crate::model::{
+    Action, ClusterPolicy, ClusterRule, Direction, Peer, Pod, PortMatch, Protocol, Rule, Selector,
+    Tier,
+};
+
+/// A pod as its own peer.
+pub(super) struct OwnTraffic<'a> {
+    cluster: &'a Cluster,
+    pod: &'a Pod,
+    labelled: bool,
+    /// By direction: the policies, and whether a NetworkPolicy isolates the pod.
+    tiers: [(Vec<Arc<ClusterPolicy>>, bool); 2],
+}
+
+impl<'a> OwnTraffic<'a> {
+    /// Of a pod, whose labels may not be known.
+    pub(super) fn of(cluster: &'a Cluster, (pod, labelled): (&'a Pod, bool), egress: bool) -> Self {
+        let tiers = Direction::BOTH.map(|direction| {
+            let tiers = cluster.tiers_of((pod, labelled), direction);
+            let isolated = match direction {
+                Direction::Egress => egress,
+                Direction::Ingress if tiers.is_empty() => false,
+                Direction::Ingress => !cluster.isolating((pod, labelled), direction).is_empty(),
+            };
+            (tiers, isolated)
+        });
+        Self { cluster, pod, labelled, tiers }
+    }
+
+    /// Whether a Deny rule decides, in either direction. `port`: the backend's.
+    pub(super) fn denies(&self, address: IpAddr, protocol: Protocol, port: u16) -> bool {
+        self.tiers.iter().zip(Direction::BOTH).any(|((tiers, isolated), direction)| {
+            let decides = |tier: Tier| {
+                let policies = tiers.iter().filter(move |policy| policy.tier == tier);
+                let mut rules = policies.flat_map(|policy| {
+                    let selects = self.labelled || policy.subject.pods.requirements.is_empty();
+                    let rules = policy.rules(direction).iter();
+                    rules.filter(move |rule| selects || rule.action == Action::Deny)
+                });
+                rules.find(|rule| self.matches(rule, address, protocol, port)).map(|it| it.action)
+            };
+            match decides(Tier::Admin) {
+                Some(Action::Deny) => true,
+                Some(Action::Accept) => false,
+                Some(Action::Pass) | None => {
+                    !isolated && decides(Tier::Baseline) == Some(Action::Deny)
+                }
+            }
+        })
+    }
+
+    fn matches(&self, rule: &ClusterRule, address: IpAddr, protocol: Protocol, port: u16) -> bool {
+        let Rule { peers, ports } = &rule.matches;
+        let peer = |peer: &Peer| match peer {
+            Peer::Block(block) => block.contains(address),
+            Peer::Nodes(nodes) => self.cluster.is_of_nodes(nodes, address),
+            Peer::Pods { namespaces, pods } => {
+                let namespace = self.cluster.namespace_labels(&self.pod.key.namespace);
+                let is_in = |selector: &Selector| selector.matches(&namespace);
+                // Labels that are not known may be any.
+                let is = match self.labelled {
+                    true => pods.matches(&self.pod.labels),
+                    false => pods.requirements.is_empty() || rule.action == Action::Deny,
+                };
+                is && namespaces.as_ref().is_none_or(is_in)
+            }
+        };
+        let named = |name: &str| {
+            let mut ports = self.pod.ports.iter();
+            ports.any(|of| of.name == name && of.protocol == protocol && of.port == port)
+        };
+        peers.as_ref().is_none_or(|peers| peers.iter().any(peer))
+            && ports.as_ref().is_none_or(|ports| {
+                ports.iter().filter(|of| of.protocol == protocol).any(|of| match &of.port {
+                    PortMatch::Any => true,
+                    PortMatch::Range(first, last) => (*first..=*last).contains(&port),
+                    PortMatch::Named(name) => named(name),
+                })
+            })
+    }
+}
