@@ -18,8 +18,8 @@ use std::sync::Arc;
 
 use crate::budget::Weight;
 use crate::model::{
-    Change, ClusterPolicy, Direction, EndpointSlice, Interface, Key, Labels, Namespace, Node,
-    Owner, Pod, Policy, Selector, Service,
+    Change, ClusterPolicy, Direction, EndpointSlice, Enforcement, Interface, Key, Labels,
+    Namespace, Node, Owner, Pod, Policy, Selector, Service,
 };
 use cluster_policies::ClusterPolicies;
 pub(crate) use dirty::Dirty;
@@ -153,15 +153,33 @@ impl Cluster {
     }
 
     /// The policies that isolate a pod in a direction: all of its namespace's, if its labels are not
-    /// known.
-    pub(crate) fn isolating(
+    /// known. Those on trial do not.
+    pub(crate) fn isolating(&self, pod: (&Pod, bool), direction: Direction) -> Vec<Arc<Policy>> {
+        let policies = self.selecting(pod, direction);
+        policies.filter(|policy| policy.enforcement == Enforcement::Enforce).cloned().collect()
+    }
+
+    /// Those that isolate a pod, or would if they were not on trial.
+    pub(crate) fn selecting(
         &self,
         (pod, labelled): (&Pod, bool),
         direction: Direction,
-    ) -> Vec<Arc<Policy>> {
-        let selects = |policy: &&Arc<Policy>| !labelled || policy.pod_selector.matches(&pod.labels);
-        let policies = self.policies_in(&pod.key.namespace).filter(selects);
-        policies.filter(|policy| policy.rules(direction).is_some()).cloned().collect()
+    ) -> impl Iterator<Item = &Arc<Policy>> {
+        let policies = self.policies_in(&pod.key.namespace);
+        policies.filter(move |policy| {
+            let selects = !labelled || policy.pod_selector.matches(&pod.labels);
+            selects && policy.rules(direction).is_some()
+        })
+    }
+
+    /// Whether a policy on trial has something to say of a pod.
+    pub(crate) fn is_on_trial(&self, pod: (&Pod, bool)) -> bool {
+        Direction::BOTH.into_iter().any(|direction| {
+            let mut policies = self.selecting(pod, direction);
+            let mut tiers = self.tiers_about(pod, direction);
+            policies.any(|policy| policy.enforcement == Enforcement::Audit)
+                || tiers.any(|policy| policy.enforcement == Enforcement::Audit)
+        })
     }
 
     /// The ClusterNetworkPolicies, in the order in which they are asked.
@@ -181,23 +199,30 @@ impl Cluster {
     }
 
     /// The ClusterNetworkPolicies with rules for a pod in a direction, in the order in which they are
-    /// asked: all that speak of its namespace, if its labels are not known.
+    /// asked: all that speak of its namespace, if its labels are not known. Those on trial are not asked.
     pub(crate) fn tiers_of(
+        &self,
+        pod: (&Pod, bool),
+        direction: Direction,
+    ) -> Vec<Arc<ClusterPolicy>> {
+        let policies = self.tiers_about(pod, direction);
+        policies.filter(|policy| policy.enforcement == Enforcement::Enforce).cloned().collect()
+    }
+
+    /// Those that are asked, or would be if they were not on trial.
+    pub(crate) fn tiers_about(
         &self,
         (pod, labelled): (&Pod, bool),
         direction: Direction,
-    ) -> Vec<Arc<ClusterPolicy>> {
-        if self.cluster_policies.is_empty() {
-            return Vec::new();
-        }
-        let namespace = self.namespace_labels(&pod.key.namespace);
-        let selects = |policy: &&Arc<ClusterPolicy>| {
+    ) -> impl Iterator<Item = &Arc<ClusterPolicy>> {
+        let namespace =
+            self.has_cluster_policies().then(|| self.namespace_labels(&pod.key.namespace));
+        self.cluster_policies().filter(move |policy| {
             let subject = &policy.subject;
             !policy.rules(direction).is_empty()
-                && subject.namespaces.matches(&namespace)
+                && namespace.as_ref().is_some_and(|labels| subject.namespaces.matches(labels))
                 && (!labelled || subject.pods.matches(&pod.labels))
-        };
-        self.cluster_policies().filter(selects).cloned().collect()
+        })
     }
 
     /// The pods of a namespace, by name.

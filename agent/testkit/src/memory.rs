@@ -201,8 +201,8 @@ impl MemoryTables {
     ) -> Option<bool> {
         let rows = self.endpoint(ifindex)?.rows;
         let row = match direction {
-            Direction::Ingress => rows as u32,
-            Direction::Egress => (rows >> 32) as u32,
+            Direction::Ingress => Endpoint::ingress_row(rows),
+            Direction::Egress => Endpoint::egress_row(rows),
         };
         Some(row == ROW_NOT_ISOLATED || row_allows(self, row, self.class(remote), protocol, port))
     }
@@ -217,7 +217,7 @@ impl MemoryTables {
         protocol: u8,
         port: u16,
     ) -> Option<bool> {
-        let row = (self.endpoint(ifindex)?.rows >> 32) as u32;
+        let row = Endpoint::egress_row(self.endpoint(ifindex)?.rows);
         let class = untranslated(self.class(remote));
         Some(row == ROW_NOT_ISOLATED || row_allows(self, row, class, protocol, port))
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use netpold_ebpf::layout::{ClassId, Endpoint, ROW_NOT_ISOLATED, untranslated};
+use netpold_ebpf::layout::{ClassId, ROW_NOT_ISOLATED, untranslated};
 
 use crate::cluster::{Cluster, Dirty};
 use crate::compile::ordering::{Plan, RowPair};
@@ -80,7 +80,7 @@ impl Update<'_> {
         self.tables.endpoints.unplaced.clear();
         for ifindex in &changes.new {
             let rows = self.desired_rows(*ifindex);
-            self.tables.endpoints.appear(*ifindex, pack(rows), &mut ops);
+            self.tables.endpoints.appear(*ifindex, rows, &mut ops);
         }
         self.sweep(&changes);
         ops
@@ -307,7 +307,7 @@ impl Update<'_> {
     /// Flips the endpoints that exist before and after.
     fn flip_endpoints(&mut self, changes: &EndpointChanges, ops: &mut Vec<Op>) {
         for (ifindex, (_, rows)) in self.words(changes) {
-            self.tables.endpoints.flip(ifindex, pack(rows), ops);
+            self.tables.endpoints.flip(ifindex, rows, ops);
         }
     }
 
@@ -339,8 +339,4 @@ impl EndpointChanges {
             (None, None) | (Some(_), Some(_)) => {}
         }
     }
-}
-
-fn pack((ingress, egress): RowPair) -> u64 {
-    Endpoint::pack_rows(ingress, egress)
 }

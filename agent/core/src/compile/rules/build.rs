@@ -72,17 +72,15 @@ impl Builder<'_> {
                 .peers
                 .insert(self.registry.intern(PeerSet::OwnNode), AllowedPorts::EVERYTHING);
         }
-        for hairpin in source.served {
-            let peer_set = self.registry.intern(PeerSet::HairpinService(hairpin.clone()));
-            let grant = direction_policy.peers.entry(peer_set).or_default();
-            grant.add(hairpin.protocol, hairpin.port, hairpin.port, self.tries);
-        }
-        for hairpin in source.refused {
-            let peer_set = self.registry.intern(PeerSet::HairpinService(hairpin.clone()));
-            // So that it counts as in use.
-            direction_policy.peers.entry(peer_set).or_default();
-            let ports = direction_policy.refused.entry(peer_set).or_default();
-            ports.add(hairpin.protocol, hairpin.port, hairpin.port, self.tries);
+        let DirectionPolicy { peers, served, refused, .. } = &mut direction_policy;
+        for (hairpins, ports) in [(source.served, served), (source.refused, refused)] {
+            for hairpin in hairpins {
+                let peer_set = self.registry.intern(PeerSet::HairpinService(hairpin.clone()));
+                // So that it counts as in use.
+                peers.entry(peer_set).or_default();
+                let ports = ports.entry(peer_set).or_default();
+                ports.add(hairpin.protocol, hairpin.port, hairpin.port, self.tries);
+            }
         }
         self.finish(direction_policy)
     }
@@ -110,6 +108,7 @@ impl Builder<'_> {
             &direction_policy.peers,
             &direction_policy.blocks,
             &direction_policy.tiers,
+            &direction_policy.served,
             &direction_policy.refused,
         ));
         Arc::new(direction_policy)

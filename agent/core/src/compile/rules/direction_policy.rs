@@ -28,9 +28,11 @@ pub(crate) struct DirectionPolicy {
     pub(crate) names: BTreeSet<NameId>,
     /// What ClusterNetworkPolicies say before and after; `None`: nothing.
     pub(crate) tiers: Option<Arc<Tiers>>,
-    /// What is allowed nobody, of [`crate::compile::sets::set::PeerSet::HairpinService`]: a tier denies the pod
-    /// to reach itself there. Nothing tells a packet to itself from others behind the translation, so the
-    /// port is closed in front of it.
+    /// By [`crate::compile::sets::set::PeerSet::HairpinService`], where the pod may reach itself: that is a
+    /// matter of its backend, itself, whatever tiers say of the Service's address.
+    pub(crate) served: BTreeMap<SetId, AllowedPorts>,
+    /// The same, where a tier denies it to reach itself. Nothing tells a packet to itself from others
+    /// behind the translation, so the port is closed in front of it.
     pub(crate) refused: BTreeMap<SetId, AllowedPorts>,
 }
 
@@ -68,11 +70,8 @@ impl DirectionPolicy {
     /// All that is granted.
     pub(crate) fn grants(&self) -> impl Iterator<Item = &AllowedPorts> {
         let rules = self.tiers.iter().flat_map(|tiers| &tiers.rules).map(|rule| &rule.ports);
-        self.peers
-            .values()
-            .chain([&self.everyone])
-            .chain(self.blocks.values())
-            .chain(rules)
-            .chain(self.refused.values())
+        let own = self.served.values().chain(self.refused.values());
+        let peers = self.peers.values().chain([&self.everyone]);
+        peers.chain(self.blocks.values()).chain(rules).chain(own)
     }
 }

@@ -51,12 +51,24 @@ impl Evaluator<'_> {
             all = all.union(grant, self.tries);
         }
         let Some(tiers) = &direction_policy.tiers else {
+            all = self.with_served(all, direction_policy, membership);
             self.resolve(&mut all, membership);
             return Decided { allowed: all, denied: AllowedPorts::default() };
         };
         let matching = all.marks(self.tries);
         self.resolve(&mut all, membership);
         self.flatten(tiers, &matching, &all, membership)
+    }
+
+    /// With what the pod reaches itself by.
+    fn with_served(
+        &mut self,
+        ports: AllowedPorts,
+        direction_policy: &DirectionPolicy,
+        membership: &[SetId],
+    ) -> AllowedPorts {
+        let served = membership.iter().filter_map(|id| direction_policy.served.get(id));
+        served.fold(ports, |ports, served| ports.union(*served, self.tries))
     }
 
     /// Adds the ports that have one of the names, and takes the names away.
@@ -105,6 +117,9 @@ impl Evaluator<'_> {
         let mut ports = self.decided(direction_policy, id, membership).allowed;
         self.add_targets(direction_policy, id, membership, false, &mut ports);
         self.add_targets(direction_policy, id, membership, true, &mut ports);
+        if direction_policy.tiers.is_some() {
+            ports = self.with_served(ports, direction_policy, membership);
+        }
         for refused in membership.iter().filter_map(|id| direction_policy.refused.get(id)) {
             ports = ports.minus(refused, self.tries);
         }

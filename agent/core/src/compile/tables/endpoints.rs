@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use netpold_ebpf::layout::{
     ENDPOINT_ADDRS, ENDPOINT_PROBES, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, EP_CHECK_SOURCE, Endpoint,
-    endpoint_slot,
+    ROW_NOT_ISOLATED, ROW_WATCHED, endpoint_slot,
 };
 
 use crate::cluster::Cluster;
+use crate::compile::ordering::RowPair;
 use crate::compile::rules::direction_policy::DirectionPolicy;
 use crate::compile::rules::{Before, Late, Rules};
 use crate::compile::sets::registry::Registry;
@@ -45,6 +46,8 @@ pub(crate) struct Live {
     pub(crate) unheard: bool,
     /// Ingress and egress; `None`: not isolated.
     pub(crate) direction_policies: [Option<Arc<DirectionPolicy>>; 2],
+    /// Neither is isolated, but a policy on trial selects the pod.
+    watched: bool,
     /// Those that policies select the pod by, if they are known.
     labels: Option<Labels>,
     /// What of the direction policies is not as policies have it now.
@@ -68,11 +71,17 @@ impl Live {
 
     /// The installed rows, if there is a record.
     pub(crate) fn installed_rows(&self) -> Option<(u32, u32)> {
-        self.record.as_ref().map(|(_, record)| (record.rows as u32, (record.rows >> 32) as u32))
+        self.record.as_ref().map(|(_, record)| {
+            (Endpoint::ingress_row(record.rows), Endpoint::egress_row(record.rows))
+        })
     }
 
     /// The record as it is to be, given the one that is installed.
-    fn desired(&self, ifindex: u32, rows: u64, installed: Option<&Endpoint>) -> Endpoint {
+    fn desired(&self, ifindex: u32, rows: RowPair, installed: Option<&Endpoint>) -> Endpoint {
+        let rows = match (self.watched, rows) {
+            (true, (ROW_NOT_ISOLATED, ROW_NOT_ISOLATED)) => u64::from(ROW_WATCHED),
+            (_, (ingress, egress)) => Endpoint::pack_rows(ingress, egress),
+        };
         let mut record = Endpoint {
             ifindex,
             id: self.id,
@@ -203,6 +212,7 @@ impl Endpoints {
             check_source: false,
             unheard: false,
             direction_policies: [Some(DirectionPolicy::nothing()), Some(rules.own_node(registry))],
+            watched: false,
             labels: None,
             late: [None, None],
             backs: BTreeSet::new(),
@@ -307,6 +317,7 @@ impl Endpoints {
                 }
                 _ => BTreeSet::new(),
             },
+            watched: !isolated && cluster.is_on_trial((pod, labelled)),
             direction_policies,
             labels: labelled.then(|| pod.labels.clone()),
             late,
@@ -377,7 +388,7 @@ impl Endpoints {
     }
 
     /// Writes the record of an endpoint that has none, if a slot is free for it.
-    pub(crate) fn appear(&mut self, ifindex: u32, rows: u64, ops: &mut Vec<Op>) {
+    pub(crate) fn appear(&mut self, ifindex: u32, rows: RowPair, ops: &mut Vec<Op>) {
         let Some(slot) = self.slot(ifindex) else {
             self.unplaced.insert(ifindex);
             return;
@@ -396,21 +407,21 @@ impl Endpoints {
     }
 
     /// Brings an installed record up to date.
-    pub(crate) fn flip(&mut self, ifindex: u32, rows: u64, ops: &mut Vec<Op>) {
+    pub(crate) fn flip(&mut self, ifindex: u32, rows: RowPair, ops: &mut Vec<Op>) {
         let Some(live) = self.live.get_mut(&ifindex) else { return };
         let Some((slot, installed)) = live.record else { return };
         let desired = live.desired(ifindex, rows, Some(&installed));
         let another = desired.id != installed.id;
         if another && desired.rows != installed.rows {
             // Another pod is there already: it must not run under the former one's rows.
-            ops.push(Op::EndpointRows(slot, rows));
+            ops.push(Op::EndpointRows(slot, desired.rows));
         }
         let now = if another { desired.rows } else { installed.rows };
         if (Endpoint { rows: now, ..desired }) != (Endpoint { rows: now, ..installed }) {
             ops.push(Op::EndpointAddrs(slot, Box::new(Endpoint { rows: now, ..desired })));
         }
         if !another && desired.rows != installed.rows {
-            ops.push(Op::EndpointRows(slot, rows));
+            ops.push(Op::EndpointRows(slot, desired.rows));
         }
         live.record = Some((slot, desired));
     }
