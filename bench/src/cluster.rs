@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use netpold_core::model::{
-    Change, EndpointSlice, Enforcement, Interface, IpBlock, Key, Labels, Namespace, Node, Peer,
-    Pod, Policy, PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
-    Service, ServicePort, SlicePort,
+    Action, Change, ClusterPolicy, ClusterRule, EndpointSlice, Enforcement, Interface, IpBlock,
+    Key, Labels, Namespace, NamespacedPods, Node, Peer, Pod, Policy, PolicyVersion, PortMatch,
+    PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort, Tier,
 };
 use netpold_testkit::objects;
 use serde::Serialize;
@@ -35,17 +35,23 @@ pub(crate) struct Size {
     pub(crate) cidrs: u32,
     /// Port ranges of the first rule.
     pub(crate) ranges: u32,
+    /// ClusterNetworkPolicies, every other one of the Admin tier, that change no measured verdict.
+    pub(crate) tiers: u32,
 }
 
 impl Size {
     /// What is not varied.
-    pub(crate) const BASE: Self = Self { pods: 1000, rules: 100, cidrs: 0, ranges: 1 };
+    pub(crate) const BASE: Self = Self { pods: 1000, rules: 100, cidrs: 0, ranges: 1, tiers: 0 };
 }
 
 impl std::fmt::Display for Size {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { pods, rules, cidrs, ranges } = self;
-        write!(f, "{pods} pods, {rules} rules, {cidrs} CIDRs, {ranges} port ranges")
+        let Self { pods, rules, cidrs, ranges, tiers } = self;
+        write!(f, "{pods} pods, {rules} rules, {cidrs} CIDRs, {ranges} port ranges")?;
+        if *tiers > 0 {
+            write!(f, ", {tiers} ClusterNetworkPolicies")?;
+        }
+        Ok(())
     }
 }
 
@@ -125,6 +131,7 @@ impl Cluster {
         changes.extend(service_with_slices());
         changes.push(Change::Policy(self.first_policy()));
         changes.extend((1..self.size.rules).map(|n| Change::Policy(other_policy(n))));
+        changes.extend((0..self.size.tiers).map(|n| Change::ClusterPolicy(cluster_policy(n))));
         changes
     }
 
@@ -226,6 +233,39 @@ fn policy(number: u32, rule: Rule) -> Policy {
         pod_selector: selector("isolated", "yes"),
         ingress: Some(vec![rule.clone()]),
         egress: Some(vec![rule]),
+        problems: Vec::new(),
+        version: PolicyVersion::default(),
+        enforcement: Enforcement::Enforce,
+    }
+}
+
+/// Denies the pods of one app one port, and passes clients on; of the Baseline tier, which is not asked,
+/// denies everybody else.
+fn cluster_policy(number: u32) -> ClusterPolicy {
+    let every = || Some(Selector::default());
+    let port = OTHER_PORTS[number as usize % OTHER_PORTS.len()];
+    let ports = vec![PortRule { protocol: Protocol::Tcp, port: PortMatch::Range(port, port) }];
+    let rule = |action, pods: Selector, ports| {
+        let peers = Some(vec![Peer::Pods { namespaces: every(), pods }]);
+        ClusterRule { name: String::new(), action, matches: Rule { peers, ports } }
+    };
+    let denied = rule(Action::Deny, selector("app", &app(number)), Some(ports));
+    let passed = rule(Action::Pass, selector("role", "client"), None);
+    let others = rule(Action::Deny, Selector::default(), None);
+    let (tier, rules) = match number % 2 {
+        0 => (Tier::Admin, vec![denied, passed]),
+        _ => (Tier::Baseline, vec![passed, others]),
+    };
+    ClusterPolicy {
+        name: format!("tier{number}"),
+        tier,
+        priority: (number % 1001) as u16,
+        subject: NamespacedPods {
+            namespaces: Selector::default(),
+            pods: selector("isolated", "yes"),
+        },
+        ingress: rules.clone(),
+        egress: rules,
         problems: Vec::new(),
         version: PolicyVersion::default(),
         enforcement: Enforcement::Enforce,

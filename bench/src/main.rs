@@ -85,6 +85,7 @@ const PODS: [u32; 4] = [10, 1000, 10_000, 100_000];
 const RULES: [u32; 3] = [1, 100, 10_000];
 const CIDRS: [u32; 3] = [0, 10_000, 100_000];
 const RANGES: [u32; 3] = [1, 100, 1000];
+const TIERS: [u32; 2] = [0, 100];
 
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {
@@ -242,7 +243,8 @@ fn sizes(quick: bool) -> Vec<Size> {
     let cidrs = CIDRS.map(|cidrs| Size { cidrs, ..Size::BASE });
     let ranges = RANGES.map(|ranges| Size { ranges, ..Size::BASE });
     let mut sizes: Vec<Size> = Vec::new();
-    for size in pods.into_iter().chain(rules).chain(cidrs).chain(ranges) {
+    let tiers = TIERS.map(|tiers| Size { tiers, ..Size::BASE });
+    for size in pods.into_iter().chain(rules).chain(cidrs).chain(ranges).chain(tiers) {
         if !sizes.contains(&size) {
             sizes.push(size);
         }
@@ -253,6 +255,7 @@ fn sizes(quick: bool) -> Vec<Size> {
             Size { pods: 100_000, ..Size::BASE },
             Size { rules: 10_000, ..Size::BASE },
             Size { cidrs: 10_000, ..Size::BASE },
+            Size { tiers: 100, ..Size::BASE },
         ];
         sizes.retain(|size| kept.contains(size));
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::compile::Compiler;
-use netpold_core::model::{Enforcement, Key, Pod, Policy};
+use netpold_core::model::{Key, Pod, Policy};
 
 /// Nodes that speak up about one policy: more would say the same, fewer might all be down.
 const SPEAKERS: usize = 3;
@@ -66,7 +66,7 @@ fn selects(policy: &Policy, pod: &Pod) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use netpold_core::model::{Change, PolicyVersion, Selector};
+    use netpold_core::model::{Change, Enforcement, PolicyVersion, Selector};
     use netpold_core::options::Options;
     use netpold_testkit::objects;
 
