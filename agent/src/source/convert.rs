@@ -3,6 +3,7 @@
 //! Here it is decided what an absent field means and what an empty one, as the API has it, and what
 //! is refused; beyond this every value has one meaning.
 
+mod cluster_policy;
 mod fields;
 mod json;
 mod policy;
@@ -15,8 +16,11 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use netpold_core::bindings::mirrored_uid;
-use netpold_core::model::{Change, Key, Labels, NamedPort, Namespace, Node, Pod, Protocol};
+use netpold_core::model::{
+    Change, Enforcement, Key, Labels, NamedPort, Namespace, Node, Pod, Protocol,
+};
 
+use self::cluster_policy::cluster_network_policy;
 pub use self::json::{Identity, Read, read};
 use self::policy::network_policy;
 use self::service::{endpoint_slice, service};
@@ -31,8 +35,17 @@ const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 /// machine's, if its value is `off`.
 const CHECK_SOURCE: &str = "netpold.io/check-source";
 
+/// Annotation of a policy: whether it decides.
+const ENFORCEMENT: &str = "netpold.io/enforcement";
+
 /// What there is in `networking.k8s.io` beside NetworkPolicy; anything else can only be a slip.
 const NETWORKING_KINDS: [&str; 4] = ["Ingress", "IngressClass", "IPAddress", "ServiceCIDR"];
+
+/// What there is in `policy.networking.k8s.io` beside ClusterNetworkPolicy: what came before it.
+const POLICY_NETWORKING_KINDS: [&str; 2] = ["AdminNetworkPolicy", "BaselineAdminNetworkPolicy"];
+
+/// Problems of a policy that are named; the others are counted. Its author may write 60,000.
+const NAMED: usize = 50;
 
 /// Longest path or text of a [`Problem`], in bytes: an author may have written a value of a megabyte.
 const PROBLEM_MAX: usize = 400;
@@ -52,6 +65,15 @@ pub enum Kind {
     EndpointSlice,
     /// `networking.k8s.io/v1`
     NetworkPolicy,
+    /// `policy.networking.k8s.io/v1alpha2`
+    ClusterNetworkPolicy,
+}
+
+impl Kind {
+    /// Whether a field that the API does not know makes an object of the kind mean something else.
+    const fn is_policy(self) -> bool {
+        matches!(self, Self::NetworkPolicy | Self::ClusterNetworkPolicy)
+    }
 }
 
 /// A part of an object that could not be understood.
@@ -141,6 +163,7 @@ pub fn manifest(node: &document::Node) -> Result<Manifest, ReadError> {
     let (kind, version) = (needed("kind")?, needed("apiVersion")?);
     let kind = match (version, kind) {
         ("networking.k8s.io/v1", "NetworkPolicy") => Kind::NetworkPolicy,
+        ("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy") => Kind::ClusterNetworkPolicy,
         ("v1", "Namespace") => Kind::Namespace,
         ("v1", "Node") => Kind::Node,
         ("v1", "Pod") => Kind::Pod,
@@ -149,13 +172,9 @@ pub fn manifest(node: &document::Node) -> Result<Manifest, ReadError> {
         _ => return other(node, version, kind),
     };
     let used = kind.shape().part_of(node);
-    let converted = if kind == Kind::NetworkPolicy {
-        object(kind, &used, &fields::unknown(node))
-    } else {
-        object(kind, &used, &[])
-    };
-    let mut converted = converted.map_err(|mismatch| mismatch.at(node))?;
-    if kind != Kind::NetworkPolicy {
+    let unknown = fields::unknown(kind, node);
+    let mut converted = object(kind, &used, &unknown).map_err(|mismatch| mismatch.at(node))?;
+    if !kind.is_policy() {
         converted.problems.extend(fields::unknown_metadata(node).into_iter().map(|u| u.problem));
     }
     Ok(Manifest::Object(Box::new(converted)))
@@ -170,6 +189,7 @@ fn object(kind: Kind, node: &document::Node, unknown: &[Unknown]) -> Result<Conv
         Kind::Service => service(&typed(node)?),
         Kind::EndpointSlice => endpoint_slice(&typed(node)?),
         Kind::NetworkPolicy => network_policy(&typed(node)?, unknown),
+        Kind::ClusterNetworkPolicy => return cluster_network_policy(node, unknown),
     };
     Ok(converted?)
 }
@@ -181,10 +201,17 @@ fn other(node: &document::Node, version: &str, kind: &str) -> Result<Manifest, R
         "NetworkPolicy" if !group.contains('.') || group.ends_with("k8s.io") => {
             "networking.k8s.io/v1"
         }
+        "ClusterNetworkPolicy" if !group.contains('.') || group.ends_with("k8s.io") => {
+            "policy.networking.k8s.io/v1alpha2"
+        }
         "Namespace" | "Node" | "Pod" | "Service" if group.is_empty() => "v1",
         "EndpointSlice" if group.is_empty() || group == "discovery.k8s.io" => "discovery.k8s.io/v1",
         _ if group == "networking.k8s.io" && !NETWORKING_KINDS.contains(&kind) => {
             let reason = format!("kind: there is no {kind} in {version}, but NetworkPolicy");
+            return Err(ReadError::new(node.line_of("kind"), reason));
+        }
+        _ if group == "policy.networking.k8s.io" && !POLICY_NETWORKING_KINDS.contains(&kind) => {
+            let reason = format!("kind: there is no {kind} in {version}, but ClusterNetworkPolicy");
             return Err(ReadError::new(node.line_of("kind"), reason));
         }
         _ => return Ok(Manifest::Other(version.to_owned(), kind.to_owned())),
@@ -258,6 +285,28 @@ fn foreign_sources(metadata: &ObjectMeta, problems: &mut Vec<Problem>) -> bool {
             false
         }
     }
+}
+
+/// Whether a policy decides. Another value than `enforce` is named, and the policy decides all the same.
+fn enforcement(metadata: &ObjectMeta, problems: &mut Vec<Problem>) -> Enforcement {
+    let given = metadata.annotations.as_ref().and_then(|given| given.get(ENFORCEMENT));
+    let text = match given.map(String::as_str) {
+        None | Some("enforce") => return Enforcement::Enforce,
+        Some("audit") => "audit is not supported by this version; the policy is enforced".into(),
+        Some(other) => format!("`{other}` is not enforce or audit; the policy is enforced"),
+    };
+    problems.push(Problem::new(format!("metadata.annotations.{ENFORCEMENT}"), text));
+    Enforcement::Enforce
+}
+
+/// The first problems of a policy, and the number of the others.
+fn limited(mut problems: Vec<Problem>) -> Vec<Problem> {
+    let more = problems.len().saturating_sub(NAMED);
+    if more > 0 {
+        problems.truncate(NAMED);
+        problems.push(Problem::new("spec", format!("{more} more problems")));
+    }
+    problems
 }
 
 /// `status.podIPs`, and only where that is absent or empty `status.podIP`.

@@ -1,7 +1,7 @@
-//! The fields that netpold reads of each kind, and those that a NetworkPolicy does not have.
+//! The fields that netpold reads of each kind, and those that a policy does not have.
 //!
 //! Nothing else of an object is decoded: what a tenant can put into the rest (`managedFields` of the
-//! year 10000, nested 200 deep) is no concern of policy. Of a NetworkPolicy also the fields that it
+//! year 10000, nested 200 deep) is no concern of policy. Of a policy also the fields that its API
 //! does not have are named: an API server refuses them (or drops them, where validation is off);
 //! ignored in silence they would turn a misspelt `from` into "everyone".
 
@@ -94,6 +94,52 @@ const POLICY: Shape = Fields(&[
     ("status", &Free),
 ]);
 
+const NAMESPACED_PODS: Shape =
+    Fields(&[("namespaceSelector", &SELECTOR), ("podSelector", &SELECTOR)]);
+const SUBJECT: Shape = Fields(&[("namespaces", &SELECTOR), ("pods", &NAMESPACED_PODS)]);
+const DESTINATION: Shape =
+    Fields(&[("number", &Free), ("range", &Fields(&[("start", &Free), ("end", &Free)]))]);
+const PROTOCOL_PORT: Shape = Fields(&[("destinationPort", &DESTINATION)]);
+const PROTOCOL: Shape = Fields(&[
+    ("tcp", &PROTOCOL_PORT),
+    ("udp", &PROTOCOL_PORT),
+    ("sctp", &PROTOCOL_PORT),
+    ("destinationNamedPort", &Free),
+]);
+const CLUSTER_INGRESS: Shape = Fields(&[
+    ("name", &Free),
+    ("action", &Free),
+    ("from", &Each(&SUBJECT)),
+    ("protocols", &Each(&PROTOCOL)),
+]);
+const CLUSTER_EGRESS: Shape = Fields(&[
+    ("name", &Free),
+    ("action", &Free),
+    ("to", &Each(&CLUSTER_DESTINATION)),
+    ("protocols", &Each(&PROTOCOL)),
+]);
+const CLUSTER_DESTINATION: Shape = Fields(&[
+    ("namespaces", &SELECTOR),
+    ("pods", &NAMESPACED_PODS),
+    ("nodes", &SELECTOR),
+    ("networks", &Free),
+    ("domainNames", &Free),
+]);
+const CLUSTER_SPEC: Shape = Fields(&[
+    ("tier", &Free),
+    ("priority", &Free),
+    ("subject", &SUBJECT),
+    ("ingress", &Each(&CLUSTER_INGRESS)),
+    ("egress", &Each(&CLUSTER_EGRESS)),
+]);
+const CLUSTER_POLICY: Shape = Fields(&[
+    ("apiVersion", &Free),
+    ("kind", &Free),
+    ("metadata", &METADATA),
+    ("spec", &CLUSTER_SPEC),
+    ("status", &Free),
+]);
+
 /// What is read of every object's metadata; `uid` and `resourceVersion` only of an API server's.
 const READ_METADATA: Shape = Used(&[
     ("name", &Free),
@@ -172,7 +218,31 @@ const READ_ENDPOINT_SLICE: Shape = Used(&[
     ("endpoints", &Each(&Used(&[("addresses", &Free), ("conditions", &READ_CONDITIONS)]))),
     ("ports", &Each(&Used(&[("name", &Free), ("protocol", &Free), ("port", &Free)]))),
 ]);
-const READ_POLICY: Shape = Used(&[("metadata", &READ_METADATA), ("spec", &SPEC)]);
+const READ_POLICY_METADATA: Shape = Used(&[
+    ("name", &Free),
+    ("namespace", &Free),
+    ("uid", &Free),
+    ("resourceVersion", &Free),
+    ("generation", &Free),
+    ("annotations", &Used(&[(super::ENFORCEMENT, &Free)])),
+]);
+const READ_POLICY: Shape = Used(&[("metadata", &READ_POLICY_METADATA), ("spec", &SPEC)]);
+const READ_CLUSTER_POLICY: Shape =
+    Used(&[("metadata", &READ_POLICY_METADATA), ("spec", &CLUSTER_SPEC)]);
+/// Of a ClusterNetworkPolicy whose rules cannot be read: all but what they match.
+pub(super) const CLUSTER_ACTIONS: Shape = Used(&[
+    ("metadata", &READ_POLICY_METADATA),
+    (
+        "spec",
+        &Fields(&[
+            ("tier", &Free),
+            ("priority", &Free),
+            ("subject", &SUBJECT),
+            ("ingress", &Each(&Used(&[("name", &Free), ("action", &Free)]))),
+            ("egress", &Each(&Used(&[("name", &Free), ("action", &Free)]))),
+        ]),
+    ),
+]);
 /// Of a policy whose rules cannot be read: what it selects.
 pub(super) const POLICY_SELECTOR: Shape = Used(&[(
     "spec",
@@ -196,19 +266,27 @@ impl Kind {
             Self::Service => &READ_SERVICE,
             Self::EndpointSlice => &READ_ENDPOINT_SLICE,
             Self::NetworkPolicy => &READ_POLICY,
+            Self::ClusterNetworkPolicy => &READ_CLUSTER_POLICY,
         }
     }
 }
 
-/// The fields of a NetworkPolicy's manifest that the API does not know, each with its full path.
-pub(super) fn unknown(policy: &Node) -> Vec<Unknown> {
-    unknown_of(policy, &POLICY)
+/// The fields of a policy's manifest that the API does not know, each with its full path. None of
+/// other kinds.
+pub(super) fn unknown(kind: Kind, object: &Node) -> Vec<Unknown> {
+    match kind {
+        Kind::NetworkPolicy => unknown_of(object, &POLICY),
+        Kind::ClusterNetworkPolicy => unknown_of(object, &CLUSTER_POLICY),
+        Kind::Namespace | Kind::Node | Kind::Pod | Kind::Service | Kind::EndpointSlice => {
+            Vec::new()
+        }
+    }
 }
 
 /// The fields within a policy's `spec` that the API does not know. A newer server's metadata is of no
-/// concern: it grants nothing and restricts nothing.
-pub(super) fn unknown_in_spec(policy: &Node) -> Vec<Unknown> {
-    unknown_of(policy, &READ_POLICY)
+/// concern: it grants nothing and restricts nothing. None of other kinds.
+pub(super) fn unknown_in_spec(kind: Kind, object: &Node) -> Vec<Unknown> {
+    if kind.is_policy() { unknown_of(object, kind.shape()) } else { Vec::new() }
 }
 
 /// The same of what [`POLICY_SELECTOR`] takes.

@@ -12,7 +12,7 @@ use netpold_core::model::Change;
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::fields::{self, Shape};
-use super::{Converted, Kind, Problem, network_policy, object};
+use super::{Converted, Kind, Problem, cluster_network_policy, network_policy, object};
 use crate::source::decode::typed;
 use crate::source::document::{Entry, Node, Value};
 
@@ -70,8 +70,7 @@ pub fn read(kind: Kind, json: &[u8], whole: bool) -> Read {
 
 fn decoded(kind: Kind, json: &[u8]) -> Result<(Identity, Converted), Problem> {
     let node = node(json, kind.shape())?;
-    let unknown =
-        if kind == Kind::NetworkPolicy { fields::unknown_in_spec(&node) } else { Vec::new() };
+    let unknown = fields::unknown_in_spec(kind, &node);
     let converted = object(kind, &node, &unknown)?;
     let metadata = node.get("metadata");
     let text = |field: &str| metadata.and_then(|m| m.text(field)).map(str::to_owned);
@@ -87,6 +86,9 @@ fn decoded(kind: Kind, json: &[u8]) -> Result<(Identity, Converted), Problem> {
 
 fn undecoded(kind: Kind, json: &[u8], problem: Problem) -> Read {
     let identity = Identity::of(json);
+    if kind == Kind::ClusterNetworkPolicy {
+        return without_matches(identity, json, problem);
+    }
     let policy = (kind == Kind::NetworkPolicy).then(|| without_rules(&identity, json));
     let Some(Converted { change: Change::Policy(mut policy), mut problems }) = policy.flatten()
     else {
@@ -97,6 +99,27 @@ fn undecoded(kind: Kind, json: &[u8], problem: Problem) -> Read {
     policy.problems.push(problem.to_string());
     problems.push(problem);
     Read { identity, change: Some(Change::Policy(policy)), problems, undecoded: true }
+}
+
+/// What is left of a ClusterNetworkPolicy that cannot be decoded: its rules by their actions alone, if
+/// those can be read.
+fn without_matches(identity: Identity, json: &[u8], problem: Problem) -> Read {
+    let actions = node(json, &fields::CLUSTER_ACTIONS).ok();
+    let unknown =
+        actions.as_ref().map(|node| fields::unknown_in_spec(Kind::ClusterNetworkPolicy, node));
+    let converted = actions.zip(unknown);
+    let converted = converted.and_then(|(n, unknown)| cluster_network_policy(&n, &unknown).ok());
+    let Some(Converted { change: Change::ClusterPolicy(mut policy), .. }) = converted else {
+        return Read { identity, change: None, problems: vec![problem], undecoded: true };
+    };
+    let text = format!(
+        "{}; the policy cannot be decoded: its Accept rules match nothing, the others deny everything",
+        problem.text
+    );
+    let problem = Problem::new(problem.path, text);
+    policy.problems = vec![problem.to_string()];
+    let change = Some(Change::ClusterPolicy(policy));
+    Read { identity, change, problems: vec![problem], undecoded: true }
 }
 
 /// What is left of a policy that cannot be decoded: what it selects, if that can be; else every pod

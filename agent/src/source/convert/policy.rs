@@ -10,15 +10,11 @@ use k8s_openapi::api::networking::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use netpold_core::model::{
-    Direction, Enforcement, IpBlock, Peer, Policy, PolicyVersion, PortMatch, PortRule, Protocol,
-    Rule, Selector,
+    Direction, IpBlock, Peer, Policy, PolicyVersion, PortMatch, PortRule, Protocol, Rule, Selector,
 };
 
 use super::selector::selector;
-use super::{Change, Converted, Problem, Unknown, protocol};
-
-/// Problems of a policy that are named; the others are counted. Its author may write 60,000.
-const NAMED: usize = 50;
+use super::{Change, Converted, Problem, Unknown, enforcement, limited, protocol};
 
 /// Convert a policy. `unknown` are the fields its manifest has beyond the API's; the parts that
 /// contain them count as not understood.
@@ -38,17 +34,12 @@ pub(super) fn network_policy(
     let [ingress, egress] = reader.directions(spec);
     let ingress = ingress.then(|| reader.rules(Direction::Ingress, spec));
     let egress = egress.then(|| reader.rules(Direction::Egress, spec));
-    let mut problems = reader.problems;
-    let more = problems.len().saturating_sub(NAMED);
-    if more > 0 {
-        problems.truncate(NAMED);
-        problems.push(Problem::new("spec", format!("{more} more problems")));
-    }
+    let enforcement = enforcement(&policy.metadata, &mut reader.problems);
+    let problems = limited(reader.problems);
     let version = PolicyVersion {
         uid: policy.metadata.uid.clone().unwrap_or_default(),
         generation: policy.metadata.generation.unwrap_or_default(),
     };
-    let enforcement = Enforcement::Enforce;
     let texts = problems.iter().map(ToString::to_string).collect();
     let policy =
         Policy { key, pod_selector, ingress, egress, problems: texts, version, enforcement };
@@ -213,19 +204,8 @@ impl Reader<'_> {
         cidr.filter(|_| whole).map(|cidr| IpBlock { cidr, except })
     }
 
-    /// A CIDR with its host bits masked off.
     fn cidr(&mut self, path: &str, text: &str) -> Option<IpNet> {
-        match text.parse::<IpNet>() {
-            Ok(IpNet::V6(net)) if net.addr().to_ipv4_mapped().is_some() => {
-                self.problem(path, format!("{text} is IPv4-mapped IPv6; write it as IPv4"));
-                None
-            }
-            Ok(net) => Some(net.trunc()),
-            Err(_) => {
-                self.problem(path, format!("`{text}` is not a CIDR such as 10.0.0.0/8"));
-                None
-            }
-        }
+        cidr(text).map_err(|reason| self.problem(path, reason)).ok()
     }
 
     fn port(&mut self, path: &str, port: &NetworkPolicyPort) -> Option<PortRule> {
@@ -294,6 +274,17 @@ impl Reader<'_> {
             return None;
         }
         Some(PortMatch::Named(name.to_owned()))
+    }
+}
+
+/// A CIDR with its host bits masked off, or what is wrong with it.
+pub(super) fn cidr(text: &str) -> Result<IpNet, String> {
+    match text.parse::<IpNet>() {
+        Ok(IpNet::V6(net)) if net.addr().to_ipv4_mapped().is_some() => {
+            Err(format!("{text} is IPv4-mapped IPv6; write it as IPv4"))
+        }
+        Ok(net) => Ok(net.trunc()),
+        Err(_) => Err(format!("`{text}` is not a CIDR such as 10.0.0.0/8")),
     }
 }
 

@@ -6,6 +6,7 @@ use netpold_testkit::objects;
 use super::*;
 use crate::source::document::{Entry, parse};
 
+mod cluster_policies;
 mod services;
 
 /// What a manifest is converted to. From an API server the same object means the same.
@@ -28,6 +29,7 @@ fn kind_of(node: &document::Node) -> Kind {
         "Service" => Kind::Service,
         "EndpointSlice" => Kind::EndpointSlice,
         "NetworkPolicy" => Kind::NetworkPolicy,
+        "ClusterNetworkPolicy" => Kind::ClusterNetworkPolicy,
         other => panic!("{other}"),
     }
 }

@@ -59,7 +59,10 @@ pub(super) fn hostile(kind: Kind, name: &str, random: &mut Random) -> Vec<u8> {
                 r.below(70_000)
             )),
         ),
-        Kind::Namespace | Kind::Node | Kind::NetworkPolicy => policy(random),
+        // No tenant writes objects of the cluster.
+        Kind::Namespace | Kind::Node | Kind::ClusterNetworkPolicy | Kind::NetworkPolicy => {
+            policy(random)
+        }
     };
     let json = format!(
         r#"{{"metadata":{{"name":"{name}","namespace":"{HOSTILE}","labels":{{{}"kubernetes.io/service-name":"{}"}},
