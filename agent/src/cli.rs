@@ -64,6 +64,14 @@ pub struct RunArgs {
     /// Which Node objects to watch: those of other nodes are needed for their node ports
     #[arg(long, value_name = "WHICH", env = "NETPOLD_WATCH_NODES", default_value = "all")]
     pub watch_nodes: WatchNodes,
+    /// Whether to follow ClusterNetworkPolicies on the API server; manifests are read with them always
+    #[arg(
+        long,
+        value_name = "WHICH",
+        env = "NETPOLD_CLUSTER_NETWORK_POLICIES",
+        default_value = "auto"
+    )]
+    pub cluster_network_policies: ClusterNetworkPolicies,
     /// Seconds without a word after which a connection to the API server is given up
     #[arg(long, value_name = "SECONDS", env = "NETPOLD_API_TIMEOUT", default_value = "100",
         value_parser = clap::value_parser!(u16).range(1..=3600))]
@@ -234,6 +242,15 @@ pub enum WatchNodes {
     All,
     /// That of this node alone
     Own,
+}
+
+/// Whether ClusterNetworkPolicies are followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ClusterNetworkPolicies {
+    /// Wherever their CustomResourceDefinition is installed, also later
+    Auto,
+    /// Never: the API server is not asked for them
+    Off,
 }
 
 /// What XDP drops at an uplink, of what policy denies.

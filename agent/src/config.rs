@@ -14,7 +14,9 @@ use tracing_subscriber::field::MakeExt as _;
 use tracing_subscriber::fmt::format;
 
 pub use crate::cli::{CheckSource, NewPods};
-use crate::cli::{LogFormat, PodEgressHook, RunArgs, UplinkDrops, WatchNodes};
+use crate::cli::{
+    ClusterNetworkPolicies, LogFormat, PodEgressHook, RunArgs, UplinkDrops, WatchNodes,
+};
 use crate::dataplane::uplink_xdp::Wanted;
 use crate::engine::interfaces::NodeDevices;
 use crate::listen::ListenAddress;
@@ -90,6 +92,7 @@ impl TryFrom<RunArgs> for RunConfig {
             },
             node: args.node_name.clone(),
             all_nodes: args.watch_nodes == WatchNodes::All,
+            cluster_policies: args.cluster_network_policies == ClusterNetworkPolicies::Auto,
         };
         let log = log_filter(&args.log)?;
         Ok(Self {

@@ -33,8 +33,9 @@ pub(super) fn write(source: &SourceStatus, writer: &mut Writer<'_>) -> fmt::Resu
     };
     let help = "1: all objects of the kind were known at some time since the start";
     writer.gauges("watch_in_sync", help, of(|kind| u64::from(kind.in_sync)))?;
-    let help = "1: the last list or watch failed, or the kind is not served";
-    writer.gauges("watch_failing", help, of(|k| u64::from(k.error.is_some() || !k.served)))?;
+    let help = "1: the last list or watch failed, or the kind is not served though it should be";
+    let failing = of(|k| u64::from(k.error.is_some() || !(k.served || k.in_sync)));
+    writer.gauges("watch_failing", help, failing)?;
     writer.gauges("watch_objects", "Objects of the kind", of(|kind| kind.objects as u64))?;
     let help = "Objects that cannot be decoded as they are now";
     writer.gauges("watch_undecoded_objects", help, of(|kind| kind.undecoded as u64))?;

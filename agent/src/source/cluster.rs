@@ -9,7 +9,8 @@
 //! Each kind is followed by itself: one that cannot be read keeps none of the others from going on.
 //! So is each object: `split.rs` takes answers apart without looking into objects, `convert` reads of
 //! each what policy needs, and one that cannot be decoded is named and changes nothing for the others.
-//! Nothing is in sync before every kind was listed once. After that an outage of any length changes
+//! Nothing is in sync before every kind was listed once; ClusterNetworkPolicy, which a server may lack, may be
+//! missing. After that an outage of any length changes
 //! nothing: what was known stays, and the next list says what was missed, deletions too. `outage.rs` has
 //! all kinds return together.
 
@@ -37,7 +38,7 @@ pub use self::connection::{Access, ConnectError, client};
 pub use self::event_recorder::{EventRecorder, Unsupported};
 use self::follower::Follower;
 use self::hub::{Hub, Update};
-use self::kind::Kind;
+use self::kind::{ClusterNetworkPolicy, Kind};
 use self::outage::Outage;
 use super::{KindStatus, Source};
 
@@ -53,6 +54,8 @@ pub struct Settings {
     pub node: String,
     /// Follow all nodes, not the own one alone.
     pub all_nodes: bool,
+    /// Follow ClusterNetworkPolicies, where the server has them.
+    pub cluster_policies: bool,
 }
 
 /// Follow a cluster. Returns at once: whether the API server can be reached shows in the status. Needs
@@ -74,6 +77,9 @@ pub async fn watch(settings: Settings) -> Result<(Source, EventRecorder), Connec
     starter.start::<Pod>(None);
     starter.start::<Service>(None);
     starter.start::<EndpointSlice>(None);
+    if settings.cluster_policies {
+        starter.start::<ClusterNetworkPolicy>(None);
+    }
     let origin = format!("API server {}", connection.server());
     let (hub, status) = Hub::new(origin, starter.kinds, received, batches);
     tokio::spawn(hub.run());

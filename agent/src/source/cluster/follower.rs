@@ -21,7 +21,7 @@ use super::answer::{Answer, Event, Events};
 use super::connection::Connection;
 use super::failure::Failure;
 use super::hub::Update;
-use super::kind::Kind;
+use super::kind::{Absence, Kind};
 use super::outage::{Following, Member};
 use super::split::Part;
 use super::store::Store;
@@ -31,8 +31,13 @@ use crate::source::{KindStatus, convert};
 const PAGE: u32 = 500;
 /// How long a server may take to begin a streaming list and between its objects.
 const STREAM_PAUSE: Duration = Duration::from_secs(30);
-/// A kind that the server does not serve is asked for again this often.
-const NOT_SERVED: Duration = Duration::from_mins(5);
+/// The longest pause after a failure.
+const LONGEST: Duration = Duration::from_mins(5);
+/// Of a kind that may be missing, so many refusals in a row are no accident: a server that starts does not
+/// know its rules yet, nor what is installed.
+const REFUSALS: u32 = 3;
+/// As [`REFUSALS`], of answers that the server does not serve the kind.
+const ABSENCES: u32 = 2;
 /// A watch ends by itself after this long, and a random part of as much again: an agent on every
 /// node must not return at the same moment. kube accepts less than 295 s.
 const WATCH_SECONDS: u32 = 145;
@@ -60,6 +65,8 @@ pub(super) struct Follower<K> {
     /// The server may have streaming lists.
     streaming: bool,
     backoff: DefaultBackoff,
+    /// Requests in a row that were answered: not served, or forbidden.
+    missing: u32,
     status: KindStatus,
 }
 
@@ -82,6 +89,7 @@ impl<K: Kind> Follower<K> {
             state: State::List,
             streaming: true,
             backoff: DefaultBackoff::default(),
+            missing: 0,
             status: KindStatus { kind: kind_name::<K>(), ..KindStatus::default() },
         }
     }
@@ -298,34 +306,67 @@ impl<K: Kind> Follower<K> {
         self.status.error = None;
         self.status.unreachable = false;
         self.backoff.reset();
+        self.missing = 0;
         self.outage.set(Following::Works);
     }
 
     async fn failed(&mut self, verb: &str, failure: &Failure) {
-        self.status.restarts += 1;
-        let text = failure.text(&format!("{verb} {}", self.status.kind), self.connection.server());
-        let absent = K::OPTIONAL && matches!(failure, Failure::NotServed);
-        if absent {
-            self.store.absent();
-            self.status.served = false;
-            self.status.in_sync = true;
-            self.status.error = Some(format!("{text}; it counts as empty"));
-        } else {
-            self.status.error = Some(text);
+        let absent = K::ABSENCE != Absence::Wrong && matches!(failure, Failure::NotServed);
+        if !(absent && K::ABSENCE == Absence::Usual) {
+            self.status.restarts += 1;
         }
+        let text = failure.text(&format!("{verb} {}", self.status.kind), self.connection.server());
+        self.status.error = Some(text);
         self.status.unreachable = failure.is_unreachable();
+        let changes = self.missing(failure);
         if failure.calls_for_list() {
             self.state = State::List;
         }
-        self.say(Vec::new(), Instant::now()).await;
+        self.say(changes, Instant::now()).await;
         self.outage.set(if absent { Following::Rests } else { Following::Fails });
-        let pause = if absent { NOT_SERVED } else { self.backoff.next().unwrap_or(NOT_SERVED) };
+        let pause =
+            if absent { K::ABSENCE.pause() } else { self.backoff.next().unwrap_or(LONGEST) };
         tokio::select! {
             () = self.outage.pause(pause) => {}
             () = self.updates.closed() => {}
         }
         if failure.calls_for_renewal() {
             self.connection.renew().await;
+        }
+    }
+
+    /// Takes in that the server does not serve the kind, or does not let it be read; what that changes.
+    fn missing(&mut self, failure: &Failure) -> Vec<Change> {
+        let (absent, forbidden) =
+            (matches!(failure, Failure::NotServed), matches!(failure, Failure::Forbidden(_)));
+        self.missing = if absent || forbidden { self.missing.saturating_add(1) } else { 0 };
+        match K::ABSENCE {
+            Absence::Unusual if absent => {
+                self.store.absent();
+                self.status.served = false;
+                self.status.in_sync = true;
+                let text = self.status.error.take().unwrap_or_default();
+                self.status.error = Some(format!("{text}; it counts as empty"));
+                Vec::new()
+            }
+            Absence::Usual if absent => {
+                self.status.served = false;
+                self.status.error = None;
+                self.status.last_event = None;
+                if self.store.len() > 0 && self.missing < ABSENCES {
+                    return Vec::new();
+                }
+                self.status.in_sync = true;
+                self.store.none()
+            }
+            Absence::Usual if forbidden && self.missing >= REFUSALS => {
+                self.store.absent();
+                let text = self.status.error.take().unwrap_or_default();
+                let outcome = "what of it was known stays, all else is enforced without it";
+                self.status.error = Some(format!("{text}; {outcome}"));
+                Vec::new()
+            }
+            Absence::Wrong | Absence::Unusual | Absence::Usual => Vec::new(),
         }
     }
 

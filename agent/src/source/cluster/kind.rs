@@ -3,18 +3,44 @@
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use std::borrow::Cow;
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
+use kube::core::ClusterResourceScope;
 use netpold_core::model::{Change, Key};
 
 use crate::source::convert;
+
+/// What it means that a server does not serve a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Absence {
+    /// Something is wrong: that must not be read as "there are none".
+    Wrong,
+    /// The kind counts as empty, but every server that is complete serves it. What was known stays.
+    Unusual,
+    /// The kind may be installed and removed at any time: there are none. Nothing else waits for a kind
+    /// that may not be read.
+    Usual,
+}
+
+impl Absence {
+    /// How long until the kind is asked for again.
+    pub(super) const fn pause(self) -> Duration {
+        match self {
+            Self::Wrong | Self::Unusual => Duration::from_mins(5),
+            Self::Usual => Duration::from_secs(20),
+        }
+    }
+}
 
 /// A kind that is watched.
 pub(super) trait Kind: Resource<DynamicType = ()> + Send + Sync + 'static {
     /// What it is converted as.
     const KIND: convert::Kind;
-    /// A server may do without it: it counts as empty then. Of the others no server can: where they
-    /// are not found, something is wrong, and that must not be read as "there are none".
-    const OPTIONAL: bool = false;
+    /// What it means that the server does not serve it.
+    const ABSENCE: Absence = Absence::Wrong;
     /// Which objects are asked for, by their fields.
     const FIELDS: Option<&'static str> = None;
     /// Which objects are asked for, by their labels.
@@ -54,7 +80,7 @@ impl Kind for Pod {
 
 impl Kind for Service {
     const KIND: convert::Kind = convert::Kind::Service;
-    const OPTIONAL: bool = true;
+    const ABSENCE: Absence = Absence::Unusual;
 
     fn gone(key: Key) -> Change {
         Change::ServiceGone(key)
@@ -63,7 +89,7 @@ impl Kind for Service {
 
 impl Kind for EndpointSlice {
     const KIND: convert::Kind = convert::Kind::EndpointSlice;
-    const OPTIONAL: bool = true;
+    const ABSENCE: Absence = Absence::Unusual;
     /// What kube-proxy asks for: a headless Service has no address of its own, and the Services of
     /// another proxy are not served by the nodes'.
     const LABELS: Option<&'static str> =
@@ -79,5 +105,49 @@ impl Kind for NetworkPolicy {
 
     fn gone(key: Key) -> Change {
         Change::PolicyGone(key)
+    }
+}
+
+/// `policy.networking.k8s.io/v1alpha2`, as far as it is asked for; `convert` reads what comes.
+#[derive(Debug)]
+pub(super) struct ClusterNetworkPolicy {
+    metadata: ObjectMeta,
+}
+
+impl Resource for ClusterNetworkPolicy {
+    type DynamicType = ();
+    type Scope = ClusterResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        "ClusterNetworkPolicy".into()
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        "policy.networking.k8s.io".into()
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        "v1alpha2".into()
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        "clusternetworkpolicies".into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+impl Kind for ClusterNetworkPolicy {
+    const KIND: convert::Kind = convert::Kind::ClusterNetworkPolicy;
+    const ABSENCE: Absence = Absence::Usual;
+
+    fn gone(key: Key) -> Change {
+        Change::ClusterPolicyGone(key.name)
     }
 }

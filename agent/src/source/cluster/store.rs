@@ -153,6 +153,13 @@ impl<K: Kind> Store<K> {
         self.synced = true;
     }
 
+    /// There are none: the kind was removed. What that takes away.
+    pub(super) fn none(&mut self) -> Vec<Change> {
+        self.begin();
+        self.held.clear();
+        self.complete()
+    }
+
     /// What of the objects could not be understood, in the order of names; if that changed since
     /// it was last asked for.
     pub(super) fn problems(&mut self) -> Option<Problems> {
@@ -235,6 +242,20 @@ mod tests {
         assert_eq!(list(&mut store, &[("b", "1"), ("c", "1")]), ["-x/a", "x/c=1"]);
         assert!(list(&mut store, &[("b", "1"), ("c", "1")]).is_empty());
         assert_eq!(list(&mut store, &[]), ["-x/b", "-x/c"]);
+    }
+
+    #[test]
+    fn of_a_kind_that_is_removed_nothing_stays() {
+        let mut store: Store<Pod> = Store::new();
+        list(&mut store, &[("a", "1"), ("b", "1")]);
+        store.begin();
+        // The list breaks off, since the kind is removed.
+        assert!(store.listed(&pod("a", "2", json!({}))).is_none());
+        let mut gone: Vec<String> = store.none().iter().map(said).collect();
+        gone.sort();
+        assert_eq!(gone, ["-x/a", "-x/b"]);
+        assert_eq!((store.len(), store.synced()), (0, true));
+        assert_eq!(list(&mut store, &[("a", "2")]), ["x/a=2"]);
     }
 
     #[test]

@@ -45,6 +45,10 @@ impl Server {
     }
 
     async fn watched(&self) -> (Source, TempDir) {
+        self.watched_with(true).await
+    }
+
+    async fn watched_with(&self, cluster_policies: bool) -> (Source, TempDir) {
         let directory = TempDir::new().unwrap();
         let path = directory.path().join("kubeconfig");
         let config = json!({
@@ -55,13 +59,18 @@ impl Server {
         });
         std::fs::write(&path, config.to_string()).unwrap();
         let access = Access { kubeconfig: Some(path), context: None, timeout: PATIENCE };
-        let settings = Settings { access, node: "n".into(), all_nodes: true };
+        let settings = Settings { access, node: "n".into(), all_nodes: true, cluster_policies };
         let (source, _) = watch(settings).await.unwrap();
         (source, directory)
     }
 
     fn requests(&self, part: &str) -> usize {
-        self.requests.lock().unwrap().iter().filter(|request| request.contains(part)).count()
+        self.requests
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|request| format!("/{request}").contains(part))
+            .count()
     }
 }
 
@@ -185,7 +194,7 @@ async fn a_streaming_list_goes_on_as_a_watch() {
     })
     .await;
     assert_eq!(server.requests(" list "), 0);
-    assert_eq!(server.requests(" watch "), 6, "each went on without asking again");
+    assert_eq!(server.requests(" watch "), 7, "each went on without asking again");
 }
 
 /// What a list said before it broke off is not said again by the next one, but it is known.
@@ -214,7 +223,7 @@ async fn a_streaming_list_that_breaks_off_loses_nothing() {
         batch.in_sync && matches!(said, [Change::Policy(policy)] if policy.key.name == "first")
     })
     .await;
-    assert_eq!(server.requests("networkpolicies watch "), 2);
+    assert_eq!(server.requests("/networkpolicies watch "), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -258,7 +267,7 @@ async fn a_server_without_policies_is_not_believed() {
     let server = Server::start(script);
     let (mut source, _directory) = server.watched().await;
     let status = wait(&mut source, |status| {
-        status.kinds.iter().filter(|kind| kind.in_sync).count() == 5
+        status.kinds.iter().filter(|kind| kind.in_sync).count() == 6
             && status.kinds.iter().any(|kind| kind.restarts > 1)
     })
     .await;
@@ -266,4 +275,88 @@ async fn a_server_without_policies_is_not_believed() {
     let problems: Vec<String> = status.problems.iter().map(ToString::to_string).collect();
     assert!(problems[0].starts_with("cannot list networkpolicies.networking.k8s.io: http://"));
     assert!(problems[1].ends_with("does not serve it; it counts as empty"), "{problems:?}");
+}
+
+const CLUSTER_POLICIES: &str = "clusternetworkpolicies.policy.networking.k8s.io";
+
+fn cluster_policies(status: &SourceStatus) -> &KindStatus {
+    status.kinds.iter().find(|kind| kind.kind == CLUSTER_POLICIES).unwrap()
+}
+
+/// Most clusters have no ClusterNetworkPolicies: that is no problem, and nothing waits for them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kind_that_is_not_installed_is_nothing_to_report() {
+    fn script(resource: &str, query: &str, _: usize) -> Answer {
+        match resource {
+            "clusternetworkpolicies" => status(404, "NotFound"),
+            _ if query.contains("sendInitialEvents") => status(400, "BadRequest"),
+            _ if query.contains("watch=true") => Answer(200, vec![], true),
+            _ => list(vec![], "1"),
+        }
+    }
+    let server = Server::start(script);
+    let (mut source, _directory) = server.watched().await;
+    let status = wait(&mut source, |status| status.in_sync).await;
+    let kind = cluster_policies(&status);
+    assert_eq!((kind.served, kind.in_sync, kind.restarts), (false, true, 0), "{kind:?}");
+    assert_eq!(status.problems, []);
+}
+
+/// What is in force elsewhere waits for the list of ClusterNetworkPolicies, where there are any.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_in_sync_before_cluster_policies_are_known() {
+    fn script(resource: &str, query: &str, before: usize) -> Answer {
+        match resource {
+            _ if query.contains("sendInitialEvents") => status(400, "BadRequest"),
+            "clusternetworkpolicies" if before < 3 => status(503, "ServiceUnavailable"),
+            _ if query.contains("watch=true") => Answer(200, vec![], true),
+            "clusternetworkpolicies" => list(vec![object(None, "deny", "1")], "1"),
+            _ => list(vec![], "1"),
+        }
+    }
+    let server = Server::start(script);
+    let (mut source, _directory) = server.watched().await;
+    until(&mut source, |batch, said| {
+        assert!(!batch.in_sync || !said.is_empty());
+        batch.in_sync && matches!(said, [Change::ClusterPolicy(policy)] if policy.name == "deny")
+    })
+    .await;
+    assert!(server.requests("clusternetworkpolicies list ") > 3);
+}
+
+/// Rights that are missing are reported, and do not keep everything else from being enforced.
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_policies_that_may_not_be_read_hold_nothing_back() {
+    fn script(resource: &str, query: &str, _: usize) -> Answer {
+        match resource {
+            "clusternetworkpolicies" => status(403, "Forbidden"),
+            _ if query.contains("sendInitialEvents") => status(400, "BadRequest"),
+            _ if query.contains("watch=true") => Answer(200, vec![], true),
+            _ => list(vec![], "1"),
+        }
+    }
+    let server = Server::start(script);
+    let (mut source, _directory) = server.watched().await;
+    let status = wait(&mut source, |status| status.in_sync).await;
+    let kind = cluster_policies(&status);
+    assert!(!kind.in_sync && kind.restarts >= 3, "{kind:?}");
+    let problems: Vec<String> = status.problems.iter().map(ToString::to_string).collect();
+    assert!(problems[0].contains("grant it (deploy/base/rbac.yaml); what of it was known stays"));
+    assert_eq!(problems.len(), 1, "{problems:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_policies_are_not_asked_for_where_they_are_off() {
+    fn script(_: &str, query: &str, _: usize) -> Answer {
+        match query {
+            _ if query.contains("sendInitialEvents") => status(400, "BadRequest"),
+            _ if query.contains("watch=true") => Answer(200, vec![], true),
+            _ => list(vec![], "1"),
+        }
+    }
+    let server = Server::start(script);
+    let (mut source, _directory) = server.watched_with(false).await;
+    let status = wait(&mut source, |status| status.in_sync).await;
+    assert_eq!(status.kinds.len(), 6);
+    assert_eq!(server.requests("clusternetworkpolicies"), 0);
 }

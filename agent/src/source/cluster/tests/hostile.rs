@@ -194,7 +194,7 @@ async fn a_streaming_list_goes_on_behind_what_cannot_be_decoded() {
     .await;
     let status = wait(&mut source, |status| status.problems.is_empty()).await;
     assert!(status.in_sync && undecoded(&status, POLICIES) == 0);
-    assert_eq!(server.requests(" watch "), 6, "each went on without asking again");
+    assert_eq!(server.requests(" watch "), 7, "each went on without asking again");
 }
 
 /// Neither is an answer that holds no list, nor one that is cut off: there may be anything.
@@ -214,7 +214,7 @@ async fn what_is_no_list_does_not_say_that_there_is_nothing() {
     let server = Server::start(script);
     let (mut source, _directory) = server.watched().await;
     let status = wait(&mut source, |status| {
-        status.kinds.iter().filter(|kind| kind.in_sync).count() == 5
+        status.kinds.iter().filter(|kind| kind.in_sync).count() == 6
             && status.kinds.iter().any(|kind| kind.kind == "nodes" && kind.restarts > 1)
     })
     .await;
