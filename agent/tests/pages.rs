@@ -38,7 +38,7 @@ fn the_readmes_output_is_real() {
 }
 
 /// Every page of the project.
-const PAGES: [&str; 14] = [
+const PAGES: [&str; 15] = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
@@ -48,6 +48,7 @@ const PAGES: [&str; 14] = [
     "agent/core/conformance/README.md",
     "bench/README.md",
     "deploy/README.md",
+    "deploy/cluster-network-policy.md",
     "deploy/limits.md",
     "deploy/metrics.md",
     "deploy/status.md",

@@ -7,6 +7,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod cluster_policies;
 mod denials;
 mod follow;
 mod hostile;

@@ -48,6 +48,7 @@ fn used(requests: &[Request]) -> BTreeSet<Right> {
 fn every_right_is_used_and_none_is_missing() {
     let Some(mut world) = World::new("every_right_is_used_and_none_is_missing") else { return };
     world.add_with("server", gate);
+    crate::cluster_policies::install(&world);
     let taint = format!("{STARTUP_TAINT}=:NoSchedule");
     world.server.kubectl(&["taint", "node", "n1", &taint]).unwrap();
     // The API takes such a block, but no packet has such an address on the wire.

@@ -125,9 +125,15 @@ impl World {
 
     /// Starts the agent; it need not be able to reach the API server.
     pub(crate) fn start_agent(&mut self) {
+        self.start_agent_in_cluster(&[]);
+    }
+
+    /// The same, with further arguments.
+    pub(crate) fn start_agent_in_cluster(&mut self, more: &[&str]) {
         let access = Access::TokenFile(&self.token_file());
         let kubeconfig = self.server.write_kubeconfig("agent.kubeconfig", &access).unwrap();
-        self.start_agent_with(&["--kubeconfig", kubeconfig.to_str().unwrap()], binary().into());
+        let arguments = [&["--kubeconfig", kubeconfig.to_str().unwrap()], more].concat();
+        self.start_agent_with(&arguments, binary().into());
     }
 
     pub(crate) fn start_agent_with(&mut self, arguments: &[&str], binary: PathBuf) {

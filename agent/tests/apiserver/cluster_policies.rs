@@ -1,0 +1,132 @@
+//! ClusterNetworkPolicies come, change and go, and so does the kind itself.
+
+use serde_json::{Value, json};
+
+use crate::world::{PATIENCE, USER, World, complains, kind, rbac_file};
+
+const KIND: &str = "clusternetworkpolicies.policy.networking.k8s.io";
+const DEFINITION: &str = include_str!("cluster-network-policy.yaml");
+
+/// Installs the kind, and waits until it is served.
+pub(crate) fn install(world: &World) {
+    world.server.apply(DEFINITION).unwrap();
+    let crd = format!("crd/{KIND}");
+    let established = ["wait", &crd, "--for=condition=established", "--timeout=90s"];
+    world.server.kubectl(&established).unwrap();
+}
+
+/// A rule for what comes from the pods of an app.
+fn from(action: &str, app: &str) -> Value {
+    let pods = json!({
+        "namespaceSelector": {}, "podSelector": { "matchLabels": { "app": app } },
+    });
+    json!({ "action": action, "from": [{ "pods": pods }] })
+}
+
+/// `kubectl apply` of a policy in the Admin tier for the pods with `app: server`.
+fn apply(world: &World, name: &str, ingress: Value) {
+    let selector = json!({ "matchLabels": { "app": "server" } });
+    let pods = json!({ "namespaceSelector": {}, "podSelector": selector });
+    let policy = json!({
+        "apiVersion": "policy.networking.k8s.io/v1alpha2",
+        "kind": "ClusterNetworkPolicy",
+        "metadata": { "name": name },
+        "spec": { "tier": "Admin", "priority": 10, "subject": { "pods": pods }, "ingress": ingress },
+    });
+    world.server.apply(&policy.to_string()).unwrap();
+}
+
+fn world(test: &str) -> Option<World> {
+    let mut world = World::new(test)?;
+    ["server", "friend", "stranger"].into_iter().for_each(|name| world.add(name));
+    Some(world)
+}
+
+#[test]
+fn cluster_policies_are_followed() {
+    let Some(mut world) = world("cluster_policies_are_followed") else { return };
+    install(&world);
+    apply(&world, "tenants", json!([from("Deny", "stranger")]));
+    world.start_agent();
+    let status = world.wait("in sync", |_| true);
+    let known = kind(&status, KIND);
+    assert_eq!((&known["served"], &known["objects"]), (&json!(true), &json!(1)), "{known}");
+    assert!(!world.reaches("stranger", "server"), "enforced from the first write on");
+    assert!(world.reaches("friend", "server"));
+
+    // It is edited, and a NetworkPolicy allows what it denies.
+    apply(&world, "tenants", json!([from("Deny", "friend")]));
+    world.becomes("stranger", "server", true);
+    assert!(!world.reaches("friend", "server"));
+    world.policy("server", crate::world::allow_from("server", "friend"));
+    world.becomes("stranger", "server", false);
+    assert!(!world.reaches("friend", "server"), "the Admin tier decides before it");
+    world.without_policy("server");
+    world.becomes("stranger", "server", true);
+
+    // A part that no version knows denies everything, and is named.
+    apply(&world, "tenants", json!([{ "action": "Deny", "from": [{ "moons": {} }] }]));
+    world.becomes("stranger", "server", false);
+    let words = "ClusterNetworkPolicy tenants: spec.ingress[0].from[0].moons: no such field";
+    world.agent().wait_for("named", PATIENCE, |status| complains(status, words)).unwrap();
+
+    world.server.kubectl(&["delete", "clusternetworkpolicy", "tenants"]).unwrap();
+    world.becomes("friend", "server", true);
+    world.becomes("stranger", "server", true);
+}
+
+/// The kind is installed and removed while the agent runs.
+#[test]
+fn the_kind_itself_comes_and_goes() {
+    let Some(mut world) = world("the_kind_itself_comes_and_goes") else { return };
+    world.start_agent();
+    let status = world.wait("in sync without it", |_| true);
+    let known = kind(&status, KIND);
+    assert_eq!((&known["served"], &known["in_sync"]), (&json!(false), &json!(true)), "{known}");
+    assert!(!complains(&status, "clusternetworkpolicies"), "{status}");
+    for _ in 0..2 {
+        install(&world);
+        apply(&world, "tenants", json!([from("Deny", "stranger")]));
+        world.becomes("stranger", "server", false);
+        world.server.kubectl(&["delete", "crd", KIND]).unwrap();
+        world.becomes("stranger", "server", true);
+        world.wait("that it is gone", |status| kind(status, KIND)["served"] == false);
+    }
+}
+
+#[test]
+fn where_they_are_off_nobody_asks_for_them() {
+    let Some(mut world) = world("where_they_are_off_nobody_asks_for_them") else { return };
+    install(&world);
+    apply(&world, "tenants", json!([from("Deny", "stranger")]));
+    world.start_agent_in_cluster(&["--cluster-network-policies", "off"]);
+    world.wait("in sync", |_| true);
+    world.policy("server", crate::world::allow_from("server", "stranger"));
+    world.becomes("friend", "server", false);
+    assert!(world.reaches("stranger", "server"));
+    let requests = world.server.requests(USER).unwrap();
+    assert!(requests.iter().all(|request| request.resource != "clusternetworkpolicies"));
+}
+
+/// Without the right, everything else is enforced; the right takes effect as soon as it is granted.
+#[test]
+fn a_right_that_is_missing_is_reported_and_holds_nothing_back() {
+    let Some(mut world) = world("a_right_that_is_missing_is_reported") else { return };
+    install(&world);
+    apply(&world, "tenants", json!([from("Deny", "stranger")]));
+    let text = std::fs::read_to_string(rbac_file()).unwrap();
+    let without = text.replace("resources: [clusternetworkpolicies]", "resources: [others]");
+    assert_ne!(without, text);
+    world.server.apply(&without).unwrap();
+    world.policy("friend", crate::world::allow_from("friend", "server"));
+    world.start_agent();
+    let status = world.wait("in sync", |_| true);
+    let words = "cannot list clusternetworkpolicies.policy.networking.k8s.io: ";
+    assert!(complains(&status, words), "{status}");
+    assert!(complains(&status, "all else is enforced without it"), "{status}");
+    assert!(!world.reaches("stranger", "friend"), "the NetworkPolicy is in force");
+    assert!(world.reaches("stranger", "server"));
+    world.server.apply(&text).unwrap();
+    world.becomes("stranger", "server", false);
+    world.agent().wait_for("settled", PATIENCE, |status| !complains(status, words)).unwrap();
+}
