@@ -13,6 +13,9 @@ pub(crate) enum Failure {
     Gone,
     /// 404: the server does not serve the kind.
     NotServed,
+    /// 404, and not in the words of an API server about a kind: of a group that it does not have it says no
+    /// more, and neither does a proxy that knows no such path.
+    NoPath(String),
     /// 403: RBAC lacks a rule; the server's words name verb and resource.
     Forbidden(String),
     /// 401: the token is not good (any more).
@@ -38,8 +41,8 @@ impl Failure {
         };
         match status.code {
             410 => Self::Gone,
-            // A proxy that knows no such path is not the server saying so.
             404 if status.reason == "NotFound" => Self::NotServed,
+            404 => Self::NoPath(format!("{words} (404)")),
             403 => Self::Forbidden(words),
             401 => Self::Unauthorized(words),
             400 | 422 => Self::NotUnderstood(words),
@@ -94,7 +97,7 @@ impl Failure {
                 "cannot {what}: {server} does not accept the credentials ({words}); has the token \
                  expired, or is it another cluster's?"
             ),
-            Self::NotUnderstood(words) | Self::Refused(words) => {
+            Self::NotUnderstood(words) | Self::Refused(words) | Self::NoPath(words) => {
                 format!("cannot {what}: {server} says: {words}")
             }
             Self::Silent(time) => {
@@ -146,7 +149,7 @@ mod tests {
     #[test]
     fn only_the_servers_own_404_means_that_a_kind_is_not_served() {
         assert!(matches!(of(404, "NotFound"), Failure::NotServed));
-        assert!(matches!(of(404, "Failed to parse error data"), Failure::Refused(_)));
+        assert!(matches!(of(404, "Failed to parse error data"), Failure::NoPath(_)));
         assert!(matches!(of(410, "Expired"), Failure::Gone));
         assert!(matches!(of(503, ""), Failure::Refused(_)));
     }

@@ -65,7 +65,7 @@ pub(super) struct Follower<K> {
     /// The server may have streaming lists.
     streaming: bool,
     backoff: DefaultBackoff,
-    /// Requests in a row that were answered: not served, or forbidden.
+    /// Requests in a row that were answered: not served, or not allowed.
     missing: u32,
     status: KindStatus,
 }
@@ -108,6 +108,7 @@ impl<K: Kind> Follower<K> {
                 State::Watch(version) => ("watch", self.watch(version.clone()).await),
             };
             if let Err(failure) = outcome {
+                let failure = self.confirmed(failure).await;
                 self.failed(verb, &failure).await;
             }
         }
@@ -310,6 +311,27 @@ impl<K: Kind> Follower<K> {
         self.outage.set(Following::Works);
     }
 
+    /// Of a group or version without any kind a server says nothing of its own: whether it has none is in its
+    /// list of what it serves.
+    async fn confirmed(&self, failure: Failure) -> Failure {
+        if K::ABSENCE != Absence::Usual || !matches!(failure, Failure::NoPath(_)) {
+            return failure;
+        }
+        let asked = tokio::time::timeout(self.connection.timeout(), self.is_listed()).await;
+        if matches!(asked, Ok(Ok(false))) { Failure::NotServed } else { failure }
+    }
+
+    /// Whether the kind is in the server's list of what it serves.
+    async fn is_listed(&self) -> kube::Result<bool> {
+        let (client, version) = (self.connection.client(), K::api_version(&()));
+        let groups = client.list_api_groups().await?.groups;
+        if !groups.iter().any(|group| group.versions.iter().any(|v| v.group_version == version)) {
+            return Ok(false);
+        }
+        let resources = client.list_api_group_resources(&version).await?.resources;
+        Ok(resources.iter().any(|resource| resource.name == K::plural(&())))
+    }
+
     async fn failed(&mut self, verb: &str, failure: &Failure) {
         let absent = K::ABSENCE != Absence::Wrong && matches!(failure, Failure::NotServed);
         if !(absent && K::ABSENCE == Absence::Usual) {
@@ -337,9 +359,9 @@ impl<K: Kind> Follower<K> {
 
     /// Takes in that the server does not serve the kind, or does not let it be read; what that changes.
     fn missing(&mut self, failure: &Failure) -> Vec<Change> {
-        let (absent, forbidden) =
-            (matches!(failure, Failure::NotServed), matches!(failure, Failure::Forbidden(_)));
-        self.missing = if absent || forbidden { self.missing.saturating_add(1) } else { 0 };
+        let absent = matches!(failure, Failure::NotServed);
+        let refused = matches!(failure, Failure::Forbidden(_) | Failure::NoPath(_));
+        self.missing = if absent || refused { self.missing.saturating_add(1) } else { 0 };
         match K::ABSENCE {
             Absence::Unusual if absent => {
                 self.store.absent();
@@ -359,7 +381,7 @@ impl<K: Kind> Follower<K> {
                 self.status.in_sync = true;
                 self.store.none()
             }
-            Absence::Usual if forbidden && self.missing >= REFUSALS => {
+            Absence::Usual if refused && self.missing >= REFUSALS => {
                 self.store.absent();
                 let text = self.status.error.take().unwrap_or_default();
                 let outcome = "what of it was known stays, all else is enforced without it";

@@ -360,3 +360,28 @@ async fn cluster_policies_are_not_asked_for_where_they_are_off() {
     assert_eq!(status.kinds.len(), 6);
     assert_eq!(server.requests("clusternetworkpolicies"), 0);
 }
+
+/// Of a group that it does not have, a server says "404 page not found"; so does a proxy.
+#[tokio::test(flavor = "multi_thread")]
+async fn whether_a_group_is_missing_is_in_the_list_of_groups() {
+    fn script(resource: &str, query: &str, _: usize) -> Answer {
+        match resource {
+            "clusternetworkpolicies" => Answer(404, vec![json!("404 page not found")], false),
+            "apis" => {
+                let version = json!([{
+                    "groupVersion": "policy.networking.k8s.io/v1alpha1", "version": "v1alpha1",
+                }]);
+                let group = json!({ "name": "policy.networking.k8s.io", "versions": version });
+                Answer(200, vec![json!({ "kind": "APIGroupList", "groups": [group] })], false)
+            }
+            _ if query.contains("sendInitialEvents") => status(400, "BadRequest"),
+            _ if query.contains("watch=true") => Answer(200, vec![], true),
+            _ => list(vec![], "1"),
+        }
+    }
+    let server = Server::start(script);
+    let (mut source, _directory) = server.watched().await;
+    let status = wait(&mut source, |status| status.in_sync).await;
+    assert_eq!(status.problems, []);
+    assert!(!cluster_policies(&status).served && server.requests("/apis ") == 1);
+}
