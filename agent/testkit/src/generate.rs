@@ -9,6 +9,7 @@ mod objects;
 mod packets;
 mod services;
 mod shrink;
+mod tiers;
 
 pub use choices::Choices;
 pub use packets::{Packet, PacketSource};
@@ -26,8 +27,8 @@ pub const NODE: &str = "n1";
 /// A generated cluster: one change per object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cluster {
-    /// Namespaces, nodes, pods, policies, Services, their slices and the interfaces of [`NODE`]; each
-    /// once.
+    /// Namespaces, nodes, pods, policies of both kinds, Services, their slices and the interfaces of
+    /// [`NODE`]; each once.
     pub objects: Vec<Change>,
 }
 
@@ -71,6 +72,13 @@ impl Cluster {
             }
             objects.extend(all.into_iter().map(Change::Service));
         }
+        // Half have no tiers beside NetworkPolicy.
+        if choices.chance(50) {
+            for number in 0..=choices.below(5) {
+                let policy = tiers::cluster_policy(choices, number);
+                objects.push(Change::ClusterPolicy(policy));
+            }
+        }
         Self { objects }
     }
 
@@ -101,9 +109,10 @@ impl Cluster {
         let mut number = self.largest_number();
         for _ in 0..choices.below(3) {
             number += 1;
-            objects.push(match choices.below(5) {
+            objects.push(match choices.below(6) {
                 0 | 1 => Change::Pod(objects::pod(choices, number)),
                 2 | 3 => Change::Policy(objects::policy(choices, number)),
+                4 => Change::ClusterPolicy(tiers::cluster_policy(choices, number)),
                 _ => Change::EndpointSlice(services::slice(choices, number, &services)),
             });
         }
@@ -130,6 +139,7 @@ impl Cluster {
         let names = self.objects.iter().filter_map(|object| match object {
             Change::Pod(pod) => Some(pod.key.name.as_str()),
             Change::Policy(policy) => Some(policy.key.name.as_str()),
+            Change::ClusterPolicy(policy) => Some(policy.name.as_str()),
             Change::EndpointSlice(slice) => Some(slice.key.name.as_str()),
             _ => None,
         });
@@ -227,6 +237,7 @@ mod tests {
             let sorted = |mut oracle: Oracle| {
                 oracle.pods.sort_by(|a, b| a.key.cmp(&b.key));
                 oracle.policies.sort_by(|a, b| a.key.cmp(&b.key));
+                oracle.cluster_policies.sort_by(|a, b| a.name.cmp(&b.name));
                 oracle.nodes.sort_by(|a, b| a.name.cmp(&b.name));
                 oracle.namespaces.sort_by(|a, b| a.name.cmp(&b.name));
                 oracle.services.sort_by(|a, b| a.key.cmp(&b.key));

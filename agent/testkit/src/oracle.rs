@@ -1,19 +1,22 @@
-//! What NetworkPolicy says, read literally: the yardstick that everything else is held against.
+//! What policy says, read literally: the yardstick that everything else is held against.
 //!
 //! Written from the comments of the API types (`k8s.io/api/networking/v1`, `LabelSelector` of
-//! `k8s.io/apimachinery`) and from netpold's decisions where they leave room. As naive as possible
+//! `k8s.io/apimachinery`, `policy.networking.k8s.io/v1alpha2`) and from netpold's decisions where they leave room. As naive as possible
 //! and sharing no code with the compiler, matching of selectors and blocks included, so that one
 //! misunderstanding cannot hide in both. Never used to judge a packet.
 
 mod services;
+mod tiers;
+
+pub use tiers::{Decision, Seen};
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
 use netpold_core::model::{
-    Change, Direction, EndpointSlice, IpBlock, Labels, Namespace, Node, Peer, Pod, Policy,
-    PortMatch, PortRule, Requirement, Rule, Selector, Service,
+    Change, ClusterPolicy, Direction, EndpointSlice, IpBlock, Labels, Namespace, Node, Peer, Pod,
+    Policy, PortMatch, PortRule, Requirement, Rule, Selector, Service,
 };
 use netpold_core::probe::{Party, Probe};
 use services::Of;
@@ -29,6 +32,8 @@ pub struct Oracle {
     pub pods: Vec<Pod>,
     /// Every NetworkPolicy.
     pub policies: Vec<Policy>,
+    /// Every ClusterNetworkPolicy.
+    pub cluster_policies: Vec<ClusterPolicy>,
     /// Every Service.
     pub services: Vec<Service>,
     /// Every EndpointSlice.
@@ -119,17 +124,19 @@ impl Oracle {
                 self.slices.push(new);
             }
             Change::EndpointSliceGone(key) => self.slices.retain(|s| s.key != key),
-            Change::ClusterPolicy(_)
-            | Change::ClusterPolicyGone(_)
-            | Change::Interface(_)
-            | Change::InterfaceGone(_)
-            | Change::OwnAddresses(_) => {}
+            Change::ClusterPolicy(new) => {
+                self.cluster_policies.retain(|p| p.name != new.name);
+                self.cluster_policies.push(new);
+            }
+            Change::ClusterPolicyGone(name) => self.cluster_policies.retain(|p| p.name != name),
+            Change::Interface(_) | Change::InterfaceGone(_) | Change::OwnAddresses(_) => {}
         }
     }
 
     /// What the pod's veth must answer: whether policy lets `pod` exchange this with `remote`, in one
     /// direction. `port` is the destination port: the pod's own for ingress, the remote's for
-    /// egress. What a Service leads to passes if some backend may be reached.
+    /// egress. What a Service leads to passes if some backend may be reached, and does not if a tier
+    /// denies each of them; the own node's addresses are only what they are.
     #[must_use]
     pub fn judge(
         &self,
@@ -142,11 +149,19 @@ impl Oracle {
         if direction == Direction::Ingress {
             return self.judge_translated(pod, direction, remote, protocol, port);
         }
-        let backends = self.backends_of(Of::Service, remote, protocol, port, false);
-        self.judge_untranslated(pod, remote, protocol, port)
-            || backends.into_iter().any(|(backend, port)| {
-                self.judge_translated(pod, direction, backend, protocol, port)
-            })
+        let untranslated = self.untranslated(pod, remote, protocol, port);
+        if self.is_own_node(pod, remote) {
+            return untranslated.allowed;
+        }
+        let mut backends = Vec::new();
+        for (remote, port) in self.backends_of(Of::Service, remote, protocol, port, false) {
+            let itself = pod.addresses.contains(&remote);
+            let seen = Seen { pod, direction, remote, protocol, port };
+            backends.push(self.decide(seen, itself));
+        }
+        let denied = !backends.is_empty() && backends.iter().all(Decision::denied_by_tier);
+        let some = backends.iter().any(Decision::allowed);
+        !denied && !untranslated.denied && (untranslated.allowed || some)
     }
 
     /// Whether policy lets `pod` exchange this with `remote`, in one direction, `remote` being who
@@ -164,24 +179,13 @@ impl Oracle {
         port: u16,
     ) -> bool {
         pod.addresses.contains(&remote)
-            || self.policies_allow(pod, direction, remote, protocol, port)
+            || self.decide(Seen { pod, direction, remote, protocol, port }, false).allowed()
     }
 
-    /// As [`Self::judge_translated`], where nothing says that `remote` is the pod itself.
-    fn policies_allow(
-        &self,
-        pod: &Pod,
-        direction: Direction,
-        remote: IpAddr,
-        protocol: u8,
-        port: u16,
-    ) -> bool {
-        if pod.host_network || pod.finished {
-            return true;
-        }
-        if direction == Direction::Egress && self.is_own_node(pod, remote) {
-            return true;
-        }
+    /// Whether the NetworkPolicies that isolate the pod allow this; `None` if none does.
+    fn network_policies_allow(&self, seen: Seen<'_>) -> Option<bool> {
+        let Seen { pod, direction, remote, protocol, port } = seen;
+        let own_node = direction == Direction::Egress && self.is_own_node(pod, remote);
         let mut isolated = false;
         for policy in &self.policies {
             if policy.key.namespace != pod.key.namespace
@@ -200,14 +204,14 @@ impl Oracle {
                     Direction::Ingress => Some(pod),
                     Direction::Egress => self.pod_at(remote),
                 };
-                if self.peers_match(policy, rule, remote)
+                if self.peers_match(Some(policy), rule, remote)
                     && ports_match(rule, port_pod, protocol, port)
                 {
-                    return true;
+                    return Some(true);
                 }
             }
         }
-        !isolated
+        isolated.then_some(own_node)
     }
 
     /// The answer to a probe, over every pair of addresses that the two sides could use.
@@ -254,16 +258,24 @@ impl Oracle {
         let of_service = self.is_port(Of::Service, destination, protocol, port);
         if !itself && (of_service || self.is_port(Of::Node, destination, protocol, port)) {
             let of = if of_service { Of::Service } else { Of::Node };
-            // Another node chooses: whichever it is, the sender must be allowed it.
-            let sender = from.pod.filter(|pod| !of_service && !self.is_own_node(pod, destination));
-            let sends =
-                sender.is_none_or(|pod| self.judge_untranslated(pod, destination, protocol, port));
+            let sends = from
+                .pod
+                .is_none_or(|pod| self.judge(pod, Direction::Egress, destination, protocol, port));
+            // Another node chooses: whichever it is, the sender must be allowed it, as it leaves.
+            let elsewhere = |pod: &Pod| !of_service && !self.is_own_node(pod, destination);
+            let elsewhere = from.pod.is_some_and(elsewhere);
             let backends = self.backends_of(of, destination, protocol, port, true);
             let reached = backends.into_iter().any(|(backend, port)| {
                 let pod = self.pod_at(backend);
-                let (egress, ingress) =
-                    self.judge_both(from.pod, source, pod, backend, protocol, port);
-                ingress && (egress || sender.is_some())
+                let (egress, ingress) = match (from.pod, pod) {
+                    (Some(from), Some(to)) if from.key == to.key => {
+                        let (pod, direction, remote) = (from, Direction::Egress, backend);
+                        let seen = Seen { pod, direction, remote, protocol, port };
+                        (self.decide(seen, true).allowed(), true)
+                    }
+                    (from, pod) => self.judge_both(from, source, pod, backend, protocol, port),
+                };
+                ingress && (egress || elsewhere)
             });
             return OracleVerdict::Translated { allowed: sends && reached };
         }
@@ -359,8 +371,8 @@ impl Oracle {
     }
 
     /// `from`, `to`: "If this field is empty or missing, this rule matches all"; else one item must
-    /// match.
-    fn peers_match(&self, policy: &Policy, rule: &Rule, remote: IpAddr) -> bool {
+    /// match. `policy`: the NetworkPolicy whose namespace is meant where none is named.
+    fn peers_match(&self, policy: Option<&Policy>, rule: &Rule, remote: IpAddr) -> bool {
         let Some(peers) = &rule.peers else { return true };
         for peer in peers {
             let matches = match peer {
@@ -374,7 +386,9 @@ impl Oracle {
                     Some(pod) => {
                         selects(pods, &pod.labels)
                             && match namespaces {
-                                None => pod.key.namespace == policy.key.namespace,
+                                None => {
+                                    policy.is_some_and(|p| p.key.namespace == pod.key.namespace)
+                                }
                                 Some(selector) => self.selects_namespace(selector, pod),
                             }
                     }

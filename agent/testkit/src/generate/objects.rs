@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-use super::{Choices, NODE, services};
+use super::{Choices, NODE, services, tiers};
 use netpold_core::model::{
     Change, EndpointSlice, Enforcement, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer,
     Pod, Policy, PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
@@ -153,7 +153,12 @@ fn protocol(choices: &mut Choices<'_>) -> Protocol {
 pub(super) fn changed(choices: &mut Choices<'_>, object: &Change) -> Change {
     match object {
         Change::Namespace(old) => Change::Namespace(namespace(choices, &old.name)),
-        Change::Node(old) => Change::Node(node(choices, &old.name)),
+        Change::Node(old) => {
+            let new = node(choices, &old.name);
+            let keep = choices.chance(50);
+            let addresses = if keep { old.addresses.clone() } else { new.addresses };
+            Change::Node(Node { addresses, ..new })
+        }
         Change::Pod(old) => {
             let new = pod(choices, 0);
             // A container's labels change while it runs; the rest means that it was made anew.
@@ -166,6 +171,7 @@ pub(super) fn changed(choices: &mut Choices<'_>, object: &Change) -> Change {
         Change::Policy(old) => {
             Change::Policy(Policy { key: old.key.clone(), ..policy(choices, 0) })
         }
+        Change::ClusterPolicy(old) => Change::ClusterPolicy(tiers::changed(choices, old)),
         Change::Service(old) => {
             Change::Service(Service { key: old.key.clone(), ..services::service(choices) })
         }
@@ -180,9 +186,8 @@ pub(super) fn changed(choices: &mut Choices<'_>, object: &Change) -> Change {
             }
             Change::EndpointSlice(EndpointSlice { key: old.key.clone(), ..new })
         }
-        // Nothing makes these yet.
-        Change::ClusterPolicy(_)
-        | Change::ClusterPolicyGone(_)
+        // No object of the cluster.
+        Change::ClusterPolicyGone(_)
         | Change::NamespaceGone(_)
         | Change::NodeGone(_)
         | Change::PodGone(_)
@@ -221,7 +226,7 @@ pub(super) fn policy(choices: &mut Choices<'_>, number: u32) -> Policy {
     }
 }
 
-fn selector(choices: &mut Choices<'_>) -> Selector {
+pub(super) fn selector(choices: &mut Choices<'_>) -> Selector {
     let mut requirements = choices.list(2, requirement);
     requirements.sort();
     requirements.dedup();
@@ -280,7 +285,7 @@ fn prefix(address: IpAddr, length: u8) -> Option<IpNet> {
     IpNet::new(address, length).ok().map(|net| net.trunc())
 }
 
-fn block(choices: &mut Choices<'_>) -> IpBlock {
+pub(super) fn block(choices: &mut Choices<'_>) -> IpBlock {
     let base = address(choices);
     // Wide ones hold most addresses, so that exceptions of one are in others.
     let length = if choices.chance(25) { choices.below(9) as u8 } else { length(choices, base) };
@@ -325,7 +330,7 @@ fn step(address: IpAddr, by: i128) -> IpAddr {
     }
 }
 
-fn port_rule(choices: &mut Choices<'_>) -> PortRule {
+pub(super) fn port_rule(choices: &mut Choices<'_>) -> PortRule {
     let protocol = protocol(choices);
     let port = match choices.below(8) {
         0 => PortMatch::Any,

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use super::objects::{self, NAMED_PORTS, PORTS};
 use super::{Choices, Cluster};
-use netpold_core::model::{Change, Direction, Key, Peer, PortMatch, Service};
+use netpold_core::model::{Change, Direction, Key, Peer, PortMatch, Rule, Service};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
 /// A packet that opens a flow, as a pod sees it.
@@ -63,11 +63,12 @@ impl PacketSource {
                 }
                 Change::Node(node) => all.addresses.extend(&node.addresses),
                 Change::Policy(policy) => {
-                    for rule in policy.ingress.iter().chain(&policy.egress).flatten() {
-                        rule.peers.iter().flatten().for_each(|peer| all.note_peer(peer));
-                        let ports = rule.ports.iter().flatten();
-                        ports.for_each(|port| all.note_port(&port.port));
-                    }
+                    let rules = policy.ingress.iter().chain(&policy.egress).flatten();
+                    rules.for_each(|rule| all.note_rule(rule));
+                }
+                Change::ClusterPolicy(policy) => {
+                    let rules = policy.ingress.iter().chain(&policy.egress);
+                    rules.for_each(|rule| all.note_rule(&rule.matches));
                 }
                 Change::Service(service) => all.note_service(service, &nodes),
                 Change::EndpointSlice(slice) => {
@@ -90,6 +91,11 @@ impl PacketSource {
             let node_ports = node_ports.flat_map(|number| nodes.iter().map(move |a| (*a, number)));
             self.frontends.extend(own.chain(node_ports).map(|(a, number)| (a, protocol, number)));
         }
+    }
+
+    fn note_rule(&mut self, rule: &Rule) {
+        rule.peers.iter().flatten().for_each(|peer| self.note_peer(peer));
+        rule.ports.iter().flatten().for_each(|port| self.note_port(&port.port));
     }
 
     fn note_peer(&mut self, peer: &Peer) {

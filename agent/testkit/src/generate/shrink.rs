@@ -2,7 +2,8 @@
 
 use super::Cluster;
 use netpold_core::model::{
-    Change, EndpointSlice, Peer, Pod, Policy, PortMatch, Rule, Selector, Service,
+    Change, ClusterPolicy, ClusterRule, EndpointSlice, Node, Peer, Pod, Policy, PortMatch, Rule,
+    Selector, Service,
 };
 
 /// Remove objects, then parts of objects, one at a time, for as long as `fails` still holds.
@@ -45,16 +46,22 @@ fn reductions(object: &Change) -> Vec<Change> {
                 Change::Namespace(next)
             })
             .collect(),
-        Change::Node(node) => shorter(&node.addresses)
-            .map(|addresses| {
+        Change::Node(node) => {
+            let addresses =
+                shorter(&node.addresses).map(|addresses| Node { addresses, ..node.clone() });
+            let labels = node.labels.keys().map(|key| {
                 let mut next = node.clone();
-                next.addresses = addresses;
-                Change::Node(next)
-            })
-            .collect(),
+                next.labels.remove(key);
+                next
+            });
+            addresses.chain(labels).map(Change::Node).collect()
+        }
         Change::Pod(pod) => smaller_pods(pod).into_iter().map(Change::Pod).collect(),
         Change::Policy(policy) => {
             smaller_policies(policy).into_iter().map(Change::Policy).collect()
+        }
+        Change::ClusterPolicy(policy) => {
+            smaller_cluster_policies(policy).into_iter().map(Change::ClusterPolicy).collect()
         }
         Change::Service(service) => {
             let addresses = shorter(&service.addresses)
@@ -71,9 +78,8 @@ fn reductions(object: &Change) -> Vec<Change> {
                 .map(|not_ready| EndpointSlice { not_ready, ..slice.clone() });
             addresses.chain(ports).chain(not_ready).map(Change::EndpointSlice).collect()
         }
-        // Nothing makes these yet.
-        Change::ClusterPolicy(_)
-        | Change::ClusterPolicyGone(_)
+        // No object of the cluster.
+        Change::ClusterPolicyGone(_)
         | Change::NamespaceGone(_)
         | Change::NodeGone(_)
         | Change::PodGone(_)
@@ -142,6 +148,50 @@ fn smaller_policies(policy: &Policy) -> Vec<Policy> {
     }
     for rules in policy.egress.iter().flat_map(|rules| smaller_rules(rules)) {
         all.push(change(&|next| next.egress = Some(rules.clone())));
+    }
+    all
+}
+
+fn smaller_cluster_policies(policy: &ClusterPolicy) -> Vec<ClusterPolicy> {
+    let change = |edit: &dyn Fn(&mut ClusterPolicy)| {
+        let mut next = policy.clone();
+        edit(&mut next);
+        next
+    };
+    let mut all = vec![
+        change(&|next| next.ingress.clear()),
+        change(&|next| next.egress.clear()),
+        change(&|next| next.problems.clear()),
+        change(&|next| next.priority = 0),
+    ];
+    all.extend(
+        smaller_selectors(&policy.subject.namespaces)
+            .map(|s| change(&|next| next.subject.namespaces = s.clone())),
+    );
+    all.extend(
+        smaller_selectors(&policy.subject.pods)
+            .map(|s| change(&|next| next.subject.pods = s.clone())),
+    );
+    for rules in smaller_cluster_rules(&policy.ingress) {
+        all.push(change(&|next| next.ingress.clone_from(&rules)));
+    }
+    for rules in smaller_cluster_rules(&policy.egress) {
+        all.push(change(&|next| next.egress.clone_from(&rules)));
+    }
+    all.retain(|next| next != policy);
+    all
+}
+
+/// Only a Deny rule of everything has no peers.
+fn smaller_cluster_rules(rules: &[ClusterRule]) -> Vec<Vec<ClusterRule>> {
+    let mut all: Vec<Vec<ClusterRule>> = shorter(rules).collect();
+    for (index, rule) in rules.iter().enumerate() {
+        let simpler = simpler_rules(&rule.matches);
+        for matches in simpler.into_iter().filter(|simpler| simpler.peers.is_some()) {
+            let mut next = rules.to_vec();
+            next[index].matches = matches;
+            all.push(next);
+        }
     }
     all
 }

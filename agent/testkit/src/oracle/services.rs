@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::oracle::Oracle;
+use crate::oracle::{Decision, Oracle, Seen};
 use netpold_core::model::{Direction, Pod, Service, ServicePort};
 
 /// Which of an address's ports: those of the Services that have the address, or node ports.
@@ -10,6 +10,13 @@ use netpold_core::model::{Direction, Pod, Service, ServicePort};
 pub(super) enum Of {
     Service,
     Node,
+}
+
+/// Whether packets that nobody has translated may go where they are sent.
+pub(super) struct Untranslated {
+    pub(super) allowed: bool,
+    /// A tier denies what they may be translated to elsewhere.
+    pub(super) denied: bool,
 }
 
 impl Oracle {
@@ -65,12 +72,30 @@ impl Oracle {
     /// allowed, ready or not, since that node chooses one. The pod itself is one like any other then.
     #[must_use]
     pub fn judge_untranslated(&self, pod: &Pod, remote: IpAddr, protocol: u8, port: u16) -> bool {
-        let backends = self.backends_of(Of::Node, remote, protocol, port, false);
-        let granted = |(backend, port): &(IpAddr, u16)| {
-            self.policies_allow(pod, Direction::Egress, *backend, protocol, *port)
-        };
-        self.judge_translated(pod, Direction::Egress, remote, protocol, port)
-            || (!backends.is_empty() && backends.iter().all(granted))
+        self.untranslated(pod, remote, protocol, port).allowed
+    }
+
+    /// See [`Self::judge_untranslated`]. Whoever must not reach one of the backends, as a tier says, must
+    /// not reach the node port either, whatever is granted literally.
+    pub(super) fn untranslated(
+        &self,
+        pod: &Pod,
+        remote: IpAddr,
+        protocol: u8,
+        port: u16,
+    ) -> Untranslated {
+        let literally = self.judge_translated(pod, Direction::Egress, remote, protocol, port);
+        if self.is_own_node(pod, remote) {
+            return Untranslated { allowed: literally, denied: false };
+        }
+        let mut backends = Vec::new();
+        for (remote, port) in self.backends_of(Of::Node, remote, protocol, port, false) {
+            let seen = Seen { pod, direction: Direction::Egress, remote, protocol, port };
+            backends.push(self.decide(seen, false));
+        }
+        let denied = backends.iter().any(Decision::denied_by_tier);
+        let every = !backends.is_empty() && backends.iter().all(Decision::allowed);
+        Untranslated { allowed: !denied && (literally || every), denied }
     }
 
     /// The backends, of the same family, that a packet to this port of an address may be
