@@ -4,8 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::generate::{Cluster, Packet};
+use crate::oracle::{Oracle, Seen};
 use netpold_core::explain::{Cause, Judgement};
-use netpold_core::model::{Change, Peer, PortMatch, Rule};
+use netpold_core::model::{Action, Change, Direction, Peer, PortMatch, Rule, Tier};
+
+/// Tier, action, direction, kind of the peer and of the port.
+type Kind = (Tier, Action, Direction, &'static str, &'static str);
 
 /// Counts of packets by what they are about.
 #[derive(Default)]
@@ -18,6 +22,8 @@ pub struct Coverage {
     packets: BTreeMap<(&'static str, u8, &'static str), [u64; 2]>,
     /// Of those explained: what decided, and by which kind of peer and port.
     reasons: BTreeMap<String, u64>,
+    /// By rules of ClusterNetworkPolicies that decided or passed.
+    tiers: BTreeMap<Kind, u64>,
     /// Dropped by XDP: openings at an uplink, all at an uplink, what pods sent.
     early: [u64; 3],
 }
@@ -38,11 +44,7 @@ impl Coverage {
             return;
         }
         self.isolated[verdict] += 1;
-        let direction = if packet.direction == netpold_core::model::Direction::Ingress {
-            "ingress"
-        } else {
-            "egress"
-        };
+        let direction = if packet.direction == Direction::Ingress { "ingress" } else { "egress" };
         let family = if packet.remote.is_ipv4() { 4 } else { 6 };
         let protocol = match packet.protocol {
             6 => "TCP",
@@ -73,6 +75,16 @@ impl Coverage {
         }
     }
 
+    /// Count the rules of tiers that a packet met.
+    pub fn tiers(&mut self, oracle: &Oracle, seen: Seen<'_>) {
+        for (policy, rule) in oracle.deciding(seen) {
+            let (peer, port) = oracle.matching_items(rule, seen);
+            let (peer, port) = (peer_kind(&rule.matches, peer), port_kind(&rule.matches, port));
+            let kind = (policy.tier, rule.action, seen.direction, peer, port);
+            *self.tiers.entry(kind).or_default() += 1;
+        }
+    }
+
     /// Take in another thread's counts.
     pub fn add(&mut self, other: &Self) {
         for verdict in 0..2 {
@@ -84,6 +96,9 @@ impl Coverage {
             let sum = self.packets.entry(*key).or_default();
             sum[0] += counts[0];
             sum[1] += counts[1];
+        }
+        for (kind, count) in &other.tiers {
+            *self.tiers.entry(*kind).or_default() += count;
         }
         for (key, count) in &other.reasons {
             *self.reasons.entry(key.clone()).or_default() += count;
@@ -109,7 +124,10 @@ impl Coverage {
             }
         }
         for cause in ["NotIsolated", "Rule", "NoRule", "OwnNode", "Backend"] {
-            assert!(self.reasons.get(cause) > Some(&1000), "{cause}\n{self}");
+            assert!(self.reasons.get(cause) > Some(&500), "{cause}\n{self}");
+        }
+        for kind in kinds_of_tiers() {
+            assert!(self.tiers.get(&kind) > Some(&30), "{kind:?}\n{self}");
         }
     }
 }
@@ -121,6 +139,7 @@ impl fmt::Display for Coverage {
         for (what, counts) in &self.packets {
             writeln!(f, "  {what:?}: {counts:?}")?;
         }
+        self.tiers.iter().try_for_each(|(what, count)| writeln!(f, "  {what:?}: {count}"))?;
         self.reasons.iter().try_for_each(|(what, count)| writeln!(f, "  {what}: {count}"))
     }
 }
@@ -133,7 +152,31 @@ const PEER_KINDS: [&str; 6] = [
     "block",
     "block with except",
 ];
+const NODES: &str = "nodes";
 const PORT_KINDS: [&str; 5] = ["no ports", "whole protocol", "one port", "range", "named port"];
+
+/// Every kind of rule that a tier can have.
+fn kinds_of_tiers() -> Vec<Kind> {
+    let mut kinds = Vec::new();
+    for tier in [Tier::Admin, Tier::Baseline] {
+        for direction in Direction::BOTH {
+            let peers = match direction {
+                Direction::Ingress => &[PEER_KINDS[2], PEER_KINDS[3]][..],
+                Direction::Egress => &[PEER_KINDS[2], PEER_KINDS[3], PEER_KINDS[4], NODES],
+            };
+            for action in [Action::Accept, Action::Deny, Action::Pass] {
+                let of = |peer| PORT_KINDS.map(|port| (tier, action, direction, peer, port));
+                let all = peers.iter().copied().flat_map(of);
+                // Only pods have ports with names.
+                let named = |kind: &Kind| kind.4 == PORT_KINDS[4];
+                let of_pods = |kind: &Kind| kind.3 != PEER_KINDS[4] && kind.3 != NODES;
+                kinds.extend(all.filter(|kind| of_pods(kind) || !named(kind)));
+            }
+            kinds.push((tier, Action::Deny, direction, PEER_KINDS[0], PORT_KINDS[0]));
+        }
+    }
+    kinds
+}
 
 fn peer_kind(rule: &Rule, index: Option<usize>) -> &'static str {
     match index.zip(rule.peers.as_ref()).map(|(index, peers)| &peers[index]) {
@@ -143,7 +186,7 @@ fn peer_kind(rule: &Rule, index: Option<usize>) -> &'static str {
         Some(Peer::Pods { .. }) => PEER_KINDS[3],
         Some(Peer::Block(block)) if block.except.is_empty() => PEER_KINDS[4],
         Some(Peer::Block(_)) => PEER_KINDS[5],
-        Some(Peer::Nodes(_)) => panic!("a NetworkPolicy has no such peer"),
+        Some(Peer::Nodes(_)) => NODES,
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::generate::{Cluster, NODE, Packet, shrink};
 use crate::hooks::{Begun, Disagreement as Early, Hooks};
 use crate::memory::MemoryTables;
-use crate::oracle::Oracle;
+use crate::oracle::{Oracle, Seen};
 use netpold_core::compile::Compiler;
 use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::{Direction, Key, Pod};
@@ -102,6 +102,14 @@ impl Subject {
         Some((expected, found.filter(|_| agreed)))
     }
 
+    /// A packet as its pod sees it; `None`: there are no tiers.
+    fn seen(&self, packet: &Packet) -> Option<Seen<'_>> {
+        let Packet { direction, remote, protocol, port, .. } = *packet;
+        let tiers = !self.oracle.cluster_policies.is_empty();
+        let (pod, _) = self.endpoints().find(|(pod, _)| tiers && pod.key == packet.pod)?;
+        Some(Seen { pod, direction, remote, protocol, port })
+    }
+
     /// Whether the pod's hooks say what the tables say of a packet that opens a flow, and XDP in
     /// front of them what it is to. Of the packets that nothing can deny, some are enough.
     fn hooks_agree(&self, packet: &Packet, found: Option<bool>) -> bool {
@@ -173,6 +181,9 @@ pub fn compiler() -> Compiler {
 /// How many packets are explained too.
 const EXPLAIN_EVERY: usize = 20;
 
+/// Of how many packets the rules of tiers are counted.
+const TIERS_EVERY: usize = 4;
+
 /// The first packet on which tables, or explain, and oracle disagree.
 pub fn compare(subject: &Subject, packets: &[Packet], coverage: &mut Coverage) -> Option<Packet> {
     let explainer = Explainer::new(subject.compiler.cluster());
@@ -182,6 +193,9 @@ pub fn compare(subject: &Subject, packets: &[Packet], coverage: &mut Coverage) -
             return Some(packet.clone());
         }
         coverage.packet(packet, expected, subject.is_isolated(&packet.pod, packet.direction));
+        if let Some(seen) = subject.seen(packet).filter(|_| number % TIERS_EVERY == 0) {
+            coverage.tiers(&subject.oracle, seen);
+        }
         if number % EXPLAIN_EVERY == 0 {
             let Packet { direction, remote, port, .. } = *packet;
             let protocol = IpProtocol(packet.protocol);

@@ -3,8 +3,9 @@
 use std::net::IpAddr;
 
 use netpold_core::model::{
-    Enforcement, Interface, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer, Pod, Policy,
-    PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
+    Action, ClusterPolicy, ClusterRule, Enforcement, Interface, IpBlock, Key, Labels, NamedPort,
+    Namespace, NamespacedPods, Node, Peer, Pod, Policy, PolicyVersion, PortMatch, PortRule,
+    Protocol, Requirement, Rule, Selector, Tier,
 };
 
 /// The node of [`pod`], and of the [`World`](crate::world::World) that they are compiled in.
@@ -123,6 +124,37 @@ pub fn policy(
     Policy {
         key,
         pod_selector,
+        ingress,
+        egress,
+        problems: Vec::new(),
+        version: PolicyVersion::default(),
+        enforcement: Enforcement::Enforce,
+    }
+}
+
+/// A rule of a ClusterNetworkPolicy.
+#[must_use]
+pub const fn cluster_rule(
+    action: Action,
+    peers: Vec<Peer>,
+    ports: Option<Vec<PortRule>>,
+) -> ClusterRule {
+    ClusterRule { name: String::new(), action, matches: rule(Some(peers), ports) }
+}
+
+/// A ClusterNetworkPolicy about every pod.
+#[must_use]
+pub fn cluster_policy(
+    name: &str,
+    (tier, priority): (Tier, u16),
+    ingress: Vec<ClusterRule>,
+    egress: Vec<ClusterRule>,
+) -> ClusterPolicy {
+    ClusterPolicy {
+        name: name.into(),
+        tier,
+        priority,
+        subject: NamespacedPods::default(),
         ingress,
         egress,
         problems: Vec::new(),

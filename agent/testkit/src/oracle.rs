@@ -373,32 +373,30 @@ impl Oracle {
     /// `from`, `to`: "If this field is empty or missing, this rule matches all"; else one item must
     /// match. `policy`: the NetworkPolicy whose namespace is meant where none is named.
     fn peers_match(&self, policy: Option<&Policy>, rule: &Rule, remote: IpAddr) -> bool {
-        let Some(peers) = &rule.peers else { return true };
-        for peer in peers {
-            let matches = match peer {
-                Peer::Block(block) => block_holds(block, remote),
-                Peer::Nodes(nodes) => self
-                    .nodes
-                    .iter()
-                    .any(|node| node.addresses.contains(&remote) && selects(nodes, &node.labels)),
-                Peer::Pods { namespaces, pods } => match self.pod_at(remote) {
-                    None => false,
-                    Some(pod) => {
-                        selects(pods, &pod.labels)
-                            && match namespaces {
-                                None => {
-                                    policy.is_some_and(|p| p.key.namespace == pod.key.namespace)
-                                }
-                                Some(selector) => self.selects_namespace(selector, pod),
-                            }
-                    }
-                },
-            };
-            if matches {
-                return true;
-            }
+        match &rule.peers {
+            None => true,
+            Some(peers) => peers.iter().any(|peer| self.peer_matches(policy, peer, remote)),
         }
-        false
+    }
+
+    fn peer_matches(&self, policy: Option<&Policy>, peer: &Peer, remote: IpAddr) -> bool {
+        match peer {
+            Peer::Block(block) => block_holds(block, remote),
+            Peer::Nodes(nodes) => self
+                .nodes
+                .iter()
+                .any(|node| node.addresses.contains(&remote) && selects(nodes, &node.labels)),
+            Peer::Pods { namespaces, pods } => match self.pod_at(remote) {
+                None => false,
+                Some(pod) => {
+                    selects(pods, &pod.labels)
+                        && match namespaces {
+                            None => policy.is_some_and(|p| p.key.namespace == pod.key.namespace),
+                            Some(selector) => self.selects_namespace(selector, pod),
+                        }
+                }
+            },
+        }
     }
 
     /// A namespace that is not known (yet) has the one label that the API server gives to all.

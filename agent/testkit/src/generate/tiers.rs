@@ -63,13 +63,14 @@ fn rule(choices: &mut Choices<'_>, direction: Direction) -> ClusterRule {
 /// Networks and nodes are for egress only.
 fn peer(choices: &mut Choices<'_>, direction: Direction) -> Peer {
     let kinds = match direction {
-        Direction::Ingress => 2,
-        Direction::Egress => 5,
+        Direction::Ingress => 4,
+        Direction::Egress => 8,
     };
     match choices.below(kinds) {
         0 => Peer::Pods { namespaces: Some(selector(choices)), pods: Selector::default() },
         1 => Peer::Pods { namespaces: Some(selector(choices)), pods: selector(choices) },
-        2 => Peer::Nodes(selector(choices)),
+        2 | 3 => Peer::Pods { namespaces: Some(Selector::default()), pods: selector(choices) },
+        4 | 5 => Peer::Nodes(selector(choices)),
         _ => Peer::Block(IpBlock { except: Vec::new(), ..block(choices) }),
     }
 }

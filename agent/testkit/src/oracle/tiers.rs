@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use super::{Oracle, ports_match, selects};
+use super::{Oracle, port_matches, ports_match, selects};
 use netpold_core::model::{Action, ClusterPolicy, ClusterRule, Direction, Pod, Tier};
 
 /// What decides about a packet.
@@ -115,14 +115,47 @@ impl Oracle {
             && selects(&policy.subject.pods, &pod.labels)
     }
 
+    /// The rules that decide or pass, each the first that matches in its tier; those of a tier that is
+    /// not asked are left out.
+    #[must_use]
+    pub fn deciding(&self, seen: Seen<'_>) -> Vec<(&ClusterPolicy, &ClusterRule)> {
+        let admin = self.first_match(Tier::Admin, seen);
+        let ends = admin.is_some_and(|(_, rule)| rule.action != Action::Pass);
+        let baseline = match ends || self.network_policies_allow(seen).is_some() {
+            true => None,
+            false => self.first_match(Tier::Baseline, seen),
+        };
+        admin.into_iter().chain(baseline).collect()
+    }
+
+    /// Which items of a rule that matches are the first to do so, of its peers and of its ports; `None`:
+    /// it has none.
+    #[must_use]
+    pub fn matching_items(
+        &self,
+        rule: &ClusterRule,
+        seen: Seen<'_>,
+    ) -> (Option<usize>, Option<usize>) {
+        let Seen { remote, protocol, port, .. } = seen;
+        let receiver = self.receiver(seen);
+        let mut peers = rule.matches.peers.iter().flatten();
+        let mut ports = rule.matches.ports.iter().flatten();
+        let peer = peers.position(|peer| self.peer_matches(None, peer, remote));
+        let port = ports.position(|item| port_matches(item, receiver, protocol, port));
+        (peer, port)
+    }
+
     /// `from`, `to` and `protocols`: "If any element matches the source of incoming traffic".
     fn rule_matches(&self, rule: &ClusterRule, seen: Seen<'_>) -> bool {
-        let Seen { pod, direction, remote, protocol, port } = seen;
-        let receiver = match direction {
-            Direction::Ingress => Some(pod),
-            Direction::Egress => self.pod_at(remote),
-        };
-        self.peers_match(None, &rule.matches, remote)
-            && ports_match(&rule.matches, receiver, protocol, port)
+        self.peers_match(None, &rule.matches, seen.remote)
+            && ports_match(&rule.matches, self.receiver(seen), seen.protocol, seen.port)
+    }
+
+    /// The pod whose named ports count.
+    fn receiver<'a>(&'a self, seen: Seen<'a>) -> Option<&'a Pod> {
+        match seen.direction {
+            Direction::Ingress => Some(seen.pod),
+            Direction::Egress => self.pod_at(seen.remote),
+        }
     }
 }
