@@ -360,14 +360,23 @@ fn a_pod_through_its_own_service_is_exempt_from_network_policy_alone() {
         assert_eq!(verdict, OracleVerdict::Translated { allowed: serves(oracle)[0] });
         serves(oracle)[0]
     };
+    let deny = |tier| cluster_policy("p", (tier, 1), vec![], vec![to(Deny, vec![apps("a")])]);
     oracle.policies = vec![network_policy(vec![])];
     assert!(ask(&oracle));
-    oracle.cluster_policies = vec![egress("p", (Baseline, 1), vec![to(Deny, vec![apps("a")])])];
+    oracle.cluster_policies = vec![deny(Baseline)];
     assert!(ask(&oracle));
-    oracle.cluster_policies[0].tier = Admin;
+    oracle.cluster_policies = vec![deny(Admin)];
+    assert!(!ask(&oracle));
+    // Also what it receives, and whatever other backends there are.
+    let ClusterPolicy { ingress, egress, .. } = oracle.cluster_policies.remove(0);
+    oracle.cluster_policies = vec![cluster_policy("p", (Admin, 1), egress, ingress)];
+    serve(&mut oracle, &["10.0.0.1", "10.0.1.2"]);
     assert!(!ask(&oracle));
     oracle.policies.clear();
+    oracle.cluster_policies = vec![deny(Baseline)];
     assert!(!ask(&oracle));
-    oracle.cluster_policies[0].tier = Baseline;
-    assert!(!ask(&oracle));
+    // The Service's address is not the backend's.
+    let frontend = to(Deny, vec![block("10.9.0.0/16", &[])]);
+    oracle.cluster_policies = vec![cluster_policy("p", (Admin, 1), vec![], vec![frontend])];
+    assert!(ask(&oracle));
 }

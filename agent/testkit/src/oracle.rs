@@ -136,7 +136,8 @@ impl Oracle {
     /// What the pod's veth must answer: whether policy lets `pod` exchange this with `remote`, in one
     /// direction. `port` is the destination port: the pod's own for ingress, the remote's for
     /// egress. What a Service leads to passes if some backend may be reached, and does not if a tier
-    /// denies each of them; the own node's addresses are only what they are.
+    /// denies each of them, or the pod to reach itself where it is one; the own node's addresses are
+    /// only what they are.
     #[must_use]
     pub fn judge(
         &self,
@@ -156,8 +157,12 @@ impl Oracle {
         let mut backends = Vec::new();
         for (remote, port) in self.backends_of(Of::Service, remote, protocol, port, false) {
             let itself = pod.addresses.contains(&remote);
-            let seen = Seen { pod, direction, remote, protocol, port };
-            backends.push(self.decide(seen, itself));
+            let decide =
+                |direction| self.decide(Seen { pod, direction, remote, protocol, port }, itself);
+            if itself && Direction::BOTH.into_iter().any(|way| decide(way).denied_by_tier()) {
+                return false;
+            }
+            backends.push(decide(direction));
         }
         let denied = !backends.is_empty() && backends.iter().all(Decision::denied_by_tier);
         let some = backends.iter().any(Decision::allowed);
@@ -267,14 +272,8 @@ impl Oracle {
             let backends = self.backends_of(of, destination, protocol, port, true);
             let reached = backends.into_iter().any(|(backend, port)| {
                 let pod = self.pod_at(backend);
-                let (egress, ingress) = match (from.pod, pod) {
-                    (Some(from), Some(to)) if from.key == to.key => {
-                        let (pod, direction, remote) = (from, Direction::Egress, backend);
-                        let seen = Seen { pod, direction, remote, protocol, port };
-                        (self.decide(seen, true).allowed(), true)
-                    }
-                    (from, pod) => self.judge_both(from, source, pod, backend, protocol, port),
-                };
+                let (egress, ingress) =
+                    self.judge_both(from.pod, source, pod, backend, protocol, port);
                 ingress && (egress || elsewhere)
             });
             return OracleVerdict::Translated { allowed: sends && reached };

@@ -1,14 +1,18 @@
 //! Small generated clusters over a universe narrow enough that everything collides.
 
+mod tiers;
+
 use std::collections::BTreeMap;
 
 use netpold_core::model::{
-    Change, EndpointSlice, Interface, Key, NamedPort, Namespace, Node, Peer, Pod, Policy,
-    PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
+    Change, ClusterPolicy, EndpointSlice, Interface, Key, NamedPort, Namespace, Node, Peer, Pod,
+    Policy, PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort,
+    SlicePort,
 };
-use netpold_testkit::objects::{self, NODE, block, ip, namespace, node, pods};
+use netpold_testkit::objects::{self, NODE, block, ip, labels, namespace, node, pods};
 use proptest::prelude::*;
 use proptest::sample::{select as one_of, subsequence};
+use tiers::any_cluster_policies;
 
 pub(crate) const NAMESPACES: [&str; 3] = ["a", "b", "c"];
 const VALUES: [&str; 3] = ["x", "y", "z"];
@@ -63,6 +67,7 @@ pub(crate) struct State {
     pub(crate) nodes: BTreeMap<String, Node>,
     pub(crate) pods: BTreeMap<Key, Pod>,
     pub(crate) policies: BTreeMap<Key, Policy>,
+    pub(crate) cluster_policies: BTreeMap<String, ClusterPolicy>,
     pub(crate) interfaces: BTreeMap<u32, Interface>,
     pub(crate) services: BTreeMap<Key, Service>,
     pub(crate) slices: BTreeMap<Key, EndpointSlice>,
@@ -82,6 +87,13 @@ impl State {
         diff(&self.nodes, &other.nodes, &mut changes, Change::Node, Change::NodeGone);
         diff(&self.pods, &other.pods, &mut changes, Change::Pod, Change::PodGone);
         diff(&self.policies, &other.policies, &mut changes, Change::Policy, Change::PolicyGone);
+        diff(
+            &self.cluster_policies,
+            &other.cluster_policies,
+            &mut changes,
+            Change::ClusterPolicy,
+            Change::ClusterPolicyGone,
+        );
         diff(
             &self.interfaces,
             &other.interfaces,
@@ -266,39 +278,44 @@ fn any_slice() -> impl Strategy<Value = EndpointSlice> {
 /// A cluster of at most a few of everything.
 pub(crate) fn any_state() -> impl Strategy<Value = State> {
     let namespaces = subsequence(NAMESPACES.to_vec(), 1..=3);
-    let labels = prop::collection::vec(any_labels(), 3);
+    let of_namespaces = prop::collection::vec(any_labels(), 3);
     (
         namespaces,
-        labels,
+        of_namespaces,
         prop::collection::vec(any_pod(), 0..9),
         prop::collection::vec(any_policy(), 0..6),
         prop::collection::vec(any_interface(), 1..5),
-        (
-            prop::option::of(subsequence(ADDRESSES.to_vec(), 0..3)),
-            prop::option::of(subsequence(ADDRESSES.to_vec(), 0..3)),
+        prop::collection::vec(
+            prop::option::of((subsequence(ADDRESSES.to_vec(), 0..3), any_labels())),
+            2,
         ),
+        any_cluster_policies(),
         (prop::collection::vec(any_service(), 0..4), prop::collection::vec(any_slice(), 0..5)),
     )
-        .prop_map(|(names, labels, pods, policies, interfaces, nodes, (services, slices))| {
-            State {
+        .prop_map(
+            |(names, pairs, pods, policies, interfaces, nodes, tiers, (services, slices))| State {
                 namespaces: names
                     .into_iter()
-                    .zip(labels)
+                    .zip(pairs)
                     .map(|(name, pairs)| (name.to_owned(), namespace(name, &pairs)))
                     .collect(),
-                nodes: [(NODE, nodes.0), ("elsewhere", nodes.1)]
+                nodes: [NODE, "elsewhere"]
                     .into_iter()
-                    .filter_map(|(name, addresses)| {
-                        Some((name.to_owned(), node(name, &addresses?)))
+                    .zip(nodes)
+                    .filter_map(|(name, node)| Some((name, node?)))
+                    .map(|(name, (addresses, pairs))| {
+                        let labels = labels(&pairs);
+                        (name.to_owned(), Node { labels, ..node(name, &addresses) })
                     })
                     .collect(),
+                cluster_policies: tiers.into_iter().map(|p| (p.name.clone(), p)).collect(),
                 services: services.into_iter().map(|s| (s.key.clone(), s)).collect(),
                 slices: slices.into_iter().map(|s| (s.key.clone(), s)).collect(),
                 pods: pods.into_iter().map(|pod| (pod.key.clone(), pod)).collect(),
                 policies: policies.into_iter().map(|p| (p.key.clone(), p)).collect(),
                 interfaces: interfaces.into_iter().map(|i| (i.index, i)).collect(),
-            }
-        })
+            },
+        )
 }
 
 /// A cluster that differs from another in some of its objects, up to all.
@@ -311,6 +328,7 @@ pub(crate) fn any_step() -> impl Strategy<Value = (State, State)> {
         mix(&mut mixed.nodes, &to.nodes, 7, take);
         mix(&mut mixed.pods, &to.pods, 11, take);
         mix(&mut mixed.policies, &to.policies, 29, take);
+        mix(&mut mixed.cluster_policies, &to.cluster_policies, 37, take);
         mix(&mut mixed.interfaces, &to.interfaces, 47, take);
         mix(&mut mixed.services, &to.services, 5, take);
         mix(&mut mixed.slices, &to.slices, 23, take);
