@@ -1,17 +1,21 @@
 //! Why something is allowed or denied, for people and for programs.
 //!
 //! An [`Explainer`] reads the same cluster state that is compiled. For each probe it walks the policies as
-//! the API describes them and keeps what it met: who isolates the pod, which rule allows, or which came
-//! nearest and what it lacked. Tests hold its verdicts against the oracle's and against the compiled
-//! tables'.
+//! the API describes them and keeps what it met: which rule of a tier decides or passes, who isolates the
+//! pod, which rule allows, or which came nearest and what it lacked. Tests hold its verdicts against the
+//! oracle's and against the compiled tables'.
 
 mod answer;
 mod literal;
 mod rule;
 mod services;
 mod text;
+mod tiers;
 
-pub use answer::{Backend, Cause, Explanation, Judgement, Nearest, Problem, RuleRef, Verdict};
+pub use answer::{
+    Backend, Cause, Explanation, Judgement, Nearest, Problem, RuleRef, TierPolicy, TierProblem,
+    TierRule, Verdict,
+};
 
 use std::net::IpAddr;
 
@@ -20,6 +24,7 @@ use crate::model::{Direction, Key, Pod};
 use crate::probe::{IpProtocol, Party, Probe};
 use answer::Detail;
 use literal::Literal;
+use rule::Way;
 use services::Translated;
 
 /// Answers questions about a cluster.
@@ -158,9 +163,10 @@ impl<'c> Explainer<'c> {
         if !itself && let Some(answer) = self.translated.explain(probe, from.pod, pair, detail) {
             return answer;
         }
+        let (from, to) = ((from.pod, source), (to.pod, destination));
         let kind = (probe.protocol, probe.port);
-        let (egress, ingress) =
-            self.translated.literal.judge_pair(from.pod, source, to.pod, destination, kind, detail);
+        let literal = &self.translated.literal;
+        let (egress, ingress) = literal.judge_pair(from, to, kind, Way::Direct, detail);
         let verdict = Verdict::of([&egress, &ingress]);
         Explanation::judged(probe, verdict, None, egress, ingress)
     }

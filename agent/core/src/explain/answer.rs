@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use serde::Serialize;
 
-use crate::model::{Direction, Key};
+use crate::model::{Action, Direction, Key, Tier};
 use crate::probe::Probe;
 
 /// How much is asked for.
@@ -102,12 +102,15 @@ pub struct Judgement {
     pub verdict: Verdict,
     /// What decided.
     pub cause: Cause,
-    /// Policies that isolate the pod in this direction, by name.
+    /// NetworkPolicies that isolate the pod in this direction, by name, asked or not.
     pub isolated_by: Vec<Key>,
-    /// The first rule that allows it.
+    /// What ClusterNetworkPolicies said.
+    #[serde(flatten)]
+    pub tiers: Tiers,
+    /// The first rule of a NetworkPolicy that allows it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed_by: Option<RuleRef>,
-    /// Of the rules that do not allow it, the one that came nearest.
+    /// Of the NetworkPolicies' rules that do not allow it, the one that came nearest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nearest: Option<Nearest>,
     /// What was not understood of the isolating policies and therefore grants nothing.
@@ -119,21 +122,82 @@ pub struct Judgement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Cause {
-    /// No policy isolates the pod in this direction.
+    /// No NetworkPolicy isolates the pod in this direction, and no rule of a tier decides.
     NotIsolated,
-    /// A rule allows it.
+    /// A rule of a NetworkPolicy allows it.
     Rule,
     /// The pod is isolated and no rule allows it.
     NoRule,
-    /// A pod always reaches itself.
+    /// An Accept or Deny rule of a ClusterNetworkPolicy decides, [`Tiers::decided_by`].
+    TierRule,
+    /// A pod always reaches its own address; through a Service, NetworkPolicy always lets it.
     Itself,
-    /// A pod always reaches its own node, and the node its pods.
+    /// A node always reaches its pods; NetworkPolicy always lets a pod reach its own node.
     OwnNode,
     /// A hostNetwork pod is its node; policies do not select it.
     HostNetwork,
     /// No rule allows the address of a Service or node, but some backend behind it is allowed (every
     /// one at another node's node port).
     Backend,
+    /// A ClusterNetworkPolicy denies every backend behind the address of a Service (at another node's
+    /// node port: some backend), whatever is said of the address itself.
+    BackendDenied,
+}
+
+/// What ClusterNetworkPolicies said of one direction at one pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Tiers {
+    /// Those that were asked, in this order: those about the pod with rules in this
+    /// direction, up to the one that decides.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub asked: Vec<TierPolicy>,
+    /// Their Pass rules that matched, each of which left the rest of its tier unasked.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub passed_by: Vec<TierRule>,
+    /// Their Accept or Deny rule that decides.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decided_by: Option<TierRule>,
+    /// What was not understood of the ClusterNetworkPolicies that were asked: their rules fail closed.
+    #[serde(rename = "tier_problems", skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<TierProblem>,
+}
+
+/// A ClusterNetworkPolicy, and where it stands among all.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TierPolicy {
+    /// `spec.tier`
+    pub tier: Tier,
+    /// `metadata.name`
+    pub policy: String,
+    /// `spec.priority`
+    pub priority: u16,
+}
+
+/// A rule of a ClusterNetworkPolicy that matches.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TierRule {
+    /// The policy.
+    #[serde(flatten)]
+    pub policy: TierPolicy,
+    /// `spec.ingress` or `spec.egress`.
+    pub direction: Direction,
+    /// Index in that list, from 0.
+    pub index: usize,
+    /// The rule's `name`, if it has one.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// What the rule says of what it matches.
+    pub action: Action,
+    /// Index of the peer that matches; none if the rule is about everyone. A peer of `networks` is one
+    /// for each network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer: Option<usize>,
+    /// Index of the port that matches; none if the rule has no protocols. A named port is one for each
+    /// protocol.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<usize>,
+    /// What the rule matches, as `TCP 80-90 from pods app=web of namespaces team=shop`.
+    pub matches: String,
 }
 
 /// A rule of a policy.
@@ -174,6 +238,22 @@ pub struct Problem {
     /// It was understood, but asks for more than its budget: the policy is closed.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub over_budget: bool,
+}
+
+/// Something of a ClusterNetworkPolicy that was not understood.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct TierProblem {
+    /// The policy.
+    pub policy: String,
+    /// What and where.
+    pub problem: String,
+}
+
+impl Judgement {
+    /// Whether a Deny rule of a ClusterNetworkPolicy decides.
+    pub(super) fn is_denied_by_tier(&self) -> bool {
+        self.cause == Cause::TierRule && self.verdict == Verdict::Deny
+    }
 }
 
 impl Explanation {

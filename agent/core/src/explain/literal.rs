@@ -1,17 +1,27 @@
 //! What policies say of traffic at one pod, read literally: nothing is translated here.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use crate::cluster::Cluster;
-use crate::explain::answer::{Cause, Detail, Judgement, Problem, Verdict};
-use crate::explain::rule::{self, Traffic};
-use crate::model::{Direction, Pod, Policy};
+use crate::cluster::{Cluster, is_subject};
+use crate::explain::answer::{Cause, Detail, Judgement, Problem, Tiers, Verdict};
+use crate::explain::rule::{self, Traffic, Way};
+use crate::model::{ClusterPolicy, Direction, Pod, Policy, Tier};
 use crate::probe::IpProtocol;
 
 /// Judges traffic by the rules of policies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Literal<'c> {
     pub(super) cluster: &'c Cluster,
+}
+
+/// Which policies are not asked, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Exempt {
+    /// No policy is.
+    FromAll(Cause),
+    /// A NetworkPolicy that isolates the pod lets it pass; the tiers are asked.
+    FromNetworkPolicy(Cause),
 }
 
 impl<'c> Literal<'c> {
@@ -24,33 +34,40 @@ impl<'c> Literal<'c> {
         !pod.node.is_empty() && self.cluster.is_of_node(&pod.node, address)
     }
 
+    /// Whether there is anything beside NetworkPolicies.
+    pub(super) fn has_tiers(&self) -> bool {
+        self.cluster.cluster_policies().next().is_some()
+    }
+
     /// Egress of the sender and ingress of the receiver, as far as they are pods.
     pub(super) fn judge_pair(
         &self,
-        from: Option<&Pod>,
-        source: IpAddr,
-        to: Option<&Pod>,
-        destination: IpAddr,
+        (from, source): (Option<&Pod>, IpAddr),
+        (to, destination): (Option<&Pod>, IpAddr),
         (protocol, port): (IpProtocol, u16),
+        way: Way,
         detail: Detail,
     ) -> (Option<Judgement>, Option<Judgement>) {
-        let itself = from.map(|pod| &pod.key) == to.map(|pod| &pod.key);
+        let is_itself = from.map(|pod| &pod.key) == to.map(|pod| &pod.key);
+        let itself = is_itself.then_some(match way {
+            Way::Direct => Exempt::FromAll(Cause::Itself),
+            Way::Translated | Way::Elsewhere => Exempt::FromNetworkPolicy(Cause::Itself),
+        });
         let from_host = from.is_none_or(|pod| pod.host_network);
         let egress = from.map(|pod| {
-            let always = itself.then_some(Cause::Itself);
             let traffic = self.traffic(pod, Direction::Egress, destination, protocol, port);
-            self.judge_traffic(&traffic, always, detail)
+            self.judge_traffic(&Traffic { way, ..traffic }, itself, detail)
         });
         let ingress = to.map(|pod| {
             let from_node = from_host && self.is_own_node(pod, source);
-            let always = from_node.then_some(Cause::OwnNode);
-            let always = itself.then_some(Cause::Itself).or(always);
+            let from_node = from_node.then_some(Exempt::FromAll(Cause::OwnNode));
             let traffic = self.traffic(pod, Direction::Ingress, source, protocol, port);
-            self.judge_traffic(&traffic, always, detail)
+            self.judge_traffic(&Traffic { way, ..traffic }, itself.or(from_node), detail)
         });
         (egress, ingress)
     }
 
+    /// A packet that was sent to where it is judged.
     pub(super) fn traffic<'a>(
         &self,
         pod: &'a Pod,
@@ -63,17 +80,15 @@ impl<'c> Literal<'c> {
         'c: 'a,
     {
         let remote_pod = self.owner(remote);
-        let out_of_sight = false;
-        let cluster = self.cluster;
-        Traffic { cluster, pod, direction, remote, remote_pod, protocol, port, out_of_sight }
+        let (cluster, way) = (self.cluster, Way::Direct);
+        Traffic { cluster, pod, direction, remote, remote_pod, protocol, port, way }
     }
 
-    /// `always`: the reason why this passes whatever policies say, if there is one that depends on
-    /// more than addresses.
+    /// `exempt`: what need not be asked, if that depends on more than addresses.
     pub(super) fn judge_traffic(
         &self,
         traffic: &Traffic<'_>,
-        always: Option<Cause>,
+        exempt: Option<Exempt>,
         detail: Detail,
     ) -> Judgement {
         let policies = self.isolating(traffic.pod, traffic.direction);
@@ -85,6 +100,7 @@ impl<'c> Literal<'c> {
             verdict: Verdict::Allow,
             cause: Cause::NotIsolated,
             isolated_by: Vec::new(),
+            tiers: Tiers::default(),
             allowed_by: None,
             nearest: None,
             problems: Vec::new(),
@@ -93,7 +109,21 @@ impl<'c> Literal<'c> {
             judgement.isolated_by = policies.iter().map(|policy| policy.key.clone()).collect();
             judgement.problems = policies.iter().flat_map(|policy| self.problems(policy)).collect();
         }
-        match always.or_else(|| self.special(traffic)) {
+        let exempt = match exempt.or_else(|| self.special(traffic)) {
+            Some(Exempt::FromAll(cause)) => {
+                judgement.cause = cause;
+                return judgement;
+            }
+            Some(Exempt::FromNetworkPolicy(cause)) => Some(cause),
+            None => None,
+        };
+        let tiers = self.tiers(traffic.pod, traffic.direction);
+        if traffic.ask(Tier::Admin, &tiers, &mut judgement, detail)
+            || policies.is_empty() && traffic.ask(Tier::Baseline, &tiers, &mut judgement, detail)
+        {
+            return judgement;
+        }
+        match exempt {
             Some(cause) => judgement.cause = cause,
             None if policies.is_empty() => {}
             None => {
@@ -104,18 +134,21 @@ impl<'c> Literal<'c> {
         judgement
     }
 
-    /// What passes whatever policies say.
-    fn special(&self, traffic: &Traffic<'_>) -> Option<Cause> {
+    /// What is exempt by addresses alone.
+    fn special(&self, traffic: &Traffic<'_>) -> Option<Exempt> {
         let (pod, remote) = (traffic.pod, traffic.remote);
         if pod.host_network {
-            Some(Cause::HostNetwork)
-        } else if !traffic.out_of_sight && pod.addresses.contains(&remote) {
-            Some(Cause::Itself)
-        } else if traffic.direction == Direction::Egress && self.is_own_node(pod, remote) {
-            Some(Cause::OwnNode)
-        } else {
-            None
+            return Some(Exempt::FromAll(Cause::HostNetwork));
         }
+        if pod.addresses.contains(&remote) {
+            match traffic.way {
+                Way::Direct => return Some(Exempt::FromAll(Cause::Itself)),
+                Way::Translated => return Some(Exempt::FromNetworkPolicy(Cause::Itself)),
+                Way::Elsewhere => {}
+            }
+        }
+        let to_own_node = traffic.direction == Direction::Egress && self.is_own_node(pod, remote);
+        to_own_node.then_some(Exempt::FromNetworkPolicy(Cause::OwnNode))
     }
 
     /// Why parts of a policy, or all of it, grant nothing.
@@ -129,8 +162,15 @@ impl<'c> Literal<'c> {
         policy.problems.iter().map(move |text| problem(text, false)).chain(excess)
     }
 
+    fn tiers(&self, pod: &Pod, direction: Direction) -> Vec<Arc<ClusterPolicy>> {
+        match is_subject(pod) {
+            true => self.cluster.tiers_of((pod, true), direction),
+            false => Vec::new(),
+        }
+    }
+
     fn isolating(&self, pod: &Pod, direction: Direction) -> Vec<&'c Policy> {
-        if pod.host_network || pod.finished {
+        if !is_subject(pod) {
             return Vec::new();
         }
         let policies = self.cluster.policies_in(&pod.key.namespace).map(|policy| &**policy);

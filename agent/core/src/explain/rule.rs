@@ -19,12 +19,22 @@ pub(super) struct Traffic<'a> {
     pub(super) remote_pod: Option<&'a Pod>,
     pub(super) protocol: IpProtocol,
     pub(super) port: u16,
-    /// Another node sends it on: nothing says that the other side is the pod itself.
-    pub(super) out_of_sight: bool,
+    pub(super) way: Way,
+}
+
+/// How a packet comes to the address at which it is judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// It was sent there.
+    Direct,
+    /// The pod's own node translated it.
+    Translated,
+    /// Another node did: nothing says that the other side is the pod itself.
+    Elsewhere,
 }
 
 /// Whether a list matches, and by which item (`None` within: there is no list).
-type Hit = Option<Option<usize>>;
+pub(super) type Hit = Option<Option<usize>>;
 
 impl Traffic<'_> {
     /// Fill in the rule that allows, or the one that came nearest.
@@ -39,7 +49,8 @@ impl Traffic<'_> {
             for (index, rule) in
                 policy.rules(self.direction).iter().flat_map(|r| r.iter().enumerate())
             {
-                let (peer, port) = (self.peer_hit(policy, rule), self.port_hit(rule));
+                let namespace = &policy.key.namespace;
+                let (peer, port) = (self.peer_hit(namespace, rule), self.port_hit(rule));
                 if let (Some(peer), Some(port)) = (peer, port) {
                     judgement.cause = Cause::Rule;
                     if detail == Detail::Reasons {
@@ -76,7 +87,8 @@ impl Traffic<'_> {
     }
 
     fn nearest(&self, policy: &Policy, index: usize, rule: &Rule) -> Nearest {
-        let (peer, port) = (self.peer_hit(policy, rule), self.port_hit(rule));
+        let namespace = &policy.key.namespace;
+        let (peer, port) = (self.peer_hit(namespace, rule), self.port_hit(rule));
         let mut lacks = Vec::new();
         if port.is_none() {
             lacks.push(self.port_lack(rule.ports.as_deref().unwrap_or_default()));
@@ -84,7 +96,7 @@ impl Traffic<'_> {
         if peer.is_none() {
             let peers = rule.peers.as_deref().unwrap_or_default();
             let told = peers.iter().take(text::TOLD);
-            lacks.extend(told.filter_map(|peer| self.peer_lack(policy, peer)));
+            lacks.extend(told.filter_map(|peer| self.peer_lack(namespace, peer)));
             if peers.len() > text::TOLD {
                 let more = peers.len() - text::TOLD;
                 lacks.push(format!("nor is it one of the {more} other peers"));
@@ -97,25 +109,26 @@ impl Traffic<'_> {
         Nearest { rule, lacks }
     }
 
-    fn peer_hit(&self, policy: &Policy, rule: &Rule) -> Hit {
+    /// `namespace`: that of the policy, empty for one of the cluster.
+    pub(super) fn peer_hit(&self, namespace: &str, rule: &Rule) -> Hit {
         let Some(peers) = &rule.peers else { return Some(None) };
-        peers.iter().position(|peer| self.peer_matches(policy, peer)).map(Some)
+        peers.iter().position(|peer| self.peer_matches(namespace, peer)).map(Some)
     }
 
-    fn peer_matches(&self, policy: &Policy, peer: &Peer) -> bool {
+    fn peer_matches(&self, namespace: &str, peer: &Peer) -> bool {
         match peer {
             Peer::Block(block) => block.contains(self.remote),
             Peer::Nodes(nodes) => self.cluster.is_of_nodes(nodes, self.remote),
             Peer::Pods { namespaces, pods } => self.remote_pod.is_some_and(|remote| {
-                self.namespace_matches(policy, namespaces.as_ref(), remote)
+                self.namespace_matches(namespace, namespaces.as_ref(), remote)
                     && unmet(pods, &remote.labels).is_none()
             }),
         }
     }
 
-    fn namespace_matches(&self, policy: &Policy, wanted: Option<&Selector>, remote: &Pod) -> bool {
+    fn namespace_matches(&self, namespace: &str, wanted: Option<&Selector>, remote: &Pod) -> bool {
         match wanted {
-            None => remote.key.namespace == policy.key.namespace,
+            None => remote.key.namespace == namespace,
             Some(selector) => {
                 let labels = self.cluster.namespace_labels(&remote.key.namespace);
                 unmet(selector, &labels).is_none()
@@ -123,7 +136,7 @@ impl Traffic<'_> {
         }
     }
 
-    fn port_hit(&self, rule: &Rule) -> Hit {
+    pub(super) fn port_hit(&self, rule: &Rule) -> Hit {
         let Some(ports) = &rule.ports else { return Some(None) };
         ports.iter().position(|port| self.port_matches(port)).map(Some)
     }
@@ -192,7 +205,7 @@ impl Traffic<'_> {
         }
     }
 
-    fn peer_lack(&self, policy: &Policy, peer: &Peer) -> Option<String> {
+    fn peer_lack(&self, namespace: &str, peer: &Peer) -> Option<String> {
         let (namespaces, pods) = match peer {
             Peer::Block(block) => return Some(block_lack(block, self.remote)),
             Peer::Nodes(_) => {
@@ -204,10 +217,9 @@ impl Traffic<'_> {
             return Some(self.no_pod_lack());
         };
         let name = &remote.key.namespace;
-        if !self.namespace_matches(policy, namespaces.as_ref(), remote) {
+        if !self.namespace_matches(namespace, namespaces.as_ref(), remote) {
             let Some(selector) = namespaces else {
-                let wanted = &policy.key.namespace;
-                return Some(format!("pod {} is not in namespace {wanted}", remote.key));
+                return Some(format!("pod {} is not in namespace {namespace}", remote.key));
             };
             let labels = self.cluster.namespace_labels(name);
             let unmet = unmet(selector, &labels)?;

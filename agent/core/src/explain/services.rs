@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use crate::cluster::Cluster;
-use crate::explain::answer::{Backend, Cause, Detail, Explanation, Judgement, Verdict};
+use crate::explain::answer::{Backend, Cause, Detail, Explanation, Judgement, Tiers, Verdict};
 use crate::explain::literal::Literal;
-use crate::explain::rule::Traffic;
+use crate::explain::rule::{Traffic, Way};
 use crate::explain::text;
 use crate::model::{Direction, Key, Pod, Service, ServicePort};
 use crate::probe::{IpProtocol, Probe};
@@ -115,44 +115,72 @@ impl Translated<'_> {
         })
     }
 
-    /// What a pod's veth says: as literally read, and where that denies egress, allowed if some
-    /// backend is; at another node's node port, if every backend is.
+    /// What a pod's veth says of an address. What it leads to counts too, for egress and where another node
+    /// or a Service has it: it is denied if a tier denies every backend, and else allowed if some backend
+    /// is; at another node's node port it is denied if a tier denies some backend, and else allowed if
+    /// every backend is. If neither is so, it is as literally read.
     pub(super) fn judge_at_veth(
         &self,
         pod: &Pod,
         direction: Direction,
         remote: IpAddr,
-        (protocol, port): (IpProtocol, u16),
+        kind: (IpProtocol, u16),
         detail: Detail,
     ) -> Judgement {
-        let traffic = self.literal.traffic(pod, direction, remote, protocol, port);
-        let mut judgement = self.literal.judge_traffic(&traffic, None, detail);
-        if direction == Direction::Ingress || judgement.verdict == Verdict::Allow {
-            return judgement;
+        let traffic = self.literal.traffic(pod, direction, remote, kind.0, kind.1);
+        let literal = self.literal.judge_traffic(&traffic, None, detail);
+        let always = matches!(literal.cause, Cause::Itself | Cause::HostNetwork);
+        let settled = literal.verdict == Verdict::Allow && !self.literal.has_tiers();
+        if direction == Direction::Ingress
+            || always
+            || settled
+            || self.literal.is_own_node(pod, remote)
+        {
+            return literal;
         }
         let kinds = [false, true].into_iter();
-        let allowed =
-            kinds.filter_map(|at| self.translated_at(at, remote, protocol, port)).any(|to| {
-                let out_of_sight = to.at_node;
-                let mut backends =
-                    to.backends.into_iter().chain(to.waiting).map(|(backend, port)| {
-                        let traffic = self.literal.traffic(pod, direction, backend, protocol, port);
-                        let traffic = Traffic { out_of_sight, ..traffic };
-                        self.literal.judge_traffic(&traffic, None, Detail::Verdict).verdict
-                            == Verdict::Allow
-                    });
-                if out_of_sight {
-                    backends.next() == Some(true) && backends.all(|allowed| allowed)
-                } else {
-                    backends.any(|allowed| allowed)
-                }
-            });
-        if allowed {
-            judgement.verdict = Verdict::Allow;
-            judgement.cause = Cause::Backend;
-            judgement.nearest = None;
+        let translations = kinds.filter_map(|at| self.translated_at(at, remote, kind.0, kind.1));
+        translations.fold(literal, |so_far, to| self.with_backends(pod, so_far, kind, to, detail))
+    }
+
+    /// An egress judgement of an address, changed by what the address leads to.
+    fn with_backends(
+        &self,
+        pod: &Pod,
+        so_far: Judgement,
+        (protocol, _): (IpProtocol, u16),
+        to: Translation,
+        detail: Detail,
+    ) -> Judgement {
+        let way = if to.at_node { Way::Elsewhere } else { Way::Translated };
+        let judge = |(address, port), detail| {
+            let traffic = self.literal.traffic(pod, Direction::Egress, address, protocol, port);
+            self.literal.judge_traffic(&Traffic { way, ..traffic }, None, detail)
+        };
+        let backends: BTreeSet<(IpAddr, u16)> = to.backends.into_iter().chain(to.waiting).collect();
+        let all = backends.len();
+        let (mut allowed, mut denied, mut first_denied) = (0, 0, None);
+        for backend in backends {
+            let judgement = judge(backend, Detail::Verdict);
+            allowed += usize::from(judgement.verdict == Verdict::Allow);
+            if judgement.is_denied_by_tier() {
+                denied += 1;
+                first_denied.get_or_insert(backend);
+            }
         }
-        judgement
+        let is_denied = denied == all || to.at_node && denied > 0;
+        let is_allowed = allowed == all || !to.at_node && allowed > 0;
+        let (tiers, verdict, cause) = match first_denied {
+            Some(backend) if is_denied => {
+                (judge(backend, detail).tiers, Verdict::Deny, Cause::BackendDenied)
+            }
+            _ if is_allowed && all > 0 && so_far.verdict == Verdict::Deny => {
+                (Tiers::default(), Verdict::Allow, Cause::Backend)
+            }
+            _ => return so_far,
+        };
+        let (allowed_by, nearest) = (None, None);
+        Judgement { tiers, verdict, cause, allowed_by, nearest, ..so_far }
     }
 
     /// The answer for traffic to a Service's address or a node port, which counts by its backends;
@@ -168,13 +196,14 @@ impl Translated<'_> {
             self.translated(destination, probe.protocol, probe.port)?;
         let own = |pod: &Pod| self.literal.is_own_node(pod, destination);
         let out_of_sight = at_node && from.is_some_and(|pod| !own(pod));
+        let way = if out_of_sight { Way::Elsewhere } else { Way::Translated };
         let backends: Vec<Backend> = backends
             .into_iter()
             .map(|(address, port)| {
                 let pod = self.literal.owner(address);
+                let (from, to) = ((from, source), (pod, address));
                 let kind = (probe.protocol, port);
-                let (egress, ingress) =
-                    self.literal.judge_pair(from, source, pod, address, kind, detail);
+                let (egress, ingress) = self.literal.judge_pair(from, to, kind, way, detail);
                 let verdict = Verdict::of([&egress, &ingress]);
                 let pod = pod.map(|pod| pod.key.clone());
                 Backend { address, port, pod, verdict, egress, ingress }
@@ -184,13 +213,13 @@ impl Translated<'_> {
             let kind = (probe.protocol, probe.port);
             self.judge_at_veth(pod, Direction::Egress, destination, kind, detail)
         });
-        let allowed = if out_of_sight {
-            let admits = |backend: &Backend| Verdict::of([&None, &backend.ingress]);
-            Verdict::of([&egress, &None]) == Verdict::Allow
-                && backends.iter().any(|backend| admits(backend) == Verdict::Allow)
-        } else {
-            backends.iter().any(|backend| backend.verdict == Verdict::Allow)
+        // Which backend another node chooses is not seen here: the sender's veth has judged all of them.
+        let receives = |backend: &Backend| match out_of_sight {
+            true => Verdict::of([&None, &backend.ingress]),
+            false => backend.verdict,
         };
+        let allowed = Verdict::of([&egress, &None]) == Verdict::Allow
+            && backends.iter().any(|backend| receives(backend) == Verdict::Allow);
         let note = text::translated(&services, &backends, egress.as_ref(), out_of_sight);
         Some(Explanation {
             probe: probe.clone(),

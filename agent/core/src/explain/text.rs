@@ -1,11 +1,13 @@
 //! Explanations in words.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::net::IpAddr;
 
-use crate::explain::answer::{Backend, Cause, Explanation, Judgement, RuleRef, Verdict};
+use crate::explain::answer::{
+    Backend, Cause, Explanation, Judgement, RuleRef, TierPolicy, TierRule, Verdict,
+};
 use crate::model::{
-    Direction, Key, Labels, Peer, PortMatch, PortRule, Requirement, Rule, Selector,
+    Action, Direction, Key, Labels, Peer, PortMatch, PortRule, Requirement, Rule, Selector, Tier,
 };
 
 impl fmt::Display for Verdict {
@@ -78,9 +80,19 @@ pub(super) fn translated(
             "; another node chooses one, so the sender must be allowed every backend, or that node's \
              address",
         );
+    }
+    let denied = egress.filter(|egress| egress.verdict == Verdict::Deny);
+    if let Some(rule) = denied.and_then(|egress| egress.tiers.decided_by.as_ref())
+        && allowed > 0
+    {
+        let _ = write!(note, "; but {rule}");
+    }
+    if out_of_sight {
         return Some(note);
     }
-    let to_address = egress.is_some_and(|egress| egress.cause == Cause::Rule);
+    let to_address = egress.is_some_and(|egress| {
+        egress.verdict == Verdict::Allow && matches!(egress.cause, Cause::Rule | Cause::TierRule)
+    });
     let to_backend = backends.iter().any(|backend| {
         backend.egress.as_ref().is_none_or(|egress| egress.verdict == Verdict::Allow)
     });
@@ -96,26 +108,80 @@ impl Judgement {
     pub fn lines(&self) -> Vec<String> {
         let (pod, direction) = (&self.pod, self.direction);
         let mut lines = vec![format!("{direction} of pod {pod}: {}", self.summary())];
-        if !self.isolated_by.is_empty() {
+        for rule in &self.tiers.passed_by {
+            let next = match rule.policy.tier {
+                Tier::Admin => "NetworkPolicy",
+                Tier::Baseline => "the default",
+            };
+            lines.push(format!("  passed to {next}: {rule}"));
+        }
+        let network_policies_asked = !self.is_decided_by(Tier::Admin);
+        if network_policies_asked && !self.isolated_by.is_empty() {
             let names: Vec<String> = self.isolated_by.iter().map(ToString::to_string).collect();
             lines.push(format!("  isolated by {}", names.join(", ")));
+        }
+        let without_match: Vec<&TierPolicy> = self.without_match().collect();
+        if !without_match.is_empty() {
+            let policies = join_first(&without_match, ToString::to_string, "", ", ");
+            lines.push(format!("  no rule matches in {policies}"));
         }
         if let Some(nearest) = &self.nearest {
             lines.push(format!("  nearest: {}", nearest.rule));
             lines.extend(nearest.lacks.iter().map(|lack| format!("    {lack}")));
         }
-        for problem in &self.problems {
+        for problem in self.problems.iter().filter(|_| network_policies_asked) {
             let what =
                 if problem.over_budget { "closed, grants nothing:" } else { "not understood in" };
             lines.push(format!("  {what} {}: {}", problem.policy, problem.problem));
         }
+        for problem in &self.tiers.problems {
+            let (policy, what) = (&problem.policy, &problem.problem);
+            lines.push(format!("  not understood in ClusterNetworkPolicy {policy}: {what}"));
+        }
         lines
+    }
+
+    fn is_decided_by(&self, tier: Tier) -> bool {
+        self.tiers.decided_by.as_ref().is_some_and(|rule| rule.policy.tier == tier)
+    }
+
+    /// The ClusterNetworkPolicies that had nothing to say.
+    fn without_match(&self) -> impl Iterator<Item = &TierPolicy> {
+        let rules = || self.tiers.passed_by.iter().chain(&self.tiers.decided_by);
+        self.tiers.asked.iter().filter(move |asked| rules().all(|rule| rule.policy != **asked))
+    }
+
+    /// `denied` or `allowed`, and the rule of a ClusterNetworkPolicy that decides.
+    fn by_tier(&self) -> String {
+        let verdict = match self.verdict {
+            Verdict::Allow => "allowed",
+            Verdict::Deny | Verdict::Unknown => "denied",
+        };
+        let Some(rule) = &self.tiers.decided_by else {
+            return format!("{verdict} by a rule of a ClusterNetworkPolicy");
+        };
+        let where_ = match self.cause {
+            Cause::BackendDenied => "by the backends behind the address: ",
+            _ => "",
+        };
+        let rest = match rule.policy.tier {
+            Tier::Admin => "; NetworkPolicy was not asked",
+            Tier::Baseline => "",
+        };
+        format!("{verdict}, {where_}{rule}{rest}")
     }
 
     fn summary(&self) -> String {
         match (self.cause, &self.allowed_by) {
+            (Cause::TierRule | Cause::BackendDenied, _) => self.by_tier(),
             (Cause::NotIsolated, _) => {
-                format!("allowed, no policy isolates its {}", self.direction)
+                let direction = self.direction;
+                let is_baseline = |policy: &TierPolicy| policy.tier == Tier::Baseline;
+                let baseline = match self.tiers.asked.iter().any(is_baseline) {
+                    true => " and no Baseline rule decides",
+                    false => "",
+                };
+                format!("allowed, no policy isolates its {direction}{baseline}")
             }
             (Cause::Rule, Some(rule)) => format!("allowed, {rule}"),
             (Cause::Rule, None) => "allowed by a rule".to_owned(),
@@ -140,6 +206,30 @@ impl fmt::Display for RuleRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (direction, number, policy) = (self.direction, self.index + 1, &self.policy);
         write!(f, "{direction} rule {number} of {policy} allows {}", self.allows)
+    }
+}
+
+impl fmt::Display for TierPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} policy {}", self.tier, self.policy)
+    }
+}
+
+/// As people count: from 1.
+impl fmt::Display for TierRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (direction, number) = (self.direction, self.index + 1);
+        write!(f, "{direction} rule {number}")?;
+        if !self.name.is_empty() {
+            write!(f, " ({})", self.name)?;
+        }
+        let verb = match self.action {
+            Action::Accept => "accepts",
+            Action::Deny => "denies",
+            Action::Pass => "passes",
+        };
+        let (policy, priority, matches) = (&self.policy, self.policy.priority, &self.matches);
+        write!(f, " of {policy}, priority {priority}, {verb} {matches}")
     }
 }
 
