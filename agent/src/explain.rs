@@ -46,7 +46,7 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
         Output::Json => {
             let mut json = serde_json::to_value(&answer)?;
             if let Some(fields) = json.as_object_mut() {
-                give_verdict(fields, &answer);
+                give_verdict(fields, answer.verdict, answer.reason.as_deref());
             }
             end_of_output(writeln!(io::stdout(), "{json:#}"))?;
         }
@@ -98,14 +98,12 @@ fn print(answer: &Explanation) {
 }
 
 /// `verdict` is `allow` or `deny`; where it cannot be told, there is `error` instead.
-fn give_verdict(fields: &mut Map<String, Value>, answer: &Explanation) {
+fn give_verdict(fields: &mut Map<String, Value>, verdict: Verdict, reason: Option<&str>) {
     for field in ["verdict", "error", "reason"] {
         fields.remove(field);
     }
-    match answer.verdict {
-        Verdict::Unknown => {
-            fields.insert("error".into(), answer.reason.clone().unwrap_or_default().into())
-        }
+    match verdict {
+        Verdict::Unknown => fields.insert("error".into(), reason.unwrap_or_default().into()),
         known @ (Verdict::Allow | Verdict::Deny) => {
             fields.insert("verdict".into(), known.to_string().into())
         }
@@ -178,9 +176,9 @@ fn answer_line(explainer: &Explainer<'_>, line: &[u8]) -> (Value, bool) {
         Ok(probe) => probe,
         Err(error) => return (failed(fields, &error.to_string()), false),
     };
-    let answer = explainer.explain(&probe);
-    give_verdict(&mut fields, &answer);
-    (Value::Object(fields), answer.verdict != Verdict::Unknown)
+    let (verdict, reason) = explainer.verdict(&probe);
+    give_verdict(&mut fields, verdict, reason.as_deref());
+    (Value::Object(fields), verdict != Verdict::Unknown)
 }
 
 fn failed(mut fields: Map<String, Value>, error: &str) -> Value {

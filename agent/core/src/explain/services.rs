@@ -115,10 +115,10 @@ impl Translated<'_> {
         })
     }
 
-    /// What a pod's veth says of an address. What it leads to counts too, for egress and where another node
-    /// or a Service has it: it is denied if a tier denies every backend, and else allowed if some backend
-    /// is; at another node's node port it is denied if a tier denies some backend, and else allowed if
-    /// every backend is. If neither is so, it is as literally read.
+    /// What a pod's veth says of an address. For egress, what it leads to counts too, unless it is the own
+    /// node's. A Service's port is denied if a tier denies every backend, or the pod itself of them;
+    /// else it is allowed if some backend is. Another node's node port is denied if a tier denies some
+    /// backend; else it is allowed if every backend is. If neither is so, it is as literally read.
     pub(super) fn judge_at_veth(
         &self,
         pod: &Pod,
@@ -153,28 +153,39 @@ impl Translated<'_> {
         detail: Detail,
     ) -> Judgement {
         let way = if to.at_node { Way::Elsewhere } else { Way::Translated };
-        let judge = |(address, port), detail| {
-            let traffic = self.literal.traffic(pod, Direction::Egress, address, protocol, port);
+        let judge_at = |direction, (address, port): (IpAddr, u16), detail| {
+            let traffic = self.literal.traffic(pod, direction, address, protocol, port);
             self.literal.judge_traffic(&Traffic { way, ..traffic }, None, detail)
         };
-        let backends: BTreeSet<(IpAddr, u16)> = to.backends.into_iter().chain(to.waiting).collect();
-        let all = backends.len();
-        let (mut allowed, mut denied, mut first_denied) = (0, 0, None);
-        for backend in backends {
-            let judgement = judge(backend, Detail::Verdict);
-            allowed += usize::from(judgement.verdict == Verdict::Allow);
-            if judgement.is_denied_by_tier() {
-                denied += 1;
-                first_denied.get_or_insert(backend);
-            }
-        }
-        let is_denied = denied == all || to.at_node && denied > 0;
-        let is_allowed = allowed == all || !to.at_node && allowed > 0;
-        let (tiers, verdict, cause) = match first_denied {
+        let is_itself =
+            |(address, _): (IpAddr, u16)| !to.at_node && pod.addresses.contains(&address);
+        // Nothing judges the pod's ingress when the packet is back at its veth.
+        let judge = |backend, detail| {
+            let egress = judge_at(Direction::Egress, backend, detail);
+            let ingress = (is_itself(backend) && !egress.is_denied_by_tier())
+                .then(|| judge_at(Direction::Ingress, backend, detail));
+            ingress.filter(Judgement::is_denied_by_tier).unwrap_or(egress)
+        };
+        let backends: BTreeSet<(IpAddr, u16)> =
+            to.backends.iter().chain(&to.waiting).copied().collect();
+        let judged: Vec<_> = backends.iter().map(|at| (*at, judge(*at, Detail::Verdict))).collect();
+        let denied: Vec<(IpAddr, u16)> = judged
+            .iter()
+            .filter_map(|(at, judgement)| judgement.is_denied_by_tier().then_some(*at))
+            .collect();
+        let itself = denied.iter().find(|at| is_itself(**at));
+        let some_is_enough = to.at_node || itself.is_some();
+        let is_denied = some_is_enough || denied.len() == judged.len();
+        let mut allows = judged.iter().map(|(_, judgement)| judgement.verdict == Verdict::Allow);
+        let is_allowed = match to.at_node {
+            true => !judged.is_empty() && allows.all(|allowed| allowed),
+            false => allows.any(|allowed| allowed),
+        };
+        let (tiers, verdict, cause) = match itself.or(denied.first()) {
             Some(backend) if is_denied => {
-                (judge(backend, detail).tiers, Verdict::Deny, Cause::BackendDenied)
+                (judge(*backend, detail).tiers, Verdict::Deny, Cause::BackendDenied)
             }
-            _ if is_allowed && all > 0 && so_far.verdict == Verdict::Deny => {
+            _ if is_allowed && so_far.verdict == Verdict::Deny => {
                 (Tiers::default(), Verdict::Allow, Cause::Backend)
             }
             _ => return so_far,
