@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::cluster::{Cluster, is_subject};
 use crate::explain::answer::{Cause, Detail, Judgement, Problem, Tiers, Verdict};
 use crate::explain::rule::{self, Traffic, Way};
-use crate::model::{ClusterPolicy, Direction, Pod, Policy, Tier};
+use crate::model::{ClusterPolicy, Direction, Enforcement, Pod, Policy, Tier};
 use crate::probe::IpProtocol;
 
 /// Judges traffic by the rules of policies.
@@ -84,8 +84,19 @@ impl<'c> Literal<'c> {
         'c: 'a,
     {
         let remote_pod = self.owner(remote);
-        let (cluster, way) = (self.cluster, Way::Direct);
-        Traffic { cluster, pod, direction, remote, remote_pod, protocol, port, way }
+        Traffic {
+            cluster: self.cluster,
+            pod,
+            direction,
+            remote,
+            remote_pod,
+            remote_namespace: remote_pod
+                .map(|remote| self.cluster.namespace_labels(&remote.key.namespace)),
+            remote_is_node: self.cluster.is_listed(remote),
+            protocol,
+            port,
+            way: Way::Direct,
+        }
     }
 
     /// `exempt`: what need not be asked, if that depends on more than addresses.
@@ -179,6 +190,7 @@ impl<'c> Literal<'c> {
         }
         let policies = self.cluster.policies_in(&pod.key.namespace).map(|policy| &**policy);
         policies
+            .filter(|policy| policy.enforcement == Enforcement::Enforce)
             .filter(|policy| policy.rules(direction).is_some())
             .filter(|policy| rule::unmet(&policy.pod_selector, &pod.labels).is_none())
             .collect()

@@ -1,5 +1,6 @@
 //! Rules against traffic, with what they lack.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 
 use crate::cluster::Cluster;
@@ -17,6 +18,10 @@ pub(super) struct Traffic<'a> {
     pub(super) direction: Direction,
     pub(super) remote: IpAddr,
     pub(super) remote_pod: Option<&'a Pod>,
+    /// Of its namespace; looked up once, for there may be thousands of rules.
+    pub(super) remote_namespace: Option<Cow<'a, Labels>>,
+    /// Whether some Node object lists it.
+    pub(super) remote_is_node: bool,
     pub(super) protocol: IpProtocol,
     pub(super) port: u16,
     pub(super) way: Way,
@@ -118,7 +123,9 @@ impl Traffic<'_> {
     fn peer_matches(&self, namespace: &str, peer: &Peer) -> bool {
         match peer {
             Peer::Block(block) => block.contains(self.remote),
-            Peer::Nodes(nodes) => self.cluster.is_of_nodes(nodes, self.remote),
+            Peer::Nodes(nodes) => {
+                self.remote_is_node && self.cluster.is_of_nodes(nodes, self.remote)
+            }
             Peer::Pods { namespaces, pods } => self.remote_pod.is_some_and(|remote| {
                 self.namespace_matches(namespace, namespaces.as_ref(), remote)
                     && unmet(pods, &remote.labels).is_none()
@@ -130,8 +137,8 @@ impl Traffic<'_> {
         match wanted {
             None => remote.key.namespace == namespace,
             Some(selector) => {
-                let labels = self.cluster.namespace_labels(&remote.key.namespace);
-                unmet(selector, &labels).is_none()
+                let labels = self.remote_namespace.as_ref();
+                labels.is_some_and(|labels| unmet(selector, labels).is_none())
             }
         }
     }
@@ -221,9 +228,9 @@ impl Traffic<'_> {
             let Some(selector) = namespaces else {
                 return Some(format!("pod {} is not in namespace {namespace}", remote.key));
             };
-            let labels = self.cluster.namespace_labels(name);
-            let unmet = unmet(selector, &labels)?;
-            return Some(text::unmet(&format!("namespace {name}"), unmet, &labels));
+            let labels = self.remote_namespace.as_ref()?;
+            let unmet = unmet(selector, labels)?;
+            return Some(text::unmet(&format!("namespace {name}"), unmet, labels));
         }
         let unmet = unmet(pods, &remote.labels)?;
         Some(text::unmet(&format!("pod {}", remote.key), unmet, &remote.labels))

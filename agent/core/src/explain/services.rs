@@ -191,7 +191,7 @@ impl Translated<'_> {
             _ => return so_far,
         };
         let (allowed_by, nearest) = (None, None);
-        Judgement { tiers, verdict, cause, allowed_by, nearest, ..so_far }
+        Judgement { verdict, cause, tiers, allowed_by, nearest, ..so_far }
     }
 
     /// The answer for traffic to a Service's address or a node port, which counts by its backends;

@@ -160,15 +160,15 @@ impl Judgement {
         let Some(rule) = &self.tiers.decided_by else {
             return format!("{verdict} by a rule of a ClusterNetworkPolicy");
         };
-        let where_ = match self.cause {
-            Cause::BackendDenied => "by the backends behind the address: ",
-            _ => "",
+        let place = match self.cause == Cause::BackendDenied {
+            true => "by the backends behind the address: ",
+            false => "",
         };
         let rest = match rule.policy.tier {
             Tier::Admin => "; NetworkPolicy was not asked",
             Tier::Baseline => "",
         };
-        format!("{verdict}, {where_}{rule}{rest}")
+        format!("{verdict}, {place}{rule}{rest}")
     }
 
     fn summary(&self) -> String {
