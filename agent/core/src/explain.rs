@@ -24,7 +24,6 @@ use crate::model::{Direction, Key, Pod};
 use crate::probe::{IpProtocol, Party, Probe};
 use answer::Detail;
 use literal::Literal;
-use rule::Way;
 use services::Translated;
 
 /// Answers questions about a cluster.
@@ -166,7 +165,7 @@ impl<'c> Explainer<'c> {
         let (from, to) = ((from.pod, source), (to.pod, destination));
         let kind = (probe.protocol, probe.port);
         let literal = &self.translated.literal;
-        let (egress, ingress) = literal.judge_pair(from, to, kind, Way::Direct, detail);
+        let (egress, ingress) = literal.judge_pair(from, to, kind, detail);
         let verdict = Verdict::of([&egress, &ingress]);
         Explanation::judged(probe, verdict, None, egress, ingress)
     }

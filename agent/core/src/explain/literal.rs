@@ -45,28 +45,20 @@ impl<'c> Literal<'c> {
         (from, source): (Option<&Pod>, IpAddr),
         (to, destination): (Option<&Pod>, IpAddr),
         (protocol, port): (IpProtocol, u16),
-        way: Way,
         detail: Detail,
     ) -> (Option<Judgement>, Option<Judgement>) {
         let is_itself = from.map(|pod| &pod.key) == to.map(|pod| &pod.key);
-        // What is back at the pod's veth is, by its addresses, the pod's own.
-        let receives = is_itself.then_some(Exempt::FromAll(Cause::Itself));
-        let sends = match way {
-            Way::Direct => receives,
-            Way::Translated | Way::Elsewhere => {
-                is_itself.then_some(Exempt::FromNetworkPolicy(Cause::Itself))
-            }
-        };
+        let itself = is_itself.then_some(Exempt::FromAll(Cause::Itself));
         let from_host = from.is_none_or(|pod| pod.host_network);
         let egress = from.map(|pod| {
             let traffic = self.traffic(pod, Direction::Egress, destination, protocol, port);
-            self.judge_traffic(&traffic, sends, detail)
+            self.judge_traffic(&traffic, itself, detail)
         });
         let ingress = to.map(|pod| {
             let from_node = from_host && self.is_own_node(pod, source);
             let from_node = from_node.then_some(Exempt::FromAll(Cause::OwnNode));
             let traffic = self.traffic(pod, Direction::Ingress, source, protocol, port);
-            self.judge_traffic(&traffic, receives.or(from_node), detail)
+            self.judge_traffic(&traffic, itself.or(from_node), detail)
         });
         (egress, ingress)
     }

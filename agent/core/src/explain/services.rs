@@ -207,14 +207,13 @@ impl Translated<'_> {
             self.translated(destination, probe.protocol, probe.port)?;
         let own = |pod: &Pod| self.literal.is_own_node(pod, destination);
         let out_of_sight = at_node && from.is_some_and(|pod| !own(pod));
-        let way = if out_of_sight { Way::Elsewhere } else { Way::Translated };
         let backends: Vec<Backend> = backends
             .into_iter()
             .map(|(address, port)| {
                 let pod = self.literal.owner(address);
                 let (from, to) = ((from, source), (pod, address));
                 let kind = (probe.protocol, port);
-                let (egress, ingress) = self.literal.judge_pair(from, to, kind, way, detail);
+                let (egress, ingress) = self.literal.judge_pair(from, to, kind, detail);
                 let verdict = Verdict::of([&egress, &ingress]);
                 let pod = pod.map(|pod| pod.key.clone());
                 Backend { address, port, pod, verdict, egress, ingress }
