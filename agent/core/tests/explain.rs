@@ -71,11 +71,23 @@ fn agrees_with_the_oracle() {
             for judgement in answer.ingress.iter().chain(&answer.egress) {
                 *counts.entry(format!("{:?}", judgement.cause)).or_default() += 1;
                 assert_eq!(judgement.allowed_by.is_some(), judgement.cause == Cause::Rule);
+                let by_tier = matches!(judgement.cause, Cause::TierRule | Cause::BackendDenied);
+                assert_eq!(judgement.tiers.decided_by.is_some(), by_tier, "{answer}");
+                for rule in judgement.tiers.passed_by.iter().chain(&judgement.tiers.decided_by) {
+                    let kind = format!("{} {}", rule.policy.tier, rule.action);
+                    *counts.entry(kind).or_default() += 1;
+                }
                 assert!(judgement.nearest.iter().all(|near| !near.lacks.is_empty()), "{answer}");
             }
         }
     }
     println!("{counts:#?}");
+    for tier in ["Admin", "Baseline"] {
+        for action in ["Accept", "Deny", "Pass"] {
+            assert!(counts[&format!("{tier} {action}")] > 1000, "{tier} {action}: {counts:?}");
+        }
+    }
+    assert!(counts["BackendDenied"] > 100, "{counts:?}");
     for what in
         ["allow", "deny", "cannot tell", "NotIsolated", "Rule", "NoRule", "Itself", "OwnNode"]
     {

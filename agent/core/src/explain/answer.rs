@@ -130,7 +130,7 @@ pub enum Cause {
     NoRule,
     /// An Accept or Deny rule of a ClusterNetworkPolicy decides, [`Tiers::decided_by`].
     TierRule,
-    /// A pod always reaches its own address; through a Service, NetworkPolicy always lets it.
+    /// A pod always reaches its own address; through a Service, unless a tier denies it there.
     Itself,
     /// A node always reaches its pods; NetworkPolicy always lets a pod reach its own node.
     OwnNode,
