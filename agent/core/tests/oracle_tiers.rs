@@ -1,6 +1,5 @@
 //! The oracle against sentences of the ClusterNetworkPolicy API, one by one, and against netpold's
 //! decisions where they leave room.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use netpold_core::model::{
     Action, ClusterPolicy, ClusterRule, Direction, EndpointSlice, Key, NamespacedPods, Node, Peer,

@@ -14,11 +14,8 @@ use netpold_ebpf::layout::{CLASS_TRANSLATED, ClassId, ROW_NOT_ISOLATED, untransl
 
 use crate::compile::sets::classes::Classes;
 use crate::compile::tables::addresses::{AddressTables, Move};
-use crate::compile::tables::rows::Rows;
+use crate::compile::tables::rows::{RowPair, Rows};
 use crate::ops::Op;
-
-/// Row numbers of an endpoint's two directions.
-pub(crate) type RowPair = (u32, u32);
 
 /// When addresses of a [`Move`] flip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use netpold_ebpf::layout::{ClassId, ROW_NOT_ISOLATED, untranslated};
 
 use crate::cluster::{Cluster, Dirty};
-use crate::compile::ordering::{Plan, RowPair};
+use crate::compile::ordering::Plan;
 use crate::compile::rules::Rules;
 use crate::compile::rules::direction_policy::DirectionPolicy;
 use crate::compile::sets::set::Membership;
 use crate::compile::sets::{Sets, Usage};
 use crate::compile::tables::Tables;
 use crate::compile::tables::endpoints::Live;
+use crate::compile::tables::rows::RowPair;
 use crate::ops::Op;
 use crate::options::Options;
 

@@ -10,10 +10,10 @@ use netpold_ebpf::layout::{
 };
 
 use crate::cluster::Cluster;
-use crate::compile::ordering::RowPair;
 use crate::compile::rules::direction_policy::DirectionPolicy;
 use crate::compile::rules::{Before, Late, Rules};
 use crate::compile::sets::registry::Registry;
+use crate::compile::tables::rows::RowPair;
 use crate::model::{Direction, Interface, Key, Labels, Owner, Pod, Standing, uid_hash};
 use crate::ops::Op;
 use crate::options::{CheckSource, NewPods, Options};

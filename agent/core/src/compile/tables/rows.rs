@@ -19,6 +19,9 @@ const FIRST: u8 = 0;
 /// Column of a class that has ended: whatever the table holds there, no packet reads it.
 const STALE: u32 = u32::MAX;
 
+/// Row numbers of an endpoint's two directions.
+pub(crate) type RowPair = (u32, u32);
+
 /// Port sets by column.
 type Columns = [u32; 256];
 
