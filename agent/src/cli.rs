@@ -247,7 +247,7 @@ pub enum WatchNodes {
 /// Whether ClusterNetworkPolicies are followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ClusterNetworkPolicies {
-    /// Wherever their CustomResourceDefinition is installed, also later
+    /// Wherever their definition (a CRD) is installed, also later
     Auto,
     /// Never: the API server is not asked for them
     Off,

@@ -1,5 +1,5 @@
 //! The examples of `deploy/cluster-network-policy.md` mean what the page says of them.
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -32,8 +32,11 @@ fn examples() -> BTreeMap<String, Change> {
     converted.collect()
 }
 
+/// Namespace, name and labels.
+type PodOf = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
+
 /// Pods of three namespaces and of kube-system on the own node; each is an interface of its number.
-const PODS: [(&str, &str, &[(&str, &str)]); 5] = [
+const PODS: [PodOf; 5] = [
     ("red-web", "a", &[]),
     ("red-web", "b", &[("metadata-service", "needed")]),
     ("red-db", "c", &[]),

@@ -60,14 +60,19 @@ impl Engine {
         }
     }
 
-    /// Policies of which not everything counts, with their uids and the reasons, for Events.
+    /// Policies of which not everything counts, with their uids and the reasons, for Events. The key of a
+    /// ClusterNetworkPolicy has no namespace.
     #[must_use]
     pub fn unsupported_policies(&self) -> BTreeMap<Key, (String, Vec<String>)> {
         let compiler = &self.reconciler.compiler;
-        let policies = compiler.cluster().policies();
+        let cluster = compiler.cluster();
         let all = unsupported::unsupported_policies(compiler).into_iter();
         all.filter_map(|(key, reasons)| {
-            let uid = policies.get(&key)?.version.uid.clone();
+            let version = match key.namespace.as_str() {
+                "" => cluster.cluster_policy(&key.name).map(|policy| &policy.version),
+                _ => cluster.policies().get(&key).map(|policy| &policy.version),
+            };
+            let uid = version?.uid.clone();
             Some((key, (uid, reasons)))
         })
         .collect()

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::compile::Compiler;
-use netpold_core::model::{Key, Pod, Policy};
+use netpold_core::model::{ClusterPolicy, Key, Pod, Policy};
 
 /// Nodes that speak up about one policy: more would say the same, fewer might all be down.
 const SPEAKERS: usize = 3;
@@ -14,9 +14,11 @@ const LOOKED_AT: usize = 100;
 
 /// Policies of which not everything counts: a part that could not be understood, or more than their
 /// budget or the tables hold; with the reasons. Those that select a pod of this node, if it is one of
-/// the first few nodes by name with such a pod; of what is closed on this node alone, all.
+/// the first few nodes by name with such a pod; of what is closed on this node alone, all. The key of a
+/// ClusterNetworkPolicy has no namespace.
 pub(super) fn unsupported_policies(compiler: &Compiler) -> BTreeMap<Key, Vec<String>> {
     let mut all = not_understood(compiler.cluster());
+    all.extend(cluster_policies(compiler.cluster()));
     for (policies, direction, reason) in compiler.closed().take(LOOKED_AT) {
         for policy in policies {
             let reasons = all.entry(policy.clone()).or_default();
@@ -58,6 +60,42 @@ fn not_understood(cluster: &Cluster) -> BTreeMap<Key, Vec<String>> {
         .collect()
 }
 
+/// The same of ClusterNetworkPolicies.
+fn cluster_policies(cluster: &Cluster) -> BTreeMap<Key, Vec<String>> {
+    let own = cluster.node_name();
+    let mut troubled =
+        cluster.cluster_policies().filter(|policy| !policy.problems.is_empty()).peekable();
+    if troubled.peek().is_none() {
+        return BTreeMap::new();
+    }
+    let here: Vec<&Arc<Pod>> = cluster.pods().values().filter(|pod| pod.node == own).collect();
+    troubled
+        .filter(|policy| {
+            let is_under = |pod: &&Arc<Pod>| is_under(cluster, policy, pod);
+            // The cheap question first: of most nodes, some others are before them.
+            let before = cluster.pods().values().filter(|pod| *pod.node < *own).filter(is_under);
+            here.iter().any(is_under) && !has_speakers(before.map(|pod| pod.node.as_str()))
+        })
+        .take(LOOKED_AT)
+        .map(|policy| (Key::new("", &policy.name), policy.problems.clone()))
+        .collect()
+}
+
+/// Whether enough nodes speak up.
+fn has_speakers<'n>(nodes: impl Iterator<Item = &'n str>) -> bool {
+    let mut speakers = BTreeSet::new();
+    nodes.filter(|node| !node.is_empty()).any(|node| {
+        speakers.insert(node);
+        speakers.len() >= SPEAKERS
+    })
+}
+
+fn is_under(cluster: &Cluster, policy: &ClusterPolicy, pod: &Pod) -> bool {
+    is_subject(pod)
+        && policy.subject.pods.matches(&pod.labels)
+        && policy.subject.namespaces.matches(&cluster.namespace_labels(&pod.key.namespace))
+}
+
 fn selects(policy: &Policy, pod: &Pod) -> bool {
     policy.key.namespace == pod.key.namespace
         && is_subject(pod)
@@ -66,7 +104,7 @@ fn selects(policy: &Policy, pod: &Pod) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use netpold_core::model::{Change, Enforcement, PolicyVersion, Selector};
+    use netpold_core::model::{Change, Enforcement, NamespacedPods, PolicyVersion, Selector, Tier};
     use netpold_core::options::Options;
     use netpold_testkit::objects;
 
@@ -103,6 +141,44 @@ mod tests {
         };
         for node in ["n1", "n2", "n3"] {
             assert_eq!(speaks(node), ["x/p"], "{node}");
+        }
+        assert!(speaks("n4").is_empty(), "three have spoken");
+        assert!(speaks("n5").is_empty(), "no pod there");
+    }
+
+    #[test]
+    fn three_nodes_speak_up_about_a_cluster_network_policy() {
+        let policy = |name: &str, namespace: &str, problems: &[&str]| {
+            Change::ClusterPolicy(ClusterPolicy {
+                name: name.into(),
+                tier: Tier::Admin,
+                priority: 1,
+                subject: NamespacedPods {
+                    namespaces: objects::select(&[("kubernetes.io/metadata.name", namespace)]),
+                    pods: Selector::default(),
+                },
+                ingress: Vec::new(),
+                egress: Vec::new(),
+                problems: problems.iter().map(|p| (*p).to_owned()).collect(),
+                version: PolicyVersion::default(),
+                enforcement: Enforcement::Enforce,
+            })
+        };
+        let speaks = |node: &str| {
+            let mut compiler = Compiler::new(Options { node: node.into(), ..Options::default() });
+            let pods = ["", "n1", "n2", "n3", "n4"].map(|node| pod("x", node));
+            let others = ["n5", "n6"].map(|node| pod("y", node));
+            let policies = [
+                policy("bad", "x", &["bad"]),
+                policy("good", "x", &[]),
+                policy("no", "z", &["bad"]),
+            ];
+            pods.into_iter().chain(others).chain(policies).for_each(|it| compiler.ingest(it));
+            unsupported_policies(&compiler)
+        };
+        let said = BTreeMap::from([(Key::new("", "bad"), vec!["bad".to_owned()])]);
+        for node in ["n1", "n2", "n3"] {
+            assert_eq!(speaks(node), said, "{node}");
         }
         assert!(speaks("n4").is_empty(), "three have spoken");
         assert!(speaks("n5").is_empty(), "no pod there");

@@ -1,5 +1,8 @@
 use netpold_core::compile::Compiler;
-use netpold_core::model::{Pod, Selector};
+use netpold_core::model::{
+    Action, ClusterPolicy, ClusterRule, Enforcement, NamespacedPods, Pod, PolicyVersion, Rule,
+    Selector, Tier,
+};
 use netpold_core::options::Options;
 use netpold_testkit::objects;
 use tempfile::TempDir;
@@ -11,10 +14,24 @@ fn objects() -> Vec<Change> {
     let pod = objects::pod("shop", "web", &[("app", "web")], &["10.0.0.1", "fd00::1"]);
     let policy = objects::policy("shop", "deny", Selector::default(), Some(Vec::new()), None);
     let namespace = objects::namespace("shop", &[]);
+    let everyone = Rule { peers: None, ports: None };
+    let deny = ClusterRule { name: "deny".into(), action: Action::Deny, matches: everyone };
+    let cluster_policy = ClusterPolicy {
+        name: "tenants".into(),
+        tier: Tier::Admin,
+        priority: 7,
+        subject: NamespacedPods::default(),
+        ingress: vec![deny],
+        egress: Vec::new(),
+        problems: vec!["spec: wrong".into()],
+        version: PolicyVersion { uid: "u".into(), generation: 3 },
+        enforcement: Enforcement::Enforce,
+    };
     vec![
         Change::Namespace(namespace),
         Change::Pod(Pod { uid: "u".into(), ..pod }),
         Change::Policy(policy),
+        Change::ClusterPolicy(cluster_policy),
     ]
 }
 
@@ -45,7 +62,7 @@ fn what_is_written_is_read() {
 #[test]
 fn nothing_is_kept_where_nothing_is_isolated() {
     let mut objects = objects();
-    objects.pop();
+    objects.truncate(2);
     let written = serde_json::to_string(&state_snapshot(&objects)).unwrap();
     assert_eq!(written, "[]");
 }

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::rbac::wait_event;
 use crate::world::{PATIENCE, USER, World, complains, kind, rbac_file};
 
 const KIND: &str = "clusternetworkpolicies.policy.networking.k8s.io";
@@ -69,6 +70,11 @@ fn cluster_policies_are_followed() {
     world.becomes("stranger", "server", false);
     let words = "ClusterNetworkPolicy tenants: spec.ingress[0].from[0].moons: no such field";
     world.agent().wait_for("named", PATIENCE, |status| complains(status, words)).unwrap();
+
+    let event = wait_event(&world, "default");
+    let regarding = [&event["regarding"]["kind"], &event["regarding"]["name"]];
+    assert_eq!(regarding, [&json!("ClusterNetworkPolicy"), &json!("tenants")], "{event}");
+    assert!(event["note"].as_str().unwrap().contains("moons"), "{event}");
 
     world.server.kubectl(&["delete", "clusternetworkpolicy", "tenants"]).unwrap();
     world.becomes("friend", "server", true);

@@ -141,7 +141,7 @@ fn a_rule_that_erases_marks_is_told_of_the_node() {
 }
 
 /// The only Event of ours there is in a namespace.
-fn wait_event(world: &World, namespace: &str) -> Value {
+pub(crate) fn wait_event(world: &World, namespace: &str) -> Value {
     let deadline = std::time::Instant::now() + PATIENCE;
     loop {
         let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");

@@ -21,7 +21,8 @@ use crate::printable::cut;
 
 /// What is wrong on the node, by the reason of the Event that says so.
 pub(super) type OfNode = BTreeMap<&'static str, Vec<String>>;
-/// Policies that select a local pod and cannot be honoured, with their uids and the reasons.
+/// Policies that select a local pod and cannot be honoured, with their uids and the reasons. The key of a
+/// ClusterNetworkPolicy has no namespace.
 pub type Unsupported = BTreeMap<Key, (String, Vec<String>)>;
 
 /// Least time between two Events.
@@ -199,11 +200,16 @@ pub(super) async fn publish(
     recorder.publish(&event, &regarding).await
 }
 
+/// Events on what has no namespace are in `default`.
 fn regarding(policy: &Key, uid: &str) -> ObjectReference {
+    let (version, kind) = match policy.namespace.as_str() {
+        "" => ("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy"),
+        _ => ("networking.k8s.io/v1", "NetworkPolicy"),
+    };
     ObjectReference {
-        api_version: Some("networking.k8s.io/v1".into()),
-        kind: Some("NetworkPolicy".into()),
-        namespace: Some(policy.namespace.clone()),
+        api_version: Some(version.into()),
+        kind: Some(kind.into()),
+        namespace: Some(policy.namespace.clone()).filter(|namespace| !namespace.is_empty()),
         name: Some(policy.name.clone()),
         uid: Some(uid.to_owned()),
         ..ObjectReference::default()
@@ -212,7 +218,7 @@ fn regarding(policy: &Key, uid: &str) -> ObjectReference {
 
 fn note(node: &str, reasons: &[String]) -> String {
     let reasons = reasons.join("; ");
-    cut(format!("On node {node} a part of this policy grants nothing: {reasons}"), NOTE_MAX)
+    cut(format!("On node {node} a part of this policy is not as written: {reasons}"), NOTE_MAX)
 }
 
 #[cfg(test)]
@@ -221,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_note_fits() {
-        let text = "On node n a part of this policy grants nothing: a; b";
+        let text = "On node n a part of this policy is not as written: a; b";
         assert_eq!(note("n", &["a".into(), "b".into()]), text);
         let long = note("n", &["\u{e9}".repeat(2000)]);
         assert!(long.len() <= NOTE_MAX && long.ends_with(" ..."));
