@@ -58,11 +58,15 @@ impl Expressions {
 
     /// What a mutating policy makes of an object that is created.
     pub(crate) fn mutated(&self, object: &Value) -> Value {
+        self.mutated_in(object, &Value::Null)
+    }
+
+    /// The same, with the object's namespace.
+    pub(crate) fn mutated_in(&self, object: &Value, namespace: &Value) -> Value {
         let mut object = object.clone();
-        let Some(context) = self.context(&[("object", &object), ("oldObject", &Value::Null)])
-        else {
-            return object;
-        };
+        let none = Value::Null;
+        let given = [("object", &object), ("oldObject", &none), ("namespaceObject", namespace)];
+        let Some(context) = self.context(&given) else { return object };
         for mutation in self.list("mutations") {
             assert_eq!(mutation["patchType"], "JSONPatch");
             let expression = mutation["jsonPatch"]["expression"].as_str().unwrap();
@@ -124,7 +128,8 @@ fn add(object: &mut Value, path: &str, value: &Value) {
     if last == "-" {
         parent.as_array_mut().unwrap().push(value.clone());
     } else {
-        parent.as_object_mut().unwrap().insert(last.to_owned(), value.clone());
+        let key = last.replace("~1", "/").replace("~0", "~");
+        parent.as_object_mut().unwrap().insert(key, value.clone());
     }
 }
 
@@ -133,5 +138,6 @@ fn patches_are_applied() {
     let mut object = json!({ "spec": { "list": [1] } });
     add(&mut object, "/spec/list/-", &json!(2));
     add(&mut object, "/spec/new", &json!("x"));
-    assert_eq!(object, json!({ "spec": { "list": [1, 2], "new": "x" } }));
+    add(&mut object, "/spec/a~1b", &json!("y"));
+    assert_eq!(object, json!({ "spec": { "list": [1, 2], "new": "x", "a/b": "y" } }));
 }

@@ -8,6 +8,7 @@ mod admission;
 mod agreement;
 mod expressions;
 mod gates;
+mod guard_rails;
 mod least_privilege;
 mod monitoring;
 mod rendered;

@@ -10,10 +10,12 @@ use serde_json::Value;
 use netpold_testbed::skip;
 
 /// Everything that is rendered, the base first.
-pub(crate) const KUSTOMIZATIONS: [&str; 14] = [
+pub(crate) const KUSTOMIZATIONS: [&str; 16] = [
     "base",
     "overlays/admission",
     "overlays/api-protection",
+    "overlays/enforcement-default",
+    "overlays/guard-rails",
     "overlays/kind",
     "overlays/least-privilege",
     "overlays/monitoring",
