@@ -2,9 +2,9 @@
 //! decisions where they leave room.
 
 use netpold_core::model::{
-    Action, ClusterPolicy, ClusterRule, Direction, EndpointSlice, Key, NamespacedPods, Node, Peer,
-    Pod, Policy, PortMatch, PortRule, Protocol, Rule, Selector, Service, ServicePort, SlicePort,
-    Tier,
+    Action, ClusterPolicy, ClusterRule, Direction, EndpointSlice, Enforcement, Key, NamespacedPods,
+    Node, Peer, Pod, Policy, PortMatch, PortRule, Protocol, Rule, Selector, Service, ServicePort,
+    SlicePort, Tier,
 };
 use netpold_core::probe::Probe;
 use netpold_testkit::objects::{
@@ -121,6 +121,19 @@ fn what_admin_decides_no_network_policy_overrides() {
     oracle.policies =
         vec![network_policy(vec![block("10.0.0.0/24", &[]), block("8.8.8.8/32", &[])])];
     assert_eq!(reach(&oracle, Direction::Egress, (6, 80)), [false, true, false, false, true]);
+}
+
+#[test]
+fn policies_on_trial_decide_nothing() {
+    let deny = egress("p", (Admin, 1), vec![to(Deny, vec![all_of("y")])]);
+    let mut oracle = cluster([ClusterPolicy { enforcement: Enforcement::Audit, ..deny }]);
+    let policy = network_policy(vec![]);
+    oracle.policies = vec![Policy { enforcement: Enforcement::Audit, ..policy }];
+    assert_eq!(reach(&oracle, Direction::Egress, (6, 80)), [true; 5]);
+    oracle.cluster_policies[0].enforcement = Enforcement::Enforce;
+    assert_eq!(reach(&oracle, Direction::Egress, (6, 80)), [true, false, false, true, true]);
+    oracle.policies[0].enforcement = Enforcement::Enforce;
+    assert_eq!(reach(&oracle, Direction::Egress, (6, 80)), [false; 5]);
 }
 
 #[test]

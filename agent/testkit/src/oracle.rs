@@ -15,8 +15,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use netpold_core::model::{
-    Change, ClusterPolicy, Direction, EndpointSlice, IpBlock, Labels, Namespace, Node, Peer, Pod,
-    Policy, PortMatch, PortRule, Requirement, Rule, Selector, Service,
+    Change, ClusterPolicy, Direction, EndpointSlice, Enforcement, IpBlock, Labels, Namespace, Node,
+    Peer, Pod, Policy, PortMatch, PortRule, Requirement, Rule, Selector, Service,
 };
 use netpold_core::probe::{Party, Probe};
 use services::Of;
@@ -187,7 +187,8 @@ impl Oracle {
             || self.decide(Seen { pod, direction, remote, protocol, port }, false).allowed()
     }
 
-    /// Whether the NetworkPolicies that isolate the pod allow this; `None` if none does.
+    /// Whether the NetworkPolicies that isolate the pod allow this; `None` if none does. Those on trial do
+    /// not.
     fn network_policies_allow(&self, seen: Seen<'_>) -> Option<bool> {
         let Seen { pod, direction, remote, protocol, port } = seen;
         let own_node = direction == Direction::Egress && self.is_own_node(pod, remote);
@@ -195,6 +196,7 @@ impl Oracle {
         for policy in &self.policies {
             if policy.key.namespace != pod.key.namespace
                 || !selects(&policy.pod_selector, &pod.labels)
+                || policy.enforcement == Enforcement::Audit
             {
                 continue;
             }

@@ -5,9 +5,9 @@ mod tiers;
 use std::collections::BTreeMap;
 
 use netpold_core::model::{
-    Change, ClusterPolicy, EndpointSlice, Interface, Key, NamedPort, Namespace, Node, Peer, Pod,
-    Policy, PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort,
-    SlicePort,
+    Change, ClusterPolicy, EndpointSlice, Enforcement, Interface, Key, NamedPort, Namespace, Node,
+    Peer, Pod, Policy, PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service,
+    ServicePort, SlicePort,
 };
 use netpold_testkit::objects::{self, NODE, block, ip, labels, namespace, node, pods};
 use proptest::prelude::*;
@@ -183,11 +183,19 @@ fn any_rules() -> impl Strategy<Value = Option<Vec<Rule>>> {
 }
 
 fn any_policy() -> impl Strategy<Value = Policy> {
-    (one_of(&NAMESPACES[..]), 0..3u8, any_selector(), any_rules(), any_rules()).prop_map(
-        |(namespace, name, selector, ingress, egress)| {
-            objects::policy(namespace, &format!("p{name}"), selector, ingress, egress)
+    let key = (one_of(&NAMESPACES[..]), 0..3u8);
+    (key, any_selector(), any_rules(), any_rules(), any_enforcement()).prop_map(
+        |((namespace, name), selector, ingress, egress, enforcement)| {
+            let name = format!("p{name}");
+            let policy = objects::policy(namespace, &name, selector, ingress, egress);
+            Policy { enforcement, ..policy }
         },
     )
+}
+
+/// One policy in eight is on trial.
+fn any_enforcement() -> impl Strategy<Value = Enforcement> {
+    prop_oneof![7 => Just(Enforcement::Enforce), 1 => Just(Enforcement::Audit)]
 }
 
 fn any_pod() -> impl Strategy<Value = Pod> {

@@ -8,7 +8,7 @@ use netpold_testkit::objects::{self, block, cluster_rule, pods};
 use proptest::prelude::*;
 use proptest::sample::select as one_of;
 
-use super::{CIDRS, any_port_rule, any_selector};
+use super::{CIDRS, any_enforcement, any_port_rule, any_selector};
 
 /// None in half of the clusters; else few, of few priorities.
 pub(super) fn any_cluster_policies() -> impl Strategy<Value = Vec<ClusterPolicy>> {

@@ -222,8 +222,13 @@ pub(super) fn policy(choices: &mut Choices<'_>, number: u32) -> Policy {
         egress,
         problems,
         version: PolicyVersion::default(),
-        enforcement: Enforcement::Enforce,
+        enforcement: enforcement(choices),
     }
+}
+
+/// One policy in eight is on trial.
+pub(super) fn enforcement(choices: &mut Choices<'_>) -> Enforcement {
+    if choices.below(8) == 7 { Enforcement::Audit } else { Enforcement::Enforce }
 }
 
 pub(super) fn selector(choices: &mut Choices<'_>) -> Selector {

@@ -2,8 +2,8 @@
 
 use super::Cluster;
 use netpold_core::model::{
-    Change, ClusterPolicy, ClusterRule, EndpointSlice, Node, Peer, Pod, Policy, PortMatch, Rule,
-    Selector, Service,
+    Change, ClusterPolicy, ClusterRule, EndpointSlice, Enforcement, Node, Peer, Pod, Policy,
+    PortMatch, Rule, Selector, Service,
 };
 
 /// Remove objects, then parts of objects, one at a time, for as long as `fails` still holds.
@@ -139,6 +139,9 @@ fn smaller_policies(policy: &Policy) -> Vec<Policy> {
     if !policy.problems.is_empty() {
         all.push(change(&|next| next.problems.clear()));
     }
+    if policy.enforcement != Enforcement::Enforce {
+        all.push(change(&|next| next.enforcement = Enforcement::Enforce));
+    }
     all.extend(
         smaller_selectors(&policy.pod_selector)
             .map(|s| change(&|next| next.pod_selector = s.clone())),
@@ -163,6 +166,7 @@ fn smaller_cluster_policies(policy: &ClusterPolicy) -> Vec<ClusterPolicy> {
         change(&|next| next.egress.clear()),
         change(&|next| next.problems.clear()),
         change(&|next| next.priority = 0),
+        change(&|next| next.enforcement = Enforcement::Enforce),
     ];
     all.extend(
         smaller_selectors(&policy.subject.namespaces)

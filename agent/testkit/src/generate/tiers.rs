@@ -1,10 +1,10 @@
 //! ClusterNetworkPolicies of a generated cluster.
 
 use super::Choices;
-use super::objects::{block, port_rule, selector};
+use super::objects::{block, enforcement, port_rule, selector};
 use netpold_core::model::{
-    Action, ClusterPolicy, ClusterRule, Direction, Enforcement, IpBlock, NamespacedPods, Peer,
-    PolicyVersion, PortMatch, PortRule, Protocol, Rule, Selector, Tier,
+    Action, ClusterPolicy, ClusterRule, Direction, IpBlock, NamespacedPods, Peer, PolicyVersion,
+    PortMatch, PortRule, Protocol, Rule, Selector, Tier,
 };
 
 /// Few, so that policies often share one and their names decide.
@@ -26,7 +26,7 @@ pub(super) fn cluster_policy(choices: &mut Choices<'_>, number: u32) -> ClusterP
         egress: choices.list(5, |choices| rule(choices, Direction::Egress)),
         problems,
         version: PolicyVersion::default(),
-        enforcement: Enforcement::Enforce,
+        enforcement: enforcement(choices),
     }
 }
 
@@ -34,7 +34,8 @@ pub(super) fn cluster_policy(choices: &mut Choices<'_>, number: u32) -> ClusterP
 pub(super) fn changed(choices: &mut Choices<'_>, old: &ClusterPolicy) -> ClusterPolicy {
     let new = ClusterPolicy { name: old.name.clone(), ..cluster_policy(choices, 0) };
     let old = old.clone();
-    match choices.below(6) {
+    match choices.below(7) {
+        6 => ClusterPolicy { enforcement: new.enforcement, ..old },
         0 => ClusterPolicy { priority: new.priority, ..old },
         1 => ClusterPolicy { tier: new.tier, ..old },
         2 => ClusterPolicy { subject: new.subject, ..old },

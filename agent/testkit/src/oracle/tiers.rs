@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use super::{Oracle, port_matches, ports_match, selects};
-use netpold_core::model::{Action, ClusterPolicy, ClusterRule, Direction, Pod, Tier};
+use netpold_core::model::{Action, ClusterPolicy, ClusterRule, Direction, Enforcement, Pod, Tier};
 
 /// What decides about a packet.
 #[derive(Clone, Copy, Debug)]
@@ -108,9 +108,11 @@ impl Oracle {
         None
     }
 
-    /// `subject`: "host-networked pods are not included in subject selection".
+    /// `subject`: "host-networked pods are not included in subject selection". Policies on trial are about
+    /// nobody.
     fn is_about(&self, policy: &ClusterPolicy, pod: &Pod) -> bool {
         !pod.host_network
+            && policy.enforcement == Enforcement::Enforce
             && self.selects_namespace(&policy.subject.namespaces, pod)
             && selects(&policy.subject.pods, &pod.labels)
     }
