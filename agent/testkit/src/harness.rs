@@ -7,12 +7,12 @@ use crate::hooks::{Begun, Disagreement as Early, Hooks};
 use crate::memory::MemoryTables;
 use crate::oracle::{Oracle, Seen};
 use netpold_core::compile::Compiler;
-use netpold_core::explain::{Explainer, Verdict};
+use netpold_core::explain::{Explainer, Judgement, Verdict};
 use netpold_core::model::{Direction, Key, Pod};
 use netpold_core::ops::TableWriter;
 use netpold_core::options::Options;
 use netpold_core::probe::IpProtocol;
-use netpold_ebpf::layout::CLASS_TRANSLATED;
+use netpold_ebpf::layout::{CLASS_TRANSLATED, Endpoint, ROW_NOT_ISOLATED};
 
 use crate::coverage::Coverage;
 
@@ -133,7 +133,8 @@ impl Subject {
     /// Whether the mark of an address is as it should be: it says exactly where packets of isolated
     /// pods may be translated, or to a pod itself while none is isolated for egress.
     fn is_marked_rightly(&self, packet: &Packet) -> bool {
-        let isolated = self.tables.endpoints.values().any(|endpoint| endpoint.rows >> 32 != 0);
+        let egress = |endpoint: &Endpoint| Endpoint::egress_row(endpoint.rows);
+        let isolated = self.tables.endpoints.values().any(|it| egress(it) != ROW_NOT_ISOLATED);
         let Some((pod, _)) = self.endpoints().find(|(pod, _)| pod.key == packet.pod) else {
             return true;
         };
@@ -161,13 +162,20 @@ impl Subject {
             || found == Some(self.oracle.judge_untranslated(pod, remote, protocol, port))
     }
 
+    /// What explain says of the packet.
+    fn explained(&self, packet: &Packet) -> Option<Judgement> {
+        let Packet { direction, remote, port, .. } = *packet;
+        let explainer = Explainer::new(self.compiler.cluster());
+        explainer.judge(&packet.pod, direction, remote, IpProtocol(packet.protocol), port)
+    }
+
     /// Whether a direction of a pod's endpoint is isolated.
     pub fn is_isolated(&self, pod: &Key, direction: Direction) -> bool {
         let index = self.endpoints().find(|(p, _)| p.key == *pod).map(|(_, index)| index);
         let rows = index.and_then(|i| self.tables.endpoint(i)).map_or(0, |e| e.rows);
         match direction {
-            Direction::Ingress => rows as u32 != 0,
-            Direction::Egress => rows >> 32 != 0,
+            Direction::Ingress => Endpoint::ingress_row(rows) != ROW_NOT_ISOLATED,
+            Direction::Egress => Endpoint::egress_row(rows) != ROW_NOT_ISOLATED,
         }
     }
 }
@@ -186,7 +194,6 @@ const TIERS_EVERY: usize = 4;
 
 /// The first packet on which tables, or explain, and oracle disagree.
 pub fn compare(subject: &Subject, packets: &[Packet], coverage: &mut Coverage) -> Option<Packet> {
-    let explainer = Explainer::new(subject.compiler.cluster());
     for (number, packet) in packets.iter().enumerate() {
         let Some((expected, found)) = subject.verdicts(packet) else { continue };
         if found != Some(expected) {
@@ -197,9 +204,7 @@ pub fn compare(subject: &Subject, packets: &[Packet], coverage: &mut Coverage) -
             coverage.tiers(&subject.oracle, seen);
         }
         if number % EXPLAIN_EVERY == 0 {
-            let Packet { direction, remote, port, .. } = *packet;
-            let protocol = IpProtocol(packet.protocol);
-            let explained = explainer.judge(&packet.pod, direction, remote, protocol, port)?;
+            let Some(explained) = subject.explained(packet) else { return Some(packet.clone()) };
             if (explained.verdict == Verdict::Allow) != expected {
                 return Some(packet.clone());
             }
@@ -213,7 +218,11 @@ pub fn compare(subject: &Subject, packets: &[Packet], coverage: &mut Coverage) -
 fn disagree(states: &[Cluster], packet: &Packet) -> bool {
     let mut subject = Subject::new();
     states.iter().for_each(|state| subject.become_state(state));
-    subject.verdicts(packet).is_some_and(|(expected, found)| found != Some(expected))
+    let wrong = |(expected, found): (bool, Option<bool>)| {
+        let explained = subject.explained(packet).map(|it| it.verdict == Verdict::Allow);
+        found != Some(expected) || explained != Some(expected)
+    };
+    subject.verdicts(packet).is_some_and(wrong)
 }
 
 /// The smallest states that show the disagreement, and what is said about it.
@@ -236,10 +245,7 @@ pub fn shrunk(found: Disagreement) -> String {
     let mut subject = Subject::new();
     states.iter().for_each(|state| subject.become_state(state));
     let mut text = format!("seed {seed}: {packet:?}\n(oracle, tables): ");
-    let protocol = IpProtocol(packet.protocol);
-    let explained = Explainer::new(subject.compiler.cluster())
-        .judge(&packet.pod, packet.direction, packet.remote, protocol, packet.port)
-        .map(|judgement| judgement.lines().join("\n"));
+    let explained = subject.explained(&packet).map(|judgement| judgement.lines().join("\n"));
     let _ = writeln!(text, "{:?}\n{}", subject.verdicts(&packet), explained.unwrap_or_default());
     let _ = match subject.begin(&packet) {
         Ok(passes) => writeln!(text, "the hook: {passes:?}"),
