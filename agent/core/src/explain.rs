@@ -5,6 +5,7 @@
 //! pod, which rule allows, or which came nearest and what it lacked. Tests hold its verdicts against the
 //! oracle's and against the compiled tables'.
 
+mod allowing;
 mod answer;
 mod literal;
 mod rule;
@@ -12,6 +13,7 @@ mod services;
 mod text;
 mod tiers;
 
+pub use allowing::{Allowing, PodFlow, RuleIndex};
 pub use answer::{
     Backend, Cause, Explanation, Judgement, Nearest, Problem, RuleRef, TierPolicy, TierProblem,
     TierRule, Verdict,

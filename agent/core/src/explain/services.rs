@@ -24,7 +24,7 @@ struct Translation {
 }
 
 /// Address and port of each.
-type Backends = BTreeSet<(IpAddr, u16)>;
+pub(super) type Backends = BTreeSet<(IpAddr, u16)>;
 
 fn same_port(slice: &crate::model::SlicePort, service: &ServicePort) -> bool {
     slice.name == service.name && slice.protocol == service.protocol
@@ -32,7 +32,7 @@ fn same_port(slice: &crate::model::SlicePort, service: &ServicePort) -> bool {
 
 /// The Services' ports that packets to this port of an address are for: of the Services that have the
 /// address, or `at_node` node ports.
-fn frontends(
+pub(super) fn frontends(
     cluster: &Cluster,
     at_node: bool,
     address: IpAddr,
@@ -60,7 +60,11 @@ fn frontends(
 
 /// Addresses and ports behind Services' ports, in one family; those that new connections are led to, and
 /// those that only go on with what they have.
-fn backends(cluster: &Cluster, frontends: &[(&Service, &ServicePort)], v6: bool) -> [Backends; 2] {
+pub(super) fn backends(
+    cluster: &Cluster,
+    frontends: &[(&Service, &ServicePort)],
+    v6: bool,
+) -> [Backends; 2] {
     let [mut ready, mut waiting] = [const { Backends::new() }; 2];
     for (service, port) in frontends {
         for slice in cluster.translation().slices_of(&service.key) {

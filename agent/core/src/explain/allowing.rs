@@ -1,0 +1,330 @@
+//! Which rules allow a flow: all of them, and quickly, for whoever asks about many flows.
+//!
+//! A [`RuleIndex`] finds the peers of a policy that may match an address by what they have in common with
+//! it: a prefix, or a label of its pod. What it finds is then compared literally, so the index decides
+//! nothing. A flow to a Service's address counts for the rules that allow the address and for those that
+//! allow one of its backends: which backend it was led to is not known.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use ipnet::IpNet;
+
+use crate::cluster::{Cluster, is_subject};
+use crate::explain::services::{backends, frontends};
+use crate::explain::text;
+use crate::model::{
+    Direction, Labels, Peer, Pod, Policy, PortMatch, PortRule, Requirement, Rule, Selector,
+};
+use crate::probe::IpProtocol;
+
+/// A flow as its pod sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct PodFlow<'a> {
+    /// The pod.
+    pub pod: &'a Pod,
+    /// The direction that began the flow.
+    pub direction: Direction,
+    /// The other side's address.
+    pub remote: IpAddr,
+    /// IP protocol.
+    pub protocol: IpProtocol,
+    /// Destination port; 0 where the protocol has none.
+    pub port: u16,
+}
+
+/// A rule's number in its direction, and its peer's number in the rule.
+type Place = (u32, u32);
+
+/// The rules of a policy, by what their peers have in common with an address.
+#[derive(Debug)]
+pub struct RuleIndex {
+    policy: Arc<Policy>,
+    ingress: Peers,
+    egress: Peers,
+}
+
+/// The peers of one direction.
+#[derive(Debug, Default)]
+struct Peers {
+    /// Rules without peers.
+    everyone: Vec<u32>,
+    blocks: HashMap<IpNet, Vec<Place>>,
+    /// Lengths of their prefixes, each once.
+    lengths: [Vec<u8>; 2],
+    /// By a label that the pod must have: name, then value.
+    by_pod: ByLabel,
+    /// By a label that the pod's namespace must have.
+    by_namespace: ByLabel,
+    /// The other ones.
+    others: Vec<Place>,
+}
+
+type ByLabel = HashMap<String, HashMap<String, Vec<Place>>>;
+
+impl RuleIndex {
+    /// Of one policy.
+    #[must_use]
+    pub fn new(policy: Arc<Policy>) -> Self {
+        let peers = |direction| Peers::new(policy.rules(direction).unwrap_or_default());
+        let (ingress, egress) = (peers(Direction::Ingress), peers(Direction::Egress));
+        Self { policy, ingress, egress }
+    }
+
+    /// The policy.
+    #[must_use]
+    pub fn policy(&self) -> &Arc<Policy> {
+        &self.policy
+    }
+
+    /// What a rule of the policy allows, in words; empty if it has no such rule.
+    #[must_use]
+    pub fn describe(&self, direction: Direction, rule: usize) -> String {
+        let rule = self.policy.rules(direction).and_then(|rules| rules.get(rule));
+        let namespace = &self.policy.key.namespace;
+        rule.map_or_else(String::new, |rule| text::rule(namespace, direction, rule))
+    }
+
+    /// Adds the rules that allow a flow; how many were compared.
+    fn find(&self, question: &Question<'_>, found: &mut Vec<u32>) -> usize {
+        let peers = match question.flow.direction {
+            Direction::Ingress => &self.ingress,
+            Direction::Egress => &self.egress,
+        };
+        let rules = self.policy.rules(question.flow.direction).unwrap_or_default();
+        let mut compared = peers.everyone.len();
+        found.extend(
+            peers.everyone.iter().filter(|rule| question.port_matches(&rules[**rule as usize])),
+        );
+        peers.candidates(question, |(rule, peer)| {
+            compared += 1;
+            let of = &rules[rule as usize];
+            let peer = of.peers.as_deref().and_then(|peers| peers.get(peer as usize));
+            let matches = |peer| question.peer_matches(&self.policy.key.namespace, peer);
+            if peer.is_some_and(matches) && question.port_matches(of) {
+                found.push(rule);
+            }
+        });
+        compared
+    }
+}
+
+impl Peers {
+    fn new(rules: &[Rule]) -> Self {
+        let mut this = Self::default();
+        let all = || {
+            let rules = (0_u32..).zip(rules);
+            rules.flat_map(|(number, rule)| {
+                let peers = rule.peers.as_deref().unwrap_or_default();
+                (0_u32..).zip(peers).map(move |(peer, it)| ((number, peer), it))
+            })
+        };
+        let everyone = (0_u32..).zip(rules).filter(|(_, rule)| rule.peers.is_none());
+        this.everyone = everyone.map(|(number, _)| number).collect();
+        // A label that many peers ask for tells them apart least.
+        let mut common: HashMap<(&str, &str), usize> = HashMap::new();
+        for (_, peer) in all() {
+            for selector in selectors(peer).into_iter().flatten() {
+                for (key, values) in asked(selector) {
+                    values.iter().for_each(|v| *common.entry((key, v.as_str())).or_default() += 1);
+                }
+            }
+        }
+        for (place, peer) in all() {
+            if let Peer::Block(block) = peer {
+                this.blocks.entry(block.cidr).or_default().push(place);
+                continue;
+            }
+            let rarest = |selector| {
+                let cost = |(key, values): &(&str, &[String])| {
+                    let of = |v: &String| common.get(&(*key, v.as_str())).copied().unwrap_or(0);
+                    values.iter().map(of).sum::<usize>()
+                };
+                asked(selector).min_by_key(cost)
+            };
+            let [pods, namespaces] = selectors(peer).map(|selector| selector.and_then(rarest));
+            let (labels, (key, values)) = match (pods, namespaces) {
+                (Some(asked), _) => (&mut this.by_pod, asked),
+                (None, Some(asked)) => (&mut this.by_namespace, asked),
+                (None, None) => {
+                    this.others.push(place);
+                    continue;
+                }
+            };
+            let of_key = labels.entry_ref(key).or_default();
+            for value in values {
+                of_key.entry_ref(value.as_str()).or_default().push(place);
+            }
+        }
+        for net in this.blocks.keys() {
+            let lengths = &mut this.lengths[usize::from(net.addr().is_ipv6())];
+            if !lengths.contains(&net.prefix_len()) {
+                lengths.push(net.prefix_len());
+            }
+        }
+        this
+    }
+
+    /// The peers that may match.
+    fn candidates(&self, question: &Question<'_>, mut tell: impl FnMut(Place)) {
+        let remote = question.flow.remote;
+        for length in &self.lengths[usize::from(remote.is_ipv6())] {
+            let net = IpNet::new(remote, *length).ok().map(|net| net.trunc());
+            let places = net.and_then(|net| self.blocks.get(&net));
+            places.into_iter().flatten().for_each(|place| tell(*place));
+        }
+        self.others.iter().for_each(|place| tell(*place));
+        let Some(pod) = question.remote_pod else { return };
+        let mut of = |labels: &ByLabel, has: &Labels| {
+            // One label a name: no peer is found twice.
+            let values = has.iter().filter_map(|(key, value)| labels.get(key)?.get(value));
+            values.flatten().for_each(|place| tell(*place));
+        };
+        of(&self.by_pod, &pod.labels);
+        if !self.by_namespace.is_empty() {
+            of(&self.by_namespace, &question.cluster.namespace_labels(&pod.key.namespace));
+        }
+    }
+}
+
+/// The selectors of a peer: of pods, and of their namespaces.
+fn selectors(peer: &Peer) -> [Option<&Selector>; 2] {
+    match peer {
+        Peer::Pods { namespaces, pods } => [Some(pods), namespaces.as_ref()],
+        Peer::Block(_) | Peer::Nodes(_) => [None, None],
+    }
+}
+
+/// The labels of which a selector asks for one of these values.
+fn asked(selector: &Selector) -> impl Iterator<Item = (&str, &[String])> {
+    selector.requirements.iter().filter_map(|requirement| match requirement {
+        Requirement::In(key, values) => Some((key.as_str(), &values[..])),
+        Requirement::NotIn(..) | Requirement::Exists(_) | Requirement::DoesNotExist(_) => None,
+    })
+}
+
+/// A flow, with who is on its other side.
+struct Question<'a> {
+    cluster: &'a Cluster,
+    flow: PodFlow<'a>,
+    remote_pod: Option<&'a Pod>,
+}
+
+impl Question<'_> {
+    fn peer_matches(&self, namespace: &str, peer: &Peer) -> bool {
+        match peer {
+            Peer::Block(block) => block.contains(self.flow.remote),
+            Peer::Nodes(nodes) => self.cluster.is_of_nodes(nodes, self.flow.remote),
+            Peer::Pods { namespaces, pods } => self.remote_pod.is_some_and(|remote| {
+                let in_namespace = || match namespaces {
+                    None => remote.key.namespace == namespace,
+                    Some(wanted) => {
+                        wanted.matches(&self.cluster.namespace_labels(&remote.key.namespace))
+                    }
+                };
+                pods.matches(&remote.labels) && in_namespace()
+            }),
+        }
+    }
+
+    fn port_matches(&self, rule: &Rule) -> bool {
+        rule.ports.as_ref().is_none_or(|ports| ports.iter().any(|port| self.is_port(port)))
+    }
+
+    fn is_port(&self, rule: &PortRule) -> bool {
+        let PodFlow { pod, direction, protocol, port, .. } = self.flow;
+        let receiver = match direction {
+            Direction::Ingress => Some(pod),
+            Direction::Egress => self.remote_pod,
+        };
+        rule.protocol.number() == protocol.0
+            && match &rule.port {
+                PortMatch::Any => true,
+                PortMatch::Range(first, last) => (*first..=*last).contains(&port),
+                PortMatch::Named(name) => receiver.is_some_and(|pod| {
+                    let named = |p: &&crate::model::NamedPort| {
+                        p.name == *name && p.protocol == rule.protocol
+                    };
+                    pod.ports.iter().filter(named).any(|p| p.port == port)
+                }),
+            }
+    }
+}
+
+/// Finds the rules of policies that allow flows.
+#[derive(Clone, Copy, Debug)]
+pub struct Allowing<'c> {
+    cluster: &'c Cluster,
+}
+
+impl<'c> Allowing<'c> {
+    /// In this cluster.
+    #[must_use]
+    pub fn new(cluster: &'c Cluster) -> Self {
+        Self { cluster }
+    }
+
+    /// The policies that isolate a pod in a direction and are within their budget: those whose rules may
+    /// allow something.
+    #[must_use]
+    pub fn policies(&self, pod: &Pod, direction: Direction) -> Vec<Arc<Policy>> {
+        if !is_subject(pod) {
+            return Vec::new();
+        }
+        let policies = self.cluster.isolating((pod, true), direction).into_iter();
+        policies.filter(|policy| self.cluster.excess(&policy.key).is_none()).collect()
+    }
+
+    /// Which rules of these policies allow a flow: each as the policy's place in the list and its number in
+    /// the flow's direction, in that order. `former` names the pod that had an address until lately.
+    /// Also answers how much was compared.
+    pub fn rules<'a>(
+        &self,
+        policies: &[&RuleIndex],
+        flow: PodFlow<'a>,
+        former: impl Fn(IpAddr) -> Option<&'a Pod>,
+    ) -> (Vec<(u32, u32)>, usize)
+    where
+        'c: 'a,
+    {
+        let cluster = self.cluster;
+        let (mut all, mut found, mut compared) = (Vec::new(), Vec::new(), 0);
+        let mut look = |flow: PodFlow<'a>, out_of_sight: bool| {
+            compared += 1;
+            if is_always_allowed(cluster, flow, out_of_sight) {
+                return;
+            }
+            let owner = cluster.owner(flow.remote).map(|pod| &**pod);
+            let remote_pod = owner.or_else(|| former(flow.remote));
+            let question = Question { cluster, flow, remote_pod };
+            for (number, policy) in (0_u32..).zip(policies) {
+                compared += 1 + policy.find(&question, &mut found);
+                all.extend(found.drain(..).map(|rule| (number, rule)));
+            }
+        };
+        look(flow, false);
+        if flow.direction == Direction::Egress {
+            let remote = flow.remote;
+            for at_node in [false, true] {
+                let fronts = frontends(cluster, at_node, remote, flow.protocol, flow.port);
+                let behind = backends(cluster, &fronts, remote.is_ipv6());
+                for (remote, port) in behind.into_iter().flatten() {
+                    look(PodFlow { remote, port, ..flow }, at_node);
+                }
+            }
+        }
+        all.sort_unstable();
+        all.dedup();
+        (all, compared)
+    }
+}
+
+/// Whether no rule is needed: a pod reaches itself, unless another node sends it on (`out_of_sight`), and its
+/// own node.
+fn is_always_allowed(cluster: &Cluster, flow: PodFlow<'_>, out_of_sight: bool) -> bool {
+    let PodFlow { pod, direction, remote, .. } = flow;
+    let is_own_node = || !pod.node.is_empty() && cluster.is_of_node(&pod.node, remote);
+    (!out_of_sight && pod.addresses.contains(&remote))
+        || (direction == Direction::Egress && is_own_node())
+}
