@@ -16,10 +16,13 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tracing::debug;
 
+use crate::rule_use::Answer;
 use crate::status::Status;
 
 /// The request for a [`Status`].
 const STATUS_REQUEST: &str = "status";
+/// The request for an [`Answer`].
+const RULES_REQUEST: &str = "rules";
 /// What the socket's name ends in until it is ready.
 pub(crate) const NEW_SUFFIX: &str = ".new";
 /// Longest request.
@@ -53,14 +56,15 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Create the socket, for its owner only, and answer requests with what `status` returns. A
+    /// Create the socket, for its owner only, and answer requests with what `status` and `rules` return. A
     /// socket left behind by an agent that was killed is replaced. Needs a tokio runtime.
     ///
     /// # Errors
     /// See [`AdminError`].
-    pub fn serve<F>(path: &Path, status: F) -> Result<Self, AdminError>
+    pub fn serve<S, R>(path: &Path, status: S, rules: R) -> Result<Self, AdminError>
     where
-        F: Fn() -> Status + Send + Sync + 'static,
+        S: Fn() -> Status + Send + Sync + 'static,
+        R: Fn() -> Answer + Send + Sync + 'static,
     {
         if StdStream::connect(path).is_ok() {
             return Err(AdminError::Taken(path.to_owned()));
@@ -70,7 +74,7 @@ impl Admin {
         }
         let (listener, inode) =
             listen(path).map_err(|error| AdminError::Io(path.to_owned(), error))?;
-        let task = tokio::spawn(accept(listener, Arc::new(status)));
+        let task = tokio::spawn(accept(listener, Arc::new((status, rules))));
         Ok(Self { path: path.to_owned(), inode, task })
     }
 }
@@ -100,16 +104,17 @@ fn listen(path: &Path) -> io::Result<(UnixListener, u64)> {
     Ok((listener, inode))
 }
 
-async fn accept<F>(listener: UnixListener, status: Arc<F>)
+async fn accept<S, R>(listener: UnixListener, answers: Arc<(S, R)>)
 where
-    F: Fn() -> Status + Send + Sync + 'static,
+    S: Fn() -> Status + Send + Sync + 'static,
+    R: Fn() -> Answer + Send + Sync + 'static,
 {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let status = Arc::clone(&status);
+                let answers = Arc::clone(&answers);
                 tokio::spawn(async move {
-                    let answered = answer(stream, status);
+                    let answered = answer(stream, answers);
                     match tokio::time::timeout(PATIENCE, answered).await {
                         Ok(Ok(())) => {}
                         Ok(Err(error)) => debug!("control connection: {error}"),
@@ -126,9 +131,10 @@ where
     }
 }
 
-async fn answer<F>(mut stream: UnixStream, status: Arc<F>) -> io::Result<()>
+async fn answer<S, R>(mut stream: UnixStream, answers: Arc<(S, R)>) -> io::Result<()>
 where
-    F: Fn() -> Status + Send + Sync + 'static,
+    S: Fn() -> Status + Send + Sync + 'static,
+    R: Fn() -> Answer + Send + Sync + 'static,
 {
     let (reader, mut writer) = stream.split();
     let mut request = String::new();
@@ -136,8 +142,12 @@ where
     let mut json = match request.trim_end() {
         STATUS_REQUEST => {
             // It waits for the engine, which may be writing; packets' events must not wait with it.
-            let status = spawn_blocking(move || status()).await.map_err(io::Error::other)?;
+            let status = spawn_blocking(move || answers.0()).await.map_err(io::Error::other)?;
             serde_json::to_vec(&status)?
+        }
+        RULES_REQUEST => {
+            let rules = spawn_blocking(move || answers.1()).await.map_err(io::Error::other)?;
+            serde_json::to_vec(&rules)?
         }
         other => serde_json::to_vec(&Refusal { error: format!("{other:?} is no request") })?,
     };
@@ -175,12 +185,14 @@ mod tests {
     async fn answers_and_cleans_up() {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("sub/netpold.sock");
-        let admin = Admin::serve(&path, status).unwrap();
+        let admin = Admin::serve(&path, status, Answer::default).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         let read: Status = serde_json::from_str(&ask(&path, "status\n")).unwrap();
         assert_eq!(read, status());
+        let rules: Answer = serde_json::from_str(&ask(&path, "rules\n")).unwrap();
+        assert_eq!(rules, Answer::default());
         assert_eq!(ask(&path, "please\n"), "{\"error\":\"\\\"please\\\" is no request\"}\n");
-        let error = Admin::serve(&path, status).unwrap_err();
+        let error = Admin::serve(&path, status, Answer::default).unwrap_err();
         assert!(matches!(error, AdminError::Taken(_)), "{error}");
         drop(admin);
         assert!(!path.exists());
@@ -191,10 +203,13 @@ mod tests {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("netpold.sock");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        let admin = Admin::serve(&path, status).unwrap();
+        let admin = Admin::serve(&path, status, Answer::default).unwrap();
         assert!(ask(&path, "status\n").contains("\"node\":\"n\""));
         drop(admin);
         fs::write(&path, "precious").unwrap();
-        assert!(matches!(Admin::serve(&path, status), Err(AdminError::NoSocket(_))));
+        assert!(matches!(
+            Admin::serve(&path, status, Answer::default),
+            Err(AdminError::NoSocket(_))
+        ));
     }
 }

@@ -41,6 +41,8 @@ pub enum Command {
     Explain(ExplainArgs),
     /// Show what a running agent enforces, drops and has problems with
     Status(StatusArgs),
+    /// List the rules that isolate this node's pods, when each was last used and by how many flows
+    Rules(RulesArgs),
     /// Write which policies are in force, and add the readiness gate to new pods
     Controller(ControllerArgs),
     /// Take every program and pin off this node; its pods are not under policy any more
@@ -203,16 +205,20 @@ pub struct ControllerArgs {
 
 /// A time of 15 seconds to 10 years, with its unit.
 fn lifetime(text: &str) -> Result<Duration, String> {
+    match time(text)?.as_secs() {
+        seconds @ 15..=315_360_000 => Ok(Duration::from_secs(seconds)),
+        _ => Err("give 15s to 3650d".to_owned()),
+    }
+}
+
+/// A time with its unit.
+fn time(text: &str) -> Result<Duration, String> {
     let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
     let seconds = units.into_iter().find_map(|(unit, seconds)| {
         text.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(seconds)
     });
-    let seconds =
-        seconds.ok_or_else(|| "give a number and a unit, as in 90d, 12h, 30m or 60s".to_owned())?;
-    match seconds {
-        15..=315_360_000 => Ok(Duration::from_secs(seconds)),
-        _ => Err("give 15s to 3650d".to_owned()),
-    }
+    let seconds = seconds.map(Duration::from_secs);
+    seconds.ok_or_else(|| "give a number and a unit, as in 90d, 12h, 30m or 60s".to_owned())
 }
 
 /// Of which pods the source address is checked.
@@ -323,6 +329,23 @@ pub struct StatusArgs {
     /// Control socket of the agent
     #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
+    /// Format of the answer
+    #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
+    pub output: Output,
+}
+
+/// Flags of `netpold rules`.
+#[derive(Debug, Args)]
+pub struct RulesArgs {
+    /// Control socket of the agent
+    #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
+    pub socket: PathBuf,
+    /// Only rules that were watched and not used for that long, as in 7d, 12h, 30m or 60s
+    #[arg(long, value_name = "TIME", env = "NETPOLD_UNUSED", value_parser = time)]
+    pub unused: Option<Duration>,
+    /// Only rules of policies in that namespace
+    #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
+    pub namespace: Option<String>,
     /// Format of the answer
     #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
     pub output: Output,

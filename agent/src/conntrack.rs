@@ -6,6 +6,7 @@
 //! that moment stays.
 
 mod import;
+mod sighting;
 pub mod timeouts;
 
 use std::collections::BTreeSet;
@@ -23,6 +24,7 @@ use netpold_ebpf::layout::{CT_REPLIED, CT_WAYS, Ct4Bucket, Ct6Bucket, Settings};
 use serde::Serialize;
 
 pub use self::import::{FlowKey, Tracked};
+pub use self::sighting::{FlowTuple, Sighting};
 use crate::bpf::mmap::{MappedArray, MmapError};
 
 /// The values of `CONFIG_HZ` that a kernel can be configured with on the machines we run on.
@@ -124,26 +126,40 @@ impl Sweeper {
 
     /// One pass over both tables: removes what has expired at `now` (jiffies) and flows of endpoints
     /// whose number is none of these (`None`: nothing is known of endpoints), counts the rest. Reads a
-    /// word or two of each way; a table of 16 MiB takes a few milliseconds.
+    /// word or two of each way; a table of 16 MiB takes a few milliseconds. `meet` is told of every flow
+    /// before it may be removed.
     #[must_use]
-    pub fn pass(&self, now: u32, endpoints: Option<&BTreeSet<u32>>) -> Pass {
-        Pass {
-            v4: self.census::<[u64; 2], _>(&self.four, now, endpoints),
-            v6: self.census::<[u64; 4], _>(&self.six, now, endpoints),
-        }
+    pub fn pass(
+        &self,
+        now: u32,
+        endpoints: Option<&BTreeSet<u32>>,
+        mut meet: impl FnMut(&Sighting<'_>),
+    ) -> Pass {
+        let v4 = self.census::<[u64; 2], _>(&self.four, (now, 0), endpoints, &mut meet);
+        let behind = v4.capacity as u32;
+        let v6 = self.census::<[u64; 4], _>(&self.six, (now, behind), endpoints, &mut meet);
+        Pass { v4, v6 }
     }
 
     fn census<K: Key, B: Pod>(
         &self,
         table: &MappedArray<B>,
-        now: u32,
+        (now, first): (u32, u32),
         endpoints: Option<&BTreeSet<u32>>,
+        meet: &mut impl FnMut(&Sighting<'_>),
     ) -> Census {
         let mut census = Census::default();
         let words = table.words().unwrap_or_default();
         for bucket in words.chunks_exact(CT_WAYS * K::STRIDE) {
+            let number = first + census.capacity as u32;
             census.capacity += CT_WAYS as u64;
             if occupied::<K>(bucket).next().is_some() {
+                for (way, words) in (number..).zip(bucket.chunks_exact(K::STRIDE)) {
+                    let control = Control(words[0].load(Ordering::Acquire));
+                    if control.is_valid() {
+                        meet(&Sighting { way, control, now, hz: self.hz, words });
+                    }
+                }
                 self.tidy::<K>(bucket, now, endpoints, &mut census);
             }
         }

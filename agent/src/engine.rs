@@ -33,6 +33,7 @@ use crate::dataplane::attach::Hook;
 use crate::dataplane::generation::GenerationError;
 use crate::dataplane::tables::TableError;
 use crate::endpoint::{Device, InterfaceEvent};
+use crate::rule_use::{Answer, Round, RuleUse, Saved};
 
 use bypass::Bypass;
 use health::Health;
@@ -70,6 +71,8 @@ pub struct Engine {
     bypass: Bypass,
     /// Packets whose proof the exits miss.
     missing: Missing,
+    /// Which rules carried traffic.
+    rule_use: RuleUse,
 }
 
 impl Engine {
@@ -83,12 +86,15 @@ impl Engine {
             health: Health::default(),
             bypass: Bypass::default(),
             missing: Missing::default(),
+            rule_use: RuleUse::default(),
         }
     }
 
     /// Takes a change in; nothing is written before [`Engine::step`].
     pub fn ingest(&mut self, change: Change) {
-        self.bindings.note(&change, self.reconciler.compiler.cluster());
+        let cluster = self.reconciler.compiler.cluster();
+        self.bindings.note(&change, cluster);
+        self.rule_use.note(&change, cluster);
         self.reconciler.admit(change);
     }
 
@@ -201,10 +207,37 @@ impl Engine {
     /// gone is known once everything is enforced.
     pub fn sweep(&mut self) {
         let endpoints = self.is_settled().then(|| self.reconciler.compiler.endpoint_numbers());
-        match self.reconciler.dataplane.sweep(endpoints.as_ref()) {
+        let Reconciler { compiler, dataplane, revision, restored, .. } = &mut self.reconciler;
+        // What is not in force explains no flow.
+        let mut round =
+            endpoints.is_some().then(|| self.rule_use.begin(compiler, revision.desired, *restored));
+        let swept = dataplane.sweep(endpoints.as_ref(), |flow| {
+            round.iter_mut().for_each(|round| round.meet(flow));
+        });
+        if let Some(met) = round.map(Round::done) {
+            self.rule_use.end(compiler, met);
+        }
+        match swept {
             Ok(pass) => self.health.count_sweep(pass),
             Err(error) => tracing::warn!(%error, "conntrack cannot be swept; flows expire anyway"),
         }
+    }
+
+    /// Goes on counting the use of rules where an earlier agent has ended.
+    pub fn resume_rule_use(&mut self, saved: Saved) {
+        self.rule_use.resume(saved);
+    }
+
+    /// What is known of the use of rules, to be kept.
+    #[must_use]
+    pub fn rule_use(&self) -> Saved {
+        self.rule_use.saved()
+    }
+
+    /// What each rule was used for, for people.
+    #[must_use]
+    pub fn rules(&self) -> Answer {
+        self.rule_use.answer(self.reconciler.compiler.cluster().node_name())
     }
 
     /// Puts back what somebody took away: programs that no longer run where they were attached. Says
@@ -279,6 +312,7 @@ impl Engine {
         self.reconciler.ingest(bound);
         match self.reconciler.write_within_credit() {
             Ok(operations) => {
+                self.rule_use.endpoints_are(&self.reconciler.compiler);
                 self.attach();
                 self.succeeded(operations);
                 self.reconciler.begin_successor();

@@ -21,6 +21,7 @@ pub mod pattern;
 mod printable;
 pub mod publish;
 pub mod requirements;
+pub mod rule_use;
 pub mod run;
 pub mod service_manager;
 pub mod source;
@@ -53,6 +54,7 @@ pub fn main() -> ExitCode {
         Command::Controller(args) => (controller::run(args).map(|()| 0), FAILED),
         Command::Uninstall(args) => (uninstall::run(&args).map(|()| 0), FAILED),
         Command::Status(args) => (admin::client::run(&args).map(|()| 0), FAILED),
+        Command::Rules(args) => (admin::client::rules(&args).map(|()| 0), FAILED),
     };
     let status = result.unwrap_or_else(|error| {
         anstream::eprintln!("netpold: {error:#}");

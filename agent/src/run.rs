@@ -34,6 +34,7 @@ use crate::metrics::Metrics;
 use crate::object::object;
 use crate::publish::{self, Look, Publisher};
 use crate::requirements;
+use crate::rule_use;
 use crate::service_manager;
 use crate::source::cluster::EventRecorder;
 use crate::source::cni_results::cache;
@@ -104,6 +105,7 @@ struct Agent {
     /// All interfaces there are at the start are known.
     interfaces_in_sync: bool,
     snapshots: SnapshotWriter,
+    rule_use: rule_use::Keeper,
     reading_events: bool,
     /// How long comparing everything with the kernel may take.
     readback: Duration,
@@ -131,6 +133,9 @@ impl Agent {
         let attached = attacher.attached()?;
         let inherited = pinned.hash_seed.is_some() || !attached.is_empty();
         let mut engine = engine(config, pins, attacher, &pinned)?;
+        if let Some(saved) = rule_use::read(&config.state, &config.node) {
+            engine.resume_rule_use(saved);
+        }
         let manifests = StaticPods::new(config.static_pods.clone(), config.node.clone());
         let results = cache::follow(config.cni_results.clone(), manifests)?;
         let mut inputs = Inputs::new(source, results, config.node.clone(), inherited);
@@ -155,7 +160,11 @@ impl Agent {
                 Status { in_sync: source.in_sync && report.in_sync, source, ..report }
             }
         };
-        let admin = Admin::serve(&config.socket, status)?;
+        let rules = {
+            let engine = Arc::clone(&engine);
+            move || lock(&engine).rules()
+        };
+        let admin = Admin::serve(&config.socket, status, rules)?;
         let heartbeat = Heartbeat::default();
         let listen = |address| {
             let at_work = Arc::clone(&engine);
@@ -184,6 +193,7 @@ impl Agent {
             interfaces,
             interfaces_in_sync: false,
             snapshots: SnapshotWriter::new(config.state.clone(), config.node.clone()),
+            rule_use: rule_use::Keeper::new(&config.state, config.node.clone()),
             reading_events: false,
             readback: config.readback,
             kept_for_another: config.give_way.then(|| config.bpffs.clone()),
@@ -230,6 +240,9 @@ impl Agent {
                             let denied = lock(&self.drops).take_denied();
                             event_recorder.tell_of_denials(engine.denials(denied));
                         }
+                        if self.rule_use.is_due() {
+                            self.rule_use.write(engine.rule_use());
+                        }
                     });
                     continue;
                 }
@@ -254,6 +267,12 @@ impl Agent {
             self.say_ready();
             self.publish();
         }
+        let counted = block_in_place(|| {
+            let mut engine = lock(&self.engine);
+            engine.sweep();
+            engine.rule_use()
+        });
+        self.rule_use.finish(counted).await;
         info!("netpold ends; what is enforced stays enforced");
         Ok(())
     }

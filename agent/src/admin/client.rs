@@ -1,4 +1,4 @@
-//! `netpold status`: asks the agent via its control socket.
+//! `netpold status` and `netpold rules`: ask the agent via its control socket.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -6,8 +6,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
 
-use super::{PATIENCE, STATUS_REQUEST};
-use crate::cli::{Output, StatusArgs};
+use super::{PATIENCE, RULES_REQUEST, STATUS_REQUEST};
+use crate::cli::{Output, RulesArgs, StatusArgs};
+use crate::rule_use::{self, Answer};
 use crate::status::{text, understood};
 
 /// Prints the agent's status, as text or JSON.
@@ -15,7 +16,7 @@ use crate::status::{text, understood};
 /// # Errors
 /// No agent answers, or its answer is not one of this version.
 pub fn run(args: &StatusArgs) -> Result<()> {
-    let json = request(&args.socket)?;
+    let json = request(&args.socket, STATUS_REQUEST)?;
     let text = match args.output {
         Output::Json => {
             let value: serde_json::Value = understood(&json)?;
@@ -23,6 +24,24 @@ pub fn run(args: &StatusArgs) -> Result<()> {
         }
         Output::Text => text(&json)?,
     };
+    print(&text)
+}
+
+/// Prints what rules were used for, as text or JSON.
+///
+/// # Errors
+/// As for [`run`].
+pub fn rules(args: &RulesArgs) -> Result<()> {
+    let json = request(&args.socket, RULES_REQUEST)?;
+    let mut answer: Answer = understood(&json)?;
+    answer.select(args.namespace.as_deref(), args.unused);
+    print(&match args.output {
+        Output::Json => format!("{:#}\n", serde_json::to_value(&answer)?),
+        Output::Text => rule_use::text(&answer)?,
+    })
+}
+
+fn print(text: &str) -> Result<()> {
     match anstream::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
@@ -33,7 +52,7 @@ pub fn run(args: &StatusArgs) -> Result<()> {
     clippy::wildcard_enum_match_arm,
     reason = "an enum of another crate, open to further variants"
 )]
-fn request(socket: &Path) -> Result<String> {
+fn request(socket: &Path, request: &str) -> Result<String> {
     let shown = socket.display();
     let mut stream = UnixStream::connect(socket).map_err(|error| match error.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => anyhow!(
@@ -46,7 +65,7 @@ fn request(socket: &Path) -> Result<String> {
     })?;
     let mut exchange = || {
         stream.set_read_timeout(Some(PATIENCE))?;
-        stream.write_all(format!("{STATUS_REQUEST}\n").as_bytes())?;
+        stream.write_all(format!("{request}\n").as_bytes())?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).map(|_| answer)
     };

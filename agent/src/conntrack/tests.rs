@@ -42,14 +42,14 @@ fn flows_of_endpoints_that_are_gone_are_removed() {
     sweeper.four.write_element(3, &[of(1), of(2), of(3), four(CT_BUSY, START)]).unwrap();
     sweeper.six.write_element(0, &[six(OPENING, START); 4]).unwrap();
     let passed = |known: &[u32]| {
-        let pass = sweeper.pass(START, Some(&known.iter().copied().collect()));
+        let pass = sweeper.pass(START, Some(&known.iter().copied().collect()), |_| ());
         [pass.v4, pass.v6].map(|census| (census.orphaned, census.one_way + census.two_way))
     };
     assert_eq!(passed(&[1, 2, 3, 4]), [(0, 3), (0, 4)]);
     assert_eq!(passed(&[1, 3]), [(1, 2), (0, 4)]);
     assert_eq!(passed(&[2]), [(2, 0), (4, 0)]);
     assert_eq!(
-        sweeper.pass(START, None).v4.busy,
+        sweeper.pass(START, None, |_| ()).v4.busy,
         1,
         "whose it is will be known when it is written"
     );
@@ -64,7 +64,7 @@ fn counts_by_state_and_removes_what_has_expired() {
         [six(OPENING, START), Ct6Way::default(), six(OPENING | CT_REPLIED, START), six(0, 9)];
     sweeper.six.write_element(15, &bucket).unwrap();
 
-    let pass = sweeper.pass(START, None);
+    let pass = sweeper.pass(START, None, |_| ());
     let v4 = Census {
         capacity: 64,
         one_way: 1,
@@ -78,14 +78,14 @@ fn counts_by_state_and_removes_what_has_expired() {
     assert_eq!((pass.v6.one_way, pass.v6.two_way, pass.v6.full_buckets), (1, 1, 0));
 
     let later = START.wrapping_add(sweeper.settings.timeouts[TIMEOUT_TCP_OPENING]);
-    let pass = sweeper.pass(later, None);
+    let pass = sweeper.pass(later, None, |_| ());
     assert_eq!((pass.v4.two_way, pass.v4.removed), (1, 3), "opening, closed, claim of a dead CPU");
     assert_eq!((pass.v6.two_way, pass.v6.removed), (1, 1));
     let left = sweeper.four.read(3).unwrap();
     assert_eq!(left[1], four(OPENING | CT_REPLIED, START), "untouched");
     let controls = left.map(|way| Control(way.control));
     assert_eq!((controls[0].flags(), controls[0].incarnation()), (0, 1), "its incarnation stays");
-    assert_eq!(sweeper.pass(later, None).v4.removed, 0);
+    assert_eq!(sweeper.pass(later, None, |_| ()).v4.removed, 0);
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn a_flow_that_is_refreshed_meanwhile_stays() {
                 Control(old).is_valid() && sweeper.four.swap_u64(LAST, 0, old, new).unwrap()
             });
             start.wait();
-            let _ = sweeper.pass(now, None);
+            let _ = sweeper.pass(now, None, |_| ());
             kernel.join().unwrap()
         });
         let control = Control(sweeper.four.load_u64(LAST, 0).unwrap());
@@ -129,7 +129,7 @@ fn a_pass_is_cheap() {
             sweeper.four.write_element(bucket, &[four(flags, START); 4]).unwrap();
         }
         let start = Instant::now();
-        let pass = sweeper.pass(START, None);
+        let pass = sweeper.pass(START, None, |_| ());
         let time = start.elapsed();
         println!("{name} table of {} ways: {time:?}", pass.v4.capacity);
         assert_eq!(pass.v4.one_way, if flags == 0 { 0 } else { 4 * 131_072 });

@@ -62,7 +62,7 @@ use tables::TableError;
 use tc_hooks::{Problems, TcHooks};
 use uplink_xdp::{UplinkXdp, Wanted as WantedUplinks};
 
-use crate::conntrack::{Pass, Tracked};
+use crate::conntrack::{Pass, Sighting, Tracked};
 use crate::import_conntrack::{Wanted, kernel_flows};
 
 /// What a dataplane is made with.
@@ -347,12 +347,13 @@ impl Dataplane {
     pub fn sweep(
         &mut self,
         endpoints: Option<&BTreeSet<u32>>,
+        meet: impl FnMut(&Sighting<'_>),
     ) -> Result<Option<Pass>, GenerationError> {
         if let Some(generation) = &mut self.generation {
             self.settings.follow_timeouts(generation)?;
         }
         let tables = self.settings.flow_tables(self.generation())?;
-        Ok(tables.map(|(tables, now)| tables.pass(now, endpoints)))
+        Ok(tables.map(|(tables, now)| tables.pass(now, endpoints, meet)))
     }
 
     /// Records the flows that the kernel's own conntrack knows of some endpoints; how many.

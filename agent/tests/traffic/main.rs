@@ -35,6 +35,7 @@ mod pods;
 mod reach;
 mod readback;
 mod restart;
+mod rules;
 mod seeded;
 mod sent;
 mod services;

@@ -1,0 +1,230 @@
+//! Which rule carried traffic, and when: read from the flow table at each sweep, so no packet pays for it.
+//!
+//! Every flow that policy allows at an isolated pod has an entry in the flow table until it has been idle for
+//! its timeout, 10 seconds at the least. Each sweep meets every entry before it may remove it: a flow that was
+//! not there before counts for every rule that allows it, and one that has had packets since moves those
+//! rules' last use on. A sweep compares no more than its budget allows; what is left waits for the next.
+//!
+//! Not seen are flows whose entries others displaced between two sweeps (they are counted as missed), what
+//! passes without an entry (ICMP errors, connections older than the isolation of their pod), and what needs
+//! no rule: the own node, a pod that reaches itself.
+
+mod answer;
+mod file;
+mod flows;
+mod records;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use netpold_core::cluster::{Cluster, is_subject};
+use netpold_core::compile::Compiler;
+use netpold_core::model::{Change, Key, Pod};
+
+pub use answer::{Answer, RuleUsed, text};
+pub use file::{Keeper, Saved, read};
+use flows::Known;
+pub use flows::Round;
+use records::Records;
+
+/// Pods whose addresses are remembered for a sweep after they went.
+const FORMER_MAX: usize = 16_384;
+/// A change of a policy is in force by then.
+const LATELY: Duration = Duration::from_mins(10);
+
+/// What is known of the use of rules on this node.
+#[derive(Debug)]
+pub struct RuleUse {
+    records: Records,
+    /// The flows of the last sweep, in the order of the table.
+    known: Vec<Known>,
+    /// When the last sweep was, in jiffies.
+    last_sweep: Option<u32>,
+    /// The same by the wall clock, in milliseconds; at first, when this began.
+    last_wall: u64,
+    /// Until when an earlier agent has counted.
+    counted_until: Option<u64>,
+    /// Local pods by their endpoints' numbers: those there are, and those that went since the last sweep.
+    endpoints: BTreeMap<u32, Arc<Pod>>,
+    endpoints_version: Option<u64>,
+    /// The pods that had addresses since the last sweep.
+    former: BTreeMap<IpAddr, Arc<Pod>>,
+    /// When policies changed lately.
+    changed: BTreeMap<Key, u64>,
+    cursors: flows::Cursors,
+    /// Flows that were gone before they could be counted.
+    missed: u64,
+    /// What the caches are of: the cluster's revision and the endpoints' version.
+    state: Option<(u64, Option<u64>)>,
+    epoch: u32,
+    cache: flows::Cache,
+}
+
+/// Milliseconds since the epoch.
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |time| millis(time))
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Default for RuleUse {
+    fn default() -> Self {
+        Self {
+            records: Records::default(),
+            known: Vec::new(),
+            last_sweep: None,
+            last_wall: now(),
+            counted_until: None,
+            endpoints: BTreeMap::new(),
+            endpoints_version: None,
+            former: BTreeMap::new(),
+            changed: BTreeMap::new(),
+            cursors: flows::Cursors::default(),
+            missed: 0,
+            state: None,
+            epoch: 0,
+            cache: flows::Cache::default(),
+        }
+    }
+}
+
+impl RuleUse {
+    /// Goes on from what an earlier agent has kept.
+    pub fn resume(&mut self, saved: Saved) {
+        self.counted_until = Some(saved.as_of);
+        self.missed = saved.missed;
+        self.records.resume(saved.policies);
+    }
+
+    /// Before a change is taken in: remembers when, and whose address it was.
+    pub fn note(&mut self, change: &Change, cluster: &Cluster) {
+        let (key, stays) = match change {
+            Change::Policy(policy) => {
+                let known = cluster.policies().get(&policy.key);
+                if known.is_none_or(|known| **known != *policy) {
+                    self.changed.insert(policy.key.clone(), now());
+                }
+                return;
+            }
+            Change::Pod(pod) => (&pod.key, is_subject(pod)),
+            Change::PodGone(key) => (key, false),
+            Change::Namespace(_)
+            | Change::NamespaceGone(_)
+            | Change::Node(_)
+            | Change::NodeGone(_)
+            | Change::PolicyGone(_)
+            | Change::ClusterPolicy(_)
+            | Change::ClusterPolicyGone(_)
+            | Change::Service(_)
+            | Change::ServiceGone(_)
+            | Change::EndpointSlice(_)
+            | Change::EndpointSliceGone(_)
+            | Change::Interface(_)
+            | Change::InterfaceGone(_)
+            | Change::OwnAddresses(_) => return,
+        };
+        let Some(pod) = cluster.pods().get(key).filter(|pod| !stays && is_subject(pod)) else {
+            return;
+        };
+        for address in &pod.addresses {
+            if self.former.len() < FORMER_MAX {
+                self.former.insert(*address, Arc::clone(pod));
+            }
+        }
+    }
+
+    /// After an update: whose the endpoints are. Those that went are remembered until the next sweep.
+    pub fn endpoints_are(&mut self, compiler: &Compiler) {
+        let version = Some(compiler.endpoints_version());
+        if self.endpoints_version == version {
+            return;
+        }
+        self.endpoints_version = version;
+        let cluster = compiler.cluster();
+        for endpoint in compiler.endpoints().filter(|endpoint| !endpoint.waiting) {
+            let interface = cluster.interfaces().get(&endpoint.ifindex);
+            let behind = interface.and_then(|interface| cluster.pod_behind(interface));
+            // The cluster has its labels as they are now.
+            let pod = cluster.pods().get(&endpoint.pod).or(behind);
+            if let Some(pod) = pod {
+                self.endpoints.insert(endpoint.id, Arc::clone(pod));
+            }
+        }
+    }
+
+    /// Begins a sweep. `revision` is the number of the cluster's state, `restored` that it is the last good one
+    /// and not the source's.
+    pub fn begin<'u>(
+        &'u mut self,
+        compiler: &'u Compiler,
+        revision: u64,
+        restored: bool,
+    ) -> Round<'u> {
+        self.endpoints_version = None;
+        self.endpoints_are(compiler);
+        let state = Some((revision, self.endpoints_version));
+        if self.state != state || self.cache.is_full() {
+            self.state = state;
+            self.epoch = self.epoch.wrapping_add(1).max(1);
+            self.cache = flows::Cache::default();
+            let lately = now().saturating_sub(millis(LATELY));
+            self.changed.retain(|_, at| *at > lately);
+            let (cluster, pods) = (compiler.cluster(), self.endpoints.values());
+            self.records.follow(cluster, pods, &self.changed, (self.last_wall, restored));
+        }
+        Round::new(self, compiler.cluster())
+    }
+
+    /// Ends a sweep that has met all flows.
+    pub fn end(&mut self, compiler: &Compiler, met: Met) {
+        self.known = met.known;
+        self.missed += met.missed;
+        self.cursors = met.cursors;
+        self.last_sweep = met.now.or(self.last_sweep);
+        self.last_wall = met.wall;
+        if !self.former.is_empty() {
+            self.former.clear();
+            // What they explained is not to be remembered.
+            self.state = None;
+        }
+        let live = compiler.endpoint_numbers();
+        self.endpoints.retain(|number, _| live.contains(number));
+    }
+
+    /// What there is to keep.
+    #[must_use]
+    pub fn saved(&self) -> Saved {
+        Saved { as_of: now(), missed: self.missed, policies: self.records.saved() }
+    }
+
+    /// What each rule was used for.
+    #[must_use]
+    pub fn answer(&self, node: &str) -> Answer {
+        let (rules, unwatched) = self.records.answer();
+        Answer {
+            node: node.to_owned(),
+            as_of: now() / 1000,
+            rules,
+            missed_flows: self.missed,
+            unwatched_policies: unwatched,
+        }
+    }
+}
+
+/// What a sweep leaves.
+#[derive(Debug)]
+pub struct Met {
+    known: Vec<Known>,
+    missed: u64,
+    cursors: flows::Cursors,
+    now: Option<u32>,
+    wall: u64,
+}
+
+#[cfg(test)]
+mod tests;

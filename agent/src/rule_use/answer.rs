@@ -1,0 +1,130 @@
+//! What `netpold rules` shows: the document, and its rendering as text.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use comfy_table::Table;
+use comfy_table::presets::NOTHING;
+use netpold_core::model::Direction;
+use serde::{Deserialize, Serialize};
+
+use crate::printable::printable_json;
+
+/// The kind of object whose rules are watched.
+pub(super) const KIND: &str = "NetworkPolicy";
+/// Longest time that is shown in minutes, hours; then days.
+const UNITS: [(u64, u64, &str); 3] =
+    [(7200, 60, "min"), (172_800, 3600, "h"), (u64::MAX, 86_400, "d")];
+
+/// What each rule of the policies that isolate pods of a node was used for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Answer {
+    /// Name of the node.
+    pub node: String,
+    /// When this was so, in seconds since the epoch.
+    pub as_of: u64,
+    /// By policy, direction and number.
+    pub rules: Vec<RuleUsed>,
+    /// Flows that were over before a sweep could count them.
+    pub missed_flows: u64,
+    /// Policies whose rules are not watched, because there are too many.
+    pub unwatched_policies: usize,
+}
+
+/// What a rule was used for on this node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleUsed {
+    /// Kind of the object that it is in.
+    pub kind: String,
+    /// Namespace of that.
+    pub namespace: String,
+    /// Name of that.
+    pub name: String,
+    /// As the pod sees it.
+    pub direction: Direction,
+    /// Number in `spec.ingress` or `spec.egress`, from 0.
+    pub index: usize,
+    /// What it allows.
+    pub rule: String,
+    /// Flows that it allowed.
+    pub flows: u64,
+    /// When a packet of theirs passed last, in seconds since the epoch; none if none did.
+    pub last_used: Option<u64>,
+    /// Since when this is known, in seconds since the epoch.
+    pub watched_since: u64,
+}
+
+impl RuleUsed {
+    /// Whether no packet is known to have passed for that long, and it was watched for as long.
+    #[must_use]
+    pub fn is_unused(&self, now: u64, time: Duration) -> bool {
+        now.saturating_sub(self.last_used.unwrap_or(self.watched_since)) >= time.as_secs()
+    }
+}
+
+impl Answer {
+    /// Leaves the rules of one namespace, and of those the ones that were not used for a time.
+    pub fn select(&mut self, namespace: Option<&str>, unused: Option<Duration>) {
+        let now = self.as_of;
+        self.rules.retain(|rule| {
+            namespace.is_none_or(|name| rule.namespace == name)
+                && unused.is_none_or(|time| rule.is_unused(now, time))
+        });
+    }
+}
+
+/// Renders it. All names in it are made printable here, in one place.
+///
+/// # Errors
+/// It cannot be written as JSON, which it was read from.
+pub fn text(answer: &Answer) -> Result<String> {
+    let mut value = serde_json::to_value(answer).context("the answer is no document")?;
+    printable_json(&mut value);
+    let answer: Answer = serde_json::from_value(value).context("the answer is no document")?;
+    Ok(render(&answer))
+}
+
+fn render(answer: &Answer) -> String {
+    let mut text = String::new();
+    if answer.rules.is_empty() {
+        let _ = writeln!(text, "no such rule on node {}", answer.node);
+    } else {
+        let mut table = Table::new();
+        let header = ["POLICY", "RULE", "FLOWS", "LAST USED", "ALLOWS"];
+        table.load_style(NOTHING).set_header(header);
+        for rule in &answer.rules {
+            let used = rule.last_used.map(|at| format!("{} ago", time(answer.as_of, at)));
+            let never = || format!("never in {}", time(answer.as_of, rule.watched_since));
+            table.add_row([
+                format!("{}/{}", rule.namespace, rule.name),
+                format!("{}[{}]", rule.direction, rule.index),
+                rule.flows.to_string(),
+                used.unwrap_or_else(never),
+                rule.rule.clone(),
+            ]);
+        }
+        for line in table.lines() {
+            let _ = writeln!(text, "{}", line.trim());
+        }
+    }
+    if answer.missed_flows > 0 {
+        let missed = answer.missed_flows;
+        let _ = writeln!(text, "{missed} flows were over before they could be counted");
+    }
+    if answer.unwatched_policies > 0 {
+        let policies = answer.unwatched_policies;
+        let _ = writeln!(text, "not watched, too many rules: {policies} policies");
+    }
+    text
+}
+
+fn time(now: u64, at: u64) -> String {
+    let seconds = now.saturating_sub(at);
+    if seconds < 120 {
+        return format!("{seconds} s");
+    }
+    let unit = UNITS.into_iter().find(|(below, ..)| seconds < *below);
+    unit.map_or_else(String::new, |(_, length, name)| format!("{} {name}", seconds / length))
+}

@@ -1,0 +1,271 @@
+//! The flows of a sweep against those of the sweep before.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use netpold_core::cluster::Cluster;
+use netpold_core::explain::{Allowing, PodFlow};
+use netpold_core::model::Direction;
+use netpold_core::probe::IpProtocol;
+use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE};
+
+use super::{Met, RuleUse, millis, now};
+use crate::conntrack::{FlowTuple, Sighting};
+
+/// Rules that a sweep compares for flows that are new, and as many for those that go on.
+const BUDGET: usize = 400_000;
+/// Of that, what one pod's flows may take.
+const SHARE: usize = BUDGET / 2;
+/// What a flow weighs beside the rules that are compared for it.
+const FLOW: usize = 2;
+/// What is remembered of how flows were attributed; then everything is looked up again.
+const CACHE_MAX: usize = 65_536;
+/// Two readings of a clock may be that far apart, in parts of a second.
+const MARGIN: u32 = 20;
+
+/// A flow that the last sweep has met.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known {
+    way: u32,
+    incarnation: u16,
+    /// It is not counted yet.
+    pending: bool,
+    /// Stamp of the last packet that was attributed.
+    seen: u32,
+    /// What allows it in each direction, if that is of this epoch.
+    groups: [u32; 2],
+    epoch: u32,
+}
+
+/// Where the budgets have ended: the next sweep goes on there.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Cursors {
+    new: u32,
+    old: u32,
+}
+
+/// What rules allow what, for one state of the cluster.
+#[derive(Debug)]
+pub(super) struct Cache {
+    groups: Vec<Box<[u32]>>,
+    by_rules: HashMap<Box<[u32]>, u32>,
+    by_flow: HashMap<Kind, u32>,
+}
+
+/// What flows have in common that the same rules allow.
+type Kind = (u32, Direction, IpAddr, u8, u16);
+
+impl Default for Cache {
+    fn default() -> Self {
+        // Group 0: no rule.
+        let none: Box<[u32]> = Box::default();
+        let by_rules = HashMap::from([(none.clone(), 0)]);
+        Self { groups: vec![none], by_rules, by_flow: HashMap::new() }
+    }
+}
+
+impl Cache {
+    pub(super) fn is_full(&self) -> bool {
+        self.by_flow.len() >= CACHE_MAX
+    }
+
+    fn group(&mut self, rules: Vec<u32>) -> u32 {
+        if let Some(group) = self.by_rules.get(&rules[..]) {
+            return *group;
+        }
+        let group = self.groups.len() as u32;
+        let rules = rules.into_boxed_slice();
+        self.groups.push(rules.clone());
+        self.by_rules.insert(rules, group);
+        group
+    }
+}
+
+/// A budget of one sweep.
+#[derive(Debug)]
+struct Budget {
+    left: usize,
+    by_endpoint: HashMap<u32, usize>,
+    /// Ways before this one were looked at by the last sweep.
+    from: u32,
+    /// Where it ended.
+    ended: Option<u32>,
+}
+
+impl Budget {
+    fn new(from: u32) -> Self {
+        Self { left: BUDGET, by_endpoint: HashMap::new(), from, ended: None }
+    }
+
+    fn allows(&mut self, way: u32, endpoint: u32) -> bool {
+        if way < self.from {
+            return false;
+        }
+        if self.left == 0 {
+            self.ended.get_or_insert(way);
+            return false;
+        }
+        self.by_endpoint.get(&endpoint).is_none_or(|spent| *spent < SHARE)
+    }
+
+    fn spend(&mut self, endpoint: u32, cost: usize) {
+        self.left = self.left.saturating_sub(cost);
+        *self.by_endpoint.entry(endpoint).or_default() += cost;
+    }
+}
+
+/// One sweep.
+pub struct Round<'u> {
+    of: &'u mut RuleUse,
+    cluster: &'u Cluster,
+    /// The last sweep's flows that have not been met yet, the next one last.
+    before: Vec<Known>,
+    after: Vec<Known>,
+    new: Budget,
+    old: Budget,
+    missed: u64,
+    wall: u64,
+    now: Option<u32>,
+}
+
+impl<'u> Round<'u> {
+    pub(super) fn new(of: &'u mut RuleUse, cluster: &'u Cluster) -> Self {
+        let mut before = std::mem::take(&mut of.known);
+        before.reverse();
+        let Cursors { new, old } = of.cursors;
+        let after = Vec::with_capacity(before.len());
+        let (new, old) = (Budget::new(new), Budget::new(old));
+        Self { of, cluster, before, after, new, old, missed: 0, wall: now(), now: None }
+    }
+
+    /// All flows were met.
+    #[must_use]
+    pub fn done(self) -> Met {
+        let unattributed = self.before.iter().filter(|known| known.pending).count() as u64;
+        let cursors =
+            Cursors { new: self.new.ended.unwrap_or(0), old: self.old.ended.unwrap_or(0) };
+        let missed = self.missed + unattributed;
+        Met { known: self.after, missed, cursors, now: self.now, wall: self.wall }
+    }
+
+    /// Takes in a flow of the table; in the table's order.
+    pub fn meet(&mut self, at: &Sighting<'_>) {
+        self.now = Some(at.now);
+        let (incarnation, seen) = (at.control.incarnation(), at.control.seen());
+        let fresh =
+            Known { way: at.way, incarnation, pending: false, seen, groups: [0; 2], epoch: 0 };
+        match self.before_at(at.way) {
+            Some(known) if known.incarnation == incarnation => {
+                if !known.pending && known.seen == seen {
+                    return self.after.push(known);
+                }
+                let met = self.attribute(at, known, known.pending);
+                self.after.push(met.map_or(known, |groups| self.renewed(fresh, groups)));
+            }
+            known => {
+                if let Some(known) = known {
+                    // The flows that the way had in between.
+                    let between = incarnation.wrapping_sub(known.incarnation).saturating_sub(1);
+                    self.missed += u64::from(between) + u64::from(known.pending);
+                } else if self.was_there(at) {
+                    // It moved, or an earlier agent has counted it.
+                    return self.after.push(fresh);
+                }
+                let met = self.attribute(at, fresh, true);
+                let pending = Known { pending: true, ..fresh };
+                self.after.push(met.map_or(pending, |groups| self.renewed(fresh, groups)));
+            }
+        }
+    }
+
+    fn renewed(&self, fresh: Known, groups: [u32; 2]) -> Known {
+        Known { groups, epoch: self.of.epoch, ..fresh }
+    }
+
+    /// What the last sweep has met there.
+    fn before_at(&mut self, way: u32) -> Option<Known> {
+        while let Some(known) = self.before.pop_if(|known| known.way <= way) {
+            if known.way == way {
+                return Some(known);
+            }
+            self.missed += u64::from(known.pending);
+        }
+        None
+    }
+
+    /// Whether a flow that is not known has had no packet since the last sweep: then it was there.
+    fn was_there(&self, at: &Sighting<'_>) -> bool {
+        let since = match (self.of.last_sweep, self.of.counted_until) {
+            (Some(last), _) => at.now.wrapping_sub(last),
+            (None, Some(until)) => {
+                let ticks = self.wall.saturating_sub(until) * u64::from(at.hz) / 1000;
+                u32::try_from(ticks).unwrap_or(u32::MAX / 2)
+            }
+            (None, None) => return false,
+        };
+        at.control.age(at.now) > since.saturating_add(at.hz / MARGIN)
+    }
+
+    /// Marks the rules that allow a flow; what they are, or `None` if that has to wait.
+    fn attribute(&mut self, at: &Sighting<'_>, known: Known, is_new: bool) -> Option<[u32; 2]> {
+        let mut groups = known.groups;
+        if known.epoch != self.of.epoch || is_new {
+            let tuple = at.tuple()?;
+            let budget = if is_new { &mut self.new } else { &mut self.old };
+            if !budget.allows(at.way, tuple.endpoint) {
+                return None;
+            }
+            let flags = at.control.flags();
+            let mut cost = FLOW;
+            groups = [0; 2];
+            // What the node itself sends needs no rule.
+            if flags & (CT_INGRESS | CT_NODE) == CT_INGRESS {
+                groups[0] = self.group(&tuple, Direction::Ingress, &mut cost);
+            }
+            if flags & CT_EGRESS != 0 {
+                groups[1] = self.group(&tuple, Direction::Egress, &mut cost);
+            }
+            let budget = if is_new { &mut self.new } else { &mut self.old };
+            budget.spend(tuple.endpoint, cost);
+        }
+        let last = self.wall.saturating_sub(millis(at.idle()));
+        for group in groups {
+            for rule in &self.of.cache.groups[group as usize] {
+                self.of.records.used(*rule, last, is_new);
+            }
+        }
+        Some(groups)
+    }
+
+    fn group(&mut self, tuple: &FlowTuple, direction: Direction, cost: &mut usize) -> u32 {
+        let port = match direction {
+            Direction::Ingress => tuple.local_port,
+            Direction::Egress => tuple.remote_port,
+        };
+        let kind = (tuple.endpoint, direction, tuple.remote, tuple.protocol, port);
+        if let Some(group) = self.of.cache.by_flow.get(&kind) {
+            return *group;
+        }
+        let RuleUse { records, endpoints, former, cache, .. } = &mut *self.of;
+        let Some(pod) = endpoints.get(&tuple.endpoint) else { return 0 };
+        let allowing = Allowing::new(self.cluster);
+        let watched = records.granting(allowing, (tuple.endpoint, pod), direction);
+        let indexes: Vec<_> = watched.iter().map(|(index, _)| *index).collect();
+        let flow = PodFlow {
+            pod,
+            direction,
+            remote: tuple.remote,
+            protocol: IpProtocol(tuple.protocol),
+            port: if IpProtocol(tuple.protocol).has_ports() { port } else { 0 },
+        };
+        let former = |address| former.get(&address).map(|pod| &**pod);
+        let (rules, compared) = allowing.rules(&indexes, flow, former);
+        *cost += compared;
+        let place = |(policy, rule): (u32, u32)| watched[policy as usize].1 + rule;
+        let group = cache.group(rules.into_iter().map(place).collect());
+        if cache.by_flow.len() < CACHE_MAX {
+            cache.by_flow.insert(kind, group);
+        }
+        group
+    }
+}

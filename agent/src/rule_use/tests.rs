@@ -1,0 +1,308 @@
+use std::net::Ipv4Addr;
+use std::time::Instant;
+
+use aya::maps::MapData;
+use netpold_core::model::{Direction, Interface, Key, Owner, Policy, Rule};
+use netpold_core::options::Options;
+use netpold_ebpf::flow::control::timeouts;
+use netpold_ebpf::layout::{
+    CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_VALID, Ct4Bucket, Ct4Key, Ct6Bucket, Settings,
+};
+use netpold_testkit::objects::{self, block, select};
+
+use super::*;
+use crate::bpf::sys::test_objects;
+use crate::conntrack::{FlowKey, Sweeper, Tracked};
+
+const HZ: u32 = 250;
+const BPF_F_MMAPABLE: u32 = 1 << 10;
+
+/// A node with one pod, `x/server`, and a flow table without programs.
+struct World {
+    compiler: Compiler,
+    sweeper: Sweeper,
+    endpoint: u32,
+    revision: u64,
+    now: u32,
+}
+
+impl World {
+    fn new(policies: Vec<Policy>, buckets: u32) -> Self {
+        let mut compiler = Compiler::new(Options { node: "n".to_owned(), ..Options::default() });
+        let server = Pod {
+            node: "n".to_owned(),
+            ..objects::pod("x", "server", &[("app", "server")], &["10.200.0.1"])
+        };
+        let interface = Interface {
+            index: 5,
+            incarnation: 1,
+            addresses: server.addresses.clone(),
+            owner: Owner::Unbound,
+        };
+        compiler.ingest(Change::Pod(server));
+        compiler.ingest(Change::Interface(interface));
+        policies.into_iter().for_each(|policy| compiler.ingest(Change::Policy(policy)));
+        compiler.update().unwrap();
+        let endpoint = compiler.endpoints().next().unwrap().id;
+        let map = |size: usize, of| {
+            MapData::from_fd(test_objects::array(size as u32, of, BPF_F_MMAPABLE)).unwrap()
+        };
+        let settings = Settings {
+            timeouts: timeouts(HZ),
+            ct4_mask: buckets - 1,
+            hash_keys: netpold_ebpf::flow::key::hash_keys(7),
+            ..Settings::default()
+        };
+        let four = map(size_of::<Ct4Bucket>(), buckets);
+        let six = map(size_of::<Ct6Bucket>(), 1);
+        let sweeper = Sweeper::new(&four, &six, settings, HZ).unwrap();
+        Self { compiler, sweeper, endpoint, revision: 1, now: 1_000_000 }
+    }
+
+    fn ingest(&mut self, rules: &mut RuleUse, change: Change) {
+        rules.note(&change, self.compiler.cluster());
+        self.compiler.ingest(change);
+        self.compiler.update().unwrap();
+        self.revision += 1;
+        rules.endpoints_are(&self.compiler);
+    }
+
+    /// A packet of a flow that begins in ingress or egress, and that no other flow displaces.
+    fn packet(&self, remote: &str, [local_port, remote_port]: [u16; 2], flags: u16) {
+        let remote = remote.parse::<Ipv4Addr>().unwrap().into();
+        let endpoint = self.endpoint;
+        let key = Ct4Key { endpoint, remote, local_port, remote_port, protocol: 17 };
+        let flow = Tracked { key: FlowKey::V4(key), flags: CT_VALID | CT_REPLIED | flags, seen: self.now };
+        self.sweeper.import(&flow, self.now).unwrap();
+    }
+
+    fn sweep(&self, rules: &mut RuleUse) {
+        let live = self.compiler.endpoint_numbers();
+        let mut round = rules.begin(&self.compiler, self.revision, false);
+        let _ = self.sweeper.pass(self.now, Some(&live), |flow| round.meet(flow));
+        let met = round.done();
+        rules.end(&self.compiler, met);
+    }
+
+    fn wait(&mut self, seconds: u32) {
+        self.now += seconds * HZ;
+    }
+}
+
+fn from(cidr: &str) -> Rule {
+    Rule { peers: Some(vec![block(cidr, &[])]), ports: None }
+}
+
+fn policy(name: &str, rules: Vec<Rule>) -> Policy {
+    objects::policy("x", name, select(&[("app", "server")]), Some(rules), None)
+}
+
+/// Flows of each rule of a policy.
+fn flows(rules: &RuleUse, name: &str) -> Vec<u64> {
+    let all = rules.answer("n").rules.into_iter().filter(|rule| rule.name == name);
+    all.map(|rule| rule.flows).collect()
+}
+
+#[test]
+fn a_flow_marks_the_rules_that_allow_it_once() {
+    let rules = vec![from("10.1.0.0/16"), from("10.2.0.0/16"), from("10.0.0.0/8")];
+    let mut world = World::new(vec![policy("p", rules)], 64);
+    let mut used = RuleUse::default();
+    world.sweep(&mut used);
+    assert_eq!(flows(&used, "p"), [0, 0, 0]);
+    assert_eq!(used.answer("n").rules[0].last_used, None);
+    world.wait(10);
+    world.packet("10.1.0.1", [53, 4000], CT_INGRESS);
+    for _ in 0..3 {
+        world.sweep(&mut used);
+        assert_eq!(flows(&used, "p"), [1, 0, 1], "counted once");
+        world.wait(1);
+    }
+    // What the node sends, what the pod begins, and what no rule allows.
+    world.packet("10.2.0.1", [53, 4000], CT_INGRESS | CT_NODE);
+    world.packet("10.2.0.1", [53, 4001], CT_EGRESS);
+    world.packet("192.168.0.1", [53, 4001], CT_INGRESS);
+    world.sweep(&mut used);
+    assert_eq!(flows(&used, "p"), [1, 0, 1]);
+    // The answer's times are the wall clock's.
+    let last = used.answer("n").rules[0].last_used.unwrap();
+    assert!(used.answer("n").as_of.abs_diff(last) < 30, "{last}");
+}
+
+#[test]
+fn a_flow_that_is_over_is_counted_before_it_is_removed() {
+    let mut world = World::new(vec![policy("p", vec![from("10.0.0.0/8")])], 64);
+    let mut used = RuleUse::default();
+    // Here the kernel's time goes faster than the wall's.
+    used.last_wall = 0;
+    world.packet("10.1.0.1", [53, 4000], CT_INGRESS);
+    world.wait(3600);
+    world.sweep(&mut used);
+    assert_eq!(flows(&used, "p"), [1]);
+    assert_eq!(world.sweeper.pass(world.now, None, |_| panic!("it is removed")).v4.two_way, 0);
+    assert_eq!(used.answer("n").missed_flows, 0);
+}
+
+#[test]
+fn a_pod_that_goes_before_the_sweep_still_counts() {
+    let rule = Rule {
+        peers: Some(vec![netpold_core::model::Peer::Pods {
+            namespaces: None,
+            pods: select(&[("app", "client")]),
+        }]),
+        ports: None,
+    };
+    let mut world = World::new(vec![policy("p", vec![rule])], 64);
+    let mut used = RuleUse::default();
+    world.sweep(&mut used);
+    let client = objects::pod("x", "client", &[("app", "client")], &["10.1.0.1"]);
+    world.ingest(&mut used, Change::Pod(client.clone()));
+    world.wait(1);
+    world.packet("10.1.0.1", [53, 4000], CT_INGRESS);
+    world.ingest(&mut used, Change::PodGone(client.key));
+    world.ingest(&mut used, Change::PodGone(Key::new("x", "server")));
+    world.ingest(&mut used, Change::InterfaceGone(5));
+    world.sweep(&mut used);
+    assert_eq!(flows(&used, "p"), [1], "also when the pod itself is gone");
+    world.wait(1);
+    world.packet("10.1.0.1", [53, 4001], CT_INGRESS);
+    world.sweep(&mut used);
+    assert_eq!(flows(&used, "p"), [1], "from then on the address is nobody's");
+}
+
+#[test]
+fn an_edit_begins_anew_with_the_rules_that_it_changes() {
+    let (a, b) = (from("10.1.0.0/16"), from("10.2.0.0/16"));
+    let mut world = World::new(vec![policy("p", vec![a.clone(), b.clone()])], 64);
+    let mut used = RuleUse::default();
+    world.packet("10.1.0.1", [53, 4000], CT_INGRESS);
+    world.packet("10.2.0.1", [53, 4000], CT_INGRESS);
+    world.sweep(&mut used);
+    assert_eq!(flows(&used, "p"), [1, 1]);
+    let wider = from("10.0.0.0/8");
+    let edited = policy("p", vec![wider.clone(), b.clone()]);
+    // The edit comes after the packets that it would allow too.
+    std::thread::sleep(Duration::from_millis(100));
+    world.ingest(&mut used, Change::Policy(edited));
+    world.wait(1);
+    world.sweep(&mut used);
+    assert_eq!(flows(&used, "p"), [0, 1]);
+    world.packet("10.9.0.1", [53, 4000], CT_INGRESS);
+    world.sweep(&mut used);
+    assert_eq!(flows(&used, "p"), [1, 1]);
+    // Moved, it is the same rule; of another object it is not.
+    world.ingest(&mut used, Change::Policy(policy("p", vec![b.clone(), wider])));
+    world.sweep(&mut used);
+    assert_eq!(flows(&used, "p"), [1, 1]);
+    let mut other = policy("p", vec![b]);
+    other.version.uid = "another".to_owned();
+    world.ingest(&mut used, Change::Policy(other));
+    world.sweep(&mut used);
+    assert_eq!(flows(&used, "p"), [0]);
+    world.ingest(&mut used, Change::PolicyGone(Key::new("x", "p")));
+    world.sweep(&mut used);
+    assert_eq!(used.answer("n").rules, []);
+}
+
+/// One flow for each of 10,000 rules but one, and an agent's restart in between.
+#[test]
+fn of_ten_thousand_rules_all_that_were_used_are_marked_and_no_other() {
+    const RULES: u32 = 10_000;
+    const UNUSED: usize = 7_777;
+    let address = |n: u32| format!("10.{}.{}.1", n >> 8, n & 255);
+    let rules = (0..RULES).map(|n| from(&format!("{}/32", address(n)))).collect();
+    let mut world = World::new(vec![policy("p", rules)], 8_192);
+    let mut used = RuleUse::default();
+    let (first, second) = (0..RULES / 2, RULES / 2..RULES);
+    let begin = |world: &World, rules: std::ops::Range<u32>| {
+        for n in rules.filter(|n| *n as usize != UNUSED) {
+            world.packet(&address(n), [53, 4000], CT_INGRESS);
+        }
+    };
+    begin(&world, first);
+    world.sweep(&mut used);
+    world.wait(10);
+    let bytes = serde_json::to_vec(&used.saved()).unwrap();
+    let mut used = RuleUse::default();
+    used.resume(serde_json::from_slice(&bytes).unwrap());
+    begin(&world, second);
+    for _ in 0..2 {
+        world.sweep(&mut used);
+        world.wait(10);
+    }
+    let answer = used.answer("n");
+    assert_eq!((answer.rules.len(), answer.missed_flows), (RULES as usize, 0));
+    for (number, rule) in answer.rules.iter().enumerate() {
+        assert_eq!((rule.index, rule.direction), (number, Direction::Ingress));
+        let expected = u64::from(number != UNUSED);
+        assert_eq!(
+            (rule.flows, u64::from(rule.last_used.is_some())),
+            (expected, expected),
+            "{number}"
+        );
+    }
+}
+
+/// What does not fit one sweep's budget is counted by the next ones, and another pod does not wait for it.
+#[test]
+fn a_sweep_ends_with_its_budget_and_the_next_goes_on() {
+    // Each flow is compared with each of 2,000 rules.
+    let rules = (1..=2_000_u16).map(|port| Rule {
+        peers: None,
+        ports: Some(vec![netpold_core::model::PortRule {
+            protocol: netpold_core::model::Protocol::Udp,
+            port: netpold_core::model::PortMatch::Range(port, port),
+        }]),
+    });
+    let mut world = World::new(vec![policy("p", rules.collect())], 1_024);
+    let mut used = RuleUse::default();
+    used.last_wall = 0;
+    for port in 1..=2_000 {
+        world.packet("10.1.0.1", [port, 4000], CT_INGRESS);
+    }
+    let counted = |used: &RuleUse| flows(used, "p").into_iter().sum::<u64>();
+    world.sweep(&mut used);
+    let first = counted(&used);
+    assert!((1..200).contains(&first), "{first}");
+    for _ in 0..2_000 / first + 1 {
+        world.wait(1);
+        world.sweep(&mut used);
+    }
+    assert!(flows(&used, "p").iter().all(|flows| *flows == 1));
+    assert_eq!(used.answer("n").missed_flows, 0);
+}
+
+/// Half a million flows, as the table holds.
+#[test]
+fn a_full_table_costs_little() {
+    const FLOWS: u32 = 400_000;
+    let rules = (0..100).map(|n| from(&format!("10.{n}.0.0/16"))).collect();
+    let mut world = World::new(vec![policy("p", rules)], 131_072);
+    let mut used = RuleUse::default();
+    used.last_wall = 0;
+    for n in 0..FLOWS {
+        let remote = format!("10.{}.{}.1", n % 100, (n / 100) % 40);
+        world.packet(&remote, [53, (n / 4_000) as u16 + 1_024], CT_INGRESS);
+    }
+    let mut sweep = |what: &str, world: &World| {
+        let start = Instant::now();
+        world.sweep(&mut used);
+        let took = start.elapsed();
+        let counted: u64 = flows(&used, "p").into_iter().sum();
+        println!("{what}: {took:?}, {counted} of {FLOWS} flows counted");
+        counted
+    };
+    let mut counted = sweep("all new", &world);
+    while counted < FLOWS.into() {
+        world.wait(1);
+        let now = sweep("what was left", &world);
+        assert!(now > counted);
+        counted = now;
+    }
+    world.wait(1);
+    assert_eq!(sweep("nothing new", &world), u64::from(FLOWS));
+    let start = Instant::now();
+    let mut flows = 0;
+    let _ = world.sweeper.pass(world.now, None, |_| flows += 1);
+    println!("without counting: {:?} for {flows} flows", start.elapsed());
+}
