@@ -65,7 +65,7 @@ pub struct RuleUse {
 /// Milliseconds since the epoch.
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since.map_or(0, |time| millis(time))
+    since.map_or(0, millis)
 }
 
 fn millis(time: Duration) -> u64 {

@@ -3,10 +3,13 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use netpold_ebpf::reason::Reason;
+use serde_json::json;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
@@ -35,6 +38,47 @@ fn the_readmes_output_is_real() {
         let printed = String::from_utf8(output.stdout).unwrap();
         assert_eq!(printed.trim_end(), shown.trim_end(), "{command}");
     }
+}
+
+/// The binary renders this as the page shows it.
+#[test]
+fn the_list_of_rules_is_real() {
+    let text = page("deploy/troubleshooting.md");
+    let (command, shown) = sessions(&text)[0];
+    let rule = |namespace: &str, direction: &str, index: u32, rule: &str| {
+        json!({
+            "kind": "NetworkPolicy", "namespace": namespace, "name": "web", "direction": direction,
+            "index": index, "rule": rule, "flows": 0, "last_used": null, "watched_since": 1_000_000,
+        })
+    };
+    let mut rules = vec![
+        rule("other", "ingress", 0, "everything from anyone"),
+        rule("shop", "ingress", 0, "TCP 80 from pods app=client of namespace shop"),
+        rule("shop", "ingress", 1, "TCP 9090 from pods app=monitor of namespace shop"),
+        rule("shop", "egress", 0, "UDP 53 to anyone"),
+    ];
+    let as_of = 1_000_000 + 9 * 86_400;
+    for (index, flows, ago) in [(1, 1204, 2), (3, 88, 3 * 3600)] {
+        rules[index]["flows"] = flows.into();
+        rules[index]["last_used"] = (as_of - ago).into();
+    }
+    let answer = json!({ "node": "n", "as_of": as_of, "rules": rules });
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let agent = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut request = String::new();
+        BufReader::new(&stream).read_line(&mut request).unwrap();
+        stream.write_all(answer.to_string().as_bytes()).unwrap();
+        request
+    });
+    let arguments = command.strip_prefix("netpold ").unwrap().split(' ');
+    let mut netpold = Command::new(env!("CARGO_BIN_EXE_netpold"));
+    let output = netpold.args(arguments).arg("--socket").arg(&socket).env_clear().output().unwrap();
+    assert_eq!(agent.join().unwrap(), "rules\n");
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(printed.trim_end(), shown.trim_end(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Every page of the project.

@@ -30,7 +30,7 @@ pub(super) struct RuleRecord {
 
 /// The records of one policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PolicyRecord {
+pub(super) struct PolicyRecord {
     namespace: String,
     name: String,
     uid: String,

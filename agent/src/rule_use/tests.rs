@@ -72,7 +72,8 @@ impl World {
         let remote = remote.parse::<Ipv4Addr>().unwrap().into();
         let endpoint = self.endpoint;
         let key = Ct4Key { endpoint, remote, local_port, remote_port, protocol: 17 };
-        let flow = Tracked { key: FlowKey::V4(key), flags: CT_VALID | CT_REPLIED | flags, seen: self.now };
+        let flow =
+            Tracked { key: FlowKey::V4(key), flags: CT_VALID | CT_REPLIED | flags, seen: self.now };
         self.sweeper.import(&flow, self.now).unwrap();
     }
 
@@ -132,9 +133,8 @@ fn a_flow_marks_the_rules_that_allow_it_once() {
 #[test]
 fn a_flow_that_is_over_is_counted_before_it_is_removed() {
     let mut world = World::new(vec![policy("p", vec![from("10.0.0.0/8")])], 64);
-    let mut used = RuleUse::default();
     // Here the kernel's time goes faster than the wall's.
-    used.last_wall = 0;
+    let mut used = RuleUse { last_wall: 0, ..RuleUse::default() };
     world.packet("10.1.0.1", [53, 4000], CT_INGRESS);
     world.wait(3600);
     world.sweep(&mut used);
@@ -255,8 +255,7 @@ fn a_sweep_ends_with_its_budget_and_the_next_goes_on() {
         }]),
     });
     let mut world = World::new(vec![policy("p", rules.collect())], 1_024);
-    let mut used = RuleUse::default();
-    used.last_wall = 0;
+    let mut used = RuleUse { last_wall: 0, ..RuleUse::default() };
     for port in 1..=2_000 {
         world.packet("10.1.0.1", [port, 4000], CT_INGRESS);
     }
@@ -264,7 +263,7 @@ fn a_sweep_ends_with_its_budget_and_the_next_goes_on() {
     world.sweep(&mut used);
     let first = counted(&used);
     assert!((1..200).contains(&first), "{first}");
-    for _ in 0..2_000 / first + 1 {
+    for _ in 0..=2_000 / first {
         world.wait(1);
         world.sweep(&mut used);
     }
@@ -278,8 +277,7 @@ fn a_full_table_costs_little() {
     const FLOWS: u32 = 400_000;
     let rules = (0..100).map(|n| from(&format!("10.{n}.0.0/16"))).collect();
     let mut world = World::new(vec![policy("p", rules)], 131_072);
-    let mut used = RuleUse::default();
-    used.last_wall = 0;
+    let mut used = RuleUse { last_wall: 0, ..RuleUse::default() };
     for n in 0..FLOWS {
         let remote = format!("10.{}.{}.1", n % 100, (n / 100) % 40);
         world.packet(&remote, [53, (n / 4_000) as u16 + 1_024], CT_INGRESS);

@@ -60,8 +60,8 @@ fn a_flow_marks_its_rule_and_no_other() {
     cluster.policy("rules", policy).enforce();
     flows(&cluster, &[0, 0, 0, 0]);
     // One datagram and its answer: less than a sweep.
-    let to = cluster.pod("server").ip4().unwrap().into();
-    let from = cluster.pod("friend").ip4().unwrap().into();
+    let to = cluster.pod("server").ip4().unwrap();
+    let from = cluster.pod("friend").ip4().unwrap();
     let server = socket(cluster.pod("server"), to, 5353);
     let friend = socket(cluster.pod("friend"), from, 4000);
     friend.send_to(b"?", (to, 5353)).unwrap();
