@@ -33,6 +33,7 @@ use crate::dataplane::attach::Hook;
 use crate::dataplane::generation::GenerationError;
 use crate::dataplane::tables::TableError;
 use crate::endpoint::{Device, InterfaceEvent};
+use crate::events::Dropped;
 use crate::rule_use::{Answer, Round, RuleUse, Saved};
 
 use bypass::Bypass;
@@ -205,7 +206,9 @@ impl Engine {
 
     /// Tidies flows away that have expired or whose endpoint is gone, and counts the others. Which are
     /// gone is known once everything is enforced.
-    pub fn sweep(&mut self) {
+    ///
+    /// Returns flows that policies on trial would deny.
+    pub fn sweep(&mut self) -> Vec<Dropped> {
         let endpoints = self.is_settled().then(|| self.reconciler.compiler.endpoint_numbers());
         let Reconciler { compiler, dataplane, revision, restored, .. } = &mut self.reconciler;
         // What is not in force explains no flow.
@@ -221,6 +224,7 @@ impl Engine {
             Ok(pass) => self.health.count_sweep(pass),
             Err(error) => tracing::warn!(%error, "conntrack cannot be swept; flows expire anyway"),
         }
+        self.rule_use.take_audited()
     }
 
     /// Goes on counting the use of rules where an earlier agent has ended.

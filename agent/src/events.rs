@@ -22,6 +22,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tracing::info;
 
+use crate::conntrack::FlowTuple;
+
 /// Drops that are kept for status.
 const KEPT: usize = 64;
 /// How long a drop that was logged is not logged again.
@@ -33,12 +35,15 @@ const DENIED_OF_POD: usize = 4;
 /// Pods of which denials are kept.
 const DENIED_PODS: usize = 256;
 
-/// A dropped packet.
+/// [`Dropped::reason`] of a flow that passed and that policies on trial would have denied.
+pub const AUDIT: &str = "audit";
+
+/// A dropped packet, or a flow that would be dropped ([`AUDIT`]).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Dropped {
     /// When the agent read it, in milliseconds since 1970.
     pub unix_millis: u64,
-    /// Host-side interface index.
+    /// Host-side interface index; 0 of an audited flow.
     pub ifindex: u32,
     /// Number of the pod instance.
     pub endpoint: u32,
@@ -62,10 +67,9 @@ pub struct Dropped {
 
 impl Dropped {
     fn new(event: &DropEvent) -> Self {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let direction = if event.direction == 0 { Direction::Ingress } else { Direction::Egress };
         Self {
-            unix_millis: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
+            unix_millis: unix_millis(),
             ifindex: event.ifindex,
             endpoint: event.endpoint,
             direction,
@@ -76,6 +80,23 @@ impl Dropped {
             local_port: event.local_port,
             remote_port: event.remote_port,
             length: event.length,
+        }
+    }
+
+    /// A flow that policies on trial would deny.
+    pub(crate) fn audited(tuple: &FlowTuple, direction: Direction, local: Option<IpAddr>) -> Self {
+        Self {
+            unix_millis: unix_millis(),
+            ifindex: 0,
+            endpoint: tuple.endpoint,
+            direction,
+            reason: AUDIT,
+            local,
+            remote: Some(tuple.remote),
+            protocol: Some(tuple.protocol),
+            local_port: tuple.local_port,
+            remote_port: tuple.remote_port,
+            length: 0,
         }
     }
 
@@ -114,6 +135,16 @@ impl Dropped {
     pub(crate) fn is_denial(&self) -> bool {
         [Reason::Policy, Reason::ServiceBackend].map(Reason::as_str).contains(&self.reason)
     }
+
+    /// It passed: policies on trial would have dropped it.
+    pub(crate) fn is_audit(&self) -> bool {
+        self.reason == AUDIT
+    }
+}
+
+fn unix_millis() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
 pub(crate) type DropKey = (u32, Direction, &'static str, Option<IpAddr>, Option<u8>, u16);
@@ -197,9 +228,13 @@ impl DropLog {
 
     /// Takes in an event; what to log of it now.
     pub fn record(&mut self, event: &DropEvent, now: Instant) -> Option<Line> {
-        let dropped = Dropped::new(event);
         self.seen += 1;
         self.suppressed += u64::from(event.suppressed);
+        self.take_in(Dropped::new(event), now)
+    }
+
+    /// As [`DropLog::record`], of what no event told.
+    pub fn take_in(&mut self, dropped: Dropped, now: Instant) -> Option<Line> {
         if self.recent.len() == KEPT {
             self.recent.pop_front();
         }
@@ -323,8 +358,20 @@ fn lock(log: &Mutex<DropLog>) -> MutexGuard<'_, DropLog> {
     log.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn say(line: &Line, pod: impl Fn(u32) -> Option<String>) {
+/// Logs a drop, or what would be one.
+pub fn say(line: &Line, pod: impl Fn(u32) -> Option<String>) {
     let Line { dropped, times } = line;
+    if dropped.is_audit() {
+        info!(
+            pod = pod(dropped.endpoint).as_deref().unwrap_or("unknown"),
+            direction = %dropped.direction,
+            verdict = AUDIT,
+            flow = %dropped,
+            times,
+            "flow passed that policies on trial would deny"
+        );
+        return;
+    }
     info!(
         pod = pod(dropped.endpoint).as_deref().unwrap_or("unknown"),
         direction = %dropped.direction,

@@ -13,6 +13,7 @@ mod answer;
 mod file;
 mod flows;
 mod records;
+mod trials;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -23,11 +24,13 @@ use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Key, Pod};
 
+use crate::events::Dropped;
 pub use answer::{Answer, RuleUsed, text};
 pub use file::{Keeper, Saved, read};
 use flows::Known;
 pub use flows::Round;
 use records::Records;
+use trials::Trials;
 
 /// Pods whose addresses are remembered for a sweep after they went.
 const FORMER_MAX: usize = 16_384;
@@ -60,6 +63,7 @@ pub struct RuleUse {
     state: Option<(u64, Option<u64>)>,
     epoch: u32,
     cache: flows::Cache,
+    trials: Trials,
 }
 
 /// Milliseconds since the epoch.
@@ -89,6 +93,7 @@ impl Default for RuleUse {
             state: None,
             epoch: 0,
             cache: flows::Cache::default(),
+            trials: Trials::default(),
         }
     }
 }
@@ -172,6 +177,7 @@ impl RuleUse {
             self.state = state;
             self.epoch = self.epoch.wrapping_add(1).max(1);
             self.cache = flows::Cache::default();
+            self.trials.forget();
             let lately = now().saturating_sub(millis(LATELY));
             self.changed.retain(|_, at| *at > lately);
             let (cluster, pods) = (compiler.cluster(), self.endpoints.values());
@@ -194,6 +200,17 @@ impl RuleUse {
         }
         let live = compiler.endpoint_numbers();
         self.endpoints.retain(|number, _| live.contains(number));
+    }
+
+    /// Flows that the last sweep met and that policies on trial would deny.
+    pub fn take_audited(&mut self) -> Vec<Dropped> {
+        self.trials.take()
+    }
+
+    /// Such flows by policy (a ClusterNetworkPolicy has no namespace), and those that none is named for.
+    #[must_use]
+    pub fn audited(&self) -> (Vec<(Key, u64)>, u64) {
+        self.trials.counts()
     }
 
     /// What there is to keep.

@@ -28,7 +28,7 @@ use crate::dataplane::tables::grace_period;
 use crate::dataplane::{Dataplane, DataplaneOptions};
 use crate::endpoint::{self, Discovery};
 use crate::engine::Engine;
-use crate::events::{self, DropLog};
+use crate::events::{self, DropLog, Dropped};
 use crate::listen::{Heartbeat, Listener};
 use crate::metrics::Metrics;
 use crate::object::object;
@@ -232,7 +232,8 @@ impl Agent {
                 _ = sweep.tick() => {
                     block_in_place(|| {
                         let mut engine = lock(&self.engine);
-                        engine.sweep();
+                        let audited = engine.sweep();
+                        tell_of_trials(&engine, &self.drops, audited);
                         retry = retry.into_iter().chain(engine.repair()).min();
                         if let Some(event_recorder) = self.event_recorder.get() {
                             event_recorder.tell(engine.unsupported_policies());
@@ -269,7 +270,8 @@ impl Agent {
         }
         let counted = block_in_place(|| {
             let mut engine = lock(&self.engine);
-            engine.sweep();
+            let audited = engine.sweep();
+            tell_of_trials(&engine, &self.drops, audited);
             engine.rule_use()
         });
         self.rule_use.finish(counted).await;
@@ -419,6 +421,18 @@ fn engine(
 
 /// Whose the interfaces are by the tables of the agent before this one. A program that is still
 /// attached shows that an interface has been there since: it goes with it.
+/// Logs flows that policies on trial would deny, and keeps them for the status.
+fn tell_of_trials(engine: &Engine, drops: &Mutex<DropLog>, audited: Vec<Dropped>) {
+    let now = Instant::now();
+    let lines: Vec<_> = {
+        let mut drops = lock(drops);
+        audited.into_iter().filter_map(|dropped| drops.take_in(dropped, now)).collect()
+    };
+    for line in lines {
+        events::say(&line, |endpoint| engine.pod_of(endpoint).map(|pod| pod.to_string()));
+    }
+}
+
 fn bound(pinned: &PinnedState, attached: &[Attached]) -> BTreeMap<u32, u64> {
     let since: BTreeSet<u32> = attached.iter().map(|found| found.hook.ifindex).collect();
     let endpoints = pinned.endpoints.iter();

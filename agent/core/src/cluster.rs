@@ -172,14 +172,13 @@ impl Cluster {
         })
     }
 
-    /// Whether a policy on trial has something to say of a pod.
-    pub(crate) fn is_on_trial(&self, pod: (&Pod, bool)) -> bool {
-        Direction::BOTH.into_iter().any(|direction| {
-            let mut policies = self.selecting(pod, direction);
-            let mut tiers = self.tiers_about(pod, direction);
-            policies.any(|policy| policy.enforcement == Enforcement::Audit)
-                || tiers.any(|policy| policy.enforcement == Enforcement::Audit)
-        })
+    /// Whether a policy on trial has something to say of a pod in a direction.
+    #[must_use]
+    pub fn is_on_trial(&self, pod: (&Pod, bool), direction: Direction) -> bool {
+        let mut policies = self.selecting(pod, direction);
+        let mut tiers = self.tiers_about(pod, direction);
+        policies.any(|policy| policy.enforcement == Enforcement::Audit)
+            || tiers.any(|policy| policy.enforcement == Enforcement::Audit)
     }
 
     /// The ClusterNetworkPolicies, in the order in which they are asked.

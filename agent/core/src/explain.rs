@@ -22,7 +22,7 @@ pub use answer::{
 use std::net::IpAddr;
 
 use crate::cluster::Cluster;
-use crate::model::{Direction, Key, Pod};
+use crate::model::{Direction, Enforcement, Key, Pod};
 use crate::probe::{IpProtocol, Party, Probe};
 use answer::Detail;
 use literal::Literal;
@@ -35,6 +35,15 @@ pub struct Explainer<'c> {
     translated: Translated<'c>,
 }
 
+/// What policies on trial would deny.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    /// The policies on trial by which: a ClusterNetworkPolicy has no namespace.
+    pub policies: Vec<Key>,
+    /// The judgement.
+    pub judgement: Judgement,
+}
+
 /// One side of a probe.
 struct Side<'c> {
     pod: Option<&'c Pod>,
@@ -45,7 +54,17 @@ impl<'c> Explainer<'c> {
     /// An explainer of this cluster.
     #[must_use]
     pub fn new(cluster: &'c Cluster) -> Self {
-        Self { cluster, translated: Translated { literal: Literal { cluster } } }
+        Self {
+            cluster,
+            translated: Translated { literal: Literal { cluster, with_trials: false } },
+        }
+    }
+
+    /// The same, as if policies on trial (`netpold.io/enforcement: audit`) were enforced.
+    #[must_use]
+    pub fn with_trials(mut self) -> Self {
+        self.translated.literal.with_trials = true;
+        self
     }
 
     /// Answer a probe.
@@ -170,6 +189,44 @@ impl<'c> Explainer<'c> {
         let (egress, ingress) = literal.judge_pair(from, to, kind, detail);
         let verdict = Verdict::of([&egress, &ingress]);
         Explanation::judged(probe, verdict, None, egress, ingress)
+    }
+
+    /// What policies on trial would deny of a flow at one pod, and that judgement; `None` if they would
+    /// not. The flow itself is taken to be allowed. `port` is the destination port.
+    #[must_use]
+    pub fn trial(
+        &self,
+        pod: &Pod,
+        direction: Direction,
+        remote: IpAddr,
+        protocol: IpProtocol,
+        port: u16,
+    ) -> Option<Trial> {
+        if !self.cluster.is_on_trial((pod, true), direction) {
+            return None;
+        }
+        let judge = self.with_trials().translated;
+        let kind = (protocol, port);
+        let judgement = judge.judge_at_veth(pod, direction, remote, kind, Detail::Reasons);
+        if judgement.verdict != Verdict::Deny {
+            return None;
+        }
+        let of_cluster = |name: &str| Key::new("", name);
+        let policies = self.cluster.selecting((pod, true), direction);
+        let policies = policies.filter(|policy| policy.enforcement == Enforcement::Audit);
+        let tiers = self.cluster.tiers_about((pod, true), direction);
+        let tiers = tiers.filter(|policy| policy.enforcement == Enforcement::Audit);
+        let tiers: Vec<Key> = tiers.map(|policy| of_cluster(&policy.name)).collect();
+        let policies: Vec<Key> = policies.map(|policy| policy.key.clone()).collect();
+        let policies = match &judgement.tiers.decided_by {
+            Some(rule) if tiers.contains(&of_cluster(&rule.policy.policy)) => {
+                vec![of_cluster(&rule.policy.policy)]
+            }
+            None if !policies.is_empty() => policies,
+            // One of them passes by what else would be asked.
+            Some(_) | None => tiers.into_iter().chain(policies).collect(),
+        };
+        Some(Trial { policies, judgement })
     }
 
     /// Judge one direction at one pod, as the dataplane would by its tables; `None` if there is no

@@ -38,6 +38,7 @@ impl Engine {
             swept: health.swept,
             evicted: evicted(dataplane),
             drops: drops_by_reason(dataplane),
+            audited: self.rule_use.audited(),
             bypassed: self.bypass.packets(),
             unproven: self.missing.total(),
             // All kinds: a counter that begins with its first event has no increase.

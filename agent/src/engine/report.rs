@@ -205,7 +205,7 @@ impl Engine {
     /// Recent drops with the reason that the current policies give.
     fn explain_drops(&self, dropped: &[Dropped]) -> Vec<RecentDrop> {
         let mut distinct = BTreeMap::new();
-        for drop in dropped.iter().rev().filter(|drop| drop.is_denial()) {
+        for drop in dropped.iter().rev().filter(|drop| drop.is_denial() || drop.is_audit()) {
             if distinct.len() < EXPLAINED && !distinct.contains_key(&drop.key()) {
                 distinct.insert(drop.key(), drop);
             }
@@ -245,6 +245,7 @@ pub(super) fn explain(explainer: &Explainer<'_>, pod: Option<&Key>, drop: &Dropp
             Direction::Ingress => drop.local_port,
             Direction::Egress => drop.remote_port,
         };
+        let explainer = if drop.is_audit() { explainer.with_trials() } else { *explainer };
         explainer.judge(pod?, drop.direction, remote, protocol, port)
     };
     let lines = judgement().map(|judgement| judgement.lines()).unwrap_or_default();

@@ -2,8 +2,8 @@
 //!
 //! Three sources: [`Instruments`] that the engine moves as it works, a [`Snapshot`] of the engine that
 //! is taken at each scrape, and the process itself. A scrape never waits for the engine: while that is
-//! writing, the last snapshot is served. No label names a pod, an address or a policy, so the number
-//! of series does not depend on the cluster. deploy/metrics.md lists them all.
+//! writing, the last snapshot is served. No label names a pod or an address, and a policy only one on
+//! trial, of which 500 at most, so the number of series is bounded whatever the cluster has. deploy/metrics.md lists them all.
 
 mod instruments;
 mod process;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use netpold_core::model::Direction;
+use netpold_core::model::{Direction, Key};
 use netpold_ebpf::layout::Unproven;
 use netpold_ebpf::reason::Reason;
 
@@ -66,6 +66,9 @@ pub struct Snapshot {
     pub evicted: [[u64; 2]; 2],
     /// Packets dropped.
     pub drops: Vec<(Direction, Reason, u64)>,
+    /// Flows that policies on trial would have denied, by policy, and those of policies that are too many
+    /// to be named.
+    pub audited: (Vec<(Key, u64)>, u64),
     /// Packets that reached isolated pods past their programs.
     pub bypassed: u64,
     /// Packets of pods that exits missed something at.
@@ -84,7 +87,15 @@ impl Snapshot {
             ([("direction", name(*direction)), ("reason", reason.as_str())], *packets)
         });
         let help = "Packets dropped, by the direction that the pod sees and the reason";
-        writer.counters("dropped_packets", help, drops)
+        writer.counters("dropped_packets", help, drops)?;
+        let (named, others) = &self.audited;
+        let named = named.iter().map(|(policy, flows)| {
+            ([("namespace", policy.namespace.as_str()), ("policy", policy.name.as_str())], *flows)
+        });
+        let others = (*others > 0).then_some(([("namespace", ""), ("policy", "")], *others));
+        let help = "Flows that passed and that policies on trial would deny, by policy; a \
+                    ClusterNetworkPolicy has no namespace, and those beyond 500 policies have no name";
+        writer.counters("audited_flows", help, named.chain(others))
     }
 
     fn write_state(&self, writer: &mut Writer<'_>) -> fmt::Result {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Allowing, PodFlow};
-use netpold_core::model::Direction;
+use netpold_core::model::{Direction, Pod};
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE};
 
@@ -24,7 +24,7 @@ const CACHE_MAX: usize = 65_536;
 const MARGIN: u32 = 20;
 
 /// A flow that the last sweep has met.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Known {
     way: u32,
     incarnation: u16,
@@ -35,6 +35,8 @@ pub(super) struct Known {
     /// What allows it in each direction, if that is of this epoch.
     groups: [u32; 2],
     epoch: u32,
+    /// It is counted as one that policies on trial would deny.
+    audited: bool,
 }
 
 /// Where the budgets have ended: the next sweep goes on there.
@@ -53,7 +55,7 @@ pub(super) struct Cache {
 }
 
 /// What flows have in common that the same rules allow.
-type Kind = (u32, Direction, IpAddr, u8, u16);
+pub(super) type Kind = (u32, Direction, IpAddr, u8, u16);
 
 impl Default for Cache {
     fn default() -> Self {
@@ -152,15 +154,14 @@ impl<'u> Round<'u> {
     pub fn meet(&mut self, at: &Sighting<'_>) {
         self.now = Some(at.now);
         let (incarnation, seen) = (at.control.incarnation(), at.control.seen());
-        let fresh =
-            Known { way: at.way, incarnation, pending: false, seen, groups: [0; 2], epoch: 0 };
+        let fresh = Known { way: at.way, incarnation, seen, ..Known::default() };
         match self.before_at(at.way) {
             Some(known) if known.incarnation == incarnation => {
                 if !known.pending && known.seen == seen {
                     return self.after.push(known);
                 }
                 let met = self.attribute(at, known, known.pending);
-                self.after.push(met.map_or(known, |groups| self.renewed(fresh, groups)));
+                self.after.push(met.map_or(known, |met| self.renewed(fresh, met)));
             }
             known => {
                 if let Some(known) = known {
@@ -173,13 +174,13 @@ impl<'u> Round<'u> {
                 }
                 let met = self.attribute(at, fresh, true);
                 let pending = Known { pending: true, ..fresh };
-                self.after.push(met.map_or(pending, |groups| self.renewed(fresh, groups)));
+                self.after.push(met.map_or(pending, |met| self.renewed(fresh, met)));
             }
         }
     }
 
-    fn renewed(&self, fresh: Known, groups: [u32; 2]) -> Known {
-        Known { groups, epoch: self.of.epoch, ..fresh }
+    fn renewed(&self, fresh: Known, (groups, audited): ([u32; 2], bool)) -> Known {
+        Known { groups, epoch: self.of.epoch, audited, ..fresh }
     }
 
     /// What the last sweep has met there.
@@ -206,9 +207,16 @@ impl<'u> Round<'u> {
         at.control.age(at.now) > since.saturating_add(at.hz / MARGIN)
     }
 
-    /// Marks the rules that allow a flow; what they are, or `None` if that has to wait.
-    fn attribute(&mut self, at: &Sighting<'_>, known: Known, is_new: bool) -> Option<[u32; 2]> {
+    /// Marks the rules that allow a flow; what they are and whether policies on trial would deny it, or
+    /// `None` if that has to wait.
+    fn attribute(
+        &mut self,
+        at: &Sighting<'_>,
+        known: Known,
+        is_new: bool,
+    ) -> Option<([u32; 2], bool)> {
         let mut groups = known.groups;
+        let mut audited = known.audited;
         if known.epoch != self.of.epoch || is_new {
             let tuple = at.tuple()?;
             let budget = if is_new { &mut self.new } else { &mut self.old };
@@ -221,9 +229,11 @@ impl<'u> Round<'u> {
             // What the node itself sends needs no rule.
             if flags & (CT_INGRESS | CT_NODE) == CT_INGRESS {
                 groups[0] = self.group(&tuple, Direction::Ingress, &mut cost);
+                audited = audited || self.audit(&tuple, Direction::Ingress, &mut cost);
             }
             if flags & CT_EGRESS != 0 {
                 groups[1] = self.group(&tuple, Direction::Egress, &mut cost);
+                audited = audited || self.audit(&tuple, Direction::Egress, &mut cost);
             }
             let budget = if is_new { &mut self.new } else { &mut self.old };
             budget.spend(tuple.endpoint, cost);
@@ -234,15 +244,19 @@ impl<'u> Round<'u> {
                 self.of.records.used(*rule, last, is_new);
             }
         }
-        Some(groups)
+        Some((groups, audited))
+    }
+
+    /// Whether policies on trial would deny a flow.
+    fn audit(&mut self, tuple: &FlowTuple, direction: Direction, cost: &mut usize) -> bool {
+        let RuleUse { endpoints, trials, .. } = &mut *self.of;
+        let Some(pod) = endpoints.get(&tuple.endpoint) else { return false };
+        let flow = pod_flow(pod, tuple, direction);
+        trials.meet(self.cluster, tuple, flow, kind(tuple, direction), cost)
     }
 
     fn group(&mut self, tuple: &FlowTuple, direction: Direction, cost: &mut usize) -> u32 {
-        let port = match direction {
-            Direction::Ingress => tuple.local_port,
-            Direction::Egress => tuple.remote_port,
-        };
-        let kind = (tuple.endpoint, direction, tuple.remote, tuple.protocol, port);
+        let kind = kind(tuple, direction);
         if let Some(group) = self.of.cache.by_flow.get(&kind) {
             return *group;
         }
@@ -251,13 +265,7 @@ impl<'u> Round<'u> {
         let allowing = Allowing::new(self.cluster);
         let watched = records.granting(allowing, (tuple.endpoint, pod), direction);
         let indexes: Vec<_> = watched.iter().map(|(index, _)| *index).collect();
-        let flow = PodFlow {
-            pod,
-            direction,
-            remote: tuple.remote,
-            protocol: IpProtocol(tuple.protocol),
-            port: if IpProtocol(tuple.protocol).has_ports() { port } else { 0 },
-        };
+        let flow = pod_flow(pod, tuple, direction);
         let former = |address| former.get(&address).map(|pod| &**pod);
         let (rules, compared) = allowing.rules(&indexes, flow, former);
         *cost += compared;
@@ -268,4 +276,22 @@ impl<'u> Round<'u> {
         }
         group
     }
+}
+
+fn kind(tuple: &FlowTuple, direction: Direction) -> Kind {
+    (tuple.endpoint, direction, tuple.remote, tuple.protocol, port(tuple, direction))
+}
+
+/// The destination port.
+fn port(tuple: &FlowTuple, direction: Direction) -> u16 {
+    match direction {
+        Direction::Ingress => tuple.local_port,
+        Direction::Egress => tuple.remote_port,
+    }
+}
+
+fn pod_flow<'p>(pod: &'p Pod, tuple: &FlowTuple, direction: Direction) -> PodFlow<'p> {
+    let protocol = IpProtocol(tuple.protocol);
+    let port = if protocol.has_ports() { port(tuple, direction) } else { 0 };
+    PodFlow { pod, direction, remote: tuple.remote, protocol, port }
 }

@@ -292,7 +292,7 @@ fn enforcement(metadata: &ObjectMeta, problems: &mut Vec<Problem>) -> Enforcemen
     let given = metadata.annotations.as_ref().and_then(|given| given.get(ENFORCEMENT));
     let text = match given.map(String::as_str) {
         None | Some("enforce") => return Enforcement::Enforce,
-        Some("audit") => "audit is not supported by this version; the policy is enforced".into(),
+        Some("audit") => return Enforcement::Audit,
         Some(other) => format!("`{other}` is not enforce or audit; the policy is enforced"),
     };
     problems.push(Problem::new(format!("metadata.annotations.{ENFORCEMENT}"), text));

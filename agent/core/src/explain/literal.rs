@@ -13,6 +13,8 @@ use crate::probe::IpProtocol;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Literal<'c> {
     pub(super) cluster: &'c Cluster,
+    /// Policies on trial count, too.
+    pub(super) with_trials: bool,
 }
 
 /// Which policies are not asked, and why.
@@ -170,9 +172,10 @@ impl<'c> Literal<'c> {
     }
 
     fn tiers(&self, pod: &Pod, direction: Direction) -> Vec<Arc<ClusterPolicy>> {
-        match is_subject(pod) {
-            true => self.cluster.tiers_of((pod, true), direction),
-            false => Vec::new(),
+        match (is_subject(pod), self.with_trials) {
+            (true, false) => self.cluster.tiers_of((pod, true), direction),
+            (true, true) => self.cluster.tiers_about((pod, true), direction).cloned().collect(),
+            (false, _) => Vec::new(),
         }
     }
 
@@ -182,7 +185,7 @@ impl<'c> Literal<'c> {
         }
         let policies = self.cluster.policies_in(&pod.key.namespace).map(|policy| &**policy);
         policies
-            .filter(|policy| policy.enforcement == Enforcement::Enforce)
+            .filter(|policy| self.with_trials || policy.enforcement == Enforcement::Enforce)
             .filter(|policy| policy.rules(direction).is_some())
             .filter(|policy| rule::unmet(&policy.pod_selector, &pod.labels).is_none())
             .collect()

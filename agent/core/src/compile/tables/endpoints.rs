@@ -317,7 +317,8 @@ impl Endpoints {
                 }
                 _ => BTreeSet::new(),
             },
-            watched: !isolated && cluster.is_on_trial((pod, labelled)),
+            watched: !isolated
+                && Direction::BOTH.into_iter().any(|it| cluster.is_on_trial((pod, labelled), it)),
             direction_policies,
             labels: labelled.then(|| pod.labels.clone()),
             late,

@@ -225,11 +225,12 @@ fn rules_that_are_no_list_deny_everything() {
 }
 
 #[test]
-fn audit_is_named_and_enforced() {
-    for (value, text) in [
-        ("enforce", None),
-        ("audit", Some("audit is not supported by this version; the policy is enforced")),
-        ("off", Some("`off` is not enforce or audit; the policy is enforced")),
+fn only_the_word_audit_puts_a_policy_on_trial() {
+    let problem = "`Audit` is not enforce or audit; the policy is enforced";
+    for (value, enforcement, text) in [
+        ("enforce", Enforcement::Enforce, None),
+        ("audit", Enforcement::Audit, None),
+        ("Audit", Enforcement::Enforce, Some(problem)),
     ] {
         let expected: Vec<String> = text
             .map(|text| format!("metadata.annotations.netpold.io/enforcement: {text}"))
@@ -243,12 +244,12 @@ fn audit_is_named_and_enforced() {
              spec: {{{HEAD}}}"
         ));
         let Change::ClusterPolicy(policy) = converted.change else { panic!("another kind") };
-        assert_eq!((policy.enforcement, &policy.problems), (Enforcement::Enforce, &expected));
+        assert_eq!((policy.enforcement, &policy.problems), (enforcement, &expected));
         let converted = convert(&format!(
             "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\n{metadata}\nspec: {{}}"
         ));
         let Change::Policy(policy) = converted.change else { panic!("another kind") };
-        assert_eq!((policy.enforcement, &policy.problems), (Enforcement::Enforce, &expected));
+        assert_eq!((policy.enforcement, &policy.problems), (enforcement, &expected));
     }
 }
 

@@ -1,0 +1,105 @@
+//! Flows that passed and that policies on trial (`netpold.io/enforcement: audit`) would deny.
+//!
+//! They are found where the use of rules is counted: at the sweep of the flow table, which has an entry
+//! for each flow of a pod on trial. So they cost a packet nothing, and are known a sweep later. Each flow
+//! is counted once: when it is met first, or when a policy that would deny it comes.
+
+use std::collections::{BTreeMap, HashMap};
+
+use netpold_core::cluster::Cluster;
+use netpold_core::explain::{Explainer, PodFlow};
+use netpold_core::model::{Direction, Key};
+
+use super::flows::Kind;
+use crate::conntrack::FlowTuple;
+use crate::events::Dropped;
+
+/// What a look at policies weighs in a sweep's budget.
+pub(super) const LOOK: usize = 64;
+/// Policies that are counted each by itself; the rest is counted together.
+const COUNTED: usize = 500;
+/// Flows of one sweep that are told one by one; the rest is counted only.
+const TOLD: usize = 256;
+/// Kinds of flows that are remembered.
+const REMEMBERED: usize = 16_384;
+
+/// What was found so far.
+#[derive(Debug, Default)]
+pub(super) struct Trials {
+    /// Flows by policy; a ClusterNetworkPolicy has no namespace.
+    counts: BTreeMap<Key, u64>,
+    /// Flows of policies beyond [`COUNTED`].
+    others: u64,
+    /// Those of the last sweep.
+    told: Vec<Dropped>,
+    cache: Cache,
+}
+
+/// What is known of one state of the cluster.
+#[derive(Debug, Default)]
+struct Cache {
+    on_trial: HashMap<(u32, Direction), bool>,
+    /// By which policies; none: it would not be denied.
+    denied_by: HashMap<Kind, Box<[Key]>>,
+}
+
+impl Trials {
+    /// The cluster's state is another.
+    pub(super) fn forget(&mut self) {
+        self.cache = Cache::default();
+    }
+
+    /// The flows of the last sweep, as they would be dropped.
+    pub(super) fn take(&mut self) -> Vec<Dropped> {
+        std::mem::take(&mut self.told)
+    }
+
+    /// Flows by policy, and those that no policy is named for.
+    pub(super) fn counts(&self) -> (Vec<(Key, u64)>, u64) {
+        let counts = self.counts.iter().map(|(key, count)| (key.clone(), *count));
+        (counts.collect(), self.others)
+    }
+
+    /// Takes in a flow that was not counted yet; whether it would be denied. `cost` grows by what that took.
+    pub(super) fn meet(
+        &mut self,
+        cluster: &Cluster,
+        tuple: &FlowTuple,
+        flow: PodFlow<'_>,
+        kind: Kind,
+        cost: &mut usize,
+    ) -> bool {
+        let on_trial = self.cache.on_trial.entry((tuple.endpoint, flow.direction));
+        let is_on_trial = || cluster.is_on_trial((flow.pod, true), flow.direction);
+        if !*on_trial.or_insert_with(is_on_trial) {
+            return false;
+        }
+        if self.cache.denied_by.len() >= REMEMBERED {
+            self.cache.denied_by.clear();
+        }
+        let denied_by = self.cache.denied_by.entry(kind).or_insert_with(|| {
+            *cost += LOOK;
+            let PodFlow { pod, direction, remote, protocol, port } = flow;
+            let trial = Explainer::new(cluster).trial(pod, direction, remote, protocol, port);
+            trial.map_or_else(Box::default, |trial| trial.policies.into())
+        });
+        if denied_by.is_empty() {
+            return false;
+        }
+        for policy in denied_by.iter() {
+            if let Some(count) = self.counts.get_mut(policy) {
+                *count += 1;
+            } else if self.counts.len() < COUNTED {
+                self.counts.insert(policy.clone(), 1);
+            } else {
+                self.others += 1;
+            }
+        }
+        if self.told.len() < TOLD {
+            let local = flow.pod.addresses.iter().copied();
+            let local = local.into_iter().find(|it| it.is_ipv4() == flow.remote.is_ipv4());
+            self.told.push(Dropped::audited(tuple, flow.direction, local));
+        }
+        true
+    }
+}
