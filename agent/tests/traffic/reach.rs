@@ -1,7 +1,9 @@
 //! Who reaches whom, over TCP, UDP, SCTP and echo, in both families.
 
+use std::net::{SocketAddr, TcpListener, TcpStream};
+
 use netpold_testbed::cluster::{
-    Cluster, MOMENT, all_pass, allow_from, allow_to, isolate, none_pass,
+    Cluster, MOMENT, PATIENCE, all_pass, allow_from, allow_to, isolate, none_pass,
 };
 use netpold_testbed::{Cni, Probe, Protocol, probe_all, require_root};
 
@@ -104,4 +106,40 @@ fn a_pod_reaches_the_bridge_of_its_node() {
     let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["pod"]);
     cluster.policy("p", isolate("pod", &BOTH)).enforce();
     all_pass(cluster.pod("pod"), &cluster.nodes[0], &cluster.nodes[0].bridge_addresses());
+}
+
+/// An ambient mesh gives these sources to the kubelet's probes, behind policy that knows neither. The pod sees
+/// them, so no rule could name the node instead.
+#[test]
+fn probes_that_a_mesh_translates_reach_isolated_pods() {
+    const TEST: &str = "probes_that_a_mesh_translates_reach_isolated_pods";
+    const SOURCES: [&str; 2] = ["169.254.7.127", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff"];
+    if !require_root(TEST) {
+        return;
+    }
+    for cni in [Cni::Ptp, Cni::Bridge] {
+        let mut cluster = Cluster::one(cni).with_pods(&["pod", "stranger"]);
+        cluster.policy("p", isolate("pod", &BOTH)).enforce();
+        let (node, pod) = (&cluster.nodes[0], cluster.pod("pod"));
+        let mut rules = "add table inet mesh; \
+                         add chain inet mesh out { type nat hook postrouting priority 100; }; "
+            .to_owned();
+        for (to, (family, source)) in pod.addresses().iter().zip(["ip", "ip6"].iter().zip(SOURCES))
+        {
+            let of =
+                format!("fib saddr type local {family} daddr {to} snat {family} to {source}; ");
+            rules += &format!("add rule inet mesh out {of}");
+        }
+        let done = node.command("nft").unwrap().arg(rules).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        for (to, source) in pod.addresses().iter().zip(SOURCES) {
+            let to = SocketAddr::new(*to, 8080);
+            let listener = pod.run(|| TcpListener::bind(to)).unwrap().unwrap();
+            let probe = node.run(|| TcpStream::connect_timeout(&to, PATIENCE));
+            let _probe = probe.unwrap().unwrap();
+            let (_, from) = listener.accept().unwrap();
+            assert_eq!(from.ip().to_string(), source);
+        }
+        cluster.denied("stranger", "pod");
+    }
 }
