@@ -200,16 +200,16 @@ pub(super) async fn publish(
     recorder.publish(&event, &regarding).await
 }
 
-/// Events on what has no namespace are in `default`.
+/// Events on what has no namespace are in `default`, which [`Writer::own_node`] has in both places too.
 fn regarding(policy: &Key, uid: &str) -> ObjectReference {
-    let (version, kind) = match policy.namespace.as_str() {
-        "" => ("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy"),
-        _ => ("networking.k8s.io/v1", "NetworkPolicy"),
+    let (version, kind, namespace) = match policy.namespace.as_str() {
+        "" => ("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy", "default"),
+        namespace => ("networking.k8s.io/v1", "NetworkPolicy", namespace),
     };
     ObjectReference {
         api_version: Some(version.into()),
         kind: Some(kind.into()),
-        namespace: Some(policy.namespace.clone()).filter(|namespace| !namespace.is_empty()),
+        namespace: Some(namespace.to_owned()),
         name: Some(policy.name.clone()),
         uid: Some(uid.to_owned()),
         ..ObjectReference::default()
