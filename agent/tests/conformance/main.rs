@@ -95,7 +95,7 @@ fn failures(
 fn cases_hold_in_process() -> Result<()> {
     let cases = case::load_all()?;
     let (allowed, denied, early) = hold(&cases)?;
-    assert!(cases.len() >= 140 && allowed > 50_000 && denied > 5_000);
+    assert!(cases.len() >= 170 && allowed > 50_000 && denied > 5_000);
     assert!(early.iter().all(|dropped| *dropped > 1_000), "XDP dropped {early:?}");
     Ok(())
 }

@@ -223,7 +223,7 @@ fn cases_hold_on_the_wire() -> Result<()> {
     let mut wire = Wire::new(directory.path(), &[])?;
     let cases = case::load_all()?;
     let checks = hold(&mut wire, &cases)?;
-    ensure!(cases.len() >= 140 && checks > 50_000, "where are the cases?");
+    ensure!(cases.len() >= 170 && checks > 50_000, "where are the cases?");
     Ok(())
 }
 
