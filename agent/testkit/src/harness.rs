@@ -107,7 +107,7 @@ impl Subject {
         let Packet { direction, remote, protocol, port, .. } = *packet;
         let tiers = !self.oracle.cluster_policies.is_empty();
         let (pod, _) = self.endpoints().find(|(pod, _)| tiers && pod.key == packet.pod)?;
-        Some(Seen { pod, direction, remote, protocol, port })
+        Some(Seen { pod, direction, remote, protocol, port, itself: false })
     }
 
     /// Whether the pod's hooks say what the tables say of a packet that opens a flow, and XDP in

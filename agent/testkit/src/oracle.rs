@@ -158,7 +158,7 @@ impl Oracle {
         for (remote, port) in self.backends_of(Of::Service, remote, protocol, port, false) {
             let itself = pod.addresses.contains(&remote);
             let decide =
-                |direction| self.decide(Seen { pod, direction, remote, protocol, port }, itself);
+                |direction| self.decide(Seen { pod, direction, remote, protocol, port, itself });
             if itself && Direction::BOTH.into_iter().any(|way| decide(way).denied_by_tier()) {
                 return false;
             }
@@ -184,13 +184,13 @@ impl Oracle {
         port: u16,
     ) -> bool {
         pod.addresses.contains(&remote)
-            || self.decide(Seen { pod, direction, remote, protocol, port }, false).allowed()
+            || self.decide(Seen { pod, direction, remote, protocol, port, itself: false }).allowed()
     }
 
     /// Whether the NetworkPolicies that isolate the pod allow this; `None` if none does. Those on trial do
     /// not.
     fn network_policies_allow(&self, seen: Seen<'_>) -> Option<bool> {
-        let Seen { pod, direction, remote, protocol, port } = seen;
+        let Seen { pod, direction, remote, protocol, port, .. } = seen;
         let own_node = direction == Direction::Egress && self.is_own_node(pod, remote);
         let mut isolated = false;
         for policy in &self.policies {
@@ -209,9 +209,9 @@ impl Oracle {
             for rule in rules {
                 let port_pod = match direction {
                     Direction::Ingress => Some(pod),
-                    Direction::Egress => self.pod_at(remote),
+                    Direction::Egress => self.owner(seen),
                 };
-                if self.peers_match(Some(policy), rule, remote)
+                if self.peers_match(Some(policy), rule, remote, self.owner(seen))
                     && ports_match(rule, port_pod, protocol, port)
                 {
                     return Some(true);
@@ -372,22 +372,35 @@ impl Oracle {
     }
 
     /// `from`, `to`: "If this field is empty or missing, this rule matches all"; else one item must
-    /// match. `policy`: the NetworkPolicy whose namespace is meant where none is named.
-    fn peers_match(&self, policy: Option<&Policy>, rule: &Rule, remote: IpAddr) -> bool {
+    /// match. `policy`: the NetworkPolicy whose namespace is meant where none is named; `owner`: the pod that
+    /// has the address.
+    fn peers_match(
+        &self,
+        policy: Option<&Policy>,
+        rule: &Rule,
+        remote: IpAddr,
+        owner: Option<&Pod>,
+    ) -> bool {
         match &rule.peers {
             None => true,
-            Some(peers) => peers.iter().any(|peer| self.peer_matches(policy, peer, remote)),
+            Some(peers) => peers.iter().any(|peer| self.peer_matches(policy, peer, remote, owner)),
         }
     }
 
-    fn peer_matches(&self, policy: Option<&Policy>, peer: &Peer, remote: IpAddr) -> bool {
+    fn peer_matches(
+        &self,
+        policy: Option<&Policy>,
+        peer: &Peer,
+        remote: IpAddr,
+        owner: Option<&Pod>,
+    ) -> bool {
         match peer {
             Peer::Block(block) => block_holds(block, remote),
             Peer::Nodes(nodes) => self
                 .nodes
                 .iter()
                 .any(|node| node.addresses.contains(&remote) && selects(nodes, &node.labels)),
-            Peer::Pods { namespaces, pods } => match self.pod_at(remote) {
+            Peer::Pods { namespaces, pods } => match owner {
                 None => false,
                 Some(pod) => {
                     selects(pods, &pod.labels)

@@ -21,12 +21,13 @@ fn any_cluster_policy() -> impl Strategy<Value = ClusterPolicy> {
         (wide(), wide()).prop_map(|(namespaces, pods)| NamespacedPods { namespaces, pods });
     let ingress = any_rules(any_pods().boxed());
     let egress = any_rules(prop_oneof![any_pods(), any_others()].boxed());
-    (0..4u8, at, subject, ingress, egress).prop_map(|(name, at, subject, ingress, egress)| {
-        ClusterPolicy {
+    (0..4u8, at, subject, (ingress, egress), any_enforcement()).prop_map(
+        |(name, at, subject, (ingress, egress), enforcement)| ClusterPolicy {
             subject,
+            enforcement,
             ..objects::cluster_policy(&format!("c{name}"), at, ingress, egress)
-        }
-    })
+        },
+    )
 }
 
 /// A selector that often selects everything.

@@ -90,8 +90,8 @@ impl Oracle {
         }
         let mut backends = Vec::new();
         for (remote, port) in self.backends_of(Of::Node, remote, protocol, port, false) {
-            let seen = Seen { pod, direction: Direction::Egress, remote, protocol, port };
-            backends.push(self.decide(seen, false));
+            let (direction, itself) = (Direction::Egress, false);
+            backends.push(self.decide(Seen { pod, direction, remote, protocol, port, itself }));
         }
         let denied = backends.iter().any(Decision::denied_by_tier);
         let every = !backends.is_empty() && backends.iter().all(Decision::allowed);

@@ -51,13 +51,15 @@ pub struct Seen<'a> {
     pub protocol: u8,
     /// Destination port.
     pub port: u16,
+    /// The other side is the pod itself, reached through a Service, whoever else claims its address.
+    pub itself: bool,
 }
 
 impl Oracle {
     /// What decides: "Admin tier, NetworkPolicy tier, Baseline tier", each asked only if the one before
-    /// decided nothing. `exempt`: NetworkPolicies that isolate the pod allow this.
+    /// decided nothing. NetworkPolicies allow a pod to reach itself through a Service.
     #[must_use]
-    pub fn decide(&self, seen: Seen<'_>, exempt: bool) -> Decision<'_> {
+    pub fn decide(&self, seen: Seen<'_>) -> Decision<'_> {
         if seen.pod.host_network || seen.pod.finished {
             return Decision::Default;
         }
@@ -66,7 +68,7 @@ impl Oracle {
         }
         // "v1.NetworkPolicy always makes a final decision for selected pods."
         if let Some(allowed) = self.network_policies_allow(seen) {
-            return Decision::NetworkPolicy { allowed: allowed || exempt };
+            return Decision::NetworkPolicy { allowed: allowed || seen.itself };
         }
         self.tier(Tier::Baseline, seen).unwrap_or(Decision::Default)
     }
@@ -142,14 +144,14 @@ impl Oracle {
         let receiver = self.receiver(seen);
         let mut peers = rule.matches.peers.iter().flatten();
         let mut ports = rule.matches.ports.iter().flatten();
-        let peer = peers.position(|peer| self.peer_matches(None, peer, remote));
+        let peer = peers.position(|peer| self.peer_matches(None, peer, remote, self.owner(seen)));
         let port = ports.position(|item| port_matches(item, receiver, protocol, port));
         (peer, port)
     }
 
     /// `from`, `to` and `protocols`: "If any element matches the source of incoming traffic".
     fn rule_matches(&self, rule: &ClusterRule, seen: Seen<'_>) -> bool {
-        self.peers_match(None, &rule.matches, seen.remote)
+        self.peers_match(None, &rule.matches, seen.remote, self.owner(seen))
             && ports_match(&rule.matches, self.receiver(seen), seen.protocol, seen.port)
     }
 
@@ -157,7 +159,12 @@ impl Oracle {
     fn receiver<'a>(&'a self, seen: Seen<'a>) -> Option<&'a Pod> {
         match seen.direction {
             Direction::Ingress => Some(seen.pod),
-            Direction::Egress => self.pod_at(seen.remote),
+            Direction::Egress => self.owner(seen),
         }
+    }
+
+    /// The pod on the other side.
+    pub(super) fn owner<'a>(&'a self, seen: Seen<'a>) -> Option<&'a Pod> {
+        if seen.itself { Some(seen.pod) } else { self.pod_at(seen.remote) }
     }
 }
