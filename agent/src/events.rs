@@ -85,6 +85,10 @@ impl Dropped {
 
     /// A flow that policies on trial would deny.
     pub(crate) fn audited(tuple: &FlowTuple, direction: Direction, local: Option<IpAddr>) -> Self {
+        // An echo's number makes no other flow for whoever reads it.
+        let has_ports = IpProtocol(tuple.protocol).has_ports();
+        let [local_port, remote_port] =
+            [tuple.local_port, tuple.remote_port].map(|port| if has_ports { port } else { 0 });
         Self {
             unix_millis: unix_millis(),
             ifindex: 0,
@@ -94,8 +98,8 @@ impl Dropped {
             local,
             remote: Some(tuple.remote),
             protocol: Some(tuple.protocol),
-            local_port: tuple.local_port,
-            remote_port: tuple.remote_port,
+            local_port,
+            remote_port,
             length: 0,
         }
     }

@@ -41,6 +41,7 @@ mod sent;
 mod services;
 mod spoof;
 mod state;
+mod trials;
 mod udp;
 mod uninstall;
 mod updates;
