@@ -39,6 +39,11 @@ pub enum Command {
     #[command(after_help = "Exit status: 0 allowed, 1 denied, 2 cannot tell (why is on stderr).\n\
         With --probes: 0 every line answered, 2 some line is not.")]
     Explain(ExplainArgs),
+    /// Say which connections a change of manifests cuts or opens
+    #[command(
+        after_help = "Exit status: 0 nothing of the kind of --fail-on, 1 something, 2 cannot tell."
+    )]
+    Diff(DiffArgs),
     /// Show what a running agent enforces, drops and has problems with
     Status(StatusArgs),
     /// List the rules that isolate this node's pods, when each was last used and by how many flows
@@ -321,6 +326,62 @@ pub struct ExplainArgs {
     /// Format of the answer
     #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
     pub output: Output,
+}
+
+/// Flags of `netpold diff`.
+#[derive(Debug, Args)]
+pub struct DiffArgs {
+    /// Directory of Kubernetes objects as they were: *.yaml, *.yml and *.json
+    #[arg(long, value_name = "DIR", env = "NETPOLD_FROM", requires = "to")]
+    pub from: Option<PathBuf>,
+    /// Directory of Kubernetes objects as they shall be
+    #[arg(long, value_name = "DIR", env = "NETPOLD_TO", requires = "from")]
+    pub to: Option<PathBuf>,
+    /// Directory of the cluster's objects, to apply -f to; not asked with --from and --to
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "NETPOLD_MANIFESTS",
+        requires = "file",
+        required_unless_present = "from"
+    )]
+    pub manifests: Option<PathBuf>,
+    /// File or directory of the objects to apply
+    #[arg(short, long, value_name = "FILE|DIR", env = "NETPOLD_FILE", requires = "manifests")]
+    pub file: Option<PathBuf>,
+    /// Delete the objects of -f instead of applying them
+    #[arg(long, env = "NETPOLD_DELETE", requires = "file")]
+    pub delete: bool,
+    /// Which differences make the exit status 1
+    #[arg(long, value_name = "KIND", env = "NETPOLD_FAIL_ON", default_value = "any")]
+    pub fail_on: DiffKind,
+    /// Format of the answer
+    #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "table")]
+    pub output: DiffOutput,
+}
+
+/// Kinds of differences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DiffKind {
+    /// A connection is allowed no more
+    Cut,
+    /// A connection is allowed that was not
+    Open,
+    /// Either
+    Any,
+}
+
+/// Format of differences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DiffOutput {
+    /// For people: equal changes in one line
+    Table,
+    /// For programs
+    Json,
+    /// A table for a comment on a pull request
+    Markdown,
+    /// A graph of what changes
+    Mermaid,
 }
 
 /// Flags of `netpold status`.

@@ -8,6 +8,7 @@ pub mod config;
 pub mod conntrack;
 pub mod controller;
 pub mod dataplane;
+pub mod diff;
 pub mod endpoint;
 pub mod engine;
 pub mod events;
@@ -17,6 +18,7 @@ pub mod listen;
 pub mod metrics;
 pub mod netlink;
 pub mod object;
+pub mod offline;
 pub mod pattern;
 mod printable;
 pub mod publish;
@@ -51,6 +53,7 @@ pub fn main() -> ExitCode {
             Err(error) => (Err(error), UNUSABLE),
         },
         Command::Explain(args) => (explain::run(&args), UNUSABLE),
+        Command::Diff(args) => (diff::run(&args), UNUSABLE),
         Command::Controller(args) => (controller::run(args).map(|()| 0), FAILED),
         Command::Uninstall(args) => (uninstall::run(&args).map(|()| 0), FAILED),
         Command::Status(args) => (admin::client::run(&args).map(|()| 0), FAILED),

@@ -1,0 +1,186 @@
+//! `netpold diff`: which connections a change of manifests cuts or opens.
+
+mod addresses;
+mod compare;
+mod ends;
+mod ports;
+mod render;
+mod rules;
+mod workloads;
+
+use std::fmt;
+use std::io::Write as _;
+
+use anyhow::Result;
+use ipnet::IpNet;
+use netpold_core::cluster::Cluster;
+use netpold_core::model::Change as Object;
+
+pub use compare::compare;
+pub use ports::Ports;
+pub use workloads::Workload;
+
+use crate::cli::{DiffArgs, DiffKind};
+use crate::offline;
+
+/// Exit status: no difference of the kind that `--fail-on` names.
+const SAME: u8 = 0;
+/// Exit status: some.
+const DIFFERENT: u8 = 1;
+/// Most names of one list that people are shown.
+const SHOWN: usize = 3;
+
+/// What changes between two clusters.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Difference {
+    /// Who sends and receives.
+    pub parties: Vec<Party>,
+    /// Pairs between which something changes, in the order of the parties.
+    pub changes: Vec<Change>,
+}
+
+/// A side of connections.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Party {
+    /// Pods.
+    Workload(Workload),
+    /// The node that a pod is on.
+    OwnNode,
+    /// Nodes that policies cannot tell apart.
+    Nodes {
+        /// Their names.
+        nodes: Vec<String>,
+        /// There are no others.
+        only: bool,
+    },
+    /// Addresses that are no pod's and no node's.
+    Outside {
+        /// A block that policies name, or every address.
+        block: IpNet,
+        /// Blocks in it that are parties of their own.
+        without: Vec<IpNet>,
+        /// All pods and nodes have addresses of this family.
+        only: bool,
+    },
+}
+
+/// What changes from one party to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Who sends: index among the parties.
+    pub from: usize,
+    /// Who receives: index among the parties.
+    pub to: usize,
+    /// What was allowed and is no more.
+    pub loses: Ports,
+    /// What is allowed now.
+    pub gains: Ports,
+    /// Some pairs of pods or addresses of the two parties change otherwise, or not at all.
+    pub some: bool,
+}
+
+/// Names, or the first ones and how many more.
+fn few(names: &[String]) -> String {
+    if names.len() <= SHOWN + 1 {
+        return names.join(", ");
+    }
+    format!("{} and {} more", names[..SHOWN].join(", "), names.len() - SHOWN)
+}
+
+impl fmt::Display for Party {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Workload(workload) => f.write_str(&workload.name),
+            Self::OwnNode => f.write_str("own node"),
+            Self::Nodes { only: true, .. } => f.write_str("other nodes"),
+            Self::Nodes { nodes, .. } => match &nodes[..] {
+                [node] => write!(f, "node {node}"),
+                _ => write!(f, "nodes {}", few(nodes)),
+            },
+            Self::Outside { block, without, only } if block.prefix_len() == 0 => {
+                f.write_str(if without.is_empty() { "outside" } else { "anywhere else outside" })?;
+                match block {
+                    _ if *only => Ok(()),
+                    IpNet::V4(_) => f.write_str(" (IPv4)"),
+                    IpNet::V6(_) => f.write_str(" (IPv6)"),
+                }
+            }
+            Self::Outside { block, without, .. } => {
+                write!(f, "{block}")?;
+                let without: Vec<String> = without.iter().map(ToString::to_string).collect();
+                if without.is_empty() { Ok(()) } else { write!(f, " without {}", few(&without)) }
+            }
+        }
+    }
+}
+
+/// Answer, on standard output. Returns the exit status.
+///
+/// # Errors
+/// Manifests cannot be read.
+pub fn run(args: &DiffArgs) -> Result<u8> {
+    let [before, after] = clusters(args)?;
+    let difference = compare(&before, &after)?;
+    let text = render::render(&difference, args.output)?;
+    match anstream::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => return Err(error.into()),
+        Ok(()) | Err(_) => {}
+    }
+    let found = difference.changes.iter().any(|change| match args.fail_on {
+        DiffKind::Cut => !change.loses.is_empty(),
+        DiffKind::Open => !change.gains.is_empty(),
+        DiffKind::Any => true,
+    });
+    Ok(if found { DIFFERENT } else { SAME })
+}
+
+/// The cluster before and after.
+fn clusters(args: &DiffArgs) -> Result<[Cluster; 2]> {
+    if let (Some(from), Some(to)) = (&args.from, &args.to) {
+        let [from, to] = [offline::read_directory(from)?, offline::read_directory(to)?];
+        return Ok([from, to].map(|objects| objects.into_iter().collect()));
+    }
+    let (Some(manifests), Some(file)) = (&args.manifests, &args.file) else {
+        anyhow::bail!("give --from and --to, or --manifests and -f");
+    };
+    let before = offline::read_directory(manifests)?;
+    let changes = offline::read(file)?;
+    let changes = if args.delete { deleted(&before, &changes) } else { changes };
+    let after = before.iter().cloned().chain(changes).collect();
+    Ok([before.into_iter().collect(), after])
+}
+
+/// What is gone if these objects are deleted: with a namespace all that is in it.
+fn deleted(all: &[Object], named: &[Object]) -> Vec<Object> {
+    let mut gone: Vec<Object> = named.iter().map(Object::gone).collect();
+    for object in named {
+        if let Object::Namespace(namespace) = object {
+            let inside = all.iter().filter(|object| in_namespace(object, &namespace.name));
+            gone.extend(inside.map(Object::gone));
+        }
+    }
+    gone
+}
+
+fn in_namespace(object: &Object, namespace: &str) -> bool {
+    let key = match object {
+        Object::Pod(pod) => &pod.key,
+        Object::Policy(policy) => &policy.key,
+        Object::Service(service) => &service.key,
+        Object::EndpointSlice(slice) => &slice.key,
+        Object::PodGone(key)
+        | Object::PolicyGone(key)
+        | Object::ServiceGone(key)
+        | Object::EndpointSliceGone(key) => key,
+        Object::Namespace(_)
+        | Object::NamespaceGone(_)
+        | Object::Node(_)
+        | Object::NodeGone(_)
+        | Object::ClusterPolicy(_)
+        | Object::ClusterPolicyGone(_)
+        | Object::Interface(_)
+        | Object::InterfaceGone(_)
+        | Object::OwnAddresses(_) => return false,
+    };
+    key.namespace == namespace
+}

@@ -1,0 +1,191 @@
+//! The difference of two clusters' matrices of connectivity.
+//!
+//! The matrix itself is never made: what did not change is not asked, members of a class share an answer, and
+//! ports between which no rule begins or ends do, too.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, anyhow};
+use netpold_core::cluster::Cluster;
+use netpold_core::explain::{Explainer, Verdict};
+use netpold_core::model::Protocol;
+use netpold_core::probe::{IpProtocol, Party as Side, Probe};
+
+use super::ends::{Class, End, Ends, Kind, ends};
+use super::ports::{PROTOCOLS, Ports};
+use super::rules::Starts;
+use super::{Change, Difference};
+
+/// What changes between two clusters.
+///
+/// # Errors
+/// The explainer cannot tell a verdict that the objects determine.
+pub fn compare(before: &Cluster, after: &Cluster) -> Result<Difference> {
+    let ends = ends([before, after]);
+    let asking =
+        Asking { ends: &ends, explainers: [Explainer::new(before), Explainer::new(after)] };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let part = ends.classes.len().div_ceil(threads * 8).max(1);
+    let parts: Vec<&[Class<'_>]> = ends.classes.chunks(part).collect();
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let work = || {
+        let mut pairs = Pairs::new();
+        while let Some(part) = parts.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+            part.iter().try_for_each(|from| asking.from(from, &mut pairs))?;
+        }
+        Ok(pairs)
+    };
+    let done: Vec<Result<Pairs>> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        let join = |worker: std::thread::ScopedJoinHandle<'_, _>| {
+            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        workers.into_iter().map(join).collect()
+    });
+    let mut pairs = Pairs::new();
+    for part in done {
+        for (key, pair) in part? {
+            let known: &mut Pair = pairs.entry(key).or_default();
+            known.same |= pair.same;
+            known.changes.extend(pair.changes);
+        }
+    }
+    let changes =
+        pairs.into_iter().filter_map(|((from, to), pair)| pair.change(from, to)).collect();
+    Ok(Difference { parties: ends.parties, changes })
+}
+
+/// Indexes of the parties that send and receive, and an address of each, before and after.
+type Meeting<'c> = ((usize, usize), [[End<'c>; 2]; 2]);
+/// What is known of pairs of parties.
+type Pairs = BTreeMap<(usize, usize), Pair>;
+
+/// What changes from members of one party to members of another.
+#[derive(Default)]
+struct Pair {
+    /// Between some members nothing changes.
+    same: bool,
+    /// What is lost and gained between others.
+    changes: Vec<[Ports; 2]>,
+}
+
+impl Pair {
+    fn change(self, from: usize, to: usize) -> Option<Change> {
+        let first = self.changes.first()?;
+        let some = self.same || self.changes.iter().any(|change| change != first);
+        let [mut loses, mut gains] = first.clone();
+        for [lost, gained] in &self.changes[1..] {
+            loses.add(lost);
+            gains.add(gained);
+        }
+        Some(Change { from, to, loses, gains, some })
+    }
+}
+
+struct Asking<'a, 'c> {
+    ends: &'a Ends<'c>,
+    explainers: [Explainer<'c>; 2],
+}
+
+impl<'c> Asking<'_, 'c> {
+    fn from(&self, from: &Class<'c>, pairs: &mut Pairs) -> Result<()> {
+        for to in &self.ends.classes {
+            if from.is_ipv6() != to.is_ipv6() || ![from.kind, to.kind].contains(&Kind::Pods) {
+                continue;
+            }
+            if from.sends_as_before && to.receives_as_before {
+                pairs.entry((from.party, to.party)).or_default().same = true;
+                continue;
+            }
+            let mut starts = from.sends.clone();
+            starts.add(&to.receives);
+            if to.special || to.kind == Kind::Nodes {
+                starts.add(&self.ends.translated);
+            }
+            for (key, sides) in self.meetings(from, to) {
+                let change = self.ask(sides, &starts)?;
+                let pair = pairs.entry(key).or_default();
+                if change.iter().all(Ports::is_empty) {
+                    pair.same = true;
+                } else {
+                    pair.changes.push(change);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Members that speak for all pairs of members: sender and receiver, before and after.
+    fn meetings(&self, from: &Class<'c>, to: &Class<'c>) -> Vec<Meeting<'c>> {
+        let pairs = from.members.iter().flat_map(|a| to.members.iter().map(move |b| (a, b)));
+        if from.kind == Kind::Pods && to.kind == Kind::Pods {
+            // A pod to itself is no pair.
+            let key = |end: &End<'c>| end.pod.map(|pod| &pod.key);
+            let apart = |(a, b): &(&[End<'c>; 2], &[End<'c>; 2])| {
+                [0, 1].into_iter().all(|i| key(&a[i]) != key(&b[i]))
+            };
+            let mut pairs = pairs;
+            return pairs
+                .find(apart)
+                .map(|(a, b)| ((from.party, to.party), [*a, *b]))
+                .into_iter()
+                .collect();
+        }
+        if [from.kind, to.kind].contains(&Kind::Outside) {
+            return vec![((from.party, to.party), [from.members[0], to.members[0]])];
+        }
+        // A pod and a node: it matters whether it is the pod's own.
+        let mut found = BTreeMap::new();
+        for (a, b) in pairs {
+            let own = [0, 1].map(|i| a[i].node == b[i].node);
+            let node = (from.special || to.special).then_some([a[0].node, b[0].node]);
+            found.entry((own, node)).or_insert([*a, *b]);
+        }
+        let party = |own: bool, class: &Class<'c>| {
+            if own && class.kind == Kind::Nodes { self.ends.own_node } else { class.party }
+        };
+        found
+            .into_iter()
+            .map(|((own, _), sides)| {
+                let own = own == [true; 2];
+                ((party(own, from), party(own, to)), sides)
+            })
+            .collect()
+    }
+
+    /// What is lost and gained.
+    fn ask(&self, [from, to]: [[End<'c>; 2]; 2], starts: &Starts) -> Result<[Ports; 2]> {
+        let [mut lost, mut gained] = [const { Ports::NONE }; 2];
+        let both = |protocol, port| -> Result<[bool; 2]> {
+            let allowed = |i: usize| {
+                let side = |end: &End<'_>| Side::Address(end.address);
+                let probe = Probe { from: side(&from[i]), to: side(&to[i]), protocol, port };
+                match self.explainers[i].verdict(&probe) {
+                    (Verdict::Allow, _) => Ok(true),
+                    (Verdict::Deny, _) => Ok(false),
+                    (Verdict::Unknown, reason) => {
+                        Err(anyhow!("{probe}: {}", reason.unwrap_or_default()))
+                    }
+                }
+            };
+            Ok([allowed(0)?, allowed(1)?])
+        };
+        for protocol in PROTOCOLS {
+            for region in starts.regions(protocol) {
+                match both(number(protocol), region.0)? {
+                    [true, false] => lost.push(protocol, region),
+                    [false, true] => gained.push(protocol, region),
+                    [true, true] | [false, false] => {}
+                }
+            }
+        }
+        let [before, after] = both(IpProtocol::ICMP, 0)?;
+        lost.other = before && !after;
+        gained.other = after && !before;
+        Ok([lost, gained])
+    }
+}
+
+fn number(protocol: Protocol) -> IpProtocol {
+    IpProtocol(protocol.number())
+}

@@ -1,0 +1,322 @@
+//! Who sends and who receives: pods, nodes and addresses outside, as classes of which one member speaks for
+//! all, because no policy can tell its members apart.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use netpold_core::cluster::Cluster;
+use netpold_core::model::{Direction, NamedPort, Node, Pod};
+
+use super::Party;
+use super::addresses::Blocks;
+use super::rules::{Named, Starts, Subject};
+use super::workloads::{Workload, workloads};
+
+/// One address in one cluster.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct End<'c> {
+    pub(super) pod: Option<&'c Pod>,
+    /// The pod's node, or the node whose address it is; empty: none.
+    pub(super) node: &'c str,
+    pub(super) address: IpAddr,
+}
+
+/// What kind of party a class is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Pods,
+    Nodes,
+    Outside,
+}
+
+/// Ends that are alike in both clusters.
+#[derive(Debug)]
+pub(super) struct Class<'c> {
+    /// Index among the parties.
+    pub(super) party: usize,
+    pub(super) kind: Kind,
+    /// Each as it is before and after.
+    pub(super) members: Vec<[End<'c>; 2]>,
+    /// An address is a Service's, or one of several nodes': only the explainer says what that means.
+    pub(super) special: bool,
+    /// Nothing changed that matters where it sends.
+    pub(super) sends_as_before: bool,
+    /// Nothing changed that matters where it receives.
+    pub(super) receives_as_before: bool,
+    /// Ports at which its egress may change.
+    pub(super) sends: Starts,
+    /// Ports at which its ingress, or what is named on it, may change.
+    pub(super) receives: Starts,
+}
+
+impl Class<'_> {
+    pub(super) fn is_ipv6(&self) -> bool {
+        self.members[0][0].address.is_ipv6()
+    }
+}
+
+/// What policies tell one end in one cluster by.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Traits<'c> {
+    labels: Vec<(&'c str, &'c str)>,
+    ports: &'c [NamedPort],
+    block: IpNet,
+    special: Option<IpAddr>,
+    node: Option<&'c str>,
+}
+
+/// Parties and their classes.
+pub(super) struct Ends<'c> {
+    pub(super) parties: Vec<Party>,
+    pub(super) classes: Vec<Class<'c>>,
+    /// Ports that are translated somewhere: at special addresses and at nodes they matter.
+    pub(super) translated: Starts,
+    /// Index of [`Party::OwnNode`].
+    pub(super) own_node: usize,
+}
+
+/// Builds [`Ends`].
+struct Census<'c> {
+    clusters: [&'c Cluster; 2],
+    named: Named,
+    blocks: Blocks,
+    /// Addresses whose meaning hangs on more than labels and blocks.
+    special: HashSet<IpAddr>,
+    /// Namespaces whose labels changed.
+    relabelled: HashSet<&'c str>,
+    node_ports: bool,
+    parties: Vec<Party>,
+    classes: Vec<Class<'c>>,
+}
+
+/// The ends of two clusters.
+pub(super) fn ends(clusters: [&Cluster; 2]) -> Ends<'_> {
+    let mut named = Named::default();
+    clusters.iter().for_each(|cluster| named.add(cluster));
+    let blocks = Blocks::new(std::mem::take(&mut named.blocks));
+    let mut translated = Starts::default();
+    let mut node_ports = false;
+    for service in clusters.iter().flat_map(|cluster| cluster.services().values()) {
+        for port in &service.ports {
+            translated.range(port.protocol, port.port, port.port);
+            if let Some(number) = port.node_port {
+                node_ports = true;
+                translated.range(port.protocol, number, number);
+            }
+        }
+    }
+    let names = clusters.iter().flat_map(|cluster| cluster.namespaces().keys());
+    let changed = |name: &&str| {
+        let [before, after] = clusters.map(|cluster| cluster.namespace_labels(name));
+        before != after
+    };
+    let relabelled = names.map(String::as_str).filter(changed).collect();
+    let special = special(clusters);
+    let (parties, classes) = (Vec::new(), Vec::new());
+    let mut census =
+        Census { clusters, named, blocks, special, relabelled, node_ports, parties, classes };
+    for workload in workloads(clusters) {
+        census.workload(workload);
+    }
+    let own_node = census.parties.len();
+    census.parties.push(Party::OwnNode);
+    census.nodes();
+    census.outside();
+    Ends { parties: census.parties, classes: census.classes, translated, own_node }
+}
+
+/// Addresses of Services, and those that are a node's and something else, too.
+fn special(clusters: [&Cluster; 2]) -> HashSet<IpAddr> {
+    let mut special = HashSet::new();
+    for cluster in clusters {
+        special.extend(cluster.services().values().flat_map(|service| &service.addresses));
+        let listed = cluster
+            .nodes()
+            .values()
+            .flat_map(|node| node.addresses.iter().map(|a| (*a, node.name.as_str())));
+        let hosts = cluster.pods().values().filter(|pod| pod.host_network && !pod.finished);
+        let hosts = hosts.flat_map(|pod| pod.addresses.iter().map(|a| (*a, pod.node.as_str())));
+        let mut whose: HashMap<IpAddr, &str> = HashMap::new();
+        for (address, node) in listed.chain(hosts) {
+            let other = whose.insert(address, node).is_some_and(|known| known != node);
+            if other || cluster.owner(address).is_some() {
+                special.insert(address);
+            }
+        }
+    }
+    special
+}
+
+impl<'c> Census<'c> {
+    /// The addresses that a pod has in a cluster, those aside that are another pod's.
+    fn of_pod(&self, cluster: usize, pod: &'c Pod) -> Vec<End<'c>> {
+        let owns = |address: &&IpAddr| {
+            self.clusters[cluster].owner(**address).is_some_and(|owner| owner.key == pod.key)
+        };
+        let end = |address: &IpAddr| End { pod: Some(pod), node: &pod.node, address: *address };
+        pod.addresses.iter().filter(owns).map(end).collect()
+    }
+
+    fn workload(&mut self, workload: Workload) {
+        let party = self.parties.len();
+        let mut known: HashMap<(bool, [Traits<'c>; 2]), usize> = HashMap::new();
+        for (before, after) in workload.counterparts() {
+            let pods = [before, after];
+            let [Some(before), Some(after)] =
+                [0, 1].map(|i| self.clusters[i].pods().get(pods[i]).map(|pod| self.of_pod(i, pod)))
+            else {
+                continue;
+            };
+            for v6 in [false, true] {
+                let [before, after] = [&before, &after]
+                    .map(|ends| ends.iter().filter(move |e| e.address.is_ipv6() == v6));
+                for (before, after) in before.zip(after) {
+                    let pair = [*before, *after];
+                    let traits = pair.map(|end| self.traits(end));
+                    let class = *known.entry((v6, traits)).or_insert_with(|| {
+                        self.classes.push(self.pods(party, pair));
+                        self.classes.len() - 1
+                    });
+                    self.classes[class].members.push(pair);
+                }
+            }
+        }
+        self.parties.push(Party::Workload(workload));
+    }
+
+    fn traits(&self, end: End<'c>) -> Traits<'c> {
+        let address = end.address;
+        let labels = end.pod.into_iter().flat_map(|pod| pod.labels.iter());
+        let labels = labels.filter(|(key, _)| self.named.labels.contains(*key));
+        Traits {
+            labels: labels.map(|(key, value)| (key.as_str(), value.as_str())).collect(),
+            ports: end.pod.map_or(&[], |pod| &pod.ports),
+            block: self.blocks.around(address),
+            special: self.special.contains(&address).then_some(address),
+            // Which node a pod is on matters towards nodes, where each is asked, and towards such.
+            node: (!self.special.is_empty()).then_some(end.node),
+        }
+    }
+
+    /// The class of a pod's address, without members.
+    fn pods(&self, party: usize, pair: [End<'c>; 2]) -> Class<'c> {
+        let [before, after] = pair.map(|end| self.traits(end));
+        let special = before.special.is_some() || after.special.is_some();
+        let alike = before == after
+            && !special
+            && pair[0].node == pair[1].node
+            && pair[0].pod.is_none_or(|pod| !self.relabelled.contains(pod.key.namespace.as_str()));
+        let [mut sends, mut receives] = [Starts::default(), Starts::default()];
+        let as_before = |direction, starts: &mut Starts| {
+            let [before, after] = [0, 1].map(|i| {
+                let pod = pair[i].pod?;
+                let subject = Subject::new(self.clusters[i], pod, direction);
+                subject.add_to(starts);
+                Some(subject)
+            });
+            before == after
+        };
+        let egress = as_before(Direction::Egress, &mut sends);
+        let ingress = as_before(Direction::Ingress, &mut receives);
+        for port in before.ports.iter().chain(after.ports) {
+            receives.range(port.protocol, port.port, port.port);
+        }
+        Class {
+            party,
+            kind: Kind::Pods,
+            members: Vec::new(),
+            special,
+            sends_as_before: egress && alike,
+            receives_as_before: ingress && alike,
+            sends,
+            receives,
+        }
+    }
+
+    /// Nodes that are in both clusters, by what policies can name of them.
+    fn nodes(&mut self) {
+        let mut alike: BTreeMap<_, Vec<[&'c Node; 2]>> = BTreeMap::new();
+        for (name, before) in self.clusters[0].nodes() {
+            let Some(after) = self.clusters[1].nodes().get(name) else { continue };
+            let labels = [before, after].map(|node| {
+                let labels = node.labels.iter();
+                let labels = labels.filter(|(key, _)| self.named.labels.contains(*key));
+                labels.map(|(key, value)| (key.clone(), value.clone())).collect::<Vec<_>>()
+            });
+            alike.entry(labels).or_default().push([before, after]);
+        }
+        let only = alike.len() == 1;
+        for ([before, after], nodes) in alike {
+            let party = self.parties.len();
+            let names = nodes.iter().map(|[node, _]| node.name.clone()).collect();
+            self.parties.push(Party::Nodes { nodes: names, only });
+            let mut known = HashMap::new();
+            for pair in nodes {
+                for v6 in [false, true] {
+                    let [b, a] = [0, 1].map(|i| {
+                        let cluster = self.clusters[i];
+                        let addresses = pair[i].addresses.iter().copied();
+                        let addresses = addresses
+                            .filter(move |a| a.is_ipv6() == v6 && cluster.owner(*a).is_none());
+                        let node = pair[i].name.as_str();
+                        addresses.map(move |address| End { pod: None, node, address })
+                    });
+                    for pair in b.zip(a) {
+                        let pair: [End<'c>; 2] = pair.into();
+                        let traits = pair.map(|end| self.traits(end));
+                        let special = traits.iter().any(|traits| traits.special.is_some());
+                        let moved = pair[0].address != pair[1].address;
+                        let class = *known.entry((v6, moved, traits)).or_insert_with(|| {
+                            let same = before == after && !moved && !special;
+                            self.classes.push(Class {
+                                party,
+                                kind: Kind::Nodes,
+                                members: Vec::new(),
+                                special,
+                                sends_as_before: same,
+                                receives_as_before: same && !self.node_ports,
+                                sends: Starts::default(),
+                                receives: Starts::default(),
+                            });
+                            self.classes.len() - 1
+                        });
+                        self.classes[class].members.push(pair);
+                    }
+                }
+            }
+        }
+    }
+
+    /// An address of each block that is nothing that the clusters know.
+    fn outside(&mut self) {
+        let mut known: HashSet<IpAddr> = HashSet::new();
+        for cluster in self.clusters {
+            known.extend(cluster.pods().values().flat_map(|pod| &pod.addresses));
+            known.extend(cluster.nodes().values().flat_map(|node| &node.addresses));
+            known.extend(cluster.services().values().flat_map(|service| &service.addresses));
+        }
+        let families: BTreeSet<bool> = self.classes.iter().map(Class::is_ipv6).collect();
+        for block in self.blocks.iter() {
+            let v6 = block.addr().is_ipv6();
+            let Some(address) =
+                self.blocks.sample(block, &known).filter(|_| families.contains(&v6))
+            else {
+                continue;
+            };
+            let end = End { pod: None, node: "", address };
+            self.classes.push(Class {
+                party: self.parties.len(),
+                kind: Kind::Outside,
+                members: vec![[end; 2]],
+                special: false,
+                sends_as_before: true,
+                receives_as_before: true,
+                sends: Starts::default(),
+                receives: Starts::default(),
+            });
+            let (without, only) = (self.blocks.within(block), families.len() == 1);
+            self.parties.push(Party::Outside { block, without, only });
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Ports that are gained or lost, as ranges.
+
+use std::fmt;
+
+use netpold_core::model::Protocol;
+use serde::Serialize;
+use serde::ser::{SerializeSeq, Serializer};
+
+/// The protocols with ports, in the order in which they are shown.
+pub(super) const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+/// The first destination port there is.
+pub(super) const FIRST_PORT: u16 = 1;
+
+/// Ports of each protocol, and whether all other protocols are among it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ports {
+    /// Sorted ranges (both ends included) of TCP, UDP and SCTP that neither overlap nor touch.
+    ranges: [Vec<(u16, u16)>; 3],
+    /// Every protocol without ports, ICMP included.
+    pub other: bool,
+}
+
+/// One range, as it is written in JSON.
+#[derive(Serialize)]
+struct Range {
+    protocol: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    first: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last: Option<u16>,
+}
+
+impl Ports {
+    /// No port, and no other protocol.
+    pub const NONE: Self = Self { ranges: [const { Vec::new() }; 3], other: false };
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether a port of a protocol is among them.
+    #[must_use]
+    pub fn contains(&self, protocol: Protocol, port: u16) -> bool {
+        self.of(protocol).iter().any(|(first, last)| (*first..=*last).contains(&port))
+    }
+
+    /// The ranges of a protocol.
+    #[must_use]
+    pub fn of(&self, protocol: Protocol) -> &[(u16, u16)] {
+        &self.ranges[protocol as usize]
+    }
+
+    /// Adds a range that begins after all of the protocol's others.
+    pub(super) fn push(&mut self, protocol: Protocol, (first, last): (u16, u16)) {
+        let ranges = &mut self.ranges[protocol as usize];
+        match ranges.last_mut() {
+            Some((_, end)) if u32::from(*end) + 1 == u32::from(first) => *end = last,
+            _ => ranges.push((first, last)),
+        }
+    }
+
+    /// Adds others.
+    pub(super) fn add(&mut self, more: &Self) {
+        self.other |= more.other;
+        for protocol in PROTOCOLS {
+            let mut all = [self.of(protocol), more.of(protocol)].concat();
+            all.sort_unstable();
+            let mut merged: Vec<(u16, u16)> = Vec::new();
+            for (first, last) in all {
+                match merged.last_mut() {
+                    Some((_, end)) if u32::from(first) <= u32::from(*end) + 1 => {
+                        *end = last.max(*end);
+                    }
+                    _ => merged.push((first, last)),
+                }
+            }
+            self.ranges[protocol as usize] = merged;
+        }
+    }
+
+    fn is_everything(&self) -> bool {
+        self.other && PROTOCOLS.iter().all(|protocol| is_whole(self.of(*protocol)))
+    }
+}
+
+fn is_whole(ranges: &[(u16, u16)]) -> bool {
+    *ranges == [(FIRST_PORT, u16::MAX)]
+}
+
+impl fmt::Display for Ports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_everything() {
+            return f.write_str("everything");
+        }
+        let mut parts = Vec::new();
+        for protocol in PROTOCOLS {
+            let ranges = self.of(protocol);
+            let texts: Vec<String> = ranges
+                .iter()
+                .map(|(first, last)| match first == last {
+                    true => first.to_string(),
+                    false => format!("{first}-{last}"),
+                })
+                .collect();
+            match texts[..] {
+                [] => {}
+                _ if is_whole(ranges) => parts.push(format!("every {protocol} port")),
+                _ => parts.push(format!("{protocol} {}", texts.join(","))),
+            }
+        }
+        if self.other {
+            parts.push("ICMP and other protocols".to_owned());
+        }
+        f.write_str(&parts.join(", "))
+    }
+}
+
+impl Serialize for Ports {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_seq(None)?;
+        for protocol in PROTOCOLS {
+            for (first, last) in self.of(protocol) {
+                let (first, last) = (Some(*first), Some(*last));
+                list.serialize_element(&Range { protocol: protocol.to_string(), first, last })?;
+            }
+        }
+        if self.other {
+            let protocol = "other".to_owned();
+            list.serialize_element(&Range { protocol, first: None, last: None })?;
+        }
+        list.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ports(protocol: Protocol, ranges: &[(u16, u16)]) -> Ports {
+        let mut ports = Ports::default();
+        ranges.iter().for_each(|range| ports.push(protocol, *range));
+        ports
+    }
+
+    #[test]
+    fn ranges_that_touch_or_overlap_are_one() {
+        let mut all = ports(Protocol::Tcp, &[(1, 79), (80, 80), (443, 443)]);
+        assert_eq!(all.of(Protocol::Tcp), [(1, 80), (443, 443)]);
+        all.add(&ports(Protocol::Tcp, &[(50, 442), (60000, u16::MAX)]));
+        all.add(&ports(Protocol::Udp, &[(53, 53)]));
+        assert_eq!(all.to_string(), "TCP 1-443,60000-65535, UDP 53");
+        assert!(all.contains(Protocol::Udp, 53) && !all.contains(Protocol::Udp, 54));
+    }
+
+    #[test]
+    fn whole_protocols_are_named() {
+        let mut all = Ports { other: true, ..Ports::default() };
+        assert_eq!(all.to_string(), "ICMP and other protocols");
+        for protocol in PROTOCOLS {
+            assert!(!all.is_everything());
+            all.add(&ports(protocol, &[(1, u16::MAX)]));
+        }
+        assert_eq!(all.to_string(), "everything");
+        assert_eq!(ports(Protocol::Sctp, &[(1, u16::MAX)]).to_string(), "every SCTP port");
+    }
+}

@@ -1,0 +1,322 @@
+//! On generated clusters and edits, the difference is that of the oracle's matrices.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use netpold::diff::{Difference, Party, Ports, compare};
+use netpold_core::cluster::Cluster;
+use netpold_core::model::{Change, Key, Peer, PortMatch, Protocol, Rule};
+use netpold_core::probe::{IpProtocol, Party as Side, Probe};
+use netpold_testkit::generate::{self, Choices};
+use netpold_testkit::oracle::Oracle;
+
+const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+/// Clusters, each with an edit.
+const CLUSTERS: u64 = 1000;
+/// Pairs and ports asked of each.
+const SAMPLES: u32 = 300;
+
+/// An address as it is before and after, and on which node.
+#[derive(Clone, Debug)]
+struct Member {
+    pods: Option<[Key; 2]>,
+    nodes: [String; 2],
+    addresses: [IpAddr; 2],
+}
+
+struct World {
+    oracles: [Oracle; 2],
+    difference: Difference,
+    /// Of each party.
+    members: Vec<Vec<Member>>,
+    ports: Vec<u16>,
+}
+
+fn rules(object: &Change) -> Vec<&Rule> {
+    if let Change::Policy(policy) = object {
+        policy.ingress.iter().chain(&policy.egress).flatten().collect()
+    } else if let Change::ClusterPolicy(policy) = object {
+        policy.ingress.iter().chain(&policy.egress).map(|rule| &rule.matches).collect()
+    } else {
+        Vec::new()
+    }
+}
+
+impl World {
+    fn new(states: [&generate::Cluster; 2]) -> Self {
+        let objects = states.map(|state| {
+            let objects = state.objects.iter().filter(|o| o.is_object());
+            objects.cloned().collect::<Vec<_>>()
+        });
+        let [before, after] = objects.each_ref().map(|o| o.iter().cloned().collect::<Cluster>());
+        let oracles = objects.each_ref().map(|o| o.iter().cloned().collect::<Oracle>());
+        let difference = compare(&before, &after).unwrap();
+        let all = || objects.iter().flatten();
+        let mut ports = BTreeSet::from([1, u16::MAX]);
+        let mut near = |port: u16| {
+            ports.extend([port.saturating_sub(1).max(1), port.max(1), port.saturating_add(1)]);
+        };
+        for object in all() {
+            for port in rules(object).into_iter().filter_map(|r| r.ports.as_ref()).flatten() {
+                if let PortMatch::Range(first, last) = port.port {
+                    near(first);
+                    near(last);
+                }
+            }
+            if let Change::Pod(pod) = object {
+                pod.ports.iter().for_each(|port| near(port.port));
+            }
+            if let Change::Service(service) = object {
+                let of = service.ports.iter().flat_map(|p| [Some(p.port), p.node_port]);
+                of.flatten().for_each(&mut near);
+            }
+        }
+        let outside = outside(&oracles, all().flat_map(rules));
+        let mut world =
+            Self { oracles, difference, members: Vec::new(), ports: ports.into_iter().collect() };
+        let parties = &world.difference.parties;
+        world.members = parties.iter().map(|p| world.members_of(p, &outside)).collect();
+        world
+    }
+
+    fn members_of(&self, party: &Party, outside: &[IpAddr]) -> Vec<Member> {
+        match party {
+            Party::Workload(workload) => {
+                let pairs = workload.counterparts();
+                pairs.into_iter().flat_map(|(b, a)| self.pod([b.clone(), a.clone()])).collect()
+            }
+            // Found as a pod's node.
+            Party::OwnNode => Vec::new(),
+            Party::Nodes { nodes, .. } => nodes.iter().flat_map(|name| self.node(name)).collect(),
+            Party::Outside { block, .. } => {
+                let blocks = self.difference.parties.iter().filter_map(|party| match party {
+                    Party::Outside { block, .. } => Some(*block),
+                    Party::Workload(_) | Party::OwnNode | Party::Nodes { .. } => None,
+                });
+                let blocks: Vec<_> = blocks.collect();
+                let longest = |address: &&IpAddr| {
+                    let around = blocks.iter().filter(|block| block.contains(*address));
+                    around.max_by_key(|block| block.prefix_len()) == Some(block)
+                };
+                let member = |address: &IpAddr| Member {
+                    pods: None,
+                    nodes: [const { String::new() }; 2],
+                    addresses: [*address; 2],
+                };
+                outside.iter().filter(longest).map(member).collect()
+            }
+        }
+    }
+
+    fn paired(of: [Vec<IpAddr>; 2]) -> Vec<[IpAddr; 2]> {
+        let family = |v6: bool| {
+            let [b, a] = of.clone().map(|all| all.into_iter().filter(move |a| a.is_ipv6() == v6));
+            b.zip(a).map(|(b, a)| [b, a])
+        };
+        family(false).chain(family(true)).collect()
+    }
+
+    fn pod(&self, pods: [Key; 2]) -> Vec<Member> {
+        let pod = |i: usize| {
+            let oracle: &Oracle = &self.oracles[i];
+            oracle.pods.iter().find(|pod| pod.key == pods[i]).unwrap()
+        };
+        let owned = [0, 1].map(|i| {
+            let owns = |a: &IpAddr| self.oracles[i].pod_at(*a).is_some_and(|p| p.key == pods[i]);
+            pod(i).addresses.iter().copied().filter(owns).collect()
+        });
+        let nodes = [0, 1].map(|i| pod(i).node.clone());
+        let member =
+            |addresses| Member { pods: Some(pods.clone()), nodes: nodes.clone(), addresses };
+        Self::paired(owned).into_iter().map(member).collect()
+    }
+
+    fn node(&self, name: &str) -> Vec<Member> {
+        let addresses = self.oracles.each_ref().map(|oracle| {
+            let node = oracle.nodes.iter().find(|node| node.name == name).unwrap();
+            let free = |a: &IpAddr| oracle.pod_at(*a).is_none();
+            node.addresses.iter().copied().filter(free).collect()
+        });
+        let nodes = [name.to_owned(), name.to_owned()];
+        let member = |addresses| Member { pods: None, nodes: nodes.clone(), addresses };
+        Self::paired(addresses).into_iter().map(member).collect()
+    }
+
+    /// Whether the oracle allows it before and after.
+    fn judge(&self, from: &Member, to: &Member, protocol: IpProtocol, port: u16) -> [bool; 2] {
+        [0, 1].map(|i| {
+            let side = |member: &Member| Side::Address(member.addresses[i]);
+            let probe = Probe { from: side(from), to: side(to), protocol, port };
+            self.oracles[i].verdict(&probe).allowed().unwrap()
+        })
+    }
+
+    /// What the difference says of a pair, and whether of some of its members alone.
+    fn said(&self, from: usize, to: usize) -> (Ports, Ports, bool) {
+        let found = self.difference.changes.iter().find(|c| (c.from, c.to) == (from, to));
+        found.map_or_else(Default::default, |c| (c.loses.clone(), c.gains.clone(), c.some))
+    }
+
+    /// Every pair of members, with the parties that they are shown as.
+    fn meetings(&self) -> Vec<(usize, usize, &Member, &Member)> {
+        let own_node = self.difference.parties.iter().position(|p| *p == Party::OwnNode).unwrap();
+        let all = || {
+            let parties = self.members.iter().enumerate();
+            parties.flat_map(|(party, members)| members.iter().map(move |m| (party, m)))
+        };
+        let mut meetings = Vec::new();
+        for (from, a) in all() {
+            for (to, b) in all() {
+                let same_family = a.addresses[0].is_ipv6() == b.addresses[0].is_ipv6();
+                let itself = match (&a.pods, &b.pods) {
+                    (None, None) => true,
+                    (Some(a), Some(b)) => a[0] == b[0] || a[1] == b[1],
+                    (Some(_), None) | (None, Some(_)) => false,
+                };
+                if itself || !same_family {
+                    continue;
+                }
+                let own = a.nodes == b.nodes && !a.nodes[0].is_empty();
+                let is_node = |m: &Member| m.pods.is_none() && !m.nodes[0].is_empty();
+                let shown = |party, m| if own && is_node(m) { own_node } else { party };
+                meetings.push((shown(from, a), shown(to, b), a, b));
+            }
+        }
+        meetings
+    }
+
+    fn check(&self, choices: &mut Choices<'_>) -> Result<u64, String> {
+        let meetings = self.meetings();
+        if meetings.is_empty() {
+            return Ok(0);
+        }
+        for _ in 0..SAMPLES {
+            let (from, to, a, b) = choices.pick(&meetings);
+            let (loses, gains, some) = self.said(*from, *to);
+            let protocol = *choices.pick(&PROTOCOLS);
+            let port = *choices.pick(&self.ports);
+            let number = IpProtocol(protocol.number());
+            let numbered =
+                (number, port, loses.contains(protocol, port), gains.contains(protocol, port));
+            for (number, port, loses, gains) in
+                [numbered, (IpProtocol::ICMP, 0, loses.other, gains.other)]
+            {
+                let [before, after] = self.judge(a, b, number, port);
+                let (lost, gained) = (before && !after, !before && after);
+                let right = if some {
+                    loses >= lost && gains >= gained
+                } else {
+                    (loses, gains) == (lost, gained)
+                };
+                if !right {
+                    return Err(format!(
+                        "{number} {port} {a:?} to {b:?}: the oracle has {before} before and {after} after, \
+                         the difference: loses {loses}, gains {gains}, some {some}"
+                    ));
+                }
+            }
+        }
+        self.witnesses(&meetings)
+    }
+
+    /// Each end of what is lost or gained is so between some members.
+    fn witnesses(&self, meetings: &[(usize, usize, &Member, &Member)]) -> Result<u64, String> {
+        let mut seen = 0;
+        for change in &self.difference.changes {
+            for (ports, verdicts) in
+                [(&change.loses, [true, false]), (&change.gains, [false, true])]
+            {
+                let ranges = PROTOCOLS.iter().flat_map(|protocol| {
+                    let ends = ports.of(*protocol).iter().flat_map(|(first, last)| [*first, *last]);
+                    ends.map(|port| (IpProtocol(protocol.number()), port))
+                });
+                let other = ports.other.then_some((IpProtocol::ICMP, 0));
+                for (protocol, port) in ranges.chain(other) {
+                    let witness = meetings.iter().any(|(from, to, a, b)| {
+                        (*from, *to) == (change.from, change.to)
+                            && self.judge(a, b, protocol, port) == verdicts
+                    });
+                    if !witness {
+                        let [from, to] = [change.from, change.to]
+                            .map(|i| self.difference.parties[i].to_string());
+                        let members = [change.from, change.to].map(|i| &self.members[i]);
+                        return Err(format!(
+                            "{from} to {to}, {protocol} {port}: no pair changes so, of {members:?}"
+                        ));
+                    }
+                    seen += 1;
+                }
+            }
+        }
+        Ok(seen)
+    }
+}
+
+/// The address after another, or the one before it.
+fn beside(address: IpAddr, after: bool) -> Option<IpAddr> {
+    let step = |bits: u128| if after { bits.checked_add(1) } else { bits.checked_sub(1) };
+    match address {
+        IpAddr::V4(address) => {
+            let bits = u32::try_from(step(address.to_bits().into())?).ok()?;
+            Some(Ipv4Addr::from_bits(bits).into())
+        }
+        IpAddr::V6(address) => Some(Ipv6Addr::from_bits(step(address.to_bits())?).into()),
+    }
+}
+
+/// Ends and neighbours of blocks that are neither pods' nor nodes' nor Services' addresses.
+fn outside<'r>(oracles: &[Oracle; 2], rules: impl Iterator<Item = &'r Rule>) -> Vec<IpAddr> {
+    let mut addresses: BTreeSet<IpAddr> =
+        ["0.0.0.0", "203.0.113.9", "::", "2001:db8:9::9"].map(|text| text.parse().unwrap()).into();
+    for peer in rules.filter_map(|rule| rule.peers.as_ref()).flatten() {
+        if let Peer::Block(block) = peer {
+            for net in [block.cidr].iter().chain(&block.except) {
+                let hosts = net.hosts().take(8);
+                addresses.extend(hosts.chain([net.network(), net.broadcast()]));
+                addresses.extend(beside(net.network(), false));
+                addresses.extend(beside(net.broadcast(), true));
+            }
+        }
+    }
+    for oracle in oracles {
+        let pods = oracle.pods.iter().flat_map(|pod| &pod.addresses);
+        let nodes = oracle.nodes.iter().flat_map(|node| &node.addresses);
+        // Where nothing is translated, a Service's address is one like any other.
+        let services = oracle.services.iter().filter(|service| !service.unserved);
+        let services = services.flat_map(|service| &service.addresses);
+        for known in pods.chain(nodes).chain(services) {
+            addresses.remove(known);
+        }
+    }
+    addresses.into_iter().collect()
+}
+
+#[test]
+fn the_difference_is_that_of_the_oracles_matrices() {
+    let (mut changes, mut pairs, mut some, mut nodes) = (0, 0, 0, 0);
+    for seed in 0..CLUSTERS {
+        let mut choices = Choices::from_seed(seed);
+        let before = generate::Cluster::generate(&mut choices);
+        let after = before.mutate(&mut choices);
+        let world = World::new([&before, &after]);
+        let seen = world.check(&mut choices);
+        changes += seen.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        let difference = &world.difference;
+        pairs += difference.changes.len();
+        some += difference.changes.iter().filter(|c| c.some).count();
+        let is_node =
+            |i: usize| matches!(difference.parties[i], Party::OwnNode | Party::Nodes { .. });
+        nodes += difference.changes.iter().filter(|c| is_node(c.from) || is_node(c.to)).count();
+    }
+    // It must have been seen to change.
+    assert!(changes > 50_000 && pairs > 5_000, "{changes} ends of ranges of {pairs} pairs");
+    assert!(some > 100 && nodes > 500, "{some} in part, {nodes} with nodes");
+}
+
+#[test]
+fn nothing_changes_between_equal_clusters() {
+    for seed in 0..100 {
+        let state = generate::Cluster::from_seed(seed);
+        assert_eq!(World::new([&state, &state]).difference.changes, []);
+    }
+}
