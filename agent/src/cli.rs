@@ -44,6 +44,9 @@ pub enum Command {
         after_help = "Exit status: 0 nothing of the kind of --fail-on, 1 something, 2 cannot tell."
     )]
     Diff(DiffArgs),
+    /// Check that connections are allowed or denied as a file expects
+    #[command(after_help = "Exit status: 0 every assertion holds, 1 some does not, 2 cannot tell.")]
+    Test(TestArgs),
     /// Show what a running agent enforces, drops and has problems with
     Status(StatusArgs),
     /// List the rules that isolate this node's pods, when each was last used and by how many flows
@@ -382,6 +385,31 @@ pub enum DiffOutput {
     Markdown,
     /// A graph of what changes
     Mermaid,
+}
+
+/// Flags of `netpold test`.
+#[derive(Debug, Args)]
+pub struct TestArgs {
+    /// File of assertions
+    #[arg(short, long, value_name = "FILE", env = "NETPOLD_FILE")]
+    pub file: PathBuf,
+    /// Directory of Kubernetes objects: *.yaml, *.yml and *.json
+    #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
+    pub manifests: PathBuf,
+    /// Format of the answer
+    #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
+    pub output: TestOutput,
+}
+
+/// Format of outcomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TestOutput {
+    /// For people
+    Text,
+    /// Test Anything Protocol, version 14
+    Tap,
+    /// XML for CI servers
+    Junit,
 }
 
 /// Flags of `netpold status`.

@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod api;
+pub mod assertions;
 pub mod bpf;
 pub mod cli;
 pub mod config;
@@ -32,9 +33,10 @@ pub mod status;
 pub mod uninstall;
 mod watched;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 
 use crate::cli::{Cli, Command};
 use crate::config::RunConfig;
@@ -44,16 +46,27 @@ const FAILED: u8 = 1;
 /// Exit status of `explain` that cannot tell, and of arguments that make no sense.
 const UNUSABLE: u8 = 2;
 
+/// The command line. kubectl runs a binary called `kubectl-netpold` as `kubectl netpold`.
+fn parse() -> Cli {
+    let mut command = Cli::command();
+    let called = std::env::args_os().next().map(PathBuf::from).unwrap_or_default();
+    if called.file_name().is_some_and(|name| name == "kubectl-netpold") {
+        command = command.bin_name("kubectl netpold");
+    }
+    Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+}
+
 /// The process, for each binary of this package.
 #[must_use]
 pub fn main() -> ExitCode {
-    let (result, failure) = match Cli::parse().command {
+    let (result, failure) = match parse().command {
         Command::Run(args) => match RunConfig::try_from(args) {
             Ok(config) => (run::run(config).map(|()| 0), FAILED),
             Err(error) => (Err(error), UNUSABLE),
         },
         Command::Explain(args) => (explain::run(&args), UNUSABLE),
         Command::Diff(args) => (diff::run(&args), UNUSABLE),
+        Command::Test(args) => (assertions::run(&args), UNUSABLE),
         Command::Controller(args) => (controller::run(args).map(|()| 0), FAILED),
         Command::Uninstall(args) => (uninstall::run(&args).map(|()| 0), FAILED),
         Command::Status(args) => (admin::client::run(&args).map(|()| 0), FAILED),

@@ -27,16 +27,18 @@ fn sessions(page: &str) -> Vec<(&str, &str)> {
 }
 
 #[test]
-fn the_readmes_output_is_real() {
-    let readme = page("README.md");
-    let sessions = sessions(&readme);
-    assert!(!sessions.is_empty(), "README.md shows no output");
-    for (command, shown) in sessions {
-        let arguments = command.strip_prefix("netpold ").unwrap().split(' ');
-        let mut netpold = Command::new(env!("CARGO_BIN_EXE_netpold"));
-        let output = netpold.args(arguments).env_clear().current_dir(root()).output().unwrap();
-        let printed = String::from_utf8(output.stdout).unwrap();
-        assert_eq!(printed.trim_end(), shown.trim_end(), "{command}");
+fn the_output_on_pages_is_real() {
+    for name in ["README.md", "deploy/review.md"] {
+        let page = page(name);
+        let sessions = sessions(&page);
+        assert!(!sessions.is_empty(), "{name} shows no output");
+        for (command, shown) in sessions {
+            let arguments = command.strip_prefix("netpold ").unwrap().split(' ');
+            let mut netpold = Command::new(env!("CARGO_BIN_EXE_netpold"));
+            let output = netpold.args(arguments).env_clear().current_dir(root()).output().unwrap();
+            let printed = String::from_utf8(output.stdout).unwrap();
+            assert_eq!(printed.trim_end(), shown.trim_end(), "{name}: {command}");
+        }
     }
 }
 
@@ -82,7 +84,7 @@ fn the_list_of_rules_is_real() {
 }
 
 /// Every page of the project.
-const PAGES: [&str; 15] = [
+const PAGES: [&str; 16] = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
@@ -95,6 +97,7 @@ const PAGES: [&str; 15] = [
     "deploy/cluster-network-policy.md",
     "deploy/limits.md",
     "deploy/metrics.md",
+    "deploy/review.md",
     "deploy/status.md",
     "deploy/troubleshooting.md",
     "ebpf/README.md",

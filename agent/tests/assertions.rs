@@ -1,0 +1,176 @@
+//! `netpold test`, and the binary as a plugin of kubectl.
+#![expect(clippy::unwrap_used, reason = "helpers of tests, outside of test functions")]
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+const CLUSTER: &str = "
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: Namespace, metadata: {name: x}}
+- {apiVersion: v1, kind: Pod, metadata: {name: a, namespace: x, labels: {app: web}}, status: {podIP: 10.0.0.1}}
+- {apiVersion: v1, kind: Pod, metadata: {name: b, namespace: x, labels: {app: client}}, status: {podIP: 10.0.0.2}}
+- {apiVersion: v1, kind: Pod, metadata: {name: c, namespace: x, labels: {app: client}}, status: {podIP: 10.0.0.3}}
+- {apiVersion: v1, kind: Pod, metadata: {name: h, namespace: x, labels: {app: host}}, spec: {hostNetwork: true}, status: {podIP: 192.168.0.1}}
+- apiVersion: v1
+  kind: Service
+  metadata: {name: s, namespace: x}
+  spec: {clusterIP: 10.96.0.1, ports: [{port: 8000}]}
+- apiVersion: discovery.k8s.io/v1
+  kind: EndpointSlice
+  metadata: {name: s-1, namespace: x, labels: {kubernetes.io/service-name: s}}
+  addressType: IPv4
+  ports: [{port: 80, protocol: TCP, name: ''}]
+  endpoints: [{addresses: [10.0.0.1]}]
+- apiVersion: networking.k8s.io/v1
+  kind: NetworkPolicy
+  metadata: {name: web, namespace: x}
+  spec:
+    podSelector: {matchLabels: {app: web}}
+    ingress: [{from: [{podSelector: {matchLabels: {app: client}}}], ports: [{port: 80}]}]
+";
+
+/// The cluster's directory and the file of assertions.
+fn files(assertions: &str) -> (TempDir, TempDir) {
+    let (cluster, own) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    fs::write(cluster.path().join("all.yaml"), CLUSTER).unwrap();
+    fs::write(own.path().join("a.yaml"), format!("assertions:\n{assertions}")).unwrap();
+    (cluster, own)
+}
+
+fn test(assertions: &str, more: &[&str]) -> Output {
+    let (cluster, own) = files(assertions);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_netpold"));
+    command.args(["test", "-f", "a.yaml", "--manifests"]).arg(cluster.path()).args(more);
+    command.env_clear().current_dir(own.path()).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[track_caller]
+fn prints(output: &Output, status: i32, expected: &str) {
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert_eq!(stdout(output), expected);
+    assert_eq!(output.status.code(), Some(status));
+}
+
+#[test]
+fn what_holds_passes() {
+    let assertions = "
+- {name: clients, from: {namespace: x, labels: {app: client}}, to: x/a, port: 80, expect: allow}
+- {from: 203.0.113.1, to: x/a, port: 80, expect: deny}
+- {from: x/b, to: svc/x/s, port: 8000, expect: allow}
+- {from: {namespace: '*'}, to: {namespace: x, labels: {app: client}}, protocol: ICMP, expect: allow}
+";
+    let expected = "pass clients\npass deny 203.0.113.1 to x/a, TCP 80\npass allow x/b to svc/x/s, TCP 8000\n\
+                    pass allow pods of every namespace to pods of x with app=client, ICMP\n4 passed, 0 failed\n";
+    prints(&test(assertions, &[]), 0, expected);
+}
+
+const FAILING: &str = "
+- {name: \"a <b> & \\\"c\\\" #1\", from: {namespace: x, labels: {app: client}}, to: x/a, port: 81, expect: allow}
+- {name: fine, from: x/b, to: x/c, port: 1, protocol: SCTP, expect: allow}
+- {name: half, from: {namespace: x}, to: 10.0.0.1, port: 80, expect: deny}
+";
+
+#[test]
+fn what_does_not_hold_fails_with_the_reason() {
+    let output = test(FAILING, &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = stdout(&output);
+    for line in [
+        "FAIL a <b> & \"c\" #1: it is denied for 2 of 2 pairs (a.yaml:3)\n     deny: x/b to x/a, TCP 81\n",
+        "\n     deny: x/c to x/a, TCP 81\n",
+        "\npass fine\nFAIL half: ",
+        "\n     allow: x/b to 10.0.0.1, TCP 80\n",
+    ] {
+        assert!(text.contains(line), "{line:?} is not in {text}");
+    }
+    assert!(text.ends_with("\n1 passed, 2 failed\n"), "{text}");
+}
+
+#[test]
+fn tap() {
+    let output = test(FAILING, &["-o", "tap"]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = stdout(&output);
+    let start = "TAP version 14\n1..3\nnot ok 1 - a <b> & \"c\" \\#1\n  ---\n  at: \"a.yaml:3\"\n  \
+                 message: \"it is denied for 2 of 2 pairs\"\n  data: |\n    deny: x/b to x/a, TCP 81\n";
+    assert!(text.starts_with(start), "{text}");
+    assert!(text.contains("\n  ...\nok 2 - fine\nnot ok 3 - half\n  ---\n"), "{text}");
+    // Each block is YAML.
+    for block in text.split("  ---\n").skip(1).map(|rest| rest.split("  ...\n").next().unwrap()) {
+        let block: serde_json::Value = serde_saphyr::from_str(block).unwrap();
+        assert!(block["at"].is_string() && block["data"].is_string(), "{block}");
+    }
+}
+
+#[test]
+fn junit() {
+    let output = test(FAILING, &["-o", "junit"]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = stdout(&output);
+    let start = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
+        <testsuites tests=\"3\" failures=\"2\" errors=\"0\">\n  \
+        <testsuite name=\"a.yaml\" tests=\"3\" failures=\"2\" errors=\"0\">\n    \
+        <testcase classname=\"a.yaml:3\" name=\"a &lt;b&gt; &amp; &quot;c&quot; #1\">\n      \
+        <failure message=\"it is denied for 2 of 2 pairs\">deny: x/b to x/a, TCP 81\n";
+    assert!(text.starts_with(start), "{text}");
+    let passed = "    <testcase classname=\"a.yaml:4\" name=\"fine\"/>\n";
+    assert!(text.contains(passed) && text.ends_with("  </testsuite>\n</testsuites>\n"), "{text}");
+}
+
+#[test]
+fn what_is_about_nothing_is_an_error() {
+    for (assertion, message) in [
+        (
+            "{from: {namespace: x, labels: {app: absent}}, to: x/a, port: 1, expect: deny}",
+            "a.yaml:2: from: no pod with an address matches: pods of x with app=absent",
+        ),
+        // The node's pod is the node.
+        (
+            "{from: x/a, to: {namespace: x, labels: {app: host}}, port: 1, expect: deny}",
+            "a.yaml:2: to: no pod with an address matches",
+        ),
+        (
+            "{from: x/z, to: x/a, port: 1, expect: deny}",
+            "a.yaml:2: x/z to x/a, TCP 1: there is no pod x/z",
+        ),
+        (
+            "{from: {namespace: x, labels: {app: web}}, to: x/a, port: 1, expect: allow}",
+            "a.yaml:2: from and to select the same pod alone",
+        ),
+        (
+            "{from: x/a, to: x/b, port: 1, expect: maybe}",
+            "a.yaml:2: expect: \"maybe\" is neither allow nor deny",
+        ),
+    ] {
+        let output = test(&format!("- {assertion}\n"), &[]);
+        let said = String::from_utf8(output.stderr.clone()).unwrap();
+        assert!(said.contains(message), "{message:?} is not in {said:?}");
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""), "{said}");
+    }
+    let none = test("  []\n", &[]);
+    assert!(String::from_utf8(none.stderr).unwrap().contains("there is no assertion in it"));
+    assert_eq!(none.status.code(), Some(2));
+}
+
+#[test]
+fn kubectl_calls_it_by_another_name() {
+    let directory = TempDir::new().unwrap();
+    let plugin = directory.path().join("kubectl-netpold");
+    symlink(env!("CARGO_BIN_EXE_netpold"), &plugin).unwrap();
+    for (program, usage) in [
+        (plugin.as_os_str(), "Usage: kubectl netpold diff "),
+        (env!("CARGO_BIN_EXE_netpold").as_ref(), "Usage: netpold diff "),
+    ] {
+        let output = Command::new(program).args(["diff", "--help"]).env_clear().output().unwrap();
+        assert!(stdout(&output).contains(usage), "{}", stdout(&output));
+    }
+}
