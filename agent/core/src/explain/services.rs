@@ -157,12 +157,14 @@ impl Translated<'_> {
         detail: Detail,
     ) -> Judgement {
         let way = if to.at_node { Way::Elsewhere } else { Way::Translated };
-        let judge_at = |direction, (address, port): (IpAddr, u16), detail| {
-            let traffic = self.literal.traffic(pod, direction, address, protocol, port);
-            self.literal.judge_traffic(&Traffic { way, ..traffic }, None, detail)
-        };
         let is_itself =
             |(address, _): (IpAddr, u16)| !to.at_node && pod.addresses.contains(&address);
+        let judge_at = |direction, backend: (IpAddr, u16), detail| {
+            let traffic = self.literal.traffic(pod, direction, backend.0, protocol, backend.1);
+            // Itself, whoever else claims its address.
+            let remote_pod = if is_itself(backend) { Some(pod) } else { traffic.remote_pod };
+            self.literal.judge_traffic(&Traffic { remote_pod, way, ..traffic }, None, detail)
+        };
         // Nothing judges the pod's ingress when the packet is back at its veth.
         let judge = |backend, detail| {
             let egress = judge_at(Direction::Egress, backend, detail);
