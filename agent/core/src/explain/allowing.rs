@@ -12,6 +12,8 @@ use hashbrown::HashMap;
 use ipnet::IpNet;
 
 use crate::cluster::{Cluster, is_subject};
+use crate::explain::answer::{Cause, Detail};
+use crate::explain::literal::Literal;
 use crate::explain::services::{backends, frontends};
 use crate::explain::text;
 use crate::model::{
@@ -295,6 +297,12 @@ impl<'c> Allowing<'c> {
             if is_always_allowed(cluster, flow, out_of_sight) {
                 return;
             }
+            if cluster.has_cluster_policies() {
+                compared += OF_TIERS;
+                if is_decided_by_tier(cluster, flow) {
+                    return;
+                }
+            }
             let owner = cluster.owner(flow.remote).map(|pod| &**pod);
             let remote_pod = owner.or_else(|| former(flow.remote));
             let question = Question { cluster, flow, remote_pod };
@@ -318,6 +326,17 @@ impl<'c> Allowing<'c> {
         all.dedup();
         (all, compared)
     }
+}
+
+/// What a look at the tiers weighs beside rules that are compared.
+const OF_TIERS: usize = 16;
+
+/// Whether NetworkPolicies are not asked.
+fn is_decided_by_tier(cluster: &Cluster, flow: PodFlow<'_>) -> bool {
+    let literal = Literal { cluster, with_trials: false };
+    let PodFlow { pod, direction, remote, protocol, port } = flow;
+    let traffic = literal.traffic(pod, direction, remote, protocol, port);
+    literal.judge_traffic(&traffic, None, Detail::Verdict).cause == Cause::TierRule
 }
 
 /// Whether no rule is needed: a pod reaches itself, unless another node sends it on (`out_of_sight`), and its
