@@ -78,6 +78,9 @@ impl Progress {
     }
 }
 
+/// Of a policy on trial.
+const ON_TRIAL: &str = "on trial (annotation netpold.io/enforcement: audit): it denies nothing";
+
 /// A condition without its time.
 struct Judgement {
     status: &'static str,
@@ -104,8 +107,11 @@ pub(super) fn evaluate(
     };
     let lagging = on_nodes.iter().zip(&progress).filter(|(_, it)| **it != Progress::Enforced);
     let not_enforced = lagging.take(NAMED).map(|(on, it)| failure(on, *it, generation)).collect();
-    let conditions =
-        [(ACCEPTED, accepted(policy, &on_nodes)), (ENFORCING, enforcing(&progress, &nodes))];
+    let enforcing = match policy.on_trial {
+        true => Judgement { status: "False", reason: "OnTrial", message: ON_TRIAL.to_owned() },
+        false => enforcing(&progress, &nodes),
+    };
+    let conditions = [(ACCEPTED, accepted(policy, &on_nodes)), (ENFORCING, enforcing)];
     let conditions =
         conditions.map(|(type_, judgement)| condition(type_, judgement, generation, before, now));
     Some(PolicyReport {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use netpold_core::cluster::is_subject;
-use netpold_core::model::{Change, Key, Labels, Pod, Policy, PolicyVersion, Selector};
+use netpold_core::model::{Change, Enforcement, Key, Labels, Pod, Policy, PolicyVersion, Selector};
 
 use crate::api::NodeReport;
 
@@ -62,6 +62,8 @@ pub(super) struct KnownPolicy {
     selector: Selector,
     /// Parts that were not understood.
     pub(super) problems: Vec<String>,
+    /// It denies nothing.
+    pub(super) on_trial: bool,
 }
 
 #[derive(Debug, Default)]
@@ -291,10 +293,11 @@ impl Index {
     }
 
     fn policy(&mut self, policy: Policy, touched: &mut Touched) {
-        let Policy { key, pod_selector, problems, version, .. } = policy;
+        let Policy { key, pod_selector, problems, version, enforcement, .. } = policy;
+        let on_trial = enforcement == Enforcement::Audit;
         self.forget_policy(&key);
         self.by_uid.insert(version.uid.as_str().into(), key.clone());
-        let known = KnownPolicy { version, selector: pod_selector, problems };
+        let known = KnownPolicy { version, selector: pod_selector, problems, on_trial };
         let namespace = self.namespaces.entry(key.namespace.clone()).or_default();
         namespace.policies.insert(key.name.clone(), known);
         touched.insert(key);

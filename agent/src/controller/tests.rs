@@ -52,6 +52,15 @@ impl World {
     }
 
     fn policy(&mut self, generation: i64, problems: &[&str]) -> Touched {
+        self.policy_as(Enforcement::Enforce, generation, problems)
+    }
+
+    fn policy_as(
+        &mut self,
+        enforcement: Enforcement,
+        generation: i64,
+        problems: &[&str],
+    ) -> Touched {
         let of_app = Requirement::In("app".to_owned(), vec!["a".to_owned()]);
         self.say(Change::Policy(Policy {
             key: key(),
@@ -60,7 +69,7 @@ impl World {
             egress: None,
             problems: problems.iter().map(|it| (*it).to_owned()).collect(),
             version: PolicyVersion { uid: "u".into(), generation },
-            enforcement: Enforcement::Enforce,
+            enforcement,
         }))
     }
 
@@ -134,6 +143,20 @@ fn nodes_report_one_by_one() {
     assert_said(&world, [3, 0, 1], "False PartNotHonoured", "False NotHonoured");
     world.report("n1", 2, true, "spec.ingress[0]: not understood");
     assert_said(&world, [3, 1, 0], "False PartNotHonoured", "False Pending");
+}
+
+/// The generation is that of the spec, which an annotation does not change.
+#[test]
+fn a_policy_on_trial_is_not_enforcing_whatever_nodes_report() {
+    let mut world = World::new();
+    for node in ["n1", "n2", "n3"] {
+        world.report(node, 1, true, "");
+    }
+    assert_eq!(world.policy_as(Enforcement::Audit, 1, &[]).len(), 1);
+    assert_said(&world, [3, 3, 0], "True Honoured", "False OnTrial");
+    world.report("n1", 1, false, "on trial");
+    world.policy(1, &[]);
+    assert_said(&world, [3, 2, 0], "True Honoured", "False Pending");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use netpold_core::cluster::is_subject;
-use netpold_core::model::{Key, Pod, PolicyVersion};
+use netpold_core::model::{Enforcement as Enforced, Key, Pod, PolicyVersion};
 
 use super::Engine;
 use super::reconciler::Reconciler;
@@ -50,6 +50,8 @@ pub struct PolicyEnforcement {
     pub pods: usize,
     /// Those of them that have an address and whose packets are not judged.
     pub not_judged: usize,
+    /// It denies nothing, and what it would deny is told.
+    pub on_trial: bool,
     /// It is compiled later, beside the rest: until then its former state is in force.
     pub is_late: bool,
     /// More than the tables or its budget hold: it isolates, and grants nothing.
@@ -148,6 +150,7 @@ impl Engine {
                     version: policy.version.clone(),
                     pods: selected.len(),
                     not_judged: selected.iter().filter(|pod| is_open(pod)).count(),
+                    on_trial: policy.enforcement == Enforced::Audit,
                     is_late: late.contains(namespace),
                     closed: excess.or_else(|| closed.get(&policy.key).cloned()),
                     problems: policy.problems.clone(),

@@ -78,11 +78,17 @@ fn revision(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
+/// Why a policy on trial is not in force.
+const ON_TRIAL: &str = "on trial (annotation netpold.io/enforcement: audit): it denies nothing; the nodes' netpold \
+                        status tells what it would deny";
+
 fn policy(key: &Key, it: &PolicyEnforcement) -> PolicyOnNode {
+    let on_trial = it.on_trial.then(|| ON_TRIAL.to_owned());
     let late = it.is_late.then(|| "it is being compiled; its former state is in force".to_owned());
     let unjudged = (it.not_judged > 0)
         .then(|| format!("the packets of {} of {} pods are not judged", it.not_judged, it.pods));
-    let against: Vec<String> = it.closed.iter().cloned().chain(late).chain(unjudged).collect();
+    let against: Vec<String> =
+        on_trial.into_iter().chain(it.closed.iter().cloned()).chain(late).chain(unjudged).collect();
     let enforced = against.is_empty();
     let message = if enforced { it.problems.join("; ") } else { against.join("; ") };
     PolicyOnNode {
@@ -298,6 +304,7 @@ mod tests {
             version: netpold_core::model::PolicyVersion { uid: "u".into(), generation: 4 },
             pods: 3,
             not_judged: 0,
+            on_trial: false,
             is_late: false,
             closed: None,
             problems: vec!["spec.ingress[0]: grants nothing".into()],
@@ -310,5 +317,8 @@ mod tests {
             (said.enforced, said.message.as_str(), said.observed_generation),
             (false, "the packets of 1 of 3 pods are not judged", 4)
         );
+        (it.not_judged, it.on_trial) = (0, true);
+        let said = policy(&key, &it);
+        assert!(!said.enforced && said.message == ON_TRIAL, "{said:?}");
     }
 }
