@@ -22,7 +22,7 @@ pub use answer::{
 use std::net::IpAddr;
 
 use crate::cluster::Cluster;
-use crate::model::{Direction, Enforcement, Key, Pod};
+use crate::model::{Direction, Key, Pod};
 use crate::probe::{IpProtocol, Party, Probe};
 use answer::Detail;
 use literal::Literal;
@@ -211,21 +211,7 @@ impl<'c> Explainer<'c> {
         if judgement.verdict != Verdict::Deny {
             return None;
         }
-        let of_cluster = |name: &str| Key::new("", name);
-        let policies = self.cluster.selecting((pod, true), direction);
-        let policies = policies.filter(|policy| policy.enforcement == Enforcement::Audit);
-        let tiers = self.cluster.tiers_about((pod, true), direction);
-        let tiers = tiers.filter(|policy| policy.enforcement == Enforcement::Audit);
-        let tiers: Vec<Key> = tiers.map(|policy| of_cluster(&policy.name)).collect();
-        let policies: Vec<Key> = policies.map(|policy| policy.key.clone()).collect();
-        let policies = match &judgement.tiers.decided_by {
-            Some(rule) if tiers.contains(&of_cluster(&rule.policy.policy)) => {
-                vec![of_cluster(&rule.policy.policy)]
-            }
-            None if !policies.is_empty() => policies,
-            // One of them passes by what else would be asked.
-            Some(_) | None => tiers.into_iter().chain(policies).collect(),
-        };
+        let policies = self.translated.literal.denying_on_trial(pod, &judgement);
         Some(Trial { policies, judgement })
     }
 

@@ -382,6 +382,35 @@ fn named_ports_are_the_receivers() {
 }
 
 #[test]
+fn what_is_on_trial_is_told_of_what_it_would_deny() {
+    let Change::ClusterPolicy(deny) =
+        tier((Tier::Admin, "no-a", 1), vec![about(Action::Deny, team("a"), &[80])], vec![])
+    else {
+        panic!("a tier");
+    };
+    let on_trial = |name: &str| {
+        Change::ClusterPolicy(ClusterPolicy {
+            name: name.to_owned(),
+            enforcement: Enforcement::Audit,
+            ..deny.clone()
+        })
+    };
+    let line = "  would be denied by what is on trial: ClusterNetworkPolicy no-a";
+    assert_eq!(ingress(vec![on_trial("no-a")], 80)[1..], [line]);
+    assert_eq!(ingress(vec![on_trial("no-a")], 81).len(), 1, "it says nothing of this port");
+    let Change::Policy(closed) = closed() else { panic!("a NetworkPolicy") };
+    let closed = netpold_core::model::Policy { enforcement: Enforcement::Audit, ..closed };
+    let name = closed.key.clone();
+    let line = format!("  would be denied by what is on trial: {name}");
+    assert_eq!(ingress(vec![Change::Policy(closed)], 80)[1..], [line]);
+    assert_eq!(
+        ingress(vec![Change::ClusterPolicy(deny.clone()), on_trial("z")], 80).len(),
+        1,
+        "it is denied"
+    );
+}
+
+#[test]
 fn json_names_the_rule() {
     let rules = vec![
         about(Action::Pass, team("b"), &[]),

@@ -113,6 +113,9 @@ pub struct Judgement {
     /// Of the NetworkPolicies' rules that do not allow it, the one that came nearest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nearest: Option<Nearest>,
+    /// It is allowed, and these policies on trial would deny it; a ClusterNetworkPolicy has no namespace.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub denied_on_trial: Vec<Key>,
     /// What was not understood of the isolating policies and therefore grants nothing.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<Problem>,

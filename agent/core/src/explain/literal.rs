@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::cluster::{Cluster, is_subject};
 use crate::explain::answer::{Cause, Detail, Judgement, Problem, Tiers, Verdict};
 use crate::explain::rule::{self, Traffic, Way};
-use crate::model::{ClusterPolicy, Direction, Enforcement, Pod, Policy, Tier};
+use crate::model::{ClusterPolicy, Direction, Enforcement, Key, Pod, Policy, Tier};
 use crate::probe::IpProtocol;
 
 /// Judges traffic by the rules of policies.
@@ -100,6 +100,47 @@ impl<'c> Literal<'c> {
         exempt: Option<Exempt>,
         detail: Detail,
     ) -> Judgement {
+        let mut judgement = self.judge_once(traffic, exempt, detail);
+        let pod = traffic.pod;
+        if detail == Detail::Reasons
+            && !self.with_trials
+            && judgement.verdict == Verdict::Allow
+            && self.cluster.is_on_trial((pod, true), traffic.direction)
+        {
+            let enforced = Self { with_trials: true, ..*self }.judge_once(traffic, exempt, detail);
+            if enforced.verdict == Verdict::Deny {
+                judgement.denied_on_trial = self.denying_on_trial(pod, &enforced);
+            }
+        }
+        judgement
+    }
+
+    /// The policies on trial by which a judgement denies that regards them: a ClusterNetworkPolicy has no
+    /// namespace.
+    pub(super) fn denying_on_trial(&self, pod: &Pod, judgement: &Judgement) -> Vec<Key> {
+        let of_cluster = |name: &str| Key::new("", name);
+        let policies = self.cluster.selecting((pod, true), judgement.direction);
+        let policies = policies.filter(|policy| policy.enforcement == Enforcement::Audit);
+        let tiers = self.cluster.tiers_about((pod, true), judgement.direction);
+        let tiers = tiers.filter(|policy| policy.enforcement == Enforcement::Audit);
+        let tiers: Vec<Key> = tiers.map(|policy| of_cluster(&policy.name)).collect();
+        let policies: Vec<Key> = policies.map(|policy| policy.key.clone()).collect();
+        match &judgement.tiers.decided_by {
+            Some(rule) if tiers.contains(&of_cluster(&rule.policy.policy)) => {
+                vec![of_cluster(&rule.policy.policy)]
+            }
+            None if !policies.is_empty() => policies,
+            // One of them passes by what else would be asked.
+            Some(_) | None => tiers.into_iter().chain(policies).collect(),
+        }
+    }
+
+    fn judge_once(
+        &self,
+        traffic: &Traffic<'_>,
+        exempt: Option<Exempt>,
+        detail: Detail,
+    ) -> Judgement {
         let policies = self.isolating(traffic.pod, traffic.direction);
         let mut judgement = Judgement {
             pod: traffic.pod.key.clone(),
@@ -112,6 +153,7 @@ impl<'c> Literal<'c> {
             tiers: Tiers::default(),
             allowed_by: None,
             nearest: None,
+            denied_on_trial: Vec::new(),
             problems: Vec::new(),
         };
         if detail == Detail::Reasons {

@@ -129,6 +129,14 @@ impl Judgement {
             lines.push(format!("  nearest: {}", nearest.rule));
             lines.extend(nearest.lacks.iter().map(|lack| format!("    {lack}")));
         }
+        if !self.denied_on_trial.is_empty() {
+            let name = |policy: &Key| match policy.namespace.as_str() {
+                "" => format!("ClusterNetworkPolicy {}", policy.name),
+                _ => policy.to_string(),
+            };
+            let names = join(self.denied_on_trial.iter().map(name), "", ", ");
+            lines.push(format!("  would be denied by what is on trial: {names}"));
+        }
         for problem in self.problems.iter().filter(|_| network_policies_asked) {
             let what =
                 if problem.over_budget { "closed, grants nothing:" } else { "not understood in" };
