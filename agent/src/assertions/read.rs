@@ -250,7 +250,7 @@ mod tests {
             );
         }
         assert!(read_text("a", "assertions: {}").is_err());
-        assert!(read_text("a", "asertions: []").is_err());
+        assert!(read_text("a", "expectations: []").is_err());
         assert!(read_text("a", "- from: a").is_err());
     }
 }

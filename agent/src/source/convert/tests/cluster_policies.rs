@@ -264,8 +264,8 @@ fn other_versions_and_misspelt_kinds_are_refused() {
          policy.networking.k8s.io/v1alpha1"
     );
     assert_eq!(
-        error(&head("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolcy")),
-        "line 2: kind: there is no ClusterNetworkPolcy in policy.networking.k8s.io/v1alpha2, but \
+        error(&head("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicies")),
+        "line 2: kind: there is no ClusterNetworkPolicies in policy.networking.k8s.io/v1alpha2, but \
          ClusterNetworkPolicy"
     );
     let node = &parse(&head("policy.networking.k8s.io/v1alpha1", "AdminNetworkPolicy")).unwrap()[0];
