@@ -12,9 +12,8 @@ use owo_colors::{OwoColorize, Style};
 use serde_json::{Map, Value};
 
 use crate::cli::{ExplainArgs, Output};
+use crate::offline;
 use crate::printable::printable;
-use crate::source::SourceStatus;
-use crate::source::manifests;
 
 /// Exit status: allowed, or all probes answered.
 const ALLOWED: u8 = 0;
@@ -30,7 +29,8 @@ const BATCH: usize = 8192;
 /// # Errors
 /// It cannot be told because manifests or probes cannot be read.
 pub fn run(args: &ExplainArgs) -> Result<u8> {
-    let cluster = load(&args.manifests)?;
+    let objects = offline::read_directory(&args.manifests).context("cannot tell")?;
+    let cluster: Cluster = objects.into_iter().collect();
     let explainer = Explainer::new(&cluster);
     if let Some(file) = &args.probes {
         return answer_all(&explainer, file);
@@ -59,23 +59,6 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
         Verdict::Deny => DENIED,
         Verdict::Unknown => CANNOT_TELL,
     })
-}
-
-/// The cluster that manifests describe. What of it was not understood goes to standard error.
-fn load(directory: &Path) -> Result<Cluster> {
-    let (changes, status) = manifests::read_once(directory)?;
-    for problem in &status.problems {
-        anstream::eprintln!("netpold: {}", printable(&problem.to_string()));
-    }
-    let bad = unread(&status);
-    if !bad.is_empty() {
-        bail!("cannot tell: not everything is known without {}", bad.join(", "));
-    }
-    Ok(changes.into_iter().collect())
-}
-
-fn unread(status: &SourceStatus) -> Vec<&str> {
-    status.files.iter().filter(|file| !file.current).map(|file| file.name.as_str()).collect()
 }
 
 fn print(answer: &Explanation) {

@@ -12,7 +12,7 @@
 
 /// Version of everything in this file; part of the pin path. The feature `other-layout` makes a second
 /// agent for the upgrade test, which lays out endpoints, flows and their flags differently.
-pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1009 } else { 9 };
+pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1008 } else { 8 };
 
 /// Number of the set of peers an address belongs to. Class 0 is "no set at all".
 pub type ClassId = u32;
@@ -101,10 +101,6 @@ impl Row {
 pub type RowBlock = [PortWord; 256];
 /// Row number that means "this direction is not isolated".
 pub const ROW_NOT_ISOLATED: u32 = 0;
-/// Bit of an ingress row's half in [`Endpoint::rows`], not part of the number: the endpoint's flows are
-/// recorded though neither direction is isolated, because a policy on trial selects its pod. It makes the
-/// word another than 0, which is all that the packet path asks.
-pub const ROW_WATCHED: u32 = 1 << 31;
 
 /// A [`PortSet`] in one word, see [`PortSet::word`]. 0 allows nothing.
 pub type PortWord = u64;
@@ -182,7 +178,7 @@ pub struct Endpoint {
     /// it, so that nothing is inherited with an address or an interface index.
     pub id: u32,
     /// Row of pod ingress in the low half, row of pod egress in the high half;
-    /// [`ROW_NOT_ISOLATED`] in a half: that direction is not isolated. Beside both [`ROW_WATCHED`] may be set.
+    /// [`ROW_NOT_ISOLATED`] in a half: that direction is not isolated.
     pub rows: u64,
     /// `EP_*` bits.
     pub flags: u32,
@@ -205,14 +201,12 @@ impl Endpoint {
 
     /// The ingress row number of a `rows` word.
     #[must_use]
-    #[inline(always)]
     pub const fn ingress_row(rows: u64) -> u32 {
-        rows as u32 & !ROW_WATCHED
+        rows as u32
     }
 
     /// The egress row number of a `rows` word.
     #[must_use]
-    #[inline(always)]
     pub const fn egress_row(rows: u64) -> u32 {
         (rows >> 32) as u32
     }

@@ -169,14 +169,16 @@ impl Subject {
         explainer.judge(&packet.pod, direction, remote, IpProtocol(packet.protocol), port)
     }
 
-    /// Whether a direction of a pod's endpoint is isolated.
+    /// Whether a direction of a pod's endpoint is isolated. A pod on trial is not, though it has a row.
     pub fn is_isolated(&self, pod: &Key, direction: Direction) -> bool {
-        let index = self.endpoints().find(|(p, _)| p.key == *pod).map(|(_, index)| index);
-        let rows = index.and_then(|i| self.tables.endpoint(i)).map_or(0, |e| e.rows);
-        match direction {
-            Direction::Ingress => Endpoint::ingress_row(rows) != ROW_NOT_ISOLATED,
-            Direction::Egress => Endpoint::egress_row(rows) != ROW_NOT_ISOLATED,
-        }
+        let mut endpoints = self.compiler.endpoints().filter(|it| it.slot.is_some());
+        endpoints.any(|it| {
+            let isolated = match direction {
+                Direction::Ingress => it.ingress,
+                Direction::Egress => it.egress,
+            };
+            it.pod == *pod && isolated
+        })
     }
 }
 

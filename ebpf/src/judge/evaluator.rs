@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 use crate::{
     direction::Direction,
     endpoint::EndpointRef,
-    layout::{CLASS_TRANSLATED, ClassId, EP_CHECK_SOURCE, Endpoint, ROW_NOT_ISOLATED},
+    layout::{CLASS_TRANSLATED, ClassId, EP_CHECK_SOURCE, ROW_NOT_ISOLATED},
     packet::{
         family::Family,
         parse::{Fragment, Transport},
@@ -99,13 +99,13 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
     /// Row of pod ingress.
     #[inline(always)]
     pub(crate) const fn ingress_row(&self) -> u32 {
-        Endpoint::ingress_row(self.rows)
+        self.rows as u32
     }
 
     /// Row of pod egress.
     #[inline(always)]
     pub(crate) const fn egress_row(&self) -> u32 {
-        Endpoint::egress_row(self.rows)
+        (self.rows >> 32) as u32
     }
 
     /// Row of this packet's direction.

@@ -19,8 +19,8 @@ use crate::{
     endpoint::EndpointRef,
     judge::{connection::Course, proof::Origin},
     layout::{
-        CLASS_TRANSLATED, ClassId, EP_CHECK_SOURCE, Endpoint, FragmentKey, FragmentPorts,
-        PORTS_EVERY, ROW_NOT_ISOLATED, TIMEOUT_FRAGMENT, untranslated,
+        CLASS_TRANSLATED, ClassId, EP_CHECK_SOURCE, FragmentKey, FragmentPorts, PORTS_EVERY,
+        ROW_NOT_ISOLATED, TIMEOUT_FRAGMENT, untranslated,
     },
     packet::{
         bytes::{Bytes, Window as _},
@@ -81,7 +81,7 @@ pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
         return Verdict::from(Ok(Reason::Reply));
     }
     let untracked = answer.is_some_and(|course| !course.is_known());
-    let row = Endpoint::egress_row(sender.rows());
+    let row = (sender.rows() >> 32) as u32;
     let check_source = !judged && sender.flags() & EP_CHECK_SOURCE != 0;
     if row == ROW_NOT_ISOLATED && !check_source {
         return Verdict::from(Ok(Reason::NotIsolated));

@@ -67,6 +67,11 @@ impl Rules {
         Builder { registry, tries: &mut self.tries, hasher: &self.hasher }.own_node()
     }
 
+    /// Everything allowed.
+    pub(crate) fn everything(&mut self, registry: &mut Registry) -> Arc<DirectionPolicy> {
+        Builder { registry, tries: &mut self.tries, hasher: &self.hasher }.everything()
+    }
+
     /// Says what direction policies allow the addresses that `sets` knows.
     pub(crate) fn evaluator<'a>(&'a mut self, sets: &'a Sets) -> Evaluator<'a> {
         Evaluator {

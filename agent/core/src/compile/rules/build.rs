@@ -102,6 +102,12 @@ impl Builder<'_> {
         self.finish(direction_policy)
     }
 
+    /// Everything allowed.
+    pub(crate) fn everything(&self) -> Arc<DirectionPolicy> {
+        let everyone = AllowedPorts::EVERYTHING;
+        self.finish(DirectionPolicy { everyone, ..DirectionPolicy::default() })
+    }
+
     fn finish(&self, mut direction_policy: DirectionPolicy) -> Arc<DirectionPolicy> {
         direction_policy.digest = self.hasher.hash_one((
             &direction_policy.everyone,

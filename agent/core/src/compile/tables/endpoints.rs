@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use netpold_ebpf::layout::{
     ENDPOINT_ADDRS, ENDPOINT_PROBES, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, EP_CHECK_SOURCE, Endpoint,
-    ROW_NOT_ISOLATED, ROW_WATCHED, endpoint_slot,
+    endpoint_slot,
 };
 
 use crate::cluster::Cluster;
@@ -46,7 +46,8 @@ pub(crate) struct Live {
     pub(crate) unheard: bool,
     /// Ingress and egress; `None`: not isolated.
     pub(crate) direction_policies: [Option<Arc<DirectionPolicy>>; 2],
-    /// Neither is isolated, but a policy on trial selects the pod.
+    /// Neither is isolated, but a policy on trial selects the pod: its ingress has a row that allows
+    /// everything, since the packet path records the flows of endpoints with a row.
     watched: bool,
     /// Those that policies select the pod by, if they are known.
     labels: Option<Labels>,
@@ -66,7 +67,7 @@ impl Live {
 
     /// Whether a direction is isolated.
     pub(crate) fn isolated(&self, direction: Direction) -> bool {
-        self.direction_policies[direction as usize].is_some()
+        !self.watched && self.direction_policies[direction as usize].is_some()
     }
 
     /// The installed rows, if there is a record.
@@ -78,10 +79,7 @@ impl Live {
 
     /// The record as it is to be, given the one that is installed.
     fn desired(&self, ifindex: u32, rows: RowPair, installed: Option<&Endpoint>) -> Endpoint {
-        let rows = match (self.watched, rows) {
-            (true, (ROW_NOT_ISOLATED, ROW_NOT_ISOLATED)) => u64::from(ROW_WATCHED),
-            (_, (ingress, egress)) => Endpoint::pack_rows(ingress, egress),
-        };
+        let rows = Endpoint::pack_rows(rows.0, rows.1);
         let mut record = Endpoint {
             ifindex,
             id: self.id,
@@ -280,7 +278,7 @@ impl Endpoints {
         let before = self.live.get(&interface.index).filter(|live| live.identity == identity);
         let labelled = !is(Standing::Unlabelled);
         let [ingress, egress] = Direction::BOTH.map(|direction| {
-            let now = before.and_then(|before| {
+            let now = before.filter(|before| !before.watched).and_then(|before| {
                 let direction_policy = before.direction_policies[direction as usize].as_ref()?;
                 let same_labels = before.labels == labelled.then(|| pod.labels.clone());
                 Some(Before { direction_policy, same_labels })
@@ -293,6 +291,13 @@ impl Endpoints {
             direction_policy.map(|it| if crowded { DirectionPolicy::nothing() } else { it })
         });
         let isolated = direction_policies.iter().any(Option::is_some);
+        let on_trial = |direction| cluster.is_on_trial((pod, labelled), direction);
+        let watched = !isolated && Direction::BOTH.into_iter().any(on_trial);
+        let backed = matches!(&direction_policies, [Some(_), None]);
+        let direction_policies = match watched {
+            true => [Some(rules.everything(registry)), None],
+            false => direction_policies,
+        };
         let exempt = options.source_exempt.holds(pod);
         let (id, record) = self.carried(interface.index, &identity);
         Some(Live {
@@ -310,15 +315,14 @@ impl Endpoints {
                     CheckSource::All => true,
                 },
             unheard: pod.foreign_sources && !exempt && options.check_source != CheckSource::Off,
-            backs: match &direction_policies {
-                [Some(_), None] => {
+            backs: match backed {
+                true => {
                     let backed = cluster.translation().backed_by(pod);
                     backed.into_iter().map(|it| it.service.key.clone()).collect()
                 }
-                _ => BTreeSet::new(),
+                false => BTreeSet::new(),
             },
-            watched: !isolated
-                && Direction::BOTH.into_iter().any(|it| cluster.is_on_trial((pod, labelled), it)),
+            watched,
             direction_policies,
             labels: labelled.then(|| pod.labels.clone()),
             late,
