@@ -248,10 +248,13 @@ fn a_slip_in_a_policy_is_named_and_grants_nothing() {
     fs::write(dir.path().join("all.yaml"), slip).unwrap();
     let output = explain(dir.path(), &["--from", "x/b", "--to", "x/a", "--port", "80"]);
     assert_eq!(output.status.code(), Some(1));
+    let named = dir.path().join("all.yaml").display().to_string();
     assert_eq!(
         stderr(&output),
-        "netpold: all.yaml:22: NetworkPolicy x/web: spec.ingress[0].form: \
-         no such field; there are from, ports\n"
+        format!(
+            "netpold: {named}:22: NetworkPolicy x/web: spec.ingress[0].form: \
+             no such field; there are from, ports\n"
+        )
     );
 }
 

@@ -92,7 +92,7 @@ impl Snapshot {
         let named = named.iter().map(|(policy, flows)| {
             ([("namespace", policy.namespace.as_str()), ("policy", policy.name.as_str())], *flows)
         });
-        let others = (*others > 0).then_some(([("namespace", ""), ("policy", "")], *others));
+        let others = [([("namespace", ""), ("policy", "")], *others)];
         let help = "Flows that passed and that policies on trial would deny, by policy; a \
                     ClusterNetworkPolicy has no namespace, and those beyond 500 policies have no name";
         writer.counters("audited_flows", help, named.chain(others))
