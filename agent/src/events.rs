@@ -146,7 +146,8 @@ impl Dropped {
     }
 }
 
-fn unix_millis() -> u64 {
+/// Milliseconds since 1970.
+pub(crate) fn unix_millis() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }

@@ -18,13 +18,13 @@ mod trials;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Key, Pod};
 
-use crate::events::Dropped;
+use crate::events::{Dropped, unix_millis};
 pub use answer::{Answer, RuleUsed, text};
 pub use file::{Keeper, Saved, read};
 use flows::Known;
@@ -66,12 +66,6 @@ pub struct RuleUse {
     trials: Trials,
 }
 
-/// Milliseconds since the epoch.
-fn now() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since.map_or(0, millis)
-}
-
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
@@ -82,7 +76,7 @@ impl Default for RuleUse {
             records: Records::default(),
             known: Vec::new(),
             last_sweep: None,
-            last_wall: now(),
+            last_wall: unix_millis(),
             counted_until: None,
             endpoints: BTreeMap::new(),
             endpoints_version: None,
@@ -112,7 +106,7 @@ impl RuleUse {
             Change::Policy(policy) => {
                 let known = cluster.policies().get(&policy.key);
                 if known.is_none_or(|known| **known != *policy) {
-                    self.changed.insert(policy.key.clone(), now());
+                    self.changed.insert(policy.key.clone(), unix_millis());
                 }
                 return;
             }
@@ -178,7 +172,7 @@ impl RuleUse {
             self.epoch = self.epoch.wrapping_add(1).max(1);
             self.cache = flows::Cache::default();
             self.trials.forget();
-            let lately = now().saturating_sub(millis(LATELY));
+            let lately = unix_millis().saturating_sub(millis(LATELY));
             self.changed.retain(|_, at| *at > lately);
             let (cluster, pods) = (compiler.cluster(), self.endpoints.values());
             self.records.follow(cluster, pods, &self.changed, (self.last_wall, restored));
@@ -216,7 +210,7 @@ impl RuleUse {
     /// What there is to keep.
     #[must_use]
     pub fn saved(&self) -> Saved {
-        Saved { as_of: now(), missed: self.missed, policies: self.records.saved() }
+        Saved { as_of: unix_millis(), missed: self.missed, policies: self.records.saved() }
     }
 
     /// What each rule was used for.
@@ -225,7 +219,7 @@ impl RuleUse {
         let (rules, unwatched) = self.records.answer();
         Answer {
             node: node.to_owned(),
-            as_of: now() / 1000,
+            as_of: unix_millis() / 1000,
             rules,
             missed_flows: self.missed,
             unwatched_policies: unwatched,

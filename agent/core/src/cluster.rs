@@ -172,13 +172,26 @@ impl Cluster {
         })
     }
 
+    /// The policies on trial that would isolate a pod in a direction, and the ClusterNetworkPolicies on
+    /// trial with rules for it.
+    pub(crate) fn on_trial(
+        &self,
+        pod: (&Pod, bool),
+        direction: Direction,
+    ) -> (impl Iterator<Item = &Arc<Policy>>, impl Iterator<Item = &Arc<ClusterPolicy>>) {
+        let policies = self.selecting(pod, direction);
+        let tiers = self.tiers_about(pod, direction);
+        (
+            policies.filter(|policy| policy.enforcement == Enforcement::Audit),
+            tiers.filter(|policy| policy.enforcement == Enforcement::Audit),
+        )
+    }
+
     /// Whether a policy on trial has something to say of a pod in a direction.
     #[must_use]
     pub fn is_on_trial(&self, pod: (&Pod, bool), direction: Direction) -> bool {
-        let mut policies = self.selecting(pod, direction);
-        let mut tiers = self.tiers_about(pod, direction);
-        policies.any(|policy| policy.enforcement == Enforcement::Audit)
-            || tiers.any(|policy| policy.enforcement == Enforcement::Audit)
+        let (mut policies, mut tiers) = self.on_trial(pod, direction);
+        policies.next().is_some() || tiers.next().is_some()
     }
 
     /// The ClusterNetworkPolicies, in the order in which they are asked.

@@ -35,15 +35,6 @@ pub struct Explainer<'c> {
     translated: Translated<'c>,
 }
 
-/// What policies on trial would deny.
-#[derive(Clone, Debug)]
-pub struct Trial {
-    /// The policies on trial by which: a ClusterNetworkPolicy has no namespace.
-    pub policies: Vec<Key>,
-    /// The judgement.
-    pub judgement: Judgement,
-}
-
 /// One side of a probe.
 struct Side<'c> {
     pod: Option<&'c Pod>,
@@ -191,28 +182,27 @@ impl<'c> Explainer<'c> {
         Explanation::judged(probe, verdict, None, egress, ingress)
     }
 
-    /// What policies on trial would deny of a flow at one pod, and that judgement; `None` if they would
-    /// not. The flow itself is taken to be allowed. `port` is the destination port.
+    /// The policies on trial that would deny a flow at one pod, as [`Judgement::denied_on_trial`] has them;
+    /// none: they would not. The flow itself is taken to be allowed. `port` is the destination port.
     #[must_use]
-    pub fn trial(
+    pub fn denied_on_trial(
         &self,
         pod: &Pod,
         direction: Direction,
         remote: IpAddr,
         protocol: IpProtocol,
         port: u16,
-    ) -> Option<Trial> {
+    ) -> Vec<Key> {
         if !self.cluster.is_on_trial((pod, true), direction) {
-            return None;
+            return Vec::new();
         }
         let judge = self.with_trials().translated;
         let kind = (protocol, port);
         let judgement = judge.judge_at_veth(pod, direction, remote, kind, Detail::Reasons);
-        if judgement.verdict != Verdict::Deny {
-            return None;
+        match judgement.verdict {
+            Verdict::Deny => judge.literal.denying_on_trial(pod, &judgement),
+            Verdict::Allow | Verdict::Unknown => Vec::new(),
         }
-        let policies = self.translated.literal.denying_on_trial(pod, &judgement);
-        Some(Trial { policies, judgement })
     }
 
     /// Judge one direction at one pod, as the dataplane would by its tables; `None` if there is no

@@ -276,12 +276,6 @@ impl ClusterPolicy {
             Direction::Egress => &self.egress,
         }
     }
-
-    /// Where it stands among all: policies with lesser values are asked first.
-    #[must_use]
-    pub fn precedence(&self) -> (Tier, u16, &str) {
-        (self.tier, self.priority, &self.name)
-    }
 }
 
 /// `spec.tier`, in the order of evaluation; NetworkPolicy stands between them.

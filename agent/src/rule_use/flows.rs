@@ -9,8 +9,9 @@ use netpold_core::model::{Direction, Pod};
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE};
 
-use super::{Met, RuleUse, millis, now};
+use super::{Met, RuleUse, millis};
 use crate::conntrack::{FlowTuple, Sighting};
+use crate::events::unix_millis;
 
 /// Rules that a sweep compares for flows that are new, and as many for those that go on.
 const BUDGET: usize = 400_000;
@@ -137,7 +138,7 @@ impl<'u> Round<'u> {
         let Cursors { new, old } = of.cursors;
         let after = Vec::with_capacity(before.len());
         let (new, old) = (Budget::new(new), Budget::new(old));
-        Self { of, cluster, before, after, new, old, missed: 0, wall: now(), now: None }
+        Self { of, cluster, before, after, new, old, missed: 0, wall: unix_millis(), now: None }
     }
 
     /// All flows were met.

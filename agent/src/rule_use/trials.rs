@@ -80,8 +80,8 @@ impl Trials {
         let denied_by = self.cache.denied_by.entry(kind).or_insert_with(|| {
             *cost += LOOK;
             let PodFlow { pod, direction, remote, protocol, port } = flow;
-            let trial = Explainer::new(cluster).trial(pod, direction, remote, protocol, port);
-            trial.map_or_else(Box::default, |trial| trial.policies.into())
+            let explainer = Explainer::new(cluster);
+            explainer.denied_on_trial(pod, direction, remote, protocol, port).into()
         });
         if denied_by.is_empty() {
             return false;

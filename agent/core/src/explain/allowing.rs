@@ -14,11 +14,10 @@ use ipnet::IpNet;
 use crate::cluster::{Cluster, is_subject};
 use crate::explain::answer::{Cause, Detail};
 use crate::explain::literal::Literal;
+use crate::explain::rule::Traffic;
 use crate::explain::services::{backends, frontends};
 use crate::explain::text;
-use crate::model::{
-    Direction, Labels, Peer, Pod, Policy, PortMatch, PortRule, Requirement, Rule, Selector,
-};
+use crate::model::{Direction, Labels, Peer, Pod, Policy, Requirement, Rule, Selector};
 use crate::probe::IpProtocol;
 
 /// A flow as its pod sees it.
@@ -89,22 +88,21 @@ impl RuleIndex {
     }
 
     /// Adds the rules that allow a flow; how many were compared.
-    fn find(&self, question: &Question<'_>, found: &mut Vec<u32>) -> usize {
-        let peers = match question.flow.direction {
+    fn find(&self, traffic: &Traffic<'_>, found: &mut Vec<u32>) -> usize {
+        let peers = match traffic.direction {
             Direction::Ingress => &self.ingress,
             Direction::Egress => &self.egress,
         };
-        let rules = self.policy.rules(question.flow.direction).unwrap_or_default();
+        let rules = self.policy.rules(traffic.direction).unwrap_or_default();
         let mut compared = peers.everyone.len();
-        found.extend(
-            peers.everyone.iter().filter(|rule| question.port_matches(&rules[**rule as usize])),
-        );
-        peers.candidates(question, |(rule, peer)| {
+        let port_matches = |rule: &Rule| traffic.port_hit(rule).is_some();
+        found.extend(peers.everyone.iter().filter(|rule| port_matches(&rules[**rule as usize])));
+        peers.candidates(traffic, |(rule, peer)| {
             compared += 1;
             let of = &rules[rule as usize];
             let peer = of.peers.as_deref().and_then(|peers| peers.get(peer as usize));
-            let matches = |peer| question.peer_matches(&self.policy.key.namespace, peer);
-            if peer.is_some_and(matches) && question.port_matches(of) {
+            let matches = |peer| traffic.peer_matches(&self.policy.key.namespace, peer);
+            if peer.is_some_and(matches) && port_matches(of) {
                 found.push(rule);
             }
         });
@@ -169,23 +167,23 @@ impl Peers {
     }
 
     /// The peers that may match.
-    fn candidates(&self, question: &Question<'_>, mut tell: impl FnMut(Place)) {
-        let remote = question.flow.remote;
+    fn candidates(&self, traffic: &Traffic<'_>, mut tell: impl FnMut(Place)) {
+        let remote = traffic.remote;
         for length in &self.lengths[usize::from(remote.is_ipv6())] {
             let net = IpNet::new(remote, *length).ok().map(|net| net.trunc());
             let places = net.and_then(|net| self.blocks.get(&net));
             places.into_iter().flatten().for_each(|place| tell(*place));
         }
         self.others.iter().for_each(|place| tell(*place));
-        let Some(pod) = question.remote_pod else { return };
+        let Some(pod) = traffic.remote_pod else { return };
         let mut of = |labels: &ByLabel, has: &Labels| {
             // One label a name: no peer is found twice.
             let values = has.iter().filter_map(|(key, value)| labels.get(key)?.get(value));
             values.flatten().for_each(|place| tell(*place));
         };
         of(&self.by_pod, &pod.labels);
-        if !self.by_namespace.is_empty() {
-            of(&self.by_namespace, &question.cluster.namespace_labels(&pod.key.namespace));
+        if let Some(labels) = &traffic.remote_namespace {
+            of(&self.by_namespace, labels);
         }
     }
 }
@@ -204,54 +202,6 @@ fn asked(selector: &Selector) -> impl Iterator<Item = (&str, &[String])> {
         Requirement::In(key, values) => Some((key.as_str(), &values[..])),
         Requirement::NotIn(..) | Requirement::Exists(_) | Requirement::DoesNotExist(_) => None,
     })
-}
-
-/// A flow, with who is on its other side.
-struct Question<'a> {
-    cluster: &'a Cluster,
-    flow: PodFlow<'a>,
-    remote_pod: Option<&'a Pod>,
-}
-
-impl Question<'_> {
-    fn peer_matches(&self, namespace: &str, peer: &Peer) -> bool {
-        match peer {
-            Peer::Block(block) => block.contains(self.flow.remote),
-            Peer::Nodes(nodes) => self.cluster.is_of_nodes(nodes, self.flow.remote),
-            Peer::Pods { namespaces, pods } => self.remote_pod.is_some_and(|remote| {
-                let in_namespace = || match namespaces {
-                    None => remote.key.namespace == namespace,
-                    Some(wanted) => {
-                        wanted.matches(&self.cluster.namespace_labels(&remote.key.namespace))
-                    }
-                };
-                pods.matches(&remote.labels) && in_namespace()
-            }),
-        }
-    }
-
-    fn port_matches(&self, rule: &Rule) -> bool {
-        rule.ports.as_ref().is_none_or(|ports| ports.iter().any(|port| self.is_port(port)))
-    }
-
-    fn is_port(&self, rule: &PortRule) -> bool {
-        let PodFlow { pod, direction, protocol, port, .. } = self.flow;
-        let receiver = match direction {
-            Direction::Ingress => Some(pod),
-            Direction::Egress => self.remote_pod,
-        };
-        rule.protocol.number() == protocol.0
-            && match &rule.port {
-                PortMatch::Any => true,
-                PortMatch::Range(first, last) => (*first..=*last).contains(&port),
-                PortMatch::Named(name) => receiver.is_some_and(|pod| {
-                    let named = |p: &&crate::model::NamedPort| {
-                        p.name == *name && p.protocol == rule.protocol
-                    };
-                    pod.ports.iter().filter(named).any(|p| p.port == port)
-                }),
-            }
-    }
 }
 
 /// Finds the rules of policies that allow flows.
@@ -291,23 +241,26 @@ impl<'c> Allowing<'c> {
         'c: 'a,
     {
         let cluster = self.cluster;
+        let literal = Literal { cluster, with_trials: false };
         let (mut all, mut found, mut compared) = (Vec::new(), Vec::new(), 0);
         let mut look = |flow: PodFlow<'a>, out_of_sight: bool| {
             compared += 1;
             if is_always_allowed(cluster, flow, out_of_sight) {
                 return;
             }
-            if cluster.has_cluster_policies() {
+            let PodFlow { pod, direction, remote, protocol, port } = flow;
+            let mut traffic = literal.traffic(pod, direction, remote, protocol, port);
+            if literal.has_tiers() {
                 compared += OF_TIERS;
-                if is_decided_by_tier(cluster, flow) {
+                if literal.judge_traffic(&traffic, None, Detail::Verdict).cause == Cause::TierRule {
                     return;
                 }
             }
-            let owner = cluster.owner(flow.remote).map(|pod| &**pod);
-            let remote_pod = owner.or_else(|| former(flow.remote));
-            let question = Question { cluster, flow, remote_pod };
+            if traffic.remote_pod.is_none() {
+                traffic.of_remote(former(remote));
+            }
             for (number, policy) in (0_u32..).zip(policies) {
-                compared += 1 + policy.find(&question, &mut found);
+                compared += 1 + policy.find(&traffic, &mut found);
                 all.extend(found.drain(..).map(|rule| (number, rule)));
             }
         };
@@ -330,14 +283,6 @@ impl<'c> Allowing<'c> {
 
 /// What a look at the tiers weighs beside rules that are compared.
 const OF_TIERS: usize = 16;
-
-/// Whether NetworkPolicies are not asked.
-fn is_decided_by_tier(cluster: &Cluster, flow: PodFlow<'_>) -> bool {
-    let literal = Literal { cluster, with_trials: false };
-    let PodFlow { pod, direction, remote, protocol, port } = flow;
-    let traffic = literal.traffic(pod, direction, remote, protocol, port);
-    literal.judge_traffic(&traffic, None, Detail::Verdict).cause == Cause::TierRule
-}
 
 /// Whether no rule is needed: a pod reaches itself, unless another node sends it on (`out_of_sight`), and its
 /// own node.

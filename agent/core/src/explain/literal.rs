@@ -77,20 +77,20 @@ impl<'c> Literal<'c> {
     where
         'c: 'a,
     {
-        let remote_pod = self.owner(remote);
-        Traffic {
+        let mut traffic = Traffic {
             cluster: self.cluster,
             pod,
             direction,
             remote,
-            remote_pod,
-            remote_namespace: remote_pod
-                .map(|remote| self.cluster.namespace_labels(&remote.key.namespace)),
+            remote_pod: None,
+            remote_namespace: None,
             remote_is_node: self.cluster.is_listed(remote),
             protocol,
             port,
             way: Way::Direct,
-        }
+        };
+        traffic.of_remote(self.owner(remote));
+        traffic
     }
 
     /// `exempt`: what need not be asked, if that depends on more than addresses.
@@ -119,10 +119,7 @@ impl<'c> Literal<'c> {
     /// namespace.
     pub(super) fn denying_on_trial(&self, pod: &Pod, judgement: &Judgement) -> Vec<Key> {
         let of_cluster = |name: &str| Key::new("", name);
-        let policies = self.cluster.selecting((pod, true), judgement.direction);
-        let policies = policies.filter(|policy| policy.enforcement == Enforcement::Audit);
-        let tiers = self.cluster.tiers_about((pod, true), judgement.direction);
-        let tiers = tiers.filter(|policy| policy.enforcement == Enforcement::Audit);
+        let (policies, tiers) = self.cluster.on_trial((pod, true), judgement.direction);
         let tiers: Vec<Key> = tiers.map(|policy| of_cluster(&policy.name)).collect();
         let policies: Vec<Key> = policies.map(|policy| policy.key.clone()).collect();
         match &judgement.tiers.decided_by {

@@ -41,6 +41,14 @@ pub(super) enum Way {
 /// Whether a list matches, and by which item (`None` within: there is no list).
 pub(super) type Hit = Option<Option<usize>>;
 
+impl<'a> Traffic<'a> {
+    /// The other side is this pod.
+    pub(super) fn of_remote(&mut self, pod: Option<&'a Pod>) {
+        self.remote_pod = pod;
+        self.remote_namespace = pod.map(|pod| self.cluster.namespace_labels(&pod.key.namespace));
+    }
+}
+
 impl Traffic<'_> {
     /// Fill in the rule that allows, or the one that came nearest.
     pub(super) fn judge_rules(
@@ -120,7 +128,7 @@ impl Traffic<'_> {
         peers.iter().position(|peer| self.peer_matches(namespace, peer)).map(Some)
     }
 
-    fn peer_matches(&self, namespace: &str, peer: &Peer) -> bool {
+    pub(super) fn peer_matches(&self, namespace: &str, peer: &Peer) -> bool {
         match peer {
             Peer::Block(block) => block.contains(self.remote),
             Peer::Nodes(nodes) => {

@@ -161,9 +161,12 @@ impl Translated<'_> {
             |(address, _): (IpAddr, u16)| !to.at_node && pod.addresses.contains(&address);
         let judge_at = |direction, backend: (IpAddr, u16), detail| {
             let traffic = self.literal.traffic(pod, direction, backend.0, protocol, backend.1);
-            // Itself, whoever else claims its address.
-            let remote_pod = if is_itself(backend) { Some(pod) } else { traffic.remote_pod };
-            self.literal.judge_traffic(&Traffic { remote_pod, way, ..traffic }, None, detail)
+            let mut traffic = Traffic { way, ..traffic };
+            if is_itself(backend) {
+                // Whoever else claims its address.
+                traffic.of_remote(Some(pod));
+            }
+            self.literal.judge_traffic(&traffic, None, detail)
         };
         // Nothing judges the pod's ingress when the packet is back at its veth.
         let judge = |backend, detail| {

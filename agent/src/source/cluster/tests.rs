@@ -253,15 +253,22 @@ async fn what_went_between_two_lists_is_gone() {
     assert_eq!((pods.lists, pods.restarts, pods.objects), (3, 1, 1), "{pods:?}");
 }
 
+/// A kind without objects, of a server that sends no list by a watch.
+fn without_objects(query: &str) -> Answer {
+    match query {
+        _ if query.contains("sendInitialEvents") => status(400, "BadRequest"),
+        _ if query.contains("watch=true") => Answer(200, vec![], true),
+        _ => list(vec![], "1"),
+    }
+}
+
 /// Of a kind that no server does without, "not found" does not mean "there are none".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_without_policies_is_not_believed() {
     fn script(resource: &str, query: &str, _: usize) -> Answer {
         match resource {
             "networkpolicies" | "endpointslices" => status(404, "NotFound"),
-            _ if query.contains("sendInitialEvents") => status(400, "BadRequest"),
-            _ if query.contains("watch=true") => Answer(200, vec![], true),
-            _ => list(vec![], "1"),
+            _ => without_objects(query),
         }
     }
     let server = Server::start(script);
@@ -289,9 +296,7 @@ async fn a_kind_that_is_not_installed_is_nothing_to_report() {
     fn script(resource: &str, query: &str, _: usize) -> Answer {
         match resource {
             "clusternetworkpolicies" => status(404, "NotFound"),
-            _ if query.contains("sendInitialEvents") => status(400, "BadRequest"),
-            _ if query.contains("watch=true") => Answer(200, vec![], true),
-            _ => list(vec![], "1"),
+            _ => without_objects(query),
         }
     }
     let server = Server::start(script);
@@ -330,9 +335,7 @@ async fn cluster_policies_that_may_not_be_read_hold_nothing_back() {
     fn script(resource: &str, query: &str, _: usize) -> Answer {
         match resource {
             "clusternetworkpolicies" => status(403, "Forbidden"),
-            _ if query.contains("sendInitialEvents") => status(400, "BadRequest"),
-            _ if query.contains("watch=true") => Answer(200, vec![], true),
-            _ => list(vec![], "1"),
+            _ => without_objects(query),
         }
     }
     let server = Server::start(script);
@@ -348,11 +351,7 @@ async fn cluster_policies_that_may_not_be_read_hold_nothing_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn cluster_policies_are_not_asked_for_where_they_are_off() {
     fn script(_: &str, query: &str, _: usize) -> Answer {
-        match query {
-            _ if query.contains("sendInitialEvents") => status(400, "BadRequest"),
-            _ if query.contains("watch=true") => Answer(200, vec![], true),
-            _ => list(vec![], "1"),
-        }
+        without_objects(query)
     }
     let server = Server::start(script);
     let (mut source, _directory) = server.watched_with(false).await;
@@ -374,9 +373,7 @@ async fn whether_a_group_is_missing_is_in_the_list_of_groups() {
                 let group = json!({ "name": "policy.networking.k8s.io", "versions": version });
                 Answer(200, vec![json!({ "kind": "APIGroupList", "groups": [group] })], false)
             }
-            _ if query.contains("sendInitialEvents") => status(400, "BadRequest"),
-            _ if query.contains("watch=true") => Answer(200, vec![], true),
-            _ => list(vec![], "1"),
+            _ => without_objects(query),
         }
     }
     let server = Server::start(script);
