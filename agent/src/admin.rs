@@ -2,6 +2,7 @@
 
 pub mod client;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -16,19 +17,16 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tracing::debug;
 
-use crate::rule_use::Answer;
-use crate::status::Status;
+use crate::socket::PATIENCE;
 
-/// The request for a [`Status`].
-const STATUS_REQUEST: &str = "status";
-/// The request for an [`Answer`].
-const RULES_REQUEST: &str = "rules";
+/// The request for a [`Status`](crate::status::Status).
+pub const STATUS_REQUEST: &str = "status";
+/// The request for an [`Answer`](crate::rule_use::Answer) about rules.
+pub const RULES_REQUEST: &str = "rules";
 /// What the socket's name ends in until it is ready.
 pub(crate) const NEW_SUFFIX: &str = ".new";
 /// Longest request.
-const REQUEST_MAX: u64 = 64;
-/// How long a client may take, and waits.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_MAX: u64 = 2048;
 
 /// The control socket cannot be made.
 #[derive(Debug, Error)]
@@ -47,6 +45,36 @@ pub enum AdminError {
     Io(PathBuf, #[source] io::Error),
 }
 
+/// What answers a request: it gets what the line has after the request's name.
+type Answer = Box<dyn Fn(&str) -> serde_json::Result<Vec<u8>> + Send + Sync>;
+
+/// The requests that a control socket answers, by name.
+#[derive(Default)]
+pub struct Requests(BTreeMap<&'static str, Answer>);
+
+impl Requests {
+    /// Also answers requests of this name, each with the document that `answer` returns. It runs on a
+    /// thread that may wait, as for the engine.
+    #[must_use]
+    pub fn on<T: Serialize>(
+        mut self,
+        name: &'static str,
+        answer: impl Fn(&str) -> T + Send + Sync + 'static,
+    ) -> Self {
+        let json = move |rest: &str| serde_json::to_vec(&answer(rest));
+        self.0.insert(name, Box::new(json));
+        self
+    }
+
+    fn answer(&self, request: &str) -> serde_json::Result<Vec<u8>> {
+        let (name, rest) = request.split_once(' ').unwrap_or((request, ""));
+        match self.0.get(name) {
+            Some(answer) => answer(rest),
+            None => serde_json::to_vec(&Refusal { error: format!("{request:?} is no request") }),
+        }
+    }
+}
+
 /// A control socket that is being served; dropping it ends that and removes it.
 #[derive(Debug)]
 pub struct Admin {
@@ -56,16 +84,12 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Create the socket, for its owner only, and answer requests with what `status` and `rules` return. A
-    /// socket left behind by an agent that was killed is replaced. Needs a tokio runtime.
+    /// Create the socket, for its owner only, and answer requests. A socket left behind by an agent that was
+    /// killed is replaced. Needs a tokio runtime.
     ///
     /// # Errors
     /// See [`AdminError`].
-    pub fn serve<S, R>(path: &Path, status: S, rules: R) -> Result<Self, AdminError>
-    where
-        S: Fn() -> Status + Send + Sync + 'static,
-        R: Fn() -> Answer + Send + Sync + 'static,
-    {
+    pub fn serve(path: &Path, requests: Requests) -> Result<Self, AdminError> {
         if StdStream::connect(path).is_ok() {
             return Err(AdminError::Taken(path.to_owned()));
         }
@@ -74,7 +98,7 @@ impl Admin {
         }
         let (listener, inode) =
             listen(path).map_err(|error| AdminError::Io(path.to_owned(), error))?;
-        let task = tokio::spawn(accept(listener, Arc::new((status, rules))));
+        let task = tokio::spawn(accept(listener, Arc::new(requests)));
         Ok(Self { path: path.to_owned(), inode, task })
     }
 }
@@ -104,17 +128,13 @@ fn listen(path: &Path) -> io::Result<(UnixListener, u64)> {
     Ok((listener, inode))
 }
 
-async fn accept<S, R>(listener: UnixListener, answers: Arc<(S, R)>)
-where
-    S: Fn() -> Status + Send + Sync + 'static,
-    R: Fn() -> Answer + Send + Sync + 'static,
-{
+async fn accept(listener: UnixListener, requests: Arc<Requests>) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let answers = Arc::clone(&answers);
+                let requests = Arc::clone(&requests);
                 tokio::spawn(async move {
-                    let answered = answer(stream, answers);
+                    let answered = answer(stream, requests);
                     match tokio::time::timeout(PATIENCE, answered).await {
                         Ok(Ok(())) => {}
                         Ok(Err(error)) => debug!("control connection: {error}"),
@@ -131,26 +151,13 @@ where
     }
 }
 
-async fn answer<S, R>(mut stream: UnixStream, answers: Arc<(S, R)>) -> io::Result<()>
-where
-    S: Fn() -> Status + Send + Sync + 'static,
-    R: Fn() -> Answer + Send + Sync + 'static,
-{
+async fn answer(mut stream: UnixStream, requests: Arc<Requests>) -> io::Result<()> {
     let (reader, mut writer) = stream.split();
     let mut request = String::new();
     BufReader::new(reader.take(REQUEST_MAX)).read_line(&mut request).await?;
-    let mut json = match request.trim_end() {
-        STATUS_REQUEST => {
-            // It waits for the engine, which may be writing; packets' events must not wait with it.
-            let status = spawn_blocking(move || answers.0()).await.map_err(io::Error::other)?;
-            serde_json::to_vec(&status)?
-        }
-        RULES_REQUEST => {
-            let rules = spawn_blocking(move || answers.1()).await.map_err(io::Error::other)?;
-            serde_json::to_vec(&rules)?
-        }
-        other => serde_json::to_vec(&Refusal { error: format!("{other:?} is no request") })?,
-    };
+    // It waits for the engine, which may be writing; packets' events must not wait with it.
+    let json = spawn_blocking(move || requests.answer(request.trim_end()));
+    let mut json = json.await.map_err(io::Error::other)??;
     json.push(b'\n');
     writer.write_all(&json).await?;
     writer.shutdown().await
@@ -168,6 +175,8 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::rule_use::Answer;
+    use crate::status::Status;
 
     fn ask(path: &Path, request: &str) -> String {
         let mut stream = StdStream::connect(path).unwrap();
@@ -181,18 +190,24 @@ mod tests {
         Status { node: "n".into(), ..Status::default() }
     }
 
+    fn requests() -> Requests {
+        let requests = Requests::default().on(STATUS_REQUEST, |_| status());
+        requests.on(RULES_REQUEST, |_| Answer::default()).on("echo", str::to_owned)
+    }
+
     #[tokio::test(flavor = "multi_thread")]
     async fn answers_and_cleans_up() {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("sub/netpold.sock");
-        let admin = Admin::serve(&path, status, Answer::default).unwrap();
+        let admin = Admin::serve(&path, requests()).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         let read: Status = serde_json::from_str(&ask(&path, "status\n")).unwrap();
         assert_eq!(read, status());
         let rules: Answer = serde_json::from_str(&ask(&path, "rules\n")).unwrap();
         assert_eq!(rules, Answer::default());
+        assert_eq!(ask(&path, "echo of this\n"), "\"of this\"\n");
         assert_eq!(ask(&path, "please\n"), "{\"error\":\"\\\"please\\\" is no request\"}\n");
-        let error = Admin::serve(&path, status, Answer::default).unwrap_err();
+        let error = Admin::serve(&path, requests()).unwrap_err();
         assert!(matches!(error, AdminError::Taken(_)), "{error}");
         drop(admin);
         assert!(!path.exists());
@@ -203,13 +218,10 @@ mod tests {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("netpold.sock");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        let admin = Admin::serve(&path, status, Answer::default).unwrap();
+        let admin = Admin::serve(&path, requests()).unwrap();
         assert!(ask(&path, "status\n").contains("\"node\":\"n\""));
         drop(admin);
         fs::write(&path, "precious").unwrap();
-        assert!(matches!(
-            Admin::serve(&path, status, Answer::default),
-            Err(AdminError::NoSocket(_))
-        ));
+        assert!(matches!(Admin::serve(&path, requests()), Err(AdminError::NoSocket(_))));
     }
 }

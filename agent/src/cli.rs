@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use netpold_core::probe::{IpProtocol, Party};
-use serde::Serialize;
 
 use crate::engine::interfaces::NodeDevices;
 use crate::listen::ListenAddress;
+pub use crate::output::Output;
+use crate::socket::DEFAULT_SOCKET;
 
-/// Where the agent's control socket is unless told otherwise.
-const DEFAULT_SOCKET: &str = "/run/netpold/netpold.sock";
 /// Where the last good state is kept unless told otherwise: it must survive a reboot, so not /run.
 const DEFAULT_STATE: &str = "/var/lib/netpold/state";
 /// Where libcni keeps what CNI plugins answered unless told otherwise.
@@ -291,16 +290,6 @@ pub enum LogFormat {
     /// For people
     Text,
     /// A JSON object a line
-    Json,
-}
-
-/// Format of an answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
-pub enum Output {
-    /// For people
-    #[default]
-    Text,
-    /// For programs
     Json,
 }
 

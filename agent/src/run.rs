@@ -18,7 +18,7 @@ use tokio::task::{JoinHandle, block_in_place};
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
-use crate::admin::Admin;
+use crate::admin::{Admin, RULES_REQUEST, Requests, STATUS_REQUEST};
 use crate::config::{self, RunConfig};
 use crate::dataplane::attach::{Attached, Attacher, Mode};
 use crate::dataplane::bpffs::{self, PinRoot};
@@ -164,7 +164,9 @@ impl Agent {
             let engine = Arc::clone(&engine);
             move || lock(&engine).rules()
         };
-        let admin = Admin::serve(&config.socket, status, rules)?;
+        let requests = Requests::default().on(STATUS_REQUEST, move |_| status());
+        let requests = requests.on(RULES_REQUEST, move |_| rules());
+        let admin = Admin::serve(&config.socket, requests)?;
         let heartbeat = Heartbeat::default();
         let listen = |address| {
             let at_work = Arc::clone(&engine);
