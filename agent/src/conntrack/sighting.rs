@@ -40,7 +40,18 @@ pub struct FlowTuple {
     pub protocol: u8,
 }
 
-impl Sighting<'_> {
+impl<'t> Sighting<'t> {
+    /// A flow at a place of a table. `words` are those of its way, the control word first.
+    #[must_use]
+    pub const fn new(
+        way: u32,
+        control: Control,
+        (now, hz): (u32, u32),
+        words: &'t [AtomicU64],
+    ) -> Self {
+        Self { way, control, now, hz, words }
+    }
+
     /// How long ago the flow's last packet was.
     #[must_use]
     pub fn idle(&self) -> Duration {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use netpold_ebpf::flow::control::timeouts;
+use netpold_ebpf::flow::control::{Control, timeouts};
 use netpold_ebpf::flow::key::hash_keys;
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_ebpf::layout::{CT_WAYS, Ct4Way, Ct6Way, FragmentKey, FragmentPorts, Settings};
@@ -15,6 +15,9 @@ const WORDS6: usize = CT_WAYS * size_of::<Ct6Way>() / 8;
 
 /// [`Settings::hash_seed`] of [`FlowTables`].
 const SEED: u64 = 0x1234_5678_9abc_def1;
+
+/// Jiffies a second of [`FlowTables`].
+pub const HZ: u32 = 1000;
 
 /// Conntrack, fragments, settings and the clock.
 #[derive(Debug)]
@@ -29,7 +32,7 @@ pub struct FlowTables {
 }
 
 impl FlowTables {
-    /// Empty tables of `buckets` buckets (a power of two) and 1000 jiffies a second.
+    /// Empty tables of `buckets` buckets (a power of two) and [`HZ`] jiffies a second.
     #[must_use]
     pub fn new(buckets: u32) -> Self {
         let words = |each: usize| {
@@ -41,8 +44,8 @@ impl FlowTables {
                 hash_keys: hash_keys(SEED),
                 ct4_mask: buckets - 1,
                 ct6_mask: buckets - 1,
-                timeouts: timeouts(1000),
-                refresh_after: 1000,
+                timeouts: timeouts(HZ),
+                refresh_after: HZ,
                 event_burst: 0,
                 event_window: 1000,
                 has_cidr6: 1,
@@ -64,6 +67,18 @@ impl FlowTables {
         }
         if let Ok(mut fragments) = self.fragments.lock() {
             fragments.clear();
+        }
+    }
+
+    /// Shows every flow: the number of its way through both tables, its state, and the way's words.
+    pub fn for_each(&self, mut meet: impl FnMut(u32, Control, &[AtomicU64])) {
+        let four = self.ct4.chunks_exact(WORDS4 / CT_WAYS);
+        let ways = four.chain(self.ct6.chunks_exact(WORDS6 / CT_WAYS));
+        for (way, words) in (0..).zip(ways) {
+            let control = Control(words[0].load(Ordering::Acquire));
+            if control.is_valid() {
+                meet(way, control, words);
+            }
         }
     }
 

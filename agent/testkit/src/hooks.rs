@@ -105,6 +105,12 @@ impl Hooks {
         Self { flows: FlowTables::new(BUCKETS), dropped: Default::default() }
     }
 
+    /// What the last flow that was begun has left.
+    #[must_use]
+    pub fn flows(&self) -> &FlowTables {
+        &self.flows
+    }
+
     /// How many packets XDP dropped so far: of openings, of all, of what pods sent.
     #[must_use]
     pub fn dropped(&self) -> [u64; 3] {

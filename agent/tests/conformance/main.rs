@@ -1,6 +1,7 @@
 //! The conformance cases in process: their expectations against the oracle, explain and the
 //! compiled tables. In `wire.rs` the same cases with real sockets under running agents.
 
+mod audited;
 mod case;
 mod node;
 mod wire;
@@ -45,8 +46,12 @@ fn probe(check: &Check) -> Probe {
 
 /// What the tables of all nodes say: where the flow is translated, the sender's veth must let it
 /// out and some backend must be allowed on both sides.
-fn tables_allow(nodes: &[CompiledNode], state: &Oracle, check: &Check) -> bool {
-    let all = |check: &Check| nodes.iter().all(|node| node.allows(check));
+fn tables_allow<'n>(
+    nodes: impl IntoIterator<Item = &'n CompiledNode> + Clone,
+    state: &Oracle,
+    check: &Check,
+) -> bool {
+    let all = |check: &Check| nodes.clone().into_iter().all(|node| node.allows(check));
     if !state.is_frontend(check.to.address, check.protocol.0, check.port) {
         return all(check);
     }
@@ -84,7 +89,7 @@ fn failures(
             wrong.push(format!("step {number}: {check}: oracle {oracle:?}\n{explained}"));
         } else if (explained.verdict == Verdict::Allow) != check.allow {
             wrong.push(format!("step {number}: {check}: explain\n{explained}"));
-        } else if tables_allow(nodes, &state, check) != check.allow {
+        } else if tables_allow(&*nodes, &state, check) != check.allow {
             wrong.push(format!("step {number}: {check}: compiled tables\n{explained}"));
         }
     }

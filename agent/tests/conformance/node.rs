@@ -7,6 +7,7 @@ use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Direction, Interface};
 use netpold_core::ops::TableWriter;
 use netpold_core::options::Options;
+use netpold_testkit::flows::FlowTables;
 use netpold_testkit::hooks::{Begun, Hooks};
 use netpold_testkit::memory::MemoryTables;
 
@@ -94,12 +95,26 @@ impl CompiledNode {
         })
     }
 
+    /// What is compiled here.
+    pub(crate) fn compiler(&self) -> &Compiler {
+        &self.compiler
+    }
+
     /// Whether what this node judges of a flow passes: the egress of a sender and the ingress of a
     /// receiver that are here. Traffic of a pod with itself and what the node sends do not come to
     /// the tables.
     pub(crate) fn allows(&self, check: &Check) -> bool {
+        self.begin(check, |_, _| {})
+    }
+
+    /// The same; `left` sees after each direction what it has left in the flow table.
+    pub(crate) fn begin(
+        &self,
+        check: &Check,
+        mut left: impl FnMut(Direction, &FlowTables),
+    ) -> bool {
         let (from, to) = (check.from.address, check.to.address);
-        let table = |local, direction, remote| {
+        let mut table = |local, direction, remote| {
             let Some(interface) = self.interface_of(local) else { return true };
             let (ifindex, protocol, port) = (interface.index, check.protocol.0, check.port);
             let allowed = self.tables.allows(ifindex, direction, remote, protocol, port);
@@ -107,6 +122,7 @@ impl CompiledNode {
             let begun = Begun { ifindex, direction, remote, protocol, port };
             let passes = self.hooks.begin(&self.tables, &begun);
             assert_eq!(passes, Ok(allowed), "{direction} at {ifindex}: {check}");
+            left(direction, self.hooks.flows());
             allowed.unwrap_or(false)
         };
         from == to
