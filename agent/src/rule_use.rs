@@ -110,6 +110,13 @@ impl RuleUse {
                 }
                 return;
             }
+            Change::ClusterPolicy(policy) => {
+                let known = cluster.cluster_policy(&policy.name);
+                if known.is_none_or(|known| **known != *policy) {
+                    self.changed.insert(Key::new("", policy.name.clone()), unix_millis());
+                }
+                return;
+            }
             Change::Pod(pod) => (&pod.key, is_subject(pod)),
             Change::PodGone(key) => (key, false),
             Change::Namespace(_)
@@ -117,7 +124,6 @@ impl RuleUse {
             | Change::Node(_)
             | Change::NodeGone(_)
             | Change::PolicyGone(_)
-            | Change::ClusterPolicy(_)
             | Change::ClusterPolicyGone(_)
             | Change::Service(_)
             | Change::ServiceGone(_)

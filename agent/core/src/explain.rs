@@ -13,7 +13,7 @@ mod services;
 mod text;
 mod tiers;
 
-pub use allowing::{Allowing, PodFlow, RuleIndex};
+pub use allowing::{Allowed, Allowing, PodFlow, RuleIndex, accepted};
 pub use answer::{
     Backend, Cause, Explanation, Judgement, Nearest, Problem, RuleRef, TierPolicy, TierProblem,
     TierRule, Verdict,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use netpold_core::cluster::Cluster as State;
-use netpold_core::explain::{Allowing, Cause, Explainer, PodFlow, RuleIndex};
+use netpold_core::explain::{Allowing, Cause, Explainer, PodFlow, RuleIndex, Verdict};
 use netpold_core::model::{Change, Direction, Key, Policy, Rule};
 use netpold_core::probe::IpProtocol;
 use netpold_testkit::generate::{Choices, Cluster, Packet, PacketSource};
@@ -13,6 +13,7 @@ use netpold_testkit::generate::{Choices, Cluster, Packet, PacketSource};
 /// A rule: its policy, and its number in the packet's direction.
 type Rules = BTreeSet<(Key, u32)>;
 
+/// The rules that are found; also compares the rule of a ClusterNetworkPolicy with the explainer's.
 fn found(state: &State, packet: &Packet) -> Rules {
     let allowing = Allowing::new(state);
     let pod = &state.pods()[&packet.pod];
@@ -25,10 +26,20 @@ fn found(state: &State, packet: &Packet) -> Rules {
         protocol: IpProtocol(packet.protocol),
         port: packet.port,
     };
-    let (rules, compared) = allowing.rules(&indexes.iter().collect::<Vec<_>>(), flow, |_| None);
-    assert!(compared > 0);
+    let allowed = allowing.rules(&indexes.iter().collect::<Vec<_>>(), flow, |_| None);
+    assert!(allowed.compared > 0);
+    if state.services().is_empty() {
+        let protocol = IpProtocol(packet.protocol);
+        let explainer = Explainer::new(state);
+        let judged =
+            explainer.judge(&pod.key, packet.direction, packet.remote, protocol, packet.port);
+        let rule = judged.filter(|judged| judged.verdict == Verdict::Allow);
+        let rule = rule.and_then(|judged| judged.tiers.decided_by);
+        let rule = rule.map(|rule| (rule.policy.policy, rule.index));
+        assert_eq!(allowed.cluster_rules, Vec::from_iter(rule), "{packet:?}");
+    }
     let name = |(policy, rule): (u32, u32)| (indexes[policy as usize].policy().key.clone(), rule);
-    rules.into_iter().map(name).collect()
+    allowed.rules.into_iter().map(name).collect()
 }
 
 /// The rules that would each allow the packet if they were the only ones of the namespace.
@@ -133,8 +144,9 @@ fn few_of_many_rules_are_compared() {
             protocol: IpProtocol::TCP,
             port: 80,
         };
-        let (rules, compared) = Allowing::new(&state).rules(&indexes, flow, |_| None);
-        assert_eq!(rules, [(0, n)]);
+        let allowed = Allowing::new(&state).rules(&indexes, flow, |_| None);
+        assert_eq!(allowed.rules, [(0, n)]);
+        let compared = allowed.compared;
         assert!(compared < 10, "{compared} compared for one of {RULES} rules");
     }
 }

@@ -11,13 +11,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::printable::printable_json;
 
-/// The kind of object whose rules are watched.
-pub(super) const KIND: &str = "NetworkPolicy";
 /// Longest time that is shown in minutes, hours; then days.
 const UNITS: [(u64, u64, &str); 3] =
     [(7200, 60, "min"), (172_800, 3600, "h"), (u64::MAX, 86_400, "d")];
 
-/// What each rule of the policies that isolate pods of a node was used for.
+/// What each rule that allows something to pods of a node was used for: those of NetworkPolicies that isolate
+/// them, and the Accept rules of ClusterNetworkPolicies about them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Answer {
@@ -38,7 +37,7 @@ pub struct Answer {
 pub struct RuleUsed {
     /// Kind of the object that it is in.
     pub kind: String,
-    /// Namespace of that.
+    /// Namespace of that; a ClusterNetworkPolicy has none.
     pub namespace: String,
     /// Name of that.
     pub name: String,
@@ -98,7 +97,10 @@ fn render(answer: &Answer) -> String {
             let used = rule.last_used.map(|at| format!("{} ago", time(answer.as_of, at)));
             let never = || format!("never in {}", time(answer.as_of, rule.watched_since));
             table.add_row([
-                format!("{}/{}", rule.namespace, rule.name),
+                match rule.namespace.as_str() {
+                    "" => rule.name.clone(),
+                    namespace => format!("{namespace}/{}", rule.name),
+                },
                 format!("{}[{}]", rule.direction, rule.index),
                 rule.flows.to_string(),
                 used.unwrap_or_else(never),

@@ -268,10 +268,17 @@ impl<'u> Round<'u> {
         let indexes: Vec<_> = watched.iter().map(|(index, _)| *index).collect();
         let flow = pod_flow(pod, tuple, direction);
         let former = |address| former.get(&address).map(|pod| &**pod);
-        let (rules, compared) = allowing.rules(&indexes, flow, former);
-        *cost += compared;
+        let allowed = allowing.rules(&indexes, flow, former);
+        *cost += allowed.compared;
         let place = |(policy, rule): (u32, u32)| watched[policy as usize].1 + rule;
-        let group = cache.group(rules.into_iter().map(place).collect());
+        let mut rules: Vec<u32> = allowed.rules.into_iter().map(place).collect();
+        rules.extend(
+            allowed
+                .cluster_rules
+                .iter()
+                .filter_map(|(name, rule)| records.of_cluster(name, direction, *rule)),
+        );
+        let group = cache.group(rules);
         if cache.by_flow.len() < CACHE_MAX {
             cache.by_flow.insert(kind, group);
         }

@@ -1,16 +1,18 @@
-//! A record for each rule of the policies that isolate pods of this node.
+//! A record for each rule of the policies, and of the ClusterNetworkPolicies, that are asked about pods of this
+//! node.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use netpold_core::cluster::Cluster;
-use netpold_core::explain::{Allowing, RuleIndex};
-use netpold_core::model::{Direction, Key, Pod, Policy, Rule};
+use netpold_core::explain::{Allowing, RuleIndex, accepted};
+use netpold_core::model::{ClusterPolicy, Direction, Key, Pod, Policy, PolicyVersion};
 use serde::{Deserialize, Serialize};
 
-use super::answer::{KIND, RuleUsed};
+use super::answer::RuleUsed;
 
-/// Rules that are watched at most; policies with few of them go first.
+/// Rules of NetworkPolicies that are watched at most, and as many of ClusterNetworkPolicies; policies with few
+/// of them go first.
 const RULES_MAX: usize = 20_000;
 /// A clock that is read twice may stand that much apart, in milliseconds.
 const MARGIN: u64 = 50;
@@ -38,12 +40,26 @@ pub(super) struct PolicyRecord {
     egress: Vec<RuleRecord>,
 }
 
+/// A policy of either kind.
+#[derive(Clone, Debug)]
+enum Source {
+    Policy(Arc<Policy>),
+    /// Its key has no namespace.
+    Cluster(Arc<ClusterPolicy>),
+}
+
 /// A policy whose rules are watched.
 #[derive(Debug)]
 struct Watched {
-    index: RuleIndex,
-    /// The numbers of its first rule in each direction.
-    first: [u32; 2],
+    rules: Rules,
+    /// The numbers of its first rule in each direction, and how many there are.
+    places: [(u32, usize); 2],
+}
+
+#[derive(Debug)]
+enum Rules {
+    OfPolicy(Box<RuleIndex>),
+    OfCluster(Arc<ClusterPolicy>),
 }
 
 /// See the module.
@@ -78,73 +94,75 @@ impl Records {
     ) {
         self.granting.clear();
         let allowing = Allowing::new(cluster);
-        let mut wanted: BTreeMap<&Key, (bool, &Arc<Policy>)> = BTreeMap::new();
-        for pod in pods {
-            for policy in Direction::BOTH.iter().flat_map(|way| allowing.policies(pod, *way)) {
-                if let Some((key, policy)) = cluster.policies().get_key_value(&policy.key) {
-                    wanted.insert(key, (true, policy));
-                }
+        let mut wanted: BTreeMap<Key, (bool, Source)> = BTreeMap::new();
+        for (pod, way) in pods.flat_map(|pod| Direction::BOTH.map(|way| (pod, way))) {
+            for policy in allowing.policies(pod, way) {
+                wanted.insert(policy.key.clone(), (true, Source::Policy(policy)));
+            }
+            for policy in allowing.cluster_policies(pod, way) {
+                let key = Key::new("", policy.name.clone());
+                wanted.insert(key, (true, Source::Cluster(policy)));
             }
         }
         // Pods of theirs that were here may come back.
         for key in self.policies.keys().chain(self.kept.keys()) {
-            if let Some((key, policy)) = cluster.policies().get_key_value(key) {
-                wanted.entry(key).or_insert((false, policy));
+            if let Some(source) = source(cluster, key) {
+                wanted.entry(key.clone()).or_insert((false, source));
             }
         }
-        let wanted = self.within_limit(wanted);
+        let wanted = self.within_limits(wanted);
         if !restored {
             self.kept.retain(|key, _| wanted.contains_key(key));
         }
-        let same = |(key, policy): (&Key, &Arc<Policy>)| {
-            self.policies.get(key).is_some_and(|old| Arc::ptr_eq(old.index.policy(), policy))
+        let same = |(key, source): (&Key, &Source)| {
+            self.policies.get(key).is_some_and(|old| old.is_of(source))
         };
-        if wanted.len() == self.policies.len() && wanted.iter().all(|(key, it)| same((key, it))) {
+        if wanted.len() == self.policies.len() && wanted.iter().all(same) {
             return;
         }
         let mut old = std::mem::take(&mut self.policies);
         let former = std::mem::take(&mut self.rules);
-        for (key, policy) in wanted {
+        for (key, source) in wanted {
             let before = old.remove(&key);
+            let uid = &source.version().uid;
             let mut known = match &before {
-                Some(watched) if watched.index.policy().version.uid == policy.version.uid => {
+                Some(watched) if watched.version().uid == *uid => {
                     Direction::BOTH.map(|way| watched.of(way, &former).to_vec())
                 }
                 _ => match self.kept.remove(&key) {
-                    Some(kept) if kept.uid == policy.version.uid => [kept.ingress, kept.egress],
+                    Some(kept) if kept.uid == *uid => [kept.ingress, kept.egress],
                     _ => Default::default(),
                 },
             };
             let since = changed.get(&key).copied().unwrap_or(since_last);
-            let first = Direction::BOTH.map(|way| {
-                let first = self.rules.len() as u32;
-                let rules = policy.rules(way).unwrap_or_default();
+            let places = Direction::BOTH.map(|way| {
+                let first = self.rules.len();
                 let known = &mut known[usize::from(way == Direction::Egress)];
-                self.rules.extend(carried(rules, known, since));
-                first
+                self.rules.extend(carried(source.hashes(way), known, since));
+                (first as u32, self.rules.len() - first)
             });
-            let index = match before {
-                Some(watched) if Arc::ptr_eq(watched.index.policy(), &policy) => watched.index,
-                _ => RuleIndex::new(policy),
+            let rules = match (before, source) {
+                (Some(watched), source) if watched.is_of(&source) => watched.rules,
+                (_, Source::Policy(policy)) => Rules::OfPolicy(Box::new(RuleIndex::new(policy))),
+                (_, Source::Cluster(policy)) => Rules::OfCluster(policy),
             };
-            self.policies.insert(key, Watched { index, first });
+            self.policies.insert(key, Watched { rules, places });
         }
     }
 
-    /// The policies that are watched: local ones first, those with few rules first.
-    fn within_limit(
-        &mut self,
-        wanted: BTreeMap<&Key, (bool, &Arc<Policy>)>,
-    ) -> BTreeMap<Key, Arc<Policy>> {
+    /// The policies that are watched: local ones first, those with few rules first. ClusterNetworkPolicies,
+    /// which an administrator writes, have a limit of their own.
+    fn within_limits(&mut self, wanted: BTreeMap<Key, (bool, Source)>) -> BTreeMap<Key, Source> {
         let mut wanted: Vec<_> = wanted.into_iter().collect();
-        wanted.sort_by_key(|(key, (local, policy))| (!local, count(policy), *key));
-        let (mut left, mut within) = (RULES_MAX, BTreeMap::new());
+        wanted.sort_by_cached_key(|(key, (local, source))| (!local, source.count(), key.clone()));
+        let (mut left, mut within) = ([RULES_MAX; 2], BTreeMap::new());
         self.unwatched = 0;
-        for (key, (local, policy)) in wanted {
-            match left.checked_sub(count(policy)) {
+        for (key, (local, source)) in wanted {
+            let left = &mut left[usize::from(key.namespace.is_empty())];
+            match left.checked_sub(source.count()) {
                 Some(rest) => {
-                    left = rest;
-                    within.insert(key.clone(), Arc::clone(policy));
+                    *left = rest;
+                    within.insert(key, source);
                 }
                 None => self.unwatched += usize::from(local),
             }
@@ -164,9 +182,13 @@ impl Records {
             policies.map(|policy| policy.key.clone()).collect()
         });
         let watched = keys.iter().filter_map(|key| self.policies.get(key));
-        watched
-            .map(|it| (&it.index, it.first[usize::from(direction == Direction::Egress)]))
-            .collect()
+        watched.filter_map(|watched| watched.indexed(direction)).collect()
+    }
+
+    /// The number of a ClusterNetworkPolicy's rule, if it is watched.
+    pub(super) fn of_cluster(&self, name: &str, direction: Direction, rule: usize) -> Option<u32> {
+        let (first, rules) = self.policies.get(&Key::new("", name))?.place(direction);
+        (rule < rules).then_some(first + rule as u32)
     }
 
     /// A packet passed by a rule, of a flow that is new or not. Not if the rule is younger.
@@ -185,28 +207,30 @@ impl Records {
             let [ingress, egress] =
                 Direction::BOTH.map(|way| watched.of(way, &self.rules).to_vec());
             let Key { namespace, name } = key.clone();
-            let uid = watched.index.policy().version.uid.clone();
+            let uid = watched.version().uid.clone();
             PolicyRecord { namespace, name, uid, ingress, egress }
         };
         self.policies.iter().map(of).chain(self.kept.values().cloned()).collect()
     }
 
-    /// Every rule, and how many policies are not watched.
+    /// Every rule that allows, and how many policies are not watched.
     pub(super) fn answer(&self) -> (Vec<RuleUsed>, usize) {
         let mut all = Vec::with_capacity(self.rules.len());
         for (key, watched) in &self.policies {
             for direction in Direction::BOTH {
                 let records = watched.of(direction, &self.rules);
-                all.extend(records.iter().enumerate().map(|(index, record)| RuleUsed {
-                    kind: KIND.to_owned(),
-                    namespace: key.namespace.clone(),
-                    name: key.name.clone(),
-                    direction,
-                    index,
-                    rule: watched.index.describe(direction, index),
-                    flows: record.flows,
-                    last_used: (record.last > 0).then_some(record.last / 1000),
-                    watched_since: record.since / 1000,
+                all.extend(records.iter().enumerate().filter_map(|(index, record)| {
+                    Some(RuleUsed {
+                        kind: watched.kind().to_owned(),
+                        namespace: key.namespace.clone(),
+                        name: key.name.clone(),
+                        direction,
+                        index,
+                        rule: watched.describe(direction, index)?,
+                        flows: record.flows,
+                        last_used: (record.last > 0).then_some(record.last / 1000),
+                        watched_since: record.since / 1000,
+                    })
                 }));
             }
         }
@@ -214,35 +238,109 @@ impl Records {
     }
 }
 
-impl Watched {
-    fn of<'r>(&self, direction: Direction, all: &'r [RuleRecord]) -> &'r [RuleRecord] {
-        let first = self.first[usize::from(direction == Direction::Egress)] as usize;
-        let rules = self.index.policy().rules(direction).map_or(0, <[_]>::len);
-        all.get(first..first + rules).unwrap_or_default()
+impl Source {
+    fn version(&self) -> &PolicyVersion {
+        match self {
+            Self::Policy(policy) => &policy.version,
+            Self::Cluster(policy) => &policy.version,
+        }
+    }
+
+    /// Of the rules' contents.
+    fn hashes(&self, direction: Direction) -> Vec<u64> {
+        match self {
+            Self::Policy(policy) => {
+                policy.rules(direction).unwrap_or_default().iter().map(hash).collect()
+            }
+            Self::Cluster(policy) => policy.rules(direction).iter().map(hash).collect(),
+        }
+    }
+
+    fn count(&self) -> usize {
+        let count = |way| match self {
+            Self::Policy(policy) => policy.rules(way).map_or(0, <[_]>::len),
+            Self::Cluster(policy) => policy.rules(way).len(),
+        };
+        Direction::BOTH.into_iter().map(count).sum()
     }
 }
 
-fn count(policy: &Policy) -> usize {
-    Direction::BOTH.iter().map(|way| policy.rules(*way).map_or(0, <[_]>::len)).sum()
+impl Watched {
+    fn is_of(&self, source: &Source) -> bool {
+        match (&self.rules, source) {
+            (Rules::OfPolicy(index), Source::Policy(policy)) => Arc::ptr_eq(index.policy(), policy),
+            (Rules::OfCluster(known), Source::Cluster(policy)) => Arc::ptr_eq(known, policy),
+            (Rules::OfPolicy(_), Source::Cluster(_)) | (Rules::OfCluster(_), Source::Policy(_)) => {
+                false
+            }
+        }
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.rules {
+            Rules::OfPolicy(_) => "NetworkPolicy",
+            Rules::OfCluster(_) => "ClusterNetworkPolicy",
+        }
+    }
+
+    fn version(&self) -> &PolicyVersion {
+        match &self.rules {
+            Rules::OfPolicy(index) => &index.policy().version,
+            Rules::OfCluster(policy) => &policy.version,
+        }
+    }
+
+    /// What a rule allows, in words; `None` if it is no rule that allows.
+    fn describe(&self, direction: Direction, rule: usize) -> Option<String> {
+        match &self.rules {
+            Rules::OfPolicy(index) => Some(index.describe(direction, rule)),
+            Rules::OfCluster(policy) => accepted(policy, direction, rule),
+        }
+    }
+
+    /// A NetworkPolicy's rules, with the number of the first one of a direction.
+    fn indexed(&self, direction: Direction) -> Option<(&RuleIndex, u32)> {
+        match &self.rules {
+            Rules::OfPolicy(index) => Some((index, self.place(direction).0)),
+            Rules::OfCluster(_) => None,
+        }
+    }
+
+    /// The number of the first rule of a direction, and how many there are.
+    fn place(&self, direction: Direction) -> (u32, usize) {
+        self.places[usize::from(direction == Direction::Egress)]
+    }
+
+    fn of<'r>(&self, direction: Direction, all: &'r [RuleRecord]) -> &'r [RuleRecord] {
+        let (first, rules) = self.place(direction);
+        all.get(first as usize..first as usize + rules).unwrap_or_default()
+    }
 }
 
-/// The records of rules: those of rules with the same content are carried over, each once.
-fn carried(rules: &[Rule], known: &mut Vec<RuleRecord>, since: u64) -> Vec<RuleRecord> {
+/// The policy of a key.
+fn source(cluster: &Cluster, key: &Key) -> Option<Source> {
+    if key.namespace.is_empty() {
+        return cluster.cluster_policy(&key.name).cloned().map(Source::Cluster);
+    }
+    cluster.policies().get(key).cloned().map(Source::Policy)
+}
+
+/// The records of rules with these contents: those of rules with the same content are carried over, each once.
+fn carried(hashes: Vec<u64>, known: &mut Vec<RuleRecord>, since: u64) -> Vec<RuleRecord> {
     let mut by_hash: HashMap<u64, Vec<RuleRecord>> = HashMap::new();
     // The first of equal ones last, where it is taken from.
     for record in known.drain(..).rev() {
         by_hash.entry(record.hash).or_default().push(record);
     }
-    let record = |rule: &Rule| {
-        let hash = hash(rule);
+    let record = |hash: u64| {
         let known = by_hash.get_mut(&hash).and_then(Vec::pop);
         known.unwrap_or(RuleRecord { hash, since, last: 0, flows: 0 })
     };
-    rules.iter().map(record).collect()
+    hashes.into_iter().map(record).collect()
 }
 
 /// Of a rule's content, the same in every version (FNV-1a: Fowler, Noll, Vo).
-fn hash(rule: &Rule) -> u64 {
+fn hash(rule: &impl Serialize) -> u64 {
     let bytes = serde_json::to_vec(rule).unwrap_or_default();
     let add = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, add)

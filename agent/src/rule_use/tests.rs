@@ -2,7 +2,7 @@ use std::net::Ipv4Addr;
 use std::time::Instant;
 
 use aya::maps::MapData;
-use netpold_core::model::{Direction, Interface, Key, Owner, Policy, Rule};
+use netpold_core::model::{Action, Direction, Interface, Key, Owner, Policy, Rule, Tier};
 use netpold_core::options::Options;
 use netpold_ebpf::flow::control::timeouts;
 use netpold_ebpf::layout::{
@@ -303,4 +303,38 @@ fn a_full_table_costs_little() {
     let mut flows = 0;
     let _ = world.sweeper.pass(world.now, None, |_| flows += 1);
     println!("without counting: {:?} for {flows} flows", start.elapsed());
+}
+
+#[test]
+fn accept_rules_of_cluster_policies_are_counted_and_kept() {
+    let rule = |action, cidr| objects::cluster_rule(action, vec![block(cidr, &[])], None);
+    let accept = |cidr| rule(Action::Accept, cidr);
+    let egress = vec![
+        rule(Action::Deny, "10.3.0.0/16"),
+        accept("10.1.0.0/16"),
+        accept("10.2.0.0/16"),
+        rule(Action::Pass, "0.0.0.0/0"),
+    ];
+    let guard = objects::cluster_policy("guard", (Tier::Admin, 10), Vec::new(), egress);
+    let all = Some(vec![from("10.0.0.0/8")]);
+    let own = objects::policy("x", "p", select(&[("app", "server")]), None, all);
+    let mut world = World::new(vec![own], 64);
+    let mut used = RuleUse::default();
+    world.ingest(&mut used, Change::ClusterPolicy(guard));
+    world.sweep(&mut used);
+    world.wait(10);
+    world.packet("10.1.0.1", [4000, 53], CT_EGRESS);
+    world.sweep(&mut used);
+    let rules = |used: &RuleUse| -> Vec<(String, usize, u64)> {
+        let all = used.answer("n").rules.into_iter();
+        all.map(|rule| (format!("{} {}", rule.kind, rule.name), rule.index, rule.flows)).collect()
+    };
+    let guard = || "ClusterNetworkPolicy guard".to_owned();
+    let expected = [(guard(), 1, 1), (guard(), 2, 0), ("NetworkPolicy p".to_owned(), 0, 0)];
+    assert_eq!(rules(&used), expected, "p was not asked; what denies and passes is not listed");
+    let mut next = RuleUse::default();
+    world.wait(10);
+    next.resume(used.saved());
+    world.sweep(&mut next);
+    assert_eq!(rules(&next), expected);
 }

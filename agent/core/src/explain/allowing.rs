@@ -12,12 +12,14 @@ use hashbrown::HashMap;
 use ipnet::IpNet;
 
 use crate::cluster::{Cluster, is_subject};
-use crate::explain::answer::{Cause, Detail};
+use crate::explain::answer::{Cause, Detail, Verdict};
 use crate::explain::literal::Literal;
 use crate::explain::rule::Traffic;
 use crate::explain::services::{backends, frontends};
 use crate::explain::text;
-use crate::model::{Direction, Labels, Peer, Pod, Policy, Requirement, Rule, Selector};
+use crate::model::{
+    Action, ClusterPolicy, Direction, Labels, Peer, Pod, Policy, Requirement, Rule, Selector,
+};
 use crate::probe::IpProtocol;
 
 /// A flow as its pod sees it.
@@ -33,6 +35,18 @@ pub struct PodFlow<'a> {
     pub protocol: IpProtocol,
     /// Destination port; 0 where the protocol has none.
     pub port: u16,
+}
+
+/// What allows a flow.
+#[derive(Clone, Debug, Default)]
+pub struct Allowed {
+    /// Rules of policies: each as the policy's place among those that were asked, and its number in the
+    /// flow's direction; in that order.
+    pub rules: Vec<(u32, u32)>,
+    /// Accept rules of ClusterNetworkPolicies: its name, and the rule's number in the flow's direction.
+    pub cluster_rules: Vec<(String, usize)>,
+    /// How much was compared.
+    pub compared: usize,
 }
 
 /// A rule's number in its direction, and its peer's number in the rule.
@@ -228,31 +242,46 @@ impl<'c> Allowing<'c> {
         policies.filter(|policy| self.cluster.excess(&policy.key).is_none()).collect()
     }
 
-    /// Which rules of these policies allow a flow: each as the policy's place in the list and its number in
-    /// the flow's direction, in that order. `former` names the pod that had an address until lately.
-    /// Also answers how much was compared.
+    /// The ClusterNetworkPolicies that are asked about a pod in a direction.
+    #[must_use]
+    pub fn cluster_policies(&self, pod: &Pod, direction: Direction) -> Vec<Arc<ClusterPolicy>> {
+        if !is_subject(pod) {
+            return Vec::new();
+        }
+        self.cluster.tiers_of((pod, true), direction)
+    }
+
+    /// Which rules of these policies allow a flow, or which rule of a ClusterNetworkPolicy before them. `former`
+    /// names the pod that had an address until lately.
     pub fn rules<'a>(
         &self,
         policies: &[&RuleIndex],
         flow: PodFlow<'a>,
         former: impl Fn(IpAddr) -> Option<&'a Pod>,
-    ) -> (Vec<(u32, u32)>, usize)
+    ) -> Allowed
     where
         'c: 'a,
     {
         let cluster = self.cluster;
         let literal = Literal { cluster, with_trials: false };
-        let (mut all, mut found, mut compared) = (Vec::new(), Vec::new(), 0);
+        let (mut allowed, mut found) = (Allowed::default(), Vec::new());
         let mut look = |flow: PodFlow<'a>, out_of_sight: bool| {
-            compared += 1;
+            allowed.compared += 1;
             if is_always_allowed(cluster, flow, out_of_sight) {
                 return;
             }
             let PodFlow { pod, direction, remote, protocol, port } = flow;
             let mut traffic = literal.traffic(pod, direction, remote, protocol, port);
             if literal.has_tiers() {
-                compared += OF_TIERS;
-                if literal.judge_traffic(&traffic, None, Detail::Verdict).cause == Cause::TierRule {
+                allowed.compared += OF_TIERS;
+                let judge = |detail| literal.judge_traffic(&traffic, None, detail);
+                let judged = judge(Detail::Verdict);
+                if judged.cause == Cause::TierRule {
+                    if judged.verdict == Verdict::Allow {
+                        let rule = judge(Detail::Reasons).tiers.decided_by;
+                        let rule = rule.map(|rule| (rule.policy.policy, rule.index));
+                        allowed.cluster_rules.extend(rule);
+                    }
                     return;
                 }
             }
@@ -260,8 +289,8 @@ impl<'c> Allowing<'c> {
                 traffic.of_remote(former(remote));
             }
             for (number, policy) in (0_u32..).zip(policies) {
-                compared += 1 + policy.find(&traffic, &mut found);
-                all.extend(found.drain(..).map(|rule| (number, rule)));
+                allowed.compared += 1 + policy.find(&traffic, &mut found);
+                allowed.rules.extend(found.drain(..).map(|rule| (number, rule)));
             }
         };
         look(flow, false);
@@ -275,10 +304,19 @@ impl<'c> Allowing<'c> {
                 }
             }
         }
-        all.sort_unstable();
-        all.dedup();
-        (all, compared)
+        allowed.rules.sort_unstable();
+        allowed.rules.dedup();
+        allowed.cluster_rules.sort_unstable();
+        allowed.cluster_rules.dedup();
+        allowed
     }
+}
+
+/// What a rule of a ClusterNetworkPolicy accepts, in words; `None` if it accepts nothing.
+#[must_use]
+pub fn accepted(policy: &ClusterPolicy, direction: Direction, rule: usize) -> Option<String> {
+    let rule = policy.rules(direction).get(rule)?;
+    (rule.action == Action::Accept).then(|| text::rule("", direction, &rule.matches))
 }
 
 /// What a look at the tiers weighs beside rules that are compared.
