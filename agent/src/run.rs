@@ -421,8 +421,6 @@ fn engine(
     Ok(engine)
 }
 
-/// Whose the interfaces are by the tables of the agent before this one. A program that is still
-/// attached shows that an interface has been there since: it goes with it.
 /// Logs flows that policies on trial would deny, and keeps them for the status.
 fn tell_of_trials(engine: &Engine, drops: &Mutex<DropLog>, audited: Vec<Dropped>) {
     let now = Instant::now();
@@ -435,6 +433,8 @@ fn tell_of_trials(engine: &Engine, drops: &Mutex<DropLog>, audited: Vec<Dropped>
     }
 }
 
+/// Whose the interfaces are by the tables of the agent before this one. A program that is still
+/// attached shows that an interface has been there since: it goes with it.
 fn bound(pinned: &PinnedState, attached: &[Attached]) -> BTreeMap<u32, u64> {
     let since: BTreeSet<u32> = attached.iter().map(|found| found.hook.ifindex).collect();
     let endpoints = pinned.endpoints.iter();

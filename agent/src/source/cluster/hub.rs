@@ -9,9 +9,10 @@ use tracing::{info, warn};
 
 use crate::source::{Batch, KindStatus, SourceProblem, SourceStatus};
 
-/// Changes that come within this time of the first are one batch: what belongs together comes on
-/// several watches.
+/// After a batch, the changes of this time are the next one: in a burst, objects that belong together come
+/// on several watches. A change after a pause waits for nothing.
 const GATHER: Duration = Duration::from_millis(5);
+
 /// What became of a kind.
 #[derive(Debug)]
 pub(super) struct Update {
@@ -74,6 +75,7 @@ impl Hub {
 
     /// Gathers until every kind has ended, or nobody listens any more.
     pub(super) async fn run(mut self) {
+        let mut calm = tokio::time::Instant::now();
         loop {
             let first = tokio::select! {
                 update = self.updates.recv() => update,
@@ -83,9 +85,19 @@ impl Hub {
             let at = first.at;
             let mut gathered = Gathered::default();
             self.take(first, &mut gathered);
-            let until = tokio::time::Instant::now() + GATHER;
-            while let Ok(Some(update)) = tokio::time::timeout_at(until, self.updates.recv()).await {
+            if tokio::time::Instant::now() < calm {
+                let until = tokio::time::Instant::now() + GATHER;
+                while let Ok(Some(update)) =
+                    tokio::time::timeout_at(until, self.updates.recv()).await
+                {
+                    self.take(update, &mut gathered);
+                }
+            }
+            while let Ok(update) = self.updates.try_recv() {
                 self.take(update, &mut gathered);
+            }
+            if !gathered.0.is_empty() {
+                calm = tokio::time::Instant::now() + GATHER;
             }
             if self.publish(gathered, at).await.is_none() {
                 return;
