@@ -267,9 +267,6 @@ impl<'c> Allowing<'c> {
         let (mut allowed, mut found) = (Allowed::default(), Vec::new());
         let mut look = |flow: PodFlow<'a>, out_of_sight: bool| {
             allowed.compared += 1;
-            if is_always_allowed(cluster, flow, out_of_sight) {
-                return;
-            }
             let PodFlow { pod, direction, remote, protocol, port } = flow;
             let mut traffic = literal.traffic(pod, direction, remote, protocol, port);
             if literal.has_tiers() {
@@ -284,6 +281,9 @@ impl<'c> Allowing<'c> {
                     }
                     return;
                 }
+            }
+            if is_always_allowed(cluster, flow, out_of_sight) {
+                return;
             }
             if traffic.remote_pod.is_none() {
                 traffic.of_remote(former(remote));
@@ -322,7 +322,7 @@ pub fn accepted(policy: &ClusterPolicy, direction: Direction, rule: usize) -> Op
 /// What a look at the tiers weighs beside rules that are compared.
 const OF_TIERS: usize = 16;
 
-/// Whether no rule is needed: a pod reaches itself, unless another node sends it on (`out_of_sight`), and its
+/// Whether no rule of a NetworkPolicy is needed: a pod reaches itself, unless another node sends it on (`out_of_sight`), and its
 /// own node.
 fn is_always_allowed(cluster: &Cluster, flow: PodFlow<'_>, out_of_sight: bool) -> bool {
     let PodFlow { pod, direction, remote, .. } = flow;
