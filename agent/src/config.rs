@@ -87,6 +87,7 @@ impl TryFrom<RunArgs> for RunConfig {
         let settings = cluster::Settings {
             access: cluster::Access {
                 kubeconfig: args.kubeconfig,
+                as_kubectl: false,
                 context: args.context,
                 timeout: Duration::from_secs(args.api_timeout.into()),
             },

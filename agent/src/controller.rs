@@ -59,6 +59,7 @@ async fn serve(args: ControllerArgs) -> Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen to SIGINT")?;
     let access = Access {
         kubeconfig: args.kubeconfig,
+        as_kubectl: false,
         context: args.context,
         timeout: Duration::from_secs(args.api_timeout.into()),
     };

@@ -16,6 +16,7 @@ pub mod events;
 pub mod explain;
 pub mod import_conntrack;
 pub mod listen;
+pub mod live;
 pub mod metrics;
 pub mod netlink;
 pub mod object;
@@ -35,7 +36,6 @@ pub mod status;
 pub mod uninstall;
 mod watched;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
@@ -51,8 +51,7 @@ const UNUSABLE: u8 = 2;
 /// The command line. kubectl runs a binary called `kubectl-netpold` as `kubectl netpold`.
 fn parse() -> Cli {
     let mut command = Cli::command();
-    let called = std::env::args_os().next().map(PathBuf::from).unwrap_or_default();
-    if called.file_name().is_some_and(|name| name == "kubectl-netpold") {
+    if live::is_plugin() {
         command = command.bin_name("kubectl netpold");
     }
     Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())

@@ -22,6 +22,7 @@ pub(crate) mod failure;
 mod follower;
 mod hub;
 mod kind;
+mod list;
 mod outage;
 mod split;
 mod store;
@@ -39,6 +40,7 @@ pub use self::event_recorder::{EventRecorder, Unsupported};
 use self::follower::Follower;
 use self::hub::{Hub, Update};
 use self::kind::{ClusterNetworkPolicy, Kind};
+pub(crate) use self::list::Lister;
 use self::outage::Outage;
 use super::{KindStatus, Source};
 

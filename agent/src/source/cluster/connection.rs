@@ -62,6 +62,8 @@ pub enum ConnectError {
 pub struct Access {
     /// A kubeconfig; without, what the kubelet gives every pod.
     pub kubeconfig: Option<PathBuf>,
+    /// Without `kubeconfig`, the one that kubectl would read goes first, where there is one.
+    pub as_kubectl: bool,
     /// A context other than the current one.
     pub context: Option<String>,
     /// An API server that sends nothing for this long is taken for gone.
@@ -129,8 +131,13 @@ pub async fn client(access: &Access) -> Result<Client, ConnectError> {
 }
 
 async fn connect(access: &Access) -> Result<(Client, String), ConnectError> {
-    let mut config = match &access.kubeconfig {
-        Some(path) => from_kubeconfig(path, access.context.as_deref()).await?,
+    let found = match &access.kubeconfig {
+        Some(path) => Some((path.clone(), read(path)?)),
+        None if access.as_kubectl => users_kubeconfig()?,
+        None => None,
+    };
+    let mut config = match found {
+        Some((path, file)) => from_kubeconfig(&path, file, access.context.as_deref()).await?,
         None => Config::incluster_env().map_err(not_in_cluster)?,
     };
     config.connect_timeout = Some(CONNECT.min(access.timeout));
@@ -147,9 +154,28 @@ fn not_in_cluster(error: InClusterError) -> ConnectError {
     ConnectError::NotInCluster(if is_absent { variables.to_owned() } else { error.to_string() })
 }
 
-async fn from_kubeconfig(path: &Path, context: Option<&str>) -> Result<Config, ConnectError> {
+/// What kubectl would read: the files of `KUBECONFIG`, else `~/.kube/config`.
+fn users_kubeconfig() -> Result<Option<(PathBuf, Kubeconfig)>, ConnectError> {
+    let variable = PathBuf::from("$KUBECONFIG");
+    let named = Kubeconfig::from_env().map_err(|error| of_kubeconfig(&variable, error))?;
+    if let Some(file) = named {
+        return Ok(Some((variable, file)));
+    }
+    let home = std::env::home_dir().map(|home| home.join(".kube/config"));
+    let home = home.filter(|path| path.exists());
+    home.map(|path| read(&path).map(|file| (path, file))).transpose()
+}
+
+fn read(path: &Path) -> Result<Kubeconfig, ConnectError> {
+    Kubeconfig::read_from(path).map_err(|error| of_kubeconfig(path, error))
+}
+
+async fn from_kubeconfig(
+    path: &Path,
+    file: Kubeconfig,
+    context: Option<&str>,
+) -> Result<Config, ConnectError> {
     let at = |error| of_kubeconfig(path, error);
-    let file = Kubeconfig::read_from(path).map_err(at)?;
     if let Some(context) = context {
         let known: Vec<String> = file.contexts.iter().map(|c| c.name.clone()).collect();
         if !known.iter().any(|name| name == context) {

@@ -22,13 +22,12 @@ use super::connection::Connection;
 use super::failure::Failure;
 use super::hub::Update;
 use super::kind::{Absence, Kind};
+use super::list;
 use super::outage::{Following, Member};
-use super::split::Part;
 use super::store::Store;
-use crate::source::{KindStatus, convert};
+use crate::source::KindStatus;
+use crate::source::convert::Read;
 
-/// Objects a page, as kubectl and client-go ask for.
-const PAGE: u32 = 500;
 /// How long a server may take to begin a streaming list and between its objects.
 const STREAM_PAUSE: Duration = Duration::from_secs(30);
 /// The longest pause after a failure.
@@ -117,12 +116,7 @@ impl<K: Kind> Follower<K> {
     /// All objects in pages; consistent, since later pages are of the first one's version.
     async fn paged_list(&mut self) -> Result<(), Failure> {
         self.begin_list();
-        let mut params = ListParams {
-            field_selector: self.fields.clone(),
-            label_selector: K::LABELS.map(str::to_owned),
-            limit: Some(PAGE),
-            ..ListParams::default()
-        };
+        let mut params = list::params::<K>(self.fields.as_deref());
         loop {
             let (mut changes, metadata) = self.page(&params).await?;
             let at = Instant::now();
@@ -141,27 +135,11 @@ impl<K: Kind> Follower<K> {
 
     /// One page: what changed, and what it says of itself.
     async fn page(&mut self, params: &ListParams) -> Result<(Vec<Change>, ListMeta), Failure> {
-        let mut answer = self.ask(Self::request().list(params), self.connection.timeout()).await?;
-        let (mut changes, mut listed, mut metadata) = (Vec::new(), false, None);
-        let mut part = |part: Part<'_>| match part {
-            Part::Item(raw) => {
-                let read = convert::read(K::KIND, raw.text, raw.whole);
-                changes.extend(self.store.listed(&read));
-            }
-            Part::Field(b"metadata", raw) => {
-                metadata = serde_json::from_slice::<ListMeta>(raw.text).ok();
-            }
-            Part::Field(b"items", raw) => listed = raw.text == b"null",
-            Part::Items => listed = true,
-            Part::Field(..) | Part::End => {}
-        };
-        while answer.parts(&mut part).await? {}
-        if !answer.is_whole() {
-            return Err(Failure::Refused("the list broke off".into()));
-        }
-        let metadata = metadata.filter(|_| listed);
-        let no_list = || Failure::Undecodable("the answer is no list".into());
-        Ok((changes, metadata.ok_or_else(no_list)?))
+        let (client, timeout) = (self.connection.client(), self.connection.timeout());
+        let mut changes = Vec::new();
+        let take = |read: &Read| changes.extend(self.store.listed(read));
+        let metadata = list::page::<K>(&client, None, params, timeout, take).await?;
+        Ok((changes, metadata))
     }
 
     /// All objects as the first events of a watch, which then goes on. The server holds one object
@@ -317,19 +295,8 @@ impl<K: Kind> Follower<K> {
         if K::ABSENCE != Absence::Usual || !matches!(failure, Failure::NoPath(_)) {
             return failure;
         }
-        let asked = tokio::time::timeout(self.connection.timeout(), self.is_listed()).await;
-        if matches!(asked, Ok(Ok(false))) { Failure::NotServed } else { failure }
-    }
-
-    /// Whether the kind is in the server's list of what it serves.
-    async fn is_listed(&self) -> kube::Result<bool> {
-        let (client, version) = (self.connection.client(), K::api_version(&()));
-        let groups = client.list_api_groups().await?.groups;
-        if !groups.iter().any(|group| group.versions.iter().any(|v| v.group_version == version)) {
-            return Ok(false);
-        }
-        let resources = client.list_api_group_resources(&version).await?.resources;
-        Ok(resources.iter().any(|resource| resource.name == K::plural(&())))
+        let served = list::is_served::<K>(&self.connection).await;
+        if matches!(served, Ok(Ok(false))) { Failure::NotServed } else { failure }
     }
 
     async fn failed(&mut self, verb: &str, failure: &Failure) {
@@ -409,7 +376,7 @@ impl<K: Kind> Follower<K> {
 }
 
 /// `networkpolicies.networking.k8s.io`
-fn kind_name<K: Resource<DynamicType = ()>>() -> String {
+pub(super) fn kind_name<K: Resource<DynamicType = ()>>() -> String {
     match K::group(&()) {
         group if group.is_empty() => K::plural(&()).into_owned(),
         group => format!("{}.{group}", K::plural(&())),

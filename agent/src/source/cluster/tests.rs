@@ -58,7 +58,8 @@ impl Server {
             "current-context": "x",
         });
         std::fs::write(&path, config.to_string()).unwrap();
-        let access = Access { kubeconfig: Some(path), context: None, timeout: PATIENCE };
+        let access =
+            Access { kubeconfig: Some(path), as_kubectl: false, context: None, timeout: PATIENCE };
         let settings = Settings { access, node: "n".into(), all_nodes: true, cluster_policies };
         let (source, _) = watch(settings).await.unwrap();
         (source, directory)

@@ -1,0 +1,73 @@
+//! A live cluster, for commands at the keyboard: its objects, and what its agents answer.
+//!
+//! Agents are asked through the API server, by running the same command in their pods (`exec`): RBAC decides who may,
+//! and no port is opened. An agent that does not answer is named, and the others' answers are shown.
+
+mod agents;
+mod exec;
+mod node_error;
+mod runtime;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+
+pub use agents::{Agents, Answers};
+pub use node_error::{NodeError, report};
+pub use runtime::{block_on, standard_input_ends};
+
+use crate::source::cluster::Access;
+
+/// What kubectl runs as `kubectl netpold`.
+pub const PLUGIN: &str = "kubectl-netpold";
+/// An API server that sends nothing for this long is taken for gone.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// Which cluster a command is about.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Cluster")]
+pub struct ClusterArgs {
+    /// Ask the cluster of this kubeconfig [default, as `kubectl netpold` or with --context: $KUBECONFIG, else
+    /// ~/.kube/config, else as every pod in a cluster does]
+    #[arg(long, value_name = "FILE", env = "NETPOLD_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Ask the cluster of this context of the kubeconfig, instead of its current one
+    #[arg(long, value_name = "NAME", env = "NETPOLD_CONTEXT")]
+    pub context: Option<String>,
+    /// Namespace of the agents' pods
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "NETPOLD_AGENTS_NAMESPACE",
+        default_value = "netpold-system"
+    )]
+    pub agents_namespace: String,
+    /// Ask no cluster, but the agent of this node alone: what the cluster's form runs in each agent's pod
+    #[arg(long, env = "NETPOLD_LOCAL")]
+    pub local: bool,
+}
+
+impl ClusterArgs {
+    /// Whether a cluster is meant, not this node or a directory.
+    #[must_use]
+    pub fn is_meant(&self) -> bool {
+        !self.local && (self.kubeconfig.is_some() || self.context.is_some() || is_plugin())
+    }
+
+    fn access(&self, timeout: Duration) -> Access {
+        Access {
+            kubeconfig: self.kubeconfig.clone(),
+            as_kubectl: true,
+            context: self.context.clone(),
+            timeout,
+        }
+    }
+}
+
+/// Whether this process was started as a plugin of kubectl.
+#[must_use]
+pub fn is_plugin() -> bool {
+    let called = std::env::args_os().next();
+    called.is_some_and(|called| Path::new(&called).file_name().is_some_and(|name| name == PLUGIN))
+}

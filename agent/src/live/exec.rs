@@ -1,0 +1,215 @@
+//! A command in an agent's container, by the API server's `exec`.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
+use kube::Api;
+use kube::api::{AttachParams, AttachedProcess};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::NodeError;
+use crate::source::cluster::failure::Failure;
+
+/// The binary in the agent's image.
+const BINARY: &str = "/netpold";
+/// The agent's container.
+const CONTAINER: &str = "netpold";
+/// How long a whole answer may take, and the beginning of one that comes in lines.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Most bytes of an answer.
+const ANSWER_MAX: usize = 64 << 20;
+/// Most bytes of a line of an answer that comes in lines.
+const LINE_MAX: usize = 1 << 20;
+/// Most bytes of standard error that are kept.
+const ERROR_MAX: usize = 4096;
+/// Bytes on their way that nobody has read yet.
+const BUFFER: usize = 1 << 16;
+
+/// A pod whose agent is asked.
+pub(super) struct Target<'t> {
+    pub(super) pods: Api<Pod>,
+    pub(super) namespace: &'t str,
+    pub(super) pod: &'t str,
+    pub(super) server: &'t str,
+}
+
+impl Target<'_> {
+    /// All that a command writes on standard output. A command that fails and writes something has answered.
+    pub(super) async fn output(&self, arguments: &[&str]) -> Result<Vec<u8>, NodeError> {
+        let whole = async {
+            let mut process = self.start(arguments, false).await?;
+            let status = process.take_status();
+            let output = bounded(process.stdout(), ANSWER_MAX);
+            let (output, error) = tokio::try_join!(output, beginning(process.stderr()))?;
+            let ended = match status {
+                Some(status) => status.await,
+                None => None,
+            };
+            match outcome(ended, &error) {
+                Err(NodeError::Failed { code: Some(_), .. }) if !output.is_empty() => Ok(output),
+                outcome => outcome.map(|()| output),
+            }
+        };
+        timeout(PATIENCE, whole).await.unwrap_or(Err(NodeError::Silent(PATIENCE)))
+    }
+
+    /// Starts a command that writes lines.
+    pub(super) async fn start_lines(&self, arguments: &[&str]) -> Result<Lines, NodeError> {
+        let started = timeout(PATIENCE, self.start(arguments, true)).await;
+        Ok(Lines(started.unwrap_or(Err(NodeError::Silent(PATIENCE)))?))
+    }
+
+    async fn start(&self, arguments: &[&str], input: bool) -> Result<AttachedProcess, NodeError> {
+        let params = AttachParams::default()
+            .container(CONTAINER)
+            .stdin(input)
+            .max_stdout_buf_size(BUFFER)
+            .max_stderr_buf_size(ERROR_MAX);
+        let command = [&[BINARY], arguments, &["--local"]].concat();
+        let started = self.pods.exec(self.pod, command, &params).await;
+        started.map_err(|error| match Failure::of(error) {
+            Failure::Forbidden(words) => NodeError::Forbidden {
+                // `pods "NAME" is forbidden: User …`
+                words: match words.split_once(" is forbidden: ") {
+                    Some((_, who)) => who.to_owned(),
+                    None => words,
+                },
+                namespace: self.namespace.to_owned(),
+            },
+            failure => NodeError::Refused { words: failure.text("ask the agent", self.server) },
+        })
+    }
+}
+
+/// A command that writes lines.
+pub(super) struct Lines(AttachedProcess);
+
+impl Lines {
+    /// Sends each line, with the node's name, until the command ends or nobody listens any more.
+    pub(super) async fn send(
+        mut self,
+        node: &str,
+        lines: &mpsc::Sender<(String, Result<String, NodeError>)>,
+    ) -> Result<(), NodeError> {
+        let status = self.0.take_status();
+        // Held open: its end tells the command to stop.
+        let _input = self.0.stdin();
+        let output = self.0.stdout();
+        let reading = async {
+            let Some(output) = output else { return Ok(()) };
+            let mut output = BufReader::new(output);
+            while let Some(line) = next_line(&mut output).await? {
+                let sent = lines.send((node.to_owned(), Ok(line))).await;
+                sent.map_err(|_| NodeError::BrokenOff)?;
+            }
+            Ok(())
+        };
+        let ((), error) = tokio::try_join!(reading, beginning(self.0.stderr()))?;
+        let ended = match status {
+            Some(status) => status.await,
+            None => None,
+        };
+        outcome(ended, &error)
+    }
+}
+
+/// All of it, unless it is too long.
+async fn bounded(
+    stream: Option<impl AsyncRead + Unpin>,
+    most: usize,
+) -> Result<Vec<u8>, NodeError> {
+    let mut bytes = Vec::new();
+    let Some(stream) = stream else { return Ok(bytes) };
+    let read = stream.take(most as u64 + 1).read_to_end(&mut bytes).await;
+    read.map_err(|_| NodeError::BrokenOff)?;
+    if bytes.len() > most { Err(NodeError::TooLong(most)) } else { Ok(bytes) }
+}
+
+/// The first part; the rest is read and thrown away, so that the writer goes on.
+async fn beginning(stream: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, NodeError> {
+    let (mut kept, mut chunk) = (Vec::new(), [0; 1024]);
+    let Some(mut stream) = stream else { return Ok(kept) };
+    loop {
+        let read = stream.read(&mut chunk).await.map_err(|_| NodeError::BrokenOff)?;
+        if read == 0 {
+            return Ok(kept);
+        }
+        let room = ERROR_MAX - kept.len();
+        kept.extend_from_slice(&chunk[..read.min(room)]);
+    }
+}
+
+async fn next_line(stream: &mut (impl AsyncBufRead + Unpin)) -> Result<Option<String>, NodeError> {
+    let mut line = Vec::new();
+    let read = stream.take(LINE_MAX as u64 + 1).read_until(b'\n', &mut line).await;
+    read.map_err(|_| NodeError::BrokenOff)?;
+    if line.len() > LINE_MAX {
+        return Err(NodeError::TooLong(LINE_MAX));
+    }
+    if line.is_empty() {
+        return Ok(None);
+    }
+    if line.last() == Some(&b'\n') {
+        line.pop();
+    }
+    Ok(Some(String::from_utf8_lossy(&line).into_owned()))
+}
+
+/// How a command ended, as the kubelet says it (`metav1.Status` on the channel for errors).
+fn outcome(status: Option<Status>, error: &[u8]) -> Result<(), NodeError> {
+    let status = status.ok_or(NodeError::BrokenOff)?;
+    if status.status.as_deref() == Some("Success") {
+        return Ok(());
+    }
+    let causes = status.details.and_then(|details| details.causes).unwrap_or_default();
+    let code = causes.iter().find(|cause| cause.reason.as_deref() == Some("ExitCode"));
+    let code = code.and_then(|cause| cause.message.as_deref()?.parse().ok());
+    let told = String::from_utf8_lossy(error);
+    let text = match told.trim() {
+        "" => status.message.unwrap_or_default(),
+        told => told.trim_start_matches("netpold: ").to_owned(),
+    };
+    Err(NodeError::Failed { code, text })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn ended(status: Value, error: &str) -> Result<(), NodeError> {
+        outcome(serde_json::from_value(status).unwrap(), error.as_bytes())
+    }
+
+    #[test]
+    fn an_exit_status_is_told_with_what_was_said() {
+        let cause = json!({ "reason": "ExitCode", "message": "3" });
+        let failure = json!({ "status": "Failure", "reason": "NonZeroExitCode",
+            "message": "command terminated", "details": { "causes": [cause] } });
+        let failed = |text: &str| Err(NodeError::Failed { code: Some(3), text: text.into() });
+        assert_eq!(ended(failure.clone(), "netpold: no agent\n"), failed("no agent"));
+        assert_eq!(ended(failure, ""), failed("command terminated"));
+        assert_eq!(ended(json!({ "status": "Success" }), "words"), Ok(()));
+        assert_eq!(outcome(None, b""), Err(NodeError::BrokenOff));
+    }
+
+    #[tokio::test]
+    async fn what_is_read_is_bounded() {
+        assert_eq!(bounded(Some(&b"abc"[..]), 3).await.unwrap(), b"abc");
+        assert_eq!(bounded(Some(&b"abcd"[..]), 3).await, Err(NodeError::TooLong(3)));
+        let long = vec![b'x'; ERROR_MAX * 3];
+        assert_eq!(beginning(Some(&long[..])).await.unwrap().len(), ERROR_MAX);
+        let long = vec![b'x'; LINE_MAX + 1];
+        assert_eq!(next_line(&mut &long[..]).await, Err(NodeError::TooLong(LINE_MAX)));
+        let mut lines = &b"a\n\nb"[..];
+        let mut read = Vec::new();
+        while let Some(line) = next_line(&mut lines).await.unwrap() {
+            read.push(line);
+        }
+        assert_eq!(read, ["a", "", "b"]);
+    }
+}

@@ -1,0 +1,209 @@
+//! All objects of a kind, once: for commands that answer and end, and for the first list of a follower.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use kube::Client;
+use kube::api::ListParams;
+use kube::core::{Request, Resource};
+use netpold_core::model::Change;
+
+use super::answer::Answer;
+use super::connection::{Access, ConnectError, Connection};
+use super::failure::Failure;
+use super::follower::kind_name;
+use super::kind::{Absence, ClusterNetworkPolicy, Kind};
+use super::split::Part;
+use super::store::Store;
+use crate::source::convert::{self, Read};
+
+/// Objects a page, as kubectl and client-go ask for.
+const PAGE: u32 = 500;
+/// A list whose history is compacted before its last page is begun anew this often.
+const ATTEMPTS: usize = 3;
+
+/// What there is of a kind.
+#[derive(Debug, Default)]
+pub(crate) struct Listed {
+    /// The objects.
+    pub(crate) objects: Vec<Change>,
+    /// What of them was not understood; of many, some.
+    pub(crate) problems: Vec<String>,
+    /// The server serves the kind.
+    pub(crate) served: bool,
+}
+
+/// Lists kinds.
+#[derive(Debug)]
+pub(crate) struct Lister {
+    connection: Connection,
+}
+
+impl Lister {
+    pub(crate) async fn open(access: Access) -> Result<Self, ConnectError> {
+        Ok(Self { connection: Connection::open(access).await? })
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        self.connection.client()
+    }
+
+    /// `https://address:port`
+    pub(crate) fn server(&self) -> &str {
+        self.connection.server()
+    }
+
+    /// All objects, or those of a namespace. A kind that a server may lack is empty where it is not served.
+    pub(crate) async fn list(
+        &self,
+        kind: convert::Kind,
+        namespace: Option<&str>,
+    ) -> Result<Listed, Failure> {
+        match kind {
+            convert::Kind::Namespace => self.all::<Namespace>(None).await,
+            convert::Kind::Node => self.all::<Node>(None).await,
+            convert::Kind::Pod => self.all::<Pod>(namespace).await,
+            convert::Kind::Service => self.all::<Service>(namespace).await,
+            convert::Kind::EndpointSlice => self.all::<EndpointSlice>(namespace).await,
+            convert::Kind::NetworkPolicy => self.all::<NetworkPolicy>(namespace).await,
+            convert::Kind::ClusterNetworkPolicy => self.all::<ClusterNetworkPolicy>(None).await,
+        }
+    }
+
+    /// The namespace of a name, which may be read where namespaces may not be listed.
+    pub(crate) async fn namespace(&self, name: &str) -> Result<Listed, Failure> {
+        let request = Request::new(Namespace::url_path(&(), None));
+        let request = request.get(name, &kube::api::GetParams::default());
+        let request = request.map_err(|error| Failure::of(kube::Error::BuildRequest(error)))?;
+        let text = self.client().request_text(request).await.map_err(Failure::of)?;
+        let mut store = Store::<Namespace>::new();
+        let objects = store.update(&convert::read(convert::Kind::Namespace, text.as_bytes(), true));
+        Ok(listed(&mut store, objects.into_iter().collect()))
+    }
+
+    /// What a kind is called in RBAC, as `networkpolicies.networking.k8s.io`.
+    pub(crate) fn name(kind: convert::Kind) -> String {
+        match kind {
+            convert::Kind::Namespace => kind_name::<Namespace>(),
+            convert::Kind::Node => kind_name::<Node>(),
+            convert::Kind::Pod => kind_name::<Pod>(),
+            convert::Kind::Service => kind_name::<Service>(),
+            convert::Kind::EndpointSlice => kind_name::<EndpointSlice>(),
+            convert::Kind::NetworkPolicy => kind_name::<NetworkPolicy>(),
+            convert::Kind::ClusterNetworkPolicy => kind_name::<ClusterNetworkPolicy>(),
+        }
+    }
+
+    async fn all<K: Kind>(&self, namespace: Option<&str>) -> Result<Listed, Failure> {
+        let mut attempts = 1;
+        loop {
+            match self.pages::<K>(namespace).await {
+                Err(Failure::Gone) if attempts < ATTEMPTS => attempts += 1,
+                Err(failure) => return self.absent::<K>(failure).await,
+                listed => return listed,
+            }
+        }
+    }
+
+    async fn pages<K: Kind>(&self, namespace: Option<&str>) -> Result<Listed, Failure> {
+        let (client, timeout) = (self.client(), self.connection.timeout());
+        let (mut store, mut objects) = (Store::<K>::new(), Vec::new());
+        let mut params = params::<K>(K::FIELDS);
+        store.begin();
+        loop {
+            let take = |read: &Read| objects.extend(store.listed(read));
+            let metadata = page::<K>(&client, namespace, &params, timeout, take).await?;
+            params.continue_token = metadata.continue_.filter(|token| !token.is_empty());
+            if params.continue_token.is_none() {
+                return Ok(listed(&mut store, objects));
+            }
+        }
+    }
+
+    /// What a failure says of a kind that a server need not serve. One that the user may not list may not be there
+    /// at all: what a server serves everybody may know.
+    async fn absent<K: Kind>(&self, failure: Failure) -> Result<Listed, Failure> {
+        let not_served = match &failure {
+            Failure::NotServed => K::ABSENCE != Absence::Wrong,
+            Failure::NoPath(_) | Failure::Forbidden(_) => {
+                K::ABSENCE == Absence::Usual
+                    && matches!(is_served::<K>(&self.connection).await, Ok(Ok(false)))
+            }
+            Failure::Gone
+            | Failure::Unauthorized(_)
+            | Failure::NotUnderstood(_)
+            | Failure::Silent(_)
+            | Failure::Refused(_)
+            | Failure::Unreachable(_)
+            | Failure::Undecodable(_) => false,
+        };
+        if not_served { Ok(Listed::default()) } else { Err(failure) }
+    }
+}
+
+fn listed<K: Kind>(store: &mut Store<K>, objects: Vec<Change>) -> Listed {
+    let problems = store.problems().unwrap_or_default();
+    let more = (problems.more > 0)
+        .then(|| format!("{} more problems of {}", problems.more, kind_name::<K>()));
+    let problems = problems.texts.into_iter().chain(more).collect();
+    Listed { objects, problems, served: true }
+}
+
+/// What is asked for of a kind, narrowed by fields.
+pub(super) fn params<K: Kind>(fields: Option<&str>) -> ListParams {
+    ListParams {
+        field_selector: fields.map(str::to_owned),
+        label_selector: K::LABELS.map(str::to_owned),
+        limit: Some(PAGE),
+        ..ListParams::default()
+    }
+}
+
+/// One page: its objects are handed out; what it says of itself.
+pub(super) async fn page<K: Kind>(
+    client: &Client,
+    namespace: Option<&str>,
+    params: &ListParams,
+    patience: Duration,
+    mut take: impl FnMut(&Read),
+) -> Result<ListMeta, Failure> {
+    let request = Request::new(K::url_path(&(), namespace)).list(params);
+    let request = request.map_err(|error| Failure::of(kube::Error::BuildRequest(error)))?;
+    let mut answer = Answer::to(client, request, patience).await?;
+    let (mut listed, mut metadata) = (false, None);
+    let mut part = |part: Part<'_>| match part {
+        Part::Item(raw) => take(&convert::read(K::KIND, raw.text, raw.whole)),
+        Part::Field(b"metadata", raw) => {
+            metadata = serde_json::from_slice::<ListMeta>(raw.text).ok();
+        }
+        Part::Field(b"items", raw) => listed = raw.text == b"null",
+        Part::Items => listed = true,
+        Part::Field(..) | Part::End => {}
+    };
+    while answer.parts(&mut part).await? {}
+    if !answer.is_whole() {
+        return Err(Failure::Refused("the list broke off".into()));
+    }
+    let metadata = metadata.filter(|_| listed);
+    let no_list = || Failure::Undecodable("the answer is no list".into());
+    metadata.ok_or_else(no_list)
+}
+
+/// Whether a kind is in the server's list of what it serves.
+pub(super) async fn is_served<K: Kind>(
+    connection: &Connection,
+) -> Result<kube::Result<bool>, tokio::time::error::Elapsed> {
+    let asked = async {
+        let (client, version) = (connection.client(), K::api_version(&()));
+        let groups = client.list_api_groups().await?.groups;
+        if !groups.iter().any(|group| group.versions.iter().any(|v| v.group_version == version)) {
+            return Ok(false);
+        }
+        let resources = client.list_api_group_resources(&version).await?.resources;
+        Ok(resources.iter().any(|resource| resource.name == K::plural(&())))
+    };
+    tokio::time::timeout(connection.timeout(), asked).await
+}
