@@ -1,4 +1,4 @@
-//! `netpold test`: expected connections as data, judged by manifests.
+//! `netpold test`: expected connections as data, judged by manifests or by a cluster's objects.
 
 mod read;
 mod render;
@@ -12,7 +12,7 @@ use netpold_core::model::{Key, Pod, Selector};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
 use crate::cli::TestArgs;
-use crate::offline;
+use crate::live;
 
 /// Exit status: every assertion holds.
 const PASSED: u8 = 0;
@@ -100,7 +100,9 @@ impl std::fmt::Display for Selected {
 /// The assertions or the manifests cannot be read, or an assertion is about nothing.
 pub fn run(args: &TestArgs) -> Result<u8> {
     let assertions = read::read(&args.file)?;
-    let cluster: Cluster = offline::read_directory(&args.manifests)?.into_iter().collect();
+    let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
+    let objects = live::manifests_or_objects(manifests, &args.cluster, namespace)?;
+    let cluster: Cluster = objects.into_iter().collect();
     let outcomes = judge(&cluster, assertions)?;
     let text = render::render(&outcomes, args.output, &args.file.display().to_string());
     match anstream::stdout().write_all(text.as_bytes()) {

@@ -8,6 +8,7 @@ use netpold_core::probe::{IpProtocol, Party};
 
 use crate::engine::interfaces::NodeDevices;
 use crate::listen::ListenAddress;
+use crate::live::ClusterArgs;
 pub use crate::output::Output;
 use crate::socket::DEFAULT_SOCKET;
 
@@ -46,9 +47,12 @@ pub enum Command {
     /// Check that connections are allowed or denied as a file expects
     #[command(after_help = "Exit status: 0 every assertion holds, 1 some does not, 2 cannot tell.")]
     Test(TestArgs),
-    /// Show what a running agent enforces, drops and has problems with
+    /// Show what a running agent enforces, drops and has problems with, or all agents of a cluster
+    #[command(after_help = "Exit status: 0 every agent answered, 1 some did not.")]
     Status(StatusArgs),
-    /// List the rules that isolate this node's pods, when each was last used and by how many flows
+    /// List the rules that isolate this node's or a cluster's pods, when each was last used and by how
+    /// many flows
+    #[command(after_help = "Exit status: 0 every agent answered, 1 some did not.")]
     Rules(RulesArgs),
     /// Write which policies are in force, and add the readiness gate to new pods
     Controller(ControllerArgs),
@@ -296,9 +300,9 @@ pub enum LogFormat {
 /// Flags of `netpold explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// Directory of Kubernetes objects: *.yaml, *.yml and *.json
+    /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; or a cluster, see below
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
-    pub manifests: PathBuf,
+    pub manifests: Option<PathBuf>,
     /// Who sends: namespace/pod or an address
     #[arg(long, value_name = "WHO", env = "NETPOLD_FROM", required_unless_present = "probes")]
     pub from: Option<Party>,
@@ -315,6 +319,12 @@ pub struct ExplainArgs {
     /// verdict out; `-` is standard input
     #[arg(long, value_name = "FILE", env = "NETPOLD_PROBES", conflicts_with_all = ["from", "to", "port"])]
     pub probes: Option<PathBuf>,
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Where RBAC forbids to list objects in all namespaces: which one to see [default: the context's]
+    #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
+    pub namespace: Option<String>,
     /// Format of the answer
     #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
     pub output: Output,
@@ -329,21 +339,28 @@ pub struct DiffArgs {
     /// Directory of Kubernetes objects as they shall be
     #[arg(long, value_name = "DIR", env = "NETPOLD_TO", requires = "from")]
     pub to: Option<PathBuf>,
-    /// Directory of the cluster's objects, to apply -f to; not asked with --from and --to
-    #[arg(
-        long,
-        value_name = "DIR",
-        env = "NETPOLD_MANIFESTS",
-        requires = "file",
-        required_unless_present = "from"
-    )]
+    /// Directory of the cluster's objects, to apply -f to; or a cluster, see below. Not asked with --from
+    /// and --to
+    #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS", requires = "file")]
     pub manifests: Option<PathBuf>,
     /// File or directory of the objects to apply
-    #[arg(short, long, value_name = "FILE|DIR", env = "NETPOLD_FILE", requires = "manifests")]
+    #[arg(
+        short,
+        long,
+        value_name = "FILE|DIR",
+        env = "NETPOLD_FILE",
+        required_unless_present = "from"
+    )]
     pub file: Option<PathBuf>,
     /// Delete the objects of -f instead of applying them
     #[arg(long, env = "NETPOLD_DELETE", requires = "file")]
     pub delete: bool,
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Where RBAC forbids to list objects in all namespaces: which one to see [default: the context's]
+    #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
+    pub namespace: Option<String>,
     /// Which differences make the exit status 1
     #[arg(long, value_name = "KIND", env = "NETPOLD_FAIL_ON", default_value = "any")]
     pub fail_on: DiffKind,
@@ -382,9 +399,15 @@ pub struct TestArgs {
     /// File of assertions
     #[arg(short, long, value_name = "FILE", env = "NETPOLD_FILE")]
     pub file: PathBuf,
-    /// Directory of Kubernetes objects: *.yaml, *.yml and *.json
+    /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; or a cluster, see below
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
-    pub manifests: PathBuf,
+    pub manifests: Option<PathBuf>,
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Where RBAC forbids to list objects in all namespaces: which one to see [default: the context's]
+    #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
+    pub namespace: Option<String>,
     /// Format of the answer
     #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
     pub output: TestOutput,
@@ -407,6 +430,9 @@ pub struct StatusArgs {
     /// Control socket of the agent
     #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
     /// Format of the answer
     #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
     pub output: Output,
@@ -424,6 +450,12 @@ pub struct RulesArgs {
     /// Only rules of policies in that namespace
     #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
     pub namespace: Option<String>,
+    /// Of policies in all namespaces, which is the default
+    #[arg(short = 'A', long, env = "NETPOLD_ALL_NAMESPACES", conflicts_with = "namespace")]
+    pub all_namespaces: bool,
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
     /// Format of the answer
     #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
     pub output: Output,

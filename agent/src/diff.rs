@@ -21,7 +21,7 @@ pub use ports::Ports;
 pub use workloads::Workload;
 
 use crate::cli::{DiffArgs, DiffKind};
-use crate::offline;
+use crate::{live, offline};
 
 /// Exit status: no difference of the kind that `--fail-on` names.
 const SAME: u8 = 0;
@@ -140,11 +140,18 @@ fn clusters(args: &DiffArgs) -> Result<[Cluster; 2]> {
         let [from, to] = [offline::read_directory(from)?, offline::read_directory(to)?];
         return Ok([from, to].map(|objects| objects.into_iter().collect()));
     }
-    let (Some(manifests), Some(file)) = (&args.manifests, &args.file) else {
-        anyhow::bail!("give --from and --to, or --manifests and -f");
+    let Some(file) = &args.file else {
+        anyhow::bail!("give --from and --to, or -f");
     };
-    let before = offline::read_directory(manifests)?;
     let changes = offline::read(file)?;
+    let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
+    let before = live::manifests_or_objects(manifests, &args.cluster, namespace)?;
+    if manifests.is_none() && changes.iter().any(|change| in_namespace(change, "default")) {
+        anstream::eprintln!(
+            "netpold: an object of -f that names no namespace counts as in namespace default, whatever -n and the \
+             context say: write metadata.namespace"
+        );
+    }
     let changes = if args.delete { deleted(&before, &changes) } else { changes };
     let after = before.iter().cloned().chain(changes).collect();
     Ok([before.into_iter().collect(), after])

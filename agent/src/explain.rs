@@ -12,7 +12,7 @@ use owo_colors::{OwoColorize, Style};
 use serde_json::{Map, Value};
 
 use crate::cli::{ExplainArgs, Output};
-use crate::offline;
+use crate::live;
 use crate::printable::printable;
 
 /// Exit status: allowed, or all probes answered.
@@ -29,7 +29,9 @@ const BATCH: usize = 8192;
 /// # Errors
 /// It cannot be told because manifests or probes cannot be read.
 pub fn run(args: &ExplainArgs) -> Result<u8> {
-    let objects = offline::read_directory(&args.manifests).context("cannot tell")?;
+    let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
+    let objects = live::manifests_or_objects(manifests, &args.cluster, namespace);
+    let objects = objects.context("cannot tell")?;
     let cluster: Cluster = objects.into_iter().collect();
     let explainer = Explainer::new(&cluster);
     if let Some(file) = &args.probes {

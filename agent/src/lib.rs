@@ -70,8 +70,8 @@ pub fn main() -> ExitCode {
         Command::Test(args) => (assertions::run(&args), UNUSABLE),
         Command::Controller(args) => (controller::run(args).map(|()| 0), FAILED),
         Command::Uninstall(args) => (uninstall::run(&args).map(|()| 0), FAILED),
-        Command::Status(args) => (admin::client::run(&args).map(|()| 0), FAILED),
-        Command::Rules(args) => (admin::client::rules(&args).map(|()| 0), FAILED),
+        Command::Status(args) => (admin::client::run(&args), FAILED),
+        Command::Rules(args) => (admin::client::rules(&args), FAILED),
     };
     let status = result.unwrap_or_else(|error| {
         anstream::eprintln!("netpold: {error:#}");

@@ -25,7 +25,7 @@ use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Key, Pod};
 
 use crate::events::{Dropped, unix_millis};
-pub use answer::{Answer, RuleUsed, text};
+pub use answer::{Answer, RuleUsed, merge, text};
 pub use file::{Keeper, Saved, read};
 use flows::Known;
 pub use flows::Round;
@@ -229,6 +229,7 @@ impl RuleUse {
             rules,
             missed_flows: self.missed,
             unwatched_policies: unwatched,
+            ..Answer::default()
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The status of a running agent: the document, and its rendering as text.
 
+mod cluster;
 mod render;
 
 use std::collections::BTreeMap;
@@ -8,6 +9,9 @@ use std::net::IpAddr;
 use anyhow::{Context as _, Result};
 use netpold_core::model::{Direction, Key};
 use serde::{Deserialize, Serialize};
+
+pub(crate) use cluster::text as cluster_text;
+pub use cluster::{ClusterStatus, merge};
 
 use crate::printable::printable_json;
 use crate::source::SourceStatus;
@@ -28,6 +32,8 @@ pub struct Status {
     pub in_sync: bool,
     /// Where the policies come from.
     pub source: SourceStatus,
+    /// NetworkPolicies that are known.
+    pub policies: usize,
     /// The local pods' interfaces.
     pub endpoints: Vec<EndpointStatus>,
     /// The node's other devices at which packets to Services are judged behind their translation.

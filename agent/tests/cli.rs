@@ -186,7 +186,8 @@ fn bad_flags() {
     let output = ask(&["--from", "b", "--to", "x/a", "--port", "1"]);
     refused(&output, 2, "\"b\" is neither namespace/pod nor an address");
     refused(&ask(&["--probes", "/does/not/exist"]), 2, "--probes /does/not/exist cannot be read");
-    refused(&netpold(&["explain", "--from", "x/b", "--to", "x/a"]), 2, "--manifests <DIR>");
+    let nowhere = ["explain", "--from", "x/b", "--to", "x/a", "--port", "1"];
+    refused(&netpold(&nowhere), 2, "--manifests <DIR> names a directory");
     refused(&netpold(&["run", "--manifests", "/"]), 2, "--node-name <NAME>");
     let run = |more: &[&str]| netpold(&[&["run", "--manifests", "/none"], more].concat());
     refused(&run(&["--node-name", "Node_1"]), 2, "--node-name \"Node_1\" cannot be a node's name");

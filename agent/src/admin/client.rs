@@ -1,20 +1,30 @@
-//! `netpold status` and `netpold rules`: ask the agent via its control socket.
+//! `netpold status` and `netpold rules`: ask the agent via its control socket, or all agents of a cluster.
 
 use std::io::{ErrorKind, Write};
 
 use anyhow::Result;
+use serde::de::DeserializeOwned;
 
 use super::{RULES_REQUEST, STATUS_REQUEST};
 use crate::cli::{Output, RulesArgs, StatusArgs};
+use crate::live::{self, Agents, Answers, ClusterArgs};
 use crate::rule_use::{self, Answer};
 use crate::socket;
-use crate::status::{text, understood};
+use crate::status::{self, Status, text, understood};
 
-/// Prints the agent's status, as text or JSON.
+/// Exit status: every agent answered.
+const ALL: u8 = 0;
+/// Exit status: some did not.
+const SOME: u8 = 1;
+
+/// Prints the agent's status, or that of all agents of a cluster, as text or JSON. Returns the exit status.
 ///
 /// # Errors
 /// No agent answers, or its answer is not one of this version.
-pub fn run(args: &StatusArgs) -> Result<()> {
+pub fn run(args: &StatusArgs) -> Result<u8> {
+    if args.cluster.is_meant() {
+        return of_cluster(args);
+    }
     let json = socket::answer(&args.socket, STATUS_REQUEST)?;
     let text = match args.output {
         Output::Json => {
@@ -23,21 +33,53 @@ pub fn run(args: &StatusArgs) -> Result<()> {
         }
         Output::Text => text(&json)?,
     };
-    print(&text)
+    print(&text)?;
+    Ok(ALL)
 }
 
-/// Prints what rules were used for, as text or JSON.
+/// Prints the status of all agents of a cluster. Returns the exit status.
+fn of_cluster(args: &StatusArgs) -> Result<u8> {
+    let all = ask_cluster::<Status>(&args.cluster, &["status", "-o", "json"])?;
+    let failures = all.unanswered();
+    let status = status::merge(all.answers, failures);
+    print(&match args.output {
+        Output::Json => format!("{:#}\n", serde_json::to_value(&status)?),
+        Output::Text => status::cluster_text(&status)?,
+    })?;
+    Ok(if status.unanswered.is_empty() { ALL } else { SOME })
+}
+
+/// Asks every agent, and says on standard error which ones do not answer.
+fn ask_cluster<T: DeserializeOwned>(
+    cluster: &ClusterArgs,
+    arguments: &[&str],
+) -> Result<Answers<T>> {
+    let all = live::block_on(async {
+        let agents = Agents::find(cluster).await?;
+        Ok(agents.answers::<T>(arguments).await)
+    })?;
+    live::report(&all.failures);
+    Ok(all)
+}
+
+/// Prints what rules were used for, on this node or in a cluster, as text or JSON. Returns the exit status.
 ///
 /// # Errors
 /// As for [`run`].
-pub fn rules(args: &RulesArgs) -> Result<()> {
-    let json = socket::answer(&args.socket, RULES_REQUEST)?;
-    let mut answer: Answer = understood(&json)?;
+pub fn rules(args: &RulesArgs) -> Result<u8> {
+    let mut answer: Answer = if args.cluster.is_meant() {
+        let all = ask_cluster::<Answer>(&args.cluster, &["rules", "-o", "json"])?;
+        let failures = all.unanswered();
+        rule_use::merge(all.answers, failures)
+    } else {
+        understood(&socket::answer(&args.socket, RULES_REQUEST)?)?
+    };
     answer.select(args.namespace.as_deref(), args.unused);
     print(&match args.output {
         Output::Json => format!("{:#}\n", serde_json::to_value(&answer)?),
         Output::Text => rule_use::text(&answer)?,
-    })
+    })?;
+    Ok(if answer.unanswered.is_empty() { ALL } else { SOME })
 }
 
 fn print(text: &str) -> Result<()> {

@@ -45,6 +45,7 @@ impl Engine {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             node: compiler.cluster().node_name().to_owned(),
             revision: *revision,
+            policies: compiler.cluster().policies().len(),
             tables: tables.collect(),
             conntrack: health.census.as_ref().map(flow_tables).unwrap_or_default(),
             drops: drops(dataplane),

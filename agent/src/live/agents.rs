@@ -54,6 +54,14 @@ pub struct Answers<T> {
     pub failures: Vec<(String, NodeError)>,
 }
 
+impl<T> Answers<T> {
+    /// Why there is no answer, by node, for documents.
+    #[must_use]
+    pub fn unanswered(&self) -> BTreeMap<String, String> {
+        self.failures.iter().map(|(node, error)| (node.clone(), error.to_string())).collect()
+    }
+}
+
 impl Agents {
     /// Finds them. Nodes without one are among them, as far as nodes may be listed; what may not be listed and which
     /// node has two agents is said on standard error.

@@ -1,5 +1,7 @@
 //! What `netpold rules` shows: the document, and its rendering as text.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -20,8 +22,14 @@ const UNITS: [(u64, u64, &str); 3] =
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Answer {
-    /// Name of the node.
+    /// Name of the node; empty: all of `nodes`.
     pub node: String,
+    /// Of a cluster: the nodes whose agents answered.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<String>,
+    /// Of a cluster: why other nodes' agents did not, by node.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub unanswered: BTreeMap<String, String>,
     /// When this was so, in seconds since the epoch.
     pub as_of: u64,
     /// By policy, direction and number.
@@ -59,8 +67,39 @@ impl RuleUsed {
     /// Whether no packet is known to have passed for that long, and it was watched for as long.
     #[must_use]
     pub fn is_unused(&self, now: u64, time: Duration) -> bool {
-        now.saturating_sub(self.last_used.unwrap_or(self.watched_since)) >= time.as_secs()
+        let since = self.last_used.map_or(self.watched_since, |at| at.max(self.watched_since));
+        now.saturating_sub(since) >= time.as_secs()
     }
+
+    /// Adds what the same rule was used for on another node. It was watched for as long as on every node.
+    fn add(&mut self, other: &Self) {
+        self.flows = self.flows.saturating_add(other.flows);
+        self.last_used = self.last_used.max(other.last_used);
+        self.watched_since = self.watched_since.max(other.watched_since);
+    }
+}
+
+/// Puts the answers of agents together: each rule once, as far as its text is the same on all nodes.
+#[must_use]
+pub fn merge(answers: Vec<(String, Answer)>, unanswered: BTreeMap<String, String>) -> Answer {
+    let mut all = Answer { unanswered, ..Answer::default() };
+    let mut rules: BTreeMap<_, RuleUsed> = BTreeMap::new();
+    for (node, answer) in answers {
+        all.nodes.push(node);
+        all.as_of = all.as_of.max(answer.as_of);
+        all.missed_flows = all.missed_flows.saturating_add(answer.missed_flows);
+        all.unwatched_policies = all.unwatched_policies.max(answer.unwatched_policies);
+        for rule in answer.rules {
+            let policy = (rule.namespace.clone(), rule.name.clone(), rule.kind.clone());
+            let key = (policy, rule.direction == Direction::Egress, rule.index, rule.rule.clone());
+            match rules.entry(key) {
+                Entry::Occupied(mut known) => known.get_mut().add(&rule),
+                Entry::Vacant(place) => _ = place.insert(rule),
+            }
+        }
+    }
+    all.rules = rules.into_values().collect();
+    all
 }
 
 impl Answer {
@@ -88,7 +127,11 @@ pub fn text(answer: &Answer) -> Result<String> {
 fn render(answer: &Answer) -> String {
     let mut text = String::new();
     if answer.rules.is_empty() {
-        let _ = writeln!(text, "no such rule on node {}", answer.node);
+        let place = match answer.nodes.len() {
+            0 => format!("node {}", answer.node),
+            nodes => format!("{nodes} nodes"),
+        };
+        let _ = writeln!(text, "no such rule on {place}");
     } else {
         let mut table = Table::new();
         let header = ["POLICY", "RULE", "FLOWS", "LAST USED", "ALLOWS"];
@@ -129,4 +172,37 @@ fn time(now: u64, at: u64) -> String {
     }
     let unit = UNITS.into_iter().find(|(below, ..)| seconds < *below);
     unit.map_or_else(String::new, |(_, length, name)| format!("{} {name}", seconds / length))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(flows: u64, last_used: Option<u64>, watched_since: u64) -> Answer {
+        let rule = RuleUsed {
+            kind: KIND.into(),
+            namespace: "shop".into(),
+            name: "web".into(),
+            direction: Direction::Ingress,
+            index: 0,
+            rule: "TCP 80 from everywhere".into(),
+            flows,
+            last_used,
+            watched_since,
+        };
+        Answer { as_of: 1000, rules: vec![rule], missed_flows: 1, ..Answer::default() }
+    }
+
+    /// A rule that is unused where it was watched for a minute may be in use there all the same.
+    #[test]
+    fn a_rule_is_unused_if_every_node_says_so() {
+        let answers = [("a", answer(3, Some(100), 0)), ("b", answer(0, None, 940))];
+        let answers = answers.map(|(node, answer)| (node.to_owned(), answer)).to_vec();
+        let all = merge(answers, BTreeMap::new());
+        assert_eq!((all.rules.len(), all.rules[0].flows, all.missed_flows), (1, 3, 2));
+        let is_unused = |time| all.rules[0].is_unused(1000, Duration::from_secs(time));
+        assert!(is_unused(60) && !is_unused(61));
+        let used = merge(vec![("a".into(), answer(3, Some(999), 0))], BTreeMap::new());
+        assert!(!used.rules[0].is_unused(1000, Duration::from_secs(2)));
+    }
 }

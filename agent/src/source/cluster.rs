@@ -40,7 +40,7 @@ pub use self::event_recorder::{EventRecorder, Unsupported};
 use self::follower::Follower;
 use self::hub::{Hub, Update};
 use self::kind::{ClusterNetworkPolicy, Kind};
-pub(crate) use self::list::Lister;
+pub(crate) use self::list::{Listed, Lister};
 use self::outage::Outage;
 use super::{KindStatus, Source};
 
