@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use netpold_core::probe::{IpProtocol, Party};
 
 use crate::engine::interfaces::NodeDevices;
+use crate::flows::FlowsArgs;
 use crate::listen::ListenAddress;
 use crate::live::ClusterArgs;
 pub use crate::output::Output;
@@ -54,6 +55,8 @@ pub enum Command {
     /// many flows
     #[command(after_help = "Exit status: 0 every agent answered, 1 some did not.")]
     Rules(RulesArgs),
+    /// List the flows of this node's pods, and how policy judged them last
+    Flows(FlowsArgs),
     /// Write which policies are in force, and add the readiness gate to new pods
     Controller(ControllerArgs),
     /// Take every program and pin off this node; its pods are not under policy any more

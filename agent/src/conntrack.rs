@@ -8,6 +8,7 @@
 mod import;
 mod sighting;
 pub mod timeouts;
+mod walk;
 
 use std::collections::BTreeSet;
 use std::io;

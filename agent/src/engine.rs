@@ -7,6 +7,7 @@
 mod bypass;
 mod denials;
 mod enforcement;
+mod flows;
 mod health;
 pub mod interfaces;
 mod measure;

@@ -14,6 +14,7 @@ pub mod endpoint;
 pub mod engine;
 pub mod events;
 pub mod explain;
+pub mod flows;
 pub mod import_conntrack;
 pub mod listen;
 pub mod live;
@@ -72,6 +73,7 @@ pub fn main() -> ExitCode {
         Command::Uninstall(args) => (uninstall::run(&args).map(|()| 0), FAILED),
         Command::Status(args) => (admin::client::run(&args), FAILED),
         Command::Rules(args) => (admin::client::rules(&args), FAILED),
+        Command::Flows(args) => (flows::client::run(&args).map(|()| 0), FAILED),
     };
     let status = result.unwrap_or_else(|error| {
         anstream::eprintln!("netpold: {error:#}");

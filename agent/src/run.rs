@@ -29,6 +29,7 @@ use crate::dataplane::{Dataplane, DataplaneOptions};
 use crate::endpoint::{self, Discovery};
 use crate::engine::Engine;
 use crate::events::{self, DropLog, Dropped};
+use crate::flows::{FLOWS_REQUEST, Page};
 use crate::listen::{Heartbeat, Listener};
 use crate::metrics::Metrics;
 use crate::object::object;
@@ -166,6 +167,7 @@ impl Agent {
         };
         let requests = Requests::default().on(STATUS_REQUEST, move |_| status());
         let requests = requests.on(RULES_REQUEST, move |_| rules());
+        let requests = requests.on(FLOWS_REQUEST, flows_of(&engine));
         let admin = Admin::serve(&config.socket, requests)?;
         let heartbeat = Heartbeat::default();
         let listen = |address| {
@@ -419,6 +421,28 @@ fn engine(
     let mut engine = Engine::new(Compiler::new(options), dataplane, capacity);
     engine.judge_at(config.node_devices.clone());
     Ok(engine)
+}
+
+/// Answers requests for flows. The engine is not kept from its work while the table is read.
+fn flows_of(engine: &Arc<Mutex<Engine>>) -> impl Fn(&str) -> Page + use<> {
+    let engine = Arc::clone(engine);
+    move |request| {
+        let problem = |problem: String| Page { problem: Some(problem), ..Page::default() };
+        let request = match serde_json::from_str(request) {
+            Ok(request) => request,
+            Err(error) => return problem(format!("no such request: {error}")),
+        };
+        let reader = lock(&engine).flow_reader();
+        match reader {
+            Ok(Some(reader)) => {
+                let mut page = reader.page(&request);
+                lock(&engine).name_remotes(&mut page.flows);
+                page
+            }
+            Ok(None) => problem("nothing has been written to the kernel yet".to_owned()),
+            Err(error) => problem(format!("the flow tables cannot be read: {error}")),
+        }
+    }
 }
 
 /// Logs flows that policies on trial would deny, and keeps them for the status.

@@ -112,6 +112,12 @@ impl Cluster {
         self.services.slices()
     }
 
+    /// A Service that has an address; the first by name if several have it.
+    #[must_use]
+    pub fn service_at(&self, address: IpAddr) -> Option<&Key> {
+        self.services.at(address).iter().map(|service| &service.key).min()
+    }
+
     /// Where packets are translated, and to whom.
     pub(crate) fn translation(&self) -> &Services {
         &self.services

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
+use netpold_ebpf::flow::cached_verdict::CachedVerdict;
 use netpold_ebpf::flow::control::Control;
 use netpold_ebpf::flow::key::Key;
 use netpold_ebpf::layout::{Ct4Key, Ct6Key};
@@ -76,6 +77,16 @@ impl<'t> Sighting<'t> {
         let again = Control(self.words[0].load(Ordering::Relaxed));
         let same = again.is_valid() && again.incarnation() == self.control.incarnation();
         same.then(|| key.into())
+    }
+
+    /// How the flow was judged last, of whatever revision of policy and incarnation of the way.
+    #[must_use]
+    pub fn cached_verdict(&self) -> CachedVerdict {
+        let key = match self.words.len() {
+            <[u64; 2] as Key>::STRIDE => <[u64; 2] as Key>::WORDS,
+            _ => <[u64; 4] as Key>::WORDS,
+        };
+        CachedVerdict(self.words[1 + key].load(Ordering::Relaxed))
     }
 
     fn key<const WORDS: usize>(&self) -> [u64; WORDS] {

@@ -380,6 +380,21 @@ impl Generation {
         Ok(count)
     }
 
+    /// The revision of policy that a cached verdict has to be of to count.
+    ///
+    /// # Errors
+    /// The map is smaller than one element.
+    pub fn revision(&self) -> Result<u32, TableError> {
+        Ok(self.tables.current_settings()?.revision)
+    }
+
+    /// Whether the programs look at an endpoint's packets for policy's sake, by its place in the table: those
+    /// of another leave no flow.
+    #[must_use]
+    pub fn has_rows(&self, slot: u32) -> bool {
+        self.tables.endpoints.read(slot).is_ok_and(|endpoint| endpoint.rows != 0)
+    }
+
     /// The tables.
     pub(super) fn tables(&mut self) -> &mut Tables {
         &mut self.tables

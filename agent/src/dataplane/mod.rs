@@ -62,7 +62,7 @@ use tables::TableError;
 use tc_hooks::{Problems, TcHooks};
 use uplink_xdp::{UplinkXdp, Wanted as WantedUplinks};
 
-use crate::conntrack::{Pass, Sighting, Tracked};
+use crate::conntrack::{Pass, Sighting, Sweeper, Tracked};
 use crate::import_conntrack::{Wanted, kernel_flows};
 
 /// What a dataplane is made with.
@@ -354,6 +354,18 @@ impl Dataplane {
         }
         let tables = self.settings.flow_tables(self.generation())?;
         Ok(tables.map(|(tables, now)| tables.pass(now, endpoints, meet)))
+    }
+
+    /// The flow tables, the kernel's jiffies, and the revision of policy that cached verdicts have to be of;
+    /// `None` before the first generation.
+    ///
+    /// # Errors
+    /// The tables cannot be mapped or the clock cannot be read.
+    pub fn flow_tables(&self) -> Result<Option<(Sweeper, u32, u32)>, GenerationError> {
+        let Some(generation) = &self.generation else { return Ok(None) };
+        let revision = generation.revision()?;
+        let tables = self.settings.flow_tables(Some(generation))?;
+        Ok(tables.map(|(tables, now)| (tables, now, revision)))
     }
 
     /// Records the flows that the kernel's own conntrack knows of some endpoints; how many.

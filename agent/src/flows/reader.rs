@@ -1,0 +1,182 @@
+//! Reads a page of flows, without the engine.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::ops::ControlFlow;
+
+use netpold_core::model::{Direction, Key};
+use netpold_core::probe::IpProtocol;
+use netpold_ebpf::direction::{Egress, Ingress};
+use netpold_ebpf::flow::cached_verdict::CachedVerdict;
+use netpold_ebpf::flow::control::Control;
+use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED};
+
+use super::{Cached, Filter, Flow, FlowState, Page, PodFlows, Request};
+use crate::conntrack::{FlowTuple, Sighting, Sweeper};
+use crate::import_conntrack::{Wanted, kernel_flows};
+
+/// Most flows of a page of netpold's table.
+pub(super) const PAGE: u32 = 2048;
+/// Most flows of the page of the kernel's.
+const KERNEL_PAGE: u32 = 65_536;
+
+/// A pod of the node.
+#[derive(Clone, Debug)]
+pub struct LocalPod {
+    /// Its name.
+    pub key: Key,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// The node's flows at one moment, see [`crate::engine::Engine::flow_reader`].
+#[derive(Debug)]
+pub struct FlowReader {
+    /// Name of the node.
+    pub(crate) node: String,
+    /// The tables, the time in jiffies, the revision that cached verdicts must be of.
+    pub(crate) tables: (Sweeper, u32, u32),
+    /// By the numbers of their endpoints.
+    pub(crate) pods: BTreeMap<u32, LocalPod>,
+    /// The pods whose packets leave no flow.
+    pub(crate) untracked: Wanted,
+}
+
+impl FlowReader {
+    /// Reads a page.
+    #[must_use]
+    pub fn page(&self, request: &Request) -> Page {
+        let mut taken = Taken { limit: 0, flows: Vec::new(), others: BTreeMap::new() };
+        let (mut next, mut problem) = (None, None);
+        if request.kernel {
+            taken.limit = request.limit.min(KERNEL_PAGE) as usize;
+            if !self.untracked.endpoints.is_empty() {
+                problem = self.read_kernel(&request.filter, &mut taken).err();
+            }
+        } else {
+            taken.limit = request.limit.min(PAGE) as usize;
+            next = self.read_table(request, &mut taken);
+        }
+        let count = |(endpoint, flows)| {
+            let pod = self.pods.get(&endpoint)?.key.clone();
+            Some(PodFlows { pod, flows })
+        };
+        let left_out = taken.others.into_iter().filter_map(count).collect();
+        Page { node: self.node.clone(), flows: taken.flows, left_out, next, problem }
+    }
+
+    /// Where it stopped, if it did.
+    fn read_table(&self, request: &Request, taken: &mut Taken) -> Option<u32> {
+        let (tables, now, _) = &self.tables;
+        let mut next = None;
+        tables.walk(*now, request.from, |at| {
+            let Some((tuple, pod)) = at.tuple().and_then(|tuple| {
+                let pod = self.pods.get(&tuple.endpoint)?;
+                request.filter.wants(&pod.key).then_some((tuple, pod))
+            }) else {
+                return ControlFlow::Continue(());
+            };
+            if request.limit > 0 && taken.is_full() {
+                next = Some(at.way);
+                return ControlFlow::Break(());
+            }
+            taken.take(tuple.endpoint, || Flow {
+                idle_ms: Some(u64::try_from(at.idle().as_millis()).unwrap_or(u64::MAX)),
+                cached: self.cached(at),
+                ..flow(pod, &tuple, at.control)
+            });
+            ControlFlow::Continue(())
+        });
+        next
+    }
+
+    fn read_kernel(&self, filter: &Filter, taken: &mut Taken) -> Result<(), String> {
+        let (_, now, _) = &self.tables;
+        let read = kernel_flows(|flow_of_kernel| {
+            for side in self.untracked.sides(&flow_of_kernel, *now) {
+                let tuple = FlowTuple::from(side.key);
+                let Some(pod) = self.pods.get(&tuple.endpoint) else { continue };
+                if filter.wants(&pod.key) {
+                    let control = Control::new(*now, 0, side.flags);
+                    taken.take(tuple.endpoint, || Flow {
+                        kernel: true,
+                        ..flow(pod, &tuple, control)
+                    });
+                }
+            }
+        });
+        read.map_err(|error| {
+            let pods = self.pods.values().filter(|pod| filter.wants(&pod.key));
+            let of = |pod: &&LocalPod| {
+                pod.addresses.iter().any(|at| self.untracked.endpoints.contains_key(at))
+            };
+            let count = pods.filter(of).count();
+            format!(
+                "the flows of {count} pods that no policy isolates are not known: the kernel's conntrack \
+                 does not tell ({error})"
+            )
+        })
+    }
+
+    fn cached(&self, at: &Sighting<'_>) -> Option<Cached> {
+        let (_, _, revision) = self.tables;
+        let word = at.cached_verdict();
+        let incarnation = at.control.incarnation();
+        let own = CachedVerdict::nothing((word.0 >> 32) as u32, incarnation);
+        let text = |reason: Option<netpold_ebpf::reason::Reason>| {
+            reason.map(|reason| reason.as_str().to_owned())
+        };
+        let [ingress, egress] =
+            [text(word.reason::<Ingress>(own)), text(word.reason::<Egress>(own))];
+        let stale = own != CachedVerdict::nothing(revision, incarnation);
+        (ingress.is_some() || egress.is_some()).then_some(Cached { stale, ingress, egress })
+    }
+}
+
+/// What a page takes.
+struct Taken {
+    limit: usize,
+    flows: Vec<Flow>,
+    others: BTreeMap<u32, u64>,
+}
+
+impl Taken {
+    fn is_full(&self) -> bool {
+        self.flows.len() >= self.limit
+    }
+
+    fn take(&mut self, endpoint: u32, flow: impl FnOnce() -> Flow) {
+        if self.is_full() {
+            *self.others.entry(endpoint).or_default() += 1;
+        } else {
+            self.flows.push(flow());
+        }
+    }
+}
+
+fn flow(pod: &LocalPod, tuple: &FlowTuple, control: Control) -> Flow {
+    let flags = control.flags();
+    let directions = [(CT_INGRESS, Direction::Ingress), (CT_EGRESS, Direction::Egress)];
+    let began = directions.into_iter().filter(|(flag, _)| flags & flag != 0);
+    let same_family = |address: &&IpAddr| address.is_ipv4() == tuple.remote.is_ipv4();
+    Flow {
+        pod: pod.key.clone(),
+        began: began.map(|(_, direction)| direction).collect(),
+        from_node: flags & CT_NODE != 0,
+        protocol: IpProtocol(tuple.protocol),
+        local: pod.addresses.iter().find(same_family).copied(),
+        local_port: tuple.local_port,
+        remote: tuple.remote,
+        remote_port: tuple.remote_port,
+        remote_name: None,
+        state: match () {
+            () if control.is_closed() => FlowState::Closed,
+            () if control.is_closing() => FlowState::Closing,
+            () if flags & CT_REPLIED != 0 => FlowState::Open,
+            () => FlowState::Opening,
+        },
+        idle_ms: None,
+        cached: None,
+        kernel: false,
+    }
+}
