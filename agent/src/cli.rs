@@ -6,6 +6,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use netpold_core::probe::{IpProtocol, Party};
 
+use crate::dataplane::bpffs::DEFAULT_BPFFS;
+use crate::doctor::DoctorArgs;
 use crate::engine::interfaces::NodeDevices;
 use crate::flows::FlowsArgs;
 use crate::listen::ListenAddress;
@@ -19,8 +21,6 @@ const DEFAULT_STATE: &str = "/var/lib/netpold/state";
 const DEFAULT_CNI_RESULTS: &str = "/var/lib/cni/results";
 /// Where the kubelet's static pods are unless told otherwise.
 const DEFAULT_STATIC_PODS: &str = "/etc/kubernetes/manifests";
-/// Where maps and links are pinned unless told otherwise.
-const DEFAULT_BPFFS: &str = "/sys/fs/bpf/netpold";
 
 /// Kubernetes NetworkPolicy enforced in eBPF at every pod's veth
 #[derive(Debug, Parser)]
@@ -57,6 +57,12 @@ pub enum Command {
     Rules(RulesArgs),
     /// List the flows of this node's pods, and how policy judged them last
     Flows(FlowsArgs),
+    /// Find what keeps policy from working, on this node or in manifests, and how to put it right
+    #[command(
+        after_help = "Exit status: 0 nothing, 1 errors or warnings were found, 2 none were, but not \
+        everything could be looked at."
+    )]
+    Doctor(DoctorArgs),
     /// Write which policies are in force, and add the readiness gate to new pods
     Controller(ControllerArgs),
     /// Take every program and pin off this node; its pods are not under policy any more

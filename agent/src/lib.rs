@@ -10,6 +10,7 @@ pub mod conntrack;
 pub mod controller;
 pub mod dataplane;
 pub mod diff;
+pub mod doctor;
 pub mod endpoint;
 pub mod engine;
 pub mod events;
@@ -69,6 +70,7 @@ pub fn main() -> ExitCode {
         Command::Explain(args) => (explain::run(&args), UNUSABLE),
         Command::Diff(args) => (diff::run(&args), UNUSABLE),
         Command::Test(args) => (assertions::run(&args), UNUSABLE),
+        Command::Doctor(args) => (doctor::run(&args), UNUSABLE),
         Command::Controller(args) => (controller::run(args).map(|()| 0), FAILED),
         Command::Uninstall(args) => (uninstall::run(&args).map(|()| 0), FAILED),
         Command::Status(args) => (admin::client::run(&args), FAILED),

@@ -32,13 +32,30 @@ pub fn check() -> Result<()> {
     if let Some(lack) = UNTRIED {
         warn!(processor = std::env::consts::ARCH, "{lack}");
     }
-    let name = nix::sys::utsname::uname().context("cannot ask for the kernel's version")?;
-    let status = std::fs::read_to_string("/proc/self/status").context("cannot read /proc")?;
-    privileges(&status)?;
-    match lacking(Features::probe(), interprets()) {
-        Some(lack) => bail!("this kernel ({}) {lack}", name.release().to_string_lossy()),
+    privileges_here()?;
+    match kernel()? {
+        Some(lack) => bail!("{lack}"),
         None => Ok(()),
     }
+}
+
+/// Checks what this process may do.
+///
+/// # Errors
+/// The privileges that are missing.
+pub(crate) fn privileges_here() -> Result<()> {
+    let status = std::fs::read_to_string("/proc/self/status").context("cannot read /proc")?;
+    privileges(&status)
+}
+
+/// What netpold cannot do without and the kernel lacks. Needs the privileges.
+///
+/// # Errors
+/// The kernel does not say what it is.
+pub(crate) fn kernel() -> Result<Option<String>> {
+    let name = nix::sys::utsname::uname().context("cannot ask for the kernel's version")?;
+    let lack = lacking(Features::probe(), interprets());
+    Ok(lack.map(|lack| format!("this kernel ({}) {lack}", name.release().to_string_lossy())))
 }
 
 const JIT: &str = "/proc/sys/net/core/bpf_jit_enable";
@@ -78,10 +95,15 @@ fn lacking(kernel: Features, interprets: bool) -> Option<&'static str> {
 
 /// Warns of what this kernel lacks that netpold can go without.
 pub fn warn_of_lacks(mode: Mode) {
-    let jit = std::fs::read_to_string(JIT);
-    for lack in lacks(mode, jit.ok().as_deref()) {
+    for lack in lacks_here(mode) {
         tracing::warn!("{lack}");
     }
+}
+
+/// What this kernel lacks that netpold can go without.
+pub(crate) fn lacks_here(mode: Mode) -> Vec<&'static str> {
+    let jit = std::fs::read_to_string(JIT);
+    lacks(mode, jit.ok().as_deref())
 }
 
 fn lacks(mode: Mode, jit: Option<&str>) -> Vec<&'static str> {

@@ -56,6 +56,8 @@ pub enum BpffsError {
     },
 }
 
+/// Where maps and links are pinned unless told otherwise.
+pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf/netpold";
 /// A directory below the root of an agent that gives way: who wants the root removes it.
 const GIVES_WAY: &str = "gives-way";
 /// How long such an agent has to end.
@@ -233,7 +235,8 @@ fn nearest_existing(path: &Path) -> &Path {
     path.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"))
 }
 
-fn is_bpffs(path: &Path) -> bool {
+/// Whether a path is on a BPF file system.
+pub(crate) fn is_bpffs(path: &Path) -> bool {
     statfs(path).is_ok_and(|s| s.filesystem_type() == BPF_FS_MAGIC)
 }
 

@@ -1,0 +1,91 @@
+//! `netpold doctor`: what keeps policy from working as its author expects, and the fix of each.
+//!
+//! On a node the kernel is asked (programs, chains, pins, devices) and the agent. Of objects, from manifests
+//! or from the API server, everything is read that a policy may get wrong without being refused. What was
+//! found is grouped by kind, in bounded memory: tenants write most of what is shown.
+
+mod containers;
+mod dns;
+mod enforcers;
+mod finding;
+mod netfilter;
+mod node;
+mod objects;
+mod ports;
+mod render;
+mod selectors;
+
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+use netpold_core::cluster::Cluster;
+
+pub use containers::Containers;
+pub use finding::{Finding, Report, Severity, merge};
+pub use objects::examine;
+pub use render::text;
+
+use crate::dataplane::bpffs::DEFAULT_BPFFS;
+use crate::offline;
+use crate::output::Output;
+use crate::socket::DEFAULT_SOCKET;
+
+/// Exit status: nothing was found, but information.
+const HEALTHY: u8 = 0;
+/// Exit status: an error or a warning was found.
+const FOUND: u8 = 1;
+/// Exit status: nothing was found, but not everything could be looked at.
+const CANNOT_TELL: u8 = 2;
+
+/// Flags of `netpold doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Examine the Kubernetes objects in that directory (*.yaml, *.yml and *.json) instead of this node
+    #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
+    pub manifests: Option<PathBuf>,
+    /// Control socket of the agent
+    #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
+    pub socket: PathBuf,
+    /// Directory that the agent pins maps and links in
+    #[arg(long, value_name = "DIR", env = "NETPOLD_BPFFS", default_value = DEFAULT_BPFFS)]
+    pub bpffs: PathBuf,
+    /// Format of the answer
+    #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
+    pub output: Output,
+}
+
+/// Answer, on standard output. Returns the exit status.
+///
+/// # Errors
+/// The manifests cannot be read.
+pub fn run(args: &DoctorArgs) -> Result<u8> {
+    let report = match &args.manifests {
+        Some(directory) => {
+            let cluster: Cluster = offline::read_directory(directory)?.into_iter().collect();
+            examine(&cluster, &Containers::read(directory)?)
+        }
+        None => node::examine(&args.socket, &args.bpffs),
+    };
+    let text = match args.output {
+        Output::Json => format!("{:#}\n", serde_json::to_value(&report)?),
+        Output::Text => text(&report),
+    };
+    match anstream::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => return Err(error.into()),
+        Ok(()) | Err(_) => {}
+    }
+    Ok(status(&report))
+}
+
+/// The exit status that a report asks for.
+#[must_use]
+pub fn status(report: &Report) -> u8 {
+    let is_wrong = |finding: &Finding| finding.severity != Severity::Info;
+    match (report.findings.iter().any(is_wrong), report.unknown.is_empty()) {
+        (true, _) => FOUND,
+        (false, true) => HEALTHY,
+        (false, false) => CANNOT_TELL,
+    }
+}

@@ -1,0 +1,225 @@
+//! What was found, by kind.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Places of one finding that are named; the rest is counted.
+const NAMED: usize = 100;
+/// Longest text of a place in bytes: names and selectors are written by anybody.
+const PLACE_MAX: usize = 400;
+/// Kinds of findings of one report, and things that could not be looked at.
+const KINDS: usize = 200;
+
+/// How bad something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Policy is not in force as written, or packets are dropped by somebody else.
+    Error,
+    /// Most likely not what was meant.
+    Warning,
+    /// Good to know.
+    Info,
+}
+
+impl std::fmt::Display for Severity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+            Self::Info => "info",
+        })
+    }
+}
+
+/// Something that was found, at one place or many.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// How bad it is.
+    pub severity: Severity,
+    /// Which check found it: a name for programs.
+    pub check: String,
+    /// What is wrong.
+    pub problem: String,
+    /// Where: an object and a field of it, a device, a program. Of many, the first.
+    pub places: Vec<String>,
+    /// How many places there are.
+    pub count: usize,
+    /// What to do: a command, or a line of a manifest.
+    pub fix: String,
+}
+
+/// What was found, and what could not be looked at.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// The worst first, then by the name of the check.
+    pub findings: Vec<Finding>,
+    /// What could not be looked at, and why.
+    pub unknown: Vec<String>,
+}
+
+/// A kind of finding.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Check {
+    pub(super) name: &'static str,
+    pub(super) severity: Severity,
+    pub(super) problem: &'static str,
+    pub(super) fix: &'static str,
+}
+
+/// By severity, check and problem.
+type Kind = (Severity, String, String);
+
+/// Collects a report in bounded memory.
+#[derive(Debug, Default)]
+pub(super) struct Findings {
+    found: BTreeMap<Kind, Finding>,
+    unknown: Vec<String>,
+}
+
+impl Findings {
+    /// Takes in a place where a check found something.
+    pub(super) fn add(&mut self, check: &Check, place: impl Into<String>) {
+        self.place(check, check.problem, place.into(), 1);
+    }
+
+    /// The same, where the problem names somebody: `{}` in the check's.
+    pub(super) fn add_of(&mut self, check: &Check, whose: &str, place: impl Into<String>) {
+        self.place(check, &check.problem.replace("{}", whose), place.into(), 1);
+    }
+
+    fn place(&mut self, check: &Check, problem: &str, place: String, count: usize) {
+        let kind = (check.severity, check.name.to_owned(), problem.to_owned());
+        let finding = Finding {
+            severity: check.severity,
+            check: check.name.to_owned(),
+            problem: problem.to_owned(),
+            places: Vec::new(),
+            count: 0,
+            fix: check.fix.to_owned(),
+        };
+        self.note(kind, finding, [place], count);
+    }
+
+    fn note(
+        &mut self,
+        kind: Kind,
+        finding: Finding,
+        places: impl IntoIterator<Item = String>,
+        count: usize,
+    ) {
+        if self.found.len() >= KINDS && !self.found.contains_key(&kind) {
+            return;
+        }
+        let finding = self.found.entry(kind).or_insert(finding);
+        finding.count += count;
+        for place in places {
+            if finding.places.len() < NAMED {
+                finding.places.push(crate::printable::cut(place, PLACE_MAX));
+            }
+        }
+    }
+
+    /// Something could not be looked at.
+    pub(super) fn unknown(&mut self, what: impl Into<String>) {
+        if self.unknown.len() < KINDS {
+            self.unknown.push(crate::printable::cut(what.into(), PLACE_MAX));
+        }
+    }
+
+    /// What was found.
+    pub(super) fn report(self) -> Report {
+        Report { findings: self.found.into_values().collect(), unknown: self.unknown }
+    }
+}
+
+/// The reports of several nodes as one: each place, and on which nodes it is.
+#[must_use]
+pub fn merge(reports: Vec<(String, Report)>) -> Report {
+    let mut all = Findings::default();
+    let mut places: BTreeMap<Kind, BTreeMap<String, Vec<String>>> = BTreeMap::new();
+    for (node, report) in reports {
+        for what in report.unknown {
+            all.unknown(format!("node {node}: {what}"));
+        }
+        for mut finding in report.findings {
+            let kind = (finding.severity, finding.check.clone(), finding.problem.clone());
+            let by_place = places.entry(kind.clone()).or_default();
+            for place in std::mem::take(&mut finding.places) {
+                by_place.entry(place).or_default().push(node.clone());
+            }
+            let count = std::mem::take(&mut finding.count);
+            all.note(kind, finding, [], count);
+        }
+    }
+    for (kind, places) in places {
+        let Some(finding) = all.found.get_mut(&kind) else { continue };
+        let place = |(place, nodes): (String, Vec<String>)| {
+            let more = nodes.len().saturating_sub(SHOWN);
+            let nodes = nodes[..nodes.len() - more].join(", ");
+            match more {
+                0 => format!("{nodes}: {place}"),
+                more => format!("{nodes} and {more} more nodes: {place}"),
+            }
+        };
+        finding.places = places.into_iter().take(NAMED).map(place).collect();
+    }
+    all.report()
+}
+
+/// Nodes that are named at a place.
+const SHOWN: usize = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHECK: Check = Check {
+        name: "a-check",
+        severity: Severity::Warning,
+        problem: "{} is wrong",
+        fix: "put it right",
+    };
+
+    fn report(places: &[&str]) -> Report {
+        let mut findings = Findings::default();
+        for place in places {
+            findings.add_of(&CHECK, "something", *place);
+        }
+        findings.report()
+    }
+
+    #[test]
+    fn places_are_bounded_and_counted() {
+        let mut findings = Findings::default();
+        for number in 0..100_000 {
+            findings.add_of(&CHECK, "something", format!("{number}{}", "x".repeat(1000)));
+            findings.unknown(number.to_string());
+        }
+        let report = findings.report();
+        let [finding] = &report.findings[..] else { panic!("{report:?}") };
+        assert_eq!((finding.count, finding.places.len()), (100_000, NAMED));
+        assert!(finding.places.iter().all(|place| place.len() <= PLACE_MAX));
+        assert_eq!(report.unknown.len(), KINDS);
+        let mut findings = Findings::default();
+        for number in 0..100_000 {
+            findings.add_of(&CHECK, &number.to_string(), "");
+        }
+        assert_eq!(findings.report().findings.len(), KINDS);
+    }
+
+    #[test]
+    fn nodes_with_the_same_finding_are_named_together() {
+        let nodes = ["n1", "n2", "n3", "n4", "n5"];
+        let mut reports: Vec<_> = nodes.map(|node| (node.to_owned(), report(&["a"]))).into();
+        reports[1].1 = report(&["a", "b"]);
+        reports[2].1.unknown.push("the kernel".to_owned());
+        let merged = merge(reports);
+        let [finding] = &merged.findings[..] else { panic!("{merged:?}") };
+        assert_eq!(finding.problem, "something is wrong");
+        assert_eq!(finding.places, ["n1, n2, n3 and 2 more nodes: a", "n2: b"]);
+        assert_eq!(finding.count, 6);
+        assert_eq!(merged.unknown, ["node n3: the kernel"]);
+    }
+}

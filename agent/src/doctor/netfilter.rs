@@ -1,0 +1,223 @@
+//! Chains of nftables and of the older iptables, as the kernel lists them.
+//!
+//! Only tables that exist are asked for: to ask for another one would make it.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+use rtnetlink::packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR};
+use rtnetlink::sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
+
+use crate::netlink::{attributes, messages, status};
+
+/// `NFNL_SUBSYS_NFTABLES` with `NFT_MSG_GETTABLE` and `NFT_MSG_GETCHAIN`.
+const GET_TABLE: u16 = 10 << 8 | 1;
+const GET_CHAIN: u16 = 10 << 8 | 4;
+/// `struct nfgenmsg`: family, version, resource.
+const GENERIC_HEADER: usize = 4;
+/// `NFTA_TABLE_NAME` and `NFTA_CHAIN_TABLE`.
+const TABLE: u16 = 1;
+/// `NFTA_CHAIN_NAME`
+const NAME: u16 = 3;
+/// The kernel's dumps come in pieces of up to 32 KiB.
+const BUFFER: usize = 64 * 1024;
+
+/// `IPT_SO_GET_INFO` and `IPT_SO_GET_ENTRIES`, which are the same for IPv6.
+const GET_INFO: libc::c_int = 64;
+const GET_ENTRIES: libc::c_int = 65;
+/// Bytes of a table's name, of `struct ipt_getinfo`, and of what is before the entries.
+const TABLE_NAME: usize = 32;
+const INFO: usize = 84;
+const ENTRIES: usize = 40;
+/// Name and data of `struct xt_entry_target`.
+const TARGET_NAME: usize = 2;
+const TARGET_DATA: usize = 32;
+/// Largest table that is read, in bytes.
+const ENTRIES_MAX: usize = 1 << 30;
+
+/// A family of the older iptables.
+struct Family {
+    names: &'static str,
+    what: &'static str,
+    address_family: AddressFamily,
+    level: libc::c_int,
+    /// Where an entry has the offset of its target, followed by that of the next entry.
+    target_offset: usize,
+}
+
+const FAMILIES: [Family; 2] = [
+    Family {
+        names: "/proc/thread-self/net/ip_tables_names",
+        what: "iptables table",
+        address_family: AddressFamily::Inet,
+        level: libc::SOL_IP,
+        target_offset: 88,
+    },
+    Family {
+        names: "/proc/thread-self/net/ip6_tables_names",
+        what: "ip6tables table",
+        address_family: AddressFamily::Inet6,
+        level: libc::SOL_IPV6,
+        target_offset: 140,
+    },
+];
+
+/// Shows the tables of nftables, by family and name.
+///
+/// # Errors
+/// The kernel does not list them: it takes `CAP_NET_ADMIN`.
+pub(super) fn nft_tables(mut each: impl FnMut(&str, &str)) -> io::Result<()> {
+    dump(GET_TABLE, |family, payload| {
+        if let Some(table) = text(payload, TABLE) {
+            each(family, table);
+        }
+    })
+}
+
+/// Shows the chains of nftables, by family, table and name. Those of iptables-nft are among them.
+///
+/// # Errors
+/// As [`nft_tables`].
+pub(super) fn nft_chains(mut each: impl FnMut(&str, &str, &str)) -> io::Result<()> {
+    dump(GET_CHAIN, |family, payload| {
+        if let (Some(table), Some(chain)) = (text(payload, TABLE), text(payload, NAME)) {
+            each(family, table, chain);
+        }
+    })
+}
+
+fn text(payload: &[u8], wanted: u16) -> Option<&str> {
+    let (_, value) = attributes(payload).find(|(kind, _)| *kind == wanted)?;
+    std::str::from_utf8(value).ok().map(|text| text.trim_end_matches('\0'))
+}
+
+fn dump(request: u16, mut each: impl FnMut(&str, &[u8])) -> io::Result<()> {
+    let mut socket = Socket::new(NETLINK_NETFILTER)?;
+    socket.bind_auto()?;
+    let length = 16 + GENERIC_HEADER as u32;
+    let flags = NLM_F_REQUEST | NLM_F_DUMP;
+    let mut message = length.to_ne_bytes().to_vec();
+    message.extend(request.to_ne_bytes().into_iter().chain(flags.to_ne_bytes()));
+    // Sequence, port, and the generic header of no family.
+    message.extend([0; 8 + GENERIC_HEADER]);
+    socket.send_to(&message, &SocketAddr::new(0, 0), 0)?;
+    let mut buffer = Vec::with_capacity(BUFFER);
+    loop {
+        buffer.clear();
+        socket.recv(&mut buffer, 0)?;
+        for (_, message) in messages(&buffer) {
+            match message.kind {
+                // Without nftables there is nothing to list.
+                NLMSG_DONE | NLMSG_ERROR => {
+                    return match status(message) {
+                        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+                        done => done,
+                    };
+                }
+                _ => {
+                    let family = family(message.payload.first().copied().unwrap_or(0));
+                    each(family, message.payload.get(GENERIC_HEADER..).unwrap_or_default());
+                }
+            }
+        }
+    }
+}
+
+/// `NFPROTO_*` as `nft` names it.
+fn family(number: u8) -> &'static str {
+    match number {
+        1 => "inet",
+        2 => "ip",
+        3 => "arp",
+        5 => "netdev",
+        7 => "bridge",
+        10 => "ip6",
+        _ => "other",
+    }
+}
+
+/// Shows the chains of the older iptables, by table and name.
+///
+/// # Errors
+/// As [`nft_tables`].
+pub(super) fn old_chains(mut each: impl FnMut(&str, &str)) -> io::Result<()> {
+    for family in &FAMILIES {
+        // Without the module there is no such file.
+        let tables = fs::read_to_string(family.names).unwrap_or_default();
+        for table in tables.lines() {
+            let shown = format!("{} {table}", family.what);
+            chains(&entries(family, table)?, family, |chain| each(&shown, chain));
+        }
+    }
+    Ok(())
+}
+
+/// The entries of a table, as the kernel has them.
+fn entries(family: &Family, table: &str) -> io::Result<Vec<u8>> {
+    let socket = socket(family.address_family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    let mut info = vec![0; INFO];
+    let name = table.as_bytes();
+    if name.len() >= TABLE_NAME {
+        return Ok(Vec::new());
+    }
+    info[..name.len()].copy_from_slice(name);
+    option(&socket, family.level, GET_INFO, &mut info)?;
+    let size = info.last_chunk().map_or(0, |size| u32::from_ne_bytes(*size));
+    if size as usize > ENTRIES_MAX {
+        return Err(io::Error::other(format!("table {table} has {size} bytes")));
+    }
+    let mut entries = vec![0; ENTRIES + size as usize];
+    entries[..name.len()].copy_from_slice(name);
+    entries[TABLE_NAME..TABLE_NAME + 4].copy_from_slice(&size.to_ne_bytes());
+    option(&socket, family.level, GET_ENTRIES, &mut entries)?;
+    entries.drain(..ENTRIES);
+    Ok(entries)
+}
+
+fn option(
+    socket: &OwnedFd,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: &mut [u8],
+) -> io::Result<()> {
+    let mut length = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
+    // SAFETY: the kernel writes no more than `length` bytes to the value, which has as many.
+    let failed = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            value.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The chains that users made: each begins with an entry whose target is ERROR and has its name.
+fn chains(mut entries: &[u8], family: &Family, mut each: impl FnMut(&str)) {
+    let number = |at: usize, bytes: &[u8]| {
+        let number = bytes.get(at..)?.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes));
+        number.map(usize::from)
+    };
+    while let (Some(target), Some(next)) =
+        (number(family.target_offset, entries), number(family.target_offset + 2, entries))
+    {
+        let target = entries.get(target..next).unwrap_or_default();
+        if target.get(TARGET_NAME..).is_some_and(|name| name.starts_with(b"ERROR\0")) {
+            let name = target.get(TARGET_DATA..).unwrap_or_default();
+            let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+            // The table's last entry is one, too.
+            match std::str::from_utf8(&name[..end]) {
+                Ok(name) if name != "ERROR" => each(name),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        match entries.get(next..) {
+            Some(rest) if next > 0 => entries = rest,
+            Some(_) | None => return,
+        }
+    }
+}
