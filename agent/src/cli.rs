@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use netpold_core::probe::{IpProtocol, Party};
 
+use crate::completion::CompletionArgs;
 use crate::dataplane::bpffs::DEFAULT_BPFFS;
 use crate::doctor::DoctorArgs;
 use crate::engine::interfaces::NodeDevices;
@@ -35,6 +36,9 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Enforce NetworkPolicy on this node's pods
+    #[command(
+        after_help = "Exit status: 0 ended by a signal, 1 failed, 2 the flags make no sense."
+    )]
     Run(RunArgs),
     /// Say whether policy allows some traffic, and why
     #[command(after_help = "Exit status: 0 allowed, 1 denied, 2 cannot tell (why is on stderr).\n\
@@ -64,9 +68,14 @@ pub enum Command {
     )]
     Doctor(DoctorArgs),
     /// Write which policies are in force, and add the readiness gate to new pods
+    #[command(after_help = "Exit status: 0 ended by a signal, 1 failed.")]
     Controller(ControllerArgs),
     /// Take every program and pin off this node; its pods are not under policy any more
+    #[command(after_help = "Exit status: 0 done, 1 failed.")]
     Uninstall(UninstallArgs),
+    /// Write a script with which a shell completes commands and flags
+    #[command(after_help = "Exit status: 0 done, 1 failed.")]
+    Completion(CompletionArgs),
 }
 
 /// Flags of `netpold run`.

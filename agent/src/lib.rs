@@ -5,6 +5,7 @@ pub mod api;
 pub mod assertions;
 pub mod bpf;
 pub mod cli;
+pub mod completion;
 pub mod config;
 pub mod conntrack;
 pub mod controller;
@@ -70,6 +71,7 @@ pub fn main() -> ExitCode {
         Command::Explain(args) => (explain::run(&args), UNUSABLE),
         Command::Diff(args) => (diff::run(&args), UNUSABLE),
         Command::Test(args) => (assertions::run(&args), UNUSABLE),
+        Command::Completion(args) => (completion::run(&args, Cli::command()).map(|()| 0), FAILED),
         Command::Doctor(args) => (doctor::run(&args), UNUSABLE),
         Command::Controller(args) => (controller::run(args).map(|()| 0), FAILED),
         Command::Uninstall(args) => (uninstall::run(&args).map(|()| 0), FAILED),

@@ -324,6 +324,13 @@ fn other_enforcers_on_a_node() {
     run("ip6tables-legacy", &["-N", "CILIUM_FORWARD"]);
     run("ip6tables-legacy", &["-N", "MY-cali-FORWARD"]);
     run("ip", &["link", "add", "cilium_host", "type", "veth", "peer", "name", "other"]);
+    let shown = node.command(BINARY).unwrap().arg("doctor").args(arguments).output().unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/doctor.md");
+    let page = fs::read_to_string(page).unwrap();
+    let example =
+        page.split("```\n").find(|block| block.starts_with("error: kube-router")).unwrap();
+    assert!(shown.contains(example), "{shown}");
     let (_, report) = doctor(&mut node.command(BINARY).unwrap(), &arguments);
     let mut signs = places(&report)["other-enforcer"].clone();
     signs.sort_unstable();

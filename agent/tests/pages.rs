@@ -28,7 +28,7 @@ fn sessions(page: &str) -> Vec<(&str, &str)> {
 
 #[test]
 fn the_output_on_pages_is_real() {
-    for name in ["README.md", "deploy/review.md"] {
+    for name in ["README.md", "deploy/doctor.md", "deploy/review.md"] {
         let page = page(name);
         let sessions = sessions(&page);
         assert!(!sessions.is_empty(), "{name} shows no output");
@@ -84,7 +84,7 @@ fn the_list_of_rules_is_real() {
 }
 
 /// Every page of the project.
-const PAGES: [&str; 16] = [
+const PAGES: [&str; 18] = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
@@ -94,7 +94,9 @@ const PAGES: [&str; 16] = [
     "agent/core/conformance/README.md",
     "bench/README.md",
     "deploy/README.md",
+    "deploy/cli.md",
     "deploy/cluster-network-policy.md",
+    "deploy/doctor.md",
     "deploy/limits.md",
     "deploy/metrics.md",
     "deploy/review.md",

@@ -1,0 +1,138 @@
+//! The command line as its page has it: exit statuses, completion, and the plugin's manifest.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use clap::CommandFactory;
+use netpold::cli::Cli;
+use serde_json::Value;
+
+fn page(name: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(name)).unwrap()
+}
+
+#[test]
+fn every_command_says_its_exit_status_as_the_page_does() {
+    let text = page("deploy/cli.md");
+    let table = text.split("| command | exit status |\n").nth(1).unwrap();
+    let rows = table.lines().skip(1).map_while(|line| line.strip_prefix("| `netpold "));
+    let rows: BTreeMap<String, String> = rows
+        .map(|row| {
+            let (name, status) = row.split_once("` | ").unwrap();
+            (name.to_owned(), status.strip_suffix(" |").unwrap().to_owned())
+        })
+        .collect();
+    let said = |command: &clap::Command| {
+        let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        let status = help.split("Exit status: ").nth(1);
+        let status = status.unwrap_or_else(|| panic!("{} does not say", command.get_name()));
+        (command.get_name().to_owned(), status.replace('\n', " "))
+    };
+    let command = Cli::command();
+    let said: BTreeMap<String, String> = command.get_subcommands().map(said).collect();
+    assert_eq!(rows, said);
+}
+
+fn completion(shell: &str) -> String {
+    let mut netpold = Command::new(env!("CARGO_BIN_EXE_netpold"));
+    let output = netpold.args(["completion", shell]).env_clear().output().unwrap();
+    assert!(output.status.success());
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What bash offers for the last of these words.
+fn offered(script: &Path, words: &[&str]) -> Vec<String> {
+    let last = words.len() - 1;
+    let call = format!(
+        "source \"$1\"; COMP_WORDS=({}); COMP_CWORD={last}; _netpold netpold {:?} {:?}; echo \
+         \"${{COMPREPLY[@]}}\"",
+        words.join(" "),
+        words[last],
+        words[last - 1],
+    );
+    let mut bash = Command::new("bash");
+    let output = bash.args(["-c", &call, "bash"]).arg(script).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let offered = String::from_utf8(output.stdout).unwrap();
+    offered.split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn shells_complete_commands_and_flags() {
+    let directory = tempfile::tempdir().unwrap();
+    let script = directory.path().join("netpold.bash");
+    fs::write(&script, completion("bash")).unwrap();
+    assert_eq!(offered(&script, &["netpold", "doc"]), ["doctor"]);
+    assert!(offered(&script, &["netpold", "doctor", "--m"]).contains(&"--manifests".to_owned()));
+    assert_eq!(offered(&script, &["netpold", "doctor", "-o", ""]), ["text", "json"]);
+    let command = Cli::command();
+    for shell in ["zsh", "fish"] {
+        let script = completion(shell);
+        for sub in command.get_subcommands() {
+            assert!(script.contains(sub.get_name()), "{shell}: {}", sub.get_name());
+        }
+        // The shell itself where it is installed.
+        let checked = Command::new(shell).arg("-n").stdin(std::process::Stdio::null()).output();
+        if checked.is_ok() {
+            let path = directory.path().join(shell);
+            fs::write(&path, &script).unwrap();
+            assert!(Command::new(shell).arg("-n").arg(path).status().unwrap().success(), "{shell}");
+        }
+    }
+}
+
+/// The manifest as krew-release-bot fills it in: the template's function gives `uri` and `sha256`, the
+/// second line indented by four.
+fn filled_in(template: &str, tag: &str, checksum: &str) -> String {
+    let line = |line: &str| {
+        let Some((before, call)) = line.split_once("{{addURIAndSha \"") else {
+            return line.replace("{{ .TagName }}", tag);
+        };
+        let uri = call.strip_suffix("\" .TagName }}").unwrap().replace("{{ .TagName }}", tag);
+        format!("{before}uri: {uri}\n    sha256: {checksum}")
+    };
+    template.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_plugin_is_what_releases_hold() {
+    let tag = concat!("v", env!("CARGO_PKG_VERSION"));
+    let checksum = "ab".repeat(32);
+    let manifest = filled_in(&page("deploy/krew.yaml"), tag, &checksum);
+    assert!(!manifest.contains("{{"), "{manifest}");
+    let manifest: Value = serde_saphyr::from_str(&manifest).unwrap();
+    assert_eq!(manifest["apiVersion"], "krew.googlecontainertools.github.com/v1alpha2");
+    assert_eq!(
+        (&manifest["kind"], &manifest["metadata"]["name"]),
+        (&"Plugin".into(), &"netpold".into())
+    );
+    let spec = &manifest["spec"];
+    assert_eq!(spec["version"], tag);
+    let short = spec["shortDescription"].as_str().unwrap();
+    assert!(short.len() <= 50 && !short.ends_with('.'), "krew-index: one short phrase: {short}");
+    for text in ["homepage", "description", "caveats"] {
+        assert!(spec[text].is_string(), "{text}");
+    }
+    let release = page(".github/workflows/release.yaml");
+    assert!(release.contains("netpold-$GITHUB_REF_NAME-linux-$arch.tar.gz"));
+    let platforms = spec["platforms"].as_array().unwrap();
+    let mut architectures = Vec::new();
+    for platform in platforms {
+        let labels = &platform["selector"]["matchLabels"];
+        assert_eq!(labels["os"], "linux");
+        let arch = labels["arch"].as_str().unwrap();
+        let repository = env!("CARGO_PKG_REPOSITORY");
+        let archive =
+            format!("{repository}/releases/download/{tag}/netpold-{tag}-linux-{arch}.tar.gz");
+        assert_eq!(platform["uri"], archive);
+        assert_eq!(platform["sha256"], checksum);
+        // kubectl runs krew's link to it, kubectl-netpold.
+        assert_eq!(platform["bin"], env!("CARGO_PKG_NAME"));
+        architectures.push(arch.to_owned());
+    }
+    assert_eq!(architectures, ["amd64", "arm64"]);
+    assert!(release.contains(&format!("for arch in {}", architectures.join(" "))));
+}
