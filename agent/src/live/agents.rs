@@ -181,7 +181,7 @@ impl Shared {
         let text = match Failure::of(error) {
             Failure::Forbidden(words) => format!(
                 "the agents cannot be asked: {words}; the verb list of pods in namespace {} is needed \
-                 (deploy/example/access.yaml)",
+                 (deploy/access.yaml)",
                 self.namespace
             ),
             failure => failure.text("list the agents' pods", &self.server),

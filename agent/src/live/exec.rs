@@ -43,12 +43,10 @@ impl Target<'_> {
             let mut process = self.start(arguments, false).await?;
             let status = process.take_status();
             let output = bounded(process.stdout(), ANSWER_MAX);
-            let (output, error) = tokio::try_join!(output, beginning(process.stderr()))?;
-            let ended = match status {
-                Some(status) => status.await,
-                None => None,
-            };
-            match outcome(ended, &error) {
+            let error = beginning(process.stderr());
+            let reading = async { tokio::try_join!(output, error) };
+            let ((output, error), status) = to_the_end(reading, status).await?;
+            match outcome(status, &error) {
                 Err(NodeError::Failed { code: Some(_), .. }) if !output.is_empty() => Ok(output),
                 outcome => outcome.map(|()| output),
             }
@@ -107,13 +105,26 @@ impl Lines {
             }
             Ok(())
         };
-        let ((), error) = tokio::try_join!(reading, beginning(self.0.stderr()))?;
-        let ended = match status {
-            Some(status) => status.await,
-            None => None,
-        };
-        outcome(ended, &error)
+        let error = beginning(self.0.stderr());
+        let (((), error), status) =
+            to_the_end(async { tokio::try_join!(reading, error) }, status).await?;
+        outcome(status, &error)
     }
+}
+
+/// What is read of a command until it ends, and how it ends. The status comes before the ends of what is read, and if
+/// the connection breaks off there is no status: nothing else says so to the readers (kube 5.0).
+async fn to_the_end<T>(
+    reading: impl Future<Output = Result<T, NodeError>>,
+    status: Option<impl Future<Output = Option<Status>>>,
+) -> Result<(T, Status), NodeError> {
+    let ending = async {
+        match status {
+            Some(status) => status.await.ok_or(NodeError::BrokenOff),
+            None => Err(NodeError::BrokenOff),
+        }
+    };
+    tokio::try_join!(reading, ending)
 }
 
 /// All of it, unless it is too long.
@@ -159,8 +170,7 @@ async fn next_line(stream: &mut (impl AsyncBufRead + Unpin)) -> Result<Option<St
 }
 
 /// How a command ended, as the kubelet says it (`metav1.Status` on the channel for errors).
-fn outcome(status: Option<Status>, error: &[u8]) -> Result<(), NodeError> {
-    let status = status.ok_or(NodeError::BrokenOff)?;
+fn outcome(status: Status, error: &[u8]) -> Result<(), NodeError> {
     if status.status.as_deref() == Some("Success") {
         return Ok(());
     }
@@ -194,7 +204,6 @@ mod tests {
         assert_eq!(ended(failure.clone(), "netpold: no agent\n"), failed("no agent"));
         assert_eq!(ended(failure, ""), failed("command terminated"));
         assert_eq!(ended(json!({ "status": "Success" }), "words"), Ok(()));
-        assert_eq!(outcome(None, b""), Err(NodeError::BrokenOff));
     }
 
     #[tokio::test]

@@ -32,7 +32,7 @@ pub enum NodeError {
     /// RBAC does not allow it.
     #[error(
         "not allowed: {words}; the verbs get and create of pods/exec in namespace {namespace} are needed \
-         (deploy/example/access.yaml)"
+         (deploy/access.yaml)"
     )]
     Forbidden {
         /// Of the API server.

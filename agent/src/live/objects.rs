@@ -106,7 +106,7 @@ impl Seen {
                 Ok(())
             }
             (Err(Failure::Forbidden(words)), None) => Err(anyhow!(
-                "{}; without them nothing can be told (deploy/example/access.yaml grants it; -n names another namespace)",
+                "{}; without them nothing can be told (deploy/access.yaml grants it; -n names another namespace)",
                 printable(&words)
             )),
             (own, _) => self.add(kind, own),

@@ -62,14 +62,18 @@ fn render(status: &ClusterStatus) -> String {
     }
     for node in status.unanswered.keys() {
         let none = || "-".to_owned();
-        let state = "no answer".red().bold().to_string();
-        let row = [node.clone(), none(), state, none(), none(), none(), none()];
-        rows.insert(node, row);
+        let row = [node.clone(), none(), "no answer".to_owned(), none(), none(), none(), none()];
+        rows.insert(node, (row, Style::new().red()));
     }
-    for row in rows.into_values() {
+    // Colour is not in the cells: the table would count it among their characters.
+    let mut styles = vec![Style::new()];
+    for (row, style) in rows.into_values() {
         table.add_row(row);
+        styles.push(style);
     }
-    let mut text: String = table.lines().map(|line| format!("{}\n", line.trim())).collect();
+    let lines = table.lines().zip(styles);
+    let mut text: String =
+        lines.map(|(line, style)| format!("{}\n", line.trim().style(style))).collect();
     let problems = problems(status);
     if !problems.is_empty() {
         text.push_str(&format!("\n{}\n", "problems".bold()));
@@ -80,25 +84,26 @@ fn render(status: &ClusterStatus) -> String {
     text
 }
 
-fn row(status: &Status) -> [String; 7] {
+fn row(status: &Status) -> ([String; 7], Style) {
     let revision = status.revision;
     let (state, style) = match (status.in_sync, revision.desired == revision.enforced) {
-        (true, true) => ("enforced", Style::new().green()),
-        (true, false) => ("behind", Style::new().yellow().bold()),
-        (false, _) => ("not in sync", Style::new().yellow().bold()),
+        (true, true) => ("enforced", Style::new()),
+        (true, false) => ("behind", Style::new().yellow()),
+        (false, _) => ("not in sync", Style::new().yellow()),
     };
     let judged = status.endpoints.iter().filter(|endpoint| endpoint.hook.is_some()).count();
     let drops: u64 = status.drops.iter().map(|drop| drop.packets).fold(0, u64::saturating_add);
     let problems = status.problems.len() + status.source.problems.len();
-    [
+    let row = [
         status.node.clone(),
         status.version.clone(),
-        state.style(style).to_string(),
+        state.to_owned(),
         format!("{judged} of {}", status.endpoints.len()),
         status.policies.to_string(),
         drops.to_string(),
         problems.to_string(),
-    ]
+    ];
+    (row, style)
 }
 
 /// Every problem once, with the nodes that have it.
@@ -109,9 +114,6 @@ fn problems(status: &ClusterStatus) -> BTreeMap<String, Vec<&str>> {
         for problem in node.problems.iter().cloned().chain(source) {
             problems.entry(problem).or_default().push(&node.node);
         }
-    }
-    for (node, why) in &status.unanswered {
-        problems.entry(why.clone()).or_default().push(node);
     }
     problems
 }
@@ -143,7 +145,7 @@ mod tests {
 
     #[test]
     fn each_node_has_a_row_and_each_problem_a_line() {
-        let unanswered = BTreeMap::from([("n\x1b[2J".to_owned(), "gone\nn9".to_owned())]);
+        let unanswered = BTreeMap::from([("n\x1b[2J".to_owned(), "gone".to_owned())]);
         let answers = vec![node("n2", "full"), node("n1", "full")];
         let shown = text(&merge(answers, unanswered)).unwrap();
         let shown = anstream::adapter::strip_str(&shown).to_string();
@@ -153,7 +155,7 @@ mod tests {
              n1          0.1.0   enforced    0 of 0          2          0       1\n\
              n2          0.1.0   enforced    0 of 0          2          0       1\n\
              n\\u{1b}[2J   -       no answer   -               -          -       -\n\
-             \nproblems\n  n1, n2: full\n  n\\u{1b}[2J: gone\\nn9\n"
+             \nproblems\n  n1, n2: full\n"
         );
     }
 }

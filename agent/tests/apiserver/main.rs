@@ -12,6 +12,7 @@ mod denials;
 mod follow;
 mod hostile;
 mod in_force;
+mod live;
 mod load;
 mod outage;
 mod rbac;

@@ -1,0 +1,397 @@
+//! Commands at the keyboard, asking a live cluster: its objects, and its agents through the API server.
+//!
+//! No kubelet runs here: `netpold_testbed::Kubelet` does what one does for exec. Agents, API server, RBAC and the
+//! processes that exec starts are real.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use netpold::live::{Agents, ClusterArgs, NodeError, block_on};
+use netpold_testbed::{Access, ApiServer, Container, Kubelet, require_apiserver};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::world::{PATIENCE, World, allow_from, binary};
+
+const AGENTS: &str = "netpold-system";
+/// What the role `view` is made of: no controller aggregates it here.
+const VIEW: &str = "system:aggregate-to-view";
+
+/// Runs it where the API server is reached.
+fn netpold(server: &ApiServer, kubeconfig: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(binary());
+    command.args(arguments).env_clear().env("NETPOLD_KUBECONFIG", kubeconfig);
+    server.inside(|| command.output()).unwrap().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// The pod of an agent, whose container is in that state.
+fn agent_pod(name: &str, node: &str, state: Value) -> Value {
+    let status = json!({
+        "name": "netpold", "image": "netpold", "imageID": "", "ready": true, "restartCount": 0,
+        "state": state,
+    });
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "namespace": AGENTS, "name": name, "labels": { "app.kubernetes.io/name": "netpold" },
+        },
+        "spec": {
+            "nodeName": node,
+            "hostNetwork": true,
+            "containers": [{ "name": "netpold", "image": "netpold" }],
+        },
+        "status": { "phase": "Running", "containerStatuses": [status] },
+    })
+}
+
+fn running() -> Value {
+    json!({ "running": { "startedAt": "2026-01-01T00:00:00Z" } })
+}
+
+/// A kubeconfig of a new service account with the rights of these roles, each in a namespace or, where that is empty,
+/// everywhere.
+fn user(server: &ApiServer, name: &str, roles: &[(&str, &str)]) -> PathBuf {
+    server.kubectl(&["create", "serviceaccount", name, "-n", "default"]).unwrap();
+    let account = format!("--serviceaccount=default:{name}");
+    for (number, (role, namespace)) in roles.iter().enumerate() {
+        let (binding, role) = (format!("{name}-{number}"), format!("--clusterrole={role}"));
+        let kind = if namespace.is_empty() { "clusterrolebinding" } else { "rolebinding" };
+        let place = if namespace.is_empty() { vec![] } else { vec!["-n", namespace] };
+        let create = ["create", kind, &binding, &role, &account];
+        server.kubectl(&[&create[..], &place].concat()).unwrap();
+    }
+    let token = server.token("default", name).unwrap();
+    server.write_kubeconfig(&format!("{name}.kubeconfig"), &Access::Token(&token)).unwrap()
+}
+
+/// The rights that a user needs.
+fn grant(server: &ApiServer) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/access.yaml");
+    server.apply(&std::fs::read_to_string(file).unwrap()).unwrap();
+}
+
+/// A container with an agent's binary, that is told about its agent as in the DaemonSet.
+fn container(socket: &Path) -> Container {
+    Container {
+        programs: BTreeMap::from([("/netpold".to_owned(), binary().into())]),
+        environment: BTreeMap::from([
+            ("NETPOLD_SOCKET".to_owned(), socket.display().to_string()),
+            // It is the agent's: a command in its pod asks this agent all the same.
+            ("NETPOLD_KUBECONFIG".to_owned(), "/none".to_owned()),
+        ]),
+        breaks_off_after: None,
+    }
+}
+
+#[test]
+fn agents_answer_through_the_api_server() {
+    let Some(mut world) = World::new("agents_answer_through_the_api_server") else { return };
+    ["server", "client"].into_iter().for_each(|name| world.add(name));
+    world.policy("server", allow_from("server", "client"));
+    world.start_agent();
+    world.wait("isolating the server", |status| crate::world::isolated(status, "server"));
+    assert!(world.reaches("client", "server"));
+
+    let kubelet = Kubelet::start(&world.node).unwrap();
+    let socket = world.agent().socket();
+    world.create(agent_pod("netpold-a", "n1", running()));
+    kubelet.runs("netpold-system/netpold-a/netpold", container(&socket));
+    // Its connection is cut in the middle of the answer.
+    let mut cut = world.node.manifest();
+    cut["metadata"]["name"] = json!("n2");
+    world.create(cut);
+    world.create(agent_pod("netpold-b", "n2", running()));
+    let short = Container { breaks_off_after: Some(100), ..container(&socket) };
+    kubelet.runs("netpold-system/netpold-b/netpold", short);
+    // No kubelet listens there.
+    let mut away = world.control.manifest();
+    away["metadata"]["name"] = json!("n3");
+    world.create(away.clone());
+    world.create(agent_pod("netpold-c", "n3", running()));
+    let waiting = json!({ "waiting": { "reason": "CrashLoopBackOff", "message": "back-off" } });
+    away["metadata"]["name"] = json!("n4");
+    world.create(away.clone());
+    world.create(agent_pod("netpold-d", "n4", waiting));
+    // No agent was made for this one.
+    away["metadata"]["name"] = json!("n5");
+    world.create(away);
+
+    status_of_all_nodes(&world.server);
+    // Another one starts on a node, while the first still runs.
+    world.create(agent_pod("netpold-e", "n1", running()));
+    kubelet.runs("netpold-system/netpold-e/netpold", container(&socket));
+    let output = netpold(&world.server, &world.server.admin(), &["status", "-o", "json"]);
+    let said = "node n1 has another agent beside netpold-";
+    assert!(stderr(&output).contains(said), "{}", stderr(&output));
+    rules_of_all_nodes(&world.server);
+    lines_come_while_a_command_runs(&world.server, &kubelet);
+    rights_decide(&world.server);
+}
+
+fn status_of_all_nodes(server: &ApiServer) {
+    let admin = &server.admin();
+    let output = netpold(server, admin, &["status", "-o", "json"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let status: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let nodes = status["nodes"].as_array().unwrap();
+    assert_eq!(nodes.len(), 1, "{status}");
+    assert_eq!((&nodes[0]["node"], &nodes[0]["in_sync"]), (&json!("n1"), &json!(true)));
+    assert_eq!(nodes[0]["policies"], 1);
+    let why = |node: &str| status["unanswered"][node].as_str().unwrap_or_default().to_owned();
+    assert!(why("n2").contains("broke off"), "{status}");
+    assert!(
+        why("n3").contains("cannot ask the agent") && why("n3").contains("refused"),
+        "{status}"
+    );
+    assert!(why("n4").contains("pod netpold-d: CrashLoopBackOff: back-off"), "{status}");
+    assert!(why("n5").contains("there is no agent"), "{status}");
+
+    let output = netpold(server, admin, &["status"]);
+    println!("{}{}", stdout(&output), stderr(&output));
+    let text = stdout(&output);
+    let row = |node: &str| text.lines().find(|line| line.starts_with(node)).unwrap().to_owned();
+    let words = |node: &str| row(node).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words("n1 ").contains("enforced 2 of 2 1"), "{text}");
+    assert!(words("n5 ").contains("no answer"), "{text}");
+    assert!(stderr(&output).contains("netpold: node n5: there is no agent"), "{}", stderr(&output));
+}
+
+fn rules_of_all_nodes(server: &ApiServer) {
+    let admin = &server.admin();
+    let deadline = Instant::now() + PATIENCE;
+    let rules = loop {
+        let output = netpold(server, admin, &["rules", "-n", "shop", "-o", "json"]);
+        let rules: Value = serde_json::from_slice(&output.stdout).unwrap();
+        // Counted at the next sweep of the flow table.
+        if rules["rules"][0]["flows"].as_u64().is_some_and(|flows| flows > 0) {
+            break rules;
+        }
+        assert!(Instant::now() < deadline, "{rules}");
+        std::thread::sleep(Duration::from_millis(200));
+    };
+    let (rule, nodes) = (&rules["rules"][0], &rules["nodes"]);
+    assert_eq!((&rule["name"], nodes), (&json!("server"), &json!(["n1"])), "{rules}");
+    assert!(rules["unanswered"]["n5"].is_string(), "{rules}");
+    let output = netpold(server, admin, &["rules", "-n", "bank"]);
+    assert_eq!(stdout(&output), "no such rule on 1 nodes\n");
+}
+
+/// What goes on until its standard input ends does end when nobody listens any more.
+fn lines_come_while_a_command_runs(server: &ApiServer, kubelet: &Kubelet) {
+    let args = ClusterArgs {
+        kubeconfig: Some(server.admin()),
+        agents_namespace: AGENTS.into(),
+        ..ClusterArgs::default()
+    };
+    let manifests = TempDir::new().unwrap();
+    let directory = manifests.path().to_str().unwrap();
+    let asked = || {
+        block_on(async {
+            let agents = Agents::find(&args).await?;
+            let all: Vec<_> = agents.stream(&["status", "-o", "json"]).collect().await;
+            let of_n1 = all.iter().filter(|(node, _)| node == "n1");
+            let lines: Vec<&str> = of_n1.map(|(_, line)| line.as_deref().unwrap()).collect();
+            let whole: Value = serde_json::from_str(&lines.join("\n")).unwrap();
+            assert_eq!(whole["node"], "n1");
+            let failed =
+                |(node, line): &(String, Result<_, NodeError>)| node == "n2" && line.is_err();
+            assert!(all.iter().any(failed), "{all:?}");
+
+            // It waits for probes on its standard input.
+            let mut lines =
+                Box::pin(agents.stream(&["explain", "--probes", "-", "--manifests", directory]));
+            let waits = async {
+                while kubelet.commands() < 2 {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            };
+            tokio::select! {
+                () = waits => {}
+                () = async { while lines.next().await.is_some() {} } => panic!("ended"),
+            }
+            drop(lines);
+            Ok(())
+        })
+    };
+    server.inside(asked).unwrap().unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while kubelet.commands() > 0 {
+        assert!(Instant::now() < deadline, "{} still run", kubelet.commands());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn rights_decide(server: &ApiServer) {
+    let admin = &server.admin();
+    let nobody = user(server, "nobody", &[]);
+    let output = netpold(server, &nobody, &["status"]);
+    assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(1), ""));
+    let words = "the verb list of pods in namespace netpold-system is needed";
+    assert!(stderr(&output).contains(words), "{}", stderr(&output));
+
+    let viewer = user(server, "viewer", &[(VIEW, AGENTS)]);
+    let output = netpold(server, &viewer, &["status", "-o", "json"]);
+    let said = stderr(&output);
+    assert!(said.contains("nodes without an agent are not named: cannot list nodes"), "{said}");
+    let words = "cannot get resource \"pods/exec\"";
+    assert!(said.contains(words) && said.contains("verbs get and create of pods/exec"), "{said}");
+
+    grant(server);
+    let operator = user(server, "operator", &[("netpold-user", "")]);
+    let bind = ["create", "rolebinding", "operator", "-n", AGENTS, "--role=netpold-ask"];
+    let bind = [&bind[..], &["--serviceaccount=default:operator"]].concat();
+    server.kubectl(&bind).unwrap();
+    let [own, all] = [&operator, admin].map(|user| {
+        let output = netpold(server, user, &["status", "-o", "json"]);
+        let status: Value = serde_json::from_slice(&output.stdout).unwrap();
+        (status["nodes"][0]["policies"].clone(), status["unanswered"].clone())
+    });
+    assert_eq!(own, all, "what the example grants is enough");
+}
+
+/// Objects of two namespaces, and a policy of each.
+fn objects() -> Vec<Value> {
+    let namespace = |name: &str| {
+        json!({ "apiVersion": "v1", "kind": "Namespace",
+            "metadata": { "name": name, "labels": { "team": name } } })
+    };
+    let pod = |namespace: &str, name: &str, address: &str| {
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "namespace": namespace, "name": name, "labels": { "app": name } },
+            "spec": { "nodeName": "n1", "containers": [{ "name": "c", "image": "i" }] },
+            "status": { "phase": "Running", "podIP": address, "podIPs": [{ "ip": address }] },
+        })
+    };
+    let policy = |namespace: &str, app: &str, peer: Value| {
+        json!({
+            "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+            "metadata": { "namespace": namespace, "name": app },
+            "spec": {
+                "podSelector": { "matchLabels": { "app": app } },
+                "policyTypes": ["Ingress"],
+                "ingress": [{ "from": [peer], "ports": [{ "port": 80 }] }],
+            },
+        })
+    };
+    let team = |name: &str| json!({ "namespaceSelector": { "matchLabels": { "team": name } } });
+    let app = json!({ "podSelector": { "matchLabels": { "app": "web" } } });
+    vec![
+        namespace("shop"),
+        namespace("bank"),
+        pod("shop", "web", "10.1.0.1"),
+        pod("shop", "cart", "10.1.0.2"),
+        pod("bank", "db", "10.1.0.3"),
+        policy("shop", "cart", app),
+        policy("bank", "db", team("shop")),
+    ]
+}
+
+/// Answers about a live cluster are those about its manifests; who may see less is told what he lacks.
+#[test]
+fn a_live_cluster_is_judged_as_its_manifests_are() {
+    const TEST: &str = "a_live_cluster_is_judged_as_its_manifests_are";
+    if !require_apiserver(TEST) {
+        return;
+    }
+    let server = ApiServer::start().unwrap();
+    let manifests = TempDir::new().unwrap();
+    for (number, object) in objects().into_iter().enumerate() {
+        let text = object.to_string();
+        std::fs::write(manifests.path().join(format!("{number}.json")), &text).unwrap();
+        server.kubectl_with(&["create", "--validate=false", "-f", "-"], &text).unwrap();
+        if object["kind"] == "Pod" {
+            let (name, namespace) = (&object["metadata"]["name"], &object["metadata"]["namespace"]);
+            let patch = json!({ "status": object["status"] }).to_string();
+            let which = ["patch", "pod", name.as_str().unwrap(), "-n", namespace.as_str().unwrap()];
+            let how = ["--subresource=status", "--type=merge", "-p", &patch];
+            server.kubectl(&[&which[..], &how].concat()).unwrap();
+        }
+    }
+    let files = TempDir::new().unwrap();
+    let file = |name: &str, text: String| {
+        let path = files.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let mut change = objects().remove(5);
+    change["spec"]["ingress"][0]["ports"][0]["port"] = json!(81);
+    let change = file("change.json", change.to_string());
+    let assertions = "assertions:\n- {from: shop/web, to: shop/cart, port: 80, expect: allow}\n\
+                      - {from: {namespace: shop, labels: {}}, to: bank/db, port: 80, expect: allow}\n\
+                      - {from: bank/db, to: shop/cart, port: 80, expect: deny}\n";
+    let assertions = file("assertions.yaml", assertions.to_owned());
+    let questions: [&[&str]; 5] = [
+        &["explain", "--from", "shop/web", "--to", "bank/db", "--port", "80"],
+        &["explain", "--from", "bank/db", "--to", "shop/cart", "--port", "80"],
+        &["diff", "-f", &change],
+        &["diff", "-f", &change, "--delete", "--fail-on", "cut"],
+        &["test", "-f", &assertions],
+    ];
+    let admin = server.admin();
+    for question in questions {
+        let live = netpold(&server, &admin, question);
+        let offline =
+            [question, &["--manifests", manifests.path().to_str().unwrap(), "--local"]].concat();
+        let offline = netpold(&server, &admin, &offline);
+        assert_eq!(stdout(&live), stdout(&offline), "{question:?}: {}", stderr(&live));
+        assert_eq!(live.status.code(), offline.status.code(), "{question:?}");
+        assert!(live.status.code() != Some(2), "{question:?}: {}", stderr(&live));
+    }
+    as_an_ordinary_user(&server, questions[0], &change);
+}
+
+/// `view` in one namespace, and nothing else.
+fn as_an_ordinary_user(server: &ApiServer, elsewhere: &[&str], change: &str) {
+    let ann = user(server, "ann", &[(VIEW, "shop")]);
+    let pair = ["explain", "--from", "shop/web", "--to", "shop/cart", "--port", "80", "-n", "shop"];
+    let output = netpold(server, &ann, &pair);
+    println!("{}{}", stdout(&output), stderr(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stdout(&output).starts_with("allow"));
+    let said = stderr(&output);
+    assert!(said.contains("cannot list resource \"nodes\" in API group \"\""), "{said}");
+    assert!(
+        said.contains("pods, networkpolicies.networking.k8s.io only those of namespace shop"),
+        "{said}"
+    );
+    assert!(!said.contains("ClusterNetworkPolicies"), "they are not installed: {said}");
+    // A pod that she may not see is not known, which is no verdict.
+    let output = netpold(server, &ann, &[elsewhere, &["-n", "shop"]].concat());
+    assert_eq!(output.status.code(), Some(2), "{}", stdout(&output));
+    let output = netpold(server, &ann, &["diff", "-f", change, "-n", "shop"]);
+    assert!(stdout(&output).contains("shop/web -> shop/cart: loses TCP 80, gains TCP 81"));
+    // Her context's namespace is another one, in which she may see nothing.
+    let output = netpold(server, &ann, &pair[..7]);
+    assert_eq!(output.status.code(), Some(2));
+    let words = "cannot list resource \"pods\" in API group \"\" in the namespace \"default\"";
+    assert!(stderr(&output).contains(words), "{}", stderr(&output));
+
+    // Where the kind is installed, it is said that she does not see it.
+    server.apply(include_str!("cluster-network-policy.yaml")).unwrap();
+    eventually_says(server, &ann, &pair, "ClusterNetworkPolicies go before NetworkPolicies");
+}
+
+fn eventually_says(server: &ApiServer, user: &Path, question: &[&str], words: &str) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let said = stderr(&netpold(server, user, question));
+        if said.contains(words) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{said}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
