@@ -178,13 +178,15 @@ impl Shared {
     }
 
     fn not_listed(&self, error: kube::Error) -> anyhow::Error {
-        let text = match Failure::of(error) {
-            Failure::Forbidden(words) => format!(
+        let failure = Failure::of(error);
+        let text = if let Failure::Forbidden(words) = failure {
+            format!(
                 "the agents cannot be asked: {words}; the verb list of pods in namespace {} is needed \
                  (deploy/access.yaml)",
                 self.namespace
-            ),
-            failure => failure.text("list the agents' pods", &self.server),
+            )
+        } else {
+            failure.text("list the agents' pods", &self.server)
         };
         anyhow!(printable(&text).into_owned())
     }

@@ -68,16 +68,17 @@ impl Target<'_> {
             .max_stderr_buf_size(ERROR_MAX);
         let command = [&[BINARY], arguments, &["--local"]].concat();
         let started = self.pods.exec(self.pod, command, &params).await;
-        started.map_err(|error| match Failure::of(error) {
-            Failure::Forbidden(words) => NodeError::Forbidden {
-                // `pods "NAME" is forbidden: User …`
-                words: match words.split_once(" is forbidden: ") {
-                    Some((_, who)) => who.to_owned(),
-                    None => words,
-                },
+        started.map_err(|error| {
+            let failure = Failure::of(error);
+            let Failure::Forbidden(words) = failure else {
+                return NodeError::Refused { words: failure.text("ask the agent", self.server) };
+            };
+            // `pods "NAME" is forbidden: User …`
+            let who = words.split_once(" is forbidden: ").map(|(_, who)| who.to_owned());
+            NodeError::Forbidden {
+                words: who.unwrap_or(words),
                 namespace: self.namespace.to_owned(),
-            },
-            failure => NodeError::Refused { words: failure.text("ask the agent", self.server) },
+            }
         })
     }
 }

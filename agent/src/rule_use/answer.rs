@@ -180,7 +180,7 @@ mod tests {
 
     fn answer(flows: u64, last_used: Option<u64>, watched_since: u64) -> Answer {
         let rule = RuleUsed {
-            kind: KIND.into(),
+            kind: "NetworkPolicy".into(),
             namespace: "shop".into(),
             name: "web".into(),
             direction: Direction::Ingress,

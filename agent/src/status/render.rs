@@ -218,6 +218,7 @@ mod tests {
             version: "0.1.0".into(),
             node: "n1".into(),
             revision: Revision { desired: 7, enforced: 6 },
+            policies: 1,
             in_sync: true,
             source: SourceStatus {
                 origin: "manifests in /m".into(),

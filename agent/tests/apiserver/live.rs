@@ -159,7 +159,6 @@ fn status_of_all_nodes(server: &ApiServer) {
     assert!(why("n5").contains("there is no agent"), "{status}");
 
     let output = netpold(server, admin, &["status"]);
-    println!("{}{}", stdout(&output), stderr(&output));
     let text = stdout(&output);
     let row = |node: &str| text.lines().find(|line| line.starts_with(node)).unwrap().to_owned();
     let words = |node: &str| row(node).split_whitespace().collect::<Vec<_>>().join(" ");
@@ -358,7 +357,6 @@ fn as_an_ordinary_user(server: &ApiServer, elsewhere: &[&str], change: &str) {
     let ann = user(server, "ann", &[(VIEW, "shop")]);
     let pair = ["explain", "--from", "shop/web", "--to", "shop/cart", "--port", "80", "-n", "shop"];
     let output = netpold(server, &ann, &pair);
-    println!("{}{}", stdout(&output), stderr(&output));
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stdout(&output).starts_with("allow"));
     let said = stderr(&output);
