@@ -379,6 +379,12 @@ pub struct DiffArgs {
     /// Where RBAC forbids to list objects in all namespaces: which one to see [default: the context's]
     #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
     pub namespace: Option<String>,
+    /// Also say which connections are cut of those that are open now on the agent's node
+    #[arg(long, env = "NETPOLD_LIVE")]
+    pub live: bool,
+    /// Control socket of the agent that --live asks
+    #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
+    pub socket: PathBuf,
     /// Which differences make the exit status 1
     #[arg(long, value_name = "KIND", env = "NETPOLD_FAIL_ON", default_value = "any")]
     pub fail_on: DiffKind,

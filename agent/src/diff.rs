@@ -3,13 +3,14 @@
 mod addresses;
 mod compare;
 mod ends;
+pub mod live;
 mod ports;
 mod render;
+mod render_live;
 mod rules;
 mod workloads;
 
 use std::fmt;
-use std::io::Write as _;
 
 use anyhow::Result;
 use ipnet::IpNet;
@@ -21,6 +22,8 @@ pub use ports::Ports;
 pub use workloads::Workload;
 
 use crate::cli::{DiffArgs, DiffKind};
+use crate::flows::{self, Filter};
+use crate::output::print;
 use crate::{live, offline};
 
 /// Exit status: no difference of the kind that `--fail-on` names.
@@ -121,11 +124,14 @@ impl fmt::Display for Party {
 pub fn run(args: &DiffArgs) -> Result<u8> {
     let [before, after] = clusters(args)?;
     let difference = compare(&before, &after)?;
-    let text = render::render(&difference, args.output)?;
-    match anstream::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => return Err(error.into()),
-        Ok(()) | Err(_) => {}
-    }
+    let cuts = match args.live {
+        true => {
+            let flows = flows::client::ask(&args.socket, &Filter::default(), None)?;
+            Some(live::cuts(&before, &after, &[flows]))
+        }
+        false => None,
+    };
+    print(&render::render(&difference, cuts.as_ref(), args.output)?)?;
     let found = difference.changes.iter().any(|change| match args.fail_on {
         DiffKind::Cut => !change.loses.is_empty(),
         DiffKind::Open => !change.gains.is_empty(),

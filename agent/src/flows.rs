@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::output::Output;
 use crate::socket::DEFAULT_SOCKET;
 
+pub(crate) use render::socket;
 pub use render::text;
 
 /// The name of a [`Request`] for a [`Page`] on the control socket.
@@ -143,6 +144,9 @@ pub struct Flow {
     /// The other side's name: `namespace/pod` or `svc/namespace/name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote_name: Option<String>,
+    /// The other side is the node itself.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub to_own_node: bool,
     /// How far it has come.
     pub state: FlowState,
     /// Milliseconds since its last packet, to the second while there are any: entries are refreshed once a

@@ -205,6 +205,22 @@ impl<'c> Explainer<'c> {
         }
     }
 
+    /// Whether one direction at one pod is allowed, as [`Explainer::judge`] has it, but quickly.
+    #[must_use]
+    pub fn allows(
+        &self,
+        pod: &Key,
+        direction: Direction,
+        remote: IpAddr,
+        protocol: IpProtocol,
+        port: u16,
+    ) -> Option<bool> {
+        let pod = self.cluster.pods().get(pod)?;
+        let kind = (protocol, port);
+        let judged = self.translated.judge_at_veth(pod, direction, remote, kind, Detail::Verdict);
+        Some(judged.verdict == Verdict::Allow)
+    }
+
     /// Judge one direction at one pod, as the dataplane would by its tables; `None` if there is no
     /// such pod. `port` is the destination port.
     #[must_use]

@@ -7,21 +7,30 @@ use anyhow::Result;
 use owo_colors::OwoColorize;
 use serde_json::{Value, json};
 
-use super::{Change, Difference, Party, Ports, few};
+use super::live::Cuts;
+use super::{Change, Difference, Party, Ports, few, render_live};
 use crate::cli::DiffOutput;
 use crate::printable::{printable, printable_json};
 
 /// The text to print, coloured where it is for people.
-pub(super) fn render(difference: &Difference, output: DiffOutput) -> Result<String> {
+pub(super) fn render(
+    difference: &Difference,
+    cuts: Option<&Cuts>,
+    output: DiffOutput,
+) -> Result<String> {
+    let with = |text: String, of: fn(&Cuts) -> String| text + &cuts.map(of).unwrap_or_default();
     Ok(match output {
-        DiffOutput::Table => table(difference),
+        DiffOutput::Table => with(table(difference), render_live::table),
         DiffOutput::Json => {
             let mut document = document(difference);
+            if let Some(cuts) = cuts {
+                document["live"] = serde_json::to_value(cuts)?;
+            }
             printable_json(&mut document);
             format!("{}\n", serde_json::to_string_pretty(&document)?)
         }
-        DiffOutput::Markdown => markdown(difference),
-        DiffOutput::Mermaid => mermaid(difference),
+        DiffOutput::Markdown => with(markdown(difference), render_live::markdown),
+        DiffOutput::Mermaid => with(mermaid(difference), render_live::mermaid),
     })
 }
 
@@ -155,7 +164,7 @@ fn document(difference: &Difference) -> Value {
 }
 
 /// Text in a cell of a table of Markdown.
-fn cell(text: &str) -> String {
+pub(super) fn cell(text: &str) -> String {
     let mut escaped = String::new();
     for c in text.chars() {
         if matches!(c, '|' | '`' | '<' | '*' | '_' | '[' | '\\' | '@') {
@@ -188,7 +197,7 @@ fn markdown(difference: &Difference) -> String {
 }
 
 /// Text in a label of Mermaid.
-fn label(text: &str) -> String {
+pub(super) fn label(text: &str) -> String {
     printable(text).replace('#', "#35;").replace('"', "#quot;").replace('<', "#lt;")
 }
 

@@ -38,6 +38,7 @@ impl Engine {
             let service = || cluster.service_at(flow.remote).map(|key| format!("svc/{key}"));
             let pod = cluster.owner(flow.remote).map(|pod| pod.key.to_string());
             flow.remote_name = pod.or_else(service);
+            flow.to_own_node = flow.remote_name.is_none() && cluster.is_own_node(flow.remote);
         }
     }
 }

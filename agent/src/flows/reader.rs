@@ -169,6 +169,7 @@ fn flow(pod: &LocalPod, tuple: &FlowTuple, control: Control) -> Flow {
         remote: tuple.remote,
         remote_port: tuple.remote_port,
         remote_name: None,
+        to_own_node: false,
         state: match () {
             () if control.is_closed() => FlowState::Closed,
             () if control.is_closing() => FlowState::Closing,

@@ -31,6 +31,7 @@ mod marks;
 mod metrics;
 mod netkit;
 mod newpods;
+mod open_connections;
 mod pods;
 mod reach;
 mod readback;
