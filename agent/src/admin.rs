@@ -1,4 +1,5 @@
-//! The control socket: a line with a request in, one JSON document out, end.
+//! The control socket: a line with a request in, one JSON document out, end; of some requests, a line for each
+//! thing that happens until the client ends.
 
 pub mod client;
 
@@ -10,6 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fs, os::unix::net::UnixStream as StdStream};
 
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use serde::Serialize;
 use thiserror::Error;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -48,9 +51,15 @@ pub enum AdminError {
 /// What answers a request: it gets what the line has after the request's name.
 type Answer = Box<dyn Fn(&str) -> serde_json::Result<Vec<u8>> + Send + Sync>;
 
+/// What serves a connection for as long as both sides wish, from after the request.
+type Stream = Box<dyn Fn(UnixStream, String) -> BoxFuture<'static, io::Result<()>> + Send + Sync>;
+
 /// The requests that a control socket answers, by name.
 #[derive(Default)]
-pub struct Requests(BTreeMap<&'static str, Answer>);
+pub struct Requests {
+    answers: BTreeMap<&'static str, Answer>,
+    streams: BTreeMap<&'static str, Stream>,
+}
 
 impl Requests {
     /// Also answers requests of this name, each with the document that `answer` returns. It runs on a
@@ -62,13 +71,25 @@ impl Requests {
         answer: impl Fn(&str) -> T + Send + Sync + 'static,
     ) -> Self {
         let json = move |rest: &str| serde_json::to_vec(&answer(rest));
-        self.0.insert(name, Box::new(json));
+        self.answers.insert(name, Box::new(json));
+        self
+    }
+
+    /// Also leaves the connections of requests of this name to `serve`, with what the line has after it.
+    #[must_use]
+    pub fn on_stream<F: Future<Output = io::Result<()>> + Send + 'static>(
+        mut self,
+        name: &'static str,
+        serve: impl Fn(UnixStream, String) -> F + Send + Sync + 'static,
+    ) -> Self {
+        let serve = move |stream, rest| serve(stream, rest).boxed();
+        self.streams.insert(name, Box::new(serve));
         self
     }
 
     fn answer(&self, request: &str) -> serde_json::Result<Vec<u8>> {
         let (name, rest) = request.split_once(' ').unwrap_or((request, ""));
-        match self.0.get(name) {
+        match self.answers.get(name) {
             Some(answer) => answer(rest),
             None => serde_json::to_vec(&Refusal { error: format!("{request:?} is no request") }),
         }
@@ -134,11 +155,8 @@ async fn accept(listener: UnixListener, requests: Arc<Requests>) {
             Ok((stream, _)) => {
                 let requests = Arc::clone(&requests);
                 tokio::spawn(async move {
-                    let answered = answer(stream, requests);
-                    match tokio::time::timeout(PATIENCE, answered).await {
-                        Ok(Ok(())) => {}
-                        Ok(Err(error)) => debug!("control connection: {error}"),
-                        Err(_) => debug!("control connection: the client takes too long"),
+                    if let Err(error) = attend(stream, requests).await {
+                        debug!("control connection: {error}");
                     }
                 });
             }
@@ -151,16 +169,29 @@ async fn accept(listener: UnixListener, requests: Arc<Requests>) {
     }
 }
 
-async fn answer(mut stream: UnixStream, requests: Arc<Requests>) -> io::Result<()> {
-    let (reader, mut writer) = stream.split();
+async fn attend(mut stream: UnixStream, requests: Arc<Requests>) -> io::Result<()> {
     let mut request = String::new();
-    BufReader::new(reader.take(REQUEST_MAX)).read_line(&mut request).await?;
+    let mut reader = BufReader::new((&mut stream).take(REQUEST_MAX));
+    tokio::time::timeout(PATIENCE, reader.read_line(&mut request)).await??;
+    let request = request.trim_end().to_owned();
+    let (name, rest) = request.split_once(' ').unwrap_or((&request, ""));
+    match requests.streams.get(name) {
+        Some(serve) => serve(stream, rest.to_owned()).await,
+        None => tokio::time::timeout(PATIENCE, answer(stream, requests, request)).await?,
+    }
+}
+
+async fn answer(
+    mut stream: UnixStream,
+    requests: Arc<Requests>,
+    request: String,
+) -> io::Result<()> {
     // It waits for the engine, which may be writing; packets' events must not wait with it.
-    let json = spawn_blocking(move || requests.answer(request.trim_end()));
+    let json = spawn_blocking(move || requests.answer(&request));
     let mut json = json.await.map_err(io::Error::other)??;
     json.push(b'\n');
-    writer.write_all(&json).await?;
-    writer.shutdown().await
+    stream.write_all(&json).await?;
+    stream.shutdown().await
 }
 
 #[derive(Serialize)]

@@ -9,10 +9,12 @@ use netpold_core::probe::{IpProtocol, Party};
 use crate::completion::CompletionArgs;
 use crate::dataplane::bpffs::DEFAULT_BPFFS;
 use crate::doctor::DoctorArgs;
+use crate::arguments::time;
 use crate::engine::interfaces::NodeDevices;
 use crate::flows::FlowsArgs;
 use crate::listen::ListenAddress;
 use crate::live::ClusterArgs;
+use crate::observe::ObserveArgs;
 pub use crate::output::Output;
 use crate::socket::DEFAULT_SOCKET;
 
@@ -67,6 +69,8 @@ pub enum Command {
         everything could be looked at."
     )]
     Doctor(DoctorArgs),
+    /// Show drops, flows that policies on trial would deny, and new flows, each with policy and rule
+    Observe(ObserveArgs),
     /// Write which policies are in force, and add the readiness gate to new pods
     #[command(after_help = "Exit status: 0 ended by a signal, 1 failed.")]
     Controller(ControllerArgs),
@@ -238,16 +242,6 @@ fn lifetime(text: &str) -> Result<Duration, String> {
         seconds @ 15..=315_360_000 => Ok(Duration::from_secs(seconds)),
         _ => Err("give 15s to 3650d".to_owned()),
     }
-}
-
-/// A time with its unit.
-fn time(text: &str) -> Result<Duration, String> {
-    let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
-    let seconds = units.into_iter().find_map(|(unit, seconds)| {
-        text.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(seconds)
-    });
-    let seconds = seconds.map(Duration::from_secs);
-    seconds.ok_or_else(|| "give a number and a unit, as in 90d, 12h, 30m or 60s".to_owned())
 }
 
 /// Of which pods the source address is checked.

@@ -11,6 +11,7 @@ mod flows;
 mod health;
 pub mod interfaces;
 mod measure;
+mod observed;
 mod pace;
 mod reconciler;
 mod report;
@@ -34,8 +35,7 @@ use crate::dataplane::attach::Hook;
 use crate::dataplane::generation::GenerationError;
 use crate::dataplane::tables::TableError;
 use crate::endpoint::{Device, InterfaceEvent};
-use crate::events::Dropped;
-use crate::rule_use::{Answer, Round, RuleUse, Saved};
+use crate::rule_use::{Answer, News, Round, RuleUse, Saved};
 
 use bypass::Bypass;
 use health::Health;
@@ -208,8 +208,8 @@ impl Engine {
     /// Tidies flows away that have expired or whose endpoint is gone, and counts the others. Which are
     /// gone is known once everything is enforced.
     ///
-    /// Returns flows that policies on trial would deny.
-    pub fn sweep(&mut self) -> Vec<Dropped> {
+    /// Returns which flows are new, and which policies on trial would deny.
+    pub fn sweep(&mut self) -> News {
         let endpoints = self.is_settled().then(|| self.reconciler.compiler.endpoint_numbers());
         let Reconciler { compiler, dataplane, revision, restored, .. } = &mut self.reconciler;
         // What is not in force explains no flow.
@@ -225,7 +225,7 @@ impl Engine {
             Ok(pass) => self.health.count_sweep(pass),
             Err(error) => tracing::warn!(%error, "conntrack cannot be swept; flows expire anyway"),
         }
-        self.rule_use.take_audited()
+        self.rule_use.take_news()
     }
 
     /// Goes on counting the use of rules where an earlier agent has ended.

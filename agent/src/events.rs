@@ -5,6 +5,8 @@
 //! all differ, as those of a flood from random sources, no more than [`DISTINCT`] in that time, with
 //! the number of the others.
 
+mod journal;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
@@ -23,6 +25,7 @@ use tokio::io::unix::AsyncFd;
 use tracing::info;
 
 use crate::conntrack::FlowTuple;
+pub use journal::{Cursor, Journal, Lost, Outcome, Seen};
 
 /// Drops that are kept for status.
 const KEPT: usize = 64;
@@ -210,9 +213,16 @@ pub struct DropLog {
     unnamed: u64,
     /// By endpoint number, so that the denials of one pod leave those of others room.
     denied: BTreeMap<u32, Vec<Line>>,
+    journal: Arc<Journal>,
 }
 
 impl DropLog {
+    /// Where everything is recorded for whoever watches.
+    #[must_use]
+    pub fn journal(&self) -> Arc<Journal> {
+        Arc::clone(&self.journal)
+    }
+
     /// The latest drops, oldest first.
     #[must_use]
     pub fn recent(&self) -> Vec<Dropped> {
@@ -235,11 +245,18 @@ impl DropLog {
     pub fn record(&mut self, event: &DropEvent, now: Instant) -> Option<Line> {
         self.seen += 1;
         self.suppressed += u64::from(event.suppressed);
-        self.take_in(Dropped::new(event), now)
+        let dropped = Dropped::new(event);
+        self.journal.dropped(&dropped, event.suppressed.into());
+        self.say_of(dropped, now)
     }
 
     /// As [`DropLog::record`], of what no event told.
     pub fn take_in(&mut self, dropped: Dropped, now: Instant) -> Option<Line> {
+        self.journal.dropped(&dropped, 0);
+        self.say_of(dropped, now)
+    }
+
+    fn say_of(&mut self, dropped: Dropped, now: Instant) -> Option<Line> {
         if self.recent.len() == KEPT {
             self.recent.pop_front();
         }

@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod api;
+pub mod arguments;
 pub mod assertions;
 pub mod bpf;
 pub mod cli;
@@ -23,6 +24,7 @@ pub mod live;
 pub mod metrics;
 pub mod netlink;
 pub mod object;
+pub mod observe;
 pub mod offline;
 pub mod output;
 pub mod pattern;
@@ -78,6 +80,7 @@ pub fn main() -> ExitCode {
         Command::Status(args) => (admin::client::run(&args), FAILED),
         Command::Rules(args) => (admin::client::rules(&args), FAILED),
         Command::Flows(args) => (flows::client::run(&args).map(|()| 0), FAILED),
+        Command::Observe(args) => (observe::run(&args).map(|()| 0), FAILED),
     };
     let status = result.unwrap_or_else(|error| {
         anstream::eprintln!("netpold: {error:#}");

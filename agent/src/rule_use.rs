@@ -12,6 +12,7 @@
 mod answer;
 mod file;
 mod flows;
+mod opened;
 mod records;
 mod trials;
 
@@ -24,11 +25,12 @@ use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Key, Pod};
 
-use crate::events::{Dropped, unix_millis};
+use crate::events::{Dropped, Seen, unix_millis};
 pub use answer::{Answer, RuleUsed, merge, text};
 pub use file::{Keeper, Saved, read};
 use flows::Known;
 pub use flows::Round;
+use opened::Opened;
 use records::Records;
 use trials::Trials;
 
@@ -64,6 +66,9 @@ pub struct RuleUse {
     epoch: u32,
     cache: flows::Cache,
     trials: Trials,
+    opened: Opened,
+    /// How many of those were told of.
+    missed_before: u64,
 }
 
 fn millis(time: Duration) -> u64 {
@@ -88,6 +93,8 @@ impl Default for RuleUse {
             epoch: 0,
             cache: flows::Cache::default(),
             trials: Trials::default(),
+            opened: Opened::default(),
+            missed_before: 0,
         }
     }
 }
@@ -97,6 +104,7 @@ impl RuleUse {
     pub fn resume(&mut self, saved: Saved) {
         self.counted_until = Some(saved.as_of);
         self.missed = saved.missed;
+        self.missed_before = saved.missed;
         self.records.resume(saved.policies);
     }
 
@@ -202,12 +210,15 @@ impl RuleUse {
         self.endpoints.retain(|number, _| live.contains(number));
     }
 
-    /// Flows that the last sweep met and that policies on trial would deny.
-    pub fn take_audited(&mut self) -> Vec<Dropped> {
-        self.trials.take()
+    /// What the last sweep met that is new.
+    pub fn take_news(&mut self) -> News {
+        let (audited, more_audited) = self.trials.take();
+        let (opened, more_opened) = self.opened.take();
+        let missed = self.missed - std::mem::replace(&mut self.missed_before, self.missed);
+        News { audited, opened, untold: more_audited + more_opened + missed }
     }
 
-    /// Such flows by policy (a ClusterNetworkPolicy has no namespace), and those that none is named for.
+    /// Flows that policies on trial would deny by policy (a ClusterNetworkPolicy has no namespace), and those that none is named for.
     #[must_use]
     pub fn audited(&self) -> (Vec<(Key, u64)>, u64) {
         self.trials.counts()
@@ -232,6 +243,17 @@ impl RuleUse {
             ..Answer::default()
         }
     }
+}
+
+/// What a sweep met that is new.
+#[derive(Debug, Default)]
+pub struct News {
+    /// Flows that policies on trial would deny.
+    pub audited: Vec<Dropped>,
+    /// Flows that were not there before.
+    pub opened: Vec<Seen>,
+    /// Such flows beyond what is told of one sweep, and those that were over before it.
+    pub untold: u64,
 }
 
 /// What a sweep leaves.

@@ -28,14 +28,15 @@ use crate::dataplane::tables::grace_period;
 use crate::dataplane::{Dataplane, DataplaneOptions};
 use crate::endpoint::{self, Discovery};
 use crate::engine::Engine;
-use crate::events::{self, DropLog, Dropped};
+use crate::events::{self, DropLog};
 use crate::flows::{FLOWS_REQUEST, Page};
 use crate::listen::{Heartbeat, Listener};
 use crate::metrics::Metrics;
 use crate::object::object;
+use crate::observe::{Attributions, OBSERVE_REQUEST, Observer};
 use crate::publish::{self, Look, Publisher};
 use crate::requirements;
-use crate::rule_use;
+use crate::rule_use::{self, News};
 use crate::service_manager;
 use crate::source::cluster::EventRecorder;
 use crate::source::cni_results::cache;
@@ -168,6 +169,17 @@ impl Agent {
         let requests = Requests::default().on(STATUS_REQUEST, move |_| status());
         let requests = requests.on(RULES_REQUEST, move |_| rules());
         let requests = requests.on(FLOWS_REQUEST, flows_of(&engine));
+        let observer = {
+            let engine = Arc::clone(&engine);
+            let mut attributions = Attributions::default();
+            Observer::new(config.node.clone(), lock(&drops).journal(), move |seen, filter| {
+                lock(&engine).observed(seen, filter, &mut attributions)
+            })
+        };
+        let observer = Arc::new(observer);
+        let requests = requests.on_stream(OBSERVE_REQUEST, move |stream, request| {
+            Arc::clone(&observer).serve(stream, request)
+        });
         let admin = Admin::serve(&config.socket, requests)?;
         let heartbeat = Heartbeat::default();
         let listen = |address| {
@@ -236,8 +248,8 @@ impl Agent {
                 _ = sweep.tick() => {
                     block_in_place(|| {
                         let mut engine = lock(&self.engine);
-                        let audited = engine.sweep();
-                        tell_of_trials(&engine, &self.drops, audited);
+                        let news = engine.sweep();
+                        tell_of_flows(&engine, &self.drops, news);
                         retry = retry.into_iter().chain(engine.repair()).min();
                         if let Some(event_recorder) = self.event_recorder.get() {
                             event_recorder.tell(engine.unsupported_policies());
@@ -274,8 +286,8 @@ impl Agent {
         }
         let counted = block_in_place(|| {
             let mut engine = lock(&self.engine);
-            let audited = engine.sweep();
-            tell_of_trials(&engine, &self.drops, audited);
+            let news = engine.sweep();
+            tell_of_flows(&engine, &self.drops, news);
             engine.rule_use()
         });
         self.rule_use.finish(counted).await;
@@ -445,12 +457,14 @@ fn flows_of(engine: &Arc<Mutex<Engine>>) -> impl Fn(&str) -> Page + use<> {
     }
 }
 
-/// Logs flows that policies on trial would deny, and keeps them for the status.
-fn tell_of_trials(engine: &Engine, drops: &Mutex<DropLog>, audited: Vec<Dropped>) {
+/// Records new flows for whoever watches. Logs those that policies on trial would deny, and keeps them for the
+/// status.
+fn tell_of_flows(engine: &Engine, drops: &Mutex<DropLog>, news: News) {
     let now = Instant::now();
     let lines: Vec<_> = {
         let mut drops = lock(drops);
-        audited.into_iter().filter_map(|dropped| drops.take_in(dropped, now)).collect()
+        drops.journal().flows(news.opened, news.untold);
+        news.audited.into_iter().filter_map(|dropped| drops.take_in(dropped, now)).collect()
     };
     for line in lines {
         events::say(&line, |endpoint| engine.pod_of(endpoint).map(|pod| pod.to_string()));

@@ -9,6 +9,7 @@ mod objects;
 mod pods;
 pub(crate) mod services;
 mod small_vec;
+mod whose;
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -32,6 +33,7 @@ pub use objects::ObjectKey;
 use pods::Pods;
 pub use pods::is_subject;
 use services::Services;
+pub use whose::Whose;
 
 /// The label that the API server puts on every namespace.
 const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
@@ -269,6 +271,20 @@ impl Cluster {
     #[must_use]
     pub fn owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
         self.pods.owner(address)
+    }
+
+    /// Whose an address is: a pod's, a node's, a Service's, in this order.
+    #[must_use]
+    pub fn whose(&self, address: IpAddr) -> Whose {
+        if let Some(pod) = self.owner(address) {
+            return Whose::Pod(pod.key.clone());
+        }
+        let own = self.is_own_node(address).then_some(self.node_name());
+        if let Some(name) = own.or_else(|| self.nodes.with(address)) {
+            return Whose::Node { name: name.to_owned() };
+        }
+        let services = self.services.at(address).iter().map(|service| &service.key);
+        services.min().map_or(Whose::Outside, |key| Whose::Service(key.clone()))
     }
 
     /// Whether several pods claim an address: if not, whoever claims it is its owner.

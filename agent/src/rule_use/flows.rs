@@ -228,6 +228,9 @@ impl<'u> Round<'u> {
             let mut cost = FLOW;
             groups = [0; 2];
             // What the node itself sends needs no rule.
+            if is_new {
+                self.of.opened.met(&tuple, flags);
+            }
             if flags & (CT_INGRESS | CT_NODE) == CT_INGRESS {
                 groups[0] = self.group(&tuple, Direction::Ingress, &mut cost);
                 audited = audited || self.audit(&tuple, Direction::Ingress, &mut cost);

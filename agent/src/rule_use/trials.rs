@@ -32,6 +32,8 @@ pub(super) struct Trials {
     others: u64,
     /// Those of the last sweep.
     told: Vec<Dropped>,
+    /// Of the last sweep, those that were not told.
+    untold: u64,
     cache: Cache,
 }
 
@@ -49,9 +51,9 @@ impl Trials {
         self.cache = Cache::default();
     }
 
-    /// The flows of the last sweep, as they would be dropped.
-    pub(super) fn take(&mut self) -> Vec<Dropped> {
-        std::mem::take(&mut self.told)
+    /// The flows of the last sweep, as they would be dropped, and how many more there were.
+    pub(super) fn take(&mut self) -> (Vec<Dropped>, u64) {
+        (std::mem::take(&mut self.told), std::mem::take(&mut self.untold))
     }
 
     /// Flows by policy, and those that no policy is named for.
@@ -99,6 +101,8 @@ impl Trials {
             let local = flow.pod.addresses.iter().copied();
             let local = local.into_iter().find(|it| it.is_ipv4() == flow.remote.is_ipv4());
             self.told.push(Dropped::audited(tuple, flow.direction, local));
+        } else {
+            self.untold += 1;
         }
         true
     }

@@ -32,6 +32,7 @@ mod metrics;
 mod netkit;
 mod newpods;
 mod open_connections;
+mod observe;
 mod pods;
 mod reach;
 mod readback;

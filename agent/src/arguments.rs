@@ -1,0 +1,16 @@
+//! Readers of arguments that several commands have.
+
+use std::time::Duration;
+
+/// A time with its unit.
+///
+/// # Errors
+/// It has none of the units, or no number.
+pub fn time(text: &str) -> Result<Duration, String> {
+    let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
+    let seconds = units.into_iter().find_map(|(unit, seconds)| {
+        text.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(seconds)
+    });
+    let seconds = seconds.map(Duration::from_secs);
+    seconds.ok_or_else(|| "give a number and a unit, as in 90d, 12h, 30m or 60s".to_owned())
+}

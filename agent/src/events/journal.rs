@@ -1,0 +1,275 @@
+//! What happened to packets and flows lately, for whoever watches: a bounded record that each watcher reads at
+//! its own pace.
+//!
+//! Writing never waits for a reader. One that falls behind by more than the record holds loses the oldest, and
+//! is told how many.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use netpold_core::model::Direction;
+use netpold_ebpf::reason::Reason;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
+
+use super::{Dropped, unix_millis};
+use crate::conntrack::FlowTuple;
+
+/// Drops and audited flows that are kept, and as many new flows: about a megabyte each.
+const KEPT: usize = 8192;
+
+/// What became of a packet, or of a flow.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    clap::ValueEnum,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    /// The packet was dropped
+    Deny,
+    /// The flow passed, and policies on trial would deny it
+    Audit,
+    /// A new flow passed
+    Allow,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Whether it passed.
+    pub outcome: Outcome,
+    /// The packet; of a flow, who takes part in it.
+    pub packet: Dropped,
+}
+
+impl Seen {
+    /// A flow that a sweep met first. `by_node`: the node began it, which no policy can deny.
+    pub(crate) fn flow(tuple: &FlowTuple, direction: Direction, by_node: bool) -> Self {
+        let reason = if by_node { Reason::Node } else { Reason::Allowed };
+        let packet =
+            Dropped { reason: reason.as_str(), ..Dropped::audited(tuple, direction, None) };
+        Self { outcome: Outcome::Allow, packet }
+    }
+}
+
+/// What a watcher did not see.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Lost {
+    /// Drops of which the kernel sent no event, to keep its limit.
+    pub kernel: u64,
+    /// Flows, new or audited, that were too many for one sweep to tell each, or over before it.
+    pub flows: u64,
+    /// Events that the record held no more when the watcher came to read them.
+    pub slow: u64,
+    /// Events without policy and rule, because explaining them all would take too long.
+    pub unattributed: u64,
+}
+
+impl Lost {
+    /// Nothing was lost.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Both.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            kernel: self.kernel + other.kernel,
+            flows: self.flows + other.flows,
+            slow: self.slow + other.slow,
+            unattributed: self.unattributed + other.unattributed,
+        }
+    }
+}
+
+/// Up to where a watcher has read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cursor {
+    drops: u64,
+    flows: u64,
+    unsent: u64,
+    untold: u64,
+}
+
+#[derive(Debug, Default)]
+struct Ring {
+    /// Number of the oldest that is kept.
+    first: u64,
+    kept: VecDeque<Seen>,
+}
+
+impl Ring {
+    fn push(&mut self, seen: Seen) {
+        if self.kept.len() == KEPT {
+            self.kept.pop_front();
+            self.first += 1;
+        }
+        self.kept.push_back(seen);
+    }
+
+    fn end(&self) -> u64 {
+        self.first + self.kept.len() as u64
+    }
+
+    fn since(&self, unix_millis: u64) -> u64 {
+        let before = self.kept.partition_point(|seen| seen.packet.unix_millis < unix_millis);
+        self.first + before as u64
+    }
+
+    /// Moves the cursor behind what is returned; how many it missed.
+    fn read(&self, cursor: &mut u64, most: usize, into: &mut Vec<Seen>) -> u64 {
+        let from = (*cursor).max(self.first);
+        let missed = from - *cursor;
+        let skip = usize::try_from(from - self.first).unwrap_or(usize::MAX);
+        let before = into.len();
+        into.extend(self.kept.iter().skip(skip).take(most).cloned());
+        *cursor = from + (into.len() - before) as u64;
+        missed
+    }
+}
+
+#[derive(Debug, Default)]
+struct Rings {
+    /// Drops and audited flows, which new flows do not displace.
+    drops: Ring,
+    flows: Ring,
+    /// [`Lost::kernel`] and [`Lost::flows`] of all time.
+    unsent: u64,
+    untold: u64,
+}
+
+/// The record.
+#[derive(Debug, Default)]
+pub struct Journal {
+    rings: Mutex<Rings>,
+    news: Notify,
+}
+
+impl Journal {
+    fn rings(&self) -> MutexGuard<'_, Rings> {
+        self.rings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A dropped packet, or an audited flow. `unsent`: drops before it that the kernel did not tell of.
+    pub(super) fn dropped(&self, packet: &Dropped, unsent: u64) {
+        let outcome = if packet.is_audit() { Outcome::Audit } else { Outcome::Deny };
+        let mut rings = self.rings();
+        rings.unsent += unsent;
+        rings.drops.push(Seen { outcome, packet: packet.clone() });
+        drop(rings);
+        self.news.notify_waiters();
+    }
+
+    /// New flows of a sweep, and how many others it did not tell each.
+    pub fn flows(&self, flows: Vec<Seen>, untold: u64) {
+        if flows.is_empty() && untold == 0 {
+            return;
+        }
+        // After each other in the record, so that it stays in the order of time.
+        let now = unix_millis();
+        let mut rings = self.rings();
+        rings.untold += untold;
+        for mut seen in flows {
+            seen.packet.unix_millis = now;
+            rings.flows.push(seen);
+        }
+        drop(rings);
+        self.news.notify_waiters();
+    }
+
+    /// Where somebody begins who wants what happens from now on, or all that is kept from a time on.
+    #[must_use]
+    pub fn cursor(&self, since: Option<u64>) -> Cursor {
+        let rings = self.rings();
+        let at = |ring: &Ring| since.map_or_else(|| ring.end(), |since| ring.since(since));
+        let (drops, flows) = (at(&rings.drops), at(&rings.flows));
+        Cursor { drops, flows, unsent: rings.unsent, untold: rings.untold }
+    }
+
+    /// The next events, at most so many of each kind, in the order of time; and what was lost since the last
+    /// call. Flows are passed over unless they are wanted.
+    #[must_use]
+    pub fn read(&self, cursor: &mut Cursor, with_flows: bool, most: usize) -> (Vec<Seen>, Lost) {
+        let rings = self.rings();
+        let mut seen = Vec::new();
+        let mut lost = Lost { kernel: rings.unsent - cursor.unsent, ..Lost::default() };
+        cursor.unsent = rings.unsent;
+        lost.slow = rings.drops.read(&mut cursor.drops, most, &mut seen);
+        if with_flows {
+            lost.slow += rings.flows.read(&mut cursor.flows, most, &mut seen);
+            lost.flows = rings.untold - cursor.untold;
+        }
+        cursor.untold = rings.untold;
+        drop(rings);
+        seen.sort_by_key(|seen| seen.packet.unix_millis);
+        (seen, lost)
+    }
+
+    /// Ready once there is something new, from when this was called.
+    pub fn changed(&self) -> Notified<'_> {
+        self.news.notified()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flow(endpoint: u32) -> Seen {
+        let remote = [10, 0, 0, 9].into();
+        let (local_port, remote_port, protocol) = (80, 4000, 6);
+        let tuple = FlowTuple { endpoint, remote, local_port, remote_port, protocol };
+        Seen::flow(&tuple, Direction::Ingress, false)
+    }
+
+    fn endpoints(seen: &[Seen]) -> Vec<u32> {
+        seen.iter().map(|seen| seen.packet.endpoint).collect()
+    }
+
+    #[test]
+    fn a_watcher_that_is_slow_loses_the_oldest_and_is_told_how_many() {
+        let journal = Journal::default();
+        let mut cursor = journal.cursor(None);
+        let drop = |endpoint| journal.dropped(&Dropped { endpoint, ..flow(0).packet }, 2);
+        (0..3).for_each(drop);
+        let (seen, lost) = journal.read(&mut cursor, false, 2);
+        assert_eq!((endpoints(&seen), lost), (vec![0, 1], Lost { kernel: 6, ..Lost::default() }));
+        (3..KEPT as u32 + 5).for_each(drop);
+        let (seen, lost) = journal.read(&mut cursor, false, usize::MAX);
+        assert_eq!((seen.len(), seen[0].packet.endpoint), (KEPT, 5));
+        assert_eq!(lost.slow, 3);
+        assert_eq!(journal.read(&mut cursor, false, 9), (Vec::new(), Lost::default()));
+        assert_eq!(journal.rings().drops.kept.len(), KEPT);
+    }
+
+    #[test]
+    fn new_flows_displace_no_drops_and_are_for_those_who_want_them() {
+        let journal = Journal::default();
+        let mut early = journal.cursor(None);
+        journal.dropped(&flow(1).packet, 0);
+        journal.flows((0..2 * KEPT as u32).map(flow).collect(), 7);
+        let mut all = journal.cursor(Some(0));
+        let (seen, lost) = journal.read(&mut early, false, 9);
+        assert_eq!((endpoints(&seen), lost), (vec![1], Lost::default()));
+        let (seen, _) = journal.read(&mut all, true, usize::MAX);
+        assert_eq!(seen.len(), 1 + KEPT);
+        assert!(seen.is_sorted_by_key(|seen| seen.packet.unix_millis));
+        let mut later = journal.cursor(Some(u64::MAX));
+        journal.flows(Vec::new(), 7);
+        let (seen, lost) = journal.read(&mut later, true, 9);
+        assert_eq!((seen, lost), (Vec::new(), Lost { flows: 7, ..Lost::default() }));
+    }
+}

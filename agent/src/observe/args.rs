@@ -1,0 +1,120 @@
+//! Flags of `netpold observe`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use netpold_core::model::Direction;
+use netpold_core::probe::IpProtocol;
+use netpold_ebpf::reason::Reason;
+
+use super::filter::{Filter, Name, Peer, Request};
+use crate::arguments::time;
+use crate::events::{AUDIT, Outcome};
+use crate::output::Output;
+use crate::socket::DEFAULT_SOCKET;
+
+/// Flags of `netpold observe`.
+#[derive(Clone, Debug, Args)]
+pub struct ObserveArgs {
+    /// Control socket of the agent
+    #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
+    pub socket: PathBuf,
+    /// Go on with what happens, until interrupted
+    #[arg(short, long, env = "NETPOLD_FOLLOW")]
+    pub follow: bool,
+    /// Begin with what the agent keeps of that time, as in 1h, 30m or 60s [default: all that it keeps, or
+    /// nothing with --follow]
+    #[arg(long, value_name = "TIME", env = "NETPOLD_SINCE", value_parser = time)]
+    pub since: Option<Duration>,
+    /// What to observe.
+    #[command(flatten)]
+    pub filter: FilterArgs,
+    /// Format: lines for people, or a JSON object a line
+    #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
+    pub output: Output,
+}
+
+/// Flags that say what to observe; all that are given must match.
+#[derive(Clone, Debug, Args)]
+pub struct FilterArgs {
+    /// Only pods of that namespace
+    #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
+    pub namespace: Option<String>,
+    /// Only that pod: its name or namespace/name, in which `*` stands for any characters
+    #[arg(long, value_name = "POD", env = "NETPOLD_POD")]
+    pub pod: Option<Name>,
+    /// Only with that other side: a pod as with --pod, svc/namespace/name, node/name, outside, an address or
+    /// a block
+    #[arg(long, value_name = "WHO", env = "NETPOLD_PEER")]
+    pub peer: Option<Peer>,
+    /// Only that direction, as the pod sees it: ingress or egress
+    #[arg(long, value_name = "DIRECTION", env = "NETPOLD_DIRECTION", value_parser = direction)]
+    pub direction: Option<Direction>,
+    /// Verdicts to show, with commas between them [default: deny,audit]
+    #[arg(long, value_name = "VERDICT", env = "NETPOLD_VERDICT", value_delimiter = ',')]
+    pub verdict: Vec<Outcome>,
+    /// Show new flows that passed, too (--verdict allow)
+    #[arg(long, env = "NETPOLD_NEW_FLOWS")]
+    pub new_flows: bool,
+    /// Only these destination ports, with commas between them
+    #[arg(long, value_name = "PORT", env = "NETPOLD_PORT", value_delimiter = ',')]
+    pub port: Vec<u16>,
+    /// Only that protocol: TCP, UDP, SCTP, ICMP (and ICMPv6) or an IP protocol number
+    #[arg(long, value_name = "PROTOCOL", env = "NETPOLD_PROTOCOL")]
+    pub protocol: Option<IpProtocol>,
+    /// Only these reasons, as in the metrics, with commas between them
+    #[arg(long, value_name = "REASON", env = "NETPOLD_REASON", value_delimiter = ',')]
+    pub reason: Vec<String>,
+}
+
+fn direction(text: &str) -> Result<Direction, String> {
+    let named = Direction::BOTH.into_iter().find(|direction| direction.to_string() == text);
+    named.ok_or_else(|| "give ingress or egress".to_owned())
+}
+
+impl FilterArgs {
+    /// The filter.
+    ///
+    /// # Errors
+    /// There is no such reason.
+    pub fn filter(&self) -> Result<Filter> {
+        let drops = Reason::ALL.into_iter().filter(|reason| reason.is_drop());
+        let all = drops.chain([Reason::Allowed, Reason::Node]).map(Reason::as_str);
+        let all: Vec<&str> = all.chain([AUDIT]).collect();
+        if let Some(other) = self.reason.iter().find(|reason| !all.contains(&reason.as_str())) {
+            bail!("--reason {other:?}: there is no such reason; there are {}", all.join(", "));
+        }
+        let mut verdicts = self.verdict.clone();
+        if self.new_flows && verdicts.is_empty() {
+            verdicts.extend([Outcome::Deny, Outcome::Audit]);
+        }
+        if self.new_flows && !verdicts.contains(&Outcome::Allow) {
+            verdicts.push(Outcome::Allow);
+        }
+        Ok(Filter {
+            verdicts,
+            namespace: self.namespace.clone(),
+            pod: self.pod.clone(),
+            peer: self.peer.clone(),
+            direction: self.direction,
+            ports: self.port.clone(),
+            protocol: self.protocol,
+            reasons: self.reason.clone(),
+        })
+    }
+}
+
+impl ObserveArgs {
+    /// The request.
+    ///
+    /// # Errors
+    /// As of [`FilterArgs::filter`].
+    pub fn request(&self) -> Result<Request> {
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let all = (!self.follow).then_some(u64::MAX);
+        let since = self.since.map(millis).or(all);
+        Ok(Request { since, follow: self.follow, filter: self.filter.filter()? })
+    }
+}

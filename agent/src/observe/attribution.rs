@@ -1,0 +1,143 @@
+//! Which policy and rule decided, within a budget of time: an explanation is a walk over policies, and a flood
+//! makes many.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use netpold_core::explain::{Cause, Explainer, Judgement, Verdict};
+use netpold_core::model::{Key, Pod};
+use netpold_core::probe::IpProtocol;
+
+use super::event::{Attribution, PolicyName, RuleName};
+use super::filter::destination_port;
+use netpold_ebpf::reason::Reason;
+
+use crate::events::{DropKey, Outcome, Seen};
+use crate::printable::cut;
+
+/// What explaining may take of each second.
+const BUDGET: Duration = Duration::from_millis(20);
+/// Explanations that are remembered; then all are made anew.
+const REMEMBERED: usize = 4096;
+/// Policies that an event names.
+const NAMED: usize = 8;
+/// Longest line of an explanation, in bytes.
+const LINE: usize = 512;
+/// Longest explanation, in lines.
+const LINES: usize = 24;
+/// First line where policy has another verdict now.
+const CHANGED: &str = "policies have changed since; now:";
+
+/// The attribution of an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Attributed {
+    /// Policy and rule are known, as far as they decided.
+    Known(Arc<Attribution>),
+    /// It would take too long now.
+    Omitted,
+}
+
+/// Explanations for all watchers.
+#[derive(Debug, Default)]
+pub struct Attributions {
+    /// Number of the cluster's state that they are of.
+    state: Option<(u64, u64)>,
+    known: HashMap<DropKey, Arc<Attribution>>,
+    since: Option<Instant>,
+    spent: Duration,
+}
+
+impl Attributions {
+    /// Forgets what is known if the cluster's state is another.
+    pub fn follow(&mut self, state: (u64, u64)) {
+        if self.state != Some(state) || self.known.len() >= REMEMBERED {
+            self.known.clear();
+            self.state = Some(state);
+        }
+    }
+
+    /// Attributes an event at a pod.
+    pub fn of(
+        &mut self,
+        explainer: &Explainer<'_>,
+        pod: Option<&Pod>,
+        seen: &Seen,
+        now: Instant,
+    ) -> Attributed {
+        let packet = &seen.packet;
+        let is_policy = match seen.outcome {
+            Outcome::Deny => packet.is_denial(),
+            Outcome::Audit => true,
+            Outcome::Allow => packet.reason != Reason::Node.as_str(),
+        };
+        let parts = (pod, packet.remote, packet.protocol);
+        let (true, (Some(pod), Some(remote), Some(protocol))) = (is_policy, parts) else {
+            return Attributed::Known(Arc::default());
+        };
+        let key = packet.key();
+        if let Some(known) = self.known.get(&key) {
+            return Attributed::Known(Arc::clone(known));
+        }
+        if self.since.is_none_or(|since| now.duration_since(since) >= Duration::from_secs(1)) {
+            (self.since, self.spent) = (Some(now), Duration::ZERO);
+        }
+        if self.spent >= BUDGET {
+            return Attributed::Omitted;
+        }
+        let began = Instant::now();
+        let protocol = IpProtocol(protocol);
+        let port = destination_port(seen).unwrap_or(0);
+        let (direction, on_trial) = (packet.direction, seen.outcome == Outcome::Audit);
+        let judge = if on_trial { explainer.with_trials() } else { *explainer };
+        let judgement = judge.judge(&pod.key, direction, remote, protocol, port);
+        let denying = || explainer.denied_on_trial(pod, direction, remote, protocol, port);
+        let attribution = judgement.map(|judged| attribute(&judged, seen.outcome, denying));
+        let attribution = Arc::new(attribution.unwrap_or_default());
+        self.spent += began.elapsed();
+        self.known.insert(key, Arc::clone(&attribution));
+        Attributed::Known(attribution)
+    }
+}
+
+fn attribute(
+    judgement: &Judgement,
+    outcome: Outcome,
+    on_trial: impl FnOnce() -> Vec<Key>,
+) -> Attribution {
+    let denies = outcome != Outcome::Allow;
+    let mut explanation: Vec<String> = judgement.lines();
+    let is_as_it_was = denies == (judgement.verdict == Verdict::Deny);
+    if !is_as_it_was {
+        explanation.insert(0, CHANGED.to_owned());
+    }
+    explanation.truncate(LINES);
+    let explanation = explanation.into_iter().map(|line| cut(line, LINE)).collect();
+    if !is_as_it_was {
+        return Attribution { explanation, ..Attribution::default() };
+    }
+    let tier = judgement.tiers.decided_by.as_ref();
+    let rule = judgement.allowed_by.as_ref().map(Into::into).or_else(|| tier.map(Into::into));
+    let nearest = judgement.nearest.as_ref();
+    let isolated_by = || {
+        let all = judgement.isolated_by.iter().filter(|_| judgement.cause == Cause::NoRule);
+        all.map(PolicyName::new).collect()
+    };
+    let mut policies = match (outcome, &rule) {
+        (Outcome::Audit, _) => on_trial().iter().map(PolicyName::new).collect(),
+        (_, Some(rule)) => vec![RuleName::clone(rule).policy],
+        (_, None) => isolated_by(),
+    };
+    policies.sort();
+    let more_policies = policies.len().saturating_sub(NAMED);
+    policies.truncate(NAMED);
+    let lacks = nearest.map(|it| it.lacks.iter().take(NAMED).map(|lack| cut(lack.clone(), LINE)));
+    Attribution {
+        policies,
+        more_policies,
+        rule,
+        nearest: nearest.map(Into::into),
+        lacks: lacks.into_iter().flatten().collect(),
+        explanation,
+    }
+}

@@ -1,0 +1,169 @@
+//! The agent's side: one task for each watcher, which reads the record at the watcher's pace.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::Notify;
+use tokio::task::spawn_blocking;
+
+use super::event::{Event, Line};
+use super::filter::{Filter, Request};
+use crate::events::{Cursor, Journal, Lost, Seen, unix_millis};
+
+/// The request for a stream: this, a space, and a [`Request`] in JSON.
+pub const OBSERVE_REQUEST: &str = "observe";
+/// Watchers at a time; a further one takes the place of the first.
+const WATCHERS: usize = 16;
+/// Events of a kind that are looked at in one go, for which the engine stands still.
+const BATCH: usize = 256;
+/// Between two looks: what happens in the meantime is sent together.
+const PAUSE: Duration = Duration::from_millis(50);
+
+type Resolve = Box<dyn FnMut(&[Seen], &Filter) -> (Vec<Event>, u64) + Send>;
+
+/// Serves watchers.
+pub struct Observer {
+    node: String,
+    journal: Arc<Journal>,
+    /// Gives events their names, and says how many are without attribution.
+    resolve: Mutex<Resolve>,
+    /// What ends each, in the order in which they came.
+    watchers: Mutex<VecDeque<Arc<Notify>>>,
+}
+
+/// Ends with its watcher.
+struct Place<'o> {
+    all: &'o Mutex<VecDeque<Arc<Notify>>>,
+    end: Arc<Notify>,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        lock(self.all).retain(|other| !Arc::ptr_eq(other, &self.end));
+    }
+}
+
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Serialize)]
+struct Refusal {
+    error: String,
+}
+
+impl Observer {
+    /// Of this record; `resolve` makes events of what a filter admits, and says how many lack policy and rule.
+    pub fn new(
+        node: String,
+        journal: Arc<Journal>,
+        resolve: impl FnMut(&[Seen], &Filter) -> (Vec<Event>, u64) + Send + 'static,
+    ) -> Self {
+        let resolve = Mutex::new(Box::new(resolve) as Resolve);
+        Self { node, journal, resolve, watchers: Mutex::default() }
+    }
+
+    /// Serves a watcher until it ends, or until all that it asked for is sent.
+    ///
+    /// # Errors
+    /// The watcher cannot be written to, as when it has ended.
+    pub async fn serve(self: Arc<Self>, mut stream: UnixStream, request: String) -> io::Result<()> {
+        let request: Request = match serde_json::from_str(&request) {
+            Ok(request) => request,
+            Err(error) => {
+                let error = format!("not understood: {error}");
+                return stream.write_all(&line(&Refusal { error })?).await;
+            }
+        };
+        let place = self.place();
+        let end = Arc::clone(&place.end);
+        let mut nothing = [0];
+        let (mut reader, mut writer) = stream.split();
+        tokio::select! {
+            sent = self.send(&mut writer, &request) => sent,
+            // It says no more, so this is its end.
+            read = reader.read(&mut nothing) => read.map(drop),
+            () = end.notified() => Ok(()),
+        }
+    }
+
+    fn place(&self) -> Place<'_> {
+        let end = Arc::<Notify>::default();
+        let mut watchers = lock(&self.watchers);
+        if watchers.len() >= WATCHERS
+            && let Some(first) = watchers.pop_front()
+        {
+            first.notify_one();
+        }
+        watchers.push_back(Arc::clone(&end));
+        Place { all: &self.watchers, end }
+    }
+
+    async fn send(
+        self: &Arc<Self>,
+        writer: &mut (impl AsyncWriteExt + Unpin),
+        request: &Request,
+    ) -> io::Result<()> {
+        let since = request.since.map(|millis| unix_millis().saturating_sub(millis));
+        let mut cursor = self.journal.cursor(since);
+        // A client that waits for the beginning knows by this that whatever happens now is not missed.
+        writer.write_all(b"\n").await?;
+        loop {
+            let news = self.journal.changed();
+            tokio::pin!(news);
+            news.as_mut().enable();
+            let Some(lines) = self.next(&mut cursor, &request.filter).await? else {
+                if !request.follow {
+                    return writer.shutdown().await;
+                }
+                news.await;
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            };
+            writer.write_all(&lines).await?;
+            if request.follow {
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+
+    /// The next lines, which may be none of what was asked for; `None` if there is nothing new.
+    async fn next(
+        self: &Arc<Self>,
+        cursor: &mut Cursor,
+        filter: &Filter,
+    ) -> io::Result<Option<Vec<u8>>> {
+        let (seen, lost) = self.journal.read(cursor, filter.wants_flows(), BATCH);
+        if seen.is_empty() && lost.is_none() {
+            return Ok(None);
+        }
+        let (this, filter) = (Arc::clone(self), filter.clone());
+        // It waits for the engine, which may be writing.
+        let lines = spawn_blocking(move || this.lines(&seen, lost, &filter));
+        lines.await.map_err(io::Error::other)?.map(Some)
+    }
+
+    fn lines(&self, seen: &[Seen], lost: Lost, filter: &Filter) -> io::Result<Vec<u8>> {
+        let (events, unattributed) = lock(&self.resolve)(seen, filter);
+        let mut lines = Vec::new();
+        for event in events {
+            lines.extend(line(&Line::Event(Box::new(event)))?);
+        }
+        let lost = lost.and(Lost { unattributed, ..Lost::default() });
+        if !lost.is_none() {
+            lines.extend(line(&Line::Lost { node: self.node.clone(), lost })?);
+        }
+        Ok(lines)
+    }
+}
+
+fn line<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
+    let mut json = serde_json::to_vec(value)?;
+    json.push(b'\n');
+    Ok(json)
+}

@@ -1,0 +1,293 @@
+//! `netpold observe` beside real traffic: what it shows of each packet and flow, and why.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use netpold_testbed::cluster::{Cluster, NAMESPACE, PATIENCE, PORT, binary};
+use netpold_testbed::{Cni, Protocol, require_root, without_twins};
+use serde_json::{Value, json};
+
+use crate::udp::socket;
+
+fn command(cluster: &Cluster, arguments: &[&str]) -> Command {
+    let mut command = Command::new(binary());
+    without_twins(&mut command)
+        .args(["observe", "--socket"])
+        .arg(cluster.agents[0].socket())
+        .args(arguments);
+    command
+}
+
+fn output(mut command: Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The events that the agent keeps.
+fn events(cluster: &Cluster, arguments: &[&str]) -> Vec<Value> {
+    let all = output(command(cluster, &[&["-o", "json"], arguments].concat()));
+    let all = all.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    all.filter(|line| line["type"] == "event").collect()
+}
+
+/// A watcher that goes on; it ends with this.
+struct Watcher {
+    process: Child,
+    lines: Receiver<Value>,
+}
+
+impl Watcher {
+    fn new(cluster: &Cluster, arguments: &[&str]) -> Self {
+        let mut command = command(cluster, &[&["--follow", "-o", "json"], arguments].concat());
+        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+        let stdout = BufReader::new(process.stdout.take().unwrap());
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                let _ = sender.send(serde_json::from_str(&line).unwrap());
+            }
+        });
+        Self { process, lines }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn text<'v>(value: &'v Value, field: &str) -> &'v str {
+    value[field].as_str().unwrap_or_default()
+}
+
+/// Who, in which direction, with whom, over what: verdict.
+fn kind(event: &Value) -> (String, String, String, String, String) {
+    let own = |field: &str| text(event, field).to_owned();
+    let (pod, peer) = (text(&event["pod"], "name"), text(&event["peer"], "name"));
+    (own("verdict"), pod.to_owned(), own("direction"), peer.to_owned(), own("protocol"))
+}
+
+/// What `netpold explain` says of an event's direction at its pod.
+fn explained(cluster: &Cluster, event: &Value, known: &mut BTreeMap<String, Value>) -> Value {
+    let direction = text(event, "direction");
+    let (local, remote) = (text(event, "local"), text(event, "remote"));
+    let (from, to) = if direction == "egress" { (local, remote) } else { (remote, local) };
+    let port = event["port"].as_u64().map(|port| port.to_string());
+    let mut arguments = vec!["--from", from, "--to", to, "--protocol", text(event, "protocol")];
+    arguments.extend(port.iter().flat_map(|port| ["--port", port]));
+    let answer = known.entry(arguments.join(" ")).or_insert_with(|| {
+        let mut command = Command::new(binary());
+        let command = without_twins(&mut command).args(["explain", "-o", "json", "--manifests"]);
+        let command = command.arg(cluster.manifests.directory()).args(&arguments);
+        serde_json::from_slice(&command.output().unwrap().stdout).unwrap()
+    });
+    answer[direction].clone()
+}
+
+/// The event's policy and rule are those of `explain`.
+fn compare(event: &Value, explained: &Value) {
+    let names = |list: &Value| -> BTreeSet<(String, String)> {
+        let all = list.as_array().into_iter().flatten();
+        all.map(|it| (text(it, "namespace").to_owned(), text(it, "name").to_owned())).collect()
+    };
+    let policies = names(&event["policies"]);
+    match text(event, "verdict") {
+        "deny" => {
+            assert_eq!(explained["verdict"], "deny", "{event}\n{explained}");
+            assert_eq!(policies, names(&explained["isolated_by"]), "{event}\n{explained}");
+            let nearest = &explained["nearest"];
+            assert_eq!(event["nearest"]["index"], nearest["rule"]["index"], "{event}");
+            assert_eq!(event["nearest"]["matches"], nearest["rule"]["allows"], "{event}");
+            assert_eq!(event["lacks"], nearest["lacks"], "{event}\n{explained}");
+        }
+        "audit" => {
+            assert_eq!(explained["verdict"], "allow", "{event}\n{explained}");
+            assert_eq!(policies, names(&explained["denied_on_trial"]), "{event}\n{explained}");
+        }
+        _ => {
+            assert_eq!(explained["verdict"], "allow", "{event}\n{explained}");
+            let rule = &explained["allowed_by"];
+            let named = (!rule.is_null()).then(|| json!([rule["policy"]]));
+            assert_eq!(policies, names(&named.unwrap_or_default()), "{event}\n{explained}");
+            assert_eq!(event["rule"]["index"], rule["index"], "{event}\n{explained}");
+            assert_eq!(event["rule"]["matches"], rule["allows"], "{event}\n{explained}");
+        }
+    }
+}
+
+/// Only friends reach the server; what friends send is on trial.
+fn cluster() -> Cluster {
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
+    cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
+    let app = |app: &str| json!({ "matchLabels": { "app": app } });
+    let ports = ["TCP", "UDP", "SCTP"].map(|it| json!({ "protocol": it, "port": PORT }));
+    cluster.policy(
+        "server",
+        json!({
+            "podSelector": app("server"),
+            "ingress": [{ "from": [{ "podSelector": app("friend") }], "ports": ports }],
+        }),
+    );
+    cluster.objects = vec![json!({
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {
+            "namespace": NAMESPACE,
+            "name": "trial",
+            "annotations": { "netpold.io/enforcement": "audit" },
+        },
+        "spec": { "podSelector": app("friend"), "policyTypes": ["Egress"] },
+    })];
+    cluster.enforce();
+    cluster
+}
+
+fn probe(cluster: &Cluster, from: &str, protocol: Protocol, patience: Duration) -> bool {
+    let to = cluster.pod("server").ip4().unwrap();
+    cluster.pod(from).probe(protocol, to, PORT, patience).connected()
+}
+
+#[test]
+fn events_have_the_policy_and_rule_that_explain_names() {
+    if !require_root("events_have_the_policy_and_rule_that_explain_names") {
+        return;
+    }
+    let cluster = cluster();
+    let watcher = Watcher::new(&cluster, &["--new-flows"]);
+    let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+    for protocol in all {
+        assert!(probe(&cluster, "friend", protocol, PATIENCE), "{protocol}");
+        assert!(!probe(&cluster, "stranger", protocol, Duration::from_millis(300)));
+    }
+    assert!(!probe(&cluster, "friend", Protocol::Icmp, Duration::from_millis(300)));
+    let expected: BTreeSet<_> = all
+        .iter()
+        .flat_map(|protocol| {
+            [
+                ("deny", "server", "ingress", "stranger"),
+                ("allow", "server", "ingress", "friend"),
+                ("allow", "friend", "egress", "server"),
+                ("audit", "friend", "egress", "server"),
+            ]
+            .map(|(verdict, pod, direction, peer)| {
+                (verdict, pod, direction, peer, protocol.to_string())
+            })
+        })
+        .chain([("deny", "server", "ingress", "friend", "ICMP".to_owned())])
+        .map(|(a, b, c, d, protocol)| {
+            (a.to_owned(), b.to_owned(), c.to_owned(), d.to_owned(), protocol)
+        })
+        .collect();
+    // Both who follows and who asks later see them all.
+    let (mut seen, deadline) = (Vec::new(), Instant::now() + PATIENCE);
+    while !expected.iter().all(|kind_of| seen.iter().any(|event| kind(event) == *kind_of)) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let line = watcher.lines.recv_timeout(left);
+        let line = line.unwrap_or_else(|_| panic!("{expected:#?} are not all in {seen:#?}"));
+        if line["type"] == "event" {
+            seen.push(line);
+        }
+    }
+    let kept = events(&cluster, &["--new-flows"]);
+    let kinds = |events: &[Value]| -> BTreeSet<_> { events.iter().map(kind).collect() };
+    assert!(kinds(&kept).is_superset(&expected), "{kept:#?}");
+
+    let (mut known, mut compared) = (BTreeMap::new(), 0);
+    for event in seen.iter().chain(&kept).filter(|event| event["pod"]["namespace"] == NAMESPACE) {
+        if event["reason"] != "node" {
+            compare(event, &explained(&cluster, event, &mut known));
+            compared += 1;
+        }
+    }
+    assert!(compared >= 2 * expected.len(), "{compared}");
+
+    let shown = output(command(&cluster, &["--pod", "server", "--protocol", "tcp"]));
+    let line = shown.lines().find(|line| line.contains("shop/stranger:")).unwrap();
+    assert!(line.contains(" deny ingress shop/server:80 <- shop/stranger:"), "{line}");
+    assert!(line.contains("TCP policy: shop/server; nearest is rule 1 of shop/server: "), "{line}");
+    assert!(!shown.contains('\u{1b}'), "no colour where there is no terminal: {shown:?}");
+}
+
+#[test]
+fn filters_leave_what_matches_and_what_the_kernel_left_out_is_told() {
+    if !require_root("filters_leave_what_matches_and_what_the_kernel_left_out_is_told") {
+        return;
+    }
+    let cluster = cluster();
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        assert!(probe(&cluster, "friend", protocol, PATIENCE), "{protocol}");
+        assert!(!probe(&cluster, "stranger", protocol, Duration::from_millis(300)));
+    }
+    let (deadline, flows) = (Instant::now() + PATIENCE, ["--verdict", "allow", "--pod", "server"]);
+    while events(&cluster, &flows).len() < 2 || events(&cluster, &["--verdict", "audit"]).len() < 2
+    {
+        assert!(Instant::now() < deadline, "{:#?}", events(&cluster, &["--new-flows"]));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let stranger = cluster.pod("stranger").ip4().unwrap().to_string();
+    let block = format!("{stranger}/32");
+    type Predicate<'p> = &'p dyn Fn(&Value) -> bool;
+    let cases: [(&[&str], Predicate<'_>); 10] = [
+        (&["--verdict", "deny"], &|it| it["verdict"] == "deny"),
+        (&["--verdict", "audit"], &|it| it["verdict"] == "audit"),
+        (&["--new-flows", "--verdict", "audit"], &|it| it["verdict"] != "deny"),
+        (&["-n", NAMESPACE, "--pod", "s*"], &|it| {
+            it["pod"]["name"] == "server" && it["verdict"] != "allow"
+        }),
+        (&["--peer", "shop/str*"], &|it| {
+            it["peer"]["name"] == "stranger" && it["verdict"] != "allow"
+        }),
+        (&["--peer", &stranger], &|it| it["remote"] == stranger && it["verdict"] != "allow"),
+        (&["--peer", &block, "--direction", "ingress"], &|it| {
+            it["remote"] == stranger && it["direction"] == "ingress" && it["verdict"] != "allow"
+        }),
+        (&["--protocol", "udp", "--new-flows"], &|it| it["protocol"] == "UDP"),
+        (&["--port", "80,81", "--new-flows"], &|it| it["port"] == PORT),
+        (&["--reason", "policy", "--new-flows"], &|it| it["reason"] == "policy"),
+    ];
+    for (arguments, predicate) in cases {
+        let before = events(&cluster, &["--new-flows"]);
+        let filtered = events(&cluster, arguments);
+        let after = events(&cluster, &["--new-flows"]);
+        let [before, after] =
+            [before, after].map(|all| all.into_iter().filter(predicate).collect::<Vec<_>>());
+        assert!(!filtered.is_empty(), "{arguments:?}");
+        assert!(before.iter().all(|event| filtered.contains(event)), "{arguments:?}: {before:#?}");
+        assert!(filtered.iter().all(|event| after.contains(event)), "{arguments:?}: {filtered:#?}");
+    }
+    for nothing in [["-n", "elsewhere"], ["--port", "81"], ["--since", "0s"]] {
+        assert_eq!(events(&cluster, &nothing), [] as [Value; 0], "{nothing:?}");
+    }
+
+    // More at once than the kernel tells of.
+    let watcher = Watcher::new(&cluster, &[]);
+    let (from, to) = (cluster.pod("stranger"), cluster.pod("server").ip4().unwrap());
+    let flood = socket(from, from.ip4().unwrap(), 0);
+    let deadline = Instant::now() + PATIENCE;
+    while watcher.lines.recv_timeout(Duration::from_millis(300)).is_err() {
+        assert!(Instant::now() < deadline, "the watcher sees nothing");
+        flood.send_to(b"x", (to, 9999)).unwrap();
+    }
+    let (mut events, mut lost) = (0, 0);
+    while lost == 0 {
+        assert!(Instant::now() < deadline, "nothing was lost of a flood, {events} events");
+        (0..5000).for_each(|_| assert_eq!(flood.send_to(b"x", (to, 9999)).unwrap(), 1));
+        // The next second's first event says how many there were before it.
+        std::thread::sleep(Duration::from_millis(1100));
+        flood.send_to(b"x", (to, 9999)).unwrap();
+        while let Ok(line) = watcher.lines.recv_timeout(Duration::from_millis(300)) {
+            match text(&line, "type") {
+                "lost" => lost += line["kernel"].as_u64().unwrap(),
+                _ => events += 1,
+            }
+        }
+    }
+    println!("{events} events, {lost} told as lost");
+    assert!(events >= 50 && lost > 1000, "{events} events, {lost} lost");
+}
