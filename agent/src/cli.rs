@@ -12,6 +12,7 @@ use crate::doctor::DoctorArgs;
 use crate::arguments::time;
 use crate::engine::interfaces::NodeDevices;
 use crate::flows::FlowsArgs;
+use crate::learn::LearnArgs;
 use crate::listen::ListenAddress;
 use crate::live::ClusterArgs;
 use crate::observe::ObserveArgs;
@@ -71,6 +72,12 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Show drops, flows that policies on trial would deny, and new flows, each with policy and rule
     Observe(ObserveArgs),
+    /// Write NetworkPolicies of least privilege from the flows that were seen
+    #[command(
+        after_help = "Exit status: 0 what was seen stays allowed, 1 some of it would be denied (named on \
+            stderr), 2 cannot tell."
+    )]
+    Learn(LearnArgs),
     /// Write which policies are in force, and add the readiness gate to new pods
     #[command(after_help = "Exit status: 0 ended by a signal, 1 failed.")]
     Controller(ControllerArgs),

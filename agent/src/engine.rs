@@ -35,6 +35,8 @@ use crate::dataplane::attach::Hook;
 use crate::dataplane::generation::GenerationError;
 use crate::dataplane::tables::TableError;
 use crate::endpoint::{Device, InterfaceEvent};
+use crate::events::Line;
+use crate::learn;
 use crate::rule_use::{Answer, News, Round, RuleUse, Saved};
 
 use bypass::Bypass;
@@ -237,6 +239,22 @@ impl Engine {
     #[must_use]
     pub fn rule_use(&self) -> Saved {
         self.rule_use.saved()
+    }
+
+    /// Goes on recording flows where an earlier agent has ended.
+    pub fn resume_flows(&mut self, saved: learn::Answer) {
+        self.rule_use.resume_flows(saved);
+    }
+
+    /// Records what policy denied, by endpoint number.
+    pub fn record_denied(&mut self, dropped: &BTreeMap<u32, Vec<Line>>) {
+        self.rule_use.denied(self.reconciler.compiler.cluster(), dropped);
+    }
+
+    /// The flows of this node's pods that were seen, each kind once.
+    #[must_use]
+    pub fn recorded_flows(&self) -> learn::Answer {
+        self.rule_use.flows(self.reconciler.compiler.cluster().node_name())
     }
 
     /// What each rule was used for, for people.

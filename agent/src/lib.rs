@@ -19,6 +19,8 @@ pub mod events;
 pub mod explain;
 pub mod flows;
 pub mod import_conntrack;
+pub mod kept;
+pub mod learn;
 pub mod listen;
 pub mod live;
 pub mod metrics;
@@ -81,6 +83,7 @@ pub fn main() -> ExitCode {
         Command::Rules(args) => (admin::client::rules(&args), FAILED),
         Command::Flows(args) => (flows::client::run(&args).map(|()| 0), FAILED),
         Command::Observe(args) => (observe::run(&args).map(|()| 0), FAILED),
+        Command::Learn(args) => (learn::run(&args), UNUSABLE),
     };
     let status = result.unwrap_or_else(|error| {
         anstream::eprintln!("netpold: {error:#}");

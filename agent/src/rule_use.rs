@@ -10,7 +10,6 @@
 //! no rule: the own node, a pod that reaches itself.
 
 mod answer;
-mod file;
 mod flows;
 mod opened;
 mod records;
@@ -25,19 +24,33 @@ use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Key, Pod};
 
-use crate::events::{Dropped, Seen, unix_millis};
+use crate::events::{Dropped, Line, Seen, unix_millis};
+use crate::kept;
+use crate::learn::{self, Recorder};
 pub use answer::{Answer, RuleUsed, merge, text};
-pub use file::{Keeper, Saved, read};
 use flows::Known;
 pub use flows::Round;
 use opened::Opened;
-use records::Records;
+use records::{PolicyRecord, Records};
+use serde::{Deserialize, Serialize};
 use trials::Trials;
 
 /// Pods whose addresses are remembered for a sweep after they went.
 const FORMER_MAX: usize = 16_384;
 /// A change of a policy is in force by then.
 const LATELY: Duration = Duration::from_mins(10);
+
+/// The file that the use of rules is kept in.
+pub const FILE: kept::Records = kept::Records { suffix: ".rules", subject: "the uses of rules" };
+
+/// What is kept of the use of rules.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saved {
+    /// Until when it counts, in milliseconds since the epoch.
+    as_of: u64,
+    missed: u64,
+    policies: Vec<PolicyRecord>,
+}
 
 /// What is known of the use of rules on this node.
 #[derive(Debug)]
@@ -69,6 +82,8 @@ pub struct RuleUse {
     opened: Opened,
     /// How many of those were told of.
     missed_before: u64,
+    /// The flows themselves, each kind once.
+    recorder: Recorder,
 }
 
 fn millis(time: Duration) -> u64 {
@@ -95,6 +110,7 @@ impl Default for RuleUse {
             trials: Trials::default(),
             opened: Opened::default(),
             missed_before: 0,
+            recorder: Recorder::new(unix_millis()),
         }
     }
 }
@@ -181,7 +197,9 @@ impl RuleUse {
         self.endpoints_version = None;
         self.endpoints_are(compiler);
         let state = Some((revision, self.endpoints_version));
-        if self.state != state || self.cache.is_full() {
+        let changed = self.state != state || self.cache.is_full();
+        self.recorder.begin(changed, unix_millis());
+        if changed {
             self.state = state;
             self.epoch = self.epoch.wrapping_add(1).max(1);
             self.cache = flows::Cache::default();
@@ -195,7 +213,7 @@ impl RuleUse {
     }
 
     /// Ends a sweep that has met all flows.
-    pub fn end(&mut self, compiler: &Compiler, met: Met) {
+    pub fn end(&mut self, compiler: &Compiler, met: Swept) {
         self.known = met.known;
         self.missed += met.missed;
         self.cursors = met.cursors;
@@ -230,6 +248,30 @@ impl RuleUse {
         Saved { as_of: unix_millis(), missed: self.missed, policies: self.records.saved() }
     }
 
+    /// Goes on recording flows where an earlier agent has ended.
+    pub fn resume_flows(&mut self, saved: learn::Answer) {
+        self.recorder.resume(saved);
+    }
+
+    /// Records what was dropped, by endpoint number.
+    pub fn denied(&mut self, cluster: &Cluster, dropped: &BTreeMap<u32, Vec<Line>>) {
+        for (endpoint, lines) in dropped {
+            let Some(pod) = self.endpoints.get(endpoint) else { continue };
+            for Line { dropped, times } in lines {
+                if let Some(flow) = flows::dropped(pod, dropped) {
+                    self.recorder.denied(cluster, flow, *times, dropped.unix_millis);
+                }
+            }
+        }
+    }
+
+    /// The flows that were seen.
+    #[must_use]
+    pub fn flows(&self, node: &str) -> learn::Answer {
+        let recorded = self.recorder.answer(node, unix_millis());
+        learn::Answer { missed_flows: self.missed, ..recorded }
+    }
+
     /// What each rule was used for.
     #[must_use]
     pub fn answer(&self, node: &str) -> Answer {
@@ -258,7 +300,7 @@ pub struct News {
 
 /// What a sweep leaves.
 #[derive(Debug)]
-pub struct Met {
+pub struct Swept {
     known: Vec<Known>,
     missed: u64,
     cursors: flows::Cursors,

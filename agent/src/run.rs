@@ -30,6 +30,8 @@ use crate::endpoint::{self, Discovery};
 use crate::engine::Engine;
 use crate::events::{self, DropLog};
 use crate::flows::{FLOWS_REQUEST, Page};
+use crate::kept;
+use crate::learn::{self, LEARN_REQUEST};
 use crate::listen::{Heartbeat, Listener};
 use crate::metrics::Metrics;
 use crate::object::object;
@@ -107,7 +109,8 @@ struct Agent {
     /// All interfaces there are at the start are known.
     interfaces_in_sync: bool,
     snapshots: SnapshotWriter,
-    rule_use: rule_use::Keeper,
+    rule_use: kept::Keeper,
+    recorded_flows: kept::Keeper,
     reading_events: bool,
     /// How long comparing everything with the kernel may take.
     readback: Duration,
@@ -135,8 +138,11 @@ impl Agent {
         let attached = attacher.attached()?;
         let inherited = pinned.hash_seed.is_some() || !attached.is_empty();
         let mut engine = engine(config, pins, attacher, &pinned)?;
-        if let Some(saved) = rule_use::read(&config.state, &config.node) {
+        if let Some(saved) = kept::read(&config.state, rule_use::FILE, &config.node) {
             engine.resume_rule_use(saved);
+        }
+        if let Some(saved) = kept::read(&config.state, learn::FILE, &config.node) {
+            engine.resume_flows(saved);
         }
         let manifests = StaticPods::new(config.static_pods.clone(), config.node.clone());
         let results = cache::follow(config.cni_results.clone(), manifests)?;
@@ -180,6 +186,11 @@ impl Agent {
         let requests = requests.on_stream(OBSERVE_REQUEST, move |stream, request| {
             Arc::clone(&observer).serve(stream, request)
         });
+        let recorded = {
+            let engine = Arc::clone(&engine);
+            move || lock(&engine).recorded_flows()
+        };
+        let requests = requests.on(LEARN_REQUEST, move |_| recorded());
         let admin = Admin::serve(&config.socket, requests)?;
         let heartbeat = Heartbeat::default();
         let listen = |address| {
@@ -209,7 +220,8 @@ impl Agent {
             interfaces,
             interfaces_in_sync: false,
             snapshots: SnapshotWriter::new(config.state.clone(), config.node.clone()),
-            rule_use: rule_use::Keeper::new(&config.state, config.node.clone()),
+            rule_use: kept::Keeper::new(&config.state, rule_use::FILE, config.node.clone()),
+            recorded_flows: kept::Keeper::new(&config.state, learn::FILE, config.node.clone()),
             reading_events: false,
             readback: config.readback,
             kept_for_another: config.give_way.then(|| config.bpffs.clone()),
@@ -251,14 +263,18 @@ impl Agent {
                         let news = engine.sweep();
                         tell_of_flows(&engine, &self.drops, news);
                         retry = retry.into_iter().chain(engine.repair()).min();
+                        let denied = lock(&self.drops).take_denied();
+                        engine.record_denied(&denied);
                         if let Some(event_recorder) = self.event_recorder.get() {
                             event_recorder.tell(engine.unsupported_policies());
                             event_recorder.tell_of_node(engine.wrong_with_node());
-                            let denied = lock(&self.drops).take_denied();
                             event_recorder.tell_of_denials(engine.denials(denied));
                         }
                         if self.rule_use.is_due() {
                             self.rule_use.write(engine.rule_use());
+                        }
+                        if self.recorded_flows.is_due() {
+                            self.recorded_flows.write(engine.recorded_flows());
                         }
                     });
                     continue;
@@ -288,9 +304,10 @@ impl Agent {
             let mut engine = lock(&self.engine);
             let news = engine.sweep();
             tell_of_flows(&engine, &self.drops, news);
-            engine.rule_use()
+            (engine.rule_use(), engine.recorded_flows())
         });
-        self.rule_use.finish(counted).await;
+        self.rule_use.finish(counted.0).await;
+        self.recorded_flows.finish(counted.1).await;
         info!("netpold ends; what is enforced stays enforced");
         Ok(())
     }

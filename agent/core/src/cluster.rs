@@ -315,6 +315,12 @@ impl Cluster {
         }
     }
 
+    /// Whether an address is one of the node's that a pod is on.
+    #[must_use]
+    pub fn is_node_of(&self, pod: &Pod, address: IpAddr) -> bool {
+        !pod.node.is_empty() && self.is_of_node(&pod.node, address)
+    }
+
     /// Whether a Node object that the selector matches has an address.
     #[must_use]
     pub fn is_of_nodes(&self, selector: &Selector, address: IpAddr) -> bool {

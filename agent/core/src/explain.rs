@@ -19,6 +19,7 @@ pub use answer::{
     TierRule, Verdict,
 };
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use crate::cluster::Cluster;
@@ -26,7 +27,7 @@ use crate::model::{Direction, Key, Pod};
 use crate::probe::{IpProtocol, Party, Probe};
 use answer::Detail;
 use literal::Literal;
-use services::Translated;
+use services::{Translated, backends, frontends};
 
 /// Answers questions about a cluster.
 #[derive(Clone, Copy, Debug)]
@@ -240,5 +241,36 @@ impl<'c> Explainer<'c> {
             (protocol, port),
             Detail::Reasons,
         ))
+    }
+
+    /// The Services that packets to this port of an address are for, by name; none if nothing is translated
+    /// there.
+    #[must_use]
+    pub fn services_at(&self, address: IpAddr, protocol: IpProtocol, port: u16) -> Vec<Key> {
+        let frontends = frontends(self.cluster, false, address, protocol, port);
+        let keys: BTreeSet<&Key> = frontends.iter().map(|(service, _)| &service.key).collect();
+        keys.into_iter().cloned().collect()
+    }
+
+    /// Addresses and ports that packets to this port of a Service's addresses are led to, also those that only
+    /// go on with what they have; `None` if there is no such Service, or no such port.
+    #[must_use]
+    pub fn backends_of(
+        &self,
+        service: &Key,
+        protocol: IpProtocol,
+        port: u16,
+    ) -> Option<BTreeSet<(IpAddr, u16)>> {
+        let addresses = &self.cluster.services().get(service)?.addresses;
+        let mut found = None;
+        for address in addresses {
+            let frontends = frontends(self.cluster, false, *address, protocol, port);
+            if !frontends.is_empty() {
+                let behind = backends(self.cluster, &frontends, address.is_ipv6());
+                let all: &mut BTreeSet<_> = found.get_or_insert_default();
+                all.extend(behind.into_iter().flatten());
+            }
+        }
+        found
     }
 }

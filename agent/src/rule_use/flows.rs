@@ -9,9 +9,10 @@ use netpold_core::model::{Direction, Pod};
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE};
 
-use super::{Met, RuleUse, millis};
+use super::{RuleUse, Swept, millis};
 use crate::conntrack::{FlowTuple, Sighting};
-use crate::events::unix_millis;
+use crate::events::{Dropped, unix_millis};
+use crate::learn::Met;
 
 /// Rules that a sweep compares for flows that are new, and as many for those that go on.
 const BUDGET: usize = 400_000;
@@ -35,6 +36,8 @@ pub(super) struct Known {
     seen: u32,
     /// What allows it in each direction, if that is of this epoch.
     groups: [u32; 2],
+    /// Where the flow is recorded in each direction; 0: nowhere.
+    records: [u32; 2],
     epoch: u32,
     /// It is counted as one that policies on trial would deny.
     audited: bool,
@@ -82,6 +85,14 @@ impl Cache {
         self.by_rules.insert(rules, group);
         group
     }
+}
+
+/// What is known of a flow: what allows it and where it is recorded in each direction, and whether policies on
+/// trial would deny it.
+struct Attributed {
+    groups: [u32; 2],
+    records: [u32; 2],
+    audited: bool,
 }
 
 /// A budget of one sweep.
@@ -143,12 +154,12 @@ impl<'u> Round<'u> {
 
     /// All flows were met.
     #[must_use]
-    pub fn done(self) -> Met {
+    pub fn done(self) -> Swept {
         let unattributed = self.before.iter().filter(|known| known.pending).count() as u64;
         let cursors =
             Cursors { new: self.new.ended.unwrap_or(0), old: self.old.ended.unwrap_or(0) };
         let missed = self.missed + unattributed;
-        Met { known: self.after, missed, cursors, now: self.now, wall: self.wall }
+        Swept { known: self.after, missed, cursors, now: self.now, wall: self.wall }
     }
 
     /// Takes in a flow of the table; in the table's order.
@@ -180,8 +191,9 @@ impl<'u> Round<'u> {
         }
     }
 
-    fn renewed(&self, fresh: Known, (groups, audited): ([u32; 2], bool)) -> Known {
-        Known { groups, epoch: self.of.epoch, audited, ..fresh }
+    fn renewed(&self, fresh: Known, met: Attributed) -> Known {
+        let Attributed { groups, records, audited } = met;
+        Known { groups, records, epoch: self.of.epoch, audited, ..fresh }
     }
 
     /// What the last sweep has met there.
@@ -208,16 +220,10 @@ impl<'u> Round<'u> {
         at.control.age(at.now) > since.saturating_add(at.hz / MARGIN)
     }
 
-    /// Marks the rules that allow a flow; what they are and whether policies on trial would deny it, or
-    /// `None` if that has to wait.
-    fn attribute(
-        &mut self,
-        at: &Sighting<'_>,
-        known: Known,
-        is_new: bool,
-    ) -> Option<([u32; 2], bool)> {
-        let mut groups = known.groups;
-        let mut audited = known.audited;
+    /// Marks the rules that allow a flow, and records it; `None` if that has to wait.
+    fn attribute(&mut self, at: &Sighting<'_>, known: Known, is_new: bool) -> Option<Attributed> {
+        let Known { mut groups, mut records, mut audited, .. } = known;
+        let last = self.wall.saturating_sub(millis(at.idle()));
         if known.epoch != self.of.epoch || is_new {
             let tuple = at.tuple()?;
             let budget = if is_new { &mut self.new } else { &mut self.old };
@@ -226,29 +232,47 @@ impl<'u> Round<'u> {
             }
             let flags = at.control.flags();
             let mut cost = FLOW;
-            groups = [0; 2];
-            // What the node itself sends needs no rule.
+            (groups, records) = ([0; 2], [0; 2]);
             if is_new {
                 self.of.opened.met(&tuple, flags);
             }
-            if flags & (CT_INGRESS | CT_NODE) == CT_INGRESS {
-                groups[0] = self.group(&tuple, Direction::Ingress, &mut cost);
-                audited = audited || self.audit(&tuple, Direction::Ingress, &mut cost);
-            }
-            if flags & CT_EGRESS != 0 {
-                groups[1] = self.group(&tuple, Direction::Egress, &mut cost);
-                audited = audited || self.audit(&tuple, Direction::Egress, &mut cost);
+            // What the node itself sends needs no rule.
+            let ingress = flags & (CT_INGRESS | CT_NODE) == CT_INGRESS;
+            let directions =
+                [(ingress, Direction::Ingress), (flags & CT_EGRESS != 0, Direction::Egress)];
+            for (index, (_, direction)) in directions.into_iter().enumerate().filter(|(_, it)| it.0)
+            {
+                groups[index] = self.group(&tuple, direction, &mut cost);
+                let on_trial = !audited && self.audit(&tuple, direction, &mut cost);
+                audited |= on_trial;
+                let met = Met { endpoint: tuple.endpoint, at: last, is_new, on_trial };
+                records[index] = self.record(&tuple, direction, met, &mut cost);
             }
             let budget = if is_new { &mut self.new } else { &mut self.old };
             budget.spend(tuple.endpoint, cost);
+        } else {
+            records.iter().for_each(|record| self.of.recorder.again(*record, last));
         }
-        let last = self.wall.saturating_sub(millis(at.idle()));
         for group in groups {
             for rule in &self.of.cache.groups[group as usize] {
                 self.of.records.used(*rule, last, is_new);
             }
         }
-        Some((groups, audited))
+        Some(Attributed { groups, records, audited })
+    }
+
+    /// Records the flow itself; where.
+    fn record(
+        &mut self,
+        tuple: &FlowTuple,
+        direction: Direction,
+        met: Met,
+        cost: &mut usize,
+    ) -> u32 {
+        let RuleUse { endpoints, former, recorder, .. } = &mut *self.of;
+        let Some(pod) = endpoints.get(&tuple.endpoint) else { return 0 };
+        let former = |address| former.get(&address).map(|pod| &**pod);
+        recorder.meet(self.cluster, pod_flow(pod, tuple, direction), former, met, cost)
     }
 
     /// Whether policies on trial would deny a flow.
@@ -305,4 +329,16 @@ fn pod_flow<'p>(pod: &'p Pod, tuple: &FlowTuple, direction: Direction) -> PodFlo
     let protocol = IpProtocol(tuple.protocol);
     let port = if protocol.has_ports() { port(tuple, direction) } else { 0 };
     PodFlow { pod, direction, remote: tuple.remote, protocol, port }
+}
+
+/// What was dropped, as a flow; `None` if the packet was not understood or policy had no part in it.
+pub(super) fn dropped<'p>(pod: &'p Pod, dropped: &Dropped) -> Option<PodFlow<'p>> {
+    let tuple = FlowTuple {
+        endpoint: dropped.endpoint,
+        remote: dropped.remote?,
+        local_port: dropped.local_port,
+        remote_port: dropped.remote_port,
+        protocol: dropped.protocol?,
+    };
+    dropped.is_denial().then(|| pod_flow(pod, &tuple, dropped.direction))
 }

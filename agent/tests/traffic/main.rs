@@ -25,6 +25,7 @@ mod identity;
 mod injected;
 mod kernel;
 mod latency;
+mod learn;
 mod link;
 mod load;
 mod marks;

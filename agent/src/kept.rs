@@ -1,4 +1,4 @@
-//! The records in a file beside the last good state, for the next agent.
+//! What an agent has counted, in files beside the last good state, for the next agent.
 //!
 //! gzip carries a checksum; the file is written beside and renamed. What cannot be read counts as none: the
 //! records begin anew, and nothing else depends on them.
@@ -11,11 +11,10 @@ use std::time::{Duration, Instant};
 use flate2::Compression;
 use flate2::bufread::GzDecoder;
 use flate2::write::GzEncoder;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 use tokio::task::JoinHandle;
-
-use super::records::PolicyRecord;
 
 /// Version of the file's form.
 const FORMAT: u32 = 1;
@@ -23,16 +22,14 @@ const FORMAT: u32 = 1;
 const MAX_BYTES: u64 = 1 << 26;
 /// Shortest time between two files.
 const PAUSE: Duration = Duration::from_mins(1);
-/// What the file's name has behind that of the last good state.
-const SUFFIX: &str = ".rules";
 
-/// What is kept of the use of rules.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Saved {
-    /// Until when it counts, in milliseconds since the epoch.
-    pub(super) as_of: u64,
-    pub(super) missed: u64,
-    pub(super) policies: Vec<PolicyRecord>,
+/// A kind of records that are kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Records {
+    /// What the file's name has after that of the last good state.
+    pub suffix: &'static str,
+    /// What they are of, for the log.
+    pub subject: &'static str,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -44,40 +41,40 @@ struct Document<T> {
 }
 
 /// Where the records are, by where the last good state (`--state`) is.
-fn path(state: &Path) -> PathBuf {
+fn path(state: &Path, records: Records) -> PathBuf {
     let mut name = state.as_os_str().to_owned();
-    name.push(SUFFIX);
+    name.push(records.suffix);
     name.into()
 }
 
 /// What an earlier agent of this node has kept; a damaged file is told of and counts as none.
 #[must_use]
-pub fn read(state: &Path, node: &str) -> Option<Saved> {
-    let path = path(state);
+pub fn read<T: DeserializeOwned>(state: &Path, records: Records, node: &str) -> Option<T> {
+    let (path, subject) = (path(state, records), records.subject);
     match read_file(&path) {
         Ok(document) if document.format == FORMAT && document.node == node => Some(document.saved),
         Ok(_) => {
             let path = path.display();
-            tracing::warn!("{path}: of another node or version; the use of rules is counted anew");
+            tracing::warn!("{path}: of another node or version; {subject} begin anew");
             None
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
             let path = path.display();
-            tracing::warn!(%error, "{path}: cannot be read; the use of rules is counted anew");
+            tracing::warn!(%error, "{path}: cannot be read; {subject} begin anew");
             None
         }
     }
 }
 
-fn read_file(path: &Path) -> io::Result<Document<Saved>> {
+fn read_file<T: DeserializeOwned>(path: &Path) -> io::Result<Document<T>> {
     let mut bytes = Vec::new();
     let file = BufReader::new(File::open(path)?);
     GzDecoder::new(file).take(MAX_BYTES).read_to_end(&mut bytes)?;
     Ok(serde_json::from_slice(&bytes)?)
 }
 
-fn write(path: &Path, node: &str, saved: &Saved) -> io::Result<()> {
+fn write<T: Serialize>(path: &Path, node: &str, saved: &T) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(directory)?;
     let mut file = NamedTempFile::new_in(directory)?;
@@ -94,6 +91,7 @@ fn write(path: &Path, node: &str, saved: &Saved) -> io::Result<()> {
 #[derive(Debug)]
 pub struct Keeper {
     path: PathBuf,
+    records: Records,
     node: String,
     not_before: Instant,
     writing: Option<JoinHandle<()>>,
@@ -102,9 +100,9 @@ pub struct Keeper {
 impl Keeper {
     /// One that has written nothing; `state` is where the last good state is.
     #[must_use]
-    pub fn new(state: &Path, node: String) -> Self {
+    pub fn new(state: &Path, records: Records, node: String) -> Self {
         let not_before = Instant::now() + PAUSE;
-        Self { path: path(state), node, not_before, writing: None }
+        Self { path: path(state, records), records, node, not_before, writing: None }
     }
 
     /// Whether the records are to be written now.
@@ -115,25 +113,26 @@ impl Keeper {
     }
 
     /// Begins to write them.
-    pub fn write(&mut self, saved: Saved) {
-        let (path, node) = (self.path.clone(), self.node.clone());
+    pub fn write<T: Serialize + Send + 'static>(&mut self, saved: T) {
+        let (path, node, records) = (self.path.clone(), self.node.clone(), self.records);
         self.not_before = Instant::now() + PAUSE;
-        self.writing = Some(tokio::task::spawn_blocking(move || keep(&path, &node, &saved)));
+        self.writing =
+            Some(tokio::task::spawn_blocking(move || keep(&path, records, &node, &saved)));
     }
 
     /// Writes them at once, after what is being written: the agent ends.
-    pub async fn finish(self, saved: Saved) {
+    pub async fn finish<T: Serialize>(self, saved: T) {
         if let Some(writing) = self.writing {
             let _ = writing.await;
         }
-        keep(&self.path, &self.node, &saved);
+        keep(&self.path, self.records, &self.node, &saved);
     }
 }
 
-fn keep(path: &Path, node: &str, saved: &Saved) {
+fn keep<T: Serialize>(path: &Path, records: Records, node: &str, saved: &T) {
     if let Err(error) = write(path, node, saved) {
-        let path = path.display();
-        tracing::warn!(%error, "{path}: the use of rules cannot be kept; the next agent counts anew");
+        let (path, subject) = (path.display(), records.subject);
+        tracing::warn!(%error, "{path}: cannot be written; with the next agent {subject} begin anew");
     }
 }
 
@@ -141,23 +140,31 @@ fn keep(path: &Path, node: &str, saved: &Saved) {
 mod tests {
     use super::*;
 
+    const RECORDS: Records = Records { suffix: ".test", subject: "tests" };
+
     #[test]
     fn what_is_written_is_read_and_what_is_damaged_is_not() {
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        struct Saved {
+            as_of: u64,
+        }
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("state");
-        assert_eq!(read(&state, "n"), None);
-        let saved = Saved { as_of: 7, missed: 1, policies: Vec::new() };
-        write(&path(&state), "n", &saved).unwrap();
-        assert_eq!(read(&state, "n"), Some(saved));
-        assert_eq!(read(&state, "other"), None);
-        let mut bytes = fs::read(path(&state)).unwrap();
+        let read = |node: &str| read::<Saved>(&state, RECORDS, node);
+        assert_eq!(read("n"), None);
+        let saved = Saved { as_of: 7 };
+        let path = path(&state, RECORDS);
+        write(&path, "n", &saved).unwrap();
+        assert_eq!(read("n"), Some(saved));
+        assert_eq!(read("other"), None);
+        let mut bytes = fs::read(&path).unwrap();
         for at in 0..bytes.len() {
-            fs::write(path(&state), &bytes[..at]).unwrap();
-            assert_eq!(read(&state, "n"), None, "cut to {at} bytes");
+            fs::write(&path, &bytes[..at]).unwrap();
+            assert_eq!(read("n"), None, "cut to {at} bytes");
         }
         let middle = bytes.len() / 2;
         bytes[middle] ^= 1;
-        fs::write(path(&state), &bytes).unwrap();
-        assert_eq!(read(&state, "n"), None);
+        fs::write(&path, &bytes).unwrap();
+        assert_eq!(read("n"), None);
     }
 }

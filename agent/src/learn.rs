@@ -1,0 +1,266 @@
+//! `netpold learn`: NetworkPolicies of least privilege from the flows that were seen.
+//!
+//! Agents record which workload talks to whom, on which port ([`Recorder`]). The records of all nodes
+//! ([`merge`]) and the cluster's objects make policies ([`generate`](generate()), a pure function), which are
+//! proved against the records and written with the annotation that puts them on trial.
+
+mod generate;
+mod grants;
+mod observed;
+mod ports;
+mod proof;
+mod recorder;
+mod shares;
+mod text;
+mod unseen;
+mod workload;
+mod yaml;
+
+use std::collections::BTreeSet;
+use std::io::{ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use netpold_core::model::Change;
+
+use crate::kept;
+use crate::live::{self, Agents, ClusterArgs};
+use crate::offline;
+use crate::output::Output;
+use crate::printable::printable;
+use crate::socket::{DEFAULT_SOCKET, answer as ask};
+use crate::status::understood;
+
+pub use generate::{Learned, LearnedPolicy, LearnedRule, Options, generate};
+pub use grants::{PeerSpec, Unwritten};
+pub use observed::{Answer, Observed, Peer, merge};
+pub use ports::Ports;
+pub use proof::Denied;
+pub use recorder::{Met, Recorder};
+pub use text::text;
+pub use unseen::{Other, Unseen};
+pub use workload::Workload;
+pub use yaml::{json, prepare, yaml};
+
+/// The request for an [`Answer`].
+pub const LEARN_REQUEST: &str = "learn";
+/// The file that the records are kept in.
+pub const FILE: kept::Records = kept::Records { suffix: ".flows", subject: "recorded flows" };
+
+/// Exit status: what was seen stays allowed.
+const PROVED: u8 = 0;
+/// Exit status: some of it would be denied.
+const DENIED: u8 = 1;
+/// Exit status: some agents did not say what they have seen.
+const UNKNOWN: u8 = 2;
+
+/// Flags of `netpold learn`.
+#[derive(Debug, Args)]
+pub struct LearnArgs {
+    /// Only flows of workloads in that namespace
+    #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
+    pub namespace: Option<String>,
+    /// Only flows with a packet within that time, as in 7d, 24h, 30m or 60s
+    #[arg(long, value_name = "TIME", env = "NETPOLD_SINCE", value_parser = time)]
+    pub since: Option<Duration>,
+    /// Print the policy to apply first: until some policy selects a pod, its flows are not recorded
+    #[arg(long, env = "NETPOLD_PREPARE", requires = "namespace",
+        conflicts_with_all = ["manifests", "records"])]
+    pub prepare: bool,
+    /// Show the recorded flows and write no policies: on a node, what is done without --manifests
+    #[arg(long, env = "NETPOLD_RECORDED")]
+    pub recorded: bool,
+    /// Directory of the cluster's objects, to write policies; or a cluster, see below
+    #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS", requires = "namespace")]
+    pub manifests: Option<PathBuf>,
+    /// Files with the answers of several nodes' agents (`netpold learn -o json`), instead of --socket
+    #[arg(long, value_name = "FILE", env = "NETPOLD_RECORDS", value_delimiter = ',')]
+    pub records: Vec<PathBuf>,
+    /// Length of the blocks that IPv4 addresses outside are widened to
+    #[arg(long, value_name = "LENGTH", env = "NETPOLD_BLOCK_PREFIX", default_value = "32",
+        value_parser = clap::value_parser!(u8).range(0..=32))]
+    pub block_prefix: u8,
+    /// Length of the blocks that IPv6 addresses outside are widened to
+    #[arg(long, value_name = "LENGTH", env = "NETPOLD_BLOCK_PREFIX6", default_value = "128",
+        value_parser = clap::value_parser!(u8).range(0..=128))]
+    pub block_prefix6: u8,
+    /// Also allow ICMP and other protocols without ports, which no policy can do without allowing that peer
+    /// every port
+    #[arg(long, env = "NETPOLD_OTHER_PROTOCOLS")]
+    pub other_protocols: bool,
+    /// Control socket of the agent
+    #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
+    pub socket: PathBuf,
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Format of the answer: policies are YAML, or one document with what is known of them
+    #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
+    pub output: Output,
+}
+
+/// A time with its unit.
+fn time(text: &str) -> Result<Duration, String> {
+    let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
+    let seconds = units.into_iter().find_map(|(unit, seconds)| {
+        text.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(seconds)
+    });
+    let seconds = seconds.map(Duration::from_secs);
+    seconds.ok_or_else(|| "give a number and a unit, as in 7d, 24h, 30m or 60s".to_owned())
+}
+
+impl LearnArgs {
+    /// What policies are to be like; `None` without a namespace.
+    #[must_use]
+    pub fn options(&self) -> Option<Options> {
+        Some(Options {
+            namespace: self.namespace.clone()?,
+            block_prefix: [self.block_prefix, self.block_prefix6],
+            other_protocols: self.other_protocols,
+        })
+    }
+
+    /// Leaves the flows that are asked for.
+    pub fn select(&self, answer: &mut Answer) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let since = self.since.map_or(0, |time| now.saturating_sub(time).as_secs());
+        answer.select(self.namespace.as_deref(), since);
+    }
+
+    /// What this node's agent, those of a cluster, or those whose answers are kept in files have recorded; and
+    /// whether all of them have said it.
+    fn recorded(&self) -> Result<(Answer, bool)> {
+        let (mut answer, complete) = if !self.records.is_empty() {
+            let answers = self.records.iter().map(|file| {
+                let answer = read(file)?;
+                Ok((answer.node.clone(), answer))
+            });
+            (merge(answers.collect::<Result<_>>()?), true)
+        } else if self.cluster.is_meant() {
+            let mut arguments = vec![LEARN_REQUEST, "-o", "json"];
+            arguments.extend(self.namespace.iter().flat_map(|name| ["-n", name.as_str()]));
+            let all = live::block_on(async {
+                let agents = Agents::find(&self.cluster).await?;
+                Ok(agents.answers::<Answer>(&arguments).await)
+            })?;
+            live::report(&all.failures);
+            (merge(all.answers), all.failures.is_empty())
+        } else {
+            (understood(&ask(&self.socket, LEARN_REQUEST)?)?, true)
+        };
+        self.select(&mut answer);
+        Ok((answer, complete))
+    }
+
+    /// The cluster's objects, if policies are to be written.
+    fn objects(&self) -> Result<Option<Vec<Change>>> {
+        match (&self.manifests, &self.namespace) {
+            _ if self.recorded => Ok(None),
+            (Some(directory), _) => offline::read(directory).map(Some),
+            (None, Some(namespace)) if self.cluster.is_meant() => {
+                live::block_on(live::objects(&self.cluster, Some(namespace))).map(Some)
+            }
+            (None, _) => Ok(None),
+        }
+    }
+}
+
+fn read(file: &Path) -> Result<Answer> {
+    let shown = file.display();
+    let bytes = std::fs::read(file).with_context(|| format!("{shown} cannot be read"))?;
+    serde_json::from_slice(&bytes)
+        .with_context(|| format!("{shown} is no answer of `netpold learn -o json`"))
+}
+
+/// Prints what was asked for. Returns the exit status.
+///
+/// # Errors
+/// No agent answers, or files cannot be read.
+pub fn run(args: &LearnArgs) -> Result<u8> {
+    if let (true, Some(namespace)) = (args.prepare, &args.namespace) {
+        print(&prepare(namespace))?;
+        return Ok(PROVED);
+    }
+    let (answer, complete) = args.recorded()?;
+    let status = match (args.objects()?, args.options()) {
+        (Some(objects), Some(options)) => write(objects, &answer, &options, args.output)?,
+        (None, _) | (_, None) => {
+            print(&match args.output {
+                Output::Json => format!("{:#}\n", serde_json::to_value(&answer)?),
+                Output::Text => text(&answer)?,
+            })?;
+            PROVED
+        }
+    };
+    Ok(if complete { status } else { UNKNOWN })
+}
+
+/// Writes policies from what was recorded, given the cluster's objects. Returns the exit status.
+///
+/// # Errors
+/// There is nothing to write policies from.
+pub fn write(
+    objects: Vec<Change>,
+    answer: &Answer,
+    options: &Options,
+    output: Output,
+) -> Result<u8> {
+    let namespace = printable(&options.namespace).into_owned();
+    let learned = generate(objects, answer, options);
+    if learned.policies.is_empty() && learned.unwatched.is_empty() {
+        bail!(
+            "there are no pods in namespace {namespace}, and no flows of such pods were recorded"
+        );
+    }
+    if !learned.unwatched.is_empty() {
+        let pods = some(learned.unwatched.iter().map(ToString::to_string));
+        say(&format!(
+            "no policy selects these pods, so their flows are not recorded: {pods}; run `netpold learn \
+             --prepare -n {namespace} | kubectl apply -f -` and wait until they have done all that they do"
+        ));
+    }
+    if !learned.unlabelled.is_empty() {
+        let pods = some(learned.unlabelled.iter().map(ToString::to_string));
+        say(&format!("no policy can select these pods, which have no labels: {pods}"));
+    }
+    if let Some(flows) = answer.left_out.get(&options.namespace) {
+        say(&format!("{flows} flows of namespace {namespace} are not known: there was no room"));
+    }
+    if answer.missed_flows > 0 {
+        let missed = answer.missed_flows;
+        say(&format!("{missed} flows on these nodes were over before they could be recorded"));
+    }
+    let denied: BTreeSet<String> = learned.denied.iter().map(ToString::to_string).collect();
+    denied.iter().for_each(|denied| say(&format!("would be denied: {denied}")));
+    print(&match output {
+        Output::Json => format!("{:#}\n", json(&learned)),
+        Output::Text => yaml(&learned, answer),
+    })?;
+    Ok(if learned.denied.is_empty() { PROVED } else { DENIED })
+}
+
+/// The first of some names, and how many more.
+fn some(names: impl Iterator<Item = String>) -> String {
+    const SHOWN: usize = 5;
+    let names: Vec<String> = names.collect();
+    match names.len().checked_sub(SHOWN).filter(|more| *more > 0) {
+        Some(more) => format!("{} and {more} more", names[..SHOWN].join(", ")),
+        None => names.join(", "),
+    }
+}
+
+fn say(text: &str) {
+    anstream::eprintln!("netpold: {}", printable(text));
+}
+
+fn print(text: &str) -> Result<()> {
+    match anstream::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,156 @@
+//! Whether policies allow what was seen, by the explainer's reading of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use netpold_core::cluster::{Cluster, is_subject};
+use netpold_core::explain::{Cause, Explainer, Verdict};
+use netpold_core::model::{Change, Enforcement, Key, Pod, Policy};
+
+use super::generate::LearnedPolicy;
+use super::grants::Unwritten;
+use super::observed::{Observed, Peer};
+use super::workload::Workload;
+
+/// Pods of one workload that are asked about: the policies cannot tell more of them apart.
+const ASKED: usize = 4;
+
+/// What was seen and would be denied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Denied {
+    /// The flows.
+    pub flow: Observed,
+    /// Why.
+    pub reason: String,
+}
+
+impl fmt::Display for Denied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.flow, self.reason)
+    }
+}
+
+/// The cluster with the policies in force in the place of the namespace's others. A workload that was seen and
+/// has no pod any more gets one, which is what it will have.
+pub(super) fn enforced<'f>(
+    objects: Vec<Change>,
+    flows: impl Iterator<Item = &'f Observed>,
+    policies: &[LearnedPolicy],
+    namespace: &str,
+) -> Cluster {
+    let mut wanted: BTreeSet<&Workload> = BTreeSet::new();
+    for flow in flows {
+        wanted.insert(&flow.workload);
+        if let Peer::Workload(peer) = &flow.peer {
+            wanted.insert(peer);
+        }
+    }
+    for object in &objects {
+        if let Change::Pod(pod) = object
+            && is_subject(pod)
+            && !pod.addresses.is_empty()
+            && let Some(workload) = Workload::of(pod)
+        {
+            wanted.remove(&workload);
+        }
+    }
+    let replaced = |change: &Change| matches!(change, Change::Policy(policy) if policy.key.namespace == namespace);
+    let kept = objects.into_iter().filter(|change| !replaced(change));
+    let stand_ins = (1_u32..).zip(wanted).map(|(number, of)| Change::Pod(stand_in(number, of)));
+    let enforce = |learned: &LearnedPolicy| {
+        Change::Policy(Policy { enforcement: Enforcement::Enforce, ..learned.policy.clone() })
+    };
+    kept.chain(stand_ins).chain(policies.iter().map(enforce)).collect()
+}
+
+/// A pod of a workload. Its addresses are of blocks that nobody uses (240.0.0.0/4, 0100::/64).
+fn stand_in(number: u32, workload: &Workload) -> Pod {
+    let addresses = vec![
+        Ipv4Addr::from_bits(0xf000_0000 | number).into(),
+        Ipv6Addr::from_bits(0x0100 << 112 | u128::from(number)).into(),
+    ];
+    Pod {
+        key: Key::new(&workload.namespace, format!("netpold learn {number}")),
+        uid: format!("netpold learn {number}"),
+        labels: workload.labels.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
+        node: String::new(),
+        addresses,
+        host_network: false,
+        finished: false,
+        terminating: false,
+        created: 0,
+        ports: Vec::new(),
+        foreign_sources: false,
+    }
+}
+
+/// The flows that the cluster's policies deny.
+pub(super) fn denied<'f>(
+    cluster: &Cluster,
+    flows: impl Iterator<Item = &'f Observed>,
+    unwritten: &BTreeMap<&Observed, Unwritten>,
+) -> Vec<Denied> {
+    let mut pods: BTreeMap<Workload, Vec<&Pod>> = BTreeMap::new();
+    for pod in cluster.pods().values().filter(|pod| is_subject(pod)) {
+        if let Some(workload) = Workload::of(pod) {
+            let of = pods.entry(workload).or_default();
+            if of.len() < ASKED {
+                of.push(pod);
+            }
+        }
+    }
+    let explainer = Explainer::new(cluster);
+    let mut denied = Vec::new();
+    for flow in flows {
+        let remotes = remotes(cluster, &pods, flow);
+        let judged = pods.get(&flow.workload).into_iter().flatten().flat_map(|pod| {
+            let ask = |(remote, port): &(IpAddr, u16)| {
+                explainer.judge(&pod.key, flow.direction, *remote, flow.protocol, *port)
+            };
+            remotes.iter().filter_map(ask).collect::<Vec<_>>()
+        });
+        let judged: Vec<_> = judged.collect();
+        // Tiers stay as they are: what they deny of some addresses was not what was seen.
+        let by_rules = judged.iter().find(|judgement| judgement.cause == Cause::NoRule);
+        let all = || judged.iter().all(|judgement| judgement.verdict == Verdict::Deny);
+        let Some(refused) = by_rules.or_else(|| judged.first().filter(|_| all())) else { continue };
+        let reason = match (unwritten.get(flow), &refused.tiers.decided_by) {
+            (_, Some(rule)) if refused.cause != Cause::NoRule => {
+                format!("ClusterNetworkPolicy {} denies it", rule.policy.policy)
+            }
+            (Some(why), _) => why.to_string(),
+            (None, _) => format!("no rule allows {}", refused.remote),
+        };
+        denied.push(Denied { flow: flow.clone(), reason });
+    }
+    denied
+}
+
+/// The addresses and ports that a flow may be with.
+fn remotes(
+    cluster: &Cluster,
+    pods: &BTreeMap<Workload, Vec<&Pod>>,
+    flow: &Observed,
+) -> Vec<(IpAddr, u16)> {
+    match &flow.peer {
+        // It is allowed always.
+        Peer::Node => Vec::new(),
+        Peer::Address(address) => vec![(*address, flow.port)],
+        Peer::Workload(workload) => {
+            let pods = pods.get(workload).into_iter().flatten();
+            let owned = pods.flat_map(|pod| {
+                let owns =
+                    |address: &&IpAddr| cluster.owner(**address).is_some_and(|o| o.key == pod.key);
+                pod.addresses.iter().filter(owns).map(|address| (*address, flow.port))
+            });
+            owned.collect()
+        }
+        Peer::Service(key) => {
+            let addresses = cluster.services().get(key).map(|service| &service.addresses);
+            let addresses = addresses.into_iter().flatten().map(|address| (*address, flow.port));
+            let backends = Explainer::new(cluster).backends_of(key, flow.protocol, flow.port);
+            addresses.chain(backends.into_iter().flatten()).collect()
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! The flows that a node has seen, each kind once, within limits.
+//!
+//! A record is bounded for each peer of a workload, for each namespace and in all. Where a namespace, or the
+//! whole, is full, a new record takes the place of one of whoever has most: within a namespace by the peers'
+//! namespaces, in all by the workloads'. So whoever scans or floods displaces what they made themselves, and
+//! nobody else's.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use netpold_core::cluster::{Cluster, is_subject};
+use netpold_core::explain::{Explainer, PodFlow};
+use netpold_core::model::{Direction, Pod};
+use netpold_core::probe::IpProtocol;
+
+use super::observed::{Answer, Observed, Peer};
+use super::shares::{Refused, Shares};
+use super::workload::Workload;
+
+/// Ports of one peer of a workload that are recorded.
+const PORTS_MAX: u16 = 64;
+/// Records that make room for others, of one sweep: finding one takes a walk.
+const DISPLACED_MAX: usize = 64;
+/// What is remembered of one state of the cluster.
+const REMEMBERED: usize = 65_536;
+/// What a look at the cluster weighs in a sweep's budget.
+const LOOK: usize = 16;
+/// How long a record stays without a packet, in milliseconds.
+const KEPT: u64 = 90 * 86_400_000;
+
+/// What flows have in common that are recorded together, as the agent meets them: endpoint, direction, remote,
+/// protocol, port.
+type Kind = (u32, Direction, IpAddr, u8, u16);
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Subject {
+    workload: Arc<Workload>,
+    direction: Direction,
+    peer: Peer<Arc<Workload>>,
+    protocol: u8,
+    port: u16,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    flows: u64,
+    on_trial: u64,
+    denied: u64,
+    /// In milliseconds since the epoch, as `last`.
+    first: u64,
+    last: u64,
+}
+
+/// A flow as it is met.
+#[derive(Clone, Copy, Debug)]
+pub struct Met {
+    /// Number of the pod's endpoint.
+    pub endpoint: u32,
+    /// When its last packet passed, in milliseconds since the epoch.
+    pub at: u64,
+    /// It is not counted yet.
+    pub is_new: bool,
+    /// Policies on trial would deny it.
+    pub on_trial: bool,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Recorder {
+    /// Never 0, never given twice.
+    last_id: u32,
+    ids: BTreeMap<Subject, u32>,
+    records: HashMap<u32, Counts>,
+    ports: HashMap<(Arc<Workload>, Direction, Peer<Arc<Workload>>), u16>,
+    shares: Shares,
+    workloads: HashSet<Arc<Workload>>,
+    /// Of one state of the cluster.
+    remembered: HashMap<Kind, u32>,
+    left_out: BTreeMap<String, u64>,
+    displaced: usize,
+    /// Since when flows are recorded, in milliseconds.
+    since: u64,
+}
+
+impl Recorder {
+    /// An empty one, at a time in milliseconds.
+    #[must_use]
+    pub fn new(since: u64) -> Self {
+        Self { since, ..Self::default() }
+    }
+
+    /// Goes on from what an earlier agent has kept.
+    pub fn resume(&mut self, saved: Answer) {
+        self.since = self.since.min(saved.since.saturating_mul(1000));
+        self.left_out = saved.left_out;
+        for flow in saved.flows {
+            let Observed { direction, protocol, port, flows, on_trial, denied, .. } = flow;
+            let workload = self.intern(flow.workload);
+            let peer = flow.peer.map(|workload| self.intern(workload));
+            let subject = Subject { workload, direction, peer, protocol: protocol.0, port };
+            let [first, last] = [flow.first, flow.last].map(|at| at.saturating_mul(1000));
+            if let Some(id) = self.id(subject, true) {
+                self.records.insert(id, Counts { flows, on_trial, denied, first, last });
+            }
+        }
+    }
+
+    /// A sweep begins; `changed`: since the last one the cluster's state has.
+    pub fn begin(&mut self, changed: bool, now: u64) {
+        self.displaced = 0;
+        if !changed && self.remembered.len() < REMEMBERED {
+            return;
+        }
+        self.remembered.clear();
+        let old = now.saturating_sub(KEPT);
+        let is_old = |id: &u32| self.records.get(id).is_none_or(|counts| counts.last < old);
+        let gone: Vec<Subject> =
+            self.ids.iter().filter(|(_, id)| is_old(id)).map(|(of, _)| of.clone()).collect();
+        gone.iter().for_each(|subject| self.remove(subject));
+        self.workloads.retain(|workload| Arc::strong_count(workload) > 1);
+    }
+
+    /// Takes in a flow of a pod; its record's number, 0 if it has none. `former` is the pod that had an address
+    /// a moment ago; `cost` grows by what it took.
+    pub fn meet<'p>(
+        &mut self,
+        cluster: &Cluster,
+        flow: PodFlow<'_>,
+        former: impl Fn(IpAddr) -> Option<&'p Pod>,
+        met: Met,
+        cost: &mut usize,
+    ) -> u32 {
+        let PodFlow { direction, remote, protocol, port, .. } = flow;
+        let kind = (met.endpoint, direction, remote, protocol.0, port);
+        let known = self.remembered.get(&kind).copied();
+        let id = known.unwrap_or_else(|| {
+            *cost += LOOK;
+            let id = self.look(cluster, flow, former, met);
+            if self.remembered.len() < REMEMBERED {
+                self.remembered.insert(kind, id);
+            }
+            id
+        });
+        match self.records.get_mut(&id) {
+            Some(counts) => {
+                let is_first = counts.flows == 0;
+                counts.flows += u64::from(met.is_new || is_first);
+                counts.on_trial += u64::from(met.on_trial && (met.is_new || is_first));
+                counts.last = counts.last.max(met.at);
+            }
+            // A pod always reaches itself: nothing is to be recorded.
+            None if !met.is_new || flow.pod.addresses.contains(&remote) => {}
+            None => self.leave_out(&flow.pod.key.namespace),
+        }
+        id
+    }
+
+    /// A packet of a flow that has a record.
+    pub fn again(&mut self, id: u32, at: u64) {
+        if let Some(counts) = self.records.get_mut(&id) {
+            counts.last = counts.last.max(at);
+        }
+    }
+
+    /// Packets that were dropped. They never take the place of flows that passed.
+    pub fn denied(&mut self, cluster: &Cluster, flow: PodFlow<'_>, packets: u64, at: u64) {
+        let Some(subject) = self.subject(cluster, flow, |_| None) else { return };
+        if let Some(id) = self.id(subject, false) {
+            let counts =
+                self.records.entry(id).or_insert(Counts { first: at, ..Counts::default() });
+            counts.denied = counts.denied.saturating_add(packets);
+            counts.last = counts.last.max(at);
+        }
+    }
+
+    /// What there is to keep, and to answer.
+    #[must_use]
+    pub fn answer(&self, node: &str, now: u64) -> Answer {
+        let plain = |workload: &Arc<Workload>| Workload::clone(workload);
+        let flows = self.ids.iter().filter_map(|(subject, id)| {
+            let Subject { workload, direction, peer, protocol, port } = subject;
+            let Counts { flows, on_trial, denied, first, last } = *self.records.get(id)?;
+            Some(Observed {
+                workload: plain(workload),
+                direction: *direction,
+                peer: peer.clone().map(|workload| plain(&workload)),
+                protocol: IpProtocol(*protocol),
+                port: *port,
+                flows,
+                on_trial,
+                denied,
+                first: first / 1000,
+                last: last / 1000,
+            })
+        });
+        Answer {
+            node: node.to_owned(),
+            as_of: now / 1000,
+            since: self.since / 1000,
+            flows: flows.collect(),
+            left_out: self.left_out.clone(),
+            missed_flows: 0,
+        }
+    }
+
+    fn look<'p>(
+        &mut self,
+        cluster: &Cluster,
+        flow: PodFlow<'_>,
+        former: impl Fn(IpAddr) -> Option<&'p Pod>,
+        met: Met,
+    ) -> u32 {
+        let Some(subject) = self.subject(cluster, flow, former) else { return 0 };
+        let Some(id) = self.id(subject, true) else { return 0 };
+        self.records.entry(id).or_insert(Counts { first: met.at, ..Counts::default() });
+        id
+    }
+
+    /// What a flow is recorded as; `None` if it is not.
+    fn subject<'p>(
+        &mut self,
+        cluster: &Cluster,
+        flow: PodFlow<'_>,
+        former: impl Fn(IpAddr) -> Option<&'p Pod>,
+    ) -> Option<Subject> {
+        let PodFlow { pod, direction, remote, protocol, port } = flow;
+        if pod.addresses.contains(&remote) {
+            return None;
+        }
+        let workload = Workload::of(pod)?;
+        let explainer = Explainer::new(cluster);
+        let service = || explainer.services_at(remote, protocol, port).into_iter().next();
+        let is_egress = direction == Direction::Egress;
+        let peer = if is_egress && cluster.is_node_of(pod, remote) {
+            Peer::Node
+        } else if let Some(key) = is_egress.then(service).flatten() {
+            Peer::Service(key)
+        } else {
+            let owner = cluster.owner(remote).map(|pod| &**pod).or_else(|| former(remote));
+            match owner.filter(|pod| is_subject(pod)) {
+                Some(pod) => Peer::Workload(Workload::of(pod)?),
+                None => Peer::Address(remote),
+            }
+        };
+        let workload = self.intern(workload);
+        let peer = peer.map(|workload| self.intern(workload));
+        Some(Subject { workload, direction, peer, protocol: protocol.0, port })
+    }
+
+    fn intern(&mut self, workload: Workload) -> Arc<Workload> {
+        if let Some(known) = self.workloads.get(&workload) {
+            return Arc::clone(known);
+        }
+        let new = Arc::new(workload);
+        self.workloads.insert(Arc::clone(&new));
+        new
+    }
+
+    fn leave_out(&mut self, namespace: &str) {
+        let flows = self.left_out.entry(namespace.to_owned()).or_default();
+        *flows = flows.saturating_add(1);
+    }
+
+    /// The number of a record, which may be new; `None` if there is no room.
+    fn id(&mut self, subject: Subject, may_displace: bool) -> Option<u32> {
+        if let Some(id) = self.ids.get(&subject) {
+            return Some(*id);
+        }
+        let of_peer = (Arc::clone(&subject.workload), subject.direction, subject.peer.clone());
+        if self.ports.get(&of_peer).is_some_and(|ports| *ports >= PORTS_MAX) {
+            return None;
+        }
+        let (owner, source) = (subject.workload.namespace.clone(), source(&subject.peer));
+        if let Err(Refused { owner: whose, source: from }) = self.shares.room(&owner, source) {
+            if !may_displace || self.displaced >= DISPLACED_MAX {
+                return None;
+            }
+            let (whose, from) = (whose?, from?);
+            let of_them = self.ids.iter().filter(|(other, _)| {
+                other.workload.namespace == whose && self::source(&other.peer) == from
+            });
+            let last = |id: &u32| self.records.get(id).map_or(0, |counts| counts.last);
+            let oldest = of_them.min_by_key(|(_, id)| (last(id), **id))?.0.clone();
+            self.displaced += 1;
+            self.remove(&oldest);
+            self.leave_out(&whose);
+        }
+        self.last_id = self.last_id.checked_add(1)?;
+        *self.ports.entry(of_peer).or_default() += 1;
+        self.shares.add(&owner, source);
+        self.ids.insert(subject, self.last_id);
+        Some(self.last_id)
+    }
+
+    fn remove(&mut self, subject: &Subject) {
+        let Some(id) = self.ids.remove(subject) else { return };
+        self.records.remove(&id);
+        self.shares.remove(&subject.workload.namespace, source(&subject.peer));
+        let of_peer = (Arc::clone(&subject.workload), subject.direction, subject.peer.clone());
+        if let Some(ports) = self.ports.get_mut(&of_peer) {
+            *ports -= 1;
+            if *ports == 0 {
+                self.ports.remove(&of_peer);
+            }
+        }
+    }
+}
+
+/// Who causes records with a peer: its namespace; all of outside together.
+fn source(peer: &Peer<Arc<Workload>>) -> &str {
+    match peer {
+        Peer::Workload(workload) => &workload.namespace,
+        Peer::Service(key) => &key.namespace,
+        Peer::Node | Peer::Address(_) => "",
+    }
+}

@@ -1,0 +1,88 @@
+//! How many records each namespace has, and who gives way when there is no room.
+
+use std::collections::BTreeMap;
+
+/// Records of one namespace's workloads.
+pub(super) const NAMESPACE_MAX: usize = 2048;
+/// Records in all.
+pub(super) const TOTAL_MAX: usize = 16_384;
+
+/// There is no room; one of these gives way, if whoever asks has less.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Refused {
+    /// The workloads' namespace.
+    pub(super) owner: Option<String>,
+    /// The peers' namespace; empty: outside.
+    pub(super) source: Option<String>,
+}
+
+/// Records by the namespace of the workload, and there by that of the peer.
+#[derive(Debug, Default)]
+pub(super) struct Shares {
+    total: usize,
+    owners: BTreeMap<String, Owner>,
+}
+
+#[derive(Debug, Default)]
+struct Owner {
+    records: usize,
+    sources: BTreeMap<String, usize>,
+}
+
+impl Owner {
+    /// The source with most records, and how many.
+    fn largest(&self) -> (Option<&String>, usize) {
+        let largest = self.sources.iter().max_by_key(|(_, records)| **records);
+        (largest.map(|(name, _)| name), largest.map_or(0, |(_, records)| *records))
+    }
+}
+
+impl Shares {
+    /// Whether there is room for a record.
+    pub(super) fn room(&self, owner: &str, source: &str) -> Result<(), Refused> {
+        let own = self.owners.get(owner);
+        if let Some(own) = own.filter(|own| own.records >= NAMESPACE_MAX) {
+            let has = own.sources.get(source).copied().unwrap_or(0);
+            let (largest, records) = own.largest();
+            return Err(match largest.filter(|_| records > has + 1) {
+                Some(largest) => {
+                    Refused { owner: Some(owner.to_owned()), source: Some(largest.clone()) }
+                }
+                None => Refused::default(),
+            });
+        }
+        if self.total < TOTAL_MAX {
+            return Ok(());
+        }
+        let has = own.map_or(0, |own| own.records);
+        let largest = self.owners.iter().max_by_key(|(_, of)| of.records);
+        Err(match largest.filter(|(_, of)| of.records > has + 1) {
+            Some((name, of)) => {
+                Refused { owner: Some(name.clone()), source: of.largest().0.cloned() }
+            }
+            None => Refused::default(),
+        })
+    }
+
+    pub(super) fn add(&mut self, owner: &str, source: &str) {
+        self.total += 1;
+        let owner = self.owners.entry(owner.to_owned()).or_default();
+        owner.records += 1;
+        *owner.sources.entry(source.to_owned()).or_default() += 1;
+    }
+
+    pub(super) fn remove(&mut self, owner: &str, source: &str) {
+        let Some(of) = self.owners.get_mut(owner) else { return };
+        self.total = self.total.saturating_sub(1);
+        of.records = of.records.saturating_sub(1);
+        if let Some(records) = of.sources.get_mut(source) {
+            *records = records.saturating_sub(1);
+            if *records == 0 {
+                of.sources.remove(source);
+            }
+        }
+        if of.records == 0 {
+            self.owners.remove(owner);
+        }
+    }
+}

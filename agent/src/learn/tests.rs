@@ -1,0 +1,344 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr};
+
+use netpold_core::cluster::{Cluster, is_subject};
+use netpold_core::explain::{Explainer, PodFlow};
+use netpold_core::model::{Direction, Enforcement, Key, Pod, Policy};
+use netpold_core::probe::IpProtocol;
+use netpold_testkit::generate::{self, Choices, Packet, PacketSource};
+use netpold_testkit::objects;
+use netpold_testkit::oracle::Oracle;
+
+use super::shares::{NAMESPACE_MAX, TOTAL_MAX};
+use super::*;
+use crate::source::{SourceProblem, manifests};
+
+/// Generated clusters.
+const CLUSTERS: u64 = 400;
+/// Packets of each that are tried.
+const FLOWS: usize = 60;
+/// Packets of each that are asked about afterwards.
+const ASKED: usize = 150;
+
+fn met(at: u64) -> Met {
+    Met { endpoint: 1, at, is_new: true, on_trial: false }
+}
+
+fn flow<'p>(pod: &'p Pod, packet: &Packet) -> PodFlow<'p> {
+    let protocol = IpProtocol(packet.protocol);
+    let port = if protocol.has_ports() { packet.port } else { 0 };
+    PodFlow { pod, direction: packet.direction, remote: packet.remote, protocol, port }
+}
+
+/// A cluster, what was seen in it, and how.
+struct World {
+    objects: Vec<Change>,
+    cluster: Cluster,
+    source: PacketSource,
+    pods: Vec<Key>,
+    /// What policy allowed.
+    passed: Vec<Packet>,
+    answer: Answer,
+}
+
+impl World {
+    fn new(choices: &mut Choices<'_>) -> Self {
+        let state = generate::Cluster::generate(choices);
+        let source = PacketSource::new(&state);
+        let objects: Vec<_> = state.objects.into_iter().filter(Change::is_object).collect();
+        let cluster: Cluster = objects.iter().cloned().collect();
+        let oracle: Oracle = objects.iter().cloned().collect();
+        let subjects = cluster.pods().values().filter(|pod| is_subject(pod));
+        let pods: Vec<Key> =
+            subjects.filter(|pod| !pod.addresses.is_empty()).map(|pod| pod.key.clone()).collect();
+        let (mut recorder, mut passed) = (Recorder::new(0), Vec::new());
+        for at in 0..if pods.is_empty() { 0 } else { FLOWS } {
+            let packet = source.packet(choices, &pods);
+            let pod = &cluster.pods()[&packet.pod];
+            let PodFlow { direction, remote, protocol, port, .. } = flow(pod, &packet);
+            if oracle.judge(pod, direction, remote, protocol.0, port) {
+                let endpoint = pods.iter().position(|key| *key == pod.key).unwrap() as u32;
+                let met = Met { endpoint, ..met(at as u64 * 1000) };
+                recorder.meet(&cluster, flow(pod, &packet), |_| None, met, &mut 0);
+                passed.push(packet);
+            }
+        }
+        let answer = recorder.answer("n", 0);
+        Self { objects, cluster, source, pods, passed, answer }
+    }
+
+    /// What the oracle says once the policies are in force, in place of the namespace's others.
+    fn enforced(&self, learned: &Learned, namespace: &str) -> Oracle {
+        let others = self.objects.iter().filter(
+            |change| !matches!(change, Change::Policy(policy) if policy.key.namespace == namespace),
+        );
+        let policies = learned.policies.iter().map(|learned| {
+            let enforcement = Enforcement::Enforce;
+            Change::Policy(Policy { enforcement, ..learned.policy.clone() })
+        });
+        others.cloned().chain(policies).collect()
+    }
+
+    /// Whether a flow between a workload and an address was seen, or is said to be allowed too.
+    fn stated(&self, learned: &Learned, flow: PodFlow<'_>) -> bool {
+        let PodFlow { pod, direction, remote, protocol, port } = flow;
+        let workload = Workload::of(pod).unwrap();
+        let owner = self.cluster.owner(remote).filter(|pod| is_subject(pod));
+        let owner = owner.and_then(|pod| Workload::of(pod));
+        let seen = self.answer.flows.iter().any(|seen| {
+            let behind = |key: &Key| {
+                let behind = Explainer::new(&self.cluster).backends_of(key, protocol, seen.port);
+                behind.is_some_and(|behind| behind.contains(&(remote, port)))
+            };
+            (&seen.workload, seen.direction, seen.protocol) == (&workload, direction, protocol)
+                && match &seen.peer {
+                    Peer::Workload(peer) => seen.port == port && Some(peer) == owner.as_ref(),
+                    Peer::Address(address) => seen.port == port && *address == remote,
+                    Peer::Service(key) => behind(key),
+                    Peer::Node => false,
+                }
+        });
+        seen || learned.unseen.iter().any(|unseen| {
+            (&unseen.workload, unseen.direction) == (&workload, direction)
+                && unseen.ports.contains(protocol, port)
+                && match &unseen.peer {
+                    Other::Workload(peer) => Some(peer) == owner.as_ref(),
+                    Other::Block(block) => block.contains(&remote),
+                }
+        })
+    }
+
+    /// Everything that is allowed was seen or is stated; whether it was.
+    fn no_wider(
+        &self,
+        learned: &Learned,
+        oracle: &Oracle,
+        packet: &Packet,
+    ) -> Result<bool, String> {
+        let pod = &self.cluster.pods()[&packet.pod];
+        let flow = flow(pod, packet);
+        let PodFlow { direction, remote, protocol, port, .. } = flow;
+        let workload = Workload::of(pod).unwrap();
+        let selected = learned.policies.iter().any(|policy| policy.workload.selects(&workload));
+        let always = |remote| {
+            let to_node = direction == Direction::Egress && self.cluster.is_node_of(pod, remote);
+            pod.addresses.contains(&remote) || to_node
+        };
+        if !selected
+            || always(remote)
+            || !oracle.judge(pod, direction, remote, protocol.0, port)
+            || self.stated(learned, flow)
+        {
+            return Ok(selected);
+        }
+        let explainer = Explainer::new(&self.cluster);
+        let services = match direction {
+            Direction::Egress => explainer.services_at(remote, protocol, port),
+            Direction::Ingress => Vec::new(),
+        };
+        let behind = services.iter().filter_map(|key| explainer.backends_of(key, protocol, port));
+        let mut behind = behind.flatten();
+        let stated = |(remote, port)| {
+            always(remote) || self.stated(learned, PodFlow { remote, port, ..flow })
+        };
+        match behind.any(stated) {
+            true => Ok(true),
+            false => Err(format!("{packet:?} is allowed and was never seen")),
+        }
+    }
+
+    fn check(&self, choices: &mut Choices<'_>, options: &Options) -> Result<[usize; 2], String> {
+        let namespace = &options.namespace;
+        let learned = generate(self.objects.clone(), &self.answer, options);
+        let oracle = self.enforced(&learned, namespace);
+        let mut checked = [0; 2];
+        for packet in self.passed.iter().filter(|packet| packet.pod.namespace == *namespace) {
+            let pod = &self.cluster.pods()[&packet.pod];
+            let PodFlow { direction, remote, protocol, port, .. } = flow(pod, packet);
+            let allowed = oracle.judge(pod, direction, remote, protocol.0, port);
+            let workload = Workload::of(pod).unwrap();
+            let named = learned.denied.iter().any(|denied| {
+                let of = &denied.flow;
+                (&of.workload, of.direction, of.protocol, of.port)
+                    == (&workload, direction, protocol, port)
+            });
+            if !allowed && !named {
+                return Err(format!("{packet:?} is denied"));
+            }
+            checked[0] += usize::from(allowed);
+        }
+        for denied in &learned.denied {
+            if denied.reason.starts_with("no rule") {
+                return Err(format!("{denied}"));
+            }
+        }
+        self.reads_back(&learned)?;
+        // Tiers allow what no policy of a namespace does.
+        let has_tiers = self.objects.iter().any(|o| matches!(o, Change::ClusterPolicy(_)));
+        let of_namespace: Vec<Key> =
+            self.pods.iter().filter(|pod| pod.namespace == *namespace).cloned().collect();
+        if !has_tiers && !of_namespace.is_empty() {
+            for _ in 0..ASKED {
+                let packet = self.source.packet(choices, &of_namespace);
+                checked[1] += usize::from(self.no_wider(&learned, &oracle, &packet)?);
+            }
+        }
+        Ok(checked)
+    }
+
+    /// What is written means what was judged, in both forms.
+    fn reads_back(&self, learned: &Learned) -> Result<(), String> {
+        for text in [yaml(learned, &self.answer), json(learned)["policies"].to_string()] {
+            let read = manifests::read_text("learned.yaml", text.as_bytes());
+            let (objects, problems) = read.map_err(|error| format!("{error}\n{text}"))?;
+            let read: BTreeMap<Key, Policy> = objects
+                .into_iter()
+                .filter_map(|o| if let Change::Policy(policy) = o { Some(policy) } else { None })
+                .map(|policy| {
+                    (policy.key.clone(), Policy { version: Default::default(), ..policy })
+                })
+                .collect();
+            let meant: BTreeMap<Key, Policy> = learned
+                .policies
+                .iter()
+                .map(|learned| (learned.policy.key.clone(), learned.policy.clone()))
+                .collect();
+            if read != meant || !problems.is_empty() {
+                return Err(format!("{text}\nis read as {read:#?}\n{problems:?}, not {meant:#?}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn learned_policies_allow_what_was_seen_and_what_they_say_beside_it() {
+    let mut checked = [0; 2];
+    for seed in 0..CLUSTERS {
+        let mut choices = Choices::from_seed(seed);
+        let world = World::new(&mut choices);
+        let namespaces: BTreeSet<_> = world.pods.iter().map(|pod| pod.namespace.clone()).collect();
+        for namespace in namespaces {
+            let block_prefix = *choices.pick(&[[32, 128], [24, 64], [0, 0]]);
+            let options = Options { namespace, block_prefix, other_protocols: choices.chance(50) };
+            let done = world.check(&mut choices, &options);
+            let done = done.unwrap_or_else(|error| panic!("seed {seed}, {options:?}: {error}"));
+            checked = [checked[0] + done[0], checked[1] + done[1]];
+        }
+    }
+    println!("{} flows that were seen, {} packets asked", checked[0], checked[1]);
+    assert!(checked[0] > 3_000 && checked[1] > 10_000, "{checked:?}");
+}
+
+fn address(number: u32) -> IpAddr {
+    Ipv4Addr::from_bits(0x0a00_0000 + number).into()
+}
+
+/// Records that a pod was reached from another at some ports.
+fn reach(recorder: &mut Recorder, from: &Pod, to: &Pod, ports: std::ops::Range<u16>) {
+    let cluster: Cluster = [from, to].map(|pod| Change::Pod(pod.clone())).into_iter().collect();
+    recorder.begin(true, 0);
+    for port in ports {
+        let (remote, protocol) = (from.addresses[0], IpProtocol::TCP);
+        let flow = PodFlow { pod: to, direction: Direction::Ingress, remote, protocol, port };
+        recorder.meet(&cluster, flow, |_| None, met(u64::from(port)), &mut 0);
+    }
+}
+
+fn pod(namespace: &str, number: u32) -> Pod {
+    let app = format!("app{number}");
+    let address = address(number).to_string();
+    objects::pod(namespace, &app, &[("app", &app)], &[&address])
+}
+
+/// Flows from pods of a namespace, and those that were left out of it.
+fn from(answer: &Answer, namespace: &str) -> usize {
+    let is_meant = |flow: &&Observed| match &flow.peer {
+        Peer::Workload(peer) => peer.namespace == namespace,
+        Peer::Service(_) | Peer::Node | Peer::Address(_) => false,
+    };
+    answer.flows.iter().filter(is_meant).count()
+}
+
+#[test]
+fn a_scan_displaces_nothing_but_itself() {
+    let mut recorder = Recorder::new(0);
+    let victim = pod("shop", 1);
+    for friend in 0..40 {
+        reach(&mut recorder, &pod("friends", 100 + friend), &victim, 80..82);
+    }
+    for scanner in 0..100 {
+        reach(&mut recorder, &pod("evil", 1000 + scanner), &victim, 1..200);
+    }
+    for late in 0..40 {
+        reach(&mut recorder, &pod("late", 500 + late), &victim, 80..82);
+    }
+    let answer = recorder.answer("n", 0);
+    assert_eq!((from(&answer, "friends"), from(&answer, "late")), (80, 80));
+    assert_eq!(answer.flows.len(), NAMESPACE_MAX);
+    // Of each scanner at most 64 ports, and those that gave way.
+    let scanned = (NAMESPACE_MAX - 160) as u64;
+    assert_eq!(answer.left_out["shop"], 100 * 199 - scanned);
+}
+
+#[test]
+fn a_namespace_that_is_full_leaves_others_room() {
+    let mut recorder = Recorder::new(0);
+    let namespaces = (TOTAL_MAX / NAMESPACE_MAX) as u32 + 2;
+    for number in 0..namespaces {
+        for peer in 0..40 {
+            let (from, to) = (pod("evil", 1000 + peer), pod(&format!("evil{number}"), number));
+            reach(&mut recorder, &from, &to, 1..65);
+        }
+    }
+    assert_eq!(recorder.answer("n", 0).flows.len(), TOTAL_MAX);
+    reach(&mut recorder, &pod("friends", 100), &pod("shop", 1), 80..85);
+    let answer = recorder.answer("n", 0);
+    assert_eq!((from(&answer, "friends"), answer.flows.len()), (5, TOTAL_MAX));
+    assert!(!answer.left_out.contains_key("shop"));
+}
+
+#[test]
+fn the_next_agent_goes_on() {
+    let mut recorder = Recorder::new(7000);
+    reach(&mut recorder, &pod("friends", 100), &pod("shop", 1), 80..90);
+    let dropped = PodFlow {
+        pod: &pod("shop", 1),
+        direction: Direction::Egress,
+        remote: address(9),
+        protocol: IpProtocol::UDP,
+        port: 53,
+    };
+    recorder.denied(&Cluster::default(), dropped, 3, 5000);
+    let first = recorder.answer("n", 9000);
+    let mut next = Recorder::new(8000);
+    next.resume(first.clone());
+    assert_eq!(next.answer("n", 9000), first);
+    assert_eq!((first.flows.len(), first.since), (11, 7));
+    reach(&mut next, &pod("friends", 100), &pod("shop", 1), 89..91);
+    assert_eq!(next.answer("n", 9000).flows.len(), 12);
+    // Two nodes: their counts together.
+    let both = merge(vec![("b".to_owned(), next.answer("b", 9000)), ("a".to_owned(), first)]);
+    let port = |port: u16| both.flows.iter().find(|flow| flow.port == port).unwrap().flows;
+    assert_eq!((both.node.as_str(), port(89), port(90), port(80)), ("a,b", 3, 1, 2));
+    let denied: Vec<u64> = both.flows.iter().map(|flow| flow.denied).filter(|d| *d > 0).collect();
+    assert_eq!(denied, [6]);
+}
+
+#[test]
+fn names_in_comments_stay_in_their_line() {
+    let mut web = pod("shop", 1);
+    web.labels.insert("app".to_owned(), "web\n---\nkind: \u{1b}[2J".to_owned());
+    let mut recorder = Recorder::new(0);
+    reach(&mut recorder, &web, &pod("shop", 2), 80..81);
+    let options =
+        Options { namespace: "shop".into(), block_prefix: [32, 128], other_protocols: false };
+    let answer = recorder.answer("n", 0);
+    let learned = generate(vec![Change::Pod(web), Change::Pod(pod("shop", 2))], &answer, &options);
+    let text = yaml(&learned, &answer);
+    assert!(!text.contains('\u{1b}') && !text.contains("\nkind: \\"), "{text}");
+    let (objects, problems) = manifests::read_text("x", text.as_bytes()).unwrap();
+    // The API server would refuse such a label as the reader does.
+    let about_label = |problem: &SourceProblem| problem.text.contains("matchLabels");
+    assert!(objects.len() == 1 && problems.iter().all(about_label), "{problems:?} {text}");
+}

@@ -1,0 +1,137 @@
+//! What policies would allow and was never seen.
+//!
+//! A policy speaks of labels and blocks. So it also allows what other workloads with the same labels and more
+//! do, peers without labels of their own, the other addresses of a block, and pods that have a block's address.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use netpold_core::cluster::{Cluster, is_subject};
+use netpold_core::model::Direction;
+
+use super::generate::{LearnedPolicy, Seen};
+use super::grants::PeerSpec;
+use super::ports::Ports;
+use super::workload::Workload;
+
+/// Whom it would be allowed with.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Other {
+    /// Pods.
+    Workload(Workload),
+    /// Addresses that are no pod's.
+    Block(IpNet),
+}
+
+impl fmt::Display for Other {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Workload(workload) => workload.fmt(f),
+            Self::Block(block) => block.fmt(f),
+        }
+    }
+}
+
+/// What would be allowed and was never seen.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Unseen {
+    /// Whose pods.
+    pub workload: Workload,
+    /// As the pods see it.
+    pub direction: Direction,
+    /// The other side.
+    pub peer: Other,
+    /// The ports.
+    pub ports: Ports,
+}
+
+/// `shop app=web ingress from shop app=client: TCP 80`
+impl fmt::Display for Unseen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { workload, direction, peer, ports } = self;
+        let word = if *direction == Direction::Ingress { "from" } else { "to" };
+        write!(f, "{workload} {direction} {word} {peer}: {ports}")
+    }
+}
+
+/// A workload's addresses.
+type Addresses = BTreeMap<Workload, BTreeSet<IpAddr>>;
+
+/// By namespace; all pods that policies select or match.
+fn addresses(cluster: &Cluster) -> BTreeMap<String, Addresses> {
+    let mut all: BTreeMap<String, Addresses> = BTreeMap::new();
+    for pod in cluster.pods().values().filter(|pod| is_subject(pod)) {
+        if let Some(workload) = Workload::of(pod) {
+            let of = all.entry(pod.key.namespace.clone()).or_default().entry(workload).or_default();
+            of.extend(&pod.addresses);
+        }
+    }
+    all
+}
+
+/// What the policies allow to the workloads of a namespace, without what was seen.
+pub(super) fn unseen(
+    cluster: &Cluster,
+    policies: &[LearnedPolicy],
+    seen: &Seen,
+    namespace: &str,
+) -> Vec<Unseen> {
+    let all = addresses(cluster);
+    let mut unseen = Vec::new();
+    for workload in all.get(namespace).into_iter().flat_map(Addresses::keys) {
+        let selecting: Vec<_> =
+            policies.iter().filter(|policy| policy.workload.selects(workload)).collect();
+        for direction in Direction::BOTH {
+            let mut allowed: BTreeMap<Other, Ports> = BTreeMap::new();
+            let rules = selecting.iter().flat_map(|policy| &policy.rules[direction as usize]);
+            for rule in rules {
+                for (peer, _) in &rule.peers {
+                    for other in others(&all, peer) {
+                        allowed.entry(other).or_default().add(&rule.ports);
+                    }
+                }
+            }
+            let known = seen.get(workload).map(|seen| &seen[direction as usize]);
+            let was_seen = |peer: &Other| {
+                let spec = match peer {
+                    Other::Workload(workload) => PeerSpec::Pods(workload.clone()),
+                    // Of a wider block not every address was.
+                    Other::Block(block) if block.prefix_len() < block.max_prefix_len() => {
+                        return None;
+                    }
+                    Other::Block(block) => PeerSpec::Block(*block),
+                };
+                // Where everything has to be allowed for one protocol, not everything was seen.
+                let (ports, _) = known?.get(&spec)?;
+                Some(Ports { all: false, some: ports.some.clone() })
+            };
+            unseen.extend(allowed.into_iter().filter_map(|(peer, ports)| {
+                let ports = ports.without(&was_seen(&peer).unwrap_or_default());
+                let workload = workload.clone();
+                (!ports.is_empty()).then_some(Unseen { workload, direction, peer, ports })
+            }));
+        }
+    }
+    unseen
+}
+
+/// Whom a peer matches.
+fn others(all: &BTreeMap<String, Addresses>, peer: &PeerSpec) -> Vec<Other> {
+    match peer {
+        PeerSpec::Pods(wanted) => {
+            let there = all.get(&wanted.namespace).into_iter().flat_map(Addresses::keys);
+            let matched = there.filter(|workload| wanted.selects(workload));
+            matched.map(|workload| Other::Workload(workload.clone())).collect()
+        }
+        PeerSpec::Block(block) => {
+            let pods = all
+                .values()
+                .flatten()
+                .filter(|(_, addresses)| addresses.iter().any(|address| block.contains(address)));
+            let pods = pods.map(|(workload, _)| Other::Workload(workload.clone()));
+            pods.chain([Other::Block(*block)]).collect()
+        }
+    }
+}
