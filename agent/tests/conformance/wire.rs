@@ -1,6 +1,8 @@
 //! The conformance cases with real sockets: pods and nodes are network namespaces, an agent runs on
 //! each node, and every check is a probe. Needs root.
 
+mod audited;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::Path;
