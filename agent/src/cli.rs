@@ -6,10 +6,10 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use netpold_core::probe::{IpProtocol, Party};
 
+use crate::arguments::time;
 use crate::completion::CompletionArgs;
 use crate::dataplane::bpffs::DEFAULT_BPFFS;
 use crate::doctor::DoctorArgs;
-use crate::arguments::time;
 use crate::engine::interfaces::NodeDevices;
 use crate::flows::FlowsArgs;
 use crate::learn::LearnArgs;

@@ -23,8 +23,8 @@ pub use workloads::Workload;
 
 use crate::cli::{DiffArgs, DiffKind};
 use crate::flows::{self, Filter};
+use crate::offline;
 use crate::output::print;
-use crate::{live, offline};
 
 /// Exit status: no difference of the kind that `--fail-on` names.
 const SAME: u8 = 0;
@@ -151,7 +151,7 @@ fn clusters(args: &DiffArgs) -> Result<[Cluster; 2]> {
     };
     let changes = offline::read(file)?;
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
-    let before = live::manifests_or_objects(manifests, &args.cluster, namespace)?;
+    let before = crate::live::manifests_or_objects(manifests, &args.cluster, namespace)?;
     if manifests.is_none() && changes.iter().any(|change| in_namespace(change, "default")) {
         anstream::eprintln!(
             "netpold: an object of -f that names no namespace counts as in namespace default, whatever -n and the \
