@@ -2,6 +2,8 @@
 //!
 //! The agent never detaches anything at its end: enforcement outlives it.
 
+mod requests;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
@@ -18,7 +20,7 @@ use tokio::task::{JoinHandle, block_in_place};
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
-use crate::admin::{Admin, RULES_REQUEST, Requests, STATUS_REQUEST};
+use crate::admin::Admin;
 use crate::config::{self, RunConfig};
 use crate::dataplane::attach::{Attached, Attacher, Mode};
 use crate::dataplane::bpffs::{self, PinRoot};
@@ -29,13 +31,11 @@ use crate::dataplane::{Dataplane, DataplaneOptions};
 use crate::endpoint::{self, Discovery};
 use crate::engine::Engine;
 use crate::events::{self, DropLog};
-use crate::flows::{FLOWS_REQUEST, Page};
 use crate::kept;
-use crate::learn::{self, LEARN_REQUEST};
+use crate::learn;
 use crate::listen::{Heartbeat, Listener};
 use crate::metrics::Metrics;
 use crate::object::object;
-use crate::observe::{Attributions, OBSERVE_REQUEST, Observer};
 use crate::publish::{self, Look, Publisher};
 use crate::requirements;
 use crate::rule_use::{self, News};
@@ -46,7 +46,7 @@ use crate::source::cni_results::static_pods::StaticPods;
 use crate::source::inputs::{Input, Inputs, kept};
 use crate::source::opened::Opened;
 use crate::state::SnapshotWriter;
-use crate::status::Status;
+use requests::requests;
 
 /// Buckets of the IPv4 conntrack table, four flows each: half a million flows in 16 MiB.
 const CONNTRACK_BUCKETS: u32 = 131_072;
@@ -158,39 +158,7 @@ impl Agent {
         let drops = Arc::new(Mutex::new(DropLog::default()));
         let (events, interfaces) = mpsc::channel(EVENTS);
         let discovery = Discovery::start(endpoint::Settings::default(), events)?;
-        let status = {
-            let (engine, drops) = (Arc::clone(&engine), Arc::clone(&drops));
-            let source = inputs.status();
-            move || {
-                let recent = lock(&drops).recent();
-                let source = source.borrow().clone();
-                let report = lock(&engine).report(&recent);
-                Status { in_sync: source.in_sync && report.in_sync, source, ..report }
-            }
-        };
-        let rules = {
-            let engine = Arc::clone(&engine);
-            move || lock(&engine).rules()
-        };
-        let requests = Requests::default().on(STATUS_REQUEST, move |_| status());
-        let requests = requests.on(RULES_REQUEST, move |_| rules());
-        let requests = requests.on(FLOWS_REQUEST, flows_of(&engine));
-        let observer = {
-            let engine = Arc::clone(&engine);
-            let mut attributions = Attributions::default();
-            Observer::new(config.node.clone(), lock(&drops).journal(), move |seen, filter| {
-                lock(&engine).observed(seen, filter, &mut attributions)
-            })
-        };
-        let observer = Arc::new(observer);
-        let requests = requests.on_stream(OBSERVE_REQUEST, move |stream, request| {
-            Arc::clone(&observer).serve(stream, request)
-        });
-        let recorded = {
-            let engine = Arc::clone(&engine);
-            move || lock(&engine).recorded_flows()
-        };
-        let requests = requests.on(LEARN_REQUEST, move |_| recorded());
+        let requests = requests(&config.node, &engine, &drops, inputs.status());
         let admin = Admin::serve(&config.socket, requests)?;
         let heartbeat = Heartbeat::default();
         let listen = |address| {
@@ -450,28 +418,6 @@ fn engine(
     let mut engine = Engine::new(Compiler::new(options), dataplane, capacity);
     engine.judge_at(config.node_devices.clone());
     Ok(engine)
-}
-
-/// Answers requests for flows. The engine is not kept from its work while the table is read.
-fn flows_of(engine: &Arc<Mutex<Engine>>) -> impl Fn(&str) -> Page + use<> {
-    let engine = Arc::clone(engine);
-    move |request| {
-        let problem = |problem: String| Page { problem: Some(problem), ..Page::default() };
-        let request = match serde_json::from_str(request) {
-            Ok(request) => request,
-            Err(error) => return problem(format!("no such request: {error}")),
-        };
-        let reader = lock(&engine).flow_reader();
-        match reader {
-            Ok(Some(reader)) => {
-                let mut page = reader.page(&request);
-                lock(&engine).name_remotes(&mut page.flows);
-                page
-            }
-            Ok(None) => problem("nothing has been written to the kernel yet".to_owned()),
-            Err(error) => problem(format!("the flow tables cannot be read: {error}")),
-        }
-    }
 }
 
 /// Records new flows for whoever watches. Logs those that policies on trial would deny, and keeps them for the

@@ -64,7 +64,7 @@ pub(super) fn enforced<'f>(
     kept.chain(stand_ins).chain(policies.iter().map(enforce)).collect()
 }
 
-/// A pod of a workload. Its addresses are of blocks that nobody uses (240.0.0.0/4, 0100::/64).
+/// A pod of a workload. Its addresses are of blocks that nobody uses (`240.0.0.0/4`, `0100::/64`).
 fn stand_in(number: u32, workload: &Workload) -> Pod {
     let addresses = vec![
         Ipv4Addr::from_bits(0xf000_0000 | number).into(),

@@ -65,6 +65,9 @@ pub struct Met {
     pub on_trial: bool,
 }
 
+/// A workload, and the other side of its flows.
+type Pair = (Arc<Workload>, Direction, Peer<Arc<Workload>>);
+
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Recorder {
@@ -72,7 +75,8 @@ pub struct Recorder {
     last_id: u32,
     ids: BTreeMap<Subject, u32>,
     records: HashMap<u32, Counts>,
-    ports: HashMap<(Arc<Workload>, Direction, Peer<Arc<Workload>>), u16>,
+    /// How many are recorded from one to the other.
+    ports: HashMap<Pair, u16>,
     shares: Shares,
     workloads: HashSet<Arc<Workload>>,
     /// Of one state of the cluster.

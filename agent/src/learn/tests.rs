@@ -3,7 +3,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::{Explainer, PodFlow};
-use netpold_core::model::{Direction, Enforcement, Key, Pod, Policy};
+use netpold_core::model::{Direction, Enforcement, Key, Pod, Policy, PolicyVersion};
 use netpold_core::probe::IpProtocol;
 use netpold_testkit::generate::{self, Choices, Packet, PacketSource};
 use netpold_testkit::objects;
@@ -195,7 +195,7 @@ impl World {
                 .into_iter()
                 .filter_map(|o| if let Change::Policy(policy) = o { Some(policy) } else { None })
                 .map(|policy| {
-                    (policy.key.clone(), Policy { version: Default::default(), ..policy })
+                    (policy.key.clone(), Policy { version: PolicyVersion::default(), ..policy })
                 })
                 .collect();
             let meant: BTreeMap<Key, Policy> = learned

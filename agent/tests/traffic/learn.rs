@@ -32,10 +32,8 @@ fn kinds(answer: &Value) -> Vec<String> {
     let app = |workload: &Value| workload["labels"]["app"].as_str().unwrap_or("?").to_owned();
     let flows = answer["flows"].as_array().unwrap().iter();
     let kinds = flows.map(|flow| {
-        let peer = match &flow["peer"]["workload"] {
-            Value::Null => flow["peer"].to_string(),
-            workload => app(workload),
-        };
+        let peer = &flow["peer"];
+        let peer = peer.get("workload").map_or_else(|| peer.to_string(), app);
         let direction = flow["direction"].as_str().unwrap();
         let (protocol, port) = (flow["protocol"].as_str().unwrap(), &flow["port"]);
         format!("{} {direction} {peer} {protocol} {port}", app(&flow["workload"]))
@@ -44,7 +42,7 @@ fn kinds(answer: &Value) -> Vec<String> {
 }
 
 fn connects(cluster: &Cluster, from: &str, to: &str) -> bool {
-    let address = cluster.pod(to).ip4().unwrap().into();
+    let address = cluster.pod(to).ip4().unwrap();
     cluster.pod(from).probe(Protocol::Tcp, address, PORT, PATIENCE).connected()
 }
 

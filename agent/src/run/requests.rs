@@ -1,0 +1,78 @@
+//! What the control socket answers.
+
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::watch;
+
+use super::lock;
+use crate::admin::{RULES_REQUEST, Requests, STATUS_REQUEST};
+use crate::engine::Engine;
+use crate::events::DropLog;
+use crate::flows::{FLOWS_REQUEST, Page};
+use crate::learn::LEARN_REQUEST;
+use crate::observe::{Attributions, OBSERVE_REQUEST, Observer};
+use crate::source::SourceStatus;
+use crate::status::Status;
+
+/// Of the agent on the node of that name.
+pub(super) fn requests(
+    node: &str,
+    engine: &Arc<Mutex<Engine>>,
+    drops: &Arc<Mutex<DropLog>>,
+    source: watch::Receiver<SourceStatus>,
+) -> Requests {
+    let status = {
+        let (engine, drops) = (Arc::clone(engine), Arc::clone(drops));
+        move || {
+            let recent = lock(&drops).recent();
+            let source = source.borrow().clone();
+            let report = lock(&engine).report(&recent);
+            Status { in_sync: source.in_sync && report.in_sync, source, ..report }
+        }
+    };
+    let rules = {
+        let engine = Arc::clone(engine);
+        move || lock(&engine).rules()
+    };
+    let requests = Requests::default().on(STATUS_REQUEST, move |_| status());
+    let requests = requests.on(RULES_REQUEST, move |_| rules());
+    let requests = requests.on(FLOWS_REQUEST, flows_of(engine));
+    let observer = {
+        let engine = Arc::clone(engine);
+        let mut attributions = Attributions::default();
+        Observer::new(node.to_owned(), lock(drops).journal(), move |seen, filter| {
+            lock(&engine).observed(seen, filter, &mut attributions)
+        })
+    };
+    let observer = Arc::new(observer);
+    let requests = requests.on_stream(OBSERVE_REQUEST, move |stream, request| {
+        Arc::clone(&observer).serve(stream, request)
+    });
+    let recorded = {
+        let engine = Arc::clone(engine);
+        move || lock(&engine).recorded_flows()
+    };
+    requests.on(LEARN_REQUEST, move |_| recorded())
+}
+
+/// Answers requests for flows. The engine is not kept from its work while the table is read.
+fn flows_of(engine: &Arc<Mutex<Engine>>) -> impl Fn(&str) -> Page + use<> {
+    let engine = Arc::clone(engine);
+    move |request| {
+        let problem = |problem: String| Page { problem: Some(problem), ..Page::default() };
+        let request = match serde_json::from_str(request) {
+            Ok(request) => request,
+            Err(error) => return problem(format!("no such request: {error}")),
+        };
+        let reader = lock(&engine).flow_reader();
+        match reader {
+            Ok(Some(reader)) => {
+                let mut page = reader.page(&request);
+                lock(&engine).name_remotes(&mut page.flows);
+                page
+            }
+            Ok(None) => problem("nothing has been written to the kernel yet".to_owned()),
+            Err(error) => problem(format!("the flow tables cannot be read: {error}")),
+        }
+    }
+}
