@@ -15,7 +15,6 @@ mod ports;
 mod render;
 mod selectors;
 
-use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -28,8 +27,9 @@ pub use objects::examine;
 pub use render::text;
 
 use crate::dataplane::bpffs::DEFAULT_BPFFS;
+use crate::live::{self, Agents, ClusterArgs};
 use crate::offline;
-use crate::output::Output;
+use crate::output::{Output, print};
 use crate::socket::DEFAULT_SOCKET;
 
 /// Exit status: nothing was found, but information.
@@ -45,6 +45,9 @@ pub struct DoctorArgs {
     /// Examine the Kubernetes objects in that directory (*.yaml, *.yml and *.json) instead of this node
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
     pub manifests: Option<PathBuf>,
+    /// Of a cluster: the namespace whose objects are examined where RBAC forbids those of all
+    #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
+    pub namespace: Option<String>,
     /// Control socket of the agent
     #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
@@ -54,29 +57,55 @@ pub struct DoctorArgs {
     /// Format of the answer
     #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
     pub output: Output,
+    /// The cluster to ask, instead of this node: its objects, and each agent of its node.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
 }
 
 /// Answer, on standard output. Returns the exit status.
 ///
 /// # Errors
-/// The manifests cannot be read.
+/// The manifests or the cluster's objects cannot be read.
 pub fn run(args: &DoctorArgs) -> Result<u8> {
     let report = match &args.manifests {
         Some(directory) => {
             let cluster: Cluster = offline::read_directory(directory)?.into_iter().collect();
             examine(&cluster, &Containers::read(directory)?)
         }
+        None if args.cluster.is_meant() => of_cluster(args)?,
         None => node::examine(&args.socket, &args.bpffs),
     };
-    let text = match args.output {
+    print(&match args.output {
         Output::Json => format!("{:#}\n", serde_json::to_value(&report)?),
         Output::Text => text(&report),
-    };
-    match anstream::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => return Err(error.into()),
-        Ok(()) | Err(_) => {}
-    }
+    })?;
     Ok(status(&report))
+}
+
+/// The objects of a cluster, and every node as its agent sees it.
+fn of_cluster(args: &DoctorArgs) -> Result<Report> {
+    let cluster = &args.cluster;
+    live::block_on(async {
+        let objects = live::objects(cluster, args.namespace.as_deref()).await?;
+        let (mut containers, mut unread) = (Containers::default(), Vec::new());
+        for path in ["/api/v1/pods", "/apis/apps/v1/daemonsets"] {
+            let read = live::pages(cluster, path, |page| containers.add_page(page)).await;
+            unread.extend(read.err().map(|error| format!("containers: {error:#}")));
+        }
+        let mut report = examine(&objects.into_iter().collect(), &containers);
+        report.unknown.extend(unread);
+        match Agents::find(cluster).await {
+            Ok(agents) => {
+                let all = agents.answers::<Report>(&["doctor", "-o", "json"]).await;
+                let silent = all.failures.iter();
+                let silent = silent.map(|(node, error)| format!("node {node}: {error}"));
+                report.unknown.extend(silent);
+                report = report.and(merge(all.answers));
+            }
+            Err(error) => report.unknown.push(format!("nodes: {error:#}")),
+        }
+        Ok(report)
+    })
 }
 
 /// The exit status that a report asks for.

@@ -7,6 +7,7 @@ mod agents;
 mod exec;
 mod node_error;
 mod objects;
+mod pages;
 mod runtime;
 
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ use clap::Args;
 pub use agents::{Agents, Answers};
 pub use node_error::{NodeError, report};
 pub use objects::{manifests_or_objects, objects};
+pub use pages::pages;
 pub use runtime::{block_on, standard_input_ends};
 
 use crate::source::cluster::Access;

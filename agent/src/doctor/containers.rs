@@ -8,6 +8,9 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow};
 use netpold_core::model::{Key, Protocol};
 
+use serde::Deserialize;
+
+use crate::source::decode::decode;
 use crate::source::document::{self, Node, Value};
 
 /// Endings of the files that are read, as `--manifests` does.
@@ -47,81 +50,133 @@ impl Containers {
     }
 
     /// Those of the objects in a text, YAML or JSON.
-    ///
-    /// # Errors
-    /// It is neither.
-    pub fn add(&mut self, text: &str) -> Result<(), document::ReadError> {
+    fn add(&mut self, text: &str) -> Result<(), document::ReadError> {
         for document in document::parse(text)? {
             if let Some(Value::List(items)) = document.get("items").map(|items| &items.value) {
                 let kind = document.text("kind").and_then(|kind| kind.strip_suffix("List"));
-                items.iter().for_each(|item| self.object(item, kind));
+                items.iter().for_each(|item| self.node(item, kind));
             } else {
-                self.object(&document, None);
+                self.node(&document, None);
             }
         }
         Ok(())
     }
 
+    /// What is no object of these kinds has nothing to tell.
+    fn node(&mut self, node: &Node, kind: Option<&str>) {
+        if matches!(node.text("kind").or(kind), Some("Pod" | "DaemonSet"))
+            && let Ok(object) = decode::<Object>(node)
+        {
+            self.object(object, kind);
+        }
+    }
+
+    /// Those of a page of a list, as the API server writes it; the token of the next page.
+    ///
+    /// # Errors
+    /// It is no list.
+    pub fn add_page(&mut self, json: &str) -> Result<Option<String>> {
+        let list: List = serde_json::from_str(json).context("the list is not understood")?;
+        let kind = list.kind.strip_suffix("List");
+        list.items.into_iter().flatten().for_each(|object| self.object(object, kind));
+        Ok(list.metadata.next)
+    }
+
     /// `kind`: where the object itself does not say it.
-    fn object(&mut self, object: &Node, kind: Option<&str>) {
-        let Some(key) = key(object) else { return };
-        match object.text("kind").or(kind) {
+    fn object(&mut self, object: Object, kind: Option<&str>) {
+        let Object { kind: own, metadata, spec } = object;
+        let namespace = metadata.namespace.unwrap_or_else(|| "default".to_owned());
+        let key = Key { namespace, name: metadata.name };
+        match own.as_deref().or(kind) {
             Some("Pod") => {
-                let ports: BTreeSet<_> = containers(object.get("spec"))
-                    .flat_map(|container| list(container.get("ports")))
-                    .filter_map(port)
-                    .collect();
+                let containers = spec.containers.into_iter().chain(spec.init_containers).flatten();
+                let ports = containers.flat_map(|container| container.ports).flatten();
+                let ports: BTreeSet<_> = ports.filter_map(Port::number).collect();
                 if !ports.is_empty() {
                     self.ports.insert(key, ports);
                 }
             }
             Some("DaemonSet") => {
-                let template = object.get("spec").and_then(|spec| spec.get("template"));
-                let spec = template.and_then(|template| template.get("spec"));
-                let images = containers(spec).filter_map(|container| container.text("image"));
-                self.daemon_sets.push((key, images.map(str::to_owned).collect()));
+                let containers = spec.template.into_iter().flat_map(|it| it.spec.containers);
+                let images = containers.flatten().filter_map(|container| container.image);
+                self.daemon_sets.push((key, images.collect()));
             }
             Some(_) | None => {}
         }
     }
 }
 
-/// An object without namespace is in `default`.
-fn key(object: &Node) -> Option<Key> {
-    let metadata = object.get("metadata")?;
-    let namespace = metadata.text("namespace").unwrap_or("default");
-    Some(Key::new(namespace, metadata.text("name")?))
+#[derive(Deserialize)]
+struct List {
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    metadata: Metadata,
+    items: Option<Vec<Object>>,
 }
 
-fn containers(spec: Option<&Node>) -> impl Iterator<Item = &Node> {
-    let fields = ["containers", "initContainers"].into_iter();
-    fields.flat_map(move |field| list(spec.and_then(|spec| spec.get(field))))
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Object {
+    kind: Option<String>,
+    metadata: Metadata,
+    spec: Spec,
 }
 
-fn list(node: Option<&Node>) -> &[Node] {
-    match node.map(|node| &node.value) {
-        Some(Value::List(items)) => items,
-        Some(
-            Value::Null
-            | Value::Bool(_)
-            | Value::Int(_)
-            | Value::Float(_)
-            | Value::Text(_)
-            | Value::Map(_),
-        )
-        | None => &[],
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Metadata {
+    namespace: Option<String>,
+    name: String,
+    #[serde(rename = "continue")]
+    next: Option<String>,
+}
+
+/// Of a pod, or of a DaemonSet.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Spec {
+    containers: Option<Vec<Container>>,
+    init_containers: Option<Vec<Container>>,
+    template: Option<Template>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Template {
+    spec: TemplateSpec,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct TemplateSpec {
+    containers: Option<Vec<Container>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Container {
+    image: Option<String>,
+    ports: Option<Vec<Port>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Port {
+    protocol: Option<String>,
+    container_port: i64,
+}
+
+impl Port {
+    fn number(self) -> Option<(Protocol, u16)> {
+        let protocol = match self.protocol.as_deref() {
+            None | Some("TCP") => Protocol::Tcp,
+            Some("UDP") => Protocol::Udp,
+            Some("SCTP") => Protocol::Sctp,
+            Some(_) => return None,
+        };
+        Some((protocol, u16::try_from(self.container_port).ok()?))
     }
-}
-
-fn port(port: &Node) -> Option<(Protocol, u16)> {
-    let protocol = match port.text("protocol") {
-        None | Some("TCP") => Protocol::Tcp,
-        Some("UDP") => Protocol::Udp,
-        Some("SCTP") => Protocol::Sctp,
-        Some(_) => return None,
-    };
-    let Value::Int(number) = port.get("containerPort")?.value else { return None };
-    Some((protocol, u16::try_from(number).ok()?))
 }
 
 #[cfg(test)]
@@ -157,5 +212,25 @@ items:
         assert_eq!(containers.ports, BTreeMap::from([(Key::new("x", "a"), ports)]));
         let image = "docker.io/kindest/kindnetd:v1".to_owned();
         assert_eq!(containers.daemon_sets, [(Key::new("kube-system", "kindnet"), vec![image])]);
+    }
+
+    #[test]
+    fn pages_of_the_api_server() {
+        // What is nested deep beside them harms nothing.
+        let fields = format!("{}1{}", "{\"f:a\":".repeat(500), "}".repeat(500));
+        let pod = format!(
+            r#"{{"metadata":{{"name":"a","namespace":"x","managedFields":[{fields}]}},
+               "spec":{{"containers":[{{"name":"c","ports":[{{"containerPort":80}}]}}]}}}}"#
+        );
+        let page = |next: &str, items: &str| {
+            format!(r#"{{"kind":"PodList","metadata":{{"continue":"{next}"}},"items":{items}}}"#)
+        };
+        let mut containers = Containers::default();
+        let next = containers.add_page(&page("more", &format!("[{pod}]"))).unwrap();
+        assert_eq!(next.as_deref(), Some("more"));
+        let ports = BTreeSet::from([(Protocol::Tcp, 80)]);
+        assert_eq!(containers.ports, BTreeMap::from([(Key::new("x", "a"), ports)]));
+        assert_eq!(containers.add_page(&page("", "null")).unwrap().as_deref(), Some(""));
+        containers.add_page("[]").unwrap_err();
     }
 }

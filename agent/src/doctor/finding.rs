@@ -59,6 +59,17 @@ pub struct Report {
     pub unknown: Vec<String>,
 }
 
+impl Report {
+    /// Both, in the order of one.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        self.findings.extend(other.findings);
+        self.findings.sort_by(|a, b| (a.severity, &a.check).cmp(&(b.severity, &b.check)));
+        self.unknown.extend(other.unknown);
+        self
+    }
+}
+
 /// A kind of finding.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Check {

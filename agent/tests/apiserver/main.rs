@@ -9,6 +9,7 @@
 
 mod cluster_policies;
 mod denials;
+mod doctor;
 mod follow;
 mod hostile;
 mod in_force;
