@@ -63,14 +63,17 @@ pub enum Command {
     #[command(after_help = "Exit status: 0 every agent answered, 1 some did not.")]
     Rules(RulesArgs),
     /// List the flows of this node's pods, and how policy judged them last
+    #[command(after_help = "Exit status: 0 the agent answered, 1 it did not.")]
     Flows(FlowsArgs),
-    /// Find what keeps policy from working, on this node or in manifests, and how to put it right
+    /// Find what keeps policy from working, on this node, in manifests or in a cluster, and how to put it
+    /// right
     #[command(
         after_help = "Exit status: 0 nothing, 1 errors or warnings were found, 2 none were, but not \
         everything could be looked at."
     )]
     Doctor(DoctorArgs),
     /// Show drops, flows that policies on trial would deny, and new flows, each with policy and rule
+    #[command(after_help = "Exit status: 0 ended by its reader or a signal, 1 failed.")]
     Observe(ObserveArgs),
     /// Write NetworkPolicies of least privilege from the flows that were seen
     #[command(

@@ -84,7 +84,7 @@ fn the_list_of_rules_is_real() {
 }
 
 /// Every page of the project.
-const PAGES: [&str; 18] = [
+const PAGES: [&str; 20] = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
@@ -94,9 +94,11 @@ const PAGES: [&str; 18] = [
     "agent/core/conformance/README.md",
     "bench/README.md",
     "deploy/README.md",
+    "deploy/audit.md",
     "deploy/cli.md",
     "deploy/cluster-network-policy.md",
     "deploy/doctor.md",
+    "deploy/learn.md",
     "deploy/limits.md",
     "deploy/metrics.md",
     "deploy/review.md",

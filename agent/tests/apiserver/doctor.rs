@@ -41,7 +41,7 @@ fn agents(kind: &str, name: &str) -> Value {
 fn a_live_cluster_is_examined() {
     let Some(mut world) = World::new("a_live_cluster_is_examined") else { return };
     ["server", "client"].into_iter().for_each(|name| world.add(name));
-    world.policy("server", allow_from("server", "cleint"));
+    world.policy("server", allow_from("server", "somebody"));
     world.start_agent();
     world.wait("isolating the server", |status| crate::world::isolated(status, "server"));
     world.create(agents("Pod", "netpold"));
@@ -77,7 +77,7 @@ fn a_live_cluster_is_examined() {
         found.flat_map(|finding| finding.places.iter().map(String::as_str)).collect()
     };
     let peer =
-        "NetworkPolicy shop/server: spec.ingress[0].from[0]: pods app=cleint of this namespace";
+        "NetworkPolicy shop/server: spec.ingress[0].from[0]: pods app=somebody of this namespace";
     assert_eq!(places("peer-without-pods"), [peer], "{report:?}");
     let set = "DaemonSet netpold-system/kindnet (image kindnetd:v1)";
     assert_eq!(places("other-enforcer-deployed"), [set], "{report:?}");
