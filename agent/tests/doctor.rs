@@ -18,8 +18,8 @@ fn doctor(command: &mut std::process::Command, arguments: &[&str]) -> (i32, Repo
 }
 
 fn report(output: &Output) -> Report {
-    let told = String::from_utf8_lossy(&output.stderr);
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {told}"))
+    assert!(!output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 /// Places by check.

@@ -90,14 +90,14 @@ impl Containers {
         match own.as_deref().or(kind) {
             Some("Pod") => {
                 let containers = spec.containers.into_iter().chain(spec.init_containers).flatten();
-                let ports = containers.flat_map(|container| container.ports).flatten();
+                let ports = containers.filter_map(|container| container.ports).flatten();
                 let ports: BTreeSet<_> = ports.filter_map(Port::number).collect();
                 if !ports.is_empty() {
                     self.ports.insert(key, ports);
                 }
             }
             Some("DaemonSet") => {
-                let containers = spec.template.into_iter().flat_map(|it| it.spec.containers);
+                let containers = spec.template.into_iter().filter_map(|it| it.spec.containers);
                 let images = containers.flatten().filter_map(|container| container.image);
                 self.daemon_sets.push((key, images.collect()));
             }

@@ -71,7 +71,7 @@ fn sweep(
         }
         let met = round.done();
         used.end(node.compiler(), met);
-        told.extend(used.take_audited());
+        told.extend(used.take_news().audited);
     }
     told
 }
