@@ -151,10 +151,10 @@ mod tests {
         let shown = anstream::adapter::strip_str(&shown).to_string();
         assert_eq!(
             shown,
-            "NODE        AGENT   STATE       PODS ENFORCED   POLICIES   DROPS   PROBLEMS\n\
-             n1          0.1.0   enforced    0 of 0          2          0       1\n\
-             n2          0.1.0   enforced    0 of 0          2          0       1\n\
-             n\\u{1b}[2J   -       no answer   -               -          -       -\n\
+            "NODE        AGENT  STATE      PODS ENFORCED  POLICIES  DROPS  PROBLEMS\n\
+             n1          0.1.0  enforced   0 of 0         2         0      1\n\
+             n2          0.1.0  enforced   0 of 0         2         0      1\n\
+             n\\u{1b}[2J  -      no answer  -              -         -      -\n\
              \nproblems\n  n1, n2: full\n"
         );
     }
