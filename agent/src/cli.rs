@@ -45,6 +45,7 @@ pub enum Command {
     Run(RunArgs),
     /// Say whether policy allows some traffic, and why
     #[command(after_help = "Exit status: 0 allowed, 1 denied, 2 cannot tell (why is on stderr).\n\
+        With --socket: 2 also if objects, tables and kernel differ.\n\
         With --probes: 0 every line answered, 2 some line is not.")]
     Explain(ExplainArgs),
     /// Say which connections a change of manifests cuts or opens
@@ -325,6 +326,10 @@ pub struct ExplainArgs {
     /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; or a cluster, see below
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
     pub manifests: Option<PathBuf>,
+    /// Control socket of an agent, to ask in the place of manifests: it compares what its objects, its
+    /// tables and the kernel's programs say
+    #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET")]
+    pub socket: Option<PathBuf>,
     /// Who sends: namespace/pod or an address
     #[arg(long, value_name = "WHO", env = "NETPOLD_FROM", required_unless_present = "probes")]
     pub from: Option<Party>,

@@ -5,6 +5,7 @@
 //! compare-and-swap of its whole control word, time stamp included: a flow that has a packet at
 //! that moment stays.
 
+mod entry;
 mod import;
 mod sighting;
 pub mod timeouts;
@@ -24,6 +25,7 @@ use netpold_ebpf::host::HostMemory;
 use netpold_ebpf::layout::{CT_REPLIED, CT_WAYS, Ct4Bucket, Ct6Bucket, Settings};
 use serde::Serialize;
 
+pub use self::entry::Place;
 pub use self::import::{FlowKey, Tracked};
 pub use self::sighting::{FlowTuple, Sighting};
 use crate::bpf::mmap::{MappedArray, MmapError};

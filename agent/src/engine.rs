@@ -13,6 +13,7 @@ pub mod interfaces;
 mod measure;
 mod observed;
 mod pace;
+mod probe;
 mod reconciler;
 mod report;
 mod room;

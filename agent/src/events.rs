@@ -27,6 +27,10 @@ use tracing::info;
 use crate::conntrack::FlowTuple;
 pub use journal::{Cursor, Journal, Lost, Outcome, Seen};
 
+/// Events of probes that are waited for.
+const EXPECTED: usize = 256;
+/// For how long.
+const SOON: Duration = Duration::from_secs(2);
 /// Drops that are kept for status.
 const KEPT: usize = 64;
 /// How long a drop that was logged is not logged again.
@@ -214,6 +218,8 @@ pub struct DropLog {
     /// By endpoint number, so that the denials of one pod leave those of others room.
     denied: BTreeMap<u32, Vec<Line>>,
     journal: Arc<Journal>,
+    /// Events of the agent's own probes that may come, and until when.
+    expected: VecDeque<(DropEvent, Instant)>,
 }
 
 impl DropLog {
@@ -221,6 +227,23 @@ impl DropLog {
     #[must_use]
     pub fn journal(&self) -> Arc<Journal> {
         Arc::clone(&self.journal)
+    }
+
+    /// A probe is about to be shown to a program: its event is nobody's drop. One event like it is left out, if
+    /// it comes soon.
+    pub fn expect(&mut self, event: DropEvent, now: Instant) {
+        self.expected.retain(|(_, until)| now < *until);
+        if self.expected.len() >= EXPECTED {
+            self.expected.pop_front();
+        }
+        self.expected.push_back((event, now + SOON));
+    }
+
+    fn is_expected(&mut self, event: &DropEvent, now: Instant) -> bool {
+        let found = DropEvent { reason: 0, suppressed: 0, ..*event };
+        let mut expected = self.expected.iter();
+        let place = expected.position(|(event, until)| *event == found && now < *until);
+        place.is_some_and(|place| self.expected.remove(place).is_some())
     }
 
     /// The latest drops, oldest first.
@@ -243,8 +266,11 @@ impl DropLog {
 
     /// Takes in an event; what to log of it now.
     pub fn record(&mut self, event: &DropEvent, now: Instant) -> Option<Line> {
-        self.seen += 1;
         self.suppressed += u64::from(event.suppressed);
+        if self.is_expected(event, now) {
+            return None;
+        }
+        self.seen += 1;
         let dropped = Dropped::new(event);
         self.journal.dropped(&dropped, event.suppressed.into());
         self.say_of(dropped, now)

@@ -1,5 +1,7 @@
 //! `netpold explain`: whether policy allows some traffic, and why.
 
+mod node;
+
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, Write};
 use std::path::Path;
@@ -29,6 +31,9 @@ const BATCH: usize = 8192;
 /// # Errors
 /// It cannot be told because manifests or probes cannot be read.
 pub fn run(args: &ExplainArgs) -> Result<u8> {
+    if let (None, Some(socket)) = (&args.manifests, &args.socket) {
+        return node::run(socket, args);
+    }
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
     let objects = live::manifests_or_objects(manifests, &args.cluster, namespace);
     let objects = objects.context("cannot tell")?;
@@ -37,12 +42,7 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
     if let Some(file) = &args.probes {
         return answer_all(&explainer, file);
     }
-    let (Some(from), Some(to)) = (args.from.clone(), args.to.clone()) else {
-        bail!("--from and --to are needed, or --probes");
-    };
-    let probe = Probe::new(from, to, args.protocol, args.port)
-        .map_err(|error| anyhow::anyhow!("{error}: give --port"))?;
-    let answer = explainer.explain(&probe);
+    let answer = explainer.explain(&probe(args)?);
     match args.output {
         Output::Text => print(&answer),
         Output::Json => {
@@ -63,13 +63,27 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
     })
 }
 
+/// The question that is asked.
+fn probe(args: &ExplainArgs) -> Result<Probe> {
+    let (Some(from), Some(to)) = (args.from.clone(), args.to.clone()) else {
+        bail!("--from and --to are needed, or --probes");
+    };
+    Probe::new(from, to, args.protocol, args.port)
+        .map_err(|error| anyhow::anyhow!("{error}: give --port"))
+}
+
 fn print(answer: &Explanation) {
     let style = match answer.verdict {
         Verdict::Allow => Style::new().green().bold(),
         Verdict::Deny => Style::new().red().bold(),
         Verdict::Unknown => Style::new().yellow().bold(),
     };
-    for (index, line) in answer.lines().iter().map(|line| printable(line)).enumerate() {
+    print_lines(&answer.lines(), style);
+}
+
+/// Prints an answer, whose first line has the verdict.
+fn print_lines(lines: &[String], style: Style) {
+    for (index, line) in lines.iter().map(|line| printable(line)).enumerate() {
         match line.split_once(':') {
             Some((verdict, probe)) if index == 0 => {
                 anstream::println!("{}:{probe}", verdict.style(style));

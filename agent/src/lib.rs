@@ -31,6 +31,7 @@ pub mod offline;
 pub mod output;
 pub mod pattern;
 mod printable;
+pub mod probe;
 pub mod publish;
 pub mod requirements;
 pub mod rule_use;

@@ -114,6 +114,12 @@ impl Cluster {
         self.services.slices()
     }
 
+    /// The addresses that are translated for a Service.
+    #[must_use]
+    pub fn service_addresses(&self, key: &Key) -> &[IpAddr] {
+        self.services.services().get(key).map_or(&[], |service| &service.addresses)
+    }
+
     /// A Service that has an address; the first by name if several have it.
     #[must_use]
     pub fn service_at(&self, address: IpAddr) -> Option<&Key> {

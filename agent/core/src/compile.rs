@@ -27,3 +27,4 @@ pub use sets::set::{HairpinService, PeerSet, ServiceTarget};
 pub use snapshot::StateSnapshot;
 pub use tables::element::{Cursor, DesiredElement};
 pub use tables::endpoints::WAITING;
+pub use tables::lookup::Lookup;

@@ -32,6 +32,7 @@ mod order;
 mod other_layout;
 pub mod pinned_state;
 pub mod pod_xdp;
+mod probing;
 pub mod recipe;
 pub mod role;
 mod settings;
@@ -55,6 +56,7 @@ use generation::{Generation, GenerationError};
 use layout_migration::LayoutMigration;
 use pinned_state::PinnedState;
 use pod_xdp::PodXdp;
+pub use probing::Shown;
 use recipe::Recipe;
 use role::{Role, Roles};
 use settings::ActiveSettings;
@@ -101,6 +103,8 @@ pub struct Dataplane {
     pod_xdp: PodXdp,
     migration: LayoutMigration,
     unexpected: UnexpectedEntries,
+    /// Drops that probes were counted as, by counter.
+    probed: BTreeMap<u32, u64>,
 }
 
 impl Dataplane {
@@ -116,6 +120,7 @@ impl Dataplane {
             pod_xdp: PodXdp::new(pins.links(), options.pod_xdp),
             migration: LayoutMigration::find(&pins),
             unexpected: UnexpectedEntries::default(),
+            probed: BTreeMap::new(),
             pins,
         }
     }

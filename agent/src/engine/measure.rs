@@ -84,7 +84,8 @@ pub(super) fn drops_by_reason(dataplane: &Dataplane) -> Vec<(Direction, Reason, 
 
 /// A drop counter; 0 before the first generation.
 fn counter(dataplane: &Dataplane, index: u32) -> u64 {
-    dataplane.generation().map_or(0, |generation| generation.counter(index))
+    let counted = dataplane.generation().map_or(0, |generation| generation.counter(index));
+    counted.saturating_sub(dataplane.probed(index))
 }
 
 fn evicted(dataplane: &Dataplane) -> [[u64; 2]; 2] {

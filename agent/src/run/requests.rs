@@ -1,6 +1,7 @@
 //! What the control socket answers.
 
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use tokio::sync::watch;
 
@@ -11,6 +12,7 @@ use crate::events::DropLog;
 use crate::flows::{FLOWS_REQUEST, Page};
 use crate::learn::LEARN_REQUEST;
 use crate::observe::{Attributions, OBSERVE_REQUEST, Observer};
+use crate::probe::{EXPLAIN_REQUEST, NodeAnswer};
 use crate::source::SourceStatus;
 use crate::status::Status;
 
@@ -37,6 +39,7 @@ pub(super) fn requests(
     let requests = Requests::default().on(STATUS_REQUEST, move |_| status());
     let requests = requests.on(RULES_REQUEST, move |_| rules());
     let requests = requests.on(FLOWS_REQUEST, flows_of(engine));
+    let requests = requests.on(EXPLAIN_REQUEST, explained_by(engine, drops));
     let observer = {
         let engine = Arc::clone(engine);
         let mut attributions = Attributions::default();
@@ -74,5 +77,20 @@ fn flows_of(engine: &Arc<Mutex<Engine>>) -> impl Fn(&str) -> Page + use<> {
             Ok(None) => problem("nothing has been written to the kernel yet".to_owned()),
             Err(error) => problem(format!("the flow tables cannot be read: {error}")),
         }
+    }
+}
+
+/// Answers questions about traffic.
+fn explained_by(
+    engine: &Arc<Mutex<Engine>>,
+    drops: &Arc<Mutex<DropLog>>,
+) -> impl Fn(&str) -> NodeAnswer + use<> {
+    let (engine, drops) = (Arc::clone(engine), Arc::clone(drops));
+    move |request| match serde_json::from_str(request) {
+        Ok(probe) => {
+            let mut expect = |event| lock(&drops).expect(event, Instant::now());
+            lock(&engine).probe(&probe, &mut expect)
+        }
+        Err(error) => NodeAnswer { reason: Some(error.to_string()), ..NodeAnswer::default() },
     }
 }

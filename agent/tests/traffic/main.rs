@@ -17,6 +17,7 @@ mod edits;
 mod ends;
 mod errors;
 mod established;
+mod explained;
 mod failures;
 mod flood;
 mod fragments;

@@ -43,7 +43,7 @@ fn tamper(cluster: &mut Cluster, kind: &str, least: u64, act: impl FnOnce(&Clust
     cluster.reaches("friend", "server");
 }
 
-fn pinned(cluster: &Cluster, name: &str) -> MapData {
+pub(crate) fn pinned(cluster: &Cluster, name: &str) -> MapData {
     let version = format!("v{LAYOUT_VERSION}");
     MapData::from_pin(cluster.agents[0].bpffs().join(version).join(name)).unwrap()
 }

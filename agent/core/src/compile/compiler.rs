@@ -15,6 +15,7 @@ use crate::compile::sets::Sets;
 use crate::compile::snapshot::StateSnapshot;
 use crate::compile::tables::element::{Cursor, DesiredElement};
 use crate::compile::tables::endpoints::Given;
+use crate::compile::tables::lookup::Lookup;
 use crate::compile::tables::{Elements, Tables};
 use crate::compile::update::Update;
 use crate::model::{Change, Direction, Key, Pod};
@@ -385,6 +386,12 @@ impl Compiler {
     #[must_use]
     pub fn desired_cidr6(&self, net: Ipv6Net) -> Option<ClassId> {
         self.elements().cidr6(net)
+    }
+
+    /// The tables as the packet path reads them, if the last update was written.
+    #[must_use]
+    pub fn lookup(&self) -> Lookup<'_> {
+        Lookup(self.elements())
     }
 
     fn elements(&self) -> Elements<'_> {

@@ -7,6 +7,7 @@ pub(crate) mod addresses;
 pub(crate) mod element;
 pub(crate) mod endpoints;
 mod ipv4_trie;
+pub(crate) mod lookup;
 pub(crate) mod port_sets;
 pub(crate) mod rows;
 

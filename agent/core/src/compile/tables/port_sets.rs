@@ -115,6 +115,12 @@ impl PortSetTable {
         }
     }
 
+    /// The ports of a bitmap.
+    pub(crate) fn of_bitmap(&self, number: u32) -> Option<Trie> {
+        let mut all = self.bitmaps.iter();
+        all.find(|(_, (bitmap, _))| *bitmap == number).map(|(ports, _)| *ports)
+    }
+
     /// Tells the bitmaps whose numbers are in a range.
     pub(crate) fn expected(
         &self,

@@ -1,0 +1,83 @@
+//! Single entries of the flow tables.
+
+use aya::Pod;
+use netpold_ebpf::flow::control::Control;
+use netpold_ebpf::flow::key::{Key, choices, hash, key6_words, words4};
+use netpold_ebpf::layout::CT_WAYS;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{FlowKey, Sweeper};
+use crate::bpf::mmap::MappedArray;
+
+/// What the two buckets of a flow have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// An entry of the flow.
+    Taken,
+    /// None, and room for one that no other has to make.
+    Free,
+    /// Neither.
+    Full,
+}
+
+impl Sweeper {
+    /// Looks where a flow is or would be.
+    #[must_use]
+    pub fn place(&self, key: &FlowKey) -> Place {
+        match key {
+            FlowKey::V4(key) => place(words4(key), &self.buckets4(words4(key))),
+            FlowKey::V6(key) => place(key6_words(key), &self.buckets6(key6_words(key))),
+        }
+    }
+
+    /// Removes the entry of a flow, if it has one.
+    pub fn remove(&self, key: &FlowKey) {
+        match key {
+            FlowKey::V4(key) => remove(words4(key), &self.buckets4(words4(key))),
+            FlowKey::V6(key) => remove(key6_words(key), &self.buckets6(key6_words(key))),
+        }
+    }
+
+    fn buckets4(&self, key: [u64; 2]) -> Vec<&[AtomicU64]> {
+        buckets(&self.four, key, choices(hash(&self.settings, &key), self.settings.ct4_mask))
+    }
+
+    fn buckets6(&self, key: [u64; 4]) -> Vec<&[AtomicU64]> {
+        buckets(&self.six, key, choices(hash(&self.settings, &key), self.settings.ct6_mask))
+    }
+}
+
+/// The ways of a flow's buckets.
+fn buckets<K: Key, B: Pod>(table: &MappedArray<B>, _: K, numbers: [u32; 2]) -> Vec<&[AtomicU64]> {
+    let words = table.words().unwrap_or_default();
+    let size = CT_WAYS * K::STRIDE;
+    let bucket = |number: u32| words.get(number as usize * size..(number as usize + 1) * size);
+    numbers.into_iter().filter_map(bucket).flat_map(|it| it.chunks_exact(K::STRIDE)).collect()
+}
+
+/// Whether a way has the flow, and its control word.
+fn has<K: Key>(key: &K, way: &[AtomicU64]) -> (bool, Control) {
+    let control = Control(way[0].load(Ordering::Acquire));
+    let same = (0..K::WORDS).all(|at| way[1 + at].load(Ordering::Acquire) == key.word(at));
+    (control.is_valid() && same, control)
+}
+
+fn place<K: Key>(key: K, ways: &[&[AtomicU64]]) -> Place {
+    let found: Vec<(bool, Control)> = ways.iter().map(|way| has(&key, way)).collect();
+    match () {
+        () if found.iter().any(|(has, _)| *has) => Place::Taken,
+        () if found.iter().any(|(_, control)| control.flags() == 0) => Place::Free,
+        () => Place::Full,
+    }
+}
+
+fn remove<K: Key>(key: K, ways: &[&[AtomicU64]]) {
+    for way in ways {
+        let (has, control) = has(&key, way);
+        if has {
+            // As a sweep frees it; one that has had a packet since stays.
+            let free = Control::new(0, control.incarnation(), 0);
+            let _ = way[0].compare_exchange(control.0, free.0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! `netpold explain --socket`: what the node's objects, tables and programs say.
+
+use std::io::{self, Write as _};
+
+use anyhow::{Context as _, Result, bail};
+use owo_colors::{OwoColorize as _, Style};
+use serde_json::json;
+
+use super::{ALLOWED, CANNOT_TELL, DENIED, end_of_output, print_lines, probe};
+use crate::cli::{ExplainArgs, Output};
+use crate::printable::{printable, printable_json};
+use crate::probe::{EXPLAIN_REQUEST, NodeAnswer, Said};
+use crate::socket;
+use crate::status::understood;
+
+/// Asks the agent, and prints its answer. Returns the exit status.
+pub(super) fn run(path: &Path, args: &ExplainArgs) -> Result<u8> {
+    if args.probes.is_some() {
+        bail!("--probes are answered from --manifests");
+    }
+    let question = serde_json::to_string(&probe(args)?)?;
+    let json =
+        socket::answer(path, &format!("{EXPLAIN_REQUEST} {question}")).context("cannot tell")?;
+    let answer: NodeAnswer = understood(&json)?;
+    match args.output {
+        Output::Text => print(&answer),
+        Output::Json => {
+            let mut document = serde_json::to_value(&answer)?;
+            document["differs"] = json!(answer.differences().next().is_some());
+            printable_json(&mut document);
+            end_of_output(writeln!(io::stdout(), "{document:#}"))?;
+        }
+    }
+    if let Some(reason) = &answer.reason {
+        anstream::eprintln!("netpold: cannot tell: {}", printable(reason));
+    }
+    Ok(match answer.verdict {
+        _ if answer.differences().next().is_some() => CANNOT_TELL,
+        Said::Allow => ALLOWED,
+        Said::Deny => DENIED,
+        Said::Unknown => CANNOT_TELL,
+    })
+}
+
+fn print(answer: &NodeAnswer) {
+    for end in answer.differences() {
+        let line = end.line();
+        anstream::println!("{} {}", "DIFFERENT:".red().bold(), printable(&line));
+        if !answer.in_force {
+            anstream::println!("  an update is being written: ask again");
+        }
+    }
+    let style = match answer.verdict {
+        Said::Allow => Style::new().green().bold(),
+        Said::Deny => Style::new().red().bold(),
+        Said::Unknown => Style::new().yellow().bold(),
+    };
+    print_lines(&answer.lines, style);
+    let node = printable(&answer.node);
+    if answer.ends.is_empty() {
+        anstream::println!("no pod of node {node} is on the way: ask where they are");
+    }
+    for end in answer.ends.iter().filter(|end| !end.differs()) {
+        let line = end.line();
+        anstream::println!("node {node}: {}", printable(&line));
+    }
+    if answer.left_out > 0 {
+        anstream::println!("node {node}: not asked at {} further backends", answer.left_out);
+    }
+}

@@ -1,0 +1,174 @@
+//! `netpold explain --socket`: objects, compiled tables and the kernel's programs are asked the same, and asking
+//! leaves nothing behind.
+
+use std::collections::BTreeSet;
+use std::io::{Read as _, Write as _};
+use std::mem::offset_of;
+use std::net::IpAddr;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::time::Instant;
+
+use netpold::bpf::mmap::MappedArray;
+use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint};
+use netpold_testbed::cluster::{Cluster, MOMENT, PORT, binary};
+use netpold_testbed::services::{SERVICE_PORT, Service, provide};
+use netpold_testbed::{Cni, Protocol, Proxy, require_root, without_twins};
+use serde_json::{Value, json};
+
+use crate::readback::pinned;
+
+const QUESTIONS: usize = 2000;
+const PODS: [&str; 5] = ["a", "b", "c", "server", "other"];
+
+/// Numbers that look random and are the same each time (xorshift: Marsaglia, 2003).
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % end as u64) as usize
+    }
+
+    fn of<'t, T>(&mut self, all: &'t [T]) -> &'t T {
+        &all[self.below(all.len())]
+    }
+}
+
+fn world() -> Cluster {
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&PODS);
+    // What is changed by hand stays.
+    cluster.arguments = ["--readback", "3600"].map(str::to_owned).to_vec();
+    let service = Service::new(1, "both").pods(&cluster, &["server", "other"]);
+    provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&service));
+    let pods = |app: &str| json!({ "podSelector": { "matchLabels": { "app": app } } });
+    let node4 = cluster.nodes[0].addresses()[0];
+    let server = json!({
+        "podSelector": { "matchLabels": { "app": "server" } },
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [
+            { "from": [pods("a")] },
+            { "from": [pods("b")], "ports": [{ "port": PORT }, { "protocol": "UDP", "port": 100, "endPort": 300 }] },
+            { "from": [{ "ipBlock": { "cidr": "198.51.100.0/24", "except": ["198.51.100.64/26"] } }],
+              "ports": [{ "protocol": "SCTP", "port": PORT }, { "protocol": "TCP" }] },
+            { "from": [{ "ipBlock": { "cidr": "2001:db8::/32", "except": ["2001:db8:1::/48"] } }] },
+        ],
+        "egress": [{ "to": [pods("c")], "ports": [{ "port": 443 }] }],
+    });
+    let a = json!({
+        "podSelector": { "matchLabels": { "app": "a" } },
+        "policyTypes": ["Egress"],
+        "egress": [
+            { "to": [pods("server")] },
+            { "to": [{ "ipBlock": { "cidr": "198.51.100.0/24" } }, { "ipBlock": { "cidr": "2001:db8::/32" } }],
+              "ports": [{ "protocol": "UDP" }] },
+        ],
+    });
+    let c = json!({
+        "podSelector": { "matchLabels": { "app": "c" } },
+        "ingress": [{ "from": [{ "ipBlock": { "cidr": format!("{node4}/32") } }] }],
+    });
+    cluster.policy("server", server).policy("a", a).policy("c", c).enforce();
+    cluster
+}
+
+fn ask(cluster: &Cluster, question: &Value) -> Value {
+    let mut stream = UnixStream::connect(cluster.agents[0].socket()).unwrap();
+    stream.write_all(format!("explain {question}\n").as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    serde_json::from_str(&answer).unwrap()
+}
+
+fn differs(end: &Value) -> bool {
+    end["objects"] != end["tables"] || end["tables"] != end["kernel"]
+}
+
+/// Drops by reason, the latest drops, and the flows of netpold's table.
+fn traces(cluster: &Cluster) -> (Value, Value, BTreeSet<String>) {
+    let status = cluster.agents[0].status().unwrap();
+    let mut command = Command::new(binary());
+    let command = without_twins(&mut command).args(["flows", "-o", "json", "--limit", "0"]);
+    let output = command.arg("--socket").arg(cluster.agents[0].socket()).output().unwrap();
+    let flows: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let flows = flows["flows"].as_array().unwrap().iter();
+    let flows = flows.filter(|flow| flow["kernel"] != json!(true));
+    let parts = ["pod", "protocol", "local_port", "remote", "remote_port"];
+    let flows = flows.map(|flow| parts.map(|part| flow[part].to_string()).join(" "));
+    (status["drops"].clone(), status["recent_drops"].clone(), flows.collect())
+}
+
+#[test]
+fn objects_tables_and_kernel_agree_and_asking_leaves_nothing() {
+    if !require_root("objects_tables_and_kernel_agree_and_asking_leaves_nothing") {
+        return;
+    }
+    let mut cluster = world();
+    cluster.denied("c", "server");
+    cluster.reaches("a", "server");
+    std::thread::sleep(MOMENT);
+    let before = traces(&cluster);
+    let mut parties: Vec<String> = PODS.iter().map(|name| format!("shop/{name}")).collect();
+    parties.extend(cluster.nodes[0].addresses().map(|address| address.to_string()));
+    let outside = ["198.51.100.1", "198.51.100.65", "203.0.113.9", "2001:db8::1", "2001:db8:1::1"];
+    parties.extend(outside.map(str::to_owned));
+    let mut targets = parties.clone();
+    targets.push("svc/shop/both".to_owned());
+    let protocols = ["TCP", "UDP", "SCTP", "ICMP", "47"];
+    let ports = [PORT, SERVICE_PORT, 99, 100, 200, 300, 301, 443, 65_535];
+    let mut numbers = Numbers(42);
+    let mut said = [[0; 2]; 2];
+    let begin = Instant::now();
+    for _ in 0..QUESTIONS {
+        let question = json!({
+            "from": numbers.of(&parties), "to": numbers.of(&targets),
+            "protocol": numbers.of(&protocols), "port": numbers.of(&ports),
+        });
+        let answer = ask(&cluster, &question);
+        for end in answer["ends"].as_array().unwrap() {
+            assert!(!differs(end), "{question}: {end}");
+            let egress = usize::from(end["direction"] == "egress");
+            said[egress][usize::from(end["kernel"] == "allow")] += 1;
+        }
+    }
+    println!("{QUESTIONS} questions, {said:?} in {:?}", begin.elapsed());
+    assert!(said.as_flattened().iter().all(|times| *times > 100), "{said:?}");
+    std::thread::sleep(MOMENT);
+    let left = traces(&cluster);
+    assert_eq!((&left.0, &left.1), (&before.0, &before.1), "no drop is told");
+    let new: Vec<_> = left.2.difference(&before.2).collect();
+    assert_eq!(new, [] as [&String; 0], "no flow is left");
+    // What is really dropped is still counted and told.
+    cluster.denied("c", "server");
+    let after = traces(&cluster);
+    assert!(after.0 != before.0 && after.1 != before.1, "{after:?}");
+
+    changed_by_hand(&mut cluster);
+}
+
+/// The server's ingress is opened in the kernel's table alone.
+fn changed_by_hand(cluster: &mut Cluster) {
+    let endpoints = MappedArray::<Endpoint>::flat(&pinned(cluster, "ENDPOINTS")).unwrap();
+    let index = cluster.pod("server").host_ifindex();
+    let mut slots = 0..ENDPOINT_SLOTS;
+    let slot = slots.find(|slot| endpoints.read(*slot).unwrap().ifindex == index).unwrap();
+    endpoints.store_u64(slot, offset_of!(Endpoint, rows), 0).unwrap();
+    let to = match cluster.pod("server").ip4() {
+        Some(IpAddr::V4(to)) => IpAddr::V4(to),
+        _ => panic!("the server has no address"),
+    };
+    let through = cluster.pod("c").probe(Protocol::Tcp, to, PORT, MOMENT);
+    assert!(through.connected(), "the change by hand has an effect: {through}");
+    let mut command = Command::new(binary());
+    let command = without_twins(&mut command).args(["explain", "--socket"]);
+    let command = command.arg(cluster.agents[0].socket());
+    let output =
+        command.args(["--from", "shop/c", "--to", "shop/server", "--port", "80"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    let first = text.lines().next().unwrap();
+    assert!(first.starts_with("DIFFERENT: ingress of shop/server from"), "{text}");
+    assert!(first.contains("objects deny, tables deny (policy), kernel allow"), "{text}");
+}
