@@ -18,6 +18,7 @@ use crate::live::ClusterArgs;
 use crate::observe::ObserveArgs;
 pub use crate::output::Output;
 use crate::socket::DEFAULT_SOCKET;
+use crate::top::TopArgs;
 
 /// Where the last good state is kept unless told otherwise: it must survive a reboot, so not /run.
 const DEFAULT_STATE: &str = "/var/lib/netpold/state";
@@ -74,8 +75,11 @@ pub enum Command {
     )]
     Doctor(DoctorArgs),
     /// Show drops, flows that policies on trial would deny, and new flows, each with policy and rule
-    #[command(after_help = "Exit status: 0 ended by its reader or a signal, 1 failed.")]
+    #[command(after_help = "Exit status: 0 all was shown, 1 an agent did not answer or ended.")]
     Observe(ObserveArgs),
+    /// Show the busiest drops, flows, pods and policies on a terminal
+    #[command(after_help = "Exit status: 0 ended by a key or a signal, 1 failed.")]
+    Top(TopArgs),
     /// Write NetworkPolicies of least privilege from the flows that were seen
     #[command(
         after_help = "Exit status: 0 what was seen stays allowed, 1 some of it would be denied (named on \

@@ -41,6 +41,7 @@ pub mod socket;
 pub mod source;
 pub mod state;
 pub mod status;
+pub mod top;
 pub mod uninstall;
 mod watched;
 
@@ -83,7 +84,8 @@ pub fn main() -> ExitCode {
         Command::Status(args) => (admin::client::run(&args), FAILED),
         Command::Rules(args) => (admin::client::rules(&args), FAILED),
         Command::Flows(args) => (flows::client::run(&args).map(|()| 0), FAILED),
-        Command::Observe(args) => (observe::run(&args).map(|()| 0), FAILED),
+        Command::Observe(args) => (observe::run(&args), FAILED),
+        Command::Top(args) => (top::run(&args).map(|()| 0), FAILED),
         Command::Learn(args) => (learn::run(&args), UNUSABLE),
     };
     let status = result.unwrap_or_else(|error| {

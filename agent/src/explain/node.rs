@@ -1,6 +1,7 @@
 //! `netpold explain --socket`: what the node's objects, tables and programs say.
 
 use std::io::{self, Write as _};
+use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use owo_colors::{OwoColorize as _, Style};

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use clap::Args;
+use clap::{Args, ValueEnum as _};
 use netpold_core::model::Direction;
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::reason::Reason;
@@ -12,6 +12,7 @@ use netpold_ebpf::reason::Reason;
 use super::filter::{Filter, Name, Peer, Request};
 use crate::arguments::time;
 use crate::events::{AUDIT, Outcome};
+use crate::live::ClusterArgs;
 use crate::output::Output;
 use crate::socket::DEFAULT_SOCKET;
 
@@ -31,6 +32,9 @@ pub struct ObserveArgs {
     /// What to observe.
     #[command(flatten)]
     pub filter: FilterArgs,
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
     /// Format: lines for people, or a JSON object a line
     #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
     pub output: Output,
@@ -103,6 +107,35 @@ impl FilterArgs {
             protocol: self.protocol,
             reasons: self.reason.clone(),
         })
+    }
+}
+
+impl Request {
+    /// The command that an agent's pod runs for it.
+    #[must_use]
+    pub fn arguments(&self) -> Vec<String> {
+        let Filter { verdicts, namespace, pod, peer, direction, ports, protocol, reasons } =
+            &self.filter;
+        let verdict =
+            |it: &Outcome| it.to_possible_value().map(|value| value.get_name().to_owned());
+        let join = |list: Vec<String>| (!list.is_empty()).then(|| list.join(","));
+        // Of less than a second, the whole second.
+        let seconds = |millis: u64| format!("{}s", millis.div_ceil(1000));
+        let flags = [
+            ("--verdict", join(verdicts.iter().filter_map(verdict).collect())),
+            ("--namespace", namespace.clone()),
+            ("--pod", pod.clone().map(Into::into)),
+            ("--peer", peer.clone().map(Into::into)),
+            ("--direction", direction.map(|it| it.to_string())),
+            ("--port", join(ports.iter().map(ToString::to_string).collect())),
+            ("--protocol", protocol.map(|it| it.to_string())),
+            ("--reason", join(reasons.clone())),
+            ("--since", self.since.map(seconds)),
+        ];
+        let flags =
+            flags.into_iter().filter_map(|(flag, value)| Some(format!("{flag}={}", value?)));
+        let command = ["observe", "--output=json"].map(str::to_owned).into_iter();
+        command.chain(flags).chain(self.follow.then(|| "--follow".to_owned())).collect()
     }
 }
 

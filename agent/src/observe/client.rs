@@ -1,9 +1,13 @@
-//! The command's side: asks the agent, and shows what comes.
+//! The command's side: asks the agent, or all agents of a cluster, and shows what comes.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::pin::pin;
 
 use anyhow::{Context, Result, bail};
+use futures::StreamExt as _;
 use serde::Deserialize;
 
 use super::args::ObserveArgs;
@@ -11,34 +15,96 @@ use super::event::Line;
 use super::filter::Request;
 use super::render::text;
 use super::server::OBSERVE_REQUEST;
+use crate::live::{self, Agents};
 use crate::output::Output;
 use crate::socket;
 
-/// Shows what happens, as text or JSON lines.
+/// Events of a cluster that are put in order at a time.
+const ORDERED: usize = 50_000;
+/// Exit status: every agent was heard to the end.
+const ALL: u8 = 0;
+/// Exit status: some was not.
+const SOME: u8 = 1;
+
+/// Shows what happens on this node or in a cluster, as text or JSON lines. Returns the exit status.
 ///
 /// # Errors
 /// No agent answers, or it ends before all is said.
-pub fn run(args: &ObserveArgs) -> Result<()> {
+pub fn run(args: &ObserveArgs) -> Result<u8> {
     let request = args.request()?;
+    if args.cluster.is_meant() {
+        return live::block_on(of_cluster(args, &request));
+    }
     let mut lines = Lines::ask(&args.socket, &request)?;
-    let mut output = anstream::stdout().lock();
+    if args.cluster.local && request.follow {
+        lines.end_with_standard_input()?;
+    }
     while let Some(line) = lines.read()? {
-        let shown = match args.output {
-            Output::Json => line,
-            Output::Text => text(&understood(&line)?)?,
-        };
-        match writeln!(output, "{shown}").and_then(|()| output.flush()) {
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
-            written => written?,
+        if !show(&line, args.output)? {
+            return Ok(ALL);
         }
     }
-    if request.follow {
-        bail!(
-            "the agent on {} has ended the stream: it ended, or serves others",
-            args.socket.display()
-        );
+    if request.follow && !args.cluster.local {
+        let socket = args.socket.display();
+        bail!("the agent on {socket} has ended the stream: it ended, or serves too many others");
     }
-    Ok(())
+    Ok(ALL)
+}
+
+/// As agents send it, or in the order of time if it ends.
+async fn of_cluster(args: &ObserveArgs, request: &Request) -> Result<u8> {
+    let agents = Agents::find(&args.cluster).await?;
+    let arguments = request.arguments();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let mut lines = pin!(agents.stream(&arguments));
+    let (mut kept, mut failures) = (Vec::new(), Vec::new());
+    while let Some((node, line)) = lines.next().await {
+        match line {
+            Ok(line) if request.follow => {
+                if !show(&line, args.output)? {
+                    break;
+                }
+            }
+            Ok(_) if kept.len() == ORDERED => {
+                bail!("there are more than {ORDERED} lines: ask for less, as with --since or -n");
+            }
+            Ok(line) => kept.push((time(&understood(&line)?), line)),
+            Err(error) => {
+                // Told at once: the others may go on for hours.
+                let failure = [(node, error)];
+                live::report(&failure);
+                failures.extend(failure);
+            }
+        }
+    }
+    kept.sort_by(|(one, _), (other, _)| one.cmp(other));
+    for (_, line) in kept {
+        if !show(&line, args.output)? {
+            break;
+        }
+    }
+    Ok(if failures.is_empty() { ALL } else { SOME })
+}
+
+/// What lines are in the order of; what was lost comes last.
+fn time(line: &Line) -> (bool, String) {
+    match line {
+        Line::Event(event) => (false, event.time.clone()),
+        Line::Lost { .. } => (true, String::new()),
+    }
+}
+
+/// Shows a line; whether the reader is still there.
+fn show(line: &str, output: Output) -> Result<bool> {
+    let shown = match output {
+        Output::Json => line.to_owned(),
+        Output::Text => text(&understood(line)?)?,
+    };
+    let mut stdout = anstream::stdout().lock();
+    match writeln!(stdout, "{shown}").and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        written => Ok(written.map(|()| true)?),
+    }
 }
 
 /// A line of the stream.
@@ -61,7 +127,7 @@ pub fn understood(line: &str) -> Result<Line> {
 /// The lines of a stream.
 #[derive(Debug)]
 pub struct Lines {
-    reader: BufReader<std::os::unix::net::UnixStream>,
+    reader: BufReader<UnixStream>,
 }
 
 impl Lines {
@@ -82,6 +148,20 @@ impl Lines {
         // From here on it speaks when something happens.
         reader.get_ref().set_read_timeout(None)?;
         Ok(Self { reader })
+    }
+
+    /// Ends the stream when standard input ends: nobody signals a process in a pod, and a lost connection ends
+    /// only that.
+    ///
+    /// # Errors
+    /// The connection cannot be shared.
+    pub fn end_with_standard_input(&self) -> io::Result<()> {
+        let stream = self.reader.get_ref().try_clone()?;
+        std::thread::spawn(move || {
+            let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+            let _ = stream.shutdown(Shutdown::Both);
+        });
+        Ok(())
     }
 
     /// The next line; none: the agent has ended the stream.

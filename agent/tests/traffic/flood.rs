@@ -7,11 +7,11 @@ mod sender;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, PATIENCE};
-use netpold_testbed::{Cni, Pod, require_root};
+use netpold_testbed::cluster::{Cluster, PATIENCE, binary};
+use netpold_testbed::{Cni, Pod, require_root, without_twins};
 use serde_json::{Value, json};
 
 use sender::{Kind, Sender};
@@ -90,10 +90,33 @@ struct Cost {
     log: usize,
 }
 
+/// Dropped in this order: the watcher ends before the agent.
 struct Stage {
+    _watcher: Watcher,
     cluster: Cluster,
     flows: Flows,
     sender: Sender,
+}
+
+/// Somebody follows all that happens.
+struct Watcher(Child);
+
+impl Watcher {
+    fn new(cluster: &Cluster) -> Self {
+        let mut command = Command::new(binary());
+        let command = without_twins(&mut command).args(["observe", "--follow", "--new-flows"]);
+        let command = command.arg("--socket").arg(cluster.agents[0].socket());
+        Self(command.stdout(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let still = self.0.try_wait().unwrap();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+        assert!(still.is_none() || std::thread::panicking(), "the watcher was ended: {still:?}");
+    }
 }
 
 impl Stage {
@@ -115,9 +138,10 @@ impl Stage {
         cluster.nodes[0].netns().ip("route add blackhole default\n").unwrap();
         let server = cluster.pod("server");
         let IpAddr::V4(to) = server.ip4().unwrap() else { panic!("no IPv4 address") };
+        let watcher = Watcher::new(&cluster);
         let flows = Flows::open(cluster.pod("client"), server);
         let sender = Sender::new(cluster.pod("flooder"), to);
-        Self { cluster, flows, sender }
+        Self { _watcher: watcher, cluster, flows, sender }
     }
 
     /// So many packets of a kind, and the flows talk meanwhile.

@@ -1,0 +1,249 @@
+//! What was seen, counted.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use k8s_openapi::jiff::Timestamp;
+use netpold_core::model::Direction;
+
+use crate::events::{Lost, Outcome};
+use crate::observe::{Event, Line, peer_name, pod_name, why};
+
+/// Rows of a view that are told apart; what differs from all of them is counted together.
+const ROWS: usize = 10_000;
+/// Seconds that a rate is of.
+const WINDOW: usize = 10;
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum View {
+    /// Dropped packets by pod, peer, port and reason.
+    #[default]
+    Drops,
+    /// Flows that passed, audited ones marked, by pod, peer and port.
+    Flows,
+    /// Pods.
+    Pods,
+    /// Policies.
+    Policies,
+}
+
+impl View {
+    /// In the order of their keys.
+    pub const ALL: [Self; 4] = [Self::Drops, Self::Flows, Self::Pods, Self::Policies];
+
+    /// Its name on the screen.
+    #[must_use]
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Drops => "drops",
+            Self::Flows => "flows",
+            Self::Pods => "pods",
+            Self::Policies => "policies",
+        }
+    }
+}
+
+/// What rows are sorted by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// How many there were.
+    #[default]
+    Count,
+    /// How many there were in the last seconds.
+    Rate,
+    /// When the last was.
+    Last,
+    /// The names.
+    Name,
+}
+
+impl Order {
+    /// In the order in which a key goes through them.
+    pub const ALL: [Self; 4] = [Self::Count, Self::Rate, Self::Last, Self::Name];
+
+    /// The next one.
+    #[must_use]
+    pub fn next(self) -> Self {
+        let at = Self::ALL.iter().position(|order| *order == self).unwrap_or_default();
+        Self::ALL[(at + 1) % Self::ALL.len()]
+    }
+}
+
+/// Something that was counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Row {
+    /// Names, as the view's columns have them.
+    pub names: Vec<String>,
+    /// Events of each verdict: denied, audited, allowed.
+    pub counts: [u64; 3],
+    /// Time of the last, in milliseconds since the epoch.
+    pub last: i64,
+    /// Policy and rule of the last.
+    pub why: String,
+    recent: [u32; WINDOW],
+}
+
+impl Row {
+    /// Events.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// Events in the last seconds, by a clock in milliseconds since the epoch.
+    #[must_use]
+    pub fn recent(&self, now: i64) -> u64 {
+        let (now, last) = (now.div_euclid(1000), self.last.div_euclid(1000));
+        // A node's clock may be ahead.
+        let age = usize::try_from((now - last).max(0)).unwrap_or(usize::MAX);
+        let live = WINDOW.saturating_sub(age);
+        let slot = |ago: usize| (last - ago as i64).rem_euclid(WINDOW as i64) as usize;
+        (0..live).map(|ago| u64::from(self.recent[slot(ago)])).sum()
+    }
+
+    fn add(&mut self, outcome: Outcome, at: i64, why: &str) {
+        self.counts[outcome as usize] += 1;
+        let (second, last) = (at.div_euclid(1000), self.last.div_euclid(1000));
+        let slot = |second: i64| second.rem_euclid(WINDOW as i64) as usize;
+        if second > last {
+            let passed = (second - last).min(WINDOW as i64);
+            (0..passed).for_each(|ago| self.recent[slot(second - ago)] = 0);
+        }
+        if last.max(second) - second < WINDOW as i64 {
+            self.recent[slot(second)] += 1;
+        }
+        if at >= self.last {
+            self.last = at;
+            why.clone_into(&mut self.why);
+        }
+    }
+}
+
+/// What was seen so far.
+#[derive(Debug, Default)]
+pub struct Board {
+    rows: [BTreeMap<Vec<String>, Row>; 4],
+    /// Events of rows beyond [`ROWS`].
+    others: [u64; 4],
+    /// All events.
+    pub total: Row,
+    /// What was not seen.
+    pub lost: Lost,
+}
+
+impl Board {
+    /// Takes in a line of the stream, with printable text.
+    pub fn take(&mut self, line: &Line) {
+        let event = match line {
+            Line::Event(event) => event,
+            Line::Lost { lost, .. } => {
+                self.lost = self.lost.and(*lost);
+                return;
+            }
+        };
+        let at = event.time.parse::<Timestamp>().map_or(0, Timestamp::as_millisecond);
+        let why = why(&event.attribution);
+        self.total.add(event.verdict, at, "");
+        let pod = pod_name(event);
+        let view = if event.verdict == Outcome::Deny { View::Drops } else { View::Flows };
+        self.add(view, flow(event, pod.clone()), event.verdict, at, &why);
+        self.add(View::Pods, vec![pod], event.verdict, at, &why);
+        for policy in &event.attribution.policies {
+            self.add(View::Policies, vec![policy.to_string()], event.verdict, at, &why);
+        }
+    }
+
+    fn add(&mut self, view: View, names: Vec<String>, outcome: Outcome, at: i64, why: &str) {
+        let rows = &mut self.rows[view as usize];
+        if rows.len() >= ROWS && !rows.contains_key(&names) {
+            self.others[view as usize] += 1;
+            return;
+        }
+        let row = rows
+            .entry(names)
+            .or_insert_with_key(|names| Row { names: names.clone(), ..Row::default() });
+        row.add(outcome, at, why);
+    }
+
+    /// The rows of a view in an order, at most so many, and how many there are; and how many events belong to none.
+    #[must_use]
+    pub fn rows(
+        &self,
+        view: View,
+        (order, reversed): (Order, bool),
+        now: i64,
+        most: usize,
+    ) -> (Vec<&Row>, usize, u64) {
+        let all = &self.rows[view as usize];
+        let mut rows: Vec<&Row> = all.values().collect();
+        match order {
+            // Rows are by name so far, and stay so where they are equal.
+            Order::Name => {}
+            Order::Count => rows.sort_by_key(|row| Reverse(row.count())),
+            Order::Rate => rows.sort_by_cached_key(|row| Reverse((row.recent(now), row.count()))),
+            Order::Last => rows.sort_by_key(|row| Reverse(row.last)),
+        }
+        if reversed {
+            rows.reverse();
+        }
+        rows.truncate(most);
+        (rows, all.len(), self.others[view as usize])
+    }
+}
+
+/// The pod, the peer with an arrow of the direction, protocol and port, reason.
+fn flow(event: &Event, pod: String) -> Vec<String> {
+    let arrow = match event.direction {
+        Direction::Ingress => "<-",
+        Direction::Egress => "->",
+    };
+    let protocol = event.protocol.map_or_else(|| "not IP".to_owned(), |it| it.to_string());
+    let kind = event.port.map_or_else(|| protocol.clone(), |port| format!("{protocol} {port}"));
+    vec![pod, format!("{arrow} {}", peer_name(event)), kind, event.reason.clone()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: i64) -> i64 {
+        1_700_000_000_000 + seconds * 1000
+    }
+
+    #[test]
+    fn a_rate_is_of_the_last_ten_seconds() {
+        let mut row = Row::default();
+        for second in [0, 0, 5, 9] {
+            row.add(Outcome::Deny, at(second), "");
+        }
+        let recent = |row: &Row, second| row.recent(at(second));
+        assert_eq!((recent(&row, 9), recent(&row, 10), recent(&row, 15)), (4, 2, 1));
+        assert_eq!((recent(&row, 19), recent(&row, -3)), (0, 4));
+        // Late ones count where they belong, if that is not over.
+        row.add(Outcome::Audit, at(5), "");
+        row.add(Outcome::Audit, at(-5), "");
+        assert_eq!((recent(&row, 9), row.count(), row.last), (5, 6, at(9)));
+        row.add(Outcome::Deny, at(100), "");
+        assert_eq!(recent(&row, 100), 1);
+    }
+
+    #[test]
+    fn rows_are_bounded_and_the_rest_is_counted() {
+        let mut board = Board::default();
+        for number in 0..ROWS + 3 {
+            board.add(View::Pods, vec![format!("{number:06}")], Outcome::Deny, at(0), "");
+        }
+        board.add(View::Pods, vec!["000001".into()], Outcome::Allow, at(1), "last");
+        let now = at(1);
+        let (rows, all, others) = board.rows(View::Pods, (Order::Count, false), now, 2);
+        assert_eq!((all, others, rows.len()), (ROWS, 3, 2));
+        assert_eq!((rows[0].counts, &rows[0].why[..]), ([1, 0, 1], "last"));
+        let (rows, ..) = board.rows(View::Pods, (Order::Name, true), now, 1);
+        assert_eq!(rows[0].names, ["009999"]);
+        for order in [Order::Rate, Order::Last] {
+            let (rows, ..) = board.rows(View::Pods, (order, false), now, 1);
+            assert_eq!(rows[0].names, ["000001"], "{order:?}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! The screen, which is usable from 80 columns and 24 lines on.
+
+use k8s_openapi::jiff::Timestamp;
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table, TableState, Wrap};
+
+use super::board::{Board, Order, Row, View};
+use crate::observe::lost_text;
+
+/// What somebody has chosen to see.
+#[derive(Clone, Debug, Default)]
+pub struct Choice {
+    /// The view.
+    pub view: View,
+    /// The order of its rows.
+    pub order: Order,
+    /// The other way round.
+    pub reversed: bool,
+    /// The row that is marked.
+    pub selected: usize,
+    /// What is shown stays as it is.
+    pub paused: bool,
+    /// Where it comes from.
+    pub source: String,
+    /// Why nothing comes.
+    pub problem: Option<String>,
+}
+
+/// Rows that somebody can go through; the busiest of all there are.
+pub(super) const SHOWN: usize = 500;
+
+/// Draws what was counted; `now` is in milliseconds since the epoch.
+pub fn draw(frame: &mut Frame<'_>, board: &Board, choice: &Choice, now: i64) {
+    let lengths = [1, 1, 0, 3, 1].map(|length| match length {
+        0 => Constraint::Min(3),
+        length => Constraint::Length(length),
+    });
+    let [head, tabs, body, detail, keys] = Layout::vertical(lengths).areas(frame.area());
+    let order = (choice.order, choice.reversed);
+    let (rows, all, others) = board.rows(choice.view, order, now, SHOWN);
+    frame.render_widget(head_line(board, choice, now), head);
+    frame.render_widget(tabs_line(choice, all, others), tabs);
+    table(frame, body, &rows, choice, now);
+    frame.render_widget(detail_text(board, choice, &rows), detail);
+    let help = "1-4/Tab view  s sort  r reverse  Up/Down select  p pause  c clear  q quit";
+    frame.render_widget(Line::from(help).style(Style::new().add_modifier(Modifier::DIM)), keys);
+}
+
+fn head_line(board: &Board, choice: &Choice, now: i64) -> Line<'static> {
+    let [denied, audited, allowed] = board.total.counts;
+    let rate = board.total.recent(now) as f64 / 10.0;
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    let paused = if choice.paused { "  PAUSED" } else { "" };
+    Line::from(vec![
+        Span::styled("netpold top", bold),
+        Span::raw(format!("  {}  ", choice.source)),
+        Span::styled(format!("{denied} denied"), Color::Red),
+        Span::raw(" "),
+        Span::styled(format!("{audited} audited"), Color::Yellow),
+        Span::raw(" "),
+        Span::styled(format!("{allowed} new flows"), Color::Green),
+        Span::raw(format!("  {rate:.1}/s{paused}")),
+    ])
+}
+
+fn tabs_line(choice: &Choice, all: usize, others: u64) -> Line<'static> {
+    let mut spans = Vec::new();
+    for (number, view) in (1..).zip(View::ALL) {
+        let style = match view == choice.view {
+            true => Style::new().add_modifier(Modifier::REVERSED),
+            false => Style::new(),
+        };
+        spans.push(Span::styled(format!(" {number} {} ", view.title()), style));
+    }
+    let others = if others == 0 { String::new() } else { format!(", {others} events of others") };
+    spans.push(Span::raw(format!("  {all} rows{others}")));
+    Line::from(spans)
+}
+
+/// The columns of names, and how wide they are.
+fn names(view: View) -> Vec<(&'static str, Constraint)> {
+    let (pod, peer) = (("POD", Constraint::Fill(5)), ("PEER", Constraint::Fill(5)));
+    match view {
+        View::Drops | View::Flows => {
+            let (port, reason) = (Constraint::Length(10), Constraint::Length(9));
+            vec![pod, peer, ("PORT", port), ("REASON", reason)]
+        }
+        View::Pods => vec![pod],
+        View::Policies => vec![("POLICY", Constraint::Fill(1))],
+    }
+}
+
+fn table(frame: &mut Frame<'_>, area: Rect, rows: &[&Row], choice: &Choice, now: i64) {
+    let by_verdict = matches!(choice.view, View::Pods | View::Policies);
+    let marked = |title: &str, order: Order| match choice.order == order {
+        true => format!("{title}{}", if choice.reversed { '^' } else { 'v' }),
+        false => title.to_owned(),
+    };
+    let mut columns = vec![
+        (marked("COUNT", Order::Count), Constraint::Length(8)),
+        (marked("/10S", Order::Rate), Constraint::Length(5)),
+        (marked("LAST", Order::Last), Constraint::Length(8)),
+    ];
+    if by_verdict {
+        let verdicts = ["DENIED", "AUDITED", "ALLOWED"];
+        columns.extend(verdicts.map(|title| (title.to_owned(), Constraint::Length(8))));
+    }
+    for (number, (title, width)) in names(choice.view).into_iter().enumerate() {
+        let title = if number == 0 { marked(title, Order::Name) } else { title.to_owned() };
+        columns.push((title, width));
+    }
+    let cells = |row: &Row| {
+        let counts = [row.count().to_string(), row.recent(now).to_string(), clock(row.last)];
+        let verdicts = row.counts.iter().filter(|_| by_verdict).map(ToString::to_string);
+        let cells = counts.into_iter().chain(verdicts).chain(row.names.iter().cloned());
+        TableRow::new(cells.map(Cell::from).collect::<Vec<_>>())
+    };
+    let (titles, widths): (Vec<_>, Vec<_>) = columns.into_iter().unzip();
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    let table = Table::new(rows.iter().map(|row| cells(row)), widths)
+        .header(TableRow::new(titles).style(bold))
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    let selected = (!rows.is_empty()).then(|| choice.selected.min(rows.len() - 1));
+    let mut state = TableState::default().with_selected(selected);
+    frame.render_stateful_widget(table, area, &mut state);
+}
+
+/// The marked row in full, or why nothing comes; then what is not in the numbers.
+fn detail_text(board: &Board, choice: &Choice, rows: &[&Row]) -> Paragraph<'static> {
+    let row = rows.get(choice.selected.min(rows.len().saturating_sub(1)));
+    let text = match (&choice.problem, row) {
+        (Some(problem), _) => problem.clone(),
+        (None, Some(row)) if row.why.is_empty() => row.names.join(" "),
+        (None, Some(row)) => format!("{}: {}", row.names.join(" "), row.why),
+        (None, None) => "nothing of this kind so far".to_owned(),
+    };
+    let mut lines = vec![Line::from(text)];
+    let lost = lost_text(&board.lost);
+    if !lost.is_empty() {
+        lines.insert(0, Line::from(format!("not counted: {lost}")).style(Color::Yellow));
+    }
+    Paragraph::new(lines).wrap(Wrap { trim: true })
+}
+
+/// Time of day, UTC.
+fn clock(unix_millis: i64) -> String {
+    let time = Timestamp::from_millisecond(unix_millis).unwrap_or_default();
+    time.strftime("%H:%M:%S").to_string()
+}

@@ -1,0 +1,174 @@
+//! The terminal: keys in, the screen out, and everything as it was at the end.
+
+use std::io::{IsTerminal, stdin, stdout};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use k8s_openapi::jiff::Timestamp;
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::args::TopArgs;
+use super::board::{Board, View};
+use super::feed::{self, News};
+use super::screen::{Choice, SHOWN, draw};
+use crate::observe::Lines;
+
+/// Between two drawings, and until a signal is heard.
+const FRAME: Duration = Duration::from_millis(250);
+/// Lines that wait to be counted; then the agent has to.
+const WAITING: usize = 1024;
+/// Lines that are counted before keys are looked at again.
+const AT_ONCE: usize = 4096;
+
+/// The terminal, which is left as it was when this is dropped; after a panic before that.
+#[derive(Debug)]
+pub struct Terminal(DefaultTerminal);
+
+impl Terminal {
+    /// Takes the terminal: the other screen, no echo, each key at once.
+    ///
+    /// # Errors
+    /// Standard input or output is no terminal.
+    pub fn take() -> Result<Self> {
+        if !stdin().is_terminal() || !stdout().is_terminal() {
+            bail!("standard input and output must be a terminal; `netpold observe` needs none");
+        }
+        ratatui::try_init().map(Self).context("the terminal cannot be used")
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        ratatui::restore();
+    }
+}
+
+/// Shows the screen until a key or a signal ends it.
+///
+/// # Errors
+/// No agent answers, or there is no terminal.
+pub fn run(args: &TopArgs) -> Result<()> {
+    static ENDS: AtomicBool = AtomicBool::new(false);
+    let request = args.request()?;
+    let (sender, news) = sync_channel(WAITING);
+    let source = match args.cluster.is_meant() {
+        true => {
+            feed::of_cluster(args.cluster.clone(), &request, sender)?;
+            "cluster".to_owned()
+        }
+        false => {
+            let lines = Lines::ask(&args.socket, &request)?;
+            let socket = args.socket.clone();
+            std::thread::spawn(move || feed::of_node(lines, &socket, &request, &sender));
+            "this node".to_owned()
+        }
+    };
+    end_with_signals(&ENDS)?;
+    let mut terminal = Terminal::take()?;
+    show(&mut terminal.0, &news, &ENDS, source)
+}
+
+/// Sets a flag when a signal asks the process to end.
+fn end_with_signals(ends: &'static AtomicBool) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let signals = {
+        let _entered = runtime.enter();
+        let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
+        kinds.map(signal)
+    };
+    let [terminate, interrupt, hangup] = signals;
+    let (mut terminate, mut interrupt, mut hangup) = (terminate?, interrupt?, hangup?);
+    std::thread::spawn(move || {
+        runtime.block_on(async {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+                _ = hangup.recv() => {}
+            }
+        });
+        ends.store(true, Ordering::Relaxed);
+    });
+    Ok(())
+}
+
+fn show(
+    terminal: &mut DefaultTerminal,
+    news: &Receiver<News>,
+    ends: &AtomicBool,
+    source: String,
+) -> Result<()> {
+    let (mut board, mut choice) = (Board::default(), Choice { source, ..Choice::default() });
+    while !ends.load(Ordering::Relaxed) {
+        if !choice.paused {
+            take(news, &mut board, &mut choice);
+        }
+        let now = Timestamp::now().as_millisecond();
+        terminal.draw(|frame| draw(frame, &board, &choice, now))?;
+        let until = Instant::now() + FRAME;
+        while event::poll(until.saturating_duration_since(Instant::now()))? {
+            match event::read()? {
+                Event::Key(key) if key.kind != KeyEventKind::Release => {
+                    if ends_by(key, &mut choice, &mut board) {
+                        return Ok(());
+                    }
+                    break;
+                }
+                Event::Resize(..) => break,
+                Event::Key(_)
+                | Event::FocusGained
+                | Event::FocusLost
+                | Event::Mouse(_)
+                | Event::Paste(_) => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+fn take(news: &Receiver<News>, board: &mut Board, choice: &mut Choice) {
+    for _ in 0..AT_ONCE {
+        match news.try_recv() {
+            Ok(Ok(line)) => {
+                choice.problem = None;
+                board.take(&line);
+            }
+            Ok(Err(problem)) => choice.problem = Some(problem),
+            Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
+        }
+    }
+}
+
+/// Does what a key says; whether that is to end.
+#[expect(clippy::wildcard_enum_match_arm, reason = "every other key means nothing")]
+fn ends_by(key: KeyEvent, choice: &mut Choice, board: &mut Board) -> bool {
+    let view = |choice: &mut Choice, view: View| {
+        (choice.view, choice.selected) = (view, 0);
+    };
+    let at = View::ALL.iter().position(|it| *it == choice.view).unwrap_or_default();
+    match key.code {
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return true,
+        KeyCode::Char('q') | KeyCode::Esc => return true,
+        KeyCode::Char(digit @ '1'..='4') => view(choice, View::ALL[digit as usize - '1' as usize]),
+        KeyCode::Tab | KeyCode::Right => view(choice, View::ALL[(at + 1) % View::ALL.len()]),
+        KeyCode::BackTab | KeyCode::Left => {
+            view(choice, View::ALL[(at + View::ALL.len() - 1) % View::ALL.len()]);
+        }
+        KeyCode::Char('s') => choice.order = choice.order.next(),
+        KeyCode::Char('r') => choice.reversed = !choice.reversed,
+        KeyCode::Char('p' | ' ') => choice.paused = !choice.paused,
+        KeyCode::Char('c') => *board = Board::default(),
+        KeyCode::Up | KeyCode::Char('k') => choice.selected = choice.selected.saturating_sub(1),
+        KeyCode::Down | KeyCode::Char('j') => {
+            let order = (choice.order, choice.reversed);
+            let (rows, ..) = board.rows(choice.view, order, 0, SHOWN);
+            choice.selected = (choice.selected + 1).min(rows.len().saturating_sub(1));
+        }
+        KeyCode::Home => choice.selected = 0,
+        _ => {}
+    }
+    false
+}

@@ -1,0 +1,373 @@
+//! `netpold observe` and `netpold top` as people see them: on the page, and on a terminal that is none.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use netpold::events::{Lost, Outcome};
+use netpold::observe::{Attribution, Event, Line, PolicyName, RuleName};
+use netpold::top::{Board, Choice, Terminal, draw};
+use netpold_core::cluster::Whose;
+use netpold_core::model::{Direction, Key};
+use netpold_core::probe::IpProtocol;
+use nix::pty::{OpenptyResult, Winsize, openpty};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::termios::{LocalFlags, tcgetattr};
+use nix::unistd::{Pid, setsid};
+use ratatui::backend::TestBackend;
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const SIZE: (u16, u16) = (80, 24);
+
+/// Seconds after ten o'clock, who, verdict and whom.
+fn event(second: u32, pod: &str, verdict: Outcome, peer: Whose) -> Event {
+    let remote = match &peer {
+        Whose::Outside => [203, 0, 113, 7].into(),
+        Whose::Pod(_) | Whose::Node { .. } | Whose::Service(_) => [10, 1, 1, 9].into(),
+    };
+    Event {
+        time: format!("2026-11-23T10:00:{second:02}.250Z"),
+        node: "node-1".into(),
+        verdict,
+        reason: match verdict {
+            Outcome::Deny => "policy".into(),
+            Outcome::Audit => "audit".into(),
+            Outcome::Allow => "allowed".into(),
+        },
+        direction: Direction::Ingress,
+        pod: Some(Key::new("shop", pod)),
+        interface: None,
+        local: Some([10, 1, 1, 5].into()),
+        local_port: 5432,
+        peer: Some(peer),
+        remote: Some(remote),
+        remote_port: 40_000 + u16::try_from(second).unwrap(),
+        protocol: Some(IpProtocol::TCP),
+        port: Some(5432),
+        attribution: Attribution::default(),
+    }
+}
+
+fn rule(matches: &str) -> RuleName {
+    let policy = PolicyName::new(&Key::new("shop", "db"));
+    RuleName { policy, index: 0, matches: matches.into() }
+}
+
+/// What an agent might send.
+fn stream() -> Vec<Line> {
+    let pod = |name: &str| Whose::Pod(Key::new("shop", name));
+    let allowed = "TCP 5432 from pods app=web of namespace shop";
+    let mut events = Vec::new();
+    for second in 0..12 {
+        let mut denied = event(second, "db-0", Outcome::Deny, pod("report-7x2"));
+        denied.attribution = Attribution {
+            policies: vec![rule("").policy],
+            nearest: Some(rule(allowed)),
+            lacks: vec!["pod has app=report, wanted is app=web".into()],
+            ..Attribution::default()
+        };
+        events.push(denied);
+    }
+    let mut opened = event(12, "db-0", Outcome::Allow, pod("web-5c9"));
+    opened.attribution = Attribution {
+        policies: vec![rule("").policy],
+        rule: Some(rule(allowed)),
+        ..Attribution::default()
+    };
+    events.push(opened);
+    let mut audited = event(13, "web-5c9", Outcome::Audit, Whose::Outside);
+    (audited.direction, audited.local_port) = (Direction::Egress, 51_000);
+    (audited.remote_port, audited.port) = (443, Some(443));
+    audited.attribution.policies = vec![PolicyName::new(&Key::new("shop", "no-egress"))];
+    events.push(audited);
+    let mut spoofed = event(14, "job-1", Outcome::Deny, Whose::Outside);
+    (spoofed.direction, spoofed.reason) = (Direction::Egress, "spoofed_source".into());
+    (spoofed.remote_port, spoofed.port) = (53, Some(53));
+    (spoofed.protocol, spoofed.local_port) = (Some(IpProtocol::UDP), 40_001);
+    events.push(spoofed);
+    let lost = Line::Lost { node: "node-1".into(), lost: Lost { kernel: 4321, ..Lost::default() } };
+    events.into_iter().map(|event| Line::Event(Box::new(event))).chain([lost]).collect()
+}
+
+/// A socket that answers each client's request with the stream, and ends it or keeps it open.
+struct Agent {
+    directory: TempDir,
+    requests: Arc<Mutex<Vec<String>>>,
+}
+
+impl Agent {
+    fn new(lines: Vec<Line>, follows: bool) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(directory.path().join("socket")).unwrap();
+        let requests = Arc::<Mutex<Vec<String>>>::default();
+        let heard = Arc::clone(&requests);
+        std::thread::spawn(move || {
+            let mut open: Vec<UnixStream> = Vec::new();
+            while let Ok((mut stream, _)) = listener.accept() {
+                let mut request = String::new();
+                BufReader::new(&stream).read_line(&mut request).unwrap();
+                heard.lock().unwrap().push(request);
+                stream.write_all(b"\n").unwrap();
+                for line in &lines {
+                    writeln!(stream, "{}", serde_json::to_string(line).unwrap()).unwrap();
+                }
+                open.extend(follows.then_some(stream));
+            }
+        });
+        Self { directory, requests }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("socket")
+    }
+}
+
+fn page() -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    fs::read_to_string(root.join("deploy/observe.md")).unwrap()
+}
+
+/// The blocks of the page between fences.
+fn blocks(page: &str) -> Vec<&str> {
+    page.split("\n```").skip(1).step_by(2).filter_map(|it| Some(it.split_once('\n')?.1)).collect()
+}
+
+fn observe(agent: &Agent, arguments: &[&str]) -> String {
+    let mut netpold = Command::new(env!("CARGO_BIN_EXE_netpold"));
+    let netpold = netpold.env_clear().arg("observe").args(arguments).arg("--socket");
+    let output = netpold.arg(agent.socket()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The binary renders these as the page shows them.
+#[test]
+fn the_sessions_on_the_page_are_real() {
+    let agent = Agent::new(stream().split_off(11), false);
+    let page = page();
+    let sessions = blocks(&page).into_iter().filter_map(|it| it.strip_prefix("$ netpold observe"));
+    let mut shown = 0;
+    for session in sessions {
+        let (arguments, expected) = session.split_once('\n').unwrap();
+        let arguments: Vec<&str> = arguments.split_whitespace().collect();
+        assert_eq!(observe(&agent, &arguments).trim_end(), expected.trim_end(), "{arguments:?}");
+        shown += 1;
+    }
+    assert_eq!(shown, 1, "sessions on the page");
+    let requests = agent.requests.lock().unwrap().clone();
+    assert!(requests.iter().all(|request| request.starts_with("observe {")), "{requests:?}");
+    let lines = observe(&agent, &["-o", "json"]);
+    let lines = lines.lines().map(|line| serde_json::from_str::<Line>(line).unwrap());
+    assert_eq!(lines.collect::<Vec<_>>(), stream().split_off(11));
+}
+
+/// The screenshot on the page is what the screen shows of this stream.
+#[test]
+fn the_screen_on_the_page_is_real() {
+    let mut board = Board::default();
+    stream().iter().for_each(|line| board.take(line));
+    let choice = Choice { source: "node-1".into(), ..Choice::default() };
+    let mut terminal = ratatui::Terminal::new(TestBackend::new(SIZE.0, SIZE.1)).unwrap();
+    let now = "2026-11-23T10:00:15Z".parse::<k8s_openapi::jiff::Timestamp>().unwrap();
+    terminal.draw(|frame| draw(frame, &board, &choice, now.as_millisecond())).unwrap();
+    let buffer = terminal.backend().buffer();
+    let lines = buffer.content().chunks(SIZE.0.into()).map(|cells| {
+        let line: String = cells.iter().map(ratatui::buffer::Cell::symbol).collect();
+        line.trim_end().to_owned()
+    });
+    let screen = lines.collect::<Vec<_>>().join("\n");
+    let page = page();
+    let shown = blocks(&page).into_iter().find(|block| block.starts_with("netpold top"));
+    assert_eq!(shown.map(str::trim_end), Some(screen.trim_end()), "\n{screen}");
+}
+
+/// A process on a terminal of 80 by 24.
+struct OnTerminal {
+    child: Child,
+    keys: File,
+    screen: Arc<Mutex<vt100::Parser>>,
+    slave: OwnedFd,
+    before: LocalFlags,
+}
+
+impl OnTerminal {
+    fn start(command: &mut Command) -> Self {
+        let (ws_col, ws_row) = SIZE;
+        let size = Winsize { ws_row, ws_col, ws_xpixel: 0, ws_ypixel: 0 };
+        let OpenptyResult { master, slave } = openpty(&size, None).unwrap();
+        let side = || Stdio::from(slave.try_clone().unwrap());
+        command.env_clear().env("TERM", "xterm-256color");
+        command.stdin(side()).stdout(side()).stderr(side());
+        // SAFETY: setsid is safe between fork and exec; without another terminal it has no other size.
+        unsafe { command.pre_exec(|| setsid().map(drop).map_err(Into::into)) };
+        let before = tcgetattr(&slave).unwrap().local_flags;
+        let child = command.spawn().unwrap();
+        let screen = Arc::new(Mutex::new(vt100::Parser::new(ws_row, ws_col, 0)));
+        let (keys, shown) = (File::from(master), Arc::clone(&screen));
+        let mut output = keys.try_clone().unwrap();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(length @ 1..) = output.read(&mut bytes) {
+                shown.lock().unwrap().process(&bytes[..length]);
+            }
+        });
+        Self { child, keys, screen, slave, before }
+    }
+
+    fn top(agent: &Agent) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_netpold"));
+        Self::start(command.arg("top").arg("--socket").arg(agent.socket()))
+    }
+
+    fn contents(&self) -> String {
+        self.screen.lock().unwrap().screen().contents()
+    }
+
+    /// Waits until all of this is on the screen.
+    #[track_caller]
+    fn shows(&self, parts: &[&str]) {
+        let deadline = Instant::now() + PATIENCE;
+        while !parts.iter().all(|part| self.contents().contains(part)) {
+            assert!(Instant::now() < deadline, "{parts:?} are not all in\n{}", self.contents());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
+    }
+
+    fn is_raw(&self) -> bool {
+        let now = tcgetattr(&self.slave).unwrap().local_flags;
+        !now.contains(LocalFlags::ICANON) && !now.contains(LocalFlags::ECHO)
+    }
+
+    /// The process ends, and the terminal is as it was.
+    #[track_caller]
+    fn ends(mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(Instant::now() < deadline, "it does not end:\n{}", self.contents());
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        assert_eq!(tcgetattr(&self.slave).unwrap().local_flags, self.before);
+        while self.screen.lock().unwrap().screen().alternate_screen() {
+            assert!(Instant::now() < deadline, "the other screen stays:\n{}", self.contents());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(!self.screen.lock().unwrap().screen().hide_cursor());
+        status
+    }
+}
+
+impl Drop for OnTerminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn top_on_a_terminal_of_80_by_24() {
+    let agent = Agent::new(stream(), true);
+    let mut top = OnTerminal::top(&agent);
+    top.shows(&["netpold top", "13 denied", "shop/db-0", "<- shop/report-7x2", "TCP 5432", "4321"]);
+    top.shows(&["COUNTv", "nearest is rule 1 of shop/db", "q quit"]);
+    let lines: Vec<String> = top.contents().lines().map(str::to_owned).collect();
+    assert!(lines.len() <= 24 && lines.iter().all(|line| line.chars().count() <= 80));
+    let row = |contents: &str, name: &str| contents.lines().position(|line| line.contains(name));
+    let contents = top.contents();
+    assert!(row(&contents, "shop/db-0") < row(&contents, "shop/job-1"), "{contents}");
+    assert!(top.is_raw());
+    top.press("r");
+    top.shows(&["COUNT^"]);
+    let contents = top.contents();
+    assert!(row(&contents, "shop/db-0") > row(&contents, "shop/job-1"), "{contents}");
+    top.press("s");
+    top.shows(&["/10S^"]);
+    top.press("2");
+    top.shows(&["<- shop/web-5c9", "-> 203.0.113.7", "TCP 443", "audit"]);
+    top.press("\t");
+    top.shows(&["DENIED", "AUDITED", "shop/job-1"]);
+    top.press("4");
+    top.shows(&["POLICY", "shop/no-egress"]);
+    // The marked row is told in full.
+    top.press("1\u{1b}[B");
+    top.shows(&["REASON", "shop/db-0 <- shop/report-7x2 TCP 5432 policy: shop/db; nearest"]);
+    top.press("p");
+    top.shows(&["PAUSED"]);
+    top.press("c");
+    top.shows(&["nothing of this kind so far", "0 denied"]);
+    top.press("q");
+    assert!(top.ends().success());
+    let requests = agent.requests.lock().unwrap().clone();
+    assert!(
+        requests[0].contains(r#""follow":true"#) && requests[0].contains("allow"),
+        "{requests:?}"
+    );
+}
+
+#[test]
+fn the_terminal_is_as_it_was_whatever_ends_top() {
+    let agent = Agent::new(stream(), true);
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        let top = OnTerminal::top(&agent);
+        top.shows(&["13 denied"]);
+        assert!(top.is_raw());
+        top.signal(signal);
+        assert!(top.ends().success(), "{signal}");
+    }
+    // Ctrl-C is a key there.
+    let mut top = OnTerminal::top(&agent);
+    top.shows(&["13 denied"]);
+    top.press("\u{3}");
+    assert!(top.ends().success());
+    // An agent that ends is said, and ends nothing.
+    let ends = Agent::new(stream(), false);
+    let mut top = OnTerminal::top(&ends);
+    top.shows(&["the agent has ended the stream"]);
+    top.press("q");
+    assert!(top.ends().success());
+    // None is there.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_netpold"));
+    let top = OnTerminal::start(command.args(["top", "--socket", "/nonexistent/socket"]));
+    top.shows(&["no agent is listening on /nonexistent/socket"]);
+    assert!(!top.ends().success());
+    let this = std::env::current_exe().unwrap();
+    let mut command = Command::new(this);
+    let arguments = ["--exact", "panics_on_a_terminal", "--ignored", "--nocapture"];
+    let top = OnTerminal::start(command.args(arguments));
+    top.shows(&["a panic on the terminal"]);
+    assert!(!top.ends().success());
+}
+
+#[test]
+#[ignore = "a process that another test runs on a terminal of its own"]
+fn panics_on_a_terminal() {
+    let _terminal = Terminal::take().unwrap();
+    assert!(std::env::args().len() == 0, "a panic on the terminal");
+}
+
+#[test]
+fn without_a_terminal_top_says_what_to_use() {
+    let agent = Agent::new(Vec::new(), true);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_netpold"));
+    let output = command.env_clear().arg("top").arg("--socket").arg(agent.socket()).output();
+    let error = String::from_utf8(output.unwrap().stderr).unwrap();
+    assert!(error.contains("must be a terminal; `netpold observe` needs none"), "{error}");
+}
