@@ -84,7 +84,7 @@ fn the_list_of_rules_is_real() {
 }
 
 /// Every page of the project.
-const PAGES: [&str; 20] = [
+const PAGES: [&str; 21] = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
@@ -100,6 +100,7 @@ const PAGES: [&str; 20] = [
     "deploy/doctor.md",
     "deploy/learn.md",
     "deploy/limits.md",
+    "deploy/live.md",
     "deploy/metrics.md",
     "deploy/review.md",
     "deploy/status.md",

@@ -195,7 +195,8 @@ async fn from_kubeconfig(
 fn of_kubeconfig(path: &Path, error: KubeconfigError) -> ConnectError {
     let path = path.to_owned();
     match error {
-        KubeconfigError::ReadConfig(error, _) => ConnectError::Unreadable { path, error },
+        // Of several files in a variable the one that it is about.
+        KubeconfigError::ReadConfig(error, path) => ConnectError::Unreadable { path, error },
         KubeconfigError::CurrentContextNotSet => ConnectError::Kubeconfig {
             path,
             reason: "it has no current-context: choose one with --context".into(),
