@@ -102,6 +102,7 @@ const PAGES: [&str; 21] = [
     "deploy/limits.md",
     "deploy/live.md",
     "deploy/metrics.md",
+    "deploy/observe.md",
     "deploy/review.md",
     "deploy/status.md",
     "deploy/troubleshooting.md",
