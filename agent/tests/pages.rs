@@ -28,7 +28,7 @@ fn sessions(page: &str) -> Vec<(&str, &str)> {
 
 #[test]
 fn the_output_on_pages_is_real() {
-    for name in ["README.md", "deploy/doctor.md", "deploy/review.md"] {
+    for name in ["README.md", "deploy/doctor.md", "deploy/learn.md", "deploy/review.md"] {
         let page = page(name);
         let sessions = sessions(&page);
         assert!(!sessions.is_empty(), "{name} shows no output");
