@@ -64,8 +64,8 @@ pub enum Command {
     /// many flows
     #[command(after_help = "Exit status: 0 every agent answered, 1 some did not.")]
     Rules(RulesArgs),
-    /// List the flows of this node's pods, and how policy judged them last
-    #[command(after_help = "Exit status: 0 the agent answered, 1 it did not.")]
+    /// List the flows of this node's or a cluster's pods, and how policy judged them last
+    #[command(after_help = "Exit status: 0 every agent answered, 1 some did not.")]
     Flows(FlowsArgs),
     /// Find what keeps policy from working, on this node, in manifests or in a cluster, and how to put it
     /// right

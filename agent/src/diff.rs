@@ -125,10 +125,7 @@ pub fn run(args: &DiffArgs) -> Result<u8> {
     let [before, after] = clusters(args)?;
     let difference = compare(&before, &after)?;
     let cuts = match args.live {
-        true => {
-            let flows = flows::client::ask(&args.socket, &Filter::default(), None)?;
-            Some(live::cuts(&before, &after, &[flows]))
-        }
+        true => Some(cuts(args, &before, &after)?),
         false => None,
     };
     print(&render::render(&difference, cuts.as_ref(), args.output)?)?;
@@ -138,6 +135,22 @@ pub fn run(args: &DiffArgs) -> Result<u8> {
         DiffKind::Any => true,
     });
     Ok(if found { DIFFERENT } else { SAME })
+}
+
+/// The open connections that are cut, of this node or of the cluster.
+fn cuts(args: &DiffArgs, before: &Cluster, after: &Cluster) -> Result<live::Cuts> {
+    let filter = Filter::default();
+    if !args.cluster.is_meant() {
+        let flows = flows::client::ask(&args.socket, &filter, None)?;
+        return Ok(live::cuts(before, after, &[flows]));
+    }
+    let all = flows::client::ask_cluster(&args.cluster, &filter, None)?;
+    let unanswered = all.unanswered().into_keys();
+    let unknown = unanswered.map(|node| format!("node {node}: its agent does not answer"));
+    let unknown: Vec<String> = unknown.collect();
+    let mut cuts = live::cuts(before, after, &flows::merge(all.answers));
+    cuts.problems.extend(unknown);
+    Ok(cuts)
 }
 
 /// The cluster before and after.

@@ -19,6 +19,7 @@ use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 use serde::{Deserialize, Serialize};
 
+use crate::live::ClusterArgs;
 use crate::output::Output;
 use crate::socket::DEFAULT_SOCKET;
 
@@ -43,6 +44,9 @@ pub struct FlowsArgs {
     /// Most flows to list; the others are counted by pod. 0: all
     #[arg(long, value_name = "COUNT", env = "NETPOLD_LIMIT", default_value = "10000")]
     pub limit: u32,
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
     /// Format of the answer
     #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
     pub output: Output,

@@ -83,7 +83,7 @@ pub fn main() -> ExitCode {
         Command::Uninstall(args) => (uninstall::run(&args).map(|()| 0), FAILED),
         Command::Status(args) => (admin::client::run(&args), FAILED),
         Command::Rules(args) => (admin::client::rules(&args), FAILED),
-        Command::Flows(args) => (flows::client::run(&args).map(|()| 0), FAILED),
+        Command::Flows(args) => (flows::client::run(&args), FAILED),
         Command::Observe(args) => (observe::run(&args), FAILED),
         Command::Top(args) => (top::run(&args).map(|()| 0), FAILED),
         Command::Learn(args) => (learn::run(&args), UNUSABLE),

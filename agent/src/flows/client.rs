@@ -5,26 +5,69 @@ use std::path::Path;
 
 use anyhow::Result;
 use netpold_core::model::Key;
+use serde_json::json;
 
 use super::reader::PAGE;
-use super::{Answer, FLOWS_REQUEST, Filter, FlowsArgs, Page, PodFlows, Request, text};
+use super::{Answer, FLOWS_REQUEST, Filter, FlowsArgs, Page, PodFlows, Request, merge, text};
 use crate::events::unix_millis;
+use crate::live::{self, Agents, Answers, ClusterArgs};
 use crate::output::{Output, print};
 use crate::socket;
 use crate::status::understood;
 
-/// Prints the flows, as text or JSON.
+/// Exit status: every agent answered.
+const ALL: u8 = 0;
+/// Exit status: some did not.
+const SOME: u8 = 1;
+
+/// Prints the flows of this node, or of a cluster's nodes, as text or JSON. Returns the exit status.
 ///
 /// # Errors
 /// No agent answers, or its answer is not one of this version.
-pub fn run(args: &FlowsArgs) -> Result<()> {
+pub fn run(args: &FlowsArgs) -> Result<u8> {
     let filter = Filter { namespace: args.namespace.clone(), pod: args.pod.clone() };
     let limit = (args.limit > 0).then_some(args.limit);
+    if args.cluster.is_meant() {
+        let all = ask_cluster(&args.cluster, &filter, limit)?;
+        let unanswered = all.unanswered();
+        let nodes = merge(all.answers);
+        print(&match args.output {
+            Output::Json => format!("{}\n", json!({ "nodes": nodes, "unanswered": unanswered })),
+            Output::Text => text(&nodes)?,
+        })?;
+        return Ok(if unanswered.is_empty() { ALL } else { SOME });
+    }
     let answer = ask(&args.socket, &filter, limit)?;
-    Ok(print(&match args.output {
+    print(&match args.output {
         Output::Json => format!("{}\n", serde_json::to_string(&answer)?),
         Output::Text => text(&[answer])?,
-    })?)
+    })?;
+    Ok(ALL)
+}
+
+/// The flows of every node of a cluster: of each at most `limit`, the others counted. Which nodes do not answer is
+/// said on standard error.
+///
+/// # Errors
+/// The cluster cannot be reached, or has no agents.
+pub fn ask_cluster(
+    cluster: &ClusterArgs,
+    filter: &Filter,
+    limit: Option<u32>,
+) -> Result<Answers<Answer>> {
+    let limit = limit.unwrap_or(0).to_string();
+    let mut arguments = vec!["flows", "-o", "json", "--limit", &limit];
+    for (flag, value) in [("--namespace", &filter.namespace), ("--pod", &filter.pod)] {
+        if let Some(value) = value {
+            arguments.extend([flag, value]);
+        }
+    }
+    let all = live::block_on(async {
+        let agents = Agents::find(cluster).await?;
+        Ok(agents.answers::<Answer>(&arguments).await)
+    })?;
+    live::report(&all.failures);
+    Ok(all)
 }
 
 /// The flows of a node: at most `limit`, the others counted.

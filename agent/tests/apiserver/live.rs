@@ -4,13 +4,16 @@
 //! processes that exec starts are real.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use netpold::live::{Agents, ClusterArgs, NodeError, block_on};
-use netpold_testbed::{Access, ApiServer, Container, Kubelet, require_apiserver};
+use netpold_testbed::cluster::PORT;
+use netpold_testbed::{Access, ApiServer, Container, Kubelet, Protocol, require_apiserver};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -93,7 +96,7 @@ fn printed(server: &ApiServer, output: &Output) -> String {
 /// The rights that a user needs.
 fn grant(server: &ApiServer) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/access.yaml");
-    server.apply(&std::fs::read_to_string(file).unwrap()).unwrap();
+    server.apply(&fs::read_to_string(file).unwrap()).unwrap();
 }
 
 /// A container with an agent's binary, that is told about its agent as in the DaemonSet.
@@ -150,6 +153,7 @@ fn agents_answer_through_the_api_server() {
     let said = "node n1 has another agent beside netpold-";
     assert!(stderr(&output).contains(said), "{}", stderr(&output));
     rules_of_all_nodes(&world.server);
+    connections_of_all_nodes(&world);
     lines_come_while_a_command_runs(&world.server, &kubelet);
     rights_decide(&world.server);
 }
@@ -201,6 +205,43 @@ fn rules_of_all_nodes(server: &ApiServer) {
     assert!(rules["unanswered"]["n5"].is_string(), "{rules}");
     let output = netpold(server, admin, &["rules", "-n", "bank"]);
     assert_eq!(stdout(&output), "no such rule on 1 nodes\n");
+}
+
+/// A connection that is open is listed, and named if a change cuts it.
+fn connections_of_all_nodes(world: &World) {
+    let (server, admin) = (&world.server, &world.server.admin());
+    let to = SocketAddr::new(world.pod("server").ip4().unwrap(), PORT);
+    let mut flow = world.pod("client").open_flow(Protocol::Tcp, to, PATIENCE).unwrap();
+    assert!(flow.ping(PATIENCE));
+    let from = flow.local().unwrap();
+    let output = netpold(server, admin, &["flows", "-n", "shop", "--pod", "server", "-o", "json"]);
+    assert_eq!(output.status.code(), Some(1), "n5 has no agent: {}", stderr(&output));
+    let flows: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(flows["nodes"][0]["node"], "n1", "{flows}");
+    let all = flows["nodes"][0]["flows"].as_array().unwrap();
+    let own = all.iter().find(|it| it["remote_port"] == from.port()).unwrap();
+    assert_eq!((&own["remote_name"], &own["state"]), (&json!("shop/client"), &json!("open")));
+
+    let directory = TempDir::new().unwrap();
+    let file = directory.path().join("closed.json");
+    let closed = json!({
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": { "namespace": "shop", "name": "server" },
+        "spec": { "podSelector": {} },
+    });
+    fs::write(&file, closed.to_string()).unwrap();
+    let change = ["diff", "-f", file.to_str().unwrap(), "--live", "-o", "json"];
+    let output = netpold(server, admin, &change);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let diff: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let live = &diff["live"];
+    let groups = live["cut"].as_array().unwrap().iter();
+    let cut = groups.flat_map(|group| group["connections"].as_array().unwrap());
+    let ends = json!({ "from": from.to_string(), "to": to.to_string() });
+    assert!(cut.into_iter().any(|it| *it == ends), "{live}");
+    let problems = live["problems"].to_string();
+    assert!(problems.contains("node n5: its agent does not answer"), "{live}");
 }
 
 /// What goes on until its standard input ends does end when nobody listens any more.
@@ -325,7 +366,7 @@ fn a_live_cluster_is_judged_as_its_manifests_are() {
     let manifests = TempDir::new().unwrap();
     for (number, object) in objects().into_iter().enumerate() {
         let text = object.to_string();
-        std::fs::write(manifests.path().join(format!("{number}.json")), &text).unwrap();
+        fs::write(manifests.path().join(format!("{number}.json")), &text).unwrap();
         server.kubectl_with(&["create", "--validate=false", "-f", "-"], &text).unwrap();
         if object["kind"] == "Pod" {
             let (name, namespace) = (&object["metadata"]["name"], &object["metadata"]["namespace"]);
@@ -338,7 +379,7 @@ fn a_live_cluster_is_judged_as_its_manifests_are() {
     let files = TempDir::new().unwrap();
     let file = |name: &str, text: String| {
         let path = files.path().join(name);
-        std::fs::write(&path, text).unwrap();
+        fs::write(&path, text).unwrap();
         path.display().to_string()
     };
     let mut change = objects().remove(5);
