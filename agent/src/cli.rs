@@ -392,7 +392,8 @@ pub struct DiffArgs {
     /// Where RBAC forbids to list objects in all namespaces: which one to see [default: the context's]
     #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
     pub namespace: Option<String>,
-    /// Also say which connections are cut of those that are open now on the agent's node
+    /// Also say which connections are cut of those that are open now: on the agent's node,
+    /// or on every node of the cluster
     #[arg(long, env = "NETPOLD_LIVE")]
     pub live: bool,
     /// Control socket of the agent that --live asks

@@ -223,12 +223,6 @@ pub struct DropLog {
 }
 
 impl DropLog {
-    /// Where everything is recorded for whoever watches.
-    #[must_use]
-    pub fn journal(&self) -> Arc<Journal> {
-        Arc::clone(&self.journal)
-    }
-
     /// A probe is about to be shown to a program: its event is nobody's drop. One event like it is left out, if
     /// it comes soon.
     pub fn expect(&mut self, event: DropEvent, now: Instant) {
@@ -244,6 +238,12 @@ impl DropLog {
         let mut expected = self.expected.iter();
         let place = expected.position(|(event, until)| *event == found && now < *until);
         place.is_some_and(|place| self.expected.remove(place).is_some())
+    }
+
+    /// Where everything is recorded for whoever watches.
+    #[must_use]
+    pub fn journal(&self) -> Arc<Journal> {
+        Arc::clone(&self.journal)
     }
 
     /// The latest drops, oldest first.

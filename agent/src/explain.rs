@@ -31,8 +31,8 @@ const BATCH: usize = 8192;
 /// # Errors
 /// It cannot be told because manifests or probes cannot be read.
 pub fn run(args: &ExplainArgs) -> Result<u8> {
-    if let (None, Some(socket)) = (&args.manifests, &args.socket) {
-        return node::run(socket, args);
+    if let Some(socket) = node::socket(args) {
+        return node::run(args, socket);
     }
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
     let objects = live::manifests_or_objects(manifests, &args.cluster, namespace);

@@ -11,11 +11,20 @@ use super::{ALLOWED, CANNOT_TELL, DENIED, end_of_output, print_lines, probe};
 use crate::cli::{ExplainArgs, Output};
 use crate::printable::{printable, printable_json};
 use crate::probe::{EXPLAIN_REQUEST, NodeAnswer, Said};
-use crate::socket;
+use crate::socket::{self, DEFAULT_SOCKET};
 use crate::status::understood;
 
+/// The agent that is to be asked, if neither manifests nor a cluster are.
+pub(super) fn socket(args: &ExplainArgs) -> Option<&Path> {
+    if args.manifests.is_some() || args.cluster.is_meant() {
+        return None;
+    }
+    let local = args.cluster.local.then(|| Path::new(DEFAULT_SOCKET));
+    args.socket.as_deref().or(local)
+}
+
 /// Asks the agent, and prints its answer. Returns the exit status.
-pub(super) fn run(path: &Path, args: &ExplainArgs) -> Result<u8> {
+pub(super) fn run(args: &ExplainArgs, path: &Path) -> Result<u8> {
     if args.probes.is_some() {
         bail!("--probes are answered from --manifests");
     }
@@ -34,6 +43,10 @@ pub(super) fn run(path: &Path, args: &ExplainArgs) -> Result<u8> {
     }
     if let Some(reason) = &answer.reason {
         anstream::eprintln!("netpold: cannot tell: {}", printable(reason));
+    }
+    if args.cluster.local {
+        // For who asks every node, the document says all.
+        return Ok(ALLOWED);
     }
     Ok(match answer.verdict {
         _ if answer.differences().next().is_some() => CANNOT_TELL,

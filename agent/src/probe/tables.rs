@@ -48,7 +48,6 @@ impl<'a> CompiledTables<'a> {
     }
 
     /// Judges a frame at an interface; `came_by` as [`Hook::ingress_ifindex`].
-    #[must_use]
     pub fn judge(&self, direction: Direction, ifindex: u32, came_by: u32, frame: &[u8]) -> Verdict {
         let hook = Hook { ifindex, ingress_ifindex: came_by };
         match direction {

@@ -58,6 +58,21 @@ pub(super) fn requests(
     requests.on(LEARN_REQUEST, move |_| recorded())
 }
 
+/// Answers questions about traffic.
+fn explained_by(
+    engine: &Arc<Mutex<Engine>>,
+    drops: &Arc<Mutex<DropLog>>,
+) -> impl Fn(&str) -> NodeAnswer + use<> {
+    let (engine, drops) = (Arc::clone(engine), Arc::clone(drops));
+    move |request| match serde_json::from_str(request) {
+        Ok(probe) => {
+            let mut expect = |event| lock(&drops).expect(event, Instant::now());
+            lock(&engine).probe(&probe, &mut expect)
+        }
+        Err(error) => NodeAnswer { reason: Some(error.to_string()), ..NodeAnswer::default() },
+    }
+}
+
 /// Answers requests for flows. The engine is not kept from its work while the table is read.
 fn flows_of(engine: &Arc<Mutex<Engine>>) -> impl Fn(&str) -> Page + use<> {
     let engine = Arc::clone(engine);
@@ -77,20 +92,5 @@ fn flows_of(engine: &Arc<Mutex<Engine>>) -> impl Fn(&str) -> Page + use<> {
             Ok(None) => problem("nothing has been written to the kernel yet".to_owned()),
             Err(error) => problem(format!("the flow tables cannot be read: {error}")),
         }
-    }
-}
-
-/// Answers questions about traffic.
-fn explained_by(
-    engine: &Arc<Mutex<Engine>>,
-    drops: &Arc<Mutex<DropLog>>,
-) -> impl Fn(&str) -> NodeAnswer + use<> {
-    let (engine, drops) = (Arc::clone(engine), Arc::clone(drops));
-    move |request| match serde_json::from_str(request) {
-        Ok(probe) => {
-            let mut expect = |event| lock(&drops).expect(event, Instant::now());
-            lock(&engine).probe(&probe, &mut expect)
-        }
-        Err(error) => NodeAnswer { reason: Some(error.to_string()), ..NodeAnswer::default() },
     }
 }
