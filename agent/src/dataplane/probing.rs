@@ -11,7 +11,7 @@ use super::role::Program;
 use crate::bpf::test_run::{Run, run};
 use crate::conntrack::{FlowKey, Place};
 
-/// TCX_DROP, TC_ACT_SHOT.
+/// `TCX_DROP`, `TC_ACT_SHOT`.
 const DROP: u32 = 2;
 
 /// A packet that is shown to a pod's program.

@@ -82,7 +82,7 @@ fn user(server: &ApiServer, name: &str, roles: &[(&str, &str)]) -> PathBuf {
 /// What `deploy/live.md` shows of a command.
 fn shown(command: &str) -> String {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/live.md");
-    let page = std::fs::read_to_string(page).unwrap();
+    let page = fs::read_to_string(page).unwrap();
     let (_, rest) = page.split_once(&format!("\n$ kubectl netpold {command}\n")).unwrap();
     rest.split_once("\n```").unwrap().0.to_owned()
 }
@@ -420,8 +420,8 @@ fn as_kubectls_plugin(server: &ApiServer, question: &[&str]) {
         command.args(question).env_clear().env(name, value).output().unwrap()
     };
     let home = directory.path().join(".kube");
-    std::fs::create_dir(&home).unwrap();
-    std::fs::copy(server.admin(), home.join("config")).unwrap();
+    fs::create_dir(&home).unwrap();
+    fs::copy(server.admin(), home.join("config")).unwrap();
     let expected = stdout(&netpold(server, &server.admin(), question));
     assert_eq!(stdout(&run("KUBECONFIG", &server.admin())), expected);
     assert_eq!(stdout(&run("HOME", directory.path())), expected);
