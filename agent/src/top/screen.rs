@@ -8,7 +8,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table, TableState, Wrap};
 
 use super::board::{Board, Order, Row, View};
-use crate::observe::lost_text;
+use crate::events::Lost;
 
 /// What somebody has chosen to see.
 #[derive(Clone, Debug, Default)]
@@ -32,19 +32,31 @@ pub struct Choice {
 /// Rows that somebody can go through; the busiest of all there are.
 pub(super) const SHOWN: usize = 500;
 
+/// From here on there is room for the longest reason.
+const WIDE: u16 = 110;
+
 /// Draws what was counted; `now` is in milliseconds since the epoch.
 pub fn draw(frame: &mut Frame<'_>, board: &Board, choice: &Choice, now: i64) {
-    let lengths = [1, 1, 0, 3, 1].map(|length| match length {
-        0 => Constraint::Min(3),
-        length => Constraint::Length(length),
-    });
-    let [head, tabs, body, detail, keys] = Layout::vertical(lengths).areas(frame.area());
+    let lost = lost_line(&board.lost);
+    let lengths = [
+        Constraint::Length(1),
+        Constraint::Length(1),
+        Constraint::Min(3),
+        Constraint::Length(3),
+        Constraint::Length(u16::from(lost.is_some())),
+        Constraint::Length(1),
+    ];
+    let [head, tabs, body, detail, not_counted, keys] =
+        Layout::vertical(lengths).areas(frame.area());
     let order = (choice.order, choice.reversed);
     let (rows, all, others) = board.rows(choice.view, order, now, SHOWN);
     frame.render_widget(head_line(board, choice, now), head);
     frame.render_widget(tabs_line(choice, all, others), tabs);
     table(frame, body, &rows, choice, now);
-    frame.render_widget(detail_text(board, choice, &rows), detail);
+    frame.render_widget(detail_text(choice, &rows), detail);
+    if let Some(lost) = lost {
+        frame.render_widget(lost, not_counted);
+    }
     let help = "1-4/Tab view  s sort  r reverse  Up/Down select  p pause  c clear  q quit";
     frame.render_widget(Line::from(help).style(Style::new().add_modifier(Modifier::DIM)), keys);
 }
@@ -81,11 +93,12 @@ fn tabs_line(choice: &Choice, all: usize, others: u64) -> Line<'static> {
 }
 
 /// The columns of names, and how wide they are.
-fn names(view: View) -> Vec<(&'static str, Constraint)> {
+fn names(view: View, width: u16) -> Vec<(&'static str, Constraint)> {
     let (pod, peer) = (("POD", Constraint::Fill(5)), ("PEER", Constraint::Fill(5)));
     match view {
         View::Drops | View::Flows => {
-            let (port, reason) = (Constraint::Length(10), Constraint::Length(9));
+            let longest = if width < WIDE { 9 } else { 22 };
+            let (port, reason) = (Constraint::Length(10), Constraint::Length(longest));
             vec![pod, peer, ("PORT", port), ("REASON", reason)]
         }
         View::Pods => vec![pod],
@@ -100,7 +113,7 @@ fn table(frame: &mut Frame<'_>, area: Rect, rows: &[&Row], choice: &Choice, now:
         false => title.to_owned(),
     };
     let mut columns = vec![
-        (marked("COUNT", Order::Count), Constraint::Length(8)),
+        (marked("COUNT", Order::Count), Constraint::Length(7)),
         (marked("/10S", Order::Rate), Constraint::Length(5)),
         (marked("LAST", Order::Last), Constraint::Length(8)),
     ];
@@ -108,7 +121,7 @@ fn table(frame: &mut Frame<'_>, area: Rect, rows: &[&Row], choice: &Choice, now:
         let verdicts = ["DENIED", "AUDITED", "ALLOWED"];
         columns.extend(verdicts.map(|title| (title.to_owned(), Constraint::Length(8))));
     }
-    for (number, (title, width)) in names(choice.view).into_iter().enumerate() {
+    for (number, (title, width)) in names(choice.view, area.width).into_iter().enumerate() {
         let title = if number == 0 { marked(title, Order::Name) } else { title.to_owned() };
         columns.push((title, width));
     }
@@ -128,8 +141,8 @@ fn table(frame: &mut Frame<'_>, area: Rect, rows: &[&Row], choice: &Choice, now:
     frame.render_stateful_widget(table, area, &mut state);
 }
 
-/// The marked row in full, or why nothing comes; then what is not in the numbers.
-fn detail_text(board: &Board, choice: &Choice, rows: &[&Row]) -> Paragraph<'static> {
+/// The marked row in full, or why nothing comes.
+fn detail_text(choice: &Choice, rows: &[&Row]) -> Paragraph<'static> {
     let row = rows.get(choice.selected.min(rows.len().saturating_sub(1)));
     let text = match (&choice.problem, row) {
         (Some(problem), _) => problem.clone(),
@@ -137,12 +150,20 @@ fn detail_text(board: &Board, choice: &Choice, rows: &[&Row]) -> Paragraph<'stat
         (None, Some(row)) => format!("{}: {}", row.names.join(" "), row.why),
         (None, None) => "nothing of this kind so far".to_owned(),
     };
-    let mut lines = vec![Line::from(text)];
-    let lost = lost_text(&board.lost);
-    if !lost.is_empty() {
-        lines.insert(0, Line::from(format!("not counted: {lost}")).style(Color::Yellow));
-    }
-    Paragraph::new(lines).wrap(Wrap { trim: true })
+    Paragraph::new(text).wrap(Wrap { trim: true })
+}
+
+/// What is not in the numbers.
+fn lost_line(lost: &Lost) -> Option<Line<'static>> {
+    let parts = [
+        (lost.kernel, "drops beyond the kernel's limit"),
+        (lost.flows, "flows"),
+        (lost.slow, "events read too late"),
+    ];
+    let parts = parts.into_iter().filter(|(count, _)| *count > 0);
+    let parts: Vec<String> = parts.map(|(count, what)| format!("{count} {what}")).collect();
+    let text = format!("not counted: {}", parts.join(", "));
+    (!parts.is_empty()).then(|| Line::from(text).style(Color::Yellow))
 }
 
 /// Time of day, UTC.
