@@ -243,8 +243,14 @@ impl Engine {
     }
 
     /// Goes on recording flows where an earlier agent has ended.
-    pub fn resume_flows(&mut self, saved: learn::Answer) {
-        self.rule_use.resume_flows(saved);
+    pub fn resume_flows(&mut self, saved: learn::Kept) {
+        self.rule_use.resume_flows(saved.recorded);
+    }
+
+    /// The recorded flows, to be kept.
+    #[must_use]
+    pub fn kept_flows(&self) -> learn::Kept {
+        learn::Kept { recorded: self.recorded_flows() }
     }
 
     /// Records what policy denied, by endpoint number.

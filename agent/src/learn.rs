@@ -24,6 +24,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use netpold_core::model::Change;
+use serde::{Deserialize, Serialize};
 
 use crate::kept;
 use crate::live::{self, Agents, ClusterArgs};
@@ -48,6 +49,13 @@ pub use yaml::{json, prepare, yaml};
 pub const LEARN_REQUEST: &str = "learn";
 /// The file that the records are kept in.
 pub const FILE: kept::Records = kept::Records { suffix: ".flows", subject: "recorded flows" };
+
+/// What is kept of the records: a field of its own, since the file names its node itself.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Kept {
+    /// All of them.
+    pub recorded: Answer,
+}
 
 /// Exit status: what was seen stays allowed.
 const PROVED: u8 = 0;

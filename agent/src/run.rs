@@ -242,7 +242,7 @@ impl Agent {
                             self.rule_use.write(engine.rule_use());
                         }
                         if self.recorded_flows.is_due() {
-                            self.recorded_flows.write(engine.recorded_flows());
+                            self.recorded_flows.write(engine.kept_flows());
                         }
                     });
                     continue;
@@ -272,7 +272,7 @@ impl Agent {
             let mut engine = lock(&self.engine);
             let news = engine.sweep();
             tell_of_flows(&engine, &self.drops, news);
-            (engine.rule_use(), engine.recorded_flows())
+            (engine.rule_use(), engine.kept_flows())
         });
         self.rule_use.finish(counted.0).await;
         self.recorded_flows.finish(counted.1).await;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use netpold_core::cluster::{Cluster, is_subject};
-use netpold_core::explain::{Cause, Explainer, Verdict};
+use netpold_core::explain::{Cause, Explainer, Judgement, Verdict};
 use netpold_core::model::{Change, Enforcement, Key, Pod, Policy};
 
 use super::generate::LearnedPolicy;
@@ -113,18 +113,36 @@ pub(super) fn denied<'f>(
         let judged: Vec<_> = judged.collect();
         // Tiers stay as they are: what they deny of some addresses was not what was seen.
         let by_rules = judged.iter().find(|judgement| judgement.cause == Cause::NoRule);
-        let all = || judged.iter().all(|judgement| judgement.verdict == Verdict::Deny);
-        let Some(refused) = by_rules.or_else(|| judged.first().filter(|_| all())) else { continue };
+        // But pods that no policy is written for may be left to a tier that the others spare.
+        let left = unwritten.get(flow) == Some(&Unwritten::NoLabels);
+        let is_denied = |judgement: &&Judgement| judgement.verdict == Verdict::Deny;
+        let tiers = || {
+            judged.iter().find(is_denied).filter(|_| left || judged.iter().all(|j| is_denied(&j)))
+        };
+        let Some(refused) = by_rules.or_else(tiers) else { continue };
         let reason = match (unwritten.get(flow), &refused.tiers.decided_by) {
             (_, Some(rule)) if refused.cause != Cause::NoRule => {
                 format!("ClusterNetworkPolicy {} denies it", rule.policy.policy)
             }
             (Some(why), _) => why.to_string(),
-            (None, _) => format!("no rule allows {}", refused.remote),
+            (None, _) => match &flow.peer {
+                Peer::Service(key) if !has_backend(&explainer, key, flow, refused.remote) => {
+                    Unwritten::NoBackends(key.clone()).to_string()
+                }
+                Peer::Service(_) | Peer::Workload(_) | Peer::Node | Peer::Address(_) => {
+                    format!("no rule allows {}", refused.remote)
+                }
+            },
         };
         denied.push(Denied { flow: flow.clone(), reason });
     }
     denied
+}
+
+/// Whether a Service's address leads to a backend: those of the other family may have none.
+fn has_backend(explainer: &Explainer<'_>, key: &Key, flow: &Observed, address: IpAddr) -> bool {
+    let behind = explainer.backends_of(key, flow.protocol, flow.port).unwrap_or_default();
+    behind.iter().any(|(backend, _)| backend.is_ipv4() == address.is_ipv4())
 }
 
 /// The addresses and ports that a flow may be with.
