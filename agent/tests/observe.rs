@@ -1,5 +1,5 @@
 //! `netpold observe` and `netpold top` as people see them: on the page, and on a terminal that is none.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
