@@ -47,6 +47,7 @@ use aya::maps::{MapData, RingBuf};
 use netpold_core::compile::{Compiler, Cursor};
 use netpold_core::ops::{Capacity, Op};
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
+use netpold_ebpf::layout::Settings;
 
 use attach::{Attacher, Hook, Mode};
 use audit::{Repaired, UnexpectedEntries};
@@ -56,6 +57,7 @@ use generation::{Generation, GenerationError};
 use layout_migration::LayoutMigration;
 use pinned_state::PinnedState;
 use pod_xdp::PodXdp;
+use probing::Probed;
 pub use probing::Shown;
 use recipe::Recipe;
 use role::{Role, Roles};
@@ -103,8 +105,7 @@ pub struct Dataplane {
     pod_xdp: PodXdp,
     migration: LayoutMigration,
     unexpected: UnexpectedEntries,
-    /// Drops that probes were counted as, by counter.
-    probed: BTreeMap<u32, u64>,
+    probed: Probed,
 }
 
 impl Dataplane {
@@ -120,7 +121,7 @@ impl Dataplane {
             pod_xdp: PodXdp::new(pins.links(), options.pod_xdp),
             migration: LayoutMigration::find(&pins),
             unexpected: UnexpectedEntries::default(),
-            probed: BTreeMap::new(),
+            probed: Probed::default(),
             pins,
         }
     }
@@ -371,6 +372,33 @@ impl Dataplane {
         let revision = generation.revision()?;
         let tables = self.settings.flow_tables(Some(generation))?;
         Ok(tables.map(|(tables, now)| (tables, now, revision)))
+    }
+
+    /// Whether the attached program lets a packet pass. What it records is removed, and that it drops is left
+    /// out of what is said to have dropped ([`Dataplane::probed`]).
+    ///
+    /// # Errors
+    /// Why that cannot be told.
+    pub fn show(&mut self, shown: &Shown<'_>) -> Result<bool, String> {
+        let tables = match shown.flow {
+            Some(_) => self.flow_tables().map_err(|error| error.to_string())?,
+            None => None,
+        };
+        let generation =
+            self.generation.as_ref().ok_or("nothing has been written to the kernel")?;
+        self.probed.show(shown, generation, tables.as_ref().map(|(tables, ..)| tables))
+    }
+
+    /// The settings that were written; `None` before the first generation.
+    #[must_use]
+    pub fn written_settings(&self) -> Option<Settings> {
+        self.settings.written()
+    }
+
+    /// Drops by a counter that were probes', since this agent started.
+    #[must_use]
+    pub fn probed(&self, counter: u32) -> u64 {
+        self.probed.of(counter)
     }
 
     /// Records the flows that the kernel's own conntrack knows of some endpoints; how many.

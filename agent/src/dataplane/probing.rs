@@ -1,15 +1,14 @@
 //! Packets of probes, shown to the programs by `BPF_PROG_TEST_RUN`.
 
-use std::os::fd::BorrowedFd;
+use std::collections::BTreeMap;
 
 use netpold_core::model::Direction;
-use netpold_ebpf::layout::Settings;
 use netpold_ebpf::reason::{Reason, counter};
 
-use super::Dataplane;
+use super::generation::Generation;
 use super::role::Program;
 use crate::bpf::test_run::{Run, run};
-use crate::conntrack::{FlowKey, Place};
+use crate::conntrack::{FlowKey, Place, Sweeper};
 
 /// `TCX_DROP`, `TC_ACT_SHOT`.
 const DROP: u32 = 2;
@@ -31,53 +30,43 @@ pub struct Shown<'p> {
     pub reason: Reason,
 }
 
-impl Dataplane {
-    /// Whether the attached program lets a packet pass. What it records is removed, and that it drops is
-    /// left out of what is said to have dropped ([`Dataplane::probed`]).
-    ///
-    /// # Errors
-    /// Why that cannot be told.
-    pub fn show(&mut self, shown: &Shown<'_>) -> Result<bool, String> {
-        let tables = match shown.flow {
-            Some(_) => self.flow_tables().map_err(|error| error.to_string())?,
-            None => None,
-        };
-        let flow = shown.flow.as_ref().zip(tables.as_ref().map(|(tables, ..)| tables));
+/// Drops that were probes', by counter, since this agent started.
+#[derive(Debug, Default)]
+pub(super) struct Probed(BTreeMap<u32, u64>);
+
+impl Probed {
+    /// Those of a counter.
+    pub(super) fn of(&self, counter: u32) -> u64 {
+        self.0.get(&counter).copied().unwrap_or(0)
+    }
+
+    /// Shows a packet to a generation's program, and removes the flow that it leaves in these tables.
+    pub(super) fn show(
+        &mut self,
+        shown: &Shown<'_>,
+        generation: &Generation,
+        tables: Option<&Sweeper>,
+    ) -> Result<bool, String> {
+        let flow = shown.flow.as_ref().zip(tables);
         let place = flow.map(|(key, tables)| tables.place(key));
         if place == Some(Place::Full) {
             return Err("the flow table has no room there for the flow of a probe".to_owned());
         }
-        let answer = self.run(shown)?;
+        let passes = answer(shown, generation)? != DROP;
         if let Some((key, tables)) = flow.filter(|_| place == Some(Place::Free)) {
             tables.remove(key);
         }
-        let passes = answer != DROP;
         if !passes {
             let index = counter(shown.direction == Direction::Egress, shown.reason);
-            *self.probed.entry(index).or_default() += 1;
+            *self.0.entry(index).or_default() += 1;
         }
         Ok(passes)
     }
+}
 
-    fn run(&self, shown: &Shown<'_>) -> Result<u32, String> {
-        let generation =
-            self.generation.as_ref().ok_or("nothing has been written to the kernel")?;
-        let program: BorrowedFd<'_> =
-            generation.fd(Program::from(shown.direction)).map_err(|error| error.to_string())?;
-        let Shown { ifindex, came_by: ingress_ifindex, frame: packet, .. } = *shown;
-        let once = Run { packet, ifindex, ingress_ifindex, mark: 0, repeat: 1 };
-        run(program, &once).map(|answer| answer.retval).map_err(|error| error.to_string())
-    }
-
-    /// The settings that were written; `None` before the first generation.
-    #[must_use]
-    pub fn written_settings(&self) -> Option<Settings> {
-        self.settings.written()
-    }
-
-    /// Drops by a counter that were probes', since this agent started.
-    #[must_use]
-    pub fn probed(&self, counter: u32) -> u64 {
-        self.probed.get(&counter).copied().unwrap_or(0)
-    }
+fn answer(shown: &Shown<'_>, generation: &Generation) -> Result<u32, String> {
+    let program = generation.fd(Program::from(shown.direction)).map_err(|e| e.to_string())?;
+    let Shown { ifindex, came_by: ingress_ifindex, frame: packet, .. } = *shown;
+    let once = Run { packet, ifindex, ingress_ifindex, mark: 0, repeat: 1 };
+    run(program, &once).map(|answer| answer.retval).map_err(|error| error.to_string())
 }
