@@ -267,18 +267,19 @@ impl DropLog {
     /// Takes in an event; what to log of it now.
     pub fn record(&mut self, event: &DropEvent, now: Instant) -> Option<Line> {
         self.suppressed += u64::from(event.suppressed);
+        self.journal.unsent(event.suppressed.into());
         if self.is_expected(event, now) {
             return None;
         }
         self.seen += 1;
         let dropped = Dropped::new(event);
-        self.journal.dropped(&dropped, event.suppressed.into());
+        self.journal.dropped(&dropped);
         self.say_of(dropped, now)
     }
 
     /// As [`DropLog::record`], of what no event told.
     pub fn take_in(&mut self, dropped: Dropped, now: Instant) -> Option<Line> {
-        self.journal.dropped(&dropped, 0);
+        self.journal.dropped(&dropped);
         self.say_of(dropped, now)
     }
 

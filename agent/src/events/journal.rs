@@ -163,14 +163,18 @@ impl Journal {
         self.rings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A dropped packet, or an audited flow. `unsent`: drops before it that the kernel did not tell of.
-    pub(super) fn dropped(&self, packet: &Dropped, unsent: u64) {
+    /// A dropped packet, or an audited flow.
+    pub(super) fn dropped(&self, packet: &Dropped) {
         let outcome = if packet.is_audit() { Outcome::Audit } else { Outcome::Deny };
         let mut rings = self.rings();
-        rings.unsent += unsent;
         rings.drops.push(Seen { outcome, packet: packet.clone() });
         drop(rings);
         self.news.notify_waiters();
+    }
+
+    /// Drops of which the kernel sent no event.
+    pub(super) fn unsent(&self, drops: u64) {
+        self.rings().unsent += drops;
     }
 
     /// New flows of a sweep, and how many others it did not tell each.
@@ -243,7 +247,10 @@ mod tests {
     fn a_watcher_that_is_slow_loses_the_oldest_and_is_told_how_many() {
         let journal = Journal::default();
         let mut cursor = journal.cursor(None);
-        let drop = |endpoint| journal.dropped(&Dropped { endpoint, ..flow(0).packet }, 2);
+        let drop = |endpoint| {
+            journal.unsent(2);
+            journal.dropped(&Dropped { endpoint, ..flow(0).packet });
+        };
         (0..3).for_each(drop);
         let (seen, lost) = journal.read(&mut cursor, false, 2);
         assert_eq!((endpoints(&seen), lost), (vec![0, 1], Lost { kernel: 6, ..Lost::default() }));
@@ -259,7 +266,7 @@ mod tests {
     fn new_flows_displace_no_drops_and_are_for_those_who_want_them() {
         let journal = Journal::default();
         let mut early = journal.cursor(None);
-        journal.dropped(&flow(1).packet, 0);
+        journal.dropped(&flow(1).packet);
         journal.flows((0..2 * KEPT as u32).map(flow).collect(), 7);
         let mut all = journal.cursor(Some(0));
         let (seen, lost) = journal.read(&mut early, false, 9);
