@@ -4,6 +4,9 @@
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tracing::field::Field;
 use tracing_subscriber::fmt::format::Writer;
 
@@ -55,6 +58,20 @@ pub(crate) fn printable_json(value: &mut serde_json::Value) {
         Value::Object(fields) => fields.values_mut().for_each(printable_json),
         Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
+}
+
+/// A document with every text in it made [`printable`], keys aside.
+///
+/// # Errors
+/// It cannot be written as JSON, or what was written is another document.
+pub(crate) fn printable_document<T, U>(document: &T) -> Result<U>
+where
+    T: Serialize + ?Sized,
+    U: DeserializeOwned,
+{
+    let mut value = serde_json::to_value(document).context("no document can be made of it")?;
+    printable_json(&mut value);
+    serde_json::from_value(value).context("it is no such document")
 }
 
 /// A field of a log line, as tracing's own formatter writes it but printable.

@@ -3,22 +3,19 @@
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 
 use super::{Answer, Cached, Flow, FlowState};
-use crate::printable::printable_json;
+use crate::printable::printable_document;
 
 /// Renders the flows of nodes. All names in them are made printable here, in one place.
 ///
 /// # Errors
 /// They cannot be written as JSON, which they were read from.
 pub fn text(answers: &[Answer]) -> Result<String> {
-    let mut value = serde_json::to_value(answers).context("the answer is no document")?;
-    printable_json(&mut value);
-    let answers: Vec<Answer> =
-        serde_json::from_value(value).context("the answer is no document")?;
+    let answers: Vec<Answer> = printable_document(answers)?;
     Ok(render(&answers))
 }
 

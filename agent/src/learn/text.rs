@@ -2,22 +2,20 @@
 
 use std::fmt::Write as _;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use netpold_core::model::Direction;
 
 use super::observed::{Answer, Observed};
-use crate::printable::printable_json;
+use crate::printable::printable_document;
 
 /// Renders the records. All names in it are made printable here, in one place.
 ///
 /// # Errors
 /// It cannot be written as JSON, which it was read from.
 pub fn text(answer: &Answer) -> Result<String> {
-    let mut value = serde_json::to_value(answer).context("the answer is no document")?;
-    printable_json(&mut value);
-    let answer: Answer = serde_json::from_value(value).context("the answer is no document")?;
+    let answer: Answer = printable_document(answer)?;
     Ok(render(&answer))
 }
 

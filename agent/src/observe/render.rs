@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::net::Ipv6Addr;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use netpold_core::cluster::Whose;
 use netpold_core::model::Direction;
 use netpold_ebpf::reason::Reason;
@@ -11,7 +11,7 @@ use owo_colors::{OwoColorize, Style};
 
 use super::event::{Attribution, Event, Line};
 use crate::events::{Lost, Outcome};
-use crate::printable::printable_json;
+use crate::printable::printable_document;
 
 /// A line of the stream as text, coloured; the caller strips colour where it is not wanted. All names in it are
 /// made printable here, in one place.
@@ -30,9 +30,7 @@ pub fn text(line: &Line) -> Result<String> {
 /// # Errors
 /// As of [`text`].
 pub fn printable_line(line: &Line) -> Result<Line> {
-    let mut value = serde_json::to_value(line).context("the line is no document")?;
-    printable_json(&mut value);
-    serde_json::from_value(value).context("the line is no document")
+    printable_document(line)
 }
 
 fn render(event: &Event) -> String {

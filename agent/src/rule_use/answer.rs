@@ -5,13 +5,13 @@ use std::collections::btree_map::Entry;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use netpold_core::model::Direction;
 use serde::{Deserialize, Serialize};
 
-use crate::printable::printable_json;
+use crate::printable::printable_document;
 
 /// Longest time that is shown in minutes, hours; then days.
 const UNITS: [(u64, u64, &str); 3] =
@@ -118,9 +118,7 @@ impl Answer {
 /// # Errors
 /// It cannot be written as JSON, which it was read from.
 pub fn text(answer: &Answer) -> Result<String> {
-    let mut value = serde_json::to_value(answer).context("the answer is no document")?;
-    printable_json(&mut value);
-    let answer: Answer = serde_json::from_value(value).context("the answer is no document")?;
+    let answer: Answer = printable_document(answer)?;
     Ok(render(&answer))
 }
 

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use owo_colors::{OwoColorize, Style};
 use serde::{Deserialize, Serialize};
 
 use super::Status;
-use crate::printable::printable_json;
+use crate::printable::printable_document;
 
 /// Most nodes that are named for one problem.
 const NAMED: usize = 5;
@@ -41,10 +41,7 @@ pub fn merge(
 /// # Errors
 /// It cannot be written as JSON, which it was read from.
 pub(crate) fn text(status: &ClusterStatus) -> Result<String> {
-    let mut value = serde_json::to_value(status).context("the status is no document")?;
-    printable_json(&mut value);
-    let mut status: ClusterStatus =
-        serde_json::from_value(value).context("the status is no document")?;
+    let mut status: ClusterStatus = printable_document(status)?;
     // Keys are not texts.
     let named = std::mem::take(&mut status.unanswered).into_iter();
     status.unanswered =
