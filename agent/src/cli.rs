@@ -46,7 +46,7 @@ pub enum Command {
     Run(RunArgs),
     /// Say whether policy allows some traffic, and why
     #[command(after_help = "Exit status: 0 allowed, 1 denied, 2 cannot tell (why is on stderr).\n\
-        With --socket: 2 also if objects, tables and kernel differ.\n\
+        With --socket or --nodes: 2 also if objects, tables and kernel differ.\n\
         With --probes: 0 every line answered, 2 some line is not.")]
     Explain(ExplainArgs),
     /// Say which connections a change of manifests cuts or opens
@@ -350,6 +350,10 @@ pub struct ExplainArgs {
     /// verdict out; `-` is standard input
     #[arg(long, value_name = "FILE", env = "NETPOLD_PROBES", conflicts_with_all = ["from", "to", "port"])]
     pub probes: Option<PathBuf>,
+    /// In a cluster, also ask the agents of the pods' nodes, and compare what their objects, their tables and
+    /// the kernel's programs say
+    #[arg(long, env = "NETPOLD_NODES", conflicts_with_all = ["probes", "manifests", "local"])]
+    pub nodes: bool,
     /// Which cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,

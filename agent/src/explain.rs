@@ -1,6 +1,7 @@
 //! `netpold explain`: whether policy allows some traffic, and why.
 
 mod node;
+mod nodes;
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, Write};
@@ -12,6 +13,8 @@ use netpold_core::explain::{Explainer, Explanation, Verdict};
 use netpold_core::probe::Probe;
 use owo_colors::{OwoColorize, Style};
 use serde_json::{Map, Value};
+
+use nodes::Nodes;
 
 use crate::cli::{ExplainArgs, Output};
 use crate::live;
@@ -42,13 +45,24 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
     if let Some(file) = &args.probes {
         return answer_all(&explainer, file);
     }
-    let answer = explainer.explain(&probe(args)?);
+    let probe = probe(args)?;
+    let answer = explainer.explain(&probe);
+    let nodes = match args.nodes {
+        true => Some(nodes::ask(&args.cluster, &cluster, &probe, &answer)?),
+        false => None,
+    };
+    let differs = nodes.as_ref().is_some_and(Nodes::differ);
     match args.output {
-        Output::Text => print(&answer),
+        Output::Text => {
+            nodes.iter().for_each(Nodes::print_differences);
+            print(&answer);
+            nodes.iter().for_each(Nodes::print_others);
+        }
         Output::Json => {
             let mut json = serde_json::to_value(&answer)?;
             if let Some(fields) = json.as_object_mut() {
                 give_verdict(fields, answer.verdict, answer.reason.as_deref());
+                nodes.iter().try_for_each(|nodes| nodes.describe(fields))?;
             }
             end_of_output(writeln!(io::stdout(), "{json:#}"))?;
         }
@@ -57,6 +71,7 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
         anstream::eprintln!("netpold: cannot tell: {}", printable(reason));
     }
     Ok(match answer.verdict {
+        _ if differs => CANNOT_TELL,
         Verdict::Allow => ALLOWED,
         Verdict::Deny => DENIED,
         Verdict::Unknown => CANNOT_TELL,

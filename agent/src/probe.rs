@@ -37,7 +37,9 @@ impl Said {
         if passes { Self::Allow } else { Self::Deny }
     }
 
-    const fn verb(self) -> &'static str {
+    /// What it does.
+    #[must_use]
+    pub const fn verb(self) -> &'static str {
         match self {
             Self::Allow => "allow",
             Self::Deny => "deny",

@@ -57,23 +57,37 @@ pub(super) fn run(args: &ExplainArgs, path: &Path) -> Result<u8> {
 }
 
 fn print(answer: &NodeAnswer) {
-    for end in answer.differences() {
-        let line = end.line();
-        anstream::println!("{} {}", "DIFFERENT:".red().bold(), printable(&line));
-        if !answer.in_force {
-            anstream::println!("  an update is being written: ask again");
-        }
-    }
+    print_differences(answer);
     let style = match answer.verdict {
         Said::Allow => Style::new().green().bold(),
         Said::Deny => Style::new().red().bold(),
         Said::Unknown => Style::new().yellow().bold(),
     };
     print_lines(&answer.lines, style);
-    let node = printable(&answer.node);
     if answer.ends.is_empty() {
+        let node = printable(&answer.node);
         anstream::println!("no pod of node {node} is on the way: ask where they are");
     }
+    print_others(answer);
+}
+
+/// Where two sides say different things.
+pub(super) fn print_differences(answer: &NodeAnswer) {
+    for end in answer.differences() {
+        print_difference(&end.line());
+        if !answer.in_force {
+            anstream::println!("  an update is being written: ask again");
+        }
+    }
+}
+
+pub(super) fn print_difference(line: &str) {
+    anstream::println!("{} {}", "DIFFERENT:".red().bold(), printable(line));
+}
+
+/// Where all sides say the same.
+pub(super) fn print_others(answer: &NodeAnswer) {
+    let node = printable(&answer.node);
     for end in answer.ends.iter().filter(|end| !end.differs()) {
         let line = end.line();
         anstream::println!("node {node}: {}", printable(&line));

@@ -1,6 +1,6 @@
 //! The agents of a cluster, and what they answer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -95,6 +95,17 @@ impl Agents {
             }
         }
         Ok(Self { shared: Arc::new(shared), nodes: nodes.into_iter().collect() })
+    }
+
+    /// Only those of these nodes.
+    #[must_use]
+    pub fn of(mut self, nodes: &BTreeSet<String>) -> Self {
+        let mut known: BTreeMap<_, _> = self.nodes.into_iter().collect();
+        let namespace = &self.shared.namespace;
+        let without = || Err(NodeError::NoAgent { namespace: namespace.clone() });
+        let of = |node: &String| (node.clone(), known.remove(node).unwrap_or_else(without));
+        self.nodes = nodes.iter().map(of).collect();
+        self
     }
 
     /// Runs `netpold ARGUMENTS --local` in every agent's pod: by node its standard output, or why there is none.

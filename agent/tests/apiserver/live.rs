@@ -154,6 +154,7 @@ fn agents_answer_through_the_api_server() {
     assert!(stderr(&output).contains(said), "{}", stderr(&output));
     rules_of_all_nodes(&world.server);
     connections_of_all_nodes(&world);
+    verdicts_of_the_nodes(&world);
     lines_come_while_a_command_runs(&world.server, &kubelet);
     rights_decide(&world.server);
 }
@@ -242,6 +243,27 @@ fn connections_of_all_nodes(world: &World) {
     assert!(cut.into_iter().any(|it| *it == ends), "{live}");
     let problems = live["problems"].to_string();
     assert!(problems.contains("node n5: its agent does not answer"), "{live}");
+}
+
+/// The agent of the pods' node is asked beside the cluster's objects; another node's is not.
+fn verdicts_of_the_nodes(world: &World) {
+    let (server, admin) = (&world.server, &world.server.admin());
+    let port = PORT.to_string();
+    let question = ["explain", "--from", "shop/client", "--to", "shop/server", "--port", &port];
+    let ask = |more: &[&str]| netpold(server, admin, &[&question, more].concat());
+    let output = ask(&["--nodes", "-o", "json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(!stderr(&output).contains("node n5"), "{}", stderr(&output));
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&answer["verdict"], &answer["differs"]), (&json!("allow"), &json!(false)));
+    let ends = answer["nodes"][0]["ends"].as_array().unwrap();
+    let sides = ["objects", "tables", "kernel"];
+    let said = |end: &Value| sides.map(|side| end[side].as_str().unwrap().to_owned());
+    assert_eq!(ends.len(), 2, "both pods are on it: {answer}");
+    assert!(ends.iter().all(|end| said(end) == sides.map(|_| "allow")), "{answer}");
+    let shown = stdout(&ask(&["--nodes"]));
+    let compared = |line: &str| line.starts_with("node n1: ") && line.ends_with("kernel allow");
+    assert!(shown.starts_with("allow: ") && shown.lines().any(compared), "{shown}");
 }
 
 /// What goes on until its standard input ends does end when nobody listens any more.
