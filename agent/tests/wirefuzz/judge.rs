@@ -370,11 +370,12 @@ impl Exchange<'_> {
         // Both directions of an echo have one identifier.
         let echo = Tuple { from: (from.0, to.1), to: (to.0, from.1), ..*quoted };
         let forms = [Some(*quoted), (protocol == ICMP).then_some(echo)];
-        let said = history
-            .said(self.receiver)
-            .is_some_and(|said| forms.into_iter().flatten().any(|form| said.contains(&form)));
-        let got =
-            history.got(self.receiver).is_some_and(|got| got.contains_key(&quoted.reversed()));
+        let is_one = |of: &dyn Fn(&Tuple) -> bool| forms.iter().flatten().any(of);
+        let said =
+            history.said(self.receiver).is_some_and(|said| is_one(&|form| said.contains(form)));
+        let got = history
+            .got(self.receiver)
+            .is_some_and(|got| is_one(&|form| got.contains_key(&form.reversed())));
         let oracle = &self.world.oracle;
         let may_ask =
             self.is_of_node(to.0) || oracle.judge(pod, Direction::Egress, to.0, protocol, to.1);
