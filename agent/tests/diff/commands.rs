@@ -202,5 +202,6 @@ fn bad_input_is_named() {
     refused(&["--manifests", good, "-f", "/none"], "/none cannot be read: No such file");
     refused(&["--manifests", good, "-f", &format!("{bad}/bad.yaml")], "/bad.yaml:2: ");
     refused(&["--from", good, "--to", good, "--fail-on", "some"], "cut, open, any");
-    refused(&[], "--manifests <DIR>");
+    refused(&[], "--file <FILE|DIR>");
+    refused(&["-f", &format!("{good}/cluster.yaml")], "which objects? --manifests <DIR>");
 }
