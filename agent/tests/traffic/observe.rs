@@ -159,7 +159,8 @@ fn events_have_the_policy_and_rule_that_explain_names() {
         return;
     }
     let cluster = cluster();
-    let watcher = Watcher::new(&cluster, &["--new-flows"]);
+    // It may begin to follow only after the first of them.
+    let watcher = Watcher::new(&cluster, &["--new-flows", "--since", "10m"]);
     let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
     for protocol in all {
         assert!(probe(&cluster, "friend", protocol, PATIENCE), "{protocol}");
@@ -275,8 +276,9 @@ fn filters_leave_what_matches_and_what_the_kernel_left_out_is_told() {
         flood.send_to(b"x", (to, 9999)).unwrap();
     }
     let (mut events, mut lost) = (0, 0);
-    while lost == 0 {
-        assert!(Instant::now() < deadline, "nothing was lost of a flood, {events} events");
+    // Each CPU says it of its own.
+    while lost <= 1000 {
+        assert!(Instant::now() < deadline, "{lost} lost of a flood, {events} events");
         (0..5000).for_each(|_| assert_eq!(flood.send_to(b"x", (to, 9999)).unwrap(), 1));
         // The next second's first event says how many there were before it.
         std::thread::sleep(Duration::from_millis(1100));
@@ -289,5 +291,5 @@ fn filters_leave_what_matches_and_what_the_kernel_left_out_is_told() {
         }
     }
     println!("{events} events, {lost} told as lost");
-    assert!(events >= 50 && lost > 1000, "{events} events, {lost} lost");
+    assert!(events >= 50, "{events} events, {lost} lost");
 }
