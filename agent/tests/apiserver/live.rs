@@ -259,7 +259,7 @@ fn verdicts_of_the_nodes(world: &World) {
     let ends = answer["nodes"][0]["ends"].as_array().unwrap();
     let sides = ["objects", "tables", "kernel"];
     let said = |end: &Value| sides.map(|side| end[side].as_str().unwrap().to_owned());
-    assert_eq!(ends.len(), 2, "both pods are on it: {answer}");
+    assert_eq!(ends.len(), 4, "both pods are on it, with two addresses each: {answer}");
     assert!(ends.iter().all(|end| said(end) == sides.map(|_| "allow")), "{answer}");
     let shown = stdout(&ask(&["--nodes"]));
     let compared = |line: &str| line.starts_with("node n1: ") && line.ends_with("kernel allow");
