@@ -155,6 +155,7 @@ fn agents_answer_through_the_api_server() {
     rules_of_all_nodes(&world.server);
     connections_of_all_nodes(&world);
     verdicts_of_the_nodes(&world);
+    flows_that_were_seen(&world.server);
     lines_come_while_a_command_runs(&world.server, &kubelet);
     rights_decide(&world.server);
 }
@@ -264,6 +265,35 @@ fn verdicts_of_the_nodes(world: &World) {
     let shown = stdout(&ask(&["--nodes"]));
     let compared = |line: &str| line.starts_with("node n1: ") && line.ends_with("kernel allow");
     assert!(shown.starts_with("allow: ") && shown.lines().any(compared), "{shown}");
+}
+
+/// What agents keep of the past: `observe` and `learn` ask them all.
+fn flows_that_were_seen(server: &ApiServer) {
+    let admin = &server.admin();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let observe = ["observe", "--new-flows", "--pod", "shop/server", "-o", "json"];
+        let output = netpold(server, admin, &observe);
+        assert_eq!(output.status.code(), Some(1), "n5 has no agent: {}", stderr(&output));
+        assert!(stderr(&output).contains("node n5"), "{}", stderr(&output));
+        let text = stdout(&output);
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let events: Vec<Value> = lines.filter(|line| line["type"] == "event").collect();
+        assert!(events.iter().all(|event| event["node"] == "n1"), "{events:?}");
+        let learn = ["learn", "-n", "shop", "--recorded", "-o", "json"];
+        let recorded = netpold(server, admin, &learn);
+        let flows: Value = serde_json::from_slice(&recorded.stdout).unwrap_or_default();
+        let flows = flows["flows"].as_array().cloned().unwrap_or_default();
+        let is_event =
+            |event: &&Value| event["peer"]["name"] == "client" && event["verdict"] == "allow";
+        let is_flow = |flow: &&Value| flow["peer"]["workload"]["labels"]["app"] == "client";
+        if events.iter().any(|event| is_event(&event)) && flows.iter().any(|flow| is_flow(&flow)) {
+            return;
+        }
+        // The next sweep meets them.
+        assert!(Instant::now() < deadline, "{events:?}\n{flows:?}\n{}", stderr(&recorded));
+        std::thread::sleep(Duration::from_millis(200));
+    }
 }
 
 /// What goes on until its standard input ends does end when nobody listens any more.
