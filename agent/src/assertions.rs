@@ -3,8 +3,6 @@
 mod read;
 mod render;
 
-use std::io::Write as _;
-
 use anyhow::{Result, anyhow};
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, Verdict};
@@ -13,6 +11,7 @@ use netpold_core::probe::{IpProtocol, Party, Probe};
 
 use crate::cli::TestArgs;
 use crate::live;
+use crate::output::print;
 
 /// Exit status: every assertion holds.
 const PASSED: u8 = 0;
@@ -105,10 +104,7 @@ pub fn run(args: &TestArgs) -> Result<u8> {
     let cluster: Cluster = objects.into_iter().collect();
     let outcomes = judge(&cluster, assertions)?;
     let text = render::render(&outcomes, args.output, &args.file.display().to_string());
-    match anstream::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => return Err(error.into()),
-        Ok(()) | Err(_) => {}
-    }
+    print(&text)?;
     Ok(if outcomes.iter().all(|outcome| outcome.failed == 0) { PASSED } else { FAILED })
 }
 

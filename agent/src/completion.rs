@@ -10,6 +10,8 @@ use anyhow::Result;
 use clap::{Args, Command, ValueEnum};
 use clap_complete::{generate, shells};
 
+use crate::output::is_read;
+
 /// What the script calls the program.
 const NAME: &str = "netpold";
 
@@ -43,8 +45,6 @@ pub fn run(args: &CompletionArgs, mut command: Command) -> Result<()> {
         Shell::Fish => generate(shells::Fish, &mut command, NAME, &mut script),
         Shell::Zsh => generate(shells::Zsh, &mut command, NAME, &mut script),
     }
-    match std::io::stdout().write_all(&script) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        Ok(()) | Err(_) => Ok(()),
-    }
+    is_read(std::io::stdout().write_all(&script))?;
+    Ok(())
 }

@@ -4,7 +4,7 @@ mod node;
 mod nodes;
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -18,6 +18,7 @@ use nodes::Nodes;
 
 use crate::cli::{ExplainArgs, Output};
 use crate::live;
+use crate::output::is_read;
 use crate::printable::printable;
 
 /// Exit status: allowed, or all probes answered.
@@ -64,7 +65,7 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
                 give_verdict(fields, answer.verdict, answer.reason.as_deref());
                 nodes.iter().try_for_each(|nodes| nodes.describe(fields))?;
             }
-            end_of_output(writeln!(io::stdout(), "{json:#}"))?;
+            is_read(writeln!(io::stdout(), "{json:#}"))?;
         }
     }
     if let Some(reason) = &answer.reason {
@@ -139,14 +140,14 @@ fn answer_all(explainer: &Explainer<'_>, file: &Path) -> Result<u8> {
         let batch = read_batch(&mut lines)
             .with_context(|| format!("--probes {} cannot be read", file.display()))?;
         if batch.is_empty() {
-            end_of_output(output.flush())?;
+            is_read(output.flush())?;
             return Ok(status);
         }
         for (answer, told) in answer_batch(explainer, &batch) {
             if !told {
                 status = CANNOT_TELL;
             }
-            if !end_of_output(writeln!(output, "{answer}"))? {
+            if !is_read(writeln!(output, "{answer}"))? {
                 return Ok(status);
             }
         }
@@ -199,13 +200,4 @@ fn failed(mut fields: Map<String, Value>, error: &str) -> Value {
     fields.remove("verdict");
     fields.insert("error".into(), error.into());
     Value::Object(fields)
-}
-
-/// Whether the reader of standard output is still there; that it went away is no failure.
-fn end_of_output(written: io::Result<()>) -> io::Result<bool> {
-    match written {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(error),
-    }
 }

@@ -17,7 +17,6 @@ mod workload;
 mod yaml;
 
 use std::collections::BTreeSet;
-use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -27,9 +26,9 @@ use netpold_core::model::Change;
 use serde::{Deserialize, Serialize};
 
 use crate::kept;
-use crate::live::{self, Agents, ClusterArgs};
+use crate::live::{self, ClusterArgs};
 use crate::offline;
-use crate::output::Output;
+use crate::output::{Output, print};
 use crate::printable::printable;
 use crate::socket::{DEFAULT_SOCKET, answer as ask};
 use crate::status::understood;
@@ -149,11 +148,7 @@ impl LearnArgs {
         } else if self.cluster.is_meant() {
             let mut arguments = vec![LEARN_REQUEST, "-o", "json"];
             arguments.extend(self.namespace.iter().flat_map(|name| ["-n", name.as_str()]));
-            let all = live::block_on(async {
-                let agents = Agents::find(&self.cluster).await?;
-                Ok(agents.answers::<Answer>(&arguments).await)
-            })?;
-            live::report(&all.failures);
+            let all = live::ask::<Answer>(&self.cluster, &arguments)?;
             (merge(all.answers), all.failures.is_empty())
         } else {
             (understood(&ask(&self.socket, LEARN_REQUEST)?)?, true)
@@ -261,13 +256,6 @@ fn some(names: impl Iterator<Item = String>) -> String {
 
 fn say(text: &str) {
     anstream::eprintln!("netpold: {}", printable(text));
-}
-
-fn print(text: &str) -> Result<()> {
-    match anstream::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
-        Ok(()) | Err(_) => Ok(()),
-    }
 }
 
 #[cfg(test)]

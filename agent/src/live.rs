@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-pub use agents::{Agents, Answers};
+pub use agents::{Agents, Answers, ask};
 pub use node_error::{NodeError, report};
 pub use objects::{manifests_or_objects, objects};
 pub use pages::pages;
@@ -23,6 +23,10 @@ pub use runtime::{block_on, standard_input_ends};
 
 use crate::source::cluster::Access;
 
+/// Exit status of commands that ask agents: every one answered.
+pub(crate) const ALL: u8 = 0;
+/// Exit status of commands that ask agents: some did not answer.
+pub(crate) const SOME: u8 = 1;
 /// What kubectl runs as `kubectl netpold`.
 pub const PLUGIN: &str = "kubectl-netpold";
 /// An API server that sends nothing for this long is taken for gone.

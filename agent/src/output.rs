@@ -20,8 +20,17 @@ pub enum Output {
 /// # Errors
 /// It cannot be written to.
 pub fn print(text: &str) -> io::Result<()> {
-    match anstream::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error),
-        _ => Ok(()),
+    is_read(anstream::stdout().write_all(text.as_bytes())).map(drop)
+}
+
+/// Whether the reader of standard output is still there; that it went away is no failure.
+///
+/// # Errors
+/// It could not be written to.
+pub fn is_read(written: io::Result<()>) -> io::Result<bool> {
+    match written {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error),
     }
 }

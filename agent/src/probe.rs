@@ -11,6 +11,7 @@ pub mod tables;
 
 use std::net::IpAddr;
 
+use netpold_core::explain::Verdict;
 use netpold_core::model::{Direction, Key};
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +29,16 @@ pub enum Said {
     /// It cannot be told.
     #[default]
     Unknown,
+}
+
+impl From<Verdict> for Said {
+    fn from(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Allow => Self::Allow,
+            Verdict::Deny => Self::Deny,
+            Verdict::Unknown => Self::Unknown,
+        }
+    }
 }
 
 impl Said {

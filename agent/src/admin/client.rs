@@ -1,21 +1,14 @@
 //! `netpold status` and `netpold rules`: ask the agent via its control socket, or all agents of a cluster.
 
-use std::io::{ErrorKind, Write};
-
 use anyhow::Result;
-use serde::de::DeserializeOwned;
 
 use super::{RULES_REQUEST, STATUS_REQUEST};
 use crate::cli::{Output, RulesArgs, StatusArgs};
-use crate::live::{self, Agents, Answers, ClusterArgs};
+use crate::live::{self, ALL, SOME};
+use crate::output::print;
 use crate::rule_use::{self, Answer};
 use crate::socket;
 use crate::status::{self, Status, text, understood};
-
-/// Exit status: every agent answered.
-const ALL: u8 = 0;
-/// Exit status: some did not.
-const SOME: u8 = 1;
 
 /// Prints the agent's status, or that of all agents of a cluster, as text or JSON. Returns the exit status.
 ///
@@ -39,7 +32,7 @@ pub fn run(args: &StatusArgs) -> Result<u8> {
 
 /// Prints the status of all agents of a cluster. Returns the exit status.
 fn of_cluster(args: &StatusArgs) -> Result<u8> {
-    let all = ask_cluster::<Status>(&args.cluster, &["status", "-o", "json"])?;
+    let all = live::ask::<Status>(&args.cluster, &["status", "-o", "json"])?;
     let failures = all.unanswered();
     let status = status::merge(all.answers, failures);
     print(&match args.output {
@@ -49,26 +42,13 @@ fn of_cluster(args: &StatusArgs) -> Result<u8> {
     Ok(if status.unanswered.is_empty() { ALL } else { SOME })
 }
 
-/// Asks every agent, and says on standard error which ones do not answer.
-fn ask_cluster<T: DeserializeOwned>(
-    cluster: &ClusterArgs,
-    arguments: &[&str],
-) -> Result<Answers<T>> {
-    let all = live::block_on(async {
-        let agents = Agents::find(cluster).await?;
-        Ok(agents.answers::<T>(arguments).await)
-    })?;
-    live::report(&all.failures);
-    Ok(all)
-}
-
 /// Prints what rules were used for, on this node or in a cluster, as text or JSON. Returns the exit status.
 ///
 /// # Errors
 /// As for [`run`].
 pub fn rules(args: &RulesArgs) -> Result<u8> {
     let mut answer: Answer = if args.cluster.is_meant() {
-        let all = ask_cluster::<Answer>(&args.cluster, &["rules", "-o", "json"])?;
+        let all = live::ask::<Answer>(&args.cluster, &["rules", "-o", "json"])?;
         let failures = all.unanswered();
         rule_use::merge(all.answers, failures)
     } else {
@@ -80,11 +60,4 @@ pub fn rules(args: &RulesArgs) -> Result<u8> {
         Output::Text => rule_use::text(&answer)?,
     })?;
     Ok(if answer.unanswered.is_empty() { ALL } else { SOME })
-}
-
-fn print(text: &str) -> Result<()> {
-    match anstream::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
-    }
 }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use netpold_core::cluster::Cluster;
 use netpold_core::compile::EndpointInfo;
-use netpold_core::explain::{Explainer, Explanation, Verdict};
+use netpold_core::explain::{Explainer, Explanation};
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 use netpold_ebpf::direction::{Egress, Ingress};
@@ -96,11 +96,7 @@ impl Engine {
         NodeAnswer {
             node: cluster.node_name().to_owned(),
             in_force,
-            verdict: match explanation.verdict {
-                Verdict::Allow => Said::Allow,
-                Verdict::Deny => Said::Deny,
-                Verdict::Unknown => Said::Unknown,
-            },
+            verdict: explanation.verdict.into(),
             lines: explanation.lines(),
             reason: explanation.reason,
             ends,

@@ -7,8 +7,9 @@ use anyhow::{Context as _, Result, bail};
 use owo_colors::{OwoColorize as _, Style};
 use serde_json::json;
 
-use super::{ALLOWED, CANNOT_TELL, DENIED, end_of_output, print_lines, probe};
+use super::{ALLOWED, CANNOT_TELL, DENIED, print_lines, probe};
 use crate::cli::{ExplainArgs, Output};
+use crate::output::is_read;
 use crate::printable::{printable, printable_json};
 use crate::probe::{EXPLAIN_REQUEST, NodeAnswer, Said};
 use crate::socket::{self, DEFAULT_SOCKET};
@@ -38,7 +39,7 @@ pub(super) fn run(args: &ExplainArgs, path: &Path) -> Result<u8> {
             let mut document = serde_json::to_value(&answer)?;
             document["differs"] = json!(answer.differences().next().is_some());
             printable_json(&mut document);
-            end_of_output(writeln!(io::stdout(), "{document:#}"))?;
+            is_read(writeln!(io::stdout(), "{document:#}"))?;
         }
     }
     if let Some(reason) = &answer.reason {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 use netpold_core::cluster::Cluster;
-use netpold_core::explain::{Explanation, Verdict};
+use netpold_core::explain::Explanation;
 use netpold_core::model::{Key, Pod};
 use netpold_core::probe::{Party, Probe};
 use serde_json::{Map, Value, json};
@@ -42,12 +42,7 @@ pub(super) fn ask(
         Ok(agents.answers(&question).await)
     })?;
     live::report(&said.failures);
-    let objects = match answer.verdict {
-        Verdict::Allow => Said::Allow,
-        Verdict::Deny => Said::Deny,
-        Verdict::Unknown => Said::Unknown,
-    };
-    Ok(Nodes { objects, said })
+    Ok(Nodes { objects: answer.verdict.into(), said })
 }
 
 /// The nodes of the pods that the traffic comes from and goes to.

@@ -10,15 +10,10 @@ use serde_json::json;
 use super::reader::PAGE;
 use super::{Answer, FLOWS_REQUEST, Filter, FlowsArgs, Page, PodFlows, Request, merge, text};
 use crate::events::unix_millis;
-use crate::live::{self, Agents, Answers, ClusterArgs};
+use crate::live::{self, ALL, Answers, ClusterArgs, SOME};
 use crate::output::{Output, print};
 use crate::socket;
 use crate::status::understood;
-
-/// Exit status: every agent answered.
-const ALL: u8 = 0;
-/// Exit status: some did not.
-const SOME: u8 = 1;
 
 /// Prints the flows of this node, or of a cluster's nodes, as text or JSON. Returns the exit status.
 ///
@@ -62,12 +57,7 @@ pub fn ask_cluster(
             arguments.extend([flag, value]);
         }
     }
-    let all = live::block_on(async {
-        let agents = Agents::find(cluster).await?;
-        Ok(agents.answers::<Answer>(&arguments).await)
-    })?;
-    live::report(&all.failures);
-    Ok(all)
+    live::ask(cluster, &arguments)
 }
 
 /// The flows of a node: at most `limit`, the others counted.

@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::exec::Target;
-use super::{ClusterArgs, NodeError, SILENCE};
+use super::{ClusterArgs, NodeError, SILENCE, block_on, report};
 use crate::printable::printable;
 use crate::source::cluster::failure::Failure;
 use crate::source::cluster::{self, Lister};
@@ -60,6 +60,19 @@ impl<T> Answers<T> {
     pub fn unanswered(&self) -> BTreeMap<String, String> {
         self.failures.iter().map(|(node, error)| (node.clone(), error.to_string())).collect()
     }
+}
+
+/// Asks every agent, and says on standard error which ones do not answer.
+///
+/// # Errors
+/// As for [`Agents::find`].
+pub fn ask<T: DeserializeOwned>(cluster: &ClusterArgs, arguments: &[&str]) -> Result<Answers<T>> {
+    let all = block_on(async {
+        let agents = Agents::find(cluster).await?;
+        Ok(agents.answers(arguments).await)
+    })?;
+    report(&all.failures);
+    Ok(all)
 }
 
 impl Agents {

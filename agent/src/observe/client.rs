@@ -1,6 +1,6 @@
 //! The command's side: asks the agent, or all agents of a cluster, and shows what comes.
 
-use std::io::{self, BufRead, BufReader, ErrorKind, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -15,17 +15,12 @@ use super::event::Line;
 use super::filter::Request;
 use super::render::text;
 use super::server::OBSERVE_REQUEST;
-use crate::live::{self, Agents};
-use crate::output::Output;
+use crate::live::{self, ALL, Agents, SOME};
+use crate::output::{Output, is_read};
 use crate::socket;
 
 /// Events of a cluster that are put in order at a time.
 const ORDERED: usize = 50_000;
-/// Exit status: every agent was heard to the end.
-const ALL: u8 = 0;
-/// Exit status: some was not.
-const SOME: u8 = 1;
-
 /// Shows what happens on this node or in a cluster, as text or JSON lines. Returns the exit status.
 ///
 /// # Errors
@@ -101,10 +96,7 @@ fn show(line: &str, output: Output) -> Result<bool> {
         Output::Text => text(&understood(line)?)?,
     };
     let mut stdout = anstream::stdout().lock();
-    match writeln!(stdout, "{shown}").and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
-        written => Ok(written.map(|()| true)?),
-    }
+    Ok(is_read(writeln!(stdout, "{shown}").and_then(|()| stdout.flush()))?)
 }
 
 /// A line of the stream.
