@@ -47,7 +47,7 @@ use reconciler::Reconciler;
 use unproven::Missing;
 
 pub use enforcement::{Enforcement, PodEnforcement, PolicyEnforcement};
-pub use room::grown;
+pub use room::install;
 
 /// Why an update is not enforced yet.
 #[derive(Debug, thiserror::Error)]

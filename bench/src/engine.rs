@@ -189,7 +189,7 @@ impl Subject {
         let options = DataplaneOptions::new(buckets, 1);
         let dataplane = Dataplane::new(root, Attacher::new(&links, Mode::Tcx)?, options);
         let options = Options { node: NODE.into(), first_endpoint_id: 1, ..Options::default() };
-        let mut engine = Engine::new(Compiler::new(options), dataplane, Capacity::default());
+        let mut engine = Engine::new(Compiler::new(options), dataplane, Capacity::SMALL);
         let objects = scale.changes().into_iter();
         objects.filter(|change| !matches!(change, Change::Interface(_))).for_each(|change| {
             engine.ingest(change);

@@ -107,8 +107,10 @@ fn one(shape: &'static str, objects: Shape, size: u32) -> Result<Hostile> {
     let capacity = Capacity {
         bitmaps: 1 << 15,
         row_blocks: 1 << 16,
+        rows: 1 << 11,
         trie_blocks: 1 << 18,
-        ..Capacity::default()
+        hosts6: 1 << 17,
+        cidrs6: 1 << 16,
     };
     let options = Options { node: NODE.into(), capacity, ..Options::default() };
     let mut world = World { compiler: Compiler::new(options), tables: MemoryTables::new() };

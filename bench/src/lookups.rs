@@ -24,7 +24,7 @@ use serde::Serialize;
 use crate::cluster::{Cluster, Local, NODE, PORT, Size};
 use crate::figures::{say, table};
 use crate::frame::tcp;
-use crate::world::first_image;
+use netpold::engine::install;
 
 /// Where packets to pods come from.
 const UPLINK: u32 = 2;
@@ -61,11 +61,11 @@ pub(crate) struct CaseLookups {
 pub(crate) fn count(size: Size, locals: [Local; 2]) -> Result<Vec<CaseLookups>> {
     let cluster = Cluster::new(size, locals);
     let options = Options { node: NODE.into(), ..Options::default() };
-    let mut capacity = options.capacity;
+    let capacity = options.capacity;
     let mut compiler = Compiler::new(options);
     cluster.changes().into_iter().for_each(|change| compiler.ingest(change));
     let mut memory = MemoryTables::new();
-    for op in first_image(&mut compiler, &mut capacity)? {
+    for op in install(&mut compiler, capacity)? {
         memory.write(&op)?;
     }
     let mut flows = FlowTables::new(BUCKETS);

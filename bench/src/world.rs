@@ -11,10 +11,10 @@ use netpold::bpf::mmap::MappedArray;
 use netpold::conntrack::measure_hz;
 use netpold::dataplane::bpffs::PinRoot;
 use netpold::dataplane::generation::Generation;
-use netpold::engine::grown;
-use netpold_core::compile::{CompileError, Compiler};
+use netpold::engine::install;
+use netpold_core::compile::Compiler;
 use netpold_core::model::Change;
-use netpold_core::ops::{Capacity, Op};
+use netpold_core::ops::Capacity;
 use netpold_core::options::Options;
 use netpold_ebpf::flow::control::timeouts;
 use netpold_ebpf::flow::key::hash_keys;
@@ -58,13 +58,12 @@ impl World {
         let pins = PinRoot::open(pins)?;
         let start = Instant::now();
         let options = Options { node: NODE.into(), first_endpoint_id: 1, ..Options::default() };
-        let mut capacity = options.capacity;
         let mut compiler = Compiler::new(options);
         changes.into_iter().for_each(|change| compiler.ingest(change));
-        let ops = first_image(&mut compiler, &mut capacity)?;
+        let ops = install(&mut compiler, Capacity::SMALL)?;
         let compile = start.elapsed();
         let start = Instant::now();
-        let mut generation = Generation::load(&pins, &capacity, buckets)?;
+        let mut generation = Generation::load(&pins, &compiler.capacity(), buckets)?;
         let load = start.elapsed();
         let hz = measure_hz(|| generation.jiffies()).context("cannot read the kernel's clock")?;
         // No events: what a drop costs once the limit is reached.
@@ -92,19 +91,6 @@ impl World {
     pub(crate) fn clear_conntrack(&self, v6: bool) -> Result<()> {
         let (four, six) = self.generation.conntrack()?;
         if v6 { clear::<Ct6Bucket>(six) } else { clear::<Ct4Bucket>(four) }
-    }
-}
-
-/// The operations of the first image, in tables as large as it takes.
-pub(crate) fn first_image(
-    compiler: &mut Compiler,
-    capacity: &mut Capacity,
-) -> Result<Vec<Op>, CompileError> {
-    loop {
-        match compiler.reinstall(*capacity) {
-            Ok(ops) => return Ok(ops),
-            Err(error) => *capacity = grown(*capacity, &error).ok_or(error)?,
-        }
     }
 }
 

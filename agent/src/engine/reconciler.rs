@@ -12,7 +12,8 @@ use nix::time::{ClockId, clock_gettime};
 
 use super::EngineError;
 use super::pace::Pace;
-use super::successor::{Succession, install};
+use super::room::install;
+use super::successor::Succession;
 use crate::dataplane::Dataplane;
 use crate::dataplane::attach::Hook;
 use crate::dataplane::audit::Repaired;

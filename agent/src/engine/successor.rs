@@ -13,13 +13,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use netpold_core::cluster::ObjectKey;
-use netpold_core::compile::{CompileError, Compiler, News};
+use netpold_core::compile::{Compiler, News};
 use netpold_core::model::Change;
-use netpold_core::ops::{Capacity, Op};
+use netpold_core::ops::Capacity;
 
 use super::EngineError;
 use super::reconciler::{Reconciler, thread_time};
-use super::room::{grown, roomy};
+use super::room::{install, roomy};
 use crate::dataplane::generation::Generation;
 use crate::dataplane::recipe::Recipe;
 use crate::metrics::Instruments;
@@ -96,32 +96,12 @@ impl Order {
         compiler.follow(news);
         changes.into_iter().for_each(|change| compiler.ingest(change));
         let ops = instruments.compiling(|| install(&mut compiler, capacity))?;
-        compiler.enlarge(roomy(compiler.capacity(), &compiler.fill()));
         let made = recipe.make(&compiler.capacity(), &ops);
         let took = thread_time().saturating_sub(begin);
         // No packet is judged by it yet.
         compiler.grace_passed();
         compiler.defer(Some(BTreeSet::new()));
         Ok(Made { compiler, generation: made?, took })
-    }
-}
-
-/// Compiles everything for new tables; the largest policies are closed if they cannot be large enough.
-/// The sizes are [`Compiler::capacity`].
-pub(super) fn install(
-    compiler: &mut Compiler,
-    capacity: Capacity,
-) -> Result<Vec<Op>, CompileError> {
-    let mut capacity = capacity;
-    loop {
-        match compiler.reinstall_grown(capacity, grown) {
-            Ok(ops) => return Ok(ops),
-            Err(error) if compiler.leave_out(&error) => {
-                tracing::error!(%error, "the largest policies are closed to make room");
-                capacity = compiler.capacity();
-            }
-            Err(error) => return Err(error),
-        }
     }
 }
 
