@@ -470,4 +470,29 @@ pub(crate) mod test_objects {
         ]);
         super::classifier(&code).expect("loading a program needs root")
     }
+
+    /// A classifier that takes about a millisecond and passes on. It counts the runs that have begun in the
+    /// first word of an array, and those that have ended in the second.
+    pub(crate) fn slow_classifier(counts: BorrowedFd<'_>) -> OwnedFd {
+        const BPF_FUNC_KTIME_GET_NS: i32 = 5;
+        const BPF_PSEUDO_MAP_VALUE: u8 = 2;
+        let count = |offset| {
+            [
+                instruction(0x79, 1, 6, offset, 0),
+                instruction(0x07, 1, 0, 0, 1),
+                instruction(0x7b, 6, 1, offset, 0),
+            ]
+        };
+        let mut code = vec![instruction(0x18, 6, BPF_PSEUDO_MAP_VALUE, 0, counts.as_raw_fd()), 0];
+        code.extend(count(0));
+        code.extend([
+            instruction(0xb7, 7, 0, 0, 30_000),
+            instruction(0x85, 0, 0, 0, BPF_FUNC_KTIME_GET_NS),
+            instruction(0x07, 7, 0, 0, -1),
+            instruction(0x55, 7, 0, -3, 0),
+        ]);
+        code.extend(count(8));
+        code.extend([instruction(0xb7, 0, 0, 0, -1), instruction(0x95, 0, 0, 0, 0)]);
+        super::classifier(&code).expect("loading a program needs root")
+    }
 }

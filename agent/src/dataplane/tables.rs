@@ -22,6 +22,7 @@ use super::ipv6_hosts::Ipv6Hosts;
 use super::local_endpoints::LocalEndpoints;
 pub use super::maps::TableError;
 use super::maps::{at, descriptor, mapped, section};
+use super::quiescence::wait_for_programs;
 use crate::bpf::mmap::{MappedArray, MmapError};
 
 /// All tables that policy is written to, of one generation.
@@ -144,7 +145,8 @@ impl Tables {
     }
 }
 
-/// Returns when every packet whose judgement began before the call has been judged.
+/// Returns when every packet whose judgement began before the call has been judged, and most of them have
+/// gone on to where they leave: [`wait_for_programs`] does not wait for the latter.
 ///
 /// `MEMBARRIER_CMD_GLOBAL` (kernel 4.3) waits for an RCU grace period, and programs run inside RCU
 /// read sections.
@@ -204,7 +206,7 @@ impl TableWriter for Tables {
                 self.local_endpoints.apply(op)
             }
             Op::Grace => {
-                grace_period();
+                wait_for_programs();
                 Ok(())
             }
         }

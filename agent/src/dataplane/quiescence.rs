@@ -1,0 +1,194 @@
+//! Waits until every run of a program that began before has ended: only then may an update reuse a number
+//! that it freed, or flip an address that a packet must not meet yet.
+//!
+//! A program at a TC or XDP hook runs with bottom halves disabled, and unless the kernel is built for
+//! real time, nothing preempts it there. So a thread that runs on a processor proves that no earlier program
+//! still runs on it, and one that has been on every processor has seen all of them end. (The kernel's
+//! `Documentation/RCU/whatisRCU.rst` makes `synchronize_rcu` of the same.) That takes some 20 µs a processor,
+//! an RCU grace period 8 to 16 ms.
+//!
+//! Where that proves nothing, or takes long, the grace period is waited for: with a real-time kernel, or one
+//! that keeps processors free of others' threads; where the agent may not run on each processor; and where
+//! one of them is too busy.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use nix::sched::{CpuSet, sched_getcpu, sched_setaffinity};
+use nix::sys::statfs::{SYSFS_MAGIC, fstatfs};
+use nix::unistd::Pid;
+
+use super::tables::grace_period;
+
+/// How long the visit may take: half a grace period.
+const PATIENCE: Duration = Duration::from_millis(4);
+const PROCESSORS: &str = "/sys/devices/system/cpu";
+
+/// A thread is on its way through the processors.
+static VISITING: AtomicBool = AtomicBool::new(false);
+
+/// Returns when every program that began to run before the call has ended.
+pub(super) fn wait_for_programs() {
+    if !visit_from_a_thread() {
+        grace_period();
+    }
+}
+
+/// Has a thread run on each processor; `false`: it could not, or has not yet.
+fn visit_from_a_thread() -> bool {
+    // One that waits for a busy processor is enough.
+    if !proves_something() || VISITING.swap(true, Ordering::AcqRel) {
+        return false;
+    }
+    let (tell, told) = mpsc::sync_channel(1);
+    let visit = move || {
+        let visited = online().is_some_and(|all| visit(&all, Instant::now() + PATIENCE));
+        VISITING.store(false, Ordering::Release);
+        // Whoever asked may have given up.
+        let _ = tell.send(visited);
+    };
+    if std::thread::Builder::new().name("quiescence".into()).spawn(visit).is_err() {
+        VISITING.store(false, Ordering::Release);
+        return false;
+    }
+    told.recv_timeout(PATIENCE).unwrap_or(false)
+}
+
+/// Runs on each of these processors, on this thread, which stays on the last; whether it was on all of them.
+fn visit(processors: &[usize], deadline: Instant) -> bool {
+    processors.iter().all(|&processor| {
+        let mut only = CpuSet::new();
+        let moved = only.set(processor).and_then(|()| sched_setaffinity(Pid::from_raw(0), &only));
+        // Somebody else may have moved the thread on.
+        moved.is_ok() && sched_getcpu() == Ok(processor) && Instant::now() < deadline
+    })
+}
+
+/// Whether a thread on a processor proves that no program runs there, and may go everywhere.
+fn proves_something() -> bool {
+    static PROVES: OnceLock<bool> = OnceLock::new();
+    *PROVES.get_or_init(|| {
+        let kernel = nix::sys::utsname::uname();
+        let version = kernel.as_ref().map(|it| it.version().to_string_lossy());
+        let reserved = ["isolated", "nohz_full"].map(read);
+        version.is_ok_and(|version| !is_real_time(&version))
+            && reserved.iter().flatten().all(|list| parse(list).is_none_or(|all| all.is_empty()))
+    })
+}
+
+/// By the kernel's own description of its build: there, programs are preempted.
+fn is_real_time(version: &str) -> bool {
+    version.contains("PREEMPT_RT") || version.contains("PREEMPT RT")
+}
+
+/// All processors that are running.
+fn online() -> Option<Vec<usize>> {
+    parse(&read("online")?).filter(|all| !all.is_empty())
+}
+
+/// A list of processors that the kernel itself tells: containers may have files of others' in its place.
+fn read(name: &str) -> Option<String> {
+    let mut file = File::open(format!("{PROCESSORS}/{name}")).ok()?;
+    if fstatfs(&file).ok()?.filesystem_type() != SYSFS_MAGIC {
+        return None;
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+/// Numbers and ranges with commas between them; `None`: something else.
+fn parse(list: &str) -> Option<Vec<usize>> {
+    let parts = list.trim().split(',').filter(|part| !part.is_empty());
+    let ranges = parts.map(|part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.parse::<usize>().ok()?..=last.parse::<usize>().ok()?)
+    });
+    Some(ranges.collect::<Option<Vec<_>>>()?.into_iter().flatten().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::bpf::mmap::MappedArray;
+    use crate::bpf::sys::{self, test_objects};
+    use crate::dataplane::attach::{Attacher, Hook, Mode};
+    use netpold_core::model::Direction;
+    use nix::sched::{CloneFlags, unshare};
+
+    #[test]
+    fn lists_of_processors() {
+        assert_eq!(parse("0-2,5,7-8\n"), Some(vec![0, 1, 2, 5, 7, 8]));
+        assert_eq!(parse("\n"), Some(vec![]));
+        assert_eq!(parse("(null)\n"), None, "what nohz_full says where it is unknown");
+        assert!(is_real_time("#1 SMP PREEMPT_RT Debian 6.12") && is_real_time("#9 SMP PREEMPT RT"));
+        assert!(!is_real_time("#1 SMP PREEMPT_DYNAMIC"));
+        assert!(online().is_some_and(|all| all.contains(&0)));
+    }
+
+    #[test]
+    fn where_it_cannot_go_it_says_so() {
+        std::thread::spawn(|| {
+            let soon = Instant::now() + Duration::from_mins(1);
+            assert!(visit(&online().unwrap(), soon));
+            assert!(!visit(&[0, 1023], soon), "no such processor");
+            assert!(!visit(&[0], Instant::now()), "too late");
+        })
+        .join()
+        .unwrap();
+    }
+
+    /// A program that takes about a millisecond runs again and again on whichever processor sends.
+    #[test]
+    fn programs_that_ran_before_have_ended() {
+        let counts = test_objects::array(16, 1, sys::BPF_F_MMAPABLE);
+        let program = test_objects::slow_classifier(counts.as_fd());
+        let counts = MappedArray::<[u64; 2]>::from_fd(counts.as_fd(), 1).unwrap();
+        let pins = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                unshare(CloneFlags::CLONE_NEWNET).expect("needs root");
+                let up =
+                    std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status();
+                assert!(up.unwrap().success());
+                let mut attacher = Attacher::new(pins.path(), Mode::Clsact).unwrap();
+                let hook = Hook { ifindex: 1, direction: Direction::Egress };
+                attacher.attach(program.as_fd(), hook).unwrap();
+                let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+                let to = socket.local_addr().unwrap();
+                let done = AtomicBool::new(false);
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        while !done.load(Ordering::Relaxed) {
+                            socket.send_to(b"x", to).unwrap();
+                        }
+                    });
+                    let (mut met, mut visited, mut missed) = (0, 0, None);
+                    let end = Instant::now() + Duration::from_secs(20);
+                    while (met < 50 || visited < 50) && missed.is_none() && Instant::now() < end {
+                        let [begun, ended] = counts.read(0).unwrap();
+                        if visit_from_a_thread() {
+                            let after = counts.read(0).unwrap()[1];
+                            missed = (after < begun).then_some((begun, after));
+                            visited += 1;
+                            met += u32::from(begun != ended);
+                        }
+                        wait_for_programs();
+                    }
+                    done.store(true, Ordering::Relaxed);
+                    assert_eq!(missed, None, "so many had begun before, so many have ended");
+                    // The wait had something to wait for.
+                    assert!(met >= 50 && visited >= 50, "{met} runs were met in {visited} visits");
+                });
+            });
+            thread.join().unwrap();
+        });
+    }
+}
