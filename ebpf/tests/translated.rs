@@ -15,7 +15,7 @@ use netpold_ebpf::{
         EP_CHECK_SOURCE, Endpoint, PORTS_EVERY, PORTS_FIRST_BITMAP, PORTS_ONE, PortSet, Row,
         TRIE_POINTER, answer_mark, endpoint_slot, is_mark, mark, marked_slot, parts_of,
     },
-    packet::{parse, protocol},
+    packet::{bytes::Bytes, parse, protocol},
     reason::Reason,
 };
 use netpold_testkit::node::NodeTables;
@@ -110,8 +110,39 @@ fn marked(tables: &NodeTables, ifindex: u32) -> Exit {
 
 fn leave_by(tables: &NodeTables, frame: &[u8], exit: Exit) -> Reason {
     let origin = Origin::of(tables, &exit);
-    post_nat::judge(&frame, parse::link(&frame), tables, origin, exit.ifindex, None, || true)
-        .reason()
+    let judged =
+        post_nat::judge(&frame, parse::link(&frame), tables, origin, exit.ifindex, None, || true)
+            .reason();
+    for linear in 0..=frame.len() {
+        let in_place = in_place(tables, Linear { frame, linear }, exit);
+        assert!(in_place == judged || in_place == Reason::Deferred, "{linear}: {in_place:?}");
+    }
+    judged
+}
+
+fn in_place(tables: &NodeTables, packet: Linear<'_>, exit: Exit) -> Reason {
+    let (origin, link) = (Origin::of(tables, &exit), parse::link(&packet));
+    post_nat::judge(&packet, link, tables, origin, exit.ifindex, None, || true).reason()
+}
+
+/// A packet in the kernel's memory whose first bytes are at hand.
+struct Linear<'a> {
+    frame: &'a [u8],
+    linear: usize,
+}
+
+impl<'a> Bytes for Linear<'a> {
+    const PLAIN: bool = true;
+    type Window = &'a [u8];
+
+    fn length(&self) -> u32 {
+        self.frame.length()
+    }
+
+    fn window<const N: usize>(&self, offset: u32) -> Option<&'a [u8]> {
+        let start = offset as usize;
+        self.frame[..self.linear].get(start..start + N)
+    }
 }
 
 fn behind(tables: &NodeTables, frame: &[u8], ifindex: u32) -> Reason {
@@ -251,6 +282,8 @@ fn what_may_be_translated_is_judged_by_what_it_became() {
             for source in [POD, NODE] {
                 let packet = tcp((source, 40000), to, ACK);
                 assert_eq!(behind(&tables, &packet, ifindex), expected, "{to:?}");
+                let whole = Linear { frame: &packet, linear: packet.len() };
+                assert_eq!(in_place(&tables, whole, marked(&tables, ifindex)), expected);
             }
         }
     }

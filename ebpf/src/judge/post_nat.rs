@@ -23,7 +23,7 @@ use crate::{
         ROW_NOT_ISOLATED, TIMEOUT_FRAGMENT, untranslated,
     },
     packet::{
-        bytes::{Bytes, Window as _},
+        bytes::{Bytes, Window as _, short},
         family::{V4, V6},
         parse::{self, Network, Transport},
         protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6},
@@ -105,10 +105,10 @@ fn has_local_source<B: Bytes, T: LocalEndpoints>(
 ) -> Result<bool, Reason> {
     let local = match link? {
         (ETHERTYPE_IPV4, offset) => {
-            tables.local4(bytes.window::<20>(offset).ok_or(Reason::Truncated)?.be32(12))
+            tables.local4(bytes.window::<20>(offset).ok_or(short::<B>())?.be32(12))
         }
         (ETHERTYPE_IPV6, offset) => {
-            tables.local6(bytes.window::<40>(offset).ok_or(Reason::Truncated)?.words(8))
+            tables.local6(bytes.window::<40>(offset).ok_or(short::<B>())?.words(8))
         }
         _ => None,
     };

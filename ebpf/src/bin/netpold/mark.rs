@@ -23,7 +23,7 @@ use netpold_ebpf::{
         station,
     },
     layout::{STRANGER, answer_mark, endpoint_slot, mark, parts_of},
-    packet::parse,
+    packet::{bytes::Bytes, parse},
     reason::Reason,
     tables::{Tables as _, find_slot},
 };
@@ -131,7 +131,10 @@ fn is_final(skb: *mut __sk_buff, exit: &Exit) -> bool {
 #[inline(always)]
 fn translated(skb: *mut __sk_buff, link: u32) -> Option<u32> {
     let course = if is_answer(skb) { connection::netpold_course(skb) } else { 0 };
-    let reason = netpold_translated(skb, link, course);
+    let mut reason = netpold_translated_in_place(skb, link, course);
+    if reason == Reason::Deferred as u32 {
+        reason = netpold_translated(skb, link, course);
+    }
     if reason < Reason::FIRST_DROP as u32 {
         write(skb, witness());
         return Some(reason);
@@ -257,19 +260,35 @@ extern "C" fn netpold_mark(skb: *mut __sk_buff, answer: u32) -> u32 {
 }
 
 /// Judges a marked packet, an answer by its [`Course`], and counts a drop; the number of the reason, with
-/// [`TELL`] if the drop's event is to be emitted.
+/// [`TELL`] if the drop's event is to be emitted. Plain TCP and UDP packets, read in place; the others are
+/// for [`netpold_translated`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_translated_in_place(skb: *mut __sk_buff, link: u32, course: u32) -> u32 {
+    // SAFETY: the program's context.
+    judge(skb, &unsafe { Headers::<true>::new(skb) }, link, course)
+}
+
+/// As [`netpold_translated_in_place`], of any packet: its headers are copied.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_translated(skb: *mut __sk_buff, link: u32, course: u32) -> u32 {
     // SAFETY: the program's context.
-    let (bytes, ifindex) = unsafe { (Copied::new(skb), (*skb).ifindex) };
-    let header = link_header(skb, &bytes, link);
+    judge(skb, &unsafe { Copied::new(skb) }, link, course)
+}
+
+#[inline(always)]
+fn judge<B: Bytes>(skb: *mut __sk_buff, bytes: &B, link: u32, course: u32) -> u32 {
+    // SAFETY: the program's context.
+    let ifindex = unsafe { (*skb).ifindex };
+    let header = link_header(skb, bytes, link);
     let answer = is_answer(skb).then_some(Course(course));
     let agent_lives = || netpold_agent_lives(skb) != 0;
     let maps = Maps::new();
-    let verdict = post_nat::judge(&bytes, header, &maps, origin(skb), ifindex, answer, agent_lives);
+    let verdict = post_nat::judge(bytes, header, &maps, origin(skb), ifindex, answer, agent_lives);
     let reason = verdict.number();
-    if reason >= Reason::FIRST_DROP as u32 && drops::count_one(true, reason) {
+    let drops = reason >= Reason::FIRST_DROP as u32 && reason != Reason::Deferred as u32;
+    if drops && drops::count_one(true, reason) {
         return reason | TELL;
     }
     reason
@@ -310,7 +329,7 @@ extern "C" fn netpold_emit_translated(skb: *mut __sk_buff, link: u32, reason: u3
 
 /// Type and end of the link header.
 #[inline(always)]
-fn link_header(skb: *mut __sk_buff, bytes: &Copied, link: u32) -> Result<(u16, u32), Reason> {
+fn link_header<B: Bytes>(skb: *mut __sk_buff, bytes: &B, link: u32) -> Result<(u16, u32), Reason> {
     if link == NO_LINK_HEADER {
         // SAFETY: the program's context.
         return Ok((u16::from_be(unsafe { (*skb).protocol } as u16), 0));
