@@ -1,4 +1,4 @@
-//! TCP frames between the measured pod and others, and where their varying parts are.
+//! Frames between the measured pod and others, and where their varying parts are.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -27,6 +27,13 @@ fn segment(
     let segment = packet::tcp_message(from.into(), to.into(), flags, numbers, &[]);
     let packet = packet::packet(from.0, to.0, TCP, &segment);
     packet::frame(to_mac, [2, 0, 0, 0, 0, 2], &packet)
+}
+
+/// An echo request without data, in Ethernet.
+pub(crate) fn echo(from: IpAddr, to: IpAddr) -> Vec<u8> {
+    let kind = if from.is_ipv4() { 8 } else { 128 };
+    let packet = packet::icmp_packet((from, to), (kind, 0), [0, 1, 0, 1], &[]);
+    packet::frame([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2], &packet)
 }
 
 /// A TCP segment that opens a connection over IPv4, in Ethernet, padded to 60 bytes. Port and sequence

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::cluster::{Cluster, Local, PORT, Size};
 use crate::figures::{Spread, say, spread, table};
-use crate::frame::{ACK, SYN, tcp};
+use crate::frame::{ACK, SYN, echo, tcp};
 use crate::steer::Flows;
 use crate::world::World;
 
@@ -76,7 +76,7 @@ const FORWARD: usize = 4;
 const REPLY: usize = 5;
 const DENIED: usize = 6;
 const AGAIN: usize = 7;
-const HOT: std::ops::Range<usize> = 8..12;
+const HOT: std::ops::Range<usize> = 8..13;
 
 /// Flows of a case.
 const ONE: &str = "one flow";
@@ -133,6 +133,7 @@ impl Family {
             probe("forward", hot, direct(ingress)?, to_pod(ACK), PASS, Some(0)),
             probe("reply", hot, direct(egress)?, from_pod(), PASS, Some(0)),
             probe("denied", hot, direct(ingress)?, tcp(other, pod, SYN), DROP, Some(0)),
+            probe("echo, denied", hot, direct(ingress)?, echo(other.0, pod.0), DROP, Some(0)),
         ];
         if let Some(not_isolated) = probes.get_mut(HOT.start) {
             not_isolated.place = at(open);

@@ -71,8 +71,10 @@ impl Service {
             probe(("empty, marked", ONE), marked(empty)?, backend, SYN, PASS, None),
             probe(("empty", PORTS), steered(empty)?, service, SYN, PASS, None),
             probe(("Service, new", PORTS), steered(&egress)?, service, SYN, PASS, Some(2)),
-            probe(("Service, established", ONE), direct(&egress)?, service, ACK, PASS, Some(0)),
+            probe(("Service, unanswered", ONE), direct(&egress)?, service, ACK, PASS, Some(0)),
+            // Establishes the flow.
             answer,
+            probe(("Service, established", ONE), direct(&egress)?, service, ACK, PASS, Some(0)),
             probe(("behind Service", ONE), marked(&node)?, backend, SYN, PASS, Some(1)),
             probe(("behind Service, denied", ONE), marked(&node)?, stranger, SYN, DROP, Some(1)),
         ];
