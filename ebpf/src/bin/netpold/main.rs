@@ -38,6 +38,7 @@ use netpold_ebpf::{
     packet::{
         family::{V4, V6},
         parsed::ParsedPacket,
+        protocol::ETHERTYPE_IPV6,
     },
     reason::Reason,
     tables::{TableFamily, Tables},
@@ -138,7 +139,7 @@ fn judge<D: Direction>(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
     // SAFETY: the program's context.
     let bytes = unsafe { Direct::<true>::new(skb) };
     let mut reason = decide::<D, _, _>(&bytes, &maps, hook(skb)).number();
-    if reason == Reason::Deferred as u32 {
+    if reason == Reason::Deferred as u32 && may_be_ipv6(skb) {
         reason = recorded(skb, slow_path.quick6);
     }
     if reason == Reason::Deferred as u32 {
@@ -158,6 +159,13 @@ fn judge<D: Direction>(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
         };
     }
     reason
+}
+
+/// Whether the kernel takes a packet for IPv6. It takes a tag in the frame for the packet's protocol.
+#[inline(always)]
+fn may_be_ipv6(skb: *mut __sk_buff) -> bool {
+    // SAFETY: the program's context.
+    unsafe { (*skb).protocol == u32::from(ETHERTYPE_IPV6.to_be()) }
 }
 
 /// The verdict of a function that may leave a flow to insert.
