@@ -174,7 +174,7 @@ pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
 pub(crate) fn leave(skb: *mut __sk_buff, reason: u32) {
     let answer = reason == Reason::Answer as u32;
     if answer || reason == Reason::Translated as u32 || reason == Reason::Loopback as u32 {
-        netpold_mark(skb, answer.into());
+        mark_sender(skb, answer);
     } else {
         write(skb, witness());
     }
@@ -245,8 +245,25 @@ extern "C" fn netpold_unproven(skb: *mut __sk_buff) -> u32 {
     0
 }
 
-/// Writes the mark of the endpoint whose interface this is, that of an answer or not. A global function to
-/// the kernel, as those in the crate's root.
+/// Writes the mark of the endpoint whose interface this is, that of an answer or not.
+#[inline(always)]
+fn mark_sender(skb: *mut __sk_buff, answer: bool) {
+    // SAFETY: the program's context.
+    let ifindex = unsafe { (*skb).ifindex };
+    let slot = endpoint_slot(ifindex, 0);
+    match Maps::new().endpoint(slot) {
+        // Nearly all endpoints are where they are looked for first.
+        Some(endpoint) if endpoint.ifindex() == ifindex => {
+            let found = mark(slot, endpoint.id());
+            write(skb, if answer { answer_mark(found) } else { found });
+        }
+        _ => {
+            netpold_mark(skb, answer.into());
+        }
+    }
+}
+
+/// As [`mark_sender`], wherever the endpoint is. A global function to the kernel, as those in the crate's root.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_mark(skb: *mut __sk_buff, answer: u32) -> u32 {
