@@ -1,5 +1,6 @@
 //! `netpold test`: expected connections as data, judged by manifests or by a cluster's objects.
 
+mod probe;
 mod read;
 mod render;
 
@@ -9,6 +10,7 @@ use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::{Key, Pod, Selector};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
+use self::probe::Probed;
 use crate::cli::TestArgs;
 use crate::live;
 use crate::output::print;
@@ -60,6 +62,14 @@ struct Outcome {
     failures: Vec<String>,
     /// How many are not as expected.
     failed: usize,
+    /// What came of connections that were opened for real, if any were to be.
+    probed: Option<Probed>,
+}
+
+impl Outcome {
+    fn holds(&self) -> bool {
+        self.failed == 0 && self.probed.as_ref().is_none_or(|probed| probed.wrong == 0)
+    }
 }
 
 impl Assertion {
@@ -96,16 +106,19 @@ impl std::fmt::Display for Selected {
 /// Answer, on standard output. Returns the exit status.
 ///
 /// # Errors
-/// The assertions or the manifests cannot be read, or an assertion is about nothing.
+/// The assertions, the manifests or the cluster cannot be read, or an assertion is about nothing.
 pub fn run(args: &TestArgs) -> Result<u8> {
     let assertions = read::read(&args.file)?;
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
     let objects = live::manifests_or_objects(manifests, &args.cluster, namespace)?;
     let cluster: Cluster = objects.into_iter().collect();
-    let outcomes = judge(&cluster, assertions)?;
+    let mut outcomes = judge(&cluster, assertions)?;
+    if args.probe {
+        live::block_on(probe::probe(&args.cluster, &cluster, &mut outcomes))?;
+    }
     let text = render::render(&outcomes, args.output, &args.file.display().to_string());
     print(&text)?;
-    Ok(if outcomes.iter().all(|outcome| outcome.failed == 0) { PASSED } else { FAILED })
+    Ok(if outcomes.iter().all(Outcome::holds) { PASSED } else { FAILED })
 }
 
 fn judge(cluster: &Cluster, assertions: Vec<Assertion>) -> Result<Vec<Outcome>> {
@@ -117,7 +130,11 @@ fn judge(cluster: &Cluster, assertions: Vec<Assertion>) -> Result<Vec<Outcome>> 
     outcomes.collect()
 }
 
-fn outcome(cluster: &Cluster, explainer: &Explainer<'_>, assertion: Assertion) -> Result<Outcome> {
+/// Who sends and who receives.
+///
+/// # Errors
+/// One of them is nobody.
+fn sides(cluster: &Cluster, assertion: &Assertion) -> Result<(Vec<Party>, Vec<Party>)> {
     let [from, to] = [("from", &assertion.from), ("to", &assertion.to)].map(|(side, selected)| {
         let parties = parties(cluster, selected);
         if parties.is_empty() {
@@ -125,32 +142,40 @@ fn outcome(cluster: &Cluster, explainer: &Explainer<'_>, assertion: Assertion) -
         }
         Ok(parties)
     });
-    let (from, to) = (from?, to?);
+    Ok((from?, to?))
+}
+
+/// Who sends to whom. Of selections that overlap, a pod to itself is not meant.
+fn pairs<'s>(
+    assertion: &Assertion,
+    from: &'s [Party],
+    to: &'s [Party],
+) -> impl Iterator<Item = (&'s Party, &'s Party)> {
+    let chosen = [&assertion.from, &assertion.to]
+        .into_iter()
+        .any(|side| matches!(side, Selected::Pods { .. }));
+    let pairs = from.iter().flat_map(move |from| to.iter().map(move |to| (from, to)));
+    pairs.filter(move |(from, to)| !chosen || from != to)
+}
+
+fn outcome(cluster: &Cluster, explainer: &Explainer<'_>, assertion: Assertion) -> Result<Outcome> {
+    let (from, to) = sides(cluster, &assertion)?;
     let (mut asked, mut failed, mut failures) = (0, 0, Vec::new());
-    for from in &from {
-        for to in &to {
-            // Of selections that overlap, a pod to itself is not meant.
-            let chosen = [&assertion.from, &assertion.to]
-                .into_iter()
-                .any(|side| matches!(side, Selected::Pods { .. }));
-            if chosen && from == to {
-                continue;
+    for (from, to) in pairs(&assertion, &from, &to) {
+        asked += 1;
+        let (protocol, port) = (assertion.protocol, assertion.port);
+        let probe = Probe { from: from.clone(), to: to.clone(), protocol, port };
+        let allowed = match explainer.verdict(&probe) {
+            (Verdict::Allow, _) => true,
+            (Verdict::Deny, _) => false,
+            (Verdict::Unknown, reason) => {
+                return Err(anyhow!("{probe}: {}", reason.unwrap_or_default()));
             }
-            asked += 1;
-            let (protocol, port) = (assertion.protocol, assertion.port);
-            let probe = Probe { from: from.clone(), to: to.clone(), protocol, port };
-            let allowed = match explainer.verdict(&probe) {
-                (Verdict::Allow, _) => true,
-                (Verdict::Deny, _) => false,
-                (Verdict::Unknown, reason) => {
-                    return Err(anyhow!("{probe}: {}", reason.unwrap_or_default()));
-                }
-            };
-            if allowed != assertion.allow {
-                failed += 1;
-                if failures.len() < TOLD {
-                    failures.push(explainer.explain(&probe).lines().join("\n"));
-                }
+        };
+        if allowed != assertion.allow {
+            failed += 1;
+            if failures.len() < TOLD {
+                failures.push(explainer.explain(&probe).lines().join("\n"));
             }
         }
     }
@@ -159,7 +184,7 @@ fn outcome(cluster: &Cluster, explainer: &Explainer<'_>, assertion: Assertion) -
             "from and to select the same pod alone: there is no connection to ask"
         ));
     }
-    Ok(Outcome { assertion, asked, failures, failed })
+    Ok(Outcome { assertion, asked, failures, failed, probed: None })
 }
 
 /// Who is selected.

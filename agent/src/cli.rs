@@ -441,6 +441,10 @@ pub struct TestArgs {
     /// File of assertions
     #[arg(short, long, value_name = "FILE", env = "NETPOLD_FILE")]
     pub file: PathBuf,
+    /// Also open the connections, from inside of the cluster's pods, with the tools of their images; TCP
+    /// alone
+    #[arg(long, env = "NETPOLD_PROBE", conflicts_with_all = ["manifests", "local"])]
+    pub probe: bool,
     /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; or a cluster, see below
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
     pub manifests: Option<PathBuf>,

@@ -5,6 +5,7 @@
 
 mod agents;
 mod exec;
+mod inside;
 mod node_error;
 mod objects;
 mod pages;
@@ -16,6 +17,7 @@ use std::time::Duration;
 use clap::Args;
 
 pub use agents::{Agents, Answers, ask};
+pub use inside::{Inside, NotRun};
 pub use node_error::{NodeError, report};
 pub use objects::{manifests_or_objects, objects};
 pub use pages::pages;

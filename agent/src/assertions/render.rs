@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use owo_colors::OwoColorize;
 
-use super::{Assertion, Outcome};
+use super::{Assertion, Outcome, Probed};
 use crate::cli::TestOutput;
 use crate::printable::printable;
 
@@ -21,16 +21,27 @@ pub(super) fn render(outcomes: &[Outcome], output: TestOutput, file: &str) -> St
 }
 
 fn failed(outcomes: &[Outcome]) -> usize {
-    outcomes.iter().filter(|outcome| outcome.failed > 0).count()
+    outcomes.iter().filter(|outcome| !outcome.holds()).count()
 }
 
 /// How much of an assertion does not hold.
 fn extent(outcome: &Outcome) -> String {
     let expected = if outcome.assertion.allow { "denied" } else { "allowed" };
-    match outcome.asked {
-        1 => format!("it is {expected}"),
-        asked => format!("it is {expected} for {} of {asked} pairs", outcome.failed),
-    }
+    let judged = match (outcome.failed, outcome.asked) {
+        (0, _) => None,
+        (_, 1) => Some(format!("it is {expected}")),
+        (failed, asked) => Some(format!("it is {expected} for {failed} of {asked} pairs")),
+    };
+    let reached = if outcome.assertion.allow { "do not pass" } else { "pass" };
+    let probed = outcome.probed.as_ref().filter(|probed| probed.wrong > 0).map(|probed| {
+        format!("{} of {} probed connections {reached}", probed.wrong, probed.count())
+    });
+    judged.into_iter().chain(probed).collect::<Vec<_>>().join(", ")
+}
+
+/// What came of connections that were opened for real.
+fn probed(outcome: &Outcome) -> Option<String> {
+    outcome.probed.as_ref().map(|probed| printable(&probed.to_string()).into_owned())
 }
 
 /// The failures that are told, a line each, and how many are not.
@@ -40,6 +51,13 @@ fn reasons(outcome: &Outcome) -> Vec<String> {
     let more = outcome.failed - outcome.failures.len();
     if more > 0 {
         lines.push(format!("and {more} more"));
+    }
+    if let Some(probed) = &outcome.probed {
+        lines.extend(probed.failures.iter().map(|failure| printable(failure).into_owned()));
+        match probed.wrong - probed.failures.len() {
+            0 => {}
+            more => lines.push(format!("and {more} more connections")),
+        }
     }
     lines
 }
@@ -52,18 +70,29 @@ fn text(outcomes: &[Outcome]) -> String {
     let mut text = String::new();
     for outcome in outcomes {
         let title = title(&outcome.assertion);
-        if outcome.failed == 0 {
+        if outcome.holds() {
             let _ = writeln!(text, "{} {title}", "pass".green());
-            continue;
+        } else {
+            let (place, extent) = (&outcome.assertion.place, extent(outcome));
+            let _ =
+                writeln!(text, "{} {title}: {extent} ({})", "FAIL".red().bold(), printable(place));
+            for line in reasons(outcome) {
+                let _ = writeln!(text, "     {line}");
+            }
         }
-        let (place, extent) = (&outcome.assertion.place, extent(outcome));
-        let _ = writeln!(text, "{} {title}: {extent} ({})", "FAIL".red().bold(), printable(place));
-        for line in reasons(outcome) {
-            let _ = writeln!(text, "     {line}");
+        if let Some(probed) = probed(outcome) {
+            let _ = writeln!(text, "     {probed}");
         }
     }
     let failed = failed(outcomes);
-    let _ = writeln!(text, "{} passed, {failed} failed", outcomes.len() - failed);
+    let _ = write!(text, "{} passed, {failed} failed", outcomes.len() - failed);
+    let all: Vec<&Probed> = outcomes.iter().filter_map(|it| it.probed.as_ref()).collect();
+    if !all.is_empty() {
+        let tried: usize = all.iter().map(|probed| probed.count()).sum();
+        let left_out: usize = all.iter().map(|probed| probed.left_out()).sum();
+        let _ = write!(text, "; connections: {tried} probed, {left_out} not");
+    }
+    text.push('\n');
     text
 }
 
@@ -72,9 +101,9 @@ fn tap(outcomes: &[Outcome]) -> String {
     for (index, outcome) in outcomes.iter().enumerate() {
         // A `#` begins a directive.
         let title = title(&outcome.assertion).replace('\\', "\\\\").replace('#', "\\#");
-        let word = if outcome.failed == 0 { "ok" } else { "not ok" };
+        let word = if outcome.holds() { "ok" } else { "not ok" };
         let _ = writeln!(text, "{word} {} - {title}", index + 1);
-        if outcome.failed > 0 {
+        if !outcome.holds() {
             let at = serde_json::Value::from(outcome.assertion.place.as_str());
             let _ =
                 writeln!(text, "  ---\n  at: {at}\n  message: \"{}\"\n  data: |", extent(outcome));
@@ -82,6 +111,9 @@ fn tap(outcomes: &[Outcome]) -> String {
                 let _ = writeln!(text, "    {line}");
             }
             text.push_str("  ...\n");
+        }
+        if let Some(probed) = probed(outcome) {
+            let _ = writeln!(text, "# {probed}");
         }
     }
     text
@@ -115,15 +147,20 @@ fn junit(outcomes: &[Outcome], file: &str) -> String {
         let (name, place) = (xml(&title(&outcome.assertion)), &outcome.assertion.place);
         let case =
             format!("    <testcase classname=\"{}\" name=\"{name}\"", xml(&printable(place)));
-        if outcome.failed == 0 {
+        let probed = probed(outcome);
+        if outcome.holds() && probed.is_none() {
             let _ = writeln!(text, "{case}/>");
             continue;
         }
-        let (extent, reasons) = (xml(&extent(outcome)), xml(&reasons(outcome).join("\n")));
-        let _ = writeln!(
-            text,
-            "{case}>\n      <failure message=\"{extent}\">{reasons}</failure>\n    </testcase>"
-        );
+        let _ = writeln!(text, "{case}>");
+        if !outcome.holds() {
+            let (extent, reasons) = (xml(&extent(outcome)), xml(&reasons(outcome).join("\n")));
+            let _ = writeln!(text, "      <failure message=\"{extent}\">{reasons}</failure>");
+        }
+        if let Some(probed) = probed {
+            let _ = writeln!(text, "      <system-out>{}</system-out>", xml(&probed));
+        }
+        text.push_str("    </testcase>\n");
     }
     text.push_str("  </testsuite>\n</testsuites>\n");
     text

@@ -13,7 +13,7 @@ use netpold_core::model::Change;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, mpsc};
 
-use super::exec::Target;
+use super::exec::{CONTAINER, Target};
 use super::{ClusterArgs, NodeError, SILENCE, block_on, report};
 use crate::printable::printable;
 use crate::source::cluster::failure::Failure;
@@ -125,7 +125,7 @@ impl Agents {
     pub async fn run(&self, arguments: &[&str]) -> Vec<(String, Result<Vec<u8>, NodeError>)> {
         let asked = self.nodes.iter().map(|(node, pod)| async {
             let answer = match pod {
-                Ok(pod) => self.shared.target(pod).output(arguments).await,
+                Ok(pod) => self.shared.target(pod).answer(arguments).await,
                 Err(error) => Err(error.clone()),
             };
             (node.clone(), answer)
@@ -184,7 +184,14 @@ impl Agents {
 impl Shared {
     fn target<'t>(&'t self, pod: &'t str) -> Target<'t> {
         let pods = Api::namespaced(self.client.clone(), &self.namespace);
-        Target { pods, namespace: &self.namespace, pod, server: &self.server }
+        Target {
+            pods,
+            namespace: &self.namespace,
+            pod,
+            container: CONTAINER,
+            server: &self.server,
+            purpose: "ask the agent",
+        }
     }
 
     async fn pods(&self, lister: &Lister) -> Result<Vec<Pod>> {

@@ -1,4 +1,4 @@
-//! A command in an agent's container, by the API server's `exec`.
+//! A command in a container, by the API server's `exec`.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::source::cluster::failure::Failure;
 /// The binary in the agent's image.
 const BINARY: &str = "/netpold";
 /// The agent's container.
-const CONTAINER: &str = "netpold";
+pub(super) const CONTAINER: &str = "netpold";
 /// How long a whole answer may take, and the beginning of one that comes in lines.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Most bytes of an answer.
@@ -28,21 +28,35 @@ const ERROR_MAX: usize = 4096;
 /// Bytes on their way that nobody has read yet.
 const BUFFER: usize = 1 << 16;
 
-/// A pod whose agent is asked.
+/// A container in which commands run.
 pub(super) struct Target<'t> {
     pub(super) pods: Api<Pod>,
     pub(super) namespace: &'t str,
     pub(super) pod: &'t str,
+    pub(super) container: &'t str,
     pub(super) server: &'t str,
+    /// What for, as in "cannot ask the agent".
+    pub(super) purpose: &'t str,
+}
+
+/// What asks an agent from inside its container.
+fn of_agent<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
+    [&[BINARY], arguments, &["--local"]].concat()
 }
 
 impl Target<'_> {
-    /// All that a command writes on standard output. A command that fails and writes something has answered.
-    pub(super) async fn output(&self, arguments: &[&str]) -> Result<Vec<u8>, NodeError> {
+    /// What the container's agent answers.
+    pub(super) async fn answer(&self, arguments: &[&str]) -> Result<Vec<u8>, NodeError> {
+        self.output(&of_agent(arguments), ANSWER_MAX).await
+    }
+
+    /// All that a command writes on standard output, unless that is longer. A command that fails and writes something
+    /// has answered.
+    pub(super) async fn output(&self, command: &[&str], most: usize) -> Result<Vec<u8>, NodeError> {
         let whole = async {
-            let mut process = self.start(arguments, false).await?;
+            let mut process = self.start(command, false).await?;
             let status = process.take_status();
-            let output = bounded(process.stdout(), ANSWER_MAX);
+            let output = bounded(process.stdout(), most);
             let error = beginning(process.stderr());
             let reading = async { tokio::try_join!(output, error) };
             let ((output, error), status) = to_the_end(reading, status).await?;
@@ -54,24 +68,24 @@ impl Target<'_> {
         timeout(PATIENCE, whole).await.unwrap_or(Err(NodeError::Silent(PATIENCE)))
     }
 
-    /// Starts a command that writes lines.
+    /// Asks the container's agent for lines.
     pub(super) async fn start_lines(&self, arguments: &[&str]) -> Result<Lines, NodeError> {
-        let started = timeout(PATIENCE, self.start(arguments, true)).await;
+        let command = of_agent(arguments);
+        let started = timeout(PATIENCE, self.start(&command, true)).await;
         Ok(Lines(started.unwrap_or(Err(NodeError::Silent(PATIENCE)))?))
     }
 
-    async fn start(&self, arguments: &[&str], input: bool) -> Result<AttachedProcess, NodeError> {
+    async fn start(&self, command: &[&str], input: bool) -> Result<AttachedProcess, NodeError> {
         let params = AttachParams::default()
-            .container(CONTAINER)
+            .container(self.container)
             .stdin(input)
             .max_stdout_buf_size(BUFFER)
             .max_stderr_buf_size(ERROR_MAX);
-        let command = [&[BINARY], arguments, &["--local"]].concat();
-        let started = self.pods.exec(self.pod, command, &params).await;
+        let started = self.pods.exec(self.pod, command.iter().copied(), &params).await;
         started.map_err(|error| {
             let failure = Failure::of(error);
             let Failure::Forbidden(words) = failure else {
-                return NodeError::Refused { words: failure.text("ask the agent", self.server) };
+                return NodeError::Refused { words: failure.text(self.purpose, self.server) };
             };
             // `pods "NAME" is forbidden: User …`
             let who = words.split_once(" is forbidden: ").map(|(_, who)| who.to_owned());

@@ -3,7 +3,7 @@
 //! The API server carries an exec on to `https://NODE:10250/exec/NAMESPACE/POD/CONTAINER` and hands the bytes of the
 //! upgraded connection through. This side of it is here, in WebSocket's `v4.channel.k8s.io`: each message begins with a
 //! byte, 0 for standard input, 1 for output, 2 for errors, 3 for a `metav1.Status` at the end. The commands are real
-//! processes in the node's network namespace. As with a container runtime nobody signals a process whose connection
+//! processes in the network namespace of the node, or in that of the container's pod. As with a container runtime nobody signals a process whose connection
 //! ended; its standard input ends.
 
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ const STDERR: u8 = 2;
 const STATUS: u8 = 3;
 
 /// What `exec` finds in a pod.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Container {
     /// Its programs: the path inside, and the file that is run for it.
     pub programs: BTreeMap<String, PathBuf>,
@@ -50,6 +50,8 @@ pub struct Container {
     pub environment: BTreeMap<String, String>,
     /// The connection is cut after so many bytes of standard output.
     pub breaks_off_after: Option<usize>,
+    /// Its pod's network namespace; that of the node if it has none.
+    pub netns: Option<Arc<Netns>>,
 }
 
 /// A node's kubelet, as far as described above. Dropped, it ends what it runs.
@@ -192,10 +194,13 @@ async fn exec(shared: &Shared, stream: TcpStream, acceptor: &TlsAcceptor) -> Res
         let all = shared.containers.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(&asked.container).cloned()
     };
-    let Some((mut child, breaks_off)) = container.and_then(|container| {
-        Some((start(shared, &container, &asked)?, container.breaks_off_after))
+    let Some((mut child, breaks_off)) = container.as_ref().and_then(|container| {
+        Some((start(shared, container, &asked)?, container.breaks_off_after))
     }) else {
-        let text = format!("there is no {} in {}", asked.command.join(" "), asked.container);
+        let text = match container {
+            Some(_) => absent(asked.command.first().map_or("", String::as_str)),
+            None => format!("container not found ({:?})", asked.container),
+        };
         let status = json!({ "status": "Failure", "reason": "InternalError", "message": text });
         send(&mut sender, STATUS, status.to_string().as_bytes()).await?;
         return Ok(sender.close().await?);
@@ -247,9 +252,19 @@ async fn exec(shared: &Shared, stream: TcpStream, acceptor: &TlsAcceptor) -> Res
     Ok(sender.close().await?)
 }
 
+/// How containerd and runc say that an image lacks a program.
+fn absent(program: &str) -> String {
+    format!(
+        "error executing command in container: failed to exec in container: failed to start exec \"0\": OCI runtime \
+         exec failed: exec failed: unable to start container process: exec: {program:?}: executable file not found in \
+         $PATH: unknown"
+    )
+}
+
 fn start(shared: &Shared, container: &Container, asked: &Asked) -> Option<Child> {
     let (program, arguments) = asked.command.split_first()?;
-    let command = shared.netns.command(container.programs.get(program)?).ok()?;
+    let netns = container.netns.as_ref().unwrap_or(&shared.netns);
+    let command = netns.command(container.programs.get(program)?).ok()?;
     Command::from(command)
         .args(arguments)
         .env_clear()

@@ -61,7 +61,7 @@ fn a_live_cluster_is_examined() {
             ("NETPOLD_SOCKET".to_owned(), socket),
             ("NETPOLD_BPFFS".to_owned(), bpffs),
         ]),
-        breaks_off_after: None,
+        ..Container::default()
     };
     kubelet.runs("netpold-system/netpold/netpold", container);
 

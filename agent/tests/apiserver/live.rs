@@ -3,6 +3,8 @@
 //! No kubelet runs here: `netpold_testbed::Kubelet` does what one does for exec. Agents, API server, RBAC and the
 //! processes that exec starts are real.
 
+mod probed;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
@@ -108,7 +110,7 @@ fn container(socket: &Path) -> Container {
             // It is the agent's: a command in its pod asks this agent all the same.
             ("NETPOLD_KUBECONFIG".to_owned(), "/none".to_owned()),
         ]),
-        breaks_off_after: None,
+        ..Container::default()
     }
 }
 
@@ -158,6 +160,7 @@ fn agents_answer_through_the_api_server() {
     flows_that_were_seen(&world.server);
     lines_come_while_a_command_runs(&world.server, &kubelet);
     rights_decide(&world.server);
+    probed::connections_from_pods(&mut world, &kubelet);
 }
 
 fn status_of_all_nodes(server: &ApiServer) {

@@ -1,0 +1,83 @@
+//! The scripts with real tools, real shells and real sockets.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::*;
+
+/// A real program, not a wrapper that looks for others.
+fn program(name: &str) -> Option<PathBuf> {
+    ["/usr/bin", "/bin"].iter().map(|it| Path::new(it).join(name)).find(|path| path.exists())
+}
+
+/// An image's `PATH` that has these programs and no other.
+fn image(programs: &[&str]) -> Option<tempfile::TempDir> {
+    let directory = tempfile::tempdir().unwrap();
+    for name in programs {
+        symlink(program(name)?, directory.path().join(name)).unwrap();
+    }
+    Some(directory)
+}
+
+/// What the shell's script says in such an image.
+fn says(image: &Path, to: SocketAddr) -> Result<Met, String> {
+    let (address, port) = (to.ip().to_string(), to.port().to_string());
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", SHELL, "netpold", &address, &port, "1", PYTHON]);
+    // A proxy is not asked.
+    let shell = shell.env_clear().env("PATH", image).env("http_proxy", "http://192.0.2.1:1");
+    let output = shell.output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    met(&String::from_utf8(output.stdout).unwrap())
+}
+
+/// A listener that takes no more connections: packets that open one are dropped.
+fn full() -> (TcpListener, Vec<TcpStream>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    // SAFETY: the file descriptor is a socket that listens; its queue gets another length.
+    assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+    let to = listener.local_addr().unwrap();
+    let connect = || TcpStream::connect_timeout(&to, std::time::Duration::from_millis(200)).ok();
+    let waiting = std::iter::from_fn(connect).collect();
+    (listener, waiting)
+}
+
+#[test]
+fn each_tool_tells_connected_from_refused_and_timed_out() {
+    let listeners = ["127.0.0.1:0", "[::1]:0"].map(|at| TcpListener::bind(at).unwrap());
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (full, _waiting) = full();
+    let mut images = 0;
+    for tools in [&["python3"][..], &["bash", "timeout"], &["nc"], &["curl"]] {
+        let Some(image) = image(tools) else {
+            println!("SKIPPED: not all of {tools:?} is installed");
+            continue;
+        };
+        images += 1;
+        for listener in &listeners {
+            let to = listener.local_addr().unwrap();
+            assert_eq!(says(image.path(), to), Ok(Met::Connected), "{tools:?} {to}");
+        }
+        assert_eq!(says(image.path(), nobody), Ok(Met::Refused), "{tools:?}");
+        let to = full.local_addr().unwrap();
+        assert_eq!(says(image.path(), to), Ok(Met::TimedOut), "{tools:?}");
+    }
+    assert!(images > 0, "no tool at all");
+}
+
+#[test]
+fn an_image_without_tools_says_so() {
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let image = image(&[]).unwrap();
+    assert_eq!(says(image.path(), nobody), Err(NO_TOOL.to_owned()));
+}
+
+#[test]
+fn what_a_container_says_otherwise_is_no_connection() {
+    assert_eq!(met("motd\nnetpold: connected\n"), Ok(Met::Connected));
+    assert!(met("connected").is_err() && met("").is_err());
+    assert_eq!(met("netpold: failed status 1: no\n"), Err("failed status 1: no".to_owned()));
+}

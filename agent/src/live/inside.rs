@@ -1,0 +1,122 @@
+//! Commands in the containers of workloads. The user's own right to `exec` decides, and no agent takes part.
+
+use anyhow::Result;
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use kube::{Api, Client};
+use netpold_core::model::Key;
+
+use super::exec::Target;
+use super::{ClusterArgs, NodeError, SILENCE};
+use crate::source::cluster::failure::Failure;
+use crate::source::cluster::{self, Lister};
+
+/// Most bytes of what a command says.
+const OUTPUT_MAX: usize = 1 << 16;
+/// Exit statuses of a runtime that cannot start a program.
+const NOT_STARTED: [i32; 2] = [126, 127];
+
+/// The containers of a cluster.
+pub struct Inside {
+    client: Client,
+    server: String,
+}
+
+/// Why a command did not run, or did not end well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotRun {
+    /// The container has no such program.
+    NoProgram,
+    /// Anything else, in words.
+    Otherwise(String),
+}
+
+impl Inside {
+    /// Connects to the API server.
+    ///
+    /// # Errors
+    /// There is no cluster to connect to, or not with these credentials.
+    pub async fn open(args: &ClusterArgs) -> Result<Self> {
+        let client = cluster::client(&args.access(SILENCE)).await?;
+        let lister = Lister::open(args.access(SILENCE)).await?;
+        Ok(Self { client, server: lister.server().to_owned() })
+    }
+
+    /// The names of a pod's containers that run now, those for debugging included.
+    ///
+    /// # Errors
+    /// The pod cannot be read; in words.
+    pub async fn running(&self, pod: &Key) -> Result<Vec<String>, String> {
+        let pods = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace);
+        let read = pods.get(&pod.name).await;
+        let read = read.map_err(|error| Failure::of(error).text("get the pod", &self.server))?;
+        let status = read.status.unwrap_or_default();
+        let all = status.container_statuses.into_iter().chain(status.ephemeral_container_statuses);
+        let runs = |it: &ContainerStatus| it.state.as_ref().is_some_and(|it| it.running.is_some());
+        Ok(all.flatten().filter(runs).map(|container| container.name).collect())
+    }
+
+    /// What a command in a container says on standard output.
+    ///
+    /// # Errors
+    /// It did not run or failed, see [`NotRun`].
+    pub async fn output(
+        &self,
+        pod: &Key,
+        container: &str,
+        command: &[&str],
+    ) -> Result<String, NotRun> {
+        let target = Target {
+            pods: Api::namespaced(self.client.clone(), &pod.namespace),
+            namespace: &pod.namespace,
+            pod: &pod.name,
+            container,
+            server: &self.server,
+            purpose: "run a command in the pod",
+        };
+        let output = target.output(command, OUTPUT_MAX).await.map_err(not_run)?;
+        Ok(String::from_utf8_lossy(&output).into_owned())
+    }
+}
+
+fn not_run(error: NodeError) -> NotRun {
+    match error {
+        NodeError::Failed { code: Some(code), .. } if NOT_STARTED.contains(&code) => {
+            NotRun::NoProgram
+        }
+        NodeError::Failed { text, .. } if names_no_program(&text) => NotRun::NoProgram,
+        NodeError::Forbidden { words, namespace } => NotRun::Otherwise(format!(
+            "{words}; the verbs get and create of pods/exec in namespace {namespace} are needed"
+        )),
+        error @ (NodeError::NoAgent { .. }
+        | NodeError::NotRunning { .. }
+        | NodeError::Refused { .. }
+        | NodeError::Silent(_)
+        | NodeError::TooLong(_)
+        | NodeError::TooMany(_)
+        | NodeError::BrokenOff
+        | NodeError::Failed { .. }
+        | NodeError::NotUnderstood(_)) => NotRun::Otherwise(error.to_string()),
+    }
+}
+
+/// As runc and crun say it, through containerd, CRI-O or Docker.
+fn names_no_program(text: &str) -> bool {
+    ["executable file not found", "no such file or directory", "No such file or directory"]
+        .iter()
+        .any(|words| text.contains(words))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_is_not_there_is_told_from_other_failures() {
+        let failed = |code, text: &str| not_run(NodeError::Failed { code, text: text.into() });
+        let runc = "failed to start exec \"0\": OCI runtime exec failed: exec failed: unable to start container \
+                    process: exec: \"sh\": executable file not found in $PATH: unknown";
+        assert_eq!(failed(None, runc), NotRun::NoProgram);
+        assert_eq!(failed(Some(126), ""), NotRun::NoProgram);
+        assert!(matches!(failed(Some(1), "killed"), NotRun::Otherwise(_)));
+    }
+}
