@@ -69,6 +69,9 @@ fn parse() -> Cli {
 /// The process, for each binary of this package.
 #[must_use]
 pub fn main() -> ExitCode {
+    if let Some(answered) = completion::answer(Cli::command) {
+        return if answered.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) };
+    }
     let (result, failure) = match parse().command {
         Command::Run(args) => match RunConfig::try_from(args) {
             Ok(config) => (run::run(config).map(|()| 0), FAILED),
@@ -77,7 +80,7 @@ pub fn main() -> ExitCode {
         Command::Explain(args) => (explain::run(&args), UNUSABLE),
         Command::Diff(args) => (diff::run(&args), UNUSABLE),
         Command::Test(args) => (assertions::run(&args), UNUSABLE),
-        Command::Completion(args) => (completion::run(&args, Cli::command()).map(|()| 0), FAILED),
+        Command::Completion(args) => (completion::run(&args).map(|()| 0), FAILED),
         Command::Doctor(args) => (doctor::run(&args), UNUSABLE),
         Command::Controller(args) => (controller::run(args).map(|()| 0), FAILED),
         Command::Uninstall(args) => (uninstall::run(&args).map(|()| 0), FAILED),

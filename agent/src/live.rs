@@ -6,6 +6,7 @@
 mod agents;
 mod exec;
 mod inside;
+mod names;
 mod node_error;
 mod objects;
 mod pages;
@@ -18,6 +19,7 @@ use clap::Args;
 
 pub use agents::{Agents, Answers, ask};
 pub use inside::{Inside, NotRun};
+pub use names::{Kind, Names};
 pub use node_error::{NodeError, report};
 pub use objects::{manifests_or_objects, objects};
 pub use pages::pages;
@@ -78,6 +80,12 @@ impl ClusterArgs {
 /// Whether this process was started as a plugin of kubectl.
 #[must_use]
 pub fn is_plugin() -> bool {
+    called(PLUGIN)
+}
+
+/// Whether this process was started by that name.
+#[must_use]
+pub fn called(name: &str) -> bool {
     let called = std::env::args_os().next();
-    called.is_some_and(|called| Path::new(&called).file_name().is_some_and(|name| name == PLUGIN))
+    called.is_some_and(|called| Path::new(&called).file_name().is_some_and(|it| it == name))
 }

@@ -3,12 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
 use clap::CommandFactory;
 use netpold::cli::Cli;
 use serde_json::Value;
+use tempfile::TempDir;
 
 fn page(name: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(name)).unwrap()
@@ -43,18 +45,28 @@ fn completion(shell: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// A directory in which the binary has that name.
+fn path(name: &str) -> TempDir {
+    let directory = TempDir::new().unwrap();
+    symlink(env!("CARGO_BIN_EXE_netpold"), directory.path().join(name)).unwrap();
+    directory
+}
+
 /// What bash offers for the last of these words.
-fn offered(script: &Path, words: &[&str]) -> Vec<String> {
-    let last = words.len() - 1;
+fn offered(words: &[&str]) -> Vec<String> {
+    let (directory, last) = (path("netpold"), words.len() - 1);
+    let script = directory.path().join("netpold.bash");
+    fs::write(&script, completion("bash")).unwrap();
     let call = format!(
-        "source \"$1\"; COMP_WORDS=({}); COMP_CWORD={last}; _netpold netpold {:?} {:?}; echo \
-         \"${{COMPREPLY[@]}}\"",
-        words.join(" "),
+        "source \"$1\"; COMP_WORDS=({}); COMP_CWORD={last}; _clap_complete_netpold netpold {:?} {:?}; \
+         printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+        words.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(" "),
         words[last],
         words[last - 1],
     );
-    let mut bash = Command::new("bash");
-    let output = bash.args(["-c", &call, "bash"]).arg(script).output().unwrap();
+    let mut bash = Command::new("/bin/bash");
+    let bash = bash.args(["-c", &call, "bash"]).arg(&script).env_clear();
+    let output = bash.env("PATH", directory.path()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let offered = String::from_utf8(output.stdout).unwrap();
     offered.split_whitespace().map(str::to_owned).collect()
@@ -62,18 +74,19 @@ fn offered(script: &Path, words: &[&str]) -> Vec<String> {
 
 #[test]
 fn shells_complete_commands_and_flags() {
-    let directory = tempfile::tempdir().unwrap();
-    let script = directory.path().join("netpold.bash");
-    fs::write(&script, completion("bash")).unwrap();
-    assert_eq!(offered(&script, &["netpold", "doc"]), ["doctor"]);
-    assert!(offered(&script, &["netpold", "doctor", "--m"]).contains(&"--manifests".to_owned()));
-    assert_eq!(offered(&script, &["netpold", "doctor", "-o", ""]), ["text", "json"]);
-    let command = Cli::command();
+    assert_eq!(offered(&["netpold", "doc"]), ["doctor"]);
+    assert!(offered(&["netpold", "doctor", "--m"]).contains(&"--manifests".to_owned()));
+    assert_eq!(offered(&["netpold", "doctor", "-o", ""]), ["text", "json"]);
+    assert_eq!(offered(&["netpold", "explain", "--from", "x"]), [""; 0], "no cluster is meant");
+    let directory = TempDir::new().unwrap();
     for shell in ["zsh", "fish"] {
+        let mut netpold = Command::new(env!("CARGO_BIN_EXE_netpold"));
+        let netpold = netpold.args(["--", "netpold", "doc"]).env_clear();
+        let netpold = netpold.env("NETPOLD_COMPLETE", shell).env("_CLAP_COMPLETE_INDEX", "1");
+        let answer = String::from_utf8(netpold.output().unwrap().stdout).unwrap();
+        assert!(answer.starts_with("doctor"), "{shell}: {answer}");
         let script = completion(shell);
-        for sub in command.get_subcommands() {
-            assert!(script.contains(sub.get_name()), "{shell}: {}", sub.get_name());
-        }
+        assert!(script.contains("NETPOLD_COMPLETE"), "{shell}: {script}");
         // The shell itself where it is installed.
         let checked = Command::new(shell).arg("-n").stdin(std::process::Stdio::null()).output();
         if checked.is_ok() {
@@ -82,6 +95,21 @@ fn shells_complete_commands_and_flags() {
             assert!(Command::new(shell).arg("-n").arg(path).status().unwrap().success(), "{shell}");
         }
     }
+}
+
+/// As kubectl's own commands answer it (Cobra): answers, then what the shell is to do.
+#[test]
+fn kubectl_completes_its_plugin() {
+    let directory = path("kubectl_complete-netpold");
+    let complete = |words: &[&str]| {
+        let mut hook = Command::new(directory.path().join("kubectl_complete-netpold"));
+        String::from_utf8(hook.args(words).env_clear().output().unwrap().stdout).unwrap()
+    };
+    let answer = complete(&["doc"]);
+    let (name, rest) = answer.split_once('\t').unwrap();
+    assert_eq!((name, rest.lines().last()), ("doctor", Some(":4")), "{answer}");
+    assert_eq!(complete(&["doctor", "-o", "j"]).lines().last(), Some(":4"));
+    assert_eq!(complete(&["no-such-command", "x"]), ":4\n");
 }
 
 /// The manifest as krew-release-bot fills it in: the template's function gives `uri` and `sha256`, the

@@ -3,6 +3,7 @@
 //! No kubelet runs here: `netpold_testbed::Kubelet` does what one does for exec. Agents, API server, RBAC and the
 //! processes that exec starts are real.
 
+mod completed;
 mod probed;
 
 use std::collections::BTreeMap;
@@ -462,6 +463,7 @@ fn a_live_cluster_is_judged_as_its_manifests_are() {
         assert!(live.status.code() != Some(2), "{question:?}: {}", stderr(&live));
     }
     as_kubectls_plugin(&server, questions[0]);
+    completed::names_of_the_cluster(&server);
     as_an_ordinary_user(&server, questions[0], &change);
 }
 

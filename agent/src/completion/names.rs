@@ -1,0 +1,181 @@
+//! Names of a cluster, as the word that is typed begins.
+//!
+//! Only names are listed (`PartialObjectMetadata`), of one namespace, and one page of them. An API server that does not
+//! answer within [`PATIENCE`], or does not allow it, has no names: nobody wants to read errors in the middle of a word.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use clap::{Arg, Command};
+use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
+
+use crate::live::{ClusterArgs, Kind, Names, block_on};
+
+/// How long somebody who pressed a key waits.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Begins the name of a Service.
+const SERVICE: &str = "svc/";
+
+/// What was typed that says which cluster and which namespace are meant.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Typed {
+    /// None if no cluster is meant.
+    cluster: Option<ClusterArgs>,
+    namespace: Option<String>,
+}
+
+/// What an argument names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    Context,
+    Namespace,
+    /// By its name alone.
+    PodOfNamespace,
+    /// `pod` or `namespace/pod`.
+    Pod,
+    /// The same, `svc/service` or `svc/namespace/service`.
+    Party,
+}
+
+impl Typed {
+    /// Of the words of a command line. `plugin`: kubectl's cluster is meant if no other one is named.
+    pub(super) fn read(words: &[OsString], plugin: bool) -> Self {
+        let value = |flags: &[&str], twin: &str| {
+            let mut found = None;
+            for (index, word) in words.iter().enumerate().skip(1) {
+                let Some(word) = word.to_str() else { continue };
+                let (flag, value) =
+                    word.split_once('=').map_or((word, None), |(f, v)| (f, Some(v)));
+                if flags.contains(&flag) {
+                    let next = || words.get(index + 1)?.to_str();
+                    found = value.or_else(next).map(str::to_owned);
+                }
+            }
+            found.or_else(|| env::var(twin).ok()).filter(|value| !value.is_empty())
+        };
+        let kubeconfig = value(&["--kubeconfig"], "NETPOLD_KUBECONFIG").map(PathBuf::from);
+        let context = value(&["--context"], "NETPOLD_CONTEXT");
+        let is_meant = plugin || kubeconfig.is_some() || context.is_some();
+        let cluster =
+            is_meant.then(|| ClusterArgs { kubeconfig, context, ..ClusterArgs::default() });
+        Self { cluster, namespace: value(&["-n", "--namespace"], "NETPOLD_NAMESPACE") }
+    }
+
+    fn complete(&self, wanted: Wanted, word: &OsStr) -> Vec<CompletionCandidate> {
+        let (Some(word), Some(cluster)) = (word.to_str().map(str::to_owned), self.cluster.clone())
+        else {
+            return Vec::new();
+        };
+        let (sender, answer) = mpsc::sync_channel(1);
+        let (namespace, beginning) = (self.namespace.clone(), word.clone());
+        // A thread of its own: asking a name server cannot be given up, but the process ends.
+        thread::spawn(move || {
+            let found = block_on(async {
+                Ok(found(&cluster, namespace.as_deref(), wanted, &beginning).await)
+            });
+            let _ = sender.send(found.unwrap_or_default());
+        });
+        let found = answer.recv_timeout(PATIENCE).unwrap_or_default().into_iter();
+        let mut found: Vec<String> = found.filter(|name| name.starts_with(&word)).collect();
+        found.sort();
+        found.dedup();
+        found.into_iter().map(CompletionCandidate::new).collect()
+    }
+}
+
+async fn found(
+    cluster: &ClusterArgs,
+    namespace: Option<&str>,
+    wanted: Wanted,
+    word: &str,
+) -> Vec<String> {
+    if wanted == Wanted::Context {
+        return Names::contexts(cluster);
+    }
+    let Ok(names) = Names::open(cluster, namespace).await else { return Vec::new() };
+    let prefixed = |prefix: &str, names: Vec<String>, suffix: &str| -> Vec<String> {
+        names.into_iter().map(|name| format!("{prefix}{name}{suffix}")).collect()
+    };
+    let (prefix, kind, rest) = match word.strip_prefix(SERVICE) {
+        Some(rest) if wanted == Wanted::Party => (SERVICE, Kind::Service, rest),
+        Some(_) | None => ("", Kind::Pod, word),
+    };
+    match (wanted, rest.split_once('/')) {
+        (Wanted::Context, _) => Vec::new(),
+        (Wanted::Namespace, _) => names.namespaces().await,
+        (Wanted::PodOfNamespace, _) => names.of(kind, None).await,
+        (Wanted::Pod | Wanted::Party, Some((namespace, _))) => {
+            prefixed(&format!("{prefix}{namespace}/"), names.of(kind, Some(namespace)).await, "")
+        }
+        (Wanted::Pod | Wanted::Party, None) => {
+            let (own, all) = tokio::join!(names.of(kind, None), names.namespaces());
+            let mut found = [prefixed(prefix, own, ""), prefixed(prefix, all, "/")].concat();
+            if wanted == Wanted::Party && prefix.is_empty() {
+                found.push(SERVICE.to_owned());
+            }
+            found
+        }
+    }
+}
+
+/// What an argument names, by what its help calls the value.
+fn wanted(arg: &Arg) -> Option<Wanted> {
+    let value = arg.get_value_names().and_then(|names| names.first()).map(|name| name.as_str());
+    match (arg.get_id().as_str(), value) {
+        ("context", _) => Some(Wanted::Context),
+        ("namespace" | "agents_namespace", _) => Some(Wanted::Namespace),
+        ("pod", Some("NAME")) => Some(Wanted::PodOfNamespace),
+        ("pod", _) => Some(Wanted::Pod),
+        ("from" | "to" | "peer", Some("WHO" | "PEER")) => Some(Wanted::Party),
+        _ => None,
+    }
+}
+
+/// The command line, whose arguments are completed with names.
+pub(super) fn with_names(command: Command, typed: &Arc<Typed>) -> Command {
+    command.mut_subcommands(|sub| {
+        sub.mut_args(|arg| {
+            let Some(wanted) = wanted(&arg) else { return arg };
+            let typed = Arc::clone(typed);
+            arg.add(ArgValueCompleter::new(move |word: &OsStr| typed.complete(wanted, word)))
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::cli::Cli;
+
+    #[test]
+    fn words_say_which_cluster_is_meant() {
+        let read = |words: &str| {
+            let words: Vec<OsString> = words.split(' ').map(OsString::from).collect();
+            Typed::read(&words, false)
+        };
+        assert!(read("netpold explain --from shop").cluster.is_none());
+        let typed = read("netpold explain --context=a -n shop --from x --context b --to");
+        assert_eq!(typed.cluster.unwrap().context.as_deref(), Some("b"));
+        assert_eq!(typed.namespace.as_deref(), Some("shop"));
+    }
+
+    #[test]
+    fn names_are_completed_where_they_are_asked_for() {
+        let command = Cli::command();
+        let of = |command_name: &str, id: &str| {
+            let sub = command.find_subcommand(command_name).unwrap();
+            wanted(sub.get_arguments().find(|arg| arg.get_id() == id).unwrap())
+        };
+        assert_eq!(of("explain", "from"), Some(Wanted::Party));
+        assert_eq!(of("diff", "from"), None, "a directory");
+        assert_eq!(of("flows", "pod"), Some(Wanted::PodOfNamespace));
+        assert_eq!(of("observe", "pod"), Some(Wanted::Pod));
+        assert_eq!(of("observe", "peer"), Some(Wanted::Party));
+    }
+}
