@@ -1,4 +1,4 @@
-//! Builds the eBPF object and leaves its path for `src/object.rs` to embed.
+//! Builds the eBPF object and its traced variant, and leaves their paths for `src/object.rs` to embed.
 //!
 //! The program is Rust for `bpfel-unknown-none`, which needs a compiler with unstable features and
 //! the sources of `core`, and bpf-linker. Where one of these is missing the build goes on with an
@@ -37,21 +37,26 @@ fn embed() -> Result<(), Box<dyn Error>> {
     let root = root.parent().ok_or("the agent is not in a workspace")?;
     watch(root);
 
-    let object = out.join("netpold-bpf.o");
+    let objects = [("bpf", "netpold-bpf.o"), ("trace", "netpold-bpf-traced.o")];
+    let objects = objects.map(|(feature, name)| (feature, out.join(name)));
     let missing = match find_toolchain() {
         Ok((compiler, linker)) => {
-            let built = build(&compiler, &linker, root, &out)?;
-            fs::copy(built, &object)?;
-            strip(&compiler, &object);
+            for (feature, object) in &objects {
+                let built = build(&compiler, &linker, root, &out, feature)?;
+                fs::copy(built, object)?;
+                strip(&compiler, object);
+            }
             String::new()
         }
         Err(missing) => {
             println!("cargo:warning=eBPF object not built: {missing}; see `cargo xtask setup`");
-            fs::write(&object, [])?;
+            objects.iter().try_for_each(|(_, object)| fs::write(object, []))?;
             missing
         }
     };
+    let [(_, object), (_, traced)] = objects;
     println!("cargo:rustc-env=NETPOLD_BPF_OBJECT={}", object.display());
+    println!("cargo:rustc-env=NETPOLD_BPF_TRACED_OBJECT={}", traced.display());
     println!("cargo:rustc-env=NETPOLD_BPF_MISSING={missing}");
     Ok(())
 }
@@ -199,6 +204,7 @@ fn build(
     linker: &Path,
     root: &Path,
     out: &Path,
+    feature: &'static str,
 ) -> Result<PathBuf, Box<dyn Error>> {
     let target_directory = out.join("target");
     let mut flags = OsString::from("-Clinker=");
@@ -218,7 +224,7 @@ fn build(
     let other = env::var_os("CARGO_FEATURE_OTHER_LAYOUT").is_some();
     // The agent of the upgrade test has ordered reads too, so that these run on every machine.
     let ordered = other || env::var("CARGO_CFG_TARGET_ARCH").as_deref() != Ok("x86_64");
-    let features: Vec<_> = ["bpf"]
+    let features: Vec<_> = [feature]
         .into_iter()
         .chain(other.then_some("other-layout"))
         .chain(ordered.then_some("ordered-reads"))

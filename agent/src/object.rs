@@ -5,6 +5,9 @@ use thiserror::Error;
 /// The object file; empty if it could not be built, see [`object`].
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("NETPOLD_BPF_OBJECT"));
 
+/// The traced variant of it, see [`netpold_ebpf::trace`]; empty likewise.
+pub static TRACED_OBJECT: &[u8] = aya::include_bytes_aligned!(env!("NETPOLD_BPF_TRACED_OBJECT"));
+
 /// What was missing when the agent was built; empty if nothing.
 const MISSING: &str = env!("NETPOLD_BPF_MISSING");
 

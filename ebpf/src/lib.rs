@@ -12,6 +12,7 @@
 //! | [`judge`] | the judgement at the pods' hooks and of packets that the node has translated |
 //! | [`tables`] | the tables that a judgement reads: policy, endpoints, flows |
 //! | [`flow`] | the flow table: keys, control words, insertion, eviction |
+//! | [`trace`] | the steps of a judgement, as the traced variant of the programs tells them |
 //! | [`event`] | the description of a dropped packet |
 //! | [`packet`] | bytes, headers, IP versions |
 //! | [`endpoint`], [`verdict`], [`direction`] | an endpoint's record, a verdict, a direction |
@@ -34,6 +35,7 @@ pub mod order;
 pub mod packet;
 pub mod reason;
 pub mod tables;
+pub mod trace;
 #[cfg(feature = "user")]
 mod user;
 pub mod verdict;

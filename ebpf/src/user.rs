@@ -4,6 +4,7 @@ use crate::layout::{
     Ct4Key, Ct4Way, Ct6Key, Ct6Way, DropEvent, Endpoint, FragmentKey, FragmentPorts, Host6,
     Hosts6Bucket, Lpm6Key, Row, Settings, Unproven,
 };
+use crate::trace::{TraceFilter, TraceRecord};
 
 macro_rules! pod {
     ($($type:ty),*) => {
@@ -14,5 +15,6 @@ macro_rules! pod {
     };
 }
 
+pod!(TraceFilter, TraceRecord);
 pod!(Settings, Endpoint, Row, Lpm6Key, Host6, Hosts6Bucket);
 pod!(Ct4Key, Ct4Way, Ct6Key, Ct6Way, FragmentKey, FragmentPorts, DropEvent, Unproven);

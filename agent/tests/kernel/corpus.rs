@@ -4,11 +4,18 @@ use std::path::Path;
 
 use netpold_testkit::steps::{corpus, steps};
 
-use super::world;
+use super::{world, world::World};
 
 #[test]
 fn kernel_and_host_agree_on_the_fuzz_corpus() {
     let Some(mut world) = world() else { return };
+    let packets = replay(&mut world);
+    println!("{packets} packets");
+    assert!(packets > 200, "the corpus says little");
+}
+
+/// Shows the corpus to the kernel and to the host, which must agree; how many packets it has.
+pub(crate) fn replay(world: &mut World) -> u64 {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/packets");
     let mut packets = 0;
     for (_, input) in corpus(&folder) {
@@ -20,6 +27,5 @@ fn kernel_and_host_agree_on_the_fuzz_corpus() {
             packets += 1;
         }
     }
-    println!("{packets} packets");
-    assert!(packets > 200, "the corpus says little");
+    packets
 }

@@ -16,6 +16,7 @@ mod mutations;
 mod speed;
 mod stack;
 mod stories;
+mod traced;
 mod updates;
 mod world;
 

@@ -50,13 +50,17 @@ impl World {
     /// The pod admits the client to TCP 80 and UDP 53, the friend to everything; it may reach the
     /// server on TCP 443, UDP 53 and by other protocols. The flow tables have so many buckets.
     pub(crate) fn new(buckets: u32) -> Self {
-        let object = netpold::object::object().expect("the eBPF object");
+        Self::of(netpold::object::object().expect("the eBPF object"), &PROGRAMS, buckets)
+    }
+
+    /// The same with these programs of an object.
+    pub(crate) fn of(object: &[u8], programs: &[&str], buckets: u32) -> Self {
         let mut bpf = EbpfLoader::new()
             .map_max_entries("CT4", buckets)
             .map_max_entries("CT6", buckets)
             .load(object)
             .expect("maps");
-        for name in PROGRAMS {
+        for name in programs {
             program(&mut bpf, name).load().unwrap_or_else(|error| panic!("{name}: {error:?}"));
         }
         let mut world = Self { host: tables(buckets), bpf };

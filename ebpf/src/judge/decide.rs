@@ -22,6 +22,7 @@ use crate::{
     },
     reason::Reason,
     tables::{TableFamily, Tables, policy::row_allows},
+    trace::Step,
     verdict::Verdict,
 };
 
@@ -197,6 +198,9 @@ impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
         // Behind the revision too.
         let remote = F::after_load(packet.remote::<D>(), self.revision);
         let class = F::class(self.tables, remote);
+        if T::TRACED {
+            self.tables.note(Step::Class, class.into(), 0);
+        }
         if packet.network.fragment.is_later() {
             packet.transport = self.transport_of_first(&packet, class)?;
         }

@@ -14,6 +14,7 @@ use crate::{
     },
     reason::Reason,
     tables::{TableFamily, Tables, find_endpoint},
+    trace::Step,
     verdict::Verdict,
 };
 
@@ -85,6 +86,9 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
             return Err(Verdict(Reason::NotIsolated));
         }
         let noise = u64::from(endpoint.id());
+        if T::TRACED {
+            tables.note(Step::Endpoint, noise | u64::from(revision) << 32, rows);
+        }
         let direction = PhantomData;
         let came = Came::by(hook);
         Ok(Self { tables, endpoint, rows, revision, check_source, came, noise, direction })

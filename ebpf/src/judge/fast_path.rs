@@ -20,6 +20,7 @@ use crate::{
     },
     reason::Reason,
     tables::{TableFamily, Tables},
+    trace::Step,
 };
 
 /// What [`PacketEvaluator::cached_verdict`] found in the first of a flow's two buckets.
@@ -73,6 +74,11 @@ impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
         // SAFETY: found by this family's key.
         let judged = CachedVerdict(unsafe { self.tables.load(hit.cached_verdict::<F::Key>()) });
         let current = CachedVerdict::nothing(self.revision, hit.control.incarnation());
+        if T::TRACED
+            && let Some(reason) = judged.reason::<D>(current)
+        {
+            self.tables.note(Step::Cached, reason as u64, hit.control.0);
+        }
         judged.reason::<D>(current).ok_or(hint)
     }
 

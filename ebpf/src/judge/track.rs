@@ -26,6 +26,7 @@ use crate::{
     },
     reason::Reason,
     tables::{TableFamily, Tables, policy::row_allows},
+    trace::Step,
 };
 
 /// Whether a packet may become a new entry in its direction. In the middle of a connection that
@@ -156,6 +157,10 @@ impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
         let protocol = subject.protocol;
         let now = self.tables.now();
         let live = hit.filter(|hit| !hit.control.is_expired(self.tables, protocol, settings, now));
+        if T::TRACED {
+            let found = u64::from(hit.is_some()) + u64::from(live.is_some());
+            self.tables.note(Step::Flow, found, hit.map_or(0, |hit| hit.control.0));
+        }
         if D::EGRESS && icmp::is_error(&packet.transport) {
             return self.sent_error(packet, subject, class, allowed, live);
         }

@@ -4,7 +4,10 @@
 //! plain memory. A read outside a table (which no agent writes) answers 0: no class, no port set,
 //! nothing allowed.
 
-use crate::layout::{ClassId, PORT_BITS, PORTS_ALL, PORTS_NONE, PORTS_ONE, PortWord, TRIE_POINTER};
+use crate::{
+    layout::{ClassId, PORT_BITS, PORTS_ALL, PORTS_NONE, PORTS_ONE, PortWord, TRIE_POINTER},
+    trace::Step,
+};
 
 /// Reads of the tables that policy compiles to.
 pub trait PolicyTables {
@@ -24,6 +27,12 @@ pub trait PolicyTables {
     fn row_block(&self, block: u32, index: u8) -> PortWord;
     /// Word `port >> 6` of a bitmap.
     fn bitmap(&self, bitmap: u32, word: u16) -> u64;
+    /// Whether steps are noted: only in the traced programs, see [`crate::trace`]. What is done for a note alone
+    /// stands behind this, so that the others are the same to the instruction.
+    const TRACED: bool = false;
+    /// Notes a step of a judgement.
+    #[inline(always)]
+    fn note(&self, _step: Step, _first: u64, _second: u64) {}
 }
 
 /// Class of an IPv4 address (`u32::from_be_bytes`).
@@ -72,6 +81,13 @@ pub fn row_allows<T: PolicyTables>(
     port: u16,
 ) -> bool {
     let word = row_word(tables, row, class);
+    if T::TRACED {
+        tables.note(Step::Row, u64::from(row) | u64::from(class) << 32, word);
+        let allowed = word != 0 && word_allows(tables, word, protocol, port);
+        let asked = u64::from(protocol) | u64::from(port) << 8;
+        tables.note(Step::Ports, asked | u64::from(allowed) << 32, word);
+        return allowed;
+    }
     // Most of what is not allowed is not allowed at all.
     word != 0 && word_allows(tables, word, protocol, port)
 }

@@ -18,6 +18,7 @@ mod mark;
 mod packet;
 mod pod_xdp;
 mod tables;
+mod trace;
 mod uplink;
 mod xdp;
 
@@ -42,6 +43,7 @@ use netpold_ebpf::{
     },
     reason::Reason,
     tables::{TableFamily, Tables},
+    trace::Step,
     verdict::Verdict,
 };
 
@@ -68,13 +70,16 @@ fn netpold_ingress(context: TcContext) -> i32 {
         judge6: netpold_ingress6,
     };
     let skb = context.as_ptr().cast();
+    trace::begin::<Ingress>(skb);
     if let Some(settled) = mark::arrived(skb) {
+        trace::end_for_sender(settled);
         return settled;
     }
     let mut reason = judge::<Ingress>(skb, &slow_path);
     if reason == Reason::Answer as u32 && !connection::is_of_allowed(skb) {
         reason = Reason::ServiceBackend as u32;
     }
+    trace::end(reason);
     act::<Ingress>(skb, reason)
 }
 
@@ -90,7 +95,9 @@ fn netpold_egress(context: TcContext) -> i32 {
         judge6: netpold_egress6,
     };
     let skb = context.as_ptr().cast();
+    trace::begin::<Egress>(skb);
     let reason = judge::<Egress>(skb, &slow_path);
+    trace::end(reason);
     mark::leave(skb, reason);
     act::<Egress>(skb, reason)
 }
@@ -143,6 +150,7 @@ fn judge<D: Direction>(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
         reason = recorded(skb, slow_path.quick6);
     }
     if reason == Reason::Deferred as u32 {
+        trace::note(Step::SlowPath, 0, 0);
         netpold_leave_hook(skb);
         reason = match (slow_path.read)(skb) {
             READ_IPV4 => recorded(skb, slow_path.judge4),

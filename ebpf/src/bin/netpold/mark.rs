@@ -26,12 +26,14 @@ use netpold_ebpf::{
     packet::{bytes::Bytes, parse},
     reason::Reason,
     tables::{Tables as _, find_slot},
+    trace::Step,
 };
 
 use crate::{
     DROP, NEXT, connection, drops, maps,
     packet::{Copied, Direct as Headers},
     tables::{Maps, add_one},
+    trace,
 };
 
 /// TC egress of the node's other devices with an Ethernet header: uplinks, VXLAN, bonds.
@@ -134,6 +136,9 @@ fn translated(skb: *mut __sk_buff, link: u32) -> Option<u32> {
     let mut reason = netpold_translated_in_place(skb, link, course);
     if reason == Reason::Deferred as u32 {
         reason = netpold_translated(skb, link, course);
+    }
+    if trace::TRACED {
+        trace::note(Step::Sender, u64::from(reason & !TELL), 0);
     }
     if reason < Reason::FIRST_DROP as u32 {
         write(skb, witness());

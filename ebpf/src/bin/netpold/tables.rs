@@ -29,12 +29,14 @@ use netpold_ebpf::{
         TableFamily, Tables, find_endpoint, free_stale, insert, ipv6_hosts,
         local_endpoints::LocalEndpoints, make_room, policy::PolicyTables, shift,
     },
+    trace::Step,
     verdict::Verdict,
 };
 
 use crate::{
     connection,
     maps::{self, Pending},
+    trace,
 };
 
 /// The maps of this program. Every array lookup takes its index from the one place on the stack,
@@ -205,6 +207,13 @@ impl<const DEFERS: bool> PolicyTables for Maps<DEFERS> {
     fn bitmap(&self, bitmap: u32, word: u16) -> u64 {
         word!(self, maps::PORT_BITMAPS, bitmap, u64, below_1024(word.into()))
     }
+
+    #[inline(always)]
+    fn note(&self, step: Step, first: u64, second: u64) {
+        trace::note(step, first, second);
+    }
+
+    const TRACED: bool = trace::TRACED;
 }
 
 impl<const DEFERS: bool> Memory for Maps<DEFERS> {
@@ -523,6 +532,9 @@ impl<const DEFERS: bool> Tables for Maps<DEFERS> {
     #[inline(always)]
     fn insert4(&self, key: [u64; 2], hash: u64, flags: u16) -> Result<(), Full> {
         let [first, second] = key;
+        if Self::TRACED {
+            self.note(Step::NewFlow, flags.into(), 0);
+        }
         if DEFERS {
             return self.defer([first, second, 0, 0], hash, Pending::IPV4 | u64::from(flags));
         }
@@ -531,6 +543,9 @@ impl<const DEFERS: bool> Tables for Maps<DEFERS> {
 
     #[inline(always)]
     fn insert6(&self, key: [u64; 4], hash: u64, flags: u16) -> Result<(), Full> {
+        if Self::TRACED {
+            self.note(Step::NewFlow, flags.into(), 0);
+        }
         if DEFERS {
             return self.defer(key, hash, Pending::IPV6 | u64::from(flags));
         }

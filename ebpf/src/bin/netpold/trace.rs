@@ -1,0 +1,32 @@
+//! The traced variant of the pods' programs: judges as the ordinary one does, and tells the steps of packets that
+//! somebody asked for. In the ordinary programs all of this is nothing.
+
+#[cfg(feature = "trace")]
+mod recorder;
+
+/// Whether this is that variant.
+pub(crate) const TRACED: bool = cfg!(feature = "trace");
+
+#[cfg(feature = "trace")]
+pub(crate) use recorder::{begin, end, end_for_sender, note};
+
+#[cfg(not(feature = "trace"))]
+pub(crate) use nothing::{begin, end, end_for_sender, note};
+
+#[cfg(not(feature = "trace"))]
+mod nothing {
+    use aya_ebpf::bindings::__sk_buff;
+    use netpold_ebpf::{direction::Direction, trace::Step};
+
+    #[inline(always)]
+    pub(crate) fn begin<D: Direction>(_skb: *mut __sk_buff) {}
+
+    #[inline(always)]
+    pub(crate) fn note(_step: Step, _first: u64, _second: u64) {}
+
+    #[inline(always)]
+    pub(crate) fn end(_reason: u32) {}
+
+    #[inline(always)]
+    pub(crate) fn end_for_sender(_action: i32) {}
+}
