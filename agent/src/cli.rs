@@ -19,6 +19,7 @@ use crate::observe::ObserveArgs;
 pub use crate::output::Output;
 use crate::socket::DEFAULT_SOCKET;
 use crate::top::TopArgs;
+use crate::trace::TraceArgs;
 
 /// Where the last good state is kept unless told otherwise: it must survive a reboot, so not /run.
 const DEFAULT_STATE: &str = "/var/lib/netpold/state";
@@ -77,6 +78,11 @@ pub enum Command {
     /// Show drops, flows that policies on trial would deny, and new flows, each with policy and rule
     #[command(after_help = "Exit status: 0 all was shown, 1 an agent did not answer or ended.")]
     Observe(ObserveArgs),
+    /// Show each step of the judgement of a pod's packets, for some time
+    #[command(
+        after_help = "Exit status: 0 the time is over, 1 the agent did not answer, refused or ended."
+    )]
+    Trace(TraceArgs),
     /// Show the busiest drops, flows, pods and policies on a terminal
     #[command(after_help = "Exit status: 0 ended by a key or a signal, 1 failed.")]
     Top(TopArgs),

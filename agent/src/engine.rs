@@ -18,6 +18,7 @@ mod reconciler;
 mod report;
 mod room;
 mod successor;
+mod traced;
 mod unproven;
 mod unsupported;
 

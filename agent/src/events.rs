@@ -73,7 +73,7 @@ pub struct Dropped {
 }
 
 impl Dropped {
-    fn new(event: &DropEvent) -> Self {
+    pub(crate) fn new(event: &DropEvent) -> Self {
         let direction = if event.direction == 0 { Direction::Ingress } else { Direction::Egress };
         Self {
             unix_millis: unix_millis(),

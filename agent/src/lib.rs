@@ -42,6 +42,7 @@ pub mod source;
 pub mod state;
 pub mod status;
 pub mod top;
+pub mod trace;
 pub mod uninstall;
 mod watched;
 
@@ -88,6 +89,7 @@ pub fn main() -> ExitCode {
         Command::Rules(args) => (admin::client::rules(&args), FAILED),
         Command::Flows(args) => (flows::client::run(&args), FAILED),
         Command::Observe(args) => (observe::run(&args), FAILED),
+        Command::Trace(args) => (trace::run(&args), FAILED),
         Command::Top(args) => (top::run(&args).map(|()| 0), FAILED),
         Command::Learn(args) => (learn::run(&args), UNUSABLE),
     };

@@ -10,6 +10,7 @@ mod names;
 mod node_error;
 mod objects;
 mod pages;
+mod pod_node;
 mod runtime;
 
 use std::path::{Path, PathBuf};
@@ -23,6 +24,7 @@ pub use names::{Kind, Names};
 pub use node_error::{NodeError, report};
 pub use objects::{manifests_or_objects, objects};
 pub use pages::pages;
+pub use pod_node::node_of;
 pub use runtime::{block_on, standard_input_ends};
 
 use crate::source::cluster::Access;

@@ -46,6 +46,7 @@ use crate::source::cni_results::static_pods::StaticPods;
 use crate::source::inputs::{Input, Inputs, kept};
 use crate::source::opened::Opened;
 use crate::state::SnapshotWriter;
+use crate::trace::Tracing;
 use requests::requests;
 
 /// Buckets of the IPv4 flow table for each processor, and the fewest and most of all, four flows each: a quarter of
@@ -274,6 +275,7 @@ impl Agent {
             let mut engine = lock(&self.engine);
             let news = engine.sweep();
             tell_of_flows(&engine, &self.drops, news);
+            Tracing::end(&mut *engine);
             (engine.rule_use(), engine.kept_flows())
         });
         self.rule_use.finish(counted.0).await;

@@ -24,6 +24,7 @@ use super::maps::{TableError, array, descriptor};
 use super::namespace;
 use super::other_layout;
 use super::role::Program;
+use super::shared_maps::{self, Globals, Maps, SharedMaps};
 use super::tables::Tables;
 use super::xdp::XdpProgram;
 use super::{connection, features};
@@ -74,6 +75,9 @@ pub enum GenerationError {
     /// The kernel's clock could not be read.
     #[error("cannot read the kernel's clock: {0}")]
     Clock(io::Error),
+    /// The traced programs do not go with the ordinary ones.
+    #[error("cannot load the traced eBPF programs: {0}")]
+    Traced(String),
     /// A table could not be written.
     #[error(transparent)]
     Table(#[from] TableError),
@@ -139,10 +143,22 @@ fn connection_offsets() -> &'static [u32; 2] {
     OFFSETS.get_or_init(|| connection::offsets().map_or([0; 2], |it| [it.connection, it.tuples]))
 }
 
+/// What the programs are loaded with.
+fn globals() -> &'static Globals {
+    static GLOBALS: OnceLock<Globals> = OnceLock::new();
+    GLOBALS.get_or_init(|| {
+        let [connection_offset, tuples_offset] = *connection_offsets();
+        let asks_for_namespace = namespace::cookie().is_some().into();
+        Globals { asks_for_namespace, connection_offset, tuples_offset }
+    })
+}
+
 /// A loaded generation.
 pub struct Generation {
     bpf: Ebpf,
     tables: Tables,
+    /// All maps.
+    maps: Maps,
     /// The maps that are pinned, by the name of their pin.
     pinned: Vec<(&'static str, OwnedFd)>,
 }
@@ -177,17 +193,14 @@ impl Generation {
         for name in SHARED {
             loader.map_pin_path(name, pins.map(name));
         }
-        let asks: &'static u8 = if namespace::cookie().is_some() { &1 } else { &0 };
-        loader.override_global("ASKS_FOR_NAMESPACE", asks, true);
-        let [field, tuples] = connection_offsets();
-        loader.override_global("CONNECTION_OFFSET", field, true);
-        loader.override_global("TUPLES_OFFSET", tuples, true);
+        globals().give(&mut loader);
         let offered = Offered::to(&mut loader, pins)
             .map_err(|(name, cause)| GenerationError::Offer { name, cause })?;
         let mut bpf =
             loader.load(object).map_err(|e| GenerationError::Load { cause: Box::new(e) })?;
         drop((offered, loader));
         load_programs(&mut bpf)?;
+        let maps = shared_maps::maps(&bpf).map_err(|e| GenerationError::Traced(e.to_string()))?;
         let tables = Tables::open(&mut bpf)?;
         let published = PUBLISHED.map(|Section { name, section, .. }| (name, section));
         let mut pinned = SHARED
@@ -200,7 +213,18 @@ impl Generation {
         let description =
             other_layout::describe().map_err(|e| pin_error(pins.map(name), name, e.to_string()))?;
         pinned.push((name, description));
-        Ok(Self { bpf, tables, pinned })
+        Ok(Self { bpf, tables, maps, pinned })
+    }
+
+    /// What traced programs are loaded with.
+    ///
+    /// # Errors
+    /// The kernel does not say, or the process has no more descriptors.
+    pub fn shared_maps(&self) -> Result<SharedMaps, GenerationError> {
+        let copy = |(name, map): (&String, &OwnedFd)| Ok((name.clone(), map.try_clone()?));
+        let maps: io::Result<_> = self.maps.iter().map(copy).collect();
+        let maps = maps.map_err(|error| GenerationError::Traced(error.to_string()))?;
+        Ok(SharedMaps { maps, globals: *globals(), generation: self.id(Program::Ingress)? })
     }
 
     /// A program; of a direction, the one that judges pods.

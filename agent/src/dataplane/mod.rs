@@ -37,8 +37,10 @@ mod quiescence;
 pub mod recipe;
 pub mod role;
 mod settings;
+pub mod shared_maps;
 pub mod tables;
 pub mod tc_hooks;
+pub mod traced;
 pub mod uplink_xdp;
 pub mod xdp;
 
@@ -61,10 +63,12 @@ use pod_xdp::PodXdp;
 use probing::Probed;
 pub use probing::Shown;
 use recipe::Recipe;
-use role::{Role, Roles};
+use role::{Program, Role, Roles};
 use settings::ActiveSettings;
+use shared_maps::SharedMaps;
 use tables::TableError;
 use tc_hooks::{Problems, TcHooks};
+use traced::TracedPrograms;
 use uplink_xdp::{UplinkXdp, Wanted as WantedUplinks};
 
 use crate::conntrack::{Pass, Sighting, Sweeper, Tracked};
@@ -388,6 +392,40 @@ impl Dataplane {
         let generation =
             self.generation.as_ref().ok_or("nothing has been written to the kernel")?;
         self.probed.show(shown, generation, tables.as_ref().map(|(tables, ..)| tables))
+    }
+
+    /// What traced programs are loaded with; `None` before the first generation.
+    ///
+    /// # Errors
+    /// See [`Generation::shared_maps`].
+    pub fn shared_maps(&self) -> Result<Option<SharedMaps>, GenerationError> {
+        self.generation.as_ref().map(Generation::shared_maps).transpose()
+    }
+
+    /// Has traced programs judge at pods' interfaces, until [`Dataplane::end_trace`] or the next generation.
+    ///
+    /// # Errors
+    /// They are of another generation, an interface is no pod's, or the kernel refuses; then the ordinary
+    /// programs judge.
+    pub fn trace(&mut self, ifindexes: &[u32], programs: &TracedPrograms) -> Result<(), String> {
+        let generation = self.generation.as_ref().ok_or("nothing is enforced yet")?;
+        if generation.id(Program::Ingress).map_err(|e| e.to_string())? != programs.generation {
+            return Err("the node's tables were just replaced: try again".to_owned());
+        }
+        self.hooks.trace(ifindexes, programs, generation)
+    }
+
+    /// Has the ordinary programs judge again where traced ones do.
+    ///
+    /// # Errors
+    /// The kernel refuses; the next readback tries again.
+    pub fn end_trace(&mut self) -> Result<(), String> {
+        self.generation.as_ref().map_or(Ok(()), |generation| self.hooks.end_trace(generation))
+    }
+
+    /// Whether traced programs judge wherever [`Dataplane::trace`] put them.
+    pub fn is_traced(&mut self) -> bool {
+        self.hooks.is_traced()
     }
 
     /// The settings that were written; `None` before the first generation.

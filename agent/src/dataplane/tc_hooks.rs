@@ -12,6 +12,7 @@ use super::gate::Gate;
 use super::generation::{Generation, GenerationError};
 use super::order::Order;
 use super::role::{Program, Role, Roles};
+use super::traced::TracedPrograms;
 
 /// Interfaces where something failed, with the reason; index 0 stands for all of them.
 pub type Problems = BTreeMap<u32, String>;
@@ -26,6 +27,8 @@ pub struct TcHooks {
     order: Order,
     gate: Gate,
     bridges: Bridges,
+    /// Identifiers of the traced programs that judge in the place of ordinary ones.
+    traced: BTreeMap<Hook, u32>,
 }
 
 impl TcHooks {
@@ -38,6 +41,7 @@ impl TcHooks {
             order: Order::default(),
             gate: Gate::find(),
             bridges: Bridges::default(),
+            traced: BTreeMap::new(),
         }
     }
 
@@ -108,6 +112,7 @@ impl TcHooks {
     pub(super) fn renew(&mut self) {
         self.attached.clear();
         self.swept = false;
+        self.traced.clear();
     }
 
     /// Attaches the programs of interfaces' roles, in order, where they do not run yet.
@@ -189,7 +194,9 @@ impl TcHooks {
         let complete = |ifindex: u32, role: Role| {
             Direction::BOTH.into_iter().all(|direction| {
                 let program = role.program(direction).and_then(|program| ids.get(&program));
-                program.is_none() || found.get(&Hook { ifindex, direction }) == program
+                let hook = Hook { ifindex, direction };
+                let program = self.traced.get(&hook).or(program);
+                program.is_none() || found.get(&hook) == program
             })
         };
         let attached = self.attached.iter().filter(|(ifindex, role)| !complete(**ifindex, **role));
@@ -200,7 +207,62 @@ impl TcHooks {
 
     fn forget(&mut self, ifindex: u32) {
         self.attached.remove(&ifindex);
+        self.traced.retain(|hook, _| hook.ifindex != ifindex);
         self.bridges.detached(ifindex);
+    }
+
+    /// Has traced programs judge at pods' interfaces: each hook's program is replaced in one step.
+    pub(super) fn trace(
+        &mut self,
+        ifindexes: &[u32],
+        programs: &TracedPrograms,
+        generation: &Generation,
+    ) -> Result<(), String> {
+        if !self.traced.is_empty() {
+            return Err("another trace is running on this node".to_owned());
+        }
+        if !ifindexes.iter().all(|it| matches!(self.attached.get(it), Some(Role::Pod(_)))) {
+            return Err("netpold's programs are not attached to the pod's interface".to_owned());
+        }
+        let mut put = || {
+            for &ifindex in ifindexes {
+                for direction in Direction::BOTH {
+                    let hook = Hook { ifindex, direction };
+                    let (program, id) = programs.program(direction).map_err(|e| e.to_string())?;
+                    // Before, so that an end in the middle takes it off.
+                    self.traced.insert(hook, id);
+                    self.attacher.attach(program, hook).map_err(|e| e.to_string())?;
+                }
+            }
+            Ok(())
+        };
+        put().inspect_err(|_| {
+            if let Err(error) = self.end_trace(generation) {
+                tracing::warn!(error, "a traced program stays for now");
+            }
+        })
+    }
+
+    /// Has the ordinary programs judge again.
+    pub(super) fn end_trace(&mut self, generation: &Generation) -> Result<(), String> {
+        let mut result = Ok(());
+        // What fails is found by the next readback, which knows nothing of them any more.
+        for (hook, _) in std::mem::take(&mut self.traced) {
+            let program = generation.fd(hook.direction.into()).map_err(|e| e.to_string())?;
+            match self.attacher.attach(program, hook) {
+                Err(error) if !error.is_gone() => result = result.and(Err(error.to_string())),
+                _ => {}
+            }
+        }
+        result
+    }
+
+    /// Whether traced programs judge wherever they were put.
+    pub(super) fn is_traced(&mut self) -> bool {
+        let Ok(found) = self.attacher.attached() else { return false };
+        let found: BTreeMap<Hook, u32> =
+            found.into_iter().map(|found| (found.hook, found.program)).collect();
+        !self.traced.is_empty() && self.traced.iter().all(|(hook, id)| found.get(hook) == Some(id))
     }
 
     /// Puts programs in front of those that were put in front of them; gives the hooks.

@@ -15,6 +15,7 @@ use crate::observe::{Attributions, OBSERVE_REQUEST, Observer};
 use crate::probe::{EXPLAIN_REQUEST, NodeAnswer};
 use crate::source::SourceStatus;
 use crate::status::Status;
+use crate::trace::{TRACE_REQUEST, Tracer};
 
 /// Of the agent on the node of that name.
 pub(super) fn requests(
@@ -50,6 +51,10 @@ pub(super) fn requests(
     let observer = Arc::new(observer);
     let requests = requests.on_stream(OBSERVE_REQUEST, move |stream, request| {
         Arc::clone(&observer).serve(stream, request)
+    });
+    let tracer = Arc::new(Tracer::new(Arc::clone(engine)));
+    let requests = requests.on_stream(TRACE_REQUEST, move |stream, request| {
+        Arc::clone(&tracer).serve(stream, request)
     });
     let recorded = {
         let engine = Arc::clone(engine);

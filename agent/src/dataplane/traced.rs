@@ -1,0 +1,158 @@
+//! The traced variant of the pods' programs, over the maps of the generation in force.
+//!
+//! It is the same code with the same tables, and takes the place of the ordinary programs at one pod for some time:
+//! verdicts are made once, by whoever is attached. A tracer in front of them, which only looks, would judge each
+//! packet twice, and its flows would be what the second judgement finds.
+//!
+//! The loader would make the tables at fixed addresses anew, or, given those in force, fill them with zeros. So it
+//! makes small maps, and before a program is loaded their descriptors are made those of the maps in force.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use aya::maps::{Array, PerCpuArray};
+use aya::programs::SchedClassifier;
+use aya::{Ebpf, EbpfLoader};
+use aya_log::EbpfLogger;
+use log::{Log, Metadata, Record};
+use netpold_core::model::Direction;
+use netpold_ebpf::trace::{TraceFilter, TraceRecord};
+
+use super::generation::GenerationError;
+use super::role::Program;
+use super::shared_maps::{Maps, SharedMaps, data};
+use crate::object::{ObjectMissing, TRACED_OBJECT, object};
+
+/// Maps of the traced programs alone.
+const OWN: [&str; 3] = ["TRACE", "TRACE_FILTER", "AYA_LOGS"];
+/// Bytes of lines that wait to be read; further ones are lost.
+const LINES: u32 = 1 << 20;
+
+/// Lines as the programs wrote them, in order of their end.
+#[derive(Clone, Debug, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+impl Log for Lines {
+    fn enabled(&self, _metadata: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.push(record.args().to_string());
+    }
+
+    fn flush(&self) {}
+}
+
+/// Traced programs, loaded; [`super::Dataplane::trace`] attaches them.
+pub struct TracedPrograms {
+    bpf: Ebpf,
+    logger: EbpfLogger<Lines>,
+    lines: Lines,
+    /// As [`SharedMaps`].
+    pub(super) generation: u32,
+}
+
+impl TracedPrograms {
+    /// Loads the programs with these maps. Nothing is attached.
+    ///
+    /// # Errors
+    /// See [`GenerationError`].
+    pub fn load(shared: &SharedMaps, filter: &TraceFilter) -> Result<Self, GenerationError> {
+        object()?;
+        if TRACED_OBJECT.is_empty() {
+            return Err(ObjectMissing { missing: "the traced object" }.into());
+        }
+        let mut loader = EbpfLoader::new();
+        loader.btf(None);
+        for name in shared.maps.keys().filter(|name| *name != "EVENTS") {
+            loader.map_max_entries(name, 1);
+        }
+        loader.map_max_entries("AYA_LOGS", LINES);
+        shared.globals.give(&mut loader);
+        let load = |e| GenerationError::Load { cause: Box::new(e) };
+        let mut bpf = loader.load(TRACED_OBJECT).map_err(load)?;
+        share(&bpf, &shared.maps)?;
+        write(&mut bpf, filter).map_err(traced)?;
+        for direction in Direction::BOTH {
+            let name = Program::from(direction).name();
+            let failed = |e| GenerationError::Program { name, cause: Box::new(e) };
+            let program = bpf.program_mut(name).ok_or(GenerationError::NoProgram(name))?;
+            let program: &mut SchedClassifier = program.try_into().map_err(failed)?;
+            program.load().map_err(failed)?;
+        }
+        let lines = Lines::default();
+        let logger = EbpfLogger::init_with_logger(&mut bpf, lines.clone()).map_err(traced)?;
+        Ok(Self { bpf, logger, lines, generation: shared.generation })
+    }
+
+    /// The program of a direction, and its identifier.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub(super) fn program(
+        &self,
+        direction: Direction,
+    ) -> Result<(BorrowedFd<'_>, u32), GenerationError> {
+        let name = Program::from(direction).name();
+        let failed = |e| GenerationError::Program { name, cause: Box::new(e) };
+        let program = self.bpf.program(name).ok_or(GenerationError::NoProgram(name))?;
+        let program: &SchedClassifier = program.try_into().map_err(failed)?;
+        let fd = program.fd().map_err(failed)?.as_fd();
+        Ok((fd, program.info().map_err(failed)?.id()))
+    }
+
+    /// The descriptor of a direction's program, for tests that run it.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn fd(&self, direction: Direction) -> Result<BorrowedFd<'_>, GenerationError> {
+        self.program(direction).map(|(fd, _)| fd)
+    }
+
+    /// Lines since the last call.
+    pub fn read(&mut self) -> Vec<String> {
+        self.logger.flush();
+        std::mem::take(&mut *self.lines.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Packets that were asked for, told or not.
+    #[must_use]
+    pub fn matched(&self) -> u64 {
+        let records = self.bpf.map("TRACE").and_then(|map| PerCpuArray::try_from(map).ok());
+        let all = records.and_then(|all: PerCpuArray<_, TraceRecord>| all.get(&0, 0).ok());
+        all.map_or(0, |all| all.iter().map(|record| record.matched).sum())
+    }
+}
+
+fn traced(error: impl std::fmt::Display) -> GenerationError {
+    GenerationError::Traced(error.to_string())
+}
+
+fn write(bpf: &mut Ebpf, filter: &TraceFilter) -> Result<(), String> {
+    let map = bpf.map_mut("TRACE_FILTER").ok_or("the object has no map TRACE_FILTER")?;
+    let mut map: Array<_, TraceFilter> = map.try_into().map_err(|error| format!("{error}"))?;
+    map.set(0, *filter, 0).map_err(|error| error.to_string())
+}
+
+/// Makes the descriptors of an object's maps those of others with the same names.
+fn share(bpf: &Ebpf, maps: &Maps) -> Result<(), GenerationError> {
+    let known = |name: &str| name.starts_with(".rodata") || OWN.contains(&name);
+    if let Some((name, _)) = bpf.maps().find(|(name, _)| !known(name) && !maps.contains_key(*name))
+    {
+        return Err(traced(format!("map {name} is in the traced object alone")));
+    }
+    for (name, map) in maps {
+        let data = bpf.map(name).and_then(data);
+        let data = data.ok_or_else(|| traced(format!("the traced object has no map {name}")))?;
+        // SAFETY: a descriptor that the loader's map owns, and goes on owning.
+        let made =
+            unsafe { libc::dup3(map.as_raw_fd(), data.fd().as_fd().as_raw_fd(), libc::O_CLOEXEC) };
+        if made < 0 {
+            return Err(traced(format!("map {name}: {}", io::Error::last_os_error())));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,154 @@
+//! Where packets are traced, and what their steps mean.
+
+use std::net::IpAddr;
+
+use k8s_openapi::jiff::Timestamp;
+use netpold_core::cluster::Cluster;
+use netpold_core::explain::Explainer;
+use netpold_core::model::{Direction, Key};
+use netpold_core::probe::{IpProtocol, Party};
+use netpold_ebpf::reason::Reason;
+
+use super::Engine;
+use crate::dataplane::traced::TracedPrograms;
+use crate::events::{Dropped, Outcome, Seen};
+use crate::observe::{Attributed, Attribution, Attributions};
+use crate::trace::{Packet, RawPacket, Request, Target, Tracing};
+
+impl Tracing for Engine {
+    fn target(&self, request: &Request) -> Result<Target, String> {
+        let (compiler, dataplane) = (&self.reconciler.compiler, &self.reconciler.dataplane);
+        let (cluster, pod) = (compiler.cluster(), request.pod()?);
+        let endpoints = compiler.endpoints().filter(|it| !it.waiting && it.pod == *pod);
+        let interfaces: Vec<(u32, String)> =
+            endpoints.map(|it| (it.ifindex, self.interfaces.label(it.ifindex))).collect();
+        if interfaces.is_empty() {
+            let node = cluster.node_name();
+            return Err(match cluster.pods().get(pod) {
+                Some(known) if known.node != node => {
+                    format!("pod {pod} is on node {}: ask its agent", known.node)
+                }
+                Some(_) => format!("pod {pod} has no interface under policy on node {node}"),
+                None => format!("there is no pod {pod}"),
+            });
+        }
+        let clauses = request.clauses(|party| addresses(cluster, party))?;
+        let failed = |error: &dyn std::error::Error| error.to_string();
+        let maps = dataplane.shared_maps().map_err(|e| failed(&e))?;
+        let parts = maps.zip(dataplane.generation()).zip(dataplane.written_settings());
+        let ((maps, generation), settings) = parts.ok_or("nothing is enforced yet")?;
+        let now = generation.jiffies().map_err(|e| failed(&e))?;
+        Ok(Target {
+            node: cluster.node_name().to_owned(),
+            interfaces,
+            maps,
+            clauses,
+            jiffies: (now, settings.event_window),
+        })
+    }
+
+    fn begin(&mut self, ifindexes: &[u32], programs: &TracedPrograms) -> Result<(), String> {
+        self.reconciler.dataplane.trace(ifindexes, programs)
+    }
+
+    fn is_traced(&mut self) -> bool {
+        self.reconciler.dataplane.is_traced()
+    }
+
+    fn end(&mut self) {
+        if let Err(error) = self.reconciler.dataplane.end_trace() {
+            tracing::warn!(error, "a traced program stays until the next readback");
+        }
+    }
+
+    fn name(&self, request: &Request, packets: Vec<RawPacket>) -> Vec<Packet> {
+        let Ok(pod) = request.pod() else { return Vec::new() };
+        let compiler = &self.reconciler.compiler;
+        let explainer = Explainer::new(compiler.cluster());
+        let mut attributions = Attributions::default();
+        let name = |packet| self.named(pod, packet, &explainer, &mut attributions);
+        packets.into_iter().map(name).collect()
+    }
+}
+
+impl Engine {
+    fn named(
+        &self,
+        pod: &Key,
+        RawPacket { event, dropped, steps }: RawPacket,
+        explainer: &Explainer<'_>,
+        attributions: &mut Attributions,
+    ) -> Packet {
+        let cluster = self.reconciler.compiler.cluster();
+        let packet = Dropped::new(&event);
+        let time = Timestamp::from_millisecond(packet.unix_millis.cast_signed());
+        let verdict = if dropped { Outcome::Deny } else { Outcome::Allow };
+        let reason = Reason::from_number(event.reason);
+        let attribution = attributed(cluster, pod, &packet, reason, explainer, attributions);
+        let has_ports = packet.protocol.is_some_and(|number| IpProtocol(number).has_ports());
+        let port = |port: u16| if has_ports { port } else { 0 };
+        Packet {
+            time: format!("{:.3}", time.unwrap_or_default()),
+            node: cluster.node_name().to_owned(),
+            pod: pod.clone(),
+            direction: packet.direction,
+            protocol: packet.protocol.map(IpProtocol),
+            local: packet.local,
+            local_port: port(packet.local_port),
+            peer: packet.remote.map(|address| cluster.whose(address)),
+            remote: packet.remote,
+            remote_port: port(packet.remote_port),
+            length: packet.length,
+            verdict,
+            reason: packet.reason.to_owned(),
+            steps,
+            attribution,
+        }
+    }
+}
+
+/// Which policy and rule decided: of an answer, those of the direction that began its flow.
+fn attributed(
+    cluster: &Cluster,
+    pod: &Key,
+    packet: &Dropped,
+    reason: Option<Reason>,
+    explainer: &Explainer<'_>,
+    attributions: &mut Attributions,
+) -> Attribution {
+    let own = packet.direction;
+    let (outcome, direction) = match reason {
+        Some(Reason::Policy) => (Outcome::Deny, own),
+        Some(Reason::Allowed | Reason::Translated) => (Outcome::Allow, own),
+        Some(Reason::Reply | Reason::Answer) => (Outcome::Allow, opposite(own)),
+        _ => return Attribution::default(),
+    };
+    let seen = Seen { outcome, packet: Dropped { direction, ..packet.clone() } };
+    let pod = cluster.pods().get(pod).map(|pod| &**pod);
+    match attributions.of(explainer, pod, &seen, std::time::Instant::now()) {
+        Attributed::Known(known) => (*known).clone(),
+        Attributed::Omitted => Attribution::default(),
+    }
+}
+
+fn opposite(direction: Direction) -> Direction {
+    match direction {
+        Direction::Ingress => Direction::Egress,
+        Direction::Egress => Direction::Ingress,
+    }
+}
+
+/// The addresses of a party.
+fn addresses(cluster: &Cluster, party: &Party) -> Result<Vec<IpAddr>, String> {
+    let addresses = match party {
+        Party::Address(address) => vec![*address],
+        Party::Pod(key) => {
+            cluster.pods().get(key).map(|pod| pod.addresses.clone()).unwrap_or_default()
+        }
+        Party::Service(key) => cluster.service_addresses(key).to_vec(),
+    };
+    if addresses.is_empty() {
+        return Err(format!("{party} has no address, or does not exist"));
+    }
+    Ok(addresses)
+}

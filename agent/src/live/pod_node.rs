@@ -1,0 +1,27 @@
+//! On which node a pod is.
+
+use anyhow::{Result, anyhow, bail};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use netpold_core::model::Key;
+
+use super::{ClusterArgs, SILENCE};
+use crate::printable::printable;
+use crate::source::cluster::Lister;
+use crate::source::cluster::failure::Failure;
+
+/// The node of a pod.
+///
+/// # Errors
+/// The cluster cannot be reached, the pod may not be read, there is none, or it is not scheduled yet.
+pub async fn node_of(args: &ClusterArgs, pod: &Key) -> Result<String> {
+    let lister = Lister::open(args.access(SILENCE)).await?;
+    let api = Api::<Pod>::namespaced(lister.client(), &pod.namespace);
+    let found = api.get_opt(&pod.name).await.map_err(|error| {
+        let text = Failure::of(error).text("get the pod", lister.server());
+        anyhow!(printable(&text).into_owned())
+    })?;
+    let Some(found) = found else { bail!("there is no pod {}", printable(&pod.to_string())) };
+    let node = found.spec.and_then(|spec| spec.node_name).filter(|node| !node.is_empty());
+    node.ok_or_else(|| anyhow!("pod {} is on no node yet", printable(&pod.to_string())))
+}

@@ -1,0 +1,258 @@
+//! The agent's side: one trace at a time, which ends in all cases.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use netpold_ebpf::trace::{CLAUSES, Clause, TraceFilter};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::packet::{Line, Packet};
+use super::request::Request;
+use super::steps::{Assembler, RawPacket};
+use crate::dataplane::shared_maps::SharedMaps;
+use crate::dataplane::traced::TracedPrograms;
+
+/// The request for a trace: this, a space, and a [`Request`] in JSON.
+pub const TRACE_REQUEST: &str = "trace";
+/// Longest trace, in seconds.
+pub(super) const LONGEST: u64 = 600;
+/// Packets that each CPU tells of in a second.
+const BURST: u32 = 100;
+/// Between two looks for lines.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Looks after which it is seen to that the programs are still there.
+const LOOKS: u32 = 20;
+/// How long a client may take to read the last lines.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Where packets are traced, and which.
+#[derive(Debug)]
+pub struct Target {
+    /// Name of the node.
+    pub node: String,
+    /// The host's sides of the pod's veths: index and name.
+    pub interfaces: Vec<(u32, String)>,
+    /// What the programs are loaded with.
+    pub maps: SharedMaps,
+    /// Which packets.
+    pub clauses: Vec<Clause>,
+    /// The kernel's jiffies, and how many a second has.
+    pub jiffies: (u32, u32),
+}
+
+/// Who enforces policy on the node.
+pub trait Tracing: Send + 'static {
+    /// What a request means here.
+    ///
+    /// # Errors
+    /// There is no such pod on this node, or no such peer.
+    fn target(&self, request: &Request) -> Result<Target, String>;
+    /// Has traced programs judge at interfaces.
+    ///
+    /// # Errors
+    /// They do not.
+    fn begin(&mut self, ifindexes: &[u32], programs: &TracedPrograms) -> Result<(), String>;
+    /// Whether they still do.
+    fn is_traced(&mut self) -> bool;
+    /// Has the ordinary programs judge again.
+    fn end(&mut self);
+    /// Gives packets their names and reasons.
+    fn name(&self, request: &Request, packets: Vec<RawPacket>) -> Vec<Packet>;
+}
+
+/// Serves traces.
+pub struct Tracer<T> {
+    node: Arc<Mutex<T>>,
+    turn: Semaphore,
+}
+
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A trace that runs. However it goes, the ordinary programs judge after it.
+struct Session<T: Tracing> {
+    node: Arc<Mutex<T>>,
+    name: String,
+    request: Request,
+    programs: TracedPrograms,
+    assembler: Assembler,
+    /// Packets that had been asked for at the last look, and those of them that were lost.
+    matched: u64,
+    lost: u64,
+}
+
+impl<T: Tracing> Drop for Session<T> {
+    fn drop(&mut self) {
+        lock(&self.node).end();
+    }
+}
+
+impl<T: Tracing> Session<T> {
+    fn begin(node: Arc<Mutex<T>>, request: Request) -> Result<(Self, Line), String> {
+        let target = lock(&node).target(&request)?;
+        let filter = filter(&target, request.seconds)?;
+        // Without the engine: the kernel verifies the programs for a second or more.
+        let programs =
+            TracedPrograms::load(&target.maps, &filter).map_err(|error| error.to_string())?;
+        let ifindexes: Vec<u32> = target.interfaces.iter().map(|(index, _)| *index).collect();
+        let mut engine = lock(&node);
+        engine.begin(&ifindexes, &programs)?;
+        drop(engine);
+        let started = Line::Started {
+            node: target.node.clone(),
+            pod: request.pod()?.clone(),
+            interfaces: target.interfaces.into_iter().map(|(_, name)| name).collect(),
+            seconds: request.seconds,
+        };
+        let (assembler, name) = (Assembler::default(), target.node);
+        Ok((Self { node, name, request, programs, assembler, matched: 0, lost: 0 }, started))
+    }
+
+    /// What was told since the last look, and what was lost before that.
+    fn look(&mut self) -> io::Result<Vec<u8>> {
+        let matched = self.programs.matched();
+        let lines = self.programs.read();
+        let packets = self.assembler.take(&lines);
+        let packets = lock(&self.node).name(&self.request, packets);
+        let mut text = Vec::new();
+        for packet in packets {
+            text.extend(line(&Line::Packet(Box::new(packet)))?);
+        }
+        // All that was asked for at the last look has been told of by now, or never is.
+        let lost = self.matched.saturating_sub(self.assembler.complete() + self.lost);
+        if lost > 0 {
+            self.lost += lost;
+            text.extend(line(&Line::Lost { node: self.name.clone(), packets: lost })?);
+        }
+        self.matched = matched;
+        Ok(text)
+    }
+}
+
+fn filter(target: &Target, seconds: u64) -> Result<TraceFilter, String> {
+    let mut clauses = [Clause::default(); CLAUSES];
+    let given = &target.clauses;
+    let Some(place) = clauses.get_mut(..given.len()) else {
+        return Err(format!("more than {CLAUSES} addresses: give one of them, or a block"));
+    };
+    place.copy_from_slice(given);
+    let (now, second) = target.jiffies;
+    let seconds = u32::try_from(seconds).unwrap_or(u32::MAX);
+    let until = now.wrapping_add(second.saturating_mul(seconds).min(u32::MAX / 4));
+    let count = u32::try_from(given.len()).unwrap_or_default();
+    Ok(TraceFilter { until, second, burst: BURST, count, clauses })
+}
+
+fn line(line: &Line) -> io::Result<Vec<u8>> {
+    let mut json = serde_json::to_vec(line)?;
+    json.push(b'\n');
+    Ok(json)
+}
+
+async fn refuse(stream: &mut UnixStream, error: String) -> io::Result<()> {
+    stream.write_all(&line(&Line::Refused { error })?).await
+}
+
+impl<T: Tracing> Tracer<T> {
+    /// Of this node.
+    pub fn new(node: Arc<Mutex<T>>) -> Self {
+        Self { node, turn: Semaphore::new(1) }
+    }
+
+    /// Serves a client until its time is over, or until it ends.
+    ///
+    /// # Errors
+    /// The client cannot be written to, as when it has ended.
+    pub async fn serve(self: Arc<Self>, mut stream: UnixStream, request: String) -> io::Result<()> {
+        let request: Request = match serde_json::from_str(&request) {
+            Ok(request) => request,
+            Err(error) => return refuse(&mut stream, format!("not understood: {error}")).await,
+        };
+        if !(1..=LONGEST).contains(&request.seconds) {
+            let error = format!("a trace takes 1 to {LONGEST} seconds");
+            return refuse(&mut stream, error).await;
+        }
+        let Ok(_turn) = self.turn.try_acquire() else {
+            let error = "another trace is running on this node: try again when it has ended";
+            return refuse(&mut stream, error.to_owned()).await;
+        };
+        let until = Duration::from_secs(request.seconds);
+        let (node, seconds) = (Arc::clone(&self.node), request.seconds);
+        let begun = spawn_blocking(move || Session::begin(node, request)).await;
+        let (session, started) = match begun.map_err(io::Error::other)? {
+            Ok(begun) => begun,
+            Err(error) => return refuse(&mut stream, error).await,
+        };
+        let node = session.name.clone();
+        let session = Arc::new(Mutex::new(session));
+        // A client that does not read must not keep the traced programs.
+        let deadline = until + PATIENCE;
+        let sent = timeout(deadline, send(&mut stream, &session, &started, until)).await;
+        // It waits for the engine, which may be writing. One that is looking for lines meanwhile ends it then.
+        spawn_blocking(move || drop(session)).await.map_err(io::Error::other)?;
+        let reason = match sent {
+            Err(_) => return Ok(()),
+            Ok(Err(error)) => return Err(error),
+            Ok(Ok(None)) => return Ok(()),
+            Ok(Ok(Some(End::Time))) => format!("the {seconds} s are over"),
+            Ok(Ok(Some(End::Replaced))) => {
+                "the node's programs were replaced meanwhile, as when its tables grow: trace again"
+                    .to_owned()
+            }
+        };
+        let last = line(&Line::Ended { node, reason })?;
+        timeout(PATIENCE, stream.write_all(&last)).await.unwrap_or(Ok(()))
+    }
+}
+
+/// Why a trace ended whose client is there.
+enum End {
+    Time,
+    Replaced,
+}
+
+/// Sends what is told. `None`: the client has ended.
+async fn send<T: Tracing>(
+    stream: &mut UnixStream,
+    session: &Arc<Mutex<Session<T>>>,
+    started: &Line,
+    time: Duration,
+) -> io::Result<Option<End>> {
+    let until = Instant::now() + time;
+    let mut nothing = [0];
+    let (mut reader, mut writer) = stream.split();
+    writer.write_all(&line(started)?).await?;
+    let mut looks = 0;
+    loop {
+        tokio::select! {
+            () = sleep(PAUSE) => {}
+            // It says no more, so this is its end.
+            _ = reader.read(&mut nothing) => return Ok(None),
+        }
+        looks += 1;
+        let (this, check) = (Arc::clone(session), looks % LOOKS == 0);
+        let look = move || {
+            let mut session = lock(&this);
+            let text = session.look()?;
+            let stays = !check || lock(&session.node).is_traced();
+            io::Result::Ok((text, stays))
+        };
+        let (text, stays) = spawn_blocking(look).await.map_err(io::Error::other)??;
+        tokio::select! {
+            written = writer.write_all(&text) => written?,
+            _ = reader.read(&mut nothing) => return Ok(None),
+        }
+        if !stays {
+            return Ok(Some(End::Replaced));
+        }
+        if Instant::now() >= until {
+            return Ok(Some(End::Time));
+        }
+    }
+}

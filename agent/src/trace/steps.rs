@@ -1,0 +1,201 @@
+//! The programs' lines, put together to packets.
+
+use std::collections::BTreeMap;
+use std::mem;
+
+use netpold_core::model::Direction;
+use netpold_core::probe::IpProtocol;
+use netpold_ebpf::flow::control::Control;
+use netpold_ebpf::layout::{
+    CLASS_SERVICE, CLASS_TRANSLATED, CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, DropEvent,
+    Endpoint, MAX_CLASSES, PORT_BITS, PORTS_ALL, PORTS_NONE, PORTS_ONE,
+};
+use netpold_ebpf::reason::Reason;
+use netpold_ebpf::trace::{SETTLED, Step};
+
+use super::packet::{Entry, Shown};
+
+/// Packets of which not all lines have come: of each CPU one is being told, and some were cut off.
+const PENDING: usize = 1024;
+
+/// A packet and its steps, without names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RawPacket {
+    /// The packet; its reason is that of the verdict.
+    pub event: DropEvent,
+    /// Whether it was dropped.
+    pub dropped: bool,
+    /// What was done.
+    pub steps: Vec<Shown>,
+}
+
+/// Lines of packets that are not complete yet.
+#[derive(Debug, Default)]
+pub(super) struct Assembler {
+    pending: BTreeMap<u64, Vec<[u64; 3]>>,
+    complete: u64,
+}
+
+impl Assembler {
+    /// The packets that lines complete.
+    pub(super) fn take(&mut self, lines: &[String]) -> Vec<RawPacket> {
+        let mut packets = Vec::new();
+        for line in lines {
+            let Some([number, step, first, second]) = parse(line) else { continue };
+            let steps = self.pending.entry(number).or_default();
+            steps.push([step, first, second]);
+            if step == Step::Verdict as u64 {
+                let steps = mem::take(steps);
+                self.pending.remove(&number);
+                if let Some(packet) = assemble(&steps) {
+                    self.complete += 1;
+                    packets.push(packet);
+                }
+            }
+        }
+        while self.pending.len() > PENDING {
+            self.pending.pop_first();
+        }
+        packets
+    }
+
+    /// Packets that were complete.
+    pub(super) fn complete(&self) -> u64 {
+        self.complete
+    }
+}
+
+fn parse(line: &str) -> Option<[u64; 4]> {
+    let mut numbers = line.split(' ').map(str::parse);
+    let mut next = || numbers.next()?.ok();
+    Some([next()?, next()?, next()?, next()?])
+}
+
+/// A packet of all its lines; `None` if some are missing.
+fn assemble(lines: &[[u64; 3]]) -> Option<RawPacket> {
+    let (mut event, mut steps) = (DropEvent::default(), Vec::new());
+    let (mut row, mut rows, mut dropped, mut last) = (None, [0; 2], false, None);
+    for &[step, first, second] in lines {
+        match Step::from_number(step) {
+            Some(Step::Packet) => {
+                let [direction, family, protocol, ..] = first.to_le_bytes();
+                let ports = [second as u16, (second >> 16) as u16];
+                event = DropEvent { direction, family, protocol, ..event };
+                event.length = (first >> 32) as u32;
+                [event.local_port, event.remote_port] = ports;
+            }
+            Some(Step::Local) => event.local = octets(first, second),
+            Some(Step::Remote) => event.remote = octets(first, second),
+            Some(Step::SlowPath) => steps.push(Shown::SlowPath),
+            Some(Step::Endpoint) => {
+                event.endpoint = first as u32;
+                rows = [Endpoint::ingress_row(second), Endpoint::egress_row(second)];
+                let shown = endpoint(first, rows);
+                // Functions of the slow path look it up again.
+                if !steps.contains(&shown) {
+                    steps.push(shown);
+                }
+            }
+            Some(Step::Cached) => {
+                steps.push(Shown::Cached { reason: reason(first), flow: entry(second) });
+            }
+            Some(Step::Class) => steps.push(class(first as u32)),
+            Some(Step::Row) => row = Some(first),
+            Some(Step::Ports) => {
+                let own = if event.direction == 0 { Direction::Ingress } else { Direction::Egress };
+                steps.push(asked(row.take()?, [first, second], rows, own));
+            }
+            Some(Step::Flow) => {
+                let flow = (first > 0).then(|| entry(second));
+                steps.push(Shown::Flow { flow, expired: first == 1 });
+            }
+            Some(Step::NewFlow) => steps.push(Shown::NewFlow),
+            Some(Step::Sender) => {
+                last = Some(first as u8);
+                steps.push(Shown::Sender { reason: reason(first) });
+            }
+            Some(Step::Verdict) => {
+                // How many lines came before this one.
+                if second >> 8 != lines.len() as u64 - 1 {
+                    return None;
+                }
+                event.reason = if first == SETTLED { last? } else { first as u8 };
+                dropped = second & 1 != 0;
+            }
+            None => steps.push(Shown::Unknown { number: step }),
+        }
+    }
+    Some(RawPacket { event, dropped, steps })
+}
+
+fn endpoint(first: u64, [ingress_row, egress_row]: [u32; 2]) -> Shown {
+    Shown::Endpoint { id: first as u32, revision: (first >> 32) as u32, ingress_row, egress_row }
+}
+
+fn class(word: u32) -> Shown {
+    Shown::Class {
+        class: word & (MAX_CLASSES - 1),
+        translated: word & CLASS_TRANSLATED != 0,
+        service: word & CLASS_SERVICE != 0,
+    }
+}
+
+/// What a row says: of the packet's own direction, unless the row is the other's alone.
+fn asked(row: u64, [asked, word]: [u64; 2], rows: [u32; 2], own: Direction) -> Shown {
+    let (class, row) = ((row >> 32) as u32 & (MAX_CLASSES - 1), row as u32);
+    let [protocol, low, high, ..] = asked.to_le_bytes();
+    let direction = match rows {
+        [ingress, egress] if ingress == egress => own,
+        [ingress, _] if ingress == row => Direction::Ingress,
+        _ => Direction::Egress,
+    };
+    Shown::Row {
+        direction,
+        row,
+        class,
+        protocol: IpProtocol(protocol),
+        port: u16::from_le_bytes([low, high]),
+        ports: ports(word, protocol),
+        allows: asked >> 32 & 1 != 0,
+    }
+}
+
+fn ports(word: u64, protocol: u8) -> String {
+    let shift = match protocol {
+        6 => 0,
+        17 => PORT_BITS,
+        132 => 2 * PORT_BITS,
+        _ => 3 * PORT_BITS,
+    };
+    match (word >> shift) as u32 & ((1 << PORT_BITS) - 1) {
+        PORTS_NONE => "none".to_owned(),
+        PORTS_ALL => "all".to_owned(),
+        one if one & PORTS_ONE != 0 => (one as u16).to_string(),
+        bitmap => format!("set {bitmap}"),
+    }
+}
+
+fn entry(control: u64) -> Entry {
+    let control = Control(control);
+    let has = |flag: u16| control.flags() & flag != 0;
+    Entry {
+        ingress: has(CT_INGRESS),
+        egress: has(CT_EGRESS),
+        node: has(CT_NODE),
+        replied: has(CT_REPLIED),
+        closing: control.is_closing(),
+    }
+}
+
+fn reason(number: u64) -> String {
+    let known = u8::try_from(number).ok().and_then(Reason::from_number);
+    known.map_or("unknown", Reason::as_str).to_owned()
+}
+
+fn octets(first: u64, second: u64) -> [u8; 16] {
+    let mut octets = [0; 16];
+    let (low, high) = octets.split_at_mut(8);
+    low.copy_from_slice(&first.to_ne_bytes());
+    high.copy_from_slice(&second.to_ne_bytes());
+    octets
+}
