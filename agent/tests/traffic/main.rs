@@ -45,6 +45,7 @@ mod sent;
 mod services;
 mod spoof;
 mod state;
+mod trace;
 mod trials;
 mod udp;
 mod uninstall;

@@ -74,7 +74,11 @@ fn kind(event: &Value) -> (String, String, String, String, String) {
 }
 
 /// What `netpold explain` says of an event's direction at its pod.
-fn explained(cluster: &Cluster, event: &Value, known: &mut BTreeMap<String, Value>) -> Value {
+pub(crate) fn explained(
+    cluster: &Cluster,
+    event: &Value,
+    known: &mut BTreeMap<String, Value>,
+) -> Value {
     let direction = text(event, "direction");
     let (local, remote) = (text(event, "local"), text(event, "remote"));
     let (from, to) = if direction == "egress" { (local, remote) } else { (remote, local) };
@@ -91,7 +95,7 @@ fn explained(cluster: &Cluster, event: &Value, known: &mut BTreeMap<String, Valu
 }
 
 /// The event's policy and rule are those of `explain`.
-fn compare(event: &Value, explained: &Value) {
+pub(crate) fn compare(event: &Value, explained: &Value) {
     let names = |list: &Value| -> BTreeSet<(String, String)> {
         let all = list.as_array().into_iter().flatten();
         all.map(|it| (text(it, "namespace").to_owned(), text(it, "name").to_owned())).collect()

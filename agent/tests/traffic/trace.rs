@@ -1,0 +1,239 @@
+//! `netpold trace` beside real traffic: what it tells, that verdicts stay, and that the ordinary programs are back
+//! however it ends.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use netpold::dataplane::attach::{Attacher, Mode};
+use netpold_testbed::cluster::{Cluster, MOMENT, NAMESPACE, PATIENCE, PORT, allow_from, binary};
+use netpold_testbed::{Cni, Flow, Protocol, require_root, without_twins};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::observe::{compare, explained};
+
+/// A client of the agent; it ends with this.
+struct Trace {
+    process: Child,
+    lines: Receiver<Value>,
+}
+
+impl Trace {
+    fn new(cluster: &Cluster, arguments: &[&str]) -> Self {
+        let mut command = Command::new(binary());
+        let command = without_twins(&mut command).args(["trace", "-o", "json", "--socket"]);
+        let command = command.arg(cluster.agents[0].socket()).args(arguments);
+        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let stdout = BufReader::new(process.stdout.take().unwrap());
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                let _ = sender.send(serde_json::from_str(&line).unwrap());
+            }
+        });
+        Self { process, lines }
+    }
+
+    /// One that has begun.
+    fn begun(cluster: &Cluster, arguments: &[&str]) -> Self {
+        let trace = Self::new(cluster, arguments);
+        let first = trace.lines.recv_timeout(PATIENCE).expect("it begins");
+        assert_eq!(first["type"], "started", "{first}");
+        assert_eq!(first["pod"], json!({ "namespace": NAMESPACE, "name": "server" }));
+        trace
+    }
+
+    /// The first line that is wanted.
+    #[track_caller]
+    fn find(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let (deadline, mut others) = (Instant::now() + PATIENCE, Vec::new());
+        while let Ok(line) = self.lines.recv_timeout(deadline - Instant::now()) {
+            if wanted(&line) {
+                return line;
+            }
+            others.push(line.to_string());
+        }
+        panic!("no line for {what} among {others:#?}");
+    }
+
+    fn end(&mut self, deadline: Duration) -> (ExitStatus, String) {
+        let deadline = Instant::now() + deadline;
+        while Instant::now() < deadline {
+            if let Some(status) = self.process.try_wait().unwrap() {
+                let mut said = String::new();
+                let mut stderr = self.process.stderr.take().unwrap();
+                std::io::Read::read_to_string(&mut stderr, &mut said).unwrap();
+                return (status, said);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("it does not end");
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Identifiers of the programs at the pods' hooks, by pod.
+fn programs(cluster: &Cluster) -> BTreeMap<&'static str, Vec<u32>> {
+    let links = cluster.agents[0].bpffs().join("links");
+    let attached =
+        cluster.nodes[0].run(move || Attacher::new(&links, Mode::Tcx).unwrap().attached().unwrap());
+    let attached = attached.unwrap();
+    let of = |name: &'static str| {
+        let ifindex = cluster.pod(name).host_ifindex();
+        let own = attached.iter().filter(|found| found.hook.ifindex == ifindex);
+        (name, own.map(|found| found.program).collect())
+    };
+    ["server", "friend", "stranger"].map(of).into_iter().collect()
+}
+
+/// Waits until these programs judge.
+#[track_caller]
+fn are_back(cluster: &Cluster, ordinary: &BTreeMap<&'static str, Vec<u32>>, why: &str) {
+    let deadline = Instant::now() + PATIENCE;
+    while programs(cluster) != *ordinary {
+        assert!(Instant::now() < deadline, "the ordinary programs are not back: {why}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Only friends reach the server, whose answers pass by their flows alone.
+fn cluster() -> Cluster {
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
+    let mut spec = allow_from("server", "friend");
+    spec["policyTypes"] = json!(["Ingress", "Egress"]);
+    cluster.policy("server", spec);
+    cluster.enforce();
+    cluster
+}
+
+fn probe(cluster: &Cluster, from: &str, patience: Duration) -> bool {
+    let to = cluster.pod("server").ip4().unwrap();
+    cluster.pod(from).probe(Protocol::Tcp, to, PORT, patience).connected()
+}
+
+#[track_caller]
+fn judges(cluster: &Cluster, flow: &mut Flow, when: &str) {
+    assert!(flow.ping(PATIENCE), "an open flow goes on {when}");
+    assert!(probe(cluster, "friend", PATIENCE), "friends connect {when}");
+    assert!(!probe(cluster, "stranger", MOMENT), "strangers do not {when}");
+}
+
+/// The steps of a packet by name.
+fn steps(packet: &Value) -> Vec<&str> {
+    packet["steps"].as_array().unwrap().iter().map(|it| it["step"].as_str().unwrap()).collect()
+}
+
+fn step<'p>(packet: &'p Value, name: &str) -> Vec<&'p Value> {
+    packet["steps"].as_array().unwrap().iter().filter(|it| it["step"] == name).collect()
+}
+
+/// Policy and rule are those that `explain` names.
+fn agrees(cluster: &Cluster, packet: &Value) {
+    let mut event = packet.clone();
+    event["port"] = packet["local_port"].clone();
+    compare(&event, &explained(cluster, &event, &mut BTreeMap::new()));
+}
+
+#[test]
+fn each_step_of_a_judgement_is_told() {
+    if !require_root("each_step_of_a_judgement_is_told") {
+        return;
+    }
+    let cluster = cluster();
+    let ordinary = programs(&cluster);
+    assert!(ordinary.values().all(|ids| ids.len() == 2), "{ordinary:?}");
+    let address = cluster.pod("server").ip4().unwrap();
+    let mut old = cluster.flow("friend", Protocol::Tcp, address);
+    let mut trace = Trace::begun(&cluster, &["--pod=shop/server", "--port=80/TCP", "--for=5m"]);
+    let traced = programs(&cluster);
+    assert!(ordinary["server"].iter().all(|id| !traced["server"].contains(id)), "{traced:?}");
+    assert_eq!(
+        (&traced["friend"], &traced["stranger"]),
+        (&ordinary["friend"], &ordinary["stranger"])
+    );
+    let second = Trace::new(&cluster, &["--pod=shop/friend"]).end(PATIENCE);
+    assert_eq!(second.0.code(), Some(1));
+    assert!(second.1.contains("another trace is running on this node"), "{}", second.1);
+    // What was open before goes on by the entry that it has.
+    assert!(old.ping(PATIENCE));
+    let cached = trace.find("an old flow", |line| line["reason"] == "reply");
+    assert_eq!(steps(&cached).last(), Some(&"cached"), "{cached}");
+    assert_eq!(step(&cached, "cached")[0]["flow"]["replied"], true, "{cached}");
+    assert_eq!(cached["direction"], "egress", "{cached}");
+
+    let peer = |name: &'static str, reason: &'static str| {
+        move |line: &Value| line["peer"]["name"] == name && line["reason"] == reason
+    };
+    judges(&cluster, &mut old, "while traced");
+    let opening = trace.find("an opening", |line| {
+        peer("friend", "allowed")(line) && steps(line).contains(&"new_flow")
+    });
+    assert_eq!(steps(&opening), ["endpoint", "class", "row", "flow", "new_flow"], "{opening}");
+    let (endpoint, row) = (step(&opening, "endpoint")[0], step(&opening, "row")[0]);
+    assert_eq!(row["row"], endpoint["ingress_row"], "{opening}");
+    assert_eq!(row["class"], step(&opening, "class")[0]["class"], "{opening}");
+    assert_eq!((&row["allows"], &row["port"]), (&json!(true), &json!(PORT)), "{opening}");
+    agrees(&cluster, &opening);
+    let answer = trace
+        .find("an answer", |line| peer("friend", "reply")(line) && steps(line).contains(&"row"));
+    assert_eq!(steps(&answer), ["endpoint", "class", "row", "flow", "row"], "{answer}");
+    let rows = step(&answer, "row");
+    assert_eq!((&rows[0]["direction"], &rows[0]["allows"]), (&json!("egress"), &json!(false)));
+    assert_eq!((&rows[1]["direction"], &rows[1]["allows"]), (&json!("ingress"), &json!(true)));
+    let denied = trace.find("a denial", peer("stranger", "policy"));
+    assert_eq!(steps(&denied), ["endpoint", "class", "row"], "{denied}");
+    assert_eq!(step(&denied, "row")[0]["allows"], false, "{denied}");
+    assert_eq!((&denied["verdict"], &denied["direction"]), (&json!("deny"), &json!("ingress")));
+    agrees(&cluster, &denied);
+
+    // Nobody takes leave.
+    trace.process.kill().unwrap();
+    are_back(&cluster, &ordinary, "the client was killed");
+    let mut trace =
+        Trace::begun(&cluster, &["--pod=shop/server", "--from=shop/stranger", "--for=2s"]);
+    judges(&cluster, &mut old, "while others are traced");
+    let ended = trace.find("the end", |line| {
+        assert!(line["type"] != "packet" || line["peer"]["name"] == "stranger", "{line}");
+        line["type"] == "ended"
+    });
+    assert_eq!(ended["reason"], "the 2 s are over");
+    assert!(trace.end(PATIENCE).0.success());
+    assert_eq!(programs(&cluster), ordinary, "before it says so");
+    judges(&cluster, &mut old, "after that");
+}
+
+#[test]
+fn an_agent_that_ends_leaves_no_traced_program() {
+    if !require_root("an_agent_that_ends_leaves_no_traced_program") {
+        return;
+    }
+    let mut cluster = cluster();
+    let address = cluster.pod("server").ip4().unwrap();
+    let mut flow = cluster.flow("friend", Protocol::Tcp, address);
+    let ordinary = programs(&cluster);
+    let mut trace = Trace::begun(&cluster, &["--pod=shop/server"]);
+    cluster.agents[0].end(Signal::SIGTERM);
+    assert_eq!(programs(&cluster), ordinary, "it has put them back");
+    assert_eq!(trace.end(PATIENCE).0.code(), Some(1), "the agent has ended");
+    cluster.restart(0);
+    let mut trace = Trace::begun(&cluster, &["--pod=shop/server"]);
+    let traced = programs(&cluster);
+    cluster.agents[0].end(Signal::SIGKILL);
+    assert_eq!(trace.end(PATIENCE).0.code(), Some(1));
+    assert_eq!(programs(&cluster), traced, "nobody was there to put them back");
+    judges(&cluster, &mut flow, "while no agent runs");
+    cluster.restart(0);
+    let after = programs(&cluster);
+    assert!(traced["server"].iter().all(|id| !after["server"].contains(id)), "{after:?}");
+    assert_eq!(after["server"], after["friend"], "those of every other pod");
+    judges(&cluster, &mut flow, "under the next agent");
+}
