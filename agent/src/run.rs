@@ -26,7 +26,7 @@ use crate::dataplane::attach::{Attached, Attacher, Mode};
 use crate::dataplane::bpffs::{self, PinRoot};
 use crate::dataplane::generation;
 use crate::dataplane::pinned_state::PinnedState;
-use crate::dataplane::tables::grace_period;
+use crate::dataplane::quiescence::grace_period;
 use crate::dataplane::{Dataplane, DataplaneOptions};
 use crate::endpoint::{self, Discovery};
 use crate::engine::Engine;

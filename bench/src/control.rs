@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use netpold::dataplane::tables::grace_period;
+use netpold::dataplane::quiescence::grace_period;
 use netpold_core::model::{
     Change, Enforcement, Interface, IpBlock, Key, Labels, Namespace, Node, Peer, Pod, Policy,
     PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use netpold::dataplane::attach::{Attacher, Hook, Mode};
 use netpold::dataplane::bpffs::PinRoot;
-use netpold::dataplane::tables::grace_period;
+use netpold::dataplane::quiescence::grace_period;
 use netpold::dataplane::{Dataplane, DataplaneOptions};
 use netpold::engine::Engine;
 use netpold_core::compile::Compiler;

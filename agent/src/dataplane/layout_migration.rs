@@ -18,9 +18,9 @@ use super::attach::{Attacher, Hook};
 use super::bpffs::PinRoot;
 use super::generation::Generation;
 use super::other_layout::OtherLayout;
+use super::quiescence::grace_period;
 use super::role::{Program, Role, Roles};
 use super::settings::ActiveSettings;
-use super::tables::grace_period;
 
 /// The migration from other layout versions.
 #[derive(Debug)]

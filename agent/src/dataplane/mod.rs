@@ -33,7 +33,7 @@ mod other_layout;
 pub mod pinned_state;
 pub mod pod_xdp;
 mod probing;
-mod quiescence;
+pub mod quiescence;
 pub mod recipe;
 pub mod role;
 mod settings;

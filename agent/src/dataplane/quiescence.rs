@@ -22,8 +22,6 @@ use nix::sched::{CpuSet, sched_getcpu, sched_setaffinity};
 use nix::sys::statfs::{SYSFS_MAGIC, fstatfs};
 use nix::unistd::Pid;
 
-use super::tables::grace_period;
-
 /// How long the visit may take: half a grace period.
 const PATIENCE: Duration = Duration::from_millis(4);
 const PROCESSORS: &str = "/sys/devices/system/cpu";
@@ -35,6 +33,20 @@ static VISITING: AtomicBool = AtomicBool::new(false);
 pub(super) fn wait_for_programs() {
     if !visit_from_a_thread() {
         grace_period();
+    }
+}
+
+/// Returns when every packet whose judgement began before the call has been judged, and most of them have
+/// gone on to where they leave: [`wait_for_programs`] does not wait for the latter.
+///
+/// `MEMBARRIER_CMD_GLOBAL` (kernel 4.3) waits for an RCU grace period, and programs run inside RCU
+/// read sections.
+pub fn grace_period() {
+    // SAFETY: membarrier(2) takes no pointers.
+    let done = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
+    if done != 0 {
+        // nohz_full kernels refuse it; a program runs for microseconds.
+        std::thread::sleep(Duration::from_millis(100));
     }
 }
 

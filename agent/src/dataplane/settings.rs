@@ -12,7 +12,8 @@ use super::attach::Mode;
 use super::bridges::Bridges;
 use super::generation::{Generation, GenerationError};
 use super::namespace;
-use super::tables::{TableError, grace_period};
+use super::quiescence::grace_period;
+use super::tables::TableError;
 use crate::conntrack::{Sweeper, measure_hz, tick_rate, timeouts};
 
 /// Drop events that one CPU may emit in a second.

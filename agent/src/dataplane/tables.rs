@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use std::mem::offset_of;
 use std::net::Ipv6Addr;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
 
 use aya::Ebpf;
 use aya::maps::lpm_trie::Key;
@@ -142,20 +141,6 @@ impl Tables {
     pub(super) fn demand_proof(&self) -> Result<(), TableError> {
         let offset = offset_of!(Settings, demands_proof);
         self.settings.store_u32(0, offset, 1).map_err(at("SETTINGS"))
-    }
-}
-
-/// Returns when every packet whose judgement began before the call has been judged, and most of them have
-/// gone on to where they leave: [`wait_for_programs`] does not wait for the latter.
-///
-/// `MEMBARRIER_CMD_GLOBAL` (kernel 4.3) waits for an RCU grace period, and programs run inside RCU
-/// read sections.
-pub fn grace_period() {
-    // SAFETY: membarrier(2) takes no pointers.
-    let done = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
-    if done != 0 {
-        // nohz_full kernels refuse it; a program runs for microseconds.
-        std::thread::sleep(Duration::from_millis(100));
     }
 }
 
