@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use aya::maps::loaded_maps;
+use netpold_core::ops::Capacity;
 use serde::Serialize;
 
 use crate::control::Scale;
@@ -24,7 +25,8 @@ pub(crate) struct Maps {
 /// The maps of a cluster of this size.
 pub(crate) fn measure(scale: Scale, buckets: u32, pins: &Path) -> Result<Maps> {
     let before: BTreeSet<u32> = map_memory()?.into_keys().collect();
-    let _world = World::new(pins, scale.changes(), buckets)?;
+    // As the agent begins.
+    let _world = World::sized(pins, scale.changes(), buckets, Capacity::SMALL)?;
     let after = map_memory()?;
     let mut bytes = BTreeMap::new();
     for info in loaded_maps() {

@@ -55,12 +55,25 @@ impl World {
     /// It does not fit into what the tables' layout can number ([`CompileError`]), or the kernel
     /// refuses.
     pub(crate) fn new(pins: &Path, changes: Vec<Change>, buckets: u32) -> Result<Self> {
+        Self::sized(pins, changes, buckets, Capacity::default())
+    }
+
+    /// In tables that begin with these sizes.
+    ///
+    /// # Errors
+    /// As [`World::new`].
+    pub(crate) fn sized(
+        pins: &Path,
+        changes: Vec<Change>,
+        buckets: u32,
+        capacity: Capacity,
+    ) -> Result<Self> {
         let pins = PinRoot::open(pins)?;
         let start = Instant::now();
         let options = Options { node: NODE.into(), first_endpoint_id: 1, ..Options::default() };
         let mut compiler = Compiler::new(options);
         changes.into_iter().for_each(|change| compiler.ingest(change));
-        let ops = install(&mut compiler, Capacity::SMALL)?;
+        let ops = install(&mut compiler, capacity)?;
         let compile = start.elapsed();
         let start = Instant::now();
         let mut generation = Generation::load(&pins, &compiler.capacity(), buckets)?;

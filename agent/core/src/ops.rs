@@ -112,6 +112,19 @@ impl Capacity {
         cidrs6: 4096,
     };
 
+    /// Each size or the other's, whichever is larger.
+    #[must_use]
+    pub fn or_more(self, other: Self) -> Self {
+        Self {
+            bitmaps: self.bitmaps.max(other.bitmaps),
+            row_blocks: self.row_blocks.max(other.row_blocks),
+            rows: self.rows.max(other.rows),
+            trie_blocks: self.trie_blocks.max(other.trie_blocks),
+            hosts6: self.hosts6.max(other.hosts6),
+            cidrs6: self.cidrs6.max(other.cidrs6),
+        }
+    }
+
     /// Elements that a table has.
     #[must_use]
     pub fn of(&self, table: Table) -> u32 {

@@ -1,8 +1,9 @@
 //! How large tables are, and become.
 //!
-//! They begin as small as a node of a small cluster needs ([`Capacity::SMALL`], 3 MB), and grow in a generation of
-//! their own while the one in force goes on ([`super::successor`]): small ones when they are half full, so that an
-//! ordinary edit always finds room, those of [`Capacity::default`] and more when an eighth is left. They never shrink.
+//! They begin as small as a node of a small cluster needs ([`Capacity::SMALL`], 3 MB). Once one of these is half full,
+//! all of them get the size that a large cluster needs ([`Capacity::default`], 50 MB), and each that has an eighth left
+//! then grows by itself. Larger tables are those of a generation of their own, which is made while the one in force
+//! goes on ([`super::successor`]). They never shrink.
 
 use netpold_core::compile::{CompileError, Compiler};
 use netpold_core::ops::{Capacity, Fill, Op, Table};
@@ -62,25 +63,24 @@ fn enlarged(mut capacity: Capacity, table: Table, size: u32, least: u32) -> Opti
     (least <= size).then(|| *field = size).map(|()| capacity)
 }
 
-/// What a table needs that has little room left: four times what it uses, once a small one is half full; a third
-/// more than it uses, once a large one has an eighth left.
-fn wanted(fill: &Fill) -> Option<u32> {
-    let large = Capacity::default().of(fill.table);
-    let size = if fill.capacity < large {
-        (fill.used > fill.capacity / 2).then(|| fill.used.saturating_mul(4).min(large))
-    } else {
-        let crowded = fill.used > fill.capacity - fill.capacity / 8;
-        crowded.then(|| fill.used.saturating_add(fill.used / 3))
-    };
-    size.map(|size| size.max(fill.capacity))
+/// Whether a table has little room left: an eighth.
+fn is_crowded(fill: &Fill) -> bool {
+    fill.used > fill.capacity - fill.capacity / 8
 }
 
-/// Sizes with room for what comes.
+/// Whether a table of a small node is half full.
+fn is_outgrown(fill: &Fill) -> bool {
+    fill.capacity < Capacity::default().of(fill.table) && fill.used > fill.capacity / 2
+}
+
+/// Sizes with room for what comes: those of [`Capacity::default`] at least, once a table of a small node is
+/// outgrown; tables that are crowded have a third more than they use.
 pub(super) fn roomy(capacity: Capacity, fill: &[Fill]) -> Capacity {
-    fill.iter().fold(capacity, |capacity, fill| {
-        let size = wanted(fill);
-        let larger = size.and_then(|size| enlarged(capacity, fill.table, size, fill.capacity));
-        larger.unwrap_or(capacity)
+    let outgrown = fill.iter().any(is_outgrown);
+    let capacity = if outgrown { capacity.or_more(Capacity::default()) } else { capacity };
+    fill.iter().filter(|fill| is_crowded(fill)).fold(capacity, |capacity, fill| {
+        let size = fill.used.saturating_add(fill.used / 3).max(capacity.of(fill.table));
+        enlarged(capacity, fill.table, size, fill.capacity).unwrap_or(capacity)
     })
 }
 
@@ -102,13 +102,15 @@ mod tests {
     }
 
     #[test]
-    fn small_tables_grow_when_they_are_half_full() {
-        let capacity = Capacity { rows: 2000, ..Capacity::SMALL };
-        let fill = |table, used| Fill { table, used, capacity: capacity.of(table) };
-        let of = |table, used| roomy(capacity, &[fill(table, used)]);
-        assert_eq!(of(Table::Bitmaps, 32), capacity);
-        assert_eq!(of(Table::Bitmaps, 33), Capacity { bitmaps: 132, ..capacity });
-        assert_eq!(of(Table::Rows, 1001), Capacity { rows: 2048, ..capacity }, "large");
+    fn a_node_that_is_not_small_any_more_has_room_everywhere() {
+        let small = Capacity::SMALL;
+        let of = |table, used| roomy(small, &[Fill { table, used, capacity: small.of(table) }]);
+        assert_eq!(of(Table::Bitmaps, 32), small);
+        assert_eq!(of(Table::Bitmaps, 33), Capacity::default());
+        assert_eq!(of(Table::Rows, 128), Capacity::default());
+        let grown = Capacity { rows: 4000, ..small };
+        let fill = Fill { table: Table::Bitmaps, used: 64, capacity: 64 };
+        assert_eq!(roomy(grown, &[fill]), Capacity { rows: 4000, ..Capacity::default() });
     }
 
     #[test]

@@ -187,15 +187,7 @@ impl Compiler {
 
     /// Before the operations of a reinstallation are written: the tables will be at least this large.
     pub fn enlarge(&mut self, capacity: Capacity) {
-        let now = &mut self.options.capacity;
-        *now = Capacity {
-            bitmaps: now.bitmaps.max(capacity.bitmaps),
-            row_blocks: now.row_blocks.max(capacity.row_blocks),
-            rows: now.rows.max(capacity.rows),
-            trie_blocks: now.trie_blocks.max(capacity.trie_blocks),
-            hosts6: now.hosts6.max(capacity.hosts6),
-            cidrs6: now.cidrs6.max(capacity.cidrs6),
-        };
+        self.options.capacity = self.options.capacity.or_more(capacity);
     }
 
     /// From the next update on, leaves the policies that are large ([`crate::budget::ORDINARY_UNITS`]) to
