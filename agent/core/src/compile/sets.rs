@@ -117,13 +117,19 @@ impl Sets {
             let own = self.peers.of_address(cluster, address);
             self.partition.set_host(Prefix::host(address), own);
         }
+        let mut hosts = Vec::new();
         for (group, of_labels) in &members {
             for pod in group.pods() {
                 for address in &pod.addresses {
                     let own = self.peers.of_member(cluster, *address, of_labels);
-                    self.partition.set_host(Prefix::host(*address), own);
+                    hosts.push((Prefix::host(*address), own));
                 }
             }
+        }
+        // Whoever goes through the entries in their order finds most of them in the processor's caches.
+        hosts.sort_unstable_by_key(|(prefix, _)| *prefix);
+        for (prefix, own) in hosts {
+            self.partition.set_host(prefix, own);
         }
         served
     }

@@ -136,7 +136,7 @@ impl AddressPartition {
         if entry.is_empty() {
             self.entries.remove(prefix);
         } else {
-            after = Some(classes.acquire(self.membership(prefix, true)));
+            after = Some(classes.acquire(self.membership(prefix, Some(entry), true)));
             if let Some(entry) = self.entries.get_mut(prefix).filter(|_| after != before) {
                 entry.class = after;
             }
@@ -154,19 +154,21 @@ impl AddressPartition {
         let settled =
             known.filter(|(at, entry)| entry.targets.is_empty() && !self.touched.contains(at));
         let class = settled.and_then(|(_, entry)| classes.membership(entry.class?));
-        class.cloned().unwrap_or_else(|| self.membership(prefix, false))
+        class.cloned().unwrap_or_else(|| self.membership(prefix, self.entries.get(prefix), false))
     }
 
-    /// The peer sets of a entry's addresses.
-    fn membership(&self, prefix: Prefix, with_targets: bool) -> Membership {
-        let (mut here, mut group) = (None, None);
-        for (holder, entry) in self.entries.ancestors(prefix, prefix.len) {
-            here = here.or((holder == prefix).then_some(entry));
-            group = entry.group;
-            if group.is_some() {
-                break;
-            }
-        }
+    /// The peer sets of a prefix's addresses. `here` is its own entry.
+    fn membership(
+        &self,
+        prefix: Prefix,
+        here: Option<&PrefixEntry>,
+        with_targets: bool,
+    ) -> Membership {
+        let around = || {
+            let mut outer = self.entries.ancestors(prefix, prefix.len.saturating_sub(1));
+            outer.find_map(|(_, entry)| entry.group)
+        };
+        let group = here.and_then(|entry| entry.group).or_else(around);
         let group = group.filter(|group| *group != NO_GROUP);
         let targets = here.map_or(&[][..], |entry| &entry.targets);
         if group.is_none() && (targets.is_empty() || !with_targets) {
