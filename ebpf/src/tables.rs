@@ -275,19 +275,27 @@ pub fn find_endpoint<T: Tables>(tables: &T, ifindex: u32) -> Option<EndpointRef>
 pub fn find_slot<T: Tables>(tables: &T, ifindex: u32) -> Option<(u32, EndpointRef)> {
     let probes = tables.settings().map_or(0, probes);
     for probe in 0..ENDPOINT_PROBES {
-        let slot = endpoint_slot(ifindex, probe);
-        let endpoint = tables.endpoint(slot)?;
-        // The index is written last.
-        let found = endpoint.ifindex();
-        let endpoint = endpoint.after_load(found);
-        if found == ifindex {
-            return Some((slot, endpoint));
+        let found = find_slot_at(tables, ifindex, probe);
+        if found.is_some() {
+            return found;
         }
         if probe + 1 == probes {
             break;
         }
     }
     None
+}
+
+/// As [`find_slot`], in one of the slots where it may be; nearly all endpoints are in that of probe 0.
+#[must_use]
+#[inline(always)]
+pub fn find_slot_at<T: Tables>(tables: &T, ifindex: u32, probe: u32) -> Option<(u32, EndpointRef)> {
+    let slot = endpoint_slot(ifindex, probe);
+    let endpoint = tables.endpoint(slot)?;
+    // The index is written last.
+    let found = endpoint.ifindex();
+    let endpoint = endpoint.after_load(found);
+    (found == ifindex).then_some((slot, endpoint))
 }
 
 /// The agent sets this field while programs run.

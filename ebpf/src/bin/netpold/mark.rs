@@ -25,7 +25,7 @@ use netpold_ebpf::{
     layout::{STRANGER, answer_mark, endpoint_slot, mark, parts_of},
     packet::{bytes::Bytes, parse},
     reason::Reason,
-    tables::{Tables as _, find_slot},
+    tables::{Tables as _, find_slot, find_slot_at},
     trace::Step,
 };
 
@@ -255,17 +255,12 @@ extern "C" fn netpold_unproven(skb: *mut __sk_buff) -> u32 {
 fn mark_sender(skb: *mut __sk_buff, answer: bool) {
     // SAFETY: the program's context.
     let ifindex = unsafe { (*skb).ifindex };
-    let slot = endpoint_slot(ifindex, 0);
-    match Maps::new().endpoint(slot) {
-        // Nearly all endpoints are where they are looked for first.
-        Some(endpoint) if endpoint.ifindex() == ifindex => {
-            let found = mark(slot, endpoint.id());
-            write(skb, if answer { answer_mark(found) } else { found });
-        }
-        _ => {
-            netpold_mark(skb, answer.into());
-        }
-    }
+    let Some((slot, endpoint)) = find_slot_at(&Maps::new(), ifindex, 0) else {
+        netpold_mark(skb, answer.into());
+        return;
+    };
+    let found = mark(slot, endpoint.id());
+    write(skb, if answer { answer_mark(found) } else { found });
 }
 
 /// As [`mark_sender`], wherever the endpoint is. A global function to the kernel, as those in the crate's root.
