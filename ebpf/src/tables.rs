@@ -11,7 +11,7 @@ use crate::{
         key::{self, Key, words4, words6},
         memory::Memory,
         relocate::{self, Shift},
-        table::{Flow, Full, Gave},
+        table::{self, Flow, Full, Gave},
     },
     layout::{
         ClassId, Ct4Key, ENDPOINT_PROBES, FragmentKey, FragmentPorts, Settings, endpoint_slot,
@@ -46,13 +46,16 @@ pub trait Tables: PolicyTables + Memory + Sized {
     fn class6(&self, address: [u64; 2]) -> ClassId {
         class6(self, &V6::octets(address))
     }
-    /// Inserts a flow whose key has that hash: [`insert`]. In the kernel that is a function of its own,
-    /// which the verifier looks at once, not at the end of each path that leads there.
+    /// Inserts a flow whose key has that hash: [`insert_vacant`], else [`insert`]. In the kernel that is a
+    /// function of its own, which the verifier looks at once, not at the end of each path that leads there.
     ///
     /// # Errors
     /// [`Full`] if there is no room.
     #[inline(always)]
     fn insert4(&self, key: [u64; 2], hash: u64, flags: u16) -> Result<(), Full> {
+        if insert_vacant::<V4, _>(self, key, hash, flags) {
+            return Ok(());
+        }
         insert::<V4, _, _>(self, key, hash, flags).map(drop)
     }
     /// As [`Tables::insert4`], IPv6.
@@ -61,6 +64,9 @@ pub trait Tables: PolicyTables + Memory + Sized {
     /// [`Full`] if there is no room.
     #[inline(always)]
     fn insert6(&self, key: [u64; 4], hash: u64, flags: u16) -> Result<(), Full> {
+        if insert_vacant::<V6, _>(self, key, hash, flags) {
+            return Ok(());
+        }
         insert::<V6, _, _>(self, key, hash, flags).map(drop)
     }
     /// Makes room for a flow of an endpoint that found none: [`make_place`], else [`free_stale`], else
@@ -243,6 +249,21 @@ pub fn flow<F: TableFamily, K: Key, T: Tables>(
 ) -> Option<Flow<K>> {
     let buckets = buckets::<F, T>(tables, settings, hash)?;
     Some(Flow { key, hash, buckets })
+}
+
+/// Inserts a flow into an empty place of its first bucket, by [`table::insert_vacant`].
+#[inline(always)]
+pub fn insert_vacant<F: TableFamily, T: Tables>(
+    tables: &T,
+    key: F::Key,
+    hash: u64,
+    flags: u16,
+) -> bool {
+    let Some(settings) = tables.settings() else { return false };
+    let index = key::first(hash, F::mask(settings));
+    let Some(bucket) = F::bucket(tables, index) else { return false };
+    // SAFETY: a whole bucket of this family's table.
+    unsafe { table::insert_vacant(tables, &key, bucket, flags, tables.now()) }
 }
 
 /// Inserts a flow into the table of its family; what had to go for it.

@@ -106,6 +106,24 @@ fn the_oldest_unreplied_flow_goes_first() {
 }
 
 #[test]
+fn an_empty_place_is_taken_before_one_that_is_over() {
+    let tables = NodeTables::new(1);
+    let begin = |number| {
+        let (key, hash) = hashed(&tables, number);
+        tables.insert4(key, hash, CT_INGRESS)
+    };
+    assert_eq!(begin(0), Ok(()));
+    tables.flows.now.fetch_add(tables.flows.settings.timeouts[0], Ordering::AcqRel);
+    for number in 1..=3 {
+        assert_eq!(begin(number), Ok(()));
+        assert!(find(&tables, 0).is_some(), "{number} has a place of its own");
+    }
+    assert_eq!(begin(4), Ok(()));
+    assert!(find(&tables, 0).is_none(), "the one that was over");
+    assert!((1..=4).all(|number| find(&tables, number).is_some()));
+}
+
+#[test]
 fn sweeping_frees_expired_flows_only_across_the_wrap_of_jiffies() {
     let tables = NodeTables::new(1);
     tables.flows.now.store(u32::MAX - 5, Ordering::Release);
@@ -156,7 +174,8 @@ fn no_reader_ever_matches_another_flow() {
                         .take_while(|round| *round < 60_000 || !seen_enough.load(Ordering::Acquire))
                     {
                         let number = round.wrapping_mul(7919) % 400 * 2 + writer;
-                        let _ = insert(tables, number, flags(number));
+                        let (key, hash) = hashed(tables, number);
+                        let _ = tables.insert4(key, hash, flags(number));
                     }
                 })
             })

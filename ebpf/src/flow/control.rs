@@ -78,6 +78,12 @@ impl Control {
         self.flags() & (CT_VALID | CT_BUSY) == CT_VALID
     }
 
+    /// Whether the way holds nothing, nor is being written.
+    #[inline(always)]
+    pub(crate) const fn is_vacant(self) -> bool {
+        self.flags() & (CT_VALID | CT_BUSY) == 0
+    }
+
     /// Whether a TCP flow is being closed: a FIN or RST was seen.
     #[must_use]
     #[inline(always)]

@@ -268,7 +268,7 @@ impl<K: Key> Flow<K> {
         (best_rank != PROTECTED).then_some((way, best_control, best_rank))
     }
 
-    /// Takes a way and writes the flow into it; false if another writer was faster.
+    /// As [`claim`], for this flow.
     #[inline(always)]
     pub(crate) unsafe fn claim<M: Memory>(
         &self,
@@ -278,23 +278,74 @@ impl<K: Key> Flow<K> {
         flags: u16,
         now: u32,
     ) -> bool {
-        let incarnation = old.incarnation().wrapping_add(1);
-        let busy = Control::new(now, incarnation, CT_BUSY);
-        // SAFETY: the way lies in the table, and is this writer's once the swap succeeded.
+        // SAFETY: as the caller promises.
+        unsafe { claim(memory, &self.key, way, old, flags, now) }
+    }
+}
+
+/// Inserts a flow into the first way of its first bucket that holds nothing, as a table that is not crowded
+/// has one; false if there is none or another writer was faster: then [`Flow::insert`] finds one.
+///
+/// # Safety
+/// As [`Flow::find`].
+#[inline(always)]
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a way's words are read and written under one promise"
+)]
+pub(crate) unsafe fn insert_vacant<K: Key, M: Memory>(
+    memory: &M,
+    key: &K,
+    bucket: *mut u64,
+    flags: u16,
+    now: u32,
+) -> bool {
+    for index in 0..CT_WAYS {
+        // SAFETY: as the caller promises.
         unsafe {
-            if memory.swap(way, old.0, busy.0) != old.0 {
-                return false;
+            let old = Control(memory.load(bucket.add(index * K::STRIDE)));
+            if old.is_vacant() {
+                let index = memory.opaque(index, key.word(0)) & (CT_WAYS - 1);
+                return claim(memory, key, bucket.add(index * K::STRIDE), old, flags, now);
             }
-            let mut index = 0;
-            while index < K::WORDS {
-                memory.store(way.add(1 + index), self.key.word(index));
-                index += 1;
-            }
-            // Incarnations come round again; see `crate::flow::cached_verdict`.
-            memory.store(Hit { way, control: busy }.cached_verdict::<K>(), 0);
-            let new = Control::new(now, incarnation, flags | CT_VALID);
-            memory.swap(way, busy.0, new.0) == busy.0
         }
+    }
+    false
+}
+
+/// Takes a way and writes a flow into it; false if another writer was faster.
+///
+/// # Safety
+/// A way of this key's kind in memory as [`Memory`] asks.
+#[inline(always)]
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a way's words are read and written under one promise"
+)]
+unsafe fn claim<K: Key, M: Memory>(
+    memory: &M,
+    key: &K,
+    way: *mut u64,
+    old: Control,
+    flags: u16,
+    now: u32,
+) -> bool {
+    let incarnation = old.incarnation().wrapping_add(1);
+    let busy = Control::new(now, incarnation, CT_BUSY);
+    // SAFETY: the way lies in the table, and is this writer's once the swap succeeded.
+    unsafe {
+        if memory.swap(way, old.0, busy.0) != old.0 {
+            return false;
+        }
+        let mut index = 0;
+        while index < K::WORDS {
+            memory.store(way.add(1 + index), key.word(index));
+            index += 1;
+        }
+        // Incarnations come round again; see `crate::flow::cached_verdict`.
+        memory.store(Hit { way, control: busy }.cached_verdict::<K>(), 0);
+        let new = Control::new(now, incarnation, flags | CT_VALID);
+        memory.swap(way, busy.0, new.0) == busy.0
     }
 }
 

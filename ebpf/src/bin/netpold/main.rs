@@ -338,7 +338,7 @@ fn judge_read<D: Direction, F: TableFamily>(
     skb: *mut __sk_buff,
     reading: impl FnOnce(*mut Scratch) -> *mut ParsedPacket<F>,
 ) -> u32 {
-    let maps = Maps::deferring();
+    let maps = Maps::<true, false>::deferring();
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return Reason::NoTable as u32 };
     // SAFETY: the program's context; this CPU's own scratch.
     match PacketEvaluator::<D, _>::new(&maps, unsafe { left_hook(skb, scratch) }) {
@@ -367,7 +367,7 @@ macro_rules! thorough {
         extern "C" fn $quick6(skb: *mut __sk_buff) -> u32 {
             // SAFETY: the program's context.
             let bytes = unsafe { Direct::<false>::new(skb) };
-            let maps = Maps::deferring();
+            let maps = Maps::<true>::deferring();
             maps.answer(decide::<$direction, _, _>(&bytes, &maps, hook(skb)))
         }
 

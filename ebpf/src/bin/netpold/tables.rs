@@ -26,7 +26,7 @@ use netpold_ebpf::{
     packet::family::{V4, V6},
     reason::{self, Reason},
     tables::{
-        TableFamily, Tables, find_endpoint, free_stale, insert, ipv6_hosts,
+        TableFamily, Tables, find_endpoint, free_stale, insert, insert_vacant, ipv6_hosts,
         local_endpoints::LocalEndpoints, make_room, policy::PolicyTables, shift,
     },
     trace::Step,
@@ -41,8 +41,9 @@ use crate::{
 
 /// The maps of this program. Every array lookup takes its index from the one place on the stack,
 /// since a place for each would fill the 512 bytes that a program has.
-/// With `DEFERS`, flows are left for [`netpold_record`] to insert.
-pub(crate) struct Maps<const DEFERS: bool = false> {
+/// With `CLAIMS`, a flow takes an empty place of its first bucket at once. With `DEFERS`, flows are (else) left
+/// for [`netpold_record`] to insert.
+pub(crate) struct Maps<const DEFERS: bool = false, const CLAIMS: bool = true> {
     index: UnsafeCell<u32>,
     /// One was.
     deferred: Cell<bool>,
@@ -55,7 +56,15 @@ impl Maps {
     }
 }
 
-impl Maps<true> {
+impl Maps<false, false> {
+    /// As [`Maps::new`], for a function that inserts what found no place at once.
+    #[inline(always)]
+    const fn calling() -> Self {
+        Self { index: UnsafeCell::new(0), deferred: Cell::new(false) }
+    }
+}
+
+impl<const CLAIMS: bool> Maps<true, CLAIMS> {
     /// As [`Maps::new`], for a function that is called: it leaves what it would insert.
     #[inline(always)]
     pub(crate) const fn deferring() -> Self {
@@ -69,7 +78,7 @@ impl Maps<true> {
     }
 }
 
-impl<const DEFERS: bool> Maps<DEFERS> {
+impl<const DEFERS: bool, const CLAIMS: bool> Maps<DEFERS, CLAIMS> {
     /// Leaves a flow for [`netpold_record`].
     #[inline(always)]
     fn defer(&self, key: [u64; 4], hash: u64, what: u64) -> Result<(), Full> {
@@ -129,7 +138,7 @@ pub(crate) unsafe fn add_one(word: *mut u64) {
     unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) word, in(reg) 1u64, options(nostack)) };
 }
 
-impl<const DEFERS: bool> Maps<DEFERS> {
+impl<const DEFERS: bool, const CLAIMS: bool> Maps<DEFERS, CLAIMS> {
     /// State of an IPv6 address' entry; not valid where there is none.
     #[inline(always)]
     fn host6_state(&self, address: [u64; 2]) -> u64 {
@@ -158,7 +167,7 @@ macro_rules! word {
     };
 }
 
-impl<const DEFERS: bool> PolicyTables for Maps<DEFERS> {
+impl<const DEFERS: bool, const CLAIMS: bool> PolicyTables for Maps<DEFERS, CLAIMS> {
     #[inline(always)]
     fn trie_root(&self, index: u16) -> u32 {
         // SAFETY: the index is below the table's length.
@@ -216,7 +225,7 @@ impl<const DEFERS: bool> PolicyTables for Maps<DEFERS> {
     const TRACED: bool = trace::TRACED;
 }
 
-impl<const DEFERS: bool> Memory for Maps<DEFERS> {
+impl<const DEFERS: bool, const CLAIMS: bool> Memory for Maps<DEFERS, CLAIMS> {
     #[inline(always)]
     unsafe fn load(&self, word: *const u64) -> u64 {
         // SAFETY: as the caller promises.
@@ -287,7 +296,7 @@ pub(crate) const PENDING: u32 = 1 << 9;
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn netpold_record(skb: *mut __sk_buff) -> u32 {
-    let maps = Maps::new();
+    let maps = Maps::calling();
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
     // SAFETY: this CPU's own scratch.
     let (what, hash) = unsafe { ((*scratch).pending.what, (*scratch).pending.hash) };
@@ -303,7 +312,7 @@ pub(crate) extern "C" fn netpold_record(skb: *mut __sk_buff) -> u32 {
 }
 
 #[inline(always)]
-fn insert_pending(maps: &Maps, what: u64, hash: u64) -> bool {
+fn insert_pending(maps: &Maps<false, false>, what: u64, hash: u64) -> bool {
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return false };
     // SAFETY: this CPU's own scratch.
     unsafe {
@@ -458,7 +467,7 @@ fn hide(index: usize, noise: u64) -> usize {
     hidden
 }
 
-impl<const DEFERS: bool> LocalEndpoints for Maps<DEFERS> {
+impl<const DEFERS: bool, const CLAIMS: bool> LocalEndpoints for Maps<DEFERS, CLAIMS> {
     #[inline(always)]
     fn local4(&self, address: u32) -> Option<u32> {
         // SAFETY: the value is a word, which is read once.
@@ -472,7 +481,7 @@ impl<const DEFERS: bool> LocalEndpoints for Maps<DEFERS> {
     }
 }
 
-impl<const DEFERS: bool> Tables for Maps<DEFERS> {
+impl<const DEFERS: bool, const CLAIMS: bool> Tables for Maps<DEFERS, CLAIMS> {
     #[inline(always)]
     fn settings(&self) -> Option<&Settings> {
         // SAFETY: map memory; what the agent changes meanwhile are words, each read on its own.
@@ -531,10 +540,13 @@ impl<const DEFERS: bool> Tables for Maps<DEFERS> {
 
     #[inline(always)]
     fn insert4(&self, key: [u64; 2], hash: u64, flags: u16) -> Result<(), Full> {
-        let [first, second] = key;
         if Self::TRACED {
             self.note(Step::NewFlow, flags.into(), 0);
         }
+        if CLAIMS && insert_vacant::<V4, _>(self, key, hash, flags) {
+            return Ok(());
+        }
+        let [first, second] = key;
         if DEFERS {
             return self.defer([first, second, 0, 0], hash, Pending::IPV4 | u64::from(flags));
         }
@@ -545,6 +557,9 @@ impl<const DEFERS: bool> Tables for Maps<DEFERS> {
     fn insert6(&self, key: [u64; 4], hash: u64, flags: u16) -> Result<(), Full> {
         if Self::TRACED {
             self.note(Step::NewFlow, flags.into(), 0);
+        }
+        if CLAIMS && insert_vacant::<V6, _>(self, key, hash, flags) {
+            return Ok(());
         }
         if DEFERS {
             return self.defer(key, hash, Pending::IPV6 | u64::from(flags));
