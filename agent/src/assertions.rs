@@ -108,8 +108,9 @@ impl std::fmt::Display for Selected {
 /// # Errors
 /// The assertions, the manifests or the cluster cannot be read, or an assertion is about nothing.
 pub fn run(args: &TestArgs) -> Result<u8> {
-    let assertions = read::read(&args.file)?;
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
+    let own = live::namespace(manifests, &args.cluster, namespace);
+    let assertions = read::read(&args.file, &own?)?;
     let objects = live::manifests_or_objects(manifests, &args.cluster, namespace)?;
     let cluster: Cluster = objects.into_iter().collect();
     let mut outcomes = judge(&cluster, assertions)?;

@@ -4,13 +4,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use netpold_core::probe::{IpProtocol, Party};
+use netpold_core::probe::IpProtocol;
 
 use crate::arguments::time;
 use crate::completion::CompletionArgs;
 use crate::dataplane::bpffs::DEFAULT_BPFFS;
 use crate::doctor::DoctorArgs;
 use crate::engine::interfaces::NodeDevices;
+use crate::explain::Who;
 use crate::flows::FlowsArgs;
 use crate::learn::LearnArgs;
 use crate::listen::ListenAddress;
@@ -340,12 +341,12 @@ pub struct ExplainArgs {
     /// tables and the kernel's programs say
     #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET")]
     pub socket: Option<PathBuf>,
-    /// Who sends: namespace/pod or an address
+    /// Who sends: namespace/pod, a pod of the namespace of -n, or an address
     #[arg(long, value_name = "WHO", env = "NETPOLD_FROM", required_unless_present = "probes")]
-    pub from: Option<Party>,
-    /// Who receives: namespace/pod, svc/namespace/name or an address
+    pub from: Option<Who>,
+    /// Who receives: namespace/pod, a pod of the namespace of -n, svc/namespace/name or an address
     #[arg(long, value_name = "WHO", env = "NETPOLD_TO", required_unless_present = "probes")]
-    pub to: Option<Party>,
+    pub to: Option<Who>,
     /// Destination port (TCP, UDP and SCTP need one)
     #[arg(long, env = "NETPOLD_PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub port: Option<u16>,
@@ -363,7 +364,8 @@ pub struct ExplainArgs {
     /// Which cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,
-    /// Where RBAC forbids to list objects in all namespaces: which one to see [default: the context's]
+    /// Namespace of pods that are named without one, and, where RBAC forbids to list objects in all namespaces,
+    /// the one to see [default: the context's; without a cluster: default]
     #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
     pub namespace: Option<String>,
     /// Format of the answer
@@ -399,7 +401,8 @@ pub struct DiffArgs {
     /// Which cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,
-    /// Where RBAC forbids to list objects in all namespaces: which one to see [default: the context's]
+    /// Namespace of objects of -f that name none, and, where RBAC forbids to list objects in all namespaces, the
+    /// one to see [default: the context's; without a cluster: default]
     #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
     pub namespace: Option<String>,
     /// Also say which connections are cut of those that are open now: on the agent's node,
@@ -457,7 +460,8 @@ pub struct TestArgs {
     /// Which cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,
-    /// Where RBAC forbids to list objects in all namespaces: which one to see [default: the context's]
+    /// Namespace of pods that assertions name without one, and, where RBAC forbids to list objects in all
+    /// namespaces, the one to see [default: the context's; without a cluster: default]
     #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
     pub namespace: Option<String>,
     /// Format of the answer

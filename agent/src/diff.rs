@@ -25,6 +25,7 @@ use crate::cli::{DiffArgs, DiffKind};
 use crate::flows::{self, Filter};
 use crate::offline;
 use crate::output::print;
+use crate::source::convert::DEFAULT_NAMESPACE;
 
 /// Exit status: no difference of the kind that `--fail-on` names.
 const SAME: u8 = 0;
@@ -156,21 +157,18 @@ fn cuts(args: &DiffArgs, before: &Cluster, after: &Cluster) -> Result<live::Cuts
 /// The cluster before and after.
 fn clusters(args: &DiffArgs) -> Result<[Cluster; 2]> {
     if let (Some(from), Some(to)) = (&args.from, &args.to) {
-        let [from, to] = [offline::read_directory(from)?, offline::read_directory(to)?];
+        let namespace = args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+        let read = |directory| offline::read_directory_in(directory, namespace);
+        let [from, to] = [read(from)?, read(to)?];
         return Ok([from, to].map(|objects| objects.into_iter().collect()));
     }
     let Some(file) = &args.file else {
         anyhow::bail!("give --from and --to, or -f");
     };
-    let changes = offline::read(file)?;
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
+    let own = crate::live::namespace(manifests, &args.cluster, namespace)?;
+    let changes = offline::read(file, &own)?;
     let before = crate::live::manifests_or_objects(manifests, &args.cluster, namespace)?;
-    if manifests.is_none() && changes.iter().any(|change| in_namespace(change, "default")) {
-        anstream::eprintln!(
-            "netpold: an object of -f that names no namespace counts as in namespace default, whatever -n and the \
-             context say: write metadata.namespace"
-        );
-    }
     let changes = if args.delete { deleted(&before, &changes) } else { changes };
     let after = before.iter().cloned().chain(changes).collect();
     Ok([before.into_iter().collect(), after])

@@ -2,6 +2,7 @@
 
 mod node;
 mod nodes;
+mod who;
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
@@ -15,6 +16,7 @@ use owo_colors::{OwoColorize, Style};
 use serde_json::{Map, Value};
 
 use nodes::Nodes;
+pub use who::Who;
 
 use crate::cli::{ExplainArgs, Output};
 use crate::live;
@@ -84,6 +86,12 @@ fn probe(args: &ExplainArgs) -> Result<Probe> {
     let (Some(from), Some(to)) = (args.from.clone(), args.to.clone()) else {
         bail!("--from and --to are needed, or --probes");
     };
+    let mut namespace = String::new();
+    if from.lacks_namespace() || to.lacks_namespace() {
+        let (manifests, given) = (args.manifests.as_deref(), args.namespace.as_deref());
+        namespace = live::namespace(manifests, &args.cluster, given)?;
+    }
+    let [from, to] = [from, to].map(|who| who.in_namespace(&namespace));
     Probe::new(from, to, args.protocol, args.port)
         .map_err(|error| anyhow::anyhow!("{error}: give --port"))
 }

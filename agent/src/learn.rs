@@ -31,6 +31,7 @@ use crate::offline;
 use crate::output::{Output, print};
 use crate::printable::printable;
 use crate::socket::{DEFAULT_SOCKET, answer as ask};
+use crate::source::convert::DEFAULT_NAMESPACE;
 use crate::status::understood;
 
 pub use generate::{Learned, LearnedPolicy, LearnedRule, Options, generate};
@@ -161,7 +162,7 @@ impl LearnArgs {
     fn objects(&self) -> Result<Option<Vec<Change>>> {
         match (&self.manifests, &self.namespace) {
             _ if self.recorded => Ok(None),
-            (Some(directory), _) => offline::read(directory).map(Some),
+            (Some(directory), _) => offline::read(directory, DEFAULT_NAMESPACE).map(Some),
             (None, Some(namespace)) if self.cluster.is_meant() => {
                 live::block_on(live::objects(&self.cluster, Some(namespace))).map(Some)
             }

@@ -183,8 +183,13 @@ fn bad_flags() {
     refused(&with(&["--port", "1", "--protocol", "TCPX"]), 2, "\"TCPX\" is no protocol: use TCP,");
     refused(&with(&["--probes", "-"]), 2, "cannot be used with");
     refused(&ask(&["--from", "x/b"]), 2, "--to <WHO>");
+    let output = ask(&["--from", "B", "--to", "x/a", "--port", "1"]);
+    refused(&output, 2, "\"B\" is neither namespace/pod nor an address");
     let output = ask(&["--from", "b", "--to", "x/a", "--port", "1"]);
-    refused(&output, 2, "\"b\" is neither namespace/pod nor an address");
+    refused(&output, 2, "there is no pod default/b");
+    let named = ask(&["--from", "x/b", "--to", "x/a", "--port", "80"]);
+    let of_namespace = ask(&["--from", "b", "--to", "a", "--port", "80", "-n", "x"]);
+    assert_eq!(stdout(&of_namespace), stdout(&named));
     refused(&ask(&["--probes", "/does/not/exist"]), 2, "--probes /does/not/exist cannot be read");
     let nowhere = ["explain", "--from", "x/b", "--to", "x/a", "--port", "1"];
     refused(&netpold(&nowhere), 2, "--manifests <DIR> names a directory");

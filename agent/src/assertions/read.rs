@@ -8,19 +8,20 @@ use netpold_core::model::{Requirement, Selector};
 use netpold_core::probe::{IpProtocol, Party};
 
 use super::{Assertion, Namespaces, Selected};
+use crate::explain::Who;
 use crate::source::document::{Entry, Node, ReadError, Value, parse};
 
 /// The fields of an assertion.
 const FIELDS: [&str; 6] = ["name", "from", "to", "port", "protocol", "expect"];
 
-/// The assertions of a file.
+/// The assertions of a file. Pods that are named without a namespace are in that one.
 ///
 /// # Errors
 /// The file cannot be read, holds no assertion, or something else; with `file:line`.
-pub(super) fn read(file: &Path) -> Result<Vec<Assertion>> {
+pub(super) fn read(file: &Path, namespace: &str) -> Result<Vec<Assertion>> {
     let name = file.display().to_string();
     let text = fs::read_to_string(file).with_context(|| format!("{name} cannot be read"))?;
-    let assertions = read_text(&name, &text)
+    let assertions = read_text(&name, &text, namespace)
         .map_err(|error| anyhow!("{name}:{}: {}", error.line, error.reason))?;
     if assertions.is_empty() {
         return Err(anyhow!("{name}: there is no assertion in it; list them under `assertions:`"));
@@ -28,7 +29,7 @@ pub(super) fn read(file: &Path) -> Result<Vec<Assertion>> {
     Ok(assertions)
 }
 
-fn read_text(file: &str, text: &str) -> Result<Vec<Assertion>, ReadError> {
+fn read_text(file: &str, text: &str, namespace: &str) -> Result<Vec<Assertion>, ReadError> {
     let mut assertions = Vec::new();
     for document in parse(text)? {
         let Value::Map(entries) = &document.value else {
@@ -42,7 +43,7 @@ fn read_text(file: &str, text: &str) -> Result<Vec<Assertion>, ReadError> {
             return Err(ReadError::new(list.line, "assertions: is no list"));
         };
         for item in items {
-            assertions.push(assertion(file, item)?);
+            assertions.push(assertion(file, item, namespace)?);
         }
     }
     Ok(assertions)
@@ -58,7 +59,7 @@ fn known(entries: &[Entry], fields: &[&str]) -> Result<(), ReadError> {
     }
 }
 
-fn assertion(file: &str, item: &Node) -> Result<Assertion, ReadError> {
+fn assertion(file: &str, item: &Node, namespace: &str) -> Result<Assertion, ReadError> {
     let Value::Map(entries) = &item.value else {
         return Err(ReadError::new(item.line, "an assertion has fields from, to, port and expect"));
     };
@@ -66,7 +67,7 @@ fn assertion(file: &str, item: &Node) -> Result<Assertion, ReadError> {
     let side = |field: &str| {
         let node = item.get(field);
         let node = node.ok_or_else(|| ReadError::new(item.line, format!("{field}: is missing")))?;
-        selected(field, node)
+        selected(field, node, namespace)
     };
     let (from, to) = (side("from")?, side("to")?);
     if let Selected::One(Party::Service(_)) = from {
@@ -129,13 +130,13 @@ fn port(item: &Node, protocol: IpProtocol) -> Result<u16, ReadError> {
     number.ok_or_else(|| ReadError::new(entry.line, "port: is no number from 1 to 65535"))
 }
 
-fn selected(field: &str, node: &Node) -> Result<Selected, ReadError> {
+fn selected(field: &str, node: &Node, namespace: &str) -> Result<Selected, ReadError> {
     let entries = match &node.value {
         Value::Text(text) => {
-            let party = text
-                .parse()
+            let who = text
+                .parse::<Who>()
                 .map_err(|error| ReadError::new(node.line, format!("{field}: {error}")))?;
-            return Ok(Selected::One(party));
+            return Ok(Selected::One(who.in_namespace(namespace)));
         }
         Value::Map(entries) => entries,
         Value::Null | Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::List(_) => {
@@ -188,22 +189,23 @@ mod tests {
 
     fn error(fields: &str) -> String {
         let text = format!("assertions:\n- {{{fields}}}\n");
-        read_text("a.yaml", &text).unwrap_err().to_string()
+        read_text("a.yaml", &text, "x").unwrap_err().to_string()
     }
 
     #[test]
     fn what_stands_in_a_file() {
         let text = "assertions:\n\
-            - {name: n, from: x/a, to: 10.0.0.1, port: 80, expect: allow}\n\
+            - {name: n, from: a, to: 10.0.0.1, port: 80, expect: allow}\n\
             - from: {namespace: x, labels: {app: web, tier: \"1\"}}\n  to: svc/x/s\n  protocol: udp\n  port: 53\n  expect: deny\n\
             - {from: {namespace: \"*\"}, to: x/a, protocol: ICMP, expect: deny}\n";
-        let all = read_text("a.yaml", text).unwrap();
+        let all = read_text("a.yaml", text, "x").unwrap();
         let titles: Vec<_> = all.iter().map(|a| (a.place.as_str(), a.title())).collect();
         let expected = [
             ("a.yaml:2", "n"),
             ("a.yaml:3", "deny pods of x with app=web, tier=1 to svc/x/s, UDP 53"),
             ("a.yaml:8", "deny pods of every namespace to x/a, ICMP"),
         ];
+        assert_eq!(all[0].from.to_string(), "x/a");
         assert_eq!(titles, expected.map(|(place, title)| (place, title.to_owned())));
     }
 
@@ -228,8 +230,8 @@ mod tests {
                 "protocol: \"TCPX\" is no protocol",
             ),
             (
-                "from: a, to: x/b, port: 1, expect: deny",
-                "from: \"a\" is neither namespace/pod nor an address",
+                "from: A, to: x/b, port: 1, expect: deny",
+                "from: \"A\" is neither namespace/pod nor an address",
             ),
             ("from: svc/x/a, to: x/b, port: 1, expect: deny", "from: a Service sends nothing"),
             ("from: x/a, to: {labels: {a: b}}, port: 1, expect: deny", "to: namespace is missing"),
@@ -249,8 +251,8 @@ mod tests {
                 "{message:?} is not {error:?}"
             );
         }
-        assert!(read_text("a", "assertions: {}").is_err());
-        assert!(read_text("a", "expectations: []").is_err());
-        assert!(read_text("a", "- from: a").is_err());
+        assert!(read_text("a", "assertions: {}", "x").is_err());
+        assert!(read_text("a", "expectations: []", "x").is_err());
+        assert!(read_text("a", "- from: a", "x").is_err());
     }
 }

@@ -37,7 +37,7 @@ enum Wanted {
     PodOfNamespace,
     /// `pod` or `namespace/pod`.
     Pod,
-    /// The same, `svc/service` or `svc/namespace/service`.
+    /// The same, or `svc/namespace/service`.
     Party,
 }
 
@@ -112,19 +112,20 @@ async fn found(
             prefixed(&format!("{prefix}{namespace}/"), names.of(kind, Some(namespace)).await, "")
         }
         (Wanted::Pod | Wanted::Party, None) => {
-            let (own, all) = tokio::join!(names.of(kind, None), names.namespaces());
-            let mut found = [prefixed(prefix, own, ""), prefixed(prefix, all, "/")].concat();
-            if wanted == Wanted::Party && prefix.is_empty() {
-                found.push(SERVICE.to_owned());
+            let all = prefixed(prefix, names.namespaces().await, "/");
+            if !prefix.is_empty() {
+                return all;
             }
-            found
+            let services = (wanted == Wanted::Party).then(|| SERVICE.to_owned());
+            names.of(kind, None).await.into_iter().chain(all).chain(services).collect()
         }
     }
 }
 
 /// What an argument names, by what its help calls the value.
 fn wanted(arg: &Arg) -> Option<Wanted> {
-    let value = arg.get_value_names().and_then(|names| names.first()).map(|name| name.as_str());
+    let value =
+        arg.get_value_names().and_then(|names| names.first()).map(clap::builder::Str::as_str);
     match (arg.get_id().as_str(), value) {
         ("context", _) => Some(Wanted::Context),
         ("namespace" | "agents_namespace", _) => Some(Wanted::Namespace),

@@ -9,8 +9,8 @@ use super::{ClusterArgs, SILENCE, block_on};
 use crate::offline;
 use crate::printable::printable;
 use crate::source::cluster::failure::Failure;
-use crate::source::cluster::{Listed, Lister};
-use crate::source::convert::Kind;
+use crate::source::cluster::{Listed, Lister, default_namespace};
+use crate::source::convert::{DEFAULT_NAMESPACE, Kind};
 
 /// All kinds, in the order in which they are listed: pods last, so that no policy is older than a pod it is about.
 const KINDS: [Kind; 7] = [
@@ -40,6 +40,26 @@ pub fn manifests_or_objects(
              cluster; `kubectl netpold` asks kubectl's"
         ),
     }
+}
+
+/// The namespace of what names none: the given one, or that of a cluster's context, or `default`.
+///
+/// # Errors
+/// It cannot be a namespace's name, or the kubeconfig cannot be read.
+pub fn namespace(
+    manifests: Option<&Path>,
+    cluster: &ClusterArgs,
+    given: Option<&str>,
+) -> Result<String> {
+    let name = match given {
+        Some(name) => name.to_owned(),
+        None if manifests.is_none() && cluster.is_meant() => {
+            block_on(async { Ok(default_namespace(&cluster.access(SILENCE)).await?) })?
+        }
+        None => DEFAULT_NAMESPACE.to_owned(),
+    };
+    check_namespace(&name)?;
+    Ok(name)
 }
 
 /// The objects of a cluster. Where RBAC forbids to list a kind in all namespaces, those of one namespace are taken: the

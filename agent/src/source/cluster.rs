@@ -35,7 +35,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use tokio::sync::mpsc;
 
 use self::connection::Connection;
-pub use self::connection::{Access, ConnectError, client};
+pub use self::connection::{Access, ConnectError, client, default_namespace};
 pub use self::event_recorder::{EventRecorder, Unsupported};
 use self::follower::Follower;
 use self::hub::{Hub, Update};

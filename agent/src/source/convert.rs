@@ -399,10 +399,13 @@ fn name(metadata: &ObjectMeta) -> Result<String, Problem> {
     name.ok_or_else(|| Problem::new("metadata.name", "the object has no name"))
 }
 
-/// Key of a namespaced object; without a namespace it is in `default`, as with `kubectl`.
+/// Where an object is that names no namespace, as with `kubectl`.
+pub const DEFAULT_NAMESPACE: &str = "default";
+
+/// Key of a namespaced object.
 fn key(metadata: &ObjectMeta) -> Result<Key, Problem> {
     let namespace = metadata.namespace.clone().filter(|namespace| !namespace.is_empty());
-    Ok(Key::new(namespace.unwrap_or_else(|| "default".into()), name(metadata)?))
+    Ok(Key::new(namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.into()), name(metadata)?))
 }
 
 fn labels(metadata: &ObjectMeta) -> Labels {

@@ -20,6 +20,7 @@ use tracing::{info, warn};
 
 use self::scan::Scanner;
 use self::store::Store;
+use super::convert::DEFAULT_NAMESPACE;
 use super::document::ReadError;
 use super::{Batch, Source, SourceProblem, SourceStatus};
 use crate::watched::Watched;
@@ -62,7 +63,18 @@ fn hint(error: &io::Error) -> &'static str {
 /// # Errors
 /// The directory cannot be read. Files that cannot are among the problems.
 pub fn read_once(directory: &Path) -> Result<(Vec<Change>, SourceStatus), ManifestsError> {
-    let mut state = State::new(directory);
+    read_once_in(directory, DEFAULT_NAMESPACE)
+}
+
+/// The same; objects that name no namespace are in that one.
+///
+/// # Errors
+/// As [`read_once`].
+pub fn read_once_in(
+    directory: &Path,
+    namespace: &str,
+) -> Result<(Vec<Change>, SourceStatus), ManifestsError> {
+    let mut state = State::new(directory, namespace);
     let changes = state.scan().map_err(|error| state.failure(error))?.changes;
     let status = state.status(None);
     Ok((changes, status))
@@ -74,7 +86,19 @@ pub fn read_once(directory: &Path) -> Result<(Vec<Change>, SourceStatus), Manife
 /// # Errors
 /// As for any file: then nothing of it takes effect.
 pub fn read_text(name: &str, bytes: &[u8]) -> Result<(Vec<Change>, Vec<SourceProblem>), ReadError> {
-    let content = content::read(name, bytes)?;
+    read_text_in(name, bytes, DEFAULT_NAMESPACE)
+}
+
+/// The same; objects that name no namespace are in that one.
+///
+/// # Errors
+/// As [`read_text`].
+pub fn read_text_in(
+    name: &str,
+    bytes: &[u8],
+    namespace: &str,
+) -> Result<(Vec<Change>, Vec<SourceProblem>), ReadError> {
+    let content = content::read(name, bytes, namespace)?;
     let objects = content.objects.into_values().map(|object| object.change);
     Ok((objects.collect(), content.problems))
 }
@@ -84,7 +108,7 @@ pub fn read_text(name: &str, bytes: &[u8]) -> Result<(Vec<Change>, Vec<SourcePro
 /// # Errors
 /// The directory cannot be read now. If it vanishes later, what it held stays in effect.
 pub fn watch(directory: &Path) -> Result<Source, ManifestsError> {
-    let mut state = State::new(directory);
+    let mut state = State::new(directory, DEFAULT_NAMESPACE);
     let (sender, events) = events::channel();
     let watched = Watched::new(directory, sender);
     let at = Instant::now();
@@ -120,10 +144,10 @@ struct State {
 }
 
 impl State {
-    fn new(directory: &Path) -> Self {
+    fn new(directory: &Path, namespace: &str) -> Self {
         Self {
             directory: directory.to_owned(),
-            scanner: Scanner::new(directory),
+            scanner: Scanner::new(directory, namespace),
             store: Store::default(),
             in_sync: false,
         }

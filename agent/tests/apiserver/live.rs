@@ -463,6 +463,7 @@ fn a_live_cluster_is_judged_as_its_manifests_are() {
         assert!(live.status.code() != Some(2), "{question:?}: {}", stderr(&live));
     }
     as_kubectls_plugin(&server, questions[0]);
+    in_the_namespace_that_is_meant(&server);
     completed::names_of_the_cluster(&server);
     as_an_ordinary_user(&server, questions[0], &change);
 }
@@ -485,6 +486,49 @@ fn as_kubectls_plugin(server: &ApiServer, question: &[&str]) {
     let broken = run("KUBECONFIG", Path::new("/none"));
     assert_eq!(broken.status.code(), Some(2), "{}", stdout(&broken));
     assert!(stderr(&broken).contains("/none"), "{}", stderr(&broken));
+}
+
+/// What names no namespace is in that of -n, else in the context's.
+fn in_the_namespace_that_is_meant(server: &ApiServer) {
+    let admin = server.admin();
+    let mut kubeconfig: Value = serde_json::from_slice(&fs::read(&admin).unwrap()).unwrap();
+    kubeconfig["contexts"][0]["context"]["namespace"] = json!("bank");
+    let files = TempDir::new().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = files.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let of_bank = PathBuf::from(file("bank.kubeconfig", &kubeconfig.to_string()));
+    let mut change = objects().remove(5);
+    change["spec"]["ingress"] = json!([]);
+    let named = file("named.json", &change.to_string());
+    change["metadata"].as_object_mut().unwrap().remove("namespace");
+    let unnamed = file("unnamed.json", &change.to_string());
+    let expect = "to: bank/db, port: 80, expect: allow";
+    let named_pods = file("named.yaml", &format!("assertions: [{{from: shop/web, {expect}}}]"));
+    let unnamed_pods = file("unnamed.yaml", &format!("assertions: [{{from: web, {expect}}}]"));
+    let explain = ["explain", "--port", "80", "--to"];
+    let with = |more: &[&'static str]| [&explain[..], more].concat();
+    let shop = ["-n", "shop"];
+    let questions: [(Vec<&str>, Vec<&str>); 4] = [
+        (with(&["shop/cart", "--from", "bank/db"]), with(&["shop/cart", "--from", "db"])),
+        (
+            with(&["shop/cart", "--from", "shop/web"]),
+            [with(&["cart", "--from", "web"]), shop.to_vec()].concat(),
+        ),
+        (vec!["diff", "-f", &named], [&["diff", "-f", &unnamed], &shop[..]].concat()),
+        (vec!["test", "-f", &named_pods], [&["test", "-f", &unnamed_pods], &shop[..]].concat()),
+    ];
+    for (named, unnamed) in questions {
+        let named = netpold(server, &admin, &named);
+        let asked = netpold(server, &of_bank, &unnamed);
+        assert_eq!(stdout(&asked), stdout(&named), "{unnamed:?}: {}", stderr(&asked));
+        assert!(!stdout(&asked).is_empty(), "{}", stderr(&asked));
+    }
+    // Of the context: there is no such policy in bank, so nothing changes but its own pods.
+    let output = netpold(server, &of_bank, &["diff", "-f", &unnamed]);
+    assert!(!stdout(&output).contains("shop/web -> shop/cart"), "{}", stdout(&output));
 }
 
 /// `view` in one namespace, and nothing else.

@@ -130,16 +130,28 @@ pub async fn client(access: &Access) -> Result<Client, ConnectError> {
     Ok(connect(access).await?.0)
 }
 
-async fn connect(access: &Access) -> Result<(Client, String), ConnectError> {
+/// The namespace of the context, or `default`. Nobody is asked for credentials.
+///
+/// # Errors
+/// There is nothing to connect to.
+pub async fn default_namespace(access: &Access) -> Result<String, ConnectError> {
+    Ok(configuration(access).await?.default_namespace)
+}
+
+async fn configuration(access: &Access) -> Result<Config, ConnectError> {
     let found = match &access.kubeconfig {
         Some(path) => Some((path.clone(), read(path)?)),
         None if access.as_kubectl => users_kubeconfig()?,
         None => None,
     };
-    let mut config = match found {
-        Some((path, file)) => from_kubeconfig(&path, file, access.context.as_deref()).await?,
-        None => Config::incluster_env().map_err(not_in_cluster)?,
-    };
+    match found {
+        Some((path, file)) => from_kubeconfig(&path, file, access.context.as_deref()).await,
+        None => Config::incluster_env().map_err(not_in_cluster),
+    }
+}
+
+async fn connect(access: &Access) -> Result<(Client, String), ConnectError> {
+    let mut config = configuration(access).await?;
     config.connect_timeout = Some(CONNECT.min(access.timeout));
     config.read_timeout = Some(access.timeout);
     let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();

@@ -88,27 +88,28 @@ pub(super) struct Content {
     pub(super) problems: Vec<SourceProblem>,
 }
 
-/// Read a file's text: all of it or nothing.
-pub(super) fn read(file: &str, bytes: &[u8]) -> Result<Content, ReadError> {
+/// Read a file's text: all of it or nothing. Objects that name no namespace are in that one.
+pub(super) fn read(file: &str, bytes: &[u8], namespace: &str) -> Result<Content, ReadError> {
     let text = std::str::from_utf8(bytes).map_err(|e| {
         let line = bytes[..e.valid_up_to()].split(|byte| *byte == b'\n').count();
         ReadError::new(u32::try_from(line).unwrap_or(u32::MAX), "not UTF-8 text")
     })?;
     let mut content = Content::default();
     for document in parse(text)? {
-        content.add(file, document)?;
+        content.add(file, document, namespace)?;
     }
     Ok(content)
 }
 
 impl Content {
-    fn add(&mut self, file: &str, node: Node) -> Result<(), ReadError> {
+    fn add(&mut self, file: &str, mut node: Node, namespace: &str) -> Result<(), ReadError> {
         if let Some(kind) = node.text("kind").and_then(|kind| kind.strip_suffix("List"))
             && node.get("items").is_some()
         {
             let (kind, version) = (kind.to_owned(), node.text("apiVersion").map(str::to_owned));
-            return self.add_list(file, node, &kind, version.as_deref());
+            return self.add_list(file, node, (&kind, version.as_deref()), namespace);
         }
+        place(&mut node, namespace);
         match manifest(&node)? {
             Manifest::Object(object) => {
                 let Some(id) = Id::of(&object.change) else { return Ok(()) };
@@ -134,8 +135,8 @@ impl Content {
         &mut self,
         file: &str,
         list: Node,
-        kind: &str,
-        version: Option<&str>,
+        (kind, version): (&str, Option<&str>),
+        namespace: &str,
     ) -> Result<(), ReadError> {
         let Value::Map(entries) = list.value else { return Ok(()) };
         let Some(items) = entries.into_iter().find(|e| e.key == "items") else { return Ok(()) };
@@ -149,13 +150,31 @@ impl Content {
         for mut item in items {
             inherit(&mut item, "kind", Some(kind).filter(|kind| !kind.is_empty()));
             inherit(&mut item, "apiVersion", version.filter(|_| !kind.is_empty()));
-            self.add(file, item)?;
+            self.add(file, item, namespace)?;
         }
         Ok(())
     }
 
     fn problem(&mut self, file: &str, line: u32, text: String) {
         self.problems.push(SourceProblem { file: file.to_owned(), line, text });
+    }
+}
+
+/// Puts an object that names no namespace into one. Kinds without namespaces do not look.
+fn place(object: &mut Node, namespace: &str) {
+    let Value::Map(entries) = &mut object.value else { return };
+    let Some(metadata) = entries.iter_mut().find(|entry| entry.key == "metadata") else { return };
+    let line = metadata.line;
+    let Value::Map(fields) = &mut metadata.node.value else { return };
+    let value = Value::Text(namespace.to_owned());
+    match fields.iter_mut().find(|field| field.key == "namespace") {
+        Some(field) if field.node.value == Value::Null => field.node.value = value,
+        Some(field) if field.node.value == Value::Text(String::new()) => field.node.value = value,
+        Some(_) => {}
+        None => {
+            let node = Node { line, value };
+            fields.push(Entry { key: "namespace".to_owned(), line, node });
+        }
     }
 }
 
@@ -174,7 +193,12 @@ mod tests {
     use super::*;
 
     fn ids(text: &str) -> Vec<String> {
-        read("f", text.as_bytes()).unwrap().objects.keys().map(ToString::to_string).collect()
+        read("f", text.as_bytes(), "default")
+            .unwrap()
+            .objects
+            .keys()
+            .map(ToString::to_string)
+            .collect()
     }
 
     #[test]
@@ -202,6 +226,23 @@ items:
     }
 
     #[test]
+    fn objects_without_a_namespace_are_where_they_are_put() {
+        let text = "
+kind: List
+items:
+- {apiVersion: v1, kind: Namespace, metadata: {name: n}}
+- {apiVersion: v1, kind: Pod, metadata: {name: a}}
+- {apiVersion: v1, kind: Pod, metadata: {name: b, namespace: }}
+- {apiVersion: v1, kind: Pod, metadata: {name: c, namespace: ''}}
+- {apiVersion: v1, kind: Pod, metadata: {name: d, namespace: y}}
+";
+        let content = read("f", text.as_bytes(), "x").unwrap();
+        let ids: Vec<String> = content.objects.keys().map(ToString::to_string).collect();
+        assert_eq!(ids, ["Namespace n", "Pod x/a", "Pod x/b", "Pod x/c", "Pod y/d"]);
+        assert_eq!(content.problems, []);
+    }
+
+    #[test]
     fn problems_have_the_line_of_their_field() {
         let text = "---
 apiVersion: networking.k8s.io/v1
@@ -216,7 +257,7 @@ spec:
   - ports:
     - port: 0
 ";
-        let content = read("f.yaml", text.as_bytes()).unwrap();
+        let content = read("f.yaml", text.as_bytes(), "default").unwrap();
         let problems: Vec<String> = content.problems.iter().map(ToString::to_string).collect();
         assert_eq!(
             problems,
@@ -236,7 +277,7 @@ spec:
                 "---\n{{apiVersion: v1, kind: Pod, metadata: {{name: a, labels: {{l: {label}}}}}}}\n"
             )
         };
-        let content = read("f", (pod("one") + &pod("two")).as_bytes()).unwrap();
+        let content = read("f", (pod("one") + &pod("two")).as_bytes(), "default").unwrap();
         let Change::Pod(found) = &content.objects.values().next().unwrap().change else { panic!() };
         assert_eq!(found.labels.get("l").unwrap(), "two");
         assert_eq!(
@@ -248,9 +289,9 @@ spec:
     #[test]
     fn one_bad_object_refuses_the_file() {
         let text = "{apiVersion: v1, kind: Namespace, metadata: {name: x}}\n---\nkind: Pod\n";
-        let error = read("f", text.as_bytes()).unwrap_err();
+        let error = read("f", text.as_bytes(), "default").unwrap_err();
         assert_eq!(error.to_string(), "line 3: not a Kubernetes object: no `apiVersion`");
-        let error = read("f", b"a: 1\nb: \xff\n").unwrap_err();
+        let error = read("f", b"a: 1\nb: \xff\n", "default").unwrap_err();
         assert_eq!(error.to_string(), "line 2: not UTF-8 text");
     }
 
@@ -285,7 +326,7 @@ spec:
             }
             // To YAML a lone carriage return ends a line too.
             let lines = bytes.split(|b| matches!(b, b'\n' | b'\r')).count();
-            if let Err(error) = read("f", &bytes) {
+            if let Err(error) = read("f", &bytes, "default") {
                 proptest::prop_assert!((1..=lines + 1).contains(&(error.line as usize)), "{}", error);
             }
         }

@@ -60,6 +60,8 @@ pub(super) struct Found {
 /// The directory as it was at the last scan.
 pub(super) struct Scanner {
     directory: PathBuf,
+    /// Of objects that name none.
+    namespace: String,
     /// Device and inode of the directory that was read last.
     identity: Option<(u64, u64)>,
     seen: BTreeMap<String, Stamp>,
@@ -71,9 +73,10 @@ pub(super) struct Scanner {
 }
 
 impl Scanner {
-    pub(super) fn new(directory: &Path) -> Self {
+    pub(super) fn new(directory: &Path, namespace: &str) -> Self {
         Self {
             directory: directory.to_owned(),
+            namespace: namespace.to_owned(),
             identity: None,
             seen: BTreeMap::new(),
             failed: HashMap::new(),
@@ -186,7 +189,7 @@ impl Scanner {
                 self.failed.remove(name);
                 // If it changed in between, the next scan sees another stamp and reads again.
                 self.seen.insert(name.to_owned(), read_stamp);
-                let update = match content::read(name, &bytes) {
+                let update = match content::read(name, &bytes, &self.namespace) {
                     Ok(_) if bytes.trim_ascii().is_empty() => Update::Empty,
                     Ok(content) => Update::Good(content),
                     Err(e) => Update::Bad { line: e.line, reason: e.reason },

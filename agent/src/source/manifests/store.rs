@@ -177,7 +177,7 @@ mod tests {
                 )
             })
             .collect();
-        (file.into(), Update::Good(read(file, text.as_bytes()).unwrap()))
+        (file.into(), Update::Good(read(file, text.as_bytes(), "default").unwrap()))
     }
 
     #[expect(clippy::wildcard_enum_match_arm, reason = "of the many kinds, the ones this is about")]
