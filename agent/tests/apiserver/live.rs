@@ -4,6 +4,7 @@
 //! processes that exec starts are real.
 
 mod completed;
+mod learned;
 mod probed;
 
 use std::collections::BTreeMap;
@@ -159,6 +160,7 @@ fn agents_answer_through_the_api_server() {
     connections_of_all_nodes(&world);
     verdicts_of_the_nodes(&world);
     flows_that_were_seen(&world.server);
+    learned::policies_are_what_the_api_server_keeps(&world.server);
     lines_come_while_a_command_runs(&world.server, &kubelet);
     rights_decide(&world.server);
     probed::connections_from_pods(&mut world, &kubelet);
