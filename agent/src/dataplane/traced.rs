@@ -56,11 +56,11 @@ pub struct TracedPrograms {
 }
 
 impl TracedPrograms {
-    /// Loads the programs with these maps. Nothing is attached.
+    /// Loads the programs with these maps. Nothing is attached, and nothing told of before [`TracedPrograms::ask`].
     ///
     /// # Errors
     /// See [`GenerationError`].
-    pub fn load(shared: &SharedMaps, filter: &TraceFilter) -> Result<Self, GenerationError> {
+    pub fn load(shared: &SharedMaps) -> Result<Self, GenerationError> {
         object()?;
         if TRACED_OBJECT.is_empty() {
             return Err(ObjectMissing { missing: "the traced object" }.into());
@@ -75,7 +75,6 @@ impl TracedPrograms {
         let load = |e| GenerationError::Load { cause: Box::new(e) };
         let mut bpf = loader.load(TRACED_OBJECT).map_err(load)?;
         share(&bpf, &shared.maps)?;
-        write(&mut bpf, filter).map_err(traced)?;
         for direction in Direction::BOTH {
             let name = Program::from(direction).name();
             let failed = |e| GenerationError::Program { name, cause: Box::new(e) };
@@ -86,6 +85,14 @@ impl TracedPrograms {
         let lines = Lines::default();
         let logger = EbpfLogger::init_with_logger(&mut bpf, lines.clone()).map_err(traced)?;
         Ok(Self { bpf, logger, lines, generation: shared.generation })
+    }
+
+    /// From now on these packets are told of.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn ask(&mut self, filter: &TraceFilter) -> Result<(), GenerationError> {
+        write(&mut self.bpf, filter).map_err(traced)
     }
 
     /// The program of a direction, and its identifier.

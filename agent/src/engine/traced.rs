@@ -15,6 +15,9 @@ use crate::events::{Dropped, Outcome, Seen};
 use crate::observe::{Attributed, Attribution, Attributions};
 use crate::trace::{Packet, RawPacket, Request, Target, Tracing};
 
+/// Why there is nothing to trace.
+const NOTHING: &str = "nothing is enforced yet";
+
 impl Tracing for Engine {
     fn target(&self, request: &Request) -> Result<Target, String> {
         let (compiler, dataplane) = (&self.reconciler.compiler, &self.reconciler.dataplane);
@@ -33,22 +36,21 @@ impl Tracing for Engine {
             });
         }
         let clauses = request.clauses(|party| addresses(cluster, party))?;
-        let failed = |error: &dyn std::error::Error| error.to_string();
-        let maps = dataplane.shared_maps().map_err(|e| failed(&e))?;
-        let parts = maps.zip(dataplane.generation()).zip(dataplane.written_settings());
-        let ((maps, generation), settings) = parts.ok_or("nothing is enforced yet")?;
-        let now = generation.jiffies().map_err(|e| failed(&e))?;
-        Ok(Target {
-            node: cluster.node_name().to_owned(),
-            interfaces,
-            maps,
-            clauses,
-            jiffies: (now, settings.event_window),
-        })
+        let maps = dataplane.shared_maps().map_err(|error| error.to_string())?.ok_or(NOTHING)?;
+        Ok(Target { node: cluster.node_name().to_owned(), interfaces, maps, clauses })
     }
 
-    fn begin(&mut self, ifindexes: &[u32], programs: &TracedPrograms) -> Result<(), String> {
-        self.reconciler.dataplane.trace(ifindexes, programs)
+    fn begin(
+        &mut self,
+        ifindexes: &[u32],
+        programs: &TracedPrograms,
+    ) -> Result<(u32, u32), String> {
+        let dataplane = &mut self.reconciler.dataplane;
+        let parts = dataplane.generation().zip(dataplane.written_settings());
+        let (generation, settings) = parts.ok_or(NOTHING)?;
+        let now = generation.jiffies().map_err(|error| error.to_string())?;
+        dataplane.trace(ifindexes, programs)?;
+        Ok((now, settings.event_window))
     }
 
     fn is_traced(&mut self) -> bool {
@@ -61,12 +63,17 @@ impl Tracing for Engine {
         }
     }
 
-    fn name(&self, request: &Request, packets: Vec<RawPacket>) -> Vec<Packet> {
+    fn name(
+        &self,
+        request: &Request,
+        packets: Vec<RawPacket>,
+        attributions: &mut Attributions,
+    ) -> Vec<Packet> {
         let Ok(pod) = request.pod() else { return Vec::new() };
         let compiler = &self.reconciler.compiler;
         let explainer = Explainer::new(compiler.cluster());
-        let mut attributions = Attributions::default();
-        let name = |packet| self.named(pod, packet, &explainer, &mut attributions);
+        attributions.follow((self.reconciler.revision.desired, compiler.endpoints_version()));
+        let name = |packet| self.named(pod, packet, &explainer, attributions);
         packets.into_iter().map(name).collect()
     }
 }

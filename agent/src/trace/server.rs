@@ -16,6 +16,7 @@ use super::request::Request;
 use super::steps::{Assembler, RawPacket};
 use crate::dataplane::shared_maps::SharedMaps;
 use crate::dataplane::traced::TracedPrograms;
+use crate::observe::Attributions;
 
 /// The request for a trace: this, a space, and a [`Request`] in JSON.
 pub const TRACE_REQUEST: &str = "trace";
@@ -41,8 +42,6 @@ pub struct Target {
     pub maps: SharedMaps,
     /// Which packets.
     pub clauses: Vec<Clause>,
-    /// The kernel's jiffies, and how many a second has.
-    pub jiffies: (u32, u32),
 }
 
 /// Who enforces policy on the node.
@@ -52,17 +51,23 @@ pub trait Tracing: Send + 'static {
     /// # Errors
     /// There is no such pod on this node, or no such peer.
     fn target(&self, request: &Request) -> Result<Target, String>;
-    /// Has traced programs judge at interfaces.
+    /// Has traced programs judge at interfaces. Gives the kernel's jiffies, and how many a second has.
     ///
     /// # Errors
     /// They do not.
-    fn begin(&mut self, ifindexes: &[u32], programs: &TracedPrograms) -> Result<(), String>;
+    fn begin(&mut self, ifindexes: &[u32], programs: &TracedPrograms)
+    -> Result<(u32, u32), String>;
     /// Whether they still do.
     fn is_traced(&mut self) -> bool;
     /// Has the ordinary programs judge again.
     fn end(&mut self);
     /// Gives packets their names and reasons.
-    fn name(&self, request: &Request, packets: Vec<RawPacket>) -> Vec<Packet>;
+    fn name(
+        &self,
+        request: &Request,
+        packets: Vec<RawPacket>,
+        attributions: &mut Attributions,
+    ) -> Vec<Packet>;
 }
 
 /// Serves traces.
@@ -82,6 +87,7 @@ struct Session<T: Tracing> {
     request: Request,
     programs: TracedPrograms,
     assembler: Assembler,
+    attributions: Attributions,
     /// Packets that had been asked for at the last look, and those of them that were lost.
     matched: u64,
     lost: u64,
@@ -95,23 +101,32 @@ impl<T: Tracing> Drop for Session<T> {
 
 impl<T: Tracing> Session<T> {
     fn begin(node: Arc<Mutex<T>>, request: Request) -> Result<(Self, Line), String> {
+        let pod = request.pod()?.clone();
         let target = lock(&node).target(&request)?;
-        let filter = filter(&target, request.seconds)?;
         // Without the engine: the kernel verifies the programs for a second or more.
-        let programs =
-            TracedPrograms::load(&target.maps, &filter).map_err(|error| error.to_string())?;
+        let programs = TracedPrograms::load(&target.maps).map_err(|error| error.to_string())?;
         let ifindexes: Vec<u32> = target.interfaces.iter().map(|(index, _)| *index).collect();
-        let mut engine = lock(&node);
-        engine.begin(&ifindexes, &programs)?;
-        drop(engine);
+        let now = lock(&node).begin(&ifindexes, &programs)?;
+        let filter = filter(&target.clauses, request.seconds, now);
         let started = Line::Started {
             node: target.node.clone(),
-            pod: request.pod()?.clone(),
+            pod,
             interfaces: target.interfaces.into_iter().map(|(_, name)| name).collect(),
             seconds: request.seconds,
         };
-        let (assembler, name) = (Assembler::default(), target.node);
-        Ok((Self { node, name, request, programs, assembler, matched: 0, lost: 0 }, started))
+        let mut session = Self {
+            node,
+            name: target.node,
+            request,
+            programs,
+            assembler: Assembler::default(),
+            attributions: Attributions::default(),
+            matched: 0,
+            lost: 0,
+        };
+        // From here on it ends with the session.
+        let asked = filter.and_then(|it| session.programs.ask(&it).map_err(|e| e.to_string()));
+        asked.map(|()| (session, started))
     }
 
     /// What was told since the last look, and what was lost before that.
@@ -119,7 +134,7 @@ impl<T: Tracing> Session<T> {
         let matched = self.programs.matched();
         let lines = self.programs.read();
         let packets = self.assembler.take(&lines);
-        let packets = lock(&self.node).name(&self.request, packets);
+        let packets = lock(&self.node).name(&self.request, packets, &mut self.attributions);
         let mut text = Vec::new();
         for packet in packets {
             text.extend(line(&Line::Packet(Box::new(packet)))?);
@@ -135,14 +150,16 @@ impl<T: Tracing> Session<T> {
     }
 }
 
-fn filter(target: &Target, seconds: u64) -> Result<TraceFilter, String> {
+fn filter(
+    given: &[Clause],
+    seconds: u64,
+    (now, second): (u32, u32),
+) -> Result<TraceFilter, String> {
     let mut clauses = [Clause::default(); CLAUSES];
-    let given = &target.clauses;
     let Some(place) = clauses.get_mut(..given.len()) else {
         return Err(format!("more than {CLAUSES} addresses: give one of them, or a block"));
     };
     place.copy_from_slice(given);
-    let (now, second) = target.jiffies;
     let seconds = u32::try_from(seconds).unwrap_or(u32::MAX);
     let until = now.wrapping_add(second.saturating_mul(seconds).min(u32::MAX / 4));
     let count = u32::try_from(given.len()).unwrap_or_default();

@@ -199,3 +199,81 @@ fn octets(first: u64, second: u64) -> [u8; 16] {
     high.copy_from_slice(&second.to_ne_bytes());
     octets
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(number: u64, step: Step, first: u64, second: u64) -> String {
+        format!("{number} {} {first} {second}", step as u64)
+    }
+
+    /// A packet of TCP in pod ingress, told of in so many lines.
+    fn packet(number: u64) -> Vec<String> {
+        let (asked, word) = (6 | 80 << 8 | 1 << 32, u64::from(PORTS_ONE | 80));
+        vec![
+            line(number, Step::Packet, 4 << 8 | 6 << 16 | 60 << 32, 80 | 4000 << 16),
+            line(number, Step::Local, u64::from_ne_bytes([10, 0, 0, 5, 0, 0, 0, 0]), 0),
+            line(number, Step::Remote, u64::from_ne_bytes([10, 0, 0, 7, 0, 0, 0, 0]), 0),
+            line(number, Step::Endpoint, 9 | 77 << 32, Endpoint::pack_rows(2, 3)),
+            line(number, Step::Class, 5 | u64::from(CLASS_TRANSLATED), 0),
+            line(number, Step::Row, 2 | 5 << 32, word),
+            line(number, Step::Ports, asked, word),
+            line(number, Step::Verdict, Reason::Allowed as u64, 7 << 8),
+        ]
+    }
+
+    #[test]
+    fn lines_of_several_cpus_are_told_apart() {
+        let (one, other) = (packet(1), packet(1 | 1 << 48));
+        let mixed: Vec<String> = one.into_iter().zip(other).flat_map(|(a, b)| [a, b]).collect();
+        let mut assembler = Assembler::default();
+        assert_eq!(assembler.take(&mixed[..9]), []);
+        let packets = assembler.take(&mixed[9..]);
+        assert_eq!((packets.len(), assembler.complete()), (2, 2));
+        let first = &packets[0];
+        assert_eq!(first, &packets[1]);
+        assert!(!first.dropped && first.event.reason == Reason::Allowed as u8);
+        assert_eq!((first.event.local_port, first.event.remote_port), (80, 4000));
+        assert_eq!((&first.event.remote[..4], first.event.length), (&[10, 0, 0, 7][..], 60));
+        let row = Shown::Row {
+            direction: Direction::Ingress,
+            row: 2,
+            class: 5,
+            protocol: IpProtocol::TCP,
+            port: 80,
+            ports: "80".into(),
+            allows: true,
+        };
+        let endpoint = Shown::Endpoint { id: 9, revision: 77, ingress_row: 2, egress_row: 3 };
+        let class = Shown::Class { class: 5, translated: true, service: false };
+        assert_eq!(first.steps, [endpoint, class, row]);
+    }
+
+    #[test]
+    fn a_packet_that_lacks_a_line_is_not_shown() {
+        for missing in 0..7 {
+            let mut lines = packet(1);
+            lines.remove(missing);
+            let mut assembler = Assembler::default();
+            assert_eq!((assembler.take(&lines), assembler.complete()), (vec![], 0), "{missing}");
+        }
+        let mut assembler = Assembler::default();
+        let endless = (0..5000).map(|number| line(number, Step::Class, 0, 0));
+        assert_eq!(assembler.take(&endless.collect::<Vec<_>>()), []);
+        assert_eq!(assembler.pending.len(), PENDING, "what is left over is bounded");
+        assert_eq!(assembler.take(&["".into(), "1 2".into(), "one 2 3 4".into()]), []);
+    }
+
+    #[test]
+    fn what_was_settled_for_the_sender_has_its_reason() {
+        let lines = [
+            line(3, Step::Packet, 4 << 8, 0),
+            line(3, Step::Sender, Reason::ServiceBackend as u64, 0),
+            line(3, Step::Verdict, SETTLED, 1 | 2 << 8),
+        ];
+        let packets = Assembler::default().take(&lines);
+        assert_eq!(packets[0].event.reason, Reason::ServiceBackend as u8);
+        assert!(packets[0].dropped);
+    }
+}

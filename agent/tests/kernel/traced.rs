@@ -57,6 +57,17 @@ fn traced_programs_and_host_agree_on_the_fuzz_corpus() {
     assert!(matched(&world) > packets / 2, "of {packets} packets {}", matched(&world));
 }
 
+/// Whoever is not traced pays nothing.
+#[test]
+fn ordinary_programs_have_nothing_of_it() {
+    let has =
+        |object: &[u8], name: &str| object.windows(name.len()).any(|it| it == name.as_bytes());
+    for name in ["netpold_trace_note", "AYA_LOGS"] {
+        assert!(has(TRACED_OBJECT, name), "{name}");
+        assert!(!has(netpold::object::OBJECT, name), "{name}");
+    }
+}
+
 #[test]
 fn what_is_not_asked_for_is_not_told_of() {
     let Some(mut world) = traced() else { return };

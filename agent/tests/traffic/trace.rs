@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, UdpSocket};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -14,6 +15,9 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::observe::{compare, explained};
+
+/// Packets that a stranger sends at once.
+const FLOOD: u64 = 5000;
 
 /// A client of the agent; it ends with this.
 struct Trace {
@@ -127,6 +131,13 @@ fn judges(cluster: &Cluster, flow: &mut Flow, when: &str) {
     assert!(!probe(cluster, "stranger", MOMENT), "strangers do not {when}");
 }
 
+/// The stranger sends so many packets at once.
+fn flood(cluster: &Cluster, packets: u64) {
+    let to = SocketAddr::new(cluster.pod("server").ip4().unwrap(), PORT);
+    let socket = cluster.pod("stranger").run(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
+    (0..packets).for_each(|_| assert_eq!(socket.send_to(b"flood", to).unwrap(), 5));
+}
+
 /// The steps of a packet by name.
 fn steps(packet: &Value) -> Vec<&str> {
     packet["steps"].as_array().unwrap().iter().map(|it| it["step"].as_str().unwrap()).collect()
@@ -198,17 +209,50 @@ fn each_step_of_a_judgement_is_told() {
     // Nobody takes leave.
     trace.process.kill().unwrap();
     are_back(&cluster, &ordinary, "the client was killed");
-    let mut trace =
-        Trace::begun(&cluster, &["--pod=shop/server", "--from=shop/stranger", "--for=2s"]);
-    judges(&cluster, &mut old, "while others are traced");
-    let ended = trace.find("the end", |line| {
-        assert!(line["type"] != "packet" || line["peer"]["name"] == "stranger", "{line}");
+    let arguments = ["--pod=shop/server", "--from=shop/stranger", "--port=80/UDP", "--for=2s"];
+    let mut trace = Trace::begun(&cluster, &arguments);
+    flood(&cluster, FLOOD);
+    let (mut told, mut lost) = (0, 0);
+    let ended = trace.lines.iter().find(|line| {
+        if line["type"] == "packet" {
+            let who = (&line["peer"]["name"], &line["protocol"]);
+            assert_eq!(who, (&json!("stranger"), &json!("UDP")));
+            told += 1;
+        }
+        lost += line["packets"].as_u64().unwrap_or(0);
         line["type"] == "ended"
     });
-    assert_eq!(ended["reason"], "the 2 s are over");
+    assert_eq!(ended.unwrap()["reason"], "the 2 s are over");
+    assert_eq!(told + lost, FLOOD, "each is told or counted; {lost} are counted");
+    assert!(lost > FLOOD / 2, "a hundred in a second and CPU are told: {told}");
     assert!(trace.end(PATIENCE).0.success());
     assert_eq!(programs(&cluster), ordinary, "before it says so");
     judges(&cluster, &mut old, "after that");
+}
+
+/// What the page shows is what people see, but for times, numbers and addresses.
+#[test]
+fn the_traced_packets_on_the_page_are_real() {
+    if !require_root("the_traced_packets_on_the_page_are_real") {
+        return;
+    }
+    let cluster = cluster();
+    let mut command = Command::new(binary());
+    let command = without_twins(&mut command).args(["trace", "--socket"]);
+    let command = command.arg(cluster.agents[0].socket());
+    let command = command.args(["--pod=shop/server", "--port=80/TCP", "--for=4s"]);
+    let process = command.stdout(Stdio::piped()).spawn().unwrap();
+    let ordinary = programs(&cluster);
+    let deadline = Instant::now() + PATIENCE;
+    while programs(&cluster) == ordinary {
+        assert!(Instant::now() < deadline, "it begins");
+    }
+    let address = cluster.pod("server").ip4().unwrap();
+    assert!(cluster.flow("friend", Protocol::Tcp, address).ping(PATIENCE));
+    assert!(!probe(&cluster, "stranger", MOMENT));
+    let output = process.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    println!("{text}");
 }
 
 #[test]
