@@ -84,7 +84,7 @@ fn the_list_of_rules_is_real() {
 }
 
 /// Every page of the project.
-const PAGES: [&str; 22] = [
+const PAGES: [&str; 23] = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
@@ -105,6 +105,7 @@ const PAGES: [&str; 22] = [
     "deploy/observe.md",
     "deploy/review.md",
     "deploy/status.md",
+    "deploy/trace.md",
     "deploy/troubleshooting.md",
     "ebpf/README.md",
 ];

@@ -7,7 +7,7 @@ use std::time::Duration;
 use netpold_ebpf::trace::{CLAUSES, Clause, TraceFilter};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -73,7 +73,7 @@ pub trait Tracing: Send + 'static {
 /// Serves traces.
 pub struct Tracer<T> {
     node: Arc<Mutex<T>>,
-    turn: Semaphore,
+    turn: Arc<Semaphore>,
 }
 
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -91,6 +91,8 @@ struct Session<T: Tracing> {
     /// Packets that had been asked for at the last look, and those of them that were lost.
     matched: u64,
     lost: u64,
+    /// The next trace begins after this one's end.
+    _turn: OwnedSemaphorePermit,
 }
 
 impl<T: Tracing> Drop for Session<T> {
@@ -100,7 +102,11 @@ impl<T: Tracing> Drop for Session<T> {
 }
 
 impl<T: Tracing> Session<T> {
-    fn begin(node: Arc<Mutex<T>>, request: Request) -> Result<(Self, Line), String> {
+    fn begin(
+        node: Arc<Mutex<T>>,
+        request: Request,
+        turn: OwnedSemaphorePermit,
+    ) -> Result<(Self, Line), String> {
         let pod = request.pod()?.clone();
         let target = lock(&node).target(&request)?;
         // Without the engine: the kernel verifies the programs for a second or more.
@@ -123,10 +129,19 @@ impl<T: Tracing> Session<T> {
             attributions: Attributions::default(),
             matched: 0,
             lost: 0,
+            _turn: turn,
         };
         // From here on it ends with the session.
         let asked = filter.and_then(|it| session.programs.ask(&it).map_err(|e| e.to_string()));
         asked.map(|()| (session, started))
+    }
+
+    /// Has the ordinary programs judge again. Gives what was told until then.
+    fn finish(&mut self) -> io::Result<Vec<u8>> {
+        lock(&self.node).end();
+        let mut text = self.look()?;
+        text.extend(self.look()?);
+        Ok(text)
     }
 
     /// What was told since the last look, and what was lost before that.
@@ -179,7 +194,7 @@ async fn refuse(stream: &mut UnixStream, error: String) -> io::Result<()> {
 impl<T: Tracing> Tracer<T> {
     /// Of this node.
     pub fn new(node: Arc<Mutex<T>>) -> Self {
-        Self { node, turn: Semaphore::new(1) }
+        Self { node, turn: Arc::new(Semaphore::new(1)) }
     }
 
     /// Serves a client until its time is over, or until it ends.
@@ -195,13 +210,13 @@ impl<T: Tracing> Tracer<T> {
             let error = format!("a trace takes 1 to {LONGEST} seconds");
             return refuse(&mut stream, error).await;
         }
-        let Ok(_turn) = self.turn.try_acquire() else {
+        let Ok(turn) = Arc::clone(&self.turn).try_acquire_owned() else {
             let error = "another trace is running on this node: try again when it has ended";
             return refuse(&mut stream, error.to_owned()).await;
         };
         let until = Duration::from_secs(request.seconds);
         let (node, seconds) = (Arc::clone(&self.node), request.seconds);
-        let begun = spawn_blocking(move || Session::begin(node, request)).await;
+        let begun = spawn_blocking(move || Session::begin(node, request, turn)).await;
         let (session, started) = match begun.map_err(io::Error::other)? {
             Ok(begun) => begun,
             Err(error) => return refuse(&mut stream, error).await,
@@ -211,8 +226,9 @@ impl<T: Tracing> Tracer<T> {
         // A client that does not read must not keep the traced programs.
         let deadline = until + PATIENCE;
         let sent = timeout(deadline, send(&mut stream, &session, &started, until)).await;
-        // It waits for the engine, which may be writing. One that is looking for lines meanwhile ends it then.
-        spawn_blocking(move || drop(session)).await.map_err(io::Error::other)?;
+        // It waits for the engine, which may be writing.
+        let finished = spawn_blocking(move || lock(&session).finish()).await;
+        let mut last = finished.map_err(io::Error::other)??;
         let reason = match sent {
             Err(_) => return Ok(()),
             Ok(Err(error)) => return Err(error),
@@ -223,7 +239,7 @@ impl<T: Tracing> Tracer<T> {
                     .to_owned()
             }
         };
-        let last = line(&Line::Ended { node, reason })?;
+        last.extend(line(&Line::Ended { node, reason })?);
         timeout(PATIENCE, stream.write_all(&last)).await.unwrap_or(Ok(()))
     }
 }

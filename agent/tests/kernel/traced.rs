@@ -1,6 +1,9 @@
 //! The traced programs judge as the ordinary ones do, and tell of what they are asked for alone.
 
+use std::os::fd::AsFd;
+
 use aya::maps::{Array, MapData, PerCpuArray};
+use netpold::bpf::test_run::{self, Run};
 use netpold::object::TRACED_OBJECT;
 use netpold_ebpf::reason::Reason;
 use netpold_ebpf::trace::{Clause, TraceFilter, TraceRecord};
@@ -19,10 +22,15 @@ fn traced() -> Option<World> {
 
 /// From now on these packets are told of.
 fn ask(world: &mut World, clauses: &[Clause]) {
+    ask_for(world, clauses, u32::MAX);
+}
+
+/// The same, at most so many of them in a second.
+fn ask_for(world: &mut World, clauses: &[Clause], burst: u32) {
     let mut all = TraceFilter {
         until: u32::MAX / 4,
         second: 1000,
-        burst: u32::MAX,
+        burst,
         count: clauses.len() as u32,
         clauses: Default::default(),
     };
@@ -39,8 +47,7 @@ fn world_jiffies(world: &mut World) -> u32 {
     if clock.fd().is_err() {
         clock.load().expect("netpold_clock");
     }
-    let clock = std::os::fd::AsFd::as_fd(clock.fd().expect("netpold_clock"));
-    netpold::bpf::test_run::jiffies(clock).expect("jiffies")
+    test_run::jiffies(clock.fd().expect("netpold_clock").as_fd()).expect("jiffies")
 }
 
 fn matched(world: &World) -> u64 {
@@ -87,4 +94,34 @@ fn what_is_not_asked_for_is_not_told_of() {
         assert_eq!(world.ingress(&segment((4000, 81), SYN)), Reason::Policy);
         assert_eq!(matched(&world), before + 1);
     }
+}
+
+/// A packet in a flow's middle: `cargo test -p netpold --test kernel traced_packet -- --ignored --nocapture`.
+#[test]
+#[ignore = "a measurement, not a test"]
+fn nanoseconds_per_traced_packet() {
+    let Some(mut ordinary) = super::world() else { return };
+    let mut traced = World::of(TRACED_OBJECT, &PODS, 1024);
+    let segment =
+        |flags| frame(&ip(FAMILIES[0], Who::Client, Who::Pod, TCP, &tcp(4000, 80, flags)));
+    let measure = |world: &mut World, what: &str, repeat: u32| {
+        let fd = super::program(&mut world.bpf, "netpold_ingress").fd().expect("loaded");
+        let segment = segment(ACK);
+        let run = Run { repeat, ..Run::once(&segment) };
+        let all = (0..if repeat < 100 { 1 } else { 20 })
+            .map(|_| test_run::run(fd.as_fd(), &run).expect("a run").nanoseconds);
+        println!("{what}: {} ns", all.min().unwrap_or_default());
+    };
+    for world in [&mut ordinary, &mut traced] {
+        world.next_pod();
+        let _ = world.ingress(&segment(SYN));
+    }
+    measure(&mut ordinary, "ordinary", 100_000);
+    measure(&mut traced, "traced, no time", 100_000);
+    ask(&mut traced, &[Clause { local_port: 81, ..Clause::default() }]);
+    measure(&mut traced, "traced, not asked for", 100_000);
+    ask_for(&mut traced, &[Clause::default()], 0);
+    measure(&mut traced, "traced, not told", 100_000);
+    ask(&mut traced, &[Clause::default()]);
+    measure(&mut traced, "told", 40);
 }

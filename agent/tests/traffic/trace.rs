@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, UdpSocket};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -252,7 +253,43 @@ fn the_traced_packets_on_the_page_are_real() {
     assert!(!probe(&cluster, "stranger", MOMENT));
     let output = process.wait_with_output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    println!("{text}");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("deploy/trace.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let shown =
+        page.split("\n```").find_map(|block| block.split_once("$ netpold trace")).unwrap().1;
+    let (real, shown) = (packets(&text), packets(shown.split_once('\n').unwrap().1));
+    assert!(shown.len() > 4, "{shown:#?}");
+    for packet in &shown {
+        assert!(real.contains(packet), "{packet:#?}\nis none of {real:#?}");
+    }
+}
+
+/// The lines of each packet, and each other line, without the numbers.
+fn packets(text: &str) -> Vec<Vec<String>> {
+    let mut packets = Vec::<Vec<String>>::new();
+    for line in text.lines() {
+        let words = line.split_whitespace().map(without_numbers).collect::<Vec<_>>().join(" ");
+        match packets.last_mut().filter(|_| line.starts_with(' ')) {
+            Some(packet) => packet.push(words),
+            None => packets.push(vec![words]),
+        }
+    }
+    packets
+}
+
+/// Each number is 0; the reader of the page knows the port 80.
+fn without_numbers(word: &str) -> String {
+    if word.contains(":80") || word.starts_with("80") {
+        return word.to_owned();
+    }
+    let mut text = String::new();
+    for letter in word.chars() {
+        let letter = if letter.is_ascii_digit() { '0' } else { letter };
+        if letter != '0' || !text.ends_with('0') {
+            text.push(letter);
+        }
+    }
+    text
 }
 
 #[test]
