@@ -21,6 +21,7 @@ use netpold_testbed::{Access, ApiServer, Container, Kubelet, Protocol, require_a
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::trace;
 use crate::world::{PATIENCE, World, allow_from, binary};
 
 const AGENTS: &str = "netpold-system";
@@ -162,6 +163,7 @@ fn agents_answer_through_the_api_server() {
     flows_that_were_seen(&world.server);
     learned::policies_are_what_the_api_server_keeps(&world.server);
     lines_come_while_a_command_runs(&world.server, &kubelet);
+    trace::a_pod_is_traced_on_its_node(&world, &kubelet);
     rights_decide(&world.server);
     probed::connections_from_pods(&mut world, &kubelet);
 }

@@ -17,4 +17,5 @@ mod live;
 mod load;
 mod outage;
 mod rbac;
+mod trace;
 mod world;

@@ -1,0 +1,56 @@
+//! `kubectl netpold trace`: the agent of the pod's node is asked, and a lost connection ends the trace.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use netpold_testbed::Kubelet;
+use serde_json::Value;
+
+use crate::world::{PATIENCE, World, binary};
+
+fn start(world: &World, arguments: &[&str]) -> Child {
+    let mut command = Command::new(binary());
+    command.args(["trace", "-o", "json"]).args(arguments).env_clear();
+    command.env("NETPOLD_KUBECONFIG", world.server.admin());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    world.server.inside(|| command.spawn()).unwrap().unwrap()
+}
+
+/// The next line of its type.
+fn next(lines: &mut impl Iterator<Item = String>, kind: &str) -> Option<Value> {
+    lines.map(|line| serde_json::from_str::<Value>(&line).unwrap()).find(|it| it["type"] == kind)
+}
+
+pub(crate) fn a_pod_is_traced_on_its_node(world: &World, kubelet: &Kubelet) {
+    let mut trace = start(world, &["--pod=shop/server", "--for=5m", "--from=shop/client"]);
+    let mut lines = BufReader::new(trace.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert_eq!(next(&mut lines, "started").unwrap()["node"], "n1");
+    assert!(world.reaches("client", "server"));
+    let packet = next(&mut lines, "packet").unwrap();
+    assert_eq!((&packet["node"], &packet["peer"]["name"]), (&"n1".into(), &"client".into()));
+    assert!(packet["steps"].as_array().unwrap().len() > 1, "{packet}");
+    // Nobody signals the process in the agent's pod.
+    trace.kill().unwrap();
+    trace.wait().unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while kubelet.commands() > 0 {
+        assert!(Instant::now() < deadline, "{} still run", kubelet.commands());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let ended = || {
+        let output = start(world, &["--pod=shop/server", "--for=1s"]).wait_with_output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success() || said.contains("another trace"), "{said}");
+        output.status.success()
+    };
+    while !ended() {
+        assert!(Instant::now() < deadline, "the trace of a killed client goes on");
+    }
+    let output = start(world, &["--pod=shop/nobody"]).wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(
+        (output.status.code(), said.as_str()),
+        (Some(1), "netpold: there is no pod shop/nobody\n")
+    );
+}
