@@ -14,20 +14,21 @@
 use std::fs::File;
 use std::io::Read as _;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
-use nix::sched::{CpuSet, sched_getcpu, sched_setaffinity};
+use nix::sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use nix::sys::statfs::{SYSFS_MAGIC, fstatfs};
 use nix::unistd::Pid;
 
 /// How long the visit may take: half a grace period.
 const PATIENCE: Duration = Duration::from_millis(4);
 const PROCESSORS: &str = "/sys/devices/system/cpu";
+/// In `sched_setaffinity(2)` and its like: the calling thread.
+const THIS_THREAD: Pid = Pid::from_raw(0);
 
-/// A thread is on its way through the processors.
-static VISITING: AtomicBool = AtomicBool::new(false);
+/// Whom a visit is reported to: whether it was made.
+type Order = SyncSender<bool>;
 
 /// Returns when every program that began to run before the call has ended.
 pub(super) fn wait_for_programs() {
@@ -52,29 +53,52 @@ pub fn grace_period() {
 
 /// Has a thread run on each processor; `false`: it could not, or has not yet.
 fn visit_from_a_thread() -> bool {
-    // One that waits for a busy processor is enough.
-    if !proves_something() || VISITING.swap(true, Ordering::AcqRel) {
+    static VISITOR: OnceLock<Option<SyncSender<Order>>> = OnceLock::new();
+    let Some(visitor) = VISITOR.get_or_init(|| proves_something().then(visitor).flatten()) else {
         return false;
-    }
-    let (tell, told) = mpsc::sync_channel(1);
-    let visit = move || {
+    };
+    let (tell, told) = sync_channel(1);
+    // Where there is no room, it waits for a busy processor since earlier visits.
+    visitor.try_send(tell).is_ok() && told.recv_timeout(PATIENCE).unwrap_or(false)
+}
+
+/// A thread that visits the processors when it is told to.
+fn visitor() -> Option<SyncSender<Order>> {
+    let (orders, ordered) = sync_channel(1);
+    let visit = move || serve(&ordered);
+    std::thread::Builder::new().name("quiescence".into()).spawn(visit).ok().map(|_| orders)
+}
+
+fn serve(orders: &Receiver<Order>) {
+    run_first();
+    let everywhere = sched_getaffinity(THIS_THREAD);
+    while let Ok(tell) = orders.recv() {
         let visited = online().is_some_and(|all| visit(&all, Instant::now() + PATIENCE));
-        VISITING.store(false, Ordering::Release);
         // Whoever asked may have given up.
         let _ = tell.send(visited);
-    };
-    if std::thread::Builder::new().name("quiescence".into()).spawn(visit).is_err() {
-        VISITING.store(false, Ordering::Release);
-        return false;
+        if let Ok(everywhere) = &everywhere {
+            let _ = sched_setaffinity(THIS_THREAD, everywhere);
+        }
     }
-    told.recv_timeout(PATIENCE).unwrap_or(false)
+}
+
+/// With `CAP_SYS_NICE` this thread does not queue with others: it needs some microseconds on each processor.
+fn run_first() {
+    let least = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the parameters outlive the call, which is about the calling thread.
+    let set = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const least) };
+    if set != 0 {
+        tracing::debug!(
+            "updates wait longer for packets in flight if processors are busy: no CAP_SYS_NICE"
+        );
+    }
 }
 
 /// Runs on each of these processors, on this thread, which stays on the last; whether it was on all of them.
 fn visit(processors: &[usize], deadline: Instant) -> bool {
     processors.iter().all(|&processor| {
         let mut only = CpuSet::new();
-        let moved = only.set(processor).and_then(|()| sched_setaffinity(Pid::from_raw(0), &only));
+        let moved = only.set(processor).and_then(|()| sched_setaffinity(THIS_THREAD, &only));
         // Somebody else may have moved the thread on.
         moved.is_ok() && sched_getcpu() == Ok(processor) && Instant::now() < deadline
     })
@@ -127,6 +151,7 @@ fn parse(list: &str) -> Option<Vec<usize>> {
 mod tests {
     use std::net::UdpSocket;
     use std::os::fd::AsFd;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
     use crate::bpf::mmap::MappedArray;
