@@ -147,6 +147,8 @@ impl<T: Tables> Translated<'_, T> {
             return Ok(Reason::Neighbour);
         }
         let class = untranslated(F::class(self.tables, network.destination));
+        // Opaque: of its two parts, put together behind a mask, Linux 6.1 forgets the bounds.
+        let class = self.tables.opaque(class as usize, u64::from(self.row)) as ClassId;
         let mut transport = Transport {
             protocol: self.forget(read.protocol.into()) as u8,
             source: self.forget(read.source),
