@@ -1,6 +1,10 @@
 //! Readers of arguments that several commands have.
 
+mod who;
+
 use std::time::Duration;
+
+pub use who::Who;
 
 /// A time with its unit.
 ///

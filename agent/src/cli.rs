@@ -6,12 +6,11 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use netpold_core::probe::IpProtocol;
 
-use crate::arguments::time;
+use crate::arguments::{Who, time};
 use crate::completion::CompletionArgs;
 use crate::dataplane::bpffs::DEFAULT_BPFFS;
 use crate::doctor::DoctorArgs;
 use crate::engine::interfaces::NodeDevices;
-use crate::explain::Who;
 use crate::flows::FlowsArgs;
 use crate::learn::LearnArgs;
 use crate::listen::ListenAddress;

@@ -2,7 +2,6 @@
 
 mod node;
 mod nodes;
-mod who;
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
@@ -16,7 +15,6 @@ use owo_colors::{OwoColorize, Style};
 use serde_json::{Map, Value};
 
 use nodes::Nodes;
-pub use who::Who;
 
 use crate::cli::{ExplainArgs, Output};
 use crate::live;

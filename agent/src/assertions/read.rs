@@ -8,7 +8,7 @@ use netpold_core::model::{Requirement, Selector};
 use netpold_core::probe::{IpProtocol, Party};
 
 use super::{Assertion, Namespaces, Selected};
-use crate::explain::Who;
+use crate::arguments::Who;
 use crate::source::document::{Entry, Node, ReadError, Value, parse};
 
 /// The fields of an assertion.
