@@ -2,6 +2,7 @@
 //! each node, and every check is a probe. Needs root.
 
 mod audited;
+mod observed;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,6 +17,7 @@ use netpold_testbed::{
 use serde_json::Value;
 
 use crate::case::{self, Case, Check, Step};
+use observed::Observed;
 
 /// The addresses of the topology.
 const N1: [&str; 4] = ["10.244.1.0/24", "fd00:10:244:1::/64", "172.31.0.1", "fd00:31::1"];
@@ -41,6 +43,9 @@ struct Wire {
     manifests: Manifests,
     state: u32,
     slow: usize,
+    /// Since when the state is enforced.
+    enforced: Instant,
+    observed: Observed,
     /// Of the agents, beside what they need.
     arguments: Vec<String>,
 }
@@ -75,6 +80,8 @@ impl Wire {
             manifests: Manifests::new(directory)?,
             state: 0,
             slow: 0,
+            enforced: Instant::now(),
+            observed: Observed::default(),
             arguments: arguments.iter().map(|&argument| argument.to_owned()).collect(),
         })
     }
@@ -107,6 +114,7 @@ impl Wire {
             let here = here.map(|(name, placed)| (name.clone(), placed.pod.host_ifindex()));
             agent.wait_marker(self.state, &here.collect(), ENFORCED)?;
         }
+        self.enforced = Instant::now();
         Ok(())
     }
 
@@ -226,6 +234,7 @@ fn cases_hold_on_the_wire() -> Result<()> {
     let cases = case::load_all()?;
     let checks = hold(&mut wire, &cases)?;
     ensure!(cases.len() >= 170 && checks > 50_000, "where are the cases?");
+    ensure!(wire.observed.explained > 1_000, "{:?}", wire.observed);
     Ok(())
 }
 
@@ -279,17 +288,23 @@ fn hold(wire: &mut Wire, cases: &[Case]) -> Result<usize> {
         for (number, step) in (1..).zip(&case.steps) {
             let place = || format!("{} step {number}", case.name);
             let failed = wire.failures(step).with_context(place)?;
-            let first = failed.first();
-            wrong.extend(first.map(|f| format!("{} ({} wrong): {f}", place(), failed.len())));
+            let mut seen = wire.observed;
+            let observed = observed::compare(wire, step, &mut seen).with_context(place)?;
+            wire.observed = seen;
+            for failed in [failed, observed] {
+                let first = failed.first();
+                wrong.extend(first.map(|f| format!("{} ({} wrong): {f}", place(), failed.len())));
+            }
             checks += step.checks.len();
             steps += 1;
         }
     }
     println!(
-        "{} cases, {steps} steps, {checks} probes in {:?}; {} answers took longer than {DENIED:?}",
+        "{} cases, {steps} steps, {checks} probes in {:?}; {} answers took longer than {DENIED:?}; {:?}",
         cases.len(),
         began.elapsed(),
-        wire.slow
+        wire.slow,
+        wire.observed
     );
     assert!(wrong.is_empty(), "{} steps wrong\n{}", wrong.len(), wrong.join("\n"));
     Ok(checks)

@@ -1,0 +1,125 @@
+//! What `netpold observe` says of the drops of a step, beside what `explain` says of such packets.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use netpold::events::Outcome;
+use netpold::observe::{Attribution, Event, Line, OBSERVE_REQUEST, PolicyName, Request, RuleName};
+use netpold::socket;
+use netpold_core::cluster::Cluster;
+use netpold_core::explain::{Cause, Explainer, Judgement, Verdict};
+use netpold_core::model::Direction;
+use netpold_ebpf::reason::Reason;
+
+use super::Wire;
+use crate::case::{Check, Step};
+use crate::convert;
+
+/// As the agent bounds what it sends of an explanation.
+const LINES: usize = 24;
+const LINE: usize = 512;
+/// As it bounds lists of names.
+const NAMED: usize = 8;
+
+/// How many events were compared.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Observed {
+    /// With their policies and rules.
+    pub(super) explained: usize,
+    /// By their reason alone: the agent had no time left to explain them.
+    pub(super) omitted: usize,
+    /// What asking and comparing took.
+    pub(super) took: Duration,
+}
+
+/// Who opens a flow, to whom, the protocol and the port.
+type Asked = (IpAddr, IpAddr, u8, u16);
+
+/// Adds what a step's events get wrong, as lines.
+pub(super) fn compare(wire: &Wire, step: &Step, seen: &mut Observed) -> Result<Vec<String>> {
+    let began = Instant::now();
+    let cluster: Cluster = convert(step)?.0.into_iter().collect();
+    let explainer = Explainer::new(&cluster);
+    let since = u64::try_from(wire.enforced.elapsed().as_millis())?;
+    let request = serde_json::to_string(&Request { since: Some(since), ..Request::default() })?;
+    let checks = step.checks.iter().filter(|check| !check.allow);
+    let asked = |it: &Check| (it.from.address, it.to.address, it.protocol.0, it.port);
+    let denied: BTreeSet<Asked> = checks.map(asked).collect();
+    let mut wrong = BTreeSet::new();
+    for agent in &wire.agents {
+        let answer = socket::answer(&agent.socket(), &format!("{OBSERVE_REQUEST} {request}"))?;
+        for line in answer.lines().filter(|line| !line.is_empty()) {
+            if let Line::Event(event) = serde_json::from_str(line).context("no line")? {
+                let differs = difference(&event, &explainer, &denied, seen);
+                wrong.extend(differs.map(|differs| format!("{differs}: {line}")));
+            }
+        }
+    }
+    seen.took += began.elapsed();
+    Ok(wrong.into_iter().collect())
+}
+
+/// In what an event differs from what is explained.
+fn difference(
+    event: &Event,
+    explainer: &Explainer<'_>,
+    denied: &BTreeSet<Asked>,
+    seen: &mut Observed,
+) -> Option<String> {
+    let (Some(pod), Some(local), Some(remote), Some(protocol)) =
+        (&event.pod, event.local, event.remote, event.protocol)
+    else {
+        return Some("whose packet it is is not known".to_owned());
+    };
+    let port = event.port.unwrap_or(0);
+    let Some(judged) = explainer.judge(pod, event.direction, remote, protocol, port) else {
+        return Some(format!("explain knows no pod {pod}"));
+    };
+    let (from, to) = match event.direction {
+        Direction::Egress => (local, remote),
+        Direction::Ingress => (remote, local),
+    };
+    if !denied.contains(&(from, to, protocol.0, port)) {
+        return Some("no flow of the step is denied there".to_owned());
+    }
+    let by_policy = event.reason == Reason::Policy.as_str();
+    if event.verdict != Outcome::Deny || !by_policy || judged.verdict != Verdict::Deny {
+        return Some(format!("explain says {:?}", judged.lines()));
+    }
+    let told = &event.attribution;
+    if told.explanation.is_empty() {
+        seen.omitted += 1;
+        return None;
+    }
+    seen.explained += 1;
+    let expected = expected(&judged);
+    (*told != expected).then(|| format!("explain says {expected:?}"))
+}
+
+/// What is to be told of a denial.
+fn expected(judged: &Judgement) -> Attribution {
+    let rule: Option<RuleName> = judged.tiers.decided_by.as_ref().map(Into::into);
+    let mut policies: Vec<PolicyName> = match (&rule, judged.cause) {
+        (Some(rule), _) => vec![rule.policy.clone()],
+        (None, Cause::NoRule) => judged.isolated_by.iter().map(PolicyName::new).collect(),
+        (None, _) => Vec::new(),
+    };
+    policies.sort();
+    let more_policies = policies.len().saturating_sub(NAMED);
+    policies.truncate(NAMED);
+    let short = |lines: Vec<String>, most: usize| -> Vec<String> {
+        assert!(lines.iter().all(|line| line.len() < LINE), "{lines:?}");
+        lines.into_iter().take(most).collect()
+    };
+    let nearest = judged.nearest.as_ref();
+    Attribution {
+        policies,
+        more_policies,
+        rule,
+        nearest: nearest.map(Into::into),
+        lacks: short(nearest.map(|it| it.lacks.clone()).unwrap_or_default(), NAMED),
+        explanation: short(judged.lines(), LINES),
+    }
+}
