@@ -4,7 +4,7 @@
 //! ordinary programs, and on the host, that is nothing. In the traced variant (feature `trace`) the steps of a packet
 //! that [`TraceFilter`] admits are recorded, and told once the packet is judged, a line a step.
 
-use crate::layout::DropEvent;
+use crate::{layout::DropEvent, packet::family::V6};
 
 /// A step of a judgement. Each comes with two words, named here `first` and `second`.
 #[repr(u8)]
@@ -173,14 +173,6 @@ impl Clause {
     }
 }
 
-/// An address of an event as words in memory order.
-#[must_use]
-#[inline(always)]
-pub const fn words(address: &[u8; 16]) -> [u64; 2] {
-    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = *address;
-    [u64::from_ne_bytes([a, b, c, d, e, f, g, h]), u64::from_ne_bytes([i, j, k, l, m, n, o, p])]
-}
-
 impl TraceFilter {
     /// Whether it is too late.
     #[must_use]
@@ -193,7 +185,7 @@ impl TraceFilter {
     #[must_use]
     #[inline(always)]
     pub fn admits(&self, event: &DropEvent) -> bool {
-        let remote = words(&event.remote);
+        let remote = V6::words(&event.remote);
         let mut index = 0;
         while index < CLAUSES {
             if index as u32 >= self.count {
@@ -242,10 +234,10 @@ mod tests {
         net[..4].copy_from_slice(&[10, 0, 0, 0]);
         let mut mask = [0; 16];
         mask[..3].fill(0xff);
-        let within = Clause { remote: words(&net), mask: words(&mask), family: 4, ..any };
+        let within = Clause { remote: V6::words(&net), mask: V6::words(&mask), family: 4, ..any };
         assert!(admits(&[within], &event));
         net[2] = 1;
-        let beside = Clause { remote: words(&net), ..within };
+        let beside = Clause { remote: V6::words(&net), ..within };
         assert!(!admits(&[beside], &event));
         assert!(admits(&[beside, within], &event));
         assert!(!admits(&[Clause { family: 6, ..any }], &event));

@@ -21,7 +21,7 @@ use crate::printable::printable;
 use crate::socket;
 
 /// How long an agent may load programs, on a busy node.
-const LOADING: Duration = Duration::from_secs(60);
+const LOADING: Duration = Duration::from_mins(1);
 
 /// Shows the judgement of a pod's packets, as text or JSON lines. Returns the exit status.
 ///

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use ipnet::IpNet;
 use netpold_core::model::Key;
 use netpold_core::probe::{IpProtocol, Party};
+use netpold_ebpf::packet::family::V6;
 use netpold_ebpf::trace::Clause;
 use serde::{Deserialize, Serialize};
 
@@ -123,7 +124,7 @@ fn with(clause: Clause, block: IpNet) -> Clause {
             IpAddr::V4(address) => octets[..4].copy_from_slice(&address.octets()),
             IpAddr::V6(address) => octets = address.octets(),
         }
-        netpold_ebpf::trace::words(&octets)
+        V6::words(&octets)
     };
     let family = if block.addr().is_ipv4() { 4 } else { 6 };
     Clause { remote: words(block.network()), mask: words(block.netmask()), family, ..clause }
@@ -132,7 +133,6 @@ fn with(clause: Clause, block: IpNet) -> Clause {
 #[cfg(test)]
 mod tests {
     use netpold_ebpf::layout::DropEvent;
-    use netpold_ebpf::trace::words;
 
     use super::*;
 
@@ -159,7 +159,7 @@ mod tests {
             ..DropEvent::default()
         };
         let clauses = request.clauses(known).unwrap();
-        clauses.iter().any(|clause| clause.admits(&event, words(&event.remote)))
+        clauses.iter().any(|clause| clause.admits(&event, V6::words(&event.remote)))
     }
 
     #[test]

@@ -230,9 +230,8 @@ impl<T: Tracing> Tracer<T> {
         let finished = spawn_blocking(move || lock(&session).finish()).await;
         let mut last = finished.map_err(io::Error::other)??;
         let reason = match sent {
-            Err(_) => return Ok(()),
+            Err(_) | Ok(Ok(None)) => return Ok(()),
             Ok(Err(error)) => return Err(error),
-            Ok(Ok(None)) => return Ok(()),
             Ok(Ok(Some(End::Time))) => format!("the {seconds} s are over"),
             Ok(Ok(Some(End::Replaced))) => {
                 "the node's programs were replaced meanwhile, as when its tables grow: trace again"

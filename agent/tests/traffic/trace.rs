@@ -15,6 +15,7 @@ use netpold_testbed::{Cni, Flow, Protocol, require_root, without_twins};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
+use crate::kernel;
 use crate::observe::{compare, explained};
 
 /// Packets that a stranger sends at once.
@@ -89,8 +90,10 @@ impl Drop for Trace {
 /// Identifiers of the programs at the pods' hooks, by pod.
 fn programs(cluster: &Cluster) -> BTreeMap<&'static str, Vec<u32>> {
     let links = cluster.agents[0].bpffs().join("links");
+    let pinned = std::fs::read_dir(&links).is_ok_and(|mut all| all.next().is_some());
+    let mode = if pinned { Mode::Tcx } else { Mode::Clsact };
     let attached =
-        cluster.nodes[0].run(move || Attacher::new(&links, Mode::Tcx).unwrap().attached().unwrap());
+        cluster.nodes[0].run(move || Attacher::new(&links, mode).unwrap().attached().unwrap());
     let attached = attached.unwrap();
     let of = |name: &'static str| {
         let ifindex = cluster.pod(name).host_ifindex();
@@ -115,8 +118,9 @@ fn cluster() -> Cluster {
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
     let mut spec = allow_from("server", "friend");
     spec["policyTypes"] = json!(["Ingress", "Egress"]);
+    // What is not as it should be is put right every second.
+    cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
     cluster.policy("server", spec);
-    cluster.enforce();
     cluster
 }
 
@@ -160,7 +164,8 @@ fn each_step_of_a_judgement_is_told() {
     if !require_root("each_step_of_a_judgement_is_told") {
         return;
     }
-    let cluster = cluster();
+    let mut cluster = cluster();
+    cluster.enforce();
     let ordinary = programs(&cluster);
     assert!(ordinary.values().all(|ids| ids.len() == 2), "{ordinary:?}");
     let address = cluster.pod("server").ip4().unwrap();
@@ -207,6 +212,9 @@ fn each_step_of_a_judgement_is_told() {
     assert_eq!((&denied["verdict"], &denied["direction"]), (&json!("deny"), &json!("ingress")));
     agrees(&cluster, &denied);
 
+    assert_eq!(programs(&cluster), traced, "readback leaves them");
+    let log = cluster.agents[0].log();
+    assert!(!log.contains("a program was gone"), "{log}");
     // Nobody takes leave.
     trace.process.kill().unwrap();
     are_back(&cluster, &ordinary, "the client was killed");
@@ -231,13 +239,34 @@ fn each_step_of_a_judgement_is_told() {
     judges(&cluster, &mut old, "after that");
 }
 
+/// As on kernels before 6.6.
+#[test]
+fn filters_below_clsact_are_traced() {
+    if !require_root("filters_below_clsact_are_traced") {
+        return;
+    }
+    let mut cluster = cluster();
+    cluster.prepare = kernel::without_tcx;
+    cluster.enforce();
+    let ordinary = programs(&cluster);
+    assert!(ordinary.values().all(|ids| ids.len() == 2), "{ordinary:?}");
+    let mut trace = Trace::begun(&cluster, &["--pod=shop/server"]);
+    assert_ne!(programs(&cluster)["server"], ordinary["server"]);
+    assert!(probe(&cluster, "friend", PATIENCE));
+    assert!(!probe(&cluster, "stranger", MOMENT));
+    trace.find("a denial", |line| line["verdict"] == "deny");
+    trace.process.kill().unwrap();
+    are_back(&cluster, &ordinary, "the client was killed");
+}
+
 /// What the page shows is what people see, but for times, numbers and addresses.
 #[test]
 fn the_traced_packets_on_the_page_are_real() {
     if !require_root("the_traced_packets_on_the_page_are_real") {
         return;
     }
-    let cluster = cluster();
+    let mut cluster = cluster();
+    cluster.enforce();
     let mut command = Command::new(binary());
     let command = without_twins(&mut command).args(["trace", "--socket"]);
     let command = command.arg(cluster.agents[0].socket());
@@ -298,6 +327,7 @@ fn an_agent_that_ends_leaves_no_traced_program() {
         return;
     }
     let mut cluster = cluster();
+    cluster.enforce();
     let address = cluster.pod("server").ip4().unwrap();
     let mut flow = cluster.flow("friend", Protocol::Tcp, address);
     let ordinary = programs(&cluster);

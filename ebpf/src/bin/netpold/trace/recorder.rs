@@ -15,6 +15,7 @@ use netpold_ebpf::{
     direction::{Direction, Egress, Ingress},
     event,
     layout::DropEvent,
+    packet::family::V6,
     reason::Reason,
     trace::{self, SETTLED, STEPS, Step, TraceFilter, TraceRecord},
 };
@@ -131,9 +132,9 @@ extern "C" fn netpold_trace_end(reason: u64, drops: u64) -> u32 {
     let event = &record.event;
     let ports = u64::from(event.local_port) | u64::from(event.remote_port) << 16;
     netpold_trace_line(number, Step::Packet as u32, trace::packet(event), ports);
-    let local = trace::words(&event.local);
+    let local = V6::words(&event.local);
     netpold_trace_line(number, Step::Local as u32, local[0], local[1]);
-    let remote = trace::words(&event.remote);
+    let remote = V6::words(&event.remote);
     netpold_trace_line(number, Step::Remote as u32, remote[0], remote[1]);
     for index in 0..STEPS {
         if index as u32 >= record.count {
