@@ -68,6 +68,8 @@ pub(crate) struct Latency {
     /// Milliseconds.
     pub(crate) p50_ms: f64,
     /// Milliseconds.
+    pub(crate) p75_ms: f64,
+    /// Milliseconds.
     pub(crate) p99_ms: f64,
     /// Milliseconds.
     pub(crate) max_ms: f64,
@@ -162,6 +164,7 @@ fn latency(
         event,
         events: times.len(),
         p50_ms: at(0.5),
+        p75_ms: at(0.75),
         p99_ms: at(0.99),
         max_ms: at(1.0),
         operations: operations as f64 / times.len() as f64,

@@ -40,6 +40,8 @@ pub(crate) struct Node {
     /// and attached.
     pub(crate) pod_p50_ms: f64,
     /// Milliseconds.
+    pub(crate) pod_p75_ms: f64,
+    /// Milliseconds.
     pub(crate) pod_p99_ms: f64,
     /// New pods in each of these.
     pub(crate) new_pods: u32,
@@ -58,6 +60,8 @@ pub(crate) struct Attach {
     pub(crate) mode: String,
     /// Milliseconds.
     pub(crate) p50_ms: f64,
+    /// Milliseconds.
+    pub(crate) p75_ms: f64,
     /// Milliseconds.
     pub(crate) p99_ms: f64,
     /// Milliseconds of processor time; the rest is waiting.
@@ -99,6 +103,7 @@ pub(crate) fn measure(
         effect_p50_ms: percentile(&effect, 0.5),
         effect_p99_ms: percentile(&effect, 0.99),
         pod_p50_ms: percentile(&pods, 0.5),
+        pod_p75_ms: percentile(&pods, 0.75),
         pod_p99_ms: percentile(&pods, 0.99),
         new_pods,
         events_per_second: EVENTS_PER_SECOND,
@@ -163,6 +168,7 @@ fn attach(veths: &Veths, local: u32, buckets: u32, pins: &Path) -> Result<Vec<At
         Ok(Attach {
             mode: mode.to_string(),
             p50_ms: percentile(&times, 0.5),
+            p75_ms: percentile(&times, 0.75),
             p99_ms: percentile(&times, 0.99),
             cpu_p50_ms: percentile(&cpu, 0.5),
             exchange_p50_ms: percentile(&exchanges, 0.5),
@@ -318,7 +324,8 @@ pub(crate) fn print(node: &Node) {
         "\nThe agent's engine at real interfaces, {new_pods} new pods one after the other"
     ));
     for attach in &node.attach {
-        let Attach { mode, p50_ms, p99_ms, cpu_p50_ms, exchange_p50_ms, exchange_p99_ms } = attach;
+        let Attach { mode, p50_ms, p99_ms, cpu_p50_ms, exchange_p50_ms, exchange_p99_ms, .. } =
+            attach;
         say(&format!(
             "both programs attached ({mode}) in {p50_ms:.3} ms (p50), {p99_ms:.3} ms (p99); \
              processor time {cpu_p50_ms:.3} ms; exchanged in {exchange_p50_ms:.3} ms (p50), \

@@ -39,6 +39,11 @@ impl Rate {
         let median = Spread::of(samples).median;
         Self { best: samples.iter().copied().fold(f64::NAN, f64::max), median }
     }
+
+    /// The time that one takes.
+    pub(crate) fn time(self) -> Spread {
+        Spread { min: self.best.recip(), median: self.median.recip() }
+    }
 }
 
 pub(crate) fn spread(spread: Spread) -> String {

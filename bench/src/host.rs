@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity, unshare};
 use nix::unistd::Pid;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Leaves the machine's network and mounts: what is made from here on is seen by nobody else and
 /// goes with the process. To be called before any thread is started.
@@ -34,7 +34,7 @@ pub(crate) fn mount_bpffs(at: &Path) -> Result<()> {
 }
 
 /// Where it was measured.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Machine {
     /// Processor as it calls itself.
     pub(crate) cpu: String,

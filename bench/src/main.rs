@@ -20,6 +20,7 @@ mod maps;
 mod packet;
 mod plots;
 mod random;
+mod regression;
 mod report;
 mod steer;
 mod wire;
@@ -29,13 +30,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Parser, ValueEnum};
 
 use cluster::{Local, Size};
 use control::Scale;
 use packet::Effort;
-use report::{Program, Results, compare};
+use regression::{Baseline, compare};
+use report::{Program, Results};
 
 #[derive(Parser)]
 #[command(name = "netpold-bench", about)]
@@ -49,13 +51,13 @@ struct Arguments {
     /// Where results.json is written
     #[arg(long, value_name = "DIR", default_value = "target/bench")]
     output: PathBuf,
-    /// The ratios to compare with
+    /// The figures to compare with
     #[arg(long, value_name = "FILE", default_value = "bench/baseline.json")]
     baseline: PathBuf,
-    /// Make this run's ratios the baseline, and draw them
+    /// Make this run's figures the baseline, and draw them
     #[arg(long)]
     save_baseline: bool,
-    /// Draw rules.svg beside the baseline from its ratios, and measure nothing
+    /// Draw the charts beside the baseline from its figures, and measure nothing
     #[arg(long, conflicts_with = "save_baseline")]
     draw_baseline: bool,
 }
@@ -74,6 +76,13 @@ enum Part {
     Flood,
     /// Sockets of two pods
     Wire,
+}
+
+impl Part {
+    /// As on the command line, and what the names of its figures begin with.
+    fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
 }
 
 /// Buckets of the IPv4 conntrack table, four flows each; the agent's own default.
@@ -99,7 +108,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<()> {
     if arguments.draw_baseline {
-        return draw_baseline(&arguments.baseline);
+        return draw(&Baseline::read(&arguments.baseline)?, &arguments.baseline);
     }
     host::seclude()?;
     let pins = Pins::new()?;
@@ -145,22 +154,19 @@ fn run(arguments: &Arguments) -> Result<()> {
     let json = serde_json::to_string_pretty(&results)?;
     host::write(&arguments.output.join("results.json"), &json)?;
     plots::draw(&results, &arguments.output)?;
-    let ratios = results.ratios();
+    let now = Baseline { machine: results.machine.clone(), figures: results.figures() };
     if arguments.save_baseline {
-        host::write(&arguments.baseline, &serde_json::to_string_pretty(&ratios)?)?;
-        // A run of other parts has nothing to draw there.
-        let complete = !results.wire.is_empty();
-        return if complete { draw_baseline(&arguments.baseline) } else { Ok(()) };
+        return draw(&now.save(&arguments.baseline)?, &arguments.baseline);
     }
-    compare(&ratios, &arguments.baseline).map(drop)
+    compare(&now, &arguments.baseline, &arguments.output.join("again"), arguments.quick)
 }
 
-fn draw_baseline(baseline: &Path) -> Result<()> {
-    let text = std::fs::read_to_string(baseline)
-        .with_context(|| format!("cannot read {}", baseline.display()))?;
-    let ratios = serde_json::from_str(&text)
-        .with_context(|| format!("{} is no baseline", baseline.display()))?;
-    host::write(&baseline.with_file_name("rules.svg"), &plots::by_rules(&ratios)?)
+/// Draws a baseline into its folder.
+fn draw(baseline: &Baseline, file: &Path) -> Result<()> {
+    for (name, text) in plots::of_baseline(&baseline.figures)? {
+        host::write(&file.with_file_name(name), &text)?;
+    }
+    Ok(())
 }
 
 fn control(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {

@@ -46,6 +46,11 @@ pub(crate) struct PacketFigure {
     pub(crate) empty: Spread,
 }
 
+/// What a figure is called in the baseline.
+pub(crate) fn name(size: &Size, family: u8, case: &str, addresses: &str) -> String {
+    format!("packet, {size}: IPv{family} {case}, {addresses}")
+}
+
 /// How much is measured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
@@ -79,9 +84,9 @@ const AGAIN: usize = 7;
 const HOT: std::ops::Range<usize> = 8..13;
 
 /// Flows of a case.
-const ONE: &str = "one flow";
-const MANY: &str = "random flows";
-const FEW: &str = "few flows";
+pub(crate) const ONE: &str = "one flow";
+pub(crate) const MANY: &str = "random flows";
+pub(crate) const FEW: &str = "few flows";
 
 /// The cases of one address family in one cluster.
 struct Family {

@@ -1,9 +1,8 @@
 //! The figures as pictures (SVG), readable on light and dark pages.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, anyhow};
 use plotters::chart::SeriesLabelPosition::{self, LowerLeft, UpperLeft};
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -11,7 +10,8 @@ use plotters::prelude::*;
 use crate::cluster::Size;
 use crate::host;
 use crate::hostile::{Hostile, SHAPES, SIZES};
-use crate::packet::PacketFigure;
+use crate::packet::{self, FEW, MANY, ONE};
+use crate::regression::Figures;
 use crate::report::Results;
 
 /// A chart's width and height.
@@ -83,22 +83,37 @@ const LINES: [(u8, &str, &str); 6] = [
     (6, "new allowed", "random flows"),
 ];
 
-/// What is varied in one chart.
-type Dimension = (&'static str, fn(&Size) -> u32, fn(Size, u32) -> Size);
+/// Flows of [`by_flows`], and what their cases are called.
+const FLOWS: [(u32, &str); 3] = [(1, ONE), (1000, FEW), (100_000, MANY)];
+/// Its lines.
+const FLOW_LINES: [(u8, &str); 6] = [
+    (4, "forward"),
+    (4, "judged again"),
+    (4, "new allowed"),
+    (6, "forward"),
+    (6, "judged again"),
+    (6, "new allowed"),
+];
+
+/// What is varied in one chart: its name, the values, and the size with one of them.
+type Dimension = (&'static str, &'static [u32], fn(u32) -> Size);
 
 const DIMENSIONS: [Dimension; 3] = [
-    ("pods", |size| size.pods, |size, pods| Size { pods, ..size }),
-    ("rules", |size| size.rules, |size, rules| Size { rules, ..size }),
-    ("cidrs", |size| size.cidrs, |size, cidrs| Size { cidrs, ..size }),
+    ("pods", &crate::PODS, |pods| Size { pods, ..Size::BASE }),
+    ("rules", &crate::RULES, |rules| Size { rules, ..Size::BASE }),
+    ("blocks", &crate::CIDRS, |cidrs| Size { cidrs, ..Size::BASE }),
 ];
+
+/// Name of a file, and its text.
+type Picture = (String, String);
 
 /// A label, and the length of its bar.
 type Bar<'a> = (&'a str, f64);
 
 /// Draws what the results have into a folder.
 pub(crate) fn draw(results: &Results, folder: &Path) -> Result<()> {
-    for dimension in DIMENSIONS {
-        lines(&results.packet, dimension, folder)?;
+    for (name, text) in packets(&results.figures())? {
+        host::write(&folder.join(name), &text)?;
     }
     let caption = "Hostile tenants: ms until what they write is in force (sizes double)";
     hostile(&results.hostile, "hostile", caption, |f| f.first_ms, folder)?;
@@ -120,48 +135,83 @@ pub(crate) fn draw(results: &Results, folder: &Path) -> Result<()> {
 }
 
 /// Cost by one dimension, the others as in [`Size::BASE`].
-fn lines(figures: &[PacketFigure], (name, of, with): Dimension, folder: &Path) -> Result<()> {
-    let mut sizes: Vec<u32> = figures
-        .iter()
-        .filter(|figure| with(Size::BASE, of(&figure.size)) == figure.size)
-        .map(|figure| of(&figure.size))
-        .collect();
-    sizes.sort_unstable();
-    sizes.dedup();
-    if sizes.len() < 2 {
-        return Ok(());
-    }
+fn lines(figures: &Figures, (name, sizes, with): Dimension) -> Result<Option<Picture>> {
     let series = LINES.map(|(family, case, flows)| {
-        let points = sizes.iter().enumerate().filter_map(|(place, value)| {
-            let size = with(Size::BASE, *value);
-            let found = figures
-                .iter()
-                .find(|f| (f.size, f.family, f.case, f.addresses) == (size, family, case, flows))?;
-            Some((place as f64, found.over_empty.min))
-        });
-        (format!("IPv{family} {case}, {flows}"), points.collect::<Vec<_>>())
+        let ns = sizes.iter().map(|size| ns(figures, &with(*size), (family, case, flows)));
+        (format!("IPv{family} {case}, {flows}"), ns.collect::<Vec<_>>())
     });
     let caption = format!("ns per packet over the empty program, by {name}");
-    let text = svg(CHART, |area| chart(area, [&caption, name, "ns"], UpperLeft, &sizes, &series))?;
-    host::write(&folder.join(format!("packet-{name}.svg")), &text)
+    drawn(format!("packet-{name}.svg"), &caption, name, sizes, series)
+}
+
+/// Cost by how many flows there are, at [`Size::BASE`].
+fn by_flows(figures: &Figures) -> Result<Option<Picture>> {
+    let series = FLOW_LINES.map(|(family, case)| {
+        let ns = FLOWS.iter().map(|(_, flows)| ns(figures, &Size::BASE, (family, case, flows)));
+        (format!("IPv{family} {case}"), ns.collect::<Vec<_>>())
+    });
+    let caption = "ns per packet over the empty program, by flows";
+    drawn("packet-flows.svg".into(), caption, "flows", &FLOWS.map(|(count, _)| count), series)
+}
+
+/// Nanoseconds over the empty program.
+fn ns(figures: &Figures, size: &Size, (family, case, flows): (u8, &str, &str)) -> Option<f64> {
+    let figure = figures.get(&packet::name(size, family, case, flows))?;
+    Some(figure.ratio * figure.unit)
+}
+
+/// The chart of what was measured at two sizes at least.
+fn drawn<const LINES: usize>(
+    file: String,
+    caption: &str,
+    name: &str,
+    sizes: &[u32],
+    series: [(String, Vec<Option<f64>>); LINES],
+) -> Result<Option<Picture>> {
+    let measured =
+        |place: &usize| series.iter().any(|(_, ns)| ns.get(*place).is_some_and(Option::is_some));
+    let places: Vec<usize> = (0..sizes.len()).filter(measured).collect();
+    if places.len() < 2 {
+        return Ok(None);
+    }
+    let sizes: Vec<u32> = places.iter().filter_map(|place| sizes.get(*place).copied()).collect();
+    let series = series.map(|(name, ns)| {
+        let points = places.iter().enumerate();
+        let points = points.filter_map(|(x, place)| Some((x as f64, (*ns.get(*place)?)?)));
+        (name, points.collect::<Vec<_>>())
+    });
+    let text = svg(CHART, |area| chart(area, [caption, name, "ns"], UpperLeft, &sizes, &series))?;
+    Ok(Some((file, text)))
+}
+
+/// The charts of the pages: what a packet costs, and [`by_rules`]; those whose figures there are.
+pub(crate) fn of_baseline(figures: &Figures) -> Result<Vec<Picture>> {
+    let mut pictures = packets(figures)?;
+    pictures.extend(by_rules(figures)?);
+    Ok(pictures)
+}
+
+fn packets(figures: &Figures) -> Result<Vec<Picture>> {
+    let by_size = DIMENSIONS.map(|dimension| lines(figures, dimension));
+    by_size.into_iter().chain([by_flows(figures)]).filter_map(Result::transpose).collect()
 }
 
 /// The chart of README.md: packets that two pods exchange, by how many rules there are, as a share of
-/// those without any filter. `baseline`: the ratios of `baseline.json`.
-pub(crate) fn by_rules(baseline: &BTreeMap<String, f64>) -> Result<String> {
+/// those without any filter.
+fn by_rules(figures: &Figures) -> Result<Option<Picture>> {
     let series = FILTERS.map(|(name, filters)| {
         let points = filters.iter().enumerate().filter_map(|(place, filter)| {
-            let ratio = baseline.get(&format!("wire, datagrams: {}", (*filter)?))?;
-            Some((place as f64, 100.0 / ratio))
+            let figure = figures.get(&format!("wire, datagrams: {}", (*filter)?))?;
+            Some((place as f64, 100.0 / figure.ratio))
         });
         (name.to_owned(), points.collect::<Vec<_>>())
     });
-    ensure!(
-        series.iter().all(|(_, points)| !points.is_empty()),
-        "the baseline lacks the ratios of the part `wire`"
-    );
+    if series.iter().any(|(_, points)| points.is_empty()) {
+        return Ok(None);
+    }
     let caption = "UDP packets per second between two pods, % of no filter";
-    svg(CHART, |area| chart(area, [caption, "rules", "%"], LowerLeft, &RULES, &series))
+    let text = svg(CHART, |area| chart(area, [caption, "rules", "%"], LowerLeft, &RULES, &series))?;
+    Ok(Some(("rules.svg".into(), text)))
 }
 
 /// What hostile tenants cost by the size of what they write: `of` says which figure, in milliseconds.
@@ -280,13 +330,17 @@ fn draw_bars(area: &Area<'_>, title: &str, figures: &[Bar<'_>]) -> Drawn {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::regression::Baseline;
 
     /// `cargo xtask bench --draw-baseline` after a change of either.
     #[test]
-    fn the_committed_chart_shows_the_committed_baseline() {
+    fn the_committed_charts_show_the_committed_baseline() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
-        let baseline = serde_json::from_str(&read("baseline.json")).unwrap();
-        assert_eq!(read("rules.svg"), by_rules(&baseline).unwrap());
+        let baseline = Baseline::read(&folder.join("baseline.json")).unwrap();
+        let pictures = of_baseline(&baseline.figures).unwrap();
+        assert_eq!(pictures.len(), 5, "pods, rules, blocks, flows, and the project's README");
+        for (name, text) in pictures {
+            assert_eq!(std::fs::read_to_string(folder.join(&name)).unwrap(), text, "{name}");
+        }
     }
 }

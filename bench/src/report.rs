@@ -1,14 +1,10 @@
-//! What was found: as tables for people, as JSON for programs, and against the stored baseline.
+//! What was found: as tables for people, as JSON for programs, and as figures to compare.
 
-use std::collections::BTreeMap;
-use std::path::Path;
-
-use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::control::{self, Control};
 use crate::engine::{self, Node};
-use crate::figures::{say, table};
+use crate::figures::{Spread, say, table};
 use crate::flapping::{self, Flapping};
 use crate::flood::{self, Flood};
 use crate::forward::{self, Forwarding};
@@ -17,6 +13,7 @@ use crate::hostile::{self, Hostile};
 use crate::lookups::{self, CaseLookups};
 use crate::maps::{self, Maps};
 use crate::packet::{self, PacketFigure};
+use crate::regression::{Figure, Figures};
 use crate::wire::{self, Wire};
 
 /// A program after the verifier.
@@ -84,84 +81,54 @@ impl Results {
     }
 
     /// What should be the same on any machine: each figure relative to a cost of its own run.
-    pub(crate) fn ratios(&self) -> BTreeMap<String, f64> {
-        let mut ratios = BTreeMap::new();
+    pub(crate) fn figures(&self) -> Figures {
+        let mut figures = Figures::new();
+        let mut insert = |name: String, spread: Spread, unit| {
+            figures.insert(name, Figure::new(spread.min, spread.median, unit));
+        };
         for figure in &self.packet {
             let PacketFigure { size, family, case, addresses, over_empty, empty, .. } = figure;
-            let name = format!("packet, {size}: IPv{family} {case}, {addresses}");
-            ratios.insert(name, over_empty.min / empty.min);
-        }
-        for control in &self.control {
-            let stack = if control.scale.dual_stack { "dual stack" } else { "IPv4" };
-            for event in &control.events {
-                let name = format!("control, {stack}: {}", event.event);
-                ratios.insert(name, 1e3 * event.p50_ms / control.compile_ms);
-            }
+            insert(packet::name(size, *family, case, addresses), *over_empty, empty.min);
         }
         for forwarding in &self.forwarding {
             let none = forwarding.total.min - forwarding.over_none.min;
-            ratios
-                .insert(format!("forwarding: {}", forwarding.filter), forwarding.total.min / none);
+            insert(format!("forward: {}", forwarding.filter), forwarding.total, none);
         }
         for flood in &self.flood {
             let floor = flood.total.min - flood.over_floor.min;
-            ratios.insert(format!("flood: {}", flood.dropped_by), flood.total.min / floor);
+            insert(format!("flood: {}", flood.dropped_by), flood.total, floor);
         }
-        self.wire_ratios(&mut ratios);
-        if let Some((node, control)) = self.node.as_ref().zip(self.control.first()) {
-            let relative = |ms: f64| 1e3 * ms / control.compile_ms;
-            for attach in &node.attach {
-                ratios.insert(format!("node: attach, {}", attach.mode), relative(attach.p50_ms));
-            }
-            ratios.insert("node: new pod".into(), relative(node.pod_p50_ms));
-        }
-        ratios
-    }
-
-    /// Against no filter; the greater, the slower.
-    fn wire_ratios(&self, ratios: &mut BTreeMap<String, f64>) {
-        let Some(none) = self.wire.first() else { return };
-        for wire in &self.wire {
-            let figures = [
-                ("stream", none.stream.best / wire.stream.best),
-                ("request", wire.request_p50.min / none.request_p50.min),
-                ("connections", none.connections.best / wire.connections.best),
-                ("datagrams", none.datagrams.best / wire.datagrams.best),
-            ];
-            for (what, ratio) in figures {
-                ratios.insert(format!("wire, {what}: {}", wire.filter), ratio);
+        if let Some(none) = self.wire.first() {
+            for wire in &self.wire {
+                let mut insert = |what, spread, unit| {
+                    insert(format!("wire, {what}: {}", wire.filter), spread, unit);
+                };
+                insert("request", wire.request_p50, none.request_p50.min);
+                insert("stream", wire.stream.time(), none.stream.time().min);
+                insert("connections", wire.connections.time(), none.connections.time().min);
+                insert("datagrams", wire.datagrams.time(), none.datagrams.time().min);
             }
         }
+        self.control_figures(&mut figures);
+        figures
     }
-}
 
-/// Slower by that factor and that much of the unit is not noise.
-const NOISE: (f64, f64) = (1.3, 0.1);
-
-/// Compares with the stored ratios and says loudly what got slower; how many that were.
-///
-/// # Errors
-/// The baseline is there but cannot be read.
-pub(crate) fn compare(ratios: &BTreeMap<String, f64>, path: &Path) -> Result<usize> {
-    if !path.exists() {
-        say(&format!("\nno baseline at {}: nothing to compare with", path.display()));
-        return Ok(0);
+    /// From event to enforced, in thousandths of the time that the first image takes to compile.
+    fn control_figures(&self, figures: &mut Figures) {
+        for control in &self.control {
+            let stack = if control.scale.dual_stack { "dual stack" } else { "IPv4" };
+            for event in &control.events {
+                let figure = Figure::new(event.p50_ms, event.p75_ms, control.compile_ms / 1e3);
+                figures.insert(format!("control, {stack}: {}", event.event), figure);
+            }
+        }
+        let Some((node, control)) = self.node.as_ref().zip(self.control.first()) else { return };
+        let unit = control.compile_ms / 1e3;
+        for attach in &node.attach {
+            let figure = Figure::new(attach.p50_ms, attach.p75_ms, unit);
+            figures.insert(format!("control, node: attach, {}", attach.mode), figure);
+        }
+        let pod = Figure::new(node.pod_p50_ms, node.pod_p75_ms, unit);
+        figures.insert("control, node: new pod".into(), pod);
     }
-    let text = std::fs::read_to_string(path)?;
-    let stored: BTreeMap<String, f64> = serde_json::from_str(&text)
-        .with_context(|| format!("{} is no baseline", path.display()))?;
-    let known = ratios.iter().filter_map(|(name, now)| Some((name, *now, *stored.get(name)?)));
-    let known: Vec<_> = known.collect();
-    let worse = |now: f64, was: f64| now > was * NOISE.0 && now > was + NOISE.1;
-    let slower: Vec<_> = known.iter().filter(|(_, now, was)| worse(*now, *was)).collect();
-    let faster = known.iter().filter(|(_, now, was)| worse(*was, *now)).count();
-    for (name, now, was) in &slower {
-        say(&format!("SLOWER THAN THE BASELINE: {name}: ratio {now:.2}, was {was:.2}"));
-    }
-    say(&format!(
-        "\ncompared with the baseline: {} figures, {} slower, {faster} faster",
-        known.len(),
-        slower.len()
-    ));
-    Ok(slower.len())
 }
