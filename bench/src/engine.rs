@@ -51,6 +51,12 @@ pub(crate) struct Node {
     pub(crate) cpu_percent: f64,
     /// The same without any event.
     pub(crate) idle_percent: f64,
+    /// Milliseconds from each of these events to its enforcement.
+    pub(crate) event_p50_ms: f64,
+    /// Milliseconds.
+    pub(crate) event_p99_ms: f64,
+    /// Milliseconds.
+    pub(crate) event_max_ms: f64,
 }
 
 /// What it takes to attach both programs to a new interface.
@@ -96,8 +102,8 @@ pub(crate) fn measure(
     let pods = (0..new_pods).map(|n| engine.add_pod(n, &veths)).collect::<Result<Vec<_>>>()?;
     engine.check(scale.local + new_pods)?;
     progress("control: processor time at pod events");
-    let idle_percent = engine.load(time, 0)?;
-    let cpu_percent = engine.load(time, EVENTS_PER_SECOND)?;
+    let (idle_percent, _) = engine.load(time, 0)?;
+    let (cpu_percent, events) = engine.load(time, EVENTS_PER_SECOND)?;
     Ok(Node {
         attach,
         effect_p50_ms: percentile(&effect, 0.5),
@@ -109,6 +115,9 @@ pub(crate) fn measure(
         events_per_second: EVENTS_PER_SECOND,
         cpu_percent,
         idle_percent,
+        event_p50_ms: percentile(&events, 0.5),
+        event_p99_ms: percentile(&events, 0.99),
+        event_max_ms: percentile(&events, 1.0),
     })
 }
 
@@ -259,21 +268,23 @@ impl Subject {
         Ok(())
     }
 
-    /// Percent of a core that the process used while so many events happened in each second.
-    fn load(&mut self, time: Duration, events: u32) -> Result<f64> {
+    /// Percent of a core that the process used while so many events happened in each second, and milliseconds
+    /// from each event to its enforcement.
+    fn load(&mut self, time: Duration, events: u32) -> Result<(f64, Vec<f64>)> {
         let parts = READBACK.0 / READBACK.1;
         let mut readback = Instant::now() + parts;
         let begin = Instant::now();
         let before = processor_time(libc::RUSAGE_SELF)?;
         self.engine.sweep();
         let (mut done, all) = (0, events * time.as_secs() as u32);
+        let mut times = Vec::new();
         while begin.elapsed() < time || done < all {
             let next = (done < all).then(|| begin + Duration::from_secs(1) * done / events);
             if Instant::now() >= readback {
                 self.engine.readback(READBACK.1);
                 readback += parts;
             } else if next.is_some_and(|next| Instant::now() >= next) {
-                self.event()?;
+                times.push(self.event()?);
                 done += 1;
             } else {
                 let until = next.unwrap_or(readback).min(readback);
@@ -283,11 +294,11 @@ impl Subject {
         let (used, took) =
             (processor_time(libc::RUSAGE_SELF)?.saturating_sub(before), begin.elapsed());
         ensure!(took < time * 2, "{all} events took {took:?} and not {time:?}");
-        Ok(100.0 * used.as_secs_f64() / took.as_secs_f64())
+        Ok((100.0 * used.as_secs_f64() / took.as_secs_f64(), times))
     }
 
-    /// A pod comes, changes its label, goes, somewhere else.
-    fn event(&mut self) -> Result<()> {
+    /// A pod comes, changes its label, goes, somewhere else: milliseconds until that is enforced.
+    fn event(&mut self) -> Result<f64> {
         let mut pod = self.scale.pod(self.scale.pods + self.events / 3);
         let change = match self.events % 3 {
             0 => Change::Pod(pod),
@@ -298,10 +309,12 @@ impl Subject {
             _ => Change::PodGone(pod.key),
         };
         self.events += 1;
+        let start = Instant::now();
         self.engine.ingest(change);
         self.step()?;
+        let took = start.elapsed();
         self.settle();
-        Ok(())
+        Ok(took.as_secs_f64() * 1e3)
     }
 }
 
@@ -337,7 +350,13 @@ pub(crate) fn print(node: &Node) {
         "a TCX program judges packets {effect_p50_ms:.3} ms (p50), {effect_p99_ms:.3} ms (p99) after \
          the call begins\n\
          compiled, written and attached in {pod_p50_ms:.3} ms (p50), {pod_p99_ms:.3} ms (p99)\n\
-         at {} pod events per second {:.2} % of one core, {:.2} % without events",
-        node.events_per_second, node.cpu_percent, node.idle_percent,
+         at {} pod events per second {:.2} % of one core, {:.2} % without events; each enforced within {:.3} \
+         ms (p50), {:.3} ms (p99), {:.3} ms (longest)",
+        node.events_per_second,
+        node.cpu_percent,
+        node.idle_percent,
+        node.event_p50_ms,
+        node.event_p99_ms,
+        node.event_max_ms,
     ));
 }
