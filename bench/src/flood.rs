@@ -58,6 +58,9 @@ const DROP: i32 = 1;
 /// `TCX_DROP`
 const SHOT: i32 = 2;
 
+/// An interface that is not there.
+const NOWHERE: u32 = 9999;
+
 /// What drops.
 enum Guard {
     /// A program in front of the uplink.
@@ -89,8 +92,9 @@ struct Node {
     to_pod: Stream,
     /// From a pod, whose veth the uplink is this time, to a stranger.
     from_pod: Stream,
-    counters: PerCpuArray<MapData, u64>,
-    _world: World,
+    /// Of what the pod receives, and of what the uplink's pod sends.
+    counters: [PerCpuArray<MapData, u64>; 2],
+    _worlds: [World; 2],
     _link: OwnedFd,
     _netns: Netns,
 }
@@ -163,8 +167,10 @@ impl Node {
         netns.ip("link set flp1 up\n")?;
         let pod = Local::isolated(host::ifindex("flp0")?);
         let uplink = host::ifindex("flood0")?;
+        // What comes by a pod's veth has its program's proof, or is dropped for that; so two clusters.
+        let cluster = Cluster::new(Size::BASE, [pod, Local::also_isolated(NOWHERE)]);
         let sender = Local::also_isolated(uplink);
-        let cluster = Cluster::new(Size::BASE, [pod, sender]);
+        let sends = Cluster::new(Size::BASE, [pod, sender]);
         let stranger = cluster.denied(false, 1)[0].0;
         let address = pod.address(false);
         host::ip(&[
@@ -178,13 +184,17 @@ impl Node {
         host::enable_gro("flood0")?;
         let to_pod = Stream::new(stranger, address)?;
         let from_pod = Stream::new(sender.address(false), stranger)?;
-        let mut world = World::new(pins, cluster.changes(), buckets)?;
-        let subjects = own(&mut world)?;
+        let mut worlds = [
+            World::new(&pins.join("receives"), cluster.changes(), buckets)?,
+            World::new(&pins.join("sends"), sends.changes(), buckets)?,
+        ];
+        let subjects = own(&mut worlds)?;
         let sending = host::ifindex("flood1")?;
         // An interface can only be named as the frames' origin if it has an XDP program.
         let link = attach_xdp(&to_pod.sender, sending, NATIVE);
         let link = link.context("cannot attach XDP to a veth")?;
-        let counters = world.generation.counters()?;
+        let [receives, sends] = &mut worlds;
+        let counters = [receives.generation.counters()?, sends.generation.counters()?];
         let node = Self {
             pod,
             sending,
@@ -192,7 +202,7 @@ impl Node {
             to_pod,
             from_pod,
             counters,
-            _world: world,
+            _worlds: worlds,
             _link: link,
             _netns: netns,
         };
@@ -266,7 +276,8 @@ impl Node {
             Guard::Xdp { counts: false, .. } | Guard::Pod { counts: false, .. } => Ok(None),
             Guard::Xdp { .. } | Guard::Pod { .. } => {
                 let egress = matches!(guard, Guard::Pod { direction: Direction::Egress, .. });
-                let values = self.counters.get(&counter(egress, Reason::Policy), 0)?;
+                let counters = &self.counters[usize::from(egress)];
+                let values = counters.get(&counter(egress, Reason::Policy), 0)?;
                 Ok(Some(values.iter().sum()))
             }
             Guard::Rules(Filter::Nft(family, _)) => {
@@ -322,16 +333,16 @@ impl Node {
 }
 
 /// The floor, and netpold's programs.
-fn own(world: &mut World) -> Result<Vec<Subject>> {
+fn own([receives, sends]: &mut [World; 2]) -> Result<Vec<Subject>> {
     let floor = Code::default().end(DROP).load(XDP).context("cannot load a program")?;
     let mut uplink = |scope| -> Result<OwnedFd> {
-        Ok(world.generation.xdp(XdpProgram::Uplink(scope))?.0.try_clone_to_owned()?)
+        Ok(receives.generation.xdp(XdpProgram::Uplink(scope))?.0.try_clone_to_owned()?)
     };
     let openings = uplink(Scope::Openings)?;
     let all = uplink(Scope::All)?;
     let generic = openings.try_clone()?;
-    let to_pod = program(world, Direction::Ingress)?;
-    let from_pod = program(world, Direction::Egress)?;
+    let to_pod = program(receives, Direction::Ingress)?;
+    let from_pod = program(sends, Direction::Egress)?;
     let shot = Code::default().end(SHOT).load(SCHED_CLS).context("cannot load a program")?;
     let pod = |program, direction, counts| Guard::Pod { program, direction, counts };
     let xdp = |program, flags, counts| Guard::Xdp { program, flags, counts };
