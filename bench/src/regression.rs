@@ -147,7 +147,7 @@ fn shown(now: Figure, was: Figure) -> String {
 
 /// By another process, since the namespaces and the memory of this one have been used.
 fn measure_again(parts: &BTreeSet<String>, folder: &Path, quick: bool) -> Result<Baseline> {
-    say(&format!("measuring once more: {}", Vec::from_iter(parts.iter().cloned()).join(", ")));
+    say(&format!("measuring once more: {}", parts.iter().cloned().collect::<Vec<_>>().join(", ")));
     let figures = folder.join("figures.json");
     let _ = std::fs::remove_file(&figures);
     let mut command = Command::new(std::env::current_exe()?);
