@@ -21,7 +21,7 @@ use crate::host::{self, Machine};
 const LAYOUT: (f64, f64) = (0.10, 0.05);
 
 /// A cost of one run, relative to another of the same run.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Figure {
     /// The greater, the slower.
     pub(crate) ratio: f64,
@@ -206,8 +206,8 @@ mod tests {
         save("one", "packet, a", 1.0);
         save("one", "packet, b", 2.0);
         let both = save("one", "packet, a", 3.0);
-        assert_eq!(both["packet, a"].ratio, 3.0);
-        assert_eq!(both["packet, b"].ratio, 2.0);
+        assert_eq!(both["packet, a"], figure(3.0, 0.0));
+        assert_eq!(both["packet, b"], figure(2.0, 0.0));
         assert_eq!(save("other", "packet, a", 4.0).len(), 1, "of another processor: no mixture");
     }
 }
