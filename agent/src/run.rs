@@ -49,10 +49,8 @@ use crate::state::SnapshotWriter;
 use crate::trace::Tracing;
 use requests::requests;
 
-/// Buckets of the IPv4 flow table for each processor, and the fewest and most of all, four flows each: a quarter of
-/// a million flows in 8 MiB, half a million in 16. That is twice what kube-proxy gives the kernel's conntrack
-/// (32,768 a processor, 131,072 at least), since a table that is half full refuses hardly any flow.
-const CONNTRACK_BUCKETS: (u32, u32, u32) = (16_384, 65_536, 131_072);
+/// Buckets of the IPv4 conntrack table, four flows each: half a million flows in 16 MiB.
+const CONNTRACK_BUCKETS: u32 = 131_072;
 /// Parts in which the kernel's tables are compared within the interval.
 const SLICES: u32 = 40;
 /// Interface events in flight.
@@ -97,11 +95,8 @@ fn give_memory_back() {
         (libc::M_MMAP_THRESHOLD, 128 << 10),
         (libc::M_TRIM_THRESHOLD, 1 << 20),
     ] {
-        // SAFETY: mallopt(3) takes no pointers.
-        let set = unsafe { libc::mallopt(parameter, value) };
-        if set == 0 {
-            tracing::debug!(parameter, "the C library keeps what is freed");
-        }
+        // SAFETY: mallopt(3) takes no pointers. Where it refuses, more stays.
+        let _ = unsafe { libc::mallopt(parameter, value) };
     }
 }
 
@@ -437,20 +432,12 @@ fn engine(
         proof: 1 << config.mark_bit,
         uplinks: config.uplinks.clone(),
         pod_xdp: config.sent,
-        ..DataplaneOptions::new(conntrack_buckets(), seed)
+        ..DataplaneOptions::new(CONNTRACK_BUCKETS, seed)
     };
     let dataplane = Dataplane::new(pins, attacher, dataplane);
     let mut engine = Engine::new(Compiler::new(options), dataplane, capacity);
     engine.judge_at(config.node_devices.clone());
     Ok(engine)
-}
-
-/// Buckets of the IPv4 flow table, a power of two. By the node's processors, not by those that the agent may use.
-fn conntrack_buckets() -> u32 {
-    let (each, least, most) = CONNTRACK_BUCKETS;
-    let processors = aya::util::online_cpus().ok().and_then(|all| u32::try_from(all.len()).ok());
-    let wanted = processors.unwrap_or(1).saturating_mul(each);
-    wanted.clamp(least, most).next_power_of_two()
 }
 
 /// Records new flows for whoever watches. Logs those that policies on trial would deny, and keeps them for the

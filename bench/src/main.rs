@@ -181,12 +181,12 @@ fn control(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
     let pins = pins.folder("node");
     results.node = Some(engine::measure(*scale, new_pods, time, BUCKETS, &pins, &tell)?);
     let small = Scale { pods: 1000, namespaces: 20, policies: 60, local: 30, ..*scale };
-    let large = [10_000, 100_000].map(|pods| (Scale { pods, ..*scale }, BUCKETS));
-    for (scale, buckets) in [(small, BUCKETS / 2)].into_iter().chain(large) {
+    let large = [10_000, 100_000].map(|pods| Scale { pods, ..*scale });
+    for scale in [small].into_iter().chain(large) {
         let Scale { pods, .. } = scale;
         tell(&format!("control: maps at {pods} pods"));
         let scale = Scale { dual_stack: true, ..scale };
-        results.maps.push(maps::measure(scale, buckets, &pins.join(format!("maps{pods}")))?);
+        results.maps.push(maps::measure(scale, BUCKETS, &pins.join(format!("maps{pods}")))?);
     }
     results.hostile = hostile::measure(&tell)?;
     Ok(())

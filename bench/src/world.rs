@@ -52,7 +52,7 @@ impl World {
     /// that nothing else uses.
     ///
     /// # Errors
-    /// It does not fit into what the tables' layout can number ([`CompileError`]), or the kernel
+    /// It does not fit into what the tables' layout can number ([`netpold_core::compile::CompileError`]), or the kernel
     /// refuses.
     pub(crate) fn new(pins: &Path, changes: Vec<Change>, buckets: u32) -> Result<Self> {
         Self::sized(pins, changes, buckets, Capacity::default())
