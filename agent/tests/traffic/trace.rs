@@ -2,7 +2,7 @@
 //! however it ends.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -71,7 +71,7 @@ impl Trace {
             if let Some(status) = self.process.try_wait().unwrap() {
                 let mut said = String::new();
                 let mut stderr = self.process.stderr.take().unwrap();
-                std::io::Read::read_to_string(&mut stderr, &mut said).unwrap();
+                Read::read_to_string(&mut stderr, &mut said).unwrap();
                 return (status, said);
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -271,17 +271,16 @@ fn the_traced_packets_on_the_page_are_real() {
     let command = without_twins(&mut command).args(["trace", "--socket"]);
     let command = command.arg(cluster.agents[0].socket());
     let command = command.args(["--pod=shop/server", "--port=80/TCP", "--for=4s"]);
-    let process = command.stdout(Stdio::piped()).spawn().unwrap();
-    let ordinary = programs(&cluster);
-    let deadline = Instant::now() + PATIENCE;
-    while programs(&cluster) == ordinary {
-        assert!(Instant::now() < deadline, "it begins");
-    }
+    let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = BufReader::new(process.stdout.take().unwrap());
+    let mut text = String::new();
+    // It says that it has begun once packets are told of.
+    output.read_line(&mut text).unwrap();
     let address = cluster.pod("server").ip4().unwrap();
     assert!(cluster.flow("friend", Protocol::Tcp, address).ping(PATIENCE));
     assert!(!probe(&cluster, "stranger", MOMENT));
-    let output = process.wait_with_output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
+    output.read_to_string(&mut text).unwrap();
+    assert!(process.wait().unwrap().success(), "{text}");
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("deploy/trace.md");
     let page = std::fs::read_to_string(page).unwrap();
     let shown =
