@@ -2,9 +2,18 @@
 
 mod who;
 
+use std::net::IpAddr;
 use std::time::Duration;
 
+use ipnet::IpNet;
+
 pub use who::Who;
+
+/// A block of addresses, or one address; `None` if it is neither.
+#[must_use]
+pub fn block(text: &str) -> Option<IpNet> {
+    text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))
+}
 
 /// A time with its unit.
 ///

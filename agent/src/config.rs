@@ -1,18 +1,17 @@
 //! Settings of `netpold run`, validated.
 
 use std::io::IsTerminal;
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use ipnet::IpNet;
 use netpold_core::options::SourceExempt;
 use netpold_ebpf::xdp::uplink::Scope;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt as _;
 use tracing_subscriber::fmt::format;
 
+use crate::arguments::block;
 pub use crate::cli::{CheckSource, NewPods};
 use crate::cli::{
     ClusterNetworkPolicies, LogFormat, PodEgressHook, RunArgs, UplinkDrops, WatchNodes,
@@ -179,8 +178,7 @@ fn source_exempt(given: &[String]) -> Result<SourceExempt> {
     let mut exempt = SourceExempt::default();
     for item in given {
         let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        let address = |item: &str| item.parse::<IpAddr>().map(IpNet::from);
-        if let Ok(block) = item.parse::<IpNet>().or_else(|_| address(item)) {
+        if let Some(block) = block(item) {
             let whole = block.trunc();
             ensure!(block == whole, "--source-check-exempt {item}: did you mean {whole}?");
             exempt.blocks.push(block);

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use aya::maps::{MapData, RingBuf};
+use k8s_openapi::jiff::Timestamp;
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::layout::DropEvent;
@@ -88,6 +89,18 @@ impl Dropped {
             remote_port: event.remote_port,
             length: event.length,
         }
+    }
+
+    /// The pod's port and the other side's, where the protocol has ports.
+    pub(crate) fn ports(&self) -> Option<[u16; 2]> {
+        let has_ports = self.protocol.is_some_and(|number| IpProtocol(number).has_ports());
+        has_ports.then_some([self.local_port, self.remote_port])
+    }
+
+    /// When the agent read it, in RFC 3339 with milliseconds, UTC.
+    pub(crate) fn time(&self) -> String {
+        let time = Timestamp::from_millisecond(self.unix_millis.cast_signed());
+        format!("{:.3}", time.unwrap_or_default())
     }
 
     /// A flow that policies on trial would deny.

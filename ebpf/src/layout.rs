@@ -145,6 +145,19 @@ impl PortSet {
     }
 }
 
+/// The number of a protocol in a [`PortWord`]: [`PORTS_NONE`], [`PORTS_ALL`], a port with [`PORTS_ONE`], or a bitmap.
+#[must_use]
+#[inline(always)]
+pub const fn ports_of(word: PortWord, protocol: u8) -> u32 {
+    let shift = match protocol {
+        6 => 0,
+        17 => PORT_BITS,
+        132 => 2 * PORT_BITS,
+        _ => 3 * PORT_BITS,
+    };
+    (word >> shift) as u32 & ((1 << PORT_BITS) - 1)
+}
+
 /// One bit a port: bit `port & 63` of word `port >> 6`.
 pub type PortBitmap = [u64; 1024];
 

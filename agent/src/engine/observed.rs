@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Instant;
 
-use k8s_openapi::jiff::Timestamp;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::Explainer;
 use netpold_core::model::Key;
@@ -56,10 +55,7 @@ impl Engine {
         attributed: &Attributed,
     ) -> Event {
         let packet = &seen.packet;
-        let time = Timestamp::from_millisecond(packet.unix_millis.cast_signed());
-        let has_ports = packet.protocol.is_some_and(|number| IpProtocol(number).has_ports());
-        let [local_port, remote_port] =
-            [packet.local_port, packet.remote_port].map(|port| if has_ports { port } else { 0 });
+        let [local_port, remote_port] = packet.ports().unwrap_or_default();
         // The flow table has no addresses of its own pods.
         let own = || {
             let pod = cluster.pods().get(pod.as_ref()?)?;
@@ -67,7 +63,7 @@ impl Engine {
             pod.addresses.iter().find(of_family).copied()
         };
         Event {
-            time: format!("{:.3}", time.unwrap_or_default()),
+            time: packet.time(),
             node: cluster.node_name().to_owned(),
             verdict: seen.outcome,
             reason: packet.reason.to_owned(),

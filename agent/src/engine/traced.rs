@@ -2,10 +2,9 @@
 
 use std::net::IpAddr;
 
-use k8s_openapi::jiff::Timestamp;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::Explainer;
-use netpold_core::model::{Direction, Key};
+use netpold_core::model::Key;
 use netpold_core::probe::{IpProtocol, Party};
 use netpold_ebpf::reason::Reason;
 
@@ -88,23 +87,21 @@ impl Engine {
     ) -> Packet {
         let cluster = self.reconciler.compiler.cluster();
         let packet = Dropped::new(&event);
-        let time = Timestamp::from_millisecond(packet.unix_millis.cast_signed());
         let verdict = if dropped { Outcome::Deny } else { Outcome::Allow };
         let reason = Reason::from_number(event.reason);
         let attribution = attributed(cluster, pod, &packet, reason, explainer, attributions);
-        let has_ports = packet.protocol.is_some_and(|number| IpProtocol(number).has_ports());
-        let port = |port: u16| if has_ports { port } else { 0 };
+        let [local_port, remote_port] = packet.ports().unwrap_or_default();
         Packet {
-            time: format!("{:.3}", time.unwrap_or_default()),
+            time: packet.time(),
             node: cluster.node_name().to_owned(),
             pod: pod.clone(),
             direction: packet.direction,
             protocol: packet.protocol.map(IpProtocol),
             local: packet.local,
-            local_port: port(packet.local_port),
+            local_port,
             peer: packet.remote.map(|address| cluster.whose(address)),
             remote: packet.remote,
-            remote_port: port(packet.remote_port),
+            remote_port,
             length: packet.length,
             verdict,
             reason: packet.reason.to_owned(),
@@ -127,7 +124,7 @@ fn attributed(
     let (outcome, direction) = match reason {
         Some(Reason::Policy) => (Outcome::Deny, own),
         Some(Reason::Allowed | Reason::Translated) => (Outcome::Allow, own),
-        Some(Reason::Reply | Reason::Answer) => (Outcome::Allow, opposite(own)),
+        Some(Reason::Reply | Reason::Answer) => (Outcome::Allow, own.opposite()),
         _ => return Attribution::default(),
     };
     let seen = Seen { outcome, packet: Dropped { direction, ..packet.clone() } };
@@ -135,13 +132,6 @@ fn attributed(
     match attributions.of(explainer, pod, &seen, std::time::Instant::now()) {
         Attributed::Known(known) => (*known).clone(),
         Attributed::Omitted => Attribution::default(),
-    }
-}
-
-fn opposite(direction: Direction) -> Direction {
-    match direction {
-        Direction::Ingress => Direction::Egress,
-        Direction::Egress => Direction::Ingress,
     }
 }
 

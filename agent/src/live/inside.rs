@@ -2,13 +2,13 @@
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
-use kube::{Api, Client};
+use kube::Api;
 use netpold_core::model::Key;
 
 use super::exec::Target;
 use super::{ClusterArgs, NodeError, SILENCE};
+use crate::source::cluster::Lister;
 use crate::source::cluster::failure::Failure;
-use crate::source::cluster::{self, Lister};
 
 /// Most bytes of what a command says.
 const OUTPUT_MAX: usize = 1 << 16;
@@ -17,8 +17,7 @@ const NOT_STARTED: [i32; 2] = [126, 127];
 
 /// The containers of a cluster.
 pub struct Inside {
-    client: Client,
-    server: String,
+    lister: Lister,
 }
 
 /// Why a command did not run, or did not end well.
@@ -36,9 +35,7 @@ impl Inside {
     /// # Errors
     /// There is no cluster to connect to, or not with these credentials.
     pub async fn open(args: &ClusterArgs) -> Result<Self> {
-        let client = cluster::client(&args.access(SILENCE)).await?;
-        let lister = Lister::open(args.access(SILENCE)).await?;
-        Ok(Self { client, server: lister.server().to_owned() })
+        Ok(Self { lister: Lister::open(args.access(SILENCE)).await? })
     }
 
     /// The names of a pod's containers that run now, those for debugging included.
@@ -46,9 +43,10 @@ impl Inside {
     /// # Errors
     /// The pod cannot be read; in words.
     pub async fn running(&self, pod: &Key) -> Result<Vec<String>, String> {
-        let pods = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace);
+        let pods = Api::<Pod>::namespaced(self.lister.client(), &pod.namespace);
         let read = pods.get(&pod.name).await;
-        let read = read.map_err(|error| Failure::of(error).text("get the pod", &self.server))?;
+        let read =
+            read.map_err(|error| Failure::of(error).text("get the pod", self.lister.server()))?;
         let status = read.status.unwrap_or_default();
         let all = status.container_statuses.into_iter().chain(status.ephemeral_container_statuses);
         let runs = |it: &ContainerStatus| it.state.as_ref().is_some_and(|it| it.running.is_some());
@@ -66,11 +64,11 @@ impl Inside {
         command: &[&str],
     ) -> Result<String, NotRun> {
         let target = Target {
-            pods: Api::namespaced(self.client.clone(), &pod.namespace),
+            pods: Api::namespaced(self.lister.client(), &pod.namespace),
             namespace: &pod.namespace,
             pod: &pod.name,
             container,
-            server: &self.server,
+            server: self.lister.server(),
             purpose: "run a command in the pod",
         };
         let output = target.output(command, OUTPUT_MAX).await.map_err(not_run)?;

@@ -9,6 +9,7 @@ use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 use serde::{Deserialize, Serialize};
 
+use crate::arguments::block;
 use crate::events::{Outcome, Seen};
 use crate::pattern::matches;
 
@@ -104,8 +105,7 @@ impl FromStr for Peer {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let block = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
-        block.map(Self::Block).or_else(|_| text.parse().map(Self::Name))
+        block(text).map_or_else(|| text.parse().map(Self::Name), |block| Ok(Self::Block(block)))
     }
 }
 
@@ -159,11 +159,10 @@ pub struct Names {
 /// The destination port, where the protocol has ports.
 #[must_use]
 pub fn destination_port(seen: &Seen) -> Option<u16> {
-    let packet = &seen.packet;
-    let has_ports = packet.protocol.is_some_and(|number| IpProtocol(number).has_ports());
-    has_ports.then_some(match packet.direction {
-        Direction::Ingress => packet.local_port,
-        Direction::Egress => packet.remote_port,
+    let [local, remote] = seen.packet.ports()?;
+    Some(match seen.packet.direction {
+        Direction::Ingress => local,
+        Direction::Egress => remote,
     })
 }
 

@@ -10,6 +10,8 @@ use netpold_ebpf::packet::family::V6;
 use netpold_ebpf::trace::Clause;
 use serde::{Deserialize, Serialize};
 
+use crate::arguments::block;
+
 /// A client's request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
@@ -45,8 +47,7 @@ impl FromStr for Peer {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let block = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
-        if let Ok(block) = block {
+        if let Some(block) = block(text) {
             return Ok(Self::Block(block.trunc()));
         }
         let party = text.parse().map(Self::Party);

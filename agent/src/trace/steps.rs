@@ -8,7 +8,7 @@ use netpold_core::probe::IpProtocol;
 use netpold_ebpf::flow::control::Control;
 use netpold_ebpf::layout::{
     CLASS_SERVICE, CLASS_TRANSLATED, CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, DropEvent,
-    Endpoint, MAX_CLASSES, PORT_BITS, PORTS_ALL, PORTS_NONE, PORTS_ONE,
+    Endpoint, MAX_CLASSES, PORTS_ALL, PORTS_NONE, PORTS_ONE, ports_of,
 };
 use netpold_ebpf::reason::Reason;
 use netpold_ebpf::trace::{SETTLED, Step};
@@ -161,13 +161,7 @@ fn asked(row: u64, [asked, word]: [u64; 2], rows: [u32; 2], own: Direction) -> S
 }
 
 fn ports(word: u64, protocol: u8) -> String {
-    let shift = match protocol {
-        6 => 0,
-        17 => PORT_BITS,
-        132 => 2 * PORT_BITS,
-        _ => 3 * PORT_BITS,
-    };
-    match (word >> shift) as u32 & ((1 << PORT_BITS) - 1) {
+    match ports_of(word, protocol) {
         PORTS_NONE => "none".to_owned(),
         PORTS_ALL => "all".to_owned(),
         one if one & PORTS_ONE != 0 => (one as u16).to_string(),

@@ -34,15 +34,18 @@ fn events(cluster: &Cluster, arguments: &[&str]) -> Vec<Value> {
     all.filter(|line| line["type"] == "event").collect()
 }
 
-/// A watcher that goes on; it ends with this.
-struct Watcher {
-    process: Child,
-    lines: Receiver<Value>,
+/// A command that goes on and writes JSON lines; it ends with this.
+pub(crate) struct Following {
+    pub(crate) process: Child,
+    pub(crate) lines: Receiver<Value>,
 }
 
-impl Watcher {
+impl Following {
     fn new(cluster: &Cluster, arguments: &[&str]) -> Self {
-        let mut command = command(cluster, &[&["--follow", "-o", "json"], arguments].concat());
+        Self::start(command(cluster, &[&["--follow", "-o", "json"], arguments].concat()))
+    }
+
+    pub(crate) fn start(mut command: Command) -> Self {
         let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
         let stdout = BufReader::new(process.stdout.take().unwrap());
         let (sender, lines) = channel();
@@ -55,7 +58,7 @@ impl Watcher {
     }
 }
 
-impl Drop for Watcher {
+impl Drop for Following {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -164,7 +167,7 @@ fn events_have_the_policy_and_rule_that_explain_names() {
     }
     let cluster = cluster();
     // It may begin to follow only after the first of them.
-    let watcher = Watcher::new(&cluster, &["--new-flows", "--since", "10m"]);
+    let watcher = Following::new(&cluster, &["--new-flows", "--since", "10m"]);
     let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
     for protocol in all {
         assert!(probe(&cluster, "friend", protocol, PATIENCE), "{protocol}");
@@ -271,7 +274,7 @@ fn filters_leave_what_matches_and_what_the_kernel_left_out_is_told() {
     }
 
     // More at once than the kernel tells of.
-    let watcher = Watcher::new(&cluster, &[]);
+    let watcher = Following::new(&cluster, &[]);
     let (from, to) = (cluster.pod("stranger"), cluster.pod("server").ip4().unwrap());
     let flood = socket(from, from.ip4().unwrap(), 0);
     let deadline = Instant::now() + PATIENCE;

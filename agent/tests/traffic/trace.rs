@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use netpold::dataplane::attach::{Attacher, Mode};
@@ -16,37 +15,26 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::kernel;
-use crate::observe::{compare, explained};
+use crate::observe::{Following, compare, explained};
 
 /// Packets that a stranger sends at once.
 const FLOOD: u64 = 5000;
 
 /// A client of the agent; it ends with this.
-struct Trace {
-    process: Child,
-    lines: Receiver<Value>,
-}
+struct Trace(Following);
 
 impl Trace {
     fn new(cluster: &Cluster, arguments: &[&str]) -> Self {
         let mut command = Command::new(binary());
-        let command = without_twins(&mut command).args(["trace", "-o", "json", "--socket"]);
-        let command = command.arg(cluster.agents[0].socket()).args(arguments);
-        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let stdout = BufReader::new(process.stdout.take().unwrap());
-        let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            for line in stdout.lines().map_while(Result::ok) {
-                let _ = sender.send(serde_json::from_str(&line).unwrap());
-            }
-        });
-        Self { process, lines }
+        without_twins(&mut command).args(["trace", "-o", "json", "--socket"]);
+        command.arg(cluster.agents[0].socket()).args(arguments).stderr(Stdio::piped());
+        Self(Following::start(command))
     }
 
     /// One that has begun.
     fn begun(cluster: &Cluster, arguments: &[&str]) -> Self {
         let trace = Self::new(cluster, arguments);
-        let first = trace.lines.recv_timeout(PATIENCE).expect("it begins");
+        let first = trace.0.lines.recv_timeout(PATIENCE).expect("it begins");
         assert_eq!(first["type"], "started", "{first}");
         assert_eq!(first["pod"], json!({ "namespace": NAMESPACE, "name": "server" }));
         trace
@@ -56,7 +44,7 @@ impl Trace {
     #[track_caller]
     fn find(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         let (deadline, mut others) = (Instant::now() + PATIENCE, Vec::new());
-        while let Ok(line) = self.lines.recv_timeout(deadline - Instant::now()) {
+        while let Ok(line) = self.0.lines.recv_timeout(deadline - Instant::now()) {
             if wanted(&line) {
                 return line;
             }
@@ -68,22 +56,15 @@ impl Trace {
     fn end(&mut self, deadline: Duration) -> (ExitStatus, String) {
         let deadline = Instant::now() + deadline;
         while Instant::now() < deadline {
-            if let Some(status) = self.process.try_wait().unwrap() {
+            if let Some(status) = self.0.process.try_wait().unwrap() {
                 let mut said = String::new();
-                let mut stderr = self.process.stderr.take().unwrap();
+                let mut stderr = self.0.process.stderr.take().unwrap();
                 Read::read_to_string(&mut stderr, &mut said).unwrap();
                 return (status, said);
             }
             std::thread::sleep(Duration::from_millis(20));
         }
         panic!("it does not end");
-    }
-}
-
-impl Drop for Trace {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 
@@ -216,13 +197,13 @@ fn each_step_of_a_judgement_is_told() {
     let log = cluster.agents[0].log();
     assert!(!log.contains("a program was gone"), "{log}");
     // Nobody takes leave.
-    trace.process.kill().unwrap();
+    trace.0.process.kill().unwrap();
     are_back(&cluster, &ordinary, "the client was killed");
     let arguments = ["--pod=shop/server", "--from=shop/stranger", "--port=80/UDP", "--for=2s"];
     let mut trace = Trace::begun(&cluster, &arguments);
     flood(&cluster, FLOOD);
     let (mut told, mut lost) = (0, 0);
-    let ended = trace.lines.iter().find(|line| {
+    let ended = trace.0.lines.iter().find(|line| {
         if line["type"] == "packet" {
             let who = (&line["peer"]["name"], &line["protocol"]);
             assert_eq!(who, (&json!("stranger"), &json!("UDP")));
@@ -255,7 +236,7 @@ fn filters_below_clsact_are_traced() {
     assert!(probe(&cluster, "friend", PATIENCE));
     assert!(!probe(&cluster, "stranger", MOMENT));
     trace.find("a denial", |line| line["verdict"] == "deny");
-    trace.process.kill().unwrap();
+    trace.0.process.kill().unwrap();
     are_back(&cluster, &ordinary, "the client was killed");
 }
 

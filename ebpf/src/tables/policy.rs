@@ -5,7 +5,7 @@
 //! nothing allowed.
 
 use crate::{
-    layout::{ClassId, PORT_BITS, PORTS_ALL, PORTS_NONE, PORTS_ONE, PortWord, TRIE_POINTER},
+    layout::{ClassId, PORTS_ALL, PORTS_NONE, PORTS_ONE, PortWord, TRIE_POINTER, ports_of},
     trace::Step,
 };
 
@@ -95,13 +95,7 @@ pub fn row_allows<T: PolicyTables>(
 /// Whether a word of a row allows a protocol and destination port.
 #[inline(always)]
 fn word_allows<T: PolicyTables>(tables: &T, word: PortWord, protocol: u8, port: u16) -> bool {
-    let shift = match protocol {
-        6 => 0,
-        17 => PORT_BITS,
-        132 => 2 * PORT_BITS,
-        _ => 3 * PORT_BITS,
-    };
-    match (word >> shift) as u32 & ((1 << PORT_BITS) - 1) {
+    match ports_of(word, protocol) {
         PORTS_NONE => false,
         PORTS_ALL => true,
         one if one & PORTS_ONE != 0 => one as u16 == port,
