@@ -185,6 +185,15 @@ pub(crate) fn speaker(world: &World, sent: &Sent) -> usize {
     outside.filter(|_| by_a_tunnel).unwrap_or(sent.sender)
 }
 
+/// The tuples of a quoted packet's flow in its direction. The requests and the replies of an echo have one
+/// identifier, and one flow: an error may quote a reply where a request was sent.
+fn forms(quoted: &Tuple) -> impl Iterator<Item = Tuple> {
+    let Tuple { protocol, from, to } = *quoted;
+    let echo = Tuple { protocol, from: (from.0, to.1), to: (to.0, from.1) };
+    let is_echo = matches!(protocol, ICMP | ICMPV6);
+    std::iter::once(*quoted).chain(is_echo.then_some(echo))
+}
+
 /// The party, if anything is denied it in a direction.
 fn isolation<'a>(world: &World, party: &'a Party, direction: Direction) -> Option<&'a Party> {
     let pod = party.pod.as_ref()?;
@@ -261,7 +270,7 @@ impl Exchange<'_> {
 
     /// Whether what was said answers the receiver, or is an error about what it said.
     fn answers(&self, said: &Heard) -> bool {
-        if said.quoted.iter().any(|quoted| self.got(quoted)) {
+        if said.quoted.iter().any(|quoted| forms(quoted).any(|form| self.got(&form))) {
             return true;
         }
         if self.heard.is_later {
@@ -367,15 +376,12 @@ impl Exchange<'_> {
         let quoted = &Tuple { from, ..*quoted };
         let protocol = if protocol == ICMPV6 { ICMP } else { protocol };
         let history = self.history;
-        // Both directions of an echo have one identifier.
-        let echo = Tuple { from: (from.0, to.1), to: (to.0, from.1), ..*quoted };
-        let forms = [Some(*quoted), (protocol == ICMP).then_some(echo)];
-        let is_one = |of: &dyn Fn(&Tuple) -> bool| forms.iter().flatten().any(of);
-        let said =
-            history.said(self.receiver).is_some_and(|said| is_one(&|form| said.contains(form)));
+        let said = history
+            .said(self.receiver)
+            .is_some_and(|said| forms(quoted).any(|form| said.contains(&form)));
         let got = history
             .got(self.receiver)
-            .is_some_and(|got| is_one(&|form| got.contains_key(&form.reversed())));
+            .is_some_and(|got| forms(quoted).any(|form| got.contains_key(&form.reversed())));
         let oracle = &self.world.oracle;
         let may_ask =
             self.is_of_node(to.0) || oracle.judge(pod, Direction::Egress, to.0, protocol, to.1);
