@@ -193,16 +193,21 @@ impl TableFamily for V6 {
 pub fn make_place<F: TableFamily, T: Tables>(tables: &T, hash: u64) -> bool {
     let Some(settings) = tables.settings() else { return false };
     let buckets = key::choices(hash, F::mask(settings));
-    relocate::make_place(buckets, |index, place| shift::<F, T>(tables, index, place))
+    let moves = |index, place, takes| shift::<F, T>(tables, (index, place), takes);
+    relocate::make_place(buckets, moves)
 }
 
 /// Moves a flow on, by [`relocate::shift`].
 #[inline(always)]
-pub fn shift<F: TableFamily, T: Tables>(tables: &T, index: u32, place: u32) -> Shift {
+pub fn shift<F: TableFamily, T: Tables>(
+    tables: &T,
+    (index, place): (u32, u32),
+    takes: bool,
+) -> Shift {
     let Some(settings) = tables.settings() else { return Shift::STAYS };
     let from = (index, place, F::mask(settings));
     // SAFETY: whole buckets of this family's table.
-    unsafe { relocate::shift::<F::Key, _>(tables, settings, from, |i| F::bucket(tables, i)) }
+    unsafe { relocate::shift::<F::Key, _>(tables, settings, from, takes, |i| F::bucket(tables, i)) }
 }
 
 /// Frees a place of an endpoint's own, by [`evict::free_stale`].

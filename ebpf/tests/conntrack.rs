@@ -254,6 +254,23 @@ fn a_table_filled_to_three_quarters_refuses_nothing() {
     }
 }
 
+/// Flows that nobody answers fill all that answered ones leave, again and again: these are still found room.
+#[test]
+fn half_open_flows_take_no_room_from_answered_ones() {
+    let tables = NodeTables::new(1 << 14);
+    let mut half_open = THREE_QUARTERS..;
+    for number in 0..THREE_QUARTERS {
+        for other in half_open.by_ref().take(4) {
+            let _ = insert(&tables, other, CT_INGRESS);
+        }
+        assert!(establish(&tables, number), "flow {number} was refused");
+    }
+    for number in 0..THREE_QUARTERS {
+        let control = find(&tables, number).expect("every answered flow is there");
+        assert_eq!(control.flags(), CT_VALID | CT_INGRESS | CT_REPLIED);
+    }
+}
+
 /// Flows move on while others look for them: an established one is found at every moment.
 #[test]
 fn flows_that_move_on_are_found_at_every_moment() {

@@ -89,10 +89,10 @@ impl Sweeper {
         // SAFETY: whole buckets of this family's table, mapped for writing while self lives.
         let adopt = || unsafe { flow_in.adopt(&HostMemory, flow.flags, settings, now, seen) };
         adopt().or_else(|full| {
-            let made = make_place([first, second], |index, place| {
+            let made = make_place([first, second], |index, place, takes| {
                 let from = (index, place, mask);
                 // SAFETY: as above.
-                unsafe { shift::<K, _>(&HostMemory, settings, from, |i| bucket(i).ok()) }
+                unsafe { shift::<K, _>(&HostMemory, settings, from, takes, |i| bucket(i).ok()) }
             });
             if made { adopt() } else { Err(full) }
         })

@@ -84,6 +84,18 @@ impl Control {
         self.flags() & (CT_VALID | CT_BUSY) == 0
     }
 
+    /// Whether it is a flow that nobody has answered.
+    #[inline(always)]
+    pub(crate) const fn is_half_open(self) -> bool {
+        self.flags() & (CT_VALID | CT_BUSY | CT_REPLIED) == CT_VALID
+    }
+
+    /// Whether a flow was last seen before another.
+    #[inline(always)]
+    pub(crate) const fn is_older(self, other: Self) -> bool {
+        self.seen().wrapping_sub(other.seen()).cast_signed() < 0
+    }
+
     /// Whether a TCP flow is being closed: a FIN or RST was seen.
     #[must_use]
     #[inline(always)]

@@ -2,9 +2,11 @@
 //! second bucket.
 //!
 //! Only from its first bucket to its second, where the copy is published before the original goes: who
-//! looks into the first and then into the second finds one of the two. Where none of a flow's eight
-//! ways can move, a place is made in the second bucket of one of them first. That way a table that is
-//! filled to three quarters refuses none of 100,000 flows (it refused one in five).
+//! looks into the first and then into the second finds one of the two. Where no flow finds a free way
+//! there, one takes the way of a half-open flow, as new flows do. Where none of a flow's eight ways can
+//! move at all, a place is made in the second bucket of one of them first. That way a table that is filled
+//! to three quarters refuses none of 100,000 flows (it refused one in five), whatever half-open flows fill
+//! the rest.
 
 use crate::{
     flow::{
@@ -13,7 +15,7 @@ use crate::{
         memory::Memory,
         table::{Hit, PLACES},
     },
-    layout::{CT_BUSY, CT_VALID, CT_WAYS, Settings},
+    layout::{CT_BUSY, CT_WAYS, Settings},
     order,
 };
 
@@ -26,38 +28,49 @@ impl Shift {
     pub const MOVED: Self = Self(u32::MAX);
     /// It is in its second bucket already, or somebody uses it.
     pub const STAYS: Self = Self(u32::MAX - 1);
+    /// As [`Shift::MOVED`], and a half-open flow is gone for it.
+    pub const TOOK: Self = Self(u32::MAX - 2);
+
+    /// Whether its place is free.
+    #[inline(always)]
+    const fn moved(self) -> bool {
+        self.0 == Self::MOVED.0 || self.0 == Self::TOOK.0
+    }
 
     /// The index of its second bucket, if that is full.
     #[inline(always)]
     const fn full(self) -> Option<u32> {
-        if self.0 >= Self::STAYS.0 { None } else { Some(self.0) }
+        if self.0 >= Self::TOOK.0 { None } else { Some(self.0) }
     }
 }
 
 /// Makes a place in one of two buckets; false if there is none to be had. `shift` moves the flow at a
-/// place (0 to 3) of a bucket.
+/// place (0 to 3) of a bucket, and takes the way of a half-open one for it if it may.
 #[inline(always)]
-pub fn make_place(buckets: [u32; 2], shift: impl Fn(u32, u32) -> Shift) -> bool {
-    let moves = |bucket: u32| {
+pub fn make_place(buckets: [u32; 2], shift: impl Fn(u32, u32, bool) -> Shift) -> bool {
+    let moves = |bucket: u32, takes: bool| {
         let mut place = 0;
         while place < CT_WAYS as u32 {
-            if shift(bucket, place) == Shift::MOVED {
+            if shift(bucket, place, takes).moved() {
                 return true;
             }
             place += 1;
         }
         false
     };
-    if moves(buckets[0]) || moves(buckets[1]) {
+    if moves(buckets[0], false) || moves(buckets[1], false) {
+        return true;
+    }
+    if moves(buckets[0], true) || moves(buckets[1], true) {
         return true;
     }
     let mut place = 0;
     while place < PLACES as u32 {
         let bucket = if place < CT_WAYS as u32 { buckets[0] } else { buckets[1] };
         let place_in = place % CT_WAYS as u32;
-        if let Some(next) = shift(bucket, place_in).full()
-            && moves(next)
-            && shift(bucket, place_in) == Shift::MOVED
+        if let Some(next) = shift(bucket, place_in, false).full()
+            && moves(next, true)
+            && shift(bucket, place_in, false).moved()
         {
             return true;
         }
@@ -66,7 +79,8 @@ pub fn make_place(buckets: [u32; 2], shift: impl Fn(u32, u32) -> Shift) -> bool 
     false
 }
 
-/// Moves the flow at a place of a bucket from this, if it is its first, to its second.
+/// Moves the flow at a place of a bucket from this, if it is its first, to its second. If it `takes`, the
+/// longest idle half-open flow there gives its way if none is free.
 ///
 /// # Safety
 /// `bucket` must give whole buckets of this key's kind, by index, in memory as [`Memory`] asks.
@@ -79,6 +93,7 @@ pub unsafe fn shift<K: Key, M: Memory>(
     memory: &M,
     settings: &Settings,
     (index, place, mask): (u32, u32, u32),
+    takes: bool,
     bucket: impl Fn(u32) -> Option<*mut u64>,
 ) -> Shift {
     let Some(home) = bucket(index) else { return Shift::STAYS };
@@ -93,15 +108,25 @@ pub unsafe fn shift<K: Key, M: Memory>(
         }
         let next = second(hash, mask);
         let Some(target) = bucket(next) else { return Shift::STAYS };
-        let mut free = 0;
-        while free < CT_WAYS {
-            let to = target.add(free * K::STRIDE);
+        let (mut oldest, mut half_open) = (0, Control(0));
+        let mut place = 0;
+        while place < CT_WAYS {
+            let to = target.add(place * K::STRIDE);
             let found = Control(memory.load(to));
-            if found.flags() & (CT_VALID | CT_BUSY) == 0 {
+            if found.is_vacant() {
                 let moved = copy::<K, M>(memory, (way, control), (to, found));
                 return if moved { Shift::MOVED } else { Shift::STAYS };
             }
-            free += 1;
+            if found.is_half_open() && (half_open.0 == 0 || found.is_older(half_open)) {
+                oldest = memory.opaque(place, hash);
+                half_open = found;
+            }
+            place += 1;
+        }
+        if takes && half_open.0 != 0 {
+            let to = target.add((oldest & (CT_WAYS - 1)) * K::STRIDE);
+            let moved = copy::<K, M>(memory, (way, control), (to, half_open));
+            return if moved { Shift::TOOK } else { Shift::STAYS };
         }
         Shift(next)
     }

@@ -366,21 +366,26 @@ extern "C" fn netpold_make_place(is_v6: u32, hash: u64) -> u32 {
         return 0;
     };
     let mask = if is_v6 != 0 { settings.1 } else { settings.0 };
-    let made =
-        make_place(choices(hash, mask), |index, place| Shift(netpold_shift(is_v6, index, place)));
+    let made = make_place(choices(hash, mask), |index, place, takes| {
+        Shift(netpold_shift(is_v6, index, place, takes.into()))
+    });
     u32::from(made)
 }
 
-/// Moves a flow of a bucket on, see [`Shift`].
+/// Moves a flow of a bucket on, see [`Shift`]; counts the half-open flow that it takes the place of.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_shift(is_v6: u32, index: u32, place: u32) -> u32 {
-    let maps = Maps::new();
-    if is_v6 != 0 {
-        shift::<V6, _>(&maps, index, place).0
+extern "C" fn netpold_shift(is_v6: u32, index: u32, place: u32, takes: u32) -> u32 {
+    let (maps, is_v6, takes) = (Maps::new(), is_v6 != 0, takes != 0);
+    let shift = if is_v6 {
+        shift::<V6, _>(&maps, (index, place), takes)
     } else {
-        shift::<V4, _>(&maps, index, place).0
+        shift::<V4, _>(&maps, (index, place), takes)
+    };
+    if shift == Shift::TOOK {
+        maps.count(reason::evictions(is_v6, false));
     }
+    shift.0
 }
 
 /// Takes a place of the endpoint's own; 1 if it did.
