@@ -8,6 +8,7 @@
 mod entry;
 mod import;
 mod sighting;
+mod size;
 pub mod timeouts;
 mod walk;
 
@@ -28,6 +29,7 @@ use serde::Serialize;
 pub use self::entry::Place;
 pub use self::import::{FlowKey, Tracked};
 pub use self::sighting::{FlowTuple, Sighting};
+pub use self::size::buckets_for_this_node;
 use crate::bpf::mmap::{MappedArray, MmapError};
 
 /// The values of `CONFIG_HZ` that a kernel can be configured with on the machines we run on.

@@ -22,6 +22,7 @@ use tracing::{info, warn};
 
 use crate::admin::Admin;
 use crate::config::{self, RunConfig};
+use crate::conntrack::buckets_for_this_node;
 use crate::dataplane::attach::{Attached, Attacher, Mode};
 use crate::dataplane::bpffs::{self, PinRoot};
 use crate::dataplane::generation;
@@ -49,8 +50,6 @@ use crate::state::SnapshotWriter;
 use crate::trace::Tracing;
 use requests::requests;
 
-/// Buckets of the IPv4 conntrack table, four flows each: half a million flows in 16 MiB.
-const CONNTRACK_BUCKETS: u32 = 131_072;
 /// Parts in which the kernel's tables are compared within the interval.
 const SLICES: u32 = 40;
 /// Interface events in flight.
@@ -432,7 +431,7 @@ fn engine(
         proof: 1 << config.mark_bit,
         uplinks: config.uplinks.clone(),
         pod_xdp: config.sent,
-        ..DataplaneOptions::new(CONNTRACK_BUCKETS, seed)
+        ..DataplaneOptions::new(buckets_for_this_node(), seed)
     };
     let dataplane = Dataplane::new(pins, attacher, dataplane);
     let mut engine = Engine::new(Compiler::new(options), dataplane, capacity);
