@@ -10,7 +10,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use aya::maps::{MapData, PerCpuArray};
 use netpold::dataplane::attach::{Attacher, Hook, Mode};
 use netpold::dataplane::xdp::XdpProgram;
 use netpold_core::model::Direction;
@@ -93,8 +92,7 @@ struct Node {
     /// From a pod, whose veth the uplink is this time, to a stranger.
     from_pod: Stream,
     /// Of what the pod receives, and of what the uplink's pod sends.
-    counters: [PerCpuArray<MapData, u64>; 2],
-    _worlds: [World; 2],
+    worlds: [World; 2],
     _link: OwnedFd,
     _netns: Netns,
 }
@@ -193,19 +191,8 @@ impl Node {
         // An interface can only be named as the frames' origin if it has an XDP program.
         let link = attach_xdp(&to_pod.sender, sending, NATIVE);
         let link = link.context("cannot attach XDP to a veth")?;
-        let [receives, sends] = &mut worlds;
-        let counters = [receives.generation.counters()?, sends.generation.counters()?];
-        let node = Self {
-            pod,
-            sending,
-            uplink,
-            to_pod,
-            from_pod,
-            counters,
-            _worlds: worlds,
-            _link: link,
-            _netns: netns,
-        };
+        let node =
+            Self { pod, sending, uplink, to_pod, from_pod, worlds, _link: link, _netns: netns };
         Ok((node, subjects))
     }
 
@@ -276,9 +263,8 @@ impl Node {
             Guard::Xdp { counts: false, .. } | Guard::Pod { counts: false, .. } => Ok(None),
             Guard::Xdp { .. } | Guard::Pod { .. } => {
                 let egress = matches!(guard, Guard::Pod { direction: Direction::Egress, .. });
-                let counters = &self.counters[usize::from(egress)];
-                let values = counters.get(&counter(egress, Reason::Policy), 0)?;
-                Ok(Some(values.iter().sum()))
+                let counters = self.worlds[usize::from(egress)].generation.counters();
+                Ok(Some(counters[counter(egress, Reason::Policy) as usize]))
             }
             Guard::Rules(Filter::Nft(family, _)) => {
                 let said = feed("nft", &["list", "counter", family, "bench", "dropped"], "")?;

@@ -10,9 +10,11 @@
 //! direction, which holds a [`PortSet`], and rarely [`PortBitmap`]. Identifiers never change meaning
 //! while they are in use.
 
+use crate::reason::COUNTERS;
+
 /// Version of everything in this file; part of the pin path. The feature `other-layout` makes a second
 /// agent for the upgrade test, which lays out endpoints, flows and their flags differently.
-pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1008 } else { 8 };
+pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1009 } else { 9 };
 
 /// Number of the set of peers an address belongs to. Class 0 is "no set at all".
 pub type ClassId = u32;
@@ -593,6 +595,31 @@ pub struct DropEvent {
     pub suppressed: u32,
 }
 
+/// What a CPU has dropped, and how many events of drops it may still emit: one record, since a denied packet
+/// needs both.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Counters {
+    /// Packets, by [`crate::reason::counter`] and [`crate::reason::evictions`].
+    pub packets: [u64; COUNTERS as usize],
+    /// Jiffies at which the window of events began.
+    pub window: u32,
+    /// Events in the window.
+    pub events: u32,
+    /// Events suppressed since the last one that was emitted.
+    pub suppressed: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+impl Counters {
+    /// One packet more.
+    #[inline(always)]
+    pub const fn count(&mut self, index: u32) {
+        self.packets[(index & (COUNTERS - 1)) as usize] += 1;
+    }
+}
+
 const _: () = {
     assert!(size_of::<Lpm6Key>() == 20);
     assert!(size_of::<Row>() == 3072 && size_of::<RowBlock>() == 2048);
@@ -609,5 +636,6 @@ const _: () = {
     assert!(size_of::<FragmentKey>() == 48 && size_of::<FragmentPorts>() == 12);
     assert!(size_of::<DropEvent>() == 56);
     assert!(size_of::<Unproven>() == 24);
+    assert!(size_of::<Counters>() == 528 && COUNTERS.is_power_of_two());
     assert!(ENDPOINT_SLOTS.is_power_of_two());
 };

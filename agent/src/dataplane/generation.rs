@@ -15,7 +15,8 @@ use aya::maps::{MapData, PerCpuArray, RingBuf};
 use aya::programs::{ProgramError, SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use netpold_core::ops::{Capacity, Op, TableWriter};
-use netpold_ebpf::layout::{Settings, Unproven};
+use netpold_ebpf::layout::{Counters, Settings, Unproven};
+use netpold_ebpf::reason::COUNTERS;
 
 use super::bpffs::{MapPins, PinRoot, remove_if_there};
 use super::global_sections::{self, Offered, Section};
@@ -350,22 +351,18 @@ impl Generation {
             .map_err(|cause| TableError::Map { name, cause })
     }
 
-    /// The drop counters, shared by generations; once a generation.
-    ///
-    /// # Errors
-    /// The map is missing or of another kind.
-    pub fn counters(&mut self) -> Result<PerCpuArray<MapData, u64>, TableError> {
-        let name = "COUNTERS";
-        PerCpuArray::try_from(self.bpf.take_map(name).ok_or(TableError::Missing(name))?)
-            .map_err(|cause| TableError::Map { name, cause })
-    }
-
-    /// A drop counter summed over the CPUs; shared by generations.
+    /// The packets of [`Counters`], summed over the CPUs; shared by generations.
     #[must_use]
-    pub fn counter(&self, index: u32) -> u64 {
+    pub fn counters(&self) -> [u64; COUNTERS as usize] {
         let counters = self.bpf.map("COUNTERS").and_then(|map| PerCpuArray::try_from(map).ok());
-        let values = counters.and_then(|all: PerCpuArray<_, u64>| all.get(&index, 0).ok());
-        values.map_or(0, |values| values.iter().sum())
+        let values = counters.and_then(|all: PerCpuArray<_, Counters>| all.get(&0, 0).ok());
+        let mut sums = [0; COUNTERS as usize];
+        for cpu in values.iter().flat_map(|values| values.iter()) {
+            for (sum, packets) in sums.iter_mut().zip(cpu.packets) {
+                *sum += packets;
+            }
+        }
+        sums
     }
 
     /// Packets of the endpoint at an interface that exits missed the proof or the witness of, since this

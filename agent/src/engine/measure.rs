@@ -7,6 +7,7 @@ use netpold_ebpf::reason::{self, Reason};
 use super::reconciler::Reconciler;
 use super::{Engine, unsupported};
 use crate::dataplane::Dataplane;
+use crate::dataplane::generation::Generation;
 use crate::metrics::{EndpointCounts, Fill, Instruments, Snapshot};
 
 /// What [`Engine::repair`] and [`Engine::readback`] put right.
@@ -75,21 +76,26 @@ fn endpoint_counts(reconciler: &Reconciler) -> EndpointCounts {
 pub(super) fn drops_by_reason(dataplane: &Dataplane) -> Vec<(Direction, Reason, u64)> {
     let drops = || Reason::ALL.into_iter().filter(|reason| reason.is_drop());
     let keys = Direction::BOTH.into_iter().flat_map(|d| drops().map(move |r| (d, r)));
+    let count = counts(dataplane);
     keys.map(|(direction, reason)| {
         let index = reason::counter(direction == Direction::Egress, reason);
-        (direction, reason, counter(dataplane, index))
+        (direction, reason, count(index))
     })
     .collect()
 }
 
-/// A drop counter; 0 before the first generation.
-fn counter(dataplane: &Dataplane, index: u32) -> u64 {
-    let counted = dataplane.generation().map_or(0, |generation| generation.counter(index));
-    counted.saturating_sub(dataplane.probed(index))
+/// The packets that the programs count, by index; 0 before the first generation.
+fn counts(dataplane: &Dataplane) -> impl Fn(u32) -> u64 {
+    let counted = dataplane.generation().map(Generation::counters);
+    move |index| {
+        let counted = counted.map_or(0, |counted| counted[index as usize]);
+        counted.saturating_sub(dataplane.probed(index))
+    }
 }
 
 fn evicted(dataplane: &Dataplane) -> [[u64; 2]; 2] {
-    let count = |is_v6, state| counter(dataplane, reason::evictions(is_v6, state));
+    let count = counts(dataplane);
+    let count = |is_v6, state| count(reason::evictions(is_v6, state));
     [false, true].map(|is_v6| [false, true].map(|established| count(is_v6, established)))
 }
 

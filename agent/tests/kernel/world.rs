@@ -13,7 +13,7 @@ use netpold::dataplane::{
     ipv6_hosts::Ipv6Hosts,
 };
 use netpold_ebpf::{
-    layout::{ENDPOINT_SLOTS, Endpoint, Row},
+    layout::{Counters, ENDPOINT_SLOTS, Endpoint, Row},
     reason::{Reason, counter},
 };
 use netpold_testkit::node::NodeTables;
@@ -157,9 +157,10 @@ impl World {
     }
 
     pub(crate) fn counted(&self, index: u32) -> u64 {
-        let counters: PerCpuArray<&MapData, u64> =
+        let counters: PerCpuArray<&MapData, Counters> =
             PerCpuArray::try_from(self.bpf.map("COUNTERS").expect("COUNTERS")).expect("COUNTERS");
-        counters.get(&index, 0).expect("COUNTERS").iter().sum()
+        let counters = counters.get(&0, 0).expect("COUNTERS");
+        counters.iter().map(|cpu| cpu.packets[index as usize]).sum()
     }
 }
 

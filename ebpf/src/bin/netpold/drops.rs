@@ -4,16 +4,12 @@ use aya_ebpf::bindings::__sk_buff;
 use netpold_ebpf::{
     direction::{Direction, Egress, Ingress},
     event,
-    layout::{DropEvent, Settings},
+    layout::{Counters, DropEvent, Settings},
     reason::{self, Reason},
     tables::Tables,
 };
 
-use crate::{
-    maps::{self, EventLimit},
-    packet::Copied,
-    tables::Maps,
-};
+use crate::{maps, packet::Copied, tables::Maps};
 
 /// Counts a drop and, if this CPU may, emits its event.
 #[inline(always)]
@@ -35,26 +31,25 @@ pub(crate) fn report<D: Direction>(skb: *mut __sk_buff, reason: u32) {
 #[inline(always)]
 pub(crate) fn count_one(egress: bool, reason: u32) -> bool {
     let maps = Maps::new();
-    maps.count(reason::counter_of(egress, reason));
-    let (Some(limit), Some(settings)) = (maps::EVENT_LIMIT.get_ptr_mut(0), maps.settings()) else {
+    let (Some(counters), Some(settings)) = (maps.counters(), maps.settings()) else {
         return false;
     };
-    // SAFETY: this CPU's own record.
-    may_emit(unsafe { &mut *limit }, settings, maps.now())
+    counters.count(reason::counter_of(egress, reason));
+    may_emit(counters, settings, maps.now())
 }
 
 /// One more event in this window, or one more suppressed.
 #[inline(always)]
-fn may_emit(limit: &mut EventLimit, settings: &Settings, now: u32) -> bool {
-    if now.wrapping_sub(limit.window) >= settings.event_window {
-        limit.window = now;
-        limit.count = 0;
+fn may_emit(counters: &mut Counters, settings: &Settings, now: u32) -> bool {
+    if now.wrapping_sub(counters.window) >= settings.event_window {
+        counters.window = now;
+        counters.events = 0;
     }
-    if limit.count >= settings.event_burst {
-        limit.suppressed = limit.suppressed.wrapping_add(1);
+    if counters.events >= settings.event_burst {
+        counters.suppressed = counters.suppressed.wrapping_add(1);
         return false;
     }
-    limit.count += 1;
+    counters.events += 1;
     true
 }
 
@@ -92,20 +87,19 @@ pub(crate) fn send(
     (ifindex, endpoint): (u32, u32),
     describe: impl FnOnce(&mut DropEvent),
 ) -> u32 {
-    let Some(limit) = maps::EVENT_LIMIT.get_ptr_mut(0) else { return 1 };
-    // SAFETY: this CPU's own record.
-    let limit = unsafe { &mut *limit };
+    let maps = Maps::new();
+    let Some(counters) = maps.counters() else { return 1 };
     let Some(mut entry) = maps::EVENTS.reserve::<DropEvent>(0) else {
-        limit.suppressed = limit.suppressed.wrapping_add(1);
+        counters.suppressed = counters.suppressed.wrapping_add(1);
         return 1;
     };
     let event = entry.write(DropEvent::default());
     event.ifindex = ifindex;
     event.endpoint = endpoint;
     event.reason = reason as u8;
-    event.suppressed = limit.suppressed;
+    event.suppressed = counters.suppressed;
     describe(event);
     entry.submit(0);
-    limit.suppressed = 0;
+    counters.suppressed = 0;
     0
 }

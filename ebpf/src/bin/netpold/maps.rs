@@ -11,15 +11,14 @@ use aya_ebpf::{
 use netpold_ebpf::{
     judge::connection::Tuple,
     layout::{
-        Ct4Bucket, Ct6Bucket, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, Hosts6Bucket,
-        PortBitmap, Row, RowBlock, Settings, TrieBlock, TrieRoot, Unproven,
+        Counters, Ct4Bucket, Ct6Bucket, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts,
+        Hosts6Bucket, PortBitmap, Row, RowBlock, Settings, TrieBlock, TrieRoot, Unproven,
     },
     packet::{
         bytes::MAX_WINDOW,
         family::{V4, V6},
         parsed::ParsedPacket,
     },
-    reason,
 };
 
 /// Written by the agent through mmap while packets are judged.
@@ -85,15 +84,12 @@ pub(crate) static FRAGMENTS: LruHashMap<FragmentKey, FragmentPorts> =
 /// What would fill the stack.
 #[map]
 pub(crate) static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
-/// Index: [`reason::counter`].
 #[map]
-pub(crate) static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(reason::COUNTERS, 0);
+pub(crate) static COUNTERS: PerCpuArray<Counters> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 pub(crate) static UNPROVEN: Array<Unproven> = Array::with_max_entries(ENDPOINT_SLOTS, SHARED);
 #[map]
 pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(256 * 1024, 0);
-#[map]
-pub(crate) static EVENT_LIMIT: PerCpuArray<EventLimit> = PerCpuArray::with_max_entries(1, 0);
 
 /// This CPU's working memory for one packet: the hooks run with softirqs disabled, so that no other
 /// packet comes between.
@@ -132,17 +128,4 @@ pub(crate) struct Pending {
 impl Pending {
     pub(crate) const IPV4: u64 = 1 << 32;
     pub(crate) const IPV6: u64 = 1 << 33;
-}
-
-/// How many events this CPU may still emit. Only this program reads it.
-#[repr(C)]
-pub(crate) struct EventLimit {
-    /// Jiffies at which the window began.
-    pub(crate) window: u32,
-    /// Events in the window.
-    pub(crate) count: u32,
-    /// Events suppressed since the last one that was emitted.
-    pub(crate) suppressed: u32,
-    /// Zero.
-    pub(crate) reserved: u32,
 }

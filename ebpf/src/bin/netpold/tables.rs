@@ -19,8 +19,8 @@ use netpold_ebpf::{
         table::{Full, Gave},
     },
     layout::{
-        ClassId, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, HOST6_VALID, PortWord,
-        ROW_NOT_ISOLATED, Row, Settings,
+        ClassId, Counters, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, HOST6_VALID,
+        PortWord, ROW_NOT_ISOLATED, Row, Settings,
     },
     order,
     packet::family::{V4, V6},
@@ -118,12 +118,19 @@ impl<const DEFERS: bool, const CLAIMS: bool> Maps<DEFERS, CLAIMS> {
         }
     }
 
-    /// Counts one more at an index of [`maps::COUNTERS`].
+    /// This CPU's counters.
+    #[inline(always)]
+    #[expect(clippy::mut_from_ref, reason = "in the map, not in self")]
+    pub(crate) fn counters(&self) -> Option<&mut Counters> {
+        // SAFETY: this CPU's own, and no function has it while it calls another that does.
+        self.own_element(&maps::COUNTERS, 0).map(|counters| unsafe { &mut *counters })
+    }
+
+    /// Counts one more at an index of [`Counters::packets`].
     #[inline(always)]
     pub(crate) fn count(&self, index: u32) {
-        if let Some(counter) = self.own_element(&maps::COUNTERS, index) {
-            // SAFETY: this CPU's own word.
-            unsafe { *counter += 1 };
+        if let Some(counters) = self.counters() {
+            counters.count(index);
         }
     }
 }
