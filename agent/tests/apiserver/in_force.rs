@@ -256,14 +256,15 @@ impl Drop for Running {
     }
 }
 
-/// What a pipeline waits for: the condition of a policy, by the words of a real agent through a real controller.
+/// What a pipeline waits for: the condition of a policy, by the words of three real agents through a real controller.
 #[test]
-fn a_policy_is_enforcing_when_its_node_enforces_it() {
-    let Some(mut world) = World::new("a_policy_is_enforcing_when_its_node_enforces_it") else {
+fn a_policy_is_enforcing_when_every_node_enforces_it() {
+    let Some(mut world) = World::new("a_policy_is_enforcing_when_every_node_enforces_it") else {
         return;
     };
     ["server", "friend"].into_iter().for_each(|name| world.add(name));
     world.start_agent();
+    let others = [world.add_node(2, "server"), world.add_node(3, "server")];
     // What the controller may do is another test's matter.
     let mut controller = world.node.command(binary()).unwrap();
     controller.args(["controller", "--identity", "one", "--webhook-listen", "127.0.0.1:8443"]);
@@ -271,10 +272,9 @@ fn a_policy_is_enforcing_when_its_node_enforces_it() {
     let _controller = Running(controller.spawn().unwrap());
 
     world.policy("server", allow_from("server", "friend"));
+    let get = ["networkpolicystatus", "server", "-n", NAMESPACE, "--ignore-not-found"];
     let of = |world: &World| {
-        let get = ["networkpolicystatus", "server", "--ignore-not-found"];
-        let all = [&["get", "-o", "json", "-n", NAMESPACE], &get[..]].concat();
-        let said = world.server.kubectl(&all).unwrap();
+        let said = world.server.kubectl(&[&["get", "-o", "json"], &get[..]].concat()).unwrap();
         serde_json::from_str::<Value>(&said).unwrap_or_default()
     };
     let says = |world: &World, generation: u64, status: &str, enforced: u64| {
@@ -283,25 +283,37 @@ fn a_policy_is_enforcing_when_its_node_enforces_it() {
         enforcing["observedGeneration"] == generation
             && enforcing["status"] == status
             && object["status"]["nodes"]
-                == json!({ "desired": 1, "enforced": enforced, "failed": 0 })
+                == json!({ "desired": 3, "enforced": enforced, "failed": 0 })
     };
-    eventually(&world, "a status", || !of(&world).is_null());
     let wait = ["wait", "--for=condition=Enforcing", "networkpolicystatus/server", "--timeout=90s"];
-    world.server.kubectl(&[&wait[..], &["-n", NAMESPACE]].concat()).unwrap();
-    assert!(says(&world, 1, "True", 1), "{}", of(&world));
+    let wait = [&wait[..], &["-n", NAMESPACE]].concat();
+    eventually(&world, "a status of three nodes", || says(&world, 1, "True", 3));
+    world.server.kubectl(&wait).unwrap();
     assert!(world.reaches("friend", "server"));
+    assert!(others.iter().all(|other| world.reaches_pod("friend", &other.pod)));
 
     // An agent that stands still enforces no edit, and nobody says that it does.
-    let pid = nix::unistd::Pid::from_raw(world.agent().pid().cast_signed());
-    nix::sys::signal::kill(pid, Signal::SIGSTOP).unwrap();
+    let signal = |signal: Signal| {
+        let pid = nix::unistd::Pid::from_raw(others[0].agent.pid().cast_signed());
+        nix::sys::signal::kill(pid, signal).unwrap();
+    };
+    signal(Signal::SIGSTOP);
     world.policy("server", allow_from("server", "nobody"));
-    eventually(&world, "False", || says(&world, 2, "False", 0));
+    eventually(&world, "False", || says(&world, 2, "False", 2));
+    let table = world.server.kubectl(&[&["get"], &get[..]].concat()).unwrap();
+    let row: Vec<_> = table.lines().last().unwrap().split_whitespace().take(5).collect();
+    assert_eq!(row, ["server", "False", "2", "3", "0"], "{table}");
+    let mut waiting = world.server.kubectl_command().unwrap();
+    let mut waiting = Running(waiting.args(&wait).stdout(Stdio::null()).spawn().unwrap());
     std::thread::sleep(Duration::from_secs(3));
-    assert!(says(&world, 2, "False", 0), "{}", of(&world));
-    assert!(world.reaches("friend", "server"), "the former policy is in force");
-    nix::sys::signal::kill(pid, Signal::SIGCONT).unwrap();
-    eventually(&world, "True again", || says(&world, 2, "True", 1));
+    assert!(says(&world, 2, "False", 2), "{}", of(&world));
+    assert!(waiting.0.try_wait().unwrap().is_none(), "kubectl waits");
     assert!(!world.reaches("friend", "server"));
+    assert!(world.reaches_pod("friend", &others[0].pod), "the former policy is in force there");
+    signal(Signal::SIGCONT);
+    assert!(waiting.0.wait().unwrap().success(), "kubectl has waited for this");
+    assert!(says(&world, 2, "True", 3), "{}", of(&world));
+    assert!(!world.reaches_pod("friend", &others[0].pod));
 }
 
 /// A server that takes none of it: enforcement goes on, each refusal is logged once, and all is said later.

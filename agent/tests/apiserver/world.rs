@@ -31,6 +31,13 @@ pub(crate) struct World {
     pub(crate) control: Node,
 }
 
+/// Another node of the cluster. Dropped in this order.
+pub(crate) struct Elsewhere {
+    pub(crate) agent: Agent,
+    pub(crate) pod: Pod,
+    _node: Node,
+}
+
 impl World {
     /// A node and a control plane without an agent; `None` where the test cannot run.
     pub(crate) fn new(test: &str) -> Option<Self> {
@@ -130,13 +137,22 @@ impl World {
 
     /// The same, with further arguments.
     pub(crate) fn start_agent_in_cluster(&mut self, more: &[&str]) {
+        self.agent = Some(self.agent_in_cluster(&self.node, more));
+    }
+
+    /// An agent of any node of this cluster.
+    fn agent_in_cluster(&self, node: &Node, more: &[&str]) -> Agent {
         let access = Access::TokenFile(&self.token_file());
         let kubeconfig = self.server.write_kubeconfig("agent.kubeconfig", &access).unwrap();
         let arguments = [&["--kubeconfig", kubeconfig.to_str().unwrap()], more].concat();
-        self.start_agent_with(&arguments, binary().into());
+        self.agent_with(node, &arguments, binary().into())
     }
 
     pub(crate) fn start_agent_with(&mut self, arguments: &[&str], binary: PathBuf) {
+        self.agent = Some(self.agent_with(&self.node, arguments, binary));
+    }
+
+    fn agent_with(&self, node: &Node, arguments: &[&str], binary: PathBuf) -> Agent {
         let results = self.results();
         let results = ["--cni-results", results.to_str().unwrap()];
         let arguments = [arguments, &["--api-timeout", API_TIMEOUT], &results[..]].concat();
@@ -145,7 +161,22 @@ impl World {
             manifests: PathBuf::new(),
             arguments: arguments.into_iter().map(str::to_owned).collect(),
         };
-        self.agent = Some(Agent::start(&self.node, options).unwrap());
+        Agent::start(node, options).unwrap()
+    }
+
+    /// Another node, with an agent and a pod with the label `app` of some name. `number` tells nodes apart.
+    pub(crate) fn add_node(&self, number: u8, app: &str) -> Elsewhere {
+        let name = format!("n{number}");
+        let [v4, v6] = [format!("10.9.{number}.0/24"), format!("fd00:9:{number}::/64")];
+        let node = Node::new(&name, Cni::Ptp, &v4, &v6).unwrap();
+        link_nodes(&self.control, &node).unwrap();
+        link_nodes(&self.node, &node).unwrap();
+        self.create(node.manifest());
+        let spec = PodSpec::new(NAMESPACE, &format!("{app}-{name}")).label("app", app);
+        let pod = node.add_pod(&spec).unwrap();
+        pod.serve(Protocol::Tcp, PORT).unwrap();
+        self.create(pod.manifest());
+        Elsewhere { agent: self.agent_in_cluster(&node, &[]), pod, _node: node }
     }
 
     /// Where the agent looks for what CNI plugins answered.
@@ -203,7 +234,12 @@ impl World {
     /// Over both families.
     #[track_caller]
     pub(crate) fn reaches(&self, from: &str, to: &str) -> bool {
-        let (from, to) = (self.pod(from), self.pod(to));
+        self.reaches_pod(from, self.pod(to))
+    }
+
+    /// The same, of a pod on any node.
+    pub(crate) fn reaches_pod(&self, from: &str, to: &Pod) -> bool {
+        let from = self.pod(from);
         let results = to.addresses().iter().map(|a| from.probe(Protocol::Tcp, *a, PORT, MOMENT));
         let connected: Vec<bool> = results.map(|result| result.connected()).collect();
         connected.iter().all(|one| *one)
