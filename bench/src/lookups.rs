@@ -38,7 +38,7 @@ pub(crate) struct Lookups {
     pub(crate) arrays: u32,
     /// Of those, in conntrack.
     pub(crate) conntrack: u32,
-    /// In the kernel's hash and LPM maps.
+    /// In the kernel's hash maps, and searches of the tree of IPv6 blocks.
     pub(crate) hashes: u32,
 }
 
@@ -68,10 +68,9 @@ pub(crate) fn count(size: Size, locals: [Local; 2]) -> Result<Vec<CaseLookups>> 
     for op in install(&mut compiler, capacity)? {
         memory.write(&op)?;
     }
-    let mut flows = FlowTables::new(BUCKETS);
-    flows.settings.has_cidr6 = u32::from(size.cidrs > 0);
+    let flows = FlowTables::new(BUCKETS);
     let node = NodeTables { policy: &memory, flows: &flows };
-    let tables = Counting { node, counted: Cell::default() };
+    let tables = Counting { node, blocks: size.cidrs > 0, counted: Cell::default() };
     [false, true].into_iter().try_fold(Vec::new(), |mut all, v6| {
         for (case, lookups) in tables.cases(&cluster, locals, v6)? {
             let family = if v6 { 6 } else { 4 };
@@ -84,6 +83,8 @@ pub(crate) fn count(size: Size, locals: [Local; 2]) -> Result<Vec<CaseLookups>> 
 /// A node's tables, counted.
 struct Counting<'a> {
     node: NodeTables<&'a MemoryTables, &'a FlowTables>,
+    /// There are IPv6 blocks.
+    blocks: bool,
     counted: Cell<Lookups>,
 }
 
@@ -172,10 +173,7 @@ impl PolicyTables for Counting<'_> {
     }
 
     fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
-        if self.node.flows.settings.has_cidr6 == 0 {
-            return None;
-        }
-        self.hash();
+        self.blocks.then(|| self.hash());
         self.node.cidr6(address)
     }
 
@@ -272,7 +270,7 @@ pub(crate) fn print(all: &[CaseLookups]) {
             std::iter::once(size.to_string()).chain(cells).collect()
         });
         say(&format!(
-            "\nIPv{family}: lookups per packet, in arrays (of those in conntrack) + in hashes and LPM tries"
+            "\nIPv{family}: lookups per packet, in arrays (of those in conntrack) + in hashes and the tree of IPv6 blocks"
         ));
         table(&header, rows);
     }

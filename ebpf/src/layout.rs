@@ -44,15 +44,28 @@ pub type TrieBlock = [u32; 256];
 /// word is the [`ClassId`].
 pub const TRIE_POINTER: u32 = 1 << 31;
 
-/// Key of the IPv6 prefix table (`BPF_MAP_TYPE_LPM_TRIE)`: prefix length in bits, host byte order,
-/// then the address in network byte order.
+/// Keys of a [`Blocks6Node`].
+pub const BLOCKS6_KEYS: usize = 7;
+/// A word of the tree of IPv6 blocks with this bit set leads to the node whose number is in its low bits;
+/// without it the word is the [`ClassId`].
+pub const BLOCKS6_POINTER: u32 = 1 << 31;
+/// Beside [`BLOCKS6_POINTER`]: that node is the root of a tree over the address's lower half.
+pub const BLOCKS6_LOWER: u32 = 1 << 30;
+/// Highest number of nodes of the tree of IPv6 blocks.
+pub const BLOCKS6_NODES: u32 = 1 << 24;
+
+/// A node of the tree of IPv6 blocks ([`crate::tables::ipv6_blocks`]), two cache lines: intervals of keys, which
+/// are the upper 63 bits of one half of an address.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lpm6Key {
-    /// Prefix length, 0 to 128.
-    pub prefix_len: u32,
-    /// Address, network byte order.
-    pub addr: [u8; 16],
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Blocks6Node {
+    /// Where intervals begin, in ascending order, but for the first one; `1 << 63` where there are no more.
+    pub keys: [u64; BLOCKS6_KEYS],
+    /// Zero.
+    pub reserved: u64,
+    /// What each interval leads to, by the half's last bit: a class, a tree over the lower half, or, both the same, the
+    /// node below.
+    pub values: [[u32; 2]; BLOCKS6_KEYS + 1],
 }
 
 /// Entries of a bucket of the table of IPv6 addresses.
@@ -328,8 +341,9 @@ pub struct Settings {
     pub event_burst: u32,
     /// Length of the event rate window.
     pub event_window: u32,
-    /// Not zero if the IPv6 prefix table has entries.
-    pub has_cidr6: u32,
+    /// The word that the tree of IPv6 blocks begins with: see [`Blocks6Node`]. The agent changes it while packets are
+    /// judged.
+    pub blocks6_root: u32,
     /// Not zero while another layout's programs, behind these, are still the ones that judge: flows
     /// are recorded, everything passes on.
     pub watch_only: u32,
@@ -621,7 +635,7 @@ impl Counters {
 }
 
 const _: () = {
-    assert!(size_of::<Lpm6Key>() == 20);
+    assert!(size_of::<Blocks6Node>() == 128);
     assert!(size_of::<Row>() == 3072 && size_of::<RowBlock>() == 2048);
     assert!(3 * PORT_BITS + 1 == PortWord::BITS && PORTS_ONE << 1 == 1 << PORT_BITS);
     assert!(size_of::<PortBitmap>() == 8192);

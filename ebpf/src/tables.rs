@@ -1,5 +1,6 @@
 //! The tables that a verdict reads and writes: [`Tables`], and what an IP version has of them.
 
+pub mod ipv6_blocks;
 pub mod ipv6_hosts;
 pub mod local_endpoints;
 pub mod policy;

@@ -1,8 +1,8 @@
 //! The layouts as aya's maps take them.
 
 use crate::layout::{
-    Counters, Ct4Key, Ct4Way, Ct6Key, Ct6Way, DropEvent, Endpoint, FragmentKey, FragmentPorts,
-    Host6, Hosts6Bucket, Lpm6Key, Row, Settings, Unproven,
+    Blocks6Node, Counters, Ct4Key, Ct4Way, Ct6Key, Ct6Way, DropEvent, Endpoint, FragmentKey,
+    FragmentPorts, Host6, Hosts6Bucket, Row, Settings, Unproven,
 };
 use crate::trace::{TraceFilter, TraceRecord};
 
@@ -16,5 +16,5 @@ macro_rules! pod {
 }
 
 pod!(TraceFilter, TraceRecord);
-pod!(Settings, Counters, Endpoint, Row, Lpm6Key, Host6, Hosts6Bucket);
+pod!(Settings, Counters, Endpoint, Row, Blocks6Node, Host6, Hosts6Bucket);
 pod!(Ct4Key, Ct4Way, Ct6Key, Ct6Way, FragmentKey, FragmentPorts, DropEvent, Unproven);

@@ -43,14 +43,6 @@ pub(crate) struct LinkAt {
 }
 
 #[repr(C)]
-struct NextKey {
-    map: u32,
-    unused: u32,
-    key: u64,
-    next: u64,
-}
-
-#[repr(C)]
 #[derive(Default)]
 struct LinkCreate {
     prog_fd: u32,
@@ -275,23 +267,6 @@ pub const fn instruction(
     let registers = ((source << 4 | destination) as u64) << 8;
     let offset = (offset.cast_unsigned() as u64) << 16;
     code as u64 | registers | offset | (immediate.cast_unsigned() as u64) << 32
-}
-
-/// The key behind another one in a map's own order, or the first; `None` behind the last.
-pub(crate) fn next_key<const N: usize>(
-    map: BorrowedFd<'_>,
-    key: Option<[u8; N]>,
-) -> io::Result<Option<[u8; N]>> {
-    const BPF_MAP_GET_NEXT_KEY: u32 = 4;
-    let mut next = [0; N];
-    let key = key.as_ref().map_or(0, |key| key.as_ptr() as u64);
-    let mut attributes = NextKey { map: raw(map), unused: 0, key, next: next.as_mut_ptr() as u64 };
-    // SAFETY: the block of BPF_MAP_GET_NEXT_KEY; the caller knows the size of the map's keys.
-    match unsafe { bpf(BPF_MAP_GET_NEXT_KEY, &mut attributes) } {
-        Ok(_) => Ok(Some(next)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 /// Attaches a program in front of all others at a TCX hook; the link is detached when its last

@@ -8,18 +8,16 @@
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::net::Ipv6Addr;
-use std::os::fd::{AsFd, OwnedFd};
 
 use aya::Pod;
-use aya::maps::MapError;
+use ipnet::Ipv6Net;
 use netpold_core::compile::{Compiler, Cursor, DesiredElement};
 use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::layout::{Endpoint, Row, Settings};
 
 use super::maps::{TableError, at};
-use super::tables::{Tables, lpm_key};
+use super::tables::Tables;
 use crate::bpf::mmap::{MappedArray, MmapError};
-use crate::bpf::sys;
 
 /// Entries that were put right, by table.
 pub type Repaired = BTreeMap<&'static str, u64>;
@@ -29,7 +27,7 @@ pub type Repaired = BTreeMap<&'static str, u64>;
 pub struct UnexpectedEntries {
     /// The next bucket of addresses.
     host: u32,
-    cidr: Option<PrefixKey>,
+    block: Option<Ipv6Net>,
 }
 
 fn note(repaired: &mut Repaired, table: &'static str, wrong: u64) {
@@ -112,20 +110,19 @@ impl Tables {
             DesiredElement::Host6(address, class) => {
                 let settings = self.current_settings()?;
                 let found = if self.overflow.contains(address) {
-                    self.cidrs6.get(&lpm_key(&(*address).into()), 0).ok()
+                    self.ipv6_blocks.get((*address).into())
                 } else {
                     self.ipv6_hosts.get(&settings, *address)?
                 };
                 self.check_v6(found, *class, Op::Host6(*address, *class))
             }
             DesiredElement::Cidr6(net, class) => {
-                let found = self.cidrs6.get(&lpm_key(net), 0).ok();
+                let found = self.ipv6_blocks.get(*net);
                 self.check_v6(found, *class, Op::Cidr6(*net, *class))
             }
-            DesiredElement::HasCidr6(has) => {
-                self.has_cidr6 = *has;
-                let word = offset_of!(Settings, has_cidr6) as u32 / 4;
-                words(&self.settings, 0, word, &[self.cidrs6_word()]).map_err(at("SETTINGS"))
+            DesiredElement::HasCidr6(_) => {
+                let word = offset_of!(Settings, blocks6_root) as u32 / 4;
+                words(&self.settings, 0, word, &[self.ipv6_blocks.root()]).map_err(at("SETTINGS"))
             }
         }
     }
@@ -161,9 +158,9 @@ impl Tables {
     /// The settings that stay as they were written first.
     fn check_settings(&self, wanted: Settings) -> Result<u64, TableError> {
         let found = self.settings.read(0).map_err(at("SETTINGS"))?;
-        let Settings { has_cidr6, revision, .. } = found;
-        let probes = self.probes;
-        let wanted = Settings { has_cidr6, revision, probes, watch_only: 0, ..wanted };
+        let (revision, probes) = (found.revision, self.probes);
+        let blocks6_root = self.ipv6_blocks.root();
+        let wanted = Settings { blocks6_root, revision, probes, watch_only: 0, ..wanted };
         if found == wanted {
             return Ok(0);
         }
@@ -179,7 +176,7 @@ impl Tables {
     ) -> Result<(u64, u64), TableError> {
         const LEAST: u32 = 64;
         let part = compiler.desired_count() / slices.max(1) + LEAST;
-        let (mut hosts, mut cidrs) = (0, 0);
+        let mut hosts = 0;
         for _ in 0..part {
             let Some(addresses) = self.ipv6_hosts.bucket(unexpected.host)? else {
                 unexpected.host = 0;
@@ -192,37 +189,18 @@ impl Tables {
             }
             unexpected.host += 1;
         }
+        let mut blocks = self.ipv6_blocks.audit(part as usize)?;
         for _ in 0..part {
-            unexpected.cidr = next_cidr6(&self.cidrs6_fd, unexpected.cidr)?;
-            let Some(key) = unexpected.cidr else { break };
-            let Some(net) = net_of(key) else { continue };
+            unexpected.block = self.ipv6_blocks.next(unexpected.block);
+            let Some(net) = unexpected.block else { break };
             let overflow = net.prefix_len() == 128 && self.overflow.contains(&net.addr());
             if !overflow && compiler.desired_cidr6(net).is_none() {
-                unexpected.cidr = None;
                 self.write(&Op::Cidr6Gone(net))?;
-                cidrs += 1;
+                blocks += 1;
             }
         }
-        Ok((hosts, cidrs))
+        Ok((hosts, blocks))
     }
-}
-
-/// `netpold_ebpf::layout::Lpm6Key`
-type PrefixKey = [u8; 20];
-
-/// The prefix behind another one in the kernel's order; `None` behind the last.
-fn next_cidr6(map: &OwnedFd, key: Option<PrefixKey>) -> Result<Option<PrefixKey>, TableError> {
-    sys::next_key(map.as_fd(), key).map_err(|error| {
-        let cause = MapError::IoError(error);
-        TableError::Map { name: "CIDRS6", cause }
-    })
-}
-
-fn net_of(key: PrefixKey) -> Option<ipnet::Ipv6Net> {
-    let (length, address) = key.split_first_chunk::<4>()?;
-    let address: [u8; 16] = address.try_into().ok()?;
-    let length = u8::try_from(u32::from_ne_bytes(*length)).ok()?;
-    ipnet::Ipv6Net::new(address.into(), length).ok()
 }
 
 /// Compares 32-bit words of an element from one on.

@@ -20,6 +20,7 @@ use netpold_ebpf::reason::COUNTERS;
 
 use super::bpffs::{MapPins, PinRoot, remove_if_there};
 use super::global_sections::{self, Offered, Section};
+use super::ipv6_blocks::nodes_for;
 use super::ipv6_hosts::buckets_for;
 use super::maps::{TableError, array, descriptor};
 use super::namespace;
@@ -478,6 +479,6 @@ fn sizes(capacity: &Capacity) -> [(&'static str, u32); 6] {
         ("ROWS", capacity.rows),
         ("TRIE_BLOCKS", capacity.trie_blocks),
         ("HOSTS6", buckets_for(capacity.hosts6)),
-        ("CIDRS6", capacity.cidrs6),
+        ("BLOCKS6", nodes_for(capacity.cidrs6)),
     ]
 }

@@ -22,6 +22,12 @@ pub enum TableError {
         /// Why.
         cause: MapError,
     },
+    /// It has no room; its size was meant to be enough.
+    #[error("map {name}: no element of it is free")]
+    Full {
+        /// Map.
+        name: &'static str,
+    },
     /// mmap or an access through it failed.
     #[error("map {name}: {cause}")]
     Mapped {
@@ -51,11 +57,7 @@ pub(super) fn section<T: Pod>(bpf: &Ebpf, section: Section) -> Result<MappedArra
 /// A descriptor of its own of a loaded object's map.
 pub(super) fn descriptor(bpf: &Ebpf, name: &'static str) -> Result<OwnedFd, TableError> {
     let Some(
-        Map::Array(data)
-        | Map::LruHashMap(data)
-        | Map::LpmTrie(data)
-        | Map::PerCpuArray(data)
-        | Map::RingBuf(data),
+        Map::Array(data) | Map::LruHashMap(data) | Map::PerCpuArray(data) | Map::RingBuf(data),
     ) = bpf.map(name)
     else {
         return Err(TableError::Missing(name));

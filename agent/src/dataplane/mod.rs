@@ -23,6 +23,7 @@ pub mod gate;
 pub mod generation;
 pub mod global_sections;
 pub mod hook;
+pub mod ipv6_blocks;
 pub mod ipv6_hosts;
 mod layout_migration;
 mod local_endpoints;

@@ -54,7 +54,6 @@ pub(super) fn data(map: &Map) -> Option<&MapData> {
         Map::Array(data)
         | Map::HashMap(data)
         | Map::LruHashMap(data)
-        | Map::LpmTrie(data)
         | Map::PerCpuArray(data)
         | Map::RingBuf(data) => Some(data),
         _ => None,

@@ -1,14 +1,10 @@
-//! The kernel's maps as a place for [`Op`]s: plain aligned stores through mmap for the arrays,
-//! system calls for IPv6 prefixes.
+//! The kernel's maps as a place for [`Op`]s: plain aligned stores through mmap.
 
 use std::collections::BTreeSet;
 use std::mem::offset_of;
 use std::net::Ipv6Addr;
-use std::os::fd::OwnedFd;
 
 use aya::Ebpf;
-use aya::maps::lpm_trie::Key;
-use aya::maps::{LpmTrie, MapData};
 use ipnet::Ipv6Net;
 use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::layout::{
@@ -17,10 +13,11 @@ use netpold_ebpf::layout::{
 };
 
 use super::global_sections;
+use super::ipv6_blocks::Ipv6Blocks;
 use super::ipv6_hosts::Ipv6Hosts;
 use super::local_endpoints::LocalEndpoints;
 pub use super::maps::TableError;
-use super::maps::{at, descriptor, mapped, section};
+use super::maps::{at, mapped, section};
 use super::quiescence::wait_for_programs;
 use crate::bpf::mmap::{MappedArray, MmapError};
 
@@ -34,13 +31,9 @@ pub struct Tables {
     pub(super) row_blocks: MappedArray<RowBlock>,
     pub(super) bitmaps: MappedArray<PortBitmap>,
     pub(super) ipv6_hosts: Ipv6Hosts,
-    pub(super) cidrs6: LpmTrie<MapData, [u8; 16], u32>,
-    /// The same map, for walks that go on where they stopped.
-    pub(super) cidrs6_fd: OwnedFd,
-    /// IPv6 addresses that found no room among the others: they are prefixes of 128 bits.
+    pub(super) ipv6_blocks: Ipv6Blocks,
+    /// IPv6 addresses that found no room among the others: they are blocks of 128 bits.
     pub(super) overflow: BTreeSet<Ipv6Addr>,
-    /// The last [`Op::HasCidr6`].
-    pub(super) has_cidr6: bool,
     /// [`Settings::probes`]
     pub(super) probes: u32,
     local_endpoints: LocalEndpoints,
@@ -53,10 +46,6 @@ impl Tables {
     /// # Errors
     /// A map is missing or cannot be mapped.
     pub fn open(bpf: &mut Ebpf) -> Result<Self, TableError> {
-        let cidrs6_fd = descriptor(bpf, "CIDRS6")?;
-        let name = "CIDRS6";
-        let cidrs6 = LpmTrie::try_from(bpf.take_map(name).ok_or(TableError::Missing(name))?)
-            .map_err(|cause| TableError::Map { name, cause })?;
         Ok(Self {
             settings: section(bpf, global_sections::SETTINGS)?,
             endpoints: section(bpf, global_sections::ENDPOINTS)?,
@@ -66,10 +55,8 @@ impl Tables {
             row_blocks: mapped(bpf, "ROW_BLOCKS")?,
             bitmaps: mapped(bpf, "PORT_BITMAPS")?,
             ipv6_hosts: Ipv6Hosts::open(bpf)?,
-            cidrs6,
-            cidrs6_fd,
+            ipv6_blocks: Ipv6Blocks::open(bpf)?,
             overflow: BTreeSet::new(),
-            has_cidr6: false,
             probes: 1,
             local_endpoints: LocalEndpoints::open(bpf)?,
             unproven: mapped(bpf, "UNPROVEN")?,
@@ -82,9 +69,9 @@ impl Tables {
     /// # Errors
     /// The map is smaller than one element.
     pub fn write_settings(&self, settings: Settings) -> Result<Settings, TableError> {
-        let (hosts6_mask, has_cidr6) = (self.ipv6_hosts.mask(), self.cidrs6_word());
+        let (hosts6_mask, blocks6_root) = (self.ipv6_hosts.mask(), self.ipv6_blocks.root());
         let probes = self.probes;
-        let settings = Settings { hosts6_mask, has_cidr6, probes, ..settings };
+        let settings = Settings { hosts6_mask, blocks6_root, probes, ..settings };
         self.settings.write_element(0, &settings).map_err(at("SETTINGS"))?;
         Ok(settings)
     }
@@ -179,10 +166,8 @@ impl TableWriter for Tables {
             Op::Host6(..) | Op::Host6Gone(_) | Op::Cidr6(..) | Op::Cidr6Gone(_) => {
                 self.apply_v6(op)
             }
-            Op::HasCidr6(has) => {
-                self.has_cidr6 = *has;
-                self.tell_cidrs6()
-            }
+            // The tree's root says so.
+            Op::HasCidr6(_) => Ok(()),
             Op::Endpoint(..)
             | Op::EndpointRows(..)
             | Op::EndpointAddrs(..)
@@ -201,24 +186,24 @@ impl TableWriter for Tables {
 impl Tables {
     #[expect(clippy::wildcard_enum_match_arm, reason = "of the operations, those on this table")]
     fn apply_v6(&mut self, op: &Op) -> Result<(), TableError> {
-        let result = match op {
-            Op::Host6(address, class) => return self.set_host6(*address, *class),
-            Op::Host6Gone(address) if self.overflow.remove(address) => {
-                self.tell_cidrs6()?;
-                self.cidrs6.remove(&lpm_key(&Ipv6Net::from(*address)))
+        match op {
+            Op::Host6(address, class) => self.set_host6(*address, *class),
+            Op::Host6Gone(address) if self.overflow.contains(address) => {
+                self.set_block((*address).into(), None)?;
+                self.overflow.remove(address);
+                Ok(())
             }
             Op::Host6Gone(address) => {
                 let settings = self.current_settings()?;
-                return self.ipv6_hosts.remove(&settings, *address).map(drop);
+                self.ipv6_hosts.remove(&settings, *address).map(drop)
             }
-            Op::Cidr6(net, class) => self.cidrs6.insert(&lpm_key(net), class, 0),
-            Op::Cidr6Gone(net) => self.cidrs6.remove(&lpm_key(net)),
-            _ => return Ok(()),
-        };
-        result.map_err(|cause| TableError::Map { name: "CIDRS6", cause })
+            Op::Cidr6(net, class) => self.set_block(*net, Some(*class)),
+            Op::Cidr6Gone(net) => self.set_block(*net, None),
+            _ => Ok(()),
+        }
     }
 
-    /// An address without room in its buckets goes to the prefixes.
+    /// An address without room in its buckets goes to the blocks.
     fn set_host6(&mut self, address: Ipv6Addr, class: u32) -> Result<(), TableError> {
         if !self.overflow.contains(&address) {
             let settings = self.current_settings()?;
@@ -226,24 +211,28 @@ impl Tables {
                 return Ok(());
             }
         }
-        let key = lpm_key(&Ipv6Net::from(address));
-        self.cidrs6
-            .insert(&key, class, 0)
-            .map_err(|cause| TableError::Map { name: "CIDRS6", cause })?;
+        self.set_block(address.into(), Some(class))?;
         self.overflow.insert(address);
-        self.tell_cidrs6()
+        Ok(())
     }
 
-    /// Says whether there are prefixes.
-    fn tell_cidrs6(&self) -> Result<(), TableError> {
-        self.settings
-            .store_u32(0, offset_of!(Settings, has_cidr6), self.cidrs6_word())
-            .map_err(at("SETTINGS"))
+    /// Sets the class of a block, or takes it out.
+    fn set_block(&mut self, net: Ipv6Net, class: Option<u32>) -> Result<(), TableError> {
+        let before = self.ipv6_blocks.root();
+        let edited = match class {
+            Some(class) => self.ipv6_blocks.set(net, class),
+            None => self.ipv6_blocks.remove(net).map(drop),
+        };
+        if self.ipv6_blocks.root() != before {
+            self.write_root()?;
+        }
+        edited
     }
 
-    /// What [`Settings::has_cidr6`] must be.
-    pub(super) fn cidrs6_word(&self) -> u32 {
-        u32::from(self.has_cidr6 || !self.overflow.is_empty())
+    /// Has programs begin at the root of the tree of blocks.
+    pub(super) fn write_root(&self) -> Result<(), TableError> {
+        let offset = offset_of!(Settings, blocks6_root);
+        self.settings.store_u32(0, offset, self.ipv6_blocks.root()).map_err(at("SETTINGS"))
     }
 
     /// The settings as programs read them: where an IPv6 address is depends on them.
@@ -289,8 +278,4 @@ impl Tables {
             _ => Ok(()),
         }
     }
-}
-
-pub(super) fn lpm_key(net: &Ipv6Net) -> Key<[u8; 16]> {
-    Key::new(u32::from(net.prefix_len()), net.trunc().network().octets())
 }

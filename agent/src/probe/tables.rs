@@ -39,7 +39,6 @@ impl<'a> CompiledTables<'a> {
         let settings = Settings {
             ct4_mask: 0,
             ct6_mask: 0,
-            has_cidr6: u32::from(policy.has_cidr6()),
             // Its first slot may be taken.
             probes: netpold_ebpf::layout::ENDPOINT_PROBES,
             ..settings

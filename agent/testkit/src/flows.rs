@@ -48,7 +48,6 @@ impl FlowTables {
                 refresh_after: HZ,
                 event_burst: 0,
                 event_window: 1000,
-                has_cidr6: 1,
                 proof: 1 << DEFAULT_BIT,
                 demands_proof: 1,
                 ..Settings::default()

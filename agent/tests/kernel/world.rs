@@ -4,12 +4,13 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use aya::{
     Ebpf, EbpfLoader, Pod,
-    maps::{Array, LpmTrie, Map, MapData, PerCpuArray, lpm_trie::Key},
+    maps::{Array, Map, MapData, PerCpuArray},
     programs::SchedClassifier,
 };
 use netpold::bpf::test_run::{self, Run, run};
 use netpold::dataplane::{
     global_sections::{self, Section},
+    ipv6_blocks::Ipv6Blocks,
     ipv6_hosts::Ipv6Hosts,
 };
 use netpold_ebpf::{
@@ -83,12 +84,11 @@ impl World {
             let set = hosts.set(&host.flows.settings, *address, *class);
             assert_eq!(set.expect("HOSTS6"), Ok(()), "it has room");
         }
-        let mut cidrs: LpmTrie<&mut MapData, [u8; 16], u32> =
-            LpmTrie::try_from(bpf.map_mut("CIDRS6").expect("CIDRS6")).expect("CIDRS6");
+        let mut blocks = Ipv6Blocks::open(bpf).expect("BLOCKS6");
         for (net, class) in host.policy.cidrs6() {
-            let key = Key::new(net.prefix_len().into(), net.addr().octets());
-            cidrs.insert(&key, class, 0).expect("CIDRS6");
+            blocks.set(net, class).expect("BLOCKS6");
         }
+        host.flows.settings.blocks6_root = blocks.root();
         self.write_endpoint();
     }
 

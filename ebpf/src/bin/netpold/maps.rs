@@ -6,13 +6,14 @@ use core::{cell::UnsafeCell, mem::zeroed};
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     macros::map,
-    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf},
+    maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf},
 };
 use netpold_ebpf::{
     judge::connection::Tuple,
     layout::{
-        Counters, Ct4Bucket, Ct6Bucket, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts,
-        Hosts6Bucket, PortBitmap, Row, RowBlock, Settings, TrieBlock, TrieRoot, Unproven,
+        Blocks6Node, Counters, Ct4Bucket, Ct6Bucket, ENDPOINT_SLOTS, Endpoint, FragmentKey,
+        FragmentPorts, Hosts6Bucket, PortBitmap, Row, RowBlock, Settings, TrieBlock, TrieRoot,
+        Unproven,
     },
     packet::{
         bytes::MAX_WINDOW,
@@ -59,8 +60,7 @@ pub(crate) static TRIE_BLOCKS: Array<TrieBlock> = Array::with_max_entries(16_384
 #[map]
 pub(crate) static HOSTS6: Array<Hosts6Bucket> = Array::with_max_entries(65_536, SHARED);
 #[map]
-pub(crate) static CIDRS6: LpmTrie<[u8; 16], u32> =
-    LpmTrie::with_max_entries(65_536, BPF_F_NO_PREALLOC);
+pub(crate) static BLOCKS6: Array<Blocks6Node> = Array::with_max_entries(65_536, SHARED);
 /// Endpoint slots by the pods' addresses.
 #[map]
 pub(crate) static LOCALS4: HashMap<u32, u32> =

@@ -8,7 +8,7 @@ use core::intrinsics::{AtomicOrdering, atomic_cxchg};
 use aya_ebpf::{
     bindings::__sk_buff,
     helpers::{bpf_jiffies64, bpf_map_lookup_elem},
-    maps::{Array, PerCpuArray, lpm_trie},
+    maps::{Array, PerCpuArray},
 };
 use netpold_ebpf::{
     endpoint::EndpointRef,
@@ -26,8 +26,8 @@ use netpold_ebpf::{
     packet::family::{V4, V6},
     reason::{self, Reason},
     tables::{
-        TableFamily, Tables, find_endpoint, free_stale, insert, insert_vacant, ipv6_hosts,
-        local_endpoints::LocalEndpoints, make_room, policy::PolicyTables, shift,
+        TableFamily, Tables, find_endpoint, free_stale, insert, insert_vacant, ipv6_blocks,
+        ipv6_hosts, local_endpoints::LocalEndpoints, make_room, policy::PolicyTables, shift,
     },
     trace::Step,
     verdict::Verdict,
@@ -194,13 +194,8 @@ impl<const DEFERS: bool, const CLAIMS: bool> PolicyTables for Maps<DEFERS, CLAIM
 
     #[inline(always)]
     fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
-        // Who looks an address up behind the revision reads this behind it too.
-        let settings = order::after_load(maps::SETTINGS.get(), V6::words(address)[0]);
-        // SAFETY: map memory; the agent changes this field while the program runs.
-        if unsafe { (&raw const (*settings).has_cidr6).read_volatile() } == 0 {
-            return None;
-        }
-        maps::CIDRS6.get(lpm_trie::Key::new(128, *address)).copied()
+        let [first, second] = V6::words(address);
+        Some(netpold_cidr6(first, second))
     }
 
     #[inline(always)]
@@ -275,24 +270,19 @@ fn place_key(key: &FragmentKey) -> Option<*const FragmentKey> {
     }
 }
 
-/// Class of an IPv6 address by prefix: its key has a stack frame of its own here.
+/// Class of an IPv6 address by its block: a function of its own, so that the verifier looks at the search once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_cidr6(first: u64, second: u64) -> u32 {
-    // As `PolicyTables::cidr6`, which says why.
+    let maps = Maps::new();
+    // Who looks an address up behind the revision reads this behind it too.
     let settings = order::after_load(maps::SETTINGS.get(), first);
     // SAFETY: map memory; the agent changes this field while the program runs.
-    if unsafe { (&raw const (*settings).has_cidr6).read_volatile() } == 0 {
-        return 0;
-    }
-    // struct bpf_lpm_trie_key: the prefix length, then the address in network byte order.
-    let key = [128, first as u32, (first >> 32) as u32, second as u32, (second >> 32) as u32];
-    // SAFETY: a map whose keys are of that form, and its values classes.
-    unsafe {
-        let map = (&raw const maps::CIDRS6).cast_mut().cast();
-        let class: *mut ClassId = bpf_map_lookup_elem(map, key.as_ptr().cast()).cast();
-        if class.is_null() { 0 } else { class.read_volatile() }
-    }
+    let root = unsafe { (&raw const (*settings).blocks6_root).read_volatile() };
+    let node =
+        |index| maps.element(&maps::BLOCKS6, index).map(|node| node.cast::<u64>().cast_const());
+    // SAFETY: nodes of that table.
+    unsafe { ipv6_blocks::class(&maps, root, [first, second], node) }
 }
 
 /// Beside the number of a reason: [`netpold_record`] is to be called.

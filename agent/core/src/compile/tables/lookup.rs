@@ -21,12 +21,6 @@ impl Lookup<'_> {
         records.next().map(|(_, record)| record)
     }
 
-    /// Whether the table of IPv6 prefixes has entries.
-    #[must_use]
-    pub fn has_cidr6(&self) -> bool {
-        self.0.tables.addresses.ipv6_count().1 != 0
-    }
-
     fn column(&self, row: u32, class: u32) -> PortWord {
         let tables = self.0.tables;
         tables.port_sets.word(tables.rows.column(row, class))

@@ -1,0 +1,156 @@
+//! The tree of IPv6 blocks, written: see [`netpold_ebpf::tables::ipv6_blocks`].
+//!
+//! Nobody else writes it, and programs read it meanwhile. An edit of a block among 100,000 takes some ten
+//! microseconds, and as many more as it has blocks of others within, whose words change with it.
+
+mod nodes;
+mod tree;
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use aya::Ebpf;
+use aya::maps::MapData;
+use ipnet::Ipv6Net;
+use netpold_ebpf::layout::{BLOCKS6_NODES, ClassId};
+
+use super::maps::{TableError, array, at};
+use super::quiescence::wait_for_programs;
+use crate::bpf::mmap::MappedArray;
+use nodes::{NAME, Nodes, Word};
+use tree::{NEEDED, Paint, paint};
+
+/// Nodes for so many prefixes, wherever they lie. Each begins two intervals at the most, and one longer than
+/// /64 a tree of its own; a node has three entries at the least, of which one may be like its neighbour's.
+#[must_use]
+pub fn nodes_for(prefixes: u32) -> u32 {
+    let nodes = u64::from(prefixes) * 5 / 2 + 2 * NEEDED as u64;
+    u32::try_from(nodes).map_or(BLOCKS6_NODES, |nodes| nodes.min(BLOCKS6_NODES))
+}
+
+/// A prefix: bits, those behind its length zero, and length.
+type Key = (u128, u8);
+
+fn key(net: Ipv6Net) -> Key {
+    (net.network().to_bits(), net.prefix_len())
+}
+
+/// The prefixes there are.
+#[derive(Debug)]
+struct Prefixes {
+    classes: BTreeMap<Key, ClassId>,
+    /// How many there are of each length.
+    lengths: [u32; 129],
+}
+
+impl Prefixes {
+    fn insert(&mut self, key: Key, class: ClassId) {
+        if self.classes.insert(key, class).is_none() {
+            self.lengths[usize::from(key.1)] += 1;
+        }
+    }
+
+    fn remove(&mut self, key: Key) {
+        if self.classes.remove(&key).is_some() {
+            self.lengths[usize::from(key.1)] -= 1;
+        }
+    }
+
+    /// The word of the longest prefix around another.
+    fn around(&self, (bits, len): Key) -> Word {
+        let lengths = (0..len).rev().filter(|len| self.lengths[usize::from(*len)] > 0);
+        let mut words = lengths.filter_map(|len| {
+            let mask = u128::MAX.checked_shl(128 - u32::from(len)).unwrap_or(0);
+            let class = self.classes.get(&(bits & mask, len))?;
+            Some(Word { value: *class, len })
+        });
+        words.next().unwrap_or_default()
+    }
+}
+
+/// The tree of IPv6 blocks.
+#[derive(Debug)]
+pub struct Ipv6Blocks {
+    nodes: Nodes,
+    root: Word,
+    prefixes: Prefixes,
+}
+
+impl Ipv6Blocks {
+    /// Takes the tree of a loaded object, which is empty.
+    ///
+    /// # Errors
+    /// It is missing or cannot be mapped.
+    pub fn open(bpf: &Ebpf) -> Result<Self, TableError> {
+        Self::of(array(bpf, NAME)?, wait_for_programs)
+    }
+
+    /// An empty tree in a map; `wait` returns when everybody who read it before has ended.
+    fn of(map: &MapData, wait: fn()) -> Result<Self, TableError> {
+        let map = MappedArray::new(map).map_err(at(NAME))?;
+        let prefixes = Prefixes { classes: BTreeMap::new(), lengths: [0; 129] };
+        Ok(Self { nodes: Nodes::new(map, wait), root: Word::default(), prefixes })
+    }
+
+    /// [`netpold_ebpf::layout::Settings::blocks6_root`] of this tree. It is written before the next operation.
+    #[must_use]
+    pub fn root(&self) -> u32 {
+        self.root.value
+    }
+
+    /// Class of a prefix.
+    #[must_use]
+    pub fn get(&self, net: Ipv6Net) -> Option<ClassId> {
+        self.prefixes.classes.get(&key(net)).copied()
+    }
+
+    /// The prefix behind another, or the first one.
+    #[must_use]
+    pub fn next(&self, net: Option<Ipv6Net>) -> Option<Ipv6Net> {
+        let after = net.map_or(Bound::Unbounded, |net| Bound::Excluded(key(net)));
+        let (&(bits, len), _) = self.prefixes.classes.range((after, Bound::Unbounded)).next()?;
+        Ipv6Net::new(bits.into(), len).ok()
+    }
+
+    /// Enters a prefix, or changes its class.
+    ///
+    /// # Errors
+    /// There are no nodes left; nothing has changed then.
+    pub fn set(&mut self, net: Ipv6Net, class: ClassId) -> Result<(), TableError> {
+        let (bits, len) = key(net);
+        self.paint(Paint { bits, len, word: Word { value: class, len } })?;
+        self.prefixes.insert((bits, len), class);
+        Ok(())
+    }
+
+    /// Takes a prefix out; whether it was there.
+    ///
+    /// # Errors
+    /// There are no nodes left; nothing has changed then.
+    pub fn remove(&mut self, net: Ipv6Net) -> Result<bool, TableError> {
+        let (bits, len) = key(net);
+        if self.get(net).is_none() {
+            return Ok(false);
+        }
+        self.paint(Paint { bits, len, word: self.prefixes.around((bits, len)) })?;
+        self.prefixes.remove((bits, len));
+        Ok(true)
+    }
+
+    fn paint(&mut self, what: Paint) -> Result<(), TableError> {
+        self.nodes.begin(NEEDED)?;
+        self.root = paint(&mut self.nodes, self.root, &what)?;
+        Ok(())
+    }
+
+    /// Compares the next nodes in the map with what they must hold, and puts right those that differ; how many.
+    ///
+    /// # Errors
+    /// The map is smaller than it was.
+    pub fn audit(&mut self, count: usize) -> Result<u64, TableError> {
+        self.nodes.audit(count).map_err(at(NAME))
+    }
+}
+
+#[cfg(test)]
+mod tests;

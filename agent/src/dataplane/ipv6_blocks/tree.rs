@@ -1,0 +1,258 @@
+//! Editing the trees: what a prefix covers gets another word.
+//!
+//! A node in use is left as it is, but for words that lead elsewhere, one by one; where intervals begin or
+//! end, a new node takes its place. So each address has its old class until one store, and its new one after.
+
+use super::nodes::{ENTRIES, Entry, Nodes, Word};
+use crate::dataplane::maps::TableError;
+
+/// The last key.
+const LAST: u64 = u64::MAX >> 1;
+/// Entries of a node that is no root at the least.
+const LEAST: usize = 3;
+/// Nodes that an operation takes at the most: of each level of both trees, two that part anew at both ends of the
+/// prefix, each with a neighbour.
+pub(super) const NEEDED: usize = 256;
+
+/// Half of an address that a tree is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Half {
+    Upper,
+    Lower,
+}
+
+/// What becomes of the addresses of a prefix.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Paint {
+    /// The prefix, its host bits zero.
+    pub(super) bits: u128,
+    pub(super) len: u8,
+    /// What they get that have their class of no longer prefix.
+    pub(super) word: Word,
+}
+
+/// Keys of a tree.
+#[derive(Clone, Copy, Debug)]
+struct Keys {
+    first: u64,
+    last: u64,
+}
+
+impl Keys {
+    const ALL: Self = Self { first: 0, last: LAST };
+
+    const fn meet(self, other: Self) -> bool {
+        self.first <= other.last && other.first <= self.last
+    }
+}
+
+impl Paint {
+    /// The keys that the prefix covers in a tree, and whether their first and second words.
+    fn covers(&self, half: Half) -> (Keys, [bool; 2]) {
+        let (bits, len) = match half {
+            Half::Upper => ((self.bits >> 64) as u64, self.len.min(64)),
+            Half::Lower => (self.bits as u64, self.len.saturating_sub(64)),
+        };
+        let first = bits >> 1;
+        if len == 64 {
+            let second = bits & 1 == 1;
+            return (Keys { first, last: first }, [!second, second]);
+        }
+        (Keys { first, last: first | LAST >> len }, [true; 2])
+    }
+}
+
+/// What became of a node.
+enum Painted {
+    /// It is in use as before.
+    InPlace,
+    /// It has left; these were to be its entries, however many they are.
+    Anew(Vec<Entry>),
+}
+
+/// A child of a node that is being edited.
+enum Child {
+    Kept(Entry),
+    Anew(Vec<Entry>),
+}
+
+/// Gives the addresses of a prefix another word; the root's word after that.
+pub(super) fn paint(nodes: &mut Nodes, root: Word, paint: &Paint) -> Result<Word, TableError> {
+    paint_tree(nodes, root, Half::Upper, paint)
+}
+
+fn paint_tree(
+    nodes: &mut Nodes,
+    root: Word,
+    half: Half,
+    paint: &Paint,
+) -> Result<Word, TableError> {
+    let mut entries = match root.node() {
+        Some(node) => match paint_node(nodes, node, Keys::ALL, half, paint)? {
+            Painted::InPlace => return Ok(root),
+            Painted::Anew(entries) => entries,
+        },
+        None => {
+            let mut entries = vec![Entry { first: 0, words: [root; 2] }];
+            paint_entries(nodes, &mut entries, LAST, half, paint)?;
+            entries
+        }
+    };
+    while let [_, _, ..] = entries[..] {
+        entries = pack(nodes, &entries, paint.covers(half).0.last)?;
+    }
+    let Some(Entry { words: [word, _], .. }) = entries.pop() else { return Ok(root) };
+    Ok(if half == Half::Lower && word.node().is_some() { word.lower() } else { word })
+}
+
+fn paint_node(
+    nodes: &mut Nodes,
+    node: u32,
+    keys: Keys,
+    half: Half,
+    paint: &Paint,
+) -> Result<Painted, TableError> {
+    let old = nodes.entries(node, keys.first);
+    let is_leaf = old.iter().all(|entry| entry.words[0].child().is_none());
+    let new = if is_leaf {
+        let mut entries = old.clone();
+        paint_entries(nodes, &mut entries, keys.last, half, paint)?;
+        entries
+    } else {
+        paint_children(nodes, &old, keys.last, half, paint)?
+    };
+    if old.len() != new.len() || old.iter().zip(&new).any(|(old, new)| old.first != new.first) {
+        nodes.retire(node);
+        return Ok(Painted::Anew(new));
+    }
+    for (index, entry) in new.iter().enumerate().filter(|(index, entry)| old[*index] != **entry) {
+        nodes.set(node, index, entry.words)?;
+    }
+    Ok(Painted::InPlace)
+}
+
+/// The entries of a node with children after these are edited.
+fn paint_children(
+    nodes: &mut Nodes,
+    old: &[Entry],
+    last: u64,
+    half: Half,
+    paint: &Paint,
+) -> Result<Vec<Entry>, TableError> {
+    let (covered, _) = paint.covers(half);
+    let mut children = Vec::with_capacity(old.len());
+    for (index, entry) in old.iter().enumerate() {
+        let last = old.get(index + 1).map_or(last, |next| next.first - 1);
+        let keys = Keys { first: entry.first, last };
+        let child = entry.words[0].child().filter(|_| keys.meet(covered));
+        let painted = match child {
+            Some(child) => paint_node(nodes, child, keys, half, paint)?,
+            None => Painted::InPlace,
+        };
+        children.push(match painted {
+            Painted::InPlace => Child::Kept(*entry),
+            Painted::Anew(entries) => Child::Anew(entries),
+        });
+    }
+    join_small(nodes, &mut children);
+    let mut entries = Vec::with_capacity(old.len() + 2);
+    for child in children {
+        match child {
+            Child::Kept(entry) => entries.push(entry),
+            Child::Anew(contents) => entries.extend(pack(nodes, &contents, covered.last)?),
+        }
+    }
+    Ok(entries)
+}
+
+/// Joins children that have become too small with a neighbour.
+fn join_small(nodes: &mut Nodes, children: &mut Vec<Child>) {
+    let is_small = |child: &Child| matches!(child, Child::Anew(entries) if entries.len() < LEAST);
+    while children.len() > 1 {
+        let Some(small) = children.iter().position(is_small) else { return };
+        let left = small.saturating_sub(1);
+        let mut entries = Vec::new();
+        for child in children.drain(left..left + 2) {
+            match child {
+                Child::Anew(more) => entries.extend(more),
+                Child::Kept(entry) => {
+                    if let Some(node) = entry.words[0].child() {
+                        entries.extend(nodes.entries(node, entry.first));
+                        nodes.retire(node);
+                    }
+                }
+            }
+        }
+        merge_equal(&mut entries);
+        children.insert(left, Child::Anew(entries));
+    }
+}
+
+/// Paints the entries of a leaf, which ends at a key.
+fn paint_entries(
+    nodes: &mut Nodes,
+    entries: &mut Vec<Entry>,
+    last: u64,
+    half: Half,
+    paint: &Paint,
+) -> Result<(), TableError> {
+    let (covered, which) = paint.covers(half);
+    let behind = Some(covered.last + 1).filter(|behind| *behind <= last);
+    for first in [Some(covered.first), behind].into_iter().flatten() {
+        let place = entries.partition_point(|entry| entry.first < first);
+        let begins = entries.get(place).is_some_and(|entry| entry.first == first);
+        if !begins && let Some(before) = place.checked_sub(1) {
+            entries.insert(place, Entry { first, ..entries[before] });
+        }
+    }
+    for entry in entries.iter_mut() {
+        if entry.first < covered.first || entry.first > covered.last {
+            continue;
+        }
+        for (word, _) in entry.words.iter_mut().zip(which).filter(|(_, covered)| *covered) {
+            *word = paint_word(nodes, *word, half, paint)?;
+        }
+    }
+    merge_equal(entries);
+    Ok(())
+}
+
+fn paint_word(
+    nodes: &mut Nodes,
+    word: Word,
+    half: Half,
+    paint: &Paint,
+) -> Result<Word, TableError> {
+    if half == Half::Upper && (paint.len > 64 || word.node().is_some()) {
+        return paint_tree(nodes, word, Half::Lower, paint);
+    }
+    Ok(if word.len <= paint.len { paint.word } else { word })
+}
+
+/// Neighbours that are alike become one.
+fn merge_equal(entries: &mut Vec<Entry>) {
+    entries.dedup_by(|later, earlier| later.words == earlier.words);
+}
+
+/// New nodes for so many entries, as entries of the node above. Those that come in ascending order fill a node
+/// before they begin another.
+fn pack(nodes: &mut Nodes, entries: &[Entry], painted_last: u64) -> Result<Vec<Entry>, TableError> {
+    let count = entries.len().div_ceil(ENTRIES);
+    let at_the_end = entries.last().is_some_and(|entry| entry.first <= painted_last + 1);
+    let mut rest = entries;
+    let mut above = Vec::with_capacity(count);
+    for node in 0..count {
+        let size = if count == 2 && node == 0 && at_the_end {
+            rest.len().saturating_sub(LEAST).min(ENTRIES)
+        } else {
+            rest.len().div_ceil(count - node)
+        };
+        let (these, others) = rest.split_at(size);
+        rest = others;
+        if let Some(first) = these.first().map(|entry| entry.first) {
+            let word = Word::pointer(nodes.add(these)?);
+            above.push(Entry { first, words: [word; 2] });
+        }
+    }
+    Ok(above)
+}
