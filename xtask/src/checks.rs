@@ -5,9 +5,9 @@ use std::process::{Command, Stdio};
 use anyhow::{Result, bail, ensure};
 use netpold_testbed::is_root;
 
-use crate::cargo;
 use crate::setup::{self, Program, SHEAR, TYPOS, Toolchain};
 use crate::step;
+use crate::{cargo, cluster};
 
 /// Runs all checks, also after one has failed, so that one run names everything that is wrong.
 ///
@@ -41,6 +41,7 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
         check("unused dependencies", with(&SHEAR, &[]));
         check("spelling", with(&TYPOS, &["--config", ".config/typos.toml"]));
         check("licences and advisories", deny());
+        check("cluster", cluster::test());
     }
     // Last, so that the runner's summary is what one sees at the end.
     check("tests", tests(&toolchain, filter));

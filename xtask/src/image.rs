@@ -77,6 +77,21 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// Builds the image for this machine's processor, from a binary that is there or a new one.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn write(binary: Option<&Path>, output: &Path, tag: &str) -> Result<()> {
+    run(&Options {
+        binary: binary.map(Path::to_owned),
+        output: output.to_owned(),
+        tag: tag.to_owned(),
+        dev: false,
+        arch: vec![Arch::own()],
+        twice: false,
+    })
+}
+
 /// What goes into the image for one processor.
 fn image(arch: Arch, options: &Options) -> Result<Contents> {
     let path = match &options.binary {

@@ -1,9 +1,11 @@
 //! netpold's chores: `cargo xtask setup`, `cargo xtask test`, `cargo xtask demo`,
-//! `cargo xtask bench`, `cargo xtask fuzz`, `cargo xtask vm-test`, `cargo xtask image`.
+//! `cargo xtask bench`, `cargo xtask fuzz`, `cargo xtask vm-test`, `cargo xtask image`,
+//! `cargo xtask cluster`.
 
 mod arch;
 mod bench;
 mod checks;
+mod cluster;
 mod demo;
 mod fuzz;
 mod image;
@@ -51,6 +53,15 @@ enum Task {
     Fuzz(fuzz::Options),
     /// Run the kernel tests and real traffic on Debian's kernels in qemu
     VmTest(vm::Options),
+    /// Run a real Kubernetes of two nodes, from a folder with its binaries, with netpold in it (needs
+    /// root)
+    Cluster(cluster::Options),
+    /// The first process of such a node
+    #[command(hide = true)]
+    ClusterNode {
+        /// The node's folder
+        folder: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
@@ -66,6 +77,8 @@ fn main() -> ExitCode {
         Task::Bench { arguments } => bench::run(&arguments),
         Task::Fuzz(options) => fuzz::run(&options),
         Task::VmTest(options) => vm::run(&options),
+        Task::Cluster(options) => cluster::run(&options),
+        Task::ClusterNode { folder } => cluster::run_init(&folder),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

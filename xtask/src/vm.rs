@@ -136,6 +136,16 @@ fn cache(arch: Arch) -> Result<PathBuf> {
     Ok(cache)
 }
 
+/// A package of the machine's own Debian, unpacked in the user's cache: nothing is installed, so
+/// that no service starts.
+///
+/// # Errors
+/// There is no apt, or it cannot be fetched.
+pub(crate) fn unpacked(package: &str) -> Result<PathBuf> {
+    ensure!(setup::on_path("apt-get").is_some(), "no apt here to fetch the package {package} with");
+    apt::unpacked(&cache(Arch::own())?, package)
+}
+
 /// Runs a command and returns what it printed.
 fn output(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();

@@ -1,0 +1,216 @@
+//! The control plane: etcd, API server, controllers and scheduler, on the first node.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::json;
+
+use super::binaries::Binaries;
+use super::init::Program;
+use super::kubectl::Kubectl;
+use super::network::{self, Addresses};
+use super::state::{NODES, State};
+use super::{Layout, wait};
+
+const PORT: u16 = 6443;
+/// A busy machine of two cores needs a minute.
+const PATIENCE: Duration = Duration::from_mins(5);
+
+/// Who asks the API server, with a token.
+#[derive(Clone, Copy)]
+pub(super) enum User {
+    Admin,
+    Controllers,
+    Scheduler,
+    Proxy,
+    Node(usize),
+}
+
+impl User {
+    fn all() -> Vec<Self> {
+        let nodes = (0..NODES.len()).map(Self::Node);
+        [Self::Admin, Self::Controllers, Self::Scheduler, Self::Proxy]
+            .into_iter()
+            .chain(nodes)
+            .collect()
+    }
+
+    /// As the API server's own rules call it.
+    fn name(self) -> String {
+        match self {
+            Self::Admin => "admin".into(),
+            Self::Controllers => "system:kube-controller-manager".into(),
+            Self::Scheduler => "system:kube-scheduler".into(),
+            Self::Proxy => "system:kube-proxy".into(),
+            Self::Node(index) => format!("system:node:{}", NODES[index]),
+        }
+    }
+
+    fn group(self) -> &'static str {
+        match self {
+            Self::Admin => "system:masters",
+            Self::Controllers | Self::Scheduler | Self::Proxy => "",
+            Self::Node(_) => "system:nodes",
+        }
+    }
+}
+
+/// The files of a control plane, and how its programs are called.
+pub(super) struct Control<'a> {
+    state: &'a State,
+    binaries: &'a Binaries,
+    services: &'static str,
+}
+
+/// Writes tokens and kubeconfigs.
+///
+/// # Errors
+/// They cannot be written.
+pub(super) fn prepare<'a>(
+    state: &'a State,
+    binaries: &'a Binaries,
+    layout: &Layout,
+) -> Result<Control<'a>> {
+    let control = Control { state, binaries, services: network::services(layout) };
+    let mut tokens = String::new();
+    for user in User::all() {
+        let name = user.name();
+        tokens += &format!("{},{name},{name},\"{}\"\n", token()?, user.group());
+    }
+    super::write(&control.path("tokens"), tokens)?;
+    for user in [User::Admin, User::Controllers, User::Scheduler] {
+        write_kubeconfig(state, &user, &control.path(&format!("{}.kubeconfig", user.name())))?;
+    }
+    Ok(control)
+}
+
+/// The administrator's.
+pub(super) fn admin(state: &State) -> PathBuf {
+    state.path("control/admin.kubeconfig")
+}
+
+impl Control<'_> {
+    fn path(&self, name: &str) -> PathBuf {
+        self.state.path("control").join(name)
+    }
+
+    /// For the first node's init.
+    pub(super) fn programs(&self) -> Vec<Program> {
+        let file = |name: &str| self.path(name).display().to_string();
+        let client = "http://127.0.0.1:2379";
+        let peer = "http://127.0.0.1:2380";
+        let address = Addresses::of(0).node4;
+        // The server makes itself a certificate, whose key signs the service accounts' tokens.
+        let key = file("certs/apiserver.key");
+        let etcd = vec![
+            format!("--data-dir={}", file("etcd")),
+            format!("--listen-client-urls={client}"),
+            format!("--advertise-client-urls={client}"),
+            format!("--listen-peer-urls={peer}"),
+            format!("--initial-advertise-peer-urls={peer}"),
+            format!("--initial-cluster=default={peer}"),
+            // The data are gone with the cluster.
+            "--unsafe-no-fsync".into(),
+        ];
+        let server = vec![
+            format!("--etcd-servers={client}"),
+            "--bind-address=0.0.0.0".into(),
+            format!("--advertise-address={address}"),
+            format!("--secure-port={PORT}"),
+            format!("--cert-dir={}", file("certs")),
+            format!("--token-auth-file={}", file("tokens")),
+            "--authorization-mode=Node,RBAC".into(),
+            "--enable-admission-plugins=NodeRestriction".into(),
+            "--service-account-issuer=https://kubernetes.default.svc".into(),
+            format!("--service-account-signing-key-file={key}"),
+            format!("--service-account-key-file={key}"),
+            format!("--service-cluster-ip-range={}", self.services),
+            "--kubelet-preferred-address-types=InternalIP".into(),
+            "--allow-privileged=true".into(),
+        ];
+        let kubeconfig =
+            |user: User| format!("--kubeconfig={}", file(&format!("{}.kubeconfig", user.name())));
+        let controllers = vec![
+            kubeconfig(User::Controllers),
+            "--leader-elect=false".into(),
+            "--bind-address=127.0.0.1".into(),
+            format!("--service-account-private-key-file={key}"),
+            format!("--root-ca-file={}", file("certs/apiserver.crt")),
+        ];
+        let scheduler = vec![
+            kubeconfig(User::Scheduler),
+            "--leader-elect=false".into(),
+            "--bind-address=127.0.0.1".into(),
+        ];
+        let kubernetes = |name: &str| self.binaries.kubernetes(name);
+        vec![
+            self.program("etcd", &self.binaries.etcd, etcd),
+            self.program("kube-apiserver", &kubernetes("kube-apiserver"), server),
+            self.program(
+                "kube-controller-manager",
+                &kubernetes("kube-controller-manager"),
+                controllers,
+            ),
+            self.program("kube-scheduler", &kubernetes("kube-scheduler"), scheduler),
+        ]
+    }
+
+    fn program(&self, name: &str, binary: &Path, arguments: Vec<String>) -> Program {
+        let command = std::iter::once(binary.display().to_string()).chain(arguments).collect();
+        Program { command, path: self.binaries.path(), log: self.state.log(NODES[0], name) }
+    }
+
+    /// Waits until the API server is ready and both nodes have joined.
+    ///
+    /// # Errors
+    /// They do not in time.
+    pub(super) fn wait(&self, kubectl: &Kubectl) -> Result<()> {
+        wait("the API server", PATIENCE, || {
+            kubectl.run(&["get", "--raw", "/readyz", "--request-timeout", "5s"])
+        })?;
+        wait("both nodes", PATIENCE, || {
+            let mut arguments = vec!["wait", "node", "--for=condition=Ready", "--timeout=1s"];
+            arguments.extend(NODES);
+            kubectl.run(&arguments)
+        })?;
+        Ok(())
+    }
+}
+
+/// A kubeconfig for a user whose token is in the file of tokens.
+///
+/// # Errors
+/// There is no such token, or the file cannot be written.
+pub(super) fn write_kubeconfig(state: &State, user: &User, path: &Path) -> Result<()> {
+    let tokens = std::fs::read_to_string(state.path("control/tokens")).context("no tokens")?;
+    let name = user.name();
+    let token = tokens
+        .lines()
+        .filter_map(|line| line.split_once(','))
+        .find_map(|(token, rest)| (rest.split(',').next() == Some(name.as_str())).then_some(token));
+    let token = token.with_context(|| format!("no token of {name}"))?;
+    let config = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{ "name": "cluster", "cluster": {
+            "server": format!("https://{}:{PORT}", Addresses::of(0).node4),
+            "certificate-authority": state.path("control/certs/apiserver.crt"),
+        } }],
+        "users": [{ "name": name, "user": { "token": token } }],
+        "contexts": [{ "name": "cluster", "context": { "cluster": "cluster", "user": name } }],
+        "current-context": "cluster",
+    });
+    super::write(path, serde_json::to_string_pretty(&config)?)
+}
+
+/// 128 random bits.
+fn token() -> Result<String> {
+    let mut bytes = [0; 16];
+    File::open("/dev/urandom")
+        .and_then(|mut f| f.read_exact(&mut bytes))
+        .context("/dev/urandom")?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}

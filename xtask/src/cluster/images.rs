@@ -1,0 +1,172 @@
+//! Images on the nodes: netpold's own, one of busybox, and those that the folder brings. None is
+//! pulled.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+
+use super::binaries::Binaries;
+use super::node::SOCKET;
+use super::state::{NODES, State};
+use super::wait;
+use crate::arch::Arch;
+use crate::{image, step};
+
+/// What holds a pod's namespaces: busybox, asleep.
+pub(super) const PAUSE: &str = "localhost/netpold-cluster/pause:1";
+/// What the smoke test's pods run.
+pub(super) const BUSYBOX: &str = "localhost/netpold-cluster/busybox:1";
+/// What the DaemonSet and the controller run.
+pub(super) const NETPOLD: &str = "localhost/netpold";
+pub(super) const TAG: &str = "cluster";
+
+/// An archive for `ctr images import`.
+pub(super) struct Archive {
+    path: PathBuf,
+    /// The image's name, where the archive has only a tag.
+    base: Option<&'static str>,
+}
+
+/// Makes the images, and lists those in the folder.
+///
+/// # Errors
+/// The build of netpold fails, or a file cannot be written.
+pub(super) fn make(
+    state: &State,
+    binaries: &Binaries,
+    binary: Option<&Path>,
+) -> Result<Vec<Archive>> {
+    let folder = state.path("images");
+    std::fs::create_dir_all(&folder)?;
+    let layout = state.path("oci");
+    image::write(binary, &layout, TAG)?;
+    let netpold = folder.join("netpold.tar");
+    pack_layout(&layout, &netpold)?;
+    let mut archives = vec![Archive { path: netpold, base: Some(NETPOLD) }];
+    let mut add = |name: &str, archive: Vec<u8>| {
+        let path = folder.join(name);
+        archives.push(Archive { path: path.clone(), base: None });
+        super::write(&path, archive)
+    };
+    let busybox = std::fs::read(&binaries.busybox)?;
+    add(
+        "pause.tar",
+        archive(&[PAUSE.into()], "busybox", &busybox, &["/busybox", "sleep", "2147483647"])?,
+    )?;
+    add("busybox.tar", archive(&[BUSYBOX.into()], "busybox", &busybox, &["/busybox"])?)?;
+    let agnhost = binaries.folder().join("agnhost");
+    let names = wanted(binaries)?;
+    if agnhost.is_file() && !names.is_empty() {
+        add("agnhost.tar", archive(&names, "agnhost", &std::fs::read(agnhost)?, &["/agnhost"])?)?;
+    }
+    for entry in std::fs::read_dir(binaries.folder().join("images")).into_iter().flatten() {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "tar") {
+            archives.push(Archive { path, base: None });
+        }
+    }
+    Ok(archives)
+}
+
+/// The names of agnhost that Kubernetes' own tests ask for; none without these tests.
+///
+/// # Errors
+/// They cannot be asked.
+pub(super) fn wanted(binaries: &Binaries) -> Result<Vec<String>> {
+    let Some(e2e) = binaries.e2e() else { return Ok(Vec::new()) };
+    let listed = Command::new(e2e).arg("--list-images").output().context("cannot run e2e.test")?;
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    Ok(listed.lines().filter(|name| name.contains("/agnhost:")).map(str::to_owned).collect())
+}
+
+/// Imports them on every node, as soon as its runtime answers.
+///
+/// # Errors
+/// The runtime refuses one.
+pub(super) fn import(state: &State, binaries: &Binaries, archives: &[Archive]) -> Result<()> {
+    for node in NODES {
+        step::note(&format!("{} images to {node}", archives.len()));
+        wait("containerd", Duration::from_mins(1), || ctr(state, binaries, node, &["version"]))?;
+        for archive in archives {
+            let path = archive.path.display().to_string();
+            let mut arguments = vec!["-n", "k8s.io", "images", "import"];
+            arguments.extend(archive.base.into_iter().flat_map(|base| ["--base-name", base]));
+            arguments.push(&path);
+            ctr(state, binaries, node, &arguments)?;
+        }
+        let there = listed(state, binaries, node)?;
+        for name in [PAUSE, BUSYBOX, &format!("{NETPOLD}:{TAG}")] {
+            ensure!(
+                there.contains(name),
+                "node {node} has no image {name} after its import:\n{there}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The names of a node's images.
+///
+/// # Errors
+/// The runtime does not answer.
+pub(super) fn listed(state: &State, binaries: &Binaries, node: &str) -> Result<String> {
+    ctr(state, binaries, node, &["-n", "k8s.io", "images", "list", "--quiet"])
+}
+
+fn ctr(state: &State, binaries: &Binaries, node: &str, arguments: &[&str]) -> Result<String> {
+    let mut command = state.inside(node, &binaries.ctr)?;
+    let output = command.args(["--address", SOCKET]).args(arguments).output()?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("ctr {} on {node}: {}", arguments.join(" "), said.trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn pack_layout(layout: &Path, archive: &Path) -> Result<()> {
+    let packing = || format!("cannot pack {}", layout.display());
+    let mut builder = tar::Builder::new(std::fs::File::create(archive).with_context(packing)?);
+    builder.append_dir_all(".", layout).with_context(packing)?;
+    builder.finish().with_context(packing)
+}
+
+/// An image of one static program and an empty `/tmp`, as `docker save` writes one.
+fn archive(names: &[String], program: &str, bytes: &[u8], entrypoint: &[&str]) -> Result<Vec<u8>> {
+    let mut layer = tar::Builder::new(Vec::new());
+    let mut folder = header(0o1777, 0);
+    folder.set_entry_type(tar::EntryType::Directory);
+    layer.append_data(&mut folder, "tmp/", std::io::empty())?;
+    layer.append_data(&mut header(0o755, bytes.len() as u64), program, bytes)?;
+    let layer = layer.into_inner()?;
+    let digest: String = Sha256::digest(&layer).iter().map(|byte| format!("{byte:02x}")).collect();
+    let config = json!({
+        "architecture": Arch::own().name(),
+        "os": "linux",
+        "config": { "Entrypoint": entrypoint, "Env": ["PATH=/"] },
+        "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{digest}")] },
+    });
+    let manifest = json!([{ "Config": "config.json", "RepoTags": names, "Layers": ["layer.tar"] }]);
+    let mut archive = tar::Builder::new(Vec::new());
+    for (name, bytes) in [
+        ("config.json", serde_json::to_vec(&config)?),
+        ("manifest.json", serde_json::to_vec(&manifest)?),
+        ("layer.tar", layer),
+    ] {
+        archive.append_data(&mut header(0o644, bytes.len() as u64), name, bytes.as_slice())?;
+    }
+    Ok(archive.into_inner()?)
+}
+
+fn header(mode: u32, size: u64) -> tar::Header {
+    let mut header = tar::Header::new_ustar();
+    header.set_mode(mode);
+    header.set_size(size);
+    header.set_mtime(0);
+    header.set_uid(0);
+    header.set_gid(0);
+    header
+}

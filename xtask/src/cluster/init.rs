@@ -1,0 +1,256 @@
+//! The first process of a node: it makes the node's mounts, starts its programs, and starts them again
+//! when they end.
+//!
+//! `unshare` puts it into the node's namespaces. When it is killed, the kernel ends every process of
+//! its PID namespace, and with the last of them go the mounts and interfaces.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::mount::{MsFlags, mount};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+/// Files in a node's folder: who is init, what it runs, how far it is, whether it may go on.
+const PROCESS: &str = "init.json";
+pub(super) const PLAN: &str = "plan.json";
+pub(super) const MOUNTED: &str = "mounted";
+pub(super) const GO: &str = "go";
+/// How long after its end a program is started again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// What a node's init is to do.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Plan {
+    /// The node's name, which its host name is.
+    pub(super) name: String,
+    pub(super) programs: Vec<Program>,
+}
+
+/// A program that runs as long as the node.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Program {
+    pub(super) command: Vec<String>,
+    /// `PATH`
+    pub(super) path: String,
+    pub(super) log: PathBuf,
+}
+
+/// A process, told apart from a later one of the same number by its start.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Process {
+    pid: i32,
+    /// Clock ticks since boot, as in `/proc/PID/stat`.
+    start: u64,
+}
+
+impl Process {
+    /// The init of the node that has this folder.
+    ///
+    /// # Errors
+    /// There was none.
+    pub(super) fn read(folder: &Path) -> Result<Self> {
+        let text = fs::read_to_string(folder.join(PROCESS)).context("the node was never up")?;
+        serde_json::from_str(&text).with_context(|| format!("{}/{PROCESS}", folder.display()))
+    }
+
+    pub(super) fn pid(self) -> Pid {
+        Pid::from_raw(self.pid)
+    }
+
+    pub(super) fn lives(self) -> bool {
+        start_of(self.pid).is_some_and(|start| start == self.start)
+    }
+
+    /// This process, where `/proc` is still the machine's.
+    fn own() -> Result<Self> {
+        let pid = fs::read_link("/proc/self").context("no /proc")?;
+        let pid = pid.to_string_lossy().parse().context("/proc/self is no number")?;
+        Ok(Self { pid, start: start_of(pid).context("no start in /proc/self/stat")? })
+    }
+}
+
+/// When a process began; `None` if there is none, or only its exit status.
+fn start_of(pid: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name may have blanks and brackets in it.
+    let rest = stat.rsplit_once(')')?.1;
+    let mut words = rest.split_whitespace();
+    let state = words.next()?;
+    if ["Z", "X"].contains(&state) { None } else { words.nth(18)?.parse().ok() }
+}
+
+/// Runs as process 1 of a node's namespaces until it is killed.
+///
+/// # Errors
+/// The plan cannot be read, or a mount cannot be made.
+pub(crate) fn run(folder: &Path) -> Result<()> {
+    // First of all: from now on `down` finds this process.
+    let own = serde_json::to_string(&Process::own()?)?;
+    fs::write(folder.join(".init.new"), own)?;
+    fs::rename(folder.join(".init.new"), folder.join(PROCESS))?;
+    let plan: Plan = serde_json::from_str(&fs::read_to_string(folder.join(PLAN))?)?;
+    mounts(folder, &plan.name)?;
+    fs::write(folder.join(MOUNTED), "")?;
+    while !folder.join(GO).exists() {
+        reap(|_, _| ());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    supervise(&plan)
+}
+
+/// File systems that the node has for itself. Nothing propagates to the machine: `unshare` made all
+/// mounts private.
+fn mounts(folder: &Path, name: &str) -> Result<()> {
+    special("proc", "/proc")?;
+    fs::write("/proc/sys/kernel/hostname", name).context("host name")?;
+    // A kubelet sets these for the whole machine, if it can.
+    for path in ["/proc/sys/kernel", "/proc/sys/vm"] {
+        bind(Path::new(path), path)?;
+        let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+        at(path, mount(None::<&str>, path, None::<&str>, flags, None::<&str>))?;
+    }
+    forwarding()?;
+    // A sysfs that shows the node's interfaces, with the machine's cgroups in it.
+    let cgroups = folder.join("cgroup");
+    fs::create_dir_all(&cgroups)?;
+    let from = Path::new("/sys/fs/cgroup");
+    at(
+        "cgroup",
+        mount(Some(from), &cgroups, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>),
+    )?;
+    special("sysfs", "/sys")?;
+    at(
+        "/sys/fs/cgroup",
+        mount(Some(&cgroups), from, None::<&str>, MsFlags::MS_MOVE, None::<&str>),
+    )?;
+    special("bpf", "/sys/fs/bpf")?;
+    for (own, path) in [("lib", "/var/lib"), ("log", "/var/log")] {
+        let own = folder.join(own);
+        fs::create_dir_all(&own)?;
+        bind(&own, path)?;
+    }
+    special("tmpfs", "/run")?;
+    for part in ["upper", "work"] {
+        fs::create_dir_all(Path::new("/run/etc").join(part))?;
+    }
+    let layers = "lowerdir=/etc,upperdir=/run/etc/upper,workdir=/run/etc/work";
+    at("/etc", mount(Some("overlay"), "/etc", Some("overlay"), MsFlags::empty(), Some(layers)))?;
+    // Containers see what the node mounts later.
+    let shared = MsFlags::MS_REC | MsFlags::MS_SHARED;
+    at("/", mount(None::<&str>, "/", None::<&str>, shared, None::<&str>))
+}
+
+fn special(kind: &str, path: &str) -> Result<()> {
+    at(path, mount(Some(kind), path, Some(kind), MsFlags::empty(), None::<&str>))
+}
+
+fn bind(from: &Path, path: &str) -> Result<()> {
+    at(path, mount(Some(from), path, None::<&str>, MsFlags::MS_BIND, None::<&str>))
+}
+
+fn at(path: &str, result: nix::Result<()>) -> Result<()> {
+    result.with_context(|| format!("cannot mount {path}"))
+}
+
+/// Of the node's own network.
+fn forwarding() -> Result<()> {
+    for (key, value) in [
+        ("ipv4/ip_forward", "1"),
+        ("ipv6/conf/all/forwarding", "1"),
+        ("ipv6/conf/default/forwarding", "1"),
+        ("ipv6/conf/default/accept_dad", "0"),
+    ] {
+        let path = Path::new("/proc/sys/net").join(key);
+        fs::write(&path, value).with_context(|| path.display().to_string())?;
+    }
+    // There only with the module br_netfilter, for Services between pods of one bridge.
+    for family in ["iptables", "ip6tables"] {
+        let path = format!("/proc/sys/net/bridge/bridge-nf-call-{family}");
+        if Path::new(&path).exists() {
+            fs::write(&path, "1").context(path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Keeps the programs running, and takes the exit status of every process whose parent has gone.
+fn supervise(plan: &Plan) -> Result<()> {
+    let mut running: BTreeMap<Pid, usize> = BTreeMap::new();
+    let mut due: BTreeMap<usize, Instant> =
+        (0..plan.programs.len()).map(|index| (index, Instant::now())).collect();
+    loop {
+        let now = Instant::now();
+        let ready: Vec<usize> =
+            due.iter().filter(|(_, at)| **at <= now).map(|(index, _)| *index).collect();
+        for index in ready {
+            due.remove(&index);
+            running.insert(spawn(&plan.programs[index])?, index);
+        }
+        reap(|pid, status| {
+            if let Some(index) = running.remove(&pid) {
+                due.insert(index, Instant::now() + AGAIN);
+                note(&plan.programs[index], &format!("ended ({status:?}); starting it again"));
+            }
+        });
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn spawn(program: &Program) -> Result<Pid> {
+    let log = File::options().create(true).append(true).open(&program.log)?;
+    let (name, arguments) = program.command.split_first().context("a program without a name")?;
+    let child = Command::new(name)
+        .args(arguments)
+        .env_clear()
+        .env("PATH", &program.path)
+        .env("HOME", "/run")
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+        .with_context(|| format!("cannot run {name}"))?;
+    Ok(Pid::from_raw(child.id() as i32))
+}
+
+/// Takes the exit status of every process that has ended.
+fn reap(mut ended: impl FnMut(Pid, WaitStatus)) {
+    loop {
+        match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+            Ok(status) => match status.pid() {
+                Some(pid) => ended(pid, status),
+                None => return,
+            },
+            Err(Errno::EINTR) => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// A line of ours in a program's log.
+fn note(program: &Program, text: &str) {
+    use std::io::Write;
+    if let Ok(mut log) = File::options().append(true).open(&program.log) {
+        let _ = writeln!(log, "=== {text}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Process, start_of};
+
+    #[test]
+    fn a_process_is_told_apart_from_a_later_one_of_its_number() {
+        let Ok(own) = Process::own() else { panic!("no own process") };
+        assert!(own.lives());
+        let later = Process { start: own.start + 1, ..own };
+        assert!(!later.lives());
+        assert_eq!(start_of(0), None);
+    }
+}

@@ -1,0 +1,90 @@
+//! kubectl as the administrator, on the first node.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::control;
+use super::state::{NODES, State};
+
+/// How to run it.
+pub(super) struct Kubectl {
+    init: nix::unistd::Pid,
+    binary: PathBuf,
+    kubeconfig: PathBuf,
+}
+
+impl Kubectl {
+    /// Of the cluster that is up.
+    ///
+    /// # Errors
+    /// There is none, or no kubectl in the folder.
+    pub(super) fn of(state: &State, folder: &Path) -> Result<Self> {
+        let binary = std::path::absolute(folder.join("kubectl"))?;
+        ensure!(binary.is_file(), "no {}", binary.display());
+        let init = state.init(NODES[0]).context("no cluster: `cargo xtask cluster DIR up`")?;
+        Ok(Self { init, binary, kubeconfig: control::admin(state) })
+    }
+
+    /// Enters the network alone: files are those of the machine.
+    fn command(&self) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--target={}", self.init)).args(["--net", "--"]).arg(&self.binary);
+        command.arg("--kubeconfig").arg(&self.kubeconfig);
+        command.env_remove("KUBECONFIG");
+        command
+    }
+
+    /// Runs it; what it prints.
+    ///
+    /// # Errors
+    /// With what it says, when it fails.
+    pub(super) fn run(&self, arguments: &[&str]) -> Result<String> {
+        self.run_with(arguments, "")
+    }
+
+    /// The same, with something on its standard input.
+    ///
+    /// # Errors
+    /// With what it says, when it fails.
+    pub(super) fn run_with(&self, arguments: &[&str], input: &str) -> Result<String> {
+        let mut child = self
+            .command()
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("cannot run kubectl")?;
+        let output = std::thread::scope(|scope| {
+            let stdin = child.stdin.take();
+            scope.spawn(move || stdin.map(|mut stdin| stdin.write_all(input.as_bytes())));
+            child.wait_with_output()
+        })?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            bail!("kubectl {}: {}", arguments.join(" "), said.trim());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Applies objects.
+    ///
+    /// # Errors
+    /// One is refused.
+    pub(super) fn apply(&self, objects: &str) -> Result<()> {
+        self.run_with(&["apply", "-f", "-"], objects).map(drop)
+    }
+
+    /// Runs it for the user, who sees what it prints.
+    ///
+    /// # Errors
+    /// It fails.
+    pub(super) fn show(&self, arguments: &[String]) -> Result<()> {
+        let status = self.command().args(arguments).status().context("cannot run kubectl")?;
+        ensure!(status.success(), "kubectl failed ({status})");
+        Ok(())
+    }
+}

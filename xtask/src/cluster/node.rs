@@ -1,0 +1,210 @@
+//! A node: its namespaces, and the programs that every node runs.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::json;
+
+use super::binaries::Binaries;
+use super::control::{self, User};
+use super::init::{MOUNTED, PLAN, Plan, Program};
+use super::network::{self, Addresses};
+use super::state::{NODES, State};
+use super::{Family, Layout, Proxy, images, wait};
+
+/// The runtime's socket, on each node.
+pub(super) const SOCKET: &str = "/run/containerd/containerd.sock";
+
+/// Puts a node's init into namespaces of its own. Its programs start when the node is told to go on.
+///
+/// # Errors
+/// The kernel refuses a namespace, or a mount cannot be made.
+pub(super) fn start(state: &State, name: &str, programs: Vec<Program>) -> Result<()> {
+    let folder = state.node(name);
+    let plan = Plan { name: name.to_owned(), programs };
+    super::write(&folder.join(PLAN), serde_json::to_string_pretty(&plan)?)?;
+    let log = std::fs::File::create(state.log(name, "init"))?;
+    // A session of its own: it outlives this process and its terminal.
+    let mut child = Command::new("setsid")
+        .args(["unshare", "--fork", "--kill-child", "--pid", "--net", "--mount", "--uts", "--ipc"])
+        .args(["--propagation", "private"])
+        .arg(std::env::current_exe().context("no path of this program")?)
+        .arg("cluster-node")
+        .arg(&folder)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+        .context("cannot run setsid and unshare (util-linux)")?;
+    wait(&format!("node {name}"), Duration::from_secs(20), || {
+        if let Some(status) = child.try_wait()? {
+            let log = std::fs::read_to_string(state.log(name, "init")).unwrap_or_default();
+            anyhow::bail!("node {name} ended ({status}): {}", log.trim());
+        }
+        anyhow::ensure!(folder.join(MOUNTED).exists(), "its mounts are not made");
+        Ok(())
+    })
+}
+
+/// containerd, kubelet and kube-proxy of a node, with their configuration written.
+///
+/// # Errors
+/// A file cannot be written.
+pub(super) fn programs(
+    state: &State,
+    binaries: &Binaries,
+    layout: &Layout,
+    index: usize,
+) -> Result<Vec<Program>> {
+    let name = NODES[index];
+    let folder = state.node(name);
+    let addresses = Addresses::of(index);
+    let file = |name: &str| folder.join(name).display().to_string();
+    network::write_cni(&folder.join("cni"), layout, &addresses)?;
+    super::write(&folder.join("containerd.toml"), containerd(&folder, binaries))?;
+    // Names are looked up nowhere.
+    super::write(&folder.join("resolv.conf"), "")?;
+    let kubelet = kubelet(&folder, &state.cgroup(name), binaries.minor());
+    super::write(&folder.join("kubelet.json"), serde_json::to_string_pretty(&kubelet)?)?;
+    let proxy = proxy(&folder, layout, name);
+    super::write(&folder.join("proxy.json"), serde_json::to_string_pretty(&proxy)?)?;
+    let kubeconfig = folder.join("kubelet.kubeconfig");
+    control::write_kubeconfig(state, &User::Node(index), &kubeconfig)?;
+    control::write_kubeconfig(state, &User::Proxy, &folder.join("proxy.kubeconfig"))?;
+    let node_ip = match layout.family {
+        Family::Dual => format!("{},{}", addresses.node4, addresses.node6),
+        Family::Ipv4 => addresses.node4.to_string(),
+    };
+    let program = |name: &str, command: Vec<String>| Program {
+        command,
+        path: binaries.path(),
+        log: state.log(NODES[index], name),
+    };
+    let kubernetes = |name: &str| binaries.kubernetes(name).display().to_string();
+    Ok(vec![
+        program(
+            "containerd",
+            vec![
+                binaries.containerd.display().to_string(),
+                format!("--config={}", file("containerd.toml")),
+            ],
+        ),
+        program(
+            "kubelet",
+            vec![
+                kubernetes("kubelet"),
+                format!("--config={}", file("kubelet.json")),
+                format!("--kubeconfig={}", file("kubelet.kubeconfig")),
+                format!("--container-runtime-endpoint=unix://{SOCKET}"),
+                format!("--hostname-override={name}"),
+                format!("--node-ip={node_ip}"),
+                // Until netpold enforces on it (deploy/status.md).
+                format!("--register-with-taints={}=:NoSchedule", super::install::TAINT),
+            ],
+        ),
+        program(
+            "kube-proxy",
+            vec![kubernetes("kube-proxy"), format!("--config={}", file("proxy.json"))],
+        ),
+    ])
+}
+
+/// Everything below directories that the node has for itself.
+fn containerd(folder: &Path, binaries: &Binaries) -> String {
+    let pause = images::PAUSE;
+    let runc = binaries.runc.display();
+    let plugins = binaries.plugins.display();
+    let cni = folder.join("cni");
+    let cni = cni.display();
+    format!(
+        r#"version = 2
+root = "/var/lib/containerd"
+state = "/run/containerd"
+
+[grpc]
+address = "{SOCKET}"
+
+[plugins."io.containerd.internal.v1.opt"]
+path = "/var/lib/containerd/opt"
+
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{pause}"
+# Nobody but the machine's root may lower a score.
+restrict_oom_score_adj = true
+
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "{plugins}"
+conf_dir = "{cni}"
+
+[plugins."io.containerd.grpc.v1.cri".containerd]
+snapshotter = "overlayfs"
+default_runtime_name = "runc"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+BinaryName = "{runc}"
+SystemdCgroup = false
+"#
+    )
+}
+
+fn kubelet(folder: &Path, cgroup: &str, minor: u32) -> serde_json::Value {
+    let mut config = json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        // Nobody from outside can ask, and the API server has no certificate for it.
+        "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
+        "authorization": { "mode": "AlwaysAllow" },
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": cgroup,
+        "enforceNodeAllocatable": ["pods"],
+        "failSwapOn": false,
+        // The machine's settings are read-only here, and its log may be missing.
+        "featureGates": { "KubeletInUserNamespace": true },
+        // The disk is the machine's: however full it is, nothing is evicted or removed for it.
+        "evictionHard": { "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%" },
+        "imageGCHighThresholdPercent": 100,
+        "resolvConf": folder.join("resolv.conf"),
+        "makeIPTablesUtilChains": false,
+    });
+    if minor >= 31 {
+        // Kubernetes 1.35 refuses cgroups of version 1 by default.
+        config["failCgroupV1"] = false.into();
+    }
+    config
+}
+
+fn proxy(folder: &Path, layout: &Layout, name: &str) -> serde_json::Value {
+    json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "clientConnection": { "kubeconfig": folder.join("proxy.kubeconfig") },
+        "hostnameOverride": name,
+        "mode": match layout.proxy {
+            Proxy::Nftables => "nftables",
+            Proxy::Iptables => "iptables",
+        },
+        "clusterCIDR": network::pods(layout),
+        // Limits of the machine's connection tracking are not ours to set.
+        "conntrack": { "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s" },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::kubelet;
+
+    #[test]
+    fn a_kubelet_gets_only_fields_that_it_knows() {
+        let folder = Path::new("/node");
+        assert!(kubelet(folder, "/cgroup", 30).get("failCgroupV1").is_none());
+        assert_eq!(kubelet(folder, "/cgroup", 31)["failCgroupV1"], false);
+    }
+}

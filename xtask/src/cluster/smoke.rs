@@ -1,0 +1,223 @@
+//! Whether policy is enforced in the cluster, on one node and across nodes, and whether what says so
+//! is right: each check is made once, as soon as the policy's status says that it is in force.
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use super::images::BUSYBOX;
+use super::kubectl::Kubectl;
+use super::state::NODES;
+use super::wait;
+use crate::step;
+
+const NAMESPACE: &str = "netpold-smoke";
+const GATE: &str = "netpold.io/network-ready";
+const PATIENCE: Duration = Duration::from_mins(3);
+/// Name and node: the server, a client beside it, one on the other node.
+const PODS: [(&str, &str); 3] = [("server", NODES[0]), ("near", NODES[0]), ("far", NODES[1])];
+const CLIENTS: [&str; 2] = ["near", "far"];
+
+/// Runs the checks; leaves nothing behind.
+///
+/// # Errors
+/// Naming the first thing that is not as it should be.
+pub(super) fn run(kubectl: &Kubectl) -> Result<()> {
+    step::title("smoke: a server, a client beside it, one on the other node");
+    let start = Instant::now();
+    remove(kubectl)?;
+    let result = checks(kubectl);
+    let removed = remove(kubectl);
+    result.and(removed)?;
+    step::note(&format!("smoke passed in {:.0?}", start.elapsed()));
+    Ok(())
+}
+
+fn remove(kubectl: &Kubectl) -> Result<()> {
+    let arguments = ["delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=2m"];
+    kubectl.run(&arguments).map(drop)
+}
+
+fn checks(kubectl: &Kubectl) -> Result<()> {
+    let labels = json!({ "netpold.io/readiness-gate": "enabled" });
+    let namespace = json!({
+        "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE, "labels": labels },
+    });
+    kubectl.apply(&namespace.to_string())?;
+    wait_gates(kubectl)?;
+    for (name, node) in PODS {
+        kubectl.apply(&pod(name, node).to_string())?;
+    }
+    kubectl.apply(&service().to_string())?;
+    ready(kubectl)?;
+    let targets = targets(kubectl)?;
+    let expect = |when: &str, near: bool, far: bool| {
+        CLIENTS
+            .into_iter()
+            .zip([near, far])
+            .try_for_each(|(client, passes)| check(kubectl, when, client, &targets, passes))
+    };
+    expect("no policy", true, true)?;
+    in_force(kubectl, "deny", &policy("deny", json!([])))?;
+    expect("default deny", false, false)?;
+    in_force(kubectl, "allow", &policy("allow", from("near")))?;
+    expect("near is allowed", true, false)?;
+    in_force(kubectl, "allow", &policy("allow", from("far")))?;
+    expect("far is allowed instead", false, true)
+}
+
+fn pod(name: &str, node: &str) -> Value {
+    let serve = "echo hello > /tmp/index.html; exec /busybox httpd -f -p 8080 -h /tmp";
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "namespace": NAMESPACE, "name": name, "labels": { "app": name } },
+        "spec": {
+            // By the scheduler, which the startup taint keeps away.
+            "nodeSelector": { "kubernetes.io/hostname": node },
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{
+                "name": "busybox",
+                "image": BUSYBOX,
+                "imagePullPolicy": "Never",
+                "command": ["/busybox", "sh", "-c", serve],
+                "readinessProbe": { "tcpSocket": { "port": 8080 }, "periodSeconds": 1 },
+            }],
+        },
+    })
+}
+
+fn service() -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": { "namespace": NAMESPACE, "name": "server" },
+        "spec": {
+            "selector": { "app": "server" },
+            "ipFamilyPolicy": "PreferDualStack",
+            "ports": [{ "port": 80, "targetPort": 8080 }],
+        },
+    })
+}
+
+fn policy(name: &str, ingress: Value) -> Value {
+    json!({
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": { "namespace": NAMESPACE, "name": name },
+        "spec": { "podSelector": { "matchLabels": { "app": "server" } }, "policyTypes": ["Ingress"], "ingress": ingress },
+    })
+}
+
+fn from(app: &str) -> Value {
+    json!([{ "from": [{ "podSelector": { "matchLabels": { "app": app } } }] }])
+}
+
+/// Waits until new pods get the readiness gate: an API server takes up a new policy on admission
+/// after a while.
+fn wait_gates(kubectl: &Kubectl) -> Result<()> {
+    let pod = pod("gate", NODES[0]).to_string();
+    wait("the readiness gate of new pods", PATIENCE, || {
+        let arguments = ["create", "--dry-run=server", "-o", "json", "-f", "-"];
+        ensure!(kubectl.run_with(&arguments, &pod)?.contains(GATE), "a new pod has no {GATE}");
+        Ok(())
+    })
+}
+
+/// Waits until all pods are ready, which the gate is a part of.
+fn ready(kubectl: &Kubectl) -> Result<()> {
+    wait("ready pods", PATIENCE, || {
+        for (name, _) in PODS {
+            let pod = kubectl.run(&["get", "pod", "-n", NAMESPACE, name, "-o", "json"])?;
+            let pod: Value = serde_json::from_str(&pod)?;
+            for kind in [GATE, "Ready"] {
+                let condition = condition(&pod["status"], kind)
+                    .with_context(|| format!("pod {name} has no condition {kind}"))?;
+                ensure!(
+                    condition["status"] == "True",
+                    "{kind} of pod {name}: {} {}",
+                    condition["reason"],
+                    condition["message"]
+                );
+            }
+        }
+        Ok(())
+    })?;
+    step::note(&format!("{GATE} of all pods is True, and so is Ready"));
+    Ok(())
+}
+
+fn condition<'a>(status: &'a Value, kind: &str) -> Option<&'a Value> {
+    status["conditions"].as_array()?.iter().find(|condition| condition["type"] == kind)
+}
+
+/// `ADDRESS:PORT` of the server and of its Service, in each family.
+fn targets(kubectl: &Kubectl) -> Result<Vec<String>> {
+    let get = |kind: &str, path: &str| -> Result<Vec<String>> {
+        let path = format!("jsonpath={{{path}}}");
+        let found = kubectl.run(&["get", kind, "-n", NAMESPACE, "server", "-o", &path])?;
+        Ok(found.split_whitespace().map(str::to_owned).collect())
+    };
+    let bracketed = |address: &String| {
+        if address.contains(':') { format!("[{address}]") } else { address.clone() }
+    };
+    let pods = get("pod", ".status.podIPs[*].ip")?;
+    let services = get("service", ".spec.clusterIPs[*]")?;
+    ensure!(pods.len() == services.len(), "addresses {pods:?}, of the Service {services:?}");
+    let pods = pods.iter().map(|address| format!("{}:8080", bracketed(address)));
+    let services = services.iter().map(|address| format!("{}:80", bracketed(address)));
+    Ok(pods.chain(services).collect())
+}
+
+/// Applies a policy and waits for its status.
+fn in_force(kubectl: &Kubectl, name: &str, policy: &Value) -> Result<()> {
+    kubectl.apply(&policy.to_string())?;
+    let path = ["-n", NAMESPACE, "-o", "jsonpath={.metadata.generation}"];
+    let generation = kubectl.run(&[&["get", "networkpolicy", name][..], &path].concat())?;
+    let start = Instant::now();
+    wait(&format!("status of policy {name}"), PATIENCE, || {
+        let status =
+            kubectl.run(&["get", "networkpolicystatus", name, "-n", NAMESPACE, "-o", "json"])?;
+        let status: Value = serde_json::from_str(&status)?;
+        let status = &status["status"];
+        let seen = status["observedGeneration"].to_string();
+        ensure!(seen == generation, "of generation {seen}, not {generation}");
+        let enforcing = condition(status, "Enforcing").context("no condition Enforcing")?;
+        ensure!(enforcing["status"] == "True", "{enforcing}");
+        Ok(())
+    })?;
+    step::note(&format!("policy {name}: Enforcing after {:.1?}", start.elapsed()));
+    Ok(())
+}
+
+/// Asks every target at once, from inside a client.
+fn check(
+    kubectl: &Kubectl,
+    when: &str,
+    client: &str,
+    targets: &[String],
+    passes: bool,
+) -> Result<()> {
+    let mut script = String::new();
+    for target in targets {
+        let ask = format!("/busybox wget -q -T 2 -O - http://{target}/");
+        let _ = write!(
+            script,
+            "{{ if [ \"$({ask})\" = hello ]; then echo {target} passes; else echo {target} dropped; fi; }} & "
+        );
+    }
+    script += "wait";
+    let answers =
+        kubectl.run(&["exec", "-n", NAMESPACE, client, "--", "/busybox", "sh", "-c", &script])?;
+    let wanted = if passes { "passes" } else { "dropped" };
+    for target in targets {
+        let answer = answers.lines().find_map(|line| line.strip_prefix(&format!("{target} ")));
+        if answer != Some(wanted) {
+            bail!("{when}: from {client} to {target}: {answer:?}, not {wanted}");
+        }
+    }
+    step::note(&format!("{when}: {client} to server: {wanted} ({} ways)", targets.len()));
+    Ok(())
+}

@@ -1,0 +1,235 @@
+//! What a cluster leaves on this machine while it is up, and how it is ended, whoever began it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::init;
+use crate::step;
+
+/// The nodes; the control plane runs on the first.
+pub(super) const NODES: [&str; 2] = ["oak", "elm"];
+/// How much of each log is shown after a failure.
+const LAST_LINES: usize = 8;
+/// How long the end of something may take.
+const GRACE: Duration = Duration::from_secs(30);
+const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// The folder of the cluster: `target/cluster`.
+pub(super) struct State {
+    folder: PathBuf,
+}
+
+impl State {
+    /// Of this source tree.
+    ///
+    /// # Errors
+    /// The path cannot be told.
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self { folder: std::path::absolute(crate::root().join("target/cluster"))? })
+    }
+
+    /// Something in the folder.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// A node's own folder.
+    pub(super) fn node(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// A log of one of a node's programs; kept until the next cluster.
+    pub(super) fn log(&self, node: &str, program: &str) -> PathBuf {
+        self.folder.join("logs").join(format!("{node}-{program}.log"))
+    }
+
+    /// Makes the folders, and a cgroup for each node.
+    ///
+    /// # Errors
+    /// One cannot be made.
+    pub(super) fn make(&self) -> Result<()> {
+        let logs = self.path("logs");
+        if logs.exists() {
+            fs::remove_dir_all(&logs)?;
+        }
+        fs::create_dir_all(&logs)?;
+        for node in NODES {
+            for hierarchy in hierarchies()? {
+                let folder = hierarchy.join(self.cgroup(node).trim_start_matches('/'));
+                fs::create_dir_all(&folder)
+                    .with_context(|| format!("cannot make {}", folder.display()))?;
+                delegate(&hierarchy, &folder)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A node's cgroup, named after this source tree, from the top of each hierarchy.
+    pub(super) fn cgroup(&self, node: &str) -> String {
+        format!("{}/{node}", self.cgroups())
+    }
+
+    fn cgroups(&self) -> String {
+        let name = self.folder.to_string_lossy();
+        let name: Vec<&str> = name.split(|c: char| !c.is_ascii_alphanumeric()).collect();
+        format!("/netpold{}", name.join("-"))
+    }
+
+    /// The process that is a node's init, by its number on this machine.
+    ///
+    /// # Errors
+    /// There is none that lives.
+    pub(super) fn init(&self, node: &str) -> Result<Pid> {
+        let process = init::Process::read(&self.node(node))?;
+        ensure!(process.lives(), "node {node} is not up");
+        Ok(process.pid())
+    }
+
+    /// Lets a node start its programs.
+    ///
+    /// # Errors
+    /// The file cannot be made.
+    pub(super) fn go(&self, node: &str) -> Result<()> {
+        super::write(&self.node(node).join(init::GO), "")
+    }
+
+    /// A command inside a node: its network, mounts, processes, host name.
+    ///
+    /// # Errors
+    /// The node is not up.
+    pub(super) fn inside(&self, node: &str, program: &Path) -> Result<Command> {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--target={}", self.init(node)?));
+        command.args(["--net", "--mount", "--pid", "--uts", "--ipc", "--"]).arg(program);
+        Ok(command)
+    }
+
+    /// Ends every process of the cluster and removes all that it left but its logs. Does nothing
+    /// where there is none.
+    ///
+    /// # Errors
+    /// Something does not go.
+    pub(super) fn down(&self) -> Result<()> {
+        let mut any = false;
+        for node in NODES {
+            let folder = self.node(node);
+            if let Ok(process) = init::Process::read(&folder)
+                && process.lives()
+            {
+                any = true;
+                step::note(&format!("ending node {node}"));
+                end(process)?;
+            }
+            if folder.exists() {
+                fs::remove_dir_all(&folder)
+                    .with_context(|| format!("cannot remove {}", folder.display()))?;
+            }
+        }
+        for hierarchy in hierarchies()? {
+            remove_cgroup(&hierarchy.join(self.cgroups().trim_start_matches('/')))?;
+        }
+        for name in ["control", "deploy", "images"] {
+            let folder = self.path(name);
+            if folder.exists() {
+                fs::remove_dir_all(&folder)?;
+            }
+        }
+        if any {
+            step::note(&format!("logs are kept in {}", self.path("logs").display()));
+        }
+        Ok(())
+    }
+
+    /// The end of every program's log, for people who look for the cause of a failure.
+    pub(super) fn show_logs(&self) {
+        let Ok(entries) = fs::read_dir(self.path("logs")) else { return };
+        let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        paths.sort();
+        for path in paths {
+            let log = fs::read(&path).unwrap_or_default();
+            let log = String::from_utf8_lossy(&log).into_owned();
+            let lines: Vec<&str> = log.lines().collect();
+            step::note(&format!("{}:", path.display()));
+            for line in &lines[lines.len().saturating_sub(LAST_LINES)..] {
+                step::note(&format!("  {}", line.chars().take(300).collect::<String>()));
+            }
+        }
+    }
+}
+
+/// With the init of a PID namespace ends everything in it, and with that its mounts and interfaces.
+fn end(process: init::Process) -> Result<()> {
+    kill(process.pid(), Signal::SIGKILL)
+        .with_context(|| format!("cannot end {}", process.pid()))?;
+    let deadline = Instant::now() + GRACE;
+    while process.lives() {
+        if Instant::now() > deadline {
+            bail!("process {} does not end", process.pid());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// The mounted hierarchies: the one of version 2, or each of version 1 that a runtime uses.
+fn hierarchies() -> Result<Vec<PathBuf>> {
+    let top = PathBuf::from(CGROUPS);
+    if top.join("cgroup.controllers").exists() {
+        return Ok(vec![top]);
+    }
+    let mounts = fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts")?;
+    let mounts = mounts.lines().filter_map(|line| {
+        let mut words = line.split(' ').skip(1);
+        let (path, kind) = (words.next()?, words.next()?);
+        (kind == "cgroup" && path.starts_with(CGROUPS)).then(|| PathBuf::from(path))
+    });
+    let found: Vec<PathBuf> = mounts.collect();
+    ensure!(!found.is_empty(), "no cgroups below {CGROUPS}");
+    Ok(found)
+}
+
+/// Version 2: from the top to a node's cgroup, children get the controllers that a kubelet needs.
+fn delegate(top: &Path, folder: &Path) -> Result<()> {
+    if !top.join("cgroup.controllers").exists() {
+        return Ok(());
+    }
+    let mut groups: Vec<&Path> =
+        folder.ancestors().take_while(|group| group.starts_with(top)).collect();
+    // Parents before children.
+    groups.reverse();
+    for group in groups {
+        for controller in ["cpu", "cpuset", "memory", "pids", "hugetlb", "io"] {
+            let file = group.join("cgroup.subtree_control");
+            let there = fs::read_to_string(group.join("cgroup.controllers"))?;
+            if there.split_whitespace().any(|name| name == controller) {
+                fs::write(&file, format!("+{controller}"))
+                    .with_context(|| format!("{} +{controller}", file.display()))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Children first; a process that is ending keeps its own for a moment.
+fn remove_cgroup(folder: &Path) -> Result<()> {
+    let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
+    for entry in entries.flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_cgroup(&entry.path())?;
+        }
+    }
+    let deadline = Instant::now() + GRACE;
+    while let Err(error) = fs::remove_dir(folder) {
+        if Instant::now() > deadline {
+            return Err(error).with_context(|| format!("cannot remove {}", folder.display()));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
