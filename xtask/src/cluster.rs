@@ -218,11 +218,22 @@ fn up<'a>(state: &'a State, binaries: &Binaries, layout: &Layout) -> Result<Clus
         install::run(state, &kubectl, binaries.minor())
     });
     if let Err(error) = result {
-        state.show_logs();
+        show_state(state, binaries.folder());
         return Err(error);
     }
     step::note(&format!("took {:.0?}", start.elapsed()));
     Ok(cluster)
+}
+
+/// For people who look for the cause of a failure.
+fn show_state(state: &State, folder: &Path) {
+    state.show_logs();
+    let Ok(kubectl) = Kubectl::of(state, folder) else { return };
+    for arguments in [["get", "pods", "-A", "-o", "wide"], ["get", "events", "-A", "-o", "wide"]] {
+        if let Ok(told) = kubectl.run(&[&arguments[..], &["--request-timeout=5s"]].concat()) {
+            anstream::println!("{}", told.trim_end());
+        }
+    }
 }
 
 /// Nodes, network, control plane.

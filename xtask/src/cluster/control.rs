@@ -62,7 +62,7 @@ impl User {
 pub(super) struct Control<'a> {
     state: &'a State,
     binaries: &'a Binaries,
-    services: &'static str,
+    services: String,
 }
 
 /// Writes tokens and kubeconfigs.
@@ -137,6 +137,8 @@ impl Control<'_> {
             kubeconfig(User::Controllers),
             "--leader-elect=false".into(),
             "--bind-address=127.0.0.1".into(),
+            // The API server grants each controller what it needs, and all of them together little.
+            "--use-service-account-credentials=true".into(),
             format!("--service-account-private-key-file={key}"),
             format!("--root-ca-file={}", file("certs/apiserver.crt")),
         ];

@@ -110,12 +110,7 @@ pub(crate) fn run(folder: &Path) -> Result<()> {
 fn mounts(folder: &Path, name: &str) -> Result<()> {
     special("proc", "/proc")?;
     fs::write("/proc/sys/kernel/hostname", name).context("host name")?;
-    // A kubelet sets these for the whole machine, if it can.
-    for path in ["/proc/sys/kernel", "/proc/sys/vm"] {
-        bind(Path::new(path), path)?;
-        let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
-        at(path, mount(None::<&str>, path, None::<&str>, flags, None::<&str>))?;
-    }
+    settings(folder)?;
     forwarding()?;
     // A sysfs that shows the node's interfaces, with the machine's cgroups in it.
     let cgroups = folder.join("cgroup");
@@ -145,6 +140,30 @@ fn mounts(folder: &Path, name: &str) -> Result<()> {
     // Containers see what the node mounts later.
     let shared = MsFlags::MS_REC | MsFlags::MS_SHARED;
     at("/", mount(None::<&str>, "/", None::<&str>, shared, None::<&str>))
+}
+
+/// The machine's own settings are read-only in a node. A kubelet wants to set some of them, and gets
+/// files to write to.
+fn settings(folder: &Path) -> Result<()> {
+    for path in ["/proc/sys/kernel", "/proc/sys/vm"] {
+        bind(Path::new(path), path)?;
+        let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+        at(path, mount(None::<&str>, path, None::<&str>, flags, None::<&str>))?;
+    }
+    for path in [
+        "/proc/sys/vm/overcommit_memory",
+        "/proc/sys/vm/panic_on_oom",
+        "/proc/sys/kernel/panic",
+        "/proc/sys/kernel/panic_on_oops",
+        "/proc/sys/kernel/keys/root_maxkeys",
+        "/proc/sys/kernel/keys/root_maxbytes",
+    ] {
+        let own = folder.join(path.replace('/', "_"));
+        let value = fs::read(path).with_context(|| path.to_owned())?;
+        super::write(&own, value)?;
+        bind(&own, path)?;
+    }
+    Ok(())
 }
 
 fn special(kind: &str, path: &str) -> Result<()> {

@@ -13,7 +13,7 @@ use crate::step;
 
 /// On new nodes until netpold enforces there (deploy/status.md).
 pub(super) const TAINT: &str = "netpold.io/agent-not-ready";
-const PATIENCE: Duration = Duration::from_mins(5);
+const PATIENCE: Duration = Duration::from_mins(4);
 
 /// Applies the base and what this version of Kubernetes serves of the overlays, and waits until
 /// netpold is ready on every node.

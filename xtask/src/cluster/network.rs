@@ -12,6 +12,10 @@ use serde_json::{Value, json};
 use super::state::{NODES, State};
 use super::{Cni, Family, Layout};
 
+/// Translated before they are sent, but the node itself looks for a route first.
+const SERVICES4: &str = "10.96.0.0/16";
+const SERVICES6: &str = "fd00:10:96::/112";
+
 /// A node's address, and the networks of its pods.
 pub(super) struct Addresses {
     pub(super) node4: Ipv4Addr,
@@ -42,10 +46,10 @@ pub(super) fn pods(layout: &Layout) -> &'static str {
 }
 
 /// All Services' networks, as the API server takes them.
-pub(super) fn services(layout: &Layout) -> &'static str {
+pub(super) fn services(layout: &Layout) -> String {
     match layout.family {
-        Family::Dual => "10.96.0.0/16,fd00:10:96::/112",
-        Family::Ipv4 => "10.96.0.0/16",
+        Family::Dual => format!("{SERVICES4},{SERVICES6}"),
+        Family::Ipv4 => SERVICES4.to_owned(),
     }
 }
 
@@ -60,12 +64,14 @@ pub(super) fn link(state: &State, layout: &Layout) -> Result<()> {
     for (index, init) in [first, second].into_iter().enumerate() {
         let (own, other) = (Addresses::of(index), Addresses::of(1 - index));
         let mut batch = format!(
-            "link set lo up\naddress add {}/24 dev eth0\nlink set eth0 up\nroute add {} via {}\n",
+            "link set lo up\naddress add {}/24 dev eth0\nlink set eth0 up\nroute add {} via {}\n\
+             route add {SERVICES4} dev eth0\n",
             own.node4, other.pods4, other.node4
         );
         if layout.family == Family::Dual {
             batch += &format!(
-                "address add {}/64 dev eth0 nodad\n-6 route add {} via {}\n",
+                "address add {}/64 dev eth0 nodad\nroute add {} via {}\n\
+                 route add {SERVICES6} dev eth0\n",
                 own.node6, other.pods6, other.node6
             );
         }

@@ -164,8 +164,6 @@ fn kubelet(folder: &Path, cgroup: &str, minor: u32) -> serde_json::Value {
         "cgroupRoot": cgroup,
         "enforceNodeAllocatable": ["pods"],
         "failSwapOn": false,
-        // The machine's settings are read-only here, and its log may be missing.
-        "featureGates": { "KubeletInUserNamespace": true },
         // The disk is the machine's: however full it is, nothing is evicted or removed for it.
         "evictionHard": { "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%" },
         "imageGCHighThresholdPercent": 100,

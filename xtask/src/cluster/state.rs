@@ -15,7 +15,7 @@ use crate::step;
 /// The nodes; the control plane runs on the first.
 pub(super) const NODES: [&str; 2] = ["oak", "elm"];
 /// How much of each log is shown after a failure.
-const LAST_LINES: usize = 8;
+const LAST_LINES: usize = 4;
 /// How long the end of something may take.
 const GRACE: Duration = Duration::from_secs(30);
 const CGROUPS: &str = "/sys/fs/cgroup";
