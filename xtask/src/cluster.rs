@@ -250,7 +250,7 @@ fn begin(state: &State, binaries: &Binaries, layout: &Layout) -> Result<Kubectl>
         state.go(name)?;
     }
     let kubectl = Kubectl::of(state, binaries.folder())?;
-    control.wait(&kubectl)?;
+    control::wait_ready(&kubectl)?;
     Ok(kubectl)
 }
 

@@ -164,22 +164,22 @@ impl Control<'_> {
         let command = std::iter::once(binary.display().to_string()).chain(arguments).collect();
         Program { command, path: self.binaries.path(), log: self.state.log(NODES[0], name) }
     }
+}
 
-    /// Waits until the API server is ready and both nodes have joined.
-    ///
-    /// # Errors
-    /// They do not in time.
-    pub(super) fn wait(&self, kubectl: &Kubectl) -> Result<()> {
-        wait("the API server", PATIENCE, || {
-            kubectl.run(&["get", "--raw", "/readyz", "--request-timeout", "5s"])
-        })?;
-        wait("both nodes", PATIENCE, || {
-            let mut arguments = vec!["wait", "node", "--for=condition=Ready", "--timeout=1s"];
-            arguments.extend(NODES);
-            kubectl.run(&arguments)
-        })?;
-        Ok(())
-    }
+/// Waits until the API server is ready and both nodes have joined.
+///
+/// # Errors
+/// They do not in time.
+pub(super) fn wait_ready(kubectl: &Kubectl) -> Result<()> {
+    wait("the API server", PATIENCE, || {
+        kubectl.run(&["get", "--raw", "/readyz", "--request-timeout", "5s"])
+    })?;
+    wait("both nodes", PATIENCE, || {
+        let mut arguments = vec!["wait", "node", "--for=condition=Ready", "--timeout=1s"];
+        arguments.extend(NODES);
+        kubectl.run(&arguments)
+    })?;
+    Ok(())
 }
 
 /// A kubeconfig for a user whose token is in the file of tokens.

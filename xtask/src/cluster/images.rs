@@ -42,7 +42,7 @@ pub(super) fn make(
 ) -> Result<Vec<Archive>> {
     let folder = state.path("images");
     std::fs::create_dir_all(&folder)?;
-    let layout = state.path("oci");
+    let layout = folder.join("oci");
     image::write(binary, &layout, TAG)?;
     let netpold = folder.join("netpold.tar");
     pack_layout(&layout, &netpold)?;
