@@ -323,7 +323,9 @@ impl Agent {
         let look = move || {
             let in_sync = source.borrow().in_sync;
             let engine = lock(&engine);
-            Look { enforcement: engine.enforcement(), problems: engine.hindrances(), in_sync }
+            let held_since = Instant::now();
+            let (enforcement, problems) = (engine.enforcement(), engine.hindrances());
+            (Look { enforcement, problems, in_sync }, held_since.elapsed())
         };
         let (settings, ring) = (self.to_publish.clone(), Arc::clone(&self.ring));
         self.publisher = Some(Publisher::start(event_recorder, settings, ring, look));

@@ -75,13 +75,13 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Starts with the connection of a source. `ring` wakes it after each step of the engine; `look` may block. Needs a
-    /// tokio runtime.
+    /// Starts with the connection of a source. `ring` wakes it after each step of the engine; `look` may block; it
+    /// says for how long others had to wait for it. Needs a tokio runtime.
     pub fn start(
         of: &EventRecorder,
         settings: Settings,
         ring: Arc<Notify>,
-        look: impl Fn() -> Look + Send + Sync + 'static,
+        look: impl Fn() -> (Look, Duration) + Send + Sync + 'static,
     ) -> Self {
         let Settings { node, readiness_gate } = settings;
         let writer = Arc::new(Writer::new(of.connection()));

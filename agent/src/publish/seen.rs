@@ -12,7 +12,8 @@ use crate::engine::PodEnforcement;
 
 /// Least time between two looks: each holds the engine's lock.
 const PACE: Duration = Duration::from_millis(200);
-/// A look may take one part of so many of the time.
+/// A look may hold that lock for one part of so many of the time. How long it waits for the lock does not count: that is
+/// 15 s while a slow machine loads the programs.
 const SHARE: u32 = 20;
 /// Looked at this often where nobody rings.
 const IDLE: Duration = Duration::from_secs(5);
@@ -69,7 +70,7 @@ pub(super) struct Observer<F> {
     seen: watch::Sender<Arc<Seen>>,
 }
 
-impl<F: Fn() -> Look + Send + Sync + 'static> Observer<F> {
+impl<F: Fn() -> (Look, Duration) + Send + Sync + 'static> Observer<F> {
     pub(super) fn new(look: F, seen: watch::Sender<Arc<Seen>>) -> Self {
         Self { look: Arc::new(look), seen }
     }
@@ -77,16 +78,17 @@ impl<F: Fn() -> Look + Send + Sync + 'static> Observer<F> {
     /// Looks whenever the bell rings, until nobody listens any more.
     pub(super) async fn run(self, ring: Arc<Notify>) {
         while !self.seen.is_closed() {
-            let began = Instant::now();
             let look = Arc::clone(&self.look);
-            let Ok(look) = tokio::task::spawn_blocking(move || look()).await else { return };
+            let Ok((look, held)) = tokio::task::spawn_blocking(move || look()).await else {
+                return;
+            };
             self.seen.send_if_modified(|seen| {
                 let next = seen.next(look, Instant::now());
                 let modified = **seen != next;
                 *seen = Arc::new(next);
                 modified
             });
-            sleep(PACE.max(began.elapsed() * SHARE)).await;
+            sleep(PACE.max(held * SHARE)).await;
             // Nobody rang: looked at all the same.
             let _ = timeout(IDLE, ring.notified()).await;
         }
@@ -95,6 +97,8 @@ impl<F: Fn() -> Look + Send + Sync + 'static> Observer<F> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
     use crate::engine::Enforcement;
     use crate::status::Revision;
@@ -125,5 +129,26 @@ mod tests {
         assert!(seen.is_behind(), "nothing came into force");
         let seen = seen.next(look(true, Some("writing"), 2), Instant::now());
         assert!(!seen.is_behind());
+    }
+
+    #[tokio::test]
+    async fn a_look_that_waited_for_the_lock_is_followed_by_another_at_once() {
+        const WAITED: Duration = Duration::from_millis(500);
+        let looks = AtomicU64::new(0);
+        let look = move || {
+            let revision = looks.fetch_add(1, Ordering::Relaxed);
+            if revision == 0 {
+                std::thread::sleep(WAITED);
+            }
+            (look(true, None, revision), Duration::ZERO)
+        };
+        let (sender, mut seen) = watch::channel(Arc::new(Seen::default()));
+        let ring = Arc::new(Notify::new());
+        let observer = tokio::spawn(Observer::new(look, sender).run(Arc::clone(&ring)));
+        assert!(seen.wait_for(|seen| seen.begun).await.is_ok());
+        ring.notify_one();
+        let second = seen.wait_for(|seen| seen.look.enforcement.revision.enforced > 0);
+        assert!(timeout(WAITED * SHARE / 2, second).await.is_ok());
+        observer.abort();
     }
 }
