@@ -46,6 +46,8 @@ impl Failure {
             403 => Self::Forbidden(words),
             401 => Self::Unauthorized(words),
             400 | 422 => Self::NotUnderstood(words),
+            // With an etcd before 3.4.31 or 3.5.13 a server has no streaming lists, and says so as if it had failed.
+            500 if words.contains("required storage feature") => Self::NotUnderstood(words),
             code => Self::Refused(format!("{words} ({code})")),
         }
     }

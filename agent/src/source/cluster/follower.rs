@@ -166,6 +166,7 @@ impl<K: Kind> Follower<K> {
                 Err(Failure::Silent(_)) => {
                     return self.without_streaming("the streaming list does not end");
                 }
+                Err(Failure::NotUnderstood(reason)) => return self.without_streaming(&reason),
                 Err(failure) => return Err(failure),
             }
         }

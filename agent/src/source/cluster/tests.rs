@@ -263,6 +263,26 @@ fn without_objects(query: &str) -> Answer {
     }
 }
 
+/// Kubernetes 1.36 with etcd 3.4.23 answers as if it had failed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_storage_is_too_old_for_streaming_lists_is_asked_for_pages() {
+    fn script(_: &str, query: &str, _: usize) -> Answer {
+        match query {
+            _ if query.contains("sendInitialEvents") => {
+                let message = "a watch stream was requested by the client but the required storage \
+                               feature RequestWatchProgress is disabled";
+                let error = json!({ "kind": "Status", "code": 500, "message": message });
+                Answer(200, vec![event("ERROR", error)], false)
+            }
+            _ => without_objects(query),
+        }
+    }
+    let server = Server::start(script);
+    let (mut source, _directory) = server.watched().await;
+    let status = wait(&mut source, |status| status.in_sync).await;
+    assert!(status.problems.is_empty(), "{:?}", status.problems);
+}
+
 /// Of a kind that no server does without, "not found" does not mean "there are none".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_without_policies_is_not_believed() {
