@@ -25,7 +25,7 @@ use crate::filter::{Filter, feed, installed, iptables_forward, traffic};
 use crate::forward::mac_text;
 use crate::frame::syn;
 use crate::host;
-use crate::live::{Then, sender};
+use crate::live::{Then, Varies, sender};
 use crate::packet::program;
 use crate::world::World;
 
@@ -141,8 +141,9 @@ pub(crate) fn measure(
 impl Stream {
     fn new(from: IpAddr, to: IpAddr) -> Result<Self> {
         let (IpAddr::V4(from), IpAddr::V4(to)) = (from, to) else { bail!("the flood is IPv4") };
-        let frame = syn(NODE_MAC, from, (to, PORT));
-        let sender = sender(&frame, Then::Transmit, true).context("cannot load the sender")?;
+        let frame = syn(NODE_MAC, (from, 0), (to, PORT));
+        let sender =
+            sender(&frame, Then::Transmit, Varies::From).context("cannot load the sender")?;
         Ok(Self { frame, sender })
     }
 }

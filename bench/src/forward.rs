@@ -21,7 +21,7 @@ use crate::cluster::{Cluster, Local, PORT, Size};
 use crate::figures::{Spread, say, spread, table};
 use crate::filter::{Filter, installed, iptables_forward, nft_forward, other, traffic};
 use crate::host;
-use crate::live::{Then, sender};
+use crate::live::{Then, Varies, sender};
 use crate::packet::{load_empty, program};
 use crate::world::World;
 
@@ -155,7 +155,7 @@ impl Wire {
         let ends = |local: Local, port| (local.address(false), port).into();
         let (client, server) = (ends(from, CLIENT_PORT), ends(to, PORT));
         let frame = udp_frame(NODE_MAC, ELSEWHERE, client, server, &PAYLOAD)?;
-        let sender = sender(&frame, Then::Receive, false);
+        let sender = sender(&frame, Then::Receive, Varies::Nothing);
         let sender = sender.context("cannot load the sending program")?;
         // An interface can only be named as the frames' origin if it has an XDP program.
         let receive =

@@ -36,10 +36,11 @@ pub(crate) fn echo(from: IpAddr, to: IpAddr) -> Vec<u8> {
     packet::frame([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2], &packet)
 }
 
-/// A TCP segment that opens a connection over IPv4, in Ethernet, padded to 60 bytes. Port and sequence
-/// number of the sender are 0.
-pub(crate) fn syn(to_mac: [u8; 6], from: Ipv4Addr, to: (Ipv4Addr, u16)) -> Vec<u8> {
-    let mut frame = segment(to_mac, (from.into(), 0), (to.0.into(), to.1), SYN, (0, 0));
+/// A TCP segment that opens a connection over IPv4, in Ethernet, padded to 60 bytes. Its sequence number
+/// is 0.
+pub(crate) fn syn(to_mac: [u8; 6], from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) -> Vec<u8> {
+    let ends = [from, to].map(|(address, port)| (address.into(), port));
+    let mut frame = segment(to_mac, ends[0], ends[1], SYN, (0, 0));
     frame.resize(60, 0);
     frame
 }

@@ -17,18 +17,30 @@ pub(crate) enum Then {
     Transmit = 3,
 }
 
+/// Which port of a TCP segment changes from frame to frame; it is 0 in the frame that is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Varies {
+    /// None.
+    Nothing,
+    /// The sender's.
+    From,
+    /// The one it goes to.
+    To,
+}
+
 /// Bytes that are written: up to the source address of an IPv4 header.
 const HEADERS: usize = 28;
-/// The source port of TCP in IPv4, and the low half of its sequence number.
-const PORT: i16 = 34;
+/// The ports of TCP in IPv4, and the low half of its sequence number.
+const FROM_PORT: i16 = 34;
+const TO_PORT: i16 = 36;
 const SEQUENCE: i16 = 40;
 
-/// A program that sends this frame, of 60 bytes or more. `ports`: a TCP segment, each time from the
-/// next of 32,768 ports; its sequence number makes up for that, so that the checksum stays.
+/// A program that sends this frame, of 60 bytes or more. What varies is each time the next of 32,768 ports;
+/// the sequence number makes up for that, so that the checksum stays.
 ///
 /// # Errors
 /// The verifier refuses.
-pub(crate) fn sender(frame: &[u8], then: Then, ports: bool) -> io::Result<OwnedFd> {
+pub(crate) fn sender(frame: &[u8], then: Then, varies: Varies) -> io::Result<OwnedFd> {
     let code = Code::default()
         .load32(7, 1, 0)
         .load32(8, 1, 4)
@@ -41,14 +53,16 @@ pub(crate) fn sender(frame: &[u8], then: Then, ports: bool) -> io::Result<OwnedF
         code.store_value(7, index as i16 * 4, i32::from_ne_bytes(*word))
     });
     let counter = memory(8)?;
-    if ports {
-        code = next_port(code, &counter);
-    }
+    code = match varies {
+        Varies::Nothing => code,
+        Varies::From => next_port(code, FROM_PORT, &counter),
+        Varies::To => next_port(code, TO_PORT, &counter),
+    };
     code.end(then as i32).load(XDP)
 }
 
 /// The frame is in register 7. In one's complement a number and its inverse add up to nothing.
-fn next_port(code: Code, counter: &OwnedFd) -> Code {
+fn next_port(code: Code, port: i16, counter: &OwnedFd) -> Code {
     code.address(1, counter)
         .load32(2, 1, 0)
         .copy(3, 2)
@@ -56,7 +70,7 @@ fn next_port(code: Code, counter: &OwnedFd) -> Code {
         .store32(1, 0, 3)
         // Big endian: the upper half of the ports.
         .or(2, 0x80)
-        .store16(7, PORT, 2)
+        .store16(7, port, 2)
         .multiply(2, -1)
         .add(2, -1)
         .store16(7, SEQUENCE, 2)

@@ -17,6 +17,7 @@ mod live;
 mod load;
 mod lookups;
 mod maps;
+mod observe;
 mod packet;
 mod plots;
 mod random;
@@ -74,6 +75,8 @@ enum Part {
     Forward,
     /// A denied flood, by who drops it
     Flood,
+    /// A denied flood that is watched: what it costs the agent
+    Observe,
     /// Sockets of two pods
     Wire,
 }
@@ -127,6 +130,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         maps: Vec::new(),
         forwarding: Vec::new(),
         flood: Vec::new(),
+        observed: None,
         wire: Vec::new(),
     };
     // First, while the process has no other memory.
@@ -146,6 +150,10 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
     if wanted(Part::Flood) {
         flood(arguments.quick, &pins, &mut results)?;
+    }
+    if wanted(Part::Observe) {
+        let time = Duration::from_secs(if arguments.quick { 5 } else { 20 });
+        results.observed = Some(observe::measure(time, &tell)?);
     }
     if wanted(Part::Wire) {
         wire(arguments.quick, &pins, &mut results)?;

@@ -12,6 +12,7 @@ use crate::host::Machine;
 use crate::hostile::{self, Hostile};
 use crate::lookups::{self, CaseLookups};
 use crate::maps::{self, Maps};
+use crate::observe::{self, Observed};
 use crate::packet::{self, PacketFigure};
 use crate::regression::{Figure, Figures};
 use crate::wire::{self, Wire};
@@ -46,6 +47,8 @@ pub(crate) struct Results {
     pub(crate) maps: Vec<Maps>,
     pub(crate) forwarding: Vec<Forwarding>,
     pub(crate) flood: Vec<Flood>,
+    /// A flood that is watched.
+    pub(crate) observed: Option<Observed>,
     pub(crate) wire: Vec<Wire>,
 }
 
@@ -74,6 +77,7 @@ impl Results {
         maps::print(&self.maps);
         forward::print(&self.forwarding);
         flood::print(&self.flood);
+        self.observed.iter().for_each(observe::print);
         wire::print(&self.wire);
         for refused in &self.refused {
             say(&format!("NOT MEASURED: {refused}"));

@@ -13,7 +13,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     ensure!(is_root(), "the benchmarks load eBPF programs: run `cargo xtask bench` as root");
     let toolchain = setup::run()?;
     let package = ["--release", "--package", "netpold-bench"];
-    step::show(toolchain.apply(cargo(&["build"]).args(package)))?;
+    // The agent beside it is the one that is watched.
+    let agent = ["--package", "netpold"];
+    step::show(toolchain.apply(cargo(&["build"]).args(package).args(agent)))?;
     let run = ["run", "--quiet"];
     step::show(toolchain.apply(cargo(&run).args(package).arg("--").args(arguments)))
 }

@@ -1,0 +1,370 @@
+//! A denied flood that somebody follows: what it costs the agent, and what is still to be seen of others.
+//!
+//! A pod for each processor sends SYNs that its policy denies, as fast as the kernel makes them, through its own
+//! veth to ever other ports, so that no two events need the same explanation. Another pod sends a datagram now and
+//! then that is denied, too. An agent of its own enforces, `netpold observe --follow` runs beside it. At the end
+//! every drop that the kernel counted must have been shown, or counted as lost.
+
+mod watcher;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use netpold_testbed::cluster::{Cluster, allow_to, isolate};
+use netpold_testbed::{Agent, AgentOptions, Cni, Pod};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+use serde::Serialize;
+
+use crate::bytecode::{Code, NATIVE, XDP, attach_xdp, send_live};
+use crate::control::percentile;
+use crate::figures::{say, table};
+use crate::frame::syn;
+use crate::host;
+use crate::live::{Then, Varies, sender};
+use watcher::Watcher;
+
+/// What is found.
+#[derive(Debug, Serialize)]
+pub(crate) struct Observed {
+    /// Without a flood, with one, and with one that is watched.
+    pub(crate) phases: Vec<Phase>,
+    /// Events that the watcher was shown in a second.
+    pub(crate) events_per_second: f64,
+    /// Percent of a core that the command used.
+    pub(crate) command_percent: f64,
+    /// Packets of the other pod.
+    pub(crate) single: usize,
+    /// Of these, those that were shown.
+    pub(crate) shown: usize,
+    /// Milliseconds from sending one to its line.
+    pub(crate) shown_p50_ms: f64,
+    /// Milliseconds.
+    pub(crate) shown_max_ms: f64,
+    /// Drops that were shown.
+    pub(crate) events: u64,
+    /// Drops that were counted as lost.
+    pub(crate) lost: u64,
+    /// Events without policy and rule.
+    pub(crate) unattributed: u64,
+}
+
+/// The agent for some time.
+#[derive(Debug, Serialize)]
+pub(crate) struct Phase {
+    pub(crate) name: String,
+    /// Packets denied in a second.
+    pub(crate) denied_per_second: f64,
+    /// Percent of a core that the agent used.
+    pub(crate) agent_percent: f64,
+}
+
+/// The aim, in percent of a core.
+const AIM: f64 = 5.0;
+/// Policies of the pods' namespace: an explanation goes through them.
+const POLICIES: u32 = 500;
+/// The pod that sends little.
+const SINGLE: &str = "single";
+/// Nobody is there.
+const NOWHERE: Ipv4Addr = Ipv4Addr::new(10, 1, 1, 200);
+/// Frames of one call.
+const BURST: u32 = 20_000;
+/// Between two packets of the other pod.
+const PAUSE: Duration = Duration::from_millis(190);
+/// The kernel's limit of events begins anew after a second.
+const WINDOW: Duration = Duration::from_millis(1100);
+/// What was sent is shown within this, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Ports of the other pod's packets: of those that are timed, and of the others.
+const TIMED: u16 = 20_000;
+const MARKERS: u16 = 40_000;
+/// `XDP_PASS`
+const PASS: i32 = 2;
+
+struct Scene {
+    cluster: Cluster,
+    flooders: Vec<String>,
+    /// Processors that this process may use.
+    processors: Vec<usize>,
+    marker: u16,
+}
+
+/// Measures each phase for so long.
+pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Observed> {
+    netpold_testbed::sweep();
+    progress("observe: a node with an agent");
+    let mut scene = Scene::new()?;
+    progress("observe: no flood");
+    let mut phases = vec![scene.phase("no flood", time, |_| {
+        thread::sleep(time);
+        Ok(())
+    })?];
+    progress("observe: a flood");
+    phases.push(scene.phase("a flood", time, |scene| scene.flood(time, |_| Ok(())))?);
+    progress("observe: a flood that is watched");
+    scene.settle(None)?;
+    let watcher = Watcher::new(&binary()?, &scene.agent().socket())?;
+    scene.wait_for(&watcher)?;
+    let before = (scene.drops()?, watcher.seen());
+    let (mut sent, used) = (Vec::new(), processor_time(watcher.pid())?);
+    phases.push(scene.phase("a flood that is watched", time, |scene| {
+        scene.flood(time, |pod| {
+            sent = send_now_and_then(pod, time)?;
+            Ok(())
+        })
+    })?);
+    let command = processor_time(watcher.pid())?.saturating_sub(used);
+    let of_phase = watcher.seen().events - before.1.events;
+    scene.settle(Some(&watcher))?;
+    let (drops, seen) = (scene.drops()? - before.0, watcher.seen());
+    let (events, lost) = (seen.events - before.1.events, seen.lost - before.1.lost);
+    ensure!(
+        events + lost == drops,
+        "of {drops} drops {events} were shown and {lost} were counted as lost"
+    );
+    let shown = watcher.shown();
+    let delays = sent.iter().enumerate().filter_map(|(index, sent)| {
+        let at = shown.get(&(TIMED + index as u16))?;
+        Some(at.saturating_duration_since(*sent).as_secs_f64() * 1e3)
+    });
+    let delays: Vec<f64> = delays.collect();
+    let observed = Observed {
+        events_per_second: of_phase as f64 / time.as_secs_f64(),
+        command_percent: percent(command, time),
+        single: sent.len(),
+        shown: delays.len(),
+        shown_p50_ms: percentile(&delays, 0.5),
+        shown_max_ms: percentile(&delays, 1.0),
+        events,
+        lost,
+        unattributed: seen.unattributed - before.1.unattributed,
+        phases,
+    };
+    for Phase { name, agent_percent, .. } in &observed.phases {
+        ensure!(*agent_percent < AIM, "{name}: the agent used {agent_percent:.1} % of a core");
+    }
+    Ok(observed)
+}
+
+/// The agent's binary, which is built beside this one.
+fn binary() -> Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let binary = own.parent().unwrap_or(Path::new("/")).join("netpold");
+    ensure!(
+        binary.is_file(),
+        "no agent at {}: build it with `cargo build --release --package netpold`, or run \
+         `cargo xtask bench`",
+        binary.display()
+    );
+    Ok(binary)
+}
+
+impl Scene {
+    fn new() -> Result<Self> {
+        let allowed = sched_getaffinity(Pid::from_raw(0)).context("cannot ask for processors")?;
+        let is_ours = |processor: &usize| allowed.is_set(*processor).unwrap_or(false);
+        let processors: Vec<usize> = (0..CpuSet::count()).filter(is_ours).collect();
+        let mut cluster = Cluster::one(Cni::Ptp).with_pods(&[SINGLE]);
+        cluster.policy(SINGLE, isolate(SINGLE, &["Egress"]));
+        let mut flooders = Vec::new();
+        for number in 0..processors.len() {
+            let name = format!("flooder{number}");
+            cluster.add(0, &name);
+            flooders.push(name);
+        }
+        // Everybody is also isolated by what allows others to somebody else.
+        for number in 0..POLICIES {
+            let app = &flooders[number as usize % flooders.len()];
+            let peer = format!("friend{number}");
+            cluster.policy(&format!("{app}-{number}"), allow_to(app, &peer));
+        }
+        cluster.write();
+        let options = AgentOptions {
+            binary: binary()?,
+            manifests: cluster.manifests.directory().to_owned(),
+            arguments: Vec::new(),
+        };
+        let agent = Agent::start(&cluster.nodes[0], options)?;
+        cluster.agents.push(agent);
+        cluster.enforce();
+        for name in &flooders {
+            let interface = cluster.pod(name).host_interface();
+            // Without it a veth takes no frames that XDP sends.
+            cluster.nodes[0].run(|| host::enable_gro(interface))??;
+        }
+        Ok(Self { cluster, flooders, processors, marker: MARKERS })
+    }
+
+    fn agent(&self) -> &Agent {
+        &self.cluster.agents[0]
+    }
+
+    /// What the agent uses and what is denied meanwhile.
+    fn phase(
+        &mut self,
+        name: &str,
+        time: Duration,
+        happens: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<Phase> {
+        let drops = self.drops()?;
+        let (start, used) = (Instant::now(), processor_time(self.agent().pid())?);
+        happens(self)?;
+        let took = start.elapsed();
+        let used = processor_time(self.agent().pid())?.saturating_sub(used);
+        let denied = self.drops()? - drops;
+        ensure!(took < time * 2, "{name}: it took {took:?} and not {time:?}");
+        Ok(Phase {
+            name: name.to_owned(),
+            denied_per_second: denied as f64 / took.as_secs_f64(),
+            agent_percent: percent(used, took),
+        })
+    }
+
+    /// All flooders send for so long, beside something else that another pod does.
+    fn flood(&self, time: Duration, beside: impl FnOnce(&Pod) -> Result<()>) -> Result<()> {
+        let end = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let flooders: Vec<_> = self
+                .flooders
+                .iter()
+                .map(|name| scope.spawn(|| flood(self.cluster.pod(name), &end)))
+                .collect();
+            let start = Instant::now();
+            let besides = beside(self.cluster.pod(SINGLE));
+            thread::sleep(time.saturating_sub(start.elapsed()));
+            end.store(true, Ordering::Relaxed);
+            for flooder in flooders {
+                let done = flooder.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                done.context("a flooder")?;
+            }
+            besides
+        })
+    }
+
+    /// Packets that the programs have dropped with an event or without.
+    fn drops(&self) -> Result<u64> {
+        let status = self.agent().status()?;
+        let counts = status["drops"].as_array().context("a status without drops")?.iter();
+        Ok(counts.filter_map(|count| count["packets"].as_u64()).sum())
+    }
+
+    /// Lets every processor tell what it has kept to itself, by a drop when it may tell one again.
+    fn settle(&mut self, watcher: Option<&Watcher>) -> Result<()> {
+        thread::sleep(WINDOW);
+        let sent: BTreeSet<u16> = self
+            .processors
+            .clone()
+            .into_iter()
+            .map(|it| self.mark(Some(it)))
+            .collect::<Result<_>>()?;
+        let deadline = Instant::now() + PATIENCE;
+        while let Some(watcher) = watcher {
+            let shown = watcher.shown();
+            if sent.iter().all(|port| shown.contains_key(port)) {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "the watcher is not shown the last drops");
+            thread::sleep(Duration::from_millis(20));
+        }
+        thread::sleep(WINDOW);
+        Ok(())
+    }
+
+    /// Waits until a watcher is shown what happens.
+    fn wait_for(&mut self, watcher: &Watcher) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while watcher.seen().events == 0 {
+            ensure!(Instant::now() < deadline, "the watcher is shown nothing");
+            self.mark(None)?;
+            thread::sleep(Duration::from_millis(50));
+        }
+        self.settle(Some(watcher))
+    }
+
+    /// A packet that is denied, from a processor; to which port.
+    fn mark(&mut self, processor: Option<usize>) -> Result<u16> {
+        self.marker += 1;
+        let port = self.marker;
+        self.cluster.pod(SINGLE).run(|| -> Result<u16> {
+            if let Some(processor) = processor {
+                let mut one = CpuSet::new();
+                one.set(processor)?;
+                sched_setaffinity(Pid::from_raw(0), &one).context("cannot choose a processor")?;
+            }
+            UdpSocket::bind("0.0.0.0:0")?.send_to(&[0], (NOWHERE, port))?;
+            Ok(port)
+        })?
+    }
+}
+
+/// Sends SYNs until it is over.
+fn flood(pod: &Pod, end: &AtomicBool) -> Result<()> {
+    let Some(IpAddr::V4(from)) = pod.ip4() else { bail!("a pod without IPv4") };
+    let frame = syn(pod.gateway_mac(), (from, 4000), (NOWHERE, 0));
+    let interface = pod.ifindex("eth0")?.context("a pod without interface")?;
+    pod.run(|| -> Result<()> {
+        let sender =
+            sender(&frame, Then::Transmit, Varies::To).context("cannot load the sender")?;
+        // An interface can only be named as the frames' origin if it has an XDP program.
+        let pass = Code::default().end(PASS).load(XDP).context("cannot load a program")?;
+        let _link = attach_xdp(&pass, interface, NATIVE).context("cannot attach XDP to a veth")?;
+        while !end.load(Ordering::Relaxed) {
+            send_live(&sender, &frame, interface, BURST).context("cannot send live frames")?;
+        }
+        Ok(())
+    })?
+}
+
+/// Datagrams to ever other ports; when each was sent.
+fn send_now_and_then(pod: &Pod, time: Duration) -> Result<Vec<Instant>> {
+    pod.run(|| -> Result<Vec<Instant>> {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        let (start, mut sent) = (Instant::now(), Vec::new());
+        // The last one has a second left.
+        while start.elapsed() + Duration::from_secs(1) < time {
+            socket.send_to(&[0], (NOWHERE, TIMED + sent.len() as u16))?;
+            sent.push(Instant::now());
+            thread::sleep(PAUSE);
+        }
+        Ok(sent)
+    })?
+}
+
+/// User and system time of a process, in hundredths of a second.
+fn processor_time(process: u32) -> Result<Duration> {
+    let path = format!("/proc/{process}/stat");
+    let stat = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    let fields: Vec<&str> =
+        stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    // utime and stime are fields 14 and 15, of which two are cut off.
+    let times = fields.get(11..13).with_context(|| format!("{path} has too few fields"))?;
+    let ticks = times.iter().map(|field| field.parse::<u64>()).sum::<Result<u64, _>>()?;
+    Ok(Duration::from_millis(ticks * 10))
+}
+
+fn percent(used: Duration, took: Duration) -> f64 {
+    100.0 * used.as_secs_f64() / took.as_secs_f64()
+}
+
+/// Prints the table.
+pub(crate) fn print(observed: &Observed) {
+    say("\nA denied flood that is watched");
+    let rows = observed.phases.iter().map(|phase| {
+        let millions = format!("{:.2}", phase.denied_per_second / 1e6);
+        vec![phase.name.clone(), millions, format!("{:.1}", phase.agent_percent)]
+    });
+    table(&["", "million denied a second", "agent, % of a core"], rows);
+    let Observed { single, shown, shown_p50_ms, shown_max_ms, events, lost, .. } = observed;
+    say(&format!(
+        "{:.0} events a second shown ({} without policy and rule), the command used {:.1} % of a core; of \
+         {single} packets of another pod {shown} were shown, after {shown_p50_ms:.0} ms (p50), \
+         {shown_max_ms:.0} ms (longest); of all drops {events} were shown and the other {lost} counted",
+        observed.events_per_second, observed.unattributed, observed.command_percent,
+    ));
+}

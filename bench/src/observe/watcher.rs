@@ -1,0 +1,104 @@
+//! `netpold observe --follow` as a process, and what it has said.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use netpold::observe::{Line, understood};
+use netpold_testbed::without_twins;
+
+use super::SINGLE;
+
+/// What was said so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    pub(super) events: u64,
+    /// Drops that are in no event.
+    pub(super) lost: u64,
+    /// Events that lack policy and rule.
+    pub(super) unattributed: u64,
+}
+
+#[derive(Debug, Default)]
+struct Said {
+    seen: Seen,
+    /// When the packets of the pod that sends little were shown, by destination port.
+    shown: BTreeMap<u16, Instant>,
+}
+
+/// The command, which ends with this.
+pub(super) struct Watcher {
+    child: Child,
+    said: Arc<Mutex<Said>>,
+}
+
+fn lock(said: &Mutex<Said>) -> MutexGuard<'_, Said> {
+    said.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Watcher {
+    /// Starts it for an agent.
+    ///
+    /// # Errors
+    /// The binary cannot be run.
+    pub(super) fn new(binary: &Path, socket: &Path) -> Result<Self> {
+        let mut command = Command::new(binary);
+        without_twins(&mut command).args(["observe", "--follow", "-o", "json", "--socket"]);
+        let command = command.arg(socket).stdout(Stdio::piped());
+        let mut child = command.spawn().with_context(|| binary.display().to_string())?;
+        let output = child.stdout.take().context("the command has no output")?;
+        let said = Arc::<Mutex<Said>>::default();
+        let to = Arc::clone(&said);
+        thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                take_in(&line, &to);
+            }
+        });
+        Ok(Self { child, said })
+    }
+
+    /// Process id.
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What was said so far.
+    pub(super) fn seen(&self) -> Seen {
+        lock(&self.said).seen
+    }
+
+    /// When packets of the pod that sends little were shown, by destination port.
+    pub(super) fn shown(&self) -> BTreeMap<u16, Instant> {
+        lock(&self.said).shown.clone()
+    }
+}
+
+fn take_in(line: &str, said: &Mutex<Said>) {
+    let Ok(line) = understood(line) else { return };
+    let mut said = lock(said);
+    match line {
+        Line::Event(event) => {
+            said.seen.events += 1;
+            let is_single = event.pod.as_ref().is_some_and(|pod| pod.name == SINGLE);
+            if let (true, Some(port)) = (is_single, event.port) {
+                said.shown.insert(port, Instant::now());
+            }
+        }
+        Line::Lost { lost, .. } => {
+            said.seen.lost += lost.kernel + lost.slow;
+            said.seen.unattributed += lost.unattributed;
+        }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
