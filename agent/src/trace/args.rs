@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use netpold_core::probe::{IpProtocol, Party};
+use ipnet::IpNet;
+use netpold_core::probe::IpProtocol;
 
 use super::request::{Peer, Request};
 use super::server::LONGEST;
-use crate::arguments::time;
-use crate::live::ClusterArgs;
+use crate::arguments::{Who, block, time};
+use crate::live::{self, ClusterArgs};
 use crate::output::Output;
 use crate::socket::DEFAULT_SOCKET;
 
@@ -20,16 +21,19 @@ pub struct TraceArgs {
     /// Control socket of the agent on the pod's node
     #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
-    /// The pod at whose interface packets are traced: namespace/name
+    /// The pod at whose interface packets are traced: namespace/name, or its name alone
     #[arg(long, value_name = "POD", env = "NETPOLD_POD")]
-    pub pod: Party,
-    /// Only of connections from there, in both directions: namespace/pod, svc/namespace/name, an address or a
-    /// block [default: all]
+    pub pod: Who,
+    /// Only of connections from there, in both directions: a pod as with --pod, svc/namespace/name, an address
+    /// or a block [default: all]
     #[arg(long, value_name = "WHO", env = "NETPOLD_FROM")]
-    pub from: Option<Peer>,
+    pub from: Option<Other>,
     /// Only of connections to there, as --from; with both, of either
     #[arg(long, value_name = "WHO", env = "NETPOLD_TO")]
-    pub to: Option<Peer>,
+    pub to: Option<Other>,
+    /// The namespace of pods that are named without one [default: of a cluster that of the context, else default]
+    #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
+    pub namespace: Option<String>,
     /// Only of connections to that port, and of that protocol if one is given: as in 53 or 53/UDP
     #[arg(long, value_name = "PORT[/PROTOCOL]", env = "NETPOLD_PORT")]
     pub port: Option<Port>,
@@ -70,20 +74,68 @@ impl std::str::FromStr for Port {
     }
 }
 
+/// The other side, as it is typed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Other {
+    /// It needs no namespace.
+    Block(IpNet),
+    /// A pod, maybe without its namespace, or a Service.
+    Who(Who),
+}
+
+impl std::str::FromStr for Other {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(block) = block(text) {
+            return Ok(Self::Block(block.trunc()));
+        }
+        let who = text.parse().map(Self::Who);
+        who.map_err(|error| format!("{error}, nor a block of addresses"))
+    }
+}
+
+impl Other {
+    fn lacks_namespace(&self) -> bool {
+        match self {
+            Self::Block(_) => false,
+            Self::Who(who) => who.lacks_namespace(),
+        }
+    }
+
+    fn in_namespace(self, namespace: &str) -> Peer {
+        match self {
+            Self::Block(block) => Peer::Block(block),
+            Self::Who(who) => Peer::Party(who.in_namespace(namespace)),
+        }
+    }
+}
+
 impl TraceArgs {
+    /// The namespace of what names none; nobody is asked for it where everything has one.
+    fn namespace(&self) -> Result<String> {
+        let others = self.from.iter().chain(&self.to);
+        if self.pod.lacks_namespace() || others.into_iter().any(Other::lacks_namespace) {
+            return live::namespace(None, &self.cluster, self.namespace.as_deref());
+        }
+        Ok(String::new())
+    }
+
     /// The request.
     ///
     /// # Errors
-    /// The pod is not given by name, or the time is too long.
+    /// The pod is not given by name, the time is too long, or the namespace cannot be told.
     pub fn request(&self) -> Result<Request> {
         let seconds = self.duration.as_secs();
         if !(1..=LONGEST).contains(&seconds) {
             bail!("--for: give 1s to {}m", LONGEST / 60);
         }
+        let namespace = self.namespace()?;
+        let other = |other: &Other| other.clone().in_namespace(&namespace);
         let request = Request {
-            pod: self.pod.clone(),
-            from: self.from.clone(),
-            to: self.to.clone(),
+            pod: self.pod.clone().in_namespace(&namespace),
+            from: self.from.as_ref().map(other),
+            to: self.to.as_ref().map(other),
             port: self.port.map(|port| port.number),
             protocol: self.port.and_then(|port| port.protocol),
             seconds,
@@ -112,5 +164,40 @@ impl Request {
         let flags =
             flags.into_iter().filter_map(|(flag, value)| Some(format!("{flag}={}", value?)));
         ["trace", "--output=json"].map(str::to_owned).into_iter().chain(flags).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Words {
+        #[command(flatten)]
+        trace: TraceArgs,
+    }
+
+    fn arguments(words: &[&str]) -> Vec<String> {
+        let words = ["trace"].iter().chain(words);
+        Words::try_parse_from(words).unwrap().trace.request().unwrap().arguments()
+    }
+
+    #[test]
+    fn a_name_alone_is_of_the_namespace_that_is_given() {
+        let words = ["--pod=web", "--from=cart", "--to=10.0.0.7/8", "-n", "shop"];
+        let named = arguments(&words);
+        for flag in ["--pod=shop/web", "--from=shop/cart", "--to=10.0.0.0/8"] {
+            assert!(named.iter().any(|it| it == flag), "{flag}: {named:?}");
+        }
+        let named = arguments(&["--pod=a/web", "--from=svc/b/db", "--to=cart"]);
+        for flag in ["--pod=a/web", "--from=svc/b/db", "--to=default/cart"] {
+            assert!(named.iter().any(|it| it == flag), "{flag}: {named:?}");
+        }
+        for refused in ["--from=10.0.0.0/33", "--from=A", "--from=a/b/c/d"] {
+            let words = ["trace", "--pod=a/web", refused];
+            assert!(Words::try_parse_from(words).is_err(), "{refused}");
+        }
     }
 }

@@ -23,7 +23,7 @@ fn next(lines: &mut impl Iterator<Item = String>, kind: &str) -> Option<Value> {
 }
 
 pub(crate) fn a_pod_is_traced_on_its_node(world: &World, kubelet: &Kubelet) {
-    let mut trace = start(world, &["--pod=shop/server", "--for=5m", "--from=shop/client"]);
+    let mut trace = start(world, &["--pod=server", "--for=5m", "--from=client", "-n=shop"]);
     let mut lines = BufReader::new(trace.stdout.take().unwrap()).lines().map_while(Result::ok);
     assert_eq!(next(&mut lines, "started").unwrap()["node"], "n1");
     assert!(world.reaches("client", "server"));
