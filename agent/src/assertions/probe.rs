@@ -239,7 +239,7 @@ async fn way(inside: &Inside, pod: &Key) -> Result<Way, String> {
     if containers.is_empty() {
         return Err("no container of the pod runs".to_owned());
     }
-    let tools = "command -v python3 || command -v nc || command -v curl || \
+    let tools = "command -v python3 || command -v nc || command -v curl || command -v wget || \
                  { command -v bash && command -v timeout; }; true";
     for container in containers.iter().take(CONTAINERS) {
         match inside.output(pod, container, &["sh", "-c", tools]).await {
@@ -258,7 +258,7 @@ async fn way(inside: &Inside, pod: &Key) -> Result<Way, String> {
     Err(NO_TOOL.to_owned())
 }
 
-const NO_TOOL: &str = "the image has none of python3, bash with timeout, nc and curl";
+const NO_TOOL: &str = "the image has none of python3, bash with timeout, nc, curl and wget";
 
 impl Connection {
     async fn open(&self, inside: &Inside, way: &Way) -> Result<Met, String> {

@@ -51,5 +51,21 @@ if has curl; then
     o=$(get -v 2>&1)
     judge $? "$o"
 fi
+if has wget; then
+    case $1 in *:*) u="http://[$1]:$p/" ;; *) u="http://$1:$p/" ;; esac
+    unset http_proxy HTTP_PROXY all_proxy ALL_PROXY
+    # BusyBox has no -t and tries once.
+    case $(wget --version 2>&1) in *GNU*) t="-t 1" ;; *) t= ;; esac
+    # shellcheck disable=SC2086 # $t is two words or none.
+    o=$(wget $t -T "$s" --spider "$u" 2>&1)
+    c=$?
+    case $o in
+    # Whatever the other side says over HTTP.
+    *"... connected."* | *"server returned error"* | *"error getting response"* | *"bad header"*) say connected ;;
+    # BusyBox's words for an answer that does not come, too.
+    *"download timed out"*) last="wget does not say whether nobody answered or only not over HTTP" ;;
+    *) judge $c "$o" ;;
+    esac
+fi
 [ -n "$last" ] && say "failed $last"
 say none

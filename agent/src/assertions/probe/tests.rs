@@ -51,7 +51,7 @@ fn each_tool_tells_connected_from_refused_and_timed_out() {
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (full, _waiting) = full();
     let mut images = 0;
-    for tools in [&["python3"][..], &["bash", "timeout"], &["nc"], &["curl"]] {
+    for tools in [&["python3"][..], &["bash", "timeout"], &["nc"], &["curl"], &["wget"]] {
         let Some(image) = image(tools) else {
             println!("SKIPPED: not all of {tools:?} is installed");
             continue;
