@@ -68,6 +68,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().task {
         Task::Setup => setup::run()
             .and_then(|_| setup::for_traffic())
+            .and_then(|()| setup::for_completion())
             .and_then(|()| setup::for_deploy())
             .and_then(|()| setup::for_tests())
             .and_then(|()| setup::for_sources()),

@@ -6,7 +6,7 @@
 //! - bpf-linker, installed into the user's cache and nowhere else;
 //! - for checks of the sources cargo-shear (unused dependencies) and typos (spelling), in the user's cache; the tests
 //!   do without them;
-//! - for the tests alone nft and iptables, which translate Services there, kubectl, kube-apiserver and etcd in the
+//! - for the tests alone nft and iptables, which translate Services there, zsh and fish, kubectl, kube-apiserver and etcd in the
 //!   user's cache, and tools that look at `deploy/` (skopeo, shellcheck, ruby, runc, promtool).
 //!
 //! `agent/build.rs` looks for the compiler and the linker in the same places.
@@ -99,6 +99,17 @@ pub(crate) fn build_for(arch: Arch, command: &mut Command) -> Result<()> {
 
 /// Programs that translate Services in the tests' namespaces, and the packages that have them.
 const TRANSLATORS: [(&str, &str); 2] = [("nft", "nftables"), ("iptables-restore", "iptables")];
+
+/// Shells that complete commands, beside bash.
+const SHELLS: [(&str, &str); 2] = [("zsh", "zsh"), ("fish", "fish")];
+
+/// Installs the shells in which completion is tested.
+///
+/// # Errors
+/// Naming what could not be had.
+pub(crate) fn for_completion() -> Result<()> {
+    packages::install_programs(&SHELLS)
+}
 
 /// Installs what looks at the sources.
 ///
