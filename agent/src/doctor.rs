@@ -14,6 +14,7 @@ mod objects;
 mod ports;
 mod render;
 mod selectors;
+mod services;
 
 use std::path::PathBuf;
 
@@ -92,6 +93,9 @@ fn of_cluster(args: &DoctorArgs) -> Result<Report> {
             let read = live::pages(cluster, path, |page| containers.add_page(page)).await;
             unread.extend(read.err().map(|error| format!("containers: {error:#}")));
         }
+        let services =
+            live::pages(cluster, "/api/v1/services", |page| containers.add_services(page));
+        unread.extend(services.await.err().map(|error| format!("targetPorts: {error:#}")));
         let mut report = examine(&objects.into_iter().collect(), &containers);
         report.unknown.extend(unread);
         match Agents::find(cluster).await {

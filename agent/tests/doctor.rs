@@ -204,6 +204,32 @@ fn ports_that_no_container_has() {
 }
 
 #[test]
+fn ports_of_services_that_no_container_has() {
+    let with = |app: &str, port: &str| {
+        let service = format!(
+            "{{apiVersion: v1, kind: Service, metadata: {{name: s, namespace: x}}, spec: {{clusterIP: \
+             10.96.0.2, selector: {{app: {app}}}, ports: [{port}]}}}}\n---\n"
+        );
+        of(&[service])
+    };
+    let at = |place: &str| format!("Service x/s: port 80, targetPort {place}; Pod x/web");
+    for (port, check, place) in [
+        ("{port: 80, targetPort: htpp}", "target-port-absent", "htpp (TCP)"),
+        ("{port: 80, targetPort: dns}", "target-port-absent", "dns (TCP)"),
+        ("{port: 80}", "target-port-not-listed", "80 (TCP)"),
+        ("{port: 80, targetPort: 8080, protocol: UDP}", "target-port-not-listed", "8080 (UDP)"),
+    ] {
+        assert_eq!(with("web", port), found(check, &at(place)), "{port}");
+    }
+    for port in ["{port: 80, targetPort: http}", "{port: 80, targetPort: 8080}", "{port: 8080}"] {
+        assert_eq!(with("web", port), [], "{port}");
+    }
+    assert_eq!(with("silent", "{port: 80, targetPort: 99}"), [], "it lists no port");
+    assert_eq!(with("nobody", "{port: 80, targetPort: http}"), [], "there are no such pods");
+    assert_eq!(with("client", "{port: 80, targetPort: http}"), [], "it is in another namespace");
+}
+
+#[test]
 fn pods_that_resolve_no_names() {
     let egress = |rules: &str| {
         format!(

@@ -1,14 +1,17 @@
-//! What of manifests netpold itself does not read, and doctor does: the ports that containers list, and
-//! the images of DaemonSets.
+//! What of manifests netpold itself does not read, and doctor does: the ports that containers list, those that
+//! Services lead to, and the images of DaemonSets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
+use k8s_openapi::api::core::v1 as api;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use netpold_core::model::{Key, Protocol};
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use crate::source::decode::decode;
 use crate::source::document::{self, Node, Value};
@@ -23,6 +26,37 @@ pub struct Containers {
     pub(super) ports: BTreeMap<Key, BTreeSet<(Protocol, u16)>>,
     /// Each DaemonSet, with the images of its containers.
     pub(super) daemon_sets: Vec<(Key, Vec<String>)>,
+    /// Every Service that selects pods.
+    pub(super) services: BTreeMap<Key, Service>,
+}
+
+/// Where a Service leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Service {
+    /// `spec.selector`, not empty.
+    pub(super) selector: BTreeMap<String, String>,
+    /// `spec.ports`
+    pub(super) ports: Vec<TargetPort>,
+}
+
+/// A port of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TargetPort {
+    /// `port`
+    pub(super) port: i32,
+    /// `protocol`; absent: TCP
+    pub(super) protocol: Protocol,
+    /// `targetPort`; absent: `port`
+    pub(super) target: Target,
+}
+
+/// A port of containers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    /// Its name.
+    Name(String),
+    /// Its number.
+    Number(u16),
 }
 
 impl Containers {
@@ -64,10 +98,18 @@ impl Containers {
 
     /// What is no object of these kinds has nothing to tell.
     fn node(&mut self, node: &Node, kind: Option<&str>) {
-        if matches!(node.text("kind").or(kind), Some("Pod" | "DaemonSet"))
-            && let Ok(object) = decode::<Object>(node)
-        {
-            self.object(object, kind);
+        match node.text("kind").or(kind) {
+            Some("Pod" | "DaemonSet") => {
+                if let Ok(object) = decode::<Object>(node) {
+                    self.object(object, kind);
+                }
+            }
+            Some("Service") => {
+                if let Ok(service) = decode::<api::Service>(node) {
+                    self.service(service);
+                }
+            }
+            Some(_) | None => {}
         }
     }
 
@@ -76,10 +118,33 @@ impl Containers {
     /// # Errors
     /// It is no list.
     pub fn add_page(&mut self, json: &str) -> Result<Option<String>> {
-        let list: List = serde_json::from_str(json).context("the list is not understood")?;
+        let list: List<Object> = list(json)?;
         let kind = list.kind.strip_suffix("List");
         list.items.into_iter().flatten().for_each(|object| self.object(object, kind));
         Ok(list.metadata.next)
+    }
+
+    /// The same of a list of Services.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn add_services(&mut self, json: &str) -> Result<Option<String>> {
+        let list: List<api::Service> = list(json)?;
+        list.items.into_iter().flatten().for_each(|service| self.service(service));
+        Ok(list.metadata.next)
+    }
+
+    fn service(&mut self, service: api::Service) {
+        let (metadata, spec) = (service.metadata, service.spec.unwrap_or_default());
+        let selector = spec.selector.unwrap_or_default();
+        // An ExternalName Service leads to no pod, whatever it selects.
+        let (Some(name), false) = (metadata.name, selector.is_empty()) else { return };
+        if spec.type_.as_deref() == Some("ExternalName") {
+            return;
+        }
+        let ports = spec.ports.into_iter().flatten().filter_map(target).collect();
+        let namespace = metadata.namespace.unwrap_or_else(|| "default".to_owned());
+        self.services.insert(Key { namespace, name }, Service { selector, ports });
     }
 
     /// `kind`: where the object itself does not say it.
@@ -106,13 +171,36 @@ impl Containers {
     }
 }
 
+/// Where a Service's port leads; `None` if it cannot be one.
+fn target(port: api::ServicePort) -> Option<TargetPort> {
+    let target = match port.target_port {
+        None => Target::Number(u16::try_from(port.port).ok()?),
+        Some(IntOrString::Int(number)) => Target::Number(u16::try_from(number).ok()?),
+        Some(IntOrString::String(name)) => Target::Name(name),
+    };
+    Some(TargetPort { port: port.port, protocol: protocol(port.protocol.as_deref())?, target })
+}
+
+fn protocol(name: Option<&str>) -> Option<Protocol> {
+    match name {
+        None | Some("TCP") => Some(Protocol::Tcp),
+        Some("UDP") => Some(Protocol::Udp),
+        Some("SCTP") => Some(Protocol::Sctp),
+        Some(_) => None,
+    }
+}
+
+fn list<T: DeserializeOwned>(json: &str) -> Result<List<T>> {
+    serde_json::from_str(json).context("the list is not understood")
+}
+
 #[derive(Deserialize)]
-struct List {
+struct List<T> {
     #[serde(default)]
     kind: String,
     #[serde(default)]
     metadata: Metadata,
-    items: Option<Vec<Object>>,
+    items: Option<Vec<T>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -169,13 +257,7 @@ struct Port {
 
 impl Port {
     fn number(self) -> Option<(Protocol, u16)> {
-        let protocol = match self.protocol.as_deref() {
-            None | Some("TCP") => Protocol::Tcp,
-            Some("UDP") => Protocol::Udp,
-            Some("SCTP") => Protocol::Sctp,
-            Some(_) => return None,
-        };
-        Some((protocol, u16::try_from(self.container_port).ok()?))
+        Some((protocol(self.protocol.as_deref())?, u16::try_from(self.container_port).ok()?))
     }
 }
 
@@ -212,6 +294,37 @@ items:
         assert_eq!(containers.ports, BTreeMap::from([(Key::new("x", "a"), ports)]));
         let image = "docker.io/kindest/kindnetd:v1".to_owned();
         assert_eq!(containers.daemon_sets, [(Key::new("kube-system", "kindnet"), vec![image])]);
+    }
+
+    #[test]
+    fn services_that_select_pods() {
+        let mut containers = Containers::default();
+        let text = "
+kind: Service
+metadata: {name: a, namespace: x}
+spec: {selector: {app: a}, ports: [{port: 80}, {port: 53, targetPort: dns, protocol: UDP}, {port: 81, targetPort: 8081}]}
+---
+{kind: Service, metadata: {name: no-selector, namespace: x}, spec: {ports: [{port: 80}]}}
+---
+{kind: Service, metadata: {name: odd, namespace: x}, spec: {selector: {app: a}, ports: [{port: 80, targetPort: 70000}]}}
+---
+{kind: Service, metadata: {name: outside, namespace: x}, spec: {type: ExternalName, selector: {app: a}}}
+";
+        containers.add(text).unwrap();
+        let port = |port, protocol, target| TargetPort { port, protocol, target };
+        let ports = vec![
+            port(80, Protocol::Tcp, Target::Number(80)),
+            port(53, Protocol::Udp, Target::Name("dns".to_owned())),
+            port(81, Protocol::Tcp, Target::Number(8081)),
+        ];
+        assert_eq!(containers.services.len(), 2, "{containers:?}");
+        assert_eq!(containers.services[&Key::new("x", "a")].ports, ports);
+        assert_eq!(containers.services[&Key::new("x", "odd")].ports, []);
+        let page = r#"{"kind":"ServiceList","metadata":{},"items":[{"metadata":{"name":"b","namespace":"x"},
+            "spec":{"selector":{"app":"b"},"ports":[{"port":443,"targetPort":"https"}]}}]}"#;
+        containers.add_services(page).unwrap();
+        let target = Target::Name("https".to_owned());
+        assert_eq!(containers.services[&Key::new("x", "b")].ports[0].target, target);
     }
 
     #[test]

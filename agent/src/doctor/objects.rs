@@ -10,7 +10,7 @@ use netpold_core::model::{
 use super::containers::Containers;
 use super::enforcers;
 use super::finding::{Check, Findings, Report, Severity};
-use super::{dns, ports, selectors};
+use super::{dns, ports, selectors, services};
 
 const NOT_UNDERSTOOD: Check = Check {
     name: "not-understood",
@@ -91,6 +91,7 @@ pub fn examine(cluster: &Cluster, containers: &Containers) -> Report {
         found.unknown(NO_PODS);
     } else {
         dns::examine(&objects, &mut found);
+        services::examine(&objects, &mut found);
     }
     agents(cluster, &mut found);
     for (key, images) in &containers.daemon_sets {

@@ -1,0 +1,82 @@
+//! Ports of Services that no container has.
+
+use std::collections::BTreeMap;
+
+use netpold_core::model::{Key, Labels, Pod};
+
+use super::containers::{Target, TargetPort};
+use super::finding::{Check, Findings, Severity};
+use super::objects::{Group, Objects, pods_text};
+
+const NO_SUCH_NAME: Check = Check {
+    name: "target-port-absent",
+    severity: Severity::Warning,
+    problem: "no container has the named targetPort of a Service: the port leads nowhere",
+    fix: "name the port in the pod's spec.containers[].ports[].name, with the Service's protocol, or write its \
+          number as targetPort",
+};
+const UNLISTED: Check = Check {
+    name: "target-port-not-listed",
+    severity: Severity::Info,
+    problem: "no container lists the targetPort of a Service, which containers need not do",
+    fix: "nothing, if something listens there; else correct the targetPort, or list the port",
+};
+
+/// Holds the Services' ports against the pods that they select. Those of pods on the host's network are not known.
+pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
+    let mut groups: BTreeMap<&str, Vec<&Group<'_>>> = BTreeMap::new();
+    for group in &objects.groups {
+        groups.entry(group.namespace).or_default().push(group);
+    }
+    for (key, service) in &objects.containers.services {
+        let Some(groups) = groups.get(key.namespace.as_str()) else { continue };
+        let is_selected = |group: &&&Group<'_>| has(group.labels, &service.selector);
+        let selected: Vec<&Group<'_>> = groups.iter().filter(is_selected).copied().collect();
+        if let Some(first) = selected.first() {
+            for port in &service.ports {
+                one(objects, (key, port), &selected, first, found);
+            }
+        }
+    }
+}
+
+/// Whether labels have all of a Service's selector.
+fn has(labels: &Labels, selector: &BTreeMap<String, String>) -> bool {
+    selector.iter().all(|(key, value)| labels.get(key).is_some_and(|it| it == value))
+}
+
+fn one(
+    objects: &Objects<'_>,
+    (key, port): (&Key, &TargetPort),
+    selected: &[&Group<'_>],
+    first: &Group<'_>,
+    found: &mut Findings,
+) {
+    let mut pods = selected.iter().flat_map(|group| &group.pods);
+    let at = || format!("Service {key}: port {}, targetPort", port.port);
+    match &port.target {
+        Target::Name(name) => {
+            let named = |pod: &Pod| {
+                let mut ports = pod.ports.iter();
+                ports.any(|it| it.name == *name && it.protocol == port.protocol)
+            };
+            if !pods.any(|pod| named(pod)) {
+                found.add(
+                    &NO_SUCH_NAME,
+                    format!("{} {name} ({}); {}", at(), port.protocol, pods_text(first)),
+                );
+            }
+        }
+        Target::Number(number) => {
+            // Pods that list none are not known.
+            let listed = |pod: &Pod| objects.containers.ports.get(&pod.key);
+            let wanted = (port.protocol, *number);
+            if !pods.any(|pod| listed(pod).is_none_or(|ports| ports.contains(&wanted))) {
+                found.add(
+                    &UNLISTED,
+                    format!("{} {number} ({}); {}", at(), port.protocol, pods_text(first)),
+                );
+            }
+        }
+    }
+}
