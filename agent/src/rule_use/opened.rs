@@ -1,4 +1,10 @@
 //! New flows, as the sweep meets them: for whoever watches.
+//!
+//! Of more than can be told one by one a random sample is told, in which no pod's flows take the place of another
+//! pod's first ones; the others are counted.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 use netpold_core::model::Direction;
 use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE};
@@ -8,12 +14,26 @@ use crate::events::Seen;
 
 /// Flows of one sweep that are told one by one; the rest is counted only.
 const TOLD: usize = 4096;
+/// Of these, flows of a pod that those of other pods do not displace.
+const ASSURED: usize = 32;
+/// Places that are tried for such a flow: of a full sample most are of pods with more.
+const TRIES: usize = 16;
 
 /// The flows that a sweep met first.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Opened {
     told: Vec<Seen>,
+    /// How many of these each endpoint has.
+    shares: HashMap<u32, usize>,
     untold: u64,
+    random: u64,
+}
+
+impl Default for Opened {
+    fn default() -> Self {
+        let random = RandomState::new().build_hasher().finish() | 1;
+        Self { told: Vec::new(), shares: HashMap::new(), untold: 0, random }
+    }
 }
 
 impl Opened {
@@ -21,17 +41,103 @@ impl Opened {
     pub(super) fn met(&mut self, tuple: &FlowTuple, flags: u16) {
         let began = [(Direction::Ingress, CT_INGRESS), (Direction::Egress, CT_EGRESS)];
         for (direction, _) in began.into_iter().filter(|(_, flag)| flags & flag != 0) {
-            if self.told.len() < TOLD {
-                let by_node = direction == Direction::Ingress && flags & CT_NODE != 0;
-                self.told.push(Seen::flow(tuple, direction, by_node));
-            } else {
-                self.untold += 1;
-            }
+            let by_node = direction == Direction::Ingress && flags & CT_NODE != 0;
+            self.take_in(tuple.endpoint, || Seen::flow(tuple, direction, by_node));
         }
+    }
+
+    fn take_in(&mut self, endpoint: u32, seen: impl FnOnce() -> Seen) {
+        if self.told.len() < TOLD {
+            self.told.push(seen());
+            *self.shares.entry(endpoint).or_default() += 1;
+            return;
+        }
+        self.untold += 1;
+        let share = self.shares.get(&endpoint).copied().unwrap_or(0);
+        let place = if share < ASSURED {
+            let places: [usize; TRIES] = std::array::from_fn(|_| self.below(TOLD));
+            places.into_iter().find(|place| self.may_go(*place))
+        } else {
+            // As likely as each that was met before is in the sample.
+            let met = TOLD + usize::try_from(self.untold).unwrap_or(usize::MAX / 2);
+            Some(self.below(met)).filter(|place| *place < TOLD && self.may_go(*place))
+        };
+        let Some(told) = place.and_then(|place| self.told.get_mut(place)) else { return };
+        let former = std::mem::replace(told, seen()).packet.endpoint;
+        self.shares.entry(former).and_modify(|share| *share -= 1);
+        *self.shares.entry(endpoint).or_default() += 1;
+    }
+
+    /// Whether a flow of the sample is one of a pod that has others.
+    fn may_go(&self, place: usize) -> bool {
+        let share = self.told.get(place).and_then(|seen| self.shares.get(&seen.packet.endpoint));
+        share.is_some_and(|share| *share > ASSURED)
+    }
+
+    /// A random number below this one (xorshift).
+    fn below(&mut self, end: usize) -> usize {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random % end as u64) as usize
     }
 
     /// They are taken once; with how many more there were.
     pub(super) fn take(&mut self) -> (Vec<Seen>, u64) {
+        self.shares.clear();
         (std::mem::take(&mut self.told), std::mem::take(&mut self.untold))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use super::*;
+
+    fn meet(opened: &mut Opened, endpoint: u32, flows: std::ops::Range<u32>) {
+        for number in flows {
+            let remote = Ipv4Addr::from(number).into();
+            let (local_port, remote_port, protocol) = (80, 4000, 6);
+            let tuple = FlowTuple { endpoint, remote, local_port, remote_port, protocol };
+            opened.met(&tuple, CT_INGRESS);
+        }
+    }
+
+    #[test]
+    fn few_flows_are_all_told_and_of_many_some_from_all_over() {
+        let mut opened = Opened::default();
+        meet(&mut opened, 1, 0..TOLD as u32);
+        let (told, untold) = opened.take();
+        assert_eq!((told.len(), untold), (TOLD, 0));
+        let all = 16 * TOLD as u32;
+        meet(&mut opened, 1, 0..all);
+        let (told, untold) = opened.take();
+        assert_eq!((told.len(), untold), (TOLD, u64::from(all) - TOLD as u64));
+        let number = |seen: &Seen| {
+            let Some(IpAddr::V4(address)) = seen.packet.remote else { panic!("{seen:?}") };
+            address.to_bits()
+        };
+        // A quarter of the flows has about a quarter of the sample: six times the standard deviation is left.
+        for quarter in 0..4 {
+            let of = quarter * all / 4..(quarter + 1) * all / 4;
+            let some = told.iter().filter(|seen| of.contains(&number(seen))).count();
+            assert!(some.abs_diff(TOLD / 4) < 170, "{some} of quarter {quarter}");
+        }
+    }
+
+    #[test]
+    fn a_flood_of_flows_hides_no_other_pods() {
+        let mut opened = Opened::default();
+        meet(&mut opened, 1, 0..20_000);
+        (2..50).for_each(|endpoint| meet(&mut opened, endpoint, 0..10));
+        meet(&mut opened, 1, 20_000..40_000);
+        let (told, untold) = opened.take();
+        assert_eq!((told.len() as u64 + untold, told.len()), (40_480, TOLD));
+        for endpoint in 2..50 {
+            let some = told.iter().filter(|seen| seen.packet.endpoint == endpoint).count();
+            assert_eq!(some, 10, "of endpoint {endpoint}");
+        }
+        assert_eq!(opened.take().1, 0);
     }
 }
