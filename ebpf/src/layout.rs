@@ -609,6 +609,9 @@ pub struct DropEvent {
     pub suppressed: u32,
 }
 
+/// Counters of one CPU's events by interface: more interfaces share them.
+pub const EVENT_SHARES: usize = 64;
+
 /// What a CPU has dropped, and how many events of drops it may still emit: one record, since a denied packet
 /// needs both.
 #[repr(C)]
@@ -624,6 +627,8 @@ pub struct Counters {
     pub suppressed: u32,
     /// Zero.
     pub reserved: u32,
+    /// Events in the window by the pod's interface, modulo their number; none counts beyond 255.
+    pub shares: [u8; EVENT_SHARES],
 }
 
 impl Counters {
@@ -650,6 +655,6 @@ const _: () = {
     assert!(size_of::<FragmentKey>() == 48 && size_of::<FragmentPorts>() == 12);
     assert!(size_of::<DropEvent>() == 56);
     assert!(size_of::<Unproven>() == 24);
-    assert!(size_of::<Counters>() == 528 && COUNTERS.is_power_of_two());
+    assert!(size_of::<Counters>() == 592 && COUNTERS.is_power_of_two());
     assert!(ENDPOINT_SLOTS.is_power_of_two());
 };

@@ -16,8 +16,12 @@ use netpold_ebpf::reason::Reason;
 use crate::events::{DropKey, Outcome, Seen};
 use crate::printable::cut;
 
-/// What explaining may take of each second.
+/// What explaining may take of each second; of that, what a pod's events may.
 const BUDGET: Duration = Duration::from_millis(20);
+const SHARE: Duration = Duration::from_millis(10);
+/// The same once it is used up, for the first event of pods of which none was explained in that second: a flood
+/// leaves the others their reasons.
+const RESERVE: Duration = Duration::from_millis(10);
 /// Explanations that are remembered; then all are made anew.
 const REMEMBERED: usize = 4096;
 /// Policies that an event names.
@@ -46,6 +50,8 @@ pub struct Attributions {
     known: HashMap<DropKey, Arc<Attribution>>,
     since: Option<Instant>,
     spent: Duration,
+    /// By endpoint.
+    shares: HashMap<u32, Duration>,
 }
 
 impl Attributions {
@@ -81,8 +87,14 @@ impl Attributions {
         }
         if self.since.is_none_or(|since| now.duration_since(since) >= Duration::from_secs(1)) {
             (self.since, self.spent) = (Some(now), Duration::ZERO);
+            self.shares.clear();
         }
-        if self.spent >= BUDGET {
+        let share = self.shares.get(&packet.endpoint).copied();
+        let allowed = match share {
+            Some(share) => share < SHARE && self.spent < BUDGET,
+            None => self.spent < BUDGET + RESERVE,
+        };
+        if !allowed {
             return Attributed::Omitted;
         }
         let began = Instant::now();
@@ -94,7 +106,9 @@ impl Attributions {
         let denying = || explainer.denied_on_trial(pod, direction, remote, protocol, port);
         let attribution = judgement.map(|judged| attribute(&judged, seen.outcome, denying));
         let attribution = Arc::new(attribution.unwrap_or_default());
-        self.spent += began.elapsed();
+        let took = began.elapsed();
+        self.spent += took;
+        *self.shares.entry(packet.endpoint).or_default() += took;
         self.known.insert(key, Arc::clone(&attribution));
         Attributed::Known(attribution)
     }

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
+use std::net::Ipv4Addr;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, NAMESPACE, PATIENCE, PORT, binary};
+use netpold_testbed::cluster::{Cluster, NAMESPACE, PATIENCE, PORT, binary, isolate};
 use netpold_testbed::{Cni, Protocol, require_root, without_twins};
 use serde_json::{Value, json};
 
@@ -299,4 +300,38 @@ fn filters_leave_what_matches_and_what_the_kernel_left_out_is_told() {
     }
     println!("{events} events, {lost} told as lost");
     assert!(events >= 50, "{events} events, {lost} lost");
+}
+
+/// The kernel tells of a hundred drops a second and processor, and of another pod's even then.
+#[test]
+fn a_pods_flood_hides_no_other_pods_drops() {
+    if !require_root("a_pods_flood_hides_no_other_pods_drops") {
+        return;
+    }
+    let pods = ["flooder", "quiet"];
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&pods);
+    for pod in pods {
+        cluster.policy(pod, isolate(pod, &["Egress"]));
+    }
+    cluster.enforce();
+    let watcher = Following::new(&cluster, &[]);
+    let [flood, quiet] =
+        pods.map(|pod| socket(cluster.pod(pod), cluster.pod(pod).ip4().unwrap(), 0));
+    let nowhere = Ipv4Addr::new(10, 1, 1, 200);
+    let deadline = Instant::now() + PATIENCE;
+    while watcher.lines.recv_timeout(Duration::from_millis(300)).is_err() {
+        assert!(Instant::now() < deadline, "the watcher sees nothing");
+        flood.send_to(b"x", (nowhere, 9999)).unwrap();
+    }
+    for port in 7000..7005_u16 {
+        (0..3000).for_each(|_| assert_eq!(flood.send_to(b"x", (nowhere, 9999)).unwrap(), 1));
+        quiet.send_to(b"x", (nowhere, port)).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        let left = || deadline.saturating_duration_since(Instant::now());
+        let mut lines = std::iter::from_fn(|| watcher.lines.recv_timeout(left()).ok());
+        let shown = lines.any(|it| it["pod"]["name"] == "quiet" && it["port"] == port);
+        assert!(shown, "the drop at port {port}");
+        // The next flood begins in a second of its own.
+        std::thread::sleep(Duration::from_millis(1100));
+    }
 }

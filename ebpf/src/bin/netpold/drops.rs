@@ -4,7 +4,7 @@ use aya_ebpf::bindings::__sk_buff;
 use netpold_ebpf::{
     direction::{Direction, Egress, Ingress},
     event,
-    layout::{Counters, DropEvent, Settings},
+    layout::{Counters, DropEvent, EVENT_SHARES, Settings},
     reason::{self, Reason},
     tables::Tables,
 };
@@ -18,7 +18,8 @@ pub(crate) fn report<D: Direction>(skb: *mut __sk_buff, reason: u32) {
         Maps::new().count(reason::counter_of(D::EGRESS, reason));
         return;
     }
-    if count_one(D::EGRESS, reason) {
+    // SAFETY: the program's context.
+    if count_one(D::EGRESS, reason, unsafe { (*skb).ifindex }) {
         if D::EGRESS {
             netpold_emit_egress(skb, reason);
         } else {
@@ -27,28 +28,34 @@ pub(crate) fn report<D: Direction>(skb: *mut __sk_buff, reason: u32) {
     }
 }
 
-/// Counts a drop, and says whether this CPU may emit its event.
+/// Counts a drop, and says whether this CPU may emit its event. `ifindex`: the interface whose share it is.
 #[inline(always)]
-pub(crate) fn count_one(egress: bool, reason: u32) -> bool {
+pub(crate) fn count_one(egress: bool, reason: u32, ifindex: u32) -> bool {
     let maps = Maps::new();
     let (Some(counters), Some(settings)) = (maps.counters(), maps.settings()) else {
         return false;
     };
     counters.count(reason::counter_of(egress, reason));
-    may_emit(counters, settings, maps.now())
+    may_emit(counters, settings, maps.now(), ifindex)
 }
 
-/// One more event in this window, or one more suppressed.
+/// One more event in this window, or one more suppressed. An interface has half of the window's events, and
+/// one even when they are used up: the flood of one pod, or of many, hides no other pod's drops.
 #[inline(always)]
-fn may_emit(counters: &mut Counters, settings: &Settings, now: u32) -> bool {
+fn may_emit(counters: &mut Counters, settings: &Settings, now: u32, ifindex: u32) -> bool {
     if now.wrapping_sub(counters.window) >= settings.event_window {
         counters.window = now;
         counters.events = 0;
+        counters.shares = [0; EVENT_SHARES];
     }
-    if counters.events >= settings.event_burst {
+    let burst = settings.event_burst;
+    let most = if counters.events < burst { burst.div_ceil(2) } else { burst.min(1) };
+    let share = &mut counters.shares[ifindex as usize % EVENT_SHARES];
+    if u32::from(*share) >= most.min(u32::from(u8::MAX)) {
         counters.suppressed = counters.suppressed.wrapping_add(1);
         return false;
     }
+    *share += 1;
     counters.events += 1;
     true
 }

@@ -67,7 +67,9 @@ fn netpold_tunnel(context: TcContext) -> i32 {
     if !proof::is_unpacked(&Maps::new(), read_mark(skb), read(skb)) {
         return strange(skb);
     }
-    let _ = drops::count_one(true, Reason::SpoofedSource as u32);
+    // SAFETY: the program's context.
+    let ifindex = unsafe { (*skb).ifindex };
+    let _ = drops::count_one(true, Reason::SpoofedSource as u32, ifindex);
     DROP
 }
 
@@ -305,7 +307,8 @@ fn judge<B: Bytes>(skb: *mut __sk_buff, bytes: &B, link: u32, course: u32) -> u3
     let verdict = post_nat::judge(bytes, header, &maps, origin(skb), ifindex, answer, agent_lives);
     let reason = verdict.number();
     let drops = reason >= Reason::FIRST_DROP as u32 && reason != Reason::Deferred as u32;
-    if drops && drops::count_one(true, reason) {
+    let whose = || origin(skb).endpoint().map_or(ifindex, |sender| sender.ifindex());
+    if drops && drops::count_one(true, reason, whose()) {
         return reason | TELL;
     }
     reason

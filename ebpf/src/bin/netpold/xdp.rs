@@ -48,9 +48,10 @@ pub(crate) fn came_by(context: &XdpContext) -> u32 {
 /// Counts a drop as the pod's hook would have, and tells of it as often.
 #[inline(always)]
 fn report<D: Direction>(frame: &Frame, link: Link, endpoint: EndpointRef, reason: u32) {
-    if drops::count_one(D::EGRESS, reason) {
+    if drops::count_one(D::EGRESS, reason, endpoint.ifindex()) {
         let _ = drops::send(reason, (endpoint.ifindex(), endpoint.id()), |event| {
-            event::describe_at::<D, _>(frame, link, event);
+            // The offset as a constant, also where the compiler makes this a function of its own.
+            event::describe_at::<D, _>(frame, link.map(|(kind, _)| (kind, ETHERNET)), event);
         });
     }
 }
