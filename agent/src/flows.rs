@@ -11,7 +11,7 @@ pub mod client;
 pub mod reader;
 mod render;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -97,6 +97,22 @@ pub struct Page {
     pub next: Option<u32>,
     /// Why flows are not known.
     pub problem: Option<String>,
+    /// Of the kernel's page: flows of other pods that the node translates, at most as many as flows were asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub translated: Vec<SentOn>,
+}
+
+/// A flow as its pod sent it, and as the node sends it on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SentOn {
+    /// IP protocol.
+    pub protocol: IpProtocol,
+    /// The pod's address and port.
+    pub from: SocketAddr,
+    /// Where it sends to.
+    pub to: SocketAddr,
+    /// How the node sends it on.
+    pub on: Translated,
 }
 
 /// The flows of a node.
@@ -148,6 +164,9 @@ pub struct Flow {
     /// The other side's name: `namespace/pod` or `svc/namespace/name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote_name: Option<String>,
+    /// How the node sends it on, if it is known to translate what the pod sends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub translated: Option<Translated>,
     /// The other side is the node itself.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub to_own_node: bool,
@@ -163,6 +182,15 @@ pub struct Flow {
     /// From the kernel's conntrack: no policy isolates the pod.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub kernel: bool,
+}
+
+/// The two ends of what the node makes of a flow, by the kernel's conntrack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Translated {
+    /// From where: the pod's own address and port, or one of the node's (masquerade).
+    pub from: SocketAddr,
+    /// To where: the Service's backend.
+    pub to: SocketAddr,
 }
 
 /// How far a flow has come.

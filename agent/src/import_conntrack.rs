@@ -6,15 +6,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use netpold_core::probe::IpProtocol;
 use netpold_ebpf::layout::{
     CT_EGRESS, CT_FIN_INGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_STREAM, CT_SYN, CT_SYN_ACK,
     Ct4Key, Ct6Key,
 };
 use netpold_ebpf::packet::icmp;
 use rtnetlink::packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR};
-use rtnetlink::sys::{Socket, SocketAddr};
+use rtnetlink::sys;
 
 use crate::conntrack::{FlowKey, Tracked};
 use crate::netlink::{Message, attributes, messages, status};
@@ -78,6 +79,21 @@ pub struct KernelFlow {
     pub remaining: Option<u32>,
 }
 
+impl KernelFlow {
+    /// The flow as it is sent and as it is sent on, each from where and to where, if it is to somewhere else: TCP,
+    /// UDP and SCTP.
+    #[must_use]
+    pub fn sent_on(&self) -> Option<(u8, [[SocketAddr; 2]; 2])> {
+        let Self { original, reply, .. } = self;
+        let source = |it: &Tuple| SocketAddr::new(it.source, it.source_port);
+        let destination = |it: &Tuple| SocketAddr::new(it.destination, it.destination_port);
+        let sent = [source(original), destination(original)];
+        let on = [destination(reply), source(reply)];
+        let has_ports = IpProtocol(original.protocol).has_ports();
+        (has_ports && sent[1] != on[1]).then_some((original.protocol, [sent, on]))
+    }
+}
+
 /// Whose flows are wanted.
 #[derive(Debug, Default)]
 pub struct Wanted {
@@ -123,9 +139,9 @@ fn key(endpoint: u32, tuple: &Tuple) -> Option<FlowKey> {
 /// # Errors
 /// The kernel has no conntrack, or does not tell (`CAP_NET_ADMIN`).
 pub fn kernel_flows(mut each: impl FnMut(KernelFlow)) -> io::Result<()> {
-    let mut socket = Socket::new(NETLINK_NETFILTER)?;
+    let mut socket = sys::Socket::new(NETLINK_NETFILTER)?;
     socket.bind_auto()?;
-    socket.send_to(&request(), &SocketAddr::new(0, 0), 0)?;
+    socket.send_to(&request(), &sys::SocketAddr::new(0, 0), 0)?;
     let mut buffer = Vec::with_capacity(BUFFER);
     loop {
         buffer.clear();

@@ -3,11 +3,14 @@
 //! A connection is known as its pods' veths see it: once at each end that is a pod of a node that was asked,
 //! and at the sender's with the address that it was sent to, a Service's for instance. Ends are put together by
 //! addresses and ports, and a Service's connection with the backend that has a flow from the same address and
-//! port. It is judged at both ends, by the clusters before and after. Of a connection to a Service whose backend
-//! is not known (it was masqueraded, or the backend is outside) it may be that it depends on the backend.
+//! port, or with that which the kernel's conntrack of the sender's node has. It is judged at both ends, by the
+//! clusters before and after. Of a connection to a Service whose backend is not known (the node has no conntrack, or
+//! the connection comes from outside the asked nodes) it may be that it depends on the backend. So it may of one that
+//! the node has masqueraded to a pod of its own: explanations know what comes from the node itself, which always
+//! passes, and not what only has its address.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::Explainer;
@@ -15,7 +18,7 @@ use netpold_core::model::{Direction, Key};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 use serde::Serialize;
 
-use crate::flows::{Answer, Flow, FlowState, socket};
+use crate::flows::{Answer, Flow, FlowState, Translated, socket};
 
 /// What a change does to the connections that are open.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -73,6 +76,8 @@ struct Seen {
     /// The address to judge in the place of one of the sender's node.
     node: Option<IpAddr>,
     sent_to: Option<End>,
+    /// How the sender's node sends it on.
+    translated: Option<Translated>,
 }
 
 /// What becomes of a connection.
@@ -85,7 +90,7 @@ enum Fate {
 }
 
 /// What connections have in common that are judged alike.
-type Kind = (IpAddr, IpAddr, IpProtocol, u16, bool);
+type Kind = (IpAddr, IpAddr, IpProtocol, u16, bool, Option<(IpAddr, End)>);
 
 /// What a change from one cluster to another does to the flows of these nodes.
 #[must_use]
@@ -120,12 +125,16 @@ pub fn cuts(before: &Cluster, after: &Cluster, flows: &[Answer]) -> Cuts {
             Fate::Unsure => &mut groups[1],
         };
         let (protocol, from, to) = *tuple;
+        let (to, sent_to) = match seen.translated {
+            Some(on) if seen.sent_to.is_none() => (end(on.to), Some(to)),
+            Some(_) | None => (to, seen.sent_to),
+        };
         let names = (judge.name(seen.from.as_ref(), from.0), judge.name(seen.to.as_ref(), to.0));
         let of: &mut Vec<Connection> = list.entry((names, protocol, to.1)).or_default();
         of.push(Connection {
             from: socket(from.0, from.1),
             to: socket(to.0, to.1),
-            sent_to: seen.sent_to.map(|(address, port)| socket(address, port)),
+            sent_to: sent_to.map(|(address, port)| socket(address, port)),
         });
     }
     let [cut, unsure] = groups.map(|groups| {
@@ -139,6 +148,10 @@ pub fn cuts(before: &Cluster, after: &Cluster, flows: &[Answer]) -> Cuts {
         groups.into_iter().map(group).collect()
     });
     Cuts { cut, unsure, ..found }
+}
+
+fn end(address: SocketAddr) -> End {
+    (address.ip(), address.port())
 }
 
 /// Puts a flow where the other end's may be.
@@ -156,6 +169,7 @@ fn take_in(before: &Cluster, flow: &Flow, seen: &mut BTreeMap<Tuple, Seen>) {
                 let node = pod.filter(|_| flow.to_own_node).map(|pod| &pod.node);
                 let node = node.and_then(|node| before.nodes().get(node));
                 at.node = node.and_then(|node| of(&node.addresses));
+                at.translated = flow.translated;
             }
             Direction::Ingress => {
                 let at = seen.entry((flow.protocol, remote, local)).or_default();
@@ -195,15 +209,31 @@ impl<'c> Judge<'c> {
                 to_pods.entry((*protocol, *from)).or_default().push(*to);
             }
         }
-        let mut joined = Vec::new();
+        let (mut joined, mut masqueraded) = (Vec::new(), Vec::new());
         for ((protocol, from, to), at) in seen.iter().filter(|(_, at)| at.to.is_none()) {
+            if let Some(on) = at.translated {
+                // What its backend sees of it is the same connection.
+                if end(on.from) == *from {
+                    joined.push(((*protocol, *from, *to), end(on.to)));
+                } else {
+                    masqueraded.push((*protocol, end(on.from), end(on.to)));
+                }
+                continue;
+            }
             let Some(candidates) = to_pods.get(&(*protocol, *from)) else { continue };
             let backends = self.backends(from.0, at.node.unwrap_or(to.0), *protocol, to.1);
             if let Some(backend) = candidates.iter().find(|end| backends.contains(end)) {
                 joined.push(((*protocol, *from, *to), *backend));
             }
         }
+        for tuple in masqueraded {
+            seen.remove(&tuple);
+        }
         for ((protocol, from, sent_to), backend) in joined {
+            // Nothing is seen of it where the backend's node was not asked.
+            if !seen.contains_key(&(protocol, from, backend)) {
+                continue;
+            }
             let sender = seen.remove(&(protocol, from, sent_to)).and_then(|at| at.from);
             if let Some(at) = seen.get_mut(&(protocol, from, backend)) {
                 at.from = at.from.take().or(sender);
@@ -229,14 +259,17 @@ impl<'c> Judge<'c> {
     fn fate(&mut self, (protocol, from, to): &Tuple, seen: &Seen) -> Fate {
         let port = if protocol.has_ports() { to.1 } else { 0 };
         let address = seen.node.unwrap_or(to.0);
-        let kind = (from.0, address, *protocol, port, seen.from_node);
+        let on = seen.translated.map(|on| (on.from.ip(), end(on.to)));
+        let kind = (from.0, address, *protocol, port, seen.from_node, on);
         if let Some(fate) = self.fates.get(&kind) {
             return *fate;
         }
         let ends = [(from.0, seen.from.as_ref()), (address, seen.to.as_ref())];
         let direct = self.fate_of(ends, *protocol, port, seen.from_node);
         let mut fate = direct;
-        if direct == Fate::Kept && seen.to.is_none() {
+        if let (Fate::Kept, Some(on)) = (direct, on) {
+            fate = self.fate_on(ends[0], on, *protocol);
+        } else if direct == Fate::Kept && seen.to.is_none() {
             let backends = self.backends(from.0, address, *protocol, port);
             let fates = backends.into_iter().map(|(address, port)| {
                 self.fate_of([ends[0], (address, None)], *protocol, port, false)
@@ -251,6 +284,33 @@ impl<'c> Judge<'c> {
         }
         self.fates.insert(kind, fate);
         fate
+    }
+
+    /// What becomes of a connection that the sender's node sends on from that address to that end.
+    fn fate_on(
+        &self,
+        sender: (IpAddr, Option<&Key>),
+        (source, (to, port)): (IpAddr, End),
+        protocol: IpProtocol,
+    ) -> Fate {
+        let receiver = (to, None);
+        let direct = self.fate_of([sender, receiver], protocol, port, false);
+        if source == sender.0 {
+            return direct;
+        }
+        let node = self.before.owner(to).and_then(|pod| self.before.nodes().get(&pod.node));
+        let sent = self.fate_of([sender, receiver], protocol, port, true);
+        let received = match node.is_some_and(|node| node.addresses.contains(&source)) {
+            true if direct == Fate::Kept => Fate::Kept,
+            true => Fate::Unsure,
+            false => self.fate_of([(source, None), receiver], protocol, port, false),
+        };
+        match (sent, received) {
+            (Fate::Cut, _) | (_, Fate::Cut) => Fate::Cut,
+            (Fate::Gone, _) | (_, Fate::Gone) => Fate::Gone,
+            (Fate::Unsure, _) | (_, Fate::Unsure) => Fate::Unsure,
+            (Fate::Kept, Fate::Kept) => Fate::Kept,
+        }
     }
 
     /// What becomes of a connection that is not translated, or of that part of its way.

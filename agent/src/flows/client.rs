@@ -1,14 +1,18 @@
 //! Asks an agent for its node's flows, page by page.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::Result;
 use netpold_core::model::Key;
+use netpold_core::probe::IpProtocol;
 use serde_json::json;
 
 use super::reader::PAGE;
-use super::{Answer, FLOWS_REQUEST, Filter, FlowsArgs, Page, PodFlows, Request, merge, text};
+use super::{
+    Answer, FLOWS_REQUEST, Filter, FlowsArgs, Page, PodFlows, Request, Translated, merge, text,
+};
 use crate::events::unix_millis;
 use crate::live::{self, ALL, Answers, ClusterArgs, SOME};
 use crate::output::{Output, print};
@@ -68,6 +72,7 @@ pub fn ask(path: &Path, filter: &Filter, limit: Option<u32>) -> Result<Answer> {
     let mut answer = Answer { as_of: unix_millis() / 1000, ..Answer::default() };
     let mut others: BTreeMap<Key, u64> = BTreeMap::new();
     let mut left = limit.unwrap_or(u32::MAX);
+    let mut translated: HashMap<(IpProtocol, SocketAddr, SocketAddr), Translated> = HashMap::new();
     let mut ask = |from, kernel| {
         let asked = if kernel { left } else { left.min(PAGE) };
         let wanted = Request { filter: filter.clone(), from, limit: asked, kernel };
@@ -78,6 +83,8 @@ pub fn ask(path: &Path, filter: &Filter, limit: Option<u32>) -> Result<Answer> {
         answer.node = page.node;
         answer.flows.extend(page.flows);
         answer.problems.extend(page.problem);
+        let sent_on = page.translated.into_iter();
+        translated.extend(sent_on.map(|it| ((it.protocol, it.from, it.to), it.on)));
         for PodFlows { pod, flows } in page.left_out {
             *others.entry(pod).or_default() += flows;
         }
@@ -89,6 +96,12 @@ pub fn ask(path: &Path, filter: &Filter, limit: Option<u32>) -> Result<Answer> {
     }
     ask(0, true)?;
     answer.left_out = others.into_iter().map(|(pod, flows)| PodFlows { pod, flows }).collect();
+    for flow in &mut answer.flows {
+        let Some(local) = flow.local else { continue };
+        let from = SocketAddr::new(local, flow.local_port);
+        let to = SocketAddr::new(flow.remote, flow.remote_port);
+        flow.translated = translated.get(&(flow.protocol, from, to)).copied();
+    }
     answer.flows.sort();
     Ok(answer)
 }

@@ -1,6 +1,6 @@
 //! Reads a page of flows, without the engine.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::ops::ControlFlow;
 
@@ -11,9 +11,9 @@ use netpold_ebpf::flow::cached_verdict::CachedVerdict;
 use netpold_ebpf::flow::control::Control;
 use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED};
 
-use super::{Cached, Filter, Flow, FlowState, Page, PodFlows, Request};
+use super::{Cached, Filter, Flow, FlowState, Page, PodFlows, Request, SentOn, Translated};
 use crate::conntrack::{FlowTuple, Sighting, Sweeper};
-use crate::import_conntrack::{Wanted, kernel_flows};
+use crate::import_conntrack::{KernelFlow, Wanted, kernel_flows};
 
 /// Most flows of a page of netpold's table.
 pub(super) const PAGE: u32 = 2048;
@@ -46,13 +46,13 @@ impl FlowReader {
     /// Reads a page.
     #[must_use]
     pub fn page(&self, request: &Request) -> Page {
-        let mut taken = Taken { limit: 0, flows: Vec::new(), others: BTreeMap::new() };
+        let mut taken = Taken::default();
         let (mut next, mut problem) = (None, None);
         if request.kernel {
             taken.limit = request.limit.min(KERNEL_PAGE) as usize;
-            if !self.untracked.endpoints.is_empty() {
-                problem = self.read_kernel(&request.filter, &mut taken).err();
-            }
+            problem = self.read_kernel(&request.filter, &mut taken).err();
+            // What is translated is known only where there is such a table.
+            problem = problem.filter(|_| !self.untracked.endpoints.is_empty());
         } else {
             taken.limit = request.limit.min(PAGE) as usize;
             next = self.read_table(request, &mut taken);
@@ -61,8 +61,10 @@ impl FlowReader {
             let pod = self.pods.get(&endpoint)?.key.clone();
             Some(PodFlows { pod, flows })
         };
-        let left_out = taken.others.into_iter().filter_map(count).collect();
-        Page { node: self.node.clone(), flows: taken.flows, left_out, next, problem }
+        let others = std::mem::take(&mut taken.others);
+        let left_out = others.into_iter().filter_map(count).collect();
+        let Taken { flows, translated, .. } = taken;
+        Page { node: self.node.clone(), flows, left_out, next, problem, translated }
     }
 
     /// Where it stopped, if it did.
@@ -92,7 +94,16 @@ impl FlowReader {
 
     fn read_kernel(&self, filter: &Filter, taken: &mut Taken) -> Result<(), String> {
         let (_, now, _) = &self.tables;
+        let tracked = self.pods.iter().filter(|(_, pod)| filter.wants(&pod.key));
+        let tracked: BTreeSet<IpAddr> =
+            tracked.flat_map(|(_, pod)| pod.addresses.iter().copied()).collect();
         let read = kernel_flows(|flow_of_kernel| {
+            let sent_on = sent_on(&flow_of_kernel).filter(|it| tracked.contains(&it.from.ip()));
+            if let Some(sent_on) = sent_on
+                && taken.translated.len() < taken.limit
+            {
+                taken.translated.push(sent_on);
+            }
             for side in self.untracked.sides(&flow_of_kernel, *now) {
                 let tuple = FlowTuple::from(side.key);
                 let Some(pod) = self.pods.get(&tuple.endpoint) else { continue };
@@ -133,11 +144,20 @@ impl FlowReader {
     }
 }
 
+/// How the node sends a flow on that it leads elsewhere.
+fn sent_on(flow: &KernelFlow) -> Option<SentOn> {
+    let (protocol, [[from, to], on]) = flow.sent_on()?;
+    let on = Translated { from: on[0], to: on[1] };
+    Some(SentOn { protocol: IpProtocol(protocol), from, to, on })
+}
+
 /// What a page takes.
+#[derive(Default)]
 struct Taken {
     limit: usize,
     flows: Vec<Flow>,
     others: BTreeMap<u32, u64>,
+    translated: Vec<SentOn>,
 }
 
 impl Taken {
@@ -169,6 +189,7 @@ fn flow(pod: &LocalPod, tuple: &FlowTuple, control: Control) -> Flow {
         remote: tuple.remote,
         remote_port: tuple.remote_port,
         remote_name: None,
+        translated: None,
         to_own_node: false,
         state: match () {
             () if control.is_closed() => FlowState::Closed,

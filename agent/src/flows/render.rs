@@ -117,6 +117,7 @@ mod tests {
             remote: "10.96.0.9".parse().unwrap(),
             remote_port: 80,
             remote_name: Some("svc/shop/web".to_owned()),
+            translated: None,
             to_own_node: false,
             state: FlowState::Open,
             idle_ms: Some(3200),

@@ -1,6 +1,7 @@
 //! Open connections: as `netpold flows` lists them, and those of them that `netpold diff --live` says a change
 //! cuts. Those are cut by the change, and no others.
 
+mod masqueraded;
 mod two_agents;
 
 use std::collections::BTreeSet;
