@@ -6,6 +6,7 @@
 mod completed;
 mod learned;
 mod probed;
+mod two_nodes;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -166,6 +167,7 @@ fn agents_answer_through_the_api_server() {
     trace::a_pod_is_traced_on_its_node(&world, &kubelet);
     rights_decide(&world.server);
     probed::connections_from_pods(&mut world, &kubelet);
+    two_nodes::connections_are_named_once(&mut world);
 }
 
 fn status_of_all_nodes(server: &ApiServer) {
