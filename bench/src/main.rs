@@ -23,6 +23,7 @@ mod plots;
 mod random;
 mod regression;
 mod report;
+mod scale;
 mod steer;
 mod wire;
 mod world;
@@ -49,6 +50,9 @@ struct Arguments {
     /// Only these parts
     #[arg(long, value_enum, value_name = "PART")]
     part: Vec<Part>,
+    /// Of the part `scale`, only clusters of so many nodes
+    #[arg(long, value_name = "NUMBER")]
+    nodes: Option<u32>,
     /// Where results.json is written
     #[arg(long, value_name = "DIR", default_value = "target/bench")]
     output: PathBuf,
@@ -79,6 +83,8 @@ enum Part {
     Observe,
     /// Sockets of two pods
     Wire,
+    /// What agents cost an API server; only if named: ten minutes
+    Scale,
 }
 
 impl Part {
@@ -98,6 +104,8 @@ const RULES: [u32; 3] = [1, 100, 10_000];
 const CIDRS: [u32; 3] = [0, 10_000, 100_000];
 const RANGES: [u32; 3] = [1, 100, 1000];
 const TIERS: [u32; 2] = [0, 100];
+/// Of the simulated clusters that agents follow on an API server, and how many agents of either kind.
+const NODES: [(u32, u32); 3] = [(100, 10), (1000, 3), (5000, 1)];
 
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {
@@ -132,6 +140,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         flood: Vec::new(),
         observed: None,
         wire: Vec::new(),
+        scale: Vec::new(),
     };
     // First, while the process has no other memory.
     if wanted(Part::Control) {
@@ -157,6 +166,12 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
     if wanted(Part::Wire) {
         wire(arguments.quick, &pins, &mut results)?;
+    }
+    if arguments.part.contains(&Part::Scale) {
+        let wanted = |(nodes, _): &(u32, u32)| arguments.nodes.is_none_or(|only| only == *nodes);
+        for (nodes, agents) in NODES.into_iter().filter(wanted) {
+            results.scale.push(scale::measure(nodes, agents, &tell)?);
+        }
     }
     results.print();
     let json = serde_json::to_string_pretty(&results)?;

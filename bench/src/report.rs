@@ -15,6 +15,7 @@ use crate::maps::{self, Maps};
 use crate::observe::{self, Observed};
 use crate::packet::{self, PacketFigure};
 use crate::regression::{Figure, Figures};
+use crate::scale::{self, ApiLoad};
 use crate::wire::{self, Wire};
 
 /// A program after the verifier.
@@ -50,6 +51,8 @@ pub(crate) struct Results {
     /// A flood that is watched.
     pub(crate) observed: Option<Observed>,
     pub(crate) wire: Vec<Wire>,
+    /// Of one agent, by size of the cluster.
+    pub(crate) scale: Vec<ApiLoad>,
 }
 
 impl Results {
@@ -79,6 +82,7 @@ impl Results {
         flood::print(&self.flood);
         self.observed.iter().for_each(observe::print);
         wire::print(&self.wire);
+        self.scale.iter().for_each(scale::print);
         for refused in &self.refused {
             say(&format!("NOT MEASURED: {refused}"));
         }

@@ -21,6 +21,7 @@ mod audit;
 mod binaries;
 mod etcd;
 mod kubectl;
+mod meter;
 mod process;
 
 use std::fs;
@@ -39,6 +40,7 @@ pub use self::binaries::{
     CACHED, KUBECTL_CACHED, KubeBinaries, Kubectl, VERSION, require_apiserver,
 };
 use self::etcd::Etcd;
+pub use self::meter::{Meter, Passed};
 use self::process::Process;
 use crate::netns::Netns;
 use crate::node::Node;
@@ -134,6 +136,12 @@ impl ApiServer {
     #[must_use]
     pub const fn binaries(&self) -> &KubeBinaries {
         &self.binaries
+    }
+
+    /// The process id of the API server.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.server.pid()
     }
 
     /// What the API server has logged.

@@ -29,12 +29,25 @@ impl ApiServer {
     /// # Errors
     /// When it cannot be written.
     pub fn write_kubeconfig(&self, name: &str, access: &Access<'_>) -> Result<PathBuf> {
+        self.write_kubeconfig_to(&self.url(), name, access)
+    }
+
+    /// The same, with another way to the server.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write_kubeconfig_to(
+        &self,
+        url: &str,
+        name: &str,
+        access: &Access<'_>,
+    ) -> Result<PathBuf> {
         let user = match access {
             Access::Token(token) => json!({ "token": token }),
             Access::TokenFile(path) => json!({ "tokenFile": path }),
         };
         let cluster = json!({
-            "server": self.url(),
+            "server": url,
             "certificate-authority": self.certificate(),
         });
         let config = json!({

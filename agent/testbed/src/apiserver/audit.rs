@@ -1,5 +1,6 @@
 //! What was asked of an API server, by its audit log.
 
+use std::collections::HashSet;
 use std::fs;
 
 use anyhow::{Context, Result};
@@ -44,6 +45,11 @@ impl ApiServer {
             .context("the audit log cannot be read")?;
         // The last line may be half written.
         let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        // A watch is written again when it ends.
+        let mut seen = HashSet::new();
+        let first =
+            |event: &Value| event["auditID"].as_str().is_none_or(|id| seen.insert(id.to_owned()));
+        let events = events.filter(first);
         Ok(events.map(|event| request(&event)).filter(|r| [&r.user, ""].contains(&user)).collect())
     }
 }

@@ -1,0 +1,360 @@
+//! What agents cost an API server: the agent's own followers, on real watches, in a simulated cluster.
+//!
+//! Objects are written to etcd as JSON, past the API server, which serves them like any other. So a
+//! cluster is there within a minute, and changes come at the rate that is asked for; what goes over the
+//! connections to the agents is what it would be otherwise. It is counted between agents and server.
+
+mod objects;
+mod report;
+mod trimmed;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use netpold::source::SourceStatus;
+use netpold::source::cluster::{Access, Settings, client, watch};
+use netpold_testbed::apiserver::{Meter, Passed};
+use netpold_testbed::{Access as Proof, ApiServer};
+use nix::sys::signal::Signal;
+use tokio::runtime::Runtime;
+use tokio::sync::watch::Receiver;
+
+use crate::host;
+use objects::{Cluster, Entry, Phase, node, node_name};
+use report::Stage;
+pub(crate) use report::{ApiLoad, print};
+use trimmed::Form;
+
+/// The agents, as the API server knows them.
+const USER: &str = "system:serviceaccount:netpold-system:netpold";
+/// A server that sends nothing for so long is taken for gone; the agent's default.
+const API_TIMEOUT: Duration = Duration::from_secs(100);
+/// All agents know everything within this.
+const PATIENCE: Duration = Duration::from_mins(20);
+/// When nothing has come for so long, everything has.
+const SILENCE: Duration = Duration::from_secs(4);
+/// Idle, and at the usual rate of changes.
+const WINDOW: Duration = Duration::from_mins(1);
+/// Pods of a rollout, and its duration.
+const ROLLOUT: (u32, Duration) = (1000, Duration::from_secs(10));
+/// Pods that begin in one step of it.
+const STEP: u32 = 10;
+const IDLE: &str = "idle";
+/// Part of the pods that change in a minute.
+const CHANGING: f64 = 0.01;
+/// Seconds between two reports of a kubelet about a Node that does not change.
+const HEARTBEAT: f64 = 300.0;
+/// Events by whose bytes one event's are known.
+const EVENTS: u32 = 100;
+
+/// Agents with the same settings.
+struct Group {
+    meter: Meter,
+    status: Vec<Receiver<SourceStatus>>,
+    /// That reached the engines.
+    changes: Arc<AtomicU64>,
+}
+
+struct World {
+    cluster: Cluster,
+    agents: u32,
+    // Dropped first: the agents do not see the server go.
+    runtime: Runtime,
+    groups: [Group; 2],
+    server: ApiServer,
+    /// Reports of Nodes so far, and lives of pods.
+    reports: u32,
+}
+
+/// The counters at one time.
+struct Mark {
+    passed: [Passed; 2],
+    changes: [u64; 2],
+    requests: usize,
+    server: f64,
+    at: Instant,
+}
+
+/// Measures with so many agents of either kind.
+pub(crate) fn measure(nodes: u32, agents: u32, progress: &dyn Fn(&str)) -> Result<ApiLoad> {
+    let cluster = Cluster::of(nodes);
+    let tell = |what: &str| progress(&format!("scale, {nodes} nodes: {what}"));
+    host::ip(&["link set lo up"])?;
+    tell("an API server and its objects");
+    let mut server = ApiServer::start()?;
+    fill(&mut server, cluster)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    tell("the agents start");
+    let token = agents_token(&server)?;
+    let group = |all_nodes| start(&runtime, &server, &token, agents, all_nodes);
+    let groups = [group(true)?, group(false)?];
+    let mut world = World { cluster, agents, runtime, groups, server, reports: 0 };
+    let mut stages = Vec::new();
+    // They began a moment ago, with nothing.
+    let begin = Mark {
+        passed: [Passed::default(); 2],
+        changes: [0; 2],
+        requests: 0,
+        server: 0.0,
+        at: Instant::now(),
+    };
+    world.wait_in_sync()?;
+    stages.push(world.stage("start", begin, 0)?);
+    tell("sizes");
+    let pod_event = world.bytes_of_one(|cluster, n| cluster.pod(n, Phase::Changed, 0))?;
+    let node_event =
+        world.bytes_of_one(|cluster, n| node(n % cluster.nodes, 1 + n / cluster.nodes))?;
+    let forms = world.forms()?;
+    tell("nothing happens");
+    let begin = world.mark()?;
+    std::thread::sleep(WINDOW);
+    stages.push(world.stage(IDLE, begin, 0)?);
+    tell("pods change and kubelets report");
+    let begin = world.mark()?;
+    let events = world.usual(WINDOW)?;
+    stages.push(world.stage("1 % of pods a minute, heartbeats", begin, events)?);
+    tell("a rollout");
+    let begin = world.mark()?;
+    let events = world.rollout()?;
+    stages.push(world.stage("rollout of 1,000 pods", begin, events)?);
+    tell("the API server starts again");
+    let begin = world.mark()?;
+    world.restart()?;
+    let mut stage = world.stage("restart of the API server", begin, 0)?;
+    // Of another process.
+    stage.server_seconds = processor_seconds(world.server.pid())?;
+    stages.push(stage);
+    Ok(ApiLoad { cluster, agents, pod_event, node_event, stages, forms })
+}
+
+/// Writes the cluster and waits until the server knows it.
+fn fill(server: &mut ApiServer, cluster: Cluster) -> Result<()> {
+    let entries: Vec<Entry> = cluster.entries().collect();
+    server.etcd().write(&entries)?;
+    let last = format!("/api/v1/nodes/{}", node_name(cluster.nodes - 1));
+    server.kubectl(&["get", "--raw", &last]).context("the server does not read its objects")?;
+    Ok(())
+}
+
+/// A token of a service account with the rights of the installation.
+fn agents_token(server: &ApiServer) -> Result<String> {
+    let rbac = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/base/rbac.yaml");
+    server.kubectl(&["create", "namespace", "netpold-system"])?;
+    server.apply(&std::fs::read_to_string(rbac).context("cannot read the agents' rights")?)?;
+    server.token("netpold-system", "netpold")
+}
+
+fn start(
+    runtime: &Runtime,
+    server: &ApiServer,
+    token: &str,
+    agents: u32,
+    all_nodes: bool,
+) -> Result<Group> {
+    let meter = server.meter()?;
+    let name = if all_nodes { "all.kubeconfig" } else { "own.kubeconfig" };
+    let kubeconfig = server.write_kubeconfig_to(&meter.url(), name, &Proof::Token(token))?;
+    let changes = Arc::new(AtomicU64::new(0));
+    let status = (0..agents).map(|number| -> Result<_> {
+        let access = access(&kubeconfig);
+        let settings =
+            Settings { access, node: node_name(number), all_nodes, cluster_policies: true };
+        let (mut source, _events) = runtime.block_on(watch(settings))?;
+        let (status, changes) = (source.status.clone(), Arc::clone(&changes));
+        runtime.spawn(async move {
+            while let Some(batch) = source.batches.recv().await {
+                changes.fetch_add(batch.changes.len() as u64, Ordering::Relaxed);
+            }
+        });
+        Ok(status)
+    });
+    Ok(Group { meter, status: status.collect::<Result<_>>()?, changes })
+}
+
+fn access(kubeconfig: &Path) -> Access {
+    Access {
+        kubeconfig: Some(kubeconfig.to_owned()),
+        as_kubectl: false,
+        context: None,
+        timeout: API_TIMEOUT,
+    }
+}
+
+impl World {
+    fn mark(&self) -> Result<Mark> {
+        Ok(Mark {
+            passed: [0, 1].map(|n: usize| self.groups[n].meter.passed()),
+            changes: [0, 1].map(|n: usize| self.groups[n].changes.load(Ordering::Relaxed)),
+            requests: self.server.requests(USER)?.len(),
+            server: processor_seconds(self.server.pid())?,
+            at: Instant::now(),
+        })
+    }
+
+    /// What has passed since.
+    fn stage(&self, stage: &'static str, before: Mark, events: u32) -> Result<Stage> {
+        let now = self.mark()?;
+        // What was waited for showed that nothing comes any more.
+        let silence =
+            self.groups.iter().map(|group| group.meter.silence()).min().unwrap_or_default();
+        let waited = if silence < SILENCE || stage == IDLE { Duration::ZERO } else { silence };
+        let agents = f64::from(self.agents);
+        let of = |field: fn(&Passed) -> u64| {
+            [0, 1]
+                .map(|n: usize| (field(&now.passed[n]) - field(&before.passed[n])) as f64 / agents)
+        };
+        Ok(Stage {
+            stage,
+            seconds: (now.at - before.at).saturating_sub(waited).as_secs_f64(),
+            events,
+            received: of(|passed| passed.received),
+            sent: of(|passed| passed.sent),
+            connections: of(|passed| passed.connections),
+            requests: (now.requests - before.requests) as f64 / agents / 2.0,
+            changes: [0, 1].map(|n: usize| (now.changes[n] - before.changes[n]) as f64 / agents),
+            server_seconds: now.server - before.server,
+        })
+    }
+
+    fn wait_in_sync(&self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        let late =
+            || self.groups.iter().flat_map(|group| &group.status).find(|one| !one.borrow().in_sync);
+        while let Some(late) = late() {
+            let problems = || late.borrow().problems.clone();
+            ensure!(Instant::now() < deadline, "the agents are not in sync: {:?}", problems());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// Waits until nothing comes any more.
+    fn wait_silent(&self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while self.groups.iter().any(|group| group.meter.silence() < SILENCE) {
+            ensure!(Instant::now() < deadline, "the server does not stop sending");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, entries: &[Entry]) -> Result<()> {
+        self.server.etcd().write(entries)
+    }
+
+    /// Bytes that an agent receives for one event, of [`EVENTS`] at once.
+    fn bytes_of_one(&mut self, event: impl Fn(&Cluster, u32) -> Entry) -> Result<f64> {
+        self.wait_silent()?;
+        let before = self.groups[0].meter.passed().received;
+        let entries: Vec<Entry> = (0..EVENTS).map(|n| event(&self.cluster, n)).collect();
+        self.write(&entries)?;
+        // Events may take some time to come.
+        std::thread::sleep(SILENCE);
+        self.wait_silent()?;
+        let received = self.groups[0].meter.passed().received - before;
+        Ok(received as f64 / f64::from(self.agents) / f64::from(EVENTS))
+    }
+
+    fn forms(&self) -> Result<Vec<Form>> {
+        let access = access(&self.server.admin());
+        self.runtime.block_on(async { trimmed::forms(&client(&access).await?).await })
+    }
+
+    /// Pods change and kubelets report, as in any minute; how many events that were.
+    fn usual(&mut self, time: Duration) -> Result<u32> {
+        let begin = Instant::now();
+        let rates = [
+            f64::from(self.cluster.pods) * CHANGING / 60.0,
+            f64::from(self.cluster.nodes) / HEARTBEAT,
+        ];
+        let mut done = [0, 0];
+        self.reports += 1;
+        while begin.elapsed() < time {
+            let due = rates.map(|rate| (rate * begin.elapsed().as_secs_f64()) as u32);
+            let phase = |n: u32| if n.is_multiple_of(2) { Phase::Changed } else { Phase::Running };
+            // Pods from the end: those at the beginning were changed for their size.
+            let pods = (done[0]..due[0]).map(|n| {
+                let last = self.cluster.pods - 1;
+                self.cluster.pod(last - n % self.cluster.pods, phase(n), 0)
+            });
+            let reports = self.reports + 10;
+            let nodes = (done[1]..due[1])
+                .map(|n| node(n % self.cluster.nodes, reports + n / self.cluster.nodes));
+            let entries: Vec<Entry> = pods.chain(nodes).collect();
+            self.write(&entries)?;
+            done = due;
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        Ok(done[0] + done[1])
+    }
+
+    /// Pods are replaced, each in six events; how many that were.
+    fn rollout(&mut self) -> Result<u32> {
+        let begin = Instant::now();
+        let (pods, time) = ROLLOUT;
+        let steps = pods / STEP;
+        /// Steps from a pod's creation to these, and to the end of the one that it replaces.
+        const LIFE: [(u32, Phase); 4] = [
+            (0, Phase::Created),
+            (1, Phase::Scheduled),
+            (2, Phase::Starting),
+            (10, Phase::Running),
+        ];
+        const GOING: u32 = 12;
+        const GONE: u32 = 30;
+        let mut events = 0;
+        for step in 0..steps + GONE {
+            let cluster = &self.cluster;
+            // Those that are at that step of their lives now.
+            let pods_at = |age: u32| {
+                let first = step.checked_sub(age).filter(|step| *step < steps);
+                first.into_iter().flat_map(|step| step * STEP..(step + 1) * STEP)
+            };
+            let new = LIFE.iter().flat_map(|(age, phase)| {
+                pods_at(*age).map(|number| cluster.pod(number, *phase, 1))
+            });
+            let going = pods_at(GOING).map(|number| cluster.pod(number, Phase::Terminating, 0));
+            let gone = pods_at(GONE).map(|number| (cluster.pod_key(number, 0), None));
+            let entries: Vec<Entry> = new.chain(going).chain(gone).collect();
+            events += entries.len() as u32;
+            self.write(&entries)?;
+            let due = begin + time * (step + 1) / steps;
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        }
+        std::thread::sleep(SILENCE);
+        self.wait_silent()?;
+        Ok(events)
+    }
+
+    /// Kills the API server, after the renewal of a Lease as there is one at any time, and starts it again.
+    fn restart(&mut self) -> Result<()> {
+        let lease = serde_json::json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": { "namespace": "kube-node-lease", "name": "a", "uid": "5f3c9a1e-7b2d-4c6f-ffff-000000000001" },
+            "spec": { "holderIdentity": "a", "leaseDurationSeconds": 40 },
+        });
+        let key = "/registry/leases/kube-node-lease/a".to_owned();
+        self.write(&[(key, Some(lease.to_string()))])?;
+        self.server.end(Signal::SIGKILL);
+        std::thread::sleep(Duration::from_secs(1));
+        self.server.restart()?;
+        // Everybody is back within this, and then lists.
+        std::thread::sleep(Duration::from_secs(15));
+        self.wait_silent()?;
+        self.wait_in_sync()
+    }
+}
+
+/// Seconds of processor that a process has used.
+fn processor_seconds(pid: u32) -> Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).context("a process ended")?;
+    // Behind the name, which may have spaces: state is the first, user and system time the 12th and 13th.
+    let fields = stat.rsplit_once(')').map(|(_, fields)| fields).unwrap_or_default();
+    let ticks: f64 =
+        fields.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<f64>().ok()).sum();
+    // SAFETY: no preconditions.
+    Ok(ticks / unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64)
+}

@@ -1,0 +1,93 @@
+//! What agents cost an API server, as a table.
+
+use netpold_testbed::apiserver::VERSION;
+use serde::Serialize;
+
+use super::objects::{Cluster, PODS_PER_NODE};
+use super::trimmed::Form;
+use crate::figures::{say, table};
+
+/// What was found in one cluster. Everything is of one agent.
+#[derive(Debug, Serialize)]
+pub(crate) struct ApiLoad {
+    pub(super) cluster: Cluster,
+    /// Agents that follow all Nodes, and as many that follow their own.
+    pub(super) agents: u32,
+    /// Wire bytes of an event of a running pod, and of a Node's heartbeat.
+    pub(super) pod_event: f64,
+    pub(super) node_event: f64,
+    pub(super) stages: Vec<Stage>,
+    pub(super) forms: Vec<Form>,
+}
+
+/// What happened, and what it cost.
+#[derive(Debug, Serialize)]
+pub(super) struct Stage {
+    pub(super) stage: &'static str,
+    pub(super) seconds: f64,
+    /// Changes of pods and Nodes.
+    pub(super) events: u32,
+    /// Bytes received by an agent that follows all Nodes, and by one that follows its own.
+    pub(super) received: [f64; 2],
+    /// Bytes sent.
+    pub(super) sent: [f64; 2],
+    /// Connections made.
+    pub(super) connections: [f64; 2],
+    /// Of an agent of either.
+    pub(super) requests: f64,
+    /// Changes that reach the engine.
+    pub(super) changes: [f64; 2],
+    /// Seconds of processor of the API server, for all agents.
+    pub(super) server_seconds: f64,
+}
+
+/// Prints what was found.
+pub(crate) fn print(load: &ApiLoad) {
+    let ApiLoad { cluster, agents, pod_event, node_event, stages, forms } = load;
+    let Cluster { nodes, pods, policies } = cluster;
+    say(&format!(
+        "\nAPI server {VERSION}, {nodes} nodes, {pods} pods ({PODS_PER_NODE} a node), {policies} policies; {agents} \
+         agents that follow all Nodes and {agents} that follow their own; figures of one agent"
+    ));
+    let rows = stages.iter().map(|stage| {
+        let rate = |bytes: f64| format!("{:.2}", bytes / stage.seconds / 1e3);
+        vec![
+            stage.stage.to_owned(),
+            format!("{:.0}", stage.seconds),
+            stage.events.to_string(),
+            format!("{:.3}", stage.received[0] / 1e6),
+            format!("{:.3}", stage.received[1] / 1e6),
+            rate(stage.received[0]),
+            rate(stage.received[1]),
+            rate(stage.sent[0]),
+            format!("{:.0}", stage.changes[0]),
+            format!("{:.1}", stage.requests),
+            format!("{:.3}", stage.requests / stage.seconds),
+            format!("{:.1}", stage.connections[0]),
+            format!("{:.1}", stage.server_seconds),
+        ]
+    });
+    let header = [
+        "stage",
+        "seconds",
+        "events",
+        "MB received",
+        "own Node only",
+        "kB/s",
+        "own Node only",
+        "kB/s sent",
+        "changes",
+        "requests",
+        "a second",
+        "connections",
+        "server, CPU s (all)",
+    ];
+    table(&header, rows);
+    say(&format!(
+        "\nan event of a pod has {pod_event:.0} bytes on the wire, a Node's heartbeat {node_event:.0}"
+    ));
+    table(
+        &["form", "bytes"],
+        forms.iter().map(|form| vec![form.form.to_owned(), format!("{:.0}", form.bytes)]),
+    );
+}
