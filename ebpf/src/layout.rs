@@ -91,8 +91,9 @@ pub struct Host6 {
 pub struct Hosts6Bucket {
     /// The entries.
     pub ways: [Host6; HOST6_WAYS],
-    /// Zero.
-    pub reserved: u64,
+    /// How many addresses, of which this is the first bucket, are in their second one: while it is zero, nobody
+    /// looks there. Only the agent writes it.
+    pub displaced: u64,
 }
 
 /// What one distinct policy allows, by class. Most clusters have less than 256 classes, so the

@@ -96,20 +96,20 @@ impl Default for Capacity {
             rows: 2048,
             trie_blocks: 16_384,
             hosts6: 131_072,
-            cidrs6: 65_536,
+            cidrs6: 16_384,
         }
     }
 }
 
 impl Capacity {
-    /// For a node of thirty pods in a cluster of a thousand, which use less than half: 3 MB.
+    /// For a node of thirty pods in a cluster of a thousand, which use less than half: 4 MB.
     pub const SMALL: Self = Self {
         bitmaps: 64,
         row_blocks: 256,
         rows: 128,
         trie_blocks: 1024,
         hosts6: 8192,
-        cidrs6: 4096,
+        cidrs6: 2048,
     };
 
     /// Each size or the other's, whichever is larger.

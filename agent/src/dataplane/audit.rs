@@ -114,7 +114,8 @@ impl Tables {
                 } else {
                     self.ipv6_hosts.get(&settings, *address)?
                 };
-                self.check_v6(found, *class, Op::Host6(*address, *class))
+                let wrong = self.check_v6(found, *class, Op::Host6(*address, *class))?;
+                Ok(wrong + u64::from(self.ipv6_hosts.reveal(&settings, *address)?))
             }
             DesiredElement::Cidr6(net, class) => {
                 let found = self.ipv6_blocks.get(*net);

@@ -1,7 +1,8 @@
 //! The tree of IPv6 blocks, written: see [`netpold_ebpf::tables::ipv6_blocks`].
 //!
-//! Nobody else writes it, and programs read it meanwhile. An edit of a block among 100,000 takes some ten
-//! microseconds, and as many more as it has blocks of others within, whose words change with it.
+//! Nobody else writes it, and programs read it meanwhile. An edit of a block among 20,000 takes 12 µs in a build for
+//! tests and writes three nodes at the most on average; one of a block around others also changes a word of each
+//! interval between them.
 
 mod nodes;
 mod tree;

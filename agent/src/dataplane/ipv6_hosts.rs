@@ -16,6 +16,10 @@ use super::maps::{TableError, array, at};
 use crate::bpf::mmap::{MappedArray, MmapError};
 
 const NAME: &str = "HOSTS6";
+const DISPLACED: usize = offset_of!(Hosts6Bucket, displaced);
+/// Free entries of a bucket that is not looked at beside the other: of random addresses in a table that is half full,
+/// one in eight then goes to its second bucket, and none finds no room.
+const MOST: usize = 3;
 
 /// Neither bucket of an address has room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,9 +120,34 @@ impl Ipv6Hosts {
         let removed = self.find(settings, address).and_then(|found| {
             let Some((place, state)) = found else { return Ok(false) };
             let state = hosts6::freed(state);
-            self.map.store_u64(place.bucket, place.state(), state).map(|()| true)
+            self.map.store_u64(place.bucket, place.state(), state)?;
+            let [first, _] = buckets(settings, words(address));
+            if place.bucket != first {
+                let displaced = self.map.load_u64(first, DISPLACED)?;
+                self.map.store_u64(first, DISPLACED, displaced.saturating_sub(1))?;
+            }
+            Ok(true)
         });
         removed.map_err(at(NAME))
+    }
+
+    /// Has programs look for an address where it is; whether they did not.
+    ///
+    /// # Errors
+    /// The settings are not this table's.
+    pub fn reveal(&self, settings: &Settings, address: Ipv6Addr) -> Result<bool, TableError> {
+        const MANY: u64 = 1 << 32;
+        let [first, _] = buckets(settings, words(address));
+        let revealed = self.find(settings, address).and_then(|found| {
+            let hidden = found.is_some_and(|(place, _)| place.bucket != first)
+                && self.map.load_u64(first, DISPLACED)? == 0;
+            if hidden {
+                // How many there are is not known.
+                self.map.store_u64(first, DISPLACED, MANY)?;
+            }
+            Ok(hidden)
+        });
+        revealed.map_err(at(NAME))
     }
 
     /// The addresses in a bucket; `None` behind the last one.
@@ -163,9 +192,14 @@ impl Ipv6Hosts {
             let state = hosts6::with_class(state, class);
             return self.map.store_u64(place.bucket, place.state(), state).map(Ok);
         }
-        let Some((place, state)) = self.room(buckets(settings, words(address)))? else {
+        let [first, second] = buckets(settings, words(address));
+        let Some((place, state)) = self.room([first, second])? else {
             return Ok(Err(Full));
         };
+        if place.bucket != first {
+            let displaced = self.map.load_u64(first, DISPLACED)?;
+            self.map.store_u64(first, DISPLACED, displaced + 1)?;
+        }
         for (half, word) in words(address).into_iter().enumerate() {
             self.map.store_u64(place.bucket, place.address(half), word)?;
         }
@@ -173,7 +207,7 @@ impl Ipv6Hosts {
         self.map.store_u64(place.bucket, place.state(), state).map(Ok)
     }
 
-    /// A free entry of the emptier of two buckets, and its state.
+    /// A free entry, and its state: of the first bucket while most of that is free, else of the emptier one.
     fn room(&self, buckets: [u32; 2]) -> Result<Option<(Place, u64)>, MmapError> {
         let mut best: Option<(usize, Place, u64)> = None;
         for bucket in buckets {
@@ -185,7 +219,7 @@ impl Ipv6Hosts {
                     free.push((place, state));
                 }
             }
-            let emptier = best.is_none_or(|(count, ..)| free.len() > count);
+            let emptier = best.is_none_or(|(count, ..)| count < MOST && free.len() > count);
             if let Some(&(place, state)) = free.first().filter(|_| emptier) {
                 best = Some((free.len(), place, state));
             }
@@ -221,14 +255,21 @@ mod tests {
     /// As a program reads it.
     fn read(table: &Ipv6Hosts, settings: &Settings, address: Ipv6Addr) -> Option<ClassId> {
         let first = table.map.words().unwrap().as_ptr();
-        buckets(settings, words(address)).into_iter().find_map(|bucket| {
+        for bucket in buckets(settings, words(address)) {
             // SAFETY: a bucket of the table, whose words are all atomic.
             let bucket = unsafe { first.add(bucket as usize * size_of::<Hosts6Bucket>() / 8) };
+            let bucket: *mut u64 = bucket.cast_mut().cast();
             // SAFETY: as before.
-            let state =
-                unsafe { hosts6::state(&HostMemory, bucket.cast_mut().cast(), words(address)) };
-            (state & HOST6_VALID != 0).then(|| hosts6::class(state))
-        })
+            let state = unsafe { hosts6::state(&HostMemory, bucket, words(address)) };
+            if state & HOST6_VALID != 0 {
+                return Some(hosts6::class(state));
+            }
+            // SAFETY: as before.
+            if !unsafe { hosts6::goes_on(&HostMemory, bucket) } {
+                return None;
+            }
+        }
+        None
     }
 
     #[test]
@@ -253,6 +294,34 @@ mod tests {
         assert_eq!(table.bucket(table.mask() + 1).unwrap(), None);
         assert_eq!(read(&table, &settings, address(2)), None);
         assert_eq!(read(&table, &settings, address(3)), Some(3));
+    }
+
+    #[test]
+    fn buckets_say_whether_addresses_are_in_their_second_one() {
+        let (table, settings) = table(2);
+        let other = |number| {
+            let [first, second] = buckets(&settings, words(address(number)));
+            first == 0 && second == 1
+        };
+        let numbers: Vec<u128> = (0..).filter(|number| other(*number)).take(6).collect();
+        for number in &numbers {
+            assert_eq!(table.set(&settings, address(*number), 1 + *number as u32).unwrap(), Ok(()));
+        }
+        let displaced = || table.map.load_u64(0, DISPLACED).unwrap();
+        let seen = || {
+            let read = |number: &&u128| read(&table, &settings, address(**number)).is_some();
+            numbers.iter().filter(read).count()
+        };
+        assert_eq!((displaced(), seen()), (3, 6));
+        table.map.store_u64(0, DISPLACED, 0).unwrap();
+        assert_eq!(seen(), 3);
+        let revealed = numbers.iter().filter(|n| table.reveal(&settings, address(**n)).unwrap());
+        assert_eq!((revealed.count(), seen()), (1, 6), "one look is enough for all");
+        table.map.store_u64(0, DISPLACED, 3).unwrap();
+        for number in &numbers {
+            assert!(table.remove(&settings, address(*number)).unwrap());
+        }
+        assert_eq!((displaced(), seen()), (0, 0));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! How large tables are, and become.
 //!
-//! They begin as small as a node of a small cluster needs ([`Capacity::SMALL`], 3 MB). Once one of these is half full,
-//! all of them get the size that a large cluster needs ([`Capacity::default`], 50 MB), and each that has an eighth left
+//! They begin as small as a node of a small cluster needs ([`Capacity::SMALL`], 4 MB). Once one of these is half full,
+//! all of them get the size that a large cluster needs ([`Capacity::default`], 55 MB), and each that has an eighth left
 //! then grows by itself. Larger tables are those of a generation of their own, which is made while the one in force
 //! goes on ([`super::successor`]). They never shrink.
 
@@ -9,7 +9,7 @@ use netpold_core::compile::{CompileError, Compiler};
 use netpold_core::ops::{Capacity, Fill, Op, Table};
 
 /// No table grows beyond this, so that all of them together, those of two generations while one replaces the
-/// other, stay under the memory limit of the DaemonSet (2 GiB): 192 MiB of bitmaps, 128 of row blocks, 48 of rows, 256 of trie blocks, 80 of the IPv6 tables.
+/// other, stay under the memory limit of the DaemonSet (2 GiB): 192 MiB of bitmaps, 128 of row blocks, 48 of rows, 256 of trie blocks, 144 of the IPv6 tables.
 const LARGEST: Capacity = Capacity {
     bitmaps: 24_576,
     row_blocks: 65_536,

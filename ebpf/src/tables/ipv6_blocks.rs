@@ -59,6 +59,9 @@ pub unsafe fn class<M: Memory>(
 /// As [`class`].
 #[inline(always)]
 unsafe fn search<M: Memory>(memory: &M, node: *const u64, key: u64) -> u64 {
+    // The line of the words is on its way while the keys are compared.
+    // SAFETY: a word of the node.
+    let _ = unsafe { memory.load(node.add(VALUES)) };
     let mut index = BLOCKS6_KEYS as u64;
     for place in 0..BLOCKS6_KEYS {
         // SAFETY: a key of the node.

@@ -2,8 +2,8 @@
 //! judged.
 //!
 //! The kernel's own hash map takes 25 ns a lookup here, and 100 more for random addresses among
-//! 100,000. An address is in one of two buckets; one that found no room in either is in the prefix
-//! table instead. An entry changes its class by one word. It changes its address only while its state
+//! 100,000. An address is in one of two buckets, nearly always in the first, and a bucket says whether any
+//! of its addresses is in the other; one that found no room in either is among the blocks instead. An entry changes its class by one word. It changes its address only while its state
 //! is not valid, and comes back under another incarnation, so that a reader who compared the address
 //! between two looks at the state has seen one entry.
 
@@ -12,7 +12,7 @@ use crate::{
         key::{choices, hash},
         memory::Memory,
     },
-    layout::{ClassId, HOST6_VALID, HOST6_WAYS, Host6, Settings},
+    layout::{ClassId, HOST6_VALID, HOST6_WAYS, Host6, Hosts6Bucket, Settings},
     order,
 };
 
@@ -59,6 +59,18 @@ pub unsafe fn state<M: Memory>(memory: &M, bucket: *mut u64, address: [u64; 2]) 
         }
     }
     0
+}
+
+/// Whether an address that is not in its first bucket may be in its second.
+///
+/// # Safety
+/// As [`state`].
+#[must_use]
+#[inline(always)]
+pub unsafe fn goes_on<M: Memory>(memory: &M, first: *const u64) -> bool {
+    const DISPLACED: usize = core::mem::offset_of!(Hosts6Bucket, displaced) / 8;
+    // SAFETY: a word of the bucket.
+    unsafe { memory.load(first.add(DISPLACED)) != 0 }
 }
 
 /// [`Host6::state`]: where the incarnation begins.

@@ -157,6 +157,10 @@ impl<const DEFERS: bool, const CLAIMS: bool> Maps<DEFERS, CLAIMS> {
             if state & HOST6_VALID != 0 {
                 return state;
             }
+            // SAFETY: as before.
+            if !unsafe { ipv6_hosts::goes_on(self, bucket.cast()) } {
+                return 0;
+            }
         }
         0
     }
