@@ -58,6 +58,10 @@ pub unsafe fn class<M: Memory>(
 /// # Safety
 /// As [`class`].
 #[inline(always)]
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a node's words are read under one promise"
+)]
 unsafe fn search<M: Memory>(memory: &M, node: *const u64, key: u64) -> u64 {
     // The line of the words is on its way while the keys are compared.
     // SAFETY: a word of the node.

@@ -67,6 +67,10 @@ pub unsafe fn state<M: Memory>(memory: &M, bucket: *mut u64, address: [u64; 2]) 
 /// As [`state`].
 #[must_use]
 #[inline(always)]
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "the bucket's word is read under the promise for all of them"
+)]
 pub unsafe fn goes_on<M: Memory>(memory: &M, first: *const u64) -> bool {
     const DISPLACED: usize = core::mem::offset_of!(Hosts6Bucket, displaced) / 8;
     // SAFETY: a word of the bucket.

@@ -129,7 +129,7 @@ fn a_table_for_so_many_prefixes_holds_them() {
         ("ascending", |n, _| net(u128::from(2 * n) << 80, 48)),
         ("random", |_, spread| net(spread, 32)),
         ("each in a /64 of its own", |n, spread| net(spread | u128::from(n) << 20, 120)),
-        ("single addresses side by side", |n, _| net(7 << 100 | u128::from(n) * 3, 128)),
+        ("single addresses side by side", |n, _| net(7 << 100 | u128::from(3 * n), 128)),
         ("nested", |n, spread| net(spread | spread >> 64, (n % 128) as u8)),
         ("descending", |n, _| net(u128::from(PREFIXES - n) << 64, 64)),
     ];
