@@ -41,7 +41,7 @@ fn key(net: Ipv6Net) -> Key {
 struct Prefixes {
     classes: BTreeMap<Key, ClassId>,
     /// How many there are of each length.
-    lengths: [u32; 129],
+    lengths: Box<[u32; 129]>,
 }
 
 impl Prefixes {
@@ -89,7 +89,7 @@ impl Ipv6Blocks {
     /// An empty tree in a map; `wait` returns when everybody who read it before has ended.
     fn of(map: &MapData, wait: fn()) -> Result<Self, TableError> {
         let map = MappedArray::new(map).map_err(at(NAME))?;
-        let prefixes = Prefixes { classes: BTreeMap::new(), lengths: [0; 129] };
+        let prefixes = Prefixes { classes: BTreeMap::new(), lengths: Box::new([0; 129]) };
         Ok(Self { nodes: Nodes::new(map, wait), root: Word::default(), prefixes })
     }
 

@@ -120,12 +120,15 @@ fn random(state: &mut u64) -> u64 {
     *state ^ *state >> 29
 }
 
+/// Which prefix comes as the n-th; also by that number spread over all addresses.
+type Kind = (&'static str, fn(u32, u128) -> Ipv6Net);
+
 /// Whatever prefixes there are, and in whatever order they come and go, a table for so many holds them.
 #[test]
 fn a_table_for_so_many_prefixes_holds_them() {
     const PREFIXES: u32 = 3000;
     let spread = |n: u32| u128::from(n.wrapping_mul(0x9e37_79b1)) << 96;
-    let kinds: [(&str, fn(u32, u128) -> Ipv6Net); 6] = [
+    let kinds: [Kind; 6] = [
         ("ascending", |n, _| net(u128::from(2 * n) << 80, 48)),
         ("random", |_, spread| net(spread, 32)),
         ("each in a /64 of its own", |n, spread| net(spread | u128::from(n) << 20, 120)),
@@ -164,7 +167,8 @@ fn a_table_for_so_many_prefixes_holds_them() {
 fn a_full_table_refuses_and_stays_as_it_is() {
     let mut blocks = tree(NEEDED as u32 + 40, nobody);
     let block = |n: u128| net(n << 90, 40);
-    let held = (0..).take_while(|n| blocks.set(block(*n), 1 + *n as u32).is_ok()).count() as u128;
+    let held =
+        (0..1000).take_while(|n| blocks.set(block(*n), 1 + *n as u32).is_ok()).count() as u128;
     assert!(held > 30, "{held}");
     let full = blocks.set(block(held), 9).unwrap_err();
     assert!(full.to_string().contains("no element of it is free"), "{full}");
