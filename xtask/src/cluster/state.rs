@@ -177,7 +177,7 @@ fn end(process: init::Process) -> Result<()> {
     Ok(())
 }
 
-/// The mounted hierarchies: the one of version 2, or each of version 1 that a runtime uses.
+/// The mounted hierarchies: the one of version 2, or each of those that there are with version 1.
 fn hierarchies() -> Result<Vec<PathBuf>> {
     let top = PathBuf::from(CGROUPS);
     if top.join("cgroup.controllers").exists() {
@@ -187,7 +187,9 @@ fn hierarchies() -> Result<Vec<PathBuf>> {
     let mounts = mounts.lines().filter_map(|line| {
         let mut words = line.split(' ').skip(1);
         let (path, kind) = (words.next()?, words.next()?);
-        (kind == "cgroup" && path.starts_with(CGROUPS)).then(|| PathBuf::from(path))
+        // Beside those of version 1 there may be one of version 2 without controllers.
+        (["cgroup", "cgroup2"].contains(&kind) && path.starts_with(CGROUPS))
+            .then(|| PathBuf::from(path))
     });
     let found: Vec<PathBuf> = mounts.collect();
     ensure!(!found.is_empty(), "no cgroups below {CGROUPS}");
