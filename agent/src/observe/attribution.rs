@@ -48,10 +48,34 @@ pub struct Attributions {
     /// Number of the cluster's state that they are of.
     state: Option<(u64, u64)>,
     known: HashMap<DropKey, Arc<Attribution>>,
+    budget: Budget,
+}
+
+/// What explaining has taken of a second.
+#[derive(Debug, Default)]
+struct Budget {
     since: Option<Instant>,
     spent: Duration,
     /// By endpoint.
     shares: HashMap<u32, Duration>,
+}
+
+impl Budget {
+    /// Whether an event of an endpoint may be explained now.
+    fn allows(&mut self, endpoint: u32, now: Instant) -> bool {
+        if self.since.is_none_or(|since| now.duration_since(since) >= Duration::from_secs(1)) {
+            *self = Self { since: Some(now), ..Self::default() };
+        }
+        match self.shares.get(&endpoint) {
+            Some(share) => *share < SHARE && self.spent < BUDGET,
+            None => self.spent < BUDGET + RESERVE,
+        }
+    }
+
+    fn spend(&mut self, endpoint: u32, took: Duration) {
+        self.spent += took;
+        *self.shares.entry(endpoint).or_default() += took;
+    }
 }
 
 impl Attributions {
@@ -85,16 +109,7 @@ impl Attributions {
         if let Some(known) = self.known.get(&key) {
             return Attributed::Known(Arc::clone(known));
         }
-        if self.since.is_none_or(|since| now.duration_since(since) >= Duration::from_secs(1)) {
-            (self.since, self.spent) = (Some(now), Duration::ZERO);
-            self.shares.clear();
-        }
-        let share = self.shares.get(&packet.endpoint).copied();
-        let allowed = match share {
-            Some(share) => share < SHARE && self.spent < BUDGET,
-            None => self.spent < BUDGET + RESERVE,
-        };
-        if !allowed {
+        if !self.budget.allows(packet.endpoint, now) {
             return Attributed::Omitted;
         }
         let began = Instant::now();
@@ -106,9 +121,7 @@ impl Attributions {
         let denying = || explainer.denied_on_trial(pod, direction, remote, protocol, port);
         let attribution = judgement.map(|judged| attribute(&judged, seen.outcome, denying));
         let attribution = Arc::new(attribution.unwrap_or_default());
-        let took = began.elapsed();
-        self.spent += took;
-        *self.shares.entry(packet.endpoint).or_default() += took;
+        self.budget.spend(packet.endpoint, began.elapsed());
         self.known.insert(key, Arc::clone(&attribution));
         Attributed::Known(attribution)
     }
@@ -153,5 +166,32 @@ fn attribute(
         nearest: nearest.map(Into::into),
         lacks: lacks.into_iter().flatten().collect(),
         explanation,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pods_events_leave_time_for_those_of_others() {
+        let (mut budget, start) = (Budget::default(), Instant::now());
+        let one = Duration::from_millis(1);
+        let mut explain = |endpoint, events: u32, now| {
+            let explained = (0..events).filter(|_| {
+                let allowed = budget.allows(endpoint, now);
+                if allowed {
+                    budget.spend(endpoint, one);
+                }
+                allowed
+            });
+            explained.count()
+        };
+        assert_eq!(explain(1, 100, start), 10, "its share");
+        assert_eq!(explain(2, 100, start), 10, "what is left");
+        let others: Vec<usize> = (3..20).map(|endpoint| explain(endpoint, 2, start)).collect();
+        assert_eq!(others[..10], [1; 10], "the first event of other pods");
+        assert_eq!(others[10..], [0; 7], "not of any number of them");
+        assert_eq!(explain(1, 100, start + Duration::from_secs(1)), 10);
     }
 }

@@ -50,7 +50,9 @@ pub const GRACE: Duration = Duration::from_secs(3);
 /// takes a minute to verify the programs.
 pub const SLOWNESS: &str = "NETPOLD_TEST_SLOWNESS";
 
-fn slowness() -> u32 {
+/// How many times longer than elsewhere things take here, see [`SLOWNESS`].
+#[must_use]
+pub fn slowness() -> u32 {
     std::env::var(SLOWNESS).ok().and_then(|times| times.parse().ok()).unwrap_or(1)
 }
 

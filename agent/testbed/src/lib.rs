@@ -57,7 +57,7 @@ mod translation;
 mod unmount;
 mod wire;
 
-pub use agent::{Agent, AgentOptions, GRACE, SLOWNESS, without_twins};
+pub use agent::{Agent, AgentOptions, GRACE, SLOWNESS, slowness, without_twins};
 pub use apiserver::{Access, ApiServer, require_apiserver};
 pub use flow::Flow;
 pub use frame::ethernet;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use netpold::dataplane::attach::{Attacher, Mode};
 use netpold_testbed::cluster::{Cluster, MOMENT, NAMESPACE, PATIENCE, PORT, allow_from, binary};
-use netpold_testbed::{Cni, Flow, Protocol, require_root, without_twins};
+use netpold_testbed::{Cni, Flow, Protocol, require_root, slowness, without_twins};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -33,8 +33,13 @@ impl Trace {
 
     /// One that has begun.
     fn begun(cluster: &Cluster, arguments: &[&str]) -> Self {
-        let trace = Self::new(cluster, arguments);
-        let first = trace.0.lines.recv_timeout(PATIENCE).expect("it begins");
+        let mut trace = Self::new(cluster, arguments);
+        // The kernel verifies the programs first.
+        let first = trace.0.lines.recv_timeout(PATIENCE * slowness());
+        let first = first.unwrap_or_else(|error| {
+            let _ = trace.0.process.kill();
+            panic!("it does not begin: {error}, {:?}", trace.end(PATIENCE));
+        });
         assert_eq!(first["type"], "started", "{first}");
         assert_eq!(first["pod"], json!({ "namespace": NAMESPACE, "name": "server" }));
         trace
