@@ -19,7 +19,7 @@ use crate::{cargo, root, step};
 
 /// Tests with real traffic: every module of `agent/tests/traffic` whose name begins so. Those that
 /// are left out are of the agent rather than of the kernel, and slow when emulated.
-const TRAFFIC: [&str; 8] = [
+const TRAFFIC: [&str; 9] = [
     "reach::",
     "established::",
     "errors::",
@@ -27,6 +27,7 @@ const TRAFFIC: [&str; 8] = [
     "spoof::",
     "kernel::",
     "netkit::",
+    "trace::filters",
     "uninstall::",
 ];
 
