@@ -10,7 +10,7 @@ use tracing::{info, warn};
 use crate::source::{Batch, KindStatus, SourceProblem, SourceStatus};
 
 /// After a batch, the changes of this time are the next one: in a burst, objects that belong together come
-/// on several watches. A change after a pause waits for nothing.
+/// on several watches. No change waits longer, and one after a pause waits for nothing.
 const GATHER: Duration = Duration::from_millis(5);
 
 /// What became of a kind.
@@ -86,9 +86,8 @@ impl Hub {
             let mut gathered = Gathered::default();
             self.take(first, &mut gathered);
             if tokio::time::Instant::now() < calm {
-                let until = tokio::time::Instant::now() + GATHER;
                 while let Ok(Some(update)) =
-                    tokio::time::timeout_at(until, self.updates.recv()).await
+                    tokio::time::timeout_at(calm, self.updates.recv()).await
                 {
                     self.take(update, &mut gathered);
                 }
