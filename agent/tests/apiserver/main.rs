@@ -13,6 +13,7 @@ mod doctor;
 mod follow;
 mod hostile;
 mod in_force;
+mod latency;
 mod live;
 mod load;
 mod outage;

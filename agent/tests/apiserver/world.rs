@@ -92,6 +92,20 @@ impl World {
         self.pods.insert(name.to_owned(), pod);
     }
 
+    /// Many pods, each with the label `app` of its name, that nobody serves; their objects are written past the
+    /// API server.
+    pub(crate) fn add_all(&mut self, names: impl Iterator<Item = String>) {
+        let mut objects = Vec::new();
+        for name in names {
+            let spec = PodSpec::new(NAMESPACE, &name).label("app", &name);
+            let pod = self.node.add_pod(&spec).unwrap();
+            let key = format!("/registry/pods/{NAMESPACE}/{name}");
+            objects.push((key, Some(pod.manifest().to_string())));
+            self.pods.insert(name, pod);
+        }
+        self.server.etcd().write(&objects).unwrap();
+    }
+
     pub(crate) fn pod(&self, name: &str) -> &Pod {
         &self.pods[name]
     }
