@@ -84,12 +84,13 @@ fn the_list_of_rules_is_real() {
 }
 
 /// Every page of the project.
-const PAGES: [&str; 23] = [
+const PAGES: [&str; 24] = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
     "SECURITY.md",
     "agent/README.md",
+    "agent/RELAY.md",
     "agent/THREATS.md",
     "agent/core/conformance/README.md",
     "bench/README.md",
