@@ -340,7 +340,13 @@ impl World {
         self.write(&[(key, Some(lease.to_string()))])?;
         self.server.end(Signal::SIGKILL);
         std::thread::sleep(Duration::from_secs(1));
-        self.server.restart()?;
+        // It reads all objects before it is ready, while agents list.
+        let deadline = Instant::now() + PATIENCE;
+        let mut ready = self.server.restart();
+        while ready.is_err() && Instant::now() < deadline {
+            ready = self.server.wait_ready();
+        }
+        ready?;
         // Everybody is back within this, and then lists.
         std::thread::sleep(Duration::from_secs(15));
         self.wait_silent()?;
