@@ -3,7 +3,7 @@
 //! ```text
 //! Follower<Pod> ──┐ Update                    ┌─► Batch    (engine)
 //! Follower<…> ────┼────────► Hub ─────────────┤
-//! Follower<…> ────┘ 5 ms                      └─► SourceStatus
+//! Follower<…> ────┘ 2 ms                      └─► SourceStatus
 //! ```
 //!
 //! Each kind is followed by itself: one that cannot be read keeps none of the others from going on.
