@@ -243,6 +243,10 @@ fn elsewhere(number: usize, runs: bool) -> (String, Option<String>) {
     } else {
         json!({ "phase": "Pending" })
     };
+    // As large as the pods of a Deployment with their `managedFields`.
+    let env: Vec<Value> = (0..60)
+        .map(|n| json!({ "name": format!("VARIABLE_{n}"), "value": format!("a value of some length, {n:032}") }))
+        .collect();
     let object = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
@@ -251,7 +255,7 @@ fn elsewhere(number: usize, runs: bool) -> (String, Option<String>) {
         },
         "spec": {
             "nodeName": format!("other{}", number % 250),
-            "containers": [{ "name": "main", "image": "example/main" }],
+            "containers": [{ "name": "main", "image": "example/main", "env": env }],
         },
         "status": status,
     });
