@@ -23,6 +23,8 @@ use crate::netlink::{Message, attributes, messages, status};
 /// linux/netlink.h, linux/netfilter/nfnetlink.h, `linux/netfilter/nfnetlink_conntrack.h`
 const NETLINK_NETFILTER: isize = 12;
 const CT_GET: u16 = 1 << 8 | 1;
+const CT_GET_STATS: u16 = 1 << 8 | 5;
+const CTA_STATS_GLOBAL_ENTRIES: u16 = 1;
 /// `struct nfgenmsg`
 const HEADER: usize = 4;
 const CTA_TUPLE_ORIG: u16 = 1;
@@ -134,6 +136,21 @@ fn key(endpoint: u32, tuple: &Tuple) -> Option<FlowKey> {
     })
 }
 
+/// How many flows the kernel tracks in the calling thread's network namespace; `None`: it does not say. A dump goes
+/// through all buckets, empty ones too: 11 ms for the 262,144 of a machine with 4 GB and more.
+#[must_use]
+pub fn tracked() -> Option<u32> {
+    let mut socket = sys::Socket::new(NETLINK_NETFILTER).ok()?;
+    socket.bind_auto().ok()?;
+    socket.send_to(&request(CT_GET_STATS, 0), &sys::SocketAddr::new(0, 0), 0).ok()?;
+    let mut buffer = Vec::with_capacity(BUFFER);
+    socket.recv(&mut buffer, 0).ok()?;
+    let answer = messages(&buffer).map(|(_, message)| message).find(|m| m.kind == CT_GET_STATS)?;
+    let (_, value) =
+        answer.attributes(HEADER).find(|(kind, _)| *kind == CTA_STATS_GLOBAL_ENTRIES)?;
+    value.first_chunk().map(|word| u32::from_be_bytes(*word))
+}
+
 /// Hands over every flow that the kernel tracks in the calling thread's network namespace.
 ///
 /// # Errors
@@ -141,8 +158,8 @@ fn key(endpoint: u32, tuple: &Tuple) -> Option<FlowKey> {
 pub fn kernel_flows(mut each: impl FnMut(KernelFlow)) -> io::Result<()> {
     let mut socket = sys::Socket::new(NETLINK_NETFILTER)?;
     socket.bind_auto()?;
-    socket.send_to(&request(), &sys::SocketAddr::new(0, 0), 0)?;
     let mut buffer = Vec::with_capacity(BUFFER);
+    socket.send_to(&request(CT_GET, NLM_F_DUMP), &sys::SocketAddr::new(0, 0), 0)?;
     loop {
         buffer.clear();
         socket.recv(&mut buffer, 0)?;
@@ -155,12 +172,12 @@ pub fn kernel_flows(mut each: impl FnMut(KernelFlow)) -> io::Result<()> {
     }
 }
 
-/// A dump of both families.
-fn request() -> Vec<u8> {
+/// About both families.
+fn request(kind: u16, flags: u16) -> Vec<u8> {
     let length: u32 = 16 + HEADER as u32;
     let mut bytes = length.to_ne_bytes().to_vec();
-    bytes.extend(CT_GET.to_ne_bytes());
-    bytes.extend((NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend((NLM_F_REQUEST | flags).to_ne_bytes());
     // Sequence number, port; family, version, resource.
     bytes.extend([0; 8 + HEADER]);
     bytes
