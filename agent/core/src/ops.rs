@@ -109,7 +109,7 @@ impl Capacity {
         rows: 128,
         trie_blocks: 1024,
         hosts6: 8192,
-        cidrs6: 2048,
+        cidrs6: 512,
     };
 
     /// Each size or the other's, whichever is larger.
