@@ -21,6 +21,7 @@ mod install;
 mod kubectl;
 mod network;
 mod node;
+mod rollout;
 mod smoke;
 mod state;
 
@@ -100,6 +101,8 @@ enum Command {
     Up,
     /// Check that policy is enforced between pods, and what says so
     Smoke,
+    /// Replace fifty pods behind a Service, under default deny, while allowed and denied clients ask
+    Rollout,
     /// Run Kubernetes' own NetworkPolicy tests (e2e.test)
     E2e,
     /// Run kubectl as the administrator
@@ -128,6 +131,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             Ok(())
         }
         Some(Command::Smoke) => smoke::run(&Kubectl::of(&state, &options.folder)?),
+        Some(Command::Rollout) => rollout::run(&Kubectl::of(&state, &options.folder)?),
         Some(Command::E2e) => e2e::run(&state, &Binaries::find(&options.folder)?),
         Some(Command::Kubectl { arguments }) => {
             Kubectl::of(&state, &options.folder)?.show(arguments)
@@ -169,7 +173,8 @@ fn everything(state: &State, options: &Options) -> Result<()> {
     let binaries = Binaries::find(&options.folder)?;
     let start = Instant::now();
     let cluster = up(state, &binaries, &options.layout)?;
-    let result = smoke::run(&Kubectl::of(state, &options.folder)?).and_then(|()| {
+    let kubectl = Kubectl::of(state, &options.folder)?;
+    let result = smoke::run(&kubectl).and_then(|()| rollout::run(&kubectl)).and_then(|()| {
         if binaries.e2e().is_some() {
             return e2e::run(state, &binaries);
         }

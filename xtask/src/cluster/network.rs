@@ -37,6 +37,13 @@ impl Addresses {
     }
 }
 
+impl Addresses {
+    /// The first three numbers of its pods' IPv4 addresses.
+    pub(super) fn pods4_prefix(&self) -> &str {
+        self.pods4.trim_end_matches(".0/24")
+    }
+}
+
 /// All pods' networks, as kube-proxy takes them.
 pub(super) fn pods(layout: &Layout) -> &'static str {
     match layout.family {

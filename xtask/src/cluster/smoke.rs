@@ -46,7 +46,7 @@ fn checks(kubectl: &Kubectl) -> Result<()> {
         "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE, "labels": labels },
     });
     kubectl.apply(&namespace.to_string())?;
-    wait_gates(kubectl)?;
+    wait_gates(kubectl, NAMESPACE)?;
     for (name, node) in PODS {
         kubectl.apply(&pod(name, node).to_string())?;
     }
@@ -117,8 +117,10 @@ fn from(app: &str) -> Value {
 
 /// Waits until new pods get the readiness gate: an API server takes up a new policy on admission
 /// after a while.
-fn wait_gates(kubectl: &Kubectl) -> Result<()> {
-    let pod = pod("gate", NODES[0]).to_string();
+pub(super) fn wait_gates(kubectl: &Kubectl, namespace: &str) -> Result<()> {
+    let mut pod = pod("gate", NODES[0]);
+    pod["metadata"]["namespace"] = json!(namespace);
+    let pod = pod.to_string();
     wait("the readiness gate of new pods", PATIENCE, || {
         let arguments = ["create", "--dry-run=server", "-o", "json", "-f", "-"];
         ensure!(kubectl.run_with(&arguments, &pod)?.contains(GATE), "a new pod has no {GATE}");

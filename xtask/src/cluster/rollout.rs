@@ -1,0 +1,224 @@
+//! A rollout of fifty pods behind a Service, under default deny: from the first packet of the first pod no
+//! denied request is answered, and no allowed one fails.
+//!
+//! One client on each node asks the Service, which policy allows; one stranger on each node asks the Service
+//! and every address that a pod of either node may get, all the time.
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::images::BUSYBOX;
+use super::kubectl::Kubectl;
+use super::network::Addresses;
+use super::smoke::wait_gates;
+use super::state::NODES;
+use super::wait;
+use crate::step;
+
+const NAMESPACE: &str = "netpold-rollout";
+const REPLICAS: u32 = 50;
+const PATIENCE: &str = "--timeout=6m";
+/// Addresses of a node that strangers ask: fifty pods, twice for a rollout, and those of the cluster itself.
+const ADDRESSES: u32 = 120;
+/// Requests that each client must have made, lest nothing was shown.
+const LEAST: u64 = 20;
+
+/// Runs the rollout; leaves nothing behind.
+///
+/// # Errors
+/// A denied request was answered, or an allowed one failed.
+pub(super) fn run(kubectl: &Kubectl) -> Result<()> {
+    step::title(&format!("rollout: {REPLICAS} pods behind a Service, under default deny"));
+    let start = Instant::now();
+    remove(kubectl)?;
+    let result = roll_out(kubectl);
+    let removed = remove(kubectl);
+    result.and(removed)?;
+    step::note(&format!("rollout passed in {:.0?}", start.elapsed()));
+    Ok(())
+}
+
+fn remove(kubectl: &Kubectl) -> Result<()> {
+    let delete = ["delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=4m"];
+    kubectl.run(&delete).map(drop)
+}
+
+fn roll_out(kubectl: &Kubectl) -> Result<()> {
+    let labels = json!({ "netpold.io/readiness-gate": "enabled" });
+    apply(kubectl, &object("v1", "Namespace", NAMESPACE, json!({}), &labels))?;
+    wait_gates(kubectl, NAMESPACE)?;
+    for (name, spec) in policies() {
+        apply(kubectl, &object("networking.k8s.io/v1", "NetworkPolicy", name, spec, &json!({})))?;
+    }
+    let service =
+        json!({ "selector": { "app": "server" }, "ports": [{ "port": 80, "targetPort": 8080 }] });
+    apply(kubectl, &object("v1", "Service", "server", service, &json!({})))?;
+    let get = ["get", "service", "server", "-n", NAMESPACE, "-o", "jsonpath={.spec.clusterIP}"];
+    let address = kubectl.run(&get)?;
+    let mut askers = Vec::new();
+    for node in NODES {
+        for (app, script) in [("client", client(&address)), ("stranger", stranger(&address))] {
+            let name = format!("{app}-{node}");
+            let spec = pod(&script, json!({ "kubernetes.io/hostname": node }));
+            apply(kubectl, &object("v1", "Pod", &name, spec, &json!({ "app": app })))?;
+            askers.push((app, name));
+        }
+    }
+    ask(kubectl, &["wait", "pod", "--all", "--for=condition=Ready", PATIENCE])?;
+    let asking = Instant::now();
+    apply(kubectl, &deployment())?;
+    let rolled = ["rollout", "status", "deployment/server", PATIENCE];
+    ask(kubectl, &rolled)?;
+    let all = ["wait", "networkpolicystatus", "--all", "--for=condition=Enforcing", PATIENCE];
+    ask(kubectl, &all)?;
+    step::note(&format!("{REPLICAS} pods are available after {:.0?}", asking.elapsed()));
+    // The Service leads somewhere from here on, whatever happens to its pods.
+    for (_, name) in askers.iter().filter(|(app, _)| *app == "client") {
+        exec(kubectl, name, ": > /tmp/begin")?;
+    }
+    ask(kubectl, &["rollout", "restart", "deployment/server"])?;
+    ask(kubectl, &rolled)?;
+    step::note(&format!("all pods are replaced after {:.0?}", asking.elapsed()));
+    for (app, name) in &askers {
+        judge(kubectl, app, name)?;
+    }
+    Ok(())
+}
+
+/// What a client or a stranger has met.
+fn judge(kubectl: &Kubectl, app: &str, name: &str) -> Result<()> {
+    let count = |outcome: &str| -> Result<u64> {
+        let script = format!("/busybox grep -c ^{outcome} /tmp/met; true");
+        let said = exec(kubectl, name, &script)?;
+        said.trim().parse().with_context(|| format!("{name} has counted {said:?}"))
+    };
+    wait(&format!("requests of {name}"), Duration::from_mins(2), || {
+        let asked = count("asked")?;
+        ensure!(asked >= LEAST, "{asked} requests");
+        Ok(())
+    })?;
+    let (asked, wrong) = (count("asked")?, count("wrong")?);
+    let shown = exec(kubectl, name, "/busybox grep ^wrong /tmp/met | /busybox head -n 5; true")?;
+    let what = if app == "client" { "failed" } else { "were answered" };
+    ensure!(wrong == 0, "{name}: {wrong} of {asked} requests {what}:\n{shown}");
+    let rounds = if app == "client" { "requests" } else { "rounds of requests" };
+    step::note(&format!("{name}: of {asked} {rounds} none {what}"));
+    Ok(())
+}
+
+/// Asks a Service again and again, once it is told to begin.
+fn client(service: &str) -> String {
+    format!(
+        ": > /tmp/met; /busybox httpd -p 8080 -h /tmp; \
+         while [ ! -e /tmp/begin ]; do /busybox usleep 100000; done; \
+         while :; do echo asked >> /tmp/met; \
+         {} || echo wrong $(/busybox date +%T) >> /tmp/met; done",
+        request(service, 80, 5)
+    )
+}
+
+/// Asks a Service and all addresses that pods may have, again and again.
+fn stranger(service: &str) -> String {
+    let mut round = String::new();
+    for node in 0..NODES.len() {
+        let address = format!("{}.$i", Addresses::of(node).pods4_prefix());
+        let asks = request(&address, 8080, 1);
+        let _ = write!(
+            round,
+            "for i in $(/busybox seq 2 {ADDRESSES}); do {{ {asks} && echo wrong {address} >> /tmp/met; }} & done; "
+        );
+    }
+    // Of a shell of its own: the first one waits for the daemon, too.
+    format!(
+        ": > /tmp/met; /busybox httpd -p 8080 -h /tmp; \
+         while :; do ( {{ {} && echo wrong {service} >> /tmp/met; }} & {round} wait ); \
+         echo asked >> /tmp/met; done",
+        request(service, 80, 1)
+    )
+}
+
+/// A request that succeeds if a server of the Deployment answers within so many seconds.
+fn request(address: &str, port: u16, seconds: u32) -> String {
+    format!(
+        "printf 'GET / HTTP/1.0\\r\\n\\r\\n' | /busybox nc -w {seconds} {address} {port} 2> /dev/null \
+         | /busybox grep -q ^server"
+    )
+}
+
+fn policies() -> [(&'static str, Value); 3] {
+    let app = |name: &str| json!({ "matchLabels": { "app": name } });
+    [
+        ("deny", json!({ "podSelector": {}, "policyTypes": ["Ingress", "Egress"] })),
+        (
+            "server",
+            json!({ "podSelector": app("server"), "ingress": [{ "from": [{ "podSelector": app("client") }] }] }),
+        ),
+        // So that it is the servers' isolation that keeps strangers out.
+        (
+            "askers",
+            json!({
+                "podSelector": { "matchExpressions": [
+                    { "key": "app", "operator": "In", "values": ["client", "stranger"] },
+                ] },
+                "policyTypes": ["Egress"],
+                "egress": [{}],
+            }),
+        ),
+    ]
+}
+
+fn deployment() -> Value {
+    // It goes on serving while the Service's rules still lead to it: kube-proxy is told of its end, not asked.
+    let serve = "trap '' TERM; echo server > /tmp/index.html; /busybox httpd -f -p 8080 -h /tmp";
+    let mut template = pod(serve, json!({}));
+    template["terminationGracePeriodSeconds"] = json!(10);
+    let spec = json!({
+        "replicas": REPLICAS,
+        "selector": { "matchLabels": { "app": "server" } },
+        "strategy": { "rollingUpdate": { "maxUnavailable": 0, "maxSurge": 10 } },
+        "template": { "metadata": { "labels": { "app": "server" } }, "spec": template },
+    });
+    object("apps/v1", "Deployment", "server", spec, &json!({}))
+}
+
+fn pod(script: &str, node_selector: Value) -> Value {
+    json!({
+        "nodeSelector": node_selector,
+        "terminationGracePeriodSeconds": 0,
+        "containers": [{
+            "name": "busybox",
+            "image": BUSYBOX,
+            "imagePullPolicy": "Never",
+            "command": ["/busybox", "sh", "-c", script],
+            "readinessProbe": { "tcpSocket": { "port": 8080 }, "periodSeconds": 1 },
+        }],
+    })
+}
+
+fn object(version: &str, kind: &str, name: &str, spec: Value, labels: &Value) -> Value {
+    let mut object = json!({
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": { "name": name, "labels": labels },
+        "spec": spec,
+    });
+    if kind != "Namespace" {
+        object["metadata"]["namespace"] = json!(NAMESPACE);
+    }
+    object
+}
+
+fn apply(kubectl: &Kubectl, object: &Value) -> Result<()> {
+    kubectl.apply(&object.to_string())
+}
+
+fn ask(kubectl: &Kubectl, arguments: &[&str]) -> Result<()> {
+    kubectl.run(&[arguments, &["-n", NAMESPACE]].concat()).map(drop)
+}
+
+fn exec(kubectl: &Kubectl, pod: &str, script: &str) -> Result<String> {
+    kubectl.run(&["exec", "-n", NAMESPACE, pod, "--", "/busybox", "sh", "-c", script])
+}
