@@ -41,8 +41,6 @@ pub enum Op {
     Cidr6(Ipv6Net, ClassId),
     /// Remove an IPv6 prefix.
     Cidr6Gone(Ipv6Net),
-    /// Say whether the IPv6 prefix table has entries.
-    HasCidr6(bool),
     /// Fill a free endpoint slot; `ifindex` is written last.
     Endpoint(u32, Box<Endpoint>),
     /// Flip the rows word of an endpoint slot.

@@ -44,7 +44,6 @@ fn table(desired: &DesiredElement<'_>) -> &'static str {
         DesiredElement::Endpoint(..) => "endpoints",
         DesiredElement::Host6(..) => "IPv6 addresses",
         DesiredElement::Cidr6(..) => "IPv6 prefixes",
-        DesiredElement::HasCidr6(_) => "settings",
     }
 }
 
@@ -120,10 +119,6 @@ impl Tables {
             DesiredElement::Cidr6(net, class) => {
                 let found = self.ipv6_blocks.get(*net);
                 self.check_v6(found, *class, Op::Cidr6(*net, *class))
-            }
-            DesiredElement::HasCidr6(_) => {
-                let word = offset_of!(Settings, blocks6_root) as u32 / 4;
-                words(&self.settings, 0, word, &[self.ipv6_blocks.root()]).map_err(at("SETTINGS"))
             }
         }
     }

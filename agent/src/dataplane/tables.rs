@@ -166,8 +166,6 @@ impl TableWriter for Tables {
             Op::Host6(..) | Op::Host6Gone(_) | Op::Cidr6(..) | Op::Cidr6Gone(_) => {
                 self.apply_v6(op)
             }
-            // The tree's root says so.
-            Op::HasCidr6(_) => Ok(()),
             Op::Endpoint(..)
             | Op::EndpointRows(..)
             | Op::EndpointAddrs(..)

@@ -113,7 +113,6 @@ pub struct MemoryTables {
     pub hosts6: BTreeMap<Ipv6Addr, ClassId>,
     /// Classes of IPv6 prefixes.
     cidrs6: PrefixMap<Ipv6Net, ClassId>,
-    has_cidr6: bool,
     /// The rows.
     pub rows: Elements<Row>,
     /// The row blocks.
@@ -139,7 +138,6 @@ impl MemoryTables {
             trie_blocks: Elements::new("trie block"),
             hosts6: BTreeMap::new(),
             cidrs6: PrefixMap::new(),
-            has_cidr6: false,
             rows: Elements::new("row"),
             row_blocks: Elements::new("row block"),
             bitmaps: Elements::new("bitmap"),
@@ -160,7 +158,6 @@ impl MemoryTables {
 
     /// Sets the class of an IPv6 prefix.
     pub fn set_cidr6(&mut self, net: Ipv6Net, class: ClassId) {
-        self.has_cidr6 = true;
         self.cidrs6.insert(net, class);
     }
 
@@ -269,7 +266,6 @@ impl TableWriter for MemoryTables {
             Op::Host6Gone(address) => drop(self.hosts6.remove(address)),
             Op::Cidr6(prefix, class) => drop(self.cidrs6.insert(*prefix, *class)),
             Op::Cidr6Gone(prefix) => drop(self.cidrs6.remove(prefix)),
-            Op::HasCidr6(has) => self.has_cidr6 = *has,
             Op::Endpoint(slot, endpoint) => self.fill_slot(*slot, **endpoint)?,
             Op::EndpointRows(slot, rows) => self.slot_mut(*slot)?.rows = *rows,
             Op::EndpointAddrs(slot, endpoint) => *self.slot_mut(*slot)? = **endpoint,
@@ -295,9 +291,6 @@ impl PolicyTables for MemoryTables {
     }
 
     fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
-        if !self.has_cidr6 {
-            return None;
-        }
         let (_, class) = self.cidrs6.get_lpm(&Ipv6Addr::from(*address).into())?;
         Some(*class)
     }

@@ -168,8 +168,7 @@ impl Elements<'_> {
 
     fn ipv6_count(&self) -> u32 {
         let (hosts, cidrs) = self.tables.addresses.ipv6_count();
-        // One more for the flag.
-        hosts + cidrs + 1
+        hosts + cidrs
     }
 
     fn tell_root(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(DesiredElement<'_>)) {
@@ -210,12 +209,8 @@ impl Elements<'_> {
     }
 
     fn tell_v6(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(DesiredElement<'_>)) {
-        if range.start == 0 && range.end > 0 {
-            tell(DesiredElement::HasCidr6(self.tables.addresses.ipv6_count().1 != 0));
-        }
-        let (skip, last) = (range.start.saturating_sub(1), range.end.saturating_sub(1));
         let all = self.tables.addresses.entries(Family::V6);
-        for (prefix, class) in all.skip(skip as usize).take((last - skip) as usize) {
+        for (prefix, class) in all.skip(range.start as usize).take(range.len()) {
             tell(if prefix.is_host() {
                 DesiredElement::Host6(prefix.v6(), class)
             } else {

@@ -56,12 +56,8 @@ impl AddressTables {
         mut gone: Vec<Prefix>,
         ops: &mut Vec<Op>,
     ) {
-        let had_cidr6 = self.prefixes.count(Family::V6).1 != 0;
         set.sort_by_key(|(prefix, _)| (std::cmp::Reverse(prefix.len), *prefix));
         gone.sort_by_key(|prefix| (prefix.len, *prefix));
-        if !had_cidr6 && set.iter().any(|(prefix, _)| is_cidr6(*prefix)) {
-            ops.push(Op::HasCidr6(true));
-        }
         let mut changed = Vec::new();
         for (prefix, class) in set {
             if self.prefixes.insert(prefix, class) == Some(class) {
@@ -85,9 +81,6 @@ impl AddressTables {
                 Family::V6 => ops.push(Op::Cidr6Gone(prefix.net6())),
             }
         }
-        if self.prefixes.count(Family::V6).1 == 0 && gone.iter().any(|prefix| is_cidr6(*prefix)) {
-            ops.push(Op::HasCidr6(false));
-        }
         self.ipv4_trie.repaint(&self.prefixes, &changed, ops);
     }
 
@@ -106,8 +99,4 @@ impl AddressTables {
     pub(crate) fn ipv6_count(&self) -> (u32, u32) {
         self.prefixes.count(Family::V6)
     }
-}
-
-fn is_cidr6(prefix: Prefix) -> bool {
-    prefix.family == Family::V6 && !prefix.is_host()
 }

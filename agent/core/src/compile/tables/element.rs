@@ -25,8 +25,6 @@ pub enum DesiredElement<'a> {
     Host6(Ipv6Addr, ClassId),
     /// A prefix of the IPv6 prefix table.
     Cidr6(Ipv6Net, ClassId),
-    /// Whether that one has entries.
-    HasCidr6(bool),
 }
 
 impl DesiredElement<'_> {
