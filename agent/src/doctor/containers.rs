@@ -13,6 +13,7 @@ use netpold_core::model::{Key, Protocol};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::source::convert::protocol;
 use crate::source::decode::decode;
 use crate::source::document::{self, Node, Value};
 
@@ -179,15 +180,6 @@ fn target(port: api::ServicePort) -> Option<TargetPort> {
         Some(IntOrString::String(name)) => Target::Name(name),
     };
     Some(TargetPort { port: port.port, protocol: protocol(port.protocol.as_deref())?, target })
-}
-
-fn protocol(name: Option<&str>) -> Option<Protocol> {
-    match name {
-        None | Some("TCP") => Some(Protocol::Tcp),
-        Some("UDP") => Some(Protocol::Udp),
-        Some("SCTP") => Some(Protocol::Sctp),
-        Some(_) => None,
-    }
 }
 
 fn list<T: DeserializeOwned>(json: &str) -> Result<List<T>> {

@@ -385,7 +385,7 @@ fn named_port(
 }
 
 /// `protocol`: absent means TCP; `None` if there is no such protocol in the API.
-fn protocol(name: Option<&str>) -> Option<Protocol> {
+pub(crate) fn protocol(name: Option<&str>) -> Option<Protocol> {
     match name {
         None | Some("TCP") => Some(Protocol::Tcp),
         Some("UDP") => Some(Protocol::Udp),
