@@ -8,7 +8,6 @@
 mod watcher;
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use netpold_testbed::cluster::{Cluster, allow_to, isolate};
-use netpold_testbed::{Agent, AgentOptions, Cni, Pod};
+use netpold_testbed::{Agent, AgentOptions, Cni, Pod, processor_time};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use serde::Serialize;
@@ -334,18 +333,6 @@ fn send_now_and_then(pod: &Pod, time: Duration) -> Result<Vec<Instant>> {
         }
         Ok(sent)
     })?
-}
-
-/// User and system time of a process, in hundredths of a second.
-fn processor_time(process: u32) -> Result<Duration> {
-    let path = format!("/proc/{process}/stat");
-    let stat = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    let fields: Vec<&str> =
-        stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    // utime and stime are fields 14 and 15, of which two are cut off.
-    let times = fields.get(11..13).with_context(|| format!("{path} has too few fields"))?;
-    let ticks = times.iter().map(|field| field.parse::<u64>()).sum::<Result<u64, _>>()?;
-    Ok(Duration::from_millis(ticks * 10))
 }
 
 fn percent(used: Duration, took: Duration) -> f64 {

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, ensure};
 use netpold::source::SourceStatus;
 use netpold::source::cluster::{Access, Settings, client, watch};
 use netpold_testbed::apiserver::{Meter, Passed};
-use netpold_testbed::{Access as Proof, ApiServer};
+use netpold_testbed::{Access as Proof, ApiServer, processor_time};
 use nix::sys::signal::Signal;
 use tokio::runtime::Runtime;
 use tokio::sync::watch::Receiver;
@@ -125,7 +125,7 @@ pub(crate) fn measure(nodes: u32, agents: u32, progress: &dyn Fn(&str)) -> Resul
     world.restart()?;
     let mut stage = world.stage("restart of the API server", begin, 0)?;
     // Of another process.
-    stage.server_seconds = processor_seconds(world.server.pid())?;
+    stage.server_seconds = processor_time(world.server.pid())?.as_secs_f64();
     stages.push(stage);
     Ok(ApiLoad { cluster, agents, pod_event, node_event, stages, forms })
 }
@@ -189,7 +189,7 @@ impl World {
             passed: [0, 1].map(|n: usize| self.groups[n].meter.passed()),
             changes: [0, 1].map(|n: usize| self.groups[n].changes.load(Ordering::Relaxed)),
             requests: self.server.requests(USER)?.len(),
-            server: processor_seconds(self.server.pid())?,
+            server: processor_time(self.server.pid())?.as_secs_f64(),
             at: Instant::now(),
         })
     }
@@ -352,15 +352,4 @@ impl World {
         self.wait_silent()?;
         self.wait_in_sync()
     }
-}
-
-/// Seconds of processor that a process has used.
-fn processor_seconds(pid: u32) -> Result<f64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).context("a process ended")?;
-    // Behind the name, which may have spaces: state is the first, user and system time the 12th and 13th.
-    let fields = stat.rsplit_once(')').map(|(_, fields)| fields).unwrap_or_default();
-    let ticks: f64 =
-        fields.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<f64>().ok()).sum();
-    // SAFETY: no preconditions.
-    Ok(ticks / unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64)
 }

@@ -7,7 +7,7 @@
 
 mod build;
 mod check;
-mod layout;
+pub(crate) mod layout;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -40,6 +40,7 @@ pub use self::binaries::{
     CACHED, KUBECTL_CACHED, KubeBinaries, Kubectl, VERSION, require_apiserver,
 };
 use self::etcd::Etcd;
+pub use self::kubectl::ask_kubectl;
 pub use self::meter::{Meter, Passed};
 use self::process::Process;
 use crate::netns::Netns;

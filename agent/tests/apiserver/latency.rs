@@ -13,6 +13,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{Api, DeleteParams, PostParams, WatchEvent, WatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use netpold_testbed::processor_time;
 use serde_json::{Value, json};
 
 use crate::world::{NAMESPACE, PATIENCE, World, isolated};
@@ -287,13 +288,6 @@ fn received(flows: &[(UdpSocket, UdpSocket)]) -> u64 {
         .sum()
 }
 
-/// Seconds of processor that a process has used.
-fn processor_seconds(pid: u32) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let fields = stat.rsplit_once(") ").unwrap().1.split_whitespace().skip(11).take(2);
-    fields.map(|ticks| ticks.parse::<f64>().unwrap()).sum::<f64>() / 100.0
-}
-
 #[test]
 #[ignore = "a measurement, not a test"]
 fn a_thousand_pods_in_ten_seconds() {
@@ -316,9 +310,9 @@ fn a_thousand_pods_in_ten_seconds() {
     let (flows, stop, sent) = (flows(&world), AtomicBool::new(false), AtomicU64::new(0));
     let pid = world.agent().pid();
     let idle = {
-        let used = processor_seconds(pid);
+        let used = processor_time(pid).unwrap().as_secs_f64();
         std::thread::sleep(ROLLOUT);
-        processor_seconds(pid) - used
+        processor_time(pid).unwrap().as_secs_f64() - used
     };
     let metrics_before = metrics(&world);
     let (mut arrived, mut took, mut used) = (0, Duration::ZERO, 0.0);
@@ -346,7 +340,7 @@ fn a_thousand_pods_in_ten_seconds() {
             arrived
         });
         let (begin, steps) = (Instant::now(), 100);
-        let before_cpu = processor_seconds(pid);
+        let before_cpu = processor_time(pid).unwrap().as_secs_f64();
         for step in 0..steps + 2 {
             // Ten are created in a step and run two steps later.
             let of =
@@ -362,7 +356,7 @@ fn a_thousand_pods_in_ten_seconds() {
             std::thread::sleep(due.saturating_duration_since(Instant::now()));
         }
         took = begin.elapsed();
-        used = processor_seconds(pid) - before_cpu;
+        used = processor_time(pid).unwrap().as_secs_f64() - before_cpu;
         std::thread::sleep(Duration::from_secs(1));
         stop.store(true, Ordering::Relaxed);
         arrived = reader.join().unwrap();

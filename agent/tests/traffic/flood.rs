@@ -4,14 +4,13 @@
 mod echo;
 mod sender;
 
-use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use netpold_testbed::cluster::{Cluster, PATIENCE, binary};
-use netpold_testbed::{Cni, Pod, require_root, without_twins};
+use netpold_testbed::{Cni, Pod, processor_time, require_root, without_twins};
 use serde_json::{Value, json};
 
 use sender::{Kind, Sender};
@@ -171,12 +170,7 @@ impl Stage {
     }
 
     fn agent_cpu(&self) -> Duration {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.cluster.agents[0].pid()));
-        let stat = stat.unwrap();
-        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-        // utime and stime, in hundredths of a second: fields 14 and 15, of which two are cut off.
-        let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
-        Duration::from_millis(ticks * 10)
+        processor_time(self.cluster.agents[0].pid()).unwrap()
     }
 
     fn agent_log(&self) -> usize {

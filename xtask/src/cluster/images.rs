@@ -14,6 +14,7 @@ use super::node::SOCKET;
 use super::state::{NODES, State};
 use super::wait;
 use crate::arch::Arch;
+use crate::image::layout::header;
 use crate::{image, step};
 
 /// What holds a pod's namespaces: busybox, asleep.
@@ -159,14 +160,4 @@ fn archive(names: &[String], program: &str, bytes: &[u8], entrypoint: &[&str]) -
         archive.append_data(&mut header(0o644, bytes.len() as u64), name, bytes.as_slice())?;
     }
     Ok(archive.into_inner()?)
-}
-
-fn header(mode: u32, size: u64) -> tar::Header {
-    let mut header = tar::Header::new_ustar();
-    header.set_mode(mode);
-    header.set_size(size);
-    header.set_mtime(0);
-    header.set_uid(0);
-    header.set_gid(0);
-    header
 }

@@ -1,10 +1,10 @@
 //! kubectl as the administrator, on the first node.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+use netpold_testbed::ask_kubectl;
 
 use super::control;
 use super::state::{NODES, State};
@@ -50,24 +50,7 @@ impl Kubectl {
     /// # Errors
     /// With what it says, when it fails.
     pub(super) fn run_with(&self, arguments: &[&str], input: &str) -> Result<String> {
-        let mut child = self
-            .command()
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("cannot run kubectl")?;
-        let output = std::thread::scope(|scope| {
-            let stdin = child.stdin.take();
-            scope.spawn(move || stdin.map(|mut stdin| stdin.write_all(input.as_bytes())));
-            child.wait_with_output()
-        })?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            bail!("kubectl {}: {}", arguments.join(" "), said.trim());
-        }
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        ask_kubectl(self.command(), arguments, input)
     }
 
     /// Applies objects.

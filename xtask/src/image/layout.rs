@@ -148,7 +148,8 @@ fn archive(binary: &[u8]) -> Result<Vec<u8>> {
     Ok(archive.into_inner()?)
 }
 
-fn header(mode: u32, size: u64) -> tar::Header {
+/// An entry of an archive whose bytes depend on its content alone.
+pub(crate) fn header(mode: u32, size: u64) -> tar::Header {
     let mut header = tar::Header::new_ustar();
     header.set_mode(mode);
     header.set_size(size);

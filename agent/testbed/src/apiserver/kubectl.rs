@@ -21,25 +21,7 @@ impl ApiServer {
     /// # Errors
     /// With what it says, when it fails.
     pub fn kubectl_with(&self, arguments: &[&str], input: &str) -> Result<String> {
-        let mut child = self
-            .kubectl_command()?
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("cannot run kubectl")?;
-        let output = std::thread::scope(|scope| {
-            // While it reads, it may write: both at once, or both wait.
-            let stdin = child.stdin.take();
-            scope.spawn(move || stdin.map(|mut stdin| stdin.write_all(input.as_bytes())));
-            child.wait_with_output()
-        })?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            bail!("kubectl {}: {}", arguments.join(" "), said.trim());
-        }
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        ask_kubectl(self.kubectl_command()?, arguments, input)
     }
 
     /// `kubectl apply` of manifests in YAML or JSON.
@@ -64,4 +46,29 @@ impl ApiServer {
         command.arg("--cache-dir").arg(self.directory.0.join("kubectl-cache"));
         Ok(command)
     }
+}
+
+/// Runs kubectl, with something on its standard input; returns what it prints.
+///
+/// # Errors
+/// With what it says, when it fails.
+pub fn ask_kubectl(mut command: Command, arguments: &[&str], input: &str) -> Result<String> {
+    let mut child = command
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot run kubectl")?;
+    let output = std::thread::scope(|scope| {
+        // While it reads, it may write: both at once, or both wait.
+        let stdin = child.stdin.take();
+        scope.spawn(move || stdin.map(|mut stdin| stdin.write_all(input.as_bytes())));
+        child.wait_with_output()
+    })?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("kubectl {}: {}", arguments.join(" "), said.trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
