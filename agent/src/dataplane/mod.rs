@@ -73,7 +73,7 @@ use traced::TracedPrograms;
 use uplink_xdp::{UplinkXdp, Wanted as WantedUplinks};
 
 use crate::conntrack::{Pass, Sighting, Sweeper, Tracked};
-use crate::import_conntrack::{Wanted, kernel_flows, tracked};
+use crate::import_conntrack::{KernelFlow, Wanted, kernel_flows};
 
 /// What a dataplane is made with.
 #[derive(Clone, Debug)]
@@ -446,20 +446,23 @@ impl Dataplane {
     /// # Errors
     /// The kernel does not tell, or the flow tables cannot be mapped.
     pub fn import_conntrack(&self, wanted: &Wanted) -> Result<u64, String> {
-        // Neither a dump nor mapping the flow tables, which takes milliseconds too.
-        if tracked() == Some(0) {
+        let mut found = Vec::new();
+        let is_wanted = |flow: &KernelFlow| wanted.sides(flow, 0).next().is_some();
+        kernel_flows(|flow| found.extend(Some(flow).filter(is_wanted)))
+            .map_err(|error| error.to_string())?;
+        // Mapping the flow tables takes milliseconds.
+        if found.is_empty() {
             return Ok(0);
         }
         let tables = self.settings.flow_tables(self.generation());
         let Some((tables, now)) = tables.map_err(|error| error.to_string())? else { return Ok(0) };
         let mut flows = 0;
-        kernel_flows(|flow| {
-            for side in wanted.sides(&flow, now) {
+        for flow in &found {
+            for side in wanted.sides(flow, now) {
                 let seen = tables.stamp(&side, flow.remaining, now);
                 flows += u64::from(tables.import(&Tracked { seen, ..side }, now).is_ok());
             }
-        })
-        .map_err(|error| error.to_string())?;
+        }
         Ok(flows)
     }
 }

@@ -1,11 +1,12 @@
 //! Connections that are older than the first agent, where the kernel's conntrack knows who began.
 
 use std::io::Write;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::Stdio;
 
+use netpold::import_conntrack::{KernelFlow, kernel_flows};
 use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, allow_from, allow_to, isolate};
-use netpold_testbed::{Cni, Flow, Protocol, require_root};
+use netpold_testbed::{Cni, Flow, Probe, Protocol, probe_all, require_root};
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
 /// Beyond every port that a client is given: a guess by ports takes the client for the server.
@@ -89,4 +90,46 @@ fn connections_older_than_isolation_go_on() {
     cluster.policy("s", isolate("server", &BOTH)).policy("from", allow_from("server", "client"));
     cluster.enforce();
     assert!(flows.iter_mut().all(|flow| flow.ping(PATIENCE)), "what policy allows goes on");
+}
+
+/// With few flows the agent reads a file of the kernel's, with many it asks for a dump.
+#[test]
+fn few_flows_and_many_are_told_alike() {
+    if !require_root("few_flows_and_many_are_told_alike") {
+        return;
+    }
+    let cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
+    track(&cluster);
+    let (server, client) = (cluster.pod("server"), cluster.pod("client"));
+    let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+    protocols.iter().for_each(|protocol| server.serve(*protocol, HIGH).unwrap());
+    let (address, port) = SERVICE;
+    let mut flows = vec![open(&cluster, "client", (address.parse().unwrap(), port))];
+    for to in server.addresses() {
+        flows.push(open(&cluster, "client", (*to, HIGH)));
+        for protocol in [Protocol::Udp, Protocol::Sctp, Protocol::Icmp] {
+            let probe = Probe { from: client, protocol, to: *to, port: HIGH };
+            assert!(probe_all(&[probe], PATIENCE)[0].connected());
+        }
+    }
+    let told = || -> Vec<KernelFlow> {
+        let mut told = Vec::new();
+        let timeless = |mut flow: KernelFlow| {
+            flow.remaining = None;
+            flow
+        };
+        let read = || kernel_flows(|flow| told.push(timeless(flow)));
+        cluster.nodes[0].netns().run(read).unwrap().unwrap();
+        told
+    };
+    let few = told();
+    let to = SocketAddr::new(server.ip4().unwrap(), 9);
+    let crowd =
+        || (0..1500).try_for_each(|_| UdpSocket::bind("0.0.0.0:0")?.send_to(&[0], to).map(drop));
+    client.run(crowd).unwrap().unwrap();
+    let many = told();
+    assert!(few.len() >= 9 && many.len() > 1000 + few.len(), "{} and {}", few.len(), many.len());
+    for flow in few {
+        assert!(many.contains(&flow), "{flow:?} is not told in a dump");
+    }
 }

@@ -1,0 +1,156 @@
+//! `/proc/net/nf_conntrack`: a line for each flow.
+//!
+//! `ipv4 2 tcp 6 86397 ESTABLISHED src=… dst=… sport=… dport=… [UNREPLIED] src=… dst=… sport=… dport=… [ASSURED] mark=0 …`
+//! (net/netfilter/nf_conntrack_standalone.c). Numbers are decimal, addresses of IPv6 have all their digits.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::net::IpAddr;
+
+use netpold_ebpf::packet::icmp;
+
+use super::{KernelFlow, Shown, TCP, Tuple};
+
+/// Of the thread, because threads of one process may be in several network namespaces.
+const PATH: &str = "/proc/thread-self/net/nf_conntrack";
+/// In the order of `enum tcp_conntrack`, whose first is NONE.
+const TCP_STATES: [&str; 10] = [
+    "NONE",
+    "SYN_SENT",
+    "SYN_RECV",
+    "ESTABLISHED",
+    "FIN_WAIT",
+    "CLOSE_WAIT",
+    "LAST_ACK",
+    "TIME_WAIT",
+    "CLOSE",
+    "SYN_SENT2",
+];
+
+/// All flows of the calling thread's network namespace. Kernels before 6.18 count the flows that they have shown, and
+/// where one ends between two reads they pass over another one; so all are read twice.
+///
+/// # Errors
+/// The kernel is built without the file, or shows it in another form.
+pub(super) fn flows() -> io::Result<Vec<KernelFlow>> {
+    let (mut seen, mut flows) = (HashSet::new(), Vec::new());
+    for _ in 0..2 {
+        for line in fs::read_to_string(PATH)?.lines() {
+            let flow = parse(line).ok_or_else(|| io::Error::from(ErrorKind::InvalidData))?;
+            flows.extend(flow.filter(|flow| seen.insert((flow.original, flow.reply))));
+        }
+    }
+    Ok(flows)
+}
+
+/// A line's flow: `Some(None)` if it is over, `None` if the line is not understood.
+fn parse(line: &str) -> Option<Option<KernelFlow>> {
+    let mut words = line.split_ascii_whitespace().peekable();
+    // Family and its number, protocol and its number; its name may be "unknown".
+    let protocol: u8 = words.nth(3)?.parse().ok()?;
+    // A flow that hardware or a flowtable carries has no time.
+    let remaining = words.next_if(|word| word.bytes().all(|byte| byte.is_ascii_digit()));
+    let remaining = match remaining {
+        Some(seconds) => Some(seconds.parse().ok()?),
+        None => None,
+    };
+    let mut shown = Shown { tcp_state: 0, replied: true, assured: false };
+    if protocol == TCP {
+        let state = words.next()?;
+        shown.tcp_state = TCP_STATES.iter().position(|name| *name == state)? as u8;
+    }
+    let (mut tuples, mut tuple) = (Vec::with_capacity(2), Reading::default());
+    for word in words {
+        match word {
+            "[UNREPLIED]" => shown.replied = false,
+            "[ASSURED]" => shown.assured = true,
+            _ => {
+                let Some((name, value)) = word.split_once('=') else { continue };
+                if name == "src" {
+                    tuples.extend(std::mem::take(&mut tuple).whole(protocol));
+                }
+                tuple.read(name, value)?;
+            }
+        }
+    }
+    tuples.extend(tuple.whole(protocol));
+    let [original, reply] = tuples.try_into().ok()?;
+    let flow = |flags| KernelFlow { original, reply, flags, remaining };
+    Some(shown.flags(protocol).map(flow))
+}
+
+/// A tuple, as far as it was read.
+#[derive(Default)]
+struct Reading {
+    source: Option<IpAddr>,
+    destination: Option<IpAddr>,
+    source_port: u16,
+    destination_port: u16,
+    /// ICMP
+    message: Option<u8>,
+}
+
+impl Reading {
+    fn read(&mut self, name: &str, value: &str) -> Option<()> {
+        match name {
+            "src" => self.source = Some(value.parse().ok()?),
+            "dst" => self.destination = Some(value.parse().ok()?),
+            "sport" | "id" => self.source_port = value.parse().ok()?,
+            "dport" => self.destination_port = value.parse().ok()?,
+            "type" => self.message = Some(value.parse().ok()?),
+            _ => {}
+        }
+        Some(())
+    }
+
+    fn whole(self, protocol: u8) -> Option<Tuple> {
+        let (source, destination) = (self.source?, self.destination?);
+        let destination_port =
+            self.message.map_or(self.destination_port, |it| icmp::kind(protocol, it));
+        Some(Tuple {
+            source,
+            destination,
+            protocol,
+            source_port: self.source_port,
+            destination_port,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netpold_ebpf::layout::{CT_FIN_INGRESS, CT_REPLIED, CT_STREAM};
+
+    use super::*;
+
+    #[test]
+    fn lines_are_understood() {
+        let udp = "ipv4     2 udp      17 179 src=10.0.0.1 dst=10.96.0.10 sport=4000 dport=53 packets=4 bytes=9 \
+                   src=10.0.0.2 dst=10.0.0.1 sport=5353 dport=4000 [ASSURED] mark=0 secctx=null zone=1 use=2";
+        let flow = parse(udp).unwrap().unwrap();
+        assert_eq!(flow.remaining, Some(179));
+        assert_eq!(flow.flags, CT_REPLIED | CT_STREAM);
+        let (_, [sent, on]) = flow.sent_on().unwrap();
+        let told = |[from, to]: [std::net::SocketAddr; 2]| format!("{from} {to}");
+        assert_eq!(told(sent), "10.0.0.1:4000 10.96.0.10:53");
+        assert_eq!(told(on), "10.0.0.1:4000 10.0.0.2:5353");
+
+        let tcp = "ipv6     10 tcp      6 9 LAST_ACK src=2001:0db8:0000:0000:0000:0000:0000:0001 \
+                   dst=2001:0db8:0000:0000:0000:0000:0000:0002 sport=1 dport=2 \
+                   src=2001:0db8:0000:0000:0000:0000:0000:0002 dst=2001:0db8:0000:0000:0000:0000:0000:0001 \
+                   sport=2 dport=1 [ASSURED] mark=0 use=1";
+        assert_eq!(parse(tcp).unwrap().unwrap().flags, CT_REPLIED | CT_FIN_INGRESS);
+        let over = tcp.replace("LAST_ACK", "TIME_WAIT");
+        assert_eq!(parse(&over), Some(None));
+
+        let offloaded = "ipv4 2 tcp 6 ESTABLISHED src=10.0.0.1 dst=10.0.0.2 sport=1 dport=2 src=10.0.0.2 \
+                         dst=10.0.0.1 sport=2 dport=1 [OFFLOAD] mark=0 use=1";
+        assert_eq!(parse(offloaded).unwrap().unwrap().remaining, None);
+        for other in
+            ["", "ipv4 2 tcp 6 9", "ipv4 2 udp 17 3 src=10.0.0.1 dst=10.0.0.2 sport=1 dport=2"]
+        {
+            assert_eq!(parse(other), None, "{other}");
+        }
+    }
+}
