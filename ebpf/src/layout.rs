@@ -612,6 +612,8 @@ pub struct DropEvent {
 
 /// Counters of one CPU's events by interface: more interfaces share them.
 pub const EVENT_SHARES: usize = 64;
+/// An interface's share of the window is used up.
+pub const SHARE_SPENT: u8 = u8::MAX;
 
 /// What a CPU has dropped, and how many events of drops it may still emit: one record, since a denied packet
 /// needs both.
@@ -628,7 +630,7 @@ pub struct Counters {
     pub suppressed: u32,
     /// Zero.
     pub reserved: u32,
-    /// Events in the window by the pod's interface, modulo their number; none counts beyond 255.
+    /// Events in the window by the pod's interface, modulo their number; [`SHARE_SPENT`] once one was refused.
     pub shares: [u8; EVENT_SHARES],
 }
 

@@ -4,7 +4,7 @@ use aya_ebpf::bindings::__sk_buff;
 use netpold_ebpf::{
     direction::{Direction, Egress, Ingress},
     event,
-    layout::{Counters, DropEvent, EVENT_SHARES, Settings},
+    layout::{Counters, DropEvent, EVENT_SHARES, SHARE_SPENT, Settings},
     reason::{self, Reason},
     tables::Tables,
 };
@@ -43,15 +43,21 @@ pub(crate) fn count_one(egress: bool, reason: u32, ifindex: u32) -> bool {
 /// one even when they are used up: the flood of one pod, or of many, hides no other pod's drops.
 #[inline(always)]
 fn may_emit(counters: &mut Counters, settings: &Settings, now: u32, ifindex: u32) -> bool {
+    let share = ifindex as usize % EVENT_SHARES;
     if now.wrapping_sub(counters.window) >= settings.event_window {
         counters.window = now;
         counters.events = 0;
         counters.shares = [0; EVENT_SHARES];
+    } else if counters.shares[share] == SHARE_SPENT {
+        counters.suppressed = counters.suppressed.wrapping_add(1);
+        return false;
     }
     let burst = settings.event_burst;
     let most = if counters.events < burst { burst.div_ceil(2) } else { burst.min(1) };
-    let share = &mut counters.shares[ifindex as usize % EVENT_SHARES];
-    if u32::from(*share) >= most.min(u32::from(u8::MAX)) {
+    let share = &mut counters.shares[share];
+    if u32::from(*share) >= most.min(u32::from(SHARE_SPENT)) {
+        // Until the window ends: the most that it may have only falls.
+        *share = SHARE_SPENT;
         counters.suppressed = counters.suppressed.wrapping_add(1);
         return false;
     }
