@@ -97,7 +97,7 @@ impl<'c> Explainer<'c> {
                 });
             }
             Party::Service(key) => {
-                let translation = self.cluster.translation();
+                let translation = &self.cluster.translation;
                 if translation.is_unserved(key) {
                     return Err(format!(
                         "Service {key} is left to another proxy (label \
@@ -194,7 +194,7 @@ impl<'c> Explainer<'c> {
         protocol: IpProtocol,
         port: u16,
     ) -> Vec<Key> {
-        if !self.cluster.is_on_trial((pod, true), direction) {
+        if !self.cluster.policies_about((pod, true), direction).is_on_trial() {
             return Vec::new();
         }
         let judge = self.with_trials().translated;

@@ -89,7 +89,7 @@ fn workloads<'c>(cluster: &'c Cluster, namespace: &str) -> BTreeMap<Workload, Ve
 /// Whether the flow table has entries of a pod.
 fn is_watched(cluster: &Cluster, pod: &Pod) -> bool {
     Direction::BOTH.into_iter().any(|direction| {
-        cluster.is_on_trial((pod, true), direction)
+        cluster.policies_about((pod, true), direction).is_on_trial()
             || !Allowing::new(cluster).policies(pod, direction).is_empty()
     })
 }

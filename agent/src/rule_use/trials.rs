@@ -72,7 +72,7 @@ impl Trials {
         cost: &mut usize,
     ) -> bool {
         let on_trial = self.cache.on_trial.entry((tuple.endpoint, flow.direction));
-        let is_on_trial = || cluster.is_on_trial((flow.pod, true), flow.direction);
+        let is_on_trial = || cluster.policies_about((flow.pod, true), flow.direction).is_on_trial();
         if !*on_trial.or_insert_with(is_on_trial) {
             return false;
         }

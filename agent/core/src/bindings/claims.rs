@@ -1,5 +1,6 @@
 //! Who may have a veth: what the node says, what was seen inside first, whose namespace it is.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use crate::bindings::veth::{
     Binding, CniResult, Held, Proof, as_judged, mirrored_uid, without_addresses,
 };
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, precedence};
 use crate::model::{Bound, Owner, Pod, Standing};
 
 /// A pod that may be a veth's.
@@ -220,13 +221,18 @@ impl Claims {
     }
 }
 
-/// The pods of this node that claim one of these addresses.
+/// The pods of this node that claim one of these addresses, of each its owner first.
 pub(super) fn claimants<'a>(
     addresses: &'a [IpAddr],
     cluster: &'a Cluster,
 ) -> impl Iterator<Item = Candidate> + 'a {
-    let pods = addresses.iter().flat_map(|address| cluster.local_claimants(*address));
-    pods.map(Candidate::listed)
+    let of_address = |address: &IpAddr| {
+        let claimants = cluster.pods.claimants(*address);
+        let mut local: Vec<_> = claimants.filter(|pod| pod.node == cluster.node_name()).collect();
+        local.sort_by_key(|pod| Reverse(precedence(pod)));
+        local
+    };
+    addresses.iter().flat_map(of_address).map(Candidate::listed)
 }
 
 /// Takes over what the API says of a bound pod.

@@ -7,14 +7,14 @@ use crate::model::{ClusterPolicy, Tier};
 
 /// Every ClusterNetworkPolicy.
 #[derive(Debug, Default)]
-pub(super) struct ClusterPolicies {
+pub(crate) struct ClusterPolicies {
     by_name: BTreeMap<String, Arc<ClusterPolicy>>,
     /// By tier, priority and name.
     in_order: BTreeMap<(Tier, u16, String), Arc<ClusterPolicy>>,
 }
 
 impl ClusterPolicies {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.by_name.is_empty()
     }
 

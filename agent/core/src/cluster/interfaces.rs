@@ -7,7 +7,7 @@ use crate::model::{Interface, Owner};
 
 /// Every interface.
 #[derive(Debug, Default)]
-pub(super) struct Interfaces {
+pub(crate) struct Interfaces {
     by_index: BTreeMap<u32, Interface>,
     /// Interfaces by the addresses behind them.
     links: BTreeMap<IpAddr, BTreeSet<u32>>,
@@ -20,7 +20,7 @@ impl Interfaces {
     }
 
     /// The interfaces that have an address behind them.
-    pub(super) fn with(&self, address: IpAddr) -> impl Iterator<Item = u32> {
+    pub(crate) fn with(&self, address: IpAddr) -> impl Iterator<Item = u32> {
         self.links.get(&address).into_iter().flatten().copied()
     }
 

@@ -4,14 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::model::Node;
+use crate::model::{Node, Selector};
 
 /// Addresses, and how many objects say so.
 type Counted = BTreeMap<IpAddr, u32>;
 
 /// Every node.
 #[derive(Debug, Default)]
-pub(super) struct Nodes {
+pub(crate) struct Nodes {
     /// Name of the own node.
     name: String,
     by_name: BTreeMap<String, Node>,
@@ -62,13 +62,23 @@ impl Nodes {
     }
 
     /// The Node objects that list an address.
-    pub(super) fn listing(&self, address: IpAddr) -> impl Iterator<Item = &Node> {
+    fn listing(&self, address: IpAddr) -> impl Iterator<Item = &Node> {
         let names = self.listed.get(&address).into_iter().flatten();
         names.filter_map(|name| self.by_name.get(name))
     }
 
+    /// Whether a Node object that the selector matches lists an address.
+    pub(crate) fn is_selected(&self, selector: &Selector, address: IpAddr) -> bool {
+        self.listing(address).any(|node| selector.matches(&node.labels))
+    }
+
+    /// Whether some Node object lists an address.
+    pub(crate) fn is_listed(&self, address: IpAddr) -> bool {
+        self.listing(address).next().is_some()
+    }
+
     /// The first node of which an object says that it has an address.
-    pub(super) fn with(&self, address: IpAddr) -> Option<&str> {
+    pub(crate) fn with(&self, address: IpAddr) -> Option<&str> {
         let others = self.others.iter().filter(|(_, all)| all.contains_key(&address));
         let own = self.is_own(address).then_some(self.name.as_str());
         others.map(|(name, _)| name.as_str()).chain(own).min()

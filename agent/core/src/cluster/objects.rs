@@ -1,9 +1,11 @@
-//! Objects as one cluster has them, for another: shared, not copied.
+//! Objects as changes bring them, or as one cluster has them, for another: shared, not copied.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::budget::Weight;
+use crate::cluster::policies::Policies;
+use crate::cluster::state::Cluster;
 use crate::model::{
     Change, ClusterPolicy, EndpointSlice, Interface, Key, Namespace, Node, Pod, Policy, Service,
 };
@@ -76,19 +78,16 @@ pub(crate) enum Object {
 }
 
 impl Object {
-    /// What a change says.
-    pub(super) fn of(change: Change, weigh: impl FnOnce(&Policy) -> Weight) -> Self {
-        match change {
+    /// What a change says; `None`: a policy as it is known already, which is not weighed again.
+    pub(super) fn of(change: Change, known: &Policies) -> Option<Self> {
+        Some(match change {
             Change::Namespace(new) => Self::Namespace(new.name.clone(), Some(new)),
             Change::NamespaceGone(name) => Self::Namespace(name, None),
             Change::Node(new) => Self::Node(new.name.clone(), Some(new)),
             Change::NodeGone(name) => Self::Node(name, None),
             Change::Pod(new) => Self::Pod(new.key.clone(), Some(Arc::new(new))),
             Change::PodGone(key) => Self::Pod(key, None),
-            Change::Policy(new) => {
-                let weight = weigh(&new);
-                Self::Policy(new.key.clone(), Some((Arc::new(new), weight)))
-            }
+            Change::Policy(new) => Self::Policy(new.key.clone(), Some(known.weighed(new)?)),
             Change::PolicyGone(key) => Self::Policy(key, None),
             Change::ClusterPolicy(new) => {
                 Self::ClusterPolicy(new.name.clone(), Some(Arc::new(new)))
@@ -101,6 +100,66 @@ impl Object {
             Change::Interface(new) => Self::Interface(new.index, Some(new)),
             Change::InterfaceGone(index) => Self::Interface(index, None),
             Change::OwnAddresses(addresses) => Self::OwnAddresses(addresses),
+        })
+    }
+
+    /// As a cluster has it.
+    pub(crate) fn now(key: ObjectKey, cluster: &Cluster) -> Self {
+        match key {
+            ObjectKey::Namespace(name) => {
+                let namespace = cluster.namespaces().get(&name).cloned();
+                Self::Namespace(name, namespace)
+            }
+            ObjectKey::Node(name) => {
+                let node = cluster.nodes().get(&name).cloned();
+                Self::Node(name, node)
+            }
+            ObjectKey::Pod(key) => {
+                let pod = cluster.pods().get(&key).cloned();
+                Self::Pod(key, pod)
+            }
+            ObjectKey::Policy(key) => {
+                let policy = cluster.policies().get(&key).cloned();
+                let policy = policy.zip(cluster.policies.weight(&key).cloned());
+                Self::Policy(key, policy)
+            }
+            ObjectKey::ClusterPolicy(name) => {
+                let policy = cluster.cluster_policy(&name).cloned();
+                Self::ClusterPolicy(name, policy)
+            }
+            ObjectKey::Service(key) => {
+                let service = cluster.translation.service(&key);
+                Self::Service(key, service)
+            }
+            ObjectKey::EndpointSlice(key) => {
+                let slice = cluster.slices().get(&key).cloned();
+                Self::EndpointSlice(key, slice)
+            }
+            ObjectKey::Interface(index) => {
+                let interface = cluster.interfaces().get(&index).cloned();
+                Self::Interface(index, interface)
+            }
+            ObjectKey::OwnAddresses => {
+                Self::OwnAddresses(cluster.nodes.found().iter().copied().collect())
+            }
         }
+    }
+
+    /// Every object of a cluster.
+    pub(crate) fn all(cluster: &Cluster) -> impl Iterator<Item = Self> {
+        let namespaces = cluster.namespaces().keys().cloned().map(ObjectKey::Namespace);
+        let nodes = cluster.nodes().keys().cloned().map(ObjectKey::Node);
+        let policies = cluster.policies().keys().cloned().map(ObjectKey::Policy);
+        let of_cluster = cluster.cluster_policies();
+        let of_cluster = of_cluster.map(|policy| ObjectKey::ClusterPolicy(policy.name.clone()));
+        let services = cluster.translation.all_services().cloned().map(ObjectKey::Service);
+        let slices = cluster.slices().keys().cloned().map(ObjectKey::EndpointSlice);
+        let interfaces = cluster.interfaces().keys().copied().map(ObjectKey::Interface);
+        let few = namespaces.chain(nodes).chain(policies).chain(services).chain(slices);
+        let few = few.chain(of_cluster).chain(interfaces).chain([ObjectKey::OwnAddresses]);
+        // Pods are the most.
+        let pods = cluster.pods().iter();
+        let pods = pods.map(|(key, pod)| Self::Pod(key.clone(), Some(pod.clone())));
+        few.map(|key| Self::now(key, cluster)).chain(pods)
     }
 }

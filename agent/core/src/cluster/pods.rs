@@ -13,7 +13,7 @@ use crate::model::{Key, Pod};
 
 /// Every pod.
 #[derive(Debug, Default)]
-pub(super) struct Pods {
+pub(crate) struct Pods {
     by_key: BTreeMap<Key, Arc<Pod>>,
     /// The same pods, but for those that policy ignores.
     by_labels: PodsByLabels,
@@ -30,25 +30,22 @@ impl Pods {
     }
 
     /// The pods that policy does not ignore, by namespace and labels.
-    pub(super) fn by_labels(&self) -> &PodsByLabels {
+    pub(crate) fn by_labels(&self) -> &PodsByLabels {
         &self.by_labels
     }
 
     /// The pod that has an address, as [`Pod::created`] says.
     pub(super) fn owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
-        self.claims
-            .get(&address)?
-            .iter()
-            .max_by_key(|pod| (Reverse(pod.terminating), pod.created, &pod.key))
+        self.claims.get(&address)?.iter().max_by_key(|pod| precedence(pod))
     }
 
     /// Whether several pods claim an address.
-    pub(super) fn is_contested(&self, address: IpAddr) -> bool {
+    pub(crate) fn is_contested(&self, address: IpAddr) -> bool {
         self.contested.contains(&address)
     }
 
     /// The pods that claim an address.
-    pub(super) fn claimants(&self, address: IpAddr) -> impl Iterator<Item = &Arc<Pod>> {
+    pub(crate) fn claimants(&self, address: IpAddr) -> impl Iterator<Item = &Arc<Pod>> {
         self.claims.get(&address).into_iter().flat_map(SmallVec::iter)
     }
 
@@ -93,6 +90,11 @@ impl Pods {
             }
         }
     }
+}
+
+/// Of several pods that claim an address, the greatest has it: see [`Pod::created`].
+pub(crate) fn precedence(pod: &Pod) -> impl Ord + use<'_> {
+    (Reverse(pod.terminating), pod.created, &pod.key)
 }
 
 /// Whether policy can select a pod or match it as a peer.

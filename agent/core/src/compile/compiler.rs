@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ipnet::Ipv6Net;
 use netpold_ebpf::layout::ClassId;
 
-use crate::cluster::{Cluster, Dirty, Object, ObjectKey};
+use crate::cluster::{Cluster, Dirty, Intake, Object, ObjectKey};
 use crate::compile::image::Image;
 use crate::compile::report::{self, EndpointInfo, Problem};
 use crate::compile::rules::{Late, Rules};
@@ -78,7 +78,11 @@ impl Compiler {
 
     /// Takes in a change. Cheap: the work is done by the next update, once for all changes.
     pub fn ingest(&mut self, change: Change) {
-        self.cluster.ingest(change, &mut self.dirty);
+        self.intake().ingest(change);
+    }
+
+    fn intake(&mut self) -> Intake<'_> {
+        Intake { cluster: &mut self.cluster, dirty: &mut self.dirty }
     }
 
     /// The cluster's state.
@@ -163,7 +167,7 @@ impl Compiler {
         self.settled = true;
         // What is in force may not be closed for having to be compiled again.
         let deferring = self.rules.limits.defer(None);
-        self.cluster.weigh_exactly();
+        self.cluster.policies.weigh_exactly();
         // Peer sets, and with them addresses, follow from the endpoints.
         self.dirty = Dirty::default();
         self.dirty.interfaces.extend(self.cluster.interfaces().keys());
@@ -195,9 +199,9 @@ impl Compiler {
     /// theirs, and pods that they isolate newly are closed. Of these namespaces also what is more than
     /// modest ([`crate::budget::MODEST_UNITS`]). `None`: compiles everything.
     pub fn defer(&mut self, held: Option<BTreeSet<String>>) {
-        self.cluster.weigh_hastily(held.is_some());
+        self.cluster.policies.weigh_hastily(held.is_some());
         if held.is_none() {
-            self.cluster.weigh_exactly();
+            self.cluster.policies.weigh_exactly();
         }
         let before = self.rules.limits.defer(held.clone());
         let late = self.late();
@@ -239,23 +243,23 @@ impl Compiler {
     /// All objects, for another compiler. Cheap: they are shared.
     #[must_use]
     pub fn everything(&self) -> News {
-        News { objects: self.cluster.objects().collect(), given: self.tables.endpoints.given() }
+        News { objects: Object::all(&self.cluster).collect(), given: self.tables.endpoints.given() }
     }
 
     /// These objects as they are now, for another compiler.
     #[must_use]
     pub fn news(&self, of: impl IntoIterator<Item = ObjectKey>) -> News {
-        let objects = of.into_iter().map(|key| self.cluster.object(key)).collect();
+        let objects = of.into_iter().map(|key| Object::now(key, &self.cluster)).collect();
         News { objects, given: self.tables.endpoints.given() }
     }
 
     /// Takes in what another compiler knows, and gives endpoints the numbers that it gives.
     pub fn follow(&mut self, news: News) {
         for object in news.objects {
-            self.cluster.take_in(object, &mut self.dirty);
+            self.intake().take_in(object);
         }
         if !self.rules.limits.is_deferring() {
-            self.cluster.weigh_exactly();
+            self.cluster.policies.weigh_exactly();
         }
         self.tables.endpoints.take_over(news.given);
     }

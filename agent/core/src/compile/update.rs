@@ -90,15 +90,17 @@ impl Update<'_> {
     /// Builds the endpoints that may have changed anew and counts the use of direction policies.
     fn refresh_endpoints(&mut self, dirty: &Dirty) -> (EndpointChanges, Usage) {
         let mut indexes = dirty.interfaces.clone();
-        indexes.extend(dirty.addresses.iter().flat_map(|a| self.cluster.interfaces_with(*a)));
-        let backends = dirty.backends.iter();
-        indexes.extend(backends.flat_map(|a| self.cluster.interfaces_of_claimants(*a)));
+        indexes.extend(dirty.addresses.iter().flat_map(|a| self.cluster.interfaces.with(*a)));
+        // Whichever of its addresses the interface of a pod that claims a backend's address has.
+        let claimants = dirty.backends.iter().flat_map(|a| self.cluster.pods.claimants(*a));
+        let addresses = claimants.flat_map(|pod| &pod.addresses);
+        indexes.extend(addresses.flat_map(|a| self.cluster.interfaces.with(*a)));
         let concerned = self.namespaces(&indexes);
         let reconsidered = self.rules.reconsider(self.cluster, dirty, concerned);
         indexes.extend(self.tables.endpoints.in_namespaces(&dirty.policies));
         indexes.extend(self.tables.endpoints.in_namespaces(&reconsidered));
         // Whom one is about is known only when it is held against each pod; so is, with it, a namespace's.
-        if dirty.cluster_policies || dirty.namespaces && self.cluster.has_cluster_policies() {
+        if dirty.cluster_policies || dirty.namespaces && !self.cluster.cluster_policies.is_empty() {
             indexes.extend(self.cluster.interfaces().keys());
         }
         // Those that found no slot may find one now.

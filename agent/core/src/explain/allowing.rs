@@ -238,7 +238,7 @@ impl<'c> Allowing<'c> {
         if !is_subject(pod) {
             return Vec::new();
         }
-        let policies = self.cluster.isolating((pod, true), direction).into_iter();
+        let policies = self.cluster.policies_about((pod, true), direction).isolating().into_iter();
         policies.filter(|policy| self.cluster.excess(&policy.key).is_none()).collect()
     }
 
@@ -248,7 +248,7 @@ impl<'c> Allowing<'c> {
         if !is_subject(pod) {
             return Vec::new();
         }
-        self.cluster.tiers_of((pod, true), direction)
+        self.cluster.policies_about((pod, true), direction).tiers()
     }
 
     /// Which rules of these policies allow a flow, or which rule of a ClusterNetworkPolicy before them. `former`
@@ -326,7 +326,6 @@ const OF_TIERS: usize = 16;
 /// own node.
 fn is_always_allowed(cluster: &Cluster, flow: PodFlow<'_>, out_of_sight: bool) -> bool {
     let PodFlow { pod, direction, remote, .. } = flow;
-    let is_own_node = || !pod.node.is_empty() && cluster.is_of_node(&pod.node, remote);
     (!out_of_sight && pod.addresses.contains(&remote))
-        || (direction == Direction::Egress && is_own_node())
+        || (direction == Direction::Egress && cluster.is_node_of(pod, remote))
 }

@@ -1,11 +1,10 @@
 //! What policies say of traffic at one pod, read literally: nothing is translated here.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
-use crate::cluster::{Cluster, is_subject};
+use crate::cluster::{Cluster, PodPolicies, is_subject};
 use crate::explain::answer::{Cause, Detail, Judgement, Problem, Tiers, Verdict};
-use crate::explain::rule::{self, Traffic, Way};
+use crate::explain::rule::{Traffic, Way};
 use crate::model::{ClusterPolicy, Direction, Enforcement, Key, Pod, Policy, Tier};
 use crate::probe::IpProtocol;
 
@@ -32,13 +31,9 @@ impl<'c> Literal<'c> {
         self.cluster.owner(address).map(|pod| &**pod)
     }
 
-    pub(super) fn is_own_node(&self, pod: &Pod, address: IpAddr) -> bool {
-        !pod.node.is_empty() && self.cluster.is_of_node(&pod.node, address)
-    }
-
     /// Whether there is anything beside NetworkPolicies.
     pub(super) fn has_tiers(&self) -> bool {
-        self.cluster.cluster_policies().next().is_some()
+        !self.cluster.cluster_policies.is_empty()
     }
 
     /// Egress of the sender and ingress of the receiver, as far as they are pods.
@@ -57,7 +52,7 @@ impl<'c> Literal<'c> {
             self.judge_traffic(&traffic, itself, detail)
         });
         let ingress = to.map(|pod| {
-            let from_node = from_host && self.is_own_node(pod, source);
+            let from_node = from_host && self.cluster.is_node_of(pod, source);
             let from_node = from_node.then_some(Exempt::FromAll(Cause::OwnNode));
             let traffic = self.traffic(pod, Direction::Ingress, source, protocol, port);
             self.judge_traffic(&traffic, itself.or(from_node), detail)
@@ -84,7 +79,7 @@ impl<'c> Literal<'c> {
             remote,
             remote_pod: None,
             remote_namespace: None,
-            remote_is_node: self.cluster.is_listed(remote),
+            remote_is_node: self.cluster.nodes.is_listed(remote),
             protocol,
             port,
             way: Way::Direct,
@@ -105,7 +100,7 @@ impl<'c> Literal<'c> {
         if detail == Detail::Reasons
             && !self.with_trials
             && judgement.verdict == Verdict::Allow
-            && self.cluster.is_on_trial((pod, true), traffic.direction)
+            && self.cluster.policies_about((pod, true), traffic.direction).is_on_trial()
         {
             let enforced = Self { with_trials: true, ..*self }.judge_once(traffic, exempt, detail);
             if enforced.verdict == Verdict::Deny {
@@ -119,7 +114,8 @@ impl<'c> Literal<'c> {
     /// namespace.
     pub(super) fn denying_on_trial(&self, pod: &Pod, judgement: &Judgement) -> Vec<Key> {
         let of_cluster = |name: &str| Key::new("", name);
-        let (policies, tiers) = self.cluster.on_trial((pod, true), judgement.direction);
+        let about = self.cluster.policies_about((pod, true), judgement.direction);
+        let (policies, tiers) = about.on_trial();
         let tiers: Vec<Key> = tiers.map(|policy| of_cluster(&policy.name)).collect();
         let policies: Vec<Key> = policies.map(|policy| policy.key.clone()).collect();
         match &judgement.tiers.decided_by {
@@ -138,7 +134,9 @@ impl<'c> Literal<'c> {
         exempt: Option<Exempt>,
         detail: Detail,
     ) -> Judgement {
-        let policies = self.isolating(traffic.pod, traffic.direction);
+        let about = is_subject(traffic.pod)
+            .then(|| self.cluster.policies_about((traffic.pod, true), traffic.direction));
+        let policies = self.isolating(about);
         let mut judgement = Judgement {
             pod: traffic.pod.key.clone(),
             direction: traffic.direction,
@@ -165,7 +163,7 @@ impl<'c> Literal<'c> {
             Some(Exempt::FromNetworkPolicy(cause)) => Some(cause),
             None => None,
         };
-        let tiers = self.tiers(traffic.pod, traffic.direction);
+        let tiers = self.tiers(about);
         if traffic.ask(Tier::Admin, &tiers, &mut judgement, detail)
             || policies.is_empty() && traffic.ask(Tier::Baseline, &tiers, &mut judgement, detail)
         {
@@ -195,7 +193,8 @@ impl<'c> Literal<'c> {
                 Way::Elsewhere => {}
             }
         }
-        let to_own_node = traffic.direction == Direction::Egress && self.is_own_node(pod, remote);
+        let to_own_node =
+            traffic.direction == Direction::Egress && self.cluster.is_node_of(pod, remote);
         to_own_node.then_some(Exempt::FromNetworkPolicy(Cause::OwnNode))
     }
 
@@ -210,23 +209,19 @@ impl<'c> Literal<'c> {
         policy.problems.iter().map(move |text| problem(text, false)).chain(excess)
     }
 
-    fn tiers(&self, pod: &Pod, direction: Direction) -> Vec<Arc<ClusterPolicy>> {
-        match (is_subject(pod), self.with_trials) {
-            (true, false) => self.cluster.tiers_of((pod, true), direction),
-            (true, true) => self.cluster.tiers_about((pod, true), direction).cloned().collect(),
-            (false, _) => Vec::new(),
-        }
+    fn tiers(&self, about: Option<PodPolicies<'c, '_>>) -> Vec<&'c ClusterPolicy> {
+        let policies = about.into_iter().flat_map(PodPolicies::of_cluster);
+        let policies = policies.filter(|policy| self.counts(policy.enforcement));
+        policies.map(|policy| &**policy).collect()
     }
 
-    fn isolating(&self, pod: &Pod, direction: Direction) -> Vec<&'c Policy> {
-        if !is_subject(pod) {
-            return Vec::new();
-        }
-        let policies = self.cluster.policies_in(&pod.key.namespace).map(|policy| &**policy);
-        policies
-            .filter(|policy| self.with_trials || policy.enforcement == Enforcement::Enforce)
-            .filter(|policy| policy.rules(direction).is_some())
-            .filter(|policy| rule::unmet(&policy.pod_selector, &pod.labels).is_none())
-            .collect()
+    fn isolating(&self, about: Option<PodPolicies<'c, '_>>) -> Vec<&'c Policy> {
+        let policies = about.into_iter().flat_map(PodPolicies::selecting);
+        let policies = policies.filter(|policy| self.counts(policy.enforcement));
+        policies.map(|policy| &**policy).collect()
+    }
+
+    fn counts(&self, enforcement: Enforcement) -> bool {
+        self.with_trials || enforcement == Enforcement::Enforce
     }
 }

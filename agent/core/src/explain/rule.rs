@@ -132,11 +132,11 @@ impl Traffic<'_> {
         match peer {
             Peer::Block(block) => block.contains(self.remote),
             Peer::Nodes(nodes) => {
-                self.remote_is_node && self.cluster.is_of_nodes(nodes, self.remote)
+                self.remote_is_node && self.cluster.nodes.is_selected(nodes, self.remote)
             }
             Peer::Pods { namespaces, pods } => self.remote_pod.is_some_and(|remote| {
                 self.namespace_matches(namespace, namespaces.as_ref(), remote)
-                    && unmet(pods, &remote.labels).is_none()
+                    && pods.matches(&remote.labels)
             }),
         }
     }
@@ -146,7 +146,7 @@ impl Traffic<'_> {
             None => remote.key.namespace == namespace,
             Some(selector) => {
                 let labels = self.remote_namespace.as_ref();
-                labels.is_some_and(|labels| unmet(selector, labels).is_none())
+                labels.is_some_and(|labels| selector.matches(labels))
             }
         }
     }
@@ -246,7 +246,7 @@ impl Traffic<'_> {
 
     fn no_pod_lack(&self) -> String {
         let remote = self.remote;
-        match self.cluster.node_of(remote) {
+        match self.cluster.nodes.with(remote) {
             Some(node) => format!("{remote} is node {node}, which only an ipBlock can name"),
             None => format!("{remote} is no pod's address"),
         }
@@ -263,11 +263,6 @@ fn block_lack(block: &IpBlock, address: IpAddr) -> String {
 }
 
 /// The first requirement that labels do not meet.
-pub(super) fn unmet<'s>(selector: &'s Selector, labels: &Labels) -> Option<&'s Requirement> {
-    selector.requirements.iter().find(|requirement| !match requirement {
-        Requirement::In(key, values) => labels.get(key).is_some_and(|v| values.contains(v)),
-        Requirement::NotIn(key, values) => !labels.get(key).is_some_and(|v| values.contains(v)),
-        Requirement::Exists(key) => labels.contains_key(key),
-        Requirement::DoesNotExist(key) => !labels.contains_key(key),
-    })
+fn unmet<'s>(selector: &'s Selector, labels: &Labels) -> Option<&'s Requirement> {
+    selector.requirements.iter().find(|requirement| !requirement.matches(labels))
 }

@@ -39,7 +39,7 @@ pub(super) fn frontends(
     protocol: IpProtocol,
     port: u16,
 ) -> Vec<(&Service, &ServicePort)> {
-    let translation = cluster.translation();
+    let translation = &cluster.translation;
     let services: Vec<&Service> = match at_node {
         true if translation.is_node(address) => {
             translation.with_node_ports().map(|service| &**service).collect()
@@ -67,7 +67,7 @@ pub(super) fn backends(
 ) -> [Backends; 2] {
     let [mut ready, mut waiting] = [const { Backends::new() }; 2];
     for (service, port) in frontends {
-        for slice in cluster.translation().slices_of(&service.key) {
+        for slice in cluster.translation.slices_of(&service.key) {
             let same = |p: &&_| same_port(p, port);
             for number in slice.ports.iter().filter(same).map(|p| p.port) {
                 for address in slice.addresses.iter().filter(|a| a.is_ipv6() == v6) {
@@ -138,7 +138,7 @@ impl Translated<'_> {
         if direction == Direction::Ingress
             || always
             || settled
-            || self.literal.is_own_node(pod, remote)
+            || self.literal.cluster.is_node_of(pod, remote)
         {
             return literal;
         }
@@ -214,7 +214,7 @@ impl Translated<'_> {
     ) -> Option<Explanation> {
         let Translation { services, backends, at_node, .. } =
             self.translated(destination, probe.protocol, probe.port)?;
-        let own = |pod: &Pod| self.literal.is_own_node(pod, destination);
+        let own = |pod: &Pod| self.literal.cluster.is_node_of(pod, destination);
         let out_of_sight = at_node && from.is_some_and(|pod| !own(pod));
         let backends: Vec<Backend> = backends
             .into_iter()

@@ -1,7 +1,5 @@
 //! Rules of ClusterNetworkPolicies against traffic, in the order in which they are asked.
 
-use std::sync::Arc;
-
 use crate::explain::answer::{
     Cause, Detail, Judgement, TierPolicy, TierProblem, TierRule, Verdict,
 };
@@ -24,7 +22,7 @@ impl Traffic<'_> {
     pub(super) fn ask(
         &self,
         tier: Tier,
-        policies: &[Arc<ClusterPolicy>],
+        policies: &[&ClusterPolicy],
         judgement: &mut Judgement,
         detail: Detail,
     ) -> bool {

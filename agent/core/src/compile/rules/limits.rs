@@ -189,7 +189,7 @@ fn namespace_of(combination: &Combination) -> String {
 
 /// The combinations that a namespace cannot have.
 fn over_budget(cluster: &Cluster, namespace: &str, pods: &[Arc<Pod>]) -> BTreeSet<Combination> {
-    let weights = || cluster.policies_in(namespace).filter_map(|p| cluster.weight(&p.key));
+    let weights = || cluster.policies_in(namespace).filter_map(|p| cluster.policies.weight(&p.key));
     let all =
         weights().map(|weight| Direction::BOTH.map(|of| weight.units(of)).iter().sum::<u64>());
     if all.sum::<u64>() * pods.len() as u64 <= NAMESPACE_UNITS {
@@ -204,9 +204,9 @@ fn over_budget(cluster: &Cluster, namespace: &str, pods: &[Arc<Pod>]) -> BTreeSe
     for pods in by_labels.into_values() {
         for direction in Direction::BOTH {
             // A pod whose labels are not known is counted as if it had none.
-            let of = |pod: &&Pod| cluster.isolating((pod, true), direction);
+            let of = |pod: &&Pod| cluster.policies_about((pod, true), direction).isolating();
             let policies = pods.first().map_or_else(Vec::new, of);
-            let weights = || policies.iter().filter_map(|p| cluster.weight(&p.key));
+            let weights = || policies.iter().filter_map(|p| cluster.policies.weight(&p.key));
             let units = weights().map(|weight| weight.units(direction)).sum();
             let named = direction == Direction::Ingress && weights().any(|w| w.names_ports);
             let policies = policies.iter().map(|policy| policy.key.clone()).collect();

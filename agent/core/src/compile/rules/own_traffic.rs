@@ -25,11 +25,13 @@ impl<'a> OwnTraffic<'a> {
     /// Of a pod, whose labels may not be known.
     pub(super) fn of(cluster: &'a Cluster, (pod, labelled): (&'a Pod, bool), egress: bool) -> Self {
         let tiers = Direction::BOTH.map(|direction| {
-            let tiers = cluster.tiers_of((pod, labelled), direction);
+            let tiers = cluster.policies_about((pod, labelled), direction).tiers();
             let isolated = match direction {
                 Direction::Egress => egress,
                 Direction::Ingress if tiers.is_empty() => false,
-                Direction::Ingress => !cluster.isolating((pod, labelled), direction).is_empty(),
+                Direction::Ingress => {
+                    !cluster.policies_about((pod, labelled), direction).isolating().is_empty()
+                }
             };
             (tiers, isolated)
         });
@@ -62,7 +64,7 @@ impl<'a> OwnTraffic<'a> {
         let Rule { peers, ports } = &rule.matches;
         let peer = |peer: &Peer| match peer {
             Peer::Block(block) => block.contains(address),
-            Peer::Nodes(nodes) => self.cluster.is_of_nodes(nodes, address),
+            Peer::Nodes(nodes) => self.cluster.nodes.is_selected(nodes, address),
             Peer::Pods { namespaces, pods } => {
                 let namespace = self.cluster.namespace_labels(&self.pod.key.namespace);
                 let is_in = |selector: &Selector| selector.matches(&namespace);

@@ -118,11 +118,11 @@ impl DirectionPolicies {
         limits: &mut Limits,
         builder: &mut Builder<'_>,
     ) -> Option<(Arc<DirectionPolicy>, Option<Late>)> {
-        let policies = cluster.isolating((pod, labelled), direction);
-        let tiers = cluster.tiers_of((pod, labelled), direction);
+        let policies = cluster.policies_about((pod, labelled), direction).isolating();
+        let tiers = cluster.policies_about((pod, labelled), direction).tiers();
         let is_ingress = direction == Direction::Ingress;
         let isolated = !policies.is_empty();
-        let backs = !is_ingress && (isolated || cluster.has_cluster_policies());
+        let backs = !is_ingress && (isolated || !cluster.cluster_policies.is_empty());
         let [served, refused] = match backs {
             true => served(cluster, (pod, labelled), isolated),
             false => [Vec::new(), Vec::new()],
@@ -132,7 +132,7 @@ impl DirectionPolicies {
         }
         let named = is_ingress
             && (policies.iter().any(|policy| {
-                cluster.weight(&policy.key).is_some_and(|weight| weight.names_ports)
+                cluster.policies.weight(&policy.key).is_some_and(|weight| weight.names_ports)
             }) || tiers.iter().any(|policy| names_ports(policy)));
         let ports = if named { pod.ports.clone() } else { Vec::new() };
         let of = combination(direction, &policies);
@@ -144,7 +144,7 @@ impl DirectionPolicies {
             return Some((known.clone(), None));
         }
         let policies = &made.policies;
-        let weights = policies.iter().filter_map(|policy| cluster.weight(&policy.key));
+        let weights = policies.iter().filter_map(|policy| cluster.policies.weight(&policy.key));
         let units = weights.map(|weight| weight.units(direction)).sum();
         if !limits.admits(&of, units) {
             let former = self.former(&made, before);
@@ -287,7 +287,7 @@ fn served(
 ) -> [Vec<HairpinService>; 2] {
     let (mut served, mut refused) = (Vec::new(), Vec::new());
     let judge = OwnTraffic::of(cluster, (pod, labelled), isolated);
-    for backed in cluster.translation().backed_by(pod) {
+    for backed in cluster.translation.backed_by(pod) {
         let (service, protocol) = (backed.service.key.clone(), backed.port.protocol);
         let (v6, port) = (backed.address.is_ipv6(), backed.port.port);
         let hairpin = HairpinService { service, v6, protocol, port };

@@ -61,10 +61,10 @@ impl PeerSets {
         if cluster.is_own_node(address) && self.registry.is_used(OWN_NODE) {
             peer_sets.push(OWN_NODE);
         }
-        if !self.nodes.is_empty() && cluster.is_listed(address) {
+        if !self.nodes.is_empty() && cluster.nodes.is_listed(address) {
             peer_sets.extend(self.nodes.iter().filter(|id| {
                 matches!(self.registry.peer_set(**id),
-                    Some(PeerSet::Nodes(nodes)) if cluster.is_of_nodes(nodes, address))
+                    Some(PeerSet::Nodes(nodes)) if cluster.nodes.is_selected(nodes, address))
             }));
         }
         if let Some(pod) = cluster.owner(address) {
@@ -86,9 +86,9 @@ impl PeerSets {
     ) -> Membership {
         // Nobody else has it, and nothing but the labels counts.
         if !self.registry.has_names()
-            && !cluster.is_contested(address)
+            && !cluster.pods.is_contested(address)
             && !cluster.is_own_node(address)
-            && (self.nodes.is_empty() || !cluster.is_listed(address))
+            && (self.nodes.is_empty() || !cluster.nodes.is_listed(address))
         {
             return of_labels.clone();
         }
@@ -114,7 +114,7 @@ impl PeerSets {
                 _ => {}
             }
         }
-        let pods_by_labels = cluster.pods_by_labels();
+        let pods_by_labels = cluster.pods.by_labels();
         let namespaces: Vec<&str> = if any.is_empty() {
             own.keys().map(String::as_str).collect()
         } else {

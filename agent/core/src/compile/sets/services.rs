@@ -85,13 +85,13 @@ impl Settling<'_> {
         let (mut touched, changed) =
             self.partition.settle_backends(self.classes, |prefix| later.contains(&prefix));
         if active {
-            if !self.cluster.translation().is_empty() {
+            if !self.cluster.translation.is_empty() {
                 work.services.extend(changed.into_iter().flat_map(|prefix| self.behind(prefix)));
             }
             self.resolve(&mut work);
         }
         if work.nodes {
-            work.addresses.extend(self.cluster.translation().nodes());
+            work.addresses.extend(self.cluster.translation.nodes());
         }
         self.set_targets_of(&work, active);
         touched.extend(self.partition.settle(self.classes));
@@ -107,7 +107,7 @@ impl Settling<'_> {
         dirty: &Dirty,
         served: &[HairpinService],
     ) -> Work {
-        let services = self.cluster.translation();
+        let services = &self.cluster.translation;
         let mut work = Work { addresses: dirty.frontends.clone(), ..Work::default() };
         if active != self.services.active {
             *self.services = Services { active, ..Services::default() };
@@ -132,7 +132,7 @@ impl Settling<'_> {
         if self.services.active {
             return;
         }
-        let services = self.cluster.translation();
+        let services = &self.cluster.translation;
         let changed = self.services.backed.symmetric_difference(&backed);
         let changed: Vec<_> = changed.chain(backed.intersection(&dirty.services)).collect();
         if !changed.is_empty() {
@@ -146,14 +146,14 @@ impl Settling<'_> {
 
     /// The Services with a backend in a prefix.
     fn behind(&self, prefix: Prefix) -> Vec<Key> {
-        let services = self.cluster.translation();
+        let services = &self.cluster.translation;
         let (first, last) = range(prefix.family == Family::V6, prefix.bits, prefix.last());
         services.behind_range(first, last).collect()
     }
 
     /// Resolves Services again, and notes the addresses of those that came out different.
     fn resolve(&mut self, work: &mut Work) {
-        let services = self.cluster.translation();
+        let services = &self.cluster.translation;
         for key in &work.services {
             let new = services.services().get(key).map_or_else(Vec::new, |it| self.resolved(it));
             let old = self.services.resolved.get(key).map_or(&[][..], Vec::as_slice);
@@ -174,7 +174,7 @@ impl Settling<'_> {
     /// A Service's ports with their backends. Those of a slice are told apart by their peer sets alone,
     /// so its addresses are looked at once, however many ports it has.
     fn resolved(&self, service: &Service) -> Vec<Resolved> {
-        let by_port = self.cluster.translation().slices_by_port(&service.key);
+        let by_port = self.cluster.translation.slices_by_port(&service.key);
         let mut kinds: HashMap<*const EndpointSlice, [BTreeSet<Membership>; 2]> = HashMap::new();
         let ports = service.ports.iter().map(|port| {
             let mut backends = [BTreeSet::new(), BTreeSet::new()];
@@ -224,7 +224,7 @@ impl Settling<'_> {
         address: IpAddr,
         node_ports: &mut [Option<PortsOfAddress>; 2],
     ) -> Vec<SetId> {
-        let (services, v6) = (self.cluster.translation(), address.is_ipv6());
+        let (services, v6) = (&self.cluster.translation, address.is_ipv6());
         if self.cluster.is_own_node(address) {
             return Vec::new();
         }
@@ -259,7 +259,7 @@ impl Settling<'_> {
     /// The peer set of an address that may lead a pod back to itself, while nothing else matters of
     /// Services: targets without content, which allow nothing and have packets marked.
     fn leads_back(&mut self, address: IpAddr) -> Vec<SetId> {
-        let services = self.cluster.translation();
+        let services = &self.cluster.translation;
         let backed = |service: &Arc<Service>| self.services.backed.contains(&service.key);
         let node_port = self.cluster.is_own_node(address) && services.with_node_ports().any(backed);
         if !node_port && !services.at(address).iter().any(backed) {
@@ -272,7 +272,7 @@ impl Settling<'_> {
     /// The node ports of all Services.
     fn node_ports(&self, v6: bool) -> PortsOfAddress {
         let mut targets = PortsOfAddress::new();
-        for service in self.cluster.translation().with_node_ports() {
+        for service in self.cluster.translation.with_node_ports() {
             for port in self.services.resolved.get(&service.key).into_iter().flatten() {
                 if let Some(number) = port.node_port {
                     let backends = &port.backends[usize::from(v6)];

@@ -291,7 +291,7 @@ impl Endpoints {
             direction_policy.map(|it| if crowded { DirectionPolicy::nothing() } else { it })
         });
         let isolated = direction_policies.iter().any(Option::is_some);
-        let on_trial = |direction| cluster.is_on_trial((pod, labelled), direction);
+        let on_trial = |direction| cluster.policies_about((pod, labelled), direction).is_on_trial();
         let watched = !isolated && Direction::BOTH.into_iter().any(on_trial);
         let backed = matches!(&direction_policies, [Some(_), None]);
         let direction_policies = match watched {
@@ -317,7 +317,7 @@ impl Endpoints {
             unheard: pod.foreign_sources && !exempt && options.check_source != CheckSource::Off,
             backs: match backed {
                 true => {
-                    let backed = cluster.translation().backed_by(pod);
+                    let backed = cluster.translation.backed_by(pod);
                     backed.into_iter().map(|it| it.service.key.clone()).collect()
                 }
                 false => BTreeSet::new(),

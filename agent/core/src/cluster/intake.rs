@@ -1,0 +1,104 @@
+//! Takes changes into the cluster's state.
+
+use std::sync::Arc;
+
+use crate::cluster::dirty::Dirty;
+use crate::cluster::objects::Object;
+use crate::cluster::state::Cluster;
+use crate::model::{Change, Key, Namespace, Node, Pod, Service};
+
+/// Changes objects; `dirty` grows by what has to be looked at again.
+pub(crate) struct Intake<'a> {
+    pub(crate) cluster: &'a mut Cluster,
+    pub(crate) dirty: &'a mut Dirty,
+}
+
+impl FromIterator<Change> for Cluster {
+    /// A cluster seen from no node, given as one change for each object; of several for one object the
+    /// last counts.
+    fn from_iter<I: IntoIterator<Item = Change>>(changes: I) -> Self {
+        let mut cluster = Self::default();
+        let mut dirty = Dirty::default();
+        let mut intake = Intake { cluster: &mut cluster, dirty: &mut dirty };
+        changes.into_iter().for_each(|change| intake.ingest(change));
+        cluster
+    }
+}
+
+impl Intake<'_> {
+    /// Takes in a change.
+    pub(crate) fn ingest(&mut self, change: Change) {
+        if let Some(object) = Object::of(change, &self.cluster.policies) {
+            self.take_in(object);
+        }
+    }
+
+    /// Takes an object in as it is now.
+    pub(crate) fn take_in(&mut self, object: Object) {
+        let (cluster, dirty) = (&mut *self.cluster, &mut *self.dirty);
+        match object {
+            Object::Namespace(name, new) => self.namespace(&name, new),
+            Object::Node(name, new) => self.node(&name, new),
+            Object::Pod(key, new) => self.pod(&key, new),
+            Object::Policy(key, new) => {
+                let is_other = cluster.policies.set(&key, new);
+                dirty.policies.extend(is_other.then_some(key.namespace));
+            }
+            Object::ClusterPolicy(name, new) => {
+                dirty.cluster_policies |= cluster.cluster_policies.set(&name, new);
+            }
+            Object::Service(key, new) => self.service(&key, new),
+            Object::EndpointSlice(key, new) => cluster.translation.set_slice(&key, new, dirty),
+            Object::Interface(index, new) => {
+                dirty.interfaces.extend(cluster.interfaces.set(index, new).then_some(index));
+            }
+            Object::OwnAddresses(addresses) => {
+                dirty.addresses.extend(cluster.nodes.find(addresses.into_iter().collect()));
+            }
+        }
+    }
+
+    fn namespace(&mut self, name: &str, new: Option<Namespace>) {
+        if self.cluster.namespaces.set(name, new) {
+            self.dirty.namespaces = true;
+            let pods = self.cluster.pods_in(name);
+            self.dirty.addresses.extend(pods.flat_map(|pod| &pod.addresses));
+        }
+    }
+
+    fn service(&mut self, key: &Key, new: Option<Arc<Service>>) {
+        let Self { cluster, dirty } = self;
+        let old = cluster.services().get(key).map(|service| &service.cluster);
+        let named = old.into_iter().chain(new.as_ref().map(|service| &service.cluster)).flatten();
+        // What an interface has may become, or cease to be, the own node's.
+        dirty.addresses.extend(named.filter(|address| cluster.nodes.found().contains(address)));
+        cluster.translation.set_service(key, new, dirty);
+    }
+
+    fn node(&mut self, name: &str, new: Option<Node>) {
+        let Self { cluster, dirty } = self;
+        let ([before, after], relabelled) = cluster.nodes.set(name, new);
+        cluster.translation.set_node(&before, &after, dirty);
+        if name == cluster.node_name() || relabelled || before != after {
+            dirty.addresses.extend(before.iter().chain(&after));
+        }
+    }
+
+    fn pod(&mut self, key: &Key, new: Option<Arc<Pod>>) {
+        let Self { cluster, dirty } = self;
+        if cluster.pods().get(key) == new.as_ref() {
+            return;
+        }
+        let old = cluster.pods.set(key, new.as_ref());
+        for pod in old.iter().chain(new.as_ref()) {
+            dirty.addresses.extend(&pod.addresses);
+        }
+        let is_node = |pod: &&Arc<Pod>| pod.host_network && !pod.finished;
+        if let Some(pod) = new.as_ref().filter(is_node) {
+            cluster.nodes.change(&pod.node, &[], &pod.addresses);
+        }
+        if let Some(pod) = old.as_ref().filter(is_node) {
+            cluster.nodes.change(&pod.node, &pod.addresses, &[]);
+        }
+    }
+}

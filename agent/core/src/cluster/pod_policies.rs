@@ -1,0 +1,148 @@
+//! The policies about one pod.
+
+use std::sync::Arc;
+
+use crate::cluster::cluster_policies::ClusterPolicies;
+use crate::cluster::namespaces::Namespaces;
+use crate::cluster::policies::Policies;
+use crate::model::{ClusterPolicy, Direction, Enforcement, Pod, Policy};
+
+/// The policies about a pod in a direction: all that speak of its namespace, if its labels are not known.
+#[derive(Clone, Copy, Debug)]
+pub struct PodPolicies<'c, 'p> {
+    pub(super) policies: &'c Policies,
+    pub(super) cluster_policies: &'c ClusterPolicies,
+    pub(super) namespaces: &'c Namespaces,
+    pub(super) pod: &'p Pod,
+    pub(super) labelled: bool,
+    pub(super) direction: Direction,
+}
+
+impl<'c, 'p> PodPolicies<'c, 'p> {
+    /// The NetworkPolicies that isolate the pod, or would if they were not on trial; by name.
+    pub(crate) fn selecting(self) -> impl Iterator<Item = &'c Arc<Policy>> + use<'c, 'p> {
+        self.policies.in_namespace(&self.pod.key.namespace).filter(move |policy| {
+            let selects = !self.labelled || policy.pod_selector.matches(&self.pod.labels);
+            selects && policy.rules(self.direction).is_some()
+        })
+    }
+
+    /// The NetworkPolicies that isolate the pod. Those on trial do not.
+    pub(crate) fn isolating(self) -> Vec<Arc<Policy>> {
+        self.selecting().filter(|it| it.enforcement == Enforcement::Enforce).cloned().collect()
+    }
+
+    /// The ClusterNetworkPolicies with rules that are asked, or would be if they were not on trial; in order.
+    pub(crate) fn of_cluster(self) -> impl Iterator<Item = &'c Arc<ClusterPolicy>> + use<'c, 'p> {
+        let is_needed = !self.cluster_policies.is_empty();
+        let namespace = is_needed.then(|| self.namespaces.labels(&self.pod.key.namespace));
+        self.cluster_policies.iter().filter(move |policy| {
+            let subject = &policy.subject;
+            !policy.rules(self.direction).is_empty()
+                && namespace.as_ref().is_some_and(|labels| subject.namespaces.matches(labels))
+                && (!self.labelled || subject.pods.matches(&self.pod.labels))
+        })
+    }
+
+    /// The ClusterNetworkPolicies with rules that are asked, in this order. Those on trial are not.
+    pub(crate) fn tiers(self) -> Vec<Arc<ClusterPolicy>> {
+        self.of_cluster().filter(|it| it.enforcement == Enforcement::Enforce).cloned().collect()
+    }
+
+    /// Those on trial, of both kinds.
+    pub(crate) fn on_trial(
+        self,
+    ) -> (
+        impl Iterator<Item = &'c Arc<Policy>> + use<'c, 'p>,
+        impl Iterator<Item = &'c Arc<ClusterPolicy>> + use<'c, 'p>,
+    ) {
+        (
+            self.selecting().filter(|policy| policy.enforcement == Enforcement::Audit),
+            self.of_cluster().filter(|policy| policy.enforcement == Enforcement::Audit),
+        )
+    }
+
+    /// Whether a policy on trial has something to say of the pod.
+    #[must_use]
+    pub fn is_on_trial(self) -> bool {
+        let (mut policies, mut of_cluster) = self.on_trial();
+        policies.next().is_some() || of_cluster.next().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{
+        Action, ClusterRule, Key, Labels, NamespacedPods, PolicyVersion, Requirement, Rule,
+        Selector, Tier,
+    };
+
+    fn web() -> Selector {
+        Selector { requirements: vec![Requirement::In("app".into(), vec!["web".into()])] }
+    }
+
+    fn policy(name: &str, pod_selector: Selector, enforcement: Enforcement) -> Policy {
+        Policy {
+            key: Key::new("shop", name),
+            pod_selector,
+            ingress: Some(Vec::new()),
+            egress: None,
+            problems: Vec::new(),
+            version: PolicyVersion::default(),
+            enforcement,
+        }
+    }
+
+    fn of_cluster(name: &str, enforcement: Enforcement) -> ClusterPolicy {
+        let matches = Rule { peers: None, ports: None };
+        ClusterPolicy {
+            name: name.to_owned(),
+            tier: Tier::Admin,
+            priority: 1,
+            subject: NamespacedPods { namespaces: Selector::default(), pods: web() },
+            ingress: vec![ClusterRule { name: String::new(), action: Action::Deny, matches }],
+            egress: Vec::new(),
+            problems: Vec::new(),
+            version: PolicyVersion::default(),
+            enforcement,
+        }
+    }
+
+    #[test]
+    fn every_policy_of_the_namespace_is_about_a_pod_without_known_labels() {
+        let (enforce, audit) = (Enforcement::Enforce, Enforcement::Audit);
+        let (mut policies, mut cluster_policies) =
+            (Policies::default(), ClusterPolicies::default());
+        let namespaced = [
+            policy("all", Selector::default(), enforce),
+            policy("trial", web(), audit),
+            policy("web", web(), enforce),
+        ];
+        for policy in namespaced {
+            let key = policy.key.clone();
+            let new = policies.weighed(policy);
+            policies.set(&key, new);
+        }
+        for policy in [of_cluster("tier", enforce), of_cluster("tier-trial", audit)] {
+            cluster_policies.set(&policy.name.clone(), Some(Arc::new(policy)));
+        }
+        let labels = |app: &str| Labels::from_iter([("app".to_owned(), app.to_owned())]);
+        let pod = |app| Pod { key: Key::new("shop", "pod"), labels: labels(app), ..Pod::default() };
+        let namespaces = Namespaces::default();
+        let look = |pod: &Pod, labelled: bool, direction: Direction| {
+            let (policies, cluster_policies, namespaces) =
+                (&policies, &cluster_policies, &namespaces);
+            let about =
+                PodPolicies { policies, cluster_policies, namespaces, pod, labelled, direction };
+            let names = about.isolating().into_iter().map(|policy| policy.key.name.clone());
+            let tiers = about.tiers().into_iter().map(|policy| policy.name.clone());
+            (names.chain(tiers).collect::<Vec<_>>().join(" "), about.is_on_trial())
+        };
+        let told = |names: &str, on_trial| (names.to_owned(), on_trial);
+        assert_eq!(look(&pod("web"), true, Direction::Ingress), told("all web tier", true));
+        assert_eq!(look(&pod("db"), true, Direction::Ingress), told("all", false));
+        assert_eq!(look(&pod("db"), false, Direction::Ingress), told("all web tier", true));
+        assert_eq!(look(&pod("web"), true, Direction::Egress), told("", false));
+    }
+}

@@ -1,0 +1,75 @@
+//! NetworkPolicies, and what each of them asks for.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::budget::Weight;
+use crate::cluster::namespaces::in_namespace;
+use crate::model::{Key, Policy};
+
+/// Every NetworkPolicy.
+#[derive(Debug, Default)]
+pub(crate) struct Policies {
+    by_key: BTreeMap<Key, Arc<Policy>>,
+    weights: BTreeMap<Key, Weight>,
+    /// See [`Policies::weigh_hastily`].
+    hasty: bool,
+}
+
+impl Policies {
+    /// Policies by key.
+    pub(super) fn by_key(&self) -> &BTreeMap<Key, Arc<Policy>> {
+        &self.by_key
+    }
+
+    /// The policies of a namespace, by name.
+    pub(super) fn in_namespace(&self, name: &str) -> impl Iterator<Item = &Arc<Policy>> {
+        in_namespace(&self.by_key, name)
+    }
+
+    /// What a policy asks for.
+    pub(crate) fn weight(&self, policy: &Key) -> Option<&Weight> {
+        self.weights.get(policy)
+    }
+
+    /// A policy that is new or another than the one of its key, and what it asks for.
+    pub(super) fn weighed(&self, new: Policy) -> Option<(Arc<Policy>, Weight)> {
+        if self.by_key.get(&new.key).is_some_and(|known| **known == new) {
+            return None;
+        }
+        let weight = if self.hasty { Weight::hasty(&new) } else { Weight::of(&new) };
+        Some((Arc::new(new), weight))
+    }
+
+    /// Whether what takes long to weigh of new policies is left for [`Policies::weigh_exactly`].
+    pub(crate) fn weigh_hastily(&mut self, hasty: bool) {
+        self.hasty = hasty;
+    }
+
+    /// Weighs what was weighed hastily.
+    pub(crate) fn weigh_exactly(&mut self) {
+        for (key, weight) in &mut self.weights {
+            if let Some(policy) = self.by_key.get(key).filter(|_| !weight.is_exact) {
+                *weight = Weight::of(policy);
+            }
+        }
+    }
+
+    /// The policy of this key now is this, or is gone; whether that is a change.
+    pub(super) fn set(&mut self, key: &Key, new: Option<(Arc<Policy>, Weight)>) -> bool {
+        if self.by_key.get(key) == new.as_ref().map(|(policy, _)| policy) {
+            return false;
+        }
+        match new {
+            Some((policy, weight)) => {
+                self.weights.insert(key.clone(), weight);
+                self.by_key.insert(key.clone(), policy);
+            }
+            None => {
+                self.weights.remove(key);
+                self.by_key.remove(key);
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,214 @@
+//! The current state of the cluster's objects: no history, and the indexes that compiling needs.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::cluster::cluster_policies::ClusterPolicies;
+use crate::cluster::interfaces::Interfaces;
+use crate::cluster::namespaces::{Namespaces, in_namespace};
+use crate::cluster::nodes::Nodes;
+use crate::cluster::pod_policies::PodPolicies;
+use crate::cluster::pods::Pods;
+use crate::cluster::policies::Policies;
+use crate::cluster::services::Services;
+use crate::cluster::whose::Whose;
+use crate::model::{
+    ClusterPolicy, Direction, EndpointSlice, Interface, Key, Labels, Namespace, Node, Owner, Pod,
+    Policy, Service,
+};
+
+/// Everything known about the cluster, as seen from one node.
+#[derive(Debug, Default)]
+pub struct Cluster {
+    pub(super) namespaces: Namespaces,
+    pub(crate) pods: Pods,
+    pub(crate) policies: Policies,
+    pub(crate) cluster_policies: ClusterPolicies,
+    pub(crate) nodes: Nodes,
+    /// Where packets are translated, and to whom.
+    pub(crate) translation: Services,
+    pub(crate) interfaces: Interfaces,
+}
+
+impl Cluster {
+    /// An empty cluster as seen from the node of this name.
+    #[must_use]
+    pub fn new(node: impl Into<String>) -> Self {
+        Self { nodes: Nodes::new(node.into()), ..Self::default() }
+    }
+
+    /// Name of the own node.
+    #[must_use]
+    pub fn node_name(&self) -> &str {
+        self.nodes.own_name()
+    }
+
+    /// Namespaces by name.
+    #[must_use]
+    pub fn namespaces(&self) -> &BTreeMap<String, Namespace> {
+        self.namespaces.by_name()
+    }
+
+    /// Pods by key, those that policy ignores included.
+    #[must_use]
+    pub fn pods(&self) -> &BTreeMap<Key, Arc<Pod>> {
+        self.pods.by_key()
+    }
+
+    /// Policies by key.
+    #[must_use]
+    pub fn policies(&self) -> &BTreeMap<Key, Arc<Policy>> {
+        self.policies.by_key()
+    }
+
+    /// Nodes by name.
+    #[must_use]
+    pub fn nodes(&self) -> &BTreeMap<String, Node> {
+        self.nodes.by_name()
+    }
+
+    /// Services by key.
+    #[must_use]
+    pub fn services(&self) -> &BTreeMap<Key, Arc<Service>> {
+        self.translation.services()
+    }
+
+    /// EndpointSlices by key.
+    #[must_use]
+    pub fn slices(&self) -> &BTreeMap<Key, Arc<EndpointSlice>> {
+        self.translation.slices()
+    }
+
+    /// Interfaces by index.
+    #[must_use]
+    pub fn interfaces(&self) -> &BTreeMap<u32, Interface> {
+        self.interfaces.by_index()
+    }
+
+    /// The addresses that are translated for a Service.
+    #[must_use]
+    pub fn service_addresses(&self, key: &Key) -> &[IpAddr] {
+        self.translation.services().get(key).map_or(&[], |service| &service.addresses)
+    }
+
+    /// A Service that has an address; the first by name if several have it.
+    #[must_use]
+    pub fn service_at(&self, address: IpAddr) -> Option<&Key> {
+        self.translation.at(address).iter().map(|service| &service.key).min()
+    }
+
+    /// What a policy asks for beyond its budget; such a policy isolates and grants nothing.
+    #[must_use]
+    pub fn excess(&self, policy: &Key) -> Option<&str> {
+        self.policies.weight(policy)?.excess.as_deref()
+    }
+
+    /// Why parts of a policy, or all of it, grant nothing.
+    pub fn problems_of<'a>(&'a self, policy: &'a Policy) -> impl Iterator<Item = &'a str> {
+        policy.problems.iter().map(String::as_str).chain(self.excess(&policy.key))
+    }
+
+    /// The policies of a namespace, by name.
+    pub fn policies_in(&self, namespace: &str) -> impl Iterator<Item = &Arc<Policy>> {
+        self.policies.in_namespace(namespace)
+    }
+
+    /// The ClusterNetworkPolicies, in the order in which they are asked.
+    pub fn cluster_policies(&self) -> impl Iterator<Item = &Arc<ClusterPolicy>> {
+        self.cluster_policies.iter()
+    }
+
+    /// The ClusterNetworkPolicy of a name.
+    #[must_use]
+    pub fn cluster_policy(&self, name: &str) -> Option<&Arc<ClusterPolicy>> {
+        self.cluster_policies.get(name)
+    }
+
+    /// The policies about a pod in a direction; with the pod, whether its labels are known.
+    #[must_use]
+    pub fn policies_about<'c, 'p>(
+        &'c self,
+        (pod, labelled): (&'p Pod, bool),
+        direction: Direction,
+    ) -> PodPolicies<'c, 'p> {
+        let Self { policies, cluster_policies, namespaces, .. } = self;
+        PodPolicies { policies, cluster_policies, namespaces, pod, labelled, direction }
+    }
+
+    /// The pods of a namespace, by name.
+    pub fn pods_in(&self, namespace: &str) -> impl Iterator<Item = &Arc<Pod>> {
+        in_namespace(self.pods.by_key(), namespace)
+    }
+
+    /// Labels of a namespace; of one that is not known (yet), the one label that every namespace has.
+    #[must_use]
+    pub fn namespace_labels(&self, name: &str) -> Cow<'_, Labels> {
+        self.namespaces.labels(name)
+    }
+
+    /// The pod that has an address, as [`Pod::created`] says; never one that is hostNetwork or
+    /// finished.
+    #[must_use]
+    pub fn owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
+        self.pods.owner(address)
+    }
+
+    /// Whose an address is: a pod's, a node's, a Service's, in this order.
+    #[must_use]
+    pub fn whose(&self, address: IpAddr) -> Whose {
+        if let Some(pod) = self.owner(address) {
+            return Whose::Pod(pod.key.clone());
+        }
+        let own = self.is_own_node(address).then_some(self.node_name());
+        if let Some(name) = own.or_else(|| self.nodes.with(address)) {
+            return Whose::Node { name: name.to_owned() };
+        }
+        self.service_at(address).map_or(Whose::Outside, |key| Whose::Service(key.clone()))
+    }
+
+    /// Whether an address is one of the own node's: of its Node object, of a hostNetwork pod that
+    /// runs here, or of one of its interfaces and neither a pod's nor a Service's cluster address
+    /// (which NodeLocal DNS gives to an interface).
+    #[must_use]
+    pub fn is_own_node(&self, address: IpAddr) -> bool {
+        self.nodes.is_own(address) || self.nodes.found().contains(&address) && self.is_free(address)
+    }
+
+    /// The own node's addresses.
+    pub fn own_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let found = self.nodes.found().iter().copied();
+        let found = found.filter(|address| !self.nodes.is_own(*address));
+        self.nodes.own().chain(found.filter(|address| self.is_free(*address)))
+    }
+
+    /// Whether an address is one of the node's that a pod is on.
+    #[must_use]
+    pub fn is_node_of(&self, pod: &Pod, address: IpAddr) -> bool {
+        !pod.node.is_empty()
+            && match pod.node == self.node_name() {
+                true => self.is_own_node(address),
+                false => self.nodes.is_others(&pod.node, address),
+            }
+    }
+
+    /// Whether an address is no pod's and no Service's cluster address.
+    fn is_free(&self, address: IpAddr) -> bool {
+        self.owner(address).is_none() && !self.translation.is_cluster_address(address)
+    }
+
+    /// The local pod behind an interface: the one it is bound to, else the one that has one of its
+    /// addresses.
+    #[must_use]
+    pub fn pod_behind<'a>(&'a self, interface: &'a Interface) -> Option<&'a Arc<Pod>> {
+        match &interface.owner {
+            Owner::Pod(bound) => Some(&bound.pod),
+            Owner::Denied => None,
+            Owner::Unbound => {
+                let owners = interface.addresses.iter().filter_map(|a| self.owner(*a));
+                owners.into_iter().find(|pod| pod.node == self.node_name())
+            }
+        }
+    }
+}
