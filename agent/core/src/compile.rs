@@ -9,6 +9,7 @@
 //! peer sets and prefixes, these touch addresses, some of those change class ([`update`]). [`ordering`]
 //! decides which addresses flip before the endpoints and which after.
 
+mod compiled;
 mod compiler;
 mod image;
 mod ordering;
@@ -20,11 +21,12 @@ mod snapshot;
 mod tables;
 mod update;
 
-pub use compiler::{CompileError, Compiler, News};
+pub use compiled::CompileError;
+pub use compiler::{Compiler, News};
 pub use image::{Allowed, EndpointImage, Granted, Image};
 pub use report::{EndpointInfo, Problem};
 pub use sets::set::{HairpinService, PeerSet, ServiceTarget};
 pub use snapshot::StateSnapshot;
+pub use tables::DesiredTables;
 pub use tables::element::{Cursor, DesiredElement};
 pub use tables::endpoints::WAITING;
-pub use tables::lookup::Lookup;

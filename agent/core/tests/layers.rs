@@ -7,9 +7,10 @@ use std::fs;
 use std::path::Path;
 
 /// The layers, top to bottom; a module belongs to the longest entry that it starts with.
-const LAYERS: [&str; 22] = [
+const LAYERS: [&str; 23] = [
     "compile",
     "compile::compiler",
+    "compile::compiled",
     "compile::update",
     "compile::ordering",
     "compile::report",

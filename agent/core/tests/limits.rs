@@ -64,7 +64,7 @@ fn each_its_own(count: u32) -> Vec<Rule> {
 
 /// Starts over with tables of this size.
 fn install(world: &mut World, capacity: Capacity) {
-    let ops = world.compiler.reinstall(capacity).unwrap();
+    let ops = world.compiler.reinstall(capacity, |_, _| None).unwrap();
     world.tables = MemoryTables::new();
     ops.iter().for_each(|op| world.tables.write(op).unwrap());
     world.compiler.grace_passed();
@@ -176,7 +176,7 @@ fn too_many_rules_close_their_policy() {
 fn a_table_that_cannot_grow_closes_the_largest() {
     let capacity = Capacity { bitmaps: 64, ..Capacity::default() };
     let mut world = World::new(two_tenants());
-    world.compiler.reinstall(capacity).unwrap();
+    world.compiler.reinstall(capacity, |_, _| None).unwrap();
     world.compiler.ingest(Change::Policy(large("tenant", all_but_one(100))));
     world.compiler.ingest(Change::Policy(small("victim", 80)));
     let error = world.compiler.update().unwrap_err();
@@ -221,7 +221,7 @@ fn more_classes_than_there_are_close_the_largest() {
     assert!(matches!(error, CompileError::Full { .. }));
     let mut refused = 0;
     let ops = loop {
-        match world.compiler.reinstall(capacity) {
+        match world.compiler.reinstall(capacity, |_, _| None) {
             Ok(ops) => break ops,
             Err(error) => {
                 refused += 1;
@@ -277,7 +277,7 @@ const ROOM: Capacity = Capacity {
 fn succeed(world: &mut World, since: impl FnOnce(&mut World)) {
     let mut successor = world.compiler.blank();
     successor.follow(world.compiler.everything());
-    let ops = successor.reinstall(ROOM).unwrap();
+    let ops = successor.reinstall(ROOM, |_, _| None).unwrap();
     let mut tables = MemoryTables::new();
     ops.iter().for_each(|op| tables.write(op).unwrap());
     successor.grace_passed();
@@ -404,7 +404,10 @@ fn a_successor_gives_the_numbers_that_were_given() {
 #[test]
 fn all_tables_that_are_too_small_grow_for_one_compilation() {
     let mut world = World::new(two_tenants());
-    let error = world.compiler.reinstall(Capacity { rows: 1, bitmaps: 1, ..ROOM }).unwrap_err();
+    let error = world
+        .compiler
+        .reinstall(Capacity { rows: 1, bitmaps: 1, ..ROOM }, |_, _| None)
+        .unwrap_err();
     assert!(matches!(error, CompileError::Full { .. }));
     world.compiler.ingest(Change::Policy(large("tenant", all_but_one(100))));
     let small = Capacity { rows: 1, bitmaps: 1, row_blocks: 1, trie_blocks: 1, ..ROOM };
@@ -412,11 +415,11 @@ fn all_tables_that_are_too_small_grow_for_one_compilation() {
     let alone = || {
         let mut other = world.compiler.blank();
         other.follow(world.compiler.everything());
-        other.reinstall(ROOM).unwrap();
+        other.reinstall(ROOM, |_, _| None).unwrap();
         other.work()
     };
     let alone = alone();
-    let ops = world.compiler.reinstall_grown(small, |capacity, error| {
+    let ops = world.compiler.reinstall(small, |capacity, error| {
         let CompileError::Full { table, .. } = error;
         asked.borrow_mut().push(*table);
         Some(match table {

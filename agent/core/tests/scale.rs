@@ -170,7 +170,7 @@ fn measure(services: u32) {
     let team = [("team", "team9")];
     next("namespace relabelled", Change::Namespace(namespace("ns3", &team)));
     timed("reinstall", || {
-        world.compiler.reinstall(netpold_core::ops::Capacity::default()).unwrap()
+        world.compiler.reinstall(netpold_core::ops::Capacity::default(), |_, _| None).unwrap()
     });
 }
 

@@ -162,7 +162,7 @@ fn a_full_table_refuses_the_update_until_reinstalled() {
     compiler.ingest(Change::Pod(far(9, "y")));
     assert_eq!(compiler.update(), Err(full), "later updates do not slip past it");
 
-    let ops = compiler.reinstall(Capacity { rows: 4, ..capacity }).unwrap();
+    let ops = compiler.reinstall(Capacity { rows: 4, ..capacity }, |_, _| None).unwrap();
     let mut tables = MemoryTables::new();
     ops.iter().for_each(|op| tables.write(op).unwrap());
     let see =

@@ -244,7 +244,7 @@ proptest! {
         let mut successor = world.compiler.blank();
         successor.follow(world.compiler.everything());
         let mut tables = MemoryTables::new();
-        let ops = successor.reinstall(world.compiler.capacity()).unwrap();
+        let ops = successor.reinstall(world.compiler.capacity(), |_, _| None).unwrap();
         ops.iter().for_each(|op| tables.write(op).unwrap());
         prop_assert_eq!(successor.image(), world.compiler.image());
         successor.grace_passed();

@@ -65,13 +65,13 @@ impl Tables {
         if cursor.is_start() {
             note(&mut repaired, "settings", self.check_settings(settings)?);
         }
-        let budget = compiler.desired_count() / slices.max(1) + 1;
+        let tables = compiler.desired();
+        let budget = tables.count() / slices.max(1) + 1;
         let mut failed = Ok(());
-        let next =
-            compiler.desired_elements(cursor, budget, &mut |desired| match self.check(&desired) {
-                Ok(wrong) => note(&mut repaired, table(&desired), wrong),
-                Err(error) => failed = Err(error),
-            });
+        let next = tables.tell(cursor, budget, &mut |desired| match self.check(&desired) {
+            Ok(wrong) => note(&mut repaired, table(&desired), wrong),
+            Err(error) => failed = Err(error),
+        });
         failed?;
         let removed = self.remove_unexpected(compiler, unexpected, slices)?;
         note(&mut repaired, "IPv6 addresses", removed.0);
@@ -171,14 +171,15 @@ impl Tables {
         slices: u32,
     ) -> Result<(u64, u64), TableError> {
         const LEAST: u32 = 64;
-        let part = compiler.desired_count() / slices.max(1) + LEAST;
+        let tables = compiler.desired();
+        let part = tables.count() / slices.max(1) + LEAST;
         let mut hosts = 0;
         for _ in 0..part {
             let Some(addresses) = self.ipv6_hosts.bucket(unexpected.host)? else {
                 unexpected.host = 0;
                 break;
             };
-            let known = |address: &Ipv6Addr| compiler.desired_host6(*address).is_some();
+            let known = |address: &Ipv6Addr| tables.has_host6(*address);
             for address in addresses.into_iter().filter(|address| !known(address)) {
                 self.write(&Op::Host6Gone(address))?;
                 hosts += 1;
@@ -190,7 +191,7 @@ impl Tables {
             unexpected.block = self.ipv6_blocks.next(unexpected.block);
             let Some(net) = unexpected.block else { break };
             let overflow = net.prefix_len() == 128 && self.overflow.contains(&net.addr());
-            if !overflow && compiler.desired_cidr6(net).is_none() {
+            if !overflow && !tables.has_cidr6(net) {
                 self.write(&Op::Cidr6Gone(net))?;
                 blocks += 1;
             }

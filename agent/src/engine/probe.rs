@@ -54,7 +54,7 @@ impl Engine {
         let all = asked(cluster, probe, &explanation);
         let all: Vec<Asked> = all.into_iter().filter(|at| local.contains_key(&at.pod)).collect();
         let settings = dataplane.written_settings();
-        let tables = settings.map(|settings| CompiledTables::new(compiler.lookup(), settings));
+        let tables = settings.map(|settings| CompiledTables::new(compiler.desired(), settings));
         let mut ends = Vec::new();
         for at in all.iter().take(ENDS) {
             let Some((endpoint, tables)) = local.get(&at.pod).zip(tables.as_ref()) else {

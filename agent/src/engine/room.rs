@@ -27,7 +27,7 @@ const LARGEST: Capacity = Capacity {
 pub fn install(compiler: &mut Compiler, capacity: Capacity) -> Result<Vec<Op>, CompileError> {
     let mut capacity = capacity;
     loop {
-        match compiler.reinstall_grown(capacity, grown) {
+        match compiler.reinstall(capacity, grown) {
             Ok(ops) => {
                 compiler.enlarge(roomy(compiler.capacity(), &compiler.fill()));
                 return Ok(ops);

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicU64;
 
-use netpold_core::compile::Lookup;
+use netpold_core::compile::DesiredTables;
 use netpold_core::model::Direction;
 use netpold_ebpf::direction::{Egress, Ingress};
 use netpold_ebpf::endpoint::EndpointRef;
@@ -27,7 +27,7 @@ static FREE: LazyLock<Endpoint> = LazyLock::new(Endpoint::default);
 /// The compiled tables of a node without any flow.
 #[derive(Debug)]
 pub struct CompiledTables<'a> {
-    policy: Lookup<'a>,
+    policy: DesiredTables<'a>,
     settings: Settings,
     bucket: [AtomicU64; BUCKET],
 }
@@ -35,7 +35,7 @@ pub struct CompiledTables<'a> {
 impl<'a> CompiledTables<'a> {
     /// With the settings that were written.
     #[must_use]
-    pub fn new(policy: Lookup<'a>, settings: Settings) -> Self {
+    pub fn new(policy: DesiredTables<'a>, settings: Settings) -> Self {
         let settings = Settings {
             ct4_mask: 0,
             ct6_mask: 0,

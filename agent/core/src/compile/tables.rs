@@ -7,7 +7,7 @@ pub(crate) mod addresses;
 pub(crate) mod element;
 pub(crate) mod endpoints;
 mod ipv4_trie;
-pub(crate) mod lookup;
+mod lookup;
 pub(crate) mod port_sets;
 pub(crate) mod rows;
 
@@ -98,16 +98,17 @@ impl Tables {
 /// Words of the trie's root that are told at once.
 const ROOT_CHUNK: u32 = 256;
 
-/// What every element must hold, for comparing it with what it does hold.
-pub(crate) struct Elements<'a> {
+/// What every element must hold, for comparing it with what it does hold, or for lookups as packets make them.
+#[derive(Clone, Copy, Debug)]
+pub struct DesiredTables<'a> {
     pub(crate) tables: &'a Tables,
     pub(crate) tries: &'a Tries,
 }
 
 /// How many elements a section has.
-type Count = fn(&Elements<'_>) -> u32;
+type Count = fn(&DesiredTables<'_>) -> u32;
 /// Tells the elements of a section whose numbers are in a range.
-type Tell = fn(&Elements<'_>, std::ops::Range<u32>, &mut dyn FnMut(DesiredElement<'_>));
+type Tell = fn(&DesiredTables<'_>, std::ops::Range<u32>, &mut dyn FnMut(DesiredElement<'_>));
 
 /// The sections of a pass: how many elements, and how they are told.
 const SECTIONS: [(Count, Tell); 6] = [
@@ -125,15 +126,16 @@ const SECTIONS: [(Count, Tell); 6] = [
     (|all| all.ipv6_count(), |all, range, tell| all.tell_v6(range, tell)),
 ];
 
-impl Elements<'_> {
+impl DesiredTables<'_> {
     /// Elements that a pass goes through.
-    pub(crate) fn count(&self) -> u32 {
+    #[must_use]
+    pub fn count(&self) -> u32 {
         SECTIONS.iter().map(|(count, _)| count(self)).sum()
     }
 
     /// Tells what the next `budget` elements hold, and how far that is; after the last one the
     /// next pass begins. What is told is what the tables hold only if the last update was written.
-    pub(crate) fn tell(
+    pub fn tell(
         &self,
         mut cursor: Cursor,
         mut budget: u32,
@@ -155,15 +157,22 @@ impl Elements<'_> {
         if cursor.section == SECTIONS.len() { Cursor::default() } else { cursor }
     }
 
-    /// The class that the exact IPv6 table has for an address.
-    pub(crate) fn host6(&self, address: Ipv6Addr) -> Option<ClassId> {
-        self.tables.addresses.class_of(Prefix::host(address.into()))
+    /// Whether the exact IPv6 table has an address.
+    #[must_use]
+    pub fn has_host6(&self, address: Ipv6Addr) -> bool {
+        self.tables.addresses.class_of(Prefix::host(address.into())).is_some()
     }
 
     /// The class that the IPv6 prefix table has for a prefix.
-    pub(crate) fn cidr6(&self, net: Ipv6Net) -> Option<ClassId> {
+    pub(crate) fn class_of_cidr6(&self, net: Ipv6Net) -> Option<ClassId> {
         let prefix = Prefix::net(net.into());
         (!prefix.is_host()).then(|| self.tables.addresses.class_of(prefix)).flatten()
+    }
+
+    /// Whether the IPv6 prefix table has a prefix.
+    #[must_use]
+    pub fn has_cidr6(&self, net: Ipv6Net) -> bool {
+        self.class_of_cidr6(net).is_some()
     }
 
     fn ipv6_count(&self) -> u32 {

@@ -1,49 +1,48 @@
 //! The tables as the packet path reads them: single words of what the last update left.
 
+use std::net::IpAddr;
+
 use ipnet::Ipv6Net;
 use netpold_ebpf::layout::{ClassId, Endpoint, PortWord};
 use netpold_ebpf::tables::policy::PolicyTables;
 
-use crate::compile::tables::Elements;
-
-/// What the kernel's tables hold if the last update was written, for the shared judge.
-pub struct Lookup<'a>(pub(crate) Elements<'a>);
+use crate::compile::tables::DesiredTables;
+use crate::prefix::Prefix;
 
 /// Bits of a class, or of a row block's stand-in number, below the block's own.
 const COLUMN_BITS: u32 = 8;
 
-impl Lookup<'_> {
+impl DesiredTables<'_> {
     /// The endpoint in a slot.
     #[must_use]
     pub fn endpoint(&self, slot: u32) -> Option<&Endpoint> {
-        let records = self.0.tables.endpoints.live.values().filter_map(|live| live.record.as_ref());
+        let records = self.tables.endpoints.live.values().filter_map(|live| live.record.as_ref());
         let mut records = records.filter(|(at, _)| *at == slot);
         records.next().map(|(_, record)| record)
     }
 
     fn column(&self, row: u32, class: u32) -> PortWord {
-        let tables = self.0.tables;
-        tables.port_sets.word(tables.rows.column(row, class))
+        self.tables.port_sets.word(self.tables.rows.column(row, class))
     }
 }
 
-impl PolicyTables for Lookup<'_> {
+impl PolicyTables for DesiredTables<'_> {
     fn trie_root(&self, index: u16) -> u32 {
-        self.0.tables.addresses.ipv4_trie.root()[usize::from(index)]
+        self.tables.addresses.ipv4_trie.root()[usize::from(index)]
     }
 
     fn trie_block(&self, block: u32, index: u8) -> u32 {
-        let block = self.0.tables.addresses.ipv4_trie.block(block);
+        let block = self.tables.addresses.ipv4_trie.block(block);
         block.map_or(0, |words| words[usize::from(index)])
     }
 
     fn host6(&self, address: &[u8; 16]) -> Option<ClassId> {
-        self.0.host6((*address).into())
+        self.tables.addresses.class_of(Prefix::host(IpAddr::from(*address)))
     }
 
     fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId> {
         let nets = (0..=127).rev().filter_map(|len| Ipv6Net::new((*address).into(), len).ok());
-        nets.map(|net| net.trunc()).find_map(|net| self.0.cidr6(net))
+        nets.map(|net| net.trunc()).find_map(|net| self.class_of_cidr6(net))
     }
 
     fn row_first(&self, row: u32, class: u8) -> PortWord {
@@ -61,13 +60,7 @@ impl PolicyTables for Lookup<'_> {
     }
 
     fn bitmap(&self, bitmap: u32, word: u16) -> u64 {
-        let ports = self.0.tables.port_sets.of_bitmap(bitmap);
-        ports.map_or(0, |ports| self.0.tries.bitmap(ports)[usize::from(word)])
-    }
-}
-
-impl std::fmt::Debug for Lookup<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Lookup").finish_non_exhaustive()
+        let ports = self.tables.port_sets.of_bitmap(bitmap);
+        ports.map_or(0, |ports| self.tries.bitmap(ports)[usize::from(word)])
     }
 }

@@ -1,0 +1,105 @@
+//! What the cluster's state compiles to.
+
+use std::collections::BTreeSet;
+
+use crate::cluster::{Cluster, Dirty};
+use crate::compile::image::Image;
+use crate::compile::rules::{Late, Rules};
+use crate::compile::sets::Sets;
+use crate::compile::tables::{DesiredTables, Tables};
+use crate::compile::update::Update;
+use crate::model::{Direction, Key};
+use crate::ops::{Capacity, Fill, Op, Table};
+use crate::options::Options;
+
+/// Why an update was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CompileError {
+    /// A table is too small. Nothing was written; no update is possible before
+    /// [`Compiler::reinstall`](crate::compile::Compiler::reinstall).
+    #[error("{table}: {needed} needed, {capacity} available")]
+    Full {
+        /// The first table that is too small.
+        table: Table,
+        /// Elements it must have.
+        needed: u32,
+        /// Elements it has.
+        capacity: u32,
+    },
+}
+
+/// Sets, rules and tables as of the last update, whether or not the kernel has room for them.
+#[derive(Debug)]
+pub(super) struct Compiled {
+    pub(super) sets: Sets,
+    pub(super) rules: Rules,
+    pub(super) tables: Tables,
+}
+
+impl Compiled {
+    /// Nothing yet.
+    pub(super) fn new(options: &Options) -> Self {
+        Self { sets: Sets::new(), rules: Rules::default(), tables: Tables::new(options) }
+    }
+
+    /// Nothing again. Endpoints keep their numbers, and what is closed stays so.
+    pub(super) fn forget(&mut self) {
+        self.sets = Sets::new();
+        self.rules.forget();
+        self.tables.forget();
+    }
+
+    /// Brings all of it up to date, regardless of capacity: the operations, in order.
+    pub(super) fn update(
+        &mut self,
+        cluster: &Cluster,
+        options: &Options,
+        dirty: &Dirty,
+    ) -> Vec<Op> {
+        let Self { sets, rules, tables } = self;
+        Update { cluster, options, sets, rules, tables }.run(dirty)
+    }
+
+    /// No packet reads retired elements any more.
+    pub(super) fn grace_passed(&mut self) {
+        self.sets.classes.slots.grace_passed();
+        self.tables.grace_passed();
+    }
+
+    /// The first table that has not enough room.
+    pub(super) fn overflow(&self, capacity: &Capacity) -> Option<CompileError> {
+        Table::ALL.into_iter().find_map(|table| {
+            let needed = self.tables.needed(table, &self.sets.classes);
+            let capacity = capacity.of(table);
+            (needed > capacity).then_some(CompileError::Full { table, needed, capacity })
+        })
+    }
+
+    /// Used and available elements of every table.
+    pub(super) fn fill(&self, capacity: &Capacity) -> Vec<Fill> {
+        self.tables.fill(&self.sets.classes, capacity)
+    }
+
+    /// What the tables are to say.
+    pub(super) fn image(&self) -> Image {
+        Image::new(&self.sets, &self.rules.tries, &self.tables.endpoints.live)
+    }
+
+    /// The same, element by element.
+    pub(super) fn desired(&self) -> DesiredTables<'_> {
+        DesiredTables { tables: &self.tables, tries: &self.rules.tries }
+    }
+
+    /// Steps taken so far: prefixes, classes by row, nodes of sets of ports.
+    pub(super) fn work(&self) -> u64 {
+        self.rules.work() + self.sets.groups.work
+    }
+
+    /// The policies whose pods are closed in a direction where they select them together, and why.
+    pub(super) fn closed(&self) -> impl Iterator<Item = (&[Key], Direction, String)> {
+        let late: BTreeSet<_> = self.tables.endpoints.late().filter(|it| it.is_closed).collect();
+        let late = late.into_iter();
+        let late = late.map(|it| (&it.of.policies[..], it.of.direction, Late::REASON.to_owned()));
+        self.rules.closed().chain(late)
+    }
+}
