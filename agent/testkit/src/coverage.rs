@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::generate::{Cluster, Packet};
-use crate::oracle::{Oracle, Seen};
+use crate::oracle::Seen;
 use netpold_core::explain::{Cause, Judgement};
 use netpold_core::model::{Action, Change, Direction, Peer, PortMatch, Rule, Tier};
 
@@ -76,9 +76,9 @@ impl Coverage {
     }
 
     /// Count the rules of tiers that a packet met.
-    pub fn tiers(&mut self, oracle: &Oracle, seen: Seen<'_>) {
-        for (policy, rule) in oracle.deciding(seen) {
-            let (peer, port) = oracle.matching_items(rule, seen);
+    pub fn tiers(&mut self, seen: Seen<'_>) {
+        for (policy, rule) in seen.deciding() {
+            let (peer, port) = seen.matching_items(rule);
             let (peer, port) = (peer_kind(&rule.matches, peer), port_kind(&rule.matches, port));
             let kind = (policy.tier, rule.action, seen.direction, peer, port);
             *self.tiers.entry(kind).or_default() += 1;

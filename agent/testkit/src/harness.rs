@@ -107,7 +107,8 @@ impl Subject {
         let Packet { direction, remote, protocol, port, .. } = *packet;
         let tiers = !self.oracle.cluster_policies.is_empty();
         let (pod, _) = self.endpoints().find(|(pod, _)| tiers && pod.key == packet.pod)?;
-        Some(Seen { pod, direction, remote, protocol, port, itself: false })
+        let (oracle, itself) = (&self.oracle, false);
+        Some(Seen { oracle, pod, direction, remote, protocol, port, itself })
     }
 
     /// Whether the pod's hooks say what the tables say of a packet that opens a flow, and XDP in
@@ -203,7 +204,7 @@ pub fn compare(subject: &Subject, packets: &[Packet], coverage: &mut Coverage) -
         }
         coverage.packet(packet, expected, subject.is_isolated(&packet.pod, packet.direction));
         if let Some(seen) = subject.seen(packet).filter(|_| number % TIERS_EVERY == 0) {
-            coverage.tiers(&subject.oracle, seen);
+            coverage.tiers(seen);
         }
         if number % EXPLAIN_EVERY == 0 {
             let Some(explained) = subject.explained(packet) else { return Some(packet.clone()) };

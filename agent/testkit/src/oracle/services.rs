@@ -2,14 +2,82 @@
 
 use std::net::IpAddr;
 
-use crate::oracle::{Decision, Oracle, Seen};
-use netpold_core::model::{Direction, Pod, Service, ServicePort};
+use super::Oracle;
+use super::seen::{Decision, Seen};
+use netpold_core::model::{Direction, EndpointSlice, Pod, Service, ServicePort, SlicePort};
 
 /// Which of an address's ports: those of the Services that have the address, or node ports.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Of {
     Service,
     Node,
+}
+
+/// A port of an address, which may be a Service's or a node port.
+#[derive(Clone, Copy)]
+pub(super) struct Frontend<'a> {
+    pub(super) oracle: &'a Oracle,
+    pub(super) address: IpAddr,
+    pub(super) protocol: u8,
+    pub(super) port: u16,
+}
+
+impl Frontend<'_> {
+    /// Whether packets to it are translated.
+    pub(super) fn is_port(self, of: Of) -> bool {
+        let leads_here = |service: &Service| {
+            service.ports.iter().any(|service_port| self.is_at(of, service, service_port))
+        };
+        self.oracle.services.iter().any(leads_here)
+    }
+
+    /// A Service's port at one of its addresses, or its node port at a Node's.
+    fn is_at(self, of: Of, service: &Service, service_port: &ServicePort) -> bool {
+        let Self { oracle, address, protocol, port } = self;
+        let here = match of {
+            Of::Service => service.addresses.contains(&address) && service_port.port == port,
+            Of::Node => service_port.node_port == Some(port) && oracle.is_node(address),
+        };
+        !service.unserved && service_port.protocol.number() == protocol && here
+    }
+
+    /// The backends of the same family that packets may be translated to: a Service's port and a slice's
+    /// belong together if they have the same name and protocol. `ready`: only those that new connections are
+    /// led to.
+    pub(super) fn backends(self, of: Of, ready: bool) -> Vec<(IpAddr, u16)> {
+        let mut backends = Vec::new();
+        for service in &self.oracle.services {
+            for service_port in &service.ports {
+                if !self.is_at(of, service, service_port) {
+                    continue;
+                }
+                for slice in self.oracle.slices.iter().filter(|slice| is_slice_of(slice, service)) {
+                    for slice_port in slice.ports.iter().filter(|port| is_same(port, service_port))
+                    {
+                        for backend in &slice.addresses {
+                            if ready && slice.not_ready.contains(backend) {
+                                continue;
+                            }
+                            if backend.is_ipv4() == self.address.is_ipv4() {
+                                backends.push((*backend, slice_port.port));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        backends.sort();
+        backends.dedup();
+        backends
+    }
+}
+
+fn is_slice_of(slice: &EndpointSlice, service: &Service) -> bool {
+    slice.key.namespace == service.key.namespace && slice.service == service.key.name
+}
+
+fn is_same(of_slice: &SlicePort, of_service: &ServicePort) -> bool {
+    of_slice.name == of_service.name && of_slice.protocol == of_service.protocol
 }
 
 /// Whether packets that nobody has translated may go where they are sent.
@@ -23,21 +91,20 @@ impl Oracle {
     /// Whether a packet to this port of an address is translated.
     #[must_use]
     pub fn is_frontend(&self, address: IpAddr, protocol: u8, port: u16) -> bool {
-        self.is_port(Of::Service, address, protocol, port)
-            || self.is_port(Of::Node, address, protocol, port)
+        let frontend = Frontend { oracle: self, address, protocol, port };
+        frontend.is_port(Of::Service) || frontend.is_port(Of::Node)
     }
 
-    pub(super) fn is_port(&self, of: Of, address: IpAddr, protocol: u8, port: u16) -> bool {
-        self.services.iter().any(|service| {
-            service.ports.iter().any(|p| self.leads_to(of, service, p, address, protocol, port))
-        })
+    /// Whether a Node has an address.
+    fn is_node(&self, address: IpAddr) -> bool {
+        self.nodes.iter().any(|node| node.addresses.contains(&address))
     }
 
     /// Whether packets of `pod` to some port of an address may be translated: to a Service's ports,
     /// to node ports, or to the own node, which has them too.
     #[must_use]
     pub fn is_translated(&self, pod: &Pod, address: IpAddr) -> bool {
-        let is_node = self.nodes.iter().any(|node| node.addresses.contains(&address));
+        let is_node = self.is_node(address);
         self.is_own_node(pod, address)
             || self.services.iter().filter(|service| !service.unserved).any(|service| {
                 service.ports.iter().any(|port| {
@@ -56,12 +123,10 @@ impl Oracle {
             let leads = service.addresses.contains(&address) || (own_node && node_port);
             leads
                 && self.slices.iter().any(|slice| {
-                    slice.key.namespace == service.key.namespace
-                        && slice.service == service.key.name
+                    is_slice_of(slice, service)
                         && slice.addresses.iter().any(|backend| pod.addresses.contains(backend))
-                        && slice.ports.iter().any(|of| {
-                            let mut ports = service.ports.iter();
-                            ports.any(|port| port.name == of.name && port.protocol == of.protocol)
+                        && slice.ports.iter().any(|of_slice| {
+                            service.ports.iter().any(|of_service| is_same(of_slice, of_service))
                         })
                 })
         })
@@ -89,9 +154,10 @@ impl Oracle {
             return Untranslated { allowed: literally, denied: false };
         }
         let mut backends = Vec::new();
-        for (remote, port) in self.backends_of(Of::Node, remote, protocol, port, false) {
-            let (direction, itself) = (Direction::Egress, false);
-            backends.push(self.decide(Seen { pod, direction, remote, protocol, port, itself }));
+        let frontend = Frontend { oracle: self, address: remote, protocol, port };
+        for (remote, port) in frontend.backends(Of::Node, false) {
+            let (oracle, direction, itself) = (self, Direction::Egress, false);
+            backends.push(Seen { oracle, pod, direction, remote, protocol, port, itself }.decide());
         }
         let denied = backends.iter().any(Decision::denied_by_tier);
         let every = !backends.is_empty() && backends.iter().all(Decision::allowed);
@@ -108,74 +174,11 @@ impl Oracle {
         port: u16,
         ready: bool,
     ) -> Vec<(IpAddr, u16)> {
-        let mut all = self.backends_of(Of::Service, address, protocol, port, ready);
-        all.extend(self.backends_of(Of::Node, address, protocol, port, ready));
+        let frontend = Frontend { oracle: self, address, protocol, port };
+        let mut all = frontend.backends(Of::Service, ready);
+        all.extend(frontend.backends(Of::Node, ready));
         all.sort();
         all.dedup();
         all
-    }
-
-    /// A Service's port and a slice's belong together if they have the same name and protocol.
-    pub(super) fn backends_of(
-        &self,
-        of: Of,
-        address: IpAddr,
-        protocol: u8,
-        port: u16,
-        ready: bool,
-    ) -> Vec<(IpAddr, u16)> {
-        let mut backends = Vec::new();
-        for service in &self.services {
-            for service_port in &service.ports {
-                if !self.leads_to(of, service, service_port, address, protocol, port) {
-                    continue;
-                }
-                for slice in &self.slices {
-                    if slice.key.namespace != service.key.namespace
-                        || slice.service != service.key.name
-                    {
-                        continue;
-                    }
-                    for slice_port in &slice.ports {
-                        if slice_port.name != service_port.name
-                            || slice_port.protocol != service_port.protocol
-                        {
-                            continue;
-                        }
-                        for backend in &slice.addresses {
-                            if ready && slice.not_ready.contains(backend) {
-                                continue;
-                            }
-                            if backend.is_ipv4() == address.is_ipv4() {
-                                backends.push((*backend, slice_port.port));
-                            }
-                        }
-                    }
-                }
-            }
-        }
-        backends.sort();
-        backends.dedup();
-        backends
-    }
-
-    /// A Service's port at one of its addresses, or its node port at a Node's.
-    fn leads_to(
-        &self,
-        of: Of,
-        service: &Service,
-        service_port: &ServicePort,
-        address: IpAddr,
-        protocol: u8,
-        port: u16,
-    ) -> bool {
-        let here = match of {
-            Of::Service => service.addresses.contains(&address) && service_port.port == port,
-            Of::Node => {
-                service_port.node_port == Some(port)
-                    && self.nodes.iter().any(|node| node.addresses.contains(&address))
-            }
-        };
-        !service.unserved && service_port.protocol.number() == protocol && here
     }
 }

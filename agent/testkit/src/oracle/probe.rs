@@ -1,0 +1,167 @@
+//! Questions about traffic between two parties.
+
+use std::net::IpAddr;
+
+use netpold_core::model::{Direction, Pod};
+use netpold_core::probe::{Party, Probe};
+
+use super::Oracle;
+use super::services::{Frontend, Of};
+
+/// The answer to a [`Probe`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OracleVerdict {
+    /// The sender's egress and the receiver's ingress; a side that is no pod under policy allows.
+    Judged {
+        /// The sender's egress.
+        egress: bool,
+        /// The receiver's ingress.
+        ingress: bool,
+    },
+    /// The traffic is translated; allowed if one backend is in both directions.
+    Translated {
+        /// One is.
+        allowed: bool,
+    },
+    /// It depends on which of the pods' addresses are used.
+    DependsOnAddress,
+    /// A pod that does not exist, is finished or has no address; no pod at all; or no address
+    /// family in common.
+    CannotTell,
+}
+
+impl OracleVerdict {
+    /// Both directions allow; `None` if that cannot be told.
+    #[must_use]
+    pub fn allowed(self) -> Option<bool> {
+        match self {
+            Self::Judged { egress, ingress } => Some(egress && ingress),
+            Self::Translated { allowed } => Some(allowed),
+            Self::DependsOnAddress | Self::CannotTell => None,
+        }
+    }
+}
+
+/// A question, and who answers it.
+#[derive(Clone, Copy)]
+pub(super) struct Asked<'a> {
+    pub(super) oracle: &'a Oracle,
+    pub(super) probe: &'a Probe,
+}
+
+/// One side of a probe: its pod, if it is one, and the addresses it may use.
+struct Side<'a> {
+    pod: Option<&'a Pod>,
+    addresses: Vec<IpAddr>,
+}
+
+/// A pod, or none, that uses an address.
+type End<'a> = (Option<&'a Pod>, IpAddr);
+
+impl<'a> Asked<'a> {
+    /// The answer, over every pair of addresses that the two sides could use.
+    pub(super) fn verdict(self) -> OracleVerdict {
+        let (Some(from), Some(to)) = (self.side(&self.probe.from), self.side(&self.probe.to))
+        else {
+            return OracleVerdict::CannotTell;
+        };
+        let leads_to_pod = to.addresses.iter().any(|address| {
+            let (protocol, port) = (self.probe.protocol.0, self.probe.port);
+            let backends = self.oracle.backends(*address, protocol, port, true);
+            backends.iter().any(|(backend, _)| self.oracle.pod_at(*backend).is_some())
+        });
+        if from.pod.is_none() && to.pod.is_none() && !leads_to_pod {
+            return OracleVerdict::CannotTell;
+        }
+        let mut answer = OracleVerdict::CannotTell;
+        for &source in &from.addresses {
+            for &destination in &to.addresses {
+                if source.is_ipv4() != destination.is_ipv4() {
+                    continue;
+                }
+                let this = self.judge_pair((&from, source), (&to, destination));
+                if answer != OracleVerdict::CannotTell && answer.allowed() != this.allowed() {
+                    return OracleVerdict::DependsOnAddress;
+                }
+                if answer == OracleVerdict::CannotTell {
+                    answer = this;
+                }
+            }
+        }
+        answer
+    }
+
+    fn judge_pair(
+        self,
+        (from, source): (&Side<'_>, IpAddr),
+        (to, destination): (&Side<'_>, IpAddr),
+    ) -> OracleVerdict {
+        let (protocol, port) = (self.probe.protocol.0, self.probe.port);
+        let frontend = Frontend { oracle: self.oracle, address: destination, protocol, port };
+        let itself = from.pod.is_some_and(|a| to.pod.is_some_and(|b| a.key == b.key));
+        let of_service = frontend.is_port(Of::Service);
+        if !itself && (of_service || frontend.is_port(Of::Node)) {
+            let of = if of_service { Of::Service } else { Of::Node };
+            let judge =
+                |pod| self.oracle.judge(pod, Direction::Egress, destination, protocol, port);
+            let sends = from.pod.is_none_or(judge);
+            // Another node chooses: whichever it is, the sender must be allowed it, as it leaves.
+            let elsewhere = |pod| !of_service && !self.oracle.is_own_node(pod, destination);
+            let elsewhere = from.pod.is_some_and(elsewhere);
+            let reached = frontend.backends(of, true).into_iter().any(|(backend, port)| {
+                let to = (self.oracle.pod_at(backend), backend);
+                let (egress, ingress) = self.judge_both((from.pod, source), to, port);
+                ingress && (egress || elsewhere)
+            });
+            return OracleVerdict::Translated { allowed: sends && reached };
+        }
+        let (from, to) = ((from.pod, source), (to.pod, destination));
+        let (egress, ingress) = self.judge_both(from, to, port);
+        OracleVerdict::Judged { egress, ingress }
+    }
+
+    /// The sender's egress and the receiver's ingress.
+    fn judge_both(
+        self,
+        (from, source): End<'_>,
+        (to, destination): End<'_>,
+        port: u16,
+    ) -> (bool, bool) {
+        if let (Some(from), Some(to)) = (from, to)
+            && from.key == to.key
+        {
+            return (true, true);
+        }
+        let (oracle, protocol) = (self.oracle, self.probe.protocol.0);
+        let egress = from.is_none_or(|pod| {
+            oracle.judge_translated(pod, Direction::Egress, destination, protocol, port)
+        });
+        let ingress = to.is_none_or(|pod| {
+            // A sender that is no ordinary pod and has an address of the node is the node.
+            let from_node = from.is_none_or(|p| p.host_network) && oracle.is_own_node(pod, source);
+            from_node || oracle.judge_translated(pod, Direction::Ingress, source, protocol, port)
+        });
+        (egress, ingress)
+    }
+
+    fn side(self, party: &Party) -> Option<Side<'a>> {
+        match party {
+            Party::Address(address) => {
+                Some(Side { pod: self.oracle.pod_at(*address), addresses: vec![*address] })
+            }
+            Party::Service(key) => {
+                let service = self.oracle.services.iter().find(|service| service.key == *key)?;
+                let addresses = service.addresses.clone();
+                (!addresses.is_empty() && !service.unserved)
+                    .then_some(Side { pod: None, addresses })
+            }
+            Party::Pod(key) => {
+                let pod = self.oracle.pods.iter().find(|pod| pod.key == *key)?;
+                if pod.finished {
+                    return None;
+                }
+                Some(Side { pod: Some(pod), addresses: pod.addresses.clone() })
+            }
+        }
+    }
+}

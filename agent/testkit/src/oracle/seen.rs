@@ -1,0 +1,215 @@
+//! What the rules of policies say of one packet: the tiers of ClusterNetworkPolicy around NetworkPolicy, read from
+//! the comments of their API types (`policy.networking.k8s.io/v1alpha2`, `k8s.io/api/networking/v1`).
+
+use std::net::IpAddr;
+
+use super::Oracle;
+use super::matching::{block_holds, port_matches, selects};
+use netpold_core::model::{
+    Action, ClusterPolicy, ClusterRule, Direction, Enforcement, Peer, Pod, Policy, Rule, Tier,
+};
+
+/// What decides about a packet.
+#[derive(Clone, Copy, Debug)]
+pub enum Decision<'a> {
+    /// A rule that accepts or denies.
+    Tier(&'a ClusterPolicy, &'a ClusterRule),
+    /// The NetworkPolicies that isolate the pod.
+    NetworkPolicy {
+        /// One of their rules allows it, or it is to the own node.
+        allowed: bool,
+    },
+    /// Nothing does, so it is allowed.
+    Default,
+}
+
+impl Decision<'_> {
+    /// Whether the packet passes.
+    #[must_use]
+    pub fn allowed(&self) -> bool {
+        match self {
+            Self::Tier(_, rule) => rule.action == Action::Accept,
+            Self::NetworkPolicy { allowed } => *allowed,
+            Self::Default => true,
+        }
+    }
+
+    /// Whether a Deny rule is what stops it.
+    #[must_use]
+    pub fn denied_by_tier(&self) -> bool {
+        matches!(self, Self::Tier(..)) && !self.allowed()
+    }
+}
+
+/// A packet as one of its pods sees it, translated already.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'a> {
+    /// The cluster.
+    pub oracle: &'a Oracle,
+    /// The pod.
+    pub pod: &'a Pod,
+    /// Into or out of the pod.
+    pub direction: Direction,
+    /// The other side.
+    pub remote: IpAddr,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Destination port.
+    pub port: u16,
+    /// The other side is the pod itself, reached through a Service, whoever else claims its address.
+    pub itself: bool,
+}
+
+impl<'a> Seen<'a> {
+    /// What decides: "Admin tier, NetworkPolicy tier, Baseline tier", each asked only if the one before
+    /// decided nothing. NetworkPolicies allow a pod to reach itself through a Service.
+    #[must_use]
+    pub fn decide(self) -> Decision<'a> {
+        if self.pod.host_network || self.pod.finished {
+            return Decision::Default;
+        }
+        if let Some(decision) = self.tier(Tier::Admin) {
+            return decision;
+        }
+        // "v1.NetworkPolicy always makes a final decision for selected pods."
+        if let Some(allowed) = self.network_policies_allow() {
+            return Decision::NetworkPolicy { allowed: allowed || self.itself };
+        }
+        self.tier(Tier::Baseline).unwrap_or(Decision::Default)
+    }
+
+    /// Whether the NetworkPolicies that isolate the pod allow this; `None` if none does. Those on trial do
+    /// not.
+    fn network_policies_allow(self) -> Option<bool> {
+        let pod = self.pod;
+        let mut isolated = false;
+        for policy in &self.oracle.policies {
+            if policy.key.namespace != pod.key.namespace
+                || !selects(&policy.pod_selector, &pod.labels)
+                || policy.enforcement == Enforcement::Audit
+            {
+                continue;
+            }
+            let rules = match self.direction {
+                Direction::Ingress => &policy.ingress,
+                Direction::Egress => &policy.egress,
+            };
+            let Some(rules) = rules else { continue };
+            isolated = true;
+            if rules.iter().any(|rule| self.rule_matches(Some(policy), rule)) {
+                return Some(true);
+            }
+        }
+        let to_node = self.direction == Direction::Egress;
+        isolated.then(|| to_node && self.oracle.is_own_node(pod, self.remote))
+    }
+
+    /// What a tier decides; `None`: nothing, or to pass.
+    fn tier(self, tier: Tier) -> Option<Decision<'a>> {
+        let (policy, rule) = self.first_match(tier)?;
+        match rule.action {
+            Action::Accept | Action::Deny => Some(Decision::Tier(policy, rule)),
+            Action::Pass => None,
+        }
+    }
+
+    /// The rule of a tier that "would take the highest precedence" of those that match: "policies with lower
+    /// priority values are checked before policies with higher priority values", of equal ones the
+    /// first by name, and then "a rule that appears at the top".
+    fn first_match(self, tier: Tier) -> Option<(&'a ClusterPolicy, &'a ClusterRule)> {
+        let about = |policy: &&ClusterPolicy| policy.tier == tier && self.is_subject_of(policy);
+        let all = self.oracle.cluster_policies.iter();
+        let mut policies: Vec<&ClusterPolicy> = all.filter(about).collect();
+        policies.sort_by(|a, b| (a.priority, &a.name).cmp(&(b.priority, &b.name)));
+        for policy in policies {
+            let rules = match self.direction {
+                Direction::Ingress => &policy.ingress,
+                Direction::Egress => &policy.egress,
+            };
+            for rule in rules {
+                if self.rule_matches(None, &rule.matches) {
+                    return Some((policy, rule));
+                }
+            }
+        }
+        None
+    }
+
+    /// `subject`: "host-networked pods are not included in subject selection". Policies on trial are about
+    /// nobody.
+    fn is_subject_of(self, policy: &ClusterPolicy) -> bool {
+        !self.pod.host_network
+            && policy.enforcement == Enforcement::Enforce
+            && self.oracle.selects_namespace(&policy.subject.namespaces, self.pod)
+            && selects(&policy.subject.pods, &self.pod.labels)
+    }
+
+    /// The rules that decide or pass, each the first that matches in its tier; those of a tier that is
+    /// not asked are left out.
+    #[must_use]
+    pub fn deciding(self) -> Vec<(&'a ClusterPolicy, &'a ClusterRule)> {
+        let admin = self.first_match(Tier::Admin);
+        let ends = admin.is_some_and(|(_, rule)| rule.action != Action::Pass);
+        let baseline = match ends || self.network_policies_allow().is_some() {
+            true => None,
+            false => self.first_match(Tier::Baseline),
+        };
+        admin.into_iter().chain(baseline).collect()
+    }
+
+    /// Which items of a rule that matches are the first to do so, of its peers and of its ports; `None`:
+    /// it has none.
+    #[must_use]
+    pub fn matching_items(self, rule: &ClusterRule) -> (Option<usize>, Option<usize>) {
+        let mut peers = rule.matches.peers.iter().flatten();
+        let mut ports = rule.matches.ports.iter().flatten();
+        let peer = peers.position(|peer| self.peer_matches(None, peer));
+        let receiver = self.receiver();
+        let port = ports.position(|item| port_matches(item, receiver, self.protocol, self.port));
+        (peer, port)
+    }
+
+    /// `from`, `to`: "If this field is empty or missing, this rule matches all"; `ports`: "If this field is
+    /// empty or missing, this rule matches all ports", and then every protocol; else one item of each must
+    /// match. `policy`: the NetworkPolicy whose namespace is meant where none is named.
+    fn rule_matches(self, policy: Option<&Policy>, rule: &Rule) -> bool {
+        let peer = |peer| self.peer_matches(policy, peer);
+        let port = |item| port_matches(item, self.receiver(), self.protocol, self.port);
+        rule.peers.as_ref().is_none_or(|peers| peers.iter().any(peer))
+            && rule.ports.as_ref().is_none_or(|items| items.iter().any(port))
+    }
+
+    fn peer_matches(self, policy: Option<&Policy>, peer: &Peer) -> bool {
+        match peer {
+            Peer::Block(block) => block_holds(block, self.remote),
+            Peer::Nodes(nodes) => {
+                self.oracle.nodes.iter().any(|node| {
+                    node.addresses.contains(&self.remote) && selects(nodes, &node.labels)
+                })
+            }
+            Peer::Pods { namespaces, pods } => match self.owner() {
+                None => false,
+                Some(pod) => {
+                    selects(pods, &pod.labels)
+                        && match namespaces {
+                            None => policy.is_some_and(|p| p.key.namespace == pod.key.namespace),
+                            Some(selector) => self.oracle.selects_namespace(selector, pod),
+                        }
+                }
+            },
+        }
+    }
+
+    /// The pod whose named ports count.
+    fn receiver(self) -> Option<&'a Pod> {
+        match self.direction {
+            Direction::Ingress => Some(self.pod),
+            Direction::Egress => self.owner(),
+        }
+    }
+
+    /// The pod on the other side.
+    fn owner(self) -> Option<&'a Pod> {
+        if self.itself { Some(self.pod) } else { self.oracle.pod_at(self.remote) }
+    }
+}
