@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 /// The layers, top to bottom; a module belongs to the longest entry that it starts with.
-const LAYERS: [&str; 23] = [
+const LAYERS: [&str; 22] = [
     "compile",
     "compile::compiler",
     "compile::compiled",
@@ -28,7 +28,6 @@ const LAYERS: [&str; 23] = [
     "budget",
     "ports",
     "probe",
-    "selector",
     "prefix",
     "model",
 ];

@@ -1,6 +1,29 @@
 //! Label matching: LabelSelector of `meta/v1`.
 
-use crate::model::{Labels, Requirement, Selector};
+use serde::{Deserialize, Serialize};
+
+use crate::model::object::Labels;
+
+/// A LabelSelector: all requirements hold. Empty: everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Selector {
+    /// `matchLabels` (as [`Requirement::In`] with one value) and `matchExpressions`; sorted, without
+    /// duplicates.
+    pub requirements: Vec<Requirement>,
+}
+
+/// One requirement of a LabelSelector.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Requirement {
+    /// `In`: the key is present with one of the values (sorted, without duplicates).
+    In(String, Vec<String>),
+    /// `NotIn`: the key is absent, or present with none of the values.
+    NotIn(String, Vec<String>),
+    /// `Exists`
+    Exists(String),
+    /// `DoesNotExist`
+    DoesNotExist(String),
+}
 
 impl Selector {
     /// Whether all requirements hold; the empty selector matches everything.

@@ -1,0 +1,105 @@
+//! ClusterNetworkPolicies and their tiers.
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::policy::{Enforcement, PolicyVersion, Rule};
+use crate::model::selector::Selector;
+use crate::model::traffic::Direction;
+
+/// A ClusterNetworkPolicy (`policy.networking.k8s.io/v1alpha2`).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ClusterPolicy {
+    /// `metadata.name`
+    pub name: String,
+    /// `spec.tier`
+    pub tier: Tier,
+    /// `spec.priority`, 0 to 1000: the lowest is asked first; of equal ones the first by name.
+    pub priority: u16,
+    /// `spec.subject`: the pods that it is about, hostNetwork pods never.
+    pub subject: NamespacedPods,
+    /// `spec.ingress`; the first rule that matches decides. Their peers are never blocks or nodes.
+    pub ingress: Vec<ClusterRule>,
+    /// `spec.egress`
+    pub egress: Vec<ClusterRule>,
+    /// What could not be understood, as `spec.egress[0].to[1]: …`, empty if all was. An Accept rule
+    /// with such a part matches nothing, a Deny or Pass rule denies everything; a `subject` that cannot
+    /// be understood is every pod, and its Accept and Pass rules match nothing.
+    pub problems: Vec<String>,
+    /// Which state of the object this is.
+    #[serde(default)]
+    pub version: PolicyVersion,
+    /// Annotation `netpold.io/enforcement`.
+    #[serde(default, skip_serializing_if = "Enforcement::is_enforce")]
+    pub enforcement: Enforcement,
+}
+
+impl ClusterPolicy {
+    /// The rules of a direction; none: the policy says nothing of it.
+    #[must_use]
+    pub fn rules(&self, direction: Direction) -> &[ClusterRule] {
+        match direction {
+            Direction::Ingress => &self.ingress,
+            Direction::Egress => &self.egress,
+        }
+    }
+}
+
+/// `spec.tier`, in the order of evaluation; NetworkPolicy stands between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Tier {
+    /// Before NetworkPolicy.
+    Admin,
+    /// After NetworkPolicy, for pods that no NetworkPolicy isolates in the direction.
+    Baseline,
+}
+
+impl std::fmt::Display for Tier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Admin => "Admin",
+            Self::Baseline => "Baseline",
+        })
+    }
+}
+
+/// Pods of namespaces: `spec.subject.namespaces` (every pod) or `spec.subject.pods`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct NamespacedPods {
+    /// `namespaces`, or `pods.namespaceSelector`
+    pub namespaces: Selector,
+    /// `pods.podSelector`
+    pub pods: Selector,
+}
+
+/// One item of a ClusterNetworkPolicy's `spec.ingress` or `spec.egress`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ClusterRule {
+    /// `name`; empty where absent.
+    pub name: String,
+    /// `action`
+    pub action: Action,
+    /// `from` or `to`, and `protocols`. A named port names no protocol in this API, so it is there for
+    /// each of the three.
+    pub matches: Rule,
+}
+
+/// `action`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Action {
+    /// Allowed, and nothing else is asked.
+    Accept,
+    /// Denied, and nothing else is asked.
+    Deny,
+    /// The rest of the tier is not asked; the next tier is.
+    Pass,
+}
+
+impl std::fmt::Display for Action {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Accept => "Accept",
+            Self::Deny => "Deny",
+            Self::Pass => "Pass",
+        })
+    }
+}
