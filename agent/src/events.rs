@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use aya::maps::{MapData, RingBuf};
@@ -26,6 +26,7 @@ use tokio::io::unix::AsyncFd;
 use tracing::info;
 
 use crate::conntrack::FlowTuple;
+use crate::lock::lock;
 pub use journal::{Cursor, Journal, Lost, Outcome, Seen};
 
 /// Events of probes that are waited for.
@@ -413,11 +414,6 @@ fn decode(record: &[u8]) -> Option<DropEvent> {
     // SAFETY: as long as the event, of which every bit pattern is valid; alignment is not assumed.
     (record.len() == size_of::<DropEvent>())
         .then(|| unsafe { record.as_ptr().cast::<DropEvent>().read_unaligned() })
-}
-
-/// A panic elsewhere leaves the log whole: each change to it is complete.
-fn lock(log: &Mutex<DropLog>) -> MutexGuard<'_, DropLog> {
-    log.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Logs a drop, or what would be one.

@@ -6,7 +6,7 @@ mod requests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -35,8 +35,10 @@ use crate::events::{self, DropLog};
 use crate::kept;
 use crate::learn;
 use crate::listen::{Heartbeat, Listener};
+use crate::lock::{lock, try_lock};
 use crate::metrics::Metrics;
 use crate::object::object;
+use crate::pause::pause_until;
 use crate::publish::{self, Look, Publisher};
 use crate::requirements;
 use crate::rule_use::{self, News};
@@ -498,27 +500,6 @@ fn random() -> std::io::Result<u64> {
     let mut bytes = [0; 8];
     std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
     Ok(u64::from_ne_bytes(bytes))
-}
-
-async fn pause_until(instant: Option<Instant>) {
-    match instant {
-        Some(instant) => tokio::time::sleep_until(instant.into()).await,
-        None => std::future::pending().await,
-    }
-}
-
-/// A panic elsewhere leaves what is behind the lock as it was before that update.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// As [`lock`]; `None` while somebody else has it.
-fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    match mutex.try_lock() {
-        Ok(guard) => Some(guard),
-        Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
-    }
 }
 
 /// Waits until no CPU is still judging a packet by what it read before the last update.

@@ -1,9 +1,10 @@
 //! Which of several controllers writes: the one that holds the Lease, as Kubernetes' own controllers do it. Others'
 //! clocks are not trusted: a Lease has run out when it was not renewed for its duration since it was first seen so.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::lock::lock;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
@@ -33,7 +34,7 @@ pub(super) struct Leading {
 impl Leading {
     /// It is now. A process that was stopped in its tracks learns of it here before anything else has run again.
     pub(super) fn is(&self) -> bool {
-        let until = *self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = *lock(&self.until);
         *self.flag.borrow() && until.is_some_and(|until| Instant::now() < until)
     }
 
@@ -109,7 +110,7 @@ impl Election {
 
     fn leads_or_not(&self) {
         let until = self.renewed.map(|renewed| renewed + RENEW_DEADLINE);
-        *self.until.lock().unwrap_or_else(PoisonError::into_inner) = until;
+        *lock(&self.until) = until;
         let leads = self.renewed.is_some_and(|renewed| renewed.elapsed() < RENEW_DEADLINE);
         self.leading.send_if_modified(|leading| {
             let modified = *leading != leads;

@@ -9,7 +9,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use aya::maps::{Array, PerCpuArray};
 use aya::programs::SchedClassifier;
@@ -22,6 +22,7 @@ use netpold_ebpf::trace::{TraceFilter, TraceRecord};
 use super::generation::GenerationError;
 use super::role::Program;
 use super::shared_maps::{Maps, SharedMaps, data};
+use crate::lock::lock;
 use crate::object::{ObjectMissing, TRACED_OBJECT, object};
 
 /// Maps of the traced programs alone.
@@ -39,7 +40,7 @@ impl Log for Lines {
     }
 
     fn log(&self, record: &Record<'_>) {
-        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = lock(&self.0);
         lines.push(record.args().to_string());
     }
 
@@ -122,7 +123,7 @@ impl TracedPrograms {
     /// Lines since the last call.
     pub fn read(&mut self) -> Vec<String> {
         self.logger.flush();
-        std::mem::take(&mut *self.lines.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.lines.0))
     }
 
     /// Packets that were asked for, told or not.

@@ -5,7 +5,7 @@
 //! is told how many.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use netpold_core::model::Direction;
 use netpold_ebpf::reason::Reason;
@@ -15,6 +15,7 @@ use tokio::sync::futures::Notified;
 
 use super::{Dropped, unix_millis};
 use crate::conntrack::FlowTuple;
+use crate::lock::lock;
 
 /// Drops and audited flows that are kept, and as many new flows: about a megabyte each.
 const KEPT: usize = 8192;
@@ -160,7 +161,7 @@ pub struct Journal {
 
 impl Journal {
     fn rings(&self) -> MutexGuard<'_, Rings> {
-        self.rings.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.rings)
     }
 
     /// A dropped packet, or an audited flow.

@@ -12,7 +12,7 @@ mod watches;
 mod writer;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -25,6 +25,7 @@ pub use instruments::Instruments;
 pub use snapshot::{Direct, EndpointCounts, Fill, Snapshot};
 
 use crate::events::DropLog;
+use crate::lock::lock;
 use crate::source::SourceStatus;
 use process::Process;
 use writer::Writer;
@@ -134,9 +135,4 @@ impl Collector for Observed {
         self.write_events(&mut writer)?;
         self.snapshot().write(&mut writer)
     }
-}
-
-/// A panic elsewhere leaves what is behind the lock whole.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -14,6 +14,7 @@ use tokio::task::spawn_blocking;
 use super::event::{Event, Line};
 use super::filter::{Filter, Request};
 use crate::events::{Cursor, Journal, Lost, Seen, unix_millis};
+use crate::lock::lock;
 
 /// The request for a stream: this, a space, and a [`Request`] in JSON.
 pub const OBSERVE_REQUEST: &str = "observe";
@@ -46,10 +47,6 @@ impl Drop for Place<'_> {
     fn drop(&mut self) {
         lock(self.all).retain(|other| !Arc::ptr_eq(other, &self.end));
     }
-}
-
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[derive(Serialize)]

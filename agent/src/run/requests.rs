@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use tokio::sync::watch;
 
-use super::lock;
 use crate::admin::{RULES_REQUEST, Requests, STATUS_REQUEST};
 use crate::engine::Engine;
 use crate::events::DropLog;
 use crate::flows::{FLOWS_REQUEST, Page};
 use crate::learn::LEARN_REQUEST;
+use crate::lock::lock;
 use crate::observe::{Attributions, OBSERVE_REQUEST, Observer};
 use crate::probe::{EXPLAIN_REQUEST, NodeAnswer};
 use crate::source::SourceStatus;

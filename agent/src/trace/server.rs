@@ -1,7 +1,7 @@
 //! The agent's side: one trace at a time, which ends in all cases.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use netpold_ebpf::trace::{CLAUSES, Clause, TraceFilter};
@@ -16,6 +16,7 @@ use super::request::Request;
 use super::steps::{Assembler, RawPacket};
 use crate::dataplane::shared_maps::SharedMaps;
 use crate::dataplane::traced::TracedPrograms;
+use crate::lock::lock;
 use crate::observe::Attributions;
 
 /// The request for a trace: this, a space, and a [`Request`] in JSON.
@@ -74,10 +75,6 @@ pub trait Tracing: Send + 'static {
 pub struct Tracer<T> {
     node: Arc<Mutex<T>>,
     turn: Arc<Semaphore>,
-}
-
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A trace that runs. However it goes, the ordinary programs judge after it.

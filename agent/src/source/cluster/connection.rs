@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use crate::lock::lock;
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 use thiserror::Error;
@@ -102,18 +103,18 @@ impl Connection {
 
     /// The client as of now.
     pub(crate) fn client(&self) -> Client {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
+        lock(&self.current).0.clone()
     }
 
     /// Reads configuration and credentials again: tokens are rotated, certificate authorities too.
     /// If they cannot be read, those that were good once stay.
     pub(crate) async fn renew(&self) {
-        let last = self.current.lock().unwrap_or_else(PoisonError::into_inner).1;
+        let last = lock(&self.current).1;
         if last.elapsed() < RENEWAL {
             return;
         }
         let made = connect(&self.access).await;
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.current);
         current.1 = Instant::now();
         match made {
             Ok((client, _)) => current.0 = client,

@@ -3,9 +3,10 @@
 //! Left to itself, each kind would wait out a backoff of up to a minute after the server is back.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex as StdMutex, MutexGuard};
 use std::time::Duration;
 
+use crate::lock::lock;
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -50,7 +51,7 @@ impl Outage {
     }
 
     fn kinds(&self) -> MutexGuard<'_, Vec<Following>> {
-        self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.kinds)
     }
 }
 
