@@ -20,6 +20,7 @@ mod statuses;
 #[cfg(test)]
 mod tests;
 mod webhook;
+mod writes;
 
 use std::sync::Arc;
 use std::time::Duration;
