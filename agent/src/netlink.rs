@@ -1,4 +1,4 @@
-//! Route netlink, blocking: one connection for requests, listeners for events.
+//! Netlink, blocking: of routes one connection for requests and listeners for events, of netfilter one request at a time.
 //!
 //! Requests are the library's typed messages. Answers are only split into attributes: a typed
 //! parse fails as a whole where a newer kernel words one attribute differently, and of all of them
@@ -13,10 +13,13 @@ use rtnetlink::packet_core::{
     NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer,
     NetlinkHeader, NetlinkMessage, NetlinkPayload, NlasIterator,
 };
-use rtnetlink::sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+use rtnetlink::sys::protocols::{NETLINK_NETFILTER, NETLINK_ROUTE};
+use rtnetlink::sys::{Socket, SocketAddr};
 
 /// The kernel's dumps come in pieces of up to 32 KiB.
 const BUFFER: usize = 64 * 1024;
+/// `struct nfgenmsg`: family, version, resource.
+pub(crate) const NETFILTER_HEADER: usize = 4;
 /// Dumps that changed under our eyes are asked for again this often.
 const DUMP_ATTEMPTS: u32 = 8;
 
@@ -133,14 +136,42 @@ impl Connection {
     }
 }
 
+/// Sends netfilter a request about all families (`linux/netfilter/nfnetlink.h`) in the calling thread's network
+/// namespace: a dump, or one that is acknowledged. Feeds the answer to `each`.
+pub(crate) fn ask_netfilter(
+    kind: u16,
+    flags: u16,
+    mut each: impl FnMut(Message<'_>),
+) -> io::Result<()> {
+    let mut socket = Socket::new(NETLINK_NETFILTER)?;
+    socket.bind_auto()?;
+    let length = 16 + NETFILTER_HEADER as u32;
+    let mut request = length.to_ne_bytes().to_vec();
+    request.extend(kind.to_ne_bytes().into_iter().chain((NLM_F_REQUEST | flags).to_ne_bytes()));
+    // Sequence number, port, and netfilter's header.
+    request.extend([0; 8 + NETFILTER_HEADER]);
+    socket.send_to(&request, &SocketAddr::new(0, 0), 0)?;
+    let mut buffer = Vec::with_capacity(BUFFER);
+    loop {
+        buffer.clear();
+        socket.recv(&mut buffer, 0)?;
+        for (_, message) in messages(&buffer) {
+            match message.kind {
+                NLMSG_DONE | NLMSG_ERROR => return status(message),
+                _ => each(message),
+            }
+        }
+    }
+}
+
 /// Where an answer belongs.
-pub(crate) struct Header {
+struct Header {
     sequence: u32,
     flags: u16,
 }
 
 /// The error in an acknowledgement or at the end of a dump: a negative errno, or 0.
-pub(crate) fn status(message: Message<'_>) -> io::Result<()> {
+fn status(message: Message<'_>) -> io::Result<()> {
     match message.word(0).map(u32::cast_signed) {
         Some(code) if code < 0 => Err(io::Error::from_raw_os_error(-code)),
         _ => Ok(()),
@@ -148,7 +179,7 @@ pub(crate) fn status(message: Message<'_>) -> io::Result<()> {
 }
 
 /// Splits what was received into messages.
-pub(crate) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (Header, Message<'_>)> {
+fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (Header, Message<'_>)> {
     std::iter::from_fn(move || {
         let buffer = NetlinkBuffer::new_checked(bytes).ok()?;
         let header = Header { sequence: buffer.sequence_number(), flags: buffer.flags() };

@@ -7,22 +7,17 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
-use rtnetlink::packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR};
-use rtnetlink::sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
+use rtnetlink::packet_core::NLM_F_DUMP;
 
-use crate::netlink::{attributes, messages, status};
+use crate::netlink::{NETFILTER_HEADER, ask_netfilter, attributes};
 
 /// `NFNL_SUBSYS_NFTABLES` with `NFT_MSG_GETTABLE` and `NFT_MSG_GETCHAIN`.
 const GET_TABLE: u16 = 10 << 8 | 1;
 const GET_CHAIN: u16 = 10 << 8 | 4;
-/// `struct nfgenmsg`: family, version, resource.
-const GENERIC_HEADER: usize = 4;
 /// `NFTA_TABLE_NAME` and `NFTA_CHAIN_TABLE`.
 const TABLE: u16 = 1;
 /// `NFTA_CHAIN_NAME`
 const NAME: u16 = 3;
-/// The kernel's dumps come in pieces of up to 32 KiB.
-const BUFFER: usize = 64 * 1024;
 
 /// `IPT_SO_GET_INFO` and `IPT_SO_GET_ENTRIES`, which are the same for IPv6.
 const GET_INFO: libc::c_int = 64;
@@ -94,34 +89,14 @@ fn text(payload: &[u8], wanted: u16) -> Option<&str> {
 }
 
 fn dump(request: u16, mut each: impl FnMut(&str, &[u8])) -> io::Result<()> {
-    let mut socket = Socket::new(NETLINK_NETFILTER)?;
-    socket.bind_auto()?;
-    let length = 16 + GENERIC_HEADER as u32;
-    let flags = NLM_F_REQUEST | NLM_F_DUMP;
-    let mut message = length.to_ne_bytes().to_vec();
-    message.extend(request.to_ne_bytes().into_iter().chain(flags.to_ne_bytes()));
-    // Sequence, port, and the generic header of no family.
-    message.extend([0; 8 + GENERIC_HEADER]);
-    socket.send_to(&message, &SocketAddr::new(0, 0), 0)?;
-    let mut buffer = Vec::with_capacity(BUFFER);
-    loop {
-        buffer.clear();
-        socket.recv(&mut buffer, 0)?;
-        for (_, message) in messages(&buffer) {
-            match message.kind {
-                // Without nftables there is nothing to list.
-                NLMSG_DONE | NLMSG_ERROR => {
-                    return match status(message) {
-                        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
-                        done => done,
-                    };
-                }
-                _ => {
-                    let family = family(message.payload.first().copied().unwrap_or(0));
-                    each(family, message.payload.get(GENERIC_HEADER..).unwrap_or_default());
-                }
-            }
-        }
+    let listed = ask_netfilter(request, NLM_F_DUMP, |answer| {
+        let family = family(answer.payload.first().copied().unwrap_or(0));
+        each(family, answer.payload.get(NETFILTER_HEADER..).unwrap_or_default());
+    });
+    match listed {
+        // Without nftables there is nothing to list.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+        listed => listed,
     }
 }
 

@@ -4,19 +4,15 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use netpold_ebpf::packet::icmp;
-use rtnetlink::packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR};
-use rtnetlink::sys;
+use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP};
 
 use super::{KernelFlow, Shown, Tuple};
-use crate::netlink::{Message, attributes, messages, status};
+use crate::netlink::{Message, NETFILTER_HEADER, ask_netfilter, attributes};
 
-/// linux/netlink.h, linux/netfilter/nfnetlink.h, `linux/netfilter/nfnetlink_conntrack.h`
-const NETLINK_NETFILTER: isize = 12;
+/// linux/netfilter/nfnetlink.h, `linux/netfilter/nfnetlink_conntrack.h`
 const CT_GET: u16 = 1 << 8 | 1;
 const CT_GET_STATS: u16 = 1 << 8 | 5;
 const CTA_STATS_GLOBAL_ENTRIES: u16 = 1;
-/// `struct nfgenmsg`
-const HEADER: usize = 4;
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_REPLY: u16 = 2;
 const CTA_STATUS: u16 = 3;
@@ -36,20 +32,16 @@ const CTA_PROTOINFO_TCP_STATE: u16 = 1;
 const IPS_SEEN_REPLY: u32 = 1 << 1;
 const IPS_ASSURED: u32 = 1 << 2;
 const IPS_DYING: u32 = 1 << 9;
-/// The kernel's dumps come in pieces of up to 32 KiB.
-const BUFFER: usize = 64 * 1024;
 
 /// How many flows the kernel tracks in the calling thread's network namespace; `None`: it does not say.
 pub(super) fn count() -> Option<u32> {
-    let mut socket = sys::Socket::new(NETLINK_NETFILTER).ok()?;
-    socket.bind_auto().ok()?;
-    socket.send_to(&request(CT_GET_STATS, 0), &sys::SocketAddr::new(0, 0), 0).ok()?;
-    let mut buffer = Vec::with_capacity(BUFFER);
-    socket.recv(&mut buffer, 0).ok()?;
-    let answer = messages(&buffer).map(|(_, message)| message).find(|m| m.kind == CT_GET_STATS)?;
-    let (_, value) =
-        answer.attributes(HEADER).find(|(kind, _)| *kind == CTA_STATS_GLOBAL_ENTRIES)?;
-    value.first_chunk().map(|word| u32::from_be_bytes(*word))
+    let mut entries = None;
+    let asked = ask_netfilter(CT_GET_STATS, NLM_F_ACK, |answer| {
+        let mut attributes = answer.attributes(NETFILTER_HEADER);
+        let found = attributes.find(|(kind, _)| *kind == CTA_STATS_GLOBAL_ENTRIES);
+        entries = found.and_then(|(_, value)| word(value));
+    });
+    asked.ok().and(entries)
 }
 
 /// Hands over every flow that the kernel tracks in the calling thread's network namespace.
@@ -57,42 +49,18 @@ pub(super) fn count() -> Option<u32> {
 /// # Errors
 /// The kernel has no conntrack, or does not tell (`CAP_NET_ADMIN`).
 pub(super) fn dump(mut each: impl FnMut(KernelFlow)) -> io::Result<()> {
-    let mut socket = sys::Socket::new(NETLINK_NETFILTER)?;
-    socket.bind_auto()?;
-    let mut buffer = Vec::with_capacity(BUFFER);
-    socket.send_to(&request(CT_GET, NLM_F_DUMP), &sys::SocketAddr::new(0, 0), 0)?;
-    loop {
-        buffer.clear();
-        socket.recv(&mut buffer, 0)?;
-        for (_, message) in messages(&buffer) {
-            match message.kind {
-                NLMSG_DONE | NLMSG_ERROR => return status(message),
-                _ => flow(message).into_iter().for_each(&mut each),
-            }
-        }
-    }
-}
-
-/// About both families.
-fn request(kind: u16, flags: u16) -> Vec<u8> {
-    let length: u32 = 16 + HEADER as u32;
-    let mut bytes = length.to_ne_bytes().to_vec();
-    bytes.extend(kind.to_ne_bytes());
-    bytes.extend((NLM_F_REQUEST | flags).to_ne_bytes());
-    // Sequence number, port; family, version, resource.
-    bytes.extend([0; 8 + HEADER]);
-    bytes
+    ask_netfilter(CT_GET, NLM_F_DUMP, |answer| flow(answer).into_iter().for_each(&mut each))
 }
 
 fn flow(message: Message<'_>) -> Option<KernelFlow> {
     let (mut original, mut reply, mut bits, mut state) = (None, None, 0, 0);
     let mut remaining = None;
-    for (kind, value) in message.attributes(HEADER) {
+    for (kind, value) in message.attributes(NETFILTER_HEADER) {
         match kind {
             CTA_TUPLE_ORIG => original = tuple(value),
             CTA_TUPLE_REPLY => reply = tuple(value),
-            CTA_STATUS => bits = u32::from_be_bytes(*value.first_chunk()?),
-            CTA_TIMEOUT => remaining = value.first_chunk().map(|word| u32::from_be_bytes(*word)),
+            CTA_STATUS => bits = word(value)?,
+            CTA_TIMEOUT => remaining = word(value),
             CTA_PROTOINFO => state = tcp_state(value).unwrap_or(0),
             _ => {}
         }
@@ -102,6 +70,11 @@ fn flow(message: Message<'_>) -> Option<KernelFlow> {
     let (replied, assured) = (bits & IPS_SEEN_REPLY != 0, bits & IPS_ASSURED != 0);
     let flags = Shown { tcp_state: state, replied, assured }.flags(original.protocol)?;
     Some(KernelFlow { original, reply: reply?, flags, remaining })
+}
+
+/// 32 bits in network byte order, as netfilter writes them.
+fn word(value: &[u8]) -> Option<u32> {
+    value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
 }
 
 fn tcp_state(info: &[u8]) -> Option<u8> {
