@@ -15,6 +15,7 @@
 //! all kinds return together.
 
 mod answer;
+mod availability;
 pub(crate) mod connection;
 mod denials;
 mod event_recorder;

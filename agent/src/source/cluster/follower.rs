@@ -7,7 +7,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::api::{ListParams, WatchParams};
@@ -18,6 +18,7 @@ use netpold_core::model::Change;
 use tokio::sync::mpsc;
 
 use super::answer::{Answer, Event, Events};
+use super::availability::{Availability, Meaning};
 use super::connection::Connection;
 use super::failure::Failure;
 use super::hub::Update;
@@ -32,11 +33,6 @@ use crate::source::convert::Read;
 const STREAM_PAUSE: Duration = Duration::from_secs(30);
 /// The longest pause after a failure.
 const LONGEST: Duration = Duration::from_mins(5);
-/// Of a kind that may be missing, so many refusals in a row are no accident: a server that starts does not
-/// know its rules yet, nor what is installed.
-const REFUSALS: u32 = 3;
-/// As [`REFUSALS`], of answers that the server does not serve the kind.
-const ABSENCES: u32 = 2;
 /// A watch ends by itself after this long, and a random part of as much again: an agent on every
 /// node must not return at the same moment. kube accepts less than 295 s.
 const WATCH_SECONDS: u32 = 145;
@@ -64,9 +60,7 @@ pub(super) struct Follower<K> {
     /// The server may have streaming lists.
     streaming: bool,
     backoff: DefaultBackoff,
-    /// Requests in a row that were answered: not served, or not allowed.
-    missing: u32,
-    status: KindStatus,
+    availability: Availability,
 }
 
 impl<K: Kind> Follower<K> {
@@ -88,14 +82,13 @@ impl<K: Kind> Follower<K> {
             state: State::List,
             streaming: true,
             backoff: DefaultBackoff::default(),
-            missing: 0,
-            status: KindStatus { kind: kind_name::<K>(), ..KindStatus::default() },
+            availability: Availability::new(kind_name::<K>(), K::ABSENCE),
         }
     }
 
     /// The status before anything is known.
     pub(super) fn status(&self) -> KindStatus {
-        self.status.clone()
+        self.availability.status.clone()
     }
 
     /// Follows until nobody listens any more.
@@ -176,7 +169,8 @@ impl<K: Kind> Follower<K> {
     }
 
     fn without_streaming(&mut self, reason: &str) -> Result<(), Failure> {
-        tracing::debug!(kind = self.status.kind, reason, "no streaming lists here: paged ones");
+        let kind = &self.availability.status.kind;
+        tracing::debug!(kind, reason, "no streaming lists here: paged ones");
         self.streaming = false;
         Ok(())
     }
@@ -269,24 +263,20 @@ impl<K: Kind> Follower<K> {
 
     fn begin_list(&mut self) {
         self.store.begin();
-        self.status.lists += 1;
+        self.availability.status.lists += 1;
     }
 
     /// The list of that version is complete; what it took away.
     fn complete(&mut self, version: String) -> Vec<Change> {
         self.state = State::Watch(version);
-        self.status.in_sync = true;
+        self.availability.status.in_sync = true;
         self.store.complete()
     }
 
     /// The server answers as it should.
     fn heard(&mut self) {
-        self.status.last_event = unix_seconds();
-        self.status.served = true;
-        self.status.error = None;
-        self.status.unreachable = false;
+        self.availability.heard();
         self.backoff.reset();
-        self.missing = 0;
         self.outage.set(Following::Works);
     }
 
@@ -301,18 +291,21 @@ impl<K: Kind> Follower<K> {
     }
 
     async fn failed(&mut self, verb: &str, failure: &Failure) {
-        let absent = K::ABSENCE != Absence::Wrong && matches!(failure, Failure::NotServed);
-        if !(absent && K::ABSENCE == Absence::Usual) {
-            self.status.restarts += 1;
-        }
-        let text = failure.text(&format!("{verb} {}", self.status.kind), self.connection.server());
-        self.status.error = Some(text);
-        self.status.unreachable = failure.is_unreachable();
-        let changes = self.missing(failure);
+        let what = format!("{verb} {}", self.availability.status.kind);
+        let text = failure.text(&what, self.connection.server());
+        let changes = match self.availability.failed(failure, text, self.store.len()) {
+            Meaning::Nothing => Vec::new(),
+            Meaning::KnownIsAll => {
+                self.store.absent();
+                Vec::new()
+            }
+            Meaning::AllGone => self.store.none(),
+        };
         if failure.calls_for_list() {
             self.state = State::List;
         }
         self.say(changes, Instant::now()).await;
+        let absent = K::ABSENCE != Absence::Wrong && matches!(failure, Failure::NotServed);
         self.outage.set(if absent { Following::Rests } else { Following::Fails });
         let pause =
             if absent { K::ABSENCE.pause() } else { self.backoff.next().unwrap_or(LONGEST) };
@@ -325,49 +318,15 @@ impl<K: Kind> Follower<K> {
         }
     }
 
-    /// Takes in that the server does not serve the kind, or does not let it be read; what that changes.
-    fn missing(&mut self, failure: &Failure) -> Vec<Change> {
-        let absent = matches!(failure, Failure::NotServed);
-        let refused = matches!(failure, Failure::Forbidden(_) | Failure::NoPath(_));
-        self.missing = if absent || refused { self.missing.saturating_add(1) } else { 0 };
-        match K::ABSENCE {
-            Absence::Unusual if absent => {
-                self.store.absent();
-                self.status.served = false;
-                self.status.in_sync = true;
-                let text = self.status.error.take().unwrap_or_default();
-                self.status.error = Some(format!("{text}; it counts as empty"));
-                Vec::new()
-            }
-            Absence::Usual if absent => {
-                self.status.served = false;
-                self.status.error = None;
-                self.status.last_event = None;
-                if self.store.len() > 0 && self.missing < ABSENCES {
-                    return Vec::new();
-                }
-                self.status.in_sync = true;
-                self.store.none()
-            }
-            Absence::Usual if refused && self.missing >= REFUSALS => {
-                self.store.absent();
-                let text = self.status.error.take().unwrap_or_default();
-                let outcome = "what of it was known stays, all else is enforced without it";
-                self.status.error = Some(format!("{text}; {outcome}"));
-                Vec::new()
-            }
-            Absence::Wrong | Absence::Unusual | Absence::Usual => Vec::new(),
-        }
-    }
-
     async fn say(&mut self, changes: Vec<Change>, at: Instant) {
-        self.status.objects = self.store.len();
-        self.status.undecoded = self.store.undecoded();
+        let status = &mut self.availability.status;
+        status.objects = self.store.len();
+        status.undecoded = self.store.undecoded();
         let update = Update {
             kind: self.number,
             changes,
             at,
-            status: self.status.clone(),
+            status: status.clone(),
             synced: self.store.synced(),
             problems: self.store.problems(),
         };
@@ -382,8 +341,4 @@ pub(super) fn kind_name<K: Resource<DynamicType = ()>>() -> String {
         group if group.is_empty() => K::plural(&()).into_owned(),
         group => format!("{}.{group}", K::plural(&())),
     }
-}
-
-fn unix_seconds() -> Option<u64> {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok().map(|time| time.as_secs())
 }

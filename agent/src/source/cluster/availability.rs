@@ -1,0 +1,135 @@
+//! Whether a kind can be followed, as its server answers: its status, and what its absence means.
+
+use std::time::SystemTime;
+
+use super::failure::Failure;
+use super::kind::Absence;
+use crate::source::KindStatus;
+
+/// Of a kind that may be missing, so many refusals in a row are no accident: a server that starts does not
+/// know its rules yet, nor what is installed.
+const REFUSALS: u32 = 3;
+/// As [`REFUSALS`], of answers that the server does not serve the kind.
+const ABSENCES: u32 = 2;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Availability {
+    absence: Absence,
+    /// Requests in a row that were answered: not served, or not allowed.
+    missing: u32,
+    pub(super) status: KindStatus,
+}
+
+/// What a failure means for the objects that are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Meaning {
+    /// Nothing: a later request may say more.
+    Nothing,
+    /// They are all there are: nobody waits for a list.
+    KnownIsAll,
+    /// There are none of them any more.
+    AllGone,
+}
+
+impl Availability {
+    /// Nothing is known of the kind of this name yet.
+    pub(super) fn new(kind: String, absence: Absence) -> Self {
+        Self { absence, missing: 0, status: KindStatus { kind, ..KindStatus::default() } }
+    }
+
+    /// The server answers as it should.
+    pub(super) fn heard(&mut self) {
+        self.status.last_event = unix_seconds();
+        self.status.served = true;
+        self.status.error = None;
+        self.status.unreachable = false;
+        self.missing = 0;
+    }
+
+    /// A request failed; `text` says so to people. `known`: objects that there are.
+    pub(super) fn failed(&mut self, failure: &Failure, text: String, known: usize) -> Meaning {
+        let absent = matches!(failure, Failure::NotServed);
+        let refused = matches!(failure, Failure::Forbidden(_) | Failure::NoPath(_));
+        self.missing = if absent || refused { self.missing.saturating_add(1) } else { 0 };
+        self.status.unreachable = failure.is_unreachable();
+        if !(absent && self.absence == Absence::Usual) {
+            self.status.restarts += 1;
+        }
+        match self.absence {
+            Absence::Unusual if absent => {
+                self.status.served = false;
+                self.status.in_sync = true;
+                self.status.error = Some(format!("{text}; it counts as empty"));
+                Meaning::KnownIsAll
+            }
+            Absence::Usual if absent => {
+                self.status.served = false;
+                self.status.error = None;
+                self.status.last_event = None;
+                if known > 0 && self.missing < ABSENCES {
+                    return Meaning::Nothing;
+                }
+                self.status.in_sync = true;
+                Meaning::AllGone
+            }
+            Absence::Usual if refused && self.missing >= REFUSALS => {
+                let outcome = "what of it was known stays, all else is enforced without it";
+                self.status.error = Some(format!("{text}; {outcome}"));
+                Meaning::KnownIsAll
+            }
+            Absence::Wrong | Absence::Unusual | Absence::Usual => {
+                self.status.error = Some(text);
+                Meaning::Nothing
+            }
+        }
+    }
+}
+
+fn unix_seconds() -> Option<u64> {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok().map(|time| time.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a failure means, which is answered as often as `times`, and the error that is shown then.
+    fn after(absence: Absence, failure: &Failure, times: u32) -> (Meaning, Option<String>) {
+        let mut kind = Availability::new("pods".into(), absence);
+        kind.heard();
+        let mut failed = || kind.failed(failure, "no".into(), 1);
+        let meaning = (1..times).fold(failed(), |_, _| failed());
+        (meaning, kind.status.error)
+    }
+
+    #[test]
+    fn what_a_failure_means_depends_on_the_kind_and_on_how_often_it_comes() {
+        let (absent, refused) = (Failure::NotServed, Failure::Forbidden("no".into()));
+        let error = |text: &str| Some(text.to_owned());
+        assert_eq!(after(Absence::Wrong, &absent, 9), (Meaning::Nothing, error("no")));
+        let empty = error("no; it counts as empty");
+        assert_eq!(after(Absence::Unusual, &absent, 1), (Meaning::KnownIsAll, empty));
+        assert_eq!(after(Absence::Unusual, &refused, 9), (Meaning::Nothing, error("no")));
+        assert_eq!(after(Absence::Usual, &absent, 1), (Meaning::Nothing, None));
+        assert_eq!(after(Absence::Usual, &absent, 2), (Meaning::AllGone, None));
+        assert_eq!(after(Absence::Usual, &refused, 2), (Meaning::Nothing, error("no")));
+        assert_eq!(after(Absence::Usual, &refused, 3).0, Meaning::KnownIsAll);
+    }
+
+    #[test]
+    fn only_answers_in_a_row_count() {
+        let mut kind = Availability::new("pods".into(), Absence::Usual);
+        let mut failed = |failure: Failure| kind.failed(&failure, "no".into(), 1);
+        assert_eq!(failed(Failure::NotServed), Meaning::Nothing);
+        assert_eq!(failed(Failure::Unreachable("no".into())), Meaning::Nothing);
+        assert_eq!(failed(Failure::NotServed), Meaning::Nothing);
+        kind.heard();
+        assert_eq!(
+            kind.failed(&Failure::NotServed, "no".into(), 0),
+            Meaning::AllGone,
+            "there was none"
+        );
+        assert_eq!((kind.status.restarts, kind.status.in_sync), (1, true));
+    }
+}
