@@ -1,5 +1,6 @@
 //! Objects as changes bring them, or as one cluster has them, for another: shared, not copied.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -59,6 +60,39 @@ impl ObjectKey {
                 Self::Interface(*index)
             }
             Change::OwnAddresses(_) => Self::OwnAddresses,
+        }
+    }
+
+    /// The change that says that there is no such object; of the own addresses, that there are none.
+    #[must_use]
+    pub fn gone(self) -> Change {
+        match self {
+            Self::Namespace(name) => Change::NamespaceGone(name),
+            Self::Node(name) => Change::NodeGone(name),
+            Self::Pod(key) => Change::PodGone(key),
+            Self::Policy(key) => Change::PolicyGone(key),
+            Self::ClusterPolicy(name) => Change::ClusterPolicyGone(name),
+            Self::Service(key) => Change::ServiceGone(key),
+            Self::EndpointSlice(key) => Change::EndpointSliceGone(key),
+            Self::Interface(index) => Change::InterfaceGone(index),
+            Self::OwnAddresses => Change::OwnAddresses(Vec::new()),
+        }
+    }
+}
+
+/// With the kind as the API names it: `Pod namespace/name`.
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Namespace(name) => write!(f, "Namespace {name}"),
+            Self::Node(name) => write!(f, "Node {name}"),
+            Self::Pod(key) => write!(f, "Pod {key}"),
+            Self::Policy(key) => write!(f, "NetworkPolicy {key}"),
+            Self::ClusterPolicy(name) => write!(f, "ClusterNetworkPolicy {name}"),
+            Self::Service(key) => write!(f, "Service {key}"),
+            Self::EndpointSlice(key) => write!(f, "EndpointSlice {key}"),
+            Self::Interface(index) => write!(f, "interface {index}"),
+            Self::OwnAddresses => f.write_str("the own addresses"),
         }
     }
 }

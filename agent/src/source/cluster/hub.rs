@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use netpold_core::model::{Change, Key};
+use netpold_core::cluster::ObjectKey;
+use netpold_core::model::Change;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
@@ -193,11 +194,11 @@ fn report(before: &SourceStatus, now: &SourceStatus) {
 
 /// Changes, at most one for an object: the last.
 #[derive(Default)]
-struct Gathered(BTreeMap<(u8, Key), Change>);
+struct Gathered(BTreeMap<ObjectKey, Change>);
 
 impl Gathered {
     fn add(&mut self, changes: Vec<Change>) {
-        self.0.extend(changes.into_iter().map(|change| (place(&change), change)));
+        self.0.extend(changes.into_iter().map(|change| (ObjectKey::of(&change), change)));
     }
 
     /// In the order of kinds and names.
@@ -206,31 +207,10 @@ impl Gathered {
     }
 }
 
-/// Which object a change is about.
-fn place(change: &Change) -> (u8, Key) {
-    let alone = |name: &str| Key::new("", name);
-    match change {
-        Change::Node(node) => (0, alone(&node.name)),
-        Change::NodeGone(name) => (0, alone(name)),
-        Change::Namespace(namespace) => (1, alone(&namespace.name)),
-        Change::NamespaceGone(name) => (1, alone(name)),
-        Change::Pod(pod) => (2, pod.key.clone()),
-        Change::PodGone(key) => (2, key.clone()),
-        Change::Service(service) => (3, service.key.clone()),
-        Change::ServiceGone(key) => (3, key.clone()),
-        Change::EndpointSlice(slice) => (4, slice.key.clone()),
-        Change::EndpointSliceGone(key) => (4, key.clone()),
-        Change::Policy(policy) => (5, policy.key.clone()),
-        Change::PolicyGone(key) => (5, key.clone()),
-        Change::ClusterPolicy(policy) => (6, alone(&policy.name)),
-        Change::ClusterPolicyGone(name) => (6, alone(name)),
-        // No kind that is watched says these.
-        Change::Interface(_) | Change::InterfaceGone(_) | Change::OwnAddresses(_) => (7, alone("")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use netpold_core::model::Key;
+
     use super::*;
 
     #[test]

@@ -2,76 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use netpold_core::model::{Change, Key};
+use netpold_core::cluster::ObjectKey;
+use netpold_core::model::Change;
 use tracing::debug;
 
 use crate::source::SourceProblem;
 use crate::source::convert::{Manifest, manifest};
 use crate::source::document::{Entry, Node, ReadError, Value, parse};
-
-/// What names an object among all.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Id {
-    Namespace(String),
-    Node(String),
-    Policy(Key),
-    ClusterPolicy(String),
-    Pod(Key),
-    Service(Key),
-    EndpointSlice(Key),
-}
-
-impl Id {
-    /// Of what is changed; none of a change that no manifest holds.
-    fn of(change: &Change) -> Option<Self> {
-        match change {
-            Change::Namespace(namespace) => Some(Self::Namespace(namespace.name.clone())),
-            Change::Node(node) => Some(Self::Node(node.name.clone())),
-            Change::Pod(pod) => Some(Self::Pod(pod.key.clone())),
-            Change::Policy(policy) => Some(Self::Policy(policy.key.clone())),
-            Change::ClusterPolicy(policy) => Some(Self::ClusterPolicy(policy.name.clone())),
-            Change::Service(service) => Some(Self::Service(service.key.clone())),
-            Change::EndpointSlice(slice) => Some(Self::EndpointSlice(slice.key.clone())),
-            Change::NamespaceGone(_)
-            | Change::NodeGone(_)
-            | Change::PodGone(_)
-            | Change::PolicyGone(_)
-            | Change::ClusterPolicyGone(_)
-            | Change::ServiceGone(_)
-            | Change::EndpointSliceGone(_)
-            | Change::Interface(_)
-            | Change::InterfaceGone(_)
-            | Change::OwnAddresses(_) => None,
-        }
-    }
-
-    /// The change that says the object is gone.
-    pub(super) fn gone(self) -> Change {
-        match self {
-            Self::Namespace(name) => Change::NamespaceGone(name),
-            Self::Node(name) => Change::NodeGone(name),
-            Self::Policy(key) => Change::PolicyGone(key),
-            Self::ClusterPolicy(name) => Change::ClusterPolicyGone(name),
-            Self::Pod(key) => Change::PodGone(key),
-            Self::Service(key) => Change::ServiceGone(key),
-            Self::EndpointSlice(key) => Change::EndpointSliceGone(key),
-        }
-    }
-}
-
-impl std::fmt::Display for Id {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Namespace(name) => write!(f, "Namespace {name}"),
-            Self::Node(name) => write!(f, "Node {name}"),
-            Self::Policy(key) => write!(f, "NetworkPolicy {key}"),
-            Self::ClusterPolicy(name) => write!(f, "ClusterNetworkPolicy {name}"),
-            Self::Pod(key) => write!(f, "Pod {key}"),
-            Self::Service(key) => write!(f, "Service {key}"),
-            Self::EndpointSlice(key) => write!(f, "EndpointSlice {key}"),
-        }
-    }
-}
 
 /// An object and the line where it begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,7 +20,7 @@ pub(super) struct Object {
 /// What a good file holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Content {
-    pub(super) objects: BTreeMap<Id, Object>,
+    pub(super) objects: BTreeMap<ObjectKey, Object>,
     /// What of the objects was not understood.
     pub(super) problems: Vec<SourceProblem>,
 }
@@ -112,14 +49,14 @@ impl Content {
         place(&mut node, namespace);
         match manifest(&node)? {
             Manifest::Object(object) => {
-                let Some(id) = Id::of(&object.change) else { return Ok(()) };
+                let key = ObjectKey::of(&object.change);
                 for problem in object.problems {
                     let line = node.line_of(&problem.path);
-                    self.problem(file, line, format!("{id}: {problem}"));
+                    self.problem(file, line, format!("{key}: {problem}"));
                 }
                 let object = Object { change: object.change, line: node.line };
-                if let Some(former) = self.objects.insert(id.clone(), object) {
-                    let text = format!("{id} is here again; the one in line {} wins", node.line);
+                if let Some(former) = self.objects.insert(key.clone(), object) {
+                    let text = format!("{key} is here again; the one in line {} wins", node.line);
                     self.problem(file, former.line, text);
                 }
             }
@@ -222,7 +159,7 @@ items:
 ---
 {apiVersion: v1, kind: NodeList, items: }
 ";
-        assert_eq!(ids(list), ["Namespace x", "NetworkPolicy x/p", "Pod x/a", "Pod x/b"]);
+        assert_eq!(ids(list), ["Namespace x", "Pod x/a", "Pod x/b", "NetworkPolicy x/p"]);
     }
 
     #[test]

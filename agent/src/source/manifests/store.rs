@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use netpold_core::cluster::ObjectKey;
 use netpold_core::model::Change;
 
-use super::content::{Content, Id, Object};
+use super::content::{Content, Object};
 use crate::source::{FileStatus, SourceProblem};
 
 /// What became of a file.
@@ -28,7 +29,7 @@ pub(super) enum Update {
 #[derive(Default)]
 pub(super) struct Store {
     files: BTreeMap<Arc<str>, File>,
-    owners: BTreeMap<Id, BTreeSet<Arc<str>>>,
+    owners: BTreeMap<ObjectKey, BTreeSet<Arc<str>>>,
 }
 
 #[derive(Default)]
@@ -48,12 +49,12 @@ impl Store {
             self.update(name.into(), update, &mut before);
         }
         let mut changes = Vec::new();
-        for (id, before) in before {
-            let now = self.in_effect(&id).map(|object| &object.change);
+        for (key, before) in before {
+            let now = self.in_effect(&key).map(|object| &object.change);
             if now == before.as_ref() {
                 continue;
             }
-            changes.push(now.cloned().unwrap_or_else(|| id.gone()));
+            changes.push(now.cloned().unwrap_or_else(|| key.gone()));
         }
         changes
     }
@@ -92,7 +93,7 @@ impl Store {
         &mut self,
         name: Arc<str>,
         update: Update,
-        before: &mut BTreeMap<Id, Option<Change>>,
+        before: &mut BTreeMap<ObjectKey, Option<Change>>,
     ) {
         let content = match update {
             Update::Good(content) => Some(content),
@@ -109,25 +110,25 @@ impl Store {
             }
         };
         let former = self.files.get(&name).and_then(|file| file.content.as_ref());
-        let touched: BTreeSet<Id> = [former, content.as_ref()]
+        let touched: BTreeSet<ObjectKey> = [former, content.as_ref()]
             .into_iter()
             .flatten()
             .flat_map(|c| c.objects.keys().cloned())
             .collect();
-        for id in &touched {
-            if !before.contains_key(id) {
-                before.insert(id.clone(), self.in_effect(id).map(|o| o.change.clone()));
+        for key in &touched {
+            if !before.contains_key(key) {
+                before.insert(key.clone(), self.in_effect(key).map(|o| o.change.clone()));
             }
         }
-        for id in touched {
-            let owners = self.owners.entry(id.clone()).or_default();
-            if content.as_ref().is_some_and(|c| c.objects.contains_key(&id)) {
+        for key in touched {
+            let owners = self.owners.entry(key.clone()).or_default();
+            if content.as_ref().is_some_and(|c| c.objects.contains_key(&key)) {
                 owners.insert(name.clone());
             } else {
                 owners.remove(&name);
             }
             if owners.is_empty() {
-                self.owners.remove(&id);
+                self.owners.remove(&key);
             }
         }
         match content {
@@ -141,20 +142,20 @@ impl Store {
         content.map_or(0, |content| content.objects.len())
     }
 
-    fn in_effect(&self, id: &Id) -> Option<&Object> {
-        self.object(self.owners.get(id)?.last()?, id)
+    fn in_effect(&self, key: &ObjectKey) -> Option<&Object> {
+        self.object(self.owners.get(key)?.last()?, key)
     }
 
-    fn object(&self, file: &str, id: &Id) -> Option<&Object> {
-        self.files.get(file)?.content.as_ref()?.objects.get(id)
+    fn object(&self, file: &str, key: &ObjectKey) -> Option<&Object> {
+        self.files.get(file)?.content.as_ref()?.objects.get(key)
     }
 
     fn duplicates(&self) -> impl Iterator<Item = SourceProblem> + '_ {
-        self.owners.iter().filter(|(_, owners)| owners.len() > 1).flat_map(move |(id, owners)| {
+        self.owners.iter().filter(|(_, owners)| owners.len() > 1).flat_map(move |(key, owners)| {
             let (winner, others) = (owners.last(), owners.iter().rev().skip(1));
             others.filter_map(move |file| {
-                let text = format!("{id} is also in {}, whose name sorts later and wins", winner?);
-                let line = self.object(file, id)?.line;
+                let text = format!("{key} is also in {}, whose name sorts later and wins", winner?);
+                let line = self.object(file, key)?.line;
                 Some(SourceProblem { file: file.to_string(), line, text })
             })
         })
