@@ -26,9 +26,9 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use aya::maps::{MapData, RingBuf};
-use netpold_core::bindings::{Bindings, CniResult, Veth};
+use netpold_core::bindings::{Bindings, CniResult};
 use netpold_core::compile::{CompileError, Compiler, StateSnapshot};
-use netpold_core::model::{Change, Interface, Pod};
+use netpold_core::model::{Change, Pod};
 use netpold_core::ops::Capacity;
 use nix::net::if_::if_indextoname;
 
@@ -36,7 +36,7 @@ use crate::dataplane::Dataplane;
 use crate::dataplane::attach::Hook;
 use crate::dataplane::generation::GenerationError;
 use crate::dataplane::tables::TableError;
-use crate::endpoint::{Device, InterfaceEvent};
+use crate::endpoint::Event;
 use crate::events::Line;
 use crate::learn;
 use crate::rule_use::{Answer, News, Round, RuleUse, Saved};
@@ -112,47 +112,26 @@ impl Engine {
         self.bindings.inherit(bound, remembered);
     }
 
-    /// Takes in what happened to an interface; whose it is shows with the next [`Engine::step`].
-    pub fn ingest_interface(&mut self, event: InterfaceEvent) {
-        let InterfaceEvent { change, name, namespace, routed } = event;
-        match change {
-            Change::Interface(Interface { index, incarnation, addresses: inside, .. }) => {
-                self.interfaces.veth_is(index, name.clone());
-                let veth = Veth { index, incarnation, name, namespace, routed, inside };
+    /// Takes in what discovery tells; whose an interface is shows with the next [`Engine::step`].
+    pub fn discovered(&mut self, event: Event) {
+        match event {
+            Event::Veth(veth) => {
+                self.interfaces.veth_is(veth.index, veth.name.clone());
                 self.bindings.veth_is(veth);
             }
-            Change::InterfaceGone(index) => {
+            Event::VethGone(index) => {
                 self.interfaces.veth_gone(index);
                 self.bindings.veth_gone(index);
             }
-            Change::Namespace(_)
-            | Change::NamespaceGone(_)
-            | Change::Node(_)
-            | Change::NodeGone(_)
-            | Change::Pod(_)
-            | Change::PodGone(_)
-            | Change::Policy(_)
-            | Change::PolicyGone(_)
-            | Change::ClusterPolicy(_)
-            | Change::ClusterPolicyGone(_)
-            | Change::Service(_)
-            | Change::ServiceGone(_)
-            | Change::EndpointSlice(_)
-            | Change::EndpointSliceGone(_)
-            | Change::OwnAddresses(_) => self.ingest(change),
+            Event::OwnAddresses(addresses) => self.ingest(Change::OwnAddresses(addresses)),
+            Event::Devices(devices) => self.interfaces.devices_are(devices),
+            Event::Ports(ports) => {
+                self.interfaces.ports_are(ports);
+                // A new port is waited for by nobody: its packets lack the proof until its program is there.
+                self.tell_bridges();
+            }
+            Event::InSync => {}
         }
-    }
-
-    /// Takes in the devices that are not veths.
-    pub fn devices_are(&mut self, devices: BTreeMap<u32, Device>) {
-        self.interfaces.devices_are(devices);
-    }
-
-    /// Takes in which interfaces are ports of bridges.
-    pub fn ports_are(&mut self, ports: BTreeMap<u32, u32>) {
-        self.interfaces.ports_are(ports);
-        // A new port is waited for by nobody: its packets lack the proof until its program is there.
-        self.tell_bridges();
     }
 
     /// Says at which devices to judge.

@@ -376,15 +376,8 @@ impl Agent {
     }
 
     fn take_interface(&mut self, event: endpoint::Event) {
-        match event {
-            endpoint::Event::InSync => self.interfaces_in_sync = true,
-            endpoint::Event::OwnAddresses(addresses) => {
-                lock(&self.engine).ingest(Change::OwnAddresses(addresses));
-            }
-            endpoint::Event::Devices(devices) => lock(&self.engine).devices_are(devices),
-            endpoint::Event::Ports(ports) => lock(&self.engine).ports_are(ports),
-            endpoint::Event::Interface(event) => lock(&self.engine).ingest_interface(event),
-        }
+        self.interfaces_in_sync |= matches!(event, endpoint::Event::InSync);
+        lock(&self.engine).discovered(event);
     }
 
     /// Starts reading drop events once there is a ring to read from; generations share it.

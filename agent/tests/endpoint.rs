@@ -14,8 +14,8 @@ use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use netpold::endpoint::{Discovery, Event, InterfaceEvent, Settings};
-use netpold_core::model::{Change, Interface};
+use netpold::endpoint::{Discovery, Event, Settings};
+use netpold_core::bindings::Veth;
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, setns};
 use tokio::sync::mpsc;
@@ -120,13 +120,14 @@ impl Observer {
     }
 
     /// What is told up to the first sign of being in sync.
-    fn initial(&mut self) -> Vec<InterfaceEvent> {
-        let mut events = Vec::new();
+    fn initial(&mut self) -> Vec<Veth> {
+        let mut veths = Vec::new();
         loop {
             match self.next() {
-                Event::Interface(event) => events.push(event),
+                Event::Veth(veth) => veths.push(veth),
+                Event::VethGone(index) => panic!("{index} was never there"),
                 Event::OwnAddresses(_) | Event::Devices(_) | Event::Ports(_) => {}
-                Event::InSync => return events,
+                Event::InSync => return veths,
             }
         }
     }
@@ -144,33 +145,22 @@ impl Observer {
     }
 
     /// Waits for the interface of that name to have these addresses.
-    fn until(&mut self, name: &str, addresses: &[&str]) -> Interface {
+    fn until(&mut self, name: &str, addresses: &[&str]) -> Veth {
         let wanted: Vec<IpAddr> = addresses.iter().map(|a| a.parse().unwrap()).collect();
         let end = Instant::now() + PATIENCE;
         while Instant::now() < end {
-            if let Event::Interface(event) = self.next()
-                && let Change::Interface(interface) = event.change
-                && event.name == name
-                && interface.addresses == wanted
+            if let Event::Veth(veth) = self.next()
+                && veth.name == name
+                && veth.inside == wanted
             {
-                return interface;
+                return veth;
             }
         }
         panic!("{name} never had {addresses:?}");
     }
 
     fn until_gone(&mut self, index: u32) {
-        while self.next_change() != Change::InterfaceGone(index) {}
-    }
-
-    fn next_change(&mut self) -> Change {
-        loop {
-            match self.next() {
-                Event::Interface(event) => return event.change,
-                Event::OwnAddresses(_) | Event::Devices(_) | Event::Ports(_) => {}
-                Event::InSync => panic!("in sync twice"),
-            }
-        }
+        while self.next() != Event::VethGone(index) {}
     }
 }
 
@@ -202,17 +192,10 @@ fn pods_that_are_there_at_the_start_come_before_in_sync() {
     two.ip("addr add fd00:1::2/64 dev eth0");
     two.ip("addr add 10.1.0.2 peer 10.1.0.254 dev eth0");
     two.ip("addr add 10.1.0.7/32 dev eth0 scope host");
-    let mut events = node.discover(EVENTS_ONLY).initial();
-    events.sort_by(|a, b| a.name.cmp(&b.name));
-    let found: Vec<_> = events
-        .iter()
-        .map(|event| {
-            let Change::Interface(interface) = &event.change else {
-                panic!("it is of another kind")
-            };
-            (event.name.as_str(), interface.addresses.clone())
-        })
-        .collect();
+    let mut veths = node.discover(EVENTS_ONLY).initial();
+    veths.sort_by(|a, b| a.name.cmp(&b.name));
+    let found: Vec<_> =
+        veths.iter().map(|veth| (veth.name.as_str(), veth.inside.clone())).collect();
     let addresses = |list: &[&str]| list.iter().map(|a| a.parse().unwrap()).collect::<Vec<_>>();
     assert_eq!(
         found,
@@ -266,9 +249,7 @@ fn events_arrive_within_milliseconds_of_the_address() {
         let address = IpAddr::from([10, 1, 0, last]);
         let start = Instant::now();
         runtime.block_on(handle.address().add(index, address, 32).execute()).unwrap();
-        while !matches!(observer.next_change(), Change::Interface(i) if i.addresses.contains(&address))
-        {
-        }
+        while !matches!(observer.next(), Event::Veth(veth) if veth.inside.contains(&address)) {}
         times.push(start.elapsed());
     }
     times.sort_unstable();
@@ -383,7 +364,7 @@ fn lost_events_lead_to_a_new_listing() {
     let mut seen = BTreeSet::new();
     while seen.len() < 100 && Instant::now() < end {
         match observer.within(Duration::from_secs(1)) {
-            Some(Event::Interface(event)) => seen.insert(event.name),
+            Some(Event::Veth(veth)) => seen.insert(veth.name),
             _ => break,
         };
     }
@@ -405,14 +386,14 @@ fn the_nodes_routes_to_single_addresses_are_told() {
     node.ip("route add 10.1.1.0/24 dev pod1");
     node.ip("route add 10.1.0.7 via 10.1.0.1 dev pod1 onlink proto ra");
     let mut observer = node.discover(EVENTS_ONLY);
-    let routed = |event: &InterfaceEvent| event.routed.clone();
+    let routed = |veth: &Veth| veth.routed.clone();
     let addresses =
         |list: &[&str]| -> Vec<IpAddr> { list.iter().map(|a| a.parse().unwrap()).collect() };
     let first = observer.initial();
     assert_eq!(first.iter().map(routed).collect::<Vec<_>>(), [addresses(&["10.1.0.1"])]);
     let mut until = |wanted: &[&str]| loop {
-        if let Event::Interface(event) = observer.next()
-            && event.routed == addresses(wanted)
+        if let Event::Veth(veth) = observer.next()
+            && veth.routed == addresses(wanted)
         {
             return;
         }

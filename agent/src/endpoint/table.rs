@@ -5,9 +5,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use netpold_core::bindings;
-use netpold_core::model::{Change, Interface};
 
-use super::InterfaceEvent;
+use super::event::Event;
 use super::message::HostRoute;
 
 /// When an interface without address is asked again, after the first time, in milliseconds.
@@ -96,7 +95,7 @@ impl Storm {
 #[derive(Debug, Default)]
 pub(super) struct Table {
     links: BTreeMap<u32, Known>,
-    told: BTreeMap<u32, InterfaceEvent>,
+    told: BTreeMap<u32, bindings::Veth>,
     /// The interface that the node's own routes lead to an address by, for single addresses.
     routes: BTreeMap<IpAddr, u32>,
     /// Indexes and incarnations of interfaces that are gone, for telling a reused index.
@@ -276,7 +275,7 @@ impl Table {
     }
 
     /// What differs from what was told; it counts as told then.
-    pub(super) fn differences(&mut self) -> Vec<InterfaceEvent> {
+    pub(super) fn differences(&mut self) -> Vec<Event> {
         let mut routed: BTreeMap<u32, Vec<IpAddr>> = BTreeMap::new();
         for (to, by) in &self.routes {
             routed.entry(*by).or_default().push(*to);
@@ -286,13 +285,11 @@ impl Table {
             let routed = routed.remove(&known.veth.index).unwrap_or_default();
             Some((known.veth.index, known.told(namespace, routed)))
         });
-        let now: BTreeMap<u32, InterfaceEvent> = now.collect();
-        let gone =
-            self.told.iter().filter(|(index, _)| !now.contains_key(index)).map(|(&index, told)| {
-                InterfaceEvent { change: Change::InterfaceGone(index), ..told.clone() }
-            });
+        let now: BTreeMap<u32, bindings::Veth> = now.collect();
+        let gone = self.told.keys().filter(|index| !now.contains_key(index));
         let new = now.iter().filter(|(index, new)| self.told.get(index) != Some(new));
-        let differences = gone.chain(new.map(|(_, event)| event.clone())).collect();
+        let gone = gone.map(|index| Event::VethGone(*index));
+        let differences = gone.chain(new.map(|(_, veth)| Event::Veth(veth.clone()))).collect();
         self.told = now;
         differences
     }
@@ -311,15 +308,15 @@ impl Known {
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
     }
 
-    fn told(&self, namespace: i32, routed: Vec<IpAddr>) -> InterfaceEvent {
-        let interface = Interface {
+    fn told(&self, namespace: i32, routed: Vec<IpAddr>) -> bindings::Veth {
+        bindings::Veth {
             index: self.veth.index,
             incarnation: self.incarnation,
-            addresses: self.addresses.clone(),
-            ..Interface::default()
-        };
-        let name = self.veth.name.clone();
-        InterfaceEvent { change: Change::Interface(interface), name, namespace, routed }
+            name: self.veth.name.clone(),
+            namespace,
+            routed,
+            inside: self.addresses.clone(),
+        }
     }
 }
 
@@ -352,31 +349,27 @@ mod tests {
         }
     }
 
-    fn interface(event: &InterfaceEvent) -> &Interface {
-        let Change::Interface(interface) = &event.change else { panic!("it is of another kind") };
-        interface
-    }
-
-    fn told(table: &mut Table) -> Interface {
-        let events = table.differences();
-        assert_eq!(events.len(), 1, "{events:?}");
-        interface(&events[0]).clone()
+    fn told(table: &mut Table) -> bindings::Veth {
+        match &table.differences()[..] {
+            [Event::Veth(veth)] => veth.clone(),
+            events => panic!("{events:?}"),
+        }
     }
 
     #[test]
     fn only_differences_are_told() {
         let (mut table, now) = (Table::default(), Instant::now());
         table.link_is(veth(7, 2, Some(0)));
-        assert!(told(&mut table).addresses.is_empty());
+        assert!(told(&mut table).inside.is_empty());
         let addresses = ["10.0.0.2", "10.0.0.1", "10.0.0.2"].map(|a| a.parse().unwrap());
         table.addresses_are(7, addresses.to_vec(), now);
-        assert_eq!(told(&mut table).addresses, [addresses[1], addresses[0]], "sorted, once each");
+        assert_eq!(told(&mut table).inside, [addresses[1], addresses[0]], "sorted, once each");
         table.link_is(veth(7, 2, Some(0)));
         table.addresses_are(7, addresses.to_vec(), now);
         table.addresses_unknown(7, now);
         assert_eq!(table.differences(), []);
         table.links_are(vec![], false);
-        assert_eq!(table.differences()[0].change, Change::InterfaceGone(7));
+        assert_eq!(table.differences(), [Event::VethGone(7)]);
         assert_eq!(table.differences(), []);
     }
 
@@ -391,7 +384,7 @@ mod tests {
         // Gone and back between two lists, the events lost: the hardware address tells.
         let mut other = veth(7, 2, Some(0));
         other.hardware[5] = 9;
-        let before = interface(&table.told[&7]).incarnation;
+        let before = table.told[&7].incarnation;
         table.links_are(vec![other.clone()], true);
         assert_ne!(told(&mut table).incarnation, before);
         // Without a loss it is the same one, its hardware address set just now.
@@ -411,8 +404,7 @@ mod tests {
         changed.hardware[5] = 9;
         changed.name = "renamed".into();
         table.link_is(changed);
-        let events = table.differences();
-        assert_eq!((interface(&events[0]), events[0].name.as_str()), (&first, "renamed"));
+        assert_eq!(told(&mut table), bindings::Veth { name: "renamed".into(), ..first });
     }
 
     #[test]
@@ -426,7 +418,7 @@ mod tests {
         table.link_is(veth(7, 8, Some(3)));
         assert_eq!(told(&mut table).index, 7);
         table.link_is(veth(7, 8, None));
-        assert_eq!(table.differences()[0].change, Change::InterfaceGone(7));
+        assert_eq!(table.differences(), [Event::VethGone(7)]);
     }
 
     #[test]
@@ -443,9 +435,12 @@ mod tests {
     #[test]
     fn routes_to_single_addresses_are_told() {
         let route = |to: &str, by, there| HostRoute { to: to.parse().unwrap(), by, there };
-        let routed = |events: Vec<InterfaceEvent>| {
-            let all = events.into_iter().map(|event| (interface(&event).index, event.routed.len()));
-            all.collect::<Vec<_>>()
+        let routed = |events: Vec<Event>| {
+            let veths = events.into_iter().filter_map(|event| match event {
+                Event::Veth(veth) => Some((veth.index, veth.routed.len())),
+                _ => None,
+            });
+            veths.collect::<Vec<_>>()
         };
         let mut table = Table::default();
         table.link_is(veth(7, 2, Some(0)));

@@ -1,0 +1,114 @@
+//! The links of our namespace: veths, other devices, ports of bridges; and what of them has been told.
+
+use std::collections::BTreeMap;
+
+use super::device::{Device, Links};
+use super::event::Event;
+use super::message::LinkEvent;
+use super::table::Table;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Inventory {
+    pub(super) veths: Table,
+    devices: Links<Device>,
+    /// Ports of bridges, with their bridge.
+    ports: Links<u32>,
+}
+
+impl Inventory {
+    /// What a link message says, and the bridge that the link is a port of.
+    pub(super) fn link_is(&mut self, (link, bridge): (LinkEvent, Option<u32>)) {
+        match link {
+            LinkEvent::Now(veth) => {
+                self.ports.is(veth.index, bridge);
+                self.veths.link_is(veth);
+            }
+            LinkEvent::Other(index, device) => {
+                self.ports.is(index, bridge);
+                self.devices.is(index, device);
+            }
+            LinkEvent::Gone(index) => {
+                self.veths.link_gone(index);
+                self.devices.gone(index);
+                self.ports.gone(index);
+            }
+        }
+    }
+
+    /// A complete list of links, as messages say. If events were `lost` before it, see [`Table::links_are`].
+    pub(super) fn links_are(&mut self, links: Vec<(LinkEvent, Option<u32>)>, lost: bool) {
+        let (mut veths, mut devices, mut ports) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
+        for (link, bridge) in links {
+            let index = match link {
+                LinkEvent::Now(veth) => {
+                    veths.push(veth);
+                    veths.last().map(|veth| veth.index)
+                }
+                LinkEvent::Other(index, device) => {
+                    devices.extend(device.map(|device| (index, device)));
+                    Some(index)
+                }
+                LinkEvent::Gone(_) => None,
+            };
+            ports.extend(index.zip(bridge));
+        }
+        self.veths.links_are(veths, lost);
+        self.devices.are(devices);
+        self.ports.are(ports);
+    }
+
+    /// What differs from what was told; it counts as told then.
+    pub(super) fn differences(&mut self) -> Vec<Event> {
+        let mut events = self.veths.differences();
+        events.extend(self.devices.difference().map(Event::Devices));
+        events.extend(self.ports.difference().map(Event::Ports));
+        events
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::Veth;
+    use super::*;
+    use crate::dataplane::role::Link;
+
+    fn veth(index: u32) -> LinkEvent {
+        let (name, hardware) = (format!("veth{index}"), Vec::new());
+        LinkEvent::Now(Veth { index, peer: 2, namespace: Some(0), name, hardware })
+    }
+
+    fn uplink(index: u32) -> LinkEvent {
+        let device = Device { name: "eth0".into(), link: Some(Link::Ethernet) };
+        LinkEvent::Other(index, Some(device))
+    }
+
+    /// The veths, devices and ports that are told, by index.
+    fn told(inventory: &mut Inventory) -> [Option<Vec<u32>>; 3] {
+        let mut told: [Option<Vec<u32>>; 3] = [None, None, None];
+        for event in inventory.differences() {
+            match event {
+                Event::Veth(veth) => told[0].get_or_insert_default().push(veth.index),
+                Event::Devices(devices) => told[1] = Some(devices.into_keys().collect()),
+                Event::Ports(ports) => told[2] = Some(ports.into_keys().collect()),
+                Event::VethGone(_) | Event::OwnAddresses(_) | Event::InSync => {}
+            }
+        }
+        told
+    }
+
+    #[test]
+    fn a_listing_says_what_events_say_link_by_link() {
+        let links = || vec![(veth(7), Some(5)), (veth(8), None), (uplink(3), Some(5))];
+        let (mut listed, mut followed) = (Inventory::default(), Inventory::default());
+        listed.links_are(links(), false);
+        links().into_iter().for_each(|link| followed.link_is(link));
+        let all = told(&mut listed);
+        assert_eq!(all, [Some(vec![7, 8]), Some(vec![3]), Some(vec![3, 7])]);
+        assert_eq!(told(&mut followed), all);
+        followed.link_is((LinkEvent::Gone(3), None));
+        assert_eq!(told(&mut followed), [None, Some(vec![]), Some(vec![7])]);
+        listed.links_are(vec![(veth(7), Some(5)), (veth(8), None)], false);
+        assert_eq!(told(&mut listed), [None, Some(vec![]), Some(vec![7])]);
+    }
+}
