@@ -10,6 +10,7 @@ mod enforcement;
 mod flows;
 mod health;
 pub mod interfaces;
+mod interference;
 mod measure;
 mod observed;
 mod pace;
@@ -38,17 +39,20 @@ use crate::dataplane::generation::GenerationError;
 use crate::dataplane::tables::TableError;
 use crate::endpoint::Event;
 use crate::events::Line;
-use crate::learn;
-use crate::rule_use::{Answer, News, Round, RuleUse, Saved};
+use crate::rule_use::{News, Round, RuleUse};
 
-use bypass::Bypass;
 use health::Health;
 use interfaces::{NodeDevices, NodeInterfaces};
+use interference::Interference;
 use reconciler::Reconciler;
-use unproven::Missing;
 
+pub use denials::denials;
 pub use enforcement::{Enforcement, PodEnforcement, PolicyEnforcement};
+pub use flows::{flow_reader, name_remotes};
+pub use observed::observed;
+pub use report::{hindrances, wrong_with_node};
 pub use room::install;
+pub use unsupported::unsupported_policies;
 
 /// Why an update is not enforced yet.
 #[derive(Debug, thiserror::Error)]
@@ -73,10 +77,7 @@ pub struct Engine {
     bindings: Bindings,
     interfaces: NodeInterfaces,
     health: Health,
-    /// Packets that went past the programs.
-    bypass: Bypass,
-    /// Packets whose proof the exits miss.
-    missing: Missing,
+    interference: Interference,
     /// Which rules carried traffic.
     rule_use: RuleUse,
 }
@@ -90,8 +91,7 @@ impl Engine {
             bindings: Bindings::default(),
             interfaces: NodeInterfaces::new(),
             health: Health::default(),
-            bypass: Bypass::default(),
-            missing: Missing::default(),
+            interference: Interference::default(),
             rule_use: RuleUse::default(),
         }
     }
@@ -105,11 +105,13 @@ impl Engine {
     }
 
     /// Before all else: pods that an earlier agent's tables have, by the index of interfaces that have
-    /// been there since and [`EndpointInfo::uid_hash`], and pods that it knew.
+    /// been there since and [`EndpointInfo::uid_hash`], and pods that it knew. What it recorded is to be relied
+    /// on: its flows are known.
     ///
     /// [`EndpointInfo::uid_hash`]: netpold_core::compile::EndpointInfo::uid_hash
     pub fn inherit(&mut self, bound: BTreeMap<u32, u64>, remembered: Vec<Pod>) {
         self.bindings.inherit(bound, remembered);
+        self.reconciler.in_force.seeds = false;
     }
 
     /// Takes in what discovery tells; whose an interface is shows with the next [`Engine::step`].
@@ -144,9 +146,11 @@ impl Engine {
         self.bindings.cni_results_are(results);
     }
 
-    /// Says why [`Engine::step`] is not called; `None`: it is.
-    pub fn hold(&mut self, reason: Option<String>) {
-        self.health.hold(reason);
+    /// How far the source is to be believed: why [`Engine::step`] is not called (`None`: it is), and whether the
+    /// last good state is in force and not what the source says.
+    pub fn believe(&mut self, held: Option<String>, restored: bool) {
+        self.health.hold(held);
+        self.reconciler.restored = restored;
     }
 
     /// No packet is judged any more by what was read before the last update.
@@ -171,16 +175,6 @@ impl Engine {
     /// Says why a boot would begin without policy.
     pub fn state_problem(&mut self, problem: Option<String>) {
         self.health.state_problem = problem;
-    }
-
-    /// Says that the last good state is in force and not what the source says.
-    pub fn restored(&mut self, restored: bool) {
-        self.reconciler.restored = restored;
-    }
-
-    /// What an earlier agent recorded is to be relied on: its flows are known.
-    pub fn inherits_flows(&mut self) {
-        self.reconciler.inherits_flows();
     }
 
     /// The ring of drop events; once, and not before the first generation.
@@ -211,43 +205,26 @@ impl Engine {
         self.rule_use.take_news()
     }
 
-    /// Goes on counting the use of rules where an earlier agent has ended.
-    pub fn resume_rule_use(&mut self, saved: Saved) {
-        self.rule_use.resume(saved);
-    }
-
-    /// What is known of the use of rules, to be kept.
-    #[must_use]
-    pub fn rule_use(&self) -> Saved {
-        self.rule_use.saved()
-    }
-
-    /// Goes on recording flows where an earlier agent has ended.
-    pub fn resume_flows(&mut self, saved: learn::Kept) {
-        self.rule_use.resume_flows(saved.recorded);
-    }
-
-    /// The recorded flows, to be kept.
-    #[must_use]
-    pub fn kept_flows(&self) -> learn::Kept {
-        learn::Kept { recorded: self.recorded_flows() }
-    }
-
     /// Records what policy denied, by endpoint number.
     pub fn record_denied(&mut self, dropped: &BTreeMap<u32, Vec<Line>>) {
         self.rule_use.denied(self.reconciler.compiler.cluster(), dropped);
     }
 
-    /// The flows of this node's pods that were seen, each kind once.
+    /// What is known of the use of rules, and of flows.
     #[must_use]
-    pub fn recorded_flows(&self) -> learn::Answer {
-        self.rule_use.flows(self.reconciler.compiler.cluster().node_name())
+    pub fn rule_use(&self) -> &RuleUse {
+        &self.rule_use
     }
 
-    /// What each rule was used for, for people.
+    /// The same, to go on where an earlier agent has ended.
+    pub fn rule_use_mut(&mut self) -> &mut RuleUse {
+        &mut self.rule_use
+    }
+
+    /// All objects, and what is compiled from them.
     #[must_use]
-    pub fn rules(&self) -> Answer {
-        self.rule_use.answer(self.reconciler.compiler.cluster().node_name())
+    pub fn compiler(&self) -> &Compiler {
+        &self.reconciler.compiler
     }
 
     /// Puts back what somebody took away: programs that no longer run where they were attached. Says
@@ -272,18 +249,6 @@ impl Engine {
             }
             Err(error) => tracing::warn!(error, "cannot look whether programs are still attached"),
         }
-        self.reconcile_order();
-        let Reconciler { compiler, dataplane, .. } = &mut self.reconciler;
-        self.bypass.look(compiler, &self.interfaces);
-        if self.missing.look(compiler, dataplane) {
-            for problem in self.unproven() {
-                tracing::warn!(problem, "packets of pods miss their proof");
-            }
-        }
-        self.retry_at()
-    }
-
-    fn reconcile_order(&mut self) {
         match self.reconciler.dataplane.reconcile_order() {
             Ok(moved) => {
                 for Hook { ifindex, direction } in moved {
@@ -297,6 +262,8 @@ impl Engine {
             }
             Err(error) => tracing::warn!(error, "cannot look whether programs are still the first"),
         }
+        self.interference.look(&self.reconciler, &self.interfaces);
+        self.retry_at()
     }
 
     /// Compares one of `slices` parts of the kernel's tables with what they must hold, and puts it
@@ -324,7 +291,8 @@ impl Engine {
             Ok(operations) => {
                 self.rule_use.endpoints_are(&self.reconciler.compiler);
                 self.attach();
-                self.succeeded(operations);
+                let (recovered, took) = self.health.succeeded();
+                self.reconciler.enforced(operations, recovered, took);
                 self.reconciler.begin_successor();
             }
             Err(error) => {
@@ -359,23 +327,5 @@ impl Engine {
     fn tell_bridges(&mut self) {
         let bridges = self.interfaces.bridges(&self.reconciler.compiler);
         self.reconciler.dataplane.bridges_are(bridges);
-    }
-
-    fn succeeded(&mut self, operations: usize) {
-        let (recovered, took) = self.health.succeeded();
-        let revision = &mut self.reconciler.revision;
-        if revision.enforced == revision.desired && operations == 0 && !recovered {
-            return;
-        }
-        let first = revision.enforced == 0;
-        revision.enforced = revision.desired;
-        self.reconciler.instruments.enforced(took);
-        let (revision, took) = (revision.enforced, took.map(tracing::field::debug));
-        // A busy cluster has two updates a second; only those after a start or a failure are news.
-        if first || recovered {
-            tracing::info!(revision, operations, took, recovered, "enforced");
-        } else {
-            tracing::debug!(revision, operations, took, "enforced");
-        }
     }
 }

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use netpold_core::compile::Compiler;
 use netpold_core::explain::Explainer;
 use netpold_core::model::Key;
 
-use super::Engine;
+use super::interfaces::pod_of;
 use super::report::explain;
 use crate::events::{Denial, Denials, Line};
 
@@ -14,34 +15,32 @@ const EVENTS_LABEL: (&str, &str) = ("netpold.io/events", "denied");
 /// Denials that are explained at a time: each takes a walk over policies while the engine stands still.
 const EXPLAINED: usize = 16;
 
-impl Engine {
-    /// The denials of pods whose namespaces ask for Events.
-    #[must_use]
-    pub fn denials(&self, dropped: BTreeMap<u32, Vec<Line>>) -> Denials {
-        let cluster = self.reconciler.compiler.cluster();
-        let (label, value) = EVENTS_LABEL;
-        let asks = |pod: &Key| {
-            let labels = cluster.namespace_labels(&pod.namespace);
-            labels.get(label).is_some_and(|given| given == value)
-        };
-        // The first of each pod, then the second of each.
-        let mut wanted: Vec<(usize, Key, Line)> = Vec::new();
-        for (endpoint, lines) in dropped {
-            let Some(pod) = self.pod_of(endpoint).filter(asks) else { continue };
-            wanted.extend(lines.into_iter().enumerate().map(|(n, line)| (n, pod.clone(), line)));
-        }
-        wanted.sort_by_key(|(number, ..)| *number);
-        let explainer = Explainer::new(cluster);
-        let told = wanted.into_iter().take(EXPLAINED).filter_map(|(_, pod, line)| {
-            let Line { dropped, times } = line;
-            let uid = cluster.pods().get(&pod)?.uid.clone();
-            let why = explain(&explainer, Some(&pod), &dropped);
-            let why = why.iter().map(|line| line.trim()).collect::<Vec<_>>().join("; ");
-            let times = if times == 1 { String::new() } else { format!(" ({times} times)") };
-            let direction = dropped.direction;
-            let text = format!("Denied {direction}: {dropped}{times}: {why}");
-            Some(Denial { pod, uid, key: dropped.key(), text })
-        });
-        Denials { all: told.collect(), nodes: cluster.nodes().len() }
+/// The denials of pods whose namespaces ask for Events.
+#[must_use]
+pub fn denials(compiler: &Compiler, dropped: BTreeMap<u32, Vec<Line>>) -> Denials {
+    let cluster = compiler.cluster();
+    let (label, value) = EVENTS_LABEL;
+    let asks = |pod: &Key| {
+        let labels = cluster.namespace_labels(&pod.namespace);
+        labels.get(label).is_some_and(|given| given == value)
+    };
+    // The first of each pod, then the second of each.
+    let mut wanted: Vec<(usize, Key, Line)> = Vec::new();
+    for (endpoint, lines) in dropped {
+        let Some(pod) = pod_of(compiler, endpoint).filter(asks) else { continue };
+        wanted.extend(lines.into_iter().enumerate().map(|(n, line)| (n, pod.clone(), line)));
     }
+    wanted.sort_by_key(|(number, ..)| *number);
+    let explainer = Explainer::new(cluster);
+    let told = wanted.into_iter().take(EXPLAINED).filter_map(|(_, pod, line)| {
+        let Line { dropped, times } = line;
+        let uid = cluster.pods().get(&pod)?.uid.clone();
+        let why = explain(&explainer, Some(&pod), &dropped);
+        let why = why.iter().map(|line| line.trim()).collect::<Vec<_>>().join("; ");
+        let times = if times == 1 { String::new() } else { format!(" ({times} times)") };
+        let direction = dropped.direction;
+        let text = format!("Denied {direction}: {dropped}{times}: {why}");
+        Some(Denial { pod, uid, key: dropped.key(), text })
+    });
+    Denials { all: told.collect(), nodes: cluster.nodes().len() }
 }

@@ -1,8 +1,10 @@
 //! What is in force on this node, pod by pod and policy by policy, for the API objects that say so.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use netpold_core::cluster::is_subject;
+use netpold_core::compile::Compiler;
 use netpold_core::model::{Enforcement as Enforced, Key, Pod, PolicyVersion};
 
 use super::Engine;
@@ -60,22 +62,22 @@ pub struct PolicyEnforcement {
     pub problems: Vec<String>,
 }
 
-impl Engine {
-    /// What is in force.
+impl Enforcement {
+    /// What an engine has brought into force.
     #[must_use]
-    pub fn enforcement(&self) -> Enforcement {
-        let Reconciler { compiler, revision, .. } = &self.reconciler;
+    pub fn of(engine: &Engine) -> Self {
+        let Reconciler { compiler, revision, restored, .. } = &engine.reconciler;
         let cluster = compiler.cluster();
         let local = || {
             let all = cluster.pods().values();
             all.filter(|pod| pod.node == cluster.node_name() && is_subject(pod))
         };
         let late = compiler.late();
-        let judged = self.judged();
+        let judged = judged(&engine.reconciler);
         let pods: BTreeMap<Key, PodEnforcement> = local()
             .map(|pod| {
                 let lacks = match judged.get(&pod.key) {
-                    _ if self.reconciler.restored => Some("the source is not in sync"),
+                    _ if *restored => Some("the source is not in sync"),
                     None => Some("its interface is not known"),
                     Some(false) => Some("no program is attached to its interface"),
                     Some(true) if late.contains(&pod.key.namespace) => {
@@ -87,80 +89,80 @@ impl Engine {
                 (pod.key.clone(), PodEnforcement { uid: pod.uid.clone(), lacks, is_judged })
             })
             .collect();
-        let (policies, omitted) = self.policies_of(local(), &judged, &late);
-        Enforcement { revision: *revision, behind: self.behind(), pods, policies, omitted }
+        let (policies, omitted) = policies(compiler, local(), &judged, &late);
+        Self { revision: *revision, behind: behind(engine), pods, policies, omitted }
     }
+}
 
-    /// Why what is desired is not in force.
-    fn behind(&self) -> Option<String> {
-        let Reconciler { revision, restored, .. } = &self.reconciler;
-        let restored = restored.then(|| "the source is not in sync".to_owned());
-        let failure = self.health.failure().map(str::to_owned);
-        let unsettled = (!self.is_settled() || revision.enforced != revision.desired)
-            .then(|| "an update is being written".to_owned());
-        self.health.held.clone().or(restored).or(failure).or(unsettled)
+/// Why what is desired is not in force.
+fn behind(engine: &Engine) -> Option<String> {
+    let Engine { reconciler: Reconciler { revision, restored, .. }, health, .. } = engine;
+    let restored = restored.then(|| "the source is not in sync".to_owned());
+    let failure = health.failure().map(str::to_owned);
+    let unsettled = (!engine.is_settled() || revision.enforced != revision.desired)
+        .then(|| "an update is being written".to_owned());
+    health.held.clone().or(restored).or(failure).or(unsettled)
+}
+
+/// The pods with an interface, and whether programs judge what passes there.
+fn judged(reconciler: &Reconciler) -> BTreeMap<Key, bool> {
+    let endpoints = reconciler.compiler.endpoints().filter(|endpoint| !endpoint.waiting);
+    endpoints
+        .map(|endpoint| {
+            let judged = endpoint.slot.is_some() && reconciler.is_pod(endpoint.ifindex);
+            (endpoint.pod, judged)
+        })
+        .collect()
+}
+
+/// The policies that select a pod of this node, and how many were not looked at.
+fn policies<'p>(
+    compiler: &Compiler,
+    local: impl Iterator<Item = &'p Arc<Pod>>,
+    judged: &BTreeMap<Key, bool>,
+    late: &BTreeSet<String>,
+) -> (BTreeMap<Key, PolicyEnforcement>, usize) {
+    let cluster = compiler.cluster();
+    let mut closed: BTreeMap<&Key, String> = BTreeMap::new();
+    for (of, direction, reason) in compiler.closed() {
+        for policy in of {
+            closed.insert(policy, format!("spec.{direction}: closed: {reason}"));
+        }
     }
-
-    /// The pods with an interface, and whether programs judge what passes there.
-    fn judged(&self) -> BTreeMap<Key, bool> {
-        let endpoints = self.reconciler.compiler.endpoints().filter(|endpoint| !endpoint.waiting);
-        endpoints
-            .map(|endpoint| {
-                let judged = endpoint.slot.is_some() && self.reconciler.is_pod(endpoint.ifindex);
-                (endpoint.pod, judged)
-            })
-            .collect()
+    let mut by_namespace: BTreeMap<&str, Vec<&Pod>> = BTreeMap::new();
+    for pod in local {
+        by_namespace.entry(&pod.key.namespace).or_default().push(pod);
     }
-
-    fn policies_of<'p>(
-        &self,
-        local: impl Iterator<Item = &'p std::sync::Arc<Pod>>,
-        judged: &BTreeMap<Key, bool>,
-        late: &BTreeSet<String>,
-    ) -> (BTreeMap<Key, PolicyEnforcement>, usize) {
-        let compiler = &self.reconciler.compiler;
-        let cluster = compiler.cluster();
-        let mut closed: BTreeMap<&Key, String> = BTreeMap::new();
-        for (of, direction, reason) in compiler.closed() {
-            for policy in of {
-                closed.insert(policy, format!("spec.{direction}: closed: {reason}"));
+    let (mut all, mut omitted) = (BTreeMap::new(), 0);
+    for (namespace, pods_here) in by_namespace {
+        for (number, policy) in cluster.policies_in(namespace).enumerate() {
+            if number >= OF_NAMESPACE {
+                omitted += 1;
+                continue;
             }
-        }
-        let mut by_namespace: BTreeMap<&str, Vec<&Pod>> = BTreeMap::new();
-        for pod in local {
-            by_namespace.entry(&pod.key.namespace).or_default().push(pod);
-        }
-        let (mut all, mut omitted) = (BTreeMap::new(), 0);
-        for (namespace, pods_here) in by_namespace {
-            for (number, policy) in cluster.policies_in(namespace).enumerate() {
-                if number >= OF_NAMESPACE {
-                    omitted += 1;
-                    continue;
-                }
-                let selects = |pod: &&&Pod| policy.pod_selector.matches(&pod.labels);
-                let selected: Vec<_> = pods_here.iter().filter(selects).collect();
-                if selected.is_empty() {
-                    continue;
-                }
-                // A pod without an address sends nothing yet.
-                let is_open =
-                    |pod: &Pod| !pod.addresses.is_empty() && judged.get(&pod.key) != Some(&true);
-                let excess = cluster.excess(&policy.key).map(|excess| format!("closed: {excess}"));
-                let enforcement = PolicyEnforcement {
-                    version: policy.version.clone(),
-                    pods: selected.len(),
-                    not_judged: selected.iter().filter(|pod| is_open(pod)).count(),
-                    on_trial: policy.enforcement == Enforced::Audit,
-                    is_late: late.contains(namespace),
-                    closed: excess.or_else(|| closed.get(&policy.key).cloned()),
-                    problems: policy.problems.clone(),
-                };
-                all.insert(policy.key.clone(), enforcement);
+            let selects = |pod: &&&Pod| policy.pod_selector.matches(&pod.labels);
+            let selected: Vec<_> = pods_here.iter().filter(selects).collect();
+            if selected.is_empty() {
+                continue;
             }
+            // A pod without an address sends nothing yet.
+            let is_open =
+                |pod: &Pod| !pod.addresses.is_empty() && judged.get(&pod.key) != Some(&true);
+            let excess = cluster.excess(&policy.key).map(|excess| format!("closed: {excess}"));
+            let enforcement = PolicyEnforcement {
+                version: policy.version.clone(),
+                pods: selected.len(),
+                not_judged: selected.iter().filter(|pod| is_open(pod)).count(),
+                on_trial: policy.enforcement == Enforced::Audit,
+                is_late: late.contains(namespace),
+                closed: excess.or_else(|| closed.get(&policy.key).cloned()),
+                problems: policy.problems.clone(),
+            };
+            all.insert(policy.key.clone(), enforcement);
         }
-        omitted += leave_out(&mut all);
-        (all, omitted)
     }
+    omitted += leave_out(&mut all);
+    (all, omitted)
 }
 
 /// Leaves out policies until [`LISTED`] are left, of the namespaces that have most; how many.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use netpold_core::compile::Compiler;
+use netpold_core::model::Key;
 
 use crate::dataplane::Dataplane;
 use crate::dataplane::bridges::Bridge;
@@ -189,6 +190,12 @@ impl NodeInterfaces {
         names.sort_unstable();
         names
     }
+}
+
+/// The pod of an endpoint number.
+#[must_use]
+pub fn pod_of(compiler: &Compiler, endpoint: u32) -> Option<Key> {
+    compiler.endpoints().find(|e| e.id == endpoint && !e.waiting).map(|e| e.pod)
 }
 
 #[cfg(test)]

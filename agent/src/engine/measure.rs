@@ -4,7 +4,9 @@ use netpold_core::cluster::Cluster;
 use netpold_core::model::Direction;
 use netpold_ebpf::reason::{self, Reason};
 
+use super::health::Health;
 use super::reconciler::Reconciler;
+use super::report::wrong_with_node;
 use super::{Engine, unsupported};
 use crate::dataplane::Dataplane;
 use crate::dataplane::generation::Generation;
@@ -25,12 +27,12 @@ impl Engine {
         let Reconciler { compiler, dataplane, revision, .. } = &self.reconciler;
         let health = &self.health;
         let refused = compiler.problems().len() + health.attach_problems().len();
-        let refused = refused + self.unjudged().len() + self.unproven().len();
+        let node = wrong_with_node(self).values().map(Vec::len).sum::<usize>();
         let failing = usize::from(health.failure().is_some()) + usize::from(health.held.is_some());
         Snapshot {
             revision: *revision,
-            not_ready: self.not_ready(),
-            problems: (refused + failing) as u64,
+            not_ready: not_ready(health, self.reconciler.installed),
+            problems: (refused + node + failing) as u64,
             closed_policies: unsupported::closed(compiler),
             objects: objects(compiler.cluster()),
             endpoints: endpoint_counts(&self.reconciler),
@@ -40,25 +42,26 @@ impl Engine {
             evicted: evicted(dataplane),
             drops: drops_by_reason(dataplane),
             audited: self.rule_use.audited(),
-            bypassed: self.bypass.packets(),
-            unproven: self.missing.total(),
+            bypassed: self.interference.bypassed(),
+            unproven: self.interference.without_proof(),
             // All kinds: a counter that begins with its first event has no increase.
             repairs: REPAIRS
                 .map(|kind| (kind, health.repairs().get(kind).copied().unwrap_or(0)))
                 .into(),
         }
     }
+}
 
-    fn not_ready(&self) -> Vec<String> {
-        let mut reasons: Vec<String> = self.health.held.iter().cloned().collect();
-        if let Some(reason) = self.health.failure() {
-            reasons.push(format!("the last update is not enforced: {reason}"));
-        } else if !self.reconciler.installed {
-            reasons.push("nothing has been written to the kernel yet".to_owned());
-        }
-        reasons.extend(self.health.attach_problems().next());
-        reasons
+/// Why the engine does not enforce what is known.
+fn not_ready(health: &Health, installed: bool) -> Vec<String> {
+    let mut reasons: Vec<String> = health.held.iter().cloned().collect();
+    if let Some(reason) = health.failure() {
+        reasons.push(format!("the last update is not enforced: {reason}"));
+    } else if !installed {
+        reasons.push("nothing has been written to the kernel yet".to_owned());
     }
+    reasons.extend(health.attach_problems().next());
+    reasons
 }
 
 fn endpoint_counts(reconciler: &Reconciler) -> EndpointCounts {

@@ -51,7 +51,7 @@ pub(super) struct InForce {
     /// [`Compiler::endpoints_version`] that both are of.
     version: Option<u64>,
     /// Flows of endpoints that become isolated are looked for in the kernel's conntrack.
-    seeds: bool,
+    pub(super) seeds: bool,
 }
 
 impl Reconciler {
@@ -93,11 +93,6 @@ impl Reconciler {
             self.compiler.ingest(change);
             self.revision.desired += 1;
         }
-    }
-
-    /// What an earlier agent recorded is to be relied on: its flows are known.
-    pub(super) fn inherits_flows(&mut self) {
-        self.in_force.seeds = false;
     }
 
     /// Writes the update, and charges what was more than modest in it to its namespaces.
@@ -168,6 +163,25 @@ impl Reconciler {
         });
         let hooks = self.dataplane.close(&isolated.collect::<Vec<_>>());
         tracing::info!(hooks, "isolated pods are closed until the programs are loaded");
+    }
+
+    /// An update of so many operations is in force: after a failure, or not, and so long after the first of its
+    /// changes was noticed.
+    pub(super) fn enforced(&mut self, operations: usize, recovered: bool, took: Option<Duration>) {
+        let revision = &mut self.revision;
+        if revision.enforced == revision.desired && operations == 0 && !recovered {
+            return;
+        }
+        let first = revision.enforced == 0;
+        revision.enforced = revision.desired;
+        self.instruments.enforced(took);
+        let (revision, took) = (revision.enforced, took.map(tracing::field::debug));
+        // A busy cluster has two updates a second; only those after a start or a failure are news.
+        if first || recovered {
+            tracing::info!(revision, operations, took, recovered, "enforced");
+        } else {
+            tracing::debug!(revision, operations, took, "enforced");
+        }
     }
 
     /// Looks for the flows of endpoints that are about to be isolated, before packets are judged by

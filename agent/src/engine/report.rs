@@ -3,17 +3,18 @@
 use std::collections::BTreeMap;
 
 use netpold_core::cluster::is_subject;
+use netpold_core::compile::Compiler;
 use netpold_core::explain::Explainer;
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::reason::Reason;
 
+use super::Engine;
+use super::interfaces::{NodeInterfaces, pod_of};
 use super::measure::drops_by_reason;
 use super::reconciler::Reconciler;
-use super::{Engine, unsupported};
 use crate::conntrack::{Census, Pass};
 use crate::dataplane::Dataplane;
-use crate::dataplane::attach::Hook;
 use crate::events::Dropped;
 use crate::status::{DropCount, EndpointStatus, RecentDrop, Status, TableStatus, UplinkStatus};
 
@@ -34,7 +35,7 @@ impl Engine {
     pub fn report(&self, dropped: &[Dropped]) -> Status {
         let Reconciler { compiler, dataplane, revision, .. } = &self.reconciler;
         let health = &self.health;
-        let endpoints = self.endpoints();
+        let endpoints = endpoints(&self.reconciler, &self.interfaces);
         let tables = compiler.fill().into_iter().map(|fill| TableStatus {
             name: fill.table.to_string(),
             used: fill.used.into(),
@@ -49,193 +50,151 @@ impl Engine {
             tables: tables.collect(),
             conntrack: health.census.as_ref().map(flow_tables).unwrap_or_default(),
             drops: drops(dataplane),
-            recent_drops: self.explain_drops(dropped),
+            recent_drops: recent_drops(compiler, &self.interfaces, dropped),
             repairs: health.repairs().values().sum(),
             repaired: health.repairs().iter().map(|(k, n)| ((*k).to_owned(), *n)).collect(),
-            waiting: self.waiting(),
+            waiting: waiting(compiler, &self.interfaces),
             devices: self.interfaces.judging_devices(dataplane),
             uplinks: uplinks(dataplane),
-            problems: self.problems(&endpoints),
+            problems: problems(self, &endpoints),
             endpoints,
             ..Status::default()
         }
     }
+}
 
-    /// Policies of which not everything counts, with their uids and the reasons, for Events. The key of a
-    /// ClusterNetworkPolicy has no namespace.
-    #[must_use]
-    pub fn unsupported_policies(&self) -> BTreeMap<Key, (String, Vec<String>)> {
-        let compiler = &self.reconciler.compiler;
-        let cluster = compiler.cluster();
-        let all = unsupported::unsupported_policies(compiler).into_iter();
-        all.filter_map(|(key, reasons)| {
-            let version = match key.namespace.as_str() {
-                "" => cluster.cluster_policy(&key.name).map(|policy| &policy.version),
-                _ => cluster.policies().get(&key).map(|policy| &policy.version),
-            };
-            let uid = version?.uid.clone();
-            Some((key, (uid, reasons)))
-        })
-        .collect()
-    }
+/// What another tool on this node, or a pod, does to packets, by the reason of the Event on the node.
+#[must_use]
+pub fn wrong_with_node(engine: &Engine) -> BTreeMap<&'static str, Vec<String>> {
+    let Engine { reconciler, interfaces, interference, .. } = engine;
+    let unjudged = interference.unjudged(reconciler, interfaces).into_iter();
+    let unjudged = unjudged.map(|problem| format!("Packets are not judged: {problem}"));
+    BTreeMap::from([
+        ("PacketsNotJudged", unjudged.collect()),
+        ("PacketsWithoutProof", interference.unproven(reconciler, interfaces)),
+    ])
+}
 
-    /// What another tool on this node, or a pod, does to packets, by the reason of the Event on the node.
-    #[must_use]
-    pub fn wrong_with_node(&self) -> BTreeMap<&'static str, Vec<String>> {
-        let unjudged = self.unjudged().into_iter();
-        let unjudged = unjudged.map(|problem| format!("Packets are not judged: {problem}"));
-        BTreeMap::from([
-            ("PacketsNotJudged", unjudged.collect()),
-            ("PacketsWithoutProof", self.unproven()),
-        ])
-    }
+/// What keeps policy from being in force, or from staying so.
+#[must_use]
+pub fn hindrances(engine: &Engine) -> Vec<String> {
+    let of_node = wrong_with_node(engine).into_values().flatten();
+    let kept = engine.health.keeping_problems().cloned();
+    engine.health.attach_problems().chain(kept).chain(of_node).collect()
+}
 
-    /// What keeps policy from being in force, or from staying so.
-    #[must_use]
-    pub fn hindrances(&self) -> Vec<String> {
-        let of_node = self.wrong_with_node().into_values().flatten();
-        let kept = self.health.keeping_problems().cloned();
-        self.health.attach_problems().chain(kept).chain(of_node).collect()
-    }
-
-    /// Where packets are not judged, for want of being seen.
-    pub(super) fn unjudged(&self) -> Vec<String> {
-        let label = |hook: Hook| self.interfaces.label(hook.ifindex);
-        let order = self.reconciler.dataplane.hooks().order_problems();
-        let order =
-            order.map(|(hook, text)| format!("{} ({}): {text}", label(hook), hook.direction));
-        order.chain(self.bypass.problems(&self.interfaces)).collect()
-    }
-
-    /// What is wrong with pods' packets where they leave, and by whose fault.
-    pub(super) fn unproven(&self) -> Vec<String> {
-        let name = |ifindex, id| {
-            let pod = self.pod_of(id).map_or_else(String::new, |pod| format!("pod {pod} "));
-            format!("{pod}({})", self.interfaces.label(ifindex))
+/// The pods of this node that policy can select, at each interface of theirs.
+fn endpoints(reconciler: &Reconciler, interfaces: &NodeInterfaces) -> Vec<EndpointStatus> {
+    let Reconciler { compiler, dataplane, .. } = reconciler;
+    let cluster = compiler.cluster();
+    let mode = dataplane.hooks().mode().to_string();
+    let mut listed: BTreeMap<(Key, Option<u32>), EndpointStatus> = BTreeMap::new();
+    for endpoint in compiler.endpoints().filter(|endpoint| !endpoint.waiting) {
+        let isolated = [endpoint.ingress, endpoint.egress];
+        let status = EndpointStatus {
+            interface: interfaces.veth(endpoint.ifindex).map(str::to_owned),
+            ifindex: Some(endpoint.ifindex),
+            addresses: reconciler.addresses_of(&endpoint),
+            isolated: Direction::BOTH
+                .into_iter()
+                .zip(isolated)
+                .filter_map(|(direction, isolated)| isolated.then_some(direction))
+                .collect(),
+            hook: reconciler.is_pod(endpoint.ifindex).then(|| mode.clone()),
+            xdp: dataplane.pod_xdp().mode(endpoint.ifindex).map(|mode| mode.to_string()),
+            pod: endpoint.pod.clone(),
         };
-        self.missing.problems(self.reconciler.dataplane.proof(), &name)
+        listed.insert((endpoint.pod, Some(endpoint.ifindex)), status);
     }
-
-    /// The pod of an endpoint number.
-    #[must_use]
-    pub fn pod_of(&self, endpoint: u32) -> Option<Key> {
-        let mut endpoints = self.reconciler.compiler.endpoints();
-        endpoints.find(|e| e.id == endpoint && !e.waiting).map(|e| e.pod)
-    }
-
-    fn endpoints(&self) -> Vec<EndpointStatus> {
-        let Reconciler { compiler, dataplane, .. } = &self.reconciler;
-        let cluster = compiler.cluster();
-        let mode = dataplane.hooks().mode().to_string();
-        let mut listed: BTreeMap<(Key, Option<u32>), EndpointStatus> = BTreeMap::new();
-        for endpoint in compiler.endpoints().filter(|endpoint| !endpoint.waiting) {
-            let isolated = [endpoint.ingress, endpoint.egress];
+    let local = cluster.pods().values();
+    for pod in local.filter(|pod| pod.node == cluster.node_name() && is_subject(pod)) {
+        if !listed.keys().any(|(key, _)| *key == pod.key) {
             let status = EndpointStatus {
-                interface: self.interfaces.veth(endpoint.ifindex).map(str::to_owned),
-                ifindex: Some(endpoint.ifindex),
-                addresses: self.reconciler.addresses_of(&endpoint),
-                isolated: Direction::BOTH
-                    .into_iter()
-                    .zip(isolated)
-                    .filter_map(|(direction, isolated)| isolated.then_some(direction))
-                    .collect(),
-                hook: self.reconciler.is_pod(endpoint.ifindex).then(|| mode.clone()),
-                xdp: dataplane.pod_xdp().mode(endpoint.ifindex).map(|mode| mode.to_string()),
-                pod: endpoint.pod.clone(),
+                pod: pod.key.clone(),
+                interface: None,
+                ifindex: None,
+                addresses: pod.addresses.clone(),
+                isolated: Vec::new(),
+                hook: None,
+                xdp: None,
             };
-            listed.insert((endpoint.pod, Some(endpoint.ifindex)), status);
-        }
-        let local = cluster.pods().values();
-        for pod in local.filter(|pod| pod.node == cluster.node_name() && is_subject(pod)) {
-            if !listed.keys().any(|(key, _)| *key == pod.key) {
-                let status = EndpointStatus {
-                    pod: pod.key.clone(),
-                    interface: None,
-                    ifindex: None,
-                    addresses: pod.addresses.clone(),
-                    isolated: Vec::new(),
-                    hook: None,
-                    xdp: None,
-                };
-                listed.insert((pod.key.clone(), None), status);
-            }
-        }
-        listed.into_values().collect()
-    }
-
-    /// Interfaces that are denied because nobody knows their pod.
-    fn waiting(&self) -> Vec<String> {
-        let endpoints = self.reconciler.compiler.endpoints();
-        let name = |index: u32| match self.interfaces.veth(index) {
-            Some(name) => name.to_owned(),
-            None => index.to_string(),
-        };
-        endpoints.filter(|endpoint| endpoint.waiting).map(|e| name(e.ifindex)).collect()
-    }
-
-    fn problems(&self, endpoints: &[EndpointStatus]) -> Vec<String> {
-        let Reconciler { compiler, dataplane, pace, restored, .. } = &self.reconciler;
-        let health = &self.health;
-        let failure = health.failure().map(|reason| {
-            let left_out = left_out(endpoints);
-            format!("not enforced yet: {reason}; what was enforced stays, {left_out}")
-        });
-        let bindings = self.bindings.problems(compiler.cluster());
-        let waiting = pace.waiting().into_iter().map(|namespace| {
-            format!(
-                "namespace {namespace}: changes of large Services wait until they are compiled beside all else: \
-                 soon, or later if they are frequent"
-            )
-        });
-        let held = health.held.iter().cloned();
-        held.chain(restored.then(|| RESTORED.to_owned()))
-            .chain(failure)
-            .chain(health.keeping_problems().cloned())
-            .chain(health.attach_problems())
-            .chain(dataplane.uplink_xdp().problems().iter().cloned())
-            .chain(dataplane.pod_xdp().problems())
-            .chain(self.unjudged())
-            .chain(self.unproven())
-            .chain(compiler.problems().into_iter().map(|problem| problem.to_string()))
-            .chain(bindings.iter().map(ToString::to_string))
-            .chain(waiting)
-            .chain(self.reconciler.succession.problem())
-            .collect()
-    }
-
-    /// Recent drops with the reason that the current policies give.
-    fn explain_drops(&self, dropped: &[Dropped]) -> Vec<RecentDrop> {
-        let mut distinct = BTreeMap::new();
-        for drop in dropped.iter().rev().filter(|drop| drop.is_denial() || drop.is_audit()) {
-            if distinct.len() < EXPLAINED && !distinct.contains_key(&drop.key()) {
-                distinct.insert(drop.key(), drop);
-            }
-        }
-        let explainer = Explainer::new(self.reconciler.compiler.cluster());
-        let explain = |(key, drop): (_, &Dropped)| {
-            (key, explain(&explainer, self.pod_of(drop.endpoint).as_ref(), drop))
-        };
-        let explanations: BTreeMap<_, _> = distinct.into_iter().map(explain).collect();
-        let explanation = |drop: &Dropped| explanations.get(&drop.key()).cloned();
-        let recent = dropped.iter().rev();
-        recent.map(|drop| self.recent_drop(drop, explanation(drop).unwrap_or_default())).collect()
-    }
-
-    fn recent_drop(&self, drop: &Dropped, explanation: Vec<String>) -> RecentDrop {
-        let pod = self.pod_of(drop.endpoint);
-        let interface = || match self.interfaces.veth(drop.ifindex) {
-            Some(name) => name.to_owned(),
-            None => format!("interface {}", drop.ifindex),
-        };
-        RecentDrop {
-            at: drop.unix_millis / 1000,
-            pod: pod.map_or_else(interface, |pod| pod.to_string()),
-            direction: drop.direction,
-            packet: drop.to_string(),
-            reason: drop.reason.to_owned(),
-            explanation,
+            listed.insert((pod.key.clone(), None), status);
         }
     }
+    listed.into_values().collect()
+}
+
+/// Interfaces that are denied because nobody knows their pod.
+fn waiting(compiler: &Compiler, interfaces: &NodeInterfaces) -> Vec<String> {
+    let name = |index: u32| match interfaces.veth(index) {
+        Some(name) => name.to_owned(),
+        None => index.to_string(),
+    };
+    compiler.endpoints().filter(|endpoint| endpoint.waiting).map(|e| name(e.ifindex)).collect()
+}
+
+fn problems(engine: &Engine, endpoints: &[EndpointStatus]) -> Vec<String> {
+    let Engine { reconciler, bindings, interfaces, health, interference, .. } = engine;
+    let Reconciler { compiler, dataplane, pace, restored, .. } = reconciler;
+    let failure = health.failure().map(|reason| {
+        let left_out = left_out(endpoints);
+        format!("not enforced yet: {reason}; what was enforced stays, {left_out}")
+    });
+    let bindings = bindings.problems(compiler.cluster());
+    let waiting = pace.waiting().into_iter().map(|namespace| {
+        format!(
+            "namespace {namespace}: changes of large Services wait until they are compiled beside all else: \
+             soon, or later if they are frequent"
+        )
+    });
+    let held = health.held.iter().cloned();
+    held.chain(restored.then(|| RESTORED.to_owned()))
+        .chain(failure)
+        .chain(health.keeping_problems().cloned())
+        .chain(health.attach_problems())
+        .chain(dataplane.uplink_xdp().problems().iter().cloned())
+        .chain(dataplane.pod_xdp().problems())
+        .chain(interference.unjudged(reconciler, interfaces))
+        .chain(interference.unproven(reconciler, interfaces))
+        .chain(compiler.problems().into_iter().map(|problem| problem.to_string()))
+        .chain(bindings.iter().map(ToString::to_string))
+        .chain(waiting)
+        .chain(reconciler.succession.problem())
+        .collect()
+}
+
+/// Recent drops with the reason that the current policies give.
+fn recent_drops(
+    compiler: &Compiler,
+    interfaces: &NodeInterfaces,
+    dropped: &[Dropped],
+) -> Vec<RecentDrop> {
+    let mut distinct = BTreeMap::new();
+    for drop in dropped.iter().rev().filter(|drop| drop.is_denial() || drop.is_audit()) {
+        if distinct.len() < EXPLAINED && !distinct.contains_key(&drop.key()) {
+            distinct.insert(drop.key(), drop);
+        }
+    }
+    let explainer = Explainer::new(compiler.cluster());
+    let explain = |(key, drop): (_, &Dropped)| {
+        (key, explain(&explainer, pod_of(compiler, drop.endpoint).as_ref(), drop))
+    };
+    let explanations: BTreeMap<_, _> = distinct.into_iter().map(explain).collect();
+    let recent = dropped.iter().rev().map(|drop| RecentDrop {
+        at: drop.unix_millis / 1000,
+        pod: pod_of(compiler, drop.endpoint).map_or_else(
+            || match interfaces.veth(drop.ifindex) {
+                Some(name) => name.to_owned(),
+                None => format!("interface {}", drop.ifindex),
+            },
+            |pod| pod.to_string(),
+        ),
+        direction: drop.direction,
+        packet: drop.to_string(),
+        reason: drop.reason.to_owned(),
+        explanation: explanations.get(&drop.key()).cloned().unwrap_or_default(),
+    });
+    recent.collect()
 }
 
 /// Why the policies of now deny that, in lines; none: the packet or its pod is not known well enough.

@@ -70,44 +70,42 @@ impl Tracing for Engine {
     ) -> Vec<Packet> {
         let Ok(pod) = request.pod() else { return Vec::new() };
         let compiler = &self.reconciler.compiler;
-        let explainer = Explainer::new(compiler.cluster());
+        let cluster = compiler.cluster();
+        let explainer = Explainer::new(cluster);
         attributions.follow((self.reconciler.revision.desired, compiler.endpoints_version()));
-        let name = |packet| self.named(pod, packet, &explainer, attributions);
+        let name = |packet| named(cluster, pod, packet, &explainer, attributions);
         packets.into_iter().map(name).collect()
     }
 }
 
-impl Engine {
-    fn named(
-        &self,
-        pod: &Key,
-        RawPacket { event, dropped, steps }: RawPacket,
-        explainer: &Explainer<'_>,
-        attributions: &mut Attributions,
-    ) -> Packet {
-        let cluster = self.reconciler.compiler.cluster();
-        let packet = Dropped::new(&event);
-        let verdict = if dropped { Outcome::Deny } else { Outcome::Allow };
-        let reason = Reason::from_number(event.reason);
-        let attribution = attributed(cluster, pod, &packet, reason, explainer, attributions);
-        let [local_port, remote_port] = packet.ports().unwrap_or_default();
-        Packet {
-            time: packet.time(),
-            node: cluster.node_name().to_owned(),
-            pod: pod.clone(),
-            direction: packet.direction,
-            protocol: packet.protocol.map(IpProtocol),
-            local: packet.local,
-            local_port,
-            peer: packet.remote.map(|address| cluster.whose(address)),
-            remote: packet.remote,
-            remote_port,
-            length: packet.length,
-            verdict,
-            reason: packet.reason.to_owned(),
-            steps,
-            attribution,
-        }
+fn named(
+    cluster: &Cluster,
+    pod: &Key,
+    RawPacket { event, dropped, steps }: RawPacket,
+    explainer: &Explainer<'_>,
+    attributions: &mut Attributions,
+) -> Packet {
+    let packet = Dropped::new(&event);
+    let verdict = if dropped { Outcome::Deny } else { Outcome::Allow };
+    let reason = Reason::from_number(event.reason);
+    let attribution = attributed(cluster, pod, &packet, reason, explainer, attributions);
+    let [local_port, remote_port] = packet.ports().unwrap_or_default();
+    Packet {
+        time: packet.time(),
+        node: cluster.node_name().to_owned(),
+        pod: pod.clone(),
+        direction: packet.direction,
+        protocol: packet.protocol.map(IpProtocol),
+        local: packet.local,
+        local_port,
+        peer: packet.remote.map(|address| cluster.whose(address)),
+        remote: packet.remote,
+        remote_port,
+        length: packet.length,
+        verdict,
+        reason: packet.reason.to_owned(),
+        steps,
+        attribution,
     }
 }
 

@@ -13,10 +13,24 @@ const SPEAKERS: usize = 3;
 const LOOKED_AT: usize = 100;
 
 /// Policies of which not everything counts: a part that could not be understood, or more than their
-/// budget or the tables hold; with the reasons. Those that select a pod of this node, if it is one of
+/// budget or the tables hold; with their uids and the reasons. Those that select a pod of this node, if it is one of
 /// the first few nodes by name with such a pod; of what is closed on this node alone, all. The key of a
 /// ClusterNetworkPolicy has no namespace.
-pub(super) fn unsupported_policies(compiler: &Compiler) -> BTreeMap<Key, Vec<String>> {
+#[must_use]
+pub fn unsupported_policies(compiler: &Compiler) -> BTreeMap<Key, (String, Vec<String>)> {
+    let cluster = compiler.cluster();
+    let with_uid = |(key, reasons): (Key, Vec<String>)| {
+        let version = match key.namespace.as_str() {
+            "" => cluster.cluster_policy(&key.name).map(|policy| &policy.version),
+            _ => cluster.policies().get(&key).map(|policy| &policy.version),
+        };
+        let uid = version?.uid.clone();
+        Some((key, (uid, reasons)))
+    };
+    unsupported(compiler).into_iter().filter_map(with_uid).collect()
+}
+
+fn unsupported(compiler: &Compiler) -> BTreeMap<Key, Vec<String>> {
     let mut all = not_understood(compiler.cluster());
     all.extend(cluster_policies(compiler.cluster()));
     for (policies, direction, reason) in compiler.closed().take(LOOKED_AT) {
@@ -174,7 +188,7 @@ mod tests {
                 policy("no", "z", &["bad"]),
             ];
             pods.into_iter().chain(others).chain(policies).for_each(|it| compiler.ingest(it));
-            unsupported_policies(&compiler)
+            unsupported(&compiler)
         };
         let said = BTreeMap::from([(Key::new("", "bad"), vec!["bad".to_owned()])]);
         for node in ["n1", "n2", "n3"] {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use tokio::sync::watch;
 
 use crate::admin::{RULES_REQUEST, Requests, STATUS_REQUEST};
-use crate::engine::Engine;
+use crate::engine::{Engine, flow_reader, name_remotes, observed};
 use crate::events::DropLog;
 use crate::flows::{FLOWS_REQUEST, Page};
 use crate::learn::LEARN_REQUEST;
@@ -35,7 +35,8 @@ pub(super) fn requests(
     };
     let rules = {
         let engine = Arc::clone(engine);
-        move || lock(&engine).rules()
+        let node = node.to_owned();
+        move || lock(&engine).rule_use().answer(&node)
     };
     let requests = Requests::default().on(STATUS_REQUEST, move |_| status());
     let requests = requests.on(RULES_REQUEST, move |_| rules());
@@ -45,7 +46,7 @@ pub(super) fn requests(
         let engine = Arc::clone(engine);
         let mut attributions = Attributions::default();
         Observer::new(node.to_owned(), lock(drops).journal(), move |seen, filter| {
-            lock(&engine).observed(seen, filter, &mut attributions)
+            observed(&lock(&engine), seen, filter, &mut attributions)
         })
     };
     let observer = Arc::new(observer);
@@ -58,7 +59,8 @@ pub(super) fn requests(
     });
     let recorded = {
         let engine = Arc::clone(engine);
-        move || lock(&engine).recorded_flows()
+        let node = node.to_owned();
+        move || lock(&engine).rule_use().flows(&node)
     };
     requests.on(LEARN_REQUEST, move |_| recorded())
 }
@@ -87,11 +89,11 @@ fn flows_of(engine: &Arc<Mutex<Engine>>) -> impl Fn(&str) -> Page + use<> {
             Ok(request) => request,
             Err(error) => return problem(format!("no such request: {error}")),
         };
-        let reader = lock(&engine).flow_reader();
+        let reader = flow_reader(&lock(&engine));
         match reader {
             Ok(Some(reader)) => {
                 let mut page = reader.page(&request);
-                lock(&engine).name_remotes(&mut page.flows);
+                name_remotes(lock(&engine).compiler().cluster(), &mut page.flows);
                 page
             }
             Ok(None) => problem("nothing has been written to the kernel yet".to_owned()),

@@ -1,0 +1,75 @@
+//! What this agent keeps in files for the next one: the last good state, the use of rules, recorded flows.
+
+use std::path::Path;
+use std::sync::Mutex;
+
+use tokio::task::block_in_place;
+
+use crate::engine::Engine;
+use crate::kept::{self, Keeper};
+use crate::learn;
+use crate::lock::lock;
+use crate::rule_use::{self, RuleUse};
+use crate::state::SnapshotWriter;
+
+/// See the module.
+pub(super) struct Records {
+    node: String,
+    state: SnapshotWriter,
+    rule_use: Keeper,
+    flows: Keeper,
+}
+
+impl Records {
+    /// Of a node; `state` is where the last good state is. Goes on where an earlier agent has ended.
+    pub(super) fn resume(state: &Path, node: &str, rule_use: &mut RuleUse) -> Self {
+        if let Some(saved) = kept::read(state, rule_use::FILE, node) {
+            rule_use.resume(saved);
+        }
+        if let Some(learn::Kept { recorded }) = kept::read(state, learn::FILE, node) {
+            rule_use.resume_flows(recorded);
+        }
+        Self {
+            node: node.to_owned(),
+            state: SnapshotWriter::new(state.to_owned(), node.to_owned()),
+            rule_use: Keeper::new(state, rule_use::FILE, node.to_owned()),
+            flows: Keeper::new(state, learn::FILE, node.to_owned()),
+        }
+    }
+
+    /// Writes what was counted, if it is time to.
+    pub(super) fn write_counted(&mut self, rule_use: &RuleUse) {
+        if self.rule_use.is_due() {
+            self.rule_use.write(rule_use.saved());
+        }
+        if self.flows.is_due() {
+            self.flows.write(learn::Kept { recorded: rule_use.flows(&self.node) });
+        }
+    }
+
+    /// Writes the last good state, if it is time to and it is not what is in force.
+    pub(super) async fn write_state(&mut self, engine: &Mutex<Engine>, restored: bool) {
+        let problem = self.state.settle().await;
+        if restored {
+            return;
+        }
+        let due = {
+            let mut engine = lock(engine);
+            engine.state_problem(problem);
+            block_in_place(|| engine.last_good(|revision| self.state.is_due(revision)))
+        };
+        if let Some((revision, objects)) = due {
+            self.state.write(revision, objects);
+        }
+    }
+
+    /// Writes what was counted at once: the agent ends.
+    pub(super) async fn finish(self, engine: &Mutex<Engine>) {
+        let (rule_use, recorded) = {
+            let engine = lock(engine);
+            (engine.rule_use().saved(), engine.rule_use().flows(&self.node))
+        };
+        self.rule_use.finish(rule_use).await;
+        self.flows.finish(learn::Kept { recorded }).await;
+    }
+}

@@ -1,0 +1,107 @@
+//! The engine that an agent begins with, and what it takes over from an earlier one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result};
+use netpold_core::compile::{Compiler, WAITING};
+use netpold_core::model::{Change, Pod};
+use netpold_core::ops::Capacity;
+use netpold_core::options::{CheckSource, NewPods, Options};
+
+use crate::config::{self, RunConfig};
+use crate::conntrack::buckets_for_this_node;
+use crate::dataplane::attach::{Attached, Attacher};
+use crate::dataplane::bpffs::PinRoot;
+use crate::dataplane::pinned_state::PinnedState;
+use crate::dataplane::{Dataplane, DataplaneOptions};
+use crate::engine::Engine;
+use crate::source::inputs::kept;
+
+/// An engine that has written nothing yet. What an earlier agent has pinned is gone on with.
+pub(super) fn engine(
+    config: &RunConfig,
+    pins: PinRoot,
+    attacher: Attacher,
+    pinned: &PinnedState,
+) -> Result<Engine> {
+    let capacity = Capacity::SMALL;
+    let known = pinned.endpoints.iter().map(|e| ((e.ifindex, e.uid_hash), e.id)).collect();
+    let last = pinned.endpoints.iter().map(|e| e.id).max();
+    let random = random().context("cannot read random bytes")?;
+    let options = Options {
+        node: config.node.clone(),
+        capacity,
+        check_source: match config.check_source {
+            config::CheckSource::Off => CheckSource::Off,
+            config::CheckSource::Isolated => CheckSource::Isolated,
+            config::CheckSource::All => CheckSource::All,
+        },
+        source_exempt: config.source_exempt.clone(),
+        first_endpoint_id: first_endpoint_id(last, pinned.hash_seed.is_some(), random),
+        known_endpoints: known,
+        new_pods: match config.new_pods {
+            config::NewPods::Allow => NewPods::Allow,
+            config::NewPods::Deny => NewPods::Deny,
+        },
+    };
+    let seed = pinned.hash_seed.unwrap_or(random);
+    let dataplane = DataplaneOptions {
+        proof: 1 << config.mark_bit,
+        uplinks: config.uplinks.clone(),
+        pod_xdp: config.sent,
+        ..DataplaneOptions::new(buckets_for_this_node(), seed)
+    };
+    let dataplane = Dataplane::new(pins, attacher, dataplane);
+    let mut engine = Engine::new(Compiler::new(options), dataplane, capacity);
+    engine.judge_at(config.node_devices.clone());
+    Ok(engine)
+}
+
+/// Whose the interfaces are by the tables of the agent before this one. A program that is still
+/// attached shows that an interface has been there since: it goes with it.
+pub(super) fn bound(pinned: &PinnedState, attached: &[Attached]) -> BTreeMap<u32, u64> {
+    let since: BTreeSet<u32> = attached.iter().map(|found| found.hook.ifindex).collect();
+    let endpoints = pinned.endpoints.iter();
+    let known = endpoints.filter(|e| since.contains(&e.ifindex) && e.uid_hash != WAITING);
+    known.map(|endpoint| (endpoint.ifindex, endpoint.uid_hash)).collect()
+}
+
+/// The pods of this node in the last good state, for those that are gone from the source.
+pub(super) fn remembered(config: &RunConfig) -> Vec<Pod> {
+    let objects = kept(&config.state, &config.node, "pods that were deleted since are not known");
+    let pods = objects
+        .into_iter()
+        .filter_map(|object| if let Change::Pod(pod) = object { Some(pod) } else { None });
+    pods.filter(|pod| pod.node == config.node && !pod.host_network).collect()
+}
+
+/// Conntrack may still know endpoints that went before the last agent ended, so numbers go on well
+/// after the greatest that is left, or anywhere (in the lower half: room is left) if none is.
+fn first_endpoint_id(last: Option<u32>, inherited: bool, random: u64) -> u32 {
+    const GAP: u32 = 1 << 16;
+    match last {
+        Some(last) => last.checked_add(GAP).unwrap_or(1),
+        None if inherited => u32::try_from(random >> 33).map_or(1, |id| id.max(1)),
+        None => 1,
+    }
+}
+
+fn random() -> std::io::Result<u64> {
+    let mut bytes = [0; 8];
+    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::first_endpoint_id;
+
+    #[test]
+    fn numbers_of_endpoints_that_conntrack_may_know_are_not_given_again() {
+        assert_eq!(first_endpoint_id(None, false, u64::MAX), 1, "nothing is tracked yet");
+        assert_eq!(first_endpoint_id(Some(7), true, u64::MAX), 7 + (1 << 16));
+        assert_eq!(first_endpoint_id(Some(u32::MAX), true, 0), 1);
+        assert_eq!(first_endpoint_id(None, true, u64::MAX), u32::MAX >> 1);
+        assert_eq!(first_endpoint_id(None, true, 0), 1, "never 0");
+    }
+}
