@@ -12,17 +12,16 @@
 mod answer;
 mod flows;
 mod opened;
+mod pods;
 mod records;
 mod trials;
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::compile::Compiler;
-use netpold_core::model::{Change, Key, Pod};
+use netpold_core::model::{Change, Key};
 
 use crate::events::{Dropped, Line, Seen, unix_millis};
 use crate::kept;
@@ -31,12 +30,11 @@ pub use answer::{Answer, RuleUsed, merge, text};
 use flows::Known;
 pub use flows::Round;
 use opened::Opened;
+use pods::Pods;
 use records::{PolicyRecord, Records};
 use serde::{Deserialize, Serialize};
 use trials::Trials;
 
-/// Pods whose addresses are remembered for a sweep after they went.
-const FORMER_MAX: usize = 16_384;
 /// A change of a policy is in force by then.
 const LATELY: Duration = Duration::from_mins(10);
 
@@ -56,32 +54,17 @@ pub struct Saved {
 #[derive(Debug)]
 pub struct RuleUse {
     records: Records,
-    /// The flows of the last sweep, in the order of the table.
-    known: Vec<Known>,
-    /// When the last sweep was, in jiffies.
-    last_sweep: Option<u32>,
-    /// The same by the wall clock, in milliseconds; at first, when this began.
-    last_wall: u64,
+    last: Swept,
     /// Until when an earlier agent has counted.
     counted_until: Option<u64>,
-    /// Local pods by their endpoints' numbers: those there are, and those that went since the last sweep.
-    endpoints: BTreeMap<u32, Arc<Pod>>,
-    endpoints_version: Option<u64>,
-    /// The pods that had addresses since the last sweep.
-    former: BTreeMap<IpAddr, Arc<Pod>>,
+    pods: Pods,
     /// When policies changed lately.
     changed: BTreeMap<Key, u64>,
-    cursors: flows::Cursors,
     /// Flows that were gone before they could be counted.
     missed: u64,
-    /// What the caches are of: the cluster's revision and the endpoints' version.
-    state: Option<(u64, Option<u64>)>,
-    epoch: u32,
     cache: flows::Cache,
     trials: Trials,
     opened: Opened,
-    /// How many of those were told of.
-    missed_before: u64,
     /// The flows themselves, each kind once.
     recorder: Recorder,
 }
@@ -94,22 +77,14 @@ impl Default for RuleUse {
     fn default() -> Self {
         Self {
             records: Records::default(),
-            known: Vec::new(),
-            last_sweep: None,
-            last_wall: unix_millis(),
+            last: Swept { wall: unix_millis(), ..Swept::default() },
             counted_until: None,
-            endpoints: BTreeMap::new(),
-            endpoints_version: None,
-            former: BTreeMap::new(),
+            pods: Pods::default(),
             changed: BTreeMap::new(),
-            cursors: flows::Cursors::default(),
             missed: 0,
-            state: None,
-            epoch: 0,
             cache: flows::Cache::default(),
             trials: Trials::default(),
             opened: Opened::default(),
-            missed_before: 0,
             recorder: Recorder::new(unix_millis()),
         }
     }
@@ -120,7 +95,6 @@ impl RuleUse {
     pub fn resume(&mut self, saved: Saved) {
         self.counted_until = Some(saved.as_of);
         self.missed = saved.missed;
-        self.missed_before = saved.missed;
         self.records.resume(saved.policies);
     }
 
@@ -157,33 +131,13 @@ impl RuleUse {
             | Change::InterfaceGone(_)
             | Change::OwnAddresses(_) => return,
         };
-        let Some(pod) = cluster.pods().get(key).filter(|pod| !stays && is_subject(pod)) else {
-            return;
-        };
-        for address in &pod.addresses {
-            if self.former.len() < FORMER_MAX {
-                self.former.insert(*address, Arc::clone(pod));
-            }
-        }
+        let pod = cluster.pods().get(key).filter(|pod| !stays && is_subject(pod));
+        pod.into_iter().for_each(|pod| self.pods.goes(pod));
     }
 
     /// After an update: whose the endpoints are. Those that went are remembered until the next sweep.
     pub fn endpoints_are(&mut self, compiler: &Compiler) {
-        let version = Some(compiler.endpoints_version());
-        if self.endpoints_version == version {
-            return;
-        }
-        self.endpoints_version = version;
-        let cluster = compiler.cluster();
-        for endpoint in compiler.endpoints().filter(|endpoint| !endpoint.waiting) {
-            let interface = cluster.interfaces().get(&endpoint.ifindex);
-            let behind = interface.and_then(|interface| cluster.pod_behind(interface));
-            // The cluster has its labels as they are now.
-            let pod = cluster.pods().get(&endpoint.pod).or(behind);
-            if let Some(pod) = pod {
-                self.endpoints.insert(endpoint.id, Arc::clone(pod));
-            }
-        }
+        self.pods.follow(compiler);
     }
 
     /// Begins a sweep. `revision` is the number of the cluster's state, `restored` that it is the last good one
@@ -194,45 +148,35 @@ impl RuleUse {
         revision: u64,
         restored: bool,
     ) -> Round<'u> {
-        self.endpoints_version = None;
-        self.endpoints_are(compiler);
-        let state = Some((revision, self.endpoints_version));
-        let changed = self.state != state || self.cache.is_full();
+        let version = self.pods.read(compiler);
+        let changed = self.cache.follow((revision, version));
         self.recorder.begin(changed, unix_millis());
         if changed {
-            self.state = state;
-            self.epoch = self.epoch.wrapping_add(1).max(1);
-            self.cache = flows::Cache::default();
             self.trials.forget();
             let lately = unix_millis().saturating_sub(millis(LATELY));
             self.changed.retain(|_, at| *at > lately);
-            let (cluster, pods) = (compiler.cluster(), self.endpoints.values());
-            self.records.follow(cluster, pods, &self.changed, (self.last_wall, restored));
+            let (cluster, pods) = (compiler.cluster(), self.pods.local());
+            self.records.follow(cluster, pods, &self.changed, (self.last.wall, restored));
         }
         Round::new(self, compiler.cluster())
     }
 
     /// Ends a sweep that has met all flows.
     pub fn end(&mut self, compiler: &Compiler, met: Swept) {
-        self.known = met.known;
         self.missed += met.missed;
-        self.cursors = met.cursors;
-        self.last_sweep = met.now.or(self.last_sweep);
-        self.last_wall = met.wall;
-        if !self.former.is_empty() {
-            self.former.clear();
+        let missed = self.last.missed + met.missed;
+        self.last = Swept { now: met.now.or(self.last.now), missed, ..met };
+        if self.pods.forget(&compiler.endpoint_numbers()) {
             // What they explained is not to be remembered.
-            self.state = None;
+            self.cache.outdate();
         }
-        let live = compiler.endpoint_numbers();
-        self.endpoints.retain(|number, _| live.contains(number));
     }
 
     /// What the last sweep met that is new.
     pub fn take_news(&mut self) -> News {
         let (audited, more_audited) = self.trials.take();
         let (opened, more_opened) = self.opened.take();
-        let missed = self.missed - std::mem::replace(&mut self.missed_before, self.missed);
+        let missed = std::mem::take(&mut self.last.missed);
         News { audited, opened, untold: more_audited + more_opened + missed }
     }
 
@@ -256,7 +200,7 @@ impl RuleUse {
     /// Records what was dropped, by endpoint number.
     pub fn denied(&mut self, cluster: &Cluster, dropped: &BTreeMap<u32, Vec<Line>>) {
         for (endpoint, lines) in dropped {
-            let Some(pod) = self.endpoints.get(endpoint) else { continue };
+            let Some(pod) = self.pods.of(*endpoint) else { continue };
             for Line { dropped, times } in lines {
                 if let Some(flow) = flows::dropped(pod, dropped) {
                     self.recorder.denied(cluster, flow, *times, dropped.unix_millis);
@@ -299,12 +243,16 @@ pub struct News {
 }
 
 /// What a sweep leaves.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Swept {
+    /// The flows, in the order of the table.
     known: Vec<Known>,
+    /// Flows that were gone before they could be counted, as far as that is not told yet.
     missed: u64,
     cursors: flows::Cursors,
+    /// When it was, in jiffies.
     now: Option<u32>,
+    /// The same by the wall clock, in milliseconds; at first, when counting began.
     wall: u64,
 }
 

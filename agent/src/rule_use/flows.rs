@@ -53,6 +53,10 @@ pub(super) struct Cursors {
 /// What rules allow what, for one state of the cluster.
 #[derive(Debug)]
 pub(super) struct Cache {
+    /// The cluster's revision and the endpoints' version.
+    of: Option<(u64, u64)>,
+    /// Number of the state, from 1.
+    epoch: u32,
     groups: Vec<Box<[u32]>>,
     by_rules: HashMap<Box<[u32]>, u32>,
     by_flow: HashMap<Kind, u32>,
@@ -66,13 +70,24 @@ impl Default for Cache {
         // Group 0: no rule.
         let none: Box<[u32]> = Box::default();
         let by_rules = HashMap::from([(none.clone(), 0)]);
-        Self { groups: vec![none], by_rules, by_flow: HashMap::new() }
+        Self { of: None, epoch: 0, groups: vec![none], by_rules, by_flow: HashMap::new() }
     }
 }
 
 impl Cache {
-    pub(super) fn is_full(&self) -> bool {
-        self.by_flow.len() >= CACHE_MAX
+    /// Begins anew where the cluster's state is another, or nothing more can be remembered; whether that is so.
+    pub(super) fn follow(&mut self, state: (u64, u64)) -> bool {
+        let changed = self.of != Some(state) || self.by_flow.len() >= CACHE_MAX;
+        if changed {
+            let epoch = self.epoch.wrapping_add(1).max(1);
+            *self = Self { of: Some(state), epoch, ..Self::default() };
+        }
+        changed
+    }
+
+    /// What is remembered counts for this sweep alone.
+    pub(super) fn outdate(&mut self) {
+        self.of = None;
     }
 
     fn group(&mut self, rules: Vec<u32>) -> u32 {
@@ -144,9 +159,9 @@ pub struct Round<'u> {
 
 impl<'u> Round<'u> {
     pub(super) fn new(of: &'u mut RuleUse, cluster: &'u Cluster) -> Self {
-        let mut before = std::mem::take(&mut of.known);
+        let mut before = std::mem::take(&mut of.last.known);
         before.reverse();
-        let Cursors { new, old } = of.cursors;
+        let Cursors { new, old } = of.last.cursors;
         let after = Vec::with_capacity(before.len());
         let (new, old) = (Budget::new(new), Budget::new(old));
         Self { of, cluster, before, after, new, old, missed: 0, wall: unix_millis(), now: None }
@@ -193,7 +208,7 @@ impl<'u> Round<'u> {
 
     fn renewed(&self, fresh: Known, met: Attributed) -> Known {
         let Attributed { groups, records, audited } = met;
-        Known { groups, records, epoch: self.of.epoch, audited, ..fresh }
+        Known { groups, records, epoch: self.of.cache.epoch, audited, ..fresh }
     }
 
     /// What the last sweep has met there.
@@ -209,7 +224,7 @@ impl<'u> Round<'u> {
 
     /// Whether a flow that is not known has had no packet since the last sweep: then it was there.
     fn was_there(&self, at: &Sighting<'_>) -> bool {
-        let since = match (self.of.last_sweep, self.of.counted_until) {
+        let since = match (self.of.last.now, self.of.counted_until) {
             (Some(last), _) => at.now.wrapping_sub(last),
             (None, Some(until)) => {
                 let ticks = self.wall.saturating_sub(until) * u64::from(at.hz) / 1000;
@@ -224,7 +239,7 @@ impl<'u> Round<'u> {
     fn attribute(&mut self, at: &Sighting<'_>, known: Known, is_new: bool) -> Option<Attributed> {
         let Known { mut groups, mut records, mut audited, .. } = known;
         let last = self.wall.saturating_sub(millis(at.idle()));
-        if known.epoch != self.of.epoch || is_new {
+        if known.epoch != self.of.cache.epoch || is_new {
             let tuple = at.tuple()?;
             let budget = if is_new { &mut self.new } else { &mut self.old };
             if !budget.allows(at.way, tuple.endpoint) {
@@ -269,16 +284,16 @@ impl<'u> Round<'u> {
         met: Met,
         cost: &mut usize,
     ) -> u32 {
-        let RuleUse { endpoints, former, recorder, .. } = &mut *self.of;
-        let Some(pod) = endpoints.get(&tuple.endpoint) else { return 0 };
-        let former = |address| former.get(&address).map(|pod| &**pod);
+        let RuleUse { pods, recorder, .. } = &mut *self.of;
+        let Some(pod) = pods.of(tuple.endpoint) else { return 0 };
+        let former = |address| pods.former(address);
         recorder.meet(self.cluster, pod_flow(pod, tuple, direction), former, met, cost)
     }
 
     /// Whether policies on trial would deny a flow.
     fn audit(&mut self, tuple: &FlowTuple, direction: Direction, cost: &mut usize) -> bool {
-        let RuleUse { endpoints, trials, .. } = &mut *self.of;
-        let Some(pod) = endpoints.get(&tuple.endpoint) else { return false };
+        let RuleUse { pods, trials, .. } = &mut *self.of;
+        let Some(pod) = pods.of(tuple.endpoint) else { return false };
         let flow = pod_flow(pod, tuple, direction);
         trials.meet(self.cluster, tuple, flow, kind(tuple, direction), cost)
     }
@@ -288,13 +303,13 @@ impl<'u> Round<'u> {
         if let Some(group) = self.of.cache.by_flow.get(&kind) {
             return *group;
         }
-        let RuleUse { records, endpoints, former, cache, .. } = &mut *self.of;
-        let Some(pod) = endpoints.get(&tuple.endpoint) else { return 0 };
+        let RuleUse { records, pods, cache, .. } = &mut *self.of;
+        let Some(pod) = pods.of(tuple.endpoint) else { return 0 };
         let allowing = Allowing::new(self.cluster);
         let watched = records.granting(allowing, (tuple.endpoint, pod), direction);
         let indexes: Vec<_> = watched.iter().map(|(index, _)| *index).collect();
         let flow = pod_flow(pod, tuple, direction);
-        let former = |address| former.get(&address).map(|pod| &**pod);
+        let former = |address| pods.former(address);
         let allowed = allowing.rules(&indexes, flow, former);
         *cost += allowed.compared;
         let place = |(policy, rule): (u32, u32)| watched[policy as usize].1 + rule;
