@@ -11,7 +11,7 @@ use netpold_ebpf::direction::{Egress, Ingress};
 use netpold_ebpf::endpoint::EndpointRef;
 use netpold_ebpf::flow::memory::Memory;
 use netpold_ebpf::judge::decide::decide;
-use netpold_ebpf::judge::evaluator::Hook;
+use netpold_ebpf::judge::hook::Hook;
 use netpold_ebpf::layout::{ClassId, FragmentKey, FragmentPorts, PortWord, Settings};
 use netpold_ebpf::packet::protocol::{TCP_ACK, TCP_SYN};
 use netpold_ebpf::tables::Tables;

@@ -1,9 +1,58 @@
 //! An endpoint's record, read while the agent writes it.
 
 use crate::{
-    layout::{ENDPOINT_ADDRS, Endpoint},
+    direction::Direction,
+    layout::{ENDPOINT_ADDRS, Endpoint, ROW_NOT_ISOLATED},
     order,
 };
+
+/// [`Endpoint::rows`]: the rows of both directions at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows(pub u64);
+
+impl Rows {
+    /// Row of pod ingress.
+    #[must_use]
+    #[inline(always)]
+    pub const fn ingress(self) -> u32 {
+        Endpoint::ingress_row(self.0)
+    }
+
+    /// Row of pod egress.
+    #[must_use]
+    #[inline(always)]
+    pub const fn egress(self) -> u32 {
+        Endpoint::egress_row(self.0)
+    }
+
+    /// Row of a direction.
+    #[must_use]
+    #[inline(always)]
+    pub const fn of<D: Direction>(self) -> u32 {
+        if D::EGRESS { self.egress() } else { self.ingress() }
+    }
+
+    /// Row of the opposite direction.
+    #[must_use]
+    #[inline(always)]
+    pub const fn opposite<D: Direction>(self) -> u32 {
+        if D::EGRESS { self.ingress() } else { self.egress() }
+    }
+
+    /// Whether policy selects the pod for egress.
+    #[must_use]
+    #[inline(always)]
+    pub const fn isolates_egress(self) -> bool {
+        self.egress() != ROW_NOT_ISOLATED
+    }
+
+    /// Whether policy selects the pod for neither direction.
+    #[must_use]
+    #[inline(always)]
+    pub const fn isolates_none(self) -> bool {
+        self.0 == 0
+    }
+}
 
 /// An endpoint's record in memory that the agent writes meanwhile: every field is read on its own,
 /// once, and `rows` as the one word that it is.
@@ -51,9 +100,9 @@ impl EndpointRef {
     /// [`Endpoint::rows`].
     #[must_use]
     #[inline(always)]
-    pub fn rows(self) -> u64 {
+    pub fn rows(self) -> Rows {
         // SAFETY: readable, by `new`.
-        unsafe { (&raw const (*self.0).rows).read_volatile() }
+        Rows(unsafe { (&raw const (*self.0).rows).read_volatile() })
     }
 
     /// [`Endpoint::flags`].

@@ -2,12 +2,18 @@
 //! have translated it.
 
 pub mod connection;
+pub mod context;
 pub mod decide;
 pub mod evaluator;
 mod fast_path;
-mod fragment;
+pub mod fragment;
+pub mod hook;
 mod link;
+mod lookup;
+mod opaque;
+pub mod policy;
 pub mod post_nat;
 pub mod proof;
 pub mod station;
 mod track;
+mod transition;

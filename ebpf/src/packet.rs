@@ -8,4 +8,4 @@ pub mod parse;
 pub mod parsed;
 pub mod protocol;
 pub(crate) mod quoted;
-pub(crate) mod tuple;
+pub mod tuple;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use netpold_ebpf::{
     direction::{Egress, Ingress},
-    judge::{decide::decide, evaluator::Hook},
+    judge::{decide::decide, hook::Hook},
     layout::{
         EP_CHECK_SOURCE, Endpoint, TIMEOUT_ECHO, TIMEOUT_TCP_CLOSED, TIMEOUT_TCP_ESTABLISHED,
         TIMEOUT_TCP_FINISHED, TIMEOUT_TCP_HALF_CLOSED, TIMEOUT_UDP_ANSWERED, TIMEOUT_UDP_STREAM,

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use netpold_ebpf::{
     direction::{Egress, Ingress},
-    judge::{decide::decide, evaluator::Hook, proof::UNKNOWN_INTERFACE},
+    judge::{decide::decide, hook::Hook, proof::UNKNOWN_INTERFACE},
     layout::{EP_CHECK_SOURCE, Endpoint, PORTS_FIRST_BITMAP, PortSet, TIMEOUT_UDP_ANSWERED},
     reason::Reason,
 };

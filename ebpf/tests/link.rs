@@ -6,7 +6,7 @@ use netpold_ebpf::{
     direction::{Egress, Ingress},
     judge::{
         decide::decide,
-        evaluator::Hook,
+        hook::Hook,
         post_nat,
         proof::{Exit, Origin},
     },

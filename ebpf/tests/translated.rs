@@ -5,7 +5,7 @@ use netpold_ebpf::{
     judge::{
         connection::{Course, Tuple},
         decide::decide,
-        evaluator::Hook,
+        hook::Hook,
         post_nat,
         proof::{Exit, Origin},
         station,

@@ -4,7 +4,7 @@ mod common;
 
 use netpold_ebpf::{
     direction::{Egress, Ingress},
-    judge::{decide::decide, evaluator::Hook},
+    judge::{decide::decide, hook::Hook},
     layout::Endpoint,
     packet::parse::{self, Transport},
     reason::Reason,

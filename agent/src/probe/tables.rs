@@ -10,7 +10,7 @@ use netpold_ebpf::endpoint::EndpointRef;
 use netpold_ebpf::flow::memory::Memory;
 use netpold_ebpf::host::HostMemory;
 use netpold_ebpf::judge::decide::decide;
-use netpold_ebpf::judge::evaluator::Hook;
+use netpold_ebpf::judge::hook::Hook;
 use netpold_ebpf::layout::{
     CT_WAYS, ClassId, Ct6Way, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, PortWord,
     Settings,

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use netpold_ebpf::direction::{Egress, Ingress};
 use netpold_ebpf::judge::decide::decide;
-use netpold_ebpf::judge::evaluator::Hook;
+use netpold_ebpf::judge::hook::Hook;
 use netpold_ebpf::layout::{ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint};
 use netpold_ebpf::packet::parse;
 use netpold_ebpf::packet::protocol::{ICMP, ICMPV6, SCTP, TCP, TCP_ACK, TCP_SYN, UDP};

@@ -3,7 +3,7 @@
 use ipnet::Ipv6Net;
 use netpold_ebpf::{
     direction::{Egress, Ingress},
-    judge::{decide::decide, evaluator::Hook},
+    judge::{decide::decide, hook::Hook},
     layout::{
         EP_CHECK_SOURCE, Endpoint, PORTS_ALL, PORTS_EVERY, PORTS_ONE, PortSet, Row, TRIE_POINTER,
     },

@@ -7,7 +7,8 @@
 
 use crate::{
     endpoint::EndpointRef,
-    layout::{ClassId, ROW_NOT_ISOLATED, untranslated},
+    judge::opaque::Opaque,
+    layout::{ROW_NOT_ISOLATED, untranslated},
     packet::{
         family::{V4, V6},
         protocol::{SCTP, TCP, UDP},
@@ -129,7 +130,7 @@ impl Course {
         if !reply && translated {
             return false;
         }
-        let row = (endpoint.rows() >> 32) as u32;
+        let row = endpoint.rows().egress();
         if row == ROW_NOT_ISOLATED {
             return true;
         }
@@ -140,8 +141,7 @@ impl Course {
         } else {
             V4::class(tables, u32::from_be(source[0]))
         };
-        // Opaque: of its two parts, put together behind a mask, Linux 6.1 forgets the bounds.
-        let class = tables.opaque(untranslated(class) as usize, u64::from(row)) as ClassId;
+        let class = Opaque::new(tables, row.into()).class(untranslated(class));
         row_allows(tables, row, class, protocol, u16::from_be(source_port))
     }
 }

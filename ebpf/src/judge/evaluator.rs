@@ -1,16 +1,30 @@
-//! One packet's evaluation at one endpoint: what every step of it reads.
-
-use core::marker::PhantomData;
+//! The judgement of one packet at its endpoint, step by step.
+//!
+//! Inner functions answer `Result<_, Reason>`: `Err` is a settled verdict, to pass or to drop.
+//! [`PacketEvaluator::judge`] turns either side into the one [`Verdict`].
 
 use crate::{
     direction::Direction,
     endpoint::EndpointRef,
-    layout::{CLASS_TRANSLATED, ClassId, EP_CHECK_SOURCE, ROW_NOT_ISOLATED},
+    judge::{
+        context::EndpointContext,
+        fast_path, fragment,
+        hook::Hook,
+        link,
+        lookup::LookupHint,
+        policy::EndpointPolicy,
+        track::{FlowTracker, flow_tuple},
+    },
+    layout::{ClassId, EP_CHECK_SOURCE},
     packet::{
-        family::Family,
-        parse::{Fragment, Transport},
+        bytes::Bytes,
+        family::{Family, V4, V6},
+        icmp::{self, begins},
+        neighbour, parse,
+        parse::Transport,
         parsed::{Packet, ParsedPacket},
-        tuple::FlowTuple,
+        protocol::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, TCP, UDP},
+        quoted::{Quote, Quoted},
     },
     reason::Reason,
     tables::{TableFamily, Tables, find_endpoint},
@@ -18,46 +32,26 @@ use crate::{
     verdict::Verdict,
 };
 
-/// Where a packet was seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hook {
-    /// The host side of the veth.
-    pub ifindex: u32,
-    /// The interface through which the packet came to the node; 0: none, and it has a socket;
-    /// [`crate::judge::proof::UNKNOWN_INTERFACE`]: none, and nothing says that the node generated it.
-    pub ingress_ifindex: u32,
+/// What is done with a packet once it is read.
+pub trait Visitor {
+    /// Whether [`ParsedPacket::look_for_route`] and [`PacketEvaluator::link`] are for later, too.
+    const LATER: bool = false;
+    /// What comes of it.
+    type Output: From<Verdict>;
+    /// Goes on with a packet.
+    fn visit<F: TableFamily, D: Direction, T: Tables>(
+        &self,
+        judge: &PacketEvaluator<'_, D, T>,
+        reading: &ParsedPacket<F>,
+    ) -> Self::Output;
 }
 
-/// By which interface a packet came: one word instead of two that are kept during a judgement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Came(u32);
-
-impl Came {
-    const BY_NONE: Self = Self(0);
-    const BY_ITS_OWN: Self = Self(1);
-    const BY_ANOTHER: Self = Self(2);
-
-    #[inline(always)]
-    const fn by(hook: Hook) -> Self {
-        match hook.ingress_ifindex {
-            0 => Self::BY_NONE,
-            same if same == hook.ifindex => Self::BY_ITS_OWN,
-            _ => Self::BY_ANOTHER,
-        }
-    }
-}
-
-/// One packet's judgement at one endpoint. `rows` was read once: both directions of one moment.
+/// One packet's judgement at one endpoint.
 #[derive(Debug)]
 pub struct PacketEvaluator<'a, D, T> {
-    pub(crate) tables: &'a T,
-    pub(crate) endpoint: EndpointRef,
-    pub(crate) rows: u64,
-    pub(crate) revision: u32,
-    pub(crate) check_source: bool,
-    came: Came,
-    noise: u64,
-    direction: PhantomData<D>,
+    context: EndpointContext<'a, D, T>,
+    /// The pod sent the packet, and may do so in its own name alone.
+    checks_source: bool,
 }
 
 impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
@@ -81,161 +75,217 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
         let revision = tables.revision();
         let endpoint = endpoint.after_load(revision);
         let rows = endpoint.rows();
-        let check_source = D::EGRESS && endpoint.flags() & EP_CHECK_SOURCE != 0;
-        if rows == 0 && !check_source {
+        let checks_source = D::EGRESS && endpoint.flags() & EP_CHECK_SOURCE != 0;
+        if rows.isolates_none() && !checks_source {
             return Err(Verdict(Reason::NotIsolated));
         }
-        let noise = u64::from(endpoint.id());
+        let policy = EndpointPolicy::new(tables, rows);
+        let context = EndpointContext::new(endpoint, policy, tables, revision, hook);
         if T::TRACED {
-            tables.note(Step::Endpoint, noise | u64::from(revision) << 32, rows);
+            let endpoint = u64::from(context.id) | u64::from(revision) << 32;
+            tables.note(Step::Endpoint, endpoint, rows.0);
         }
-        let direction = PhantomData;
-        let came = Came::by(hook);
-        Ok(Self { tables, endpoint, rows, revision, check_source, came, noise, direction })
+        Ok(Self { context, checks_source })
     }
 
-    /// The endpoint's number, read once: where it is kept anyway, to [`PacketEvaluator::forget`] by.
+    /// The endpoint, and how the packet came to it.
+    #[must_use]
     #[inline(always)]
-    pub(crate) const fn endpoint_id(&self) -> u32 {
-        self.noise as u32
+    pub const fn context(&self) -> &EndpointContext<'a, D, T> {
+        &self.context
     }
 
-    /// Row of pod ingress.
+    /// The endpoint, if it may send in its own name alone.
     #[inline(always)]
-    pub(crate) const fn ingress_row(&self) -> u32 {
-        self.rows as u32
+    fn sender(&self) -> Option<EndpointRef> {
+        self.checks_source.then_some(self.context.endpoint)
     }
 
-    /// Row of pod egress.
+    /// Reads a packet and goes on, unless its headers are enough for a verdict.
     #[inline(always)]
-    pub(crate) const fn egress_row(&self) -> u32 {
-        (self.rows >> 32) as u32
+    pub fn read<B: Bytes, N: Visitor>(&self, bytes: &B, visitor: &N) -> N::Output {
+        self.read_behind(bytes, parse::link(bytes), visitor)
     }
 
-    /// Row of this packet's direction.
+    /// As [`PacketEvaluator::read`], behind a link header that was read already.
     #[inline(always)]
-    pub(crate) const fn row(&self) -> u32 {
-        if D::EGRESS { self.egress_row() } else { self.ingress_row() }
-    }
-
-    /// Row of the opposite direction.
-    #[inline(always)]
-    pub(crate) const fn other_row(&self) -> u32 {
-        if D::EGRESS { self.ingress_row() } else { self.egress_row() }
-    }
-
-    /// Whether this packet's direction is.
-    #[inline(always)]
-    pub(crate) const fn is_isolated(&self) -> bool {
-        self.row() != ROW_NOT_ISOLATED
-    }
-
-    /// Whether the pod sent this and may do so in its own name alone.
-    #[inline(always)]
-    pub(crate) const fn checks_source(&self) -> bool {
-        self.check_source
-    }
-
-    /// Whether the node itself generated the packet, see [`crate::judge::proof`].
-    #[inline(always)]
-    pub(crate) fn is_from_node(&self, fragment: &Fragment) -> bool {
-        if D::EGRESS || self.came != Came::BY_NONE {
-            return false;
+    pub fn read_behind<B: Bytes, N: Visitor>(
+        &self,
+        bytes: &B,
+        link: Result<(u16, u32), Reason>,
+        visitor: &N,
+    ) -> N::Output {
+        let policy = &self.context.policy;
+        if D::EGRESS
+            && policy.rows().isolates_none()
+            && let Some(result) = link::source_alone(bytes, link, self.context.endpoint)
+        {
+            return Verdict::from(result).into();
         }
-        let whole = !fragment.is_later() && !fragment.more;
-        whole || self.tables.settings().is_some_and(|settings| settings.netns_cookie != 0)
+        let result = match link {
+            Ok((ETHERTYPE_IPV4, _)) if !B::IPV4 => Err(Reason::Deferred),
+            Ok((ETHERTYPE_IPV6, _)) if !B::IPV6 => Err(Reason::Deferred),
+            Ok((ETHERTYPE_IPV4, offset)) => match self.read_ip::<V4, B>(bytes, offset) {
+                Ok(mut reading) => {
+                    if !B::PLAIN && !N::LATER {
+                        reading.look_for_route(bytes);
+                    }
+                    return visitor.visit(self, &reading);
+                }
+                Err(result) => result,
+            },
+            Ok((ETHERTYPE_IPV6, offset)) => match self.read_ip::<V6, B>(bytes, offset) {
+                Ok(reading) => {
+                    if !N::LATER
+                        && let Some(verdict) = self.link(bytes, &reading)
+                    {
+                        return verdict.into();
+                    }
+                    return visitor.visit(self, &reading);
+                }
+                Err(result) => result,
+            },
+            Ok((ETHERTYPE_ARP, offset)) => {
+                link::arp(bytes, offset, self.sender(), policy.is_isolated())
+            }
+            Ok(_) => policy.unread(Reason::NotIp),
+            Err(reason) => policy.unread(reason),
+        };
+        Verdict::from(result).into()
     }
 
-    /// Why a packet to (or from) an address passes: what a pod sends towards a translation is to be
-    /// judged again behind it.
     #[inline(always)]
-    pub(crate) const fn passing(reason: Reason, class: ClassId) -> Reason {
-        if D::EGRESS && class & CLASS_TRANSLATED != 0 { Reason::Translated } else { reason }
+    fn read_ip<F: Family, B: Bytes>(
+        &self,
+        bytes: &B,
+        offset: u32,
+    ) -> Result<ParsedPacket<F>, Result<Reason, Reason>> {
+        let mut network = match F::network(bytes, offset, false) {
+            Ok(network) => network,
+            // No address to check: that is for the check of the source to drop.
+            Err(reason) if self.checks_source => return Err(Err(reason)),
+            Err(reason) => return Err(self.context.policy.unread(reason)),
+        };
+        let result = match F::extensions(bytes, &mut network) {
+            Ok(()) => parse::transport(bytes, &network, false),
+            Err(reason) => Err(reason),
+        };
+        let (transport, parse_error) = match result {
+            Ok(transport) => (transport, None),
+            // Nothing may be decided on half a look.
+            Err(Reason::Deferred) => return Err(Err(Reason::Deferred)),
+            Err(reason) => (Transport::default(), Some(reason)),
+        };
+        let quoted = if B::PLAIN {
+            // Whoever reads SCTP in place has all judged as if it had been copied.
+            Quoted::none(if B::SCTP { Quote::Nothing } else { Quote::Unread })
+        } else if icmp::is_error(&transport) && !network.fragment.is_later() {
+            Quoted::read::<D, B>(bytes, &network)
+        } else {
+            Quoted::none(Quote::Nothing)
+        };
+        Ok(ParsedPacket { network, transport, parse_error, quoted })
     }
 
-    /// Why an answer passes: at an address that may be translated the node's conntrack has to say so too,
-    /// unless the pod may send to anybody.
+    /// The verdict about a packet that was read, if it is a message of the link.
     #[inline(always)]
-    pub(crate) fn answering(&self, reason: Reason, class: ClassId) -> Reason {
-        let translated = class & CLASS_TRANSLATED != 0 && self.egress_row() != ROW_NOT_ISOLATED;
-        if translated && self.tables.knows_courses() { Reason::Answer } else { reason }
+    pub fn link<B: Bytes>(&self, bytes: &B, reading: &ParsedPacket<V6>) -> Option<Verdict> {
+        if B::PLAIN || !reading.is_of_link() {
+            return None;
+        }
+        let isolated = self.context.policy.is_isolated();
+        link::message::<D, B>(bytes, reading, self.sender(), isolated).map(Verdict::from)
     }
 
-    /// Why a packet passes that is to be judged again, wherever it goes.
+    /// Judges a packet that was read.
     #[inline(always)]
-    pub(crate) fn judged_again(&self, reason: Reason) -> Reason {
-        if D::EGRESS && self.row() != ROW_NOT_ISOLATED { Reason::Translated } else { reason }
+    pub fn judge<F: TableFamily>(&self, reading: &ParsedPacket<F>) -> Verdict {
+        self.ip(reading).into()
     }
 
-    /// Whether a packet in pod ingress is for one of the pod's own addresses.
     #[inline(always)]
-    pub(crate) fn receives<F: Family>(&self, reading: &ParsedPacket<F>) -> bool {
-        F::owns(self.endpoint, reading.network.destination)
-    }
-
-    /// Whether a packet in pod ingress is for an address that the pod does not have: a bridge floods
-    /// what it does not know where to send.
-    #[inline(always)]
-    pub(crate) fn is_flooded<F: Family>(&self, packet: &Packet<'_, F>) -> bool {
-        let to = packet.network.destination;
-        !D::EGRESS
-            && self.endpoint.flags() & EP_CHECK_SOURCE != 0
-            && !F::owns(self.endpoint, to)
-            && !F::is_shared(to)
-    }
-
-    /// A packet that cannot be judged drops where its direction is isolated.
-    #[inline(always)]
-    pub(crate) fn unread(&self, reason: Reason) -> Result<Reason, Reason> {
-        if self.row() == ROW_NOT_ISOLATED && reason as u8 != Reason::Deferred as u8 {
+    fn ip<F: TableFamily>(&self, reading: &ParsedPacket<F>) -> Result<Reason, Reason> {
+        let ParsedPacket { network, transport, parse_error, quoted } = reading;
+        let policy = &self.context.policy;
+        // A pod that may send anything may also ask for its address (DHCP) or speak on its link.
+        let exempt = !policy.rows().isolates_egress() && F::is_link_scope(network.source);
+        if self.checks_source && !exempt && !F::owns(self.context.endpoint, network.source) {
+            return Err(Reason::SpoofedSource);
+        }
+        if let Some(reason) = *parse_error {
+            let hides = self.checks_source && neighbour::hides_claim(network, reason);
+            return if hides { Err(reason) } else { policy.unread(reason) };
+        }
+        if policy.rows().isolates_none() {
             return Ok(Reason::NotIsolated);
         }
-        Err(reason)
-    }
-
-    /// The same value, of which the kernel's verifier knows nothing: else it follows all that comes
-    /// behind once for each way that led here, see [`crate::flow::memory::Memory::opaque`].
-    #[inline(always)]
-    pub(crate) fn forget(&self, value: u16) -> u16 {
-        self.tables.opaque(usize::from(value), self.noise) as u16
-    }
-
-    #[inline(always)]
-    pub(crate) fn forget_path(&self, transport: Transport, plain: bool) -> Transport {
-        // The ports of plain packets are always read in one way.
-        let port = |port: u16| if plain { port } else { self.forget(port) };
-        Transport {
-            protocol: self.forget(transport.protocol.into()) as u8,
-            flags: self.forget(transport.flags.into()) as u8,
-            source: port(transport.source),
-            destination: port(transport.destination),
+        let plain = quoted.quote == Quote::Unread;
+        let transport = self.context.opaque().transport(*transport, plain);
+        // This much the compiler shall remember: plain packets are TCP and UDP.
+        if plain && !(TCP..=UDP).contains(&transport.protocol) {
+            return Err(Reason::Deferred);
         }
+        self.datagram(Packet::<F> { network, transport, quoted })
     }
 
-    /// No rule allows it and it answers nothing: the pod itself, or a drop. To the pod, only where it
-    /// comes from proves that: anyone can write the pod's address as source.
+    /// Fragments get their first one's ports; whole packets go straight through.
     #[inline(always)]
-    pub(crate) fn unanswered<F: Family>(&self, packet: &Packet<'_, F>) -> Result<Reason, Reason> {
-        let loopback = if D::EGRESS {
-            F::owns(self.endpoint, packet.remote::<D>())
-        } else {
-            self.came == Came::BY_ITS_OWN
+    fn datagram<F: TableFamily>(&self, mut packet: Packet<'_, F>) -> Result<Reason, Reason> {
+        let context = &self.context;
+        let hint = match fast_path::cached_verdict(context, &packet) {
+            Ok(reason) => return Ok(reason),
+            Err(hint) => hint,
         };
-        if loopback { Ok(Reason::Loopback) } else { Err(Reason::Policy) }
+        let class = context.class(&packet);
+        if T::TRACED {
+            context.tables.note(Step::Class, class.into(), 0);
+        }
+        if packet.network.fragment.is_later() {
+            packet.transport = fragment::transport_of_first(context, &packet, class)?;
+        }
+        let reason = self.whole(&packet, class, hint)?;
+        if packet.network.fragment.is_first() && context.policy.is_isolated() {
+            fragment::remember_first(context, &packet);
+        }
+        Ok(reason)
     }
 
-    /// A flow's key.
+    /// Stateless first; only what that denies needs to be an answer.
     #[inline(always)]
-    pub(crate) fn key<F: TableFamily>(&self, subject: &FlowTuple<F>) -> F::Key {
-        let FlowTuple { remote, protocol, local_port, remote_port } = *subject;
-        F::key(self.endpoint_id(), remote, local_port, remote_port, protocol)
-    }
-
-    /// As [`PacketEvaluator::forget`], for a flow.
-    #[inline(always)]
-    pub(crate) fn forget_flow<F: Family>(&self, flow: &mut FlowTuple<F>) {
-        flow.protocol = self.forget(flow.protocol.into()) as u8;
-        flow.local_port = self.forget(flow.local_port);
-        flow.remote_port = self.forget(flow.remote_port);
+    fn whole<F: TableFamily>(
+        &self,
+        packet: &Packet<'_, F>,
+        class: ClassId,
+        hint: LookupHint,
+    ) -> Result<Reason, Reason> {
+        let (context, policy) = (&self.context, &self.context.policy);
+        let opaque = context.opaque();
+        let (allowed, reason) = if !policy.is_isolated() {
+            (true, Reason::NotIsolated)
+        } else if context.is_from_node(&packet.network.fragment) {
+            (!icmp::is_icmp(packet.transport.protocol) || begins(&packet.transport), Reason::Node)
+        } else {
+            (policy.allows(class, &packet.transport), Reason::Allowed)
+        };
+        let allowed = opaque.flag(allowed);
+        if opaque.flag(context.is_flooded(packet)) {
+            return if allowed { Ok(reason) } else { Err(Reason::Flooded) };
+        }
+        match flow_tuple(policy, packet, allowed)? {
+            Some(mut flow) => {
+                let mut packet = *packet;
+                if packet.quoted.quote != Quote::Unread {
+                    flow = opaque.flow(&flow);
+                    packet.transport = opaque.transport(packet.transport, false);
+                }
+                let (packet, flow) = (&packet, &flow);
+                let allowed = allowed.then_some(reason);
+                FlowTracker { context, packet, flow, class, allowed }.settle(hint)
+            }
+            // An error quotes what the node may have translated, and then goes where that went.
+            None if allowed && icmp::is_error(&packet.transport) => Ok(policy.judged_again(reason)),
+            None if allowed => Ok(policy.passing(reason, class)),
+            None => context.unanswered(packet),
+        }
     }
 }

@@ -2,85 +2,90 @@
 
 use crate::{
     direction::Direction,
-    judge::evaluator::PacketEvaluator,
+    endpoint::EndpointRef,
     packet::{
         bytes::{Bytes, Window as _, short},
-        family::{Family, V4, V6},
+        family::{Family as _, V4, V6},
         neighbour::{Discovery, arp_sender, discovery, is_claim},
         parse::is_extension,
         parsed::ParsedPacket,
         protocol::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ICMPV6},
     },
     reason::Reason,
-    tables::Tables,
 };
 
-impl<D: Direction, T: Tables> PacketEvaluator<'_, D, T> {
-    /// ARP: in its form, and of the pod in its own name.
-    ///
-    /// # Errors
-    /// A drop, or [`Reason::Deferred`].
-    #[inline(always)]
-    pub(crate) fn arp<B: Bytes>(&self, bytes: &B, offset: u32) -> Result<Reason, Reason> {
-        if !self.is_isolated() && !self.checks_source() {
-            return Ok(Reason::Neighbour);
-        }
-        let sender = arp_sender(bytes, offset)?;
-        if self.checks_source() && sender != 0 && !V4::owns(self.endpoint, sender) {
-            return Err(Reason::SpoofedSource);
-        }
-        Ok(Reason::Neighbour)
+/// ARP: in its form, and of the pod in its own name. `sender`: the endpoint, if it may send in its own name alone.
+///
+/// # Errors
+/// A drop, or [`Reason::Deferred`].
+#[inline(always)]
+pub(crate) fn arp<B: Bytes>(
+    bytes: &B,
+    offset: u32,
+    sender: Option<EndpointRef>,
+    isolated: bool,
+) -> Result<Reason, Reason> {
+    if !isolated && sender.is_none() {
+        return Ok(Reason::Neighbour);
     }
-
-    /// What a pod sends that no policy selects: only who it says it is matters. `None`: that is to be
-    /// found in its payload.
-    #[inline(always)]
-    pub(crate) fn source_alone<B: Bytes>(
-        &self,
-        bytes: &B,
-        link: Result<(u16, u32), Reason>,
-    ) -> Option<Result<Reason, Reason>> {
-        let own = match link {
-            Err(Reason::Deferred) => return Some(Err(Reason::Deferred)),
-            Ok((ETHERTYPE_IPV4, offset)) => {
-                let Some(header) = bytes.window::<20>(offset) else {
-                    return Some(Err(short::<B>()));
-                };
-                let source = header.be32(12);
-                V4::owns(self.endpoint, source) || V4::is_link_scope(source)
-            }
-            Ok((ETHERTYPE_IPV6, offset)) => {
-                let Some(header) = bytes.window::<40>(offset) else {
-                    return Some(Err(short::<B>()));
-                };
-                let (source, next) = (header.words(8), header.byte(6));
-                let own = V6::owns(self.endpoint, source) || V6::is_link_scope(source);
-                if own && (next == ICMPV6 || is_extension(next)) {
-                    return payload_alone(bytes, offset, next);
-                }
-                own
-            }
-            Ok((ETHERTYPE_ARP, offset)) => return Some(self.arp(bytes, offset)),
-            _ => true,
-        };
-        Some(if own { Ok(Reason::NotIsolated) } else { Err(Reason::SpoofedSource) })
+    let claimed = arp_sender(bytes, offset)?;
+    if let Some(sender) = sender
+        && claimed != 0
+        && !V4::owns(sender, claimed)
+    {
+        return Err(Reason::SpoofedSource);
     }
+    Ok(Reason::Neighbour)
+}
 
-    /// The verdict about a message of the link, if the packet is one.
-    #[inline(always)]
-    pub(crate) fn link_message<B: Bytes>(
-        &self,
-        bytes: &B,
-        reading: &ParsedPacket<V6>,
-    ) -> Option<Result<Reason, Reason>> {
-        let sender = self.checks_source().then_some(self.endpoint);
-        match discovery(bytes, &reading.network, &reading.transport, sender, D::EGRESS) {
-            Discovery::No => None,
-            Discovery::Claim => Some(Err(Reason::SpoofedSource)),
-            // Where it goes shows whether the receiver is a neighbour.
-            Discovery::Single if D::EGRESS && self.is_isolated() => Some(Ok(Reason::Translated)),
-            Discovery::OnLink | Discovery::Single => Some(Ok(Reason::Neighbour)),
+/// What a pod sends that no policy selects: only who it says it is matters. `None`: that is to be
+/// found in its payload.
+#[inline(always)]
+pub(crate) fn source_alone<B: Bytes>(
+    bytes: &B,
+    link: Result<(u16, u32), Reason>,
+    sender: EndpointRef,
+) -> Option<Result<Reason, Reason>> {
+    let own = match link {
+        Err(Reason::Deferred) => return Some(Err(Reason::Deferred)),
+        Ok((ETHERTYPE_IPV4, offset)) => {
+            let Some(header) = bytes.window::<20>(offset) else {
+                return Some(Err(short::<B>()));
+            };
+            let source = header.be32(12);
+            V4::owns(sender, source) || V4::is_link_scope(source)
         }
+        Ok((ETHERTYPE_IPV6, offset)) => {
+            let Some(header) = bytes.window::<40>(offset) else {
+                return Some(Err(short::<B>()));
+            };
+            let (source, next) = (header.words(8), header.byte(6));
+            let own = V6::owns(sender, source) || V6::is_link_scope(source);
+            if own && (next == ICMPV6 || is_extension(next)) {
+                return payload_alone(bytes, offset, next);
+            }
+            own
+        }
+        Ok((ETHERTYPE_ARP, offset)) => return Some(arp(bytes, offset, Some(sender), false)),
+        _ => true,
+    };
+    Some(if own { Ok(Reason::NotIsolated) } else { Err(Reason::SpoofedSource) })
+}
+
+/// The verdict about a message of the link, if the packet is one. `sender`: as for [`arp`].
+#[inline(always)]
+pub(crate) fn message<D: Direction, B: Bytes>(
+    bytes: &B,
+    reading: &ParsedPacket<V6>,
+    sender: Option<EndpointRef>,
+    isolated: bool,
+) -> Option<Result<Reason, Reason>> {
+    match discovery(bytes, &reading.network, &reading.transport, sender, D::EGRESS) {
+        Discovery::No => None,
+        Discovery::Claim => Some(Err(Reason::SpoofedSource)),
+        // Where it goes shows whether the receiver is a neighbour.
+        Discovery::Single if D::EGRESS && isolated => Some(Ok(Reason::Translated)),
+        Discovery::OnLink | Discovery::Single => Some(Ok(Reason::Neighbour)),
     }
 }
 

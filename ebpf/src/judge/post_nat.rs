@@ -16,12 +16,13 @@
 //! its source must be the sender's, and it answers nothing.
 
 use crate::{
+    direction::Egress,
     endpoint::EndpointRef,
-    judge::{connection::Course, proof::Origin},
-    layout::{
-        CLASS_TRANSLATED, ClassId, EP_CHECK_SOURCE, FragmentKey, FragmentPorts, PORTS_EVERY,
-        ROW_NOT_ISOLATED, TIMEOUT_FRAGMENT, untranslated,
+    judge::{
+        connection::Course, fragment::Datagram, opaque::Opaque, policy::EndpointPolicy,
+        proof::Origin,
     },
+    layout::{CLASS_TRANSLATED, EP_CHECK_SOURCE, untranslated},
     packet::{
         bytes::{Bytes, Window as _, short},
         family::{V4, V6},
@@ -29,19 +30,13 @@ use crate::{
         protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6},
     },
     reason::Reason,
-    tables::{
-        TableFamily, Tables,
-        local_endpoints::LocalEndpoints,
-        policy::{row_allows, row_word},
-    },
+    tables::{TableFamily, Tables, local_endpoints::LocalEndpoints},
     verdict::Verdict,
 };
 
-/// What is added to [`FragmentKey::direction`]: the sender's first fragment was recorded with the
-/// address that it was sent to, this one with what it was translated to.
-const BEHIND: u32 = 4;
-/// [`FragmentKey::direction`] of pod egress.
-const EGRESS: u32 = 1;
+/// [`FragmentKey::direction`](crate::layout::FragmentKey) of pod egress after the translation: the sender's first
+/// fragment was recorded with the address that it was sent to, this one with what it was translated to.
+const TRANSLATED_EGRESS: u32 = 1 + 4;
 
 /// Judges a packet for the endpoint that sent it, where it goes out of `ifindex`. `link`: its type
 /// and where the IP header begins, as [`parse::link`] answers. `answer`: of one that is marked as an answer.
@@ -81,12 +76,12 @@ pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
         return Verdict::from(Ok(Reason::Reply));
     }
     let untracked = answer.is_some_and(|course| !course.is_known());
-    let row = (sender.rows() >> 32) as u32;
+    let policy = EndpointPolicy::new(tables, sender.rows());
     let check_source = !judged && sender.flags() & EP_CHECK_SOURCE != 0;
-    if row == ROW_NOT_ISOLATED && !check_source {
+    if !policy.is_isolated() && !check_source {
         return Verdict::from(Ok(Reason::NotIsolated));
     }
-    let packet = Translated { tables, sender, row, check_source, judged, untracked };
+    let packet = Translated { tables, sender, policy, check_source, judged, untracked };
     match link {
         Ok((ETHERTYPE_IPV4, offset)) => packet.ip::<V4, B>(bytes, offset),
         Ok((ETHERTYPE_IPV6, offset)) => packet.ip::<V6, B>(bytes, offset),
@@ -119,7 +114,7 @@ fn has_local_source<B: Bytes, T: LocalEndpoints>(
 struct Translated<'a, T> {
     tables: &'a T,
     sender: EndpointRef,
-    row: u32,
+    policy: EndpointPolicy<'a, Egress, T>,
     check_source: bool,
     /// The sender's own program has judged it.
     judged: bool,
@@ -134,7 +129,7 @@ impl<T: Tables> Translated<'_, T> {
         if self.check_source && !F::owns(self.sender, network.source) {
             return Err(Reason::SpoofedSource);
         }
-        if self.row == ROW_NOT_ISOLATED {
+        if !self.policy.is_isolated() {
             return Ok(Reason::NotIsolated);
         }
         if self.untracked && self.is_as_sent::<F>(&network) {
@@ -142,36 +137,31 @@ impl<T: Tables> Translated<'_, T> {
         }
         F::extensions(bytes, &mut network)?;
         let read = parse::transport(bytes, &network, false)?;
+        let opaque = Opaque::new(self.tables, u64::from(self.policy.rows().egress()));
         // No router forwarded it, so it goes to a neighbour.
-        if self.forget((self.judged && F::is_solicitation(&network, &read)).into()) != 0 {
+        if opaque.number((self.judged && F::is_solicitation(&network, &read)).into()) != 0 {
             return Ok(Reason::Neighbour);
         }
-        let class = untranslated(F::class(self.tables, network.destination));
-        // Opaque: of its two parts, put together behind a mask, Linux 6.1 forgets the bounds.
-        let class = self.tables.opaque(class as usize, u64::from(self.row)) as ClassId;
+        let class = opaque.class(untranslated(F::class(self.tables, network.destination)));
         let mut transport = Transport {
-            protocol: self.forget(read.protocol.into()) as u8,
-            source: self.forget(read.source),
-            destination: self.forget(read.destination),
+            protocol: opaque.number(read.protocol.into()) as u8,
+            source: opaque.number(read.source),
+            destination: opaque.number(read.destination),
             ..read
         };
         if network.fragment.is_later() {
-            if self.allows_all(class) {
+            if self.policy.allows_every_port(class) {
                 return Ok(Reason::Allowed);
             }
-            let first = self.first::<F>(&network)?;
+            let first = self.datagram::<F>(&network).first(self.tables)?;
             transport.protocol = first.protocol;
             transport.destination = first.remote_port;
         }
-        if !row_allows(self.tables, self.row, class, transport.protocol, transport.destination) {
+        if !self.policy.allows(class, &transport) {
             return Err(if self.judged { Reason::ServiceBackend } else { Reason::Policy });
         }
         if network.fragment.is_first() {
-            let seen = self.tables.now();
-            let Transport { source: local_port, destination: remote_port, .. } = transport;
-            let protocol = transport.protocol;
-            let ports = FragmentPorts { local_port, remote_port, seen, protocol, reserved: [0; 3] };
-            self.tables.remember_fragment(&self.fragment_key::<F>(&network), &ports);
+            self.datagram::<F>(&network).remember(self.tables, &transport, true);
         }
         Ok(Reason::Allowed)
     }
@@ -185,45 +175,9 @@ impl<T: Tables> Translated<'_, T> {
             && (!checked || F::owns(self.sender, network.source))
     }
 
-    /// Hides from the verifier how a value came about; see [`crate::judge::evaluator::PacketEvaluator`].
     #[inline(always)]
-    fn forget(&self, value: u16) -> u16 {
-        self.tables.opaque(usize::from(value), u64::from(self.row)) as u16
-    }
-
-    /// Whether no port matters.
-    #[inline(always)]
-    fn allows_all(&self, class: ClassId) -> bool {
-        row_word(self.tables, self.row, class) == PORTS_EVERY
-    }
-
-    /// What the datagram's first fragment was sent to.
-    #[inline(always)]
-    fn first<F: TableFamily>(
-        &self,
-        network: &Network<F::Address>,
-    ) -> Result<FragmentPorts, Reason> {
-        let settings = self.tables.settings().ok_or(Reason::NoTable)?;
-        let first = self
-            .tables
-            .fragment(&self.fragment_key::<F>(network))
-            .ok_or(Reason::FragmentWithoutFirst)?;
-        let age = self.tables.now().wrapping_sub(first.seen);
-        if age >= settings.timeouts[TIMEOUT_FRAGMENT] {
-            return Err(Reason::FragmentWithoutFirst);
-        }
-        Ok(first)
-    }
-
-    #[inline(always)]
-    fn fragment_key<F: TableFamily>(&self, network: &Network<F::Address>) -> FragmentKey {
-        FragmentKey {
-            endpoint: self.sender.id(),
-            direction: EGRESS + F::FRAGMENT_OFFSET + BEHIND,
-            remote: F::octets(network.destination),
-            local: F::octets(network.source),
-            ident: network.fragment.ident,
-            protocol: u32::from(network.fragment.next),
-        }
+    fn datagram<F: TableFamily>(&self, network: &Network<F::Address>) -> Datagram {
+        let (remote, local) = (network.destination, network.source);
+        Datagram::new::<F>(self.sender.id(), TRANSLATED_EGRESS, remote, local, &network.fragment)
     }
 }

@@ -7,7 +7,7 @@
 
 use crate::{
     endpoint::EndpointRef,
-    layout::{EP_CHECK_SOURCE, ROW_NOT_ISOLATED},
+    layout::EP_CHECK_SOURCE,
     packet::{
         bytes::{Bytes, Window as _},
         family::{Family, V4, V6},
@@ -27,8 +27,7 @@ pub fn may_go_astray<T: Tables>(tables: &T, ifindex: u32, ingress_ifindex: u32) 
     if ingress_ifindex == 0 || ingress_ifindex == ifindex {
         return ingress_ifindex == 0;
     }
-    find_endpoint(tables, ingress_ifindex)
-        .is_some_and(|sender| (sender.rows() >> 32) as u32 != ROW_NOT_ISOLATED)
+    find_endpoint(tables, ingress_ifindex).is_some_and(|sender| sender.rows().isolates_egress())
 }
 
 /// Whether a packet that [`may_go_astray`] does: its receiver, whose addresses are known, does not have the

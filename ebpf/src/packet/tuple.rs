@@ -4,7 +4,7 @@ use crate::packet::{family::Family, icmp, parse::Transport};
 
 /// The flow a packet belongs to or, for an ICMP error, is about.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct FlowTuple<F: Family> {
+pub struct FlowTuple<F: Family> {
     pub(crate) remote: F::Address,
     pub(crate) protocol: u8,
     pub(crate) local_port: u16,
@@ -14,8 +14,9 @@ pub(crate) struct FlowTuple<F: Family> {
 impl<F: Family> FlowTuple<F> {
     /// The flow of a packet that the pod sent, or was sent. ICMP echo: the identifier and
     /// [`icmp::kind`].
+    #[must_use]
     #[inline(always)]
-    pub(crate) fn new(remote: F::Address, transport: &Transport, sent: bool) -> Self {
+    pub fn new(remote: F::Address, transport: &Transport, sent: bool) -> Self {
         let (local_port, remote_port) = if icmp::is_icmp(transport.protocol) {
             let message = (transport.destination >> 8) as u8;
             (transport.source, icmp::kind(transport.protocol, message))

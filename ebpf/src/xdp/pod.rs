@@ -8,8 +8,8 @@ use crate::{
     direction::{Direction, Egress},
     endpoint::EndpointRef,
     judge::{
-        decide::Visitor,
-        evaluator::{Hook, PacketEvaluator},
+        evaluator::{PacketEvaluator, Visitor},
+        hook::Hook,
     },
     packet::{bytes::Bytes, parsed::ParsedPacket},
     reason::Reason,

@@ -13,10 +13,9 @@ use crate::{
     direction::{Direction, Ingress},
     endpoint::EndpointRef,
     judge::{
-        decide::Visitor,
-        evaluator::{Hook, PacketEvaluator},
+        evaluator::{PacketEvaluator, Visitor},
+        hook::Hook,
     },
-    layout::ROW_NOT_ISOLATED,
     packet::{
         bytes::{Bytes, Window as _},
         parsed::ParsedPacket,
@@ -73,8 +72,8 @@ impl Visitor for Certain {
         reading: &ParsedPacket<F>,
     ) -> Verdict {
         // The slot may be another pod's since the address was looked up.
-        let told = judge.receives(reading)
-            && judge.row() != ROW_NOT_ISOLATED
+        let told = judge.context().receives(reading)
+            && judge.context().policy.is_isolated()
             && reading.is_whole()
             && (self.0 == Scope::All || reading.is_opening());
         if told { judge.judge(reading) } else { Verdict::from(Err(Reason::Deferred)) }

@@ -32,8 +32,9 @@ use aya_ebpf::{
 use netpold_ebpf::{
     direction::{Direction, Egress, Ingress},
     judge::{
-        decide::{Visitor, decide},
-        evaluator::{Hook, PacketEvaluator},
+        decide::decide,
+        evaluator::{PacketEvaluator, Visitor},
+        hook::Hook,
         proof::UNKNOWN_INTERFACE,
     },
     packet::{

@@ -105,7 +105,7 @@ pub(crate) struct Scratch {
     pub(crate) connection: [Tuple; 2],
     /// Bytes of a packet that is read.
     pub(crate) window: [u64; MAX_WINDOW / 8],
-    /// [`Hook::ingress_ifindex`](netpold_ebpf::judge::evaluator::Hook) of that packet.
+    /// [`Hook::ingress_ifindex`](netpold_ebpf::judge::hook::Hook) of that packet.
     pub(crate) ingress_ifindex: u64,
     /// An IPv4 packet between the function that reads it and the one that judges it.
     pub(crate) reading4: ParsedPacket<V4>,

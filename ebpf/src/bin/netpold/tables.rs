@@ -308,7 +308,7 @@ pub(crate) extern "C" fn netpold_record(skb: *mut __sk_buff) -> u32 {
     let Some(endpoint) = find_endpoint(&maps, unsafe { (*skb).ifindex }) else { return 0 };
     maps.make_room(what & Pending::IPV6 != 0, endpoint.id(), hash);
     let rows = endpoint.rows();
-    let both = rows as u32 != ROW_NOT_ISOLATED && (rows >> 32) as u32 != ROW_NOT_ISOLATED;
+    let both = rows.ingress() != ROW_NOT_ISOLATED && rows.isolates_egress();
     if insert_pending(&maps, what, hash) || !both { 0 } else { Reason::ConntrackFull as u32 }
 }
 

@@ -1,0 +1,97 @@
+//! What a judgement knows of the packet's endpoint.
+
+use crate::{
+    direction::Direction,
+    endpoint::EndpointRef,
+    judge::{
+        hook::{Arrival, Hook},
+        opaque::Opaque,
+        policy::EndpointPolicy,
+    },
+    layout::{ClassId, EP_CHECK_SOURCE},
+    packet::{
+        family::Family,
+        parse::Fragment,
+        parsed::{Packet, ParsedPacket},
+    },
+    reason::Reason,
+    tables::{TableFamily, Tables},
+};
+
+/// The endpoint of a packet in direction `D`, read once: policy of one moment, and how the packet came.
+#[derive(Debug)]
+pub struct EndpointContext<'a, D, T> {
+    pub(crate) tables: &'a T,
+    pub(crate) endpoint: EndpointRef,
+    /// The endpoint's number.
+    pub(crate) id: u32,
+    pub(crate) policy: EndpointPolicy<'a, D, T>,
+    /// [`Tables::revision`] from before policy was read, see [`crate::flow::cached_verdict`].
+    pub(crate) revision: u32,
+    arrival: Arrival,
+}
+
+impl<'a, D: Direction, T: Tables> EndpointContext<'a, D, T> {
+    /// Reads the endpoint. `revision` was read before.
+    #[inline(always)]
+    pub(crate) fn new(
+        endpoint: EndpointRef,
+        policy: EndpointPolicy<'a, D, T>,
+        tables: &'a T,
+        revision: u32,
+        hook: Hook,
+    ) -> Self {
+        let id = endpoint.id();
+        Self { tables, endpoint, id, policy, revision, arrival: Arrival::of(hook) }
+    }
+
+    /// Hides values from the verifier.
+    #[inline(always)]
+    pub(crate) const fn opaque(&self) -> Opaque<'a, T> {
+        Opaque::new(self.tables, self.id as u64)
+    }
+
+    /// Whether the node itself generated the packet, see [`crate::judge::proof`].
+    #[inline(always)]
+    pub(crate) fn is_from_node(&self, fragment: &Fragment) -> bool {
+        !D::EGRESS && self.arrival.is_from_node(fragment, self.tables.settings())
+    }
+
+    /// Class of the packet's other side, of a policy that is not older than the revision.
+    #[inline(always)]
+    pub(crate) fn class<F: TableFamily>(&self, packet: &Packet<'_, F>) -> ClassId {
+        F::class(self.tables, F::after_load(packet.remote::<D>(), self.revision))
+    }
+
+    /// Whether a packet in pod ingress is for one of the pod's own addresses.
+    #[inline(always)]
+    pub(crate) fn receives<F: Family>(&self, reading: &ParsedPacket<F>) -> bool {
+        F::owns(self.endpoint, reading.network.destination)
+    }
+
+    /// Whether a packet in pod ingress is for an address that the pod does not have: a bridge floods
+    /// what it does not know where to send.
+    #[inline(always)]
+    pub(crate) fn is_flooded<F: Family>(&self, packet: &Packet<'_, F>) -> bool {
+        let to = packet.network.destination;
+        !D::EGRESS
+            && self.endpoint.flags() & EP_CHECK_SOURCE != 0
+            && !F::owns(self.endpoint, to)
+            && !F::is_shared(to)
+    }
+
+    /// The verdict about a packet that no rule allows and that answers nothing: the pod reaches itself, others drop.
+    /// To the pod, only where it comes from proves that: anyone can write the pod's address as source.
+    ///
+    /// # Errors
+    /// [`Reason::Policy`].
+    #[inline(always)]
+    pub(crate) fn unanswered<F: Family>(&self, packet: &Packet<'_, F>) -> Result<Reason, Reason> {
+        let loopback = if D::EGRESS {
+            F::owns(self.endpoint, packet.remote::<D>())
+        } else {
+            self.arrival.is_hairpin()
+        };
+        if loopback { Ok(Reason::Loopback) } else { Err(Reason::Policy) }
+    }
+}

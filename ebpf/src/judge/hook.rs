@@ -1,0 +1,81 @@
+//! Where a packet was seen, and by which interface it came.
+
+use crate::{layout::Settings, packet::parse::Fragment};
+
+/// Where a packet was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hook {
+    /// The host side of the veth.
+    pub ifindex: u32,
+    /// The interface through which the packet came to the node; 0: none, and it has a socket;
+    /// [`crate::judge::proof::UNKNOWN_INTERFACE`]: none, and nothing says that the node generated it.
+    pub ingress_ifindex: u32,
+}
+
+/// By which interface a packet came: one word instead of two that are kept during a judgement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Arrival(u32);
+
+impl Arrival {
+    const BY_NONE: Self = Self(0);
+    const BY_ITS_OWN: Self = Self(1);
+    const BY_ANOTHER: Self = Self(2);
+
+    #[inline(always)]
+    pub(crate) const fn of(hook: Hook) -> Self {
+        match hook.ingress_ifindex {
+            0 => Self::BY_NONE,
+            same if same == hook.ifindex => Self::BY_ITS_OWN,
+            _ => Self::BY_ANOTHER,
+        }
+    }
+
+    /// Whether a packet in pod ingress came by the pod's own interface: the pod sent it.
+    #[inline(always)]
+    pub(crate) fn is_hairpin(self) -> bool {
+        self == Self::BY_ITS_OWN
+    }
+
+    /// Whether the node itself generated a packet in pod ingress, see [`crate::judge::proof`]. Fragments prove
+    /// that only if the kernel tells the namespace of their socket.
+    #[inline(always)]
+    pub(crate) fn is_from_node(self, fragment: &Fragment, settings: Option<&Settings>) -> bool {
+        if self != Self::BY_NONE {
+            return false;
+        }
+        let whole = !fragment.is_later() && !fragment.more;
+        whole || settings.is_some_and(|settings| settings.netns_cookie != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judge::proof::UNKNOWN_INTERFACE;
+
+    fn arrival(ingress_ifindex: u32) -> Arrival {
+        Arrival::of(Hook { ifindex: 7, ingress_ifindex })
+    }
+
+    #[test]
+    fn the_node_is_known_by_a_socket_and_a_whole_packet_or_its_namespace() {
+        let blind = Settings::default();
+        let asking = Settings { netns_cookie: 1, ..blind };
+        let whole = Fragment::default();
+        let first = Fragment { more: true, ..whole };
+        let later = Fragment { offset: 3, ..whole };
+        for (fragment, of_blind) in [(whole, true), (first, false), (later, false)] {
+            assert_eq!(arrival(0).is_from_node(&fragment, Some(&blind)), of_blind);
+            assert!(arrival(0).is_from_node(&fragment, Some(&asking)));
+            for other in [7, 8, UNKNOWN_INTERFACE] {
+                assert!(!arrival(other).is_from_node(&fragment, Some(&asking)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_hairpin_comes_by_the_pods_own_interface() {
+        let hairpins = [0, 7, 8, UNKNOWN_INTERFACE].map(|by| arrival(by).is_hairpin());
+        assert_eq!(hairpins, [false, true, false, false]);
+    }
+}

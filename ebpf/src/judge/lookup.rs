@@ -1,0 +1,109 @@
+//! A flow's entry is looked up in two steps: the fast path reads the first of its two buckets, and what follows
+//! goes on from there.
+
+use crate::{
+    flow::{
+        control::Control,
+        key,
+        table::{self, Hit},
+    },
+    judge::opaque::Opaque,
+    layout::Settings,
+    packet::tuple::FlowTuple,
+    reason::Reason,
+    tables::{TableFamily, Tables},
+};
+
+/// A flow's key.
+#[inline(always)]
+pub(crate) fn key<F: TableFamily>(endpoint: u32, flow: &FlowTuple<F>) -> F::Key {
+    let FlowTuple { remote, protocol, local_port, remote_port } = *flow;
+    F::key(endpoint, remote, local_port, remote_port, protocol)
+}
+
+/// What the fast path found in the first of a flow's two buckets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LookupHint {
+    /// Not 0 if it did look. Hidden from the verifier, which else would follow all that comes after
+    /// once more.
+    done: u16,
+    /// The hash of the flow's key, if so.
+    hash: u64,
+    /// As [`table::search`] answers.
+    found: (usize, Control),
+}
+
+impl LookupHint {
+    /// The fast path did not look.
+    #[inline(always)]
+    pub(crate) fn none<T: Tables>(opaque: &Opaque<'_, T>) -> Self {
+        Self { done: opaque.number(0), hash: 0, found: (0, Control(0)) }
+    }
+
+    /// Looks in the first bucket; `None` without one. The entry's control word is not valid if it is not there.
+    #[inline(always)]
+    #[expect(
+        clippy::multiple_unsafe_ops_per_block,
+        reason = "a way's words are read and written under one promise"
+    )]
+    pub(crate) fn look<F: TableFamily, T: Tables>(
+        tables: &T,
+        settings: &Settings,
+        key: &F::Key,
+        opaque: &Opaque<'_, T>,
+    ) -> Option<(Self, Hit)> {
+        let hash = key::hash(settings, key);
+        let bucket = F::bucket(tables, key::first(hash, F::mask(settings)))?;
+        // SAFETY: a whole bucket of this family's table.
+        unsafe {
+            let found = table::search(tables, key, hash, bucket);
+            let hint = Self { done: opaque.number(1), hash, found };
+            Some((hint, Hit::at::<F::Key>(bucket, found)))
+        }
+    }
+
+    /// The hash of the flow's key.
+    #[inline(always)]
+    pub(crate) fn hash<F: TableFamily>(&self, settings: &Settings, key: &F::Key) -> u64 {
+        match self.done {
+            0 => key::hash(settings, key),
+            _ => self.hash,
+        }
+    }
+
+    /// The flow's entry, expired or not; its control word is not valid where there is none. The second
+    /// bucket is read only where the first has none.
+    ///
+    /// # Errors
+    /// [`Reason::NoTable`].
+    #[inline(always)]
+    #[expect(
+        clippy::multiple_unsafe_ops_per_block,
+        reason = "a way's words are read and written under one promise"
+    )]
+    pub(crate) fn find<F: TableFamily, T: Tables>(
+        &self,
+        tables: &T,
+        settings: &Settings,
+        key: &F::Key,
+        hash: u64,
+    ) -> Result<Hit, Reason> {
+        let index = key::first(hash, F::mask(settings));
+        let bucket = F::bucket(tables, index).ok_or(Reason::NoTable)?;
+        // SAFETY: a whole bucket of this family's table.
+        let hit = unsafe {
+            let found = match self.done {
+                0 => table::search(tables, key, hash, bucket),
+                _ => self.found,
+            };
+            Hit::at::<F::Key>(bucket, found)
+        };
+        if hit.control.is_valid() {
+            return Ok(hit);
+        }
+        let index = key::second(hash, F::mask(settings));
+        let bucket = F::bucket(tables, index).ok_or(Reason::NoTable)?;
+        // SAFETY: as above.
+        Ok(unsafe { Hit::at::<F::Key>(bucket, table::search(tables, key, hash, bucket)) })
+    }
+}

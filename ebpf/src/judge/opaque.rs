@@ -1,0 +1,61 @@
+//! Values hidden from the kernel's verifier.
+
+use crate::{
+    flow::memory::Memory,
+    layout::ClassId,
+    packet::{family::Family, parse::Transport, tuple::FlowTuple},
+};
+
+/// Gives values back unchanged, of which the verifier then knows nothing: else it follows all that comes after once
+/// for each way that led there, see [`Memory::opaque`].
+#[derive(Debug)]
+pub(crate) struct Opaque<'a, M> {
+    memory: &'a M,
+    /// A value that the verifier does not know.
+    noise: u64,
+}
+
+impl<'a, M: Memory> Opaque<'a, M> {
+    #[inline(always)]
+    pub(crate) const fn new(memory: &'a M, noise: u64) -> Self {
+        Self { memory, noise }
+    }
+
+    #[inline(always)]
+    pub(crate) fn number(&self, value: u16) -> u16 {
+        self.memory.opaque(usize::from(value), self.noise) as u16
+    }
+
+    /// A class put together of two parts behind a mask, whose bounds Linux 6.1 forgets.
+    #[inline(always)]
+    pub(crate) fn class(&self, class: ClassId) -> ClassId {
+        self.memory.opaque(class as usize, self.noise) as ClassId
+    }
+
+    #[inline(always)]
+    pub(crate) fn flag(&self, value: bool) -> bool {
+        self.number(value.into()) & 1 != 0
+    }
+
+    /// `plain`: a packet whose ports are always read in one way.
+    #[inline(always)]
+    pub(crate) fn transport(&self, transport: Transport, plain: bool) -> Transport {
+        let port = |port: u16| if plain { port } else { self.number(port) };
+        Transport {
+            protocol: self.number(transport.protocol.into()) as u8,
+            flags: self.number(transport.flags.into()) as u8,
+            source: port(transport.source),
+            destination: port(transport.destination),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn flow<F: Family>(&self, flow: &FlowTuple<F>) -> FlowTuple<F> {
+        FlowTuple {
+            remote: flow.remote,
+            protocol: self.number(flow.protocol.into()) as u8,
+            local_port: self.number(flow.local_port),
+            remote_port: self.number(flow.remote_port),
+        }
+    }
+}

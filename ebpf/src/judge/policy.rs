@@ -1,0 +1,109 @@
+//! What policy says at one endpoint: the rows of both directions, asked about the class of the other side.
+
+use core::marker::PhantomData;
+
+use crate::{
+    direction::Direction,
+    endpoint::Rows,
+    layout::{
+        CLASS_TRANSLATED, CT_EGRESS, CT_INGRESS, CT_NODE, ClassId, PORTS_EVERY, ROW_NOT_ISOLATED,
+    },
+    packet::{family::Family, parse::Transport, tuple::FlowTuple},
+    reason::Reason,
+    tables::{
+        Tables,
+        policy::{row_allows, row_word},
+    },
+};
+
+/// Policy of one endpoint at one moment, for packets in direction `D`.
+#[derive(Debug)]
+pub struct EndpointPolicy<'a, D, T> {
+    tables: &'a T,
+    rows: Rows,
+    direction: PhantomData<D>,
+}
+
+impl<'a, D: Direction, T: Tables> EndpointPolicy<'a, D, T> {
+    /// Of rows that were read once.
+    #[inline(always)]
+    pub const fn new(tables: &'a T, rows: Rows) -> Self {
+        Self { tables, rows, direction: PhantomData }
+    }
+
+    /// The rows of both directions.
+    #[must_use]
+    #[inline(always)]
+    pub const fn rows(&self) -> Rows {
+        self.rows
+    }
+
+    /// Whether this direction is isolated.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_isolated(&self) -> bool {
+        self.rows.of::<D>() != ROW_NOT_ISOLATED
+    }
+
+    /// Whether the row of this direction, which is isolated, allows a class a packet.
+    #[must_use]
+    #[inline(always)]
+    pub fn allows(&self, class: ClassId, transport: &Transport) -> bool {
+        let Transport { protocol, destination: port, .. } = *transport;
+        row_allows(self.tables, self.rows.of::<D>(), class, protocol, port)
+    }
+
+    /// Whether the row of this direction, which is isolated, allows a class every protocol and port.
+    #[must_use]
+    #[inline(always)]
+    pub fn allows_every_port(&self, class: ClassId) -> bool {
+        row_word(self.tables, self.rows.of::<D>(), class) == PORTS_EVERY
+    }
+
+    /// Whether policy allows now the direction in which a flow began, by the flags of its entry (`CT_*`).
+    #[must_use]
+    #[inline(always)]
+    pub fn still_allows<F: Family>(&self, flags: u16, class: ClassId, flow: &FlowTuple<F>) -> bool {
+        let allows = |row: u32, port: u16| {
+            row == ROW_NOT_ISOLATED || row_allows(self.tables, row, class, flow.protocol, port)
+        };
+        flags & CT_NODE != 0
+            || (flags & CT_INGRESS != 0 && allows(self.rows.ingress(), flow.local_port))
+            || (flags & CT_EGRESS != 0 && allows(self.rows.egress(), flow.remote_port))
+    }
+
+    /// Why a packet to (or from) an address passes: what a pod sends towards a translation is judged again after it.
+    #[must_use]
+    #[inline(always)]
+    pub const fn passing(&self, reason: Reason, class: ClassId) -> Reason {
+        if D::EGRESS && class & CLASS_TRANSLATED != 0 { Reason::Translated } else { reason }
+    }
+
+    /// Why an answer passes: at an address that may be translated the node's conntrack has to say so too,
+    /// unless the pod may send to anybody.
+    #[must_use]
+    #[inline(always)]
+    pub fn answering(&self, reason: Reason, class: ClassId) -> Reason {
+        let translated = class & CLASS_TRANSLATED != 0 && self.rows.isolates_egress();
+        if translated && self.tables.knows_courses() { Reason::Answer } else { reason }
+    }
+
+    /// Why a packet passes that is judged again, wherever it goes.
+    #[must_use]
+    #[inline(always)]
+    pub const fn judged_again(&self, reason: Reason) -> Reason {
+        if D::EGRESS && self.is_isolated() { Reason::Translated } else { reason }
+    }
+
+    /// The verdict about a packet that cannot be judged: it drops if its direction is isolated.
+    ///
+    /// # Errors
+    /// The reason, as a drop or [`Reason::Deferred`].
+    #[inline(always)]
+    pub const fn unread(&self, reason: Reason) -> Result<Reason, Reason> {
+        if !self.is_isolated() && reason as u8 != Reason::Deferred as u8 {
+            return Ok(Reason::NotIsolated);
+        }
+        Err(reason)
+    }
+}

@@ -1,0 +1,116 @@
+//! What a packet makes of its flow's flags (`CT_*`).
+
+use crate::{
+    direction::Direction,
+    flow::table::Marks,
+    layout::{CT_BUSY, CT_REPLIED, CT_RST, CT_RST_SENT, CT_SYN_ACK},
+    packet::{
+        icmp::{self, Echo},
+        parse::{Transport, has_handshake, is_opening},
+        protocol::{TCP_ACK, TCP_FIN, TCP_PSH, TCP_RST, TCP_SYN},
+    },
+};
+
+/// Whether a packet may become a new entry in its direction. In the middle of a connection that
+/// began before its pod was isolated, the lower port is taken for the server's, unless the node sent it.
+/// A wrong guess cuts the connection, or lets a denied client's go on that was open before and whose
+/// server has the higher port.
+#[inline(always)]
+pub(crate) const fn may_begin(transport: &Transport, of_node: bool) -> bool {
+    if !has_handshake(transport) {
+        return !matches!(icmp::echo(transport), Echo::Reply);
+    }
+    is_opening(transport)
+        || (transport.flags & (TCP_SYN | TCP_RST) == 0
+            && (of_node || transport.destination < transport.source))
+}
+
+/// A packet that the node sends only as an answer. Whoever asked may have forged the pod's address: then
+/// the pod has no such flow.
+#[inline(always)]
+pub(crate) const fn only_answers(transport: &Transport) -> bool {
+    let flags = transport.flags;
+    flags & TCP_RST != 0 || flags & (TCP_SYN | TCP_ACK) == TCP_SYN | TCP_ACK
+}
+
+/// What an answer makes of its flow: the second packet of a handshake proves nothing of who sent the
+/// first, and one that refuses establishes nothing.
+#[inline(always)]
+pub(crate) const fn answering(transport: &Transport) -> u16 {
+    match transport.flags & (TCP_SYN | TCP_RST) {
+        0 => CT_REPLIED,
+        TCP_SYN => CT_SYN_ACK,
+        _ => 0,
+    }
+}
+
+/// What a further packet of the side that began makes of its flow.
+#[inline(always)]
+pub(crate) const fn confirming(flags: u16, transport: &Transport) -> u16 {
+    let ends = transport.flags & (TCP_SYN | TCP_RST) != 0;
+    if flags & CT_SYN_ACK != 0 && !ends { CT_REPLIED } else { 0 }
+}
+
+/// Instead of flags that a packet adds to its entry: the entry is left as it is.
+pub(crate) const LEAVE: u16 = CT_BUSY;
+
+/// Flags that a packet leaves in its entry however it came to pass. What ends a flow can be forged, so
+/// what shows that it goes on takes that back: after an RST any packet, after a FIN data of the side that
+/// is said to have sent it (PSH tells data from acknowledgements without a look behind the header).
+#[inline(always)]
+pub(crate) const fn closing<D: Direction>(transport: &Transport) -> Marks {
+    if transport.flags & TCP_RST != 0 {
+        return Marks::new(if D::EGRESS { CT_RST_SENT } else { CT_RST }, 0);
+    }
+    let fin = if transport.flags & TCP_FIN != 0 { D::FIN } else { 0 };
+    let data = transport.flags & (TCP_SYN | TCP_PSH) == TCP_PSH;
+    Marks::new(fin, CT_RST | CT_RST_SENT | if data { D::FIN } else { 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::direction::{Egress, Ingress};
+    use crate::layout::{CT_FIN_EGRESS, CT_FIN_INGRESS};
+    use crate::packet::protocol::{ICMP, TCP, UDP};
+
+    /// From a low port to a high one, as a server sends.
+    fn tcp(flags: u8) -> Transport {
+        Transport { protocol: TCP, flags, source: 80, destination: 4000 }
+    }
+
+    #[test]
+    fn a_flow_begins_with_its_opening_or_towards_the_lower_port() {
+        assert!(may_begin(&tcp(TCP_SYN), false));
+        for flags in [TCP_ACK, TCP_SYN | TCP_ACK, TCP_RST] {
+            assert!(!may_begin(&tcp(flags), false), "{flags}");
+        }
+        let request = Transport { source: 4000, destination: 80, ..tcp(TCP_ACK) };
+        assert!(may_begin(&request, false) && may_begin(&tcp(TCP_ACK), true));
+        assert!(may_begin(&Transport { protocol: UDP, ..tcp(0) }, false));
+        let echo = |kind: u16| Transport { protocol: ICMP, destination: kind << 8, ..tcp(0) };
+        assert!(may_begin(&echo(8), false) && !may_begin(&echo(0), false));
+    }
+
+    #[test]
+    fn a_handshake_takes_three_packets() {
+        assert_eq!(answering(&tcp(TCP_SYN | TCP_ACK)), CT_SYN_ACK);
+        assert_eq!(answering(&tcp(TCP_RST | TCP_ACK)), 0);
+        assert_eq!(answering(&tcp(TCP_ACK)), CT_REPLIED);
+        assert_eq!(confirming(CT_SYN_ACK, &tcp(TCP_ACK)), CT_REPLIED);
+        assert_eq!(confirming(CT_SYN_ACK, &tcp(TCP_RST)), 0);
+        assert_eq!(confirming(0, &tcp(TCP_ACK)), 0);
+        assert!(only_answers(&tcp(TCP_SYN | TCP_ACK)) && only_answers(&tcp(TCP_RST)));
+        assert!(!only_answers(&tcp(TCP_SYN)) && !only_answers(&tcp(TCP_ACK)));
+    }
+
+    #[test]
+    fn what_shows_that_a_flow_goes_on_takes_back_its_end() {
+        assert_eq!(closing::<Egress>(&tcp(TCP_RST)), Marks::new(CT_RST_SENT, 0));
+        assert_eq!(closing::<Ingress>(&tcp(TCP_RST)), Marks::new(CT_RST, 0));
+        let resets = CT_RST | CT_RST_SENT;
+        assert_eq!(closing::<Ingress>(&tcp(TCP_ACK)), Marks::new(0, resets));
+        assert_eq!(closing::<Egress>(&tcp(TCP_PSH)), Marks::new(0, resets | CT_FIN_EGRESS));
+        assert_eq!(closing::<Ingress>(&tcp(TCP_FIN)), Marks::new(CT_FIN_INGRESS, resets));
+    }
+}

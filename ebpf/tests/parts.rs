@@ -1,0 +1,127 @@
+//! Parts of the judgement, each alone.
+
+mod common;
+
+use std::sync::atomic::Ordering;
+
+use common::{CLIENTS, NOBODY};
+use netpold_ebpf::{
+    direction::{Direction, Egress, Ingress},
+    endpoint::Rows,
+    judge::{fragment::Datagram, policy::EndpointPolicy},
+    layout::{
+        CLASS_TRANSLATED, CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, Endpoint, TIMEOUT_FRAGMENT,
+    },
+    packet::{
+        family::{Family, V4, V6},
+        parse::{Fragment, Transport},
+        tuple::FlowTuple,
+    },
+    reason::Reason,
+    tables::Tables as _,
+};
+use netpold_testkit::node::NodeTables;
+
+/// The class that row [`CLIENTS`] allows everything, and one that it does not name.
+const CLIENT: u32 = 1;
+const STRANGER: u32 = 2;
+
+const TCP: Transport = Transport { protocol: 6, flags: 0, source: 4000, destination: 80 };
+
+fn policy<D: Direction>(
+    tables: &NodeTables,
+    ingress: u32,
+    egress: u32,
+) -> EndpointPolicy<'_, D, NodeTables> {
+    EndpointPolicy::new(tables, Rows(Endpoint::pack_rows(ingress, egress)))
+}
+
+#[test]
+fn each_direction_asks_its_own_row() {
+    let tables = common::tables();
+    let ingress = policy::<Ingress>(&tables, CLIENTS, NOBODY);
+    let egress = policy::<Egress>(&tables, CLIENTS, NOBODY);
+    assert!(ingress.is_isolated() && egress.is_isolated());
+    assert!(ingress.allows(CLIENT, &TCP) && ingress.allows_every_port(CLIENT));
+    assert!(!ingress.allows(STRANGER, &TCP) && !ingress.allows_every_port(STRANGER));
+    assert!(!egress.allows(CLIENT, &TCP) && !egress.allows_every_port(CLIENT));
+    assert!(!policy::<Ingress>(&tables, 0, NOBODY).is_isolated());
+    assert!(!policy::<Egress>(&tables, CLIENTS, 0).is_isolated());
+}
+
+#[test]
+fn a_flow_is_allowed_by_the_direction_that_began_it() {
+    let tables = common::tables();
+    let policy = policy::<Egress>(&tables, CLIENTS, NOBODY);
+    let flow = FlowTuple::<V4>::new(0x0a00_0107, &TCP, false);
+    let allows = |flags, class| policy.still_allows(flags, class, &flow);
+    for replied in [0, CT_REPLIED] {
+        assert!(allows(replied | CT_INGRESS, CLIENT) && !allows(replied | CT_INGRESS, STRANGER));
+        assert!(!allows(replied | CT_EGRESS, CLIENT) && !allows(replied, CLIENT));
+        assert!(allows(replied | CT_NODE, STRANGER));
+    }
+    let open = self::policy::<Egress>(&tables, NOBODY, 0);
+    assert!(open.still_allows(CT_EGRESS, STRANGER, &flow));
+    assert!(!open.still_allows(CT_INGRESS, STRANGER, &flow));
+}
+
+#[test]
+fn what_may_be_translated_is_judged_again() {
+    let tables = common::tables();
+    let service = STRANGER | CLASS_TRANSLATED;
+    let egress = policy::<Egress>(&tables, NOBODY, CLIENTS);
+    assert_eq!(egress.passing(Reason::Allowed, service), Reason::Translated);
+    assert_eq!(egress.passing(Reason::Allowed, CLIENT), Reason::Allowed);
+    assert_eq!(egress.answering(Reason::Reply, service), Reason::Answer);
+    assert_eq!(egress.answering(Reason::Reply, CLIENT), Reason::Reply);
+    assert_eq!(egress.judged_again(Reason::Related), Reason::Translated);
+    let open = policy::<Egress>(&tables, NOBODY, 0);
+    assert_eq!(open.answering(Reason::Reply, service), Reason::Reply);
+    assert_eq!(open.judged_again(Reason::Related), Reason::Related);
+    let ingress = policy::<Ingress>(&tables, NOBODY, CLIENTS);
+    assert_eq!(ingress.passing(Reason::Allowed, service), Reason::Allowed);
+    assert_eq!(ingress.answering(Reason::Reply, service), Reason::Answer);
+    assert_eq!(ingress.judged_again(Reason::Related), Reason::Related);
+}
+
+#[test]
+fn what_cannot_be_read_drops_if_its_direction_is_isolated() {
+    let tables = common::tables();
+    let isolated = policy::<Ingress>(&tables, NOBODY, 0);
+    let open = policy::<Egress>(&tables, NOBODY, 0);
+    assert_eq!(isolated.unread(Reason::Truncated), Err(Reason::Truncated));
+    assert_eq!(open.unread(Reason::Truncated), Ok(Reason::NotIsolated));
+    assert_eq!(open.unread(Reason::Deferred), Err(Reason::Deferred));
+}
+
+#[test]
+fn a_first_fragment_leaves_its_ports_to_its_datagram() {
+    const SENT: u32 = 1;
+    let tables = common::tables();
+    let timeout = tables.settings().expect("settings").timeouts[TIMEOUT_FRAGMENT];
+    let fragment = Fragment { ident: 7, next: 17, ..Fragment::default() };
+    let datagram = |endpoint, direction, fragment: &Fragment| {
+        Datagram::new::<V4>(endpoint, direction, 0x0a00_0107, 0x0a00_0002, fragment)
+    };
+    let own = datagram(1, SENT, &fragment);
+    assert_eq!(own.first(&tables), Err(Reason::FragmentWithoutFirst));
+    own.remember(&tables, &Transport { protocol: 17, ..TCP }, true);
+    let ports = own.first(&tables).expect("the first fragment's ports");
+    assert_eq!((ports.protocol, ports.local_port, ports.remote_port), (17, 4000, 80));
+    for other in [
+        datagram(2, SENT, &fragment),
+        datagram(1, 0, &fragment),
+        datagram(1, SENT, &Fragment { ident: 8, ..fragment }),
+        datagram(1, SENT, &Fragment { next: 6, ..fragment }),
+        Datagram::new::<V6>(1, SENT, V6::words(&V4::octets(0x0a00_0107)), [0; 2], &fragment),
+    ] {
+        assert_eq!(other.first(&tables), Err(Reason::FragmentWithoutFirst));
+    }
+    tables.flows.now.fetch_add(timeout - 1, Ordering::Relaxed);
+    assert!(own.first(&tables).is_ok());
+    tables.flows.now.fetch_add(1, Ordering::Relaxed);
+    assert_eq!(own.first(&tables), Err(Reason::FragmentWithoutFirst));
+    own.remember(&tables, &TCP, false);
+    let ports = own.first(&tables).expect("the first fragment's ports");
+    assert_eq!((ports.local_port, ports.remote_port), (80, 4000));
+}
