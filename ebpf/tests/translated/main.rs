@@ -1,0 +1,6 @@
+//! Packets to addresses that are translated: marked at the sender, judged again behind it.
+
+mod answers;
+mod backends;
+mod proof;
+mod setup;

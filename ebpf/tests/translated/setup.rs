@@ -1,0 +1,165 @@
+//! A pod that may reach backends of a Service, and its packets.
+
+use netpold_ebpf::{
+    direction::{Egress, Ingress},
+    judge::{
+        connection::Course,
+        decide::decide,
+        hook::Hook,
+        post_nat,
+        proof::{Exit, Origin},
+    },
+    layout::{
+        CLASS_TRANSLATED, Endpoint, PORTS_EVERY, PORTS_FIRST_BITMAP, PORTS_ONE, PortSet, Row,
+        TRIE_POINTER, endpoint_slot, mark,
+    },
+    packet::{bytes::Bytes, parse},
+    reason::Reason,
+};
+use netpold_testkit::node::NodeTables;
+
+pub(crate) const HTTP: u32 = 80;
+pub(crate) const HTTPS: u32 = 443;
+
+pub(crate) const POD_IFINDEX: u32 = 5;
+pub(crate) const OTHER_IFINDEX: u32 = 6;
+pub(crate) const UPLINK: u32 = 2;
+pub(crate) const POD: [u8; 4] = [10, 0, 0, 2];
+pub(crate) const NODE: [u8; 4] = [10, 0, 3, 1];
+pub(crate) const SERVICE: [u8; 4] = [10, 96, 0, 1];
+pub(crate) const ALLOWED: [u8; 4] = [10, 0, 1, 7];
+pub(crate) const OPEN: [u8; 4] = [10, 0, 2, 7];
+pub(crate) const DENIED: [u8; 4] = [10, 0, 9, 7];
+pub(crate) const CLIENT: [u8; 4] = [192, 0, 2, 9];
+/// The Service's address, and that of the node.
+pub(crate) const SERVICE_CLASS: u32 = 4;
+pub(crate) const SYN: u8 = 2;
+pub(crate) const ACK: u8 = 16;
+
+/// A pod that may reach 10.0.1.0/24 at port 8080 of TCP and UDP, 10.0.2.0/24 at all, so the Service
+/// at port 80, and its node. The Service and the node may be translated; what is not translated may
+/// reach the Service's address at port 443.
+pub(crate) fn tables() -> NodeTables {
+    let mut tables = NodeTables::new(64);
+    let mut third = [0; 256];
+    third[1] = 1;
+    third[2] = 2;
+    third[3] = 3 | CLASS_TRANSLATED;
+    tables.policy.trie_root[0x0a00] = TRIE_POINTER;
+    tables.policy.trie_root[0x0a60] = SERVICE_CLASS | CLASS_TRANSLATED;
+    tables.policy.trie_blocks.push(third);
+    let mut bitmap = [0; 1024];
+    bitmap[8080 >> 6] = 1 << (8080 & 63);
+    tables.policy.bitmaps.push(bitmap);
+    let set = |ports| PortSet { tcp: ports, udp: ports, ..PortSet::default() }.word();
+    let (app, http) = (set(PORTS_FIRST_BITMAP), set(PORTS_ONE | HTTP));
+    let literally = set(PORTS_ONE | HTTPS);
+    let mut reaches = Row::EMPTY;
+    reaches.first[..6].copy_from_slice(&[0, app, PORTS_EVERY, PORTS_EVERY, http, literally]);
+    tables.policy.rows.extend([Row::EMPTY, reaches]);
+    let mut pod = Endpoint {
+        ifindex: POD_IFINDEX,
+        id: 1,
+        rows: Endpoint::pack_rows(0, 2),
+        flags: 1,
+        ..Endpoint::default()
+    };
+    pod.addr4[0] = u32::from_be_bytes(POD);
+    tables.set_endpoint(pod);
+    tables
+}
+
+pub(crate) fn frame(
+    protocol: u8,
+    from: [u8; 4],
+    to: [u8; 4],
+    part: u16,
+    payload: &[u8],
+) -> Vec<u8> {
+    let mut frame = vec![0; 12];
+    frame.extend([8, 0, 0x45, 0]);
+    frame.extend((20 + payload.len() as u16).to_be_bytes());
+    frame.extend([0, 1]);
+    frame.extend(part.to_be_bytes());
+    frame.extend([64, protocol, 0, 0]);
+    frame.extend([from, to].concat());
+    frame.extend(payload);
+    frame
+}
+
+pub(crate) fn tcp(from: ([u8; 4], u16), to: ([u8; 4], u16), flags: u8) -> Vec<u8> {
+    let mut segment = [from.1.to_be_bytes(), to.1.to_be_bytes()].concat();
+    segment.extend([0, 0, 0, 1, 0, 0, 0, 0, 0x50, flags, 1, 0, 0, 0, 0, 0]);
+    frame(6, from.0, to.0, 0, &segment)
+}
+
+pub(crate) fn udp(to: ([u8; 4], u16), part: u16) -> Vec<u8> {
+    let datagram = [&4000_u16.to_be_bytes()[..], &to.1.to_be_bytes(), &[0, 16, 0, 0], &[0; 8]];
+    frame(17, POD, to.0, part, &datagram.concat())
+}
+
+pub(crate) fn egress(tables: &NodeTables, frame: &[u8]) -> Reason {
+    let hook = Hook { ifindex: POD_IFINDEX, ingress_ifindex: POD_IFINDEX };
+    decide::<Egress, _, _>(&frame, tables, hook).reason()
+}
+
+pub(crate) fn ingress(tables: &NodeTables, frame: &[u8]) -> Reason {
+    let hook = Hook { ifindex: POD_IFINDEX, ingress_ifindex: UPLINK };
+    decide::<Ingress, _, _>(&frame, tables, hook).reason()
+}
+
+/// What the pod's program leaves in a packet that is to be judged again.
+pub(crate) fn marked(tables: &NodeTables, ifindex: u32) -> Exit {
+    let tc_index = mark(endpoint_slot(POD_IFINDEX, 0), 1);
+    Exit { ifindex, ingress_ifindex: POD_IFINDEX, mark: tables.flows.settings.proof, tc_index }
+}
+
+/// The verdict where a packet leaves; `answer` of one that is marked as an answer.
+pub(crate) fn leave<B: Bytes>(
+    tables: &NodeTables,
+    packet: &B,
+    exit: Exit,
+    answer: Option<Course>,
+    lives: bool,
+) -> Reason {
+    let (origin, link) = (Origin::of(tables, &exit), parse::link(packet));
+    post_nat::judge(packet, link, tables, origin, exit.ifindex, answer, || lives).reason()
+}
+
+/// As [`leave`], of no answer, while the agent lives: the same as far as it is read in place.
+pub(crate) fn leave_by(tables: &NodeTables, frame: &[u8], exit: Exit) -> Reason {
+    let judged = leave(tables, &frame, exit, None, true);
+    for linear in 0..=frame.len() {
+        let in_place = in_place(tables, Linear { frame, linear }, exit);
+        assert!(in_place == judged || in_place == Reason::Deferred, "{linear}: {in_place:?}");
+    }
+    judged
+}
+
+pub(crate) fn in_place(tables: &NodeTables, packet: Linear<'_>, exit: Exit) -> Reason {
+    leave(tables, &packet, exit, None, true)
+}
+
+/// A packet in the kernel's memory whose first bytes are at hand.
+pub(crate) struct Linear<'a> {
+    pub(crate) frame: &'a [u8],
+    pub(crate) linear: usize,
+}
+
+impl<'a> Bytes for Linear<'a> {
+    const PLAIN: bool = true;
+    type Window = &'a [u8];
+
+    fn length(&self) -> u32 {
+        self.frame.length()
+    }
+
+    fn window<const N: usize>(&self, offset: u32) -> Option<&'a [u8]> {
+        let start = offset as usize;
+        self.frame[..self.linear].get(start..start + N)
+    }
+}
+
+pub(crate) fn behind(tables: &NodeTables, frame: &[u8], ifindex: u32) -> Reason {
+    leave_by(tables, frame, marked(tables, ifindex))
+}
