@@ -122,8 +122,12 @@ pub fn kernel_flows(each: impl FnMut(KernelFlow)) -> io::Result<()> {
     netlink::dump(each)
 }
 
-/// What the conntrack of the kernel says of a flow beyond its tuples.
+/// What the kernel's conntrack says of a flow, over or not.
+#[derive(Debug)]
 struct Shown {
+    original: Tuple,
+    reply: Tuple,
+    remaining: Option<u32>,
     /// `enum tcp_conntrack`; 0 if it is not TCP.
     tcp_state: u8,
     /// `IPS_SEEN_REPLY`
@@ -142,19 +146,21 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 
 impl Shown {
-    /// The flags of an entry; `None` if the flow is over.
-    fn flags(&self, protocol: u8) -> Option<u16> {
+    /// The flow; `None` if it is over.
+    fn flow(self) -> Option<KernelFlow> {
         let replied = if self.replied { CT_REPLIED } else { 0 };
-        match (protocol, self.tcp_state) {
-            (TCP, TCP_SYN_SENT) => Some(CT_SYN),
-            (TCP, TCP_SYN_RECV) => Some(CT_SYN | CT_SYN_ACK),
+        let flags = match (self.original.protocol, self.tcp_state) {
+            (TCP, TCP_SYN_SENT) => CT_SYN,
+            (TCP, TCP_SYN_RECV) => CT_SYN | CT_SYN_ACK,
             // Whose FIN it was makes no difference to how long it is kept.
-            (TCP, TCP_FIN_WAIT..=TCP_LAST_ACK) => Some(replied | CT_FIN_INGRESS),
-            (TCP, TCP_TIME_WAIT..) => None,
+            (TCP, TCP_FIN_WAIT..=TCP_LAST_ACK) => replied | CT_FIN_INGRESS,
+            (TCP, TCP_TIME_WAIT..) => return None,
             // Of UDP that is said once it is a stream.
-            (UDP, _) if self.assured => Some(replied | CT_STREAM),
-            _ => Some(replied),
-        }
+            (UDP, _) if self.assured => replied | CT_STREAM,
+            _ => replied,
+        };
+        let Self { original, reply, remaining, .. } = self;
+        Some(KernelFlow { original, reply, flags, remaining })
     }
 }
 

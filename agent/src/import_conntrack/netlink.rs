@@ -53,7 +53,7 @@ pub(super) fn dump(mut each: impl FnMut(KernelFlow)) -> io::Result<()> {
 }
 
 fn flow(message: Message<'_>) -> Option<KernelFlow> {
-    let (mut original, mut reply, mut bits, mut state) = (None, None, 0, 0);
+    let (mut original, mut reply, mut bits, mut tcp_state) = (None, None, 0, 0);
     let mut remaining = None;
     for (kind, value) in message.attributes(NETFILTER_HEADER) {
         match kind {
@@ -61,15 +61,14 @@ fn flow(message: Message<'_>) -> Option<KernelFlow> {
             CTA_TUPLE_REPLY => reply = tuple(value),
             CTA_STATUS => bits = word(value)?,
             CTA_TIMEOUT => remaining = word(value),
-            CTA_PROTOINFO => state = tcp_state(value).unwrap_or(0),
+            CTA_PROTOINFO => tcp_state = state(value).unwrap_or(0),
             _ => {}
         }
     }
     (bits & IPS_DYING == 0).then_some(())?;
-    let original: Tuple = original?;
     let (replied, assured) = (bits & IPS_SEEN_REPLY != 0, bits & IPS_ASSURED != 0);
-    let flags = Shown { tcp_state: state, replied, assured }.flags(original.protocol)?;
-    Some(KernelFlow { original, reply: reply?, flags, remaining })
+    let (original, reply) = (original?, reply?);
+    Shown { original, reply, remaining, tcp_state, replied, assured }.flow()
 }
 
 /// 32 bits in network byte order, as netfilter writes them.
@@ -77,7 +76,7 @@ fn word(value: &[u8]) -> Option<u32> {
     value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
 }
 
-fn tcp_state(info: &[u8]) -> Option<u8> {
+fn state(info: &[u8]) -> Option<u8> {
     let tcp = attributes(info).find(|(kind, _)| *kind == CTA_PROTOINFO_TCP)?.1;
     let state = attributes(tcp).find(|(kind, _)| *kind == CTA_PROTOINFO_TCP_STATE)?.1;
     state.first().copied()

@@ -1,7 +1,7 @@
 //! `/proc/net/nf_conntrack`: a line for each flow.
 //!
 //! `ipv4 2 tcp 6 86397 ESTABLISHED src=… dst=… sport=… dport=… [UNREPLIED] src=… dst=… sport=… dport=… [ASSURED] mark=0 …`
-//! (net/netfilter/nf_conntrack_standalone.c). Numbers are decimal, addresses of IPv6 have all their digits.
+//! (`net/netfilter/nf_conntrack_standalone.c`). Numbers are decimal, addresses of IPv6 have all their digits.
 
 use std::collections::HashSet;
 use std::fs;
@@ -37,15 +37,17 @@ pub(super) fn flows() -> io::Result<Vec<KernelFlow>> {
     let (mut seen, mut flows) = (HashSet::new(), Vec::new());
     for _ in 0..2 {
         for line in fs::read_to_string(PATH)?.lines() {
-            let flow = parse(line).ok_or_else(|| io::Error::from(ErrorKind::InvalidData))?;
-            flows.extend(flow.filter(|flow| seen.insert((flow.original, flow.reply))));
+            let shown = parse(line).ok_or_else(|| io::Error::from(ErrorKind::InvalidData))?;
+            if seen.insert((shown.original, shown.reply)) {
+                flows.extend(shown.flow());
+            }
         }
     }
     Ok(flows)
 }
 
-/// A line's flow: `Some(None)` if it is over, `None` if the line is not understood.
-fn parse(line: &str) -> Option<Option<KernelFlow>> {
+/// A line; `None` if it is not understood.
+fn parse(line: &str) -> Option<Shown> {
     let mut words = line.split_ascii_whitespace().peekable();
     // Family and its number, protocol and its number; its name may be "unknown".
     let protocol: u8 = words.nth(3)?.parse().ok()?;
@@ -55,16 +57,16 @@ fn parse(line: &str) -> Option<Option<KernelFlow>> {
         Some(seconds) => Some(seconds.parse().ok()?),
         None => None,
     };
-    let mut shown = Shown { tcp_state: 0, replied: true, assured: false };
+    let (mut tcp_state, mut replied, mut assured) = (0, true, false);
     if protocol == TCP {
         let state = words.next()?;
-        shown.tcp_state = TCP_STATES.iter().position(|name| *name == state)? as u8;
+        tcp_state = TCP_STATES.iter().position(|name| *name == state)? as u8;
     }
     let (mut tuples, mut tuple) = (Vec::with_capacity(2), Reading::default());
     for word in words {
         match word {
-            "[UNREPLIED]" => shown.replied = false,
-            "[ASSURED]" => shown.assured = true,
+            "[UNREPLIED]" => replied = false,
+            "[ASSURED]" => assured = true,
             _ => {
                 let Some((name, value)) = word.split_once('=') else { continue };
                 if name == "src" {
@@ -76,8 +78,7 @@ fn parse(line: &str) -> Option<Option<KernelFlow>> {
     }
     tuples.extend(tuple.whole(protocol));
     let [original, reply] = tuples.try_into().ok()?;
-    let flow = |flags| KernelFlow { original, reply, flags, remaining };
-    Some(shown.flags(protocol).map(flow))
+    Some(Shown { original, reply, remaining, tcp_state, replied, assured })
 }
 
 /// A tuple, as far as it was read.
@@ -128,7 +129,7 @@ mod tests {
     fn lines_are_understood() {
         let udp = "ipv4     2 udp      17 179 src=10.0.0.1 dst=10.96.0.10 sport=4000 dport=53 packets=4 bytes=9 \
                    src=10.0.0.2 dst=10.0.0.1 sport=5353 dport=4000 [ASSURED] mark=0 secctx=null zone=1 use=2";
-        let flow = parse(udp).unwrap().unwrap();
+        let flow = parse(udp).unwrap().flow().unwrap();
         assert_eq!(flow.remaining, Some(179));
         assert_eq!(flow.flags, CT_REPLIED | CT_STREAM);
         let (_, [sent, on]) = flow.sent_on().unwrap();
@@ -140,17 +141,17 @@ mod tests {
                    dst=2001:0db8:0000:0000:0000:0000:0000:0002 sport=1 dport=2 \
                    src=2001:0db8:0000:0000:0000:0000:0000:0002 dst=2001:0db8:0000:0000:0000:0000:0000:0001 \
                    sport=2 dport=1 [ASSURED] mark=0 use=1";
-        assert_eq!(parse(tcp).unwrap().unwrap().flags, CT_REPLIED | CT_FIN_INGRESS);
+        assert_eq!(parse(tcp).unwrap().flow().unwrap().flags, CT_REPLIED | CT_FIN_INGRESS);
         let over = tcp.replace("LAST_ACK", "TIME_WAIT");
-        assert_eq!(parse(&over), Some(None));
+        assert!(parse(&over).unwrap().flow().is_none());
 
         let offloaded = "ipv4 2 tcp 6 ESTABLISHED src=10.0.0.1 dst=10.0.0.2 sport=1 dport=2 src=10.0.0.2 \
                          dst=10.0.0.1 sport=2 dport=1 [OFFLOAD] mark=0 use=1";
-        assert_eq!(parse(offloaded).unwrap().unwrap().remaining, None);
+        assert_eq!(parse(offloaded).unwrap().remaining, None);
         for other in
             ["", "ipv4 2 tcp 6 9", "ipv4 2 udp 17 3 src=10.0.0.1 dst=10.0.0.2 sport=1 dport=2"]
         {
-            assert_eq!(parse(other), None, "{other}");
+            assert!(parse(other).is_none(), "{other}");
         }
     }
 }
