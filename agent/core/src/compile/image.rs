@@ -59,7 +59,7 @@ impl Image {
     pub(crate) fn new(sets: &Sets, tries: &Tries, live: &BTreeMap<u32, Live>) -> Self {
         let endpoint = |live: &Live| {
             let allowed = |direction: Direction| {
-                live.direction_policies[direction as usize]
+                live.rules.policies[direction as usize]
                     .as_ref()
                     .map(|direction_policy| allowed(direction_policy, sets, tries))
             };

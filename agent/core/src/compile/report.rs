@@ -147,8 +147,8 @@ impl EndpointInfo {
             id: live.id,
             uid_hash: live.identity.uid_hash,
             slot: live.record.map(|(slot, _)| slot),
-            ingress: live.isolated(Direction::Ingress),
-            egress: live.isolated(Direction::Egress),
+            ingress: live.rules.isolated(Direction::Ingress),
+            egress: live.rules.isolated(Direction::Egress),
             checked: live.check_source,
         }
     }
@@ -187,7 +187,7 @@ pub(super) fn problems(cluster: &Cluster, rules: &Rules, endpoints: &Endpoints) 
     }));
     for (ifindex, live) in &endpoints.live {
         let pod = live.identity.pod.clone();
-        if live.crowded {
+        if live.addresses.crowded {
             problems.push(Problem::TooManyAddresses { pod: pod.clone() });
         }
         if live.unheard {

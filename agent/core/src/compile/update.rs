@@ -114,8 +114,7 @@ impl Update<'_> {
                 let endpoints = &mut self.tables.endpoints;
                 endpoints.build(interface, self.cluster, self.options, rules, registry)
             });
-            for direction_policy in
-                new.iter().flat_map(|live| live.direction_policies.iter().flatten())
+            for direction_policy in new.iter().flat_map(|live| live.rules.policies.iter().flatten())
             {
                 self.acquire_policy(direction_policy, &mut usage);
             }
@@ -124,9 +123,8 @@ impl Update<'_> {
                 None => self.tables.endpoints.live.remove(ifindex),
             };
             changes.note(*ifindex, old.as_ref(), self.tables.endpoints.live.get(ifindex));
-            released.extend(
-                old.into_iter().flat_map(|live| live.direction_policies.into_iter().flatten()),
-            );
+            released
+                .extend(old.into_iter().flat_map(|live| live.rules.policies.into_iter().flatten()));
         }
         // Only now, so that what moves from one endpoint to another stays in use.
         for direction_policy in released {
@@ -193,7 +191,7 @@ impl Update<'_> {
         }
         let mut missing: Vec<Arc<DirectionPolicy>> = Vec::new();
         for live in changes.concerned.iter().filter_map(|i| self.tables.endpoints.live.get(i)) {
-            for direction_policy in live.direction_policies.iter().flatten() {
+            for direction_policy in live.rules.policies.iter().flatten() {
                 if self.tables.rows.of_policy(direction_policy).is_none()
                     && !missing.contains(direction_policy)
                 {
@@ -247,9 +245,11 @@ impl Update<'_> {
                 .and_then(|direction_policy| self.tables.rows.of_policy(direction_policy))
                 .unwrap_or(ROW_NOT_ISOLATED)
         };
-        self.tables.endpoints.live.get(&ifindex).map_or((0, 0), |live| {
-            (row(&live.direction_policies[0]), row(&live.direction_policies[1]))
-        })
+        self.tables
+            .endpoints
+            .live
+            .get(&ifindex)
+            .map_or((0, 0), |live| (row(&live.rules.policies[0]), row(&live.rules.policies[1])))
     }
 
     /// Rows before and after of the concerned endpoints that exist before and after.
@@ -274,7 +274,7 @@ impl Update<'_> {
             let changing = self.words(changes).into_iter().filter(|(_, (old, new))| old != new);
             let direction_policies = changing.flat_map(|(ifindex, _)| {
                 let live = self.tables.endpoints.live.get(&ifindex);
-                live.map(|live| live.direction_policies.clone()).into_iter().flatten().flatten()
+                live.map(|live| live.rules.policies.clone()).into_iter().flatten().flatten()
             });
             let shared: Vec<_> = direction_policies
                 .filter(|direction_policy| self.tables.rows.is_written(direction_policy))

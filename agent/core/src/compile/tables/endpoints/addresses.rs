@@ -1,0 +1,100 @@
+//! A pod's addresses in its endpoint's record.
+
+use std::net::IpAddr;
+
+use netpold_ebpf::layout::{ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint};
+
+use crate::model::Pod;
+
+/// Addresses of a family that a record has room for beside those it replaces.
+const MOST: usize = ENDPOINT_ADDRS / 2;
+
+/// The addresses of a pod that its record has room for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Addresses {
+    v4: Vec<u32>,
+    v6: Vec<[u8; 16]>,
+    /// More of a family than the record holds.
+    pub(crate) crowded: bool,
+}
+
+impl Addresses {
+    /// Those of a pod.
+    pub(super) fn of(pod: &Pod) -> Self {
+        let mut this = Self::default();
+        for address in &pod.addresses {
+            match address {
+                IpAddr::V4(v4) => this.v4.push(v4.to_bits()),
+                IpAddr::V6(v6) => this.v6.push(v6.octets()),
+            }
+        }
+        this.crowded = this.v4.len() > MOST || this.v6.len() > MOST;
+        this.v4.truncate(MOST);
+        this.v6.truncate(MOST);
+        this
+    }
+
+    /// Puts them into a record without flags, given the one that is installed.
+    pub(super) fn place(&self, installed: Option<&Endpoint>, record: &mut Endpoint) {
+        let (old4, old6, flags) =
+            installed.map_or_else(Default::default, |old| (old.addr4, old.addr6, old.flags));
+        let (addr4, valid4) = place(&self.v4, old4, flags >> EP_ADDR4_SHIFT);
+        let (addr6, valid6) = place(&self.v6, old6, flags >> EP_ADDR6_SHIFT);
+        record.addr4 = addr4;
+        record.addr6 = addr6;
+        record.flags = valid4 << EP_ADDR4_SHIFT | valid6 << EP_ADDR6_SHIFT;
+    }
+}
+
+/// Places addresses: those that are there keep their slot, new ones take slots that are not valid,
+/// and slots that fall free keep their content.
+fn place<T: Copy + PartialEq>(
+    wanted: &[T],
+    mut slots: [T; ENDPOINT_ADDRS],
+    valid: u32,
+) -> ([T; ENDPOINT_ADDRS], u32) {
+    let is_valid = |slot: usize| valid >> slot & 1 != 0;
+    let mut now = 0u32;
+    let mut new = Vec::new();
+    for address in wanted {
+        match (0..ENDPOINT_ADDRS).find(|slot| is_valid(*slot) && slots[*slot] == *address) {
+            Some(slot) => now |= 1 << slot,
+            None => new.push(*address),
+        }
+    }
+    let free = (0..ENDPOINT_ADDRS).filter(|slot| !is_valid(*slot));
+    for (address, slot) in new.into_iter().zip(free) {
+        slots[slot] = address;
+        now |= 1 << slot;
+    }
+    (slots, now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_keeps_its_slot_and_a_free_slot_its_content() {
+        let empty = [0; ENDPOINT_ADDRS];
+        let (slots, valid) = place(&[10, 20], empty, 0);
+        assert_eq!((slots[..2].to_vec(), valid), (vec![10, 20], 0b11));
+        // 20 stays where it is; 30 takes a slot that no packet reads, not that of 10.
+        let (slots, valid) = place(&[30, 20], slots, valid);
+        assert_eq!((slots[..3].to_vec(), valid), (vec![10, 20, 30], 0b110));
+        let (slots, valid) = place(&[20], slots, valid);
+        assert_eq!((slots[..3].to_vec(), valid), (vec![10, 20, 30], 0b010));
+    }
+
+    #[test]
+    fn what_a_record_has_no_room_for_is_left_out() {
+        let pod = |addresses: &[&str]| Pod {
+            addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+            ..Pod::default()
+        };
+        let fits = Addresses::of(&pod(&["10.0.0.1", "10.0.0.2", "fd00::1"]));
+        assert!(!fits.crowded && fits.v4.len() == 2 && fits.v6.len() == 1);
+        let crowded = Addresses::of(&pod(&["10.0.0.1", "10.0.0.2", "10.0.0.3"]));
+        assert!(crowded.crowded && crowded.v4.len() == MOST);
+    }
+}

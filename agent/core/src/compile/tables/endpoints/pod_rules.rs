@@ -1,0 +1,66 @@
+//! What policies say of the pod behind an endpoint.
+
+use std::sync::Arc;
+
+use crate::cluster::Cluster;
+use crate::compile::rules::direction_policy::DirectionPolicy;
+use crate::compile::rules::{Before, Late, Rules};
+use crate::compile::sets::registry::Registry;
+use crate::model::{Direction, Labels, Pod};
+
+/// What a pod is allowed, and what that was made of.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PodRules {
+    /// Ingress and egress; `None`: not isolated.
+    pub(crate) policies: [Option<Arc<DirectionPolicy>>; 2],
+    /// Neither is isolated, but a policy on trial selects the pod: its ingress has a row that allows
+    /// everything, since the packet path records the flows of endpoints with a row.
+    watched: bool,
+    /// Those that policies select the pod by, if they are known.
+    labels: Option<Labels>,
+    /// What of the direction policies is not as policies have it now.
+    pub(crate) late: [Option<Late>; 2],
+}
+
+impl PodRules {
+    /// Of an interface whose pod is not known: nobody but its node.
+    pub(super) fn waiting(rules: &mut Rules, registry: &mut Registry) -> Self {
+        let policies = [Some(DirectionPolicy::nothing()), Some(rules.own_node(registry))];
+        Self { policies, ..Self::default() }
+    }
+
+    /// Of a pod, whose labels may not be known. `before`: what it has now; `closed`: nothing is allowed where
+    /// it is isolated.
+    pub(super) fn of(
+        (pod, labelled): (&Pod, bool),
+        (before, closed): (Option<&Self>, bool),
+        cluster: &Cluster,
+        rules: &mut Rules,
+        registry: &mut Registry,
+    ) -> Self {
+        let [ingress, egress] = Direction::BOTH.map(|direction| {
+            let now = before.filter(|before| !before.watched).and_then(|before| {
+                let direction_policy = before.policies[direction as usize].as_ref()?;
+                let same_labels = before.labels == labelled.then(|| pod.labels.clone());
+                Some(Before { direction_policy, same_labels })
+            });
+            rules.of_pod(cluster, (pod, labelled), (direction, now), registry).unzip()
+        });
+        let mut policies = [ingress.0, egress.0].map(|direction_policy| {
+            direction_policy.map(|it| if closed { DirectionPolicy::nothing() } else { it })
+        });
+        let about = |direction| cluster.policies_about((pod, labelled), direction);
+        let watched = policies.iter().all(Option::is_none)
+            && Direction::BOTH.into_iter().any(|direction| about(direction).is_on_trial());
+        if watched {
+            policies = [Some(rules.everything(registry)), None];
+        }
+        let late = [ingress.1.flatten(), egress.1.flatten()];
+        Self { policies, watched, labels: labelled.then(|| pod.labels.clone()), late }
+    }
+
+    /// Whether a direction is isolated.
+    pub(crate) fn isolated(&self, direction: Direction) -> bool {
+        !self.watched && self.policies[direction as usize].is_some()
+    }
+}
