@@ -112,8 +112,19 @@ impl Heartbeat {
         self.last.store(self.start.elapsed().as_secs(), Ordering::Relaxed);
     }
 
+    /// The answer to `/livez`.
+    pub(crate) fn live(&self) -> (StatusCode, String) {
+        match self.stalled(Instant::now()) {
+            None => (StatusCode::OK, "ok\n".to_owned()),
+            Some(since) => {
+                let text = format!("the main loop has not turned for {} s\n", since.as_secs());
+                (StatusCode::SERVICE_UNAVAILABLE, text)
+            }
+        }
+    }
+
     /// How long the loop has not turned, if that is too long.
-    pub(crate) fn stalled(&self, now: Instant) -> Option<Duration> {
+    fn stalled(&self, now: Instant) -> Option<Duration> {
         let last = Duration::from_secs(self.last.load(Ordering::Relaxed));
         let since = now.saturating_duration_since(self.start).saturating_sub(last);
         (since > STALLED).then_some(since)
@@ -237,20 +248,19 @@ async fn serve(stream: TcpStream, router: Router) {
 }
 
 async fn metrics_text(State(answers): State<Answers>) -> Response {
-    match answers.metrics.text() {
+    metrics_response(answers.metrics.text())
+}
+
+/// The answer to a scrape.
+pub(crate) fn metrics_response(text: Result<String, fmt::Error>) -> Response {
+    match text {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
 
 async fn live(State(answers): State<Answers>) -> (StatusCode, String) {
-    match answers.heartbeat.stalled(Instant::now()) {
-        None => (StatusCode::OK, "ok\n".to_owned()),
-        Some(since) => {
-            let text = format!("the main loop has not turned for {} s\n", since.as_secs());
-            (StatusCode::SERVICE_UNAVAILABLE, text)
-        }
-    }
+    answers.heartbeat.live()
 }
 
 async fn ready(State(answers): State<Answers>) -> (StatusCode, String) {

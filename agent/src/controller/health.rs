@@ -1,20 +1,21 @@
 //! `/livez`, `/readyz` and `/metrics` of the controller.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::StatusCode;
+use axum::response::Response;
 use axum::routing::get;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use super::certificates::Served;
 use super::lease::Leading;
 use super::statuses::Counters;
-use crate::listen::Heartbeat;
+use crate::listen::{Heartbeat, metrics_response};
 
 /// What requests are answered from.
 #[derive(Clone)]
@@ -36,13 +37,7 @@ pub(super) fn router(health: Health) -> Router {
 }
 
 async fn live(State(health): State<Health>) -> (StatusCode, String) {
-    match health.heartbeat.stalled(Instant::now()) {
-        None => (StatusCode::OK, "ok\n".to_owned()),
-        Some(since) => {
-            let text = format!("the main loop has not turned for {} s\n", since.as_secs());
-            (StatusCode::SERVICE_UNAVAILABLE, text)
-        }
-    }
+    health.heartbeat.live()
 }
 
 async fn ready(State(health): State<Health>) -> (StatusCode, &'static str) {
@@ -57,29 +52,14 @@ async fn ready(State(health): State<Health>) -> (StatusCode, &'static str) {
 
 async fn metrics(State(health): State<Health>) -> Response {
     let Counters { writes, failures, waiting, policies } = &*health.counters;
-    let rows = [
-        (
-            "leader",
-            "gauge",
-            "Whether this replica writes statuses.",
-            u64::from(health.leading.is()),
-        ),
-        ("policies", "gauge", "NetworkPolicies known.", policies.load(Ordering::Relaxed) as u64),
-        ("waiting", "gauge", "NetworkPolicies to look at.", waiting.load(Ordering::Relaxed) as u64),
-        ("status_writes_total", "counter", "Statuses written.", writes.load(Ordering::Relaxed)),
-        (
-            "status_write_failures_total",
-            "counter",
-            "Writes that failed.",
-            failures.load(Ordering::Relaxed),
-        ),
-    ];
-    let text: String = rows
-        .iter()
-        .map(|(name, kind, help, value)| {
-            let name = format!("netpold_controller_{name}");
-            format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}\n")
-        })
-        .collect();
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+    let leader = Gauge::<i64>::default();
+    leader.set(health.leading.is().into());
+    let mut registry = Registry::with_prefix("netpold_controller");
+    registry.register("leader", "Whether this replica writes statuses", leader);
+    registry.register("policies", "NetworkPolicies known", policies.clone());
+    registry.register("waiting", "NetworkPolicies to look at", waiting.clone());
+    registry.register("status_writes", "Statuses written", writes.clone());
+    registry.register("status_write_failures", "Writes that failed", failures.clone());
+    let mut text = String::new();
+    metrics_response(encode(&mut text, &registry).map(|()| text))
 }

@@ -1,12 +1,13 @@
 //! Keeps a `NetworkPolicyStatus` for every `NetworkPolicy`. Everything is followed always; the leader writes.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use kube::Client;
 use netpold_core::model::Key;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 
@@ -36,13 +37,13 @@ const OBJECTS: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     /// Statuses written.
-    pub(super) writes: AtomicU64,
+    pub(super) writes: Counter,
     /// Writes that failed.
-    pub(super) failures: AtomicU64,
+    pub(super) failures: Counter,
     /// Policies that wait to be looked at.
-    pub(super) waiting: AtomicUsize,
+    pub(super) waiting: Gauge,
     /// Policies known.
-    pub(super) policies: AtomicUsize,
+    pub(super) policies: Gauge,
 }
 
 /// Keeps the statuses.
@@ -124,8 +125,8 @@ impl Statuses {
             for key in touched {
                 self.queue.push(key, now);
             }
-            self.counters.waiting.store(self.queue.len(), Ordering::Relaxed);
-            self.counters.policies.store(self.index.len(), Ordering::Relaxed);
+            self.counters.waiting.set(self.queue.len() as i64);
+            self.counters.policies.set(self.index.len() as i64);
         }
     }
 

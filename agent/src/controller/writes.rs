@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -134,12 +133,12 @@ impl Writes {
         self.in_flight.remove(&key);
         match result {
             Ok(object) => {
-                self.counters.writes.fetch_add(1, Ordering::Relaxed);
+                self.counters.writes.inc();
                 self.remember(object);
                 Ok(key)
             }
             Err(error) => {
-                self.counters.failures.fetch_add(1, Ordering::Relaxed);
+                self.counters.failures.inc();
                 // Somebody else wrote it, or it is gone: a watch will say so.
                 let expected =
                     matches!(&error, kube::Error::Api(status) if [404, 409].contains(&status.code));
