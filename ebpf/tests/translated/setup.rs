@@ -49,7 +49,7 @@ pub(crate) fn tables() -> NodeTables {
     tables.policy.trie_root[0x0a60] = SERVICE_CLASS | CLASS_TRANSLATED;
     tables.policy.trie_blocks.push(third);
     let mut bitmap = [0; 1024];
-    bitmap[8080 >> 6] = 1 << (8080 & 63);
+    bitmap[8080 / 64] = 1 << (8080 % 64);
     tables.policy.bitmaps.push(bitmap);
     let set = |ports| PortSet { tcp: ports, udp: ports, ..PortSet::default() }.word();
     let (app, http) = (set(PORTS_FIRST_BITMAP), set(PORTS_ONE | HTTP));
