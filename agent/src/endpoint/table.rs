@@ -436,9 +436,9 @@ mod tests {
     fn routes_to_single_addresses_are_told() {
         let route = |to: &str, by, there| HostRoute { to: to.parse().unwrap(), by, there };
         let routed = |events: Vec<Event>| {
-            let veths = events.into_iter().filter_map(|event| match event {
-                Event::Veth(veth) => Some((veth.index, veth.routed.len())),
-                _ => None,
+            let veths = events.into_iter().filter_map(|event| {
+                let Event::Veth(veth) = event else { return None };
+                Some((veth.index, veth.routed.len()))
             });
             veths.collect::<Vec<_>>()
         };
