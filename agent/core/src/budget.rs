@@ -226,20 +226,12 @@ pub(crate) fn closed(units: &BTreeMap<Combination, u64>) -> BTreeSet<Combination
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Enforcement, PolicyVersion, PortRule, Protocol};
+    use crate::model::{PortRule, Protocol};
 
     fn policy(peers: Vec<Peer>) -> Policy {
         let port = PortRule { protocol: Protocol::Tcp, port: PortMatch::Range(80, 80) };
         let rule = Rule { peers: Some(peers), ports: Some(vec![port]) };
-        Policy {
-            key: Key::new("a", "p"),
-            pod_selector: Selector::default(),
-            ingress: Some(vec![rule]),
-            egress: None,
-            problems: Vec::new(),
-            version: PolicyVersion::default(),
-            enforcement: Enforcement::Enforce,
-        }
+        Policy { key: Key::new("a", "p"), ingress: Some(vec![rule]), ..Policy::default() }
     }
 
     fn pods(requirements: Vec<Requirement>) -> Peer {

@@ -5,7 +5,6 @@ use netpold_core::explain::{Explainer, Explanation, Verdict};
 use netpold_core::model::{
     Change, EndpointSlice, Enforcement, IpBlock, Key, Labels, Namespace, Node, Peer, Pod, Policy,
     PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service,
-    ServicePort, SlicePort,
 };
 use netpold_core::probe::Probe;
 use netpold_testkit::objects::{self, labels, named};
@@ -241,53 +240,23 @@ fn json_has_the_probe_and_the_verdict() {
 /// The shop behind a Service with this address, service port 80 and these backends (with `!`: not
 /// ready) on port 8443; an egress rule of the client's names a pod and a block.
 fn ask_service(to: &str, backends: &[&str]) -> Explanation {
-    let block = IpBlock { cidr: "10.96.0.0/16".parse().unwrap(), except: vec![] };
     let named = Peer::Pods { namespaces: Some(Selector::default()), pods: is("app", "db") };
-    let out = Policy {
-        key: Key::new("a", "out"),
-        pod_selector: is("app", "client"),
-        ingress: None,
-        egress: Some(vec![
-            Rule { peers: Some(vec![Peer::Block(block)]), ports: None },
-            Rule { peers: Some(vec![named]), ports: Some(vec![tcp(PortMatch::Any)]) },
-        ]),
-        problems: vec![],
-        version: PolicyVersion::default(),
-        enforcement: Enforcement::Enforce,
+    let egress = vec![
+        Rule { peers: Some(vec![objects::block("10.96.0.0/16", &[])]), ports: None },
+        Rule { peers: Some(vec![named]), ports: Some(vec![tcp(PortMatch::Any)]) },
+    ];
+    let out = objects::policy("a", "out", is("app", "client"), None, Some(egress));
+    let front = objects::service(("shop", "s"), &["10.96.0.1"], &[("", 80, Some(30080))]);
+    let addresses: Vec<&str> = backends.iter().map(|address| address.trim_matches('!')).collect();
+    let slice = EndpointSlice {
+        not_ready: backends.iter().filter_map(|a| a.strip_prefix('!')?.parse().ok()).collect(),
+        ..objects::slice(("shop", "s"), "s", &addresses, &[("", 8443)])
     };
-    let front = |name: &str, address: &str| {
-        Change::Service(Service {
-            key: Key::new("shop", name),
-            addresses: vec![address.parse().unwrap()],
-            cluster: vec![address.parse().unwrap()],
-            ports: vec![ServicePort {
-                name: String::new(),
-                protocol: Protocol::Tcp,
-                port: 80,
-                node_port: Some(30080),
-            }],
-            unserved: false,
-        })
-    };
-    let slice = |name: &str| {
-        Change::EndpointSlice(EndpointSlice {
-            key: Key::new("shop", name),
-            service: name.to_owned(),
-            ports: vec![SlicePort { name: String::new(), protocol: Protocol::Tcp, port: 8443 }],
-            addresses: backends.iter().map(|a| a.trim_matches('!').parse().unwrap()).collect(),
-            not_ready: backends.iter().filter_map(|a| a.strip_prefix('!')?.parse().ok()).collect(),
-        })
-    };
-    let own = Change::Policy(Policy {
-        key: Key::new("shop", "open"),
-        pod_selector: is("app", "db"),
-        ingress: Some(vec![Rule { peers: None, ports: None }]),
-        egress: None,
-        problems: vec![],
-        version: PolicyVersion::default(),
-        enforcement: Enforcement::Enforce,
-    });
-    let changes = [Change::Policy(out), front("s", "10.96.0.1"), slice("s"), own];
+    let all = vec![Rule { peers: None, ports: None }];
+    let own = objects::policy("shop", "open", is("app", "db"), Some(all), None);
+    let policies = [out, own].map(Change::Policy);
+    let changes =
+        [Change::Service(front), Change::EndpointSlice(slice)].into_iter().chain(policies);
     let port = if to.starts_with("192.") { 30080 } else { 80 };
     let probe = format!(r#"{{"from":"a/client","to":"{to}","port":{port}}}"#);
     Explainer::new(&shop().into_iter().chain(changes).collect())
@@ -354,25 +323,10 @@ fn another_nodes_port_is_judged_on_every_backend() {
 #[test]
 fn a_service_of_another_proxy_is_no_service() {
     let with = |unserved| {
-        let service = Change::Service(Service {
-            key: Key::new("shop", "s"),
-            addresses: vec!["203.0.113.9".parse().unwrap()],
-            cluster: vec![],
-            ports: vec![ServicePort {
-                name: String::new(),
-                protocol: Protocol::Tcp,
-                port: 80,
-                node_port: None,
-            }],
-            unserved,
-        });
-        let slice = Change::EndpointSlice(EndpointSlice {
-            key: Key::new("shop", "s"),
-            service: "s".into(),
-            ports: vec![SlicePort { name: String::new(), protocol: Protocol::Tcp, port: 80 }],
-            addresses: vec!["10.0.0.4".parse().unwrap()],
-            not_ready: vec![],
-        });
+        let service = objects::service(("shop", "s"), &["203.0.113.9"], &[("", 80, None)]);
+        let service = Change::Service(Service { cluster: vec![], unserved, ..service });
+        let slice = objects::slice(("shop", "s"), "s", &["10.0.0.4"], &[("", 80)]);
+        let slice = Change::EndpointSlice(slice);
         let ask = |to: &str| {
             let probe = format!(r#"{{"from":"a/client","to":"{to}","port":80}}"#);
             let objects = shop().into_iter().chain([service.clone(), slice.clone()]);

@@ -3,11 +3,12 @@
 
 use netpold_core::explain::{Cause, Explainer, Explanation, Verdict};
 use netpold_core::model::{
-    Action, Change, ClusterPolicy, ClusterRule, EndpointSlice, Enforcement, Key, NamespacedPods,
-    Node, Peer, Pod, PolicyVersion, PortMatch, PortRule, Protocol, Rule, Selector, Service,
-    ServicePort, SlicePort, Tier,
+    Action, Change, ClusterPolicy, ClusterRule, Enforcement, NamespacedPods, Node, Peer, Pod,
+    PolicyVersion, PortMatch, PortRule, Protocol, Rule, Selector, Tier,
 };
-use netpold_testkit::objects::{block, ip, labels, namespace, pod, policy, rule, select, tcp};
+use netpold_testkit::objects::{
+    self, block, ip, labels, namespace, pod, policy, rule, select, tcp,
+};
 
 /// A rule of this action about these peers, everyone if there are none, and TCP ports.
 fn about(action: Action, peers: Option<Vec<Peer>>, ports: &[u16]) -> ClusterRule {
@@ -261,26 +262,10 @@ fn nodes_are_peers_and_the_own_node_can_be_denied() {
 
 /// A Service on port 80 and node port 30080 with these backends on port 8080.
 fn service(backends: &[&str]) -> [Change; 2] {
-    let key = Key::new("shop", "s");
-    let (name, protocol) = (String::new(), Protocol::Tcp);
-    let port = ServicePort { name: name.clone(), protocol, port: 80, node_port: Some(30080) };
-    let addresses = vec![ip("10.96.0.1")];
-    [
-        Change::Service(Service {
-            key: key.clone(),
-            cluster: addresses.clone(),
-            addresses,
-            ports: vec![port],
-            unserved: false,
-        }),
-        Change::EndpointSlice(EndpointSlice {
-            key,
-            service: "s".into(),
-            ports: vec![SlicePort { name, protocol, port: 8080 }],
-            addresses: backends.iter().map(|backend| ip(backend)).collect(),
-            not_ready: vec![],
-        }),
-    ]
+    let key = ("shop", "s");
+    let service = objects::service(key, &["10.96.0.1"], &[("", 80, Some(30080))]);
+    let slice = objects::slice(key, "s", backends, &[("", 8080)]);
+    [Change::Service(service), Change::EndpointSlice(slice)]
 }
 
 /// Deny of all that team b sends to these blocks.
@@ -366,7 +351,7 @@ fn named_ports_are_the_receivers() {
     let matches = Rule { peers: team("b"), ports: Some(vec![named]) };
     let rules = vec![ClusterRule { name: String::new(), action: Action::Deny, matches }];
     let dns = tier((Tier::Admin, "dns", 4), rules.clone(), rules);
-    let ports = vec![netpold_testkit::objects::named("dns", Protocol::Udp, 5353)];
+    let ports = vec![objects::named("dns", Protocol::Udp, 5353)];
     let server = Pod { ports, ..pod("shop", "dns", &[], &["10.0.0.7"]) };
     let ask = |port: u16| {
         let more = vec![dns.clone(), Change::Pod(server.clone())];

@@ -2,9 +2,8 @@
 //! decisions where they leave room.
 
 use netpold_core::model::{
-    Action, ClusterPolicy, ClusterRule, Direction, EndpointSlice, Enforcement, Key, NamespacedPods,
-    Node, Peer, Pod, Policy, PortMatch, PortRule, Protocol, Rule, Selector, Service, ServicePort,
-    SlicePort, Tier,
+    Action, ClusterPolicy, ClusterRule, Direction, Enforcement, NamespacedPods, Node, Peer, Pod,
+    Policy, PortMatch, PortRule, Protocol, Rule, Selector, Tier,
 };
 use netpold_core::probe::Probe;
 use netpold_testkit::objects::{
@@ -300,25 +299,8 @@ fn rules_that_are_not_understood_fail_closed() {
 
 /// A Service of y whose port 443 leads to port 80 of these, with a node port.
 fn serve(oracle: &mut Oracle, backends: &[&str]) {
-    oracle.services = vec![Service {
-        key: Key::new("y", "s"),
-        addresses: ips(&["10.9.0.1"]),
-        cluster: ips(&["10.9.0.1"]),
-        ports: vec![ServicePort {
-            name: String::new(),
-            protocol: Protocol::Tcp,
-            port: 443,
-            node_port: Some(30443),
-        }],
-        unserved: false,
-    }];
-    oracle.slices = vec![EndpointSlice {
-        key: Key::new("y", "s-1"),
-        service: "s".to_owned(),
-        ports: vec![SlicePort { name: String::new(), protocol: Protocol::Tcp, port: 80 }],
-        addresses: ips(backends),
-        not_ready: vec![],
-    }];
+    oracle.services = vec![objects::service(("y", "s"), &["10.9.0.1"], &[("", 443, Some(30443))])];
+    oracle.slices = vec![objects::slice(("y", "s-1"), "s", backends, &[("", 80)])];
 }
 
 /// Whether x/a may send to the Service, and to the node port of its own and of the other node.

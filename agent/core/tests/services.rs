@@ -1,13 +1,12 @@
 //! Services: each decision by a small cluster, and what an event writes.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use netpold_core::model::{Change, EndpointSlice, Key, Protocol, Selector, Service};
-use netpold_core::model::{ServicePort, SlicePort};
+use netpold_core::model::{Change, EndpointSlice, Key, Selector, Service};
 use netpold_core::ops::Op;
 use netpold_core::ops::Table;
 use netpold_ebpf::layout::CLASS_TRANSLATED;
 use netpold_testkit::objects::{
-    NODE, block, interface, ip, namespace, node, pod, pods, policy, rule, select, tcp,
+    self, NODE, block, interface, ip, namespace, node, pod, pods, policy, rule, select, tcp,
 };
 use netpold_testkit::world::World;
 
@@ -15,47 +14,22 @@ const WEB: &str = "10.96.0.1";
 const WEB6: &str = "fd96::1";
 
 fn service(name: &str, addresses: &[&str], ports: &[(&str, u16, Option<u16>)]) -> Change {
-    let port = |(name, port, node_port): &(&str, u16, Option<u16>)| ServicePort {
-        name: (*name).into(),
-        protocol: Protocol::Tcp,
-        port: *port,
-        node_port: *node_port,
-    };
-    Change::Service(Service {
-        key: Key::new("a", name),
-        addresses: addresses.iter().map(|address| ip(address)).collect(),
-        cluster: addresses.iter().map(|address| ip(address)).collect(),
-        ports: ports.iter().map(port).collect(),
-        unserved: false,
-    })
+    Change::Service(objects::service(("a", name), addresses, ports))
 }
 
 /// As [`service`], left to another proxy than the nodes'.
 fn unserved(name: &str, addresses: &[&str], ports: &[(&str, u16, Option<u16>)]) -> Change {
-    let Change::Service(service) = service(name, addresses, ports) else { unreachable!() };
+    let service = objects::service(("a", name), addresses, ports);
     Change::Service(Service { unserved: true, ..service })
 }
 
 fn slice(name: &str, service: &str, addresses: &[&str], ports: &[(&str, u16)]) -> Change {
-    let port = |(name, port): &(&str, u16)| SlicePort {
-        name: (*name).into(),
-        protocol: Protocol::Tcp,
-        port: *port,
-    };
-    Change::EndpointSlice(EndpointSlice {
-        key: Key::new("a", name),
-        service: service.into(),
-        ports: ports.iter().map(port).collect(),
-        addresses: addresses.iter().map(|address| ip(address)).collect(),
-        not_ready: Vec::new(),
-    })
+    Change::EndpointSlice(objects::slice(("a", name), service, addresses, ports))
 }
 
 /// As [`slice`], with no backend ready.
 fn unready(name: &str, service: &str, addresses: &[&str], ports: &[(&str, u16)]) -> Change {
-    let Change::EndpointSlice(slice) = slice(name, service, addresses, ports) else {
-        unreachable!()
-    };
+    let slice = objects::slice(("a", name), service, addresses, ports);
     Change::EndpointSlice(EndpointSlice { not_ready: slice.addresses.clone(), ..slice })
 }
 

@@ -3,9 +3,10 @@
 use std::net::IpAddr;
 
 use netpold_core::model::{
-    Action, ClusterPolicy, ClusterRule, Enforcement, Interface, IpBlock, Key, Labels, NamedPort,
-    Namespace, NamespacedPods, Node, Peer, Pod, Policy, PolicyVersion, PortMatch, PortRule,
-    Protocol, Requirement, Rule, Selector, Tier,
+    Action, ClusterPolicy, ClusterRule, EndpointSlice, Enforcement, Interface, IpBlock, Key,
+    Labels, NamedPort, Namespace, NamespacedPods, Node, Peer, Pod, Policy, PolicyVersion,
+    PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
+    Tier,
 };
 
 /// The node of [`pod`], and of the [`World`](crate::world::World) that they are compiled in.
@@ -21,6 +22,40 @@ pub fn ip(text: &str) -> IpAddr {
 #[must_use]
 pub fn ips(texts: &[&str]) -> Vec<IpAddr> {
     texts.iter().map(|text| ip(text)).collect()
+}
+
+/// A Service whose cluster addresses these are; TCP ports by name, number and node port.
+#[must_use]
+pub fn service(
+    (namespace, name): (&str, &str),
+    addresses: &[&str],
+    ports: &[(&str, u16, Option<u16>)],
+) -> Service {
+    let port = |&(name, port, node_port): &(&str, u16, Option<u16>)| {
+        let (name, protocol) = (name.to_owned(), Protocol::Tcp);
+        ServicePort { name, protocol, port, node_port }
+    };
+    let (key, ports) = (Key::new(namespace, name), ports.iter().map(port).collect());
+    Service { key, addresses: ips(addresses), cluster: ips(addresses), ports, unserved: false }
+}
+
+/// Ready backends of a Service; TCP ports by the names of the Service's and number.
+#[must_use]
+pub fn slice(
+    (namespace, name): (&str, &str),
+    service: &str,
+    addresses: &[&str],
+    ports: &[(&str, u16)],
+) -> EndpointSlice {
+    let protocol = Protocol::Tcp;
+    let port = |&(name, port): &(&str, u16)| SlicePort { name: name.to_owned(), protocol, port };
+    EndpointSlice {
+        key: Key::new(namespace, name),
+        service: service.to_owned(),
+        ports: ports.iter().map(port).collect(),
+        addresses: ips(addresses),
+        not_ready: Vec::new(),
+    }
 }
 
 /// Labels.

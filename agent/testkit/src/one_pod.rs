@@ -1,6 +1,7 @@
 //! The tables of one pod in plain memory, for the kernel tests and for fuzzing.
 
 use ipnet::Ipv6Net;
+pub use netpold_core::model::Direction;
 use netpold_ebpf::{
     direction::{Egress, Ingress},
     judge::{decide::decide, hook::Hook},
@@ -25,15 +26,6 @@ pub const INGRESS_ROW: u32 = 2;
 pub const EGRESS_ROW: u32 = 3;
 /// A row that isolates and allows nothing.
 pub const DENY_ROW: u32 = 1;
-
-/// From the pod's view.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// What the pod gets.
-    Ingress,
-    /// What the pod sends.
-    Egress,
-}
 
 /// Judges a frame by the host's code.
 pub fn judge(tables: &NodeTables, direction: Direction, came_from: u32, frame: &[u8]) -> Verdict {

@@ -87,10 +87,8 @@ mod tests {
             key: Key::new("shop", name),
             pod_selector,
             ingress: Some(Vec::new()),
-            egress: None,
-            problems: Vec::new(),
-            version: PolicyVersion::default(),
             enforcement,
+            ..Policy::default()
         }
     }
 

@@ -69,7 +69,7 @@ impl Compiled {
     /// The first table that has not enough room.
     pub(super) fn overflow(&self, capacity: &Capacity) -> Option<CompileError> {
         Table::ALL.into_iter().find_map(|table| {
-            let needed = self.tables.needed(table, &self.sets.classes);
+            let (_, needed) = self.tables.elements(table, &self.sets.classes);
             let capacity = capacity.of(table);
             (needed > capacity).then_some(CompileError::Full { table, needed, capacity })
         })

@@ -17,6 +17,7 @@ use ipnet::Ipv6Net;
 use netpold_ebpf::layout::{ClassId, ENDPOINT_SLOTS, Endpoint};
 
 use crate::compile::sets::classes::Classes;
+use crate::compile::slots::SlotAllocator;
 use crate::ops::{Capacity, Fill, Table};
 use crate::options::Options;
 use crate::ports::tries::Tries;
@@ -67,30 +68,25 @@ impl Tables {
 
     /// Used and available elements of every table.
     pub(crate) fn fill(&self, classes: &Classes, capacity: &Capacity) -> Vec<Fill> {
-        let (hosts6, cidrs6) = self.addresses.ipv6_count();
-        let used = |table| match table {
-            Table::Classes => classes.slots.used(),
-            Table::Bitmaps => self.port_sets.bitmap_slots.used(),
-            Table::RowBlocks => self.rows.block_slots.used(),
-            Table::Rows => self.rows.slots.used(),
-            Table::TrieBlocks => self.addresses.ipv4_trie.slots.used(),
-            Table::Hosts6 => hosts6,
-            Table::Cidrs6 => cidrs6,
+        let fill = |table| {
+            let (used, _) = self.elements(table, classes);
+            Fill { table, used, capacity: capacity.of(table) }
         };
-        let fill = |table| Fill { table, used: used(table), capacity: capacity.of(table) };
         Table::ALL.map(fill).to_vec()
     }
 
-    /// Elements that a table must have.
-    pub(crate) fn needed(&self, table: Table, classes: &Classes) -> u32 {
+    /// Used elements of a table, and how many it must have.
+    pub(crate) fn elements(&self, table: Table, classes: &Classes) -> (u32, u32) {
+        let of = |slots: &SlotAllocator| (slots.used(), slots.needed());
+        let (count, peak) = (self.addresses.ipv6_count(), self.addresses.ipv6_peak);
         match table {
-            Table::Classes => classes.slots.needed(),
-            Table::Bitmaps => self.port_sets.bitmap_slots.needed(),
-            Table::RowBlocks => self.rows.block_slots.needed(),
-            Table::Rows => self.rows.slots.needed(),
-            Table::TrieBlocks => self.addresses.ipv4_trie.slots.needed(),
-            Table::Hosts6 => self.addresses.ipv6_peak.0,
-            Table::Cidrs6 => self.addresses.ipv6_peak.1,
+            Table::Classes => of(&classes.slots),
+            Table::Bitmaps => of(&self.port_sets.bitmap_slots),
+            Table::RowBlocks => of(&self.rows.block_slots),
+            Table::Rows => of(&self.rows.slots),
+            Table::TrieBlocks => of(&self.addresses.ipv4_trie.slots),
+            Table::Hosts6 => (count.0, peak.0),
+            Table::Cidrs6 => (count.1, peak.1),
         }
     }
 }

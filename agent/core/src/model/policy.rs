@@ -10,6 +10,7 @@ use crate::model::selector::Selector;
 use crate::model::traffic::{Direction, Protocol};
 
 /// A NetworkPolicy.
+#[cfg_attr(test, derive(Default))]
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Policy {
     /// `metadata.namespace` and `metadata.name`

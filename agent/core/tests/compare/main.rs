@@ -1,5 +1,5 @@
 //! The compiled tables against the oracle.
-#![expect(clippy::expect_used, clippy::unwrap_used, reason = "helpers of tests")]
+#![expect(clippy::expect_used, reason = "helpers of tests")]
 
 mod states;
 

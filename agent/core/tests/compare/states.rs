@@ -2,13 +2,12 @@
 
 use netpold_core::compile::Image;
 use netpold_core::model::{
-    Change, Enforcement, Interface, IpBlock, Key, Labels, Namespace, Node, Peer, Pod, Policy,
-    PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
+    Change, Namespace, Peer, Pod, PortMatch, PortRule, Protocol, Rule, Selector,
 };
 use netpold_core::ops::TableWriter;
 use netpold_testkit::generate::{Choices, Cluster, NODE};
 use netpold_testkit::memory::MemoryTables;
-use netpold_testkit::objects::{self, labels, named};
+use netpold_testkit::objects::{self, block, labels, named, select};
 
 use netpold_testkit::harness::compiler;
 
@@ -17,8 +16,7 @@ fn namespace(name: &str, pairs: &[(&str, &str)]) -> Change {
 }
 
 fn node(name: &str, addresses: &[&str]) -> Change {
-    let addresses = addresses.iter().map(|a| a.parse().unwrap()).collect();
-    Change::Node(Node { name: name.to_owned(), addresses, labels: Labels::new() })
+    Change::Node(objects::node(name, addresses))
 }
 
 fn plain_pod(name: &str, addresses: &[&str], app: &str) -> Pod {
@@ -35,21 +33,15 @@ fn pod(name: &str, addresses: &[&str], app: &str) -> Change {
 }
 
 fn interface(index: u32, addresses: &[&str]) -> Change {
-    let addresses = addresses.iter().map(|a| a.parse().unwrap()).collect();
-    Change::Interface(Interface { index, incarnation: 1, addresses, ..Interface::default() })
+    Change::Interface(objects::interface(index, addresses))
 }
 
 fn app(value: &str) -> Selector {
-    Selector { requirements: vec![Requirement::In("app".to_owned(), vec![value.to_owned()])] }
+    select(&[("app", value)])
 }
 
 fn pods(value: &str) -> Peer {
-    Peer::Pods { namespaces: None, pods: app(value) }
-}
-
-fn block(cidr: &str, except: &[&str]) -> Peer {
-    let except = except.iter().map(|e| e.parse().unwrap()).collect();
-    Peer::Block(IpBlock { cidr: cidr.parse().unwrap(), except })
+    objects::pods(None, app(value))
 }
 
 fn port(port: PortMatch) -> PortRule {
@@ -65,15 +57,8 @@ fn rule(peers: &[Peer], ports: &[PortRule]) -> Rule {
 }
 
 fn policy(name: &str, selects: Selector, ingress: &[Rule], egress: Option<&[Rule]>) -> Change {
-    Change::Policy(Policy {
-        key: Key::new("x", name),
-        pod_selector: selects,
-        ingress: Some(ingress.to_vec()),
-        egress: egress.map(<[Rule]>::to_vec),
-        problems: Vec::new(),
-        version: PolicyVersion::default(),
-        enforcement: Enforcement::Enforce,
-    })
+    let egress = egress.map(<[Rule]>::to_vec);
+    Change::Policy(objects::policy("x", name, selects, Some(ingress.to_vec()), egress))
 }
 
 /// Two pods here, one elsewhere, both families.
