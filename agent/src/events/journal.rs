@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
-use super::{Dropped, unix_millis};
+use super::dropped::{Dropped, unix_millis};
 use crate::conntrack::FlowTuple;
 use crate::lock::lock;
 
