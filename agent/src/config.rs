@@ -5,16 +5,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use netpold_core::options::SourceExempt;
+use netpold_core::options::{CheckSource, NewPods, Options, SourceExempt};
 use netpold_ebpf::xdp::uplink::Scope;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt as _;
 use tracing_subscriber::fmt::format;
 
 use crate::arguments::block;
-pub use crate::cli::{CheckSource, NewPods};
 use crate::cli::{
-    ClusterNetworkPolicies, LogFormat, PodEgressHook, RunArgs, UplinkDrops, WatchNodes,
+    self, ClusterNetworkPolicies, LogFormat, PodEgressHook, RunArgs, UplinkDrops, WatchNodes,
 };
 use crate::dataplane::uplink_xdp::Wanted;
 use crate::engine::interfaces::NodeDevices;
@@ -35,28 +34,42 @@ pub struct RunConfig {
     pub node: String,
     /// Condition of pods with the readiness gate of this name.
     pub readiness_gate: String,
-    /// Directory to pin maps and links in.
-    pub bpffs: PathBuf,
-    /// Control socket to create.
-    pub socket: PathBuf,
+    /// Where everything is.
+    pub files: Files,
     /// Where to serve metrics and health, if anywhere.
     pub listen: Option<ListenAddress>,
-    /// Of which pods the source address is checked.
-    pub check_source: CheckSource,
-    /// Of which pods it is not, all the same.
-    pub source_exempt: SourceExempt,
-    /// What interfaces of unknown pods get.
-    pub new_pods: NewPods,
-    /// Directory of what CNI plugins answered.
-    pub cni_results: PathBuf,
-    /// Directory of the kubelet's static pods.
-    pub static_pods: PathBuf,
-    /// File of the last good state.
-    pub state: PathBuf,
+    /// What the compiler has to know, but for what is pinned.
+    pub options: Options,
+    /// Where to judge, and how.
+    pub hooks: Hooks,
     /// End when another agent wants the pin root.
     pub give_way: bool,
     /// How long a comparison of everything with the kernel takes.
     pub readback: Duration,
+    /// The log's format.
+    log_format: LogFormat,
+    /// What to log.
+    log: EnvFilter,
+}
+
+/// Files and directories of the agent.
+#[derive(Debug)]
+pub struct Files {
+    /// Directory to pin maps and links in.
+    pub bpffs: PathBuf,
+    /// Control socket to create.
+    pub socket: PathBuf,
+    /// The last good state.
+    pub state: PathBuf,
+    /// Directory of what CNI plugins answered.
+    pub cni_results: PathBuf,
+    /// Directory of the kubelet's static pods.
+    pub static_pods: PathBuf,
+}
+
+/// Where packets are judged beside the pods' interfaces, and how that shows.
+#[derive(Debug)]
+pub struct Hooks {
     /// At which of the node's devices to judge.
     pub node_devices: NodeDevices,
     /// The bit of `skb->mark` that says that a packet was judged, 0 to 31.
@@ -64,11 +77,7 @@ pub struct RunConfig {
     /// Devices at which XDP drops, if any.
     pub uplinks: Option<Wanted>,
     /// XDP drops what pods may not send.
-    pub sent: bool,
-    /// The log's format.
-    log_format: LogFormat,
-    /// What to log.
-    log: EnvFilter,
+    pub pod_xdp: bool,
 }
 
 impl TryFrom<RunArgs> for RunConfig {
@@ -97,29 +106,44 @@ impl TryFrom<RunArgs> for RunConfig {
         let log = log_filter(&args.log)?;
         Ok(Self {
             origin: origin(args.manifests, settings),
-            node: args.node_name,
             readiness_gate: args.readiness_gate,
-            bpffs: args.bpffs,
-            socket: args.socket,
+            files: Files {
+                bpffs: args.bpffs,
+                socket: args.socket,
+                state: args.state,
+                cni_results: args.cni_results,
+                static_pods: args.static_pods,
+            },
             listen: args.listen,
-            check_source: args.check_source,
-            source_exempt: source_exempt(&args.source_check_exempt)?,
-            new_pods: args.new_pods,
-            cni_results: args.cni_results,
-            static_pods: args.static_pods,
-            state: args.state,
+            options: Options {
+                node: args.node_name.clone(),
+                check_source: match args.check_source {
+                    cli::CheckSource::Off => CheckSource::Off,
+                    cli::CheckSource::Isolated => CheckSource::Isolated,
+                    cli::CheckSource::All => CheckSource::All,
+                },
+                source_exempt: source_exempt(&args.source_check_exempt)?,
+                new_pods: match args.new_pods {
+                    cli::NewPods::Allow => NewPods::Allow,
+                    cli::NewPods::Deny => NewPods::Deny,
+                },
+                ..Options::default()
+            },
+            node: args.node_name,
+            hooks: Hooks {
+                node_devices: args.node_devices,
+                mark_bit: args.mark_bit,
+                uplinks: (!args.xdp_uplink.is_empty()).then_some(Wanted {
+                    names: args.xdp_uplink,
+                    scope: match args.xdp_uplink_drops {
+                        UplinkDrops::Openings => Scope::Openings,
+                        UplinkDrops::All => Scope::All,
+                    },
+                }),
+                pod_xdp: args.pod_egress_hook == PodEgressHook::Xdp,
+            },
             give_way: args.give_way,
             readback: Duration::from_secs(args.readback.into()),
-            node_devices: args.node_devices,
-            mark_bit: args.mark_bit,
-            uplinks: (!args.xdp_uplink.is_empty()).then_some(Wanted {
-                names: args.xdp_uplink,
-                scope: match args.xdp_uplink_drops {
-                    UplinkDrops::Openings => Scope::Openings,
-                    UplinkDrops::All => Scope::All,
-                },
-            }),
-            sent: args.pod_egress_hook == PodEgressHook::Xdp,
             log_format: args.log_format,
             log,
         })

@@ -69,7 +69,7 @@ pub fn run(mut config: RunConfig) -> Result<()> {
         .build()
         .context("cannot start the runtime")?;
     let result = runtime.block_on(async {
-        let opened = if config.state.exists() {
+        let opened = if config.files.state.exists() {
             // What is kept is enforced whether or not there is a source.
             Opened::later(config.origin.clone())
         } else {
@@ -103,7 +103,7 @@ fn give_memory_back() {}
 /// Who takes over from an agent that gives way does so when everything is known: until then that one
 /// goes on judging new pods.
 async fn when_due(opened: Opened, config: &RunConfig) -> Opened {
-    if config.give_way || !PinRoot::is_kept_for_another(&config.bpffs) {
+    if config.give_way || !PinRoot::is_kept_for_another(&config.files.bpffs) {
         return opened;
     }
     info!("another agent keeps this node until all objects are known here");
@@ -132,7 +132,7 @@ struct Agent {
 impl Agent {
     fn start(config: &RunConfig, opened: Opened) -> Result<Self> {
         let Opened { source, event_recorder, opening } = opened;
-        let pins = PinRoot::open(&config.bpffs)?;
+        let pins = PinRoot::open(&config.files.bpffs)?;
         if config.give_way {
             pins.give_way()?;
         }
@@ -144,22 +144,22 @@ impl Agent {
         let attached = attacher.attached()?;
         let inherited = pinned.hash_seed.is_some() || !attached.is_empty();
         let mut engine = start::engine(config, pins, attacher, &pinned)?;
-        let records = Records::resume(&config.state, &config.node, engine.rule_use_mut());
-        let manifests = StaticPods::new(config.static_pods.clone(), config.node.clone());
-        let results = cache::follow(config.cni_results.clone(), manifests)?;
+        let records = Records::resume(&config.files.state, &config.node, engine.rule_use_mut());
+        let manifests = StaticPods::new(config.files.static_pods.clone(), config.node.clone());
+        let results = cache::follow(config.files.cni_results.clone(), manifests)?;
         let mut inputs = Inputs::new(source, results, config.node.clone(), inherited);
         if inherited {
             engine.inherit(start::bound(&pinned, &attached), start::remembered(config));
         }
         // CNI results say whose the interfaces are, so they are known before the first is looked at.
-        let first = inputs.first(&config.state, &config.node);
+        let first = inputs.first(&config.files.state, &config.node);
         take(&mut engine, &inputs, first);
         let engine = Arc::new(Mutex::new(engine));
         let drops = Arc::new(Mutex::new(DropLog::default()));
         let (events, interfaces) = mpsc::channel(EVENTS);
         let discovery = Discovery::start(endpoint::Settings::default(), events)?;
         let requests = requests(&config.node, &engine, &drops, inputs.status());
-        let admin = Admin::serve(&config.socket, requests)?;
+        let admin = Admin::serve(&config.files.socket, requests)?;
         let heartbeat = Heartbeat::default();
         let listen = |address| {
             let metrics = metrics(&engine, &drops, inputs.status());
@@ -183,7 +183,7 @@ impl Agent {
             interfaces,
             interfaces_in_sync: false,
             reading_events: false,
-            kept_for_another: config.give_way.then(|| config.bpffs.clone()),
+            kept_for_another: config.give_way.then(|| config.files.bpffs.clone()),
             heartbeat,
             _running: (discovery, admin, listener),
         })

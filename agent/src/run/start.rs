@@ -6,9 +6,9 @@ use anyhow::{Context, Result};
 use netpold_core::compile::{Compiler, WAITING};
 use netpold_core::model::{Change, Pod};
 use netpold_core::ops::Capacity;
-use netpold_core::options::{CheckSource, NewPods, Options};
+use netpold_core::options::Options;
 
-use crate::config::{self, RunConfig};
+use crate::config::RunConfig;
 use crate::conntrack::buckets_for_this_node;
 use crate::dataplane::attach::{Attached, Attacher};
 use crate::dataplane::bpffs::PinRoot;
@@ -29,31 +29,21 @@ pub(super) fn engine(
     let last = pinned.endpoints.iter().map(|e| e.id).max();
     let random = random().context("cannot read random bytes")?;
     let options = Options {
-        node: config.node.clone(),
         capacity,
-        check_source: match config.check_source {
-            config::CheckSource::Off => CheckSource::Off,
-            config::CheckSource::Isolated => CheckSource::Isolated,
-            config::CheckSource::All => CheckSource::All,
-        },
-        source_exempt: config.source_exempt.clone(),
         first_endpoint_id: first_endpoint_id(last, pinned.hash_seed.is_some(), random),
         known_endpoints: known,
-        new_pods: match config.new_pods {
-            config::NewPods::Allow => NewPods::Allow,
-            config::NewPods::Deny => NewPods::Deny,
-        },
+        ..config.options.clone()
     };
     let seed = pinned.hash_seed.unwrap_or(random);
     let dataplane = DataplaneOptions {
-        proof: 1 << config.mark_bit,
-        uplinks: config.uplinks.clone(),
-        pod_xdp: config.sent,
+        proof: 1 << config.hooks.mark_bit,
+        uplinks: config.hooks.uplinks.clone(),
+        pod_xdp: config.hooks.pod_xdp,
         ..DataplaneOptions::new(buckets_for_this_node(), seed)
     };
     let dataplane = Dataplane::new(pins, attacher, dataplane);
     let mut engine = Engine::new(Compiler::new(options), dataplane, capacity);
-    engine.judge_at(config.node_devices.clone());
+    engine.judge_at(config.hooks.node_devices.clone());
     Ok(engine)
 }
 
@@ -68,7 +58,8 @@ pub(super) fn bound(pinned: &PinnedState, attached: &[Attached]) -> BTreeMap<u32
 
 /// The pods of this node in the last good state, for those that are gone from the source.
 pub(super) fn remembered(config: &RunConfig) -> Vec<Pod> {
-    let objects = kept(&config.state, &config.node, "pods that were deleted since are not known");
+    let objects =
+        kept(&config.files.state, &config.node, "pods that were deleted since are not known");
     let pods = objects
         .into_iter()
         .filter_map(|object| if let Change::Pod(pod) = object { Some(pod) } else { None });
