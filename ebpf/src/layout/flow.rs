@@ -1,0 +1,151 @@
+//! The flow table and the fragment table.
+
+/// Conntrack key of an IPv4 flow, as the endpoint sees it: one key for both directions.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ct4Key {
+    /// [`Endpoint::id`](crate::layout::Endpoint::id).
+    #[cfg(not(feature = "other-layout"))]
+    pub endpoint: u32,
+    /// Remote address, as `u32::from_be_bytes`.
+    pub remote: u32,
+    /// [`Endpoint::id`](crate::layout::Endpoint::id).
+    #[cfg(feature = "other-layout")]
+    pub endpoint: u32,
+    /// The pod's port; for ICMP echo the identifier.
+    pub local_port: u16,
+    /// The other side's port; for ICMP echo 0, for its kin the request's type.
+    pub remote_port: u16,
+    /// IP protocol number (8 bits; the rest zero).
+    pub protocol: u32,
+}
+
+/// Conntrack key of an IPv6 flow.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ct6Key {
+    /// [`Endpoint::id`](crate::layout::Endpoint::id).
+    pub endpoint: u32,
+    /// The pod's port; for ICMPv6 echo the identifier.
+    pub local_port: u16,
+    /// The other side's port; for ICMPv6 echo 0, for its kin the request's type.
+    pub remote_port: u16,
+    /// Remote address, network byte order.
+    pub remote: [u8; 16],
+    /// IP protocol number (8 bits; the rest zero).
+    pub protocol: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// One way of an IPv4 conntrack bucket. `control` holds, from the top: 32 bits last-seen jiffies,
+/// 16 bits incarnation, 16 bits flags (`CT_*`); it is only ever changed by compare-and-swap.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ct4Way {
+    /// State; see above. 0: free.
+    pub control: u64,
+    /// The flow.
+    pub key: Ct4Key,
+    /// How the flow was judged last, see [`crate::flow::cached_verdict::CachedVerdict`].
+    pub judged: u64,
+    /// Makes the way longer, for the upgrade test.
+    #[cfg(feature = "other-layout")]
+    pub other: u64,
+}
+
+/// One way of an IPv6 conntrack bucket; as [`Ct4Way`].
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ct6Way {
+    /// State; 0: free.
+    pub control: u64,
+    /// The flow.
+    pub key: Ct6Key,
+    /// As [`Ct4Way::judged`].
+    pub judged: u64,
+    /// Zero.
+    pub reserved: [u64; 2],
+}
+
+/// Ways in a conntrack bucket.
+pub const CT_WAYS: usize = 4;
+/// A bucket of the IPv4 conntrack table: two cache lines.
+pub type Ct4Bucket = [Ct4Way; CT_WAYS];
+/// A bucket of the IPv6 conntrack table: four cache lines.
+pub type Ct6Bucket = [Ct6Way; CT_WAYS];
+
+/// Conntrack flag: the key may be compared.
+pub const CT_VALID: u16 = 1 << 0;
+/// Conntrack flag: claimed by a writer, the key is being written.
+pub const CT_BUSY: u16 = 1 << 1;
+/// Conntrack flag: pod ingress was allowed by policy and seen; pod egress of this flow is a reply.
+pub const CT_INGRESS: u16 = if cfg!(feature = "other-layout") { 1 << 12 } else { 1 << 2 };
+/// Conntrack flag: pod egress was allowed by policy and seen; pod ingress of this flow is a reply.
+pub const CT_EGRESS: u16 = if cfg!(feature = "other-layout") { 1 << 2 } else { 1 << 3 };
+/// Conntrack flag: both directions were seen, beyond a handshake's first two packets. Such a flow is
+/// never evicted by one without.
+pub const CT_REPLIED: u16 = if cfg!(feature = "other-layout") { 1 << 11 } else { 1 << 4 };
+/// Conntrack flag: the ingress side came from the node itself, which no policy can deny.
+pub const CT_NODE: u16 = 1 << 5;
+/// Conntrack flag: FIN seen in pod ingress.
+pub const CT_FIN_INGRESS: u16 = 1 << 6;
+/// Conntrack flag: FIN seen in pod egress.
+pub const CT_FIN_EGRESS: u16 = 1 << 7;
+/// Conntrack flag: an RST (or an SCTP ABORT) came to the pod, and nothing of the flow since. Whoever
+/// guesses addresses and ports can forge one.
+pub const CT_RST: u16 = 1 << 8;
+/// Conntrack flag: a SYN opened it (else it was adopted mid-flow or seeded).
+pub const CT_SYN: u16 = 1 << 9;
+/// Conntrack flag: the SYN was answered. Any forged SYN gets that far, so it takes a further packet
+/// of the side that began to make the flow [`CT_REPLIED`].
+pub const CT_SYN_ACK: u16 = 1 << 10;
+/// Conntrack flag: UDP that went on for more than two seconds after it was answered.
+pub const CT_STREAM: u16 = 1 << 13;
+/// Conntrack flag: the pod itself sent an RST (or ABORT), and nothing of the flow was seen since.
+pub const CT_RST_SENT: u16 = 1 << 14;
+
+/// Key of the fragment table (LRU hash): the datagram as the endpoint sees it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FragmentKey {
+    /// [`Endpoint::id`](crate::layout::Endpoint::id).
+    pub endpoint: u32,
+    /// 0 pod ingress, 1 pod egress; 2 is added for IPv6, 4 where a marked packet is judged behind
+    /// its translation.
+    pub direction: u32,
+    /// Remote address, network byte order; IPv4 in the first four bytes.
+    pub remote: [u8; 16],
+    /// Local address, network byte order; IPv4 in the first four bytes.
+    pub local: [u8; 16],
+    /// Fragment identification.
+    pub ident: u32,
+    /// IP protocol number; for IPv6 the Fragment header's next header.
+    pub protocol: u32,
+}
+
+/// What the first fragment said, for those that follow.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FragmentPorts {
+    /// The pod's port. For ICMP the two hold the echo identifier and type << 8 | code as the packet
+    /// has them for source and destination: in pod egress the identifier is here, else there.
+    pub local_port: u16,
+    /// The other side's port.
+    pub remote_port: u16,
+    /// Jiffies of the first fragment, low 32 bits.
+    pub seen: u32,
+    /// Its transport protocol: with IPv6 options after the Fragment header not that of the key.
+    pub protocol: u8,
+    /// Zero.
+    pub reserved: [u8; 3],
+}
+
+const _: () = {
+    let other = if cfg!(feature = "other-layout") { 8 } else { 0 };
+    assert!(size_of::<Ct4Key>() == 16 && size_of::<Ct4Way>() == 32 + other);
+    assert!(size_of::<Ct4Bucket>() == size_of::<Ct4Way>() * CT_WAYS);
+    assert!(size_of::<Ct6Key>() == 32 && size_of::<Ct6Way>() == 64);
+    assert!(size_of::<Ct6Bucket>() == 256);
+    assert!(size_of::<FragmentKey>() == 48 && size_of::<FragmentPorts>() == 12);
+};
