@@ -51,7 +51,10 @@ use netpold_ebpf::{
 use crate::{
     maps::Scratch,
     packet::{Copied, CopiedTo, Direct},
-    tables::{Maps, PENDING, netpold_record},
+    tables::{
+        Maps,
+        flows::{PENDING, netpold_record},
+    },
 };
 
 /// TCX_NEXT, and TC_ACT_UNSPEC of a clsact filter: other programs on the hook still run.
