@@ -20,7 +20,7 @@
 //!
 //! [`compile::Compiler`] is all of it. [`explain::Explainer`] reads the same cluster state and says why something is
 //! allowed or denied; [`bindings::Bindings`] decides which pod a veth belongs to. Imports point only down this list:
-//! `compile` (compiler, update, ordering, tables, rules, sets), `explain`, `options`, `ops`, `bindings`, `cluster`,
+//! `compile` (compiler, compiled, update, ordering, tables, rules, sets), `explain`, `options`, `ops`, `bindings`, `cluster`,
 //! `budget`, `ports`, `probe`, `prefix`, `model`; `tests/layers.rs` checks it.
 //!
 //! # Glossary

@@ -3,14 +3,14 @@
 
 use netpold_core::explain::{Explainer, Explanation, Verdict};
 use netpold_core::model::{
-    Change, EndpointSlice, Enforcement, IpBlock, Key, Labels, Namespace, Node, Peer, Pod, Policy,
-    PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service,
+    Change, EndpointSlice, Key, Namespace, Peer, Pod, Policy, PortMatch, PortRule, Protocol, Rule,
+    Selector, Service,
 };
 use netpold_core::probe::Probe;
 use netpold_testkit::objects::{self, labels, named};
 
 fn is(key: &str, value: &str) -> Selector {
-    Selector { requirements: vec![Requirement::In(key.to_owned(), vec![value.to_owned()])] }
+    objects::select(&[(key, value)])
 }
 
 fn pod(key: Key, addresses: &[&str], app: &str) -> Pod {
@@ -27,51 +27,23 @@ fn tcp(port: PortMatch) -> PortRule {
 
 /// A shop whose web pods take team a on 80 to 90 and blocks on a named port.
 fn shop() -> Vec<Change> {
-    let named = |name: &str| PortMatch::Named(name.to_owned());
-    let block = IpBlock {
-        cidr: "10.9.0.0/16".parse().unwrap(),
-        except: vec!["10.9.9.0/24".parse().unwrap()],
-    };
-    let web = Policy {
-        key: Key::new("shop", "web"),
-        pod_selector: is("app", "web"),
-        ingress: Some(vec![
-            Rule {
-                peers: Some(vec![Peer::Block(block)]),
-                ports: Some(vec![tcp(named("https")), tcp(named("absent"))]),
-            },
-            Rule {
-                peers: Some(vec![Peer::Pods {
-                    namespaces: Some(is("team", "a")),
-                    pods: is("app", "client"),
-                }]),
-                ports: Some(vec![tcp(PortMatch::Range(80, 90)), tcp(PortMatch::Range(443, 443))]),
-            },
-        ]),
-        egress: None,
-        problems: vec![],
-        version: PolicyVersion::default(),
-        enforcement: Enforcement::Enforce,
-    };
+    let named = |name: &str| tcp(PortMatch::Named(name.to_owned()));
+    let range = |first, last| tcp(PortMatch::Range(first, last));
+    let blocks = objects::block("10.9.0.0/16", &["10.9.9.0/24"]);
+    let clients = objects::pods(Some(is("team", "a")), is("app", "client"));
+    let rules = vec![
+        objects::rule(Some(vec![blocks]), Some(vec![named("https"), named("absent")])),
+        objects::rule(Some(vec![clients]), Some(vec![range(80, 90), range(443, 443)])),
+    ];
+    let web = objects::policy("shop", "web", is("app", "web"), Some(rules), None);
     let deny = Policy {
-        key: Key::new("shop", "deny"),
-        pod_selector: Selector::default(),
-        ingress: Some(vec![]),
-        egress: None,
         problems: vec!["spec.ingress[0].from[0]: neither selector nor ipBlock".to_owned()],
-        version: PolicyVersion::default(),
-        enforcement: Enforcement::Enforce,
+        ..objects::policy("shop", "deny", Selector::default(), Some(vec![]), None)
     };
     let namespace = |name: &str, team: &str| {
         Change::Namespace(Namespace { name: name.to_owned(), labels: labels(&[("team", team)]) })
     };
-    let node = |name: &str, address: &str| {
-        Change::Node(Node {
-            name: name.to_owned(),
-            addresses: vec![address.parse().unwrap()],
-            labels: Labels::new(),
-        })
-    };
+    let node = |name: &str, address: &str| Change::Node(objects::node(name, &[address]));
     let key = Key::new;
     vec![
         namespace("shop", "b"),
@@ -161,19 +133,9 @@ fn what_the_nearest_rule_lacked() {
 /// Each drop is explained: a policy of thousands of blocks must not make thousands of lines.
 #[test]
 fn long_lists_are_told_in_part() {
-    let block = |n: u32| {
-        let cidr = format!("11.0.{n}.0/24").parse().unwrap();
-        Peer::Block(IpBlock { cidr, except: vec![] })
-    };
-    let many = Policy {
-        key: Key::new("shop", "many"),
-        pod_selector: is("app", "db"),
-        ingress: Some(vec![Rule { peers: Some((0..100).map(block).collect()), ports: None }]),
-        egress: None,
-        problems: vec![],
-        version: PolicyVersion::default(),
-        enforcement: Enforcement::Enforce,
-    };
+    let block = |n: u32| objects::block(&format!("11.0.{n}.0/24"), &[]);
+    let rules = vec![objects::rule(Some((0..100).map(block).collect()), None)];
+    let many = objects::policy("shop", "many", is("app", "db"), Some(rules), None);
     let changes = shop().into_iter().chain([Change::Policy(many)]);
     let probe = r#"{"from":"a/client","to":"shop/db","protocol":"TCP","port":80}"#;
     let probe: Probe = serde_json::from_str(probe).unwrap();

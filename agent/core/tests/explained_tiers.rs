@@ -4,7 +4,7 @@
 use netpold_core::explain::{Cause, Explainer, Explanation, Verdict};
 use netpold_core::model::{
     Action, Change, ClusterPolicy, ClusterRule, Enforcement, NamespacedPods, Node, Peer, Pod,
-    PolicyVersion, PortMatch, PortRule, Protocol, Rule, Selector, Tier,
+    PortMatch, PortRule, Protocol, Rule, Selector, Tier,
 };
 use netpold_testkit::objects::{
     self, block, ip, labels, namespace, pod, policy, rule, select, tcp,
@@ -27,19 +27,10 @@ fn tier(
     ingress: Vec<ClusterRule>,
     egress: Vec<ClusterRule>,
 ) -> Change {
-    let subject =
-        NamespacedPods { namespaces: select(&[("team", "b")]), pods: Selector::default() };
-    Change::ClusterPolicy(ClusterPolicy {
-        name: name.to_owned(),
-        tier,
-        priority,
-        subject,
-        ingress,
-        egress,
-        problems: vec![],
-        version: PolicyVersion::default(),
-        enforcement: Enforcement::Enforce,
-    })
+    let policy = objects::cluster_policy(name, (tier, priority), ingress, egress);
+    let namespaces = select(&[("team", "b")]);
+    let subject = NamespacedPods { namespaces, pods: Selector::default() };
+    Change::ClusterPolicy(ClusterPolicy { subject, ..policy })
 }
 
 /// Team a's client and team b's shop, on nodes n1 and n2.

@@ -2,8 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use netpold_core::model::{
-    Direction, Enforcement, IpBlock, Key, Labels, Namespace, Node, Peer, Pod, Policy,
-    PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
+    Direction, IpBlock, Labels, Namespace, Peer, Pod, PortMatch, PortRule, Protocol, Requirement,
+    Rule, Selector,
 };
 use netpold_core::probe::Probe;
 use netpold_testkit::objects;
@@ -19,25 +19,14 @@ fn pod(namespace: &str, name: &str, address: &str) -> Pod {
 
 /// Namespaces x (labelled) and y (not), a pod a in x that is selected, and peers.
 fn cluster(rules: Vec<Rule>) -> Oracle {
-    let policy = Policy {
-        key: Key::new("x", "p"),
-        pod_selector: one(Requirement::Exists("app".to_owned())),
-        ingress: Some(rules),
-        egress: None,
-        problems: vec![],
-        version: PolicyVersion::default(),
-        enforcement: Enforcement::Enforce,
-    };
+    let selector = one(Requirement::Exists("app".to_owned()));
+    let policy = objects::policy("x", "p", selector, Some(rules), None);
     Oracle {
         namespaces: vec![
             Namespace { name: "x".to_owned(), labels: labels("x") },
             Namespace { name: "y".to_owned(), labels: Labels::new() },
         ],
-        nodes: vec![Node {
-            name: "n1".to_owned(),
-            addresses: vec!["192.168.0.1".parse().unwrap()],
-            labels: Labels::new(),
-        }],
+        nodes: vec![objects::node("n1", &["192.168.0.1"])],
         pods: vec![
             pod("x", "a", "10.0.0.1"),
             pod("x", "b", "10.0.0.2"),
