@@ -13,6 +13,7 @@ use netpold_ebpf::{
     },
     reason::Reason,
 };
+use netpold_testkit::frames::{frame, ipv4_between, tcp, udp};
 use netpold_testkit::node::NodeTables;
 
 use common::{CLIENTS, NOBODY};
@@ -46,23 +47,7 @@ fn tables(ingress: u32, egress: u32) -> NodeTables {
 }
 
 fn v4(protocol: u8, from: [u8; 4], to: [u8; 4], payload: &[u8]) -> Vec<u8> {
-    let mut frame = vec![0; 12];
-    frame.extend([8, 0, 0x45, 0]);
-    frame.extend((20 + payload.len() as u16).to_be_bytes());
-    frame.extend([0, 1, 0, 0, 64, protocol, 0, 0]);
-    frame.extend([from, to].concat());
-    frame.extend(payload);
-    frame
-}
-
-fn segment(from: u16, to: u16, flags: u8) -> Vec<u8> {
-    let mut segment = [from.to_be_bytes(), to.to_be_bytes()].concat();
-    segment.extend([0, 0, 0, 1, 0, 0, 0, 0, 0x50, flags, 1, 0, 0, 0, 0, 0]);
-    segment
-}
-
-fn udp(from: u16, to: u16) -> Vec<u8> {
-    [&from.to_be_bytes()[..], &to.to_be_bytes(), &[0, 8, 0, 0]].concat()
+    frame(&ipv4_between([from, to], protocol, &[], 0, payload))
 }
 
 /// One flow between the client and the pod.
@@ -76,13 +61,13 @@ struct Flow<'a> {
 
 impl Flow<'_> {
     fn arrives(&self, flags: u8) -> Reason {
-        let frame = v4(6, CLIENT, POD, &segment(self.ports.1, self.ports.0, flags));
+        let frame = v4(6, CLIENT, POD, &tcp(self.ports.1, self.ports.0, flags));
         let hook = Hook { ifindex: self.ifindex, ingress_ifindex: 9 };
         decide::<Ingress, _, _>(&frame.as_slice(), self.tables, hook).reason()
     }
 
     fn leaves(&self, flags: u8) -> Reason {
-        let frame = v4(6, POD, CLIENT, &segment(self.ports.0, self.ports.1, flags));
+        let frame = v4(6, POD, CLIENT, &tcp(self.ports.0, self.ports.1, flags));
         let hook = Hook { ifindex: self.ifindex, ingress_ifindex: self.ifindex };
         decide::<Egress, _, _>(&frame.as_slice(), self.tables, hook).reason()
     }
@@ -277,7 +262,7 @@ fn datagrams_are_a_stream_after_two_seconds() {
     tables.flows.settings.timeouts[TIMEOUT_UDP_ANSWERED] = 30 * SECOND;
     tables.flows.settings.timeouts[TIMEOUT_UDP_STREAM] = 120 * SECOND;
     let arrives = |tables: &NodeTables, port| {
-        let frame = v4(17, CLIENT, POD, &udp(port, 53));
+        let frame = v4(17, CLIENT, POD, &udp(port, 53, &[]));
         let hook = Hook { ifindex: IFINDEX, ingress_ifindex: 9 };
         assert_eq!(
             decide::<Ingress, _, _>(&frame.as_slice(), tables, hook).reason(),
@@ -285,7 +270,7 @@ fn datagrams_are_a_stream_after_two_seconds() {
         );
     };
     let leaves = |tables: &NodeTables, port| {
-        let frame = v4(17, POD, CLIENT, &udp(53, port));
+        let frame = v4(17, POD, CLIENT, &udp(53, port, &[]));
         let hook = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
         decide::<Egress, _, _>(&frame.as_slice(), tables, hook).reason()
     };

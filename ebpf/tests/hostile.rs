@@ -10,6 +10,7 @@ use netpold_ebpf::{
     layout::{EP_CHECK_SOURCE, Endpoint, PORTS_FIRST_BITMAP, PortSet, TIMEOUT_UDP_ANSWERED},
     reason::Reason,
 };
+use netpold_testkit::frames::{self, frame, ipv4_between, tcp};
 use netpold_testkit::node::NodeTables;
 
 use common::{CLIENTS, NOBODY};
@@ -43,25 +44,11 @@ fn set_rows(tables: &mut NodeTables, ingress: u32, egress: u32) {
 }
 
 fn v4(protocol: u8, from: [u8; 4], to: [u8; 4], payload: &[u8]) -> Vec<u8> {
-    let mut frame = vec![0; 12];
-    frame.extend([8, 0, 0x45, 0]);
-    frame.extend((20 + payload.len() as u16).to_be_bytes());
-    frame.extend([0, 1, 0, 0, 64, protocol, 0, 0]);
-    frame.extend([from, to].concat());
-    frame.extend(payload);
-    frame
-}
-
-fn tcp(from: u16, to: u16, flags: u8) -> Vec<u8> {
-    let mut segment = [from.to_be_bytes(), to.to_be_bytes()].concat();
-    segment.extend([0, 0, 0, 1, 0, 0, 0, 0, 0x50, flags, 1, 0, 0, 0, 0, 0]);
-    segment
+    frame(&ipv4_between([from, to], protocol, &[], 0, payload))
 }
 
 fn udp(from: u16, to: u16) -> Vec<u8> {
-    let mut datagram = [from.to_be_bytes(), to.to_be_bytes()].concat();
-    datagram.extend([0, 12, 0, 0, 1, 2, 3, 4]);
-    datagram
+    frames::udp(from, to, &[1, 2, 3, 4])
 }
 
 /// An ICMP error, unreachable, that quotes the packet in a frame.

@@ -94,14 +94,25 @@ pub fn vlan(tags: &[u16], frame: &[u8]) -> Vec<u8> {
 /// An IPv4 packet with options and the fragment field.
 #[must_use]
 pub fn ipv4(from: Who, to: Who, protocol: u8, options: &[u8], part: u16, data: &[u8]) -> Vec<u8> {
+    ipv4_between([from.v4(), to.v4()], protocol, options, part, data)
+}
+
+/// As [`ipv4`], from the first address to the second.
+#[must_use]
+pub fn ipv4_between(
+    addresses: [[u8; 4]; 2],
+    protocol: u8,
+    options: &[u8],
+    part: u16,
+    data: &[u8],
+) -> Vec<u8> {
     let header = 20 + options.len();
     let mut packet = vec![0x40 | (header / 4) as u8, 0];
     packet.put_u16((header + data.len()) as u16);
     packet.put_u16(0x1234);
     packet.put_u16(part);
     packet.put_slice(&[64, protocol, 0, 0]);
-    packet.put_slice(&from.v4());
-    packet.put_slice(&to.v4());
+    packet.put_slice(addresses.as_flattened());
     packet.put_slice(options);
     packet.put_slice(data);
     packet

@@ -16,6 +16,7 @@ use netpold_ebpf::{
     packet::{bytes::Bytes, parse},
     reason::Reason,
 };
+use netpold_testkit::frames::{self, ipv4_between};
 use netpold_testkit::node::NodeTables;
 
 pub(crate) const HTTP: u32 = 80;
@@ -76,26 +77,15 @@ pub(crate) fn frame(
     part: u16,
     payload: &[u8],
 ) -> Vec<u8> {
-    let mut frame = vec![0; 12];
-    frame.extend([8, 0, 0x45, 0]);
-    frame.extend((20 + payload.len() as u16).to_be_bytes());
-    frame.extend([0, 1]);
-    frame.extend(part.to_be_bytes());
-    frame.extend([64, protocol, 0, 0]);
-    frame.extend([from, to].concat());
-    frame.extend(payload);
-    frame
+    frames::frame(&ipv4_between([from, to], protocol, &[], part, payload))
 }
 
 pub(crate) fn tcp(from: ([u8; 4], u16), to: ([u8; 4], u16), flags: u8) -> Vec<u8> {
-    let mut segment = [from.1.to_be_bytes(), to.1.to_be_bytes()].concat();
-    segment.extend([0, 0, 0, 1, 0, 0, 0, 0, 0x50, flags, 1, 0, 0, 0, 0, 0]);
-    frame(6, from.0, to.0, 0, &segment)
+    frame(6, from.0, to.0, 0, &frames::tcp(from.1, to.1, flags))
 }
 
 pub(crate) fn udp(to: ([u8; 4], u16), part: u16) -> Vec<u8> {
-    let datagram = [&4000_u16.to_be_bytes()[..], &to.1.to_be_bytes(), &[0, 16, 0, 0], &[0; 8]];
-    frame(17, POD, to.0, part, &datagram.concat())
+    frame(17, POD, to.0, part, &frames::udp(4000, to.1, &[0; 8]))
 }
 
 pub(crate) fn egress(tables: &NodeTables, frame: &[u8]) -> Reason {
