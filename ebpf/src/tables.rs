@@ -300,7 +300,7 @@ pub fn find_endpoint<T: Tables>(tables: &T, ifindex: u32) -> Option<EndpointRef>
 #[must_use]
 #[inline(always)]
 pub fn find_slot<T: Tables>(tables: &T, ifindex: u32) -> Option<(u32, EndpointRef)> {
-    let probes = tables.settings().map_or(0, probes);
+    let probes = tables.settings().map_or(0, endpoint_probes);
     for probe in 0..ENDPOINT_PROBES {
         let found = find_slot_at(tables, ifindex, probe);
         if found.is_some() {
@@ -327,7 +327,7 @@ pub fn find_slot_at<T: Tables>(tables: &T, ifindex: u32, probe: u32) -> Option<(
 
 /// The agent sets this field while programs run.
 #[inline(always)]
-fn probes(settings: &Settings) -> u32 {
+fn endpoint_probes(settings: &Settings) -> u32 {
     // SAFETY: a reference is readable.
-    unsafe { (&raw const settings.probes).read_volatile() }
+    unsafe { (&raw const settings.endpoint_probes).read_volatile() }
 }

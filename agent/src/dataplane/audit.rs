@@ -154,9 +154,10 @@ impl Tables {
     /// The settings that stay as they were written first.
     fn check_settings(&self, wanted: Settings) -> Result<u64, TableError> {
         let found = self.settings.read(0).map_err(at("SETTINGS"))?;
-        let (revision, probes) = (found.revision, self.probes);
-        let blocks6_root = self.ipv6_blocks.root();
-        let wanted = Settings { blocks6_root, revision, probes, watch_only: 0, ..wanted };
+        let (revision, endpoint_probes) = (found.revision, self.endpoint_probes);
+        let ipv6_blocks_root = self.ipv6_blocks.root();
+        let wanted =
+            Settings { ipv6_blocks_root, revision, endpoint_probes, watch_only: 0, ..wanted };
         if found == wanted {
             return Ok(0);
         }

@@ -93,7 +93,7 @@ impl Ipv6Blocks {
         Ok(Self { nodes: Nodes::new(map, wait), root: Word::default(), prefixes })
     }
 
-    /// [`netpold_ebpf::layout::Settings::blocks6_root`] of this tree. It is written before the next operation.
+    /// [`netpold_ebpf::layout::Settings::ipv6_blocks_root`] of this tree. It is written before the next operation.
     #[must_use]
     pub fn root(&self) -> u32 {
         self.root.value

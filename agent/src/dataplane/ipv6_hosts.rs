@@ -80,7 +80,7 @@ impl Ipv6Hosts {
         MappedArray::new(map).map(|map| Self { map }).map_err(at(NAME))
     }
 
-    /// [`Settings::hosts6_mask`] of this table.
+    /// [`Settings::ipv6_hosts_mask`] of this table.
     #[must_use]
     pub fn mask(&self) -> u32 {
         self.map.elements() - 1
@@ -243,8 +243,8 @@ mod tests {
     fn table(buckets: u32) -> (Ipv6Hosts, Settings) {
         let fd = test_objects::array(size_of::<Hosts6Bucket>() as u32, buckets, BPF_F_MMAPABLE);
         let table = Ipv6Hosts::of(&MapData::from_fd(fd).unwrap()).unwrap();
-        let (hash_keys, hosts6_mask) = (hash_keys(7), table.mask());
-        let settings = Settings { hash_keys, hosts6_mask, ..Settings::default() };
+        let (hash_keys, ipv6_hosts_mask) = (hash_keys(7), table.mask());
+        let settings = Settings { hash_keys, ipv6_hosts_mask, ..Settings::default() };
         (table, settings)
     }
 

@@ -34,8 +34,8 @@ pub struct Tables {
     pub(super) ipv6_blocks: Ipv6Blocks,
     /// IPv6 addresses that found no room among the others: they are blocks of 128 bits.
     pub(super) overflow: BTreeSet<Ipv6Addr>,
-    /// [`Settings::probes`]
-    pub(super) probes: u32,
+    /// [`Settings::endpoint_probes`]
+    pub(super) endpoint_probes: u32,
     local_endpoints: LocalEndpoints,
     unproven: MappedArray<Unproven>,
 }
@@ -57,7 +57,7 @@ impl Tables {
             ipv6_hosts: Ipv6Hosts::open(bpf)?,
             ipv6_blocks: Ipv6Blocks::open(bpf)?,
             overflow: BTreeSet::new(),
-            probes: 1,
+            endpoint_probes: 1,
             local_endpoints: LocalEndpoints::open(bpf)?,
             unproven: mapped(bpf, "UNPROVEN")?,
         })
@@ -69,9 +69,9 @@ impl Tables {
     /// # Errors
     /// The map is smaller than one element.
     pub fn write_settings(&self, settings: Settings) -> Result<Settings, TableError> {
-        let (hosts6_mask, blocks6_root) = (self.ipv6_hosts.mask(), self.ipv6_blocks.root());
-        let probes = self.probes;
-        let settings = Settings { hosts6_mask, blocks6_root, probes, ..settings };
+        let (ipv6_hosts_mask, ipv6_blocks_root) = (self.ipv6_hosts.mask(), self.ipv6_blocks.root());
+        let endpoint_probes = self.endpoint_probes;
+        let settings = Settings { ipv6_hosts_mask, ipv6_blocks_root, endpoint_probes, ..settings };
         self.settings.write_element(0, &settings).map_err(at("SETTINGS"))?;
         Ok(settings)
     }
@@ -229,7 +229,7 @@ impl Tables {
 
     /// Has programs begin at the root of the tree of blocks.
     pub(super) fn write_root(&self) -> Result<(), TableError> {
-        let offset = offset_of!(Settings, blocks6_root);
+        let offset = offset_of!(Settings, ipv6_blocks_root);
         self.settings.store_u32(0, offset, self.ipv6_blocks.root()).map_err(at("SETTINGS"))
     }
 
@@ -241,11 +241,11 @@ impl Tables {
     /// Programs look for an interface's endpoint in this slot, too.
     fn look_as_far_as(&mut self, slot: u32, ifindex: u32) -> Result<(), MmapError> {
         let beyond = slot.wrapping_sub(endpoint_slot(ifindex, 0)) & (ENDPOINT_SLOTS - 1);
-        if beyond < self.probes {
+        if beyond < self.endpoint_probes {
             return Ok(());
         }
-        self.probes = beyond + 1;
-        self.settings.store_u32(0, offset_of!(Settings, probes), self.probes)
+        self.endpoint_probes = beyond + 1;
+        self.settings.store_u32(0, offset_of!(Settings, endpoint_probes), self.endpoint_probes)
     }
 
     /// The order of the stores is what `layout::Endpoint` promises: the interface index last when a

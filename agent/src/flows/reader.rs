@@ -29,7 +29,7 @@ pub struct LocalPod {
     pub addresses: Vec<IpAddr>,
 }
 
-/// The node's flows at one moment, see [`crate::engine::flows::flow_reader`].
+/// The node's flows at one moment, see [`crate::engine::flow_reader`].
 #[derive(Debug)]
 pub struct FlowReader {
     /// Name of the node.

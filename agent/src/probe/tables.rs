@@ -40,7 +40,7 @@ impl<'a> CompiledTables<'a> {
             ct4_mask: 0,
             ct6_mask: 0,
             // Its first slot may be taken.
-            probes: netpold_ebpf::layout::ENDPOINT_PROBES,
+            endpoint_probes: netpold_ebpf::layout::ENDPOINT_PROBES,
             ..settings
         };
         Self { policy, settings, bucket: [const { AtomicU64::new(0) }; BUCKET] }

@@ -79,7 +79,7 @@ impl World {
         set_all(bpf, "ROW_BLOCKS", &host.policy.row_blocks.to_vec([0; 256]));
         set_all(bpf, "PORT_BITMAPS", &host.policy.bitmaps.to_vec([0; 1024]));
         let hosts = Ipv6Hosts::open(bpf).expect("HOSTS6");
-        host.flows.settings.hosts6_mask = hosts.mask();
+        host.flows.settings.ipv6_hosts_mask = hosts.mask();
         for (address, class) in &host.policy.hosts6 {
             let set = hosts.set(&host.flows.settings, *address, *class);
             assert_eq!(set.expect("HOSTS6"), Ok(()), "it has room");
@@ -88,7 +88,7 @@ impl World {
         for (net, class) in host.policy.cidrs6() {
             blocks.set(net, class).expect("BLOCKS6");
         }
-        host.flows.settings.blocks6_root = blocks.root();
+        host.flows.settings.ipv6_blocks_root = blocks.root();
         self.write_endpoint();
     }
 

@@ -25,7 +25,7 @@ pub struct Settings {
     pub event_window: u32,
     /// The word that the tree of IPv6 blocks begins with: see [`Blocks6Node`](crate::layout::Blocks6Node). The agent
     /// changes it while packets are judged.
-    pub blocks6_root: u32,
+    pub ipv6_blocks_root: u32,
     /// Not zero while another layout's programs, behind these, are still the ones that judge: flows
     /// are recorded, everything passes on.
     pub watch_only: u32,
@@ -34,7 +34,7 @@ pub struct Settings {
     /// the last word of an update, and each generation has numbers of its own.
     pub revision: u32,
     /// Buckets in the table of IPv6 addresses less one.
-    pub hosts6_mask: u32,
+    pub ipv6_hosts_mask: u32,
     /// The bit of `skb->mark` that says that one of these programs has judged the packet where it
     /// came from a pod. The kernel clears `skb->mark` on the way out of a network namespace
     /// (`skb_scrub_packet`), so no pod can write it.
@@ -53,7 +53,7 @@ pub struct Settings {
     /// How many slots from [`endpoint_slot`](crate::layout::endpoint_slot) on hold an interface at the most, up to
     /// [`ENDPOINT_PROBES`](crate::layout::ENDPOINT_PROBES): one, unless two share a slot; 0: not known. The agent
     /// raises it before it writes such an endpoint.
-    pub probes: u32,
+    pub endpoint_probes: u32,
     /// The cookie of the node's network namespace, where programs can compare it with that of a
     /// packet's socket; else 0.
     pub netns_cookie: u64,

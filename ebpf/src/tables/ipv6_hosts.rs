@@ -23,7 +23,7 @@ const STRIDE: usize = size_of::<Host6>() / 8;
 #[must_use]
 #[inline(always)]
 pub fn buckets(settings: &Settings, address: [u64; 2]) -> [u32; 2] {
-    choices(hash(settings, &address), settings.hosts6_mask)
+    choices(hash(settings, &address), settings.ipv6_hosts_mask)
 }
 
 /// State of the entry of an address in a bucket; not [`HOST6_VALID`] if there is none.

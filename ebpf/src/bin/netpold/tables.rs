@@ -221,7 +221,7 @@ extern "C" fn netpold_cidr6(first: u64, second: u64) -> u32 {
     // Who looks an address up behind the revision reads this behind it too.
     let settings = order::after_load(maps::SETTINGS.get(), first);
     // SAFETY: map memory; the agent changes this field while the program runs.
-    let root = unsafe { (&raw const (*settings).blocks6_root).read_volatile() };
+    let root = unsafe { (&raw const (*settings).ipv6_blocks_root).read_volatile() };
     let node =
         |index| maps.element(&maps::BLOCKS6, index).map(|node| node.cast::<u64>().cast_const());
     // SAFETY: nodes of that table.
