@@ -47,6 +47,7 @@ use crate::netlink::{Connection, Listener};
 const OWN_GROUPS: [u32; 3] = [1, 7, 11];
 /// `RTNLGRP_IPV4_IFADDR`, `RTNLGRP_IPV6_IFADDR`
 const ADDRESS_GROUPS: [u32; 2] = [5, 9];
+
 /// How discovery goes about it.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
