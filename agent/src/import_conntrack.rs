@@ -16,6 +16,7 @@ use netpold_ebpf::layout::{
     CT_EGRESS, CT_FIN_INGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_STREAM, CT_SYN, CT_SYN_ACK,
     Ct4Key, Ct6Key,
 };
+use netpold_ebpf::packet::icmp;
 
 use crate::conntrack::{FlowKey, Tracked};
 
@@ -27,8 +28,29 @@ struct Tuple {
     protocol: u8,
     /// ICMP echo: the identifier.
     source_port: u16,
-    /// ICMP echo: [`netpold_ebpf::packet::icmp::kind`].
+    /// ICMP echo: [`icmp::kind`].
     destination_port: u16,
+}
+
+/// A tuple, as far as it was read.
+#[derive(Default)]
+struct PartialTuple {
+    source: Option<IpAddr>,
+    destination: Option<IpAddr>,
+    source_port: u16,
+    destination_port: u16,
+    /// ICMP
+    message: Option<u8>,
+}
+
+impl PartialTuple {
+    /// The tuple; `None` without its addresses.
+    fn whole(self, protocol: u8) -> Option<Tuple> {
+        let Self { source_port, destination_port, message, .. } = self;
+        let (source, destination) = (self.source?, self.destination?);
+        let destination_port = message.map_or(destination_port, |it| icmp::kind(protocol, it));
+        Some(Tuple { source, destination, protocol, source_port, destination_port })
+    }
 }
 
 /// A flow as the kernel's conntrack has it.

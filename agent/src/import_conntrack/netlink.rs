@@ -3,10 +3,9 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use netpold_ebpf::packet::icmp;
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP};
 
-use super::{KernelFlow, Shown, Tuple};
+use super::{KernelFlow, PartialTuple, Shown, Tuple};
 use crate::netlink::{Message, NETFILTER_HEADER, ask_netfilter, attributes};
 
 /// linux/netfilter/nfnetlink.h, `linux/netfilter/nfnetlink_conntrack.h`
@@ -83,32 +82,31 @@ fn state(info: &[u8]) -> Option<u8> {
 }
 
 fn tuple(value: &[u8]) -> Option<Tuple> {
-    let (mut source, mut destination, mut protocol) = (None, None, None);
-    let (mut source_port, mut destination_port, mut message) = (0, 0, None);
+    let (mut tuple, mut protocol) = (PartialTuple::default(), None);
     let port = |value: &[u8]| value.first_chunk().map_or(0, |port| u16::from_be_bytes(*port));
     for (kind, value) in attributes(value) {
         for (part, value) in attributes(value) {
             match (kind, part) {
-                (CTA_TUPLE_IP, part) if CTA_IP_SOURCES.contains(&part) => source = address(value),
+                (CTA_TUPLE_IP, part) if CTA_IP_SOURCES.contains(&part) => {
+                    tuple.source = address(value);
+                }
                 (CTA_TUPLE_IP, part) if CTA_IP_DESTINATIONS.contains(&part) => {
-                    destination = address(value);
+                    tuple.destination = address(value);
                 }
                 (CTA_TUPLE_PROTO, CTA_PROTO_NUM) => protocol = value.first().copied(),
-                (CTA_TUPLE_PROTO, CTA_PROTO_SRC_PORT) => source_port = port(value),
-                (CTA_TUPLE_PROTO, CTA_PROTO_DST_PORT) => destination_port = port(value),
+                (CTA_TUPLE_PROTO, CTA_PROTO_SRC_PORT) => tuple.source_port = port(value),
+                (CTA_TUPLE_PROTO, CTA_PROTO_DST_PORT) => tuple.destination_port = port(value),
                 (CTA_TUPLE_PROTO, part) if CTA_PROTO_ICMP_IDS.contains(&part) => {
-                    source_port = port(value);
+                    tuple.source_port = port(value);
                 }
                 (CTA_TUPLE_PROTO, part) if CTA_PROTO_ICMP_TYPES.contains(&part) => {
-                    message = value.first().copied();
+                    tuple.message = value.first().copied();
                 }
                 _ => {}
             }
         }
     }
-    let (source, destination, protocol) = (source?, destination?, protocol?);
-    let destination_port = message.map_or(destination_port, |it| icmp::kind(protocol, it));
-    Some(Tuple { source, destination, protocol, source_port, destination_port })
+    tuple.whole(protocol?)
 }
 
 fn address(value: &[u8]) -> Option<IpAddr> {

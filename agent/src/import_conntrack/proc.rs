@@ -6,11 +6,8 @@
 use std::collections::HashSet;
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::net::IpAddr;
 
-use netpold_ebpf::packet::icmp;
-
-use super::{KernelFlow, Shown, TCP, Tuple};
+use super::{KernelFlow, PartialTuple, Shown, TCP};
 
 /// Of the thread, because threads of one process may be in several network namespaces.
 const PATH: &str = "/proc/thread-self/net/nf_conntrack";
@@ -62,7 +59,7 @@ fn parse(line: &str) -> Option<Shown> {
         let state = words.next()?;
         tcp_state = TCP_STATES.iter().position(|name| *name == state)? as u8;
     }
-    let (mut tuples, mut tuple) = (Vec::with_capacity(2), Reading::default());
+    let (mut tuples, mut tuple) = (Vec::with_capacity(2), PartialTuple::default());
     for word in words {
         match word {
             "[UNREPLIED]" => replied = false,
@@ -72,7 +69,7 @@ fn parse(line: &str) -> Option<Shown> {
                 if name == "src" {
                     tuples.extend(std::mem::take(&mut tuple).whole(protocol));
                 }
-                tuple.read(name, value)?;
+                read(&mut tuple, name, value)?;
             }
         }
     }
@@ -81,42 +78,17 @@ fn parse(line: &str) -> Option<Shown> {
     Some(Shown { original, reply, remaining, tcp_state, replied, assured })
 }
 
-/// A tuple, as far as it was read.
-#[derive(Default)]
-struct Reading {
-    source: Option<IpAddr>,
-    destination: Option<IpAddr>,
-    source_port: u16,
-    destination_port: u16,
-    /// ICMP
-    message: Option<u8>,
-}
-
-impl Reading {
-    fn read(&mut self, name: &str, value: &str) -> Option<()> {
-        match name {
-            "src" => self.source = Some(value.parse().ok()?),
-            "dst" => self.destination = Some(value.parse().ok()?),
-            "sport" | "id" => self.source_port = value.parse().ok()?,
-            "dport" => self.destination_port = value.parse().ok()?,
-            "type" => self.message = Some(value.parse().ok()?),
-            _ => {}
-        }
-        Some(())
+/// Takes in a part of a tuple; `None` if it is not understood.
+fn read(tuple: &mut PartialTuple, name: &str, value: &str) -> Option<()> {
+    match name {
+        "src" => tuple.source = Some(value.parse().ok()?),
+        "dst" => tuple.destination = Some(value.parse().ok()?),
+        "sport" | "id" => tuple.source_port = value.parse().ok()?,
+        "dport" => tuple.destination_port = value.parse().ok()?,
+        "type" => tuple.message = Some(value.parse().ok()?),
+        _ => {}
     }
-
-    fn whole(self, protocol: u8) -> Option<Tuple> {
-        let (source, destination) = (self.source?, self.destination?);
-        let destination_port =
-            self.message.map_or(self.destination_port, |it| icmp::kind(protocol, it));
-        Some(Tuple {
-            source,
-            destination,
-            protocol,
-            source_port: self.source_port,
-            destination_port,
-        })
-    }
+    Some(())
 }
 
 #[cfg(test)]
