@@ -15,14 +15,14 @@ impl Rows {
     #[must_use]
     #[inline(always)]
     pub const fn ingress(self) -> u32 {
-        Endpoint::ingress_row(self.0)
+        self.0 as u32
     }
 
     /// Row of pod egress.
     #[must_use]
     #[inline(always)]
     pub const fn egress(self) -> u32 {
-        Endpoint::egress_row(self.0)
+        (self.0 >> 32) as u32
     }
 
     /// Row of a direction.

@@ -12,7 +12,8 @@ use netpold_core::cluster::ObjectKey;
 use netpold_core::compile::Compiler;
 use netpold_core::model::Change;
 use netpold_core::ops::{Op, TableWriter};
-use netpold_ebpf::layout::{CLASS_TRANSLATED, Endpoint, untranslated};
+use netpold_ebpf::endpoint::Rows;
+use netpold_ebpf::layout::{CLASS_TRANSLATED, untranslated};
 use netpold_ebpf::tables::policy::row_allows;
 use netpold_testkit::memory::MemoryTables;
 use netpold_testkit::objects::ip;
@@ -50,7 +51,7 @@ fn remotes() -> Vec<IpAddr> {
 /// each direction and packet, and for each packet out of the pod that nobody translated.
 fn seen(tables: &MemoryTables, rows: u64, class: u32) -> u64 {
     let mut bits = 0u64;
-    let (ingress, egress) = (Endpoint::ingress_row(rows), Endpoint::egress_row(rows));
+    let (ingress, egress) = (Rows(rows).ingress(), Rows(rows).egress());
     for (row, class) in [(ingress, class), (egress, class), (egress, untranslated(class))] {
         for (protocol, port) in PACKETS {
             let allowed = row == 0 || row_allows(tables, row, class, protocol, port);

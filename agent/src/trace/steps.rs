@@ -5,10 +5,11 @@ use std::mem;
 
 use netpold_core::model::Direction;
 use netpold_core::probe::IpProtocol;
+use netpold_ebpf::endpoint::Rows;
 use netpold_ebpf::flow::control::Control;
 use netpold_ebpf::layout::{
     CLASS_SERVICE, CLASS_TRANSLATED, CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, DropEvent,
-    Endpoint, MAX_CLASSES, PORTS_ALL, PORTS_NONE, PORTS_ONE, ports_of,
+    MAX_CLASSES, PORTS_ALL, PORTS_NONE, PORTS_ONE, ports_of,
 };
 use netpold_ebpf::reason::Reason;
 use netpold_ebpf::trace::{SETTLED, Step};
@@ -89,7 +90,7 @@ fn assemble(lines: &[[u64; 3]]) -> Option<RawPacket> {
             Some(Step::SlowPath) => steps.push(Shown::SlowPath),
             Some(Step::Endpoint) => {
                 event.endpoint = first as u32;
-                rows = [Endpoint::ingress_row(second), Endpoint::egress_row(second)];
+                rows = [Rows(second).ingress(), Rows(second).egress()];
                 let shown = endpoint(first, rows);
                 // Functions of the slow path look it up again.
                 if !steps.contains(&shown) {
@@ -196,6 +197,8 @@ fn octets(first: u64, second: u64) -> [u8; 16] {
 
 #[cfg(test)]
 mod tests {
+    use netpold_ebpf::layout::Endpoint;
+
     use super::*;
 
     fn line(number: u64, step: Step, first: u64, second: u64) -> String {

@@ -12,6 +12,7 @@ use netpold_core::model::{Direction, Key, Pod};
 use netpold_core::ops::TableWriter;
 use netpold_core::options::Options;
 use netpold_core::probe::IpProtocol;
+use netpold_ebpf::endpoint::Rows;
 use netpold_ebpf::layout::{CLASS_TRANSLATED, Endpoint, ROW_NOT_ISOLATED};
 
 use crate::coverage::Coverage;
@@ -134,7 +135,7 @@ impl Subject {
     /// Whether the mark of an address is as it should be: it says exactly where packets of isolated
     /// pods may be translated, or to a pod itself while none is isolated for egress.
     fn is_marked_rightly(&self, packet: &Packet) -> bool {
-        let egress = |endpoint: &Endpoint| Endpoint::egress_row(endpoint.rows);
+        let egress = |endpoint: &Endpoint| Rows(endpoint.rows).egress();
         let isolated = self.tables.endpoints.values().any(|it| egress(it) != ROW_NOT_ISOLATED);
         let Some((pod, _)) = self.endpoints().find(|(pod, _)| pod.key == packet.pod) else {
             return true;

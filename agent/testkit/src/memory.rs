@@ -8,6 +8,7 @@ use std::ops::{Index, IndexMut};
 use ipnet::Ipv6Net;
 use netpold_core::model::Direction;
 use netpold_core::ops::{Op, TableWriter};
+use netpold_ebpf::endpoint::Rows;
 use netpold_ebpf::layout::{
     ClassId, ENDPOINT_PROBES, ENDPOINT_SLOTS, Endpoint, PortBitmap, PortWord, ROW_NOT_ISOLATED,
     Row, RowBlock, TrieBlock, endpoint_slot, untranslated,
@@ -198,8 +199,8 @@ impl MemoryTables {
     ) -> Option<bool> {
         let rows = self.endpoint(ifindex)?.rows;
         let row = match direction {
-            Direction::Ingress => Endpoint::ingress_row(rows),
-            Direction::Egress => Endpoint::egress_row(rows),
+            Direction::Ingress => Rows(rows).ingress(),
+            Direction::Egress => Rows(rows).egress(),
         };
         Some(row == ROW_NOT_ISOLATED || row_allows(self, row, self.class(remote), protocol, port))
     }
@@ -214,7 +215,7 @@ impl MemoryTables {
         protocol: u8,
         port: u16,
     ) -> Option<bool> {
-        let row = Endpoint::egress_row(self.endpoint(ifindex)?.rows);
+        let row = Rows(self.endpoint(ifindex)?.rows).egress();
         let class = untranslated(self.class(remote));
         Some(row == ROW_NOT_ISOLATED || row_allows(self, row, class, protocol, port))
     }

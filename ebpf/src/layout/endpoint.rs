@@ -45,22 +45,10 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// The `rows` word of an ingress and an egress row number.
+    /// The `rows` word of an ingress and an egress row number; [`crate::endpoint::Rows`] reads it.
     #[must_use]
     pub const fn pack_rows(ingress: u32, egress: u32) -> u64 {
         ingress as u64 | (egress as u64) << 32
-    }
-
-    /// The ingress row number of a `rows` word.
-    #[must_use]
-    pub const fn ingress_row(rows: u64) -> u32 {
-        rows as u32
-    }
-
-    /// The egress row number of a `rows` word.
-    #[must_use]
-    pub const fn egress_row(rows: u64) -> u32 {
-        (rows >> 32) as u32
     }
 }
 

@@ -6,6 +6,7 @@ mod pod_rules;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use netpold_ebpf::endpoint::Rows;
 use netpold_ebpf::layout::{ENDPOINT_PROBES, EP_CHECK_SOURCE, Endpoint, endpoint_slot};
 
 use crate::cluster::Cluster;
@@ -45,9 +46,9 @@ impl Live {
 
     /// The installed rows, if there is a record.
     pub(crate) fn installed_rows(&self) -> Option<(u32, u32)> {
-        self.record.as_ref().map(|(_, record)| {
-            (Endpoint::ingress_row(record.rows), Endpoint::egress_row(record.rows))
-        })
+        self.record
+            .as_ref()
+            .map(|(_, record)| (Rows(record.rows).ingress(), Rows(record.rows).egress()))
     }
 
     /// The record as it is to be, given the one that is installed.
