@@ -29,7 +29,7 @@ use serde::Serialize;
 pub use self::entry::Place;
 pub use self::import::{FlowKey, Tracked};
 pub use self::sighting::{FlowTuple, Sighting};
-pub use self::size::buckets_for_this_node;
+pub use self::size::Buckets;
 use crate::bpf::mmap::{MappedArray, MmapError};
 
 /// The values of `CONFIG_HZ` that a kernel can be configured with on the machines we run on.
@@ -40,6 +40,8 @@ const CLOCK_ATTEMPTS: u32 = 5;
 /// A way that has been claimed for that many seconds belongs to a CPU that will not finish:
 /// publishing takes nanoseconds.
 const STALE_CLAIM: u32 = 60;
+/// Of so many buckets one is looked at to know how full a table is.
+const LOOKED_AT: usize = 8;
 
 /// Ticks a second of the kernel's jiffies, as the resolution of its coarse clock says, which is one
 /// tick (`clock_getres(2)`); `None` if that is no rate a kernel has.
@@ -96,6 +98,15 @@ pub struct Census {
     pub full_buckets: u64,
 }
 
+/// How much of a table is in use, by a part of it: keys are hashed with a seed, so all parts are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Occupancy {
+    /// Ways that are not free, expired ones too.
+    pub used: usize,
+    /// Ways that were looked at.
+    pub ways: usize,
+}
+
 /// What one pass found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Pass {
@@ -105,7 +116,7 @@ pub struct Pass {
     pub v6: Census,
 }
 
-/// The flow tables, mapped. They are shared by all generations of one layout.
+/// The flow tables, mapped. Generations share them until larger ones are needed.
 #[derive(Debug)]
 pub struct Sweeper {
     four: MappedArray<Ct4Bucket>,
@@ -144,6 +155,12 @@ impl Sweeper {
         let behind = v4.capacity as u32;
         let v6 = self.census::<[u64; 4], _>(&self.six, (now, behind), endpoints, &mut meet);
         Pass { v4, v6 }
+    }
+
+    /// How much of the tables is in use, IPv4 and IPv6.
+    #[must_use]
+    pub fn occupancy(&self) -> [Occupancy; 2] {
+        [occupancy::<[u64; 2], _>(&self.four), occupancy::<[u64; 4], _>(&self.six)]
     }
 
     fn census<K: Key, B: Pod>(
@@ -201,7 +218,14 @@ impl Sweeper {
     }
 }
 
-/// The control words of a bucket's ways that are not free. A freed way keeps its incarnation; its
+fn occupancy<K: Key, B: Pod>(table: &MappedArray<B>) -> Occupancy {
+    let words = table.words().unwrap_or_default();
+    let buckets = words.len() / (CT_WAYS * K::STRIDE);
+    let part = &words[..buckets.div_ceil(LOOKED_AT) * CT_WAYS * K::STRIDE];
+    Occupancy { used: occupied::<K>(part).count(), ways: part.len() / K::STRIDE }
+}
+
+/// The control words of buckets' ways that are not free. A freed way keeps its incarnation; its
 /// flags are what counts.
 fn occupied<K: Key>(bucket: &[AtomicU64]) -> impl Iterator<Item = Control> {
     let controls = bucket.iter().step_by(K::STRIDE);

@@ -267,12 +267,14 @@ impl Engine {
     }
 
     /// Compares one of `slices` parts of the kernel's tables with what they must hold, and puts it
-    /// right. Not while updates fail: what is installed is not known then.
-    pub fn readback(&mut self, slices: u32) {
+    /// right. Not while updates fail: what is installed is not known then. Says when to call
+    /// [`Engine::step`] if there is something to do.
+    pub fn readback(&mut self, slices: u32) -> Option<Instant> {
         for (table, entries) in self.reconciler.readback(slices) {
             tracing::warn!(table, entries, "somebody changed a table: put right");
             self.health.repaired("entries", entries);
         }
+        self.retry_at()
     }
 
     /// Brings the kernel to the desired state; `noticed` is when the first of the changes was seen.

@@ -235,7 +235,8 @@ impl Agent {
                         info!("another agent takes over");
                         break;
                     }
-                    block_in_place(|| lock(&self.engine).readback(SLICES));
+                    let due = block_in_place(|| lock(&self.engine).readback(SLICES));
+                    retry = retry.into_iter().chain(due).min();
                     self.records.write_state(&self.engine, self.inputs.are_restored()).await;
                     continue;
                 }

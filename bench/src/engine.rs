@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use netpold::conntrack::Buckets;
 use netpold::dataplane::attach::{Attacher, Hook, Mode};
 use netpold::dataplane::bpffs::PinRoot;
 use netpold::dataplane::quiescence::grace_period;
@@ -201,7 +202,7 @@ impl Subject {
     pub(crate) fn new(scale: Scale, veths: &Veths, buckets: u32, pins: &Path) -> Result<Self> {
         let root = PinRoot::open(pins)?;
         let links = root.links();
-        let options = DataplaneOptions::new(buckets, 1);
+        let options = DataplaneOptions::new(Buckets::fixed(buckets), 1);
         let dataplane = Dataplane::new(root, Attacher::new(&links, Mode::Tcx)?, options);
         let options = Options { node: NODE.into(), first_endpoint_id: 1, ..Options::default() };
         let mut engine = Engine::new(Compiler::new(options), dataplane, Capacity::SMALL);

@@ -2,7 +2,7 @@
 
 use netpold_ebpf::layout::{Ct4Bucket, Ct6Bucket};
 
-/// Fewest and most buckets: 17 and 134 MB for both families.
+/// Fewest and most buckets that a node may need: 17 and 134 MB for both families.
 const BUCKETS: (u64, u64) = (1 << 16, 1 << 19);
 /// IPv4 buckets for each processor. kube-proxy gives the node's conntrack 32,768 connections for each
 /// (`--conntrack-max-per-core`), one of two local pods has two entries here, and a bucket holds four.
@@ -12,9 +12,34 @@ const PART_OF_MEMORY: u64 = 400;
 /// Bytes of an IPv4 bucket and of its share of the IPv6 table, which has half as many.
 const BYTES: u64 = (size_of::<Ct4Bucket>() + size_of::<Ct6Bucket>() / 2) as u64;
 
-/// Buckets of the IPv4 flow table that a new node gets: a power of two. Tables that are there keep their size.
-#[must_use]
-pub fn buckets_for_this_node() -> u32 {
+/// Of the buckets that a node may need, the part that its tables begin with.
+const FIRST_PART: u32 = 4;
+
+/// Buckets of the IPv4 flow table: powers of two, four flows each. The IPv6 table has half as many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buckets {
+    /// Where no tables are pinned yet.
+    pub first: u32,
+    /// Once those have little room.
+    pub most: u32,
+}
+
+impl Buckets {
+    /// Tables that never grow.
+    #[must_use]
+    pub fn fixed(buckets: u32) -> Self {
+        Self { first: buckets, most: buckets }
+    }
+
+    /// The sizes for this node. Tables that are there are never replaced by smaller ones.
+    #[must_use]
+    pub fn for_this_node() -> Self {
+        let most = buckets_for_this_node();
+        Self { first: most / FIRST_PART, most }
+    }
+}
+
+fn buckets_for_this_node() -> u32 {
     let number = |name| {
         // SAFETY: it takes a number and gives one.
         u64::try_from(unsafe { libc::sysconf(name) }).unwrap_or(0)
@@ -50,6 +75,7 @@ mod tests {
 
     #[test]
     fn this_node_says_how_large_it_is() {
-        assert!(buckets_for_this_node().is_power_of_two());
+        let Buckets { first, most } = Buckets::for_this_node();
+        assert!(first.is_power_of_two() && most.is_power_of_two() && first < most);
     }
 }

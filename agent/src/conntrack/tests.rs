@@ -56,6 +56,18 @@ fn flows_of_endpoints_that_are_gone_are_removed() {
 }
 
 #[test]
+fn a_part_says_how_full_the_tables_are() {
+    let sweeper = sweeper(16);
+    let occupancy = |used| Occupancy { used, ways: 2 * CT_WAYS };
+    assert_eq!(sweeper.occupancy(), [occupancy(0); 2]);
+    let [opening, free] = [OPENING, 0].map(|flags| four(flags, START));
+    sweeper.four.write_element(1, &[opening, free, opening, opening]).unwrap();
+    sweeper.four.write_element(2, &[opening; CT_WAYS]).unwrap();
+    sweeper.six.write_element(0, &[six(OPENING, START); CT_WAYS]).unwrap();
+    assert_eq!(sweeper.occupancy(), [occupancy(3), occupancy(4)], "two buckets of sixteen");
+}
+
+#[test]
 fn counts_by_state_and_removes_what_has_expired() {
     let sweeper = sweeper(16);
     let ways = [OPENING, OPENING | CT_REPLIED, OPENING | CT_RST, CT_BUSY];

@@ -58,6 +58,8 @@ pub enum BpffsError {
 
 /// Where maps and links are pinned unless told otherwise.
 pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf/netpold";
+/// Where tables are pinned that larger ones replace, until their flows are carried over.
+const OUTGROWN: &str = "outgrown";
 /// A directory below the root of an agent that gives way: who wants the root removes it.
 const GIVES_WAY: &str = "gives-way";
 /// How long such an agent has to end.
@@ -80,6 +82,12 @@ impl MapPins {
     #[must_use]
     pub fn map(&self, name: &str) -> PathBuf {
         self.0.join(name)
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
     }
 }
 
@@ -161,20 +169,34 @@ impl PinRoot {
         self.root.join("links")
     }
 
-    /// Folders of other layout versions, in the order of their names.
+    /// An empty folder for the tables that larger ones replace.
+    ///
+    /// # Errors
+    /// bpffs refuses.
+    pub(super) fn outgrown(&self) -> io::Result<MapPins> {
+        let folder = self.root.join(OUTGROWN);
+        match fs::remove_dir_all(&folder) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => fs::create_dir(&folder)?,
+        }
+        Ok(MapPins(folder))
+    }
+
+    /// Folders of tables whose flows are not in this layout version's, in the order of their names: other
+    /// layout versions', and outgrown ones.
     #[must_use]
-    pub fn other_versions(&self) -> Vec<PathBuf> {
-        let mut others = self.versions();
+    pub fn other_tables(&self) -> Vec<PathBuf> {
+        let mut others = self.folders();
         others.retain(|path| *path != self.versioned);
         others.sort();
         others
     }
 
-    /// Removes what agents of other layout versions left, once nothing uses it any more. Gives what
-    /// could not be removed.
+    /// Removes [`PinRoot::other_tables`], once nothing uses them any more. Gives what could not be
+    /// removed.
     #[must_use]
-    pub fn remove_other_versions(&self) -> Vec<(PathBuf, io::Error)> {
-        let others = self.other_versions().into_iter();
+    pub fn remove_other_tables(&self) -> Vec<(PathBuf, io::Error)> {
+        let others = self.other_tables().into_iter();
         others.filter_map(|path| fs::remove_dir_all(&path).err().map(|e| (path, e))).collect()
     }
 
@@ -185,21 +207,21 @@ impl PinRoot {
     /// The first pin that could not be removed.
     pub fn remove_all(&self) -> io::Result<usize> {
         let mut removed = 0;
-        for path in self.versions().into_iter().chain([self.links()]) {
+        for path in self.folders().into_iter().chain([self.links()]) {
             removed += fs::read_dir(&path)?.count();
             fs::remove_dir_all(&path)?;
         }
         Ok(removed)
     }
 
-    /// The folders of layout versions, `v1` and so on.
-    fn versions(&self) -> Vec<PathBuf> {
+    /// The folders of maps: layout versions' (`v1` and so on), and the one of outgrown tables.
+    fn folders(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
-        let is_version = |path: &PathBuf| {
+        let has_maps = |path: &PathBuf| {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            name.strip_prefix('v').is_some_and(|number| number.parse::<u32>().is_ok())
+            name == OUTGROWN || name.strip_prefix('v').is_some_and(|it| it.parse::<u32>().is_ok())
         };
-        entries.map(|entry| entry.path()).filter(is_version).collect()
+        entries.map(|entry| entry.path()).filter(has_maps).collect()
     }
 }
 

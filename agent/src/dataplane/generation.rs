@@ -111,8 +111,10 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
 
 /// The program that reads the kernel's clock, by test run.
 const CLOCK: &str = "netpold_clock";
+/// The flow tables.
+const FLOWS: [&str; 2] = ["CT4", "CT6"];
 /// Maps that outlive their generation, by pin.
-const SHARED: [&str; 5] = ["CT4", "CT6", "FRAGMENTS", "COUNTERS", "EVENTS"];
+const SHARED: [&str; 5] = [FLOWS[0], FLOWS[1], "FRAGMENTS", "COUNTERS", "EVENTS"];
 
 /// Maps of the generation in force, by pin: what a later agent reads.
 const PUBLISHED: [Section; 2] = [global_sections::ENDPOINTS, global_sections::SETTINGS];
@@ -155,10 +157,22 @@ fn globals() -> &'static Globals {
     })
 }
 
+/// The flow tables of a generation, by the buckets of the IPv4 table; the IPv6 table has half of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowTables {
+    /// Those that are pinned, whatever their size; new ones where none are.
+    Pinned(u32),
+    /// New ones, which take the place of those that are pinned when the generation does.
+    Own(u32),
+    /// Those that are pinned, since the kernel had no room for others.
+    Kept,
+}
+
 /// A loaded generation.
 pub struct Generation {
     bpf: Ebpf,
     tables: Tables,
+    flow_tables: FlowTables,
     /// All maps.
     maps: Maps,
     /// The maps that are pinned, by the name of their pin.
@@ -176,27 +190,33 @@ impl Generation {
         capacity: &Capacity,
         conntrack_buckets: u32,
     ) -> Result<Self, GenerationError> {
-        Self::load_at(&pins.maps(), capacity, conntrack_buckets)
+        Self::load_at(&pins.maps(), capacity, FlowTables::Pinned(conntrack_buckets))
     }
 
     /// The same without the pin root itself.
     pub(super) fn load_at(
         pins: &MapPins,
         capacity: &Capacity,
-        conntrack_buckets: u32,
+        flow_tables: FlowTables,
     ) -> Result<Self, GenerationError> {
+        let (buckets, own) = match flow_tables {
+            FlowTables::Pinned(buckets) => (buckets, &[][..]),
+            FlowTables::Own(buckets) => (buckets, &FLOWS[..]),
+            FlowTables::Kept => (1, &[][..]),
+        };
         let object = object()?;
         let mut loader = loader().lock().unwrap_or_else(PoisonError::into_inner);
         for (name, size) in sizes(capacity) {
             loader.map_max_entries(name, size);
         }
-        loader.map_max_entries("CT4", conntrack_buckets);
-        loader.map_max_entries("CT6", (conntrack_buckets / 2).max(1));
+        for (name, size) in FLOWS.into_iter().zip([buckets, (buckets / 2).max(1)]) {
+            loader.map_max_entries(name, size);
+        }
         for name in SHARED {
             loader.map_pin_path(name, pins.map(name));
         }
         globals().give(&mut loader);
-        let offered = Offered::to(&mut loader, pins)
+        let offered = Offered::to(&mut loader, pins, own)
             .map_err(|(name, cause)| GenerationError::Offer { name, cause })?;
         let mut bpf =
             loader.load(object).map_err(|e| GenerationError::Load { cause: Box::new(e) })?;
@@ -215,7 +235,7 @@ impl Generation {
         let description =
             other_layout::describe().map_err(|e| pin_error(pins.map(name), name, e.to_string()))?;
         pinned.push((name, description));
-        Ok(Self { bpf, tables, maps, pinned })
+        Ok(Self { bpf, tables, flow_tables, maps, pinned })
     }
 
     /// What traced programs are loaded with.
@@ -373,25 +393,30 @@ impl Generation {
         self.tables.unproven(ifindex)
     }
 
-    /// Makes this generation's endpoints and settings the pinned ones: what a later agent reads to
-    /// recognise endpoints and to go on with the conntrack hash.
+    /// Which flow tables it has.
+    #[must_use]
+    pub fn flow_tables(&self) -> FlowTables {
+        self.flow_tables
+    }
+
+    /// Makes this generation's maps the pinned ones: what a later agent reads to recognise endpoints and
+    /// to go on with the flows and their hash.
     ///
     /// # Errors
     /// bpffs refused.
     pub fn publish(&self, pins: &PinRoot) -> Result<(), GenerationError> {
-        let own = self.pinned.iter().filter(|(name, _)| !SHARED.contains(name));
-        for (name, map) in own {
+        for (name, map) in &self.pinned {
             replace_pin(pins, name, map.as_fd())
                 .map_err(|e| pin_error(pins.map(name), name, e.to_string()))?;
         }
         Ok(())
     }
 
-    /// Pins again what is not pinned any more; how many maps that were.
+    /// Pins what is not pinned in a folder; how many maps that were.
     ///
     /// # Errors
     /// bpffs refused.
-    pub fn pin_again(&self, pins: &PinRoot) -> Result<u64, GenerationError> {
+    pub fn pin_missing(&self, pins: &MapPins) -> Result<u64, GenerationError> {
         let missing = self.pinned.iter().filter(|(name, _)| !pins.map(name).exists());
         let mut count = 0;
         for (name, map) in missing {

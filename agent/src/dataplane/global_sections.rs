@@ -1,7 +1,8 @@
 //! Tables that the programs reach at a fixed address instead of by a lookup.
 //!
 //! To the eBPF object they are data sections, each a map of one element. The loader would make maps
-//! that cannot be mapped into memory, so it is given ones that can: it takes what is pinned.
+//! that cannot be mapped into memory, so it is given ones that can: it takes what is pinned. It pins what
+//! it makes at such a place, too.
 
 use std::fs;
 use std::io;
@@ -37,29 +38,46 @@ pub const ENDPOINTS: Section = Section {
 pub const TRIE_ROOT: Section =
     Section { name: "TRIE_ROOT", section: ".bss.trie_root", bytes: size_of::<TrieRoot>() };
 
-/// Maps that wait at their pins for the loader. Dropped once it has them.
+/// Pins for one load only. Dropped after it.
 #[derive(Debug)]
 pub struct Offered {
     pins: Vec<PathBuf>,
 }
 
 impl Offered {
-    /// Makes the maps and tells the loader where they are.
+    /// Makes the maps and tells the loader where they are, and where to put `own`: maps that it makes
+    /// although others of their names are pinned.
     ///
     /// # Errors
     /// The kernel refuses a map or a pin: its name is given.
     pub fn to(
         loader: &mut EbpfLoader<'_>,
         pins: &MapPins,
+        own: &[&'static str],
     ) -> Result<Self, (&'static str, io::Error)> {
         let mut offered = Self { pins: Vec::new() };
         for section in [SETTINGS, ENDPOINTS, TRIE_ROOT] {
-            let path = pins.map(&format!("{}_OFFERED", section.name));
+            let path = offered.place(loader, pins, (section.name, section.section))?;
             section.offer(&path).map_err(|error| (section.name, error))?;
-            loader.map_pin_path(section.section, path.clone());
-            offered.pins.push(path);
+        }
+        for &name in own {
+            offered.place(loader, pins, (name, name))?;
         }
         Ok(offered)
+    }
+
+    /// An empty place for a map, by its names as a table and to the loader.
+    fn place(
+        &mut self,
+        loader: &mut EbpfLoader<'_>,
+        pins: &MapPins,
+        (name, map): (&'static str, &'static str),
+    ) -> Result<PathBuf, (&'static str, io::Error)> {
+        let path = pins.map(&format!("{name}_OFFERED"));
+        remove_if_there(&path).map_err(|error| (name, error))?;
+        loader.map_pin_path(map, path.clone());
+        self.pins.push(path.clone());
+        Ok(path)
     }
 }
 
@@ -73,7 +91,6 @@ impl Drop for Offered {
 
 impl Section {
     fn offer(self, path: &std::path::Path) -> io::Result<()> {
-        remove_if_there(path)?;
         let map = sys::array(self.bytes as u32, 1, sys::BPF_F_MMAPABLE)?;
         sys::obj_pin(map.as_fd(), path)
     }

@@ -9,7 +9,8 @@
 //! | [`tc_hooks`] | the programs at pods and devices, in front of others' |
 //! | [`uplink_xdp`], [`pod_xdp`] | XDP programs in front of those |
 //! | `settings` | what is written with each generation, and demanded of packets |
-//! | `layout_migration` | other layout versions' flows, until they are carried over |
+//! | `flow_growth` | whether the flow tables are to grow |
+//! | `flow_migration` | flows of other tables, until they are carried over |
 
 pub mod attach;
 pub mod audit;
@@ -18,6 +19,8 @@ pub mod bridges;
 mod clsact;
 mod connection;
 pub mod features;
+mod flow_growth;
+mod flow_migration;
 mod front;
 pub mod gate;
 pub mod generation;
@@ -25,7 +28,6 @@ pub mod global_sections;
 pub mod hook;
 pub mod ipv6_blocks;
 pub mod ipv6_hosts;
-mod layout_migration;
 mod local_endpoints;
 mod maps;
 mod namespace;
@@ -46,6 +48,7 @@ pub mod uplink_xdp;
 pub mod xdp;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 use aya::maps::{MapData, RingBuf};
 use netpold_core::compile::{Compiler, Cursor};
@@ -57,8 +60,9 @@ use attach::{Attacher, Hook, Mode};
 use audit::{Repaired, UnexpectedEntries};
 use bpffs::PinRoot;
 use bridges::Bridge;
-use generation::{Generation, GenerationError};
-use layout_migration::LayoutMigration;
+use flow_growth::FlowGrowth;
+use flow_migration::FlowMigration;
+use generation::{FlowTables, Generation, GenerationError};
 use pinned_state::PinnedState;
 use pod_xdp::PodXdp;
 use probing::Probed;
@@ -72,15 +76,14 @@ use tc_hooks::{Problems, TcHooks};
 use traced::TracedPrograms;
 use uplink_xdp::{UplinkXdp, Wanted as WantedUplinks};
 
-use crate::conntrack::{Pass, Sighting, Sweeper, Tracked};
+use crate::conntrack::{Buckets, Pass, Sighting, Sweeper, Tracked};
 use crate::import_conntrack::{KernelFlow, Wanted, kernel_flows};
 
 /// What a dataplane is made with.
 #[derive(Clone, Debug)]
 pub struct DataplaneOptions {
-    /// Size of the IPv4 flow table where none is pinned yet (a power of two, four flows each); IPv6 gets
-    /// half of that.
-    pub conntrack_buckets: u32,
+    /// Sizes of the flow tables.
+    pub buckets: Buckets,
     /// Seed of the flow tables' hash.
     pub hash_seed: u64,
     /// The bit of `skb->mark` by which programs know what they have judged, see [`netpold_ebpf::judge::proof`].
@@ -94,22 +97,22 @@ pub struct DataplaneOptions {
 impl DataplaneOptions {
     /// Without XDP, and with the default bit of `skb->mark`.
     #[must_use]
-    pub fn new(conntrack_buckets: u32, hash_seed: u64) -> Self {
+    pub fn new(buckets: Buckets, hash_seed: u64) -> Self {
         let proof = 1 << DEFAULT_BIT;
-        Self { conntrack_buckets, hash_seed, proof, uplinks: None, pod_xdp: false }
+        Self { buckets, hash_seed, proof, uplinks: None, pod_xdp: false }
     }
 }
 
 /// The node's dataplane: the current generation and what it is attached to.
 pub struct Dataplane {
     pins: PinRoot,
-    conntrack_buckets: u32,
     settings: ActiveSettings,
     generation: Option<Generation>,
     hooks: TcHooks,
     uplink_xdp: UplinkXdp,
     pod_xdp: PodXdp,
-    migration: LayoutMigration,
+    growth: FlowGrowth,
+    migration: FlowMigration,
     unexpected: UnexpectedEntries,
     probed: Probed,
 }
@@ -119,13 +122,13 @@ impl Dataplane {
     #[must_use]
     pub fn new(pins: PinRoot, attacher: Attacher, options: DataplaneOptions) -> Self {
         Self {
-            conntrack_buckets: options.conntrack_buckets,
             settings: ActiveSettings::new(options.hash_seed, options.proof),
             generation: None,
+            growth: FlowGrowth::new(options.buckets, attacher.mode()),
             hooks: TcHooks::new(attacher),
             uplink_xdp: UplinkXdp::new(pins.links(), options.uplinks),
             pod_xdp: PodXdp::new(pins.links(), options.pod_xdp),
-            migration: LayoutMigration::find(&pins),
+            migration: FlowMigration::find(&pins),
             unexpected: UnexpectedEntries::default(),
             probed: Probed::default(),
             pins,
@@ -173,19 +176,38 @@ impl Dataplane {
     /// # Errors
     /// See [`GenerationError`].
     pub fn install(&mut self, capacity: &Capacity, ops: &[Op]) -> Result<(), GenerationError> {
-        let mut fresh = Generation::load(&self.pins, capacity, self.conntrack_buckets)?;
+        let mut fresh = Generation::load_at(&self.pins.maps(), capacity, self.growth.first())?;
         self.introduce(&mut fresh)?;
         fresh.apply(ops)?;
         self.put_in_place(fresh).map(drop)
     }
 
-    /// How to make a generation like the one in force; `None` before the first.
+    /// Looks now and then whether the flow tables are too small for what passes.
+    pub fn watch_flow_tables(&mut self) {
+        let in_force = self.settings.buckets();
+        if in_force.is_none_or(|in_force| !self.growth.is_curious(in_force, Instant::now())) {
+            return;
+        }
+        match self.settings.flow_tables(self.generation()) {
+            Ok(tables) => tables.iter().for_each(|(it, _)| self.growth.look(it.occupancy())),
+            Err(error) => tracing::warn!(%error, "nobody knows how full the flow tables are"),
+        }
+    }
+
+    /// Whether the flow tables are too small for what passes, and the next generation is to bring larger
+    /// ones.
+    #[must_use]
+    pub fn flow_tables_are_outgrown(&self) -> bool {
+        self.settings.buckets().is_some_and(|in_force| self.growth.is_due(in_force))
+    }
+
+    /// How to make the next generation; `None` before the first.
     #[must_use]
     pub fn recipe(&self) -> Option<Recipe> {
         self.generation.as_ref()?;
         Some(Recipe {
             pins: self.pins.maps(),
-            conntrack_buckets: self.conntrack_buckets,
+            flow_tables: self.growth.next(self.settings.buckets()?),
             settings: self.settings.written()?,
             xdp: self.uplink_xdp.program().into_iter().chain(self.pod_xdp.program()).collect(),
         })
@@ -200,6 +222,11 @@ impl Dataplane {
         &mut self,
         mut fresh: Generation,
     ) -> Result<Option<Generation>, GenerationError> {
+        match (fresh.flow_tables(), &self.generation) {
+            (FlowTables::Own(_), Some(former)) => self.migration.outgrow(former, &self.pins)?,
+            (FlowTables::Kept, _) => self.growth.give_up(),
+            _ => {}
+        }
         self.introduce(&mut fresh)?;
         self.put_in_place(fresh)
     }
@@ -310,7 +337,7 @@ impl Dataplane {
         const LOST: &str = "what is enforced would not outlive this agent";
         self.pins.restore().map_err(|error| format!("{error}; {LOST}"))?;
         let Some(generation) = &self.generation else { return Ok(0) };
-        generation.pin_again(&self.pins).map_err(|error| format!("{error}; {LOST}"))
+        generation.pin_missing(&self.pins.maps()).map_err(|error| format!("{error}; {LOST}"))
     }
 
     /// Looks whether the current programs still run where they were attached. Gives the interfaces

@@ -1,5 +1,5 @@
-//! What agents of other layout versions left pinned: endpoints' numbers and flows, read by the
-//! description that each version leaves beside its tables.
+//! Tables that others replace, of other layout versions or of another size: endpoints' numbers and flows, read
+//! from their pins by the description that each version leaves beside its tables.
 
 mod description;
 
@@ -45,7 +45,7 @@ pub(super) enum OtherLayoutError {
     Missing(#[from] Missing),
 }
 
-/// The tables of another layout version.
+/// The tables of another layout version, or of another size.
 #[derive(Debug)]
 pub(super) struct OtherLayout {
     description: Description,

@@ -44,7 +44,7 @@ impl PinnedState {
             .filter(|e| e.ifindex != 0)
             .collect();
         let mut state = Self { hash_seed, proof, bridges, endpoints };
-        for directory in pins.other_versions() {
+        for directory in pins.other_tables() {
             // What cannot be read is said where its flows are looked for.
             if let Ok(others) = OtherLayout::open(&directory).and_then(|other| other.endpoints()) {
                 state.add(others);

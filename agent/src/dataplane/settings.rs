@@ -49,6 +49,11 @@ impl ActiveSettings {
         self.written
     }
 
+    /// Buckets of the IPv4 flow table; `None` before the first generation.
+    pub(super) fn buckets(&self) -> Option<u32> {
+        self.written.map(|settings| settings.ct4_mask + 1)
+    }
+
     /// What is demanded of bridges, as [`Settings::bridges`].
     pub(super) fn bridges(&self) -> [u32; BRIDGES] {
         self.written.map_or([0; BRIDGES], |settings| settings.bridges)

@@ -166,8 +166,8 @@ impl TcHooks {
     pub(super) fn leave(&mut self, wanted: &Roles, pins: &PinRoot) -> Result<(), AttachError> {
         if !self.swept {
             self.attacher.retain(|hook| wanted.contains_key(&hook.ifindex))?;
-            for (path, error) in pins.remove_other_versions() {
-                tracing::warn!(path = %path.display(), %error, "an old version's pins stay");
+            for (path, error) in pins.remove_other_tables() {
+                tracing::warn!(path = %path.display(), %error, "pins of tables that nothing uses stay");
             }
             self.swept = true;
         }

@@ -250,6 +250,7 @@ impl Reconciler {
         if !self.installed {
             return Repaired::new();
         }
+        self.dataplane.watch_flow_tables();
         match self.dataplane.audit(&self.compiler, self.cursor, slices) {
             Ok((next, repaired)) => {
                 self.cursor = next;

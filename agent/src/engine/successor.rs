@@ -4,7 +4,7 @@
 //! [`super::pace`]. When some are due, a second compiler gets all objects and compiles everything, while the
 //! first goes on with everybody's edits; the maps and programs of the new generation are made and filled
 //! there, too. In the end the second compiler takes in what has changed meanwhile, and it and its generation
-//! replace the first. Tables that have little room left grow in the same way.
+//! replace the first. Tables that have little room left, flow tables too, grow in the same way.
 //!
 //! Until then pods have what they had before an edit of theirs, and pods that are isolated newly are closed.
 
@@ -156,7 +156,8 @@ impl Reconciler {
         }
         let rests = self.succession.rests_until.unwrap_or(now);
         let linger = self.succession.lingering.map(|since| since + LINGER);
-        let crowded = roomy(self.capacity, &self.compiler.fill()) != self.capacity;
+        let crowded = roomy(self.capacity, &self.compiler.fill()) != self.capacity
+            || self.dataplane.flow_tables_are_outgrown();
         let asks = self.compiler.late();
         let asks =
             self.pace.next(&asks, now).into_iter().chain(linger).chain(crowded.then_some(now));

@@ -9,7 +9,7 @@ use netpold_core::ops::Capacity;
 use netpold_core::options::Options;
 
 use crate::config::RunConfig;
-use crate::conntrack::buckets_for_this_node;
+use crate::conntrack::Buckets;
 use crate::dataplane::attach::{Attached, Attacher};
 use crate::dataplane::bpffs::PinRoot;
 use crate::dataplane::pinned_state::PinnedState;
@@ -39,7 +39,7 @@ pub(super) fn engine(
         proof: 1 << config.hooks.mark_bit,
         uplinks: config.hooks.uplinks.clone(),
         pod_xdp: config.hooks.pod_xdp,
-        ..DataplaneOptions::new(buckets_for_this_node(), seed)
+        ..DataplaneOptions::new(Buckets::for_this_node(), seed)
     };
     let dataplane = Dataplane::new(pins, attacher, dataplane);
     let mut engine = Engine::new(Compiler::new(options), dataplane, capacity);

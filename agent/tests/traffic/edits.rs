@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use netpold::conntrack::Buckets;
 use netpold::dataplane::attach::{Attacher, Mode};
 use netpold::dataplane::bpffs::PinRoot;
 use netpold::dataplane::{Dataplane, DataplaneOptions};
@@ -32,7 +33,8 @@ fn engine(cluster: &Cluster, pins: &Path) -> Engine {
     let attacher = Attacher::new(&pins.links(), Mode::probe()).unwrap();
     let node = cluster.nodes[0].name().to_owned();
     let compiler = Compiler::new(Options { node, ..Options::default() });
-    let dataplane = Dataplane::new(pins, attacher, DataplaneOptions::new(131_072, 7));
+    let dataplane =
+        Dataplane::new(pins, attacher, DataplaneOptions::new(Buckets::fixed(131_072), 7));
     let mut engine = Engine::new(compiler, dataplane, Capacity::default());
     let (changes, _) = read_once(cluster.manifests.directory()).unwrap();
     changes.into_iter().for_each(|change| engine.ingest(change));

@@ -21,6 +21,7 @@ mod explained;
 mod failures;
 mod flood;
 mod fragments;
+mod growth;
 mod hooks;
 mod identity;
 mod injected;

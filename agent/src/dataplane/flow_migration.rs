@@ -1,11 +1,12 @@
-//! Taking over from another layout version without losing a flow.
+//! Taking over from flow tables of another layout version, or of another size, without losing a flow.
 //!
-//! The other version's programs go on judging by their own tables while this version's run in
-//! front of them, record the flows they see and pass everything on. Then the flows from before are
-//! copied, this version judges too, and the other's endpoints are told to pass everything, each by one
-//! word: were its programs replaced at once, one hook after the other, those still there would lack the
-//! flows that began at the others. Only then the other's links go, and those in front take their pins. They
-//! are pinned from the first, so that an agent's sudden end leaves somebody who judges.
+//! The former programs go on judging by their own tables while the new ones run in front of them, record
+//! the flows they see and pass everything on. Then the flows from before are copied, the new programs
+//! judge too, and the former endpoints are told to pass everything, each by one word: were the programs
+//! replaced at once, one hook after the other, those still there would lack the flows that began at the
+//! others. Only then the former links go, and those in front take their pins. They are pinned from the
+//! first, so that an agent's sudden end leaves somebody who judges; the former tables are pinned too, so
+//! that the agent after it copies their flows.
 //!
 //! Below clsact, where a second filter would be in the way of one-step replacement, flows are copied
 //! before and after instead: an answer to a packet of the milliseconds between may be lost.
@@ -16,38 +17,54 @@ use netpold_core::model::Direction;
 
 use super::attach::{Attacher, Hook};
 use super::bpffs::PinRoot;
-use super::generation::Generation;
+use super::generation::{Generation, GenerationError, pin_error};
 use super::other_layout::OtherLayout;
 use super::quiescence::grace_period;
 use super::role::{Program, Role, Roles};
 use super::settings::ActiveSettings;
 
-/// The migration from other layout versions.
+/// The migration from other tables.
 #[derive(Debug)]
-pub(super) struct LayoutMigration {
-    /// Their tables, until their flows are carried over.
+pub(super) struct FlowMigration {
+    /// Those tables, until their flows are carried over.
     layouts: Vec<OtherLayout>,
     /// Programs may run in front of others, an earlier agent's if not this one's.
     watching: bool,
 }
 
-impl LayoutMigration {
-    /// Opens what other versions left. What cannot be read is said, and not carried over.
+impl FlowMigration {
+    /// Opens what earlier agents left. What cannot be read is said, and not carried over.
     pub(super) fn find(pins: &PinRoot) -> Self {
         let open = |directory: PathBuf| match OtherLayout::open(&directory) {
             Ok(layout) => Some(layout),
             Err(error) => {
                 tracing::warn!(
                     directory = %directory.display(), %error,
-                    "another version's flows cannot be carried over"
+                    "flows of an earlier agent cannot be carried over"
                 );
                 None
             }
         };
-        Self {
-            layouts: pins.other_versions().into_iter().filter_map(open).collect(),
-            watching: true,
-        }
+        Self { layouts: pins.other_tables().into_iter().filter_map(open).collect(), watching: true }
+    }
+
+    /// Flows are to be carried over from the tables of a generation.
+    ///
+    /// # Errors
+    /// Its maps cannot be pinned or mapped.
+    pub(super) fn outgrow(
+        &mut self,
+        former: &Generation,
+        pins: &PinRoot,
+    ) -> Result<(), GenerationError> {
+        let name = "CT4";
+        let folder = pins.outgrown().map_err(|e| pin_error(pins.map(name), name, e.to_string()))?;
+        former.pin_missing(&folder)?;
+        let tables = OtherLayout::open(folder.path())
+            .map_err(|e| pin_error(folder.map(name), name, e.to_string()))?;
+        self.layouts.push(tables);
+        self.watching = true;
+        Ok(())
     }
 
     /// Whether flows are to be carried over.
@@ -55,7 +72,7 @@ impl LayoutMigration {
         !self.layouts.is_empty()
     }
 
-    /// Before programs are replaced: this version has learnt the flows there are.
+    /// Before programs are replaced: the new ones have learnt the flows there are.
     pub(super) fn begin(
         &self,
         wanted: &Roles,
@@ -82,7 +99,7 @@ impl LayoutMigration {
         for &ifindex in wanted.keys() {
             for direction in Direction::BOTH {
                 if let Err(error) = attacher.promote(Hook { ifindex, direction }) {
-                    tracing::warn!(%error, "another version's program stays");
+                    tracing::warn!(%error, "the former program stays");
                 }
             }
         }
@@ -110,7 +127,7 @@ impl LayoutMigration {
         }
     }
 
-    /// Copies the flows of other versions' tables that this version's do not have yet.
+    /// Copies the flows of other tables that those in force do not have yet.
     fn carry_over(&self, settings: &ActiveSettings, generation: &Generation) {
         let (mut flows, mut refused) = (0_u64, 0_u64);
         let Ok(Some((tables, now))) = settings.flow_tables(Some(generation)) else { return };
@@ -120,14 +137,14 @@ impl LayoutMigration {
                 Err(_) => refused += 1,
             });
             if let Err(error) = carried {
-                tracing::warn!(%error, "another version's flows cannot be carried over");
+                tracing::warn!(%error, "flows of other tables cannot be carried over");
             }
         }
-        tracing::info!(flows, refused, "flows of another layout version carried over");
+        tracing::info!(flows, refused, "flows of other tables carried over");
     }
 }
 
-/// Runs this version's programs in front of whatever judges pods; whether they do everywhere.
+/// Runs the new programs in front of whatever judges pods; whether they do everywhere.
 fn watch(wanted: &Roles, attacher: &Attacher, generation: &Generation) -> bool {
     let mut everywhere = true;
     let pods = wanted.iter().filter(|(_, role)| matches!(role, Role::Pod(_)));

@@ -1,0 +1,122 @@
+//! When flow tables are too small.
+//!
+//! They begin with a part of what the node may need. Once a quarter of one is in use, the next generation
+//! brings larger ones, and [`super::flow_migration`] carries the flows over. They never shrink.
+
+use std::time::{Duration, Instant};
+
+use super::attach::Mode;
+use super::generation::FlowTables;
+use crate::conntrack::{Buckets, Occupancy};
+
+/// A generation takes a second to make. Within that and this, more flows may begin than three quarters of a
+/// table hold (20,000 a second in the smallest), and find no room.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Whether the flow tables are to grow.
+#[derive(Debug)]
+pub(super) struct FlowGrowth {
+    buckets: Buckets,
+    crowded: bool,
+    next_look: Option<Instant>,
+}
+
+impl FlowGrowth {
+    /// Below clsact packets of the milliseconds of a migration may be lost, so tables begin as large there as
+    /// they may become.
+    pub(super) fn new(buckets: Buckets, mode: Mode) -> Self {
+        let buckets = match mode {
+            Mode::Tcx => buckets,
+            Mode::Clsact => Buckets::fixed(buckets.most),
+        };
+        Self { buckets, crowded: false, next_look: None }
+    }
+
+    /// The tables of a generation where none are in force.
+    pub(super) fn first(&self) -> FlowTables {
+        FlowTables::Pinned(self.buckets.first)
+    }
+
+    /// The tables of the next generation, in the place of those with so many buckets.
+    pub(super) fn next(&self, in_force: u32) -> FlowTables {
+        if self.is_due(in_force) { FlowTables::Own(self.buckets.most) } else { self.first() }
+    }
+
+    /// Whether larger tables are to take the place of those with so many buckets.
+    pub(super) fn is_due(&self, in_force: u32) -> bool {
+        self.crowded && self.can(in_force)
+    }
+
+    /// Whether somebody should look how full tables with so many buckets are.
+    pub(super) fn is_curious(&mut self, in_force: u32, now: Instant) -> bool {
+        let looks = self.can(in_force)
+            && !self.crowded
+            && self.next_look.is_none_or(|next_look| next_look <= now);
+        if looks {
+            self.next_look = Some(now + LOOK_EVERY);
+        }
+        looks
+    }
+
+    /// Takes in how full the tables are.
+    pub(super) fn look(&mut self, found: [Occupancy; 2]) {
+        self.crowded |= found.iter().any(|table| 4 * table.used > table.ways);
+    }
+
+    /// Larger tables cannot be had on this node.
+    pub(super) fn give_up(&mut self) {
+        self.buckets.most = self.buckets.first;
+    }
+
+    fn can(&self, in_force: u32) -> bool {
+        in_force < self.buckets.most
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUCKETS: Buckets = Buckets { first: 16, most: 64 };
+
+    fn found(v4: usize, v6: usize) -> [Occupancy; 2] {
+        [v4, v6].map(|used| Occupancy { used, ways: 64 })
+    }
+
+    #[test]
+    fn tables_grow_once_a_quarter_of_one_is_in_use() {
+        for (v4, v6, due) in [(16, 16, false), (17, 0, true), (0, 17, true)] {
+            let mut growth = FlowGrowth::new(BUCKETS, Mode::Tcx);
+            assert_eq!(growth.next(16), FlowTables::Pinned(16));
+            growth.look(found(v4, v6));
+            assert_eq!(growth.is_due(16), due, "{v4} {v6}");
+            growth.look(found(0, 0));
+            assert_eq!(growth.is_due(16), due, "they were too full once");
+            let next = if due { FlowTables::Own(64) } else { FlowTables::Pinned(16) };
+            assert_eq!(growth.next(16), next);
+            assert!(!growth.is_due(64), "there is nothing larger");
+            growth.give_up();
+            assert!(!growth.is_due(16));
+        }
+    }
+
+    #[test]
+    fn nobody_looks_more_often_than_needed() {
+        let mut growth = FlowGrowth::new(BUCKETS, Mode::Tcx);
+        let now = Instant::now();
+        assert!(!growth.is_curious(64, now), "they cannot grow");
+        assert!(growth.is_curious(16, now));
+        assert!(!growth.is_curious(16, now + LOOK_EVERY / 2));
+        assert!(growth.is_curious(16, now + LOOK_EVERY));
+        growth.look(found(17, 0));
+        assert!(!growth.is_curious(16, now + 2 * LOOK_EVERY), "it is known");
+    }
+
+    #[test]
+    fn tables_below_clsact_begin_large() {
+        let mut growth = FlowGrowth::new(BUCKETS, Mode::Clsact);
+        assert_eq!(growth.first(), FlowTables::Pinned(64));
+        growth.look(found(64, 0));
+        assert!(!growth.is_due(64));
+    }
+}

@@ -1,0 +1,120 @@
+//! Flow tables that larger ones replace.
+
+use std::time::{Duration, Instant};
+
+use netpold_testbed::cluster::{Cluster, PORT};
+use netpold_testbed::{Cni, require_root};
+use nix::sys::signal::Signal;
+
+use crate::load::{guarded, under_load};
+use crate::udp;
+
+/// A few more than a quarter of the tables that a node begins with, where each has an entry of the server
+/// and one of the friend; below the ports that the load's own flows get.
+const FLOWS: std::ops::Range<u16> = 12_000..20_500;
+/// Two sweeps, and a generation.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The friend begins more flows than the tables have room for.
+fn crowd(cluster: &Cluster) {
+    let friend = cluster.pod("friend");
+    let [from, to] = [friend, cluster.pod("server")].map(|pod| pod.addresses()[0]);
+    for port in FLOWS {
+        let socket = udp::socket(friend, from, port);
+        socket.send_to(b"new\n", (to, PORT)).unwrap();
+        assert!(udp::receive(&socket).is_some(), "no answer is lost");
+    }
+}
+
+/// Flows that the IPv4 table has room for; 0 before the first sweep.
+fn room(cluster: &Cluster) -> u64 {
+    let status = cluster.agents[0].status().unwrap();
+    status["conntrack"][0]["capacity"].as_u64().unwrap_or(0)
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn folder_is_there(cluster: &Cluster) -> bool {
+    cluster.agents[0].bpffs().join("outgrown").exists()
+}
+
+fn grows(mut cluster: Cluster) {
+    cluster.enforce();
+    wait_until("the tables are swept", || room(&cluster) > 0);
+    let before = room(&cluster);
+    let grow = |cluster: &mut Cluster| {
+        crowd(cluster);
+        wait_until("the tables grow", || room(cluster) > before);
+        assert_eq!(room(cluster), 4 * before);
+    };
+    under_load(&mut cluster, &[&grow]);
+    let log = cluster.agents[0].log();
+    assert!(log.contains("flows of other tables carried over"), "{log}");
+    assert!(!folder_is_there(&cluster), "the former tables are gone");
+    cluster.reaches("friend", "server");
+    cluster.denied("stranger", "server");
+}
+
+#[test]
+fn flow_tables_grow_under_load() {
+    if require_root("flow_tables_grow_under_load") {
+        grows(guarded(Cni::Ptp));
+    }
+}
+
+#[test]
+fn flow_tables_grow_behind_xdp_under_load() {
+    if require_root("flow_tables_grow_behind_xdp_under_load") {
+        let mut cluster = guarded(Cni::Ptp);
+        cluster.arguments = ["--pod-egress-hook", "xdp"].map(str::to_owned).into();
+        grows(cluster);
+    }
+}
+
+/// Whoever comes next has the flows of both tables.
+fn killed_while_it_grows(name: &str, is_so: fn(&Cluster) -> bool) {
+    if !require_root(name) {
+        return;
+    }
+    let mut cluster = guarded(Cni::Ptp);
+    cluster.enforce();
+    let kill = |cluster: &mut Cluster| {
+        crowd(cluster);
+        wait_until("the tables grow", || is_so(cluster));
+        cluster.agents[0].end(Signal::SIGKILL);
+    };
+    let start = |cluster: &mut Cluster| cluster.restart(0);
+    under_load(&mut cluster, &[&kill, &start]);
+    assert!(!folder_is_there(&cluster), "the former tables are gone");
+    cluster.reaches("friend", "server");
+    cluster.denied("stranger", "server");
+}
+
+#[test]
+fn an_agent_killed_before_the_new_programs_watch_under_load() {
+    killed_while_it_grows(
+        "an_agent_killed_before_the_new_programs_watch_under_load",
+        folder_is_there,
+    );
+}
+
+#[test]
+fn an_agent_killed_while_the_new_programs_watch_under_load() {
+    killed_while_it_grows("an_agent_killed_while_the_new_programs_watch_under_load", |cluster| {
+        let links = std::fs::read_dir(cluster.agents[0].bpffs().join("links")).unwrap();
+        links.flatten().any(|link| link.file_name().to_string_lossy().contains("-before-"))
+    });
+}
+
+#[test]
+fn an_agent_killed_when_the_new_programs_judge_under_load() {
+    killed_while_it_grows("an_agent_killed_when_the_new_programs_judge_under_load", |cluster| {
+        cluster.agents[0].log().contains("flows of other tables carried over")
+    });
+}
