@@ -179,7 +179,7 @@ impl Engine {
 
     /// The ring of drop events; once, and not before the first generation.
     pub fn events(&mut self) -> Option<RingBuf<MapData>> {
-        self.reconciler.dataplane.events()
+        self.reconciler.dataplane.active_mut().events()
     }
 
     /// Tidies flows away that have expired or whose endpoint is gone, and counts the others. Which are
@@ -192,7 +192,7 @@ impl Engine {
         // What is not in force explains no flow.
         let mut round =
             endpoints.is_some().then(|| self.rule_use.begin(compiler, revision.desired, *restored));
-        let swept = dataplane.sweep(endpoints.as_ref(), |flow| {
+        let swept = dataplane.active_mut().sweep(endpoints.as_ref(), |flow| {
             round.iter_mut().for_each(|round| round.meet(flow));
         });
         if let Some(met) = round.map(Round::done) {

@@ -6,12 +6,13 @@
 //! | part | keeps |
 //! |---|---|
 //! | [`generation`] | one set of maps with the programs that read them |
+//! | [`active`] | the generation in force, and how full and how true its tables are |
 //! | [`tc_hooks`] | the programs at pods and devices, in front of others' |
 //! | [`uplink_xdp`], [`pod_xdp`] | XDP programs in front of those |
 //! | `settings` | what is written with each generation, and demanded of packets |
-//! | `flow_growth` | whether the flow tables are to grow |
 //! | `flow_migration` | flows of other tables, until they are carried over |
 
+pub mod active;
 pub mod attach;
 pub mod audit;
 pub mod bpffs;
@@ -47,37 +48,28 @@ pub mod traced;
 pub mod uplink_xdp;
 pub mod xdp;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::collections::BTreeMap;
 
-use aya::maps::{MapData, RingBuf};
-use netpold_core::compile::{Compiler, Cursor};
 use netpold_core::ops::{Capacity, Op};
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
-use netpold_ebpf::layout::Settings;
 
+use active::ActiveGeneration;
 use attach::{Attacher, Hook, Mode};
-use audit::{Repaired, UnexpectedEntries};
 use bpffs::PinRoot;
 use bridges::Bridge;
-use flow_growth::FlowGrowth;
 use flow_migration::FlowMigration;
 use generation::{FlowTables, Generation, GenerationError};
 use pinned_state::PinnedState;
 use pod_xdp::PodXdp;
-use probing::Probed;
 pub use probing::Shown;
 use recipe::Recipe;
 use role::{Program, Role, Roles};
 use settings::ActiveSettings;
-use shared_maps::SharedMaps;
-use tables::TableError;
 use tc_hooks::{Problems, TcHooks};
 use traced::TracedPrograms;
 use uplink_xdp::{UplinkXdp, Wanted as WantedUplinks};
 
-use crate::conntrack::{Buckets, Pass, Sighting, Sweeper, Tracked};
-use crate::import_conntrack::{KernelFlow, Wanted, kernel_flows};
+use crate::conntrack::Buckets;
 
 /// What a dataplane is made with.
 #[derive(Clone, Debug)]
@@ -106,15 +98,11 @@ impl DataplaneOptions {
 /// The node's dataplane: the current generation and what it is attached to.
 pub struct Dataplane {
     pins: PinRoot,
-    settings: ActiveSettings,
-    generation: Option<Generation>,
+    active: ActiveGeneration,
     hooks: TcHooks,
     uplink_xdp: UplinkXdp,
     pod_xdp: PodXdp,
-    growth: FlowGrowth,
     migration: FlowMigration,
-    unexpected: UnexpectedEntries,
-    probed: Probed,
 }
 
 impl Dataplane {
@@ -122,17 +110,24 @@ impl Dataplane {
     #[must_use]
     pub fn new(pins: PinRoot, attacher: Attacher, options: DataplaneOptions) -> Self {
         Self {
-            settings: ActiveSettings::new(options.hash_seed, options.proof),
-            generation: None,
-            growth: FlowGrowth::new(options.buckets, attacher.mode()),
+            active: ActiveGeneration::new(&options, attacher.mode()),
             hooks: TcHooks::new(attacher),
             uplink_xdp: UplinkXdp::new(pins.links(), options.uplinks),
             pod_xdp: PodXdp::new(pins.links(), options.pod_xdp),
             migration: FlowMigration::find(&pins),
-            unexpected: UnexpectedEntries::default(),
-            probed: Probed::default(),
             pins,
         }
+    }
+
+    /// The generation in force.
+    #[must_use]
+    pub fn active(&self) -> &ActiveGeneration {
+        &self.active
+    }
+
+    /// The same, to change its tables.
+    pub fn active_mut(&mut self) -> &mut ActiveGeneration {
+        &mut self.active
     }
 
     /// The programs at pods and devices.
@@ -153,62 +148,27 @@ impl Dataplane {
         &self.pod_xdp
     }
 
-    /// The generation in force, once there is one.
-    #[must_use]
-    pub fn generation(&self) -> Option<&Generation> {
-        self.generation.as_ref()
-    }
-
-    /// The bit of `skb->mark` that proves a judgement.
-    #[must_use]
-    pub fn proof(&self) -> u32 {
-        self.settings.proof()
-    }
-
-    /// The ring of drop events; once, and not before the first generation.
-    pub fn events(&mut self) -> Option<RingBuf<MapData>> {
-        self.generation.as_mut()?.events().ok()
-    }
-
     /// Loads a new generation and fills it. What is attached is replaced by the next
     /// [`Dataplane::attach`]; until then, and if this fails, the old generation judges.
     ///
     /// # Errors
     /// See [`GenerationError`].
     pub fn install(&mut self, capacity: &Capacity, ops: &[Op]) -> Result<(), GenerationError> {
-        let mut fresh = Generation::load_at(&self.pins.maps(), capacity, self.growth.first())?;
+        let mut fresh =
+            Generation::load_at(&self.pins.maps(), capacity, self.active.growth.first())?;
         self.introduce(&mut fresh)?;
         fresh.apply(ops)?;
         self.put_in_place(fresh).map(drop)
     }
 
-    /// Looks now and then whether the flow tables are too small for what passes.
-    pub fn watch_flow_tables(&mut self) {
-        let in_force = self.settings.buckets();
-        if in_force.is_none_or(|in_force| !self.growth.is_curious(in_force, Instant::now())) {
-            return;
-        }
-        match self.settings.flow_tables(self.generation()) {
-            Ok(tables) => tables.iter().for_each(|(it, _)| self.growth.look(it.occupancy())),
-            Err(error) => tracing::warn!(%error, "nobody knows how full the flow tables are"),
-        }
-    }
-
-    /// Whether the flow tables are too small for what passes, and the next generation is to bring larger
-    /// ones.
-    #[must_use]
-    pub fn flow_tables_are_outgrown(&self) -> bool {
-        self.settings.buckets().is_some_and(|in_force| self.growth.is_due(in_force))
-    }
-
     /// How to make the next generation; `None` before the first.
     #[must_use]
     pub fn recipe(&self) -> Option<Recipe> {
-        self.generation.as_ref()?;
+        self.active.generation()?;
         Some(Recipe {
             pins: self.pins.maps(),
-            flow_tables: self.growth.next(self.settings.buckets()?),
-            settings: self.settings.written()?,
+            flow_tables: self.active.growth.next(self.active.settings.buckets()?),
+            settings: self.active.settings()?,
             xdp: self.uplink_xdp.program().into_iter().chain(self.pod_xdp.program()).collect(),
         })
     }
@@ -222,9 +182,9 @@ impl Dataplane {
         &mut self,
         mut fresh: Generation,
     ) -> Result<Option<Generation>, GenerationError> {
-        match (fresh.flow_tables(), &self.generation) {
+        match (fresh.flow_tables(), self.active.generation()) {
             (FlowTables::Own(_), Some(former)) => self.migration.outgrow(former, &self.pins)?,
-            (FlowTables::Kept, _) => self.growth.give_up(),
+            (FlowTables::Kept, _) => self.active.growth.give_up(),
             _ => {}
         }
         self.introduce(&mut fresh)?;
@@ -233,20 +193,20 @@ impl Dataplane {
 
     /// Gives a generation the settings in force.
     fn introduce(&mut self, fresh: &mut Generation) -> Result<(), GenerationError> {
-        let settings = match self.settings.written() {
+        let settings = match self.active.settings() {
             Some(settings) => settings,
             None => {
-                let mut first = self.settings.first(fresh)?;
+                let mut first = self.active.settings.first(fresh)?;
                 // An earlier agent's programs prove what they judge, as these do.
                 let state = PinnedState::read(&self.pins)?;
-                if state.proof == Some(self.proof()) {
+                if state.proof == Some(self.active.proof()) {
                     first.demands_proof = 1;
                     first.bridges = self.hooks.inherit_bridges(state.bridges);
                 }
                 first
             }
         };
-        self.settings.write(settings, fresh)?;
+        self.active.settings.write(settings, fresh)?;
         if self.migration.is_pending() && self.hooks.mode() == Mode::Tcx {
             fresh.watch_only(true)?;
         }
@@ -259,15 +219,7 @@ impl Dataplane {
         self.hooks.renew();
         self.uplink_xdp.renew();
         self.pod_xdp.renew();
-        Ok(self.generation.replace(fresh))
-    }
-
-    /// Writes operations to the generation in force, in order.
-    ///
-    /// # Errors
-    /// The first one the kernel refused; those before it are in effect.
-    pub fn write(&mut self, ops: &[Op]) -> Result<(), TableError> {
-        self.generation.as_mut().map_or(Ok(()), |generation| generation.apply(ops))
+        Ok(self.active.generation.replace(fresh))
     }
 
     /// Closes hooks of isolated pods until their programs are attached; how many.
@@ -279,8 +231,8 @@ impl Dataplane {
     /// of others after the next [`Dataplane::attach`].
     pub fn bridges_are(&mut self, bridges: BTreeMap<u32, Bridge>) {
         self.hooks.bridges_are(bridges);
-        if let Some(generation) = &mut self.generation {
-            self.settings.demand_no_more(self.hooks.bridges(), generation);
+        if let Some((generation, settings)) = self.active.parts() {
+            settings.demand_no_more(self.hooks.bridges(), generation);
         }
     }
 
@@ -288,9 +240,8 @@ impl Dataplane {
     /// former generation's, or another role's, attaches, and leaves interfaces that are not wanted
     /// any more. Nothing before the first generation.
     pub fn attach(&mut self, wanted: &Roles) -> Problems {
-        let Self { generation: Some(generation), settings, hooks, migration, .. } = self else {
-            return Problems::new();
-        };
+        let Self { active, hooks, migration, .. } = self;
+        let Some((generation, settings)) = active.parts() else { return Problems::new() };
         migration.begin(wanted, hooks.attacher(), settings, generation);
         hooks.bridges_lose_ports(wanted);
         settings.demand_no_more(hooks.bridges(), generation);
@@ -311,9 +262,8 @@ impl Dataplane {
 
     /// As [`Dataplane::attach`], but leaves nothing: whatever else is attached stays.
     pub fn attach_new(&mut self, wanted: &Roles) -> Problems {
-        let Self { generation: Some(generation), settings, hooks, .. } = self else {
-            return Problems::new();
-        };
+        let Self { active, hooks, .. } = self;
+        let Some((generation, settings)) = active.parts() else { return Problems::new() };
         let mut problems = attach_roles(wanted, hooks, settings, generation);
         problems.extend(settings.demand_of_bridges(hooks.bridges(), hooks.mode(), generation));
         self.pod_xdp.reconcile(&hooks.pods(), generation, false);
@@ -323,7 +273,7 @@ impl Dataplane {
     /// Looks after the XDP programs: devices come and go, and somebody may have taken one away. How many of
     /// those that ran were gone.
     pub fn reconcile_xdp(&mut self) -> u64 {
-        let Some(generation) = &mut self.generation else { return 0 };
+        let Some((generation, _)) = self.active.parts() else { return 0 };
         let uplinks = self.uplink_xdp.reconcile(generation);
         uplinks + self.pod_xdp.reconcile_lost(&self.hooks.pods(), generation)
     }
@@ -336,7 +286,7 @@ impl Dataplane {
     pub fn reconcile_pins(&mut self) -> Result<u64, String> {
         const LOST: &str = "what is enforced would not outlive this agent";
         self.pins.restore().map_err(|error| format!("{error}; {LOST}"))?;
-        let Some(generation) = &self.generation else { return Ok(0) };
+        let Some(generation) = self.active.generation() else { return Ok(0) };
         generation.pin_missing(&self.pins.maps()).map_err(|error| format!("{error}; {LOST}"))
     }
 
@@ -347,7 +297,7 @@ impl Dataplane {
     /// # Errors
     /// The attachments cannot be listed.
     pub fn missing(&mut self) -> Result<Vec<u32>, String> {
-        self.generation.as_ref().map_or(Ok(Vec::new()), |it| self.hooks.missing(it))
+        self.active.generation().map_or(Ok(Vec::new()), |it| self.hooks.missing(it))
     }
 
     /// Puts our programs in front of those that were put in front of them. Gives the hooks.
@@ -355,79 +305,7 @@ impl Dataplane {
     /// # Errors
     /// The attachments cannot be listed.
     pub fn reconcile_order(&mut self) -> Result<Vec<Hook>, String> {
-        self.generation.as_ref().map_or(Ok(Vec::new()), |it| self.hooks.reconcile_order(it))
-    }
-
-    /// Compares the next of `slices` parts of the tables with what the compiler's last update left
-    /// in them, and puts right what differs. Gives where the next part begins.
-    ///
-    /// # Errors
-    /// A table cannot be read or written.
-    pub fn audit(
-        &mut self,
-        compiler: &Compiler,
-        cursor: Cursor,
-        slices: u32,
-    ) -> Result<(Cursor, Repaired), TableError> {
-        let (Some(settings), Some(generation)) = (self.settings.written(), &mut self.generation)
-        else {
-            return Ok((cursor, Repaired::new()));
-        };
-        generation.tables().audit(settings, compiler, (cursor, slices), &mut self.unexpected)
-    }
-
-    /// Tidies flows away as [`Sweeper::pass`] does, by the timeouts that the node's own conntrack has
-    /// now, and counts the others; `None` before the first generation.
-    ///
-    /// [`Sweeper::pass`]: crate::conntrack::Sweeper::pass
-    ///
-    /// # Errors
-    /// The tables cannot be mapped or the clock cannot be read.
-    pub fn sweep(
-        &mut self,
-        endpoints: Option<&BTreeSet<u32>>,
-        meet: impl FnMut(&Sighting<'_>),
-    ) -> Result<Option<Pass>, GenerationError> {
-        if let Some(generation) = &mut self.generation {
-            self.settings.follow_timeouts(generation)?;
-        }
-        let tables = self.settings.flow_tables(self.generation())?;
-        Ok(tables.map(|(tables, now)| tables.pass(now, endpoints, meet)))
-    }
-
-    /// The flow tables, the kernel's jiffies, and the revision of policy that cached verdicts have to be of;
-    /// `None` before the first generation.
-    ///
-    /// # Errors
-    /// The tables cannot be mapped or the clock cannot be read.
-    pub fn flow_tables(&self) -> Result<Option<(Sweeper, u32, u32)>, GenerationError> {
-        let Some(generation) = &self.generation else { return Ok(None) };
-        let revision = generation.revision()?;
-        let tables = self.settings.flow_tables(Some(generation))?;
-        Ok(tables.map(|(tables, now)| (tables, now, revision)))
-    }
-
-    /// Whether the attached program lets a packet pass. What it records is removed, and that it drops is left
-    /// out of what is said to have dropped ([`Dataplane::probed`]).
-    ///
-    /// # Errors
-    /// Why that cannot be told.
-    pub fn show(&mut self, shown: &Shown<'_>) -> Result<bool, String> {
-        let tables = match shown.flow {
-            Some(_) => self.flow_tables().map_err(|error| error.to_string())?,
-            None => None,
-        };
-        let generation =
-            self.generation.as_ref().ok_or("nothing has been written to the kernel")?;
-        self.probed.show(shown, generation, tables.as_ref().map(|(tables, ..)| tables))
-    }
-
-    /// What traced programs are loaded with; `None` before the first generation.
-    ///
-    /// # Errors
-    /// See [`Generation::shared_maps`].
-    pub fn shared_maps(&self) -> Result<Option<SharedMaps>, GenerationError> {
-        self.generation.as_ref().map(Generation::shared_maps).transpose()
+        self.active.generation().map_or(Ok(Vec::new()), |it| self.hooks.reconcile_order(it))
     }
 
     /// Has traced programs judge at pods' interfaces, until [`Dataplane::end_trace`] or the next generation.
@@ -436,7 +314,7 @@ impl Dataplane {
     /// They are of another generation, an interface is no pod's, or the kernel refuses; then the ordinary
     /// programs judge.
     pub fn trace(&mut self, ifindexes: &[u32], programs: &TracedPrograms) -> Result<(), String> {
-        let generation = self.generation.as_ref().ok_or("nothing is enforced yet")?;
+        let generation = self.active.generation().ok_or("nothing is enforced yet")?;
         if generation.id(Program::Ingress).map_err(|e| e.to_string())? != programs.generation {
             return Err("the node's tables were just replaced: try again".to_owned());
         }
@@ -448,49 +326,12 @@ impl Dataplane {
     /// # Errors
     /// The kernel refuses; the next readback tries again.
     pub fn end_trace(&mut self) -> Result<(), String> {
-        self.generation.as_ref().map_or(Ok(()), |generation| self.hooks.end_trace(generation))
+        self.active.generation().map_or(Ok(()), |generation| self.hooks.end_trace(generation))
     }
 
     /// Whether traced programs judge wherever [`Dataplane::trace`] put them.
     pub fn is_traced(&mut self) -> bool {
         self.hooks.is_traced()
-    }
-
-    /// The settings that were written; `None` before the first generation.
-    #[must_use]
-    pub fn written_settings(&self) -> Option<Settings> {
-        self.settings.written()
-    }
-
-    /// Drops by a counter that were probes', since this agent started.
-    #[must_use]
-    pub fn probed(&self, counter: u32) -> u64 {
-        self.probed.of(counter)
-    }
-
-    /// Records the flows that the kernel's own conntrack knows of some endpoints; how many.
-    ///
-    /// # Errors
-    /// The kernel does not tell, or the flow tables cannot be mapped.
-    pub fn import_conntrack(&self, wanted: &Wanted) -> Result<u64, String> {
-        let mut found = Vec::new();
-        let is_wanted = |flow: &KernelFlow| wanted.sides(flow, 0).next().is_some();
-        kernel_flows(|flow| found.extend(Some(flow).filter(is_wanted)))
-            .map_err(|error| error.to_string())?;
-        // Mapping the flow tables takes milliseconds.
-        if found.is_empty() {
-            return Ok(0);
-        }
-        let tables = self.settings.flow_tables(self.generation());
-        let Some((tables, now)) = tables.map_err(|error| error.to_string())? else { return Ok(0) };
-        let mut flows = 0;
-        for flow in &found {
-            for side in wanted.sides(flow, now) {
-                let seen = tables.stamp(&side, flow.remaining, now);
-                flows += u64::from(tables.import(&Tracked { seen, ..side }, now).is_ok());
-            }
-        }
-        Ok(flows)
     }
 }
 

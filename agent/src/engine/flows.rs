@@ -16,12 +16,12 @@ use crate::import_conntrack::Wanted;
 /// The tables cannot be mapped or the clock cannot be read.
 pub fn flow_reader(engine: &Engine) -> Result<Option<FlowReader>, GenerationError> {
     let (compiler, dataplane) = (&engine.reconciler.compiler, &engine.reconciler.dataplane);
-    let Some(tables) = dataplane.flow_tables()? else { return Ok(None) };
+    let Some(tables) = dataplane.active().flow_tables()? else { return Ok(None) };
     let mut pods = BTreeMap::new();
     let mut untracked = Wanted::default();
     for endpoint in compiler.endpoints().filter(|endpoint| !endpoint.waiting) {
         let addresses = engine.reconciler.addresses_of(&endpoint);
-        let has_rows = endpoint.slot.zip(dataplane.generation());
+        let has_rows = endpoint.slot.zip(dataplane.active().generation());
         if !has_rows.is_some_and(|(slot, generation)| generation.has_rows(slot)) {
             untracked.endpoints.extend(addresses.iter().map(|at| (*at, endpoint.id)));
         }

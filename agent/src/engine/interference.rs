@@ -51,7 +51,7 @@ impl Interference {
             let pod = pod.map_or_else(String::new, |pod| format!("pod {pod} "));
             format!("{pod}({})", interfaces.label(ifindex))
         };
-        self.missing.problems(reconciler.dataplane.proof(), &name)
+        self.missing.problems(reconciler.dataplane.active().proof(), &name)
     }
 
     /// Packets that reached isolated pods unjudged, since the agent's start.

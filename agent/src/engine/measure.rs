@@ -89,10 +89,10 @@ pub(super) fn drops_by_reason(dataplane: &Dataplane) -> Vec<(Direction, Reason, 
 
 /// The packets that the programs count, by index; 0 before the first generation.
 fn counts(dataplane: &Dataplane) -> impl Fn(u32) -> u64 {
-    let counted = dataplane.generation().map(Generation::counters);
+    let counted = dataplane.active().generation().map(Generation::counters);
     move |index| {
         let counted = counted.map_or(0, |counted| counted[index as usize]);
-        counted.saturating_sub(dataplane.probed(index))
+        counted.saturating_sub(dataplane.active().probed(index))
     }
 }
 

@@ -53,7 +53,7 @@ impl Engine {
             .collect();
         let all = asked(cluster, probe, &explanation);
         let all: Vec<Asked> = all.into_iter().filter(|at| local.contains_key(&at.pod)).collect();
-        let settings = dataplane.written_settings();
+        let settings = dataplane.active().settings();
         let tables = settings.map(|settings| CompiledTables::new(compiler.desired(), settings));
         let mut ends = Vec::new();
         for at in all.iter().take(ENDS) {
@@ -78,7 +78,7 @@ impl Engine {
                 reason: if reason.is_drop() { reason } else { Reason::Policy },
             };
             expect(expected(&shown, endpoint.id));
-            let kernel = dataplane.show(&shown);
+            let kernel = dataplane.active_mut().show(&shown);
             let allowed =
                 explainer.allows(&at.pod, at.direction, at.remote, probe.protocol, at.port);
             ends.push(End {

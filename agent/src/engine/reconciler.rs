@@ -122,7 +122,7 @@ impl Reconciler {
             Ok(ops) => {
                 self.installed = false;
                 self.import_conntrack();
-                self.instruments.applying(|| self.dataplane.write(&ops))?;
+                self.instruments.applying(|| self.dataplane.active_mut().write(&ops))?;
                 self.installed = true;
                 self.in_force.note(&self.compiler);
                 Ok(ops.len())
@@ -202,7 +202,7 @@ impl Reconciler {
             endpoints: newly.iter().flat_map(addresses).collect(),
             own: self.compiler.cluster().own_addresses().collect(),
         };
-        match self.dataplane.import_conntrack(&wanted) {
+        match self.dataplane.active().import_conntrack(&wanted) {
             Ok(flows) => tracing::debug!(endpoints = newly.len(), flows, "flows taken over"),
             Err(error) => tracing::info!(
                 %error,
@@ -250,8 +250,8 @@ impl Reconciler {
         if !self.installed {
             return Repaired::new();
         }
-        self.dataplane.watch_flow_tables();
-        match self.dataplane.audit(&self.compiler, self.cursor, slices) {
+        self.dataplane.active_mut().watch_room();
+        match self.dataplane.active_mut().audit(&self.compiler, self.cursor, slices) {
             Ok((next, repaired)) => {
                 self.cursor = next;
                 repaired

@@ -157,7 +157,7 @@ impl Reconciler {
         let rests = self.succession.rests_until.unwrap_or(now);
         let linger = self.succession.lingering.map(|since| since + LINGER);
         let crowded = roomy(self.capacity, &self.compiler.fill()) != self.capacity
-            || self.dataplane.flow_tables_are_outgrown();
+            || self.dataplane.active().is_outgrown();
         let asks = self.compiler.late();
         let asks =
             self.pace.next(&asks, now).into_iter().chain(linger).chain(crowded.then_some(now));

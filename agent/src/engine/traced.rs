@@ -35,7 +35,8 @@ impl Tracing for Engine {
             });
         }
         let clauses = request.clauses(|party| addresses(cluster, party))?;
-        let maps = dataplane.shared_maps().map_err(|error| error.to_string())?.ok_or(NOTHING)?;
+        let maps =
+            dataplane.active().shared_maps().map_err(|error| error.to_string())?.ok_or(NOTHING)?;
         Ok(Target { node: cluster.node_name().to_owned(), interfaces, maps, clauses })
     }
 
@@ -45,7 +46,7 @@ impl Tracing for Engine {
         programs: &TracedPrograms,
     ) -> Result<(u32, u32), String> {
         let dataplane = &mut self.reconciler.dataplane;
-        let parts = dataplane.generation().zip(dataplane.written_settings());
+        let parts = dataplane.active().generation().zip(dataplane.active().settings());
         let (generation, settings) = parts.ok_or(NOTHING)?;
         let now = generation.jiffies().map_err(|error| error.to_string())?;
         dataplane.trace(ifindexes, programs)?;

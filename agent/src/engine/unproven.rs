@@ -72,7 +72,7 @@ impl Missing {
     pub(super) fn look(&mut self, compiler: &Compiler, dataplane: &Dataplane) -> bool {
         let pods = compiler.endpoints().filter(|endpoint| !endpoint.waiting);
         let pods: BTreeSet<(u32, u32)> = pods.map(|e| (e.ifindex, e.id)).collect();
-        let (before, generation) = (self.faults(), dataplane.generation());
+        let (before, generation) = (self.faults(), dataplane.active().generation());
         self.pods.retain(|key, _| pods.contains(key));
         for (ifindex, id) in pods {
             let counted = generation.map_or_else(Unproven::default, |it| it.unproven(ifindex));

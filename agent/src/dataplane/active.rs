@@ -1,0 +1,201 @@
+//! The generation in force: its tables are written, compared with what they must hold, swept and probed.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use aya::maps::{MapData, RingBuf};
+use netpold_core::compile::{Compiler, Cursor};
+use netpold_core::ops::Op;
+use netpold_ebpf::layout::Settings;
+
+use super::DataplaneOptions;
+use super::attach::Mode;
+use super::audit::{Repaired, UnexpectedEntries};
+use super::flow_growth::FlowGrowth;
+use super::generation::{Generation, GenerationError};
+use super::probing::{Probed, Shown};
+use super::settings::ActiveSettings;
+use super::shared_maps::SharedMaps;
+use super::tables::TableError;
+use crate::conntrack::{Pass, Sighting, Sweeper, Tracked};
+use crate::import_conntrack::{KernelFlow, Wanted, kernel_flows};
+
+/// The generation in force; empty before the first.
+pub struct ActiveGeneration {
+    pub(super) generation: Option<Generation>,
+    pub(super) settings: ActiveSettings,
+    pub(super) growth: FlowGrowth,
+    unexpected: UnexpectedEntries,
+    probed: Probed,
+}
+
+impl ActiveGeneration {
+    /// Nothing is in force yet.
+    pub(super) fn new(options: &DataplaneOptions, mode: Mode) -> Self {
+        Self {
+            generation: None,
+            settings: ActiveSettings::new(options.hash_seed, options.proof),
+            growth: FlowGrowth::new(options.buckets, mode),
+            unexpected: UnexpectedEntries::default(),
+            probed: Probed::default(),
+        }
+    }
+
+    /// The generation and its settings, to change what is demanded.
+    pub(super) fn parts(&mut self) -> Option<(&mut Generation, &mut ActiveSettings)> {
+        self.generation.as_mut().map(|generation| (generation, &mut self.settings))
+    }
+
+    /// The bit of `skb->mark` that proves a judgement.
+    #[must_use]
+    pub fn proof(&self) -> u32 {
+        self.settings.proof()
+    }
+
+    /// The settings that were written; `None` before the first generation.
+    #[must_use]
+    pub fn settings(&self) -> Option<Settings> {
+        self.settings.written()
+    }
+
+    /// The generation in force, once there is one.
+    #[must_use]
+    pub fn generation(&self) -> Option<&Generation> {
+        self.generation.as_ref()
+    }
+
+    /// The ring of drop events; once, and not before the first generation.
+    pub fn events(&mut self) -> Option<RingBuf<MapData>> {
+        self.generation.as_mut()?.events().ok()
+    }
+
+    /// Writes operations, in order.
+    ///
+    /// # Errors
+    /// The first one the kernel refused; those before it are in effect.
+    pub fn write(&mut self, ops: &[Op]) -> Result<(), TableError> {
+        self.generation.as_mut().map_or(Ok(()), |generation| generation.apply(ops))
+    }
+
+    /// Compares the next of `slices` parts of the tables with what the compiler's last update left
+    /// in them, and puts right what differs. Gives where the next part begins.
+    ///
+    /// # Errors
+    /// A table cannot be read or written.
+    pub fn audit(
+        &mut self,
+        compiler: &Compiler,
+        cursor: Cursor,
+        slices: u32,
+    ) -> Result<(Cursor, Repaired), TableError> {
+        let (Some(settings), Some(generation)) = (self.settings.written(), &mut self.generation)
+        else {
+            return Ok((cursor, Repaired::new()));
+        };
+        generation.tables().audit(settings, compiler, (cursor, slices), &mut self.unexpected)
+    }
+
+    /// Tidies flows away as [`Sweeper::pass`] does, by the timeouts that the node's own conntrack has
+    /// now, and counts the others; `None` before the first generation.
+    ///
+    /// [`Sweeper::pass`]: crate::conntrack::Sweeper::pass
+    ///
+    /// # Errors
+    /// The tables cannot be mapped or the clock cannot be read.
+    pub fn sweep(
+        &mut self,
+        endpoints: Option<&BTreeSet<u32>>,
+        meet: impl FnMut(&Sighting<'_>),
+    ) -> Result<Option<Pass>, GenerationError> {
+        if let Some(generation) = &mut self.generation {
+            self.settings.follow_timeouts(generation)?;
+        }
+        let tables = self.settings.flow_tables(self.generation())?;
+        Ok(tables.map(|(tables, now)| tables.pass(now, endpoints, meet)))
+    }
+
+    /// The flow tables, the kernel's jiffies, and the revision of policy that cached verdicts have to be of;
+    /// `None` before the first generation.
+    ///
+    /// # Errors
+    /// The tables cannot be mapped or the clock cannot be read.
+    pub fn flow_tables(&self) -> Result<Option<(Sweeper, u32, u32)>, GenerationError> {
+        let Some(generation) = &self.generation else { return Ok(None) };
+        let revision = generation.revision()?;
+        let tables = self.settings.flow_tables(Some(generation))?;
+        Ok(tables.map(|(tables, now)| (tables, now, revision)))
+    }
+
+    /// Looks now and then whether the flow tables are too small for what passes.
+    pub fn watch_room(&mut self) {
+        let in_force = self.settings.buckets();
+        if in_force.is_none_or(|in_force| !self.growth.is_curious(in_force, Instant::now())) {
+            return;
+        }
+        match self.settings.flow_tables(self.generation()) {
+            Ok(tables) => tables.iter().for_each(|(it, _)| self.growth.look(it.occupancy())),
+            Err(error) => tracing::warn!(%error, "nobody knows how full the flow tables are"),
+        }
+    }
+
+    /// Whether the flow tables are too small for what passes, and the next generation is to bring larger
+    /// ones.
+    #[must_use]
+    pub fn is_outgrown(&self) -> bool {
+        self.settings.buckets().is_some_and(|in_force| self.growth.is_due(in_force))
+    }
+
+    /// Records the flows that the kernel's own conntrack knows of some endpoints; how many.
+    ///
+    /// # Errors
+    /// The kernel does not tell, or the flow tables cannot be mapped.
+    pub fn import_conntrack(&self, wanted: &Wanted) -> Result<u64, String> {
+        let mut found = Vec::new();
+        let is_wanted = |flow: &KernelFlow| wanted.sides(flow, 0).next().is_some();
+        kernel_flows(|flow| found.extend(Some(flow).filter(is_wanted)))
+            .map_err(|error| error.to_string())?;
+        // Mapping the flow tables takes milliseconds.
+        if found.is_empty() {
+            return Ok(0);
+        }
+        let tables = self.settings.flow_tables(self.generation());
+        let Some((tables, now)) = tables.map_err(|error| error.to_string())? else { return Ok(0) };
+        let mut flows = 0;
+        for flow in &found {
+            for side in wanted.sides(flow, now) {
+                let seen = tables.stamp(&side, flow.remaining, now);
+                flows += u64::from(tables.import(&Tracked { seen, ..side }, now).is_ok());
+            }
+        }
+        Ok(flows)
+    }
+
+    /// Whether the attached program lets a packet pass. What it records is removed, and that it drops is left
+    /// out of what is said to have dropped ([`ActiveGeneration::probed`]).
+    ///
+    /// # Errors
+    /// Why that cannot be told.
+    pub fn show(&mut self, shown: &Shown<'_>) -> Result<bool, String> {
+        let tables = match shown.flow {
+            Some(_) => self.flow_tables().map_err(|error| error.to_string())?,
+            None => None,
+        };
+        let generation =
+            self.generation.as_ref().ok_or("nothing has been written to the kernel")?;
+        self.probed.show(shown, generation, tables.as_ref().map(|(tables, ..)| tables))
+    }
+
+    /// Drops by a counter that were probes', since this agent started.
+    #[must_use]
+    pub fn probed(&self, counter: u32) -> u64 {
+        self.probed.of(counter)
+    }
+
+    /// What traced programs are loaded with; `None` before the first generation.
+    ///
+    /// # Errors
+    /// See [`Generation::shared_maps`].
+    pub fn shared_maps(&self) -> Result<Option<SharedMaps>, GenerationError> {
+        self.generation.as_ref().map(Generation::shared_maps).transpose()
+    }
+}
