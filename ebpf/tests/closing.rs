@@ -1,53 +1,38 @@
 //! How flows end: by what the pod itself says, by silence, and not by what anybody can forge.
 
-mod common;
-
 use std::sync::atomic::Ordering;
 
 use netpold_ebpf::{
-    direction::{Egress, Ingress},
-    judge::{decide::decide, hook::Hook},
+    judge::hook::Hook,
     layout::{
-        EP_CHECK_SOURCE, Endpoint, TIMEOUT_ECHO, TIMEOUT_TCP_CLOSED, TIMEOUT_TCP_ESTABLISHED,
-        TIMEOUT_TCP_FINISHED, TIMEOUT_TCP_HALF_CLOSED, TIMEOUT_UDP_ANSWERED, TIMEOUT_UDP_STREAM,
+        Endpoint, TIMEOUT_ECHO, TIMEOUT_TCP_CLOSED, TIMEOUT_TCP_ESTABLISHED, TIMEOUT_TCP_FINISHED,
+        TIMEOUT_TCP_HALF_CLOSED, TIMEOUT_UDP_ANSWERED, TIMEOUT_UDP_STREAM,
     },
+    packet::protocol::ICMP,
     reason::Reason,
 };
-use netpold_testkit::frames::{frame, ipv4_between, tcp, udp};
+use netpold_testkit::frames::{ACK, FIN, RST, SYN, Who, frame4, icmp, tcp4, udp4};
 use netpold_testkit::node::NodeTables;
+use netpold_testkit::one_pod::{
+    DENY_ROW, Direction, IFINDEX, INGRESS_ROW, UPLINK, egress, ingress, with_rows,
+};
 
-use common::{CLIENTS, NOBODY};
-
-const IFINDEX: u32 = 5;
 /// A pod with the same policy beside it.
-const OTHER: u32 = 6;
-const POD: [u8; 4] = [10, 0, 0, 2];
-const CLIENT: [u8; 4] = [10, 0, 1, 7];
-const FIN: u8 = 1;
-const SYN: u8 = 2;
-const RST: u8 = 4;
+const OTHER: u32 = IFINDEX + 1;
+const POD: [u8; 4] = Who::Pod.v4();
+const CLIENT: [u8; 4] = Who::Friend.v4();
 const PSH: u8 = 8;
-const ACK: u8 = 16;
 /// Jiffies.
 const SECOND: u32 = 1000;
 const MINUTE: u32 = 60 * SECOND;
 const HOUR: u32 = 60 * MINUTE;
 
-/// A pod that clients may reach, and another; `ingress` and `egress` are rows.
-fn tables(ingress: u32, egress: u32) -> NodeTables {
-    let mut tables = common::tables();
-    for ifindex in [IFINDEX, OTHER] {
-        let rows = Endpoint::pack_rows(ingress, egress);
-        let flags = EP_CHECK_SOURCE | 1;
-        let mut endpoint = Endpoint { ifindex, id: ifindex, rows, flags, ..Endpoint::default() };
-        endpoint.addr4[0] = u32::from_be_bytes(POD);
-        tables.set_endpoint(endpoint);
-    }
+/// A pod that clients may reach and that may send nothing, and another.
+fn tables() -> NodeTables {
+    let mut tables = with_rows(INGRESS_ROW, DENY_ROW);
+    let pod = tables.policy.slot(IFINDEX);
+    tables.set_endpoint(Endpoint { ifindex: OTHER, id: pod.id + 1, ..pod });
     tables
-}
-
-fn v4(protocol: u8, from: [u8; 4], to: [u8; 4], payload: &[u8]) -> Vec<u8> {
-    frame(&ipv4_between([from, to], protocol, &[], 0, payload))
 }
 
 /// One flow between the client and the pod.
@@ -61,15 +46,15 @@ struct Flow<'a> {
 
 impl Flow<'_> {
     fn arrives(&self, flags: u8) -> Reason {
-        let frame = v4(6, CLIENT, POD, &tcp(self.ports.1, self.ports.0, flags));
-        let hook = Hook { ifindex: self.ifindex, ingress_ifindex: 9 };
-        decide::<Ingress, _, _>(&frame.as_slice(), self.tables, hook).reason()
+        let frame = tcp4((CLIENT, self.ports.1), (POD, self.ports.0), flags);
+        let hook = Hook { ifindex: self.ifindex, ingress_ifindex: UPLINK };
+        self.tables.judge(Direction::Ingress, hook, &frame).reason()
     }
 
     fn leaves(&self, flags: u8) -> Reason {
-        let frame = v4(6, POD, CLIENT, &tcp(self.ports.0, self.ports.1, flags));
+        let frame = tcp4((POD, self.ports.0), (CLIENT, self.ports.1), flags);
         let hook = Hook { ifindex: self.ifindex, ingress_ifindex: self.ifindex };
-        decide::<Egress, _, _>(&frame.as_slice(), self.tables, hook).reason()
+        self.tables.judge(Direction::Egress, hook, &frame).reason()
     }
 
     /// A connection of the client's, which has gone on for a while.
@@ -84,10 +69,6 @@ impl Flow<'_> {
 
 fn flow(tables: &NodeTables, ports: (u16, u16)) -> Flow<'_> {
     Flow { tables, ifindex: IFINDEX, ports }
-}
-
-fn later(tables: &NodeTables, jiffies: u32) {
-    tables.flows.now.fetch_add(jiffies, Ordering::AcqRel);
 }
 
 /// Many more flows than the table holds: half-open ones of the pod, established ones of another.
@@ -111,15 +92,15 @@ const PORTS: [(u16, u16); 2] = [(80, 40_000), (40_000, 1_024)];
 fn forged(ends: u8) {
     for ports in PORTS {
         for by_client in [true, false] {
-            let tables = tables(CLIENTS, NOBODY);
+            let tables = tables();
             let flow = flow(&tables, ports);
             flow.open();
             for minute in 0..60 {
                 assert_eq!(flow.arrives(ends), Reason::Allowed);
                 crowd(&tables);
-                later(&tables, MINUTE / 2);
+                tables.flows.later(MINUTE / 2);
                 assert_eq!(flow.arrives(ends), Reason::Allowed);
-                later(&tables, MINUTE / 2);
+                tables.flows.later(MINUTE / 2);
                 crowd(&tables);
                 let case = format!("{ports:?}, minute {minute}, by the client: {by_client}");
                 if by_client {
@@ -148,15 +129,15 @@ fn forged_fins_end_no_flow_that_goes_on() {
 fn the_next_packet_takes_a_forged_end_back() {
     for (ends, idle) in [(RST, 2 * HOUR), (RST | ACK, 2 * HOUR), (FIN | ACK, MINUTE)] {
         for ports in PORTS {
-            let tables = tables(CLIENTS, NOBODY);
+            let tables = tables();
             let flow = flow(&tables, ports);
             flow.open();
             assert_eq!(flow.arrives(ends), Reason::Allowed);
-            later(&tables, idle);
+            tables.flows.later(idle);
             // A FIN is taken back by data of the side that is said to have sent it.
             assert_eq!(flow.arrives(PSH | ACK), Reason::Allowed);
             assert_eq!(flow.leaves(ACK), Reason::Reply, "{ends} {ports:?}");
-            later(&tables, tables.flows.settings.timeouts[TIMEOUT_TCP_ESTABLISHED] - 1);
+            tables.flows.later(tables.flows.settings.timeouts[TIMEOUT_TCP_ESTABLISHED] - 1);
             assert_eq!(
                 flow.leaves(ACK),
                 Reason::Reply,
@@ -165,19 +146,19 @@ fn the_next_packet_takes_a_forged_end_back() {
         }
     }
     // The pod's own word takes a reset back, too.
-    let tables = tables(CLIENTS, NOBODY);
+    let tables = tables();
     let flow = flow(&tables, PORTS[1]);
     flow.open();
     assert_eq!(flow.arrives(RST), Reason::Allowed);
     assert_eq!(flow.leaves(ACK), Reason::Reply, "at once, while the entry is fresh");
-    later(&tables, 3 * HOUR);
+    tables.flows.later(3 * HOUR);
     assert_eq!(flow.leaves(ACK), Reason::Reply);
 }
 
 #[test]
 fn half_closed_flows_end_after_two_minutes() {
     for pod_closes in [false, true] {
-        let tables = tables(CLIENTS, NOBODY);
+        let tables = tables();
         let flow = flow(&tables, PORTS[0]);
         flow.open();
         let half_closed = tables.flows.settings.timeouts[TIMEOUT_TCP_HALF_CLOSED];
@@ -191,10 +172,10 @@ fn half_closed_flows_end_after_two_minutes() {
         }
         // The other half goes on for as long as it says something.
         for _ in 0..10 {
-            later(&tables, half_closed - 1);
+            tables.flows.later(half_closed - 1);
             assert_eq!(flow.leaves(ACK), Reason::Reply);
         }
-        later(&tables, half_closed);
+        tables.flows.later(half_closed);
         assert_eq!(flow.leaves(ACK), Reason::Policy, "the pod closed: {pod_closes}");
     }
 }
@@ -202,7 +183,7 @@ fn half_closed_flows_end_after_two_minutes() {
 /// What is over makes room, but not at once: FINs are acknowledged, and may be forged.
 #[test]
 fn what_is_over_makes_room_after_a_while() {
-    let tables = tables(CLIENTS, NOBODY);
+    let tables = tables();
     let timeouts = tables.flows.settings.timeouts;
     let all: Vec<u16> = (1_000..3_000)
         .filter(|port| {
@@ -224,9 +205,9 @@ fn what_is_over_makes_room_after_a_while() {
     for port in &all {
         assert_eq!(flow(&tables, (80, *port)).leaves(ACK), Reason::Reply, "still found");
     }
-    later(&tables, timeouts[TIMEOUT_TCP_CLOSED]);
+    tables.flows.later(timeouts[TIMEOUT_TCP_CLOSED]);
     assert_eq!(filled(32_000), 50, "they make room");
-    later(&tables, timeouts[TIMEOUT_TCP_FINISHED]);
+    tables.flows.later(timeouts[TIMEOUT_TCP_FINISHED]);
     for port in &all {
         assert_eq!(flow(&tables, (80, *port)).leaves(ACK), Reason::Policy, "none is left");
     }
@@ -235,18 +216,18 @@ fn what_is_over_makes_room_after_a_while() {
 /// A pod's own reset is no guess.
 #[test]
 fn the_pods_own_reset_ends_its_flow() {
-    let tables = tables(CLIENTS, NOBODY);
+    let tables = tables();
     let flow = flow(&tables, PORTS[1]);
     flow.open();
     assert_eq!(flow.leaves(RST), Reason::Reply);
-    later(&tables, tables.flows.settings.timeouts[TIMEOUT_TCP_CLOSED]);
+    tables.flows.later(tables.flows.settings.timeouts[TIMEOUT_TCP_CLOSED]);
     assert_eq!(flow.leaves(ACK), Reason::Policy);
 }
 
 /// Who is refused has no flow that is protected.
 #[test]
 fn a_refusal_establishes_nothing() {
-    let tables = tables(CLIENTS, NOBODY);
+    let tables = tables();
     for port in 1_000..3_000 {
         let refused = flow(&tables, (81, port));
         assert_eq!(refused.arrives(SYN), Reason::Allowed, "{port}");
@@ -258,22 +239,13 @@ fn a_refusal_establishes_nothing() {
 /// As the kernel's conntrack has it, which keeps a question and its answer for a shorter time.
 #[test]
 fn datagrams_are_a_stream_after_two_seconds() {
-    let mut tables = tables(CLIENTS, NOBODY);
+    let mut tables = tables();
     tables.flows.settings.timeouts[TIMEOUT_UDP_ANSWERED] = 30 * SECOND;
     tables.flows.settings.timeouts[TIMEOUT_UDP_STREAM] = 120 * SECOND;
     let arrives = |tables: &NodeTables, port| {
-        let frame = v4(17, CLIENT, POD, &udp(port, 53, &[]));
-        let hook = Hook { ifindex: IFINDEX, ingress_ifindex: 9 };
-        assert_eq!(
-            decide::<Ingress, _, _>(&frame.as_slice(), tables, hook).reason(),
-            Reason::Allowed
-        );
+        assert_eq!(ingress(tables, &udp4((CLIENT, port), (POD, 53))), Reason::Allowed);
     };
-    let leaves = |tables: &NodeTables, port| {
-        let frame = v4(17, POD, CLIENT, &udp(53, port, &[]));
-        let hook = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
-        decide::<Egress, _, _>(&frame.as_slice(), tables, hook).reason()
-    };
+    let leaves = |tables: &NodeTables, port| egress(tables, &udp4((POD, 53), (CLIENT, port)));
     // How long it goes on, in steps of 100 ms, and for how long it is remembered then.
     for (port, steps, kept) in
         [(1_000, 0, 30), (1_001, 19, 30), (1_002, 21, 120), (1_003, 600, 120)]
@@ -281,7 +253,7 @@ fn datagrams_are_a_stream_after_two_seconds() {
         arrives(&tables, port);
         assert_eq!(leaves(&tables, port), Reason::Reply);
         for _ in 0..steps {
-            later(&tables, SECOND / 10);
+            tables.flows.later(SECOND / 10);
             arrives(&tables, port);
             assert_eq!(leaves(&tables, port), Reason::Reply, "{steps}");
         }
@@ -297,25 +269,19 @@ fn datagrams_are_a_stream_after_two_seconds() {
 /// Timestamps and extended echo are answered as echo is, each kind by itself.
 #[test]
 fn every_kind_of_echo_is_answered_by_its_own() {
-    let message = |kind, id: u16| [&[kind, 0, 0, 0][..], &id.to_be_bytes(), &[0, 1, 0, 0]].concat();
+    let message = |kind, id| icmp(kind, 0, [0, id, 0, 1], &[0; 2]);
     for (request, reply) in [(8, 0), (13, 14), (42, 43)] {
-        let tables = tables(CLIENTS, NOBODY);
-        let asks = v4(1, CLIENT, POD, &message(request, 7));
-        let hook = Hook { ifindex: IFINDEX, ingress_ifindex: 9 };
-        let verdict = decide::<Ingress, _, _>(&asks.as_slice(), &tables, hook);
-        assert_eq!(verdict.reason(), Reason::Allowed);
-        let answers = |kind, id| {
-            let frame = v4(1, POD, CLIENT, &message(kind, id));
-            let hook = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
-            decide::<Egress, _, _>(&frame.as_slice(), &tables, hook).reason()
-        };
+        let tables = tables();
+        let asks = frame4(ICMP, CLIENT, POD, &message(request, 7));
+        assert_eq!(ingress(&tables, &asks), Reason::Allowed);
+        let answers = |kind, id| egress(&tables, &frame4(ICMP, POD, CLIENT, &message(kind, id)));
         assert_eq!(answers(reply, 7), Reason::Reply, "{request}");
         assert_eq!(answers(reply, 8), Reason::Policy, "{request}: another identifier");
         for other in [0, 14, 43].into_iter().filter(|other| *other != reply) {
             assert_eq!(answers(other, 7), Reason::Policy, "{other} is no answer to {request}");
         }
         assert_eq!(answers(request, 7), Reason::Policy, "not a way back for requests");
-        later(&tables, tables.flows.settings.timeouts[TIMEOUT_ECHO]);
+        tables.flows.later(tables.flows.settings.timeouts[TIMEOUT_ECHO]);
         assert_eq!(answers(reply, 7), Reason::Policy);
     }
 }

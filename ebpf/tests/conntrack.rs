@@ -86,10 +86,7 @@ fn a_table_full_of_replied_flows_says_so() {
     }
     assert_eq!(insert(&tables, 9, CT_INGRESS), Err(Full));
     // Once their timeout is over they make room, whether swept or not.
-    tables
-        .flows
-        .now
-        .fetch_add(tables.flows.settings.timeouts[TIMEOUT_TCP_ESTABLISHED], Ordering::AcqRel);
+    tables.flows.later(tables.flows.settings.timeouts[TIMEOUT_TCP_ESTABLISHED]);
     assert_eq!(insert(&tables, 9, CT_INGRESS), Ok(Gave::Nothing));
 }
 
@@ -98,7 +95,7 @@ fn the_oldest_unreplied_flow_goes_first() {
     let tables = NodeTables::new(1);
     for number in 0..4 {
         insert(&tables, number, CT_INGRESS).expect("room");
-        tables.flows.now.fetch_add(10, Ordering::AcqRel);
+        tables.flows.later(10);
     }
     assert_eq!(insert(&tables, 4, CT_INGRESS), Ok(Gave::HalfOpen));
     assert!(find(&tables, 0).is_none());
@@ -113,7 +110,7 @@ fn an_empty_place_is_taken_before_one_that_is_over() {
         tables.insert4(key, hash, CT_INGRESS)
     };
     assert_eq!(begin(0), Ok(()));
-    tables.flows.now.fetch_add(tables.flows.settings.timeouts[0], Ordering::AcqRel);
+    tables.flows.later(tables.flows.settings.timeouts[0]);
     for number in 1..=3 {
         assert_eq!(begin(number), Ok(()));
         assert!(find(&tables, 0).is_some(), "{number} has a place of its own");
@@ -298,7 +295,7 @@ fn flows_that_move_on_are_found_at_every_moment() {
                         Flow::<[u64; 2]>::touch(&tables, hit, marks, tables.now(), 0);
                     };
                 }
-                tables.flows.now.fetch_add(1, Ordering::AcqRel);
+                tables.flows.later(1);
             }
         });
         for number in THREE_QUARTERS..THREE_QUARTERS * 7 / 6 {
@@ -318,18 +315,18 @@ fn idle_flows_give_way_after_two_hours() {
     for number in 0..4 {
         insert(&tables, number, CT_INGRESS).expect("room");
         reply(&tables, number);
-        tables.flows.now.fetch_add(10, Ordering::AcqRel);
+        tables.flows.later(10);
     }
     let idle = tables.flows.settings.timeouts[TIMEOUT_IDLE];
     assert_eq!(idle, 2 * 3600 * 1000);
-    tables.flows.now.fetch_add(idle - 50, Ordering::AcqRel);
+    tables.flows.later(idle - 50);
     assert_eq!(insert(&tables, 4, CT_INGRESS), Err(Full));
-    tables.flows.now.fetch_add(50 - 35, Ordering::AcqRel);
+    tables.flows.later(50 - 35);
     assert_eq!(insert(&tables, 4, CT_INGRESS), Ok(Gave::Idle), "the first has been for two hours");
     assert!(find(&tables, 0).is_none());
     assert!((1..=4).all(|number| find(&tables, number).is_some()));
     // A half-open one goes before any of these.
-    tables.flows.now.fetch_add(100, Ordering::AcqRel);
+    tables.flows.later(100);
     assert_eq!(insert(&tables, 5, CT_INGRESS), Ok(Gave::HalfOpen));
     assert!(find(&tables, 4).is_none());
 }

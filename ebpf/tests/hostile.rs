@@ -1,55 +1,22 @@
 //! What a hostile pod or neighbour can send, and what does not come of it.
 
-mod common;
-
-use std::sync::atomic::Ordering;
-
 use netpold_ebpf::{
-    direction::{Egress, Ingress},
-    judge::{decide::decide, hook::Hook, proof::UNKNOWN_INTERFACE},
-    layout::{EP_CHECK_SOURCE, Endpoint, PORTS_FIRST_BITMAP, PortSet, TIMEOUT_UDP_ANSWERED},
+    judge::{hook::Hook, proof::UNKNOWN_INTERFACE},
+    layout::{Endpoint, TIMEOUT_UDP_ANSWERED},
     reason::Reason,
 };
-use netpold_testkit::frames::{self, frame, ipv4_between, tcp};
+use netpold_testkit::frames::{ACK, RST, SYN, Who, frame4, tcp4, udp4};
 use netpold_testkit::node::NodeTables;
+use netpold_testkit::one_pod::{
+    self, DENY_ROW as NOBODY, Direction, IFINDEX, INGRESS_ROW as CLIENTS, egress, ingress,
+    set_rows, with_rows as tables,
+};
 
-use common::{CLIENTS, NOBODY};
-
-const IFINDEX: u32 = 5;
-const POD: [u8; 4] = [10, 0, 0, 2];
-const CLIENT: [u8; 4] = [10, 0, 1, 7];
-const STRANGER: [u8; 4] = [10, 0, 9, 9];
-const POD6: [u8; 16] = [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2];
-const SYN: u8 = 2;
-const ACK: u8 = 16;
-
-/// A pod with rows for ingress and egress: 0, [`NOBODY`], or [`CLIENTS`] (10.0.1.0/24).
-fn tables(ingress: u32, egress: u32) -> NodeTables {
-    let mut tables = common::tables();
-    set_rows(&mut tables, ingress, egress);
-    tables
-}
-
-fn set_rows(tables: &mut NodeTables, ingress: u32, egress: u32) {
-    let mut endpoint = Endpoint {
-        ifindex: IFINDEX,
-        id: 1,
-        rows: Endpoint::pack_rows(ingress, egress),
-        flags: EP_CHECK_SOURCE | 1 << 4 | 1,
-        ..Endpoint::default()
-    };
-    endpoint.addr4[0] = u32::from_be_bytes(POD);
-    endpoint.addr6[0] = POD6;
-    tables.set_endpoint(endpoint);
-}
-
-fn v4(protocol: u8, from: [u8; 4], to: [u8; 4], payload: &[u8]) -> Vec<u8> {
-    frame(&ipv4_between([from, to], protocol, &[], 0, payload))
-}
-
-fn udp(from: u16, to: u16) -> Vec<u8> {
-    frames::udp(from, to, &[1, 2, 3, 4])
-}
+const POD: [u8; 4] = Who::Pod.v4();
+const CLIENT: [u8; 4] = Who::Friend.v4();
+/// Admitted to TCP 80 and UDP 53.
+const GUEST: [u8; 4] = Who::Client.v4();
+const STRANGER: [u8; 4] = Who::Stranger.v4();
 
 /// An ICMP error, unreachable, that quotes the packet in a frame.
 fn error_about(frame: &[u8]) -> Vec<u8> {
@@ -58,57 +25,46 @@ fn error_about(frame: &[u8]) -> Vec<u8> {
     message
 }
 
-fn ingress(tables: &NodeTables, frame: &[u8]) -> Reason {
-    let hook = Hook { ifindex: IFINDEX, ingress_ifindex: 9 };
-    decide::<Ingress, _, _>(&frame, tables, hook).reason()
-}
-
-fn egress(tables: &NodeTables, frame: &[u8]) -> Reason {
-    let hook = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
-    decide::<Egress, _, _>(&frame, tables, hook).reason()
-}
-
 /// Forged SYNs that the pod answers: half-open flows, which a real client's pushes out.
 #[test]
 fn a_flood_of_answered_syns_leaves_room_for_real_flows() {
     let tables = tables(CLIENTS, NOBODY);
     for port in 1000..4000 {
-        assert_eq!(ingress(&tables, &v4(6, CLIENT, POD, &tcp(port, 80, SYN))), Reason::Allowed);
-        let answer = v4(6, POD, CLIENT, &tcp(80, port, SYN | ACK));
+        assert_eq!(ingress(&tables, &tcp4((CLIENT, port), (POD, 80), SYN)), Reason::Allowed);
+        let answer = tcp4((POD, 80), (CLIENT, port), SYN | ACK);
         assert_eq!(egress(&tables, &answer), Reason::Reply);
     }
-    let real = |flags| v4(6, CLIENT, POD, &tcp(60000, 80, flags));
-    let answer = |flags| v4(6, POD, CLIENT, &tcp(80, 60000, flags));
+    let real = |flags| tcp4((CLIENT, 60000), (POD, 80), flags);
+    let answer = |flags| tcp4((POD, 80), (CLIENT, 60000), flags);
     assert_eq!(ingress(&tables, &real(SYN)), Reason::Allowed);
     assert_eq!(egress(&tables, &answer(SYN | ACK)), Reason::Reply);
     assert_eq!(ingress(&tables, &real(ACK)), Reason::Allowed);
     // It is established now, and stays through the next flood.
     for port in 1000..4000 {
-        assert_eq!(ingress(&tables, &v4(6, CLIENT, POD, &tcp(port, 80, SYN))), Reason::Allowed);
+        assert_eq!(ingress(&tables, &tcp4((CLIENT, port), (POD, 80), SYN)), Reason::Allowed);
     }
     assert_eq!(egress(&tables, &answer(ACK)), Reason::Reply);
-    let opening = tables.flows.settings.timeouts[0];
-    tables.flows.now.fetch_add(opening, Ordering::AcqRel);
+    tables.flows.later(tables.flows.settings.timeouts[0]);
     assert_eq!(egress(&tables, &answer(ACK)), Reason::Reply, "established");
-    assert_eq!(egress(&tables, &v4(6, POD, CLIENT, &tcp(80, 3999, SYN | ACK))), Reason::Policy);
+    assert_eq!(egress(&tables, &tcp4((POD, 80), (CLIENT, 3999), SYN | ACK)), Reason::Policy);
 }
 
 #[test]
 fn an_error_goes_only_to_who_sent_what_it_quotes() {
     let tables = tables(CLIENTS, NOBODY);
-    let packet = v4(17, CLIENT, POD, &udp(4000, 53));
+    let packet = udp4((CLIENT, 4000), (POD, 53));
     assert_eq!(ingress(&tables, &packet), Reason::Allowed);
     let error = error_about(&packet);
-    assert_eq!(egress(&tables, &v4(1, POD, CLIENT, &error)), Reason::Related);
-    assert_eq!(egress(&tables, &v4(1, POD, STRANGER, &error)), Reason::Policy);
+    assert_eq!(egress(&tables, &frame4(1, POD, CLIENT, &error)), Reason::Related);
+    assert_eq!(egress(&tables, &frame4(1, POD, STRANGER, &error)), Reason::Policy);
 }
 
 /// The pod, free to send, goes on answering a client that policy has cut.
 #[test]
 fn a_flow_that_policy_cut_is_not_opened_by_its_answers() {
     let mut tables = tables(CLIENTS, 0);
-    let request = v4(17, CLIENT, POD, &udp(4000, 53));
-    let answer = v4(17, POD, CLIENT, &udp(53, 4000));
+    let request = udp4((CLIENT, 4000), (POD, 53));
+    let answer = udp4((POD, 53), (CLIENT, 4000));
     assert_eq!(ingress(&tables, &request), Reason::Allowed);
     assert_eq!(egress(&tables, &answer), Reason::NotIsolated);
     set_rows(&mut tables, NOBODY, 0);
@@ -123,45 +79,34 @@ fn a_flow_that_policy_cut_is_not_opened_by_its_answers() {
 #[test]
 fn the_pods_own_address_as_source_proves_nothing() {
     let tables = tables(NOBODY, NOBODY);
-    let frame = v4(17, POD, POD, &udp(1, 2));
+    let frame = udp4((POD, 1), (POD, 2));
     assert_eq!(ingress(&tables, &frame), Reason::Policy);
-    let hairpin = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
-    let verdict = decide::<Ingress, _, _>(&frame.as_slice(), &tables, hairpin);
-    assert_eq!(verdict.reason(), Reason::Loopback);
+    let hairpin = one_pod::judge(&tables, Direction::Ingress, IFINDEX, &frame);
+    assert_eq!(hairpin.reason(), Reason::Loopback);
 }
 
 #[test]
 fn a_pod_that_may_send_anything_may_ask_for_its_address() {
-    let discover = v4(17, [0; 4], [255; 4], &udp(68, 67));
+    let discover = udp4(([0; 4], 68), ([255; 4], 67));
     assert_eq!(egress(&tables(NOBODY, 0), &discover), Reason::NotIsolated);
     assert_eq!(egress(&tables(NOBODY, NOBODY), &discover), Reason::SpoofedSource);
-    let stranger = v4(17, STRANGER, CLIENT, &udp(68, 67));
+    let stranger = udp4((STRANGER, 68), (CLIENT, 67));
     assert_eq!(egress(&tables(NOBODY, 0), &stranger), Reason::SpoofedSource);
 }
 
-/// A frame of [`v4`] as part of a datagram; the offset in units of 8 bytes.
+/// A frame of [`frame4`] as part of a datagram; the offset in units of 8 bytes.
 fn part(mut frame: Vec<u8>, offset: u16, more: bool) -> Vec<u8> {
     let field = offset | if more { 0x2000 } else { 0 };
     frame[20..22].copy_from_slice(&field.to_be_bytes());
     frame
 }
 
-/// Rows of [`CLIENTS`] on UDP port 53 alone.
-fn only_dns(tables: &mut NodeTables) {
-    let mut dns = [0; 1024];
-    dns[0] = 1 << 53;
-    tables.policy.bitmaps.push(dns);
-    let ports = PortSet { udp: PORTS_FIRST_BITMAP, ..PortSet::default() };
-    tables.policy.rows[CLIENTS].first[1] = ports.word();
-}
-
 /// Parts that are sent twice with other content: which one the receiver keeps must not matter.
 #[test]
 fn overlapping_fragments_open_nothing() {
     let mut tables = tables(CLIENTS, NOBODY);
-    only_dns(&mut tables);
-    let first = |port| part(v4(17, CLIENT, POD, &udp(4000, port)), 0, true);
-    let later = part(v4(17, CLIENT, POD, &[0; 16]), 2, false);
+    let first = |port| part(udp4((GUEST, 4000), (POD, port)), 0, true);
+    let later = part(frame4(17, GUEST, POD, &[0; 16]), 2, false);
     // A denied first leaves no ports for the others, before an allowed one or after it.
     assert_eq!(ingress(&tables, &first(22)), Reason::Policy);
     assert_eq!(ingress(&tables, &later), Reason::FragmentWithoutFirst);
@@ -174,11 +119,11 @@ fn overlapping_fragments_open_nothing() {
         (17, 1, Reason::Allowed),
         (17, 2, Reason::Allowed),
     ] {
-        let frame = part(v4(protocol, CLIENT, POD, &[0; 16]), offset, true);
+        let frame = part(frame4(protocol, GUEST, POD, &[0; 16]), offset, true);
         assert_eq!(ingress(&tables, &frame), expected, "protocol {protocol} at {offset}");
     }
     // A first part without SCTP's first chunk, of which the next would decide what it is.
-    let cut = part(v4(132, CLIENT, POD, &[15, 160, 0, 53, 0, 0, 0, 1]), 0, true);
+    let cut = part(frame4(132, GUEST, POD, &[15, 160, 0, 53, 0, 0, 0, 1]), 0, true);
     assert_eq!(ingress(&tables, &cut), Reason::TinyFragment);
     // Policy is asked again for each part.
     set_rows(&mut tables, NOBODY, NOBODY);
@@ -187,16 +132,15 @@ fn overlapping_fragments_open_nothing() {
 
 #[test]
 fn protocols_without_ports_need_a_rule_without_ports() {
-    let mut tables = tables(CLIENTS, NOBODY);
+    let tables = tables(CLIENTS, NOBODY);
     let protocols = [0, 4, 41, 47, 50, 51, 94, 253, 255];
     for protocol in protocols {
-        let frame = v4(protocol, CLIENT, POD, &[0; 40]);
+        let frame = frame4(protocol, CLIENT, POD, &[0; 40]);
         assert_eq!(ingress(&tables, &frame), Reason::Allowed, "{protocol}");
-        assert_eq!(egress(&tables, &v4(protocol, POD, STRANGER, &[0; 40])), Reason::Policy);
+        assert_eq!(egress(&tables, &frame4(protocol, POD, STRANGER, &[0; 40])), Reason::Policy);
     }
-    only_dns(&mut tables);
     for protocol in protocols {
-        let frame = v4(protocol, CLIENT, POD, &[0; 40]);
+        let frame = frame4(protocol, GUEST, POD, &[0; 40]);
         assert_eq!(ingress(&tables, &frame), Reason::Policy, "{protocol}");
     }
 }
@@ -205,15 +149,15 @@ fn protocols_without_ports_need_a_rule_without_ports() {
 #[test]
 fn another_pods_flows_are_not_ones_own() {
     let mut tables = tables(CLIENTS, NOBODY);
-    assert_eq!(ingress(&tables, &v4(6, CLIENT, POD, &tcp(4000, 80, SYN))), Reason::Allowed);
-    let answer = v4(6, POD, CLIENT, &tcp(80, 4000, ACK));
+    assert_eq!(ingress(&tables, &tcp4((CLIENT, 4000), (POD, 80), SYN)), Reason::Allowed);
+    let answer = tcp4((POD, 80), (CLIENT, 4000), ACK);
     assert_eq!(egress(&tables, &answer), Reason::Reply);
     // Another pod that has the same address, on another interface: a successor, or a liar.
     let pod = *tables.policy.endpoint(IFINDEX).expect("the pod");
     let other = Endpoint { ifindex: IFINDEX + 1, id: 2, ..pod };
     tables.set_endpoint(other);
     let hook = Hook { ifindex: IFINDEX + 1, ingress_ifindex: IFINDEX + 1 };
-    let verdict = decide::<Egress, _, _>(&answer.as_slice(), &tables, hook);
+    let verdict = tables.judge(Direction::Egress, hook, &answer);
     assert_eq!(verdict.reason(), Reason::Policy);
 }
 
@@ -221,16 +165,15 @@ fn another_pods_flows_are_not_ones_own() {
 #[test]
 fn datagrams_that_nobody_answers_fill_nothing() {
     let tables = tables(CLIENTS, NOBODY);
-    let (request, answer) =
-        (v4(17, CLIENT, POD, &udp(4000, 53)), v4(17, POD, CLIENT, &udp(53, 4000)));
+    let (request, answer) = (udp4((CLIENT, 4000), (POD, 53)), udp4((POD, 53), (CLIENT, 4000)));
     assert_eq!(ingress(&tables, &request), Reason::Allowed);
     assert_eq!(egress(&tables, &answer), Reason::Reply);
     for port in 5000..9000 {
-        assert_eq!(ingress(&tables, &v4(17, CLIENT, POD, &udp(port, 53))), Reason::Allowed);
+        assert_eq!(ingress(&tables, &udp4((CLIENT, port), (POD, 53))), Reason::Allowed);
     }
     assert_eq!(egress(&tables, &answer), Reason::Reply, "a flow that was answered stays");
-    assert_eq!(egress(&tables, &v4(17, POD, CLIENT, &udp(53, 8999))), Reason::Reply);
-    assert_eq!(egress(&tables, &v4(17, POD, CLIENT, &udp(53, 5000))), Reason::Policy);
+    assert_eq!(egress(&tables, &udp4((POD, 53), (CLIENT, 8999))), Reason::Reply);
+    assert_eq!(egress(&tables, &udp4((POD, 53), (CLIENT, 5000))), Reason::Policy);
 }
 
 /// A table full of answered flows: what needs no entry passes, what could not be answered drops, and
@@ -239,33 +182,32 @@ fn datagrams_that_nobody_answers_fill_nothing() {
 fn a_full_flow_table_drops_only_what_could_not_be_answered() {
     let mut tables = tables(CLIENTS, NOBODY);
     let full = (1000..9000).find(|port| {
-        let request = v4(17, CLIENT, POD, &udp(*port, 53));
+        let request = udp4((CLIENT, *port), (POD, 53));
         if ingress(&tables, &request) == Reason::ConntrackFull {
             return true;
         }
-        assert_eq!(egress(&tables, &v4(17, POD, CLIENT, &udp(53, *port))), Reason::Reply);
+        assert_eq!(egress(&tables, &udp4((POD, 53), (CLIENT, *port))), Reason::Reply);
         false
     });
     let port = full.expect("64 entries are full at some time");
-    let request = v4(17, CLIENT, POD, &udp(port, 53));
+    let request = udp4((CLIENT, port), (POD, 53));
     assert_eq!(ingress(&tables, &request), Reason::ConntrackFull);
     // Flows in the table go on.
-    assert_eq!(ingress(&tables, &v4(17, CLIENT, POD, &udp(1000, 53))), Reason::Allowed);
-    assert_eq!(egress(&tables, &v4(17, POD, CLIENT, &udp(53, 1000))), Reason::Reply);
+    assert_eq!(ingress(&tables, &udp4((CLIENT, 1000), (POD, 53))), Reason::Allowed);
+    assert_eq!(egress(&tables, &udp4((POD, 53), (CLIENT, 1000))), Reason::Reply);
     // Where answers need no entry, none is needed.
     set_rows(&mut tables, CLIENTS, 0);
     assert_eq!(ingress(&tables, &request), Reason::Allowed);
     // Idle flows make room by themselves.
     set_rows(&mut tables, CLIENTS, NOBODY);
-    let idle = tables.flows.settings.timeouts[TIMEOUT_UDP_ANSWERED];
-    tables.flows.now.fetch_add(idle, Ordering::AcqRel);
+    tables.flows.later(tables.flows.settings.timeouts[TIMEOUT_UDP_ANSWERED]);
     assert_eq!(ingress(&tables, &request), Reason::Allowed);
 }
 
 /// A client's connection to the pod's port 80, which has gone on for a while.
 fn connection(tables: &NodeTables) -> Vec<u8> {
-    let to_pod = |flags| v4(6, CLIENT, POD, &tcp(60000, 80, flags));
-    let from_pod = |flags| v4(6, POD, CLIENT, &tcp(80, 60000, flags));
+    let to_pod = |flags| tcp4((CLIENT, 60000), (POD, 80), flags);
+    let from_pod = |flags| tcp4((POD, 80), (CLIENT, 60000), flags);
     for (flags, answer) in [(SYN, SYN | ACK), (ACK, ACK), (ACK, ACK)] {
         assert_eq!(ingress(tables, &to_pod(flags)), Reason::Allowed);
         assert_eq!(egress(tables, &from_pod(answer)), Reason::Reply);
@@ -278,9 +220,9 @@ fn connection(tables: &NodeTables) -> Vec<u8> {
 fn an_open_connection_ends_with_its_policy() {
     let mut tables = tables(CLIENTS, NOBODY);
     let packet = connection(&tables);
+    // Without another revision.
     let deny = |tables: &mut NodeTables| {
-        let rows = Endpoint::pack_rows(NOBODY, NOBODY);
-        tables.endpoint_mut(IFINDEX).rows = rows;
+        tables.endpoint_mut(IFINDEX).rows = Endpoint::pack_rows(NOBODY, NOBODY);
     };
     deny(&mut tables);
     assert_eq!(ingress(&tables, &packet), Reason::Allowed, "the update is still under way");
@@ -290,7 +232,7 @@ fn an_open_connection_ends_with_its_policy() {
     set_rows(&mut tables, CLIENTS, NOBODY);
     let packet = connection(&tables);
     deny(&mut tables);
-    tables.flows.now.fetch_add(tables.flows.settings.refresh_after, Ordering::AcqRel);
+    tables.flows.later(tables.flows.settings.refresh_after);
     assert_eq!(ingress(&tables, &packet), Reason::Policy, "though nobody said that policy changed");
 }
 
@@ -299,11 +241,9 @@ fn an_open_connection_ends_with_its_policy() {
 #[test]
 fn nobody_passes_for_the_pod_itself() {
     let mut tables = tables(NOBODY, 0);
-    let own = v4(17, POD, POD, &udp(5353, 5353));
-    let come_back = |tables: &NodeTables| {
-        let hook = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
-        decide::<Ingress, _, _>(&own.as_slice(), tables, hook).reason()
-    };
+    let own = udp4((POD, 5353), (POD, 5353));
+    let come_back =
+        |tables: &NodeTables| one_pod::judge(tables, Direction::Ingress, IFINDEX, &own).reason();
     for _ in 0..2 {
         assert_eq!(egress(&tables, &own), Reason::NotIsolated);
         assert_eq!(come_back(&tables), Reason::Reply);
@@ -320,30 +260,29 @@ fn nobody_passes_for_the_pod_itself() {
 #[test]
 fn the_node_answers_only_what_a_pod_has_asked() {
     let tables = tables(NOBODY, 0);
-    let hook = Hook { ifindex: IFINDEX, ingress_ifindex: 0 };
-    let node = |frame: &[u8]| decide::<Ingress, _, _>(&frame, &tables, hook).reason();
+    let judge = |from, frame: &[u8]| one_pod::judge(&tables, Direction::Ingress, from, frame);
+    let node = |frame: &[u8]| judge(0, frame).reason();
     let echo = |kind: u8| [kind, 0, 0, 0, 0, 7, 0, 1];
-    let reply = v4(1, STRANGER, POD, &echo(0));
-    let refused = v4(6, STRANGER, POD, &tcp(80, 4000, 4 | ACK));
-    let accepted = v4(6, STRANGER, POD, &tcp(80, 4000, SYN | ACK));
-    let asked = v4(6, POD, STRANGER, &tcp(4000, 80, SYN));
-    let unreachable = v4(1, STRANGER, POD, &error_about(&asked));
+    let reply = frame4(1, STRANGER, POD, &echo(0));
+    let refused = tcp4((STRANGER, 80), (POD, 4000), RST | ACK);
+    let accepted = tcp4((STRANGER, 80), (POD, 4000), SYN | ACK);
+    let asked = tcp4((POD, 4000), (STRANGER, 80), SYN);
+    let unreachable = frame4(1, STRANGER, POD, &error_about(&asked));
     for answer in [&reply, &refused, &accepted, &unreachable] {
         assert_eq!(node(answer), Reason::Policy);
     }
     // What the node itself begins.
-    assert_eq!(node(&v4(1, STRANGER, POD, &echo(8))), Reason::Node);
-    assert_eq!(node(&v4(6, STRANGER, POD, &tcp(4001, 80, SYN))), Reason::Node);
-    assert_eq!(node(&v4(6, STRANGER, POD, &tcp(4001, 80, 4))), Reason::Node, "and ends");
+    assert_eq!(node(&frame4(1, STRANGER, POD, &echo(8))), Reason::Node);
+    assert_eq!(node(&tcp4((STRANGER, 4001), (POD, 80), SYN)), Reason::Node);
+    assert_eq!(node(&tcp4((STRANGER, 4001), (POD, 80), RST)), Reason::Node, "and ends");
     // What the pod has asked for.
-    assert_eq!(egress(&tables, &v4(1, POD, STRANGER, &echo(8))), Reason::NotIsolated);
+    assert_eq!(egress(&tables, &frame4(1, POD, STRANGER, &echo(8))), Reason::NotIsolated);
     assert_eq!(node(&reply), Reason::Reply);
     assert_eq!(egress(&tables, &asked), Reason::NotIsolated);
     assert_eq!(node(&unreachable), Reason::Related);
     assert_eq!(node(&accepted), Reason::Node);
     assert_eq!(node(&refused), Reason::Node);
     // Packets of others that the kernel has made anew have no interface either.
-    let hook = Hook { ifindex: IFINDEX, ingress_ifindex: UNKNOWN_INTERFACE };
-    let opening = v4(6, STRANGER, POD, &tcp(4002, 80, SYN));
-    assert_eq!(decide::<Ingress, _, _>(&&*opening, &tables, hook).reason(), Reason::Policy);
+    let opening = tcp4((STRANGER, 4002), (POD, 80), SYN);
+    assert_eq!(judge(UNKNOWN_INTERFACE, &opening).reason(), Reason::Policy);
 }

@@ -1,25 +1,21 @@
 //! Messages of the link, which no rule is asked about: their form, their reach and who speaks.
 
-mod common;
-
 use netpold_ebpf::{
-    direction::{Egress, Ingress},
     judge::{
-        decide::decide,
-        hook::Hook,
         post_nat,
         proof::{Exit, Origin},
     },
-    layout::{EP_CHECK_SOURCE, Endpoint, mark},
+    layout::{EP_CHECK_SOURCE, mark},
     packet::parse,
     reason::Reason,
 };
+use netpold_testkit::frames::{Who, frame, ipv6_between};
 use netpold_testkit::node::NodeTables;
+use netpold_testkit::one_pod::{
+    DENY_ROW as NOBODY, IFINDEX, INGRESS_ROW, egress, ingress, with_rows,
+};
 
-use common::{CLIENTS, NOBODY};
-
-const IFINDEX: u32 = 5;
-const POD: [u8; 16] = address(0xfd, 2);
+const POD: [u8; 16] = Who::Pod.v6();
 const NEIGHBOUR: [u8; 16] = address(0xfd, 3);
 const FAR: [u8; 16] = address(0x20, 7);
 const LINK: [u8; 16] = link(9);
@@ -47,40 +43,17 @@ fn solicited(of: [u8; 16]) -> [u8; 16] {
     group
 }
 
-/// A pod that may send nothing and gets no IPv6, or all with a row of 0.
+/// A pod that may send nothing and gets nothing of these, or all with a row of 0.
 fn tables(row: u32, check: bool) -> NodeTables {
-    let mut tables = common::tables();
-    let mut endpoint = Endpoint {
-        ifindex: IFINDEX,
-        id: 1,
-        rows: Endpoint::pack_rows(if row == 0 { 0 } else { CLIENTS }, row),
-        flags: if check { EP_CHECK_SOURCE } else { 0 } | 1 << 4 | 1,
-        ..Endpoint::default()
-    };
-    endpoint.addr4[0] = u32::from_be_bytes([10, 0, 0, 2]);
-    endpoint.addr6[0] = POD;
-    tables.set_endpoint(endpoint);
+    let mut tables = with_rows(if row == 0 { 0 } else { INGRESS_ROW }, row);
+    if !check {
+        tables.endpoint_mut(IFINDEX).flags &= !EP_CHECK_SOURCE;
+    }
     tables
 }
 
-fn ingress(tables: &NodeTables, frame: &[u8]) -> Reason {
-    let hook = Hook { ifindex: IFINDEX, ingress_ifindex: 9 };
-    decide::<Ingress, _, _>(&frame, tables, hook).reason()
-}
-
-fn egress(tables: &NodeTables, frame: &[u8]) -> Reason {
-    let hook = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
-    decide::<Egress, _, _>(&frame, tables, hook).reason()
-}
-
 fn ipv6(from: [u8; 16], to: [u8; 16], next: u8, hops: u8, payload: &[u8]) -> Vec<u8> {
-    let mut frame = vec![0; 12];
-    frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
-    frame.extend((payload.len() as u16).to_be_bytes());
-    frame.extend([next, hops]);
-    frame.extend([from, to].concat());
-    frame.extend(payload);
-    frame
+    frame(&ipv6_between([from, to], next, hops, payload))
 }
 
 /// A message of neighbour discovery: flags, target and options.

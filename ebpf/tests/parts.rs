@@ -1,10 +1,5 @@
 //! Parts of the judgement, each alone.
 
-mod common;
-
-use std::sync::atomic::Ordering;
-
-use common::{CLIENTS, NOBODY};
 use netpold_ebpf::{
     direction::{Direction, Egress, Ingress},
     endpoint::Rows,
@@ -20,11 +15,13 @@ use netpold_ebpf::{
     reason::Reason,
     tables::Tables as _,
 };
+use netpold_testkit::frames::Who;
 use netpold_testkit::node::NodeTables;
+use netpold_testkit::one_pod::{self, DENY_ROW as NOBODY, INGRESS_ROW as CLIENTS};
 
 /// The class that row [`CLIENTS`] allows everything, and one that it does not name.
-const CLIENT: u32 = 1;
-const STRANGER: u32 = 2;
+const CLIENT: u32 = Who::Friend.number() as u32;
+const STRANGER: u32 = Who::Stranger.number() as u32;
 
 const TCP: Transport = Transport { protocol: 6, flags: 0, source: 4000, destination: 80 };
 
@@ -38,7 +35,7 @@ fn policy<D: Direction>(
 
 #[test]
 fn each_direction_asks_its_own_row() {
-    let tables = common::tables();
+    let tables = one_pod::tables(16);
     let ingress = policy::<Ingress>(&tables, CLIENTS, NOBODY);
     let egress = policy::<Egress>(&tables, CLIENTS, NOBODY);
     assert!(ingress.is_isolated() && egress.is_isolated());
@@ -51,7 +48,7 @@ fn each_direction_asks_its_own_row() {
 
 #[test]
 fn a_flow_is_allowed_by_the_direction_that_began_it() {
-    let tables = common::tables();
+    let tables = one_pod::tables(16);
     let policy = policy::<Egress>(&tables, CLIENTS, NOBODY);
     let flow = FlowTuple::<V4>::new(0x0a00_0107, &TCP, false);
     let allows = |flags, class| policy.still_allows(flags, class, &flow);
@@ -67,7 +64,7 @@ fn a_flow_is_allowed_by_the_direction_that_began_it() {
 
 #[test]
 fn what_may_be_translated_is_judged_again() {
-    let tables = common::tables();
+    let tables = one_pod::tables(16);
     let service = STRANGER | CLASS_TRANSLATED;
     let egress = policy::<Egress>(&tables, NOBODY, CLIENTS);
     assert_eq!(egress.passing(Reason::Allowed, service), Reason::Translated);
@@ -86,7 +83,7 @@ fn what_may_be_translated_is_judged_again() {
 
 #[test]
 fn what_cannot_be_read_drops_if_its_direction_is_isolated() {
-    let tables = common::tables();
+    let tables = one_pod::tables(16);
     let isolated = policy::<Ingress>(&tables, NOBODY, 0);
     let open = policy::<Egress>(&tables, NOBODY, 0);
     assert_eq!(isolated.unread(Reason::Truncated), Err(Reason::Truncated));
@@ -97,7 +94,7 @@ fn what_cannot_be_read_drops_if_its_direction_is_isolated() {
 #[test]
 fn a_first_fragment_leaves_its_ports_to_its_datagram() {
     const SENT: u32 = 1;
-    let tables = common::tables();
+    let tables = one_pod::tables(16);
     let timeout = tables.settings().expect("settings").timeouts[TIMEOUT_FRAGMENT];
     let fragment = Fragment { ident: 7, next: 17, ..Fragment::default() };
     let datagram = |endpoint, direction, fragment: &Fragment| {
@@ -117,9 +114,9 @@ fn a_first_fragment_leaves_its_ports_to_its_datagram() {
     ] {
         assert_eq!(other.first(&tables), Err(Reason::FragmentWithoutFirst));
     }
-    tables.flows.now.fetch_add(timeout - 1, Ordering::Relaxed);
+    tables.flows.later(timeout - 1);
     assert!(own.first(&tables).is_ok());
-    tables.flows.now.fetch_add(1, Ordering::Relaxed);
+    tables.flows.later(1);
     assert_eq!(own.first(&tables), Err(Reason::FragmentWithoutFirst));
     own.remember(&tables, &TCP, false);
     let ports = own.first(&tables).expect("the first fragment's ports");

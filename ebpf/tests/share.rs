@@ -33,7 +33,7 @@ impl Of {
 
     /// As a verdict does.
     fn insert(self, tables: &NodeTables) -> Result<(), Full> {
-        tables.flows.now.fetch_add(1, core::sync::atomic::Ordering::AcqRel);
+        tables.flows.later(1);
         let hash = self.hash(tables);
         tables.insert4(self.key(), hash, CT_INGRESS).or_else(|_| {
             tables.make_room(false, self.0, hash);
@@ -176,7 +176,7 @@ fn a_table_with_room_is_not_shared() {
 fn a_pods_stale_flows_make_room_for_its_own() {
     let tables = eight(&[4, 4]);
     let minutes = |minutes: u32| {
-        tables.flows.now.fetch_add(minutes * 60_000, core::sync::atomic::Ordering::AcqRel);
+        tables.flows.later(minutes * 60_000);
     };
     minutes(14);
     assert_eq!(Of(1, 100).answered(&tables), Err(Full), "they may still be in use");

@@ -1,55 +1,33 @@
 //! What arrives at the node: XDP drops nothing that the pod's hook would pass.
 
-mod common;
-
 use netpold_ebpf::{
-    direction::{Egress, Ingress},
-    judge::{decide::decide, hook::Hook},
-    layout::Endpoint,
     packet::parse,
     reason::Reason,
     xdp::uplink::{Scope, drops},
 };
+use netpold_testkit::frames::{ACK, SYN, TCP, UDP, Who, frame4, tcp, udp, vlan};
 use netpold_testkit::node::NodeTables;
+use netpold_testkit::one_pod::{
+    DENY_ROW, INGRESS_ROW, UPLINK, egress, ingress, set_rows, with_rows,
+};
 
-const IFINDEX: u32 = 5;
-const UPLINK: u32 = 9;
-const POD: [u8; 4] = [10, 0, 0, 2];
-const CLIENT: [u8; 4] = [10, 0, 1, 7];
-const STRANGER: [u8; 4] = [10, 0, 9, 7];
-const SYN: u8 = 2;
-const ACK: u8 = 16;
-const TCP: u8 = 6;
-const UDP: u8 = 17;
+const POD: [u8; 4] = Who::Pod.v4();
+const CLIENT: [u8; 4] = Who::Friend.v4();
+const STRANGER: [u8; 4] = Who::Stranger.v4();
 
-/// A pod that admits 10.0.1.0/24, and may send anything.
+/// A pod that admits the client, and may send anything.
 fn tables() -> NodeTables {
-    let mut tables = common::tables();
-    let mut pod = Endpoint {
-        ifindex: IFINDEX,
-        id: 1,
-        rows: Endpoint::pack_rows(common::CLIENTS, 0),
-        flags: 1,
-        ..Endpoint::default()
-    };
-    pod.addr4[0] = u32::from_be_bytes(POD);
-    tables.set_endpoint(pod);
-    tables
+    with_rows(INGRESS_ROW, 0)
 }
 
-fn frame(tags: &[u8], protocol: u8, from: [u8; 4], to: [u8; 4], flags: u8) -> Vec<u8> {
-    let length = if protocol == TCP { 20 } else { 8 };
-    let mut frame = vec![0; 12];
-    frame.extend(tags);
-    frame.extend([8, 0, 0x45, 0, 0, 20 + length, 0, 1, 0, 0, 64, protocol, 0, 0]);
-    frame.extend([from, to].concat());
-    let ports = if to == POD { [0x9c, 0x40, 0, 80] } else { [0, 80, 0x9c, 0x40] };
-    frame.extend(ports);
-    frame.extend([0, 8, 0, 0]);
-    if protocol == TCP {
-        frame.extend([0, 0, 0, 0, 0x50, flags, 0, 0, 0, 0, 0, 0]);
-    }
-    frame
+/// A packet of the pod's port 80 and the other side's 40000.
+fn frame(tags: &[u16], protocol: u8, from: [u8; 4], to: [u8; 4], flags: u8) -> Vec<u8> {
+    let (source, destination) = if to == POD { (40_000, 80) } else { (80, 40_000) };
+    let data = match protocol {
+        TCP => tcp(source, destination, flags),
+        _ => udp(source, destination, &[]),
+    };
+    vlan(tags, &frame4(protocol, from, to, &data))
 }
 
 fn dropped(tables: &NodeTables, frame: &[u8], scope: Scope) -> bool {
@@ -59,8 +37,7 @@ fn dropped(tables: &NodeTables, frame: &[u8], scope: Scope) -> bool {
 #[test]
 fn openings_that_policy_denies_drop_with_or_without_tags() {
     let tables = tables();
-    let tag = [0x81, 0, 0, 7];
-    for tags in [&[][..], &tag, &[[0x88, 0xa8, 0, 3], tag].concat()] {
+    for tags in [&[][..], &[0x8100], &[0x88a8, 0x8100]] {
         for scope in [Scope::Openings, Scope::All] {
             assert!(dropped(&tables, &frame(tags, TCP, STRANGER, POD, SYN), scope));
             assert!(!dropped(&tables, &frame(tags, TCP, CLIENT, POD, SYN), scope));
@@ -74,33 +51,24 @@ fn openings_that_policy_denies_drop_with_or_without_tags() {
 
 #[test]
 fn answers_pass_and_leave_no_trace() {
-    let tables = tables();
+    let mut tables = tables();
     for protocol in [TCP, UDP] {
         let answer = frame(&[], protocol, STRANGER, POD, ACK | SYN);
         assert!(dropped(&tables, &answer, Scope::All), "nothing was asked");
         let request = frame(&[], protocol, POD, STRANGER, SYN);
-        let out = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
-        assert!(decide::<Egress, _, _>(&&request[..], &tables, out).passes());
+        assert!(!egress(&tables, &request).is_drop());
         for scope in [Scope::Openings, Scope::All] {
             assert!(!dropped(&tables, &answer, scope));
         }
         // What XDP looked at was not noted: the next packet is the first answer all the same.
-        let hook = Hook { ifindex: IFINDEX, ingress_ifindex: UPLINK };
-        let verdict = decide::<Ingress, _, _>(&&answer[..], &tables, hook);
-        assert_eq!(verdict.reason(), Reason::Reply);
+        assert_eq!(ingress(&tables, &answer), Reason::Reply);
     }
     tables.flows.forget_flows();
     assert!(!dropped(&tables, &frame(&[], UDP, CLIENT, POD, 0), Scope::All));
     let answer = frame(&[], UDP, POD, CLIENT, 0);
-    let denying = Endpoint {
-        rows: Endpoint::pack_rows(common::NOBODY, common::NOBODY),
-        ..tables.policy.slot(5)
-    };
-    let mut tables = tables;
-    tables.set_endpoint(denying);
-    let out = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
-    let verdict = decide::<Egress, _, _>(&&answer[..], &tables, out);
-    assert_eq!(verdict.reason(), Reason::Policy, "an allowed packet seen by XDP made no flow");
+    set_rows(&mut tables, DENY_ROW, DENY_ROW);
+    let verdict = egress(&tables, &answer);
+    assert_eq!(verdict, Reason::Policy, "an allowed packet seen by XDP made no flow");
 }
 
 #[test]

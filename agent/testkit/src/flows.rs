@@ -59,6 +59,11 @@ impl FlowTables {
         }
     }
 
+    /// Lets time pass.
+    pub fn later(&self, jiffies: u32) {
+        self.now.fetch_add(jiffies, Ordering::AcqRel);
+    }
+
     /// Forgets every flow and fragment.
     pub fn forget_flows(&self) {
         for word in self.ct4.iter().chain(&self.ct6) {

@@ -121,11 +121,16 @@ pub fn ipv4_between(
 /// An IPv6 packet.
 #[must_use]
 pub fn ipv6(from: Who, to: Who, next: u8, hop_limit: u8, data: &[u8]) -> Vec<u8> {
+    ipv6_between([from.v6(), to.v6()], next, hop_limit, data)
+}
+
+/// As [`ipv6`], from the first address to the second.
+#[must_use]
+pub fn ipv6_between(addresses: [[u8; 16]; 2], next: u8, hop_limit: u8, data: &[u8]) -> Vec<u8> {
     let mut packet = vec![0x60, 0, 0, 0];
     packet.put_u16(data.len() as u16);
     packet.put_slice(&[next, hop_limit]);
-    packet.put_slice(&from.v6());
-    packet.put_slice(&to.v6());
+    packet.put_slice(addresses.as_flattened());
     packet.put_slice(data);
     packet
 }
@@ -143,6 +148,24 @@ pub fn ip(family: Family, from: Who, to: Who, protocol: u8, data: &[u8]) -> Vec<
 #[must_use]
 pub fn frame(packet: &[u8]) -> Vec<u8> {
     ether(if packet[0] >> 4 == 4 { 0x0800 } else { 0x86dd }, packet)
+}
+
+/// A frame with a plain IPv4 packet.
+#[must_use]
+pub fn frame4(protocol: u8, from: [u8; 4], to: [u8; 4], data: &[u8]) -> Vec<u8> {
+    frame(&ipv4_between([from, to], protocol, &[], 0, data))
+}
+
+/// A frame with a TCP header from an address and port to another.
+#[must_use]
+pub fn tcp4(from: ([u8; 4], u16), to: ([u8; 4], u16), flags: u8) -> Vec<u8> {
+    frame4(TCP, from.0, to.0, &tcp(from.1, to.1, flags))
+}
+
+/// As [`tcp4`], with an empty UDP datagram.
+#[must_use]
+pub fn udp4(from: ([u8; 4], u16), to: ([u8; 4], u16)) -> Vec<u8> {
+    frame4(UDP, from.0, to.0, &udp(from.1, to.1, &[]))
 }
 
 /// A TCP header of 20 bytes, without data.

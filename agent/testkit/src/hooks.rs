@@ -3,10 +3,8 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
-use netpold_ebpf::direction::{Egress, Ingress};
-use netpold_ebpf::judge::decide::decide;
 use netpold_ebpf::judge::hook::Hook;
 use netpold_ebpf::layout::{ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint};
 use netpold_ebpf::packet::parse;
@@ -16,6 +14,7 @@ use netpold_ebpf::xdp::uplink::Scope;
 use netpold_ebpf::xdp::{pod, uplink};
 
 use crate::flows::FlowTables;
+use crate::frames::{self, Family, ipv4_between, ipv6_between, vlan};
 use crate::memory::MemoryTables;
 use crate::node::{NodeTables, Plain};
 use netpold_core::model::Direction;
@@ -164,16 +163,8 @@ impl Path<'_> {
         let node = NodeTables { policy: self.tables, flows: &self.hooks.flows };
         let early = self.early(&node, direction, &frame);
         let ifindex = self.begun.ifindex;
-        let hook = match direction {
-            Direction::Ingress => {
-                let at = Hook { ifindex, ingress_ifindex: UPLINK };
-                decide::<Ingress, _, _>(&frame.as_slice(), &node, at)
-            }
-            Direction::Egress => {
-                let at = Hook { ifindex, ingress_ifindex: ifindex };
-                decide::<Egress, _, _>(&frame.as_slice(), &node, at)
-            }
-        };
+        let ingress_ifindex = if direction == Direction::Ingress { UPLINK } else { ifindex };
+        let hook = node.judge(direction, Hook { ifindex, ingress_ifindex }, &frame);
         let reason = hook.reason();
         if early != self.wanted(packet, direction, reason) {
             return Err(Disagreement { hook: reason, early, packet });
@@ -240,20 +231,18 @@ impl Path<'_> {
             Direction::Ingress => (self.begun.remote, self.local),
             Direction::Egress => (self.local, self.begun.remote),
         };
-        let mut frame = vec![0; 12];
-        if self.begun.port & 1 != 0 {
-            frame.extend([0x81, 0, 0, 7]);
-        }
-        match (from, to) {
+        let protocol = self.begun.protocol;
+        let packet = match (from, to) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
-                ipv4(&mut frame, from, to, self.begun.protocol, &data);
+                ipv4_between([from.octets(), to.octets()], protocol, &[], 0, &data)
             }
             (IpAddr::V6(from), IpAddr::V6(to)) => {
-                ipv6(&mut frame, from, to, self.begun.protocol, &data);
+                ipv6_between([from.octets(), to.octets()], protocol, 64, &data)
             }
-            _ => {}
-        }
-        frame
+            _ => panic!("a flow has one family"),
+        };
+        let tags: &[u16] = if self.begun.port & 1 != 0 { &[0x8100] } else { &[] };
+        vlan(tags, &frames::frame(&packet))
     }
 }
 
@@ -275,50 +264,29 @@ fn addresses(endpoint: &Endpoint) -> impl Iterator<Item = IpAddr> {
     four.chain(six.map(|slot| IpAddr::V6(endpoint.addr6[slot].into())))
 }
 
-/// The transport header and what is behind it; 8 bytes of it where the protocol is none of ours.
+/// The transport header and what is behind it; that of UDP where the protocol is none of ours.
 fn transport(protocol: u8, (source, destination): (u16, u16), packet: Packet) -> Vec<u8> {
     let answer = matches!(packet, Packet::Answer | Packet::UnknownAnswer);
     let begins = matches!(packet, Packet::Opening | Packet::Answer);
-    let mut data = [source.to_be_bytes(), destination.to_be_bytes()].concat();
     match protocol {
         TCP => {
             let syn = if begins { TCP_SYN } else { 0 };
             let ack = if packet == Packet::Opening { 0 } else { TCP_ACK };
-            data.extend([0, 0, 0, 1, 0, 0, 0, 2, 0x50, syn | ack, 1, 0, 0, 0, 0, 0]);
+            frames::tcp(source, destination, syn | ack)
         }
         // INIT, INIT ACK, DATA.
         SCTP => {
             let chunk = if begins { 1 + u8::from(answer) } else { 0 };
-            data.extend([0, 0, 0, 1, 0, 0, 0, 0, chunk, 0, 0, 4]);
+            frames::sctp(source, destination, chunk)
         }
         // Echo: the identifier is the client's port.
         ICMP | ICMPV6 => {
-            let request = if protocol == ICMP { 8 } else { 128 };
-            let reply = if protocol == ICMP { 0 } else { 129 };
+            let family = if protocol == ICMP { Family::V4 } else { Family::V6 };
+            let kind = if answer { family.echo_reply() } else { family.echo_request() };
             let port = if answer { destination } else { source };
-            data = vec![if answer { reply } else { request }, 0, 0, 0];
-            data.extend(port.to_be_bytes());
-            data.extend([0, 1]);
+            let [high, low] = port.to_be_bytes();
+            frames::icmp(kind, 0, [high, low, 0, 1], &[])
         }
-        _ => data.extend([0, 8, 0, 0]),
+        _ => frames::udp(source, destination, &[]),
     }
-    data
-}
-
-fn ipv4(frame: &mut Vec<u8>, from: Ipv4Addr, to: Ipv4Addr, protocol: u8, data: &[u8]) {
-    frame.extend([0x08, 0x00, 0x45, 0]);
-    frame.extend((20 + data.len() as u16).to_be_bytes());
-    frame.extend([0, 0, 0, 0, 64, protocol, 0, 0]);
-    frame.extend(from.octets());
-    frame.extend(to.octets());
-    frame.extend(data);
-}
-
-fn ipv6(frame: &mut Vec<u8>, from: Ipv6Addr, to: Ipv6Addr, protocol: u8, data: &[u8]) {
-    frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
-    frame.extend((data.len() as u16).to_be_bytes());
-    frame.extend([protocol, 64]);
-    frame.extend(from.octets());
-    frame.extend(to.octets());
-    frame.extend(data);
 }

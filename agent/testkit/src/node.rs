@@ -4,9 +4,13 @@ use std::borrow::{Borrow, BorrowMut};
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
 
+use netpold_core::model::Direction;
+use netpold_ebpf::direction::{Egress, Ingress};
 use netpold_ebpf::endpoint::EndpointRef;
 use netpold_ebpf::flow::memory::Memory;
 use netpold_ebpf::host::HostMemory;
+use netpold_ebpf::judge::decide::decide;
+use netpold_ebpf::judge::hook::Hook;
 use netpold_ebpf::layout::{
     ClassId, ENDPOINT_ADDRS, ENDPOINT_SLOTS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint, FragmentKey,
     FragmentPorts, PortWord, Settings, endpoint_slot,
@@ -16,6 +20,7 @@ use netpold_ebpf::packet::family::{Family as _, V6};
 use netpold_ebpf::tables::Tables;
 use netpold_ebpf::tables::local_endpoints::LocalEndpoints;
 use netpold_ebpf::tables::policy::PolicyTables;
+use netpold_ebpf::verdict::Verdict;
 
 use crate::flows::FlowTables;
 use crate::memory::MemoryTables;
@@ -65,6 +70,14 @@ impl<P: BorrowMut<MemoryTables>, F: BorrowMut<FlowTables>> NodeTables<P, F> {
 }
 
 impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
+    /// The verdict of a pod's hook on a frame.
+    pub fn judge(&self, direction: Direction, hook: Hook, frame: &[u8]) -> Verdict {
+        match direction {
+            Direction::Ingress => decide::<Ingress, _, _>(&frame, self, hook),
+            Direction::Egress => decide::<Egress, _, _>(&frame, self, hook),
+        }
+    }
+
     fn policy(&self) -> &MemoryTables {
         self.policy.borrow()
     }

@@ -3,11 +3,11 @@
 use ipnet::Ipv6Net;
 pub use netpold_core::model::Direction;
 use netpold_ebpf::{
-    direction::{Egress, Ingress},
-    judge::{decide::decide, hook::Hook},
+    judge::hook::Hook,
     layout::{
         EP_CHECK_SOURCE, Endpoint, PORTS_ALL, PORTS_EVERY, PORTS_ONE, PortSet, Row, TRIE_POINTER,
     },
+    reason::Reason,
     verdict::Verdict,
 };
 
@@ -24,16 +24,39 @@ pub const IFINDEX: u32 = 1;
 pub const INGRESS_ROW: u32 = 2;
 /// The pod's row for egress.
 pub const EGRESS_ROW: u32 = 3;
+/// Where packets to the pod come from.
+pub const UPLINK: u32 = 2;
 /// A row that isolates and allows nothing.
 pub const DENY_ROW: u32 = 1;
 
 /// Judges a frame by the host's code.
 pub fn judge(tables: &NodeTables, direction: Direction, came_from: u32, frame: &[u8]) -> Verdict {
     let hook = Hook { ifindex: IFINDEX, ingress_ifindex: came_from };
-    match direction {
-        Direction::Ingress => decide::<Ingress, _, _>(&frame, tables, hook),
-        Direction::Egress => decide::<Egress, _, _>(&frame, tables, hook),
-    }
+    tables.judge(direction, hook, frame)
+}
+
+/// Why a frame from the uplink passes or drops at the pod.
+pub fn ingress(tables: &NodeTables, frame: &[u8]) -> Reason {
+    judge(tables, Direction::Ingress, UPLINK, frame).reason()
+}
+
+/// Why a frame that the pod sends passes or drops.
+pub fn egress(tables: &NodeTables, frame: &[u8]) -> Reason {
+    judge(tables, Direction::Egress, IFINDEX, frame).reason()
+}
+
+/// As [`tables`], for 64 flows and with these rows.
+#[must_use]
+pub fn with_rows(ingress: u32, egress: u32) -> NodeTables {
+    let mut tables = tables(16);
+    set_rows(&mut tables, ingress, egress);
+    tables
+}
+
+/// Gives the pod other rows, 0 where it is not isolated.
+pub fn set_rows(tables: &mut NodeTables, ingress: u32, egress: u32) {
+    tables.endpoint_mut(IFINDEX).rows = Endpoint::pack_rows(ingress, egress);
+    tables.changed();
 }
 
 /// Classes below 256 are in the row itself, that of the server is in a block of its own.

@@ -13,7 +13,7 @@ use crate::setup::*;
 
 /// An ICMP error that quotes a packet.
 fn error(from: [u8; 4], to: [u8; 4], quoted: &[u8]) -> Vec<u8> {
-    frame(1, from, to, 0, &[&[3, 3, 0, 0, 0, 0, 0, 0], &quoted[14..]].concat())
+    frame4(1, from, to, &[&[3, 3, 0, 0, 0, 0, 0, 0], &quoted[14..]].concat())
 }
 
 /// A client of a node port, masqueraded to the node's address: the pod's answers go to the node,
@@ -53,7 +53,7 @@ fn icmp_errors_follow_the_flow_they_quote() {
     assert_eq!(egress(&tables, &about((OPEN, 8080), 40000)), Reason::Translated);
     assert_eq!(egress(&tables, &about((DENIED, 8080), 40000)), Reason::Policy);
     let echo = [8, 0, 0, 0, 0, 1, 0, 1];
-    assert_eq!(egress(&tables, &frame(1, POD, NODE, 0, &echo)), Reason::Translated);
+    assert_eq!(egress(&tables, &frame4(1, POD, NODE, &echo)), Reason::Translated);
 }
 
 /// Somebody who sends in a Service's name would have the pod's packets to it pass as answers, which are

@@ -6,6 +6,7 @@ use netpold_ebpf::{
     packet::protocol,
     reason::Reason,
 };
+use netpold_testkit::frames::udp;
 
 use crate::setup::*;
 
@@ -63,16 +64,17 @@ fn a_pod_that_may_reach_anything_may_reach_every_backend() {
 fn later_fragments_are_judged_by_their_translated_first() {
     const MORE: u16 = 0x2000;
     let tables = tables();
-    let later = |to| frame(17, POD, to, 2, &[0; 8]);
+    let first = |to, port| fragment(to, MORE, &udp(4000, port, &[0; 8]));
+    let later = |to| fragment(to, 2, &[0; 8]);
     // At the sender: the first one's port is the Service's.
     assert_eq!(egress(&tables, &later(SERVICE)), Reason::FragmentWithoutFirst);
-    assert_eq!(egress(&tables, &udp((SERVICE, 80), MORE)), Reason::Translated);
+    assert_eq!(egress(&tables, &first(SERVICE, 80)), Reason::Translated);
     assert_eq!(egress(&tables, &later(SERVICE)), Reason::Translated);
     // Behind the translation it is the backend's.
     assert_eq!(behind(&tables, &later(ALLOWED), UPLINK), Reason::FragmentWithoutFirst);
-    assert_eq!(behind(&tables, &udp((ALLOWED, 8080), MORE), UPLINK), Reason::Allowed);
+    assert_eq!(behind(&tables, &first(ALLOWED, 8080), UPLINK), Reason::Allowed);
     assert_eq!(behind(&tables, &later(ALLOWED), UPLINK), Reason::Allowed);
-    assert_eq!(behind(&tables, &udp((DENIED, 8080), MORE), UPLINK), Reason::ServiceBackend);
+    assert_eq!(behind(&tables, &first(DENIED, 8080), UPLINK), Reason::ServiceBackend);
     assert_eq!(behind(&tables, &later(DENIED), UPLINK), Reason::FragmentWithoutFirst);
     // Where every port is allowed the first need not have been seen.
     assert_eq!(behind(&tables, &later(OPEN), UPLINK), Reason::Allowed);

@@ -1,10 +1,8 @@
 //! A pod that may reach backends of a Service, and its packets.
 
 use netpold_ebpf::{
-    direction::{Egress, Ingress},
     judge::{
         connection::Course,
-        decide::decide,
         hook::Hook,
         post_nat,
         proof::{Exit, Origin},
@@ -16,8 +14,10 @@ use netpold_ebpf::{
     packet::{bytes::Bytes, parse},
     reason::Reason,
 };
-use netpold_testkit::frames::{self, ipv4_between};
+use netpold_testkit::frames::{self, UDP, ipv4_between};
+pub(crate) use netpold_testkit::frames::{ACK, SYN, frame4, tcp4 as tcp};
 use netpold_testkit::node::NodeTables;
+use netpold_testkit::one_pod::Direction;
 
 pub(crate) const HTTP: u32 = 80;
 pub(crate) const HTTPS: u32 = 443;
@@ -34,8 +34,6 @@ pub(crate) const DENIED: [u8; 4] = [10, 0, 9, 7];
 pub(crate) const CLIENT: [u8; 4] = [192, 0, 2, 9];
 /// The Service's address, and that of the node.
 pub(crate) const SERVICE_CLASS: u32 = 4;
-pub(crate) const SYN: u8 = 2;
-pub(crate) const ACK: u8 = 16;
 
 /// A pod that may reach 10.0.1.0/24 at port 8080 of TCP and UDP, 10.0.2.0/24 at all, so the Service
 /// at port 80, and its node. The Service and the node may be translated; what is not translated may
@@ -70,32 +68,19 @@ pub(crate) fn tables() -> NodeTables {
     tables
 }
 
-pub(crate) fn frame(
-    protocol: u8,
-    from: [u8; 4],
-    to: [u8; 4],
-    part: u16,
-    payload: &[u8],
-) -> Vec<u8> {
-    frames::frame(&ipv4_between([from, to], protocol, &[], part, payload))
-}
-
-pub(crate) fn tcp(from: ([u8; 4], u16), to: ([u8; 4], u16), flags: u8) -> Vec<u8> {
-    frame(6, from.0, to.0, 0, &frames::tcp(from.1, to.1, flags))
-}
-
-pub(crate) fn udp(to: ([u8; 4], u16), part: u16) -> Vec<u8> {
-    frame(17, POD, to.0, part, &frames::udp(4000, to.1, &[0; 8]))
+/// A part of a datagram that the pod sends.
+pub(crate) fn fragment(to: [u8; 4], part: u16, payload: &[u8]) -> Vec<u8> {
+    frames::frame(&ipv4_between([POD, to], UDP, &[], part, payload))
 }
 
 pub(crate) fn egress(tables: &NodeTables, frame: &[u8]) -> Reason {
     let hook = Hook { ifindex: POD_IFINDEX, ingress_ifindex: POD_IFINDEX };
-    decide::<Egress, _, _>(&frame, tables, hook).reason()
+    tables.judge(Direction::Egress, hook, frame).reason()
 }
 
 pub(crate) fn ingress(tables: &NodeTables, frame: &[u8]) -> Reason {
     let hook = Hook { ifindex: POD_IFINDEX, ingress_ifindex: UPLINK };
-    decide::<Ingress, _, _>(&frame, tables, hook).reason()
+    tables.judge(Direction::Ingress, hook, frame).reason()
 }
 
 /// What the pod's program leaves in a packet that is to be judged again.

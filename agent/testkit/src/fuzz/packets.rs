@@ -3,12 +3,11 @@
 
 use std::cell::RefCell;
 
-use netpold_ebpf::layout::Endpoint;
 use netpold_ebpf::reason::Reason;
 
 use crate::frames::Who;
 use crate::node::NodeTables;
-use crate::one_pod::{Direction, EGRESS_ROW, IFINDEX, INGRESS_ROW, judge, tables};
+use crate::one_pod::{Direction, EGRESS_ROW, IFINDEX, INGRESS_ROW, judge, set_rows, tables};
 use crate::steps::{Step, steps};
 
 /// Few, so that flows collide.
@@ -27,8 +26,7 @@ pub fn run(bytes: &[u8]) {
         tables.flows.forget_flows();
         for step in steps(bytes) {
             let (ingress, egress) = step.rows;
-            tables.endpoint_mut(IFINDEX).rows = Endpoint::pack_rows(ingress, egress);
-            tables.changed();
+            set_rows(tables, ingress, egress);
             let reason = judge(tables, step.direction, step.came_from, step.frame).reason();
             let again = judge(tables, step.direction, step.came_from, step.frame).reason();
             check(&step, reason, again);
