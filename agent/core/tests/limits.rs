@@ -8,8 +8,7 @@ use netpold_core::cluster::ObjectKey;
 use netpold_core::compile::{CompileError, Problem};
 use netpold_core::explain::{Cause, Explainer, Verdict};
 use netpold_core::model::{Change, Direction, IpBlock, Key, Peer, Policy, Rule, Selector};
-use netpold_core::ops::Table;
-use netpold_core::ops::{Capacity, TableWriter};
+use netpold_core::ops::{Capacity, Table};
 use netpold_core::probe::IpProtocol;
 use netpold_testkit::memory::MemoryTables;
 use netpold_testkit::objects::{block, interface, namespace, pod, policy, rule, select, tcp};
@@ -64,9 +63,8 @@ fn each_its_own(count: u32) -> Vec<Rule> {
 
 /// Starts over with tables of this size.
 fn install(world: &mut World, capacity: Capacity) {
-    let ops = world.compiler.reinstall(capacity, |_, _| None).unwrap();
     world.tables = MemoryTables::new();
-    ops.iter().for_each(|op| world.tables.write(op).unwrap());
+    world.tables.fill(&world.compiler.reinstall(capacity, |_, _| None).unwrap());
     world.compiler.grace_passed();
 }
 
@@ -235,7 +233,7 @@ fn more_classes_than_there_are_close_the_largest() {
     };
     assert_eq!(refused, 1);
     world.tables = MemoryTables::new();
-    ops.iter().for_each(|op| world.tables.write(op).unwrap());
+    world.tables.fill(&ops);
     let said = problems(&world);
     assert!(
         said.len() == 1 && said[0].contains("t5/large"),
@@ -277,9 +275,8 @@ const ROOM: Capacity = Capacity {
 fn succeed(world: &mut World, since: impl FnOnce(&mut World)) {
     let mut successor = world.compiler.blank();
     successor.follow(world.compiler.everything());
-    let ops = successor.reinstall(ROOM, |_, _| None).unwrap();
     let mut tables = MemoryTables::new();
-    ops.iter().for_each(|op| tables.write(op).unwrap());
+    tables.fill(&successor.reinstall(ROOM, |_, _| None).unwrap());
     successor.grace_passed();
     successor.defer(Some(std::collections::BTreeSet::new()));
     since(world);
@@ -291,7 +288,7 @@ fn succeed(world: &mut World, since: impl FnOnce(&mut World)) {
         ObjectKey::Pod(Key::new("victim", "q")),
     ];
     successor.follow(world.compiler.news(changed));
-    successor.update().unwrap().iter().for_each(|op| tables.write(op).unwrap());
+    tables.fill(&successor.update().unwrap());
     successor.grace_passed();
     (world.compiler, world.tables) = (successor, tables);
 }
@@ -433,7 +430,7 @@ fn all_tables_that_are_too_small_grow_for_one_compilation() {
     assert!(asked.borrow().len() >= 3, "{asked:?}");
     assert_eq!(world.compiler.work(), alone, "compiled once, whatever was too small");
     world.tables = MemoryTables::new();
-    ops.unwrap().iter().for_each(|op| world.tables.write(op).unwrap());
+    world.tables.fill(&ops.unwrap());
     world.compiler.grace_passed();
     assert!(world.egress(TENANT, "9.9.9.9", 1) && problems(&world).is_empty());
 }

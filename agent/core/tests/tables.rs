@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use netpold_core::compile::{CompileError, Compiler, Problem};
 use netpold_core::model::{Change, Key, Pod, Policy, Selector};
 use netpold_core::ops::Table;
-use netpold_core::ops::{Capacity, Op, TableWriter};
+use netpold_core::ops::{Capacity, Op};
 use netpold_core::options::{CheckSource, Options, SourceExempt};
 use netpold_ebpf::layout::{EP_CHECK_SOURCE, ROW_NOT_ISOLATED};
 use netpold_testkit::memory::MemoryTables;
@@ -164,7 +164,7 @@ fn a_full_table_refuses_the_update_until_reinstalled() {
 
     let ops = compiler.reinstall(Capacity { rows: 4, ..capacity }, |_, _| None).unwrap();
     let mut tables = MemoryTables::new();
-    ops.iter().for_each(|op| tables.write(op).unwrap());
+    tables.fill(&ops);
     let see =
         |address| tables.allows(1, netpold_core::model::Direction::Ingress, ip(address), 6, 81);
     assert_eq!((see("10.1.0.1"), see("10.1.0.9")), (Some(true), Some(false)));

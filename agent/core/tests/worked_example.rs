@@ -1,10 +1,8 @@
 //! The worked example of the crate's documentation, which quotes what this prints.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
-use std::fmt::Write;
-
 use netpold_core::model::{Change, Pod};
-use netpold_core::ops::{Op, TableWriter};
+use netpold_core::ops::Op;
 use netpold_ebpf::layout::{PORT_BITS, PORTS_ONE, PortWord, Row, TRIE_POINTER};
 use netpold_testkit::objects::{
     block, interface, labels, namespace, pod, pods, policy, rule, select, tcp,
@@ -87,13 +85,7 @@ fn line(op: &Op) -> String {
 /// The operations of an update.
 fn update(world: &mut World, changes: Vec<Change>) -> String {
     changes.into_iter().for_each(|change| world.compiler.ingest(change));
-    let mut text = String::new();
-    for op in world.compiler.update().unwrap() {
-        world.tables.write(&op).unwrap();
-        writeln!(text, "//! {}", line(&op)).unwrap();
-    }
-    world.compiler.grace_passed();
-    text
+    world.update().iter().map(|op| format!("//! {}\n", line(op))).collect()
 }
 
 #[test]

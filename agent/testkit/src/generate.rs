@@ -13,7 +13,7 @@ mod tiers;
 
 pub use choices::Choices;
 pub use packets::{Packet, PacketSource};
-pub use shrink::shrink;
+pub use shrink::{shrink, shrink_all};
 
 use std::collections::BTreeSet;
 use std::fmt;

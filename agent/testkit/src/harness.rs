@@ -2,15 +2,12 @@
 
 use std::fmt::Write;
 
-use crate::generate::{Cluster, NODE, Packet, shrink};
+use crate::generate::{Cluster, NODE, Packet, shrink_all};
 use crate::hooks::{Begun, Disagreement as Early, Hooks};
-use crate::memory::MemoryTables;
 use crate::oracle::{Oracle, Seen};
-use netpold_core::compile::Compiler;
+use crate::world::World;
 use netpold_core::explain::{Explainer, Judgement, Verdict};
 use netpold_core::model::{Direction, Key, Pod};
-use netpold_core::ops::TableWriter;
-use netpold_core::options::Options;
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::endpoint::Rows;
 use netpold_ebpf::layout::{CLASS_TRANSLATED, Endpoint, ROW_NOT_ISOLATED};
@@ -21,10 +18,8 @@ use crate::coverage::Coverage;
 pub struct Subject {
     /// The cluster's state.
     pub state: Cluster,
-    /// Compiles it.
-    pub compiler: Compiler,
-    /// The tables that the compiler filled.
-    pub tables: MemoryTables,
+    /// What it compiles to.
+    pub world: World,
     /// The literal reading of the same state.
     pub oracle: Oracle,
     /// The packet path over these tables.
@@ -53,8 +48,7 @@ impl Subject {
     pub fn new() -> Self {
         Self {
             state: Cluster::default(),
-            compiler: compiler(),
-            tables: MemoryTables::new(),
+            world: World::on(NODE, []),
             oracle: Oracle::default(),
             hooks: Hooks::new(),
         }
@@ -62,15 +56,10 @@ impl Subject {
 
     /// Lead all of it to another state in one update.
     pub fn become_state(&mut self, next: &Cluster) {
-        for change in self.state.changes_to(next) {
-            self.compiler.ingest(change.clone());
-            self.oracle.ingest(change);
-        }
+        let changes = self.state.changes_to(next);
+        changes.iter().cloned().for_each(|change| self.oracle.ingest(change));
+        self.world.apply(changes);
         self.state = next.clone();
-        for op in self.compiler.update().expect("the tables are large enough") {
-            self.tables.write(&op).expect("operations are in order");
-        }
-        self.compiler.grace_passed();
     }
 
     /// The local pods that have an interface, and its index.
@@ -96,7 +85,7 @@ impl Subject {
         }
         let Packet { direction, remote, protocol, port, .. } = *packet;
         let expected = self.oracle.judge(pod, direction, remote, protocol, port);
-        let found = self.tables.allows(ifindex, direction, remote, protocol, port);
+        let found = self.world.tables.allows(ifindex, direction, remote, protocol, port);
         let agreed = self.is_marked_rightly(packet)
             && self.is_untranslated_rightly(packet, pod, ifindex)
             && self.hooks_agree(packet, found);
@@ -129,18 +118,19 @@ impl Subject {
         let index = self.endpoints().find(|(pod, _)| pod.key == packet.pod).map(|(_, index)| index);
         let Some(ifindex) = index else { return Ok(None) };
         let Packet { direction, remote, protocol, port, .. } = *packet;
-        self.hooks.begin(&self.tables, &Begun { ifindex, direction, remote, protocol, port })
+        self.hooks.begin(&self.world.tables, &Begun { ifindex, direction, remote, protocol, port })
     }
 
     /// Whether the mark of an address is as it should be: it says exactly where packets of isolated
     /// pods may be translated, or to a pod itself while none is isolated for egress.
     fn is_marked_rightly(&self, packet: &Packet) -> bool {
         let egress = |endpoint: &Endpoint| Rows(endpoint.rows).egress();
-        let isolated = self.tables.endpoints.values().any(|it| egress(it) != ROW_NOT_ISOLATED);
+        let isolated =
+            self.world.tables.endpoints.values().any(|it| egress(it) != ROW_NOT_ISOLATED);
         let Some((pod, _)) = self.endpoints().find(|(pod, _)| pod.key == packet.pod) else {
             return true;
         };
-        let marked = self.tables.class(packet.remote) & CLASS_TRANSLATED != 0;
+        let marked = self.world.tables.class(packet.remote) & CLASS_TRANSLATED != 0;
         marked
             == match isolated {
                 true => self.oracle.is_translated(pod, packet.remote),
@@ -159,7 +149,7 @@ impl Subject {
     /// Whether a packet that nobody translated is judged as it should be where it leaves the node.
     fn is_untranslated_rightly(&self, packet: &Packet, pod: &Pod, ifindex: u32) -> bool {
         let Packet { direction, remote, protocol, port, .. } = *packet;
-        let found = self.tables.allows_untranslated(ifindex, remote, protocol, port);
+        let found = self.world.tables.allows_untranslated(ifindex, remote, protocol, port);
         direction == Direction::Ingress
             || found == Some(self.oracle.judge_untranslated(pod, remote, protocol, port))
     }
@@ -167,13 +157,13 @@ impl Subject {
     /// What explain says of the packet.
     fn explained(&self, packet: &Packet) -> Option<Judgement> {
         let Packet { direction, remote, port, .. } = *packet;
-        let explainer = Explainer::new(self.compiler.cluster());
+        let explainer = Explainer::new(self.world.compiler.cluster());
         explainer.judge(&packet.pod, direction, remote, IpProtocol(packet.protocol), port)
     }
 
     /// Whether a direction of a pod's endpoint is isolated. A pod on trial is not, though it has a row.
     pub fn is_isolated(&self, pod: &Key, direction: Direction) -> bool {
-        let mut endpoints = self.compiler.endpoints().filter(|it| it.slot.is_some());
+        let mut endpoints = self.world.compiler.endpoints().filter(|it| it.slot.is_some());
         endpoints.any(|it| {
             let isolated = match direction {
                 Direction::Ingress => it.ingress,
@@ -182,12 +172,6 @@ impl Subject {
             it.pod == *pod && isolated
         })
     }
-}
-
-/// A compiler for the generated clusters' node.
-#[must_use]
-pub fn compiler() -> Compiler {
-    Compiler::new(Options { node: NODE.to_owned(), ..Options::default() })
 }
 
 /// How many packets are explained too.
@@ -236,16 +220,7 @@ pub fn shrunk(found: Disagreement) -> String {
     if let Some(last) = states.last().filter(|last| disagree(&[(*last).clone()], &packet)) {
         states = vec![last.clone()];
     }
-    for _ in 0..2 {
-        for number in 0..states.len() {
-            let smallest = shrink(&states[number], |candidate| {
-                let mut states = states.clone();
-                states[number] = candidate.clone();
-                disagree(&states, &packet)
-            });
-            states[number] = smallest;
-        }
-    }
+    let states = shrink_all(states, |states| disagree(states, &packet));
     let mut subject = Subject::new();
     states.iter().for_each(|state| subject.become_state(state));
     let mut text = format!("seed {seed}: {packet:?}\n(oracle, tables): ");

@@ -9,6 +9,7 @@
 //! | [`memory`], [`flows`], [`node`] | the kernel's tables in plain memory |
 //! | [`hooks`] | the programs at a pod's hooks and at an uplink, over these tables |
 //! | [`harness`], [`coverage`] | compiler and tables compared with the oracle |
+//! | [`transition`] | what packets see while one state becomes another |
 //! | [`one_pod`], [`frames`], [`steps`] | one pod's tables, frames, and the inputs of the fuzz target `packets` |
 //! | [`fuzz`] | the bodies of the fuzz targets, which are also tests of the agent |
 #![expect(
@@ -32,4 +33,5 @@ pub mod one_pod;
 pub mod oracle;
 pub mod random;
 pub mod steps;
+pub mod transition;
 pub mod world;

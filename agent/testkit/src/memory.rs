@@ -220,6 +220,14 @@ impl MemoryTables {
         Some(row == ROW_NOT_ISOLATED || row_allows(self, row, class, protocol, port))
     }
 
+    /// Carries out the operations of an update.
+    ///
+    /// # Panics
+    /// One of them is refused.
+    pub fn fill(&mut self, ops: &[Op]) {
+        ops.iter().for_each(|op| self.write(op).expect("operations are in order"));
+    }
+
     /// Fills an endpoint slot, which must be free.
     fn fill_slot(&mut self, slot: u32, endpoint: Endpoint) -> Result<(), MemoryError> {
         if slot >= ENDPOINT_SLOTS || self.endpoints.contains_key(&slot) {

@@ -2,7 +2,7 @@
 
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Direction};
-use netpold_core::ops::TableWriter;
+use netpold_core::ops::Op;
 use netpold_core::options::Options;
 
 use crate::memory::MemoryTables;
@@ -11,7 +11,7 @@ use crate::objects::{NODE, ip};
 /// A compiler and the tables it fills.
 #[derive(Debug)]
 pub struct World {
-    /// Of [`NODE`].
+    /// Of [`NODE`], or another one.
     pub compiler: Compiler,
     /// What is installed.
     pub tables: MemoryTables,
@@ -21,7 +21,13 @@ impl World {
     /// With these objects installed.
     #[must_use]
     pub fn new(changes: impl IntoIterator<Item = Change>) -> Self {
-        let options = Options { node: NODE.into(), ..Options::default() };
+        Self::on(NODE, changes)
+    }
+
+    /// The same, on another node.
+    #[must_use]
+    pub fn on(node: &str, changes: impl IntoIterator<Item = Change>) -> Self {
+        let options = Options { node: node.into(), ..Options::default() };
         let mut world = Self { compiler: Compiler::new(options), tables: MemoryTables::new() };
         world.apply(changes);
         world
@@ -30,12 +36,15 @@ impl World {
     /// Takes in changes as one update; returns the number of operations.
     pub fn apply(&mut self, changes: impl IntoIterator<Item = Change>) -> usize {
         changes.into_iter().for_each(|change| self.compiler.ingest(change));
+        self.update().len()
+    }
+
+    /// Writes what was taken in; the operations.
+    pub fn update(&mut self) -> Vec<Op> {
         let ops = self.compiler.update().expect("the tables are large enough");
-        for op in &ops {
-            self.tables.write(op).expect("operations are in order");
-        }
+        self.tables.fill(&ops);
         self.compiler.grace_passed();
-        ops.len()
+        ops
     }
 
     /// Whether the tables let TCP through between an interface's pod and a remote address.

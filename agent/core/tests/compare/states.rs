@@ -4,12 +4,9 @@ use netpold_core::compile::Image;
 use netpold_core::model::{
     Change, Namespace, Peer, Pod, PortMatch, PortRule, Protocol, Rule, Selector,
 };
-use netpold_core::ops::TableWriter;
 use netpold_testkit::generate::{Choices, Cluster, NODE};
-use netpold_testkit::memory::MemoryTables;
 use netpold_testkit::objects::{self, block, labels, named, select};
-
-use netpold_testkit::harness::compiler;
+use netpold_testkit::world::World;
 
 fn namespace(name: &str, pairs: &[(&str, &str)]) -> Change {
     Change::Namespace(Namespace { name: name.to_owned(), labels: labels(pairs) })
@@ -188,12 +185,10 @@ fn expanded(state: &[Change]) -> Vec<(&'static str, Vec<Vec<Change>>)> {
 
 /// The image at the end of a path, whose operations are applied on the way.
 fn image(batches: &[Vec<Change>]) -> Image {
-    let (mut compiler, mut tables) = (compiler(), MemoryTables::new());
+    let World { mut compiler, mut tables } = World::on(NODE, []);
     for (number, batch) in batches.iter().enumerate() {
         batch.iter().for_each(|change| compiler.ingest(change.clone()));
-        for op in compiler.update().expect("the tables are large enough") {
-            tables.write(&op).expect("operations are in order");
-        }
+        tables.fill(&compiler.update().expect("the tables are large enough"));
         // The grace period sometimes takes longer.
         if number % 3 != 0 {
             compiler.grace_passed();
@@ -215,12 +210,8 @@ fn the_image_depends_on_the_state_not_on_the_path() {
 #[test]
 fn an_update_without_changes_writes_nothing() {
     for (name, state) in states() {
-        let mut compiler = compiler();
-        state.iter().for_each(|change| compiler.ingest(change.clone()));
-        compiler.update().unwrap();
-        compiler.grace_passed();
-        state.iter().for_each(|change| compiler.ingest(change.clone()));
-        assert_eq!(compiler.update().unwrap(), [], "{name}");
+        let mut world = World::on(NODE, state.clone());
+        assert_eq!(world.apply(state), 0, "{name}");
     }
 }
 

@@ -3,7 +3,6 @@
 use crate::memory::MemoryTables;
 use netpold::source::manifests::read_text;
 use netpold_core::compile::Compiler;
-use netpold_core::ops::TableWriter;
 use netpold_core::options::Options;
 
 /// Tries one input.
@@ -28,9 +27,6 @@ pub fn run(bytes: &[u8]) {
     let mut compiler = Compiler::new(Options { node: "n1".into(), ..Options::default() });
     changes.iter().cloned().for_each(|change| compiler.ingest(change));
     if let Ok(ops) = compiler.update() {
-        let mut tables = MemoryTables::new();
-        for op in &ops {
-            tables.write(op).expect("operations are in order");
-        }
+        MemoryTables::new().fill(&ops);
     }
 }

@@ -113,7 +113,7 @@ impl PacketSource {
     }
 
     /// An address on either side.
-    fn remote(&self, choices: &mut Choices<'_>) -> IpAddr {
+    pub fn remote(&self, choices: &mut Choices<'_>) -> IpAddr {
         match choices.below(10) {
             0..=5 if !self.addresses.is_empty() => *choices.pick(&self.addresses),
             6..=8 if !self.blocks.is_empty() => {

@@ -18,6 +18,23 @@ pub fn shrink(cluster: &Cluster, mut fails: impl FnMut(&Cluster) -> bool) -> Clu
     }
 }
 
+/// The same of states that fail together: each is made smaller beside the others.
+#[must_use]
+pub fn shrink_all(mut states: Vec<Cluster>, fails: impl Fn(&[Cluster]) -> bool) -> Vec<Cluster> {
+    // What is left out of one may be needless in those before it.
+    for _ in 0..2 {
+        for number in 0..states.len() {
+            let smallest = shrink(&states[number], |candidate| {
+                let mut states = states.clone();
+                states[number] = candidate.clone();
+                fails(&states)
+            });
+            states[number] = smallest;
+        }
+    }
+    states
+}
+
 /// Every cluster that is one step smaller, whole objects first.
 fn smaller(cluster: &Cluster) -> impl Iterator<Item = Cluster> {
     let without = (0..cluster.objects.len()).map(|index| {
