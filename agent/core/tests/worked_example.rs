@@ -1,5 +1,5 @@
 //! The worked example of the crate's documentation, which quotes what this prints.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+#![expect(clippy::panic, reason = "helpers of tests")]
 
 use netpold_core::model::{Change, Pod};
 use netpold_core::ops::Op;
