@@ -66,9 +66,12 @@ fn shop() -> Vec<Change> {
 }
 
 fn ask(from: &str, to: &str, protocol: &str, port: u16) -> Explanation {
-    let probe = format!(r#"{{"from":"{from}","to":"{to}","protocol":"{protocol}","port":{port}}}"#);
-    let probe: Probe = serde_json::from_str(&probe).unwrap();
-    Explainer::new(&shop().into_iter().collect()).explain(&probe)
+    explain([], &objects::probe_of(protocol, from, to, port))
+}
+
+/// With these objects beside the shop.
+fn explain(more: impl IntoIterator<Item = Change>, probe: &Probe) -> Explanation {
+    Explainer::new(&shop().into_iter().chain(more).collect()).explain(probe)
 }
 
 fn says(explanation: &Explanation, lines: &[&str]) {
@@ -136,11 +139,8 @@ fn long_lists_are_told_in_part() {
     let block = |n: u32| objects::block(&format!("11.0.{n}.0/24"), &[]);
     let rules = vec![objects::rule(Some((0..100).map(block).collect()), None)];
     let many = objects::policy("shop", "many", is("app", "db"), Some(rules), None);
-    let changes = shop().into_iter().chain([Change::Policy(many)]);
-    let probe = r#"{"from":"a/client","to":"shop/db","protocol":"TCP","port":80}"#;
-    let probe: Probe = serde_json::from_str(probe).unwrap();
-    let lines =
-        Explainer::new(&changes.into_iter().collect()).explain(&probe).ingress.unwrap().lines();
+    let probe = objects::probe("a/client", "shop/db", 80);
+    let lines = explain([Change::Policy(many)], &probe).ingress.unwrap().lines();
     assert_eq!(
         lines[2],
         "  nearest: ingress rule 1 of shop/many allows everything from 11.0.0.0/24 or 11.0.1.0/24 or \
@@ -220,9 +220,7 @@ fn ask_service(to: &str, backends: &[&str]) -> Explanation {
     let changes =
         [Change::Service(front), Change::EndpointSlice(slice)].into_iter().chain(policies);
     let port = if to.starts_with("192.") { 30080 } else { 80 };
-    let probe = format!(r#"{{"from":"a/client","to":"{to}","port":{port}}}"#);
-    Explainer::new(&shop().into_iter().chain(changes).collect())
-        .explain(&serde_json::from_str(&probe).unwrap())
+    explain(changes, &objects::probe("a/client", to, port))
 }
 
 #[test]
@@ -290,9 +288,7 @@ fn a_service_of_another_proxy_is_no_service() {
         let slice = objects::slice(("shop", "s"), "s", &["10.0.0.4"], &[("", 80)]);
         let slice = Change::EndpointSlice(slice);
         let ask = |to: &str| {
-            let probe = format!(r#"{{"from":"a/client","to":"{to}","port":80}}"#);
-            let objects = shop().into_iter().chain([service.clone(), slice.clone()]);
-            Explainer::new(&objects.collect()).explain(&serde_json::from_str(&probe).unwrap())
+            explain([service.clone(), slice.clone()], &objects::probe("a/client", to, 80))
         };
         [ask("203.0.113.9"), ask("svc/shop/s")]
     };

@@ -58,8 +58,7 @@ fn closed() -> Change {
 }
 
 fn ask(more: Vec<Change>, from: &str, to: &str, port: u16) -> Explanation {
-    let probe = format!(r#"{{"from":"{from}","to":"{to}","port":{port}}}"#);
-    let probe = serde_json::from_str(&probe).unwrap();
+    let probe = objects::probe(from, to, port);
     let cluster = cluster().into_iter().chain(more).collect();
     let explainer = Explainer::new(&cluster);
     let answer = explainer.explain(&probe);
@@ -346,9 +345,7 @@ fn named_ports_are_the_receivers() {
     let server = Pod { ports, ..pod("shop", "dns", &[], &["10.0.0.7"]) };
     let ask = |port: u16| {
         let more = vec![dns.clone(), Change::Pod(server.clone())];
-        let probe =
-            format!(r#"{{"from":"shop/web","to":"shop/dns","protocol":"UDP","port":{port}}}"#);
-        let probe = serde_json::from_str(&probe).unwrap();
+        let probe = objects::probe_of("UDP", "shop/web", "shop/dns", port);
         let cluster = cluster().into_iter().chain(more).collect();
         let answer = Explainer::new(&cluster).explain(&probe);
         (answer.egress.unwrap().verdict, answer.ingress.unwrap().verdict)

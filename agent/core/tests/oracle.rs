@@ -1,17 +1,11 @@
 //! The oracle against sentences of the API, one by one: nothing else holds it to them here.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use netpold_core::model::{
-    Direction, IpBlock, Labels, Namespace, Peer, Pod, PortMatch, PortRule, Protocol, Requirement,
-    Rule, Selector,
+    Direction, Labels, Namespace, Peer, Pod, PortMatch, PortRule, Protocol, Requirement, Rule,
+    Selector,
 };
-use netpold_core::probe::Probe;
-use netpold_testkit::objects;
+use netpold_testkit::objects::{self, block, ip, labels};
 use netpold_testkit::oracle::{Oracle, OracleVerdict};
-
-fn labels(app: &str) -> Labels {
-    Labels::from_iter([("app".to_owned(), app.to_owned())])
-}
 
 fn pod(namespace: &str, name: &str, address: &str) -> Pod {
     Pod { node: "n1".to_owned(), ..objects::pod(namespace, name, &[("app", name)], &[address]) }
@@ -23,7 +17,7 @@ fn cluster(rules: Vec<Rule>) -> Oracle {
     let policy = objects::policy("x", "p", selector, Some(rules), None);
     Oracle {
         namespaces: vec![
-            Namespace { name: "x".to_owned(), labels: labels("x") },
+            Namespace { name: "x".to_owned(), labels: labels(&[("app", "x")]) },
             Namespace { name: "y".to_owned(), labels: Labels::new() },
         ],
         nodes: vec![objects::node("n1", &["192.168.0.1"])],
@@ -53,9 +47,8 @@ fn from(peers: Vec<Peer>) -> Rule {
 /// Who of x/b, y/b, a stranger and the hostNetwork pod reaches x/a on TCP 80.
 fn reach(rules: Vec<Rule>) -> [bool; 4] {
     let oracle = cluster(rules);
-    ["10.0.0.2", "10.0.1.2", "8.8.8.8", "192.168.0.9"].map(|remote| {
-        oracle.judge(&oracle.pods[0], Direction::Ingress, remote.parse().unwrap(), 6, 80)
-    })
+    ["10.0.0.2", "10.0.1.2", "8.8.8.8", "192.168.0.9"]
+        .map(|remote| oracle.judge(&oracle.pods[0], Direction::Ingress, ip(remote), 6, 80))
 }
 
 #[test]
@@ -82,10 +75,6 @@ fn selectors() {
 
 #[test]
 fn blocks() {
-    let block = |cidr: &str, except: &[&str]| {
-        let except = except.iter().map(|e| e.parse().unwrap()).collect();
-        Peer::Block(IpBlock { cidr: cidr.parse().unwrap(), except })
-    };
     assert_eq!(reach(vec![from(vec![block("10.0.0.0/8", &[])])]), [true, true, false, false]);
     let cut = block("0.0.0.0/0", &["10.0.0.0/24"]);
     assert_eq!(reach(vec![from(vec![cut.clone()])]), [false, true, true, true]);
@@ -100,8 +89,7 @@ fn ports_and_protocols() {
     let any_udp = PortRule { protocol: Protocol::Udp, port: PortMatch::Any };
     let oracle = cluster(vec![Rule { peers: None, ports: Some(vec![range, any_udp]) }]);
     let allowed = |protocol, port| {
-        let remote = "8.8.8.8".parse().unwrap();
-        oracle.judge(&oracle.pods[0], Direction::Ingress, remote, protocol, port)
+        oracle.judge(&oracle.pods[0], Direction::Ingress, ip("8.8.8.8"), protocol, port)
     };
     assert_eq!([79, 80, 82, 83].map(|port| allowed(6, port)), [false, true, true, false]);
     assert!(allowed(17, 1) && !allowed(132, 80) && !allowed(1, 80));
@@ -110,7 +98,7 @@ fn ports_and_protocols() {
 #[test]
 fn of_several_claims_to_an_address_one_counts() {
     let mut oracle = cluster(vec![]);
-    let address = "10.0.0.2".parse().unwrap();
+    let address = ip("10.0.0.2");
     let owner = |oracle: &Oracle| oracle.pod_at(address).unwrap().key.name.clone();
     for (claim, name) in [
         (Pod { finished: true, created: 9, ..pod("z", "finished", "10.0.0.2") }, "b"),
@@ -130,11 +118,7 @@ fn of_several_claims_to_an_address_one_counts() {
 fn both_sides_and_the_own_node() {
     let mut oracle = cluster(vec![]);
     oracle.policies[0].egress = Some(vec![]);
-    let ask = |from: &str, to: &str| {
-        let probe = format!(r#"{{"from":"{from}","to":"{to}","port":80}}"#);
-        let probe: Probe = serde_json::from_str(&probe).unwrap();
-        oracle.verdict(&probe)
-    };
+    let ask = |from: &str, to: &str| oracle.verdict(&objects::probe(from, to, 80));
     let judged = |egress, ingress| OracleVerdict::Judged { egress, ingress };
     assert_eq!(ask("x/a", "x/b"), judged(false, false));
     assert_eq!(ask("y/b", "x/b"), judged(true, false));

@@ -5,7 +5,6 @@ use netpold_core::model::{
     Action, ClusterPolicy, ClusterRule, Direction, Enforcement, NamespacedPods, Node, Peer, Pod,
     Policy, PortMatch, PortRule, Protocol, Rule, Selector, Tier,
 };
-use netpold_core::probe::Probe;
 use netpold_testkit::objects::{
     self, block, cluster_policy, cluster_rule, ip, ips, labels, namespace, pods, port_name, select,
     tcp,
@@ -235,10 +234,7 @@ fn the_own_node_is_always_reached_but_for_the_tiers() {
 fn the_node_itself_and_the_pod_itself_are_never_stopped() {
     let rules = || vec![to(Deny, vec![apps("a"), block("0.0.0.0/0", &[])])];
     let oracle = cluster([cluster_policy("p", (Admin, 1), rules(), rules())]);
-    let ask = |from: &str, to: &str| {
-        let probe = format!(r#"{{"from":"{from}","to":"{to}","port":80}}"#);
-        oracle.verdict(&serde_json::from_str::<Probe>(&probe).unwrap())
-    };
+    let ask = |from: &str, to: &str| oracle.verdict(&objects::probe(from, to, 80));
     let judged = |egress, ingress| OracleVerdict::Judged { egress, ingress };
     assert_eq!(ask("x/a", "x/a"), judged(true, true));
     assert_eq!(ask("192.168.0.1", "x/a"), judged(true, true));
@@ -349,8 +345,7 @@ fn a_pod_through_its_own_service_is_exempt_from_network_policy_alone() {
     let mut oracle = cluster([]);
     serve(&mut oracle, &["10.0.0.1"]);
     let ask = |oracle: &Oracle| {
-        let probe = r#"{"from":"x/a","to":"10.9.0.1","port":443}"#;
-        let verdict = oracle.verdict(&serde_json::from_str::<Probe>(probe).unwrap());
+        let verdict = oracle.verdict(&objects::probe("x/a", "10.9.0.1", 443));
         assert_eq!(verdict, OracleVerdict::Translated { allowed: serves(oracle)[0] });
         serves(oracle)[0]
     };

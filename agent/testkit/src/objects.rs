@@ -8,6 +8,7 @@ use netpold_core::model::{
     PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service, ServicePort, SlicePort,
     Tier,
 };
+use netpold_core::probe::Probe;
 
 /// The node of [`pod`], and of the [`World`](crate::world::World) that they are compiled in.
 pub const NODE: &str = "here";
@@ -22,6 +23,20 @@ pub fn ip(text: &str) -> IpAddr {
 #[must_use]
 pub fn ips(texts: &[&str]) -> Vec<IpAddr> {
     texts.iter().map(|text| ip(text)).collect()
+}
+
+/// A question about traffic of this protocol between two parties as they are written down.
+#[must_use]
+pub fn probe_of(protocol: &str, from: &str, to: &str, port: u16) -> Probe {
+    let party = |text: &str| text.parse().expect("a party");
+    let protocol = protocol.parse().expect("a protocol");
+    Probe::new(party(from), party(to), protocol, Some(port)).expect("a probe")
+}
+
+/// The same about TCP.
+#[must_use]
+pub fn probe(from: &str, to: &str, port: u16) -> Probe {
+    probe_of("TCP", from, to, port)
 }
 
 /// A Service whose cluster addresses these are; TCP ports by name, number and node port.
