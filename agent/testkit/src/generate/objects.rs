@@ -7,8 +7,7 @@ use ipnet::IpNet;
 use super::{Choices, NODE, services, tiers};
 use netpold_core::model::{
     Change, EndpointSlice, Enforcement, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer,
-    Pod, Policy, PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
-    Service,
+    Pod, Policy, PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service,
 };
 
 pub(super) const NAMESPACES: [&str; 3] = ["x", "y", "z"];
@@ -209,20 +208,16 @@ fn named_port(choices: &mut Choices<'_>) -> NamedPort {
 }
 
 pub(super) fn policy(choices: &mut Choices<'_>, number: u32) -> Policy {
-    let key = Key::new(*choices.pick(&NAMESPACES), format!("policy{number}"));
+    let (namespace, name) = (*choices.pick(&NAMESPACES), format!("policy{number}"));
     let pod_selector = if choices.chance(45) { Selector::default() } else { selector(choices) };
     let types = choices.below(4);
     let ingress = (types != 1).then(|| choices.list(5, rule));
     let egress = (types != 0).then(|| choices.list(5, rule));
     let problems = if choices.chance(5) { vec!["spec: made up".to_owned()] } else { Vec::new() };
     Policy {
-        key,
-        pod_selector,
-        ingress,
-        egress,
         problems,
-        version: PolicyVersion::default(),
         enforcement: enforcement(choices),
+        ..crate::objects::policy(namespace, &name, pod_selector, ingress, egress)
     }
 }
 

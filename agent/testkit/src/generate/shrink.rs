@@ -2,8 +2,8 @@
 
 use super::Cluster;
 use netpold_core::model::{
-    Change, ClusterPolicy, ClusterRule, EndpointSlice, Enforcement, Node, Peer, Pod, Policy,
-    PortMatch, Rule, Selector, Service,
+    Change, ClusterPolicy, ClusterRule, EndpointSlice, Enforcement, IpBlock, Labels, Namespace,
+    Node, Peer, Pod, Policy, PortMatch, Rule, Selector, Service,
 };
 
 /// Remove objects, then parts of objects, one at a time, for as long as `fails` still holds.
@@ -54,23 +54,13 @@ fn smaller(cluster: &Cluster) -> impl Iterator<Item = Cluster> {
 
 fn reductions(object: &Change) -> Vec<Change> {
     match object {
-        Change::Namespace(namespace) => namespace
-            .labels
-            .keys()
-            .map(|key| {
-                let mut next = namespace.clone();
-                next.labels.remove(key);
-                Change::Namespace(next)
-            })
+        Change::Namespace(namespace) => fewer_labels(&namespace.labels)
+            .map(|labels| Change::Namespace(Namespace { labels, ..namespace.clone() }))
             .collect(),
         Change::Node(node) => {
             let addresses =
                 shorter(&node.addresses).map(|addresses| Node { addresses, ..node.clone() });
-            let labels = node.labels.keys().map(|key| {
-                let mut next = node.clone();
-                next.labels.remove(key);
-                next
-            });
+            let labels = fewer_labels(&node.labels).map(|labels| Node { labels, ..node.clone() });
             addresses.chain(labels).map(Change::Node).collect()
         }
         Change::Pod(pod) => smaller_pods(pod).into_iter().map(Change::Pod).collect(),
@@ -118,18 +108,28 @@ fn shorter<T: Clone>(list: &[T]) -> impl Iterator<Item = Vec<T>> {
     })
 }
 
-fn smaller_pods(pod: &Pod) -> Vec<Pod> {
-    let change = |edit: &dyn Fn(&mut Pod)| {
-        let mut next = pod.clone();
-        edit(&mut next);
+/// Labels with one less.
+fn fewer_labels(labels: &Labels) -> impl Iterator<Item = Labels> {
+    labels.keys().map(|key| {
+        let mut next = labels.clone();
+        next.remove(key);
         next
-    };
+    })
+}
+
+/// An object with a change.
+fn edited<T: Clone>(object: &T, edit: &dyn Fn(&mut T)) -> T {
+    let mut next = object.clone();
+    edit(&mut next);
+    next
+}
+
+fn smaller_pods(pod: &Pod) -> Vec<Pod> {
+    let change = |edit: &dyn Fn(&mut Pod)| edited(pod, edit);
     let mut all = Vec::new();
-    all.extend(pod.labels.keys().map(|key| {
-        change(&|next| {
-            next.labels.remove(key);
-        })
-    }));
+    all.extend(
+        fewer_labels(&pod.labels).map(|labels| change(&|next| next.labels.clone_from(&labels))),
+    );
     all.extend(
         shorter(&pod.addresses).map(|list| change(&|next| next.addresses.clone_from(&list))),
     );
@@ -141,24 +141,14 @@ fn smaller_pods(pod: &Pod) -> Vec<Pod> {
 }
 
 fn smaller_policies(policy: &Policy) -> Vec<Policy> {
-    let change = |edit: &dyn Fn(&mut Policy)| {
-        let mut next = policy.clone();
-        edit(&mut next);
-        next
-    };
-    let mut all = Vec::new();
-    if policy.ingress.is_some() {
-        all.push(change(&|next| next.ingress = None));
-    }
-    if policy.egress.is_some() {
-        all.push(change(&|next| next.egress = None));
-    }
-    if !policy.problems.is_empty() {
-        all.push(change(&|next| next.problems.clear()));
-    }
-    if policy.enforcement != Enforcement::Enforce {
-        all.push(change(&|next| next.enforcement = Enforcement::Enforce));
-    }
+    let change = |edit: &dyn Fn(&mut Policy)| edited(policy, edit);
+    let mut all = vec![
+        change(&|next| next.ingress = None),
+        change(&|next| next.egress = None),
+        change(&|next| next.problems.clear()),
+        change(&|next| next.enforcement = Enforcement::Enforce),
+    ];
+    all.retain(|next| next != policy);
     all.extend(
         smaller_selectors(&policy.pod_selector)
             .map(|s| change(&|next| next.pod_selector = s.clone())),
@@ -173,11 +163,7 @@ fn smaller_policies(policy: &Policy) -> Vec<Policy> {
 }
 
 fn smaller_cluster_policies(policy: &ClusterPolicy) -> Vec<ClusterPolicy> {
-    let change = |edit: &dyn Fn(&mut ClusterPolicy)| {
-        let mut next = policy.clone();
-        edit(&mut next);
-        next
-    };
+    let change = |edit: &dyn Fn(&mut ClusterPolicy)| edited(policy, edit);
     let mut all = vec![
         change(&|next| next.ingress.clear()),
         change(&|next| next.egress.clear()),
@@ -265,11 +251,7 @@ fn simpler_rules(rule: &Rule) -> Vec<Rule> {
 fn simpler_peers(peer: &Peer) -> Vec<Peer> {
     match peer {
         Peer::Block(block) => shorter(&block.except)
-            .map(|except| {
-                let mut next = block.clone();
-                next.except = except;
-                Peer::Block(next)
-            })
+            .map(|except| Peer::Block(IpBlock { except, ..block.clone() }))
             .collect(),
         Peer::Nodes(nodes) => smaller_selectors(nodes).map(Peer::Nodes).collect(),
         Peer::Pods { namespaces, pods } => {
