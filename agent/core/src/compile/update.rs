@@ -147,36 +147,35 @@ impl Update<'_> {
     }
 
     fn acquire_policy(&mut self, direction_policy: &Arc<DirectionPolicy>, usage: &mut Usage) {
-        let Some(id) = self.rules.direction_policies.acquire(direction_policy) else { return };
-        self.sets.groups.acquire(id, &direction_policy.blocks.changes);
-        for peer_set in
-            direction_policy.peers.keys().filter(|peer_set| self.sets.peers.acquire(**peer_set))
-        {
-            *usage.peer_sets.entry(*peer_set).or_default() += 1;
-        }
-        for name in direction_policy
-            .names
-            .iter()
-            .filter(|name| self.sets.peers.registry.acquire_name(**name))
-        {
-            *usage.names.entry(*name).or_default() += 1;
+        if let Some(id) = self.rules.direction_policies.acquire(direction_policy) {
+            self.sets.groups.acquire(id, &direction_policy.blocks.changes);
+            self.count_users(direction_policy, 1, usage);
         }
     }
 
     fn release_policy(&mut self, direction_policy: &Arc<DirectionPolicy>, usage: &mut Usage) {
-        let Some(id) = self.rules.release(direction_policy) else { return };
-        self.sets.groups.release(id, &direction_policy.blocks.changes);
-        for peer_set in
-            direction_policy.peers.keys().filter(|peer_set| self.sets.peers.release(**peer_set))
-        {
-            *usage.peer_sets.entry(*peer_set).or_default() -= 1;
+        if let Some(id) = self.rules.release(direction_policy) {
+            self.sets.groups.release(id, &direction_policy.blocks.changes);
+            self.count_users(direction_policy, -1, usage);
         }
-        for name in direction_policy
-            .names
-            .iter()
-            .filter(|name| self.sets.peers.registry.release_name(**name))
-        {
-            *usage.names.entry(*name).or_default() -= 1;
+    }
+
+    /// A direction policy more or less (`change` is 1 or -1) uses its peer sets and names.
+    fn count_users(&mut self, of: &DirectionPolicy, change: i32, usage: &mut Usage) {
+        let peers = &mut self.sets.peers;
+        for id in of.peers.keys() {
+            let is_turn = if change > 0 { peers.acquire(*id) } else { peers.release(*id) };
+            if is_turn {
+                *usage.peer_sets.entry(*id).or_default() += change;
+            }
+        }
+        let names = &mut peers.registry;
+        for id in &of.names {
+            let is_turn =
+                if change > 0 { names.acquire_name(*id) } else { names.release_name(*id) };
+            if is_turn {
+                *usage.names.entry(*id).or_default() += change;
+            }
         }
     }
 

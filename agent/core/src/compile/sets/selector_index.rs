@@ -26,48 +26,32 @@ pub(super) struct PodSelectors {
 impl PodSelectors {
     /// A peer set is in use from now on.
     pub(super) fn add(&mut self, id: SetId, peer_set: &PeerSet) {
-        match peer_set {
-            PeerSet::PodsIn(namespace, _) => {
-                self.own_namespace.entry(namespace.clone()).or_default().insert(id);
-                self.candidates.remove(namespace);
-            }
-            PeerSet::Pods(namespaces, _) => {
-                self.any_namespace.entry(namespaces.clone()).or_default().insert(id);
-                self.forget();
-            }
-            PeerSet::OwnNode
-            | PeerSet::Nodes(_)
-            | PeerSet::Blocks(_)
-            | PeerSet::Named(..)
-            | PeerSet::HairpinService(_)
-            | PeerSet::ServiceTargets(_) => {}
+        if let PeerSet::PodsIn(namespace, _) = peer_set {
+            self.own_namespace.entry(namespace.clone()).or_default().insert(id);
+            self.candidates.remove(namespace);
+        }
+        if let PeerSet::Pods(namespaces, _) = peer_set {
+            self.any_namespace.entry(namespaces.clone()).or_default().insert(id);
+            self.forget();
         }
     }
 
     /// A peer set is not in use any more.
     pub(super) fn remove(&mut self, id: SetId, peer_set: &PeerSet) {
-        match peer_set {
-            PeerSet::PodsIn(namespace, _) => {
-                if let Some(ids) = self.own_namespace.get_mut(namespace) {
-                    ids.remove(&id);
-                }
-                self.candidates.remove(namespace);
+        if let PeerSet::PodsIn(namespace, _) = peer_set {
+            if let Some(ids) = self.own_namespace.get_mut(namespace) {
+                ids.remove(&id);
             }
-            PeerSet::Pods(namespaces, _) => {
-                if let Some(ids) = self.any_namespace.get_mut(namespaces) {
-                    ids.remove(&id);
-                    if ids.is_empty() {
-                        self.any_namespace.remove(namespaces);
-                    }
+            self.candidates.remove(namespace);
+        }
+        if let PeerSet::Pods(namespaces, _) = peer_set {
+            if let Some(ids) = self.any_namespace.get_mut(namespaces) {
+                ids.remove(&id);
+                if ids.is_empty() {
+                    self.any_namespace.remove(namespaces);
                 }
-                self.forget();
             }
-            PeerSet::OwnNode
-            | PeerSet::Nodes(_)
-            | PeerSet::Blocks(_)
-            | PeerSet::Named(..)
-            | PeerSet::HairpinService(_)
-            | PeerSet::ServiceTargets(_) => {}
+            self.forget();
         }
     }
 
