@@ -323,9 +323,7 @@ fn what_cannot_be_told() {
 /// A node with traces of other enforcers, and one without.
 #[test]
 fn other_enforcers_on_a_node() {
-    if !require_root("other_enforcers_on_a_node") {
-        return;
-    }
+    require_root!();
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("none");
     let bpffs = directory.path().join("bpf");

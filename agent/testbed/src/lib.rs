@@ -125,6 +125,24 @@ pub fn require_root(test: &str) -> bool {
     root
 }
 
+/// Skips the test that it stands in unless [it may run](fn@require_root).
+#[macro_export]
+macro_rules! require_root {
+    () => {
+        if !$crate::require_root($crate::function_of(&|| ())) {
+            return;
+        }
+    };
+}
+
+/// Name of the function that a closure stands in.
+#[doc(hidden)]
+#[must_use]
+pub fn function_of<T>(_closure: &T) -> &'static str {
+    let path = std::any::type_name::<T>().trim_end_matches("::{{closure}}");
+    path.rsplit("::").next().unwrap_or(path)
+}
+
 /// Says loudly that a test is skipped.
 ///
 /// # Panics
@@ -135,4 +153,9 @@ pub fn skip(test: &str, why: impl std::fmt::Display) {
     let is_ci = std::env::var("CI").is_ok_and(|v| v == "true");
     assert!(!is_ci, "{skipped}, and CI=true allows no skipping");
     eprintln!("{skipped}");
+}
+
+#[test]
+fn a_test_knows_its_name() {
+    assert_eq!(function_of(&|| ()), "a_test_knows_its_name");
 }

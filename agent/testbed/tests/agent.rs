@@ -30,9 +30,7 @@ fn script(directory: &Path) -> PathBuf {
 
 #[test]
 fn runs_in_its_nodes_namespace_and_leaves_nothing() {
-    if !require_root("runs_in_its_nodes_namespace_and_leaves_nothing") {
-        return;
-    }
+    require_root!();
     let directory = tempfile::tempdir().unwrap();
     let options = AgentOptions {
         binary: script(directory.path()),
@@ -69,9 +67,7 @@ fn wait_for_lines(agent: &Agent, count: usize) {
 
 #[test]
 fn manifests_describe_the_cluster() {
-    if !require_root("manifests_describe_the_cluster") {
-        return;
-    }
+    require_root!();
     let directory = tempfile::tempdir().unwrap();
     let manifests = Manifests::new(directory.path()).unwrap();
     let node = Node::new("node", Cni::Bridge, "10.1.1.0/24", "fd00:1:1::/64").unwrap();

@@ -64,9 +64,7 @@ fn assert_connected(probe: &Probe<'_>, result: &ProbeResult, name: &str) {
 
 #[test]
 fn everybody_reaches_everybody() {
-    if !require_root("everybody_reaches_everybody") {
-        return;
-    }
+    require_root!();
     let (nodes, pods) = cluster(4);
     let mut places: Vec<(&Host, Vec<IpAddr>)> = Vec::new();
     places.extend(pods.iter().map(|p| (&**p, p.addresses().to_vec())));
@@ -92,9 +90,7 @@ fn everybody_reaches_everybody() {
 
 #[test]
 fn refused_and_dropped_are_told_apart() {
-    if !require_root("refused_and_dropped_are_told_apart") {
-        return;
-    }
+    require_root!();
     let (nodes, pods) = cluster(2);
     serve_all(&pods[3]);
     for to in pods[3].addresses() {
@@ -122,9 +118,7 @@ fn refused_and_dropped_are_told_apart() {
 
 #[test]
 fn flows_stay_open_and_notice_a_cut() {
-    if !require_root("flows_stay_open_and_notice_a_cut") {
-        return;
-    }
+    require_root!();
     let (nodes, pods) = cluster(1);
     serve_all(&pods[1]);
     for to in pods[1].addresses() {
@@ -143,9 +137,7 @@ fn flows_stay_open_and_notice_a_cut() {
 
 #[test]
 fn pods_change_address_and_go() {
-    if !require_root("pods_change_address_and_go") {
-        return;
-    }
+    require_root!();
     let (nodes, mut pods) = cluster(2);
     for index in [1, 3] {
         serve_all(&pods[index]);
@@ -178,9 +170,7 @@ fn pods_change_address_and_go() {
 
 #[test]
 fn frames_go_out_as_written() {
-    if !require_root("frames_go_out_as_written") {
-        return;
-    }
+    require_root!();
     let (_nodes, pods) = cluster(1);
     let [from, to] = &pods[..] else { unreachable!() };
     for (spoofed, target) in [("10.9.9.9", to.ip4()), ("fd00:9::9", to.ip6())] {
@@ -198,9 +188,7 @@ fn frames_go_out_as_written() {
 
 #[test]
 fn nothing_is_left_behind() {
-    if !require_root("nothing_is_left_behind") {
-        return;
-    }
+    require_root!();
     let path = {
         let node = Node::new("brief", Cni::Ptp, "10.1.1.0/24", "fd00:1:1::/64").unwrap();
         let path = node.netns().path();

@@ -74,30 +74,26 @@ fn around_the_hook(test: &str, node: usize, far: bool) {
 
 #[test]
 fn bounced_to_a_pod_on_a_ptp_node() {
-    if require_root("bounced_to_a_pod_on_a_ptp_node") {
-        around_the_hook("bounced_to_a_pod_on_a_ptp_node", 0, false);
-    }
+    require_root!();
+    around_the_hook("bounced_to_a_pod_on_a_ptp_node", 0, false);
 }
 
 #[test]
 fn bounced_to_a_pod_on_a_bridge_node() {
-    if require_root("bounced_to_a_pod_on_a_bridge_node") {
-        around_the_hook("bounced_to_a_pod_on_a_bridge_node", 1, false);
-    }
+    require_root!();
+    around_the_hook("bounced_to_a_pod_on_a_bridge_node", 1, false);
 }
 
 #[test]
 fn bounced_off_a_ptp_node() {
-    if require_root("bounced_off_a_ptp_node") {
-        around_the_hook("bounced_off_a_ptp_node", 0, true);
-    }
+    require_root!();
+    around_the_hook("bounced_off_a_ptp_node", 0, true);
 }
 
 #[test]
 fn bounced_off_a_bridge_node() {
-    if require_root("bounced_off_a_bridge_node") {
-        around_the_hook("bounced_off_a_bridge_node", 1, true);
-    }
+    require_root!();
+    around_the_hook("bounced_off_a_bridge_node", 1, true);
 }
 
 /// With sources that are not the sender's: an address of the bridge's network that nobody has, one of
@@ -156,17 +152,15 @@ fn with_anothers_source(test: &str, dead: bool) {
 
 #[test]
 fn bounced_with_anothers_source_on_a_bridge_node() {
-    if require_root("bounced_with_anothers_source_on_a_bridge_node") {
-        with_anothers_source("bounced_with_anothers_source_on_a_bridge_node", false);
-    }
+    require_root!();
+    with_anothers_source("bounced_with_anothers_source_on_a_bridge_node", false);
 }
 
 /// Programs outlive the agent, and endpoints have theirs: what has an endpoint's source without proof drops.
 #[test]
 fn bounced_with_a_neighbours_source_while_no_agent_runs() {
-    if require_root("bounced_with_a_neighbours_source_while_no_agent_runs") {
-        with_anothers_source("bounced_with_a_neighbours_source_while_no_agent_runs", true);
-    }
+    require_root!();
+    with_anothers_source("bounced_with_a_neighbours_source_while_no_agent_runs", true);
 }
 
 /// The receiver is isolated as well, and the packets have its own mark.
@@ -206,14 +200,12 @@ fn with_a_mark(test: &str, cni: Cni) {
 
 #[test]
 fn bounced_with_a_mark_on_a_ptp_node() {
-    if require_root("bounced_with_a_mark_on_a_ptp_node") {
-        with_a_mark("bounced_with_a_mark_on_a_ptp_node", Cni::Ptp);
-    }
+    require_root!();
+    with_a_mark("bounced_with_a_mark_on_a_ptp_node", Cni::Ptp);
 }
 
 #[test]
 fn bounced_with_a_mark_on_a_bridge_node() {
-    if require_root("bounced_with_a_mark_on_a_bridge_node") {
-        with_a_mark("bounced_with_a_mark_on_a_bridge_node", Cni::Bridge);
-    }
+    require_root!();
+    with_a_mark("bounced_with_a_mark_on_a_bridge_node", Cni::Bridge);
 }

@@ -56,9 +56,7 @@ fn by_the_node_and_back(cluster: &Cluster) {
 
 #[test]
 fn pods_of_a_bridge_with_an_isolated_pod() {
-    if !require_root("pods_of_a_bridge_with_an_isolated_pod") {
-        return;
-    }
+    require_root!();
     let mut cluster = world();
     cluster.enforce();
     allowed(&cluster);
@@ -89,9 +87,7 @@ fn tap(node: &Host, name: &str) -> File {
 /// What comes in by ports that are no pods': a pod's that nobody knows, a tunnel's, any other.
 #[test]
 fn other_ports_of_a_bridge_with_an_isolated_pod() {
-    if !require_root("other_ports_of_a_bridge_with_an_isolated_pod") {
-        return;
-    }
+    require_root!();
     let mut cluster = world();
     let nodes = [0, 1].map(|n| cluster.nodes[n].addresses()[0]);
     for (n, master) in [(0, ""), (1, "master cni0")] {
@@ -161,9 +157,7 @@ fn first_arrival(pod: &Pod, far: &Pod) -> Duration {
 #[test]
 fn pods_that_come_to_a_bridge_with_an_isolated_pod() {
     const AT_ONCE: Duration = Duration::from_millis(200);
-    if !require_root("pods_that_come_to_a_bridge_with_an_isolated_pod") {
-        return;
-    }
+    require_root!();
     let mut cluster = world();
     cluster.enforce();
     let mut came = Vec::new();

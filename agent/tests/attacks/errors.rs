@@ -104,9 +104,7 @@ fn about_a_masqueraded_flow(cni: Cni, outside: bool, tally: &mut Tally) {
 
 #[test]
 fn errors_to_a_node_ports_client_outside() {
-    if !require_root("errors_to_a_node_ports_client_outside") {
-        return;
-    }
+    require_root!();
     let mut tally = Tally::default();
     about_a_masqueraded_flow(Cni::Ptp, true, &mut tally);
     about_a_masqueraded_flow(Cni::Bridge, true, &mut tally);
@@ -115,9 +113,7 @@ fn errors_to_a_node_ports_client_outside() {
 
 #[test]
 fn errors_to_a_pod_that_denies_everything() {
-    if !require_root("errors_to_a_pod_that_denies_everything") {
-        return;
-    }
+    require_root!();
     let mut tally = Tally::default();
     about_a_masqueraded_flow(Cni::Ptp, false, &mut tally);
     about_a_masqueraded_flow(Cni::Bridge, false, &mut tally);
@@ -167,9 +163,7 @@ fn to_a_denied_backend(cni: Cni, tally: &mut Tally) {
 
 #[test]
 fn errors_to_a_denied_backend() {
-    if !require_root("errors_to_a_denied_backend") {
-        return;
-    }
+    require_root!();
     let mut tally = Tally::default();
     to_a_denied_backend(Cni::Ptp, &mut tally);
     to_a_denied_backend(Cni::Bridge, &mut tally);
@@ -179,9 +173,7 @@ fn errors_to_a_denied_backend() {
 /// The node takes source routes: what is sent to it goes on to whom the packet names behind it.
 #[test]
 fn errors_by_a_source_route() {
-    if !require_root("errors_by_a_source_route") {
-        return;
-    }
+    require_root!();
     let mut tally = Tally::default();
     for error in [true, false] {
         let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["hostile", "victim"]);
@@ -222,9 +214,7 @@ fn errors_by_a_source_route() {
 /// What the server's resets and errors say of its own flow goes back, whoever was translated.
 #[test]
 fn errors_about_ones_own_flow_go_back() {
-    if !require_root("errors_about_ones_own_flow_go_back") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::two();
     cluster.add(0, "server");
     let service = Service::new(1, "one").pods(&cluster, &["server"]).node_port(NODE_PORT);

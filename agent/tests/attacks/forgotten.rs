@@ -194,24 +194,21 @@ fn from_a_service(forgetting: Forgetting, addresses: fn(&Service) -> [IpAddr; 2]
 
 #[test]
 fn answers_to_a_service_that_the_node_has_deleted() {
-    if require_root("answers_to_a_service_that_the_node_has_deleted") {
-        from_a_service(Forgetting::Deleted, Service::cluster_ips);
-    }
+    require_root!();
+    from_a_service(Forgetting::Deleted, Service::cluster_ips);
 }
 
 #[test]
 fn answers_to_a_service_after_the_node_forgot() {
-    if require_root("answers_to_a_service_after_the_node_forgot") {
-        from_a_service(Forgetting::Expired, Service::cluster_ips);
-    }
+    require_root!();
+    from_a_service(Forgetting::Expired, Service::cluster_ips);
 }
 
 /// Which may be a real host's, so flows begin there.
 #[test]
 fn answers_to_an_external_address_that_the_node_has_deleted() {
-    if require_root("answers_to_an_external_address_that_the_node_has_deleted") {
-        from_a_service(Forgetting::Deleted, Service::external_ips);
-    }
+    require_root!();
+    from_a_service(Forgetting::Deleted, Service::external_ips);
 }
 
 /// The node itself asks from the port at which it serves others, at an address of its object or at a further
@@ -255,40 +252,35 @@ fn connected(from: &netpold_testbed::Host, own: SocketAddr, to: SocketAddr) -> F
 
 #[test]
 fn answers_to_a_node_port_that_the_node_has_deleted() {
-    if require_root("answers_to_a_node_port_that_the_node_has_deleted") {
-        from_the_node(Cni::Ptp, Forgetting::Deleted, Answers::Datagrams, false);
-        from_the_node(Cni::Bridge, Forgetting::Deleted, Answers::Datagrams, false);
-    }
+    require_root!();
+    from_the_node(Cni::Ptp, Forgetting::Deleted, Answers::Datagrams, false);
+    from_the_node(Cni::Bridge, Forgetting::Deleted, Answers::Datagrams, false);
 }
 
 #[test]
 fn answers_to_a_node_port_after_the_node_forgot() {
-    if require_root("answers_to_a_node_port_after_the_node_forgot") {
-        from_the_node(Cni::Ptp, Forgetting::Expired, Answers::Datagrams, false);
-    }
+    require_root!();
+    from_the_node(Cni::Ptp, Forgetting::Expired, Answers::Datagrams, false);
 }
 
 #[test]
 fn answers_to_a_node_port_of_a_further_address() {
-    if require_root("answers_to_a_node_port_of_a_further_address") {
-        from_the_node(Cni::Ptp, Forgetting::Deleted, Answers::Datagrams, true);
-    }
+    require_root!();
+    from_the_node(Cni::Ptp, Forgetting::Deleted, Answers::Datagrams, true);
 }
 
 #[test]
 fn segments_to_a_node_port_that_the_node_has_deleted() {
-    if require_root("segments_to_a_node_port_that_the_node_has_deleted") {
-        from_the_node(Cni::Ptp, Forgetting::Deleted, Answers::Segments, false);
-        from_the_node(Cni::Bridge, Forgetting::Deleted, Answers::Segments, false);
-    }
+    require_root!();
+    from_the_node(Cni::Ptp, Forgetting::Deleted, Answers::Segments, false);
+    from_the_node(Cni::Bridge, Forgetting::Deleted, Answers::Segments, false);
 }
 
 #[test]
 fn errors_to_a_node_port_that_the_node_has_deleted() {
-    if require_root("errors_to_a_node_port_that_the_node_has_deleted") {
-        from_the_node(Cni::Ptp, Forgetting::Deleted, Answers::Errors, false);
-        from_the_node(Cni::Bridge, Forgetting::Deleted, Answers::Errors, false);
-    }
+    require_root!();
+    from_the_node(Cni::Ptp, Forgetting::Deleted, Answers::Errors, false);
+    from_the_node(Cni::Bridge, Forgetting::Deleted, Answers::Errors, false);
 }
 
 /// A client outside comes by a node port to the very pod: masqueraded to an address of the node and a
@@ -338,32 +330,27 @@ fn masqueraded(answers: Answers) {
 
 #[test]
 fn answers_to_a_masqueraded_client_after_the_node_forgot() {
-    if require_root("answers_to_a_masqueraded_client_after_the_node_forgot") {
-        masqueraded(Answers::Datagrams);
-    }
+    require_root!();
+    masqueraded(Answers::Datagrams);
 }
 
 #[test]
 fn segments_to_a_masqueraded_client_after_the_node_forgot() {
-    if require_root("segments_to_a_masqueraded_client_after_the_node_forgot") {
-        masqueraded(Answers::Segments);
-    }
+    require_root!();
+    masqueraded(Answers::Segments);
 }
 
 #[test]
 fn errors_to_a_masqueraded_client_after_the_node_forgot() {
-    if require_root("errors_to_a_masqueraded_client_after_the_node_forgot") {
-        masqueraded(Answers::Errors);
-    }
+    require_root!();
+    masqueraded(Answers::Errors);
 }
 
 /// A server that may send nothing goes on answering clients of its node port, however often the node forgets
 /// them, and other nodes, whether anything tracks that or not.
 #[test]
 fn answers_to_allowed_clients_go_on() {
-    if !require_root("answers_to_allowed_clients_go_on") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::two();
     let servers = ["server1", "server2"];
     servers.iter().enumerate().for_each(|(node, name)| cluster.add(node, name));
@@ -422,9 +409,7 @@ fn answers_to_allowed_clients_go_on() {
 #[test]
 fn a_reset_of_the_node_begins_nothing() {
     const NO_FLAGS: u8 = 0;
-    if !require_root("a_reset_of_the_node_begins_nothing") {
-        return;
-    }
+    require_root!();
     let World { mut cluster, .. } = world(Cni::Ptp);
     let enemy = cluster.pod("enemy").wire("eth0").unwrap();
     let mut tally = Tally::default();

@@ -53,21 +53,18 @@ fn itself(cni: Cni, bridge_calls: bool) {
 
 #[test]
 fn a_pod_reaches_itself_by_its_service_on_a_ptp_node() {
-    if require_root("a_pod_reaches_itself_by_its_service_on_a_ptp_node") {
-        itself(Cni::Ptp, true);
-    }
+    require_root!();
+    itself(Cni::Ptp, true);
 }
 
 #[test]
 fn a_pod_reaches_itself_by_its_service_on_a_bridge_node() {
-    if require_root("a_pod_reaches_itself_by_its_service_on_a_bridge_node") {
-        itself(Cni::Bridge, true);
-    }
+    require_root!();
+    itself(Cni::Bridge, true);
 }
 
 #[test]
 fn a_pod_reaches_itself_by_its_service_behind_a_bridge_without_netfilter() {
-    if require_root("a_pod_reaches_itself_by_its_service_behind_a_bridge_without_netfilter") {
-        itself(Cni::Bridge, false);
-    }
+    require_root!();
+    itself(Cni::Bridge, false);
 }

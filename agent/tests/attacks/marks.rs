@@ -52,25 +52,21 @@ fn of_an_unknown_veth(test: &str, cni: Cni) {
 
 #[test]
 fn marks_of_an_unknown_pod_on_a_ptp_node() {
-    if require_root("marks_of_an_unknown_pod_on_a_ptp_node") {
-        of_an_unknown_veth("marks_of_an_unknown_pod_on_a_ptp_node", Cni::Ptp);
-    }
+    require_root!();
+    of_an_unknown_veth("marks_of_an_unknown_pod_on_a_ptp_node", Cni::Ptp);
 }
 
 #[test]
 fn marks_of_an_unknown_pod_on_a_bridge_node() {
-    if require_root("marks_of_an_unknown_pod_on_a_bridge_node") {
-        of_an_unknown_veth("marks_of_an_unknown_pod_on_a_bridge_node", Cni::Bridge);
-    }
+    require_root!();
+    of_an_unknown_veth("marks_of_an_unknown_pod_on_a_bridge_node", Cni::Bridge);
 }
 
 /// A pod's further interface on top of the bridge: no interface of the node receives what it sends.
 #[test]
 fn a_macvlan_on_the_bridge_is_not_the_node() {
     const TEST: &str = "a_macvlan_on_the_bridge_is_not_the_node";
-    if !require_root(TEST) {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["victim", "hostile"]);
     let there = cluster.pod("hostile").netns().path();
     let made = cluster.nodes[0].netns().ip(&format!(
@@ -186,25 +182,21 @@ const ERASER: &str = "add table inet other; \
 
 #[test]
 fn a_rule_that_erases_marks_is_named_on_a_ptp_node() {
-    if require_root("a_rule_that_erases_marks_is_named_on_a_ptp_node") {
-        erased(Cni::Ptp);
-    }
+    require_root!();
+    erased(Cni::Ptp);
 }
 
 #[test]
 fn a_rule_that_erases_marks_is_named_on_a_bridge_node() {
-    if require_root("a_rule_that_erases_marks_is_named_on_a_bridge_node") {
-        erased(Cni::Bridge);
-    }
+    require_root!();
+    erased(Cni::Bridge);
 }
 
 /// The same symptom, by the pod's own doing: it is said of that pod, and of nobody else's rules.
 #[test]
 fn a_pod_that_goes_round_its_program_is_named() {
     const TEST: &str = "a_pod_that_goes_round_its_program_is_named";
-    if !require_root(TEST) {
-        return;
-    }
+    require_root!();
     let mut cluster = looked_after(Cni::Ptp, &["hostile", "victim", "other"]);
     if !can_bounce(cluster.pod("hostile"), TEST) {
         return;
@@ -225,9 +217,7 @@ fn a_pod_that_goes_round_its_program_is_named() {
 #[test]
 fn a_filter_that_erases_tc_index_is_named() {
     const TEST: &str = "a_filter_that_erases_tc_index_is_named";
-    if !require_root(TEST) {
-        return;
-    }
+    require_root!();
     let mut cluster = looked_after(Cni::Ptp, &["client", "server"]);
     cluster.enforce();
     settled(&mut cluster);

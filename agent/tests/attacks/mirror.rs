@@ -32,9 +32,7 @@ fn mirror(cni: Cni, rp_filter: &str, tally: &mut Tally) {
 
 #[test]
 fn the_node_is_no_mirror() {
-    if !require_root("the_node_is_no_mirror") {
-        return;
-    }
+    require_root!();
     let mut tally = Tally::default();
     for cni in [Cni::Ptp, Cni::Bridge] {
         for rp_filter in ["0", "2"] {

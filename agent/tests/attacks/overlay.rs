@@ -74,9 +74,7 @@ fn decapsulated(cni: Cni, ways: &[[&str; 3]], tally: &mut Tally) {
 
 #[test]
 fn forged_by_way_of_the_nodes_tunnel() {
-    if !require_root("forged_by_way_of_the_nodes_tunnel") {
-        return;
-    }
+    require_root!();
     let mut tally = Tally::default();
     for cni in [Cni::Ptp, Cni::Bridge] {
         decapsulated(cni, &[["hostile", "friend", "victim"]], &mut tally);
@@ -86,9 +84,7 @@ fn forged_by_way_of_the_nodes_tunnel() {
 
 #[test]
 fn the_nodes_tunnel_is_no_way_out() {
-    if !require_root("the_nodes_tunnel_is_no_way_out") {
-        return;
-    }
+    require_root!();
     let ways = [["mute", "mute", "free"], ["mute", "friend", "free"], ["mute", "friend", "victim"]];
     let mut tally = Tally::default();
     for cni in [Cni::Ptp, Cni::Bridge] {

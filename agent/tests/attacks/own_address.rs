@@ -43,9 +43,7 @@ fn uplink(cluster: &Cluster) -> Node {
 
 #[test]
 fn ones_own_address_at_another_station() {
-    if !require_root("ones_own_address_at_another_station") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["hostile", "other"]);
     // Whoever forges a source gets through its own interface.
     cluster.arguments = ["--check-source", "off"].map(str::to_owned).to_vec();
@@ -81,9 +79,7 @@ fn ones_own_address_at_another_station() {
 /// The node's own address, which every pod reaches, and an allowed peer's.
 #[test]
 fn an_allowed_address_at_another_station() {
-    if !require_root("an_allowed_address_at_another_station") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["hostile", "friend", "other"]);
     let wire = cluster.pod("other").wire("eth0").unwrap();
     let mut tally = Tally::default();

@@ -102,31 +102,27 @@ fn into_a_pod(node: usize, v6: bool, options: &[u8]) {
 
 #[test]
 fn refragmented_ipv6_on_a_ptp_node() {
-    if require_root("refragmented_ipv6_on_a_ptp_node") {
-        into_a_pod(0, true, &[]);
-    }
+    require_root!();
+    into_a_pod(0, true, &[]);
 }
 
 #[test]
 fn refragmented_ipv6_on_a_bridge_node() {
-    if require_root("refragmented_ipv6_on_a_bridge_node") {
-        into_a_pod(1, true, &[]);
-    }
+    require_root!();
+    into_a_pod(1, true, &[]);
 }
 
 #[test]
 fn refragmented_ipv4() {
-    if require_root("refragmented_ipv4") {
-        into_a_pod(0, false, &[]);
-        into_a_pod(1, false, &[]);
-    }
+    require_root!();
+    into_a_pod(0, false, &[]);
+    into_a_pod(1, false, &[]);
 }
 
 /// Router alert: the parts are written anew one by one.
 #[test]
 fn refragmented_ipv4_with_options() {
-    if require_root("refragmented_ipv4_with_options") {
-        into_a_pod(0, false, &[148, 4, 0, 0]);
-        into_a_pod(1, false, &[148, 4, 0, 0]);
-    }
+    require_root!();
+    into_a_pod(0, false, &[148, 4, 0, 0]);
+    into_a_pod(1, false, &[148, 4, 0, 0]);
 }

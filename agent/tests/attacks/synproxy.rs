@@ -47,9 +47,7 @@ fn client_port(client: IpAddr, frame: &[u8]) -> Option<u16> {
 
 #[test]
 fn connections_that_synproxy_opens() {
-    if !require_root("connections_that_synproxy_opens") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(netpold_testbed::Cni::Ptp).with_pods(&["victim", "stranger"]);
     let node = &cluster.nodes[0];
     node.translate(Proxy::Nftables, &[]).unwrap();

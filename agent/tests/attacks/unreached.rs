@@ -106,31 +106,26 @@ fn of_a_denied_neighbour(unreached: Unreached) {
 
 #[test]
 fn answers_of_a_denied_backend() {
-    if require_root("answers_of_a_denied_backend") {
-        of_a_denied_neighbour(Unreached::Datagrams);
-    }
+    require_root!();
+    of_a_denied_neighbour(Unreached::Datagrams);
 }
 
 #[test]
 fn handshakes_of_a_denied_backend() {
-    if require_root("handshakes_of_a_denied_backend") {
-        of_a_denied_neighbour(Unreached::Handshakes);
-    }
+    require_root!();
+    of_a_denied_neighbour(Unreached::Handshakes);
 }
 
 #[test]
 fn errors_of_a_denied_backend() {
-    if require_root("errors_of_a_denied_backend") {
-        of_a_denied_neighbour(Unreached::Errors);
-    }
+    require_root!();
+    of_a_denied_neighbour(Unreached::Errors);
 }
 
 /// On another node, what the client sends drops where it leaves its own.
 #[test]
 fn answers_of_a_denied_backend_elsewhere() {
-    if !require_root("answers_of_a_denied_backend_elsewhere") {
-        return;
-    }
+    require_root!();
     let mut tally = Tally::default();
     for node in [0, 1] {
         for unreached in [Unreached::Datagrams, Unreached::Errors] {
@@ -148,9 +143,7 @@ fn answers_of_a_denied_backend_elsewhere() {
 /// client's own has forgotten it: so what a backend there sends comes in the Service's name.
 #[test]
 fn answers_in_a_services_name_by_another_node() {
-    if !require_root("answers_in_a_services_name_by_another_node") {
-        return;
-    }
+    require_root!();
     let mut tally = Tally::default();
     for node in [0, 1] {
         let mut cluster = Cluster::two();

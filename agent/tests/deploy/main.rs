@@ -129,9 +129,7 @@ fn boot(shop: &Shop, agent: &Agent, notify: &Path) -> Ended {
 
 #[test]
 fn the_boot_unit_keeps_the_node_until_the_agent_is_there() {
-    if !require_root("the_boot_unit_keeps_the_node_until_the_agent_is_there") {
-        return;
-    }
+    require_root!();
     let shop = Shop::new(Node::new("boot", Cni::Ptp, "10.111.9.0/24", "fd00:111:9::/64").unwrap());
     shop.manifests.write("deny.yaml", DENY).unwrap();
     let manifests = shop.manifests.directory().to_owned();
@@ -222,9 +220,7 @@ fn with_the_units_capabilities(directory: &Path) -> PathBuf {
 
 #[test]
 fn the_units_capabilities_are_enough() {
-    if !require_root("the_units_capabilities_are_enough") {
-        return;
-    }
+    require_root!();
     let shop = Shop::new(Node::new("caps", Cni::Ptp, "10.111.7.0/24", "fd00:111:7::/64").unwrap());
     let binary = with_the_units_capabilities(shop.directory.path());
     let manifests = shop.manifests.directory().to_owned();

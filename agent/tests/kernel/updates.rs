@@ -357,9 +357,7 @@ fn chain(seed: u64) -> (usize, usize) {
 
 #[test]
 fn every_operation_shows_before_or_after() {
-    if !netpold_testbed::require_root("every_operation_shows_before_or_after") {
-        return;
-    }
+    netpold_testbed::require_root!();
     let done = (0..CHAINS).map(chain).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
     println!("{} operations, {} packets judged", done.0, done.1);
     assert!(done.0 > 100 && done.1 > 5_000, "the sample is too small: {done:?}");
@@ -368,9 +366,7 @@ fn every_operation_shows_before_or_after() {
 /// Nothing but addresses, more than their table holds; then they go.
 #[test]
 fn addresses_without_room_leave_nothing_behind() {
-    if !netpold_testbed::require_root("addresses_without_room_leave_nothing_behind") {
-        return;
-    }
+    netpold_testbed::require_root!();
     let mut kernel = Kernel::load(true);
     let addresses = || (1..=2 * HOST6_WAYS as u128).map(Ipv6Addr::from_bits);
     let entered = addresses().map(|address| Op::Host6(address, 1));

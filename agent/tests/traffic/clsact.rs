@@ -10,9 +10,7 @@ use crate::load::{guarded, under_load};
 
 #[test]
 fn clsact_under_load() {
-    if !require_root("clsact_under_load") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded(Cni::Ptp);
     cluster.prepare = kernel::without_tcx;
     cluster.enforce();
@@ -31,9 +29,7 @@ fn clsact_under_load() {
 /// The pod stays but is no longer Kubernetes': so do its filters.
 #[test]
 fn filters_stay_with_the_veth_of_a_deleted_pod() {
-    if !require_root("filters_stay_with_the_veth_of_a_deleted_pod") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded(Cni::Bridge);
     cluster.prepare = kernel::without_tcx;
     cluster.enforce();
@@ -53,9 +49,7 @@ fn filters_stay_with_the_veth_of_a_deleted_pod() {
 #[test]
 fn a_filter_put_in_front_is_put_behind() {
     const TC_ACT_OK: i32 = 0;
-    if !require_root("a_filter_put_in_front_is_put_behind") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded(Cni::Ptp);
     cluster.prepare = kernel::without_tcx;
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();

@@ -35,9 +35,7 @@ fn is_isolated(name: &'static str) -> impl Fn(&Value) -> bool {
 
 #[test]
 fn an_answer_of_cni_is_enough() {
-    if !require_root("an_answer_of_cni_is_enough") {
-        return;
-    }
+    require_root!();
     let (mut cluster, results) = cluster();
     cluster.enforce();
     // The pod is made again, under the same name: its status knows no address.
@@ -74,9 +72,7 @@ fn an_answer_of_cni_is_enough() {
 /// after it.
 #[test]
 fn from_the_answer_to_policy() {
-    if !require_root("from_the_answer_to_policy") {
-        return;
-    }
+    require_root!();
     const ROUNDS: usize = 10;
     let (mut cluster, results) = cluster();
     std::fs::create_dir(&results).unwrap();

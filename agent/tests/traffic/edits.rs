@@ -79,9 +79,7 @@ fn edit(update: u32, number: u32) -> Change {
 
 #[test]
 fn edits_that_concern_no_flow_touch_none() {
-    if !require_root("edits_that_concern_no_flow_touch_none") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded(Cni::Ptp);
     cluster.add(0, "spare");
     cluster.write();
@@ -148,9 +146,7 @@ fn large(from: &[IpAddr], turn: u32) -> Change {
 
 #[test]
 fn what_is_large_is_compiled_beside_others_edits() {
-    if !require_root("what_is_large_is_compiled_beside_others_edits") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded(Cni::Ptp);
     cluster.add(0, "spare");
     cluster.without_policy("f").without_policy("to");

@@ -35,9 +35,7 @@ fn says(mut from: &TcpStream, mut to: &TcpStream, why: &str) {
 /// Somebody else sends resets and FINs from the client's address and port, with any sequence numbers.
 #[test]
 fn forged_ends_cut_no_connection() {
-    if !require_root("forged_ends_cut_no_connection") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client", "forger"]);
     // Forged sources do not get this far otherwise.
     cluster.arguments = vec!["--check-source".into(), "off".into()];
@@ -71,9 +69,7 @@ fn forged_ends_cut_no_connection() {
 /// What the node's own conntrack has forgotten is no flow any more.
 #[test]
 fn no_flow_is_kept_longer_than_the_kernel_keeps_it() {
-    if !require_root("no_flow_is_kept_longer_than_the_kernel_keeps_it") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
     let keep = |cluster: &Cluster, seconds: &str| {
         cluster.nodes[0].netns().sysctl("netfilter/nf_conntrack_udp_timeout", seconds)

@@ -30,25 +30,21 @@ fn port_unreachable(cni: Cni) {
 
 #[test]
 fn port_unreachable_on_a_ptp_node() {
-    if require_root("port_unreachable_on_a_ptp_node") {
-        port_unreachable(Cni::Ptp);
-    }
+    require_root!();
+    port_unreachable(Cni::Ptp);
 }
 
 #[test]
 fn port_unreachable_on_a_bridge_node() {
-    if require_root("port_unreachable_on_a_bridge_node") {
-        port_unreachable(Cni::Bridge);
-    }
+    require_root!();
+    port_unreachable(Cni::Bridge);
 }
 
 /// The last hop, on the other node, is narrow: its router tells the isolated sender, whose node
 /// has never heard from that router.
 #[test]
 fn path_mtu_is_learnt() {
-    if !require_root("path_mtu_is_learnt") {
-        return;
-    }
+    require_root!();
     const NARROW: libc::c_int = 1300;
     let mut cluster = Cluster::two().with_pods(&["server"]);
     cluster.add(1, "client");

@@ -35,9 +35,7 @@ fn are_cut(flows: &mut [(String, Flow)], why: &str) {
 
 #[test]
 fn ingress_policy_cuts_and_keeps() {
-    if !require_root("ingress_policy_cuts_and_keeps") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
     cluster.enforce();
     let mut flows = flows(&cluster, "client");
@@ -54,9 +52,7 @@ fn ingress_policy_cuts_and_keeps() {
 
 #[test]
 fn egress_policy_cuts_and_keeps() {
-    if !require_root("egress_policy_cuts_and_keeps") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::two().with_pods(&["server"]);
     cluster.add(1, "client");
     cluster.policy("p", isolate("server", &BOTH)).policy("q", allow_from("server", "client"));
@@ -72,9 +68,7 @@ fn egress_policy_cuts_and_keeps() {
 
 #[test]
 fn replies_reach_a_client_that_becomes_isolated() {
-    if !require_root("replies_reach_a_client_that_becomes_isolated") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["server", "client"]);
     cluster.enforce();
     let mut flows = flows(&cluster, "client");
@@ -86,9 +80,7 @@ fn replies_reach_a_client_that_becomes_isolated() {
 /// The agent sweeps conntrack every ten seconds.
 #[test]
 fn flows_survive_sweeps() {
-    if !require_root("flows_survive_sweeps") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
     cluster.policy("p", isolate("client", &BOTH)).policy("q", allow_to("client", "server"));
     cluster.policy("s", isolate("server", &["Egress"])).enforce();

@@ -102,9 +102,7 @@ fn traces(cluster: &Cluster) -> (Value, Value, BTreeSet<String>) {
 
 #[test]
 fn objects_tables_and_kernel_agree_and_asking_leaves_nothing() {
-    if !require_root("objects_tables_and_kernel_agree_and_asking_leaves_nothing") {
-        return;
-    }
+    require_root!();
     let mut cluster = world();
     cluster.denied("c", "server");
     cluster.reaches("a", "server");

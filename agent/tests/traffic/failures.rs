@@ -42,9 +42,7 @@ fn refused(output: &Output, message: &str) {
 
 #[test]
 fn two_agents_on_one_pin_root() {
-    if !require_root("two_agents_on_one_pin_root") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded();
     let output = second(&cluster, &cluster.agents[0].bpffs()).output().unwrap();
     refused(&output, "another netpold agent is running on this pin root; nothing was changed");
@@ -56,9 +54,7 @@ fn two_agents_on_one_pin_root() {
 
 #[test]
 fn a_broken_manifest_keeps_the_last_good_state() {
-    if !require_root("a_broken_manifest_keeps_the_last_good_state") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded();
     let broken = "{\"apiVersion\": \"v1\",
 \"kind\": ] }
@@ -98,9 +94,7 @@ pub(crate) fn from_many() -> serde_json::Value {
 /// A pod that comes while updates fail is named, and enforced once they succeed.
 #[test]
 fn updates_that_fail_for_a_while() {
-    if !require_root("updates_that_fail_for_a_while") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded();
     let pins = cluster.agents[0].bpffs();
     remount(&pins, "ro");
@@ -144,9 +138,7 @@ const CAP_SYS_ADMIN: libc::c_int = 21;
 
 #[test]
 fn without_privileges() {
-    if !require_root("without_privileges") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded();
     cluster.agents[0].end(Signal::SIGTERM);
     let pins = cluster.agents[0].bpffs();
@@ -158,9 +150,7 @@ fn without_privileges() {
 
 #[test]
 fn without_bpffs() {
-    if !require_root("without_bpffs") {
-        return;
-    }
+    require_root!();
     let cluster = Cluster::one(Cni::Ptp);
     let elsewhere = cluster.directory.path().join("bpf");
     let mut command = second(&cluster, &elsewhere);
@@ -174,9 +164,7 @@ fn without_bpffs() {
 /// The agent does not give up (a full memory may have been the reason) but says so at once.
 #[test]
 fn without_ebpf() {
-    if !require_root("without_ebpf") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Ptp);
     cluster.write();
     let elsewhere = cluster.directory.path().join("bpf");
@@ -194,9 +182,7 @@ fn without_ebpf() {
 /// A kernel built without BTF is refused, with the reason.
 #[test]
 fn without_btf() {
-    if !require_root("without_btf") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Ptp);
     cluster.write();
     let elsewhere = cluster.directory.path().join("bpf");

@@ -226,9 +226,7 @@ fn floods(packets: usize) {
 /// More half-open flows than conntrack holds.
 #[test]
 fn established_flows_outlive_floods() {
-    if !require_root("established_flows_outlive_floods") {
-        return;
-    }
+    require_root!();
     floods(600_000);
 }
 
@@ -244,9 +242,7 @@ fn twenty_million(port: u16) {
 #[test]
 #[ignore = "takes minutes; the figures in agent/THREATS.md are from here"]
 fn established_flows_outlive_twenty_million_denied_syns() {
-    if !require_root("established_flows_outlive_twenty_million_denied_syns") {
-        return;
-    }
+    require_root!();
     twenty_million(DENIED);
 }
 
@@ -254,8 +250,6 @@ fn established_flows_outlive_twenty_million_denied_syns() {
 #[test]
 #[ignore = "takes minutes; the figures in agent/THREATS.md are from here"]
 fn established_flows_outlive_twenty_million_syns() {
-    if !require_root("established_flows_outlive_twenty_million_syns") {
-        return;
-    }
+    require_root!();
     twenty_million(ALLOWED);
 }

@@ -43,24 +43,20 @@ fn long_datagrams(cni: Cni) {
 
 #[test]
 fn long_datagrams_on_a_ptp_node() {
-    if require_root("long_datagrams_on_a_ptp_node") {
-        long_datagrams(Cni::Ptp);
-    }
+    require_root!();
+    long_datagrams(Cni::Ptp);
 }
 
 #[test]
 fn long_datagrams_on_a_bridge_node() {
-    if require_root("long_datagrams_on_a_bridge_node") {
-        long_datagrams(Cni::Bridge);
-    }
+    require_root!();
+    long_datagrams(Cni::Bridge);
 }
 
 /// IPv6 parts with options behind the Fragment header, as the kernel puts them together.
 #[test]
 fn parts_with_options_behind_their_fragment_header() {
-    if !require_root("parts_with_options_behind_their_fragment_header") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
     let port = serde_json::json!({
         "podSelector": { "matchLabels": { "app": "server" } },

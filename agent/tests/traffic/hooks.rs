@@ -144,9 +144,7 @@ fn guarded() -> Cluster {
 
 #[test]
 fn programs_of_others_still_run() {
-    if !require_root("programs_of_others_still_run") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded();
     let before = match attach(&cluster, "server", TCX_DROP) {
         Ok(link) => link,
@@ -166,9 +164,7 @@ fn programs_of_others_still_run() {
 /// One that lets everything pass was there first; netpold's word comes before its.
 #[test]
 fn programs_of_others_do_not_overrule() {
-    if !require_root("programs_of_others_do_not_overrule") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded();
     let _link = match attach(&cluster, "server", TCX_PASS) {
         Ok(link) => link,
@@ -182,9 +178,7 @@ fn programs_of_others_do_not_overrule() {
 /// A link that somebody unpins by hand is put back within the interval of the look-over.
 #[test]
 fn a_program_that_was_removed_by_hand_is_put_back() {
-    if !require_root("a_program_that_was_removed_by_hand_is_put_back") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded();
     cluster.enforce();
     cluster.denied("stranger", "server");
@@ -215,9 +209,7 @@ fn put_right(times: u64) -> impl FnMut(&Value) -> bool {
 #[test]
 fn a_program_put_in_front_is_put_behind() {
     const TEST: &str = "a_program_put_in_front_is_put_behind";
-    if !require_root(TEST) {
-        return;
-    }
+    require_root!();
     let mut cluster = looked_after();
     let first = match accept_first(&cluster, "server", BPF_TCX_EGRESS) {
         Ok(link) => link,
@@ -241,10 +233,7 @@ fn a_program_put_in_front_is_put_behind() {
 /// Allowed traffic does not notice that programs change their order.
 #[test]
 fn traffic_goes_on_while_the_order_is_put_right() {
-    const TEST: &str = "traffic_goes_on_while_the_order_is_put_right";
-    if !require_root(TEST) {
-        return;
-    }
+    require_root!();
     let mut cluster = load::guarded(Cni::Ptp);
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
     cluster.enforce();
@@ -265,9 +254,7 @@ fn traffic_goes_on_while_the_order_is_put_right() {
 #[test]
 fn who_insists_on_being_first_is_named() {
     const TEST: &str = "who_insists_on_being_first_is_named";
-    if !require_root(TEST) {
-        return;
-    }
+    require_root!();
     let mut cluster = looked_after();
     let mut last = None;
     for times in 1..=3 {
@@ -297,9 +284,7 @@ fn who_insists_on_being_first_is_named() {
 #[test]
 fn packets_past_the_programs_are_named() {
     const TEST: &str = "packets_past_the_programs_are_named";
-    if !require_root(TEST) {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded();
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
     cluster.enforce();

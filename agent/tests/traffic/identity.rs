@@ -116,16 +116,14 @@ fn hidden_addresses(cni: Cni) {
 
 #[test]
 fn an_address_that_is_hidden_inside_opens_nothing_on_a_ptp_node() {
-    if require_root("an_address_that_is_hidden_inside_opens_nothing_on_a_ptp_node") {
-        hidden_addresses(Cni::Ptp);
-    }
+    require_root!();
+    hidden_addresses(Cni::Ptp);
 }
 
 #[test]
 fn an_address_that_is_hidden_inside_opens_nothing_on_a_bridge_node() {
-    if require_root("an_address_that_is_hidden_inside_opens_nothing_on_a_bridge_node") {
-        hidden_addresses(Cni::Bridge);
-    }
+    require_root!();
+    hidden_addresses(Cni::Bridge);
 }
 
 /// In the place of its own address, also before an agent starts anew.
@@ -158,24 +156,20 @@ fn anothers_address(cni: Cni) {
 
 #[test]
 fn another_pods_address_inside_gives_nothing_on_a_ptp_node() {
-    if require_root("another_pods_address_inside_gives_nothing_on_a_ptp_node") {
-        anothers_address(Cni::Ptp);
-    }
+    require_root!();
+    anothers_address(Cni::Ptp);
 }
 
 #[test]
 fn another_pods_address_inside_gives_nothing_on_a_bridge_node() {
-    if require_root("another_pods_address_inside_gives_nothing_on_a_bridge_node") {
-        anothers_address(Cni::Bridge);
-    }
+    require_root!();
+    anothers_address(Cni::Bridge);
 }
 
 /// The pod's side of the veth goes to a namespace of the pod's own making.
 #[test]
 fn a_veth_that_is_moved_within_its_pod_stays_the_pods() {
-    if !require_root("a_veth_that_is_moved_within_its_pod_stays_the_pods") {
-        return;
-    }
+    require_root!();
     let mut cluster = world(Cni::Ptp);
     let nested = Netns::create("nested").unwrap();
     let own = cluster.pod("locked").ip4().unwrap();
@@ -247,24 +241,20 @@ fn kept(cluster: &Cluster) {
 
 #[test]
 fn a_deleted_pod_keeps_its_last_policy_on_a_ptp_node() {
-    if require_root("a_deleted_pod_keeps_its_last_policy_on_a_ptp_node") {
-        deleted(Cni::Ptp);
-    }
+    require_root!();
+    deleted(Cni::Ptp);
 }
 
 #[test]
 fn a_deleted_pod_keeps_its_last_policy_on_a_bridge_node() {
-    if require_root("a_deleted_pod_keeps_its_last_policy_on_a_bridge_node") {
-        deleted(Cni::Bridge);
-    }
+    require_root!();
+    deleted(Cni::Bridge);
 }
 
 /// Deleted while no agent runs, and no state tells what it was.
 #[test]
 fn a_pod_of_which_nothing_is_known_any_more_is_denied() {
-    if !require_root("a_pod_of_which_nothing_is_known_any_more_is_denied") {
-        return;
-    }
+    require_root!();
     let mut cluster = world(Cni::Bridge);
     cluster.agents[0].end(Signal::SIGKILL);
     let _ = std::fs::remove_file(cluster.agents[0].state().join("last"));
@@ -279,9 +269,7 @@ fn a_pod_of_which_nothing_is_known_any_more_is_denied() {
 /// The same name and address on a new veth, while the old one is there with all that runs behind it.
 #[test]
 fn a_pod_that_is_made_again_inherits_nothing_and_leaves_nothing() {
-    if !require_root("a_pod_that_is_made_again_inherits_nothing_and_leaves_nothing") {
-        return;
-    }
+    require_root!();
     let mut cluster = world(Cni::Bridge);
     let old = cluster.take("locked");
     let spec = PodSpec::new(NAMESPACE, "locked").label("app", "free");
@@ -308,9 +296,7 @@ fn a_pod_that_is_made_again_inherits_nothing_and_leaves_nothing() {
 /// A younger pod says in its status that it has the address of `locked`.
 #[test]
 fn a_pod_that_claims_anothers_address_does_not_get_its_veth() {
-    if !require_root("a_pod_that_claims_anothers_address_does_not_get_its_veth") {
-        return;
-    }
+    require_root!();
     for cni in [Cni::Ptp, Cni::Bridge] {
         let mut cluster = world(cni);
         let mut claimer = cluster.pod("locked").manifest();
@@ -336,9 +322,7 @@ fn a_pod_that_claims_anothers_address_does_not_get_its_veth() {
 /// A second interface of a pod is under the pod's policies.
 #[test]
 fn further_interfaces_of_a_pod_are_judged_as_it_is() {
-    if !require_root("further_interfaces_of_a_pod_are_judged_as_it_is") {
-        return;
-    }
+    require_root!();
     let mut cluster = world(Cni::Ptp);
     let (node, locked) = (&cluster.nodes[0], cluster.pod("locked"));
     let add = format!(
@@ -367,9 +351,7 @@ fn further_interfaces_of_a_pod_are_judged_as_it_is() {
 /// outage: its namespace's policies, and its manifest's labels where there is one.
 #[test]
 fn a_static_pod_that_nobody_has_listed_is_under_policy() {
-    if !require_root("a_static_pod_that_nobody_has_listed_is_under_policy") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["friend", "server", "stranger"]);
     let results = cluster.directory.path().join("results");
     let manifests = cluster.directory.path().join("static");

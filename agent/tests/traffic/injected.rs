@@ -186,9 +186,7 @@ fn outage(cluster: &mut Cluster, injector: &Injector, commands: &[u32], errno: i
 
 #[test]
 fn no_memory_for_larger_tables() {
-    if !require_root("no_memory_for_larger_tables") {
-        return;
-    }
+    require_root!();
     let (mut cluster, injector) = guarded();
     cluster.policy("many", from_many());
     outage(&mut cluster, &injector, &[MAP_CREATE], libc::ENOMEM, "Cannot allocate memory");
@@ -197,9 +195,7 @@ fn no_memory_for_larger_tables() {
 /// Programs are loaded anew for larger tables; the maps are there by then.
 #[test]
 fn no_memory_for_the_programs_of_larger_tables() {
-    if !require_root("no_memory_for_the_programs_of_larger_tables") {
-        return;
-    }
+    require_root!();
     let (mut cluster, injector) = guarded();
     cluster.policy("many", from_many());
     outage(&mut cluster, &injector, &[PROG_LOAD], libc::ENOMEM, "Cannot allocate memory");
@@ -208,9 +204,7 @@ fn no_memory_for_the_programs_of_larger_tables() {
 /// The IPv6 tables alone are written by system calls.
 #[test]
 fn a_map_that_is_full() {
-    if !require_root("a_map_that_is_full") {
-        return;
-    }
+    require_root!();
     let (mut cluster, injector) = guarded();
     outage(&mut cluster, &injector, &[MAP_UPDATE_ELEM], libc::E2BIG, "Argument list too long");
     outage(&mut cluster, &injector, &[MAP_UPDATE_ELEM], libc::ENOMEM, "Cannot allocate memory");
@@ -218,9 +212,7 @@ fn a_map_that_is_full() {
 
 #[test]
 fn programs_that_cannot_be_attached() {
-    if !require_root("programs_that_cannot_be_attached") {
-        return;
-    }
+    require_root!();
     let (mut cluster, injector) = guarded();
     outage(&mut cluster, &injector, &[LINK_CREATE], libc::ENOMEM, "Cannot allocate memory");
     outage(&mut cluster, &injector, &[OBJ_PIN], libc::ENOSPC, "No space left on device");
@@ -229,9 +221,7 @@ fn programs_that_cannot_be_attached() {
 /// As for a process whose capabilities were taken from it.
 #[test]
 fn privileges_that_are_lost() {
-    if !require_root("privileges_that_are_lost") {
-        return;
-    }
+    require_root!();
     let (mut cluster, injector) = guarded();
     cluster.policy("many", from_many());
     let all = [MAP_CREATE, MAP_UPDATE_ELEM, PROG_LOAD, OBJ_PIN, LINK_CREATE, LINK_UPDATE];

@@ -22,9 +22,7 @@ fn arrives(server: &UdpSocket, within: Duration) -> bool {
 /// From the file's appearance to the first packet that passes by it.
 #[test]
 fn from_file_to_packet() {
-    if !require_root("from_file_to_packet") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
     cluster.policy("p", allow_from("server", "nobody")).enforce();
     let (from, to) = (cluster.pod("client").addresses()[0], cluster.pod("server").addresses()[0]);

@@ -58,9 +58,7 @@ fn files(cluster: &Cluster) -> Vec<PathBuf> {
 
 #[test]
 fn policies_are_learned_and_put_in_force() {
-    if !require_root("policies_are_learned_and_put_in_force") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::two().with_pods(&["server", "client", "stranger"]);
     cluster.add(1, "far");
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();

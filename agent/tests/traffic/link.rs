@@ -135,9 +135,7 @@ fn report(number: [u8; 6], more: usize) -> Vec<u8> {
 /// there from a pod that no policy selects, and not from this one.
 #[test]
 fn neighbour_discovery_of_an_isolated_pod_does_not_leave_the_node() {
-    if !require_root("neighbour_discovery_of_an_isolated_pod_does_not_leave_the_node") {
-        return;
-    }
+    require_root!();
     for node in [0, 1] {
         let mut cluster = Cluster::two();
         for name in ["free", "mute"] {
@@ -165,9 +163,7 @@ fn neighbour_discovery_of_an_isolated_pod_does_not_leave_the_node() {
 /// What two pods of a bridge that may neither send nor get anything can say to each other.
 #[test]
 fn isolated_pods_of_a_bridge_have_no_channel_in_link_messages() {
-    if !require_root("isolated_pods_of_a_bridge_have_no_channel_in_link_messages") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["mute", "deaf", "other"]);
     cluster.policy("mute", isolate("mute", &["Ingress", "Egress"]));
     cluster.policy("deaf", isolate("deaf", &["Ingress", "Egress"])).enforce();
@@ -207,9 +203,7 @@ fn isolated_pods_of_a_bridge_have_no_channel_in_link_messages() {
 /// What isolated pods need of their link is left to them: caches are emptied, policy allows one way.
 #[test]
 fn isolated_pods_find_each_other() {
-    if !require_root("isolated_pods_find_each_other") {
-        return;
-    }
+    require_root!();
     for cni in [Cni::Bridge, Cni::Ptp] {
         let mut cluster = Cluster::one(cni).with_pods(&["server", "friend", "stranger"]);
         let mut both = allow_from("server", "friend");
@@ -235,9 +229,7 @@ fn isolated_pods_find_each_other() {
 /// A pod that no policy selects claims another's addresses, which an allowed one has.
 #[test]
 fn no_pod_of_a_bridge_claims_anothers_address() {
-    if !require_root("no_pod_of_a_bridge_claims_anothers_address") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["server", "liar", "friend"]);
     let gateway = PodSpec::new(NAMESPACE, "gateway").annotation("netpold.io/check-source", "off");
     cluster.add_as(0, gateway);
@@ -263,9 +255,7 @@ fn no_pod_of_a_bridge_claims_anothers_address() {
 /// may not.
 #[test]
 fn a_route_beyond_the_destination_is_not_taken() {
-    if !require_root("a_route_beyond_the_destination_is_not_taken") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "free", "mute"]);
     cluster.policy("mute", isolate("mute", &["Egress"])).enforce();
     let node = &cluster.nodes[0];
@@ -301,9 +291,7 @@ fn a_route_beyond_the_destination_is_not_taken() {
 /// A bridge does not know where a station is: its frames go to every pod, and are none of theirs.
 #[test]
 fn flooded_frames_are_nobodys_traffic() {
-    if !require_root("flooded_frames_are_nobodys_traffic") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["sender", "deaf"]);
     cluster.policy("deaf", isolate("deaf", &["Ingress", "Egress"])).enforce();
     let sender = cluster.pod("sender");

@@ -45,24 +45,20 @@ fn forged(cni: Cni) {
 
 #[test]
 fn a_pod_on_a_ptp_node_cannot_forge_a_mark() {
-    if require_root("a_pod_on_a_ptp_node_cannot_forge_a_mark") {
-        forged(Cni::Ptp);
-    }
+    require_root!();
+    forged(Cni::Ptp);
 }
 
 #[test]
 fn a_pod_on_a_bridge_node_cannot_forge_a_mark() {
-    if require_root("a_pod_on_a_bridge_node_cannot_forge_a_mark") {
-        forged(Cni::Bridge);
-    }
+    require_root!();
+    forged(Cni::Bridge);
 }
 
 /// A container that no object tells of, and another node.
 #[test]
 fn nobody_whom_netpold_does_not_know_can_forge_a_mark() {
-    if !require_root("nobody_whom_netpold_does_not_know_can_forge_a_mark") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::two();
     cluster.add(0, "server");
     cluster.policy("server", isolate("server", &["Ingress"])).enforce();

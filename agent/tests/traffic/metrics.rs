@@ -92,9 +92,7 @@ const DENIED: &str = "netpold_dropped_packets_total{direction=\"ingress\",reason
 
 #[test]
 fn numbers_tell_what_happens() {
-    if !require_root("numbers_tell_what_happens") {
-        return;
-    }
+    require_root!();
     let mut cluster = cluster();
     enforce(&mut cluster);
     let before = Scrape::of(&cluster);
@@ -161,9 +159,7 @@ fn documented() -> BTreeMap<String, String> {
 
 #[test]
 fn every_metric_is_documented_and_every_documented_one_is_there() {
-    if !require_root("every_metric_is_documented_and_every_documented_one_is_there") {
-        return;
-    }
+    require_root!();
     let mut cluster = cluster();
     enforce(&mut cluster);
     let scrape = Scrape::of(&cluster);
@@ -180,9 +176,7 @@ fn every_metric_is_documented_and_every_documented_one_is_there() {
 
 #[test]
 fn readiness_says_what_is_missing() {
-    if !require_root("readiness_says_what_is_missing") {
-        return;
-    }
+    require_root!();
     let mut cluster = cluster();
     enforce(&mut cluster);
     let ask = |cluster: &Cluster, path: &str| get(&cluster.nodes[0], local(6), path);
@@ -207,9 +201,7 @@ fn readiness_says_what_is_missing() {
 /// Pods always reach their own node, so one may try to keep the kubelet's probes out.
 #[test]
 fn a_pod_cannot_keep_the_node_from_being_answered() {
-    if !require_root("a_pod_cannot_keep_the_node_from_being_answered") {
-        return;
-    }
+    require_root!();
     let mut cluster = cluster();
     enforce(&mut cluster);
     let node = cluster.nodes[0].addresses()[0];
@@ -229,9 +221,7 @@ fn a_pod_cannot_keep_the_node_from_being_answered() {
 /// another one's scrapes get through, and its own do.
 #[test]
 fn a_pod_cannot_keep_another_from_being_answered() {
-    if !require_root("a_pod_cannot_keep_another_from_being_answered") {
-        return;
-    }
+    require_root!();
     let mut cluster = cluster();
     enforce(&mut cluster);
     let to = SocketAddr::from((cluster.nodes[0].addresses()[0], LISTEN));
@@ -249,9 +239,7 @@ fn a_pod_cannot_keep_another_from_being_answered() {
 
 #[test]
 fn it_stops_at_once_whoever_is_connected() {
-    if !require_root("it_stops_at_once_whoever_is_connected") {
-        return;
-    }
+    require_root!();
     let mut cluster = cluster();
     enforce(&mut cluster);
     let connect = || TcpStream::connect_timeout(&local(4), PATIENCE).unwrap();

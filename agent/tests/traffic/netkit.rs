@@ -84,9 +84,7 @@ fn behind_netkit(cluster: &Cluster, mode: NetkitMode) -> io::Result<Pod> {
 #[test]
 fn nobody_behind_a_netkit_device_can_forge_a_mark() {
     const TEST: &str = "nobody_behind_a_netkit_device_can_forge_a_mark";
-    if !require_root(TEST) {
-        return;
-    }
+    require_root!();
     for mode in [NetkitMode::L2, NetkitMode::L3] {
         let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend"]);
         cluster.policy("server", allow_from("server", "friend")).enforce();

@@ -15,9 +15,7 @@ fn denying() -> Cluster {
 
 #[test]
 fn a_pod_that_nobody_knows_reaches_its_node_alone() {
-    if !require_root("a_pod_that_nobody_knows_reaches_its_node_alone") {
-        return;
-    }
+    require_root!();
     let mut cluster = denying();
     cluster.enforce();
     cluster.add(0, "late");
@@ -43,9 +41,7 @@ fn a_pod_that_nobody_knows_reaches_its_node_alone() {
 /// Interfaces that were there first may be nobody's pods.
 #[test]
 fn what_was_there_before_the_agent_is_left_alone() {
-    if !require_root("what_was_there_before_the_agent_is_left_alone") {
-        return;
-    }
+    require_root!();
     let mut cluster = denying();
     let foreign = cluster.take("stranger");
     cluster.enforce();
@@ -60,9 +56,7 @@ fn what_was_there_before_the_agent_is_left_alone() {
 /// From a veth's creation to both programs on it: the pins tell.
 #[test]
 fn from_creation_to_attachment() {
-    if !require_root("from_creation_to_attachment") {
-        return;
-    }
+    require_root!();
     const ROUNDS: u32 = 20;
     let mut cluster = denying();
     cluster.enforce();

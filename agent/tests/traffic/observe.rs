@@ -163,9 +163,7 @@ fn probe(cluster: &Cluster, from: &str, protocol: Protocol, patience: Duration) 
 
 #[test]
 fn events_have_the_policy_and_rule_that_explain_names() {
-    if !require_root("events_have_the_policy_and_rule_that_explain_names") {
-        return;
-    }
+    require_root!();
     let cluster = cluster();
     // It may begin to follow only after the first of them.
     let watcher = Following::new(&cluster, &["--new-flows", "--since", "10m"]);
@@ -225,9 +223,7 @@ fn events_have_the_policy_and_rule_that_explain_names() {
 
 #[test]
 fn filters_leave_what_matches_and_what_the_kernel_left_out_is_told() {
-    if !require_root("filters_leave_what_matches_and_what_the_kernel_left_out_is_told") {
-        return;
-    }
+    require_root!();
     let cluster = cluster();
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         assert!(probe(&cluster, "friend", protocol, PATIENCE), "{protocol}");
@@ -305,9 +301,7 @@ fn filters_leave_what_matches_and_what_the_kernel_left_out_is_told() {
 /// The kernel tells of a hundred drops a second and processor, and of another pod's even then.
 #[test]
 fn a_pods_flood_hides_no_other_pods_drops() {
-    if !require_root("a_pods_flood_hides_no_other_pods_drops") {
-        return;
-    }
+    require_root!();
     let pods = ["flooder", "quiet"];
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&pods);
     for pod in pods {

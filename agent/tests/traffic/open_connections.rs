@@ -153,9 +153,7 @@ fn pairs(groups: &Value) -> BTreeSet<Pair> {
 
 #[test]
 fn a_change_cuts_the_connections_that_were_named() {
-    if !require_root("a_change_cuts_the_connections_that_were_named") {
-        return;
-    }
+    require_root!();
     let pods = [&CLIENTS[..], &SERVERS[..]].concat();
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&pods);
     let service = Service::new(1, "both").pods(&cluster, &SERVERS);

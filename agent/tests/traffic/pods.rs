@@ -53,23 +53,19 @@ fn come_go_and_change(cni: Cni) {
 
 #[test]
 fn pods_of_a_ptp_node_come_go_and_change() {
-    if require_root("pods_of_a_ptp_node_come_go_and_change") {
-        come_go_and_change(Cni::Ptp);
-    }
+    require_root!();
+    come_go_and_change(Cni::Ptp);
 }
 
 #[test]
 fn pods_of_a_bridge_node_come_go_and_change() {
-    if require_root("pods_of_a_bridge_node_come_go_and_change") {
-        come_go_and_change(Cni::Bridge);
-    }
+    require_root!();
+    come_go_and_change(Cni::Bridge);
 }
 
 #[test]
 fn a_server_that_changes_address_stays_isolated() {
-    if !require_root("a_server_that_changes_address_stays_isolated") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded(Cni::Ptp);
     let other = ["10.1.1.77", "fd00:1:1::77"].map(|address| address.parse().unwrap());
     cluster.pod_mut("server").change_addresses(&other).unwrap();
@@ -81,9 +77,7 @@ fn a_server_that_changes_address_stays_isolated() {
 /// Another pod with the address, the interface index and even the name of a former one.
 #[test]
 fn nothing_is_inherited() {
-    if !require_root("nothing_is_inherited") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded(Cni::Ptp);
     let friend = cluster.take("friend");
     let (addresses, index) = (friend.addresses().to_vec(), friend.host_ifindex());
@@ -105,9 +99,7 @@ fn nothing_is_inherited() {
 
 #[test]
 fn programs_leave_with_the_pod() {
-    if !require_root("programs_leave_with_the_pod") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded(Cni::Bridge);
     let (gone, stays) = (cluster.take("friend"), cluster.pod("server").host_ifindex());
     let index = gone.host_ifindex();
@@ -123,9 +115,7 @@ fn programs_leave_with_the_pod() {
 /// An established connection is kept for days, but not for a pod that is gone.
 #[test]
 fn flows_end_with_their_pod() {
-    if !require_root("flows_end_with_their_pod") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "mirror", "friend"]);
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
     for name in ["server", "mirror"] {
@@ -175,14 +165,12 @@ fn programs_stay_with_the_veth(arguments: &[&str]) {
 
 #[test]
 fn programs_stay_with_the_veth_of_a_deleted_pod() {
-    if require_root("programs_stay_with_the_veth_of_a_deleted_pod") {
-        programs_stay_with_the_veth(&[]);
-    }
+    require_root!();
+    programs_stay_with_the_veth(&[]);
 }
 
 #[test]
 fn programs_stay_with_the_veth_where_devices_are_left_alone() {
-    if require_root("programs_stay_with_the_veth_where_devices_are_left_alone") {
-        programs_stay_with_the_veth(&["--node-devices=none"]);
-    }
+    require_root!();
+    programs_stay_with_the_veth(&["--node-devices=none"]);
 }

@@ -28,23 +28,19 @@ fn friend_and_stranger(cni: Cni) {
 
 #[test]
 fn policy_on_a_ptp_node() {
-    if require_root("policy_on_a_ptp_node") {
-        friend_and_stranger(Cni::Ptp);
-    }
+    require_root!();
+    friend_and_stranger(Cni::Ptp);
 }
 
 #[test]
 fn policy_on_a_bridge_node() {
-    if require_root("policy_on_a_bridge_node") {
-        friend_and_stranger(Cni::Bridge);
-    }
+    require_root!();
+    friend_and_stranger(Cni::Bridge);
 }
 
 #[test]
 fn policy_between_nodes() {
-    if !require_root("policy_between_nodes") {
-        return;
-    }
+    require_root!();
     for (here, there) in [(0, 1), (1, 0)] {
         let mut cluster = Cluster::two();
         cluster.add(here, "server");
@@ -61,9 +57,7 @@ fn policy_between_nodes() {
 
 #[test]
 fn a_ping_does_not_open_the_way_back() {
-    if !require_root("a_ping_does_not_open_the_way_back") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["a", "b"]);
     cluster.policy("a", isolate("a", &["Ingress"])).enforce();
     let (a, b) = (cluster.pod("a"), cluster.pod("b"));
@@ -78,9 +72,7 @@ fn a_ping_does_not_open_the_way_back() {
 
 #[test]
 fn nodes_and_their_own_pods() {
-    if !require_root("nodes_and_their_own_pods") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::two();
     cluster.add(0, "ptp");
     cluster.add(1, "bridge");
@@ -100,9 +92,7 @@ fn nodes_and_their_own_pods() {
 /// The bridge's address is the node's, though no object says so.
 #[test]
 fn a_pod_reaches_the_bridge_of_its_node() {
-    if !require_root("a_pod_reaches_the_bridge_of_its_node") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["pod"]);
     cluster.policy("p", isolate("pod", &BOTH)).enforce();
     all_pass(cluster.pod("pod"), &cluster.nodes[0], &cluster.nodes[0].bridge_addresses());
@@ -112,11 +102,8 @@ fn a_pod_reaches_the_bridge_of_its_node() {
 /// them, so no rule could name the node instead.
 #[test]
 fn probes_that_a_mesh_translates_reach_isolated_pods() {
-    const TEST: &str = "probes_that_a_mesh_translates_reach_isolated_pods";
     const SOURCES: [&str; 2] = ["169.254.7.127", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff"];
-    if !require_root(TEST) {
-        return;
-    }
+    require_root!();
     for cni in [Cni::Ptp, Cni::Bridge] {
         let mut cluster = Cluster::one(cni).with_pods(&["pod", "stranger"]);
         cluster.policy("p", isolate("pod", &BOTH)).enforce();

@@ -103,9 +103,7 @@ fn forget_flows(cluster: &Cluster) {
 
 #[test]
 fn changed_entries_are_put_right() {
-    if !require_root("changed_entries_are_put_right") {
-        return;
-    }
+    require_root!();
     let mut cluster = watched(Cni::Ptp, |_| ());
     std::thread::sleep(Duration::from_millis(2500));
     let status = cluster.agents[0].status().unwrap();
@@ -122,9 +120,7 @@ fn changed_entries_are_put_right() {
 /// The pins and their file system: programs stay, pins come back, and outlive the agent again.
 #[test]
 fn pins_that_are_gone_come_back() {
-    if !require_root("pins_that_are_gone_come_back") {
-        return;
-    }
+    require_root!();
     let mut cluster = watched(Cni::Ptp, |_| ());
     let bpffs = cluster.agents[0].bpffs();
     tamper(&mut cluster, "pins", 8, |_| {
@@ -143,9 +139,7 @@ fn pins_that_are_gone_come_back() {
 /// Nothing can be pinned, but a new pod is judged; what is missing is told, and made good later.
 #[test]
 fn a_read_only_bpffs_leaves_no_new_pod_open() {
-    if !require_root("a_read_only_bpffs_leaves_no_new_pod_open") {
-        return;
-    }
+    require_root!();
     let mut cluster = watched(Cni::Ptp, |_| ());
     let bpffs = cluster.agents[0].bpffs();
     remount(&bpffs, "ro");
@@ -172,9 +166,7 @@ fn a_read_only_bpffs_leaves_no_new_pod_open() {
 
 #[test]
 fn a_qdisc_that_is_deleted_comes_back() {
-    if !require_root("a_qdisc_that_is_deleted_comes_back") {
-        return;
-    }
+    require_root!();
     let mut cluster = watched(Cni::Bridge, kernel::without_tcx);
     tamper(&mut cluster, "programs", 1, |cluster| {
         let link = cluster.pod("server").host_interface().to_owned();

@@ -18,24 +18,20 @@ fn again_and_again(signal: Signal) {
 
 #[test]
 fn terminated_and_started_again_under_load() {
-    if require_root("terminated_and_started_again_under_load") {
-        again_and_again(Signal::SIGTERM);
-    }
+    require_root!();
+    again_and_again(Signal::SIGTERM);
 }
 
 #[test]
 fn killed_and_started_again_under_load() {
-    if require_root("killed_and_started_again_under_load") {
-        again_and_again(Signal::SIGKILL);
-    }
+    require_root!();
+    again_and_again(Signal::SIGKILL);
 }
 
 /// What changes while no agent runs is enforced by the next one, and not before.
 #[test]
 fn the_next_agent_catches_up() {
-    if !require_root("the_next_agent_catches_up") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded(Cni::Ptp);
     cluster.enforce();
     let to = cluster.pod("server").addresses()[0];
@@ -82,17 +78,14 @@ fn ended() -> Cluster {
 
 #[test]
 fn an_empty_directory_opens_nothing() {
-    if require_root("an_empty_directory_opens_nothing") {
-        over_an_empty_directory(ended());
-    }
+    require_root!();
+    over_an_empty_directory(ended());
 }
 
 /// What an agent of another layout version left is not read, but it judges.
 #[test]
 fn an_empty_directory_opens_nothing_after_an_upgrade() {
-    if !require_root("an_empty_directory_opens_nothing_after_an_upgrade") {
-        return;
-    }
+    require_root!();
     let cluster = ended();
     let pins = cluster.agents[0].bpffs();
     let entries = std::fs::read_dir(&pins).unwrap().map(|entry| entry.unwrap().file_name());

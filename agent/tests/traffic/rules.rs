@@ -41,9 +41,7 @@ fn flows(cluster: &Cluster, expected: &[u64]) {
 
 #[test]
 fn a_flow_marks_its_rule_and_no_other() {
-    if !require_root("a_flow_marks_its_rule_and_no_other") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
     let from = |app: &str| json!([{ "podSelector": { "matchLabels": { "app": app } } }]);

@@ -42,9 +42,7 @@ fn open(cluster: &Cluster, from: &str, to: (IpAddr, u16)) -> Flow {
 
 #[test]
 fn connections_older_than_the_agent_go_on() {
-    if !require_root("connections_older_than_the_agent_go_on") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client", "other"]);
     for pod in ["server", "client"] {
         cluster.pod(pod).serve(Protocol::Tcp, HIGH).unwrap();
@@ -71,9 +69,7 @@ fn connections_older_than_the_agent_go_on() {
 /// The same for a pod that is isolated while the agent runs.
 #[test]
 fn connections_older_than_isolation_go_on() {
-    if !require_root("connections_older_than_isolation_go_on") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["server", "client"]);
     let bridged = [("bridge-nf-call-iptables", "1"), ("bridge-nf-call-ip6tables", "1")];
     for (key, value) in bridged {
@@ -95,9 +91,7 @@ fn connections_older_than_isolation_go_on() {
 /// With few flows the agent reads a file of the kernel's, with many it asks for a dump.
 #[test]
 fn few_flows_and_many_are_told_alike() {
-    if !require_root("few_flows_and_many_are_told_alike") {
-        return;
-    }
+    require_root!();
     let cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
     track(&cluster);
     let (server, client) = (cluster.pod("server"), cluster.pod("client"));

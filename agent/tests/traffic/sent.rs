@@ -77,9 +77,7 @@ fn has_xdp(cluster: &Cluster) -> bool {
 
 #[test]
 fn xdp_drops_what_pods_may_not_send() {
-    if !require_root("xdp_drops_what_pods_may_not_send") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded(Cni::Ptp);
     cluster.enforce();
     all_native(&cluster);
@@ -124,9 +122,7 @@ fn xdp_drops_what_pods_may_not_send() {
 
 #[test]
 fn uninstall_takes_xdp_away_too() {
-    if !require_root("uninstall_takes_xdp_away_too") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded(Cni::Bridge);
     cluster.enforce();
     all_native(&cluster);
@@ -142,9 +138,7 @@ fn uninstall_takes_xdp_away_too() {
 /// One pod's veth has a program of somebody else, another's frames are too large for a page.
 #[test]
 fn xdp_is_in_nobodys_way() {
-    if !require_root("xdp_is_in_nobodys_way") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded(Cni::Ptp);
     let _theirs = attach_xdp(&cluster, "client").unwrap();
     for pod in ["server", "other"] {

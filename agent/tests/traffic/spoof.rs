@@ -34,9 +34,7 @@ fn arrivals(cluster: &Cluster, sender: &Pod, pretended: &Pod) -> Vec<IpAddr> {
 
 #[test]
 fn spoofed_source_of_an_isolated_pod_is_dropped() {
-    if !require_root("spoofed_source_of_an_isolated_pod_is_dropped") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "liar", "victim"]);
     cluster.policy("p", isolate("liar", &["Ingress"])).enforce();
     let (liar, victim) = (cluster.pod("liar"), cluster.pod("victim"));
@@ -65,9 +63,7 @@ fn liar() -> PodSpec {
 
 #[test]
 fn check_source_of_all_pods_or_of_none() {
-    if !require_root("check_source_of_all_pods_or_of_none") {
-        return;
-    }
+    require_root!();
     with_arguments(Cni::Ptp, &[], liar(), true);
     with_arguments(Cni::Bridge, &[], liar(), true);
     for (which, dropped) in [("all", true), ("isolated", false), ("off", false)] {
@@ -78,9 +74,7 @@ fn check_source_of_all_pods_or_of_none() {
 /// Who may leave himself out: nobody but whom the node's operator names.
 #[test]
 fn only_whom_the_operator_names_is_exempt() {
-    if !require_root("only_whom_the_operator_names_is_exempt") {
-        return;
-    }
+    require_root!();
     let asking = || liar().annotation("netpold.io/check-source", "off");
     let exempt = "--source-check-exempt";
     with_arguments(Cni::Ptp, &[], asking(), true);

@@ -54,9 +54,7 @@ fn restored(status: &Value) -> bool {
 
 #[test]
 fn the_last_good_state_is_enforced_at_boot() {
-    if !require_root("the_last_good_state_is_enforced_at_boot") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded(Cni::Ptp);
     cluster.enforce();
     wait_kept(&cluster);
@@ -75,9 +73,7 @@ fn the_last_good_state_is_enforced_at_boot() {
 
 #[test]
 fn a_damaged_state_is_said_and_left_alone() {
-    if !require_root("a_damaged_state_is_said_and_left_alone") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded(Cni::Ptp);
     cluster.enforce();
     wait_kept(&cluster);
@@ -95,9 +91,7 @@ fn a_damaged_state_is_said_and_left_alone() {
 
 #[test]
 fn a_full_disk_is_said_and_enforcement_goes_on() {
-    if !require_root("a_full_disk_is_said_and_enforcement_goes_on") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded(Cni::Ptp);
     cluster.enforce();
     wait_kept(&cluster);
@@ -168,9 +162,7 @@ fn boot(cluster: &mut Cluster) -> (Duration, Duration) {
 #[test]
 fn enforcement_is_in_force_at_once_at_boot() {
     const ROUNDS: usize = 10;
-    if !require_root("enforcement_is_in_force_at_once_at_boot") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded(Cni::Ptp);
     cluster.enforce();
     cluster.keep_neighbour("friend", "server");
@@ -203,9 +195,7 @@ fn enforcement_is_in_force_at_once_at_boot() {
 /// them so; the next one opens them.
 #[test]
 fn an_agent_that_ends_while_pods_are_closed_leaves_them_closed() {
-    if !require_root("an_agent_that_ends_while_pods_are_closed_leaves_them_closed") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded(Cni::Ptp);
     cluster.enforce();
     cluster.keep_neighbour("friend", "server");

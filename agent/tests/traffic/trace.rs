@@ -147,9 +147,7 @@ fn agrees(cluster: &Cluster, packet: &Value) {
 
 #[test]
 fn each_step_of_a_judgement_is_told() {
-    if !require_root("each_step_of_a_judgement_is_told") {
-        return;
-    }
+    require_root!();
     let mut cluster = cluster();
     cluster.enforce();
     let ordinary = programs(&cluster);
@@ -228,9 +226,7 @@ fn each_step_of_a_judgement_is_told() {
 /// As on kernels before 6.6.
 #[test]
 fn filters_below_clsact_are_traced() {
-    if !require_root("filters_below_clsact_are_traced") {
-        return;
-    }
+    require_root!();
     let mut cluster = cluster();
     cluster.prepare = kernel::without_tcx;
     cluster.enforce();
@@ -248,9 +244,7 @@ fn filters_below_clsact_are_traced() {
 /// What the page shows is what people see, but for times, numbers and addresses.
 #[test]
 fn the_traced_packets_on_the_page_are_real() {
-    if !require_root("the_traced_packets_on_the_page_are_real") {
-        return;
-    }
+    require_root!();
     let mut cluster = cluster();
     cluster.enforce();
     let mut command = Command::new(binary());
@@ -308,9 +302,7 @@ fn without_numbers(word: &str) -> String {
 
 #[test]
 fn an_agent_that_ends_leaves_no_traced_program() {
-    if !require_root("an_agent_that_ends_leaves_no_traced_program") {
-        return;
-    }
+    require_root!();
     let mut cluster = cluster();
     cluster.enforce();
     let address = cluster.pod("server").ip4().unwrap();

@@ -62,9 +62,7 @@ fn audited(cluster: &Cluster) -> BTreeSet<(String, String, String, IpAddr)> {
 
 #[test]
 fn what_policies_on_trial_would_deny_passes_and_is_told() {
-    if !require_root("what_policies_on_trial_would_deny_passes_and_is_told") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
     cluster.objects = policies("audit");

@@ -19,17 +19,13 @@ pub(crate) fn uninstall(cluster: &Cluster) -> Output {
 
 #[test]
 fn uninstall_takes_everything_away_but_not_under_a_running_agent() {
-    if !require_root("uninstall_takes_everything_away_but_not_under_a_running_agent") {
-        return;
-    }
+    require_root!();
     takes_everything_away(Cluster::one(Cni::Bridge));
 }
 
 #[test]
 fn uninstall_takes_filters_away() {
-    if !require_root("uninstall_takes_filters_away") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Bridge);
     cluster.prepare = kernel::without_tcx;
     takes_everything_away(cluster);

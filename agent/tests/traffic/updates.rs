@@ -18,9 +18,7 @@ fn allow_addresses_of_friend(cluster: &Cluster) -> Value {
 
 #[test]
 fn no_update_shows_in_between() {
-    if !require_root("no_update_shows_in_between") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded(Cni::Bridge);
     cluster.enforce();
     let by_address = |cluster: &mut Cluster| {
@@ -51,9 +49,7 @@ fn no_update_shows_in_between() {
 /// More distinct sets of ports than the tables hold at first: a new generation takes over.
 #[test]
 fn tables_grow_under_traffic() {
-    if !require_root("tables_grow_under_traffic") {
-        return;
-    }
+    require_root!();
     let mut cluster = guarded(Cni::Ptp);
     cluster.enforce();
     let bitmaps = |status: &Value| {

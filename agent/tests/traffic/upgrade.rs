@@ -67,26 +67,23 @@ fn up_and_down(mut cluster: Cluster, traffic: Traffic) {
 
 #[test]
 fn upgrade_and_downgrade_across_layouts_under_load() {
-    if require_root("upgrade_and_downgrade_across_layouts_under_load") {
-        up_and_down(guarded(Cni::Ptp), under_load);
-    }
+    require_root!();
+    up_and_down(guarded(Cni::Ptp), under_load);
 }
 
 /// XDP of the former version must not drop what its tables do not know any more.
 #[test]
 fn upgrade_and_downgrade_across_layouts_behind_xdp() {
-    if require_root("upgrade_and_downgrade_across_layouts_behind_xdp") {
-        let mut cluster = guarded(Cni::Ptp);
-        cluster.arguments = ["--pod-egress-hook", "xdp"].map(str::to_owned).into();
-        up_and_down(cluster, under_load);
-    }
+    require_root!();
+    let mut cluster = guarded(Cni::Ptp);
+    cluster.arguments = ["--pod-egress-hook", "xdp"].map(str::to_owned).into();
+    up_and_down(cluster, under_load);
 }
 
 #[test]
 fn upgrade_and_downgrade_across_layouts_below_clsact() {
-    if require_root("upgrade_and_downgrade_across_layouts_below_clsact") {
-        let mut cluster = guarded(Cni::Bridge);
-        cluster.prepare = kernel::without_tcx;
-        up_and_down(cluster, under_old_load);
-    }
+    require_root!();
+    let mut cluster = guarded(Cni::Bridge);
+    cluster.prepare = kernel::without_tcx;
+    up_and_down(cluster, under_old_load);
 }

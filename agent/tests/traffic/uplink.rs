@@ -25,9 +25,7 @@ fn mode(agent: &Agent) -> String {
 
 #[test]
 fn xdp_drops_what_policy_denies() {
-    if !require_root("xdp_drops_what_policy_denies") {
-        return;
-    }
+    require_root!();
     for drops in ["openings", "all"] {
         let mut cluster = guarded(drops);
         assert_eq!(mode(&cluster.agents[1]), "native");

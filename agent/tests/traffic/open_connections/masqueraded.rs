@@ -22,9 +22,7 @@ fn blocks(nodes: &[Node]) -> Vec<Value> {
 
 #[test]
 fn connections_with_the_nodes_address_are_named() {
-    if !require_root("connections_with_the_nodes_address_are_named") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["client"]);
     let far = [7, 8].map(|number| {
         let cidrs = [format!("10.{number}.0.0/24"), format!("fd00:{number}::/64")];

@@ -35,9 +35,7 @@ fn answers(cluster: &Cluster) -> Vec<Answer> {
 
 #[test]
 fn connections_of_two_nodes_are_named_once() {
-    if !require_root("connections_of_two_nodes_are_named_once") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::two();
     for (node, server) in SERVERS.into_iter().enumerate() {
         CLIENTS[node].iter().for_each(|client| cluster.add(node, client));

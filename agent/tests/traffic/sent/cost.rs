@@ -126,9 +126,7 @@ fn pin() {
 #[test]
 #[ignore = "a measurement, not a test"]
 fn pod_egress_by_either_hook() {
-    if !require_root("pod_egress_by_either_hook") {
-        return;
-    }
+    require_root!();
     let nodes = [("tc", node(&[])), ("xdp", node(&XDP))];
     println!("{:?}", modes(&nodes[1].1.agents[0].status().unwrap()));
     let streams: Vec<_> = (0..ROUNDS).map(|_| nodes.each_ref().map(|(_, n)| stream(n))).collect();

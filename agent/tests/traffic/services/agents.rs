@@ -30,9 +30,7 @@ fn friends_alone(cluster: &Cluster, service: &Service) {
 /// node at the pod only.
 #[test]
 fn services_where_devices_are_left_alone() {
-    if !require_root("services_where_devices_are_left_alone") {
-        return;
-    }
+    require_root!();
     let mut cluster = two_nodes();
     cluster.arguments = vec!["--node-devices=none".into()];
     // As a real wire would: between namespaces of one machine a mark goes on to the other node.
@@ -50,9 +48,7 @@ fn services_where_devices_are_left_alone() {
 /// XDP in front of both sides: it lets pass what is to be judged a second time, and the answers.
 #[test]
 fn services_behind_xdp() {
-    if !require_root("services_behind_xdp") {
-        return;
-    }
+    require_root!();
     let mut cluster = two_nodes();
     let arguments = ["--pod-egress-hook", "xdp", "--xdp-uplink", "link*"];
     cluster.arguments = arguments.map(str::to_owned).into();
@@ -62,9 +58,7 @@ fn services_behind_xdp() {
 
 #[test]
 fn services_while_the_agent_is_gone_and_back() {
-    if !require_root("services_while_the_agent_is_gone_and_back") {
-        return;
-    }
+    require_root!();
     let (mut cluster, mixed) = mixed(two_nodes());
     for node in 0..2 {
         cluster.agents[node].end(Signal::SIGKILL);
@@ -77,9 +71,7 @@ fn services_while_the_agent_is_gone_and_back() {
 /// A device's link that somebody unpins by hand is put back, as a pod's is.
 #[test]
 fn services_after_a_devices_program_was_removed() {
-    if !require_root("services_after_a_devices_program_was_removed") {
-        return;
-    }
+    require_root!();
     let (mut cluster, mixed) = mixed(two_nodes());
     let name = cluster.agents[0].status().unwrap()["devices"][0].as_str().unwrap().to_owned();
     let ifindex = cluster.nodes[0].ifindex(&name).unwrap().unwrap();
@@ -95,9 +87,7 @@ fn services_after_a_devices_program_was_removed() {
 
 #[test]
 fn services_with_filters_below_clsact() {
-    if !require_root("services_with_filters_below_clsact") {
-        return;
-    }
+    require_root!();
     let mut cluster = two_nodes();
     cluster.prepare = kernel::without_tcx;
     let (cluster, mixed) = mixed(cluster);

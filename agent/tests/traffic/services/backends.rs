@@ -64,16 +64,14 @@ fn explains_the_backend(status: &serde_json::Value) -> bool {
 
 #[test]
 fn services_of_allowed_and_other_backends_by_nftables() {
-    if require_root("services_of_allowed_and_other_backends_by_nftables") {
-        mixed(Proxy::Nftables);
-    }
+    require_root!();
+    mixed(Proxy::Nftables);
 }
 
 #[test]
 fn services_of_allowed_and_other_backends_by_iptables() {
-    if require_root("services_of_allowed_and_other_backends_by_iptables") {
-        mixed(Proxy::Iptables);
-    }
+    require_root!();
+    mixed(Proxy::Iptables);
 }
 
 fn pinned(proxy: Proxy) {
@@ -93,18 +91,15 @@ fn pinned(proxy: Proxy) {
 
 #[test]
 fn services_with_session_affinity() {
-    if require_root("services_with_session_affinity") {
-        pinned(Proxy::Nftables);
-        pinned(Proxy::Iptables);
-    }
+    require_root!();
+    pinned(Proxy::Nftables);
+    pinned(Proxy::Iptables);
 }
 
 /// The rules still lead to a backend that is terminating, and to none that is not ready.
 #[test]
 fn services_with_endpoints_that_are_not_ready() {
-    if !require_root("services_with_endpoints_that_are_not_ready") {
-        return;
-    }
+    require_root!();
     let mut cluster = two_nodes();
     let service = Service::new(1, "s").pods(&cluster, &["enemy2"]).not_ready(&cluster, "friend1");
     provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&service));
@@ -119,9 +114,7 @@ fn services_with_endpoints_that_are_not_ready() {
 /// A connection to one of two backends, and policy changes its mind about that one.
 #[test]
 fn services_follow_policy_while_flows_run() {
-    if !require_root("services_follow_policy_while_flows_run") {
-        return;
-    }
+    require_root!();
     let mut cluster = two_nodes();
     for (backend, app) in [("friend1", "friend"), ("friend2", "friend")] {
         let service = Service::new(1, "s").pods(&cluster, &[backend]);
@@ -153,9 +146,7 @@ fn services_follow_policy_while_flows_run() {
 /// find no way.
 #[test]
 fn services_that_nobody_translates() {
-    if !require_root("services_that_nobody_translates") {
-        return;
-    }
+    require_root!();
     let mut cluster = two_nodes();
     let good = Service::new(1, "good").pods(&cluster, &["friend1"]);
     let bad = Service::new(2, "bad").pods(&cluster, &["enemy1"]);
@@ -173,9 +164,7 @@ fn services_that_nobody_translates() {
 /// An ipBlock that holds a Service's address allows the packet to it, not what it becomes.
 #[test]
 fn services_in_an_allowed_block_are_judged_by_backend_too() {
-    if !require_root("services_in_an_allowed_block_are_judged_by_backend_too") {
-        return;
-    }
+    require_root!();
     let mut cluster = two_nodes();
     let mixed = Service::new(1, "mixed").pods(&cluster, &EVERYBODY);
     provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&mixed));

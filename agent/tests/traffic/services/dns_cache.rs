@@ -106,14 +106,12 @@ fn cached(proxy: Proxy, here: usize) {
 
 #[test]
 fn services_behind_a_dns_cache_on_a_ptp_node() {
-    if require_root("services_behind_a_dns_cache_on_a_ptp_node") {
-        cached(Proxy::Nftables, 0);
-    }
+    require_root!();
+    cached(Proxy::Nftables, 0);
 }
 
 #[test]
 fn services_behind_a_dns_cache_on_a_bridge_node() {
-    if require_root("services_behind_a_dns_cache_on_a_bridge_node") {
-        cached(Proxy::Iptables, 1);
-    }
+    require_root!();
+    cached(Proxy::Iptables, 1);
 }

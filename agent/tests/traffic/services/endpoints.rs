@@ -20,9 +20,7 @@ fn only(cluster: &mut Cluster, service: Service) -> Service {
 /// A readiness probe that fails takes an endpoint out of translation, for new connections only.
 #[test]
 fn services_keep_connections_to_a_backend_that_is_not_ready() {
-    if !require_root("services_keep_connections_to_a_backend_that_is_not_ready") {
-        return;
-    }
+    require_root!();
     let mut cluster = two_nodes();
     let ready = Service::new(1, "s").pods(&cluster, &["friend1"]);
     let to = only(&mut cluster, ready).cluster_ips();
@@ -47,9 +45,7 @@ fn services_keep_connections_to_a_backend_that_is_not_ready() {
 
 #[test]
 fn services_with_backends_that_are_leaving() {
-    if !require_root("services_with_backends_that_are_leaving") {
-        return;
-    }
+    require_root!();
     let mut cluster = two_nodes();
     // Each time other addresses: the kernel goes on translating a client's port as it did before, and
     // ports are used again.
@@ -81,9 +77,7 @@ fn services_with_backends_that_are_leaving() {
 /// DNS gives the addresses of a headless Service's endpoints, and that is all there is to it.
 #[test]
 fn services_without_an_address_are_their_pods() {
-    if !require_root("services_without_an_address_are_their_pods") {
-        return;
-    }
+    require_root!();
     let mut cluster = two_nodes();
     let mut peers = Service::new(1, "peers").pods(&cluster, &["friend2", "enemy1"]);
     peers = peers.pod(&cluster, "friend1", State::Published);

@@ -39,16 +39,14 @@ fn itself(cni: Cni, proxy: Proxy) {
 
 #[test]
 fn services_of_the_pod_itself_on_a_ptp_node() {
-    if require_root("services_of_the_pod_itself_on_a_ptp_node") {
-        itself(Cni::Ptp, Proxy::Nftables);
-        itself(Cni::Ptp, Proxy::Iptables);
-    }
+    require_root!();
+    itself(Cni::Ptp, Proxy::Nftables);
+    itself(Cni::Ptp, Proxy::Iptables);
 }
 
 #[test]
 fn services_of_the_pod_itself_on_a_bridge_node() {
-    if require_root("services_of_the_pod_itself_on_a_bridge_node") {
-        itself(Cni::Bridge, Proxy::Nftables);
-        itself(Cni::Bridge, Proxy::Iptables);
-    }
+    require_root!();
+    itself(Cni::Bridge, Proxy::Nftables);
+    itself(Cni::Bridge, Proxy::Iptables);
 }

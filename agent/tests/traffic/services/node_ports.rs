@@ -47,25 +47,21 @@ fn node_ports(proxy: Proxy) {
 
 #[test]
 fn services_at_node_ports_by_nftables() {
-    if require_root("services_at_node_ports_by_nftables") {
-        node_ports(Proxy::Nftables);
-    }
+    require_root!();
+    node_ports(Proxy::Nftables);
 }
 
 #[test]
 fn services_at_node_ports_by_iptables() {
-    if require_root("services_at_node_ports_by_iptables") {
-        node_ports(Proxy::Iptables);
-    }
+    require_root!();
+    node_ports(Proxy::Iptables);
 }
 
 /// The backend may send nothing, but answers: to clients that the node masquerades, its answers go
 /// to its own node, which turns them back.
 #[test]
 fn services_answer_clients_from_outside() {
-    if !require_root("services_answer_clients_from_outside") {
-        return;
-    }
+    require_root!();
     let mut cluster = Cluster::two();
     cluster.add(0, "server");
     cluster.add(1, "server2");

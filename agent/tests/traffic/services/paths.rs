@@ -46,18 +46,15 @@ fn all_pass_at(cluster: &Cluster, far: &Node) {
 
 #[test]
 fn services_with_backends_outside() {
-    if require_root("services_with_backends_outside") {
-        outside(Cni::Ptp);
-        outside(Cni::Bridge);
-    }
+    require_root!();
+    outside(Cni::Ptp);
+    outside(Cni::Bridge);
 }
 
 /// Pods of other nodes are reached by VXLAN: judged as the pod's packet, not as what carries it.
 #[test]
 fn services_through_a_tunnel() {
-    if !require_root("services_through_a_tunnel") {
-        return;
-    }
+    require_root!();
     let mut cluster = two_nodes();
     tunnel(&cluster.nodes[0], &cluster.nodes[1]);
     tunnel(&cluster.nodes[1], &cluster.nodes[0]);
@@ -100,9 +97,7 @@ fn tunnel(from: &Node, to: &Node) {
 #[test]
 fn services_get_long_datagrams() {
     const LONG: usize = 5000;
-    if !require_root("services_get_long_datagrams") {
-        return;
-    }
+    require_root!();
     let mut cluster = two_nodes();
     let backends = ["friend1", "friend2", "enemy1", "enemy2"];
     let services: Vec<Service> = (1..)

@@ -55,9 +55,7 @@ fn external(service: &Service) -> [std::net::SocketAddr; 2] {
 /// A tenant's Service that leads to an allowed pod opens nothing at the address that it is given.
 #[test]
 fn services_at_real_hosts_addresses() {
-    if !require_root("services_at_real_hosts_addresses") {
-        return;
-    }
+    require_root!();
     let mut cluster = two_nodes();
     let trap = Service::new(1, "trap").pods(&cluster, &["friend1"]);
     host(&cluster, &trap.external_ips());
