@@ -18,6 +18,7 @@ use netpold::top::{Board, Choice, Terminal, draw};
 use netpold_core::cluster::Whose;
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
+use netpold_testbed::cluster::eventually;
 use nix::pty::{OpenptyResult, Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::termios::{LocalFlags, tcgetattr};
@@ -239,11 +240,8 @@ impl OnTerminal {
     /// Waits until all of this is on the screen.
     #[track_caller]
     fn shows(&self, parts: &[&str]) {
-        let deadline = Instant::now() + PATIENCE;
-        while !parts.iter().all(|part| self.contents().contains(part)) {
-            assert!(Instant::now() < deadline, "{parts:?} are not all in\n{}", self.contents());
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let all = || parts.iter().all(|part| self.contents().contains(part));
+        eventually(PATIENCE, all, || format!("{parts:?} are not all in\n{}", self.contents()));
     }
 
     fn press(&mut self, keys: &str) {
@@ -271,10 +269,8 @@ impl OnTerminal {
             std::thread::sleep(Duration::from_millis(20));
         };
         assert_eq!(tcgetattr(&self.slave).unwrap().local_flags, self.before);
-        while self.screen.lock().unwrap().screen().alternate_screen() {
-            assert!(Instant::now() < deadline, "the other screen stays:\n{}", self.contents());
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let left = || !self.screen.lock().unwrap().screen().alternate_screen();
+        eventually(PATIENCE, left, || format!("the other screen stays:\n{}", self.contents()));
         assert!(!self.screen.lock().unwrap().screen().hide_cursor());
         status
     }

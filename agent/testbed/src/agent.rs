@@ -166,14 +166,21 @@ impl Agent {
         fs::read_to_string(self.directory.join("log")).unwrap_or_default()
     }
 
+    /// A command of netpold that asks this agent.
+    #[must_use]
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.options.binary);
+        without_twins(&mut command).args(arguments).arg("--socket").arg(self.socket());
+        command
+    }
+
     /// What `netpold status -o json` says.
     ///
     /// # Errors
     /// When it does not answer, which is so while it starts.
     pub fn status(&self) -> Result<Value> {
-        let output = without_twins(&mut Command::new(&self.options.binary))
-            .args(["status", "-o", "json", "--socket"])
-            .arg(self.socket())
+        let output = self
+            .command(&["status", "-o", "json"])
             .output()
             .with_context(|| format!("cannot run {}", self.options.binary.display()))?;
         serde_json::from_slice(&output.stdout).with_context(|| {

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -182,7 +182,7 @@ impl Cluster {
             }
             manifest
         }));
-        objects.extend(self.policies.iter().map(|(name, spec)| policy_object(name, spec)));
+        objects.extend(self.policies.iter().map(|(name, spec)| network_policy(name, spec)));
         objects.extend(self.objects.iter().cloned());
         self.manifests.write_objects("state.json", &objects).unwrap();
     }
@@ -262,6 +262,20 @@ pub fn binary() -> PathBuf {
     binary
 }
 
+/// Waits until a condition holds, and fails with what `failure` says if that takes longer than `patience`.
+#[track_caller]
+pub fn eventually(
+    patience: Duration,
+    mut condition: impl FnMut() -> bool,
+    failure: impl Fn() -> String,
+) {
+    let deadline = Instant::now() + patience;
+    while !condition() {
+        assert!(Instant::now() < deadline, "{}", failure());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// Makes a mounted file system read-only (`ro`) or writable (`rw`).
 pub fn remount(path: &Path, how: &str) {
     let options = format!("remount,{how}");
@@ -299,7 +313,9 @@ pub fn none_pass(from: &Host, to: &Host, addresses: &[IpAddr]) {
     }
 }
 
-fn policy_object(name: &str, spec: &Value) -> Value {
+/// A NetworkPolicy of [`NAMESPACE`].
+#[must_use]
+pub fn network_policy(name: &str, spec: &Value) -> Value {
     json!({
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",

@@ -33,6 +33,7 @@
 
 mod agent;
 pub mod apiserver;
+mod child;
 pub mod cluster;
 mod conntrack;
 mod flow;
@@ -60,6 +61,7 @@ mod wire;
 
 pub use agent::{Agent, AgentOptions, GRACE, SLOWNESS, slowness, without_twins};
 pub use apiserver::{Access, ApiServer, ask_kubectl, require_apiserver};
+pub use child::KillOnDrop;
 pub use flow::Flow;
 pub use frame::ethernet;
 pub use host::Host;

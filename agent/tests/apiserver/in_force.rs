@@ -1,7 +1,7 @@
 //! What the agent says in the API is in force: of pods with the readiness gate, of the Node, of policies.
 
 use std::fs::File;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use netpold::api::{
@@ -9,6 +9,7 @@ use netpold::api::{
     PolicyReport,
 };
 use netpold::publish::{NODE_CONDITION, READINESS_GATE, STARTUP_TAINT};
+use netpold_testbed::{KillOnDrop, cluster};
 use nix::sys::signal::Signal;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -23,13 +24,9 @@ pub(crate) fn gate(pod: &mut Value) {
 
 /// Waits until something is so.
 #[track_caller]
-pub(crate) fn eventually(world: &World, what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        let log = world.agent.as_ref().map(netpold_testbed::Agent::log).unwrap_or_default();
-        assert!(Instant::now() < deadline, "not {what}\n{log}");
-        std::thread::sleep(Duration::from_millis(200));
-    }
+pub(crate) fn eventually(world: &World, what: &str, condition: impl FnMut() -> bool) {
+    let log = || world.agent.as_ref().map(netpold_testbed::Agent::log).unwrap_or_default();
+    cluster::eventually(PATIENCE, condition, || format!("not {what}\n{}", log()));
 }
 
 impl World {
@@ -74,7 +71,7 @@ fn condition(object: &Value, kind: &str) -> Value {
 
 /// `kubectl get --watch`, into a file.
 struct Watch {
-    kubectl: Child,
+    _kubectl: KillOnDrop,
     file: std::path::PathBuf,
 }
 
@@ -85,18 +82,11 @@ impl Watch {
         kubectl.args(["get", "pod", pod, "-n", NAMESPACE, "--watch", "-o"]);
         kubectl.arg("jsonpath={.metadata.resourceVersion} {.status.conditions}{\"\\n\"}");
         let kubectl = kubectl.stdout(File::create(&file).unwrap()).stdin(Stdio::null());
-        Self { kubectl: kubectl.spawn().unwrap(), file }
+        Self { _kubectl: KillOnDrop(kubectl.spawn().unwrap()), file }
     }
 
     fn seen(&self) -> String {
         std::fs::read_to_string(&self.file).unwrap()
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        let _ = self.kubectl.kill();
-        let _ = self.kubectl.wait();
     }
 }
 
@@ -246,16 +236,6 @@ fn a_report_follows_the_policies() {
     eventually(&world, "renewed", || world.report()["status"]["renewTime"] != renewed);
 }
 
-/// A process that is killed with the test.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// What a pipeline waits for: the condition of a policy, by the words of three real agents through a real controller.
 #[test]
 fn a_policy_is_enforcing_when_every_node_enforces_it() {
@@ -269,7 +249,7 @@ fn a_policy_is_enforcing_when_every_node_enforces_it() {
     let mut controller = world.node.command(binary()).unwrap();
     controller.args(["controller", "--identity", "one", "--webhook-listen", "127.0.0.1:8443"]);
     controller.arg("--kubeconfig").arg(world.server.admin());
-    let _controller = Running(controller.spawn().unwrap());
+    let _controller = KillOnDrop(controller.spawn().unwrap());
 
     world.policy("server", allow_from("server", "friend"));
     let get = ["networkpolicystatus", "server", "-n", NAMESPACE, "--ignore-not-found"];
@@ -304,7 +284,7 @@ fn a_policy_is_enforcing_when_every_node_enforces_it() {
     let row: Vec<_> = table.lines().last().unwrap().split_whitespace().take(5).collect();
     assert_eq!(row, ["server", "False", "2", "3", "0"], "{table}");
     let mut waiting = world.server.kubectl_command().unwrap();
-    let mut waiting = Running(waiting.args(&wait).stdout(Stdio::null()).spawn().unwrap());
+    let mut waiting = KillOnDrop(waiting.args(&wait).stdout(Stdio::null()).spawn().unwrap());
     std::thread::sleep(Duration::from_secs(3));
     assert!(says(&world, 2, "False", 2), "{}", of(&world));
     assert!(waiting.0.try_wait().unwrap().is_none(), "kubectl waits");

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use netpold::live::{Agents, ClusterArgs, NodeError, block_on};
 use netpold_testbed::cluster::PORT;
+use netpold_testbed::cluster::{eventually, network_policy};
 use netpold_testbed::{Access, ApiServer, Container, Kubelet, Protocol, require_apiserver};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -189,14 +190,8 @@ fn status_of_all_nodes(server: &ApiServer) {
     assert!(why("n5").contains("there is no agent"), "{status}");
 
     // An agent of this test takes 4 s of silence for a failure, which shows for a moment.
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let printed = printed(server, &netpold(server, admin, &["status"]));
-        if printed == shown("status") {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{printed}");
-    }
+    let printed = || printed(server, &netpold(server, admin, &["status"]));
+    eventually(PATIENCE, || printed() == shown("status"), printed);
 }
 
 fn rules_of_all_nodes(server: &ApiServer) {
@@ -236,12 +231,7 @@ fn connections_of_all_nodes(world: &World) {
 
     let directory = TempDir::new().unwrap();
     let file = directory.path().join("closed.json");
-    let closed = json!({
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": { "namespace": "shop", "name": "server" },
-        "spec": { "podSelector": {} },
-    });
+    let closed = network_policy("server", &json!({ "podSelector": {} }));
     fs::write(&file, closed.to_string()).unwrap();
     let change = ["diff", "-f", file.to_str().unwrap(), "--live", "-o", "json"];
     let output = netpold(server, admin, &change);
@@ -344,11 +334,14 @@ fn lines_come_while_a_command_runs(server: &ApiServer, kubelet: &Kubelet) {
         })
     };
     server.inside(asked).unwrap().unwrap();
-    let deadline = Instant::now() + PATIENCE;
-    while kubelet.commands() > 0 {
-        assert!(Instant::now() < deadline, "{} still run", kubelet.commands());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    no_command_runs(kubelet);
+}
+
+/// Waits until every command in a pod has ended.
+#[track_caller]
+pub(crate) fn no_command_runs(kubelet: &Kubelet) {
+    let still = || format!("{} still run", kubelet.commands());
+    eventually(PATIENCE, || kubelet.commands() == 0, still);
 }
 
 fn rights_decide(server: &ApiServer) {
@@ -563,13 +556,6 @@ fn as_an_ordinary_user(server: &ApiServer, elsewhere: &[&str], change: &str) {
 }
 
 fn eventually_says(server: &ApiServer, user: &Path, question: &[&str], words: &str) {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let said = stderr(&netpold(server, user, question));
-        if said.contains(words) {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{said}");
-        std::thread::sleep(Duration::from_millis(200));
-    }
+    let said = || stderr(&netpold(server, user, question));
+    eventually(PATIENCE, || said().contains(words), said);
 }

@@ -2,11 +2,12 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
 
 use netpold_testbed::Kubelet;
+use netpold_testbed::cluster::eventually;
 use serde_json::Value;
 
+use crate::live::no_command_runs;
 use crate::world::{PATIENCE, World, binary};
 
 fn start(world: &World, arguments: &[&str]) -> Child {
@@ -33,20 +34,14 @@ pub(crate) fn a_pod_is_traced_on_its_node(world: &World, kubelet: &Kubelet) {
     // Nobody signals the process in the agent's pod.
     trace.kill().unwrap();
     trace.wait().unwrap();
-    let deadline = Instant::now() + PATIENCE;
-    while kubelet.commands() > 0 {
-        assert!(Instant::now() < deadline, "{} still run", kubelet.commands());
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    no_command_runs(kubelet);
     let ended = || {
         let output = start(world, &["--pod=shop/server", "--for=1s"]).wait_with_output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.success() || said.contains("another trace"), "{said}");
         output.status.success()
     };
-    while !ended() {
-        assert!(Instant::now() < deadline, "the trace of a killed client goes on");
-    }
+    eventually(PATIENCE, ended, || "the trace of a killed client goes on".to_owned());
     let output = start(world, &["--pod=shop/nobody"]).wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(

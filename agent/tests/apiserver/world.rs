@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use netpold_testbed::cluster::{MOMENT, eventually};
+pub(crate) use netpold_testbed::cluster::{NAMESPACE, PORT, allow_from, network_policy};
 use netpold_testbed::{
     Access, Agent, AgentOptions, ApiServer, Cni, Node, Pod, PodSpec, Protocol, link_nodes,
     require_apiserver, require_root,
@@ -12,11 +14,6 @@ use serde_json::{Value, json};
 
 /// What is to happen happens within this, however busy the machine is.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
-/// What is denied has this long to prove the opposite.
-const MOMENT: Duration = Duration::from_millis(300);
-/// Every pod serves it.
-pub(crate) const PORT: u16 = 80;
-pub(crate) const NAMESPACE: &str = "shop";
 /// The agent, as the API server knows it.
 pub(crate) const USER: &str = "system:serviceaccount:netpold-system:netpold";
 /// Seconds of silence after which the agent gives a connection up.
@@ -119,13 +116,7 @@ impl World {
 
     /// `kubectl apply` of a policy for the pods of an app.
     pub(crate) fn policy(&self, name: &str, spec: Value) {
-        let policy = json!({
-            "apiVersion": "networking.k8s.io/v1",
-            "kind": "NetworkPolicy",
-            "metadata": { "namespace": NAMESPACE, "name": name },
-            "spec": spec,
-        });
-        self.server.apply(&policy.to_string()).unwrap();
+        self.server.apply(&network_policy(name, &spec).to_string()).unwrap();
     }
 
     pub(crate) fn without_policy(&self, name: &str) {
@@ -238,11 +229,9 @@ impl World {
     /// Waits until `from` reaches `to`, or does not any more.
     #[track_caller]
     pub(crate) fn becomes(&self, from: &str, to: &str, reachable: bool) {
-        let deadline = Instant::now() + PATIENCE;
-        while self.reaches(from, to) != reachable {
-            let log = self.agent.as_ref().map(Agent::log).unwrap_or_default();
-            assert!(Instant::now() < deadline, "{from} to {to}: not {reachable}\n{log}");
-        }
+        let log = || self.agent.as_ref().map(Agent::log).unwrap_or_default();
+        let failure = || format!("{from} to {to}: not {reachable}\n{}", log());
+        eventually(PATIENCE, || self.reaches(from, to) == reachable, failure);
     }
 
     /// Over both families.
@@ -302,10 +291,4 @@ pub(crate) fn complains(status: &Value, words: &str) -> bool {
     status["source"]["problems"].as_array().is_some_and(|all| {
         all.iter().any(|problem| problem["text"].as_str().is_some_and(|t| t.contains(words)))
     })
-}
-
-/// Ingress to an app from another one alone.
-pub(crate) fn allow_from(app: &str, peer: &str) -> Value {
-    let peer = json!({ "podSelector": { "matchLabels": { "app": peer } } });
-    json!({ "podSelector": { "matchLabels": { "app": app } }, "ingress": [{ "from": [peer] }] })
 }

@@ -216,12 +216,8 @@ impl World {
 
 /// Waits until something is so.
 #[track_caller]
-pub(crate) fn wait(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "not {what}");
-        std::thread::sleep(INTERVAL);
-    }
+pub(crate) fn wait(what: &str, condition: impl FnMut() -> bool) {
+    netpold_testbed::cluster::eventually(PATIENCE, condition, || format!("not {what}"));
 }
 
 pub(crate) fn condition<'s>(status: &'s Value, name: &str) -> &'s Value {

@@ -8,14 +8,15 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 use clap::Parser;
 use netpold::cli::{Cli, Command as Subcommand};
+use netpold_testbed::cluster::eventually;
 use netpold_testbed::{
-    Agent, AgentOptions, Cni, Manifests, Node, Pod, PodSpec, ProbeResult, Protocol, namespace,
-    require_root, skip, without_twins,
+    Agent, AgentOptions, Cni, KillOnDrop, Manifests, Node, Pod, PodSpec, ProbeResult, Protocol,
+    namespace, require_root, skip, without_twins,
 };
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -91,18 +92,8 @@ fn the_unit_starts_netpold_with_flags_it_has() {
     );
 }
 
-/// A process that ends with the test.
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Starts what the unit for the boot starts, with this agent's pins and state.
-fn boot(shop: &Shop, agent: &Agent, notify: &Path) -> Ended {
+fn boot(shop: &Shop, agent: &Agent, notify: &Path) -> KillOnDrop {
     let directory = shop.directory.path();
     let place = |flag: &str| match flag {
         "--bpffs" => Some(agent.bpffs()),
@@ -124,7 +115,7 @@ fn boot(shop: &Shop, agent: &Agent, notify: &Path) -> Ended {
         }
     }
     command.args(["--node-name", shop.node.name()]).env("NOTIFY_SOCKET", notify);
-    Ended(command.spawn().unwrap())
+    KillOnDrop(command.spawn().unwrap())
 }
 
 #[test]
@@ -138,11 +129,8 @@ fn the_boot_unit_keeps_the_node_until_the_agent_is_there() {
         Agent::start(&shop.node, AgentOptions { binary, manifests, arguments: Vec::new() })
             .unwrap();
     agent.wait_for("isolating the pods", TIMEOUT, isolates).unwrap();
-    let deadline = Instant::now() + TIMEOUT;
-    while !agent.state().join("last").exists() {
-        assert!(Instant::now() < deadline, "no state is kept");
-        std::thread::sleep(INTERVAL);
-    }
+    let kept = || agent.state().join("last").exists();
+    eventually(TIMEOUT, kept, || "no state is kept".to_owned());
     // A reboot leaves the state's file and no pin.
     agent.end(Signal::SIGKILL);
     let mut uninstall = Command::new(env!("CARGO_BIN_EXE_netpold"));
@@ -251,15 +239,8 @@ fn wait_ready(node: &Node) {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).map(|_| answer)
     };
-    let deadline = Instant::now() + TIMEOUT;
-    loop {
-        let answer = node.run(ask).unwrap().unwrap();
-        if answer.starts_with("HTTP/1.1 200 ") {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{answer}");
-        std::thread::sleep(INTERVAL);
-    }
+    let answer = || node.run(ask).unwrap().unwrap();
+    eventually(TIMEOUT, || answer().starts_with("HTTP/1.1 200 "), answer);
 }
 
 /// Its capabilities, its read-only root, its mounts, a masked /proc and nothing else: the agent

@@ -6,14 +6,13 @@ use std::io::{Read as _, Write as _};
 use std::mem::offset_of;
 use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
-use std::process::Command;
 use std::time::Instant;
 
 use netpold::bpf::mmap::MappedArray;
 use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint};
-use netpold_testbed::cluster::{Cluster, MOMENT, PORT, binary};
+use netpold_testbed::cluster::{Cluster, MOMENT, PORT};
 use netpold_testbed::services::{SERVICE_PORT, Service, provide};
-use netpold_testbed::{Cni, Protocol, Proxy, require_root, without_twins};
+use netpold_testbed::{Cni, Protocol, Proxy, require_root};
 use serde_json::{Value, json};
 
 use crate::readback::pinned;
@@ -89,9 +88,8 @@ fn differs(end: &Value) -> bool {
 /// Drops by reason, the latest drops, and the flows of netpold's table.
 fn traces(cluster: &Cluster) -> (Value, Value, BTreeSet<String>) {
     let status = cluster.agents[0].status().unwrap();
-    let mut command = Command::new(binary());
-    let command = without_twins(&mut command).args(["flows", "-o", "json", "--limit", "0"]);
-    let output = command.arg("--socket").arg(cluster.agents[0].socket()).output().unwrap();
+    let arguments = ["flows", "-o", "json", "--limit", "0"];
+    let output = cluster.agents[0].command(&arguments).output().unwrap();
     let flows: Value = serde_json::from_slice(&output.stdout).unwrap();
     let flows = flows["flows"].as_array().unwrap().iter();
     let flows = flows.filter(|flow| flow["kernel"] != json!(true));
@@ -159,11 +157,8 @@ fn changed_by_hand(cluster: &mut Cluster) {
     };
     let through = cluster.pod("c").probe(Protocol::Tcp, to, PORT, MOMENT);
     assert!(through.connected(), "the change by hand has an effect: {through}");
-    let mut command = Command::new(binary());
-    let command = without_twins(&mut command).args(["explain", "--socket"]);
-    let command = command.arg(cluster.agents[0].socket());
-    let output =
-        command.args(["--from", "shop/c", "--to", "shop/server", "--port", "80"]).output().unwrap();
+    let arguments = ["explain", "--from", "shop/c", "--to", "shop/server", "--port", "80"];
+    let output = cluster.agents[0].command(&arguments).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(2), "{text}");
     let first = text.lines().next().unwrap();

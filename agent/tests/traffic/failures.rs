@@ -4,10 +4,10 @@ use std::io::{BufRead, BufReader};
 use std::ops::Range;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use netpold_testbed::cluster::{Cluster, ENFORCED, allow_from, binary, isolate, remount};
-use netpold_testbed::{Cni, Unmount, require_root, without_twins};
+use netpold_testbed::{Cni, KillOnDrop, Unmount, require_root, without_twins};
 use nix::sys::signal::Signal;
 
 use crate::kernel;
@@ -63,12 +63,7 @@ fn a_broken_manifest_keeps_the_last_good_state() {
     let names =
         |status: &serde_json::Value| status["source"]["problems"][0]["file"] == "state.json";
     cluster.agents[0].wait_for("aware of the problem", ENFORCED, names).unwrap();
-    let mut status = Command::new(binary());
-    let output = without_twins(&mut status)
-        .args(["status", "--socket"])
-        .arg(cluster.agents[0].socket())
-        .output()
-        .unwrap();
+    let output = cluster.agents[0].command(&["status"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("state.json:2: "), "{text}");
     assert!(cluster.agents[0].log().contains("state.json:2: "), "{}", cluster.agents[0].log());
@@ -171,7 +166,7 @@ fn without_ebpf() {
     let _mounted = Unmount(&elsewhere);
     let mut command = second(&cluster, &elsewhere);
     kernel::without_bpf(&mut command);
-    let mut agent = Running(command.stderr(Stdio::piped()).spawn().unwrap());
+    let mut agent = KillOnDrop(command.stderr(Stdio::piped()).spawn().unwrap());
     let log = BufReader::new(agent.0.stderr.take().unwrap());
     let told = log.lines().map_while(Result::ok).find(|line| line.contains("ERROR"));
     let told = told.expect("an error is logged");
@@ -191,14 +186,4 @@ fn without_btf() {
     kernel::without_btf(&mut command);
     let output = command.output().unwrap();
     refused(&output, "has no BTF (no /sys/kernel/btf/vmlinux, or BPF_BTF_LOAD is refused)");
-}
-
-/// Ended with the test, also when that fails.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }

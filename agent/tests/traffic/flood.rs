@@ -6,11 +6,11 @@ mod sender;
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, PATIENCE, binary};
-use netpold_testbed::{Cni, Pod, processor_time, require_root, without_twins};
+use netpold_testbed::cluster::{Cluster, PATIENCE};
+use netpold_testbed::{Cni, KillOnDrop, Pod, processor_time, require_root};
 use serde_json::{Value, json};
 
 use sender::{Kind, Sender};
@@ -26,7 +26,7 @@ const PARTS: usize = 10;
 /// Established connections to a server that answers each byte with the same.
 struct Flows {
     streams: Vec<TcpStream>,
-    server: Child,
+    _server: KillOnDrop,
 }
 
 impl Flows {
@@ -42,7 +42,7 @@ impl Flows {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        let mut flows = Self { streams: Vec::new(), server: child };
+        let mut flows = Self { streams: Vec::new(), _server: KillOnDrop(child) };
         flows.streams = client.run(|| (0..FLOWS).map(|_| connect(to)).collect()).unwrap();
         for part in 0..PARTS {
             flows.talk(part);
@@ -57,13 +57,6 @@ impl Flows {
             let talked = stream.write_all(b"x").and_then(|()| stream.read_exact(&mut heard));
             assert!(talked.is_ok(), "flow {number} is broken: {talked:?}");
         }
-    }
-}
-
-impl Drop for Flows {
-    fn drop(&mut self) {
-        let _ = self.server.kill();
-        let _ = self.server.wait();
     }
 }
 
@@ -102,9 +95,7 @@ struct Watcher(Child);
 
 impl Watcher {
     fn new(cluster: &Cluster) -> Self {
-        let mut command = Command::new(binary());
-        let command = without_twins(&mut command).args(["observe", "--follow", "--new-flows"]);
-        let command = command.arg("--socket").arg(cluster.agents[0].socket());
+        let mut command = cluster.agents[0].command(&["observe", "--follow", "--new-flows"]);
         Self(command.stdout(Stdio::null()).spawn().unwrap())
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, NAMESPACE, PATIENCE, PORT, binary};
+use netpold_testbed::cluster::{Cluster, NAMESPACE, PATIENCE, PORT, binary, eventually};
 use netpold_testbed::{Protocol, require_root, without_twins};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -77,12 +77,8 @@ fn policies_are_learned_and_put_in_force() {
     ];
     let expected =
         expected.map(|of| of.into_iter().filter(|it| !it.is_empty()).collect::<Vec<_>>());
-    let deadline = Instant::now() + PATIENCE;
-    while [0, 1].map(|node| kinds(&recorded(&cluster, node))) != expected {
-        let now = [0, 1].map(|node| kinds(&recorded(&cluster, node)));
-        assert!(Instant::now() < deadline, "{now:?} is not {expected:?}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    let now = || [0, 1].map(|node| kinds(&recorded(&cluster, node)));
+    eventually(PATIENCE, || now() == expected, || format!("{:?} is not {expected:?}", now()));
     let before = recorded(&cluster, 0)["flows"].clone();
     assert!(before.as_array().unwrap().iter().all(|flow| flow["on_trial"] == 1), "{before}");
 

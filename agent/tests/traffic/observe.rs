@@ -3,23 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
 use std::net::Ipv4Addr;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, NAMESPACE, PATIENCE, PORT, binary, isolate};
-use netpold_testbed::{Cni, Protocol, require_root, without_twins};
+use netpold_testbed::cluster::{
+    Cluster, NAMESPACE, PATIENCE, PORT, binary, eventually, isolate, network_policy,
+};
+use netpold_testbed::{Cni, KillOnDrop, Protocol, require_root, without_twins};
 use serde_json::{Value, json};
 
 use crate::udp::socket;
 
 fn command(cluster: &Cluster, arguments: &[&str]) -> Command {
-    let mut command = Command::new(binary());
-    without_twins(&mut command)
-        .args(["observe", "--socket"])
-        .arg(cluster.agents[0].socket())
-        .args(arguments);
-    command
+    cluster.agents[0].command(&[&["observe"], arguments].concat())
 }
 
 fn output(mut command: Command) -> String {
@@ -37,7 +34,7 @@ fn events(cluster: &Cluster, arguments: &[&str]) -> Vec<Value> {
 
 /// A command that goes on and writes JSON lines; it ends with this.
 pub(crate) struct Following {
-    pub(crate) process: Child,
+    pub(crate) process: KillOnDrop,
     pub(crate) lines: Receiver<Value>,
 }
 
@@ -55,14 +52,7 @@ impl Following {
                 let _ = sender.send(serde_json::from_str(&line).unwrap());
             }
         });
-        Self { process, lines }
-    }
-}
-
-impl Drop for Following {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        Self { process: KillOnDrop(process), lines }
     }
 }
 
@@ -142,16 +132,9 @@ fn cluster() -> Cluster {
             "ingress": [{ "from": [{ "podSelector": app("friend") }], "ports": ports }],
         }),
     );
-    cluster.objects = vec![json!({
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": {
-            "namespace": NAMESPACE,
-            "name": "trial",
-            "annotations": { "netpold.io/enforcement": "audit" },
-        },
-        "spec": { "podSelector": app("friend"), "policyTypes": ["Egress"] },
-    })];
+    let mut trial = network_policy("trial", &isolate("friend", &["Egress"]));
+    trial["metadata"]["annotations"] = json!({ "netpold.io/enforcement": "audit" });
+    cluster.objects = vec![trial];
     cluster.enforce();
     cluster
 }
@@ -229,12 +212,10 @@ fn filters_leave_what_matches_and_what_the_kernel_left_out_is_told() {
         assert!(probe(&cluster, "friend", protocol, PATIENCE), "{protocol}");
         assert!(!probe(&cluster, "stranger", protocol, Duration::from_millis(300)));
     }
-    let (deadline, flows) = (Instant::now() + PATIENCE, ["--verdict", "allow", "--pod", "server"]);
-    while events(&cluster, &flows).len() < 2 || events(&cluster, &["--verdict", "audit"]).len() < 2
-    {
-        assert!(Instant::now() < deadline, "{:#?}", events(&cluster, &["--new-flows"]));
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    let flows = ["--verdict", "allow", "--pod", "server"];
+    let two = |arguments: &[&str]| events(&cluster, arguments).len() >= 2;
+    let seen = || format!("{:#?}", events(&cluster, &["--new-flows"]));
+    eventually(PATIENCE, || two(&flows) && two(&["--verdict", "audit"]), seen);
     let stranger = cluster.pod("stranger").ip4().unwrap().to_string();
     let block = format!("{stranger}/32");
     type Predicate<'p> = &'p dyn Fn(&Value) -> bool;

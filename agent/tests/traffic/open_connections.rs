@@ -7,13 +7,11 @@ mod two_agents;
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, MOMENT, NAMESPACE, PATIENCE, PORT, binary};
+use netpold_testbed::cluster::{Cluster, MOMENT, NAMESPACE, PATIENCE, PORT, network_policy};
 use netpold_testbed::services::{SERVICE_PORT, Service, provide};
-use netpold_testbed::{Cni, Flow, Host, Protocol, Proxy, require_root, without_twins};
+use netpold_testbed::{Agent, Cni, Flow, Host, Protocol, Proxy, require_root};
 use serde_json::{Value, json};
 
 const CLIENTS: [&str; 4] = ["a", "b", "c", "d"];
@@ -122,10 +120,8 @@ fn changed() -> [(&'static str, Value); 3] {
     ]
 }
 
-fn netpold(arguments: &[&str], socket: &Path) -> (Option<i32>, String) {
-    let mut command = Command::new(binary());
-    let command = without_twins(&mut command).args(arguments).arg("--socket").arg(socket);
-    let output = command.output().unwrap();
+fn netpold(arguments: &[&str], agent: &Agent) -> (Option<i32>, String) {
+    let output = agent.command(arguments).output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(errors.is_empty(), "{arguments:?}: {errors}");
     (output.status.code(), String::from_utf8(output.stdout).unwrap())
@@ -133,7 +129,7 @@ fn netpold(arguments: &[&str], socket: &Path) -> (Option<i32>, String) {
 
 fn flows(cluster: &Cluster, arguments: &[&str]) -> Value {
     let arguments = [&["flows", "-o", "json"], arguments].concat();
-    let (code, text) = netpold(&arguments, &cluster.agents[0].socket());
+    let (code, text) = netpold(&arguments, &cluster.agents[0]);
     assert_eq!(code, Some(0));
     serde_json::from_str(&text).unwrap()
 }
@@ -181,21 +177,14 @@ fn a_change_cuts_the_connections_that_were_named() {
 
     lists(&cluster, open.len());
     let file = cluster.directory.path().join("change.json");
-    let policies = changed().map(|(name, spec)| {
-        json!({
-            "apiVersion": "networking.k8s.io/v1",
-            "kind": "NetworkPolicy",
-            "metadata": { "namespace": NAMESPACE, "name": name },
-            "spec": spec,
-        })
-    });
+    let policies = changed().map(|(name, spec)| network_policy(name, &spec));
     let list = json!({ "apiVersion": "v1", "kind": "List", "items": policies });
     fs::write(&file, list.to_string()).unwrap();
     let manifests = cluster.manifests.directory().to_str().unwrap();
     let change = ["diff", "--manifests", manifests, "-f", file.to_str().unwrap(), "--live"];
     let begin = Instant::now();
-    let socket = cluster.agents[0].socket();
-    let (code, text) = netpold(&[&change[..], &["-o", "json"]].concat(), &socket);
+    let agent = &cluster.agents[0];
+    let (code, text) = netpold(&[&change[..], &["-o", "json"]].concat(), agent);
     println!("diff --live of {} connections: {:?}", open.len(), begin.elapsed());
     assert_eq!(code, Some(1));
     let live = serde_json::from_str::<Value>(&text).unwrap()["live"].clone();
@@ -205,7 +194,7 @@ fn a_change_cuts_the_connections_that_were_named() {
     assert_eq!(live["gone"], json!(0));
     let known = usize::try_from(live["open"].as_u64().unwrap()).unwrap();
     assert!(known >= open.len(), "{known} of {} are known", open.len());
-    says_how_many(&change, &socket, named.len());
+    says_how_many(&change, agent, named.len());
 
     for (name, spec) in changed() {
         cluster.policy(name, spec);
@@ -247,13 +236,13 @@ fn lists(cluster: &Cluster, open: usize) {
 }
 
 /// The other formats say it, too.
-fn says_how_many(change: &[&str], socket: &Path, cut: usize) {
+fn says_how_many(change: &[&str], agent: &Agent, cut: usize) {
     for (format, words) in [
         ("table", format!("open connections: {cut} of ")),
         ("markdown", format!("**Open connections: {cut} of ")),
         ("mermaid", format!("%% open connections: {cut} of ")),
     ] {
-        let (_, text) = netpold(&[change, &["-o", format]].concat(), socket);
+        let (_, text) = netpold(&[change, &["-o", format]].concat(), agent);
         assert!(text.contains(&words), "{format}: {text}");
     }
 }

@@ -1,22 +1,17 @@
 //! Which rule carried traffic, as `netpold rules` says.
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, PATIENCE, PORT, binary};
-use netpold_testbed::{Cni, Protocol, require_root, without_twins};
+use netpold_testbed::cluster::{Cluster, PATIENCE, PORT};
+use netpold_testbed::{Cni, Protocol, require_root};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::udp::{receive, socket};
 
 fn rules(cluster: &Cluster, arguments: &[&str]) -> Vec<Value> {
-    let output = without_twins(&mut Command::new(binary()))
-        .args(["rules", "-o", "json", "--socket"])
-        .arg(cluster.agents[0].socket())
-        .args(arguments)
-        .output()
-        .unwrap();
+    let rules = [&["rules", "-o", "json"], arguments].concat();
+    let output = cluster.agents[0].command(&rules).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
     answer["rules"].as_array().unwrap().clone()

@@ -5,31 +5,26 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, ENFORCED, PORT, allow_from, binary};
-use netpold_testbed::{Cni, require_root, without_twins};
+use netpold_testbed::cluster::{Cluster, ENFORCED, PORT, allow_from, eventually};
+use netpold_testbed::{Cni, require_root};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::load::guarded;
+use crate::uninstall::uninstall;
 
 /// Waits until the state is on disk and newer than some time.
 fn wait_kept(cluster: &Cluster) {
     let file = cluster.agents[0].state().join("last");
-    let deadline = Instant::now() + ENFORCED;
-    while !file.exists() {
-        assert!(Instant::now() < deadline, "no state is kept:\n{}", cluster.agents[0].log());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let log = || format!("no state is kept:\n{}", cluster.agents[0].log());
+    eventually(ENFORCED, || file.exists(), log);
 }
 
 /// What a reboot leaves of netpold: the state's file and no pin.
 fn shut_down(cluster: &mut Cluster) {
     cluster.agents[0].end(Signal::SIGKILL);
-    // In the node's namespace, where the interfaces are.
-    let mut command = cluster.nodes[0].command(binary()).unwrap();
-    without_twins(&mut command).arg("uninstall").arg("--bpffs").arg(cluster.agents[0].bpffs());
-    assert!(command.output().unwrap().status.success());
+    assert!(uninstall(cluster).status.success());
 }
 
 /// The source has nothing to say yet.

@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use netpold::dataplane::attach::{Attacher, Mode};
-use netpold_testbed::cluster::{Cluster, MOMENT, NAMESPACE, PATIENCE, PORT, allow_from, binary};
-use netpold_testbed::{Cni, Flow, Protocol, require_root, slowness, without_twins};
+use netpold_testbed::cluster::{
+    Cluster, MOMENT, NAMESPACE, PATIENCE, PORT, allow_from, eventually,
+};
+use netpold_testbed::{Cni, Flow, Protocol, require_root, slowness};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -25,9 +27,9 @@ struct Trace(Following);
 
 impl Trace {
     fn new(cluster: &Cluster, arguments: &[&str]) -> Self {
-        let mut command = Command::new(binary());
-        without_twins(&mut command).args(["trace", "-o", "json", "--socket"]);
-        command.arg(cluster.agents[0].socket()).args(arguments).stderr(Stdio::piped());
+        let trace = [&["trace", "-o", "json"], arguments].concat();
+        let mut command = cluster.agents[0].command(&trace);
+        command.stderr(Stdio::piped());
         Self(Following::start(command))
     }
 
@@ -37,7 +39,7 @@ impl Trace {
         // The kernel verifies the programs first.
         let first = trace.0.lines.recv_timeout(PATIENCE * slowness());
         let first = first.unwrap_or_else(|error| {
-            let _ = trace.0.process.kill();
+            let _ = trace.0.process.0.kill();
             panic!("it does not begin: {error}, {:?}", trace.end(PATIENCE));
         });
         assert_eq!(first["type"], "started", "{first}");
@@ -61,9 +63,9 @@ impl Trace {
     fn end(&mut self, deadline: Duration) -> (ExitStatus, String) {
         let deadline = Instant::now() + deadline;
         while Instant::now() < deadline {
-            if let Some(status) = self.0.process.try_wait().unwrap() {
+            if let Some(status) = self.0.process.0.try_wait().unwrap() {
                 let mut said = String::new();
-                let mut stderr = self.0.process.stderr.take().unwrap();
+                let mut stderr = self.0.process.0.stderr.take().unwrap();
                 Read::read_to_string(&mut stderr, &mut said).unwrap();
                 return (status, said);
             }
@@ -92,11 +94,8 @@ fn programs(cluster: &Cluster) -> BTreeMap<&'static str, Vec<u32>> {
 /// Waits until these programs judge.
 #[track_caller]
 fn are_back(cluster: &Cluster, ordinary: &BTreeMap<&'static str, Vec<u32>>, why: &str) {
-    let deadline = Instant::now() + PATIENCE;
-    while programs(cluster) != *ordinary {
-        assert!(Instant::now() < deadline, "the ordinary programs are not back: {why}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let failure = || format!("the ordinary programs are not back: {why}");
+    eventually(PATIENCE, || programs(cluster) == *ordinary, failure);
 }
 
 /// Only friends reach the server, whose answers pass by their flows alone.
@@ -200,7 +199,7 @@ fn each_step_of_a_judgement_is_told() {
     let log = cluster.agents[0].log();
     assert!(!log.contains("a program was gone"), "{log}");
     // Nobody takes leave.
-    trace.0.process.kill().unwrap();
+    trace.0.process.0.kill().unwrap();
     are_back(&cluster, &ordinary, "the client was killed");
     let arguments = ["--pod=shop/server", "--from=shop/stranger", "--port=80/UDP", "--for=2s"];
     let mut trace = Trace::begun(&cluster, &arguments);
@@ -237,7 +236,7 @@ fn filters_below_clsact_are_traced() {
     assert!(probe(&cluster, "friend", PATIENCE));
     assert!(!probe(&cluster, "stranger", MOMENT));
     trace.find("a denial", |line| line["verdict"] == "deny");
-    trace.0.process.kill().unwrap();
+    trace.0.process.0.kill().unwrap();
     are_back(&cluster, &ordinary, "the client was killed");
 }
 
@@ -247,10 +246,8 @@ fn the_traced_packets_on_the_page_are_real() {
     require_root!();
     let mut cluster = cluster();
     cluster.enforce();
-    let mut command = Command::new(binary());
-    let command = without_twins(&mut command).args(["trace", "--socket"]);
-    let command = command.arg(cluster.agents[0].socket());
-    let command = command.args(["--pod=shop/server", "--port=80/TCP", "--for=4s"]);
+    let arguments = ["trace", "--pod=shop/server", "--port=80/TCP", "--for=4s"];
+    let mut command = cluster.agents[0].command(&arguments);
     let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut output = BufReader::new(process.stdout.take().unwrap());
     let mut text = String::new();

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
+use netpold_testbed::cluster::{MOMENT, eventually};
 use netpold_testbed::{
     Agent, AgentOptions, Cni, Flow, Kubelet, Node, PodSpec, Protocol, link_nodes,
 };
@@ -13,10 +13,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::{agent_pod, container, netpold, running, stderr};
-use crate::world::{NAMESPACE, PATIENCE, PORT, World, allow_from, binary, isolated};
-
-/// What was cut says nothing any more.
-const MOMENT: Duration = Duration::from_millis(300);
+use crate::world::{
+    NAMESPACE, PATIENCE, PORT, World, allow_from, binary, isolated, network_policy,
+};
 
 /// Both ends' addresses and ports, as the command writes them.
 type Ends = (String, String);
@@ -92,29 +91,19 @@ pub(super) fn connections_are_named_once(world: &mut World) {
     let mut flows: Vec<(Ends, Flow)> = far.addresses().iter().map(open).collect();
     let ours: BTreeSet<Ends> = flows.iter().map(|(ends, _)| ends.clone()).collect();
     assert_eq!(ours.len(), 2, "over both families");
-    let object = |name: &str, spec: Value| {
-        json!({
-            "apiVersion": "networking.k8s.io/v1",
-            "kind": "NetworkPolicy",
-            "metadata": { "namespace": NAMESPACE, "name": name },
-            "spec": spec,
-        })
-    };
     let all: Vec<Ends> = ours.iter().cloned().collect();
     let sorted = |mut found: Vec<Ends>| {
         found.sort();
         found
     };
     // At the sender's node, and at the receiver's.
-    assert_eq!(sorted(cuts(world, &object("near", near(json!([]))), &ours)), all);
+    assert_eq!(sorted(cuts(world, &network_policy("near", &near(json!([]))), &ours)), all);
     let closed = json!({ "podSelector": { "matchLabels": { "app": "far" } } });
-    assert_eq!(sorted(cuts(world, &object("far", closed.clone()), &ours)), all);
-    let same = object("far", json!({ "podSelector": {}, "ingress": [{}] }));
+    assert_eq!(sorted(cuts(world, &network_policy("far", &closed), &ours)), all);
+    let same = network_policy("far", &json!({ "podSelector": {}, "ingress": [{}] }));
     assert_eq!(cuts(world, &same, &ours), []);
     assert!(flows.iter_mut().all(|(_, flow)| flow.ping(PATIENCE)), "nothing was changed yet");
     world.policy("far", closed);
-    let deadline = Instant::now() + PATIENCE;
-    while flows.iter_mut().any(|(_, flow)| flow.ping(MOMENT)) {
-        assert!(Instant::now() < deadline, "what is named is cut\n{}", agent.log());
-    }
+    let cut = || !flows.iter_mut().any(|(_, flow)| flow.ping(MOMENT));
+    eventually(PATIENCE, cut, || format!("what is named is cut\n{}", agent.log()));
 }

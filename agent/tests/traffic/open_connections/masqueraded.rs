@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::net::SocketAddr;
 
-use netpold_testbed::cluster::{Cluster, MOMENT, NAMESPACE, PATIENCE, PORT};
+use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, PORT, network_policy};
 use netpold_testbed::services::{SERVICE_PORT, Service, provide};
 use netpold_testbed::{Cni, Flow, Node, Protocol, Proxy, link_nodes, require_root};
 use serde_json::{Value, json};
@@ -44,17 +44,12 @@ fn connections_with_the_nodes_address_are_named() {
     };
     let mut flows: Vec<(Pair, Flow)> = (0..CONNECTIONS).map(|_| open()).collect();
 
-    let change = json!({
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": { "namespace": NAMESPACE, "name": "client" },
-        "spec": policy(blocks(&far[..1])),
-    });
+    let change = network_policy("client", &policy(blocks(&far[..1])));
     let file = cluster.directory.path().join("change.json");
     fs::write(&file, change.to_string()).unwrap();
     let manifests = cluster.manifests.directory().to_str().unwrap();
     let diff = ["diff", "--manifests", manifests, "-f", file.to_str().unwrap(), "--live"];
-    let (_, text) = netpold(&[&diff[..], &["-o", "json"]].concat(), &cluster.agents[0].socket());
+    let (_, text) = netpold(&[&diff[..], &["-o", "json"]].concat(), &cluster.agents[0]);
     let live = serde_json::from_str::<Value>(&text).unwrap()["live"].clone();
     assert_eq!((&live["unsure"], &live["problems"]), (&json!([]), &json!([])), "{live}");
     let named = pairs(&live["cut"]);

@@ -26,7 +26,7 @@ fn objects(cluster: &Cluster) -> Objects {
 /// The flows of each node.
 fn answers(cluster: &Cluster) -> Vec<Answer> {
     let answer = |agent: &netpold_testbed::Agent| {
-        let (code, text) = netpold(&["flows", "-o", "json", "--limit", "0"], &agent.socket());
+        let (code, text) = netpold(&["flows", "-o", "json", "--limit", "0"], agent);
         assert_eq!(code, Some(0));
         serde_json::from_str(&text).unwrap()
     };
