@@ -3,6 +3,14 @@
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
+/// What a measurement finds.
+pub(crate) struct Found<T> {
+    /// Of each thing that was measured.
+    pub(crate) figures: Vec<T>,
+    /// What could not be measured, and why.
+    pub(crate) refused: Vec<String>,
+}
+
 /// Minimum and median of many runs.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Spread {

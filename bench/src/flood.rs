@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use crate::bytecode::{Code, GENERIC, NATIVE, SCHED_CLS, XDP, attach_xdp, send_live};
 use crate::cluster::{Cluster, Local, PORT, Size};
-use crate::figures::{Spread, say, spread, table};
+use crate::figures::{Found, Spread, say, spread, table};
 use crate::filter::{Filter, feed, installed, iptables_forward, traffic};
 use crate::forward::mac_text;
 use crate::frame::syn;
@@ -40,14 +40,6 @@ pub(crate) struct Flood {
     pub(crate) over_floor: Spread,
     /// Packets that one core drops in a second, at best.
     pub(crate) per_second: f64,
-}
-
-/// What [`measure`] finds.
-pub(crate) struct Found {
-    /// Each place.
-    pub(crate) figures: Vec<Flood>,
-    /// Places that could not be measured, and why.
-    pub(crate) refused: Vec<String>,
 }
 
 /// The hardware address of the node's uplink.
@@ -104,7 +96,7 @@ pub(crate) fn measure(
     buckets: u32,
     pins: &Path,
     progress: &dyn Fn(&str),
-) -> Result<Found> {
+) -> Result<Found<Flood>> {
     netpold_testbed::sweep();
     progress("flood: compiling and writing a cluster");
     let (node, mut subjects) = Node::build(&pins.join("world"), buckets)?;

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::bytecode::{attach_xdp, send_live};
 use crate::cluster::{Cluster, Local, PORT, Size};
-use crate::figures::{Spread, say, spread, table};
+use crate::figures::{Found, Spread, say, spread, table};
 use crate::filter::{Filter, installed, iptables_forward, nft_forward, other, traffic};
 use crate::host;
 use crate::live::{Then, Varies, sender};
@@ -45,14 +45,6 @@ pub(crate) struct Forwarding {
     pub(crate) over_none: Spread,
 }
 
-/// What [`measure`] finds.
-pub(crate) struct Found {
-    /// Each filter.
-    pub(crate) figures: Vec<Forwarding>,
-    /// Filters that could not be measured, and why.
-    pub(crate) refused: Vec<String>,
-}
-
 struct Subject {
     name: String,
     filter: Filter,
@@ -77,7 +69,7 @@ pub(crate) fn measure(
     buckets: u32,
     pins: &Path,
     progress: &dyn Fn(&str),
-) -> Result<Found> {
+) -> Result<Found<Forwarding>> {
     netpold_testbed::sweep();
     let path = Wire::build()?;
     let mut attacher = Attacher::new(&pins.join("links"), Mode::Tcx)?;

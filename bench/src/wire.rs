@@ -10,7 +10,7 @@ use netpold_testbed::Netns;
 use serde::Serialize;
 
 use crate::cluster::{Cluster, Local, PORT, Size};
-use crate::figures::{Rate, Spread, say, spread, table};
+use crate::figures::{Found, Rate, Spread, say, spread, table};
 use crate::filter::{Filter, installed, iptables_forward, nft_forward, other};
 use crate::forward::mac_text;
 use crate::host;
@@ -33,14 +33,6 @@ pub(crate) struct Wire {
     pub(crate) connections: Rate,
     /// Small UDP packets per second.
     pub(crate) datagrams: Rate,
-}
-
-/// What [`measure`] finds.
-pub(crate) struct Found {
-    /// Each filter.
-    pub(crate) figures: Vec<Wire>,
-    /// Filters that could not be measured, and why.
-    pub(crate) refused: Vec<String>,
 }
 
 /// A port that no filter allows.
@@ -68,7 +60,7 @@ pub(crate) fn measure(
     buckets: u32,
     pins: &Path,
     progress: &dyn Fn(&str),
-) -> Result<Found> {
+) -> Result<Found<Wire>> {
     netpold_testbed::sweep();
     let pods = Pods::build()?;
     let mut attacher = Attacher::new(&pins.join("links"), Mode::Tcx)?;
