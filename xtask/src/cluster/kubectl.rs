@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use netpold_testbed::ask_kubectl;
 
 use super::control;
 use super::state::{NODES, State};
+use crate::step;
 
 /// How to run it.
 pub(super) struct Kubectl {
@@ -59,6 +61,26 @@ impl Kubectl {
     /// One is refused.
     pub(super) fn apply(&self, objects: &str) -> Result<()> {
         self.run_with(&["apply", "-f", "-"], objects).map(drop)
+    }
+
+    /// Checks something in a namespace, which is removed before and after, and says how long that took.
+    ///
+    /// # Errors
+    /// Of the check; the namespace cannot be removed.
+    pub(super) fn check_in(
+        &self,
+        namespace: &str,
+        name: &str,
+        check: impl FnOnce(&Self) -> Result<()>,
+    ) -> Result<()> {
+        let delete = ["delete", "namespace", namespace, "--ignore-not-found", "--timeout=4m"];
+        let start = Instant::now();
+        self.run(&delete)?;
+        let result = check(self);
+        let removed = self.run(&delete);
+        result.and(removed.map(drop))?;
+        step::note(&format!("{name} passed in {:.0?}", start.elapsed()));
+        Ok(())
     }
 
     /// Runs it for the user, who sees what it prints.

@@ -32,18 +32,7 @@ const LEAST: u64 = 20;
 /// A denied request was answered, or an allowed one failed.
 pub(super) fn run(kubectl: &Kubectl) -> Result<()> {
     step::title(&format!("rollout: {REPLICAS} pods behind a Service, under default deny"));
-    let start = Instant::now();
-    remove(kubectl)?;
-    let result = roll_out(kubectl);
-    let removed = remove(kubectl);
-    result.and(removed)?;
-    step::note(&format!("rollout passed in {:.0?}", start.elapsed()));
-    Ok(())
-}
-
-fn remove(kubectl: &Kubectl) -> Result<()> {
-    let delete = ["delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=4m"];
-    kubectl.run(&delete).map(drop)
+    kubectl.check_in(NAMESPACE, "rollout", roll_out)
 }
 
 fn roll_out(kubectl: &Kubectl) -> Result<()> {

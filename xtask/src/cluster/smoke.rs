@@ -26,18 +26,7 @@ const CLIENTS: [&str; 2] = ["near", "far"];
 /// Naming the first thing that is not as it should be.
 pub(super) fn run(kubectl: &Kubectl) -> Result<()> {
     step::title("smoke: a server, a client beside it, one on the other node");
-    let start = Instant::now();
-    remove(kubectl)?;
-    let result = checks(kubectl);
-    let removed = remove(kubectl);
-    result.and(removed)?;
-    step::note(&format!("smoke passed in {:.0?}", start.elapsed()));
-    Ok(())
-}
-
-fn remove(kubectl: &Kubectl) -> Result<()> {
-    let arguments = ["delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=2m"];
-    kubectl.run(&arguments).map(drop)
+    kubectl.check_in(NAMESPACE, "smoke", checks)
 }
 
 fn checks(kubectl: &Kubectl) -> Result<()> {
