@@ -234,6 +234,35 @@ impl Cluster {
         self.nodes[*node].netns().ip(&batch(to.host_interface())).unwrap();
     }
 
+    /// The interface of one of two nodes that leads to the other.
+    #[must_use]
+    pub fn link(&self, node: usize) -> String {
+        let names = || {
+            let all = nix::net::if_::if_nameindex().unwrap();
+            all.iter().map(|i| i.name().to_string_lossy().into_owned()).collect::<Vec<_>>()
+        };
+        let names = self.nodes[node].run(names).unwrap();
+        names.into_iter().find(|name| name.starts_with("link")).expect("a link")
+    }
+
+    /// Routes the other node's pods through a VXLAN device `vxlan9`, as Flannel does.
+    pub fn tunnel(&self, node: usize) {
+        let (here, there) = (node + 1, 2 - node);
+        let [[own, _], [far, _]] = [node, 1 - node].map(|node| self.nodes[node].addresses());
+        self.nodes[node]
+            .netns()
+            .ip(&format!(
+                "link add vxlan9 address 0a:58:09:00:00:0{here} type vxlan id 9 local {own} \
+                 remote {far} dstport 8472\n\
+                 link set vxlan9 up\n\
+                 address add 172.31.9.{here}/24 dev vxlan9\n\
+                 address add fd00:9::{here}/64 dev vxlan9 nodad\n\
+                 route replace 10.1.{there}.0/24 via 172.31.9.{there} dev vxlan9\n\
+                 route replace fd00:1:{there}::/64 via fd00:9::{there} dev vxlan9\n"
+            ))
+            .unwrap();
+    }
+
     /// `from` reaches `to` over every protocol and family.
     #[track_caller]
     pub fn reaches(&self, from: &str, to: &str) {

@@ -63,7 +63,7 @@ fn about_a_masqueraded_flow(cni: Cni, outside: bool, tally: &mut Tally) {
     provide(&mut cluster, Proxy::Nftables, &[service]);
     let at_server = cluster.pod("server").wire("eth0").unwrap();
     let wire = if outside {
-        cluster.nodes[1 - node].wire(&crate::volley::link(&cluster.nodes[1 - node])).unwrap()
+        cluster.nodes[1 - node].wire(&cluster.link(1 - node)).unwrap()
     } else {
         cluster.pod("client").wire("eth0").unwrap()
     };
@@ -221,7 +221,7 @@ fn errors_about_ones_own_flow_go_back() {
     provide(&mut cluster, Proxy::Nftables, &[service]);
     cluster.policy("server", isolate("server", &["Egress"])).enforce();
     let at_server = cluster.pod("server").wire("eth0").unwrap();
-    let far = cluster.nodes[1].wire(&crate::volley::link(&cluster.nodes[1])).unwrap();
+    let far = cluster.nodes[1].wire(&cluster.link(1)).unwrap();
     for family in 0..2 {
         let server = SocketAddr::from((cluster.pod("server").addresses()[family], PORT));
         let node = &cluster.nodes[1];

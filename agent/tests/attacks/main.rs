@@ -7,7 +7,6 @@
 
 #![expect(
     clippy::unwrap_used,
-    clippy::expect_used,
     clippy::panic,
     clippy::print_stdout,
     reason = "helpers of a test are not seen as tests by the lints"

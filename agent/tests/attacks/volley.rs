@@ -116,16 +116,6 @@ pub(crate) fn try_both(
     cluster.without_policy(app);
 }
 
-/// The interface that leads to the other node.
-pub(crate) fn link(node: &Host) -> String {
-    let names = || {
-        let all = nix::net::if_::if_nameindex().unwrap();
-        all.iter().map(|i| i.name().to_string_lossy().into_owned()).collect::<Vec<_>>()
-    };
-    let names = node.run(names).unwrap();
-    names.into_iter().find(|name| name.starts_with("link")).expect("a link")
-}
-
 /// A raw socket of somebody, and the hardware addresses of both sides.
 pub(crate) struct Sender {
     wire: Wire,
@@ -141,8 +131,8 @@ impl Sender {
 
     /// From one node to the other.
     pub(crate) fn node(cluster: &Cluster, from: usize) -> Self {
+        let (here, there) = (cluster.link(from), cluster.link(1 - from));
         let (from, to) = (&cluster.nodes[from], &cluster.nodes[1 - from]);
-        let (here, there) = (link(from), link(to));
         Self {
             wire: from.wire(&here).unwrap(),
             own: from.hardware_address(&here).unwrap(),

@@ -4,17 +4,7 @@ use netpold_ebpf::layout::{endpoint_slot, mark};
 use netpold_testbed::cluster::{
     Cluster, MOMENT, NAMESPACE, PORT, all_pass, allow_from, isolate, none_pass,
 };
-use netpold_testbed::{Cni, Host, PodSpec, require_root};
-
-/// The interface that leads to the other node.
-pub(crate) fn wire(node: &Host) -> String {
-    let names = || {
-        let all = nix::net::if_::if_nameindex().unwrap();
-        all.iter().map(|i| i.name().to_string_lossy().into_owned()).collect::<Vec<_>>()
-    };
-    let names = node.run(names).unwrap();
-    names.into_iter().find(|name| name.starts_with("link")).expect("a link")
-}
+use netpold_testbed::{Cni, PodSpec, require_root};
 
 /// Every packet of `hostile` says that `server` itself has sent it, which would be let through to
 /// `server` as its own.
@@ -79,7 +69,7 @@ fn nobody_whom_netpold_does_not_know_can_forge_a_mark() {
     let server = cluster.pod("server");
     none_pass(&zombie, server, server.addresses());
     drop(stain);
-    let _stain = cluster.nodes[1].stain(&wire(&cluster.nodes[1]), forged).unwrap();
+    let _stain = cluster.nodes[1].stain(&cluster.link(1), forged).unwrap();
     none_pass(&cluster.nodes[1], server, server.addresses());
     let to = server.addresses()[0];
     let own = cluster.nodes[0].probe(netpold_testbed::Protocol::Tcp, to, PORT, MOMENT * 10);

@@ -210,28 +210,10 @@ fn between(cluster: &mut Cluster, kind: Kind) -> Vec<Service> {
             for key in ["bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"] {
                 let _ = node.netns().sysctl(key, "0");
             }
-            tunnel(cluster, number);
+            cluster.tunnel(number);
         }
     }
     services
-}
-
-/// Routes the other node's pods through a VXLAN device, as Flannel does.
-fn tunnel(cluster: &Cluster, number: usize) {
-    let (node, other) = (&cluster.nodes[number], &cluster.nodes[1 - number]);
-    let (here, there) = (number + 1, 2 - number);
-    let ([own, _], [far, _]) = (node.addresses(), other.addresses());
-    node.netns()
-        .ip(&format!(
-            "link add vxlan9 address 0a:58:09:00:00:0{here} type vxlan id 9 local {own} \
-             remote {far} dstport 8472\n\
-             link set vxlan9 up\n\
-             address add 172.31.9.{here}/24 dev vxlan9\n\
-             address add fd00:9::{here}/64 dev vxlan9 nodad\n\
-             route replace 10.1.{there}.0/24 via 172.31.9.{there} dev vxlan9\n\
-             route replace fd00:1:{there}::/64 via fd00:9::{there} dev vxlan9\n"
-        ))
-        .unwrap();
 }
 
 fn policies(cluster: &mut Cluster) {

@@ -7,7 +7,6 @@ use nix::sys::signal::Signal;
 
 use super::backends::two_nodes;
 use crate::kernel;
-use crate::marks::wire;
 
 const BACKENDS: [&str; 4] = ["friend1", "enemy1", "friend2", "enemy2"];
 
@@ -35,7 +34,7 @@ fn services_where_devices_are_left_alone() {
     cluster.arguments = vec!["--node-devices=none".into()];
     // As a real wire would: between namespaces of one machine a mark goes on to the other node.
     let wires: Result<Vec<_>, _> =
-        cluster.nodes.iter().map(|node| node.stain(&wire(node), 0)).collect();
+        (0..2).map(|node| cluster.nodes[node].stain(&cluster.link(node), 0)).collect();
     let _wires = match wires {
         Ok(wires) => wires,
         Err(e) => return eprintln!("SKIPPED devices left alone: no TCX here: {e:#}"),

@@ -56,8 +56,8 @@ fn services_with_backends_outside() {
 fn services_through_a_tunnel() {
     require_root!();
     let mut cluster = two_nodes();
-    tunnel(&cluster.nodes[0], &cluster.nodes[1]);
-    tunnel(&cluster.nodes[1], &cluster.nodes[0]);
+    cluster.tunnel(0);
+    cluster.tunnel(1);
     let all = ["friend1", "enemy1", "friend2", "enemy2"];
     let mixed = Service::new(1, "mixed").pods(&cluster, &all);
     provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&mixed));
@@ -69,28 +69,10 @@ fn services_through_a_tunnel() {
     }
     // The tunnel goes and comes back while the agent runs.
     cluster.nodes[0].netns().ip("link del vxlan9\n").unwrap();
-    tunnel(&cluster.nodes[0], &cluster.nodes[1]);
+    cluster.tunnel(0);
     let there = |status: &serde_json::Value| status["devices"].to_string().contains("vxlan9");
     cluster.agents[0].wait_for("at the tunnel", netpold_testbed::cluster::ENFORCED, there).unwrap();
     answer(cluster.pod("client1"), &mixed.sockets(), &["", "friend1", "friend2"]);
-}
-
-/// Routes the other node's pods through a VXLAN device, as Flannel does.
-fn tunnel(from: &Node, to: &Node) {
-    let number = |node: &Node| if node.name() == "n1" { 1 } else { 2 };
-    let (here, there) = (number(from), number(to));
-    let ([own4, _], [far4, _]) = (from.addresses(), to.addresses());
-    from.netns()
-        .ip(&format!(
-            "link add vxlan9 address 0a:58:09:00:00:0{here} type vxlan id 9 local {own4} \
-             remote {far4} dstport 8472\n\
-             link set vxlan9 up\n\
-             address add 172.31.9.{here}/24 dev vxlan9\n\
-             address add fd00:9::{here}/64 dev vxlan9 nodad\n\
-             route replace 10.1.{there}.0/24 via 172.31.9.{there} dev vxlan9\n\
-             route replace fd00:1:{there}::/64 via fd00:9::{there} dev vxlan9\n"
-        ))
-        .unwrap();
 }
 
 /// Datagrams that do not fit into one packet, by way of a Service.

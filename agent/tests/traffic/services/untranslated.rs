@@ -10,12 +10,11 @@ use netpold_testbed::{Proxy, require_root};
 use serde_json::{Value, json};
 
 use super::backends::two_nodes;
-use crate::marks::wire;
 
 /// The second node is the host of these addresses too, and the first knows the way.
 fn host(cluster: &Cluster, addresses: &[IpAddr]) {
     let [here, there] = [&cluster.nodes[0], &cluster.nodes[1]];
-    let (link, [via4, _]) = (wire(here), there.addresses());
+    let (link, [via4, _]) = (cluster.link(0), there.addresses());
     let (mut has, mut routes) = (String::new(), String::new());
     for address in addresses {
         let (length, via) =
