@@ -168,7 +168,7 @@ async fn wait(source: &mut Source, condition: impl FnMut(&SourceStatus) -> bool)
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_streaming_list_goes_on_as_a_watch() {
-    fn script(resource: &str, query: &str, _: usize) -> Answer {
+    let server = Server::start(|resource, query, _| {
         assert!(query.contains("sendInitialEvents=true"), "{resource}?{query}");
         assert!(query.contains("resourceVersionMatch=NotOlderThan"), "{resource}?{query}");
         let annotations = json!({ "k8s.io/initial-events-end": "true" });
@@ -184,8 +184,7 @@ async fn a_streaming_list_goes_on_as_a_watch() {
             lines.push(event("DELETED", object(Some("x"), "first", "11")));
         }
         Answer(200, lines, true)
-    }
-    let server = Server::start(script);
+    });
     let (mut source, _directory) = server.watched().await;
     wait(&mut source, |status| status.in_sync).await;
     until(&mut source, |batch, said| {
@@ -201,7 +200,7 @@ async fn a_streaming_list_goes_on_as_a_watch() {
 /// What a list said before it broke off is not said again by the next one, but it is known.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_streaming_list_that_breaks_off_loses_nothing() {
-    fn script(resource: &str, _: &str, before: usize) -> Answer {
+    let server = Server::start(|resource, _, before| {
         let metadata = json!({
             "resourceVersion": "9", "annotations": { "k8s.io/initial-events-end": "true" },
         });
@@ -217,8 +216,7 @@ async fn a_streaming_list_that_breaks_off_loses_nothing() {
         }
         lines.push(event("BOOKMARK", end));
         Answer(200, lines, true)
-    }
-    let server = Server::start(script);
+    });
     let (mut source, _directory) = server.watched().await;
     until(&mut source, |batch, said| {
         batch.in_sync && matches!(said, [Change::Policy(policy)] if policy.key.name == "first")
@@ -229,8 +227,8 @@ async fn a_streaming_list_that_breaks_off_loses_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_went_between_two_lists_is_gone() {
-    fn script(resource: &str, query: &str, before: usize) -> Answer {
-        match (resource, query.contains("watch=true")) {
+    let server =
+        Server::start(|resource, query, before| match (resource, query.contains("watch=true")) {
             _ if query.contains("sendInitialEvents") => status(422, "Invalid"),
             ("pods", false) if before == 0 => list(vec![object(Some("x"), "a", "1")], "1"),
             ("pods", false) => list(vec![object(Some("x"), "b", "2")], "2"),
@@ -238,9 +236,7 @@ async fn what_went_between_two_lists_is_gone() {
             ("pods", true) if query.contains("resourceVersion=1") => status(410, "Expired"),
             (_, true) => Answer(200, vec![], true),
             (_, false) => list(vec![], "1"),
-        }
-    }
-    let server = Server::start(script);
+        });
     let (mut source, _directory) = server.watched().await;
     until(&mut source, |batch, _| batch.in_sync).await;
     let batch = next(&mut source).await;
@@ -266,18 +262,15 @@ fn without_objects(query: &str) -> Answer {
 /// Kubernetes 1.36 with etcd 3.4.23 answers as if it had failed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_whose_storage_is_too_old_for_streaming_lists_is_asked_for_pages() {
-    fn script(_: &str, query: &str, _: usize) -> Answer {
-        match query {
-            _ if query.contains("sendInitialEvents") => {
-                let message = "a watch stream was requested by the client but the required storage \
+    let server = Server::start(|_, query, _| match query {
+        _ if query.contains("sendInitialEvents") => {
+            let message = "a watch stream was requested by the client but the required storage \
                                feature RequestWatchProgress is disabled";
-                let error = json!({ "kind": "Status", "code": 500, "message": message });
-                Answer(200, vec![event("ERROR", error)], false)
-            }
-            _ => without_objects(query),
+            let error = json!({ "kind": "Status", "code": 500, "message": message });
+            Answer(200, vec![event("ERROR", error)], false)
         }
-    }
-    let server = Server::start(script);
+        _ => without_objects(query),
+    });
     let (mut source, _directory) = server.watched().await;
     let status = wait(&mut source, |status| status.in_sync).await;
     assert!(status.problems.is_empty(), "{:?}", status.problems);
@@ -286,13 +279,10 @@ async fn a_server_whose_storage_is_too_old_for_streaming_lists_is_asked_for_page
 /// Of a kind that no server does without, "not found" does not mean "there are none".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_without_policies_is_not_believed() {
-    fn script(resource: &str, query: &str, _: usize) -> Answer {
-        match resource {
-            "networkpolicies" | "endpointslices" => status(404, "NotFound"),
-            _ => without_objects(query),
-        }
-    }
-    let server = Server::start(script);
+    let server = Server::start(|resource, query, _| match resource {
+        "networkpolicies" | "endpointslices" => status(404, "NotFound"),
+        _ => without_objects(query),
+    });
     let (mut source, _directory) = server.watched().await;
     let status = wait(&mut source, |status| {
         status.kinds.iter().filter(|kind| kind.in_sync).count() == 6
@@ -314,13 +304,10 @@ fn cluster_policies(status: &SourceStatus) -> &KindStatus {
 /// Most clusters have no ClusterNetworkPolicies: that is no problem, and nothing waits for them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_kind_that_is_not_installed_is_nothing_to_report() {
-    fn script(resource: &str, query: &str, _: usize) -> Answer {
-        match resource {
-            "clusternetworkpolicies" => status(404, "NotFound"),
-            _ => without_objects(query),
-        }
-    }
-    let server = Server::start(script);
+    let server = Server::start(|resource, query, _| match resource {
+        "clusternetworkpolicies" => status(404, "NotFound"),
+        _ => without_objects(query),
+    });
     let (mut source, _directory) = server.watched().await;
     let status = wait(&mut source, |status| status.in_sync).await;
     let kind = cluster_policies(&status);
@@ -331,16 +318,13 @@ async fn a_kind_that_is_not_installed_is_nothing_to_report() {
 /// What is in force elsewhere waits for the list of ClusterNetworkPolicies, where there are any.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_in_sync_before_cluster_policies_are_known() {
-    fn script(resource: &str, query: &str, before: usize) -> Answer {
-        match resource {
-            _ if query.contains("sendInitialEvents") => status(400, "BadRequest"),
-            "clusternetworkpolicies" if before < 3 => status(503, "ServiceUnavailable"),
-            _ if query.contains("watch=true") => Answer(200, vec![], true),
-            "clusternetworkpolicies" => list(vec![object(None, "deny", "1")], "1"),
-            _ => list(vec![], "1"),
-        }
-    }
-    let server = Server::start(script);
+    let server = Server::start(|resource, query, before| match resource {
+        _ if query.contains("sendInitialEvents") => status(400, "BadRequest"),
+        "clusternetworkpolicies" if before < 3 => status(503, "ServiceUnavailable"),
+        _ if query.contains("watch=true") => Answer(200, vec![], true),
+        "clusternetworkpolicies" => list(vec![object(None, "deny", "1")], "1"),
+        _ => list(vec![], "1"),
+    });
     let (mut source, _directory) = server.watched().await;
     until(&mut source, |batch, said| {
         assert!(!batch.in_sync || !said.is_empty());
@@ -353,13 +337,10 @@ async fn nothing_is_in_sync_before_cluster_policies_are_known() {
 /// Rights that are missing are reported, and do not keep everything else from being enforced.
 #[tokio::test(flavor = "multi_thread")]
 async fn cluster_policies_that_may_not_be_read_hold_nothing_back() {
-    fn script(resource: &str, query: &str, _: usize) -> Answer {
-        match resource {
-            "clusternetworkpolicies" => status(403, "Forbidden"),
-            _ => without_objects(query),
-        }
-    }
-    let server = Server::start(script);
+    let server = Server::start(|resource, query, _| match resource {
+        "clusternetworkpolicies" => status(403, "Forbidden"),
+        _ => without_objects(query),
+    });
     let (mut source, _directory) = server.watched().await;
     let status = wait(&mut source, |status| status.in_sync).await;
     let kind = cluster_policies(&status);
@@ -371,10 +352,7 @@ async fn cluster_policies_that_may_not_be_read_hold_nothing_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cluster_policies_are_not_asked_for_where_they_are_off() {
-    fn script(_: &str, query: &str, _: usize) -> Answer {
-        without_objects(query)
-    }
-    let server = Server::start(script);
+    let server = Server::start(|_, query, _| without_objects(query));
     let (mut source, _directory) = server.watched_with(false).await;
     let status = wait(&mut source, |status| status.in_sync).await;
     assert_eq!(status.kinds.len(), 6);
@@ -384,20 +362,17 @@ async fn cluster_policies_are_not_asked_for_where_they_are_off() {
 /// Of a group that it does not have, a server says "404 page not found"; so does a proxy.
 #[tokio::test(flavor = "multi_thread")]
 async fn whether_a_group_is_missing_is_in_the_list_of_groups() {
-    fn script(resource: &str, query: &str, _: usize) -> Answer {
-        match resource {
-            "clusternetworkpolicies" => Answer(404, vec![json!("404 page not found")], false),
-            "apis" => {
-                let version = json!([{
-                    "groupVersion": "policy.networking.k8s.io/v1alpha1", "version": "v1alpha1",
-                }]);
-                let group = json!({ "name": "policy.networking.k8s.io", "versions": version });
-                Answer(200, vec![json!({ "kind": "APIGroupList", "groups": [group] })], false)
-            }
-            _ => without_objects(query),
+    let server = Server::start(|resource, query, _| match resource {
+        "clusternetworkpolicies" => Answer(404, vec![json!("404 page not found")], false),
+        "apis" => {
+            let version = json!([{
+                "groupVersion": "policy.networking.k8s.io/v1alpha1", "version": "v1alpha1",
+            }]);
+            let group = json!({ "name": "policy.networking.k8s.io", "versions": version });
+            Answer(200, vec![json!({ "kind": "APIGroupList", "groups": [group] })], false)
         }
-    }
-    let server = Server::start(script);
+        _ => without_objects(query),
+    });
     let (mut source, _directory) = server.watched().await;
     let status = wait(&mut source, |status| status.in_sync).await;
     assert_eq!(status.problems, []);

@@ -26,7 +26,7 @@ const POLICIES: &str = "networkpolicies.networking.k8s.io";
 #[expect(clippy::too_many_lines, reason = "one story")]
 async fn an_object_that_cannot_be_decoded_is_a_matter_of_its_own() {
     static MENDED: AtomicBool = AtomicBool::new(false);
-    fn script(resource: &str, query: &str, before: usize) -> Answer {
+    let server = Server::start(|resource, query, before| {
         let labelled = |name: &str, version: &str, labels: Value| {
             let mut pod = object(Some("x"), name, version);
             pod["metadata"]["labels"] = labels;
@@ -74,8 +74,7 @@ async fn an_object_that_cannot_be_decoded_is_a_matter_of_its_own() {
             (_, true, _) => Answer(200, vec![], true),
             (_, false, _) => list(vec![], "1"),
         }
-    }
-    let server = Server::start(script);
+    });
     let (mut source, _directory) = server.watched().await;
     let status = wait(&mut source, |status| {
         status.in_sync && undecoded(status, "pods") == 2 && undecoded(status, POLICIES) == 3
@@ -138,8 +137,8 @@ async fn an_object_that_cannot_be_decoded_is_a_matter_of_its_own() {
 /// Of it no more is held than its beginning, which says who it is.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_object_that_is_too_large_leaves_the_others() {
-    fn script(resource: &str, query: &str, _: usize) -> Answer {
-        match (resource, query.contains("watch=true")) {
+    let server =
+        Server::start(|resource, query, _| match (resource, query.contains("watch=true")) {
             _ if query.contains("sendInitialEvents") => status(422, "Invalid"),
             ("networkpolicies", false) => {
                 let huge = policy("huge", json!({ "podSelector": {}, "ingress": "@huge" }));
@@ -147,9 +146,7 @@ async fn an_object_that_is_too_large_leaves_the_others() {
             }
             (_, true) => Answer(200, vec![], true),
             (_, false) => list(vec![], "1"),
-        }
-    }
-    let server = Server::start(script);
+        });
     let (mut source, _directory) = server.watched().await;
     until(&mut source, |batch, said| {
         batch.in_sync
@@ -166,7 +163,7 @@ async fn an_object_that_is_too_large_leaves_the_others() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_streaming_list_goes_on_behind_what_cannot_be_decoded() {
-    fn script(resource: &str, _: &str, _: usize) -> Answer {
+    let server = Server::start(|resource, _, _| {
         let annotations = json!({ "k8s.io/initial-events-end": "true" });
         let metadata = json!({ "resourceVersion": "9", "annotations": annotations });
         let end = json!({ "kind": "K", "apiVersion": "v1", "metadata": metadata });
@@ -182,8 +179,7 @@ async fn a_streaming_list_goes_on_behind_what_cannot_be_decoded() {
             lines.push(event("DELETED", policy("deep", json!("@deep"))));
         }
         Answer(200, lines, true)
-    }
-    let server = Server::start(script);
+    });
     let (mut source, _directory) = server.watched().await;
     until(&mut source, |batch, said| {
         let good = |policy: &Policy| policy.key.name == "good";
@@ -200,18 +196,15 @@ async fn a_streaming_list_goes_on_behind_what_cannot_be_decoded() {
 /// Neither is an answer that holds no list, nor one that is cut off: there may be anything.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_list_does_not_say_that_there_is_nothing() {
-    fn script(resource: &str, query: &str, before: usize) -> Answer {
-        match (resource, before) {
-            _ if query.contains("sendInitialEvents") => status(422, "Invalid"),
-            _ if query.contains("watch=true") => Answer(200, vec![], true),
-            ("pods", 0) => Answer(200, vec![json!({})], false),
-            ("pods", 1) => Answer(200, vec![json!({ "items": [] })], false),
-            ("pods", 2) => Answer(200, vec![json!("<html>")], false),
-            ("nodes", _) => Answer(200, vec![json!("no object")], false),
-            _ => list(vec![], "1"),
-        }
-    }
-    let server = Server::start(script);
+    let server = Server::start(|resource, query, before| match (resource, before) {
+        _ if query.contains("sendInitialEvents") => status(422, "Invalid"),
+        _ if query.contains("watch=true") => Answer(200, vec![], true),
+        ("pods", 0) => Answer(200, vec![json!({})], false),
+        ("pods", 1) => Answer(200, vec![json!({ "items": [] })], false),
+        ("pods", 2) => Answer(200, vec![json!("<html>")], false),
+        ("nodes", _) => Answer(200, vec![json!("no object")], false),
+        _ => list(vec![], "1"),
+    });
     let (mut source, _directory) = server.watched().await;
     let status = wait(&mut source, |status| {
         status.kinds.iter().filter(|kind| kind.in_sync).count() == 6
