@@ -26,6 +26,13 @@ const WATCH: Duration = Duration::from_secs(145);
 /// After so many failures in a row another connection may help.
 const PATIENCE: u32 = 3;
 
+/// What is read of a pod's or node's status.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Status {
+    pub(super) conditions: Option<Vec<Condition>>,
+}
+
 /// A condition of a pod or node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

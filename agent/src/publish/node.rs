@@ -14,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, info};
 
 use super::failing::{Failing, random_part};
-use super::follow::{Condition, follow};
+use super::follow::{Condition, Status, follow};
 use super::seen::Seen;
 use super::write::{WriteError, Writer};
 use super::{MESSAGE_MAX, NODE_CONDITION, STARTUP_TAINT, TICK, now};
@@ -46,12 +46,6 @@ api::resource!(NodeObject, part of Node);
 struct Spec {
     /// As they are: they are written back.
     taints: Option<Vec<Value>>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct Status {
-    conditions: Option<Vec<Condition>>,
 }
 
 /// A merge patch that removes the startup taint; `None`: it is not there. Such a patch replaces the whole list, so it is

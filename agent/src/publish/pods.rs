@@ -20,7 +20,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, warn};
 
 use super::failing::{Failing, random_part};
-use super::follow::{Condition, follow};
+use super::follow::{Condition, Status, follow};
 use super::seen::Seen;
 use super::write::{WriteError, Writer};
 use super::{PASSING, TICK, now};
@@ -58,12 +58,6 @@ struct Spec {
 #[serde(rename_all = "camelCase", default)]
 struct Gate {
     condition_type: String,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct Status {
-    conditions: Option<Vec<Condition>>,
 }
 
 /// A pod with the gate.
