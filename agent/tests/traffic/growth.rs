@@ -63,25 +63,20 @@ fn grows(mut cluster: Cluster) {
 
 #[test]
 fn flow_tables_grow_under_load() {
-    if require_root("flow_tables_grow_under_load") {
-        grows(guarded(Cni::Ptp));
-    }
+    require_root!();
+    grows(guarded(Cni::Ptp));
 }
 
 #[test]
 fn flow_tables_grow_behind_xdp_under_load() {
-    if require_root("flow_tables_grow_behind_xdp_under_load") {
-        let mut cluster = guarded(Cni::Ptp);
-        cluster.arguments = ["--pod-egress-hook", "xdp"].map(str::to_owned).into();
-        grows(cluster);
-    }
+    require_root!();
+    let mut cluster = guarded(Cni::Ptp);
+    cluster.arguments = ["--pod-egress-hook", "xdp"].map(str::to_owned).into();
+    grows(cluster);
 }
 
 /// Whoever comes next has the flows of both tables.
-fn killed_while_it_grows(name: &str, is_so: fn(&Cluster) -> bool) {
-    if !require_root(name) {
-        return;
-    }
+fn killed_while_it_grows(is_so: fn(&Cluster) -> bool) {
     let mut cluster = guarded(Cni::Ptp);
     cluster.enforce();
     let kill = |cluster: &mut Cluster| {
@@ -98,15 +93,14 @@ fn killed_while_it_grows(name: &str, is_so: fn(&Cluster) -> bool) {
 
 #[test]
 fn an_agent_killed_before_the_new_programs_watch_under_load() {
-    killed_while_it_grows(
-        "an_agent_killed_before_the_new_programs_watch_under_load",
-        folder_is_there,
-    );
+    require_root!();
+    killed_while_it_grows(folder_is_there);
 }
 
 #[test]
 fn an_agent_killed_while_the_new_programs_watch_under_load() {
-    killed_while_it_grows("an_agent_killed_while_the_new_programs_watch_under_load", |cluster| {
+    require_root!();
+    killed_while_it_grows(|cluster| {
         let links = std::fs::read_dir(cluster.agents[0].bpffs().join("links")).unwrap();
         links.flatten().any(|link| link.file_name().to_string_lossy().contains("-before-"))
     });
@@ -114,7 +108,8 @@ fn an_agent_killed_while_the_new_programs_watch_under_load() {
 
 #[test]
 fn an_agent_killed_when_the_new_programs_judge_under_load() {
-    killed_while_it_grows("an_agent_killed_when_the_new_programs_judge_under_load", |cluster| {
+    require_root!();
+    killed_while_it_grows(|cluster| {
         cluster.agents[0].log().contains("flows of other tables carried over")
     });
 }
