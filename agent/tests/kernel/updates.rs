@@ -171,7 +171,8 @@ impl Kernel {
         }
         let mounted = Unmount(tempfile::tempdir().expect("a directory"));
         let pins = PinRoot::open(mounted.0.path()).expect("a BPF file system");
-        let offered = Offered::to(&mut loader, &pins.maps()).expect("tables at fixed addresses");
+        let offered =
+            Offered::to(&mut loader, &pins.maps(), &[]).expect("tables at fixed addresses");
         let mut bpf = loader.load(object).expect("maps");
         drop(offered);
         let programs = ["netpold_ingress", "netpold_egress"].map(|name| {

@@ -13,7 +13,7 @@ use crate::udp;
 /// and one of the friend; below the ports that the load's own flows get.
 const FLOWS: std::ops::Range<u16> = 12_000..20_500;
 /// Two sweeps, and a generation.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The friend begins more flows than the tables have room for.
 fn crowd(cluster: &Cluster) {
@@ -32,6 +32,7 @@ fn room(cluster: &Cluster) -> u64 {
     status["conntrack"][0]["capacity"].as_u64().unwrap_or(0)
 }
 
+/// More often than others wait: some of these conditions hold for a moment.
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so() {
