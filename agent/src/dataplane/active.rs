@@ -8,8 +8,6 @@ use netpold_core::compile::{Compiler, Cursor};
 use netpold_core::ops::Op;
 use netpold_ebpf::layout::Settings;
 
-use super::DataplaneOptions;
-use super::attach::Mode;
 use super::audit::{Repaired, UnexpectedEntries};
 use super::flow_growth::FlowGrowth;
 use super::generation::{Generation, GenerationError};
@@ -31,11 +29,11 @@ pub struct ActiveGeneration {
 
 impl ActiveGeneration {
     /// Nothing is in force yet.
-    pub(super) fn new(options: &DataplaneOptions, mode: Mode) -> Self {
+    pub(super) fn new(settings: ActiveSettings, growth: FlowGrowth) -> Self {
         Self {
             generation: None,
-            settings: ActiveSettings::new(options.hash_seed, options.proof),
-            growth: FlowGrowth::new(options.buckets, mode),
+            settings,
+            growth,
             unexpected: UnexpectedEntries::default(),
             probed: Probed::default(),
         }

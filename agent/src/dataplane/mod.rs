@@ -57,6 +57,7 @@ use active::ActiveGeneration;
 use attach::{Attacher, Hook, Mode};
 use bpffs::PinRoot;
 use bridges::Bridge;
+use flow_growth::FlowGrowth;
 use flow_migration::FlowMigration;
 use generation::{FlowTables, Generation, GenerationError};
 use pinned_state::PinnedState;
@@ -110,7 +111,10 @@ impl Dataplane {
     #[must_use]
     pub fn new(pins: PinRoot, attacher: Attacher, options: DataplaneOptions) -> Self {
         Self {
-            active: ActiveGeneration::new(&options, attacher.mode()),
+            active: ActiveGeneration::new(
+                ActiveSettings::new(options.hash_seed, options.proof),
+                FlowGrowth::new(options.buckets, attacher.mode()),
+            ),
             hooks: TcHooks::new(attacher),
             uplink_xdp: UplinkXdp::new(pins.links(), options.uplinks),
             pod_xdp: PodXdp::new(pins.links(), options.pod_xdp),
