@@ -5,7 +5,8 @@ use netpold_ebpf::{
     endpoint::Rows,
     judge::{fragment::Datagram, policy::EndpointPolicy},
     layout::{
-        CLASS_TRANSLATED, CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, Endpoint, TIMEOUT_FRAGMENT,
+        CLASS_TRANSLATED, CT_EGRESS, CT_FIN_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_RST,
+        CT_SYN, CT_SYN_ACK, CT_VALID, Endpoint, TIMEOUT_FRAGMENT,
     },
     packet::{
         family::{Family, V4, V6},
@@ -15,7 +16,7 @@ use netpold_ebpf::{
     reason::Reason,
     tables::Tables as _,
 };
-use netpold_testkit::frames::Who;
+use netpold_testkit::frames::{ACK, FIN, RST, SYN, Who, tcp4};
 use netpold_testkit::node::NodeTables;
 use netpold_testkit::one_pod::{self, DENY_ROW as NOBODY, INGRESS_ROW as CLIENTS};
 
@@ -121,4 +122,37 @@ fn a_first_fragment_leaves_its_ports_to_its_datagram() {
     own.remember(&tables, &TCP, false);
     let ports = own.first(&tables).expect("the first fragment's ports");
     assert_eq!((ports.local_port, ports.remote_port), (80, 4000));
+}
+
+/// What `FlowTracker` makes of a packet is the entry that its flow has after it.
+#[test]
+fn an_entry_says_who_began_who_answered_and_who_ended() {
+    let tables = one_pod::with_rows(CLIENTS, NOBODY);
+    let (pod, client) = ((Who::Pod.v4(), 80), (Who::Friend.v4(), 4000));
+    let arrives = |flags| one_pod::ingress(&tables, &tcp4(client, pod, flags));
+    let leaves = |flags| one_pod::egress(&tables, &tcp4(pod, client, flags));
+    let entries = || {
+        let mut entries = Vec::new();
+        tables.flows.for_each(|_, control, _| entries.push(control.flags() & !CT_VALID));
+        entries
+    };
+    assert_eq!((leaves(SYN), entries()), (Reason::Policy, vec![]), "it is denied");
+    let server = (client.0, 79);
+    let middle = one_pod::ingress(&tables, &tcp4(server, pod, ACK));
+    assert_eq!((middle, entries()), (Reason::Allowed, vec![]), "the pod may have begun it");
+    let begun = CT_INGRESS | CT_SYN;
+    assert_eq!((arrives(SYN), entries()), (Reason::Allowed, vec![begun]));
+    let half_open = begun | CT_SYN_ACK;
+    assert_eq!((leaves(SYN | ACK), entries()), (Reason::Reply, vec![half_open]));
+    let open = half_open | CT_REPLIED;
+    assert_eq!((arrives(ACK), entries()), (Reason::Allowed, vec![open]));
+    assert_eq!((arrives(RST), entries()), (Reason::Allowed, vec![open | CT_RST]));
+    assert_eq!((leaves(ACK), entries()), (Reason::Reply, vec![open]), "it was forged");
+    let closing = open | CT_FIN_EGRESS;
+    assert_eq!((leaves(FIN | ACK), entries()), (Reason::Reply, vec![closing]));
+    assert_eq!((arrives(SYN), entries()), (Reason::Allowed, vec![begun]), "another connection");
+    tables.flows.forget_flows();
+    let node = tcp4((Who::Stranger.v4(), 4000), pod, SYN);
+    let node = one_pod::judge(&tables, one_pod::Direction::Ingress, 0, &node);
+    assert_eq!((node.reason(), entries()), (Reason::Node, vec![begun | CT_NODE]));
 }
