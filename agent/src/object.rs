@@ -41,7 +41,8 @@ mod tests {
     #[test]
     fn the_object_does_not_tell_where_it_was_built() {
         if OBJECT.is_empty() {
-            return eprintln!("SKIPPED: built without the eBPF program ({})", super::MISSING);
+            let why = format!("built without the eBPF program ({})", super::MISSING);
+            return netpold_testbed::skip("the_object_does_not_tell_where_it_was_built", why);
         }
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned);
         let homes = ["HOME", "CARGO_HOME", "RUSTUP_HOME"].map(env::var_os);

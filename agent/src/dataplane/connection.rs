@@ -183,9 +183,7 @@ mod tests {
 
     #[test]
     fn this_kernel_can_be_asked() {
-        if !nix::unistd::geteuid().is_root() {
-            return eprintln!("SKIPPED: needs root");
-        }
+        netpold_testbed::require_root!();
         let begun = std::time::Instant::now();
         let Offsets { connection, tuples } = offsets().expect("a kernel with conntrack and types");
         println!("_nfct at {connection}, tuplehash at {tuples}, in {:?}", begun.elapsed());

@@ -83,9 +83,7 @@ mod tests {
     /// The tests' kernels (6.1 and later) have everything.
     #[test]
     fn this_kernel_has_everything() {
-        if !nix::unistd::geteuid().is_root() {
-            return eprintln!("SKIPPED: needs root");
-        }
+        netpold_testbed::require_root!();
         let enabled = std::fs::read_to_string("/proc/sys/net/core/bpf_jit_enable");
         let compiles = enabled.map_or(true, |enabled| enabled.trim() != "0");
         let all = Features {

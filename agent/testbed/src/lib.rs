@@ -157,6 +157,35 @@ pub fn skip(test: &str, why: impl std::fmt::Display) {
     eprintln!("{skipped}");
 }
 
+/// Says loudly that a test is skipped for want of a feature that Linux has since a version (major, minor).
+///
+/// # Panics
+/// Unless this kernel is known to be older: the feature is not absent then, it fails.
+#[expect(clippy::print_stderr, reason = "speaks to whoever runs the tests")]
+pub fn skip_before(since: (u32, u32), test: &str, why: impl std::fmt::Display) {
+    let (major, minor) = since;
+    let skipped = format!("SKIPPED {test}: {why:#}");
+    let is_older = kernel_version().is_some_and(|version| version < since);
+    assert!(is_older, "{skipped}, which Linux {major}.{minor} has");
+    eprintln!("{skipped}");
+}
+
+/// Major and minor version of the kernel that runs, if it says them.
+#[must_use]
+pub fn kernel_version() -> Option<(u32, u32)> {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
+    let mut numbers = release.split(['.', '-', '\n']).map_while(|n| n.parse().ok());
+    numbers.next().zip(numbers.next())
+}
+
+#[test]
+fn a_feature_of_this_kernel_is_not_skipped() {
+    let now = kernel_version().unwrap();
+    skip_before((now.0 + 1, 0), "a_feature_of_this_kernel_is_not_skipped", "this is no skip");
+    let failed = std::panic::catch_unwind(|| skip_before(now, "here", "absent"));
+    assert!(failed.is_err());
+}
+
 #[test]
 fn a_test_knows_its_name() {
     assert_eq!(function_of(&|| ()), "a_test_knows_its_name");

@@ -30,13 +30,7 @@ fn world() -> Option<World> {
 
 /// As [`world`], with so many buckets of flows.
 fn world_of(buckets: u32) -> Option<World> {
-    // SAFETY: no preconditions.
-    if unsafe { libc::geteuid() } == 0 {
-        return Some(World::new(buckets));
-    }
-    assert!(std::env::var_os("CI").is_none(), "kernel tests need root");
-    println!("SKIPPED: kernel tests need root");
-    None
+    netpold_testbed::require_root("a test of the programs").then(|| World::new(buckets))
 }
 
 #[test]

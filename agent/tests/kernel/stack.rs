@@ -159,7 +159,10 @@ fn deepest(functions: &BTreeMap<Place, Function>, place: Place) -> (u32, Vec<&Fu
 /// Prints each program's deepest chain.
 #[test]
 fn no_chain_of_calls_takes_more_stack_than_the_budget() {
-    let Ok(bytes) = object() else { return eprintln!("SKIPPED: built without the eBPF program") };
+    let Ok(bytes) = object() else {
+        let test = "no_chain_of_calls_takes_more_stack_than_the_budget";
+        return netpold_testbed::skip(test, "built without the eBPF program");
+    };
     no_chain_takes_more(bytes, BUDGET, |_| true);
     // Those that are loaded, if somebody asks for them.
     let judges = ["netpold_ingress", "netpold_egress"];

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use netpold_testbed::cluster::{Cluster, ENFORCED, MOMENT, PORT, allow_from, isolate};
-use netpold_testbed::{Cni, Protocol, require_root};
+use netpold_testbed::{Cni, Protocol, require_root, skip_before};
 use serde_json::Value;
 
 use crate::load;
@@ -27,6 +27,11 @@ const XDP_PASS: i32 = 2;
 const TCX_NEXT: i32 = -1;
 const TCX_PASS: i32 = 0;
 const TCX_DROP: i32 = 2;
+
+/// Skips a test where the kernel has no TCX.
+fn without_tcx(test: &str, why: &dyn std::fmt::Display) {
+    skip_before((6, 6), test, format_args!("no TCX here: {why:#}"));
+}
 
 /// The beginning of `union bpf_attr` for `BPF_PROG_LOAD`.
 #[repr(C)]
@@ -148,7 +153,7 @@ fn programs_of_others_still_run() {
     let mut cluster = guarded();
     let before = match attach(&cluster, "server", TCX_DROP) {
         Ok(link) => link,
-        Err(e) => return eprintln!("SKIPPED programs_of_others_still_run: no TCX here: {e}"),
+        Err(e) => return without_tcx("programs_of_others_still_run", &e),
     };
     cluster.enforce();
     cluster.denied("friend", "server");
@@ -168,7 +173,7 @@ fn programs_of_others_do_not_overrule() {
     let mut cluster = guarded();
     let _link = match attach(&cluster, "server", TCX_PASS) {
         Ok(link) => link,
-        Err(e) => return eprintln!("SKIPPED programs_of_others_do_not_overrule: no TCX: {e}"),
+        Err(e) => return without_tcx("programs_of_others_do_not_overrule", &e),
     };
     cluster.enforce();
     cluster.denied("stranger", "server");
@@ -186,7 +191,7 @@ fn a_program_that_was_removed_by_hand_is_put_back() {
     let pin = cluster.agents[0].bpffs().join(format!("links/{ifindex}-ingress"));
     match std::fs::remove_file(&pin) {
         Ok(()) => {}
-        Err(e) => return eprintln!("SKIPPED a program removed by hand: no TCX link here: {e}"),
+        Err(e) => return without_tcx("a_program_that_was_removed_by_hand_is_put_back", &e),
     }
     let repaired = |status: &Value| status["repairs"] == 1;
     cluster.agents[0].wait_for("repaired", Duration::from_mins(1), repaired).unwrap();
@@ -213,7 +218,7 @@ fn a_program_put_in_front_is_put_behind() {
     let mut cluster = looked_after();
     let first = match accept_first(&cluster, "server", BPF_TCX_EGRESS) {
         Ok(link) => link,
-        Err(e) => return eprintln!("SKIPPED {TEST}: no TCX here: {e}"),
+        Err(e) => return without_tcx(TEST, &e),
     };
     cluster.agents[0].wait_for("first again", ENFORCED, put_right(1)).unwrap();
     let second = accept_first(&cluster, "stranger", BPF_TCX_INGRESS).unwrap();
@@ -260,7 +265,7 @@ fn who_insists_on_being_first_is_named() {
     for times in 1..=3 {
         last = match accept_first(&cluster, "server", BPF_TCX_EGRESS) {
             Ok(link) => Some(link),
-            Err(e) => return eprintln!("SKIPPED {TEST}: no TCX here: {e}"),
+            Err(e) => return without_tcx(TEST, &e),
         };
         cluster.agents[0].wait_for("first again", ENFORCED, put_right(times)).unwrap();
         cluster.denied("stranger", "server");
@@ -296,7 +301,7 @@ fn packets_past_the_programs_are_named() {
     let from = cluster.pod("stranger").host_interface();
     let past = match cluster.nodes[0].redirect_peer(from, to) {
         Ok(past) => past,
-        Err(e) => return eprintln!("SKIPPED {TEST}: no TCX here: {e:#}"),
+        Err(e) => return without_tcx(TEST, &e),
     };
     let server = cluster.pod("server").ip4().unwrap();
     let stranger = cluster.pod("stranger");

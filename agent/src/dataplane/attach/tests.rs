@@ -61,10 +61,8 @@ fn hooks(attacher: &mut Attacher) -> Vec<Hook> {
 
 #[test]
 fn this_kernel_is_probed_as_its_version_says() {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let mut numbers = release.split('.').map_while(|n| n.parse::<u32>().ok());
-    let version = (numbers.next().unwrap(), numbers.next().unwrap());
-    assert_eq!(Mode::probe() == Mode::Tcx, version >= (6, 6), "{release}");
+    let version = netpold_testbed::kernel_version().unwrap();
+    assert_eq!(Mode::probe() == Mode::Tcx, version >= (6, 6), "{version:?}");
 }
 
 #[test]
