@@ -1,6 +1,6 @@
 //! Whether a kind can be followed, as its server answers: its status, and what its absence means.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::failure::Failure;
 use super::kind::Absence;
@@ -45,6 +45,16 @@ impl Availability {
         self.status.error = None;
         self.status.unreachable = false;
         self.missing = 0;
+    }
+
+    /// How long until a kind that the server does not serve is asked for again.
+    pub(super) const fn pause(&self) -> Duration {
+        self.absence.pause(self.missing)
+    }
+
+    /// Whether the server is known not to serve the kind: hearing so again changes nothing.
+    pub(super) const fn is_absent(&self) -> bool {
+        self.missing >= ABSENCES && self.status.in_sync && !self.status.served
     }
 
     /// A request failed; `text` says so to people. `known`: objects that there are.
@@ -131,5 +141,20 @@ mod tests {
             "there was none"
         );
         assert_eq!((kind.status.restarts, kind.status.in_sync), (1, true));
+    }
+
+    #[test]
+    fn what_is_known_to_be_absent_is_asked_for_less_often() {
+        let mut kind = Availability::new("pods".into(), Absence::Usual);
+        let mut seen = Vec::new();
+        for _ in 0..5 {
+            kind.failed(&Failure::NotServed, "no".into(), 0);
+            seen.push((kind.is_absent(), kind.pause().as_secs()));
+        }
+        assert_eq!(seen, [(false, 20), (true, 20), (true, 20), (true, 50), (true, 50)]);
+        kind.heard();
+        kind.failed(&Failure::NoPath("no".into()), "no".into(), 3);
+        assert!(!kind.is_absent(), "it was served: whether it still is has to be asked");
+        assert_eq!(kind.pause().as_secs(), 20);
     }
 }

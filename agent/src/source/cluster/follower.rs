@@ -281,10 +281,13 @@ impl<K: Kind> Follower<K> {
     }
 
     /// Of a group or version without any kind a server says nothing of its own: whether it has none is in its
-    /// list of what it serves.
+    /// list of what it serves. That is read only where it may matter: 5,000 agents ask for absent kinds.
     async fn confirmed(&self, failure: Failure) -> Failure {
         if K::ABSENCE != Absence::Usual || !matches!(failure, Failure::NoPath(_)) {
             return failure;
+        }
+        if self.availability.is_absent() {
+            return Failure::NotServed;
         }
         let served = list::is_served::<K>(&self.connection).await;
         if matches!(served, Ok(Ok(false))) { Failure::NotServed } else { failure }
@@ -308,7 +311,7 @@ impl<K: Kind> Follower<K> {
         let absent = K::ABSENCE != Absence::Wrong && matches!(failure, Failure::NotServed);
         self.outage.set(if absent { Following::Rests } else { Following::Fails });
         let pause =
-            if absent { K::ABSENCE.pause() } else { self.backoff.next().unwrap_or(LONGEST) };
+            if absent { self.availability.pause() } else { self.backoff.next().unwrap_or(LONGEST) };
         tokio::select! {
             () = self.outage.pause(pause) => {}
             () = self.updates.closed() => {}

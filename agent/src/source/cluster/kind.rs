@@ -26,11 +26,13 @@ pub(super) enum Absence {
 }
 
 impl Absence {
-    /// How long until the kind is asked for again.
-    pub(super) const fn pause(self) -> Duration {
+    /// How long until the kind is asked for again, after so many such answers in a row. A kind that comes and
+    /// goes is expected within a minute; an agent on every node asks, so it asks less often once it is no surprise.
+    pub(super) const fn pause(self, answers: u32) -> Duration {
         match self {
             Self::Wrong | Self::Unusual => Duration::from_mins(5),
-            Self::Usual => Duration::from_secs(20),
+            Self::Usual if answers <= 3 => Duration::from_secs(20),
+            Self::Usual => Duration::from_secs(50),
         }
     }
 }
