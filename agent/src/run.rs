@@ -2,6 +2,7 @@
 //!
 //! The agent never detaches anything at its end: enforcement outlives it.
 
+mod memory;
 mod records;
 mod reports;
 mod requests;
@@ -58,7 +59,7 @@ const EVENTS: usize = 4096;
 /// # Errors
 /// Something is missing that the agent cannot do without; nothing was changed then.
 pub fn run(mut config: RunConfig) -> Result<()> {
-    give_memory_back();
+    memory::keep_little_freed();
     config.start_log()?;
     object()?;
     requirements::check()?;
@@ -82,23 +83,6 @@ pub fn run(mut config: RunConfig) -> Result<()> {
     runtime.shutdown_background();
     result
 }
-
-/// What is freed goes back to the kernel. The C library would keep an arena for each few threads, and more and more
-/// of what was freed in the largest pieces: after the start alone 20 MB.
-#[cfg(target_env = "gnu")]
-fn give_memory_back() {
-    for (parameter, value) in [
-        (libc::M_ARENA_MAX, 2),
-        (libc::M_MMAP_THRESHOLD, 128 << 10),
-        (libc::M_TRIM_THRESHOLD, 1 << 20),
-    ] {
-        // SAFETY: mallopt(3) takes no pointers. Where it refuses, more stays.
-        let _ = unsafe { libc::mallopt(parameter, value) };
-    }
-}
-
-#[cfg(not(target_env = "gnu"))]
-fn give_memory_back() {}
 
 /// Who takes over from an agent that gives way does so when everything is known: until then that one
 /// goes on judging new pods.
@@ -198,6 +182,7 @@ impl Agent {
         let mut slice = tokio::time::interval(readback / SLICES);
         slice.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut starting = true;
+        let mut rounds = 0;
         let mut retry: Option<Instant> = None;
         let mut grace = Grace::default();
         loop {
@@ -227,6 +212,11 @@ impl Agent {
                         engine.record_denied(&denied);
                         self.reports.record_events(&engine, denied);
                         self.records.write_counted(engine.rule_use());
+                        // The first round may come before the tables have been compared once.
+                        rounds += u32::from(engine.is_settled() && !self.inputs.are_restored());
+                        if rounds == 2 {
+                            memory::give_back_the_start();
+                        }
                     });
                     continue;
                 }
