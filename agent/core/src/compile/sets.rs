@@ -15,9 +15,8 @@ mod services;
 pub(crate) mod set;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 
-use crate::cluster::{Cluster, Dirty};
+use crate::cluster::{AddressList, Cluster, Dirty};
 use crate::model::Key;
 use crate::prefix::Prefix;
 use block_groups::BlockGroups;
@@ -86,7 +85,7 @@ impl Sets {
     fn refresh_addresses(
         &mut self,
         cluster: &Cluster,
-        mut addresses: BTreeSet<IpAddr>,
+        mut addresses: AddressList,
         usage: &Usage,
     ) -> Vec<HairpinService> {
         let (mut of_pods, mut served) = (Vec::new(), Vec::new());
@@ -113,7 +112,7 @@ impl Sets {
         if dropped {
             self.peers.sweep();
         }
-        for address in addresses {
+        for address in addresses.into_sorted() {
             let own = self.peers.of_address(cluster, address);
             self.partition.set_host(Prefix::host(address), own);
         }

@@ -140,7 +140,7 @@ impl Settling<'_> {
             work.addresses.extend(changed.flat_map(|service| &service.addresses));
             work.addresses.extend(self.cluster.own_addresses());
         }
-        work.addresses.extend(&dirty.addresses);
+        work.addresses.extend(dirty.addresses.iter());
         self.services.backed = backed;
     }
 
