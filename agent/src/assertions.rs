@@ -7,7 +7,7 @@ mod render;
 use anyhow::{Result, anyhow};
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, Verdict};
-use netpold_core::model::{Key, Pod, Selector};
+use netpold_core::model::{Pod, Selector};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
 use self::probe::Probed;
@@ -194,14 +194,14 @@ fn parties(cluster: &Cluster, selected: &Selected) -> Vec<Party> {
         Selected::One(party) => return vec![party.clone()],
         Selected::Pods { namespaces, labels } => (namespaces, labels),
     };
-    let matches = |(key, pod): &(&Key, &std::sync::Arc<Pod>)| {
+    let matches = |pod: &&std::sync::Arc<Pod>| {
         let namespace = match namespaces {
-            Namespaces::Named(name) => key.namespace == *name,
+            Namespaces::Named(name) => pod.key.namespace == *name,
             Namespaces::All => true,
         };
         let judged = !pod.host_network && !pod.finished && !pod.addresses.is_empty();
         namespace && judged && labels.matches(&pod.labels)
     };
-    let pods = cluster.pods().iter().filter(matches);
-    pods.map(|(key, _)| Party::Pod(key.clone())).collect()
+    let pods = cluster.pods().values().filter(matches);
+    pods.map(|pod| Party::Pod(pod.key.clone())).collect()
 }

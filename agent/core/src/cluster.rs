@@ -3,6 +3,7 @@
 //! [`Cluster`] is made of one part for each kind of object ([`pods`], [`policies`], [`nodes`], [`services`] …)
 //! and answers what needs several of them; [`intake`] changes it, [`pod_policies`] finds the policies about a pod.
 
+mod claims;
 mod cluster_policies;
 mod dirty;
 mod intake;
@@ -13,13 +14,15 @@ mod nodes;
 mod objects;
 mod pod_policies;
 mod pods;
+mod pods_by_name;
 mod policies;
 pub(crate) mod services;
 mod small_vec;
 mod state;
+mod strings;
 mod whose;
 
-pub(crate) use dirty::Dirty;
+pub(crate) use dirty::{AddressList, Dirty};
 pub(crate) use intake::Intake;
 pub(crate) use label_groups::LabelGroup;
 pub(crate) use objects::Object;
@@ -27,5 +30,6 @@ pub use objects::ObjectKey;
 pub use pod_policies::PodPolicies;
 pub use pods::is_subject;
 pub(crate) use pods::precedence;
+pub use pods_by_name::PodsByName;
 pub use state::Cluster;
 pub use whose::Whose;

@@ -11,6 +11,7 @@ mod pod;
 mod policy;
 mod selector;
 mod service;
+mod shared_str;
 mod traffic;
 
 pub use change::Change;
@@ -22,4 +23,5 @@ pub use pod::{NamedPort, Pod};
 pub use policy::{Enforcement, IpBlock, Peer, Policy, PolicyVersion, PortMatch, PortRule, Rule};
 pub use selector::{Requirement, Selector};
 pub use service::{EndpointSlice, Service, ServicePort, SlicePort};
+pub use shared_str::SharedStr;
 pub use traffic::{Direction, Protocol};

@@ -1,15 +1,29 @@
 //! Address prefixes of both families, and a map of them with longest-prefix match.
 
+mod pages;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv6Net};
+
+use pages::Pages;
 
 /// Address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Family {
     V4,
     V6,
+}
+
+impl Family {
+    /// The prefix of the address that is this number.
+    fn host(self, number: u128) -> Prefix {
+        match self {
+            Self::V4 => Prefix { family: self, bits: number << 96, len: 32 },
+            Self::V6 => Prefix { family: self, bits: number, len: 128 },
+        }
+    }
 }
 
 /// A prefix: the address's bits from the top of `bits`, zero after `len`. The order puts a prefix
@@ -47,6 +61,11 @@ impl Prefix {
             Family::V4 => 32,
             Family::V6 => 128,
         }
+    }
+
+    /// The address as a number.
+    fn number(self) -> u128 {
+        self.bits >> (128 - u32::from(self.width()))
     }
 
     /// The prefix of this length that holds this one.
@@ -115,11 +134,13 @@ fn prefix6((bits, len): Key6) -> Prefix {
     Prefix { family: Family::V6, bits, len }
 }
 
-/// A map of prefixes. Families are apart for the sake of small keys: a lookup reads few cache lines.
+/// A map of prefixes. Families are apart for the sake of small keys, and single addresses from other prefixes, as
+/// they are many: a lookup reads few cache lines.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixMap<T> {
     four: BTreeMap<u64, T>,
     six: BTreeMap<Key6, T>,
+    hosts: [Pages<T>; 2],
     lengths: [Lengths; 2],
 }
 
@@ -172,11 +193,17 @@ impl<T> Default for PrefixMap<T> {
 
 impl<T> PrefixMap<T> {
     pub(crate) fn new() -> Self {
-        Self { four: BTreeMap::new(), six: BTreeMap::new(), lengths: [Lengths::NONE; 2] }
+        Self {
+            four: BTreeMap::new(),
+            six: BTreeMap::new(),
+            hosts: [Pages::new(), Pages::new()],
+            lengths: [Lengths::NONE; 2],
+        }
     }
 
     pub(crate) fn get(&self, prefix: Prefix) -> Option<&T> {
         match prefix.family {
+            family if prefix.is_host() => self.hosts[family as usize].get(prefix.number()),
             Family::V4 => self.four.get(&key4(prefix)),
             Family::V6 => self.six.get(&key6(prefix)),
         }
@@ -184,6 +211,7 @@ impl<T> PrefixMap<T> {
 
     pub(crate) fn get_mut(&mut self, prefix: Prefix) -> Option<&mut T> {
         match prefix.family {
+            family if prefix.is_host() => self.hosts[family as usize].get_mut(prefix.number()),
             Family::V4 => self.four.get_mut(&key4(prefix)),
             Family::V6 => self.six.get_mut(&key6(prefix)),
         }
@@ -199,24 +227,30 @@ impl<T> PrefixMap<T> {
             T::default()
         };
         match prefix.family {
+            family if prefix.is_host() => self.hosts[family as usize].entry(prefix.number(), new),
             Family::V4 => self.four.entry(key4(prefix)).or_insert_with(new),
             Family::V6 => self.six.entry(key6(prefix)).or_insert_with(new),
         }
     }
 
     pub(crate) fn insert(&mut self, prefix: Prefix, value: T) -> Option<T> {
-        let old = match prefix.family {
+        if let Some(known) = self.get_mut(prefix) {
+            return Some(std::mem::replace(known, value));
+        }
+        self.lengths[prefix.family as usize].add(prefix.len);
+        match prefix.family {
+            family if prefix.is_host() => {
+                self.hosts[family as usize].entry(prefix.number(), || value);
+                None
+            }
             Family::V4 => self.four.insert(key4(prefix), value),
             Family::V6 => self.six.insert(key6(prefix), value),
-        };
-        if old.is_none() {
-            self.lengths[prefix.family as usize].add(prefix.len);
         }
-        old
     }
 
     pub(crate) fn remove(&mut self, prefix: Prefix) -> Option<T> {
         let old = match prefix.family {
+            family if prefix.is_host() => self.hosts[family as usize].remove(prefix.number()),
             Family::V4 => self.four.remove(&key4(prefix)),
             Family::V6 => self.six.remove(&key6(prefix)),
         };
@@ -246,6 +280,12 @@ impl<T> PrefixMap<T> {
         self.ancestors(prefix, len).next().map(|(_, value)| value)
     }
 
+    /// The longest prefix that holds `prefix`, is not itself and is as long as some entry.
+    fn holder(&self, prefix: Prefix) -> Option<Prefix> {
+        let lengths = &self.lengths[prefix.family as usize];
+        Some(prefix.truncate(lengths.down_from(prefix.len.checked_sub(1)?).next()?))
+    }
+
     /// Entries that `prefix` holds, itself included, each before what it holds.
     pub(crate) fn under(&self, prefix: Prefix) -> impl Iterator<Item = (Prefix, &T)> {
         let end = Prefix { bits: prefix.last(), len: 128, ..prefix };
@@ -254,12 +294,20 @@ impl<T> PrefixMap<T> {
             Family::V6 => (None, Some(self.six.range(key6(prefix)..=key6(end)))),
         };
         let four = four.into_iter().flatten().map(|(key, value)| (prefix4(*key), value));
-        four.chain(six.into_iter().flatten().map(|(key, value)| (prefix6(*key), value)))
+        let six = six.into_iter().flatten().map(|(key, value)| (prefix6(*key), value));
+        let hosts = self.hosts[prefix.family as usize].range(prefix.number(), end.number());
+        let hosts = hosts.map(move |(number, value)| (prefix.family.host(number), value));
+        let (mut others, mut hosts) = (four.chain(six).peekable(), hosts.peekable());
+        std::iter::from_fn(move || match (others.peek(), hosts.peek()) {
+            (Some((other, _)), Some((host, _))) if other > host => hosts.next(),
+            (None, _) => hosts.next(),
+            (Some(_), _) => others.next(),
+        })
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Prefix, &T)> {
-        let four = self.four.iter().map(|(key, value)| (prefix4(*key), value));
-        four.chain(self.six.iter().map(|(key, value)| (prefix6(*key), value)))
+        let all = [Family::V4, Family::V6].map(|family| Prefix { family, bits: 0, len: 0 });
+        all.into_iter().flat_map(|all| self.under(all))
     }
 
     /// Number of entries of a family, single addresses and others.
@@ -270,6 +318,35 @@ impl<T> PrefixMap<T> {
             Family::V6 => count[128],
         };
         (hosts, count.iter().sum::<u32>() - hosts)
+    }
+}
+
+/// What was found of the entries around a prefix. Those around its neighbours are mostly the same.
+#[derive(Debug)]
+pub(crate) struct Around<R> {
+    known: Option<(Prefix, Option<R>)>,
+}
+
+impl<R: Copy> Around<R> {
+    pub(crate) fn new() -> Self {
+        Self { known: None }
+    }
+
+    /// What the longest of the entries says that hold `prefix`, are not itself and say something. Between two calls, no
+    /// entry that holds one of the prefixes changes.
+    pub(crate) fn find<T>(
+        &mut self,
+        map: &PrefixMap<T>,
+        prefix: Prefix,
+        say: impl Fn(&T) -> Option<R>,
+    ) -> Option<R> {
+        let holder = map.holder(prefix)?;
+        if let Some((_, found)) = self.known.filter(|(known, _)| *known == holder) {
+            return found;
+        }
+        let found = map.ancestors(holder, holder.len).find_map(|(_, value)| say(value));
+        self.known = Some((holder, found));
+        found
     }
 }
 

@@ -16,7 +16,7 @@ type Rules = BTreeSet<(Key, u32)>;
 /// The rules that are found; also compares the rule of a ClusterNetworkPolicy with the explainer's.
 fn found(state: &State, packet: &Packet) -> Rules {
     let allowing = Allowing::new(state);
-    let pod = &state.pods()[&packet.pod];
+    let pod = state.pods().get(&packet.pod).unwrap();
     let policies = allowing.policies(pod, packet.direction).into_iter();
     let indexes: Vec<RuleIndex> = policies.map(RuleIndex::new).collect();
     let flow = PodFlow {

@@ -15,7 +15,7 @@ fn is(key: &str, value: &str) -> Selector {
 
 fn pod(key: Key, addresses: &[&str], app: &str) -> Pod {
     Pod {
-        node: "n1".to_owned(),
+        node: "n1".into(),
         ports: vec![named("https", Protocol::Tcp, 8443)],
         ..objects::pod(&key.namespace, &key.name, &[("app", app)], addresses)
     }

@@ -8,7 +8,7 @@ use netpold_testkit::objects::{self, block, ip, labels};
 use netpold_testkit::oracle::{Oracle, OracleVerdict};
 
 fn pod(namespace: &str, name: &str, address: &str) -> Pod {
-    Pod { node: "n1".to_owned(), ..objects::pod(namespace, name, &[("app", name)], &[address]) }
+    Pod { node: "n1".into(), ..objects::pod(namespace, name, &[("app", name)], &[address]) }
 }
 
 /// Namespaces x (labelled) and y (not), a pod a in x that is selected, and peers.

@@ -24,7 +24,7 @@ fn cluster(policies: impl IntoIterator<Item = ClusterPolicy>) -> Oracle {
             objects::named("dns", Protocol::Udp, 53),
         ];
         let pod = objects::pod(namespace, name, &[("app", name)], &[address]);
-        Pod { node: node.to_owned(), ports, ..pod }
+        Pod { node: node.into(), ports, ..pod }
     };
     let node = |name: &str, address: &str, role: &str| Node {
         name: name.to_owned(),

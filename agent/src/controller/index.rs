@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use netpold_core::cluster::is_subject;
-use netpold_core::model::{Change, Enforcement, Key, Labels, Pod, Policy, PolicyVersion, Selector};
+use netpold_core::model::{
+    Change, Enforcement, Key, Labels, Pod, Policy, PolicyVersion, Selector, SharedStr,
+};
 
 use crate::api::NodeReport;
 
@@ -318,7 +320,7 @@ impl Index {
     }
 
     /// A pod has these labels and is on this node, or does not count.
-    fn place_pod(&mut self, key: &Key, new: Option<(Labels, String)>, touched: &mut Touched) {
+    fn place_pod(&mut self, key: &Key, new: Option<(Labels, SharedStr)>, touched: &mut Touched) {
         let known = self.namespaces.get(&key.namespace).and_then(|of| of.pods.get(&key.name));
         let same = match (known, &new) {
             (Some((labels, node)), Some(new)) => **labels == new.0 && **node == *new.1,

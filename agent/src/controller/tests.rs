@@ -117,7 +117,7 @@ impl World {
 
 fn pod(key: Key, labels: Labels, node: &str) -> Pod {
     let pod = objects::pod(&key.namespace, &key.name, &[], &[]);
-    Pod { labels, node: node.to_owned(), ..pod }
+    Pod { labels, node: node.into(), ..pod }
 }
 
 #[track_caller]

@@ -167,7 +167,7 @@ fn take_in(before: &Cluster, flow: &Flow, seen: &mut BTreeMap<Tuple, Seen>) {
                 let at = seen.entry((flow.protocol, local, remote)).or_default();
                 at.from = Some(flow.pod.clone());
                 let node = pod.filter(|_| flow.to_own_node).map(|pod| &pod.node);
-                let node = node.and_then(|node| before.nodes().get(node));
+                let node = node.and_then(|node| before.nodes().get(node.as_str()));
                 at.node = node.and_then(|node| of(&node.addresses));
                 at.translated = flow.translated;
             }
@@ -298,7 +298,7 @@ impl<'c> Judge<'c> {
         if source == sender.0 {
             return direct;
         }
-        let node = self.before.owner(to).and_then(|pod| self.before.nodes().get(&pod.node));
+        let node = self.before.owner(to).and_then(|pod| self.before.nodes().get(pod.node.as_str()));
         let sent = self.fate_of([sender, receiver], protocol, port, true);
         let received = match node.is_some_and(|node| node.addresses.contains(&source)) {
             true if direct == Fate::Kept => Fate::Kept,

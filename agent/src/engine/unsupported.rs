@@ -126,7 +126,7 @@ mod tests {
 
     fn pod(namespace: &str, node: &str) -> Change {
         let pod = objects::pod(namespace, node, &[], &[]);
-        Change::Pod(Pod { uid: node.to_owned(), node: node.to_owned(), ..pod })
+        Change::Pod(Pod { uid: node.to_owned(), node: node.into(), ..pod })
     }
 
     fn policy(namespace: &str, problems: &[&str]) -> Change {

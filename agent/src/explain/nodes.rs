@@ -55,7 +55,7 @@ fn nodes(cluster: &Cluster, probe: &Probe, answer: &Explanation) -> BTreeSet<Str
     };
     let backends = answer.backends.iter().filter_map(|backend| named(backend.pod.as_ref()?));
     let pods = [&probe.from, &probe.to].into_iter().filter_map(party).chain(backends);
-    let node = |pod: &Pod| pod.node.clone();
+    let node = |pod: &Pod| pod.node.as_str().to_owned();
     pods.map(node).filter(|node| !node.is_empty()).collect()
 }
 

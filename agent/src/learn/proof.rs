@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::{Cause, Explainer, Judgement, Verdict};
-use netpold_core::model::{Change, Enforcement, Key, Pod, Policy};
+use netpold_core::model::{Change, Enforcement, Key, Pod, Policy, SharedStr};
 
 use super::generate::LearnedPolicy;
 use super::grants::Unwritten;
@@ -74,7 +74,7 @@ fn stand_in(number: u32, workload: &Workload) -> Pod {
         key: Key::new(&workload.namespace, format!("netpold learn {number}")),
         uid: format!("netpold learn {number}"),
         labels: workload.labels.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
-        node: String::new(),
+        node: SharedStr::default(),
         addresses,
         host_network: false,
         finished: false,

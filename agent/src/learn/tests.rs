@@ -54,7 +54,7 @@ impl World {
         let (mut recorder, mut passed) = (Recorder::new(0), Vec::new());
         for at in 0..if pods.is_empty() { 0 } else { FLOWS } {
             let packet = source.packet(choices, &pods);
-            let pod = &cluster.pods()[&packet.pod];
+            let pod = cluster.pods().get(&packet.pod).unwrap();
             let PodFlow { direction, remote, protocol, port, .. } = flow(pod, &packet);
             if oracle.judge(pod, direction, remote, protocol.0, port) {
                 let endpoint = pods.iter().position(|key| *key == pod.key).unwrap() as u32;
@@ -132,7 +132,7 @@ impl World {
         oracle: &Oracle,
         packet: &Packet,
     ) -> Result<bool, String> {
-        let pod = &self.cluster.pods()[&packet.pod];
+        let pod = self.cluster.pods().get(&packet.pod).unwrap();
         let flow = flow(pod, packet);
         let PodFlow { direction, remote, protocol, port, .. } = flow;
         let workload = Workload::of(pod).unwrap();
@@ -171,7 +171,7 @@ impl World {
         let oracle = self.enforced(&learned, namespace);
         let mut checked = [0; 2];
         for packet in self.passed.iter().filter(|packet| packet.pod.namespace == *namespace) {
-            let pod = &self.cluster.pods()[&packet.pod];
+            let pod = self.cluster.pods().get(&packet.pod).unwrap();
             let PodFlow { direction, remote, protocol, port, .. } = flow(pod, packet);
             let allowed = oracle.judge(pod, direction, remote, protocol.0, port);
             let workload = Workload::of(pod).unwrap();

@@ -30,7 +30,7 @@ impl World {
     fn new(policies: Vec<Policy>, buckets: u32) -> Self {
         let mut compiler = Compiler::new(Options { node: "n".to_owned(), ..Options::default() });
         let server = Pod {
-            node: "n".to_owned(),
+            node: "n".into(),
             ..objects::pod("x", "server", &[("app", "server")], &["10.200.0.1"])
         };
         let interface = Interface {

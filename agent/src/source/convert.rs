@@ -252,7 +252,7 @@ fn pod(pod: &core::Pod) -> Result<Converted, Problem> {
     let change = Change::Pod(Pod {
         uid,
         labels: labels(&pod.metadata),
-        node: pod.spec.as_ref().and_then(|s| s.node_name.clone()).unwrap_or_default(),
+        node: pod.spec.as_ref().and_then(|s| s.node_name.clone()).unwrap_or_default().into(),
         addresses: pod_addresses(pod, &mut problems),
         host_network: pod.spec.as_ref().and_then(|s| s.host_network).unwrap_or(false),
         finished: matches!(phase, Some("Succeeded" | "Failed")),

@@ -174,7 +174,7 @@ impl Oracle {
         let on_node = self
             .nodes
             .iter()
-            .any(|node| node.name == pod.node && node.addresses.contains(&address));
+            .any(|node| pod.node == node.name && node.addresses.contains(&address));
         let of_host_pod = self.pods.iter().any(|other| {
             other.host_network
                 && !other.finished

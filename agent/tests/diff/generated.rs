@@ -125,7 +125,7 @@ impl World {
             let owns = |a: &IpAddr| self.oracles[i].pod_at(*a).is_some_and(|p| p.key == pods[i]);
             pod(i).addresses.iter().copied().filter(owns).collect()
         });
-        let nodes = [0, 1].map(|i| pod(i).node.clone());
+        let nodes = [0, 1].map(|i| pod(i).node.as_str().to_owned());
         let member =
             |addresses| Member { pods: Some(pods.clone()), nodes: nodes.clone(), addresses };
         Self::paired(owned).into_iter().map(member).collect()

@@ -46,7 +46,7 @@ impl Candidate {
                 result.uid.clone()
             },
             labels,
-            node: cluster.node_name().to_owned(),
+            node: cluster.node_name().into(),
             addresses: result.addresses.clone(),
             host_network: false,
             finished: false,

@@ -16,7 +16,7 @@ fn pod(name: &str, uid: &str, list: &[&str]) -> Pod {
         key: Key::new("x", name),
         uid: uid.to_owned(),
         labels: Labels::from_iter([("app".to_owned(), name.to_owned())]),
-        node: NODE.to_owned(),
+        node: NODE.into(),
         addresses: addresses(list),
         ..Pod::default()
     }

@@ -89,7 +89,8 @@ impl Intake<'_> {
         if cluster.pods().get(key) == new.as_ref() {
             return;
         }
-        let old = cluster.pods.set(key, new.as_ref());
+        let new = new.map(|pod| cluster.pods.shared(pod));
+        let old = cluster.pods.set(key, new.clone());
         for pod in old.iter().chain(new.as_ref()) {
             dirty.addresses.extend(&pod.addresses);
         }

@@ -46,6 +46,13 @@ impl PodsByLabels {
         self.namespaces.get(namespace).into_iter().flatten()
     }
 
+    /// A pod of the same namespace with equal labels.
+    pub(super) fn kin(&self, pod: &Pod) -> Option<&Arc<Pod>> {
+        let groups = self.namespaces.get(&pod.key.namespace)?;
+        let hash = self.hasher.hash_one(&pod.labels);
+        groups.find(hash, |group| *group.labels() == pod.labels).map(|group| group.0.first())
+    }
+
     /// Takes a pod in.
     pub(crate) fn add(&mut self, pod: &Arc<Pod>) {
         let hash = |labels: &Labels| self.hasher.hash_one(labels);

@@ -192,8 +192,8 @@ impl Object {
         let few = namespaces.chain(nodes).chain(policies).chain(services).chain(slices);
         let few = few.chain(of_cluster).chain(interfaces).chain([ObjectKey::OwnAddresses]);
         // Pods are the most.
-        let pods = cluster.pods().iter();
-        let pods = pods.map(|(key, pod)| Self::Pod(key.clone(), Some(pod.clone())));
+        let pods = cluster.pods().values();
+        let pods = pods.map(|pod| Self::Pod(pod.key.clone(), Some(pod.clone())));
         few.map(|key| Self::now(key, cluster)).chain(pods)
     }
 }

@@ -1,32 +1,30 @@
 //! Pods, and which of them has an address.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use hashbrown::HashMap;
-
+use crate::cluster::claims::Claims;
 use crate::cluster::label_groups::PodsByLabels;
-use crate::cluster::small_vec::SmallVec;
+use crate::cluster::pods_by_name::PodsByName;
+use crate::cluster::strings::Strings;
 use crate::model::{Key, Pod};
 
 /// Every pod.
 #[derive(Debug, Default)]
 pub(crate) struct Pods {
-    by_key: BTreeMap<Key, Arc<Pod>>,
+    by_name: PodsByName,
     /// The same pods, but for those that policy ignores.
     by_labels: PodsByLabels,
-    /// Pods that claim an address.
-    claims: HashMap<IpAddr, SmallVec<Arc<Pod>>>,
-    /// Addresses that several pods claim.
-    contested: BTreeSet<IpAddr>,
+    /// Whose the addresses of these pods are.
+    claims: Claims,
+    node_names: Strings,
 }
 
 impl Pods {
     /// Pods by key.
-    pub(super) fn by_key(&self) -> &BTreeMap<Key, Arc<Pod>> {
-        &self.by_key
+    pub(super) fn by_name(&self) -> &PodsByName {
+        &self.by_name
     }
 
     /// The pods that policy does not ignore, by namespace and labels.
@@ -36,59 +34,45 @@ impl Pods {
 
     /// The pod that has an address, as [`Pod::created`] says.
     pub(super) fn owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
-        self.claims.get(&address)?.iter().max_by_key(|pod| precedence(pod))
+        self.claimants(address).max_by_key(|pod| precedence(pod))
     }
 
     /// Whether several pods claim an address.
     pub(crate) fn is_contested(&self, address: IpAddr) -> bool {
-        self.contested.contains(&address)
+        self.claims.is_contested(address)
     }
 
     /// The pods that claim an address.
     pub(crate) fn claimants(&self, address: IpAddr) -> impl Iterator<Item = &Arc<Pod>> {
-        self.claims.get(&address).into_iter().flat_map(SmallVec::iter)
+        self.claims.of(address)
+    }
+
+    /// The same pod; what others have equal, it has in common with them.
+    pub(super) fn shared(&mut self, mut pod: Arc<Pod>) -> Arc<Pod> {
+        // Not of another cluster's.
+        if let Some(own) = Arc::get_mut(&mut pod) {
+            own.addresses.shrink_to_fit();
+            own.ports.shrink_to_fit();
+            self.node_names.share(&mut own.node);
+            if let Some(kin) = self.by_labels.kin(own) {
+                own.labels.clone_from(&kin.labels);
+            }
+        }
+        pod
     }
 
     /// A pod now is this, or is gone. Returns what it was.
-    pub(super) fn set(&mut self, key: &Key, new: Option<&Arc<Pod>>) -> Option<Arc<Pod>> {
-        let old = self.by_key.get(key).cloned();
+    pub(super) fn set(&mut self, key: &Key, new: Option<Arc<Pod>>) -> Option<Arc<Pod>> {
+        let old = self.by_name.get(key).cloned();
         if let Some(pod) = old.as_ref().filter(|pod| is_subject(pod)) {
             self.by_labels.remove(pod);
-            self.unclaim(pod);
+            self.claims.remove(pod);
         }
-        match new {
-            Some(pod) => {
-                if is_subject(pod) {
-                    self.by_labels.add(pod);
-                    self.claim(pod);
-                }
-                self.by_key.insert(key.clone(), pod.clone());
-            }
-            None => drop(self.by_key.remove(key)),
+        if let Some(pod) = new.as_ref().filter(|pod| is_subject(pod)) {
+            self.by_labels.add(pod);
+            self.claims.add(pod);
         }
-        old
-    }
-
-    fn claim(&mut self, pod: &Arc<Pod>) {
-        for address in &pod.addresses {
-            let claims = self.claims.entry(*address);
-            let more = claims.and_modify(|pods| {
-                pods.push(pod.clone());
-                self.contested.insert(*address);
-            });
-            more.or_insert_with(|| SmallVec::one(pod.clone()));
-        }
-    }
-
-    fn unclaim(&mut self, pod: &Pod) {
-        for address in &pod.addresses {
-            let Some(pods) = self.claims.get_mut(address) else { continue };
-            if pods.remove(|claimant| claimant.key == pod.key) {
-                self.claims.remove(address);
-            } else if pods.is_one() {
-                self.contested.remove(address);
-            }
-        }
+        self.by_name.set(key, new)
     }
 }
 
@@ -101,4 +85,32 @@ pub(crate) fn precedence(pod: &Pod) -> impl Ord + use<'_> {
 #[must_use]
 pub fn is_subject(pod: &Pod) -> bool {
     !pod.host_network && !pod.finished
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Labels;
+
+    #[test]
+    fn what_pods_have_equal_is_once_in_memory() {
+        let mut pods = Pods::default();
+        let taken = ["x", "y"].map(|name| {
+            let labels = Labels::from_iter([("app".to_owned(), "web".to_owned())]);
+            let key = Key::new("a", name);
+            let pod = Pod { key: key.clone(), labels, node: "n".into(), ..Pod::default() };
+            let pod = pods.shared(Arc::new(pod));
+            pods.set(&key, Some(pod.clone()));
+            pod
+        });
+        let [x, y] = taken.each_ref();
+        let place = |pod: &Pod| pod.labels.get("app").map(|value| value.as_ptr());
+        assert_eq!(place(x), place(y));
+        assert!(std::ptr::eq(x.node.as_str(), y.node.as_str()));
+        assert_eq!(pods.by_name().len(), 2);
+        for pod in &taken {
+            assert_eq!(pods.set(&pod.key, None).as_ref(), Some(pod));
+        }
+        assert!(pods.by_name().is_empty() && pods.by_name().values().next().is_none());
+    }
 }

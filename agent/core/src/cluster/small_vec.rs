@@ -18,11 +18,6 @@ impl<T> SmallVec<T> {
         &self.first
     }
 
-    /// Whether there is just one.
-    pub(super) fn is_one(&self) -> bool {
-        self.others.is_empty()
-    }
-
     pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
         std::iter::once(&self.first).chain(&self.others)
     }

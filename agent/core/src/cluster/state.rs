@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use crate::cluster::cluster_policies::ClusterPolicies;
 use crate::cluster::interfaces::Interfaces;
-use crate::cluster::namespaces::{Namespaces, in_namespace};
+use crate::cluster::namespaces::Namespaces;
 use crate::cluster::nodes::Nodes;
 use crate::cluster::pod_policies::PodPolicies;
 use crate::cluster::pods::Pods;
+use crate::cluster::pods_by_name::PodsByName;
 use crate::cluster::policies::Policies;
 use crate::cluster::services::Services;
 use crate::cluster::whose::Whose;
@@ -53,8 +54,8 @@ impl Cluster {
 
     /// Pods by key, those that policy ignores included.
     #[must_use]
-    pub fn pods(&self) -> &BTreeMap<Key, Arc<Pod>> {
-        self.pods.by_key()
+    pub fn pods(&self) -> &PodsByName {
+        self.pods.by_name()
     }
 
     /// Policies by key.
@@ -139,7 +140,7 @@ impl Cluster {
 
     /// The pods of a namespace, by name.
     pub fn pods_in(&self, namespace: &str) -> impl Iterator<Item = &Arc<Pod>> {
-        in_namespace(self.pods.by_key(), namespace)
+        self.pods.by_name().of(namespace)
     }
 
     /// Labels of a namespace; of one that is not known (yet), the one label that every namespace has.

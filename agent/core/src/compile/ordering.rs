@@ -17,7 +17,7 @@ use crate::compile::tables::addresses::{AddressTables, Move};
 use crate::compile::tables::rows::{RowPair, Rows};
 use crate::ops::Op;
 
-/// When addresses of a [`Move`] flip.
+/// When addresses flip that go from a class to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FlipPhase {
     BeforeRows,
@@ -26,10 +26,10 @@ enum FlipPhase {
     ViaTemporary(ClassId),
 }
 
-/// The moves of one update, each with its phase.
+/// The moves of one update, each with the class of its addresses while the rows flip.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    moves: Vec<(Move, FlipPhase)>,
+    moves: Vec<Move>,
 }
 
 /// Whether and how the moves between two classes can be ordered against the rows.
@@ -70,7 +70,7 @@ impl Plan {
     /// Orders moves against the change of `words`: rows of the endpoints before and after. Returns
     /// the pairs of classes that need a temporary one.
     pub(crate) fn new(
-        moves: Vec<Move>,
+        mut moves: Vec<Move>,
         words: &BTreeSet<(RowPair, RowPair)>,
         rows: &Rows,
         classes: &mut Classes,
@@ -78,7 +78,7 @@ impl Plan {
         let check = OrderingCheck { rows, words };
         let mut phases: HashMap<(ClassId, ClassId), FlipPhase> = HashMap::new();
         let mut via_temporary = Vec::new();
-        let moves = moves.into_iter().map(|step| {
+        for step in &mut moves {
             let (from, to) = (step.from, step.to);
             let phase = *phases.entry((from, to)).or_insert_with(|| {
                 if from == to || check.safe(from, to, false) {
@@ -91,9 +91,12 @@ impl Plan {
                     FlipPhase::ViaTemporary(class)
                 }
             });
-            (step, phase)
-        });
-        let moves = moves.collect();
+            step.between = match phase {
+                FlipPhase::BeforeRows => to,
+                FlipPhase::AfterRows => from,
+                FlipPhase::ViaTemporary(class) => class,
+            };
+        }
         (Self { moves }, via_temporary)
     }
 
@@ -104,30 +107,22 @@ impl Plan {
 
     /// Whether some address flips after the rows. Removing a prefix that flipped before is none.
     pub(crate) fn goes_on_after_rows(&self) -> bool {
-        self.moves.iter().any(|(_, phase)| *phase != FlipPhase::BeforeRows)
+        self.moves.iter().any(|step| step.between != step.to)
     }
 
     /// The flips before the rows'. Prefixes that end do so only in [`Plan::after_rows`]; so do new
     /// ones whose addresses wait, but they are written with their old class, lest a wider prefix
     /// take them along.
     pub(crate) fn before_rows(&self, tables: &mut AddressTables, ops: &mut Vec<Op>) {
-        let set = self.moves.iter().map(|(step, phase)| {
-            let class = match phase {
-                FlipPhase::BeforeRows => step.to,
-                FlipPhase::AfterRows => step.from,
-                FlipPhase::ViaTemporary(class) => *class,
-            };
-            (step.prefix, class)
-        });
-        tables.write(set.collect(), Vec::new(), ops);
+        let set = self.moves.iter().map(|step| (step.prefix, step.between));
+        tables.write(set, std::iter::empty(), ops);
     }
 
     /// The flips after the rows'; all of them if those before them were left out.
     pub(crate) fn after_rows(&self, all: bool, tables: &mut AddressTables, ops: &mut Vec<Op>) {
-        let (stay, go): (Vec<_>, Vec<_>) = self.moves.iter().partition(|(step, _)| step.stays);
-        let set = stay.iter().filter(|(_, phase)| all || *phase != FlipPhase::BeforeRows);
-        let set = set.map(|(step, _)| (step.prefix, step.to)).collect();
-        let gone = go.iter().map(|(step, _)| step.prefix).collect();
+        let flips = |step: &&Move| step.stays && (all || step.between != step.to);
+        let set = self.moves.iter().filter(flips).map(|step| (step.prefix, step.to));
+        let gone = self.moves.iter().filter(|step| !step.stays).map(|step| step.prefix);
         tables.write(set, gone, ops);
     }
 }

@@ -15,15 +15,15 @@ mod services;
 pub(crate) mod set;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::cluster::{Cluster, Dirty};
+use crate::cluster::{AddressList, Cluster, Dirty};
 use crate::model::Key;
 use crate::prefix::Prefix;
 use block_groups::BlockGroups;
 use classes::Classes;
 use members::PeerSets;
-use partition::AddressPartition;
+use partition::{AddressPartition, Settled};
 use service_targets::ServiceTargets;
 use services::{Services, Settling};
 use set::{HairpinService, NameId, PeerSet, ServiceTarget, SetId, is_group, is_targets};
@@ -67,7 +67,7 @@ impl Sets {
         dirty: &Dirty,
         usage: &Usage,
         backed: impl FnOnce() -> BTreeSet<Key>,
-    ) -> Vec<Prefix> {
+    ) -> Vec<Settled> {
         let served = self.refresh_addresses(cluster, dirty.addresses.clone(), usage);
         let mut settling = Settling {
             cluster,
@@ -86,7 +86,7 @@ impl Sets {
     fn refresh_addresses(
         &mut self,
         cluster: &Cluster,
-        mut addresses: BTreeSet<IpAddr>,
+        mut addresses: AddressList,
         usage: &Usage,
     ) -> Vec<HairpinService> {
         let (mut of_pods, mut served) = (Vec::new(), Vec::new());
@@ -113,23 +113,28 @@ impl Sets {
         if dropped {
             self.peers.sweep();
         }
-        for address in addresses {
+        for address in addresses.into_sorted() {
             let own = self.peers.of_address(cluster, address);
             self.partition.set_host(Prefix::host(address), own);
         }
-        let mut hosts = Vec::new();
-        for (group, of_labels) in &members {
-            for pod in group.pods() {
-                for address in &pod.addresses {
-                    let own = self.peers.of_member(cluster, *address, of_labels);
-                    hosts.push((Prefix::host(*address), own));
+        // Whoever goes through the entries in their order finds most of them in the processor's caches.
+        let (mut four, mut six) = (Vec::new(), Vec::new());
+        for (number, (group, _)) in (0u32..).zip(&members) {
+            for address in group.pods().flat_map(|pod| &pod.addresses) {
+                match address {
+                    IpAddr::V4(address) => four.push((address.to_bits(), number)),
+                    IpAddr::V6(address) => six.push((address.to_bits(), number)),
                 }
             }
         }
-        // Whoever goes through the entries in their order finds most of them in the processor's caches.
-        hosts.sort_unstable_by_key(|(prefix, _)| *prefix);
-        for (prefix, own) in hosts {
-            self.partition.set_host(prefix, own);
+        four.sort_unstable();
+        six.sort_unstable();
+        let four =
+            four.into_iter().map(|(bits, number)| (Ipv4Addr::from_bits(bits).into(), number));
+        let six = six.into_iter().map(|(bits, number)| (Ipv6Addr::from_bits(bits).into(), number));
+        for (address, number) in four.chain(six) {
+            let own = self.peers.of_member(cluster, address, &members[number as usize].1);
+            self.partition.set_host(Prefix::host(address), own);
         }
         served
     }

@@ -1,9 +1,11 @@
 //! Names and labels, and the objects that are little else: Namespaces and Nodes.
 
 use std::net::IpAddr;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 use litemap::LiteMap;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Namespace and name of a namespaced object.
 #[cfg_attr(test, derive(Default))]
@@ -28,12 +30,50 @@ impl std::fmt::Display for Key {
     }
 }
 
-/// `metadata.labels`. Sorted in a vector: a pod has a few, and a tree's node has room for eleven.
-pub type Labels = LiteMap<String, String>;
+/// `metadata.labels`. Sorted in a vector: a pod has a few, and a tree's node has room for eleven. Clones are one
+/// until one of them changes: the pods of a ReplicaSet have their labels once.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Labels(Arc<LiteMap<String, String>>);
+
+impl Labels {
+    /// No labels.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl Deref for Labels {
+    type Target = LiteMap<String, String>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl DerefMut for Labels {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        Arc::make_mut(&mut self.0)
+    }
+}
+
+impl FromIterator<(String, String)> for Labels {
+    fn from_iter<I: IntoIterator<Item = (String, String)>>(labels: I) -> Self {
+        Self(Arc::new(labels.into_iter().collect()))
+    }
+}
 
 /// As a map, also if there are none (for which [`LiteMap`] would write a list).
-pub(super) fn as_map<S: Serializer>(labels: &Labels, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_map(labels.iter())
+impl Serialize for Labels {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.iter())
+    }
+}
+
+impl<'de> Deserialize<'de> for Labels {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        LiteMap::deserialize(deserializer).map(|labels| Self(Arc::new(labels)))
+    }
 }
 
 /// A Namespace.
@@ -43,7 +83,6 @@ pub struct Namespace {
     pub name: String,
     /// `metadata.labels`; the converter adds `kubernetes.io/metadata.name` where it is missing, as
     /// the API server does.
-    #[serde(serialize_with = "as_map")]
     pub labels: Labels,
 }
 
@@ -55,6 +94,10 @@ pub struct Node {
     /// `status.addresses` of every type that is an address (InternalIP, ExternalIP).
     pub addresses: Vec<IpAddr>,
     /// `metadata.labels`
-    #[serde(default, serialize_with = "as_map", skip_serializing_if = "LiteMap::is_empty")]
+    #[serde(default, skip_serializing_if = "no_labels")]
     pub labels: Labels,
+}
+
+fn no_labels(labels: &Labels) -> bool {
+    labels.is_empty()
 }

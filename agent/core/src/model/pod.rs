@@ -4,7 +4,8 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::object::{Key, Labels, as_map};
+use crate::model::object::{Key, Labels};
+use crate::model::shared_str::SharedStr;
 use crate::model::traffic::Protocol;
 
 /// A Pod.
@@ -16,10 +17,9 @@ pub struct Pod {
     /// `metadata.uid`; from files without one, a name derived from the key.
     pub uid: String,
     /// `metadata.labels`
-    #[serde(serialize_with = "as_map")]
     pub labels: Labels,
     /// `spec.nodeName`; empty: not scheduled.
-    pub node: String,
+    pub node: SharedStr,
     /// `status.podIPs`, else `status.podIP`; sorted, without duplicates.
     pub addresses: Vec<IpAddr>,
     /// `spec.hostNetwork`: the pod is its node, it is not selected and no peer.

@@ -19,7 +19,7 @@ fn node(name: &str, addresses: &[&str]) -> Change {
 fn plain_pod(name: &str, addresses: &[&str], app: &str) -> Pod {
     Pod {
         uid: name.to_owned(),
-        node: NODE.to_owned(),
+        node: NODE.into(),
         ports: vec![named("web", Protocol::Tcp, 80)],
         ..objects::pod("x", name, &[("app", app)], addresses)
     }
@@ -60,7 +60,7 @@ fn policy(name: &str, selects: Selector, ingress: &[Rule], egress: Option<&[Rule
 
 /// Two pods here, one elsewhere, both families.
 fn three_pods() -> Vec<Change> {
-    let elsewhere = Pod { node: "n2".to_owned(), ..plain_pod("c", &["10.0.1.1"], "c") };
+    let elsewhere = Pod { node: "n2".into(), ..plain_pod("c", &["10.0.1.1"], "c") };
     vec![
         namespace("x", &[("team", "a")]),
         node(NODE, &["192.168.0.1", "fd01::1"]),

@@ -39,7 +39,7 @@ fn result(uid: &str, addresses: &[&str]) -> CniResult {
 }
 
 fn pod(name: &str, uid: &str, addresses: &[&str]) -> Pod {
-    Pod { uid: uid.to_owned(), node: "n1".to_owned(), ..objects::pod("shop", name, &[], addresses) }
+    Pod { uid: uid.to_owned(), node: "n1".into(), ..objects::pod("shop", name, &[], addresses) }
 }
 
 fn web(addresses: &[&str]) -> Change {
@@ -128,7 +128,7 @@ fn pods_of_other_nodes_and_of_the_node_itself_are_left_alone() {
     let mut pods = PodAddresses::new("n1".to_owned());
     pods.results_are(vec![result("", &["10.1.2.3/24"])]);
     for one in [
-        Pod { node: "n2".to_owned(), ..pod("web", "u1", &[]) },
+        Pod { node: "n2".into(), ..pod("web", "u1", &[]) },
         Pod { host_network: true, ..pod("web", "u1", &[]) },
         Pod { finished: true, ..pod("web", "u1", &[]) },
     ] {

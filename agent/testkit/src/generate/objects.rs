@@ -125,7 +125,7 @@ pub(super) fn pod(choices: &mut Choices<'_>, number: u32) -> Pod {
         uid: format!("uid-{key}"),
         key,
         labels: labels(choices),
-        node: node.to_owned(),
+        node: node.into(),
         addresses,
         host_network,
         finished: choices.chance(8),
@@ -141,7 +141,7 @@ pub(super) fn local_pod(choices: &mut Choices<'_>, number: u32) -> Pod {
     let pod = pod(choices, number);
     let addresses = vec![pod4(choices)];
     let node = NODE.to_owned();
-    Pod { node, addresses, host_network: false, finished: false, ..pod }
+    Pod { node: node.into(), addresses, host_network: false, finished: false, ..pod }
 }
 
 fn protocol(choices: &mut Choices<'_>) -> Protocol {

@@ -72,6 +72,13 @@ impl Classes {
         class
     }
 
+    /// A class that was just acquired, for one node more.
+    pub(crate) fn acquire_again(&mut self, class: ClassId) {
+        if let Some((_, nodes)) = self.live.get_mut(&class) {
+            *nodes += 1;
+        }
+    }
+
     fn number(&mut self, translated: ClassId) -> ClassId {
         match translated {
             0 => self.slots.take(),

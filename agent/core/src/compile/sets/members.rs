@@ -121,6 +121,7 @@ impl PeerSets {
             pods_by_labels.namespaces().collect()
         };
         let mut members = Vec::new();
+        let mut memberships: HashSet<Membership> = HashSet::new();
         for namespace in namespaces {
             let own = own.get(namespace).into_iter().flatten();
             let ids = matching(cluster, namespace, own, &any);
@@ -134,7 +135,8 @@ impl PeerSets {
                     let mut peer_sets: Vec<SetId> =
                         selecting(&self.registry, &candidates, group.labels()).collect();
                     peer_sets.sort_unstable();
-                    members.push((group, peer_sets.into()));
+                    let equal = memberships.get_or_insert_with(&peer_sets[..], |it| it.into());
+                    members.push((group, equal.clone()));
                 }
             }
         }

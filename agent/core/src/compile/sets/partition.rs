@@ -4,13 +4,15 @@
 //! entry; an address that is no entry has the group of blocks of the longest entry that holds it.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use hashbrown::HashSet;
+use hashbrown::hash_map::Entry;
+use hashbrown::{HashMap, HashSet};
 use netpold_ebpf::layout::ClassId;
 
 use crate::compile::sets::classes::Classes;
 use crate::compile::sets::set::{Membership, NO_GROUP, SetId};
-use crate::prefix::{Prefix, PrefixMap};
+use crate::prefix::{Around, Prefix, PrefixMap};
 
 /// A prefix at which membership changes.
 #[derive(Clone, Debug, Default)]
@@ -30,18 +32,76 @@ impl PrefixEntry {
     fn is_empty(&self) -> bool {
         self.group.is_none() && self.own.is_empty() && self.targets.is_empty()
     }
+
+    /// Gives the entry its class; none if it ends. `around`: the group of blocks of the prefix around it.
+    fn settle(
+        &mut self,
+        around: Option<SetId>,
+        classes: &mut Classes,
+        alike: &mut Alike,
+    ) -> Option<ClassId> {
+        let class = (!self.is_empty()).then(|| self.acquire(around, classes, alike));
+        if let Some(before) = std::mem::replace(&mut self.class, class) {
+            classes.release(before);
+        }
+        class
+    }
+
+    /// The class of the entry's addresses, for one entry more. `around`: the group of blocks of the prefix around it.
+    fn acquire(&self, around: Option<SetId>, classes: &mut Classes, alike: &mut Alike) -> ClassId {
+        if !self.targets.is_empty() {
+            return classes.acquire(self.membership(around, true));
+        }
+        match alike.entry((self.own.as_ptr(), self.group.or(around))) {
+            Entry::Occupied(known) => {
+                classes.acquire_again(*known.get());
+                *known.get()
+            }
+            Entry::Vacant(place) => *place.insert(classes.acquire(self.membership(around, false))),
+        }
+    }
+
+    /// The peer sets of the entry's addresses. `around`: the group of blocks of the prefix around it.
+    fn membership(&self, around: Option<SetId>, with_targets: bool) -> Membership {
+        let group = self.group.or(around).filter(|group| *group != NO_GROUP);
+        if group.is_none() && (self.targets.is_empty() || !with_targets) {
+            return self.own.clone();
+        }
+        let mut peer_sets = self.own.to_vec();
+        peer_sets.extend(group);
+        if with_targets {
+            peer_sets.extend(&self.targets);
+        }
+        peer_sets.sort_unstable();
+        peer_sets.dedup();
+        peer_sets.into()
+    }
 }
 
 /// All entries, and those that have to be looked at again.
 #[derive(Debug)]
 pub(crate) struct AddressPartition {
     pub(crate) entries: PrefixMap<PrefixEntry>,
-    touched: BTreeSet<Prefix>,
+    /// Some of them several times.
+    touched: Vec<Prefix>,
+    /// Those that are settled after all others, for their service targets.
+    waiting: BTreeSet<Prefix>,
 }
+
+/// A prefix that was looked at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settled {
+    pub(crate) prefix: Prefix,
+    /// The class of its entry; `None`: it is no entry.
+    pub(crate) class: Option<ClassId>,
+}
+
+/// The classes of entries without service targets, by what they were found by: many have the very same peer sets.
+type Alike = HashMap<(*const SetId, Option<SetId>), ClassId>;
 
 impl AddressPartition {
     pub(crate) fn new() -> Self {
-        Self { entries: PrefixMap::new(), touched: BTreeSet::new() }
+        Self { entries: PrefixMap::new(), touched: Vec::new(), waiting: BTreeSet::new() }
     }
 
     /// Sets the peer sets of an address itself.
@@ -51,9 +111,10 @@ impl AddressPartition {
         } else {
             Some(self.entries.entry(prefix))
         };
-        let Some(entry) = entry.filter(|entry| entry.own != own) else { return };
+        let same = |known: &Membership| Arc::ptr_eq(known, &own) || *known == own;
+        let Some(entry) = entry.filter(|entry| !same(&entry.own)) else { return };
         entry.own = own;
-        self.touched.insert(prefix);
+        self.touched.push(prefix);
     }
 
     /// Sets the service targets of an address; returns what it had.
@@ -62,7 +123,7 @@ impl AddressPartition {
         if known == targets {
             return targets;
         }
-        self.touched.insert(prefix);
+        self.waiting.insert(prefix);
         std::mem::replace(&mut self.entries.entry(prefix).targets, targets)
     }
 
@@ -71,7 +132,7 @@ impl AddressPartition {
     pub(crate) fn set_groups(&mut self, groups: &[(Prefix, Option<SetId>)]) {
         for (prefix, group) in groups {
             self.entries.entry(*prefix).group = *group;
-            self.touched.insert(*prefix);
+            self.touched.push(*prefix);
         }
         let changed: HashSet<Prefix> = groups.iter().map(|(prefix, _)| *prefix).collect();
         let mut outermost: Option<Prefix> = None;
@@ -91,60 +152,71 @@ impl AddressPartition {
             if entry.group.is_some() || is_changed {
                 open.push((prefix, is_changed));
             } else if open.last().is_some_and(|(_, changed)| *changed) {
-                self.touched.insert(prefix);
+                self.touched.push(prefix);
             }
         }
     }
 
-    /// Gives every touched entry its class, drops those that ended, and returns the touched
-    /// prefixes.
-    pub(crate) fn settle(&mut self, classes: &mut Classes) -> Vec<Prefix> {
-        let touched: Vec<Prefix> = std::mem::take(&mut self.touched).into_iter().collect();
-        for prefix in &touched {
-            self.settle_entry(*prefix, classes);
-        }
-        touched
+    /// Gives every touched entry its class, drops those that ended, and returns what was looked at, in order.
+    pub(crate) fn settle(&mut self, classes: &mut Classes) -> Vec<Settled> {
+        self.settle_those(classes, |_, _| false, |_| {})
     }
 
     /// The same for those that have no service targets and are not to be looked at for them (`later`);
-    /// the others stay touched. Returns what was looked at, and where peer sets of addresses changed.
+    /// the others wait. `changed` is told where peer sets of addresses changed.
     pub(crate) fn settle_backends(
         &mut self,
         classes: &mut Classes,
         later: impl Fn(Prefix) -> bool,
-    ) -> (Vec<Prefix>, Vec<Prefix>) {
-        let (mut settled, mut changed) = (Vec::new(), Vec::new());
-        for prefix in std::mem::take(&mut self.touched) {
-            let waits = self.entries.get(prefix).is_some_and(|entry| !entry.targets.is_empty());
-            if waits || (prefix.is_host() && later(prefix)) {
-                self.touched.insert(prefix);
-                changed.push(prefix);
-                continue;
-            }
-            if self.settle_entry(prefix, classes) {
-                changed.push(prefix);
-            }
-            settled.push(prefix);
-        }
-        (settled, changed)
+        changed: impl FnMut(Prefix),
+    ) -> Vec<Settled> {
+        let waits = |prefix: Prefix, entry: Option<&PrefixEntry>| {
+            entry.is_some_and(|entry| !entry.targets.is_empty())
+                || (prefix.is_host() && later(prefix))
+        };
+        self.settle_those(classes, waits, changed)
     }
 
-    /// Whether the class of the entry's addresses may have changed.
-    fn settle_entry(&mut self, prefix: Prefix, classes: &mut Classes) -> bool {
-        let Some(entry) = self.entries.get(prefix) else { return false };
-        let (before, mut after) = (entry.class, None);
-        if entry.is_empty() {
-            self.entries.remove(prefix);
-        } else {
-            after = Some(classes.acquire(self.membership(prefix, Some(entry), true)));
-            if let Some(entry) = self.entries.get_mut(prefix).filter(|_| after != before) {
-                entry.class = after;
+    /// Settles what is touched and does not wait. Names what waits, and what may have another class than before.
+    fn settle_those(
+        &mut self,
+        classes: &mut Classes,
+        waits: impl Fn(Prefix, Option<&PrefixEntry>) -> bool,
+        mut changed: impl FnMut(Prefix),
+    ) -> Vec<Settled> {
+        let mut touched = std::mem::take(&mut self.touched);
+        touched.extend(std::mem::take(&mut self.waiting));
+        touched.sort();
+        touched.dedup();
+        let mut settled = Vec::with_capacity(touched.len());
+        let (mut around, mut alike, mut ended) = (Around::new(), Alike::new(), Vec::new());
+        for prefix in touched {
+            let group = around.find(&self.entries, prefix, |entry| entry.group);
+            let entry = self.entries.get_mut(prefix);
+            if waits(prefix, entry.as_deref()) {
+                self.waiting.insert(prefix);
+                changed(prefix);
+                continue;
             }
+            let Some(entry) = entry else {
+                settled.push(Settled { prefix, class: None });
+                continue;
+            };
+            let before = entry.class;
+            let class = entry.settle(group, classes, &mut alike);
+            if class.is_none() {
+                ended.push(prefix);
+            }
+            if before != class {
+                changed(prefix);
+            }
+            settled.push(Settled { prefix, class });
         }
-        if let Some(class) = before {
-            classes.release(class);
+        // The last of a page is taken out of it fastest.
+        for prefix in ended.into_iter().rev() {
+            self.entries.remove(prefix);
         }
-        before != after
+        settled
     }
 
     /// The peer sets of an address, its service targets aside. Nodes that are touched have no class
@@ -152,36 +224,18 @@ impl AddressPartition {
     pub(crate) fn base(&self, prefix: Prefix, classes: &Classes) -> Membership {
         let known = self.entries.ancestors(prefix, prefix.len).next();
         let settled =
-            known.filter(|(at, entry)| entry.targets.is_empty() && !self.touched.contains(at));
+            known.filter(|(at, entry)| entry.targets.is_empty() && !self.waiting.contains(at));
         let class = settled.and_then(|(_, entry)| classes.membership(entry.class?));
-        class.cloned().unwrap_or_else(|| self.membership(prefix, self.entries.get(prefix), false))
+        class.cloned().unwrap_or_else(|| self.membership(prefix, self.entries.get(prefix)))
     }
 
-    /// The peer sets of a prefix's addresses. `here` is its own entry.
-    fn membership(
-        &self,
-        prefix: Prefix,
-        here: Option<&PrefixEntry>,
-        with_targets: bool,
-    ) -> Membership {
-        let around = || {
-            let mut outer = self.entries.ancestors(prefix, prefix.len.saturating_sub(1));
-            outer.find_map(|(_, entry)| entry.group)
-        };
-        let group = here.and_then(|entry| entry.group).or_else(around);
-        let group = group.filter(|group| *group != NO_GROUP);
-        let targets = here.map_or(&[][..], |entry| &entry.targets);
-        if group.is_none() && (targets.is_empty() || !with_targets) {
-            return here.map(|entry| entry.own.clone()).unwrap_or_default();
+    /// The peer sets of a prefix's addresses, its service targets aside. `here` is its own entry.
+    fn membership(&self, prefix: Prefix, here: Option<&PrefixEntry>) -> Membership {
+        let group = Around::new().find(&self.entries, prefix, |entry| entry.group);
+        match here {
+            Some(entry) => entry.membership(group, false),
+            None => PrefixEntry::default().membership(group, false),
         }
-        let mut peer_sets = here.map_or_else(Vec::new, |entry| entry.own.to_vec());
-        peer_sets.extend(group);
-        if with_targets {
-            peer_sets.extend(targets);
-        }
-        peer_sets.sort_unstable();
-        peer_sets.dedup();
-        peer_sets.into()
     }
 
     /// The class that a prefix's addresses would have without its own entry.

@@ -13,7 +13,7 @@ use hashbrown::HashMap;
 use crate::cluster::Cluster;
 use crate::cluster::{Dirty, services::range};
 use crate::compile::sets::classes::Classes;
-use crate::compile::sets::partition::AddressPartition;
+use crate::compile::sets::partition::{AddressPartition, Settled};
 use crate::compile::sets::registry::Registry;
 use crate::compile::sets::service_targets::{Backends, ServiceTargets, TargetPort};
 use crate::compile::sets::set::{HairpinService, Membership, OWN_NODE, SetId};
@@ -72,7 +72,7 @@ impl Settling<'_> {
         dirty: &Dirty,
         served: &[HairpinService],
         backed: impl FnOnce() -> BTreeSet<Key>,
-    ) -> Vec<Prefix> {
+    ) -> Vec<Settled> {
         let active = self.registry.is_used(OWN_NODE);
         let backed = if active { BTreeSet::new() } else { backed() };
         let none = backed.is_empty() && self.services.backed.is_empty();
@@ -82,21 +82,33 @@ impl Settling<'_> {
         let mut work = self.translation_dirty(active, dirty, served);
         self.backed_dirty(backed, dirty, &mut work);
         let later: BTreeSet<Prefix> = work.addresses.iter().map(|a| Prefix::host(*a)).collect();
-        let (mut touched, changed) =
-            self.partition.settle_backends(self.classes, |prefix| later.contains(&prefix));
+        let (mut changed, translates) = (Vec::new(), !self.cluster.translation.is_empty());
+        let mut touched = self.partition.settle_backends(
+            self.classes,
+            |prefix| later.contains(&prefix),
+            |prefix| changed.extend(translates.then_some(prefix)),
+        );
         if active {
-            if !self.cluster.translation.is_empty() {
-                work.services.extend(changed.into_iter().flat_map(|prefix| self.behind(prefix)));
-            }
+            work.services.extend(changed.into_iter().flat_map(|prefix| self.behind(prefix)));
             self.resolve(&mut work);
         }
         if work.nodes {
             work.addresses.extend(self.cluster.translation.nodes());
         }
         self.set_targets_of(&work, active);
-        touched.extend(self.partition.settle(self.classes));
-        touched.sort_unstable();
-        touched.dedup();
+        let later = self.partition.settle(self.classes);
+        if !later.is_empty() {
+            touched.extend(later);
+            touched.sort_by_key(|settled| settled.prefix);
+            // Of what was looked at twice, what came out last.
+            touched.dedup_by(|last, first| {
+                let same = last.prefix == first.prefix;
+                if same {
+                    *first = *last;
+                }
+                same
+            });
+        }
         touched
     }
 
@@ -140,7 +152,7 @@ impl Settling<'_> {
             work.addresses.extend(changed.flat_map(|service| &service.addresses));
             work.addresses.extend(self.cluster.own_addresses());
         }
-        work.addresses.extend(&dirty.addresses);
+        work.addresses.extend(dirty.addresses.iter());
         self.services.backed = backed;
     }
 

@@ -21,6 +21,30 @@ pub(crate) struct Ipv4Trie {
     blocks: HashMap<u32, Box<TrieBlock>>,
 }
 
+/// Where classes changed.
+#[derive(Debug, Default)]
+pub(crate) struct Changed {
+    /// Upper 16 bits of the /16s to paint as a whole.
+    roots: BTreeSet<u32>,
+    /// The /24s.
+    leaves: Vec<Prefix>,
+}
+
+impl Changed {
+    /// The class of an IPv4 prefix changed.
+    pub(crate) fn add(&mut self, prefix: Prefix) {
+        if prefix.len <= 24 {
+            let last = Prefix { bits: prefix.last(), ..prefix }.v4() >> 16;
+            self.roots.extend((prefix.v4() >> 16)..=last);
+            return;
+        }
+        let leaf = prefix.truncate(24);
+        if self.leaves.last() != Some(&leaf) {
+            self.leaves.push(leaf);
+        }
+    }
+}
+
 /// What a /24 is to hold.
 enum Leaf {
     Class(ClassId),
@@ -42,27 +66,20 @@ impl Ipv4Trie {
         self.blocks.get(&id).map(|block| &**block)
     }
 
-    /// Makes the trie agree with `classes`, which differ from it under the `changed` prefixes only.
+    /// Makes the trie agree with `classes`, which differ from it where they `changed` only.
     pub(crate) fn repaint(
         &mut self,
         classes: &PrefixMap<ClassId>,
-        changed: &[Prefix],
+        changed: Changed,
         ops: &mut Vec<Op>,
     ) {
-        let mut roots = BTreeSet::new();
-        let mut leaves = BTreeSet::new();
-        for prefix in changed.iter().filter(|prefix| prefix.family == Family::V4) {
-            if prefix.len > 24 {
-                leaves.insert(prefix.truncate(24));
-            } else {
-                let last = Prefix { bits: prefix.last(), ..*prefix }.v4() >> 16;
-                roots.extend((prefix.v4() >> 16)..=last);
-            }
-        }
+        let Changed { roots, mut leaves } = changed;
         let outlines = (roots.len() > OUTLINED).then(|| Outlines::new(classes));
         for root in &roots {
             self.paint_root(*root as u16, outlines.as_ref(), classes, ops);
         }
+        leaves.sort_unstable();
+        leaves.dedup();
         for prefix in leaves.into_iter().filter(|leaf| !roots.contains(&(leaf.v4() >> 16))) {
             self.set_leaf(prefix.v4() >> 8, leaf(classes, prefix), ops);
         }
@@ -161,9 +178,12 @@ impl Ipv4Trie {
                 self.set_word(block, index, leaf | TRIE_POINTER, ops);
             }
             (Some(leaf), Leaf::Block(content)) => {
-                for (index, class) in (0u8..=255).zip(content.iter()) {
-                    if self.word(leaf, index) != *class {
-                        self.set_word(leaf, index, *class, ops);
+                let Some(words) = self.blocks.get_mut(&leaf) else { return };
+                for (index, (word, class)) in (0u8..=255).zip(words.iter_mut().zip(content.iter()))
+                {
+                    if *word != *class {
+                        *word = *class;
+                        ops.push(Op::TrieWord(leaf, index, *class));
                     }
                 }
             }
