@@ -225,11 +225,10 @@ fn occupancy<K: Key, B: Pod>(table: &MappedArray<B>) -> Occupancy {
     Occupancy { used: occupied::<K>(part).count(), ways: part.len() / K::STRIDE }
 }
 
-/// The control words of buckets' ways that are not free. A freed way keeps its incarnation; its
-/// flags are what counts.
+/// The control words of buckets' ways that are not free.
 fn occupied<K: Key>(bucket: &[AtomicU64]) -> impl Iterator<Item = Control> {
     let controls = bucket.iter().step_by(K::STRIDE);
-    controls.map(|word| Control(word.load(Ordering::Relaxed))).filter(|c| c.flags() != 0)
+    controls.map(|word| Control(word.load(Ordering::Relaxed))).filter(|c| !c.is_vacant())
 }
 
 #[cfg(test)]

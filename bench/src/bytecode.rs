@@ -20,7 +20,10 @@ pub(crate) const XDP: u32 = 6;
 
 const PSEUDO_MAP_FD: u8 = 1;
 const PSEUDO_MAP_VALUE: u8 = 2;
+const FUNC_MAP_LOOKUP: i32 = 1;
 const FUNC_TAIL_CALL: i32 = 12;
+/// The register that the stack is below.
+const STACK: u8 = 10;
 
 /// `struct xdp_md`
 #[repr(C)]
@@ -148,6 +151,26 @@ impl Code {
         self.push(0x27, to, 0, 0, value)
     }
 
+    /// `to &= value`
+    pub(crate) fn and(self, to: u8, value: i32) -> Self {
+        self.push(0x57, to, 0, 0, value)
+    }
+
+    /// `to ^= from`
+    pub(crate) fn xor_register(self, to: u8, from: u8) -> Self {
+        self.push(0xaf, to, from, 0, 0)
+    }
+
+    /// `to >>= bits`
+    pub(crate) fn shift_right(self, to: u8, bits: i32) -> Self {
+        self.push(0x77, to, 0, 0, bits)
+    }
+
+    /// `to = *(u64 *)(from + offset)`
+    pub(crate) fn load64(self, to: u8, from: u8, offset: i16) -> Self {
+        self.push(0x79, to, from, offset, 0)
+    }
+
     /// `to = *(u32 *)(from + offset)`
     pub(crate) fn load32(self, to: u8, from: u8, offset: i16) -> Self {
         self.push(0x61, to, from, offset, 0)
@@ -178,6 +201,11 @@ impl Code {
         self.push(0xa5, register, 0, skip, value)
     }
 
+    /// Skips the next `skip` instructions if `register != value`.
+    pub(crate) fn skip_if_not(self, register: u8, value: i32, skip: i16) -> Self {
+        self.push(0x55, register, 0, skip, value)
+    }
+
     /// Skips the next `skip` instructions if `a <= b`.
     pub(crate) fn skip_if_not_beyond(self, a: u8, b: u8, skip: i16) -> Self {
         self.push(0xbd, a, b, skip, 0)
@@ -186,6 +214,16 @@ impl Code {
     /// `to` = address of the memory of [`memory`].
     pub(crate) fn address(self, to: u8, map: &OwnedFd) -> Self {
         self.push(0x18, to, PSEUDO_MAP_VALUE, 0, map.as_raw_fd()).push(0, 0, 0, 0, 0)
+    }
+
+    /// Register 0 = address of an array's element whose index is in this register, or 0; registers 1 to 5 are lost.
+    pub(crate) fn element(self, map: BorrowedFd<'_>, index: u8) -> Self {
+        self.store32(STACK, -4, index)
+            .copy(2, STACK)
+            .add(2, -4)
+            .push(0x18, 1, PSEUDO_MAP_FD, 0, map.as_raw_fd())
+            .push(0, 0, 0, 0, 0)
+            .push(0x85, 0, 0, 0, FUNC_MAP_LOOKUP)
     }
 
     /// Goes on in the program of a [`program_array`](sys::program_array), with the context in register 6.

@@ -1,6 +1,7 @@
 //! Nanoseconds per packet over the empty program, by `BPF_PROG_TEST_RUN`.
 
 mod between;
+mod floor;
 mod probe;
 mod service;
 mod uplink;
@@ -21,6 +22,7 @@ use crate::steer::Flows;
 use crate::world::World;
 
 use between::Between;
+use floor::floor;
 use probe::{Place, Probe, Runnable, figures};
 use service::Service;
 use uplink::Uplink;
@@ -40,9 +42,9 @@ pub(crate) struct PacketFigure {
     pub(crate) group: &'static str,
     pub(crate) case: &'static str,
     pub(crate) addresses: &'static str,
-    /// Nanoseconds per packet over the empty program.
+    /// Nanoseconds per packet over the empty program, or over the floor of a case that is called so.
     pub(crate) over_empty: Spread,
-    /// Nanoseconds per packet of the empty program, run in the same way.
+    /// Nanoseconds per packet of that program, run in the same way.
     pub(crate) empty: Spread,
 }
 
@@ -70,6 +72,8 @@ struct Programs {
     ingress: OwnedFd,
     egress: OwnedFd,
     empty: OwnedFd,
+    /// IPv4 and IPv6: what random flows cost at the least.
+    floors: [OwnedFd; 2],
 }
 
 /// Places in [`Family::probes`].
@@ -82,6 +86,7 @@ const REPLY: usize = 5;
 const DENIED: usize = 6;
 const AGAIN: usize = 7;
 const HOT: std::ops::Range<usize> = 8..13;
+const FLOOR: usize = HOT.end;
 
 /// Flows of a case.
 pub(crate) const ONE: &str = "one flow";
@@ -122,15 +127,17 @@ impl Family {
         let probe = |name, addresses, program, frame, expected, baseline| {
             Probe::new((name, addresses), program, at(isolated), frame, expected, baseline)
         };
-        let Programs { ingress, egress, empty } = programs;
+        let Programs { ingress, egress, empty, floors } = programs;
         let (a, d) = (&allowed, &denied);
-        let hot = ONE;
+        let (hot, floor) = (ONE, &floors[usize::from(v6)]);
         let mut probes = vec![
             probe("empty", hot, direct(empty)?, to_pod(ACK), PASS, None),
             probe("empty", random, steered(a, empty, true)?, to_pod(ACK), PASS, None),
             probe("empty, out", random, steered(a, empty, false)?, from_pod(), PASS, None),
-            probe("new allowed", random, steered(a, ingress, true)?, to_pod(SYN), PASS, Some(1)),
-            probe("forward", random, steered(a, ingress, true)?, to_pod(ACK), PASS, Some(1)),
+            probe("new allowed", random, steered(a, ingress, true)?, to_pod(SYN), PASS, Some(1))
+                .also_over(FLOOR, "new allowed over one bucket"),
+            probe("forward", random, steered(a, ingress, true)?, to_pod(ACK), PASS, Some(1))
+                .also_over(FLOOR, "forward over one bucket"),
             probe("reply", random, steered(a, egress, false)?, from_pod(), PASS, Some(2)),
             probe("denied", random, steered(d, ingress, true)?, to_pod(SYN), DROP, Some(1)),
             probe("judged again", random, steered(a, ingress, true)?, to_pod(ACK), PASS, Some(1)),
@@ -139,6 +146,7 @@ impl Family {
             probe("reply", hot, direct(egress)?, from_pod(), PASS, Some(0)),
             probe("denied", hot, direct(ingress)?, tcp(other, pod, SYN), DROP, Some(0)),
             probe("echo, denied", hot, direct(ingress)?, echo(other.0, pod.0), DROP, Some(0)),
+            probe("one bucket", random, steered(a, floor, true)?, to_pod(ACK), PASS, Some(1)),
         ];
         if let Some(not_isolated) = probes.get_mut(HOT.start) {
             not_isolated.place = at(open);
@@ -165,6 +173,7 @@ impl Family {
         self.probes[DENIED].measure(flows)?;
         // Of one flow there is no difference.
         if self.allowed.count() == effort.flows {
+            self.steered(FLOOR, flows)?;
             for place in [EMPTY].into_iter().chain(HOT) {
                 self.probes[place].measure(effort.hot)?;
             }
@@ -264,6 +273,7 @@ fn subject(
         ingress: program(&mut world, Direction::Ingress)?,
         egress: program(&mut world, Direction::Egress)?,
         empty: empty.try_clone()?,
+        floors: [floor(&world, false)?, floor(&world, true)?],
     };
     let families = [false, true]
         .into_iter()

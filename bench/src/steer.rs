@@ -17,7 +17,7 @@ use crate::bytecode::{Code, SCHED_CLS, XDP, memory};
 use crate::frame::End;
 
 /// `__sk_buff.data` and `data_end`.
-const CLASSIFIER_DATA: (i16, i16) = (76, 80);
+pub(crate) const CLASSIFIER_DATA: (i16, i16) = (76, 80);
 /// `xdp_md.data` and `data_end`.
 const XDP_DATA: (i16, i16) = (0, 4);
 

@@ -10,13 +10,15 @@ use std::{
 use netpold_ebpf::{
     flow::{
         control::{Control, timeouts},
-        key::{hash, words4},
+        key::{first, hash, second, words4},
+        memory::Memory,
         sweep::sweep,
         table::{Flow, Full, Gave, Marks},
     },
     host::HostMemory,
     layout::{
-        CT_INGRESS, CT_REPLIED, CT_VALID, Ct4Key, Settings, TIMEOUT_IDLE, TIMEOUT_TCP_ESTABLISHED,
+        CT_INGRESS, CT_REPLIED, CT_VALID, Ct4Key, Ct4Way, Settings, TIMEOUT_IDLE,
+        TIMEOUT_TCP_ESTABLISHED,
     },
     packet::family::V4,
     tables::{self, Tables},
@@ -118,6 +120,55 @@ fn an_empty_place_is_taken_before_one_that_is_over() {
     assert_eq!(begin(4), Ok(()));
     assert!(find(&tables, 0).is_none(), "the one that was over");
     assert!((1..=4).all(|number| find(&tables, number).is_some()));
+}
+
+/// Five flows of one first bucket, the last of which is in its second one.
+fn five_of_one_bucket(tables: &NodeTables, bucket: u32) -> Vec<u32> {
+    let begins = |number: &u32| first(hashed(tables, *number).1, BUCKETS - 1) == bucket;
+    let flows: Vec<u32> = (0..).filter(begins).take(5).collect();
+    for number in &flows {
+        insert(tables, *number, CT_INGRESS).expect("room");
+    }
+    flows
+}
+
+#[test]
+fn a_flow_in_its_second_bucket_is_found_once_the_first_is_empty() {
+    let tables = NodeTables::new(BUCKETS);
+    let flows = five_of_one_bucket(&tables, 3);
+    let bucket = tables.bucket4(3).expect("a bucket");
+    for place in 0..4 {
+        // SAFETY: a way of the bucket.
+        let way = unsafe { bucket.add(place * size_of::<Ct4Way>() / 8) };
+        // SAFETY: as before.
+        let control = Control(unsafe { tables.load(way) });
+        // Its number has come round.
+        let control = Control::new(control.seen(), 0, control.flags());
+        // SAFETY: as before.
+        unsafe { tables.store(way, control.0) };
+    }
+    let settings = &tables.flows.settings;
+    // SAFETY: a whole bucket of a live table.
+    let swept = unsafe { sweep::<[u64; 2], _>(&tables, bucket, settings, 0, 0, |_| false) };
+    assert_eq!(swept.orphaned, 4);
+    let found: Vec<u32> = flows.iter().copied().filter(|it| find(&tables, *it).is_some()).collect();
+    assert_eq!(found, flows[4..]);
+}
+
+#[test]
+fn nothing_is_looked_for_behind_a_way_that_was_never_used() {
+    let tables = NodeTables::new(BUCKETS);
+    let flows = five_of_one_bucket(&tables, 3);
+    let found = |number: u32, others: u32| {
+        let mut flow = flow(&tables, number);
+        flow.buckets[0] = tables.bucket4(others).expect("a bucket");
+        // SAFETY: the buckets of a live table.
+        unsafe { flow.find(&tables) }.is_some()
+    };
+    let second = second(hashed(&tables, flows[4]).1, BUCKETS - 1);
+    let unused = (0..BUCKETS).find(|it| ![3, second].contains(it)).expect("another bucket");
+    assert!(found(flows[4], 3));
+    assert!(!found(flows[4], unused), "the second bucket is not looked at");
 }
 
 #[test]

@@ -66,7 +66,7 @@ fn place<K: Key>(key: K, ways: &[&[AtomicU64]]) -> Place {
     let found: Vec<(bool, Control)> = ways.iter().map(|way| has(&key, way)).collect();
     match () {
         () if found.iter().any(|(has, _)| *has) => Place::Taken,
-        () if found.iter().any(|(_, control)| control.flags() == 0) => Place::Free,
+        () if found.iter().any(|(_, control)| control.is_vacant()) => Place::Free,
         () => Place::Full,
     }
 }
@@ -76,8 +76,8 @@ fn remove<K: Key>(key: K, ways: &[&[AtomicU64]]) {
         let (has, control) = has(&key, way);
         if has {
             // As a sweep frees it; one that has had a packet since stays.
-            let free = Control::new(0, control.incarnation(), 0);
-            let _ = way[0].compare_exchange(control.0, free.0, Ordering::AcqRel, Ordering::Relaxed);
+            let free = control.freed().0;
+            let _ = way[0].compare_exchange(control.0, free, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 }

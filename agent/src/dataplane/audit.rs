@@ -174,6 +174,7 @@ impl Tables {
         const LEAST: u32 = 64;
         let tables = compiler.desired();
         let part = tables.count() / slices.max(1) + LEAST;
+        let settings = self.current_settings()?;
         let mut hosts = 0;
         for _ in 0..part {
             let Some(addresses) = self.ipv6_hosts.bucket(unexpected.host)? else {
@@ -185,6 +186,8 @@ impl Tables {
                 self.write(&Op::Host6Gone(address))?;
                 hosts += 1;
             }
+            let wrong = self.ipv6_hosts.check_filter(&settings, unexpected.host)?;
+            hosts += u64::from(wrong);
             unexpected.host += 1;
         }
         let mut blocks = self.ipv6_blocks.audit(part as usize)?;

@@ -21,7 +21,7 @@ use netpold_ebpf::reason::COUNTERS;
 use super::bpffs::{MapPins, PinRoot, remove_if_there};
 use super::global_sections::{self, Offered, Section};
 use super::ipv6_blocks::nodes_for;
-use super::ipv6_hosts::buckets_for;
+use super::ipv6_hosts::{buckets_for, filter_for, overflow_for};
 use super::maps::{TableError, array, descriptor};
 use super::namespace;
 use super::other_layout;
@@ -497,13 +497,15 @@ fn load_programs(bpf: &mut Ebpf) -> Result<(), GenerationError> {
     loaded.and(missing.first().map_or(Ok(()), |name| Err(GenerationError::NoProgram(name))))
 }
 
-fn sizes(capacity: &Capacity) -> [(&'static str, u32); 6] {
+fn sizes(capacity: &Capacity) -> [(&'static str, u32); 7] {
+    let hosts = buckets_for(capacity.hosts6);
     [
         ("PORT_BITMAPS", capacity.bitmaps),
         ("ROW_BLOCKS", capacity.row_blocks),
         ("ROWS", capacity.rows),
         ("TRIE_BLOCKS", capacity.trie_blocks),
-        ("HOSTS6", buckets_for(capacity.hosts6)),
-        ("BLOCKS6", nodes_for(capacity.cidrs6)),
+        ("HOSTS6", hosts),
+        ("HOSTS6_FILTER", filter_for(hosts)),
+        ("BLOCKS6", nodes_for(capacity.cidrs6 + overflow_for(capacity.hosts6))),
     ]
 }

@@ -1,27 +1,31 @@
 //! The table of IPv6 addresses, written: see [`netpold_ebpf::tables::ipv6_hosts`].
 //!
-//! Nobody else writes it, and programs read it meanwhile. An entry never moves: a reader that looked
-//! into one bucket before and into the other behind would miss it.
+//! Nobody else writes it, and programs read it meanwhile. An entry, of up to four neighbouring addresses, never moves: a
+//! reader that looked into one bucket before and into the other behind would miss it.
 
 use std::mem::offset_of;
 use std::net::Ipv6Addr;
 
 use aya::Ebpf;
 use aya::maps::MapData;
-use netpold_ebpf::layout::{ClassId, HOST6_VALID, HOST6_WAYS, Host6, Hosts6Bucket, Settings};
+use netpold_ebpf::layout::{
+    ClassId, HOST6_GROUP, HOST6_WAYS, HOSTS6_FILTER_BITS, HOSTS6_FILTERED, HOSTS6_MANY,
+    Hosts6Bucket, Hosts6Entry, Settings,
+};
 use netpold_ebpf::packet::family::V6;
-use netpold_ebpf::tables::ipv6_hosts::{self as hosts6, buckets};
+use netpold_ebpf::tables::ipv6_hosts::{self as hosts6, Places};
 
 use super::maps::{TableError, array, at};
 use crate::bpf::mmap::{MappedArray, MmapError};
 
 const NAME: &str = "HOSTS6";
+const FILTER: &str = "HOSTS6_FILTER";
 const DISPLACED: usize = offset_of!(Hosts6Bucket, displaced);
-/// Free entries of a bucket that is not looked at beside the other: of random addresses in a table that is half full,
-/// one in eight then goes to its second bucket, and none finds no room.
-const MOST: usize = 3;
+/// Free entries of a bucket that is not looked at beside the other: of 100,000 random addresses in a table for 131,072,
+/// one in seven then goes to its second bucket, and two in a thousand find no room.
+const MOST: usize = 2;
 
-/// Neither bucket of an address has room.
+/// Neither bucket of an address' entry has room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
@@ -29,13 +33,27 @@ pub struct Full;
 #[derive(Debug)]
 pub struct Ipv6Hosts {
     map: MappedArray<Hosts6Bucket>,
+    /// Words, of the next [`HOSTS6_FILTERED`] buckets each.
+    filter: MappedArray<u64>,
 }
 
-/// Buckets for so many addresses: half full at the most, so that hardly ever an address finds no room.
+/// Buckets for so many addresses, the highest number of which [`overflow_for`] find no room.
 #[must_use]
 pub fn buckets_for(addresses: u32) -> u32 {
-    let buckets = addresses.max(1).div_ceil(HOST6_WAYS as u32) * 2;
-    buckets.checked_next_power_of_two().unwrap_or(1 << 31)
+    addresses.div_ceil(2).max(1).checked_next_power_of_two().unwrap_or(1 << 31)
+}
+
+/// How many of so many addresses may find no room, if none of them are neighbours: 12 in a thousand are to be
+/// expected.
+#[must_use]
+pub const fn overflow_for(addresses: u32) -> u32 {
+    addresses.div_ceil(32)
+}
+
+/// Words of the filter for so many buckets.
+#[must_use]
+pub const fn filter_for(buckets: u32) -> u32 {
+    buckets.div_ceil(HOSTS6_FILTERED)
 }
 
 /// Where an entry is: bucket, and offset in it.
@@ -47,15 +65,21 @@ struct Place {
 
 impl Place {
     const fn new(bucket: u32, way: usize) -> Self {
-        Self { bucket, offset: way * size_of::<Host6>() }
+        Self { bucket, offset: way * size_of::<Hosts6Entry>() }
     }
 
     const fn state(self) -> usize {
-        self.offset + offset_of!(Host6, state)
+        self.offset + offset_of!(Hosts6Entry, state)
     }
 
     const fn address(self, half: usize) -> usize {
-        self.offset + offset_of!(Host6, address) + half * 8
+        self.offset + offset_of!(Hosts6Entry, address) + half * 8
+    }
+
+    /// The word with an address' class, and where in that.
+    const fn class(self, member: usize) -> (usize, usize) {
+        let offset = self.offset + offset_of!(Hosts6Entry, classes);
+        (offset + member / 2 * 8, member % 2 * 32)
     }
 }
 
@@ -69,15 +93,16 @@ impl Ipv6Hosts {
     /// # Errors
     /// It is missing or cannot be mapped.
     pub fn open(bpf: &Ebpf) -> Result<Self, TableError> {
-        Self::of(array(bpf, NAME)?)
+        Self::of(array(bpf, NAME)?, array(bpf, FILTER)?)
     }
 
-    /// The table in a map.
+    /// The table in two maps: its buckets and its filter.
     ///
     /// # Errors
-    /// The map is none, or cannot be mapped.
-    pub fn of(map: &MapData) -> Result<Self, TableError> {
-        MappedArray::new(map).map(|map| Self { map }).map_err(at(NAME))
+    /// A map is none, or cannot be mapped.
+    pub fn of(buckets: &MapData, filter: &MapData) -> Result<Self, TableError> {
+        let map = MappedArray::new(buckets).map_err(at(NAME))?;
+        MappedArray::new(filter).map(|filter| Self { map, filter }).map_err(at(FILTER))
     }
 
     /// [`Settings::ipv6_hosts_mask`] of this table.
@@ -95,8 +120,17 @@ impl Ipv6Hosts {
         settings: &Settings,
         address: Ipv6Addr,
     ) -> Result<Option<ClassId>, TableError> {
-        let found = self.find(settings, address).map_err(at(NAME))?;
-        Ok(found.map(|(_, state)| hosts6::class(state)))
+        let read = || {
+            let member = hosts6::member(words(address));
+            let found = self.find(settings, address)?;
+            let Some((place, _)) = found.filter(|(_, state)| hosts6::has(*state, member)) else {
+                return Ok(None);
+            };
+            let (offset, shift) = place.class(member);
+            let both = self.map.load_u64(place.bucket, offset)?;
+            Ok(Some((both >> shift) as ClassId))
+        };
+        read().map_err(at(NAME))
     }
 
     /// Enters an address, or changes its class by one word.
@@ -117,18 +151,31 @@ impl Ipv6Hosts {
     /// # Errors
     /// The settings are not this table's.
     pub fn remove(&self, settings: &Settings, address: Ipv6Addr) -> Result<bool, TableError> {
-        let removed = self.find(settings, address).and_then(|found| {
-            let Some((place, state)) = found else { return Ok(false) };
-            let state = hosts6::freed(state);
-            self.map.store_u64(place.bucket, place.state(), state)?;
-            let [first, _] = buckets(settings, words(address));
-            if place.bucket != first {
-                let displaced = self.map.load_u64(first, DISPLACED)?;
-                self.map.store_u64(first, DISPLACED, displaced.saturating_sub(1))?;
+        self.take_out(settings, address).map_err(at(NAME))
+    }
+
+    fn take_out(&self, settings: &Settings, address: Ipv6Addr) -> Result<bool, MmapError> {
+        let member = hosts6::member(words(address));
+        let found = self.find(settings, address)?;
+        let Some((place, state)) = found.filter(|(_, state)| hosts6::has(*state, member)) else {
+            return Ok(false);
+        };
+        let state = hosts6::without(state, member);
+        self.map.store_u64(place.bucket, place.state(), state)?;
+        if !hosts6::is_free(state) {
+            return Ok(true);
+        }
+        let places = Places::new(settings, words(address));
+        let [first, _] = places.buckets;
+        if place.bucket != first {
+            let count = places.displaced(self.map.load_u64(first, DISPLACED)?);
+            // Of many, how many there are is not known.
+            if count != HOSTS6_MANY {
+                self.set_displaced(places, count.saturating_sub(1))?;
             }
-            Ok(true)
-        });
-        removed.map_err(at(NAME))
+        }
+        self.filter_anew(settings, first)?;
+        Ok(true)
     }
 
     /// Has programs look for an address where it is; whether they did not.
@@ -136,18 +183,63 @@ impl Ipv6Hosts {
     /// # Errors
     /// The settings are not this table's.
     pub fn reveal(&self, settings: &Settings, address: Ipv6Addr) -> Result<bool, TableError> {
-        const MANY: u64 = 1 << 32;
-        let [first, _] = buckets(settings, words(address));
+        let places = Places::new(settings, words(address));
+        let [first, _] = places.buckets;
         let revealed = self.find(settings, address).and_then(|found| {
-            let hidden = found.is_some_and(|(place, _)| place.bucket != first)
-                && self.map.load_u64(first, DISPLACED)? == 0;
+            let Some((place, _)) = found else { return Ok(false) };
+            let hidden = place.bucket != first
+                && places.displaced(self.map.load_u64(first, DISPLACED)?) == 0;
             if hidden {
-                // How many there are is not known.
-                self.map.store_u64(first, DISPLACED, MANY)?;
+                self.set_displaced(places, HOSTS6_MANY)?;
             }
-            Ok(hidden)
+            Ok(self.let_through(places)? || hidden)
         });
         revealed.map_err(at(NAME))
+    }
+
+    /// Has the filter let the entries of a bucket through, and no others; whether it did not.
+    ///
+    /// # Errors
+    /// The bucket is none of the map's.
+    pub fn check_filter(&self, settings: &Settings, bucket: u32) -> Result<bool, TableError> {
+        self.filter_anew(settings, bucket).map_err(at(FILTER))
+    }
+
+    fn filter_anew(&self, settings: &Settings, bucket: u32) -> Result<bool, MmapError> {
+        let displaced = self.map.load_u64(bucket, DISPLACED)?;
+        let in_second = |bit: &u32| hosts6::displaced(displaced, *bit) != 0;
+        let displaced = (0..HOSTS6_FILTER_BITS).filter(in_second);
+        let ways = self.map.read(bucket)?.ways;
+        let valid = ways.iter().filter(|entry| !hosts6::is_free(entry.state));
+        let places = valid.map(|entry| Places::new(settings, V6::words(&entry.address)));
+        let own = places.filter(|places| places.buckets[0] == bucket).map(|places| places.bit);
+        let bits = own.chain(displaced).fold(0, |bits, bit| bits | 1 << bit);
+        let shift = hosts6::filter_shift(bucket);
+        let mask = (u64::MAX >> (u64::BITS - HOSTS6_FILTER_BITS)) << shift;
+        let word = bucket / HOSTS6_FILTERED;
+        let before = self.filter.load_u64(word, 0)?;
+        let after = before & !mask | bits << shift;
+        if after != before {
+            self.filter.store_u64(word, 0, after)?;
+        }
+        Ok(after != before)
+    }
+
+    /// Sets an entry's bit in the filter; whether it was not.
+    fn let_through(&self, places: Places) -> Result<bool, MmapError> {
+        let before = self.filter.load_u64(places.filter(), 0)?;
+        if before & places.filter_bit() != 0 {
+            return Ok(false);
+        }
+        self.filter.store_u64(places.filter(), 0, before | places.filter_bit()).map(|()| true)
+    }
+
+    /// Writes how many entries with the same bit are in their second bucket.
+    fn set_displaced(&self, places: Places, count: u64) -> Result<(), MmapError> {
+        let [first, _] = places.buckets;
+        let shift = places.bit * 2;
+        let word = self.map.load_u64(first, DISPLACED)? & !(HOSTS6_MANY << shift);
+        self.map.store_u64(first, DISPLACED, word | count << shift)
     }
 
     /// The addresses in a bucket; `None` behind the last one.
@@ -159,22 +251,27 @@ impl Ipv6Hosts {
             return Ok(None);
         }
         let ways = self.map.read(bucket).map_err(at(NAME))?.ways;
-        let valid = ways.iter().filter(|entry| entry.state & HOST6_VALID != 0);
-        Ok(Some(valid.map(|entry| entry.address.into()).collect()))
+        let addresses = ways.iter().flat_map(|entry| {
+            let first = u128::from_be_bytes(entry.address);
+            let valid = (0..HOST6_GROUP).filter(|member| hosts6::has(entry.state, *member));
+            valid.map(move |member| Ipv6Addr::from_bits(first | member as u128))
+        });
+        Ok(Some(addresses.collect()))
     }
 
+    /// The entry that an address is in or belongs to, and its state.
     fn find(
         &self,
         settings: &Settings,
         address: Ipv6Addr,
     ) -> Result<Option<(Place, u64)>, MmapError> {
-        let wanted = words(address);
-        for bucket in buckets(settings, wanted) {
+        let wanted = hosts6::group(words(address));
+        for bucket in Places::new(settings, wanted).buckets {
             for way in 0..HOST6_WAYS {
                 let place = Place::new(bucket, way);
                 let state = self.map.load_u64(bucket, place.state())?;
                 let half = |half| self.map.load_u64(bucket, place.address(half));
-                if state & HOST6_VALID != 0 && [half(0)?, half(1)?] == wanted {
+                if !hosts6::is_free(state) && [half(0)?, half(1)?] == wanted {
                     return Ok(Some((place, state)));
                 }
             }
@@ -188,23 +285,35 @@ impl Ipv6Hosts {
         address: Ipv6Addr,
         class: ClassId,
     ) -> Result<Result<(), Full>, MmapError> {
+        let member = hosts6::member(words(address));
         if let Some((place, state)) = self.find(settings, address)? {
-            let state = hosts6::with_class(state, class);
+            self.set_class(place, member, class)?;
+            let state = hosts6::with(state, member);
             return self.map.store_u64(place.bucket, place.state(), state).map(Ok);
         }
-        let [first, second] = buckets(settings, words(address));
-        let Some((place, state)) = self.room([first, second])? else {
+        let places = Places::new(settings, words(address));
+        let Some((place, state)) = self.room(places.buckets)? else {
             return Ok(Err(Full));
         };
+        let [first, _] = places.buckets;
         if place.bucket != first {
-            let displaced = self.map.load_u64(first, DISPLACED)?;
-            self.map.store_u64(first, DISPLACED, displaced + 1)?;
+            let count = places.displaced(self.map.load_u64(first, DISPLACED)?);
+            self.set_displaced(places, HOSTS6_MANY.min(count + 1))?;
         }
-        for (half, word) in words(address).into_iter().enumerate() {
+        self.let_through(places)?;
+        for (half, word) in hosts6::group(words(address)).into_iter().enumerate() {
             self.map.store_u64(place.bucket, place.address(half), word)?;
         }
-        let state = hosts6::taken(state, class);
+        self.set_class(place, member, class)?;
+        let state = hosts6::taken(state, member);
         self.map.store_u64(place.bucket, place.state(), state).map(Ok)
+    }
+
+    /// Writes the class of one of an entry's addresses, by one store.
+    fn set_class(&self, place: Place, member: usize, class: ClassId) -> Result<(), MmapError> {
+        let (offset, shift) = place.class(member);
+        let others = self.map.load_u64(place.bucket, offset)? & !(u64::from(ClassId::MAX) << shift);
+        self.map.store_u64(place.bucket, offset, others | u64::from(class) << shift)
     }
 
     /// A free entry, and its state: of the first bucket while most of that is free, else of the emptier one.
@@ -215,7 +324,7 @@ impl Ipv6Hosts {
             for way in 0..HOST6_WAYS {
                 let place = Place::new(bucket, way);
                 let state = self.map.load_u64(bucket, place.state())?;
-                if state & HOST6_VALID == 0 {
+                if hosts6::is_free(state) {
                     free.push((place, state));
                 }
             }
@@ -229,143 +338,4 @@ impl Ipv6Hosts {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    use netpold_ebpf::flow::key::hash_keys;
-    use netpold_ebpf::host::HostMemory;
-
-    use super::*;
-    use crate::bpf::sys::test_objects;
-
-    const BPF_F_MMAPABLE: u32 = 1 << 10;
-
-    fn table(buckets: u32) -> (Ipv6Hosts, Settings) {
-        let fd = test_objects::array(size_of::<Hosts6Bucket>() as u32, buckets, BPF_F_MMAPABLE);
-        let table = Ipv6Hosts::of(&MapData::from_fd(fd).unwrap()).unwrap();
-        let (hash_keys, ipv6_hosts_mask) = (hash_keys(7), table.mask());
-        let settings = Settings { hash_keys, ipv6_hosts_mask, ..Settings::default() };
-        (table, settings)
-    }
-
-    fn address(number: u128) -> Ipv6Addr {
-        Ipv6Addr::from_bits(0xfd00_0000_0000_0000_0000_0000_0000_0000 | number << 48 | number)
-    }
-
-    /// As a program reads it.
-    fn read(table: &Ipv6Hosts, settings: &Settings, address: Ipv6Addr) -> Option<ClassId> {
-        let first = table.map.words().unwrap().as_ptr();
-        for bucket in buckets(settings, words(address)) {
-            // SAFETY: a bucket of the table, whose words are all atomic.
-            let bucket = unsafe { first.add(bucket as usize * size_of::<Hosts6Bucket>() / 8) };
-            let bucket: *mut u64 = bucket.cast_mut().cast();
-            // SAFETY: as before.
-            let state = unsafe { hosts6::state(&HostMemory, bucket, words(address)) };
-            if state & HOST6_VALID != 0 {
-                return Some(hosts6::class(state));
-            }
-            // SAFETY: as before.
-            if !unsafe { hosts6::goes_on(&HostMemory, bucket) } {
-                return None;
-            }
-        }
-        None
-    }
-
-    #[test]
-    fn a_table_for_so_many_addresses_holds_them() {
-        const ADDRESSES: u32 = 10_000;
-        let (table, settings) = table(buckets_for(ADDRESSES));
-        let numbers = || 0..u128::from(ADDRESSES);
-        for number in numbers() {
-            assert_eq!(table.set(&settings, address(number), number as u32).unwrap(), Ok(()));
-        }
-        for number in numbers() {
-            assert_eq!(read(&table, &settings, address(number)), Some(number as u32));
-        }
-        assert_eq!(read(&table, &settings, address(numbers().end)), None);
-        for number in numbers().step_by(2) {
-            assert!(table.remove(&settings, address(number)).unwrap());
-            assert!(!table.remove(&settings, address(number)).unwrap(), "it was there once");
-        }
-        let buckets = 0..=table.mask();
-        let left: Vec<_> = buckets.flat_map(|n| table.bucket(n).unwrap().unwrap()).collect();
-        assert_eq!(left.len(), ADDRESSES as usize / 2);
-        assert_eq!(table.bucket(table.mask() + 1).unwrap(), None);
-        assert_eq!(read(&table, &settings, address(2)), None);
-        assert_eq!(read(&table, &settings, address(3)), Some(3));
-    }
-
-    #[test]
-    fn buckets_say_whether_addresses_are_in_their_second_one() {
-        let (table, settings) = table(2);
-        let other = |number| {
-            let [first, second] = buckets(&settings, words(address(number)));
-            first == 0 && second == 1
-        };
-        let numbers: Vec<u128> = (0..).filter(|number| other(*number)).take(6).collect();
-        for number in &numbers {
-            assert_eq!(table.set(&settings, address(*number), 1 + *number as u32).unwrap(), Ok(()));
-        }
-        let displaced = || table.map.load_u64(0, DISPLACED).unwrap();
-        let seen = || {
-            let read = |number: &&u128| read(&table, &settings, address(**number)).is_some();
-            numbers.iter().filter(read).count()
-        };
-        assert_eq!((displaced(), seen()), (3, 6));
-        table.map.store_u64(0, DISPLACED, 0).unwrap();
-        assert_eq!(seen(), 3);
-        let revealed = numbers.iter().filter(|n| table.reveal(&settings, address(**n)).unwrap());
-        assert_eq!((revealed.count(), seen()), (1, 6), "one look is enough for all");
-        table.map.store_u64(0, DISPLACED, 3).unwrap();
-        for number in &numbers {
-            assert!(table.remove(&settings, address(*number)).unwrap());
-        }
-        assert_eq!((displaced(), seen()), (0, 0));
-    }
-
-    #[test]
-    fn a_full_bucket_refuses_and_changes_classes() {
-        let (table, settings) = table(1);
-        for number in 0..HOST6_WAYS as u128 {
-            assert_eq!(table.set(&settings, address(number), 1).unwrap(), Ok(()));
-        }
-        assert_eq!(table.set(&settings, address(9), 1).unwrap(), Err(Full));
-        assert_eq!(table.set(&settings, address(3), 1 << 30 | 5).unwrap(), Ok(()));
-        assert_eq!(table.get(&settings, address(3)).unwrap(), Some(1 << 30 | 5));
-        assert!(table.remove(&settings, address(0)).unwrap());
-        assert_eq!(table.set(&settings, address(9), 2).unwrap(), Ok(()));
-        assert_eq!(read(&table, &settings, address(9)), Some(2));
-    }
-
-    /// More addresses than places take turns: whoever reads one meanwhile finds its class or nothing.
-    #[test]
-    fn readers_never_see_the_class_of_another_address() {
-        const TURNS: u128 = 400_000;
-        let (table, settings) = table(1);
-        let done = AtomicBool::new(false);
-        let class = |number: u128| number as u32 * 7 + 1;
-        let found = std::thread::scope(|scope| {
-            let reader = scope.spawn(|| {
-                let mut found = 0_u64;
-                while !done.load(Ordering::Acquire) {
-                    for number in 0..8 {
-                        if let Some(seen) = read(&table, &settings, address(number)) {
-                            assert_eq!(seen, class(number));
-                            found += 1;
-                        }
-                    }
-                }
-                found
-            });
-            for turn in 0..TURNS {
-                let (comes, goes) = (turn % 8, (turn + 4) % 8);
-                table.remove(&settings, address(goes)).unwrap();
-                assert_eq!(table.set(&settings, address(comes), class(comes)).unwrap(), Ok(()));
-            }
-            done.store(true, Ordering::Release);
-            reader.join().unwrap()
-        });
-        assert!(found > 0, "the reader found nothing");
-    }
-}
+mod tests;

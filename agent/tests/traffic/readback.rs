@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::process::Command;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use aya::maps::{MapData, MapInfo};
@@ -80,8 +81,9 @@ fn allow_everything(cluster: &Cluster) {
 
 /// The stranger gets the friend's class.
 fn disguise(cluster: &Cluster) {
-    let data = MapData::from_id(unpinned(cluster, "HOSTS6")).unwrap();
-    let hosts = Ipv6Hosts::of(&data).unwrap();
+    let [buckets, filter] = ["HOSTS6", "HOSTS6_FILTER"].map(|name| unpinned(cluster, name));
+    let [buckets, filter] = [buckets, filter].map(|id| MapData::from_id(id).unwrap());
+    let hosts = Ipv6Hosts::of(&buckets, &filter).unwrap();
     let settings = MappedArray::<Settings>::new(&pinned(cluster, "SETTINGS")).unwrap();
     let settings = settings.read(0).unwrap();
     let address = |pod: &str| match cluster.pod(pod).ip6() {
@@ -93,6 +95,13 @@ fn disguise(cluster: &Cluster) {
     for address in [address("stranger"), [0xfd; 16].into()] {
         assert_eq!(hosts.set(&settings, address, class).unwrap(), Ok(()));
     }
+}
+
+/// Programs find no IPv6 address.
+fn hide_addresses(cluster: &Cluster) {
+    let filter = MapData::from_id(unpinned(cluster, "HOSTS6_FILTER")).unwrap();
+    let filter = MappedArray::<u64>::new(&filter).unwrap();
+    filter.words().unwrap().iter().for_each(|word| word.store(0, Ordering::Relaxed));
 }
 
 fn forget_flows(cluster: &Cluster) {
@@ -112,6 +121,7 @@ fn changed_entries_are_put_right() {
     // All columns of a row, but for those of classes that have ended.
     tamper(&mut cluster, "entries", 200, allow_everything);
     tamper(&mut cluster, "entries", 2, disguise);
+    tamper(&mut cluster, "entries", 1, hide_addresses);
     tamper(&mut cluster, "entries", 1, forget_flows);
     let log = cluster.agents[0].log();
     assert!(log.contains("somebody changed a table: put right"), "{log}");

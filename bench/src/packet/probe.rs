@@ -40,6 +40,8 @@ pub(super) struct Probe {
     pub(super) expected: u32,
     /// Place of what is subtracted; none for what is subtracted itself.
     pub(super) baseline: Option<usize>,
+    /// What a second figure is called, and the place of what is subtracted for it.
+    floor: Option<(&'static str, usize)>,
     /// `ingress_ifindex`
     from: u32,
     samples: Vec<f64>,
@@ -72,13 +74,18 @@ impl Probe {
         expected: u32,
         baseline: Option<usize>,
     ) -> Self {
-        let (from, samples) = (UPLINK, Vec::new());
-        Self { name, addresses, program, frame, place, expected, baseline, from, samples }
+        let (floor, from, samples) = (None, UPLINK, Vec::new());
+        Self { name, addresses, program, frame, place, expected, baseline, floor, from, samples }
     }
 
     /// The packet came by this interface.
     pub(super) fn from(self, ifindex: u32) -> Self {
         Self { from: ifindex, ..self }
+    }
+
+    /// There is a figure over this place's case, too, of another name.
+    pub(super) fn also_over(self, place: usize, name: &'static str) -> Self {
+        Self { floor: Some((name, place)), ..self }
     }
 
     /// Runs it once without taking its time.
@@ -123,13 +130,20 @@ pub(super) fn figures(
     size: Size,
     v6: bool,
 ) -> impl Iterator<Item = PacketFigure> {
-    probes.iter().filter(|probe| !probe.samples.is_empty()).filter_map(move |probe| {
-        let empty = probes.get(probe.baseline?)?;
+    let over = |probe: &Probe| [probe.baseline.map(|place| (probe.name, place)), probe.floor];
+    let cases = probes.iter().flat_map(move |probe| {
+        over(probe).into_iter().flatten().map(move |(case, place)| (probe, case, place))
+    });
+    cases.filter_map(move |(probe, case, place)| {
+        let empty = probes.get(place)?;
+        if probe.samples.is_empty() || empty.samples.is_empty() {
+            return None;
+        }
         Some(PacketFigure {
             size,
             family: if v6 { 6 } else { 4 },
             group,
-            case: probe.name,
+            case,
             addresses: probe.addresses,
             over_empty: Spread::over(&probe.samples, &empty.samples),
             empty: Spread::of(&empty.samples),

@@ -4,7 +4,7 @@ use crate::{
     flow::memory::Memory,
     layout::{
         CT_BUSY, CT_FIN_EGRESS, CT_FIN_INGRESS, CT_REPLIED, CT_RST, CT_RST_SENT, CT_STREAM,
-        CT_SYN_ACK, CT_VALID, Settings, TIMEOUT_ECHO, TIMEOUT_FRAGMENT, TIMEOUT_IDLE,
+        CT_SYN_ACK, CT_USED, CT_VALID, Settings, TIMEOUT_ECHO, TIMEOUT_FRAGMENT, TIMEOUT_IDLE,
         TIMEOUT_ONE_WAY, TIMEOUT_OTHER, TIMEOUT_SCTP_ESTABLISHED, TIMEOUT_SCTP_OPENING,
         TIMEOUT_TCP_ANSWERED, TIMEOUT_TCP_CLOSED, TIMEOUT_TCP_ESTABLISHED, TIMEOUT_TCP_FINISHED,
         TIMEOUT_TCP_HALF_CLOSED, TIMEOUT_TCP_OPENING, TIMEOUT_TCP_RESET, TIMEOUT_UDP_ANSWERED,
@@ -40,6 +40,22 @@ impl Control {
     #[inline(always)]
     pub const fn new(seen: u32, incarnation: u16, flags: u16) -> Self {
         Self((seen as u64) << 32 | (incarnation as u64) << 16 | flags as u64)
+    }
+
+    /// The control word after a flow's. The incarnation stays, so that a reader of the flow sees the next one as
+    /// new, and the word is not [`Control::is_unused`], whatever the incarnation.
+    #[must_use]
+    #[inline(always)]
+    pub const fn freed(self) -> Self {
+        Self::new(0, self.incarnation(), CT_USED)
+    }
+
+    /// Whether the way never held a flow. A new flow takes the first way of its first bucket that holds nothing, so
+    /// there is none behind this way, and none in the second bucket whose first this one is.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_unused(self) -> bool {
+        self.0 == 0
     }
 
     /// The `CT_*` flags.
@@ -79,8 +95,9 @@ impl Control {
     }
 
     /// Whether the way holds nothing, nor is being written.
+    #[must_use]
     #[inline(always)]
-    pub(crate) const fn is_vacant(self) -> bool {
+    pub const fn is_vacant(self) -> bool {
         self.flags() & (CT_VALID | CT_BUSY) == 0
     }
 

@@ -121,9 +121,8 @@ pub unsafe fn make_room<K: Key, M: Memory>(
 /// Frees a way, as when it is swept. Who uses its flow at this moment keeps it.
 #[inline(always)]
 unsafe fn free<M: Memory>(memory: &M, way: *mut u64, control: Control) -> bool {
-    let free = Control::new(0, control.incarnation(), 0);
     // SAFETY: the caller's way lies in the table.
-    unsafe { memory.swap(way, control.0, free.0) == control.0 }
+    unsafe { memory.swap(way, control.0, control.freed().0) == control.0 }
 }
 
 /// How many of a flow's ways hold, or held, flows of an endpoint.

@@ -159,11 +159,10 @@ unsafe fn copy<K: Key, M: Memory>(
         }
         memory.store(Hit { way: to, control: busy }.cached_verdict::<K>(), 0);
         memory.swap(to, busy.0, copied.0);
-        let freed = Control::new(0, control.incarnation(), 0);
-        let moved = memory.swap(from, control.0, freed.0) == control.0;
+        let moved = memory.swap(from, control.0, control.freed().0) == control.0;
         if !moved {
             // It had a packet, or was another flow's already when its key was read.
-            memory.swap(to, copied.0, Control::new(0, incarnation, 0).0);
+            memory.swap(to, copied.0, copied.freed().0);
         }
         moved
     }

@@ -55,10 +55,8 @@ pub unsafe fn sweep<K: Key, M: Memory>(
             swept.live += 1;
             continue;
         }
-        // The incarnation stays, so that a reader of the old entry sees the next one as new.
-        let free = Control::new(0, control.incarnation(), 0);
         // SAFETY: as above.
-        let removed = unsafe { memory.swap(way, control.0, free.0) == control.0 };
+        let removed = unsafe { memory.swap(way, control.0, control.freed().0) == control.0 };
         *match (removed, orphaned) {
             (false, _) => &mut swept.live,
             (true, false) => &mut swept.removed,

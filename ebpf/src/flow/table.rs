@@ -75,9 +75,13 @@ pub enum Gave {
     Idle,
 }
 
+/// The control word that [`search`] answers where a bucket does not have a flow and its second one may.
+const ELSEWHERE: Control = Control(CT_BUSY as u64);
+
 /// Finds the way of a bucket that holds a flow, expired or not: which one, hidden from the verifier,
 /// and its control word. Where none does that is not valid, and the first way stands in: were there
-/// nothing at all, registers would be saved that nobody wrote, which the verifier refuses.
+/// nothing at all, registers would be saved that nobody wrote, which the verifier refuses. It is
+/// [unused](Control::is_unused) if this is the flow's first bucket and the second one does not have it either.
 ///
 /// # Safety
 /// The bucket must be [`CT_WAYS`] ways of this key's kind, in memory as [`Memory`] asks.
@@ -98,8 +102,13 @@ pub(crate) unsafe fn search<K: Key, M: Memory>(
         if let Some(control) = control {
             return (memory.opaque(index, hash), control);
         }
+        // SAFETY: as above.
+        let control = Control(unsafe { memory.load(bucket.add(index * K::STRIDE)) });
+        if control.is_unused() {
+            return (memory.opaque(0, hash), control);
+        }
     }
-    (memory.opaque(0, hash), Control(0))
+    (memory.opaque(0, hash), ELSEWHERE)
 }
 
 /// Whether a way holds the flow.
@@ -161,11 +170,17 @@ impl<K: Key> Flow<K> {
     /// The buckets must be [`CT_WAYS`] ways of this key's kind each, in memory as [`Memory`] asks.
     #[inline(always)]
     pub unsafe fn find<M: Memory>(&self, memory: &M) -> Option<Hit> {
-        let mut hits = self.buckets.into_iter().map(|bucket| {
+        for bucket in self.buckets {
             // SAFETY: as the caller promises.
-            unsafe { Hit::at::<K>(bucket, search(memory, &self.key, self.hash, bucket)) }
-        });
-        hits.find(|hit| hit.control.is_valid())
+            let hit = unsafe { Hit::at::<K>(bucket, search(memory, &self.key, self.hash, bucket)) };
+            if hit.control.is_valid() {
+                return Some(hit);
+            }
+            if hit.control.is_unused() {
+                return None;
+            }
+        }
+        None
     }
 
     /// Marks a flow that was found: adds flags and clears others, and refreshes the stamp if it is old

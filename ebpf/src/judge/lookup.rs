@@ -72,7 +72,7 @@ impl LookupHint {
     }
 
     /// The flow's entry, expired or not; its control word is not valid where there is none. The second
-    /// bucket is read only where the first has none.
+    /// bucket is read only where the first has none, and was full once.
     ///
     /// # Errors
     /// [`Reason::NoTable`].
@@ -98,7 +98,7 @@ impl LookupHint {
             };
             Hit::at::<F::Key>(bucket, found)
         };
-        if hit.control.is_valid() {
+        if hit.control.is_valid() || hit.control.is_unused() {
             return Ok(hit);
         }
         let index = key::second(hash, F::mask(settings));

@@ -53,34 +53,49 @@ pub struct Blocks6Node {
 }
 
 /// Entries of a bucket of the table of IPv6 addresses.
-pub const HOST6_WAYS: usize = 5;
-/// [`Host6::state`]: the address may be compared.
-pub const HOST6_VALID: u64 = 1 << 32;
+pub const HOST6_WAYS: usize = 3;
+/// Addresses of an entry, which differ in their last bits only: pods' addresses are mostly given out one after the
+/// other, and the fewer cache lines hold them the more of them are in the CPU's caches.
+pub const HOST6_GROUP: usize = 4;
+/// [`Hosts6Entry::state`]: for each address, whether it is in the table.
+pub const HOST6_VALID: u64 = (1 << HOST6_GROUP) - 1;
 
-/// One IPv6 address and its class.
+/// Neighbouring IPv6 addresses and their classes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Host6 {
-    /// From the top: 31 bits that change whenever the entry is another address', [`HOST6_VALID`], and
-    /// the [`ClassId`]. Only the agent writes it.
+pub struct Hosts6Entry {
+    /// From the top: 32 bits that change whenever the entry is other addresses', and [`HOST6_VALID`]. Only the agent
+    /// writes it.
     pub state: u64,
-    /// Address, network byte order.
+    /// The first of the addresses, network byte order.
     pub address: [u8; 16],
+    /// Class of each address that is valid.
+    pub classes: [ClassId; HOST6_GROUP],
 }
 
-/// A bucket of the table of IPv6 addresses: two cache lines. An address is in one of two, by its hash
-/// ([`crate::tables::ipv6_hosts`]).
+/// A bucket of the table of IPv6 addresses: two cache lines. An address' entry is in one of two, by
+/// its hash ([`crate::tables::ipv6_hosts`]).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hosts6Bucket {
     /// The entries.
-    pub ways: [Host6; HOST6_WAYS],
-    /// How many addresses, of which this is the first bucket, are in their second one: while it is zero, nobody
-    /// looks there. Only the agent writes it.
+    pub ways: [Hosts6Entry; HOST6_WAYS],
+    /// For each of the bucket's bits in the filter, two bits: how many entries, of which this is the first bucket
+    /// and that have that bit, are in their second one. While it is none, nobody looks there for such an address;
+    /// [`HOSTS6_MANY`] stays. Only the agent writes it.
     pub displaced: u64,
 }
 
+/// [`Hosts6Bucket::displaced`]: three or more.
+pub const HOSTS6_MANY: u64 = 3;
+
+/// Buckets of the table of IPv6 addresses that have their bits in one word of its filter
+/// ([`crate::tables::ipv6_hosts`]).
+pub const HOSTS6_FILTERED: u32 = u64::BITS / HOSTS6_FILTER_BITS;
+/// Bits of the filter for each bucket.
+pub const HOSTS6_FILTER_BITS: u32 = 32;
+
 const _: () = {
     assert!(size_of::<Blocks6Node>() == 128);
-    assert!(size_of::<Host6>() == 24 && size_of::<Hosts6Bucket>() == 128);
+    assert!(size_of::<Hosts6Entry>() == 40 && size_of::<Hosts6Bucket>() == 128);
 };

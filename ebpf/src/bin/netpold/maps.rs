@@ -59,6 +59,9 @@ direct!(TRIE_ROOT: TrieRoot, ".bss.trie_root");
 pub(crate) static TRIE_BLOCKS: Array<TrieBlock> = Array::with_max_entries(16_384, SHARED);
 #[map]
 pub(crate) static HOSTS6: Array<Hosts6Bucket> = Array::with_max_entries(65_536, SHARED);
+/// A word for each [`HOSTS6_FILTERED`](netpold_ebpf::layout::HOSTS6_FILTERED) buckets of [`HOSTS6`].
+#[map]
+pub(crate) static HOSTS6_FILTER: Array<u64> = Array::with_max_entries(32_768, SHARED);
 #[map]
 pub(crate) static BLOCKS6: Array<Blocks6Node> = Array::with_max_entries(65_536, SHARED);
 /// Endpoint slots by the pods' addresses.

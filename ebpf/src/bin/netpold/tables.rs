@@ -13,7 +13,7 @@ use aya_ebpf::{
 };
 use netpold_ebpf::{
     flow::memory::Memory,
-    layout::{ClassId, Counters, HOST6_VALID, PortWord, Row},
+    layout::{ClassId, Counters, PortWord, Row},
     order,
     packet::family::V6,
     tables::{
@@ -96,27 +96,6 @@ pub(crate) unsafe fn add_one(word: *mut u64) {
     unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) word, in(reg) 1u64, options(nostack)) };
 }
 
-impl<const DEFERS: bool, const CLAIMS: bool> Maps<DEFERS, CLAIMS> {
-    /// State of an IPv6 address' entry; not valid where there is none.
-    #[inline(always)]
-    fn host6_state(&self, address: [u64; 2]) -> u64 {
-        let Some(settings) = self.settings() else { return 0 };
-        for index in ipv6_hosts::buckets(settings, address) {
-            let Some(bucket) = self.element(&maps::HOSTS6, index) else { return 0 };
-            // SAFETY: a bucket of that table.
-            let state = unsafe { ipv6_hosts::state(self, bucket.cast(), address) };
-            if state & HOST6_VALID != 0 {
-                return state;
-            }
-            // SAFETY: as before.
-            if !unsafe { ipv6_hosts::goes_on(self, bucket.cast()) } {
-                return 0;
-            }
-        }
-        0
-    }
-}
-
 /// A word of a table whose elements are arrays of words. The agent writes it meanwhile, by aligned
 /// stores: it is read once, whole.
 macro_rules! word {
@@ -127,6 +106,31 @@ macro_rules! word {
             None => 0,
         }
     };
+}
+
+impl<const DEFERS: bool, const CLAIMS: bool> Maps<DEFERS, CLAIMS> {
+    /// Class of an IPv6 address with [`ipv6_hosts::FOUND`]; 0 where there is none.
+    #[inline(always)]
+    fn find_host6(&self, address: [u64; 2]) -> u64 {
+        let Some(settings) = self.settings() else { return 0 };
+        let places = ipv6_hosts::Places::new(settings, address);
+        if word!(self, maps::HOSTS6_FILTER, places.filter(), u64, 0) & places.filter_bit() == 0 {
+            return 0;
+        }
+        for index in places.buckets {
+            let Some(bucket) = self.element(&maps::HOSTS6, index) else { return 0 };
+            // SAFETY: a bucket of that table.
+            let found = unsafe { ipv6_hosts::find(self, bucket.cast(), address) };
+            if found & ipv6_hosts::FOUND != 0 {
+                return found;
+            }
+            // SAFETY: as before.
+            if !unsafe { ipv6_hosts::goes_on(self, bucket.cast(), places) } {
+                return 0;
+            }
+        }
+        0
+    }
 }
 
 impl<const DEFERS: bool, const CLAIMS: bool> PolicyTables for Maps<DEFERS, CLAIMS> {
@@ -143,8 +147,8 @@ impl<const DEFERS: bool, const CLAIMS: bool> PolicyTables for Maps<DEFERS, CLAIM
 
     #[inline(always)]
     fn host6(&self, address: &[u8; 16]) -> Option<ClassId> {
-        let state = self.host6_state(V6::words(address));
-        (state & HOST6_VALID != 0).then_some(ipv6_hosts::class(state))
+        let found = self.find_host6(V6::words(address));
+        (found & ipv6_hosts::FOUND != 0).then_some(found as ClassId)
     }
 
     #[inline(always)]

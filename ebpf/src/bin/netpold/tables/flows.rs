@@ -13,8 +13,7 @@ use netpold_ebpf::{
         table::{Full, Gave},
     },
     layout::{
-        ClassId, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, HOST6_VALID,
-        ROW_NOT_ISOLATED, Settings,
+        ClassId, ENDPOINT_SLOTS, Endpoint, FragmentKey, FragmentPorts, ROW_NOT_ISOLATED, Settings,
     },
     packet::family::{V4, V6},
     reason::{self, Reason},
@@ -117,9 +116,9 @@ impl<const DEFERS: bool, const CLAIMS: bool> Tables for Maps<DEFERS, CLAIMS> {
 
     #[inline(always)]
     fn class6(&self, address: [u64; 2]) -> ClassId {
-        let state = self.host6_state(address);
-        if state & HOST6_VALID != 0 {
-            ipv6_hosts::class(state)
+        let found = self.find_host6(address);
+        if found & ipv6_hosts::FOUND != 0 {
+            found as ClassId
         } else {
             netpold_cidr6(address[0], address[1])
         }
