@@ -36,6 +36,8 @@ pub struct Tables {
     pub(super) overflow: BTreeSet<Ipv6Addr>,
     /// [`Settings::endpoint_probes`]
     pub(super) endpoint_probes: u32,
+    /// The settings that were written first: their keys of hashes stay, and say where an IPv6 address is.
+    hashing: Settings,
     local_endpoints: LocalEndpoints,
     unproven: MappedArray<Unproven>,
 }
@@ -58,6 +60,7 @@ impl Tables {
             ipv6_blocks: Ipv6Blocks::open(bpf)?,
             overflow: BTreeSet::new(),
             endpoint_probes: 1,
+            hashing: Settings::default(),
             local_endpoints: LocalEndpoints::open(bpf)?,
             unproven: mapped(bpf, "UNPROVEN")?,
         })
@@ -68,11 +71,12 @@ impl Tables {
     ///
     /// # Errors
     /// The map is smaller than one element.
-    pub fn write_settings(&self, settings: Settings) -> Result<Settings, TableError> {
+    pub fn write_settings(&mut self, settings: Settings) -> Result<Settings, TableError> {
         let (ipv6_hosts_mask, ipv6_blocks_root) = (self.ipv6_hosts.mask(), self.ipv6_blocks.root());
         let endpoint_probes = self.endpoint_probes;
         let settings = Settings { ipv6_hosts_mask, ipv6_blocks_root, endpoint_probes, ..settings };
         self.settings.write_element(0, &settings).map_err(at("SETTINGS"))?;
+        self.hashing = settings;
         Ok(settings)
     }
 
@@ -191,10 +195,7 @@ impl Tables {
                 self.overflow.remove(address);
                 Ok(())
             }
-            Op::Host6Gone(address) => {
-                let settings = self.current_settings()?;
-                self.ipv6_hosts.remove(&settings, *address).map(drop)
-            }
+            Op::Host6Gone(address) => self.ipv6_hosts.remove(&self.hashing, *address).map(drop),
             Op::Cidr6(net, class) => self.set_block(*net, Some(*class)),
             Op::Cidr6Gone(net) => self.set_block(*net, None),
             _ => Ok(()),
@@ -203,11 +204,10 @@ impl Tables {
 
     /// An address without room in its buckets goes to the blocks.
     fn set_host6(&mut self, address: Ipv6Addr, class: u32) -> Result<(), TableError> {
-        if !self.overflow.contains(&address) {
-            let settings = self.current_settings()?;
-            if let Ok(()) = self.ipv6_hosts.set(&settings, address, class)? {
-                return Ok(());
-            }
+        if !self.overflow.contains(&address)
+            && let Ok(()) = self.ipv6_hosts.set(&self.hashing, address, class)?
+        {
+            return Ok(());
         }
         self.set_block(address.into(), Some(class))?;
         self.overflow.insert(address);
@@ -233,7 +233,7 @@ impl Tables {
         self.settings.store_u32(0, offset, self.ipv6_blocks.root()).map_err(at("SETTINGS"))
     }
 
-    /// The settings as programs read them: where an IPv6 address is depends on them.
+    /// The settings as programs read them.
     pub(super) fn current_settings(&self) -> Result<Settings, TableError> {
         self.settings.read(0).map_err(at("SETTINGS"))
     }

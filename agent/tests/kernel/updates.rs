@@ -180,7 +180,7 @@ impl Kernel {
             program.load().expect(name);
             program.fd().expect(name).as_fd().try_clone_to_owned().expect(name)
         });
-        let tables = Tables::open(&mut bpf).expect("tables");
+        let mut tables = Tables::open(&mut bpf).expect("tables");
         let settings = Settings {
             ct4_mask: BUCKETS - 1,
             ct6_mask: BUCKETS - 1,
