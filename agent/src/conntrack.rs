@@ -3,7 +3,8 @@
 //! The kernel program treats an expired entry as absent, so sweeping decides nothing: it frees ways
 //! before they are needed and knows how full the tables are. An entry is freed by
 //! compare-and-swap of its whole control word, time stamp included: a flow that has a packet at
-//! that moment stays.
+//! that moment stays. A way that stayed free until the next pass becomes unused again, so that programs look
+//! for no flow behind it.
 
 mod entry;
 mod import;
@@ -21,7 +22,7 @@ use aya::Pod;
 use aya::maps::MapData;
 use netpold_ebpf::flow::control::Control;
 use netpold_ebpf::flow::key::Key;
-use netpold_ebpf::flow::sweep::sweep;
+use netpold_ebpf::flow::sweep::{displaced, renew, sweep};
 use netpold_ebpf::host::HostMemory;
 use netpold_ebpf::layout::{CT_REPLIED, CT_WAYS, Ct4Bucket, Ct6Bucket, Settings};
 use serde::Serialize;
@@ -151,9 +152,12 @@ impl Sweeper {
         endpoints: Option<&BTreeSet<u32>>,
         mut meet: impl FnMut(&Sighting<'_>),
     ) -> Pass {
-        let v4 = self.census::<[u64; 2], _>(&self.four, (now, 0), endpoints, &mut meet);
+        let Settings { ct4_mask, ct6_mask, .. } = self.settings;
+        let four = (&self.four, ct4_mask);
+        let v4 = self.census::<[u64; 2], _>(four, (now, 0), endpoints, &mut meet);
         let behind = v4.capacity as u32;
-        let v6 = self.census::<[u64; 4], _>(&self.six, (now, behind), endpoints, &mut meet);
+        let six = (&self.six, ct6_mask);
+        let v6 = self.census::<[u64; 4], _>(six, (now, behind), endpoints, &mut meet);
         Pass { v4, v6 }
     }
 
@@ -165,17 +169,30 @@ impl Sweeper {
 
     fn census<K: Key, B: Pod>(
         &self,
-        table: &MappedArray<B>,
+        (table, mask): (&MappedArray<B>, u32),
         (now, first): (u32, u32),
         endpoints: Option<&BTreeSet<u32>>,
         meet: &mut impl FnMut(&Sighting<'_>),
     ) -> Census {
         let mut census = Census::default();
         let words = table.words().unwrap_or_default();
-        for bucket in words.chunks_exact(CT_WAYS * K::STRIDE) {
+        let buckets = || words.chunks_exact(CT_WAYS * K::STRIDE);
+        // Of each bucket: whether a way is free that was used, and whether it is the first of a flow in its second.
+        let (mut used, mut is_first) = (vec![false; buckets().len()], vec![false; buckets().len()]);
+        for (index, bucket) in buckets().enumerate() {
             let number = first + census.capacity as u32;
             census.capacity += CT_WAYS as u64;
             if occupied::<K>(bucket).next().is_some() {
+                let place = (bucket[0].as_ptr(), index as u32);
+                let meet_first = |first: u32| {
+                    if let Some(is_first) = is_first.get_mut(first as usize) {
+                        *is_first = true;
+                    }
+                };
+                // SAFETY: a whole bucket of this family, mapped while self lives.
+                unsafe {
+                    displaced::<K, _>(&HostMemory, place, (&self.settings, mask), meet_first)
+                };
                 for (way, words) in (number..).zip(bucket.chunks_exact(K::STRIDE)) {
                     let control = Control(words[0].load(Ordering::Acquire));
                     if control.is_valid() {
@@ -184,6 +201,13 @@ impl Sweeper {
                 }
                 self.tidy::<K>(bucket, now, endpoints, &mut census);
             }
+            used[index] = controls::<K>(bucket).any(|it| it.is_vacant() && !it.is_unused());
+        }
+        for (bucket, is_first) in
+            buckets().zip(is_first).zip(used).filter_map(|(it, used)| used.then_some(it))
+        {
+            // SAFETY: as in `tidy`.
+            unsafe { renew::<K, _>(&HostMemory, bucket[0].as_ptr(), (now, self.hz), is_first) };
         }
         census
     }
@@ -225,10 +249,14 @@ fn occupancy<K: Key, B: Pod>(table: &MappedArray<B>) -> Occupancy {
     Occupancy { used: occupied::<K>(part).count(), ways: part.len() / K::STRIDE }
 }
 
+/// The control words of buckets' ways.
+fn controls<K: Key>(bucket: &[AtomicU64]) -> impl Iterator<Item = Control> {
+    bucket.iter().step_by(K::STRIDE).map(|word| Control(word.load(Ordering::Relaxed)))
+}
+
 /// The control words of buckets' ways that are not free.
 fn occupied<K: Key>(bucket: &[AtomicU64]) -> impl Iterator<Item = Control> {
-    let controls = bucket.iter().step_by(K::STRIDE);
-    controls.map(|word| Control(word.load(Ordering::Relaxed))).filter(|c| !c.is_vacant())
+    controls::<K>(bucket).filter(|control| !control.is_vacant())
 }
 
 #[cfg(test)]

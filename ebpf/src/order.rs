@@ -8,7 +8,8 @@
 //! memory anyway, as a row's of an endpoint or a column's of a class, nothing is needed.
 //!
 //! Writers need nothing of this kind: the agent's stores release, and a compare-and-swap is a full
-//! barrier.
+//! barrier. Without the feature a plain store replaces the compare-and-swap that publishes an entry
+//! ([`crate::flow::memory::Memory::publish`]): x86 keeps stores in order too.
 
 /// 0, known only once `read` is. Part of an address, it keeps the read there behind the one that gave
 /// `read`. To be made before `read` is compared with anything: behind that the compiler may take the

@@ -12,7 +12,7 @@ use netpold_ebpf::{
         control::{Control, timeouts},
         key::{first, hash, second, words4},
         memory::Memory,
-        sweep::sweep,
+        sweep::{displaced, renew, sweep},
         table::{Flow, Full, Gave, Marks},
     },
     host::HostMemory,
@@ -171,6 +171,116 @@ fn nothing_is_looked_for_behind_a_way_that_was_never_used() {
     assert!(!found(flows[4], unused), "the second bucket is not looked at");
 }
 
+/// What an agent's pass does for ways that are free.
+fn pass(tables: &NodeTables, now: u32) {
+    let settings = &tables.flows.settings;
+    let mut is_first = [false; BUCKETS as usize];
+    for index in 0..BUCKETS {
+        let bucket = tables.bucket4(index).expect("a bucket");
+        let meet = |first: u32| is_first[first as usize] = true;
+        // SAFETY: a whole bucket of a live table.
+        unsafe {
+            displaced::<[u64; 2], _>(tables, (bucket, index), (settings, BUCKETS - 1), meet);
+        }
+    }
+    for (index, is_first) in (0..BUCKETS).zip(is_first) {
+        let bucket = tables.bucket4(index).expect("a bucket");
+        // SAFETY: as before.
+        unsafe { renew::<[u64; 2], _>(tables, bucket, (now, REST), is_first) };
+    }
+}
+
+const REST: u32 = 100;
+
+/// Which ways of a bucket are unused.
+fn unused(tables: &NodeTables, bucket: u32) -> [bool; 4] {
+    let bucket = tables.bucket4(bucket).expect("a bucket");
+    [0, 1, 2, 3].map(|place| {
+        // SAFETY: a way of the bucket.
+        Control(unsafe { tables.load(bucket.add(place * size_of::<Ct4Way>() / 8)) }).is_unused()
+    })
+}
+
+/// Frees a flow's way, as a sweep does.
+fn free(tables: &NodeTables, number: u32) {
+    // SAFETY: the buckets of a live table.
+    let hit = unsafe { flow(tables, number).find(tables) }.expect("the flow");
+    // SAFETY: as before.
+    unsafe { tables.store(hit.way, hit.control.freed().0) };
+}
+
+#[test]
+fn ways_that_stay_free_become_unused_again_unless_a_flow_is_behind_them() {
+    let tables = NodeTables::new(BUCKETS);
+    let flows = five_of_one_bucket(&tables, 3);
+    let passed = |now: u32| {
+        pass(&tables, now);
+        unused(&tables, 3)
+    };
+    free(&tables, flows[1]);
+    free(&tables, flows[3]);
+    for now in [0, REST, 2 * REST] {
+        assert_eq!(passed(now), [false; 4], "the fifth is in its second bucket");
+    }
+    free(&tables, flows[4]);
+    assert_eq!(passed(3 * REST), [false, false, false, true], "the third is behind the second");
+    free(&tables, flows[2]);
+    assert_eq!(passed(4 * REST), [false, true, false, true], "the third has just gone");
+    assert_eq!(passed(5 * REST - 1), [false, true, false, true], "and not for long");
+    assert_eq!(passed(5 * REST), [false, true, true, true]);
+    assert!(find(&tables, flows[0]).is_some());
+
+    insert(&tables, flows[1], CT_INGRESS).expect("room");
+    assert_eq!(unused(&tables, 3), [false, false, true, true], "the first free one");
+    free(&tables, flows[1]);
+    assert_eq!(passed(6 * REST), [false, false, true, true]);
+    insert(&tables, flows[2], CT_INGRESS).expect("room");
+    free(&tables, flows[2]);
+    assert_eq!(passed(7 * REST), [false, false, true, true], "it was used meanwhile");
+    assert_eq!(passed(8 * REST), [false, true, true, true]);
+    free(&tables, flows[0]);
+    assert_eq!(passed(u32::MAX), [false, true, true, true]);
+    assert_eq!(passed(REST - 1), [true; 4], "across the wrap of jiffies");
+}
+
+/// Flows that come, move on, and go, in a table that is mostly half full and at times nearly empty.
+#[test]
+fn whatever_becomes_unused_every_flow_is_found() {
+    let tables = NodeTables::new(BUCKETS);
+    let (mut live, mut next, mut random) = (Vec::new(), 0, 1_u64);
+    let (mut renewed, mut moved) = (0, 0);
+    for round in 0..20_000_u32 {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        let most = if round % 1000 < 100 { 3 } else { 20 + (random >> 60) as usize * 2 };
+        while live.len() > most {
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            let index = (random >> 33) as usize % live.len();
+            free(&tables, live.swap_remove(index));
+        }
+        for number in next..next + 4 {
+            assert!(establish(&tables, number), "flow {number} was refused");
+            live.push(number);
+        }
+        next += 4;
+        let before: usize =
+            (0..BUCKETS).map(|it| unused(&tables, it).iter().filter(|it| **it).count()).sum();
+        pass(&tables, round * REST);
+        let after: usize =
+            (0..BUCKETS).map(|it| unused(&tables, it).iter().filter(|it| **it).count()).sum();
+        renewed += after - before;
+        for number in &live {
+            assert!(find(&tables, *number).is_some(), "flow {number} in round {round}");
+            let flow = flow(&tables, *number);
+            // SAFETY: the buckets of a live table.
+            let hit = unsafe { flow.find(&tables) }.expect("the flow");
+            let first =
+                flow.buckets[0] as usize..flow.buckets[0] as usize + size_of::<[Ct4Way; 4]>();
+            moved += usize::from(!first.contains(&(hit.way as usize)));
+        }
+    }
+    assert!(renewed > 10_000 && moved > 10_000, "{renewed} ways, {moved} flows in second buckets");
+}
+
 #[test]
 fn sweeping_frees_expired_flows_only_across_the_wrap_of_jiffies() {
     let tables = NodeTables::new(1);
@@ -255,6 +365,7 @@ fn no_reader_ever_matches_another_flow() {
                             9,
                             |_| true,
                         );
+                        renew::<[u64; 2], _>(&tables, bucket, (tables.now(), 0), false);
                     }
                 }
             }

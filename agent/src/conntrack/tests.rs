@@ -1,6 +1,7 @@
 use std::sync::Barrier;
 
 use netpold_ebpf::flow::control::timeouts;
+use netpold_ebpf::flow::key::{first, hash, words4};
 use netpold_ebpf::layout::{
     CT_BUSY, CT_EGRESS, CT_RST, CT_VALID, Ct4Key, Ct4Way, Ct6Key, Ct6Way, TIMEOUT_TCP_OPENING,
 };
@@ -15,7 +16,12 @@ const START: u32 = 0u32.wrapping_sub(300 * HZ);
 
 fn sweeper(buckets: u32) -> Sweeper {
     let map = |size| MapData::from_fd(test_objects::array(size, buckets, BPF_F_MMAPABLE)).unwrap();
-    let settings = Settings { timeouts: timeouts(HZ), ..Settings::default() };
+    let settings = Settings {
+        timeouts: timeouts(HZ),
+        ct4_mask: buckets - 1,
+        ct6_mask: buckets - 1,
+        ..Settings::default()
+    };
     let sizes = [size_of::<Ct4Bucket>(), size_of::<Ct6Bucket>()].map(|size| size as u32);
     Sweeper::new(&map(sizes[0]), &map(sizes[1]), settings, HZ).unwrap()
 }
@@ -96,9 +102,49 @@ fn counts_by_state_and_removes_what_has_expired() {
     let left = sweeper.four.read(3).unwrap();
     assert_eq!(left[1], four(OPENING | CT_REPLIED, START), "untouched");
     let controls = left.map(|way| Control(way.control));
-    let freed = four(OPENING, START).control;
-    assert_eq!(controls[0], Control(freed).freed(), "its incarnation stays");
+    let freed = Control(four(OPENING, START).control).freed();
+    let noted = Control::new(later, freed.incarnation(), freed.flags());
+    assert_eq!(controls[0], noted, "its incarnation stays");
     assert_eq!(sweeper.pass(later, None, |_| ()).v4.removed, 0);
+}
+
+/// How many ways of a bucket are unused.
+fn unused(sweeper: &Sweeper, bucket: u32) -> usize {
+    let ways = sweeper.four.read(bucket).unwrap();
+    ways.iter().filter(|way| Control(way.control).is_unused()).count()
+}
+
+#[test]
+fn what_flows_leave_is_unused_a_pass_later_unless_one_is_in_its_second_bucket() {
+    const BUCKETS: u32 = 16;
+    const BUCKET: u32 = 3;
+    let sweeper = sweeper(BUCKETS);
+    // The last of five flows of one bucket, another endpoint's, finds it full.
+    let of = |endpoint: u32| {
+        (0..).filter_map(move |remote| {
+            let key = Ct4Key { endpoint, remote, local_port: 3, remote_port: 4, protocol: 6 };
+            let hash = hash(&Settings::default(), &words4(&key));
+            (first(hash, BUCKETS - 1) == BUCKET).then_some(key)
+        })
+    };
+    for key in of(1).take(CT_WAYS).chain(of(2).take(1)) {
+        let flow = Tracked { key: FlowKey::V4(key), flags: OPENING | CT_REPLIED, seen: START };
+        sweeper.import(&flow, START).unwrap();
+    }
+    let passed = |seconds: u32, known: &[u32]| {
+        let now = START.wrapping_add(seconds * HZ);
+        let pass = sweeper.pass(now, Some(&known.iter().copied().collect()), |_| ());
+        (pass.v4.two_way, unused(&sweeper, BUCKET))
+    };
+    assert_eq!(passed(0, &[1, 2]), (5, 0));
+    for second in 1..4 {
+        assert_eq!(passed(second, &[2]), (1, 0), "the fifth would not be found");
+    }
+    // It goes in this pass, and was still met.
+    assert_eq!(passed(4, &[]), (0, 0));
+    assert_eq!(passed(5, &[]), (0, CT_WAYS));
+    let controls = sweeper.four.read(BUCKET).unwrap().map(|way| Control(way.control));
+    assert_eq!(controls, [Control::new(0, 1, 0); CT_WAYS], "incarnations stay");
 }
 
 #[test]

@@ -43,19 +43,20 @@ impl Control {
     }
 
     /// The control word after a flow's. The incarnation stays, so that a reader of the flow sees the next one as
-    /// new, and the word is not [`Control::is_unused`], whatever the incarnation.
+    /// new, and the way is not [`Control::is_unused`].
     #[must_use]
     #[inline(always)]
     pub const fn freed(self) -> Self {
         Self::new(0, self.incarnation(), CT_USED)
     }
 
-    /// Whether the way never held a flow. A new flow takes the first way of its first bucket that holds nothing, so
-    /// there is none behind this way, and none in the second bucket whose first this one is.
+    /// Whether the way never held a flow, or is as if it had not, see [`crate::flow::sweep::renew`]. A new flow takes
+    /// the first way of its first bucket that holds nothing, so there is none behind this way, and none in the second
+    /// bucket whose first this one is.
     #[must_use]
     #[inline(always)]
     pub const fn is_unused(self) -> bool {
-        self.0 == 0
+        self.flags() == 0
     }
 
     /// The `CT_*` flags.

@@ -17,6 +17,15 @@ pub trait Memory {
     /// # Safety
     /// As [`Memory::store`].
     unsafe fn swap(&self, word: *mut u64, old: u64, new: u64) -> u64;
+    /// Writes `new` to a word that is `old` and that no other writer changes now; earlier writes are visible before it.
+    /// False if the word was not `old`, where that is known: a plain store does where a CPU keeps its stores in order.
+    ///
+    /// # Safety
+    /// As [`Memory::swap`].
+    unsafe fn publish(&self, word: *mut u64, old: u64, new: u64) -> bool {
+        // SAFETY: as the caller promises.
+        unsafe { self.swap(word, old, new) == old }
+    }
     /// The same index, in the kernel hidden behind `noise` from the verifier, which else follows
     /// everything behind a search once for each place where the search may end.
     #[inline(always)]

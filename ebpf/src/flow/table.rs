@@ -29,7 +29,8 @@ pub(crate) const PLACES: usize = 2 * CT_WAYS;
 /// An entry that was found.
 #[derive(Clone, Copy, Debug)]
 pub struct Hit {
-    pub(crate) way: *mut u64,
+    /// The first word of its way.
+    pub way: *mut u64,
     /// Its control word when it was read.
     pub control: Control,
 }
@@ -360,7 +361,7 @@ unsafe fn claim<K: Key, M: Memory>(
         // Incarnations come round again; see `crate::flow::cached_verdict`.
         memory.store(Hit { way, control: busy }.cached_verdict::<K>(), 0);
         let new = Control::new(now, incarnation, flags | CT_VALID);
-        memory.swap(way, busy.0, new.0) == busy.0
+        memory.publish(way, busy.0, new.0)
     }
 }
 

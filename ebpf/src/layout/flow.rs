@@ -105,7 +105,8 @@ pub const CT_STREAM: u16 = 1 << 13;
 /// Conntrack flag: the pod itself sent an RST (or ABORT), and nothing of the flow was seen since.
 pub const CT_RST_SENT: u16 = 1 << 14;
 
-/// Conntrack flag of a way that is free: it held a flow, see [`crate::flow::control::Control::freed`].
+/// Conntrack flag of a way that is free: it held a flow, see [`crate::flow::control::Control::freed`]. Its last-seen
+/// jiffies are those of the sweep that found it free, or 0.
 pub const CT_USED: u16 = 1 << 15;
 
 /// Key of the fragment table (LRU hash): the datagram as the endpoint sees it.

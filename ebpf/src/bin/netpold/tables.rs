@@ -211,6 +211,14 @@ impl<const DEFERS: bool, const CLAIMS: bool> Memory for Maps<DEFERS, CLAIMS> {
         }
     }
 
+    #[cfg(not(feature = "ordered-reads"))]
+    #[inline(always)]
+    unsafe fn publish(&self, word: *mut u64, _old: u64, new: u64) -> bool {
+        // SAFETY: as the caller promises.
+        unsafe { word.write_volatile(new) };
+        true
+    }
+
     #[inline(always)]
     fn opaque(&self, index: usize, noise: u64) -> usize {
         hide(index, noise)
