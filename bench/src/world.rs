@@ -25,8 +25,8 @@ use crate::cluster::NODE;
 
 /// A compiler and the tables it is written to.
 pub(crate) struct World {
-    /// What is installed; on the heap, as it is large and a node of the flood has two of them.
-    pub(crate) compiler: Box<Compiler>,
+    /// What is installed.
+    pub(crate) compiler: Compiler,
     /// Where it is installed.
     pub(crate) generation: Generation,
     /// How long the first image took.
@@ -71,7 +71,7 @@ impl World {
         let pins = PinRoot::open(pins)?;
         let start = Instant::now();
         let options = Options { node: NODE.into(), first_endpoint_id: 1, ..Options::default() };
-        let mut compiler = Box::new(Compiler::new(options));
+        let mut compiler = Compiler::new(options);
         changes.into_iter().for_each(|change| compiler.ingest(change));
         let ops = install(&mut compiler, capacity)?;
         let compile = start.elapsed();

@@ -147,13 +147,16 @@ pub(crate) struct PrefixMap<T> {
 /// How many entries of a family there are by length: lookups skip the lengths that do not occur.
 #[derive(Clone, Debug)]
 struct Lengths {
-    count: [u32; 129],
+    /// On the heap: maps are parts of what is moved.
+    count: Box<[u32; 129]>,
     /// The lengths below 128 that occur.
     there: u128,
 }
 
 impl Lengths {
-    const NONE: Self = Self { count: [0; 129], there: 0 };
+    fn none() -> Self {
+        Self { count: Box::new([0; 129]), there: 0 }
+    }
 
     fn add(&mut self, len: u8) {
         self.count[usize::from(len)] += 1;
@@ -197,7 +200,7 @@ impl<T> PrefixMap<T> {
             four: BTreeMap::new(),
             six: BTreeMap::new(),
             hosts: [Pages::new(), Pages::new()],
-            lengths: [Lengths::NONE; 2],
+            lengths: [Lengths::none(), Lengths::none()],
         }
     }
 
@@ -359,7 +362,7 @@ mod tests {
 
     #[test]
     fn only_lengths_that_occur_are_looked_up() {
-        let mut lengths = Lengths::NONE;
+        let mut lengths = Lengths::none();
         for len in [0, 24, 32, 32, 127, 128] {
             lengths.add(len);
         }

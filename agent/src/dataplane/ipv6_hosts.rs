@@ -122,7 +122,7 @@ impl Ipv6Hosts {
     ) -> Result<Option<ClassId>, TableError> {
         let read = || {
             let member = hosts6::member(words(address));
-            let found = self.find(settings, address)?;
+            let found = self.find(Places::new(settings, words(address)), address)?;
             let Some((place, _)) = found.filter(|(_, state)| hosts6::has(*state, member)) else {
                 return Ok(None);
             };
@@ -156,7 +156,8 @@ impl Ipv6Hosts {
 
     fn take_out(&self, settings: &Settings, address: Ipv6Addr) -> Result<bool, MmapError> {
         let member = hosts6::member(words(address));
-        let found = self.find(settings, address)?;
+        let places = Places::new(settings, words(address));
+        let found = self.find(places, address)?;
         let Some((place, state)) = found.filter(|(_, state)| hosts6::has(*state, member)) else {
             return Ok(false);
         };
@@ -165,7 +166,6 @@ impl Ipv6Hosts {
         if !hosts6::is_free(state) {
             return Ok(true);
         }
-        let places = Places::new(settings, words(address));
         let [first, _] = places.buckets;
         if place.bucket != first {
             let count = places.displaced(self.map.load_u64(first, DISPLACED)?);
@@ -185,7 +185,7 @@ impl Ipv6Hosts {
     pub fn reveal(&self, settings: &Settings, address: Ipv6Addr) -> Result<bool, TableError> {
         let places = Places::new(settings, words(address));
         let [first, _] = places.buckets;
-        let revealed = self.find(settings, address).and_then(|found| {
+        let revealed = self.find(places, address).and_then(|found| {
             let Some((place, _)) = found else { return Ok(false) };
             let hidden = place.bucket != first
                 && places.displaced(self.map.load_u64(first, DISPLACED)?) == 0;
@@ -260,13 +260,9 @@ impl Ipv6Hosts {
     }
 
     /// The entry that an address is in or belongs to, and its state.
-    fn find(
-        &self,
-        settings: &Settings,
-        address: Ipv6Addr,
-    ) -> Result<Option<(Place, u64)>, MmapError> {
+    fn find(&self, places: Places, address: Ipv6Addr) -> Result<Option<(Place, u64)>, MmapError> {
         let wanted = hosts6::group(words(address));
-        for bucket in Places::new(settings, wanted).buckets {
+        for bucket in places.buckets {
             for way in 0..HOST6_WAYS {
                 let place = Place::new(bucket, way);
                 let state = self.map.load_u64(bucket, place.state())?;
@@ -286,12 +282,12 @@ impl Ipv6Hosts {
         class: ClassId,
     ) -> Result<Result<(), Full>, MmapError> {
         let member = hosts6::member(words(address));
-        if let Some((place, state)) = self.find(settings, address)? {
+        let places = Places::new(settings, words(address));
+        if let Some((place, state)) = self.find(places, address)? {
             self.set_class(place, member, class)?;
             let state = hosts6::with(state, member);
             return self.map.store_u64(place.bucket, place.state(), state).map(Ok);
         }
-        let places = Places::new(settings, words(address));
         let Some((place, state)) = self.room(places.buckets)? else {
             return Ok(Err(Full));
         };

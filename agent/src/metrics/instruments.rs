@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-/// Upper bounds of durations: 1 ms, doubled up to 33 s. A small update takes a millisecond or less
-/// beside the 10 ms that gather a burst; what takes longer than the last is broken.
-const BUCKETS: (f64, f64, u16) = (0.001, 2.0, 16);
+/// Upper bounds of durations in seconds. A small update takes a millisecond or less beside the 2 ms that gather a
+/// burst; what takes longer than the last is broken.
+const BUCKETS: [f64; 14] =
+    [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0];
 
 /// Counters and histograms of updates. Clones are the same instruments.
 #[derive(Clone, Debug)]
@@ -23,7 +24,7 @@ pub struct Instruments {
 
 impl Default for Instruments {
     fn default() -> Self {
-        let durations = || Histogram::new(exponential_buckets(BUCKETS.0, BUCKETS.1, BUCKETS.2));
+        let durations = || Histogram::new(BUCKETS);
         Self {
             programming: durations(),
             compile: durations(),
