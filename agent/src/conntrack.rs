@@ -191,8 +191,8 @@ impl Sweeper {
                 };
                 // SAFETY: a whole bucket of this family, mapped while self lives.
                 unsafe {
-                    displaced::<K, _>(&HostMemory, place, (&self.settings, mask), meet_first)
-                };
+                    displaced::<K, _>(&HostMemory, place, (&self.settings, mask), meet_first);
+                }
                 for (way, words) in (number..).zip(bucket.chunks_exact(K::STRIDE)) {
                     let control = Control(words[0].load(Ordering::Acquire));
                     if control.is_valid() {

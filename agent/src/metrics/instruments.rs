@@ -6,7 +6,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-/// Upper bounds of durations in seconds. A small update takes a millisecond or less beside the 2 ms that gather a
+/// Upper bounds of durations in seconds. A small update takes a millisecond or less beside the 1 ms that gathers a
 /// burst; what takes longer than the last is broken.
 const BUCKETS: [f64; 14] =
     [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0];

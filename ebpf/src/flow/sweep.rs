@@ -109,10 +109,6 @@ pub unsafe fn displaced<K: Key, M: Memory>(
 ///
 /// # Safety
 /// As [`crate::flow::table::Flow::find`].
-#[expect(
-    clippy::multiple_unsafe_ops_per_block,
-    reason = "a way's word is read and written under one promise"
-)]
 pub unsafe fn renew<K: Key, M: Memory>(
     memory: &M,
     bucket: *mut u64,

@@ -12,7 +12,7 @@ use crate::source::{Batch, KindStatus, SourceProblem, SourceStatus};
 
 /// After a batch, the changes of this time are the next one: in a burst, objects that belong together come
 /// on several watches. No change waits longer, and one after a pause waits for nothing.
-const GATHER: Duration = Duration::from_millis(2);
+const GATHER: Duration = Duration::from_millis(1);
 
 /// What became of a kind.
 #[derive(Debug)]
