@@ -152,12 +152,9 @@ impl Sweeper {
         endpoints: Option<&BTreeSet<u32>>,
         mut meet: impl FnMut(&Sighting<'_>),
     ) -> Pass {
-        let Settings { ct4_mask, ct6_mask, .. } = self.settings;
-        let four = (&self.four, ct4_mask);
-        let v4 = self.census::<[u64; 2], _>(four, (now, 0), endpoints, &mut meet);
+        let v4 = self.census::<[u64; 2], _>(&self.four, (now, 0), endpoints, &mut meet);
         let behind = v4.capacity as u32;
-        let six = (&self.six, ct6_mask);
-        let v6 = self.census::<[u64; 4], _>(six, (now, behind), endpoints, &mut meet);
+        let v6 = self.census::<[u64; 4], _>(&self.six, (now, behind), endpoints, &mut meet);
         Pass { v4, v6 }
     }
 
@@ -169,7 +166,7 @@ impl Sweeper {
 
     fn census<K: Key, B: Pod>(
         &self,
-        (table, mask): (&MappedArray<B>, u32),
+        table: &MappedArray<B>,
         (now, first): (u32, u32),
         endpoints: Option<&BTreeSet<u32>>,
         meet: &mut impl FnMut(&Sighting<'_>),
@@ -179,16 +176,13 @@ impl Sweeper {
         let buckets = || words.chunks_exact(CT_WAYS * K::STRIDE);
         // Of each bucket: whether a way is free that was used, and whether it is the first of a flow in its second.
         let (mut used, mut is_first) = (vec![false; buckets().len()], vec![false; buckets().len()]);
+        let mask = (buckets().len() as u32).wrapping_sub(1);
         for (index, bucket) in buckets().enumerate() {
             let number = first + census.capacity as u32;
             census.capacity += CT_WAYS as u64;
             if occupied::<K>(bucket).next().is_some() {
                 let place = (bucket[0].as_ptr(), index as u32);
-                let meet_first = |first: u32| {
-                    if let Some(is_first) = is_first.get_mut(first as usize) {
-                        *is_first = true;
-                    }
-                };
+                let meet_first = |first: u32| is_first[first as usize] = true;
                 // SAFETY: a whole bucket of this family, mapped while self lives.
                 unsafe {
                     displaced::<K, _>(&HostMemory, place, (&self.settings, mask), meet_first);

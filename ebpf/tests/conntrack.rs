@@ -23,7 +23,7 @@ use netpold_ebpf::{
     packet::family::V4,
     tables::{self, Tables},
 };
-use netpold_testkit::node::NodeTables;
+use netpold_testkit::{node::NodeTables, random::Random};
 
 const BUCKETS: u32 = 16;
 
@@ -249,18 +249,16 @@ fn ways_that_stay_free_become_unused_again_unless_a_flow_is_behind_them() {
 #[test]
 fn whatever_becomes_unused_every_flow_is_found() {
     let tables = NodeTables::new(BUCKETS);
-    let (mut live, mut next, mut random) = (Vec::new(), 0, 1_u64);
+    let (mut live, mut next, mut random) = (Vec::new(), 0, Random(1));
     let (mut renewed, mut moved) = (0, 0);
     let all_unused = || {
         let ways = (0..BUCKETS).flat_map(|bucket| unused(&tables, bucket));
         ways.filter(|is_unused| *is_unused).count()
     };
     for round in 0..20_000_u32 {
-        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-        let most = if round % 1000 < 100 { 3 } else { 20 + (random >> 60) as usize * 2 };
+        let most = if round % 1000 < 100 { 3 } else { 20 + random.below(13) * 2 };
         while live.len() > most {
-            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-            let index = (random >> 33) as usize % live.len();
+            let index = random.below(live.len());
             free(&tables, live.swap_remove(index));
         }
         for number in next..next + 4 {

@@ -11,9 +11,9 @@
 use crate::{
     flow::{
         control::Control,
-        key::{Key, first, hash_words, second},
+        key::{Key, first, second},
         memory::Memory,
-        table::{Hit, PLACES},
+        table::{Hit, PLACES, stored_hash},
     },
     layout::{CT_BUSY, CT_WAYS, Settings},
     order,
@@ -102,7 +102,7 @@ pub unsafe fn shift<K: Key, M: Memory>(
         let way = home.add((place as usize & (CT_WAYS - 1)) * K::STRIDE);
         let control = Control(memory.load(way));
         let stored = order::after_load(way, control.0);
-        let hash = hash_words::<K>(settings, |word| memory.load(stored.add(1 + word)));
+        let hash = stored_hash::<K, M>(memory, stored, settings);
         if !control.is_valid() || first(hash, mask) != index {
             return Shift::STAYS;
         }
@@ -158,7 +158,7 @@ unsafe fn copy<K: Key, M: Memory>(
             word += 1;
         }
         memory.store(Hit { way: to, control: busy }.cached_verdict::<K>(), 0);
-        memory.swap(to, busy.0, copied.0);
+        memory.publish(to, busy.0, copied.0);
         let moved = memory.swap(from, control.0, control.freed().0) == control.0;
         if !moved {
             // It had a packet, or was another flow's already when its key was read.

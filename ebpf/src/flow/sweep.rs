@@ -3,9 +3,9 @@
 use crate::{
     flow::{
         control::Control,
-        key::{Key, first, hash_words},
+        key::{Key, first},
         memory::Memory,
-        table::stored_protocol,
+        table::{stored_hash, stored_protocol},
     },
     layout::{CT_BUSY, CT_WAYS, Settings},
 };
@@ -89,11 +89,12 @@ pub unsafe fn displaced<K: Key, M: Memory>(
         // SAFETY: the way lies in the bucket.
         let (control, hash) = unsafe {
             let way = bucket.add(place * K::STRIDE);
-            let hash = hash_words::<K>(settings, |word| memory.load(way.add(1 + word)));
+            let hash = stored_hash::<K, M>(memory, way, settings);
             (Control(memory.load(way)), hash)
         };
-        if control.is_valid() && first(hash, mask) != index {
-            meet(first(hash, mask));
+        let first = first(hash, mask);
+        if control.is_valid() && first != index {
+            meet(first);
         }
     }
 }
@@ -123,8 +124,9 @@ pub unsafe fn renew<K: Key, M: Memory>(
         let control = Control(unsafe { memory.load(way) });
         if !control.is_vacant() {
             is_last = false;
+            continue;
         }
-        if !control.is_vacant() || control.is_unused() {
+        if control.is_unused() {
             continue;
         }
         let noted = control.seen() != 0;

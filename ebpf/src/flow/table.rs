@@ -13,7 +13,7 @@
 use crate::{
     flow::{
         control::{Control, FREE, HALF_OPEN, OVER, PROTECTED},
-        key::Key,
+        key::{Key, hash_words},
         memory::Memory,
     },
     layout::{CT_BUSY, CT_EGRESS, CT_INGRESS, CT_VALID, CT_WAYS, Settings},
@@ -418,6 +418,24 @@ pub(crate) unsafe fn stored_protocol<K: Key, M: Memory>(memory: &M, way: *mut u6
             memory.load(way.add(4)) as u8
         }
     }
+}
+
+/// Hash of the flow a way holds.
+///
+/// # Safety
+/// The way must be of this key's kind, in memory as [`Memory`] asks.
+#[inline(always)]
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a way's words are read under one promise"
+)]
+pub(crate) unsafe fn stored_hash<K: Key, M: Memory>(
+    memory: &M,
+    way: *mut u64,
+    settings: &Settings,
+) -> u64 {
+    // SAFETY: the caller's way has a key.
+    hash_words::<K>(settings, |word| unsafe { memory.load(way.add(1 + word)) })
 }
 
 /// The flag of pod ingress or pod egress seen.
