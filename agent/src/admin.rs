@@ -24,6 +24,8 @@ use crate::socket::PATIENCE;
 
 /// The request for a [`Status`](crate::status::Status).
 pub const STATUS_REQUEST: &str = "status";
+/// The request for the reasons why an agent is not ready, a list of texts.
+pub const READY_REQUEST: &str = "ready";
 /// The request for an [`Answer`](crate::rule_use::Answer) about rules.
 pub const RULES_REQUEST: &str = "rules";
 /// What the socket's name ends in until it is ready.

@@ -95,6 +95,9 @@ pub enum Command {
     /// Write which policies are in force, and add the readiness gate to new pods
     #[command(after_help = "Exit status: 0 ended by a signal, 1 failed.")]
     Controller(ControllerArgs),
+    /// Close new pods while no agent runs on the node: for a second container beside the agent's
+    #[command(after_help = "Exit status: 0 ended by a signal, 1 failed.")]
+    Standby(StandbyArgs),
     /// Take every program and pin off this node; its pods are not under policy any more
     #[command(after_help = "Exit status: 0 done, 1 failed.")]
     Uninstall(UninstallArgs),
@@ -186,6 +189,10 @@ pub struct RunArgs {
     /// what is enforced: for a unit that keeps the node from the boot until the DaemonSet's agent does
     #[arg(long, env = "NETPOLD_GIVE_WAY")]
     pub give_way: bool,
+    /// Take over from an agent with this flag on the same pin root once all objects are known here, and hand
+    /// over in the same way: for a DaemonSet whose new pods start before the old ones end (maxSurge)
+    #[arg(long, env = "NETPOLD_TAKE_OVER", conflicts_with = "give_way")]
+    pub take_over: bool,
     /// At which of the node's devices packets to Services are judged behind their translation: auto,
     /// none, or names with commas between them, each of which may end in `*`
     #[arg(long, value_name = "DEVICES", env = "NETPOLD_NODE_DEVICES", default_value = "auto")]
@@ -210,6 +217,20 @@ pub struct RunArgs {
     #[arg(long, value_name = "FORMAT", env = "NETPOLD_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
     /// What to log: a level, or targets with levels as in `info,netpold::source=debug`
+    #[arg(long, value_name = "FILTER", env = "NETPOLD_LOG", default_value = "info")]
+    pub log: String,
+}
+
+/// Flags of `netpold standby`.
+#[derive(Debug, Args)]
+pub struct StandbyArgs {
+    /// Pin root of the agent
+    #[arg(long, value_name = "DIR", env = "NETPOLD_BPFFS", default_value = DEFAULT_BPFFS)]
+    pub bpffs: PathBuf,
+    /// Format of the log
+    #[arg(long, value_name = "FORMAT", env = "NETPOLD_LOG_FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
+    /// Log level, or targets with levels as in `info,netpold::standby=debug`
     #[arg(long, value_name = "FILTER", env = "NETPOLD_LOG", default_value = "info")]
     pub log: String,
 }
@@ -491,6 +512,10 @@ pub struct StatusArgs {
     /// Format of the answer
     #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
     pub output: Output,
+    /// Print the reasons why the agent is not ready instead (as /readyz), with exit status 1 if there are
+    /// any: for a probe that must not reach another agent of the node
+    #[arg(long, env = "NETPOLD_READY", conflicts_with = "output")]
+    pub ready: bool,
 }
 
 /// Flags of `netpold rules`.

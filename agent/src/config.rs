@@ -15,6 +15,7 @@ use crate::arguments::block;
 use crate::cli::{
     self, ClusterNetworkPolicies, LogFormat, PodEgressHook, RunArgs, UplinkDrops, WatchNodes,
 };
+use crate::dataplane::bpffs::TakesFrom;
 use crate::dataplane::uplink_xdp::Wanted;
 use crate::engine::interfaces::NodeDevices;
 use crate::listen::ListenAddress;
@@ -44,6 +45,8 @@ pub struct RunConfig {
     pub hooks: Hooks,
     /// End when another agent wants the pin root.
     pub give_way: bool,
+    /// From which agents to take the pin root.
+    pub takes_from: TakesFrom,
     /// How long a comparison of everything with the kernel takes.
     pub readback: Duration,
     /// The log's format.
@@ -143,6 +146,7 @@ impl TryFrom<RunArgs> for RunConfig {
                 pod_xdp: args.pod_egress_hook == PodEgressHook::Xdp,
             },
             give_way: args.give_way,
+            takes_from: if args.take_over { TakesFrom::Predecessor } else { TakesFrom::GivesWay },
             readback: Duration::from_secs(args.readback.into()),
             log_format: args.log_format,
             log,

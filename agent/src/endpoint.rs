@@ -25,6 +25,7 @@ mod event;
 mod inventory;
 mod listening;
 mod message;
+pub mod newcomers;
 mod table;
 mod worker;
 

@@ -23,7 +23,7 @@ mod traced;
 mod unproven;
 mod unsupported;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use aya::maps::{MapData, RingBuf};
@@ -109,7 +109,13 @@ impl Engine {
     /// on: its flows are known.
     ///
     /// [`EndpointInfo::uid_hash`]: netpold_core::compile::EndpointInfo::uid_hash
-    pub fn inherit(&mut self, bound: BTreeMap<u32, u64>, remembered: Vec<Pod>) {
+    pub fn inherit(
+        &mut self,
+        judged: BTreeSet<u32>,
+        bound: BTreeMap<u32, u64>,
+        remembered: Vec<Pod>,
+    ) {
+        self.interfaces.inherit(judged);
         self.bindings.inherit(bound, remembered);
         self.reconciler.in_force.seeds = false;
     }
@@ -118,7 +124,7 @@ impl Engine {
     pub fn discovered(&mut self, event: Event) {
         match event {
             Event::Veth(veth) => {
-                self.interfaces.veth_is(veth.index, veth.name.clone());
+                self.interfaces.veth_is(veth.index, veth.name.clone(), Instant::now());
                 self.bindings.veth_is(veth);
             }
             Event::VethGone(index) => {
@@ -132,7 +138,7 @@ impl Engine {
                 // A new port is waited for by nobody: its packets lack the proof until its program is there.
                 self.tell_bridges();
             }
-            Event::InSync => {}
+            Event::InSync => self.interfaces.in_sync(),
         }
     }
 
@@ -143,7 +149,15 @@ impl Engine {
 
     /// Takes in the CNI results, all that are kept now.
     pub fn cni_results_are(&mut self, results: Vec<CniResult>) {
+        if !results.is_empty() {
+            self.interfaces.has_results();
+        }
         self.bindings.cni_results_are(results);
+    }
+
+    /// The runtime keeps CNI results: new veths are closed until theirs is there.
+    pub fn has_cni_results(&mut self) {
+        self.interfaces.has_results();
     }
 
     /// How far the source is to be believed: why [`Engine::step`] is not called (`None`: it is), and whether the
@@ -311,14 +325,16 @@ impl Engine {
             .retry_at()
             .into_iter()
             .chain(self.reconciler.successor_due(Instant::now()))
+            .chain(self.interfaces.due())
             .min()
     }
 
     /// Attaches the programs according to the interfaces' roles.
     fn attach(&mut self) {
-        if self.interfaces.have_changed(&self.reconciler.compiler) {
+        let now = Instant::now();
+        if self.interfaces.have_changed(&self.reconciler.compiler, now) {
             self.tell_bridges();
-            self.interfaces.assign_roles(&self.reconciler.compiler);
+            self.interfaces.assign_roles(&self.reconciler.compiler, now);
         }
         if let Some(roles) = self.interfaces.roles() {
             self.health.cannot_attach(self.reconciler.attach(roles));

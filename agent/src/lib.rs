@@ -24,6 +24,7 @@ pub mod learn;
 pub mod listen;
 pub mod live;
 mod lock;
+mod memory;
 pub mod metrics;
 pub mod netlink;
 pub mod object;
@@ -41,6 +42,7 @@ pub mod run;
 pub mod service_manager;
 pub mod socket;
 pub mod source;
+pub mod standby;
 pub mod state;
 pub mod status;
 pub mod top;
@@ -86,6 +88,7 @@ pub fn main() -> ExitCode {
         Command::Completion(args) => (completion::run(&args).map(|()| 0), FAILED),
         Command::Doctor(args) => (doctor::run(&args), UNUSABLE),
         Command::Controller(args) => (controller::run(args).map(|()| 0), FAILED),
+        Command::Standby(args) => (standby::run(&args).map(|()| 0), FAILED),
         Command::Uninstall(args) => (uninstall::run(&args).map(|()| 0), FAILED),
         Command::Status(args) => (admin::client::run(&args), FAILED),
         Command::Rules(args) => (admin::client::rules(&args), FAILED),

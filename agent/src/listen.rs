@@ -157,14 +157,14 @@ impl Listener {
     /// The address is taken or not one of this machine's.
     pub fn start(
         address: ListenAddress,
-        metrics: Metrics,
+        metrics: Arc<Metrics>,
         heartbeat: Heartbeat,
     ) -> Result<Self, ListenError> {
         let router = Router::new()
             .route("/metrics", get(metrics_text))
             .route("/livez", get(live))
             .route("/readyz", get(ready))
-            .with_state(Answers { metrics: Arc::new(metrics), heartbeat });
+            .with_state(Answers { metrics, heartbeat });
         Self::serve(address, router)
     }
 

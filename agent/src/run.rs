@@ -2,7 +2,6 @@
 //!
 //! The agent never detaches anything at its end: enforcement outlives it.
 
-mod memory;
 mod records;
 mod reports;
 mod requests;
@@ -19,19 +18,21 @@ use tokio::task::{JoinHandle, block_in_place};
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
-use crate::admin::Admin;
+use crate::admin::{Admin, READY_REQUEST};
 use crate::config::RunConfig;
 use crate::dataplane::attach::{Attacher, Mode};
-use crate::dataplane::bpffs::{self, PinRoot};
+use crate::dataplane::bpffs::{Offer, PinRoot, TakesFrom};
 use crate::dataplane::generation;
 use crate::dataplane::pinned_state::PinnedState;
 use crate::dataplane::quiescence::grace_period;
+use crate::endpoint::newcomers::Guard;
 use crate::endpoint::{self, Discovery};
 use crate::engine::Engine;
 use crate::engine::interfaces::pod_of;
 use crate::events::{self, DropLog};
 use crate::listen::{Heartbeat, Listener};
 use crate::lock::{lock, try_lock};
+use crate::memory;
 use crate::metrics::Metrics;
 use crate::object::object;
 use crate::pause::pause_until;
@@ -44,6 +45,7 @@ use crate::source::cni_results::cache;
 use crate::source::cni_results::static_pods::StaticPods;
 use crate::source::inputs::{Input, Inputs};
 use crate::source::opened::Opened;
+use crate::standby;
 use crate::trace::Tracing;
 use records::Records;
 use reports::Reports;
@@ -51,6 +53,8 @@ use requests::requests;
 
 /// Parts in which the kernel's tables are compared within the interval.
 const SLICES: u32 = 40;
+/// How long an agent that may be taken over has to begin.
+const OFFER_PATIENCE: Duration = Duration::from_mins(1);
 /// Interface events in flight.
 const EVENTS: usize = 4096;
 
@@ -61,6 +65,9 @@ const EVENTS: usize = 4096;
 pub fn run(mut config: RunConfig) -> Result<()> {
     memory::keep_little_freed();
     config.start_log()?;
+    if standby::is_handed_over() {
+        return standby::wait_behind(&config.files.bpffs);
+    }
     object()?;
     requirements::check()?;
     generation::prepare();
@@ -81,17 +88,37 @@ pub fn run(mut config: RunConfig) -> Result<()> {
     });
     // A program that fetches credentials may still run.
     runtime.shutdown_background();
-    result
+    match result? {
+        Ended::Told => Ok(()),
+        Ended::HandedOver => standby::hand_over().map(|never| match never {}),
+    }
 }
 
-/// Who takes over from an agent that gives way does so when everything is known: until then that one
-/// goes on judging new pods.
+/// Who takes over from another agent does so when everything is known: until then that one goes on judging new
+/// pods. One that has just begun offers nothing yet.
 async fn when_due(opened: Opened, config: &RunConfig) -> Opened {
-    if config.give_way || !PinRoot::is_kept_for_another(&config.files.bpffs) {
-        return opened;
+    let (root, from) = (&config.files.bpffs, config.takes_from);
+    let end = Instant::now() + OFFER_PATIENCE;
+    while !config.give_way && Instant::now() < end {
+        if PinRoot::is_kept_for_another(root, from) {
+            info!("another agent keeps this node until all objects are known here");
+            return opened.complete().await;
+        }
+        if from != TakesFrom::Predecessor || !PinRoot::is_busy(root) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    info!("another agent keeps this node until all objects are known here");
-    opened.complete().await
+    opened
+}
+
+/// Why an agent ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// By a signal, or for whoever asked.
+    Told,
+    /// For its successor.
+    HandedOver,
 }
 
 /// Everything that runs.
@@ -106,26 +133,31 @@ struct Agent {
     /// All interfaces there are at the start are known.
     interfaces_in_sync: bool,
     reading_events: bool,
-    /// The pin root that is kept for another agent.
-    kept_for_another: Option<PathBuf>,
+    /// The pin root is another agent's as soon as it asks.
+    offer: Option<Offer>,
+    /// The pin root to offer to a successor once this agent is at work.
+    hands_over: Option<PathBuf>,
     heartbeat: Heartbeat,
     /// They end with the agent.
-    _running: (Discovery, Admin, Option<Listener>),
+    _running: (Guard, Discovery, Admin, Option<Listener>),
 }
 
 impl Agent {
     fn start(config: &RunConfig, opened: Opened) -> Result<Self> {
         let Opened { source, event_recorder, opening } = opened;
-        let pins = PinRoot::open(&config.files.bpffs)?;
-        if config.give_way {
-            pins.give_way()?;
-        }
+        let pins = PinRoot::take(&config.files.bpffs, config.takes_from)?;
+        let offer = config.give_way.then(|| Offer::new(&config.files.bpffs, TakesFrom::GivesWay));
+        let offer = offer.transpose()?;
         let mode = Mode::probe();
         requirements::warn_of_lacks(mode);
         let mut attacher = Attacher::new(&pins.links(), mode)?;
+        // Where pods were judged before, an interface without program is that of a pod that started since.
+        let guard = Guard::start(attacher.closing().clone(), pins.has_tables());
+        let guard = guard.context("cannot watch for new interfaces")?;
         let pinned = PinnedState::read(&pins)?;
         // Another version's tables are not read, but its programs judge.
-        let attached = attacher.attached()?;
+        let mut attached = attacher.attached()?;
+        attached.retain(|found| !attacher.is_closed(found.program));
         let inherited = pinned.hash_seed.is_some() || !attached.is_empty();
         let mut engine = start::engine(config, pins, attacher, &pinned)?;
         let records = Records::resume(&config.files.state, &config.node, engine.rule_use_mut());
@@ -133,7 +165,11 @@ impl Agent {
         let results = cache::follow(config.files.cni_results.clone(), manifests)?;
         let mut inputs = Inputs::new(source, results, config.node.clone(), inherited);
         if inherited {
-            engine.inherit(start::bound(&pinned, &attached), start::remembered(config));
+            let judged = attached.iter().map(|found| found.hook.ifindex).collect();
+            engine.inherit(judged, start::bound(&pinned, &attached), start::remembered(config));
+        }
+        if config.files.cni_results.is_dir() {
+            engine.has_cni_results();
         }
         // CNI results say whose the interfaces are, so they are known before the first is looked at.
         let first = inputs.first(&config.files.state, &config.node);
@@ -142,13 +178,13 @@ impl Agent {
         let drops = Arc::new(Mutex::new(DropLog::default()));
         let (events, interfaces) = mpsc::channel(EVENTS);
         let discovery = Discovery::start(endpoint::Settings::default(), events)?;
+        let metrics = Arc::new(metrics(&engine, &drops, inputs.status()));
         let requests = requests(&config.node, &engine, &drops, inputs.status());
+        let readiness = Arc::clone(&metrics);
+        let requests = requests.on(READY_REQUEST, move |_| readiness.not_ready());
         let admin = Admin::serve(&config.files.socket, requests)?;
         let heartbeat = Heartbeat::default();
-        let listen = |address| {
-            let metrics = metrics(&engine, &drops, inputs.status());
-            Listener::start(address, metrics, heartbeat.clone())
-        };
+        let listen = |address| Listener::start(address, metrics, heartbeat.clone());
         let listener = config.listen.map(listen).transpose()?;
         info!(node = config.node, from = inputs.status().borrow().origin, "netpold starts");
         let publish = publish::Settings {
@@ -167,14 +203,16 @@ impl Agent {
             interfaces,
             interfaces_in_sync: false,
             reading_events: false,
-            kept_for_another: config.give_way.then(|| config.files.bpffs.clone()),
+            offer,
+            hands_over: (config.takes_from == TakesFrom::Predecessor)
+                .then(|| config.files.bpffs.clone()),
             heartbeat,
-            _running: (discovery, admin, listener),
+            _running: (guard, discovery, admin, listener),
         })
     }
 
     /// Serves until told to end; everything is compared with the kernel within each `readback`.
-    async fn serve(mut self, readback: Duration) -> Result<()> {
+    async fn serve(mut self, readback: Duration) -> Result<Ended> {
         let mut terminate = signal(SignalKind::terminate()).context("cannot listen to SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen to SIGINT")?;
         // Expired flows are tidied away too (they count as absent before that).
@@ -185,6 +223,7 @@ impl Agent {
         let mut rounds = 0;
         let mut retry: Option<Instant> = None;
         let mut grace = Grace::default();
+        let mut taken = false;
         loop {
             let mut noticed = None;
             self.heartbeat.beat();
@@ -221,8 +260,9 @@ impl Agent {
                     continue;
                 }
                 _ = slice.tick() => {
-                    if self.kept_for_another.as_ref().is_some_and(|root| !bpffs::is_still_kept(root)) {
+                    if self.offer.as_ref().is_some_and(Offer::is_taken) {
                         info!("another agent takes over");
+                        taken = true;
                         break;
                     }
                     let due = block_in_place(|| lock(&self.engine).readback(SLICES));
@@ -242,6 +282,7 @@ impl Agent {
             if starting && self.is_at_work() {
                 starting = false;
                 say_ready();
+                self.offer_to_successor();
             }
             self.reports.publish(&self.engine, self.inputs.status());
         }
@@ -253,7 +294,17 @@ impl Agent {
         });
         self.records.finish(&self.engine).await;
         info!("netpold ends; what is enforced stays enforced");
-        Ok(())
+        // An agent that gives way has nobody to wait for.
+        Ok(if taken && self.hands_over.is_some() { Ended::HandedOver } else { Ended::Told })
+    }
+
+    /// Lets the next agent of this node take over from this one.
+    fn offer_to_successor(&mut self) {
+        let Some(root) = &self.hands_over else { return };
+        match Offer::new(root, TakesFrom::Predecessor) {
+            Ok(offer) => self.offer = Some(offer),
+            Err(error) => warn!(%error, "no other agent can take over from this one"),
+        }
     }
 
     /// Whether what is known at the start is in force: the last good state, what an earlier agent left, or what
@@ -264,7 +315,7 @@ impl Agent {
     }
 
     /// Why there is no source any more, or never was.
-    async fn source_ended(self) -> Result<()> {
+    async fn source_ended(self) -> Result<Ended> {
         if let Some(opening) = self.opening {
             opening.await??;
         }

@@ -1,9 +1,10 @@
 //! What an update writes: no more than it must, within capacity, numbers reused only after grace.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use netpold_core::compile::{CompileError, Compiler, Problem};
-use netpold_core::model::{Change, Key, Pod, Policy, Selector};
+use netpold_core::model::{Bound, Change, Interface, Key, Owner, Pod, Policy, Selector, Standing};
 use netpold_core::ops::Table;
 use netpold_core::ops::{Capacity, Op};
 use netpold_core::options::{CheckSource, Options, SourceExempt};
@@ -246,6 +247,38 @@ fn interfaces_beyond_the_probed_slots_are_a_problem() {
     world.apply([Change::InterfaceGone(4)]);
     world.apply([]);
     assert_eq!(world.compiler.problems().len(), 2, "a slot fell free after grace");
+}
+
+/// Whoever may add interfaces to a pod may choose their indexes.
+#[test]
+fn slots_of_further_interfaces_go_to_pods_first_ones() {
+    let mut world = World::new(pods_of_two_nodes());
+    let second = |index| {
+        let pod = Arc::new(pod("a", "p1", &[("app", "local")], &["10.0.0.1", "fd00::1"]));
+        let owner = Owner::Pod(Bound { pod, standing: Standing::Listed, second: true });
+        Change::Interface(Interface { index, owner, ..Interface::default() })
+    };
+    // All places that interface 100 can have.
+    world.apply((0..4).map(|n| second(8192 + 100 + n)));
+    let slot = |world: &World, index| {
+        world.compiler.endpoints().find(|it| it.ifindex == index).and_then(|it| it.slot)
+    };
+    assert!((0..4).all(|n| slot(&world, 8192 + 100 + n).is_some()));
+    let newcomer = [
+        Change::Pod(pod("a", "p5", &[("app", "local")], &["10.0.0.5"])),
+        Change::Interface(interface(100, &["10.0.0.5"])),
+    ];
+    newcomer.into_iter().for_each(|change| world.compiler.ingest(change));
+    let ops = world.update();
+    let gone = ops.iter().position(|op| matches!(op, Op::EndpointGone(100))).unwrap();
+    let new = ops.iter().position(|op| matches!(op, Op::Endpoint(100, _))).unwrap();
+    let waits = ops[gone..new].iter().any(|op| matches!(op, Op::Grace));
+    assert!(waits, "packets that carry the number may be on their way");
+    assert_eq!(slot(&world, 100), Some(100));
+    assert_eq!(slot(&world, 8192 + 100), None, "it is closed");
+    // A further one takes nothing.
+    world.apply([second(16384 + 100)]);
+    assert_eq!((slot(&world, 100), slot(&world, 16384 + 100)), (Some(100), None));
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! `netpold status` and `netpold rules`: ask the agent via its control socket, or all agents of a cluster.
 
+use std::path::Path;
+
 use anyhow::Result;
 
-use super::{RULES_REQUEST, STATUS_REQUEST};
+use super::{READY_REQUEST, RULES_REQUEST, STATUS_REQUEST};
 use crate::cli::{Output, RulesArgs, StatusArgs};
 use crate::live::{self, ALL, SOME};
 use crate::output::print;
@@ -18,6 +20,9 @@ pub fn run(args: &StatusArgs) -> Result<u8> {
     if args.cluster.is_meant() {
         return of_cluster(args);
     }
+    if args.ready {
+        return ready(&args.socket);
+    }
     let json = socket::answer(&args.socket, STATUS_REQUEST)?;
     let text = match args.output {
         Output::Json => {
@@ -28,6 +33,13 @@ pub fn run(args: &StatusArgs) -> Result<u8> {
     };
     print(&text)?;
     Ok(ALL)
+}
+
+/// Prints why the agent is not ready. Returns the exit status.
+fn ready(socket: &Path) -> Result<u8> {
+    let reasons: Vec<String> = understood(&socket::answer(socket, READY_REQUEST)?)?;
+    reasons.iter().try_for_each(|reason| print(&format!("{reason}\n")))?;
+    Ok(if reasons.is_empty() { ALL } else { SOME })
 }
 
 /// Prints the status of all agents of a cluster. Returns the exit status.

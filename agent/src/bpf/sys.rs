@@ -244,6 +244,15 @@ pub(crate) fn btf_load() -> io::Result<OwnedFd> {
 
 /// Whether the kernel compiled a program for this processor; else it is interpreted.
 pub(crate) fn is_compiled(program: BorrowedFd<'_>) -> io::Result<bool> {
+    program_info(program).map(|info| info.compiled_size != 0)
+}
+
+/// The identifier of a program.
+pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
+    program_info(program).map(|info| info.id)
+}
+
+fn program_info(program: BorrowedFd<'_>) -> io::Result<ProgInfo> {
     let mut info = ProgInfo::default();
     let mut attributes = InfoByFd {
         bpf_fd: raw(program),
@@ -252,7 +261,7 @@ pub(crate) fn is_compiled(program: BorrowedFd<'_>) -> io::Result<bool> {
     };
     // SAFETY: the block of BPF_OBJ_GET_INFO_BY_FD; the kernel writes at most info_len bytes.
     unsafe { bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attributes)? };
-    Ok(info.compiled_size != 0)
+    Ok(info)
 }
 
 /// `struct bpf_insn`: opcode, registers, offset, immediate.

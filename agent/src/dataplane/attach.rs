@@ -16,44 +16,14 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use super::closing::Closing;
 use super::clsact::Clsact;
 use super::front::Relay;
-use super::hook::BPF_TCX_INGRESS;
-pub use super::hook::{Attached, Hook};
+pub use super::hook::{Attached, Hook, Mode};
 use crate::bpf::sys;
 
 /// In the name of a link's pin that runs in front of another; no dot, which bpffs refuses.
 const WATCHING: &str = "-before-";
-
-/// How programs are attached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// Links at the TCX hooks.
-    Tcx,
-    /// Filters below a clsact qdisc.
-    Clsact,
-}
-
-impl Mode {
-    /// The better one of those the kernel has: asked, not guessed from its version.
-    #[must_use]
-    pub fn probe() -> Self {
-        // Every namespace has a loopback interface with index 1.
-        match sys::programs(1, BPF_TCX_INGRESS) {
-            Ok(_) => Self::Tcx,
-            Err(_) => Self::Clsact,
-        }
-    }
-}
-
-impl std::fmt::Display for Mode {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Tcx => "tcx",
-            Self::Clsact => "clsact",
-        })
-    }
-}
 
 /// An attachment could not be made, changed or taken away.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +46,7 @@ impl AttachError {
 #[derive(Debug)]
 pub struct Attacher {
     backend: Backend,
+    closing: Closing,
 }
 
 #[derive(Debug)]
@@ -110,7 +81,37 @@ impl Attacher {
                 Backend::Clsact(Clsact::open().map_err(|e| failed("opening netlink", e))?)
             }
         };
-        Ok(Self { backend })
+        Ok(Self { backend, closing: Closing::new(links.to_owned(), mode) })
+    }
+
+    /// How a guard closes interfaces that this attacher attaches to later.
+    #[must_use]
+    pub fn closing(&self) -> &Closing {
+        &self.closing
+    }
+
+    /// Whether a program is the one that closes interfaces, by its identifier.
+    #[must_use]
+    pub fn is_closed(&self, program: u32) -> bool {
+        self.closing.program().is_ok_and(|closed| closed.id == program)
+    }
+
+    /// Closes a hook: whatever passes there drops.
+    ///
+    /// # Errors
+    /// As [`Attacher::attach`].
+    pub fn close(&mut self, hook: Hook) -> Result<(), AttachError> {
+        let closing = self.closing.clone();
+        let program = closing.program().map_err(at("closing", hook))?;
+        self.attach(program.as_fd(), hook)
+    }
+
+    /// Takes a hook from the guard, which may have closed it.
+    fn take(&mut self, hook: Hook) {
+        let unpinned = self.closing.claims.take(hook);
+        if let (Some(link), Backend::Tcx { held, .. }) = (unpinned, &mut self.backend) {
+            held.entry(hook).or_insert(link);
+        }
     }
 
     /// How it attaches.
@@ -128,6 +129,7 @@ impl Attacher {
     /// # Errors
     /// The kernel refuses; what was there stays. [`AttachError::is_gone`]: no such interface.
     pub fn attach(&mut self, program: BorrowedFd<'_>, hook: Hook) -> Result<(), AttachError> {
+        self.take(hook);
         match &mut self.backend {
             Backend::Tcx { links, held } => attach_tcx(links, held, program, hook),
             Backend::Clsact(clsact) => clsact.attach(program, hook),
@@ -167,6 +169,7 @@ impl Attacher {
     /// # Errors
     /// The kernel refuses; both stay.
     pub fn promote(&mut self, hook: Hook) -> Result<(), AttachError> {
+        self.take(hook);
         let Backend::Tcx { links, held } = &mut self.backend else { return Ok(()) };
         let (path, watcher) = (links.join(hook.file_name()), watcher(links, hook));
         let mut promote = || {
@@ -201,6 +204,7 @@ impl Attacher {
     /// # Errors
     /// The kernel refuses.
     pub fn detach(&mut self, hook: Hook) -> Result<(), AttachError> {
+        self.take(hook);
         match &mut self.backend {
             Backend::Tcx { links, held } => {
                 detach_tcx(&links.join(hook.file_name())).and_then(|()| {
@@ -230,13 +234,14 @@ impl Attacher {
         Ok(attached)
     }
 
-    /// Detaches whatever `wanted` does not say is wanted; how many that were.
+    /// Detaches from every hook that is not wanted; returns their number.
     ///
     /// # Errors
     /// The first failure; the others are tried nevertheless.
-    pub fn retain(&mut self, wanted: impl Fn(Hook) -> bool) -> Result<usize, AttachError> {
+    pub fn retain(&mut self, wanted: impl Fn(&Attached) -> bool) -> Result<usize, AttachError> {
+        let attached = self.attached()?;
         let unwanted: Vec<Hook> =
-            self.attached()?.iter().map(|found| found.hook).filter(|&hook| !wanted(hook)).collect();
+            attached.iter().filter(|found| !wanted(found)).map(|found| found.hook).collect();
         let mut result = Ok(unwanted.len());
         for hook in unwanted {
             if let Err(error) = self.detach(hook) {

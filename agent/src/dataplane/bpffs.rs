@@ -60,10 +60,34 @@ pub enum BpffsError {
 pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf/netpold";
 /// Where tables are pinned that larger ones replace, until their flows are carried over.
 const OUTGROWN: &str = "outgrown";
-/// A directory below the root of an agent that gives way: who wants the root removes it.
+/// A directory below the root of an agent that ends when another wants the root, which removes the directory.
 const GIVES_WAY: &str = "gives-way";
+/// The same of an agent that ends for one that is its successor.
+const HANDS_OVER: &str = "hands-over";
 /// How long such an agent has to end.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a standby has to finish closing interfaces.
+const STANDBY_PATIENCE: Duration = Duration::from_secs(5);
+/// How often a lock is tried again.
+const INTERVAL: Duration = Duration::from_millis(10);
+
+/// Who a new agent may take the pin root from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TakesFrom {
+    /// Nobody but an agent that gives way to everybody.
+    GivesWay,
+    /// Also its predecessor: an agent that hands over.
+    Predecessor,
+}
+
+impl TakesFrom {
+    fn directories(self) -> &'static [&'static str] {
+        match self {
+            Self::GivesWay => &[GIVES_WAY],
+            Self::Predecessor => &[GIVES_WAY, HANDS_OVER],
+        }
+    }
+}
 
 /// A pin root that this process owns until it is dropped.
 #[derive(Debug)]
@@ -98,33 +122,53 @@ impl PinRoot {
     /// # Errors
     /// See [`BpffsError`]; nothing that is pinned is touched in any case.
     pub fn open(root: &Path) -> Result<Self, BpffsError> {
+        Self::take(root, TakesFrom::GivesWay)
+    }
+
+    /// The same, also from an agent that holds the pin root for another one.
+    ///
+    /// # Errors
+    /// See [`BpffsError`].
+    pub fn take(root: &Path, from: TakesFrom) -> Result<Self, BpffsError> {
         ensure_bpffs(root)?;
+        let asks = || from.directories().iter().any(|name| fs::remove_dir(root.join(name)).is_ok());
         let lock = match lock(root) {
-            Err(BpffsError::Busy { .. }) if fs::remove_dir(root.join(GIVES_WAY)).is_ok() => {
-                lock_soon(root)?
+            Err(BpffsError::Busy { .. }) if asks() => {
+                lock_until(root, Instant::now() + PATIENCE, || true)?
+            }
+            // A standby holds a shared lock while it closes interfaces.
+            Err(BpffsError::Busy { .. }) => {
+                let is_shared = || Shared::lock(root).is_ok_and(|free| free.is_some());
+                lock_until(root, Instant::now() + STANDBY_PATIENCE, is_shared)?
             }
             lock => lock?,
         };
         // Of one that was killed.
-        let _ = fs::remove_dir(root.join(GIVES_WAY));
+        for name in TakesFrom::Predecessor.directories() {
+            let _ = fs::remove_dir(root.join(name));
+        }
         let versioned = root.join(format!("v{LAYOUT_VERSION}"));
         create(&versioned)?;
-        create(&root.join("links"))?;
+        create(&links(root))?;
         Ok(Self { root: root.to_owned(), versioned, lock })
     }
 
-    /// Whether an agent is running on a pin root that will give way to another.
+    /// Whether an agent is running on a pin root that will end for another.
     #[must_use]
-    pub fn is_kept_for_another(root: &Path) -> bool {
-        root.join(GIVES_WAY).is_dir() && matches!(lock(root), Err(BpffsError::Busy { .. }))
+    pub fn is_kept_for_another(root: &Path, from: TakesFrom) -> bool {
+        from.directories().iter().any(|name| root.join(name).is_dir()) && Self::is_busy(root)
     }
 
-    /// Says that this agent gives way.
-    ///
-    /// # Errors
-    /// The directory cannot be made.
-    pub fn give_way(&self) -> Result<(), BpffsError> {
-        create(&self.root.join(GIVES_WAY))
+    /// Whether an agent is running on a pin root.
+    #[must_use]
+    pub fn is_busy(root: &Path) -> bool {
+        Shared::lock(root).is_ok_and(|free| free.is_none())
+    }
+
+    /// Whether an agent enforced anything here before: maps are pinned.
+    #[must_use]
+    pub fn has_tables(&self) -> bool {
+        has_tables(&self.root)
     }
 
     /// Looks whether the pin root is there, and makes it again if it is not: bpffs was unmounted, or
@@ -166,7 +210,7 @@ impl PinRoot {
     /// the program of a link instead of adding a second one.
     #[must_use]
     pub fn links(&self) -> PathBuf {
-        self.root.join("links")
+        links(&self.root)
     }
 
     /// An empty folder for the tables that larger ones replace.
@@ -214,15 +258,34 @@ impl PinRoot {
         Ok(removed)
     }
 
-    /// The folders of maps: layout versions' (`v1` and so on), and the one of outgrown tables.
+    /// The folders of maps.
     fn folders(&self) -> Vec<PathBuf> {
-        let entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
-        let has_maps = |path: &PathBuf| {
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            name == OUTGROWN || name.strip_prefix('v').is_some_and(|it| it.parse::<u32>().is_ok())
-        };
-        entries.map(|entry| entry.path()).filter(has_maps).collect()
+        folders(&self.root)
     }
+}
+
+/// The folders of maps below a pin root: layout versions' (`v1` and so on), and the one of outgrown tables.
+fn folders(root: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(root).into_iter().flatten().flatten();
+    let has_maps = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name == OUTGROWN || name.strip_prefix('v').is_some_and(|it| it.parse::<u32>().is_ok())
+    };
+    entries.map(|entry| entry.path()).filter(has_maps).collect()
+}
+
+/// Whether maps are pinned below a pin root.
+#[must_use]
+pub fn has_tables(root: &Path) -> bool {
+    let has_entries =
+        |folder: PathBuf| fs::read_dir(folder).is_ok_and(|mut it| it.next().is_some());
+    folders(root).into_iter().any(has_entries)
+}
+
+/// Where the links of a pin root are pinned.
+#[must_use]
+pub fn links(root: &Path) -> PathBuf {
+    root.join("links")
 }
 
 /// Removes a pin, if it is there.
@@ -271,22 +334,71 @@ fn is_same(open: &File, path: &Path) -> bool {
     }
 }
 
-/// Whether nobody wants the pin root that an agent keeps for another.
-#[must_use]
-pub fn is_still_kept(root: &Path) -> bool {
-    root.join(GIVES_WAY).is_dir()
+/// A pin root that its agent leaves to the next one that asks.
+#[derive(Clone, Debug)]
+pub struct Offer(PathBuf);
+
+impl Offer {
+    /// Offers a pin root to whoever may take it.
+    ///
+    /// # Errors
+    /// The directory that another agent removes cannot be made.
+    pub fn new(root: &Path, to: TakesFrom) -> Result<Self, BpffsError> {
+        let directory = root.join(match to {
+            TakesFrom::GivesWay => GIVES_WAY,
+            TakesFrom::Predecessor => HANDS_OVER,
+        });
+        create(&directory)?;
+        Ok(Self(directory))
+    }
+
+    /// Whether another agent wants the pin root.
+    #[must_use]
+    pub fn is_taken(&self) -> bool {
+        !self.0.is_dir()
+    }
 }
 
-/// Waits for an agent that has been asked to end.
-fn lock_soon(root: &Path) -> Result<Flock<File>, BpffsError> {
-    let deadline = Instant::now() + PATIENCE;
+/// Waits for the lock of an agent that ends, or of a standby, as long as `goes_on`.
+fn lock_until(
+    root: &Path,
+    deadline: Instant,
+    goes_on: impl Fn() -> bool,
+) -> Result<Flock<File>, BpffsError> {
     loop {
         match lock(root) {
-            Err(BpffsError::Busy { .. }) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(10));
+            Err(BpffsError::Busy { .. }) if Instant::now() < deadline && goes_on() => {
+                std::thread::sleep(INTERVAL);
             }
             lock => return lock,
         }
+    }
+}
+
+/// A pin root that no agent has for as long as this is held.
+#[derive(Debug)]
+pub struct Shared(#[expect(dead_code, reason = "held for its lock")] Flock<File>);
+
+impl Shared {
+    /// Locks a pin root against agents; `None`: one runs.
+    ///
+    /// # Errors
+    /// There is no such directory, or it cannot be locked.
+    pub fn lock(root: &Path) -> io::Result<Option<Self>> {
+        match Flock::lock(File::open(root)?, FlockArg::LockSharedNonblock) {
+            Ok(lock) => Ok(Some(Self(lock))),
+            Err((_, Errno::EWOULDBLOCK)) => Ok(None),
+            Err((_, errno)) => Err(errno.into()),
+        }
+    }
+
+    /// Waits until no agent has a pin root.
+    ///
+    /// # Errors
+    /// There is no such directory, or it cannot be locked.
+    pub fn wait(root: &Path) -> io::Result<()> {
+        let locked = Flock::lock(File::open(root)?, FlockArg::LockShared);
+        locked.map(drop).map_err(|(_, errno)| errno.into())
     }
 }
 

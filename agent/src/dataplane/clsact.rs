@@ -138,6 +138,15 @@ impl Clsact {
         self.request(RouteNetlinkMessage::DelQueueDiscipline(qdisc(ifindex)?), 0)
     }
 
+    /// Whether our filter is at a hook.
+    pub(super) fn is_attached(&mut self, hook: Hook) -> io::Result<bool> {
+        match self.filters(hook, Filter::read) {
+            // No qdisc to have filters.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+            filters => filters.map(|filters| filters.iter().any(|filter| filter.is(HANDLE))),
+        }
+    }
+
     /// Our filters on every interface of the namespace.
     pub(super) fn attached(&mut self) -> io::Result<Vec<Attached>> {
         self.found(|hook, filters| {

@@ -2,8 +2,10 @@
 
 use netpold_core::model::Direction;
 
+use crate::bpf::sys;
+
 /// `BPF_TCX_INGRESS` and `BPF_TCX_EGRESS` of `enum bpf_attach_type`.
-pub(super) const BPF_TCX_INGRESS: u32 = 46;
+const BPF_TCX_INGRESS: u32 = 46;
 const BPF_TCX_EGRESS: u32 = 47;
 
 /// One hook of one interface.
@@ -35,6 +37,36 @@ impl Hook {
         let direction = Direction::BOTH.into_iter().find(|d| d.to_string() == direction)?;
         let hook = Self { ifindex: ifindex.parse().ok()?, direction };
         (hook.file_name() == name).then_some(hook)
+    }
+}
+
+/// How programs are attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Links at the TCX hooks.
+    Tcx,
+    /// Filters below a clsact qdisc.
+    Clsact,
+}
+
+impl Mode {
+    /// The better one of those the kernel has: asked, not guessed from its version.
+    #[must_use]
+    pub fn probe() -> Self {
+        // Every namespace has a loopback interface with index 1.
+        match sys::programs(1, BPF_TCX_INGRESS) {
+            Ok(_) => Self::Tcx,
+            Err(_) => Self::Clsact,
+        }
+    }
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Tcx => "tcx",
+            Self::Clsact => "clsact",
+        })
     }
 }
 

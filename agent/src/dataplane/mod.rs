@@ -17,6 +17,7 @@ pub mod attach;
 pub mod audit;
 pub mod bpffs;
 pub mod bridges;
+pub mod closing;
 mod clsact;
 mod connection;
 pub mod features;

@@ -14,6 +14,10 @@ pub enum Role {
     Pod(u32),
     /// Another device: what pods sent to a Service is judged again where it goes out there.
     Device(Link),
+    /// The host side of a pod's veth for which the endpoint table has no room: everything drops.
+    Closed,
+    /// A veth that no program judges, by `--node-devices`.
+    Unjudged,
 }
 
 /// What the packets of a device begin with.
@@ -94,7 +98,8 @@ impl Role {
             (Self::Device(Link::EthernetTunnel | Link::IpTunnel), Direction::Egress) => {
                 Some(Program::Tunnel)
             }
-            (Self::Device(Link::Ethernet | Link::Ip), Direction::Egress) => None,
+            (Self::Device(Link::Ethernet | Link::Ip), Direction::Egress)
+            | (Self::Closed | Self::Unjudged, _) => None,
         }
     }
 

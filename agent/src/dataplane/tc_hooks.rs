@@ -66,7 +66,7 @@ impl TcHooks {
     pub(super) fn pods(&self) -> BTreeMap<u32, u32> {
         let pods = self.attached.iter().filter_map(|(index, role)| match role {
             Role::Pod(endpoint) => Some((*index, *endpoint)),
-            Role::Device(_) => None,
+            Role::Device(_) | Role::Closed | Role::Unjudged => None,
         });
         pods.collect()
     }
@@ -146,12 +146,18 @@ impl TcHooks {
         let mut result = Ok(());
         for direction in Direction::BOTH {
             let hook = Hook { ifindex, direction };
-            let Some(program) = role.program(direction) else {
-                self.attacher.detach(hook).map_err(|e| e.to_string())?;
-                continue;
+            let attached = match (role, role.program(direction)) {
+                (Role::Closed, _) => self.attacher.close(hook),
+                (_, None) => {
+                    self.attacher.detach(hook).map_err(|e| e.to_string())?;
+                    continue;
+                }
+                (_, Some(program)) => {
+                    let program = generation.fd(program).map_err(|e| e.to_string())?;
+                    self.attacher.attach(program, hook)
+                }
             };
-            let program = generation.fd(program).map_err(|e| e.to_string())?;
-            match self.attacher.attach(program, hook) {
+            match attached {
                 // Discovery will say that the interface is gone. What fails at one hook leaves the
                 // other no less guarded.
                 Err(error) if !error.is_gone() => result = result.and(Err(error.to_string())),
@@ -165,7 +171,12 @@ impl TcHooks {
     /// attached, else only from what this one attached to.
     pub(super) fn leave(&mut self, wanted: &Roles, pins: &PinRoot) -> Result<(), AttachError> {
         if !self.swept {
-            self.attacher.retain(|hook| wanted.contains_key(&hook.ifindex))?;
+            // What a guard closed is not known here yet.
+            let closing = self.attacher.closing().clone();
+            let is_closed = |program| closing.program().is_ok_and(|closed| closed.id == program);
+            self.attacher.retain(|found| {
+                wanted.contains_key(&found.hook.ifindex) || is_closed(found.program)
+            })?;
             for (path, error) in pins.remove_other_tables() {
                 tracing::warn!(path = %path.display(), %error, "pins of tables that nothing uses stay");
             }
@@ -191,9 +202,11 @@ impl TcHooks {
         let found = self.attacher.attached().map_err(|e| e.to_string())?;
         let found: BTreeMap<Hook, u32> =
             found.into_iter().map(|found| (found.hook, found.program)).collect();
+        let closed = self.attacher.closing().program().ok().map(|closed| closed.id);
         let complete = |ifindex: u32, role: Role| {
             Direction::BOTH.into_iter().all(|direction| {
                 let program = role.program(direction).and_then(|program| ids.get(&program));
+                let program = if role == Role::Closed { closed.as_ref() } else { program };
                 let hook = Hook { ifindex, direction };
                 let program = self.traced.get(&hook).or(program);
                 program.is_none() || found.get(&hook) == program

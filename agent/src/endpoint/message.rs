@@ -125,6 +125,31 @@ pub(super) fn link_event(message: Message<'_>) -> Option<LinkEvent> {
     }
 }
 
+/// What a link message reports of veths whose other sides are in another namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OutsideVeth {
+    /// One is there, by interface index.
+    There(u32),
+    /// A link, of whatever kind, is gone from the namespace.
+    Gone(u32),
+}
+
+impl OutsideVeth {
+    /// The index of one that is there.
+    pub(super) fn index(self) -> Option<u32> {
+        if let Self::There(index) = self { Some(index) } else { None }
+    }
+}
+
+/// Reads a link message; `None` for links that are no such veth.
+pub(super) fn outside_veth(message: Message<'_>) -> Option<OutsideVeth> {
+    match link_event(message)? {
+        LinkEvent::Now(veth) => veth.namespace.map(|_| OutsideVeth::There(veth.index)),
+        LinkEvent::Gone(index) => Some(OutsideVeth::Gone(index)),
+        LinkEvent::Other(..) => None,
+    }
+}
+
 /// The bridge that a link is a port of; `None` for a link that is no port, or sends nothing into a bridge.
 pub(super) fn bridge(message: Message<'_>) -> Option<u32> {
     let (mut master, mut kinds) = (None, (String::new(), String::new()));

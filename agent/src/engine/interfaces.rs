@@ -1,7 +1,8 @@
 //! The role of every interface: a pod's veth, or a device by which packets leave the node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
+use std::time::{Duration, Instant};
 
 use netpold_core::compile::Compiler;
 use netpold_core::model::Key;
@@ -58,11 +59,26 @@ impl NodeDevices {
     }
 }
 
+/// How long a new veth stays closed while no object or CNI result names its pod, on a node whose runtime keeps CNI
+/// results. They come before the pod's containers; an agent that ends in between must not leave the veth open.
+const HOLD: Duration = Duration::from_secs(10);
+
+/// A veth whose other side is in another namespace.
+#[derive(Debug)]
+struct Veth {
+    name: String,
+    /// Until when it is closed unless its pod is known.
+    held_until: Option<Instant>,
+}
+
 /// The node's interfaces as discovery reports them.
 #[derive(Debug)]
 pub(super) struct NodeInterfaces {
-    /// Names of the veths whose other sides are in other namespaces.
-    veths: BTreeMap<u32, String>,
+    veths: BTreeMap<u32, Veth>,
+    /// Veths that are not new: those of the first listing, or those that an earlier agent's programs judge.
+    familiar: Familiar,
+    /// The runtime keeps CNI results.
+    has_results: bool,
     /// All others.
     devices: BTreeMap<u32, Device>,
     /// Interfaces that are ports of bridges, with their bridge.
@@ -70,23 +86,69 @@ pub(super) struct NodeInterfaces {
     judged: NodeDevices,
     /// The role of each interface, and [`Compiler::endpoints_version`] that it holds for.
     roles: Option<(u64, BTreeMap<u32, Role>)>,
+    /// When a veth is to be opened that was closed when the roles were assigned.
+    due: Option<Instant>,
+}
+
+/// Which veths are not new.
+#[derive(Debug)]
+enum Familiar {
+    /// All: the first listing is not complete.
+    All,
+    /// These, by interface index.
+    Only(BTreeSet<u32>),
 }
 
 impl NodeInterfaces {
     /// None yet.
     pub(super) fn new() -> Self {
         let (veths, devices, ports) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { veths, devices, ports, judged: NodeDevices::Auto, roles: None }
+        Self {
+            veths,
+            familiar: Familiar::All,
+            has_results: false,
+            devices,
+            ports,
+            judged: NodeDevices::Auto,
+            roles: None,
+            due: None,
+        }
+    }
+
+    /// An earlier agent's programs judge at these interfaces: any other veth is new.
+    pub(super) fn inherit(&mut self, judged: BTreeSet<u32>) {
+        self.familiar = Familiar::Only(judged);
+    }
+
+    /// All interfaces that were there at the start are known.
+    pub(super) fn in_sync(&mut self) {
+        if matches!(self.familiar, Familiar::All) {
+            self.familiar = Familiar::Only(BTreeSet::new());
+        }
+    }
+
+    /// The runtime keeps CNI results: new veths wait for them.
+    pub(super) fn has_results(&mut self) {
+        self.has_results = true;
     }
 
     /// A veth appeared, or its addresses changed.
-    pub(super) fn veth_is(&mut self, index: u32, name: String) {
-        self.veths.insert(index, name);
+    pub(super) fn veth_is(&mut self, index: u32, name: String, now: Instant) {
+        let is_new = match &self.familiar {
+            Familiar::All => false,
+            Familiar::Only(familiar) => !familiar.contains(&index),
+        };
+        let held_until = (is_new && self.has_results).then(|| now + HOLD);
+        let veth = self.veths.entry(index).or_insert(Veth { name: String::new(), held_until });
+        veth.name = name;
         self.roles = None;
     }
 
     pub(super) fn veth_gone(&mut self, index: u32) {
         self.veths.remove(&index);
+        if let Familiar::Only(familiar) = &mut self.familiar {
+            familiar.remove(&index);
+        }
         self.roles = None;
     }
 
@@ -117,7 +179,7 @@ impl NodeInterfaces {
 
     /// The name of a pod's veth.
     pub(super) fn veth(&self, index: u32) -> Option<&str> {
-        self.veths.get(&index).map(String::as_str)
+        self.veths.get(&index).map(|veth| &*veth.name)
     }
 
     /// For messages: the name of a pod's veth, its number if it has gone.
@@ -145,27 +207,44 @@ impl NodeInterfaces {
     }
 
     /// Whether [`NodeInterfaces::roles`] is outdated.
-    pub(super) fn have_changed(&self, compiler: &Compiler) -> bool {
-        self.roles.as_ref().is_none_or(|(of, _)| *of != compiler.endpoints_version())
+    pub(super) fn have_changed(&self, compiler: &Compiler, now: Instant) -> bool {
+        self.due.is_some_and(|due| due <= now)
+            || self.roles.as_ref().is_none_or(|(of, _)| *of != compiler.endpoints_version())
     }
 
-    /// Decides the role of each interface. A veth is one of the node's devices, at which packets to Services are
-    /// judged and no others, until it is found to be a pod's.
-    pub(super) fn assign_roles(&mut self, compiler: &Compiler) -> &BTreeMap<u32, Role> {
+    /// When the roles are outdated though nothing happens.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Decides the role of each interface. A veth whose pod is not known is closed while it is new, then one of the
+    /// node's devices, at which packets to Services are judged and no others.
+    pub(super) fn assign_roles(
+        &mut self,
+        compiler: &Compiler,
+        now: Instant,
+    ) -> &BTreeMap<u32, Role> {
+        let pods: BTreeMap<u32, Role> = compiler
+            .endpoints()
+            .map(|e| (e.ifindex, if e.slot.is_some() { Role::Pod(e.id) } else { Role::Closed }))
+            .collect();
+        let held = self.veths.iter().filter(|(index, _)| !pods.contains_key(index));
+        let held = held.filter_map(|(index, veth)| Some((*index, veth.held_until?)));
+        let held: BTreeMap<u32, Instant> = held.filter(|(_, until)| *until > now).collect();
+        self.due = held.values().min().copied();
         let devices = self.devices.iter().map(|(index, it)| (*index, &it.name, it.link));
-        let veths = self.veths.iter().map(|(index, name)| (*index, name, Some(Link::Veth)));
+        let veths = self.veths.iter().map(|(index, it)| (*index, &it.name, Some(Link::Veth)));
         let bridges = self.bridges(compiler);
         let with_pods =
             |index: &u32| self.ports.get(index).is_some_and(|bridge| bridges.contains_key(bridge));
-        let devices = devices
-            .chain(veths)
-            .filter(|(_, name, _)| self.judged.include(name))
-            .filter_map(|(index, _, link)| Some((index, link?)))
-            .map(|(index, link)| {
-                let is_port = link == Link::Ethernet && with_pods(&index);
-                (index, Role::Device(if is_port { Link::Port } else { link }))
-            });
-        let pods = compiler.endpoints().map(|e| (e.ifindex, Role::Pod(e.id)));
+        let devices = devices.chain(veths).filter_map(|(index, name, link)| match link? {
+            _ if held.contains_key(&index) => Some((index, Role::Closed)),
+            // The guard has closed it.
+            Link::Veth if !self.judged.include(name) => Some((index, Role::Unjudged)),
+            _ if !self.judged.include(name) => None,
+            Link::Ethernet if with_pods(&index) => Some((index, Role::Device(Link::Port))),
+            link => Some((index, Role::Device(link))),
+        });
         let roles = devices.chain(pods).collect();
         &self.roles.insert((compiler.endpoints_version(), roles)).1
     }
@@ -178,9 +257,8 @@ impl NodeInterfaces {
     /// Names of the devices that the programs run at, sorted.
     pub(super) fn judging_devices(&self, dataplane: &Dataplane) -> Vec<String> {
         let devices = self.devices.iter().map(|(index, device)| (index, &device.name));
-        let mut names: Vec<String> = self
-            .veths
-            .iter()
+        let veths = self.veths.iter().map(|(index, veth)| (index, &veth.name));
+        let mut names: Vec<String> = veths
             .chain(devices)
             .filter(|(index, _)| {
                 matches!(dataplane.hooks().attached(**index), Some(Role::Device(_)))

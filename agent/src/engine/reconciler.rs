@@ -234,7 +234,8 @@ impl Reconciler {
         let mut wanted = roles.clone();
         wanted.retain(|ifindex, role| match role {
             Role::Pod(id) => self.in_force.endpoints.get(ifindex) == Some(id),
-            Role::Device(_) => !self.is_pod(*ifindex),
+            Role::Device(_) | Role::Unjudged => !self.is_pod(*ifindex),
+            Role::Closed => true,
         });
         self.dataplane.attach_new(&wanted)
     }

@@ -251,7 +251,8 @@ fn linux_node(change: Change) -> Option<String> {
     system.is_none_or(|system| system == "linux").then(|| node.name.clone())
 }
 
-/// The pod to ask on each node: of several the one that runs and was created last.
+/// The pod to ask on each node: of several the one that is ready, or else runs, and was created last. During a
+/// rollout a node has two, of which one waits behind the other and is not ready.
 fn on_nodes(pods: Vec<Pod>) -> BTreeMap<String, Result<String, NodeError>> {
     let mut nodes: BTreeMap<String, Vec<Found>> = BTreeMap::new();
     for pod in pods {
@@ -261,10 +262,9 @@ fn on_nodes(pods: Vec<Pod>) -> BTreeMap<String, Result<String, NodeError>> {
         nodes.entry(node).or_default().push(Found::of(pod));
     }
     let choose = |(node, mut found): (String, Vec<Found>)| {
-        found.sort_by_key(|pod| (pod.trouble.is_none(), !pod.terminating, pod.created));
-        let running: Vec<&str> =
-            found.iter().filter(|pod| pod.trouble.is_none()).map(|pod| pod.name.as_str()).collect();
-        if let [others @ .., asked] = &running[..]
+        found.sort_by_key(|pod| (pod.trouble.is_none(), pod.ready, !pod.terminating, pod.created));
+        let ready = found.iter().filter(|pod| pod.ready).map(|pod| pod.name.as_str());
+        if let [others @ .., asked] = &ready.collect::<Vec<_>>()[..]
             && !others.is_empty()
         {
             let others = others.join(", ");
@@ -283,6 +283,8 @@ struct Found {
     name: String,
     created: i64,
     terminating: bool,
+    /// The agent judges the node's packets, as far as the kubelet knows.
+    ready: bool,
     /// Why its container does not run.
     trouble: Option<String>,
 }
@@ -290,11 +292,15 @@ struct Found {
 impl Found {
     fn of(pod: Pod) -> Self {
         let trouble = trouble(&pod);
+        let statuses =
+            pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+        let ready = statuses.into_iter().any(|it| it.name == CONTAINER && it.ready);
         let metadata = pod.metadata;
         Self {
             name: metadata.name.unwrap_or_default(),
             created: metadata.creation_timestamp.map_or(0, |time| time.0.as_second()),
             terminating: metadata.deletion_timestamp.is_some(),
+            ready,
             trouble,
         }
     }

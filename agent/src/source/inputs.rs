@@ -96,8 +96,11 @@ impl Inputs {
         }
     }
 
-    /// What the source has said in the meantime.
+    /// What has come in the meantime.
     pub fn try_next(&mut self) -> Option<Input> {
+        if self.results.has_changed().is_ok_and(|changed| changed) {
+            return Some(self.take_results());
+        }
         let batch = self.source.batches.try_recv().ok()?;
         Some(self.take(batch))
     }

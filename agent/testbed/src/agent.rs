@@ -15,6 +15,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+use crate::child::KillOnDrop;
 use crate::host::Host;
 use crate::manifests::MARKERS;
 
@@ -95,6 +96,41 @@ impl Agent {
         self.end(Signal::SIGTERM);
         self.child = spawn(node, &self.options, &self.directory, self.prepare)?;
         Ok(())
+    }
+
+    /// Starts its successor over the same pin root, beside it; returns the former process.
+    ///
+    /// # Errors
+    /// When the binary cannot be run.
+    pub fn succeed(&mut self, node: &Host) -> Result<KillOnDrop> {
+        let successor = spawn(node, &self.options, &self.directory, self.prepare)?;
+        Ok(KillOnDrop(std::mem::replace(&mut self.child, successor)))
+    }
+
+    /// Has a process of before [`Agent::succeed`] be the agent again; returns its successor.
+    pub fn reinstate(&mut self, former: KillOnDrop) -> KillOnDrop {
+        let mut former = former;
+        std::mem::swap(&mut self.child, &mut former.0);
+        former
+    }
+
+    /// Starts `netpold standby` for its pin root.
+    ///
+    /// # Errors
+    /// When the binary cannot be run.
+    pub fn standby(&self, node: &Host) -> Result<KillOnDrop> {
+        let log = self.directory.join("standby.log");
+        let log = File::options().create(true).append(true).open(log)?;
+        let mut command = node.command(&self.options.binary)?;
+        (self.prepare)(&mut command);
+        // SAFETY: the closure only makes the prctl system call, which is async-signal-safe.
+        unsafe { command.pre_exec(die_with_parent) };
+        without_twins(&mut command).arg("standby").arg("--bpffs").arg(self.bpffs());
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let child = command.spawn();
+        child
+            .map(KillOnDrop)
+            .with_context(|| format!("cannot run {}", self.options.binary.display()))
     }
 
     /// The binary that [`Agent::restart`] starts from now on.
@@ -281,13 +317,17 @@ impl Drop for Agent {
     }
 }
 
+/// The process ends with the thread that started it.
+fn die_with_parent() -> std::io::Result<()> {
+    prctl::set_pdeathsig(Signal::SIGTERM).map_err(std::io::Error::from)
+}
+
 fn spawn(
     node: &Host,
     options: &AgentOptions,
     directory: &Path,
     prepare: fn(&mut Command),
 ) -> Result<Child> {
-    let die_with_parent = || prctl::set_pdeathsig(Signal::SIGTERM).map_err(std::io::Error::from);
     let log = File::options().create(true).append(true).open(directory.join("log"))?;
     let mut command = node.command(&options.binary)?;
     // SAFETY: the closure only makes the prctl system call, which is async-signal-safe.

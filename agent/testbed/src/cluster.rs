@@ -132,6 +132,12 @@ impl Cluster {
         &self.pods[name].1
     }
 
+    /// Whether there is a pod of that name.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.pods.contains_key(name)
+    }
+
     /// The pod of that name, to be changed.
     pub fn pod_mut(&mut self, name: &str) -> &mut Pod {
         &mut self.pods.get_mut(name).unwrap().1

@@ -67,6 +67,17 @@ fn unit(key: &str) -> String {
     value("netpold.service", key)
 }
 
+#[test]
+fn the_standbys_unit_watches_the_same_pin_root() {
+    let line = value("netpold-standby.service", "ExecStart");
+    let Subcommand::Standby(standby) =
+        Cli::try_parse_from(line.split_whitespace()).unwrap().command
+    else {
+        panic!("not `netpold standby`: {line}");
+    };
+    assert!(unit("ExecStart").contains(&format!("--bpffs {}", standby.bpffs.display())));
+}
+
 /// The unit that keeps the node from the boot on.
 const BOOT: &str = "netpold-boot.service";
 

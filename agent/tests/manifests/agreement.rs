@@ -29,7 +29,8 @@ fn the_agent_has_the_flags_it_is_started_with() {
     for variable in list(&container["env"]) {
         let name = variable["name"].as_str().unwrap().strip_prefix("NETPOLD_").unwrap();
         line.push(format!("--{}", name.to_lowercase().replace('_', "-")));
-        line.push(variable["value"].as_str().unwrap_or("node-1").to_owned());
+        let value = variable["value"].as_str().unwrap_or("node-1");
+        line.extend((value != "true").then(|| value.to_owned()));
     }
     let Command::Run(run) = Cli::try_parse_from(&line).unwrap().command else {
         panic!("not `netpold run`: {line:?}");
@@ -41,11 +42,42 @@ fn the_agent_has_the_flags_it_is_started_with() {
             .any(|m| path.starts_with(m["mountPath"].as_str().unwrap()))
     };
     assert!(mounted(&run.bpffs) && mounted(&run.socket), "they are written to");
-    let port = container["ports"][0]["containerPort"].as_u64().unwrap();
+    assert!(run.take_over, "or the next agent could not start beside this one");
+    let port = container["livenessProbe"]["httpGet"]["port"].as_u64().unwrap();
     assert_eq!(run.listen.unwrap().to_string(), format!(":{port}"));
-    for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
-        assert_eq!(container[probe]["httpGet"]["port"], container["ports"][0]["name"]);
+    assert!(
+        container["ports"].is_null(),
+        "the scheduler places no two pods with one port of a node"
+    );
+    for probe in ["startupProbe", "readinessProbe"] {
+        let command =
+            list(&container[probe]["exec"]["command"]).iter().map(|it| it.as_str().unwrap());
+        let command = Cli::try_parse_from(command).unwrap().command;
+        assert!(matches!(command, Command::Status(status) if status.ready), "{probe}");
     }
+}
+
+/// The standby watches the same pin root, with rights for nothing else.
+#[test]
+fn a_standby_runs_beside_the_agent() {
+    if !can_render("a_standby_runs_beside_the_agent") {
+        return;
+    }
+    let base = render("base");
+    let pod = &find(&base, "DaemonSet", "netpold")["spec"]["template"]["spec"];
+    let [agent, standby] = list(&pod["containers"]) else { panic!("two containers") };
+    let line = list(&standby["args"]).iter().map(|it| it.as_str().unwrap());
+    let command = Cli::try_parse_from(std::iter::once("netpold").chain(line)).unwrap().command;
+    assert!(matches!(command, Command::Standby(_)));
+    let of = |container: &Value, name: &str| {
+        let all = list(&container["env"]).iter();
+        all.filter(|it| it["name"] == name).map(|it| it["value"].clone()).next()
+    };
+    assert_eq!(of(standby, "NETPOLD_BPFFS"), of(agent, "NETPOLD_BPFFS"));
+    let added = &standby["securityContext"]["capabilities"]["add"];
+    assert_eq!(*added, json!(["BPF", "NET_ADMIN"]));
+    let mounts = list(&standby["volumeMounts"]);
+    assert!(mounts.iter().all(|mount| list(&agent["volumeMounts"]).contains(mount)), "{mounts:?}");
 }
 
 /// The capabilities are those of the systemd unit, with which `tests/deploy` runs the agent.
@@ -78,7 +110,8 @@ fn every_node_has_an_agent_that_nothing_drives_away() {
     assert_eq!(pod["priorityClassName"], "system-node-critical");
     assert_eq!(pod["tolerations"], json!([{ "operator": "Exists" }]));
     assert_eq!(pod["hostNetwork"], true);
-    assert_eq!(set["updateStrategy"]["rollingUpdate"]["maxUnavailable"], "10%");
+    let update = &set["updateStrategy"]["rollingUpdate"];
+    assert_eq!((&update["maxSurge"], &update["maxUnavailable"]), (&json!("10%"), &json!(0)));
     let account = find(&base, "ServiceAccount", "netpold");
     assert_eq!(pod["serviceAccountName"], account["metadata"]["name"]);
     let subject = &find(&base, "ClusterRoleBinding", "netpold")["subjects"][0];

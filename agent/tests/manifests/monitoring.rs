@@ -57,8 +57,15 @@ fn every_metric_in_rules_and_dashboard_is_one_of_ours() {
     }
     let (base, monitor) = (render("base"), find(&objects, "PodMonitor", "")["spec"].clone());
     let template = &find(&base, "DaemonSet", "")["spec"]["template"];
-    let port = &template["spec"]["containers"][0]["ports"][0]["name"];
-    assert_eq!(&monitor["podMetricsEndpoints"][0]["port"], port);
+    let agent = &template["spec"]["containers"][0];
+    let port = agent["livenessProbe"]["httpGet"]["port"].as_u64().unwrap();
+    let relabelings = monitor["podMetricsEndpoints"][0]["relabelings"].as_array().unwrap();
+    let addresses = relabelings.iter().filter(|it| it["targetLabel"] == "__address__");
+    let replacements = addresses.map(|it| it["replacement"].as_str().unwrap().to_owned());
+    assert_eq!(replacements.collect::<Vec<_>>(), [format!("$1:{port}"), format!("[$1]:{port}")]);
+    let kept: Vec<_> = relabelings.iter().filter(|it| it["action"] == "keep").collect();
+    assert_eq!(kept.len(), 1);
+    assert_eq!(kept[0]["regex"], agent["name"]);
     assert_eq!(monitor["selector"]["matchLabels"], template["metadata"]["labels"]);
 }
 

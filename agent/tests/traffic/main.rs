@@ -45,6 +45,7 @@ mod seeded;
 mod sent;
 mod services;
 mod spoof;
+mod startup;
 mod state;
 mod trace;
 mod trials;

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, ENFORCED, all_pass, none_pass};
-use netpold_testbed::{Cni, Netns, require_root};
+use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, all_pass, none_pass};
+use netpold_testbed::{Cni, Netns, PodSpec, require_root};
 
 use crate::load::guarded;
 
@@ -51,6 +51,33 @@ fn what_was_there_before_the_agent_is_left_alone() {
     cluster.without_policy("f").without_policy("to").enforce();
     let friend = cluster.pod("friend");
     all_pass(&foreign, friend, friend.addresses());
+}
+
+/// The endpoint table has four places for an index.
+#[test]
+fn an_interface_without_slot_is_closed() {
+    require_root!();
+    let mut cluster = guarded(Cni::Ptp);
+    for n in 0..5 {
+        let spec = PodSpec::new(NAMESPACE, &format!("p{n}")).ifindex(5000 + n * 8192);
+        cluster.add_as(0, spec);
+    }
+    cluster.write();
+    cluster.start();
+    let closed = |status: &serde_json::Value| {
+        status["problems"].to_string().contains("closed, since no endpoint slot is free")
+    };
+    let status = cluster.agents[0].wait_for("short of a slot", ENFORCED, closed).unwrap();
+    let stranger = cluster.pod("stranger");
+    let (closed, judged): (Vec<_>, Vec<_>) = (0..5)
+        .map(|n| cluster.pod(&format!("p{n}")))
+        .partition(|pod| status["problems"].to_string().contains(pod.pod_name()));
+    assert_eq!((closed.len(), judged.len()), (1, 4));
+    none_pass(closed[0], stranger, stranger.addresses());
+    none_pass(stranger, closed[0], closed[0].addresses());
+    for pod in judged {
+        all_pass(pod, stranger, stranger.addresses());
+    }
 }
 
 /// From a veth's creation to both programs on it: the pins tell.

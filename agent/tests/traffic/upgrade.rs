@@ -15,7 +15,7 @@ use crate::load::{guarded, under_load, under_old_load};
 type Traffic = fn(&mut Cluster, &[&dyn Fn(&mut Cluster)]);
 
 /// Builds the agent whose tables are laid out differently, once for all tests of a build.
-fn other() -> PathBuf {
+pub(crate) fn other() -> PathBuf {
     let directory = binary().parent().unwrap().to_owned();
     let mut cargo = Command::new(env!("CARGO"));
     // What cargo told this test is not meant for another cargo.

@@ -131,7 +131,7 @@ impl fmt::Display for Problem {
                  namespace; have it named in --source-check-exempt, or take the annotation off"
             ),
             Self::NoSlot { ifindex, pod } => {
-                write!(f, "pod {pod}, interface {ifindex}: NOT enforced, no endpoint slot is free")
+                write!(f, "pod {pod}, interface {ifindex}: closed, since no endpoint slot is free")
             }
             Self::Refused { message } => write!(f, "update refused: {message}"),
         }

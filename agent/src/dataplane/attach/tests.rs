@@ -103,7 +103,7 @@ fn attachments_outlive_the_agent_and_are_found_again() {
             assert!(!delivers(), "{mode}");
             let mut attacher = Attacher::new(pins, mode).unwrap();
             assert_eq!(hooks(&mut attacher), LOOPBACK, "{mode}");
-            assert_eq!(attacher.retain(|hook| hook == LOOPBACK[1]).unwrap(), 1);
+            assert_eq!(attacher.retain(|found| found.hook == LOOPBACK[1]).unwrap(), 1);
             assert_eq!(hooks(&mut attacher), [LOOPBACK[1]], "{mode}");
             attacher.attach(classifier(NEXT).as_fd(), LOOPBACK[1]).unwrap();
             assert!(delivers(), "{mode}: replaced by the next agent");
@@ -118,7 +118,9 @@ fn ours_is_first_and_others_still_run() {
             let hook = LOOPBACK[1];
             let other = classifier(DROP);
             let foreign = match mode {
-                Mode::Tcx => Some(sys::tcx_link_create(other.as_fd(), 1, BPF_TCX_INGRESS).unwrap()),
+                Mode::Tcx => {
+                    Some(sys::tcx_link_create(other.as_fd(), 1, LOOPBACK[1].tcx_type()).unwrap())
+                }
                 Mode::Clsact => {
                     let pin = pins.join("other");
                     sys::obj_pin(other.as_fd(), &pin).unwrap();
@@ -157,7 +159,9 @@ fn ours_goes_in_front_of_what_was_put_there() {
             attacher.attach(ours.as_fd(), hook).unwrap();
             assert!(attacher.attached().unwrap()[0].ahead.is_empty(), "{mode}");
             let foreign = match mode {
-                Mode::Tcx => Some(sys::tcx_link_create(other.as_fd(), 1, BPF_TCX_INGRESS).unwrap()),
+                Mode::Tcx => {
+                    Some(sys::tcx_link_create(other.as_fd(), 1, LOOPBACK[1].tcx_type()).unwrap())
+                }
                 Mode::Clsact => {
                     let pin = pins.join("other");
                     sys::obj_pin(other.as_fd(), &pin).unwrap();

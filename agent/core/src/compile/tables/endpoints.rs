@@ -31,6 +31,8 @@ pub(crate) struct Live {
     pub(crate) check_source: bool,
     /// The pod asks not to be checked, and nobody may grant that in its namespace.
     pub(crate) unheard: bool,
+    /// A further interface of a pod, or one whose pod is not known: it gives its slot to a pod's first one.
+    gives_way: bool,
     pub(crate) rules: PodRules,
     /// The Services that the pod is a backend of, if it is isolated for ingress alone.
     backs: BTreeSet<Key>,
@@ -138,6 +140,7 @@ impl Endpoints {
             addresses: Addresses::default(),
             check_source: false,
             unheard: false,
+            gives_way: true,
             rules: PodRules::waiting(rules, registry),
             backs: BTreeSet::new(),
             record,
@@ -220,6 +223,7 @@ impl Endpoints {
                     CheckSource::Isolated => isolated != [false; 2] || is(Standing::Deleted),
                     CheckSource::All => true,
                 },
+            gives_way: bound.is_some_and(|bound| bound.second),
             unheard: pod.foreign_sources && !exempt && options.check_source != CheckSource::Off,
             rules,
             backs: match isolated {
@@ -275,9 +279,30 @@ impl Endpoints {
             .find(|slot| !self.slots.contains(slot))
     }
 
+    /// Frees a slot for a pod's first interface: whoever may add interfaces to a pod chooses their indexes, and
+    /// so could keep another pod without a slot.
+    fn claim(&mut self, ifindex: u32, ops: &mut Vec<Op>) -> Option<u32> {
+        if self.live.get(&ifindex).is_none_or(|live| live.gives_way) {
+            return None;
+        }
+        let candidates = (0..ENDPOINT_PROBES).map(|probe| endpoint_slot(ifindex, probe));
+        let (holder, slot) =
+            candidates.filter(|slot| !self.quarantine.contains(slot)).find_map(|slot| {
+                let holds = |live: &Live| live.record.is_some_and(|(held, _)| held == slot);
+                let (holder, _) =
+                    self.live.iter().find(|(_, live)| live.gives_way && holds(live))?;
+                Some((*holder, slot))
+            })?;
+        self.live.get_mut(&holder)?.record = None;
+        self.unplaced.insert(holder);
+        // Packets that carry the slot's number are on their way.
+        ops.extend([Op::EndpointGone(slot), Op::Grace]);
+        Some(slot)
+    }
+
     /// Writes the record of an endpoint that has none, if a slot is free for it.
     pub(crate) fn appear(&mut self, ifindex: u32, rows: RowPair, ops: &mut Vec<Op>) {
-        let Some(slot) = self.slot(ifindex) else {
+        let Some(slot) = self.slot(ifindex).or_else(|| self.claim(ifindex, ops)) else {
             self.unplaced.insert(ifindex);
             return;
         };

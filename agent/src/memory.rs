@@ -6,7 +6,7 @@ use tracing::debug;
 /// What is freed goes back at once. The C library would keep an arena for each few threads, and more and more of
 /// what was freed in the largest pieces: after the start alone 20 MB.
 #[cfg(target_env = "gnu")]
-pub(super) fn keep_little_freed() {
+pub(crate) fn keep_little_freed() {
     for (parameter, value) in [
         (libc::M_ARENA_MAX, 2),
         (libc::M_MMAP_THRESHOLD, 128 << 10),
@@ -18,10 +18,10 @@ pub(super) fn keep_little_freed() {
 }
 
 #[cfg(not(target_env = "gnu"))]
-pub(super) fn keep_little_freed() {}
+pub(crate) fn keep_little_freed() {}
 
 /// After the start, gives back what it used: what it freed, and the pages of the binary.
-pub(super) fn give_back_the_start() {
+pub(crate) fn give_back_the_start() {
     // SAFETY: malloc_trim(3) takes no pointers.
     #[cfg(target_env = "gnu")]
     let _ = unsafe { libc::malloc_trim(0) };

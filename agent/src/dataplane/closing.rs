@@ -1,0 +1,205 @@
+//! The program that drops everything, and who attaches it where.
+//!
+//! A guard ([`crate::endpoint::newcomers`]) closes the hooks of a veth that has just come; the engine's programs
+//! replace the closing one in one step. An agent that ends in between leaves the veth closed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+
+use netpold_core::model::Direction;
+
+use super::clsact::Clsact;
+use super::front;
+use super::hook::{Hook, Mode};
+use crate::bpf::sys;
+use crate::lock::lock;
+
+/// Name of the closing program's pin, among those of the links.
+const CLOSED: &str = "closed";
+
+/// The program that drops everything, one for a pin root: a TCX hook takes no program twice, so two guards
+/// never both close it.
+#[derive(Debug)]
+pub struct Closed {
+    program: OwnedFd,
+    /// Identifier of the program.
+    pub id: u32,
+}
+
+impl Closed {
+    /// Opens the program that is pinned in the folder of links, or loads and pins it. Without a pin (a bpffs
+    /// that is read-only) it serves this process alone.
+    ///
+    /// # Errors
+    /// The kernel refuses the program.
+    fn open(links: &Path) -> io::Result<Self> {
+        let path = links.join(CLOSED);
+        let program = match sys::obj_get(&path) {
+            Ok(program) => program,
+            Err(_) => {
+                let program = front::closed()?;
+                match sys::obj_pin(program.as_fd(), &path) {
+                    // Another process was first.
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                        sys::obj_get(&path)?
+                    }
+                    _ => program,
+                }
+            }
+        };
+        let id = sys::program_id(program.as_fd())?;
+        Ok(Self { program, id })
+    }
+}
+
+impl AsFd for Closed {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.program.as_fd()
+    }
+}
+
+/// Who attaches at which hook: a guard, or the engine behind it.
+#[derive(Debug, Default)]
+pub struct Claims {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Hooks that a guard is closing.
+    closing: BTreeSet<Hook>,
+    /// Hooks that the engine has attached to, or detached from: no guard closes them.
+    taken: BTreeSet<Hook>,
+    /// Links that could not be pinned.
+    unpinned: BTreeMap<Hook, OwnedFd>,
+}
+
+impl Claims {
+    /// Takes a hook for the engine: waits until no guard is closing it, and lets none close it from now on.
+    /// Returns the link of a guard that could not be pinned.
+    pub(super) fn take(&self, hook: Hook) -> Option<OwnedFd> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_closing = |state: &mut State| state.closing.contains(&hook);
+        let waited = self.changed.wait_while(state, is_closing);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        state.taken.insert(hook);
+        state.unpinned.remove(&hook)
+    }
+
+    /// Whether a guard may close a hook; then [`Claims::end`] must follow.
+    fn begin(&self, hook: Hook) -> bool {
+        let mut state = lock(&self.state);
+        !state.taken.contains(&hook) && state.closing.insert(hook)
+    }
+
+    fn end(&self, hook: Hook, unpinned: Option<OwnedFd>) {
+        let mut state = lock(&self.state);
+        state.closing.remove(&hook);
+        state.unpinned.extend(unpinned.map(|link| (hook, link)));
+        self.changed.notify_all();
+    }
+
+    /// The interface is gone: a later one may have its index.
+    fn forget(&self, ifindex: u32) {
+        let mut state = lock(&self.state);
+        for direction in Direction::BOTH {
+            let hook = Hook { ifindex, direction };
+            state.taken.remove(&hook);
+            state.unpinned.remove(&hook);
+        }
+    }
+}
+
+/// How hooks are closed.
+#[derive(Clone, Debug)]
+pub struct Closing {
+    /// Folder of the links' pins.
+    links: PathBuf,
+    /// How programs are attached.
+    mode: Mode,
+    /// The program, once it is loaded.
+    program: Arc<OnceLock<Closed>>,
+    /// The engine's attacher has the same.
+    pub(super) claims: Arc<Claims>,
+}
+
+impl Closing {
+    /// Of hooks whose links are pinned in a folder.
+    #[must_use]
+    pub fn new(links: PathBuf, mode: Mode) -> Self {
+        Self { links, mode, program: Arc::default(), claims: Arc::default() }
+    }
+
+    /// The program. An error may pass, as a lack of memory does.
+    ///
+    /// # Errors
+    /// The kernel refuses the program.
+    pub fn program(&self) -> io::Result<&Closed> {
+        if self.program.get().is_none() {
+            let loaded = Closed::open(&self.links)?;
+            let _ = self.program.set(loaded);
+        }
+        self.program.get().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// An interface is gone: a later one may have its index.
+    pub fn forget(&self, ifindex: u32) {
+        self.claims.forget(ifindex);
+    }
+
+    /// Attaches the closing program at a hook where no program of netpold's is.
+    pub fn close(&self, hook: Hook) {
+        if !self.claims.begin(hook) {
+            return;
+        }
+        let closed = match self.mode {
+            Mode::Tcx => self.close_tcx(hook),
+            Mode::Clsact => self.close_clsact(hook).map(|()| None),
+        };
+        let unpinned = closed.unwrap_or_else(|error| {
+            // The interface went meanwhile.
+            if error.raw_os_error() != Some(libc::ENODEV) {
+                tracing::warn!(
+                    %error, ifindex = hook.ifindex, direction = %hook.direction,
+                    "cannot close a new interface until its pod is known"
+                );
+            }
+            None
+        });
+        self.claims.end(hook, unpinned);
+    }
+
+    /// Returns the link if it could not be pinned.
+    fn close_tcx(&self, hook: Hook) -> io::Result<Option<OwnedFd>> {
+        let path = self.links.join(hook.file_name());
+        if let Ok(link) = sys::obj_get(&path) {
+            let info = sys::tcx_info(link.as_fd())?;
+            if (info.ifindex, info.attach_type) == (hook.ifindex, hook.tcx_type()) {
+                return Ok(None);
+            }
+            // Of a former interface with this index.
+            fs::remove_file(&path)?;
+        }
+        let program = self.program()?.as_fd();
+        let link = match sys::tcx_link_create(program, hook.ifindex, hook.tcx_type()) {
+            // Another guard was first.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
+            link => link?,
+        };
+        Ok(sys::obj_pin(link.as_fd(), &path).is_err().then_some(link))
+    }
+
+    fn close_clsact(&self, hook: Hook) -> io::Result<()> {
+        let mut filters = Clsact::open()?;
+        if filters.is_attached(hook)? {
+            Ok(())
+        } else {
+            filters.attach(self.program()?.as_fd(), hook)
+        }
+    }
+}

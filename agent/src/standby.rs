@@ -1,0 +1,256 @@
+//! `netpold standby`: closes pods that start while no agent runs on the pin root.
+//!
+//! An agent holds an exclusive lock on its pin root, and the kernel releases it with the process. The standby
+//! waits for a shared lock, so it runs within microseconds of the agent's end, whatever ended it. It holds the
+//! shared lock while it closes interfaces, so no agent starts in between; the agent that comes replaces the
+//! closing program ([`crate::endpoint::newcomers`]).
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use netpold_core::model::Direction;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::SignalFd;
+
+use crate::cli::StandbyArgs;
+use crate::config;
+use crate::dataplane::attach::{Hook, Mode};
+use crate::dataplane::bpffs::{self, PinRoot, Shared};
+use crate::dataplane::closing::Closing;
+use crate::endpoint::newcomers::Veths;
+use crate::memory;
+
+/// How long an agent may take to give a new interface its programs. An interface without program that is older
+/// was left alone on purpose (`--node-devices`).
+const SETTLING: Duration = Duration::from_secs(2);
+/// How often the pin root is looked at while something depends on it.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// Interfaces that are closed at a time, each by two threads.
+const AT_ONCE: usize = 4;
+/// Set in the environment of an agent that has handed its node over.
+const HANDED_OVER: &str = "NETPOLD_HANDED_OVER";
+/// How long a node may be without agent before the one that handed it over takes it back.
+const VACANCY: Duration = Duration::from_secs(3);
+
+/// Serves until SIGTERM; then until an agent runs again, since the pod of an agent that is being replaced ends
+/// before the next one is there.
+///
+/// # Errors
+/// Netlink, signals or threads are not to be had.
+pub fn run(args: &StandbyArgs) -> Result<()> {
+    config::start_log(args.log_format, config::log_filter(&args.log)?)?;
+    serve(&args.bpffs, None)
+}
+
+/// Whether this process is an agent that has handed its node over.
+#[must_use]
+pub fn is_handed_over() -> bool {
+    std::env::var_os(HANDED_OVER).is_some()
+}
+
+/// Replaces this process by one that waits behind the agent that takes the node over. Every descriptor goes with
+/// the old image, the lock of the pin root and the listening sockets among them.
+///
+/// # Errors
+/// The kernel does not start the binary again.
+pub fn hand_over() -> Result<Infallible> {
+    exec(|command| _ = command.env(HANDED_OVER, "1"))
+}
+
+/// Waits behind the agent that took the node over; takes the node back if that one ends and none follows it.
+///
+/// # Errors
+/// As [`run`].
+pub fn wait_behind(bpffs: &Path) -> Result<()> {
+    serve(bpffs, Some(VACANCY))
+}
+
+fn exec(prepare: impl FnOnce(&mut Command)) -> Result<Infallible> {
+    let mut arguments = std::env::args_os();
+    // The file may have been replaced on disk.
+    let mut command = Command::new("/proc/self/exe");
+    if let Some(name) = arguments.next() {
+        command.arg0(name);
+    }
+    prepare(command.args(arguments));
+    Err(command.exec()).context("cannot start this binary again")
+}
+
+fn serve(root: &Path, resume_after: Option<Duration>) -> Result<()> {
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGTERM);
+    signals.add(Signal::SIGINT);
+    signals.thread_block().context("cannot block signals")?;
+    let signal = SignalFd::new(&signals).context("cannot receive signals")?;
+    let vacancies = Vacancies::watch(root).context("cannot start a thread")?;
+    let mut standby = Standby::new(root, vacancies)?;
+    let mut terminated = false;
+    memory::give_back_the_start();
+    loop {
+        standby.wait(signal.as_fd(), terminated || resume_after.is_some());
+        terminated |= signal_arrived(&signal);
+        standby.take_events();
+        if terminated && PinRoot::is_busy(root) {
+            return Ok(());
+        }
+        if !terminated && resume_after.is_some_and(|after| standby.is_vacant_for(after)) {
+            tracing::warn!("no agent runs on this node: taking it back");
+            exec(|command| _ = command.env_remove(HANDED_OVER))?;
+        }
+    }
+}
+
+fn signal_arrived(signal: &SignalFd) -> bool {
+    let mut ready = [PollFd::new(signal.as_fd(), PollFlags::POLLIN)];
+    poll(&mut ready, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+        && signal.read_signal().is_ok_and(|signal| signal.is_some())
+}
+
+/// Reports each time that the pin root has no agent.
+struct Vacancies {
+    /// Readable when there is none.
+    reported: UnixStream,
+    /// Asks for the next report.
+    again: Sender<()>,
+}
+
+impl Vacancies {
+    fn watch(root: &Path) -> io::Result<Self> {
+        let (reported, mut report) = UnixStream::pair()?;
+        reported.set_nonblocking(true)?;
+        let (again, asked) = channel();
+        let root = root.to_owned();
+        std::thread::Builder::new().name("vacancy".into()).spawn(move || {
+            let _ = watch(&root, &mut report, &asked);
+        })?;
+        Ok(Self { reported, again })
+    }
+}
+
+/// Waits for the shared lock, reports it, and waits to be asked again.
+fn watch(root: &Path, report: &mut UnixStream, asked: &Receiver<()>) -> io::Result<()> {
+    loop {
+        while let Err(error) = Shared::wait(root) {
+            tracing::debug!(%error, "no pin root yet");
+            std::thread::sleep(INTERVAL);
+        }
+        report.write_all(&[1])?;
+        asked.recv().map_err(io::Error::other)?;
+    }
+}
+
+/// See the module.
+struct Standby {
+    root: PathBuf,
+    vacancies: Vacancies,
+    veths: Veths,
+    /// When each veth was seen first; `None`: an agent was there, and so was the veth, when this process began.
+    seen: BTreeMap<u32, Option<Instant>>,
+    /// Since when no agent runs, as far as is known.
+    vacant: Option<Instant>,
+}
+
+impl Standby {
+    fn new(root: &Path, vacancies: Vacancies) -> Result<Self> {
+        let mut veths = Veths::open().context("cannot listen to link events")?;
+        let there = veths.list().context("cannot list interfaces")?;
+        let is_agent_there = PinRoot::is_busy(root);
+        let first = (!is_agent_there).then(Instant::now);
+        let seen = there.into_iter().map(|index| (index, first)).collect();
+        Ok(Self { root: root.to_owned(), vacancies, veths, seen, vacant: None })
+    }
+
+    /// Waits for an event.
+    fn wait(&self, signal: std::os::fd::BorrowedFd<'_>, depends: bool) {
+        let mut ready = [
+            PollFd::new(signal, PollFlags::POLLIN),
+            PollFd::new(self.veths.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.vacancies.reported.as_fd(), PollFlags::POLLIN),
+        ];
+        let millis = u16::try_from(INTERVAL.as_millis()).unwrap_or(u16::MAX);
+        let timeout = if depends { PollTimeout::from(millis) } else { PollTimeout::NONE };
+        // EINTR and the like: look again.
+        let _ = poll(&mut ready, timeout);
+    }
+
+    fn take_events(&mut self) {
+        let seen = &mut self.seen;
+        let new = self.veths.changes(|index| _ = seen.remove(&index)).unwrap_or_else(|error| {
+            tracing::warn!(%error, "reading link events failed; tried again");
+            std::thread::sleep(INTERVAL);
+            Vec::new()
+        });
+        let now = Instant::now();
+        seen.extend(new.iter().map(|index| (*index, Some(now))));
+        let mut byte = [0];
+        if self.vacancies.reported.read(&mut byte).is_ok() {
+            self.vacant = Some(now);
+            let young = |first: &Option<Instant>| first.is_some_and(|first| first + SETTLING > now);
+            let young = self.seen.iter().filter(|(_, first)| young(first));
+            let young = young.map(|(index, _)| *index).collect::<Vec<_>>();
+            self.close(&young);
+        } else if self.vacant.is_some() && !new.is_empty() {
+            self.close(&new);
+        }
+    }
+
+    /// Closes veths that have no program of netpold's, unless an agent runs.
+    fn close(&mut self, veths: &[u32]) {
+        match Shared::lock(&self.root) {
+            Ok(Some(_free)) => {
+                if let Err(error) = close(&self.root, veths) {
+                    tracing::warn!(%error, "new pods are open until an agent runs");
+                }
+            }
+            Ok(None) => self.occupied(),
+            Err(error) => tracing::warn!(%error, "cannot lock the pin root"),
+        }
+    }
+
+    /// An agent runs: waits for its end.
+    fn occupied(&mut self) {
+        self.vacant = None;
+        // The thread ends after the sender only.
+        let _ = self.vacancies.again.send(());
+    }
+
+    /// Whether no agent has run for so long.
+    fn is_vacant_for(&mut self, long: Duration) -> bool {
+        let Some(since) = self.vacant else { return false };
+        if PinRoot::is_busy(&self.root) {
+            self.occupied();
+            return false;
+        }
+        since.elapsed() >= long
+    }
+}
+
+/// The lock is held.
+fn close(root: &Path, veths: &[u32]) -> io::Result<()> {
+    // Nothing was ever enforced here, or it was uninstalled.
+    if veths.is_empty() || !bpffs::has_tables(root) {
+        return Ok(());
+    }
+    let closing = Closing::new(bpffs::links(root), Mode::probe());
+    for veths in veths.chunks(AT_ONCE) {
+        std::thread::scope(|scope| {
+            for &ifindex in veths {
+                for direction in Direction::BOTH {
+                    let closing = &closing;
+                    scope.spawn(move || closing.close(Hook { ifindex, direction }));
+                }
+            }
+        });
+    }
+    Ok(())
+}
