@@ -22,7 +22,7 @@ impl Source {
             SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => Self::LinkLocal(v6.scope_id()),
             SocketAddr::V4(_) | SocketAddr::V6(_) => match peer.ip().to_canonical() {
                 IpAddr::V4(v4) if v4.is_link_local() => Self::LinkLocal(0),
-                address => Self::Address(address),
+                address @ (IpAddr::V4(_) | IpAddr::V6(_)) => Self::Address(address),
             },
         }
     }

@@ -143,3 +143,36 @@ impl Collector for Observed {
         self.snapshot().write(&mut writer)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::thread::sleep;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// The engine stands still for five milliseconds for each snapshot.
+    #[test]
+    fn scrapes_without_end_leave_the_engine_most_of_the_time() {
+        const TAKES: Duration = Duration::from_millis(5);
+        let taken = Arc::new(AtomicU32::new(0));
+        let count = Arc::clone(&taken);
+        let snapshot = move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            sleep(TAKES);
+            Some(Snapshot::default())
+        };
+        let observed = Observed {
+            snapshot: Box::new(snapshot),
+            drops: Arc::default(),
+            source: watch::channel(SourceStatus::default()).1,
+            last: Mutex::new((Snapshot::default(), Instant::now())),
+        };
+        let began = Instant::now();
+        while taken.load(Ordering::Relaxed) < 4 {
+            drop(observed.snapshot());
+        }
+        assert!(began.elapsed() >= TAKES * SHARE * 3, "four in {:?}", began.elapsed());
+    }
+}

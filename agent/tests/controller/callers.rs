@@ -28,10 +28,10 @@ struct Identity {
     key: String,
 }
 
-/// A controller whose webhook the API server asks.
+/// A controller whose webhook the API server asks. Dropped in this order.
 struct Asked {
-    world: World,
     controller: Controller,
+    world: World,
     port: u16,
 }
 
@@ -44,7 +44,7 @@ impl Asked {
         let address = format!("127.0.0.1:{port}");
         let controller = world.start("one", &[&["--webhook-listen", &address], more].concat());
         wait("trusted", || trusted(&world));
-        Some(Self { world, controller, port })
+        Some(Self { controller, world, port })
     }
 
     /// The port is the controller's, whatever the address of the loopback.

@@ -105,11 +105,10 @@ impl Excerpt {
 
     /// The excerpt, if all has come.
     pub(super) fn finish(self) -> Result<Vec<u8>, ExcerptError> {
-        match self.state {
-            State::End => Ok(self.kept),
-            State::InScalar { .. } if self.around.is_empty() => Ok(self.kept),
-            _ => Err(ExcerptError::Malformed),
-        }
+        // A number at the top has no end of its own.
+        let is_scalar = matches!(self.state, State::InScalar { .. }) && self.around.is_empty();
+        let is_whole = is_scalar || matches!(self.state, State::End);
+        if is_whole { Ok(self.kept) } else { Err(ExcerptError::Malformed) }
     }
 
     fn push_byte(&mut self, byte: u8) -> Result<(), ExcerptError> {

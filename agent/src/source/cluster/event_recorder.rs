@@ -7,7 +7,7 @@
 //! Namespaces take turns. An Event that the API server refuses concerns its object alone; only an outage
 //! stops the others.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -44,6 +44,8 @@ const PAUSE: Duration = Duration::from_mins(1);
 /// Least time between attempts in an outage, and at what the server has refused; the latter doubles with each refusal
 /// in a row, up to [`REPEAT`].
 const RETRY: Duration = Duration::from_mins(1);
+/// So many attempts in a row without an answer are an outage.
+const OUTAGE: u32 = 3;
 /// An Event that is not answered within this was not written.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Longest name of an Event, in bytes (a DNS subdomain, RFC 1123).
@@ -122,8 +124,8 @@ struct Agenda {
     subjects: HashMap<String, Subject>,
     /// Namespace of the policy that had an Event last.
     served: String,
-    /// When an Event was written last.
-    worked_at: Option<Instant>,
+    /// Attempts in a row that met what looks like an outage.
+    unanswered: u32,
 }
 
 /// What was reported of an object.
@@ -134,8 +136,6 @@ struct Subject {
     /// Refusals in a row.
     refusals: u32,
     rests_until: Option<Instant>,
-    /// The last attempt met what looked like an outage.
-    unanswered_at: Option<Instant>,
 }
 
 impl Subject {
@@ -192,15 +192,15 @@ impl Writer {
 
 impl Agenda {
     fn new(node: String) -> Self {
-        Self { node, subjects: HashMap::new(), served: String::new(), worked_at: None }
+        Self { node, subjects: HashMap::new(), served: String::new(), unanswered: 0 }
     }
 
     /// The Event that is due: of the node first, then of the namespaces in turns, from the one behind the one that had
     /// the last Event. One at a time: in the meantime another policy may have been mended.
     fn next(&mut self, all: &Unsupported, of_node: &OfNode, now: Instant) -> Option<Due> {
-        self.subjects.retain(|subject, _| {
-            subject.starts_with(OF_NODE) || all.values().any(|(uid, _)| uid == subject)
-        });
+        let known: HashSet<&str> = all.values().map(|(uid, _)| uid.as_str()).collect();
+        self.subjects
+            .retain(|subject, _| subject.starts_with(OF_NODE) || known.contains(subject.as_str()));
         let is_due = |subject: &str, note: &str| {
             self.subjects.get(subject).is_none_or(|it| it.is_due(note, now))
         };
@@ -241,14 +241,13 @@ impl Agenda {
         let it = self.subjects.entry(subject).or_default();
         let Err(error) = written else {
             debug!(name, reason, note, "Event written");
-            self.worked_at = Some(now);
+            self.unanswered = 0;
             *it = Subject { reported: Some((note, now)), ..Subject::default() };
             return Duration::ZERO;
         };
-        let before = it.unanswered_at.replace(now);
-        // Others' Events were written since this one was not: no outage.
-        let others_work = before.is_some_and(|before| self.worked_at > Some(before));
-        let is_outage = error.is_outage && !others_work;
+        // One namespace's Events may take too long to be answered; namespaces take turns.
+        self.unanswered = if error.is_outage { self.unanswered + 1 } else { 0 };
+        let is_outage = self.unanswered >= OUTAGE;
         if is_outage || it.refusals == 0 {
             warn!(name, reason, %error, "no Event can be written");
         }
@@ -357,6 +356,8 @@ fn note(node: &str, reasons: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use netpold_testkit::random::Random;
+
     use super::*;
 
     #[test]
@@ -424,21 +425,74 @@ mod tests {
         }
     }
 
+    fn silence() -> Result<(), EventError> {
+        Err(EventError { text: "no answer".into(), is_outage: true })
+    }
+
     #[test]
     fn an_outage_stops_all_and_what_looks_like_one_does_not() {
         let (all, none) = (troubled(), OfNode::new());
         let (mut agenda, mut now) = (Agenda::new("n1".into()), Instant::now());
-        let silence = || Err(EventError { text: "no answer".into(), is_outage: true });
-        let first = agenda.next(&all, &none, now).unwrap();
-        let subject = first.subject.clone();
-        assert_eq!(agenda.take(first, silence(), now), RETRY, "nobody answers");
-        now += RETRY;
-        while let Some(due) = agenda.next(&all, &none, now) {
-            let is_first = due.subject == subject;
-            now += PACE;
-            let pause = agenda.take(due, if is_first { silence() } else { Ok(()) }, now);
-            assert_eq!(pause, Duration::ZERO, "others' Events are written");
+        let mut pauses = Vec::new();
+        for _ in 0..OUTAGE {
+            let due = agenda.next(&all, &none, now).unwrap();
+            pauses.push(agenda.take(due, silence(), now));
         }
-        assert_eq!(agenda.subjects.len(), 101);
+        assert_eq!(pauses, [Duration::ZERO, Duration::ZERO, RETRY], "nobody answers");
+        now += RETRY;
+        // Of the crowd's Events every other one is not answered.
+        let mut number = 0;
+        while let Some(due) = agenda.next(&all, &none, now) {
+            number += 1;
+            now += PACE;
+            let pause = agenda.take(due, if number % 2 == 0 { silence() } else { Ok(()) }, now);
+            assert_eq!(pause, Duration::ZERO, "others' Events are written");
+            if number > 60 {
+                break;
+            }
+        }
+    }
+
+    /// A tenant's policies come, go, change and have long names; their Events are refused, not answered or written. Each
+    /// change of the other tenant's policy is reported within the pause after its last Event, and three turns.
+    #[test]
+    fn whatever_becomes_of_a_tenants_events_the_others_are_written() {
+        for seed in 1..=10 {
+            let mut random = Random(seed);
+            let (mut agenda, mut now) = (Agenda::new("n1".into()), Instant::now());
+            let (mut all, none) = (Unsupported::new(), OfNode::new());
+            let (mut edited_at, mut waits) = (None, 0);
+            for step in 0..600 {
+                for _ in 0..random.below(4) {
+                    let name = "n".repeat(1 + random.below(253));
+                    let key = Key::new("a-hostile", &*name);
+                    match random.below(4) {
+                        0 => drop(all.remove(&key)),
+                        _ => drop(all.insert(key, (name, vec![format!("is wrong {step}")]))),
+                    }
+                }
+                let other = Key::new("shop", "web");
+                if step % 100 == 7 {
+                    all.insert(other, ("other".into(), vec![format!("is wrong {step}")]));
+                    edited_at = Some(now);
+                }
+                now += PACE;
+                let Some(due) = agenda.next(&all, &none, now) else { continue };
+                let is_other = due.subject == "other";
+                let outcome = match random.below(3) {
+                    _ if is_other => Ok(()),
+                    0 => Ok(()),
+                    1 => refusal(),
+                    _ => silence(),
+                };
+                now += agenda.take(due, outcome, now);
+                if is_other && let Some(edited_at) = edited_at.take() {
+                    let waited = now - edited_at;
+                    assert!(waited <= PAUSE + 5 * PACE, "seed {seed}: {waited:?}");
+                    waits += 1;
+                }
+            }
+            assert!(waits >= 5, "seed {seed}: {waits} Events of the other");
+        }
     }
 }
