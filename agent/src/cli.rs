@@ -1,9 +1,11 @@
 //! The command line. Every flag has an environment twin, `NETPOLD_` and its name.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use ipnet::IpNet;
 use netpold_core::probe::IpProtocol;
 
 use crate::arguments::{Who, time};
@@ -262,6 +264,15 @@ pub struct ControllerArgs {
         default_value = ":8443"
     )]
     pub webhook_listen: ListenAddress,
+    /// Addresses that may ask the webhook, with commas between them: those of the API servers, as addresses or CIDRs.
+    /// Others are refused [default: everybody may ask, and pods have places of their own]
+    #[arg(long, value_name = "CIDR,…", env = "NETPOLD_WEBHOOK_CLIENTS", value_delimiter = ',',
+        value_parser = address_block)]
+    pub webhook_clients: Vec<IpNet>,
+    /// Only clients with a certificate by an authority of this PEM file may ask the webhook: the API server has one by
+    /// its `--admission-control-config-file` [default: a certificate is not asked for]
+    #[arg(long, value_name = "FILE", env = "NETPOLD_WEBHOOK_CLIENT_CA")]
+    pub webhook_client_ca: Option<PathBuf>,
     /// How long the webhook's certificates are good for, as in 90d, 12h, 30m or 60s; they are replaced after
     /// two thirds of it
     #[arg(long, value_name = "TIME", env = "NETPOLD_CERTIFICATE_LIFETIME", default_value = "90d",
@@ -276,6 +287,12 @@ pub struct ControllerArgs {
     /// What to log: a level, or targets with levels as in `info,netpold::source=debug`
     #[arg(long, value_name = "FILTER", env = "NETPOLD_LOG", default_value = "info")]
     pub log: String,
+}
+
+/// An address, or a block of them.
+fn address_block(text: &str) -> Result<IpNet, String> {
+    let address = text.parse::<IpAddr>().map(IpNet::from);
+    address.or_else(|_| text.parse()).map_err(|_| "give an address or a CIDR".to_owned())
 }
 
 /// A time of 15 seconds to 10 years, with its unit.

@@ -83,7 +83,12 @@ async fn serve(args: ControllerArgs) -> Result<()> {
     let (keeper, served) =
         Keeper::new(client, &args.namespace, args.certificate_lifetime, leading.clone());
     tokio::spawn(keeper.run());
-    tokio::spawn(webhook::open(args.webhook_listen, Arc::clone(&served))?);
+    let settings = webhook::Settings {
+        address: args.webhook_listen,
+        clients: args.webhook_clients,
+        client_ca: args.webhook_client_ca,
+    };
+    tokio::spawn(webhook::open(settings, Arc::clone(&served), statuses.pod_addresses())?);
     let answers = health::router(Health { heartbeat, counters, leading, synced, served });
     let _listener = args.listen.map(|address| Listener::serve(address, answers)).transpose()?;
     let mut statuses = tokio::spawn(statuses.run());

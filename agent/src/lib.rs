@@ -47,6 +47,7 @@ pub mod state;
 pub mod status;
 pub mod top;
 pub mod trace;
+mod turns;
 pub mod uninstall;
 mod watched;
 

@@ -3,7 +3,8 @@
 //! node, so a connection serves one request, has a deadline, and takes one of a few places that its
 //! source has ([`Places`]). The node's own need none.
 
-use std::collections::{HashMap, VecDeque};
+mod places;
+
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -21,15 +22,15 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{AbortHandle, JoinHandle};
+use tokio::task::JoinHandle;
 use tracing::{debug, info};
 
+pub(crate) use self::places::{Limits, Places, Source};
 use crate::metrics::{CONTENT_TYPE, Metrics};
 
-/// Connections from elsewhere that are served at a time.
-const PLACES: usize = 64;
-/// Of these, from one address: two Prometheus servers behind it and a few people.
-const PLACES_OF_SOURCE: usize = 4;
+/// Connections from elsewhere that are served at a time. From one address: two Prometheus servers behind it and a few
+/// people. Nobody who scrapes has a link-local address.
+const LIMITS: Limits = Limits { total: 64, of_source: 4, of_link_local: 8 };
 /// How long a connection may last.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a client may take to ask.
@@ -173,57 +174,55 @@ impl Listener {
         let opened = address.bind().and_then(TcpListener::from_std);
         let listener = opened.map_err(|cause| ListenError { address, cause })?;
         info!(%address, "serves /metrics, /livez and /readyz");
-        Ok(Self { task: tokio::spawn(accept(listener, router)) })
+        let serve = move |stream| serve(stream, router.clone());
+        Ok(Self { task: tokio::spawn(accept(listener, Places::new(LIMITS), serve)) })
     }
 }
 
-/// The connections that are served, the oldest first. Who connects is never refused: where there are
-/// too many the oldest gives way, of that source, or of the one that holds most.
-#[derive(Default)]
-struct Places(VecDeque<(IpAddr, AbortHandle)>);
-
-impl Places {
-    fn take(&mut self, source: IpAddr, connection: AbortHandle) {
-        self.0.retain(|(_, connection)| !connection.is_finished());
-        self.0.push_back((source, connection));
-        let mut held: HashMap<IpAddr, usize> = HashMap::new();
-        for (source, _) in &self.0 {
-            *held.entry(*source).or_default() += 1;
-        }
-        let crowded = if held.get(&source).is_some_and(|own| *own > PLACES_OF_SOURCE) {
-            source
-        } else if self.0.len() > PLACES {
-            // Of those that hold as many, the one that has held longest.
-            let most = held.values().copied().max();
-            let mut sources = self.0.iter().map(|(source, _)| *source);
-            sources.find(|source| held.get(source).copied() == most).unwrap_or(source)
-        } else {
-            return;
-        };
-        let oldest = self.0.iter().position(|(source, _)| *source == crowded);
-        if let Some((_, connection)) = oldest.and_then(|oldest| self.0.remove(oldest)) {
-            connection.abort();
-        }
-    }
+/// What becomes of a connection that was made.
+pub(crate) enum Admission<'p> {
+    /// It is served, whoever else is.
+    Free,
+    /// It is served at one of these places.
+    In(&'p mut Places),
+    /// It is closed.
+    Refused,
 }
 
-async fn accept(listener: TcpListener, router: Router) {
-    let mut places = Places::default();
+/// Serves connections until it is dropped.
+pub(crate) async fn accept<S: Future<Output = ()> + Send + 'static>(
+    listener: TcpListener,
+    mut places: impl AdmitConnection,
+    serve: impl Fn(TcpStream) -> S,
+) {
     loop {
         match listener.accept().await {
-            Ok((stream, peer)) => {
-                let own = is_own(&stream, peer);
-                let served = tokio::spawn(serve(stream, router.clone()));
-                if !own {
-                    places.take(peer.ip().to_canonical(), served.abort_handle());
+            Ok((stream, peer)) => match places.admit(&stream, peer) {
+                Admission::Refused => debug!(%peer, "connection refused"),
+                Admission::Free => drop(tokio::spawn(serve(stream))),
+                Admission::In(places) => {
+                    let served = tokio::spawn(serve(stream));
+                    places.take(Source::of(peer), served.abort_handle());
                 }
-            }
+            },
             Err(error) => {
                 // Out of descriptors, most likely: give the others time to end.
-                debug!("HTTP listener: {error}");
+                debug!("listener: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
+    }
+}
+
+/// Who may connect, and to which places.
+pub(crate) trait AdmitConnection {
+    /// Of a connection from this address and port.
+    fn admit(&mut self, stream: &TcpStream, peer: SocketAddr) -> Admission<'_>;
+}
+
+impl AdmitConnection for Places {
+    fn admit(&mut self, stream: &TcpStream, peer: SocketAddr) -> Admission<'_> {
+        if is_own(stream, peer) { Admission::Free } else { Admission::In(self) }
     }
 }
 
@@ -283,37 +282,6 @@ mod tests {
         for text in ["", "9417", ":", ":x", "localhost:9417", "fd00::1", "10.0.0.1", ":70000"] {
             assert!(text.parse::<ListenAddress>().is_err(), "{text:?}");
         }
-    }
-
-    #[test]
-    fn the_oldest_connection_of_who_holds_most_gives_way() {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        runtime.block_on(async {
-            let mut places = Places::default();
-            let mut tasks = Vec::new();
-            let mut connect = |places: &mut Places, last: u32| {
-                let task = tokio::spawn(std::future::pending::<()>());
-                places.take(Ipv4Addr::from_bits(last).into(), task.abort_handle());
-                tasks.push(task);
-            };
-            for source in 0..16 {
-                (0..6).for_each(|_| connect(&mut places, source));
-            }
-            assert_eq!(places.0.len(), PLACES, "four each of sixteen");
-            connect(&mut places, 99);
-            // Each task's turn comes.
-            for _ in 0..PLACES * 2 {
-                tokio::task::yield_now().await;
-            }
-            assert_eq!(places.0.len(), PLACES);
-            let holds = |source: u32| {
-                let source = IpAddr::from(Ipv4Addr::from_bits(source));
-                places.0.iter().filter(|(held, _)| *held == source).count()
-            };
-            assert_eq!((holds(0), holds(1), holds(99)), (3, 4, 1), "the one that is first");
-            let ended = tasks.iter().filter(|task| task.is_finished()).count();
-            assert_eq!(ended, 16 * 2 + 1, "two of each source, and one to make room");
-        });
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use netpold_core::model::{
     Change, Enforcement, Key, Labels, Pod, Policy, PolicyVersion, Selector, SharedStr,
 };
 
+use super::webhook::PodAddresses;
 use crate::api::NodeReport;
 
 /// A report is renewed every minute; an agent that has not renewed its for this long is gone, or stuck. The same
@@ -42,6 +44,8 @@ pub(super) type Touched = BTreeSet<Key>;
 /// Everything that is known.
 #[derive(Debug, Default)]
 pub(super) struct Index {
+    /// Addresses of subject pods, for others.
+    pub(super) addresses: Arc<PodAddresses>,
     namespaces: BTreeMap<String, Namespace>,
     nodes: BTreeMap<Arc<str>, Node>,
     by_uid: BTreeMap<Box<str>, Key>,
@@ -50,10 +54,18 @@ pub(super) struct Index {
 #[derive(Debug, Default)]
 struct Namespace {
     /// Subject pods that are scheduled.
-    pods: BTreeMap<String, (Arc<Labels>, Arc<str>)>,
+    pods: BTreeMap<String, Placed>,
     /// How many of them have equal labels, by node.
     groups: BTreeMap<Arc<Labels>, BTreeMap<Arc<str>, usize>>,
     policies: BTreeMap<String, KnownPolicy>,
+}
+
+/// What is kept of a pod.
+#[derive(Debug)]
+struct Placed {
+    labels: Arc<Labels>,
+    node: Arc<str>,
+    addresses: Box<[IpAddr]>,
 }
 
 /// What is kept of a policy.
@@ -314,27 +326,42 @@ impl Index {
 
     fn pod(&mut self, pod: Pod, touched: &mut Touched) {
         let counts = is_subject(&pod) && !pod.node.is_empty();
-        let place = counts.then_some((pod.labels, pod.node));
+        let place = counts.then_some((pod.labels, pod.node, pod.addresses.into()));
         self.place_pod(&pod.key, place, touched);
         self.drop_if_empty(&pod.key.namespace);
     }
 
     /// A pod has these labels and is on this node, or does not count.
-    fn place_pod(&mut self, key: &Key, new: Option<(Labels, SharedStr)>, touched: &mut Touched) {
-        let known = self.namespaces.get(&key.namespace).and_then(|of| of.pods.get(&key.name));
+    fn place_pod(
+        &mut self,
+        key: &Key,
+        new: Option<(Labels, SharedStr, Box<[IpAddr]>)>,
+        touched: &mut Touched,
+    ) {
+        let namespace = self.namespaces.get_mut(&key.namespace);
+        let known = namespace.and_then(|of| of.pods.get_mut(&key.name));
         let same = match (known, &new) {
-            (Some((labels, node)), Some(new)) => **labels == new.0 && **node == *new.1,
+            (Some(known), Some((labels, node, addresses))) => {
+                let same = *known.labels == *labels && *known.node == **node;
+                if same && known.addresses != *addresses {
+                    self.addresses.change(&known.addresses, addresses);
+                    known.addresses.clone_from(addresses);
+                }
+                same
+            }
             (known, new) => known.is_none() && new.is_none(),
         };
         if same {
             return;
         }
-        let new = new.map(|(labels, node)| (labels, self.node_name(&node)));
+        let new = new.map(|(labels, node, at)| (labels, self.node_name(&node), at));
         let of = self.namespaces.entry(key.namespace.clone()).or_default();
         let old = of.pods.remove(&key.name);
         // Only whether there is such a pod on a node is of interest, not how many.
         let mut shifted = Vec::new();
-        if let Some((labels, node)) = old {
+        let before = old.as_ref().map_or(&[][..], |old| &old.addresses);
+        self.addresses.change(before, new.as_ref().map_or(&[][..], |(.., addresses)| addresses));
+        if let Some(Placed { labels, node, .. }) = old {
             let nodes = of.groups.get_mut(&labels);
             if nodes.is_some_and(|nodes| uncount(nodes, &node) && nodes.is_empty()) {
                 of.groups.remove(&labels);
@@ -349,7 +376,7 @@ impl Index {
                 shifted.push(labels);
             }
         }
-        if let Some((labels, node)) = new {
+        if let Some((labels, node, addresses)) = new {
             let labels = of
                 .groups
                 .get_key_value(&labels)
@@ -366,7 +393,7 @@ impl Index {
             }
             let known = self.nodes.entry(Arc::clone(&node)).or_default();
             *known.pods.entry(key.namespace.clone()).or_default() += 1;
-            of.pods.insert(key.name.clone(), (labels, node));
+            of.pods.insert(key.name.clone(), Placed { labels, node, addresses });
         }
         for (name, policy) in of.policies.iter().filter(|_| !shifted.is_empty()) {
             if shifted.iter().any(|labels| policy.selector.matches(labels)) {

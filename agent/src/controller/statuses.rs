@@ -16,6 +16,7 @@ use super::follow::{Seen, follow, key};
 use super::index::{Index, Now, Touched};
 use super::lease::Leading;
 use super::queue::Queue;
+use super::webhook::PodAddresses;
 use super::writes::{Outcome, Writes};
 use crate::api::{NetworkPolicyStatus, NodePolicyStatus};
 use crate::listen::Heartbeat;
@@ -24,8 +25,8 @@ use crate::source::Source;
 
 /// Time between two writes: 20 a second.
 const PACE: Duration = Duration::from_millis(50);
-/// A policy whose status could not be written is tried again after this.
-const RETRY: Duration = Duration::from_secs(2);
+/// A policy of a namespace that has as many writes in flight as it may is looked at again after this.
+const CROWDED: Duration = Duration::from_millis(500);
 /// Time between looks for agents that have fallen silent.
 const LOOK_OVER: Duration = Duration::from_secs(2);
 /// Policies looked at in a row without a pause for what comes in.
@@ -83,6 +84,11 @@ impl Statuses {
             listed: [false; 3],
         };
         (statuses, is_synced)
+    }
+
+    /// The addresses of pods, as they become known.
+    pub(super) fn pod_addresses(&self) -> Arc<PodAddresses> {
+        Arc::clone(&self.index.addresses)
     }
 
     /// Keeps them until the source ends.
@@ -197,7 +203,7 @@ impl Statuses {
                 // It may have changed in the meantime.
                 self.queue.push(key, now);
             }
-            Err(key) => self.queue.push_at(key, now + RETRY),
+            Err((key, pause)) => self.queue.push_at(key, now + pause),
         }
     }
 
@@ -214,6 +220,10 @@ impl Statuses {
             let Some(key) = self.queue.pop(now.instant) else { return false };
             if self.writes.are_of(&key) {
                 // Looked at again when that is done.
+                continue;
+            }
+            if self.writes.are_full_of(&key.namespace) {
+                self.queue.push_at(key, now.instant + CROWDED);
                 continue;
             }
             if self.write(key, now) {

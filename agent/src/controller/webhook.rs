@@ -1,88 +1,132 @@
 //! The webhook: gives pods the readiness gate as they are created. Whatever is wrong, the pod is created, without
 //! it. As with the other listener, nobody who connects keeps others from being answered for long: a connection
-//! serves one request and has a deadline.
+//! serves one request, has a deadline, and takes one of a few places ([`Callers`]). Of a review no more is held than
+//! the fields that are used ([`Excerpt`]).
 
+mod callers;
+mod excerpt;
+
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::DefaultBodyLimit;
+use axum::body::Body;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use futures::StreamExt as _;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use ipnet::IpNet;
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use tracing::{debug, info};
 
+use self::callers::Callers;
+pub(super) use self::callers::PodAddresses;
+use self::excerpt::{Excerpt, Part};
 use super::certificates::Served;
-use crate::listen::ListenAddress;
+use crate::listen::{ListenAddress, accept};
 
 /// The readiness gate, and the pod's condition.
 const GATE: &str = "netpold.io/network-ready";
-/// Connections at a time.
-const CONNECTIONS: usize = 64;
-/// How long one may last: the API server waits no longer.
+/// How long a connection may last: the API server waits no longer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a client may take to ask.
 const HEADER_PATIENCE: Duration = Duration::from_secs(2);
 /// Largest review, in bytes: a pod has 1.5 MiB at most.
 const REVIEW_MAX: usize = 4 << 20;
+/// Bytes of a request that wait to be taken in.
+const BUFFER: usize = 32 << 10;
+
+/// What is used of an `AdmissionReview` (`admission.k8s.io/v1`).
+static REVIEW: Part = Part::Fields(&[(
+    "request",
+    Part::Fields(&[
+        ("uid", Part::Scalar),
+        ("kind", Part::Fields(&[("group", Part::Scalar), ("kind", Part::Scalar)])),
+        ("operation", Part::Scalar),
+        ("subResource", Part::Scalar),
+        ("object", POD),
+    ]),
+)]);
+const POD: Part = Part::Fields(&[
+    ("metadata", Part::Fields(&[("annotations", Part::Fields(&[(MIRROR, Part::Scalar)]))])),
+    (
+        "spec",
+        Part::Fields(&[
+            ("hostNetwork", Part::Scalar),
+            ("nodeSelector", Part::Fields(&[("kubernetes.io/os", Part::Scalar)])),
+            ("os", Part::Fields(&[("name", Part::Scalar)])),
+            ("readinessGates", Part::Items(&Part::Fields(&[("conditionType", Part::Scalar)]))),
+        ]),
+    ),
+]);
+/// Annotation of static pods.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// Where to listen, and to whom.
+pub(super) struct Settings {
+    pub(super) address: ListenAddress,
+    /// Addresses that may ask; none: all.
+    pub(super) clients: Vec<IpNet>,
+    /// PEM file of the authorities of which one has signed the certificate of who may ask.
+    pub(super) client_ca: Option<PathBuf>,
+}
 
 /// Listens; what is returned serves until it is dropped.
 pub(super) fn open(
-    address: ListenAddress,
+    settings: Settings,
     served: Arc<Served>,
+    pods: Arc<PodAddresses>,
 ) -> Result<impl Future<Output = ()>> {
+    let Settings { address, clients, client_ca } = settings;
     let opened = address.bind().and_then(TcpListener::from_std);
     let listener = opened.with_context(|| format!("--webhook-listen {address}"))?;
-    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()?
-        .with_no_client_auth()
-        .with_cert_resolver(served);
+    let provider = Arc::new(ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()?;
+    let builder = match &client_ca {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let at = || format!("--webhook-client-ca {}", path.display());
+            let roots = Arc::new(authorities(path).with_context(at)?);
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider);
+            builder.with_client_cert_verifier(verifier.build().with_context(at)?)
+        }
+    };
+    let acceptor = TlsAcceptor::from(Arc::new(builder.with_cert_resolver(served)));
+    let router = Router::new().route("/mutate-pods", post(mutate_pods));
     info!(%address, "serves the webhook");
-    Ok(accept(listener, TlsAcceptor::from(Arc::new(config))))
+    let serve = move |stream| serve(stream, acceptor.clone(), router.clone());
+    Ok(accept(listener, Callers::new(clients, pods), serve))
 }
 
-async fn accept(listener: TcpListener, acceptor: TlsAcceptor) {
-    let router = Router::new()
-        .route("/mutate-pods", post(mutate_pods))
-        .layer(DefaultBodyLimit::max(REVIEW_MAX));
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
-    loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let (acceptor, router) = (acceptor.clone(), router.clone());
-                tokio::spawn(async move {
-                    if tokio::time::timeout(PATIENCE, serve(stream, acceptor, router))
-                        .await
-                        .is_err()
-                    {
-                        debug!("webhook: the client takes too long");
-                    }
-                    drop(place);
-                });
-            }
-            Err(error) => {
-                // Out of descriptors, most likely: give the others time to end.
-                debug!("webhook: {error}");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
+fn authorities(path: &Path) -> Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_file_iter(path)? {
+        roots.add(certificate?)?;
     }
+    Ok(roots)
 }
 
 async fn serve(stream: TcpStream, acceptor: TlsAcceptor, router: Router) {
+    if tokio::time::timeout(PATIENCE, converse(stream, acceptor, router)).await.is_err() {
+        debug!("webhook: the client takes too long");
+    }
+}
+
+async fn converse(stream: TcpStream, acceptor: TlsAcceptor, router: Router) {
     let stream = match tokio::time::timeout(HEADER_PATIENCE, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return debug!("webhook: {error}"),
@@ -92,6 +136,7 @@ async fn serve(stream: TcpStream, acceptor: TlsAcceptor, router: Router) {
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_PATIENCE)
+        .max_buf_size(BUFFER)
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     if let Err(error) = served.await {
@@ -99,13 +144,35 @@ async fn serve(stream: TcpStream, acceptor: TlsAcceptor, router: Router) {
     }
 }
 
-async fn mutate_pods(body: Bytes) -> Response {
-    match review(&body) {
+async fn mutate_pods(body: Body) -> Response {
+    let excerpt = match excerpt_of(body).await {
+        Ok(excerpt) => excerpt,
+        Err(status) => return (status, "no AdmissionReview that is taken").into_response(),
+    };
+    match review(&excerpt) {
         Some(answer) => {
             ([(header::CONTENT_TYPE, "application/json")], answer.to_string()).into_response()
         }
         None => (StatusCode::BAD_REQUEST, "no AdmissionReview").into_response(),
     }
+}
+
+/// What is used of a review, as it comes in.
+async fn excerpt_of(body: Body) -> Result<Vec<u8>, StatusCode> {
+    let (mut excerpt, mut length) = (Excerpt::new(&REVIEW), 0);
+    let mut pieces = body.into_data_stream();
+    while let Some(piece) = pieces.next().await {
+        let piece = piece.map_err(|_| StatusCode::BAD_REQUEST)?;
+        length += piece.len();
+        if length > REVIEW_MAX {
+            return Err(StatusCode::PAYLOAD_TOO_LARGE);
+        }
+        excerpt.push(&piece).map_err(|error| {
+            debug!("webhook: {error}");
+            StatusCode::BAD_REQUEST
+        })?;
+    }
+    excerpt.finish().map_err(|_| StatusCode::BAD_REQUEST)
 }
 
 /// The answer to an `AdmissionReview`; `None`: it is none.
@@ -150,7 +217,7 @@ fn patch(request: &Value) -> Option<Value> {
 fn is_without_agent(pod: &Value) -> bool {
     let spec = &pod["spec"];
     let is_linux = |os: &Value| os.is_null() || os == "linux";
-    let is_static = !pod["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_null();
+    let is_static = !pod["metadata"]["annotations"][MIRROR].is_null();
     spec["hostNetwork"] == true
         || is_static
         || !is_linux(&spec["os"]["name"])
@@ -207,4 +274,46 @@ mod tests {
         }
         assert_eq!(super::review(b"{}"), None);
     }
+
+    /// Whatever the judgement of a pod uses is in the excerpt.
+    #[test]
+    fn an_excerpt_is_answered_as_the_whole_is() {
+        let gate = json!({ "conditionType": GATE });
+        let mut requests = Vec::new();
+        for spec in [
+            json!({}),
+            json!({ "hostNetwork": true }),
+            json!({ "os": { "name": "windows" } }),
+            json!({ "nodeSelector": { "kubernetes.io/os": "windows" } }),
+            json!({ "readinessGates": [] }),
+            json!({ "readinessGates": [{ "conditionType": "other" }] }),
+            json!({ "readinessGates": [{ "conditionType": "other" }, gate] }),
+            json!({ "readinessGates": 3 }),
+            json!(3),
+        ] {
+            requests.push(request("CREATE", &spec));
+            requests.push(request("UPDATE", &spec));
+            let mut mirror = request("CREATE", &spec);
+            mirror["object"]["metadata"]["annotations"][MIRROR] = json!("x");
+            requests.push(mirror);
+            let mut part = request("CREATE", &spec);
+            part["subResource"] = json!("status");
+            requests.push(part);
+            let mut other = request("CREATE", &spec);
+            other["kind"] = json!({ "group": "apps", "version": "v1", "kind": "Deployment" });
+            requests.push(other);
+        }
+        for mut request in requests {
+            request["object"]["metadata"]["labels"] = json!({ "a": "b".repeat(LONG) });
+            request["oldObject"] = request["object"].clone();
+            let whole = json!({ "kind": "AdmissionReview", "request": request }).to_string();
+            let mut excerpt = Excerpt::new(&REVIEW);
+            excerpt.push(whole.as_bytes()).unwrap();
+            let excerpt = excerpt.finish().unwrap();
+            assert!(excerpt.len() < 500);
+            assert_eq!(review(&excerpt), review(whole.as_bytes()), "{request:#}");
+        }
+    }
+
+    const LONG: usize = 100_000;
 }

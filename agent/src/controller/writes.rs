@@ -16,11 +16,18 @@ use tracing::warn;
 use super::follow::key;
 use super::statuses::Counters;
 use crate::api::{NetworkPolicyStatus, PolicyReport};
+use crate::source::cluster::failure::{code_of, is_outage};
 
 /// Writes that wait for an answer.
 const IN_FLIGHT: usize = 16;
+/// Of these, in one namespace: a server may take long for each of them.
+const IN_NAMESPACE: usize = 4;
 /// A write may take so long.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// A policy whose status could not be written is tried again after this.
+const RETRY: Duration = Duration::from_secs(2);
+/// Failures are forgotten when there are of so many policies.
+const REMEMBERED: usize = 10_000;
 /// Failed writes are logged this often.
 const COMPLAIN: Duration = Duration::from_secs(30);
 
@@ -44,6 +51,8 @@ pub(super) struct Writes {
     counters: Arc<Counters>,
     written: BTreeMap<Key, Written>,
     in_flight: BTreeSet<Key>,
+    /// Failures in a row.
+    failed: BTreeMap<Key, u32>,
     tasks: JoinSet<Outcome>,
     /// When a failed write was logged last.
     complained: Option<Instant>,
@@ -57,6 +66,7 @@ impl Writes {
             counters,
             written: BTreeMap::new(),
             in_flight: BTreeSet::new(),
+            failed: BTreeMap::new(),
             tasks: JoinSet::new(),
             complained: None,
         }
@@ -65,6 +75,12 @@ impl Writes {
     /// Whether no other write may begin.
     pub(super) fn are_full(&self) -> bool {
         self.in_flight.len() >= IN_FLIGHT
+    }
+
+    /// Whether no other write of that namespace may begin.
+    pub(super) fn are_full_of(&self, namespace: &str) -> bool {
+        let of = self.in_flight.iter().filter(|key| key.namespace == namespace);
+        of.count() >= IN_NAMESPACE
     }
 
     /// Whether a policy's status is being written.
@@ -95,6 +111,7 @@ impl Writes {
     /// A status was deleted.
     pub(super) fn forget(&mut self, key: &Key) {
         self.written.remove(key);
+        self.failed.remove(key);
     }
 
     /// Begins to write the status of the policy with that uid, unless the API server has it; whether it does not.
@@ -128,12 +145,17 @@ impl Writes {
         }
     }
 
-    /// Takes in the outcome of a write; of which policy, written or not.
-    pub(super) fn take(&mut self, Outcome { key, result }: Outcome) -> Result<Key, Key> {
+    /// Takes in the outcome of a write; of which policy, written or not and to be tried again after a pause that doubles
+    /// with each failure in a row.
+    pub(super) fn take(
+        &mut self,
+        Outcome { key, result }: Outcome,
+    ) -> Result<Key, (Key, Duration)> {
         self.in_flight.remove(&key);
         match result {
             Ok(object) => {
                 self.counters.writes.inc();
+                self.failed.remove(&key);
                 self.remember(object);
                 Ok(key)
             }
@@ -146,7 +168,16 @@ impl Writes {
                     self.complained = Some(Instant::now());
                     warn!(%error, "the status of NetworkPolicy {key} cannot be written");
                 }
-                Err(key)
+                if is_outage(code_of(&error)) {
+                    return Err((key, RETRY));
+                }
+                if self.failed.len() >= REMEMBERED {
+                    self.failed.clear();
+                }
+                let failures = self.failed.entry(key.clone()).or_default();
+                let pause = RETRY.saturating_mul(1 << (*failures).min(5));
+                *failures += 1;
+                Err((key, pause))
             }
         }
     }
@@ -155,6 +186,7 @@ impl Writes {
     pub(super) fn abort(&mut self) {
         self.tasks.abort_all();
         self.in_flight.clear();
+        self.failed.clear();
     }
 }
 

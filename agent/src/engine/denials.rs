@@ -1,6 +1,7 @@
 //! Denials that the owners of pods asked to be told of.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 
 use netpold_core::compile::Compiler;
 use netpold_core::explain::Explainer;
@@ -9,6 +10,7 @@ use netpold_core::model::Key;
 use super::interfaces::pod_of;
 use super::report::explain;
 use crate::events::{Denial, Denials, Line};
+use crate::turns::in_turns;
 
 /// Label of a namespace that asks for Events on its pods, and its value.
 const EVENTS_LABEL: (&str, &str) = ("netpold.io/events", "denied");
@@ -31,6 +33,10 @@ pub fn denials(compiler: &Compiler, dropped: BTreeMap<u32, Vec<Line>>) -> Denial
         wanted.extend(lines.into_iter().enumerate().map(|(n, line)| (n, pod.clone(), line)));
     }
     wanted.sort_by_key(|(number, ..)| *number);
+    // Namespaces in turns, in another order each time: there may be more of them than are told.
+    let order = RandomState::new();
+    let turn = |namespace: &str| (order.hash_one(namespace), namespace.to_owned());
+    let wanted = in_turns(wanted, |(_, pod, _)| turn(&pod.namespace));
     let explainer = Explainer::new(cluster);
     let told = wanted.into_iter().take(EXPLAINED).filter_map(|(_, pod, line)| {
         let Line { dropped, times } = line;

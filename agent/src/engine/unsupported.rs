@@ -7,9 +7,12 @@ use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::compile::Compiler;
 use netpold_core::model::{ClusterPolicy, Key, Pod, Policy};
 
+use crate::turns::in_turns;
+
 /// Nodes that speak up about one policy: more would say the same, fewer might all be down.
 const SPEAKERS: usize = 3;
-/// Policies looked at: of each the namespace's pods are gone through while the engine stands still.
+/// Policies looked at: of each the namespace's pods are gone through while the engine stands still. Namespaces have
+/// equal shares, and one policy at least.
 const LOOKED_AT: usize = 100;
 
 /// Policies of which not everything counts: a part that could not be understood, or more than their
@@ -33,7 +36,8 @@ pub fn unsupported_policies(compiler: &Compiler) -> BTreeMap<Key, (String, Vec<S
 fn unsupported(compiler: &Compiler) -> BTreeMap<Key, Vec<String>> {
     let mut all = not_understood(compiler.cluster());
     all.extend(cluster_policies(compiler.cluster()));
-    for (policies, direction, reason) in compiler.closed().take(LOOKED_AT) {
+    let namespace = |policies: &[Key]| policies.first().map(|it| it.namespace.clone());
+    for (policies, direction, reason) in shares(compiler.closed(), |(it, ..)| namespace(it)) {
         for policy in policies {
             let reasons = all.entry(policy.clone()).or_default();
             reasons.push(format!("spec.{direction}: closed: {reason}"));
@@ -58,9 +62,8 @@ fn not_understood(cluster: &Cluster) -> BTreeMap<Key, Vec<String>> {
         return BTreeMap::new();
     }
     let here: Vec<&Arc<Pod>> = cluster.pods().values().filter(|pod| pod.node == own).collect();
-    troubled
-        .filter(|policy| here.iter().any(|pod| selects(policy, pod)))
-        .take(LOOKED_AT)
+    let troubled = troubled.filter(|policy| here.iter().any(|pod| selects(policy, pod)));
+    shares(troubled, |policy| Some(policy.key.namespace.clone()))
         .filter(|policy| {
             let pods = cluster.pods_in(&policy.key.namespace);
             let nodes: BTreeSet<&str> =
@@ -93,6 +96,16 @@ fn cluster_policies(cluster: &Cluster) -> BTreeMap<Key, Vec<String>> {
         .take(LOOKED_AT)
         .map(|policy| (Key::new("", &policy.name), policy.problems.clone()))
         .collect()
+}
+
+/// As many as are looked at: the first of each namespace, and of the others as many as there is room for, in turns.
+fn shares<T>(
+    all: impl Iterator<Item = T>,
+    namespace: impl Fn(&T) -> Option<String>,
+) -> impl Iterator<Item = T> {
+    let all: Vec<T> = all.collect();
+    let namespaces = all.iter().map(&namespace).collect::<BTreeSet<_>>().len();
+    in_turns(all, namespace).into_iter().take(LOOKED_AT.max(namespaces))
 }
 
 /// Whether enough nodes speak up.
@@ -158,6 +171,24 @@ mod tests {
         }
         assert!(speaks("n4").is_empty(), "three have spoken");
         assert!(speaks("n5").is_empty(), "no pod there");
+    }
+
+    /// As many of one tenant as are looked at, and more, before the other's in the order of names.
+    #[test]
+    fn a_crowd_of_broken_policies_hides_nobody_elses() {
+        let mut compiler = Compiler::new(Options { node: "n1".into(), ..Options::default() });
+        let mut crowd = Vec::new();
+        for number in 0..3 * LOOKED_AT {
+            let Change::Policy(mut it) = policy("crowd", &["bad"]) else { unreachable!() };
+            it.key.name = format!("p{number:03}");
+            crowd.push(Change::Policy(it));
+        }
+        let pods = ["crowd", "shop"].map(|namespace| pod(namespace, "n1"));
+        let all = pods.into_iter().chain(crowd).chain([policy("shop", &["bad"])]);
+        all.for_each(|change| compiler.ingest(change));
+        let named = not_understood(compiler.cluster());
+        assert!(named.contains_key(&Key::new("shop", "p")), "{} are named", named.len());
+        assert_eq!(named.len(), LOOKED_AT);
     }
 
     #[test]

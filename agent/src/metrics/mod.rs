@@ -13,6 +13,7 @@ mod writer;
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -57,7 +58,7 @@ impl Metrics {
         netpold.register("build", "The agent that runs", Info::new(build));
         instruments.register(netpold);
         let snapshot = Box::new(snapshot);
-        let last = Mutex::new(first);
+        let last = Mutex::new((first, Instant::now()));
         let observed = Arc::new(Observed { snapshot, drops, source, last });
         netpold.register_collector(Box::new(Arc::clone(&observed)));
         registry.register_collector(Box::new(Process::default()));
@@ -89,8 +90,12 @@ struct Observed {
     snapshot: Box<dyn Fn() -> Option<Snapshot> + Send + Sync>,
     drops: Arc<Mutex<DropLog>>,
     source: watch::Receiver<SourceStatus>,
-    last: Mutex<Snapshot>,
+    /// And when another one may be taken.
+    last: Mutex<(Snapshot, Instant)>,
 }
+
+/// The engine stands still for a snapshot, for one part of so many of the time, however often somebody scrapes.
+const SHARE: u32 = 20;
 
 /// The registry asks for it.
 impl fmt::Debug for Observed {
@@ -100,14 +105,16 @@ impl fmt::Debug for Observed {
 }
 
 impl Observed {
-    /// The engine as it is, or its previous snapshot while it is busy.
+    /// The engine as it is, or its previous snapshot while it is busy, or was asked just now.
     fn snapshot(&self) -> Snapshot {
-        let fresh = (self.snapshot)();
         let mut last = lock(&self.last);
-        if let Some(fresh) = fresh {
-            *last = fresh;
+        let began = Instant::now();
+        if began >= last.1
+            && let Some(fresh) = (self.snapshot)()
+        {
+            *last = (fresh, Instant::now() + began.elapsed() * SHARE);
         }
-        last.clone()
+        last.0.clone()
     }
 
     fn write_events(&self, writer: &mut Writer<'_>) -> fmt::Result {
@@ -134,5 +141,38 @@ impl Collector for Observed {
         watches::write(&self.source.borrow(), &mut writer)?;
         self.write_events(&mut writer)?;
         self.snapshot().write(&mut writer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::thread::sleep;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// The engine stands still for five milliseconds for each snapshot.
+    #[test]
+    fn scrapes_without_end_leave_the_engine_most_of_the_time() {
+        const TAKES: Duration = Duration::from_millis(5);
+        let taken = Arc::new(AtomicU32::new(0));
+        let count = Arc::clone(&taken);
+        let snapshot = move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            sleep(TAKES);
+            Some(Snapshot::default())
+        };
+        let observed = Observed {
+            snapshot: Box::new(snapshot),
+            drops: Arc::default(),
+            source: watch::channel(SourceStatus::default()).1,
+            last: Mutex::new((Snapshot::default(), Instant::now())),
+        };
+        let began = Instant::now();
+        while taken.load(Ordering::Relaxed) < 4 {
+            drop(observed.snapshot());
+        }
+        assert!(began.elapsed() >= TAKES * SHARE * 3, "four in {:?}", began.elapsed());
     }
 }

@@ -36,13 +36,18 @@ impl Failing {
         self.retry_at.saturating_duration_since(Instant::now())
     }
 
-    /// It failed. Each state is logged once; texts differ by object.
-    pub(super) async fn failed(&mut self, error: &WriteError, connection: &Connection) {
+    /// Logs a failure that pauses nothing. Each state is logged once; texts differ by object.
+    pub(super) fn complain(&mut self, error: &WriteError, connection: &Connection) {
         let code = error.code.unwrap_or(0);
         if self.said.replace(code) != Some(code) {
             let problem = error.failure.text(self.what, connection.server());
             warn!(problem, "the cluster is not told what is in force; enforcement goes on");
         }
+    }
+
+    /// It failed, whatever the object: logged, and paused.
+    pub(super) async fn failed(&mut self, error: &WriteError, connection: &Connection) {
+        self.complain(error, connection);
         self.retry_at = Instant::now() + self.backoff.next().unwrap_or(Duration::from_secs(30));
         if error.failure.calls_for_renewal() {
             connection.renew().await;

@@ -10,6 +10,7 @@
 //! over a restart: an agent that starts writes no condition before it enforces what the source says, and until then
 //! what its predecessor wrote stays. What passes within [`PASSING`] is written by nobody.
 
+mod budget;
 mod failing;
 mod follow;
 mod node;

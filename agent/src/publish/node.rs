@@ -147,7 +147,7 @@ impl NodeWriter {
         let Some(patch) = without_taint(node) else { return };
         let patch = Patch::Merge(patch);
         match self.writer.patch::<Node>((None, &self.name), None, &patch).await {
-            Ok(()) => {
+            Ok(_) => {
                 info!(taint = STARTUP_TAINT, "policy is in force: the startup taint is removed");
                 self.taint.worked();
                 let taints = node.spec.taints.iter_mut();
@@ -188,7 +188,7 @@ impl NodeWriter {
             "status": { "conditions": [condition] },
         }));
         match self.writer.patch::<Node>((None, &self.name), Some("status"), &patch).await {
-            Ok(()) => {
+            Ok(_) => {
                 self.condition.worked();
                 self.said_at = Some(Instant::now());
                 conditions.retain(|condition| condition.kind != NODE_CONDITION);

@@ -25,15 +25,24 @@ use super::seen::Seen;
 use super::write::{WriteError, Writer};
 use super::{PASSING, TICK, now};
 use crate::api;
+use crate::turns::in_turns;
 
 /// Writes under way at a time.
-const AT_ONCE: usize = 4;
+const AT_ONCE: usize = 6;
+/// Of these, for pods of one namespace: the server may take long for each of them.
+const OF_NAMESPACE: usize = 2;
 /// What was written shows in the watch within this, or is looked at again.
 const ECHO: Duration = Duration::from_secs(2);
-/// A pod whose condition could not be written is tried again after this, and a random part of as much.
+/// A pod whose condition the server refuses is tried again after this, and a random part of as much.
 const REFUSED: Duration = Duration::from_secs(10);
+/// A pod for whose condition the server has an error (5xx) is tried again after this, and a random part of as much.
+const ERROR: Duration = Duration::from_secs(1);
+/// Both pauses double with each failure in a row, up to this.
+const PAUSE_MAX: Duration = Duration::from_mins(1);
 /// The agent may write conditions, if it wrote one within this: what is refused then is one pod's.
 const PERMITTED: Duration = Duration::from_mins(5);
+/// Failures in a row after which a pod is named in the log.
+const NAMED_AFTER: u32 = 3;
 
 /// What is read of a pod.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -180,13 +189,22 @@ struct Followed {
     /// It is let alone until then.
     rests_until: Option<Instant>,
     writing: bool,
-    /// The server takes no condition of it, and the log says so.
-    refused: bool,
+    /// Writes in a row that failed by this pod's fault.
+    failures: u32,
+    /// The last write met an outage.
+    unanswered: bool,
 }
 
 impl Followed {
     fn new(pod: Gated) -> Self {
-        Self { pod, wrong_since: None, rests_until: None, writing: false, refused: false }
+        Self {
+            pod,
+            wrong_since: None,
+            rests_until: None,
+            writing: false,
+            failures: 0,
+            unanswered: false,
+        }
     }
 
     /// What to write now. That a pod is enforced is said at once, the opposite only if it lasts.
@@ -214,8 +232,18 @@ impl Followed {
         });
         self.wrong_since = None;
         self.writing = false;
-        self.refused = false;
+        self.failures = 0;
+        self.unanswered = false;
         self.rests_until = Some(Instant::now() + ECHO);
+    }
+
+    /// Its condition was not written, by its own fault; no other pod waits for it.
+    fn failed(&mut self, error: &WriteError, now: Instant) {
+        let pause = if error.is_refusal() { REFUSED } else { ERROR };
+        let pause = pause.saturating_mul(1 << self.failures.min(6)).min(PAUSE_MAX);
+        self.failures += 1;
+        self.unanswered = false;
+        self.rests_until = Some(now + pause + random_part(pause));
     }
 }
 
@@ -224,6 +252,7 @@ struct Written {
     key: Key,
     uid: String,
     wanted: Wanted,
+    began: Instant,
     outcome: Result<(), WriteError>,
 }
 
@@ -237,6 +266,8 @@ pub(super) struct Readiness {
     /// Named by the list that is coming in.
     listed: BTreeMap<Key, Followed>,
     writes: JoinSet<Written>,
+    /// Namespace of the pod that was written last.
+    served: String,
     failing: Failing,
     /// When a condition was written last.
     worked_at: Option<Instant>,
@@ -257,6 +288,7 @@ impl Readiness {
             pods: BTreeMap::new(),
             listed: BTreeMap::new(),
             writes: JoinSet::new(),
+            served: String::new(),
             failing: Failing::new("patch pods/status"),
             worked_at: None,
         }
@@ -312,34 +344,43 @@ impl Readiness {
         }
     }
 
-    /// Starts the writes that are due, as many as go at once: those first that were not tried yet, or longest ago.
+    /// Starts the writes that are due, as many as go at once. In an outage, only those of pods that have not met it yet,
+    /// one at a time: one pod's error may look like an outage.
     fn write(&mut self) {
         let seen = Arc::clone(&self.seen.borrow_and_update());
         let now = Instant::now();
-        let all = self.pods.iter_mut();
-        let due =
-            all.filter_map(|(key, it)| it.due(key, &seen, now).map(|wanted| (key, it, wanted)));
-        let mut due: Vec<_> = due.collect();
-        if self.failing.is_pausing() {
-            return;
+        let is_outage = self.failing.is_pausing();
+        let mut under_way: BTreeMap<String, usize> = BTreeMap::new();
+        for (key, _) in self.pods.iter().filter(|(_, followed)| followed.writing) {
+            *under_way.entry(key.namespace.clone()).or_default() += 1;
         }
-        due.sort_by_key(|(_, followed, _)| followed.rests_until);
-        let room = AT_ONCE.saturating_sub(self.writes.len());
-        for (key, followed, wanted) in due.into_iter().take(room) {
+        let all = self.pods.iter_mut();
+        let due = all.filter_map(|(key, it)| it.due(key, &seen, now).map(|w| (key, it, w)));
+        let due = due.filter(|(_, it, _)| !is_outage || !it.unanswered).collect();
+        let room = if is_outage { 1 } else { AT_ONCE };
+        let mut room = room.saturating_sub(self.writes.len());
+        for (key, followed, wanted) in ordered(due, &self.served) {
+            let of_namespace = under_way.entry(key.namespace.clone()).or_default();
+            if room == 0 || *of_namespace >= OF_NAMESPACE {
+                continue;
+            }
+            room -= 1;
+            *of_namespace += 1;
+            self.served.clone_from(&key.namespace);
             followed.writing = true;
             let patch = Patch::Strategic(wanted.patch(&self.gate, &followed.pod));
             let (key, uid) = (key.clone(), followed.pod.uid.clone());
             let writer = Arc::clone(&self.writer);
             self.writes.spawn(async move {
                 let of = (Some(key.namespace.as_str()), key.name.as_str());
-                let outcome = writer.patch::<Pod>(of, Some("status"), &patch).await;
-                Written { key, uid, wanted, outcome }
+                let outcome = writer.patch::<Pod>(of, Some("status"), &patch).await.map(drop);
+                Written { key, uid, wanted, began: now, outcome }
             });
         }
     }
 
     async fn written(&mut self, written: Written) {
-        let Written { key, uid, wanted, outcome } = written;
+        let Written { key, uid, wanted, began, outcome } = written;
         let followed = self.pods.get_mut(&key).filter(|followed| followed.pod.uid == uid);
         let error = match outcome {
             Ok(()) => {
@@ -352,21 +393,42 @@ impl Readiness {
             }
             Err(error) => error,
         };
-        let permitted = self.worked_at.is_some_and(|at| at.elapsed() < PERMITTED);
-        let is_of_pod = error.is_of_object() || (permitted && error.is_forbidden());
+        let now = Instant::now();
+        let permitted =
+            self.worked_at.is_some_and(|at| now.saturating_duration_since(at) < PERMITTED);
+        // Another pod's condition was written in the meantime: whatever failed is this pod's.
+        let others_work = self.worked_at.is_some_and(|at| at >= began);
+        let is_outage = error.is_outage() && !others_work;
         if let Some(followed) = followed {
             followed.writing = false;
-            followed.rests_until = Some(Instant::now() + REFUSED + random_part(REFUSED));
-            // One that went, or is another one by now, is nobody's trouble.
-            let is_news = is_of_pod && !(error.is_absent() || error.is_conflict());
-            if is_news && !std::mem::replace(&mut followed.refused, true) {
-                warn!(pod = %key, ?error, "the server does not take this pod's condition");
+            if is_outage {
+                followed.unanswered = true;
+                followed.rests_until = Some(now);
+            } else {
+                followed.failed(&error, now);
+                // One that went, or is another one by now, is nobody's trouble.
+                let is_news = followed.failures == NAMED_AFTER && permitted;
+                if is_news && !(error.is_absent() || error.is_conflict()) {
+                    warn!(pod = %key, ?error, "the server does not take this pod's condition");
+                }
             }
         }
-        if !is_of_pod {
+        if is_outage {
             self.failing.failed(&error, self.writer.connection()).await;
+        } else if !permitted && !error.is_of_object() {
+            self.failing.complain(&error, self.writer.connection());
         }
     }
+}
+
+/// In the order in which they are written: namespaces in turns, from the one behind the one served last; of each, the
+/// pods not tried yet, then those tried longest ago.
+fn ordered<'p>(
+    mut due: Vec<(&'p Key, &'p mut Followed, Wanted)>,
+    served: &str,
+) -> Vec<(&'p Key, &'p mut Followed, Wanted)> {
+    due.sort_by_key(|(_, followed, _)| followed.rests_until);
+    in_turns(due, |(key, ..)| (key.namespace.as_str() <= served, &*key.namespace))
 }
 
 /// A pod as it is now; another one under the name begins anew.

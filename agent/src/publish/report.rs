@@ -1,8 +1,11 @@
 //! The [`NodePolicyStatus`] of the own node.
 //!
-//! A report is a merge patch of the fields that differ from the last one. Fields that say what is in force keep their
-//! values while an update is not: what was written of a policy's generation stays true.
+//! A report is a patch of what differs from the last one: of fields, and of single policies. Fields that say what is in
+//! force keep their values while an update is not: what was written of a policy's generation stays true. How often the
+//! changes of a namespace alone are reported is bounded by what that costs ([`Budget`]).
 
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +17,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
+use super::budget::Budget;
 use super::failing::{Failing, random_part};
 use super::seen::Seen;
 use super::write::{WriteError, Writer};
@@ -21,6 +25,7 @@ use super::{MESSAGE_MAX, PASSING, now};
 use crate::api::{GROUP, NodePolicyStatus, NodeReport, PolicyOnNode, VERSION};
 use crate::engine::PolicyEnforcement;
 use crate::printable::cut;
+use crate::turns::in_turns;
 
 /// Least time between two reports.
 const PACE: Duration = Duration::from_secs(5);
@@ -45,9 +50,11 @@ const FRAME: usize = 160;
 /// Fields that say what is in force: they are of the last policy set that was.
 const OF_FORCE: [&str; 5] =
     ["pods", "podsEnforced", "policies", "policiesOmitted", "enforcedRevision"];
-/// Fields whose change alone is reported with the next renewal. Every pod in the cluster that comes or goes may count
-/// the revision up, on all nodes, and problems may have counts in them.
-const NOT_URGENT: [&str; 4] = ["renewTime", "desiredRevision", "enforcedRevision", "problems"];
+/// Fields whose change alone is reported at once. Every pod in the cluster that comes or goes may count the revision
+/// up, on all nodes, and problems may have counts in them; of the others it is known whose change it is.
+const URGENT: [&str; 2] = ["agentVersion", "inSync"];
+/// A patch of more operations than this has the whole list of policies instead.
+const OPERATIONS: usize = 1000;
 
 /// What is in force by what was seen.
 fn report(seen: &Seen) -> NodeReport {
@@ -102,24 +109,27 @@ fn policy(key: &Key, it: &PolicyEnforcement) -> PolicyOnNode {
     }
 }
 
-/// As many policies as an object holds, and how many more there are.
+/// As many policies as an object holds, and how many more there are. Namespaces have equal shares.
 fn bounded(all: impl Iterator<Item = PolicyOnNode>) -> (Vec<PolicyOnNode>, usize) {
     let (mut taken, mut left) = (Vec::new(), 0);
     let (mut messages, mut size) = (0, 0);
-    for mut policy in all {
+    let all = all.enumerate();
+    for (place, mut policy) in in_turns(all, |(_, policy)| policy.namespace.clone()) {
         if messages + policy.message.len() > MESSAGES {
             policy.message = cut(policy.message, SHORT);
         }
         let names = policy.namespace.len() + policy.name.len() + policy.uid.len();
-        size += FRAME + names + policy.message.len();
-        if size > POLICIES {
+        let bytes = FRAME + names + policy.message.len();
+        if size + bytes > POLICIES {
             left += 1;
             continue;
         }
+        size += bytes;
         messages += policy.message.len();
-        taken.push(policy);
+        taken.push((place, policy));
     }
-    (taken, left)
+    taken.sort_by_key(|(place, _)| *place);
+    (taken.into_iter().map(|(_, policy)| policy).collect(), left)
 }
 
 /// The fields that are to be written over those that were.
@@ -139,6 +149,128 @@ fn changed(said: Option<&Map<String, Value>>, seen: &Seen) -> Map<String, Value>
     fields
 }
 
+/// Namespace and name of a policy in a report.
+fn key(policy: &Value) -> [&str; 2] {
+    ["namespace", "name"].map(|field| policy[field].as_str().unwrap_or_default())
+}
+
+/// Operations of a JSON Patch (RFC 6902) that make one list of policies of another, and the namespaces of those that
+/// differ; both are in the order of their keys.
+fn operations(before: &[Value], after: &[Value]) -> (Vec<Value>, BTreeSet<String>) {
+    let (mut operations, mut namespaces) = (Vec::new(), BTreeSet::new());
+    let (mut before, mut after) = (before.iter().peekable(), after.iter().peekable());
+    let mut place = 0;
+    loop {
+        let order = match (before.peek(), after.peek()) {
+            (None, None) => return (operations, namespaces),
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (Some(old), Some(new)) => key(old).cmp(&key(new)),
+        };
+        let path = format!("/status/policies/{place}");
+        let old = before.next_if(|_| order.is_le());
+        let new = after.next_if(|_| order.is_ge());
+        place += usize::from(new.is_some());
+        operations.push(match (old, new) {
+            (Some(old), Some(new)) if old == new => continue,
+            (Some(_), Some(new)) => json!({ "op": "replace", "path": path, "value": new }),
+            (_, Some(new)) => json!({ "op": "add", "path": path, "value": new }),
+            (_, None) => json!({ "op": "remove", "path": path }),
+        });
+        namespaces.extend(old.or(new).map(|policy| key(policy)[0].to_owned()));
+    }
+}
+
+/// How many pods a namespace has on the node, and how many of them are enforced.
+type PodCounts = BTreeMap<String, [usize; 2]>;
+
+fn pod_counts(seen: &Seen) -> PodCounts {
+    let mut counts = PodCounts::new();
+    for (key, pod) in &seen.look.enforcement.pods {
+        let [pods, enforced] = counts.entry(key.namespace.clone()).or_default();
+        *pods += 1;
+        *enforced += usize::from(pod.lacks.is_none());
+    }
+    counts
+}
+
+fn policies(fields: &Map<String, Value>) -> Option<&[Value]> {
+    fields.get("policies")?.as_array().map(Vec::as_slice)
+}
+
+/// What was written last.
+#[derive(Default)]
+struct Said {
+    fields: Map<String, Value>,
+    pods: PodCounts,
+    /// `resourceVersion` of the object; `None`: not known.
+    version: Option<String>,
+}
+
+/// A report to write.
+struct Draft {
+    /// The fields that differ.
+    fields: Map<String, Value>,
+    /// The same of `policies`, if what the object has is known and little of it differs.
+    operations: Option<Vec<Value>>,
+    pods: PodCounts,
+    /// The namespaces because of whose changes it is written now.
+    because_of: Vec<String>,
+}
+
+impl Draft {
+    /// The report that is due: what the node has seen differs from what was written, or a renewal is due.
+    fn new(
+        said: Option<&Said>,
+        seen: &Seen,
+        (budget, renews): (&Budget, bool),
+        now: std::time::Instant,
+    ) -> Option<Self> {
+        let fields = changed(said.map(|said| &said.fields), seen);
+        let mut pods = pod_counts(seen);
+        let (mut by_operations, mut namespaces) = (None, BTreeSet::new());
+        if let Some(said) = said {
+            if let Some(after) = policies(&fields) {
+                let before = policies(&said.fields).unwrap_or_default();
+                let (operations, of) = operations(before, after);
+                namespaces = of;
+                let is_few = operations.len() <= OPERATIONS.min(after.len());
+                by_operations = Some(operations).filter(|_| is_few && said.version.is_some());
+            }
+            if seen.is_current() {
+                let all = said.pods.keys().chain(pods.keys());
+                let differ =
+                    |namespace: &&String| said.pods.get(*namespace) != pods.get(*namespace);
+                namespaces.extend(all.filter(differ).cloned());
+            } else {
+                pods.clone_from(&said.pods);
+            }
+        }
+        let because_of = budget.may_write(&namespaces, now);
+        let because_of: Vec<String> = because_of.into_iter().map(str::to_owned).collect();
+        let urgent = said.is_none() || fields.keys().any(|name| URGENT.contains(&name.as_str()));
+        (urgent || renews || !because_of.is_empty()).then_some(Self {
+            fields,
+            operations: by_operations,
+            pods,
+            because_of,
+        })
+    }
+
+    /// The operations of the whole report; `None`: it is written as a merge patch.
+    fn patch(&self, said: Option<&Said>) -> Option<Vec<Value>> {
+        let operations = self.operations.as_ref()?;
+        // What others have written meanwhile would make another policy of each place.
+        let version = said?.version.as_ref()?;
+        let is = json!({ "op": "test", "path": "/metadata/resourceVersion", "value": version });
+        let fields = self.fields.iter().filter(|(name, _)| *name != "policies");
+        let fields = fields.map(|(name, value)| {
+            json!({ "op": "add", "path": format!("/status/{name}"), "value": value })
+        });
+        Some([is].into_iter().chain(fields).chain(operations.iter().cloned()).collect())
+    }
+}
+
 /// Reports.
 pub(super) struct Reporter {
     writer: Arc<Writer>,
@@ -146,8 +278,9 @@ pub(super) struct Reporter {
     seen: watch::Receiver<Arc<Seen>>,
     /// The Node's.
     uid: watch::Receiver<Option<String>>,
-    /// The fields that were written last; `None`: what the object has is not known.
-    said: Option<Map<String, Value>>,
+    /// `None`: what the object has is not known.
+    said: Option<Said>,
+    budget: Budget,
     /// No report before this.
     next: Instant,
     /// A report then at the latest.
@@ -164,7 +297,8 @@ impl Reporter {
     ) -> Self {
         let now = Instant::now();
         let failing = Failing::new("write nodepolicystatuses");
-        Self { writer, node, seen, uid, said: None, next: now, renewal: now, failing }
+        let budget = Budget::new(now.into_std());
+        Self { writer, node, seen, uid, said: None, budget, next: now, renewal: now, failing }
     }
 
     /// Runs until the observer ends.
@@ -174,10 +308,11 @@ impl Reporter {
             let seen = Arc::clone(&self.seen.borrow_and_update());
             // An agent that starts leaves its predecessor's report for a moment.
             let known = self.said.is_some() || seen.is_current() || seen.is_behind();
-            let fields = changed(self.said.as_ref(), &seen);
-            let urgent = fields.keys().any(|name| !NOT_URGENT.contains(&name.as_str()));
-            if known && (urgent || self.renewal <= Instant::now()) {
-                let pause = self.write(fields).await;
+            let now = Instant::now();
+            let when = (&self.budget, self.renewal <= now);
+            let draft = Draft::new(self.said.as_ref(), &seen, when, now.into_std());
+            if let Some(draft) = draft.filter(|_| known) {
+                let pause = self.write(draft).await;
                 self.next = Instant::now() + pause;
                 continue;
             }
@@ -193,16 +328,25 @@ impl Reporter {
     }
 
     /// Writes a report; how long to write none.
-    async fn write(&mut self, mut fields: Map<String, Value>) -> Duration {
-        fields.insert("renewTime".into(), json!(now()));
-        let mut outcome = self.patch(&fields).await;
+    async fn write(&mut self, mut draft: Draft) -> Duration {
+        draft.fields.insert("renewTime".into(), json!(now()));
+        let mut outcome = match draft.patch(self.said.as_ref()) {
+            Some(operations) => {
+                let writer = &self.writer;
+                writer.patch_by_operations::<NodePolicyStatus>(&self.node, &operations).await
+            }
+            None => {
+                let version = self.said.as_ref().and_then(|said| said.version.as_deref());
+                self.patch(&draft.fields, version).await
+            }
+        };
         if outcome.as_ref().is_err_and(WriteError::is_absent) {
             // There is no report yet, it went with another Node of the name, or the kind is not served.
             if self.uid.borrow().is_none() {
                 return SPREAD;
             }
             outcome = match self.create().await {
-                Ok(()) => self.patch(&fields).await,
+                Ok(_) => self.patch(&draft.fields, None).await,
                 Err(error) => Err(error),
             };
             if self.said.take().is_some() {
@@ -211,11 +355,22 @@ impl Reporter {
             }
         }
         match outcome {
-            Ok(()) => {
-                debug!(fields = fields.len(), "report written");
+            Ok(version) => {
+                let Draft { fields, operations, pods, because_of } = draft;
+                let operations = operations.map(|operations| operations.len());
+                debug!(fields = fields.len(), ?operations, "report written");
                 self.failing.worked();
                 self.renewal = Instant::now() + RENEWAL.0 + random_part(RENEWAL.1);
-                self.said.get_or_insert_default().extend(fields);
+                let said = self.said.get_or_insert_default();
+                said.fields.extend(fields);
+                (said.pods, said.version) = (pods, version);
+                let bytes = serde_json::to_vec(&said.fields).map_or(0, |bytes| bytes.len());
+                self.budget.charge(&because_of, bytes, Instant::now().into_std());
+                PACE
+            }
+            // Somebody else has written it: the next report is a whole one.
+            Err(error) if error.is_of_object() && self.said.take().is_some() => {
+                debug!(?error, "the report is not as it was written");
                 PACE
             }
             Err(error) => {
@@ -226,13 +381,19 @@ impl Reporter {
         }
     }
 
-    async fn patch(&self, fields: &Map<String, Value>) -> Result<(), WriteError> {
-        let patch = Patch::Merge(json!({ "status": fields }));
+    /// Writes fields, to an object of that version, if one is given.
+    async fn patch(
+        &self,
+        fields: &Map<String, Value>,
+        version: Option<&str>,
+    ) -> Result<Option<String>, WriteError> {
+        let metadata = version.map_or(json!({}), |version| json!({ "resourceVersion": version }));
+        let patch = Patch::Merge(json!({ "metadata": metadata, "status": fields }));
         self.writer.patch::<NodePolicyStatus>((None, &self.node), Some("status"), &patch).await
     }
 
     /// Creates the object, for the Node to own: it goes with it.
-    async fn create(&self) -> Result<(), WriteError> {
+    async fn create(&self) -> Result<Option<String>, WriteError> {
         let owner = self.uid.borrow().clone().map(|uid| OwnerReference {
             api_version: "v1".into(),
             kind: "Node".into(),
@@ -256,6 +417,8 @@ impl Reporter {
 
 #[cfg(test)]
 mod tests {
+    use netpold_testkit::random::Random;
+
     use super::*;
     use crate::engine::Enforcement;
     use crate::publish::Look;
@@ -280,6 +443,141 @@ mod tests {
         assert_eq!(many.len() + left, 2000);
         let size = serde_json::to_string(&many).unwrap().len();
         assert!(size < 1 << 20 && many.len() > 1000, "{} policies: {size} bytes", many.len());
+    }
+
+    /// One namespace with long names and messages, before the other in the order of names.
+    #[test]
+    fn a_crowd_of_policies_leaves_others_room() {
+        let crowd = (0..2000).map(|number| on_node(number, MESSAGE_MAX));
+        let other = PolicyOnNode {
+            namespace: "z".into(),
+            name: "web".into(),
+            message: "m".repeat(MESSAGE_MAX),
+            ..PolicyOnNode::default()
+        };
+        let (taken, left) = bounded(crowd.chain([other.clone()]));
+        assert!(left > 0);
+        assert_eq!(taken.last(), Some(&other), "whole");
+        assert!(taken.is_sorted_by_key(|it| (it.namespace.clone(), it.name.clone())));
+    }
+
+    /// What a server makes of the list by these operations.
+    fn applied(mut list: Vec<Value>, operations: &[Value]) -> Vec<Value> {
+        for operation in operations {
+            let place = operation["path"].as_str().unwrap().rsplit_once('/').unwrap().1;
+            let place: usize = place.parse().unwrap();
+            match operation["op"].as_str().unwrap() {
+                "add" => list.insert(place, operation["value"].clone()),
+                "remove" => drop(list.remove(place)),
+                _ => list[place] = operation["value"].clone(),
+            }
+        }
+        list
+    }
+
+    #[test]
+    fn operations_make_one_list_of_the_other() {
+        let mut random = Random(5);
+        let list = |random: &mut Random| {
+            let mut all = BTreeMap::new();
+            for _ in 0..random.below(30) {
+                let key = [random.below(4), random.below(9)].map(|number| number.to_string());
+                let [namespace, name] = key.clone();
+                let value =
+                    json!({ "namespace": namespace, "name": name, "pods": random.below(3) });
+                all.insert(key, value);
+            }
+            all.into_values().collect::<Vec<Value>>()
+        };
+        for _ in 0..5000 {
+            let (before, after) = (list(&mut random), list(&mut random));
+            let (operations, namespaces) = operations(&before, &after);
+            let of = |all: &[Value], namespace: &str| -> Vec<Value> {
+                all.iter().filter(|it| it["namespace"] == namespace).cloned().collect()
+            };
+            for namespace in ["0", "1", "2", "3"] {
+                let differs = of(&before, namespace) != of(&after, namespace);
+                assert_eq!(namespaces.contains(namespace), differs);
+            }
+            assert_eq!(applied(before, &operations), after);
+        }
+    }
+
+    fn with_policies(generations: &BTreeMap<Key, i64>) -> Seen {
+        let policies = generations.iter().map(|(key, generation)| {
+            let version = netpold_core::model::PolicyVersion {
+                uid: "0ca9fe4d-0000-4000-8000-000000000000".into(),
+                generation: *generation,
+            };
+            let enforcement = PolicyEnforcement {
+                version,
+                pods: 3,
+                not_judged: 0,
+                on_trial: false,
+                is_late: false,
+                closed: None,
+                problems: Vec::new(),
+            };
+            (key.clone(), enforcement)
+        });
+        let enforcement = Enforcement { policies: policies.collect(), ..Enforcement::default() };
+        let look = Look { enforcement, problems: Vec::new(), in_sync: true };
+        Seen { look, begun: true, behind_since: None }
+    }
+
+    /// Five hundred policies of a tenant, of which one is edited every two seconds, and one of another tenant, edited
+    /// every two minutes. Sent a minute, with the whole list of policies in each report: 1.0 MB.
+    #[test]
+    fn edits_without_end_cost_little_and_delay_nobody_elses() {
+        let crowd = (0..500).map(|number| Key::new("crowd", format!("policy-{number:03}")));
+        let shop = Key::new("shop", "web");
+        let mut generations: BTreeMap<Key, i64> =
+            crowd.chain([shop.clone()]).map(|key| (key, 1)).collect();
+        let mut now = std::time::Instant::now();
+        let (mut budget, mut said) = (Budget::new(now), None::<Said>);
+        let (mut sent, mut stored, mut reports) = (0, 0, 0);
+        let (mut renewal, mut late) = (now, Duration::ZERO);
+        let mut edited_at = None;
+        for step in 0..600 / PACE.as_secs() {
+            if step % 24 == 7 {
+                *generations.get_mut(&shop).unwrap() += 1;
+                edited_at = Some(now);
+            }
+            for edit in 0..3 {
+                let key = Key::new("crowd", format!("policy-{:03}", (step * 3 + edit) % 500));
+                *generations.get_mut(&key).unwrap() += 1;
+            }
+            let seen = with_policies(&generations);
+            let when = (&budget, renewal <= now);
+            if let Some(draft) = Draft::new(said.as_ref(), &seen, when, now) {
+                let patch = draft.patch(said.as_ref());
+                let body = patch.map_or_else(|| json!({ "status": draft.fields }), Value::Array);
+                let last = said.get_or_insert_default();
+                let is_first = last.fields.is_empty();
+                last.fields.extend(draft.fields);
+                (last.pods, last.version) = (draft.pods, Some("1".into()));
+                let bytes = serde_json::to_vec(&last.fields).unwrap().len();
+                budget.charge(&draft.because_of, bytes, now);
+                renewal = now + RENEWAL.0;
+                if let Some(at) = edited_at.take() {
+                    late = late.max(now - at);
+                }
+                if !is_first {
+                    (sent, stored, reports) =
+                        (sent + body.to_string().len(), stored + bytes, reports + 1);
+                }
+            }
+            now += PACE;
+        }
+        let minute = |bytes: usize| bytes / 10;
+        println!(
+            "{reports} reports; a minute {} bytes sent, {} stored",
+            minute(sent),
+            minute(stored)
+        );
+        assert!(minute(sent) < 20_000, "{} bytes sent a minute", minute(sent));
+        assert!(minute(stored) < 600_000, "{} bytes stored a minute", minute(stored));
+        assert!(late <= PACE, "the other tenant's edit is reported after {late:?}");
     }
 
     #[test]

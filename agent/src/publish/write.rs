@@ -3,16 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::header::{ACCEPT, HeaderValue};
+use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::request;
 use kube::core::{Request, Resource};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::source::cluster::connection::Connection;
-use crate::source::cluster::failure::Failure;
+use crate::source::cluster::failure::{Failure, code_of, is_outage};
 
 /// Writes a second in the long run, of the whole agent.
 const RATE: f64 = 10.0;
@@ -23,6 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The answer repeats the whole object unless asked for less.
 const METADATA: &str =
     "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+/// Type of a JSON Patch.
+const JSON_PATCH: &str = "application/json-patch+json";
 
 /// Why something could not be written.
 #[derive(Debug)]
@@ -43,14 +46,19 @@ impl WriteError {
         self.code == Some(409)
     }
 
-    /// 403: by the server's roles, or by an admission policy for this object.
-    pub(super) fn is_forbidden(&self) -> bool {
-        self.code == Some(403)
-    }
-
     /// The server objects to this very write, not to the agent.
     pub(super) fn is_of_object(&self) -> bool {
         matches!(self.code, Some(400 | 404 | 409 | 422))
+    }
+
+    /// 4xx: the same write again would be refused again.
+    pub(super) fn is_refusal(&self) -> bool {
+        matches!(self.code, Some(400..=499))
+    }
+
+    /// See [`is_outage`].
+    pub(super) const fn is_outage(&self) -> bool {
+        is_outage(self.code)
     }
 }
 
@@ -69,13 +77,14 @@ impl Writer {
         &self.connection
     }
 
-    /// Patches an object, or a subresource of it. `namespace` where the kind has them.
+    /// Patches an object, or a subresource of it. `namespace` where the kind has them. Returns the object's
+    /// `resourceVersion`, as all of these do.
     pub(super) async fn patch<K: Resource<DynamicType = ()>>(
         &self,
         (namespace, name): (Option<&str>, &str),
         subresource: Option<&str>,
         patch: &Patch<impl Serialize>,
-    ) -> Result<(), WriteError> {
+    ) -> Result<Option<String>, WriteError> {
         let request = Request::new(K::url_path(&(), namespace));
         let parameters = PatchParams::default();
         self.send(match subresource {
@@ -85,11 +94,28 @@ impl Writer {
         .await
     }
 
+    /// Applies a JSON Patch (RFC 6902) to the status of an object of a kind without namespaces.
+    pub(super) async fn patch_by_operations<K: Resource<DynamicType = ()>>(
+        &self,
+        name: &str,
+        operations: &[Value],
+    ) -> Result<Option<String>, WriteError> {
+        // kube has no such patch but in a feature of its own; the type of the body is all that is different.
+        let request = Request::new(K::url_path(&(), None));
+        let parameters = PatchParams::default();
+        let mut request =
+            request.patch_subresource("status", name, &parameters, &Patch::Merge(operations));
+        if let Ok(request) = &mut request {
+            request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(JSON_PATCH));
+        }
+        self.send(request).await
+    }
+
     /// Creates an object of a kind without namespaces.
     pub(super) async fn create<K: Resource<DynamicType = ()>>(
         &self,
         object: &impl Serialize,
-    ) -> Result<(), WriteError> {
+    ) -> Result<Option<String>, WriteError> {
         let request = Request::new(K::url_path(&(), None));
         let body = serde_json::to_vec(object).map_err(|error| WriteError {
             code: None,
@@ -101,22 +127,35 @@ impl Writer {
     async fn send(
         &self,
         request: Result<hyper::Request<Vec<u8>>, request::Error>,
-    ) -> Result<(), WriteError> {
+    ) -> Result<Option<String>, WriteError> {
         let mut request = request.map_err(|error| error_of(kube::Error::BuildRequest(error)))?;
         request.headers_mut().insert(ACCEPT, HeaderValue::from_static(METADATA));
         self.bucket.lock().await.take().await;
         let client = self.connection.client();
         match timeout(PATIENCE, client.request_text(request)).await {
-            Ok(Ok(_)) => Ok(()),
+            Ok(Ok(answer)) => Ok(version(&answer)),
             Ok(Err(error)) => Err(error_of(error)),
             Err(_) => Err(WriteError { code: None, failure: Failure::Silent(PATIENCE) }),
         }
     }
 }
 
+/// The `resourceVersion` of the object in an answer.
+fn version(answer: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Object {
+        metadata: Metadata,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Metadata {
+        resource_version: Option<String>,
+    }
+    serde_json::from_str::<Object>(answer).ok()?.metadata.resource_version
+}
+
 fn error_of(error: kube::Error) -> WriteError {
-    let code = if let kube::Error::Api(status) = &error { Some(status.code) } else { None };
-    WriteError { code, failure: Failure::of(error) }
+    WriteError { code: code_of(&error), failure: Failure::of(error) }
 }
 
 /// A token bucket; who waits keeps the others waiting, in their order.

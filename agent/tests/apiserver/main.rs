@@ -18,5 +18,6 @@ mod live;
 mod load;
 mod outage;
 mod rbac;
+mod tenants;
 mod trace;
 mod world;

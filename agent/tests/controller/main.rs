@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod callers;
 mod fair;
 mod leader;
 mod life;

@@ -30,7 +30,7 @@ pub(crate) fn configuration(port: u16) -> Value {
     })
 }
 
-fn bundle(world: &World) -> String {
+pub(crate) fn bundle(world: &World) -> String {
     let found = world.get(&["mutatingwebhookconfiguration", "netpold-readiness-gate"]);
     found["webhooks"][0]["clientConfig"]["caBundle"].as_str().unwrap_or_default().to_owned()
 }
@@ -40,7 +40,7 @@ pub(crate) fn trusted(world: &World) -> bool {
     !bundle(world).is_empty()
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
@@ -52,7 +52,7 @@ fn gates(world: &World, name: &str) -> Vec<String> {
     gates.iter().map(|gate| gate["conditionType"].as_str().unwrap().to_owned()).collect()
 }
 
-fn is_gated(world: &World, name: &str) -> bool {
+pub(crate) fn is_gated(world: &World, name: &str) -> bool {
     gates(world, name) == ["netpold.io/network-ready"]
 }
 

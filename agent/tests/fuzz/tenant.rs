@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use netpold::engine::unsupported_policies;
 use netpold::source::convert::{Kind, read};
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Direction, Interface, Key};
@@ -19,7 +20,7 @@ use netpold_core::options::Options;
 use netpold_testkit::memory::MemoryTables;
 use netpold_testkit::oracle::Oracle;
 
-use self::objects::{NAMES, hostile, kind};
+use self::objects::{BAD, NAMES, flood, hostile, kind};
 use netpold_testkit::random::Random;
 
 /// The tenant that writes anything.
@@ -93,8 +94,36 @@ impl World {
             &format!(r#""ingress":[{{"from":[{team}]}}],"egress":[{{"to":[{team}]}}]"#),
         );
         world.edit(0);
+        world.broken();
         world.update();
         world
+    }
+
+    /// A policy of the other tenant of which a part is not understood: its owner is told.
+    fn broken(&mut self) {
+        let spec = format!(
+            r#"{{"podSelector":{{"matchLabels":{{"app":"v4"}}}},"ingress":[{{"from":[{BAD}]}}]}}"#
+        );
+        let json = other(r#""name":"broken""#, &spec);
+        let read = read(Kind::NetworkPolicy, json.as_bytes(), true);
+        assert!(!read.problems.is_empty(), "{json}");
+        self.apply(read.change.expect("it can be decoded"));
+    }
+
+    /// The hostile tenant writes very many policies, or deletes them again.
+    fn flood(&mut self, is_there: bool) {
+        for json in flood() {
+            let change = read(Kind::NetworkPolicy, json.as_bytes(), true).change;
+            let change = change.expect("it can be decoded");
+            self.apply(if is_there { change } else { change.gone() });
+        }
+    }
+
+    /// Of the policies that Events are written on, the other tenant's is one.
+    fn check_events(&self) {
+        let named = unsupported_policies(&self.compiler);
+        let broken = Key::new(OTHER, "broken");
+        assert!(named.contains_key(&broken), "it is not among {}", named.len());
     }
 
     fn interface(&mut self, index: u32, address: &str) {
@@ -271,6 +300,12 @@ fn one_tenant_does_not_harm_another() {
                 world.edit(round);
                 edits.push(world.update());
                 world.check();
+                world.check_events();
+                match round % 10 {
+                    3 => world.flood(true),
+                    6 => world.flood(false),
+                    _ => {}
+                }
             }
             (edits, world.counts)
         });

@@ -6,6 +6,7 @@
 
 mod admission;
 mod agreement;
+mod callers;
 mod expressions;
 mod gates;
 mod guard_rails;

@@ -10,7 +10,7 @@ use serde_json::Value;
 use netpold_testbed::skip;
 
 /// Everything that is rendered, the base first.
-pub(crate) const KUSTOMIZATIONS: [&str; 16] = [
+pub(crate) const KUSTOMIZATIONS: [&str; 17] = [
     "base",
     "overlays/admission",
     "overlays/api-protection",
@@ -27,6 +27,7 @@ pub(crate) const KUSTOMIZATIONS: [&str; 16] = [
     "overlays/startup-taint",
     "overlays/startup-taint-v1beta1",
     "overlays/tenant-quota",
+    "overlays/webhook-callers",
 ];
 
 pub(crate) fn deploy() -> PathBuf {

@@ -16,8 +16,8 @@ use serde_json::Value;
 
 use crate::rendered::{KUSTOMIZATIONS, can_render, render};
 
-/// Kinds of the Prometheus operator, which `monitoring.rs` looks at.
-const OTHERS: [&str; 2] = ["PodMonitor", "PrometheusRule"];
+/// Kinds of the Prometheus operator, which `monitoring.rs` looks at, and one that `callers.rs` does.
+const OTHERS: [&str; 3] = ["ClusterNetworkPolicy", "PodMonitor", "PrometheusRule"];
 
 #[test]
 fn every_field_is_one_that_kubernetes_has() {

@@ -1,14 +1,16 @@
 //! What `--listen` serves, scraped over real sockets in the node's namespace.
 #![expect(clippy::float_cmp, reason = "counts, which floats hold exactly")]
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6, TcpStream};
 use std::path::Path;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use netpold_testbed::cluster::{Cluster, ENFORCED, MOMENT, NAMESPACE, PATIENCE, PORT, allow_from};
 use netpold_testbed::{Cni, Host, Protocol, require_root};
 use nix::sys::signal::Signal;
+use tokio::net::TcpSocket;
 
 const LISTEN: u16 = 9417;
 
@@ -235,6 +237,67 @@ fn a_pod_cannot_keep_another_from_being_answered() {
         drop(held);
     }
     assert_eq!(get(stranger, to, "/metrics").0, 200);
+}
+
+/// Two pods connect all the time, each from as many link-local addresses as it likes, and ask for nothing.
+#[test]
+fn link_local_sources_crowd_no_scrape_out() {
+    const SOURCES: u16 = 200;
+    require_root!();
+    let mut cluster = cluster();
+    enforce(&mut cluster);
+    let node = cluster.nodes[0].addresses();
+    let to = SocketAddr::from((node[1], LISTEN));
+    let attackers = ["stranger", "server"].map(|name| cluster.pod(name));
+    let addresses = (1..=SOURCES).map(|n| format!("addr add fe80::7:{n:x}/64 dev eth0 nodad\n"));
+    let addresses: String = addresses.collect();
+    for attacker in attackers {
+        attacker.netns().ip(&addresses).unwrap();
+    }
+    let ends = AtomicBool::new(false);
+    let attack = || {
+        let interface = nix::net::if_::if_nametoindex("eth0").unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let mut held = VecDeque::new();
+        let mut connected = 0_usize;
+        for number in (1..=SOURCES).cycle() {
+            if ends.load(Ordering::Relaxed) {
+                break;
+            }
+            let from = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 7, number);
+            let connection = runtime.block_on(async {
+                let socket = TcpSocket::new_v6()?;
+                socket.bind(SocketAddrV6::new(from, 0, 0, interface).into())?;
+                tokio::time::timeout(MOMENT, socket.connect(to)).await?
+            });
+            connected += usize::from(connection.is_ok());
+            held.extend(connection.ok());
+            if held.len() > 400 {
+                held.pop_front();
+            }
+        }
+        connected
+    };
+    let friend = cluster.pod("friend");
+    let scrape = || {
+        let mut stream = TcpStream::connect_timeout(&(node[0], LISTEN).into(), PATIENCE).ok()?;
+        // As a scrape of a loaded server, which asks a moment after it is connected.
+        std::thread::sleep(Duration::from_millis(20));
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: netpold\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        answer.ends_with("# EOF\n").then_some(())
+    };
+    let (answered, connected) = std::thread::scope(|scope| {
+        let attacks = attackers.map(|pod| scope.spawn(move || pod.run(attack).unwrap()));
+        std::thread::sleep(Duration::from_secs(1));
+        let answered = (0..50).filter(|_| friend.run(scrape).unwrap().is_some()).count();
+        ends.store(true, Ordering::Relaxed);
+        (answered, attacks.map(|attack| attack.join().unwrap()))
+    });
+    println!("{answered} of 50 scrapes beside {connected:?} connections");
+    assert!(connected.iter().all(|connected| *connected > 200), "{connected:?}");
+    assert_eq!(answered, 50);
 }
 
 #[test]

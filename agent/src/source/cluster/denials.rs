@@ -25,7 +25,7 @@ const OF_POD: usize = 5;
 const PACE: Duration = Duration::from_secs(1);
 /// Least time between two Events of a node for each node there is: 10 a second come from a large cluster together.
 const PACE_OF_NODES: Duration = Duration::from_millis(100);
-/// Least time between attempts after one failed.
+/// Least time between attempts in an outage.
 const RETRY: Duration = Duration::from_mins(1);
 
 /// Writes what comes, until nobody says more.
@@ -49,7 +49,8 @@ pub(super) async fn write(
                 }
                 Err(error) => {
                     warn!(pod = %denial.pod, %error, "no Event can be written on a pod");
-                    RETRY
+                    // What is refused is this pod's matter.
+                    if error.is_outage { RETRY } else { pace }
                 }
             };
             tokio::time::sleep(pause).await;

@@ -3,21 +3,31 @@
 //! Of thousands of agents a few speak up (`engine/unsupported.rs` says which), each once, and again as
 //! long as it stays so, because Events are forgotten after an hour. Nothing waits for them: an Event
 //! that cannot be written is tried again later.
+//!
+//! Namespaces take turns. An Event that the API server refuses concerns its object alone; only an outage
+//! stops the others.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::api::PostParams;
 use netpold_core::model::Key;
 use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
 use tracing::{debug, warn};
 
 use super::connection::Connection;
 use super::denials;
+use super::failure::{code_of, is_outage};
 use crate::events::Denials;
 use crate::printable::cut;
+use crate::turns::in_turns;
 
 /// What is wrong on the node, by the reason of the Event that says so.
 pub(super) type OfNode = BTreeMap<&'static str, Vec<String>>;
@@ -29,12 +39,23 @@ pub type Unsupported = BTreeMap<Key, (String, Vec<String>)>;
 const PACE: Duration = Duration::from_secs(1);
 /// An Event is repeated this often, as long as it is true.
 const REPEAT: Duration = Duration::from_mins(30);
-/// Least time between attempts after one failed.
+/// Least time between two Events on the same policy: whoever may edit it can change what its Event says.
+const PAUSE: Duration = Duration::from_mins(1);
+/// Least time between attempts in an outage, and at what the server has refused; the latter doubles with each refusal
+/// in a row, up to [`REPEAT`].
 const RETRY: Duration = Duration::from_mins(1);
+/// So many attempts in a row without an answer are an outage.
+const OUTAGE: u32 = 3;
+/// An Event that is not answered within this was not written.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest name of an Event, in bytes (a DNS subdomain, RFC 1123).
+const NAME_MAX: usize = 253;
 /// Longest note that the API takes, in bytes.
 pub(super) const NOTE_MAX: usize = 1024;
 /// Longest name of a reporting instance that the API takes.
 const INSTANCE_MAX: usize = 128;
+/// Prefix of what the node's own Events are remembered by; no uid has it.
+const OF_NODE: &str = "node/";
 
 /// Where to say what is not enforced. Dropped, it says no more.
 #[derive(Debug)]
@@ -52,10 +73,8 @@ impl EventRecorder {
         let instance: String = node.chars().take(INSTANCE_MAX).collect();
         let (denials, denied) = mpsc::channel(1);
         tokio::spawn(denials::write(Arc::clone(&connection), instance.clone(), denied));
-        let said = HashMap::new();
-        let said_node = HashMap::new();
         let shared = Arc::clone(&connection);
-        let writer = Writer { connection, node, instance, of_node, said, said_node };
+        let writer = Writer { connection, instance, of_node, agenda: Agenda::new(node) };
         tokio::spawn(writer.run(unsupported));
         Self { connection: shared, policies, node: sender, denials }
     }
@@ -93,20 +112,65 @@ impl EventRecorder {
 
 struct Writer {
     connection: Arc<Connection>,
-    node: String,
     instance: String,
     of_node: watch::Receiver<OfNode>,
-    /// What was said of a policy, by uid, and when.
-    said: HashMap<String, (String, Instant)>,
-    /// When something was said of the node, by its reason.
-    said_node: HashMap<&'static str, Instant>,
+    agenda: Agenda,
+}
+
+/// Which Event is written next.
+struct Agenda {
+    node: String,
+    /// What was reported of each policy, by uid, and of the node, by [`OF_NODE`] and the reason.
+    subjects: HashMap<String, Subject>,
+    /// Namespace of the policy that had an Event last.
+    served: String,
+    /// Attempts in a row that met what looks like an outage.
+    unanswered: u32,
+}
+
+/// What was reported of an object.
+#[derive(Default)]
+struct Subject {
+    /// The last note, and when it was written.
+    reported: Option<(String, Instant)>,
+    /// Refusals in a row.
+    refusals: u32,
+    rests_until: Option<Instant>,
+}
+
+impl Subject {
+    fn is_due(&self, note: &str, now: Instant) -> bool {
+        let due = self.reported.as_ref().is_none_or(|(reported, at)| {
+            let pause = if reported == note { REPEAT } else { PAUSE };
+            now.saturating_duration_since(*at) >= pause
+        });
+        due && self.rests_until.is_none_or(|until| until <= now)
+    }
+
+    fn refused(&mut self, now: Instant) {
+        let pause = RETRY.saturating_mul(1 << self.refusals.min(6)).min(REPEAT);
+        self.refusals += 1;
+        self.rests_until = Some(now + pause);
+    }
+}
+
+/// An Event to write.
+struct Due {
+    subject: String,
+    reason: &'static str,
+    note: String,
+    regarding: ObjectReference,
 }
 
 impl Writer {
     async fn run(mut self, mut unsupported: watch::Receiver<Unsupported>) {
         loop {
             let all = unsupported.borrow_and_update().clone();
-            let pause = self.write(&all).await;
+            let of_node = self.of_node.borrow_and_update().clone();
+            let pause = match self.agenda.next(&all, &of_node, Instant::now()) {
+                Some(due) => self.write(due).await,
+                None => RETRY,
+            };
             tokio::select! {
                 changed = unsupported.changed() => if changed.is_err() { return },
                 changed = self.of_node.changed() => if changed.is_err() { return },
@@ -116,52 +180,82 @@ impl Writer {
         }
     }
 
-    /// Writes one Event that is due; returns when to look again, beside the pace.
-    async fn write(&mut self, all: &Unsupported) -> Duration {
-        let of_node = self.of_node.borrow_and_update().clone();
-        for (reason, problems) in of_node {
-            let said = self.said_node.get(reason);
-            if problems.is_empty() || said.is_some_and(|when| when.elapsed() < REPEAT) {
-                continue;
-            }
-            let note = cut(problems.join("; "), NOTE_MAX);
-            if let Err(error) = self.publish(reason, &note, self.own_node()).await {
-                warn!(%error, "no Event can be written on the node");
-                return RETRY;
-            }
-            self.said_node.insert(reason, Instant::now());
-            return Duration::ZERO;
-        }
-        self.said.retain(|uid, _| all.values().any(|(known, _)| known == uid));
-        for (policy, (uid, reasons)) in all {
-            let note = note(&self.node, reasons);
-            let due = self
-                .said
-                .get(uid)
-                .is_none_or(|(said, when)| *said != note || when.elapsed() >= REPEAT);
-            if !due {
-                continue;
-            }
-            let regarding = regarding(policy, uid);
-            if let Err(error) = self.publish("PolicyNotHonoured", &note, regarding).await {
-                warn!(%policy, %error, "no Event can be written on a policy");
-                return RETRY;
-            }
-            debug!(%policy, note, "Event written");
-            self.said.insert(uid.clone(), (note, Instant::now()));
-            // One at a time: in the meantime another policy may have been mended.
-            return Duration::ZERO;
-        }
-        RETRY
+    /// Writes an Event; returns when to look again, beside the pace.
+    async fn write(&mut self, due: Due) -> Duration {
+        let Due { reason, note, regarding, .. } = &due;
+        let action = (*reason, "Enforce");
+        let written =
+            publish(&self.connection, &self.instance, action, note, regarding.clone()).await;
+        self.agenda.take(due, written, Instant::now())
+    }
+}
+
+impl Agenda {
+    fn new(node: String) -> Self {
+        Self { node, subjects: HashMap::new(), served: String::new(), unanswered: 0 }
     }
 
-    async fn publish(
-        &self,
-        reason: &str,
-        note: &str,
-        regarding: ObjectReference,
-    ) -> kube::Result<()> {
-        publish(&self.connection, &self.instance, (reason, "Enforce"), note, regarding).await
+    /// The Event that is due: of the node first, then of the namespaces in turns, from the one behind the one that had
+    /// the last Event. One at a time: in the meantime another policy may have been mended.
+    fn next(&mut self, all: &Unsupported, of_node: &OfNode, now: Instant) -> Option<Due> {
+        let known: HashSet<&str> = all.values().map(|(uid, _)| uid.as_str()).collect();
+        self.subjects
+            .retain(|subject, _| subject.starts_with(OF_NODE) || known.contains(subject.as_str()));
+        let is_due = |subject: &str, note: &str| {
+            self.subjects.get(subject).is_none_or(|it| it.is_due(note, now))
+        };
+        for (&reason, problems) in of_node {
+            let (subject, note) =
+                (format!("{OF_NODE}{reason}"), cut(problems.join("; "), NOTE_MAX));
+            // What it says changes with counts; that it is so, does not.
+            let reported =
+                self.subjects.get(&subject).and_then(|it| Some(it.reported.as_ref()?.0.clone()));
+            if !problems.is_empty() && is_due(&subject, reported.as_deref().unwrap_or(&note)) {
+                return Some(Due { subject, reason, note, regarding: self.own_node() });
+            }
+        }
+        let notes =
+            all.iter().map(|(policy, (uid, reasons))| (policy, uid, note(&self.node, reasons)));
+        let mut due: Vec<_> = notes.filter(|(_, uid, note)| is_due(uid, note)).collect();
+        due.sort_by_key(|(_, uid, _)| {
+            self.subjects.get(*uid).and_then(|it| Some(it.reported.as_ref()?.1))
+        });
+        let served = self.served.as_str();
+        let turns =
+            in_turns(due, |(policy, ..)| (&*policy.namespace <= served, &*policy.namespace));
+        let (policy, uid, note) = turns.into_iter().next()?;
+        let due = Due {
+            subject: uid.clone(),
+            reason: "PolicyNotHonoured",
+            note,
+            regarding: regarding(policy, uid),
+        };
+        self.served.clone_from(&policy.namespace);
+        Some(due)
+    }
+
+    /// The outcome of a write; returns when to look again, beside the pace.
+    fn take(&mut self, due: Due, written: Result<(), EventError>, now: Instant) -> Duration {
+        let Due { subject, reason, note, regarding } = due;
+        let name = regarding.name.unwrap_or_default();
+        let it = self.subjects.entry(subject).or_default();
+        let Err(error) = written else {
+            debug!(name, reason, note, "Event written");
+            self.unanswered = 0;
+            *it = Subject { reported: Some((note, now)), ..Subject::default() };
+            return Duration::ZERO;
+        };
+        // One namespace's Events may take too long to be answered; namespaces take turns.
+        self.unanswered = if error.is_outage { self.unanswered + 1 } else { 0 };
+        let is_outage = self.unanswered >= OUTAGE;
+        if is_outage || it.refusals == 0 {
+            warn!(name, reason, %error, "no Event can be written");
+        }
+        if is_outage {
+            return RETRY;
+        }
+        it.refused(now);
+        Duration::ZERO
     }
 
     /// By its name, as the kubelet's Events on a node are; in the namespace where those are, since some
@@ -178,26 +272,65 @@ impl Writer {
     }
 }
 
-/// Writes an Event of a reason and an action.
+/// Why an Event was not written.
+#[derive(Debug)]
+pub(super) struct EventError {
+    text: String,
+    /// No Event could be written, on whatever object.
+    pub(super) is_outage: bool,
+}
+
+impl std::fmt::Display for EventError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// Writes an Event of a reason and an action. It is created and never changed: a count of repetitions in it would
+/// take another right.
 pub(super) async fn publish(
     connection: &Connection,
     instance: &str,
     (reason, action): (&str, &str),
     note: &str,
     regarding: ObjectReference,
-) -> kube::Result<()> {
-    let reporter = Reporter { controller: "netpold".into(), instance: Some(instance.to_owned()) };
-    // A recorder would count repetitions up by changing the Event, which takes another right; a new one each time
-    // only creates.
-    let recorder = Recorder::new(connection.client(), reporter);
+) -> Result<(), EventError> {
+    let now = Timestamp::now();
+    let name = event_name(regarding.name.as_deref().unwrap_or_default(), now.as_nanosecond());
+    let namespace = regarding.namespace.clone().unwrap_or_else(|| "default".into());
     let event = Event {
-        type_: EventType::Warning,
-        reason: reason.into(),
+        metadata: ObjectMeta {
+            name: Some(name),
+            namespace: Some(namespace.clone()),
+            ..ObjectMeta::default()
+        },
+        action: Some(action.into()),
+        event_time: Some(MicroTime(now)),
         note: Some(note.to_owned()),
-        action: action.into(),
-        secondary: None,
+        reason: Some(reason.into()),
+        regarding: Some(regarding),
+        reporting_controller: Some("netpold".into()),
+        reporting_instance: Some(instance.to_owned()),
+        type_: Some("Warning".into()),
+        ..Event::default()
     };
-    recorder.publish(&event, &regarding).await
+    let api = Api::<Event>::namespaced(connection.client(), &namespace);
+    match timeout(PATIENCE, api.create(&PostParams::default(), &event)).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) => {
+            Err(EventError { text: error.to_string(), is_outage: is_outage(code_of(&error)) })
+        }
+        Err(_) => Err(EventError { text: "no answer".into(), is_outage: true }),
+    }
+}
+
+/// Name of an Event: that of its object, cut to what the API takes, and a time in nanoseconds, which tells it from
+/// others.
+fn event_name(object: &str, nanoseconds: i128) -> String {
+    let suffix = format!(".{nanoseconds:x}");
+    let end = object.floor_char_boundary(NAME_MAX.saturating_sub(suffix.len()));
+    // Each part between dots ends with a letter or digit.
+    format!("{}{suffix}", object[..end].trim_end_matches(['.', '-']))
 }
 
 /// Events on what has no namespace are in `default`, which [`Writer::own_node`] has in both places too.
@@ -223,6 +356,8 @@ fn note(node: &str, reasons: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use netpold_testkit::random::Random;
+
     use super::*;
 
     #[test]
@@ -231,5 +366,133 @@ mod tests {
         assert_eq!(note("n", &["a".into(), "b".into()]), text);
         let long = note("n", &["\u{e9}".repeat(2000)]);
         assert!(long.len() <= NOTE_MAX && long.ends_with(" ..."));
+    }
+
+    /// A name of 253 bytes is the longest of a policy or pod.
+    #[test]
+    fn a_name_of_an_event_is_one_that_the_api_takes() {
+        let nanoseconds = Timestamp::now().as_nanosecond();
+        assert!(event_name("web", nanoseconds).starts_with("web.1"));
+        for length in 200..=253 {
+            for object in ["p".repeat(length), "p.".repeat(127)[..length].to_owned()] {
+                let name = event_name(object.trim_end_matches('.'), nanoseconds);
+                assert!(name.len() <= NAME_MAX, "{} bytes", name.len());
+                let is_label = |label: &str| {
+                    !label.is_empty() && !label.starts_with('-') && !label.ends_with('-')
+                };
+                assert!(name.split('.').all(is_label), "{name}");
+            }
+        }
+    }
+
+    /// A hundred policies of one tenant, before another's one in the order of names.
+    fn troubled() -> Unsupported {
+        let crowd = (0..100).map(|n| ("crowd", format!("p{n:02}")));
+        let all = crowd.chain([("shop", "web".to_owned())]);
+        all.map(|(namespace, name)| {
+            let key = Key::new(namespace, &*name);
+            (key, (format!("{namespace}/{name}"), vec!["is wrong".to_owned()]))
+        })
+        .collect()
+    }
+
+    fn refusal() -> Result<(), EventError> {
+        Err(EventError { text: "422".into(), is_outage: false })
+    }
+
+    #[test]
+    fn namespaces_take_turns_whatever_is_refused_or_changes() {
+        let (mut all, none) = (troubled(), OfNode::new());
+        for refused in [false, true] {
+            let (mut agenda, mut now) = (Agenda::new("n1".into()), Instant::now());
+            let mut turns = Vec::new();
+            for turn in 0..6 {
+                // The crowd's notes change all the time.
+                all.values_mut().for_each(|(_, reasons)| reasons[0] = format!("is wrong {turn}"));
+                let due = agenda.next(&all, &none, now).unwrap();
+                turns.push(due.subject.clone());
+                let is_crowd = due.subject.starts_with("crowd");
+                let written = if refused && is_crowd { refusal() } else { Ok(()) };
+                assert_eq!(agenda.take(due, written, now), Duration::ZERO);
+                now += PACE;
+            }
+            let expected =
+                ["crowd/p00", "shop/web", "crowd/p01", "crowd/p02", "crowd/p03", "crowd/p04"];
+            assert_eq!(turns, expected, "refused: {refused}");
+            // What was refused is tried again after all others.
+            let due = agenda.next(&all, &none, now + 2 * RETRY).unwrap();
+            assert!(!turns.contains(&due.subject) || due.subject == "shop/web", "{}", due.subject);
+        }
+    }
+
+    fn silence() -> Result<(), EventError> {
+        Err(EventError { text: "no answer".into(), is_outage: true })
+    }
+
+    #[test]
+    fn an_outage_stops_all_and_what_looks_like_one_does_not() {
+        let (all, none) = (troubled(), OfNode::new());
+        let (mut agenda, mut now) = (Agenda::new("n1".into()), Instant::now());
+        let mut pauses = Vec::new();
+        for _ in 0..OUTAGE {
+            let due = agenda.next(&all, &none, now).unwrap();
+            pauses.push(agenda.take(due, silence(), now));
+        }
+        assert_eq!(pauses, [Duration::ZERO, Duration::ZERO, RETRY], "nobody answers");
+        now += RETRY;
+        // Of the crowd's Events every other one is not answered.
+        let mut number = 0;
+        while let Some(due) = agenda.next(&all, &none, now) {
+            number += 1;
+            now += PACE;
+            let pause = agenda.take(due, if number % 2 == 0 { silence() } else { Ok(()) }, now);
+            assert_eq!(pause, Duration::ZERO, "others' Events are written");
+            if number > 60 {
+                break;
+            }
+        }
+    }
+
+    /// A tenant's policies come, go, change and have long names; their Events are refused, not answered or written. Each
+    /// change of the other tenant's policy is reported within the pause after its last Event, and three turns.
+    #[test]
+    fn whatever_becomes_of_a_tenants_events_the_others_are_written() {
+        for seed in 1..=10 {
+            let mut random = Random(seed);
+            let (mut agenda, mut now) = (Agenda::new("n1".into()), Instant::now());
+            let (mut all, none) = (Unsupported::new(), OfNode::new());
+            let (mut edited_at, mut waits) = (None, 0);
+            for step in 0..600 {
+                for _ in 0..random.below(4) {
+                    let name = "n".repeat(1 + random.below(253));
+                    let key = Key::new("a-hostile", &*name);
+                    match random.below(4) {
+                        0 => drop(all.remove(&key)),
+                        _ => drop(all.insert(key, (name, vec![format!("is wrong {step}")]))),
+                    }
+                }
+                let other = Key::new("shop", "web");
+                if step % 100 == 7 {
+                    all.insert(other, ("other".into(), vec![format!("is wrong {step}")]));
+                    edited_at = Some(now);
+                }
+                now += PACE;
+                let Some(due) = agenda.next(&all, &none, now) else { continue };
+                let is_other = due.subject == "other";
+                let outcome = match random.below(3) {
+                    _ if is_other => Ok(()),
+                    0 => Ok(()),
+                    1 => refusal(),
+                    _ => silence(),
+                };
+                now += agenda.take(due, outcome, now);
+                if is_other && let Some(edited_at) = edited_at.take() {
+                    let waited = now - edited_at;
+                    assert!(waited <= PAUSE + 5 * PACE, "seed {seed}: {waited:?}");
+                    waits += 1;
+                }
+            }
+            assert!(waits >= 5, "seed {seed}: {waits} Events of the other");
+        }
     }
 }

@@ -32,6 +32,18 @@ pub(crate) enum Failure {
     Undecodable(String),
 }
 
+/// Status of an answer that is an error; `None`: there was no answer.
+pub(crate) fn code_of(error: &kube::Error) -> Option<u16> {
+    if let kube::Error::Api(status) = error { Some(status.code) } else { None }
+}
+
+/// Whether no write works now, whatever its object: no answer, the credentials are not good (401), too many requests
+/// (429), or the server is not available (503). Any other error may be the object's: a server answers 500 where an
+/// admission webhook fails, or where the object would be too large for etcd.
+pub(crate) const fn is_outage(code: Option<u16>) -> bool {
+    matches!(code, None | Some(401 | 429 | 503))
+}
+
 impl Failure {
     /// Of an error status, in an answer or in a watch.
     pub(crate) fn of_status(status: &Status) -> Self {

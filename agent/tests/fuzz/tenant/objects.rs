@@ -7,8 +7,27 @@ use netpold::source::convert::Kind;
 use super::{HOSTILE, NODE, OTHER};
 use netpold_testkit::random::Random;
 
-/// Names of each kind of the hostile tenant's objects: few, so that they change and come again.
-pub(super) const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+/// Names of each kind of the hostile tenant's objects: few, so that they change and come again. One is as long as the
+/// API takes.
+pub(super) const NAMES: [&str; 4] = ["a", "b", "c", LONG_NAME];
+const LONG_NAME: &str = "llllllllllllllllllllllllllllllllllllllllllllllllllllllllllllllll\
+     llllllllllllllllllllllllllllllllllllllllllllllllllllllllllllllll\
+     llllllllllllllllllllllllllllllllllllllllllllllllllllllllllllllll\
+     lllllllllllllllllllllllllllllllllllllllllllllllllllllllllllll";
+/// Policies of a flood: more than are looked at for Events.
+pub(super) const FLOOD: usize = 120;
+
+/// Policies that are not understood, before the other tenant's in the order of names, and that select every pod of the
+/// hostile tenant.
+pub(super) fn flood() -> impl Iterator<Item = String> {
+    (0..FLOOD).map(|number| {
+        let metadata = format!(r#""name":"flood-{number:03}","namespace":"{HOSTILE}""#);
+        format!(r#"{{"metadata":{{{metadata}}},"spec":{{"podSelector":{{}},"ingress":[{{"from":[{BAD}]}}]}}}}"#)
+    })
+}
+
+/// A peer that the API takes and that no packet can have on the wire.
+pub(super) const BAD: &str = r#"{"ipBlock":{"cidr":"::ffff:10.0.0.0/104"}}"#;
 /// Most rules of a policy in one direction: what the tables hold. What more of them may cost the others
 /// is for the compiler's budgets to say, and to be tried here with more.
 const RULES: usize = 60;

@@ -1,0 +1,373 @@
+//! The few fields of an `AdmissionReview` that are used, taken from it as it comes in: a review has up to megabytes,
+//! and whoever reaches the webhook may send one.
+
+use thiserror::Error;
+
+/// Longest excerpt, in bytes: room for 300 readiness gates.
+const LENGTH_MAX: usize = 16 << 10;
+/// Longest name of a field that is looked at, in bytes.
+const NAME_MAX: usize = 64;
+
+/// What is used of a value.
+#[derive(Debug)]
+pub(super) enum Part {
+    /// A text, a number, `true`, `false` or `null`.
+    Scalar,
+    /// These fields of an object.
+    Fields(&'static [(&'static str, Part)]),
+    /// This of each item of an array.
+    Items(&'static Part),
+}
+
+/// Why there is no excerpt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub(super) enum ExcerptError {
+    /// It is no JSON.
+    #[error("no JSON")]
+    Malformed,
+    /// What is used of it is too much.
+    #[error("more than {LENGTH_MAX} bytes in the fields that are used")]
+    TooLong,
+}
+
+/// Takes in JSON (RFC 8259) in pieces and keeps a part of it, as JSON. Where another type is found than the part has,
+/// an empty object, an empty array or the scalar stands there. Names with escapes count as other names.
+///
+/// What is left out is not checked beyond its brackets and quotes; the excerpt is for a JSON parser to check.
+#[derive(Debug)]
+pub(super) struct Excerpt {
+    kept: Vec<u8>,
+    /// The objects and arrays around, of those that are kept.
+    around: Vec<Around>,
+    state: State,
+}
+
+#[derive(Debug)]
+enum Around {
+    Object { fields: &'static [(&'static str, Part)], is_empty: bool },
+    Array { item: &'static Part },
+}
+
+#[derive(Debug)]
+enum State {
+    /// Before a value of which this is kept; an array may end instead, if it is empty.
+    Value {
+        part: Option<&'static Part>,
+        may_end: bool,
+    },
+    /// Before a field's name; an object may end instead, if it is empty.
+    Name {
+        may_end: bool,
+    },
+    InName {
+        name: Vec<u8>,
+        is_escaped: bool,
+    },
+    /// Before the colon.
+    Colon {
+        name: Vec<u8>,
+    },
+    InText {
+        is_kept: bool,
+        is_escaped: bool,
+    },
+    InScalar {
+        is_kept: bool,
+    },
+    /// In something that is left out, that deep.
+    LeftOut {
+        depth: u32,
+        in_text: bool,
+        is_escaped: bool,
+    },
+    /// Behind a value.
+    Behind,
+    /// Behind all.
+    End,
+}
+
+impl Excerpt {
+    pub(super) const fn new(part: &'static Part) -> Self {
+        let state = State::Value { part: Some(part), may_end: false };
+        Self { kept: Vec::new(), around: Vec::new(), state }
+    }
+
+    /// Takes in the next piece.
+    pub(super) fn push(&mut self, piece: &[u8]) -> Result<(), ExcerptError> {
+        for byte in piece {
+            self.push_byte(*byte)?;
+            if self.kept.len() > LENGTH_MAX {
+                return Err(ExcerptError::TooLong);
+            }
+        }
+        Ok(())
+    }
+
+    /// The excerpt, if all has come.
+    pub(super) fn finish(self) -> Result<Vec<u8>, ExcerptError> {
+        // A number at the top has no end of its own.
+        let is_scalar = matches!(self.state, State::InScalar { .. }) && self.around.is_empty();
+        let is_whole = is_scalar || matches!(self.state, State::End);
+        if is_whole { Ok(self.kept) } else { Err(ExcerptError::Malformed) }
+    }
+
+    fn push_byte(&mut self, byte: u8) -> Result<(), ExcerptError> {
+        let is_space = matches!(byte, b' ' | b'\t' | b'\n' | b'\r');
+        match &mut self.state {
+            State::Value { part, may_end } => {
+                let (part, may_end) = (*part, *may_end);
+                match byte {
+                    _ if is_space => {}
+                    b']' if may_end => return self.end(byte),
+                    b'{' | b'[' => self.begin(byte, part),
+                    b'"' => {
+                        self.keep(part.is_some(), byte);
+                        self.state = State::InText { is_kept: part.is_some(), is_escaped: false };
+                    }
+                    b'-' | b'0'..=b'9' | b'a'..=b'z' => {
+                        self.keep(part.is_some(), byte);
+                        self.state = State::InScalar { is_kept: part.is_some() };
+                    }
+                    _ => return Err(ExcerptError::Malformed),
+                }
+            }
+            State::Name { may_end } => match byte {
+                _ if is_space => {}
+                b'"' => self.state = State::InName { name: Vec::new(), is_escaped: false },
+                b'}' if *may_end => return self.end(byte),
+                _ => return Err(ExcerptError::Malformed),
+            },
+            State::InName { name, is_escaped } => {
+                if byte == b'"' && !*is_escaped {
+                    self.state = State::Colon { name: std::mem::take(name) };
+                } else {
+                    *is_escaped = byte == b'\\' && !*is_escaped;
+                    if name.len() <= NAME_MAX {
+                        name.push(byte);
+                    }
+                }
+            }
+            State::Colon { name } => match byte {
+                _ if is_space => {}
+                b':' => {
+                    let name = std::mem::take(name);
+                    let part = self.field(&name);
+                    self.state = State::Value { part, may_end: false };
+                }
+                _ => return Err(ExcerptError::Malformed),
+            },
+            State::InText { is_kept, is_escaped } => {
+                let ends = byte == b'"' && !*is_escaped;
+                *is_escaped = byte == b'\\' && !*is_escaped;
+                let is_kept = *is_kept;
+                self.keep(is_kept, byte);
+                if ends {
+                    self.ends();
+                }
+            }
+            State::InScalar { is_kept } => {
+                if is_space || matches!(byte, b',' | b']' | b'}') {
+                    self.ends();
+                    return if is_space { Ok(()) } else { self.push_byte(byte) };
+                }
+                let is_kept = *is_kept;
+                self.keep(is_kept, byte);
+            }
+            State::LeftOut { depth, in_text, is_escaped } => {
+                if *in_text {
+                    *in_text = byte != b'"' || *is_escaped;
+                    *is_escaped = byte == b'\\' && !*is_escaped;
+                    return Ok(());
+                }
+                match byte {
+                    b'"' => *in_text = true,
+                    b'{' | b'[' => *depth += 1,
+                    b'}' | b']' => *depth -= 1,
+                    _ => {}
+                }
+                if *depth == 0 {
+                    self.ends();
+                }
+            }
+            State::Behind => match (byte, self.around.last()) {
+                _ if is_space => {}
+                (b',', Some(Around::Object { .. })) => self.state = State::Name { may_end: false },
+                (b',', Some(Around::Array { item })) => {
+                    self.state = State::Value { part: Some(item), may_end: false };
+                    self.kept.push(byte);
+                }
+                (b'}' | b']', Some(_)) => return self.end(byte),
+                _ => return Err(ExcerptError::Malformed),
+            },
+            State::End if is_space => {}
+            State::End => return Err(ExcerptError::Malformed),
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self, is_kept: bool, byte: u8) {
+        if is_kept {
+            self.kept.push(byte);
+        }
+    }
+
+    /// What is kept of the field of that name, of the object around.
+    fn field(&mut self, name: &[u8]) -> Option<&'static Part> {
+        let Some(Around::Object { fields, is_empty }) = self.around.last_mut() else { return None };
+        let (name, part) = fields.iter().find(|(field, _)| field.as_bytes() == name)?;
+        if !std::mem::take(is_empty) {
+            self.kept.push(b',');
+        }
+        self.kept.extend([b"\"", name.as_bytes(), b"\":"].concat());
+        Some(part)
+    }
+
+    /// An object or array begins.
+    fn begin(&mut self, bracket: u8, part: Option<&'static Part>) {
+        let (around, state) = match (bracket, part) {
+            (b'{', Some(Part::Fields(fields))) => {
+                (Around::Object { fields, is_empty: true }, State::Name { may_end: true })
+            }
+            (b'[', Some(Part::Items(item))) => {
+                (Around::Array { item }, State::Value { part: Some(item), may_end: true })
+            }
+            (_, part) => {
+                if part.is_some() {
+                    self.kept.extend(if bracket == b'{' { b"{}" } else { b"[]" });
+                }
+                self.state = State::LeftOut { depth: 1, in_text: false, is_escaped: false };
+                return;
+            }
+        };
+        self.kept.push(bracket);
+        self.around.push(around);
+        self.state = state;
+    }
+
+    /// The object or array around ends.
+    fn end(&mut self, bracket: u8) -> Result<(), ExcerptError> {
+        match (self.around.pop(), bracket) {
+            (Some(Around::Object { .. }), b'}') | (Some(Around::Array { .. }), b']') => {}
+            _ => return Err(ExcerptError::Malformed),
+        }
+        self.kept.push(bracket);
+        self.ends();
+        Ok(())
+    }
+
+    /// A value ends.
+    fn ends(&mut self) {
+        self.state = if self.around.is_empty() { State::End } else { State::Behind };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netpold_testkit::random::Random;
+    use serde_json::{Map, Value, json};
+
+    use super::*;
+
+    static PART: Part = Part::Fields(&[
+        ("a", Part::Scalar),
+        ("b", Part::Fields(&[("a", Part::Scalar), ("c/d", Part::Items(&Part::Scalar))])),
+        ("c", Part::Items(&Part::Fields(&[("a", Part::Scalar)]))),
+    ]);
+
+    fn excerpt(text: &[u8], piece: usize) -> Result<Vec<u8>, ExcerptError> {
+        let mut excerpt = Excerpt::new(&PART);
+        text.chunks(piece).try_for_each(|piece| excerpt.push(piece))?;
+        excerpt.finish()
+    }
+
+    /// The same of a document that is there as a whole.
+    fn part_of(value: &Value, part: &Part) -> Value {
+        match (value, part) {
+            (Value::Object(all), Part::Fields(fields)) => {
+                let fields = fields.iter().filter_map(|(name, part)| {
+                    Some(((*name).to_owned(), part_of(all.get(*name)?, part)))
+                });
+                Value::Object(fields.collect())
+            }
+            (Value::Array(items), Part::Items(item)) => {
+                items.iter().map(|it| part_of(it, item)).collect()
+            }
+            (Value::Object(_), _) => json!({}),
+            (Value::Array(_), _) => json!([]),
+            (scalar, _) => scalar.clone(),
+        }
+    }
+
+    fn random_value(random: &mut Random, depth: usize) -> Value {
+        let text = |random: &mut Random| {
+            let all = ["a", "b", "c", "c/d", "\"", "\\", "}", "]", "{\"a\":1}", "\u{e9}\n", ""];
+            all[random.below(all.len())].to_owned()
+        };
+        match random.below(if depth == 0 { 4 } else { 8 }) {
+            0 => json!(random.below(1000) as f64 - 500.5),
+            1 => json!(random.below(2) == 0),
+            2 => Value::Null,
+            3 => text(random).into(),
+            4 | 5 => (0..random.below(4)).map(|_| random_value(random, depth - 1)).collect(),
+            _ => {
+                let fields = (0..random.below(6)).map(|_| (text(random), Value::Null));
+                let mut fields: Map<String, Value> = fields.collect();
+                fields.values_mut().for_each(|it| *it = random_value(random, depth - 1));
+                Value::Object(fields)
+            }
+        }
+    }
+
+    #[test]
+    fn an_excerpt_is_the_same_part_of_the_document() {
+        let mut random = Random(7);
+        for round in 0..20_000 {
+            let value = random_value(&mut random, 5);
+            let pretty = random.below(2) == 0;
+            let text = if pretty { format!(" {value:#}\n") } else { value.to_string() };
+            let kept = excerpt(text.as_bytes(), 1 + random.below(20)).unwrap();
+            let kept: Value = serde_json::from_slice(&kept).unwrap_or_else(|error| {
+                panic!("round {round}: {error}: {}\n{text}", String::from_utf8_lossy(&kept))
+            });
+            assert_eq!(kept, part_of(&value, &PART), "round {round}: {text}");
+        }
+    }
+
+    /// Whatever is damaged is refused, here or by the parser of the excerpt, or leaves a document.
+    #[test]
+    fn what_is_no_json_is_refused() {
+        for text in ["", "{", "{]", r#"{"a"}"#, r#"{"a":}"#, r#"{"a":1,}"#, "{}{}", "]", "{,}"] {
+            let kept = excerpt(text.as_bytes(), 1);
+            let is_json = |kept: &Vec<u8>| serde_json::from_slice::<Value>(kept).is_ok();
+            assert!(!kept.as_ref().is_ok_and(is_json), "{text}: {kept:?}");
+        }
+        let mut random = Random(11);
+        for _ in 0..20_000 {
+            let mut text = random_value(&mut random, 5).to_string().into_bytes();
+            for _ in 0..=random.below(3) {
+                let at = random.below(text.len());
+                text[at] = b"{}[],:\"\\x1 "[random.below(11)];
+            }
+            let _ = excerpt(&text, 7);
+        }
+    }
+
+    /// 4 MiB of a name, of a text, of nesting, of items: what is held is bounded.
+    #[test]
+    fn what_is_held_is_bounded() {
+        let long = "x".repeat(4 << 20);
+        let bracket = "[".repeat(4 << 20);
+        for (text, is_kept) in [
+            (format!(r#"{{"{long}":1}}"#), true),
+            (format!(r#"{{"d":"{long}"}}"#), true),
+            (format!(r#"{{"a":"{long}"}}"#), false),
+            (format!(r#"{{"c":[{}1]}}"#, "{},".repeat(1 << 20)), false),
+            (format!(r#"{{"d":{bracket}"#), true),
+        ] {
+            let mut excerpt = Excerpt::new(&PART);
+            let pushed = excerpt.push(text.as_bytes());
+            assert_eq!(pushed, if is_kept { Ok(()) } else { Err(ExcerptError::TooLong) });
+            assert!(excerpt.kept.capacity() <= 4 * LENGTH_MAX);
+        }
+    }
+}

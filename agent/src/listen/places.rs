@@ -1,0 +1,208 @@
+//! Places of connections at a listener, shared among those who connect.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
+use std::net::{IpAddr, SocketAddr};
+
+use tokio::task::AbortHandle;
+
+/// Who connects, told apart by what the client cannot choose: the address, but of link-local addresses (RFC 4291
+/// section 2.5.6, RFC 3927), of which a pod may use any number, the interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Source {
+    /// Everybody with a link-local address behind the interface of this index; 0 for IPv4.
+    LinkLocal(u32),
+    /// An address.
+    Address(IpAddr),
+}
+
+impl Source {
+    pub(crate) fn of(peer: SocketAddr) -> Self {
+        match peer {
+            SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => Self::LinkLocal(v6.scope_id()),
+            SocketAddr::V4(_) | SocketAddr::V6(_) => match peer.ip().to_canonical() {
+                IpAddr::V4(v4) if v4.is_link_local() => Self::LinkLocal(0),
+                address @ (IpAddr::V4(_) | IpAddr::V6(_)) => Self::Address(address),
+            },
+        }
+    }
+
+    /// The sources among which a client may choose: all link-local ones, a /24, a /64.
+    fn network(self) -> Network {
+        match self {
+            Self::LinkLocal(_) => Network::LinkLocal,
+            Self::Address(IpAddr::V4(v4)) => Network::V4(v4.to_bits() >> 8),
+            Self::Address(IpAddr::V6(v6)) => Network::V6(v6.to_bits() >> 64),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Network {
+    LinkLocal,
+    V4(u32),
+    V6(u128),
+}
+
+/// How many connections are served at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// In all.
+    pub(crate) total: usize,
+    /// Of one source.
+    pub(crate) of_source: usize,
+    /// Of all link-local sources together.
+    pub(crate) of_link_local: usize,
+}
+
+/// The connections that are served, the oldest first. Who connects is never refused: where there are too many, the
+/// oldest connection gives way of the source with most of them, in the network with most of them.
+pub(crate) struct Places {
+    limits: Limits,
+    held: VecDeque<Place>,
+}
+
+struct Place {
+    source: Source,
+    connection: AbortHandle,
+}
+
+impl Places {
+    pub(crate) const fn new(limits: Limits) -> Self {
+        Self { limits, held: VecDeque::new() }
+    }
+
+    /// Gives a connection a place; another one may lose its.
+    pub(crate) fn take(&mut self, source: Source, connection: AbortHandle) {
+        self.held.retain(|place| !place.connection.is_finished());
+        self.held.push_back(Place { source, connection });
+        let Limits { total, of_source, of_link_local } = self.limits;
+        let count = |test: &dyn Fn(Source) -> bool| {
+            self.held.iter().filter(|place| test(place.source)).count()
+        };
+        let crowd = if count(&|it| it == source) > of_source {
+            Some(source)
+        } else if count(&|it| it.network() == Network::LinkLocal) > of_link_local {
+            self.most(|source| source, |it| it.network() == Network::LinkLocal)
+        } else if self.held.len() > total {
+            let network = self.most(Source::network, |_| true);
+            self.most(|source| source, |it| Some(it.network()) == network)
+        } else {
+            None
+        };
+        let oldest = self.held.iter().position(|place| Some(place.source) == crowd);
+        if let Some(place) = oldest.and_then(|oldest| self.held.remove(oldest)) {
+            place.connection.abort();
+        }
+    }
+
+    /// Who holds most of these places; of equals, the one that holds the oldest.
+    fn most<K: Copy + Eq + Hash>(
+        &self,
+        who: impl Fn(Source) -> K,
+        of: impl Fn(Source) -> bool,
+    ) -> Option<K> {
+        let held = || self.held.iter().map(|place| place.source).filter(|it| of(*it)).map(&who);
+        let mut counts: HashMap<K, usize> = HashMap::new();
+        held().for_each(|it| *counts.entry(it).or_default() += 1);
+        let most = counts.values().copied().max()?;
+        held().find(|it| counts.get(it) == Some(&most))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    use tokio::task::JoinHandle;
+
+    use super::*;
+
+    const LIMITS: Limits = Limits { total: 64, of_source: 4, of_link_local: 8 };
+
+    /// A listener whose clients connect and wait.
+    struct Crowded {
+        places: Places,
+        tasks: Vec<JoinHandle<()>>,
+    }
+
+    impl Crowded {
+        fn new() -> Self {
+            Self { places: Places::new(LIMITS), tasks: Vec::new() }
+        }
+
+        /// A client connects and waits; the number of its connection.
+        fn connect(&mut self, peer: &str) -> usize {
+            let source = Source::of(peer.parse().unwrap());
+            let task = tokio::spawn(std::future::pending::<()>());
+            self.places.take(source, task.abort_handle());
+            self.tasks.push(task);
+            self.tasks.len() - 1
+        }
+
+        async fn is_served(&self, connection: usize) -> bool {
+            // Each task's turn comes.
+            for _ in 0..self.tasks.len() * 2 {
+                tokio::task::yield_now().await;
+            }
+            !self.tasks[connection].is_finished()
+        }
+
+        fn of(&self, peer: &str) -> usize {
+            let source = Source::of(peer.parse().unwrap());
+            self.places.held.iter().filter(|place| place.source == source).count()
+        }
+    }
+
+    #[tokio::test]
+    async fn the_oldest_connection_of_who_holds_most_gives_way() {
+        let mut crowded = Crowded::new();
+        let peer = |n: u32| format!("10.0.{n}.1:1");
+        for n in 0..16 {
+            (0..6).for_each(|_| _ = crowded.connect(&peer(n)));
+        }
+        assert_eq!(crowded.places.held.len(), 64, "four each of sixteen");
+        assert!(!crowded.is_served(0).await && !crowded.is_served(1).await);
+        let late = crowded.connect("10.0.99.1:1");
+        assert!(crowded.is_served(late).await);
+        assert_eq!(crowded.places.held.len(), 64);
+        assert_eq!((crowded.of(&peer(0)), crowded.of(&peer(1))), (3, 4), "the one that is first");
+    }
+
+    /// A pod has as many link-local addresses as it likes, and a host a /64.
+    #[tokio::test]
+    async fn addresses_that_a_client_chooses_crowd_nobody_out() {
+        for network in ["fe80::", "2001:db8::"] {
+            let mut crowded = Crowded::new();
+            let peer = |n: u32, interface: u32| match network {
+                "fe80::" => format!("[fe80::{n:x}%{interface}]:1"),
+                _ => format!("[2001:db8::{n:x}]:1"),
+            };
+            (0..200).for_each(|n| _ = crowded.connect(&peer(n, n % 5)));
+            // As Prometheus does, from three replicas.
+            let scrapes: Vec<usize> =
+                (1..=3).map(|n| crowded.connect(&format!("10.0.0.{n}:1"))).collect();
+            (200..2000).for_each(|n| _ = crowded.connect(&peer(n, n % 5)));
+            for scrape in scrapes {
+                assert!(crowded.is_served(scrape).await, "{network}");
+            }
+            if network == "fe80::" {
+                assert_eq!(crowded.places.held.len(), 3 + LIMITS.of_link_local);
+                assert!(crowded.of("[fe80::7%1]:1") <= LIMITS.of_source);
+            }
+        }
+    }
+
+    #[test]
+    fn a_client_is_told_from_others_by_what_it_cannot_choose() {
+        let of = |peer: &str| Source::of(peer.parse().unwrap());
+        assert_eq!(of("[fe80::1%7]:1"), of("[fe80::2%7]:2"));
+        assert_ne!(of("[fe80::1%7]:1"), of("[fe80::1%8]:1"));
+        assert_eq!(of("169.254.1.1:1"), of("169.254.1.2:1"));
+        assert_eq!(of("[::ffff:10.0.0.1]:1"), of("10.0.0.1:1"));
+        assert_ne!(of("[fd00::1]:1"), of("[fd00::2]:1"));
+        let mapped = Ipv4Addr::new(169, 254, 1, 1).to_ipv6_mapped();
+        assert_eq!(Source::of((mapped, 1).into()), of("169.254.1.1:1"));
+        assert_eq!(of("[::1]:1"), Source::Address(Ipv6Addr::LOCALHOST.into()));
+    }
+}
