@@ -24,5 +24,6 @@ mod overlay;
 mod own_address;
 mod refragmented;
 mod synproxy;
+mod turned;
 mod unreached;
 mod volley;
