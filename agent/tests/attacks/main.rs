@@ -14,6 +14,7 @@
 
 mod bounce;
 mod bridges;
+mod doors;
 mod errors;
 mod forgotten;
 mod handover;
