@@ -179,7 +179,9 @@ impl Claims {
         let moved = self.veths.values().filter(|h| h.binding.as_ref().is_some_and(follows));
         let order = unbound.chain(moved).filter(|held| !held.lost && !held.first.is_empty());
         // What is inside a namespace that has a pod names no other.
-        let order = order.filter(|held| held.binding.is_some() || self.intruded(held).is_none());
+        let answered = |bound: &Bound| self.results.iter().any(|result| result.is_of(&bound.pod));
+        let order = order
+            .filter(|held| held.binding.is_some() || !self.neighbour(held).is_some_and(answered));
         let order: Vec<u32> = order.map(|held| held.veth.index).collect();
         for index in order {
             let Some(held) = self.veths.get(&index) else { continue };
