@@ -199,6 +199,11 @@ pub struct RunArgs {
     /// none, or names with commas between them, each of which may end in `*`
     #[arg(long, value_name = "DEVICES", env = "NETPOLD_NODE_DEVICES", default_value = "auto")]
     pub node_devices: NodeDevices,
+    /// Devices of the node that lead into another network namespace and are the node's own all the same (a macvlan, VLAN
+    /// or tunnel on top of a link there): what comes by any other such device reaches no pod and does not leave the node.
+    /// none, auto (all), or names as above
+    #[arg(long, value_name = "DEVICES", env = "NETPOLD_TRUSTED_DEVICES", default_value = "none")]
+    pub trusted_devices: NodeDevices,
     /// Bit of the packet mark (`skb->mark`) that says that a packet was judged at its pod's interface: one
     /// that nothing else on the node uses
     #[arg(long, value_name = "BIT", env = "NETPOLD_MARK_BIT",

@@ -75,6 +75,8 @@ pub struct Files {
 pub struct Hooks {
     /// At which of the node's devices to judge.
     pub node_devices: NodeDevices,
+    /// Which devices that lead to other namespaces are the node's own.
+    pub trusted_devices: NodeDevices,
     /// The bit of `skb->mark` that says that a packet was judged, 0 to 31.
     pub mark_bit: u8,
     /// Devices at which XDP drops, if any.
@@ -135,6 +137,7 @@ impl TryFrom<RunArgs> for RunConfig {
             node: args.node_name,
             hooks: Hooks {
                 node_devices: args.node_devices,
+                trusted_devices: args.trusted_devices,
                 mark_bit: args.mark_bit,
                 uplinks: (!args.xdp_uplink.is_empty()).then_some(Wanted {
                     names: args.xdp_uplink,

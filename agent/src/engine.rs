@@ -50,7 +50,7 @@ pub use denials::denials;
 pub use enforcement::{Enforcement, PodEnforcement, PolicyEnforcement};
 pub use flows::{flow_reader, name_remotes};
 pub use observed::observed;
-pub use report::{hindrances, wrong_with_node};
+pub use report::{hindrances, to_tell_of_node};
 pub use room::install;
 pub use unsupported::unsupported_policies;
 
@@ -132,7 +132,11 @@ impl Engine {
                 self.bindings.veth_gone(index);
             }
             Event::OwnAddresses(addresses) => self.ingest(Change::OwnAddresses(addresses)),
-            Event::Devices(devices) => self.interfaces.devices_are(devices),
+            Event::Devices(devices) => {
+                self.interfaces.devices_are(devices);
+                // Until then nothing that comes by a new one is handed on.
+                self.tell_devices();
+            }
             Event::Ports(ports) => {
                 self.interfaces.ports_are(ports);
                 // A new port is waited for by nobody: its packets lack the proof until its program is there.
@@ -145,6 +149,11 @@ impl Engine {
     /// Says at which devices to judge.
     pub fn judge_at(&mut self, devices: NodeDevices) {
         self.interfaces.judge_at(devices);
+    }
+
+    /// Says which devices that lead to other namespaces are the node's own.
+    pub fn trust(&mut self, devices: NodeDevices) {
+        self.interfaces.trust(devices);
     }
 
     /// Takes in the CNI results, all that are kept now.
@@ -338,6 +347,14 @@ impl Engine {
         }
         if let Some(roles) = self.interfaces.roles() {
             self.health.cannot_attach(self.reconciler.attach(roles));
+        }
+    }
+
+    /// Tells the dataplane by which interfaces packets may come that have passed no program. Before the devices are
+    /// listed nobody knows.
+    fn tell_devices(&mut self) {
+        if let Some(own) = self.interfaces.own() {
+            self.reconciler.dataplane.devices_are(own);
         }
     }
 

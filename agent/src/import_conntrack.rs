@@ -3,6 +3,12 @@
 //! It knows who began each of them, which a packet in the middle of one does not tell. A pod that
 //! began a flow sees its original tuple; a pod that another one's flow came to sees the other tuple,
 //! turned around: behind a Service or a masquerade that is another one.
+//!
+//! Its word counts for flows whose first packet it saw ([`KernelFlow::seen_from_start`]). An RST whose TTL ends at the
+//! node closes the entry of a connection that goes on; seconds later the entry is gone, and the next packet, the
+//! server's, makes one in which the server began (`nf_conntrack_tcp_loose`). Such a flow is imported by its ports: with
+//! who began where one side alone has a port that clients are given, else with nobody. A flow that nobody began passes
+//! where both of its directions are allowed.
 
 mod netlink;
 mod proc;
@@ -17,6 +23,7 @@ use netpold_ebpf::layout::{
     Ct4Key, Ct6Key,
 };
 use netpold_ebpf::packet::icmp;
+use netpold_ebpf::packet::protocol::{SCTP, TCP, UDP, is_to_server};
 
 use crate::conntrack::{FlowKey, Tracked};
 
@@ -64,6 +71,8 @@ pub struct KernelFlow {
     flags: u16,
     /// Seconds until the kernel forgets it, if it goes on as before.
     pub remaining: Option<u32>,
+    /// Whether the kernel saw its first packet, and so knows who began it; `None`: not told.
+    pub seen_from_start: Option<bool>,
 }
 
 impl KernelFlow {
@@ -94,13 +103,26 @@ impl Wanted {
     /// A kernel's flow as the endpoints on either side see it.
     pub fn sides(&self, flow: &KernelFlow, now: u32) -> impl Iterator<Item = Tracked> {
         let node = if self.own.contains(&flow.original.source) { CT_NODE } else { 0 };
-        let sides = [(flow.original, CT_EGRESS), (flow.reply, CT_INGRESS | node)];
+        let mut sides = [(flow.original, CT_EGRESS), (flow.reply, CT_INGRESS | node)];
+        if flow.seen_from_start != Some(true) {
+            sides = sides.map(|(tuple, _)| (tuple, began_by_ports(&tuple)));
+        }
         let flags = flow.flags;
         let side = move |(tuple, began): (Tuple, u16)| {
             let key = key(*self.endpoints.get(&tuple.source)?, &tuple)?;
             Some(Tracked { key, flags: flags | began, seen: now })
         };
         sides.into_iter().filter_map(side)
+    }
+}
+
+/// Who began the flow, in the eyes of a tuple's source, if its ports show that: `CT_EGRESS`, `CT_INGRESS`, else 0.
+fn began_by_ports(tuple: &Tuple) -> u16 {
+    let (own, other) = (tuple.source_port, tuple.destination_port);
+    match () {
+        () if is_to_server(own, other) => CT_EGRESS,
+        () if is_to_server(other, own) => CT_INGRESS,
+        () => 0,
     }
 }
 
@@ -125,23 +147,37 @@ fn key(endpoint: u32, tuple: &Tuple) -> Option<FlowKey> {
 /// 262,144 on a machine with 4 GB and more. With more flows kernels before 6.18 are slower there, where each read
 /// begins anew with the first bucket.
 const FEW: u32 = 1000;
+/// Of so many the file's word is completed one by one, 10 us each; a dump of 262,144 empty buckets takes 11 ms.
+const ASKED: usize = 200;
 
-/// Hands over every flow that the kernel tracks in the calling thread's network namespace.
+/// Hands over every flow that the kernel tracks in the calling thread's network namespace. Of TCP the file in `/proc`
+/// does not have [`KernelFlow::seen_from_start`]: the kernel is asked for that of the `wanted` ones.
 ///
 /// # Errors
 /// The kernel has no conntrack, or does not tell (`CAP_NET_ADMIN`).
-pub fn kernel_flows(each: impl FnMut(KernelFlow)) -> io::Result<()> {
+pub fn kernel_flows(
+    wanted: impl Fn(&KernelFlow) -> bool,
+    mut each: impl FnMut(KernelFlow),
+) -> io::Result<()> {
     match netlink::count() {
         Some(0) => return Ok(()),
         Some(1..=FEW) => {
-            if let Ok(flows) = proc::flows() {
-                flows.into_iter().for_each(each);
-                return Ok(());
+            if let Ok(mut flows) = proc::flows() {
+                let unknown = flows.iter_mut().filter(|it| it.seen_from_start.is_none());
+                let unknown: Vec<&mut KernelFlow> = unknown.filter(|it| wanted(it)).collect();
+                if unknown.len() <= ASKED {
+                    for flow in unknown {
+                        // One that has just gone is not known to have been seen from its start.
+                        flow.seen_from_start = netlink::seen_from_start(&flow.original);
+                    }
+                    flows.into_iter().for_each(each);
+                    return Ok(());
+                }
             }
         }
         _ => {}
     }
-    netlink::dump(each)
+    netlink::dump(&mut each)
 }
 
 /// What the kernel's conntrack says of a flow, over or not.
@@ -152,6 +188,8 @@ struct Shown {
     remaining: Option<u32>,
     /// `enum tcp_conntrack`; 0 if it is not TCP.
     tcp_state: u8,
+    /// TCP: the kernel began in the middle (`IP_CT_TCP_FLAG_BE_LIBERAL`); `None`: not told.
+    picked_up: Option<bool>,
     /// `IPS_SEEN_REPLY`
     replied: bool,
     /// `IPS_ASSURED`
@@ -164,12 +202,22 @@ const TCP_SYN_RECV: u8 = 2;
 const TCP_FIN_WAIT: u8 = 4;
 const TCP_LAST_ACK: u8 = 6;
 const TCP_TIME_WAIT: u8 = 7;
-const TCP: u8 = 6;
-const UDP: u8 = 17;
 
 impl Shown {
+    /// [`KernelFlow::seen_from_start`]. A TCP flow that still waits for its handshake began with a SYN. An SCTP flow is
+    /// taken up again by a HEARTBEAT, of either side, and does not show it. All others have no packet that is a first
+    /// one: who sends after a silence begins, in netpold's table as in the kernel's.
+    fn seen_from_start(&self) -> Option<bool> {
+        match (self.original.protocol, self.tcp_state) {
+            (TCP, TCP_SYN_SENT | TCP_SYN_RECV) => Some(true),
+            (TCP, _) => self.picked_up.map(|picked_up| !picked_up),
+            (protocol, _) => Some(protocol != SCTP),
+        }
+    }
+
     /// The flow; `None` if it is over.
     fn flow(self) -> Option<KernelFlow> {
+        let seen_from_start = self.seen_from_start();
         let replied = if self.replied { CT_REPLIED } else { 0 };
         let flags = match (self.original.protocol, self.tcp_state) {
             (TCP, TCP_SYN_SENT) => CT_SYN,
@@ -182,7 +230,7 @@ impl Shown {
             _ => replied,
         };
         let Self { original, reply, remaining, .. } = self;
-        Some(KernelFlow { original, reply, flags, remaining })
+        Some(KernelFlow { original, reply, flags, remaining, seen_from_start })
     }
 }
 
@@ -204,6 +252,7 @@ mod tests {
             reply: tuple("10.0.0.2", "10.0.0.1", (8080, 4000)),
             flags: CT_REPLIED,
             remaining: None,
+            seen_from_start: Some(true),
         };
         let wanted = Wanted {
             endpoints: BTreeMap::from([
@@ -225,5 +274,34 @@ mod tests {
                 Tracked { key: key(2, [10, 0, 0, 1], 8080, 4000), flags: flags[1], seen: 7 },
             ]
         );
+    }
+
+    /// A connection that the kernel knows from the server's answer on.
+    #[test]
+    fn who_began_what_was_picked_up_shows_in_ports_alone() {
+        let (server, client) = ("10.0.0.2", "10.0.0.1");
+        let wanted = Wanted {
+            endpoints: BTreeMap::from([(server.parse().unwrap(), 2)]),
+            own: BTreeSet::new(),
+        };
+        let began = |seen_from_start, server_port, client_port| {
+            let flow = KernelFlow {
+                original: tuple(server, client, (server_port, client_port)),
+                reply: tuple(client, server, (client_port, server_port)),
+                flags: CT_REPLIED,
+                remaining: None,
+                seen_from_start,
+            };
+            let sides: Vec<u16> = wanted.sides(&flow, 7).map(|side| side.flags).collect();
+            let [flags] = sides[..] else { panic!("{sides:?}") };
+            flags & (CT_EGRESS | CT_INGRESS)
+        };
+        assert_eq!(began(Some(true), 8080, 40_000), CT_EGRESS, "the server has sent a SYN");
+        for told in [Some(false), None] {
+            assert_eq!(began(told, 8080, 40_000), CT_INGRESS);
+            assert_eq!(began(told, 8080, 1000), 0, "a client that has chosen a low port");
+            assert_eq!(began(told, 40_000, 1000), CT_EGRESS);
+            assert_eq!(began(told, 40_000, 50_000), 0);
+        }
     }
 }

@@ -136,20 +136,23 @@ impl Connection {
     }
 }
 
-/// Sends netfilter a request about all families (`linux/netfilter/nfnetlink.h`) in the calling thread's network
-/// namespace: a dump, or one that is acknowledged. Feeds the answer to `each`.
+/// Sends netfilter a request (`linux/netfilter/nfnetlink.h`) in the calling thread's network namespace: a dump, or one
+/// that is acknowledged; about an address family (0: all), with attributes. Feeds the answer to `each`.
 pub(crate) fn ask_netfilter(
     kind: u16,
     flags: u16,
+    (family, attributes): (u8, &[u8]),
     mut each: impl FnMut(Message<'_>),
 ) -> io::Result<()> {
     let mut socket = Socket::new(NETLINK_NETFILTER)?;
     socket.bind_auto()?;
-    let length = 16 + NETFILTER_HEADER as u32;
+    let length = (16 + NETFILTER_HEADER + attributes.len()) as u32;
     let mut request = length.to_ne_bytes().to_vec();
     request.extend(kind.to_ne_bytes().into_iter().chain((NLM_F_REQUEST | flags).to_ne_bytes()));
     // Sequence number, port, and netfilter's header.
     request.extend([0; 8 + NETFILTER_HEADER]);
+    request[16] = family;
+    request.extend(attributes);
     socket.send_to(&request, &SocketAddr::new(0, 0), 0)?;
     let mut buffer = Vec::with_capacity(BUFFER);
     loop {

@@ -56,11 +56,14 @@ pub enum Reason {
     Flooded = 21,
     /// No verdict: the packet needs the slow path. Never leaves the program.
     Deferred = 22,
+    /// Drops: it came by an interface that the agent does not know, or from a device of another namespace on top of
+    /// this one, and none of the programs has seen it: see [`crate::judge::proof`].
+    UnknownDevice = 23,
 }
 
 impl Reason {
     /// Number of reasons.
-    pub const COUNT: u32 = 23;
+    pub const COUNT: u32 = 24;
 
     /// The first of those that drop; all before it pass.
     pub const FIRST_DROP: Self = Self::Policy;
@@ -90,6 +93,7 @@ impl Reason {
         Self::ServiceBackend,
         Self::Flooded,
         Self::Deferred,
+        Self::UnknownDevice,
     ];
 
     /// The reason of a number; `None` for one this version does not know.
@@ -132,6 +136,7 @@ impl Reason {
             Self::ServiceBackend => "service_backend",
             Self::Flooded => "flooded",
             Self::Deferred => "deferred",
+            Self::UnknownDevice => "unknown_device",
         }
     }
 }

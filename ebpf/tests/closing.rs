@@ -84,7 +84,7 @@ fn crowd(tables: &NodeTables) {
     }
 }
 
-/// Which of the two sides' ports is the lower: a flow without an entry would be taken up again by one
+/// Which of the two sides has a port that clients are given: a flow without an entry would be taken up again by one
 /// side only.
 const PORTS: [(u16, u16); 2] = [(80, 40_000), (40_000, 1_024)];
 

@@ -194,6 +194,7 @@ fn neighbour_discovery_does_not_leave_the_link() {
             ingress_ifindex: IFINDEX,
             mark: tables.flows.settings.proof,
             tc_index,
+            foreign: false,
         };
         let origin = Origin::of(&tables, &exit);
         post_nat::judge(&frame, parse::link(&frame), &tables, origin, 77, None, || true).reason()

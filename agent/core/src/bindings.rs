@@ -5,7 +5,8 @@
 //!   address through it;
 //! - where neither does (bridges without kept results), the first addresses that were seen behind
 //!   the veth: a veth that is bound to nobody is bound to a pod that no veth is bound to;
-//! - a further veth of a namespace whose pod is known belongs to that pod.
+//! - a further veth of a namespace whose pod is known belongs to that pod. Where the answers of CNI plugins are kept,
+//!   one has to name it, or a route of the node: else it is denied.
 //!
 //! A veth leaves its pod only when it ends, when the node says that it is another's while its own
 //! binding is of less weight, or when its pod is gone from the API and the node says that it is
@@ -76,7 +77,12 @@ impl Bindings {
 
     /// What CNI plugins reported, all that is kept now, the last written last.
     pub fn cni_results_are(&mut self, results: Vec<CniResult>) {
-        self.stale |= self.claims.results != results;
+        let (further, results): (Vec<_>, Vec<_>) = results.into_iter().partition(|it| it.further);
+        let named =
+            further.iter().flat_map(|a| a.interfaces.iter().map(|i| (i.clone(), a.clone())));
+        let further: BTreeMap<String, CniResult> = named.collect();
+        self.stale |= self.claims.results != results || self.claims.further != further;
+        self.claims.further = further;
         let places = results.iter().enumerate();
         let named =
             places.flat_map(|(place, a)| a.interfaces.iter().map(move |i| (i.clone(), place)));

@@ -150,7 +150,7 @@ impl ActiveGeneration {
     pub fn import_conntrack(&self, wanted: &Wanted) -> Result<u64, String> {
         let mut found = Vec::new();
         let is_wanted = |flow: &KernelFlow| wanted.sides(flow, 0).next().is_some();
-        kernel_flows(|flow| found.extend(Some(flow).filter(is_wanted)))
+        kernel_flows(is_wanted, |flow| found.extend(Some(flow).filter(is_wanted)))
             .map_err(|error| error.to_string())?;
         // Mapping the flow tables takes milliseconds.
         if found.is_empty() {

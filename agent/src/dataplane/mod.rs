@@ -49,7 +49,7 @@ pub mod traced;
 pub mod uplink_xdp;
 pub mod xdp;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use netpold_core::ops::{Capacity, Op};
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
@@ -72,6 +72,10 @@ use traced::TracedPrograms;
 use uplink_xdp::{UplinkXdp, Wanted as WantedUplinks};
 
 use crate::conntrack::Buckets;
+
+/// Why nothing that comes by a device of the node reaches a pod.
+const NO_PLACE: &str = "the node has too many devices, or several whose indexes collide: what comes by this one drops \
+                        as unknown_device where it would reach a pod or leave the node";
 
 /// What a dataplane is made with.
 #[derive(Clone, Debug)]
@@ -206,6 +210,7 @@ impl Dataplane {
                 let state = PinnedState::read(&self.pins)?;
                 if state.proof == Some(self.active.proof()) {
                     first.demands_proof = 1;
+                    first.closes_unknown = self.active.settings.closes_unknown();
                     first.bridges = self.hooks.inherit_bridges(state.bridges);
                 }
                 first
@@ -241,6 +246,12 @@ impl Dataplane {
         }
     }
 
+    /// These interfaces may hand packets on that have passed no program; once all programs are attached no others may.
+    pub fn devices_are(&mut self, devices: BTreeSet<u32>) {
+        let ActiveGeneration { settings, generation, .. } = &mut self.active;
+        settings.devices_are(devices, generation.as_mut());
+    }
+
     /// Makes the current generation's programs run at these interfaces and at no other: replaces a
     /// former generation's, or another role's, attaches, and leaves interfaces that are not wanted
     /// any more. Nothing before the first generation.
@@ -260,7 +271,10 @@ impl Dataplane {
             problems.insert(0, error.to_string());
         }
         settings.demand_proof(generation);
+        settings.close_unknown(generation);
         problems.extend(settings.demand_of_bridges(hooks.bridges(), hooks.mode(), generation));
+        let left = settings.devices_left().map(|ifindex| (ifindex, NO_PLACE.to_owned()));
+        problems.extend(left);
         self.pod_xdp.reconcile(&hooks.pods(), generation, true);
         problems
     }

@@ -39,6 +39,17 @@ pub enum Link {
     IpTunnel,
 }
 
+impl Link {
+    /// The same, of a device where what comes in gets no program.
+    #[must_use]
+    pub const fn of_exit(self) -> Self {
+        match self {
+            Self::Ethernet | Self::Veth | Self::Port | Self::EthernetTunnel => Self::Ethernet,
+            Self::Ip | Self::IpTunnel => Self::Ip,
+        }
+    }
+}
+
 /// A program at a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Program {

@@ -1,12 +1,16 @@
 //! The settings in force: written with each generation, and followed while it judges.
 
+use std::collections::BTreeSet;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::path::Path;
 
 use netpold_ebpf::flow::key::hash_keys;
-use netpold_ebpf::layout::{BRIDGES, Settings, WITNESS_SHIFT, WITNESSES};
+use netpold_ebpf::layout::{
+    BRIDGES, DEVICE_LINE, DEVICE_LINES, DEVICE_PROBES, Settings, WITNESS_SHIFT, WITNESSES,
+    device_place,
+};
 
 use super::attach::Mode;
 use super::bridges::Bridges;
@@ -31,12 +35,47 @@ pub(super) struct ActiveSettings {
     written: Option<Settings>,
     /// See [`ActiveSettings::agent_port`].
     agent: Option<UdpSocket>,
+    /// Interfaces that may hand on packets without proof, and those of them that there is no room for.
+    devices: Devices,
+}
+
+/// See [`Settings::devices`].
+#[derive(Debug, Default)]
+struct Devices {
+    /// `None`: not known yet.
+    wanted: Option<BTreeSet<u32>>,
+    words: DeviceTable,
+    left: BTreeSet<u32>,
+}
+
+/// [`Settings::devices`]
+type DeviceTable = [[u32; DEVICE_LINE]; DEVICE_LINES];
+
+impl Devices {
+    /// Takes in what is wanted. Those that have a place keep it, so that whoever makes more of them takes none away.
+    fn are(&mut self, wanted: BTreeSet<u32>) {
+        let words = self.words.as_flattened_mut();
+        words.iter_mut().filter(|word| !wanted.contains(word)).for_each(|word| *word = 0);
+        self.left.clear();
+        for &ifindex in &wanted {
+            let places = (0..DEVICE_PROBES).map(|probe| device_place(ifindex, probe));
+            if places.clone().any(|place| words[place] == ifindex) {
+                continue;
+            }
+            match places.into_iter().find(|place| words[*place] == 0) {
+                Some(place) => words[place] = ifindex,
+                None => _ = self.left.insert(ifindex),
+            }
+        }
+        self.wanted = Some(wanted);
+    }
 }
 
 impl ActiveSettings {
     /// Nothing was written yet. `proof` is the bit of `skb->mark` that proves a judgement.
     pub(super) fn new(hash_seed: u64, proof: u32) -> Self {
-        Self { hash_seed, proof, hz: 0, written: None, agent: None }
+        let devices = Devices::default();
+        Self { hash_seed, proof, hz: 0, written: None, agent: None, devices }
     }
 
     /// The bit of `skb->mark` that proves a judgement.
@@ -77,6 +116,7 @@ impl ActiveSettings {
             netns_cookie: namespace::cookie().unwrap_or_default(),
             agent_port: self.agent_port(),
             witness: witness(),
+            devices: self.devices.words,
             ..Settings::default()
         })
     }
@@ -104,6 +144,53 @@ impl ActiveSettings {
         match generation.tables().demand_proof() {
             Ok(()) => settings.demands_proof = 1,
             Err(error) => tracing::error!(%error, "proofs cannot be demanded; tried again"),
+        }
+    }
+
+    /// [`Settings::closes_unknown`], once all programs are attached.
+    pub(super) fn closes_unknown(&self) -> u32 {
+        self.devices.wanted.is_some().into()
+    }
+
+    /// These interfaces may hand on packets without proof: told to the programs at once.
+    pub(super) fn devices_are(
+        &mut self,
+        devices: BTreeSet<u32>,
+        generation: Option<&mut Generation>,
+    ) {
+        if self.devices.wanted.as_ref() == Some(&devices) {
+            return;
+        }
+        self.devices.are(devices);
+        let (Some(settings), Some(generation)) = (&mut self.written, generation) else { return };
+        let now = settings.devices.as_flattened_mut().iter_mut();
+        for (place, (now, wanted)) in now.zip(self.devices.words.as_flattened()).enumerate() {
+            if now == wanted {
+                continue;
+            }
+            match generation.tables().let_in(place, *wanted) {
+                Ok(()) => *now = *wanted,
+                Err(error) => tracing::error!(%error, "the node's own devices stay as they were"),
+            }
+        }
+    }
+
+    /// Interfaces that packets may come by and that there is no room to say so for.
+    pub(super) fn devices_left(&self) -> impl Iterator<Item = u32> {
+        self.devices.left.iter().copied()
+    }
+
+    /// Once all programs are attached, what comes by any other interface is handed on by nobody.
+    pub(super) fn close_unknown(&mut self, generation: &mut Generation) {
+        let wanted = self.closes_unknown();
+        let Some(settings) = self.written.as_mut().filter(|it| it.closes_unknown != wanted) else {
+            return;
+        };
+        match generation.tables().close_unknown(wanted) {
+            Ok(()) => settings.closes_unknown = wanted,
+            Err(error) => {
+                tracing::error!(%error, "unknown interfaces cannot be closed; tried again")
+            }
         }
     }
 
@@ -206,4 +293,31 @@ fn witness() -> u32 {
     let (first, last) = (*WITNESSES.start(), *WITNESSES.end());
     let random = RandomState::new().hash_one(()) as u32;
     (first + random % (last - first + 1)) << WITNESS_SHIFT
+}
+
+#[cfg(test)]
+mod tests {
+    use netpold_ebpf::layout::DEVICES;
+
+    use super::*;
+
+    #[test]
+    fn a_device_that_has_a_place_keeps_it() {
+        let mut devices = Devices::default();
+        let has = |devices: &Devices, index| devices.words.as_flattened().contains(&index);
+        let few = DEVICE_PROBES + 2;
+        // All of them begin at one place; the last ones are too many.
+        let all: BTreeSet<u32> = (0..few).map(|n| 2 + n * DEVICES).collect();
+        let last = 2 + DEVICES * (few - 1);
+        devices.are([last].into());
+        devices.are(all.clone());
+        assert!(has(&devices, last), "it was there first");
+        assert_eq!(devices.left.len(), 2);
+        assert!(devices.left.iter().all(|index| !has(&devices, *index)));
+        devices.are([last].into());
+        let flat = devices.words.as_flattened();
+        assert_eq!(flat.iter().filter(|word| **word != 0).count(), 1);
+        devices.are((1..=DEVICES).collect());
+        assert!(devices.left.is_empty(), "neighbours share no place");
+    }
 }

@@ -125,6 +125,24 @@ impl Tables {
         self.settings.store_u32(0, offset, bridge).map_err(at("SETTINGS"))
     }
 
+    /// Says which interface (0: none) is at a place of [`netpold_ebpf::layout::Settings::devices`].
+    ///
+    /// # Errors
+    /// The map is smaller than one element.
+    pub(super) fn let_in(&self, place: usize, ifindex: u32) -> Result<(), TableError> {
+        let offset = offset_of!(Settings, devices) + place * size_of::<u32>();
+        self.settings.store_u32(0, offset, ifindex).map_err(at("SETTINGS"))
+    }
+
+    /// Says whether what comes by other interfaces than those and endpoints' drops where it leaves.
+    ///
+    /// # Errors
+    /// The map is smaller than one element.
+    pub(super) fn close_unknown(&self, closes: u32) -> Result<(), TableError> {
+        let offset = offset_of!(Settings, closes_unknown);
+        self.settings.store_u32(0, offset, closes).map_err(at("SETTINGS"))
+    }
+
     /// Every endpoint's programs are there: what comes from one without the proof is judged.
     ///
     /// # Errors

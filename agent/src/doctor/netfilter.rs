@@ -89,7 +89,7 @@ fn text(payload: &[u8], wanted: u16) -> Option<&str> {
 }
 
 fn dump(request: u16, mut each: impl FnMut(&str, &[u8])) -> io::Result<()> {
-    let listed = ask_netfilter(request, NLM_F_DUMP, |answer| {
+    let listed = ask_netfilter(request, NLM_F_DUMP, (0, &[]), |answer| {
         let family = family(answer.payload.first().copied().unwrap_or(0));
         each(family, answer.payload.get(NETFILTER_HEADER..).unwrap_or_default());
     });

@@ -1,4 +1,5 @@
-//! The node's other devices: by which packets leave it that pods sent to Services; and ports of bridges.
+//! The node's other devices: by which packets leave it that pods sent to Services, or by which they come; and ports of
+//! bridges.
 
 use std::collections::BTreeMap;
 
@@ -33,31 +34,39 @@ const ETHERNET: u16 = 1;
 /// PPP, RAWIP, TUNNEL, TUNNEL6, SIT, IPGRE, IP6GRE, NONE: no header before that of IP.
 const WITHOUT_HEADER: [u16; 8] = [512, 519, 768, 769, 776, 778, 823, 0xfffe];
 
-/// A device that packets leave the node by.
+/// A device of the node, other than the veths that lead to other namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
     /// Name.
     pub name: String,
     /// What its packets begin with; `None`: something that is not understood.
     pub link: Option<Link>,
+    /// Packets leave the node by it. Else they only pass through, and leave by another.
+    pub is_exit: bool,
+    /// It is on top of a link of another namespace (`IFLA_LINK_NETNSID`): a macvlan, VLAN or tunnel that hands to this
+    /// node what that namespace sends.
+    pub leads_away: bool,
 }
 
 impl Device {
-    /// A link that is no veth; `None` for one that packets only pass through.
-    pub(super) fn new(name: String, kind: &str, hardware_type: u16) -> Option<Self> {
-        if hardware_type == LOOPBACK || PASSED_ON.contains(&kind) {
-            return None;
-        }
-        let (unpacks, leads_away) = (TUNNELS.contains(&kind), NAMESPACES.contains(&kind));
+    /// A link that is no veth.
+    pub(super) fn new(name: String, kind: &str, hardware_type: u16, leads_away: bool) -> Self {
+        let is_exit = hardware_type != LOOPBACK && !PASSED_ON.contains(&kind);
+        let (unpacks, is_pair) = (TUNNELS.contains(&kind), NAMESPACES.contains(&kind));
         let link = match hardware_type {
             ETHERNET if unpacks => Some(Link::EthernetTunnel),
-            ETHERNET if leads_away => Some(Link::Veth),
+            ETHERNET if is_pair => Some(Link::Veth),
             ETHERNET => Some(Link::Ethernet),
             other if WITHOUT_HEADER.contains(&other) && unpacks => Some(Link::IpTunnel),
             other if WITHOUT_HEADER.contains(&other) => Some(Link::Ip),
             _ => None,
         };
-        Some(Self { name, link })
+        Self { name, link, is_exit, leads_away }
+    }
+
+    /// A veth with both of its sides on the node.
+    pub(super) fn inner(name: String) -> Self {
+        Self { name, link: None, is_exit: false, leads_away: false }
     }
 }
 
@@ -95,9 +104,16 @@ impl<T: Clone + PartialEq> Links<T> {
 
     /// All of them, if they differ from what was told; they count as told then.
     pub(super) fn difference(&mut self) -> Option<BTreeMap<u32, T>> {
-        (self.told.as_ref() != Some(&self.known)).then(|| {
-            self.told = Some(self.known.clone());
-            self.known.clone()
+        self.difference_with(BTreeMap::new())
+    }
+
+    /// As [`Links::difference`], with `others` among them.
+    pub(super) fn difference_with(&mut self, others: BTreeMap<u32, T>) -> Option<BTreeMap<u32, T>> {
+        let mut now = others;
+        now.extend(self.known.iter().map(|(index, it)| (*index, it.clone())));
+        (self.told.as_ref() != Some(&now)).then(|| {
+            self.told = Some(now.clone());
+            now
         })
     }
 }
@@ -107,12 +123,14 @@ mod tests {
     use super::*;
 
     fn device(kind: &str, hardware_type: u16) -> Option<Device> {
-        Device::new("x".into(), kind, hardware_type)
+        Some(Device::new("x".into(), kind, hardware_type, false))
     }
 
     #[test]
     fn what_packets_leave_by() {
-        let link = |kind, hardware_type| device(kind, hardware_type).map(|device| device.link);
+        let link = |kind, hardware_type| {
+            device(kind, hardware_type).filter(|device| device.is_exit).map(|device| device.link)
+        };
         for kind in ["", "bond", "vlan", "macvlan", "tun"] {
             assert_eq!(link(kind, 1), Some(Some(Link::Ethernet)), "{kind}");
         }
@@ -140,8 +158,13 @@ mod tests {
         assert_eq!(devices.difference(), Some(BTreeMap::new()), "that there are none, too");
         assert_eq!(devices.difference(), None);
         devices.is(3, device("vxlan", 1));
-        devices.is(4, device("bridge", 1));
+        devices.is(4, None);
         assert_eq!(devices.difference().map(|d| d.into_keys().collect()), Some(vec![3]));
+        let inner = BTreeMap::from([(9, Device::inner("a".into()))]);
+        let both = devices.difference_with(inner.clone()).map(|d| d.into_keys().collect());
+        assert_eq!(both, Some(vec![3, 9]));
+        assert_eq!(devices.difference_with(inner), None);
+        devices.difference();
         devices.is(3, device("vxlan", 1));
         assert_eq!(devices.difference(), None);
         devices.gone(3);

@@ -18,7 +18,7 @@ pub enum Event {
     /// The node's own addresses are these now: those of all interfaces in our namespace, but for
     /// loopback, link-local and [`SERVICE_DEVICE`](super::SERVICE_DEVICE).
     OwnAddresses(Vec<IpAddr>),
-    /// The node's devices, other than veths, that packets leave it by, by index: these now.
+    /// All interfaces of the node but for the veths that are told of one by one, by index: these now.
     Devices(BTreeMap<u32, Device>),
     /// The interfaces, veths or others, that are ports of a bridge, by index, with the bridge's: these now.
     Ports(BTreeMap<u32, u32>),

@@ -26,7 +26,7 @@ impl Inventory {
             }
             LinkEvent::Other(index, device) => {
                 self.ports.is(index, bridge);
-                self.devices.is(index, device);
+                self.devices.is(index, Some(device));
             }
             LinkEvent::Gone(index) => {
                 self.veths.link_gone(index);
@@ -46,7 +46,7 @@ impl Inventory {
                     veths.last().map(|veth| veth.index)
                 }
                 LinkEvent::Other(index, device) => {
-                    devices.extend(device.map(|device| (index, device)));
+                    devices.insert(index, device);
                     Some(index)
                 }
                 LinkEvent::Gone(_) => None,
@@ -61,7 +61,8 @@ impl Inventory {
     /// What differs from what was told; it counts as told then.
     pub(super) fn differences(&mut self) -> Vec<Event> {
         let mut events = self.veths.differences();
-        events.extend(self.devices.difference().map(Event::Devices));
+        let inner = self.veths.inner().map(|(index, name)| (index, Device::inner(name.to_owned())));
+        events.extend(self.devices.difference_with(inner.collect()).map(Event::Devices));
         events.extend(self.ports.difference().map(Event::Ports));
         events
     }
@@ -71,16 +72,15 @@ impl Inventory {
 mod tests {
     use super::super::table::Veth;
     use super::*;
-    use crate::dataplane::role::Link;
 
     fn veth(index: u32) -> LinkEvent {
-        let (name, hardware) = (format!("veth{index}"), Vec::new());
-        LinkEvent::Now(Veth { index, peer: 2, namespace: Some(0), name, hardware })
+        let name = format!("veth{index}");
+        let (peer, namespace) = (2, Some(0));
+        LinkEvent::Now(Veth { index, peer, namespace, leads_away: true, name, ..Veth::default() })
     }
 
     fn uplink(index: u32) -> LinkEvent {
-        let device = Device { name: "eth0".into(), link: Some(Link::Ethernet) };
-        LinkEvent::Other(index, Some(device))
+        LinkEvent::Other(index, Device::new("eth0".into(), "", 1, false))
     }
 
     /// The veths, devices and ports that are told, by index.

@@ -45,7 +45,7 @@ pub(super) enum LinkEvent {
     /// A veth is this.
     Now(Veth),
     /// A link that is no veth is this.
-    Other(u32, Option<Device>),
+    Other(u32, Device),
     /// A link, of whatever kind, is gone from the namespace.
     Gone(u32),
 }
@@ -174,14 +174,16 @@ fn info(value: &[u8], wanted: u16) -> String {
 
 fn link(message: Message<'_>, index: u32) -> Option<LinkEvent> {
     let mut link_kind = String::new();
-    let mut veth =
-        Veth { index, peer: 0, namespace: None, name: String::new(), hardware: Vec::new() };
+    let mut veth = Veth { index, ..Veth::default() };
     for (kind, value) in message.attributes(LINK_HEADER) {
         match kind {
             IFLA_ADDRESS => veth.hardware = value.to_vec(),
             IFLA_IFNAME => veth.name = text(value),
             IFLA_LINK => veth.peer = word(value)?,
-            IFLA_LINK_NETNSID => veth.namespace = word(value).map(u32::cast_signed),
+            IFLA_LINK_NETNSID => {
+                veth.leads_away = true;
+                veth.namespace = word(value).map(u32::cast_signed);
+            }
             IFLA_LINKINFO => link_kind = info(value, IFLA_INFO_KIND),
             _ => {}
         }
@@ -189,7 +191,8 @@ fn link(message: Message<'_>, index: u32) -> Option<LinkEvent> {
     if link_kind != "veth" {
         // struct ifinfomsg: the ARPHRD_* type is its second half word.
         let hardware_type = u16::from_ne_bytes(*message.payload.get(2..)?.first_chunk::<2>()?);
-        return Some(LinkEvent::Other(index, Device::new(veth.name, &link_kind, hardware_type)));
+        let device = Device::new(veth.name, &link_kind, hardware_type, veth.leads_away);
+        return Some(LinkEvent::Other(index, device));
     }
     // A negative identifier stands for a namespace that could not be given one.
     veth.namespace = veth.namespace.filter(|&id| id >= 0);

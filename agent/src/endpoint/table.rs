@@ -20,14 +20,16 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 const REMEMBERED: usize = 1024;
 
 /// A veth in our namespace.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Veth {
     /// Interface index.
     pub(super) index: u32,
     /// The other side's interface index, in its own namespace.
     pub(super) peer: u32,
-    /// Identifier of the other side's namespace; `None`: ours.
+    /// Identifier of the other side's namespace; `None`: ours, or one that has none.
     pub(super) namespace: Option<i32>,
+    /// The other side is in another namespace.
+    pub(super) leads_away: bool,
     /// Name.
     pub(super) name: String,
     /// Hardware address.
@@ -102,6 +104,9 @@ pub(super) struct Table {
     gone: VecDeque<(u32, u64)>,
     /// Links to ask about: their peer left our namespace.
     uncertain: Vec<u32>,
+    /// Links that had both sides here when all were listed last. A new pair is often about to lead away: a CNI plugin
+    /// moves one side.
+    inner: BTreeSet<u32>,
     /// Addresses to ask for at once.
     changed: BTreeSet<u32>,
 }
@@ -146,6 +151,7 @@ impl Table {
     /// A link is gone from our namespace. If it was the other side of a veth that stays, it moved to
     /// another namespace, and no event tells that of the side that stays.
     pub(super) fn link_gone(&mut self, index: u32) {
+        self.inner.remove(&index);
         if let Some(known) = self.links.remove(&index) {
             self.gone.push_back((index, known.incarnation));
             if self.gone.len() > REMEMBERED {
@@ -175,9 +181,18 @@ impl Table {
         for index in missing {
             self.link_gone(index);
         }
+        let inner = found.values().filter(|veth| !veth.leads_away);
+        self.inner = inner.map(|veth| veth.index).collect();
         for veth in found.into_values() {
             self.link_is(veth);
         }
+    }
+
+    /// Links with both sides here for some time, by index, with their names.
+    pub(super) fn inner(&self) -> impl Iterator<Item = (u32, &str)> {
+        let listed = self.inner.iter().filter_map(|index| self.links.get(index));
+        let here = listed.filter(|known| !known.veth.leads_away);
+        here.map(|known| (known.veth.index, known.veth.name.as_str()))
     }
 
     /// Addresses changed at an interface of another namespace.
@@ -344,9 +359,27 @@ mod tests {
             index,
             peer,
             namespace,
+            leads_away: namespace.is_some(),
             name: format!("veth{index}"),
             hardware: vec![2, 0, 0, 0, 0, 1],
         }
+    }
+
+    #[test]
+    fn a_pair_is_the_nodes_own_once_it_is_listed_as_one() {
+        let mut table = Table::default();
+        let inner = |table: &Table| table.inner().map(|(index, _)| index).collect::<Vec<_>>();
+        table.link_is(veth(7, 8, None));
+        table.link_is(veth(8, 7, None));
+        assert!(inner(&table).is_empty(), "one side may be about to move");
+        table.links_are(vec![veth(7, 8, None), veth(8, 7, None), veth(9, 2, Some(0))], false);
+        assert_eq!(inner(&table), [7, 8]);
+        table.link_gone(8);
+        table.link_is(veth(7, 8, Some(1)));
+        assert!(inner(&table).is_empty());
+        let unnumbered = Veth { leads_away: true, ..veth(11, 2, None) };
+        table.links_are(vec![unnumbered], false);
+        assert!(inner(&table).is_empty(), "in a namespace that has no identifier here");
     }
 
     fn told(table: &mut Table) -> bindings::Veth {

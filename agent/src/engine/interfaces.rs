@@ -13,13 +13,14 @@ use crate::dataplane::role::{Link, Role};
 use crate::endpoint::Device;
 use crate::pattern::matches;
 
-/// At which of the node's devices packets to Services are judged behind their translation.
+/// Some of the node's devices: those at which packets to Services are judged behind their translation, or those that
+/// lead to other namespaces and are trusted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeDevices {
     /// All.
     Auto,
-    /// None: what leaves the node, and what pods that netpold does not know get, is judged at the
-    /// sender only.
+    /// None. Where they are to judge, what leaves the node, and what pods that netpold does not know get, is judged
+    /// at the sender only.
     None,
     /// Those with one of these names, each of which may end in `*`.
     Named(Vec<String>),
@@ -84,6 +85,8 @@ pub(super) struct NodeInterfaces {
     /// Interfaces that are ports of bridges, with their bridge.
     ports: BTreeMap<u32, u32>,
     judged: NodeDevices,
+    /// Devices that lead to other namespaces and are the node's own all the same.
+    trusted: NodeDevices,
     /// The role of each interface, and [`Compiler::endpoints_version`] that it holds for.
     roles: Option<(u64, BTreeMap<u32, Role>)>,
     /// When a veth is to be opened that was closed when the roles were assigned.
@@ -110,6 +113,7 @@ impl NodeInterfaces {
             devices,
             ports,
             judged: NodeDevices::Auto,
+            trusted: NodeDevices::None,
             roles: None,
             due: None,
         }
@@ -154,7 +158,7 @@ impl NodeInterfaces {
 
     pub(super) fn devices_are(&mut self, devices: BTreeMap<u32, Device>) {
         for (index, device) in &devices {
-            if device.link.is_none() && self.judged.include(&device.name) {
+            if device.is_exit && device.link.is_none() && self.judged.include(&device.name) {
                 tracing::warn!(
                     ifindex = index,
                     device = device.name,
@@ -175,6 +179,32 @@ impl NodeInterfaces {
     pub(super) fn judge_at(&mut self, devices: NodeDevices) {
         self.judged = devices;
         self.roles = None;
+    }
+
+    pub(super) fn trust(&mut self, devices: NodeDevices) {
+        self.trusted = devices;
+        self.roles = None;
+    }
+
+    /// The interfaces that hand packets on without having passed a program: all that lead to no other namespace, and
+    /// what the operator trusts. `None` before the devices are listed, and where not all veths get a program.
+    pub(super) fn own(&self) -> Option<BTreeSet<u32>> {
+        if self.devices.is_empty() || self.judged != NodeDevices::Auto {
+            return None;
+        }
+        let devices = self.devices.iter().filter(|(_, device)| !self.is_door(device));
+        Some(devices.map(|(index, _)| *index).collect())
+    }
+
+    /// Whether a device lets another namespace in, and nobody has named it.
+    fn is_door(&self, device: &Device) -> bool {
+        device.leads_away && !self.trusted.include(&device.name)
+    }
+
+    /// Names of the devices by which nothing is handed on.
+    pub(super) fn doors(&self) -> impl Iterator<Item = &str> {
+        let doors = self.devices.values().filter(|device| self.is_door(device));
+        doors.map(|device| device.name.as_str())
     }
 
     /// The name of a pod's veth.
@@ -198,7 +228,9 @@ impl NodeInterfaces {
                 bridges.entry(*bridge).or_default().isolated |= pod.egress;
             }
         }
-        for (port, bridge) in &self.ports {
+        // A door leaves no proof, and what comes by it is to have none.
+        let is_door = |port: &u32| self.devices.get(port).is_some_and(|it| self.is_door(it));
+        for (port, bridge) in self.ports.iter().filter(|(port, _)| !is_door(port)) {
             if let Some(bridge) = bridges.get_mut(bridge) {
                 bridge.ports.insert(*port);
             }
@@ -232,11 +264,17 @@ impl NodeInterfaces {
         let held = held.filter_map(|(index, veth)| Some((*index, veth.held_until?)));
         let held: BTreeMap<u32, Instant> = held.filter(|(_, until)| *until > now).collect();
         self.due = held.values().min().copied();
-        let devices = self.devices.iter().map(|(index, it)| (*index, &it.name, it.link));
+        let exits = self.devices.iter().filter(|(_, device)| device.is_exit);
+        let devices = exits.map(|(index, it)| {
+            let link = it.link.map(|link| if self.is_door(it) { link.of_exit() } else { link });
+            (*index, &it.name, link)
+        });
         let veths = self.veths.iter().map(|(index, it)| (*index, &it.name, Some(Link::Veth)));
         let bridges = self.bridges(compiler);
-        let with_pods =
-            |index: &u32| self.ports.get(index).is_some_and(|bridge| bridges.contains_key(bridge));
+        let with_pods = |index: &u32| {
+            let is_door = self.devices.get(index).is_some_and(|device| self.is_door(device));
+            !is_door && self.ports.get(index).is_some_and(|bridge| bridges.contains_key(bridge))
+        };
         let devices = devices.chain(veths).filter_map(|(index, name, link)| match link? {
             _ if held.contains_key(&index) => Some((index, Role::Closed)),
             // The guard has closed it.
@@ -278,7 +316,38 @@ pub fn pod_of(compiler: &Compiler, endpoint: u32) -> Option<Key> {
 
 #[cfg(test)]
 mod tests {
+    use netpold_core::options::Options;
+
     use super::*;
+
+    #[test]
+    fn a_device_on_top_of_another_namespaces_link_is_a_door() {
+        let device = |name: &str, link, leads_away| Device {
+            name: name.into(),
+            link: Some(link),
+            is_exit: true,
+            leads_away,
+        };
+        let mut interfaces = NodeInterfaces::new();
+        assert_eq!(interfaces.own(), None, "nothing is known yet");
+        interfaces.devices_are(BTreeMap::from([
+            (2, device("eth0", Link::Ethernet, false)),
+            (3, device("door", Link::EthernetTunnel, true)),
+        ]));
+        let compiler = Compiler::new(Options::default());
+        assert_eq!(interfaces.own(), Some([2].into()));
+        assert_eq!(interfaces.doors().collect::<Vec<_>>(), ["door"]);
+        let role = interfaces.assign_roles(&compiler, Instant::now())[&3];
+        assert_eq!(role, Role::Device(Link::Ethernet), "nothing proves what comes by it");
+        interfaces.trust("do*".parse().unwrap());
+        assert_eq!(interfaces.own(), Some([2, 3].into()));
+        assert_eq!(
+            interfaces.assign_roles(&compiler, Instant::now())[&3],
+            Role::Device(Link::EthernetTunnel)
+        );
+        interfaces.judge_at(NodeDevices::None);
+        assert_eq!(interfaces.own(), None, "not every veth gets a program");
+    }
 
     #[test]
     fn devices_by_name() {

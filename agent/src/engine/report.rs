@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use netpold_core::bindings::Problem as Unbound;
 use netpold_core::cluster::is_subject;
 use netpold_core::compile::Compiler;
 use netpold_core::explain::Explainer;
@@ -26,7 +27,7 @@ const AFTER_TRANSLATION: &str = "judged at the packet's address and port after t
                                  address itself count";
 /// After a boot without a source.
 const RESTORED: &str = "the source is not in sync yet: the last good state is enforced until it is";
-/// Pods that a problem names, of those that it concerns.
+/// Pods or devices that a problem names, of those that it concerns.
 const NAMED: usize = 5;
 
 impl Engine {
@@ -65,7 +66,7 @@ impl Engine {
 
 /// What another tool on this node, or a pod, does to packets, by the reason of the Event on the node.
 #[must_use]
-pub fn wrong_with_node(engine: &Engine) -> BTreeMap<&'static str, Vec<String>> {
+pub(super) fn wrong_with_node(engine: &Engine) -> BTreeMap<&'static str, Vec<String>> {
     let Engine { reconciler, interfaces, interference, .. } = engine;
     let unjudged = interference.unjudged(reconciler, interfaces).into_iter();
     let unjudged = unjudged.map(|problem| format!("Packets are not judged: {problem}"));
@@ -73,6 +74,33 @@ pub fn wrong_with_node(engine: &Engine) -> BTreeMap<&'static str, Vec<String>> {
         ("PacketsNotJudged", unjudged.collect()),
         ("PacketsWithoutProof", interference.unproven(reconciler, interfaces)),
     ])
+}
+
+/// The same, and devices of the node by which nothing is handed on: what an Event on the node is to say.
+#[must_use]
+pub fn to_tell_of_node(engine: &Engine) -> BTreeMap<&'static str, Vec<String>> {
+    let mut all = wrong_with_node(engine);
+    let bindings = engine.bindings.problems(engine.reconciler.compiler.cluster());
+    let unnamed = bindings.iter().filter(|problem| matches!(problem, Unbound::Unnamed { .. }));
+    let unnamed = unnamed.map(|problem| format!("Unknown device: {problem}"));
+    let doors = door_problem(&engine.interfaces).into_iter();
+    let doors = doors.map(|problem| format!("Unknown device: {problem}"));
+    all.insert("UnknownDevice", doors.chain(unnamed).collect());
+    all
+}
+
+/// Devices that let another network namespace in, and that nobody has named.
+fn door_problem(interfaces: &NodeInterfaces) -> Option<String> {
+    let mut doors: Vec<&str> = interfaces.doors().collect();
+    doors.sort_unstable();
+    let (named, more) = (doors.len().min(NAMED), doors.len().saturating_sub(NAMED));
+    let names = doors.get(..named).filter(|names| !names.is_empty())?.join(", ");
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    Some(format!(
+        "{names}{more} on top of a link of another network namespace: what comes by it reaches no pod and does not \
+         leave the node; a pod with NET_ADMIN can have made it; if it is the node's own, name it \
+         (--trusted-devices)"
+    ))
 }
 
 /// What keeps policy from being in force, or from staying so.
@@ -156,6 +184,7 @@ fn problems(engine: &Engine, endpoints: &[EndpointStatus]) -> Vec<String> {
         .chain(dataplane.pod_xdp().problems())
         .chain(interference.unjudged(reconciler, interfaces))
         .chain(interference.unproven(reconciler, interfaces))
+        .chain(door_problem(interfaces))
         .chain(compiler.problems().into_iter().map(|problem| problem.to_string()))
         .chain(bindings.iter().map(ToString::to_string))
         .chain(waiting)

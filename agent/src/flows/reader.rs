@@ -97,7 +97,8 @@ impl FlowReader {
         let tracked = self.pods.iter().filter(|(_, pod)| filter.wants(&pod.key));
         let tracked: BTreeSet<IpAddr> =
             tracked.flat_map(|(_, pod)| pod.addresses.iter().copied()).collect();
-        let read = kernel_flows(|flow_of_kernel| {
+        let is_wanted = |flow: &KernelFlow| self.untracked.sides(flow, *now).next().is_some();
+        let read = kernel_flows(is_wanted, |flow_of_kernel| {
             let sent_on = sent_on(&flow_of_kernel).filter(|it| tracked.contains(&it.from.ip()));
             if let Some(sent_on) = sent_on
                 && taken.translated.len() < taken.limit

@@ -28,6 +28,11 @@ const CTA_PROTO_ICMP_IDS: [u16; 2] = [4, 7];
 const CTA_PROTO_ICMP_TYPES: [u16; 2] = [5, 8];
 const CTA_PROTOINFO_TCP: u16 = 1;
 const CTA_PROTOINFO_TCP_STATE: u16 = 1;
+const CTA_PROTOINFO_TCP_FLAGS: [u16; 2] = [4, 5];
+/// `IP_CT_TCP_FLAG_BE_LIBERAL` of `linux/netfilter/nf_conntrack_tcp.h`: both sides have it where the first packet was
+/// no SYN (`tcp_new` of `nf_conntrack_proto_tcp.c`), flows of a flowtable too; a handshake clears it.
+const BE_LIBERAL: u8 = 1 << 3;
+const NLA_F_NESTED: u16 = 1 << 15;
 const IPS_SEEN_REPLY: u32 = 1 << 1;
 const IPS_ASSURED: u32 = 1 << 2;
 const IPS_DYING: u32 = 1 << 9;
@@ -35,7 +40,7 @@ const IPS_DYING: u32 = 1 << 9;
 /// How many flows the kernel tracks in the calling thread's network namespace; `None`: it does not say.
 pub(super) fn count() -> Option<u32> {
     let mut entries = None;
-    let asked = ask_netfilter(CT_GET_STATS, NLM_F_ACK, |answer| {
+    let asked = ask_netfilter(CT_GET_STATS, NLM_F_ACK, (0, &[]), |answer| {
         let mut attributes = answer.attributes(NETFILTER_HEADER);
         let found = attributes.find(|(kind, _)| *kind == CTA_STATS_GLOBAL_ENTRIES);
         entries = found.and_then(|(_, value)| word(value));
@@ -48,11 +53,52 @@ pub(super) fn count() -> Option<u32> {
 /// # Errors
 /// The kernel has no conntrack, or does not tell (`CAP_NET_ADMIN`).
 pub(super) fn dump(mut each: impl FnMut(KernelFlow)) -> io::Result<()> {
-    ask_netfilter(CT_GET, NLM_F_DUMP, |answer| flow(answer).into_iter().for_each(&mut each))
+    ask_netfilter(CT_GET, NLM_F_DUMP, (0, &[]), |answer| {
+        flow(answer).into_iter().for_each(&mut each);
+    })
+}
+
+/// Whether the kernel saw the first packet of the flow that was begun so, or taken up so; `None`: it does not tell.
+pub(super) fn seen_from_start(original: &Tuple) -> Option<bool> {
+    let family = if original.source.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let octets = |address: IpAddr| match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    };
+    let version = usize::from(original.source.is_ipv6());
+    let ip = [
+        attribute(CTA_IP_SOURCES[version], &octets(original.source)),
+        attribute(CTA_IP_DESTINATIONS[version], &octets(original.destination)),
+    ];
+    let proto = [
+        attribute(CTA_PROTO_NUM, &[original.protocol]),
+        attribute(CTA_PROTO_SRC_PORT, &original.source_port.to_be_bytes()),
+        attribute(CTA_PROTO_DST_PORT, &original.destination_port.to_be_bytes()),
+    ];
+    let tuple = [
+        attribute(CTA_TUPLE_IP | NLA_F_NESTED, &ip.concat()),
+        attribute(CTA_TUPLE_PROTO | NLA_F_NESTED, &proto.concat()),
+    ];
+    let wanted = attribute(CTA_TUPLE_ORIG | NLA_F_NESTED, &tuple.concat());
+    let mut seen = None;
+    let asked = ask_netfilter(CT_GET, NLM_F_ACK, (family as u8, &wanted), |answer| {
+        let found = flow(answer).filter(|flow| flow.original == *original);
+        seen = found.and_then(|flow| flow.seen_from_start).or(seen);
+    });
+    asked.ok().and(seen)
+}
+
+/// A netlink attribute, padded.
+fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let length = 4 + value.len() as u16;
+    let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
+    bytes.extend(value);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
 }
 
 fn flow(message: Message<'_>) -> Option<KernelFlow> {
-    let (mut original, mut reply, mut bits, mut tcp_state) = (None, None, 0, 0);
+    let (mut original, mut reply, mut bits, mut tcp) = (None, None, 0, (0, None));
     let mut remaining = None;
     for (kind, value) in message.attributes(NETFILTER_HEADER) {
         match kind {
@@ -60,14 +106,15 @@ fn flow(message: Message<'_>) -> Option<KernelFlow> {
             CTA_TUPLE_REPLY => reply = tuple(value),
             CTA_STATUS => bits = word(value)?,
             CTA_TIMEOUT => remaining = word(value),
-            CTA_PROTOINFO => tcp_state = state(value).unwrap_or(0),
+            CTA_PROTOINFO => tcp = tcp_state(value).unwrap_or(tcp),
             _ => {}
         }
     }
     (bits & IPS_DYING == 0).then_some(())?;
     let (replied, assured) = (bits & IPS_SEEN_REPLY != 0, bits & IPS_ASSURED != 0);
     let (original, reply) = (original?, reply?);
-    Shown { original, reply, remaining, tcp_state, replied, assured }.flow()
+    let (tcp_state, picked_up) = tcp;
+    Shown { original, reply, remaining, tcp_state, picked_up, replied, assured }.flow()
 }
 
 /// 32 bits in network byte order, as netfilter writes them.
@@ -75,10 +122,22 @@ fn word(value: &[u8]) -> Option<u32> {
     value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
 }
 
-fn state(info: &[u8]) -> Option<u8> {
+/// `enum tcp_conntrack`, and whether the kernel began in the middle.
+fn tcp_state(info: &[u8]) -> Option<(u8, Option<bool>)> {
     let tcp = attributes(info).find(|(kind, _)| *kind == CTA_PROTOINFO_TCP)?.1;
-    let state = attributes(tcp).find(|(kind, _)| *kind == CTA_PROTOINFO_TCP_STATE)?.1;
-    state.first().copied()
+    let (mut state, mut picked_up) = (None, None);
+    for (kind, value) in attributes(tcp) {
+        match kind {
+            CTA_PROTOINFO_TCP_STATE => state = value.first().copied(),
+            // struct nf_ct_tcp_flags: flags, mask.
+            kind if CTA_PROTOINFO_TCP_FLAGS.contains(&kind) => {
+                let liberal = value.first().map(|flags| flags & BE_LIBERAL != 0);
+                picked_up = liberal.map(|liberal| liberal || picked_up == Some(true));
+            }
+            _ => {}
+        }
+    }
+    Some((state?, picked_up))
 }
 
 fn tuple(value: &[u8]) -> Option<Tuple> {

@@ -75,7 +75,8 @@ fn parse(line: &str) -> Option<Shown> {
     }
     tuples.extend(tuple.whole(protocol));
     let [original, reply] = tuples.try_into().ok()?;
-    Some(Shown { original, reply, remaining, tcp_state, replied, assured })
+    let picked_up = None;
+    Some(Shown { original, reply, remaining, tcp_state, picked_up, replied, assured })
 }
 
 /// Takes in a part of a tuple; `None` if it is not understood.
@@ -113,9 +114,18 @@ mod tests {
                    dst=2001:0db8:0000:0000:0000:0000:0000:0002 sport=1 dport=2 \
                    src=2001:0db8:0000:0000:0000:0000:0000:0002 dst=2001:0db8:0000:0000:0000:0000:0000:0001 \
                    sport=2 dport=1 [ASSURED] mark=0 use=1";
-        assert_eq!(parse(tcp).unwrap().flow().unwrap().flags, CT_REPLIED | CT_FIN_INGRESS);
+        let flow = parse(tcp).unwrap().flow().unwrap();
+        assert_eq!(flow.flags, CT_REPLIED | CT_FIN_INGRESS);
+        assert_eq!(flow.seen_from_start, None, "not in this file");
         let over = tcp.replace("LAST_ACK", "TIME_WAIT");
         assert!(parse(&over).unwrap().flow().is_none());
+
+        let sctp = "ipv4 2 sctp 132 209 ESTABLISHED src=10.0.0.2 dst=10.0.0.1 sport=1 dport=2 src=10.0.0.1 dst=10.0.0.2 \
+                    sport=2 dport=1 [ASSURED] mark=0 use=1";
+        let opening = tcp.replace("LAST_ACK", "SYN_SENT");
+        for (line, seen) in [(udp, true), (sctp, false), (opening.as_str(), true)] {
+            assert_eq!(parse(line).unwrap().flow().unwrap().seen_from_start, Some(seen), "{line}");
+        }
 
         let offloaded = "ipv4 2 tcp 6 ESTABLISHED src=10.0.0.1 dst=10.0.0.2 sport=1 dport=2 src=10.0.0.2 \
                          dst=10.0.0.1 sport=2 dport=1 [OFFLOAD] mark=0 use=1";

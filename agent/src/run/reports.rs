@@ -7,7 +7,7 @@ use std::time::Instant;
 use tokio::sync::{Notify, watch};
 
 use crate::engine::{
-    Enforcement, Engine, denials, hindrances, unsupported_policies, wrong_with_node,
+    Enforcement, Engine, denials, hindrances, to_tell_of_node, unsupported_policies,
 };
 use crate::events::Line;
 use crate::lock::lock;
@@ -39,7 +39,7 @@ impl Reports {
     pub(super) fn record_events(&self, engine: &Engine, denied: BTreeMap<u32, Vec<Line>>) {
         if let Some(event_recorder) = self.event_recorder.get() {
             event_recorder.tell(unsupported_policies(engine.compiler()));
-            event_recorder.tell_of_node(wrong_with_node(engine));
+            event_recorder.tell_of_node(to_tell_of_node(engine));
             event_recorder.tell_of_denials(denials(engine.compiler(), denied));
         }
     }

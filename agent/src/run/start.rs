@@ -44,6 +44,7 @@ pub(super) fn engine(
     let dataplane = Dataplane::new(pins, attacher, dataplane);
     let mut engine = Engine::new(Compiler::new(options), dataplane, capacity);
     engine.judge_at(config.hooks.node_devices.clone());
+    engine.trust(config.hooks.trusted_devices.clone());
     Ok(engine)
 }
 

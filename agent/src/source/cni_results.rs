@@ -105,7 +105,8 @@ impl PodAddresses {
         });
         let given = waiting.filter_map(|pod| {
             // The last one: a sandbox that failed is made again.
-            let result = self.results.iter().rev().find(|result| result.is_of(pod))?;
+            let own = self.results.iter().rev().filter(|result| !result.further);
+            let result = own.into_iter().find(|result| result.is_of(pod))?;
             // A result that was left behind does not take another pod's address away.
             let free = result.addresses.iter().all(|address| !taken.contains(address));
             free.then(|| (pod.key.clone(), result.addresses.clone()))

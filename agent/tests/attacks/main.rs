@@ -14,6 +14,7 @@
 
 mod bounce;
 mod bridges;
+mod doors;
 mod errors;
 mod forgotten;
 mod handover;
@@ -24,5 +25,6 @@ mod overlay;
 mod own_address;
 mod refragmented;
 mod synproxy;
+mod turned;
 mod unreached;
 mod volley;

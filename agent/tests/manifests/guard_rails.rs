@@ -238,3 +238,41 @@ fn a_namespace_says_how_its_policies_are_enforced() {
     let own = json!({ "netpold.io/enforcement": "enforce" });
     assert_eq!(made(json!({ "annotations": own })), own, "its own word counts");
 }
+
+#[test]
+fn pods_that_administer_the_nodes_devices_are_warned_of() {
+    if !can_render("pods_that_administer_the_nodes_devices_are_warned_of") {
+        return;
+    }
+    let policy = policy("netpold-net-admin");
+    let words = "has NET_ADMIN outside of a user namespace";
+    let adds = |capability: &str| json!({ "capabilities": { "add": [capability] } });
+    for (context, warns) in [
+        (json!({}), false),
+        (adds("NET_RAW"), false),
+        (json!({ "capabilities": { "drop": ["NET_ADMIN"] } }), false),
+        (json!({ "privileged": false }), false),
+        (adds("NET_ADMIN"), true),
+        (adds("ALL"), true),
+        (json!({ "privileged": true }), true),
+    ] {
+        let expected: &[&str] = if warns { &[words] } else { &[] };
+        let plain = json!({ "name": "a" });
+        let with = json!({ "name": "b", "securityContext": context });
+        for list in ["containers", "initContainers", "ephemeralContainers"] {
+            let mut spec = json!({ "containers": [plain] });
+            spec[list] = json!([plain, with]);
+            says(&policy, &json!({ "spec": spec }), expected);
+            says(&policy, &json!({ "spec": { "template": { "spec": spec } } }), expected);
+            for (field, value, exempt) in [
+                ("hostUsers", false, true),
+                ("hostUsers", true, false),
+                ("hostNetwork", true, true),
+            ] {
+                let mut spec = spec.clone();
+                spec[field] = json!(value);
+                says(&policy, &json!({ "spec": spec }), if exempt { &[] } else { expected });
+            }
+        }
+    }
+}

@@ -15,6 +15,10 @@
 //!      may be that pod's;
 //!    * it has another: it is forged and drops, while the agent lives and the bridge has no port without a
 //!      program ([`BRIDGE_OPEN`]). When it does not, a pod may have come by a port that no program was put at.
+//!    The same of what comes by an interface that the agent does not know ([`Settings::devices`]): a door that a pod has
+//!    made into the node, or a new pod's veth, before its program is attached. And of what has a socket of another
+//!    namespace at a pod's veth: everything that a pod sends has the proof, so it came by no program but by a device on
+//!    top of that veth (a macvlan), and any interface that it may seem to have come by is of the other namespace.
 //! 3. What enters an endpoint is judged by that endpoint's own policy, unless the kernel proves that the
 //!    node made it: it came by no interface, and has a socket of the node's network namespace. A missing
 //!    interface alone proves nothing, since the kernel makes packets of others anew (refragmentation, Open
@@ -28,8 +32,8 @@
 use crate::{
     endpoint::EndpointRef,
     layout::{
-        BRIDGE_ISOLATED, BRIDGE_OPEN, BRIDGES, STRANGER, Settings, bridge_ifindex, is_mark, mark,
-        marked_slot, parts_of,
+        BRIDGE_ISOLATED, BRIDGE_OPEN, BRIDGES, DEVICE_PROBES, STRANGER, Settings, bridge_ifindex,
+        device_place, is_mark, mark, marked_slot, parts_of,
     },
     tables::{Tables, find_endpoint},
 };
@@ -51,6 +55,9 @@ pub struct Exit {
     pub mark: u32,
     /// `skb->tc_index`.
     pub tc_index: u32,
+    /// It has a socket of another network namespace than the node's (kernel 6.15), and this is looked at where it
+    /// leaves.
+    pub foreign: bool,
 }
 
 /// Whether, and for whom, a packet is to be judged at an exit.
@@ -80,9 +87,7 @@ impl Origin {
             let marked = is_mark(exit.tc_index);
             return if marked { Self::Marked(sender(tables, exit.tc_index)) } else { Self::Final };
         }
-        // To itself a pod may send what it likes.
-        let from_outside = exit.ingress_ifindex == 0 || exit.ingress_ifindex == exit.ifindex;
-        if from_outside || !demands_proof(settings) {
+        if !exit.has_come_in() || !demands_proof(settings) {
             return Self::Final;
         }
         match find_endpoint(tables, exit.ingress_ifindex) {
@@ -129,6 +134,51 @@ impl Origin {
 fn demands_proof(settings: &Settings) -> bool {
     // SAFETY: a reference is readable.
     unsafe { (&raw const settings.demands_proof).read_volatile() != 0 }
+}
+
+/// Whether a packet came by an interface that nobody knows, or past all of the node's: before anything else, at
+/// every exit.
+#[must_use]
+#[inline(always)]
+pub fn is_unknown<T: Tables>(tables: &T, exit: &Exit) -> bool {
+    let Some(settings) = tables.settings() else { return false };
+    if exit.mark & settings.proof != 0 {
+        return false;
+    }
+    // With the witness it is a pod's whose program has seen it, and somebody clears proofs.
+    if exit.foreign && (exit.ingress_ifindex == 0 || exit.tc_index != settings.witness) {
+        return demands_proof(settings);
+    }
+    // An interface that may hand packets on has mostly its first place.
+    exit.has_come_in()
+        && !is_known(settings, exit.ingress_ifindex)
+        && demands_proof(settings)
+        && find_endpoint(tables, exit.ingress_ifindex).is_none()
+        && matches!(Origin::by_bridge(settings, exit.ingress_ifindex), Origin::Final)
+}
+
+impl Exit {
+    /// Whether it came by an interface of the node, and not by the one that it goes out of: to itself a pod may send what
+    /// it likes.
+    #[inline(always)]
+    const fn has_come_in(&self) -> bool {
+        self.ingress_ifindex != 0 && self.ingress_ifindex != self.ifindex
+    }
+}
+
+/// Whether an interface may hand packets on without the proof.
+#[inline(always)]
+#[expect(clippy::multiple_unsafe_ops_per_block, reason = "as above: a place and its word")]
+fn is_known(settings: &Settings, ifindex: u32) -> bool {
+    let devices = (&raw const settings.devices).cast::<u32>();
+    for probe in 0..DEVICE_PROBES {
+        // SAFETY: a place is less than the number of elements; the agent changes them meanwhile.
+        if unsafe { devices.add(device_place(ifindex, probe)).read_volatile() } == ifindex {
+            return true;
+        }
+    }
+    // SAFETY: a reference is readable; the agent sets this field while programs run.
+    unsafe { (&raw const settings.closes_unknown).read_volatile() == 0 }
 }
 
 /// The endpoint that a mark names, if it still is there.

@@ -7,14 +7,14 @@ use crate::{
     packet::{
         icmp::{self, Echo},
         parse::{Transport, has_handshake, is_opening},
-        protocol::{TCP_ACK, TCP_FIN, TCP_PSH, TCP_RST, TCP_SYN},
+        protocol::{TCP_ACK, TCP_FIN, TCP_PSH, TCP_RST, TCP_SYN, is_to_server},
     },
 };
 
 /// Whether a packet may become a new entry in its direction. In the middle of a connection that
-/// began before its pod was isolated, the lower port is taken for the server's, unless the node sent it.
-/// A wrong guess cuts the connection, or lets a denied client's go on that was open before and whose
-/// server has the higher port.
+/// began before its pod was isolated, the ports decide ([`is_to_server`]), unless the node sent it. A client
+/// chooses its own port, never its server's: a wrong guess cuts the connection, or lets a denied client's go on
+/// that was open before and whose server has a port that clients are given.
 #[inline(always)]
 pub(crate) const fn may_begin(transport: &Transport, of_node: bool) -> bool {
     if !has_handshake(transport) {
@@ -22,7 +22,7 @@ pub(crate) const fn may_begin(transport: &Transport, of_node: bool) -> bool {
     }
     is_opening(transport)
         || (transport.flags & (TCP_SYN | TCP_RST) == 0
-            && (of_node || transport.destination < transport.source))
+            && (of_node || is_to_server(transport.source, transport.destination)))
 }
 
 /// A packet that the node sends only as an answer. Whoever asked may have forged the pod's address: then
@@ -80,13 +80,17 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_begins_with_its_opening_or_towards_the_lower_port() {
+    fn a_flow_begins_with_its_opening_or_from_a_clients_port_to_a_servers() {
         assert!(may_begin(&tcp(TCP_SYN), false));
         for flags in [TCP_ACK, TCP_SYN | TCP_ACK, TCP_RST] {
             assert!(!may_begin(&tcp(flags), false), "{flags}");
         }
-        let request = Transport { source: 4000, destination: 80, ..tcp(TCP_ACK) };
+        let request = Transport { source: 40_000, destination: 80, ..tcp(TCP_ACK) };
         assert!(may_begin(&request, false) && may_begin(&tcp(TCP_ACK), true));
+        // The answers of a server whose client has chosen a port below the server's.
+        for (source, destination) in [(8080, 1000), (40_000, 35_000), (8080, 40_000)] {
+            assert!(!may_begin(&Transport { source, destination, ..tcp(TCP_ACK) }, false));
+        }
         assert!(may_begin(&Transport { protocol: UDP, ..tcp(0) }, false));
         let echo = |kind: u16| Transport { protocol: ICMP, destination: kind << 8, ..tcp(0) };
         assert!(may_begin(&echo(8), false) && !may_begin(&echo(0), false));

@@ -63,6 +63,31 @@ pub struct Settings {
     /// a port that the agent does not know yet. The agent changes these while packets are judged, each by
     /// one store.
     pub bridges: [u32; BRIDGES],
+    /// The node's own interfaces, by index, that may hand packets on without [`Settings::proof`]: uplinks, bridges, what
+    /// the node's operator made. Each is at one of [`DEVICE_PROBES`] places from [`device_place`] on; 0: none. The agent
+    /// changes these while packets are judged, each by one store.
+    pub devices: [[u32; DEVICE_LINE]; DEVICE_LINES],
+    /// Not zero if what comes without the proof by an interface that is in none of the tables drops where it leaves.
+    /// Zero until [`Settings::devices`] is filled and all programs are attached.
+    pub closes_unknown: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// [`Settings::devices`] is in lines, since `Default` is not to be had for arrays of more than 32.
+pub const DEVICE_LINE: usize = 16;
+/// Lines of [`Settings::devices`].
+pub const DEVICE_LINES: usize = 16;
+/// How many interfaces [`Settings::devices`] has room for.
+pub const DEVICES: u32 = (DEVICE_LINE * DEVICE_LINES) as u32;
+/// So many places are looked at for an interface, one after the other.
+pub const DEVICE_PROBES: u32 = 4;
+
+/// The place of an interface in [`Settings::devices`], after so many others.
+#[must_use]
+#[inline(always)]
+pub const fn device_place(ifindex: u32, probe: u32) -> usize {
+    (ifindex.wrapping_add(probe) & (DEVICES - 1)) as usize
 }
 
 /// How many bridges [`Settings::bridges`] has room for.
@@ -122,4 +147,4 @@ pub const TIMEOUT_IDLE: usize = 15;
 /// Number of timeouts.
 pub const TIMEOUTS: usize = 16;
 
-const _: () = assert!(size_of::<Settings>() == 232);
+const _: () = assert!(size_of::<Settings>() == 240 + 4 * DEVICES as usize);

@@ -2,12 +2,13 @@
 
 use netpold_ebpf::{
     judge::{
-        proof::{Exit, Origin},
+        proof::{Exit, Origin, is_unknown},
         station,
     },
     layout::{
-        BRIDGE_GONE, BRIDGE_ISOLATED, BRIDGE_OPEN, ENDPOINT_SLOTS, EP_CHECK_SOURCE, Endpoint,
-        answer_mark, endpoint_slot, is_mark, mark, marked_slot, parts_of,
+        BRIDGE_GONE, BRIDGE_ISOLATED, BRIDGE_OPEN, DEVICE_LINE, DEVICE_PROBES, DEVICES,
+        ENDPOINT_SLOTS, EP_CHECK_SOURCE, Endpoint, answer_mark, device_place, endpoint_slot,
+        is_mark, mark, marked_slot, parts_of,
     },
     reason::Reason,
 };
@@ -41,8 +42,8 @@ fn what_went_round_its_program_is_judged_where_it_leaves() {
     let own = mark(endpoint_slot(POD_IFINDEX, 0), 1);
     for tc_index in [0, own, forged, 0xffff] {
         for (ifindex, ingress_ifindex) in [(OTHER_IFINDEX, POD_IFINDEX), (UPLINK, POD_IFINDEX)] {
-            let exit =
-                Exit { ifindex, ingress_ifindex, mark: !tables.flows.settings.proof, tc_index };
+            let mark = !tables.flows.settings.proof;
+            let exit = Exit { ifindex, ingress_ifindex, mark, tc_index, foreign: false };
             let leave = |source, to| leave_by(&tables, &tcp((source, 1), to, ACK), exit);
             assert_eq!(leave(POD, (ALLOWED, 8080)), Reason::Allowed);
             assert_eq!(leave(POD, (ALLOWED, 8081)), Reason::Policy);
@@ -53,7 +54,13 @@ fn what_went_round_its_program_is_judged_where_it_leaves() {
         }
     }
     // Where its program proves nothing yet, and what came by no endpoint's interface.
-    let exit = |ingress_ifindex| Exit { ifindex: UPLINK, ingress_ifindex, mark: 0, tc_index: own };
+    let exit = |ingress_ifindex| Exit {
+        ifindex: UPLINK,
+        ingress_ifindex,
+        mark: 0,
+        tc_index: own,
+        foreign: false,
+    };
     for ingress_ifindex in [0, UPLINK, OTHER_IFINDEX] {
         assert!(matches!(Origin::of(&tables, &exit(ingress_ifindex)), Origin::Final));
     }
@@ -83,7 +90,7 @@ fn what_comes_from_a_bridge_without_proof_drops_by_its_source() {
         let others = [77, BRIDGE_GONE, word, OTHER | BRIDGE_ISOLATED];
         tables.flows.settings.bridges[..others.len()].copy_from_slice(&others);
         let leave = |frame: &[u8], ingress_ifindex, mark, tc_index| {
-            let exit = Exit { ifindex: UPLINK, ingress_ifindex, mark, tc_index };
+            let exit = Exit { ifindex: UPLINK, ingress_ifindex, mark, tc_index, foreign: false };
             leave(&tables, &frame, exit, None, lives)
         };
         for tc_index in [0, own, 0xffff] {
@@ -107,6 +114,48 @@ fn what_comes_from_a_bridge_without_proof_drops_by_its_source() {
     tables.flows.settings.demands_proof = 0;
     let exit = Exit { ifindex: UPLINK, ingress_ifindex: BRIDGE, ..Exit::default() };
     assert!(matches!(Origin::of(&tables, &exit), Origin::Final));
+}
+
+/// Once the agent has put down which interfaces may hand packets on without proof, all others hand on nothing.
+#[test]
+fn what_comes_by_an_interface_that_nobody_knows_drops() {
+    const BRIDGE: u32 = 9;
+    const DOOR: u32 = 1_000_003;
+    let mut tables = tables();
+    tables.flows.settings.bridges[0] = BRIDGE;
+    tables.flows.settings.witness = 7;
+    let exit = |ingress_ifindex| Exit { ifindex: UPLINK, ingress_ifindex, ..Exit::default() };
+    assert!(!is_unknown(&tables, &exit(DOOR)), "nothing was put down yet");
+    tables.flows.settings.closes_unknown = 1;
+    assert!(is_unknown(&tables, &exit(DOOR)));
+    for known in [0, UPLINK, BRIDGE, POD_IFINDEX] {
+        assert!(!is_unknown(&tables, &exit(known)), "{known}: the node, itself, judged otherwise");
+    }
+    let proven = Exit { mark: tables.flows.settings.proof, ..exit(DOOR) };
+    assert!(!is_unknown(&tables, &proven));
+    for probe in 0..DEVICE_PROBES {
+        let place = device_place(DOOR, probe);
+        tables.flows.settings.devices[place / DEVICE_LINE][place % DEVICE_LINE] = DOOR;
+        assert!(!is_unknown(&tables, &exit(DOOR)), "probe {probe}");
+        assert!(is_unknown(&tables, &exit(DOOR + DEVICES)), "another one at its place");
+        tables.flows.settings.devices[place / DEVICE_LINE][place % DEVICE_LINE] = 0;
+    }
+    // A socket of another namespace: a device on top of the one that it leaves by.
+    let foreign = |ingress_ifindex, tc_index| Exit {
+        ifindex: OTHER_IFINDEX,
+        ingress_ifindex,
+        tc_index,
+        foreign: true,
+        ..Exit::default()
+    };
+    for (ingress_ifindex, tc_index) in
+        [(0, 0), (0, 7), (POD_IFINDEX, 0), (OTHER_IFINDEX, 0), (BRIDGE, 0), (UPLINK, 0)]
+    {
+        assert!(is_unknown(&tables, &foreign(ingress_ifindex, tc_index)), "{ingress_ifindex}");
+    }
+    assert!(!is_unknown(&tables, &foreign(POD_IFINDEX, 7)), "its program has seen it");
+    tables.flows.settings.demands_proof = 0;
+    assert!(!is_unknown(&tables, &foreign(0, 0)) && !is_unknown(&tables, &exit(DOOR)));
 }
 
 #[test]

@@ -74,6 +74,8 @@ pub(super) struct Claims {
     pub(super) results: Vec<CniResult>,
     /// Places of the last results that name an interface.
     pub(super) naming: BTreeMap<String, usize>,
+    /// Results for further networks of pods, of each interface the last.
+    pub(super) further: BTreeMap<String, CniResult>,
 }
 
 impl Claims {
@@ -82,6 +84,7 @@ impl Claims {
         match &held.binding {
             Some(binding) => Owner::Pod(binding.bound.clone()),
             None if held.lost || self.rival(held, cluster).is_some() => Owner::Denied,
+            None if self.intruded(held).is_some() => Owner::Denied,
             None => Owner::Unbound,
         }
     }
@@ -175,6 +178,10 @@ impl Claims {
         let unbound = self.veths.values().filter(|held| held.binding.is_none());
         let moved = self.veths.values().filter(|h| h.binding.as_ref().is_some_and(follows));
         let order = unbound.chain(moved).filter(|held| !held.lost && !held.first.is_empty());
+        // What is inside a namespace that has a pod names no other.
+        let answered = |bound: &Bound| self.results.iter().any(|result| result.is_of(&bound.pod));
+        let order = order
+            .filter(|held| held.binding.is_some() || !self.neighbour(held).is_some_and(answered));
         let order: Vec<u32> = order.map(|held| held.veth.index).collect();
         for index in order {
             let Some(held) = self.veths.get(&index) else { continue };
@@ -191,13 +198,10 @@ impl Claims {
         let unbound = self.veths.values().filter(|held| held.binding.is_none() && !held.lost);
         let found: Vec<(u32, Bound)> = unbound
             .filter_map(|held| {
-                let same = |other: &&Held| other.veth.namespace == held.veth.namespace;
-                let mut bound = self
-                    .veths
-                    .values()
-                    .filter(same)
-                    .filter_map(|other| other.binding.as_ref().map(|binding| &binding.bound));
-                let mut bound = bound.find(|bound| !bound.second)?.clone();
+                let mut bound = self.neighbour(held)?.clone();
+                if self.is_unnamed(held, &bound.pod) {
+                    return None;
+                }
                 bound.second = true;
                 without_addresses(&mut bound.pod);
                 Some((held.veth.index, bound))
@@ -208,6 +212,26 @@ impl Claims {
                 held.binding = Some(Binding { bound, by: Proof::Namespace });
             }
         }
+    }
+
+    /// The pod that has the other veth of a veth's namespace.
+    fn neighbour(&self, held: &Held) -> Option<&Bound> {
+        let same = |other: &&Held| other.veth.namespace == held.veth.namespace;
+        let others = self.veths.values().filter(same);
+        let mut bound = others.filter_map(|other| other.binding.as_ref().map(|it| &it.bound));
+        bound.find(|bound| !bound.second)
+    }
+
+    /// Whether nothing on the node names a further veth of a pod, though it would: what plugins answered for the pod is
+    /// kept. Who may make devices in the node's namespace can make a veth; it can neither write a result nor a route.
+    fn is_unnamed(&self, held: &Held, pod: &Pod) -> bool {
+        let named = self.further.get(&held.veth.name).is_some_and(|result| result.is_of(pod));
+        self.results.iter().any(|result| result.is_of(pod)) && !named && held.veth.routed.is_empty()
+    }
+
+    /// The pod whose namespace an unbound veth leads to though nothing on the node names it.
+    pub(super) fn intruded(&self, held: &Held) -> Option<&Bound> {
+        self.neighbour(held).filter(|bound| self.is_unnamed(held, &bound.pod))
     }
 
     /// The pod that an unbound veth claims to be though another one is bound to it, and that one.

@@ -44,6 +44,13 @@ pub enum Problem {
         /// The veth.
         interface: String,
     },
+    /// A veth leads to a pod's namespace, and nothing on the node names it.
+    Unnamed {
+        /// The veth.
+        interface: String,
+        /// Whose namespace it is.
+        pod: Key,
+    },
     /// A pod uses another pod's address inside.
     Foreign {
         /// The veth.
@@ -89,6 +96,11 @@ impl fmt::Display for Problem {
                 f,
                 "interface {interface} was bound to a pod that is gone, and nothing is known of it: denied"
             ),
+            Self::Unnamed { interface, pod } => write!(
+                f,
+                "interface {interface} leads to pod {pod}, and neither a CNI result nor a route of the node names it: \
+                 denied; a pod with NET_ADMIN can have made it"
+            ),
             Self::Foreign { interface, pod, address, owner } => write!(
                 f,
                 "pod {pod} (interface {interface}) has address {address} of pod {owner} inside; it stays {pod}"
@@ -116,6 +128,9 @@ fn of_unbound(claims: &Claims, held: &Held, cluster: &Cluster) -> Option<Problem
     let interface = held.veth.name.clone();
     if held.lost {
         return Some(Problem::Lost { interface });
+    }
+    if let Some(bound) = claims.intruded(held) {
+        return Some(Problem::Unnamed { interface, pod: bound.pod.key.clone() });
     }
     let (pod, holder) = claims.rival(held, cluster)?;
     let bound = claims.veths.get(&holder)?.veth.name.clone();

@@ -40,6 +40,7 @@ fn routed(index: u32, list: &[&str]) -> Veth {
 
 fn result(pod: &Pod, veth: u32) -> CniResult {
     CniResult {
+        further: false,
         pod: pod.key.clone(),
         uid: pod.uid.clone(),
         addresses: pod.addresses.clone(),
@@ -292,10 +293,39 @@ fn further_veths_of_a_namespace_belong_to_its_pod() {
     assert_eq!(again.uid(2), uid("ua"));
 }
 
+/// Who may make devices in the node's namespace makes a second veth to send by from any address.
+#[test]
+fn a_further_veth_that_no_answer_names_is_denied_where_answers_are_kept() {
+    let (a, b) = (pod("a", "ua", &["10.0.0.1"]), pod("b", "ub", &["10.0.0.2"]));
+    let second = Veth { namespace: 1, ..bridged(2, &["10.0.0.2"]) };
+    let mut world = World::new(&[a.clone(), b.clone()], &[bridged(1, &["10.0.0.1"])]);
+    world.cni_results_are(&[result(&a, 1), result(&b, 9)]);
+    world.veth_is(second.clone());
+    // Its first address is that of a pod without a veth: whoever writes it is that pod only by weaker evidence.
+    assert_ne!(
+        world.uid(2),
+        uid("ub"),
+        "an address inside names nobody where another veth leads there"
+    );
+    assert!(world.is_denied(2));
+    let unnamed = |world: &World| {
+        world.problems().iter().any(|problem| matches!(problem, Problem::Unnamed { .. }))
+    };
+    assert!(unnamed(&world));
+    let network = |pod: &Pod| CniResult { further: true, ..result(pod, 2) };
+    world.cni_results_are(&[result(&a, 1), result(&b, 9), network(&b)]);
+    assert!(world.is_denied(2), "another pod's network");
+    world.cni_results_are(&[result(&a, 1), result(&b, 9), network(&a)]);
+    assert!(world.bound(2).unwrap().second && !unnamed(&world));
+    world.veth_is(Veth { routed: addresses(&["192.168.7.2"]), index: 3, ..second.clone() });
+    assert!(world.bound(3).unwrap().second, "a route of the node names it");
+}
+
 #[test]
 fn a_pod_that_the_api_has_not_listed_is_known_by_its_answer() {
     let key = Key::new("x", "web-here");
     let of_static = CniResult {
+        further: false,
         pod: key.clone(),
         uid: "hash".to_owned(),
         addresses: addresses(&["10.0.0.1"]),

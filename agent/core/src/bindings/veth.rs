@@ -39,6 +39,8 @@ pub struct CniResult {
     pub addresses: Vec<IpAddr>,
     /// Names of interfaces on the node's side, the pod's veth among them.
     pub interfaces: Vec<String>,
+    /// Of a further network of the pod (an attachment by another name than `eth0`): its addresses are not the pod's.
+    pub further: bool,
     /// Labels and named ports of a pod whose manifest is on this node (a static pod).
     pub manifest: Option<(Labels, Vec<NamedPort>)>,
 }

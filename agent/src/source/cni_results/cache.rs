@@ -21,7 +21,7 @@ use tracing::{debug, warn};
 use super::static_pods::StaticPods;
 use crate::watched::{Stamp, Watched};
 
-/// What the kubelet calls a pod's interface; attachments by other names are no pod's addresses.
+/// What the kubelet calls a pod's interface. Attachments by other names are to further networks.
 const INTERFACE: &str = "eth0";
 /// Longest time between two looks at the directory.
 const RESCAN: Duration = Duration::from_secs(5);
@@ -89,8 +89,10 @@ pub fn parse(bytes: &[u8]) -> Result<Option<CniResult>, serde_json::Error> {
     };
     let addresses = cached.result.as_ref().map(AddResult::addresses).unwrap_or_default();
     let interfaces = cached.result.as_ref().map(AddResult::host_interfaces).unwrap_or_default();
-    let is_pods = cached.kind == "cniCacheV1" && cached.if_name == INTERFACE;
-    Ok((is_pods && !addresses.is_empty()).then(|| CniResult {
+    let further = cached.if_name != INTERFACE;
+    let says = if further { !interfaces.is_empty() } else { !addresses.is_empty() };
+    Ok((cached.kind == "cniCacheV1" && says).then(|| CniResult {
+        further,
         pod: Key::new(namespace, name),
         uid: argument("K8S_POD_UID").unwrap_or_default().to_owned(),
         addresses,

@@ -60,7 +60,6 @@ fn results_are_read() {
 fn other_files_are_none_of_a_pods_address() {
     let whole = file("u1", &["10.1.2.3/24"]);
     for other in [
-        whole.replace("\"eth0\",\"kind\"", "\"net1\",\"kind\""),
         whole.replace("cniCacheV1", "other"),
         whole.replace("K8S_POD_NAME\"", "NAME\""),
         whole.replace("\"ips\"", "\"ip4\""),
@@ -68,6 +67,10 @@ fn other_files_are_none_of_a_pods_address() {
         assert_ne!(other, whole);
         assert_eq!(parse(other.as_bytes()).unwrap(), None, "{other}");
     }
+    let further = whole.replace("\"eth0\",\"kind\"", "\"net1\",\"kind\"");
+    assert_ne!(further, whole);
+    let further = parse(further.as_bytes()).unwrap().unwrap();
+    assert!(further.further && further.interfaces == ["cni0", "veth1"], "of another network");
     assert!(parse(&whole.as_bytes()[..whole.len() / 2]).is_err(), "half a file");
     assert!(parse(b"").is_err());
 }

@@ -250,6 +250,15 @@ unsafe fn left_hook(skb: *mut __sk_buff, scratch: *const Scratch) -> Hook {
     unsafe { Hook { ifindex: (*skb).ifindex, ingress_ifindex: (*scratch).ingress_ifindex as u32 } }
 }
 
+/// Whether a packet has a socket of another namespace than the node's, as far as the kernel tells.
+#[inline(always)]
+fn has_foreign_socket(skb: *mut __sk_buff) -> bool {
+    // SAFETY: the program's context, whose pointer is compared and nothing else; a constant of the loaded program.
+    let (socket, asks) =
+        unsafe { ((*skb).__bindgen_anon_2.sk, (&raw const ASKS_FOR_NAMESPACE).read_volatile()) };
+    !socket.is_null() && asks != 0 && netpold_has_own_socket(skb) == 0
+}
+
 /// Whether a packet has a socket of the node's namespace, 1 or 0. A function of its own, since its call of
 /// a helper would cost stack where it is inlined.
 #[unsafe(no_mangle)]

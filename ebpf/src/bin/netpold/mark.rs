@@ -30,7 +30,7 @@ use netpold_ebpf::{
 };
 
 use crate::{
-    DROP, NEXT, connection, drops, maps,
+    DROP, NEXT, connection, drops, has_foreign_socket, maps,
     packet::{Copied, Direct as Headers},
     tables::{Maps, add_one},
     trace,
@@ -90,7 +90,12 @@ const TELL: u32 = 1 << 8;
 
 #[inline(always)]
 fn node(skb: *mut __sk_buff, link: u32) -> i32 {
-    if is_final(skb, &exit(skb)) {
+    let exit = exit(skb);
+    if proof::is_unknown(&Maps::new(), &exit) {
+        let _ = drops::count_one(true, Reason::UnknownDevice as u32, exit.ifindex);
+        return DROP;
+    }
+    if is_final(skb, &exit) {
         return NEXT;
     }
     match translated(skb, link) {
@@ -103,7 +108,8 @@ fn node(skb: *mut __sk_buff, link: u32) -> i32 {
 fn exit(skb: *mut __sk_buff) -> Exit {
     // SAFETY: the program's context.
     let (ifindex, ingress_ifindex) = unsafe { ((*skb).ifindex, (*skb).ingress_ifindex) };
-    Exit { ifindex, ingress_ifindex, mark: read_mark(skb), tc_index: read(skb) }
+    let (mark, tc_index) = (read_mark(skb), read(skb));
+    Exit { ifindex, ingress_ifindex, mark, tc_index, foreign: false }
 }
 
 #[inline(always)]
@@ -157,7 +163,13 @@ fn translated(skb: *mut __sk_buff, link: u32) -> Option<u32> {
 /// judgement is next.
 #[inline(always)]
 pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
-    let exit = exit(skb);
+    let mut exit = exit(skb);
+    // By other devices leaves what belongs to secondary networks, too.
+    exit.foreign = !is_proven(exit.mark) && has_foreign_socket(skb);
+    if proof::is_unknown(&Maps::new(), &exit) {
+        drops::report::<Ingress>(skb, Reason::UnknownDevice as u32);
+        return Some(DROP);
+    }
     let settled = is_final(skb, &exit);
     if (!settled || is_proven(exit.mark))
         && station::may_go_astray(&Maps::new(), exit.ifindex, exit.ingress_ifindex)
