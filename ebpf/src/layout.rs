@@ -28,7 +28,7 @@ use crate::reason::COUNTERS;
 
 /// Version of everything in this module; part of the pin path. The feature `other-layout` makes a second
 /// agent for the upgrade test, which lays out endpoints, flows and their flags differently.
-pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1010 } else { 10 };
+pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1011 } else { 11 };
 
 /// A dropped packet, in the ring buffer. Rate limited per CPU.
 #[repr(C)]

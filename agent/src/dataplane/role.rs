@@ -33,6 +33,8 @@ pub enum Link {
     EthernetTunnel,
     /// The IP header; and what comes in was unpacked by the node.
     IpTunnel,
+    /// An Ethernet header; and what comes in is what a bridge with pods hands to the node.
+    Bridge,
 }
 
 /// A program at a hook.
@@ -50,12 +52,21 @@ pub enum Program {
     Unmark,
     /// Drops what pods packed for a tunnel of their own node, and proves the same of the rest.
     Tunnel,
+    /// Drops what a bridge hands to the node and has no proof.
+    Bridge,
 }
 
 impl Program {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Ingress, Self::Egress, Self::Node, Self::NodeIp, Self::Unmark, Self::Tunnel];
+    pub const ALL: [Self; 7] = [
+        Self::Ingress,
+        Self::Egress,
+        Self::Node,
+        Self::NodeIp,
+        Self::Unmark,
+        Self::Tunnel,
+        Self::Bridge,
+    ];
 
     /// Its name in the object.
     #[must_use]
@@ -67,6 +78,7 @@ impl Program {
             Self::NodeIp => "netpold_node_ip",
             Self::Unmark => "netpold_unmark",
             Self::Tunnel => "netpold_tunnel",
+            Self::Bridge => "netpold_bridge",
         }
     }
 }
@@ -89,11 +101,14 @@ impl Role {
             (Self::Pod(_), Direction::Ingress) => Some(Program::Ingress),
             (Self::Pod(_), Direction::Egress) => Some(Program::Egress),
             (Self::Device(Link::Ip | Link::IpTunnel), Direction::Ingress) => Some(Program::NodeIp),
+            // It hands all of that to its ports.
+            (Self::Device(Link::Bridge), Direction::Ingress) => None,
             (Self::Device(_), Direction::Ingress) => Some(Program::Node),
             (Self::Device(Link::Veth | Link::Port), Direction::Egress) => Some(Program::Unmark),
             (Self::Device(Link::EthernetTunnel | Link::IpTunnel), Direction::Egress) => {
                 Some(Program::Tunnel)
             }
+            (Self::Device(Link::Bridge), Direction::Egress) => Some(Program::Bridge),
             (Self::Device(Link::Ethernet | Link::Ip), Direction::Egress) => None,
         }
     }
@@ -101,6 +116,9 @@ impl Role {
     /// Whether all that comes in by an interface gets the proof, whoever sent it.
     #[must_use]
     pub const fn proves(self) -> bool {
-        self.program(Direction::Egress).is_some()
+        matches!(
+            self.program(Direction::Egress),
+            Some(Program::Egress | Program::Unmark | Program::Tunnel)
+        )
     }
 }

@@ -55,6 +55,8 @@ struct Known {
     /// setting the hardware address) do not make another interface of it.
     incarnation: u64,
     addresses: Vec<IpAddr>,
+    /// Hardware address of the other side.
+    station: Option<[u8; 6]>,
     /// When to ask for the addresses.
     due: Option<Instant>,
     /// Questions asked without finding an address.
@@ -135,6 +137,7 @@ impl Table {
             veth,
             incarnation,
             addresses: Vec::new(),
+            station: None,
             due: None,
             fruitless: 0,
             storm: Storm::default(),
@@ -223,6 +226,13 @@ impl Table {
             } else {
                 (known.due, known.fruitless) = (None, 0);
             }
+        }
+    }
+
+    /// The hardware address behind an interface.
+    pub(super) fn station_is(&mut self, index: u32, station: [u8; 6]) {
+        if let Some(known) = self.links.get_mut(&index) {
+            known.station = Some(station);
         }
     }
 
@@ -316,6 +326,7 @@ impl Known {
             namespace,
             routed,
             inside: self.addresses.clone(),
+            station: self.station,
         }
     }
 }

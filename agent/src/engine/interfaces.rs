@@ -166,7 +166,9 @@ impl NodeInterfaces {
                 (index, Role::Device(if is_port { Link::Port } else { link }))
             });
         let pods = compiler.endpoints().map(|e| (e.ifindex, Role::Pod(e.id)));
-        let roles = devices.chain(pods).collect();
+        let bridges = bridges.keys().filter(|_| self.judged != NodeDevices::None);
+        let bridges = bridges.map(|bridge| (*bridge, Role::Device(Link::Bridge)));
+        let roles = devices.chain(bridges).chain(pods).collect();
         &self.roles.insert((compiler.endpoints_version(), roles)).1
     }
 

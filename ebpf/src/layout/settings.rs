@@ -63,6 +63,10 @@ pub struct Settings {
     /// a port that the agent does not know yet. The agent changes these while packets are judged, each by
     /// one store.
     pub bridges: [u32; BRIDGES],
+    /// Not zero while policy isolates any endpoint for egress. The agent raises it before it writes the first one.
+    pub isolates_egress: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// How many bridges [`Settings::bridges`] has room for.
@@ -122,4 +126,4 @@ pub const TIMEOUT_IDLE: usize = 15;
 /// Number of timeouts.
 pub const TIMEOUTS: usize = 16;
 
-const _: () = assert!(size_of::<Settings>() == 232);
+const _: () = assert!(size_of::<Settings>() == 240);

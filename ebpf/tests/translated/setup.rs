@@ -86,7 +86,8 @@ pub(crate) fn ingress(tables: &NodeTables, frame: &[u8]) -> Reason {
 /// What the pod's program leaves in a packet that is to be judged again.
 pub(crate) fn marked(tables: &NodeTables, ifindex: u32) -> Exit {
     let tc_index = mark(endpoint_slot(POD_IFINDEX, 0), 1);
-    Exit { ifindex, ingress_ifindex: POD_IFINDEX, mark: tables.flows.settings.proof, tc_index }
+    let mark = tables.flows.settings.proof;
+    Exit { ifindex, ingress_ifindex: POD_IFINDEX, mark, tc_index, ..Exit::default() }
 }
 
 /// The verdict where a packet leaves; `answer` of one that is marked as an answer.

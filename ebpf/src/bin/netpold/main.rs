@@ -11,6 +11,7 @@
 #![feature(asm_experimental_arch, core_intrinsics)]
 #![expect(internal_features, reason = "atomic_cxchg is the only way to BPF_CMPXCHG")]
 
+mod checksum;
 mod connection;
 mod drops;
 mod maps;
@@ -100,7 +101,11 @@ fn netpold_egress(context: TcContext) -> i32 {
     };
     let skb = context.as_ptr().cast();
     trace::begin::<Egress>(skb);
-    let reason = judge::<Egress>(skb, &slow_path);
+    let reason = if checksum::is_settled(skb, mark::ETHERNET) {
+        judge::<Egress>(skb, &slow_path)
+    } else {
+        Reason::Malformed as u32
+    };
     trace::end(reason);
     mark::leave(skb, reason);
     act::<Egress>(skb, reason)

@@ -29,6 +29,8 @@ pub(crate) struct Live {
     pub(crate) id: u32,
     pub(crate) addresses: Addresses,
     pub(crate) check_source: bool,
+    /// The hardware address of the pod's side of the veth; `None`: unknown.
+    station: Option<[u8; 6]>,
     /// The pod asks not to be checked, and nobody may grant that in its namespace.
     pub(crate) unheard: bool,
     pub(crate) rules: PodRules,
@@ -60,6 +62,7 @@ impl Live {
         if self.check_source {
             record.flags |= EP_CHECK_SOURCE;
         }
+        record.flags |= self.station.map_or(0, Endpoint::pack_station);
         record
     }
 }
@@ -137,6 +140,7 @@ impl Endpoints {
             id,
             addresses: Addresses::default(),
             check_source: false,
+            station: None,
             unheard: false,
             rules: PodRules::waiting(rules, registry),
             backs: BTreeSet::new(),
@@ -220,6 +224,7 @@ impl Endpoints {
                     CheckSource::Isolated => isolated != [false; 2] || is(Standing::Deleted),
                     CheckSource::All => true,
                 },
+            station: bound.and_then(|bound| bound.station),
             unheard: pod.foreign_sources && !exempt && options.check_source != CheckSource::Off,
             rules,
             backs: match isolated {
