@@ -35,7 +35,8 @@ fn sender(world: &mut World, egress: u32) {
 fn judge(world: &mut World, name: &str, slot: u32, frame: &[u8]) -> Reason {
     let id = world.host.policy.slot(slot).id;
     let (mark, proof) = (mark(slot, id), world.host.flows.settings.proof);
-    let exit = Exit { ifindex: IFINDEX, ingress_ifindex: UPLINK, mark: proof, tc_index: mark };
+    let (ifindex, ingress_ifindex) = (IFINDEX, UPLINK);
+    let exit = Exit { ifindex, ingress_ifindex, mark: proof, tc_index: mark, ..Exit::default() };
     let origin = Origin::of(&world.host, &exit);
     let verdict =
         post_nat::judge(&frame, parse::link(&frame), &world.host, origin, IFINDEX, None, || true);
